@@ -4,17 +4,16 @@
 package conntrack
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // Netlink implements Driver with the table of the calling thread's network namespace.
@@ -48,25 +47,21 @@ func retryDump(f Filter, dump func(Filter) error) error {
 }
 
 func dump(ctx context.Context, f Filter, each func(Flow)) error {
-	request, err := encodeFilter(f)
-	if err != nil {
-		return err
-	}
 	s, err := dial(ctx)
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	if err := s.send([][]byte{request}, msgGet, netlink.Dump); err != nil {
+	defer s.Close()
+	if err := send(s, [][]byte{encodeFilter(f)}, msgGet, unix.NLM_F_DUMP); err != nil {
 		return err
 	}
 	interrupted := false
-	err = s.receive(func(m message) (bool, error) {
-		interrupted = interrupted || m.flags&netlink.DumpInterrupted != 0
-		if m.typ == netlink.Done || m.typ == netlink.Error {
-			return false, m.err()
+	err = s.Receive(ctx, func(m netlink.Message) (bool, error) {
+		interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+		if m.Type == unix.NLMSG_DONE || m.Type == unix.NLMSG_ERROR {
+			return false, m.Err()
 		}
-		flow, err := decodeFlow(m.data)
+		flow, err := decodeFlow(m.Body)
 		if err == nil {
 			each(flow)
 		}
@@ -103,26 +98,22 @@ func protectedIDs(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
 		if f.Protocol == service.UDP {
 			continue
 		}
-		r, err := encodeGet(f)
-		if err != nil {
-			return nil, err
-		}
-		requests = append(requests, r)
+		requests = append(requests, encodeGet(f))
 	}
 	s, err := dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer s.close()
-	if err := s.send(requests, msgGet, netlink.Acknowledge); err != nil {
+	defer s.Close()
+	if err := send(s, requests, msgGet, unix.NLM_F_ACK); err != nil {
 		return nil, err
 	}
 	found := map[uint32]bool{}
-	err = s.receive(func(m message) (bool, error) {
-		if m.typ == netlink.Error {
-			return int(m.seq) < len(requests), nil // a missing entry is not an error
+	err = s.Receive(ctx, func(m netlink.Message) (bool, error) {
+		if m.Type == unix.NLMSG_ERROR {
+			return int(m.Seq) < len(requests), nil // a missing entry is not an error
 		}
-		f, err := decodeFlow(m.data)
+		f, err := decodeFlow(m.Body)
 		if err == nil && f.protected() {
 			found[f.ID] = true
 		}
@@ -153,23 +144,23 @@ func remove(ctx context.Context, requests [][]byte) (int, []error) {
 	if err != nil {
 		return 0, []error{err}
 	}
-	defer s.close()
-	if err := s.send(requests, msgDelete, netlink.Acknowledge); err != nil {
+	defer s.Close()
+	if err := send(s, requests, msgDelete, unix.NLM_F_ACK); err != nil {
 		return 0, []error{err}
 	}
 	n := len(requests)
 	var errs []error
-	err = s.receive(func(m message) (bool, error) {
-		if m.typ != netlink.Error {
+	err = s.Receive(ctx, func(m netlink.Message) (bool, error) {
+		if m.Type != unix.NLMSG_ERROR {
 			return true, nil
 		}
-		if err := m.err(); err != nil {
+		if err := m.Err(); err != nil {
 			n--
 			if !errors.Is(err, unix.ENOENT) {
 				errs = append(errs, err)
 			}
 		}
-		return int(m.seq) < len(requests), nil
+		return int(m.Seq) < len(requests), nil
 	})
 	if err != nil {
 		return 0, append(errs, err)
@@ -180,27 +171,20 @@ func remove(ctx context.Context, requests [][]byte) (int, []error) {
 // Local implements Driver. The result is the same as for "fib daddr type local" in a rule
 // of nft(8).
 func (Netlink) Local(ctx context.Context, addr netip.Addr) (bool, error) {
-	request, err := encodeRoute(addr)
+	s, err := netlink.Dial(unix.NETLINK_ROUTE, netlink.Options{})
 	if err != nil {
 		return false, err
 	}
-	c, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return false, fmt.Errorf("open netlink socket: %w", err)
-	}
-	defer c.Close()
-	defer bindContext(ctx, c)()
-	answers, err := c.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_GETROUTE, Flags: netlink.Request},
-		Data:   request,
+	defer s.Close()
+	typ := byte(unix.RTN_UNSPEC)
+	err = s.Query(ctx, encodeRoute(addr), func(m netlink.Message) error {
+		typ = routeType(m.Body)
+		return nil
 	})
-	switch {
-	case noRoute(err):
+	if noRoute(err) {
 		return false, nil
-	case err != nil:
-		return false, cmp.Or(ctx.Err(), err)
 	}
-	return len(answers) > 0 && routeType(answers[0].Data) == unix.RTN_LOCAL, nil
+	return typ == unix.RTN_LOCAL, err
 }
 
 // noRoute reports whether err means that there is no route, or a route of type

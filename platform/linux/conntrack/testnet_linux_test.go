@@ -4,7 +4,6 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"net"
 	"net/netip"
 	"os"
@@ -16,11 +15,11 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	rtnl "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // testNet is one family's part of a test's network namespace. It has the node's address,
@@ -218,21 +217,17 @@ func (p *testNet) list() []string {
 func inject(t testing.TB, flows []Flow) {
 	t.Helper()
 	for part := range slices.Chunk(flows, 500) {
-		ms := make([]netlink.Message, len(part))
-		for i, f := range part {
-			b, err := encodeNew(f)
-			must(t, err)
-			ms[i].Header = netlink.Header{Type: subsystem | msgNew, Sequence: uint32(i + 1),
-				Flags: netlink.Request | netlink.Create | netlink.Excl}
-			ms[i].Data = b
+		var e netlink.Encoder
+		for _, f := range part {
+			e.Message(subsystem|msgNew, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
+			e.Buf = append(e.Buf, encodeNew(f)...)
+			e.EndMessage()
 		}
-		ms[len(ms)-1].Header.Flags |= netlink.Acknowledge
+		e.AddFlags(unix.NLM_F_ACK)
 		s, err := dial(t.Context())
 		must(t, err)
-		_, err = s.conn.SendMessages(ms)
-		must(t, err)
-		must(t, s.receive(func(m message) (bool, error) { return int(m.seq) < len(part), m.err() }))
-		s.close()
+		must(t, s.Transact(e.Buf))
+		s.Close()
 	}
 }
 
@@ -240,37 +235,34 @@ func inject(t testing.TB, flows []Flow) {
 var infoOf = map[service.Protocol]uint16{service.TCP: ctaProtoInfoTCP, service.SCTP: ctaProtoInfoSCTP}
 
 // encodeNew returns the payload that adds f with a timeout of one hour.
-func encodeNew(f Flow) ([]byte, error) {
+func encodeNew(f Flow) []byte {
 	const ctaTimeout, confirmed, assured = 7, 1 << 3, 1 << 2
 	status := uint32(confirmed)
 	if f.Answered {
 		status |= statusSeenReply | assured
 	}
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	ae.Nested(ctaTupleOrig, func(ae *netlink.AttributeEncoder) error {
-		return encodeTuple(ae, f.Protocol, f.Src, f.Dst)
+	e := payload(service.FamilyOf(f.Dst.Addr()))
+	encodeTuple(e, ctaTupleOrig, tuple{
+		protocol: f.Protocol, src: f.Src.Addr(), dst: f.Dst.Addr(), from: f.Src.Port(), to: f.Dst.Port(),
 	})
-	ae.Nested(ctaTupleReply, func(ae *netlink.AttributeEncoder) error {
-		return encodeTuple(ae, f.Protocol, f.ReplySrc, f.ReplyDst)
+	encodeTuple(e, ctaTupleReply, tuple{
+		protocol: f.Protocol, src: f.ReplySrc.Addr(), dst: f.ReplyDst.Addr(), from: f.ReplySrc.Port(), to: f.ReplyDst.Port(),
 	})
-	ae.Uint32(ctaStatus, status)
-	ae.Uint32(ctaTimeout, 3600)
+	e.Uint32(ctaStatus, status)
+	e.Uint32(ctaTimeout, 3600)
 	if f.State != 0 {
-		ae.Nested(ctaProtoInfo, func(ae *netlink.AttributeEncoder) error {
-			ae.Nested(infoOf[f.Protocol], func(ae *netlink.AttributeEncoder) error {
-				ae.Uint8(ctaProtoInfoState, f.State)
-				if f.Protocol == service.SCTP { // the kernel also needs the verification tags of both sides
-					ae.Bytes(2, []byte{0, 0, 0, 1})
-					ae.Bytes(3, []byte{0, 0, 0, 1})
-				}
-				return nil
-			})
-			return nil
-		})
+		info := e.Nest(ctaProtoInfo)
+		protocol := e.Nest(infoOf[f.Protocol])
+		e.Uint8(ctaProtoInfoState, f.State)
+		if f.Protocol == service.SCTP { // the kernel also needs the verification tags of both sides
+			e.Uint32(2, 1)
+			e.Uint32(3, 1)
+		}
+		e.EndNest(protocol)
+		e.EndNest(info)
 	}
 	if f.Zone != 0 {
-		ae.Uint16(ctaZone, f.Zone)
+		e.Uint16(ctaZone, f.Zone)
 	}
-	return payload(service.FamilyOf(f.Dst.Addr()), ae)
+	return e.Buf
 }

@@ -8,12 +8,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
-
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // Constants of the kernel: include/uapi/linux/netfilter/nfnetlink_conntrack.h, and
@@ -82,32 +80,29 @@ func nfgenmsg(f service.Family) []byte {
 
 // encodeFilter returns the payload of a dump request. A kernel before 5.8 does not
 // support filters and dumps the whole family. A kernel before 5.17 ignores the status.
-func encodeFilter(f Filter) ([]byte, error) {
+func encodeFilter(f Filter) []byte {
+	e := payload(f.Family)
 	if f.Protocol == 0 {
-		return nfgenmsg(f.Family), nil
+		return e.Buf
 	}
 	flags := uint32(filterProtocol)
-	dst := netip.AddrPortFrom(netip.Addr{}, f.Port)
+	t := tuple{protocol: f.Protocol, to: f.Port}
 	if f.Addr.Is4() {
-		dst = netip.AddrPortFrom(f.Addr, f.Port)
+		t.dst = f.Addr
 		flags |= filterDst
 	}
 	if f.Port != 0 {
 		flags |= filterDstPort
 	}
-	ae := netlink.NewAttributeEncoder()
-	ae.Nested(ctaTupleOrig, func(ae *netlink.AttributeEncoder) error {
-		return encodeTuple(ae, f.Protocol, netip.AddrPort{}, dst)
-	})
-	ae.Nested(ctaFilter, func(ae *netlink.AttributeEncoder) error {
-		ae.Uint32(ctaFilterOrig, flags)
-		return nil
-	})
+	encodeTuple(e, ctaTupleOrig, t)
+	filter := e.Nest(ctaFilter)
+	e.Native32(ctaFilterOrig, flags)
+	e.EndNest(filter)
 	if f.OneWay {
-		ae.Bytes(ctaStatus, []byte{0, 0, 0, 0})
-		ae.Bytes(ctaStatusMask, []byte{0, 0, 0, statusSeenReply})
+		e.Uint32(ctaStatus, 0)
+		e.Uint32(ctaStatusMask, statusSeenReply)
 	}
-	return payload(f.Family, ae)
+	return e.Buf
 }
 
 // encodeDelete returns the payload that deletes f and no other entry. The reply tuple
@@ -121,74 +116,60 @@ func encodeDelete(f Flow) ([]byte, error) {
 	if !f.ReplySrc.IsValid() || !f.ReplyDst.IsValid() {
 		return nil, fmt.Errorf("entry from %s to %s lacks an address", f.ReplySrc, f.ReplyDst)
 	}
-	ae := encodeReply(f)
-	ae.Uint32(ctaID, f.ID)
-	return payload(service.FamilyOf(f.ReplySrc.Addr()), ae)
+	e := encodeReply(f)
+	e.Uint32(ctaID, f.ID)
+	return e.Buf, nil
 }
 
 // encodeGet returns the payload that requests the entry with the reply tuple of f.
-func encodeGet(f Flow) ([]byte, error) {
-	return payload(service.FamilyOf(f.ReplySrc.Addr()), encodeReply(f))
-}
+func encodeGet(f Flow) []byte { return encodeReply(f).Buf }
 
 // encodeReply encodes the reply tuple and zone, by which the kernel finds f.
-func encodeReply(f Flow) *netlink.AttributeEncoder {
-	ae := netlink.NewAttributeEncoder()
-	ae.ByteOrder = binary.BigEndian
-	ae.Nested(ctaTupleReply, func(ae *netlink.AttributeEncoder) error {
-		return encodeTuple(ae, f.Protocol, f.ReplySrc, f.ReplyDst)
+func encodeReply(f Flow) *netlink.Encoder {
+	e := payload(service.FamilyOf(f.ReplySrc.Addr()))
+	encodeTuple(e, ctaTupleReply, tuple{
+		protocol: f.Protocol, src: f.ReplySrc.Addr(), dst: f.ReplyDst.Addr(), from: f.ReplySrc.Port(), to: f.ReplyDst.Port(),
 	})
 	if f.ReplyZone != 0 {
-		ae.Uint16(ctaZone, f.ReplyZone)
+		e.Uint16(ctaZone, f.ReplyZone)
 	}
-	return ae
+	return e
 }
 
-func payload(f service.Family, ae *netlink.AttributeEncoder) ([]byte, error) {
-	attrs, err := ae.Encode()
-	if err != nil {
-		return nil, fmt.Errorf("encode conntrack message: %w", err)
-	}
-	return append(nfgenmsg(f), attrs...), nil
-}
+// payload begins a payload of ctnetlink.
+func payload(f service.Family) *netlink.Encoder { return &netlink.Encoder{Buf: nfgenmsg(f)} }
 
 // encodeTuple omits what is not set.
-func encodeTuple(ae *netlink.AttributeEncoder, p service.Protocol, src, dst netip.AddrPort) error {
-	if src.Addr().IsValid() || dst.Addr().IsValid() {
-		ae.Nested(ctaTupleIP, func(ae *netlink.AttributeEncoder) error {
-			encodeAddr(ae, src.Addr(), ctaIPv4Src, ctaIPv6Src)
-			encodeAddr(ae, dst.Addr(), ctaIPv4Dst, ctaIPv6Dst)
-			return nil
-		})
+func encodeTuple(e *netlink.Encoder, typ uint16, t tuple) {
+	at := e.Nest(typ)
+	if t.src.IsValid() || t.dst.IsValid() {
+		ip := e.Nest(ctaTupleIP)
+		encodeAddr(e, t.src, ctaIPv4Src, ctaIPv6Src)
+		encodeAddr(e, t.dst, ctaIPv4Dst, ctaIPv6Dst)
+		e.EndNest(ip)
 	}
-	ae.Nested(ctaTupleProto, func(ae *netlink.AttributeEncoder) error {
-		ae.ByteOrder = binary.BigEndian
-		ae.Uint8(ctaProtoNum, uint8(p))
-		if src.Port() != 0 {
-			ae.Uint16(ctaProtoSrcPort, src.Port())
-		}
-		if dst.Port() != 0 {
-			ae.Uint16(ctaProtoDstPort, dst.Port())
-		}
-		return nil
-	})
-	return nil
+	proto := e.Nest(ctaTupleProto)
+	e.Uint8(ctaProtoNum, uint8(t.protocol))
+	if t.from != 0 {
+		e.Uint16(ctaProtoSrcPort, t.from)
+	}
+	if t.to != 0 {
+		e.Uint16(ctaProtoDstPort, t.to)
+	}
+	e.EndNest(proto)
+	e.EndNest(at)
 }
 
-func encodeAddr(ae *netlink.AttributeEncoder, a netip.Addr, v4, v6 uint16) {
+func encodeAddr(e *netlink.Encoder, a netip.Addr, v4, v6 uint16) {
 	switch {
 	case a.Is4():
-		ae.Bytes(v4, a.AsSlice())
+		e.Bytes(v4, a.AsSlice())
 	case a.IsValid():
-		ae.Bytes(v6, a.AsSlice())
+		e.Bytes(v6, a.AsSlice())
 	}
 }
 
-// decodeFlow decodes the payload of one dumped entry.
-//
-// It does not use the attribute decoder of the netlink package, which copies each
-// attribute. That would take 15 allocations per entry, and a dump may have a million
-// entries.
+// decodeFlow decodes the payload of one dumped entry. A dump may have a million.
 func decodeFlow(b []byte) (Flow, error) {
 	if len(b) < nfgenmsgSize {
 		return Flow{}, errShort
@@ -196,7 +177,7 @@ func decodeFlow(b []byte) (Flow, error) {
 	var orig, reply tuple
 	var zone uint16
 	var f Flow
-	for typ, data := range attributes(b[nfgenmsgSize:]) {
+	for typ, data := range netlink.Attributes(b[nfgenmsgSize:]) {
 		switch {
 		case typ == ctaTupleOrig:
 			orig = decodeTuple(data)
@@ -223,11 +204,11 @@ func decodeFlow(b []byte) (Flow, error) {
 
 // decodeState returns the state of a connection, 0 for a protocol without connections.
 func decodeState(b []byte) uint8 {
-	for protocol, info := range attributes(b) {
+	for protocol, info := range netlink.Attributes(b) {
 		if protocol != ctaProtoInfoTCP && protocol != ctaProtoInfoSCTP {
 			continue
 		}
-		for typ, data := range attributes(info) {
+		for typ, data := range netlink.Attributes(info) {
 			if typ == ctaProtoInfoState && len(data) == 1 {
 				return data[0]
 			}
@@ -249,7 +230,7 @@ func (t tuple) destination() netip.AddrPort { return netip.AddrPortFrom(t.dst, t
 
 func decodeTuple(b []byte) tuple {
 	var t tuple
-	for typ, data := range attributes(b) {
+	for typ, data := range netlink.Attributes(b) {
 		switch {
 		case typ == ctaTupleIP:
 			t.decodeAddrs(data)
@@ -263,7 +244,7 @@ func decodeTuple(b []byte) tuple {
 }
 
 func (t *tuple) decodeAddrs(b []byte) {
-	for typ, data := range attributes(b) {
+	for typ, data := range netlink.Attributes(b) {
 		switch typ {
 		case ctaIPv4Src, ctaIPv6Src:
 			t.src, _ = netip.AddrFromSlice(data)
@@ -274,7 +255,7 @@ func (t *tuple) decodeAddrs(b []byte) {
 }
 
 func (t *tuple) decodeProto(b []byte) {
-	for typ, data := range attributes(b) {
+	for typ, data := range netlink.Attributes(b) {
 		switch {
 		case typ == ctaProtoNum && len(data) == 1:
 			t.protocol = service.Protocol(data[0])
@@ -285,55 +266,3 @@ func (t *tuple) decodeProto(b []byte) {
 		}
 	}
 }
-
-// message is one netlink message.
-type message struct {
-	typ   netlink.HeaderType
-	flags netlink.HeaderFlags
-	seq   uint32
-	data  []byte // valid until the next read
-}
-
-const messageHeaderSize = 16
-
-// messages yields the messages in one datagram. It stops at a malformed one.
-func messages(b []byte) iter.Seq[message] {
-	return func(yield func(message) bool) {
-		for len(b) >= messageHeaderSize {
-			n := int(binary.NativeEndian.Uint32(b))
-			if n < messageHeaderSize || n > len(b) {
-				return
-			}
-			m := message{
-				typ:   netlink.HeaderType(binary.NativeEndian.Uint16(b[4:])),
-				flags: netlink.HeaderFlags(binary.NativeEndian.Uint16(b[6:])),
-				seq:   binary.NativeEndian.Uint32(b[8:]),
-				data:  b[messageHeaderSize:n],
-			}
-			if !yield(m) {
-				return
-			}
-			b = b[min(align(n), len(b)):]
-		}
-	}
-}
-
-const attrHeaderSize = 4
-
-// attributes yields the type and value of each attribute in b. It stops at a malformed
-// one.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= attrHeaderSize {
-			n := int(binary.NativeEndian.Uint16(b))
-			typ := binary.NativeEndian.Uint16(b[2:]) &^ (netlink.Nested | netlink.NetByteOrder)
-			if n < attrHeaderSize || n > len(b) || !yield(typ, b[attrHeaderSize:n]) {
-				return
-			}
-			b = b[min(align(n), len(b)):]
-		}
-	}
-}
-
-// align rounds n up to the alignment of messages and attributes.
-func align(n int) int { return (n + 3) &^ 3 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // entryV4 is Linux 6.18's dump of a flow with a reply from 192.0.2.9:1077 to
@@ -79,8 +80,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add(raw)
 	f.Add(append(bytes.Repeat([]byte{0}, 16), raw...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for m := range messages(b) {
-			_, _ = decodeFlow(m.data)
+		for m := range netlink.Messages(b) {
+			_, _ = decodeFlow(m.Body)
 		}
 		flow, err := decodeFlow(b)
 		if err != nil {

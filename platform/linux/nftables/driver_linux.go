@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -40,7 +41,7 @@ func withHint(err error) error {
 type kernel struct {
 	family                  service.Family
 	table                   string // its name
-	readSocket, writeSocket *socket
+	readSocket, writeSocket *netlink.Socket
 	encoder                 *encoder
 	monitor                 *monitor
 }
@@ -52,7 +53,7 @@ func (k *kernel) open() (err error) {
 	if k.writeSocket, err = dial(); err != nil {
 		return err
 	}
-	if k.monitor, err = newMonitor(k.nf(), k.table, k.writeSocket.portID); err != nil {
+	if k.monitor, err = newMonitor(k.nf(), k.table, k.writeSocket.PortID()); err != nil {
 		return err
 	}
 	k.encoder = newEncoder(k.family)
@@ -68,7 +69,7 @@ func (k *kernel) nf() uint8 {
 	return unix.NFPROTO_IPV4
 }
 
-func (k *kernel) reader() *reader { return &reader{socket: k.readSocket, nf: k.nf(), name: k.table} }
+func (k *kernel) reader() *reader { return &reader{Socket: k.readSocket, nf: k.nf(), name: k.table} }
 
 // Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) error {
@@ -76,7 +77,7 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	if err != nil {
 		return err
 	}
-	err = k.writeSocket.transact(batch)
+	err = k.writeSocket.Transact(batch)
 	k.encoder.release()
 	// Notifications about other processes' large transactions would fill the monitor's
 	// buffer if it were read only once per sync.
@@ -105,19 +106,22 @@ func (k *kernel) Read(context.Context) (*table, error) {
 // the dumped set.
 func retryInterrupted(list func() error) error {
 	err := list()
-	for try := 1; try < maxReadTries && (errors.Is(err, errInterrupted) || errors.Is(err, unix.ENOENT)); try++ {
+	for try := 1; try < maxReadTries && (errors.Is(err, netlink.ErrInterrupted) || errors.Is(err, unix.ENOENT)); try++ {
 		time.Sleep(time.Duration(try) * time.Millisecond)
 		err = list()
 	}
 	return err
 }
 
-// dumpWithRetry is dump, restarted whenever any table changes during the dump. It calls
-// begin before each try.
-func (s *socket) dumpWithRetry(request []byte, begin func(), each func(reply) error) error {
+// dumpWithRetry passes the family and attributes of each answer to each. It starts again,
+// with begin, whenever any table changes during the dump.
+func dumpWithRetry(s *netlink.Socket, request []byte, begin func(), each func(family uint8, attrs []byte)) error {
 	return retryInterrupted(func() error {
 		begin()
-		return s.dump(request, each)
+		return s.Query(context.Background(), request, func(m netlink.Message) error {
+			each(m.Netfilter())
+			return nil
+		})
 	})
 }
 
@@ -139,7 +143,7 @@ func (k *kernel) readOnce() (*table, error) {
 	}
 	after, err := r.generation()
 	if err == nil && before != after {
-		err = errInterrupted
+		err = netlink.ErrInterrupted
 	}
 	if err != nil {
 		return nil, err
@@ -183,7 +187,7 @@ func (k *kernel) PruneClients(ctx context.Context, clients *set, keep map[string
 }
 
 func (k *kernel) close() {
-	for _, s := range []*socket{k.readSocket, k.writeSocket, k.monitor.sock} {
-		s.close()
+	for _, s := range []*netlink.Socket{k.readSocket, k.writeSocket, k.monitor.sock} {
+		s.Close()
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // ruleTag is the type of the user data that holds a rule's fingerprint. nft skips types
@@ -24,7 +25,7 @@ const maxList = 60000
 
 // encoder encodes ops as one batch.
 type encoder struct {
-	wire
+	netlink.Encoder
 	name   string // of the table
 	family service.Family
 	nf     uint8
@@ -47,8 +48,8 @@ const maxKeptBuffer = 64 << 10
 
 // release frees the memory of a large batch.
 func (e *encoder) release() {
-	if cap(e.buf) > maxKeptBuffer {
-		e.buf = nil
+	if cap(e.Buf) > maxKeptBuffer {
+		e.Buf = nil
 	}
 }
 
@@ -61,25 +62,25 @@ func (e *encoder) batch(ops []op) ([]byte, error) {
 	if _, err := e.dryRun(ops); err != nil {
 		return nil, err
 	}
-	e.open(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-	e.close()
-	return e.buf, nil
+	e.NetfilterMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	e.EndMessage()
+	return e.Buf, nil
 }
 
 // dryRun returns a batch without its end message. The kernel checks such a batch,
 // answers, and applies nothing (kernel: net/netfilter/nfnetlink.c, nfnetlink_rcv_batch).
 func (e *encoder) dryRun(ops []op) ([]byte, error) {
-	e.buf = slices.Grow(e.buf[:0], len(ops)*opSize)
-	e.open(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-	e.close()
+	e.Buf = slices.Grow(e.Buf[:0], len(ops)*opSize)
+	e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	e.EndMessage()
 	for i := range ops {
 		if err := e.op(&ops[i]); err != nil {
 			return nil, err
 		}
 	}
 	e.endElements()
-	e.addFlags(unix.NLM_F_ACK)
-	return e.buf, nil
+	e.AddFlags(unix.NLM_F_ACK)
+	return e.Buf, nil
 }
 
 func (e *encoder) op(o *op) error {
@@ -121,53 +122,53 @@ func (e *encoder) table(v verb) {
 	if v == clearDormant {
 		flags = 0
 	}
-	e.open(nft(msg), flags, e.nf, 0)
-	e.str(unix.NFTA_TABLE_NAME, e.name)
+	e.NetfilterMessage(nft(msg), flags, e.nf, 0)
+	e.Text(unix.NFTA_TABLE_NAME, e.name)
 	if v == clearDormant {
-		e.u32(unix.NFTA_TABLE_FLAGS, 0)
+		e.Uint32(unix.NFTA_TABLE_FLAGS, 0)
 	}
-	e.close()
+	e.EndMessage()
 }
 
 // acceptPolicy sets the policy of an existing base chain to accept.
 func (e *encoder) acceptPolicy(chain string) {
-	e.open(nft(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
-	e.str(unix.NFTA_CHAIN_TABLE, e.name)
-	e.str(unix.NFTA_CHAIN_NAME, chain)
-	e.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
-	e.close()
+	e.NetfilterMessage(nft(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
+	e.Text(unix.NFTA_CHAIN_TABLE, e.name)
+	e.Text(unix.NFTA_CHAIN_NAME, chain)
+	e.Uint32(unix.NFTA_CHAIN_POLICY, nfAccept)
+	e.EndMessage()
 }
 
 // namedMessage writes a message that needs only a table and a name.
 func (e *encoder) namedMessage(msg int, table, attr uint16, name string) {
-	e.open(nft(msg), 0, e.nf, 0)
-	e.str(table, e.name)
-	e.str(attr, name)
-	e.close()
+	e.NetfilterMessage(nft(msg), 0, e.nf, 0)
+	e.Text(table, e.name)
+	e.Text(attr, name)
+	e.EndMessage()
 }
 
 func (e *encoder) set(s *set) {
-	e.open(nft(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
-	e.str(unix.NFTA_SET_TABLE, e.name)
-	e.str(unix.NFTA_SET_NAME, s.name)
-	e.u32(unix.NFTA_SET_FLAGS, s.flags())
-	e.u32(unix.NFTA_SET_KEY_TYPE, typeIDs(s.key, e.family))
-	e.u32(unix.NFTA_SET_KEY_LEN, uint32(keySize(s.key, e.family)))
+	e.NetfilterMessage(nft(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.Text(unix.NFTA_SET_TABLE, e.name)
+	e.Text(unix.NFTA_SET_NAME, s.name)
+	e.Uint32(unix.NFTA_SET_FLAGS, s.flags())
+	e.Uint32(unix.NFTA_SET_KEY_TYPE, typeIDs(s.key, e.family))
+	e.Uint32(unix.NFTA_SET_KEY_LEN, uint32(keySize(s.key, e.family)))
 	switch {
 	case s.kind == verdictMap:
-		e.u32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
-		e.u32(unix.NFTA_SET_DATA_LEN, 0)
+		e.Uint32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+		e.Uint32(unix.NFTA_SET_DATA_LEN, 0)
 	case s.kind != plainSet:
-		e.u32(unix.NFTA_SET_DATA_TYPE, typeIDs(s.valueFields(), e.family))
-		e.u32(unix.NFTA_SET_DATA_LEN, uint32(keySize(s.valueFields(), e.family)))
+		e.Uint32(unix.NFTA_SET_DATA_TYPE, typeIDs(s.valueFields(), e.family))
+		e.Uint32(unix.NFTA_SET_DATA_LEN, uint32(keySize(s.valueFields(), e.family)))
 	}
-	e.u32(unix.NFTA_SET_ID, e.seq) // must only be unique within the batch
+	e.Uint32(unix.NFTA_SET_ID, e.Seq) // must only be unique within the batch
 	if s.timeout != 0 {
-		e.u64(unix.NFTA_SET_TIMEOUT, uint64(s.timeout.Milliseconds()))
+		e.Uint64(unix.NFTA_SET_TIMEOUT, uint64(s.timeout.Milliseconds()))
 	}
 	e.describe(s)
-	e.bytes(unix.NFTA_SET_USERDATA, s.userData(e.family))
-	e.close()
+	e.Bytes(unix.NFTA_SET_USERDATA, s.userData(e.family))
+	e.EndMessage()
 }
 
 // describe writes the hints by which the kernel selects the data structure of s. A set
@@ -177,20 +178,20 @@ func (e *encoder) describe(s *set) {
 	if s.timeout == 0 && !s.interval {
 		return
 	}
-	desc := e.nest(unix.NFTA_SET_DESC)
+	desc := e.Nest(unix.NFTA_SET_DESC)
 	if n := s.size(); n != 0 {
-		e.u32(unix.NFTA_SET_DESC_SIZE, n)
+		e.Uint32(unix.NFTA_SET_DESC_SIZE, n)
 	}
 	if s.interval {
-		concat := e.nest(setDescConcat)
+		concat := e.Nest(setDescConcat)
 		for _, f := range s.key {
-			elem := e.nest(unix.NFTA_LIST_ELEM)
-			e.u32(setFieldLen, f.bareSize(e.family))
-			e.end(elem)
+			elem := e.Nest(unix.NFTA_LIST_ELEM)
+			e.Uint32(setFieldLen, f.bareSize(e.family))
+			e.EndNest(elem)
 		}
-		e.end(concat)
+		e.EndNest(concat)
 	}
-	e.end(desc)
+	e.EndNest(desc)
 }
 
 // bareSize returns the size of f in bytes without padding.
@@ -229,25 +230,25 @@ var hookNumbers = map[string]uint32{
 }
 
 func (e *encoder) chain(c *chain) {
-	e.open(nft(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
-	e.str(unix.NFTA_CHAIN_TABLE, e.name)
-	e.str(unix.NFTA_CHAIN_NAME, c.name)
+	e.NetfilterMessage(nft(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.Text(unix.NFTA_CHAIN_TABLE, e.name)
+	e.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if c.hook != nil {
-		hook := e.nest(unix.NFTA_CHAIN_HOOK)
-		e.u32(unix.NFTA_HOOK_HOOKNUM, hookNumbers[c.hook.name])
-		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
-		e.end(hook)
-		e.u32(unix.NFTA_CHAIN_POLICY, nfAccept)
-		e.str(unix.NFTA_CHAIN_TYPE, c.hook.typ())
+		hook := e.Nest(unix.NFTA_CHAIN_HOOK)
+		e.Uint32(unix.NFTA_HOOK_HOOKNUM, hookNumbers[c.hook.name])
+		e.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
+		e.EndNest(hook)
+		e.Uint32(unix.NFTA_CHAIN_POLICY, nfAccept)
+		e.Text(unix.NFTA_CHAIN_TYPE, c.hook.typ())
 	}
-	e.close()
+	e.EndMessage()
 }
 
 func (e *encoder) rule(chain string, r rule) error {
-	e.open(nft(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
-	e.str(unix.NFTA_RULE_TABLE, e.name)
-	e.str(unix.NFTA_RULE_CHAIN, chain)
-	list := e.nest(unix.NFTA_RULE_EXPRESSIONS)
+	e.NetfilterMessage(nft(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
+	e.Text(unix.NFTA_RULE_TABLE, e.name)
+	e.Text(unix.NFTA_RULE_CHAIN, chain)
+	list := e.Nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, s := range r {
 		exprs, err := expressions(s, e.family)
 		if err != nil {
@@ -259,53 +260,53 @@ func (e *encoder) rule(chain string, r rule) error {
 			}
 		}
 	}
-	e.end(list)
-	e.bytes(unix.NFTA_RULE_USERDATA, userdata.Append(nil, ruleTag, []byte(r.fingerprint(e.family))))
-	e.close()
+	e.EndNest(list)
+	e.Bytes(unix.NFTA_RULE_USERDATA, userdata.Append(nil, ruleTag, []byte(r.fingerprint(e.family))))
+	e.EndMessage()
 	return nil
 }
 
 // expr writes one expression. The library does not encode the direction of those ct keys
 // that need one.
 func (e *encoder) expr(x expr.Any) error {
-	elem := e.nest(unix.NFTA_LIST_ELEM)
+	elem := e.Nest(unix.NFTA_LIST_ELEM)
 	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS && ct.Key != expr.CtKeySTATE {
-		e.str(unix.NFTA_EXPR_NAME, "ct")
-		data := e.nest(unix.NFTA_EXPR_DATA)
-		e.u32(unix.NFTA_CT_KEY, uint32(ct.Key))
-		e.u32(unix.NFTA_CT_DREG, ct.Register)
-		e.bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // original
-		e.end(data)
-		e.end(elem)
+		e.Text(unix.NFTA_EXPR_NAME, "ct")
+		data := e.Nest(unix.NFTA_EXPR_DATA)
+		e.Uint32(unix.NFTA_CT_KEY, uint32(ct.Key))
+		e.Uint32(unix.NFTA_CT_DREG, ct.Register)
+		e.Bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // original
+		e.EndNest(data)
+		e.EndNest(elem)
 		return nil
 	}
 	b, err := expr.Marshal(e.nf, x)
 	if err != nil {
 		return err
 	}
-	e.buf = append(e.buf, b...)
-	e.end(elem)
+	e.Buf = append(e.Buf, b...)
+	e.EndNest(elem)
 	return nil
 }
 
 // element appends o to the open message if that one has the same verb, the same set, and
 // room. Otherwise it starts a new message.
 func (e *encoder) element(o *op) {
-	if e.list == 0 || e.verb != o.verb || e.in.name != o.element.in.name || len(e.buf)-e.list > maxList {
+	if e.list == 0 || e.verb != o.verb || e.in.name != o.element.in.name || len(e.Buf)-e.list > maxList {
 		e.endElements()
 		msg, flags := unix.NFT_MSG_NEWSETELEM, uint16(unix.NLM_F_CREATE)
 		if o.verb == delElement {
 			msg, flags = unix.NFT_MSG_DELSETELEM, 0
 		}
-		e.open(nft(msg), flags, e.nf, 0)
-		e.str(unix.NFTA_SET_ELEM_LIST_TABLE, e.name)
-		e.str(unix.NFTA_SET_ELEM_LIST_SET, o.element.in.name)
-		e.verb, e.in, e.list = o.verb, o.element.in, e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		e.NetfilterMessage(nft(msg), flags, e.nf, 0)
+		e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, e.name)
+		e.Text(unix.NFTA_SET_ELEM_LIST_SET, o.element.in.name)
+		e.verb, e.in, e.list = o.verb, o.element.in, e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	}
 	x := &o.element
-	elem := e.nest(unix.NFTA_LIST_ELEM)
+	elem := e.Nest(unix.NFTA_LIST_ELEM)
 	if x.catchAll {
-		e.u32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
+		e.Uint32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
 	} else {
 		e.value(unix.NFTA_SET_ELEM_KEY, x.key)
 	}
@@ -315,13 +316,13 @@ func (e *encoder) element(o *op) {
 	if o.verb == addElement {
 		e.data(x)
 	}
-	e.end(elem)
+	e.EndNest(elem)
 }
 
 func (e *encoder) value(typ uint16, b []byte) {
-	n := e.nest(typ)
-	e.bytes(unix.NFTA_DATA_VALUE, b)
-	e.end(n)
+	n := e.Nest(typ)
+	e.Bytes(unix.NFTA_DATA_VALUE, b)
+	e.EndNest(n)
 }
 
 func (e *encoder) data(x *element) {
@@ -329,28 +330,28 @@ func (e *encoder) data(x *element) {
 	case targetMap, addrMap:
 		e.value(unix.NFTA_SET_ELEM_DATA, x.value)
 	case verdictMap:
-		data := e.nest(unix.NFTA_SET_ELEM_DATA)
-		v := e.nest(unix.NFTA_DATA_VERDICT)
+		data := e.Nest(unix.NFTA_SET_ELEM_DATA)
+		v := e.Nest(unix.NFTA_DATA_VERDICT)
 		code := uint32(nfDrop)
 		if x.verdict.code == verdictGoto {
 			code = uint32(0xffffffff & unix.NFT_GOTO)
 		}
-		e.u32(unix.NFTA_VERDICT_CODE, code)
+		e.Uint32(unix.NFTA_VERDICT_CODE, code)
 		if x.verdict.chain != "" {
-			e.str(unix.NFTA_VERDICT_CHAIN, x.verdict.chain)
+			e.Text(unix.NFTA_VERDICT_CHAIN, x.verdict.chain)
 		}
-		e.end(v)
-		e.end(data)
+		e.EndNest(v)
+		e.EndNest(data)
 	}
 	if x.comment != "" {
-		e.bytes(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, x.comment))
+		e.Bytes(unix.NFTA_SET_ELEM_USERDATA, userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, x.comment))
 	}
 }
 
 func (e *encoder) endElements() {
 	if e.list != 0 {
-		e.end(e.list)
-		e.close()
+		e.EndNest(e.list)
+		e.EndMessage()
 		e.list = 0
 	}
 }

@@ -85,17 +85,17 @@ func TestReservedTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := newEncoder(service.IPv4)
-		e.open(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-		e.close()
-		e.open(nft(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE|unix.NLM_F_ACK, e.nf, 0)
-		e.str(unix.NFTA_TABLE_NAME, TableName)
-		e.u32(unix.NFTA_TABLE_FLAGS, tableOwned)
-		e.close()
-		e.open(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
-		e.close()
-		if err := other.transact(e.buf); err != nil {
+		e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+		e.EndMessage()
+		e.NetfilterMessage(nft(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE|unix.NLM_F_ACK, e.nf, 0)
+		e.Text(unix.NFTA_TABLE_NAME, TableName)
+		e.Uint32(unix.NFTA_TABLE_FLAGS, tableOwned)
+		e.EndMessage()
+		e.NetfilterMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+		e.EndMessage()
+		if err := other.Transact(e.Buf); err != nil {
 			t.Logf("an old kernel: %v", err)
-			other.close()
+			other.Close()
 			return
 		}
 		b := newKernel(t, service.IPv4)
@@ -104,7 +104,7 @@ func TestReservedTable(t *testing.T) {
 		if _, err := b.Plan(context.Background(), want); err == nil || !strings.Contains(err.Error(), "has reserved it") {
 			t.Errorf("Plan = %v, want an error that says whose the table is", err)
 		}
-		other.close()
+		other.Close()
 		apply(t, b, want)
 		wantConverged(t, b, want)
 	})

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // UpstreamTable is the table name of upstream kube-proxy.
@@ -30,12 +31,11 @@ func (r Leftovers) String() string { return "nftables table " + tableFamily(r.Fa
 // Find returns a description of what exists, or "" if the table does not exist.
 func (r Leftovers) Find(context.Context) (string, error) {
 	found := false
-	err := r.withSocket(func(s *socket, e *encoder) error {
-		e.open(nft(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
-		e.close()
-		return s.dumpWithRetry(e.buf, func() { found = false }, func(m reply) error {
-			found = found || m.family == e.nf && stringOf(attribute(m.body, unix.NFTA_TABLE_NAME)) == r.Table
-			return nil
+	err := r.withSocket(func(s *netlink.Socket, e *encoder) error {
+		e.NetfilterMessage(nft(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
+		e.EndMessage()
+		return dumpWithRetry(s, e.Buf, func() { found = false }, func(family uint8, table []byte) {
+			found = found || family == e.nf && netlink.Text(netlink.Attribute(table, unix.NFTA_TABLE_NAME)) == r.Table
 		})
 	})
 	switch {
@@ -61,7 +61,7 @@ func isUnsupported(err error) bool {
 // Remove therefore first flushes the chains where new connections enter. It deletes the
 // rest after the packets inside the table have left it.
 func (r Leftovers) Remove(ctx context.Context) error {
-	err := r.withSocket(func(s *socket, e *encoder) error {
+	err := r.withSocket(func(s *netlink.Socket, e *encoder) error {
 		entries, err := r.entryChains(s, e)
 		if err != nil {
 			return err
@@ -89,39 +89,38 @@ const drainTime = 50 * time.Millisecond
 
 // entryChains returns ops that flush the chains where packets enter the table before
 // routing. The later chains stay, because translated packets may still need masquerading.
-func (r Leftovers) entryChains(s *socket, e *encoder) ([]op, error) {
-	e.buf = e.buf[:0]
-	e.open(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
-	e.close()
+func (r Leftovers) entryChains(s *netlink.Socket, e *encoder) ([]op, error) {
+	e.Buf = e.Buf[:0]
+	e.NetfilterMessage(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
+	e.EndMessage()
 	var ops []op
-	err := s.dumpWithRetry(e.buf, func() { ops = nil }, func(m reply) error {
-		hook := attribute(m.body, unix.NFTA_CHAIN_HOOK)
-		if m.family != e.nf || hook == nil || stringOf(attribute(m.body, unix.NFTA_CHAIN_TABLE)) != r.Table {
-			return nil
+	err := dumpWithRetry(s, e.Buf, func() { ops = nil }, func(family uint8, c []byte) {
+		hook := netlink.Attribute(c, unix.NFTA_CHAIN_HOOK)
+		if family != e.nf || hook == nil || netlink.Text(netlink.Attribute(c, unix.NFTA_CHAIN_TABLE)) != r.Table {
+			return
 		}
-		switch u32Of(attribute(hook, unix.NFTA_HOOK_HOOKNUM)) {
+		switch netlink.Uint32(netlink.Attribute(hook, unix.NFTA_HOOK_HOOKNUM)) {
 		case unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT, unix.NF_INET_FORWARD:
-			ops = append(ops, op{verb: flushChain, chain: &chain{name: stringOf(attribute(m.body, unix.NFTA_CHAIN_NAME))}})
+			ops = append(ops, op{verb: flushChain, chain: &chain{name: netlink.Text(netlink.Attribute(c, unix.NFTA_CHAIN_NAME))}})
 		}
-		return nil
 	})
 	return ops, err
 }
 
-func transact(s *socket, e *encoder, ops []op) error {
+func transact(s *netlink.Socket, e *encoder, ops []op) error {
 	batch, err := e.batch(ops)
 	if err != nil {
 		return err
 	}
-	return s.transact(batch)
+	return s.Transact(batch)
 }
 
-func (r Leftovers) withSocket(do func(*socket, *encoder) error) error {
+func (r Leftovers) withSocket(do func(*netlink.Socket, *encoder) error) error {
 	s, err := dial()
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer s.Close()
 	e := newEncoder(r.Family)
 	e.name = r.Table
 	return do(s, e)

@@ -67,7 +67,7 @@ func churnTable(t *testing.T, r Leftovers) (end func()) {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		defer s.close()
+		defer s.Close()
 		for {
 			for _, verb := range []verb{addTable, delTable} {
 				if err := transact(s, e, []op{{verb: verb}}); err != nil {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // listed returns our IPv4 table as nft lists it, see blocks.
@@ -45,10 +46,10 @@ func TestListsAreLargeMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer s.close()
-		r := &reader{socket: s, nf: unix.NFPROTO_IPV4, name: TableName}
+		defer s.Close()
+		r := &reader{Socket: s, nf: unix.NFPROTO_IPV4, name: TableName}
 		largest := 0
-		fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, endpoints.name) }
+		fill := func() { r.Text(unix.NFTA_SET_ELEM_LIST_SET, endpoints.name) }
 		err = r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
 			largest = max(largest, len(body))
 			return nil
@@ -95,9 +96,16 @@ func TestTouchedWhenMessagesAreLost(t *testing.T) {
 		b := newKernel(t, service.IPv4)
 		defer b.driver.(*kernel).close()
 		apply(t, b, simple(1))
-		if err := unix.SetsockoptInt(b.driver.(*kernel).monitor.sock.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
-			t.Errorf("shrink the buffer: %v", err)
+		small, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Buffer: 1})
+		if err == nil {
+			err = small.Join(unix.NFNLGRP_NFTABLES)
 		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := b.driver.(*kernel).monitor
+		m.sock.Close()
+		m.sock = small
 		for range 20 {
 			runNft(t, strings.Repeat("add table ip x\ndelete table ip x\n", 100), "-f", "-")
 		}

@@ -5,13 +5,13 @@ package nftables
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/process"
 )
 
@@ -22,7 +22,7 @@ import (
 type monitor struct {
 	nf   uint8
 	name string // of our table
-	sock *socket
+	sock *netlink.Socket
 
 	mu          sync.Mutex
 	dirty       bool
@@ -38,32 +38,15 @@ func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := ignorePort(s.fd, own); err != nil {
-		s.close()
-		return nil, fmt.Errorf("filter netlink notifications: %w", err)
+	if err := s.IgnorePort(own); err != nil {
+		s.Close()
+		return nil, err
 	}
-	if err := unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES); err != nil {
-		s.close()
+	if err := s.Join(unix.NFNLGRP_NFTABLES); err != nil {
+		s.Close()
 		return nil, fmt.Errorf("listen to changes of nftables: %w", err)
 	}
 	return &monitor{nf: nf, name: table, sock: s}, nil
-}
-
-// ignorePort filters notifications about changes made through a netlink port. The kernel
-// groups messages by transaction, so the port of the first one, at offset 12 of its
-// header, applies to all.
-func ignorePort(fd int, port uint32) error {
-	// BPF loads words in network byte order. The header is in host byte order.
-	var b [4]byte
-	binary.NativeEndian.PutUint32(b[:], port)
-	filter := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 12},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: binary.BigEndian.Uint32(b[:])},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
-	}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
-		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 }
 
 // isDirty reports whether another process changed our table since reset.
@@ -97,7 +80,7 @@ func (m *monitor) reset() {
 // readPending reads all queued notifications. The caller holds mu.
 func (m *monitor) readPending() {
 	for {
-		b, err := m.sock.receive(unix.MSG_DONTWAIT)
+		b, err := m.sock.Poll()
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return
@@ -108,32 +91,34 @@ func (m *monitor) readPending() {
 			}
 			continue
 		}
-		for r, err := range replies(b) {
-			if err != nil || m.aboutOurTable(r) {
+		for x, err := range netlink.Messages(b) {
+			if err != nil || m.aboutOurTable(x) {
 				m.dirty, m.sawOurTable = true, true
 			}
-			m.recordProcess(r)
+			m.recordProcess(x)
 		}
 	}
 }
 
-// aboutOurTable reports whether r is about our table. All message types except
+// aboutOurTable reports whether x is about our table. All message types except
 // NFT_MSG_NEWGEN begin with the table's name.
-func (m *monitor) aboutOurTable(r reply) bool {
+func (m *monitor) aboutOurTable(x netlink.Message) bool {
 	const tableName = 1
-	return r.typ != nft(unix.NFT_MSG_NEWGEN) && r.family == m.nf && stringOf(attribute(r.body, tableName)) == m.name
+	family, body := x.Netfilter()
+	return x.Type != nft(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, tableName)) == m.name
 }
 
 // recordProcess records which process made a transaction that changed our table. Since
 // Linux 4.14 the kernel ends each transaction with a message that contains the process,
 // by its PID in the initial PID namespace (kernel: net/netfilter/nf_tables_api.c,
 // nf_tables_fill_gen_info).
-func (m *monitor) recordProcess(r reply) {
-	if r.typ != nft(unix.NFT_MSG_NEWGEN) {
+func (m *monitor) recordProcess(x netlink.Message) {
+	if x.Type != nft(unix.NFT_MSG_NEWGEN) {
 		return
 	}
-	if pid := attribute(r.body, unix.NFTA_GEN_PROC_PID); m.sawOurTable && pid != nil {
-		m.changedBy = process.Process{PID: int(u32Of(pid)), Command: stringOf(attribute(r.body, unix.NFTA_GEN_PROC_NAME))}
+	_, body := x.Netfilter()
+	if pid := netlink.Attribute(body, unix.NFTA_GEN_PROC_PID); m.sawOurTable && pid != nil {
+		m.changedBy = process.Process{PID: int(netlink.Uint32(pid)), Command: netlink.Text(netlink.Attribute(body, unix.NFTA_GEN_PROC_NAME))}
 	}
 	m.sawOurTable = false
 }
@@ -150,31 +135,15 @@ func (m *monitor) suspect() string {
 
 // watch calls touched whenever our table was changed, until ctx ends.
 func (m *monitor) watch(ctx context.Context, touched func()) error {
-	var wake [2]int
-	if err := unix.Pipe2(wake[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return fmt.Errorf("watch nftables: %w", err)
-	}
-	defer unix.Close(wake[0])
-	defer unix.Close(wake[1])
-	woke := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(woke)
-		_, _ = unix.Write(wake[1], []byte{0})
-	})
-	defer func() {
-		if !stop() {
-			<-woke // otherwise it could write to a reused file descriptor
-		}
-	}()
 	m.setOnChange(touched)
 	defer m.setOnChange(nil)
 	for {
-		fds := []unix.PollFd{{Fd: int32(m.sock.fd), Events: unix.POLLIN}, {Fd: int32(wake[0]), Events: unix.POLLIN}}
-		if _, err := unix.Poll(fds, -1); err != nil && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("watch nftables: %w", err)
-		}
+		err := m.sock.Wait(ctx)
 		if ctx.Err() != nil {
 			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("watch nftables: %w", err)
 		}
 		m.notifyIfDirty()
 	}

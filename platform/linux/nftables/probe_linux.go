@@ -30,7 +30,7 @@ func probe(f service.Family) error {
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer s.Close()
 	e := newEncoder(f)
 	e.name = probeTable
 	try := func(ops []op) error {
@@ -38,7 +38,7 @@ func probe(f service.Family) error {
 		if err != nil {
 			return err
 		}
-		return s.transact(batch)
+		return s.Transact(batch)
 	}
 	// Without CAP_NET_ADMIN or nf_tables every check would return this error.
 	err = try([]op{{verb: addTable}})

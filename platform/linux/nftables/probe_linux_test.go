@@ -55,14 +55,14 @@ func dryRun(t *testing.T, f service.Family, ops []op) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
+	defer s.Close()
 	e := newEncoder(f)
 	e.name = probeTable
 	batch, err := e.dryRun(append([]op{{verb: addTable}}, ops...))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.transact(batch)
+	return s.Transact(batch)
 }
 
 // The error names the missing capability.

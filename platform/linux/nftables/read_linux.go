@@ -4,18 +4,21 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/platform/linux/netlink"
 )
 
 // reader reads our table from the kernel.
 type reader struct {
-	*socket
-	wire
+	*netlink.Socket
+	netlink.Encoder
 	nf    uint8
 	name  string // of the table
 	table *table
@@ -24,18 +27,19 @@ type reader struct {
 // request sends a dump request and passes every answer about our table to each. fill, if
 // not nil, writes further attributes.
 func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
-	r.wire.buf = r.wire.buf[:0]
-	r.open(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
-	r.str(tableAttr, r.name)
+	r.Buf = r.Buf[:0]
+	r.NetfilterMessage(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
+	r.Text(tableAttr, r.name)
 	if fill != nil {
 		fill()
 	}
-	r.wire.close()
-	return r.dump(r.wire.buf, func(m reply) error {
-		if m.family != r.nf || stringOf(attribute(m.body, tableAttr)) != r.name {
+	r.EndMessage()
+	return r.Query(context.Background(), r.Buf, func(m netlink.Message) error {
+		family, body := m.Netfilter()
+		if family != r.nf || netlink.Text(netlink.Attribute(body, tableAttr)) != r.name {
 			return nil
 		}
-		return each(m.body)
+		return each(body)
 	})
 }
 
@@ -45,9 +49,9 @@ func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body 
 func (r *reader) find() error {
 	r.table = nil
 	return r.request(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func(body []byte) error {
-		flags := u32Of(attribute(body, unix.NFTA_TABLE_FLAGS))
+		flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))
 		if flags&tableOwned != 0 {
-			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", u32Of(attribute(body, tableOwner)))
+			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", netlink.Uint32(netlink.Attribute(body, tableOwner)))
 		}
 		r.table = &table{
 			dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, otherFlags: flags&^unix.NFT_TABLE_F_DORMANT != 0,
@@ -77,25 +81,25 @@ func (r *reader) read() error {
 
 func (r *reader) chain(body []byte) error {
 	c := &observedChain{}
-	if hook := attribute(body, unix.NFTA_CHAIN_HOOK); hook != nil {
+	if hook := netlink.Attribute(body, unix.NFTA_CHAIN_HOOK); hook != nil {
 		h := decodeHook(hook)
 		c.hook = h.spec()
-		if typ := stringOf(attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
+		if typ := netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
 			c.hook += " " + typ
 		}
-		if flags := u32Of(attribute(body, chainFlags)) &^ chainBase; flags != 0 {
+		if flags := netlink.Uint32(netlink.Attribute(body, chainFlags)) &^ chainBase; flags != 0 {
 			c.hook += fmt.Sprintf(" flags %d", flags)
 		}
-		c.policyDrop = u32Of(attribute(body, unix.NFTA_CHAIN_POLICY)) != nfAccept
+		c.policyDrop = netlink.Uint32(netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)) != nfAccept
 	}
-	r.table.chains[stringOf(attribute(body, unix.NFTA_CHAIN_NAME))] = c
+	r.table.chains[netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	return nil
 }
 
 // decodeHook decodes the hook of a base chain.
 func decodeHook(b []byte) *hook {
-	number := u32Of(attribute(b, unix.NFTA_HOOK_HOOKNUM))
-	h := &hook{name: fmt.Sprint(number), priority: int(int32(u32Of(attribute(b, unix.NFTA_HOOK_PRIORITY))))}
+	number := netlink.Uint32(netlink.Attribute(b, unix.NFTA_HOOK_HOOKNUM))
+	h := &hook{name: fmt.Sprint(number), priority: int(int32(netlink.Uint32(netlink.Attribute(b, unix.NFTA_HOOK_PRIORITY))))}
 	for name, n := range hookNumbers {
 		if n == number {
 			h.name = name
@@ -105,34 +109,34 @@ func decodeHook(b []byte) *hook {
 }
 
 func (r *reader) rule(body []byte) error {
-	c := r.table.chains[stringOf(attribute(body, unix.NFTA_RULE_CHAIN))]
+	c := r.table.chains[netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_CHAIN))]
 	if c == nil {
-		return errInterrupted
+		return netlink.ErrInterrupted
 	}
-	fingerprint := userdata.Get(attribute(body, unix.NFTA_RULE_USERDATA), ruleTag)
+	fingerprint := userdata.Get(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), ruleTag)
 	c.fingerprints = append(c.fingerprints, string(fingerprint))
 	return nil
 }
 
 func (r *reader) set(body []byte) error {
-	flags := u32Of(attribute(body, unix.NFTA_SET_FLAGS))
+	flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_FLAGS))
 	if flags&unix.NFT_SET_ANONYMOUS != 0 {
 		return nil // the kernel deletes it with its rule
 	}
 	spec := setSpec{
 		flags:       flags,
-		key:         int(u32Of(attribute(body, unix.NFTA_SET_KEY_LEN))),
-		verdicts:    u32Of(attribute(body, unix.NFTA_SET_DATA_TYPE)) == unix.NFT_DATA_VERDICT,
-		size:        u32Of(attribute(attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
-		expressions: attribute(body, setExpr) != nil || attribute(body, setExprs) != nil,
+		key:         int(netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_KEY_LEN))),
+		verdicts:    netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_DATA_TYPE)) == unix.NFT_DATA_VERDICT,
+		size:        netlink.Uint32(netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
+		expressions: netlink.Attribute(body, setExpr) != nil || netlink.Attribute(body, setExprs) != nil,
 	}
 	if flags&unix.NFT_SET_MAP != 0 && !spec.verdicts {
-		spec.value = int(u32Of(attribute(body, unix.NFTA_SET_DATA_LEN)))
+		spec.value = int(netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_DATA_LEN)))
 	}
-	if t := attribute(body, unix.NFTA_SET_TIMEOUT); len(t) == 8 {
-		spec.timeout = uint64(u32Of(t))<<32 | uint64(u32Of(t[4:]))
+	if t := netlink.Attribute(body, unix.NFTA_SET_TIMEOUT); len(t) == 8 {
+		spec.timeout = uint64(netlink.Uint32(t))<<32 | uint64(netlink.Uint32(t[4:]))
 	}
-	r.table.sets[stringOf(attribute(body, unix.NFTA_SET_NAME))] = newObservedSet(spec)
+	r.table.sets[netlink.Text(netlink.Attribute(body, unix.NFTA_SET_NAME))] = newObservedSet(spec)
 	return nil
 }
 
@@ -142,11 +146,11 @@ func (r *reader) set(body []byte) error {
 // net/netfilter/nft_set_hash.c, nft_rhash_walk). So a duplicate means that another
 // element is missing.
 func (r *reader) elements(name string, s *observedSet) error {
-	fill := func() { r.str(unix.NFTA_SET_ELEM_LIST_SET, name) }
+	fill := func() { r.Text(unix.NFTA_SET_ELEM_LIST_SET, name) }
 	return r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
-		for _, b := range attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		for _, b := range netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			if !s.put(decodeElement(b)) {
-				return errInterrupted
+				return netlink.ErrInterrupted
 			}
 		}
 		return nil
@@ -156,21 +160,21 @@ func (r *reader) elements(name string, s *observedSet) error {
 // decodeElement decodes b. Keys and values of the result refer to b.
 func decodeElement(b []byte) element {
 	var e element
-	for typ, v := range attributes(b) {
+	for typ, v := range netlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.key = attribute(v, unix.NFTA_DATA_VALUE)
+			e.key = netlink.Attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.catchAll = u32Of(v)&elemCatchAll != 0
+			e.catchAll = netlink.Uint32(v)&elemCatchAll != 0
 		case unix.NFTA_SET_ELEM_EXPR, setElemExprs:
 			e.expressions = true
 		case setElemKeyEnd:
-			e.end = attribute(v, unix.NFTA_DATA_VALUE)
+			e.end = netlink.Attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
-			if x := attribute(v, unix.NFTA_DATA_VERDICT); x != nil {
+			if x := netlink.Attribute(v, unix.NFTA_DATA_VERDICT); x != nil {
 				e.verdict = decodeVerdict(x)
 			} else {
-				e.value = attribute(v, unix.NFTA_DATA_VALUE)
+				e.value = netlink.Attribute(v, unix.NFTA_DATA_VALUE)
 			}
 		case unix.NFTA_SET_ELEM_USERDATA:
 			e.comment, _ = userdata.GetString(v, userdata.NFTNL_UDATA_SET_ELEM_COMMENT)
@@ -180,8 +184,8 @@ func decodeElement(b []byte) element {
 }
 
 func decodeVerdict(b []byte) verdict {
-	v := verdict{chain: strings.Clone(stringOf(attribute(b, unix.NFTA_VERDICT_CHAIN)))}
-	switch int32(u32Of(attribute(b, unix.NFTA_VERDICT_CODE))) {
+	v := verdict{chain: strings.Clone(netlink.Text(netlink.Attribute(b, unix.NFTA_VERDICT_CHAIN)))}
+	switch int32(netlink.Uint32(netlink.Attribute(b, unix.NFTA_VERDICT_CODE))) {
 	case unix.NFT_GOTO:
 		v.code = verdictGoto
 	case unix.NFT_JUMP:
@@ -199,12 +203,13 @@ func decodeVerdict(b []byte) verdict {
 // generation returns the generation of the ruleset, which every change by any process
 // increments.
 func (r *reader) generation() (uint32, error) {
-	r.wire.buf = r.wire.buf[:0]
-	r.open(nft(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
-	r.wire.close()
+	r.Buf = r.Buf[:0]
+	r.NetfilterMessage(nft(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
+	r.EndMessage()
 	var id uint32
-	err := r.dump(r.wire.buf, func(m reply) error {
-		id = u32Of(attribute(m.body, unix.NFTA_GEN_ID))
+	err := r.Query(context.Background(), r.Buf, func(m netlink.Message) error {
+		_, body := m.Netfilter()
+		id = netlink.Uint32(netlink.Attribute(body, unix.NFTA_GEN_ID))
 		return nil
 	})
 	if err == nil && id == 0 {

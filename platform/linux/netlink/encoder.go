@@ -1,0 +1,131 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlink
+
+import "encoding/binary"
+
+// Flags of an attribute's type and of a message (kernel: include/uapi/linux/netlink.h).
+const (
+	Nested       = 1 << 15 // NLA_F_NESTED
+	NetByteOrder = 1 << 14 // NLA_F_NET_BYTEORDER
+
+	request = 1 // NLM_F_REQUEST
+)
+
+// Encoder encodes messages or bare attributes into one buffer. Ending a message or an
+// attribute fills in its length.
+type Encoder struct {
+	Buf []byte
+	// Seq is the sequence number of the last message.
+	Seq uint32
+	// start is the offset of the current message.
+	start int
+}
+
+// Message begins a message. Numbers are counted from one.
+func (e *Encoder) Message(typ, flags uint16) {
+	e.start = len(e.Buf)
+	e.Seq++
+	e.Buf = binary.NativeEndian.AppendUint32(e.Buf, 0)
+	e.Buf = binary.NativeEndian.AppendUint16(e.Buf, typ)
+	e.Buf = binary.NativeEndian.AppendUint16(e.Buf, flags|request)
+	e.Buf = binary.NativeEndian.AppendUint32(e.Buf, e.Seq)
+	e.Buf = binary.NativeEndian.AppendUint32(e.Buf, 0)
+}
+
+// NetfilterMessage begins a message with the header of netfilter. resource is the subsystem
+// for the messages around a batch, otherwise 0.
+func (e *Encoder) NetfilterMessage(typ, flags uint16, family uint8, resource uint16) {
+	e.Message(typ, flags)
+	e.Buf = append(e.Buf, family, 0) // NFNETLINK_V0
+	e.Buf = binary.BigEndian.AppendUint16(e.Buf, resource)
+}
+
+// EndMessage ends the current message.
+func (e *Encoder) EndMessage() {
+	binary.NativeEndian.PutUint32(e.Buf[e.start:], uint32(len(e.Buf)-e.start))
+}
+
+// AddFlags adds flags to the message that was ended last.
+func (e *Encoder) AddFlags(flags uint16) {
+	at := e.Buf[e.start+6:]
+	binary.NativeEndian.PutUint16(at, binary.NativeEndian.Uint16(at)|flags)
+}
+
+// Nest begins an attribute that contains attributes. EndNest ends it.
+func (e *Encoder) Nest(typ uint16) int {
+	at := len(e.Buf)
+	e.header(typ|Nested, 0)
+	return at
+}
+
+// EndNest ends the attribute at the offset that Nest returned.
+func (e *Encoder) EndNest(at int) {
+	binary.NativeEndian.PutUint16(e.Buf[at:], uint16(len(e.Buf)-at))
+}
+
+// Bytes appends an attribute.
+func (e *Encoder) Bytes(typ uint16, value []byte) {
+	e.header(typ, len(value))
+	e.Buf = append(e.Buf, value...)
+	e.pad()
+}
+
+// Text appends a text, which ends with a zero.
+func (e *Encoder) Text(typ uint16, value string) {
+	e.header(typ, len(value)+1)
+	e.Buf = append(append(e.Buf, value...), 0)
+	e.pad()
+}
+
+// Uint8 appends a number of one byte.
+func (e *Encoder) Uint8(typ uint16, value uint8) {
+	e.header(typ, 1)
+	e.Buf = append(e.Buf, value)
+	e.pad()
+}
+
+// Uint16 appends a number in network byte order.
+func (e *Encoder) Uint16(typ, value uint16) {
+	e.header(typ, 2)
+	e.Buf = binary.BigEndian.AppendUint16(e.Buf, value)
+	e.pad()
+}
+
+// Uint32 appends a number in network byte order.
+func (e *Encoder) Uint32(typ uint16, value uint32) {
+	e.header(typ, 4)
+	e.Buf = binary.BigEndian.AppendUint32(e.Buf, value)
+}
+
+// Uint64 appends a number in network byte order.
+func (e *Encoder) Uint64(typ uint16, value uint64) {
+	e.header(typ, 8)
+	e.Buf = binary.BigEndian.AppendUint64(e.Buf, value)
+}
+
+// Native16 appends a number in the byte order of the machine.
+func (e *Encoder) Native16(typ, value uint16) {
+	e.header(typ, 2)
+	e.Buf = binary.NativeEndian.AppendUint16(e.Buf, value)
+	e.pad()
+}
+
+// Native32 appends a number in the byte order of the machine.
+func (e *Encoder) Native32(typ uint16, value uint32) {
+	e.header(typ, 4)
+	e.Buf = binary.NativeEndian.AppendUint32(e.Buf, value)
+}
+
+// header appends the header of an attribute with a value of size bytes.
+func (e *Encoder) header(typ uint16, size int) {
+	e.Buf = binary.NativeEndian.AppendUint16(e.Buf, uint16(attributeHeader+size))
+	e.Buf = binary.NativeEndian.AppendUint16(e.Buf, typ)
+}
+
+func (e *Encoder) pad() {
+	for len(e.Buf)%alignment != 0 {
+		e.Buf = append(e.Buf, 0)
+	}
+}

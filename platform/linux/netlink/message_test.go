@@ -1,0 +1,110 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlink
+
+import (
+	"encoding/binary"
+	"maps"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// encoded are two messages. The first has each sort of attribute.
+func encoded() *Encoder {
+	e := &Encoder{}
+	e.NetfilterMessage(0x0a05, 4, 2, 0x0102)
+	at := e.Nest(1)
+	e.Text(2, "name")
+	e.Bytes(3, []byte{1, 2, 3})
+	e.Uint8(4, 5)
+	e.EndNest(at)
+	e.Uint16(5, 0x0102)
+	e.Uint32(6|NetByteOrder, 0x01020304)
+	e.Uint64(7, 0x0102030405060708)
+	e.Native16(8, 0x0102)
+	e.Native32(9, 0x01020304)
+	e.EndMessage()
+	e.Message(7, 0)
+	e.EndMessage()
+	e.AddFlags(8)
+	return e
+}
+
+func TestWhatIsEncodedIsRead(t *testing.T) {
+	var all []Message
+	for m, err := range Messages(encoded().Buf) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, m)
+	}
+	if len(all) != 2 || all[0].Type != 0x0a05 || all[0].Flags != 4|request || all[0].Seq != 1 ||
+		all[1].Type != 7 || all[1].Flags != 8|request || all[1].Seq != 2 || len(all[1].Body) != 0 {
+		t.Fatalf("messages: %+v", all)
+	}
+	family, attrs := all[0].Netfilter()
+	if family != 2 || binary.BigEndian.Uint16(all[0].Body[2:]) != 0x0102 {
+		t.Errorf("header of netfilter: %x", all[0].Body)
+	}
+	nested := maps.Collect(Attributes(Attribute(attrs, 1)))
+	want := map[uint16][]byte{2: []byte("name\x00"), 3: {1, 2, 3}, 4: {5}}
+	if d := cmp.Diff(want, nested); d != "" {
+		t.Errorf("nested attributes (-want +got):\n%s", d)
+	}
+	want = map[uint16][]byte{
+		5: {1, 2}, 6: {1, 2, 3, 4}, 7: {1, 2, 3, 4, 5, 6, 7, 8},
+		8: binary.NativeEndian.AppendUint16(nil, 0x0102), 9: binary.NativeEndian.AppendUint32(nil, 0x01020304),
+	}
+	got := maps.Collect(Attributes(attrs))
+	delete(got, 1)
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("attributes (-want +got):\n%s", d)
+	}
+	if s, n := Text(nested[2]), Uint32(got[6]); s != "name" || n != 0x01020304 || Uint32(got[5]) != 0 || Attribute(attrs, 99) != nil {
+		t.Errorf("values %q, %#x", s, n)
+	}
+}
+
+func TestTruncated(t *testing.T) {
+	b := encoded().Buf
+	for n := range len(b) {
+		for m, err := range Messages(b[:n]) {
+			if err == nil && len(m.Body) > n {
+				t.Errorf("of %d bytes: %v", n, m)
+			}
+		}
+		for _, v := range Attributes(b[20 : 20+min(n, len(b)-20)]) {
+			if len(v) > n {
+				t.Errorf("an attribute of %d bytes in %d", len(v), n)
+			}
+		}
+	}
+	for _, size := range []uint32{0, 15, 17} {
+		bad := binary.NativeEndian.AppendUint32(nil, size)
+		bad = append(bad, make([]byte, 12)...)
+		failed := false
+		for _, err := range Messages(bad) {
+			failed = failed || err != nil
+		}
+		if !failed {
+			t.Errorf("no error for a message of %d bytes in 16", size)
+		}
+	}
+	if family, attrs := (Message{Body: []byte{2, 0, 0}}).Netfilter(); family != 0 || attrs != nil {
+		t.Errorf("a short header of netfilter has family %d and %x", family, attrs)
+	}
+}
+
+func FuzzMessages(f *testing.F) {
+	f.Add(encoded().Buf)
+	f.Fuzz(func(_ *testing.T, b []byte) {
+		for m := range Messages(b) {
+			_, attrs := m.Netfilter()
+			for _, v := range Attributes(attrs) {
+				_, _ = Text(v), Uint32(v)
+			}
+		}
+	})
+}

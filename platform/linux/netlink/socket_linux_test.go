@@ -1,0 +1,169 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netlink
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/netlab"
+)
+
+func open(t *testing.T, o Options) *Socket {
+	t.Helper()
+	s, err := Dial(unix.NETLINK_NETFILTER, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// makeTable adds a table of nftables through s.
+func makeTable(s *Socket, name string) error {
+	var e Encoder
+	e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	e.EndMessage()
+	e.NetfilterMessage(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.NFPROTO_IPV4, 0)
+	e.Text(unix.NFTA_TABLE_NAME, name)
+	e.EndMessage()
+	e.AddFlags(unix.NLM_F_ACK)
+	e.NetfilterMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	e.EndMessage()
+	return s.Transact(e.Buf)
+}
+
+func tables(t *testing.T, s *Socket) []string {
+	t.Helper()
+	var e Encoder
+	e.NetfilterMessage(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, unix.NFPROTO_IPV4, 0)
+	e.EndMessage()
+	var names []string
+	err := s.Query(t.Context(), e.Buf, func(m Message) error {
+		_, attrs := m.Netfilter()
+		names = append(names, Text(Attribute(attrs, unix.NFTA_TABLE_NAME)))
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return names
+}
+
+func TestTransactionAndQuery(t *testing.T) {
+	netlab.InNamespace(t, func() {
+		s := open(t, Options{Buffer: 1 << 20, Timeout: time.Minute})
+		for _, name := range []string{"one", "two"} {
+			if err := makeTable(s, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := makeTable(s, "two"); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("the second table of a name: %v", err)
+		}
+		if got := strings.Join(tables(t, s), " "); got != "one two" {
+			t.Errorf("tables %q", got)
+		}
+		if err := s.Transact([]byte{}); err == nil {
+			t.Error("no error without an answer")
+		}
+	})
+}
+
+// Only changes through other ports are reported, and all of them without the filter.
+func TestIgnorePort(t *testing.T) {
+	netlab.InNamespace(t, func() {
+		own, other, m := open(t, Options{}), open(t, Options{}), open(t, Options{})
+		if err := errors.Join(m.IgnorePort(own.PortID()), m.Join(unix.NFNLGRP_NFTABLES)); err != nil {
+			t.Fatal(err)
+		}
+		heard := func() (all []byte) {
+			for {
+				b, err := m.Poll()
+				if errors.Is(err, unix.EAGAIN) {
+					return all
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, b...)
+			}
+		}
+		if err := errors.Join(makeTable(own, "ours"), makeTable(other, "theirs")); err != nil {
+			t.Fatal(err)
+		}
+		if got := heard(); bytes.Contains(got, []byte("ours\x00")) || !bytes.Contains(got, []byte("theirs\x00")) {
+			t.Errorf("heard %q", got)
+		}
+		if err := errors.Join(m.IgnoreNoPort(), m.IgnoreNoPort(), makeTable(own, "again")); err != nil {
+			t.Fatal(err)
+		}
+		if got := heard(); !bytes.Contains(got, []byte("again\x00")) {
+			t.Errorf("heard %q without a filter", got)
+		}
+	})
+}
+
+func TestWaitEnds(t *testing.T) {
+	s := open(t, Options{Timeout: time.Millisecond})
+	if err := s.Wait(t.Context()); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("without an answer: %v", err)
+	}
+	s = open(t, Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Receive(ctx, func(Message) (bool, error) { return true, nil }) }()
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end of the context: %v", err)
+	}
+}
+
+// An error has the kernel's own words, wherever they are in the message.
+func TestErr(t *testing.T) {
+	code := []byte{0xff, 0xff, 0xff, 0xff} // EPERM in any byte order
+	var header, words Encoder
+	header.Message(1, 0)
+	header.Uint32(9, 9)
+	header.EndMessage()
+	words.Text(unix.NLMSGERR_ATTR_MSG, "because")
+	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
+	for name, c := range map[string]struct {
+		m    Message
+		want string
+	}{
+		"acknowledged":  {Message{Type: unix.NLMSG_ERROR, Body: make([]byte, 20)}, ""},
+		"done":          {Message{Type: unix.NLMSG_DONE, Body: make([]byte, 4)}, ""},
+		"done, empty":   {Message{Type: unix.NLMSG_DONE}, ""},
+		"number":        {Message{Type: unix.NLMSG_ERROR, Body: join(code, header.Buf)}, "operation not permitted"},
+		"short":         {Message{Type: unix.NLMSG_ERROR, Body: code[:3]}, "short netlink error"},
+		"only a number": {Message{Type: unix.NLMSG_ERROR, Flags: unix.NLM_F_ACK_TLVS, Body: code}, "operation not permitted"},
+		"request repeated": {Message{Type: unix.NLMSG_ERROR, Flags: unix.NLM_F_ACK_TLVS,
+			Body: join(code, header.Buf, words.Buf)}, "operation not permitted (because)"},
+		"header repeated": {Message{Type: unix.NLMSG_ERROR, Flags: unix.NLM_F_ACK_TLVS | unix.NLM_F_CAPPED,
+			Body: join(code, header.Buf[:16], words.Buf)}, "operation not permitted (because)"},
+		"list failed": {Message{Type: unix.NLMSG_DONE, Flags: unix.NLM_F_ACK_TLVS, Body: join(code, words.Buf)}, "operation not permitted (because)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			if err := c.m.Err(); err != nil {
+				got = err.Error()
+			}
+			if got != c.want {
+				t.Errorf("Err = %q, want %q", got, c.want)
+			}
+		})
+	}
+	long := Message{Type: unix.NLMSG_ERROR, Flags: unix.NLM_F_ACK_TLVS, Body: join(code, []byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 12))}
+	if err := long.Err(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a request that is longer than the answer: %v", err)
+	}
+}
