@@ -4,15 +4,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/logging"
 	"kubeproxy/config"
 )
@@ -28,7 +31,12 @@ func run(ctx context.Context, o *options, to streams) error {
 		return act(ctx, &action{o, c, started}, to)
 	}
 	if o.asService(c) {
-		return o.serveAsService(ctx, to, work)
+		service := winservice.Runner{LogFile: cmp.Or(o.Flags.LogFile, serviceLog(winservice.Name)), MaxSize: int(o.Flags.LogFileMaxSize), Restart: agent.ErrRestart}
+		// A user who logs off ends programs, but not services. See
+		// https://learn.microsoft.com/windows/console/handlerroutine
+		return service.Run(withoutSignals(ctx), func(ctx context.Context, log io.Writer, started func()) error {
+			return work(ctx, streams{to.out, log}, started)
+		})
 	}
 	if err := work(ctx, to, nil); !errors.Is(err, agent.ErrRestart) {
 		return err
@@ -85,3 +93,19 @@ func writeConfig(c *config.Config, path string, out io.Writer) error {
 	}
 	return errors.Join(c.Write(f), f.Close())
 }
+
+// asService returns whether this process runs as a Windows service. An action that ends
+// by itself does not, whatever the configuration contains. c is nil if it cannot be used.
+func (o *options) asService(c *config.Config) bool {
+	if hostOS != config.Windows || o.Flags.Cleanup || o.Flags.InitOnly || o.Flags.WriteConfigTo != "" {
+		return false
+	}
+	if c == nil {
+		flag := o.FlagSet.Lookup("windows-service")
+		return flag != nil && flag.Value.String() == "true"
+	}
+	return c.WindowsRunAsService
+}
+
+// serviceLog is the default log file of a service, in the folder of the state file.
+func serviceLog(name string) string { return winservice.LogFile(filepath.Dir(hnsStateFile()), name) }

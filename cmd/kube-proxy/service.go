@@ -4,17 +4,15 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/platform/windows/scm"
 )
 
@@ -28,12 +26,6 @@ const serviceExample = `  kube-proxy service install --config C:\k\kube-proxy.ya
   kube-proxy service start
   kube-proxy service status`
 
-// serviceName is the default name of the service.
-const serviceName = "kube-proxy"
-
-// errNotWindows is the error of service on other systems.
-var errNotWindows = errors.New("service is for Windows: there it installs the proxy as a Windows service; here the DaemonSet of build/deploy/linux or a unit of systemd runs it")
-
 // serviceCommands is what the subcommands of service share.
 type serviceCommands struct {
 	name    string
@@ -43,7 +35,7 @@ type serviceCommands struct {
 }
 
 func newServiceCommand(to streams) *cobra.Command {
-	return newServiceCommandFor(&serviceCommands{to: to, driver: serviceDriver})
+	return newServiceCommandFor(&serviceCommands{to: to, driver: winservice.Driver})
 }
 
 func newServiceCommandFor(s *serviceCommands) *cobra.Command {
@@ -97,7 +89,7 @@ func (s *serviceCommands) command(name, short string, do func(*cobra.Command, *s
 }
 
 func (s *serviceCommands) register(fs *pflag.FlagSet) {
-	fs.StringVar(&s.name, "name", serviceName, "`NAME` of the service")
+	fs.StringVar(&s.name, "name", winservice.Name, "`NAME` of the service")
 	fs.DurationVar(&s.timeout, "timeout", time.Minute, "how long it may take to start or stop, `TIME`")
 }
 
@@ -109,7 +101,7 @@ func (s *serviceCommands) manager() (*scm.Manager, error) {
 	if s.name == "" || len(s.name) > 256 || strings.ContainsAny(s.name, `/\`) {
 		return nil, fmt.Errorf("--name: %.80q names no service: want 1 to 256 letters without slashes", s.name)
 	}
-	return &scm.Manager{Driver: d, Timeout: s.timeout, IsOurs: runsProxy, Log: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
+	return &scm.Manager{Driver: d, Timeout: s.timeout, IsOurs: winservice.RunsProxy, Log: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
 }
 
 func newServiceStatus(s *serviceCommands) *cobra.Command {
@@ -134,7 +126,7 @@ or cannot be asked about. How the proxy in it does, kube-proxy status tells.`,
 			if err != nil {
 				return &exit{exitUnreachable, err}
 			}
-			if err := printService(s.to.out, format, status); err != nil {
+			if err := winservice.Print(s.to.out, format, status); err != nil {
 				return &exit{exitUnreachable, err}
 			}
 			if status.State != scm.Running {
@@ -146,39 +138,4 @@ or cannot be asked about. How the proxy in it does, kube-proxy status tells.`,
 	s.register(cmd.Flags())
 	cmd.Flags().StringVarP(&format, "output", "o", format, "`FORMAT` of the output: text or json")
 	return cmd
-}
-
-func printService(w io.Writer, format string, s scm.Status) error {
-	if format == "json" {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(s)
-	}
-	state := string(s.State)
-	switch {
-	case s.PID != 0:
-		state = fmt.Sprintf("%s, process %d", state, s.PID)
-	case s.ExitCode != 0:
-		state = fmt.Sprintf("%s, with exit code %d", state, s.ExitCode)
-	}
-	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	for _, row := range [][2]string{
-		{"service", s.Name}, {"state", state}, {"start", s.StartType}, {"account", s.Account},
-		{"needs", strings.Join(s.DependsOn, ", ")}, {"command", s.Command},
-	} {
-		if row[1] != "" {
-			fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
-		}
-	}
-	return t.Flush()
-}
-
-// runsProxy returns whether a service with such a command line runs a service proxy: this
-// program under any name, or kube-proxy.
-func runsProxy(command string) bool {
-	command = strings.ToLower(command)
-	path, _, _ := strings.Cut(command, ".exe")
-	name := path[strings.LastIndexAny(path, `/\"`)+1:]
-	return name == serviceName || strings.Contains(command, " --windows-service")
 }

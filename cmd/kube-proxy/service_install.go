@@ -9,13 +9,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/scm"
 )
@@ -58,7 +56,7 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 		},
 	}
 	o.register(cmd.Flags())
-	cmd.Flags().StringVar(&s.name, "name", serviceName, "`NAME` of the service")
+	cmd.Flags().StringVar(&s.name, "name", winservice.Name, "`NAME` of the service")
 	return cmd
 }
 
@@ -69,7 +67,7 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 			return scm.Spec{}, fmt.Errorf("--%s is done at once and ends, so no service can be made of it: leave it out", name)
 		}
 	}
-	args, err := serviceArgs(o.FlagSet, filepath.Abs)
+	args, err := winservice.Arguments(o.FlagSet, filepath.Abs)
 	if err != nil {
 		return scm.Spec{}, err
 	}
@@ -91,7 +89,7 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 		return scm.Spec{}, fmt.Errorf("the service could not start: %w", err)
 	}
 	display := "Kubernetes service proxy"
-	if s.name != serviceName {
+	if s.name != winservice.Name {
 		display += " (" + s.name + ")"
 	}
 	return scm.Spec{
@@ -118,7 +116,7 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 		}
 		return nil
 	}
-	if file := c.ClientConnection.Kubeconfig; !o.FlagSet.Changed("kubeconfig") && isRelative(file) {
+	if file := c.ClientConnection.Kubeconfig; !o.FlagSet.Changed("kubeconfig") && winservice.IsRelative(file) {
 		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no whole path, and a service starts in the folder of the system: want one with drive and folders", o.Flags.Config, file)
 	}
 	if file := c.ClientConnection.Kubeconfig; file != "" {
@@ -129,41 +127,4 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 	}
 	_, err := agent.KubeClient(c, buildInfo().Version).Config()
 	return err
-}
-
-// isRelative returns whether path depends on the folder in which a program runs. A path
-// that begins with a slash does not on Linux; on Windows it refers to the system's drive.
-func isRelative(path string) bool {
-	return path != "" && !filepath.IsAbs(path) && !strings.HasPrefix(path, "/") && !strings.HasPrefix(path, `\`)
-}
-
-// pathFlags are the flags whose values are converted to absolute paths.
-var pathFlags = []string{"config", "kubeconfig", "log-file", "manifests"}
-
-// serviceArgs returns the arguments that give a process the flags of this command line,
-// and mark it as a service.
-func serviceArgs(flags *pflag.FlagSet, abs func(string) (string, error)) ([]string, error) {
-	args := []string{"--windows-service"}
-	var errs []error
-	flags.Visit(func(f *pflag.Flag) {
-		if f.Name == "name" || f.Name == "windows-service" {
-			return
-		}
-		values := []string{f.Value.String()}
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			values = list.GetSlice()
-		}
-		for _, v := range values {
-			if slices.Contains(pathFlags, f.Name) && v != "" {
-				absolute, err := abs(v)
-				errs = append(errs, err)
-				v = absolute
-			}
-			args = append(args, "--"+f.Name+"="+v)
-		}
-	})
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("make paths whole: %w", err)
-	}
-	return args, nil
 }
