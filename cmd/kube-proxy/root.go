@@ -69,6 +69,7 @@ func (o *options) register(fs *pflag.FlagSet) {
 	o.Flags.Register(fs)
 	fs.StringArrayVar(&o.Manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
 	fs.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")
+	fs.BoolVar(&o.Exposed, "expose-admin-pages", false, "serve /services, /configz, /flagz, /statusz and profiling of the metrics server to every client, not to those on loopback alone")
 	fs.Var(&o.version, "version", "print the version and exit; `raw` prints how it was built, too")
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.SortFlags = false

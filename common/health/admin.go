@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -29,6 +30,9 @@ type Admin struct {
 	// which accepts PUT.
 	Profiling bool
 	Verbosity flag.Value
+	// Exposed serves every part to everybody who reaches the server. Otherwise what has
+	// names of Services, the configuration or internals is for clients on loopback.
+	Exposed bool
 }
 
 // Handler returns the handler for all parts of a.
@@ -43,13 +47,30 @@ func (a Admin) Handler() http.Handler {
 	for path, h := range map[string]http.Handler{
 		"GET /metrics":      a.Metrics,
 		"GET /metrics/slis": a.SLIs,
-		"GET /services":     a.Services,
-		"GET /services/":    a.Services,
 	} {
 		if h != nil {
 			mux.Handle(path, cached(h))
 		}
 	}
+	if a.Services != nil {
+		for _, path := range []string{"GET /services", "GET /services/"} {
+			mux.Handle(path, a.internal(cached(a.Services))) // a cache outside would answer everybody
+		}
+	}
+	pages := http.NewServeMux()
+	a.zpages(pages)
+	if a.Profiling {
+		a.debug(pages)
+	}
+	for _, path := range []string{"/configz", "/flagz", "/statusz", "/debug/"} {
+		mux.Handle(path, a.internal(pages))
+	}
+	return mux
+}
+
+// zpages adds the pages of https://kep.k8s.io/4827 and https://kep.k8s.io/4828, and
+// /configz.
+func (a Admin) zpages(mux *http.ServeMux) {
 	if a.Config != nil {
 		mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
 			ReplyJSON(w, http.StatusOK, map[string]any{"kubeproxy.config.k8s.io": a.Config()})
@@ -63,10 +84,21 @@ func (a Admin) Handler() http.Handler {
 			replyText(w, http.StatusOK, a.Status.text(a.paths()))
 		})
 	}
-	if a.Profiling {
-		a.debug(mux)
+}
+
+// internal returns h for clients on loopback, or for all if a is exposed.
+func (a Admin) internal(h http.Handler) http.Handler {
+	if a.Exposed {
+		return h
 	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		from, err := netip.ParseAddrPort(q.RemoteAddr)
+		if err != nil || !from.Addr().Unmap().IsLoopback() {
+			replyText(w, http.StatusForbidden, q.URL.Path+" is for clients on loopback: ask 127.0.0.1 on the node, or in the pod by kubectl exec or port-forward; --expose-admin-pages serves it to all")
+			return
+		}
+		h.ServeHTTP(w, q)
+	})
 }
 
 // debug adds endpoints with internals of the process that not every client should see.

@@ -5,6 +5,8 @@ package health
 
 import (
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +58,33 @@ func TestAdminPages(t *testing.T) {
 	for _, path := range []string{"/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/symbol"} {
 		if w := ask(a.Handler(), "GET", path, ""); w.Code != 200 || w.Body.Len() == 0 {
 			t.Errorf("%s = %d, %d bytes", path, w.Code, w.Body.Len())
+		}
+	}
+}
+
+// TestAdminPagesAreInternal checks that only metrics are for clients beyond loopback, also
+// right after a client on loopback has asked.
+func TestAdminPagesAreInternal(t *testing.T) {
+	internal := everything()
+	exposed := internal
+	exposed.Exposed = true
+	closed, open := internal.Handler(), exposed.Handler()
+	for path, public := range map[string]bool{
+		"/healthz": true, "/proxyMode": true, "/metrics": true, "/metrics/slis": true,
+		"/services": false, "/services/a/b": false, "/configz": false, "/flagz": false, "/statusz": false,
+		"/debug/pprof/": false, "/debug/pprof/heap": false, "/debug/flags/v": false,
+	} {
+		for _, client := range []string{"127.0.0.1:9", "[::1]:9", "[::ffff:127.0.0.2]:9", "192.0.2.1:9", "[2001:db8::1]:9", "pipe"} {
+			want := http.StatusForbidden
+			if public || strings.Contains(client, "127.") || strings.Contains(client, "::1]:9") && !strings.Contains(client, "db8") {
+				want = http.StatusOK
+			}
+			if w := askFrom(client, closed, httptest.NewRequest("GET", path, nil)); w.Code != want {
+				t.Errorf("%s for %s = %d, want %d: %s", path, client, w.Code, want, w.Body)
+			}
+			if w := askFrom(client, open, httptest.NewRequest("GET", path, nil)); w.Code != http.StatusOK {
+				t.Errorf("%s for %s = %d although it is exposed", path, client, w.Code)
+			}
 		}
 	}
 }

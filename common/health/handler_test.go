@@ -24,8 +24,14 @@ import (
 
 // ask sends one request in process.
 func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
+	return askFrom("127.0.0.1:40000", h, httptest.NewRequest(method, path, strings.NewReader(body)))
+}
+
+// askFrom is a request from an address.
+func askFrom(client string, h http.Handler, q *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
+	q.RemoteAddr = client
+	h.ServeHTTP(w, q)
 	return w
 }
 

@@ -4,6 +4,7 @@
 package statusview
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,6 +76,8 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 		return q.evaluate(&response.Response)
 	case status == http.StatusNotFound && parsed && response.Error != "":
 		return nil, &unknownServiceError{sanitize(response.Error)}
+	case status == http.StatusForbidden && bytes.Contains(body, []byte("--expose-admin-pages")):
+		return nil, fmt.Errorf("%s shows Services to its own node only: run this command there or in the proxy's pod, or give the proxy --expose-admin-pages", q.Server)
 	case status == http.StatusOK:
 		return nil, fmt.Errorf("%s answers something else than the state of Services: want the metrics server of this proxy, by default %s", q.Server, DefaultServer)
 	}

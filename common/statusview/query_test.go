@@ -83,10 +83,14 @@ func TestNoAnswer(t *testing.T) {
 		"the health server":  {handle(t, monitor.Handler(health.Observer{}).ServeHTTP), nil, ExitUnreachable, "is the health server of a kube-proxy"},
 		"another kube-proxy": {handle(t, health.Admin{Mode: "iptables"}.Handler().ServeHTTP), nil, ExitUnreachable, "a kube-proxy in mode iptables answers"},
 		"a web server":       {handle(t, http.NotFound), nil, ExitUnreachable, "is not this proxy (HTTP status 404)"},
-		"knows no status":    {handle(t, func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{}")) }), nil, ExitUnreachable, "answers something else"},
-		"login wanted":       {handle(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }), nil, ExitUnreachable, "(HTTP status 401)"},
-		"no such Service":    {known, []string{"shop/none"}, ExitNotOK, "service shop/none is not known here"},
-		"no such name":       {known, []string{"none"}, ExitNotOK, "no Service named none is known to the proxy in any namespace"},
+		"for its node only": {handle(t, func(w http.ResponseWriter, q *http.Request) {
+			q.RemoteAddr = "192.0.2.1:40000"
+			health.Admin{Services: http.NotFoundHandler()}.Handler().ServeHTTP(w, q)
+		}), nil, ExitUnreachable, "to its own node only"},
+		"knows no status": {handle(t, func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{}")) }), nil, ExitUnreachable, "answers something else"},
+		"login wanted":    {handle(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }), nil, ExitUnreachable, "(HTTP status 401)"},
+		"no such Service": {known, []string{"shop/none"}, ExitNotOK, "service shop/none is not known here"},
+		"no such name":    {known, []string{"none"}, ExitNotOK, "no Service named none is known to the proxy in any namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ask(t, tt.server, tt.args...)

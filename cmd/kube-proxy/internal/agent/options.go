@@ -25,6 +25,7 @@ type Options struct {
 	Flags     config.Flags
 	Manifests []string
 	Fallback  bool           // see --proxy-mode-fallback
+	Exposed   bool           // see --expose-admin-pages
 	FlagSet   *pflag.FlagSet // all of the above
 
 	loadedKey string // the key of the configuration file's content

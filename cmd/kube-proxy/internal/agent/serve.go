@@ -59,6 +59,7 @@ func (p *proxy) admin() health.Admin {
 		},
 		Flags:     func() map[string]string { return flagValues(p.options.FlagSet) },
 		Verbosity: p.process.Logs.Verbosity,
+		Exposed:   p.options.Exposed,
 	}
 }
 
