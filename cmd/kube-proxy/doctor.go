@@ -184,7 +184,7 @@ func (d *doctorOptions) askProxy(ctx context.Context, c *config.Config) (*doctor
 	} else if _, port, _ := net.SplitHostPort(at); port == "0" {
 		return &doctor.Proxy{Err: errors.New("metricsBindAddress has port 0, so the proxy serves no metrics")}, nil
 	}
-	server, err := dialAddress(at)
+	server, err := statusview.DialAddress(at)
 	if err != nil {
 		return nil, err
 	}

@@ -7,17 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/netip"
-	"os"
-	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
@@ -155,24 +149,11 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 	return nil
 }
 
-// coloured returns whether w is a terminal and its user has not disabled colours.
-func coloured(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
-		return false
-	}
-	// Old consoles of Windows print the codes. Windows Terminal sets WT_SESSION.
-	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
-		return false
-	}
-	return term.IsTerminal(int(f.Fd()))
-}
-
 // address returns the server address, as host:port.
 func (q *statusOptions) address() (string, error) {
 	switch {
 	case q.server != "":
-		return dialAddress(q.server)
+		return statusview.DialAddress(q.server)
 	case q.config == "":
 		return statusview.DefaultServer, nil
 	}
@@ -183,26 +164,5 @@ func (q *statusOptions) address() (string, error) {
 	if _, port, _ := net.SplitHostPort(c.MetricsBindAddress); port == "0" {
 		return "", fmt.Errorf("%s: metricsBindAddress has port 0, so the proxy serves no metrics and cannot be asked", q.config)
 	}
-	return dialAddress(c.MetricsBindAddress)
-}
-
-// dialAddress completes an address, and converts a listen address to one to connect to.
-func dialAddress(s string) (string, error) {
-	host, port, err := net.SplitHostPort(s)
-	if err != nil {
-		_, port, _ = net.SplitHostPort(statusview.DefaultServer)
-		host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
-	}
-	_, badPort := strconv.ParseUint(port, 10, 16)
-	if _, err := netip.ParseAddr(host); badPort != nil || port == "0" || err != nil && strings.ContainsAny(host, ":/[]") {
-		return "", fmt.Errorf("--server: %q is no address: want HOST or HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249", s)
-	}
-	addr, err := netip.ParseAddr(host)
-	switch {
-	case host == "" || err == nil && addr == netip.IPv4Unspecified():
-		host = "127.0.0.1"
-	case err == nil && addr == netip.IPv6Unspecified():
-		host = "::1"
-	}
-	return net.JoinHostPort(host, port), nil
+	return statusview.DialAddress(c.MetricsBindAddress)
 }

@@ -6,7 +6,11 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
+	"runtime"
 	"time"
+
+	"golang.org/x/term"
 )
 
 // noticeDelay is how long a command may take without a notice.
@@ -25,4 +29,17 @@ func noticeIfSlow(w io.Writer, text string) (end func()) {
 			<-written
 		}
 	}
+}
+
+// coloured returns whether w is a terminal and its user has not disabled colours.
+func coloured(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	// Old consoles of Windows print the codes. Windows Terminal sets WT_SESSION.
+	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
+		return false
+	}
+	return term.IsTerminal(int(f.Fd()))
 }
