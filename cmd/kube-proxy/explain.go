@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -17,6 +19,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/source"
+	"kubeproxy/common/statusview"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 )
@@ -32,16 +35,27 @@ The answer names the Service that has the destination, who else asks for it, eac
 rule of Kubernetes that applies, in order, and for each endpoint whether it gets
 the connection and why.
 
-The Services come from --manifests. Any user can do this on any system; nothing
-is known of the node but what its Node manifest says. The exit code is 0 if the
-question could be answered, whatever the answer is, and 2 if not.`
+With --manifests, the Services come from files. Any user can do this on any
+system; nothing is known of the node but what its Node manifest says. The exit
+code is 0 if the question could be answered, whatever the answer is, and 2 if
+not.
+
+Without --manifests, the proxy that runs on this node is asked, at the address of
+its metrics server: the one of --server, else the one in the file of --config,
+else 127.0.0.1:10249. It also reads back what is installed, follows the packet
+through it, and says where it parts from what should happen. The exit code is 0
+if both agree, 1 if they differ, and 2 if that cannot be told.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
-  kube-proxy explain --manifests ./services --hostname-override node-a outside node:30080`
+  kube-proxy explain --manifests ./services --hostname-override node-a outside node:30080
+  kube-proxy explain 10.244.1.7 svc/shop/web:http`
 
-// exitCannotTell is the exit code of explain without an answer.
-const exitCannotTell = 2
+// The exit codes of explain besides 0.
+const (
+	exitDiffers    = 1
+	exitCannotTell = 2
+)
 
 // explainOptions are the flags and arguments of explain.
 type explainOptions struct {
@@ -49,12 +63,15 @@ type explainOptions struct {
 	query  explain.Query
 	format string
 	all    bool
+
+	server  string
+	timeout time.Duration
 }
 
 func newExplain(to streams) *cobra.Command {
 	x := &explainOptions{}
 	cmd := &cobra.Command{
-		Use:     "explain SOURCE DESTINATION --manifests PATH [flags]",
+		Use:     "explain SOURCE DESTINATION [flags]",
 		Short:   "Say what becomes of a connection, and why",
 		Long:    explainText,
 		Example: explainExample,
@@ -78,6 +95,8 @@ func newExplain(to streams) *cobra.Command {
 	})
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
+	cmd.Flags().StringVar(&x.server, "server", "", "`HOST[:PORT]` of the running proxy's metrics server; goes before --config")
+	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all endpoints, however many there are")
 	return cmd
 }
@@ -88,10 +107,11 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d arguments, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
 	case x.format != "text" && x.format != "json":
 		return fmt.Errorf("--output: %q is unknown: want text or json", x.format)
-	case len(x.Manifests) == 0:
-		return errors.New("nothing to read Services from: want --manifests PATH")
 	}
 	x.query.Source, x.query.Destination = args[0], args[1]
+	if len(x.Manifests) == 0 {
+		return x.askProxy(ctx, to)
+	}
 	c, err := config.Load(&x.Flags, x.system())
 	if err != nil {
 		return err
@@ -109,12 +129,55 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
+	return x.print(to, answer)
+}
+
+func (x *explainOptions) print(to streams, answer *explain.Explanation) error {
 	if x.format == "json" {
 		e := json.NewEncoder(to.out)
 		e.SetIndent("", "  ")
 		return e.Encode(answer)
 	}
 	return explain.View{All: x.all}.Print(to.out, answer)
+}
+
+// askProxy asks the running proxy.
+func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
+	server, err := (&statusOptions{config: x.Flags.Config, server: x.server}).address()
+	if err != nil {
+		return err
+	}
+	q := statusview.Query{Server: server, Version: buildInfo().Version}
+	ctx, cancel := context.WithTimeout(ctx, x.timeout)
+	defer cancel()
+	stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
+	body, accepted, err := q.Fetch(ctx, "/explain?"+url.Values{
+		"source": {x.query.Source}, "destination": {x.query.Destination}, "interface": {x.query.Interface},
+	}.Encode())
+	stopNotice()
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		explain.Explanation
+		Error string `json:"error"`
+	}
+	switch err := json.Unmarshal(body, &answer); {
+	case err != nil:
+		return fmt.Errorf("%s answers something else than an explanation: %w", server, err)
+	case !accepted:
+		return errors.New(printable.Text(answer.Error))
+	}
+	if err := x.print(to, &answer.Explanation); err != nil {
+		return err
+	}
+	switch answer.Verdict {
+	case explain.Agree:
+		return nil
+	case explain.Differ:
+		return &exit{code: exitDiffers}
+	}
+	return &exit{code: exitCannotTell}
 }
 
 func (x *explainOptions) system() config.OS {

@@ -51,7 +51,7 @@ func TestExplainMistakes(t *testing.T) {
 			t.Errorf("%q: code %d, want %d; stdout %q; stderr %q, want %q", tc.args, got.Code, exitCannotTell, got.Out, got.Err, tc.want)
 		}
 	}
-	if got := call(t, "", "explain", "10.244.1.7", "10.96.0.10:80"); got.Code != exitCannotTell || !strings.Contains(got.Err, "--manifests PATH") {
-		t.Errorf("without manifests: code %d, stderr %q", got.Code, got.Err)
+	if got := call(t, "", "explain", "10.244.1.7", "10.96.0.10:80", "--server", "127.0.0.1:1"); got.Code != exitCannotTell || !strings.Contains(got.Err, "nobody answers at 127.0.0.1:1") {
+		t.Errorf("without a proxy: code %d, stderr %q", got.Code, got.Err)
 	}
 }

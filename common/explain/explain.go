@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -72,6 +73,9 @@ type Model struct {
 	Tracker  *track.Tracker
 	Snapshot *service.Snapshot // the latest of Tracker
 }
+
+// errNotRead is the answer before the Services are known.
+var errNotRead = errors.New("no Service is known yet: what there is has not been read to the end")
 
 // Explain returns what becomes of c.
 func (m Model) Explain(c route.Conn) *Explanation {

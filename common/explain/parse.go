@@ -26,6 +26,9 @@ type Query struct {
 	Destination string
 	// Interface is where the packets enter the node, "" if unknown.
 	Interface string
+	// Local reports whether an address belongs to the node. Nil knows the addresses of its
+	// Node and loopback addresses.
+	Local func(netip.Addr) bool
 	// Pod returns the addresses of a pod and the name of its node, as far as they are
 	// known. It is nil where pods cannot be looked up.
 	Pod func(types.NamespacedName) (addrs []netip.Addr, node string, err error)
@@ -114,13 +117,17 @@ func (p *parser) source() (client, error) {
 	var c client
 	c.addr[service.FamilyOf(a)] = a
 	switch {
-	case slices.Contains(node.Addrs, a) && p.query.Interface == "":
+	case p.isLocal(a) && p.query.Interface == "":
 		return c, nil
 	case (node.Pods.Interface != "" || node.Pods.InterfacePrefix != "") && p.query.Interface == "":
 		p.note("pods are told by their interface, which an address does not say: taken as coming from outside; --interface NAME says where it enters")
 	}
 	c.iface = p.interfaceOr(anyInterface)
 	return c, nil
+}
+
+func (p *parser) isLocal(a netip.Addr) bool {
+	return slices.Contains(p.Snapshot.Node.Addrs, a) || a.IsLoopback() || p.query.Local != nil && p.query.Local(a)
 }
 
 func (p *parser) interfaceOr(otherwise string) string {
@@ -194,7 +201,7 @@ func (p *parser) destination(families []service.Family) error {
 		return fmt.Errorf("destination %q: %s", p.query.Destination, destinationForms)
 	}
 	p.conn.To = netip.AddrPortFrom(to.Addr().WithZone("").Unmap(), to.Port())
-	p.conn.ToNode = slices.Contains(p.Snapshot.Node.Addrs, p.conn.To.Addr()) || p.conn.To.Addr().IsLoopback()
+	p.conn.ToNode = p.isLocal(p.conn.To.Addr())
 	return nil
 }
 

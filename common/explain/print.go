@@ -134,6 +134,9 @@ func orDash(s string) string {
 	return printable.Text(s)
 }
 
+// mostObject is the longest name of an object that has its text beside it.
+const mostObject = 30
+
 // installed prints what the node really does.
 func (x *Explanation) installed(w io.Writer) {
 	if x.Installed == nil {
@@ -142,14 +145,23 @@ func (x *Explanation) installed(w io.Writer) {
 	fmt.Fprintf(w, "\nOn the node:\n")
 	widest := 0
 	for _, h := range x.Installed.Hops {
-		widest = max(widest, len([]rune(h.Object)))
+		if n := len([]rune(h.Object)); n <= mostObject {
+			widest = max(widest, n)
+		}
 	}
-	widest = min(widest, 44)
 	for _, h := range x.Installed.Hops {
-		fmt.Fprintf(w, "  %-*s  %s\n", widest, printable.Text(h.Object), wrap(printable.Text(h.Does), widest+4))
+		object := printable.Text(h.Object)
+		if len([]rune(object)) > mostObject { // a line of its own
+			fmt.Fprintf(w, "  %s\n", object)
+			object = ""
+		}
+		fmt.Fprintf(w, "  %-*s  %s\n", widest, object, wrap(printable.Text(h.Does), widest+4))
 	}
 	if x.Verdict == Agree {
 		fmt.Fprintf(w, "\nThe node does what it should.\n")
+		return
+	}
+	if x.Verdict == Unknown {
 		return
 	}
 	fmt.Fprintf(w, "\nThe node does not do what it should:\n")

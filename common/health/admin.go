@@ -20,6 +20,7 @@ type Admin struct {
 	Metrics  http.Handler // /metrics
 	SLIs     http.Handler // /metrics/slis
 	Services http.Handler // /services and below
+	Explain  http.Handler // /explain
 	// Config returns what /configz serves, under the name of the API group.
 	Config func() any
 	// Status is the content of /statusz.
@@ -56,6 +57,9 @@ func (a Admin) Handler() http.Handler {
 		for _, path := range []string{"GET /services", "GET /services/"} {
 			mux.Handle(path, a.internal(cached(a.Services))) // a cache outside would answer everybody
 		}
+	}
+	if a.Explain != nil {
+		mux.Handle("GET /explain", a.internal(a.Explain))
 	}
 	pages := http.NewServeMux()
 	a.zpages(pages)
@@ -153,6 +157,7 @@ func (a Admin) paths() []string {
 		{"/configz", a.Config != nil},
 		{"/debug/flags/v", a.Profiling && a.Verbosity != nil},
 		{"/debug/pprof/", a.Profiling},
+		{"/explain", a.Explain != nil},
 		{"/flagz", a.Flags != nil},
 		{"/metrics", a.Metrics != nil},
 		{"/metrics/slis", a.SLIs != nil},

@@ -51,10 +51,29 @@ type client struct {
 	userAgent string
 }
 
+// Fetch returns the body of another path of the metrics server, and whether the proxy
+// accepted the request. Without an answer of such a proxy, the error says why, and a
+// remedy.
+func (q *Query) Fetch(ctx context.Context, path string) (body []byte, accepted bool, err error) {
+	a := q.client()
+	status, body, err := a.get(ctx, path)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case status != http.StatusOK && status != http.StatusBadRequest || !json.Valid(body):
+		return nil, false, a.identifyServer(ctx, status)
+	}
+	return body, status == http.StatusOK, nil
+}
+
+func (q *Query) client() client {
+	// HTTP proxies in the environment do not apply to the own node.
+	return client{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, q.Server, "kube-proxy-status/" + q.Version}
+}
+
 // Ask returns the state of the proxy and of the Services that q selects.
 func (q *Query) Ask(ctx context.Context) (*Answer, error) {
-	// HTTP proxies in the environment do not apply to the own node.
-	a := client{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, q.Server, "kube-proxy-status/" + q.Version}
+	a := q.client()
 	path := "/services"
 	if q.Namespace != "" {
 		path += "/" + url.PathEscape(q.Namespace)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/metrics"
@@ -53,7 +54,8 @@ func (p *proxy) admin() health.Admin {
 				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
 			}
 		}),
-		Config: func() any { return p.active.config().KubeProxyConfiguration },
+		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal}).Handler(),
+		Config:  func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{
 			Started: started, Version: p.process.Build.GitVersion, GoVersion: runtime.Version(), More: p.active.status,
 		},
