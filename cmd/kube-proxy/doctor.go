@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -273,12 +272,20 @@ func (s endingSink) Synced() {
 	s.end()
 }
 
-// serverAddrs returns where the servers of the proxy are to listen, by their flags.
-func serverAddrs(c *config.Config) map[string]netip.AddrPort {
-	all := map[string]netip.AddrPort{}
-	for flag, text := range map[string]string{"healthz-bind-address": c.HealthzBindAddress, "metrics-bind-address": c.MetricsBindAddress} {
-		if a, err := netip.ParseAddrPort(strings.TrimSpace(text)); err == nil && a.Port() != 0 {
-			all[flag] = a
+// ownServer is a server of the proxy.
+type ownServer struct {
+	name, flag string
+	addr       netip.AddrPort
+}
+
+// serverAddrs returns where the servers of the proxy are to listen.
+func serverAddrs(c *config.Config) []ownServer {
+	var all []ownServer
+	for _, s := range []struct{ name, flag, addr string }{
+		{"health", "healthz-bind-address", c.HealthzBindAddress}, {"metrics", "metrics-bind-address", c.MetricsBindAddress},
+	} {
+		if a, err := netip.ParseAddrPort(s.addr); err == nil && a.Port() != 0 {
+			all = append(all, ownServer{s.name, s.flag, a})
 		}
 	}
 	return all

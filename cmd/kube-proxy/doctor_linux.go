@@ -35,11 +35,8 @@ func systemChecks(x *examination) ([]doctor.Check, error) {
 	for _, m := range x.modes {
 		n.Modes = append(n.Modes, linuxdoctor.Mode{Name: string(m), Primary: primaryFamily(x.config), Probe: func(f service.Family) error { return probeMode(x.config, m, f) }})
 	}
-	addrs := serverAddrs(x.config)
-	for _, s := range []struct{ name, flag string }{{"health", "healthz-bind-address"}, {"metrics", "metrics-bind-address"}} {
-		if a, ok := addrs[s.flag]; ok {
-			n.Servers = append(n.Servers, linuxdoctor.Server{Name: s.name, Flag: s.flag, Addr: a})
-		}
+	for _, s := range serverAddrs(x.config) {
+		n.Servers = append(n.Servers, linuxdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})
 	}
 	return n.Checks(), nil
 }

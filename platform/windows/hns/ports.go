@@ -16,12 +16,24 @@ import (
 // a port that a program listens on (MicrosoftDocs/Virtualization-Documentation, "Load
 // balancers are plumbed inconsistently across the cluster nodes").
 const (
-	// portBlockSize is the size that portReservationTest.ps1 of microsoft/SDN uses to
+	// PortBlockSize is the size that portReservationTest.ps1 of microsoft/SDN uses to
 	// imitate HNS.
-	portBlockSize = 64
-	// defaultDynamicPorts is the size of the range by default: 49152 to 65535.
-	defaultDynamicPorts = 16384
+	PortBlockSize = 64
+	// UsualDynamicPorts is the size of the range by default: 49152 to 65535.
+	UsualDynamicPorts = 16384
 )
+
+// PortBlocks counts the load balancers in l with the family and protocol of k that have a
+// block of ports.
+func (l *Listing) PortBlocks(k Key) int {
+	n := 0
+	for i := range l.LoadBalancers {
+		if lb := &l.LoadBalancers[i]; !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) {
+			n++
+		}
+	}
+	return n
+}
 
 // portPool is the source of ports for the load balancers of a family and protocol.
 type portPool struct {
@@ -81,14 +93,14 @@ func (p *pass) portsExhausted(k Key) bool {
 		return !left
 	}
 	holders := p.balancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) })
-	return (len(holders)+1)*portBlockSize > defaultDynamicPorts
+	return (len(holders)+1)*PortBlockSize > UsualDynamicPorts
 }
 
 // portShortageError returns the error for lb, which is not created now.
 func (p *pass) portShortageError(lb *LoadBalancer) error {
 	p.missingByPool[portPoolOf(lb.Key)]++
 	return postponedError(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
-		lb.Key, portBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Key)))
+		lb.Key, PortBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Key)))
 }
 
 // portShortageHint returns the remedy for a lack of ports.
@@ -118,7 +130,7 @@ func (p *pass) shortageText() string {
 		k := Key{Family: p.family, Protocol: protocol}
 		if n := p.missingByPool[portPoolOf(k)]; n > 0 {
 			all = append(all, fmt.Sprintf("%d load balancers over %s and %s are missing: each one without direct server return takes %d dynamic ports of the node, and so many are not left; %s",
-				n, p.family, strings.ToUpper(protocol.String()), portBlockSize, p.site.portShortageHint(k)))
+				n, p.family, strings.ToUpper(protocol.String()), PortBlockSize, p.site.portShortageHint(k)))
 		}
 	}
 	return strings.Join(all, "; ")

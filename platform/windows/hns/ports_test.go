@@ -39,7 +39,7 @@ func TestDynamicPortsRunOut(t *testing.T) {
 	for name, tt := range map[string]struct {
 		blocks int
 		mute   bool
-	}{"asked": {3, false}, "counted": {defaultDynamicPorts / portBlockSize, true}} {
+	}{"asked": {3, false}, "counted": {UsualDynamicPorts / PortBlockSize, true}} {
 		t.Run(name, func(t *testing.T) {
 			b := newTestNode(t, v13, bridgeN)
 			b.pods("10.244.1.11")

@@ -57,7 +57,7 @@ func (driver) PortsLeft(_ context.Context, k Key) (bool, error) {
 		return false, fmt.Errorf("open a socket to look for dynamic ports: %w", err)
 	}
 	defer func() { _ = windows.Closesocket(s) }()
-	in, out, n := portRange{number: portBlockSize}, portReservation{}, uint32(0)
+	in, out, n := portRange{number: PortBlockSize}, portReservation{}, uint32(0)
 	err = windows.WSAIoctl(s, acquireReservation, (*byte)(unsafe.Pointer(&in)), uint32(unsafe.Sizeof(in)),
 		(*byte)(unsafe.Pointer(&out)), uint32(unsafe.Sizeof(out)), &n, nil, 0)
 	if slices.ContainsFunc(nonPortErrors, func(e error) bool { return errors.Is(err, e) }) {

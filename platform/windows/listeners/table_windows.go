@@ -21,21 +21,29 @@ const tries = 5
 
 // Holding names the process that listens at the address, nothing if that is not known.
 func Holding(at netip.AddrPort) string {
+	all, _ := List() // the other family may tell
+	for _, l := range all {
+		if l.Keeps(at) {
+			return Describe(l.PID)
+		}
+	}
+	return ""
+}
+
+// List lists the TCP listeners of both families. With an error, it returns those of one
+// family.
+func List() ([]Listener, error) {
+	var all []Listener
+	var errs []error
 	for _, t := range []struct {
 		family uintptr
 		row    row
 	}{{windows.AF_INET, rowIPv4}, {windows.AF_INET6, rowIPv6}} {
 		b, err := table(t.family)
-		if err != nil {
-			continue // the other one may tell
-		}
-		for _, l := range parse(b, t.row) {
-			if l.Keeps(at) {
-				return describe(l.PID)
-			}
-		}
+		errs = append(errs, err)
+		all = append(all, parse(b, t.row)...)
 	}
-	return ""
+	return all, errors.Join(errs...)
 }
 
 // table returns the listeners of a family as Windows lists them.
@@ -58,8 +66,8 @@ func table(family uintptr) ([]byte, error) {
 	return nil, fmt.Errorf("list TCP listeners: there are more each time")
 }
 
-// describe says in one line which process it is.
-func describe(pid uint32) string {
+// Describe says in one line which process it is.
+func Describe(pid uint32) string {
 	text := fmt.Sprintf("process %d", pid)
 	h, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION, false, pid)
 	if err != nil {

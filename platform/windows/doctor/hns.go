@@ -1,0 +1,198 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/windows/hns"
+)
+
+const updates = "install the updates of Windows Server 2019, or use Windows Server 2022 or newer"
+
+// version checks that HNS has what the configuration and the Services ask for.
+func (n *Node) version(ctx context.Context) (doctor.Seen, error) {
+	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
+		want, err := n.Services(ctx)
+		if err != nil {
+			return doctor.Seen{}, err
+		}
+		return versionSeen(l, n.Options, want), nil
+	})
+}
+
+// asked is what Services ask for.
+type asked struct{ ipv6, affinity bool }
+
+func askedBy(s *service.Snapshot) (a asked) {
+	if s == nil {
+		return a
+	}
+	for _, f := range service.Families {
+		for p := range s.Ports(f) {
+			a.affinity = a.affinity || p.Affinity > 0
+			a.ipv6 = a.ipv6 || f == service.IPv6
+		}
+	}
+	return a
+}
+
+func versionSeen(l hns.Listing, o hns.Options, want *service.Snapshot) doctor.Seen {
+	has, a := l.Version.Features(), askedBy(want)
+	overlay := false
+	if c, err := hns.ChooseNetwork(l, o); err == nil {
+		overlay = c.Network.Kind == hns.Overlay
+	}
+	var seen doctor.Seen
+	var lacks []string
+	for _, x := range []struct {
+		has      bool
+		name     string
+		asked    bool
+		by       string
+		severity doctor.Severity
+	}{
+		{has.RemoteSubnet, "remote subnets", overlay, "the overlay network needs them", doctor.Blocks},
+		{has.DSR, "direct server return", o.DSR, "--enable-dsr or winkernel.enableDSR asks for it, without effect", doctor.Risk},
+		{has.DualStack, "dual stack", a.ipv6 && !overlay, "Services have addresses of IPv6, which are not served", doctor.Risk},
+		{has.Affinity, "session affinity", a.affinity, "Services ask for it, and clients change the endpoint", doctor.Risk},
+		{has.Modify, "changes in place", false, "", ""},
+	} {
+		if x.has {
+			continue
+		}
+		lacks = append(lacks, x.name)
+		if x.asked {
+			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.HNSVersion, Subject: x.name, Severity: x.severity,
+				What: fmt.Sprintf("HNS %s has no %s: %s", l.Version, x.name, x.by), Advice: updates})
+		}
+	}
+	seen.Note = l.Version.String() + ", with all that this proxy uses"
+	if len(lacks) > 0 {
+		seen.Note = fmt.Sprintf("%s, without %s", l.Version, strings.Join(lacks, ", "))
+	}
+	return seen
+}
+
+// network checks that the network of pods can be chosen.
+func (n *Node) network(ctx context.Context) (doctor.Seen, error) {
+	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
+		c, err := hns.ChooseNetwork(l, n.Options)
+		if err != nil {
+			return doctor.Seen{Findings: []doctor.Finding{{Topic: doctor.HNSNetwork, What: err.Error(),
+				Advice: "look at the log of the network plugin; Get-HnsNetwork lists the networks"}}}, nil
+		}
+		return doctor.Seen{Note: fmt.Sprintf("%s, %s", c.Network.Name, c.Network.Kind)}, nil
+	})
+}
+
+// sourceVIP checks that the configured source VIP can be used, or one be reserved.
+func (n *Node) sourceVIP(ctx context.Context) (doctor.Seen, error) {
+	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
+		c, err := hns.ChooseNetwork(l, n.Options)
+		if err != nil {
+			return doctor.NothingToSee("there is no network for it"), nil
+		}
+		if c.Network.Kind != hns.Overlay && !n.Options.SourceVIP.IsValid() {
+			return doctor.NothingToSee("it is the address of the node on a network of type %s", c.Network.Kind), nil
+		}
+		if c.Network.Kind != hns.Overlay {
+			return doctor.Seen{Note: n.Options.SourceVIP.String() + ", as configured"}, nil
+		}
+		vip, reserve, err := hns.ChooseSourceVIP(l, c.Network, n.Options.SourceVIP)
+		switch {
+		case err != nil:
+			return doctor.Seen{Findings: []doctor.Finding{{Topic: doctor.SourceVIP, Subject: n.Options.SourceVIP.String(), What: err.Error(),
+				Advice: "leave winkernel.sourceVip out, and HNS reserves one"}}}, nil
+		case reserve != nil && !vip.IsValid():
+			return doctor.Seen{Note: "the proxy will have HNS reserve one"}, nil
+		}
+		return doctor.Seen{Note: vip.String()}, nil
+	})
+}
+
+// vfpService is the driver of the extension of virtual switches into which HNS puts load
+// balancers.
+const vfpService = "VfpExt"
+
+// extension checks that the driver runs.
+func (n *Node) extension(context.Context) (doctor.Seen, error) {
+	state, err := n.Windows.Service(vfpService)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	f := doctor.Finding{Topic: doctor.VFPExtension, What: fmt.Sprintf("the service %s, the VFP extension of virtual switches, is %s", vfpService, state)}
+	switch state {
+	case Running:
+		return doctor.Seen{Note: "service " + vfpService + " runs"}, nil
+	case Stopped:
+		f.Fix = "sc.exe start " + vfpService
+		f.Advice = "if it does not start, restart Windows"
+	default:
+		f.Fix, f.Advice = `powershell -Command "Install-WindowsFeature Containers"`, "restart Windows after it"
+	}
+	return doctor.Seen{Findings: []doctor.Finding{f}}, nil
+}
+
+// directReturn checks that direct server return is used where HNS has it.
+func (n *Node) directReturn(ctx context.Context) (doctor.Seen, error) {
+	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
+		switch {
+		case !l.Version.Features().DSR:
+			return doctor.NothingToSee("this HNS has none"), nil
+		case n.Options.DSR:
+			return doctor.Seen{Note: "on"}, nil
+		}
+		return doctor.Seen{Findings: []doctor.Finding{{Topic: doctor.DSROff, What: fmt.Sprintf("HNS %s has direct server return, and winkernel.enableDSR is false", l.Version),
+			Advice: "set winkernel.enableDSR: true, or --enable-dsr; the gate WinDSR is on always in this proxy"}}}, nil
+	})
+}
+
+// The dynamic ports of a node, see hns.PortBlock.
+const (
+	// widen sets a range that has no NodePorts in it, 30000 to 32767 by default.
+	widen = "netsh int %s set dynamicportrange %s start=32768 num=32767"
+	// nearlyAll is the share of the usual range from which on it counts as used up, where
+	// Windows does not say.
+	nearlyAll = 90
+)
+
+// dynamicPorts checks that another load balancer gets a block of ports.
+func (n *Node) dynamicPorts(ctx context.Context) (doctor.Seen, error) {
+	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
+		var seen doctor.Seen
+		used := 0
+		for _, f := range []service.Family{service.IPv4, service.IPv6} {
+			for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
+				k := hns.Key{Family: f, Protocol: protocol}
+				blocks := l.PortBlocks(k)
+				used += blocks
+				left, err := n.PortsLeft(ctx, k)
+				if err != nil { // Windows does not say: count
+					left = blocks*hns.PortBlockSize*100 < hns.UsualDynamicPorts*nearlyAll
+				}
+				if !left {
+					seen.Findings = append(seen.Findings, n.portFinding(k, blocks))
+				}
+			}
+		}
+		seen.Note = fmt.Sprintf("%d load balancers have a block of %d", used, hns.PortBlockSize)
+		return seen, nil
+	})
+}
+
+func (n *Node) portFinding(k hns.Key, blocks int) doctor.Finding {
+	family := strings.ToLower(k.Family.String())
+	f := doctor.Finding{Topic: doctor.DynamicPorts, Subject: fmt.Sprintf("%s/%s", k.Family, k.Protocol), Fix: fmt.Sprintf(widen, family, k.Protocol),
+		What: fmt.Sprintf("no block of %d dynamic ports is left for load balancers over %s and %s; %d of them without direct server return have one each", hns.PortBlockSize, k.Family, strings.ToUpper(k.Protocol.String()), blocks)}
+	f.Advice = "see that no NodePort is in the range"
+	if !n.Options.DSR {
+		f.Advice = "rather set winkernel.enableDSR: true, which needs no such ports for ClusterIPs; " + f.Advice
+	}
+	return f
+}

@@ -1,0 +1,122 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/service"
+)
+
+// program is the name of the program of Kubernetes, and of this one.
+const program = "kube-proxy.exe"
+
+// otherProxies checks that at most one service proxy runs.
+func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
+	pids, err := n.Windows.Processes(program)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	holder, known := n.Holder(ctx)
+	pids = slices.DeleteFunc(pids, func(p uint32) bool { return known && ownPID(holder) == p })
+	switch {
+	case len(pids) == 0 && known:
+		return doctor.Seen{Note: fmt.Sprintf("one runs, %s", holder)}, nil
+	case len(pids) == 0:
+		return doctor.Seen{Note: "none runs"}, nil
+	}
+	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: "taskkill /F",
+		Advice: "wait if a rolling update is under way, and see that it is no other command of this program; what starts it must stop, too: Get-Service lists the services"}
+	var names []string
+	for _, p := range pids {
+		names = append(names, n.Windows.Describe(p))
+		f.Fix += fmt.Sprintf(" /PID %d", p)
+	}
+	f.What = "another service proxy runs on this node: " + strings.Join(names, "; ")
+	if known {
+		f.What = fmt.Sprintf("%s programs this node, and another service proxy runs: %s", holder, strings.Join(names, "; "))
+	}
+	return doctor.Seen{Findings: []doctor.Finding{f}}, nil
+}
+
+// ownPID returns the process ID, of which Windows has one space.
+func ownPID(i lease.Identity) uint32 {
+	if i.PID > 0 {
+		return uint32(i.PID)
+	}
+	return uint32(i.OwnPID)
+}
+
+// takenPorts checks that the servers of the proxy can listen. Another service proxy is
+// not its subject.
+func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
+	found, err := n.Windows.Listeners()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var seen doctor.Seen
+	var names []string
+	for _, s := range n.Servers {
+		names = append(names, fmt.Sprintf("%s %s", s.Name, s.Addr))
+		for _, l := range found {
+			who := n.Windows.Describe(l.PID)
+			if !l.Keeps(s.Addr) || strings.Contains(strings.ToLower(who), program) {
+				continue
+			}
+			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.PortTaken, Subject: s.Addr.String(),
+				What: fmt.Sprintf("the %s server of the proxy cannot listen on %s: %s listens on %s", s.Name, s.Addr, who, l.Addr),
+				Fix:  fmt.Sprintf("taskkill /F /PID %d", l.PID), Advice: "or give the server of the proxy another address with --" + s.Flag})
+			break
+		}
+	}
+	seen.Note = strings.Join(names, ", ")
+	return seen, nil
+}
+
+// hiddenListeners checks for programs whose port is the NodePort of a Service. HNS of
+// Windows Server 2019 refuses the load balancer (kubernetes/community#8883), a newer one
+// takes the clients of the program.
+func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
+	want, err := n.Services(ctx)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	if want == nil {
+		return doctor.NothingToSee("no Services are known"), nil
+	}
+	found, err := n.Windows.Listeners()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	seen := doctor.Seen{Note: fmt.Sprintf("%d listeners", len(found))}
+	for p := range want.Ports(service.IPv4) {
+		port := nodePort(p)
+		for _, l := range found {
+			if port == 0 || p.Name.Protocol != service.TCP || l.Addr.Addr().IsLoopback() || !l.Keeps(netip.AddrPortFrom(netip.IPv4Unspecified(), port)) {
+				continue
+			}
+			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.NodePortHidden, Subject: fmt.Sprintf("%d/%s", port, p.Name.Protocol),
+				What: fmt.Sprintf("the NodePort %d/%s of Service %s/%s is the port of %s, which listens on %s", port, p.Name.Protocol, p.Name.Namespace, p.Name.Name, n.Windows.Describe(l.PID), l.Addr),
+				Fix:  fmt.Sprintf("taskkill /F /PID %d", l.PID), Advice: "or let the program listen on another port, or give the Service another NodePort"})
+			break
+		}
+	}
+	return seen, nil
+}
+
+// nodePort returns 0 for a Service port without one.
+func nodePort(p *service.Port) uint16 {
+	for _, f := range p.Frontends {
+		if f.Kind == service.NodePort {
+			return f.Port
+		}
+	}
+	return 0
+}

@@ -1,0 +1,167 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/windows/hns"
+	"kubeproxy/platform/windows/listeners"
+)
+
+// fakeWindows has what a test says.
+type fakeWindows struct {
+	state     ServiceState
+	listening []listeners.Listener
+	processes []uint32
+}
+
+func (w *fakeWindows) Service(string) (ServiceState, error)     { return w.state, nil }
+func (w *fakeWindows) Listeners() ([]listeners.Listener, error) { return w.listening, nil }
+func (w *fakeWindows) Processes(string) ([]uint32, error)       { return w.processes, nil }
+func (w *fakeWindows) Describe(pid uint32) string {
+	if pid == 42 {
+		return `process 42 (C:\k\kube-proxy.exe)`
+	}
+	return fmt.Sprintf("process %d", pid)
+}
+
+var overlay = hns.Network{ID: "1", Name: "vxlan0", Kind: hns.Overlay, Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}
+
+// newNode returns a node on which all is well.
+func newNode() (*Node, *hns.Listing, *fakeWindows) {
+	l := &hns.Listing{Version: hns.Version{Major: 15, Minor: 5}, Networks: []hns.Network{overlay}}
+	w := &fakeWindows{state: Running}
+	return &Node{
+		Options: hns.Options{DSR: true}, Windows: w,
+		List:      func(context.Context, hns.ObjectKinds) (hns.Listing, error) { return *l, nil },
+		PortsLeft: func(context.Context, hns.Key) (bool, error) { return true, nil },
+		Holder:    func(context.Context) (lease.Identity, bool) { return lease.Identity{}, false },
+		Services:  func(context.Context) (*service.Snapshot, error) { return nil, nil },
+	}, l, w
+}
+
+// run runs all checks and returns a line for each Finding: topic, subject and fix. It
+// joins the checks that could not look.
+func run(t *testing.T, n *Node) (found []string, failed string) {
+	t.Helper()
+	r := doctor.Runner{Checks: n.Checks(), Timeout: time.Minute, Patience: time.Minute}
+	results, findings := r.Run(t.Context())
+	for _, f := range findings {
+		found = append(found, strings.Join([]string{string(f.Topic), f.Subject, f.Fix}, " | "))
+		if f.What == "" || f.Fix+f.Advice == "" {
+			t.Errorf("says nothing: %+v", f)
+		}
+	}
+	for _, c := range results {
+		if c.State == doctor.Failed {
+			failed += c.Name + ": " + c.Note + "\n"
+		}
+		if c.State != doctor.Found && c.Note == "" {
+			if c.Name != "ports of the proxy" {
+				t.Errorf("%s does not say what it looked at", c.Name)
+			}
+		}
+	}
+	return found, failed
+}
+
+// with returns Services with one port.
+func with(p service.Port) func(context.Context) (*service.Snapshot, error) {
+	return func(context.Context) (*service.Snapshot, error) {
+		return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{&p}), nil
+	}
+}
+
+func failing(code uint32) func(context.Context, hns.ObjectKinds) (hns.Listing, error) {
+	return func(context.Context, hns.ObjectKinds) (hns.Listing, error) {
+		return hns.Listing{}, &hns.Error{Op: "list", Code: code}
+	}
+}
+
+func balancers(n int) []hns.LoadBalancer {
+	all := make([]hns.LoadBalancer, n)
+	for i := range all {
+		all[i].Key = hns.Key{Family: service.IPv4, Protocol: service.TCP, Port: uint16(i + 1)}
+	}
+	return all
+}
+
+// TestChecks makes one fault in each case. Every other check finds nothing.
+func TestChecks(t *testing.T) {
+	unknown := func(context.Context, hns.Key) (bool, error) { return false, errors.New("unknown") }
+	for situation, test := range map[string]struct {
+		fault func(*Node, *hns.Listing, *fakeWindows)
+		want  []string
+	}{
+		"all is well": {func(*Node, *hns.Listing, *fakeWindows) {}, nil},
+		"HNS stopped": {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.List = failing(0x426) }, []string{`hns |  | powershell -Command "Start-Service hns"`}},
+		"no HNS":      {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.List = failing(0x424) }, []string{`hns |  | powershell -Command "Install-WindowsFeature Containers"`}},
+		"an old HNS, DSR": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Version, l.Networks[0].Kind = hns.Version{Major: 10, Minor: 1}, hns.L2Bridge
+		}, []string{"hns-version | direct server return | "}},
+		"an old HNS, overlay": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Version, n.Options.DSR = hns.Version{Major: 9, Minor: 1}, false
+		}, []string{"hns-version | remote subnets | "}},
+		"no affinity": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Version, n.Services = hns.Version{Major: 11, Minor: 10}, with(service.Port{Affinity: time.Hour})
+		}, []string{"hns-version | session affinity | "}},
+		"no dual stack": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Version, l.Networks[0].Kind, n.Services = hns.Version{Major: 10, Minor: 3}, hns.L2Bridge, with(service.Port{Family: service.IPv6})
+		}, []string{"hns-version | dual stack | "}},
+		"no network":  {func(_ *Node, l *hns.Listing, _ *fakeWindows) { l.Networks = nil }, []string{"hns-network |  | "}},
+		"source VIP":  {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.Options.SourceVIP = netip.MustParseAddr("192.0.2.1") }, []string{"source-vip | 192.0.2.1 | "}},
+		"no VFP":      {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.state = Missing }, []string{`vfp-extension |  | powershell -Command "Install-WindowsFeature Containers"`}},
+		"VFP stopped": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.state = Stopped }, []string{"vfp-extension |  | sc.exe start VfpExt"}},
+		"DSR off":     {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.Options.DSR = false }, []string{"dsr-off |  | "}},
+		"no ports": {func(n *Node, _ *hns.Listing, _ *fakeWindows) {
+			n.PortsLeft = func(_ context.Context, k hns.Key) (bool, error) {
+				return k.Family == service.IPv4 || k.Protocol == service.TCP, nil
+			}
+		}, []string{"dynamic-ports | IPv6/udp | netsh int ipv6 set dynamicportrange udp start=32768 num=32767"}},
+		"ports, counted": {func(n *Node, l *hns.Listing, _ *fakeWindows) { n.PortsLeft, l.LoadBalancers = unknown, balancers(200) }, nil},
+		"no ports, counted": {func(n *Node, l *hns.Listing, _ *fakeWindows) { n.PortsLeft, l.LoadBalancers = unknown, balancers(231) },
+			[]string{"dynamic-ports | IPv4/tcp | netsh int ipv4 set dynamicportrange tcp start=32768 num=32767"}},
+		"another proxy": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.processes = []uint32{7, 8} }, []string{"other-proxy | other-proxy | taskkill /F /PID 7 /PID 8"}},
+		"ours": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			w.processes, n.Holder = []uint32{7}, func(context.Context) (lease.Identity, bool) { return lease.Identity{OwnPID: 7}, true }
+		}, nil},
+		"a port taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
+			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 9}}
+		}, []string{"port-taken | 0.0.0.0:10256 | taskkill /F /PID 9"}},
+		"a port of a proxy": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
+			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 42}}
+		}, nil},
+		"a NodePort taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			n.Services = with(service.Port{Name: service.PortName{Protocol: service.TCP}, Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}})
+			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("127.0.0.1:30080"), PID: 8}, {Addr: netip.MustParseAddrPort("0.0.0.0:30080"), PID: 9}}
+		}, []string{"nodeport-hidden | 30080/tcp | taskkill /F /PID 9"}},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			n, l, w := newNode()
+			l.Networks = []hns.Network{overlay}
+			test.fault(n, l, w)
+			found, failed := run(t, n)
+			if strings.Join(found, "\n") != strings.Join(test.want, "\n") || failed != "" {
+				t.Errorf("found\n%s\n%swant\n%s", strings.Join(found, "\n"), failed, strings.Join(test.want, "\n"))
+			}
+		})
+	}
+	n, _, _ := newNode()
+	n.List = failing(0x5)
+	if found, failed := run(t, n); len(found) > 0 || !strings.Contains(failed, "HNS: list: access is denied") {
+		t.Errorf("without rights: %s, %s; want a check that could not look", found, failed)
+	}
+}
