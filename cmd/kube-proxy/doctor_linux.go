@@ -29,7 +29,7 @@ func systemChecks(x *examination) ([]doctor.Check, error) {
 	}
 	n := &linuxdoctor.Node{
 		Files: os.DirFS("/"), Proc: os.DirFS("/proc"), Writable: linuxdoctor.Writable, Kernel: linuxdoctor.Netlink{},
-		Settings: sysctlSettings(x.config), ProxyName: x.config.ProxyName, Services: x.services, Holder: x.holder,
+		Settings: sysctlSettings(x.config), ProxyName: x.config.ProxyName, Services: x.services, Holder: x.holder, Answered: x.proxy.Answer != nil,
 		Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 	}
 	for _, m := range x.modes {

@@ -19,7 +19,7 @@ const setClockCommand = "w32tm /resync"
 // systemChecks returns the checks of a Windows node.
 func systemChecks(x *examination) ([]doctor.Check, error) {
 	d := hns.NewDriver()
-	n := &windowsdoctor.Node{Options: hnsOptions(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, Holder: x.holder, Services: x.services}
+	n := &windowsdoctor.Node{Options: hnsOptions(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, Holder: x.holder, Answered: x.proxy.Answer != nil, Services: x.services}
 	for _, s := range serverAddrs(x.config) {
 		n.Servers = append(n.Servers, windowsdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})
 	}

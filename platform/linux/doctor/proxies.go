@@ -20,7 +20,11 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	if who, ok := n.Holder(ctx); ok {
 		holder = &who
 	}
-	return proxySeen(n.running(), holder, n.ProxyName), nil
+	running := n.running()
+	if holder == nil && n.Answered && len(running) == 1 {
+		return doctor.Seen{Note: "one runs, " + running[0].String()}, nil
+	}
+	return proxySeen(running, holder, n.ProxyName), nil
 }
 
 // running lists the processes of service proxies, except this one.
@@ -80,7 +84,7 @@ type Target struct {
 // leftovers checks for rules of earlier proxies. While a proxy runs, it removes them
 // itself, and its conditions say what it cannot.
 func (n *Node) leftovers(ctx context.Context) (doctor.Seen, error) {
-	if _, runs := n.Holder(ctx); runs {
+	if _, runs := n.Holder(ctx); runs || n.Answered {
 		return doctor.NothingToSee("the running proxy removes them; its conditions say what stays"), nil
 	}
 	if len(n.running()) > 0 {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"testing"
 	"testing/fstest"
 
@@ -112,9 +111,11 @@ func TestLeftovers(t *testing.T) {
 	n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 1}, true }
 	expect(t, n.leftovers, nil)
 	n.Holder, n.Proc = noHolder, procWith("kube-proxy")
-	if os.Getpid() != 42 {
-		expect(t, n.leftovers, nil)
-	}
+	expect(t, n.leftovers, nil)
+	expect(t, n.otherProxies, []string{"other-proxy | other-proxy | kill 42"})
+	n.Answered = true
+	expect(t, n.otherProxies, nil)
+	n.Answered = false
 	n.Proc, n.Targets = fstest.MapFS{}, []Target{{"x", false, func(context.Context) (string, error) { return "", fs.ErrPermission }}}
 	if _, err := n.leftovers(t.Context()); err == nil {
 		t.Error("a place that cannot be read is no error")

@@ -181,7 +181,7 @@ func (n *Node) dynamicPorts(ctx context.Context) (doctor.Seen, error) {
 				}
 			}
 		}
-		seen.Note = fmt.Sprintf("%d load balancers have a block of %d", used, hns.PortBlockSize)
+		seen.Note = fmt.Sprintf("blocks of %d in use: %d", hns.PortBlockSize, used)
 		return seen, nil
 	})
 }

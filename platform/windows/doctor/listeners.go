@@ -31,6 +31,8 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 		return doctor.Seen{Note: fmt.Sprintf("one runs, %s", holder)}, nil
 	case len(pids) == 0:
 		return doctor.Seen{Note: "none runs"}, nil
+	case len(pids) == 1 && !known && n.Answered:
+		return doctor.Seen{Note: "one runs, " + n.Windows.Describe(pids[0])}, nil
 	}
 	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: "taskkill /F",
 		Advice: "wait if a rolling update is under way, and see that it is no other command of this program; what starts it must stop, too: Get-Service lists the services"}
@@ -57,6 +59,9 @@ func ownPID(i lease.Identity) uint32 {
 // takenPorts checks that the servers of the proxy can listen. Another service proxy is
 // not its subject.
 func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
+	if n.Answered {
+		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil
+	}
 	found, err := n.Windows.Listeners()
 	if err != nil {
 		return doctor.Seen{}, err

@@ -136,6 +136,7 @@ func TestChecks(t *testing.T) {
 		"ours": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			w.processes, n.Holder = []uint32{7}, func(context.Context) (lease.Identity, bool) { return lease.Identity{OwnPID: 7}, true }
 		}, nil},
+		"one that answers": {func(n *Node, _ *hns.Listing, w *fakeWindows) { w.processes, n.Answered = []uint32{7}, true }, nil},
 		"a port taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
 			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 9}}
