@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -97,13 +98,15 @@ func balancers(n int) []hns.LoadBalancer {
 	return all
 }
 
-// TestChecks makes one fault in each case. Every other check finds nothing.
-func TestChecks(t *testing.T) {
-	unknown := func(context.Context, hns.Key) (bool, error) { return false, errors.New("unknown") }
-	for situation, test := range map[string]struct {
-		fault func(*Node, *hns.Listing, *fakeWindows)
-		want  []string
-	}{
+// faultCase is one fault, and what is found of it.
+type faultCase struct {
+	fault func(*Node, *hns.Listing, *fakeWindows)
+	want  []string
+}
+
+// hnsFaults are those of HNS and its configuration.
+func hnsFaults() map[string]faultCase {
+	return map[string]faultCase{
 		"all is well": {func(*Node, *hns.Listing, *fakeWindows) {}, nil},
 		"HNS stopped": {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.List = failing(0x426) }, []string{`hns |  | powershell -Command "Start-Service hns"`}},
 		"no HNS":      {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.List = failing(0x424) }, []string{`hns |  | powershell -Command "Install-WindowsFeature Containers"`}},
@@ -124,6 +127,13 @@ func TestChecks(t *testing.T) {
 		"no VFP":      {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.state = Missing }, []string{`vfp-extension |  | powershell -Command "Install-WindowsFeature Containers"`}},
 		"VFP stopped": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.state = Stopped }, []string{"vfp-extension |  | sc.exe start VfpExt"}},
 		"DSR off":     {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.Options.DSR = false }, []string{"dsr-off |  | "}},
+	}
+}
+
+// portFaults are those of ports and processes.
+func portFaults() map[string]faultCase {
+	unknown := func(context.Context, hns.Key) (bool, error) { return false, errors.New("unknown") }
+	return map[string]faultCase{
 		"no ports": {func(n *Node, _ *hns.Listing, _ *fakeWindows) {
 			n.PortsLeft = func(_ context.Context, k hns.Key) (bool, error) {
 				return k.Family == service.IPv4 || k.Protocol == service.TCP, nil
@@ -149,7 +159,14 @@ func TestChecks(t *testing.T) {
 			n.Services = with(service.Port{Name: service.PortName{Protocol: service.TCP}, Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}})
 			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("127.0.0.1:30080"), PID: 8}, {Addr: netip.MustParseAddrPort("0.0.0.0:30080"), PID: 9}}
 		}, []string{"nodeport-hidden | 30080/tcp | taskkill /F /PID 9"}},
-	} {
+	}
+}
+
+// TestChecks makes one fault in each case. Every other check finds nothing.
+func TestChecks(t *testing.T) {
+	all := hnsFaults()
+	maps.Copy(all, portFaults())
+	for situation, test := range all {
 		t.Run(situation, func(t *testing.T) {
 			n, l, w := newNode()
 			l.Networks = []hns.Network{overlay}
