@@ -80,8 +80,9 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 		if touched, err = b.driver.Touched(ctx); err != nil {
 			return nil, fmt.Errorf("ask for changes to table %s: %w", b.name(), err)
 		}
-		// An incomplete snapshot kept elements in place that may be deleted now.
-		touched = touched || b.have.snapshot.Incomplete && !want.Incomplete ||
+		// An incomplete snapshot kept elements in place. They may be deleted now, or a new
+		// Port may need them with other values.
+		touched = touched || b.have.snapshot.Incomplete && want != b.have.snapshot ||
 			b.have.snapshot.Node.NodePortsPending[b.family] && !want.Node.NodePortsPending[b.family]
 	}
 	var p *plan
