@@ -87,7 +87,7 @@ func (h *Host) listFor(ctx context.Context, f service.Family) *pendingList {
 	}
 	l := &pendingList{begun: time.Now(), done: make(chan struct{}), wrote: map[string]bool{}}
 	h.pending = l
-	go h.runList(context.WithoutCancel(ctx), l, h.now(), h.recordedIDs())
+	go h.runList(withoutWaiting(context.WithoutCancel(ctx)), l, h.now(), h.recordedIDs())
 	return l
 }
 

@@ -50,6 +50,22 @@ func (p *timeoutDriver) reportLate(text string) {
 	}
 }
 
+// beside is the key of a context in which no round waits for the call.
+type beside struct{}
+
+// withoutWaiting returns ctx for a call that no round waits for.
+func withoutWaiting(ctx context.Context) context.Context {
+	return context.WithValue(ctx, beside{}, true)
+}
+
+// consequence describes what a late call prevents.
+func consequence(ctx context.Context) string {
+	if ctx.Value(beside{}) != nil {
+		return "what others change in HNS is not seen meanwhile; changes of Services are programmed"
+	}
+	return "nothing can be programmed meanwhile"
+}
+
 // await returns the result of do, unless ctx ends before.
 func await[T any](ctx context.Context, p *timeoutDriver, op string, do func() (T, error)) (T, error) {
 	var none T
@@ -92,7 +108,7 @@ func await[T any](ctx context.Context, p *timeoutDriver, op string, do func() (T
 			}
 		case <-late.C:
 			reported = true
-			p.reportLate(fmt.Sprintf("HNS has not answered for %s (%s), and nothing can be programmed meanwhile; if it stays so, restart it: Restart-Service hns", after, op))
+			p.reportLate(fmt.Sprintf("HNS has not answered for %s (%s), and %s; if it stays so, restart it: Restart-Service hns", after, op, consequence(ctx)))
 		case <-ctx.Done():
 			if reported {
 				p.reportLate("")
