@@ -24,19 +24,6 @@ import (
 
 var update = flag.Bool("update", false, "rewrite what the scenarios in testdata expect")
 
-// backends write what they render for a cluster, each into the file of a scenario that
-// has its name.
-var backends = []struct {
-	name  string
-	write func(*testing.T, *service.Snapshot, scenarioOptions) string
-}{
-	{"nftables", writeNFTables},
-	{"iptables", writeIPTables},
-	{"ipvs", writeIPVS},
-	{"userspace", writeUserspace},
-	{"kernelspace", writeKernelspace},
-}
-
 // inputs are the files of a scenario that do not belong to a backend.
 var inputs = []string{"options.yaml", "cluster.yaml"}
 

@@ -8,22 +8,18 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"kubeproxy/platform/linux/nftables"
 )
 
 const skeletonPath = "testdata/skeleton.nft"
 
 // TestSkeleton shows what every node has in each mode.
 func TestSkeleton(t *testing.T) {
-	for path, render := range map[string]func(*testing.T) []byte{
-		skeletonPath:                  func(t *testing.T) []byte { return renderNFTables(t, emptySnapshot, nftables.Text) },
-		"testdata/skeleton.iptables":  func(t *testing.T) []byte { return renderIPTables(t, emptySnapshot) },
-		"testdata/skeleton.userspace": func(t *testing.T) []byte { return renderUserspace(t, emptySnapshot) },
-		"testdata/skeleton.ipvs":      func(t *testing.T) []byte { return renderIPVS(t, emptySnapshot) },
-	} {
-		t.Run(path, func(t *testing.T) {
-			got := render(t)
+	for _, b := range backends {
+		if b.skeleton == "" {
+			continue
+		}
+		t.Run(b.name, func(t *testing.T) {
+			path, got := b.skeleton, b.render(t, emptySnapshot)
 			if *update {
 				if err := os.WriteFile(path, got, 0o644); err != nil {
 					t.Fatal(err)
