@@ -83,6 +83,17 @@ func (w Cluster) Node() *service.Node {
 	return n
 }
 
+// WithoutServiceCIDRs is a Cluster whose nodes know no ServiceCIDRs, for rules that do
+// not use them.
+type WithoutServiceCIDRs struct{ Cluster }
+
+// Node draws the node.
+func (w WithoutServiceCIDRs) Node() *service.Node {
+	n := w.Cluster.Node()
+	n.ServiceCIDRs = nil
+	return n
+}
+
 func (w Cluster) endpoints(label string) []service.Endpoint {
 	n := rapid.SampledFrom([]int{0, 1, 2, 3, 5, 8, 9, 20}).Draw(w.T, label)
 	var list []service.Endpoint

@@ -24,6 +24,7 @@ type Sets struct {
 	// Steps counts the completed steps, by name.
 	Steps map[string]int
 	users []*System
+	done  []string // see Changes
 }
 
 // SetContents is a set with its elements, and their comments.
@@ -68,6 +69,7 @@ func (k *Sets) Create(s ipset.Set) error {
 		return err
 	}
 	k.ByName[s.Name] = &SetContents{Set: s, Members: map[ipset.Entry]string{}}
+	k.done = append(k.done, "+ ipset "+s.Name)
 	return nil
 }
 
@@ -96,6 +98,7 @@ func (k *Sets) Add(s ipset.Set, members []ipset.Member) error {
 		if err != nil {
 			return err
 		}
+		k.noteMember(h, m)
 		h.Members[m.Entry] = m.Comment
 	}
 	return nil
@@ -114,9 +117,28 @@ func (k *Sets) Del(s ipset.Set, entries []ipset.Entry) error {
 		if err != nil {
 			return err
 		}
+		if _, found := h.Members[e]; found {
+			k.done = append(k.done, fmt.Sprintf("- element %s of ipset %s", s.Text(e), s.Name))
+		}
 		delete(h.Members, e)
 	}
 	return nil
+}
+
+func (k *Sets) noteMember(h *SetContents, m ipset.Member) {
+	switch comment, found := h.Members[m.Entry]; {
+	case !found:
+		k.done = append(k.done, fmt.Sprintf("+ element %s of ipset %s", h.Text(m.Entry), h.Name))
+	case comment != m.Comment:
+		k.done = append(k.done, fmt.Sprintf("~ element %s of ipset %s has comment %q", h.Text(m.Entry), h.Name, m.Comment))
+	}
+}
+
+// Changes returns what was changed since the call before, as a plan prints it.
+func (k *Sets) Changes() []string {
+	all := k.done
+	k.done = nil
+	return all
 }
 
 // fits refuses elements that a kernel would refuse or store in another form.

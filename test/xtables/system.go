@@ -29,7 +29,8 @@ type System struct {
 	Restores         int
 	Saves            int
 	Texts            []string
-	InterruptedSaves int // listings that concurrent changes interrupt
+	done             []string // see Changes
+	InterruptedSaves int      // listings that concurrent changes interrupt
 	// Refuse, if set, may refuse the text for a table before anything is done.
 	Refuse func(text string) error
 }
@@ -87,7 +88,49 @@ func (k *System) restore(part string) error {
 		return err
 	}
 	k.Tables[name] = next
+	k.done = append(k.done, changes(name, body)...)
 	return nil
+}
+
+// Changes returns what Restore changed since the call before, as a plan prints it.
+func (k *System) Changes() []string {
+	all := k.done
+	k.done = nil
+	return all
+}
+
+// changes returns what the text for a table does: it writes or deletes each chain that it
+// declares, and adds and deletes rules of others.
+func changes(table, text string) []string {
+	rules, gone := map[string]int{}, map[string]bool{}
+	var all []string
+	for line := range strings.Lines(text) {
+		if name, found := strings.CutPrefix(line, ":"); found {
+			name, _, _ = strings.Cut(name, " ")
+			rules[name] = 0
+			continue
+		}
+		w := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		switch w[0] {
+		case "-A":
+			rules[w[1]]++
+		case "-X":
+			gone[w[1]] = true
+		case "-I":
+			_, rule, _ := strings.Cut(w[2], " ")
+			all = append(all, fmt.Sprintf("+ %s rule in %s: %s", table, w[1], rule))
+		case "-D":
+			all = append(all, fmt.Sprintf("- %s rule in %s: %s", table, w[1], w[2]))
+		}
+	}
+	for name, n := range rules {
+		if gone[name] {
+			all = append(all, fmt.Sprintf("- %s chain %s", table, name))
+		} else {
+			all = append(all, fmt.Sprintf("+ %s chain %s (rules: %d)", table, name, n))
+		}
+	}
+	return all
 }
 
 var errRefused = errors.New("refused")

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"kubeproxy/common/route"
+	"kubeproxy/test/backendtest"
 )
 
 // Tracer traces a packet through rules and collects all possible outcomes: at a rule that
@@ -21,16 +22,51 @@ type Tracer struct {
 	Loops      func(netip.Addr) bool // whether packets to it leave by the loopback interface, nil for never
 	Translated bool                  // the destination was translated
 	Reply      bool                  // it answers an earlier packet
-	Out        Outcome
+	Out        backendtest.Outcome
 	marks      uint64
 	table      string
 }
 
-// Outcome is the result of the rules for a packet.
-type Outcome struct {
-	Action  route.Action
-	Targets []netip.AddrPort        // translated destinations
-	Masq    map[netip.AddrPort]bool // whether it is masqueraded on the way to each target
+// Trace follows a connection through the hooks of table nat, and of table filter after
+// each of its translations. local returns whether an address is the node's.
+func (k *System) Trace(c route.Conn, local func(netip.Addr) bool) backendtest.Outcome {
+	t := &Tracer{System: k, Conn: c, Local: local}
+	if c.Interface == "" {
+		t.Hook("nat", "OUTPUT")
+	} else {
+		t.Hook("nat", "PREROUTING")
+	}
+	o := t.Out
+	if o.Action != route.Forward {
+		return backendtest.Outcome{Action: t.after(c.To).Action}
+	}
+	slices.SortFunc(o.Targets, netip.AddrPort.Compare)
+	o.Targets = slices.Compact(o.Targets)
+	o.Masq = map[netip.AddrPort]bool{}
+	for _, to := range o.Targets {
+		then := t.after(to)
+		o.Masq[to] = then.Masq != nil
+		if then.Action != route.Pass {
+			o.Action = then.Action
+		}
+	}
+	return o
+}
+
+// after evaluates what follows translation.
+func (t *Tracer) after(to netip.AddrPort) backendtest.Outcome {
+	x := t.AfterDNAT(to)
+	x.Translated = t.Out.Action == route.Forward
+	switch {
+	case t.Conn.Interface == "":
+		x.Hook("filter", "OUTPUT")
+	case t.Local(to.Addr()):
+		x.Hook("filter", "INPUT")
+	default:
+		x.Hook("filter", "FORWARD")
+	}
+	x.Hook("nat", "POSTROUTING")
+	return x.Out
 }
 
 // result is the result of running a chain or a rule.
@@ -211,6 +247,6 @@ func (t *Tracer) jump(to string, forGood bool) result {
 // AfterDNAT returns t after a translation of its destination.
 func (t *Tracer) AfterDNAT(to netip.AddrPort) *Tracer {
 	x := *t
-	x.Conn.To, x.Translated, x.Out = to, t.Translated || to != t.Conn.To, Outcome{}
+	x.Conn.To, x.Translated, x.Out = to, t.Translated || to != t.Conn.To, backendtest.Outcome{}
 	return &x
 }

@@ -17,7 +17,7 @@ import (
 type Driver interface {
 	// Restore applies text, in the format of iptables-restore --noflush. Each table is
 	// changed completely or not at all. An error that is not caused by the text wraps
-	// errBusy.
+	// ErrBusy.
 	Restore(ctx context.Context, text string) error
 	// Save returns the output of iptables-save for the tables that exist.
 	Save(ctx context.Context) (string, error)

@@ -111,7 +111,7 @@ func (d *bisection) bisect(changes []service.Change) {
 	err := d.try(changes)
 	switch {
 	case err == nil:
-	case errors.Is(err, errBusy) || d.ctx.Err() != nil:
+	case errors.Is(err, ErrBusy) || d.ctx.Err() != nil:
 		d.fatal = fmt.Errorf("program the tables of %s: %w", command(d.plan.backend.family), err)
 	case len(changes) > 1:
 		d.bisect(changes[:len(changes)/2])

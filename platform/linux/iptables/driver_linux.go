@@ -168,7 +168,7 @@ func (r *runner) Restore(ctx context.Context, text string) error {
 	defer r.mu.Unlock()
 	if r.lock != nil {
 		if err := r.lock.hold(ctx, lockWait); err != nil {
-			return fmt.Errorf("%w: %w", errBusy, err)
+			return fmt.Errorf("%w: %w", ErrBusy, err)
 		}
 		r.holdsLock = true
 		defer func() {
@@ -193,10 +193,10 @@ func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	c.Stderr = &stderr
 	in, err := c.StdinPipe()
 	if err != nil {
-		return fmt.Errorf("%w: %w", errBusy, err)
+		return fmt.Errorf("%w: %w", ErrBusy, err)
 	}
 	if err := c.Start(); err != nil {
-		return fmt.Errorf("%w: %w", errBusy, err)
+		return fmt.Errorf("%w: %w", ErrBusy, err)
 	}
 	monitorErr := r.monitor.beginRestore(c.Process.Pid)
 	_, _ = io.WriteString(in, text) // if the write fails, the error of the command explains why
@@ -223,7 +223,7 @@ func restoreError(err error, output, text string) error {
 		return fmt.Errorf("%w: %s: %w", errNoSocket, output, err)
 	}
 	if !errors.As(err, &exit) || exit.ExitCode() < 0 || exit.ExitCode() == lackOfResources && !numbered {
-		return fmt.Errorf("%w: %w: %s", errBusy, err, output)
+		return fmt.Errorf("%w: %w: %s", ErrBusy, err, output)
 	}
 	at := regexp.MustCompile(`\bline:? (\d+)`).FindStringSubmatch(output)
 	lines := strings.Split(text, "\n")

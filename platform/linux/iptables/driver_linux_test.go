@@ -72,7 +72,7 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 				return
 			}
 			w := generate.Cluster{T: t, Family: b.family}
-			want := service.New(1, nodeOf(w), w.Ports())
+			want := service.New(1, generate.WithoutServiceCIDRs{Cluster: w}.Node(), w.Ports())
 			apply(t, b, want)
 			if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
 				t.Fatalf("after our own change: touched %v, %v", touched, err)
@@ -115,7 +115,7 @@ func TestRefusedLineIsNamed(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		c := change{writes: []chain{{id{nat, "KUBE-SVC-BAD"}, []string{"-p tcp -j RETURN", "-p tcp --no-such-option -j RETURN"}}}}
 		err := b.driver.Restore(context.Background(), c.text())
-		if err == nil || errors.Is(err, errBusy) || !strings.Contains(err.Error(), "no-such-option") {
+		if err == nil || errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "no-such-option") {
 			t.Errorf("Restore = %v, want the line to be named", err)
 		}
 	})

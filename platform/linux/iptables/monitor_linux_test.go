@@ -148,7 +148,7 @@ func TestLockOfOthers(t *testing.T) {
 		}
 		gone, cancel := context.WithCancel(context.Background())
 		cancel()
-		if err := r.Restore(gone, "*nat\nCOMMIT\n"); !errors.Is(err, errBusy) {
+		if err := r.Restore(gone, "*nat\nCOMMIT\n"); !errors.Is(err, ErrBusy) {
 			t.Errorf("Restore = %v, want it to be busy", err)
 		}
 		if r.lock.try() {
@@ -180,7 +180,7 @@ func TestRestoreKilledHalfWay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Apply(context.Background()); !errors.Is(err, errBusy) {
+		if err := p.Apply(context.Background()); !errors.Is(err, ErrBusy) {
 			t.Errorf("Apply = %v, want it to be busy", err)
 		}
 		undo()

@@ -67,9 +67,9 @@ func (p *plan) String() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// errBusy means that iptables did not run or could not finish. Its input is not the
+// ErrBusy means that iptables did not run or could not finish. Its input is not the
 // cause.
-var errBusy = errors.New("iptables is busy or cannot run")
+var ErrBusy = errors.New("iptables is busy or cannot run")
 
 // Apply implements reconcile.Plan.
 func (p *plan) Apply(ctx context.Context) error {
@@ -96,7 +96,7 @@ func (p *plan) program(ctx context.Context) error {
 		err = b.restore(ctx, &p.change)
 	}
 	switch {
-	case err != nil && (errors.Is(err, errBusy) || ctx.Err() != nil):
+	case err != nil && (errors.Is(err, ErrBusy) || ctx.Err() != nil):
 		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
 	case err != nil:
 		return p.bisectAndRoute(ctx, err)

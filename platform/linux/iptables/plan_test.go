@@ -123,7 +123,7 @@ func TestTreesReachEveryEntry(t *testing.T) {
 func dialed(t *testing.T, k *fake, want *service.Snapshot, proto service.Protocol, to netip.AddrPort) {
 	t.Helper()
 	c := route.Conn{Protocol: proto, From: netip.MustParseAddr("192.0.2.77"), To: to, Interface: "eth0", ToNode: generate.IsNodeLocal(to.Addr())}
-	if got, v := trace(k, c, generate.IsNodeLocal), route.Decide(want, c); got.Action != v.Action {
+	if got, v := k.Trace(c, generate.IsNodeLocal), route.Decide(want, c); got.Action != v.Action {
 		t.Fatalf("%v: %v, want %v: %s", c, got.Action, v.Action, v.Reason)
 	}
 }

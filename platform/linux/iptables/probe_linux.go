@@ -105,7 +105,7 @@ func (r *runner) probe(l layout, args []string) error {
 		b.WriteString(n.text())
 	}
 	allErr := r.tryRestore(b.String(), args)
-	if allErr == nil || errors.Is(allErr, errBusy) || errors.Is(allErr, errNoSocket) {
+	if allErr == nil || errors.Is(allErr, ErrBusy) || errors.Is(allErr, errNoSocket) {
 		return allErr
 	}
 	var missing []string

@@ -100,7 +100,7 @@ func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
 
 // IsBusy reports whether err means that iptables did not run, rather than that it
 // refused the rules.
-func IsBusy(err error) bool { return errors.Is(err, errBusy) }
+func IsBusy(err error) bool { return errors.Is(err, ErrBusy) }
 
 // Destinations returns the translation targets of the chains in the tables, by chain
 // name. It returns one endpoint per chain, which is the only one with a relay.

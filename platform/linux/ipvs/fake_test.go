@@ -16,6 +16,7 @@ import (
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/ipvs/companion"
+	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
@@ -39,6 +40,7 @@ type fake struct {
 	reads       int
 	serverReads int // of single virtual servers
 	ops         int
+	done        []string // ops and settings, as a plan prints them
 	// omitted are virtual servers that a list leaves out.
 	omitted []key
 	// refuse, if not nil, may refuse an op before it is executed.
@@ -51,7 +53,7 @@ type fakeServer struct {
 }
 
 var (
-	errInjected = errors.New("injected")
+	errInjected = backendtest.ErrInjected
 	errSource   = errors.New("invalid argument")
 )
 
@@ -71,6 +73,9 @@ func (k *fake) MissingSettings(_ context.Context, of settingsScope) ([]string, e
 }
 
 func (k *fake) ApplySettings(context.Context, settingsScope) error {
+	for _, s := range k.missingSettings {
+		k.done = append(k.done, "+ setting "+s)
+	}
 	k.missingSettings = nil
 	return nil
 }
@@ -96,6 +101,7 @@ func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
 			return err
 		}
 		k.ops++
+		k.done = append(k.done, o.text())
 		return nil
 	})
 	var members []ipset.Member

@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
 )
@@ -22,7 +23,7 @@ type tracer struct {
 	kernel *fake
 }
 
-func trace(k *fake, c route.Conn) xtables.Outcome { return newTracer(k, c).run() }
+func trace(k *fake, c route.Conn) backendtest.Outcome { return newTracer(k, c).run() }
 
 func newTracer(k *fake, c route.Conn) *tracer {
 	local := func(a netip.Addr) bool {
@@ -49,7 +50,7 @@ func (t *tracer) runBeforeIPVS(hook string) bool {
 	return false
 }
 
-func (t *tracer) run() xtables.Outcome {
+func (t *tracer) run() backendtest.Outcome {
 	if t.Conn.Interface == "" {
 		return t.runOutput()
 	}
@@ -69,7 +70,7 @@ func (t *tracer) run() xtables.Outcome {
 
 // runOutput evaluates a packet of the node itself. IPVS handles it before it leaves,
 // wherever its address is routed.
-func (t *tracer) runOutput() xtables.Outcome {
+func (t *tracer) runOutput() backendtest.Outcome {
 	if !t.runBeforeIPVS("OUTPUT") {
 		return t.Out
 	}
@@ -81,7 +82,7 @@ func (t *tracer) runOutput() xtables.Outcome {
 		t.hooks("filter INPUT")
 	}
 	if t.Out.Action != route.Pass {
-		return xtables.Outcome{Action: t.Out.Action}
+		return backendtest.Outcome{Action: t.Out.Action}
 	}
 	return t.Out
 }
@@ -108,8 +109,8 @@ func (t *tracer) server() *fakeServer {
 
 // runServer sends the packet to each destination of s. It leaves like a packet of the
 // node itself, except for translating rules.
-func (t *tracer) runServer(s *fakeServer) xtables.Outcome {
-	o := xtables.Outcome{Action: route.Reject, Masq: map[netip.AddrPort]bool{}}
+func (t *tracer) runServer(s *fakeServer) backendtest.Outcome {
+	o := backendtest.Outcome{Action: route.Reject, Masq: map[netip.AddrPort]bool{}}
 	for a, x := range s.dests {
 		if x.weight > 0 {
 			o.Action = route.Forward
@@ -117,7 +118,7 @@ func (t *tracer) runServer(s *fakeServer) xtables.Outcome {
 		}
 	}
 	if o.Action == route.Reject {
-		return xtables.Outcome{Action: route.Reject}
+		return backendtest.Outcome{Action: route.Reject}
 	}
 	slices.SortFunc(o.Targets, netip.AddrPort.Compare)
 	for _, a := range o.Targets {

@@ -13,8 +13,8 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
-	"kubeproxy/test/xtables"
 )
 
 // Virtual servers, elements of sets and tables change one by one. A connection in
@@ -70,7 +70,7 @@ func ofService(p, q *service.Port) bool { return p != nil && p.Name.Name == q.Na
 // wrong describes what is wrong with the outcome of m's connection, "" if nothing is.
 // reached means that the node delivers what no virtual server accepts. lossy means that
 // some ops were refused.
-func (m transition) wrong(got xtables.Outcome, reached, lossy bool) string {
+func (m transition) wrong(got backendtest.Outcome, reached, lossy bool) string {
 	forwards := func(v route.Verdict) bool { return v.Action == route.Forward }
 	refuses := func(v route.Verdict) bool { return !forwards(v) }
 	switch {

@@ -23,6 +23,7 @@ type fake struct {
 	commits int
 	ops     int
 	reads   int
+	done    []string // the ops of transactions, as text
 	// refuse, if not nil, may reject a transaction before it changes anything.
 	refuse func(ops []op) error
 }
@@ -67,6 +68,9 @@ func (k *fake) Commit(_ context.Context, ops []op) error {
 	k.table = next
 	k.commits++
 	k.ops += len(ops)
+	for _, o := range ops {
+		k.done = append(k.done, o.text(k.family))
+	}
 	return nil
 }
 

@@ -33,6 +33,7 @@ type fake struct {
 	after  func(op string) error
 
 	calls    map[string]int
+	done     []string // what was changed, as a plan prints it
 	warnings []string // requests that real HNS accepts and that break Services
 }
 
@@ -59,7 +60,7 @@ func (k *fake) begin(op string) error {
 	return nil
 }
 
-func (k *fake) done(op string) error {
+func (k *fake) end(op string) error {
 	if k.after != nil {
 		return k.after(op)
 	}
@@ -137,11 +138,16 @@ func (k *fake) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
 		}
 	}
 	e.ID = k.id("endpoint")
+	line := "+ endpoint " + e.describe()
+	if e.Name == sourceVIPName {
+		line = "+ endpoint " + e.Name
+	}
+	k.done = append(k.done, line)
 	if e.MAC == "" {
 		e.MAC = fmt.Sprintf("00-15-5d-00-%02x-%02x", k.next>>8&0xff, k.next&0xff)
 	}
 	k.endpoints[e.ID] = e
-	return e, k.done(op)
+	return e, k.end(op)
 }
 
 func (k *fake) freeAddr(n *Network) netip.Addr {
@@ -167,7 +173,7 @@ func (k *fake) HasEndpoint(_ context.Context, id string) (bool, error) {
 		return false, err
 	}
 	_, ok := k.endpoints[id]
-	return ok, k.done(op)
+	return ok, k.end(op)
 }
 
 func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
@@ -175,7 +181,8 @@ func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
 	if err := k.begin(op); err != nil {
 		return err
 	}
-	if _, ok := k.endpoints[id]; !ok {
+	e, ok := k.endpoints[id]
+	if !ok {
 		return codeError(op, 0x803b0002)
 	}
 	for _, lb := range k.balancers {
@@ -183,8 +190,9 @@ func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
 			k.warnings = append(k.warnings, fmt.Sprintf("endpoint %s deleted while load balancer %s has it", id, lb.ID))
 		}
 	}
+	k.done = append(k.done, "- endpoint "+e.describe())
 	delete(k.endpoints, id)
-	return k.done(op)
+	return k.end(op)
 }
 
 // check validates a load balancer that is to have the given ID.
@@ -235,8 +243,9 @@ func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (string, e
 		return "", codeError(op, 0x803b0013)
 	}
 	lb.ID = k.id("balancer")
+	k.done = append(k.done, k.balancerText("+ loadbalancer ", &lb))
 	k.balancers[lb.ID] = lb
-	return lb.ID, k.done(op)
+	return lb.ID, k.end(op)
 }
 
 // usedBlocks counts the blocks of dynamic ports that load balancers hold.
@@ -275,8 +284,10 @@ func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalan
 	if !k.version.atLeast(15, 5) {
 		return have, nil
 	}
+	p := k.pass(lb.Family)
+	k.done = append(k.done, fmt.Sprintf("~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints)))
 	k.balancers[lb.ID] = lb
-	return lb, k.done(op)
+	return lb, k.end(op)
 }
 
 func (k *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
@@ -288,8 +299,9 @@ func (k *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
 	if _, ok := k.balancers[id]; !ok {
 		return codeError(op, 0x80070490)
 	}
+	k.done = append(k.done, "- loadbalancer "+k.balancers[id].Key.String())
 	delete(k.balancers, id)
-	return k.done(op)
+	return k.end(op)
 }
 
 // memoryStore is a Store in memory.

@@ -54,6 +54,20 @@ func (x *interceptor) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) (
 	return err
 }
 
+// pass knows what HNS holds, for texts.
+func (k *fake) pass(f service.Family) *pass {
+	l := Listing{}
+	for _, e := range k.endpoints {
+		l.Endpoints = append(l.Endpoints, e)
+	}
+	return &pass{model: newModel(l, ""), family: f}
+}
+
+// balancerText describes a load balancer as a plan does.
+func (k *fake) balancerText(start string, lb *LoadBalancer) string {
+	return fmt.Sprintf("%s%s %s %s", start, lb.Key, lb.describe(), k.pass(lb.Family).formatEndpoints(lb.Endpoints))
+}
+
 // balancerTexts returns HNS's load balancers with the addresses of their endpoints.
 func (b *testNode) balancerTexts() []string {
 	l := Listing{}

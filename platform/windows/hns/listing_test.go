@@ -6,99 +6,15 @@ package hns
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
-
-// gradual is an HNS that lists object by object, as the real one does, and lets others
-// call between two of them.
-type gradual struct {
-	*fake
-	mu sync.Mutex
-	// between is called before each object, without the lock.
-	between func(object int)
-	listed  int
-	// strict fails a listing if a load balancer goes away meanwhile, as hcsshim does.
-	strict bool
-}
-
-func (g *gradual) List(ctx context.Context, w ObjectKinds) (Listing, error) {
-	g.mu.Lock()
-	l, err := g.fake.List(ctx, Networks)
-	endpoints, balancers := slices.Sorted(maps.Keys(g.endpoints)), slices.Sorted(maps.Keys(g.balancers))
-	if w&LoadBalancers != 0 {
-		g.listed++
-	}
-	g.mu.Unlock()
-	if err != nil {
-		return l, err
-	}
-	object := 0
-	next := func() {
-		if g.between != nil && w == All {
-			g.between(object)
-		}
-		object++
-	}
-	for _, id := range endpoints {
-		next()
-		g.mu.Lock()
-		if e, ok := g.endpoints[id]; ok && w&Endpoints != 0 {
-			l.Endpoints = append(l.Endpoints, e)
-		}
-		g.mu.Unlock()
-	}
-	for _, id := range balancers {
-		next()
-		g.mu.Lock()
-		lb, ok := g.balancers[id]
-		if ok && w&LoadBalancers != 0 {
-			l.LoadBalancers = append(l.LoadBalancers, lb)
-		}
-		g.mu.Unlock()
-		if !ok && g.strict {
-			return l, codeError("list load balancers", 0x490)
-		}
-	}
-	next()
-	return l, nil
-}
-
-func (g *gradual) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.fake.CreateEndpoint(ctx, e)
-}
-
-func (g *gradual) DeleteEndpoint(ctx context.Context, id string) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.fake.DeleteEndpoint(ctx, id)
-}
-
-func (g *gradual) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.fake.CreateLoadBalancer(ctx, lb)
-}
-
-func (g *gradual) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.fake.UpdateLoadBalancer(ctx, lb)
-}
-
-func (g *gradual) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.fake.DeleteLoadBalancer(ctx, lb)
-}
 
 // apps are n Services, of which each has a ClusterIP and two endpoints elsewhere.
 // Those in moved lead to another one.
@@ -117,21 +33,25 @@ func apps(generation uint64, n int, moved map[int]string) *service.Snapshot {
 	return snapshot(generation, ports...)
 }
 
-// listBench is a bench whose HNS lists beside rounds.
+// listBench is a bench whose HNS lists beside rounds, object by object, as the real one
+// does.
 type listBench struct {
 	*testNode
-	*gradual
+	lister
+	rounds reconcile.Backend
 	passed atomic.Int64 // on the clock
 }
 
-func newLookBench(t *testing.T, v Version, pods ...string) *listBench {
+func newListBench(t *testing.T, v Version, pods ...string) *listBench {
 	b := &listBench{testNode: newTestNode(t, v, bridgeN)}
 	b.pods(pods...)
-	b.gradual = &gradual{fake: b.hns}
-	b.restartOn(b.gradual)
+	b.pause = func() {}
+	b.start(b.hns)
+	t.Cleanup(b.end)
+	b.restartOn(&b.lister)
+	b.rounds = b.beside(b.backend)
 	begin := b.now
 	b.backend.host.now = func() time.Time { return begin.Add(time.Duration(b.passed.Load())) }
-	b.backend.host.patience = time.Millisecond
 	return b
 }
 
@@ -139,12 +59,15 @@ func newLookBench(t *testing.T, v Version, pods ...string) *listBench {
 func (b *listBench) apply(want *service.Snapshot) string {
 	b.t.Helper()
 	b.passed.Add(int64(time.Second))
-	p := b.plan(want)
+	p, err := b.rounds.Plan(b.t.Context(), want)
+	if err != nil {
+		b.t.Fatalf("Plan: %v", err)
+	}
 	text := p.String()
 	if p.Empty() {
 		return text
 	}
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(b.t.Context()); err != nil {
 		b.t.Fatalf("Apply: %v\n%s", err, text)
 	}
 	if n := b.hns.warnings; len(n) > 0 {
@@ -153,29 +76,21 @@ func (b *listBench) apply(want *service.Snapshot) string {
 	return text
 }
 
-// resync starts a listing that stops before each object, hands each stop to
-// meanwhile, and returns what the round did that used the listing.
+// resync starts a listing, calls meanwhile before each object, and returns what the
+// round did that used the listing.
 func (b *listBench) resync(meanwhile func(object int) *service.Snapshot) string {
 	b.t.Helper()
-	stops, goOn := make(chan int), make(chan struct{})
-	b.between = func(object int) { stops <- object; <-goOn }
 	want := b.backend.state.snapshot
 	b.passed.Add(int64(time.Minute))
 	b.apply(want)
-	l := b.backend.host.pendingNow()
-	for {
-		select {
-		case object := <-stops:
-			if to := meanwhile(object); to != nil {
-				want = to
-				b.apply(want)
-			}
-			goOn <- struct{}{}
-		case <-l.done:
-			b.between = nil
-			return b.apply(want)
+	for object := 0; b.open != nil; object++ {
+		if to := meanwhile(object); to != nil {
+			want = to
+			b.apply(want)
 		}
+		b.next()
 	}
+	return b.apply(want)
 }
 
 // Changes are programmed while HNS is listed, whatever the listing has seen by then,
@@ -186,7 +101,7 @@ func TestChangesPassAListing(t *testing.T) {
 		// Objects are endpoints, and load balancers after them.
 		for _, at := range []int{0, 3, 8, 11, 13} {
 			t.Run(fmt.Sprintf("HNS %s, at object %d", v, at), func(t *testing.T) {
-				b := newLookBench(t, v)
+				b := newListBench(t, v)
 				b.apply(apps(1, n, nil))
 				changed, object := apps(2, n+1, map[int]string{0: "10.244.2.50:80@b", 1: "", 2: "10.244.2.51:80@b", 5: "10.244.2.52:80@b"}), ""
 				late := b.resync(func(i int) *service.Snapshot {
@@ -196,8 +111,8 @@ func TestChangesPassAListing(t *testing.T) {
 					object = "reached"
 					return changed
 				})
-				if object == "" || late != "" || b.listed != 2 {
-					t.Errorf("changed at an object: %q; %d listings, want 2; after it, still to do:\n%s", object, b.listed, late)
+				if object == "" || late != "" || b.begun != 2 {
+					t.Errorf("changed at an object: %q; %d listings, want 2; after it, still to do:\n%s", object, b.begun, late)
 				}
 				if b.backend.state == nil || b.backend.listingAge() > 3*time.Second {
 					t.Error("the listing was not used")
@@ -214,7 +129,7 @@ func TestChangesPassAListing(t *testing.T) {
 
 // What others did before the listing shows in it, beside changes.
 func TestDriftIsFoundBesideChanges(t *testing.T) {
-	b := newLookBench(t, v15)
+	b := newListBench(t, v15)
 	b.apply(apps(1, 6, nil))
 	for id, lb := range b.hns.balancers {
 		if lb.Key.VIP == addr("10.96.1.4") {
@@ -235,7 +150,7 @@ func TestDriftIsFoundBesideChanges(t *testing.T) {
 // A pod of this node that came while HNS was listed, after its endpoints were, stays
 // in its Service.
 func TestNewPodPassesAListing(t *testing.T) {
-	b := newLookBench(t, v13, "10.244.1.11")
+	b := newListBench(t, v13, "10.244.1.11")
 	b.apply(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
 	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80"))
 	late := b.resync(func(i int) *service.Snapshot {
@@ -253,7 +168,7 @@ func TestNewPodPassesAListing(t *testing.T) {
 // A listing that fails because a change deleted what it was about to read is begun
 // again, and changes do not wait for it, but for one after several such.
 func TestChangesSpoilListings(t *testing.T) {
-	b := newLookBench(t, v13)
+	b := newListBench(t, v13)
 	b.strict = true
 	b.apply(apps(1, 6, nil))
 	moved := 50
@@ -266,8 +181,8 @@ func TestChangesSpoilListings(t *testing.T) {
 	}
 	for n := range maxInvalidated {
 		b.resync(spoil)
-		if b.listed != 2+n || b.backend.listingAge() < time.Minute {
-			t.Fatalf("spoilt %d times: listed %d times, the last one used is %s old", n+1, b.listed, b.backend.listingAge())
+		if b.begun != 2+n || b.backend.listingAge() < time.Minute {
+			t.Fatalf("spoilt %d times: listed %d times, the last one used is %s old", n+1, b.begun, b.backend.listingAge())
 		}
 	}
 	b.resync(spoil)
@@ -280,32 +195,63 @@ func TestChangesSpoilListings(t *testing.T) {
 	}
 }
 
+// sleepingLister takes time for each listing, and lets others call meanwhile.
+type sleepingLister struct {
+	*fake
+	mu    sync.Mutex
+	takes time.Duration
+}
+
+func (s *sleepingLister) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+	time.Sleep(s.takes)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fake.List(ctx, what)
+}
+
+func (s *sleepingLister) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fake.UpdateLoadBalancer(ctx, lb)
+}
+
+func (s *sleepingLister) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fake.CreateEndpoint(ctx, e)
+}
+
 // Nobody's change waits for a resync, and the resync is done all the same.
 func TestChangesDoNotWaitForResyncs(t *testing.T) {
-	const n, each, longest = 300, 5 * time.Millisecond, time.Second
-	b := newLookBench(t, v15)
-	b.apply(apps(1, n, nil))
-	b.backend.host.patience = listPatience
-	b.between = func(int) { time.Sleep(each) }
-	ended := make(chan struct{}, 1)
-	b.backend.host.onListed(service.IPv4, func() { ended <- struct{}{} })
-	b.passed.Add(int64(time.Minute))
-	want := b.backend.state.snapshot
-	b.apply(want) // begins to list
-	for i := range 20 {
-		want = apps(uint64(2+i), n, map[int]string{i: fmt.Sprintf("10.244.2.%d:80@b", 201+i)})
-		begin := time.Now()
-		b.apply(want)
-		if took := time.Since(begin); took > longest {
-			t.Errorf("change %d took %s, want at most %s", i, took, longest)
+	synctest.Test(t, func(t *testing.T) {
+		const n = 300
+		b := newTestNode(t, v15, bridgeN)
+		k := &sleepingLister{fake: b.hns}
+		b.restartOn(k)
+		b.backend.host.now, b.backend.host.patience = time.Now, listPatience
+		b.converge(apps(1, n, nil))
+		k.takes = 10 * time.Second
+		ended := make(chan struct{}, 1)
+		b.backend.host.onListed(service.IPv4, func() { ended <- struct{}{} })
+		time.Sleep(time.Minute)
+		want := b.backend.state.snapshot
+		b.plan(want) // begins to list
+		for i := range 20 {
+			want = apps(uint64(2+i), n, map[int]string{i: fmt.Sprintf("10.244.2.%d:80@b", 201+i)})
+			begin := time.Now()
+			if _, err := b.round(want); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begin); took > listPatience {
+				t.Errorf("change %d took %s, want at most %s", i, took, listPatience)
+			}
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if len(ended) > 0 {
-		t.Fatal("the listing ended before the changes did")
-	}
-	<-ended
-	if late := b.apply(want); late != "" || b.backend.listingAge() > 2*time.Second {
-		t.Errorf("the listing is %s old; it had this done:\n%s", b.backend.listingAge(), late)
-	}
+		if len(ended) > 0 {
+			t.Fatal("the listing ended before the changes did")
+		}
+		<-ended
+		if late := b.plan(want); !late.Empty() || b.backend.listingAge() > 2*time.Second {
+			t.Errorf("the listing is %s old; it had this done:\n%s", b.backend.listingAge(), late)
+		}
+	})
 }

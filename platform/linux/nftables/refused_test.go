@@ -7,117 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
 )
-
-var errInjected = errors.New("injected")
-
-// refusals are what a kernel says that does nothing.
-var refusals = []error{errInjected, fmt.Errorf("%w: %w", errInjected, syscall.ENOMEM)}
-
-// TestConvergesAfterRefusals does rounds that the kernel refuses here and
-// there, and others meddle with; one clean round must reach the goal, and
-// the next must find nothing to do.
-func TestConvergesAfterRefusals(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-		k := &fake{family: w.Family}
-		b := &Backend{family: w.Family, options: Options{MasqueradeBit: 14}, driver: k}
-		var want *service.Snapshot
-		var ports []*service.Port
-		for n := range 4 {
-			ports = w.Ports()
-			want = service.New(uint64(n), w.Node(), ports)
-			k.refuse = func([]op) error {
-				if w.DrawBool("refuse") {
-					return refusals[w.DrawInt("refusal", len(refusals))]
-				}
-				return nil
-			}
-			if w.DrawBool("meddle") {
-				tamper(w, k)
-			}
-			if w.DrawBool("restart") {
-				b = &Backend{family: w.Family, options: b.options, driver: k}
-			}
-			if p, err := b.Plan(context.Background(), want); err != nil {
-				t.Fatalf("Plan: %v", err)
-			} else if err = p.Apply(context.Background()); err != nil && !errors.Is(err, errInjected) {
-				t.Fatalf("Apply: %v\n%s", err, p)
-			}
-		}
-		k.refuse = nil
-		apply(t, b, want)
-		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
-			t.Fatalf("after a clean round: %v, still to do:\n%s", err, p)
-		}
-		wantSameAsFresh(t, k, want)
-		for range 5 {
-			judge(t, k, want, w.Conn(ports))
-		}
-	})
-}
-
-// tamper changes the table as another process might.
-func tamper(w generate.Cluster, k *fake) {
-	k.touched = true
-	if k.table == nil {
-		return
-	}
-	chains := slices.Sorted(maps.Keys(k.table.chains))
-	c := k.table.chains[chains[w.DrawInt("chain", len(chains))]]
-	switch w.DrawInt("kind", 5) {
-	case 0:
-		k.table = nil
-	case 1:
-		c.rules = nil
-	case 2:
-		c.rules = append(c.rules, rule{verdict{code: verdictAccept}})
-	case 3:
-		for _, name := range slices.Sorted(maps.Keys(k.table.sets)) {
-			if w.DrawBool("flush " + name) {
-				clear(k.table.sets[name].elements)
-			}
-		}
-	case 4:
-		key := w.Pod(99).AsSlice()
-		k.table.sets["cluster-ips"].elements[string(key)] = element{in: clusterIPs, key: key}
-		k.table.chains["stranger"] = &fakeChain{}
-		k.table.sets["stranger"] = &fakeSet{&set{name: "stranger"}, map[string]element{}}
-	}
-}
-
-// wantSameAsFresh compares with a newly created table. The order of slots may differ, and
-// classes that were needed earlier may exist.
-func wantSameAsFresh(t *rapid.T, k *fake, want *service.Snapshot) {
-	fresh := &fake{family: k.family}
-	b := &Backend{family: k.family, options: Options{MasqueradeBit: 14}, driver: fresh}
-	apply(t, b, want)
-	for name, s := range fresh.table.sets {
-		got := k.table.sets[name]
-		if got == nil || len(got.elements) != len(s.elements) {
-			t.Fatalf("set %s differs from one made at once", name)
-		}
-	}
-	if len(k.table.sets) != len(fresh.table.sets) {
-		t.Fatalf("%d sets, want %d", len(k.table.sets), len(fresh.table.sets))
-	}
-	for name := range k.table.chains {
-		if fresh.table.chains[name] == nil && !strings.Contains(name, "pick-") && !strings.Contains(name, "cluster-") && !strings.Contains(name, "external-") {
-			t.Fatalf("chain %s should be gone", name)
-		}
-	}
-}
 
 // simple returns a snapshot of n Services with two endpoints each.
 func simple(n int) *service.Snapshot {

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package iptables_test
+package userspace_test
 
 import (
 	"net/netip"
@@ -10,9 +10,9 @@ import (
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/xtables"
 )
 
 // boundTo has listeners at an address of the node.
@@ -23,7 +23,7 @@ func boundTo(a netip.Addr, r userspace.Range) userspace.Options {
 }
 
 // newBound returns a site whose listeners are at the node's address.
-func newBound(f service.Family, tables *iptables.Fake) *relayNode {
+func newBound(f service.Family, tables *xtables.System) *relayNode {
 	return newSiteWith(f, tables, boundTo(generate.NodeAddr[f], userspace.Range{First: 20000, Last: 20999}))
 }
 
@@ -39,7 +39,7 @@ func drawBound(w generate.Cluster) userspace.Options {
 
 // wantGuard wants the rules that guard listeners to be for at alone, which is invalid
 // for their own address.
-func wantGuard(t interface{ Fatalf(string, ...any) }, tables *iptables.Fake, at netip.Addr) {
+func wantGuard(t interface{ Fatalf(string, ...any) }, tables *xtables.System, at netip.Addr) {
 	found, want := 0, 2
 	if at.IsValid() {
 		want = 3
@@ -55,17 +55,6 @@ func wantGuard(t interface{ Fatalf(string, ...any) }, tables *iptables.Fake, at 
 	if found != want {
 		t.Fatalf("%d rules guard listeners, want %d:\n%s", found, want, tables.Text())
 	}
-}
-
-// TestBoundRelayDecidesAsRouteDoes judges connections to listeners at the node's
-// address.
-func TestBoundRelayDecidesAsRouteDoes(t *testing.T) {
-	eachCluster(t, newBound, (*relayNode).round, (*relayNode).judge)
-}
-
-// TestBoundBypassDecidesAsRouteDoes judges those that are led past them.
-func TestBoundBypassDecidesAsRouteDoes(t *testing.T) {
-	eachCluster(t, newBound, (*relayNode).handOver, (*relayNode).judgeBypass)
 }
 
 // portsOf are of a Service that is served, one that is not, and one with a check.
@@ -87,7 +76,7 @@ func portsOf(f service.Family) []*service.Port {
 func TestBoundGuard(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
-			tables := iptables.NewFake()
+			tables := xtables.New(nil)
 			s := newSiteWith(f, tables, boundTo(generate.NodeAddr[f], userspace.Range{First: 20001, Last: 20002}))
 			defer s.Close()
 			opened := 0
@@ -111,17 +100,17 @@ func TestBoundGuard(t *testing.T) {
 }
 
 // judgeBound dials from outside.
-func judgeBound(t *testing.T, tables *iptables.Fake, to netip.AddrPort, want route.Action) {
+func judgeBound(t *testing.T, tables *xtables.System, to netip.AddrPort, want route.Action) {
 	t.Helper()
 	c := route.Conn{From: generate.OtherNodeAddr[service.FamilyOf(to.Addr())].Next(), Interface: "eth0", Protocol: service.TCP, ToNode: true, To: to}
-	if got := iptables.Trace(tables, c, generate.IsNodeLocal); got.Action != want {
+	if got := tables.Trace(c, generate.IsNodeLocal); got.Action != want {
 		t.Errorf("to %s: %v, want %v\n%s", to, got.Action, want, tables.Text())
 	}
 }
 
 // TestBoundNeedsGuard opens no listener that cannot be guarded, and does so when it can.
 func TestBoundNeedsGuard(t *testing.T) {
-	tables := iptables.NewFake()
+	tables := xtables.New(nil)
 	s := newBound(service.IPv4, tables)
 	defer s.Close()
 	s.refuse = func() bool {
@@ -136,11 +125,11 @@ func TestBoundNeedsGuard(t *testing.T) {
 		}
 		return p.Apply(t.Context())
 	}
-	tables.RefuseWith(func(string) error { return errInjected })
+	tables.Refuse = func(string) error { return errInjected }
 	if err := apply(); err == nil || !strings.Contains(err.Error(), "guard the listeners at "+generate.NodeAddr[service.IPv4].String()) {
 		t.Errorf("Apply = %v", err)
 	}
-	tables.RefuseWith(nil)
+	tables.Refuse = nil
 	s.refuse = func() bool { return false }
 	if err := apply(); err != nil {
 		t.Error(err)

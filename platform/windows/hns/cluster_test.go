@@ -4,14 +4,11 @@
 package hns
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
-	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/route"
@@ -38,6 +35,9 @@ func (w generator) nth(v4, v6 string, n int) netip.Addr {
 	a, _ := netip.AddrFromSlice(b)
 	return a
 }
+
+// Node is always the same.
+func (w generator) Node() *service.Node { return theNode }
 
 // localPod is the address of a pod of this node, remotePod that of another node's pod.
 func (w generator) localPod(n int) netip.Addr  { return w.nth("10.244.1.10", "fd00:10:244:1::10", n) }
@@ -131,7 +131,8 @@ func (w generator) port(n int) *service.Port {
 	return p
 }
 
-func (w generator) ports() []*service.Port {
+// Ports draws the ports of up to four Services.
+func (w generator) Ports() []*service.Port {
 	var ports []*service.Port
 	for n := range w.drawInt("ports", 5) {
 		if w.drawInt("there", 5) > 0 {
@@ -141,8 +142,8 @@ func (w generator) ports() []*service.Port {
 	return ports
 }
 
-// conn draws a connection to a frontend of the ports, or to another address.
-func (w generator) conn(ports []*service.Port) route.Conn {
+// Conn draws a connection to a frontend of the ports, or to another address.
+func (w generator) Conn(ports []*service.Port) route.Conn {
 	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.remotePod(0), 80), From: w.nth("203.0.113.1", "2001:db8:2::1", 0), Interface: "eth0"}
 	if len(ports) > 0 {
 		p := ports[w.drawInt("to", len(ports))]
@@ -160,113 +161,4 @@ func (w generator) conn(ports []*service.Port) route.Conn {
 		c.From, c.Interface = w.nth("192.0.2.10", "2001:db8::10", 0), ""
 	}
 	return c
-}
-
-// trace follows c through what HNS holds: to a load balancer with its address, otherwise,
-// on the node, to one without an address. Without either, the connection is not
-// translated.
-func trace(k *fake, f service.Family, c route.Conn) []netip.AddrPort {
-	find := func(vip netip.Addr) *LoadBalancer {
-		for _, lb := range k.balancers {
-			if lb.Key == (Key{VIP: vip, Family: f, Port: c.To.Port(), Protocol: c.Protocol}) {
-				return &lb
-			}
-		}
-		return nil
-	}
-	lb := find(c.To.Addr())
-	if lb == nil && c.ToNode {
-		lb = find(netip.Addr{})
-	}
-	if lb == nil {
-		return nil
-	}
-	var to []netip.AddrPort
-	for _, id := range lb.Endpoints {
-		e := k.endpoints[id]
-		to = append(to, netip.AddrPortFrom(e.addrIn(f), lb.TargetPort))
-	}
-	slices.SortFunc(to, netip.AddrPort.Compare)
-	return to
-}
-
-// expected is the result of route.Decide, as far as HNS supports it. HNS cannot reject or
-// drop, has neither source ranges nor SCTP, sends all clients to the same endpoints, and
-// has one target port.
-func expected(v route.Verdict, o Options) []netip.AddrPort {
-	if v.Port == nil || v.Frontend.Sources != nil && !o.IgnoreSourceRanges || v.Port.Name.Protocol == service.SCTP {
-		return nil
-	}
-	groups := map[uint16][]netip.AddrPort{}
-	for _, e := range v.Port.Endpoints(v.Frontend.Kind) {
-		groups[e.Addr.Port()] = append(groups[e.Addr.Port()], e.Addr)
-	}
-	if len(groups[9090]) > len(groups[8080]) {
-		return groups[9090]
-	}
-	return groups[8080]
-}
-
-// judge compares the result of HNS for c with the expected one. Forwarded health checks
-// are not part of Services.
-func judge(t *rapid.T, b *testNode, want *service.Snapshot, c route.Conn) {
-	v := route.Decide(want, c)
-	got, exp := trace(b.hns, b.backend.family, c), expected(v, b.options)
-	if v.Port == nil && len(got) == 1 && got[0].Addr() == rootAddr(b.backend.family) {
-		return
-	}
-	if diff := cmp.Diff(exp, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
-		t.Fatalf("%+v: %s (-decide +hns):\n%s", c, v.Reason, diff)
-	}
-}
-
-func rootAddr(f service.Family) netip.Addr {
-	return generator{family: f}.nth("10.244.1.250", "fd00:10:244:1::fa", 0)
-}
-
-// drawTestNode returns a node of a generated cluster, with all possible pods.
-func drawTestNode(t *testing.T, w generator) *testNode {
-	b := &testNode{t: t, hns: newFake(w.version(), w.network()), store: &memoryStore{}, now: time.Unix(1e9, 0), options: w.options()}
-	b.restart()
-	b.setFamily(w.family)
-	for n := range 6 {
-		b.pods(w.localPod(n).String())
-	}
-	b.addRootEndpoint()
-	return b
-}
-
-func (b *testNode) setFamily(f service.Family) {
-	h := b.backend.host
-	b.backend = New(h, f, b.options, 30*time.Second)
-	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
-}
-
-func (b *testNode) addRootEndpoint() {
-	b.t.Helper()
-	root := Endpoint{Name: "cbr0", Network: b.hns.networks[0].ID, Addrs: []netip.Addr{rootAddr(b.backend.family)}}
-	if _, err := b.hns.CreateEndpoint(context.Background(), root); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-// TestHNSForwardsAsRouteDecides checks 20 connections in each of 100 generated clusters
-// per family.
-func TestHNSForwardsAsRouteDecides(t *testing.T) {
-	for _, f := range service.Families {
-		t.Run(f.String(), func(t *testing.T) {
-			rapid.Check(t, func(r *rapid.T) {
-				w := generator{r, f}
-				b := drawTestNode(t, w)
-				ports := w.ports()
-				want := service.New(1, theNode, ports)
-				if _, err := b.round(want); err != nil && !unsupportedOnly(err) {
-					r.Fatalf("Apply: %v", err)
-				}
-				for range 20 {
-					judge(r, b, want, w.conn(ports))
-				}
-			})
-		})
-	}
 }

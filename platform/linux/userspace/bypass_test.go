@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package iptables_test
+package userspace_test
 
 import (
 	"errors"
@@ -16,52 +16,24 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/xtables"
 )
-
-// handOver runs a sync for want and lets the rules bypass the relay.
-func (s *relayNode) handOver(t *rapid.T, want *service.Snapshot) {
-	s.round(t, want)
-	if loss, err := s.HandOver(t.Context()); err != nil || loss != "" {
-		t.Fatalf("HandOver = %q, %v", loss, err)
-	}
-}
-
-// TestBypassDecidesAsRouteDoes checks connections that bypass a relay: each goes where
-// route decides, as if the node had opened it.
-func TestBypassDecidesAsRouteDoes(t *testing.T) {
-	eachCluster(t, newRelayNode, (*relayNode).handOver, (*relayNode).judgeBypass)
-}
-
-func (s *relayNode) judgeBypass(t *rapid.T, want *service.Snapshot, c route.Conn) {
-	v := route.Decide(want, c)
-	if v.Port != nil && v.Port.Name.Protocol == service.SCTP { // the mode does not forward SCTP
-		v = route.Decide(s.Redirected(), c)
-	}
-	got := iptables.Trace(s.tables, c, generate.IsNodeLocal)
-	var to []netip.AddrPort
-	for _, e := range v.Endpoints {
-		to = append(to, e.Addr)
-	}
-	if got.Action != v.Action || v.Action == route.Forward && !slices.Equal(got.Targets, to) || got.Masquerade != (v.Action == route.Forward) {
-		t.Fatalf("%+v: %v to %v, masquerade %v; want %v to %v: %s\n%s", c, got.Action, got.Targets, got.Masquerade, v.Action, to, v.Reason, s.tables.Text())
-	}
-}
 
 // TestBypassChangesOneTable checks that only table nat changes. Connections would be
 // lost if they bypassed the relay before another table allowed that.
 func TestBypassChangesOneTable(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-		s := newRelayNode(w.Family, iptables.NewFake())
+		s := newRelayNode(w.Family, xtables.New(nil))
 		defer s.Close()
-		want := service.New(1, nodeOf(w), w.Ports())
+		want := service.New(1, cluster(w).Node(), w.Ports())
 		s.round(t, want)
-		s.tables.RefuseWith(func(text string) error {
+		s.tables.Refuse = func(text string) error {
 			if !strings.HasPrefix(text, "*nat\n") {
 				return errInjected
 			}
 			return nil
-		})
+		}
 		if loss, err := s.HandOver(t.Context()); err != nil || loss != "" {
 			t.Fatalf("HandOver = %q, %v", loss, err)
 		}
@@ -74,8 +46,8 @@ func TestBackFromBypass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
 		ports := w.Ports()
-		want := service.New(1, nodeOf(w), ports)
-		s := newRelayNode(w.Family, iptables.NewFake())
+		want := service.New(1, cluster(w).Node(), ports)
+		s := newRelayNode(w.Family, xtables.New(nil))
 		s.round(t, want)
 		before := withoutPorts(s.tables.Text())
 		if _, err := s.HandOver(t.Context()); err != nil {
@@ -126,7 +98,7 @@ func TestBypassAsksForLess(t *testing.T) {
 		"lock held":            {lacks: []string{"*nat"}, err: iptables.ErrBusy},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newRelayNode(service.IPv4, iptables.NewFake())
+			s := newRelayNode(service.IPv4, xtables.New(nil))
 			defer s.Close()
 			if _, err := s.HandOver(t.Context()); err == nil {
 				t.Error("there was something to hand over before the first round")
@@ -139,13 +111,13 @@ func TestBypassAsksForLess(t *testing.T) {
 				t.Fatal(err)
 			}
 			before, tries := s.tables.Text(), 0
-			s.tables.RefuseWith(func(text string) error {
+			s.tables.Refuse = func(text string) error {
 				tries++
 				if slices.ContainsFunc(tc.lacks, func(m string) bool { return strings.Contains(text, m) }) {
 					return errors.Join(errInjected, tc.err)
 				}
 				return nil
-			})
+			}
 			loss, err := s.HandOver(t.Context())
 			if !errors.Is(err, tc.err) || !strings.Contains(loss, tc.loss) || (loss == "") != (tc.loss == "") {
 				t.Fatalf("HandOver = %q, %v; want %q, %v", loss, err, tc.loss, tc.err)
@@ -156,7 +128,7 @@ func TestBypassAsksForLess(t *testing.T) {
 				}
 				return
 			}
-			if got := iptables.Trace(s.tables, c, generate.IsNodeLocal); len(got.Targets) != tc.targets {
+			if got := s.tables.Trace(c, generate.IsNodeLocal); len(got.Targets) != tc.targets {
 				t.Errorf("led to %v, want %d", got.Targets, tc.targets)
 			}
 		})

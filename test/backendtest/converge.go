@@ -1,0 +1,91 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backendtest
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Converge runs rounds that fail at random, while other programs change the node and the
+// process ends. Rounds without failures must then reach the goal: nothing is left to do,
+// the node is as if it had been programmed at once, and it forwards as route.Decide says.
+func Converge(t *testing.T, h Harness) {
+	eachCase(t, h, func(r *run) {
+		for range 5 {
+			if r.want == nil || r.draw.DrawInt("new snapshot", 4) > 0 {
+				r.next()
+				r.want.Incomplete = r.draw.DrawBool("incomplete")
+			}
+			excused := r.node.Inject(r.draw)
+			if r.draw.DrawBool("tamper") {
+				r.node.Tamper(r.draw)
+			}
+			r.faultyRound(excused)
+		}
+		r.node.Heal()
+		r.want = service.New(r.generation+1, r.want.Node, r.ports)
+		r.reach()
+		r.requireNothing("after clean rounds")
+		r.requireGoal()
+		for range 5 {
+			r.node.Judge(r.t, r.want, r.cluster.Conn(r.ports))
+		}
+		r.requireSameAfterRestart()
+	})
+}
+
+// faultyRound runs a round that may fail or end the process.
+func (r *run) faultyRound(excused func(error) bool) {
+	defer func() {
+		crash := recover()
+		if crash != nil && crash != error(ErrCrash) {
+			panic(crash)
+		}
+		if crash != nil || r.draw.DrawInt("restart", 3) == 0 {
+			r.backend = r.node.Start()
+		}
+	}()
+	text := ""
+	p, err := r.backend.Plan(r.ctx, r.want)
+	if err == nil && !p.Empty() {
+		text = p.String()
+		err = p.Apply(r.ctx)
+	}
+	ok := err == nil || errors.Is(err, ErrInjected) || reconcile.Unsupported(err)
+	if !ok && (excused == nil || !excused(err)) {
+		r.t.Fatalf("a round failed: %v\n%s", err, text)
+	}
+}
+
+// requireGoal requires that the node is as if it had been programmed at once.
+func (r *run) requireGoal() {
+	fresh := *r
+	fresh.node = r.node.Fresh()
+	fresh.backend = fresh.node.Start()
+	fresh.reach()
+	if diff := cmp.Diff(fresh.node.State(), r.node.State()); diff != "" {
+		r.t.Fatalf("the node differs from one that was programmed at once (-at once +node):\n%s", diff)
+	}
+	r.node.Check(r.t, r.want)
+}
+
+// requireSameAfterRestart starts a new process, which must find nothing to do, or change
+// only what a process holds itself.
+func (r *run) requireSameAfterRestart() {
+	before := r.node.State()
+	r.backend = r.node.Start()
+	if r.harness.Volatile {
+		r.reach()
+	}
+	r.requireNothing("after a restart")
+	if diff := cmp.Diff(before, r.node.State()); diff != "" {
+		r.t.Fatalf("a restart changed the node (-before +after):\n%s", diff)
+	}
+}
