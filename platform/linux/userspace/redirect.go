@@ -110,7 +110,7 @@ func (o Options) lead(p *service.Port, listener func(service.Policy) (uint16, bo
 
 // sameRules reports whether p and q have the same rules.
 func sameRules(p, q *service.Port) bool {
-	return p.Internal == q.Internal && p.External == q.External &&
+	return p.Internal == q.Internal && p.External == q.External && p.HealthCheck == q.HealthCheck &&
 		slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Local, q.Local) &&
 		slices.EqualFunc(p.Frontends, q.Frontends, service.Frontend.Equal)
 }
