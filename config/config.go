@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/printable"
 )
 
@@ -182,14 +183,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 // sameField reports whether err is about the same field as one of the joined errors.
 func sameField(err, joined error) bool {
 	var e *FieldError
-	many, ok := joined.(interface{ Unwrap() []error })
-	if !ok || !errors.As(err, &e) {
-		return false
-	}
-	return slices.ContainsFunc(many.Unwrap(), func(err error) bool {
-		var f *FieldError
-		return errors.As(err, &f) && f.Path == e.Path
-	})
+	return errors.As(err, &e) && slices.ContainsFunc(errtree.Find[*FieldError](joined), func(f *FieldError) bool { return f.Path == e.Path })
 }
 
 // given reports whether a flag or the file sets the field at path.

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"unicode/utf8"
+
+	"kubeproxy/common/errtree"
 )
 
 // Text returns s on one line.
@@ -74,17 +76,9 @@ func Error(err error) string {
 // paths returns those paths in the tree of err that contain characters to escape.
 func paths(err error) []string {
 	var all []string
-	if e, ok := err.(*fs.PathError); ok && Text(e.Path) != e.Path {
-		all = append(all, e.Path)
-	}
-	switch e := err.(type) {
-	case interface{ Unwrap() error }:
-		if inner := e.Unwrap(); inner != nil {
-			all = append(all, paths(inner)...)
-		}
-	case interface{ Unwrap() []error }:
-		for _, inner := range e.Unwrap() {
-			all = append(all, paths(inner)...)
+	for _, e := range errtree.Find[*fs.PathError](err) {
+		if Text(e.Path) != e.Path {
+			all = append(all, e.Path)
 		}
 	}
 	return all

@@ -8,10 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 
 	"k8s.io/klog/v2"
+
+	"kubeproxy/common/errtree"
 )
 
 // CleanupOptions are the options of Cleanup.
@@ -39,7 +40,7 @@ func Cleanup(ctx context.Context, targets []Target, o CleanupOptions) error {
 		}
 		what, err := removeLeftovers(ctx, p)
 		switch {
-		case onlyForbidden(err):
+		case errtree.Only(err, fs.ErrPermission): // all that is missing are privileges
 			forbidden = append(forbidden, p.String())
 			log.V(2).Info("Not allowed to clean up", "place", p.String(), "err", err.Error())
 		case err != nil:
@@ -54,15 +55,4 @@ func Cleanup(ctx context.Context, targets []Target, o CleanupOptions) error {
 		errs = append(errs, fmt.Errorf("clean up %s: %w: %s", strings.Join(forbidden, ", "), fs.ErrPermission, o.Privileges))
 	}
 	return errors.Join(errs...)
-}
-
-// onlyForbidden returns whether missing privileges are the only cause of err.
-func onlyForbidden(err error) bool {
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		return !slices.ContainsFunc(many.Unwrap(), func(err error) bool { return !onlyForbidden(err) })
-	}
-	if one := errors.Unwrap(err); one != nil && errors.Is(err, fs.ErrPermission) {
-		return onlyForbidden(one)
-	}
-	return errors.Is(err, fs.ErrPermission)
 }

@@ -14,6 +14,8 @@ import (
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
+
+	"kubeproxy/common/errtree"
 )
 
 func TestOnlyForbidden(t *testing.T) {
@@ -30,7 +32,7 @@ func TestOnlyForbidden(t *testing.T) {
 		"mixed":         {errors.Join(syscall.EPERM, other), false},
 	}
 	for name, tt := range tests {
-		if got := onlyForbidden(tt.err); got != tt.want {
+		if got := errtree.Only(tt.err, fs.ErrPermission); got != tt.want {
 			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}
 	}

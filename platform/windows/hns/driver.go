@@ -7,7 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+
+	"kubeproxy/common/errtree"
 )
 
 // ObjectKinds is a set of the kinds of objects to list.
@@ -159,19 +160,17 @@ func (p pendingError) Error() string { return string(p) }
 
 // onlyPending reports whether err, and every error it joins, is pending or postponed.
 func onlyPending(err error) bool {
-	if list, ok := err.(interface{ Unwrap() []error }); ok {
-		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPending(err) })
-	}
-	var p pendingError
-	return errors.As(err, &p) || onlyPostponed(err)
+	return errtree.Every(err, func(err error) bool {
+		_, pending := err.(pendingError)
+		return pending || isPostponed(err)
+	})
 }
 
 // onlyPostponed reports whether err, and every error it joins, is about what was not
 // tried.
-func onlyPostponed(err error) bool {
-	if list, ok := err.(interface{ Unwrap() []error }); ok {
-		return !slices.ContainsFunc(list.Unwrap(), func(err error) bool { return !onlyPostponed(err) })
-	}
-	var p postponedError
-	return errors.As(err, &p)
+func onlyPostponed(err error) bool { return errtree.Every(err, isPostponed) }
+
+func isPostponed(err error) bool {
+	_, postponed := err.(postponedError)
+	return postponed
 }

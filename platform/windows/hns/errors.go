@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -15,12 +16,17 @@ import (
 // appendUnique appends err, or each error that it joins, unless errs contains the text
 // already. The frontends of a port often fail for the same reason.
 func appendUnique(errs []error, err error) []error {
-	if list, ok := err.(interface{ Unwrap() []error }); ok && !isHNSError(err) {
-		for _, one := range list.Unwrap() {
-			errs = appendUnique(errs, one)
+	errtree.Walk(err, func(err error) bool {
+		if errtree.Joins(err) && !isHNSError(err) {
+			return true
 		}
-		return errs
-	}
+		errs = appendOne(errs, err)
+		return false
+	})
+	return errs
+}
+
+func appendOne(errs []error, err error) []error {
 	i := slices.IndexFunc(errs, func(e error) bool { return e.Error() == err.Error() })
 	if i < 0 {
 		return append(errs, err)
