@@ -70,6 +70,8 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&o.Manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
 	fs.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")
 	fs.BoolVar(&o.Exposed, "expose-admin-pages", false, "serve /services, /configz, /flagz, /statusz and profiling of the metrics server to every client, not to those on loopback alone")
+	fs.StringVar(&o.CertFile, "tls-cert-file", "", "serve health and metrics by HTTPS with the certificate in this `FILE`, in PEM; it is read again when it changes")
+	fs.StringVar(&o.KeyFile, "tls-private-key-file", "", "`FILE` with the key of --tls-cert-file")
 	fs.Var(&o.version, "version", "print the version and exit; `raw` prints how it was built, too")
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.SortFlags = false

@@ -5,6 +5,7 @@ package health
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -26,6 +27,8 @@ type Server struct {
 	Listening func(net.Addr)
 	// Attempted, if set, is called for each attempt to bind, with its error or nil.
 	Attempted func(error)
+	// TLS, if set, makes it a server of HTTPS.
+	TLS *tls.Config
 	// Connections, if set, bounds the number of connections. The default is
 	// MaxConnections.
 	Connections *Connections
@@ -82,6 +85,9 @@ func (s *Server) once(ctx context.Context, bound func()) error {
 	conns := s.Connections
 	if conns == nil {
 		conns = NewConnections(MaxConnections)
+	}
+	if s.TLS != nil {
+		l = tls.NewListener(l, s.TLS)
 	}
 	return Serve(ctx, s.Name, l, s.Handler, conns)
 }

@@ -6,12 +6,14 @@ package statusview
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
@@ -103,9 +105,24 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 	return nil, a.identifyServer(ctx, status)
 }
 
-// get returns the status and body of a response.
+// wantsTLS begins the answer of a server of HTTPS to a request of HTTP, see net/http.
+const wantsTLS = "Client sent an HTTP request to an HTTPS server"
+
+// get returns the status and body of a response. It asks by HTTP first, and by HTTPS
+// where that is wanted. On loopback any certificate will do: nobody else can be there.
 func (a *client) get(ctx context.Context, path string) (int, []byte, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.server+path, nil)
+	status, body, err := a.getBy(ctx, "http://", path)
+	if err != nil || status != http.StatusBadRequest || !bytes.HasPrefix(body, []byte(wantsTLS)) {
+		return status, body, err
+	}
+	if addr, err := netip.ParseAddrPort(a.server); err == nil && addr.Addr().IsLoopback() || strings.HasPrefix(a.server, "localhost:") {
+		a.http.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	}
+	return a.getBy(ctx, "https://", path)
+}
+
+func (a *client) getBy(ctx context.Context, scheme, path string) (int, []byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+a.server+path, nil)
 	if err != nil {
 		return 0, nil, fmt.Errorf("ask %s: %w", a.server, err)
 	}

@@ -6,6 +6,7 @@ package statusview
 import (
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -55,6 +56,18 @@ func cannedServer(t *testing.T, text string) string {
 func truncatedResponse(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Length", "10")
 	_, _ = w.Write([]byte("x"))
+}
+
+// TestHTTPS checks that a proxy that serves by HTTPS is asked that way, on loopback
+// without regard to who signed its certificate.
+func TestHTTPS(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{}")) }))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	defer s.Close()
+	if got := ask(t, s.Listener.Addr().String()); !strings.Contains(got.err, "answers something else") {
+		t.Errorf("%+v, want the answer of HTTPS", got)
+	}
 }
 
 // handle serves f at the address it returns.

@@ -60,6 +60,7 @@ func testChart(t *testing.T, w *fixture) {
 		`{image: {variant: plain, repository: "registry.example:5000/team/kubeproxy", tag: v1.2.3, pullPolicy: Always, pullSecrets: [secret]}}`,
 		`{windows: {enabled: true, config: {winkernel: {enableDSR: true}}, nodeSelector: {pool: "1"}}}`,
 		`{linux: {enabled: false}, windows: {enabled: true}}`,
+		`{tls: {secretName: kubeproxy-tls}, windows: {enabled: true}}`,
 		`{linux: {nodeSelector: {service-proxy: kubeproxy}, resources: {limits: {memory: 1Gi}, requests: {cpu: 1}}}, maxUnavailable: 1, extraArgs: [--v=2]}`,
 		`{metrics: {bindAddress: "0.0.0.0:10249"}, monitoring: {dashboard: {enabled: true}}}`,
 		`{metrics: {bindAddress: "[::]:9999"}, windows: {enabled: true}}`,

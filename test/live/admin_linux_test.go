@@ -4,10 +4,23 @@
 package live
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"math/big"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
@@ -30,5 +43,53 @@ func TestPagesForTheNode(t *testing.T) {
 		if err != nil || page.Status != elsewhere {
 			t.Errorf("%s from elsewhere = %d, %v; want %d", path, page.Status, err, elsewhere)
 		}
+	}
+}
+
+// TestHTTPS checks that the servers speak HTTPS where flags name a certificate, and that
+// status finds out.
+func TestHTTPS(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	writeKeyPair(t, cert, key)
+	m := defaultMode()
+	m.flags = append(m.flags[:len(m.flags):len(m.flags)], "--tls-cert-file="+cert, "--tls-private-key-file="+key)
+	c := newCluster(t, m)
+	p := c.start(t)
+	for _, addr := range []string{program.HealthAddr, program.MetricsAddr} {
+		if page := p.Fetch(t, addr, "/healthz"); page.Status != http.StatusBadRequest || !strings.Contains(string(page.Body), "HTTPS") {
+			t.Errorf("%s answers plain HTTP with %d: %s", addr, page.Status, page.Body)
+		}
+	}
+	if out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status")); err != nil {
+		t.Errorf("status: %v\n%s", err, out)
+	}
+	out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "--tls-cert-file="+cert, "--manifests="+c.dir, "--hostname-override="+netlab.NodeName))
+	if err == nil || !strings.Contains(out, "want both, or neither") {
+		t.Errorf("a certificate without a key: %v\n%s", err, out)
+	}
+}
+
+// writeKeyPair writes a certificate and its key.
+func writeKeyPair(t *testing.T, cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	public, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(
+		os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: public}), 0o600),
+		os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600))
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -47,3 +47,8 @@ mounts no ConfigMap of another namespace, and to ask the API server takes its ad
 - {name: metrics, containerPort: {{ regexFind "[0-9]+$" .Values.metrics.bindAddress }}}
 {{- end }}
 {{- end }}
+
+{{/* How kubelet asks for health. It takes any certificate. */}}
+{{- define "kubeproxy.scheme" -}}
+{{- if .Values.tls.secretName }}, scheme: HTTPS{{ end }}
+{{- end }}

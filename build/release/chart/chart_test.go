@@ -128,6 +128,7 @@ func TestRefusals(t *testing.T) {
 		`{extraArgs: [v]}`:                                    "/extraArgs/0",
 		`{api: x}`:                                            "'api' not allowed",
 		`{linux: {enabled: false}}`:                           "linux.enabled, windows.enabled",
+		`{tls: {secretName: "a/b"}}`:                          "/tls/secretName",
 		`{monitoring: {podMonitor: {interval: often}}}`:       "/monitoring/podMonitor/interval",
 		`{monitoring: {podMonitor: {enabled: true}}}`:         "metrics.bindAddress: no Prometheus reaches 127.0.0.1:10249",
 		`{image: {variant: plain}, linux: {mode: userspace}}`: "image.variant: plain",

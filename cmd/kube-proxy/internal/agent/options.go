@@ -26,6 +26,8 @@ type Options struct {
 	Manifests []string
 	Fallback  bool           // see --proxy-mode-fallback
 	Exposed   bool           // see --expose-admin-pages
+	CertFile  string         // see --tls-cert-file
+	KeyFile   string         // see --tls-private-key-file
 	FlagSet   *pflag.FlagSet // all of the above
 
 	loadedKey string // the key of the configuration file's content

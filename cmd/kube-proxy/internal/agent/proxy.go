@@ -55,7 +55,11 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 	if err != nil {
 		return err
 	}
-	r := &reloader{proxy: p, servers: p.newServers(group), loops: loopsOf(members), hangup: hangup}
+	servers, err := p.newServers(group)
+	if err != nil {
+		return err
+	}
+	r := &reloader{proxy: p, servers: servers, loops: loopsOf(members), hangup: hangup}
 	r.servers.start(ctx, p.active.config())
 	group.Go(func() error { return r.run(ctx) })
 	host.Watch(ctx, group, p.tracker, p.log)

@@ -4,6 +4,8 @@
 package agent
 
 import (
+	"crypto/tls"
+	"errors"
 	"runtime"
 	"time"
 
@@ -18,9 +20,14 @@ import (
 )
 
 // newServers returns the servers of p, which run in group.
-func (p *proxy) newServers(group *errgroup.Group) *servers {
+func (p *proxy) newServers(group *errgroup.Group) (*servers, error) {
+	secure, err := p.secure()
+	if err != nil {
+		return nil, err
+	}
 	return &servers{
 		group: group,
+		tls:   secure,
 		reportListen: func(name string, err error) {
 			text := ""
 			if err != nil {
@@ -38,7 +45,29 @@ func (p *proxy) newServers(group *errgroup.Group) *servers {
 		admin:          p.admin(),
 		running:        map[string][]*runningServer{},
 		maxConnections: maxConnections(),
+	}, nil
+}
+
+// secure returns how to serve by HTTPS, nil if the flags do not ask for that.
+func (p *proxy) secure() (*tls.Config, error) {
+	cert, key := p.options.CertFile, p.options.KeyFile
+	switch {
+	case cert == "" && key == "":
+		return nil, nil
+	case cert == "" || key == "":
+		return nil, errors.New("--tls-cert-file and --tls-private-key-file: want both, or neither")
 	}
+	c, err := health.LoadCertificate(cert, key, func(err error) {
+		text := ""
+		if err != nil {
+			text = err.Error() + "; the servers have the one of before"
+		}
+		p.reports.Health.SetCondition("certificate", text)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.Config(), nil
 }
 
 // admin returns the handlers of the metrics server except profiling.

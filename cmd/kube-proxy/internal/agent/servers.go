@@ -5,6 +5,7 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
@@ -36,7 +37,8 @@ type servers struct {
 	// admin is what the metrics server serves except profiling.
 	admin          health.Admin
 	health         http.Handler
-	maxConnections int // to each server
+	tls            *tls.Config // nil for plain HTTP
+	maxConnections int         // to each server
 	metrics        replaceable
 
 	mu      sync.Mutex
@@ -90,7 +92,7 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 	l := &runningServer{to.Addr, stop, make(chan struct{})}
 	s.running[to.Name] = append(s.running[to.Name], l)
 	s.mu.Unlock()
-	to.Handler, to.Connections = s.health, health.NewConnections(s.maxConnections)
+	to.Handler, to.Connections, to.TLS = s.health, health.NewConnections(s.maxConnections), s.tls
 	if to.Name == metricsServer {
 		to.Handler = &s.metrics
 	}

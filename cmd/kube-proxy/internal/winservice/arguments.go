@@ -21,7 +21,7 @@ func IsRelative(path string) bool {
 
 // isPath returns whether the values of a flag are paths.
 func isPath(flag string) bool {
-	return slices.Contains([]string{"config", "kubeconfig", "log-file", "manifests"}, flag)
+	return slices.Contains([]string{"config", "kubeconfig", "log-file", "manifests", "tls-cert-file", "tls-private-key-file"}, flag)
 }
 
 // Arguments returns the arguments that give a process the flags of this command line,
