@@ -206,6 +206,9 @@ func remoteMAC(a netip.Addr) string {
 
 // equalMAC compares hardware addresses in any notation.
 func equalMAC(a, b string) bool {
+	if strings.EqualFold(a, b) { // without the cost of the rest, for each endpoint of each port
+		return true
+	}
 	strip := strings.NewReplacer("-", "", ":", "")
 	return strings.EqualFold(strip.Replace(a), strip.Replace(b))
 }

@@ -1,0 +1,129 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package platform
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/test/netlab"
+)
+
+var flipShape = flag.String("flip", "50x100", "ports and endpoints of the Service in BenchmarkFlip, such as 500x1000")
+
+// flipped returns a snapshot of one Service whose first endpoint is ready or not.
+func flipped(generation uint64, ports, endpoints int, ready bool) *service.Snapshot {
+	var all []*service.Port
+	var list []service.Endpoint
+	for i := range endpoints {
+		if i > 0 || ready {
+			list = append(list, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 128, byte(i / 200), byte(1 + i%200)}), 8080)})
+		}
+	}
+	for i := range ports {
+		all = append(all, &service.Port{
+			Name: service.PortName{Namespace: "shop", Name: "wide", Port: fmt.Sprint("p", i), Protocol: service.TCP}, Family: service.IPv4,
+			Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: uint16(8000 + i)}},
+			Cluster:   list,
+		})
+	}
+	return service.New(generation, &service.Node{}, all)
+}
+
+// cpu returns the CPU time of this process and its children so far.
+func cpu() time.Duration {
+	var sum time.Duration
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if unix.Getrusage(who, &u) == nil {
+			sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+		}
+	}
+	return sum
+}
+
+func round(b *testing.B, x reconcile.Backend, want *service.Snapshot) {
+	b.Helper()
+	p, err := x.Plan(context.Background(), want)
+	if err == nil {
+		err = p.Apply(context.Background())
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkFlip measures one endpoint that comes and goes in every port of a Service.
+// docs/modes.md has figures.
+func BenchmarkFlip(b *testing.B) {
+	backends := map[string]func() (reconcile.Backend, error){
+		"nftables":        func() (reconcile.Backend, error) { return nftables.New(service.IPv4, nftables.Options{}) },
+		"iptables-nft":    iptablesOf(b, "nft"),
+		"iptables-legacy": iptablesOf(b, "legacy"),
+		"ipvs":            func() (reconcile.Backend, error) { return ipvs.New(service.IPv4, ipvs.Options{}) },
+		"userspace": func() (reconcile.Backend, error) {
+			return userspace.New(service.IPv4, userspace.Options{}, userspace.NewLimits(100000))
+		},
+	}
+	var ports, endpoints int
+	if _, err := fmt.Sscanf(*flipShape, "%dx%d", &ports, &endpoints); err != nil {
+		b.Fatal(err)
+	}
+	for name, open := range backends {
+		b.Run(name, func(b *testing.B) {
+			if name == "ipvs" && !ipvs.Installed() {
+				b.Skip("the kernel has no IPVS")
+			}
+			netlab.InNamespace(b, func() { benchmarkFlip(b, open, ports, endpoints) })
+		})
+	}
+}
+
+// iptablesOf opens mode iptables with the commands of one variant.
+func iptablesOf(b *testing.B, variant string) func() (reconcile.Backend, error) {
+	dir := b.TempDir()
+	for _, name := range []string{"iptables", "iptables-save", "iptables-restore"} {
+		if err := os.Symlink("/usr/sbin/xtables-"+variant+"-multi", filepath.Join(dir, name)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return func() (reconcile.Backend, error) {
+		return iptables.New(service.IPv4, iptables.Options{MasqueradeBit: 14, Dir: dir})
+	}
+}
+
+func benchmarkFlip(b *testing.B, open func() (reconcile.Backend, error), ports, endpoints int) {
+	// Without its local table a namespace has no unicast addresses for IPVS.
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	x, err := open()
+	if err != nil {
+		b.Fatal(err)
+	}
+	begin := time.Now()
+	round(b, x, flipped(1, ports, endpoints, true))
+	b.Logf("first program: %s", time.Since(begin).Round(time.Millisecond))
+	before, n := cpu(), 0
+	for i := 0; b.Loop(); i++ {
+		round(b, x, flipped(uint64(i+2), ports, endpoints, i%2 == 1))
+		n++
+	}
+	b.ReportMetric(float64((cpu()-before).Microseconds())/1000/float64(n), "cpu-ms/flip")
+}
