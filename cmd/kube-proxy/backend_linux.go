@@ -44,8 +44,8 @@ type dataplane struct {
 	// create returns the backend of a family, which changes nothing before its first
 	// round.
 	create func(*config.Config, service.Family) (reconcile.Backend, error)
-	// audit, if set, returns a backend that reports what is in force. The backend holds
-	// no resource but an io.Closer.
+	// audit, if set, returns a backend that reports what is in force. The caller
+	// closes it.
 	audit func(*config.Config, service.Family) (reconcile.Backend, error)
 	// ownedTargets returns the names of the places, of those of places, that the rounds
 	// of a family keep in order, whoever left something there.
@@ -208,7 +208,8 @@ func newConntrackCleaner(ctx context.Context, b *agent.Backend) agent.ConntrackC
 	log := klog.FromContext(ctx)
 	f := b.Family
 	flows := &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: f}
-	return func(ctx context.Context, now *service.Snapshot, r reconcile.Result) (int, time.Duration, error) {
+	return func(ctx context.Context, r reconcile.Result) (int, time.Duration, error) {
+		now := r.Snapshot
 		if b.Recheck.Swap(false) || len(r.Drift) > 0 { // foreign rules may have created entries
 			flows.Resync()
 		}

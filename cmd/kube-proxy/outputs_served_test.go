@@ -39,7 +39,7 @@ func hostileServers(t *testing.T, s string) {
 	t.Helper()
 	m := health.New(health.Options{Families: []service.Family{service.IPv4}})
 	m.SetCondition("x", s)
-	m.Result(service.IPv4, reconcile.Result{Err: errors.New(s)})
+	m.Result(service.IPv4, reconcile.Result{Outcome: reconcile.Outcome{Err: errors.New(s)}})
 	b := &servicestate.Store{Problems: func() []servicestate.Problem {
 		return []servicestate.Problem{{Namespace: "shop", Name: s, Field: s, Message: s}}
 	}}

@@ -52,7 +52,7 @@ func TestStatusFlags(t *testing.T) {
 		shopPort(service.IPv4, "empty", 0, front(service.ClusterIP, "10.96.0.2", 80)),
 	})
 	store := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
-	store.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: time.Now()})
+	store.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: time.Now()})
 	healthy := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: time.Now(), Generation: 3}}}
 	var agent atomic.Value
 	serve := func(r health.Report) string {

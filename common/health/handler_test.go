@@ -62,7 +62,7 @@ func TestHealthzAndLivez(t *testing.T) {
 		}
 	}
 	waits := func(m *Monitor) {
-		m.Result(service.IPv4, reconcile.Result{Start: time.Now(), Err: fmt.Errorf("plan: %w for a network", reconcile.ErrWaiting)})
+		m.Result(service.IPv4, reconcile.Result{Start: time.Now(), Outcome: reconcile.Outcome{Err: fmt.Errorf("plan: %w for a network", reconcile.ErrWaiting)}})
 	}
 	young := time.Now()
 	late := Options{Now: func() time.Time { return young.Add(3 * period) }}

@@ -127,7 +127,7 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 		s.err = r.Err.Error()
 	}
 	s.waiting = errors.Is(r.Err, reconcile.ErrWaiting)
-	s.failing = r.Err != nil && !OnlyPortErrors(r.Err)
+	s.failing = !reconcile.OnlyPortErrors(r.Err)
 	if s.failing {
 		// A failure means that something remains to be done, even if nothing was queued:
 		// a resync found drift.
@@ -139,21 +139,6 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	}
 	s.pending.clearUntil(r.Start)
 	s.lastSuccess, s.synced, s.generation = s.lastEnd, true, r.Generation
-}
-
-// OnlyPortErrors reports whether err is about single Service ports only, while everything
-// else is in force. It is false for nil.
-func OnlyPortErrors(err error) bool {
-	switch e := err.(type) {
-	case nil:
-		return false
-	case *reconcile.PortError:
-		return true
-	case interface{ Unwrap() []error }:
-		list := e.Unwrap()
-		return len(list) > 0 && !slices.ContainsFunc(list, func(err error) bool { return !OnlyPortErrors(err) })
-	}
-	return OnlyPortErrors(errors.Unwrap(err))
 }
 
 // SetSyncPeriod replaces Options.SyncPeriod. The time without rounds starts again,

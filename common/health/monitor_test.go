@@ -5,7 +5,6 @@ package health
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -38,7 +37,7 @@ func runScenario(t *testing.T, story func(*scenario)) {
 
 // round records a round that ends now and took the given time.
 func (s *scenario) round(f service.Family, took time.Duration, err error) {
-	s.Result(f, reconcile.Result{Generation: 7, Start: time.Now().Add(-took), Took: took, Err: err})
+	s.Result(f, reconcile.Result{Generation: 7, Start: time.Now().Add(-took), Took: took, Outcome: reconcile.Outcome{Err: err}})
 }
 
 // bothSucceed records a success for both families.
@@ -170,12 +169,12 @@ func (s *scenario) failFor(f service.Family, d time.Duration) {
 
 func TestReportMatchesState(t *testing.T) {
 	runScenario(t, func(s *scenario) {
-		s.Result(service.IPv4, reconcile.Result{Generation: 3, Start: time.Now(), Took: time.Second, Drift: []string{"a", "b"}})
+		s.Result(service.IPv4, reconcile.Result{Generation: 3, Start: time.Now(), Took: time.Second, Outcome: reconcile.Outcome{Drift: []string{"a", "b"}}})
 		time.Sleep(10 * time.Second)
 		s.round(service.IPv6, 0, nil)
 		time.Sleep(20 * time.Second)
 		s.Queued(service.IPv4)
-		s.Result(service.IPv4, reconcile.Result{Generation: 4, Start: time.Now(), Drift: []string{"c"}, Err: errRefused})
+		s.Result(service.IPv4, reconcile.Result{Generation: 4, Start: time.Now(), Outcome: reconcile.Outcome{Drift: []string{"c"}, Err: errRefused}})
 		queued := s.begin.Add(30 * time.Second)
 		got := s.Report()
 		want := FamilyReport{
@@ -234,28 +233,6 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 		}
 		s.healthy(true, true)
 	})
-}
-
-func TestOnlyPortErrors(t *testing.T) {
-	port := &reconcile.PortError{Err: errRefused}
-	for name, tt := range map[string]struct {
-		err  error
-		want bool
-	}{
-		"nil":                   {nil, false},
-		"no port's":             {errRefused, false},
-		"a port's":              {port, true},
-		"wrapped":               {fmt.Errorf("apply: %w", port), true},
-		"two":                   {errors.Join(port, port), true},
-		"a port's and another":  {errors.Join(port, errRefused), false},
-		"deeper":                {errors.Join(port, fmt.Errorf("x: %w", errors.Join(port, errRefused))), false},
-		"deeper, all of ports":  {errors.Join(port, fmt.Errorf("x: %w", errors.Join(port))), true},
-		"a port's with no list": {fmt.Errorf("no error at all"), false},
-	} {
-		if got := OnlyPortErrors(tt.err); got != tt.want {
-			t.Errorf("%s: Partial = %v, want %v", name, got, tt.want)
-		}
-	}
 }
 
 // With any number of changes, the oldest remains and none is completed early.

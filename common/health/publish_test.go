@@ -20,8 +20,8 @@ func TestRedact(t *testing.T) {
 	m := New(Options{Families: service.Families[:], SyncPeriod: time.Minute, Sources: func() []Source {
 		return []Source{{Name: "manifests", Synced: true, Err: named.Error()}}
 	}})
-	m.Result(service.IPv4, reconcile.Result{Start: time.Now(), Err: named})
-	m.Result(service.IPv6, reconcile.Result{Start: time.Now(), Err: &reconcile.PortError{Name: service.PortName{Namespace: "secret", Name: "vault"}, Err: named}})
+	m.Result(service.IPv4, reconcile.Result{Start: time.Now(), Outcome: reconcile.Outcome{Err: named}})
+	m.Result(service.IPv6, reconcile.Result{Start: time.Now(), Outcome: reconcile.Outcome{Err: &reconcile.PortError{Name: service.PortName{Namespace: "secret", Name: "vault"}, Err: named}}})
 	m.SetDetailedCondition("relay", "clients are refused", named.Error())
 	for _, path := range []string{"/healthz", "/livez", "/healthz?family=IPv4"} {
 		w := httptest.NewRecorder()

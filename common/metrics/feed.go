@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -35,82 +34,59 @@ func appliesTo(name, mode string) bool {
 	return true
 }
 
-// Round is a round of one backend and its snapshot.
-type Round struct {
-	Result   reconcile.Result
-	Snapshot *service.Snapshot
-	Extent   Extent
-	Restored *Restored // nil without iptables rules
-}
-
-// Restored is the effect of a round on iptables rules.
-type Restored struct {
-	Refused       bool           // by iptables-restore
-	Held, Written map[string]int // by table; Held is nil while unknown
-}
-
-// Extent is how much a round compared.
-type Extent uint8
-
-// A round compares only changes, or everything.
-const (
-	Partial Extent = iota
-	Full
-)
-
 // Result records a round of b.
-func (m *Metrics) Result(b Backend, r Round) {
-	f, took := b.Family.String(), r.Result.Took.Seconds()
+func (m *Metrics) Result(b Backend, r reconcile.Result) {
+	f, took := b.Family.String(), r.Took.Seconds()
 	m.histograms["sync_proxy_rules_duration_seconds"].WithLabelValues(f).Observe(took)
-	if r.Extent == Full {
+	if r.FullSync {
 		m.histograms["sync_full_proxy_rules_duration_seconds"].WithLabelValues(f).Observe(took)
 	} else {
 		m.histograms["sync_partial_proxy_rules_duration_seconds"].WithLabelValues(f).Observe(took)
 	}
-	drift := float64(len(r.Result.Drift))
+	drift := float64(len(r.Drift))
 	m.counters["drift_found_total"].WithLabelValues(b.labels()...).Add(drift)
-	if r.Result.Done() {
+	if r.Done() {
 		m.counters["drift_repaired_total"].WithLabelValues(b.labels()...).Add(drift)
-		ended := r.Result.Start.Add(r.Result.Took)
+		ended := r.Start.Add(r.Took)
 		m.gauges["sync_proxy_rules_last_timestamp_seconds"].WithLabelValues(f).Set(unix(ended))
 	} else {
 		m.counters["sync_failures_total"].WithLabelValues(b.labels()...).Inc()
 	}
-	if !r.Result.Done() && b.Mode == nftables {
+	if !r.Done() && b.Mode == nftables {
 		m.counters["sync_proxy_rules_nftables_sync_failures_total"].WithLabelValues(f).Inc()
 	}
-	if r.Restored != nil {
+	if r.Rules != nil {
 		m.countRestore(b.Family.String(), r)
 	}
 	m.setProgrammed(b, r)
 }
 
-func (m *Metrics) countRestore(family string, r Round) {
-	if r.Restored.Refused {
+func (m *Metrics) countRestore(family string, r reconcile.Result) {
+	if r.Rules.Refused {
 		m.counters["sync_proxy_rules_iptables_restore_failures_total"].WithLabelValues(family).Inc()
 	}
-	if r.Restored.Refused && r.Extent == Partial {
+	if r.Rules.Refused && !r.FullSync {
 		m.counters["sync_proxy_rules_iptables_partial_restore_failures_total"].WithLabelValues(family).Inc()
 	}
-	for table, n := range r.Restored.Held {
+	for table, n := range r.Rules.Held {
 		m.gauges[rulesHeld].WithLabelValues(table, family).Set(float64(n))
 	}
-	for table, n := range r.Restored.Written {
+	for table, n := range r.Rules.Written {
 		m.gauges[rulesWritten].WithLabelValues(table, family).Set(float64(n))
 	}
 }
 
 // setProgrammed records what is in force. A round that failed as a whole leaves that
 // unknown, so the previous record remains.
-func (m *Metrics) setProgrammed(b Backend, r Round) {
-	if r.Result.Err != nil && !health.OnlyPortErrors(r.Result.Err) {
+func (m *Metrics) setProgrammed(b Backend, r reconcile.Result) {
+	if !reconcile.OnlyPortErrors(r.Err) {
 		return
 	}
 	failed := map[service.PortName]bool{}
-	for _, e := range reconcile.RetryablePortErrors(r.Result.Err) {
+	for _, e := range reconcile.RetryablePortErrors(r.Err) {
 		failed[e.Name] = true
 	}
-	limited := len(reconcile.PortErrors(r.Result.Err)) - len(reconcile.RetryablePortErrors(r.Result.Err))
+	limited := len(reconcile.PortErrors(r.Err)) - len(reconcile.RetryablePortErrors(r.Err))
 	m.gauges["limited_service_ports"].WithLabelValues(b.labels()...).Set(float64(limited))
 	m.gauges["failed_service_ports"].WithLabelValues(b.labels()...).Set(float64(len(failed)))
 	m.mu.Lock()

@@ -153,8 +153,8 @@ func TestRounds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := New(Options{Backends: []Backend{v4}})
-			r := reconcile.Result{Start: start, Took: 2 * time.Second, Drift: []string{"a", "b"}, Err: tt.err}
-			m.Result(v4, Round{Result: r, Snapshot: cluster()})
+			r := reconcile.Result{Start: start, Took: 2 * time.Second, Snapshot: cluster(), Outcome: reconcile.Outcome{Drift: []string{"a", "b"}, Err: tt.err}}
+			m.Result(v4, r)
 			tt.want.check(t, m)
 		})
 	}
@@ -163,16 +163,16 @@ func TestRounds(t *testing.T) {
 // A failed round keeps the values of what is in force.
 func TestFailureKeepsFigures(t *testing.T) {
 	m := New(Options{})
-	m.Result(v4, Round{Snapshot: cluster()})
-	m.Result(v4, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.AnyAddress()}, nil), Result: reconcile.Result{Err: io.ErrUnexpectedEOF}})
+	m.Result(v4, reconcile.Result{Snapshot: cluster()})
+	m.Result(v4, reconcile.Result{Snapshot: service.New(5, &service.Node{NodePorts: service.AnyAddress()}, nil), Outcome: reconcile.Outcome{Err: io.ErrUnexpectedEOF}})
 	values{"programmed_service_ports nftables IPv4": 4}.check(t, m)
 }
 
 // While one mode replaces another, both have something in force.
 func TestTwoBackendsOfOneFamily(t *testing.T) {
 	m := New(Options{})
-	m.Result(v4, Round{Snapshot: cluster()})
-	m.Result(Backend{"iptables", service.IPv4}, Round{Snapshot: service.New(5, &service.Node{NodePorts: service.AnyAddress()}, nil)})
+	m.Result(v4, reconcile.Result{Snapshot: cluster()})
+	m.Result(Backend{"iptables", service.IPv4}, reconcile.Result{Snapshot: service.New(5, &service.Node{NodePorts: service.AnyAddress()}, nil)})
 	values{
 		"programmed_service_ports nftables IPv4":                  4,
 		"programmed_service_ports iptables IPv4":                  0,

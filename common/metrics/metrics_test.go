@@ -132,11 +132,11 @@ func fed() *Metrics {
 		}
 	})
 	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
-	m.Result(v4, Round{Result: reconcile.Result{Took: 3 * time.Second}, Snapshot: s, Extent: Full})
-	m.Result(v4, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s})
-	m.Result(legacy, Round{Result: reconcile.Result{Took: time.Second}, Snapshot: s, Restored: &Restored{
+	m.Result(v4, reconcile.Result{Took: 3 * time.Second, Snapshot: s, Outcome: reconcile.Outcome{FullSync: true}})
+	m.Result(v4, reconcile.Result{Took: time.Second, Snapshot: s})
+	m.Result(legacy, reconcile.Result{Took: time.Second, Snapshot: s, Outcome: reconcile.Outcome{Rules: &reconcile.Rules{
 		Refused: true, Held: map[string]int{"nat": 40, "filter": 20}, Written: map[string]int{"nat": 3, "filter": 0},
-	}})
+	}}})
 	m.Queued(v4, time.Unix(7, 0))
 	m.EventWritten()
 	m.EventDropped("full")

@@ -9,47 +9,70 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"kubeproxy/common/service"
 )
 
-// PlanBoth plans for a Backend and for a second one that serves a part of the same
-// snapshot. Neither depends on the other: if one fails, the other continues, and the
-// error is joined to those of the combined plan.
-func PlanBoth(ctx context.Context, want *service.Snapshot, main, second Backend) (Plan, error) {
-	p, err := main.Plan(ctx, want)
-	q, err2 := second.Plan(ctx, want)
+// Both returns a Backend that is main and a second one, which serves a part of the same
+// snapshots. Neither depends on the other: if one fails, the other continues, and the
+// errors are joined. Of a round, the second one tells its Err, Drift and Notes only.
+func Both(main, second Backend) Backend { return &both{main, second} }
+
+type both struct{ main, second Backend }
+
+// Plan implements Backend.
+func (b *both) Plan(ctx context.Context, want *service.Snapshot) (Plan, error) {
+	p, err := b.main.Plan(ctx, want)
+	q, err2 := b.second.Plan(ctx, want)
 	switch {
 	case err2 != nil && err != nil:
 		return nil, errors.Join(err, err2)
 	case err != nil && q.Empty():
 		return nil, err
 	case err != nil:
-		p, err = failedPlan{err}, nil
+		p = failedPlan{err}
 	case err2 != nil:
 		q = failedPlan{err2}
 	}
 	return &combinedPlan{p, q}, nil
 }
 
+// Cleanup implements Backend.
+func (b *both) Cleanup(ctx context.Context) error {
+	return errors.Join(b.main.Cleanup(ctx), b.second.Cleanup(ctx))
+}
+
+// Watch implements Backend.
+func (b *both) Watch(ctx context.Context, touched func()) error {
+	return WatchAll(ctx, touched, b.main.Watch, b.second.Watch)
+}
+
+// SetResync implements Backend.
+func (b *both) SetResync(d time.Duration) {
+	b.main.SetResync(d)
+	b.second.SetResync(d)
+}
+
+// Forget implements Backend.
+func (b *both) Forget() {
+	b.main.Forget()
+	b.second.Forget()
+}
+
+// Close implements Backend.
+func (b *both) Close() error { return errors.Join(b.main.Close(), b.second.Close()) }
+
 // failedPlan is the placeholder for a plan whose Plan call failed.
 type failedPlan struct{ err error }
 
-func (u failedPlan) String() string              { return "" }
-func (u failedPlan) Empty() bool                 { return false }
-func (u failedPlan) Drift() []string             { return nil }
-func (u failedPlan) Apply(context.Context) error { return fmt.Errorf("plan: %w", u.err) }
+func (u failedPlan) String() string                { return "" }
+func (u failedPlan) Empty() bool                   { return false }
+func (u failedPlan) Outcome() Outcome              { return Outcome{Err: fmt.Errorf("plan: %w", u.err)} }
+func (u failedPlan) Apply(context.Context) Outcome { return u.Outcome() }
 
-// combinedPlan is two plans as one. Removed, FullSync and Unavailable come from main
-// alone.
+// combinedPlan is two plans as one.
 type combinedPlan struct{ main, second Plan }
-
-var (
-	_ Remover           = (*combinedPlan)(nil)
-	_ FullSyncer        = (*combinedPlan)(nil)
-	_ NotesReporter     = (*combinedPlan)(nil)
-	_ FamilyUnavailable = (*combinedPlan)(nil)
-)
 
 // String implements Plan.
 func (b *combinedPlan) String() string { return b.main.String() + b.second.String() }
@@ -57,65 +80,40 @@ func (b *combinedPlan) String() string { return b.main.String() + b.second.Strin
 // Empty implements Plan.
 func (b *combinedPlan) Empty() bool { return b.main.Empty() && b.second.Empty() }
 
-// Drift implements Plan.
-func (b *combinedPlan) Drift() []string { return append(b.main.Drift(), b.second.Drift()...) }
+// Outcome implements Plan.
+func (b *combinedPlan) Outcome() Outcome { return b.main.Outcome().with(b.second.Outcome()) }
 
 // Apply implements Plan.
-func (b *combinedPlan) Apply(ctx context.Context) error {
-	var errs []error
-	for _, p := range []Plan{b.main, b.second} {
-		if p.Empty() {
-			continue
-		}
-		if err := p.Apply(ctx); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
+func (b *combinedPlan) Apply(ctx context.Context) Outcome {
+	first := outcomeOf(ctx, b.main)
+	return first.with(outcomeOf(ctx, b.second))
 }
 
-// Removed implements Remover.
-func (b *combinedPlan) Removed() []*service.Port {
-	if r, ok := b.main.(Remover); ok && !b.main.Empty() {
-		return r.Removed()
+// outcomeOf applies p unless it is empty.
+func outcomeOf(ctx context.Context, p Plan) Outcome {
+	if p.Empty() {
+		return p.Outcome()
 	}
-	return nil
+	return p.Apply(ctx)
 }
 
-// FullSync implements FullSyncer.
-func (b *combinedPlan) FullSync() bool {
-	w, ok := b.main.(FullSyncer)
-	return ok && w.FullSync()
-}
-
-// Unavailable implements FamilyUnavailable.
-func (b *combinedPlan) Unavailable() string {
-	if w, ok := b.main.(FamilyUnavailable); ok {
-		return w.Unavailable()
+// with returns o with Err, Drift and Notes of second added.
+func (o Outcome) with(second Outcome) Outcome {
+	switch {
+	case o.Err == nil:
+		o.Err = second.Err
+	case second.Err != nil:
+		o.Err = errors.Join(o.Err, second.Err)
 	}
-	return ""
-}
-
-// Notes implements NotesReporter.
-func (b *combinedPlan) Notes() Notes {
-	var all Notes
-	for _, p := range []Plan{b.main, b.second} {
-		n, ok := p.(NotesReporter)
-		if !ok {
-			continue
-		}
-		switch more := n.Notes(); {
-		case len(all) == 0:
-			all = more
-		case len(more) > 0:
-			all = maps.Clone(all)
-			for name, notes := range more {
-				all[name] = slices.Concat(all[name], notes)
-			}
+	o.Drift = slices.Concat(o.Drift, second.Drift)
+	switch {
+	case len(o.Notes) == 0:
+		o.Notes = second.Notes
+	case len(second.Notes) > 0:
+		o.Notes = maps.Clone(o.Notes)
+		for name, notes := range second.Notes {
+			o.Notes[name] = slices.Concat(o.Notes[name], notes)
 		}
 	}
-	return all
+	return o
 }

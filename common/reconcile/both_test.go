@@ -15,6 +15,7 @@ import (
 
 // partialBackend is a Backend and its only plan.
 type partialBackend struct {
+	Base
 	text              string
 	planErr, applyErr error
 	notes             Notes
@@ -25,15 +26,14 @@ func (h *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) 
 func (h *partialBackend) Cleanup(context.Context) error                         { return nil }
 func (h *partialBackend) String() string                                        { return h.text }
 func (h *partialBackend) Empty() bool                                           { return h.text == "" }
-func (h *partialBackend) Drift() []string                                       { return nil }
-func (h *partialBackend) Notes() Notes                                          { return h.notes }
-func (h *partialBackend) Apply(context.Context) error {
+func (h *partialBackend) Outcome() Outcome                                      { return Outcome{Notes: h.notes} }
+func (h *partialBackend) Apply(context.Context) Outcome {
 	h.applied++
-	return h.applyErr
+	return Outcome{Err: h.applyErr, Notes: h.notes}
 }
 
-// PlanBoth reports the failure of one Backend and still plans for the other.
-func TestPlanBothGoesOn(t *testing.T) {
+// Both reports the failure of one Backend and still plans for the other.
+func TestBothGoesOn(t *testing.T) {
 	broken := errors.New("broken")
 	for name, tt := range map[string]struct {
 		main, second partialBackend
@@ -51,12 +51,12 @@ func TestPlanBothGoesOn(t *testing.T) {
 		"other not applied": {partialBackend{text: "a"}, partialBackend{text: "b", applyErr: broken}, true, [2]int{1, 1}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := PlanBoth(t.Context(), service.New(1, &service.Node{}, nil), &tt.main, &tt.second)
+			p, err := Both(&tt.main, &tt.second).Plan(t.Context(), service.New(1, &service.Node{}, nil))
 			if planned := err == nil; planned != tt.planned {
 				t.Fatalf("planned: %v", err)
 			}
 			if err == nil {
-				err = p.Apply(t.Context())
+				err = p.Apply(t.Context()).Err
 			}
 			if errors.Is(err, broken) != tt.broken {
 				t.Errorf("error %v", err)
@@ -68,15 +68,15 @@ func TestPlanBothGoesOn(t *testing.T) {
 	}
 }
 
-func TestPlanBothNotes(t *testing.T) {
+func TestBothNotes(t *testing.T) {
 	x, y := service.PortName{Name: "x"}, service.PortName{Name: "y"}
 	main, second := partialBackend{notes: Notes{x: {{Text: "a"}}}}, partialBackend{notes: Notes{x: {{Text: "b"}}, y: {{Text: "c"}}}}
-	p, err := PlanBoth(t.Context(), nil, &main, &second)
+	p, err := Both(&main, &second).Plan(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Notes{x: {{Text: "a"}, {Text: "b"}}, y: {{Text: "c"}}}
-	if diff := cmp.Diff(want, p.(NotesReporter).Notes()); diff != "" {
+	if diff := cmp.Diff(want, p.Outcome().Notes); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if len(main.notes) != 1 || len(second.notes) != 2 {

@@ -5,22 +5,6 @@ package reconcile
 
 import "time"
 
-// Forgetter is a Backend that caches the dataplane and can drop that cache, so that its
-// next round lists the dataplane like a first one. A Loop calls Forget when another
-// process has programmed the dataplane.
-type Forgetter interface {
-	Backend
-	// Forget is called between two rounds.
-	Forget()
-}
-
-// SuspectFinder is a Backend that may know which process altered its dataplane.
-type SuspectFinder interface {
-	Backend
-	// Suspect names the process that altered it last. It is empty if that is unknown.
-	Suspect() string
-}
-
 // quietPeriod is the time without foreign changes that ends a dispute.
 const quietPeriod = time.Minute
 

@@ -5,8 +5,10 @@ package reconcile
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/service"
 )
 
@@ -38,34 +40,32 @@ func (l *DegradedError) Unwrap() error { return l.Err }
 // InForce reports whether the port that err is about is in force, except for
 // UnsupportedErrors and DegradedErrors.
 func InForce(err error) bool {
-	return allBranches(err, func(err error) bool {
+	return errtree.Every(err, func(err error) bool {
 		_, degraded := err.(*DegradedError)
-		return degraded || isUnsupported(err)
+		return degraded || Unsupported(err)
 	})
 }
 
 // Unsupported reports whether err consists only of errors.ErrUnsupported, so that a retry
 // is useless.
-func Unsupported(err error) bool { return allBranches(err, isUnsupported) }
+func Unsupported(err error) bool { return errtree.Only(err, errors.ErrUnsupported) }
 
-// isUnsupported reports whether err itself, not its cause, is errors.ErrUnsupported.
-func isUnsupported(err error) bool {
-	return errors.Unwrap(err) == nil && errors.Is(err, errors.ErrUnsupported)
+// PortError is a failure that concerns one Service port only.
+type PortError struct {
+	Family service.Family
+	Name   service.PortName
+	Err    error
 }
 
-// allBranches reports whether each branch of err's tree contains an error for which is
-// returns true.
-func allBranches(err error, is func(error) bool) bool {
-	if list, ok := err.(interface{ Unwrap() []error }); ok {
-		all := list.Unwrap()
-		return len(all) > 0 && !slices.ContainsFunc(all, func(err error) bool { return !allBranches(err, is) })
-	}
-	if is(err) {
-		return true
-	}
-	cause := errors.Unwrap(err)
-	return cause != nil && allBranches(cause, is)
+func (e *PortError) Error() string {
+	return fmt.Sprintf("service port %s (%s, %s): %v", e.Name, e.Name.Protocol, e.Family, e.Err)
 }
+
+// Unwrap returns the cause.
+func (e *PortError) Unwrap() error { return e.Err }
+
+// PortErrors lists the PortErrors in err's tree, in order.
+func PortErrors(err error) []*PortError { return errtree.Find[*PortError](err) }
 
 // RetryablePortErrors lists the PortErrors in err's tree, in order, except those that are
 // Unsupported.
@@ -73,11 +73,19 @@ func RetryablePortErrors(err error) []*PortError {
 	return slices.DeleteFunc(PortErrors(err), func(e *PortError) bool { return Unsupported(e.Err) })
 }
 
+// OnlyPortErrors reports whether err, if not nil, concerns single Service ports only. That
+// is partial success: everything else of the snapshot is in force. It is so if each branch
+// of err's tree has a PortError, whatever wraps it.
+func OnlyPortErrors(err error) bool {
+	return err == nil || errtree.Every(err, func(err error) bool {
+		_, ok := err.(*PortError)
+		return ok
+	})
+}
+
 // Affects reports whether f is not in force because of an UnsupportedError in err.
 func Affects(err error, f service.Frontend) bool {
-	if list, ok := err.(interface{ Unwrap() []error }); ok {
-		return slices.ContainsFunc(list.Unwrap(), func(err error) bool { return Affects(err, f) })
-	}
-	var u *UnsupportedError
-	return errors.As(err, &u) && slices.ContainsFunc(u.Affected, f.SameAddress)
+	return slices.ContainsFunc(errtree.Find[*UnsupportedError](err), func(u *UnsupportedError) bool {
+		return slices.ContainsFunc(u.Affected, f.SameAddress)
+	})
 }

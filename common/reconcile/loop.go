@@ -120,11 +120,10 @@ func (l *Loop) Run(ctx context.Context) error {
 		pause, start := l.Resync, time.Now()
 		next, driftNext := start, start
 		if want, leave := l.enter(ctx, &last); want != nil {
-			if why == update && failures == 0 && want == last.want {
+			if why == update && failures == 0 && want == last.result.Snapshot {
 				last.renew(start)
 			} else {
-				last.want, last.result = want, l.uninterruptedRound(ctx, want)
-				last.countDrift()
+				last.record(l.uninterruptedRound(ctx, want))
 			}
 			r := last.result
 			if why == resync || r.FullSync || last.lastResync.IsZero() {
@@ -170,8 +169,8 @@ func (l *Loop) enter(ctx context.Context, last *lastRound) (want *service.Snapsh
 	if ok {
 		return want, entered
 	}
-	if f, forgets := l.Backend.(Forgetter); forgets && last.want != nil {
-		f.Forget()
+	if last.result.Snapshot != nil {
+		l.Backend.Forget()
 	}
 	*last = lastRound{}
 	if ctx.Err() == nil && l.Standby != nil {
@@ -202,8 +201,7 @@ func (l *Loop) waitForNext(ctx context.Context, next, driftNext, end time.Time) 
 
 // lastRound is the state that a Loop keeps of its latest round.
 type lastRound struct {
-	want   *service.Snapshot
-	result Result
+	result Result // without a Snapshot before the first round
 	// lastResync is the start of the latest round that may have found foreign changes.
 	// Frequent updates must not delay such rounds.
 	lastResync time.Time
@@ -212,11 +210,22 @@ type lastRound struct {
 	lastDrift   time.Time
 }
 
+// record makes r the latest result. If the backend did not get as far as its rules, they
+// are as they were.
+func (l *lastRound) record(r Result) {
+	if r.Rules == nil {
+		r.Rules = l.result.Rules.unwritten()
+	}
+	l.result = r
+	l.countDrift()
+}
+
 // renew reuses the result for a round at start that had nothing to do.
 func (l *lastRound) renew(start time.Time) {
 	r := &l.result
 	r.Start, r.Took = start, time.Since(start)
 	r.Changed, r.FullSync, r.Drift, r.Removed = false, false, nil, nil
+	r.Rules = r.Rules.unwritten()
 }
 
 // trigger is why a round is due: either the dataplane must be checked, or only the
@@ -275,39 +284,15 @@ func (l *Loop) uninterruptedRound(ctx context.Context, want *service.Snapshot) R
 }
 
 func (l *Loop) round(ctx context.Context, want *service.Snapshot) Result {
-	r := Result{Generation: want.Generation, Start: time.Now()}
+	r := Result{Snapshot: want, Generation: want.Generation, Start: time.Now()}
 	plan, err := l.Backend.Plan(ctx, want)
 	if err != nil {
 		r.Err = fmt.Errorf("plan: %w", err)
 	} else {
-		apply(ctx, plan, &r)
-	}
-	if b, ok := l.Backend.(SuspectFinder); ok && len(r.Drift) > 0 {
-		r.Suspect = b.Suspect()
+		r.Changed, r.Outcome = !plan.Empty(), outcomeOf(ctx, plan)
 	}
 	r.Took = time.Since(r.Start)
 	return r
-}
-
-// apply applies plan and records the outcome in r.
-func apply(ctx context.Context, plan Plan, r *Result) {
-	if w, ok := plan.(FullSyncer); ok {
-		r.FullSync = w.FullSync()
-	}
-	r.Drift = plan.Drift()
-	if !plan.Empty() {
-		r.Changed = true
-		if m, ok := plan.(Remover); ok {
-			r.Removed = m.Removed()
-		}
-		r.Err = plan.Apply(ctx)
-	}
-	if b, ok := plan.(FamilyUnavailable); ok {
-		r.Unavailable = b.Unavailable()
-	}
-	if n, ok := plan.(NotesReporter); ok {
-		r.Notes = n.Notes()
-	}
 }
 
 // sleep waits for a time, a channel, the end of ctx or a new Timing. It applies the
@@ -330,9 +315,7 @@ func (l *Loop) sleep(ctx context.Context, until time.Time, kick, changed, drift 
 		}
 	case p := <-l.timings:
 		l.MinInterval, l.Resync, l.CostFactor, l.Retry = p.MinInterval, p.Resync, p.CostFactor, p.Retry
-		if b, ok := l.Backend.(ResyncSetter); ok {
-			b.SetResync(p.Resync)
-		}
+		l.Backend.SetResync(p.Resync)
 		return true, true, resync
 	}
 	return false, true, resync

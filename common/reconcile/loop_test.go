@@ -21,6 +21,7 @@ var errRefused = errors.New("refused")
 // harness is a Loop with a scripted Backend, within a synctest bubble. Times count from
 // the bubble's start.
 type harness struct {
+	Base
 	*Loop
 	*testing.T
 	mu        sync.Mutex // for stories that read or change fields while timers run
@@ -30,7 +31,8 @@ type harness struct {
 	applies   []error         // results of Apply in the coming rounds; nil after the last one
 	applyTime time.Duration   // duration of Apply
 	empty     bool            // plans are empty
-	drift     []string        // what plans return from Drift
+	fullSync  bool            // they compared everything
+	drift     []string        // that plans found
 	rounds    []time.Duration // when Plan was called
 	applied   int
 	results   []Result
@@ -78,16 +80,29 @@ func (b *harness) Cleanup(context.Context) error { return nil }
 
 type fakePlan struct{ *harness }
 
-func (p fakePlan) String() string           { return "" }
-func (p fakePlan) Empty() bool              { return p.empty }
-func (p fakePlan) Removed() []*service.Port { return []*service.Port{{}} }
-func (p fakePlan) Drift() []string {
+func (p fakePlan) String() string { return "" }
+func (p fakePlan) Empty() bool    { return p.empty }
+func (p fakePlan) Outcome() Outcome {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.drift
+	o := Outcome{FullSync: p.fullSync, Drift: p.drift, Rules: &Rules{Held: held, Written: map[string]int{"nat": 0}}}
+	if !p.empty {
+		o.Removed = []*service.Port{{}}
+	}
+	return o
 }
 
-func (p fakePlan) Apply(ctx context.Context) error {
+// held is what a fakePlan says that its tables hold.
+var held = map[string]int{"nat": 3}
+
+func (p fakePlan) Apply(ctx context.Context) Outcome {
+	o := p.Outcome()
+	o.Err = p.apply(ctx)
+	o.Rules.Refused, o.Rules.Written = o.Err != nil, map[string]int{"nat": 2}
+	return o
+}
+
+func (p fakePlan) apply(ctx context.Context) error {
 	select {
 	case <-time.After(p.applyTime):
 	case <-ctx.Done():
@@ -118,7 +133,7 @@ func (b *harness) last() Result {
 	return b.results[len(b.results)-1]
 }
 
-// setDrift sets what plans return from Drift.
+// setDrift sets the drift that plans find.
 func (b *harness) setDrift(d []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

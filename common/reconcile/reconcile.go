@@ -17,7 +17,8 @@ import (
 )
 
 // Backend programs one dataplane, such as nftables for IPv4 or HNS. Its methods are
-// called from one goroutine at a time.
+// called from one goroutine at a time, except Watch, which runs beside the others. A
+// Backend embeds Base for what it does not need.
 type Backend interface {
 	// Plan compares want with the installed state and returns the changes that are still
 	// needed. It changes nothing.
@@ -26,136 +27,74 @@ type Backend interface {
 	// Cleanup removes everything that any Backend of this kind installed, and nothing
 	// else. That includes leftovers of earlier processes. Nothing to remove is success.
 	Cleanup(ctx context.Context) error
-}
 
-// Watcher is a Backend that detects changes of its dataplane by other processes.
-type Watcher interface {
-	Backend
-	// Watch calls touched after each change that the Backend did not make itself, until
+	// Watch calls touched after each change of the dataplane by another process, until
 	// ctx ends. touched returns at once.
 	Watch(ctx context.Context, touched func()) error
+
+	// SetResync tells the longest pause between rounds. It is called between two rounds,
+	// whenever that pause changes.
+	SetResync(time.Duration)
+
+	// Forget drops what the Backend remembers of the dataplane, so that the next Plan
+	// lists it like a first one. It is called between two rounds, when another process
+	// has programmed the dataplane.
+	Forget()
+
+	// Close releases what the Backend holds of the system. The dataplane stays.
+	Close() error
 }
 
-// ResyncSetter is a Backend that needs the longest pause between rounds.
-type ResyncSetter interface {
-	Backend
-	// SetResync is called between two rounds, whenever that pause changes.
-	SetResync(time.Duration)
+// Base is a Backend without Plan and Cleanup, which detects no changes, remembers nothing
+// and holds nothing.
+type Base struct{}
+
+// Watch implements Backend.
+func (Base) Watch(ctx context.Context, _ func()) error {
+	<-ctx.Done()
+	return nil
+}
+
+// SetResync implements Backend.
+func (Base) SetResync(time.Duration) {}
+
+// Forget implements Backend.
+func (Base) Forget() {}
+
+// Close implements Backend.
+func (Base) Close() error { return nil }
+
+// WatchAll runs watches, which are like Backend.Watch, until ctx or one of them ends.
+func WatchAll(ctx context.Context, touched func(), watches ...func(context.Context, func()) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, len(watches))
+	for _, watch := range watches {
+		go func() {
+			err := watch(ctx, touched)
+			cancel()
+			ended <- err
+		}()
+	}
+	var errs []error
+	for range watches {
+		errs = append(errs, <-ended)
+	}
+	return errors.Join(errs...)
 }
 
 // Plan is an ordered list of changes to one dataplane. It is good for one Apply.
 type Plan interface {
 	fmt.Stringer // one change a line
 
-	// Empty reports whether the dataplane already matches.
+	// Empty reports whether the dataplane already matches. Then Apply is not called.
 	Empty() bool
 
-	// Drift describes, one line each, foreign changes that Apply will repair. It is empty
-	// in a first round, where nothing counts as altered.
-	Drift() []string
+	// Outcome returns what is known without Apply. For an empty plan that is the outcome
+	// of the round.
+	Outcome() Outcome
 
 	// Apply makes the changes. After a failed change it continues where that is safe, and
-	// it joins the errors. A PortError names the port concerned. Nil means that the
-	// dataplane matches.
-	Apply(ctx context.Context) error
+	// it joins the errors.
+	Apply(ctx context.Context) Outcome
 }
-
-// Remover is a Plan that removes leftovers of an earlier process, which no snapshot of
-// this process ever contained.
-type Remover interface {
-	Plan
-	// Removed returns the frontends to be removed, as Ports without endpoints.
-	Removed() []*service.Port
-}
-
-// FullSyncer is a Plan that may have compared the whole dataplane, not only what changed.
-type FullSyncer interface {
-	Plan
-	// FullSync reports whether it did.
-	FullSync() bool
-}
-
-// NotesReporter is a Plan that lists where its dataplane differs from what Services
-// specify.
-type NotesReporter interface {
-	Plan
-	// Notes is called after Apply, or instead of it for an empty plan.
-	Notes() Notes
-}
-
-// FamilyUnavailable is a Plan that may have no effect because this node lacks an IP
-// family.
-type FamilyUnavailable interface {
-	Plan
-	// Unavailable returns why no port of the family is programmed. It is empty if they
-	// are programmed.
-	Unavailable() string
-}
-
-// Notes are about ports that are in force. They must not be modified after they were
-// returned.
-type Notes map[service.PortName][]Note
-
-// Note is a difference that an operator should know of.
-type Note struct {
-	Text string
-	// Transient means that it comes and goes with endpoints, many times a day.
-	Transient bool
-}
-
-// PortError is a failure that concerns one Service port only.
-type PortError struct {
-	Family service.Family
-	Name   service.PortName
-	Err    error
-}
-
-func (e *PortError) Error() string {
-	return fmt.Sprintf("service port %s (%s, %s): %v", e.Name, e.Name.Protocol, e.Family, e.Err)
-}
-
-// Unwrap returns the cause.
-func (e *PortError) Unwrap() error { return e.Err }
-
-// PortErrors lists the PortErrors in err's tree, in order.
-func PortErrors(err error) []*PortError {
-	var failed []*PortError
-	var walk func(error)
-	walk = func(err error) {
-		switch e := err.(type) {
-		case nil:
-		case *PortError:
-			failed = append(failed, e)
-		case interface{ Unwrap() []error }:
-			for _, err := range e.Unwrap() {
-				walk(err)
-			}
-		default:
-			walk(errors.Unwrap(err))
-		}
-	}
-	walk(err)
-	return failed
-}
-
-// Result is the outcome of one round. It is the only source for logs, health and metrics.
-type Result struct {
-	Generation uint64 // of the snapshot that the round was for
-	Start      time.Time
-	Took       time.Duration
-	Changed    bool     // the plan was not empty
-	FullSync   bool     // see FullSyncer
-	Drift      []string // foreign changes, see Plan
-	// DriftRounds is how many rounds found foreign changes, without a quiet minute in
-	// between. Suspect names the process that made them, see SuspectFinder.
-	DriftRounds int
-	Suspect     string
-	Removed     []*service.Port // see Remover
-	Notes       Notes           // see NotesReporter
-	Unavailable string          // see FamilyUnavailable
-	Err         error           // nil only if the dataplane now matches the snapshot
-}
-
-// Done reports whether nothing is left to do: the dataplane matches the snapshot, except
-// for what it will never implement.
-func (r *Result) Done() bool { return r.Err == nil || Unsupported(r.Err) }

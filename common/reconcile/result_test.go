@@ -14,6 +14,21 @@ import (
 	"kubeproxy/common/service"
 )
 
+// written returns the rules after a round that wrote n of them.
+func written(n int) *Rules { return &Rules{Held: held, Written: map[string]int{"nat": n}} }
+
+// A round that does not get as far as the rules has written none, and they are what they
+// were.
+func TestRulesWithoutPlan(t *testing.T) {
+	run(t, nil, func(b *harness) {
+		b.planErr = errRefused
+		b.after(time.Minute)
+		if diff := cmp.Diff([]*Rules{written(2), written(0)}, []*Rules{b.results[0].Rules, b.results[1].Rules}); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
 // Report gets a Result for every round, with the values of its plan.
 func TestResults(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -23,16 +38,16 @@ func TestResults(t *testing.T) {
 	}{
 		"changed": {
 			func(b *harness) { b.applyTime = time.Second },
-			Result{Generation: 1, Took: time.Second, Changed: true, Removed: []*service.Port{{}}}, nil,
+			Result{Generation: 1, Took: time.Second, Changed: true, Outcome: Outcome{Removed: []*service.Port{{}}, Rules: written(2)}}, nil,
 		},
-		"nothing to do": {func(b *harness) { b.empty = true }, Result{Generation: 1}, nil},
+		"nothing to do": {func(b *harness) { b.empty = true }, Result{Generation: 1, Outcome: Outcome{Rules: written(0)}}, nil},
 		"drift": {
 			func(b *harness) { b.drift = []string{"missing: chain x"} },
-			Result{Generation: 1, Changed: true, Drift: []string{"missing: chain x"}, DriftRounds: 1, Removed: []*service.Port{{}}}, nil,
+			Result{Generation: 1, Changed: true, DriftRounds: 1, Outcome: Outcome{Drift: []string{"missing: chain x"}, Removed: []*service.Port{{}}, Rules: written(2)}}, nil,
 		},
 		"refused": {
 			func(b *harness) { b.applies = []error{errRefused} },
-			Result{Generation: 1, Changed: true, Removed: []*service.Port{{}}}, errRefused,
+			Result{Generation: 1, Changed: true, Outcome: Outcome{Removed: []*service.Port{{}}, Rules: &Rules{Refused: true, Held: held, Written: map[string]int{"nat": 2}}}}, errRefused,
 		},
 		"no plan": {func(b *harness) { b.planErr = errRefused }, Result{Generation: 1}, errRefused},
 	} {
@@ -48,7 +63,10 @@ func TestResults(t *testing.T) {
 				if !errors.Is(got.Err, tt.err) || (got.Err == nil) != (tt.err == nil) {
 					t.Errorf("Err = %v, want %v", got.Err, tt.err)
 				}
-				tt.want.Start, got.Err = b.begin, nil
+				if got.Snapshot != b.latest {
+					t.Errorf("the snapshot is %v", got.Snapshot)
+				}
+				tt.want.Start, got.Snapshot, got.Err = b.begin, nil, nil
 				if diff := cmp.Diff(tt.want, got); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}

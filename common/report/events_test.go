@@ -108,7 +108,7 @@ var errRefused = errors.New("refused")
 
 // runRound reports a round and lets a minute pass.
 func runRound(h *Events, f service.Family, errs ...error) {
-	h.Report(Round{Family: f, Result: reconcile.Result{Generation: 1, Err: errors.Join(errs...)}})
+	h.Report(Round{Family: f, Result: reconcile.Result{Generation: 1, Outcome: reconcile.Outcome{Err: errors.Join(errs...)}}})
 	time.Sleep(time.Minute)
 }
 

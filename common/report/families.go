@@ -22,7 +22,7 @@ type unavailable struct {
 
 // Report implements Reporter. It reports nothing while the family has no Services.
 func (u *unavailable) Report(r Round) {
-	reason, before := r.Result.Unavailable, u.reason
+	reason, before := r.Unavailable, u.reason
 	if r.Snapshot.Len(r.Family) == 0 {
 		reason = ""
 	}

@@ -26,7 +26,7 @@ func TestUnknownPods(t *testing.T) {
 		node := &service.Node{NodePorts: service.AnyAddress(), Pods: service.LocalPods{Prefixes: pods}}
 		s := service.New(1, node, []*service.Port{{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv4}})
 		for _, f := range service.Families {
-			r.round(f, s, reconcile.Result{FullSync: true})
+			r.round(f, s, reconcile.Result{Outcome: reconcile.Outcome{FullSync: true}})
 		}
 		return r.Health.Report().Conditions
 	}
@@ -51,7 +51,7 @@ func TestFamilyOutOfReach(t *testing.T) {
 	rounds := r.Sequence(Backend{})
 	round := func(why string, ports ...*service.Port) string {
 		s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
-		rounds.Report(Round{Family: service.IPv6, Snapshot: s, Result: reconcile.Result{Unavailable: why}})
+		rounds.Report(Round{Family: service.IPv6, Result: reconcile.Result{Snapshot: s, Outcome: reconcile.Outcome{Unavailable: why}}})
 		return r.Health.Report().Conditions["family-IPv6"]
 	}
 	web := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web"}, Family: service.IPv6}

@@ -39,9 +39,9 @@ func TestEventsOfLimits(t *testing.T) {
 		h.setService(newService("web", "u1"))
 		h.setService(newService("old", "u2"))
 		for _, f := range service.Families {
-			round(f, reconcile.Result{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(f, "web"))})
+			round(f, reconcile.Result{Outcome: reconcile.Outcome{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(f, "web"))}})
 		}
-		round(v4, reconcile.Result{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(v4, "web"), portError(v4, "old", errRefused))})
+		round(v4, reconcile.Result{Outcome: reconcile.Outcome{Notes: noted("old", "no timeout"), Err: errors.Join(noRanges(v4, "web"), portError(v4, "old", errRefused))}})
 		want := "mode kernelspace cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: shop/old, shop/web"
 		if text := l.health.Report().Conditions["unsupported"]; text != want {
 			t.Errorf("condition %q, want %q", text, want)
@@ -74,7 +74,7 @@ func TestLogOfLimits(t *testing.T) {
 	log, b := newLog(0)
 	l := &limits{log: log, health: health.New(health.Options{}), mode: "nftables"}
 	for _, notes := range []reconcile.Notes{noted("web", "no SCTP"), noted("web", "no SCTP"), nil} {
-		l.Report(Round{Result: reconcile.Result{Notes: notes}})
+		l.Report(Round{Result: reconcile.Result{Outcome: reconcile.Outcome{Notes: notes}}})
 	}
 	if got := b.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `service="shop/web" lacks="Limits of mode nftables: port http/tcp: no SCTP"`) {
 		t.Errorf("logged:\n%s", got)
@@ -87,7 +87,7 @@ func TestLogLimits(t *testing.T) {
 	r := newRoundLogger(log)
 	limit := noRanges(v4, "web")
 	for _, err := range []error{limit, limit, errors.Join(limit, errRefused), limit, nil, limit} {
-		r.logRound(reconcile.Result{Generation: 1, Err: err})
+		r.logRound(reconcile.Result{Generation: 1, Outcome: reconcile.Outcome{Err: err}})
 	}
 	var got []string
 	for _, line := range messages(b) {

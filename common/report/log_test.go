@@ -49,12 +49,12 @@ func TestRoundLogger(t *testing.T) {
 	round(0, reconcile.Result{Generation: 1, Changed: true, Took: time.Millisecond})
 	round(time.Second, reconcile.Result{Generation: 1})
 	round(time.Second, reconcile.Result{Generation: 2, Changed: true, Took: time.Millisecond})
-	round(time.Second, reconcile.Result{Generation: 3, Err: broken})
+	round(time.Second, reconcile.Result{Generation: 3, Outcome: reconcile.Outcome{Err: broken}})
 	for range 70 {
-		round(time.Second, reconcile.Result{Generation: 3, Err: broken})
+		round(time.Second, reconcile.Result{Generation: 3, Outcome: reconcile.Outcome{Err: broken}})
 	}
-	round(time.Second, reconcile.Result{Generation: 4, Err: port})
-	round(time.Second, reconcile.Result{Generation: 5, Drift: []string{"a", "b"}})
+	round(time.Second, reconcile.Result{Generation: 4, Outcome: reconcile.Outcome{Err: port}})
+	round(time.Second, reconcile.Result{Generation: 5, Outcome: reconcile.Outcome{Drift: []string{"a", "b"}}})
 	round(time.Second, reconcile.Result{Generation: 5})
 	want := []string{
 		`I "Programmed" generation=1 took="1ms" changed=true`,
@@ -92,7 +92,7 @@ func TestLogRepeatedDrift(t *testing.T) {
 	r.now = func() time.Time { return now }
 	round := func(what string) {
 		now = now.Add(time.Second)
-		r.logDrift(reconcile.Result{Drift: []string{what}, DriftRounds: 1000})
+		r.logDrift(reconcile.Result{DriftRounds: 1000, Outcome: reconcile.Outcome{Drift: []string{what}}})
 	}
 	for range 59 {
 		round("a")

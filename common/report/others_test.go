@@ -64,7 +64,7 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 func TestEventsOfDisputes(t *testing.T) {
 	got := recordedEvents(t, func(h *Events) {
 		o, conditions := watched(h)
-		r := reconcile.Result{Drift: []string{"missing: a rule"}, Suspect: "process 9 (nft)"}
+		r := reconcile.Result{Outcome: reconcile.Outcome{Drift: []string{"missing: a rule"}, Suspect: "process 9 (nft)"}}
 		for r.DriftRounds = 1; !r.Contested(); r.DriftRounds++ {
 			o.Report(Round{Result: r})
 		}

@@ -4,31 +4,22 @@
 package report
 
 import (
-	"kubeproxy/common/health"
-	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
 // Round is a round of one backend.
 type Round struct {
-	Mode     string
-	Family   service.Family
-	Snapshot *service.Snapshot // that the round was for
-	Result   reconcile.Result
-	// Degraded is which optional feature the node denies to the backend, empty for none.
-	Degraded string
-	// Restored is what the round did to rules of iptables, nil without any.
-	Restored *metrics.Restored
+	Mode   string
+	Family service.Family
+	reconcile.Result
 }
 
 // InForce reports whether the rules are in force, except for single ports.
-func (r Round) InForce() bool { return r.Result.Err == nil || health.OnlyPortErrors(r.Result.Err) }
+func (r Round) InForce() bool { return reconcile.OnlyPortErrors(r.Err) }
 
-// partly reports whether at least some of the rules are in force.
-func (r Round) partly() bool {
-	return r.Result.Err == nil || len(reconcile.PortErrors(r.Result.Err)) > 0
-}
+// partly reports whether at least some of the rules are in force, whatever else failed.
+func (r Round) partly() bool { return r.Err == nil || len(reconcile.PortErrors(r.Err)) > 0 }
 
 // Reporter reports rounds on one subject. Backends call it from their own goroutines.
 type Reporter interface{ Report(Round) }

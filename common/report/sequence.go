@@ -10,20 +10,19 @@ import (
 
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
-	"kubeproxy/common/service"
 )
 
 // Backend is what of a backend follows its rounds. Functions that are nil are left out.
 type Backend struct {
 	Log klog.Logger
 	// Takeover receives each round.
-	Takeover func(*service.Snapshot, error)
+	Takeover func(reconcile.Result)
 	// InForce is called after each round whose rules are in force, except for single
 	// ports.
 	InForce func()
 	// CleanConntrack deletes the conntrack entries that a round made stale, and returns
 	// how many these were.
-	CleanConntrack func(*service.Snapshot, reconcile.Result) (flows int, err error)
+	CleanConntrack func(reconcile.Result) (flows int, err error)
 }
 
 // Sequence returns who receives the rounds of b, in this order. Health comes first, and
@@ -35,7 +34,7 @@ func (r *Reports) Sequence(b Backend) Sequence {
 	s := Sequence{
 		{"health", nil, Func(func(x Round) { r.Health.Result(x.Family, x.Result) })},
 		{"metrics", nil, Func(r.countRound)},
-		{"services", nil, Func(func(x Round) { r.Services.Result(x.Family, x.Snapshot, x.Result) })},
+		{"services", nil, Func(func(x Round) { r.Services.Result(x.Family, x.Result) })},
 		{"events", nil, r.Events},
 		{"drift", nil, r.OtherProxies},
 		{"limits", inForce, r.limits},
@@ -49,7 +48,7 @@ func (r *Reports) Sequence(b Backend) Sequence {
 		{"log", nil, log},
 	}
 	if b.Takeover != nil {
-		s = append(s, Step{"takeover", nil, Func(func(x Round) { b.Takeover(x.Snapshot, x.Result.Err) })})
+		s = append(s, Step{"takeover", nil, Func(func(x Round) { b.Takeover(x.Result) })})
 	}
 	if b.InForce != nil {
 		s = append(s, Step{"start", inForce, Func(func(Round) { b.InForce() })})
@@ -61,24 +60,19 @@ func (r *Reports) Sequence(b Backend) Sequence {
 }
 
 func (r *Reports) countRound(x Round) {
-	extent := metrics.Partial
-	if x.Result.FullSync {
-		extent = metrics.Full
-	}
-	of := metrics.Backend{Mode: x.Mode, Family: x.Family}
-	r.Metrics.Result(of, metrics.Round{Result: x.Result, Snapshot: x.Snapshot, Extent: extent, Restored: x.Restored})
+	r.Metrics.Result(metrics.Backend{Mode: x.Mode, Family: x.Family}, x.Result)
 }
 
 func (r *Reports) countInForce(x Round) {
 	r.Metrics.ChangesSynced()
-	for _, after := range r.latency.takeProgrammed(x.Family, x.Result.Start, x.Result.Start.Add(x.Result.Took)) {
+	for _, after := range r.latency.takeProgrammed(x.Family, x.Start, x.Start.Add(x.Took)) {
 		r.Metrics.InForce(x.Family, after)
 	}
 }
 
 func (r *Reports) cleanConntrack(b Backend, x Round, log *roundLogger) {
 	start := time.Now()
-	flows, err := b.CleanConntrack(x.Snapshot, x.Result)
+	flows, err := b.CleanConntrack(x.Result)
 	r.Metrics.Conntrack(x.Family, time.Since(start), flows)
 	text := ""
 	if err != nil {

@@ -38,14 +38,15 @@ func newTestReports(o Options) *Reports {
 
 // round passes a round to a new Sequence.
 func (r *Reports) round(f service.Family, s *service.Snapshot, result reconcile.Result) {
-	r.Sequence(Backend{}).Report(Round{Mode: "nftables", Family: f, Snapshot: s, Result: result})
+	result.Snapshot = s
+	r.Sequence(Backend{}).Report(Round{Mode: "nftables", Family: f, Result: result})
 }
 
 // wholeSequence returns every step there is.
 func wholeSequence() Sequence {
 	return newTestReports(Options{}).Sequence(Backend{
-		Takeover: func(*service.Snapshot, error) {}, InForce: func() {},
-		CleanConntrack: func(*service.Snapshot, reconcile.Result) (int, error) { return 0, nil },
+		Takeover: func(reconcile.Result) {}, InForce: func() {},
+		CleanConntrack: func(reconcile.Result) (int, error) { return 0, nil },
 	})
 }
 
@@ -70,7 +71,7 @@ func TestSequence(t *testing.T) {
 		for i := range s {
 			s[i].Reporter = Func(func(Round) { got = append(got, s[i].Name) })
 		}
-		s.Report(Round{Result: reconcile.Result{Err: tt.err}})
+		s.Report(Round{Result: reconcile.Result{Outcome: reconcile.Outcome{Err: tt.err}}})
 		if diff := gocmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", situation, diff)
 		}
@@ -122,7 +123,7 @@ func TestRoundIsReportedBeforeItIsLogged(t *testing.T) {
 	rounds := r.Sequence(Backend{Log: log})
 	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
 	for _, err := range []error{errRefused, nil} {
-		rounds.Report(Round{Snapshot: s, Result: reconcile.Result{Err: err}})
+		rounds.Report(Round{Result: reconcile.Result{Snapshot: s, Outcome: reconcile.Outcome{Err: err}}})
 	}
 	if diff := gocmp.Diff([]string{"refused", ""}, shown); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

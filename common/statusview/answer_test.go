@@ -69,7 +69,7 @@ func populatedStore() *servicestate.Store {
 	late := shopPort(service.IPv4, "late", 1, front(service.ClusterIP, "10.96.0.4", 80))
 	round := func(f service.Family, generation uint64, before time.Duration, err error, ports ...*service.Port) {
 		want = service.New(generation, &service.Node{NodePorts: service.AnyAddress()}, ports)
-		b.Result(f, want, reconcile.Result{Generation: generation, Start: ago(before), Err: err})
+		b.Result(f, reconcile.Result{Snapshot: want, Generation: generation, Start: ago(before), Outcome: reconcile.Outcome{Err: err}})
 	}
 	refused := &reconcile.PortError{Name: broken.Name, Err: errors.New("add element:\nno buffer space\x1b[31m available")}
 	round(service.IPv4, 6, 50*time.Hour, nil, lb, lb6)
@@ -196,7 +196,7 @@ func TestAHealthyProxy(t *testing.T) {
 		shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80)),
 		shopPort(service.IPv4, "empty", 0, front(service.ClusterIP, "10.96.0.2", 80)),
 	})
-	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
+	b.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: ago(time.Hour)})
 	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
 	server := serveStore(t, b, r)
 	for args, wants := range map[string][]string{
@@ -228,7 +228,7 @@ func TestAHealthyProxy(t *testing.T) {
 func TestAFailingProxy(t *testing.T) {
 	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80))})
 	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
-	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
+	b.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: ago(time.Hour)})
 	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{
 		"IPv4": {Healthy: true, Failing: true, LastUpdated: ago(time.Minute), Generation: 3, LastError: "plan: no answer"},
 	}}
@@ -251,7 +251,7 @@ func TestABlockedFamily(t *testing.T) {
 	})
 	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	for _, f := range service.Families {
-		b.Result(f, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
+		b.Result(f, reconcile.Result{Snapshot: want, Generation: 3, Start: ago(time.Hour)})
 	}
 	const name = "setting-net.ipv4.ip_forward"
 	r := health.Report{
@@ -302,7 +302,7 @@ func TestMany(t *testing.T) {
 	}
 	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
 	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
-	b.Result(service.IPv4, want, reconcile.Result{Generation: 1, Start: ago(time.Hour), Err: &reconcile.PortError{Name: ports[77].Name, Err: errors.New("refused")}})
+	b.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 1, Start: ago(time.Hour), Outcome: reconcile.Outcome{Err: &reconcile.PortError{Name: ports[77].Name, Err: errors.New("refused")}}})
 	server := serveStore(t, b, failingReport())
 	begin := time.Now()
 	all := ask(t, server)
@@ -321,9 +321,9 @@ func TestLimits(t *testing.T) {
 	web := shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80), front(service.LoadBalancerIP, "203.0.113.5", 80))
 	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{web})
 	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
-	r := reconcile.Result{Generation: 3, Start: ago(time.Hour), Notes: reconcile.Notes{web.Name: {{Text: "no timeout"}}}}
+	r := reconcile.Result{Snapshot: want, Generation: 3, Start: ago(time.Hour), Outcome: reconcile.Outcome{Notes: reconcile.Notes{web.Name: {{Text: "no timeout"}}}}}
 	r.Err = &reconcile.PortError{Name: web.Name, Err: &reconcile.UnsupportedError{Text: "no source ranges", Affected: web.Frontends[1:]}}
-	b.Result(service.IPv4, want, r)
+	b.Result(service.IPv4, r)
 	report := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: ago(time.Second), Generation: 3}}}
 	got := ask(t, serveStore(t, b, report), "shop/web")
 	wants := []string{"shop/web: limited\n", "no source ranges\n", "served\n", "not served: this mode cannot\n", "IPv4    no timeout\n"}
@@ -352,7 +352,7 @@ func TestEndpointsOfAService(t *testing.T) {
 			{Address: "10.244.2.1:8080", Node: "node-b\x1b", State: "ready", Cluster: servicestate.Use{Used: true, Why: "it is ready"}, ForLocal: &servicestate.Use{Why: "it is not on this node"}},
 		}
 	}
-	b.Result(service.IPv4, want, reconcile.Result{Generation: 3, Start: ago(time.Hour)})
+	b.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: ago(time.Hour)})
 	server := serveStore(t, b, health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true}}})
 	got := ask(t, server, "shop/web")
 	if got.code != 0 {

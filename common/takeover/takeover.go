@@ -10,7 +10,6 @@ package takeover
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +17,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -136,10 +134,10 @@ func (t *Takeover) logAdopted(ctx context.Context, p Target) {
 	}
 }
 
-// RecordRound records the result of a round for want. What the mode cannot do at all does
-// not delay the takeover: for its sake, old rules would serve everything else out of
-// date.
-func (t *Takeover) RecordRound(want *service.Snapshot, err error) {
+// RecordRound records a round. What the mode cannot do at all does not delay the takeover:
+// for its sake, old rules would serve everything else out of date.
+func (t *Takeover) RecordRound(r reconcile.Result) {
+	want := r.Snapshot
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.wasStandby {
@@ -152,12 +150,12 @@ func (t *Takeover) RecordRound(want *service.Snapshot, err error) {
 	switch {
 	case want == nil || want.Incomplete || want.NodePortsClosed(t.options.Family): // the old rules may have what is not known yet
 		t.setPartial(false)
-	case err == nil || reconcile.Unsupported(err):
+	case r.Done():
 		t.setPartial(false)
 		t.desired = want
 		t.requestVerify()
 	default:
-		t.setPartial(health.OnlyPortErrors(err))
+		t.setPartial(reconcile.OnlyPortErrors(r.Err))
 	}
 }
 
@@ -232,9 +230,7 @@ func (t *Takeover) auditMissing(ctx context.Context, want *service.Snapshot) err
 	if err != nil {
 		return err
 	}
-	if c, ok := b.(io.Closer); ok {
-		defer func() { _ = c.Close() }()
-	}
+	defer func() { _ = b.Close() }()
 	p, err := b.Plan(ctx, want)
 	if err != nil {
 		return err

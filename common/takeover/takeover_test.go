@@ -53,7 +53,10 @@ func (r *fakeLeftovers) Remove(context.Context) error {
 }
 
 // fakeAuditor is a Backend that finds a number of things missing, one fewer each time.
-type fakeAuditor struct{ missing int }
+type fakeAuditor struct {
+	reconcile.Base
+	missing int
+}
 
 func (a *fakeAuditor) Cleanup(context.Context) error { return nil }
 
@@ -126,10 +129,15 @@ func advance(d time.Duration) {
 	synctest.Wait()
 }
 
+// good reports a good round for want.
+func (s *takeoverTest) good(want *service.Snapshot) {
+	s.RecordRound(reconcile.Result{Snapshot: want})
+}
+
 // after advances the clock and then reports a round.
 func (s *takeoverTest) after(d time.Duration, err error) {
 	time.Sleep(d)
-	s.RecordRound(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), err)
+	s.RecordRound(reconcile.Result{Snapshot: service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), Outcome: reconcile.Outcome{Err: err}})
 	synctest.Wait()
 }
 
@@ -153,9 +161,9 @@ func TestTakeover(t *testing.T) {
 		"a good round":                  {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, nil) }, removed: 1, done: true, condition: "they go as soon as"},
 		"no round yet":                  {left: fakeLeftovers{what: found}, do: func(*takeoverTest) { advance(time.Hour) }, condition: "they go as soon as"},
 		"rounds fail":                   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
-		"NodePorts are closed as yet":   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.RecordRound(closedFor(service.IPv4), nil); advance(time.Hour) }},
-		"those of the other family":     {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.RecordRound(closedFor(service.IPv6), nil); advance(0) }, removed: 1, done: true},
-		"something cannot be read":      {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.RecordRound(&service.Snapshot{Incomplete: true}, nil); advance(time.Hour) }},
+		"NodePorts are closed as yet":   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.good(closedFor(service.IPv4)); advance(time.Hour) }},
+		"those of the other family":     {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.good(closedFor(service.IPv6)); advance(0) }, removed: 1, done: true},
+		"something cannot be read":      {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.good(&service.Snapshot{Incomplete: true}); advance(time.Hour) }},
 		"not all is there at first":     {left: fakeLeftovers{what: found}, missing: 2, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) }, removed: 1, done: true, condition: "+ something"},
 		"what is wanted is never there": {left: fakeLeftovers{what: found}, missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, nil); advance(time.Minute) }, condition: "not all there"},
 		"removing fails twice": {
@@ -173,7 +181,7 @@ func TestTakeover(t *testing.T) {
 	} {
 		t.Run(situation, func(t *testing.T) {
 			var s *takeoverTest
-			runTakeover(t, &tt.left, &fakeAuditor{tt.missing}, func(now *takeoverTest) {
+			runTakeover(t, &tt.left, &fakeAuditor{missing: tt.missing}, func(now *takeoverTest) {
 				s = now
 				tt.do(s)
 				if got := s.done > 0; got != tt.done || tt.left.removed != tt.removed {
@@ -268,14 +276,14 @@ func TestTakeoverInPart(t *testing.T) {
 		"ports are refused, then something cannot be read": {
 			do: func(s *takeoverTest) {
 				s.after(0, errPortTest)
-				s.RecordRound(&service.Snapshot{Incomplete: true}, nil)
+				s.good(&service.Snapshot{Incomplete: true})
 				advance(time.Hour)
 			},
 		},
 	} {
 		t.Run(situation, func(t *testing.T) {
 			left := fakeLeftovers{what: "rules"}
-			runTakeover(t, &left, &fakeAuditor{tt.missing}, func(s *takeoverTest) {
+			runTakeover(t, &left, &fakeAuditor{missing: tt.missing}, func(s *takeoverTest) {
 				tt.do(s)
 				if gone := left.what == ""; gone != tt.gone {
 					t.Errorf("old rules are gone: %t, want %t", gone, tt.gone)

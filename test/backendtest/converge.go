@@ -56,7 +56,7 @@ func (r *run) faultyRound(excused func(error) bool) {
 	p, err := r.backend.Plan(r.ctx, r.want)
 	if err == nil && !p.Empty() {
 		text = p.String()
-		err = p.Apply(r.ctx)
+		err = p.Apply(r.ctx).Err
 	}
 	ok := err == nil || errors.Is(err, ErrInjected) || reconcile.Unsupported(err)
 	if !ok && (excused == nil || !excused(err)) {

@@ -136,7 +136,7 @@ func (r *run) apply(p reconcile.Plan) {
 		return
 	}
 	text := p.String()
-	if err := p.Apply(r.ctx); err != nil && !reconcile.Unsupported(err) {
+	if err := p.Apply(r.ctx).Err; err != nil && !reconcile.Unsupported(err) {
 		r.t.Fatalf("Apply: %v\n%s", err, text)
 	}
 }
@@ -157,7 +157,7 @@ func (r *run) requireNothing(when string) {
 	}
 	text := p.String()
 	r.node.Changes()
-	err := p.Apply(r.ctx)
+	err := p.Apply(r.ctx).Err
 	if !reconcile.Unsupported(err) {
 		r.t.Fatalf("%s, still to do:\n%sApply: %v", when, text, err)
 	}

@@ -49,7 +49,7 @@ func (r *run) rehearsedRound() {
 	if done := r.node.Changes(); len(done) > 0 {
 		r.t.Fatalf("a plan changed the node: %q", done)
 	}
-	if drift := p.Drift(); len(drift) > 0 {
+	if drift := p.Outcome().Drift; len(drift) > 0 {
 		r.t.Fatalf("drift that nobody made: %q", drift)
 	}
 	r.apply(p)

@@ -99,7 +99,7 @@ func (r *pipeline) applyHere(ctx context.Context) (changed bool, err error) {
 	if err != nil || p.Empty() {
 		return false, err
 	}
-	return true, p.Apply(ctx)
+	return true, p.Apply(ctx).Err
 }
 
 // measureOurs measures all figures of our own proxy.

@@ -23,7 +23,7 @@ func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan
 	if p.Empty() {
 		return p
 	}
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Fatalf("Apply: %v\n%s", err, p)
 	}
 	return p

@@ -128,7 +128,7 @@ func (c *cluster) installNFTables(t *testing.T) {
 			}
 			p, err := b.Plan(t.Context(), want)
 			if err == nil {
-				err = p.Apply(t.Context())
+				err = p.Apply(t.Context()).Err
 			}
 			return err
 		})

@@ -6,7 +6,6 @@ package program
 import (
 	"cmp"
 	"context"
-	"io"
 	"testing"
 
 	"kubeproxy/common/reconcile"
@@ -62,9 +61,7 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c, ok := b.(io.Closer); ok { // inotify instances and netlink sockets are scarce
-			t.Cleanup(func() { _ = c.Close() })
-		}
+		t.Cleanup(func() { _ = b.Close() }) // inotify instances and netlink sockets are scarce
 		k.backends = append(k.backends, b)
 	}
 	return k

@@ -19,7 +19,7 @@ func many() (*Store, *service.Snapshot) {
 		ports = append(ports, port(fmt.Sprintf("s%05d", i), service.IPv4, 10))
 	}
 	b, s := &Store{}, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
-	b.Result(service.IPv4, s, reconcile.Result{Generation: 1})
+	b.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: 1})
 	return b, s
 }
 
@@ -31,7 +31,7 @@ func BenchmarkOneChange(b *testing.B) {
 		name := service.PortName{Namespace: "shop", Name: fmt.Sprintf("s%05d", i*7919%10000), Protocol: service.TCP}
 		next := port(name.Name, service.IPv4, 9)
 		s = s.With(s.Generation+1, s.Node, []service.Change{{Old: s.Port(service.IPv4, name), New: next}})
-		book.Result(service.IPv4, s, reconcile.Result{Generation: s.Generation})
+		book.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: s.Generation})
 	}
 }
 

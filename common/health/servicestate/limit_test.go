@@ -68,7 +68,7 @@ func TestNotes(t *testing.T) {
 	web := port("web", service.IPv4, 1)
 	b.setWanted(web)
 	round := func(n reconcile.Notes, err error) []string {
-		b.Result(service.IPv4, b.want, reconcile.Result{Generation: 1, Start: begin, Took: time.Second, Notes: n, Err: err})
+		b.Result(service.IPv4, reconcile.Result{Snapshot: b.want, Generation: 1, Start: begin, Took: time.Second, Outcome: reconcile.Outcome{Notes: n, Err: err}})
 		return b.All()[0].Ports[0].Notes
 	}
 	some := reconcile.Notes{web.Name: {{Text: "no timeout"}, {Text: "no reject", Transient: true}}}

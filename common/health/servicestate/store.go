@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -98,12 +97,12 @@ func (b *Store) pruneProblems(problems []Problem) {
 	}
 }
 
-// Result records a round of f for a snapshot.
-func (b *Store) Result(f service.Family, s *service.Snapshot, r reconcile.Result) {
+// Result records a round of f.
+func (b *Store) Result(f service.Family, r reconcile.Result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := &b.families[f]
-	if r.Err != nil && !health.OnlyPortErrors(r.Err) {
+	if !reconcile.OnlyPortErrors(r.Err) {
 		p.err = p.err.update(r.Err, r.Start)
 		return
 	}
@@ -113,7 +112,7 @@ func (b *Store) Result(f service.Family, s *service.Snapshot, r reconcile.Result
 		failed[e.Name] = p.failed[e.Name].update(e.Err, r.Start)
 	}
 	p.notes, p.unavailable = r.Notes, r.Unavailable
-	p.setProgrammed(f, s, failed, activation{s.Generation, r.Start.Add(r.Took).UnixNano()})
+	p.setProgrammed(f, r.Snapshot, failed, activation{r.Snapshot.Generation, r.Start.Add(r.Took).UnixNano()})
 }
 
 // update returns f with the new error. It keeps the start of an earlier failure.

@@ -66,7 +66,7 @@ func (b *scenario) setWanted(ports ...*service.Port) {
 // round records a round one second after the last one.
 func (b *scenario) round(f service.Family, err error) {
 	b.seconds++
-	b.Result(f, b.want, reconcile.Result{Generation: b.want.Generation, Start: at(b.seconds).Add(-time.Second), Took: time.Second, Err: err})
+	b.Result(f, reconcile.Result{Snapshot: b.want, Generation: b.want.Generation, Start: at(b.seconds).Add(-time.Second), Took: time.Second, Outcome: reconcile.Outcome{Err: err}})
 }
 
 // lines describes the state of every port, one per line.

@@ -19,7 +19,7 @@ func TestUnavailableFamily(t *testing.T) {
 			b.Unavailable = map[service.Family]string{service.IPv6: "the kernel has no IPv6"}
 		},
 		"by a round": func(b *Store, s *service.Snapshot) {
-			b.Result(service.IPv6, s, reconcile.Result{Generation: 1, Start: at(0), Unavailable: "the kernel has no IPv6"})
+			b.Result(service.IPv6, reconcile.Result{Snapshot: s, Generation: 1, Start: at(0), Outcome: reconcile.Outcome{Unavailable: "the kernel has no IPv6"}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) { checkUnavailable(t, known) })
@@ -31,7 +31,7 @@ func checkUnavailable(t *testing.T, known func(*Store, *service.Snapshot)) {
 	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{port("both", service.IPv4, 1), port("both", service.IPv6, 1), port("six", service.IPv6, 1)})
 	b := &Store{Latest: func() *service.Snapshot { return s }}
 	known(b, s)
-	b.Result(service.IPv4, s, reconcile.Result{Generation: 1, Start: at(0), Took: time.Second})
+	b.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: 1, Start: at(0), Took: time.Second})
 	want := map[string]State{"both": Programmed, "six": Skipped}
 	for _, x := range b.All() {
 		if x.State != want[x.Name] {

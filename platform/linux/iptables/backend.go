@@ -41,16 +41,22 @@ type Driver interface {
 	Liberal() bool
 	// Watch calls touched whenever others change the tables, until ctx is done.
 	Watch(ctx context.Context, touched func()) error
+	// Suspect names the process that changed our chains last. It is empty if that is
+	// unknown.
+	Suspect() string
+	// Close releases the kernel resources of the Driver.
+	Close()
 }
 
 // Backend keeps the chains of one family in the desired state. It implements
 // reconcile.Backend.
 type Backend struct {
+	reconcile.Base
 	layout
 	driver Driver
 	// installed is what the tables hold, nil if that is not known.
 	installed *installed
-	tally     Tally
+	rules     reconcile.Rules // of the latest Apply
 	counts    counts
 	// localnetMarked means that localnetMark existed when the tables were last read.
 	// localnetRouted means that the kernel routes loopback addresses.
@@ -59,8 +65,6 @@ type Backend struct {
 	degradedReason                 string
 	pending                        pending
 }
-
-var _ reconcile.Watcher = (*Backend)(nil)
 
 // installed describes chains that match a snapshot.
 type installed struct {
@@ -152,18 +156,10 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return t.inUse()
 }
 
-// Forget implements reconcile.Forgetter.
+// Forget implements reconcile.Backend.
 func (b *Backend) Forget() { b.installed = nil }
 
-// Suspect implements reconcile.SuspectFinder.
-func (b *Backend) Suspect() string {
-	if d, ok := b.driver.(interface{ Suspect() string }); ok {
-		return d.Suspect()
-	}
-	return ""
-}
-
-// Watch implements reconcile.Watcher.
+// Watch implements reconcile.Backend.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)
 }
@@ -217,10 +213,8 @@ func (b *Backend) stageAll(h *installed, want *service.Snapshot) *stage {
 	return s
 }
 
-// Close releases the kernel resources of a Backend. The chains stay.
+// Close implements reconcile.Backend.
 func (b *Backend) Close() error {
-	if d, ok := b.driver.(interface{ close() }); ok {
-		d.close()
-	}
+	b.driver.Close()
 	return nil
 }

@@ -35,7 +35,7 @@ func TestHalfProgrammed(t *testing.T) {
 			left--
 			return errors.New("not now")
 		}
-		if err := p.Apply(t.Context()); err != nil {
+		if err := p.Apply(t.Context()).Err; err != nil {
 			t.Errorf("%d refusals: %v", refusals, err)
 		}
 		fresh := newFake()

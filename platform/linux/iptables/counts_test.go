@@ -4,17 +4,17 @@
 package iptables
 
 import (
-	"context"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
-// TestTally counts what syncs write, and what the tables hold after each.
-func TestTally(t *testing.T) {
+// TestCounts counts what rounds write, and what the tables hold after each.
+func TestCounts(t *testing.T) {
 	k := newFake()
 	b := newBackend(service.IPv4, k)
 	held := func() map[string]int {
@@ -28,16 +28,24 @@ func TestTally(t *testing.T) {
 		}
 		return n
 	}
-	check := func(after string, want Tally) {
+	round := func(b *Backend, want *service.Snapshot) reconcile.Outcome {
 		t.Helper()
-		if want.Rules == nil {
-			want.Rules = held()
+		p, err := b.Plan(t.Context(), want)
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case p.Empty():
+			return p.Outcome()
 		}
-		if diff := cmp.Diff(want, b.Tally()); diff != "" {
-			t.Errorf("after %s (-want +got):\n%s", after, diff)
+		return p.Apply(t.Context())
+	}
+	check := func(after string, got reconcile.Outcome, written map[string]int) {
+		t.Helper()
+		if diff := cmp.Diff(&reconcile.Rules{Held: held(), Written: written}, got.Rules); diff != "" || got.Err != nil {
+			t.Errorf("after %s: %v (-want +got):\n%s", after, got.Err, diff)
 		}
 	}
-	apply(t, b, simple(20))
+	out := round(b, simple(20))
 	first := held()
 	written := map[string]int{}
 	for _, j := range b.jumps() {
@@ -46,27 +54,14 @@ func TestTally(t *testing.T) {
 	for table, n := range first {
 		written[table] += n
 	}
-	check("the first round", Tally{Written: written})
-	apply(t, b, simple(20))
-	check("one without a change", Tally{Written: map[string]int{nat: 0, filter: 0}})
+	check("the first round", out, written)
+	check("one without a change", round(b, simple(20)), map[string]int{nat: 0, filter: 0})
 
 	k.Refuse = func(string) error { return errInjected }
-	p, err := b.Plan(context.Background(), simple(21))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Apply(context.Background()); err == nil {
-		t.Error("a refusal is no error")
-	}
-	if got := b.Tally(); !got.Refused || got.Rules != nil {
-		t.Errorf("after a refusal: %+v, want it refused and nothing known", got)
+	if got := round(b, simple(21)); got.Err == nil || !got.Rules.Refused || got.Rules.Held != nil {
+		t.Errorf("after a refusal: %v, %+v, want it refused and nothing known", got.Err, got.Rules)
 	}
 	k.Refuse = nil
-	apply(t, b, simple(20))
-	check("all in order again", Tally{Written: map[string]int{nat: 0, filter: 0}})
-	other := newBackend(service.IPv4, k)
-	apply(t, other, simple(20))
-	if diff := cmp.Diff(first, other.Tally().Rules); diff != "" {
-		t.Errorf("what is adopted (-want +got):\n%s", diff)
-	}
+	check("all in order again", round(b, simple(20)), map[string]int{nat: 0, filter: 0})
+	check("rules are adopted", round(newBackend(service.IPv4, k), simple(20)), map[string]int{nat: 0, filter: 0})
 }

@@ -27,7 +27,7 @@ func TestDormantTables(t *testing.T) {
 				t.Fatalf("%s: not noticed", dormant)
 			}
 			p := apply(t, b, want)
-			if drift := strings.Join(p.Drift(), "\n"); !strings.Contains(drift, "table "+table+" is dormant") {
+			if drift := strings.Join(p.Outcome().Drift, "\n"); !strings.Contains(drift, "table "+table+" is dormant") {
 				t.Errorf("%s: drift %q", dormant, drift)
 			}
 			if touched(t, b) {

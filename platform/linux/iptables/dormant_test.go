@@ -28,7 +28,7 @@ func TestDormantTableOfAnother(t *testing.T) {
 		if err != nil || p.Empty() || !strings.Contains(p.String(), "~ nat table: active") {
 			t.Fatalf("plan %v, %v, want one that activates table nat", p, err)
 		}
-		err = p.Apply(t.Context())
+		err = p.Apply(t.Context()).Err
 		if err == nil || !strings.Contains(err.Error(), "nft add table ip6 nat") {
 			t.Errorf("error %v, want one with a command", err)
 		}

@@ -155,7 +155,8 @@ func (r *runner) command(ctx context.Context, suffix string, args ...string) *ex
 	return c
 }
 
-func (r *runner) close() {
+// Close implements Driver.
+func (r *runner) Close() {
 	r.monitor.close()
 	if r.lock != nil {
 		r.lock.close()
@@ -288,8 +289,7 @@ func (r *runner) Touched(context.Context) (bool, error) {
 	return r.monitor.touched()
 }
 
-// Suspect returns the process that last changed our chains, "" if the kernel does not
-// report it.
+// Suspect implements Driver. Only the variant nft reports who changed something.
 func (r *runner) Suspect() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -78,7 +78,7 @@ func TestKernelHoldsWhatWasPlanned(t *testing.T) {
 				t.Fatalf("after our own change: touched %v, %v", touched, err)
 			}
 			second := newKernel(t, b.family, b.options.Dir)
-			defer second.driver.(*runner).close()
+			defer second.Close()
 			generate.RequireNoChange(t, second, want)
 		})
 	})
@@ -92,7 +92,7 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 			"-t nat -F KUBE-POSTROUTING", "-t filter -D FORWARD -j KUBE-FORWARD", "-t nat -A KUBE-SERVICES -j RETURN", "-t nat -N KUBE-SVC-STRAY",
 		} {
 			apply(t, b, want)
-			if p := apply(t, b, want); p.FullSync() {
+			if p := apply(t, b, want); p.Outcome().FullSync {
 				t.Errorf("before %q: the tables are read though nobody touched them", args)
 			}
 			if out, err := exec.Command(b.driver.(*runner).path(""), strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -103,8 +103,8 @@ func TestForeignChangesAreNoticed(t *testing.T) {
 				t.Errorf("after %q: not noticed", args)
 			}
 			p := apply(t, b, want)
-			if len(p.Drift()) != 1 || p.Empty() {
-				t.Errorf("after %q: drift %q, want one line", args, p.Drift())
+			if len(p.Outcome().Drift) != 1 || p.Empty() {
+				t.Errorf("after %q: drift %q, want one line", args, p.Outcome().Drift)
 			}
 		}
 	})
@@ -246,7 +246,7 @@ func TestCommandsBecomeOthers(t *testing.T) {
 		if err := again.open(); err != nil {
 			t.Fatal(err)
 		}
-		defer again.close()
+		defer again.Close()
 		generate.RequireNoChange(t, NewWith(b.family, b.options, again), simple(2))
 		wantFound(t, Leftovers{Variant: then, Family: b.family}, "")
 	})

@@ -43,10 +43,10 @@ func TestEditRightAfterOurs(t *testing.T) {
 		if !touched(t, b) {
 			t.Fatalf("not noticed after %s", uncertainSaveInterval)
 		}
-		if p := apply(t, b, want); len(p.Drift()) != 1 {
-			t.Errorf("drift %q, want one line", p.Drift())
+		if p := apply(t, b, want); len(p.Outcome().Drift) != 1 {
+			t.Errorf("drift %q, want one line", p.Outcome().Drift)
 		}
-		if p := apply(t, b, want); p.FullSync() {
+		if p := apply(t, b, want); p.Outcome().FullSync {
 			t.Error("the tables are read though nothing has changed")
 		}
 		if s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second); !touched(t, b) { // after our repair

@@ -53,10 +53,6 @@ func (b *Backend) planLocalnet(p *plan) {
 	}
 }
 
-// DegradedReason describes which part of the latest snapshot the node cannot provide, ""
-// if there is none. It must not run concurrently with a sync.
-func (b *Backend) DegradedReason() string { return b.degradedReason }
-
 // readLocalnetMark looks for the mark in t. If others have removed it, the plan adds it
 // again.
 func (b *Backend) readLocalnetMark(p *plan, t *observed) {

@@ -53,7 +53,7 @@ func program(t *testing.T, b *Backend) {
 	t.Helper()
 	p, err := b.Plan(context.Background(), simple(3))
 	if err == nil {
-		err = p.Apply(context.Background())
+		err = p.Apply(context.Background()).Err
 	}
 	if err != nil {
 		t.Errorf("program: %v", err)
@@ -90,7 +90,7 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = p.Apply(context.Background())
+	err = p.Apply(context.Background()).Err
 	if failed := reconcile.PortErrors(err); len(failed) != 1 || !k.RouteLocalnet {
 		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.RouteLocalnet)
 	}
@@ -105,7 +105,7 @@ func TestLoopbackThatStaysClosed(t *testing.T) {
 	b, want := local(k), simple(3)
 	check := func(open bool) {
 		t.Helper()
-		apply(t, b, want)
+		p := apply(t, b, want)
 		rules := k.Text()
 		if closed := strings.Contains(rules, "-d 127.0.0.0/8 -j RETURN"); closed == open || strings.Contains(rules, "! -s 127.0.0.0/8") != open {
 			t.Errorf("open %t, and the rules are\n%s", open, rules)
@@ -113,7 +113,7 @@ func TestLoopbackThatStaysClosed(t *testing.T) {
 		if _, marked := k.Tables[filter][localnetMark.name]; k.RouteLocalnet != open || marked != open {
 			t.Errorf("open %t, marked %t; want %t", k.RouteLocalnet, marked, open)
 		}
-		if lack := b.DegradedReason(); strings.Contains(lack, errInjected.Error()) == open || (lack == "") != open {
+		if lack := p.Outcome().Degraded; strings.Contains(lack, errInjected.Error()) == open || (lack == "") != open {
 			t.Errorf("open %t: lacks %q", open, lack)
 		}
 	}
@@ -131,8 +131,8 @@ func TestLoopbackMarkIsNoDrift(t *testing.T) {
 		b := NewWith(service.IPv4, Options{MasqueradeBit: 14, LocalhostNodePorts: next}, k)
 		program(t, b)
 		k.Dirty = true
-		if p, err := b.Plan(t.Context(), simple(3)); err != nil || len(p.Drift()) > 0 || !p.Empty() {
-			t.Errorf("%s: %v, drift %q, to do:\n%s", name, err, p.Drift(), p)
+		if p, err := b.Plan(t.Context(), simple(3)); err != nil || len(p.Outcome().Drift) > 0 || !p.Empty() {
+			t.Errorf("%s: %v, drift %q, to do:\n%s", name, err, p.Outcome().Drift, p)
 		}
 	}
 }

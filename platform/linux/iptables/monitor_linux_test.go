@@ -88,8 +88,8 @@ func TestEditOfTheSameSizeIsNoticed(t *testing.T) {
 				if !poll(func() bool { return touched(t, b) }) {
 					t.Errorf("mark %s, environment %q: not noticed", mark, env)
 				}
-				if p := apply(t, b, want); len(p.Drift()) != 1 {
-					t.Errorf("mark %s, environment %q: drift %q, want one line", mark, env, p.Drift())
+				if p := apply(t, b, want); len(p.Outcome().Drift) != 1 {
+					t.Errorf("mark %s, environment %q: drift %q, want one line", mark, env, p.Outcome().Drift)
 				}
 			}
 		}
@@ -180,7 +180,7 @@ func TestRestoreKilledHalfWay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Apply(context.Background()); !errors.Is(err, ErrBusy) {
+		if err := p.Apply(context.Background()).Err; !errors.Is(err, ErrBusy) {
 			t.Errorf("Apply = %v, want it to be busy", err)
 		}
 		undo()
@@ -230,7 +230,7 @@ func TestRefusedServiceIsFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		failed := reconcile.PortErrors(p.Apply(context.Background()))
+		failed := reconcile.PortErrors(p.Apply(context.Background()).Err)
 		if len(failed) != 1 || failed[0].Name.Name != "web-007" {
 			t.Errorf("failed: %v, want web-007 alone", failed)
 		}
@@ -258,7 +258,7 @@ func TestLostRaceIsRunAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Apply(context.Background()); err != nil {
+		if err := p.Apply(context.Background()).Err; err != nil {
 			t.Errorf("Apply = %v, want it to be run again", err)
 		}
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {

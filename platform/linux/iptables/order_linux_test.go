@@ -23,8 +23,8 @@ func TestRuleAheadIsNoticed(t *testing.T) {
 			if !poll(func() bool { return touched(t, b) }) {
 				t.Fatalf("%q is not noticed", rule)
 			}
-			if p := apply(t, b, want); len(p.Drift()) != 1 || !strings.Contains(p.Drift()[0], "hidden") {
-				t.Errorf("%q: drift %q, want one line", rule, p.Drift())
+			if p := apply(t, b, want); len(p.Outcome().Drift) != 1 || !strings.Contains(p.Outcome().Drift[0], "hidden") {
+				t.Errorf("%q: drift %q, want one line", rule, p.Outcome().Drift)
 			}
 			if p := apply(t, b, want); !p.Empty() {
 				t.Errorf("%q: not settled:\n%s", rule, p)

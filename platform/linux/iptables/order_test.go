@@ -49,9 +49,9 @@ func TestJumpsBehindWhatPasses(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("chain %s is\n%s\nwant\n%s", tc.in.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
-			line := strings.Join(p.Drift(), "\n")
+			line := strings.Join(p.Outcome().Drift, "\n")
 			if told := strings.Contains(line, "hidden: rule") && strings.Contains(line, "-j "+targetOf(splitRule(tc.rule))); told != tc.moves {
-				t.Errorf("told %t, want %t: %q", told, tc.moves, p.Drift())
+				t.Errorf("told %t, want %t: %q", told, tc.moves, p.Outcome().Drift)
 			}
 		})
 	}

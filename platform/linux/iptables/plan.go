@@ -27,24 +27,21 @@ type plan struct {
 	fullSync        bool // made from the tables, not from a difference
 }
 
-var (
-	_ reconcile.Remover    = (*plan)(nil)
-	_ reconcile.FullSyncer = (*plan)(nil)
-)
-
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
 	return (p.stage == nil || p.stage.empty()) && !p.enableLocalnet && !p.disableLocalnet && len(p.dormant) == 0
 }
 
-// Drift implements reconcile.Plan.
-func (p *plan) Drift() []string { return p.drift }
-
-// Removed implements reconcile.Remover.
-func (p *plan) Removed() []*service.Port { return p.removed }
-
-// FullSync implements reconcile.FullSyncer.
-func (p *plan) FullSync() bool { return p.fullSync }
+// Outcome implements reconcile.Plan.
+func (p *plan) Outcome() reconcile.Outcome {
+	b := p.backend
+	out := reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Removed: p.removed, Degraded: b.degradedReason}
+	out.Rules = &reconcile.Rules{Held: b.rules.Held, Written: perTable()}
+	if len(p.drift) > 0 {
+		out.Suspect = b.driver.Suspect()
+	}
+	return out
+}
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -72,14 +69,18 @@ func (p *plan) String() string {
 var ErrBusy = errors.New("iptables is busy or cannot run")
 
 // Apply implements reconcile.Plan.
-func (p *plan) Apply(ctx context.Context) error {
+func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
+	b := p.backend
+	b.rules = reconcile.Rules{Written: perTable()}
 	dormant := p.activate()
 	err := p.program(ctx)
-	if dormant == nil {
-		return err
+	if dormant != nil {
+		b.installed = nil
+		err = errors.Join(dormant, err)
 	}
-	p.backend.installed = nil
-	return errors.Join(dormant, err)
+	out, rules := p.Outcome(), b.rules
+	out.Err, out.Rules = err, &rules
+	return out
 }
 
 // program applies the change. If the kernel refuses the complete text, bisect finds the
@@ -87,7 +88,6 @@ func (p *plan) Apply(ctx context.Context) error {
 func (p *plan) program(ctx context.Context) error {
 	b := p.backend
 	b.installed = nil // after a failure, the next Plan reads the tables
-	b.tally.Rules = nil
 	if err := p.unrouteLocalnet(ctx); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (p *plan) program(ctx context.Context) error {
 // route_localnet, which the others may need.
 func (p *plan) bisectAndRoute(ctx context.Context, refusal error) error {
 	err := p.bisect(ctx, refusal)
-	if len(reconcile.PortErrors(err)) == 0 {
+	if !reconcile.OnlyPortErrors(err) {
 		return err
 	}
 	return errors.Join(err, p.routeLocalnet(ctx))

@@ -28,8 +28,8 @@ func TestAdoptsWhatIsThere(t *testing.T) {
 	if !p.Empty() || k.Restores != restores {
 		t.Errorf("a new process would do:\n%s", p)
 	}
-	if len(p.Drift()) > 0 || !p.FullSync() {
-		t.Errorf("drift %v, whole %v, want none and true", p.Drift(), p.FullSync())
+	if len(p.Outcome().Drift) > 0 || !p.Outcome().FullSync {
+		t.Errorf("drift %v, whole %v, want none and true", p.Outcome().Drift, p.Outcome().FullSync)
 	}
 	saves := k.Saves
 	apply(t, b, simple(51))
@@ -159,7 +159,7 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 	k.Tables[nat]["KUBE-SVC-STRAY"] = nil
 	k.Dirty = true
 	p := apply(t, b, want)
-	told := strings.Join(p.Drift(), "\n")
+	told := strings.Join(p.Outcome().Drift, "\n")
 	for _, s := range []string{
 		"altered: rules of chain KUBE-MARK-MASQ of table nat", "altered: rules of chain KUBE-FORWARD of table filter",
 		"foreign: chain KUBE-SVC-STRAY of table nat", `missing: rule "-j KUBE-SERVICES" of chain OUTPUT of table nat`,
@@ -181,7 +181,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	b := newBackend(service.IPv4, k)
 	few := service.New(2, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{simplePort(1)})
 	few.Incomplete = true
-	if p := apply(t, b, few); !p.Empty() || len(p.Removed()) > 0 {
+	if p := apply(t, b, few); !p.Empty() || len(p.Outcome().Removed) > 0 {
 		t.Errorf("a partial snapshot changes:\n%s", p)
 	}
 	// Services are added and removed meanwhile.
@@ -196,8 +196,8 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	if n := strings.Count(k.Text(), "shop/web-"); n != 2 {
 		t.Errorf("%d entries once all was read, want 2", n)
 	}
-	if len(p.Removed()) != 2*2*39 && len(p.Removed()) == 0 {
-		t.Errorf("%d frontends are said to go", len(p.Removed()))
+	if len(p.Outcome().Removed) != 2*2*39 && len(p.Outcome().Removed) == 0 {
+		t.Errorf("%d frontends are said to go", len(p.Outcome().Removed))
 	}
 }
 
@@ -271,7 +271,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	if n := strings.Count(text, "-A PREROUTING"); n != 1 {
 		t.Errorf("%d jumps from PREROUTING, want theirs alone:\n%s", n, text)
 	}
-	removed := p.Removed()
+	removed := p.Outcome().Removed
 	if len(removed) != 1 || removed[0].Frontends[0].Addr.String() != "10.96.0.1" || removed[0].Frontends[0].Port != 443 {
 		t.Errorf("removed = %v, want 10.96.0.1:443", removed)
 	}
@@ -285,8 +285,8 @@ func TestDisturbedListingIsReadAgain(t *testing.T) {
 	saves := k.Saves
 	k.InterruptedSaves = 2
 	k.Dirty = true
-	if p := apply(t, b, simple(3)); !p.Empty() || len(p.Drift()) > 0 || k.Saves != saves+3 {
-		t.Errorf("read %d times, drift %v, and would do:\n%s", k.Saves-saves, p.Drift(), p)
+	if p := apply(t, b, simple(3)); !p.Empty() || len(p.Outcome().Drift) > 0 || k.Saves != saves+3 {
+		t.Errorf("read %d times, drift %v, and would do:\n%s", k.Saves-saves, p.Outcome().Drift, p)
 	}
 	k.InterruptedSaves, k.Dirty = 99, true
 	if _, err := b.Plan(context.Background(), simple(3)); err == nil || !strings.Contains(err.Error(), "others changed them meanwhile") {

@@ -70,7 +70,7 @@ func ProbeWith(f service.Family, o Options, prepare func() error) error {
 	if err := r.open(); err != nil {
 		return fmt.Errorf("iptables for %s: %w", f, err)
 	}
-	defer r.close()
+	defer r.Close()
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with its namespace

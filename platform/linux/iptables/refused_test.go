@@ -53,7 +53,7 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
 	}
-	err = p.Apply(context.Background())
+	err = p.Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
 	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply = %v, want one failure of web-042", err)
@@ -91,7 +91,7 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if failed := reconcile.PortErrors(p.Apply(context.Background())); len(failed) != 1 || failed[0].Name.Name != "web-001" {
+	if failed := reconcile.PortErrors(p.Apply(context.Background()).Err); len(failed) != 1 || failed[0].Name.Name != "web-001" {
 		t.Errorf("failed: %v, want web-001", failed)
 	}
 	if got := k.Tables[nat][portChainName(clusterPrefix, changed)]; !slices.Equal(got, had) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -77,7 +78,7 @@ func (l layout) relayJumps() []jump {
 
 // NewWith returns the Backend for one family that uses d.
 func NewWith(f service.Family, o Options, d Driver) *Backend {
-	return &Backend{layout: layout{family: f, options: o}, driver: d, tally: Tally{Written: perTable()}}
+	return &Backend{layout: layout{family: f, options: o}, driver: d, rules: reconcile.Rules{Written: perTable()}}
 }
 
 // Replace changes all chains of b to those of want, whatever their present state. It

@@ -14,7 +14,6 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 )
 
 // Driver is what Backend needs from the kernel, for one family. All methods except Watch
@@ -44,6 +43,8 @@ type Driver interface {
 	RemoveDevice(ctx context.Context) error
 	// Watch calls touched whenever the node's addresses change, until ctx is done.
 	Watch(ctx context.Context, touched func()) error
+	// close releases the kernel resources of the Driver.
+	close()
 }
 
 // settingsScope selects settings by when they are applied.
@@ -88,7 +89,7 @@ type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	rules   reconcile.Watcher // the sets and chains, see package companion
+	rules   reconcile.Backend // the sets and chains, see package companion
 	now     func() time.Time
 	// rulesView is what the rules are for, nil if that is not known.
 	rulesView *service.Snapshot
@@ -104,11 +105,6 @@ type Backend struct {
 	node           nodeView
 	pending        pendingNodePorts
 }
-
-var (
-	_ reconcile.Watcher      = (*Backend)(nil)
-	_ reconcile.ResyncSetter = (*Backend)(nil)
-)
 
 // installed describes virtual servers that match a snapshot. It stores what they were
 // made from. Only the kernel stores the servers themselves.
@@ -128,20 +124,16 @@ func (b *Backend) resyncDue(h *installed) bool {
 	return b.now().Sub(h.readAt) >= b.options.SyncPeriod*9/10
 }
 
-// Forget implements reconcile.Forgetter.
+// Forget implements reconcile.Backend.
 func (b *Backend) Forget() {
 	b.installed = nil
-	if r, ok := b.rules.(reconcile.Forgetter); ok {
-		r.Forget()
-	}
+	b.rules.Forget()
 }
 
-// SetResync implements reconcile.ResyncSetter.
+// SetResync implements reconcile.Backend.
 func (b *Backend) SetResync(d time.Duration) {
 	b.options.SyncPeriod = d
-	if r, ok := b.rules.(reconcile.ResyncSetter); ok {
-		r.SetResync(d)
-	}
+	b.rules.SetResync(d)
 }
 
 // Plan implements reconcile.Backend. Its cost is proportional to the difference between
@@ -293,26 +285,11 @@ func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
 	return joinFailures(ops, d.Commit(ctx, ops))
 }
 
-// Watch implements reconcile.Watcher. It watches changes of chains and of the node's
+// Watch implements reconcile.Backend. It watches changes of chains and of the node's
 // addresses. The kernel sends no notifications about virtual servers (kernel:
 // net/netfilter/ipvs/ip_vs_ctl.c), so these are polled.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	watches := []func(context.Context, func()) error{b.driver.Watch, b.rules.Watch, b.watchDraining, b.poller.watch}
-	ended := make(chan error, len(watches))
-	for _, watch := range watches {
-		go func() {
-			err := watch(ctx, touched)
-			cancel()
-			ended <- err
-		}()
-	}
-	var errs []error
-	for range watches {
-		errs = append(errs, <-ended)
-	}
-	return errors.Join(errs...)
+	return reconcile.WatchAll(ctx, touched, b.driver.Watch, b.rules.Watch, b.watchDraining, b.poller.watch)
 }
 
 // watchDraining requests a sync from time to time while destinations drain.
@@ -324,11 +301,8 @@ func (b *Backend) watchDraining(ctx context.Context, touched func()) error {
 	})
 }
 
-// Tally returns the counts of rules since its last call. It must not run concurrently
-// with a sync.
-func (b *Backend) Tally() iptables.Tally {
-	if r, ok := b.rules.(interface{ Tally() iptables.Tally }); ok {
-		return r.Tally()
-	}
-	return iptables.Tally{}
+// Close implements reconcile.Backend.
+func (b *Backend) Close() error {
+	b.driver.close()
+	return b.rules.Close()
 }

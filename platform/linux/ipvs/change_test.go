@@ -109,7 +109,7 @@ func TestForeignServerGetsNoDestinations(t *testing.T) {
 	apply(t, b, s)
 	next := s.With(2, s.Node, []service.Change{{Old: nobody, New: one}})
 	for _, reason := range []error{errExists, errForeign} { // the kernel's error, then ours
-		err := planOf(t, b, next).Apply(context.Background())
+		err := planOf(t, b, next).Apply(context.Background()).Err
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, reason) {
 			t.Errorf("Apply = %v, want %v", err, reason)
 		}
@@ -153,7 +153,7 @@ func TestForeignServerStaysForeign(t *testing.T) {
 		if i == 3 {
 			b = newBackend(service.IPv4, k, Options{})
 		}
-		err := planOf(t, b, s).Apply(context.Background())
+		err := planOf(t, b, s).Apply(context.Background()).Err
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, errForeign) {
 			t.Errorf("round %d: Apply = %v, want %v", i, err, errForeign)
 		}
@@ -166,8 +166,8 @@ func TestForeignServerStaysForeign(t *testing.T) {
 	for i := range 2 {
 		k.servers[first].server = theirs
 		k.clock = k.clock.Add(time.Minute)
-		if p := apply(t, b, s); len(p.Drift()) != 1 || !k.servers[first].owned() {
-			t.Errorf("the drift is %q, and there is %v", p.Drift(), k.servers[first])
+		if p := apply(t, b, s); len(p.Outcome().Drift) != 1 || !k.servers[first].owned() {
+			t.Errorf("the drift is %q, and there is %v", p.Outcome().Drift, k.servers[first])
 		}
 		if i == 0 {
 			b = newBackend(service.IPv4, k, Options{})
@@ -185,7 +185,7 @@ func TestServiceWithoutRulesIsNotReached(t *testing.T) {
 	one, two := web(0, 1, service.TCP), web(1, 1, service.TCP)
 	b.rules.(*fakeRules).refuse = func(op) error { return &reconcile.PortError{Name: one.Name, Err: errInjected} }
 	for range 2 { // the second one compares with the kernel
-		err := planOf(t, b, snapshot(one, two)).Apply(context.Background())
+		err := planOf(t, b, snapshot(one, two)).Apply(context.Background()).Err
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name != one.Name {
 			t.Errorf("Apply = %v, want a failure of %s alone", err, one.Name)
 		}

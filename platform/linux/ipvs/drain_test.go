@@ -47,7 +47,7 @@ func TestDrainingIsLogged(t *testing.T) {
 		}
 		out.Reset()
 		less := snapshot(web(0, c.left, service.TCP), web(1, 1, service.UDP))
-		if err := planOf(t, b, less).Apply(at(c.verbosity)); err != nil {
+		if err := planOf(t, b, less).Apply(at(c.verbosity)).Err; err != nil {
 			t.Fatal(err)
 		}
 		if s := out.String(); !strings.Contains(s, c.says) || strings.Contains(s, c.silent) {

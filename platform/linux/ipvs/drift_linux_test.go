@@ -98,10 +98,10 @@ func TestKernelDrift(t *testing.T) {
 			for name, m := range tamperings(f) {
 				m.do(t, other.driver.(*kernel), at)
 				p := planOf(t, b, want)
-				if drift := p.Drift(); !slices.ContainsFunc(drift, func(s string) bool { return strings.Contains(s, m.drift) }) {
+				if drift := p.Outcome().Drift; !slices.ContainsFunc(drift, func(s string) bool { return strings.Contains(s, m.drift) }) {
 					t.Errorf("%s, %s: the drift is %q, want %q", f, name, drift, m.drift)
 				}
-				if err := p.Apply(t.Context()); err != nil {
+				if err := p.Apply(t.Context()).Err; err != nil {
 					t.Errorf("%s, %s: %v", f, name, err)
 				}
 				wantConverged(t, b, want)
@@ -150,7 +150,7 @@ func TestKernelExcluded(t *testing.T) {
 		at := key{generate.NthAddr("10.96.0.0", 1), 80, service.TCP}
 		tamperByOp(op{verb: addServer, server: server{scheduler: "wlc"}})(t, other.driver.(*kernel), at)
 		want := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
-		err := planOf(t, b, want).Apply(t.Context())
+		err := planOf(t, b, want).Apply(t.Context()).Err
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" {
 			t.Errorf("Apply = %v, want that web-1 cannot be had", err)
 		}
@@ -183,10 +183,10 @@ func TestKernelIPv6Disabled(t *testing.T) {
 		for _, on := range []string{Device, "all"} {
 			disable(on)
 			p := planOf(t, b, want)
-			if drift := p.Drift(); !slices.Contains(drift, "missing: interface "+Device) {
+			if drift := p.Outcome().Drift; !slices.Contains(drift, "missing: interface "+Device) {
 				t.Errorf("disabled on %s: the drift is %q", on, drift)
 			}
-			if err := p.Apply(t.Context()); err != nil {
+			if err := p.Apply(t.Context()).Err; err != nil {
 				t.Errorf("disabled on %s: %v", on, err)
 			}
 			wantConverged(t, b, want)

@@ -22,7 +22,7 @@ import (
 // applyRefused runs a sync that must fail for one Port, with this reason.
 func applyRefused(t *testing.T, b *Backend, want *service.Snapshot, name string, reason error) {
 	t.Helper()
-	err := planOf(t, b, want).Apply(t.Context())
+	err := planOf(t, b, want).Apply(t.Context()).Err
 	if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != name || !errors.Is(err, reason) {
 		t.Fatalf("Apply = %v, want %v about %s", err, reason, name)
 	}
@@ -108,10 +108,10 @@ func refuseRules(w generate.Cluster, want *service.Snapshot) func(op) error {
 func wantNoDrift(t *rapid.T, b *Backend, want *service.Snapshot) {
 	b.poller.requested.Store(true)
 	p, err := b.Plan(context.Background(), want)
-	if err != nil || len(p.Drift()) > 0 {
-		t.Fatalf("%v, and drift that nobody made: %q", err, p.Drift())
+	if err != nil || len(p.Outcome().Drift) > 0 {
+		t.Fatalf("%v, and drift that nobody made: %q", err, p.Outcome().Drift)
 	}
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
 }
@@ -132,7 +132,7 @@ func TestMuchFails(t *testing.T) {
 	}
 	s := snapshot(ports...)
 	for i := range 2 {
-		if err := planOf(t, b, s).Apply(t.Context()); len(reconcile.PortErrors(err)) != len(ports) || k.reads != 1+i {
+		if err := planOf(t, b, s).Apply(t.Context()).Err; len(reconcile.PortErrors(err)) != len(ports) || k.reads != 1+i {
 			t.Errorf("%d failures and %d listings, want %d and %d", len(reconcile.PortErrors(err)), k.reads, len(ports), 1+i)
 		}
 	}
@@ -154,7 +154,7 @@ func TestFailureIsNoDrift(t *testing.T) {
 	second := key{web(1, 1, service.TCP).Frontends[0].Addr, 80, service.TCP}
 	delete(k.servers, second)
 	p := planOf(t, b, s)
-	if drift := p.Drift(); len(drift) != 2 || slices.ContainsFunc(drift, func(line string) bool { return !strings.Contains(line, second.String()) }) {
+	if drift := p.Outcome().Drift; len(drift) != 2 || slices.ContainsFunc(drift, func(line string) bool { return !strings.Contains(line, second.String()) }) {
 		t.Errorf("the drift is %q, want what is missing of %s", drift, second)
 	}
 }

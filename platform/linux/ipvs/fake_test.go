@@ -271,9 +271,12 @@ func (k *fake) Watch(ctx context.Context, _ func()) error {
 	return nil
 }
 
+func (k *fake) close() {}
+
 // fakeRules replaces package companion in tests of virtual servers alone. It records the
 // snapshot it was applied for.
 type fakeRules struct {
+	reconcile.Base
 	held   *service.Snapshot
 	refuse func(op) error
 }
@@ -292,23 +295,18 @@ func (r *fakeRules) Cleanup(context.Context) error {
 	return nil
 }
 
-func (r *fakeRules) Watch(ctx context.Context, _ func()) error {
-	<-ctx.Done()
-	return nil
-}
+func (p *rulesPlan) Empty() bool                { return p.rules.held == p.want }
+func (p *rulesPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
+func (p *rulesPlan) String() string             { return "" }
 
-func (p *rulesPlan) Empty() bool     { return p.rules.held == p.want }
-func (p *rulesPlan) Drift() []string { return nil }
-func (p *rulesPlan) String() string  { return "" }
-
-func (p *rulesPlan) Apply(context.Context) error {
+func (p *rulesPlan) Apply(context.Context) reconcile.Outcome {
 	if p.rules.refuse != nil {
 		if err := p.rules.refuse(op{}); err != nil {
-			return err
+			return reconcile.Outcome{Err: err}
 		}
 	}
 	p.rules.held = p.want
-	return nil
+	return reconcile.Outcome{}
 }
 
 func newBackend(f service.Family, k *fake, o Options) *Backend {

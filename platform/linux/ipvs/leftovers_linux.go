@@ -149,14 +149,3 @@ func (r Leftovers) with(do func(*kernel) error) error {
 	defer k.close()
 	return do(k)
 }
-
-// Close releases the kernel resources of a Backend. Virtual servers stay.
-func (b *Backend) Close() error {
-	if k, ok := b.driver.(*kernel); ok {
-		k.close()
-	}
-	if rules, ok := b.rules.(*companion.Backend); ok {
-		return rules.Close()
-	}
-	return nil
-}

@@ -148,7 +148,7 @@ func TestOrderAfterARefusal(t *testing.T) {
 		}
 		return nil
 	}
-	if err := planOf(t, b, snapshot(externalService(cluster, local, here, there))).Apply(t.Context()); err == nil {
+	if err := planOf(t, b, snapshot(externalService(cluster, local, here, there))).Apply(t.Context()).Err; err == nil {
 		t.Fatal("Apply says nothing of what was refused")
 	}
 	k.refuse = nil

@@ -39,11 +39,6 @@ type plan struct {
 	fullSync        bool // made from the kernel state, not from a difference
 }
 
-var (
-	_ reconcile.Remover    = (*plan)(nil)
-	_ reconcile.FullSyncer = (*plan)(nil)
-)
-
 // unit is the change of one Port, or of none in particular.
 type unit struct {
 	port        *service.Port
@@ -87,14 +82,15 @@ func (p *plan) Empty() bool {
 	return p.rules.Empty() && len(p.settings) == 0 && len(p.setup) == 0 && len(p.units) == 0 && routes == 0
 }
 
-// Drift implements reconcile.Plan.
-func (p *plan) Drift() []string { return slices.Concat(p.alteredSettings, p.drift, p.rules.Drift()) }
-
-// Removed implements reconcile.Remover.
-func (p *plan) Removed() []*service.Port { return p.removed }
-
-// FullSync implements reconcile.FullSyncer.
-func (p *plan) FullSync() bool { return p.fullSync }
+// Outcome implements reconcile.Plan.
+func (p *plan) Outcome() reconcile.Outcome {
+	rules := p.rules.Outcome()
+	return reconcile.Outcome{
+		FullSync: p.fullSync, Removed: p.removed,
+		Drift: slices.Concat(p.alteredSettings, p.drift, rules.Drift), Suspect: rules.Suspect,
+		Degraded: rules.Degraded, Rules: rules.Rules,
+	}
+}
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -112,7 +108,14 @@ func (p *plan) String() string {
 // For each server schedule decides what changes before the rules and what after, so that
 // connections in between are answered. An address has a route only while everything for
 // it is in force.
-func (p *plan) Apply(ctx context.Context) error {
+func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
+	out := p.Outcome()
+	out.Err = p.program(ctx, &out)
+	return out
+}
+
+// program makes the changes of p, and sets in out what came of the rules.
+func (p *plan) program(ctx context.Context, out *reconcile.Outcome) error {
 	b := p.backend
 	b.installed = nil // if more than single Ports fails, the next Plan reads the kernel state
 	a := &applier{plan: p, ctx: ctx, undeleted: map[key]bool{}}
@@ -121,8 +124,8 @@ func (p *plan) Apply(ctx context.Context) error {
 	}
 	a.ports(func(u *unit) []op { return u.beforeRules })
 	a.routes(p.deleteRoutes)
-	rules := a.rules()
-	if !isPartial(rules) {
+	rules := a.rules(out)
+	if !reconcile.OnlyPortErrors(rules) {
 		// Without rules, packets to an address would reach any local listener.
 		return errors.Join(append(a.errs, rules)...)
 	}
@@ -143,7 +146,7 @@ func (p *plan) Apply(ctx context.Context) error {
 	p.logDraining(ctx)
 	b.setDraining(p.drainingDests)
 	err := errors.Join(append(a.errs, rules)...)
-	if p.next.failedPorts = p.findFailedPorts(a.errs); rules == nil && len(p.next.failedPorts) <= maxFailedPorts && isPartial(err) {
+	if p.next.failedPorts = p.findFailedPorts(a.errs); rules == nil && len(p.next.failedPorts) <= maxFailedPorts && reconcile.OnlyPortErrors(err) {
 		p.recordInstalled()
 	}
 	return err
@@ -161,22 +164,6 @@ func (p *plan) recordInstalled() {
 	b.setDraining(p.drainingDests)
 }
 
-// isPartial reports whether err, if not nil, concerns single Ports only.
-func isPartial(err error) bool {
-	switch e := err.(type) {
-	case nil, *reconcile.PortError:
-		return true
-	case interface{ Unwrap() []error }:
-		for _, err := range e.Unwrap() {
-			if !isPartial(err) {
-				return false
-			}
-		}
-		return true
-	}
-	return false
-}
-
 // applier is one run of Apply.
 type applier struct {
 	plan *plan
@@ -186,13 +173,14 @@ type applier struct {
 	undeleted map[key]bool
 }
 
-// rules changes the rules.
-func (a *applier) rules() error {
+// rules changes the rules, and sets in out what came of that.
+func (a *applier) rules(out *reconcile.Outcome) error {
 	plan, view, err := a.currentRules()
 	if err == nil && !plan.Empty() {
-		err = plan.Apply(a.ctx)
+		done := plan.Apply(a.ctx)
+		err, out.Degraded, out.Rules = done.Err, done.Degraded, done.Rules
 	}
-	if isPartial(err) {
+	if reconcile.OnlyPortErrors(err) {
 		a.plan.backend.rulesView = view
 	}
 	return err

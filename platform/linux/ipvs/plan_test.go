@@ -97,7 +97,7 @@ func TestEndpointsDrain(t *testing.T) {
 		"~ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most",
 		"- destination 10.244.1.2:8080 of 10.96.0.1:80 udp",
 	)
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Fatal(err)
 	}
 	k.clock = k.clock.Add(DrainTimeout - time.Second)
@@ -193,15 +193,15 @@ func TestDrift(t *testing.T) {
 		"missing: virtual server 10.96.0.1:80 tcp, scheduler rr",
 		"missing: destination 10.244.1.1:8080 of 10.96.0.1:80 tcp",
 		"missing: address 10.96.0.1, reached from 192.0.2.1",
-	}, p.Drift()); diff != "" {
+	}, p.Outcome().Drift); diff != "" {
 		t.Errorf("drift (-want +got):\n%s", diff)
 	}
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Fatal(err)
 	}
 	k.clock = k.clock.Add(30 * time.Second)
-	if p := planOf(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
-		t.Errorf("after the repair: %v\n%s", p.Drift(), p)
+	if p := planOf(t, b, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
+		t.Errorf("after the repair: %v\n%s", p.Outcome().Drift, p)
 	}
 }
 
@@ -217,8 +217,8 @@ func TestSetResync(t *testing.T) {
 		t.Errorf("the kernel was asked before the sync period was over: %s", p)
 	}
 	b.SetResync(5 * time.Second)
-	if p := planOf(t, b, want); len(p.Drift()) != 3 {
-		t.Errorf("after a sync period of 5 s the drift is %q", p.Drift())
+	if p := planOf(t, b, want); len(p.Outcome().Drift) != 3 {
+		t.Errorf("after a sync period of 5 s the drift is %q", p.Outcome().Drift)
 	}
 }
 
@@ -236,7 +236,7 @@ func TestForeignServers(t *testing.T) {
 	node := web(0, 1, service.TCP)
 	node.Frontends = append(node.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
 	b := newBackend(service.IPv4, k, excluded)
-	err := planOf(t, b, snapshot(node, web(1, 1, service.TCP))).Apply(context.Background())
+	err := planOf(t, b, snapshot(node, web(1, 1, service.TCP))).Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
 	if len(failed) != 2 || !errors.Is(failed[0], errForeign) || !errors.Is(failed[1], errForeign) {
 		t.Errorf("Apply = %v, want two that somebody else has", err)
@@ -260,7 +260,7 @@ func TestNoAddressWithoutRules(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	b.rules.(*fakeRules).refuse = func(op) error { return errInjected }
-	if err := planOf(t, b, snapshot(web(0, 1, service.TCP))).Apply(context.Background()); !errors.Is(err, errInjected) {
+	if err := planOf(t, b, snapshot(web(0, 1, service.TCP))).Apply(context.Background()).Err; !errors.Is(err, errInjected) {
 		t.Errorf("Apply = %v", err)
 	}
 	if len(k.routes) > 0 {
@@ -279,7 +279,7 @@ func TestOneBadPort(t *testing.T) {
 		}
 		return nil
 	}
-	err := planOf(t, b, snapshot(web(0, 1, service.TCP), web(1, 9, service.TCP), web(2, 1, service.TCP))).Apply(context.Background())
+	err := planOf(t, b, snapshot(web(0, 1, service.TCP), web(1, 9, service.TCP), web(2, 1, service.TCP))).Apply(context.Background()).Err
 	if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" || !strings.Contains(err.Error(), "virtual server 10.96.0.1:80") {
 		t.Errorf("Apply = %v, want one failure of web-1", err)
 	}
@@ -318,7 +318,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 		t.Errorf("%d virtual servers and %d addresses, want 2 and 2", len(k.servers), len(k.routes))
 	}
 	whole := snapshot(web(0, 1, service.TCP))
-	if p := apply(t, b, whole); len(p.Removed()) != 1 || len(k.servers) != 1 || len(k.routes) != 1 {
-		t.Errorf("%d told as removed, %d virtual servers and %d addresses left, want 1, 1 and 1", len(p.Removed()), len(k.servers), len(k.routes))
+	if p := apply(t, b, whole); len(p.Outcome().Removed) != 1 || len(k.servers) != 1 || len(k.routes) != 1 {
+		t.Errorf("%d told as removed, %d virtual servers and %d addresses left, want 1, 1 and 1", len(p.Outcome().Removed), len(k.servers), len(k.routes))
 	}
 }

@@ -37,10 +37,10 @@ func TestPollingFindsExternalChanges(t *testing.T) {
 			t.Fatal("nobody looks")
 		}
 		p := planOf(t, b, s)
-		if len(p.Drift()) == 0 {
+		if len(p.Outcome().Drift) == 0 {
 			t.Errorf("a virtual server that is gone is no drift: %s", p)
 		}
-		if err := p.Apply(ctx); err != nil || k.servers[first] == nil {
+		if err := p.Apply(ctx).Err; err != nil || k.servers[first] == nil {
 			t.Errorf("Apply: %v; virtual servers: %v", err, k.servers)
 		}
 		b.poller.polled(time.Now().Add(-time.Second)) // simulates a read of this duration
@@ -71,8 +71,8 @@ func TestServiceDeletedDuringPoll(t *testing.T) {
 		b.poller.requested.Store(true)
 		_, p := applyChanges(t, b, s, service.Change{Old: one})
 		_, routed := k.routes[first.addr]
-		if len(p.Drift()) > 0 || routed || k.servers[first] != nil || len(k.servers) != 1 {
-			t.Errorf("%s: the drift is %q, the addresses are %v and the virtual servers %v", name, p.Drift(), k.routes, k.servers)
+		if len(p.Outcome().Drift) > 0 || routed || k.servers[first] != nil || len(k.servers) != 1 {
+			t.Errorf("%s: the drift is %q, the addresses are %v and the virtual servers %v", name, p.Outcome().Drift, k.routes, k.servers)
 		}
 	}
 }
@@ -86,14 +86,14 @@ func TestListLeavesOut(t *testing.T) {
 	for range 2 {
 		k.omitted = []key{first}
 		b.poller.requested.Store(true)
-		if p := planOf(t, b, s); !p.Empty() || len(p.Drift()) > 0 {
-			t.Errorf("the drift is %q, and to do:\n%s", p.Drift(), p)
+		if p := planOf(t, b, s); !p.Empty() || len(p.Outcome().Drift) > 0 {
+			t.Errorf("the drift is %q, and to do:\n%s", p.Outcome().Drift, p)
 		}
 	}
 	delete(k.servers, first)
 	b.poller.requested.Store(true)
-	if p := apply(t, b, s); len(p.Drift()) != 2 || k.servers[first] == nil {
-		t.Errorf("the drift is %q, and there are %v", p.Drift(), k.servers)
+	if p := apply(t, b, s); len(p.Outcome().Drift) != 2 || k.servers[first] == nil {
+		t.Errorf("the drift is %q, and there are %v", p.Outcome().Drift, k.servers)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestOtherSourceIsNoDrift(t *testing.T) {
 	apply(t, b, s)
 	p := apply(t, b, s.With(2, &service.Node{NodePorts: service.AnyAddress(), Addrs: []netip.Addr{generate.OtherNodeAddr[0]}}, nil))
 	wantLines(t, p, "+ address 10.96.0.0, reached from 198.51.100.1")
-	if drift := p.Drift(); len(drift) > 0 {
+	if drift := p.Outcome().Drift; len(drift) > 0 {
 		t.Errorf("the drift is %q", drift)
 	}
 }
@@ -143,8 +143,8 @@ func TestSettingsAreCompared(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	s := snapshot(web(0, 2, service.TCP))
-	if p := apply(t, b, s); len(p.Drift()) > 0 {
-		t.Errorf("at the start, drift is %q", p.Drift())
+	if p := apply(t, b, s); len(p.Outcome().Drift) > 0 {
+		t.Errorf("at the start, drift is %q", p.Outcome().Drift)
 	}
 	if !slices.Equal(k.scopes, []settingsScope{scopeStartup}) || len(k.missingSettings) > 0 {
 		t.Errorf("looked at %v, which leaves %q", k.scopes, k.missingSettings)
@@ -155,7 +155,7 @@ func TestSettingsAreCompared(t *testing.T) {
 	}
 	b.poller.requested.Store(true)
 	p := apply(t, b, s)
-	if drift := p.Drift(); !slices.Equal(drift, []string{"altered: setting net.ipv4.vs.conntrack = 1"}) || len(k.missingSettings) > 0 {
+	if drift := p.Outcome().Drift; !slices.Equal(drift, []string{"altered: setting net.ipv4.vs.conntrack = 1"}) || len(k.missingSettings) > 0 {
 		t.Errorf("the drift is %q, and %q is left", drift, k.missingSettings)
 	}
 	if !slices.Equal(k.scopes, []settingsScope{scopeStartup, scopeRunning}) {

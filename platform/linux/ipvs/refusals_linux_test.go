@@ -84,7 +84,7 @@ func TestKernelConvergesAfterRefusals(t *testing.T) {
 				want = service.New(uint64(n), node, w.Ports())
 				b.driver = u
 				if p, err := b.Plan(t.Context(), want); err == nil && !p.Empty() {
-					_ = p.Apply(t.Context())
+					_ = p.Apply(t.Context()).Err
 				}
 				b.driver = u.Driver
 			}

@@ -30,7 +30,7 @@ func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 	if p.Empty() {
 		return
 	}
-	if err := p.Apply(context.Background()); err != nil && !errors.Is(err, errInjected) && !errors.Is(err, errExists) && !errors.Is(err, errMissing) {
+	if err := p.Apply(context.Background()).Err; err != nil && !errors.Is(err, errInjected) && !errors.Is(err, errExists) && !errors.Is(err, errMissing) {
 		t.Fatalf("Apply: %v\n%s", err, p)
 	}
 }

@@ -143,7 +143,7 @@ func TestFamiliesAtOnce(t *testing.T) {
 				for n := range 30 {
 					round, err := b.Plan(t.Context(), changingSnapshot(service.Family(f), n))
 					if err == nil && !round.Empty() {
-						err = round.Apply(t.Context())
+						err = round.Apply(t.Context()).Err
 					}
 					if err != nil {
 						t.Errorf("round %d: %v", n, err)
@@ -177,8 +177,8 @@ func TestListDuringDeletesOfOtherFamily(t *testing.T) {
 			}
 		})
 		for range 20 {
-			if p := planOf(t, four, want); !p.Empty() || len(p.Drift()) > 0 {
-				t.Errorf("the drift is %q, and to do:\n%s", p.Drift(), p)
+			if p := planOf(t, four, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
+				t.Errorf("the drift is %q, and to do:\n%s", p.Outcome().Drift, p)
 				break
 			}
 		}

@@ -40,7 +40,7 @@ func TestKernelSettings(t *testing.T) {
 				t.Errorf("the plan has no %q:\n%s", want, p)
 			}
 		}
-		if err := p.Apply(t.Context()); err != nil {
+		if err := p.Apply(t.Context()).Err; err != nil {
 			t.Fatal(err)
 		}
 		wantTimeouts(t, h, ipvs.Config{TimeoutTCP: 100 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 2 * time.Second})
@@ -72,18 +72,18 @@ func TestKernelKeepsSettings(t *testing.T) {
 			"altered: setting net.ipv4.vs.conntrack = 1", "altered: setting net.ipv4.vs.expire_nodest_conn = 1",
 			"altered: setting net.ipv4.vs.expire_quiescent_template = 1", "altered: setting timeout of TCP = 1m40s",
 		}
-		if drift := p.Drift(); !slices.Equal(drift, want) {
+		if drift := p.Outcome().Drift; !slices.Equal(drift, want) {
 			t.Errorf("the drift is %q, want %q", drift, want)
 		}
-		if err := p.Apply(t.Context()); err != nil {
+		if err := p.Apply(t.Context()).Err; err != nil {
 			t.Fatal(err)
 		}
 		if all, err := b.driver.MissingSettings(t.Context(), scopeRunning); len(all) > 0 || err != nil {
 			t.Errorf("settings are lacking: %q, %v", all, err)
 		}
 		wantARP(t, "0", "0")
-		if p := planOf(t, b, snapshot()); !p.Empty() || len(p.Drift()) > 0 {
-			t.Errorf("and then there is more to do, %q:\n%s", p.Drift(), p)
+		if p := planOf(t, b, snapshot()); !p.Empty() || len(p.Outcome().Drift) > 0 {
+			t.Errorf("and then there is more to do, %q:\n%s", p.Outcome().Drift, p)
 		}
 		_ = b.Close()
 	})

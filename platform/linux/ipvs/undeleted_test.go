@@ -97,7 +97,7 @@ func TestRulesStayWithServer(t *testing.T) {
 				if round == 3 && x.proto == service.TCP {
 					b = newBackendWithRules(service.IPv4, k, o)
 				}
-				if err := planOf(t, b, next).Apply(t.Context()); !errors.Is(err, errInjected) {
+				if err := planOf(t, b, next).Apply(t.Context()).Err; !errors.Is(err, errInjected) {
 					t.Fatalf("round %d: Apply = %v", round, err)
 				}
 				wantMasqueraded(t, k, x.proto)

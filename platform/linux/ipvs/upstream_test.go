@@ -94,7 +94,7 @@ func TestUpstreamAdopted(t *testing.T) {
 			b := newBackend(service.IPv4, k, Options{})
 			plan := planOf(t, b, snapshot(p))
 			took := slices.Contains(lines(plan), "~ virtual server 10.96.0.0:80 tcp, scheduler rr")
-			if err := plan.Apply(t.Context()); took != made || (err == nil) != made {
+			if err := plan.Apply(t.Context()).Err; took != made || (err == nil) != made {
 				t.Errorf("taken over %t, %v\n%s", took, err, plan)
 			}
 			if got := k.servers[at]; got.owned() != made || got.dests[held.addr] != held {

@@ -29,10 +29,16 @@ type Driver interface {
 	Liberal() bool
 	// Watch calls touched whenever another process changes our table, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
+	// Suspect names the process that changed our table last. It is empty if that is
+	// unknown.
+	Suspect() string
+	// close releases the kernel resources of the Driver.
+	close()
 }
 
 // Backend programs the table of one family. It implements reconcile.Backend.
 type Backend struct {
+	reconcile.Base
 	family  service.Family
 	options Options
 	driver  Driver
@@ -48,8 +54,6 @@ func (b *Backend) effectiveOptions() Options {
 	o.DropInvalid = o.DropInvalid && !b.liberal
 	return o
 }
-
-var _ reconcile.Watcher = (*Backend)(nil)
 
 // installed describes a table that matches the desired state, by the inputs that produced
 // it. Only the kernel holds the elements themselves.
@@ -121,20 +125,18 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return nil
 }
 
-// Watch implements reconcile.Watcher.
+// Watch implements reconcile.Backend.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.driver.Watch(ctx, touched)
 }
 
-// Forget implements reconcile.Forgetter.
+// Forget implements reconcile.Backend.
 func (b *Backend) Forget() { b.have = nil }
 
-// Suspect implements reconcile.SuspectFinder.
-func (b *Backend) Suspect() string {
-	if d, ok := b.driver.(interface{ Suspect() string }); ok {
-		return d.Suspect()
-	}
-	return ""
+// Close implements reconcile.Backend.
+func (b *Backend) Close() error {
+	b.driver.close()
+	return nil
 }
 
 func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.table() }

@@ -117,7 +117,7 @@ func TestPruneClientsFails(t *testing.T) {
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
 	}
-	failed := reconcile.PortErrors(plan.Apply(context.Background()))
+	failed := reconcile.PortErrors(plan.Apply(context.Background()).Err)
 	if len(failed) != 1 || failed[0].Name.Name != "cart" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply failed for %v, want cart", failed)
 	}

@@ -17,7 +17,7 @@ import (
 func adopt(t *testing.T, k *fake, want *service.Snapshot) string {
 	t.Helper()
 	p := planNow(t, &Backend{family: k.family, driver: k}, want)
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Errorf("Apply: %v", err)
 	}
 	wantUpToDate(t, k, want)

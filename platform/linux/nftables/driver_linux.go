@@ -85,7 +85,7 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	return err
 }
 
-// Suspect returns the process that last changed our table.
+// Suspect implements Driver.
 func (k *kernel) Suspect() string { return k.monitor.suspect() }
 
 // maxReadTries bounds how often a dump is restarted because other processes keep changing

@@ -251,6 +251,9 @@ func (k *fake) Watch(ctx context.Context, _ func()) error {
 	return nil
 }
 
+func (k *fake) Suspect() string { return "" }
+func (k *fake) close()          {}
+
 // rules implements ruleset.
 func (t *fakeTable) rules(chain string) []rule { return t.chains[chain].rules }
 

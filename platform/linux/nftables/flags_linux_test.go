@@ -64,10 +64,10 @@ func TestDriftOfSets(t *testing.T) {
 					wantChangesPlanned(t, want)
 				}
 				p := planOrError(t, b, want)
-				if diff := cmp.Diff(drift, p.Drift()); diff != "" {
+				if diff := cmp.Diff(drift, p.Outcome().Drift); diff != "" {
 					t.Errorf("drift (-want +got):\n%s", diff)
 				}
-				if err := p.Apply(context.Background()); err != nil {
+				if err := p.Apply(context.Background()).Err; err != nil {
 					t.Errorf("Apply: %v", err)
 				}
 				wantConverged(t, b, want)

@@ -125,11 +125,3 @@ func (r Leftovers) withSocket(do func(*netlink.Socket, *encoder) error) error {
 	e.name = r.Table
 	return do(s, e)
 }
-
-// Close closes the sockets of a Backend. The table stays.
-func (b *Backend) Close() error {
-	if k, ok := b.driver.(*kernel); ok {
-		k.close()
-	}
-	return nil
-}

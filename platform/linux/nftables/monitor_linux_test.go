@@ -162,7 +162,7 @@ func changeBetweenPlanAndApply(t *testing.T, b *Backend) {
 		return
 	}
 	runNft(t, "", "add", "chain", "ip", TableName, "x")
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Errorf("Apply: %v", err)
 	}
 }

@@ -27,11 +27,6 @@ type plan struct {
 	fullSync     bool // computed from the table, not from the changed Ports
 }
 
-var (
-	_ reconcile.Remover    = (*plan)(nil)
-	_ reconcile.FullSyncer = (*plan)(nil)
-)
-
 // unit is a change that takes effect as a whole: the change of one Port, or ops that
 // belong to no Port.
 type unit struct {
@@ -63,14 +58,14 @@ func (u unit) port() *service.Port {
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool { return len(p.units) == 0 && len(p.staleClients) == 0 }
 
-// Drift implements reconcile.Plan.
-func (p *plan) Drift() []string { return p.drift }
-
-// Removed implements reconcile.Remover.
-func (p *plan) Removed() []*service.Port { return p.removed }
-
-// FullSync implements reconcile.FullSyncer.
-func (p *plan) FullSync() bool { return p.fullSync }
+// Outcome implements reconcile.Plan.
+func (p *plan) Outcome() reconcile.Outcome {
+	out := reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Removed: p.removed}
+	if len(p.drift) > 0 {
+		out.Suspect = p.backend.driver.Suspect()
+	}
+	return out
+}
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -94,7 +89,15 @@ const maxFailures = 64
 // Apply implements reconcile.Plan. It splits a transaction that the kernel rejects until
 // the Port at fault is alone, and commits the rest. It retries failed units once at the
 // end, because a conflicting object may have been deleted by then.
-func (p *plan) Apply(ctx context.Context) error {
+func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
+	err := p.commit(ctx)
+	out := p.Outcome()
+	out.Err = err
+	return out
+}
+
+// commit makes the changes of p.
+func (p *plan) commit(ctx context.Context) error {
 	a := &applier{plan: p, ctx: ctx}
 	a.commitAll(joinMoves(p.units))
 	if failed := a.failed; len(failed) > 0 && a.fatal == nil {

@@ -60,7 +60,7 @@ func TestApplyGivesUp(t *testing.T) {
 		}
 		return nil
 	}
-	err := planNow(t, b, simple(200)).Apply(context.Background())
+	err := planNow(t, b, simple(200)).Apply(context.Background()).Err
 	if err == nil || !strings.Contains(err.Error(), "gave up after 64 refusals") {
 		t.Errorf("Apply = %.200v, want it to give up", err)
 	}
@@ -75,7 +75,7 @@ func TestApplyGivesUp(t *testing.T) {
 // A failure of a prerequisite unit ends Apply and names no Port.
 func TestApplyPrepares(t *testing.T) {
 	k := &fake{refuse: func([]op) error { return errInjected }}
-	err := planNow(t, &Backend{driver: k}, simple(2)).Apply(context.Background())
+	err := planNow(t, &Backend{driver: k}, simple(2)).Apply(context.Background()).Err
 	if !errors.Is(err, errInjected) || !strings.HasPrefix(err.Error(), "prepare table ip kube-services") || len(reconcile.PortErrors(err)) > 0 {
 		t.Errorf("Apply = %v", err)
 	}
@@ -93,7 +93,7 @@ func TestApplyStops(t *testing.T) {
 		cancel()
 		return errInjected
 	}
-	if err := planNow(t, b, simple(50)).Apply(ctx); !errors.Is(err, errInjected) || asked != 1 {
+	if err := planNow(t, b, simple(50)).Apply(ctx).Err; !errors.Is(err, errInjected) || asked != 1 {
 		t.Errorf("Apply = %v after %d transactions, want the first one's", err, asked)
 	}
 }
@@ -196,7 +196,7 @@ func TestChangesAfterAFailure(t *testing.T) {
 		}
 		return nil
 	}
-	if err := planNow(t, b, want).Apply(context.Background()); len(reconcile.PortErrors(err)) != 1 {
+	if err := planNow(t, b, want).Apply(context.Background()).Err; len(reconcile.PortErrors(err)) != 1 {
 		t.Errorf("Apply = %v, want a failure of one port", err)
 	}
 	k.refuse = nil

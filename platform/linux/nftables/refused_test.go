@@ -48,7 +48,7 @@ func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
 	}
-	err = p.Apply(context.Background())
+	err = p.Apply(context.Background()).Err
 	failed := reconcile.PortErrors(err)
 	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
 		t.Errorf("Apply = %v, want one failure of web-042", err)
@@ -106,7 +106,7 @@ func TestCostFollowsChange(t *testing.T) {
 			if got := summary(p.String()); got != tt.want {
 				t.Errorf("plan = %q, want %q", got, tt.want)
 			}
-			if err := p.Apply(context.Background()); err != nil {
+			if err := p.Apply(context.Background()).Err; err != nil {
 				t.Fatalf("Apply: %v", err)
 			}
 			if k.reads != reads {

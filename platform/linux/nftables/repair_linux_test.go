@@ -70,7 +70,7 @@ func checkDrift(t *testing.T, script string, names []string) {
 	b := newKernel(t, service.IPv4)
 	defer b.driver.(*kernel).close()
 	want := simple(2)
-	if drift := planOrError(t, b, want).Drift(); drift != nil {
+	if drift := planOrError(t, b, want).Outcome().Drift; drift != nil {
 		t.Errorf("drift in a first round:\n%s", strings.Join(drift, "\n"))
 	}
 	apply(t, b, want)
@@ -79,10 +79,10 @@ func checkDrift(t *testing.T, script string, names []string) {
 		wantChangesPlanned(t, want)
 	}
 	p := planOrError(t, b, want)
-	if diff := cmp.Diff(names, p.Drift()); diff != "" {
+	if diff := cmp.Diff(names, p.Outcome().Drift); diff != "" {
 		t.Errorf("drift (-want +got):\n%s", diff)
 	}
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Errorf("Apply: %v", err)
 	}
 	wantConverged(t, b, want)
@@ -105,8 +105,8 @@ func wantConverged(t *testing.T, b *Backend, want *service.Snapshot) {
 	fresh := newKernel(t, b.family)
 	defer fresh.driver.(*kernel).close()
 	for who, b := range map[string]*Backend{"the same": b, "a new": fresh} {
-		if p := planOrError(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
-			t.Errorf("%s backend finds %v:\n%s", who, p.Drift(), p)
+		if p := planOrError(t, b, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
+			t.Errorf("%s backend finds %v:\n%s", who, p.Outcome().Drift, p)
 		}
 	}
 }
@@ -120,11 +120,11 @@ func TestDriftOfEverything(t *testing.T) {
 		apply(t, b, want)
 		runNft(t, "", "flush", "ruleset")
 		p := planOrError(t, b, want)
-		drift := p.Drift()
+		drift := p.Outcome().Drift
 		if len(drift) != maxDriftLines+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[maxDriftLines], "and ") {
 			t.Errorf("drift:\n%s", strings.Join(drift, "\n"))
 		}
-		if err := p.Apply(context.Background()); err != nil {
+		if err := p.Apply(context.Background()).Err; err != nil {
 			t.Errorf("Apply: %v", err)
 		}
 		wantConverged(t, b, want)

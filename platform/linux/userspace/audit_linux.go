@@ -15,6 +15,7 @@ import (
 // Audit checks the rules of one family, which redirect to listeners of another process.
 // It uses only what it reads from the tables.
 type Audit struct {
+	reconcile.Base
 	family  service.Family
 	options Options
 	driver  iptables.Driver
@@ -27,7 +28,7 @@ func NewAudit(f service.Family, o Options) (*Audit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Audit{f, o, d}, nil
+	return &Audit{family: f, options: o, driver: d}, nil
 }
 
 // Plan implements reconcile.Backend. The plan is empty if each Port is redirected
@@ -77,7 +78,7 @@ func (a *Audit) rules() *iptables.Backend {
 // Cleanup implements reconcile.Backend. An Audit changes nothing.
 func (a *Audit) Cleanup(context.Context) error { return nil }
 
-// Close releases the kernel resources of an Audit.
+// Close implements reconcile.Backend.
 func (a *Audit) Close() error { return a.rules().Close() }
 
 // Leftovers is what a process in mode userspace leaves besides rules: the address of its

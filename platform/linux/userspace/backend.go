@@ -28,6 +28,7 @@ type Address interface {
 // Backend keeps the listeners of one family and the rules that redirect to them in the
 // desired state. It implements reconcile.Backend.
 type Backend struct {
+	reconcile.Base
 	family  service.Family
 	options Options
 	rules   *iptables.Backend
@@ -54,8 +55,6 @@ type Backend struct {
 	flows      conntrack.Driver
 	handedOver bool
 }
-
-var _ reconcile.Watcher = (*Backend)(nil)
 
 // key identifies a listener.
 type key struct {
@@ -176,15 +175,12 @@ func (b *Backend) adopt(ctx context.Context) error {
 	return nil
 }
 
-// Forget implements reconcile.Forgetter. The listeners stay open, because connections
+// Forget implements reconcile.Backend. The listeners stay open, because connections
 // pass through them.
 func (b *Backend) Forget() {
 	b.rules.Forget()
 	b.installed, b.redirected, b.previousPorts = nil, nil, nil
 }
-
-// Suspect implements reconcile.SuspectFinder.
-func (b *Backend) Suspect() string { return b.rules.Suspect() }
 
 // Redirected returns the snapshot that the rules are for, whose endpoints are listeners.
 // It is nil before the first sync.
@@ -199,10 +195,6 @@ func (b *Backend) Use() Use { return b.relay.limits.Use() }
 // Limits returns the limits of the relay's open files.
 func (b *Backend) Limits() *Limits { return b.relay.limits }
 
-// Tally returns the counts of rules since its last call. It must not run concurrently
-// with a sync.
-func (b *Backend) Tally() iptables.Tally { return b.rules.Tally() }
-
 // Cleanup implements reconcile.Backend. It removes the rules, see
 // iptables.Backend.Cleanup, and the address.
 func (b *Backend) Cleanup(ctx context.Context) error {
@@ -216,7 +208,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	return err
 }
 
-// Close closes all listeners, as the end of the process does. Rules stay.
+// Close implements reconcile.Backend. It closes all listeners, as the end of the process does. Rules stay.
 func (b *Backend) Close() error {
 	for k, l := range b.listeners {
 		l.close()
@@ -229,7 +221,7 @@ func (b *Backend) Close() error {
 // watchInterval is the interval in which Watch checks the address.
 const watchInterval = 2 * time.Second
 
-// Watch implements reconcile.Watcher.
+// Watch implements reconcile.Backend.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -87,7 +87,7 @@ func TestBoundGuard(t *testing.T) {
 			}
 			p, err := s.Plan(t.Context(), service.New(1, &service.Node{NodePorts: service.AnyAddress()}, portsOf(f)))
 			if err == nil {
-				err = p.Apply(t.Context())
+				err = p.Apply(t.Context()).Err
 			}
 			if err != nil || opened == 0 {
 				t.Fatalf("%d listeners: %v", opened, err)
@@ -123,7 +123,7 @@ func TestBoundNeedsGuard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return p.Apply(t.Context())
+		return p.Apply(t.Context()).Err
 	}
 	tables.Refuse = func(string) error { return errInjected }
 	if err := apply(); err == nil || !strings.Contains(err.Error(), "guard the listeners at "+generate.NodeAddr[service.IPv4].String()) {

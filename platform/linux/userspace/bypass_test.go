@@ -105,7 +105,7 @@ func TestBypassAsksForLess(t *testing.T) {
 			}
 			p, err := s.Plan(t.Context(), want)
 			if err == nil {
-				err = p.Apply(t.Context())
+				err = p.Apply(t.Context()).Err
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -31,6 +31,8 @@ func (t *tables) RouteLocalnetEnabled() (bool, error)       { return true, nil }
 func (t *tables) EnableRouteLocalnet() error                { return nil }
 func (t *tables) DisableRouteLocalnet() error               { return nil }
 func (t *tables) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
+func (t *tables) Suspect() string                           { return "" }
+func (t *tables) Close()                                    {}
 
 // node is a node with its sockets on a loopback address.
 type node struct {
@@ -115,7 +117,7 @@ func (n *node) apply(t *testing.T, ports ...*service.Port) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p.Apply(t.Context())
+	return p.Apply(t.Context()).Err
 }
 
 // at returns the address of p's listener.

@@ -306,7 +306,7 @@ func (s *relayNode) round(t *rapid.T, want *service.Snapshot) {
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
 	}
-	if err := p.Apply(context.Background()); err != nil && !reconcile.Unsupported(err) {
+	if err := p.Apply(context.Background()).Err; err != nil && !reconcile.Unsupported(err) {
 		t.Fatalf("Apply: %v\n%s", err, p)
 	}
 }

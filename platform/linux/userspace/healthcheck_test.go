@@ -28,7 +28,7 @@ func TestHealthCheckChangesAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Apply(t.Context()); err != nil {
+		if err := p.Apply(t.Context()).Err; err != nil {
 			t.Fatal(err)
 		}
 		text := tables.Text()

@@ -30,6 +30,7 @@ const localhostUDPIdle = 30 * time.Second
 // input are snapshots, the output are listeners of this process. Localhost implements
 // reconcile.Backend.
 type Localhost struct {
+	reconcile.Base
 	family service.Family
 	parts  LocalhostParts
 	relay  *relay // nil before the first listener
@@ -98,8 +99,6 @@ type localhostPlan struct {
 	removed []service.PortName // deleted Ports
 	notes   reconcile.Notes
 }
-
-var _ reconcile.NotesReporter = (*localhostPlan)(nil)
 
 // Plan implements reconcile.Backend.
 func (l *Localhost) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
@@ -178,11 +177,9 @@ func (p *localhostPlan) Empty() bool {
 	return len(p.closes) == 0 && len(p.opens) == 0 && len(p.updates) == 0 && len(p.removed) == 0
 }
 
-// Drift implements reconcile.Plan. No other process can close a listener.
-func (p *localhostPlan) Drift() []string { return nil }
-
-// Notes implements reconcile.NotesReporter.
-func (p *localhostPlan) Notes() reconcile.Notes { return p.notes }
+// Outcome implements reconcile.Plan. It knows no drift: no other process can close a
+// listener.
+func (p *localhostPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{Notes: p.notes} }
 
 // String implements reconcile.Plan.
 func (p *localhostPlan) String() string {
@@ -205,7 +202,7 @@ func (l *Localhost) addrPort(port uint16) netip.AddrPort {
 
 // Apply implements reconcile.Plan. It closes listeners before it opens others, because a
 // NodePort may move from one Service to another.
-func (p *localhostPlan) Apply(context.Context) error {
+func (p *localhostPlan) Apply(context.Context) reconcile.Outcome {
 	for _, name := range p.closes {
 		p.listeners[name].close()
 		delete(p.listeners, name)
@@ -229,7 +226,7 @@ func (p *localhostPlan) Apply(context.Context) error {
 		errs = append(errs, &reconcile.PortError{Family: p.family, Name: port.Name, Err: &reconcile.DegradedError{Err: err}})
 	}
 	p.recordApplied()
-	return errors.Join(errs...)
+	return reconcile.Outcome{Err: errors.Join(errs...), Notes: p.notes}
 }
 
 // listen opens the listener of port.
@@ -298,7 +295,7 @@ func (l *Localhost) Listeners() int { return int(l.open.Load()) }
 // use.
 func (l *Localhost) Failures() int { return int(l.failures.Load()) }
 
-// Close closes all listeners, as the end of the process does.
+// Close implements reconcile.Backend. It closes all listeners, as the end of the process does.
 func (l *Localhost) Close() error {
 	for name, x := range l.listeners {
 		x.close()

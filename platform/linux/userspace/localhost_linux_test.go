@@ -43,7 +43,7 @@ func (n *localNode) apply(ports ...*service.Port) error {
 	if p.Empty() {
 		return nil
 	}
-	err = p.Apply(n.Context())
+	err = p.Apply(n.Context()).Err
 	if again, planErr := n.Plan(n.Context(), want); err == nil && (planErr != nil || !again.Empty()) {
 		n.Errorf("after a round without an error there is still this to do, %v:\n%s", planErr, again)
 	}
@@ -163,7 +163,7 @@ func TestLocalhostNotesSCTP(t *testing.T) {
 		if err != nil || !p.Empty() {
 			t.Fatalf("%v, %v; want an empty plan", p, err)
 		}
-		return p.(reconcile.NotesReporter).Notes()
+		return p.Outcome().Notes
 	}
 	if got := notes(sctp)[sctp.Name]; len(got) != 1 || !strings.Contains(got[0].Text, "127.0.0.1") {
 		t.Errorf("notes %v", got)

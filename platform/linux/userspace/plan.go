@@ -30,37 +30,18 @@ type plan struct {
 	comparedAll bool // all Ports were compared, not only the changed ones
 }
 
-var (
-	_ reconcile.Remover    = (*plan)(nil)
-	_ reconcile.FullSyncer = (*plan)(nil)
-)
-
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
 	return len(p.changes) == 0 && len(p.opens) == 0 && len(p.closes) == 0 && !p.addrMissing && p.rules.Empty()
 }
 
-// Drift implements reconcile.Plan.
-func (p *plan) Drift() []string {
-	lines := p.rules.Drift()
+// Outcome implements reconcile.Plan.
+func (p *plan) Outcome() reconcile.Outcome {
+	out := p.rules.Outcome()
 	if p.addrMissing && !p.firstRound {
-		lines = append(lines, fmt.Sprintf("missing: address %s", p.backend.addr()))
+		out.Drift = append(out.Drift, fmt.Sprintf("missing: address %s", p.backend.addr()))
 	}
-	return lines
-}
-
-// Removed implements reconcile.Remover.
-func (p *plan) Removed() []*service.Port {
-	if r, ok := p.rules.(reconcile.Remover); ok {
-		return r.Removed()
-	}
-	return nil
-}
-
-// FullSync implements reconcile.FullSyncer.
-func (p *plan) FullSync() bool {
-	w, ok := p.rules.(reconcile.FullSyncer)
-	return ok && w.FullSync()
+	return out
 }
 
 // String implements reconcile.Plan.
@@ -91,7 +72,14 @@ func (k key) String() string {
 
 // Apply implements reconcile.Plan. Listeners open before rules redirect to them, and
 // close when no rule does any more.
-func (p *plan) Apply(ctx context.Context) error {
+func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
+	out := p.Outcome()
+	out.Err = p.change(ctx, &out)
+	return out
+}
+
+// change makes the changes of p, and sets in out what came of the rules.
+func (p *plan) change(ctx context.Context, out *reconcile.Outcome) error {
 	b := p.backend
 	b.wanted = p.want
 	if p.addrMissing {
@@ -118,9 +106,10 @@ func (p *plan) Apply(ctx context.Context) error {
 	b.redirected = p.redirected
 	b.track(p.want)
 	if !p.rules.Empty() {
-		if err := p.rules.Apply(ctx); err != nil {
+		done := p.rules.Apply(ctx)
+		if out.Rules = done.Rules; done.Err != nil {
 			b.installed = nil // compare everything in the next sync
-			return errors.Join(append(errs, err)...)
+			return errors.Join(append(errs, done.Err)...)
 		}
 	}
 	for _, k := range p.closes {

@@ -31,7 +31,7 @@ func TestRelayKeepsPortsOverRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Apply(t.Context()); err != nil {
+		if err := p.Apply(t.Context()).Err; err != nil {
 			t.Fatal(err)
 		}
 	}

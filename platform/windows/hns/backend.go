@@ -16,6 +16,7 @@ import (
 
 // Backend programs the load balancers of one family. It implements reconcile.Backend.
 type Backend struct {
+	reconcile.Base
 	host    *Host
 	family  service.Family
 	options Options
@@ -26,8 +27,6 @@ type Backend struct {
 	// state is what HNS holds. It is nil while that is unknown.
 	state *state
 }
-
-var _ reconcile.ResyncSetter = (*Backend)(nil)
 
 // New returns a Backend for one family. The Backend lists HNS again once its listing is
 // older than resync.
@@ -102,10 +101,10 @@ const listPauseFactor = 10
 // listingAge returns the time since the last listing.
 func (b *Backend) listingAge() time.Duration { return b.host.now().Sub(b.state.listedAt) }
 
-// SetResync implements reconcile.ResyncSetter.
+// SetResync implements reconcile.Backend.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 
-// Forget implements reconcile.Forgetter.
+// Forget implements reconcile.Backend.
 func (b *Backend) Forget() {
 	b.state = nil
 	b.host.reload()

@@ -64,7 +64,7 @@ func TestGoneMeanwhile(t *testing.T) {
 	p := b.plan(snapshot(2))
 	clear(b.hns.balancers)
 	clear(b.hns.calls)
-	if err := p.Apply(t.Context()); err != nil || !maps.Equal(b.hns.calls, map[string]int{"delete load balancer": 1}) {
+	if err := p.Apply(t.Context()).Err; err != nil || !maps.Equal(b.hns.calls, map[string]int{"delete load balancer": 1}) {
 		t.Errorf("Apply = %v, with the calls %v", err, b.hns.calls)
 	}
 }
@@ -77,7 +77,7 @@ func TestAllEndpointsVanish(t *testing.T) {
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
 	p := b.plan(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
 	clear(b.hns.endpoints)
-	_ = p.Apply(t.Context()) // api's only pod is gone
+	_ = p.Apply(t.Context()).Err // api's only pod is gone
 	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.2.11]"}, b.balancerTexts()); diff != "" {
 		t.Errorf("after one round (-want +got):\n%s", diff)
 	}
@@ -192,7 +192,7 @@ func TestExistsAlready(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := p.Apply(t.Context()); err != nil {
+			if err := p.Apply(t.Context()).Err; err != nil {
 				t.Fatalf("Apply: %v", err)
 			}
 			if _, kept := b.hns.balancers[id]; kept != (port == 80) || len(b.hns.balancers) != 1 {
@@ -217,15 +217,15 @@ func TestDrift(t *testing.T) {
 		}
 	}
 	p := b.plan(want)
-	got := strings.Join(p.Drift(), "\n")
+	got := strings.Join(p.Outcome().Drift, "\n")
 	if got != "missing: loadbalancer tcp 10.96.0.10:80\naltered: loadbalancer tcp 10.96.0.11:80" {
 		t.Errorf("drift:\n%s", got)
 	}
-	if err := p.Apply(t.Context()); err != nil {
+	if err := p.Apply(t.Context()).Err; err != nil {
 		t.Fatal(err)
 	}
 	b.converge(want)
-	if d := b.plan(want).Drift(); len(d) > 0 {
+	if d := b.plan(want).Outcome().Drift; len(d) > 0 {
 		t.Errorf("our own repair counts as drift: %v", d)
 	}
 }
@@ -368,7 +368,7 @@ func TestFamiliesShareAListing(t *testing.T) {
 		plans = append(plans, p)
 	}
 	for _, p := range plans {
-		if err := p.Apply(t.Context()); err != nil {
+		if err := p.Apply(t.Context()).Err; err != nil {
 			t.Fatal(err)
 		}
 	}

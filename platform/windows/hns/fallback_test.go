@@ -45,7 +45,7 @@ func TestPodsVanish(t *testing.T) {
 				}
 				return nil
 			}
-			err := p.Apply(context.Background())
+			err := p.Apply(context.Background()).Err
 			b.hns.refuse = nil
 			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 " + tt.left}, b.balancerTexts()); diff != "" || (err != nil) != (len(tt.gone) > 0) {
 				t.Errorf("Apply = %v (-want +got):\n%s", err, diff)

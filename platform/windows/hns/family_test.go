@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -52,13 +51,13 @@ func programFamily(t *testing.T, f service.Family, b *testNode, without string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := p.(reconcile.FamilyUnavailable).Unavailable(); got != without || p.Empty() != (without != "") {
+	if got := p.Outcome().Unavailable; got != without || p.Empty() != (without != "") {
 		t.Fatalf("%s: without %q, want %q; plan:\n%s", f, got, without, p)
 	}
 	if p.Empty() {
 		return
 	}
-	if err := p.Apply(t.Context()); err != nil || len(b.hns.balancers) != 1 {
+	if err := p.Apply(t.Context()).Err; err != nil || len(b.hns.balancers) != 1 {
 		t.Errorf("%s: %d load balancers, %v", f, len(b.hns.balancers), err)
 	}
 }

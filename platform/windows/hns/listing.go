@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"time"
 
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -30,9 +29,7 @@ type pendingList struct {
 	err     error
 }
 
-var _ reconcile.Watcher = (*Backend)(nil)
-
-// Watch implements reconcile.Watcher: what others did shows when a listing has
+// Watch implements reconcile.Backend: what others did shows when a listing has
 // ended that no round waited for.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	b.host.onListed(b.family, touched)

@@ -67,7 +67,7 @@ func (b *listBench) apply(want *service.Snapshot) string {
 	if p.Empty() {
 		return text
 	}
-	if err := p.Apply(b.t.Context()); err != nil {
+	if err := p.Apply(b.t.Context()).Err; err != nil {
 		b.t.Fatalf("Apply: %v\n%s", err, text)
 	}
 	if n := b.hns.warnings; len(n) > 0 {
@@ -119,8 +119,8 @@ func TestChangesPassAListing(t *testing.T) {
 				}
 				b.backend.host.patience = 0
 				b.passed.Add(int64(time.Minute))
-				if p := b.plan(changed); !p.Empty() || len(p.Drift()) > 0 {
-					t.Errorf("a full look finds\n%s%v", p, p.Drift())
+				if p := b.plan(changed); !p.Empty() || len(p.Outcome().Drift) > 0 {
+					t.Errorf("a full look finds\n%s%v", p, p.Outcome().Drift)
 				}
 			})
 		}

@@ -23,11 +23,11 @@ func TestNotesOfRounds(t *testing.T) {
 		b.now = b.now.Add(time.Second)
 		p := b.plan(want)
 		if !p.Empty() {
-			if err := p.Apply(t.Context()); err != nil {
+			if err := p.Apply(t.Context()).Err; err != nil {
 				t.Fatal(err)
 			}
 		}
-		return p.(reconcile.NotesReporter).Notes()
+		return p.Outcome().Notes
 	}
 	const timeout, refuse = "session affinity has no timeout: HNS does not take one", "it has no ready endpoint, and HNS cannot refuse connections: they time out"
 	sticky := clusterIP("sticky", "10.96.0.10", "10.244.1.11:80")

@@ -40,12 +40,6 @@ type desiredChange struct {
 	from, to DesiredState
 }
 
-var (
-	_ reconcile.FullSyncer        = (*plan)(nil)
-	_ reconcile.NotesReporter     = (*plan)(nil)
-	_ reconcile.FamilyUnavailable = (*plan)(nil)
-)
-
 // delta returns the change of the claims.
 func (p *plan) delta() claims {
 	c := newClaims()
@@ -62,17 +56,10 @@ func (p *plan) Empty() bool {
 	return len(p.lines)+len(p.failed)+len(p.limits()) == 0 && p.reserve == nil
 }
 
-// Drift implements reconcile.Plan.
-func (p *plan) Drift() []string { return p.drift }
-
-// Notes implements reconcile.NotesReporter.
-func (p *plan) Notes() reconcile.Notes { return p.next.notes }
-
-// Unavailable implements reconcile.FamilyUnavailable.
-func (p *plan) Unavailable() string { return p.next.site.Unavailable }
-
-// FullSync implements reconcile.FullSyncer.
-func (p *plan) FullSync() bool { return p.fullSync }
+// Outcome implements reconcile.Plan.
+func (p *plan) Outcome() reconcile.Outcome {
+	return reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Notes: p.next.notes, Unavailable: p.next.site.Unavailable}
+}
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -92,7 +79,15 @@ func (p *plan) String() string {
 
 // Apply implements reconcile.Plan. If an answer shows that HNS holds something other than
 // the listing, Apply lists, compares and applies once more.
-func (p *plan) Apply(ctx context.Context) error {
+func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
+	err := p.program(ctx)
+	out := p.Outcome() // of the plan that was made again, if one was
+	out.Err = err
+	return out
+}
+
+// program makes the changes of p.
+func (p *plan) program(ctx context.Context) error {
 	b := p.backend
 	b.state = nil
 	if p.reserve != nil {

@@ -93,7 +93,7 @@ func (b *testNode) round(want *service.Snapshot) (string, error) {
 		return "", nil
 	}
 	text := p.String()
-	return text, p.Apply(context.Background())
+	return text, p.Apply(context.Background()).Err
 }
 
 // converge runs a sync that must succeed and leave nothing to do.
@@ -207,7 +207,7 @@ func TestChangesAreReadBack(t *testing.T) {
 	b.hns.version = Version{15, 4} // the model still has 15.5
 	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	p := b.plan(want)
-	if err := p.Apply(context.Background()); err != nil {
+	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
 	for _, lb := range b.hns.balancers {

@@ -191,7 +191,7 @@ func (d *rendering) addMessages(p *plan, dry *pass) {
 			d.Unmet = append(d.Unmet, (&reconcile.PortError{Family: at.Family, Name: at.Name, Err: errors.New(text)}).Error())
 		}
 	}
-	if why := p.Unavailable(); why != "" && p.next.snapshot.Len(p.backend.family) > 0 {
+	if why := p.Outcome().Unavailable; why != "" && p.next.snapshot.Len(p.backend.family) > 0 {
 		d.Notes = append(d.Notes, fmt.Sprintf("nothing is programmed for %s: %s", p.backend.family, why))
 	}
 	for _, n := range slices.SortedFunc(maps.Keys(p.next.notes), service.PortName.Compare) {

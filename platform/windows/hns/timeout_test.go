@@ -33,7 +33,7 @@ func TestHangingHNS(t *testing.T) {
 		p := b.plan(want)
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
-		err := p.Apply(ctx)
+		err := p.Apply(ctx).Err
 		close(hang)
 		synctest.Wait() // HNS continues although the caller returned
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "create load balancer tcp 10.96.0.11:80: HNS has not answered") {

@@ -44,9 +44,9 @@ type Backend struct {
 	Localhost *userspace.Localhost
 }
 
-// ConntrackCleaner deletes conntrack entries that a round for a snapshot made stale. After
-// the pause again, if that is not 0, it is to be called once more.
-type ConntrackCleaner func(context.Context, *service.Snapshot, reconcile.Result) (flows int, again time.Duration, err error)
+// ConntrackCleaner deletes conntrack entries that a round made stale. After the pause
+// again, if that is not 0, it is to be called once more.
+type ConntrackCleaner func(context.Context, reconcile.Result) (flows int, again time.Duration, err error)
 
 // String returns mode and family.
 func (b *Backend) String() string { return b.Mode + " " + b.Family.String() }
@@ -67,65 +67,32 @@ type Selected struct {
 	ReportRelayShortage func(text, detail string)
 }
 
-// plan plans for b and for the listeners of NodePorts on its loopback address.
-func (b *Backend) plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+// withLocalhost returns the dataplane of b together with the listeners of NodePorts on its
+// loopback address.
+func (b *Backend) withLocalhost() reconcile.Backend {
 	if b.Localhost == nil {
-		return b.Backend.Plan(ctx, want)
+		return b.Backend
 	}
-	return reconcile.PlanBoth(ctx, want, b.Backend, b.Localhost)
-}
-
-// planRecorder records the snapshot of the latest round.
-type planRecorder struct {
-	*Backend
-	desired *service.Snapshot
-}
-
-// Plan implements reconcile.Backend.
-func (k *planRecorder) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	k.desired = want
-	return k.plan(ctx, want)
-}
-
-// SetResync implements reconcile.ResyncSetter.
-func (k *planRecorder) SetResync(d time.Duration) {
-	if b, ok := k.Backend.Backend.(reconcile.ResyncSetter); ok {
-		b.SetResync(d)
-	}
-}
-
-// Forget implements reconcile.Forgetter.
-func (k *planRecorder) Forget() {
-	if b, ok := k.Backend.Backend.(reconcile.Forgetter); ok {
-		b.Forget()
-	}
-}
-
-// Suspect implements reconcile.SuspectFinder.
-func (k *planRecorder) Suspect() string {
-	if b, ok := k.Backend.Backend.(reconcile.SuspectFinder); ok {
-		return b.Suspect()
-	}
-	return ""
+	return reconcile.Both(b.Backend, b.Localhost)
 }
 
 // watchPause is the pause after a failure of the watch.
 const watchPause = 5 * time.Second
 
-// watch reports foreign changes to b's rules until ctx ends. Without a watch, only a
-// resync finds drift, so its failure does not end the proxy.
-func watch(ctx context.Context, b *Backend, w reconcile.Watcher, changed func()) error {
+// watch tells the loop of foreign changes to m's rules until ctx ends. Without a watch,
+// only a resync finds drift, so its failure does not end the proxy.
+func (m *member) watch(ctx context.Context) error {
 	for ctx.Err() == nil {
-		err := w.Watch(ctx, changed)
+		err := m.loop.Backend.Watch(ctx, m.loop.DataplaneChanged)
 		if ctx.Err() != nil {
 			return nil
 		}
-		klog.FromContext(ctx).Error(err, "Watching the rules for changes by others broke off", "backend", b.String(), "retry", watchPause)
+		klog.FromContext(ctx).Error(err, "Watching the rules for changes by others broke off", "backend", m.String(), "retry", watchPause)
 		select {
 		case <-ctx.Done():
 		case <-time.After(watchPause):
 		}
-		changed()
+		m.loop.DataplaneChanged()
 	}
 	return nil
 }

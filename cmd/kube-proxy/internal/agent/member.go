@@ -46,8 +46,7 @@ func (p *proxy) newMembers(ctx context.Context) ([]*member, error) {
 }
 
 func (p *proxy) newMember(ctx context.Context, b *Backend) (*member, error) {
-	k := &planRecorder{Backend: b}
-	l := reconcile.NewLoop(k)
+	l := reconcile.NewLoop(b.withLocalhost())
 	l.Latest = p.tracker.Latest
 	timing := timingOf(p.selected.Config)
 	l.MinInterval, l.Burst, l.Resync, l.Retry = timing.MinInterval, 10, timing.Resync, timing.Retry
@@ -66,7 +65,7 @@ func (p *proxy) newMember(ctx context.Context, b *Backend) (*member, error) {
 		p.reports.Standby(b.Family, want)
 	}
 	rounds := p.reports.Sequence(p.afterRounds(ctx, m))
-	l.Report = func(res reconcile.Result) { rounds.Report(b.round(k.desired, res)) }
+	l.Report = func(r reconcile.Result) { rounds.Report(report.Round{Mode: b.Mode, Family: b.Family, Result: r}) }
 	p.tracker.Subscribe(track.Listener{Changed: func() {
 		p.reports.Queued(b.Mode, b.Family)
 		l.SnapshotChanged()
@@ -87,9 +86,9 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 		r.Takeover = m.takeover.RecordRound
 	}
 	if m.CleanConntrack != nil {
-		r.CleanConntrack = func(s *service.Snapshot, res reconcile.Result) (int, error) {
+		r.CleanConntrack = func(r reconcile.Result) (int, error) {
 			// A cleanup that has begun is finished even if ctx ends.
-			flows, again, err := m.CleanConntrack(context.WithoutCancel(ctx), s, res)
+			flows, again, err := m.CleanConntrack(context.WithoutCancel(ctx), r)
 			if again > 0 {
 				time.AfterFunc(again, m.loop.SnapshotChanged)
 			}
@@ -97,15 +96,6 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 		}
 	}
 	return r
-}
-
-// round returns the round of b for s.
-func (b *Backend) round(s *service.Snapshot, r reconcile.Result) report.Round {
-	x := report.Round{Mode: b.Mode, Family: b.Family, Snapshot: s, Result: r, Restored: b.restoreMetrics()}
-	if d, ok := b.Backend.(interface{ DegradedReason() string }); ok {
-		x.Degraded = d.DegradedReason()
-	}
-	return x
 }
 
 // start starts the goroutines of m in group.
@@ -117,9 +107,7 @@ func (m *member) start(ctx context.Context, group *errgroup.Group) {
 			return nil
 		})
 	}
-	if w, ok := m.Backend.Backend.(reconcile.Watcher); ok {
-		group.Go(func() error { return watch(ctx, m.Backend, w, m.loop.DataplaneChanged) })
-	}
+	group.Go(func() error { return m.watch(ctx) })
 }
 
 func loopsOf(members []*member) []*reconcile.Loop {

@@ -12,17 +12,6 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// restoreMetrics returns what the latest round did to iptables rules, nil in modes
-// without iptables.
-func (b *Backend) restoreMetrics() *metrics.Restored {
-	x, ok := b.Backend.(interface{ Tally() iptables.Tally })
-	if !ok {
-		return nil
-	}
-	t := x.Tally()
-	return &metrics.Restored{Refused: t.Refused, Held: t.Rules, Written: t.Written}
-}
-
 // packetsTimeout bounds how long a scrape waits for the packet counters of rules.
 const packetsTimeout = 2 * time.Second
 

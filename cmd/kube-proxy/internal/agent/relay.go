@@ -43,8 +43,9 @@ func WithTrackedSnapshot(b *Backend, clean ConntrackCleaner) ConntrackCleaner {
 	if !ok {
 		return clean
 	}
-	return func(ctx context.Context, _ *service.Snapshot, result reconcile.Result) (int, time.Duration, error) {
-		return clean(ctx, r.Tracked(), result)
+	return func(ctx context.Context, result reconcile.Result) (int, time.Duration, error) {
+		result.Snapshot = r.Tracked()
+		return clean(ctx, result)
 	}
 }
 

@@ -26,7 +26,10 @@ import (
 )
 
 // memoryBackend is a backend that sends what it programs to a channel.
-type memoryBackend struct{ programmed chan *service.Snapshot }
+type memoryBackend struct {
+	reconcile.Base
+	programmed chan *service.Snapshot
+}
 
 func (b memoryBackend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	return memoryPlan{b, want}, nil
@@ -39,13 +42,13 @@ type memoryPlan struct {
 	want *service.Snapshot
 }
 
-func (p memoryPlan) String() string  { return "program everything" }
-func (p memoryPlan) Empty() bool     { return false }
-func (p memoryPlan) Drift() []string { return nil }
+func (p memoryPlan) String() string             { return "program everything" }
+func (p memoryPlan) Empty() bool                { return false }
+func (p memoryPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
 
-func (p memoryPlan) Apply(context.Context) error {
+func (p memoryPlan) Apply(context.Context) reconcile.Outcome {
 	p.programmed <- p.want
-	return nil
+	return p.Outcome()
 }
 
 // testSystem is a system with one IPv4 backend.
@@ -76,7 +79,7 @@ func TestRun(t *testing.T) {
 	write(t, manifest, testShop)
 	write(t, file, quiet)
 	var log program.Log
-	b := memoryBackend{make(chan *service.Snapshot, 100)}
+	b := memoryBackend{programmed: make(chan *service.Snapshot, 100)}
 	o := &Options{Flags: config.Flags{Config: file}, Manifests: []string{dir}, FlagSet: pflag.NewFlagSet("", pflag.ContinueOnError)}
 	c, err := o.Load(config.Linux)
 	if err != nil {

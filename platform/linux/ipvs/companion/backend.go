@@ -32,7 +32,7 @@ type Driver interface {
 // reconcile.Backend.
 type Backend struct {
 	family service.Family
-	chains reconcile.Watcher
+	chains reconcile.Backend
 	sets   Driver
 	now    func() time.Time
 	resync time.Duration
@@ -43,11 +43,6 @@ type Backend struct {
 	installed *installed
 }
 
-var (
-	_ reconcile.Watcher      = (*Backend)(nil)
-	_ reconcile.ResyncSetter = (*Backend)(nil)
-)
-
 // leftoverChains are chains of an earlier process, see iptables.Leftovers.
 type leftoverChains interface {
 	Find(context.Context) (string, error)
@@ -56,7 +51,7 @@ type leftoverChains interface {
 
 // NewWith returns the Backend for one family. chains must have the role
 // iptables.IPVSCompanion. It changes nothing yet.
-func NewWith(f service.Family, chains reconcile.Watcher, sets Driver, now func() time.Time) *Backend {
+func NewWith(f service.Family, chains reconcile.Backend, sets Driver, now func() time.Time) *Backend {
 	return &Backend{family: f, chains: chains, sets: sets, now: now}
 }
 
@@ -70,24 +65,13 @@ type installed struct {
 	readAt      time.Time
 }
 
-// Tally returns the counts of chains since its last call. It must not run concurrently
-// with a sync.
-func (b *Backend) Tally() iptables.Tally {
-	if c, ok := b.chains.(interface{ Tally() iptables.Tally }); ok {
-		return c.Tally()
-	}
-	return iptables.Tally{}
-}
-
-// SetResync implements reconcile.ResyncSetter.
+// SetResync implements reconcile.Backend.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 
-// Forget implements reconcile.Forgetter.
+// Forget implements reconcile.Backend.
 func (b *Backend) Forget() {
 	b.installed = nil
-	if c, ok := b.chains.(reconcile.Forgetter); ok {
-		c.Forget()
-	}
+	b.chains.Forget()
 }
 
 // sizesInterval is the minimum interval between two reads of sizes. Package ipvs polls
@@ -250,16 +234,10 @@ func isOwned(f service.Family, h ipset.Header) bool {
 	})
 }
 
-// Watch implements reconcile.Watcher. It watches changes of chains.
+// Watch implements reconcile.Backend. It watches changes of chains.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return b.chains.Watch(ctx, touched)
 }
 
-// Close releases the kernel resources of b. Sets and chains stay.
-func (b *Backend) Close() error {
-	err := b.sets.Close()
-	if c, ok := b.chains.(interface{ Close() error }); ok {
-		err = errors.Join(err, c.Close())
-	}
-	return err
-}
+// Close implements reconcile.Backend.
+func (b *Backend) Close() error { return errors.Join(b.sets.Close(), b.chains.Close()) }

@@ -55,7 +55,7 @@ func TestCommentFollowsAddress(t *testing.T) {
 				}
 				return nil
 			}
-			if drift := apply(t, b, x.next).Drift(); len(drift) > 0 {
+			if drift := apply(t, b, x.next).Outcome().Drift; len(drift) > 0 {
 				t.Errorf("%s, restart %t: drift that nobody made: %q", name, restart, drift)
 			}
 			if got := n.comment(t, x.set); got != x.want {
@@ -79,7 +79,7 @@ func TestForeignCommentIsDrift(t *testing.T) {
 		external[e] = "mine"
 	}
 	n.clock = n.clock.Add(resync)
-	if drift := apply(t, b, s).Drift(); len(drift) != 1 || drift[0] != "altered: element 203.0.0.1,tcp:80 of ipset KUBE-VS-EXTERNAL" {
+	if drift := apply(t, b, s).Outcome().Drift; len(drift) != 1 || drift[0] != "altered: element 203.0.0.1,tcp:80 of ipset KUBE-VS-EXTERNAL" {
 		t.Errorf("the drift is %q", drift)
 	}
 	if got := n.comment(t, iptables.SetExternal); got != "shop/web-1" {

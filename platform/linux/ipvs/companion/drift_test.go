@@ -68,15 +68,15 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 			}
 			n.clock = n.clock.Add(sizesInterval)
 			p := apply(t, b, want)
-			if diff := cmp.Diff(x.want, p.Drift()[:min(len(x.want), len(p.Drift()))]); diff != "" {
+			if diff := cmp.Diff(x.want, p.Outcome().Drift[:min(len(x.want), len(p.Outcome().Drift))]); diff != "" {
 				t.Errorf("drift (-want +got):\n%s", diff)
 			}
 			if after := n.sets.Text() + n.tables.Text(); after != before {
 				t.Errorf("(-before +after):\n%s", cmp.Diff(before, after))
 			}
 			n.clock = n.clock.Add(resync)
-			if p := planOf(t, b, want); !p.Empty() || len(p.Drift()) > 0 {
-				t.Errorf("after it was healed: %q\n%s", p.Drift(), p)
+			if p := planOf(t, b, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
+				t.Errorf("after it was healed: %q\n%s", p.Outcome().Drift, p)
 			}
 		})
 	}
@@ -93,7 +93,7 @@ func TestMuchDrift(t *testing.T) {
 	apply(t, b, want)
 	clear(n.sets.ByName["KUBE-VS-EXTERNAL"].Members)
 	n.clock = n.clock.Add(sizesInterval)
-	drift := planOf(t, b, want).Drift()
+	drift := planOf(t, b, want).Outcome().Drift
 	if len(drift) != driftLines+1 || drift[driftLines] != "and 10 more" {
 		t.Errorf("the drift is %q", drift)
 	}
@@ -105,11 +105,11 @@ func TestChangesAreNoDrift(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	apply(t, n.start(service.IPv4), snapshot(web(1), web(2)))
 	b := n.start(service.IPv4)
-	if drift := apply(t, b, snapshot(web(1))).Drift(); len(drift) > 0 {
+	if drift := apply(t, b, snapshot(web(1))).Outcome().Drift; len(drift) > 0 {
 		t.Errorf("after a restart the drift is %q", drift)
 	}
 	n.clock = n.clock.Add(resync)
-	if drift := apply(t, b, snapshot(web(3))).Drift(); len(drift) > 0 {
+	if drift := apply(t, b, snapshot(web(3))).Outcome().Drift; len(drift) > 0 {
 		t.Errorf("after a change the drift is %q", drift)
 	}
 }
@@ -134,8 +134,8 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 		s := service.New(uint64(i), node, x.ports)
 		s.Incomplete = x.partial
 		p := apply(t, b, s)
-		if got := strings.Join(n.held(iptables.SetExternal), " "); got != x.want || len(p.Drift()) > 0 {
-			t.Errorf("the addresses are %s, want %s; the drift is %q", got, x.want, p.Drift())
+		if got := strings.Join(n.held(iptables.SetExternal), " "); got != x.want || len(p.Outcome().Drift) > 0 {
+			t.Errorf("the addresses are %s, want %s; the drift is %q", got, x.want, p.Outcome().Drift)
 		}
 		if x.partial && len(x.ports) == 2 {
 			n.clock = n.clock.Add(resync) // the next sync reads everything, not as part of the last one
@@ -159,7 +159,7 @@ func TestCleanup(t *testing.T) {
 	before := n.sets.Text()
 	b, want := n.start(service.IPv4), snapshot(web(1), withoutEndpoints(2))
 	for range 2 { // it restarts after the first one
-		if drift := apply(t, b, want).Drift(); len(drift) > 0 {
+		if drift := apply(t, b, want).Outcome().Drift; len(drift) > 0 {
 			t.Errorf("the drift is %q", drift)
 		}
 		if err := b.Cleanup(t.Context()); err != nil {

@@ -42,7 +42,7 @@ func steps(t *testing.T, from, next *service.Port, fail int) []string {
 		return step(what + " " + strings.TrimPrefix(set, "KUBE-VS-"))
 	}
 	n.tables.Refuse = func(text string) error { return step("chains of " + strings.Fields(text)[0]) }
-	if err := p.Apply(t.Context()); (err != nil) != (fail >= 0) || err != nil && !errors.Is(err, errInjected) {
+	if err := p.Apply(t.Context()).Err; (err != nil) != (fail >= 0) || err != nil && !errors.Is(err, errInjected) {
 		t.Errorf("step %d fails: Apply = %v", fail, err)
 	}
 	return all
@@ -121,7 +121,7 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 		return nil
 	}
 	for range 2 { // the second one reads the sets
-		err := planOf(t, b, snapshot(next...)).Apply(t.Context())
+		err := planOf(t, b, snapshot(next...)).Apply(t.Context()).Err
 		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name.Name != "web-1" {
 			t.Errorf("Apply = %v, want a failure of web-1", err)
 		}

@@ -30,11 +30,6 @@ type plan struct {
 	otherVariant string // what the other variant of iptables contains, "" for nothing
 }
 
-var (
-	_ reconcile.Remover = (*plan)(nil)
-	_ reconcile.Plan    = (*plan)(nil)
-)
-
 // difference is what is added, deleted and renamed between two states of sets. A renamed
 // element gets another comment.
 type difference struct{ add, del, rename []element }
@@ -108,12 +103,14 @@ func (p *plan) Empty() bool {
 	return len(p.create) == 0 && p.sets.empty() && p.otherVariant == "" && p.chains.Empty()
 }
 
-// Drift implements reconcile.Plan.
-func (p *plan) Drift() []string { return append(p.drift, p.chains.Drift()...) }
+// Outcome implements reconcile.Plan.
+func (p *plan) Outcome() reconcile.Outcome { return p.outcome(p.chains.Outcome()) }
 
-// Removed implements reconcile.Remover. It returns nothing: the plan of package ipvs
-// reports the frontends of deleted virtual servers.
-func (p *plan) Removed() []*service.Port { return nil }
+// outcome returns the outcome of p from that of the chains, without Err. It names nothing
+// as removed: the plan of package ipvs reports the frontends of deleted virtual servers.
+func (p *plan) outcome(chains reconcile.Outcome) reconcile.Outcome {
+	return reconcile.Outcome{Drift: slices.Concat(p.drift, chains.Drift), Suspect: chains.Suspect, Degraded: chains.Degraded, Rules: chains.Rules}
+}
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -162,7 +159,16 @@ var (
 
 // Apply implements reconcile.Plan. If the kernel refuses the chains of a Port, nothing
 // is redirected by them, and the error names the Port.
-func (p *plan) Apply(ctx context.Context) error {
+func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
+	chains := p.chains.Outcome()
+	err := p.change(ctx, &chains)
+	out := p.outcome(chains)
+	out.Err = err
+	return out
+}
+
+// change makes the changes of p, and sets the outcome of the chains.
+func (p *plan) change(ctx context.Context, of *reconcile.Outcome) error {
 	b := p.backend
 	b.installed = nil // if anything fails, the next Plan reads the sets
 	for _, name := range p.create {
@@ -181,11 +187,11 @@ func (p *plan) Apply(ctx context.Context) error {
 	if err := p.deleteElements(anyElement, iptables.SetLocal); err != nil {
 		return err
 	}
-	var chains error
 	if !p.chains.Empty() {
-		chains = p.chains.Apply(ctx)
+		*of = p.chains.Apply(ctx)
 	}
-	if chains != nil && len(reconcile.PortErrors(chains)) == 0 {
+	chains := of.Err
+	if !reconcile.OnlyPortErrors(chains) {
 		return chains
 	}
 	but := p.refusedFrontends(chains)
