@@ -62,7 +62,7 @@ func round(b *testing.B, x reconcile.Backend, want *service.Snapshot) {
 	b.Helper()
 	p, err := x.Plan(context.Background(), want)
 	if err == nil {
-		err = p.Apply(context.Background())
+		err = p.Apply(context.Background()).Err
 	}
 	if err != nil {
 		b.Fatal(err)

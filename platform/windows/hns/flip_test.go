@@ -40,7 +40,7 @@ func flip(b *testing.B, n *testNode, want *service.Snapshot) {
 	b.Helper()
 	p, err := n.backend.Plan(context.Background(), want)
 	if err == nil {
-		err = p.Apply(context.Background())
+		err = p.Apply(context.Background()).Err
 	}
 	if err != nil {
 		b.Fatal(err)
