@@ -6,7 +6,6 @@ package build
 import (
 	"bytes"
 	"go/ast"
-	"go/format"
 	"maps"
 	"regexp"
 	"slices"
@@ -23,14 +22,6 @@ const header = `// Copyright The kubeproxy Authors.
 func checkHeader(s *source) []finding {
 	if !bytes.HasPrefix(s.text, []byte(header)) {
 		return []finding{{1, "want the two-line licence header and a blank line"}}
-	}
-	return nil
-}
-
-func checkFormat(s *source) []finding {
-	formatted, err := format.Source(s.text)
-	if err != nil || !bytes.Equal(formatted, s.text) {
-		return []finding{{1, "not formatted: run make fmt"}}
 	}
 	return nil
 }
