@@ -48,7 +48,10 @@ func NewDriver(f service.Family, o Options) (Driver, error) {
 // lockSeconds limits how long the command itself waits for the lock of iptables-legacy.
 const lockSeconds = "5"
 
-// runner is the Driver of a real node.
+// runner is the Driver of a real node. go-iptables (v0.8.0) finds the command and knows
+// its version. It has no iptables-restore and no iptables-save, which make one transaction
+// of a round and one list of a comparison. Its list of a chain takes the lock, so others
+// would find it taken.
 type runner struct {
 	family service.Family
 	role   Role

@@ -24,6 +24,10 @@ import (
 // tables, which takes 7 ms for 1,000 Services of ten endpoints and 90 ms for 10,000.
 // Therefore the monitor reads the tables when a size has changed or another process has
 // used the lock, and otherwise as often as readShare allows.
+//
+// A list by iptables-save instead takes 0.24 s of CPU for 10,000 Services, and 0.86 s with
+// its comparison, where a checksum takes 0.12 s. To find a change within maxReadInterval
+// would take a fifth of a processor, not 3 %.
 type legacyMonitor struct {
 	fd, level int
 	family    service.Family
