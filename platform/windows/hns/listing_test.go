@@ -221,6 +221,12 @@ func (s *sleepingLister) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoi
 	return s.fake.CreateEndpoint(ctx, e)
 }
 
+func (s *sleepingLister) DeleteEndpoint(ctx context.Context, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fake.DeleteEndpoint(ctx, id)
+}
+
 // Nobody's change waits for a resync, and the resync is done all the same.
 func TestChangesDoNotWaitForResyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

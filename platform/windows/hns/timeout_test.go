@@ -106,8 +106,13 @@ func TestProgress(t *testing.T) {
 func TestSlowListingSaysWhatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestNode(t, v13, bridgeN)
+		var mu sync.Mutex
 		var reported []string
-		b.restartOn(WithTimeout(&stalledLister{b.hns}, func(text string) { reported = append(reported, text) }, func() {}))
+		b.restartOn(WithTimeout(&stalledLister{b.hns}, func(text string) {
+			mu.Lock()
+			defer mu.Unlock()
+			reported = append(reported, text)
+		}, func() {}))
 		b.backend.host.patience = listPatience
 		begin := time.Now()
 		b.backend.host.now = func() time.Time { return time.Unix(1e9, 0).Add(time.Since(begin)) }
@@ -117,6 +122,8 @@ func TestSlowListingSaysWhatWaits(t *testing.T) {
 		time.Sleep(time.Hour)
 		b.plan(want) // begins another listing, for which it does not wait
 		time.Sleep(2 * time.Hour)
+		mu.Lock()
+		defer mu.Unlock()
 		const first, later = "(list all objects), and nothing can be programmed meanwhile; if", "(list all objects), and what others change in HNS is not seen meanwhile; changes of Services are programmed; if"
 		if len(reported) != 4 || !strings.Contains(reported[0], first) || !strings.Contains(reported[2], later) || reported[1]+reported[3] != "" {
 			t.Errorf("said %q, want a remark on each listing, and its end", reported)
