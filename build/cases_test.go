@@ -21,15 +21,16 @@ type sample struct {
 // samples prove each rule on small sources. The tree breaks no rule, so without them a rule
 // that finds nothing would pass.
 var samples = map[string]map[string]sample{
-	"length":  lengthSamples,
-	"params":  paramSamples,
-	"nesting": nestingSamples,
-	"always":  alwaysSamples,
-	"state":   stateSamples,
-	"names":   nameSamples,
-	"docs":    docSamples,
-	"imports": importSamples,
-	"system":  systemSamples,
+	"length":    lengthSamples,
+	"params":    paramSamples,
+	"nesting":   nestingSamples,
+	"always":    alwaysSamples,
+	"state":     stateSamples,
+	"names":     nameSamples,
+	"docs":      docSamples,
+	"imports":   importSamples,
+	"system":    systemSamples,
+	"contracts": contractSamples,
 }
 
 func TestRules(t *testing.T) {

@@ -39,6 +39,7 @@ var rules = []rule{
 	{"state", checkState},
 	{"names", checkNames},
 	{"docs", checkDocs},
+	{"contracts", checkContracts},
 }
 
 // source is a parsed Go file. Its path is relative to the module's root and has forward

@@ -61,8 +61,8 @@ type resyncBackend struct {
 
 func (p *resyncBackend) SetResync(d time.Duration) { p.resyncs = append(p.resyncs, d) }
 
-// A ResyncSetter gets the longest pause.
-func TestResyncSetter(t *testing.T) {
+// The Backend gets the longest pause.
+func TestSetResync(t *testing.T) {
 	p := &resyncBackend{}
 	run(t, func(b *harness) {
 		p.Backend = b.Backend
