@@ -68,7 +68,7 @@ func copyBinaries(_ context.Context, o *options) error {
 
 // packChart writes the chart and the kustomize bases of this version.
 func packChart(_ context.Context, o *options) error {
-	s := &chart.Source{Folder: o.chart, Version: o.tag()}
+	s := &chart.Source{Folder: o.chart, Version: o.tag(), Image: o.name}
 	name, text, err := s.Pack(o.created)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(o.out, name), text, 0o644)

@@ -65,7 +65,7 @@ func (s *Source) Bases() (map[string]string, error) {
 			}
 		}
 		files[path.Join(name, "objects.yaml")] = objects
-		files[path.Join(name, "kustomization.yaml")] = b.kustomization(name, cmp.Or(s.Version, "dev"), slices.Sorted(maps.Keys(settings)))
+		files[path.Join(name, "kustomization.yaml")] = s.kustomization(name, b.title, slices.Sorted(maps.Keys(settings)))
 	}
 	return files, nil
 }
@@ -77,7 +77,7 @@ func data(text string) (map[string]string, error) {
 	return m.Data, err
 }
 
-func (b *base) kustomization(name, tag string, settings []string) string {
+func (s *Source) kustomization(name, title string, settings []string) string {
 	return fmt.Sprintf(`# kubectl apply -k build/deploy/%[1]s
 #
 # %[2]s.
@@ -98,8 +98,10 @@ generatorOptions:
   disableNameSuffixHash: true
 images:
 - name: localhost/kubeproxy
-  newTag: %[5]s
+  newName: %[5]s
+  newTag: %[6]q
 - name: localhost/kubeproxy-iptables
-  newTag: %[5]s
-`, name, b.title, Namespace, strings.Join(settings, ", "), tag)
+  newName: %[5]s-iptables
+  newTag: %[6]q
+`, name, title, Namespace, strings.Join(settings, ", "), cmp.Or(s.Image, localImage), cmp.Or(s.Version, "dev"))
 }

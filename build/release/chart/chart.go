@@ -30,6 +30,7 @@ const Namespace = "kube-system"
 type Source struct {
 	Folder  string
 	Version string       // of the application; empty leaves what is in the chart
+	Image   string       // repository, in place of the one in what is packed
 	Cluster *rest.Config // nil asks none
 }
 

@@ -5,7 +5,9 @@ package chart
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
+	"fmt"
 	"io/fs"
 	"os"
 	"regexp"
@@ -14,6 +16,9 @@ import (
 
 	"kubeproxy/build/release/oci"
 )
+
+// localImage is the repository in the values of the chart.
+const localImage = "localhost/kubeproxy"
 
 // released matches the version of a release.
 var released = regexp.MustCompile(`^v?([0-9]+\.[0-9]+\.[0-9]+.*)$`)
@@ -31,7 +36,8 @@ func chartVersion(application string) string {
 // the time, so that the same chart gives the same bytes.
 func (s *Source) Pack(created time.Time) (name string, text []byte, err error) {
 	version := chartVersion(s.Version)
-	versions := strings.NewReplacer("version: 0.0.0", "version: "+version, "appVersion: dev", "appVersion: "+s.Version)
+	versions := strings.NewReplacer("version: 0.0.0", "version: "+version, "appVersion: dev", fmt.Sprintf("appVersion: %q", s.Version))
+	image := strings.NewReplacer("repository: "+localImage, "repository: "+cmp.Or(s.Image, localImage))
 	var files []oci.File
 	root := os.DirFS(s.Folder)
 	err = fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
@@ -39,8 +45,11 @@ func (s *Source) Pack(created time.Time) (name string, text []byte, err error) {
 			return err
 		}
 		text, err := fs.ReadFile(root, path)
-		if path == "Chart.yaml" {
+		switch path {
+		case "Chart.yaml":
 			text = []byte(versions.Replace(string(text)))
+		case "values.yaml":
+			text = []byte(image.Replace(string(text)))
 		}
 		files = append(files, oci.File{Name: "kubeproxy/" + path, Mode: 0o644, Content: text})
 		return err

@@ -1,0 +1,33 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v3/pkg/chart/loader"
+)
+
+// TestPack loads the packed chart of a commit without a tag, whose name looks like a
+// number, with images of a registry.
+func TestPack(t *testing.T) {
+	s := source()
+	s.Version, s.Image = "1234567", "registry.example/team/kubeproxy"
+	name, text, err := s.Pack(time.Unix(1, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := loader.LoadArchive(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil || name != "kubeproxy-chart-0.0.0-1234567.tgz" || c.Metadata.AppVersion != "1234567" {
+		t.Errorf("%s has version %s of the application: %v", name, c.Metadata.AppVersion, err)
+	}
+	if got := at(c.Values, "image", "repository"); got != s.Image {
+		t.Errorf("images are %v, want %s", got, s.Image)
+	}
+}
