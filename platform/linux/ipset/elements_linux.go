@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/platform/linux/netlink"
 )
 
 // elementCommand is a command that has elements.
@@ -73,17 +75,16 @@ const batchSize = 31 << 10
 // batch executes c with the first members and returns how many they were. It stops at
 // the first one that fails.
 func (k *Kernel) batch(s Set, c elementCommand, members []Member) (int, error) {
-	w := make(wire, 0, 32<<10)
-	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
-	w.u32(nl.IPSET_ATTR_LINENO, 0)
-	at := w.nest(nl.IPSET_ATTR_ADT | unix.NLA_F_NESTED)
+	e := request(c.command, s.Name)
+	e.Uint32(nl.IPSET_ATTR_LINENO|netByteOrder, 0)
+	at := e.Nest(nl.IPSET_ATTR_ADT)
 	n := 0
-	for n < len(members) && len(w) < batchSize {
-		w.element(s.Type, members[n])
+	for n < len(members) && len(e.Buf) < batchSize {
+		encodeElement(e, s.Type, members[n])
 		n++
 	}
-	w.end(at)
-	return n, execute(k.request(c.command, w))
+	e.EndNest(at)
+	return n, k.execute(e, nil)
 }
 
 // retryOneByOne repeats a failed batch one by one, to find the element at fault.
@@ -105,28 +106,22 @@ func withoutComments(members []Member) []Member {
 	return members
 }
 
-// dump requests a list.
-func (k *Kernel) dump(attrs wire) ([][]byte, error) {
-	answers, err := retryInterrupted(func() ([][]byte, error) {
-		return k.request(nl.IPSET_CMD_LIST, attrs).Execute(unix.NETLINK_NETFILTER, 0)
-	})
-	for i, a := range answers {
-		answers[i] = payload(a)
-	}
-	return answers, describeErrno(err)
-}
-
 // maxDumpAttempts limits the attempts for a list that changes meanwhile.
 const maxDumpAttempts = 5
 
+// dump requests a list. each may be called again from the start.
+func (k *Kernel) dump(e *netlink.Encoder, each func(attrs []byte)) error {
+	return describeErrno(retryInterrupted(func() error { return k.execute(e, each) }))
+}
+
 // retryInterrupted calls dump until the reply is complete (NLM_F_DUMP_INTR, see
 // docs.kernel.org/userspace-api/netlink/intro.html).
-func retryInterrupted(dump func() ([][]byte, error)) ([][]byte, error) {
-	answers, err := dump()
-	for n := 1; n < maxDumpAttempts && errors.Is(err, nl.ErrDumpInterrupted); n++ {
-		answers, err = dump()
+func retryInterrupted(dump func() error) error {
+	err := dump()
+	for n := 1; n < maxDumpAttempts && errors.Is(err, netlink.ErrInterrupted); n++ {
+		err = dump()
 	}
-	return answers, err
+	return err
 }
 
 // List returns the elements without their comments, as Members does.
@@ -156,29 +151,24 @@ func (k *Kernel) Members(s Set) ([]Member, error) {
 }
 
 func (k *Kernel) list(s Set) ([]Member, error) {
-	var w wire
-	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
-	parts, err := k.dump(w)
-	if err != nil {
-		return nil, err
-	}
 	var members []Member
-	for _, part := range parts {
+	var mismatch error
+	err := k.dump(request(nl.IPSET_CMD_LIST, s.Name), func(part []byte) {
 		// Only the first part contains the header.
 		if h := readHeader(part); h.Type != "" {
-			err = errors.Join(err, s.checkType(h))
+			members, mismatch = nil, s.checkType(h)
 		}
-		for typ, elements := range attributes(part) {
+		for typ, elements := range netlink.Attributes(part) {
 			if typ == nl.IPSET_ATTR_ADT {
 				members = appendMembers(members, elements)
 			}
 		}
-	}
-	return members, err
+	})
+	return members, errors.Join(err, mismatch)
 }
 
 func appendMembers(members []Member, elements []byte) []Member {
-	for typ, element := range attributes(elements) {
+	for typ, element := range netlink.Attributes(elements) {
 		if typ == nl.IPSET_ATTR_DATA {
 			members = append(members, readMember(element))
 		}
@@ -186,8 +176,11 @@ func appendMembers(members []Member, elements []byte) []Member {
 	return members
 }
 
-// headersOnly requests a list of sets without elements.
-const headersOnly = 1 << 2
+// headersOnly makes e request a list without elements.
+func headersOnly(e *netlink.Encoder) *netlink.Encoder {
+	e.Uint32(nl.IPSET_ATTR_FLAGS|netByteOrder, 1<<2) // IPSET_FLAG_LIST_HEADER
+	return e
+}
 
 // Headers returns all sets, including foreign ones, without their elements. It does not
 // make the kernel load ipsets.
@@ -197,15 +190,13 @@ func (k *Kernel) Headers() ([]Header, error) {
 	}
 	k.lock.Lock()
 	defer k.lock.Unlock()
-	var w wire
-	w.u32(nl.IPSET_ATTR_FLAGS, headersOnly)
-	answers, err := k.dump(w)
+	var heads []Header
+	err := retryInterrupted(func() error {
+		heads = nil
+		return k.execute(headersOnly(requestForAll(nl.IPSET_CMD_LIST)), func(attrs []byte) { heads = append(heads, readHeader(attrs)) })
+	})
 	if err != nil {
-		return nil, fmt.Errorf("list ipsets: %w", err)
-	}
-	heads := make([]Header, len(answers))
-	for i, a := range answers {
-		heads[i] = readHeader(a)
+		return nil, fmt.Errorf("list ipsets: %w", describeErrno(err))
 	}
 	return heads, nil
 }

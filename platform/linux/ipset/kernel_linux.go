@@ -4,9 +4,9 @@
 package ipset
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // Kernel gives access to the ipsets of a network namespace. It is safe for concurrent
 // use and executes one request at a time.
 type Kernel struct {
-	lock sync.Mutex
-	// sockets contains one socket, to netfilter, in the form that the library needs.
-	sockets map[int]*nl.SocketHandle
+	lock   sync.Mutex
+	socket *netlink.Socket
 	// destroyTimeout is how long Destroy waits for rules to disappear.
 	destroyTimeout time.Duration
 }
@@ -32,47 +32,47 @@ const receiveTimeout = 30 * time.Second
 // Open opens a socket in the network namespace of the calling thread. It sends no
 // request yet, so the kernel need not have ipsets.
 func Open() (*Kernel, error) {
-	s, err := nl.Subscribe(unix.NETLINK_NETFILTER)
+	s, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Timeout: receiveTimeout})
 	if err != nil {
-		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
+		return nil, fmt.Errorf("netfilter: %w", err)
 	}
-	tv := unix.NsecToTimeval(int64(receiveTimeout))
-	err = errors.Join(s.SetSendTimeout(&tv), s.SetReceiveTimeout(&tv))
-	if err != nil {
-		s.Close()
-		return nil, fmt.Errorf("set up netlink socket to netfilter: %w", err)
-	}
-	sockets := map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s}}
-	return &Kernel{sockets: sockets, destroyTimeout: busyTimeout}, nil
+	return &Kernel{socket: s, destroyTimeout: busyTimeout}, nil
 }
 
 // Close closes the socket. Sets stay.
 func (k *Kernel) Close() error {
 	k.lock.Lock()
 	defer k.lock.Unlock()
-	k.sockets[unix.NETLINK_NETFILTER].Close()
+	k.socket.Close()
 	return nil
 }
 
-// request returns a request with the attributes that all requests have.
-func (k *Kernel) request(command int, attrs wire) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(command|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(command))
-	r.Sockets = k.sockets
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
-	r.AddRawData(attrs)
-	return r
+// request begins a request about a set. Without a name the kernel would take all sets, so
+// an empty one is sent, too.
+func request(command int, name string) *netlink.Encoder {
+	e := requestForAll(command)
+	e.Text(nl.IPSET_ATTR_SETNAME, name)
+	return e
 }
 
-// execute sends a request whose reply is only success or failure.
-func execute(r *nl.NetlinkRequest) error {
-	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
-	return err
+// requestForAll begins a request about all sets.
+func requestForAll(command int) *netlink.Encoder {
+	e := &netlink.Encoder{}
+	e.NetfilterMessage(uint16(command|unix.NFNL_SUBSYS_IPSET<<8), uint16(nl.GetIpsetFlags(command)), unix.AF_INET, 0)
+	e.Uint8(nl.IPSET_ATTR_PROTOCOL, nl.IPSET_PROTOCOL)
+	return e
 }
 
-// payload returns a reply without its header.
-func payload(answer []byte) []byte {
-	return answer[min(len(answer), nl.SizeofNfgenmsg):]
+// execute sends a request and calls each, unless it is nil, with the attributes of every
+// reply.
+func (k *Kernel) execute(e *netlink.Encoder, each func(attrs []byte)) error {
+	e.EndMessage()
+	return k.socket.Query(context.Background(), e.Buf, func(m netlink.Message) error {
+		if _, attrs := m.Netfilter(); each != nil {
+			each(attrs)
+		}
+		return nil
+	})
 }
 
 // revisions are the first revision of each type that has comments. Later ones add
@@ -99,20 +99,18 @@ func (k *Kernel) create(s Set) error {
 	case s.Name == "" || len(s.Name) > nameSize:
 		return fmt.Errorf("its name has %d bytes, want 1 to %d", len(s.Name), nameSize)
 	}
-	var w wire
-	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
-	w.text(nl.IPSET_ATTR_TYPENAME, string(s.Type))
-	w.bytes(nl.IPSET_ATTR_REVISION, revision)
-	w.bytes(nl.IPSET_ATTR_FAMILY, af(s.Family))
-	at := w.nest(nl.IPSET_ATTR_DATA | unix.NLA_F_NESTED)
-	w.u32(nl.IPSET_ATTR_MAXELEM, maxElements)
-	w.u32(nl.IPSET_ATTR_CADT_FLAGS, nl.IPSET_FLAG_WITH_COMMENT)
-	w.end(at)
-	r := k.request(nl.IPSET_CMD_CREATE, w)
+	e := request(nl.IPSET_CMD_CREATE, s.Name)
+	e.Text(nl.IPSET_ATTR_TYPENAME, string(s.Type))
+	e.Uint8(nl.IPSET_ATTR_REVISION, revision)
+	e.Uint8(nl.IPSET_ATTR_FAMILY, af(s.Family))
+	at := e.Nest(nl.IPSET_ATTR_DATA)
+	e.Uint32(nl.IPSET_ATTR_MAXELEM|netByteOrder, maxElements)
+	e.Uint32(nl.IPSET_ATTR_CADT_FLAGS|netByteOrder, nl.IPSET_FLAG_WITH_COMMENT)
+	e.EndNest(at)
 	// Without this flag the kernel would require that an existing set was created with
 	// the same options.
-	r.Flags |= unix.NLM_F_EXCL
-	err := execute(r)
+	e.AddFlags(unix.NLM_F_EXCL)
+	err := k.execute(e, nil)
 	if errors.Is(err, unix.EEXIST) {
 		if err := k.checkExisting(s); err != nil {
 			return err
@@ -125,22 +123,15 @@ func (k *Kernel) create(s Set) error {
 // replaceAltered replaces s by an empty set if it is Altered. Rules that refer to s then
 // refer to the new set.
 func (k *Kernel) replaceAltered(s Set) error {
-	var w wire
-	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
-	w.u32(nl.IPSET_ATTR_FLAGS, headersOnly)
-	answers, err := k.dump(w)
-	if err != nil {
-		return describeErrno(err)
-	}
-	if !slices.ContainsFunc(answers, func(a []byte) bool { return readHeader(a).Altered }) {
-		return nil
+	altered := false
+	err := k.dump(headersOnly(request(nl.IPSET_CMD_LIST, s.Name)), func(attrs []byte) { altered = altered || readHeader(attrs).Altered })
+	if err != nil || !altered {
+		return err
 	}
 	fresh := s
 	fresh.Name += "~"
 	destroy := func() error {
-		var w wire
-		w.text(nl.IPSET_ATTR_SETNAME, fresh.Name)
-		if err := execute(k.request(nl.IPSET_CMD_DESTROY, w)); !errors.Is(err, unix.ENOENT) {
+		if err := k.execute(request(nl.IPSET_CMD_DESTROY, fresh.Name), nil); !errors.Is(err, unix.ENOENT) {
 			return describeErrno(err)
 		}
 		return nil
@@ -148,10 +139,9 @@ func (k *Kernel) replaceAltered(s Set) error {
 	if err := errors.Join(destroy(), k.create(fresh)); err != nil {
 		return err
 	}
-	var swap wire
-	swap.text(nl.IPSET_ATTR_SETNAME, s.Name)
-	swap.text(nl.IPSET_ATTR_TYPENAME, fresh.Name) // the second name (IPSET_ATTR_SETNAME2)
-	if err := execute(k.request(nl.IPSET_CMD_SWAP, swap)); err != nil {
+	swap := request(nl.IPSET_CMD_SWAP, s.Name)
+	swap.Text(nl.IPSET_ATTR_TYPENAME, fresh.Name) // the second name (IPSET_ATTR_SETNAME2)
+	if err := k.execute(swap, nil); err != nil {
 		return describeErrno(err)
 	}
 	return destroy()
@@ -166,18 +156,12 @@ func af(f service.Family) byte {
 
 // checkExisting checks that a set of this name, type and family exists.
 func (k *Kernel) checkExisting(s Set) error {
-	var w wire
-	w.text(nl.IPSET_ATTR_SETNAME, s.Name)
-	answers, err := k.request(nl.IPSET_CMD_HEADER, w).Execute(unix.NETLINK_NETFILTER, 0)
+	var mismatch error
+	err := k.execute(request(nl.IPSET_CMD_HEADER, s.Name), func(attrs []byte) { mismatch = s.checkType(readHeader(attrs)) })
 	if err != nil {
 		return describeErrno(err)
 	}
-	for _, a := range answers {
-		if err := s.checkType(readHeader(payload(a))); err != nil {
-			return err
-		}
-	}
-	return nil
+	return mismatch
 }
 
 func (s Set) checkType(h Header) error {
@@ -201,10 +185,8 @@ func (k *Kernel) Destroy(name string) error {
 	}
 	k.lock.Lock()
 	defer k.lock.Unlock()
-	var w wire
-	w.text(nl.IPSET_ATTR_SETNAME, name)
 	for deadline := time.Now().Add(k.destroyTimeout); ; time.Sleep(busyInterval) {
-		err := execute(k.request(nl.IPSET_CMD_DESTROY, w))
+		err := k.execute(request(nl.IPSET_CMD_DESTROY, name), nil)
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT): // returned by older kernels
 			return nil

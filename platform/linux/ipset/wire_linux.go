@@ -5,110 +5,53 @@ package ipset
 
 import (
 	"encoding/binary"
-	"iter"
 	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
-
-// wire is a sequence of netlink attributes.
-type wire []byte
 
 // netByteOrder marks a number or an address as being in network byte order. Ipsets
 // require it.
-const netByteOrder = unix.NLA_F_NET_BYTEORDER
+const netByteOrder = netlink.NetByteOrder
 
-func (w *wire) bytes(typ uint16, value ...byte) {
-	*w = binary.NativeEndian.AppendUint16(*w, uint16(4+len(value)))
-	*w = binary.NativeEndian.AppendUint16(*w, typ)
-	*w = append(*w, value...)
-	for len(*w)%4 != 0 {
-		*w = append(*w, 0)
-	}
-}
-
-func (w *wire) text(typ uint16, value string) {
-	at := w.nest(typ)
-	*w = append(append(*w, value...), 0)
-	w.end(at)
-}
-
-func (w *wire) u32(typ uint16, value uint32) {
-	var b [4]byte
-	binary.BigEndian.PutUint32(b[:], value)
-	w.bytes(typ|netByteOrder, b[:]...)
-}
-
-// nest begins an attribute that ends with end.
-func (w *wire) nest(typ uint16) int {
-	at := len(*w)
-	w.bytes(typ)
-	return at
-}
-
-func (w *wire) end(at int) {
-	binary.NativeEndian.PutUint16((*w)[at:], uint16(len(*w)-at))
-	for len(*w)%4 != 0 {
-		*w = append(*w, 0)
-	}
-}
-
-func (w *wire) addr(typ uint16, a netip.Addr) {
-	at := w.nest(typ | unix.NLA_F_NESTED)
+func encodeAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {
+	at := e.Nest(typ)
 	switch {
 	case a.Is4():
-		b := a.As4()
-		w.bytes(nl.IPSET_ATTR_IPADDR_IPV4|netByteOrder, b[:]...)
+		e.Bytes(nl.IPSET_ATTR_IPADDR_IPV4|netByteOrder, a.AsSlice())
 	case a.Is6():
-		b := a.As16()
-		w.bytes(nl.IPSET_ATTR_IPADDR_IPV6|netByteOrder, b[:]...)
+		e.Bytes(nl.IPSET_ATTR_IPADDR_IPV6|netByteOrder, a.AsSlice())
 	}
-	w.end(at)
+	e.EndNest(at)
 }
 
-// element appends m in the form for a set of type t.
-func (w *wire) element(t Type, m Member) {
-	at := w.nest(nl.IPSET_ATTR_DATA | unix.NLA_F_NESTED)
-	w.addr(nl.IPSET_ATTR_IP, m.Addr)
+// encodeElement appends m in the form for a set of type t.
+func encodeElement(e *netlink.Encoder, t Type, m Member) {
+	at := e.Nest(nl.IPSET_ATTR_DATA)
+	encodeAddr(e, nl.IPSET_ATTR_IP, m.Addr)
 	if t != HashIP {
-		w.bytes(nl.IPSET_ATTR_PORT|netByteOrder, byte(m.Port>>8), byte(m.Port))
-		w.bytes(nl.IPSET_ATTR_PROTO, byte(m.Protocol))
+		e.Uint16(nl.IPSET_ATTR_PORT|netByteOrder, m.Port)
+		e.Uint8(nl.IPSET_ATTR_PROTO, uint8(m.Protocol))
 	}
 	if t == HashIPPortNet {
-		w.addr(nl.IPSET_ATTR_IP2, m.Net.Addr())
-		w.bytes(nl.IPSET_ATTR_CIDR2, byte(m.Net.Bits()))
+		encodeAddr(e, nl.IPSET_ATTR_IP2, m.Net.Addr())
+		e.Uint8(nl.IPSET_ATTR_CIDR2, uint8(m.Net.Bits()))
 	}
 	if m.Comment != "" {
-		w.text(nl.IPSET_ATTR_COMMENT, m.Comment)
+		e.Text(nl.IPSET_ATTR_COMMENT, m.Comment)
 	}
-	w.end(at)
-}
-
-// attributes yields the type and value of each attribute in b. It stops at a truncated
-// one.
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= 4 {
-			n := int(binary.NativeEndian.Uint16(b))
-			if n < 4 || n > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[4:n]) {
-				return
-			}
-			b = b[min((n+3)&^3, len(b)):]
-		}
-	}
+	e.EndNest(at)
 }
 
 func readMember(b []byte) Member {
 	var e Member
 	var start netip.Addr
 	bits := 0
-	for typ, v := range attributes(b) {
+	for typ, v := range netlink.Attributes(b) {
 		switch {
 		case typ == nl.IPSET_ATTR_IP:
 			e.Addr = readAddr(v)
@@ -121,7 +64,7 @@ func readMember(b []byte) Member {
 		case typ == nl.IPSET_ATTR_CIDR2 && len(v) >= 1:
 			bits = int(v[0])
 		case typ == nl.IPSET_ATTR_COMMENT:
-			e.Comment = unix.ByteSliceToString(v)
+			e.Comment = netlink.Text(v)
 		}
 	}
 	if start.IsValid() {
@@ -132,7 +75,7 @@ func readMember(b []byte) Member {
 
 func readAddr(b []byte) netip.Addr {
 	var a netip.Addr
-	for _, v := range attributes(b) {
+	for _, v := range netlink.Attributes(b) {
 		a, _ = netip.AddrFromSlice(v)
 	}
 	return a
@@ -140,12 +83,12 @@ func readAddr(b []byte) netip.Addr {
 
 func readHeader(b []byte) Header {
 	var h Header
-	for typ, v := range attributes(b) {
+	for typ, v := range netlink.Attributes(b) {
 		switch {
 		case typ == nl.IPSET_ATTR_SETNAME:
-			h.Name = unix.ByteSliceToString(v)
+			h.Name = netlink.Text(v)
 		case typ == nl.IPSET_ATTR_TYPENAME:
-			h.Type = Type(unix.ByteSliceToString(v))
+			h.Type = Type(netlink.Text(v))
 		case typ == nl.IPSET_ATTR_FAMILY && len(v) >= 1 && v[0] == unix.AF_INET6:
 			h.Family = service.IPv6
 		case typ == nl.IPSET_ATTR_DATA:
@@ -157,7 +100,7 @@ func readHeader(b []byte) Header {
 
 func (h *Header) readData(b []byte) {
 	room, flags := uint32(0), uint32(0)
-	for typ, v := range attributes(b) {
+	for typ, v := range netlink.Attributes(b) {
 		switch {
 		case typ == nl.IPSET_ATTR_ELEMENTS && len(v) >= 4:
 			h.Entries = int(binary.BigEndian.Uint32(v))

@@ -9,10 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
-
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // largest is the element that needs the most bytes.
@@ -23,18 +21,19 @@ func largest() Member {
 // TestBatchSize checks that the message of a full batch is below 32 KiB, whatever its
 // last element is.
 func TestBatchSize(t *testing.T) {
-	w := make(wire, batchSize-1)
-	w.element(HashIPPortNet, largest())
-	if size := unix.SizeofNlMsghdr + nl.SizeofNfgenmsg + 8 + len(w); size > 32<<10 {
-		t.Errorf("message of %d bytes", size)
+	e := &netlink.Encoder{Buf: make([]byte, batchSize-1)}
+	encodeElement(e, HashIPPortNet, largest())
+	if len(e.Buf) > 32<<10 {
+		t.Errorf("message of %d bytes", len(e.Buf))
 	}
 }
 
 // TestCutAnswers checks that a truncated reply is parsed up to its end and no further.
 func TestCutAnswers(t *testing.T) {
 	m := largest()
-	var w wire
-	w.element(HashIPPortNet, m)
+	e := &netlink.Encoder{}
+	encodeElement(e, HashIPPortNet, m)
+	w := e.Buf
 	for n := range w {
 		cut := w[:n]
 		if got := appendMembers(nil, cut); len(got) != 0 {
@@ -53,9 +52,10 @@ func TestCutAnswers(t *testing.T) {
 // TestShortAttributes parses attributes that are too short for their type.
 func TestShortAttributes(t *testing.T) {
 	for typ := range uint16(64) {
-		var w wire
-		w.bytes(typ, 1)
-		w.bytes(typ)
+		e := &netlink.Encoder{}
+		e.Uint8(typ, 1)
+		e.Bytes(typ, nil)
+		w := e.Buf
 		if e := readMember(w); e.Addr != (netip.Addr{}) || e.Port != 0 {
 			t.Errorf("attribute %d is read as %v", typ, e)
 		}

@@ -60,5 +60,29 @@ func Uint32(v []byte) uint32 {
 	return binary.BigEndian.Uint32(v)
 }
 
+// Uint16 is Uint32 for two bytes.
+func Uint16(v []byte) uint16 {
+	if len(v) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(v)
+}
+
+// Native32 is Uint32 for a number in the byte order of the machine.
+func Native32(v []byte) uint32 {
+	if len(v) < 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(v)
+}
+
+// Native16 is Native32 for two bytes.
+func Native16(v []byte) uint16 {
+	if len(v) < 2 {
+		return 0
+	}
+	return binary.NativeEndian.Uint16(v)
+}
+
 // align rounds n up to the alignment of messages and attributes.
 func align(n int) int { return (n + alignment - 1) &^ (alignment - 1) }

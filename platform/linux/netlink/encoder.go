@@ -47,7 +47,7 @@ func (e *Encoder) EndMessage() {
 	binary.NativeEndian.PutUint32(e.Buf[e.start:], uint32(len(e.Buf)-e.start))
 }
 
-// AddFlags adds flags to the message that was ended last.
+// AddFlags adds flags to the last message.
 func (e *Encoder) AddFlags(flags uint16) {
 	at := e.Buf[e.start+6:]
 	binary.NativeEndian.PutUint16(at, binary.NativeEndian.Uint16(at)|flags)

@@ -62,7 +62,8 @@ func TestWhatIsEncodedIsRead(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("attributes (-want +got):\n%s", d)
 	}
-	if s, n := Text(nested[2]), Uint32(got[6]); s != "name" || n != 0x01020304 || Uint32(got[5]) != 0 || Attribute(attrs, 99) != nil {
+	if s, n := Text(nested[2]), Uint32(got[6]); s != "name" || n != 0x01020304 || Uint32(got[5]) != 0 || Uint16(got[5]) != 0x0102 ||
+		Native16(got[8]) != 0x0102 || Native32(got[9]) != 0x01020304 || Uint16(nil)+Native16(nil) != 0 || Native32(nil) != 0 || Attribute(attrs, 99) != nil {
 		t.Errorf("values %q, %#x", s, n)
 	}
 }
@@ -103,7 +104,7 @@ func FuzzMessages(f *testing.F) {
 		for m := range Messages(b) {
 			_, attrs := m.Netfilter()
 			for _, v := range Attributes(attrs) {
-				_, _ = Text(v), Uint32(v)
+				_, _, _ = Text(v), Uint32(v), Native16(v)
 			}
 		}
 	})

@@ -41,11 +41,17 @@ func makeTable(s *Socket, name string) error {
 	return s.Transact(e.Buf)
 }
 
-func tables(t *testing.T, s *Socket) []string {
-	t.Helper()
+// tablesRequest requests a list of the tables of nftables.
+func tablesRequest() *Encoder {
 	var e Encoder
 	e.NetfilterMessage(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, unix.NFPROTO_IPV4, 0)
 	e.EndMessage()
+	return &e
+}
+
+func tables(t *testing.T, s *Socket) []string {
+	t.Helper()
+	e := tablesRequest()
 	var names []string
 	err := s.Query(t.Context(), e.Buf, func(m Message) error {
 		_, attrs := m.Netfilter()
@@ -74,6 +80,19 @@ func TestTransactionAndQuery(t *testing.T) {
 		}
 		if err := s.Transact([]byte{}); err == nil {
 			t.Error("no error without an answer")
+		}
+		// What is left of an earlier request is no answer to the next one.
+		if err := s.Send(tablesRequest().Buf); err != nil {
+			t.Fatal(err)
+		}
+		if err := makeTable(s, "three"); err != nil {
+			t.Errorf("after an abandoned request: %v", err)
+		}
+		if err := s.Send(tablesRequest().Buf); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(tables(t, s), " "); got != "one two three" {
+			t.Errorf("tables after an abandoned request: %q", got)
 		}
 	})
 }

@@ -5,6 +5,7 @@ package netlink
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -47,14 +48,17 @@ func (s *Socket) Transact(batch []byte) error {
 }
 
 // Query sends one request and calls each for every answer until the last one. It returns
-// ErrInterrupted if the list changed meanwhile.
+// ErrInterrupted if the list changed meanwhile. It skips answers to other requests.
 func (s *Socket) Query(ctx context.Context, request []byte, each func(Message) error) error {
 	s.drain()
 	if err := s.Send(request); err != nil {
 		return err
 	}
+	seq := binary.NativeEndian.Uint32(request[8:])
 	return s.Receive(ctx, func(m Message) (bool, error) {
 		switch {
+		case m.Seq != seq:
+			return true, nil
 		case m.Flags&unix.NLM_F_DUMP_INTR != 0:
 			return false, ErrInterrupted
 		case m.Type == unix.NLMSG_DONE, m.Type == unix.NLMSG_ERROR:
