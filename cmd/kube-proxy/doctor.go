@@ -163,13 +163,17 @@ func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
 	return nil
 }
 
-// lookForProxy finds the running proxy, and the modes to look at.
+// lookForProxy finds the running proxy, its Node, and the modes to look at.
 func (d *doctorOptions) lookForProxy(ctx context.Context, x *examination, progress io.Writer) (err error) {
 	defer noticeIfSlow(progress, "kube-proxy: still looking for the proxy and its mode ...")()
-	if x.proxy, err = d.askProxy(ctx, x.config); err == nil {
-		x.modes = d.modes(x)
+	if x.proxy, err = d.askProxy(ctx, x.config); err != nil {
+		return err
 	}
-	return err
+	x.modes = d.modes(x)
+	if x.proxy.Answer != nil && x.config.HostnameOverride == "" {
+		x.node = x.proxy.Answer.Node
+	}
+	return nil
 }
 
 // askTimeout bounds the wait for an answer of the running proxy.

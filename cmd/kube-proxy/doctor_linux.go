@@ -33,7 +33,10 @@ func systemChecks(x *examination) ([]doctor.Check, error) {
 		Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 	}
 	for _, m := range x.modes {
-		n.Modes = append(n.Modes, linuxdoctor.Mode{Name: string(m), Primary: primaryFamily(x.config), Probe: func(f service.Family) error { return probeMode(x.config, m, f) }})
+		n.Modes = append(n.Modes, linuxdoctor.Mode{
+			Name: string(m), Primary: primaryFamily(x.config), Optional: len(x.modes) > 1 && m != x.config.Mode,
+			Probe: func(f service.Family) error { return probeMode(x.config, m, f) },
+		})
 	}
 	for _, s := range serverAddrs(x.config) {
 		n.Servers = append(n.Servers, linuxdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})

@@ -53,11 +53,11 @@ type about struct {
 
 // topics has every topic. A test compares it with the document.
 var topics = map[Topic]about{
-	ModeUnavailable:   {1, Blocks, "the proxy cannot program this node, so clients of this node reach no Service"},
+	ModeUnavailable:   {1, Blocks, "the proxy cannot program this node in the mode, so clients of this node would reach no Service"},
 	ProxyUnhealthy:    {2, Blocks, "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
 	ProxySilent:       {3, Risk, "nobody can ask the proxy how it goes: neither status nor a monitoring system"},
 	IPForward:         {4, Blocks, "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
-	ProxyCondition:    {5, Risk, "the running proxy itself reports it"},
+	ProxyCondition:    {5, Risk, "the running proxy reports it: clients of a Service, an IP family or whoever watches the node do not get what they ask for"},
 	Kubeconfig:        {6, Blocks, "the proxy cannot connect to the API server, so it knows no Services and does not start"},
 	APIServer:         {7, Blocks, "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},
 	MissingRights:     {8, Blocks, "the API server refuses what the proxy must read, so it programs nothing or without topology"},

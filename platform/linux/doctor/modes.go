@@ -22,6 +22,8 @@ type Mode struct {
 	Name string
 	// Primary is the family without which the mode does not start.
 	Primary service.Family
+	// Optional is whether the proxy works without the mode.
+	Optional bool
 	// Probe says in one sentence what the node lacks for a family. It changes nothing.
 	Probe func(service.Family) error
 }
@@ -33,9 +35,8 @@ func (n *Node) modeCheck(m Mode) doctor.Check {
 		if err != nil {
 			return doctor.Seen{}, err
 		}
-		if !slices.Contains(families, m.Primary) {
-			families = append(families, m.Primary)
-		}
+		families = slices.DeleteFunc(families, func(f service.Family) bool { return f == m.Primary })
+		families = slices.Insert(families, 0, m.Primary)
 		seen := doctor.Seen{Note: "kernel and commands for " + familyNames(families)}
 		for _, f := range families {
 			err := m.Probe(f)
@@ -44,6 +45,9 @@ func (n *Node) modeCheck(m Mode) doctor.Check {
 			}
 			if err != nil {
 				seen.Findings = append(seen.Findings, m.finding(f, err))
+			}
+			if err != nil && f == m.Primary {
+				break // no other family works without it
 			}
 		}
 		return seen, nil
@@ -55,6 +59,9 @@ func (m Mode) finding(f service.Family, err error) doctor.Finding {
 		Advice: "the mode goes on without the family"}
 	if f == m.Primary {
 		found.Severity, found.Advice = doctor.Blocks, "or set another --proxy-mode; kube-proxy doctor --all-modes shows which works"
+	}
+	if m.Optional {
+		found.Severity, found.Advice = doctor.Risk, "nothing to do as long as the node takes another mode"
 	}
 	if all := modules(err.Error()); len(all) > 0 {
 		found.Fix = "modprobe -a " + strings.Join(all, " ")

@@ -73,7 +73,11 @@ func (n *Node) holder(l listeners.Listener) (who, fix string) {
 
 // takenPorts checks that the servers of the proxy can listen. Another service proxy is
 // not its subject.
-func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
+func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
+	if n.Answered {
+		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil
+	}
+	own, _ := n.Holder(ctx)
 	net, err := n.sockets()
 	if err != nil {
 		return doctor.Seen{}, err
@@ -87,7 +91,7 @@ func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
 	for _, s := range n.Servers {
 		names = append(names, fmt.Sprintf("%s %s", s.Name, s.Addr))
 		for _, l := range found {
-			if l.Protocol != service.TCP || !l.ConflictsWith(s.Addr) || n.isProxy(l) {
+			if l.Protocol != service.TCP || !l.ConflictsWith(s.Addr) || n.isProxy(l, own.PID) {
 				continue
 			}
 			who, fix := n.holder(l)
@@ -102,10 +106,10 @@ func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
 	return seen, nil
 }
 
-// isProxy returns whether a service proxy has the listener.
-func (n *Node) isProxy(l listeners.Listener) bool {
+// isProxy returns whether a service proxy has the listener: the process own, or another.
+func (n *Node) isProxy(l listeners.Listener, own int) bool {
 	p, known := process.BySocketInode(n.Proc, l.Inode)
-	return known && isProxyCommand(p.Command)
+	return known && (p.PID == own || isProxyCommand(p.Command))
 }
 
 // proxyName is the name of the program of Kubernetes, and of this one.

@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -22,7 +23,7 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	}
 	running := n.running()
 	if holder == nil && n.Answered && len(running) == 1 {
-		return doctor.Seen{Note: "one runs, " + running[0].String()}, nil
+		return doctor.Seen{Note: fmt.Sprintf("one runs, process %d", running[0].PID)}, nil
 	}
 	return proxySeen(running, holder, n.ProxyName), nil
 }
@@ -52,7 +53,7 @@ func proxySeen(running []process.Process, holder *lease.Identity, name string) d
 	case holder == nil && len(others) == 0:
 		return doctor.Seen{Note: "none runs"}
 	case len(others) == 0:
-		return doctor.Seen{Note: fmt.Sprintf("one runs, %s", holder)}
+		return doctor.Seen{Note: fmt.Sprintf("one runs, process %d", cmp.Or(holder.PID, holder.OwnPID))}
 	case name != "" || len(others) == 1 && holder == nil && namedProxy(others[0]):
 		return doctor.Seen{Note: "each serves Services of its own"} // told apart by labels of Services
 	}

@@ -84,6 +84,12 @@ func TestTakenPorts(t *testing.T) {
 			n := newNode(map[string]string{"proc/thread-self/net/tcp": tcpTable})
 			n.Proc, n.Servers = test.proc, []Server{{"health", "healthz-bind-address", test.addr}}
 			expect(t, n.takenPorts, test.want)
+			if situation == "another program" { // in fact ours, under another name
+				n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 42}, true }
+				expect(t, n.takenPorts, nil)
+			}
+			n.Answered = true
+			expect(t, n.takenPorts, nil)
 		})
 	}
 }
@@ -194,5 +200,9 @@ func TestModes(t *testing.T) {
 	}}).Look(t.Context())
 	if err != nil || len(seen.Findings) != 1 || seen.Findings[0].Severity != doctor.Risk {
 		t.Errorf("without the other family: %+v, %v; want a risk", seen, err)
+	}
+	seen, err = n.modeCheck(Mode{Name: "ipvs", Optional: true, Probe: func(service.Family) error { return errors.New("nothing") }}).Look(t.Context())
+	if err != nil || len(seen.Findings) != 1 || seen.Findings[0].Severity != doctor.Risk {
+		t.Errorf("a mode that need not work: %+v, %v; want one risk", seen, err)
 	}
 }
