@@ -34,6 +34,11 @@ type layer struct {
 	except []string
 }
 
+// describesModes matches the folders that translate the configuration for backends:
+// package mode, the table of modes, and the descriptor of each backend. The backends
+// themselves know no configuration.
+var describesModes = regexp.MustCompile(`^platform/(modes?|.*/descriptor)/`)
+
 const std = "<outside the standard library>"
 
 // layers all apply, not only the first that matches.
@@ -48,7 +53,8 @@ var layers = []layer{
 	{"common/track/", []string{"k8s.io/client-go"}, nil},
 	{"common/takeover/", []string{"k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
 	{"config/", []string{module + "/platform", module + "/cmd"}, nil},
-	{"platform/", []string{module + "/config", module + "/cmd"}, nil},
+	{"platform/", []string{module + "/config", module + "/cmd"}, nil}, // see describesModes
+	{"platform/mode/", []string{module + "/platform", "k8s.io", "sigs.k8s.io"}, nil},
 	{"platform/linux/", []string{module + "/platform/windows", "k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
 	{"platform/windows/", []string{module + "/platform/linux", "k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
 }
@@ -73,6 +79,9 @@ func checkImports(s *source) []finding {
 func (l layer) bansImport(s *source, name string) bool {
 	if !strings.HasPrefix(s.path, l.folder) || s.test() && l.folder != "" {
 		return false
+	}
+	if name == module+"/config" && describesModes.MatchString(s.path) {
+		return within(name, slices.DeleteFunc(slices.Clone(l.bans), func(ban string) bool { return ban == name }))
 	}
 	return within(name, l.bans) && !within(name, l.except)
 }

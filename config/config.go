@@ -117,16 +117,11 @@ func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	return c, err
 }
 
-// Check completes and validates a file as if it were used without flags. It treats
-// Warnings as errors.
-func Check(path string, os OS) (*Config, error) {
-	return Load(&Flags{Config: path, StrictConfig: true}, os)
-}
-
 // build is the intermediate state between a file and a Config.
 type build struct {
 	v1alpha1.KubeProxyConfiguration
 	os        OS
+	modes     []Mode // that exist
 	file      *File
 	flagged   map[string]string // flag by the path it set
 	udpIdle   time.Duration
@@ -142,6 +137,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	b := &build{
 		KubeProxyConfiguration: *file.Values.DeepCopy(),
 		os:                     os,
+		modes:                  flags.Modes,
 		file:                   file,
 		flagged:                map[string]string{},
 		notes:                  slices.Clone(file.Notes),

@@ -11,13 +11,33 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
 const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
+// testModes are the modes that the tests of this package know.
+var testModes = []Mode{
+	{Name: IPTables, OS: Linux, Localhost: LocalhostRules, Settings: []string{"iptables.masqueradeBit", "iptables.syncPeriod", "conntrack.tcpBeLiberal"}},
+	{Name: IPVS, OS: Linux, Localhost: LocalhostListeners, Settings: []string{"iptables.masqueradeBit", "ipvs.scheduler", "ipvs.syncPeriod"}},
+	{Name: NFTables, OS: Linux, Localhost: LocalhostListeners, Settings: []string{"nftables.masqueradeBit", "nftables.masqueradeAll", "nftables.syncPeriod", "conntrack.tcpBeLiberal"}},
+	{Name: Userspace, OS: Linux, Localhost: LocalhostRules, Settings: []string{"portRange", udpIdlePath}},
+	{Name: Kernelspace, OS: Windows, Settings: []string{"iptables.syncPeriod", "winkernel.sourceVip"}},
+}
+
+// in returns the use of a process in a mode with manifests.
+func in(name v1alpha1.ProxyMode) Use {
+	for _, m := range testModes {
+		if m.Name == name {
+			return Use{Mode: m}
+		}
+	}
+	return Use{}
+}
+
 func flagsOf(t *testing.T, args ...string) *Flags {
 	t.Helper()
-	flags := &Flags{}
+	flags := &Flags{Modes: testModes}
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.Register(fs)
 	if err := fs.Parse(args); err != nil {
@@ -223,7 +243,7 @@ func TestRoundTrip(t *testing.T) {
 			if err := os.WriteFile(file, []byte(first), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			c, err := Check(file, tt.os)
+			c, err := Load(&Flags{Modes: testModes, Config: file, StrictConfig: true}, tt.os)
 			if err != nil {
 				t.Fatalf("check what was written: %v", err)
 			}

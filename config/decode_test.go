@@ -74,7 +74,7 @@ func TestLenient(t *testing.T) {
 	if *c.OOMScoreAdj != 2 || *c.IPTables.MasqueradeBit != 4 || !c.FeatureGates["WinDSR"] {
 		t.Errorf("oomScoreAdj %d, masqueradeBit %d, %v, want what is said last", *c.OOMScoreAdj, *c.IPTables.MasqueradeBit, c.FeatureGates)
 	}
-	_, err := LoadFrom(&Flags{Config: "f", StrictConfig: true}, Linux, []byte(head+body))
+	_, err := LoadFrom(&Flags{Modes: testModes, Config: "f", StrictConfig: true}, Linux, []byte(head+body))
 	if err == nil || err.Error() != strings.Join(want, "\n") {
 		t.Errorf("strictly: %v, want all of them", err)
 	}
@@ -111,7 +111,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for _, os := range []OS{Linux, Windows} {
-			c, err := complete(file, &Flags{}, os, nil)
+			c, err := complete(file, &Flags{Modes: testModes}, os, nil)
 			if err != nil {
 				continue
 			}
@@ -121,7 +121,7 @@ func FuzzParse(f *testing.F) {
 			if err != nil {
 				t.Fatalf("parse what was written: %v\n%s", err, first)
 			}
-			c, err = complete(again, &Flags{}, os, nil)
+			c, err = complete(again, &Flags{Modes: testModes}, os, nil)
 			if err != nil {
 				t.Fatalf("check what was written: %v\n%s", err, first)
 			}
@@ -140,7 +140,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	if err := os.WriteFile(path, []byte(body), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Check(path, Linux)
+	_, err := Load(&Flags{Modes: testModes, Config: path, StrictConfig: true}, Linux)
 	if err == nil {
 		t.Fatal("Check = nil")
 	}

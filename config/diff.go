@@ -27,7 +27,7 @@ const (
 // Use describes which parts of its configuration a process uses.
 type Use struct {
 	// Mode is the mode in force, even if the configuration leaves it open.
-	Mode v1alpha1.ProxyMode
+	Mode Mode
 	// APIServer means that objects come from an API server.
 	APIServer bool
 }
@@ -57,7 +57,7 @@ func Diff(old, now *Config, u Use) []Change {
 	}
 	if from, to := old.UDPIdleTimeout, now.UDPIdleTimeout; from != to {
 		c := Change{Path: udpIdlePath, From: from.String(), To: to.String()}
-		if u.Mode == Userspace {
+		if u.Mode.uses(udpIdlePath) {
 			c.Effect = Restart
 		}
 		all = append(all, c)
@@ -116,13 +116,13 @@ func leafPaths() []string {
 func (u Use) effect(path string, now *Config) Effect {
 	e := effects[path]
 	switch {
-	case path == "mode" && now.Mode == u.Mode: // the mode equals the one that was detected
+	case path == "mode" && now.Mode == u.Mode.Name: // the mode equals the one that was detected
 		return Unused
-	case e.modes != nil && !slices.Contains(e.modes, u.Mode):
+	case e.someModes && !u.Mode.uses(path):
 		return Unused
 	case strings.HasPrefix(path, "clientConnection.") && !u.APIServer:
 		return Unused
-	case path == "conntrack.tcpBeLiberal" && (u.Mode == IPTables || u.Mode == NFTables): // a rule depends on it
+	case path == "conntrack.tcpBeLiberal" && u.Mode.uses(path): // a rule depends on it
 		return Restart
 	case isOtherOS(now.OS, path):
 		return Unused
@@ -130,85 +130,85 @@ func (u Use) effect(path string, now *Config) Effect {
 	return e.effect
 }
 
-// modeEffect is an effect in some modes only. Nil modes mean all.
-type modeEffect struct {
-	effect Effect
-	modes  []v1alpha1.ProxyMode
+// settingEffect is the effect of a setting.
+type settingEffect struct {
+	effect    Effect
+	someModes bool // the setting has no effect in modes that do not list it
 }
 
 // effects has every setting. A setting requires a restart if no running part can apply
 // it, such as the connection to the API server, or the mark bit, which other programs may
 // use.
-var effects = map[string]modeEffect{
-	"kind":         {Unused, nil}, // there is only one
-	"apiVersion":   {Unused, nil},
-	"featureGates": {Restart, nil}, // gate by gate, see diffGates
+var effects = map[string]settingEffect{
+	"kind":         {effect: Unused}, // there is only one
+	"apiVersion":   {effect: Unused},
+	"featureGates": {effect: Restart}, // gate by gate, see diffGates
 
-	"clientConnection.kubeconfig":         {Restart, nil},
-	"clientConnection.acceptContentTypes": {Restart, nil},
-	"clientConnection.contentType":        {Restart, nil},
-	"clientConnection.qps":                {Restart, nil},
-	"clientConnection.burst":              {Restart, nil},
-	"configSyncPeriod":                    {Unused, nil}, // the API server is watched
+	"clientConnection.kubeconfig":         {effect: Restart},
+	"clientConnection.acceptContentTypes": {effect: Restart},
+	"clientConnection.contentType":        {effect: Restart},
+	"clientConnection.qps":                {effect: Restart},
+	"clientConnection.burst":              {effect: Restart},
+	"configSyncPeriod":                    {effect: Unused}, // the API server is watched
 
-	"logging.format":                      {Restart, nil},
-	"logging.flushFrequency":              {Hot, nil},
-	"logging.verbosity":                   {Hot, nil},
-	"logging.vmodule":                     {Hot, nil},
-	"logging.options.text.splitStream":    {Unused, nil},
-	"logging.options.text.infoBufferSize": {Unused, nil},
-	"logging.options.json.splitStream":    {Unused, nil},
-	"logging.options.json.infoBufferSize": {Unused, nil},
+	"logging.format":                      {effect: Restart},
+	"logging.flushFrequency":              {effect: Hot},
+	"logging.verbosity":                   {effect: Hot},
+	"logging.vmodule":                     {effect: Hot},
+	"logging.options.text.splitStream":    {effect: Unused},
+	"logging.options.text.infoBufferSize": {effect: Unused},
+	"logging.options.json.splitStream":    {effect: Unused},
+	"logging.options.json.infoBufferSize": {effect: Unused},
 
-	"hostnameOverride":            {Restart, nil},
-	"bindAddress":                 {Restart, nil},
-	"healthzBindAddress":          {Hot, nil},
-	"metricsBindAddress":          {Hot, nil},
-	"bindAddressHardFail":         {Hot, nil},
-	"enableProfiling":             {Hot, nil},
-	"showHiddenMetricsForVersion": {Unused, nil}, // none is hidden
-	"oomScoreAdj":                 {Hot, nil},
-	"portRange":                   {Restart, []v1alpha1.ProxyMode{Userspace}},
-	"windowsRunAsService":         {Restart, nil},
+	"hostnameOverride":            {effect: Restart},
+	"bindAddress":                 {effect: Restart},
+	"healthzBindAddress":          {effect: Hot},
+	"metricsBindAddress":          {effect: Hot},
+	"bindAddressHardFail":         {effect: Hot},
+	"enableProfiling":             {effect: Hot},
+	"showHiddenMetricsForVersion": {effect: Unused}, // none is hidden
+	"oomScoreAdj":                 {effect: Hot},
+	"portRange":                   {Restart, true},
+	"windowsRunAsService":         {effect: Restart},
 
-	"mode":                            {Restart, nil},
-	"detectLocalMode":                 {Hot, nil},
-	"detectLocal.bridgeInterface":     {Hot, nil},
-	"detectLocal.interfaceNamePrefix": {Hot, nil},
-	"clusterCIDR":                     {Hot, nil},
-	"nodePortAddresses":               {Hot, nil},
+	"mode":                            {effect: Restart},
+	"detectLocalMode":                 {effect: Hot},
+	"detectLocal.bridgeInterface":     {effect: Hot},
+	"detectLocal.interfaceNamePrefix": {effect: Hot},
+	"clusterCIDR":                     {effect: Hot},
+	"nodePortAddresses":               {effect: Hot},
 
-	"iptables.masqueradeBit":      {Restart, []v1alpha1.ProxyMode{IPTables, IPVS, Userspace}},
-	"iptables.masqueradeAll":      {Hot, []v1alpha1.ProxyMode{IPTables, IPVS}},
-	"iptables.localhostNodePorts": {Restart, []v1alpha1.ProxyMode{IPTables, Userspace}},
-	"iptables.syncPeriod":         {Hot, []v1alpha1.ProxyMode{IPTables, Userspace, Kernelspace}},
-	"iptables.minSyncPeriod":      {Hot, []v1alpha1.ProxyMode{IPTables, Userspace, Kernelspace}},
+	"iptables.masqueradeBit":      {Restart, true},
+	"iptables.masqueradeAll":      {Hot, true},
+	"iptables.localhostNodePorts": {Restart, true},
+	"iptables.syncPeriod":         {Hot, true},
+	"iptables.minSyncPeriod":      {Hot, true},
 
-	"nftables.masqueradeBit": {Restart, []v1alpha1.ProxyMode{NFTables}},
-	"nftables.masqueradeAll": {Hot, []v1alpha1.ProxyMode{NFTables}},
-	"nftables.syncPeriod":    {Hot, []v1alpha1.ProxyMode{NFTables}},
-	"nftables.minSyncPeriod": {Hot, []v1alpha1.ProxyMode{NFTables}},
+	"nftables.masqueradeBit": {Restart, true},
+	"nftables.masqueradeAll": {Hot, true},
+	"nftables.syncPeriod":    {Hot, true},
+	"nftables.minSyncPeriod": {Hot, true},
 
-	"ipvs.syncPeriod":    {Hot, []v1alpha1.ProxyMode{IPVS}},
-	"ipvs.minSyncPeriod": {Hot, []v1alpha1.ProxyMode{IPVS}},
-	"ipvs.scheduler":     {Restart, []v1alpha1.ProxyMode{IPVS}},
-	"ipvs.excludeCIDRs":  {Restart, []v1alpha1.ProxyMode{IPVS}},
-	"ipvs.strictARP":     {Restart, []v1alpha1.ProxyMode{IPVS}},
-	"ipvs.tcpTimeout":    {Restart, []v1alpha1.ProxyMode{IPVS}},
-	"ipvs.tcpFinTimeout": {Restart, []v1alpha1.ProxyMode{IPVS}},
-	"ipvs.udpTimeout":    {Restart, []v1alpha1.ProxyMode{IPVS}},
+	"ipvs.syncPeriod":    {Hot, true},
+	"ipvs.minSyncPeriod": {Hot, true},
+	"ipvs.scheduler":     {Restart, true},
+	"ipvs.excludeCIDRs":  {Restart, true},
+	"ipvs.strictARP":     {Restart, true},
+	"ipvs.tcpTimeout":    {Restart, true},
+	"ipvs.tcpFinTimeout": {Restart, true},
+	"ipvs.udpTimeout":    {Restart, true},
 
-	"winkernel.networkName":           {Restart, []v1alpha1.ProxyMode{Kernelspace}},
-	"winkernel.sourceVip":             {Restart, []v1alpha1.ProxyMode{Kernelspace}},
-	"winkernel.enableDSR":             {Restart, []v1alpha1.ProxyMode{Kernelspace}},
-	"winkernel.rootHnsEndpointName":   {Restart, []v1alpha1.ProxyMode{Kernelspace}},
-	"winkernel.forwardHealthCheckVip": {Restart, []v1alpha1.ProxyMode{Kernelspace}},
+	"winkernel.networkName":           {Restart, true},
+	"winkernel.sourceVip":             {Restart, true},
+	"winkernel.enableDSR":             {Restart, true},
+	"winkernel.rootHnsEndpointName":   {Restart, true},
+	"winkernel.forwardHealthCheckVip": {Restart, true},
 
-	"conntrack.maxPerCore":            {Hot, nil},
-	"conntrack.min":                   {Hot, nil},
-	"conntrack.tcpEstablishedTimeout": {Hot, nil},
-	"conntrack.tcpCloseWaitTimeout":   {Hot, nil},
-	"conntrack.tcpBeLiberal":          {Hot, nil},
-	"conntrack.udpTimeout":            {Hot, nil},
-	"conntrack.udpStreamTimeout":      {Hot, nil},
+	"conntrack.maxPerCore":            {effect: Hot},
+	"conntrack.min":                   {effect: Hot},
+	"conntrack.tcpEstablishedTimeout": {effect: Hot},
+	"conntrack.tcpCloseWaitTimeout":   {effect: Hot},
+	"conntrack.tcpBeLiberal":          {effect: Hot},
+	"conntrack.udpTimeout":            {effect: Hot},
+	"conntrack.udpStreamTimeout":      {effect: Hot},
 }

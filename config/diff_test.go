@@ -22,8 +22,8 @@ func TestEffectsAreComplete(t *testing.T) {
 }
 
 var (
-	inNFTables = Use{Mode: NFTables}
-	inIPVS     = Use{Mode: IPVS, APIServer: true}
+	inNFTables = in(NFTables)
+	inIPVS     = Use{Mode: in(IPVS).Mode, APIServer: true}
 )
 
 var diffCases = map[string]struct {
@@ -58,7 +58,7 @@ var diffCases = map[string]struct {
 		"", "conntrack: {tcpBeLiberal: true}", inNFTables, []Change{{"conntrack.tcpBeLiberal", "false", "true", Restart}},
 	},
 	"a rule for invalid packets of iptables": {
-		"", "conntrack: {tcpBeLiberal: true}", Use{Mode: IPTables}, []Change{{"conntrack.tcpBeLiberal", "false", "true", Restart}},
+		"", "conntrack: {tcpBeLiberal: true}", in(IPTables), []Change{{"conntrack.tcpBeLiberal", "false", "true", Restart}},
 	},
 	"no rule for invalid packets": {
 		"", "conntrack: {tcpBeLiberal: true}", inIPVS, []Change{{"conntrack.tcpBeLiberal", "false", "true", Hot}},
@@ -139,7 +139,7 @@ func TestDiffOnWindows(t *testing.T) {
 		{"conntrack.min", "131072", "7", Unused},
 		{"windowsRunAsService", "false", "true", Restart},
 	}
-	got := Diff(old, now, Use{Mode: Kernelspace})
+	got := Diff(old, now, in(Kernelspace))
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Diff (-want +got):\n%s", diff)
 	}

@@ -27,6 +27,8 @@ const GroupAnnotation = "group"
 
 // Flags holds the command line. Call Register before parsing.
 type Flags struct {
+	// Modes are the modes that exist. They are set before Register.
+	Modes         []Mode
 	Config        string // file to read
 	StrictConfig  bool   // treat tolerated mistakes in it as errors
 	WriteConfigTo string // file to write
@@ -71,6 +73,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 		addFlag(fs, s, fieldAt(&f.values, s.path))
 		group(fs, s.flag, s.group)
 	}
+	fs.Lookup("proxy-mode").Usage = modeHelp(f.Modes)
 	f.registerUDPIdle(fs)
 	f.registerSourceRanges(fs)
 	f.registerDeprecated(fs)

@@ -130,7 +130,7 @@ func TestBadFlagValues(t *testing.T) {
 }
 
 func TestOldSpellings(t *testing.T) {
-	f := &Flags{}
+	f := &Flags{Modes: testModes}
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	f.Register(fs)
 	args := []string{

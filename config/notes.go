@@ -34,8 +34,8 @@ func (b *build) noteUnused() {
 		if showValue(fieldAt(&b.KubeProxyConfiguration, path)) == showValue(fieldAt(&plain, path)) {
 			continue
 		}
-		if path == "portRange" && b.Mode != Userspace {
-			b.notef(path, "has a use in mode userspace only")
+		if path == "portRange" && !b.mode().uses(path) {
+			b.notef(path, "has a use in mode %s only", b.usersOf(path))
 		}
 		if why, ok := ignoredFields[path]; ok {
 			b.notef(path, "is ignored: %s", why)
@@ -74,7 +74,7 @@ func (b *build) noteLocalhost() {
 	if err != nil || b.os != Linux {
 		return
 	}
-	byRules := b.Mode == IPTables || b.Mode == Userspace // over IPv4
+	byRules := b.mode().Localhost == LocalhostRules // over IPv4
 	for _, p := range r.Prefixes {
 		switch f := service.FamilyOf(p.Addr()); {
 		case !service.LoopbackOnly(p):
@@ -99,11 +99,11 @@ func (b *build) noteNodeName() {
 // systems may share one file. As a flag such a mode is an error, because a flag is for
 // one process.
 func (b *build) ignoreOtherMode(f *Flags) {
-	if b.Mode == "" || f.changed("proxy-mode") || slices.Contains(Modes(b.os), b.Mode) {
+	if b.Mode == "" || f.changed("proxy-mode") || slices.Contains(ModesOf(b.modes, b.os), b.Mode) {
 		return
 	}
 	for _, other := range []OS{Linux, Windows} {
-		if slices.Contains(Modes(other), b.Mode) {
+		if slices.Contains(ModesOf(b.modes, other), b.Mode) {
 			b.notef("mode", "%s is a mode of %s; on %s the best mode there is is used, as if none were set", b.Mode, other, b.os)
 			b.Mode = ""
 			return

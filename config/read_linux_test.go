@@ -42,7 +42,7 @@ func TestReadFile(t *testing.T) {
 		in("nothing"): "no such file", in("to-nothing"): "no such file", in("large"): "bytes; want at most",
 	}
 	for path, want := range tests {
-		_, err := Check(path, Linux)
+		_, err := Load(&Flags{Modes: testModes, Config: path, StrictConfig: true}, Linux)
 		switch {
 		case want == "" && err != nil:
 			t.Errorf("%s: %v", path, err)

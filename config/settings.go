@@ -36,7 +36,7 @@ type setting struct {
 
 // settings holds every flag that has a field.
 var settings = []setting{
-	{flag: "proxy-mode", path: "mode", group: groupGeneral, help: "`MODE` that forwards traffic: iptables, ipvs, nftables or userspace on Linux, kernelspace on Windows; empty for the best there is"},
+	{flag: "proxy-mode", path: "mode", group: groupGeneral, help: "`MODE` that forwards traffic"}, // see modeHelp
 	{flag: "feature-gates", path: "featureGates", group: groupGeneral, help: "switch features, such as `NAME=true,OTHER=false`; " + featureHelp()},
 	{flag: "oom-score-adj", path: "oomScoreAdj", group: groupGeneral, help: "the process's `SCORE` for the kernel's out-of-memory killer, -1000 to 1000; Linux only"},
 	{flag: "profiling", path: "enableProfiling", group: groupGeneral, help: "serve profiles under /debug/pprof of the metrics server"},

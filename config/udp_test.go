@@ -39,7 +39,7 @@ func TestUDPIdleTimeout(t *testing.T) {
 		})
 	}
 	old, now := mustLoad(t, Linux, "mode: userspace\n"), mustLoad(t, Linux, "mode: userspace\n", "--udp-timeout=2s", "--proxy-port-range=5000-5003")
-	if c := Diff(old, now, Use{Mode: Userspace}); len(c) != 2 || c[0].Effect != Restart || c[1].Effect != Restart || c[1].String() != "udpIdleTimeout: 250ms -> 2s" {
+	if c := Diff(old, now, in(Userspace)); len(c) != 2 || c[0].Effect != Restart || c[1].Effect != Restart || c[1].String() != "udpIdleTimeout: 250ms -> 2s" {
 		t.Errorf("Diff = %v", c)
 	}
 	if first, last := now.Listeners(); first != 5000 || last != 5003 {

@@ -15,7 +15,7 @@ import (
 // load2 is load for a file with apiVersion v1alpha2.
 func load2(t *testing.T, body string) (*Config, error) {
 	t.Helper()
-	f := &Flags{Config: "f"}
+	f := &Flags{Modes: testModes, Config: "f"}
 	f.Register(pflag.NewFlagSet("test", pflag.ContinueOnError))
 	f.Config = "f"
 	return LoadFrom(f, Linux, []byte("apiVersion: "+apiVersion2+"\nkind: KubeProxyConfiguration\n"+body))

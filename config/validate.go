@@ -19,15 +19,6 @@ import (
 	"kubeproxy/common/suggest"
 )
 
-// The proxy modes, as spelled in files and flags.
-const (
-	IPTables    v1alpha1.ProxyMode = "iptables"
-	IPVS        v1alpha1.ProxyMode = "ipvs"
-	NFTables    v1alpha1.ProxyMode = "nftables"
-	Userspace   v1alpha1.ProxyMode = "userspace"
-	Kernelspace v1alpha1.ProxyMode = "kernelspace"
-)
-
 // The ways to detect pods of this node.
 const (
 	ClusterCIDR         v1alpha1.LocalMode = "ClusterCIDR"
@@ -35,22 +26,6 @@ const (
 	BridgeInterface     v1alpha1.LocalMode = "BridgeInterface"
 	InterfaceNamePrefix v1alpha1.LocalMode = "InterfaceNamePrefix"
 )
-
-// Modes lists the proxy modes of os. Other systems have none.
-func Modes(os OS) []v1alpha1.ProxyMode {
-	switch os {
-	case Linux:
-		return []v1alpha1.ProxyMode{IPTables, IPVS, NFTables, Userspace}
-	case Windows:
-		return []v1alpha1.ProxyMode{Kernelspace}
-	}
-	return nil
-}
-
-// usesNFTables reports whether mode is nftables, explicitly or by default.
-func usesNFTables(mode v1alpha1.ProxyMode, os OS) bool {
-	return mode == NFTables || mode == "" && os == Linux
-}
 
 // validate checks every value, including sections that the mode or the system does not
 // use: whether a file is valid does not depend on its reader.
@@ -72,7 +47,7 @@ func (b *build) validate() {
 }
 
 func (b *build) validateNames() {
-	if modes := Modes(b.os); b.Mode != "" && !slices.Contains(modes, b.Mode) {
+	if modes := ModesOf(b.modes, b.os); b.Mode != "" && !slices.Contains(modes, b.Mode) {
 		b.errorf("mode", "%.80q is no mode on %s%s want %s or nothing", b.Mode, b.os, orColon(didYouMean(suggest.Closest(string(b.Mode), texts(modes)))), strings.Join(texts(modes), ", "))
 	}
 	if v := b.ShowHiddenMetricsForVersion; v != "" {

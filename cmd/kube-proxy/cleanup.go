@@ -12,14 +12,14 @@ import (
 )
 
 // cleanup removes what any mode ever installed, and prints what it removed. Virtual
-// servers stay if withIPVS is false.
-func cleanup(ctx context.Context, c *config.Config, withIPVS bool) error {
-	all, err := cleanupTargets(c)
+// servers stay with --cleanup-ipvs=false.
+func (o *options) cleanup(ctx context.Context, c *config.Config) error {
+	all, err := o.Targets(ctx, c)
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
 	skip := func(p takeover.Target) string {
-		if p.IPVS && !withIPVS {
+		if p.IPVS && !o.Flags.CleanupIPVS {
 			return "--cleanup-ipvs=false"
 		}
 		return ""

@@ -14,12 +14,13 @@ import (
 
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/platform/modes"
 )
 
 // TestCleanupWithoutRights runs this program again as a user without privileges.
 func TestCleanupWithoutRights(t *testing.T) {
 	if os.Getenv("TEST_CLEANUP") != "" {
-		os.Exit(execute(t.Context(), []string{"--cleanup"}, streams{os.Stdout, os.Stderr}))
+		os.Exit(execute(t.Context(), modes.All(), []string{"--cleanup"}, streams{os.Stdout, os.Stderr}))
 	}
 	c := exec.Command("/proc/self/exe", "-test.run=^TestCleanupWithoutRights$")
 	c.Env = append(os.Environ(), "TEST_CLEANUP=1")
@@ -41,11 +42,11 @@ func TestCleanupWithoutRights(t *testing.T) {
 
 // TestCleanupIPVS checks that virtual servers stay when --cleanup-ipvs=false.
 func TestCleanupIPVS(t *testing.T) {
-	c, err := config.Load(&config.Flags{}, config.Linux)
+	c, err := config.Load(&config.Flags{Modes: modes.All().Config()}, config.Linux)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := cleanupTargets(c)
+	all, err := newOptions(modes.All()).Targets(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,7 @@ func TestCleanupIPVS(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]bool{"": true, "--cleanup-ipvs": true, "--cleanup-ipvs=false": false} {
-		o := &options{}
+		o := newOptions(modes.All())
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		o.register(fs)
 		if err := fs.Parse(append([]string{"--cleanup"}, strings.Fields(args)...)); err != nil || o.Flags.CleanupIPVS != want {

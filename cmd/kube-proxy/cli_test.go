@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
-	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 	"kubeproxy/test/goldentext"
 )
 
@@ -32,7 +32,7 @@ func call(t *testing.T, dir string, args ...string) outcome {
 		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
 	}
 	var out, err bytes.Buffer
-	code := execute(context.Background(), args, streams{&out, &err})
+	code := execute(context.Background(), modes.All(), args, streams{&out, &err})
 	if dir == "" {
 		return outcome{code, out.String(), err.String()}
 	}
@@ -126,13 +126,6 @@ func lastLines(s string) string {
 	return keep.String()
 }
 
-func TestModesToCome(t *testing.T) {
-	const want = "mode userspace is not built in yet; the modes so far are kernelspace"
-	if err := checkBuilt(config.Userspace, config.Windows); err == nil || err.Error() != want {
-		t.Errorf("%v, want %s", err, want)
-	}
-}
-
 func TestVersion(t *testing.T) {
 	for _, args := range [][]string{{"--version"}, {"--version=true"}, {"version"}} {
 		got := call(t, "", args...)
@@ -172,7 +165,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("line of %d letters: %s", len(line), line)
 		}
 	}
-	newRoot(streams{}).Flags().VisitAll(func(f *pflag.Flag) {
+	newRoot(streams{}, modes.All()).Flags().VisitAll(func(f *pflag.Flag) {
 		if !strings.Contains(got.Out, " --"+f.Name) {
 			t.Errorf("--%s is missing", f.Name)
 		}

@@ -16,6 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"kubeproxy/platform/modes"
 )
 
 // lineMutator generates command lines, correct ones and mistaken ones.
@@ -28,7 +30,7 @@ type lineMutator struct {
 
 func newLineMutator(seed uint64, dir string) *lineMutator {
 	m := &lineMutator{Rand: rand.New(rand.NewPCG(seed, seed)), flags: map[string][]*pflag.Flag{}, dir: dir}
-	m.addCommand(newRoot(streams{&bytes.Buffer{}, &bytes.Buffer{}}), nil)
+	m.addCommand(newRoot(streams{&bytes.Buffer{}, &bytes.Buffer{}}, modes.All()), nil)
 	return m
 }
 
@@ -169,7 +171,7 @@ func runWithin(d time.Duration, args []string) (outcome, bool) {
 				done <- outcome{-1, "", fmt.Sprint("panic: ", r)}
 			}
 		}()
-		code := execute(ctx, args, streams{&out, &err})
+		code := execute(ctx, modes.All(), args, streams{&out, &err})
 		done <- outcome{code, out.String(), err.String()}
 	}()
 	select {

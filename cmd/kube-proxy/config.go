@@ -10,20 +10,21 @@ import (
 
 	"kubeproxy/common/printable"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
-func newConfig(to streams) *cobra.Command {
+func newConfig(to streams, table mode.Table) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config COMMAND",
 		Short: "Check a configuration file or bring it up to date",
 		Args:  noArgs,
 		RunE:  requireCommand,
 	}
-	cmd.AddCommand(newValidate(to), newMigrate(to))
+	cmd.AddCommand(newValidate(to, table), newMigrate(to))
 	return cmd
 }
 
-func newValidate(to streams) *cobra.Command {
+func newValidate(to streams, table mode.Table) *cobra.Command {
 	system, strict := string(hostOS), true
 	cmd := &cobra.Command{
 		Use:   "validate FILE [flags]",
@@ -38,9 +39,10 @@ of are errors, unless --strict-config=false.`,
 			if system != string(config.Linux) && system != string(config.Windows) {
 				return fmt.Errorf("--os: %.80q is unknown: want %s or %s", system, config.Linux, config.Windows)
 			}
-			c, err := config.Load(&config.Flags{Config: args[0], StrictConfig: strict}, config.OS(system))
+			flags := config.Flags{Modes: table.Config(), Config: args[0], StrictConfig: strict}
+			c, err := config.Load(&flags, config.OS(system))
 			if err != nil {
-				return invalid(args[0], system, err)
+				return invalid(flags, system, err)
 			}
 			for _, w := range c.Warnings {
 				fmt.Fprintf(to.out, "warning: %s\n", w)
@@ -83,8 +85,9 @@ standard error. The file itself is not changed.`,
 // invalid describes the consequence of err, which lists all faults of a configuration
 // file. A proxy either refuses the file, or only warns unless it runs with
 // --strict-config.
-func invalid(path, system string, err error) error {
-	if _, fatal := config.Load(&config.Flags{Config: path}, config.OS(system)); fatal == nil {
+func invalid(flags config.Flags, system string, err error) error {
+	flags.StrictConfig = false
+	if _, fatal := config.Load(&flags, config.OS(system)); fatal == nil {
 		return fmt.Errorf("the configuration has mistakes that the proxy only warns of without --strict-config:\n%w", err)
 	}
 	return fmt.Errorf("the configuration cannot be used on %s:\n%w", system, err)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 )
 
 // TestDeployedConfig checks that the proxy has no remarks on the deployed configuration.
@@ -26,7 +27,7 @@ func TestDeployedConfig(t *testing.T) {
 		{"windows", config.Windows}, {"mixed", config.Linux}, {"mixed", config.Windows},
 	} {
 		t.Run(tt.name+" on "+string(tt.os), func(t *testing.T) {
-			c, err := config.Check("../../build/deploy/"+tt.name+"/"+string(tt.os)+".yaml", tt.os)
+			c, err := config.Load(&config.Flags{Modes: modes.All().Config(), Config: "../../build/deploy/" + tt.name + "/" + string(tt.os) + ".yaml", StrictConfig: true}, tt.os)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,7 +92,7 @@ func TestDeployedMetricsAreForTheNode(t *testing.T) {
 	}
 	for _, f := range files {
 		system := config.OS(strings.TrimSuffix(filepath.Base(f), ".yaml"))
-		c, err := config.Check(f, system)
+		c, err := config.Load(&config.Flags{Modes: modes.All().Config(), Config: f, StrictConfig: true}, system)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/host"
@@ -26,8 +25,10 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/statusview"
+	"kubeproxy/common/takeover"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 const doctorText = `Find what keeps the proxy, or its traffic, from working on this node.
@@ -62,8 +63,8 @@ type doctorOptions struct {
 	timeout        time.Duration
 }
 
-func newDoctor(to streams) *cobra.Command {
-	d := &doctorOptions{}
+func newDoctor(to streams, table mode.Table) *cobra.Command {
+	d := &doctorOptions{options: *newOptions(table)}
 	cmd := &cobra.Command{
 		Use:     "doctor [flags]",
 		Short:   "Find what keeps the proxy from working on this node",
@@ -101,7 +102,12 @@ func newDoctor(to streams) *cobra.Command {
 type examination struct {
 	config *config.Config
 	node   string
-	modes  []v1alpha1.ProxyMode
+	// selected is the mode that is configured, or else the best. modes are those to look
+	// at.
+	selected mode.Descriptor
+	modes    mode.Table
+	// targets lists where any mode may have left something.
+	targets func(context.Context) ([]takeover.Target, error)
 	// proxy is the running proxy. holder returns the one that programs the node.
 	proxy  *doctor.Proxy
 	holder func(context.Context) (lease.Identity, bool)
@@ -117,7 +123,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	x := &examination{config: c}
+	x := &examination{config: c, selected: d.Modes.Of(c), targets: func(ctx context.Context) ([]takeover.Target, error) { return d.Targets(ctx, c) }}
 	if x.node, err = agent.NodeName(c); err != nil {
 		return err
 	}
@@ -128,12 +134,12 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 	server := newServerChecks(x)
 	read := sync.OnceValues(func() (*service.Snapshot, error) { return d.services(ctx, x, server) })
 	x.services = func(context.Context) (*service.Snapshot, error) { return read() }
-	checks, err := systemChecks(x)
+	checks, err := systemChecks(ctx, x)
 	if err != nil {
 		return err
 	}
 	if len(d.Manifests) > 0 {
-		checks = append(checks, apiserver.ManifestNode(d.Manifests, x.node, host.InterfaceAddrs, podsOf(c)))
+		checks = append(checks, apiserver.ManifestNode(d.Manifests, x.node, host.InterfaceAddrs, podsOf(x)))
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
@@ -142,9 +148,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		Progress: func(text string) { fmt.Fprintf(to.err, "kube-proxy: %s\n", text) },
 	}
 	report := &doctor.Report{Node: x.node, System: runtime.GOOS, Proxy: x.proxy.String()}
-	for _, m := range x.modes {
-		report.Modes = append(report.Modes, string(m))
-	}
+	report.Modes = x.modes.Names()
 	report.Checks, report.Findings = r.Run(ctx)
 	return d.print(to.out, report)
 }
@@ -169,7 +173,7 @@ func (d *doctorOptions) lookForProxy(ctx context.Context, x *examination, progre
 	if x.proxy, err = d.askProxy(ctx, x.config); err != nil {
 		return err
 	}
-	x.modes = d.modes(x)
+	x.modes = d.examined(x)
 	if x.proxy.Answer != nil && x.config.HostnameOverride == "" {
 		x.node = x.proxy.Answer.Node
 	}
@@ -207,32 +211,34 @@ func leaseHolder(c *config.Config) func(context.Context) (lease.Identity, bool) 
 	}
 }
 
-// modes returns the modes to look at: all, the configured one, that of the running proxy,
-// or the one that would be selected. If none works, it is the best.
-func (d *doctorOptions) modes(x *examination) []v1alpha1.ProxyMode {
-	built := builtModes[x.config.OS]
+// examined returns the modes to look at: all, the configured one, that of the running
+// proxy, or the one that would be selected. If none works, it is the best.
+func (d *doctorOptions) examined(x *examination) mode.Table {
+	c := x.config
 	switch {
 	case d.allModes:
-		return built
-	case x.config.Mode != "":
-		return []v1alpha1.ProxyMode{x.config.Mode}
+		return d.Modes.On(c.OS)
+	case c.Mode != "":
+		return mode.Table{x.selected}
 	case x.proxy.Answer != nil:
-		return []v1alpha1.ProxyMode{v1alpha1.ProxyMode(x.proxy.Answer.Mode)}
-	}
-	for _, w := range candidates(x.config, &d.options.Options, "") {
-		if probeMode(x.config, w.mode, primaryFamily(x.config)) == nil {
-			return []v1alpha1.ProxyMode{w.mode}
+		if m, ok := d.Modes.Find(x.proxy.Answer.Mode, c.OS); ok {
+			return mode.Table{m}
 		}
 	}
-	return []v1alpha1.ProxyMode{modeOf(x.config)}
+	for _, w := range d.Candidates(c, "") {
+		if probeMode(c, w.Descriptor, mode.PrimaryFamily(c)) == nil {
+			return mode.Table{w.Descriptor}
+		}
+	}
+	return mode.Table{x.selected}
 }
 
 func newServerChecks(x *examination) *apiserver.Server {
-	return &apiserver.Server{Client: agent.KubeClient(x.config, buildInfo().Version), Node: x.node, Addrs: host.InterfaceAddrs, Pods: podsOf(x.config), SetClock: setClockCommand}
+	return &apiserver.Server{Client: agent.KubeClient(x.config, buildInfo().Version), Node: x.node, Addrs: host.InterfaceAddrs, Pods: podsOf(x), SetClock: setClockCommand}
 }
 
-func podsOf(c *config.Config) apiserver.Pods {
-	o := agent.TrackOptions(c, "")
+func podsOf(x *examination) apiserver.Pods {
+	o := agent.TrackOptions(x.selected, x.config, "")
 	return apiserver.Pods{CIDRs: o.Pods.Prefixes, FromNode: o.PodsFromNode}
 }
 
@@ -241,7 +247,7 @@ func (d *doctorOptions) services(ctx context.Context, x *examination, server *ap
 	if s := x.proxy.Services(); s != nil {
 		return s, nil
 	}
-	tracker := track.New(agent.TrackOptions(x.config, x.node))
+	tracker := track.New(agent.TrackOptions(x.selected, x.config, x.node))
 	if len(d.Manifests) > 0 {
 		files := source.Manifests{Paths: d.Manifests, NodeName: x.node}
 		err := files.Load(ctx, tracker)

@@ -4,26 +4,26 @@
 package main
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-
-	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	linuxdoctor "kubeproxy/platform/linux/doctor"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/mode"
 )
 
 // setClockCommand sets the clock of the node.
 const setClockCommand = "chronyc makestep"
 
 // systemChecks returns the checks of a Linux node.
-func systemChecks(x *examination) ([]doctor.Check, error) {
-	targets, err := foreignTargets(x)
+func systemChecks(ctx context.Context, x *examination) ([]doctor.Check, error) {
+	targets, err := foreignTargets(ctx, x)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +34,7 @@ func systemChecks(x *examination) ([]doctor.Check, error) {
 	}
 	for _, m := range x.modes {
 		n.Modes = append(n.Modes, linuxdoctor.Mode{
-			Name: string(m), Primary: primaryFamily(x.config), Optional: len(x.modes) > 1 && m != x.config.Mode,
+			Name: string(m.Name), Primary: mode.PrimaryFamily(x.config), Optional: len(x.modes) > 1 && m.Name != x.config.Mode,
 			Probe: func(f service.Family) error { return probeMode(x.config, m, f) },
 		})
 	}
@@ -45,33 +45,30 @@ func systemChecks(x *examination) ([]doctor.Check, error) {
 }
 
 // probeMode returns what the node lacks for a mode and family. It changes nothing.
-func probeMode(c *config.Config, mode v1alpha1.ProxyMode, f service.Family) error {
-	for _, d := range dataplanes() {
-		switch {
-		case d.mode != mode:
-		case mode == config.IPVS: // its probe makes a virtual server and an interface
-			return linuxdoctor.InPrivateNetwork(func() error { return d.probe(c, f) })
-		default:
-			return d.probe(c, f)
-		}
+func probeMode(c *config.Config, d mode.Descriptor, f service.Family) error {
+	switch {
+	case d.System == nil || d.System.Probe == nil:
+		return nil
+	case d.System.ProbeLeavesTraces:
+		return linuxdoctor.InPrivateNetwork(func() error { return d.System.Probe(c, f) })
 	}
-	return checkBuilt(mode, c.OS)
+	return d.System.Probe(c, f)
 }
 
 // foreignTargets lists where other modes or proxies may have left rules.
-func foreignTargets(x *examination) ([]linuxdoctor.Target, error) {
-	all, err := cleanupTargets(x.config)
+func foreignTargets(ctx context.Context, x *examination) ([]linuxdoctor.Target, error) {
+	all, err := x.targets(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var owned []string
-	for _, d := range dataplanes() {
-		if !slices.Contains(x.modes, d.mode) {
+	for _, d := range x.modes {
+		if d.System == nil || d.System.Owned == nil {
 			continue
 		}
 		for _, f := range service.Families {
 			// A command that is missing is what the probe of the mode reports.
-			names, _ := d.ownedTargets(x.config, f)
+			names, _ := d.System.Owned(x.config, f)
 			owned = append(owned, names...)
 		}
 	}

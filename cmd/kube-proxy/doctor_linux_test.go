@@ -54,7 +54,7 @@ func TestDoctorReport(t *testing.T) {
 			code = 2
 		}
 	}
-	if text.Code != code || document.Code != code || r.OK != (code == 0) || len(r.Modes) != 4 || !strings.HasPrefix(text.Out, "node     node-a, linux, modes nftables, iptables, ipvs, userspace\n") {
+	if text.Code != code || document.Code != code || r.OK != (code == 0) || len(r.Modes) != 4 || !strings.HasPrefix(text.Out, "node     node-a, linux, modes nftables, iptables, userspace, ipvs\n") {
 		t.Errorf("exit %d and %d, want %d: %+v\n%s", text.Code, document.Code, code, r, text.Out)
 	}
 	for _, f := range r.Findings {

@@ -6,15 +6,18 @@
 package main
 
 import (
-	"k8s.io/kube-proxy/config/v1alpha1"
+	"context"
 
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 const setClockCommand = ""
 
-func systemChecks(*examination) ([]doctor.Check, error) { return nil, errUnsupportedOS }
+func systemChecks(context.Context, *examination) ([]doctor.Check, error) {
+	return nil, mode.ErrNoSystem
+}
 
-func probeMode(*config.Config, v1alpha1.ProxyMode, service.Family) error { return errUnsupportedOS }
+func probeMode(*config.Config, mode.Descriptor, service.Family) error { return mode.ErrNoSystem }

@@ -4,29 +4,29 @@
 package main
 
 import (
-	"k8s.io/kube-proxy/config/v1alpha1"
+	"context"
 
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 	windowsdoctor "kubeproxy/platform/windows/doctor"
 	"kubeproxy/platform/windows/hns"
+	kernelspace "kubeproxy/platform/windows/hns/descriptor"
 )
 
 // setClockCommand sets the clock of the node.
 const setClockCommand = "w32tm /resync"
 
 // systemChecks returns the checks of a Windows node.
-func systemChecks(x *examination) ([]doctor.Check, error) {
+func systemChecks(_ context.Context, x *examination) ([]doctor.Check, error) {
 	d := hns.NewDriver()
-	n := &windowsdoctor.Node{Options: hnsOptions(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, Holder: x.holder, Answered: x.proxy.Answer != nil, Services: x.services}
+	n := &windowsdoctor.Node{Options: kernelspace.Options(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, Holder: x.holder, Answered: x.proxy.Answer != nil, Services: x.services}
 	for _, s := range serverAddrs(x.config) {
 		n.Servers = append(n.Servers, windowsdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})
 	}
 	return n.Checks(), nil
 }
 
-// probeMode returns whether the mode exists on this system.
-func probeMode(c *config.Config, mode v1alpha1.ProxyMode, _ service.Family) error {
-	return checkBuilt(mode, c.OS)
-}
+// probeMode has nothing to ask, as the network of HNS may be created later.
+func probeMode(*config.Config, mode.Descriptor, service.Family) error { return nil }

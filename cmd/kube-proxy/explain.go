@@ -22,6 +22,7 @@ import (
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 const explainText = `Say what becomes of a connection on a node, and why.
@@ -68,8 +69,8 @@ type explainOptions struct {
 	timeout time.Duration
 }
 
-func newExplain(to streams) *cobra.Command {
-	x := &explainOptions{}
+func newExplain(to streams, table mode.Table) *cobra.Command {
+	x := &explainOptions{options: *newOptions(table)}
 	cmd := &cobra.Command{
 		Use:     "explain SOURCE DESTINATION [flags]",
 		Short:   "Say what becomes of a connection, and why",
@@ -112,7 +113,7 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if len(x.Manifests) == 0 {
 		return x.askProxy(ctx, to)
 	}
-	c, err := config.Load(&x.Flags, x.system())
+	c, err := config.Load(&x.Flags, x.systemOfMode())
 	if err != nil {
 		return err
 	}
@@ -190,7 +191,7 @@ func (x *explainOptions) system() config.OS {
 // read reads the manifests. Objects that cannot be used are reported, and the others
 // count.
 func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
-	tracker := track.New(agent.TrackOptions(c, node))
+	tracker := track.New(agent.TrackOptions(x.Modes.Of(c), c, node))
 	pods := explain.NewPods(tracker)
 	files := source.Manifests{
 		Paths:    x.Manifests,

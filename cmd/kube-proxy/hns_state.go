@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"kubeproxy/platform/mode"
 )
 
 const hnsStateText = `Print what the HNS of this Windows node holds, as JSON.
@@ -21,7 +23,7 @@ const hnsStateExample = `  kube-proxy hns-state > node-a.json
 
 var errNoHNS = errors.New("hns-state: HNS is a service of Windows: run this on the Windows node it is about")
 
-func newHNSState(to streams) *cobra.Command {
+func newHNSState(to streams, table mode.Table) *cobra.Command {
 	return &cobra.Command{
 		Use:     "hns-state",
 		Short:   "Print what the HNS of this Windows node holds",
@@ -30,7 +32,7 @@ func newHNSState(to streams) *cobra.Command {
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
-			text, err := hnsDump()
+			text, err := hnsDump(table)
 			stopNotice()
 			if err != nil {
 				return err
@@ -41,4 +43,19 @@ func newHNSState(to streams) *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// hnsDump returns what the HNS of this node holds.
+func hnsDump(table mode.Table) ([]byte, error) {
+	for _, d := range table {
+		if d.System == nil || d.System.Dump == nil {
+			continue
+		}
+		text, err := d.System.Dump()
+		if err != nil {
+			return nil, fmt.Errorf("hns-state: %w", err)
+		}
+		return text, nil
+	}
+	return nil, errNoHNS
 }

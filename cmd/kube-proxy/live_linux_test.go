@@ -18,6 +18,8 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/modes"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
@@ -88,14 +90,13 @@ func live(t *testing.T) {
 func installed(t *testing.T, dir string) bool {
 	t.Helper()
 	c := &config.Config{OS: config.Linux}
-	c.NFTables.MasqueradeBit = new(int32(14))
 	c.ClusterCIDR, c.DetectLocalMode = "10.244.0.0/16", config.ClusterCIDR
-	tracker := track.New(agent.TrackOptions(c, "node-a"))
+	tracker := track.New(agent.TrackOptions(modes.All().Of(c), c, "node-a"))
 	m := source.Manifests{Paths: []string{dir}, NodeName: "node-a"}
 	_ = m.Load(t.Context(), tracker) // one file may be bad
 	all := true
 	for _, f := range service.Families {
-		b, err := newNFTables(c, f)
+		b, err := nftables.New(f, nftables.Options{Table: nftables.TableOf(""), MasqueradeBit: 14, DropInvalid: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +120,7 @@ type process struct {
 func startProxy(t *testing.T, args []string) *process {
 	ctx, stop := context.WithCancel(t.Context())
 	p := &process{stop, make(chan int, 1), &program.Log{}}
-	go func() { p.code <- execute(ctx, args, streams{p.log, p.log}) }()
+	go func() { p.code <- execute(ctx, modes.All(), args, streams{p.log, p.log}) }()
 	return p
 }
 

@@ -8,30 +8,19 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
-	"kubeproxy/config"
 	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/platform/mode"
 )
-
-// relaysLocalhost returns whether listeners of this process answer NodePorts on the
-// loopback address of f, if nodePortAddresses includes it. The rules of modes iptables
-// and userspace cover IPv4 loopback without listeners.
-func relaysLocalhost(c *config.Config, f service.Family) bool {
-	switch modeOf(c) {
-	case config.IPTables, config.Userspace:
-		return f == service.IPv6
-	}
-	return c.OS == config.Linux
-}
 
 // maxListeners bounds how many listeners a line names.
 const maxListeners = 10
 
 // localhostListeners says on which ports of loopback addresses a node would listen
 // for want, and which nobody answers there, nothing if there are none.
-func localhostListeners(c *config.Config, want *service.Snapshot) []string {
+func localhostListeners(d mode.Descriptor, want *service.Snapshot) []string {
 	var lines []string
 	for _, f := range service.Families {
-		if !relaysLocalhost(c, f) {
+		if !d.ListensOnLocalhost(f) {
 			continue
 		}
 		at := service.Localhost(f)

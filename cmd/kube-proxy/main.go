@@ -24,6 +24,8 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
+	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 func main() {
@@ -34,7 +36,7 @@ func main() {
 	stop := &shutdown{cancel: cancel, log: to.err, limit: stopLimit}
 	ctx = context.WithValue(ctx, shutdownKey{}, stop)
 	go func() { os.Exit(stop.waitForSignal(signals)) }()
-	code := execute(ctx, os.Args[1:], to)
+	code := execute(ctx, modes.All(), os.Args[1:], to)
 	klog.Flush()
 	os.Exit(code)
 }
@@ -101,10 +103,10 @@ func signalCode(s os.Signal) int {
 // streams is where a command writes: results to out, everything else to err.
 type streams struct{ out, err io.Writer }
 
-// execute runs the command line args and returns the exit code.
-func execute(ctx context.Context, args []string, to streams) int {
+// execute runs the command line args with the modes of table, and returns the exit code.
+func execute(ctx context.Context, table mode.Table, args []string, to streams) int {
 	to.err = printable.Writer(to.err)
-	root := newRoot(to)
+	root := newRoot(to, table)
 	root.SetArgs(args)
 	return exitCode(root.ExecuteContext(ctx), to.err)
 }

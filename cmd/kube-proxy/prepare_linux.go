@@ -23,14 +23,14 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// prepare applies the system settings. The error names those that are not as desired.
+// prepareSystem applies the system settings. The error names those that are not as desired.
 // Forwarding is often enabled later by other programs, so a failure there is only logged.
-func prepare(ctx context.Context, c *config.Config) error {
+func prepareSystem(ctx context.Context, c *config.Config) error {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx)}
 	for _, f := range service.Families {
 		// The probe loads the connection tracking module of the kernel, whose settings do
 		// not exist before. The proxy itself will report the error of a probe.
-		if err := withConntrackHint(nftables.Probe(f), p.files); err != nil {
+		if err := sysctl.WithConntrackHint(p.files, nftables.Probe(f)); err != nil {
 			p.log.Info("Warning: the proxy could not program a family here", "family", f.String(), "err", err)
 		}
 	}
@@ -59,7 +59,7 @@ func settingsError(all []sysctl.Outcome) error {
 // conditions.
 func keepNodePrepared(ctx context.Context, with agent.Preparation) {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: with.Health.SetCondition}
-	if with.Mode != "userspace" { // which relays connections itself
+	if !with.Mode.Relays {
 		p.forwarding = func(f service.Family, name, text string) { with.Health.SetBlockingCondition(name, text, text, f) }
 	}
 	var others sync.WaitGroup

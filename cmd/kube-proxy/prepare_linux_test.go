@@ -26,6 +26,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
+	"kubeproxy/platform/modes"
 	"kubeproxy/test/program"
 )
 
@@ -214,7 +215,7 @@ func TestSettingsError(t *testing.T) {
 // network namespace of its own.
 func TestInitOnlyWithoutRights(t *testing.T) {
 	if os.Getenv("TEST_INIT_ONLY") != "" {
-		os.Exit(execute(t.Context(), []string{"--init-only", "--conntrack-min=1999999999"}, streams{os.Stdout, os.Stderr}))
+		os.Exit(execute(t.Context(), modes.All(), []string{"--init-only", "--conntrack-min=1999999999"}, streams{os.Stdout, os.Stderr}))
 	}
 	c := exec.Command("/proc/self/exe", "-test.run=^TestInitOnlyWithoutRights$")
 	c.Env = append(os.Environ(), "TEST_INIT_ONLY=1")
@@ -233,7 +234,7 @@ func TestInitOnlyWithoutRights(t *testing.T) {
 func TestModeMisspelt(t *testing.T) {
 	const want = `--proxy-mode: mode: "nftable" is no mode on linux; did you mean nftables? want iptables, ipvs, nftables, userspace or nothing`
 	var out, errs strings.Builder
-	if code := execute(t.Context(), []string{"--proxy-mode=nftable"}, streams{&out, &errs}); code != 1 || !strings.Contains(errs.String(), want) {
+	if code := execute(t.Context(), modes.All(), []string{"--proxy-mode=nftable"}, streams{&out, &errs}); code != 1 || !strings.Contains(errs.String(), want) {
 		t.Errorf("exit code %d, %q, want 1 and %q", code, errs.String(), want)
 	}
 }

@@ -19,11 +19,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
-	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/platform/linux/ipvs"
-	"kubeproxy/platform/linux/nftables"
-	"kubeproxy/platform/linux/userspace"
-	"kubeproxy/platform/windows/hns"
+	"kubeproxy/platform/mode"
 )
 
 const renderText = `Print what a node would install, without touching anything.
@@ -44,8 +40,8 @@ type renderOptions struct {
 	hnsState string
 }
 
-func newRender(to streams) *cobra.Command {
-	r := &renderOptions{}
+func newRender(to streams, table mode.Table) *cobra.Command {
+	r := &renderOptions{options: *newOptions(table)}
 	cmd := &cobra.Command{
 		Use:     "render --manifests PATH [flags]",
 		Short:   "Print what a node would install",
@@ -63,14 +59,14 @@ func newRender(to streams) *cobra.Command {
 			cmd.Flags().AddFlag(f)
 		}
 	})
-	cmd.Flags().StringVarP(&r.format, "output", "o", string(nftables.Text), "`FORMAT` of what is printed: text, as nft -f, iptables-restore, or ipvsadm -R and ipset restore take it, or json")
+	cmd.Flags().StringVarP(&r.format, "output", "o", mode.Text, "`FORMAT` of what is printed: text, as nft -f, iptables-restore, or ipvsadm -R and ipset restore take it, or json")
 	cmd.Flags().StringVar(&r.hnsState, "hns-state", "", "`FILE` with what the HNS of a Windows node holds, in JSON")
 	return cmd
 }
 
 func (r *renderOptions) run(ctx context.Context, to streams) error {
-	if r.format != string(nftables.Text) && r.format != string(nftables.JSON) {
-		return fmt.Errorf("--output: %q is unknown: want %s or %s", r.format, nftables.Text, nftables.JSON)
+	if r.format != mode.Text && r.format != mode.JSON {
+		return fmt.Errorf("--output: %q is unknown: want %s or %s", r.format, mode.Text, mode.JSON)
 	}
 	if len(r.Manifests) == 0 {
 		return fmt.Errorf("nothing to read Services from: want --manifests PATH")
@@ -88,9 +84,6 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 	for _, n := range c.Notes {
 		fmt.Fprintf(to.err, "note: %s\n", n)
 	}
-	if err := checkMode(c); err != nil {
-		return err
-	}
 	node, err := agent.NodeName(c)
 	if err != nil {
 		return err
@@ -101,15 +94,27 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 
 // system returns the operating system of the rendered node.
 func (r *renderOptions) system() config.OS {
-	if r.hnsState != "" || r.FlagSet.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
+	if r.hnsState != "" {
 		return config.Windows
+	}
+	return r.systemOfMode()
+}
+
+// systemOfMode returns the operating system of --proxy-mode.
+func (o *options) systemOfMode() config.OS {
+	name := o.FlagSet.Lookup("proxy-mode").Value.String()
+	for _, d := range o.Modes {
+		if string(d.Name) == name {
+			return d.OS
+		}
 	}
 	return config.Linux
 }
 
 func render(ctx context.Context, c *config.Config, r *renderOptions, node string, to streams) error {
 	to.out = printable.Writer(to.out)
-	tracker := track.New(agent.TrackOptions(c, node))
+	d := r.Modes.Of(c)
+	tracker := track.New(agent.TrackOptions(d, c, node))
 	tracker.Subscribe(track.Listener{Found: func(all []track.Problem) { printProblems(to.err, all) }})
 	files := source.Manifests{
 		Paths:    r.Manifests,
@@ -126,37 +131,15 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 			fmt.Fprintf(to.err, "note: %s\n", text)
 		}
 	}
-	if c.OS == config.Windows {
-		if err := r.renderHNS(c, want, to); err != nil {
-			return err
-		}
-		return loadErr
+	note := func(text string) { fmt.Fprintf(to.err, "note: %s\n", text) }
+	for _, line := range localhostListeners(d, want) {
+		note(line)
 	}
-	for _, line := range localhostListeners(c, want) {
-		fmt.Fprintf(to.err, "note: %s\n", line)
-	}
-	if modeOf(c) == config.Userspace {
-		if c.PortRange == "" {
-			fmt.Fprintf(to.err, "note: the system chooses where listeners are; here they are taken to be at %d and up\n", userspace.AssumedPorts.First)
-		}
-		if err := userspace.Render(to.out, want, userspaceOptions(c), iptables.Format(r.format)); err != nil {
-			return fmt.Errorf("render: %w", err)
-		}
-		return loadErr
-	}
-	if modeOf(c) == config.IPVS {
-		if err := ipvs.Render(to.out, want, ipvsOptions(c), ipvs.Format(r.format)); err != nil {
-			return fmt.Errorf("render: %w", err)
-		}
-		return loadErr
-	}
-	if modeOf(c) == config.IPTables {
-		if err := iptables.Render(to.out, want, iptablesOptions(c), iptables.Format(r.format)); err != nil {
-			return fmt.Errorf("render: %w", err)
-		}
-		return loadErr
-	}
-	if err := nftables.Render(to.out, want, nftablesOptions(c), nftables.Format(r.format)); err != nil {
+	err := d.Render(to.out, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
+	switch {
+	case err != nil && r.hnsState != "":
+		return err // it names the flag
+	case err != nil:
 		return fmt.Errorf("render: %w", err)
 	}
 	return loadErr
@@ -173,28 +156,4 @@ func printProblems(to io.Writer, all []track.Problem) {
 	if n := len(all) - mostProblems; n > 0 {
 		fmt.Fprintf(to, "problem: and %d more problems\n", n)
 	}
-}
-
-// renderHNS prints what a Windows node would hold, and what would change if it
-// is known what its HNS holds.
-func (r *renderOptions) renderHNS(c *config.Config, want *service.Snapshot, to streams) error {
-	o := hnsOptions(c)
-	if r.hnsState == "" {
-		kind := hns.L2Bridge
-		if o.SourceVIP.IsValid() {
-			kind = hns.Overlay
-		}
-		o.NetworkName, o.EnvName = "", ""
-		fmt.Fprintf(to.err, "note: nothing is known of the node's HNS, so the network is assumed to be of type %s; --hns-state FILE tells\n", kind)
-		return hns.Render(to.out, want, hns.AssumedListing(kind, want, o), o, hns.Format(r.format))
-	}
-	text, err := os.ReadFile(r.hnsState)
-	if err != nil {
-		return fmt.Errorf("--hns-state: %w", err)
-	}
-	l, err := hns.ReadState(text)
-	if err != nil {
-		return fmt.Errorf("--hns-state: %s: %w", r.hnsState, err)
-	}
-	return hns.Render(to.out, want, l, o, hns.Format(r.format))
 }

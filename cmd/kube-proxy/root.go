@@ -14,6 +14,8 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/suggest"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 // options are the values of the command line.
@@ -21,6 +23,9 @@ type options struct {
 	agent.Options
 	version versionFlag
 }
+
+// newOptions returns options for the modes of table.
+func newOptions(table mode.Table) *options { return &options{Options: *agent.NewOptions(table)} }
 
 const rootText = `Forward the traffic of Kubernetes Services on this node.
 
@@ -33,8 +38,8 @@ const rootExample = `  kube-proxy --manifests ./services --hostname-override nod
   kube-proxy status
   kube-proxy --cleanup`
 
-func newRoot(to streams) *cobra.Command {
-	o := &options{}
+func newRoot(to streams, table mode.Table) *cobra.Command {
+	o := newOptions(table)
 	root := &cobra.Command{
 		Use:           "kube-proxy [flags]",
 		Short:         "Forward the traffic of Kubernetes Services",
@@ -55,7 +60,8 @@ func newRoot(to streams) *cobra.Command {
 	root.SetHelpFunc(help)
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
-	root.AddCommand(newRender(to), newExplain(to), newConfig(to), newServiceCommand(to), newStatus(to), newDoctor(to), newHNSState(to), newVersion(to))
+	root.AddCommand(newRender(to, table), newExplain(to, table), newConfig(to, table), newServiceCommand(to, table),
+		newStatus(to, table), newDoctor(to, table), newHNSState(to, table), newVersion(to))
 	checkGenerated(root)
 	return root
 }
@@ -68,7 +74,7 @@ func (o *options) register(fs *pflag.FlagSet) {
 	})
 	o.Flags.Register(fs)
 	fs.StringArrayVar(&o.Manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
-	fs.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of ipvs, iptables, userspace, as in old versions")
+	fs.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of "+strings.Join(o.Modes.Fallbacks(config.Linux).Names(), ", ")+", as in old versions")
 	fs.BoolVar(&o.Exposed, "expose-admin-pages", false, "serve /services, /configz, /flagz, /statusz and profiling of the metrics server to every client, not to those on loopback alone")
 	fs.StringVar(&o.CertFile, "tls-cert-file", "", "serve health and metrics by HTTPS with the certificate in this `FILE`, in PEM; it is read again when it changes")
 	fs.StringVar(&o.KeyFile, "tls-private-key-file", "", "`FILE` with the key of --tls-cert-file")

@@ -18,6 +18,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/logging"
 	"kubeproxy/config"
+	"kubeproxy/platform/windows/hns"
 )
 
 // run is the command without a subcommand: one of the actions that end by themselves, or
@@ -61,14 +62,14 @@ func act(ctx context.Context, a *action, to streams) error {
 	}
 	ctx = klog.NewContext(ctx, log.Logger)
 	agent.LogConfigIssues(log.Logger, c)
-	agent.LimitMemory(log.Logger, os.DirFS("/"), c.Mode)
+	agent.LimitMemory(log.Logger, os.DirFS("/"), o.Modes.Of(c))
 	switch {
 	case o.Flags.WriteConfigTo != "":
 		return writeConfig(c, o.Flags.WriteConfigTo, to.out)
 	case o.Flags.Cleanup:
-		return cleanup(ctx, c, o.Flags.CleanupIPVS)
+		return o.cleanup(ctx, c)
 	case o.Flags.InitOnly:
-		return prepare(ctx, c)
+		return o.prepare(ctx, c)
 	}
 	process := agent.Process{Build: buildInfo().metric(), Logs: log, Started: a.started, StopBegan: stopBegan}
 	return system().Run(ctx, &o.Options, process, c)
@@ -77,9 +78,18 @@ func act(ctx context.Context, a *action, to streams) error {
 // system returns what the proxy needs of this system.
 func system() agent.System {
 	return agent.System{
-		OS: hostOS, Open: newBackends, Targets: cleanupTargets,
+		OS:             hostOS,
 		LeaseTransport: leaseTransport, Processes: otherProxies, KeepPrepared: keepNodePrepared, Tracked: trackedConnections,
 	}
+}
+
+// prepare prepares the node for a proxy that lacks the privileges.
+func (o *options) prepare(ctx context.Context, c *config.Config) error {
+	err := prepareSystem(ctx, c)
+	if d := o.Modes.Of(c); d.System != nil && d.System.Prepare != nil {
+		err = errors.Join(err, d.System.Prepare(ctx, agent.Setup(c)))
+	}
+	return err
 }
 
 // writeConfig writes the configuration to a file, or to out if path is -.
@@ -108,4 +118,4 @@ func (o *options) asService(c *config.Config) bool {
 }
 
 // serviceLog is the default log file of a service, in the folder of the state file.
-func serviceLog(name string) string { return winservice.LogFile(filepath.Dir(hnsStateFile()), name) }
+func serviceLog(name string) string { return winservice.LogFile(filepath.Dir(hns.StateFile()), name) }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
+	"kubeproxy/platform/mode"
 	"kubeproxy/platform/windows/scm"
 )
 
@@ -31,11 +32,12 @@ type serviceCommands struct {
 	name    string
 	timeout time.Duration
 	to      streams
+	modes   mode.Table
 	driver  func() (scm.Driver, error)
 }
 
-func newServiceCommand(to streams) *cobra.Command {
-	return newServiceCommandFor(&serviceCommands{to: to, driver: winservice.Driver})
+func newServiceCommand(to streams, table mode.Table) *cobra.Command {
+	return newServiceCommandFor(&serviceCommands{to: to, modes: table, driver: winservice.Driver})
 }
 
 func newServiceCommandFor(s *serviceCommands) *cobra.Command {

@@ -27,7 +27,7 @@ they cannot be used. Where no --log-file is given, one in ProgramData is.`
 // newServiceInstall returns the command service install. It accepts all flags of the
 // proxy itself.
 func newServiceInstall(s *serviceCommands) *cobra.Command {
-	o := &options{}
+	o := newOptions(s.modes)
 	cmd := &cobra.Command{
 		Use:   "install [flags]",
 		Short: "Install the service",
@@ -105,7 +105,7 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 // checkSource returns why the service could not read its objects. A file that may still
 // be created, such as by joining the cluster, is only remarked on.
 func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
-	if err := errors.Join(checkMode(c), checkNamed(c, modeOf(c))); err != nil {
+	if err := o.Modes.CheckNamed(c, o.Modes.Of(c)); err != nil {
 		return err
 	}
 	if len(o.Manifests) > 0 {

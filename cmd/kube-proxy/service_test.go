@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 	"kubeproxy/platform/windows/scm"
 	"kubeproxy/test/goldentext"
 )
@@ -71,7 +72,7 @@ func runServiceCommand(t *testing.T, d *fakeSCM, dir string, args ...string) out
 	var out, errs bytes.Buffer
 	root := &cobra.Command{Use: "kube-proxy", SilenceErrors: true, SilenceUsage: true}
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newServiceCommandFor(&serviceCommands{to: streams{&out, &errs}, driver: func() (scm.Driver, error) { return d, nil }}))
+	root.AddCommand(newServiceCommandFor(&serviceCommands{to: streams{&out, &errs}, modes: modes.All(), driver: func() (scm.Driver, error) { return d, nil }}))
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
 	}
@@ -177,7 +178,7 @@ func TestServiceInstall(t *testing.T) {
 	if !filepath.IsAbs(d.spec.Executable) || d.spec.Args[0] != "--windows-service" {
 		t.Errorf("command %s %q", d.spec.Executable, d.spec.Args)
 	}
-	again := newRoot(streams{})
+	again := newRoot(streams{}, modes.All())
 	if err := again.ParseFlags(d.spec.Args); err != nil {
 		t.Errorf("the service does not understand its command line: %v", err)
 	}

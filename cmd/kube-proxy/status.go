@@ -15,6 +15,7 @@ import (
 
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 const statusText = `Ask the proxy that runs on this node how it goes.
@@ -66,10 +67,11 @@ type statusOptions struct {
 	config, server string
 	format         string
 	timeout        time.Duration
+	modes          mode.Table
 }
 
-func newStatus(to streams) *cobra.Command {
-	q := &statusOptions{}
+func newStatus(to streams, table mode.Table) *cobra.Command {
+	q := &statusOptions{modes: table}
 	cmd := &cobra.Command{
 		Use:     "status [NAMESPACE/NAME | NAME] [flags]",
 		Short:   "Ask the running proxy how it goes",
@@ -157,7 +159,7 @@ func (q *statusOptions) address() (string, error) {
 	case q.config == "":
 		return statusview.DefaultServer, nil
 	}
-	c, err := config.Load(&config.Flags{Config: q.config}, hostOS)
+	c, err := config.Load(&config.Flags{Modes: q.modes.Config(), Config: q.config}, hostOS)
 	if err != nil {
 		return "", err
 	}

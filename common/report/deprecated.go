@@ -5,6 +5,7 @@ package report
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,19 +16,12 @@ import (
 	"kubeproxy/common/track"
 )
 
-// The Events about features that Kubernetes is going to remove. All nodes see the same
-// Service, but each node has its own mode.
-var (
-	eventIPVS        = events.Topic{Reason: "IPVSDeprecation"}
-	eventExternalIPs = events.Topic{Reason: "ExternalIPsDeprecation", Scope: events.Cluster}
-)
+// eventExternalIPs is about a feature that Kubernetes is going to remove. All nodes see
+// the same Service.
+var eventExternalIPs = events.Topic{Reason: "ExternalIPsDeprecation", Scope: events.Cluster}
 
-const (
-	// See kubernetes/enhancements#5495.
-	ipvsText = "mode ipvs is deprecated in Kubernetes and may be removed in a future version: use mode nftables, or iptables where the kernel is older than 5.13"
-	// See kubernetes/enhancements#5707.
-	externalIPsText = "spec.externalIPs is deprecated in Kubernetes and kube-proxy will stop to serve it: use a Service of type LoadBalancer, an Ingress or a Gateway"
-)
+// See kubernetes/enhancements#5707.
+const externalIPsText = "spec.externalIPs is deprecated in Kubernetes and kube-proxy will stop to serve it: use a Service of type LoadBalancer, an Ingress or a Gateway"
 
 // deprecations warns once of each use of a deprecated feature.
 type deprecations struct {
@@ -66,14 +60,19 @@ func (d *deprecations) remove(n types.NamespacedName) {
 	delete(d.uses, n)
 }
 
-// warnDeprecatedMode warns if the mode itself is deprecated.
-func warnDeprecatedMode(mode string, to *Events, log klog.Logger) {
-	if mode != "ipvs" {
+// eventDeprecatedMode is about the mode of this node.
+func eventDeprecatedMode(mode string) events.Topic {
+	return events.Topic{Reason: strings.ToUpper(mode) + "Deprecation"}
+}
+
+// warnDeprecatedMode warns if the mode itself is deprecated, as text says.
+func warnDeprecatedMode(mode, text string, to *Events, log klog.Logger) {
+	if text == "" {
 		return
 	}
-	log.Info("Warning: " + ipvsText)
+	log.Info("Warning: " + text)
 	if to != nil {
-		to.Failed(to.self(), eventIPVS, ipvsText)
+		to.Failed(to.self(), eventDeprecatedMode(mode), text)
 	}
 }
 

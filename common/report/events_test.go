@@ -279,12 +279,12 @@ func TestDeprecations(t *testing.T) {
 		}
 		without := newService("web", "u1")
 		set(without)
-		warnDeprecatedMode("ipvs", h, d.log)
-		warnDeprecatedMode("nftables", h, d.log)
+		warnDeprecatedMode("ipvs", "mode ipvs ends", h, d.log)
+		warnDeprecatedMode("nftables", "", h, d.log)
 	})
 	want := []string{
 		"Warning ExternalIPsDeprecation web u1: " + externalIPsText,
-		"Warning IPVSDeprecation node-a node-a: " + ipvsText,
+		"Warning IPVSDeprecation node-a node-a: mode ipvs ends",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)

@@ -25,7 +25,9 @@ import (
 // Options are what Reports need to know.
 type Options struct {
 	Mode, Node string
-	Families   []service.Family // with a backend
+	// DeprecatedMode is why Kubernetes is going to remove the mode, empty if it stays.
+	DeprecatedMode string
+	Families       []service.Family // with a backend
 	// Unavailable is why the other families have none.
 	Unavailable map[service.Family]string
 	// SyncPeriod is the longest time between two rounds.
@@ -104,7 +106,7 @@ func New(o Options) *Reports {
 	counts.Observe(x.observe)
 	o.Tracker.Subscribe(track.Listener{Found: r.problemsFound})
 	reportUnavailable(monitor, o.Log, o.Unavailable)
-	warnDeprecatedMode(o.Mode, events, o.Log)
+	warnDeprecatedMode(o.Mode, o.DeprecatedMode, events, o.Log)
 	return r
 }
 

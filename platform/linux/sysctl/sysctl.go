@@ -9,6 +9,7 @@ package sysctl
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"strconv"
 	"strings"
@@ -193,3 +194,12 @@ func (w requirement) satisfiedBy(have string) bool {
 }
 
 func (w requirement) String() string { return strconv.FormatInt(w.value, 10) }
+
+// WithConntrackHint names the reason of a failed probe if that is the lack of connection
+// tracking. Without that the kernel lacks each module that depends on it.
+func WithConntrackHint(files Files, err error) error {
+	if err == nil || HasConntrack(files) {
+		return err
+	}
+	return fmt.Errorf("the kernel has no connection tracking (module nf_conntrack): %w", err)
+}

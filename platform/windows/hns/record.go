@@ -25,6 +25,16 @@ type Store interface {
 // FileStore is a Store in the file with that path. Save creates its directory.
 type FileStore string
 
+// StateFile returns the path of the file in which a node records its HNS objects. It is in
+// the folder for data of system programs.
+func StateFile() string {
+	data := os.Getenv("ProgramData")
+	if data == "" {
+		data = `C:\ProgramData`
+	}
+	return filepath.Join(data, "kube-proxy", "hns-state.json")
+}
+
 // maxRecordSize exceeds the size of any node's record.
 const maxRecordSize = 64 << 20
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 )
 
 // lineFunc is called with each line that is logged.
@@ -31,7 +32,7 @@ func (g lineFunc) logger() klog.Logger {
 func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
-	o := &Options{}
+	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := config.Load(&o.Flags, config.Linux)
 	if err != nil {

@@ -14,11 +14,12 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/common/track"
+	"kubeproxy/platform/mode"
 )
 
 // member is a backend with what runs beside it.
 type member struct {
-	*Backend
+	*mode.Backend
 	loop     *reconcile.Loop
 	takeover *takeover.Takeover // nil if there is nothing to take over from
 }
@@ -45,15 +46,15 @@ func (p *proxy) newMembers(ctx context.Context) ([]*member, error) {
 	return all, nil
 }
 
-func (p *proxy) newMember(ctx context.Context, b *Backend) (*member, error) {
-	l := reconcile.NewLoop(b.withLocalhost())
+func (p *proxy) newMember(ctx context.Context, b *mode.Backend) (*member, error) {
+	l := reconcile.NewLoop(b.WithLocalhost())
 	l.Latest = p.tracker.Latest
-	timing := timingOf(p.selected.Config)
+	timing := timingOf(p.selected.Descriptor, p.selected.Config)
 	l.MinInterval, l.Burst, l.Resync, l.Retry = timing.MinInterval, 10, timing.Resync, timing.Retry
 	l.CostFactor, l.Grace = timing.CostFactor, b.Grace
 	l.Drift, l.DriftCostFactor = reconcile.Backoff{First: driftPause, Max: driftPauseMax}, driftCostFactor
 	l.Enter = p.leaseEnter()
-	t, err := p.newTakeover(b, l.Kick)
+	t, err := p.newTakeover(ctx, b, l.Kick)
 	if err != nil {
 		return nil, err
 	}
@@ -85,10 +86,10 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 	if m.takeover != nil {
 		r.Takeover = m.takeover.RecordRound
 	}
-	if m.CleanConntrack != nil {
+	if m.Conntrack != nil {
 		r.CleanConntrack = func(r reconcile.Result) (int, error) {
 			// A cleanup that has begun is finished even if ctx ends.
-			flows, again, err := m.CleanConntrack(context.WithoutCancel(ctx), r)
+			flows, again, err := m.Conntrack.Clean(context.WithoutCancel(ctx), r)
 			if again > 0 {
 				time.AfterFunc(again, m.loop.SnapshotChanged)
 			}

@@ -9,36 +9,31 @@ import (
 	"runtime/debug"
 
 	"k8s.io/klog/v2"
-	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/config"
 	"kubeproxy/platform/linux/cgroup"
+	"kubeproxy/platform/mode"
 )
 
 // What of the memory that the kernel lets the process have the Go runtime may fill
 // before it collects garbage more often: a percentage, as long as that leaves reserved
 // bytes, and at least half. The kernel's own memory for rules and sockets counts as
 // well, and so do the program's pages, of which about 20 MB are in use.
-//
-// In mode iptables, iptables-restore needs several times what the proxy does, in the
-// same cgroup: iptables-nft about 150 MB for 5,000 Services of ten endpoints.
 const (
 	memoryPercent  = 90
 	memoryReserved = 24 << 20
-	iptablesShare  = 4
 )
 
-func softLimit(limit int64, mode v1alpha1.ProxyMode) int64 {
-	if mode == config.IPTables {
-		return limit / iptablesShare
+func softLimit(limit int64, d mode.Descriptor) int64 {
+	if d.MemoryShare > 1 {
+		return limit / int64(d.MemoryShare)
 	}
 	return max(min(limit/100*memoryPercent, limit-memoryReserved), limit/2)
 }
 
-// LimitMemory has the runtime keep to the cgroup's limit of memory in a mode, unless
+// LimitMemory has the runtime keep to the cgroup's limit of memory in mode d, unless
 // GOMEMLIMIT says otherwise. Without a soft limit, the heap may double before garbage
 // is collected, and the kernel kills the process instead.
-func LimitMemory(log klog.Logger, root fs.FS, mode v1alpha1.ProxyMode) {
+func LimitMemory(log klog.Logger, root fs.FS, d mode.Descriptor) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
@@ -46,7 +41,7 @@ func LimitMemory(log klog.Logger, root fs.FS, mode v1alpha1.ProxyMode) {
 	if limit == 0 {
 		return
 	}
-	soft := softLimit(limit, mode)
+	soft := softLimit(limit, d)
 	debug.SetMemoryLimit(soft)
 	log.V(1).Info("Garbage is collected so that memory stays within the cgroup's limit", "limitBytes", limit, "softLimitBytes", soft, "cgroupVersion", version)
 }

@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 // TestMemoryLimit checks that the soft limit is nine tenths of the cgroup's limit, or
@@ -27,7 +27,7 @@ func TestMemoryLimit(t *testing.T) {
 	for env, want := range map[string]int64{"": limit / 100 * 90, "5GiB": math.MaxInt64} {
 		t.Setenv("GOMEMLIMIT", env)
 		debug.SetMemoryLimit(math.MaxInt64)
-		LimitMemory(klog.Logger{}, root, config.NFTables)
+		LimitMemory(klog.Logger{}, root, mode.Descriptor{})
 		if got := debug.SetMemoryLimit(-1); got != want {
 			t.Errorf("GOMEMLIMIT %q: a soft limit of %d, want %d", env, got, want)
 		}
@@ -37,11 +37,11 @@ func TestMemoryLimit(t *testing.T) {
 func TestSoftLimit(t *testing.T) {
 	const mb = 1 << 20
 	for limit, want := range map[int64]int64{32 * mb: 16 * mb, 64 * mb: 40 * mb, 128 * mb: 104 * mb, 1000 * mb: 900 * mb} {
-		if got := softLimit(limit, config.NFTables); got != want {
+		if got := softLimit(limit, mode.Descriptor{}); got != want {
 			t.Errorf("%d of %d, want %d", got, limit, want)
 		}
-		if got := softLimit(limit, config.IPTables); got != limit/4 {
-			t.Errorf("mode iptables: %d of %d, want a quarter", got, limit)
+		if got := softLimit(limit, mode.Descriptor{MemoryShare: 4}); got != limit/4 {
+			t.Errorf("a mode with commands: %d of %d, want a quarter", got, limit)
 		}
 	}
 }

@@ -21,10 +21,10 @@ type modeRequest struct {
 
 // newModeRequest reads the Node if no mode is configured. The proxy starts even if the
 // Node cannot be read.
-func newModeRequest(ctx context.Context, c *config.Config, from source.Source) modeRequest {
+func newModeRequest(ctx context.Context, c *config.Config, o *Options, from source.Source) modeRequest {
 	w := modeRequest{configured: c.Mode}
 	if reader, is := from.(nodemode.Reader); is && c.Mode == "" && c.OS == config.Linux {
-		w.annotated = nodemode.Read(ctx, reader, config.Modes(c.OS))
+		w.annotated = nodemode.Read(ctx, reader, config.ModesOf(o.Flags.Modes, c.OS))
 	}
 	return w
 }

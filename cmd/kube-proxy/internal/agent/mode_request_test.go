@@ -22,6 +22,7 @@ import (
 	"kubeproxy/common/nodemode"
 	"kubeproxy/common/source"
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 )
 
 // TestModeRequest reads the annotation of the Node if no mode is configured.
@@ -64,14 +65,14 @@ func TestModeRequest(t *testing.T) {
 			c.Mode = tt.mode
 			var log bytes.Buffer
 			ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
-			got := newModeRequest(ctx, c, &source.APIServer{Config: &rest.Config{Host: server.URL}, NodeName: "node-a"})
+			got := newModeRequest(ctx, c, NewOptions(modes.All()), &source.APIServer{Config: &rest.Config{Host: server.URL}, NodeName: "node-a"})
 			if want := (modeRequest{tt.mode, tt.annotated}); got != want || !strings.Contains(log.String(), tt.logged) || tt.logged == "" && log.Len() > 0 {
 				t.Errorf("wish %v, log %q; want %v, %q", got, log.String(), want, tt.logged)
 			}
 		})
 	}
 	c := &config.Config{OS: config.Linux}
-	if got := newModeRequest(t.Context(), c, &source.Manifests{}); got != (modeRequest{}) {
+	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), &source.Manifests{}); got != (modeRequest{}) {
 		t.Errorf("with manifests, wish %v", got)
 	}
 }
@@ -90,11 +91,11 @@ func TestModeRequestOfManifests(t *testing.T) {
 	}
 	c := &config.Config{OS: config.Linux}
 	from := &source.Manifests{Paths: []string{filepath.Join(dir, "missing"), dir}, NodeName: "Node-A"}
-	if got := newModeRequest(t.Context(), c, from); got != (modeRequest{annotated: "userspace"}) {
+	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), from); got != (modeRequest{annotated: "userspace"}) {
 		t.Errorf("wish %v", got)
 	}
 	c.Mode = "iptables"
-	if got := newModeRequest(t.Context(), c, from); got.annotated != "" {
+	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), from); got.annotated != "" {
 		t.Errorf("with a configured mode, wish %v", got)
 	}
 }

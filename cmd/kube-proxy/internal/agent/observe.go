@@ -10,6 +10,7 @@ import (
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/mode"
 )
 
 // packetsTimeout bounds how long a scrape waits for the packet counters of rules.
@@ -17,7 +18,7 @@ const packetsTimeout = 2 * time.Second
 
 // packetMetrics sums the packet counters of the rules of all backends. It returns nil in
 // modes without counters, and the previous values if the counters cannot be read now.
-func packetMetrics(backends []*Backend) *metrics.Packets {
+func packetMetrics(backends []*mode.Backend) *metrics.Packets {
 	ctx, cancel := context.WithTimeout(context.Background(), packetsTimeout)
 	defer cancel()
 	var all *metrics.Packets
@@ -40,7 +41,7 @@ func packetMetrics(backends []*Backend) *metrics.Packets {
 
 // localhostMetrics returns the state of the listeners on loopback addresses, empty
 // without any.
-func localhostMetrics(backends []*Backend) map[service.Family]metrics.Localhost {
+func localhostMetrics(backends []*mode.Backend) map[service.Family]metrics.Localhost {
 	all := map[service.Family]metrics.Localhost{}
 	for _, b := range backends {
 		if b.Localhost != nil {

@@ -8,20 +8,20 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"k8s.io/kube-proxy/config/v1alpha1"
 
 	filewatch "kubeproxy/common/files"
 	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/takeover"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 // Options are the values of the command line.
 type Options struct {
+	Modes     mode.Table // that exist
 	Flags     config.Flags
 	Manifests []string
 	Fallback  bool           // see --proxy-mode-fallback
@@ -31,6 +31,11 @@ type Options struct {
 	FlagSet   *pflag.FlagSet // all of the above
 
 	loadedKey string // the key of the configuration file's content
+}
+
+// NewOptions returns Options for the modes of t.
+func NewOptions(t mode.Table) *Options {
+	return &Options{Modes: t, Flags: config.Flags{Modes: t.Config()}}
 }
 
 // Load reads the configuration for os.
@@ -56,11 +61,6 @@ type Process struct {
 // System is what the proxy needs of the system that it runs on.
 type System struct {
 	OS config.OS
-	// Open selects a mode and returns its backends, which program nothing yet. annotated is
-	// what the Node asks for.
-	Open func(ctx context.Context, c *config.Config, o *Options, annotated v1alpha1.ProxyMode) (*Selected, error)
-	// Targets lists where any mode of ours may have left rules, or kube-proxy.
-	Targets func(*config.Config) ([]takeover.Target, error)
 	// LeaseTransport returns how service proxies of a node find each other, nil if they do
 	// not, and what this one says of itself.
 	LeaseTransport func(proxyName string) (lease.Transport, lease.Identity)
@@ -76,7 +76,7 @@ type System struct {
 type Preparation struct {
 	Config   func() *config.Config // in force
 	Requests <-chan struct{}       // receives a value when system settings in it have changed
-	Mode     string
+	Mode     mode.Descriptor
 	Tracker  *track.Tracker
 	Health   *health.Monitor
 }

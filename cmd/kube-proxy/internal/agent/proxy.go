@@ -95,21 +95,21 @@ func (s System) newProxy(ctx context.Context, o *Options, process Process, c *co
 	if err != nil {
 		return nil, err
 	}
-	request := newModeRequest(ctx, c, from)
-	selected, err := s.Open(ctx, c, o, request.annotated)
+	request := newModeRequest(ctx, c, o, from)
+	selected, err := o.newBackends(ctx, c, request.annotated)
 	if err != nil {
 		return nil, err
 	}
 	c = selected.Config
-	LimitMemory(log, os.DirFS("/"), modeOf(c))
+	LimitMemory(log, os.DirFS("/"), selected.Descriptor)
 	logStart(log, o, process, selected)
-	tracker := track.New(TrackOptions(c, node))
+	tracker := track.New(TrackOptions(selected.Descriptor, c, node))
 	p := &proxy{
 		options: o, process: process, system: s, node: node, active: newActiveConfig(o.Flags.Config, c), selected: selected, request: request,
 		source: from, tracker: tracker, reports: s.newReports(selected, report.Options{Node: node, Build: process.Build, API: apiOf(from), Sources: sources, Tracker: tracker, Log: log}),
-		lease: s.newLease(c.ProxyName, lease.Identity{Mode: selected.mode(), Version: process.Build.GitVersion}), progress: newProgress(log, sources.Unsynced), log: log,
+		lease: s.newLease(c.ProxyName, lease.Identity{Mode: string(selected.Name), Version: process.Build.GitVersion}), progress: newProgress(log, sources.Unsynced), log: log,
 	}
-	warnUnknownPods(TrackOptions(c, node), log)
+	warnUnknownPods(TrackOptions(selected.Descriptor, c, node), log)
 	return p, nil
 }
 
@@ -124,7 +124,7 @@ func (p *proxy) prepareAfterFirstRound(ctx context.Context) error {
 	// The settings of connection tracking exist since its first use, so now at the
 	// latest. See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 	p.system.KeepPrepared(ctx, Preparation{
-		Config: p.active.config, Requests: p.active.prepareRequests, Mode: p.selected.mode(), Tracker: p.tracker, Health: p.reports.Health,
+		Config: p.active.config, Requests: p.active.prepareRequests, Mode: p.selected.Descriptor, Tracker: p.tracker, Health: p.reports.Health,
 	})
 	return nil
 }

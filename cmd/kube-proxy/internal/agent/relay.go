@@ -12,9 +12,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/platform/mode"
 )
 
 // relay is a Backend whose connections pass through this process.
@@ -37,22 +37,10 @@ type relay interface {
 	Connections() int
 }
 
-// WithTrackedSnapshot calls clean with the snapshot that conntrack entries follow.
-func WithTrackedSnapshot(b *Backend, clean ConntrackCleaner) ConntrackCleaner {
-	r, ok := b.Backend.(relay)
-	if !ok {
-		return clean
-	}
-	return func(ctx context.Context, result reconcile.Result) (int, time.Duration, error) {
-		result.Snapshot = r.Tracked()
-		return clean(ctx, result)
-	}
-}
-
 // observeRelay shows the shortage of a relay as a condition, and logs clients that are
 // not served.
 func (p *proxy) observeRelay() {
-	p.selected.ReportRelayShortage = p.showRelayShortage
+	p.selected.reportRelayShortage = p.showRelayShortage
 	for i, b := range p.selected.Backends {
 		r, ok := b.Backend.(relay)
 		if !ok {
@@ -67,7 +55,7 @@ func (p *proxy) observeRelay() {
 
 // relayMetrics sums the open files and the refused connections of all relays, nil without
 // a relay.
-func relayMetrics(backends []*Backend) *metrics.Relay {
+func relayMetrics(backends []*mode.Backend) *metrics.Relay {
 	r, ok := backends[0].Backend.(interface{ Use() userspace.Use })
 	if !ok {
 		return nil
@@ -100,7 +88,7 @@ const (
 // new ones past the process, and lets open ones end first.
 func (p *proxy) shutDown(ctx context.Context) {
 	log, backends := p.log, p.selected.Backends
-	mode, deadline := p.selected.mode(), p.process.StopBegan(ctx).Add(StopTime)
+	name, deadline := string(p.selected.Name), p.process.StopBegan(ctx).Add(StopTime)
 	standby := p.lease != nil && p.lease.Standby()
 	var relays []relay
 	for _, b := range backends {
@@ -109,34 +97,34 @@ func (p *proxy) shutDown(ctx context.Context) {
 		}
 	}
 	if len(relays) == 0 {
-		log.Info("Stopped; the rules stay in force", "mode", mode)
+		log.Info("Stopped; the rules stay in force", "mode", name)
 		return
 	}
 	drain := func() {
-		log.Info("Stopping; connections through this process may end", "mode", mode,
+		log.Info("Stopping; connections through this process may end", "mode", name,
 			"within", time.Until(deadline).Round(time.Millisecond).String(), "connections", relays[0].Connections())
-		forEachBackend(backends, deadline, func(ctx context.Context, b *Backend) bool {
+		forEachBackend(backends, deadline, func(ctx context.Context, b *mode.Backend) bool {
 			b.Backend.(relay).Drain(ctx)
 			return true
 		})
 	}
 	if standby { // another process owns the rules and goes on
 		drain()
-		log.Info("Stopped; another service proxy programs this node", "mode", mode, "brokenOff", relays[0].Connections())
+		log.Info("Stopped; another service proxy programs this node", "mode", name, "brokenOff", relays[0].Connections())
 		return
 	}
-	handed := forEachBackend(backends, deadline.Add(handOverTime-StopTime), func(ctx context.Context, b *Backend) bool { return handOver(ctx, log, b) })
+	handed := forEachBackend(backends, deadline.Add(handOverTime-StopTime), func(ctx context.Context, b *mode.Backend) bool { return handOver(ctx, log, b) })
 	drain()
 	what := "Stopped; new connections to Services go to endpoints without a process"
 	if !handed {
 		what = "Stopped; until the next start, new connections to Services are refused, but where the log says they are led past this process"
 	}
-	log.Info(what, "mode", mode, "brokenOff", relays[0].Connections())
+	log.Info(what, "mode", name, "brokenOff", relays[0].Connections())
 }
 
 // forEachBackend calls do with all backends in parallel. It returns whether all calls
 // returned true by the deadline.
-func forEachBackend(backends []*Backend, deadline time.Time, do func(context.Context, *Backend) bool) bool {
+func forEachBackend(backends []*mode.Backend, deadline time.Time, do func(context.Context, *mode.Backend) bool) bool {
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	var all sync.WaitGroup
@@ -153,7 +141,7 @@ func forEachBackend(backends []*Backend, deadline time.Time, do func(context.Con
 }
 
 // handOver redirects new connections past the relay b, and logs the result.
-func handOver(ctx context.Context, log klog.Logger, b *Backend) bool {
+func handOver(ctx context.Context, log klog.Logger, b *mode.Backend) bool {
 	start := time.Now()
 	loss, err := b.Backend.(relay).HandOver(ctx)
 	log = log.WithValues("backend", b.String())

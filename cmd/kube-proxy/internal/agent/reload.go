@@ -102,7 +102,7 @@ func joinErrors(all []*config.FieldError) error {
 }
 
 func (r *reloader) use() config.Use {
-	return config.Use{Mode: proxyMode(r.selected.mode()), APIServer: len(r.options.Manifests) == 0}
+	return config.Use{Mode: r.selected.Mode, APIServer: len(r.options.Manifests) == 0}
 }
 
 // reject keeps the configuration in force.

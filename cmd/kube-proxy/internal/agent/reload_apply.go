@@ -11,13 +11,10 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/metrics"
 	"kubeproxy/config"
 )
-
-func proxyMode(name string) v1alpha1.ProxyMode { return v1alpha1.ProxyMode(name) }
 
 // adopt puts c in force, which differs by changes from the present configuration. It
 // returns ErrRestart if that requires a new process.
@@ -96,7 +93,7 @@ func (r *reloader) checkStartable(ctx context.Context, c *config.Config) error {
 	if _, err := r.options.newSource(r.process.Build.GitVersion, c, node, newSources(r.options), discard); err != nil {
 		return err
 	}
-	_, err = r.system.Open(klog.NewContext(ctx, discard), c, r.options, r.request.annotated)
+	_, err = r.options.newBackends(klog.NewContext(ctx, discard), c, r.request.annotated)
 	return err
 }
 
@@ -115,13 +112,13 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 	}
 	r.logNew(c)
 	old, now := r.withMode(r.active.config()), r.withMode(c)
-	if pace := timingOf(now); pace != timingOf(old) {
+	if pace := timingOf(r.selected.Descriptor, now); pace != timingOf(r.selected.Descriptor, old) {
 		for _, l := range r.loops {
 			l.SetTiming(pace)
 		}
 		r.reports.Health.SetSyncPeriod(pace.Resync)
 	}
-	to := TrackOptions(now, r.node)
+	to := TrackOptions(r.selected.Descriptor, now, r.node)
 	if changed("clusterCIDR") || changed("detectLocal") {
 		warnUnknownPods(to, r.log)
 	}
@@ -138,6 +135,6 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 // withMode returns c with the mode in force, which c may leave open.
 func (r *reloader) withMode(c *config.Config) *config.Config {
 	now := *c
-	now.Mode = proxyMode(r.selected.mode())
+	now.Mode = r.selected.Name
 	return &now
 }

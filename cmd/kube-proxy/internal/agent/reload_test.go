@@ -24,6 +24,8 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -31,8 +33,9 @@ const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyC
 // newTestProxy returns a proxy in mode nftables that programs nothing.
 func newTestProxy(o *Options, c *config.Config, log klog.Logger) *proxy {
 	s := System{OS: config.Linux, Tracked: func() *metrics.Tracked { return nil }, Processes: func() string { return "" }}
-	x := &Selected{Config: c, Backends: []*Backend{{Mode: "nftables", Family: service.IPv4}}}
-	sources, tracker := report.NewSources(), track.New(TrackOptions(c, "node-a"))
+	d, _ := o.Modes.Find("nftables", config.Linux)
+	x := &Selected{Descriptor: d, Config: c, conditions: &report.DataplaneConditions{}, Backends: []*mode.Backend{{Mode: "nftables", Family: service.IPv4}}}
+	sources, tracker := report.NewSources(), track.New(TrackOptions(d, c, "node-a"))
 	return &proxy{
 		options: o, system: s, node: "node-a", active: newActiveConfig(o.Flags.Config, c), selected: x, tracker: tracker,
 		reports: s.newReports(x, report.Options{Node: "node-a", Sources: sources, Tracker: tracker, Log: log}), progress: newProgress(log, sources.Unsynced), log: log,
@@ -67,7 +70,7 @@ func messages(b *bytes.Buffer) []string {
 func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	write(t, path, confHead)
-	o := &Options{}
+	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := config.Load(&o.Flags, config.Linux)
 	if err != nil {
@@ -93,7 +96,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	const quiet = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n"
 	write(t, path, quiet)
-	o := &Options{}
+	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := o.Load(config.Linux)
 	if err != nil {

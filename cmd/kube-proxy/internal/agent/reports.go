@@ -21,19 +21,17 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 	for _, b := range x.Backends {
 		families = append(families, b.Family)
 	}
-	_, resync := SyncPeriods(c)
-	o.Mode, o.Families, o.Unavailable, o.Observe = x.mode(), families, x.Unavailable, func(seen *metrics.Observation) {
+	o.Mode, o.Families, o.Unavailable, o.Observe = string(x.Name), families, x.Unavailable, func(seen *metrics.Observation) {
 		seen.Tracked = s.Tracked()
 		x.observe(seen)
 	}
-	o.SyncPeriod, o.PodsFromNode, o.ProxyName, o.ExternalIPsIgnored = resync, c.DetectLocalMode == config.NodeCIDR, c.ProxyName, c.IgnoreExternalIPs()
+	o.SyncPeriod, o.PodsFromNode, o.ProxyName, o.ExternalIPsIgnored = x.Section(c).SyncPeriod, c.DetectLocalMode == config.NodeCIDR, c.ProxyName, c.IgnoreExternalIPs()
+	o.DeprecatedMode = x.Deprecated
 	o.Features = featureMetrics(c)
 	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections()
 	r := report.New(o)
+	r.ObserveDataplane(x.conditions)
 	for _, b := range x.Backends {
-		if b.Conditions != nil {
-			r.ObserveDataplane(b.Conditions)
-		}
 		if b.RegisterMetrics != nil {
 			b.RegisterMetrics(r.Metrics)
 		}
@@ -54,9 +52,6 @@ func (x *Selected) observe(seen *metrics.Observation) {
 	seen.Packets, seen.Relay = packetMetrics(x.Backends), relayMetrics(x.Backends)
 	seen.Localhost = localhostMetrics(x.Backends)
 }
-
-// mode returns the name of the mode.
-func (x *Selected) mode() string { return x.Backends[0].Mode }
 
 func featureMetrics(c *config.Config) []metrics.Feature {
 	var all []metrics.Feature

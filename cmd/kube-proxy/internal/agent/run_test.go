@@ -13,54 +13,21 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
-	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/lease"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/common/takeover"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 	"kubeproxy/test/program"
+	"kubeproxy/test/toymode"
 )
 
-// memoryBackend is a backend that sends what it programs to a channel.
-type memoryBackend struct {
-	reconcile.Base
-	programmed chan *service.Snapshot
-}
-
-func (b memoryBackend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	return memoryPlan{b, want}, nil
-}
-
-func (b memoryBackend) Cleanup(context.Context) error { return nil }
-
-type memoryPlan struct {
-	memoryBackend
-	want *service.Snapshot
-}
-
-func (p memoryPlan) String() string             { return "program everything" }
-func (p memoryPlan) Empty() bool                { return false }
-func (p memoryPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
-
-func (p memoryPlan) Apply(context.Context) reconcile.Outcome {
-	p.programmed <- p.want
-	return p.Outcome()
-}
-
-// testSystem is a system with one IPv4 backend.
-func testSystem(b reconcile.Backend) System {
+// testSystem is a system on which nothing is watched.
+func testSystem() System {
 	return System{
-		OS: config.Linux,
-		Open: func(_ context.Context, c *config.Config, _ *Options, _ v1alpha1.ProxyMode) (*Selected, error) {
-			now := *c
-			now.Mode = config.NFTables
-			return &Selected{Config: &now, Backends: []*Backend{{Backend: b, Mode: "nftables", Family: service.IPv4}}}, nil
-		},
-		Targets:        func(*config.Config) ([]takeover.Target, error) { return nil, nil },
+		OS:             config.Linux,
 		LeaseTransport: func(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} },
 		Processes:      func() string { return "" },
 		KeepPrepared:   func(ctx context.Context, _ Preparation) { <-ctx.Done() },
@@ -79,8 +46,9 @@ func TestRun(t *testing.T) {
 	write(t, manifest, testShop)
 	write(t, file, quiet)
 	var log program.Log
-	b := memoryBackend{programmed: make(chan *service.Snapshot, 100)}
-	o := &Options{Flags: config.Flags{Config: file}, Manifests: []string{dir}, FlagSet: pflag.NewFlagSet("", pflag.ContinueOnError)}
+	toy, other := toymode.New("toy"), toymode.New("other")
+	o := NewOptions(mode.Table{toy.Mode(), other.Mode()})
+	o.Flags.Config, o.Manifests, o.FlagSet = file, []string{dir}, pflag.NewFlagSet("", pflag.ContinueOnError)
 	c, err := o.Load(config.Linux)
 	if err != nil {
 		t.Fatal(err)
@@ -93,13 +61,13 @@ func TestRun(t *testing.T) {
 	ctx := klog.NewContext(t.Context(), logs.Logger)
 	started, ended := make(chan bool, 1), make(chan error, 1)
 	process := Process{Build: metrics.Build{GitVersion: "v1"}, Logs: logs, Started: func() { started <- true }, StopBegan: func(context.Context) time.Time { return time.Now() }}
-	go func() { ended <- testSystem(b).Run(ctx, o, process, c) }()
+	go func() { ended <- testSystem().Run(ctx, o, process, c) }()
 	<-started
 	awaitPorts := func(ports int) {
 		t.Helper()
 		for {
 			select {
-			case s := <-b.programmed:
+			case s := <-toy.Programmed:
 				if s.Len(service.IPv4) == ports {
 					return
 				}
@@ -113,7 +81,7 @@ func TestRun(t *testing.T) {
 	awaitPorts(2)
 	write(t, file, quiet+"clusterCIDR: 10.244.0.0/16\n")
 	eventually(t, "the file is in force", func() bool { return strings.Contains(log.String(), "The configuration file changed and is in force") })
-	write(t, file, quiet+"mode: iptables\n")
+	write(t, file, quiet+"mode: other\n")
 	select {
 	case err := <-ended:
 		if !errors.Is(err, ErrRestart) || !strings.Contains(log.String(), "Stopped; the rules stay in force") {

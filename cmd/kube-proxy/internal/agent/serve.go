@@ -72,7 +72,7 @@ func (p *proxy) secure() (*tls.Config, error) {
 
 // admin returns the handlers of the metrics server except profiling.
 func (p *proxy) admin() health.Admin {
-	r, mode := p.reports, p.selected.mode()
+	r, mode := p.reports, string(p.selected.Name)
 	started := time.Now()
 	return health.Admin{
 		Mode:    mode,

@@ -15,6 +15,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 )
 
 func TestTrackOptions(t *testing.T) {
@@ -56,7 +57,7 @@ func TestTrackOptions(t *testing.T) {
 			tt.want.NodeName = "n"
 			ips := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 			prefixes := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-			if diff := cmp.Diff(tt.want, TrackOptions(c, "n"), ips, prefixes); diff != "" {
+			if diff := cmp.Diff(tt.want, TrackOptions(modes.All().Of(c), c, "n"), ips, prefixes); diff != "" {
 				t.Errorf("options (-want +got):\n%s", diff)
 			}
 		})
@@ -69,10 +70,12 @@ func TestSyncPeriods(t *testing.T) {
 	c.NFTables.MinSyncPeriod, c.NFTables.SyncPeriod = of(1), of(2)
 	c.IPVS.MinSyncPeriod, c.IPVS.SyncPeriod = of(3), of(4)
 	c.IPTables.MinSyncPeriod, c.IPTables.SyncPeriod = of(5), of(6)
-	for mode, want := range map[v1alpha1.ProxyMode][2]time.Duration{"": {1, 2}, "nftables": {1, 2}, "ipvs": {3, 4}, "iptables": {5, 6}, "kernelspace": {5, 6}} {
-		c.Mode = mode
-		if minPeriod, maxPeriod := SyncPeriods(c); minPeriod != want[0] || maxPeriod != want[1] {
-			t.Errorf("mode %q: %v, %v, want %v", mode, minPeriod, maxPeriod, want)
+	for name, want := range map[v1alpha1.ProxyMode][2]time.Duration{"": {1, 2}, "nftables": {1, 2}, "ipvs": {3, 4}, "iptables": {5, 6}, "userspace": {5, 6}, "kernelspace": {5, 6}} {
+		if c.Mode, c.OS = name, config.Linux; name == config.Kernelspace {
+			c.OS = config.Windows
+		}
+		if s := modes.All().Of(c).Section(c); s.MinSyncPeriod != want[0] || s.SyncPeriod != want[1] {
+			t.Errorf("mode %q: %v, %v, want %v", name, s.MinSyncPeriod, s.SyncPeriod, want)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func logStart(log klog.Logger, o *Options, process Process, x *Selected) {
 		families = append(families, b.Family.String())
 	}
 	args := []any{
-		"version", process.Build.GitVersion, "mode", x.mode(), "modeFrom", x.Origin, "families", strings.Join(families, ", "),
+		"version", process.Build.GitVersion, "mode", x.Name, "modeFrom", x.Origin, "families", strings.Join(families, ", "),
 		"node", name, "nodeFrom", o.nameOrigin(c),
 		"pods", podsText(c), "podsFrom", o.podsOrigin(c),
 	}

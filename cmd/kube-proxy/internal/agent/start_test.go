@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 )
 
 // TestWhereSettingsComeFrom checks that the first log line names the origin of settings.
@@ -25,7 +26,7 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 		"flags":    {"", []string{"--hostname-override=node-a", "--cluster-cidr=10.0.0.0/8"}, "--hostname-override", "--cluster-cidr"},
 		"one each": {"f.yaml", []string{"--cluster-cidr=10.0.0.0/8"}, "f.yaml", "--cluster-cidr"},
 	} {
-		o := &Options{}
+		o := NewOptions(modes.All())
 		o.FlagSet = pflag.NewFlagSet("", pflag.ContinueOnError)
 		o.Flags.Register(o.FlagSet)
 		if err := o.FlagSet.Parse(tt.args); err != nil {

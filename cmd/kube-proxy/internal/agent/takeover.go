@@ -9,6 +9,7 @@ import (
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
+	"kubeproxy/platform/mode"
 )
 
 // conditionLeftovers is the name of the condition about what an earlier service proxy
@@ -17,21 +18,23 @@ const conditionLeftovers = "leftovers-"
 
 // newTakeover returns what takes over from previous proxies for b, nil if no targets are
 // known. It removes nothing before the first rounds.
-func (p *proxy) newTakeover(b *Backend, kick func()) (*takeover.Takeover, error) {
-	if len(b.OwnedTargets) == 0 {
+func (p *proxy) newTakeover(ctx context.Context, b *mode.Backend, kick func()) (*takeover.Takeover, error) {
+	if len(b.Owned) == 0 {
 		return nil, nil
 	}
-	all, err := p.system.Targets(p.selected.Config)
+	all, err := p.options.Targets(ctx, p.selected.Config)
 	if err != nil {
 		return nil, err
 	}
 	return takeover.New(takeover.Options{
-		Family: b.Family, Targets: all, Owned: b.OwnedTargets, Audit: b.Audit, Enter: p.leaseEnter(), Log: p.log.WithValues("backend", b.String()),
+		Family: b.Family, Targets: all, Owned: b.Owned, Audit: b.Audit, Enter: p.leaseEnter(), Log: p.log.WithValues("backend", b.String()),
 		Condition:          func(text string) { p.showLeftovers(b.Family, text) },
 		ReportForeignRules: func(what string) { p.reports.OtherProxies.ReportForeignRules(b.Family, what) },
 		CountFailure:       func() { p.reports.Metrics.CleanupFailed(metrics.Backend{Mode: b.Mode, Family: b.Family}) },
 		OnRemoved: func() {
-			b.Recheck.Store(true)
+			if b.Conntrack != nil {
+				b.Conntrack.Recheck()
+			}
 			kick()
 		},
 	}), nil
@@ -43,7 +46,7 @@ func (p *proxy) showUnprogrammed(ctx context.Context) {
 	if len(unavailable) == 0 {
 		return
 	}
-	all, err := p.system.Targets(p.selected.Config)
+	all, err := p.options.Targets(ctx, p.selected.Config)
 	if err != nil {
 		p.log.Error(err, takeover.UnreadText)
 	}

@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/mode"
 )
 
 // tracer is a backend that can follow a connection through its dataplane.
@@ -23,7 +24,7 @@ type tracer interface {
 // trace follows c through the dataplane. It asks a backend of its own, because the one
 // that programs belongs to its loop.
 func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
-	i := slices.IndexFunc(p.selected.Backends, func(b *Backend) bool { return b.Family == service.FamilyOf(c.To.Addr()) })
+	i := slices.IndexFunc(p.selected.Backends, func(b *mode.Backend) bool { return b.Family == service.FamilyOf(c.To.Addr()) })
 	if i < 0 || p.selected.Backends[i].Audit == nil {
 		return nil, nil
 	}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package agent
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/nodemode"
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 )
 
 // selectCase is a case of TestSelectMode.
@@ -73,8 +73,10 @@ var selectCases = map[string]selectCase{
 func TestSelectMode(t *testing.T) {
 	for situation, tt := range selectCases {
 		t.Run(situation, func(t *testing.T) {
-			o := &options{}
-			o.register(pflag.NewFlagSet("", pflag.ContinueOnError))
+			o := NewOptions(modes.All())
+			o.FlagSet = pflag.NewFlagSet("", pflag.ContinueOnError)
+			o.Flags.Register(o.FlagSet)
+			o.FlagSet.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "")
 			if err := o.FlagSet.Parse(tt.args); err != nil {
 				t.Fatal(err)
 			}
@@ -86,11 +88,11 @@ func TestSelectMode(t *testing.T) {
 				c.Mode, o.Flags.Config = tt.file, "kube-proxy.yaml"
 			}
 			var log bytes.Buffer
-			x, err := selectMode(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), candidates(c, &o.Options, tt.annotated), func(w candidate) (*agent.Selected, error) {
-				if slices.Contains(tt.broken, string(w.mode)) {
-					return nil, fmt.Errorf("%s lacks something", w.mode)
+			x, err := selectMode(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), o.Candidates(c, tt.annotated), func(w Candidate) (*Selected, error) {
+				if slices.Contains(tt.broken, string(w.Name)) {
+					return nil, fmt.Errorf("%s lacks something", w.Name)
 				}
-				return &agent.Selected{Config: w.configFor(c), Origin: w.origin}, nil
+				return &Selected{Config: w.configFor(c), Origin: w.origin}, nil
 			})
 			got, text := "", ""
 			if x != nil {
@@ -110,38 +112,24 @@ func TestSelectMode(t *testing.T) {
 	}
 }
 
-// TestBuiltModes checks that the lists of modes agree.
-func TestBuiltModes(t *testing.T) {
-	for os, modes := range builtModes {
-		for _, m := range modes {
-			if !slices.Contains(config.Modes(os), m) {
-				t.Errorf("%s is built in for %s, which has no such mode", m, os)
-			}
-			if err := checkBuilt(m, os); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	c := &config.Config{OS: config.Windows}
-	if got := modeOf(c); got != config.Kernelspace {
-		t.Errorf("the mode of Windows is %q", got)
-	}
-	if err := checkBuilt("magic", config.Linux); err == nil {
-		t.Errorf("magic is built in: %v", err)
-	}
-}
-
 // Modes whose rules have the names that every service proxy uses refuse to serve
 // labelled Services alone.
 func TestCheckNamed(t *testing.T) {
-	for _, modes := range builtModes {
-		for _, m := range modes {
-			if err := checkNamed(&config.Config{}, m); err != nil {
-				t.Errorf("mode %s without a name: %v", m, err)
+	table := modes.All()
+	for _, d := range table {
+		if err := table.CheckNamed(&config.Config{}, d); err != nil {
+			t.Errorf("mode %s without a name: %v", d.Name, err)
+		}
+		err := table.CheckNamed(&config.Config{ProxyName: "mesh"}, d)
+		if d.Name == config.NFTables {
+			if err != nil {
+				t.Error(err)
 			}
-			if err := checkNamed(&config.Config{ProxyName: "mesh"}, m); (err == nil) != (m == config.NFTables) {
-				t.Errorf("mode %s with a name: %v", m, err)
-			}
+			continue
+		}
+		want := fmt.Sprintf("mode %s cannot work with --service-proxy-name mesh: its rules have the names that every service proxy uses, so those of the proxy that serves the other Services would be removed; take mode nftables on Linux, where the table has the name in its own, or leave the name out", d.Name)
+		if err == nil || err.Error() != want {
+			t.Errorf("mode %s with a name: %v\nwant %s", d.Name, err, want)
 		}
 	}
 }

@@ -3,6 +3,8 @@
 
 //go:build !windows
 
-package main
+package descriptor
 
-func hnsDump() ([]byte, error) { return nil, errNoHNS }
+import "kubeproxy/platform/mode"
+
+func system() *mode.System { return nil }

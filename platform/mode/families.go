@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package mode
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 	"kubeproxy/config"
 )
 
-// primaryFamily returns the IP family without which the proxy does not start.
-func primaryFamily(c *config.Config) service.Family {
+// PrimaryFamily returns the IP family without which the proxy does not start.
+func PrimaryFamily(c *config.Config) service.Family {
 	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Unmap().Is6() {
 		return service.IPv6
 	}
@@ -24,7 +24,7 @@ func primaryFamily(c *config.Config) service.Family {
 func familiesOf(c *config.Config, probe func(service.Family) error) ([]service.Family, map[service.Family]string, error) {
 	var found []service.Family
 	unavailable := map[service.Family]string{}
-	primary := primaryFamily(c)
+	primary := PrimaryFamily(c)
 	for _, f := range service.Families {
 		err := probe(f)
 		switch {

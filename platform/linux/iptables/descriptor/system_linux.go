@@ -1,0 +1,50 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package descriptor
+
+import (
+	"context"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/mode"
+)
+
+func system() *mode.System {
+	return &mode.System{
+		Probe:     func(c *config.Config, f service.Family) error { return iptables.Probe(f, Options(c)) },
+		Open:      open,
+		Owned:     Owned,
+		Targets:   targets,
+		Conntrack: true,
+	}
+}
+
+func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
+	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
+		create := func() (reconcile.Backend, error) { return iptables.New(f, Options(s.Config)) }
+		b, err := create()
+		return &mode.Backend{Backend: b, Family: f, Audit: create}, err
+	})
+}
+
+// Owned names the targets that rounds of modes iptables and userspace keep in order: the
+// chains in the variant of iptables that this node uses.
+func Owned(_ *config.Config, f service.Family) ([]string, error) {
+	v, err := iptables.NodeVariant(f)
+	return []string{iptables.Leftovers{Variant: v, Family: f}.String()}, err
+}
+
+func targets(context.Context, mode.Setup) ([]takeover.Target, error) {
+	var all []takeover.Target
+	for _, f := range service.Families {
+		for _, v := range iptables.Variants {
+			all = append(all, takeover.Target{Leftovers: iptables.Leftovers{Variant: v, Family: f}, Family: f})
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,181 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mode says what a proxy mode is to the rest of the program: a Descriptor. Each
+// backend describes itself in a package named descriptor below its own; package modes
+// lists them. A Table of Descriptors goes in where a mode is chosen, rendered, started or
+// cleaned up, and nothing else lists modes.
+package mode
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
+	"kubeproxy/config"
+)
+
+// Descriptor is all that is known of a mode.
+type Descriptor struct {
+	// Mode is the part that the configuration reads.
+	config.Mode
+	// DefaultRank is the place in the order in which modes are tried if none is
+	// configured, from 1. A mode of rank 0 is taken on request only.
+	DefaultRank int
+	// FallbackRank is the place in the order of --proxy-mode-fallback, from 1. A mode of
+	// rank 0 has no part in it.
+	FallbackRank int
+	// Named says where --service-proxy-name stands in what the mode makes. It is empty if
+	// all service proxies of a node use the same names, so that only one may use the mode.
+	Named string
+	// Deprecated is why the mode is about to be removed from Kubernetes, and what to use
+	// instead, empty if it stays.
+	Deprecated string
+	// Relays is whether connections pass through the process, not only through rules.
+	Relays bool
+	// ListedEndpoints is whether the mode needs to know endpoints that are not ready.
+	ListedEndpoints bool
+	// MemoryShare divides the memory of the cgroup: the process takes one such part and
+	// leaves the rest to commands that it starts. 0 and 1 leave nothing to them.
+	MemoryShare int
+	// Needs and Leaves are the cells of the mode in docs/modes.md: what a node must have,
+	// and what the mode leaves there. Limits is what the mode cannot do.
+	Needs, Leaves, Limits string
+
+	// Section returns what the section of the configuration says that counts in the mode.
+	Section func(*config.Config) Section
+	// Render prints what a node would install for a snapshot. It needs no system.
+	Render func(w io.Writer, want *service.Snapshot, r Rendering) error
+	// System is what the mode does on its system, nil in programs for another system.
+	System *System
+}
+
+// Section is what every mode has in a section of the configuration.
+type Section struct {
+	MinSyncPeriod, SyncPeriod time.Duration
+	MasqueradeAll             bool
+}
+
+// The formats of Render.
+const (
+	Text = "text" // as the commands of the system take it
+	JSON = "json"
+)
+
+// Rendering says how Render prints.
+type Rendering struct {
+	Config *config.Config
+	Format string // Text or JSON
+	// State is the file with what the node holds, empty if that is unknown. Only modes
+	// whose system can print such a file read it, see System.Dump.
+	State string
+	// Note receives what the reader of the output should know.
+	Note func(string)
+}
+
+// System is what a mode does on its system.
+type System struct {
+	// Probe returns in one sentence what the node lacks for a family. It changes nothing.
+	// A nil Probe accepts every node.
+	Probe func(*config.Config, service.Family) error
+	// ProbeLeavesTraces is whether a probe makes objects for a moment, so that who only
+	// looks at a node runs it in a network namespace of its own.
+	ProbeLeavesTraces bool
+	// Open returns the backends of families, which change nothing before their first round.
+	Open func(context.Context, Setup, []service.Family) ([]*Backend, error)
+	// Owned names the targets that the rounds of a family keep in order, whoever left
+	// something there. A nil Owned means none: nothing is taken over.
+	Owned func(*config.Config, service.Family) ([]string, error)
+	// Targets lists where the mode, or kube-proxy in a similar mode, may have left
+	// something on this node.
+	Targets func(context.Context, Setup) ([]takeover.Target, error)
+	// Prepare, if set, is what --init-only does for the mode.
+	Prepare func(context.Context, Setup) error
+	// Dump, if set, returns what the node holds, for Rendering.State.
+	Dump func() ([]byte, error)
+	// Conntrack is whether the kernel tracks the connections of the mode, so that entries
+	// become stale when rules change.
+	Conntrack bool
+}
+
+// Setup is what a mode gets from the process.
+type Setup struct {
+	Config *config.Config
+	// NodeName returns the name of the own Node.
+	NodeName func() (string, error)
+	// Condition returns the setter of a condition. An empty text clears it.
+	Condition func(name string) func(text string)
+	// Progress is called when a round makes progress that takes long.
+	Progress func()
+	// Shortage receives what listeners on loopback addresses lack, without names and with
+	// names. Both are empty if they lack nothing.
+	Shortage func(text, detail string)
+	// Unreached receives how many clients of a Service port were not served by a listener
+	// because endpoints failed.
+	Unreached func(f service.Family, name service.PortName, clients int, err error)
+}
+
+// Backend is what a mode has for one family.
+type Backend struct {
+	reconcile.Backend
+	Family service.Family
+	Mode   string
+	// Owned is what System.Owned returns for the family.
+	Owned []string
+	// Audit, if set, returns a backend that reports what is in force. The caller closes it.
+	Audit func() (reconcile.Backend, error)
+	// Localhost, if set, answers NodePorts on the loopback address.
+	Localhost Localhost
+	// Conntrack, if set, follows each round whose rules are at least partly in force.
+	Conntrack Conntrack
+	// RegisterMetrics, if set, receives the metrics in which the mode counts what only it
+	// does.
+	RegisterMetrics func(*metrics.Metrics)
+	// Grace bounds what a round may still take at a stop, 0 for no bound.
+	Grace time.Duration
+}
+
+// String names the backend in logs.
+func (b *Backend) String() string { return b.Mode + " " + b.Family.String() }
+
+// WithLocalhost returns the dataplane of b together with the listeners on its loopback
+// address.
+func (b *Backend) WithLocalhost() reconcile.Backend {
+	if b.Localhost == nil {
+		return b.Backend
+	}
+	return reconcile.Both(b.Backend, b.Localhost)
+}
+
+// Localhost is listeners of NodePorts on a loopback address.
+type Localhost interface {
+	reconcile.Backend
+	Listeners() int
+	Failures() int // listeners that could not be opened
+}
+
+// Conntrack deletes entries of the kernel's connection tracking.
+type Conntrack interface {
+	// Clean deletes the entries that a round made stale. It returns how many, and
+	// after which time it should be called again, 0 for no need.
+	Clean(ctx context.Context, r reconcile.Result) (flows int, again time.Duration, err error)
+	// Recheck makes the next Clean check entries again that were right before.
+	Recheck()
+}
+
+// Each opens a backend for each family.
+func Each(families []service.Family, open func(service.Family) (*Backend, error)) ([]*Backend, error) {
+	var all []*Backend
+	for _, f := range families {
+		b, err := open(f)
+		if err != nil {
+			return nil, err // err names the family
+		}
+		all = append(all, b)
+	}
+	return all, nil
+}

@@ -1,0 +1,51 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package modes
+
+import (
+	"context"
+	"sync"
+
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/sysctl"
+	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/platform/mode"
+)
+
+// withHints returns d with a probe whose errors name the reason if that is not the mode's.
+func withHints(d mode.Descriptor) mode.Descriptor {
+	if d.System == nil || d.System.Probe == nil || !d.System.Conntrack {
+		return d
+	}
+	probe, files := d.System.Probe, sysctl.Host()
+	s := *d.System
+	s.Probe = func(c *config.Config, f service.Family) error { return sysctl.WithConntrackHint(files, probe(c, f)) }
+	d.System = &s
+	return d
+}
+
+// accompany gives backends what Linux needs beside any mode: the cleanup of connection
+// tracking, and listeners on loopback addresses. A listener opens in the first round that
+// needs it. All listeners share the file limit of the process.
+func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []*mode.Backend) {
+	limits := sync.OnceValues(func() (*userspace.Limits, error) {
+		files, err := userspace.RaiseFileLimit()
+		if err != nil {
+			return nil, err
+		}
+		l := userspace.NewLimits(files)
+		l.Observe(s.Shortage)
+		return l, nil
+	})
+	for _, b := range backends {
+		if d.System.Conntrack {
+			b.Conntrack = newConntrackCleaner(ctx, b)
+		}
+		if b.Localhost == nil && d.ListensOnLocalhost(b.Family) {
+			unreached := func(name service.PortName, clients int, err error) { s.Unreached(b.Family, name, clients, err) }
+			b.Localhost = userspace.NewLocalhost(b.Family, 0, userspace.LocalhostParts{Limits: limits, Unreached: unreached})
+		}
+	}
+}

@@ -1,0 +1,16 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package modes
+
+import (
+	"context"
+
+	"kubeproxy/platform/mode"
+)
+
+func withHints(d mode.Descriptor) mode.Descriptor { return d }
+
+func accompany(context.Context, mode.Descriptor, mode.Setup, []*mode.Backend) {}

@@ -1,0 +1,88 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package descriptor describes mode kernelspace, and translates its settings.
+package descriptor
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+	"kubeproxy/platform/windows/hns"
+)
+
+// Mode describes mode kernelspace.
+func Mode() mode.Descriptor {
+	return mode.Descriptor{
+		Mode: config.Mode{
+			Name: config.Kernelspace, OS: config.Windows,
+			Settings: []string{
+				"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel.networkName", "winkernel.sourceVip", "winkernel.enableDSR",
+				"winkernel.rootHnsEndpointName", "winkernel.forwardHealthCheckVip",
+			},
+		},
+		DefaultRank:     1,
+		ListedEndpoints: true,
+		Needs:           "a network of Host Networking Service",
+		Leaves:          "load balancers and remote endpoints of Host Networking Service",
+		Section:         section,
+		Render:          render,
+		System:          system(),
+	}
+}
+
+// section takes the periods from section iptables, as kube-proxy does.
+func section(c *config.Config) mode.Section {
+	s := &c.IPTables
+	return mode.Section{MinSyncPeriod: s.MinSyncPeriod.Duration, SyncPeriod: s.SyncPeriod.Duration, MasqueradeAll: s.MasqueradeAll}
+}
+
+// Options translates section winkernel of the configuration.
+func Options(c *config.Config) hns.Options {
+	o := hns.Options{
+		NetworkName:         c.Winkernel.NetworkName,
+		EnvName:             os.Getenv("KUBE_NETWORK"),
+		DSR:                 c.Winkernel.EnableDSR,
+		ForwardHealthChecks: c.Winkernel.ForwardHealthCheckVip,
+		RootEndpoint:        c.Winkernel.RootHnsEndpointName,
+		IgnoreSourceRanges:  c.IgnoreSourceRanges,
+	}
+	// The configuration was validated when it was read.
+	o.SourceVIP, _ = netip.ParseAddr(c.Winkernel.SourceVip)
+	if health, err := netip.ParseAddrPort(c.HealthzBindAddress); err == nil {
+		o.HealthzPort = health.Port()
+	}
+	if metrics, err := netip.ParseAddrPort(c.MetricsBindAddress); err == nil {
+		o.MetricsPort = metrics.Port()
+	}
+	return o
+}
+
+// render prints what a Windows node would hold, and what would change if it is known what
+// its HNS holds.
+func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
+	o := Options(r.Config)
+	if r.State == "" {
+		kind := hns.L2Bridge
+		if o.SourceVIP.IsValid() {
+			kind = hns.Overlay
+		}
+		o.NetworkName, o.EnvName = "", ""
+		r.Note(fmt.Sprintf("nothing is known of the node's HNS, so the network is assumed to be of type %s; --hns-state FILE tells", kind))
+		return hns.Render(w, want, hns.AssumedListing(kind, want, o), o, hns.Format(r.Format))
+	}
+	text, err := os.ReadFile(r.State)
+	if err != nil {
+		return fmt.Errorf("--hns-state: %w", err)
+	}
+	l, err := hns.ReadState(text)
+	if err != nil {
+		return fmt.Errorf("--hns-state: %s: %w", r.State, err)
+	}
+	return hns.Render(w, want, l, o, hns.Format(r.Format))
+}

@@ -1,0 +1,117 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package descriptor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
+	"kubeproxy/platform/mode"
+	"kubeproxy/platform/windows/hns"
+)
+
+// system has no probe, as the network may be created later.
+func system() *mode.System {
+	return &mode.System{Open: open, Targets: targets, Prepare: prepare, Dump: dump}
+}
+
+// grace is how long a round may go on when the proxy stops. HNS may hang, and a first
+// round of thousands of calls takes minutes. The next process continues where this one
+// stopped.
+const grace = 3 * time.Second
+
+// open makes no call to HNS.
+func open(ctx context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
+	calls := &meter{}
+	h, err := newHost(ctx, s, hns.Metered(hns.WithTimeout(hns.NewDriver(), s.Condition("dataplane"), s.Progress), calls.call))
+	if err != nil {
+		return nil, err
+	}
+	h.OnShortage(s.Condition("dynamic-ports"))
+	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
+		return &mode.Backend{Backend: newBackend(h, f, s), Family: f, RegisterMetrics: calls.registerMetrics, Grace: grace}, nil
+	})
+}
+
+func newBackend(h *hns.Host, f service.Family, s mode.Setup) *hns.Backend {
+	return hns.New(h, f, Options(s.Config), section(s.Config).SyncPeriod)
+}
+
+func newHost(ctx context.Context, s mode.Setup, d hns.Driver) (*hns.Host, error) {
+	node, err := s.NodeName()
+	if err != nil {
+		return nil, err
+	}
+	log := klog.FromContext(ctx)
+	return hns.NewHost(d, hns.FileStore(hns.StateFile()), node, func(s string) { log.Info("HNS: " + s) }), nil
+}
+
+// newLoggedHost returns a host that logs when HNS does not answer.
+func newLoggedHost(ctx context.Context, s mode.Setup) (*hns.Host, error) {
+	log := klog.FromContext(ctx)
+	return newHost(ctx, s, hns.WithTimeout(hns.NewDriver(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }, func() {}))
+}
+
+func targets(ctx context.Context, s mode.Setup) ([]takeover.Target, error) {
+	h, err := newLoggedHost(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	var all []takeover.Target
+	for _, f := range service.Families {
+		all = append(all, takeover.Target{Leftovers: &leftovers{Backend: newBackend(h, f, s), family: f}, Family: f})
+	}
+	return all, nil
+}
+
+// leftovers are the HNS objects that a backend created. Remove finds out which they are.
+type leftovers struct {
+	*hns.Backend
+	family  service.Family
+	removed bool
+}
+
+// String implements takeover.Leftovers.
+func (l *leftovers) String() string { return "kernelspace " + l.family.String() }
+
+// Find implements takeover.Leftovers.
+func (l *leftovers) Find(context.Context) (string, error) {
+	if l.removed {
+		return "", nil
+	}
+	return "all that this proxy made", nil
+}
+
+// Remove implements takeover.Leftovers.
+func (l *leftovers) Remove(ctx context.Context) error {
+	err := l.Cleanup(ctx)
+	l.removed = err == nil
+	return err
+}
+
+// prepare selects the network and reserves the source VIP, for a proxy that lacks the
+// privileges.
+func prepare(ctx context.Context, s mode.Setup) error {
+	h, err := newLoggedHost(ctx, s)
+	if err != nil {
+		return err
+	}
+	node := &service.Node{}
+	if ip := s.Config.NodeIP(); ip.IsValid() {
+		node.Addrs = []netip.Addr{ip}
+	}
+	if err := newBackend(h, service.IPv4, s).Prepare(ctx, node); err != nil {
+		return fmt.Errorf("prepare HNS: %w", err)
+	}
+	return nil
+}
+
+func dump() ([]byte, error) { return hns.Dump() }
