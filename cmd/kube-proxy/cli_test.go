@@ -28,11 +28,17 @@ type outcome struct {
 // call runs a command line as a user would. DIR in args and in the output stands for dir.
 func call(t *testing.T, dir string, args ...string) outcome {
 	t.Helper()
+	return callUntil(context.Background(), t, dir, args...)
+}
+
+// callUntil is call, and ends a proxy that runs when ctx ends.
+func callUntil(ctx context.Context, t *testing.T, dir string, args ...string) outcome {
+	t.Helper()
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "DIR", dir)
 	}
 	var out, err bytes.Buffer
-	code := execute(context.Background(), modes.All(), args, streams{&out, &err})
+	code := execute(ctx, modes.All(), args, streams{&out, &err})
 	if dir == "" {
 		return outcome{code, out.String(), err.String()}
 	}

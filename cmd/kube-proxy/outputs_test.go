@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -70,7 +71,10 @@ func checkPrinted(t *testing.T, where, out string) {
 // runPrinted is call for hostile arguments, in a directory of its own.
 func runPrinted(t *testing.T, args ...string) {
 	t.Helper()
-	got := call(t, "", args...)
+	// Some of it is good for a proxy that waits for its API server.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	got := callUntil(ctx, t, "", args...)
 	checkPrinted(t, strings.Join(args, " ")+": out", got.Out)
 	checkPrinted(t, strings.Join(args, " ")+": err", got.Err)
 }
