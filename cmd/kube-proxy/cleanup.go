@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 )
@@ -24,5 +25,5 @@ func (o *options) cleanup(ctx context.Context, c *config.Config) error {
 		}
 		return ""
 	}
-	return takeover.Cleanup(ctx, all, takeover.CleanupOptions{Skip: skip, Privileges: cleanupPrivileges})
+	return takeover.Cleanup(ctx, all, takeover.CleanupOptions{Skip: skip, Privileges: host.Privileges})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/modes"
@@ -35,7 +36,7 @@ func TestCleanupWithoutRights(t *testing.T) {
 	if code := c.ProcessState.ExitCode(); code != 1 {
 		t.Fatalf("%v, exit %d:\n%s", err, code, out)
 	}
-	if strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: clean up ") || !strings.HasSuffix(lastLine, ": permission denied: "+cleanupPrivileges+"\n") {
+	if strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: clean up ") || !strings.HasSuffix(lastLine, ": permission denied: "+host.Privileges+"\n") {
 		t.Errorf("it says:\n%s\nwant one line that ends in what to do", lastLine)
 	}
 }

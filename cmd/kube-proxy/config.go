@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/printable"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -25,7 +26,7 @@ func newConfig(to streams, table mode.Table) *cobra.Command {
 }
 
 func newValidate(to streams, table mode.Table) *cobra.Command {
-	system, strict := string(hostOS), true
+	system, strict := string(host.OS), true
 	cmd := &cobra.Command{
 		Use:   "validate FILE [flags]",
 		Short: "Check a configuration file",

@@ -119,7 +119,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 	if d.format != doctorAsText && d.format != doctorAsJSON {
 		return fmt.Errorf("--output: %q is unknown: want %s or %s", d.format, doctorAsText, doctorAsJSON)
 	}
-	c, err := config.Load(&d.Flags, hostOS)
+	c, err := config.Load(&d.Flags, host.OS)
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (d *doctorOptions) askProxy(ctx context.Context, c *config.Config) (*doctor
 
 // leaseHolder returns the function that asks which proxy programs the node.
 func leaseHolder(c *config.Config) func(context.Context) (lease.Identity, bool) {
-	transport, _ := leaseTransport(c.ProxyName)
+	transport, _ := host.LeaseTransport(c.ProxyName)
 	return func(ctx context.Context) (lease.Identity, bool) {
 		if transport == nil {
 			return lease.Identity{}, false

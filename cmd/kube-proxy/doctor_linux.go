@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -29,7 +30,7 @@ func systemChecks(ctx context.Context, x *examination) ([]doctor.Check, error) {
 	}
 	n := &linuxdoctor.Node{
 		Files: os.DirFS("/"), Proc: os.DirFS("/proc"), Writable: linuxdoctor.Writable, Kernel: linuxdoctor.Netlink{},
-		Settings: sysctlSettings(x.config), ProxyName: x.config.ProxyName, Services: x.services, Holder: x.holder, Answered: x.proxy.Answer != nil,
+		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: x.services, Holder: x.holder, Answered: x.proxy.Answer != nil,
 		Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 	}
 	for _, m := range x.modes {

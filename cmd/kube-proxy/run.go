@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/logging"
 	"kubeproxy/config"
@@ -24,7 +25,7 @@ import (
 // run is the command without a subcommand: one of the actions that end by themselves, or
 // the proxy, until ctx ends.
 func run(ctx context.Context, o *options, to streams) error {
-	c, err := o.Load(hostOS)
+	c, err := o.Load(host.OS)
 	work := func(ctx context.Context, to streams, started func()) error {
 		if err != nil {
 			return err
@@ -72,20 +73,12 @@ func act(ctx context.Context, a *action, to streams) error {
 		return o.prepare(ctx, c)
 	}
 	process := agent.Process{Build: buildInfo().metric(), Logs: log, Started: a.started, StopBegan: stopBegan}
-	return system().Run(ctx, &o.Options, process, c)
-}
-
-// system returns what the proxy needs of this system.
-func system() agent.System {
-	return agent.System{
-		OS:             hostOS,
-		LeaseTransport: leaseTransport, Processes: otherProxies, KeepPrepared: keepNodePrepared, Tracked: trackedConnections,
-	}
+	return agent.ThisSystem().Run(ctx, &o.Options, process, c)
 }
 
 // prepare prepares the node for a proxy that lacks the privileges.
 func (o *options) prepare(ctx context.Context, c *config.Config) error {
-	err := prepareSystem(ctx, c)
+	err := host.Prepare(ctx, c)
 	if d := o.Modes.Of(c); d.System != nil && d.System.Prepare != nil {
 		err = errors.Join(err, d.System.Prepare(ctx, agent.Setup(c)))
 	}
@@ -107,7 +100,7 @@ func writeConfig(c *config.Config, path string, out io.Writer) error {
 // asService returns whether this process runs as a Windows service. An action that ends
 // by itself does not, whatever the configuration contains. c is nil if it cannot be used.
 func (o *options) asService(c *config.Config) bool {
-	if hostOS != config.Windows || o.Flags.Cleanup || o.Flags.InitOnly || o.Flags.WriteConfigTo != "" {
+	if host.OS != config.Windows || o.Flags.Cleanup || o.Flags.InitOnly || o.Flags.WriteConfigTo != "" {
 		return false
 	}
 	if c == nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
 	"kubeproxy/platform/windows/scm"
@@ -237,7 +238,7 @@ func TestServiceRefused(t *testing.T) {
 
 // TestServiceUnsupportedOS covers the other systems.
 func TestServiceUnsupportedOS(t *testing.T) {
-	if hostOS == config.Windows {
+	if host.OS == config.Windows {
 		return
 	}
 	for _, args := range []string{"", "install", "uninstall", "start", "stop"} {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -159,7 +160,7 @@ func (q *statusOptions) address() (string, error) {
 	case q.config == "":
 		return statusview.DefaultServer, nil
 	}
-	c, err := config.Load(&config.Flags{Modes: q.modes.Config(), Config: q.config}, hostOS)
+	c, err := config.Load(&config.Flags{Modes: q.modes.Config(), Config: q.config}, host.OS)
 	if err != nil {
 		return "", err
 	}

@@ -9,12 +9,11 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	filewatch "kubeproxy/common/files"
-	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -58,7 +57,7 @@ type Process struct {
 	StopBegan func(ctx context.Context) time.Time
 }
 
-// System is what the proxy needs of the system that it runs on.
+// System is what the proxy needs of the system that it runs on, see package host.
 type System struct {
 	OS config.OS
 	// LeaseTransport returns how service proxies of a node find each other, nil if they do
@@ -67,16 +66,14 @@ type System struct {
 	// Processes names the processes that look like service proxies of this node.
 	Processes func() string
 	// KeepPrepared applies the system settings until ctx ends.
-	KeepPrepared func(ctx context.Context, p Preparation)
+	KeepPrepared func(ctx context.Context, p host.Preparation)
 	// Tracked counts the entries of connection tracking, nil if they are unknown.
 	Tracked func() *metrics.Tracked
 }
 
-// Preparation is what the preparation of a node needs of a running proxy.
-type Preparation struct {
-	Config   func() *config.Config // in force
-	Requests <-chan struct{}       // receives a value when system settings in it have changed
-	Mode     mode.Descriptor
-	Tracker  *track.Tracker
-	Health   *health.Monitor
+// ThisSystem returns the system that this program runs on.
+func ThisSystem() System {
+	return System{
+		OS: host.OS, LeaseTransport: host.LeaseTransport, Processes: host.Processes, KeepPrepared: host.KeepPrepared, Tracked: host.Tracked,
+	}
 }

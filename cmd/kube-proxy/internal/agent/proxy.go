@@ -123,7 +123,7 @@ func (p *proxy) prepareAfterFirstRound(ctx context.Context) error {
 	debug.FreeOSMemory()
 	// The settings of connection tracking exist since its first use, so now at the
 	// latest. See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
-	p.system.KeepPrepared(ctx, Preparation{
+	p.system.KeepPrepared(ctx, host.Preparation{
 		Config: p.active.config, Requests: p.active.prepareRequests, Mode: p.selected.Descriptor, Tracker: p.tracker, Health: p.reports.Health,
 	})
 	return nil

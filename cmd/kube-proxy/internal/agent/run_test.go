@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
@@ -30,7 +31,7 @@ func testSystem() System {
 		OS:             config.Linux,
 		LeaseTransport: func(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} },
 		Processes:      func() string { return "" },
-		KeepPrepared:   func(ctx context.Context, _ Preparation) { <-ctx.Done() },
+		KeepPrepared:   func(ctx context.Context, _ host.Preparation) { <-ctx.Done() },
 		Tracked:        func() *metrics.Tracked { return nil },
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package host
 
 import (
 	"context"
@@ -14,8 +14,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"kubeproxy/cmd/kube-proxy/internal/agent"
-	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -23,9 +21,9 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// prepareSystem applies the system settings. The error names those that are not as desired.
+// Prepare applies the system settings. The error names those that are not as desired.
 // Forwarding is often enabled later by other programs, so a failure there is only logged.
-func prepareSystem(ctx context.Context, c *config.Config) error {
+func Prepare(ctx context.Context, c *config.Config) error {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx)}
 	for _, f := range service.Families {
 		// The probe loads the connection tracking module of the kernel, whose settings do
@@ -35,7 +33,7 @@ func prepareSystem(ctx context.Context, c *config.Config) error {
 		}
 	}
 	// The score would apply to this process, which exits.
-	all := sysctl.Apply(p.files, sysctlSettings(c))
+	all := sysctl.Apply(p.files, Settings(c))
 	p.report(append(slices.Clone(all), sysctl.Forwarding(p.files, service.Families[:]...)...))
 	return settingsError(all)
 }
@@ -55,16 +53,16 @@ func settingsError(all []sysctl.Outcome) error {
 		len(missing), len(all), strings.Join(missing, "; "))
 }
 
-// keepNodePrepared applies the system settings until all succeed, and shows failures as
+// KeepPrepared applies the system settings until all succeed, and shows failures as
 // conditions.
-func keepNodePrepared(ctx context.Context, with agent.Preparation) {
+func KeepPrepared(ctx context.Context, with Preparation) {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: with.Health.SetCondition}
 	if !with.Mode.Relays {
 		p.forwarding = func(f service.Family, name, text string) { with.Health.SetBlockingCondition(name, text, text, f) }
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
-	others.Go(func() { host.WatchHiddenListeners(ctx, with.Tracker, with.Health) })
+	others.Go(func() { WatchHiddenListeners(ctx, with.Tracker, with.Health) })
 	p.run(ctx, with, func() []service.Family { return usedFamilies(with.Tracker.Latest()) })
 }
 
@@ -87,8 +85,8 @@ const (
 	forwardingInterval = 5 * time.Second
 )
 
-// trackedConnections returns nil while the kernel does not track connections.
-func trackedConnections() *metrics.Tracked {
+// Tracked returns nil while the kernel does not track connections.
+func Tracked() *metrics.Tracked {
 	now, limit, err := sysctl.Connections(sysctl.Host())
 	if err != nil {
 		return nil
@@ -109,7 +107,7 @@ type nodePreparer struct {
 // run returns when ctx ends. It never writes a setting again that was once right: an
 // operator may have changed it on purpose. It only writes settings again whose desired
 // value changes.
-func (p *nodePreparer) run(ctx context.Context, with agent.Preparation, families func() []service.Family) {
+func (p *nodePreparer) run(ctx context.Context, with Preparation, families func() []service.Family) {
 	applied, next := false, time.Now()
 	for {
 		if now := time.Now(); !applied && !now.Before(next) {
@@ -130,7 +128,7 @@ func (p *nodePreparer) run(ctx context.Context, with agent.Preparation, families
 }
 
 func (p *nodePreparer) apply(c *config.Config) []sysctl.Outcome {
-	return append(sysctl.Apply(p.files, sysctlSettings(c)), sysctl.OOMScore(p.files, int(*c.OOMScoreAdj)))
+	return append(sysctl.Apply(p.files, Settings(c)), sysctl.OOMScore(p.files, int(*c.OOMScoreAdj)))
 }
 
 // report reports the outcomes, and returns whether all settings are as desired.
@@ -206,7 +204,8 @@ func (p *nodePreparer) reportSetting(o sysctl.Outcome, failed bool) {
 	}
 }
 
-func sysctlSettings(c *config.Config) sysctl.Settings {
+// Settings returns the system settings that c asks for.
+func Settings(c *config.Config) sysctl.Settings {
 	k := &c.Conntrack
 	return sysctl.Settings{
 		MaxPerCore:     int(*k.MaxPerCore),

@@ -1,19 +1,17 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package host
 
 import (
 	"context"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,11 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2/textlogger"
 
-	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
-	"kubeproxy/platform/modes"
 	"kubeproxy/test/program"
 )
 
@@ -49,6 +45,13 @@ func newSysctlDir(t *testing.T, files map[string]string) sysctl.Dir {
 		write(t, path, text+"\n")
 	}
 	return sysctl.Dir(dir)
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func wantedSettings() *config.Config {
@@ -79,7 +82,7 @@ func TestKeepPrepared(t *testing.T) {
 			log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))),
 			condition: conditions.set,
 		}
-		go p.run(ctx, agent.Preparation{Config: wantedSettings}, func() []service.Family { return *used.Load() })
+		go p.run(ctx, Preparation{Config: wantedSettings}, func() []service.Family { return *used.Load() })
 		expect := func(situation, want string) {
 			t.Helper()
 			if got := conditions.names(); got != want {
@@ -201,40 +204,12 @@ func TestSettingsError(t *testing.T) {
 		"part":    {newSysctlDir(t, map[string]string{connections: "65536"}), "prepare the node: 1 of 2 settings are not as wanted: nf_conntrack hashsize should be 32768 and is unknown: open "},
 		"nothing": {readOnly{newSysctlDir(t, full)}, "prepare the node: 1 of 1 settings are not as wanted: net.netfilter.nf_conntrack_max stays 65536, wanted 131072: "},
 	} {
-		err := settingsError(sysctl.Apply(tt.files, sysctlSettings(wantedSettings())))
+		err := settingsError(sysctl.Apply(tt.files, Settings(wantedSettings())))
 		switch {
 		case tt.want == "" && err != nil:
 			t.Errorf("%s: %v", name, err)
 		case tt.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tt.want) || !strings.HasSuffix(err.Error(), todo)):
 			t.Errorf("%s: %v, want %s...%s", name, err, tt.want, todo)
 		}
-	}
-}
-
-// TestInitOnlyWithoutRights runs this program again as a user without privileges, in a
-// network namespace of its own.
-func TestInitOnlyWithoutRights(t *testing.T) {
-	if os.Getenv("TEST_INIT_ONLY") != "" {
-		os.Exit(execute(t.Context(), modes.All(), []string{"--init-only", "--conntrack-min=1999999999"}, streams{os.Stdout, os.Stderr}))
-	}
-	c := exec.Command("/proc/self/exe", "-test.run=^TestInitOnlyWithoutRights$")
-	c.Env = append(os.Environ(), "TEST_INIT_ONLY=1")
-	c.Dir = "/"
-	if os.Getuid() == 0 {
-		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	}
-	out, _ := c.CombinedOutput()
-	lastLine := lastLines(string(out))
-	if code := c.ProcessState.ExitCode(); code != 1 || strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: prepare the node: ") || !strings.Contains(lastLine, "nf_conntrack_max") {
-		t.Errorf("exit %d:\n%s\nwant 1 and one line that names the setting", code, out)
-	}
-}
-
-// TestModeMisspelt is separate because each system has other modes.
-func TestModeMisspelt(t *testing.T) {
-	const want = `--proxy-mode: mode: "nftable" is no mode on linux; did you mean nftables? want iptables, ipvs, nftables, userspace or nothing`
-	var out, errs strings.Builder
-	if code := execute(t.Context(), modes.All(), []string{"--proxy-mode=nftable"}, streams{&out, &errs}); code != 1 || !strings.Contains(errs.String(), want) {
-		t.Errorf("exit code %d, %q, want 1 and %q", code, errs.String(), want)
 	}
 }

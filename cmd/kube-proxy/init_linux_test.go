@@ -1,0 +1,42 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"kubeproxy/platform/modes"
+)
+
+// TestInitOnlyWithoutRights runs this program again as a user without privileges, in a
+// network namespace of its own.
+func TestInitOnlyWithoutRights(t *testing.T) {
+	if os.Getenv("TEST_INIT_ONLY") != "" {
+		os.Exit(execute(t.Context(), modes.All(), []string{"--init-only", "--conntrack-min=1999999999"}, streams{os.Stdout, os.Stderr}))
+	}
+	c := exec.Command("/proc/self/exe", "-test.run=^TestInitOnlyWithoutRights$")
+	c.Env = append(os.Environ(), "TEST_INIT_ONLY=1")
+	c.Dir = "/"
+	if os.Getuid() == 0 {
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	out, _ := c.CombinedOutput()
+	lastLine := lastLines(string(out))
+	if code := c.ProcessState.ExitCode(); code != 1 || strings.Count(lastLine, "\n") != 1 || !strings.HasPrefix(lastLine, "kube-proxy: prepare the node: ") || !strings.Contains(lastLine, "nf_conntrack_max") {
+		t.Errorf("exit %d:\n%s\nwant 1 and one line that names the setting", code, out)
+	}
+}
+
+// TestModeMisspelt is separate because each system has other modes.
+func TestModeMisspelt(t *testing.T) {
+	const want = `--proxy-mode: mode: "nftable" is no mode on linux; did you mean nftables? want iptables, ipvs, nftables, userspace or nothing`
+	var out, errs strings.Builder
+	if code := execute(t.Context(), modes.All(), []string{"--proxy-mode=nftable"}, streams{&out, &errs}); code != 1 || !strings.Contains(errs.String(), want) {
+		t.Errorf("exit code %d, %q, want 1 and %q", code, errs.String(), want)
+	}
+}

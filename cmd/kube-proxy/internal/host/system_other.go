@@ -1,0 +1,37 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux && !windows
+
+package host
+
+import (
+	"context"
+
+	"kubeproxy/common/lease"
+	"kubeproxy/common/metrics"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+)
+
+// OS is the system that configurations are checked for on systems that cannot run the
+// proxy.
+const OS = config.Linux
+
+// Privileges is empty, as there is nothing to clean up.
+const Privileges = ""
+
+// Prepare is for Linux and Windows.
+func Prepare(context.Context, *config.Config) error { return mode.ErrNoSystem }
+
+// KeepPrepared has nothing to do.
+func KeepPrepared(context.Context, Preparation) {}
+
+// Tracked knows of no connections.
+func Tracked() *metrics.Tracked { return nil }
+
+// LeaseTransport knows of no way.
+func LeaseTransport(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} }
+
+// Processes knows of no program.
+func Processes() string { return "" }

@@ -1,0 +1,39 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"kubeproxy/common/lease"
+	"kubeproxy/common/metrics"
+	"kubeproxy/config"
+	"kubeproxy/platform/windows/pipe"
+)
+
+// OS is the system of this program.
+const OS = config.Windows
+
+// Privileges is the advice to a user who lacks the privileges for a cleanup.
+const Privileges = "run this as an administrator"
+
+// Prepare has nothing to do: the mode prepares HNS.
+func Prepare(context.Context, *config.Config) error { return nil }
+
+// KeepPrepared has nothing to do.
+func KeepPrepared(context.Context, Preparation) {}
+
+// Tracked knows of no connections.
+func Tracked() *metrics.Tracked { return nil }
+
+// LeaseTransport returns how service proxies of a node find each other, and what this one
+// says of itself.
+func LeaseTransport(string) (lease.Transport, lease.Identity) {
+	return pipe.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
+}
+
+// Processes knows of no program.
+func Processes() string { return "" }
