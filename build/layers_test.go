@@ -100,6 +100,35 @@ func within(name string, paths []string) bool {
 	return false
 }
 
+// rooms bounds the product files of a folder and their lines, 0 for no bound. The command
+// holds commands only; what runs is in packages that one can know.
+var rooms = []struct {
+	folder       string
+	files, lines int
+}{
+	{"cmd/kube-proxy/", 15, 2000},
+	{"cmd/kube-proxy/internal/agent/", 25, 0},
+	{"cmd/kube-proxy/internal/examine/", 25, 0},
+	{"cmd/kube-proxy/internal/host/", 25, 0},
+	{"cmd/kube-proxy/internal/winservice/", 25, 0},
+	{"common/report/", 25, 0},
+}
+
+func TestRooms(t *testing.T) {
+	files := tree(t, func(path string) bool { return strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") })
+	for _, r := range rooms {
+		n, lines := 0, 0
+		for path, text := range files {
+			if name, in := strings.CutPrefix(path, r.folder); in && !strings.Contains(name, "/") {
+				n, lines = n+1, lines+bytes.Count(text, []byte("\n"))
+			}
+		}
+		if n == 0 || n > r.files || r.lines > 0 && lines > r.lines {
+			t.Errorf("%s has %d files with %d lines, want at most %d with %d: find what a package of its own could do", r.folder, n, lines, r.files, r.lines)
+		}
+	}
+}
+
 // checkSystem requires that operating systems are selected by file names, where a reader
 // sees them, and not in the code.
 func checkSystem(s *source) []finding {

@@ -3,7 +3,7 @@
 
 //go:build !linux && !windows
 
-package main
+package examine
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 const setClockCommand = ""
 
-func systemChecks(context.Context, *examination) ([]doctor.Check, error) {
+func systemChecks(context.Context, *Examination, services) ([]doctor.Check, error) {
 	return nil, mode.ErrNoSystem
 }
 

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package examine
 
 import (
 	"context"
@@ -23,14 +23,14 @@ import (
 const setClockCommand = "chronyc makestep"
 
 // systemChecks returns the checks of a Linux node.
-func systemChecks(ctx context.Context, x *examination) ([]doctor.Check, error) {
+func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.Check, error) {
 	targets, err := foreignTargets(ctx, x)
 	if err != nil {
 		return nil, err
 	}
 	n := &linuxdoctor.Node{
 		Files: os.DirFS("/"), Proc: os.DirFS("/proc"), Writable: linuxdoctor.Writable, Kernel: linuxdoctor.Netlink{},
-		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: x.services, Holder: x.holder, Answered: x.proxy.Answer != nil,
+		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil,
 		Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 	}
 	for _, m := range x.modes {
@@ -57,7 +57,7 @@ func probeMode(c *config.Config, d mode.Descriptor, f service.Family) error {
 }
 
 // foreignTargets lists where other modes or proxies may have left rules.
-func foreignTargets(ctx context.Context, x *examination) ([]linuxdoctor.Target, error) {
+func foreignTargets(ctx context.Context, x *Examination) ([]linuxdoctor.Target, error) {
 	all, err := x.targets(ctx)
 	if err != nil {
 		return nil, err

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package examine
 
 import (
 	"context"
@@ -19,9 +19,9 @@ import (
 const setClockCommand = "w32tm /resync"
 
 // systemChecks returns the checks of a Windows node.
-func systemChecks(_ context.Context, x *examination) ([]doctor.Check, error) {
+func systemChecks(_ context.Context, x *Examination, want services) ([]doctor.Check, error) {
 	d := hns.NewDriver()
-	n := &windowsdoctor.Node{Options: kernelspace.Options(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, Holder: x.holder, Answered: x.proxy.Answer != nil, Services: x.services}
+	n := &windowsdoctor.Node{Options: kernelspace.Options(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, Holder: x.holder, Answered: x.proxy.Answer != nil, Services: want}
 	for _, s := range serverAddrs(x.config) {
 		n.Servers = append(n.Servers, windowsdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})
 	}

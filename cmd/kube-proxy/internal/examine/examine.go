@@ -1,0 +1,217 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package examine
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/doctor/apiserver"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/statusview"
+	"kubeproxy/common/takeover"
+	"kubeproxy/common/track"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+)
+
+// Options are what the caller asks for.
+type Options struct {
+	Proxy    *agent.Options // as the proxy gets them
+	Version  string         // of this program
+	Server   string         // of the running proxy; empty for the one in the configuration
+	AllModes bool           // look at every mode of this system
+	Timeout  time.Duration  // of each check
+}
+
+// Examination is what the checks of a system need.
+type Examination struct {
+	options Options
+	config  *config.Config
+	node    string
+	// selected is the mode that is configured, or else the best. modes are those to look
+	// at.
+	selected mode.Descriptor
+	modes    mode.Table
+	// targets lists where any mode may have left something.
+	targets func(context.Context) ([]takeover.Target, error)
+	// proxy is the running proxy. holder returns the one that programs the node.
+	proxy  *doctor.Proxy
+	holder func(context.Context) (lease.Identity, bool)
+}
+
+// services returns what is to be served, nil if that is unknown.
+type services func(context.Context) (*service.Snapshot, error)
+
+// Find finds the running proxy of c, its Node, and the modes to look at.
+func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error) {
+	node, err := agent.NodeName(c)
+	if err != nil {
+		return nil, err
+	}
+	proxy, err := o.askProxy(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	x := &Examination{
+		options: o, config: c, node: node, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: leaseHolder(c),
+		targets: func(ctx context.Context) ([]takeover.Target, error) { return o.Proxy.Targets(ctx, c) },
+	}
+	x.modes = x.examined()
+	if proxy.Answer != nil && c.HostnameOverride == "" {
+		x.node = proxy.Answer.Node
+	}
+	return x, nil
+}
+
+// Checks returns all checks.
+func (x *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
+	server := newServerChecks(x)
+	read := sync.OnceValues(func() (*service.Snapshot, error) { return x.readServices(ctx, server) })
+	checks, err := systemChecks(ctx, x, func(context.Context) (*service.Snapshot, error) { return read() })
+	if err != nil {
+		return nil, err
+	}
+	if all := x.options.Proxy.Manifests; len(all) > 0 {
+		checks = append(checks, apiserver.ManifestNode(all, x.node, host.InterfaceAddrs, podsOf(x)))
+	} else {
+		checks = append(checks, server.Checks()...)
+	}
+	return append(checks, x.proxy.Check(x.holder)), nil
+}
+
+// Report returns a report on x without findings.
+func (x *Examination) Report() *doctor.Report {
+	return &doctor.Report{Node: x.node, System: string(x.config.OS), Proxy: x.proxy.String(), Modes: x.modes.Names()}
+}
+
+// askTimeout bounds the wait for an answer of the running proxy.
+const askTimeout = 5 * time.Second
+
+// askProxy asks the proxy that runs, if one does.
+func (o Options) askProxy(ctx context.Context, c *config.Config) (*doctor.Proxy, error) {
+	at := c.MetricsBindAddress
+	if o.Server != "" {
+		at = o.Server
+	} else if _, port, _ := net.SplitHostPort(at); port == "0" {
+		return &doctor.Proxy{Err: errors.New("metricsBindAddress has port 0, so the proxy serves no metrics")}, nil
+	}
+	server, err := statusview.DialAddress(at)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return doctor.AskProxy(ctx, statusview.Query{Server: server, Version: o.Version}), nil
+}
+
+// leaseHolder returns the function that asks which proxy programs the node.
+func leaseHolder(c *config.Config) func(context.Context) (lease.Identity, bool) {
+	transport, _ := host.LeaseTransport(c.ProxyName)
+	return func(ctx context.Context) (lease.Identity, bool) {
+		if transport == nil {
+			return lease.Identity{}, false
+		}
+		return lease.QueryHolder(ctx, transport)
+	}
+}
+
+// examined returns the modes to look at: all, the configured one, that of the running
+// proxy, or the one that would be selected. If none works, it is the best.
+func (x *Examination) examined() mode.Table {
+	c, d := x.config, x.options
+	switch {
+	case d.AllModes:
+		return d.Proxy.Modes.On(c.OS)
+	case c.Mode != "":
+		return mode.Table{x.selected}
+	case x.proxy.Answer != nil:
+		if m, ok := d.Proxy.Modes.Find(x.proxy.Answer.Mode, c.OS); ok {
+			return mode.Table{m}
+		}
+	}
+	for _, w := range d.Proxy.Candidates(c, "") {
+		if probeMode(c, w.Descriptor, mode.PrimaryFamily(c)) == nil {
+			return mode.Table{w.Descriptor}
+		}
+	}
+	return mode.Table{x.selected}
+}
+
+func newServerChecks(x *Examination) *apiserver.Server {
+	return &apiserver.Server{Client: agent.KubeClient(x.config, x.options.Version), Node: x.node, Addrs: host.InterfaceAddrs, Pods: podsOf(x), SetClock: setClockCommand}
+}
+
+func podsOf(x *Examination) apiserver.Pods {
+	o := agent.TrackOptions(x.selected, x.config, "")
+	return apiserver.Pods{CIDRs: o.Pods.Prefixes, FromNode: o.PodsFromNode}
+}
+
+// readServices returns what the running proxy serves, or what one would serve that begins now.
+func (x *Examination) readServices(ctx context.Context, server *apiserver.Server) (*service.Snapshot, error) {
+	if s := x.proxy.Services(); s != nil {
+		return s, nil
+	}
+	tracker := track.New(agent.TrackOptions(x.selected, x.config, x.node))
+	if len(x.options.Proxy.Manifests) > 0 {
+		files := source.Manifests{Paths: x.options.Proxy.Manifests, NodeName: x.node}
+		err := files.Load(ctx, tracker)
+		if s := tracker.Latest(); s != nil {
+			return s, nil // what cannot be used is not the subject here
+		}
+		return nil, err
+	}
+	to := server.Config(ctx)
+	if to == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, x.options.Timeout)
+	defer cancel()
+	api := source.APIServer{Config: to, NodeName: x.node, ProxyName: x.config.ProxyName}
+	err := api.Run(ctx, endingSink{tracker, cancel})
+	if s := tracker.Latest(); s != nil {
+		return s, nil
+	}
+	return nil, errors.Join(errors.New("not all Services could be read from the API server in time"), err)
+}
+
+// endingSink calls end when all is read.
+type endingSink struct {
+	source.Sink
+	end func()
+}
+
+// Synced implements source.Sink.
+func (s endingSink) Synced() {
+	s.Sink.Synced()
+	s.end()
+}
+
+// ownServer is a server of the proxy.
+type ownServer struct {
+	name, flag string
+	addr       netip.AddrPort
+}
+
+// serverAddrs returns where the servers of the proxy are to listen.
+func serverAddrs(c *config.Config) []ownServer {
+	var all []ownServer
+	for _, s := range []struct{ name, flag, addr string }{
+		{"health", "healthz-bind-address", c.HealthzBindAddress}, {"metrics", "metrics-bind-address", c.MetricsBindAddress},
+	} {
+		if a, err := netip.ParseAddrPort(s.addr); err == nil && a.Port() != 0 {
+			all = append(all, ownServer{s.name, s.flag, a})
+		}
+	}
+	return all
+}
