@@ -181,13 +181,6 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 	return &exit{code: exitCannotTell}
 }
 
-func (x *explainOptions) system() config.OS {
-	if x.FlagSet.Lookup("proxy-mode").Value.String() == string(config.Kernelspace) {
-		return config.Windows
-	}
-	return config.Linux
-}
-
 // read reads the manifests. Objects that cannot be used are reported, and the others
 // count.
 func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {

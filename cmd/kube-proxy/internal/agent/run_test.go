@@ -6,6 +6,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,10 +16,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/test/program"
@@ -38,12 +41,24 @@ func testSystem() System {
 
 const testShop = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n"
 
+// freeAddress returns an address of this machine on which nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
 // TestRun starts a proxy, changes a manifest, and has it reload two configurations: one
 // that it can apply and one that needs a new process.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	manifest, file := filepath.Join(dir, "shop.yaml"), filepath.Join(t.TempDir(), "c.yaml")
-	const quiet = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\nhostnameOverride: node-a\n"
+	server := freeAddress(t)
+	quiet := confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: " + server + "\nhostnameOverride: node-a\n"
 	write(t, manifest, testShop)
 	write(t, file, quiet)
 	var log program.Log
@@ -78,6 +93,10 @@ func TestRun(t *testing.T) {
 		}
 	}
 	awaitPorts(1)
+	eventually(t, "status knows the mode and the Service", func() bool {
+		answer, err := (&statusview.Query{Server: server}).Ask(t.Context())
+		return err == nil && answer.Mode == "toy" && len(answer.Services) == 1 && answer.Services[0].State == servicestate.Programmed
+	})
 	write(t, manifest, testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
 	awaitPorts(2)
 	write(t, file, quiet+"clusterCIDR: 10.244.0.0/16\n")
