@@ -43,8 +43,9 @@ type Descriptor struct {
 	// leaves the rest to commands that it starts. 0 and 1 leave nothing to them.
 	MemoryShare int
 	// Needs and Leaves are the cells of the mode in docs/modes.md: what a node must have,
-	// and what the mode leaves there. Limits is what the mode cannot do.
-	Needs, Leaves, Limits string
+	// and what the mode leaves there. What a mode cannot do is reported for each Service
+	// port, see reconcile.UnsupportedError.
+	Needs, Leaves string
 
 	// Section returns what the section of the configuration says that counts in the mode.
 	Section func(*config.Config) Section
