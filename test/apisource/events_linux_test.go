@@ -22,7 +22,7 @@ import (
 
 // deployed is the account of the deployment. Its certificate says what a pod's
 // token says.
-var deployed = cluster.Login{User: "system:serviceaccount:kube-system:kube-proxy", Groups: []string{"system:serviceaccounts"}}
+var deployed = cluster.Login{User: "system:serviceaccount:kube-system:kubeproxy", Groups: []string{"system:serviceaccounts"}}
 
 // checkPort and otherCheckPort are of the first 86 ports for NodePorts. Those
 // the API server gives away last by itself, so that the NodePort that it draws
@@ -47,15 +47,15 @@ func TestEvents(t *testing.T) {
 		s.Spec.ExternalIPs = []string{"198.51.100.7"}
 		w.set(t, s)
 	}
-	account, err := os.ReadFile(filepath.Join("..", "..", "build", "deploy", "base", "account", "account.yaml"))
+	objects, err := os.ReadFile(filepath.Join("..", "..", "build", "deploy", "linux", "objects.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	account = []byte(strings.ReplaceAll(string(account), "kind: ServiceAccount\nmetadata:\n", "kind: ServiceAccount\nmetadata:\n  namespace: kube-system\n"))
+	account, _, _ := strings.Cut(string(objects), "---\napiVersion: apps/v1\n") // without the DaemonSet
 	taken := takePort(t, w.lab.Node, checkPort)
 
-	t.Run("forbidden", func(t *testing.T) { testEventsForbidden(t, w, string(account)) })
-	if err := w.Apply(t.Context(), account); err != nil {
+	t.Run("forbidden", func(t *testing.T) { testEventsForbidden(t, w, account) })
+	if err := w.Apply(t.Context(), []byte(account)); err != nil {
 		t.Fatal(err)
 	}
 	p := w.start(t, deployed)

@@ -20,7 +20,7 @@ type right struct {
 
 func (r right) String() string { return r.verb + " " + r.resource }
 
-// rights are those of build/deploy/base/account.
+// rights are those of the ClusterRole in build/deploy/linux/objects.yaml.
 var rights = []right{
 	{"", "services", "list", true},
 	{"", "services", "watch", true},
@@ -67,7 +67,7 @@ func rightsFinding(missing []right, user string) doctor.Finding {
 		}
 	}
 	f.What = "the account may not " + strings.Join(names, ", ")
-	f.Advice = "run it where kubectl has the rights of an administrator; build/deploy/base/account has all rights, those on servicecidrs and on events too, which older clusters do not give"
+	f.Advice = "run it where kubectl has the rights of an administrator; the ClusterRole in build/deploy/linux/objects.yaml has all rights, those on servicecidrs and on events too, which older clusters do not give"
 	const command = "kubectl create clusterrolebinding kube-proxy-node-proxier --clusterrole=system:node-proxier "
 	account, isAccount := strings.CutPrefix(user, "system:serviceaccount:")
 	switch {

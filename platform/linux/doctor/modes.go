@@ -66,7 +66,7 @@ func (m Mode) finding(f service.Family, err error) doctor.Finding {
 	if all := modules(err.Error()); len(all) > 0 {
 		found.Fix = "modprobe -a " + strings.Join(all, " ")
 	} else if errors.Is(err, exec.ErrNotFound) {
-		found.Advice = "install iptables, in a container take an image with both variants of it: build/image/Dockerfile.iptables; " + found.Advice
+		found.Advice = "install iptables, in a container take the image kubeproxy-iptables, which has both variants; " + found.Advice
 	}
 	return found
 }

@@ -93,7 +93,7 @@ func lockSeen(mounts string) doctor.Seen {
 	}
 	return doctor.Seen{Findings: []doctor.Finding{{
 		Topic: doctor.XtablesLock, What: lockFile + " belongs to this container, not to the host, so it excludes nobody else",
-		Advice: "mount the file of the host with hostPath " + lockFile + ", type FileOrCreate, as build/deploy/iptables does",
+		Advice: "mount the file of the host with hostPath " + lockFile + ", type FileOrCreate, as build/deploy/linux does",
 	}}}
 }
 
