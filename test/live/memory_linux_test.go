@@ -28,7 +28,7 @@ func TestStartsWithLittleMemory(t *testing.T) {
 		few, limitOfFew, many, ofMany int
 	}{
 		{"nftables", 1000, 24, 5000, 64},
-		{"iptables-nft", 1000, 64, 5000, 224},
+		{"iptables-nft", 1000, 48, 5000, 128},
 		{"iptables-legacy", 1000, 48, 5000, 128},
 	} {
 		t.Run(tt.way, func(t *testing.T) {

@@ -31,6 +31,8 @@ type System struct {
 	Texts            []string
 	done             []string // see Changes
 	InterruptedSaves int      // listings that concurrent changes interrupt
+	// Piece is what PieceRules returns.
+	Piece int
 	// Refuse, if set, may refuse the text for a table before anything is done.
 	Refuse func(text string) error
 }
@@ -50,6 +52,9 @@ func New(s *Sets) *System {
 	}
 	return k
 }
+
+// PieceRules returns how many rules of new chains one text should have.
+func (k *System) PieceRules() int { return k.Piece }
 
 // Restore applies text as iptables-restore --noflush does.
 func (k *System) Restore(_ context.Context, text string) error {

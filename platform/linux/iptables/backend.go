@@ -19,6 +19,9 @@ type Driver interface {
 	// changed completely or not at all. An error that is not caused by the text wraps
 	// ErrBusy.
 	Restore(ctx context.Context, text string) error
+	// PieceRules returns how many rules of new chains one text should have, so that the
+	// command needs little memory. 0 means any number.
+	PieceRules() int
 	// Save returns the output of iptables-save for the tables that exist.
 	Save(ctx context.Context) (string, error)
 	// Touched reports whether others may have changed the tables since the last call of

@@ -20,6 +20,16 @@ func (b *Backend) restore(ctx context.Context, c *change) error {
 	return nil
 }
 
+// restoreInPieces applies the change of s. Its last piece brings it into force.
+func (b *Backend) restoreInPieces(ctx context.Context, s *stage) error {
+	for _, c := range s.pieces(s.sums, b.driver.PieceRules()) {
+		if err := b.restore(ctx, &c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // recordInstalled records that the tables hold h.
 func (b *Backend) recordInstalled(h *installed) {
 	b.installed = h

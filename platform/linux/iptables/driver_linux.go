@@ -184,6 +184,18 @@ func (r *runner) Restore(ctx context.Context, text string) error {
 	return errors.Join(err, r.monitor.endRestore())
 }
 
+// pieceRules keeps iptables-nft-restore below some 20 MB.
+const pieceRules = 8000
+
+// PieceRules implements Driver. iptables-legacy-restore rewrites the whole table each time
+// and needs 0.3 kB for each rule, so pieces would only cost time.
+func (r *runner) PieceRules() int {
+	if r.lock != nil {
+		return 0
+	}
+	return pieceRules
+}
+
 // run runs iptables-restore with text as its input.
 func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	c := r.command(ctx, "-restore", args...)

@@ -21,8 +21,17 @@ import (
 var errInjected = backendtest.ErrInjected
 
 func TestSuites(t *testing.T) {
+	runSuites(t, 0)
+}
+
+// The suites pass if iptables-restore gets new chains in pieces.
+func TestSuitesInPieces(t *testing.T) {
+	runSuites(t, 7)
+}
+
+func runSuites(t *testing.T, piece int) {
 	backendtest.Run(t, backendtest.Harness{
-		New:     func(w generate.Cluster) backendtest.Node { return newNode(w.Family) },
+		New:     func(w generate.Cluster) backendtest.Node { return newNode(w.Family, piece) },
 		Cluster: func(w generate.Cluster) backendtest.Cluster { return generate.WithoutServiceCIDRs{Cluster: w} },
 	})
 }
@@ -60,15 +69,16 @@ type node struct {
 	family service.Family
 }
 
-func newNode(f service.Family) *node {
+func newNode(f service.Family, piece int) *node {
 	k := newFake()
+	k.Piece = piece
 	k.addForeignChains()
 	return &node{k, f}
 }
 
 func (n *node) Start() reconcile.Backend { return newBackend(n.family, n.fake) }
 
-func (n *node) Fresh() backendtest.Node { return newNode(n.family) }
+func (n *node) Fresh() backendtest.Node { return newNode(n.family, n.Piece) }
 
 func (n *node) Heal() { n.Refuse = nil }
 

@@ -93,7 +93,7 @@ func (p *plan) program(ctx context.Context) error {
 	}
 	var err error
 	if p.stage != nil && !p.stage.empty() {
-		err = b.restore(ctx, &p.change)
+		err = b.restoreInPieces(ctx, p.stage)
 	}
 	switch {
 	case err != nil && (errors.Is(err, ErrBusy) || ctx.Err() != nil):

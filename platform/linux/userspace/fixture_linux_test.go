@@ -31,6 +31,7 @@ func (t *tables) RouteLocalnetEnabled() (bool, error)       { return true, nil }
 func (t *tables) EnableRouteLocalnet() error                { return nil }
 func (t *tables) DisableRouteLocalnet() error               { return nil }
 func (t *tables) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
+func (t *tables) PieceRules() int                           { return 0 }
 func (t *tables) Suspect() string                           { return "" }
 func (t *tables) Close()                                    {}
 
