@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"syscall"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -44,7 +45,7 @@ func remedy(err error, from, server string) string {
 		return "the account lacks rights: bind it to a ClusterRole that may list and watch this kind, such as system:node-proxier"
 	case errors.As(err, &unknown):
 		return fmt.Sprintf("the host's name cannot be resolved: check %s", server)
-	case utilnet.IsConnectionRefused(err):
+	case isRefused(err):
 		return fmt.Sprintf("nobody listens there: check %s, and that the API server runs", server)
 	}
 	return ""
@@ -66,4 +67,12 @@ func certificateRemedy(err error, from, server string) string {
 		return fmt.Sprintf("the API server refuses the client certificate in %s: renew it", from)
 	}
 	return ""
+}
+
+// isRefused reports that nobody listens at an address. Windows has a number of its own for
+// that, WSAECONNREFUSED:
+// https://learn.microsoft.com/en-us/windows/win32/winsock/windows-sockets-error-codes-2
+func isRefused(err error) bool {
+	const wsaConnRefused = syscall.Errno(10061)
+	return utilnet.IsConnectionRefused(err) || errors.Is(err, wsaConnRefused)
 }
