@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
@@ -70,15 +69,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 		},
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{doctor.ExitFailed, flagError(cmd, err)} })
-	all := pflag.NewFlagSet("", pflag.ContinueOnError)
-	d.register(all)
-	all.VisitAll(func(f *pflag.Flag) {
-		switch f.Name {
-		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
-		default:
-			cmd.Flags().AddFlag(f)
-		}
-	})
+	d.registerReading(cmd.Flags())
 	cmd.Flags().BoolVar(&d.examined.AllModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
 	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&d.examined.Server, "server", "", "`HOST[:PORT]` of the metrics server of the running proxy; goes before metricsBindAddress")

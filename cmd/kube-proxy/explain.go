@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/explain"
@@ -85,15 +84,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 		},
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{exitCannotTell, flagError(cmd, err)} })
-	all := pflag.NewFlagSet("", pflag.ContinueOnError)
-	x.register(all)
-	all.VisitAll(func(f *pflag.Flag) {
-		switch f.Name {
-		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
-		default:
-			cmd.Flags().AddFlag(f)
-		}
-	})
+	x.registerReading(cmd.Flags())
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
 	cmd.Flags().StringVar(&x.server, "server", "", "`HOST[:PORT]` of the running proxy's metrics server; goes before --config")

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/printable"
@@ -52,15 +51,7 @@ func newRender(to streams, table mode.Table) *cobra.Command {
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), to) },
 	}
-	all := pflag.NewFlagSet("", pflag.ContinueOnError)
-	r.register(all)
-	all.VisitAll(func(f *pflag.Flag) {
-		switch f.Name {
-		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
-		default:
-			cmd.Flags().AddFlag(f)
-		}
-	})
+	r.registerReading(cmd.Flags())
 	cmd.Flags().StringVarP(&r.format, "output", "o", mode.Text, "`FORMAT` of what is printed: text, as nft -f, iptables-restore, or ipvsadm -R and ipset restore take it, or json")
 	cmd.Flags().StringVar(&r.hnsState, "hns-state", "", "`FILE` with what the HNS of a Windows node holds, in JSON")
 	return cmd

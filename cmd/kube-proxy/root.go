@@ -83,6 +83,20 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 }
 
+// registerReading registers the flags for a command that changes nothing: all but those
+// that select an action of the proxy.
+func (o *options) registerReading(fs *pflag.FlagSet) {
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	o.register(all)
+	all.VisitAll(func(f *pflag.Flag) {
+		switch f.Name {
+		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
+		default:
+			fs.AddFlag(f)
+		}
+	})
+}
+
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

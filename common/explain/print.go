@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -23,7 +24,7 @@ type View struct {
 // Print writes x for people, in at most 100 columns except where a name or an address is
 // long. Text from outside is made printable.
 func (v View) Print(to io.Writer, x *Explanation) error {
-	w := printable.Writer(to)
+	w := &bytes.Buffer{}
 	fmt.Fprintf(w, "%s -> %s/%s, seen from node %s\n%s\n\n", x.Source, x.Destination, x.Protocol, x.Node, wrap(x.headline(), 0))
 	widest := 0
 	for _, s := range x.Steps {
@@ -40,7 +41,7 @@ func (v View) Print(to io.Writer, x *Explanation) error {
 	for _, n := range x.Notes {
 		fmt.Fprintf(w, "\nnote: %s\n", wrap(printable.Text(n), 6))
 	}
-	_, err := io.WriteString(w, "")
+	_, err := printable.Writer(to).Write(w.Bytes())
 	return err
 }
 
@@ -88,7 +89,7 @@ func (x *Explanation) headline() string {
 	return "Left alone: " + x.Why + "."
 }
 
-func (v View) endpoints(w io.Writer, x *Explanation) {
+func (v View) endpoints(w *bytes.Buffer, x *Explanation) {
 	if len(x.Endpoints) == 0 {
 		return
 	}
@@ -108,7 +109,7 @@ func (v View) endpoints(w io.Writer, x *Explanation) {
 		}
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Address, orDash(e.Node), orDash(e.Zone), e.State, gets, orDash(e.Client), e.Why)
 	}
-	t.Flush() //nolint:errcheck // the writer below reports the first error with the last line
+	_ = t.Flush() // a buffer takes everything
 	if rest > 0 {
 		fmt.Fprintf(w, "  and %d more; --all prints them, -o json too\n", rest)
 	}
@@ -138,7 +139,7 @@ func orDash(s string) string {
 const mostObject = 30
 
 // installed prints what the node really does.
-func (x *Explanation) installed(w io.Writer) {
+func (x *Explanation) installed(w *bytes.Buffer) {
 	if x.Installed == nil {
 		return
 	}

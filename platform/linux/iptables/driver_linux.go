@@ -184,11 +184,11 @@ func (r *runner) Restore(ctx context.Context, text string) error {
 	return errors.Join(err, r.monitor.endRestore())
 }
 
-// pieceRules keeps iptables-nft-restore below some 20 MB.
+// pieceRules bounds the input of iptables-nft-restore, see change.pieces.
 const pieceRules = 8000
 
-// PieceRules implements Driver. iptables-legacy-restore rewrites the whole table each time
-// and needs 0.3 kB for each rule, so pieces would only cost time.
+// PieceRules implements Driver. iptables-legacy-restore replaces the whole table each time
+// (iptables: libiptc/libiptc.c, TC_COMMIT), so pieces would cost time and save nothing.
 func (r *runner) PieceRules() int {
 	if r.lock != nil {
 		return 0
