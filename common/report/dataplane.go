@@ -3,16 +3,23 @@
 
 package report
 
-import "sync"
+import (
+	"cmp"
+	"sync"
+)
 
 // DataplaneConditions carries the conditions that a dataplane reports between the results
-// of rounds, such as a round that hangs.
+// of rounds, such as a round that hangs. It keeps them until somebody subscribes.
 type DataplaneConditions struct {
 	mu         sync.Mutex
-	last       map[string]string // by condition
-	report     func(condition, text string)
+	last       map[string]dataplaneCondition // by name
+	report     func(name string, c dataplaneCondition)
 	onProgress func()
 }
+
+// dataplaneCondition is what is the matter: text without names of Services and clients,
+// detail with them if there are any. Both are empty if nothing is.
+type dataplaneCondition struct{ text, detail string }
 
 // ReportProgress reports that a round makes progress.
 func (r *DataplaneConditions) ReportProgress() {
@@ -24,43 +31,49 @@ func (r *DataplaneConditions) ReportProgress() {
 }
 
 // Setter returns a function that reports a condition. An empty text clears it.
-func (r *DataplaneConditions) Setter(condition string) func(text string) {
-	return func(text string) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.last == nil {
-			r.last = map[string]string{}
-		}
-		r.last[condition] = text
-		if r.report != nil {
-			r.report(condition, text)
-		}
+func (r *DataplaneConditions) Setter(name string) func(text string) {
+	return func(text string) { r.set(name, dataplaneCondition{text: text}) }
+}
+
+// DetailedSetter is Setter with a second text, which may name Services and clients.
+func (r *DataplaneConditions) DetailedSetter(name string) func(text, detail string) {
+	return func(text, detail string) { r.set(name, dataplaneCondition{text, detail}) }
+}
+
+func (r *DataplaneConditions) set(name string, c dataplaneCondition) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last == nil {
+		r.last = map[string]dataplaneCondition{}
+	}
+	r.last[name] = c
+	if r.report != nil {
+		r.report(name, c)
 	}
 }
 
-// Subscribe sends conditions to report and progress of rounds to onProgress from now on.
-// It first reports the conditions that are already set. It is called once for each
-// backend.
-func (r *DataplaneConditions) Subscribe(report func(condition, text string), onProgress func()) {
+// subscribe sends conditions to report and progress of rounds to onProgress from now on.
+// It first reports the conditions that are already set.
+func (r *DataplaneConditions) subscribe(report func(name string, c dataplaneCondition), onProgress func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report, r.onProgress = report, onProgress
-	for condition, text := range r.last {
-		if text != "" {
-			report(condition, text)
+	for name, c := range r.last {
+		if c.text != "" {
+			report(name, c)
 		}
 	}
 }
 
-// ObserveDataplane shows what c carries as conditions. It logs the start of a condition,
-// not every new figure in its text.
-func (r *Reports) ObserveDataplane(c *DataplaneConditions) {
+// ObserveDataplane shows what from carries as conditions. It logs the start of a
+// condition and each detail, not every new figure in a text.
+func (r *Reports) ObserveDataplane(from *DataplaneConditions) {
 	active := map[string]bool{}
-	c.Subscribe(func(condition, text string) {
-		r.Health.SetCondition(condition, text)
-		if text != "" && !active[condition] {
-			r.log.Info("Warning: " + text)
+	from.subscribe(func(name string, c dataplaneCondition) {
+		r.Health.SetDetailedCondition(name, c.text, cmp.Or(c.detail, c.text))
+		if c.text != "" && (c.detail != "" || !active[name]) {
+			r.log.Info("Warning: " + cmp.Or(c.detail, c.text))
 		}
-		active[condition] = text != ""
+		active[name] = c.text != ""
 	}, r.Health.Progress)
 }

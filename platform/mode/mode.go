@@ -12,8 +12,6 @@ import (
 	"io"
 	"time"
 
-	"kubeproxy/common/metrics"
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -110,73 +108,12 @@ type Setup struct {
 	NodeName func() (string, error)
 	// Condition returns the setter of a condition. An empty text clears it.
 	Condition func(name string) func(text string)
+	// DetailedCondition is Condition with a second text, which may name Services and
+	// clients. Both are empty if nothing is the matter.
+	DetailedCondition func(name string) func(text, detail string)
 	// Progress is called when a round makes progress that takes long.
 	Progress func()
-	// Shortage receives what listeners on loopback addresses lack, without names and with
-	// names. Both are empty if they lack nothing.
-	Shortage func(text, detail string)
 	// Unreached receives how many clients of a Service port were not served by a listener
 	// because endpoints failed.
 	Unreached func(f service.Family, name service.PortName, clients int, err error)
-}
-
-// Backend is what a mode has for one family.
-type Backend struct {
-	reconcile.Backend
-	Family service.Family
-	Mode   string
-	// Owned is what System.Owned returns for the family.
-	Owned []string
-	// Audit, if set, returns a backend that reports what is in force. The caller closes it.
-	Audit func() (reconcile.Backend, error)
-	// Localhost, if set, answers NodePorts on the loopback address.
-	Localhost Localhost
-	// Conntrack, if set, follows each round whose rules are at least partly in force.
-	Conntrack Conntrack
-	// RegisterMetrics, if set, receives the metrics in which the mode counts what only it
-	// does.
-	RegisterMetrics func(*metrics.Metrics)
-	// Grace bounds what a round may still take at a stop, 0 for no bound.
-	Grace time.Duration
-}
-
-// String names the backend in logs.
-func (b *Backend) String() string { return b.Mode + " " + b.Family.String() }
-
-// WithLocalhost returns the dataplane of b together with the listeners on its loopback
-// address.
-func (b *Backend) WithLocalhost() reconcile.Backend {
-	if b.Localhost == nil {
-		return b.Backend
-	}
-	return reconcile.Both(b.Backend, b.Localhost)
-}
-
-// Localhost is listeners of NodePorts on a loopback address.
-type Localhost interface {
-	reconcile.Backend
-	Listeners() int
-	Failures() int // listeners that could not be opened
-}
-
-// Conntrack deletes entries of the kernel's connection tracking.
-type Conntrack interface {
-	// Clean deletes the entries that a round made stale. It returns how many, and
-	// after which time it should be called again, 0 for no need.
-	Clean(ctx context.Context, r reconcile.Result) (flows int, again time.Duration, err error)
-	// Recheck makes the next Clean check entries again that were right before.
-	Recheck()
-}
-
-// Each opens a backend for each family.
-func Each(families []service.Family, open func(service.Family) (*Backend, error)) ([]*Backend, error) {
-	var all []*Backend
-	for _, f := range families {
-		b, err := open(f)
-		if err != nil {
-			return nil, err // err names the family
-		}
-		all = append(all, b)
-	}
-	return all, nil
 }

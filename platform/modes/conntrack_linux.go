@@ -30,8 +30,8 @@ type conntrackCleaner struct {
 
 func newConntrackCleaner(ctx context.Context, b *mode.Backend) *conntrackCleaner {
 	c := &conntrackCleaner{flows: &conntrack.Reconciler{Driver: conntrack.Netlink{}, Family: b.Family}, family: b.Family, log: klog.FromContext(ctx)}
-	if r, ok := b.Backend.(interface{ Tracked() *service.Snapshot }); ok {
-		c.tracked = r.Tracked
+	if b.Relay != nil {
+		c.tracked = b.Relay.Tracked
 	}
 	return c
 }

@@ -36,7 +36,7 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 			return nil, err
 		}
 		l := userspace.NewLimits(files)
-		l.Observe(s.Shortage)
+		l.Observe(s.DetailedCondition(mode.RelayCondition))
 		return l, nil
 	})
 	for _, b := range backends {

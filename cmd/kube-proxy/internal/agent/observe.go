@@ -9,7 +9,6 @@ import (
 
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/mode"
 )
 
@@ -23,13 +22,10 @@ func packetMetrics(backends []*mode.Backend) *metrics.Packets {
 	defer cancel()
 	var all *metrics.Packets
 	for _, b := range backends {
-		x, ok := b.Backend.(interface {
-			Packets(context.Context) (iptables.Packets, error)
-		})
-		if !ok {
+		if b.Packets == nil {
 			continue
 		}
-		p, _ := x.Packets(ctx)
+		p, _ := b.Packets(ctx)
 		if all == nil {
 			all = &metrics.Packets{}
 		}
@@ -37,6 +33,14 @@ func packetMetrics(backends []*mode.Backend) *metrics.Packets {
 		all.Loopback += p.Loopback
 	}
 	return all
+}
+
+// relayMetrics returns what the relay counts for all families, nil without a relay.
+func relayMetrics(backends []*mode.Backend) *metrics.Relay {
+	if r := backends[0].Relay; r != nil {
+		return r.Use()
+	}
+	return nil
 }
 
 // localhostMetrics returns the state of the listeners on loopback addresses, empty

@@ -49,7 +49,6 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 		return err
 	}
 	p.showUnprogrammed(ctx)
-	p.observeRelay()
 	group, ctx := errgroup.WithContext(ctx)
 	members, err := p.newMembers(ctx)
 	if err != nil {

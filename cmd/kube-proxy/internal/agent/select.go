@@ -28,11 +28,8 @@ type Selected struct {
 	Backends []*mode.Backend // at least one
 	// Unavailable holds why a family has no backend.
 	Unavailable map[service.Family]string
-	// conditions carries the conditions that the dataplane reports.
+	// conditions carries what the dataplane reports to the Reports that are made later.
 	conditions *report.DataplaneConditions
-	// reportRelayShortage, if set, is called when listeners on loopback addresses lack a
-	// resource.
-	reportRelayShortage func(text, detail string)
 }
 
 // Candidate is a mode that may be selected.
@@ -135,15 +132,8 @@ func (o *Options) open(ctx context.Context, c *config.Config, w Candidate) (*Sel
 // setup returns what the mode of x gets from the process.
 func (x *Selected) setup(log klog.Logger) mode.Setup {
 	s := Setup(x.Config)
-	s.Condition, s.Progress = x.conditions.Setter, x.conditions.ReportProgress
-	s.Shortage = func(text, detail string) {
-		if x.reportRelayShortage != nil {
-			x.reportRelayShortage(text, detail)
-		}
-	}
-	s.Unreached = func(f service.Family, name service.PortName, clients int, err error) {
-		LogUnreached(log, f)(name, clients, err)
-	}
+	s.Condition, s.DetailedCondition, s.Progress = x.conditions.Setter, x.conditions.DetailedSetter, x.conditions.ReportProgress
+	s.Unreached = logUnreached(log)
 	return s
 }
 

@@ -5,7 +5,6 @@ package agent
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,29 +15,17 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-// tracer is a backend that can follow a connection through its dataplane.
-type tracer interface {
-	Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error)
-}
-
-// trace follows c through the dataplane. It asks a backend of its own, because the one
-// that programs belongs to its loop.
+// trace follows c through the dataplane. It returns nil where the mode cannot do that.
 func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
 	i := slices.IndexFunc(p.selected.Backends, func(b *mode.Backend) bool { return b.Family == service.FamilyOf(c.To.Addr()) })
-	if i < 0 || p.selected.Backends[i].Audit == nil {
+	if i < 0 || p.selected.Backends[i].Tracer == nil {
 		return nil, nil
 	}
-	b, err := p.selected.Backends[i].Audit()
+	t, err := p.selected.Backends[i].Tracer()
 	if err != nil {
 		return nil, err
 	}
-	if closer, ok := b.(io.Closer); ok {
-		defer closer.Close()
-	}
-	t, ok := b.(tracer)
-	if !ok {
-		return nil, nil
-	}
+	defer t.Close()
 	return t.Trace(ctx, want, c, func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || isLocal(a) })
 }
 

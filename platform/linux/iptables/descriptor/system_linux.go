@@ -6,6 +6,7 @@ package descriptor
 import (
 	"context"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
@@ -26,9 +27,18 @@ func system() *mode.System {
 
 func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
-		create := func() (reconcile.Backend, error) { return iptables.New(f, Options(s.Config)) }
-		b, err := create()
-		return &mode.Backend{Backend: b, Family: f, Audit: create}, err
+		b, err := iptables.New(f, Options(s.Config))
+		if err != nil {
+			return nil, err
+		}
+		return &mode.Backend{
+			Backend: b, Family: f,
+			Audit: func() (reconcile.Backend, error) { return iptables.New(f, Options(s.Config)) },
+			Packets: func(ctx context.Context) (metrics.Packets, error) {
+				p, err := b.Packets(ctx)
+				return metrics.Packets(p), err
+			},
+		}, nil
 	})
 }
 

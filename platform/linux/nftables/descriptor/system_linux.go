@@ -28,7 +28,10 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
 		create := func() (reconcile.Backend, error) { return nftables.New(f, options(s.Config)) }
 		b, err := create()
-		return &mode.Backend{Backend: b, Family: f, Audit: create}, err
+		return &mode.Backend{
+			Backend: b, Family: f, Audit: create,
+			Tracer: func() (mode.Tracer, error) { return nftables.New(f, options(s.Config)) },
+		}, err
 	})
 }
 

@@ -33,20 +33,23 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		return nil, err
 	}
 	limits := userspace.NewLimits(files)
+	limits.Observe(s.DetailedCondition(mode.RelayCondition))
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
 		b, err := userspace.New(f, options(s.Config), limits)
 		if err != nil {
 			return nil, err
 		}
+		unreached := func(name service.PortName, clients int, err error) { s.Unreached(f, name, clients, err) }
+		b.ObserveUnreached(unreached)
 		x := &mode.Backend{
-			Backend: b, Family: f,
+			Backend: b, Family: f, Relay: relay{b},
 			Audit: func() (reconcile.Backend, error) { return userspace.NewAudit(f, options(s.Config)) },
 		}
 		if f == service.IPv6 {
 			mark := 1 << *s.Config.IPTables.MasqueradeBit // bypasses the rules that redirect to the listeners of b
 			x.Localhost = userspace.NewLocalhost(f, mark, userspace.LocalhostParts{
 				Limits:    func() (*userspace.Limits, error) { return limits, nil },
-				Unreached: func(name service.PortName, clients int, err error) { s.Unreached(f, name, clients, err) },
+				Unreached: unreached,
 			})
 		}
 		return x, nil

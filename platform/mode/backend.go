@@ -1,0 +1,114 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package mode
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// RelayCondition is the name of the condition that listeners lack a resource.
+const RelayCondition = "relay"
+
+// Backend is what a mode has for one family. What may be nil is what only some modes
+// have.
+type Backend struct {
+	reconcile.Backend
+	Family service.Family
+	Mode   string
+	// Owned is what System.Owned returns for the family.
+	Owned []string
+	// Audit, if set, returns a backend that reports what is in force. The caller closes it.
+	Audit func() (reconcile.Backend, error)
+	// Tracer, if set, returns a backend that reads what is installed. The caller closes
+	// it. The one that programs belongs to its Loop.
+	Tracer func() (Tracer, error)
+	// Packets, if set, returns the packet counters of the rules, and the previous ones if
+	// they cannot be read now. It is safe for concurrent use.
+	Packets func(context.Context) (metrics.Packets, error)
+	// Relay is set if connections pass through this process.
+	Relay Relay
+	// Localhost, if set, answers NodePorts on the loopback address.
+	Localhost Localhost
+	// Conntrack, if set, follows each round whose rules are at least partly in force.
+	Conntrack Conntrack
+	// RegisterMetrics, if set, receives the metrics in which the mode counts what only it
+	// does.
+	RegisterMetrics func(*metrics.Metrics)
+	// Grace bounds what a round may still take at a stop, 0 for no bound.
+	Grace time.Duration
+}
+
+// String names the backend in logs.
+func (b *Backend) String() string { return b.Mode + " " + b.Family.String() }
+
+// WithLocalhost returns the dataplane of b together with the listeners on its loopback
+// address.
+func (b *Backend) WithLocalhost() reconcile.Backend {
+	if b.Localhost == nil {
+		return b.Backend
+	}
+	return reconcile.Both(b.Backend, b.Localhost)
+}
+
+// Tracer is a backend that can follow a connection through what is installed.
+type Tracer interface {
+	reconcile.Backend
+	// Trace follows the first packet of c. want is the snapshot that should be in force.
+	// local reports whether an address belongs to the node.
+	Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error)
+}
+
+// Relay is the connections that pass through this process. It is safe for concurrent use
+// except for HandOver, which no round may follow.
+type Relay interface {
+	// Tracked returns the snapshot that conntrack entries follow. Its endpoints may be
+	// ports of this process.
+	Tracked() *service.Snapshot
+	// HandOver redirects new connections past this process while it is away. It returns
+	// what clients lose by that.
+	HandOver(ctx context.Context) (loss string, err error)
+	// Drain waits until the open connections end or ctx ends.
+	Drain(ctx context.Context)
+	// Connections returns how many connections of all families end with this process.
+	Connections() int
+	// Use returns the open files and the refused connections of all families.
+	Use() *metrics.Relay
+}
+
+// Localhost is listeners of NodePorts on a loopback address.
+type Localhost interface {
+	reconcile.Backend
+	Listeners() int
+	Failures() int // listeners that could not be opened
+}
+
+// Conntrack deletes entries of the kernel's connection tracking.
+type Conntrack interface {
+	// Clean deletes the entries that a round made stale. It returns how many, and
+	// after which time it should be called again, 0 for no need.
+	Clean(ctx context.Context, r reconcile.Result) (flows int, again time.Duration, err error)
+	// Recheck makes the next Clean check entries again that were right before.
+	Recheck()
+}
+
+// Each opens a backend for each family.
+func Each(families []service.Family, open func(service.Family) (*Backend, error)) ([]*Backend, error) {
+	var all []*Backend
+	for _, f := range families {
+		b, err := open(f)
+		if err != nil {
+			return nil, err // err names the family
+		}
+		all = append(all, b)
+	}
+	return all, nil
+}
