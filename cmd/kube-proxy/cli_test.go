@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/help"
 	"kubeproxy/platform/modes"
 	"kubeproxy/test/goldentext"
 )
@@ -141,8 +142,8 @@ func TestVersion(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--version=raw"}, {"version", "--raw"}} {
 		got := call(t, "", args...)
-		if got.Code != 0 || !strings.HasPrefix(got.Out, `main.Build{Version:"`) || !strings.Contains(got.Out, `Go:"go1.`) {
-			t.Errorf("%q: %+v, want main.Build{...}", args, got)
+		if got.Code != 0 || !strings.HasPrefix(got.Out, `buildinfo.Build{Version:"`) || !strings.Contains(got.Out, `Go:"go1.`) {
+			t.Errorf("%q: %+v, want buildinfo.Build{...}", args, got)
 		}
 	}
 }
@@ -152,11 +153,11 @@ func TestRevision(t *testing.T) {
 	defer func(v string) { version = v }(version)
 	version = "v1-dirty,abc,today"
 	want := [...]string{"v1-dirty", "abc", "dirty", "today"}
-	if b := buildInfo().metric(); [...]string{b.GitVersion, b.GitCommit, b.GitTreeState, b.BuildDate} != want {
+	if b := buildInfo().Metric(); [...]string{b.GitVersion, b.GitCommit, b.GitTreeState, b.BuildDate} != want {
 		t.Errorf("%+v, want %q", b, want)
 	}
 	version = "v1,abc"
-	if b := buildInfo().metric(); b.GitTreeState != "clean" && buildInfo().Modified != "true" {
+	if b := buildInfo().Metric(); b.GitTreeState != "clean" && buildInfo().Modified != "true" {
 		t.Errorf("tree state %q, want clean", b.GitTreeState)
 	}
 }
@@ -167,7 +168,7 @@ func TestHelp(t *testing.T) {
 		t.Fatalf("exit %d, %q", got.Code, got.Err)
 	}
 	for line := range strings.Lines(got.Out) {
-		if len(line) > helpWidth+1 {
+		if len(line) > help.Width+1 {
 			t.Errorf("line of %d letters: %s", len(line), line)
 		}
 	}

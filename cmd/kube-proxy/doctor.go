@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -14,6 +13,7 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/doctor"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -57,24 +57,15 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 		Short:   "Find what keeps the proxy from working on this node",
 		Long:    doctorText,
 		Example: doctorExample,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			err := noArgs(cmd, args)
-			if err == nil {
-				err = d.run(cmd.Context(), to)
-			}
-			if _, coded := errors.AsType[*exit](err); err == nil || coded {
-				return err
-			}
-			return &exit{doctor.ExitFailed, err}
-		},
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context(), to) },
 	}
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{doctor.ExitFailed, flagError(cmd, err)} })
 	d.registerReading(cmd.Flags())
 	cmd.Flags().BoolVar(&d.examined.AllModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
 	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&d.examined.Server, "server", "", "`HOST[:PORT]` of the metrics server of the running proxy; goes before metricsBindAddress")
 	cmd.Flags().DurationVar(&d.examined.Timeout, "timeout", 45*time.Second, "how much `TIME` each check has")
-	return cmd
+	return failsWith(doctor.ExitFailed, cmd)
 }
 
 func (d *doctorOptions) run(ctx context.Context, to streams) error {
@@ -86,7 +77,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	d.examined.Proxy, d.examined.Version = &d.Options, buildInfo().Version
-	endNotice := noticeIfSlow(to.err, "kube-proxy: still looking for the proxy and its mode ...")
+	endNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still looking for the proxy and its mode ...")
 	x, err := examine.Find(ctx, d.examined, c)
 	endNotice()
 	if err != nil {
@@ -97,7 +88,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	r := doctor.Runner{
-		Checks: checks, Timeout: d.examined.Timeout, Patience: noticeDelay,
+		Checks: checks, Timeout: d.examined.Timeout, Patience: terminal.NoticeDelay,
 		Progress: func(text string) { fmt.Fprintf(to.err, "kube-proxy: %s\n", text) },
 	}
 	report := x.Report()
@@ -106,7 +97,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 }
 
 func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
-	write := doctor.View{Colour: coloured(w)}.Text
+	write := doctor.View{Colour: terminal.Coloured(w)}.Text
 	if d.format == doctorAsJSON {
 		write = func(w io.Writer, r *doctor.Report) error { return r.JSON(w) }
 	}

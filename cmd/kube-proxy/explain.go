@@ -15,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/source"
@@ -75,22 +77,15 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 		Short:   "Say what becomes of a connection, and why",
 		Long:    explainText,
 		Example: explainExample,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			err := x.run(cmd.Context(), to, args)
-			if _, coded := errors.AsType[*exit](err); err == nil || coded {
-				return err
-			}
-			return &exit{exitCannotTell, err}
-		},
+		RunE:    func(cmd *cobra.Command, args []string) error { return x.run(cmd.Context(), to, args) },
 	}
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{exitCannotTell, flagError(cmd, err)} })
 	x.registerReading(cmd.Flags())
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
 	cmd.Flags().StringVar(&x.server, "server", "", "`HOST[:PORT]` of the running proxy's metrics server; goes before --config")
 	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all endpoints, however many there are")
-	return cmd
+	return failsWith(exitCannotTell, cmd)
 }
 
 func (x *explainOptions) run(ctx context.Context, to streams, args []string) error {
@@ -112,7 +107,7 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	defer noticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	defer terminal.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	model, err := x.read(ctx, c, node, to)
 	if err != nil {
 		return err
@@ -142,7 +137,7 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 	q := statusview.Query{Server: server, Version: buildInfo().Version}
 	ctx, cancel := context.WithTimeout(ctx, x.timeout)
 	defer cancel()
-	stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
+	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
 	body, accepted, err := q.Fetch(ctx, "/explain?"+url.Values{
 		"source": {x.query.Source}, "destination": {x.query.Destination}, "interface": {x.query.Interface},
 	}.Encode())
@@ -175,14 +170,15 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 // read reads the manifests. Objects that cannot be used are reported, and the others
 // count.
 func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
-	tracker := track.New(agent.TrackOptions(x.Modes.Of(c), c, node))
-	pods := explain.NewPods(tracker)
-	files := source.Manifests{
-		Paths:    x.Manifests,
-		NodeName: node,
-		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", printable.Text(s)) },
+	var pods *explain.Pods
+	r := reading.Reader{
+		Config: c, Mode: x.Modes.Of(c), Node: node, Say: sayLines(to.err),
+		Wrap: func(t *track.Tracker) source.Sink {
+			pods = explain.NewPods(t)
+			return pods
+		},
 	}
-	loadErr := files.Load(ctx, pods)
+	tracker, loadErr := r.Manifests(ctx, x.Manifests)
 	m := explain.Model{Tracker: tracker, Snapshot: tracker.Latest()}
 	if m.Snapshot == nil {
 		return m, loadErr

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/platform/mode"
 )
 
@@ -31,7 +32,7 @@ func newHNSState(to streams, table mode.Table) *cobra.Command {
 		Example: hnsStateExample,
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
+			stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
 			text, err := hnsDump(table)
 			stopNotice()
 			if err != nil {

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
@@ -124,4 +125,38 @@ func exitCode(err error, w io.Writer) int {
 		return end.code
 	}
 	return 1
+}
+
+// exit ends the command with a code. Its error is nil if nothing is left to print.
+type exit struct {
+	code int
+	err  error
+}
+
+func (e *exit) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *exit) Unwrap() error { return e.err }
+
+// failsWith has every error of cmd that has no exit code of its own end the program with
+// code.
+func failsWith(code int, cmd *cobra.Command) *cobra.Command {
+	coded := func(err error) error {
+		if _, is := errors.AsType[*exit](err); err == nil || is {
+			return err
+		}
+		return &exit{code, err}
+	}
+	run, args := cmd.RunE, cmd.Args
+	cmd.RunE = func(c *cobra.Command, a []string) error { return coded(run(c, a)) }
+	if args != nil {
+		cmd.Args = func(c *cobra.Command, a []string) error { return coded(args(c, a)) }
+	}
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return coded(flagError(c, err)) })
+	return cmd
 }

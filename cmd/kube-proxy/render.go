@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
-	"kubeproxy/common/source"
-	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/platform/mode"
@@ -81,7 +81,7 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	defer noticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	defer terminal.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	return render(ctx, c, r, node, to)
 }
 
@@ -107,14 +107,8 @@ func (o *options) systemOfMode() config.OS {
 func render(ctx context.Context, c *config.Config, r *renderOptions, node string, to streams) error {
 	to.out = printable.Writer(to.out)
 	d := r.Modes.Of(c)
-	tracker := track.New(agent.TrackOptions(d, c, node))
-	tracker.Subscribe(track.Listener{Found: func(all []track.Problem) { printProblems(to.err, all) }})
-	files := source.Manifests{
-		Paths:    r.Manifests,
-		NodeName: node,
-		Note:     func(s string) { fmt.Fprintf(to.err, "note: %s\n", printable.Text(s)) },
-	}
-	loadErr := files.Load(ctx, tracker)
+	reader := reading.Reader{Config: c, Mode: d, Node: node, Say: sayLines(to.err)}
+	tracker, loadErr := reader.Manifests(ctx, r.Manifests)
 	want := tracker.Latest()
 	if want == nil {
 		return loadErr
@@ -138,18 +132,8 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 	return loadErr
 }
 
-// mostProblems is how many problems that come up at once are printed. The rest is
-// counted.
-const mostProblems = 20
-
-func printProblems(to io.Writer, all []track.Problem) {
-	for _, p := range all[:min(len(all), mostProblems)] {
-		fmt.Fprintf(to, "problem: %s\n", p)
-	}
-	if n := len(all) - mostProblems; n > 0 {
-		fmt.Fprintf(to, "problem: and %d more problems\n", n)
-	}
-}
+// sayLines returns a function that writes lines to w.
+func sayLines(w io.Writer) func(string) { return func(line string) { fmt.Fprintln(w, line) } }
 
 // maxListeners bounds how many listeners a line names.
 const maxListeners = 10

@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 )
 
 const shop = `apiVersion: v1
@@ -89,10 +91,10 @@ func TestManyProblems(t *testing.T) {
 	}
 	dir := files(t, map[string]string{"a.yaml": text.String()})
 	printed := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a").Err
-	if n := strings.Count(printed, "problem: "); n != mostProblems+1 || !strings.Contains(printed, "service shop/s020:") || strings.Contains(printed, "service shop/s021:") {
+	if n := strings.Count(printed, "problem: "); n != reading.MostProblems+1 || !strings.Contains(printed, "service shop/s020:") || strings.Contains(printed, "service shop/s021:") {
 		t.Errorf("%d lines; want those on s001 to s020 and one more:\n%s", n, printed)
 	}
-	if want := fmt.Sprintf("problem: and %d more problems\n", services-1-mostProblems); !strings.Contains(printed, want) {
+	if want := fmt.Sprintf("problem: and %d more problems\n", services-1-reading.MostProblems); !strings.Contains(printed, want) {
 		t.Errorf("%q is missing in\n%s", want, printed)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/help"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/suggest"
 	"kubeproxy/config"
@@ -57,10 +58,10 @@ func newRoot(to streams, table mode.Table) *cobra.Command {
 	}
 	root.SetOut(to.out)
 	root.SetErr(to.err)
-	root.SetHelpFunc(help)
+	root.SetHelpFunc(help.Print)
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
-	root.AddCommand(newRender(to, table), newExplain(to, table), newConfig(to, table), newServiceCommand(to, table),
+	root.AddCommand(newRender(to, table), newExplain(to, table), newDiff(to, table), newConfig(to, table), newServiceCommand(to, table),
 		newStatus(to, table), newDoctor(to, table), newHNSState(to, table), newVersion(to))
 	checkGenerated(root)
 	return root

@@ -18,6 +18,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/logging"
+	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/hns"
 )
@@ -72,7 +73,7 @@ func act(ctx context.Context, a *action, to streams) error {
 	case o.Flags.InitOnly:
 		return o.prepare(ctx, c)
 	}
-	process := agent.Process{Build: buildInfo().metric(), Logs: log, Started: a.started, StopBegan: stopBegan}
+	process := agent.Process{Build: buildInfo().Metric(), Logs: log, Started: a.started, StopBegan: stopBegan}
 	return agent.ThisSystem().Run(ctx, &o.Options, process, c)
 }
 
@@ -112,3 +113,19 @@ func (o *options) asService(c *config.Config) bool {
 
 // serviceLog is the default log file of a service, in the folder of the state file.
 func serviceLog(name string) string { return winservice.LogFile(filepath.Dir(hns.StateFile()), name) }
+
+// cleanup removes what any mode ever installed, and prints what it removed. Virtual
+// servers stay with --cleanup-ipvs=false.
+func (o *options) cleanup(ctx context.Context, c *config.Config) error {
+	all, err := o.Targets(ctx, c)
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	skip := func(p takeover.Target) string {
+		if p.IPVS && !o.Flags.CleanupIPVS {
+			return "--cleanup-ipvs=false"
+		}
+		return ""
+	}
+	return takeover.Cleanup(ctx, all, takeover.CleanupOptions{Skip: skip, Privileges: host.Privileges})
+}

@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -46,22 +46,6 @@ const (
 	exitUnreachable = statusview.ExitUnreachable
 )
 
-// exit ends the command with a code. Its error is nil if nothing is left to print.
-type exit struct {
-	code int
-	err  error
-}
-
-func (e *exit) Error() string {
-	if e.err == nil {
-		return ""
-	}
-	return e.err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *exit) Unwrap() error { return e.err }
-
 // statusOptions are the flags and arguments of status.
 type statusOptions struct {
 	query          statusview.Query
@@ -79,17 +63,12 @@ func newStatus(to streams, table mode.Table) *cobra.Command {
 		Long:    statusText,
 		Example: statusExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := q.parseService(cmd, args)
-			if err == nil {
-				err = q.run(cmd.Context(), to)
-			}
-			if _, coded := errors.AsType[*exit](err); err == nil || coded {
+			if err := q.parseService(cmd, args); err != nil {
 				return err
 			}
-			return &exit{exitUnreachable, err}
+			return q.run(cmd.Context(), to)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &exit{exitUnreachable, flagError(cmd, err)} })
 	fs := cmd.Flags()
 	fs.StringVar(&q.config, "config", "", "take the address from metricsBindAddress in this configuration `FILE`")
 	fs.StringVar(&q.server, "server", "", "`HOST[:PORT]` of the proxy's metrics server; goes before --config")
@@ -98,7 +77,7 @@ func newStatus(to streams, table mode.Table) *cobra.Command {
 	fs.StringVarP(&q.format, "output", "o", string(statusview.Table), "`FORMAT` of what is printed: table, wide or json")
 	fs.BoolVar(&q.query.Failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
 	fs.DurationVar(&q.timeout, "timeout", 10*time.Second, "how much `TIME` the proxy has to answer")
-	return cmd
+	return failsWith(exitUnreachable, cmd)
 }
 
 // parseService parses the argument.
@@ -136,13 +115,13 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 	q.query.Version = buildInfo().Version
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
-	stopNotice := noticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
+	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
 	answer, err := q.query.Ask(ctx)
 	stopNotice()
 	if err != nil {
 		return &exit{statusview.ExitCode(nil, err), err}
 	}
-	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: coloured(to.out), Now: time.Now()}
+	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: terminal.Coloured(to.out), Now: time.Now()}
 	if err := view.Print(to.out, answer); err != nil {
 		return fmt.Errorf("print the answer: %w", err)
 	}

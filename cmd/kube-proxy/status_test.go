@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
@@ -95,7 +96,7 @@ func TestStatusFlags(t *testing.T) {
 }
 
 func TestColoured(t *testing.T) {
-	if coloured(&strings.Builder{}) {
+	if terminal.Coloured(&strings.Builder{}) {
 		t.Error("a buffer gets colours")
 	}
 	null, err := os.Open(os.DevNull)
@@ -103,7 +104,7 @@ func TestColoured(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if coloured(null) {
+	if terminal.Coloured(null) {
 		t.Error("a file gets colours")
 	}
 }

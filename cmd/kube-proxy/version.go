@@ -4,16 +4,12 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"io"
-	"runtime"
-	"runtime/debug"
-	"strings"
-
-	"kubeproxy/common/metrics"
 
 	"github.com/spf13/cobra"
+
+	"kubeproxy/cmd/kube-proxy/internal/buildinfo"
 )
 
 // version is set by the linker: -X main.version=v1.2.3, followed by the commit and its
@@ -70,55 +66,5 @@ func printVersion(w io.Writer, how versionFlag) error {
 	return err
 }
 
-// Build describes what the program was built from.
-type Build struct {
-	Version, Revision, Time, Modified string
-	Go, Compiler, Platform            string
-}
-
-func buildInfo() Build {
-	name, more, _ := strings.Cut(version, ",")
-	commit, date, _ := strings.Cut(more, ",")
-	b := Build{Version: name, Revision: commit, Time: date, Go: runtime.Version(), Compiler: runtime.Compiler, Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		info = &debug.BuildInfo{}
-	}
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			b.Revision = cmp.Or(b.Revision, s.Value)
-		case "vcs.time":
-			b.Time = cmp.Or(b.Time, s.Value)
-		case "vcs.modified":
-			b.Modified = s.Value
-		}
-	}
-	if b.Version == "" {
-		b.Version = info.Main.Version
-	}
-	if b.Version == "" || b.Version == "(devel)" {
-		b.Version = "devel"
-	}
-	return b
-}
-
-// treeState returns, as Kubernetes does, whether the commit was built without local
-// changes.
-func (b Build) treeState() string {
-	switch {
-	case b.Modified == "true", strings.HasSuffix(b.Version, "-dirty"):
-		return "dirty"
-	case b.Revision != "":
-		return "clean"
-	}
-	return ""
-}
-
-// metric returns what metrics show of the build.
-func (b Build) metric() metrics.Build {
-	return metrics.Build{
-		GitVersion: b.Version, GitCommit: b.Revision, GitTreeState: b.treeState(), BuildDate: b.Time,
-		GoVersion: b.Go, Compiler: b.Compiler, Platform: b.Platform,
-	}
-}
+// buildInfo describes this program.
+func buildInfo() buildinfo.Build { return buildinfo.Read(version) }

@@ -94,6 +94,10 @@ type System struct {
 	Targets func(context.Context, Setup) ([]takeover.Target, error)
 	// Prepare, if set, is what --init-only does for the mode.
 	Prepare func(context.Context, Setup) error
+	// ReadBack, if set, returns what the node holds of a family, and what it would hold for
+	// a snapshot, both in the text of Render and in one order, so that they can be compared.
+	// It changes nothing.
+	ReadBack func(context.Context, Setup, service.Family, *service.Snapshot) (held, wanted string, err error)
 	// Dump, if set, returns what the node holds, for Rendering.State.
 	Dump func() ([]byte, error)
 	// Conntrack is whether the kernel tracks the connections of the mode, so that entries

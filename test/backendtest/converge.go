@@ -38,7 +38,28 @@ func Converge(t *testing.T, h Harness) {
 			r.node.Judge(r.t, r.want, r.cluster.Conn(r.ports))
 		}
 		r.requireSameAfterRestart()
+		r.requireReadBack()
 	})
+}
+
+// requireReadBack requires that what is read back differs from what is wanted if and only
+// if a plan is not empty: at the goal, and after somebody changed the node.
+func (r *run) requireReadBack() {
+	if r.harness.ReadBack == nil {
+		return
+	}
+	for _, when := range []string{"at the goal", "after a change by others"} {
+		held, wanted, err := r.harness.ReadBack(r.ctx, r.node.Start(), r.want)
+		if err != nil {
+			r.t.Fatalf("%s: read back: %v", when, err)
+		}
+		r.backend = r.node.Start()
+		if plan := r.plan(); plan.Empty() != (held == wanted) {
+			r.t.Fatalf("%s: the plan is\n%s and the difference (-held +wanted)\n%s", when, plan, cmp.Diff(held, wanted))
+		}
+		r.node.Heal()
+		r.node.Tamper(r.draw)
+	}
 }
 
 // faultyRound runs a round that may fail or end the process.

@@ -38,6 +38,9 @@ type Harness struct {
 	// Volatile means that a process holds a part of the dataplane itself, so that the
 	// next one has to program that part again.
 	Volatile bool
+	// ReadBack returns what a backend reads back, and what it would have for a snapshot, both
+	// as text, see mode.System. Nil skips that.
+	ReadBack func(context.Context, reconcile.Backend, *service.Snapshot) (held, wanted string, err error)
 }
 
 // Cluster draws snapshots, and connections to what is in them.

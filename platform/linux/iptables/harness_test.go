@@ -4,6 +4,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -33,6 +34,9 @@ func runSuites(t *testing.T, piece int) {
 	backendtest.Run(t, backendtest.Harness{
 		New:     func(w generate.Cluster) backendtest.Node { return newNode(w.Family, piece) },
 		Cluster: func(w generate.Cluster) backendtest.Cluster { return generate.WithoutServiceCIDRs{Cluster: w} },
+		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted string, err error) {
+			return b.(*Backend).ReadBack(ctx, want)
+		},
 	})
 }
 

@@ -66,13 +66,17 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error
 
 // Document returns the tables that a node would hold in family f.
 func Document(f service.Family, want *service.Snapshot, o Options) Tables {
-	l := layout{family: f, options: o}
-	chains := l.shared(want.Node, want.Ports(f), nil)
-	for p := range want.Ports(f) {
+	return layout{family: f, options: o}.document(want)
+}
+
+// document returns the tables that a node would hold for want.
+func (l layout) document(want *service.Snapshot) Tables {
+	chains := l.shared(want.Node, want.Ports(l.family), nil)
+	for p := range want.Ports(l.family) {
 		chains = append(chains, l.portChains(p, want.Node)...)
 	}
-	d := Tables{Command: command(f)}
-	for _, name := range o.Role.tables() {
+	d := Tables{Command: command(l.family)}
+	for _, name := range l.options.Role.tables() {
 		t := Table{Name: name}
 		for _, j := range slices.Backward(l.jumps()) {
 			if j.from.table == name {

@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // Driver is what Backend needs from the kernel, for one family. All methods except Watch
@@ -83,13 +84,19 @@ type observedServer struct {
 	upstream bool
 }
 
+// rules are the sets and chains, see companion.Backend.
+type rules interface {
+	reconcile.Backend
+	ReadBack(context.Context, *service.Snapshot, companion.Servers) (held, wanted companion.Document, err error)
+}
+
 // Backend keeps the virtual servers of one family in the desired state. It implements
 // reconcile.Backend.
 type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	rules   reconcile.Backend // the sets and chains, see package companion
+	rules   rules
 	now     func() time.Time
 	// rulesView is what the rules are for, nil if that is not known.
 	rulesView *service.Snapshot

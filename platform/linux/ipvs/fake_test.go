@@ -290,6 +290,11 @@ func (r *fakeRules) Plan(_ context.Context, want *service.Snapshot) (reconcile.P
 	return &rulesPlan{r, want}, nil
 }
 
+// ReadBack is not for these rules, which have no sets.
+func (r *fakeRules) ReadBack(context.Context, *service.Snapshot, companion.Servers) (held, wanted companion.Document, err error) {
+	return held, wanted, errors.ErrUnsupported
+}
+
 func (r *fakeRules) Cleanup(context.Context) error {
 	r.held = nil
 	return nil

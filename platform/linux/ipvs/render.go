@@ -5,6 +5,7 @@ package ipvs
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -38,7 +39,8 @@ type Document struct {
 	Servers   []VirtualServer `json:"virtualServers"`
 	companion.Document
 
-	family service.Family
+	family      service.Family
+	lacksDevice bool
 }
 
 // Address has a local route.
@@ -56,6 +58,8 @@ type VirtualServer struct {
 	Flags        []string         `json:"flags,omitempty"`
 	Persistent   uint32           `json:"persistent,omitempty"` // seconds
 	Destinations []netip.AddrPort `json:"destinations"`
+
+	remarks []string // lines, in text only
 }
 
 // schedulerWords are the names in ipvsadm(8) of the flags whose meaning depends on the
@@ -110,24 +114,30 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 	for _, a := range ownAddrs(want.Node, f) {
 		own = append(own, ipset.Member{Entry: ipset.Entry{Addr: a}})
 	}
-	d.Document = companion.NewDocument(f, want, o.rulesOptions(), served, own)
+	d.Document = companion.NewDocument(f, want, o.rulesOptions(), companion.Servers{Served: served, Addrs: own})
 	return d
 }
 
 func newVirtualServer(p *service.Port, s desiredServer) VirtualServer {
 	v := VirtualServer{
 		Service: p.Name.String(), Protocol: s.proto.String(), Address: netip.AddrPortFrom(s.addr, s.port),
-		Scheduler: s.scheduler, Persistent: s.timeout,
-	}
-	for _, bit := range []uint32{flagSched1, flagSched2} {
-		if s.flags&bit != 0 {
-			v.Flags = append(v.Flags, schedulerWords[bit][s.scheduler])
-		}
+		Scheduler: s.scheduler, Persistent: s.timeout, Flags: flagWords(s.server),
 	}
 	for _, e := range s.endpoints {
 		v.Destinations = append(v.Destinations, e.Addr)
 	}
 	return v
+}
+
+// flagWords returns the flags of s as ipvsadm(8) calls them.
+func flagWords(s server) []string {
+	var words []string
+	for _, bit := range []uint32{flagSched1, flagSched2} {
+		if s.flags&bit != 0 {
+			words = append(words, cmp.Or(schedulerWords[bit][s.scheduler], fmt.Sprintf("flag-%d", bit)))
+		}
+	}
+	return words
 }
 
 func (d Document) writeText(w *bufio.Writer) {
@@ -136,7 +146,10 @@ func (d Document) writeText(w *bufio.Writer) {
 		ip = "ip -6"
 	}
 	fmt.Fprintf(w, "# for %s -batch -\n", ip)
-	if d.family == service.IPv4 {
+	switch {
+	case d.lacksDevice:
+		fmt.Fprintf(w, "# there is no interface %s\n", Device)
+	case d.family == service.IPv4:
 		fmt.Fprintf(w, "link add %s type dummy\nlink set %s up\n", Device, Device)
 	}
 	for _, a := range d.Addresses {
@@ -175,5 +188,8 @@ func (s VirtualServer) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "# %s\n%s\n", s.Service, s)
 	for _, a := range s.Destinations {
 		fmt.Fprintf(w, "-a %s -r %s -m -w 1\n", s.at(), a)
+	}
+	for _, r := range s.remarks {
+		fmt.Fprintln(w, r)
 	}
 }

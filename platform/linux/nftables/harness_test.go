@@ -4,6 +4,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -29,6 +30,9 @@ var refusals = []error{errInjected, fmt.Errorf("%w: %w", errInjected, syscall.EN
 func TestSuites(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		New: func(w generate.Cluster) backendtest.Node { return &node{&fake{family: w.Family}} },
+		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted string, err error) {
+			return b.(*Backend).ReadBack(ctx, want)
+		},
 	})
 }
 

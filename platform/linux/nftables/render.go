@@ -65,16 +65,33 @@ type documentOf struct {
 	Rules    []string `json:"rules,omitempty"`
 }
 
+// newDocument returns the table that a node would hold for want if it started without a
+// table.
 func newDocument(f service.Family, want *service.Snapshot, o Options) *document {
+	return documentAfter(nil, f, want, o)
+}
+
+// documentAfter returns the table that t becomes for want: endpoints keep their slots, and
+// chains of size classes stay. t is nil if there is none.
+func documentAfter(t *table, f service.Family, want *service.Snapshot, o Options) *document {
 	d := &document{Family: tableFamily(f), Name: o.table(), family: f}
 	d.sets = slices.Clone(baseSets)
 	d.chains = baseChains(f, want.Node, o)
 	need := baseClasses
+	var before *comparison
+	if t != nil {
+		before = &comparison{table: t}
+		need = need.union(before.observedClasses())
+	}
 	var own []*chain
 	elements := map[string][]element{}
 	shared := newShared()
 	for p := range want.Ports(f) {
-		l := layout{}.next(p)
+		l := layout{}
+		if before != nil {
+			l = before.observedLayout(p)
+		}
+		l = l.next(p)
 		need = need.union(l.neededClasses())
 		d.sets = append(d.sets, affinitySets(p)...)
 		own = append(own, affinityChains(p, o)...)
@@ -87,6 +104,13 @@ func newDocument(f service.Family, want *service.Snapshot, o Options) *document 
 		elements[e.in.name] = append(elements[e.in.name], e)
 	}
 	d.chains = append(append(d.chains, need.chains(o)...), own...)
+	d.describe(elements)
+	return d
+}
+
+// describe fills in the texts of sets and chains.
+func (d *document) describe(elements map[string][]element) {
+	f := d.family
 	for _, s := range d.sets {
 		d.Sets = append(d.Sets, documentOf{Name: s.name, Type: typeof(s.key, f), Elements: d.texts(elements[s.name])})
 	}
@@ -100,7 +124,6 @@ func newDocument(f service.Family, want *service.Snapshot, o Options) *document 
 		}
 		d.Chains = append(d.Chains, x)
 	}
-	return d
 }
 
 func (d *document) texts(elements []element) []string {
@@ -115,20 +138,25 @@ func (d *document) texts(elements []element) []string {
 func (d *document) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "table %s %s {\n", d.Family, d.Name)
 	for i, s := range d.sets {
-		w.WriteString(s.text(d.family))
-		for j, e := range d.Sets[i].Elements {
-			if j == 0 {
-				w.WriteString("\t\telements = {\n")
-			}
-			fmt.Fprintf(w, "\t\t\t%s,\n", e)
-		}
-		if len(d.Sets[i].Elements) > 0 {
-			w.WriteString("\t\t}\n")
-		}
-		w.WriteString("\t}\n")
+		writeSet(w, s.text(d.family), d.Sets[i].Elements)
 	}
 	for _, c := range d.chains {
 		w.WriteString(c.text(d.family))
 	}
 	w.WriteString("}\n")
+}
+
+// writeSet writes a set after its declaration.
+func writeSet(w *bufio.Writer, declaration string, elements []string) {
+	w.WriteString(declaration)
+	for i, e := range elements {
+		if i == 0 {
+			w.WriteString("\t\telements = {\n")
+		}
+		fmt.Fprintf(w, "\t\t\t%s,\n", e)
+	}
+	if len(elements) > 0 {
+		w.WriteString("\t\t}\n")
+	}
+	w.WriteString("\t}\n")
 }

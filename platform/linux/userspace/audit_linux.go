@@ -41,6 +41,15 @@ func (a *Audit) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Pla
 	return a.rules().Plan(ctx, redirected)
 }
 
+// ReadBack returns the rules of the kernel and those for want, see iptables.Backend.
+func (a *Audit) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+	redirected, err := a.redirected(ctx, want)
+	if err != nil {
+		return "", "", err
+	}
+	return a.rules().ReadBack(ctx, redirected)
+}
+
 // Tracked returns what Backend.Tracked returns once want is in force.
 func (a *Audit) Tracked(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	redirected, err := a.redirected(ctx, want)

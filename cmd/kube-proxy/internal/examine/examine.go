@@ -6,6 +6,7 @@ package examine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -13,14 +14,13 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/doctor/apiserver"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
-	"kubeproxy/common/source"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/takeover"
-	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -88,6 +88,26 @@ func (x *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 		checks = append(checks, server.Checks()...)
 	}
 	return append(checks, x.proxy.Check(x.holder)), nil
+}
+
+// Mode returns the mode that is looked at first: the configured one, that of the running
+// proxy, or the one that would be selected.
+func (x *Examination) Mode() mode.Descriptor { return x.modes[0] }
+
+// Node returns the name of the node.
+func (x *Examination) Node() string { return x.node }
+
+// Families returns those that the node can serve in Mode, and why it cannot serve the
+// others.
+func (x *Examination) Families() (all []service.Family, lacking []string) {
+	for _, f := range service.Families {
+		if err := probeMode(x.config, x.Mode(), f); err != nil {
+			lacking = append(lacking, fmt.Sprintf("%s is not compared: %v", f, err))
+			continue
+		}
+		all = append(all, f)
+	}
+	return all, lacking
 }
 
 // Report returns a report on x without findings.
@@ -162,10 +182,9 @@ func (x *Examination) readServices(ctx context.Context, server *apiserver.Server
 	if s := x.proxy.Services(); s != nil {
 		return s, nil
 	}
-	tracker := track.New(agent.TrackOptions(x.selected, x.config, x.node))
-	if len(x.options.Proxy.Manifests) > 0 {
-		files := source.Manifests{Paths: x.options.Proxy.Manifests, NodeName: x.node}
-		err := files.Load(ctx, tracker)
+	r := reading.Reader{Config: x.config, Mode: x.selected, Node: x.node, Version: x.options.Version}
+	if all := x.options.Proxy.Manifests; len(all) > 0 {
+		tracker, err := r.Manifests(ctx, all)
 		if s := tracker.Latest(); s != nil {
 			return s, nil // what cannot be used is not the subject here
 		}
@@ -175,26 +194,7 @@ func (x *Examination) readServices(ctx context.Context, server *apiserver.Server
 	if to == nil {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, x.options.Timeout)
-	defer cancel()
-	api := source.APIServer{Config: to, NodeName: x.node, ProxyName: x.config.ProxyName}
-	err := api.Run(ctx, endingSink{tracker, cancel})
-	if s := tracker.Latest(); s != nil {
-		return s, nil
-	}
-	return nil, errors.Join(errors.New("not all Services could be read from the API server in time"), err)
-}
-
-// endingSink calls end when all is read.
-type endingSink struct {
-	source.Sink
-	end func()
-}
-
-// Synced implements source.Sink.
-func (s endingSink) Synced() {
-	s.Sink.Synced()
-	s.end()
+	return r.Server(ctx, to, x.options.Timeout)
 }
 
 // ownServer is a server of the proxy.

@@ -48,6 +48,15 @@ func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klo
 	})
 }
 
+// Look reads the addresses and listeners of the node into t, once. Without them t counts
+// only what the Node says.
+func Look(t *track.Tracker) {
+	w := &hostWatch{addrs: InterfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
+	if h, err := w.poll(); err == nil {
+		t.SetHost(h)
+	}
+}
+
 // hostWatch reads addresses and listening sockets of the node.
 type hostWatch struct {
 	addrs   func() ([]netip.Addr, error)

@@ -21,6 +21,7 @@ func system() *mode.System {
 		Open:      open,
 		Owned:     Owned,
 		Targets:   targets,
+		ReadBack:  readBack,
 		Conntrack: true,
 	}
 }
@@ -40,6 +41,15 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 			},
 		}, nil
 	})
+}
+
+func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+	b, err := iptables.New(f, Options(s.Config))
+	if err != nil {
+		return "", "", err
+	}
+	defer b.Close()
+	return b.ReadBack(ctx, want)
 }
 
 // Owned names the targets that rounds of modes iptables and userspace keep in order: the

@@ -28,11 +28,18 @@ type Driver interface {
 	Close() error
 }
 
+// Chains is what Backend needs of iptables, see iptables.Backend.
+type Chains interface {
+	reconcile.Backend
+	// ReadTables returns the chains that there are, and those for a snapshot.
+	ReadTables(context.Context, *service.Snapshot) (held, wanted iptables.Tables, err error)
+}
+
 // Backend keeps the sets and chains of one family in the desired state. It implements
 // reconcile.Backend.
 type Backend struct {
 	family service.Family
-	chains reconcile.Backend
+	chains Chains
 	sets   Driver
 	now    func() time.Time
 	resync time.Duration
@@ -51,7 +58,7 @@ type leftoverChains interface {
 
 // NewWith returns the Backend for one family. chains must have the role
 // iptables.IPVSCompanion. It changes nothing yet.
-func NewWith(f service.Family, chains reconcile.Backend, sets Driver, now func() time.Time) *Backend {
+func NewWith(f service.Family, chains Chains, sets Driver, now func() time.Time) *Backend {
 	return &Backend{family: f, chains: chains, sets: sets, now: now}
 }
 

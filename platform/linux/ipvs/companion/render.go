@@ -5,7 +5,6 @@ package companion
 
 import (
 	"bufio"
-	"maps"
 	"slices"
 
 	"kubeproxy/common/service"
@@ -37,29 +36,38 @@ type Element struct {
 	Service string `json:"service,omitempty"`
 }
 
+// Servers are the elements of the two sets that package ipvs fills: those for the virtual
+// servers, and those for the addresses of the node.
+type Servers struct{ Served, Addrs []ipset.Member }
+
 // NewDocument returns what a node would hold in family f after a start from nothing.
-// served are the elements for the virtual servers, and addrs those for the addresses of
-// the node.
-func NewDocument(f service.Family, want *service.Snapshot, o Options, served, addrs []ipset.Member) Document {
+func NewDocument(f service.Family, want *service.Snapshot, o Options, servers Servers) Document {
 	b := &Backend{family: f}
-	_, uses := b.countUses(want, nil)
-	for _, list := range [][]ipset.Member{served, addrs} {
-		slices.SortFunc(list, func(a, b ipset.Member) int { return a.Entry.Compare(b.Entry) })
-	}
-	members := map[string][]ipset.Member{iptables.SetVirtualServers: served, iptables.SetNodeIPs: addrs}
-	for _, e := range slices.SortedFunc(maps.Keys(uses), element.compare) {
+	return Document{Sets: b.wantedSets(want, servers, nil), Chains: iptables.Document(f, want, o.chains()), family: f}
+}
+
+// wantedSets returns the sets for want. held are the elements that there are.
+func (b *Backend) wantedSets(want *service.Snapshot, servers Servers, held map[element]use) []Set {
+	_, uses := b.countUses(want, held)
+	members := map[string][]ipset.Member{iptables.SetVirtualServers: servers.Served, iptables.SetNodeIPs: servers.Addrs}
+	for e := range uses {
 		members[e.set] = append(members[e.set], ipset.Member{Entry: e.Entry, Comment: uses[e].comment})
 	}
-	d := Document{Chains: iptables.Document(f, want, o.chains()), family: f}
+	var sets []Set
 	for _, name := range allNames() {
-		s := setOf(f, name)
-		x := Set{Name: s.Name, Type: s.Type, set: s, members: members[name]}
-		for _, m := range x.members {
-			x.Elements = append(x.Elements, Element{s.Text(m.Entry), m.Comment})
-		}
-		d.Sets = append(d.Sets, x)
+		sets = append(sets, newSet(setOf(b.family, name), members[name]))
 	}
-	return d
+	return sets
+}
+
+// newSet sorts members.
+func newSet(s ipset.Set, members []ipset.Member) Set {
+	slices.SortFunc(members, func(a, b ipset.Member) int { return a.Entry.Compare(b.Entry) })
+	x := Set{Name: s.Name, Type: s.Type, set: s, members: members}
+	for _, m := range members {
+		x.Elements = append(x.Elements, Element{s.Text(m.Entry), m.Comment})
+	}
+	return x
 }
 
 // WriteText writes the sets in the format of ipset restore, and then the chains in that

@@ -22,6 +22,7 @@ func system() *mode.System {
 		Open:              open,
 		Owned:             owned,
 		Targets:           targets,
+		ReadBack:          readBack,
 		Conntrack:         true,
 	}
 }
@@ -32,6 +33,15 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		b, err := create()
 		return &mode.Backend{Backend: b, Family: f, Audit: create}, err
 	})
+}
+
+func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+	b, err := ipvs.New(f, options(s.Config))
+	if err != nil {
+		return "", "", err
+	}
+	defer b.Close()
+	return b.ReadBack(ctx, want)
 }
 
 func owned(_ *config.Config, f service.Family) ([]string, error) {

@@ -20,6 +20,7 @@ func system() *mode.System {
 		Open:      open,
 		Owned:     owned,
 		Targets:   targets,
+		ReadBack:  readBack,
 		Conntrack: true,
 	}
 }
@@ -33,6 +34,15 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 			Tracer: func() (mode.Tracer, error) { return nftables.New(f, options(s.Config)) },
 		}, err
 	})
+}
+
+func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+	b, err := nftables.New(f, options(s.Config))
+	if err != nil {
+		return "", "", err
+	}
+	defer b.Close()
+	return b.ReadBack(ctx, want)
 }
 
 func owned(c *config.Config, f service.Family) ([]string, error) {

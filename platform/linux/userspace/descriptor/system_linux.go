@@ -21,6 +21,7 @@ func system() *mode.System {
 		Open:      open,
 		Owned:     owned,
 		Targets:   targets,
+		ReadBack:  readBack,
 		Conntrack: true,
 	}
 }
@@ -54,6 +55,17 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		}
 		return x, nil
 	})
+}
+
+// readBack takes the listeners to be where the rules lead, as only the process that has
+// them knows better.
+func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+	a, err := userspace.NewAudit(f, options(s.Config))
+	if err != nil {
+		return "", "", err
+	}
+	defer a.Close()
+	return a.ReadBack(ctx, want)
 }
 
 // owned leaves out the address of an earlier process if the configuration has another

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package help
 
 import (
 	"cmp"
@@ -18,14 +18,14 @@ import (
 
 // The columns of a help text.
 const (
-	helpIndent = 2
-	helpName   = 44 // longer names get a line of their own
-	helpWidth  = 110
+	indent    = 2
+	nameWidth = 44 // longer names get a line of their own
+	Width     = 110
 )
 
-// help prints the help of cmd: its description, its commands, and its flags under
+// Print prints the help of cmd: its description, its commands, and its flags under
 // headings, all in the same columns.
-func help(cmd *cobra.Command, _ []string) {
+func Print(cmd *cobra.Command, _ []string) {
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "%s\n\nUsage:\n  %s\n", cmp.Or(cmd.Long, cmd.Short), cmd.UseLine())
 	if cmd.Example != "" {
@@ -90,14 +90,14 @@ func flagUsage(f *pflag.Flag) string {
 
 // printRow prints a name and, beside it, its wrapped description.
 func printRow(w io.Writer, name, text string) {
-	lines := wrap(text, helpWidth-helpIndent-helpName)
-	margin := strings.Repeat(" ", helpIndent)
-	if len(name) > helpName-2 {
+	lines := wrap(text, Width-indent-nameWidth)
+	margin := strings.Repeat(" ", indent)
+	if len(name) > nameWidth-2 {
 		fmt.Fprintf(w, "%s%s\n", margin, name)
 		name = ""
 	}
 	for _, line := range lines {
-		fmt.Fprintf(w, "%s%-*s%s\n", margin, helpName, name, line)
+		fmt.Fprintf(w, "%s%-*s%s\n", margin, nameWidth, name, line)
 		name = ""
 	}
 }

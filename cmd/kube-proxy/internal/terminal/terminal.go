@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package terminal
 
 import (
 	"fmt"
@@ -13,14 +13,14 @@ import (
 	"golang.org/x/term"
 )
 
-// noticeDelay is how long a command may take without a notice.
-const noticeDelay = 2 * time.Second
+// NoticeDelay is how long a command may take without a notice.
+const NoticeDelay = 2 * time.Second
 
-// noticeIfSlow writes text to w if what follows takes long. end cancels that: nothing is
+// NoticeIfSlow writes text to w if what follows takes long. end cancels that: nothing is
 // written after it returns.
-func noticeIfSlow(w io.Writer, text string) (end func()) {
+func NoticeIfSlow(w io.Writer, text string) (end func()) {
 	written := make(chan struct{})
-	slow := time.AfterFunc(noticeDelay, func() {
+	slow := time.AfterFunc(NoticeDelay, func() {
 		defer close(written)
 		fmt.Fprintln(w, text)
 	})
@@ -31,8 +31,8 @@ func noticeIfSlow(w io.Writer, text string) (end func()) {
 	}
 }
 
-// coloured returns whether w is a terminal and its user has not disabled colours.
-func coloured(w io.Writer) bool {
+// Coloured returns whether w is a terminal and its user has not disabled colours.
+func Coloured(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return false

@@ -1,0 +1,106 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kubeproxy/cmd/kube-proxy/internal/compare"
+	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/common/plandiff"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+)
+
+const diffText = `Say what would change on a node, without touching anything.
+
+The new state is what --manifests or else the API server of --kubeconfig says.
+The old state is --from: what this node has installed, the API server, or other
+manifests. What would be added, changed and removed is printed, and with -o diff
+the rules of both states as a unified diff.
+
+Manifests and the API server can be compared by any user on any system. What a
+node has installed is read back from its kernel or HNS, which takes the rights of
+the proxy, mostly those of root, and the flags of the proxy, to be given as the
+proxy has them. Without --proxy-mode it is the mode of the running proxy, or the
+one that would be selected.
+
+The exit code is 0 if nothing differs, 1 if something does, and 2 if that cannot
+be told.`
+
+const diffExample = `  kube-proxy diff --kubeconfig /etc/kubernetes/kube-proxy.conf
+  kube-proxy diff --manifests ./services --hostname-override node-a
+  kube-proxy diff --from ./services --manifests ./services.new --hostname-override node-a -o diff
+  kube-proxy diff --from api --kubeconfig ~/.kube/config --manifests ./services.new --hostname-override node-a`
+
+// diffOptions are the flags of diff.
+type diffOptions struct {
+	options
+	compared compare.Options
+	format   string
+	all      bool
+}
+
+func newDiff(to streams, table mode.Table) *cobra.Command {
+	d := &diffOptions{options: *newOptions(table)}
+	cmd := &cobra.Command{
+		Use:     "diff [flags]",
+		Short:   "Say what would change on a node",
+		Long:    diffText,
+		Example: diffExample,
+		Args:    noArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context(), to) },
+	}
+	d.registerReading(cmd.Flags())
+	fs := cmd.Flags()
+	fs.StringArrayVar(&d.compared.From, "from", []string{compare.Node}, "the old `STATE`: node for what this node has installed, api for the API server, or a file or directory of manifests; paths are repeatable")
+	fs.StringVarP(&d.format, "output", "o", "plan", "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, or json")
+	fs.BoolVar(&d.all, "all", false, "print all lines of a plan, however many there are")
+	fs.StringVar(&d.compared.Server, "server", "", "`HOST[:PORT]` of the running proxy's metrics server; goes before --config")
+	fs.DurationVar(&d.compared.Timeout, "timeout", 45*time.Second, "how much `TIME` the API server has to answer")
+	return failsWith(plandiff.ExitFailed, cmd)
+}
+
+func (d *diffOptions) run(ctx context.Context, to streams) error {
+	if d.format != "plan" && d.format != "diff" && d.format != "json" {
+		return fmt.Errorf("--output: %q is unknown: want plan, diff or json", d.format)
+	}
+	system := d.systemOfMode()
+	if slices.Equal(d.compared.From, []string{compare.Node}) {
+		system = host.OS
+	}
+	c, err := config.Load(&d.Flags, system)
+	if err != nil {
+		return err
+	}
+	d.compared.Proxy, d.compared.Version, d.compared.Say = &d.Options, buildInfo().Version, sayLines(to.err)
+	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still reading both states ...")
+	found, err := d.compared.Run(ctx, c)
+	stopNotice()
+	if err != nil {
+		return err
+	}
+	view := plandiff.View{All: d.all, Colour: terminal.Coloured(to.out)}
+	switch d.format {
+	case "json":
+		err = found.JSON(to.out)
+	case "diff":
+		err = view.PrintText(to.out, found)
+	default:
+		err = view.Print(to.out, found)
+	}
+	if err != nil {
+		return fmt.Errorf("print the difference: %w", err)
+	}
+	if code := found.ExitCode(); code != 0 {
+		return &exit{code: code}
+	}
+	return nil
+}

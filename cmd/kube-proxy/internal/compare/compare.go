@@ -1,0 +1,260 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package compare reads the two states of a node that kube-proxy diff compares: what
+// manifests or an API server say, and what the node has installed. It changes nothing.
+package compare
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/examine"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/common/plandiff"
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+)
+
+// The sources beside the paths of manifests.
+const (
+	API  = "api"  // the API server
+	Node = "node" // what the node has installed
+)
+
+// Options are what the caller asks for.
+type Options struct {
+	Proxy   *agent.Options // as the proxy gets them; Manifests are the state to come
+	Version string         // of this program
+	From    []string       // paths of manifests, API or Node
+	Server  string         // of the running proxy; empty for the one in the configuration
+	Timeout time.Duration  // to read from the API server
+	// Say receives what is wrong with objects, a line each.
+	Say func(line string)
+}
+
+// comparison is one run.
+type comparison struct {
+	Options
+	config *config.Config
+	mode   mode.Descriptor
+	node   string
+	// families are those that the node can serve, if what it has installed is compared.
+	families []service.Family
+	out      *plandiff.Difference
+}
+
+// Run compares the two states.
+func (o Options) Run(ctx context.Context, c *config.Config) (*plandiff.Difference, error) {
+	x := &comparison{Options: o, config: c, mode: o.Proxy.Modes.Of(c), out: plandiff.New()}
+	installed := len(o.From) == 1 && o.From[0] == Node
+	find := x.findOffline
+	if installed {
+		find = x.findHere
+	}
+	if err := find(ctx); err != nil {
+		return nil, err
+	}
+	x.out.Node, x.out.Mode = x.node, string(x.mode.Name)
+	x.out.From, x.out.To = nameOf(o.From), nameOf(o.Proxy.Manifests)
+	want, err := x.read(ctx, o.Proxy.Manifests, installed)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", x.out.To, err)
+	}
+	if installed {
+		return x.out, x.compareNode(ctx, want)
+	}
+	have, err := x.read(ctx, o.From, installed)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", x.out.From, err)
+	}
+	return x.out, x.compareSnapshots(have, want)
+}
+
+// Installed returns what the node has installed, as text. What is to be there is not
+// needed, but says what some rules are for.
+func (o Options) Installed(ctx context.Context, c *config.Config) (string, error) {
+	x := &comparison{Options: o, config: c, out: plandiff.New()}
+	if err := x.findHere(ctx); err != nil {
+		return "", err
+	}
+	want, err := x.read(ctx, o.Proxy.Manifests, true)
+	if err != nil {
+		want = service.New(0, &service.Node{Name: x.node}, nil)
+	}
+	held, _, err := x.readBack(ctx, want)
+	return held, err
+}
+
+func (x *comparison) findOffline(context.Context) error {
+	var err error
+	x.node, err = agent.NodeName(x.config)
+	return err
+}
+
+// findHere finds the mode of this node.
+func (x *comparison) findHere(ctx context.Context) error {
+	e, err := examine.Find(ctx, examine.Options{Proxy: x.Proxy, Version: x.Version, Server: x.Server, Timeout: x.Timeout}, x.config)
+	if err != nil {
+		return err
+	}
+	x.mode, x.node = e.Mode(), e.Node()
+	now := *x.config
+	now.Mode = x.mode.Name
+	x.config = &now
+	if x.mode.System == nil {
+		return mode.ErrNoSystem
+	}
+	families, lacking := e.Families()
+	for _, l := range lacking {
+		x.note(l)
+	}
+	if x.families = families; len(families) == 0 {
+		return fmt.Errorf("mode %s cannot be looked at here: %s", x.mode.Name, strings.Join(lacking, "; "))
+	}
+	return nil
+}
+
+// nameOf names the sources in one line.
+func nameOf(sources []string) string {
+	switch all := strings.Join(sources, ", "); all {
+	case "", API:
+		return "the API server"
+	case Node:
+		return "what the node has"
+	default:
+		return all
+	}
+}
+
+// read returns what sources say, which are paths or API. here means that the node is this one.
+func (x *comparison) read(ctx context.Context, sources []string, here bool) (*service.Snapshot, error) {
+	r := reading.Reader{Config: x.config, Mode: x.mode, Node: x.node, Version: x.Version, Here: here, Say: x.Say}
+	if len(sources) == 0 || len(sources) == 1 && sources[0] == API {
+		return r.API(ctx, x.Timeout)
+	}
+	t, err := r.Manifests(ctx, sources)
+	if err != nil { // what differs because a file cannot be read is no difference
+		return nil, err
+	}
+	return t.Latest(), nil
+}
+
+// compareSnapshots compares two states of which none is installed.
+func (x *comparison) compareSnapshots(from, to *service.Snapshot) error {
+	x.out.Snapshots(from, to)
+	var texts [2]bytes.Buffer
+	for i, s := range []*service.Snapshot{from, to} {
+		err := x.mode.Render(&texts[i], s, mode.Rendering{Config: x.config, Format: mode.Text, Note: x.note})
+		if err != nil {
+			return fmt.Errorf("render: %w", err)
+		}
+	}
+	return x.out.Texts(texts[0].String(), texts[1].String())
+}
+
+// note adds a note unless there is one like it.
+func (x *comparison) note(text string) {
+	for _, n := range x.out.Notes {
+		if n == text {
+			return
+		}
+	}
+	x.out.Notes = append(x.out.Notes, text)
+}
+
+// compareNode compares what the node has with what it should have.
+func (x *comparison) compareNode(ctx context.Context, want *service.Snapshot) error {
+	if err := x.plan(ctx, want); err != nil {
+		return err
+	}
+	held, wanted, err := x.readBack(ctx, want)
+	var absent NotReadable
+	if errors.As(err, &absent) {
+		x.note(absent.Error())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return x.out.Texts(held, wanted)
+}
+
+// NotReadable names a mode that cannot read back what it has installed.
+type NotReadable struct{ mode string }
+
+func (n NotReadable) Error() string {
+	return "what mode " + n.mode + " has installed cannot be read back as text"
+}
+
+// readBack returns what the node has, and what it would have for want.
+func (x *comparison) readBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+	if x.mode.System.ReadBack == nil {
+		return "", "", NotReadable{string(x.mode.Name)}
+	}
+	for _, f := range x.families {
+		h, w, err := x.mode.System.ReadBack(ctx, x.setup(), f, want)
+		if err != nil {
+			return "", "", fmt.Errorf("read back what the node has for %s: %w", f, err)
+		}
+		held, wanted = held+h, wanted+w
+	}
+	return held, wanted, nil
+}
+
+// setup is for backends that only plan.
+func (x *comparison) setup() mode.Setup {
+	s := agent.Setup(x.config)
+	s.Condition = func(string) func(string) { return func(string) {} }
+	s.DetailedCondition = func(string) func(string, string) { return func(string, string) {} }
+	s.Progress = func() {}
+	s.Unreached = func(service.Family, service.PortName, int, error) {}
+	return s
+}
+
+// plan adds what a proxy would change that starts now.
+func (x *comparison) plan(ctx context.Context, want *service.Snapshot) error {
+	all, err := x.mode.System.Open(ctx, x.setup(), x.families)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, b := range all {
+		b.Mode = string(x.mode.Name)
+		errs = append(errs, x.planOne(ctx, b, want), b.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// planOne plans without memory. Of a mode that relays, only the process that has the
+// listeners can plan these, so an audit plans the rules.
+func (x *comparison) planOne(ctx context.Context, b *mode.Backend, want *service.Snapshot) error {
+	planner := b.Backend
+	if b.Audit != nil {
+		var err error
+		if planner, err = b.Audit(); err != nil {
+			return fmt.Errorf("%s: %w", b, err)
+		}
+		defer planner.Close()
+	}
+	p, err := planner.Plan(ctx, want)
+	if err != nil {
+		return fmt.Errorf("%s: %w", b, err)
+	}
+	x.out.AddPlan(p.String())
+	out := p.Outcome()
+	if text := cmp.Or(out.Unavailable, out.Degraded); text != "" {
+		x.note(fmt.Sprintf("%s: %s", b, text))
+	}
+	if out.Err != nil {
+		return fmt.Errorf("%s: %w", b, out.Err)
+	}
+	return nil
+}

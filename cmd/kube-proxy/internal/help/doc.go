@@ -1,0 +1,6 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package help prints the help of commands: descriptions, commands, and flags under the
+// headings of the configuration, all in the same columns.
+package help

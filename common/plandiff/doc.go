@@ -1,0 +1,62 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plandiff says what differs between two states of a node: what it must forward,
+// Service port by Service port, what a backend would change, and the two texts of rules.
+// Snapshots, plans and texts go in. A Difference comes out, which prints for people and
+// as JSON.
+package plandiff
+
+import (
+	"encoding/json"
+	"io"
+)
+
+// Difference is what differs between two states. A release may add fields to its JSON
+// form, and changes or removes none.
+type Difference struct {
+	Node string `json:"node"`
+	Mode string `json:"mode"`
+	// From and To name the two states.
+	From string `json:"from"`
+	To   string `json:"to"`
+	Same bool   `json:"same"`
+	// Settings are lines about what is not of a Service port.
+	Settings []string `json:"settings"`
+	// Ports are the Service ports that differ. They are empty if one state is what the node
+	// has installed: that has no Services.
+	Ports []PortChange `json:"ports"`
+	// Plan are the changes that the node would make, one a line, if From is what it has
+	// installed.
+	Plan []string `json:"plan"`
+	// Text is a unified diff of what both states have installed. It is empty if that cannot
+	// be read back.
+	Text  string   `json:"diff"`
+	Notes []string `json:"notes"`
+}
+
+// New returns a Difference without any.
+func New() *Difference {
+	return &Difference{Same: true, Settings: []string{}, Ports: []PortChange{}, Plan: []string{}, Notes: []string{}}
+}
+
+// JSON writes d.
+func (d *Difference) JSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(d)
+}
+
+// The exit codes of a comparison, which are those of kubectl diff.
+const (
+	ExitDiffers = 1
+	ExitFailed  = 2
+)
+
+// ExitCode returns 0 if nothing differs.
+func (d *Difference) ExitCode() int {
+	if d.Same {
+		return 0
+	}
+	return ExitDiffers
+}

@@ -1,0 +1,151 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plandiff
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/service"
+)
+
+func endpoints(addrs ...string) []service.Endpoint {
+	var all []service.Endpoint
+	for _, a := range addrs {
+		all = append(all, service.Endpoint{Addr: netip.MustParseAddrPort(a), Local: strings.HasPrefix(a, "10.244.1.")})
+	}
+	return all
+}
+
+func port(name, ip string, list ...service.Endpoint) *service.Port {
+	return &service.Port{
+		Name:      service.PortName{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP},
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr(ip), Port: 80}}, Cluster: list,
+	}
+}
+
+func compared(from, to *service.Snapshot) *Difference {
+	d := New()
+	d.Node, d.Mode, d.From, d.To = "node-a", "nftables", "old", "new"
+	d.Snapshots(from, to)
+	return d
+}
+
+func TestSnapshots(t *testing.T) {
+	node := &service.Node{Name: "node-a"}
+	now := *node
+	now.MasqueradeAll = true
+	web := port("web", "10.96.0.10", endpoints("10.244.1.2:80", "10.244.2.2:80")...)
+	sticky := port("web", "10.96.0.10", endpoints("10.244.1.2:80", "10.244.2.3:80")...)
+	sticky.Affinity, sticky.Internal = time.Hour, service.PolicyLocal
+	d := compared(service.New(1, node, []*service.Port{web, port("old", "10.96.0.11")}), service.New(2, &now, []*service.Port{sticky, port("new", "10.96.0.12")}))
+	var out bytes.Buffer
+	if err := (View{}).Print(&out, d); err != nil {
+		t.Fatal(err)
+	}
+	want := `node node-a, mode nftables: from old to new
+
+settings:
+  ~ masquerade all traffic to ClusterIPs: false -> true
+
+Service ports:
+  + shop/new:http (tcp, IPv4) is added
+      + ClusterIP 10.96.0.12:80
+  - shop/old:http (tcp, IPv4) is removed
+      - ClusterIP 10.96.0.11:80
+  ~ shop/web:http (tcp, IPv4) is changed
+      - endpoint 10.244.2.2:80
+      + endpoint 10.244.2.3:80
+      ~ internal traffic policy: Cluster -> Local
+      ~ session affinity: none -> for 1h0m0s
+
+Of Service ports 1 are added, 1 changed and 1 removed.
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" || d.ExitCode() != ExitDiffers {
+		t.Errorf("exit %d (-want +got):\n%s", d.ExitCode(), diff)
+	}
+}
+
+func TestNothingDiffers(t *testing.T) {
+	s := func() *service.Snapshot {
+		return service.New(1, &service.Node{Name: "node-a"}, []*service.Port{port("web", "10.96.0.10", endpoints("10.244.1.2:80")...)})
+	}
+	d := compared(s(), s())
+	if err := d.Texts("a\nb\n", "a\nb\n"); err != nil || d.Text != "" {
+		t.Errorf("%v, %q", err, d.Text)
+	}
+	d.AddPlan("")
+	var out, doc bytes.Buffer
+	if err := (View{}).Print(&out, d); err != nil || d.ExitCode() != 0 || !strings.HasSuffix(out.String(), "\nNothing differs.\n") {
+		t.Errorf("exit %d, %v: %s", d.ExitCode(), err, out.String())
+	}
+	if err := d.JSON(&doc); err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"notes": []`} {
+		if !strings.Contains(doc.String(), list) {
+			t.Errorf("no %s in %s", list, doc.String())
+		}
+	}
+}
+
+// TestTexts checks that the diff names both states, is as small as the difference, and is
+// one that patch accepts.
+func TestTexts(t *testing.T) {
+	lines := func(skip int) string {
+		var b strings.Builder
+		for i := range 2000 {
+			if i != skip {
+				b.WriteString(strings.Repeat("x", i%7) + "\n")
+			}
+		}
+		return b.String()
+	}
+	d := New()
+	d.From, d.To = "old", "new"
+	if err := d.Texts(lines(-1), lines(1000)); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.Text; !strings.HasPrefix(got, "--- old\n+++ new\n@@ -") || strings.Count(got, "\n") != 3+7 || strings.Count(got, "\n-") != 1 {
+		t.Errorf("got:\n%s", got)
+	}
+}
+
+func TestPlan(t *testing.T) {
+	d := New()
+	d.AddPlan("+ a\n- b\n")
+	var out, doc bytes.Buffer
+	if err := (View{}).Print(&out, d); err != nil || !strings.Contains(out.String(), "  + a\n  - b\n\nThe node would make 2 changes.\n") || d.Same {
+		t.Errorf("%v: %s", err, out.String())
+	}
+	var back Difference
+	if err := d.JSON(&doc); err != nil || json.Unmarshal(doc.Bytes(), &back) != nil || len(back.Plan) != 2 {
+		t.Errorf("%v: %s", err, doc.String())
+	}
+}
+
+// TestLongAndForeign checks that a long list is cut and counted, that nothing from outside
+// steers the terminal, and that colours are there only if they are asked for.
+func TestLongAndForeign(t *testing.T) {
+	d := New()
+	d.AddPlan(strings.Repeat("+ \x1b[2J\n", mostLines+5))
+	var short, all, coloured bytes.Buffer
+	for v, out := range map[View]*bytes.Buffer{{}: &short, {All: true}: &all, {Colour: true}: &coloured} {
+		if err := v.Print(out, d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !strings.Contains(short.String(), "and 5 more lines") || strings.Contains(all.String(), "more lines") || strings.Contains(all.String(), "\x1b") {
+		t.Errorf("short:\n%s\nall:\n%s", short.String(), all.String())
+	}
+	if c := coloured.String(); !strings.Contains(c, "\x1b[32m") || strings.Contains(c, "\x1b[2J") {
+		t.Errorf("coloured: %q", c)
+	}
+}

@@ -1,0 +1,34 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package plandiff
+
+import (
+	"strings"
+
+	"github.com/aymanbagabas/go-udiff"
+)
+
+// contextLines is how many equal lines stand around a difference, as with diff -u.
+const contextLines = 3
+
+// Texts adds the unified diff of the texts of two states.
+func (d *Difference) Texts(from, to string) error {
+	if from == to {
+		return nil
+	}
+	text, err := udiff.ToUnified(d.From, d.To, from, udiff.Lines(from, to), contextLines)
+	if err != nil {
+		return err
+	}
+	d.Text += text
+	return nil
+}
+
+// AddPlan adds the lines of a plan.
+func (d *Difference) AddPlan(text string) {
+	for line := range strings.Lines(text) {
+		d.Plan = append(d.Plan, strings.TrimSuffix(line, "\n"))
+		d.Same = false
+	}
+}
