@@ -130,6 +130,10 @@ func (k *kernel) do(o *op) error {
 		return k.applySetOp(o)
 	case addServerToSet, delServerFromSet: // done for all ops at once
 		return nil
+	case addServer, setServer:
+		if err := loadScheduler(o.server.scheduler); err != nil {
+			return fmt.Errorf("scheduler %s: %w", o.server.scheduler, err)
+		}
 	}
 	err := k.genl.do(o)
 	switch { // the kernel returns the same number for both

@@ -6,10 +6,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os/exec"
-	"slices"
-	"strings"
 
 	"github.com/mdlayher/genetlink"
 	"github.com/vishvananda/netlink"
@@ -99,65 +96,4 @@ func ensureLoaded() (uint16, error) {
 func Installed() bool {
 	_, err := ensureLoaded()
 	return err == nil
-}
-
-// schedulers are those that a kernel may have, see ipvsadm(8).
-var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
-
-// probeKey is where schedulers are tried, at this port or a following one. The addresses
-// are reserved for documentation, but a foreign server may exist there nonetheless.
-var probeKey = [...]key{
-	service.IPv4: {netip.MustParseAddr("198.51.100.0"), 20000, service.TCP},
-	service.IPv6: {netip.MustParseAddr("2001:db8::"), 20000, service.TCP},
-}
-
-const (
-	maxScheduler = 15 // bytes of its name
-	probePorts   = 16 // number of ports to try
-)
-
-// probeScheduler makes a virtual server with a scheduler, and deletes it.
-func (k *kernel) probeScheduler(scheduler string) error {
-	err := k.tryScheduler(scheduler)
-	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed, in a user namespace that may change IPVS, as the host's may", err)
-	case errors.Is(err, unix.EAFNOSUPPORT):
-		return fmt.Errorf("%w: the kernel's IPVS is built without %s", err, k.family)
-	case !errors.Is(err, unix.ENOENT):
-		return err
-	}
-	var has []string
-	for _, s := range schedulers {
-		if s != scheduler && k.tryScheduler(s) == nil {
-			has = append(has, s)
-		}
-	}
-	return fmt.Errorf("the kernel has no scheduler %q (module ip_vs_%s): it has %s", scheduler, scheduler, strings.Join(slices.Sorted(slices.Values(has)), ", "))
-}
-
-func (k *kernel) tryScheduler(scheduler string) error {
-	// With "none" the kernel makes a virtual server without scheduler. For a name that
-	// is too long its error is misleading.
-	if scheduler == "none" || len(scheduler) > maxScheduler {
-		return unix.ENOENT
-	}
-	o := &op{verb: addServer, key: probeKey[k.family], server: server{scheduler: scheduler, flags: flagOwned}}
-	for range probePorts {
-		err := k.genl.do(o)
-		if errors.Is(err, unix.EEXIST) {
-			var there server
-			if there, err = k.getServer(o.key); err == nil && !there.owned() {
-				o.key.port++
-				continue
-			} else if err == nil { // left by a process that was killed
-				err = k.genl.do(&op{verb: setServer, key: o.key, server: o.server})
-			}
-		}
-		if err != nil {
-			return err
-		}
-		return k.genl.do(&op{verb: delServer, key: o.key})
-	}
-	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", probeKey[k.family], probePorts-1)
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/netlab"
 )
 
 // TestSchedulers checks that each scheduler is found, programmed and found again by
@@ -45,6 +47,47 @@ func TestSchedulers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestSchedulersBesideNamespaces tries schedulers while network namespaces with IPVS are
+// being removed, each time with modules that are not loaded. Where the kernel loads the
+// module of lblc itself, no namespace of the machine can be removed any more.
+func TestSchedulersBesideNamespaces(t *testing.T) {
+	const rounds = 5
+	for _, s := range []string{"lblc", "lblcr", "magic"} {
+		for range rounds {
+			inNamespace(t, func() {
+				for m := range perNamespace {
+					_ = exec.Command("modprobe", "-r", "ip_vs_"+m).Run() // it may not be loaded
+				}
+				for range 3 {
+					removeNamespace(t)
+				}
+				probeInTime(t, s)
+			})
+		}
+	}
+}
+
+// removeNamespace makes a network namespace with IPVS, which the kernel still removes when
+// this returns.
+func removeNamespace(t *testing.T) {
+	netlab.InNamespace(t, func() {
+		if err := Probe(service.IPv4, Options{Scheduler: "rr"}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// probeInTime tries a scheduler. magic is none.
+func probeInTime(t *testing.T, scheduler string) {
+	stuck := time.AfterFunc(time.Minute, func() {
+		panic(scheduler + ": no answer; the machine makes and removes no network namespace any more")
+	})
+	defer stuck.Stop()
+	if err := Probe(service.IPv4, Options{Scheduler: scheduler}); (err != nil) != (scheduler == "magic") {
+		t.Errorf("%s: %v", scheduler, err)
+	}
 }
 
 // TestProbeKeepsForeignServers has foreign virtual servers where schedulers are tried,
