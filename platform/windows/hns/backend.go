@@ -299,6 +299,9 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 		}
 		b.dryRun(ctx, p)
 	}
+	if p.moved { // the network plugin made the network again, under another ID
+		return b.planAll(ctx, want)
+	}
 	return p, nil
 }
 
@@ -385,6 +388,6 @@ func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
 func (b *Backend) dryRun(ctx context.Context, p *plan) {
 	dry := newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
-	p.lines, p.creates, p.waiting = dry.lines, dry.creates, dry.waiting
+	p.lines, p.creates, p.waiting, p.moved = dry.lines, dry.creates, dry.waiting, dry.moved
 	p.adoptions, p.owned, p.failed = dry.adoptions, dry.owned, dry.failed
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"kubeproxy/common/service"
 )
 
@@ -128,5 +130,27 @@ func TestNetworkComesLater(t *testing.T) {
 func TestHostMAC(t *testing.T) {
 	if _, err := hostMAC(addr("203.0.113.77")); err == nil || !strings.Contains(err.Error(), "--bind-address") {
 		t.Errorf("hostMAC of an address that no interface has = %v", err)
+	}
+}
+
+// The network plugin makes the network again, under another ID. A Service that gets an
+// endpoint then does not wait for a resync to find that.
+func TestNetworkMadeAgain(t *testing.T) {
+	for name, before := range map[string][]string{"a new pod": {"10.244.1.11:80"}, "after it was missing": {"10.244.1.11:80", "10.244.1.12:80"}} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, bridgeN)
+			b.pods("10.244.1.11")
+			_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", before...)))
+			if len(before) == 1 && err != nil {
+				t.Fatal(err)
+			}
+			b.hns.networks[0].ID = "net-again"
+			clear(b.hns.endpoints)
+			b.pods("10.244.1.11", "10.244.1.12")
+			b.converge(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
+			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
 	}
 }

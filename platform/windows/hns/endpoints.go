@@ -51,6 +51,7 @@ func (p *pass) ensureEndpoint(t Target) (string, error) {
 	}
 	if t.Location == Local {
 		p.waiting = true
+		p.moved = p.moved || p.dry && p.model.moved(t.Addr)
 		return "", pendingError(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", t.Addr, p.site.Network.Name))
 	}
 	if e := p.model.endpointAt(t.Addr, Remote); e != nil {

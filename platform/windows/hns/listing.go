@@ -71,7 +71,21 @@ func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan
 	if l.err != nil {
 		return nil, fmt.Errorf("list what HNS holds: %w", l.err)
 	}
-	return b.planFrom(ctx, want, before, held{listing, l.ended, l.took})
+	p, err := b.planFrom(ctx, want, before, held{listing, l.ended, l.took})
+	if err == nil && p.waiting { // the endpoint may have come after the listing had passed it
+		err = b.relistAll(ctx, p, before)
+	}
+	return p, err
+}
+
+// relistAll lists the endpoints again for p, which is from a listing.
+func (b *Backend) relistAll(ctx context.Context, p *plan, before *state) error {
+	if err := b.relist(ctx, p.next); err != nil {
+		return err
+	}
+	p.work = b.workAll(p.next, before)
+	b.dryRun(ctx, p)
+	return nil
 }
 
 // listFor returns the listing that goes on or has just ended, else a new one. A family
@@ -180,7 +194,11 @@ func (h *Host) since(l *pendingList, f service.Family, before *state) (_ Listing
 		return before.relisted == l || l.wrote[e.ID] && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == f
 	}
 	wroteBalancer := func(lb *LoadBalancer) bool {
-		return lb.Family == f && (l.wrote[lb.ID] || l.wrote[lb.Key.String()])
+		if lb.Family != f || l.wrote[lb.ID] {
+			return lb.Family == f
+		}
+		// Where only HNS refused to create one, another program has made lb.
+		return l.wrote[lb.Key.String()] && before.model.balancer(lb.Key) != nil
 	}
 	for i := range l.listing.Endpoints {
 		if e := &l.listing.Endpoints[i]; !wroteEndpoint(e) {

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -162,6 +164,62 @@ func TestNewPodPassesAListing(t *testing.T) {
 	})
 	if late != "" {
 		t.Errorf("the listing had it taken out again:\n%s", late)
+	}
+}
+
+// The round that uses a listing does not miss such a pod either.
+func TestNewPodAfterAListing(t *testing.T) {
+	b := newListBench(t, v13, "10.244.1.11")
+	b.apply(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+	b.passed.Add(int64(time.Minute))
+	b.apply(b.backend.state.snapshot)
+	for object := 0; b.open != nil; object++ {
+		if object == 1 {
+			b.pods("10.244.1.12")
+		}
+		b.next()
+	}
+	b.apply(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
+	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A load balancer that another program makes at an address that HNS refused to ours shows
+// in a listing, also if ours was tried and refused meanwhile.
+func TestTakenBesideAListing(t *testing.T) {
+	b := newListBench(t, v13, "10.244.1.11")
+	k := Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}
+	b.hns.heldPorts[k] = true
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	round := func() error {
+		b.passed.Add(int64(time.Second))
+		p, err := b.rounds.Plan(t.Context(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Apply(t.Context()).Err
+	}
+	for range 2 { // the second round knows that no load balancer has the port
+		wantFailed(t, round(), "port is taken", "web")
+		b.passed.Add(int64(minBackoff))
+	}
+	delete(b.hns.heldPorts, k)
+	id, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{Key: k, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.passed.Add(int64(time.Minute))
+	clear(b.hns.calls)
+	wantFailed(t, round(), "port is taken", "web")
+	if b.open == nil || b.hns.calls["create load balancer"] != 1 {
+		t.Fatalf("calls %v, want a listing that goes on and an attempt", b.hns.calls)
+	}
+	for b.open != nil {
+		b.next()
+	}
+	if err := round(); err != nil || len(b.hns.balancers) != 1 || b.hns.balancers[id].ID == "" {
+		t.Errorf("after the listing: %v; load balancers %v, want the one that is there", err, b.hns.balancers)
 	}
 }
 

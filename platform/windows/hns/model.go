@@ -128,6 +128,23 @@ func setEntry[K, V comparable](m *model, of map[K]V, k K, v V) {
 	of[k] = v
 }
 
+// moved reports whether the local endpoint with address a is in another network, and the
+// network of m has no local endpoints. It uses only listed endpoints.
+func (m *model) moved(a netip.Addr) bool {
+	for m.base != nil {
+		m = m.base
+	}
+	if len(m.local) > 0 {
+		return false
+	}
+	for _, e := range m.endpoints {
+		if e != nil && !e.Remote && e.Network != m.network && e.HasAddr(a) {
+			return true
+		}
+	}
+	return false
+}
+
 func (m *model) index(e *Endpoint, id string) {
 	if e.Network != m.network {
 		return

@@ -43,10 +43,11 @@ type pass struct {
 	// missingByPool counts load balancers that are missing due to a lack of dynamic
 	// ports.
 	missingByPool map[portPool]int
-	// waiting means that a local endpoint is missing. stale means that an answer did not
+	// waiting means that a local endpoint is missing. moved means that it is in another
+	// network, and the network of the model has no local endpoints any more. stale means that an answer did not
 	// match the model. stateUnknown means that a call failed, so that what HNS holds is
 	// unknown.
-	waiting, stale, stateUnknown bool
+	waiting, moved, stale, stateUnknown bool
 	// relistEndpoints means that a failure may disappear after a new listing of
 	// endpoints.
 	relistEndpoints bool

@@ -32,6 +32,7 @@ type plan struct {
 	owned     map[Key]bool // existing load balancers that are ours
 	failed    map[service.PortName][]error
 	waiting   bool
+	moved     bool
 }
 
 // desiredChange is the change of one Service port's desired state.

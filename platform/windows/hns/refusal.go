@@ -51,8 +51,9 @@ func (r backoff) next(now time.Time, first time.Duration) backoff {
 	return r
 }
 
-// recordRefusal records that HNS rejected lb. It returns whether this is the first time
-// in a row.
+// recordRefusal records that HNS rejected lb, and whether because its port is taken. It
+// returns whether the reason is new. A port that HNS reports as taken after it rejected lb
+// for another reason may be that of a load balancer that the listing does not have.
 func (h *Host) recordRefusal(lb *LoadBalancer, text string, taken bool) (first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -60,12 +61,13 @@ func (h *Host) recordRefusal(lb *LoadBalancer, text string, taken bool) (first b
 		clear(h.refusals)
 	}
 	r, known := h.refusals[lb.Key]
-	if !taken && !r.want.equal(lb) { // a taken port stays taken for any endpoints
+	first = !known || taken && !r.portTaken
+	if first || !taken && !r.want.equal(lb) { // a taken port stays taken for any endpoints
 		r.backoff = backoff{}
 	}
 	r.backoff, r.want, r.text, r.portTaken = r.next(h.now(), minBackoff), *lb, text, taken
 	h.refusals[lb.Key] = r
-	return !known
+	return first
 }
 
 // recentRefusal returns the error text for lb if HNS rejected it so recently that another

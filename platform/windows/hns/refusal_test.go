@@ -154,3 +154,42 @@ func TestPortThatAProgramHolds(t *testing.T) {
 		})
 	}
 }
+
+// A load balancer that appears between the listing and our own attempt is found at once,
+// whatever HNS refused before at the same address.
+func TestTakenAfterAnotherRefusal(t *testing.T) {
+	for name, code := range map[string]uint32{"nothing": 0, "wrong parameter": 0x57, "missing endpoint": 0x803b0002, "no switch port": 0x803b0007} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, bridgeN)
+			b.pods("10.244.1.11", "10.244.1.12")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+			want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80"))
+			if code != 0 {
+				b.hns.refuse = func(op string) error {
+					if op != "create load balancer" {
+						return nil
+					}
+					return codeError(op, code)
+				}
+				_, err := b.round(want)
+				wantFailed(t, err, "create load balancer", "web")
+				b.hns.refuse = nil
+			}
+			clear(b.hns.balancers)
+			b.now = b.now.Add(maxBackoff)
+			p := b.plan(want)
+			id, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
+				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001", "endpoint-000002"},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Apply(t.Context()).Err; err != nil {
+				t.Fatalf("Apply: %v", err)
+			}
+			if _, kept := b.hns.balancers[id]; !kept || len(b.hns.balancers) != 1 {
+				t.Errorf("load balancers = %v, want the one that was there", b.hns.balancers)
+			}
+		})
+	}
+}
