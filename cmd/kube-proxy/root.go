@@ -62,7 +62,7 @@ func newRoot(to streams, table mode.Table) *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
 	root.AddCommand(newRender(to, table), newExplain(to, table), newDiff(to, table), newConfig(to, table), newServiceCommand(to, table),
-		newStatus(to, table), newDoctor(to, table), newHNSState(to, table), newVersion(to))
+		newStatus(to, table), newDoctor(to, table), newSupportDump(to, table), newHNSState(to, table), newVersion(to))
 	checkGenerated(root)
 	return root
 }

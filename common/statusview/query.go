@@ -68,6 +68,26 @@ func (q *Query) Fetch(ctx context.Context, path string) (body []byte, accepted b
 	return body, status == http.StatusOK, nil
 }
 
+// ErrNoPage means that the proxy does not serve a page.
+var ErrNoPage = errors.New("the proxy does not serve it")
+
+// Page returns any other page of the metrics server.
+func (q *Query) Page(ctx context.Context, path string) ([]byte, error) {
+	a := q.client()
+	status, body, err := a.get(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	if status == http.StatusNotFound {
+		return nil, fmt.Errorf("%s%s: %w", q.Server, path, ErrNoPage)
+	}
+	if status != http.StatusOK {
+		first, _, _ := strings.Cut(string(body), "\n")
+		return nil, fmt.Errorf("%s answers %s with HTTP status %d: %.200s", q.Server, path, status, sanitize(first))
+	}
+	return body, nil
+}
+
 func (q *Query) client() client {
 	// HTTP proxies in the environment do not apply to the own node.
 	return client{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, q.Server, "kube-proxy-status/" + q.Version}

@@ -41,5 +41,8 @@ func Coloured(w io.Writer) bool {
 	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
 		return false
 	}
-	return term.IsTerminal(int(f.Fd()))
+	return Attached(f)
 }
+
+// Attached returns whether somebody reads f on a terminal.
+func Attached(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

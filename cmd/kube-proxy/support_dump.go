@@ -1,0 +1,130 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/collect"
+	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/cmd/kube-proxy/internal/winservice"
+	"kubeproxy/common/support"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+)
+
+const supportText = `Collect what a maintainer asks for into one archive.
+
+It holds the version, the configuration, what the running proxy says of itself
+and of each Service, the rules read back, what would change, what doctor finds,
+Events, counters of the kernel, and the end of the log. Tokens, keys and
+certificates are removed. Names and addresses of Services, pods and nodes stay:
+look at it before it goes to others. It takes the flags of the proxy, to be given
+as the proxy has them, and mostly the rights of root. It changes nothing.
+
+Without FILE, the archive is named after the node and the time; with - it goes to
+standard output. It has at most 50 MB. What could not be collected is named in
+the archive, in ` + support.Contents + `, and on standard error.
+
+The exit code is 0 if all was collected, 1 if a part was not, and 2 if there is
+no archive.`
+
+const supportExample = `  kube-proxy support-dump
+  kube-proxy support-dump --config kube-proxy.yaml /tmp/dump.tar.gz
+  kubectl -n kube-system exec kube-proxy-x7k2p -- kube-proxy support-dump - > dump.tar.gz`
+
+// supportOptions are the flags of support-dump.
+type supportOptions struct {
+	options
+	server  string
+	timeout time.Duration
+}
+
+func newSupportDump(to streams, table mode.Table) *cobra.Command {
+	s := &supportOptions{options: *newOptions(table)}
+	cmd := &cobra.Command{
+		Use:     "support-dump [FILE] [flags]",
+		Short:   "Collect what a maintainer asks for",
+		Long:    supportText,
+		Example: supportExample,
+		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), to, args) },
+	}
+	s.registerReading(cmd.Flags())
+	cmd.Flags().StringVar(&s.server, "server", "", "`HOST[:PORT]` of the metrics server of the running proxy; goes before metricsBindAddress")
+	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how much `TIME` each part has")
+	return failsWith(exitUnreachable, cmd)
+}
+
+func (s *supportOptions) run(ctx context.Context, to streams, args []string) error {
+	if len(args) > 1 {
+		return fmt.Errorf("support-dump wants one FILE, not %d", len(args))
+	}
+	c, err := config.Load(&s.Flags, host.OS)
+	if err != nil {
+		return err
+	}
+	node, err := agent.NodeName(c)
+	if err != nil {
+		return err
+	}
+	server, err := (&statusOptions{modes: s.Modes, server: s.server, config: s.Flags.Config}).address()
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("kube-proxy-%s-%s", node, time.Now().UTC().Format("20060102T150405"))
+	dump := collect.Options{
+		Proxy: &s.Options, Build: fmt.Sprintf("%#v", buildInfo()), Version: buildInfo().Version, Server: server, Timeout: s.timeout,
+		LogFiles: []string{s.Flags.LogFile, serviceLog(winservice.Name)},
+	}.Dump(c, name)
+	dump.Progress = progressOn(to.err)
+	path := name + ".tar.gz"
+	if len(args) > 0 {
+		path = args[0]
+	}
+	result, err := writeDump(ctx, dump, path, to.out)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if path != "-" {
+		fmt.Fprintln(to.out, path)
+	}
+	if len(result.Failed) > 0 {
+		return &exit{exitNotOK, fmt.Errorf("not collected: %s; %s in the archive says why", strings.Join(result.Failed, ", "), support.Contents)}
+	}
+	return nil
+}
+
+// writeDump writes to a file that only its owner reads, or to out.
+func writeDump(ctx context.Context, d *support.Dump, path string, out io.Writer) (*support.Result, error) {
+	if path == "-" {
+		return d.Write(ctx, out)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	r, err := d.Write(ctx, f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(path)) // half an archive looks like a whole one
+	}
+	return r, err
+}
+
+// progressOn returns what shows progress on w, on a terminal alone.
+func progressOn(w io.Writer) func(part, of int, name string) {
+	if !terminal.Attached(os.Stderr) {
+		return nil
+	}
+	return func(part, of int, name string) { fmt.Fprintf(w, "[%d/%d] %s\n", part, of, name) }
+}

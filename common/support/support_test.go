@@ -1,0 +1,141 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package support
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// unpack returns the files of an archive.
+func unpack(t *testing.T, archive []byte) map[string]string {
+	t.Helper()
+	zip, err := gzip.NewReader(bytes.NewReader(archive))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[h.Name] = string(text)
+	}
+}
+
+func text(s string) func(context.Context, io.Writer) error {
+	return func(_ context.Context, w io.Writer) error {
+		_, err := io.WriteString(w, s)
+		return err
+	}
+}
+
+// TestFailedParts checks that a part that fails, does not apply or hangs is named, and
+// keeps no other from the archive.
+func TestFailedParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		defer close(hang)
+		d := &Dump{Folder: "dump", Timeout: time.Second, Parts: []Part{
+			{Name: "a.txt", What: "a", Collect: text("A")},
+			{Name: "bad.txt", What: "bad", Collect: func(_ context.Context, w io.Writer) error {
+				_, _ = io.WriteString(w, "half")
+				return errors.New("token: abcdefgh12345678 refused")
+			}},
+			{Name: "none.txt", What: "none", Collect: func(context.Context, io.Writer) error { return NotHere("no such thing") }},
+			{Name: "hangs.txt", What: "hangs", Collect: func(context.Context, io.Writer) error {
+				<-hang
+				return nil
+			}},
+			{Name: "z.txt", What: "z", Collect: text("Z")},
+		}}
+		var out bytes.Buffer
+		r, err := d.Write(t.Context(), &out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files := unpack(t, out.Bytes())
+		list := files["dump/"+Contents]
+		delete(files, "dump/"+Contents)
+		if diff := cmp.Diff(map[string]string{"dump/a.txt": "A", "dump/bad.txt": "half", "dump/z.txt": "Z"}, files); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]string{"bad.txt", "hangs.txt"}, r.Failed); diff != "" {
+			t.Errorf("failed (-want +got):\n%s", diff)
+		}
+		for _, want := range []string{"FAILED: token: [removed] refused", "none: none here: no such thing", "hangs.txt", "not ended in 1s"} {
+			if !strings.Contains(list, want) {
+				t.Errorf("no %q in\n%s", want, list)
+			}
+		}
+	})
+}
+
+// TestSize checks that an archive of what cannot be compressed stays within the bound, and
+// that of the log the end is kept.
+func TestSize(t *testing.T) {
+	random := rand.NewChaCha8([32]byte{1})
+	noise := func(end string) func(context.Context, io.Writer) error {
+		return func(_ context.Context, w io.Writer) error {
+			_, err := io.CopyN(w, random, 1<<20)
+			return errors.Join(err, text(end)(t.Context(), w))
+		}
+	}
+	const limit = 2 << 20
+	d := &Dump{Folder: "d", Timeout: time.Minute, Limit: limit, Parts: []Part{{Name: "0", Collect: noise("")}, {Name: "1", Collect: noise("")}, {Name: "2", Collect: noise("")}, {Name: "3", Collect: noise("")}, {Name: "log", Collect: noise("the end"), Tail: true}}}
+	var out bytes.Buffer
+	if _, err := d.Write(t.Context(), &out); err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, out.Bytes())
+	if out.Len() > limit || !strings.HasSuffix(files["d/log"], "the end") || !strings.Contains(files["d/"+Contents], "shortened") {
+		t.Errorf("%d bytes; contents:\n%s", out.Len(), files["d/"+Contents])
+	}
+}
+
+func TestSecrets(t *testing.T) {
+	const token, password = "s3cr3t-t0ken-of-mine", "swordfish"
+	key := "-----BEGIN EC PRIVATE KEY-----\n" + strings.Repeat("MHcCAQEEIBlongline0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ/+abcdefgh\n", 3) + "-----END EC PRIVATE KEY-----\n"
+	s := &Secrets{}
+	s.Add([]byte(token))
+	s.Add([]byte(password + "\n"))
+	s.Add([]byte(key))
+	s.Add(nil)
+	jwt := "eyJhbGciOiJSUzI1NiIs.eyJpc3MiOiJrdWJlcm5ldGVz.c2lnbmF0dXJl"
+	in := strings.Join([]string{
+		"plain text stays", "Authorization: Bearer " + jwt, "token: " + token, "pw=" + password, key,
+		"client-key-data: " + base64.StdEncoding.EncodeToString([]byte(key)), strings.Split(key, "\n")[1], "in the middle of " + jwt + " a line",
+	}, "\n")
+	got := string(s.Remove([]byte(in)))
+	for _, secret := range []string{token, password, jwt, "MHcCAQEE", base64.StdEncoding.EncodeToString([]byte(key))[:40]} {
+		if strings.Contains(got, secret) {
+			t.Errorf("%q is left in\n%s", secret, got)
+		}
+	}
+	for _, stays := range []string{"plain text stays", "in the middle of ", " a line"} {
+		if !strings.Contains(got, stays) {
+			t.Errorf("%q is lost in\n%s", stays, got)
+		}
+	}
+}
