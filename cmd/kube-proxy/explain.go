@@ -179,7 +179,7 @@ func (x *explainOptions) read(ctx context.Context, c *config.Config, node string
 		},
 	}
 	tracker, loadErr := r.Manifests(ctx, x.Manifests)
-	m := explain.Model{Tracker: tracker, Snapshot: tracker.Latest()}
+	m := explain.Model{Tracker: tracker, Snapshot: tracker.Latest(), Relays: x.Modes.Of(c).Relays}
 	if m.Snapshot == nil {
 		return m, loadErr
 	}

@@ -72,6 +72,9 @@ type Endpoint struct {
 type Model struct {
 	Tracker  *track.Tracker
 	Snapshot *service.Snapshot // the latest of Tracker
+	// Relays is whether connections pass through the process, so that no endpoint sees the
+	// address of the client.
+	Relays bool
 }
 
 // errNotRead is the answer before the Services are known.
@@ -272,10 +275,10 @@ func count(all, ready int) string {
 // seenAs says which address the endpoint sees as the client's.
 func (e *explainer) seenAs(c track.Candidate) string {
 	i := slices.IndexFunc(e.verdict.Endpoints, func(x service.Endpoint) bool { return x.Addr == c.Addr })
-	if i >= 0 && e.verdict.Masquerades(e.verdict.Endpoints[i]) {
-		return "masqueraded"
+	if e.Relays || i >= 0 && e.verdict.Masquerades(e.verdict.Endpoints[i]) {
+		return clientMasqueraded
 	}
-	return "kept"
+	return clientKept
 }
 
 // policyOfClient returns the policy that decides between endpoints for this client. Pods
@@ -324,6 +327,8 @@ func (e *explainer) clientAddress() {
 		}
 	}
 	switch {
+	case e.Relays:
+		e.step("client address", "replaced by an address of the node, because connections pass through kube-proxy in this mode")
 	case masqueraded == 0:
 		e.step("client address", "kept")
 	case masqueraded < len(e.verdict.Endpoints):

@@ -96,7 +96,7 @@ func modelOf(t *testing.T, path string) (Model, *Pods) {
 	if err := files.Load(context.Background(), pods); err != nil {
 		t.Fatal(err)
 	}
-	return Model{tracker, tracker.Latest()}, pods
+	return Model{Tracker: tracker, Snapshot: tracker.Latest()}, pods
 }
 
 // In random clusters the chosen endpoints and what they see of the client are those of
@@ -155,7 +155,7 @@ func drawModel(t *rapid.T) Model {
 		tracker.SetSlice(drawSlice(t, i))
 	}
 	tracker.Synced()
-	return Model{tracker, tracker.Latest()}
+	return Model{Tracker: tracker, Snapshot: tracker.Latest()}
 }
 
 func drawService(t *rapid.T, i int) *corev1.Service {

@@ -23,6 +23,9 @@ type Path struct {
 	Remembered string `json:"remembered,omitempty"`
 	// Faults are objects on the way that are not as the proxy makes them.
 	Faults []string `json:"faults,omitempty"`
+	// ByDesign is why the mode always does something else than the rules of Kubernetes
+	// say. Then the action and the targets are no difference.
+	ByDesign string `json:"byDesign,omitempty"`
 }
 
 // Hop is one object that the packet meets, by the name that the system's own tools show.
@@ -36,6 +39,12 @@ type Target struct {
 	Address string `json:"address"`
 	Client  string `json:"client"` // kept or masqueraded
 }
+
+// What an endpoint sees as the address of the client.
+const (
+	clientKept        = "kept"
+	clientMasqueraded = "masqueraded"
+)
 
 // Agreement is the verdict on what should happen and what is installed.
 type Agreement string
@@ -55,11 +64,14 @@ type Walk struct {
 	// Remembered is the target by session affinity, invalid without one.
 	Remembered netip.AddrPort
 	Faults     []string
+	ByDesign   string // as in Path
+	// Notes are for the person who asked.
+	Notes []string
 }
 
 // Path returns w in printable form.
 func (w *Walk) Path() *Path {
-	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults}
+	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign}
 	if w.Remembered.IsValid() {
 		p.Remembered = w.Remembered.String()
 	}
@@ -69,9 +81,9 @@ func (w *Walk) Path() *Path {
 	}
 	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	for _, a := range addrs {
-		t := Target{a.String(), "kept"}
+		t := Target{a.String(), clientKept}
 		if w.Targets[a] {
-			t.Client = "masqueraded"
+			t.Client = clientMasqueraded
 		}
 		p.Targets = append(p.Targets, t)
 	}
@@ -81,9 +93,12 @@ func (w *Walk) Path() *Path {
 // Compare sets what is installed, and says where it parts from what should happen.
 func (x *Explanation) Compare(p *Path) {
 	x.Installed, x.Verdict, x.Differences = p, Agree, slices.Clone(p.Faults)
-	if p.Action != x.Action {
+	switch {
+	case p.ByDesign != "":
+		x.Notes = append(x.Notes, p.ByDesign)
+	case p.Action != x.Action:
 		x.Differences = append(x.Differences, fmt.Sprintf("the node does %s, and should %s", actionText(p.Action), actionText(x.Action)))
-	} else {
+	default:
 		x.Differences = append(x.Differences, x.differentTargets(p)...)
 	}
 	if len(x.Differences) > 0 {
@@ -96,6 +111,13 @@ func actionText(action string) string {
 		return "leave it alone"
 	}
 	return action
+}
+
+// comesBack reports whether t is the client itself, on whatever node. Its own address in
+// place of the client's is no difference: without it the answer would not pass this node.
+func (x *Explanation) comesBack(t Target) bool {
+	a, err := netip.ParseAddrPort(t.Address)
+	return err == nil && a.Addr().String() == x.Source && t.Client == clientMasqueraded
 }
 
 // differentTargets compares the endpoints. Session affinity narrows the choice to one.
@@ -112,7 +134,7 @@ func (x *Explanation) differentTargets(p *Path) []string {
 		switch client, wanted := want[t.Address]; {
 		case !wanted:
 			all = append(all, fmt.Sprintf("the node also sends it to %s, which should not get it", t.Address))
-		case client != t.Client:
+		case client != t.Client && !x.comesBack(t):
 			all = append(all, fmt.Sprintf("the client's address is %s on the way to %s, and should be %s", t.Client, t.Address, client))
 		}
 	}

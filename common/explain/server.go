@@ -23,6 +23,8 @@ type Server struct {
 	Trace func(ctx context.Context, want *service.Snapshot, c route.Conn) (*Walk, error)
 	// Local reports whether an address belongs to the node.
 	Local func(netip.Addr) bool
+	// Relays is as in Model.
+	Relays bool
 
 	one sync.Mutex // reading a dataplane costs time, so questions wait for each other
 }
@@ -48,7 +50,7 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) answer(ctx context.Context, q Query) (*Explanation, error) {
 	s.one.Lock()
 	defer s.one.Unlock()
-	m := Model{s.Tracker, s.Tracker.Latest()}
+	m := Model{s.Tracker, s.Tracker.Latest(), s.Relays}
 	if m.Snapshot == nil {
 		return nil, errNotRead
 	}
@@ -66,6 +68,7 @@ func (s *Server) answer(ctx context.Context, q Query) (*Explanation, error) {
 		x.Notes = append(x.Notes, "this mode cannot say yet what is installed for one connection; kube-proxy status says whether all of it is in force")
 	default:
 		x.Compare(walk.Path())
+		x.Notes = append(x.Notes, walk.Notes...)
 	}
 	return x, nil
 }

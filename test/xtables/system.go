@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 // System is iptables for one family. Like a real one, it refuses references to missing
@@ -23,6 +25,9 @@ type System struct {
 	DormantTables []string // tables that no packet passes
 	RouteLocalnet bool     // packets to loopback addresses may be routed
 	LocalnetErr   error    // the error of changing that
+	// RecentClients are the clients of each list of the match recent, and for how long they
+	// have been there.
+	RecentClients map[string]map[netip.Addr]time.Duration
 	// TCPBeLiberal is nf_conntrack_tcp_be_liberal, see
 	// https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 	TCPBeLiberal     bool
@@ -234,6 +239,11 @@ func (k *System) Text() string {
 
 // Touched returns whether another program changed something since Save.
 func (k *System) Touched(context.Context) (bool, error) { return k.Dirty, nil }
+
+// Recent returns the clients of a list.
+func (k *System) Recent(list string) (map[netip.Addr]time.Duration, error) {
+	return k.RecentClients[list], nil
+}
 
 // Liberal returns TCPBeLiberal.
 func (k *System) Liberal() bool { return k.TCPBeLiberal }

@@ -6,7 +6,9 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
+	"time"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -38,6 +40,9 @@ type Driver interface {
 	RouteLocalnetEnabled() (bool, error)
 	EnableRouteLocalnet() error
 	DisableRouteLocalnet() error
+	// Recent returns how long ago each client was entered in a list of the match recent,
+	// empty if there is no such list.
+	Recent(list string) (map[netip.Addr]time.Duration, error)
 	// Liberal reports whether the kernel accepts packets outside of the TCP window of
 	// their connection as valid (nf_conntrack_tcp_be_liberal, see
 	// docs.kernel.org/networking/nf_conntrack-sysctl.html).
@@ -122,17 +127,23 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 const maxReads = 5
 
 func (b *Backend) read(ctx context.Context) (*observed, error) {
+	_, t, err := b.list(ctx)
+	return t, err
+}
+
+// list reads the tables, as text and parsed.
+func (b *Backend) list(ctx context.Context) (string, *observed, error) {
 	for range maxReads {
 		text, err := b.driver.Save(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
+			return "", nil, fmt.Errorf("read the tables of %s: %w", command(b.family), err)
 		}
 		if h := parse(text, b.options.Role); !h.interrupted {
 			h.dormant, err = b.driver.Dormant()
-			return h, err
+			return text, h, err
 		}
 	}
-	return nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), maxReads)
+	return "", nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), maxReads)
 }
 
 // Cleanup implements reconcile.Backend. It removes every chain that a service proxy of

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs/companion"
@@ -88,6 +89,7 @@ type observedServer struct {
 type rules interface {
 	reconcile.Backend
 	ReadBack(context.Context, *service.Snapshot, companion.Servers) (held, wanted companion.Document, err error)
+	Follow(context.Context, companion.Question) (*explain.Walk, error)
 }
 
 // Backend keeps the virtual servers of one family in the desired state. It implements

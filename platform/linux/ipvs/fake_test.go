@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
@@ -293,6 +294,10 @@ func (r *fakeRules) Plan(_ context.Context, want *service.Snapshot) (reconcile.P
 // ReadBack is not for these rules, which have no sets.
 func (r *fakeRules) ReadBack(context.Context, *service.Snapshot, companion.Servers) (held, wanted companion.Document, err error) {
 	return held, wanted, errors.ErrUnsupported
+}
+
+func (r *fakeRules) Follow(context.Context, companion.Question) (*explain.Walk, error) {
+	return &explain.Walk{}, nil
 }
 
 func (r *fakeRules) Cleanup(context.Context) error {

@@ -14,22 +14,9 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 )
-
-// expected returns what should become of c, as far as a Walk can be compared with it.
-func expected(want *service.Snapshot, c route.Conn, f service.Family) *explain.Explanation {
-	v := route.Decide(want, c)
-	x := &explain.Explanation{Action: v.Action.String()}
-	for _, e := range v.Endpoints {
-		client := "kept"
-		if v.Masquerades(e) || hairpins(want, c.From, e, f) {
-			client = "masqueraded"
-		}
-		x.Endpoints = append(x.Endpoints, explain.Endpoint{Address: e.Addr.String(), Chosen: true, Client: client})
-	}
-	return x
-}
 
 // meeting records the elements and chains that a packet meets.
 type meeting struct {
@@ -81,7 +68,7 @@ func tamperOnPath(t *rapid.T, b *Backend, want *service.Snapshot, c route.Conn) 
 		if err != nil {
 			t.Fatal(err)
 		}
-		x := expected(want, c, b.family)
+		x := backendtest.Explain(route.Decide(want, c), func(e service.Endpoint) bool { return hairpins(want, c.From, e, b.family) })
 		x.Compare(w.Path())
 		return x
 	}

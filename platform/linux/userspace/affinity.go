@@ -70,3 +70,13 @@ func (c *affinityTable) remove(e *list.Element) {
 	delete(c.byAddr, e.Value.(*affinityEntry).addr)
 	c.order.Remove(e)
 }
+
+// peek is lookup for those who only look: it does not count as a use.
+func (c *affinityTable) peek(addr netip.Addr, now time.Time, ttl time.Duration) (netip.AddrPort, bool) {
+	e, known := c.byAddr[addr]
+	if !known {
+		return netip.AddrPort{}, false
+	}
+	x := e.Value.(*affinityEntry)
+	return x.at, now.Sub(x.used) < ttl
+}

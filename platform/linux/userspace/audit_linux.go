@@ -6,8 +6,11 @@ package userspace
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
@@ -29,6 +32,28 @@ func NewAudit(f service.Family, o Options) (*Audit, error) {
 		return nil, err
 	}
 	return &Audit{family: f, options: o, driver: d}, nil
+}
+
+// Tracer is an Audit that also follows connections through the listeners of this process.
+type Tracer struct {
+	*Audit
+	relay *Backend
+}
+
+// NewTracer returns a Tracer for b, in the network namespace of the calling thread. The
+// caller must close it.
+func NewTracer(b *Backend) (*Tracer, error) {
+	a, err := NewAudit(b.family, b.options)
+	if err != nil {
+		return nil, err
+	}
+	return &Tracer{a, b}, nil
+}
+
+// Trace says what rules and listeners do with the first packet of c, see
+// Backend.TraceWith.
+func (t *Tracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
+	return t.relay.TraceWith(ctx, t.driver, want, c, local)
 }
 
 // Plan implements reconcile.Backend. The plan is empty if each Port is redirected

@@ -38,6 +38,7 @@ type Backend struct {
 
 	targets   map[service.PortName]*target
 	listeners map[key]listener
+	directory directory                 // of listeners and rules, for others
 	failed    map[service.PortName]bool // at least one of their listeners is missing
 	lastPort  uint16                    // last port that was tried in the range
 	// previousPorts are the ports of an earlier process's listeners, by chain, until the
@@ -108,7 +109,8 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	p.rules = rules
 	if p.Empty() {
-		b.installed, b.redirected, b.wanted = want, p.redirected, want
+		b.installed, b.wanted = want, want
+		b.setRedirected(p.redirected)
 		b.track(want)
 	}
 	return p, nil
@@ -179,7 +181,8 @@ func (b *Backend) adopt(ctx context.Context) error {
 // pass through them.
 func (b *Backend) Forget() {
 	b.rules.Forget()
-	b.installed, b.redirected, b.previousPorts = nil, nil, nil
+	b.installed, b.previousPorts = nil, nil
+	b.setRedirected(nil)
 }
 
 // Redirected returns the snapshot that the rules are for, whose endpoints are listeners.
@@ -212,7 +215,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 func (b *Backend) Close() error {
 	for k, l := range b.listeners {
 		l.close()
-		delete(b.listeners, k)
+		b.removeListener(k, l)
 	}
 	b.installed = nil
 	return b.rules.Close()

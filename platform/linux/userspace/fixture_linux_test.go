@@ -21,19 +21,20 @@ import (
 // tables accept rules and ignore them.
 type tables struct{ err error }
 
-func (t *tables) Restore(context.Context, string) error     { return t.err }
-func (t *tables) Save(context.Context) (string, error)      { return "", nil }
-func (t *tables) Touched(context.Context) (bool, error)     { return false, nil }
-func (t *tables) Liberal() bool                             { return false }
-func (t *tables) Dormant() ([]string, error)                { return nil, nil }
-func (t *tables) Activate(string) error                     { return nil }
-func (t *tables) RouteLocalnetEnabled() (bool, error)       { return true, nil }
-func (t *tables) EnableRouteLocalnet() error                { return nil }
-func (t *tables) DisableRouteLocalnet() error               { return nil }
-func (t *tables) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
-func (t *tables) PieceRules() int                           { return 0 }
-func (t *tables) Suspect() string                           { return "" }
-func (t *tables) Close()                                    {}
+func (t *tables) Restore(context.Context, string) error               { return t.err }
+func (t *tables) Save(context.Context) (string, error)                { return "", nil }
+func (t *tables) Touched(context.Context) (bool, error)               { return false, nil }
+func (t *tables) Liberal() bool                                       { return false }
+func (t *tables) Recent(string) (map[netip.Addr]time.Duration, error) { return nil, nil }
+func (t *tables) Dormant() ([]string, error)                          { return nil, nil }
+func (t *tables) Activate(string) error                               { return nil }
+func (t *tables) RouteLocalnetEnabled() (bool, error)                 { return true, nil }
+func (t *tables) EnableRouteLocalnet() error                          { return nil }
+func (t *tables) DisableRouteLocalnet() error                         { return nil }
+func (t *tables) Watch(ctx context.Context, _ func()) error           { <-ctx.Done(); return nil }
+func (t *tables) PieceRules() int                                     { return 0 }
+func (t *tables) Suspect() string                                     { return "" }
+func (t *tables) Close()                                              {}
 
 // node is a node with its sockets on a loopback address.
 type node struct {

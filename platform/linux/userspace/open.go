@@ -29,7 +29,14 @@ func (b *Backend) open(k key, p *service.Port) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	b.listeners[k] = l
+	b.directory.add(place{k.name.Protocol, l.port()}, resident{k, b.targets[k.name]})
 	return nil
+}
+
+// removeListener removes a listener that is closed, or about to be.
+func (b *Backend) removeListener(k key, l listener) {
+	delete(b.listeners, k)
+	b.directory.remove(place{k.name.Protocol, l.port()}, k)
 }
 
 func (b *Backend) listen(k key, p *service.Port) (listener, error) {

@@ -103,7 +103,7 @@ func (p *plan) change(ctx context.Context, out *reconcile.Outcome) error {
 		}
 		p.rules = rules
 	}
-	b.redirected = p.redirected
+	b.setRedirected(p.redirected)
 	b.track(p.want)
 	if !p.rules.Empty() {
 		done := p.rules.Apply(ctx)
@@ -203,6 +203,6 @@ func (p *plan) open() []error {
 func (b *Backend) closeLater(k key) {
 	if l := b.listeners[k]; l != nil {
 		time.AfterFunc(b.relay.arrivalGrace, l.close)
-		delete(b.listeners, k)
+		b.removeListener(k, l)
 	}
 }

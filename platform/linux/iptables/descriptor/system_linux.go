@@ -34,7 +34,8 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		}
 		return &mode.Backend{
 			Backend: b, Family: f,
-			Audit: func() (reconcile.Backend, error) { return iptables.New(f, Options(s.Config)) },
+			Audit:  func() (reconcile.Backend, error) { return iptables.New(f, Options(s.Config)) },
+			Tracer: func() (mode.Tracer, error) { return iptables.New(f, Options(s.Config)) },
 			Packets: func(ctx context.Context) (metrics.Packets, error) {
 				p, err := b.Packets(ctx)
 				return metrics.Packets(p), err

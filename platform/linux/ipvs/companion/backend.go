@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
@@ -33,6 +34,8 @@ type Chains interface {
 	reconcile.Backend
 	// ReadTables returns the chains that there are, and those for a snapshot.
 	ReadTables(context.Context, *service.Snapshot) (held, wanted iptables.Tables, err error)
+	// Follow says what chains do with the first packet of a connection.
+	Follow(context.Context, iptables.Question) (*explain.Walk, error)
 }
 
 // Backend keeps the sets and chains of one family in the desired state. It implements

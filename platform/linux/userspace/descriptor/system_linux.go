@@ -44,7 +44,8 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		b.ObserveUnreached(unreached)
 		x := &mode.Backend{
 			Backend: b, Family: f, Relay: relay{b},
-			Audit: func() (reconcile.Backend, error) { return userspace.NewAudit(f, options(s.Config)) },
+			Audit:  func() (reconcile.Backend, error) { return userspace.NewAudit(f, options(s.Config)) },
+			Tracer: func() (mode.Tracer, error) { return userspace.NewTracer(b) },
 		}
 		if f == service.IPv6 {
 			mark := 1 << *s.Config.IPTables.MasqueradeBit // bypasses the rules that redirect to the listeners of b

@@ -1,0 +1,147 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
+)
+
+// Question is a connection to follow through the tables.
+type Question struct {
+	// Want is the snapshot that the chains are for.
+	Want *service.Snapshot
+	Conn route.Conn
+	// Local reports whether an address belongs to the node.
+	Local func(netip.Addr) bool
+	// Observed and Expected are what works beside the chains in mode ipvs: as it is, and
+	// as it should be. Both are nil in other modes.
+	Observed, Expected Companion
+}
+
+// Companion is what IPVS and ipsets do with packets.
+type Companion interface {
+	// Local reports whether packets to an address are delivered to the node.
+	Local(netip.Addr) bool
+	// InSet reports whether fields of p, such as dst,src, are in a set.
+	InSet(set, fields string, p walk.Packet) walk.Match
+	// Server returns the destinations that take new connections of the virtual server
+	// for p. found is false if there is none.
+	Server(p walk.Packet) (to []netip.AddrPort, found bool)
+}
+
+// Trace reads the tables and says what they do with the first packet of c. want is the
+// snapshot that they are for. local reports whether an address belongs to the node.
+func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
+	return b.Follow(ctx, Question{Want: want, Conn: c, Local: local})
+}
+
+// Follow is Trace for modes with more than chains.
+//
+// Every chain of ours that the packet meets, or should meet, is compared with the one
+// that we write, as far as rules concern such packets. Rules of others are followed, too.
+// They are a fault if they decide what becomes of the connection.
+func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error) {
+	b.readSettings()
+	text, t, err := b.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	want := b.withPendingNodePorts(q.Want, t)
+	observed, expected := walk.Parse(text), b.expectedTables(want)
+	for _, table := range t.dormant {
+		observed.Remove(table)
+	}
+	lists := b.lists()
+	have := newPath(b.layout, observed, b.node(q, q.Observed, lists))
+	have.follow(q.Conn, q.Observed)
+	plan := newPath(b.layout, expected, b.node(q, q.Expected, lists))
+	plan.follow(q.Conn, q.Expected)
+	c := &traceComparison{layout: b.layout, tables: t, have: have, plan: plan}
+	w := have.walk()
+	w.Faults = c.faults()
+	if v := route.Decide(want, q.Conn); v.Action == route.Drop && v.Port == nil && w.Action == route.Pass && !b.isIPVS() {
+		w.ByDesign = "rules of iptables leave addresses of the Service range alone that no Service has"
+	}
+	if b.needsLocalnet(q, want.Node, plan) {
+		w.Faults = append(w.Faults, "net.ipv4.conf.all.route_localnet is 0, so the kernel routes no packet to a loopback address")
+	}
+	return w, nil
+}
+
+// needsLocalnet reports whether the connection needs route_localnet, which is off.
+func (b *Backend) needsLocalnet(q Question, node *service.Node, plan *path) bool {
+	return q.Conn.To.Addr().Is4() && q.Conn.To.Addr().IsLoopback() && !b.relays() &&
+		b.localhost(node) && !b.localnetRouted && len(plan.targets) > 0
+}
+
+// expectedTables returns the tables as they should be.
+func (b *Backend) expectedTables(want *service.Snapshot) *walk.Tables {
+	t := walk.NewTables()
+	for p := range want.Ports(b.family) {
+		for _, c := range b.portChains(p, want.Node) {
+			t.Append(walk.Chain{Table: c.table, Name: c.name}, c.rules...)
+		}
+	}
+	for _, c := range b.shared(want.Node, want.Ports(b.family), nil) {
+		t.Append(walk.Chain{Table: c.table, Name: c.name}, c.rules...)
+	}
+	for _, j := range b.jumps() {
+		t.Append(walk.Chain{Table: j.from.table, Name: j.from.name}, j.rule)
+	}
+	return t
+}
+
+// node returns what rules ask about packets besides their headers.
+func (b *Backend) node(q Question, c Companion, listed func(list, seconds string, p walk.Packet) walk.Match) walk.Node {
+	hairpin := argument(splitRule(b.hairpinMatch()+"-j"), "--bytecode")
+	n := walk.Node{
+		Local: q.Local, Listed: listed, AnyInterface: true,
+		Bytecode: func(code string, p walk.Packet) walk.Match {
+			switch {
+			case code != hairpin:
+				return walk.Unknown
+			case p.From == p.To.Addr():
+				return walk.Yes
+			}
+			return walk.No
+		},
+	}
+	if c != nil {
+		n.Local, n.InSet = c.Local, c.InSet
+	}
+	return n
+}
+
+// lists returns what says whether a client is in a list of xt_recent. Each list is read
+// once.
+func (b *Backend) lists() func(list, seconds string, p walk.Packet) walk.Match {
+	known := map[string]map[netip.Addr]time.Duration{}
+	return func(list, seconds string, p walk.Packet) walk.Match {
+		clients, asked := known[list]
+		if !asked {
+			var err error
+			if clients, err = b.driver.Recent(list); err == nil && clients == nil {
+				clients = map[netip.Addr]time.Duration{}
+			}
+			known[list] = clients // nil if they cannot be read
+		}
+		age, found := clients[p.From]
+		limit, err := strconv.Atoi(seconds)
+		switch {
+		case clients == nil, err != nil && seconds != "":
+			return walk.Chance
+		case found && (seconds == "" || age < time.Duration(limit)*time.Second):
+			return walk.Yes
+		}
+		return walk.No
+	}
+}

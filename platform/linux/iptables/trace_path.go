@@ -1,0 +1,346 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/platform/linux/iptables/walk"
+)
+
+// path is the way of the first packet of a connection through the hooks of the kernel.
+// Behind a translation it has a branch for each destination.
+type path struct {
+	layout
+	tables *walk.Tables
+	node   walk.Node
+	ipvs   Companion // nil without IPVS
+
+	targets     map[netip.AddrPort]bool // whether it is masqueraded on the way there
+	remembered  netip.AddrPort
+	passes      bool // untranslated
+	ends        []end
+	accepted    []walk.Step // rules of others that let it pass, so that later ones do not see it
+	doubtful    []walk.Step // see walk.Walker
+	masqueraded []walk.Step // rules of others that masquerade it
+	// visits are the packets that came to each chain, on all branches.
+	visits map[id][]walk.Packet
+	// hops are those of the first branch. quiet ends them.
+	hops  []explain.Hop
+	quiet bool
+}
+
+// end is where a packet goes no further.
+type end struct {
+	action route.Action
+	by     walk.Step
+	to     netip.AddrPort
+}
+
+func newPath(l layout, t *walk.Tables, n walk.Node) *path {
+	return &path{layout: l, tables: t, node: n, targets: map[netip.AddrPort]bool{}, visits: map[id][]walk.Packet{}}
+}
+
+// follow sends the first packet of c. The order of the hooks is that of the kernel, see
+// the priorities in include/uapi/linux/netfilter_ipv4.h.
+func (p *path) follow(c route.Conn, ipvs Companion) {
+	p.ipvs = ipvs
+	pk := walk.Packet{Conn: c, Dialled: c.To}
+	hook, then := "PREROUTING", p.arrive
+	if c.Interface == "" {
+		hook, then = "OUTPUT", p.leave
+	}
+	if p.pass(&pk, hook, "raw", mangle) {
+		p.translate(pk, hook, then)
+	}
+}
+
+// action is what becomes of the packet.
+func (p *path) action() route.Action {
+	switch {
+	case len(p.targets) > 0:
+		return route.Forward
+	case len(p.ends) > 0 && !p.passes:
+		return p.ends[0].action
+	}
+	return route.Pass
+}
+
+func (p *path) walk() *explain.Walk {
+	w := &explain.Walk{Hops: p.hops, Action: p.action(), Remembered: p.remembered, Notes: p.notes()}
+	if w.Action == route.Forward {
+		w.Targets = p.targets
+	}
+	return w
+}
+
+// hook runs a built-in chain on pk, and records what the packet meets.
+func (p *path) hook(pk *walk.Packet, table, name string) walk.Result {
+	c := walk.Chain{Table: table, Name: name}
+	if p.tables.Has(c) {
+		p.visits[id{table, name}] = append(p.visits[id{table, name}], *pk)
+	}
+	w := walk.Walker{Tables: p.tables, Node: p.node, Packet: *pk}
+	r := w.Hook(c)
+	for _, s := range w.Steps {
+		if i := idOf(s.Chain); s.Rule == nil && i.table+i.name != table+name {
+			p.visits[i] = append(p.visits[i], *pk)
+		}
+	}
+	p.show(w.Steps)
+	doubtful := slices.DeleteFunc(w.Doubtful, func(s walk.Step) bool { return p.owns(s.Chain) })
+	p.doubtful = append(p.doubtful, doubtful...)
+	pk.Mark, pk.Untracked = w.Packet.Mark, w.Packet.Untracked
+	if len(doubtful) > 0 && !p.owns(r.By.Chain) && (r.Verdict == walk.Dropped || r.Verdict == walk.Rejected) {
+		p.doubtful = append(p.doubtful, r.By) // an earlier rule may have let it pass
+		r.Verdict = walk.Continue
+	}
+	if r.Verdict == walk.Accepted && !p.owns(r.By.Chain) {
+		p.accepted = append(p.accepted, r.By)
+	}
+	return r
+}
+
+func idOf(c walk.Chain) id { return id{c.Table, c.Name} }
+
+func (p *path) owns(c walk.Chain) bool { return p.options.Role.owns(idOf(c)) }
+
+// pass runs the chains of one hook in tables. It reports whether the packet goes on.
+func (p *path) pass(pk *walk.Packet, hook string, tables ...string) bool {
+	for _, table := range tables {
+		switch r := p.hook(pk, table, hook); r.Verdict {
+		case walk.Dropped:
+			p.ends = append(p.ends, end{route.Drop, r.By, pk.To})
+			return false
+		case walk.Rejected:
+			p.ends = append(p.ends, end{route.Reject, r.By, pk.To})
+			return false
+		case walk.Untranslated:
+			p.doubtful = append(p.doubtful, r.By)
+		}
+	}
+	return true
+}
+
+// translate runs table nat, which may replace the destination, and follows the packet to
+// each of the new destinations.
+func (p *path) translate(pk walk.Packet, hook string, then func(walk.Packet)) {
+	var r walk.Result
+	if !pk.Untracked { // the kernel runs table nat for tracked connections only
+		r = p.hook(&pk, nat, hook)
+	}
+	if r.Verdict == walk.Untranslated {
+		p.doubtful = append(p.doubtful, r.By)
+	}
+	if r.Verdict == walk.Translated && len(r.Targets) == 1 && slices.Contains(r.By.Rule.Words(), "--update") {
+		p.remembered = r.Targets[0]
+	}
+	for _, to := range r.Targets {
+		next := pk
+		next.To, next.Translated = to, true
+		then(next)
+		p.quiet = true
+	}
+	if len(r.Targets) == 0 {
+		then(pk)
+	}
+}
+
+// arrive follows a packet from elsewhere after the routing decision.
+func (p *path) arrive(pk walk.Packet) {
+	if !p.node.Local(pk.To.Addr()) {
+		if p.pass(&pk, "FORWARD", mangle, filter) {
+			p.deliver(pk)
+		}
+		return
+	}
+	if !p.pass(&pk, "INPUT", mangle, filter) {
+		return
+	}
+	if !p.serve(pk) {
+		p.deliver(pk)
+	}
+}
+
+// leave follows a packet of the node itself. IPVS takes it before table filter sees it.
+func (p *path) leave(pk walk.Packet) {
+	if p.serve(pk) || !p.pass(&pk, "OUTPUT", filter) {
+		return
+	}
+	if !p.node.Local(pk.To.Addr()) {
+		p.deliver(pk)
+		return
+	}
+	in := pk
+	in.Interface = "lo"
+	if p.pass(&in, "INPUT", mangle, filter) {
+		p.deliver(pk)
+	}
+}
+
+// serve follows the packet to each destination of its virtual server. It reports whether
+// there is one. The packet leaves like one of the node itself, except that table nat has
+// translated it before (kernel: net/netfilter/ipvs/ip_vs_xmit.c).
+func (p *path) serve(pk walk.Packet) bool {
+	if p.ipvs == nil {
+		return false
+	}
+	to, found := p.ipvs.Server(pk)
+	if !found {
+		return false
+	}
+	server := "virtual server " + pk.To.String() + " " + pk.Protocol.String()
+	if len(to) == 0 {
+		p.hop(server, "it has no destination that takes new connections, so it refuses")
+		p.ends = append(p.ends, end{route.Reject, walk.Step{}, pk.To})
+		return true
+	}
+	p.hop(server, "one of %d destinations: %s", len(to), shorten(to))
+	for _, a := range to {
+		next := pk
+		next.To, next.Interface = a, ""
+		if p.pass(&next, "OUTPUT", mangle, filter) {
+			p.deliver(next)
+		}
+		p.quiet = true
+	}
+	return true
+}
+
+// deliver sends the packet on its way to where it ends. Masquerading counts for endpoints
+// on the node, too, as in package route.
+func (p *path) deliver(pk walk.Packet) {
+	if pk.To == pk.Dialled {
+		p.passes = true
+		return
+	}
+	if !p.pass(&pk, "POSTROUTING", mangle) {
+		return
+	}
+	p.targets[pk.To] = false
+	if pk.Untracked {
+		return
+	}
+	switch r := p.hook(&pk, nat, "POSTROUTING"); {
+	case r.Verdict != walk.Masqueraded:
+	case p.owns(r.By.Chain):
+		p.targets[pk.To] = true
+	default:
+		p.masqueraded = append(p.masqueraded, r.By)
+	}
+}
+
+func (p *path) hop(object, format string, args ...any) {
+	if !p.quiet {
+		p.hops = append(p.hops, explain.Hop{Object: object, Does: fmt.Sprintf(format, args...)})
+	}
+}
+
+// show records the chains of ours that the packet entered, and the rules that matched it.
+// Rules of one chain that translate are shown together.
+func (p *path) show(steps []walk.Step) {
+	for len(steps) > 0 {
+		s, n := steps[0], translations(steps)
+		switch {
+		case n > 0:
+			p.showTargets(steps[:n])
+		case !p.owns(s.Chain):
+		case s.Rule == nil:
+			p.hop(s.Chain.Table+" "+s.Chain.Name, "%s", p.purpose(s.Chain))
+		case !p.leadsOn(s.Rule):
+			p.hop("rule", "%s", s.Rule.Text)
+		}
+		steps = steps[max(n, 1):]
+	}
+}
+
+// translations counts the first of steps that translate.
+func translations(steps []walk.Step) int {
+	n := slices.IndexFunc(steps, func(s walk.Step) bool { return !s.To.IsValid() })
+	if n < 0 {
+		return len(steps)
+	}
+	return n
+}
+
+func (p *path) showTargets(steps []walk.Step) {
+	var to []netip.AddrPort
+	for _, s := range steps {
+		if !slices.Contains(to, s.To) {
+			to = append(to, s.To)
+		}
+	}
+	first := steps[0]
+	switch {
+	case len(to) > 1:
+		p.hop("rules", "one of %d endpoints: %s", len(to), shorten(to))
+	case slices.Contains(first.Rule.Words(), "--update"):
+		p.hop("rule", "the client had %s before", to[0])
+	default:
+		p.hop("rule", "%s", first.Rule.Text)
+	}
+}
+
+// leadsOn reports whether a rule only leads to another chain of ours, which is shown
+// itself. A rule with a comment names the Service, so it is shown, too.
+func (p *path) leadsOn(r *walk.Rule) bool {
+	w := r.Words()
+	return !slices.Contains(w, "--comment") && strings.HasPrefix(targetOf(w), "KUBE-")
+}
+
+// shorten keeps a list of endpoints to one line.
+func shorten(all []netip.AddrPort) string {
+	const most = 3
+	var names []string
+	for _, a := range all[:min(most, len(all))] {
+		names = append(names, a.String())
+	}
+	text := strings.Join(names, ", ")
+	if len(all) > most {
+		text += fmt.Sprintf(" and %d more", len(all)-most)
+	}
+	return text
+}
+
+// notes names rules of others that have a part in what becomes of the connection, or may
+// have one.
+func (p *path) notes() []string {
+	var all []string
+	add := func(text string) {
+		if !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	for _, s := range p.masqueraded {
+		add(fmt.Sprintf("%s masquerades it, which is not kube-proxy's", stepText(s)))
+	}
+	var unsure []string
+	for _, s := range p.doubtful {
+		if text := stepText(s); !slices.Contains(unsure, text) {
+			unsure = append(unsure, text)
+		}
+	}
+	const most = 5
+	for _, text := range unsure[:min(most, len(unsure))] {
+		add(text + " is not kube-proxy's and may decide, too: it was taken not to")
+	}
+	if n := len(unsure) - most; n > 0 {
+		add(fmt.Sprintf("so may %d more rules that are not kube-proxy's", n))
+	}
+	return all
+}
+
+// stepText names a rule, or the policy of a built-in chain.
+func stepText(s walk.Step) string {
+	where := fmt.Sprintf("chain %s of table %s", s.Chain.Name, s.Chain.Table)
+	if s.Rule == nil {
+		return "the policy of " + where
+	}
+	return fmt.Sprintf("rule %q of %s", s.Rule.Text, where)
+}

@@ -1,0 +1,177 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/test/backendtest"
+	"kubeproxy/test/generate"
+)
+
+// traceCase is a connection to a node in mode iptables.
+type traceCase struct {
+	t    *rapid.T
+	k    *fake
+	b    *Backend
+	want *service.Snapshot
+	conn route.Conn
+}
+
+// look compares what Trace finds with what route decides.
+func (c traceCase) look() *explain.Explanation {
+	w, err := c.b.Trace(context.Background(), c.want, c.conn, generate.IsNodeLocal)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	x := backendtest.Explain(route.Decide(c.want, c.conn), func(e service.Endpoint) bool { return e.Addr.Addr() == c.conn.From })
+	x.Compare(w.Path())
+	return x
+}
+
+// requireNamed tampers, and requires that a difference contains text.
+func (c traceCase) requireNamed(text string, tamper func(k *fake)) {
+	whole := map[string]map[string][]string{}
+	for table, chains := range c.k.Tables {
+		whole[table] = maps.Clone(chains)
+	}
+	tamper(c.k)
+	x := c.look()
+	for table, chains := range whole {
+		c.k.Tables[table] = chains
+	}
+	c.k.DormantTables = nil
+	if x.Verdict != explain.Differ || !slices.ContainsFunc(x.Differences, func(s string) bool { return strings.Contains(s, text) }) {
+		c.t.Errorf("%+v: want %q, found %s %q\n%s", c.conn, text, x.Verdict, x.Differences, c.k.Text())
+	}
+}
+
+// met returns the chains that the packet meets.
+func (c traceCase) met() *path {
+	q := Question{Want: c.want, Conn: c.conn, Local: generate.IsNodeLocal}
+	p := newPath(c.b.layout, walk.Parse(c.k.Text()), c.b.node(q, nil, c.b.lists()))
+	p.follow(c.conn, nil)
+	return p
+}
+
+// Whatever a packet meets, Trace names what is missing, altered or added, and finds
+// nothing before.
+func TestTraceFindsTampering(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				w := generate.WithoutServiceCIDRs{Cluster: generate.Cluster{T: t, Family: f}}
+				ports := w.Ports()
+				k := newFake()
+				c := traceCase{t: t, k: k, b: newBackend(f, k), want: service.New(1, w.Node(), ports)}
+				k.addForeignChains()
+				apply(t, c.b, c.want)
+				for range 2 {
+					c.conn = w.Conn(ports)
+					c.tamper()
+				}
+			})
+		})
+	}
+}
+
+func (c traceCase) tamper() {
+	if x := c.look(); x.Verdict != explain.Agree {
+		c.t.Fatalf("%+v: %q before anything was changed\n%s", c.conn, x.Differences, c.k.Text())
+	}
+	p := c.met()
+	for _, i := range slices.SortedFunc(maps.Keys(p.visits), id.compare) {
+		packets := p.visits[i]
+		where := fmt.Sprintf("chain %s of table %s", i.name, i.table)
+		if Standalone.owns(i) {
+			c.tamperChain(p, i, packets, where)
+			continue
+		}
+		for _, j := range c.b.jumps() {
+			if j.from == i {
+				c.requireNamed(fmt.Sprintf("%s lacks the rule %q", where, j.rule), func(k *fake) {
+					k.Tables[i.table][i.name] = slices.DeleteFunc(slices.Clone(k.Tables[i.table][i.name]), func(r string) bool { return r == j.rule })
+				})
+				c.requireNamed("stands behind", func(k *fake) { c.prepend(i, "-j ACCEPT") })
+			}
+		}
+		if i.table == filter {
+			c.requireNamed(fmt.Sprintf("rule %q of %s drops", "-j DROP", where), func(k *fake) { c.prepend(i, "-j DROP") })
+		}
+		c.requireNamed(fmt.Sprintf("%s has the flag dormant", i.table), func(k *fake) { k.DormantTables = []string{i.table} })
+	}
+}
+
+func (c traceCase) prepend(i id, rule string) {
+	c.k.Tables[i.table][i.name] = append([]string{rule}, c.k.Tables[i.table][i.name]...)
+}
+
+// tamperChain adds a rule, and removes and alters one of those that concern the packet.
+func (c traceCase) tamperChain(p *path, i id, packets []walk.Packet, where string) {
+	c.requireNamed(where+` has the rule "-j DROP"`, func(*fake) { c.prepend(i, "-j DROP") })
+	var concerning []int
+	rules := p.tables.Rules(walk.Chain{Table: i.table, Name: i.name})
+	for n, r := range rules {
+		if slices.ContainsFunc(packets, func(pk walk.Packet) bool { return p.node.Concerns(r, pk) }) {
+			concerning = append(concerning, n)
+		}
+	}
+	if len(concerning) == 0 {
+		return
+	}
+	n := rapid.SampledFrom(concerning).Draw(c.t, "rule")
+	change := func(to ...string) func(*fake) {
+		return func(k *fake) {
+			k.Tables[i.table][i.name] = slices.Replace(slices.Clone(k.Tables[i.table][i.name]), n, n+1, to...)
+		}
+	}
+	lacks := fmt.Sprintf("%s lacks the rule %q", where, rules[n].Text)
+	c.requireNamed(lacks, change())
+	if !strings.Contains(rules[n].Text, "--to-destination") {
+		c.requireNamed(lacks, change("-m mark --mark 0x1/0x1 "+rules[n].Text))
+		return
+	}
+	elsewhere := netip.AddrPortFrom(generate.NthAddr(c.conn.From.String(), 77), 1).String()
+	c.requireNamed(lacks, change("-p "+c.conn.Protocol.String()+" -j DNAT --to-destination "+elsewhere))
+}
+
+// A client that a list of recent clients has goes where it went before.
+func TestTraceRemembers(t *testing.T) {
+	p := &service.Port{
+		Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Family: service.IPv4, Affinity: time.Hour,
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+	}
+	for n := range 3 {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(generate.NthAddr("10.244.1.0", n+1), 8080)})
+	}
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{p})
+	k := newFake()
+	b := newBackend(service.IPv4, k)
+	apply(t, b, want)
+	client := netip.MustParseAddr("10.244.1.99")
+	list := argument(splitRule(recentMatch(p, p.Cluster[1], "--update")), "--name")
+	for age, remembered := range map[time.Duration]bool{time.Minute: true, 2 * time.Hour: false} {
+		k.RecentClients = map[string]map[netip.Addr]time.Duration{list: {client: age}}
+		w, err := b.Trace(t.Context(), want, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "eth0"}, generate.IsNodeLocal)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := w.Remembered == p.Cluster[1].Addr && len(w.Targets) == 1; is != remembered {
+			t.Errorf("%s ago: targets %v, remembered %s, want that: %t", age, w.Targets, w.Remembered, remembered)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// directory is what other goroutines than that of the loop may ask about a Backend.
+type directory struct {
+	mu         sync.RWMutex
+	listeners  map[place]resident
+	redirected *service.Snapshot
+}
+
+// place is where a listener is.
+type place struct {
+	protocol service.Protocol
+	port     uint16
+}
+
+// resident is who uses a listener.
+type resident struct {
+	key
+	target *target
+}
+
+func (d *directory) add(p place, r resident) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.listeners == nil {
+		d.listeners = map[place]resident{}
+	}
+	d.listeners[p] = r
+}
+
+// remove removes k from p, where another listener may be by now.
+func (d *directory) remove(p place, k key) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.listeners[p].key == k {
+		delete(d.listeners, p)
+	}
+}
+
+func (d *directory) find(p place) (resident, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	r, found := d.listeners[p]
+	return r, found
+}
+
+func (d *directory) setRedirected(s *service.Snapshot) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.redirected = s
+}
+
+func (d *directory) snapshot() *service.Snapshot {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.redirected
+}
+
+// setRedirected sets the snapshot that the rules are for.
+func (b *Backend) setRedirected(s *service.Snapshot) {
+	b.redirected = s
+	b.directory.setRedirected(s)
+}
+
+// TraceWith reads the tables with d, and says what they and the listeners do with the
+// first packet of c. want is what should be in force. local reports whether an address
+// belongs to the node. It may be called from any goroutine. d must not be the driver of
+// b, which only the loop uses.
+func (b *Backend) TraceWith(ctx context.Context, d iptables.Driver, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
+	redirected := b.directory.snapshot()
+	if redirected == nil {
+		return &explain.Walk{Faults: []string{errNotProgrammed.Error()}}, nil
+	}
+	rules := iptables.NewWith(b.family, b.options.rules(), d)
+	w, err := rules.Follow(ctx, iptables.Question{Want: redirected, Conn: c, Local: local})
+	if err != nil {
+		return nil, err
+	}
+	there, err := b.address.Has()
+	if err != nil {
+		return nil, fmt.Errorf("look for address %s: %w", b.addr(), err)
+	}
+	if !there {
+		w.Faults = append(w.Faults, fmt.Sprintf("no interface has the address %s, where the listeners are", b.addr()))
+	}
+	b.goOn(w, c)
+	if c.Protocol == service.SCTP && route.Decide(want, c).Port != nil {
+		w.ByDesign = "mode userspace forwards TCP and UDP only"
+	}
+	return w, nil
+}
+
+// goOn replaces each listener among the targets of w by the endpoints that it may choose.
+func (b *Backend) goOn(w *explain.Walk, c route.Conn) {
+	if w.Action != route.Forward {
+		return
+	}
+	led := w.Targets
+	w.Targets = map[netip.AddrPort]bool{}
+	for to, masqueraded := range led {
+		if to.Addr() != b.addr() {
+			w.Targets[to] = masqueraded
+			continue
+		}
+		object := fmt.Sprintf("listener %s %s", to, c.Protocol)
+		r, found := b.directory.find(place{c.Protocol, to.Port()})
+		if !found {
+			w.Faults = append(w.Faults, fmt.Sprintf("kube-proxy has no listener at %s, where rules lead", to))
+			continue
+		}
+		endpoints, before := r.target.candidates(r.policy, c.From)
+		w.Hops = append(w.Hops, explain.Hop{Object: object, Does: fmt.Sprintf("relay it for %s, policy %s: %s", r.name, r.policy, listed(endpoints))})
+		if before.IsValid() {
+			w.Remembered, endpoints = before, []netip.AddrPort{before}
+			w.Hops = append(w.Hops, explain.Hop{Object: object, Does: fmt.Sprintf("the client had %s before", before)})
+		}
+		for _, e := range endpoints {
+			w.Targets[e] = true // the relay opens a connection of its own
+		}
+	}
+	if len(w.Targets) == 0 {
+		w.Action, w.Targets = route.Reject, nil
+	}
+}
+
+// listed keeps a list of endpoints to one line.
+func listed(all []netip.AddrPort) string {
+	const most = 3
+	if len(all) == 0 {
+		return "it has no endpoint"
+	}
+	var names []string
+	for _, a := range all[:min(most, len(all))] {
+		names = append(names, a.String())
+	}
+	text := fmt.Sprintf("one of %d endpoints: %s", len(all), strings.Join(names, ", "))
+	if n := len(all) - most; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
+}
+
+// candidates returns the endpoints for policy, and the one that client had before, if
+// session affinity leads there.
+func (t *target) candidates(policy service.Policy, client netip.Addr) (all []netip.AddrPort, before netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := &t.lists[policy]
+	if e, known := t.clients.peek(client, time.Now(), t.affinity); known && t.affinity > 0 && l.has(e) {
+		before = e
+	}
+	return slices.Clone(l.endpoints), before
+}
