@@ -126,7 +126,7 @@ func harmless(args []string) bool {
 			}
 		}
 	}
-	return len(args) == 0 || args[0] != "status" && args[0] != "doctor" && args[0] != "service" && args[0] != "hns-state"
+	return len(args) == 0 || args[0] != "status" && args[0] != "diff" && args[0] != "support-dump" && args[0] != "doctor" && args[0] != "service" && args[0] != "hns-state"
 }
 
 // TestCommandLines runs mutated command lines. None may panic, hang, print foreign text

@@ -6,6 +6,7 @@ package nftables
 import (
 	"bytes"
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -30,6 +31,16 @@ type element struct {
 // compare orders elements by set name, key and end of range.
 func (e element) compare(o element) int {
 	return cmp.Or(cmp.Compare(e.in.name, o.in.name), bytes.Compare(e.key, o.key), bytes.Compare(e.end, o.end))
+}
+
+// compareListed orders the elements of one set as they are listed: by each part of the key,
+// numbers by their value. Slots are in host byte order.
+func compareListed(a, b element) int {
+	k := len(a.key) - slot.size(service.IPv4)
+	if last := a.in.key[len(a.in.key)-1]; last != slot || len(a.key) != len(b.key) || k < 0 {
+		return a.compare(b)
+	}
+	return cmp.Or(bytes.Compare(a.key[:k], b.key[:k]), cmp.Compare(binary.NativeEndian.Uint32(a.key[k:]), binary.NativeEndian.Uint32(b.key[k:])))
 }
 
 // same reports whether e and o, which have the same key, are equal.

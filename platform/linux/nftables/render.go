@@ -127,7 +127,7 @@ func (d *document) describe(elements map[string][]element) {
 }
 
 func (d *document) texts(elements []element) []string {
-	slices.SortFunc(elements, element.compare)
+	slices.SortFunc(elements, compareListed)
 	var texts []string
 	for _, e := range elements {
 		texts = append(texts, e.text(d.family))

@@ -1,0 +1,56 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"strings"
+	"testing"
+
+	"kubeproxy/common/service"
+)
+
+// TestSlotsInOrder checks that the endpoints of a Service are listed by number, also where
+// the bytes of the number are in another order.
+func TestSlotsInOrder(t *testing.T) {
+	var b strings.Builder
+	if err := Render(&b, servicesWith(1, 300), Options{MasqueradeBit: 14}, Text); err != nil {
+		t.Fatal(err)
+	}
+	at := -1
+	for _, n := range []string{" . 1 : ", " . 2 : ", " . 255 : ", " . 256 : ", " . 257 : ", " . 299 : "} {
+		next := strings.Index(b.String(), n)
+		if next < at || next < 0 {
+			t.Errorf("%q stands before what has a lower number", n)
+		}
+		at = next
+	}
+}
+
+// TestReadBackNames checks that what is read back names what is wrong, and where.
+func TestReadBackNames(t *testing.T) {
+	k := &fake{family: service.IPv4}
+	b := &Backend{family: service.IPv4, options: Options{MasqueradeBit: 14}, driver: k}
+	want := simple(1)
+	if held, wanted, err := b.ReadBack(t.Context(), want); err != nil || held != "" || !strings.HasPrefix(wanted, "table ip kube-services {\n") {
+		t.Errorf("without a table: %v, %q", err, held)
+	}
+	apply(t, b, want)
+	held, wanted, err := b.ReadBack(t.Context(), want)
+	if err != nil || held != wanted {
+		t.Errorf("%v; held:\n%s\nwanted:\n%s", err, held, wanted)
+	}
+	k.table.chains[dispatchChain].rules = append(k.table.chains[dispatchChain].rules, rule{verdict{code: verdictAccept}})
+	k.table.chains["stranger"] = &fakeChain{}
+	k.table.sets["stranger"] = &fakeSet{&set{name: "stranger"}, map[string]element{}}
+	clear(k.table.sets[clusterIPs.name].elements)
+	held, _, err = b.ReadBack(t.Context(), want)
+	for _, text := range []string{"# a rule that others wrote", "chain stranger {", "set or map stranger {\n\t\t# not one that is wanted"} {
+		if err != nil || !strings.Contains(held, text) {
+			t.Errorf("%v, no %q in\n%s", err, text, held)
+		}
+	}
+	if !strings.Contains(wanted, "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") || strings.Contains(held, "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") {
+		t.Errorf("an emptied set is read back as\n%s", held)
+	}
+}
