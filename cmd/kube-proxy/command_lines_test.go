@@ -120,7 +120,7 @@ func (m *lineMutator) mutate(args []string, n int) {
 func harmless(args []string) bool {
 	for _, a := range args {
 		name := strings.ToLower(strings.ReplaceAll(strings.TrimLeft(a, "-"), "_", "-"))
-		for _, dangerous := range []string{"cleanup", "init-only", "master", "kubeconfig", "server", "metrics-bind-address", "write-config-to", "windows-service", "manifests"} {
+		for _, dangerous := range []string{"cleanup", "dry-run", "init-only", "master", "kubeconfig", "server", "metrics-bind-address", "write-config-to", "windows-service", "manifests"} {
 			if strings.HasPrefix(a, "-") && strings.HasPrefix(name, dangerous) {
 				return false
 			}

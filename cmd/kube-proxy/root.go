@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/completion"
 	"kubeproxy/cmd/kube-proxy/internal/help"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/suggest"
@@ -23,6 +24,7 @@ import (
 type options struct {
 	agent.Options
 	version versionFlag
+	dryRun  bool
 }
 
 // newOptions returns options for the modes of table.
@@ -64,6 +66,7 @@ func newRoot(to streams, table mode.Table) *cobra.Command {
 	root.AddCommand(newRender(to, table), newExplain(to, table), newDiff(to, table), newConfig(to, table), newServiceCommand(to, table),
 		newStatus(to, table), newDoctor(to, table), newSupportDump(to, table), newHNSState(to, table), newVersion(to))
 	checkGenerated(root)
+	completion.Register(root, table, buildInfo().Version)
 	return root
 }
 
@@ -79,6 +82,7 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Exposed, "expose-admin-pages", false, "serve /services, /configz, /flagz, /statusz and profiling of the metrics server to every client, not to those on loopback alone")
 	fs.StringVar(&o.CertFile, "tls-cert-file", "", "serve health and metrics by HTTPS with the certificate in this `FILE`, in PEM; it is read again when it changes")
 	fs.StringVar(&o.KeyFile, "tls-private-key-file", "", "`FILE` with the key of --tls-cert-file")
+	fs.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed on this node, and exit without changing it")
 	fs.Var(&o.version, "version", "print the version and exit; `raw` prints how it was built, too")
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.SortFlags = false
@@ -91,7 +95,7 @@ func (o *options) registerReading(fs *pflag.FlagSet) {
 	o.register(all)
 	all.VisitAll(func(f *pflag.Flag) {
 		switch f.Name {
-		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "version":
+		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "dry-run", "version":
 		default:
 			fs.AddFlag(f)
 		}

@@ -11,13 +11,17 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/logging"
+	"kubeproxy/common/plandiff"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/hns"
@@ -68,6 +72,8 @@ func act(ctx context.Context, a *action, to streams) error {
 	switch {
 	case o.Flags.WriteConfigTo != "":
 		return writeConfig(c, o.Flags.WriteConfigTo, to.out)
+	case o.dryRun:
+		return o.rehearse(ctx, c, to)
 	case o.Flags.Cleanup:
 		return o.cleanup(ctx, c)
 	case o.Flags.InitOnly:
@@ -82,6 +88,47 @@ func (o *options) prepare(ctx context.Context, c *config.Config) error {
 	err := host.Prepare(ctx, c)
 	if d := o.Modes.Of(c); d.System != nil && d.System.Prepare != nil {
 		err = errors.Join(err, d.System.Prepare(ctx, agent.Setup(c)))
+	}
+	return err
+}
+
+// rehearse prints what the proxy would change, or --init-only, or what --cleanup would
+// remove.
+func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) error {
+	switch {
+	case o.Flags.Cleanup:
+		return o.listLeftovers(ctx, c, to.out)
+	case o.Flags.InitOnly:
+		for _, line := range host.PendingSettings(c) {
+			fmt.Fprintln(to.out, line)
+		}
+		return nil
+	}
+	x := compare.Options{
+		Proxy: &o.Options, Version: buildInfo().Version, From: []string{compare.Node}, Timeout: rehearsalTimeout, Settings: true, Say: sayLines(to.err),
+	}
+	found, err := x.Run(ctx, c)
+	if err != nil {
+		return fmt.Errorf("--dry-run: %w", err)
+	}
+	return plandiff.View{All: true, Colour: terminal.Coloured(to.out)}.Print(to.out, found)
+}
+
+// rehearsalTimeout is how much time the API server has to answer. The Node and ServiceCIDRs
+// are waited for 30 s if they cannot be read.
+const rehearsalTimeout = 45 * time.Second
+
+// listLeftovers prints what --cleanup would remove.
+func (o *options) listLeftovers(ctx context.Context, c *config.Config, to io.Writer) error {
+	all, err := o.Targets(ctx, c)
+	for _, t := range all {
+		found, findErr := t.Find(ctx)
+		switch {
+		case findErr != nil:
+			err = errors.Join(err, fmt.Errorf("%s: %w", t, findErr))
+		case found != "" && (!t.IPVS || o.Flags.CleanupIPVS):
+			fmt.Fprintf(to, "- %s: %s\n", t, found)
+		}
 	}
 	return err
 }
@@ -101,7 +148,7 @@ func writeConfig(c *config.Config, path string, out io.Writer) error {
 // asService returns whether this process runs as a Windows service. An action that ends
 // by itself does not, whatever the configuration contains. c is nil if it cannot be used.
 func (o *options) asService(c *config.Config) bool {
-	if host.OS != config.Windows || o.Flags.Cleanup || o.Flags.InitOnly || o.Flags.WriteConfigTo != "" {
+	if host.OS != config.Windows || o.dryRun || o.Flags.Cleanup || o.Flags.InitOnly || o.Flags.WriteConfigTo != "" {
 		return false
 	}
 	if c == nil {

@@ -62,7 +62,7 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 
 // spec returns the service of o, or why it could not work.
 func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
-	for _, name := range []string{"cleanup", "cleanup-iptables", "init-only", "write-config-to", "version"} {
+	for _, name := range []string{"cleanup", "cleanup-iptables", "init-only", "write-config-to", "dry-run", "version"} {
 		if o.FlagSet.Changed(name) {
 			return scm.Spec{}, fmt.Errorf("--%s is done at once and ends, so no service can be made of it: leave it out", name)
 		}

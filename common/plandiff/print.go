@@ -106,8 +106,8 @@ func (v View) paint(line string) string {
 
 // summary counts what differs.
 func (d *Difference) summary() string {
-	if len(d.Ports)+len(d.Settings) == 0 {
-		return fmt.Sprintf("The node would make %s.", count(len(d.Plan), "change"))
+	if len(d.Plan) > 0 {
+		return fmt.Sprintf("The node would make %s.", count(len(d.Plan)+len(d.Settings), "change"))
 	}
 	n := map[Change]int{}
 	for _, p := range d.Ports {

@@ -25,6 +25,12 @@ func (d *Difference) Texts(from, to string) error {
 	return nil
 }
 
+// AddSettings adds lines about what is not of a Service port.
+func (d *Difference) AddSettings(lines []string) {
+	d.Settings = append(d.Settings, lines...)
+	d.Same = d.Same && len(lines) == 0
+}
+
 // AddPlan adds the lines of a plan.
 func (d *Difference) AddPlan(text string) {
 	for line := range strings.Lines(text) {

@@ -61,6 +61,11 @@ func diffsOf(t *testing.T, m mode, alter func(*cluster), want string) {
 	web := app{name: "web", number: 10, plain: m.userspace}.on(c.webs()...)
 	c.save(t, web, app{name: "sticky", number: 11, sticky: 600, plain: m.userspace}.on(c.webs()...), app{name: "local", number: 12, external: "Local", plain: m.userspace}.on(c.webs()...))
 	c.expectDiff(t, "before the proxy", 1, "+")
+	out, err := program.Run(t, c.Node, c.command(append([]string{"--manifests=" + c.dir, "--dry-run"}, m.flags...)...))
+	if err != nil || !strings.Contains(out, "The node would make ") {
+		t.Errorf("--dry-run: %v\n%s", err, out)
+	}
+	c.expectDiff(t, "after a rehearsal", 1, "+")
 	p := c.start(t)
 	c.expectDiff(t, "while the proxy runs", 0, "Nothing differs.")
 	c.save(t, app{name: "web", number: 10, plain: m.userspace}.on(c.Host("web-4"), c.Host("web-2")))

@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/service"
@@ -36,6 +37,8 @@ type Options struct {
 	From    []string       // paths of manifests, API or Node
 	Server  string         // of the running proxy; empty for the one in the configuration
 	Timeout time.Duration  // to read from the API server
+	// Settings adds the system settings that the proxy would change, if the old state is Node.
+	Settings bool
 	// Say receives what is wrong with objects, a line each.
 	Say func(line string)
 }
@@ -172,6 +175,9 @@ func (x *comparison) note(text string) {
 
 // compareNode compares what the node has with what it should have.
 func (x *comparison) compareNode(ctx context.Context, want *service.Snapshot) error {
+	if x.Settings {
+		x.out.AddSettings(host.PendingSettings(x.config))
+	}
 	if err := x.plan(ctx, want); err != nil {
 		return err
 	}

@@ -35,3 +35,6 @@ func LeaseTransport(string) (lease.Transport, lease.Identity) { return nil, leas
 
 // Processes knows of no program.
 func Processes() string { return "" }
+
+// PendingSettings returns nothing, as there are no such settings.
+func PendingSettings(*config.Config) []string { return nil }
