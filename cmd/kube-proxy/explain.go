@@ -45,8 +45,10 @@ not.
 Without --manifests, the proxy that runs on this node is asked, at the address of
 its metrics server: the one of --server, else the one in the file of --config,
 else 127.0.0.1:10249. It also reads back what is installed, follows the packet
-through it, and says where it parts from what should happen. The exit code is 0
-if both agree, 1 if they differ, and 2 if that cannot be told.`
+through it, and says where it parts from what should happen: objects of
+kube-proxy that are missing or altered, rules of others that decide, routes that
+the node lacks, and entries of connection tracking that lead elsewhere. The exit
+code is 0 if both agree, 1 if they differ, and 2 if that cannot be told.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http

@@ -26,6 +26,18 @@ type Path struct {
 	// ByDesign is why the mode always does something else than the rules of Kubernetes
 	// say. Then the action and the targets are no difference.
 	ByDesign string `json:"byDesign,omitempty"`
+	// Flows are the client's connections to the destination that connection tracking knows.
+	Flows []Flow `json:"flows,omitempty"`
+}
+
+// Flow is an entry of connection tracking. Later packets of the connection follow it,
+// whatever the rules are by then.
+type Flow struct {
+	Client   netip.AddrPort `json:"client"`
+	Target   netip.AddrPort `json:"target"`
+	Answered bool           `json:"answered"`
+	// Stale means that the target should not get packets of the connection.
+	Stale bool `json:"stale,omitempty"`
 }
 
 // Hop is one object that the packet meets, by the name that the system's own tools show.
@@ -38,6 +50,8 @@ type Hop struct {
 type Target struct {
 	Address string `json:"address"`
 	Client  string `json:"client"` // kept or masqueraded
+	// Route is how the node gets there, empty if that is unknown.
+	Route string `json:"route,omitempty"`
 }
 
 // What an endpoint sees as the address of the client.
@@ -65,13 +79,34 @@ type Walk struct {
 	Remembered netip.AddrPort
 	Faults     []string
 	ByDesign   string // as in Path
+	// Via are listeners of the process through which connections pass to the targets.
+	Via []netip.AddrPort
+	// Flows and Routes are as in Path and Target.
+	Flows  []Flow
+	Routes map[netip.Addr]string
 	// Notes are for the person who asked.
 	Notes []string
 }
 
+// SetFlows records what connection tracking has. A stale entry is a fault. An open
+// connection to an endpoint that gets no new ones is worth a note.
+func (w *Walk) SetFlows(all []Flow) {
+	for _, f := range all {
+		_, isTarget := w.Targets[f.Target]
+		isTarget = isTarget || slices.Contains(w.Via, f.Target)
+		switch f.Stale = f.Stale && !isTarget; {
+		case f.Stale:
+			w.Faults = append(w.Faults, fmt.Sprintf("connection tracking still leads %s to %s, which is no endpoint for it: the entry is stale", f.Client, f.Target))
+		case !isTarget && w.Action == route.Forward:
+			w.Notes = append(w.Notes, fmt.Sprintf("the connection of %s goes on to %s, which gets no new ones", f.Client, f.Target))
+		}
+		w.Flows = append(w.Flows, f)
+	}
+}
+
 // Path returns w in printable form.
 func (w *Walk) Path() *Path {
-	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign}
+	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign, Flows: w.Flows}
 	if w.Remembered.IsValid() {
 		p.Remembered = w.Remembered.String()
 	}
@@ -81,7 +116,7 @@ func (w *Walk) Path() *Path {
 	}
 	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	for _, a := range addrs {
-		t := Target{a.String(), clientKept}
+		t := Target{Address: a.String(), Client: clientKept, Route: w.Routes[a.Addr()]}
 		if w.Targets[a] {
 			t.Client = clientMasqueraded
 		}

@@ -158,6 +158,7 @@ func (x *Explanation) installed(w *bytes.Buffer) {
 		}
 		fmt.Fprintf(w, "  %-*s  %s\n", widest, object, wrap(printable.Text(h.Does), widest+4))
 	}
+	x.Installed.around(w)
 	if x.Verdict == Agree {
 		fmt.Fprintf(w, "\nThe node does what it should.\n")
 		return
@@ -168,5 +169,42 @@ func (x *Explanation) installed(w *bytes.Buffer) {
 	fmt.Fprintf(w, "\nThe node does not do what it should:\n")
 	for _, d := range x.Differences {
 		fmt.Fprintf(w, "  %s\n", wrap(printable.Text(d), 2))
+	}
+}
+
+// mostAround is how many routes and connections are printed.
+const mostAround = 4
+
+// around prints the routes to the targets, and the connections that there are.
+func (p *Path) around(w *bytes.Buffer) {
+	var lines []string
+	for _, t := range p.Targets {
+		if t.Route != "" {
+			lines = append(lines, fmt.Sprintf("route to %s: %s", t.Address, printable.Text(t.Route)))
+		}
+	}
+	printSome(w, lines)
+	lines = nil
+	for _, f := range p.Flows {
+		state := "not answered yet"
+		if f.Answered {
+			state = "answered"
+		}
+		lines = append(lines, fmt.Sprintf("connection of %s: tracked to %s, %s", f.Client, f.Target, state))
+	}
+	printSome(w, lines)
+}
+
+// printSome prints the first of lines after an empty line.
+func printSome(w *bytes.Buffer, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	for _, line := range lines[:min(mostAround, len(lines))] {
+		fmt.Fprintf(w, "  %s\n", wrap(line, 4))
+	}
+	if n := len(lines) - mostAround; n > 0 {
+		fmt.Fprintf(w, "  and %d more; -o json has all\n", n)
 	}
 }

@@ -5,10 +5,12 @@ package live
 
 import (
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
 
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
@@ -89,15 +91,53 @@ func explains(t *testing.T, m mode) {
 	} {
 		c.explain(t, q)
 	}
+	c.explainConnection(t)
+	if m.iptables != "" && !m.userspace {
+		c.explainFirewall(t)
+	}
 	c.explainAltered(t, s)
+}
+
+// explainConnection makes connections, which explain then knows.
+func (c *cluster) explainConnection(t *testing.T) {
+	t.Helper()
+	shopper := c.Host("shopper")
+	to := netip.MustParseAddrPort("10.96.0.11:80")
+	for _, proto := range []string{"tcp", "udp"} {
+		a, err := shopper.Ask(t.Context(), netlab.Query{Proto: proto, To: to})
+		if err != nil || a.Outcome != netlab.Answered {
+			t.Fatalf("%s: %+v, %v", proto, a, err)
+		}
+		want := []string{"connection of " + a.From.String() + ": tracked to", ", answered", "route to " + a.At.String() + ":", agrees}
+		if !c.mode.ipvs { // IPVS keeps to itself which endpoint a client had
+			want = append(want, "the client had "+a.At.String()+" before")
+		}
+		c.explain(t, asked{shopper.IPv4.String(), to.String() + "/" + proto, 0, want})
+	}
+}
+
+// explainFirewall has rules and policies of others drop what was translated.
+func (c *cluster) explainFirewall(t *testing.T) {
+	t.Helper()
+	q := asked{"outside", "node:30010", 1, []string{
+		`rule "-d 10.244.2.11/32 -j DROP" of chain FORWARD of table filter drops packets to 10.244.2.11:8080`, "the node never sends it to 10.244.2.11:8080",
+	}}
+	c.sh(t, "iptables --wait=60 -I FORWARD -d 10.244.2.11 -j DROP\n")
+	c.explain(t, q)
+	c.sh(t, "iptables --wait=60 -D FORWARD -d 10.244.2.11 -j DROP\niptables --wait=60 -P FORWARD DROP\n")
+	q = asked{"10.244.1.99", "10.96.0.10:80", 1, []string{"the policy of chain FORWARD of table filter drops packets to 10.244.2.11:8080"}}
+	c.explain(t, q)
+	c.explain(t, asked{"outside", "node:30010", 0, []string{agrees}}) // KUBE-FORWARD accepts what is masqueraded
+	c.sh(t, "iptables --wait=60 -P FORWARD ACCEPT\n")
 }
 
 // explain asks, and compares the answer.
 func (c *cluster) explain(t *testing.T, q asked) {
 	t.Helper()
 	code, out := c.runExplain(t, q.source, q.destination)
+	unwrapped := strings.Join(strings.Fields(out), " ")
 	for _, w := range q.want {
-		if code != q.code || !strings.Contains(out, w) {
+		if code != q.code || !strings.Contains(unwrapped, w) {
 			t.Errorf("explain %s %s: exit %d, want %d; want %q in\n%s", q.source, q.destination, code, q.code, w, out)
 		}
 	}

@@ -126,6 +126,7 @@ func (b *Backend) goOn(w *explain.Walk, c route.Conn) {
 			w.Faults = append(w.Faults, fmt.Sprintf("kube-proxy has no listener at %s, where rules lead", to))
 			continue
 		}
+		w.Via = append(w.Via, to)
 		endpoints, before := r.target.candidates(r.policy, c.From)
 		w.Hops = append(w.Hops, explain.Hop{Object: object, Does: fmt.Sprintf("relay it for %s, policy %s: %s", r.name, r.policy, listed(endpoints))})
 		if before.IsValid() {

@@ -5,10 +5,13 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -26,7 +29,35 @@ func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn)
 		return nil, err
 	}
 	defer t.Close()
-	return t.Trace(ctx, want, c, func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || isLocal(a) })
+	w, err := t.Trace(ctx, want, c, func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || isLocal(a) })
+	if err != nil {
+		return nil, err
+	}
+	addRoutes(w)
+	flows, err := host.Flows(ctx, want, c)
+	if err != nil {
+		w.Notes = append(w.Notes, "whether connection tracking has an entry could not be read: "+err.Error())
+	}
+	w.SetFlows(flows)
+	return w, nil
+}
+
+// mostRoutes bounds how many routes are looked up.
+const mostRoutes = 100
+
+// addRoutes looks up how the node gets to the targets of w. A missing route is a fault.
+func addRoutes(w *explain.Walk) {
+	w.Routes = map[netip.Addr]string{}
+	for _, to := range slices.SortedFunc(maps.Keys(w.Targets), netip.AddrPort.Compare) {
+		if _, known := w.Routes[to.Addr()]; known || len(w.Routes) == mostRoutes {
+			continue
+		}
+		text, err := host.Route(to.Addr())
+		if err != nil {
+			w.Faults = append(w.Faults, fmt.Sprintf("the node has no route to %s: %v", to.Addr(), err))
+		}
+		w.Routes[to.Addr()] = text
+	}
 }
 
 // isLocal reports whether an interface of the node has the address a, or a is a loopback

@@ -1,0 +1,65 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
+)
+
+// Flows returns the connections of the client of c to its destination that connection
+// tracking knows. want is the snapshot in force.
+func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain.Flow, error) {
+	entries, err := conntrack.Entries(ctx, conntrack.Netlink{}, want, conntrack.Client{Protocol: c.Protocol, From: c.From, To: c.To})
+	var all []explain.Flow
+	for _, e := range entries {
+		all = append(all, explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Stale: e.Stale})
+	}
+	return all, err
+}
+
+// routeTypes are the types of routes that lead nowhere or here, see ip-route(8).
+var routeTypes = map[int]string{
+	unix.RTN_LOCAL: "to the node itself", unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibited",
+}
+
+// Route describes how packets of the node get to an address. The error is that of the
+// kernel if there is no way.
+func Route(to netip.Addr) (string, error) {
+	all, err := netlink.RouteGet(to.AsSlice())
+	if err != nil {
+		return "", err
+	}
+	if len(all) == 0 {
+		return "", errors.New("the kernel names none")
+	}
+	r := all[0]
+	if text, known := routeTypes[r.Type]; known {
+		if r.Type == unix.RTN_LOCAL {
+			return text, nil
+		}
+		return "", errors.New(text)
+	}
+	text := "direct"
+	if r.Gw != nil {
+		text = "via " + r.Gw.String()
+	}
+	if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+		text += ", interface " + l.Attrs().Name
+	}
+	if r.Src != nil {
+		text += fmt.Sprintf(", source %s", r.Src)
+	}
+	return text, nil
+}

@@ -1,0 +1,21 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package host
+
+import (
+	"context"
+	"net/netip"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// Flows are known on Linux only.
+func Flows(context.Context, *service.Snapshot, route.Conn) ([]explain.Flow, error) { return nil, nil }
+
+// Route is known on Linux only.
+func Route(netip.Addr) (string, error) { return "", nil }
