@@ -18,10 +18,10 @@ const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfi
 
 // testModes are the modes that the tests of this package know.
 var testModes = []Mode{
-	{Name: IPTables, OS: Linux, Localhost: LocalhostRules, Settings: []string{"iptables.masqueradeBit", "iptables.syncPeriod", "conntrack.tcpBeLiberal"}},
-	{Name: IPVS, OS: Linux, Localhost: LocalhostListeners, Settings: []string{"iptables.masqueradeBit", "ipvs.scheduler", "ipvs.syncPeriod"}},
+	{Name: IPTables, OS: Linux, Localhost: LocalhostRules, Settings: []string{"iptables.masqueradeBit", "iptables.localhostNodePorts", "iptables.syncPeriod", "conntrack.tcpBeLiberal"}},
+	{Name: IPVS, OS: Linux, Localhost: LocalhostListeners, Settings: []string{"iptables.masqueradeBit", "ipvs.scheduler", "ipvs.strictARP", "ipvs.syncPeriod"}},
 	{Name: NFTables, OS: Linux, Localhost: LocalhostListeners, Settings: []string{"nftables.masqueradeBit", "nftables.masqueradeAll", "nftables.syncPeriod", "conntrack.tcpBeLiberal"}},
-	{Name: Userspace, OS: Linux, Localhost: LocalhostRules, Settings: []string{"portRange", udpIdlePath}},
+	{Name: Userspace, OS: Linux, Localhost: LocalhostRules, Settings: []string{"iptables.localhostNodePorts", "portRange", udpIdlePath}},
 	{Name: Kernelspace, OS: Windows, Settings: []string{"iptables.syncPeriod", "winkernel.sourceVip"}},
 }
 

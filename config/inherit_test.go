@@ -40,7 +40,7 @@ func TestInherit(t *testing.T) {
 		"a flag":             {Linux, said, "--iptables-masquerade-bit=9", "true 9 5s 10s", notes(note, "masqueradeAll", "minSyncPeriod", "syncPeriod")},
 		"mode nftables":      {Linux, said, "--proxy-mode=nftables", "false 14 1s 30s", notes("f:3: iptables.%s: has no use in mode nftables: set nftables.%[1]s", all...)},
 		"mode iptables":      {Linux, "nftables: {masqueradeBit: 9}", "--proxy-mode=iptables", "false 9 1s 30s", []string{"f:3: nftables.masqueradeBit: has no use in mode iptables: set iptables.masqueradeBit"}},
-		"another mode":       {Linux, said, "--proxy-mode=ipvs", "false 14 1s 30s", nil},
+		"another mode":       {Linux, said, "--proxy-mode=ipvs", "false 14 1s 30s", []string{"f:3: iptables.syncPeriod: has no effect in mode ipvs, only in mode iptables"}},
 		"another system":     {Windows, said, "", "false 14 1s 30s", nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,12 @@ func (b *build) noteUnused() {
 	plain := v1alpha1.KubeProxyConfiguration{}
 	setDefaults(&plain, b.os, func(string) bool { return false })
 	for _, path := range b.setPaths() {
-		if showValue(fieldAt(&b.KubeProxyConfiguration, path)) == showValue(fieldAt(&plain, path)) {
+		usual := showValue(fieldAt(&b.KubeProxyConfiguration, path)) == showValue(fieldAt(&plain, path))
+		// Who writes down this default wants it.
+		if !usual || path == "iptables.localhostNodePorts" {
+			b.noteOtherModes(path)
+		}
+		if usual {
 			continue
 		}
 		if path == "portRange" && !b.mode().uses(path) {
@@ -52,6 +57,22 @@ func (b *build) noteUnused() {
 	b.noteNodeName()
 	b.noteGates()
 	b.noteFamilies()
+}
+
+// noteOtherModes adds a note about a setting that the configured mode does not use and
+// others do. Those that sections iptables and nftables share have notes of their own, see
+// inheritFields.
+func (b *build) noteOtherModes(path string) {
+	mode := b.mode()
+	if mode.Name == "" || mode.uses(path) || isOtherOS(b.os, path) || path == "portRange" {
+		return
+	}
+	section, name, _ := strings.Cut(path, ".")
+	shared := (section == "iptables" || section == "nftables") && (mode.Name == IPTables || mode.Name == NFTables) &&
+		slices.ContainsFunc(inheritedFields, func(names []string) bool { return slices.Contains(names, name) })
+	if users := b.usersOf(path); users != "" && !shared {
+		b.notef(path, "has no effect in mode %s, only in mode %s", mode.Name, users)
+	}
 }
 
 // noteBind remarks on an address for the listeners of mode userspace, as it had in

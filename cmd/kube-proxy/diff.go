@@ -62,8 +62,8 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 	fs := cmd.Flags()
 	fs.StringArrayVar(&d.compared.From, "from", []string{compare.Node}, "the old `STATE`: node for what this node has installed, api for the API server, or a file or directory of manifests; paths are repeatable")
 	fs.StringVarP(&d.format, "output", "o", "plan", "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, or json")
-	fs.BoolVar(&d.all, "all", false, "print all lines of a plan, however many there are")
-	fs.StringVar(&d.compared.Server, "server", "", "`HOST[:PORT]` of the running proxy's metrics server; goes before --config")
+	fs.BoolVar(&d.all, "all", false, "print all of a long list, not only its beginning")
+	fs.StringVar(&d.compared.Server, "server", "", serverHelp)
 	fs.DurationVar(&d.compared.Timeout, "timeout", 45*time.Second, "how much `TIME` the API server has to answer")
 	return failsWith(plandiff.ExitFailed, cmd)
 }

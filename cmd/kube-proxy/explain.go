@@ -84,9 +84,9 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	x.registerReading(cmd.Flags())
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
-	cmd.Flags().StringVar(&x.server, "server", "", "`HOST[:PORT]` of the running proxy's metrics server; goes before --config")
+	cmd.Flags().StringVar(&x.server, "server", "", serverHelp)
 	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
-	cmd.Flags().BoolVar(&x.all, "all", false, "print all endpoints, however many there are")
+	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
 	return failsWith(exitCannotTell, cmd)
 }
 

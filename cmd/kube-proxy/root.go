@@ -88,6 +88,9 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 }
 
+// serverHelp is the help of --server of every command that asks the running proxy.
+const serverHelp = "`HOST[:PORT]` of the metrics server of the running proxy; goes before --config"
+
 // registerReading registers the flags for a command that changes nothing: all but those
 // that select an action of the proxy.
 func (o *options) registerReading(fs *pflag.FlagSet) {
@@ -96,6 +99,9 @@ func (o *options) registerReading(fs *pflag.FlagSet) {
 	all.VisitAll(func(f *pflag.Flag) {
 		switch f.Name {
 		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "dry-run", "version":
+		case "manifests":
+			f.Usage = strings.Replace(f.Usage, " and watch it", "", 1)
+			fs.AddFlag(f)
 		default:
 			fs.AddFlag(f)
 		}

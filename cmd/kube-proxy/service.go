@@ -17,7 +17,7 @@ import (
 	"kubeproxy/platform/windows/scm"
 )
 
-const serviceText = `Install the proxy as a Windows service, and steer it.
+const serviceText = `Install the proxy as a Windows service, start and stop it.
 
 The service starts with the system, after the Host Network Service, and is
 started again when it fails. Stopping or uninstalling it leaves what it
@@ -43,7 +43,7 @@ func newServiceCommand(to streams, table mode.Table) *cobra.Command {
 func newServiceCommandFor(s *serviceCommands) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "service COMMAND",
-		Short:   "Install the proxy as a Windows service, and steer it",
+		Short:   "Install the proxy as a Windows service, start and stop it",
 		Long:    serviceText,
 		Example: serviceExample,
 		Args:    noArgs,
@@ -92,7 +92,7 @@ func (s *serviceCommands) command(name, short string, do func(*cobra.Command, *s
 
 func (s *serviceCommands) register(fs *pflag.FlagSet) {
 	fs.StringVar(&s.name, "name", winservice.Name, "`NAME` of the service")
-	fs.DurationVar(&s.timeout, "timeout", time.Minute, "how long it may take to start or stop, `TIME`")
+	fs.DurationVar(&s.timeout, "timeout", time.Minute, "how much `TIME` the service has to start or stop")
 }
 
 func (s *serviceCommands) manager() (*scm.Manager, error) {
@@ -110,11 +110,11 @@ func newServiceStatus(s *serviceCommands) *cobra.Command {
 	format := "text"
 	cmd := &cobra.Command{
 		Use:   "status [flags]",
-		Short: "Tell what the service is doing",
-		Long: `Tell what the service is doing, and how it was installed.
+		Short: "Say what the service is doing",
+		Long: `Say what the service is doing, and how it was installed.
 
 The exit code is 0 if it runs, 1 if it does not, and 2 if it is not installed
-or cannot be asked about. How the proxy in it does, kube-proxy status tells.`,
+or cannot be asked about. How the proxy in it goes, kube-proxy status says.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if format != "text" && format != "json" {
@@ -138,6 +138,6 @@ or cannot be asked about. How the proxy in it does, kube-proxy status tells.`,
 		},
 	}
 	s.register(cmd.Flags())
-	cmd.Flags().StringVarP(&format, "output", "o", format, "`FORMAT` of the output: text or json")
+	cmd.Flags().StringVarP(&format, "output", "o", format, "`FORMAT` of what is printed: text or json")
 	return cmd
 }

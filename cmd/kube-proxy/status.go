@@ -27,13 +27,14 @@ is about the proxy and lists all Services; with one, about each of its ports. A
 NAME alone finds Services of that name in every namespace.
 
 The exit code is 0 if the proxy is healthy, its latest look at the node did not
-fail, nothing keeps traffic from flowing, such as a kernel that does not forward or
-a health check that cannot be answered, and everything asked about is programmed,
-1 if not, and 2 if it could not be
-asked. With a Service, it is about that one
-alone, and about whether the kernel forwards its IP families. A Service without endpoints is programmed: connections to
-it are refused, as they should be. One that asks for what the mode cannot do is
-limited: the rest of it is in force.`
+fail, nothing keeps traffic from flowing, such as a kernel that does not forward
+or a health check that cannot be answered, and everything asked about is
+programmed, 1 if not, and 2 if the proxy could not be asked. With a Service, it
+is about that one alone, and about whether the kernel forwards its IP families.
+
+A Service without endpoints is programmed: connections to it are refused, as they
+should be. One that asks for what the mode cannot do is limited: the rest of it
+is in force.`
 
 const statusExample = `  kube-proxy status
   kube-proxy status --failing
@@ -71,12 +72,12 @@ func newStatus(to streams, table mode.Table) *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&q.config, "config", "", "take the address from metricsBindAddress in this configuration `FILE`")
-	fs.StringVar(&q.server, "server", "", "`HOST[:PORT]` of the proxy's metrics server; goes before --config")
+	fs.StringVar(&q.server, "server", "", serverHelp)
 	fs.StringVar(&q.server, "metrics-bind-address", "", "`HOST[:PORT]`, the same as --server")
 	fs.StringVarP(&q.query.Namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
 	fs.StringVarP(&q.format, "output", "o", string(statusview.Table), "`FORMAT` of what is printed: table, wide or json")
 	fs.BoolVar(&q.query.Failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
-	fs.DurationVar(&q.timeout, "timeout", 10*time.Second, "how much `TIME` the proxy has to answer")
+	fs.DurationVar(&q.timeout, "timeout", 10*time.Second, "how much `TIME` the running proxy has to answer")
 	return failsWith(exitUnreachable, cmd)
 }
 

@@ -61,7 +61,7 @@ func newSupportDump(to streams, table mode.Table) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), to, args) },
 	}
 	s.registerReading(cmd.Flags())
-	cmd.Flags().StringVar(&s.server, "server", "", "`HOST[:PORT]` of the metrics server of the running proxy; goes before metricsBindAddress")
+	cmd.Flags().StringVar(&s.server, "server", "", serverHelp)
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how much `TIME` each part has")
 	return failsWith(exitUnreachable, cmd)
 }
