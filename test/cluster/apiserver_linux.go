@@ -15,6 +15,8 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"kubeproxy/test/authority"
 )
 
 const apiPort = "6443"
@@ -53,15 +55,15 @@ func (c *Cluster) apiFlags(o Options) []string {
 // writeFiles creates the keys, certificates and tokens of a new cluster.
 func (c *Cluster) writeFiles() error {
 	files := map[string][]byte{
-		authorityFile: c.ca.pem,
+		authorityFile: c.ca.PEM,
 		tokenFile:     []byte(c.token + ",admin,admin,system:masters\n"),
 	}
 	for _, name := range []string{keyFile, accountKey} {
-		key, err := newKey()
+		key, err := authority.NewKey()
 		if err != nil {
 			return fmt.Errorf("make %s: %w", name, err)
 		}
-		if files[name], err = keyPEM(key); err != nil {
+		if files[name], err = authority.KeyPEM(key); err != nil {
 			return fmt.Errorf("make %s: %w", name, err)
 		}
 	}
@@ -69,7 +71,7 @@ func (c *Cluster) writeFiles() error {
 	for name, text := range files {
 		errs = append(errs, os.WriteFile(c.path(name), text, 0o600))
 	}
-	return errors.Join(errors.Join(errs...), c.SetServerCertificate(time.Now().Add(backdated)))
+	return errors.Join(errors.Join(errs...), c.SetServerCertificate(time.Now().Add(authority.Backdated)))
 }
 
 // SetServerCertificate gives the API server a certificate that is valid until some time,
@@ -87,15 +89,15 @@ func (c *Cluster) SetServerCertificate(until time.Time) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.path(keyFile), err)
 	}
-	server := subject{
-		name: "kube-apiserver", until: until,
-		hosts: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
-		addrs: []netip.Addr{
+	server := authority.Subject{
+		Name: "kube-apiserver", Until: until,
+		Hosts: []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+		Addrs: []netip.Addr{
 			c.host.IPv4, c.host.IPv6, netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback(),
 			netip.MustParsePrefix(ServiceCIDRv4).Addr().Next(), netip.MustParsePrefix(ServiceCIDRv6).Addr().Next(),
 		},
 	}
-	cert, err := c.ca.issue(server, key)
+	cert, err := c.ca.Issue(server, key)
 	if err != nil {
 		return err
 	}
@@ -122,7 +124,7 @@ func (c *Cluster) apiReady(ctx context.Context) error {
 
 func (c *Cluster) client() (*kubernetes.Clientset, error) {
 	config := &rest.Config{
-		Host: c.Server, BearerToken: c.token, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem},
+		Host: c.Server, BearerToken: c.token, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.PEM},
 		Dial: c.dial, QPS: -1, WarningHandler: rest.NoWarnings{},
 		ContentConfig: rest.ContentConfig{
 			ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",

@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 
+	"kubeproxy/test/authority"
 	"kubeproxy/test/netlab"
 )
 
@@ -54,7 +56,7 @@ type Cluster struct {
 
 	host  *netlab.Host
 	dir   string
-	ca    *authority
+	ca    *authority.Authority
 	token string // of an administrator
 }
 
@@ -66,7 +68,7 @@ func New(ctx context.Context, programs Programs, o Options) (*Cluster, error) {
 		host:   o.Host, dir: o.Dir, token: rand.Text(),
 	}
 	var err error
-	if c.ca, err = newAuthority(); err != nil {
+	if c.ca, err = authority.New(time.Time{}); err != nil {
 		return nil, fmt.Errorf("make an authority for certificates: %w", err)
 	}
 	if err := c.writeFiles(); err != nil {

@@ -63,7 +63,7 @@ func (c *Cluster) NewFaultProxy(ctx context.Context) (*FaultProxy, error) {
 		return nil, err
 	}
 	roots := x509.NewCertPool()
-	roots.AddCert(c.ca.cert)
+	roots.AddCert(c.ca.Certificate)
 	f := &FaultProxy{current: newFaultPeriod()}
 	if f.listener, err = c.host.Listen(ctx, "tcp", net.JoinHostPort(c.host.IPv4.String(), "0")); err != nil {
 		return nil, fmt.Errorf("listen before the API server: %w", err)

@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kubeproxy/test/authority"
 )
 
 // Login is the identity of a client, and its server. The zero Login is an
@@ -39,7 +41,7 @@ func (c *Cluster) Kubeconfig(l Login) (string, error) {
 		who.Token = cmp.Or(l.Token, c.token)
 	}
 	where := clientcmdapi.NewCluster()
-	where.Server, where.CertificateAuthorityData = cmp.Or(l.Server, c.Server), c.ca.pem
+	where.Server, where.CertificateAuthorityData = cmp.Or(l.Server, c.Server), c.ca.PEM
 	config := clientcmdapi.NewConfig()
 	config.Clusters["test"], config.AuthInfos["user"] = where, who
 	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "user"}
@@ -52,13 +54,13 @@ func (c *Cluster) Kubeconfig(l Login) (string, error) {
 }
 
 func (c *Cluster) certifyUser(who *clientcmdapi.AuthInfo, l Login) error {
-	key, err := newKey()
+	key, err := authority.NewKey()
 	if err != nil {
 		return fmt.Errorf("make a key for %s: %w", l.User, err)
 	}
-	if who.ClientKeyData, err = keyPEM(key); err != nil {
+	if who.ClientKeyData, err = authority.KeyPEM(key); err != nil {
 		return err
 	}
-	who.ClientCertificateData, err = c.ca.issue(subject{name: l.User, groups: l.Groups, until: l.Until}, key)
+	who.ClientCertificateData, err = c.ca.Issue(authority.Subject{Name: l.User, Groups: l.Groups, Until: l.Until}, key)
 	return err
 }

@@ -1,0 +1,267 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// cacheLifetime is how long unused programs are kept.
+const cacheLifetime = 30 * 24 * time.Hour
+
+// Build returns a folder that has the named programs, and those of the module that were
+// built before. The first call on a machine builds them, which takes minutes and is
+// reported to out. It works only below the product's module.
+func (m Module) Build(ctx context.Context, out io.Writer, names ...string) (folder string, err error) {
+	b, err := m.builder(ctx, out)
+	if err != nil {
+		return "", err
+	}
+	return b.folder(ctx, names)
+}
+
+// Cached returns the folder of Build, which lacks what was not built yet.
+func (m Module) Cached(ctx context.Context) (folder string, err error) {
+	b, err := m.builder(ctx, io.Discard)
+	if err != nil {
+		return "", err
+	}
+	key, err := b.key(ctx)
+	return filepath.Join(b.cache, key), err
+}
+
+func (m Module) builder(ctx context.Context, out io.Writer) (builder, error) {
+	b := builder{module: m, out: out, run: command}
+	if m.windows {
+		b.run = commandWindows
+	}
+	file, err := b.run(ctx, ".", "env", "GOMOD")
+	if err != nil {
+		return b, fmt.Errorf("find the module: %w", err)
+	}
+	b.recipe = filepath.Join(filepath.Dir(file), filepath.FromSlash(m.folder))
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return b, fmt.Errorf("find the cache folder: %w", err)
+	}
+	b.cache = filepath.Join(cache, "kubeproxy", "e2e")
+	return b, nil
+}
+
+// builder builds the programs of a module into a cache folder.
+type builder struct {
+	module        Module
+	recipe, cache string
+	out           io.Writer
+	run           runner
+}
+
+// runner runs the go command in a folder and returns its output.
+type runner func(ctx context.Context, dir string, args ...string) (string, error)
+
+// command is the go command without cgo, so that the programs need no library of the
+// machine.
+func command(ctx context.Context, dir string, args ...string) (string, error) {
+	return goCommand(ctx, dir, nil, args)
+}
+
+// commandWindows is the go command that builds for Windows.
+func commandWindows(ctx context.Context, dir string, args ...string) (string, error) {
+	return goCommand(ctx, dir, []string{"GOOS=windows", "GOARCH=amd64"}, args)
+}
+
+func goCommand(ctx context.Context, dir string, env, args []string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "CGO_ENABLED=0"), env...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 5 * time.Second
+	text, err := cmd.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("go %s: %w\n%s", args[0], err, exit.Stderr)
+	}
+	return strings.TrimSpace(string(text)), err
+}
+
+// folder returns the module's cache folder after it has built the named programs that are
+// missing there, each under a lock. An interrupted build leaves nothing that looks complete.
+func (b builder) folder(ctx context.Context, names []string) (string, error) {
+	key, err := b.key(ctx)
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", b.recipe, err)
+	}
+	folder := filepath.Join(b.cache, key)
+	if len(missing(folder, names)) == 0 {
+		return folder, nil
+	}
+	for _, name := range names {
+		if err := b.add(ctx, folder, name); err != nil {
+			return folder, err
+		}
+	}
+	return folder, b.prune()
+}
+
+// add builds a program that is missing in a folder.
+func (b builder) add(ctx context.Context, folder, name string) error {
+	unlock, err := b.lock(ctx, folder)
+	if err != nil {
+		return fmt.Errorf("lock %s: %w", folder, err)
+	}
+	defer unlock()
+	if len(missing(folder, []string{name})) == 0 { // maybe since we wait for the lock
+		return nil
+	}
+	part := filepath.Join(folder, name+".part")
+	if err = b.build(ctx, name, part); err == nil {
+		err = os.Rename(part, filepath.Join(folder, name))
+	}
+	if err != nil {
+		err = errors.Join(err, os.RemoveAll(part))
+	}
+	return err
+}
+
+// missing returns which programs a folder lacks. The folder counts as used.
+func missing(folder string, names []string) []string {
+	now := time.Now()
+	_ = os.Chtimes(folder, now, now) // fails only where nothing was built yet
+	var lacks []string
+	for _, name := range names {
+		if _, err := os.Stat(filepath.Join(folder, name)); err != nil {
+			lacks = append(lacks, name)
+		}
+	}
+	return lacks
+}
+
+// key covers everything that the programs depend on.
+func (b builder) key(ctx context.Context) (string, error) {
+	h := sha256.New()
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join(b.recipe, name))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(h, "%s %d\n%s", name, len(text), text)
+	}
+	env, err := b.run(ctx, b.recipe, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintln(h, env, flags("version"))
+	return fmt.Sprintf("%x", h.Sum(nil))[:16], nil
+}
+
+// flags are those of go build. Without a version in them, an API server reports v0.0.0,
+// and containerd v2 reports none.
+func flags(version string) []string {
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	const variable = " -X k8s.io/component-base/version."
+	return []string{
+		"-trimpath", "-buildvcs=false",
+		"-ldflags=-s -w" + variable + "gitVersion=" + version + variable + "gitMajor=" + major + variable + "gitMinor=" + minor +
+			" -X github.com/containerd/containerd/v2/version.Version=" + version,
+	}
+}
+
+func (b builder) build(ctx context.Context, name, file string) error {
+	pkg, ok := b.module.programs[name]
+	if !ok {
+		return fmt.Errorf("%s has no program %s", b.module.folder, name)
+	}
+	version, err := b.run(ctx, b.recipe, "list", "-f", "{{.Module.Version}}", pkg)
+	if err != nil {
+		return fmt.Errorf("find the version of %s: %w", name, err)
+	}
+	fmt.Fprintf(b.out, "building %s for the tests, kept in %s (minutes the first time)\n", strings.TrimSpace(name+" "+version), b.cache)
+	start := time.Now()
+	defer b.reportProgress(name, start)()
+	args := []string{"build", "-o", file}
+	if strings.HasSuffix(name, ".test") {
+		args = []string{"test", "-c", "-o", file}
+	}
+	if _, err := b.run(ctx, b.recipe, append(append(args, flags(version)...), pkg)...); err != nil {
+		return fmt.Errorf("build %s: %w", name, err)
+	}
+	fmt.Fprintf(b.out, "built %s in %s\n", name, time.Since(start).Round(time.Second))
+	return nil
+}
+
+// reportProgress reports twice a minute that a build goes on, until stop returns.
+func (b builder) reportProgress(name string, start time.Time) (stop func()) {
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		ticks := time.NewTicker(30 * time.Second)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticks.C:
+				fmt.Fprintf(b.out, "building %s, %s so far\n", name, time.Since(start).Round(time.Second))
+			}
+		}
+	}()
+	return func() { close(done); <-stopped }
+}
+
+// lock waits until no other process builds for the folder. The kernel releases the lock of a process
+// that dies, see flock(2).
+func (b builder) lock(ctx context.Context, folder string) (unlock func(), err error) {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	told := false
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(err, f.Close())
+		}
+		if !told {
+			fmt.Fprintln(b.out, "waiting for another build")
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// prune removes programs that have long been unused.
+func (b builder) prune() error {
+	entries, err := os.ReadDir(b.cache)
+	if err != nil {
+		return fmt.Errorf("list old programs: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		info, err := e.Info()
+		if err == nil && e.IsDir() && time.Since(info.ModTime()) > cacheLifetime {
+			errs = append(errs, os.RemoveAll(filepath.Join(b.cache, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

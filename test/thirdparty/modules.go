@@ -1,0 +1,51 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package thirdparty
+
+// Module is a folder of this tree with a go.mod that pins programs.
+type Module struct {
+	folder  string // from the top of the tree, with slashes
+	windows bool   // builds for windows/amd64, in place of this system
+	// programs are the packages by the names of the programs. The one called e2e.test is
+	// built from the tests of its package.
+	programs map[string]string
+}
+
+// Kubernetes has the programs of a cluster, of one version, those of Kubernetes' own tests
+// among them.
+var Kubernetes = Module{folder: "test/e2e", programs: map[string]string{
+	"etcd":                    "go.etcd.io/etcd/server/v3",
+	"kube-apiserver":          "k8s.io/kubernetes/cmd/kube-apiserver",
+	"kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+	"kube-proxy":              "k8s.io/kubernetes/cmd/kube-proxy",
+	"kube-scheduler":          "k8s.io/kubernetes/cmd/kube-scheduler",
+	"kubectl":                 "k8s.io/kubernetes/cmd/kubectl",
+	"kubelet":                 "k8s.io/kubernetes/cmd/kubelet",
+	"agnhost":                 "k8s.io/kubernetes/test/images/agnhost",
+	"regression-issue-74839":  "k8s.io/kubernetes/test/images/regression-issue-74839",
+	"e2e.test":                "k8s.io/kubernetes/test/e2e",
+	"ginkgo":                  "github.com/onsi/ginkgo/v2/ginkgo",
+}}
+
+// KubernetesForWindows has Kubernetes' own kube-proxy.exe.
+var KubernetesForWindows = Module{folder: "test/e2e", windows: true, programs: map[string]string{
+	"kube-proxy.exe": "k8s.io/kubernetes/cmd/kube-proxy",
+}}
+
+// Containerd has the container runtime, its shim and its command.
+var Containerd = Module{folder: "test/e2e/containerd", programs: map[string]string{
+	"containerd":              "github.com/containerd/containerd/v2/cmd/containerd",
+	"containerd-shim-runc-v2": "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+	"ctr":                     "github.com/containerd/containerd/v2/cmd/ctr",
+}}
+
+// CoreDNS has the DNS server of a cluster, with the plugins that one needs.
+var CoreDNS = Module{folder: "test/e2e/coredns", programs: map[string]string{
+	"coredns": "kubeproxy/test/e2e/coredns",
+}}
+
+// Release has the program helm, and ours that makes images and charts.
+var Release = Module{folder: "build/release", programs: map[string]string{
+	"helm": "helm.sh/helm/v3/cmd/helm",
+}}
