@@ -58,7 +58,7 @@ func (h *Host) inBackoff(id string) bool {
 // the Service's load balancer for a moment.
 func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName) error {
 	less := lb.withEndpoints(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool {
-		return !slices.Contains(have.Endpoints, id) && p.host.inBackoff(id)
+		return !has(have.Endpoints, id) && p.host.inBackoff(id)
 	}))
 	if len(less.Endpoints) == 0 || len(less.Endpoints) == len(lb.Endpoints) {
 		return p.replace(have, lb, n)

@@ -194,31 +194,20 @@ type targetGroup struct {
 // chooseTargets returns the targets for endpoints. An HNS load balancer has one target
 // port, so chooseTargets uses the largest group of endpoints with the same port.
 func (s *Site) chooseTargets(w *DesiredState, p *service.Port, endpoints []service.Endpoint, policy service.Policy) targetGroup {
-	groups := map[uint16][]service.Endpoint{}
-	for _, e := range endpoints {
-		groups[e.Addr.Port()] = append(groups[e.Addr.Port()], e)
-	}
-	if len(groups) == 0 {
+	if len(endpoints) == 0 {
 		return targetGroup{}
 	}
-	ports := slices.SortedFunc(maps.Keys(groups), func(a, b uint16) int {
-		return cmp.Or(cmp.Compare(len(groups[b]), len(groups[a])), cmp.Compare(a, b))
-	})
-	c := targetGroup{port: ports[0]}
-	if len(ports) > 1 {
-		left := 0
-		for _, n := range ports[1:] {
-			left += len(groups[n])
-		}
-		w.addLimit(nil, "the endpoints of policy %s have different ports, and a load balancer of HNS has one: only the %d with port %d get traffic, not %d with ports %v",
-			policy, len(groups[c.port]), c.port, left, ports[1:])
+	c := targetGroup{port: endpoints[0].Addr.Port()}
+	chosen := endpoints
+	if slices.ContainsFunc(endpoints, func(e service.Endpoint) bool { return e.Addr.Port() != c.port }) {
+		c.port, chosen = largestGroup(w, endpoints, policy)
 	}
-	chosen := groups[c.port]
 	if len(chosen) > maxEndpoints {
 		w.addLimit(nil, "it has %d endpoints, and a load balancer of HNS at most %d: the rest get no traffic", len(chosen), maxEndpoints)
 		chosen = chosen[:maxEndpoints]
 	}
 	var waits []error
+	c.targets = make([]Target, 0, len(chosen))
 	for _, e := range chosen {
 		t, err := s.target(e)
 		if err != nil {
@@ -234,6 +223,21 @@ func (s *Site) chooseTargets(w *DesiredState, p *service.Port, endpoints []servi
 		w.Limits = append(w.Limits, err)
 	}
 	return c
+}
+
+// largestGroup returns the port that most endpoints have, and these.
+func largestGroup(w *DesiredState, endpoints []service.Endpoint, policy service.Policy) (uint16, []service.Endpoint) {
+	groups := map[uint16][]service.Endpoint{}
+	for _, e := range endpoints {
+		groups[e.Addr.Port()] = append(groups[e.Addr.Port()], e)
+	}
+	ports := slices.SortedFunc(maps.Keys(groups), func(a, b uint16) int {
+		return cmp.Or(cmp.Compare(len(groups[b]), len(groups[a])), cmp.Compare(a, b))
+	})
+	chosen := groups[ports[0]]
+	w.addLimit(nil, "the endpoints of policy %s have different ports, and a load balancer of HNS has one: only the %d with port %d get traffic, not %d with ports %v",
+		policy, len(chosen), ports[0], len(endpoints)-len(chosen), ports[1:])
+	return ports[0], chosen
 }
 
 // target returns the location of e and the route to it.

@@ -283,20 +283,36 @@ func (e *Endpoint) addrIn(f service.Family) netip.Addr {
 	return e.Addrs[0]
 }
 
-// formatDiff formats the difference between two lists of endpoints.
+// formatDiff formats the difference between two sorted lists of endpoints.
 func (p *pass) formatDiff(from, to []string) string {
 	var parts []string
-	for _, id := range from {
-		if !slices.Contains(to, id) {
-			parts = append(parts, "-"+strings.Join(p.endpointTexts([]string{id}), ""))
-		}
+	for _, id := range notIn(from, to) {
+		parts = append(parts, "-"+strings.Join(p.endpointTexts([]string{id}), ""))
 	}
-	for _, id := range to {
-		if !slices.Contains(from, id) {
-			parts = append(parts, "+"+strings.Join(p.endpointTexts([]string{id}), ""))
-		}
+	for _, id := range notIn(to, from) {
+		parts = append(parts, "+"+strings.Join(p.endpointTexts([]string{id}), ""))
 	}
 	return "[" + strings.Join(parts, " ") + "]"
+}
+
+// has reports whether the sorted list all has x.
+func has(all []string, x string) bool {
+	_, found := slices.BinarySearch(all, x)
+	return found
+}
+
+// notIn returns the elements of all that others lacks. Both are sorted.
+func notIn(all, others []string) []string {
+	var rest []string
+	for _, x := range all {
+		for len(others) > 0 && others[0] < x {
+			others = others[1:]
+		}
+		if len(others) == 0 || others[0] != x {
+			rest = append(rest, x)
+		}
+	}
+	return rest
 }
 
 // dryRunDriver is the driver of dry passes. Every call succeeds and has no effect.

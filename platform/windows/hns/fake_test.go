@@ -33,6 +33,7 @@ type fake struct {
 	after  func(op string) error
 
 	calls    map[string]int
+	silent   bool     // done stays empty
 	done     []string // what was changed, as a plan prints it
 	warnings []string // requests that real HNS accepts and that break Services
 }
@@ -65,6 +66,13 @@ func (k *fake) end(op string) error {
 		return k.after(op)
 	}
 	return nil
+}
+
+// log records what was changed.
+func (k *fake) log(text func() string) {
+	if !k.silent {
+		k.done = append(k.done, text())
+	}
 }
 
 // writes counts the calls that change something.
@@ -243,7 +251,7 @@ func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (string, e
 		return "", codeError(op, 0x803b0013)
 	}
 	lb.ID = k.id("balancer")
-	k.done = append(k.done, k.balancerText("+ loadbalancer ", &lb))
+	k.log(func() string { return k.balancerText("+ loadbalancer ", &lb) })
 	k.balancers[lb.ID] = lb
 	return lb.ID, k.end(op)
 }
@@ -284,8 +292,9 @@ func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalan
 	if !k.version.atLeast(15, 5) {
 		return have, nil
 	}
-	p := k.pass(lb.Family)
-	k.done = append(k.done, fmt.Sprintf("~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints)))
+	k.log(func() string {
+		return fmt.Sprintf("~ loadbalancer %s %s %s", lb.Key, lb.describe(), k.pass(lb.Family).formatDiff(have.Endpoints, lb.Endpoints))
+	})
 	k.balancers[lb.ID] = lb
 	return lb, k.end(op)
 }

@@ -25,7 +25,7 @@ func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadB
 		return lb, id, nil, err
 	}
 	if partialErr != nil {
-		p.host.startBackoff(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return slices.Contains(left, id) }))
+		p.host.startBackoff(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return has(left, id) }))
 	}
 	lb = lb.withEndpoints(left)
 	id, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
@@ -60,7 +60,7 @@ func isSwitchPortMissing(err error) bool {
 func (p *pass) attachedEndpoints(ids, before []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		e := p.model.endpoint(id)
-		return (e == nil || !e.Remote) && !slices.Contains(before, id) && p.model.refCount(id) == 0
+		return (e == nil || !e.Remote) && !has(before, id) && p.model.refCount(id) == 0
 	})
 }
 

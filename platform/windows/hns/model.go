@@ -188,6 +188,18 @@ func (m *model) removeBalancer(lb *LoadBalancer) {
 	}
 }
 
+// changeBalancer puts lb in the place of from, which has the same ID and key, and no
+// further ones. Its cost follows the endpoints that change.
+func (m *model) changeBalancer(from, lb *LoadBalancer) {
+	m.balancers[lb.ID] = lb
+	for _, id := range notIn(from.Endpoints, lb.Endpoints) {
+		setEntry(m, m.refs, id, m.refCount(id)-1)
+	}
+	for _, id := range notIn(lb.Endpoints, from.Endpoints) {
+		m.refs[id] = m.refCount(id) + 1
+	}
+}
+
 // sortedBalancers returns the load balancers of a family in key order. m must not be a
 // fork.
 func (m *model) sortedBalancers(f service.Family) []*LoadBalancer {

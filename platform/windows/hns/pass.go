@@ -173,6 +173,7 @@ func (p *pass) addLine(format string, args ...any) {
 // missing, it changes nothing.
 func (p *pass) ensure(w *DesiredLoadBalancer) error {
 	lb := w.LoadBalancer
+	lb.Endpoints = make([]string, 0, len(w.Targets))
 	var missing []error
 	for _, t := range w.Targets {
 		id, err := p.ensureEndpoint(t)
@@ -259,7 +260,9 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 		p.markUncertain(lb)
 		return p.explainPortTaken(err, lb)
 	}
-	p.addLine("+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
+	if p.dry {
+		p.addLine("+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
+	}
 	p.creates[created.Key] = n
 	p.recordCreated(id, created, n)
 	if !p.dry {
@@ -317,10 +320,13 @@ func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 		p.markUncertain(lb)
 		return err
 	}
-	p.addLine("~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
-	p.model.removeBalancer(have)
-	p.release(have, n)
-	p.recordCreated(have.ID, &sent, n)
+	if p.dry { // a load balancer may have a thousand endpoints
+		p.addLine("~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
+	}
+	p.release(notIn(have.Endpoints, sent.Endpoints), n)
+	sent.ID = have.ID
+	p.model.changeBalancer(have, &sent)
+	p.recordOwned(&sent, n)
 	return degraded(partialErr)
 }
 
@@ -356,11 +362,11 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 // happen, and then its owner would be unknown.
 func (p *pass) forget(lb *LoadBalancer, n service.PortName) {
 	p.model.removeBalancer(lb)
-	p.release(lb, n)
+	p.release(lb.Endpoints, n)
 }
 
-func (p *pass) release(lb *LoadBalancer, n service.PortName) {
-	for _, id := range lb.Endpoints {
+func (p *pass) release(endpoints []string, n service.PortName) {
+	for _, id := range endpoints {
 		p.released[id] = n
 	}
 }

@@ -102,6 +102,12 @@ const (
 	VIPExternalIP  PortFlags = 16 // the address is from outside of the cluster
 )
 
+// flagWords names the flags for people.
+var flagWords = []struct {
+	flag PortFlags
+	word string
+}{{ILB, "internal"}, {LocalRoutedVIP, "local-routed"}, {UseMux, "mux"}, {PreserveDIP, "preserve-destination"}, {VIPExternalIP, "external"}}
+
 // Distribution is how HNS assigns connections to endpoints, with HNS's values.
 type Distribution uint32
 
@@ -142,10 +148,7 @@ func (a *LoadBalancer) equal(b *LoadBalancer) bool {
 func (lb *LoadBalancer) describe() string {
 	var w []string
 	w = append(w, fmt.Sprintf("-> :%d", lb.TargetPort))
-	for _, f := range []struct {
-		flag PortFlags
-		word string
-	}{{ILB, "internal"}, {LocalRoutedVIP, "local-routed"}, {UseMux, "mux"}, {PreserveDIP, "preserve-destination"}, {VIPExternalIP, "external"}} {
+	for _, f := range flagWords {
 		if lb.Flags&f.flag != 0 {
 			w = append(w, f.word)
 		}
@@ -201,7 +204,12 @@ func remoteMAC(a netip.Addr) string {
 		h.Write(b)
 		b = h.Sum(nil)
 	}
-	return fmt.Sprintf("02-11-%02x-%02x-%02x-%02x", b[0], b[1], b[2], b[3])
+	const digits = "0123456789abcdef"
+	mac := []byte("02-11-00-00-00-00") // without fmt, as it is called for each endpoint of each port
+	for i, x := range b[:4] {
+		mac[6+3*i], mac[7+3*i] = digits[x>>4], digits[x&15]
+	}
+	return string(mac)
 }
 
 // equalMAC compares hardware addresses in any notation.
