@@ -179,10 +179,10 @@ func TestHelp(t *testing.T) {
 	})
 	for _, want := range []string{
 		"\nModes iptables and nftables:\n", "\nDeprecated:\n",
-		"\n      --conntrack-max NUMBER                  most connections to track, NUMBER in all (deprecated: ignored,\n",
-		"\n      --healthz-bind-address IP:PORT          IP:PORT of the health server, port 0 for none (default\n",
-		"\n  render                                      Print what a node would install\n",
-		"\n  -v, --v LEVEL                               LEVEL of detail, 0 for the least\n",
+		"\n      --conntrack-max NUMBER                   most connections to track, NUMBER in all (deprecated:\n",
+		"\n      --healthz-bind-address IP:PORT   IP:PORT of the health server, port 0 for none (default\n",
+		"\n  render       Print what a node would install\n",
+		"\n  -v, --v LEVEL                           LEVEL of detail, 0 for the least\n",
 	} {
 		if !strings.Contains(got.Out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.Out)

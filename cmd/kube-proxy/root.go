@@ -83,7 +83,7 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.StringVar(&o.CertFile, "tls-cert-file", "", "serve health and metrics by HTTPS with the certificate in this `FILE`, in PEM; it is read again when it changes")
 	fs.StringVar(&o.KeyFile, "tls-private-key-file", "", "`FILE` with the key of --tls-cert-file")
 	fs.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed on this node, and exit without changing it")
-	fs.Var(&o.version, "version", "print the version and exit; `raw` prints how it was built, too")
+	fs.Var(&o.version, "version", "print the version and exit; --version=raw prints how it was built, too")
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.SortFlags = false
 }

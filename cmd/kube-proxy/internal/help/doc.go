@@ -2,5 +2,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package help prints the help of commands: descriptions, commands, and flags under the
-// headings of the configuration, all in the same columns.
+// headings of the configuration.
 package help
