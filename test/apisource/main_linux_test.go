@@ -35,7 +35,7 @@ func newFixture(t testing.TB, o cluster.Options) fixture {
 	return fixture{cluster.Start(t, o), lab}
 }
 
-// newLab is a world without an API server.
+// newLab is a fixture without an API server.
 func newLab(t testing.TB) fixture {
 	t.Helper()
 	return fixture{lab: netlab.Start(t, netlab.Config{Clients: []string{"control"}})}
