@@ -35,7 +35,7 @@ func (d *demo) buildNetwork() error {
 	lab, err := netlab.New(netlab.Config{
 		Pods:    []string{"web-1", "web-2", "shopper"},
 		Remote:  []string{"web-3", "web-4"},
-		Clients: []string{"customer", "stranger"},
+		Clients: []string{"customer", "visitor"},
 	})
 	if err != nil {
 		return fmt.Errorf("build the network: %w", err)
@@ -57,7 +57,7 @@ func (d *demo) buildNetwork() error {
 		{"web-3", "pod on node-b, answers on port 8080, TCP and UDP"},
 		{"web-4", "pod on node-b, the same"},
 		{"customer", "a client outside the cluster"},
-		{"stranger", "another one"},
+		{"visitor", "another one"},
 	} {
 		host := lab.Host(h.name)
 		rows = append(rows, []string{h.name, host.IPv4.String(), host.IPv6.String(), h.what})

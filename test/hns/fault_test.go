@@ -50,7 +50,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("after Heal: %v", got)
 	}
 	if _, err := w.AddPod("vxlan0", "untouched"); err != nil {
-		t.Errorf("a stranger's call: %v", err)
+		t.Errorf("another program's call: %v", err)
 	}
 	for _, f := range []Fault{{}, {Function: "["}, {Function: "*"}, {Function: "*", Code: NotFound, Share: 2}, {Function: "*", Code: NotFound, When: "soon"}} {
 		if w.Inject(f) == nil {
@@ -73,7 +73,7 @@ func TestDelay(t *testing.T) {
 		}
 		start := time.Now()
 		if s.Call(Request{Function: "HcnCreateNetwork", Args: [3]string{"{}"}}); time.Since(start) != 0 {
-			t.Error("a stranger waited")
+			t.Error("another program waited")
 		}
 	})
 }

@@ -16,7 +16,7 @@ type Actor string
 // The origins of calls: the program under test, or any other program on the host.
 const (
 	Caller   Actor = "caller"
-	External Actor = "stranger"
+	External Actor = "external"
 )
 
 // Entry is a call that changes something, or tried to.
@@ -34,7 +34,7 @@ type Entry struct {
 func (e Entry) String() string {
 	line := fmt.Sprintf("%s %s", e.Function, e.ID)
 	if e.By == External {
-		line += " by a stranger"
+		line += " by another program"
 	}
 	if e.Code != OK {
 		line += ": " + e.Code.Error()

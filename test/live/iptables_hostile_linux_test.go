@@ -23,7 +23,7 @@ import (
 
 // hostileDuration is how long the tampering goes on. make test uses the default; for a
 // minute of it, run go test ./test/live -run Hostile -hostile 1m.
-var hostileDuration = flag.Duration("hostile", 6*time.Second, "how long the neighbour of TestIPTablesHostileEdits meddles")
+var hostileDuration = flag.Duration("hostile", 6*time.Second, "how long TestIPTablesHostileEdits alters rules")
 
 // tamperer changes rules of its own and of others at random.
 type tamperer struct {

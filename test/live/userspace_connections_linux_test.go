@@ -14,7 +14,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-var connectionCount = flag.Int("crowd", 1000, "TCP connections at once through mode userspace, and a tenth of that of UDP clients")
+var connectionCount = flag.Int("connections", 1000, "TCP connections at once through mode userspace, and a tenth of that of UDP clients")
 
 // TestUserspaceManyConnections opens many connections at once, each of which answers
 // twice, and measures their memory.

@@ -62,8 +62,8 @@ type Write struct {
 	Endpoint netip.Addr
 }
 
-// New returns a crowd of n Services whose names begin with prefix, none of
-// which exist yet. Only one crowd may be on an API server.
+// New returns n Services whose names begin with prefix, none of
+// which exist yet. Only one such set may be on an API server.
 func New(client kubernetes.Interface, prefix string, n int) *Workload {
 	c := &Workload{client: client, prefix: prefix, next: firstAddress}
 	c.addServices(n)
@@ -194,7 +194,7 @@ func each(ctx context.Context, list []*serviceState, do func(context.Context, *s
 	for _, m := range list {
 		workers.Go(func() error {
 			if err := do(ctx, m); err != nil {
-				return fmt.Errorf("crowd, Service %s: %w", m.name, err)
+				return fmt.Errorf("Service %s: %w", m.name, err)
 			}
 			return nil
 		})

@@ -121,10 +121,10 @@ func TestHNSFailures(t *testing.T) {
 	n.awaitProgrammed(t, web, cart, dns)
 
 	for name, befall := range map[string]func(*testing.T){
-		"a stranger deletes load balancers": func(t *testing.T) { n.deleteOurs(t, hns.LoadBalancer) },
-		"a stranger deletes endpoints":      func(t *testing.T) { n.deleteOurs(t, hns.Endpoint) },
-		"HNS restarts":                      func(*testing.T) { n.hns.Restart(hns.Everything) },
-		"connections break":                 func(*testing.T) { n.hns.DropConnections() },
+		"another program deletes load balancers": func(t *testing.T) { n.deleteOurs(t, hns.LoadBalancer) },
+		"another program deletes endpoints":      func(t *testing.T) { n.deleteOurs(t, hns.Endpoint) },
+		"HNS restarts":                           func(*testing.T) { n.hns.Restart(hns.Everything) },
+		"connections break":                      func(*testing.T) { n.hns.DropConnections() },
 		"HNS forgets what is not a pod's": func(*testing.T) {
 			n.hns.Restart(hns.Pods)
 			clear(n.foreign) // Reset of HNS removes them, too

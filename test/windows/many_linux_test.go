@@ -18,7 +18,7 @@ import (
 
 // serviceCount is how many Services TestManyServices has. Users have reported that 2000
 // Services, with 5000 remote endpoints, took other proxies 22 minutes to 3 hours.
-var serviceCount = flag.Int("crowd", 40, "how many Services TestManyServices has")
+var serviceCount = flag.Int("services", 40, "how many Services TestManyServices has")
 
 // callTakes is how long HNS takes for each call in TestManyServices.
 const callTakes = 20 * time.Millisecond

@@ -91,16 +91,16 @@ func rareLife() []step {
 			differ: differ(endpointFailed, on(8080, local, third, fourth), everywhere...)},
 		{name: "the faults are over", do: func(_ *testing.T, s *side) { s.hns.ClearFaults() }, next: pods("web", local, remote)},
 		{name: "a pod's address moves to the other node", do: movePod(local), next: pods("web", local+"/r", remote)},
-		{name: "200 Services", next: crowd(0)},
-		{name: "20 changes among them", next: crowd(20)},
+		{name: "200 Services", next: manyServices(0)},
+		{name: "20 changes among them", next: manyServices(20)},
 	}
 }
 
-// crowd is 200 Services more, of which so many have another endpoint.
-func crowd(changed int) func(state) state {
+// manyServices is 200 Services more, of which so many have another endpoint.
+func manyServices(changed int) func(state) state {
 	return func(s state) state {
 		for i := range 200 {
-			a := app{name: fmt.Sprintf("crowd-%03d", i), clusterIP: fmt.Sprintf("10.96.20.%d", 1+i), target: 8080}
+			a := app{name: fmt.Sprintf("many-%03d", i), clusterIP: fmt.Sprintf("10.96.20.%d", 1+i), target: 8080}
 			a.spec = corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, Ports: ports("web")}
 			a.pods = []string{fmt.Sprintf("10.244.2.%d", 20+i%20)}
 			if i < changed {

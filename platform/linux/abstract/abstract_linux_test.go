@@ -179,6 +179,6 @@ func TestUntrustedPeerAsksForLease(t *testing.T) {
 		_, err = c.Read(buf)
 	}
 	if !p.holdsLease(t) {
-		t.Error("the proxy gave the lease to a stranger")
+		t.Error("the proxy gave the lease to a process that may not program the node")
 	}
 }

@@ -25,7 +25,7 @@ func (l layout) bound() bool { return l.relays() && l.options.RelayPorts[l.famil
 
 // guard is for what goes to or comes from where a relay listens. What was translated
 // is a Service's, whatever other rules think of its ports, and nothing else has to do
-// there: neither strangers who guess a port, nor late datagrams to clients whose flow
+// there: neither clients that guess a port, nor late datagrams to clients whose flow
 // is forgotten. Ports of an address of the node may be those of connections to
 // others, too, whose packets follow on one that was let out.
 func (l layout) guard() chain {
@@ -64,7 +64,7 @@ func (l layout) hidden() string {
 	return "-d " + hostPrefix(l.options.Relay[l.family]) + " -j RETURN"
 }
 
-// Guard has what keeps strangers from the listeners of a relay in force, and leaves
+// Guard has what keeps other clients from the listeners of a relay in force, and leaves
 // the rest as it is: at an address that others reach, that comes before listeners.
 func (b *Backend) Guard(ctx context.Context) error {
 	b.installed = nil

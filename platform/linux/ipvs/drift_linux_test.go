@@ -159,7 +159,7 @@ func TestKernelExcluded(t *testing.T) {
 		}
 		s, err := other.driver.Read(t.Context())
 		if err != nil || len(s.servers) != 1 || s.servers[at] == nil || s.servers[at].scheduler != "wlc" {
-			t.Errorf("after a cleanup there is %v, %v, want the stranger's own", s.servers, err)
+			t.Errorf("after a cleanup there is %v, %v, want that of the other program", s.servers, err)
 		}
 		_, _ = b.Close(), other.Close()
 	})

@@ -33,30 +33,30 @@ func (a *applier) currentRules() (reconcile.Plan, *service.Snapshot, error) {
 // the installed rules have them.
 func (p *plan) viewWith(undeleted map[key]bool) *service.Snapshot {
 	b, view := p.backend, p.next.view
-	k := keeper{plan: p, undeleted: undeleted, found: map[key]bool{}, wanted: map[key]bool{}}
+	n := neededPorts{plan: p, undeleted: undeleted, found: map[key]bool{}, wanted: map[key]bool{}}
 	for port := range view.Ports(b.family) {
 		for _, at := range p.serverKeys(port) {
-			k.wanted[at] = true
+			n.wanted[at] = true
 		}
 	}
 	var changes []service.Change
 	if b.rulesView != nil {
-		k.localNode = newLocalNode(b.rulesView, b.family)
+		n.localNode = newLocalNode(b.rulesView, b.family)
 		for old := range b.rulesView.Ports(b.family) {
-			if c := (service.Change{Old: view.Port(b.family, old.Name), New: k.keep(old)}); c.New != nil {
+			if c := (service.Change{Old: view.Port(b.family, old.Name), New: n.keep(old)}); c.New != nil {
 				changes = append(changes, c)
 			}
 		}
 	}
 	view = view.With(view.Generation, view.Node, changes)
-	if len(k.found) < len(undeleted) { // an earlier process left them, and nothing tells their rules
+	if len(n.found) < len(undeleted) { // an earlier process left them, and nothing tells their rules
 		view.Incomplete = true
 	}
 	return view
 }
 
-// keeper finds the Ports that virtual servers need.
-type keeper struct {
+// neededPorts finds the Ports that virtual servers need.
+type neededPorts struct {
 	plan      *plan
 	undeleted map[key]bool
 	found     map[key]bool // those of undeleted that a Port of the installed rules has
@@ -66,12 +66,12 @@ type keeper struct {
 
 // keep returns the Port that takes the place of old's successor, nil if that needs
 // nothing in addition. A Port without endpoints keeps those that it had.
-func (k *keeper) keep(old *service.Port) *service.Port {
-	next := k.plan.next.view.Port(old.Family, old.Name)
+func (n *neededPorts) keep(old *service.Port) *service.Port {
+	next := n.plan.next.view.Port(old.Family, old.Name)
 	served := false
 	var left []service.Frontend // what only the virtual servers need
 	for _, f := range old.Frontends {
-		held, free := k.about(old, f)
+		held, free := n.about(old, f)
 		served = served || held
 		if free && (held || f.Kind == service.ClusterIP) { // others are redirected to the latter
 			left = append(left, f)
@@ -95,14 +95,14 @@ func (k *keeper) keep(old *service.Port) *service.Port {
 
 // about reports whether a virtual server of frontend f could not be deleted, and whether
 // no Port has f's virtual servers now.
-func (k *keeper) about(old *service.Port, f service.Frontend) (held, free bool) {
+func (n *neededPorts) about(old *service.Port, f service.Frontend) (held, free bool) {
 	one := *old
 	one.Frontends, free = []service.Frontend{f}, true
-	for _, w := range k.plan.backend.options.servers(&one, k.localNode) {
-		if k.undeleted[w.key] {
-			held, k.found[w.key] = true, true
+	for _, w := range n.plan.backend.options.servers(&one, n.localNode) {
+		if n.undeleted[w.key] {
+			held, n.found[w.key] = true, true
 		}
-		free = free && !k.wanted[w.key]
+		free = free && !n.wanted[w.key]
 	}
 	return held, free
 }

@@ -69,7 +69,7 @@ func TestKeyText(t *testing.T) {
 			appendAddr(tcp80("2001:db8::5"), addr("2001:db8:2::")), appendAddr(tcp80("2001:db8::5"), addr("2001:db8:2::ffff")),
 			"2001:db8::5 . tcp . 80 . 2001:db8:2::/112",
 		},
-		"too short a key, as only a stranger writes": {addrKey, service.IPv6, tcp80("10.96.0.10"), nil, "0a60000a060000000050" + "0000"},
+		"too short a key, as only others write": {addrKey, service.IPv6, tcp80("10.96.0.10"), nil, "0a60000a060000000050" + "0000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := keyText(tt.fields, tt.family, tt.key, tt.end); got != tt.want {

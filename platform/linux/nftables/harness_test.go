@@ -80,8 +80,8 @@ func (n *node) Tamper(w generate.Cluster) {
 	case 4:
 		key := w.Pod(99).AsSlice()
 		n.table.sets["cluster-ips"].elements[string(key)] = element{in: clusterIPs, key: key}
-		n.table.chains["stranger"] = &fakeChain{}
-		n.table.sets["stranger"] = &fakeSet{&set{name: "stranger"}, map[string]element{}}
+		n.table.chains["foreign"] = &fakeChain{}
+		n.table.sets["foreign"] = &fakeSet{&set{name: "foreign"}, map[string]element{}}
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 
 // Addrs are the addresses that listeners have, by family, unless Options name
 // others. They are added to the loopback interface and mean nothing elsewhere, so no
-// address of the node has a port that answers strangers, and each family has all ports.
+// address of the node has a port that answers other clients, and each family has all ports.
 var Addrs = [...]netip.Addr{
 	service.IPv4: netip.MustParseAddr("169.254.107.112"),
 	service.IPv6: netip.MustParseAddr("fd6b:7562:6570:726f:7879::1"),

@@ -131,7 +131,7 @@ func (p *plan) change(ctx context.Context, out *reconcile.Outcome) error {
 	return errors.Join(errs...)
 }
 
-// guard keeps strangers from listeners at an address of the node before they open.
+// guard keeps other clients from listeners at an address of the node before they open.
 func (p *plan) guard(ctx context.Context) error {
 	b := p.backend
 	if b.guarded || len(p.opens) == 0 || !b.options.bound(b.family) {

@@ -55,11 +55,11 @@ type suiteNode struct {
 	lister *lister       // nil if rounds wait for listings
 }
 
-func drawSuiteNode(t *testing.T, c generate.Cluster, beside bool) *suiteNode {
+func drawSuiteNode(t *testing.T, c generate.Cluster, listed bool) *suiteNode {
 	w := generator{c.T, c.Family}
 	b := &testNode{t: t, hns: newFake(w.version(), w.network()), store: &memoryStore{}, options: w.options()}
 	n := &suiteNode{testNode: b, draw: w, passed: &atomic.Int64{}}
-	if beside {
+	if listed {
 		n.lister = &lister{
 			strict: w.drawBool("strict"), pause: func() { n.passed.Add(int64(20 * time.Millisecond)) },
 			draw: func(most int) int { return w.drawInt("listed", most+1) },
@@ -91,7 +91,7 @@ func (n *suiteNode) Start() reconcile.Backend {
 	}
 	n.lister.start(n.hns)
 	n.startOn(n.lister)
-	return n.lister.beside(n.backend)
+	return n.lister.wrap(n.backend)
 }
 
 func (n *suiteNode) startOn(d Driver) {
@@ -151,9 +151,9 @@ func printed(line string) string {
 // addForeign adds objects of another owner: a load balancer, and its remote endpoint.
 func (w generator) addForeign(b *testNode) {
 	n := b.hns.networks[0].ID
-	e := Endpoint{ID: "stranger-endpoint", Network: n, Name: "other", Remote: true, MAC: "02-11-00-00-00-01", Provider: nodeB, Addrs: []netip.Addr{w.nth("10.244.3.99", "fd00:10:244:3::99", 0)}}
+	e := Endpoint{ID: "foreign-endpoint", Network: n, Name: "other", Remote: true, MAC: "02-11-00-00-00-01", Provider: nodeB, Addrs: []netip.Addr{w.nth("10.244.3.99", "fd00:10:244:3::99", 0)}}
 	b.hns.endpoints[e.ID] = e
-	lb := LoadBalancer{ID: "stranger-balancer", Key: Key{Family: w.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
+	lb := LoadBalancer{ID: "foreign-balancer", Key: Key{Family: w.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
 	b.hns.balancers[lb.ID] = lb
 }
 
@@ -195,22 +195,22 @@ func (n *suiteNode) Inject(c generate.Cluster) func(error) bool {
 func (n *suiteNode) Tamper(c generate.Cluster) {
 	w, b := generator{c.T, c.Family}, n.testNode
 	lbs, eps := slices.Sorted(maps.Keys(b.hns.balancers)), slices.Sorted(maps.Keys(b.hns.endpoints))
-	switch w.drawInt("meddle", 6) {
+	switch w.drawInt("tamper", 6) {
 	case 0: // load balancers disappear
 		for _, id := range lbs {
-			if id != "stranger-balancer" && w.drawBool("vanish") {
+			if id != "foreign-balancer" && w.drawBool("vanish") {
 				delete(b.hns.balancers, id)
 			}
 		}
 	case 1: // a load balancer is altered
 		id := lbs[w.drawInt("altered", len(lbs))]
-		if lb := b.hns.balancers[id]; id != "stranger-balancer" {
+		if lb := b.hns.balancers[id]; id != "foreign-balancer" {
 			lb.TargetPort++
 			b.hns.balancers[id] = lb
 		}
 	case 2: // remote endpoints and pods disappear, used or not
 		for _, id := range eps {
-			if id != "stranger-endpoint" && w.drawInt("vanish", 3) == 0 {
+			if id != "foreign-endpoint" && w.drawInt("vanish", 3) == 0 {
 				delete(b.hns.endpoints, id)
 			}
 		}
@@ -241,7 +241,7 @@ func (w generator) replacePod(b *testNode) {
 func (w generator) renewNetwork(b *testNode) {
 	b.hns.networks[0].ID = b.hns.id("network")
 	for id, e := range b.hns.endpoints {
-		if e.ID == "stranger-endpoint" {
+		if e.ID == "foreign-endpoint" {
 			e.Network = b.hns.networks[0].ID
 			b.hns.endpoints[id] = e
 			continue
@@ -269,7 +269,7 @@ func (w generator) restorePods(b *testNode) {
 // Check wants exactly what Services need, and the objects of the other owner.
 func (n *suiteNode) Check(t *rapid.T, want *service.Snapshot) {
 	generator{t, n.draw.family}.checkLeftovers(n.testNode, want)
-	if _, ok := n.hns.endpoints["stranger-endpoint"]; !ok || n.hns.balancers["stranger-balancer"].ID == "" {
+	if _, ok := n.hns.endpoints["foreign-endpoint"]; !ok || n.hns.balancers["foreign-balancer"].ID == "" {
 		t.Fatalf("an object that was not ours is gone")
 	}
 	if len(n.hns.warnings) > 0 {
@@ -300,7 +300,7 @@ func (w generator) checkLeftovers(b *testNode, want *service.Snapshot) {
 	}
 	used := map[string]bool{}
 	for id, lb := range b.hns.balancers {
-		if id != "stranger-balancer" && !wanted[lb.Key] {
+		if id != "foreign-balancer" && !wanted[lb.Key] {
 			w.t.Fatalf("load balancer %s is left over", lb.Key)
 		}
 		for _, e := range lb.Endpoints {

@@ -46,16 +46,16 @@ type roundKey struct{}
 
 var errEnded = errors.New("the process has ended")
 
-// start begins with a process. Its Backend is to be used as beside returns it.
+// start begins with a process. Its Backend is to be used as wrap returns it.
 func (s *lister) start(k *fake) {
 	s.end()
 	s.fake, s.calls, s.ended = k, make(chan *listCall), make(chan struct{})
 }
 
-// beside returns b so that no round waits for a listing.
-func (s *lister) beside(b *Backend) reconcile.Backend {
+// wrap returns b so that no round waits for a listing.
+func (s *lister) wrap(b *Backend) reconcile.Backend {
 	b.host.patience = 1
-	return &besideListings{b, s}
+	return &listedBackend{b, s}
 }
 
 // end lets the listings of a process end.
@@ -68,7 +68,7 @@ func (s *lister) end() {
 
 // List waits for the test if no round waits for it.
 func (s *lister) List(ctx context.Context, what ObjectKinds) (Listing, error) {
-	if ctx.Value(beside{}) == nil {
+	if ctx.Value(unawaited{}) == nil {
 		if what == All {
 			s.begun++
 		}
@@ -91,14 +91,14 @@ func (s *lister) List(ctx context.Context, what ObjectKinds) (Listing, error) {
 
 type endedKey struct{}
 
-// besideListings is a Backend whose listings go on beside its rounds.
-type besideListings struct {
+// listedBackend is a Backend whose listings go on beside its rounds.
+type listedBackend struct {
 	*Backend
 	lister *lister
 }
 
 // Plan returns when a listing that it began has seen the first of HNS.
-func (b *besideListings) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+func (b *listedBackend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	s := b.lister
 	s.round++
 	ctx = context.WithValue(context.WithValue(ctx, roundKey{}, s.round), endedKey{}, s.ended)

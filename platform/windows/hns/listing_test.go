@@ -51,7 +51,7 @@ func newListBench(t *testing.T, v Version, pods ...string) *listBench {
 	b.start(b.hns)
 	t.Cleanup(b.end)
 	b.restartOn(&b.lister)
-	b.rounds = b.beside(b.backend)
+	b.rounds = b.wrap(b.backend)
 	begin := b.now
 	b.backend.host.now = func() time.Time { return begin.Add(time.Duration(b.passed.Load())) }
 	return b

@@ -70,7 +70,7 @@ func endpointsIn(want *service.Snapshot) []service.Endpoint {
 // Render writes what HNS would hold for want on a node whose HNS holds l. If l was not
 // assumed, it also writes what would change. Equal input gives equal bytes.
 func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Format) error {
-	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unmet: []string{}, Notes: []string{}}
+	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unsupported: []string{}, Notes: []string{}}
 	r := &readOnlyDriver{listing: l}
 	h := NewHost(r, discardStore{}, want.Node.Name, nil)
 	for i, f := range service.Families {
@@ -105,11 +105,11 @@ type rendering struct {
 	HNS           string             `json:"hns"`
 	Endpoints     []renderedEndpoint `json:"endpoints"`
 	LoadBalancers []renderedBalancer `json:"loadBalancers"`
-	// Changes are the steps to that state. Unmet is what HNS cannot provide. Notes are
+	// Changes are the steps to that state. Unsupported is what HNS cannot provide. Notes are
 	// what works differently.
-	Changes []string `json:"changes"`
-	Unmet   []string `json:"unmet"`
-	Notes   []string `json:"notes"`
+	Changes     []string `json:"changes"`
+	Unsupported []string `json:"unsupported"`
+	Notes       []string `json:"notes"`
 }
 
 type renderedEndpoint struct {
@@ -188,7 +188,7 @@ func (d *rendering) addMessages(p *plan, dry *pass) {
 			continue
 		}
 		for _, text := range strings.Split(at.Err.Error(), "\n") { // joined errors
-			d.Unmet = append(d.Unmet, (&reconcile.PortError{Family: at.Family, Name: at.Name, Err: errors.New(text)}).Error())
+			d.Unsupported = append(d.Unsupported, (&reconcile.PortError{Family: at.Family, Name: at.Name, Err: errors.New(text)}).Error())
 		}
 	}
 	if why := p.Outcome().Unavailable; why != "" && p.next.snapshot.Len(p.backend.family) > 0 {
@@ -212,8 +212,8 @@ func (d *rendering) writeText(w *bufio.Writer) {
 			fmt.Fprintf(w, "\t%s\n", e)
 		}
 	}
-	for _, s := range d.Unmet {
-		fmt.Fprintf(w, "unmet: %s\n", s)
+	for _, s := range d.Unsupported {
+		fmt.Fprintf(w, "unsupported: %s\n", s)
 	}
 	for _, s := range d.Notes {
 		fmt.Fprintf(w, "note: %s\n", s)

@@ -50,17 +50,17 @@ func (p *timeoutDriver) reportLate(text string) {
 	}
 }
 
-// beside is the key of a context in which no round waits for the call.
-type beside struct{}
+// unawaited is the key of a context in which no round waits for the call.
+type unawaited struct{}
 
 // withoutWaiting returns ctx for a call that no round waits for.
 func withoutWaiting(ctx context.Context) context.Context {
-	return context.WithValue(ctx, beside{}, true)
+	return context.WithValue(ctx, unawaited{}, true)
 }
 
 // consequence describes what a late call prevents.
 func consequence(ctx context.Context) string {
-	if ctx.Value(beside{}) != nil {
+	if ctx.Value(unawaited{}) != nil {
 		return "what others change in HNS is not seen meanwhile; changes of Services are programmed"
 	}
 	return "nothing can be programmed meanwhile"

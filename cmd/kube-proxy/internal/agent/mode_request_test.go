@@ -67,13 +67,13 @@ func TestModeRequest(t *testing.T) {
 			ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
 			got := newModeRequest(ctx, c, NewOptions(modes.All()), &source.APIServer{Config: &rest.Config{Host: server.URL}, NodeName: "node-a"})
 			if want := (modeRequest{tt.mode, tt.annotated}); got != want || !strings.Contains(log.String(), tt.logged) || tt.logged == "" && log.Len() > 0 {
-				t.Errorf("wish %v, log %q; want %v, %q", got, log.String(), want, tt.logged)
+				t.Errorf("request %v, log %q; want %v, %q", got, log.String(), want, tt.logged)
 			}
 		})
 	}
 	c := &config.Config{OS: config.Linux}
 	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), &source.Manifests{}); got != (modeRequest{}) {
-		t.Errorf("with manifests, wish %v", got)
+		t.Errorf("with manifests, request %v", got)
 	}
 }
 
@@ -92,10 +92,10 @@ func TestModeRequestOfManifests(t *testing.T) {
 	c := &config.Config{OS: config.Linux}
 	from := &source.Manifests{Paths: []string{filepath.Join(dir, "missing"), dir}, NodeName: "Node-A"}
 	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), from); got != (modeRequest{annotated: "userspace"}) {
-		t.Errorf("wish %v", got)
+		t.Errorf("request %v", got)
 	}
 	c.Mode = "iptables"
 	if got := newModeRequest(t.Context(), c, NewOptions(modes.All()), from); got.annotated != "" {
-		t.Errorf("with a configured mode, wish %v", got)
+		t.Errorf("with a configured mode, request %v", got)
 	}
 }
