@@ -79,11 +79,12 @@ bin/kube-proxy.exe:
 # The systems that images and releases are for, and their binaries.
 SYSTEMS  := linux-amd64 linux-arm64 windows-amd64
 binaries := build/.cache/binaries
+man      := build/.cache/man
 
 # The name of the images, with a registry if they are for one.
 IMAGE ?= localhost/kubeproxy
 
-lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -out '$(CURDIR)/dist' -name '$(IMAGE)' \
+lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -man '$(CURDIR)/$(man)' -out '$(CURDIR)/dist' -name '$(IMAGE)' \
 	-version '$(VERSION)' -revision '$(REVISION)' -created '$(DATE)'
 
 .PHONY: binaries
@@ -98,8 +99,15 @@ image: binaries ## build the images as archives in dist; no daemon, no registry;
 	@echo "== images"
 	@$(call lay_out,image)
 
+.PHONY: man
+man: ## write the man pages to build/.cache/man
+	@rm -rf $(man)
+	@SOURCE_DATE_EPOCH=$(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0) \
+		go test ./cmd/kube-proxy -count=1 -ldflags '-X kubeproxy/cmd/kube-proxy.version=$(VERSION)' -run '^TestManPages$$' -man '$(CURDIR)/$(man)' >/dev/null
+	@echo "== man pages in $(man)"
+
 .PHONY: release
-release: binaries ## lay out in dist what is released: images, binaries of every system, what they are made of, chart, manifests, checksums
+release: binaries man ## lay out in dist what is released: images, binaries of every system, what they are made of, chart, manifests, checksums
 	@rm -rf dist
 	@echo "== release $(VERSION)"
 	@$(call lay_out,release)

@@ -46,8 +46,11 @@ func binaries(t *testing.T) string {
 // save lays out a release in a new folder.
 func save(t *testing.T, binaries string) string {
 	t.Helper()
-	out := t.TempDir()
-	args := []string{"release", "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created}
+	out, man := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(man, "kube-proxy.8"), []byte(".TH\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"release", "-man", man, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created}
 	if err := run(t.Context(), args); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +96,7 @@ func testSame(t *testing.T, first, second string) {
 	want := []string{
 		checksums,
 		"kube-proxy-v1.2.3-4-linux-amd64", "kube-proxy-v1.2.3-4-linux-amd64.cdx.json",
-		"kube-proxy-v1.2.3-4-linux-arm64", "kube-proxy-v1.2.3-4-linux-arm64.cdx.json",
+		"kube-proxy-v1.2.3-4-linux-arm64", "kube-proxy-v1.2.3-4-linux-arm64.cdx.json", "kube-proxy-v1.2.3-4-man.tar.gz",
 		"kube-proxy-v1.2.3-4-windows-amd64.cdx.json", "kube-proxy-v1.2.3-4-windows-amd64.exe",
 		"kubeproxy-chart-1.2.3-4.tgz", "kubeproxy-deploy-v1.2.3-4.tar.gz",
 		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",

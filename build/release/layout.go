@@ -21,12 +21,12 @@ import (
 const checksums = "SHA256SUMS"
 
 // layOut writes everything that is released: images, binaries, what they are made of,
-// the chart, the kustomize bases, and checksums.
+// the man pages, the chart, the kustomize bases, and checksums.
 func layOut(ctx context.Context, o *options) error {
 	if err := o.emptied(); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, listParts, packChart, sum} {
+	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, listParts, packMan, packChart, sum} {
 		if err := step(ctx, o); err != nil {
 			return err
 		}
@@ -64,6 +64,28 @@ func copyBinaries(_ context.Context, o *options) error {
 		}
 	}
 	return nil
+}
+
+// packMan writes the man pages, as they lie below /usr/share.
+func packMan(_ context.Context, o *options) error {
+	pages, err := filepath.Glob(filepath.Join(o.man, "*.8"))
+	if err != nil {
+		return err
+	}
+	if len(pages) == 0 {
+		return fmt.Errorf("-man %q: there are no pages: want those that go test ./cmd/kube-proxy -run ManPages -man DIR writes", o.man)
+	}
+	files := map[string][]byte{}
+	for _, p := range pages {
+		if files["man/man8/"+filepath.Base(p)], err = os.ReadFile(p); err != nil {
+			return err
+		}
+	}
+	text, err := chart.Compressed(files, o.created)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(o.out, "kube-proxy-"+o.tag()+"-man.tar.gz"), text, 0o644)
 }
 
 // packChart writes the chart and the kustomize bases of this version.

@@ -33,6 +33,7 @@ func main() {
 // options are the flags of every command.
 type options struct {
 	binaries string // a folder for each system, such as linux-amd64
+	man      string // a folder with the man pages
 	out      string
 	name     string // of the image, without a tag
 	version  string
@@ -58,6 +59,7 @@ func run(ctx context.Context, args []string) error {
 	o := &options{}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	flags.StringVar(&o.binaries, "binaries", "", "folder with a folder for each system, such as linux-amd64, that has the binary")
+	flags.StringVar(&o.man, "man", "", "folder with the man pages")
 	flags.StringVar(&o.out, "out", "", "folder to write to")
 	flags.StringVar(&o.name, "name", "localhost/kubeproxy", "name of the image, with a registry if it is for one")
 	flags.StringVar(&o.version, "version", "dev", "version, which becomes the tag")

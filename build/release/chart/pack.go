@@ -74,6 +74,15 @@ func (s *Source) PackBases(created time.Time) ([]byte, error) {
 	return compressed(files, created)
 }
 
+// Compressed returns a tar.gz with files, by name.
+func Compressed(files map[string][]byte, created time.Time) ([]byte, error) {
+	var all []oci.File
+	for name, text := range files {
+		all = append(all, oci.File{Name: name, Mode: 0o644, Content: text})
+	}
+	return compressed(all, created)
+}
+
 func compressed(files []oci.File, created time.Time) ([]byte, error) {
 	text, err := oci.Archive(files, created)
 	if err != nil {
