@@ -47,6 +47,8 @@ type Config struct {
 	// UDPIdleTimeout is how long mode userspace keeps a silent UDP client. It has a flag;
 	// its field was removed.
 	UDPIdleTimeout time.Duration
+	// CountTraffic counts what Services carry. kube-proxy has no such field.
+	CountTraffic bool
 	// Overrides lists the flags that replaced a value of the file.
 	Overrides []Override
 	// Notes lists settings that were accepted but have no effect.
@@ -149,6 +151,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)
 	b.applyPorts(flags)
 	b.applyUDPIdle(flags)
+	countTraffic := b.applyTraffic(flags)
 	b.validate()
 	b.checkProxyName(flags)
 	b.noteSourceRanges(flags)
@@ -170,6 +173,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		ProxyName:              flags.ProxyName,
 		IgnoreSourceRanges:     flags.IgnoreSourceRanges,
 		UDPIdleTimeout:         b.udpIdle,
+		CountTraffic:           countTraffic,
 		Overrides:              b.overrides,
 		Notes:                  b.notes,
 		Warnings:               append(slices.Clone(file.Warnings), b.warnings...),

@@ -62,6 +62,13 @@ func Diff(old, now *Config, u Use) []Change {
 		}
 		all = append(all, c)
 	}
+	if from, to := old.CountTraffic, now.CountTraffic; from != to {
+		c := Change{Path: countTrafficPath, From: strconv.FormatBool(from), To: strconv.FormatBool(to)}
+		if now.OS != Windows {
+			c.Effect = Restart
+		}
+		all = append(all, c)
+	}
 	return all
 }
 

@@ -24,7 +24,7 @@ func didYouMean(name string) string {
 // closestPath searches for a misspelt key first in its section, then everywhere by its
 // own name, because a known field may be in the wrong section.
 func closestPath(path string) string {
-	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
+	all := append(paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), ""), countTrafficPath)
 	i := strings.LastIndexByte(path, '.') + 1
 	parent, key := path[:i], path[i:]
 	var near, names []string

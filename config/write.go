@@ -17,6 +17,9 @@ func (c *Config) Write(w io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("encode configuration: %w", err)
 	}
+	if c.CountTraffic {
+		data = append(data, countTrafficPath+": true\n"...)
+	}
 	if _, err := w.Write(data); err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}

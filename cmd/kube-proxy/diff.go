@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
@@ -63,7 +64,7 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 	fs.StringArrayVar(&d.compared.From, "from", []string{compare.Node}, "the old `STATE`: node for what this node has installed, api for the API server, or a file or directory of manifests; paths are repeatable")
 	fs.StringVarP(&d.format, "output", "o", "plan", "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, or json")
 	fs.BoolVar(&d.all, "all", false, "print all of a long list, not only its beginning")
-	fs.StringVar(&d.compared.Server, "server", "", serverHelp)
+	fs.StringVar(&d.compared.Server, "server", "", ask.ServerHelp)
 	fs.DurationVar(&d.compared.Timeout, "timeout", 45*time.Second, "how much `TIME` the API server has to answer")
 	return failsWith(plandiff.ExitFailed, cmd)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/explain"
@@ -84,7 +85,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	x.registerReading(cmd.Flags())
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
-	cmd.Flags().StringVar(&x.server, "server", "", serverHelp)
+	cmd.Flags().StringVar(&x.server, "server", "", ask.ServerHelp)
 	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
 	return failsWith(exitCannotTell, cmd)
@@ -132,7 +133,7 @@ func (x *explainOptions) print(to streams, answer *explain.Explanation) error {
 
 // askProxy asks the running proxy.
 func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
-	server, err := (&statusOptions{config: x.Flags.Config, server: x.server}).address()
+	server, err := (&ask.Server{Config: x.Flags.Config, Addr: x.server, Modes: x.Modes}).Address()
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func newRoot(to streams, table mode.Table) *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	o.register(root.Flags())
 	root.AddCommand(newRender(to, table), newExplain(to, table), newDiff(to, table), newConfig(to, table), newServiceCommand(to, table),
-		newStatus(to, table), newDoctor(to, table), newSupportDump(to, table), newHNSState(to, table), newVersion(to))
+		newStatus(to, table), newTop(to, table), newDoctor(to, table), newSupportDump(to, table), newHNSState(to, table), newVersion(to))
 	checkGenerated(root)
 	completion.Register(root, table, buildInfo().Version)
 	return root
@@ -79,7 +79,7 @@ func (o *options) register(fs *pflag.FlagSet) {
 	o.Flags.Register(fs)
 	fs.StringArrayVar(&o.Manifests, "manifests", nil, "read Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs from this file or directory `PATH` and watch it; repeatable")
 	fs.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "if --proxy-mode cannot work, try the next of "+strings.Join(o.Modes.Fallbacks(config.Linux).Names(), ", ")+", as in old versions")
-	fs.BoolVar(&o.Exposed, "expose-admin-pages", false, "serve /services, /configz, /flagz, /statusz and profiling of the metrics server to every client, not to those on loopback alone")
+	fs.BoolVar(&o.Exposed, "expose-admin-pages", false, "serve /services, /traffic, /configz, /flagz, /statusz and profiling of the metrics server to every client, not to those on loopback alone")
 	fs.StringVar(&o.CertFile, "tls-cert-file", "", "serve health and metrics by HTTPS with the certificate in this `FILE`, in PEM; it is read again when it changes")
 	fs.StringVar(&o.KeyFile, "tls-private-key-file", "", "`FILE` with the key of --tls-cert-file")
 	fs.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed on this node, and exit without changing it")
@@ -87,9 +87,6 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.Lookup("version").NoOptDefVal = "true"
 	fs.SortFlags = false
 }
-
-// serverHelp is the help of --server of every command that asks the running proxy.
-const serverHelp = "`HOST[:PORT]` of the metrics server of the running proxy; goes before --config"
 
 // registerReading registers the flags for a command that changes nothing: all but those
 // that select an action of the proxy.

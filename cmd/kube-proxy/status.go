@@ -5,17 +5,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/statusview"
-	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
 
@@ -49,45 +48,44 @@ const (
 
 // statusOptions are the flags and arguments of status.
 type statusOptions struct {
-	query          statusview.Query
-	config, server string
-	format         string
-	timeout        time.Duration
-	modes          mode.Table
+	server ask.Server
+	query  statusview.Query
+	format string
 }
 
 func newStatus(to streams, table mode.Table) *cobra.Command {
-	q := &statusOptions{modes: table}
+	q := &statusOptions{server: ask.Server{Modes: table}}
 	cmd := &cobra.Command{
 		Use:     "status [NAMESPACE/NAME | NAME] [flags]",
 		Short:   "Ask the running proxy how it goes",
 		Long:    statusText,
 		Example: statusExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := q.parseService(cmd, args); err != nil {
+			if err := errors.Join(q.check(), selectService(&q.query, cmd, args)); err != nil {
 				return err
 			}
 			return q.run(cmd.Context(), to)
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&q.config, "config", "", "take the address from metricsBindAddress in this configuration `FILE`")
-	fs.StringVar(&q.server, "server", "", serverHelp)
-	fs.StringVar(&q.server, "metrics-bind-address", "", "`HOST[:PORT]`, the same as --server")
+	q.server.Register(fs)
 	fs.StringVarP(&q.query.Namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
 	fs.StringVarP(&q.format, "output", "o", string(statusview.Table), "`FORMAT` of what is printed: table, wide or json")
 	fs.BoolVar(&q.query.Failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
-	fs.DurationVar(&q.timeout, "timeout", 10*time.Second, "how much `TIME` the running proxy has to answer")
 	return failsWith(exitUnreachable, cmd)
 }
 
-// parseService parses the argument.
-func (q *statusOptions) parseService(cmd *cobra.Command, args []string) error {
+func (q *statusOptions) check() error {
 	switch statusview.Format(q.format) {
 	case statusview.Table, statusview.Wide, statusview.JSON:
 	default:
 		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", q.format, statusview.Table, statusview.Wide, statusview.JSON)
 	}
+	return nil
+}
+
+// selectService parses the argument of a command that asks for all Services or one.
+func selectService(q *statusview.Query, cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		return fmt.Errorf("%s wants one Service, not %d", commandPath(cmd), len(args))
 	}
@@ -96,25 +94,25 @@ func (q *statusOptions) parseService(cmd *cobra.Command, args []string) error {
 	}
 	namespace, name, both := strings.Cut(args[0], "/")
 	if !both {
-		namespace, name = q.query.Namespace, args[0]
+		namespace, name = q.Namespace, args[0]
 	}
 	if name == "" || both && namespace == "" || strings.Contains(name, "/") {
 		return fmt.Errorf("service %q: want NAMESPACE/NAME or NAME", args[0])
 	}
-	if q.query.Namespace != "" && q.query.Namespace != namespace {
-		return fmt.Errorf("service %q is not in the namespace of --namespace, %q", args[0], q.query.Namespace)
+	if q.Namespace != "" && q.Namespace != namespace {
+		return fmt.Errorf("service %q is not in the namespace of --namespace, %q", args[0], q.Namespace)
 	}
-	q.query.Namespace, q.query.Name = namespace, name
+	q.Namespace, q.Name = namespace, name
 	return nil
 }
 
 func (q *statusOptions) run(ctx context.Context, to streams) error {
 	var err error
-	if q.query.Server, err = q.address(); err != nil {
+	if q.query.Server, err = q.server.Address(); err != nil {
 		return err
 	}
 	q.query.Version = buildInfo().Version
-	ctx, cancel := context.WithTimeout(ctx, q.timeout)
+	ctx, cancel := context.WithTimeout(ctx, q.server.Timeout)
 	defer cancel()
 	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
 	answer, err := q.query.Ask(ctx)
@@ -130,22 +128,4 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 		return &exit{code: code}
 	}
 	return nil
-}
-
-// address returns the server address, as host:port.
-func (q *statusOptions) address() (string, error) {
-	switch {
-	case q.server != "":
-		return statusview.DialAddress(q.server)
-	case q.config == "":
-		return statusview.DefaultServer, nil
-	}
-	c, err := config.Load(&config.Flags{Modes: q.modes.Config(), Config: q.config}, host.OS)
-	if err != nil {
-		return "", err
-	}
-	if _, port, _ := net.SplitHostPort(c.MetricsBindAddress); port == "0" {
-		return "", fmt.Errorf("%s: metricsBindAddress has port 0, so the proxy serves no metrics and cannot be asked", q.config)
-	}
-	return statusview.DialAddress(c.MetricsBindAddress)
 }

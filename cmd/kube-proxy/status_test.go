@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
@@ -149,12 +150,30 @@ func TestStatusAddress(t *testing.T) {
 		{"", "[fd00::1]", "[fd00::1]:10249"},
 		{"", "::", "[::1]:10249"},
 	} {
-		q := &statusOptions{server: tt.server}
+		q := &ask.Server{Addr: tt.server}
 		if tt.config != "" {
-			q.config = filepath.Join(dir, tt.config)
+			q.Config = filepath.Join(dir, tt.config)
 		}
-		if got, err := q.address(); got != tt.want || err != nil {
+		if got, err := q.Address(); got != tt.want || err != nil {
 			t.Errorf("address of %+v = %q, %v", tt, got, err)
+		}
+	}
+}
+
+func TestTopMistakes(t *testing.T) {
+	for args, want := range map[string]string{
+		"-o xml":                   `--output: "xml" is unknown: want table or json`,
+		"--sort size":              `--sort: "size" is unknown: want rate, connections, bytes or name`,
+		"--interval -1s":           "--interval: -1s is too short: want a time such as 2s",
+		"--watch --interval 0":     "--interval: 0s is too short: want a time such as 2s",
+		"--limit -1":               "--limit: -1 is too small: want 0 or more",
+		"a b":                      "top wants one Service, not 2",
+		"--server http://x":        `--server: "http://x" is no address: want HOST or HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249`,
+		"shop/web --namespace dns": `service "shop/web" is not in the namespace of --namespace, "dns"`,
+	} {
+		got := call(t, "", append([]string{"top"}, strings.Fields(args)...)...)
+		if diff := cmp.Diff(outcome{2, "", "kube-proxy: " + want + "\n"}, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", args, diff)
 		}
 	}
 }

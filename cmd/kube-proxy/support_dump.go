@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/collect"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
@@ -61,7 +62,7 @@ func newSupportDump(to streams, table mode.Table) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), to, args) },
 	}
 	s.registerReading(cmd.Flags())
-	cmd.Flags().StringVar(&s.server, "server", "", serverHelp)
+	cmd.Flags().StringVar(&s.server, "server", "", ask.ServerHelp)
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how much `TIME` each part has")
 	return failsWith(exitUnreachable, cmd)
 }
@@ -78,7 +79,7 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	server, err := (&statusOptions{modes: s.Modes, server: s.server, config: s.Flags.Config}).address()
+	server, err := (&ask.Server{Modes: s.Modes, Addr: s.server, Config: s.Flags.Config}).Address()
 	if err != nil {
 		return err
 	}

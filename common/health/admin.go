@@ -21,6 +21,7 @@ type Admin struct {
 	SLIs     http.Handler // /metrics/slis
 	Services http.Handler // /services and below
 	Explain  http.Handler // /explain
+	Traffic  http.Handler // /traffic
 	// Config returns what /configz serves, under the name of the API group.
 	Config func() any
 	// Status is the content of /statusz.
@@ -58,8 +59,10 @@ func (a Admin) Handler() http.Handler {
 			mux.Handle(path, a.internal(cached(a.Services))) // a cache outside would answer everybody
 		}
 	}
-	if a.Explain != nil {
-		mux.Handle("GET /explain", a.internal(a.Explain))
+	for path, h := range map[string]http.Handler{"GET /explain": a.Explain, "GET /traffic": a.Traffic} {
+		if h != nil {
+			mux.Handle(path, a.internal(h))
+		}
 	}
 	pages := http.NewServeMux()
 	a.zpages(pages)
@@ -163,6 +166,7 @@ func (a Admin) paths() []string {
 		{"/metrics/slis", a.SLIs != nil},
 		{"/services", a.Services != nil},
 		{"/statusz", a.Status != nil},
+		{"/traffic", a.Traffic != nil},
 	} {
 		if p.is {
 			paths = append(paths, p.path)

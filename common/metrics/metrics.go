@@ -20,13 +20,15 @@ const namespace = "kubeproxy"
 // The label sets. Those of kube-proxy's metrics must not change. Additional information
 // gets a metric of its own.
 var (
-	family  = []string{"ip_family"}
-	backend = []string{"backend", "ip_family"}
-	policy  = []string{"traffic_policy", "ip_family"}
-	table   = []string{"table", "ip_family"}
-	code    = []string{"code"}
-	result  = []string{"result"}
-	reason  = []string{"reason"}
+	family   = []string{"ip_family"}
+	backend  = []string{"backend", "ip_family"}
+	policy   = []string{"traffic_policy", "ip_family"}
+	table    = []string{"table", "ip_family"}
+	code     = []string{"code"}
+	result   = []string{"result"}
+	reason   = []string{"reason"}
+	carried  = []string{"namespace", "service"}
+	directed = []string{"namespace", "service", "direction"}
 )
 
 // counters, by the name without its prefix.
@@ -94,6 +96,10 @@ var observed = map[string]metric{
 	relayRefused:     {reason, "Connections and datagrams that the relay of mode userspace refused, by why."},
 	standby:          {nil, "1 while another service proxy programs the node in place of this one, else 0."},
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
+	// With countTraffic only. MostNamed of package traffic bounds the Services.
+	serviceConnections: {carried, "Connections that Services took, by Service for those with the most; without a name, those of all others together."},
+	servicePackets:     {directed, "Packets that Services carried, in to endpoints and out from them, by Service like the connections."},
+	serviceBytes:       {directed, "Bytes that Services carried, like the packets."},
 }
 
 // Names of gauges about iptables.
@@ -123,6 +129,9 @@ const (
 	silentWatches       = "source_silent_watches_total"
 	standby             = "standby"
 	condition           = "condition"
+	serviceConnections  = "service_connections_total"
+	servicePackets      = "service_packets_total"
+	serviceBytes        = "service_bytes_total"
 	relayFiles          = "relay_open_files"
 	relayFilesLimit     = "relay_open_files_limit"
 	relayRefused        = "relay_refused_total"

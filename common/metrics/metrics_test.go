@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/traffic"
 )
 
 // seconds are the buckets of most durations.
@@ -103,6 +104,9 @@ var documented = map[string]string{
 	"kubeproxy_unserved_services":                            "GAUGE{reason}",
 	"kubeproxy_events_written_total":                         "COUNTER{}",
 	"kubeproxy_events_dropped_total":                         "COUNTER{reason}",
+	"kubeproxy_service_connections_total":                    "COUNTER{namespace,service}",
+	"kubeproxy_service_packets_total":                        "COUNTER{direction,namespace,service}",
+	"kubeproxy_service_bytes_total":                          "COUNTER{direction,namespace,service}",
 }
 
 var (
@@ -129,6 +133,11 @@ func fed() *Metrics {
 			Packets:       &Packets{Invalid: 5, Loopback: 6},
 			Relay:         &Relay{Open: 8, Limit: 9, Refused: map[string]uint64{"loop": 1}},
 			Localhost:     map[service.Family]Localhost{service.IPv4: {Listeners: 2, Failures: 1}},
+			Traffic: &traffic.Named{
+				Counted:  traffic.Kinds{Packets: true, Bytes: true},
+				Services: []traffic.Service{{Namespace: "shop", Name: "web", Counts: traffic.Counts{Connections: 7, BytesIn: 9}}},
+				Rest:     traffic.Counts{Connections: 3},
+			},
 		}
 	})
 	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)

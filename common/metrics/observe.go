@@ -10,6 +10,7 @@ import (
 
 	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
+	"kubeproxy/common/traffic"
 )
 
 // observer computes values at each scrape, so that rounds do not count what may never be
@@ -86,6 +87,9 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	if r := now.Relay; r != nil {
 		o.collectRelay(to, r)
 	}
+	if t := now.Traffic; t != nil {
+		o.collectTraffic(to, t)
+	}
 	o.collectLocalhost(to, now.Localhost)
 	set(standby, boolValue(now.Standby))
 	for _, name := range now.Conditions {
@@ -105,6 +109,24 @@ func (o *observer) collectLocalhost(to chan<- prometheus.Metric, all map[service
 	for f, l := range all {
 		to <- prometheus.MustNewConstMetric(o.descs[localhostListeners], prometheus.GaugeValue, float64(l.Listeners), f.String())
 		to <- prometheus.MustNewConstMetric(o.descs[localhostFailures], prometheus.CounterValue, float64(l.Failures), f.String())
+	}
+}
+
+// collectTraffic sets the metrics of what Services carried.
+func (o *observer) collectTraffic(to chan<- prometheus.Metric, t *traffic.Named) {
+	set := func(name string, n uint64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.CounterValue, float64(n), printables(labels)...)
+	}
+	for _, s := range append(t.Services, traffic.Service{Counts: t.Rest}) {
+		set(serviceConnections, s.Connections, s.Namespace, s.Name)
+		if t.Counted.Packets {
+			set(servicePackets, s.PacketsIn, s.Namespace, s.Name, "in")
+			set(servicePackets, s.PacketsOut, s.Namespace, s.Name, "out")
+		}
+		if t.Counted.Bytes {
+			set(serviceBytes, s.BytesIn, s.Namespace, s.Name, "in")
+			set(serviceBytes, s.BytesOut, s.Namespace, s.Name, "out")
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
+	"kubeproxy/common/traffic"
 )
 
 // Options configure Metrics.
@@ -48,6 +49,7 @@ type Observation struct {
 	Tracked       *Tracked       // nil where unknown
 	Packets       *Packets       // nil if no iptables rules count packets
 	Relay         *Relay         // nil if the process relays no connections
+	Traffic       *traffic.Named // nil if nothing is counted
 	// Localhost has the families whose loopback address has listeners.
 	Localhost map[service.Family]Localhost
 }

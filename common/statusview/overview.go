@@ -34,15 +34,15 @@ func (p *printer) overview(d *Answer) {
 
 func healthCell(r *health.Report) cell {
 	if r.Healthy && len(r.Blocked) > 0 {
-		return cell{"not healthy, as traffic is blocked by " + sanitize(strings.Join(r.Blocked, ", ")), red}
+		return painted("not healthy, as traffic is blocked by "+sanitize(strings.Join(r.Blocked, ", ")), red)
 	}
 	if r.Healthy && failing(r) {
-		return cell{"failing", yellow}
+		return painted("failing", yellow)
 	}
 	if r.Healthy {
-		return cell{"healthy", green}
+		return painted("healthy", green)
 	}
-	return cell{"not healthy", red}
+	return painted("not healthy", red)
 }
 
 func (p *printer) families(r *health.Report) {
@@ -52,11 +52,11 @@ func (p *printer) families(r *health.Report) {
 		if !ok {
 			continue
 		}
-		state, pending, reason := cell{"healthy", green}, "none", s.Reason
+		state, pending, reason := painted("healthy", green), "none", s.Reason
 		if !s.Healthy {
-			state = cell{"not healthy", red}
+			state = painted("not healthy", red)
 		} else if s.Failing {
-			state = cell{"failing", yellow}
+			state = painted("failing", yellow)
 		}
 		if s.OldestPending != nil {
 			pending = p.ago(*s.OldestPending)
@@ -66,7 +66,7 @@ func (p *printer) families(r *health.Report) {
 		}
 		rows = append(rows, []cell{
 			plain(f.String()), state, number(int(s.Generation)), plain(p.ago(s.LastUpdated)), plain(pending),
-			number(s.FailedPorts), number(s.DriftFound), number(s.DriftRepaired), plain(p.truncate(reason)),
+			number(s.FailedPorts), number(s.DriftFound), number(s.DriftRepaired), plain(sanitize(reason)),
 		})
 	}
 	p.table("", "FAMILY|HEALTH|IN FORCE|LAST GOOD ROUND|OLDEST PENDING|FAILED PORTS|DRIFT FOUND|REPAIRED|WHY NOT", rows)
@@ -77,17 +77,17 @@ func number(n int) cell { return plain(fmt.Sprint(n)) }
 func (p *printer) sources(r *health.Report) {
 	var rows [][]cell
 	for _, s := range r.Sources {
-		state, contact := cell{"synced", green}, ""
+		state, contact := painted("synced", green), ""
 		switch {
 		case !s.Synced:
-			state = cell{"not synced", red}
+			state = painted("not synced", red)
 		case s.Stale:
-			state = cell{"stale", yellow}
+			state = painted("stale", yellow)
 		}
 		if s.LastContact != nil {
 			contact = p.ago(*s.LastContact)
 		}
-		rows = append(rows, []cell{plain(sanitize(s.Name)), state, plain(contact), plain(p.truncateMiddle(sourceError(s)))})
+		rows = append(rows, []cell{plain(sanitize(s.Name)), state, plain(contact), plain(sanitize(sourceError(s)))})
 	}
 	if rows != nil {
 		p.line("")
@@ -110,7 +110,7 @@ func (p *printer) conditions(r *health.Report) {
 		if slices.Contains(r.Blocked, name) {
 			colour = red
 		}
-		rows = append(rows, []cell{{sanitize(name), colour}, plain(sanitize(r.Conditions[name]))})
+		rows = append(rows, []cell{painted(sanitize(name), colour), plain(sanitize(r.Conditions[name]))})
 	}
 	if rows != nil {
 		p.line("")
@@ -144,27 +144,4 @@ func (n Summary) text(listed int) string {
 		text += fmt.Sprintf("; %d listed", listed)
 	}
 	return text
-}
-
-// maxMessage is how much of a message a table shows.
-const maxMessage = 100
-
-// truncate converts a message to one line, and shortens it unless all is to be shown.
-func (p *printer) truncate(s string) string {
-	s = sanitize(s)
-	if r := []rune(s); !p.wide && len(r) > maxMessage {
-		return string(r[:maxMessage]) + " ..."
-	}
-	return s
-}
-
-// truncateMiddle shortens the error of a source in its middle. Such an error begins with
-// the request and ends with the result.
-func (p *printer) truncateMiddle(s string) string {
-	s = sanitize(s)
-	const head = 34
-	if r := []rune(s); !p.wide && len(r) > maxMessage {
-		return string(r[:head]) + " ... " + string(r[len(r)-(maxMessage-head):])
-	}
-	return s
 }

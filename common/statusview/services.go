@@ -24,7 +24,7 @@ func (p *printer) list(all []servicestate.Service) {
 		row := []cell{
 			plain(sanitize(s.Namespace + "/" + s.Name)), plain(p.truncateList(portsOf(s))), plain(kindOf(s)), plain(p.truncateList(addressesOf(s))),
 			plain(strings.Join(familyNames(s), ",")), stateOf(s), plain(rangeText(s, func(x servicestate.Port) int { return x.Endpoints })),
-			{}, plain(p.since(since)), {}, plain(p.truncate(problemText(s))),
+			{}, plain(p.since(since)), {}, plain(sanitize(problemText(s))),
 		}
 		if p.wide {
 			row[7] = plain(rangeText(s, func(x servicestate.Port) int { return x.LocalEndpoints }))
@@ -51,15 +51,15 @@ func (p *printer) truncateList(words []string) string {
 func stateOf(s *servicestate.Service) cell {
 	switch {
 	case s.State == servicestate.Failed || s.State == servicestate.Skipped:
-		return cell{sanitize(string(s.State)), red}
+		return painted(sanitize(string(s.State)), red)
 	case s.State != servicestate.Programmed:
-		return cell{sanitize(string(s.State)), yellow}
+		return painted(sanitize(string(s.State)), yellow)
 	case len(s.Problems) > 0:
-		return cell{"in part", yellow}
+		return painted("in part", yellow)
 	case unserved(s), healthCheckUnanswered(s):
-		return cell{"programmed", yellow}
+		return painted("programmed", yellow)
 	}
-	return cell{"programmed", green}
+	return painted("programmed", green)
 }
 
 // portsOf returns ports such as "80/TCP", each once.
@@ -248,9 +248,9 @@ func (p *printer) service(s *servicestate.Service) {
 	}
 	p.endpoints(s)
 	if h := s.HealthCheck; h != nil {
-		answer := cell{"an answer", green}
+		answer := painted("an answer", green)
 		if healthCheckUnanswered(s) {
-			answer = cell{"no answer: " + sanitize(h.Error), yellow}
+			answer = painted("no answer: "+sanitize(h.Error), yellow)
 		}
 		p.line("")
 		p.table("  ", "HEALTH CHECK|READY HERE|LOAD BALANCERS GET", [][]cell{{plain(fmt.Sprintf("node:%d", h.Port)), number(h.LocalEndpoints), answer}})
@@ -301,9 +301,9 @@ func endpointRow(p *servicestate.Port, e servicestate.Endpoint) []cell {
 // used says whether an endpoint gets new connections.
 func used(u servicestate.Use) cell {
 	if u.Used {
-		return cell{"yes", green}
+		return painted("yes", green)
 	}
-	return cell{"no", yellow}
+	return painted("no", yellow)
 }
 
 // notes prints where the programmed state differs from the spec, with the ports and
@@ -326,12 +326,12 @@ func frontendRow(p *servicestate.Port, f servicestate.Frontend) []cell {
 	if f.Address == "" {
 		address = fmt.Sprintf("node:%d", f.Port)
 	}
-	clients := cell{"served", green}
+	clients := painted("served", green)
 	switch {
 	case p.Since == nil:
-		clients = cell{"not in force", red}
+		clients = painted("not in force", red)
 	case f.Reason != "":
-		clients = cell{sanitize(reasonText(f)), yellow}
+		clients = painted(sanitize(reasonText(f)), yellow)
 	}
 	return []cell{
 		plain(address), plain(cmp.Or(sanitize(p.Port), "-")), plain(sanitize(f.Kind)), plain(sanitize(f.Policy)), number(f.Endpoints), clients,

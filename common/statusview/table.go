@@ -6,29 +6,19 @@ package statusview
 import (
 	"bytes"
 	"fmt"
-	"strings"
 	"time"
-	"unicode/utf8"
-)
 
-// colour is how a terminal shows a word; the zero value is plain.
-type colour string
-
-const (
-	green  colour = "\x1b[32m"
-	yellow colour = "\x1b[33m"
-	red    colour = "\x1b[31m"
-	bold   colour = "\x1b[1m"
-	reset         = "\x1b[0m"
+	"kubeproxy/common/columns"
 )
 
 // cell is a word in a table.
-type cell struct {
-	text   string
-	colour colour
-}
+type cell = columns.Cell
 
-func plain(text string) cell { return cell{text: text} }
+const green, yellow, red = columns.Green, columns.Yellow, columns.Red
+
+func plain(text string) cell { return columns.Plain(text) }
+
+func painted(text string, c columns.Colour) cell { return cell{Text: text, Colour: c} }
 
 // printer collects what is printed.
 type printer struct {
@@ -41,50 +31,16 @@ func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.text, format
 
 // paint returns c with its colour.
 func (p *printer) paint(c cell) string {
-	if !p.colour || c.colour == "" {
-		return c.text
+	if p.colour {
+		return c.Painted()
 	}
-	return string(c.colour) + c.text + reset
+	return c.Text
 }
 
-// columnGap is the least distance of two columns.
-const columnGap = 2
-
-// table prints rows in columns as wide as they need, the last one ragged. A column that
-// is empty in every row but the head is left out.
+// table prints rows. A long text in the last column is wrapped unless the format is wide.
 func (p *printer) table(indent, head string, rows [][]cell) {
-	titles := strings.Split(head, "|")
-	all := make([][]cell, 1, len(rows)+1)
-	for _, title := range titles {
-		all[0] = append(all[0], cell{title, bold})
-	}
-	all = append(all, rows...)
-	widths := make([]int, len(titles))
-	for _, row := range rows {
-		for i, c := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c.text))
-		}
-	}
-	for i, title := range titles {
-		if widths[i] > 0 {
-			widths[i] = max(widths[i], len(title))
-		}
-	}
-	for _, row := range all {
-		p.text.WriteString(indent)
-		blank := 0 // pending, so that no line ends in blanks
-		for i, c := range row {
-			if widths[i] == 0 {
-				continue
-			}
-			if c.text != "" {
-				p.text.WriteString(strings.Repeat(" ", blank) + p.paint(c))
-				blank = 0
-			}
-			blank += widths[i] - utf8.RuneCountInString(c.text) + columnGap
-		}
-		p.text.WriteByte('\n')
-	}
+	t := columns.Table{Indent: indent, Head: head, Rows: rows, Colours: p.colour, OneLine: p.wide}
+	t.Write(&p.text)
 }
 
 // ago returns how long t is past.

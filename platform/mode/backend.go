@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/traffic"
 )
 
 // RelayCondition is the name of the condition that listeners lack a resource.
@@ -40,6 +41,9 @@ type Backend struct {
 	Localhost Localhost
 	// Conntrack, if set, follows each round whose rules are at least partly in force.
 	Conntrack Conntrack
+	// Traffic, if set, reads what connections carry. It is set if the configuration asks
+	// for that and the mode can.
+	Traffic traffic.Reader
 	// RegisterMetrics, if set, receives the metrics in which the mode counts what only it
 	// does.
 	RegisterMetrics func(*metrics.Metrics)

@@ -87,10 +87,7 @@ func (r *runner) open() error {
 	if r.family == service.IPv6 {
 		proto = iptables.ProtocolIPv6
 	}
-	r.name = command(r.family)
-	if r.dir == "" {
-		r.name = commandPrefix(r.family)
-	}
+	r.chooseName()
 	ipt, err := iptables.New(iptables.IPFamily(proto), iptables.Path(r.path("")))
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("the command %s is missing: install iptables", command(r.family))
@@ -119,6 +116,14 @@ func (r *runner) open() error {
 	r.lock = newLock(r.path("-restore"))
 	r.monitor, err = newLegacyMonitor(r.family, r.role, r.lock)
 	return err
+}
+
+// chooseName sets the name of the commands.
+func (r *runner) chooseName() {
+	r.name = command(r.family)
+	if r.dir == "" {
+		r.name = commandPrefix(r.family)
+	}
 }
 
 // resolvePrograms records which programs the commands are now.

@@ -78,7 +78,7 @@ func (l layout) groups(w endpointList) []group {
 // because the kernel cannot change the timeout of an existing map.
 func clientSet(p *service.Port, w endpointList, port uint16) *set {
 	name := objectName(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
-	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity}
+	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity, limit: clientLimit}
 }
 
 func memberSet(p *service.Port, w endpointList) *set {

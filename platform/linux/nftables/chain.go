@@ -78,7 +78,7 @@ func gotoVerdict(name string) verdict { return verdict{verdictGoto, name} }
 // ensures that each chain refers only to chains before it and to sets.
 func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 	bit := o.mark()
-	return append(filterChains(o), []*chain{
+	return append(append(filterChains(o), countChains(o)...), []*chain{
 		{name: refuseChain, rules: []rule{
 			{isProto{service.TCP}, reject{tcp: true}},
 			{reject{}},
@@ -99,8 +99,8 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 		}},
 		{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
 		{name: "output", hook: &hook{name: "output", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
-		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: []rule{{translated{}, jumpVerdict(rememberChain)}}},
-		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(unallocatedRules(f, node),
+		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: append(countingRules(o), rule{translated{}, jumpVerdict(rememberChain)})},
+		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(append(unallocatedRules(f, node), countingRules(o)...),
 			rule{translated{}, jumpVerdict(rememberChain)},
 			rule{marked{bit}, unmark{bit}, masquerade{}},
 			rule{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},

@@ -118,7 +118,7 @@ func (c *comparison) plan() *plan {
 		c.next.shared.add(p, 1)
 	}
 	c.next.classes = c.next.classes.union(c.observedClasses())
-	for _, s := range baseSets {
+	for _, s := range o.sets() {
 		c.addSet(&c.baseOps, s)
 	}
 	for _, x := range append(baseChains(f, c.want.Node, c.backend.effectiveOptions()), c.next.classes.chains(o)...) {

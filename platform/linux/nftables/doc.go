@@ -40,6 +40,8 @@ type Options struct {
 	// accept packets outside of the window as valid, see
 	// https://docs.kernel.org/networking/nf_conntrack-sysctl.html.
 	DropInvalid bool
+	// CountConnections counts connections, see Counters.
+	CountConnections bool
 }
 
 func (o Options) table() string { return cmp.Or(o.Table, TableName) }

@@ -179,8 +179,8 @@ func (e *encoder) describe(s *set) {
 		return
 	}
 	desc := e.Nest(unix.NFTA_SET_DESC)
-	if n := s.size(); n != 0 {
-		e.Uint32(unix.NFTA_SET_DESC_SIZE, n)
+	if s.limit != 0 {
+		e.Uint32(unix.NFTA_SET_DESC_SIZE, s.limit)
 	}
 	if s.interval {
 		concat := e.Nest(setDescConcat)

@@ -41,6 +41,10 @@ func expressions(s statement, family service.Family) ([]expr.Any, error) {
 		return append(append(load([]field{origSaddr}, 0, 0, family), load(targetFields[:1], 4, 0, family)...), &expr.Dynset{
 			SrcRegKey: register(0), SrcRegData: register(4), SetName: s.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE,
 		}), nil
+	case countConnection:
+		return append(load(countedFields, 0, 0, family), &expr.Dynset{
+			SrcRegKey: register(0), SetName: s.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{&expr.Counter{}},
+		}), nil
 	case verdict:
 		return []expr.Any{verdictExpr(s)}, nil
 	case mark, unmark, marked:

@@ -199,6 +199,8 @@ func (t *fakeTable) checkReferences(s statement) error {
 		in = s.in
 	case recordClient:
 		in = s.in
+	case countConnection:
+		in = s.in
 	case verdict:
 		if s.chain != "" && t.chains[s.chain] == nil {
 			return fmt.Errorf("no chain %s: %w", s.chain, errNone)

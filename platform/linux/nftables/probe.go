@@ -26,7 +26,7 @@ type kernelFeature struct {
 
 // kernelFeatures lists what a table for f needs, dependencies first.
 func kernelFeatures(f service.Family) []kernelFeature {
-	clients := &set{name: "clients", kind: addrMap, key: clientKey, timeout: time.Hour}
+	clients := &set{name: "clients", kind: addrMap, key: clientKey, timeout: time.Hour, limit: clientLimit}
 	nat := func(rules ...rule) *chain {
 		return &chain{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: rules}
 	}

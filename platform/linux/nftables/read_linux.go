@@ -72,6 +72,9 @@ func (r *reader) read() error {
 		return fmt.Errorf("list sets: %w", err)
 	}
 	for name, s := range r.table.sets {
+		if name == connections.name {
+			continue // rules fill it, and nothing depends on what it holds
+		}
 		if err := r.elements(name, s); err != nil {
 			return fmt.Errorf("list elements of set %s: %w", name, err)
 		}

@@ -75,7 +75,7 @@ func newDocument(f service.Family, want *service.Snapshot, o Options) *document 
 // chains of size classes stay. t is nil if there is none.
 func documentAfter(t *table, f service.Family, want *service.Snapshot, o Options) *document {
 	d := &document{Family: tableFamily(f), Name: o.table(), family: f}
-	d.sets = slices.Clone(baseSets)
+	d.sets = slices.Clone(o.sets())
 	d.chains = baseChains(f, want.Node, o)
 	need := baseClasses
 	var before *comparison

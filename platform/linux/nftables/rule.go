@@ -49,6 +49,8 @@ type (
 	}
 	// recordClient records or refreshes the endpoint of the connection's client.
 	recordClient struct{ in *set }
+	// countConnection counts a connection by countedFields.
+	countConnection struct{ in *set }
 	// toPort matches a destination port.
 	toPort struct{ port uint16 }
 	// within matches if a field is in a prefix. With not it matches if it is not.
@@ -134,6 +136,10 @@ func (s affinityDNAT) text(f service.Family) string {
 
 func (r recordClient) text(f service.Family) string {
 	return fmt.Sprintf("update @%s { %s : %s }", r.in.name, origSaddr.text(f), daddr.text(f))
+}
+
+func (c countConnection) text(f service.Family) string {
+	return fmt.Sprintf("update @%s { %s counter }", c.in.name, typeof(countedFields, f))
 }
 
 func (p toPort) text(f service.Family) string { return fmt.Sprintf("%s %d", dport.text(f), p.port) }

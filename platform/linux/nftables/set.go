@@ -28,9 +28,10 @@ type set struct {
 	key  []field
 	// interval means that each element is a range in its last field.
 	interval bool
-	// timeout, if not 0, makes a map that only rules fill. Its elements expire that long
-	// after their last use.
+	// timeout, if not 0, makes a set that only rules fill. Its elements expire that long
+	// after their last use, and there are at most limit.
 	timeout time.Duration
+	limit   uint32
 }
 
 // clientLimit bounds the clients that one Service port records. The kernel allocates them
@@ -111,7 +112,7 @@ func (s *set) text(family service.Family) string {
 	}
 	b.WriteString("\n")
 	if s.timeout != 0 {
-		fmt.Fprintf(&b, "\t\tsize %d\n\t\tflags dynamic,timeout\n\t\ttimeout %s\n", clientLimit, seconds(s.timeout))
+		fmt.Fprintf(&b, "\t\tsize %d\n\t\tflags dynamic,timeout\n\t\ttimeout %s\n", s.limit, seconds(s.timeout))
 	}
 	if s.interval {
 		b.WriteString("\t\tflags interval\n")

@@ -28,14 +28,6 @@ func (s *set) flags() uint32 {
 	return flags
 }
 
-// size returns the maximum number of elements of s, 0 for no limit.
-func (s *set) size() uint32 {
-	if s.timeout != 0 {
-		return clientLimit
-	}
-	return 0
-}
-
 // setSpec holds the properties of a set, in numbers that do not depend on the system. The
 // kernel fixes most of them. A size can change later, see
 // https://git.kernel.org/torvalds/c/97c976d662fb.
@@ -51,7 +43,7 @@ type setSpec struct {
 func (s *set) spec(f service.Family) setSpec {
 	return setSpec{
 		flags: s.flags(), key: keySize(s.key, f), value: keySize(s.valueFields(), f), verdicts: s.kind == verdictMap,
-		timeout: uint64(s.timeout.Milliseconds()), size: s.size(),
+		timeout: uint64(s.timeout.Milliseconds()), size: s.limit,
 	}
 }
 

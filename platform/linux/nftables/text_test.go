@@ -28,6 +28,9 @@ func TestStatementTexts(t *testing.T) {
 		{dnat{slotKey, 3, endpoints}, "dnat ip to numgen random mod 3 map @endpoints", "dnat ip6 to numgen random mod 3 map @endpoints"},
 		{affinityDNAT{clients, 8080}, "dnat ip to ip saddr map @clients : 8080", "dnat ip6 to ip6 saddr map @clients : 8080"},
 		{recordClient{clients}, "update @clients { ct original ip saddr : ip daddr }", "update @clients { ct original ip6 saddr : ip6 daddr }"},
+		{countConnection{connections},
+			"update @connections { ct original ip daddr . meta l4proto . ct original proto-dst . ip daddr . th dport counter }",
+			"update @connections { ct original ip6 daddr . meta l4proto . ct original proto-dst . ip6 daddr . th dport counter }"},
 		{toPort{53}, "th dport 53", ""},
 		{within{saddr, prefix("10.0.0.0/8"), false}, "ip saddr 10.0.0.0/8", "ip6 saddr 10.0.0.0/8"},
 		{within{daddr, prefix("192.0.2.1/32"), true}, "ip daddr != 192.0.2.1", "ip6 daddr != 192.0.2.1"},
@@ -69,7 +72,7 @@ func TestSetTexts(t *testing.T) {
 		{clusterIPs, "\tset cluster-ips {\n\t\ttypeof ip6 daddr\n"},
 		{sources, "\tset sources {\n\t\ttypeof ip6 daddr . meta l4proto . th dport . ip6 saddr\n\t\tflags interval\n"},
 		{
-			&set{name: "c", kind: addrMap, key: clientKey, timeout: 3 * time.Hour},
+			&set{name: "c", kind: addrMap, key: clientKey, timeout: 3 * time.Hour, limit: clientLimit},
 			"\tmap c {\n\t\ttypeof ip6 saddr : ip6 daddr\n\t\tsize 1048576\n\t\tflags dynamic,timeout\n\t\ttimeout 10800s\n",
 		},
 	} {

@@ -122,7 +122,7 @@ func (t *tracer) statement(s statement) result {
 	case masquerade:
 		t.masq = true
 		return final
-	case recordClient:
+	case recordClient, countConnection:
 	default:
 		if !t.matches(s) {
 			return noMatch

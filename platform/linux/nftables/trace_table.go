@@ -224,6 +224,7 @@ var purposes = map[string]string{
 	dispatchChain:      "look for the Service of the address",
 	nodePortChain:      "the address is the node's: look for the NodePort",
 	unallocatedChain:   "drop what no Service has",
+	countChain:         "count the connection",
 }
 
 var prefixPurposes = []struct{ prefix, text string }{

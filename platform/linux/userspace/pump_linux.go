@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -83,8 +84,9 @@ func (m *copier) buffer() *[bufferSize]byte {
 	return new([bufferSize]byte)
 }
 
-// pump copies from src to dst until the end of src, which is no error.
-func (m *copier) pump(dst, src *net.TCPConn) error {
+// pump copies from src to dst until the end of src, which is no error. It adds the number
+// of bytes to copied, unless that is nil.
+func (m *copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
 	to, err := dst.SyscallConn()
 	if err != nil {
 		return err
@@ -97,7 +99,7 @@ func (m *copier) pump(dst, src *net.TCPConn) error {
 		return err
 	}
 	for {
-		c := chunk{copier: m, from: from, to: to, dst: dst}
+		c := chunk{copier: m, from: from, to: to, dst: dst, copied: copied}
 		if more, err := c.move(); err != nil || !more {
 			return err
 		}
@@ -109,6 +111,7 @@ type chunk struct {
 	copier   *copier
 	from, to syscall.RawConn
 	dst      *net.TCPConn
+	copied   *atomic.Uint64
 	n        int
 	err      error
 	pipe     pipe
@@ -125,6 +128,7 @@ func (c *chunk) move() (more bool, err error) {
 		c.release()
 		return false, c.err
 	}
+	add(c.copied, c.n)
 	if c.buffer != nil {
 		_, err := c.dst.Write(c.buffer[:c.n])
 		c.release()

@@ -8,6 +8,7 @@ package userspace
 import (
 	"io"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -15,9 +16,11 @@ import (
 // copier copies data between sockets.
 type copier struct{ limits *Limits }
 
-// pump copies from src to dst until the end of src, which is no error.
-func (*copier) pump(dst, src *net.TCPConn) error {
-	_, err := io.Copy(dst, src)
+// pump copies from src to dst until the end of src, which is no error. It adds the number
+// of bytes to copied, unless that is nil.
+func (*copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
+	n, err := io.Copy(dst, src)
+	add(copied, int(n))
 	return err
 }
 

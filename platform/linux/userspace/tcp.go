@@ -51,6 +51,7 @@ type relay struct {
 	dialTimeouts []time.Duration
 	// unreached, if not nil, is called for each client that could not be served.
 	unreached func(*target, error)
+	ledger    *ledger // nil if nothing is counted
 }
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
@@ -156,17 +157,18 @@ func (l *tcpListener) serve(client *net.TCPConn, hops int) {
 			reset(server)
 		})
 	}
+	a := l.ledger.connect(l.target, server.RemoteAddr().(*net.TCPAddr).AddrPort())
 	var up sync.WaitGroup
-	up.Go(func() { l.copyOneWay(server, client, abort) })
-	l.copyOneWay(client, server, abort)
+	up.Go(func() { l.copyOneWay(server, client, a.in(), abort) })
+	l.copyOneWay(client, server, a.out(), abort)
 	up.Wait()
 	_ = client.Close()
 	_ = server.Close()
 }
 
-// copyOneWay forwards the data of src, including its end.
-func (r *relay) copyOneWay(dst, src *net.TCPConn, abort func()) {
-	err := r.copier.pump(dst, src)
+// copyOneWay forwards the data of src, including its end, and adds its size to copied.
+func (r *relay) copyOneWay(dst, src *net.TCPConn, copied *atomic.Uint64, abort func()) {
+	err := r.copier.pump(dst, src, copied)
 	if err == nil {
 		err = dst.CloseWrite()
 	}

@@ -42,6 +42,7 @@ type session struct {
 	// requests counts the datagrams of the client. answeredRequests is its value before
 	// the latest reply was sent.
 	requests, answeredRequests atomic.Uint64
+	account                    *account
 }
 
 // packet is a buffer for one datagram of any size. A waiting socket holds none.
@@ -132,6 +133,7 @@ func (l *udpListener) forward(from netip.AddrPort, p *packet, n int) {
 		s.lastActive.Store(time.Now().UnixNano())
 		s.requests.Add(1)
 		if _, err := s.socket.Write(p.data[:n]); err == nil {
+			add(s.account.in(), n)
 			return
 		} else if !s.endOnError(err) {
 			return
@@ -162,7 +164,7 @@ func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 		}
 		return nil
 	}
-	s := &session{listener: l, client: client, endpoint: e, socket: c, claim: claim}
+	s := &session{listener: l, client: client, endpoint: e, socket: c, claim: claim, account: l.ledger.connect(l.target, e)}
 	l.sessions[client] = s
 	s.lastActive.Store(time.Now().UnixNano())
 	go s.relayReplies()
@@ -195,6 +197,7 @@ func (s *session) relayReplies() {
 		if err == nil {
 			requests := s.requests.Load()
 			_, _ = l.socket.WriteToUDPAddrPort(p.data[:n], s.client) // a datagram may be lost
+			add(s.account.out(), n)
 			s.lastActive.Store(time.Now().UnixNano())
 			s.answeredRequests.Store(requests)
 		}

@@ -66,6 +66,12 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 		p.reports.Run(ctx)
 		return nil
 	})
+	if c := p.selected.traffic; c != nil {
+		group.Go(func() error {
+			c.Run(ctx)
+			return nil
+		})
+	}
 	defer p.runLease(ctx, r.loops)()
 	for _, m := range members {
 		m.start(ctx, group)
@@ -103,6 +109,7 @@ func (s System) newProxy(ctx context.Context, o *Options, process Process, c *co
 	LimitMemory(log, os.DirFS("/"), selected.Descriptor)
 	logStart(log, o, process, selected)
 	tracker := track.New(TrackOptions(selected.Descriptor, c, node))
+	selected.traffic = newCollector(selected, tracker)
 	p := &proxy{
 		options: o, process: process, system: s, node: node, active: newActiveConfig(o.Flags.Config, c), selected: selected, request: request,
 		source: from, tracker: tracker, reports: s.newReports(selected, report.Options{Node: node, Build: process.Build, API: apiOf(from), Sources: sources, Tracker: tracker, Log: log}),

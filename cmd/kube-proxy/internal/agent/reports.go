@@ -50,7 +50,7 @@ func apiOf(from source.Source) *rest.Config {
 // observe adds to seen what the backends count.
 func (x *Selected) observe(seen *metrics.Observation) {
 	seen.Packets, seen.Relay = packetMetrics(x.Backends), relayMetrics(x.Backends)
-	seen.Localhost = localhostMetrics(x.Backends)
+	seen.Localhost, seen.Traffic = localhostMetrics(x.Backends), x.named()
 }
 
 func featureMetrics(c *config.Config) []metrics.Feature {

@@ -15,6 +15,7 @@ import (
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
+	"kubeproxy/common/traffic"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
@@ -30,6 +31,7 @@ type Selected struct {
 	Unavailable map[service.Family]string
 	// conditions carries what the dataplane reports to the Reports that are made later.
 	conditions *report.DataplaneConditions
+	traffic    *traffic.Collector // nil if nothing is counted
 }
 
 // Candidate is a mode that may be selected.

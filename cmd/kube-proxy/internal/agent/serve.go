@@ -84,6 +84,7 @@ func (p *proxy) admin() health.Admin {
 			}
 		}),
 		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Relays: p.selected.Relays}).Handler(),
+		Traffic: p.trafficHandler(),
 		Config:  func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{
 			Started: started, Version: p.process.Build.GitVersion, GoVersion: runtime.Version(), More: p.active.status,

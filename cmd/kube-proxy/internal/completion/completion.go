@@ -29,6 +29,7 @@ var completedValues = map[string]map[string][]string{
 	"render":         {"output": {mode.Text, mode.JSON}},
 	"service status": {"output": {"text", "json"}},
 	"status":         {"output": {string(statusview.Table), string(statusview.Wide), string(statusview.JSON)}},
+	"top":            {"output": {"table", "json"}, "sort": {"rate", "connections", "bytes", "name"}},
 }
 
 // Register makes shells complete the values of flags and arguments of cmd and its
@@ -47,7 +48,7 @@ func Register(cmd *cobra.Command, table mode.Table, version string) {
 		}
 	}
 	switch path {
-	case "status":
+	case "status", "top":
 		cmd.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp

@@ -32,7 +32,7 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		if err != nil {
 			return nil, err
 		}
-		return &mode.Backend{
+		x := &mode.Backend{
 			Backend: b, Family: f,
 			Audit:  func() (reconcile.Backend, error) { return iptables.New(f, Options(s.Config)) },
 			Tracer: func() (mode.Tracer, error) { return iptables.New(f, Options(s.Config)) },
@@ -40,7 +40,11 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 				p, err := b.Packets(ctx)
 				return metrics.Packets(p), err
 			},
-		}, nil
+		}
+		if s.Config.CountTraffic {
+			x.Traffic = iptables.NewCounters(f, Options(s.Config))
+		}
+		return x, nil
 	})
 }
 

@@ -31,10 +31,14 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
 		create := func() (reconcile.Backend, error) { return ipvs.New(f, options(s.Config)) }
 		b, err := create()
-		return &mode.Backend{
+		x := &mode.Backend{
 			Backend: b, Family: f, Audit: create,
 			Tracer: func() (mode.Tracer, error) { return ipvs.New(f, options(s.Config)) },
-		}, err
+		}
+		if s.Config.CountTraffic && err == nil {
+			x.Traffic, err = ipvs.NewCounters(f)
+		}
+		return x, err
 	})
 }
 

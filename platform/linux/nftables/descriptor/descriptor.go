@@ -38,7 +38,7 @@ func section(c *config.Config) mode.Section {
 }
 
 func options(c *config.Config) nftables.Options {
-	return nftables.Options{Table: nftables.TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal}
+	return nftables.Options{Table: nftables.TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal, CountConnections: c.CountTraffic}
 }
 
 func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {

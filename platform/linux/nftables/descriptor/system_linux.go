@@ -29,10 +29,14 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
 		create := func() (reconcile.Backend, error) { return nftables.New(f, options(s.Config)) }
 		b, err := create()
-		return &mode.Backend{
+		x := &mode.Backend{
 			Backend: b, Family: f, Audit: create,
 			Tracer: func() (mode.Tracer, error) { return nftables.New(f, options(s.Config)) },
-		}, err
+		}
+		if s.Config.CountTraffic && err == nil {
+			x.Traffic, err = nftables.NewCounters(f, options(s.Config))
+		}
+		return x, err
 	})
 }
 

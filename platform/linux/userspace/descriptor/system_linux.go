@@ -47,6 +47,9 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 			Audit:  func() (reconcile.Backend, error) { return userspace.NewAudit(f, options(s.Config)) },
 			Tracer: func() (mode.Tracer, error) { return userspace.NewTracer(b) },
 		}
+		if s.Config.CountTraffic {
+			x.Traffic = b.CountTraffic()
+		}
 		if f == service.IPv6 {
 			mark := 1 << *s.Config.IPTables.MasqueradeBit // bypasses the rules that redirect to the listeners of b
 			x.Localhost = userspace.NewLocalhost(f, mark, userspace.LocalhostParts{

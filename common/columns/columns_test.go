@@ -1,0 +1,55 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package columns
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func written(t *Table) string {
+	var b bytes.Buffer
+	t.Write(&b)
+	return b.String()
+}
+
+// TestColours checks that colours do not change where columns are.
+func TestColours(t *testing.T) {
+	plain := &Table{Head: "X|Y", Rows: [][]Cell{{{Text: "a", Colour: Red}, Plain("b")}, {{Text: "long", Colour: Green}, Plain("c")}}}
+	colours := *plain
+	colours.Colours = true
+	bare := strings.NewReplacer(string(Red), "", string(Green), "", string(Bold), "", reset, "").Replace(written(&colours))
+	if want := "X     Y\na     b\nlong  c\n"; written(plain) != want || bare != want || !strings.Contains(written(&colours), string(Red)+"a"+reset) {
+		t.Errorf("plain:\n%s\ncoloured:\n%q", written(plain), written(&colours))
+	}
+}
+
+// TestTables checks where cells stand, and that a long text is wrapped and not cut.
+func TestTables(t *testing.T) {
+	number := func(s string) Cell { return Cell{Text: s, Right: true} }
+	long := strings.Repeat("word ", 30)
+	for name, tt := range map[string]struct {
+		table Table
+		want  string
+	}{
+		"an empty column": {Table{Head: "A|B|C", Rows: [][]Cell{{Plain("a"), {}, Plain("c")}}}, "A  C\na  c\n"},
+		"numbers": {Table{Indent: "  ", Head: "NAME|N|BYTES", Rows: [][]Cell{{Plain("a"), number("7"), number("1 kB")}, {Plain("bcdef"), number("1234"), number("9 B")}}},
+			"  NAME      N  BYTES\n  a         7   1 kB\n  bcdef  1234    9 B\n"},
+		"a long text": {Table{Head: "A|WHY", Rows: [][]Cell{{Plain("a"), Plain(strings.TrimSpace(long))}}},
+			"A  WHY\na  " + strings.TrimSpace(strings.Repeat("word ", 19)) + "\n   " + strings.TrimSpace(strings.Repeat("word ", 11)) + "\n"},
+		"no room": {Table{Head: "A|WHY", Rows: [][]Cell{{Plain(strings.Repeat("a", 90)), Plain("because of this one")}}},
+			"A" + strings.Repeat(" ", 91) + "WHY\n" + strings.Repeat("a", 90) + "\n    because of this one\n"},
+		"one line": {Table{Head: "A|WHY", OneLine: true, Rows: [][]Cell{{Plain("a"), Plain(strings.TrimSpace(long))}}},
+			"A  WHY\na  " + strings.TrimSpace(long) + "\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, written(&tt.table)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}

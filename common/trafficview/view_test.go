@@ -1,0 +1,151 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trafficview
+
+import (
+	"bytes"
+	"context"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/health"
+	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
+	"kubeproxy/common/traffic"
+)
+
+// shop is a dataplane with two Services, which carry more at each reading.
+type shop struct{ reads uint64 }
+
+func (*shop) Kinds() traffic.Kinds { return traffic.Kinds{Bytes: true} }
+
+func (d *shop) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
+	d.reads++
+	n := 1000 * (d.reads - 1)
+	return []traffic.Sample{
+		{Counter: counter("web", "10.244.0.1:8080"), Counts: traffic.Counts{Connections: n, BytesIn: 20 * n, BytesOut: 3000 * n}},
+		{Counter: counter("web", "10.244.0.2:8080"), Counts: traffic.Counts{Connections: 2 * n}},
+		{Counter: counter("db", "10.244.0.3:5432"), Counts: traffic.Counts{Connections: 1}},
+	}, nil
+}
+
+func name(s string) service.PortName {
+	return service.PortName{Namespace: "shop", Name: s, Port: "main", Protocol: service.TCP}
+}
+
+func counter(s, endpoint string) traffic.Counter {
+	return traffic.Counter{Name: name(s), Endpoint: netip.MustParseAddrPort(endpoint)}
+}
+
+func port(s string, endpoints ...string) *service.Port {
+	p := &service.Port{Name: name(s)}
+	for _, e := range endpoints {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.MustParseAddrPort(e)})
+	}
+	return p
+}
+
+// serve serves s as the metrics server does, and returns its address.
+func serve(t *testing.T, s *Server) string {
+	t.Helper()
+	h := httptest.NewServer(health.Admin{Mode: s.Mode, Traffic: s.Handler()}.Handler())
+	t.Cleanup(h.Close)
+	return strings.TrimPrefix(h.URL, "http://")
+}
+
+func shopServer() *Server {
+	want := service.New(1, &service.Node{}, []*service.Port{port("web", "10.244.0.1:8080", "10.244.0.2:8080"), port("db", "10.244.0.3:5432"), port("idle")})
+	return &Server{Mode: "userspace", Node: "node-a", Collector: &traffic.Collector{
+		Latest: func() *service.Snapshot { return want }, Readers: map[service.Family]traffic.Reader{service.IPv4: &shop{}},
+	}}
+}
+
+// TestFollow asks a proxy until there are three readings, the first of which has nothing.
+func TestFollow(t *testing.T) {
+	q := &Query{Query: statusview.Query{Server: serve(t, shopServer())}, Timeout: time.Minute, Interval: time.Millisecond, Endpoints: true}
+	var all []*Answer
+	err := q.Follow(t.Context(), func(a *Answer) (bool, error) {
+		all = append(all, a)
+		return len(all) < 2, nil
+	})
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%d answers, %v", len(all), err)
+	}
+	a := all[1]
+	if a.Services[0].Name != "web" || a.Services[0].Connections != 6000 || a.Services[0].Endpoints[0].Connections != 4000 || a.Total.BytesOut != 6e6 {
+		t.Errorf("%+v, want shop/web first, and its busy endpoint", a)
+	}
+	per, seconds := a.Services[0].PerSecond.Connections, a.Seconds
+	if got := per * seconds; got < 2999 || got > 3001 || seconds < 1 {
+		t.Errorf("%v a second over %v seconds, want 3000 in all", per, seconds)
+	}
+}
+
+// TestRefusals asks for what there is not.
+func TestRefusals(t *testing.T) {
+	for want, q := range map[string]*Query{
+		"no Service named none is known to the proxy in namespace shop": {Query: statusview.Query{Server: serve(t, shopServer()), Namespace: "shop", Name: "none"}},
+		"it does not count": {Query: statusview.Query{Server: serve(t, &Server{Lack: "it does not count"})}},
+	} {
+		q.Timeout = time.Minute
+		err := q.Follow(t.Context(), func(*Answer) (bool, error) { return false, nil })
+		if err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	q := &Query{Query: statusview.Query{Server: serve(t, shopServer()), Namespace: "shop", Name: "idle"}, Timeout: time.Minute}
+	if err := q.Follow(t.Context(), func(a *Answer) (bool, error) { return false, nil }); err != nil {
+		t.Errorf("a Service without traffic: %v", err)
+	}
+}
+
+// TestPrint compares what is printed.
+func TestPrint(t *testing.T) {
+	at := time.Date(2026, 7, 1, 12, 0, 10, 0, time.UTC)
+	a := &Answer{
+		Mode: "userspace", Node: "node-a", Time: at, Since: at.Add(-time.Hour), Seconds: 2, Counted: traffic.Kinds{Bytes: true},
+		Services: []Service{
+			{"shop", "web", Numbers{traffic.Counts{Connections: 123456, BytesIn: 999, BytesOut: 1234567}, &Rate{Connections: 9.75, BytesOut: 1e9}}, []Endpoint{
+				{"http", "tcp", "10.244.0.1:8080", Numbers{traffic.Counts{Connections: 3}, &Rate{Connections: 1}}},
+				{"", "udp", "", Numbers{traffic.Counts{Connections: 4}, &Rate{}}},
+			}},
+			{"shop", "db", Numbers{traffic.Counts{Connections: 1}, &Rate{}}, nil},
+			{"shop", "idle", Numbers{traffic.Counts{}, &Rate{}}, nil},
+		},
+		Total: Numbers{traffic.Counts{Connections: 123457, BytesIn: 999, BytesOut: 1234567}, &Rate{Connections: 9.75, BytesOut: 1e9}},
+		Error: "read what IPv6 carries: refused",
+	}
+	const want = `Node node-a, mode userspace: new connections and bytes since 2026-07-01 11:00:10 UTC. Rates are of
+2.0 seconds up to 12:00:10.
+Not everything could be read: read what IPv6 carries: refused
+
+SERVICE           CONN/S  CONNECTIONS  IN/S   OUT/S     IN     OUT
+shop/web             9.8       123456   0 B  1.0 GB  999 B  1.2 MB
+shop/db              0.0            1   0 B     0 B    0 B     0 B
+all, with 1 more     9.8       123457   0 B  1.0 GB  999 B  1.2 MB
+
+Endpoints of shop/web
+
+PORT      ENDPOINT             CONN/S  CONNECTIONS  IN/S  OUT/S   IN  OUT
+http/tcp  10.244.0.1:8080         1.0            3   0 B    0 B  0 B  0 B
+udp       those that are gone     0.0            4   0 B    0 B  0 B  0 B
+`
+	var b bytes.Buffer
+	if err := (View{Limit: 2}).Print(&b, a); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	b.Reset()
+	none := &Answer{Mode: "nftables", Node: "node-a", Since: at}
+	if err := (View{}).Print(&b, none); err != nil || b.String() != "Node node-a, mode nftables: new connections since 2026-07-01 12:00:10 UTC.\n\nNo Service has carried anything.\n" {
+		t.Errorf("%v: %q", err, b.String())
+	}
+}
