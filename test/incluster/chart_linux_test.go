@@ -76,6 +76,7 @@ func testChart(t *testing.T, w *fixture) {
 		testServer(t, rendered(t, w, tool, admin, "{}"), "https://192.0.2.1:6443")
 	})
 	t.Run("beside kubeadm", func(t *testing.T) { testBeside(t, w, tool, admin) })
+	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, w, tool) })
 	testServer(t, rendered(t, w, tool, admin, `{apiServer: "https://192.0.2.3"}`), "https://192.0.2.3")
 }
 
