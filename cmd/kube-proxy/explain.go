@@ -6,9 +6,7 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"time"
 
@@ -21,7 +19,6 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/source"
-	"kubeproxy/common/statusview"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -49,7 +46,9 @@ else 127.0.0.1:10249. It also reads back what is installed, follows the packet
 through it, and says where it parts from what should happen: objects of
 kube-proxy that are missing or altered, rules of others that decide, routes that
 the node lacks, and entries of connection tracking that lead elsewhere. The exit
-code is 0 if both agree, 1 if they differ, and 2 if that cannot be told.`
+code is 0 if both agree, 1 if they differ, and 2 if that cannot be told. The
+proxy knows the pods that are endpoints of a Service. Other pods are looked up at
+the API server by whoever asks: with --kubeconfig FILE, else as kubectl does.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
@@ -69,8 +68,9 @@ type explainOptions struct {
 	format string
 	all    bool
 
-	server  string
-	timeout time.Duration
+	server     string
+	timeout    time.Duration
+	kubeconfig string // that a flag names
 }
 
 func newExplain(to streams, table mode.Table) *cobra.Command {
@@ -80,7 +80,10 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 		Short:   "Say what becomes of a connection, and why",
 		Long:    explainText,
 		Example: explainExample,
-		RunE:    func(cmd *cobra.Command, args []string) error { return x.run(cmd.Context(), to, args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			x.kubeconfig = cmd.Flags().Lookup("kubeconfig").Value.String()
+			return x.run(cmd.Context(), to, args)
+		},
 	}
 	x.registerReading(cmd.Flags())
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
@@ -137,28 +140,16 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	q := statusview.Query{Server: server, Version: buildInfo().Version}
 	ctx, cancel := context.WithTimeout(ctx, x.timeout)
 	defer cancel()
 	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
-	body, accepted, err := q.Fetch(ctx, "/explain?"+url.Values{
-		"source": {x.query.Source}, "destination": {x.query.Destination}, "interface": {x.query.Interface},
-	}.Encode())
+	asker := reading.Asker{Server: server, Version: buildInfo().Version, Kubeconfig: x.kubeconfig}
+	answer, err := asker.Explain(ctx, x.query)
 	stopNotice()
 	if err != nil {
 		return err
 	}
-	var answer struct {
-		explain.Explanation
-		Error string `json:"error"`
-	}
-	switch err := json.Unmarshal(body, &answer); {
-	case err != nil:
-		return fmt.Errorf("%s answers something else than an explanation: %w", server, err)
-	case !accepted:
-		return errors.New(printable.Text(answer.Error))
-	}
-	if err := x.print(to, &answer.Explanation); err != nil {
+	if err := x.print(to, answer); err != nil {
 		return err
 	}
 	switch answer.Verdict {

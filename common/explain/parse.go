@@ -167,6 +167,9 @@ func (p *parser) pod(name string) (client, error) {
 	switch {
 	case p.query.Interface != "":
 		iface = p.query.Interface
+	case slices.ContainsFunc(addrs, p.isLocal):
+		p.note("pod %s uses the network of the node, so its connections are the node's own", id)
+		iface = ""
 	case pods.Interface != "":
 		iface = pods.Interface
 	case pods.InterfacePrefix != "":

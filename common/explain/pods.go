@@ -25,14 +25,16 @@ type pod struct {
 	node  string
 }
 
-// NewPods returns a Pods that passes everything to sink.
+// NewPods returns a Pods that passes everything to sink. A nil sink is for slices alone.
 func NewPods(sink source.Sink) *Pods {
 	return &Pods{sink, map[types.NamespacedName]pod{}}
 }
 
 // SetSlice implements source.Sink.
 func (p *Pods) SetSlice(o *discoveryv1.EndpointSlice) {
-	p.Sink.SetSlice(o)
+	if p.Sink != nil {
+		p.Sink.SetSlice(o)
+	}
 	for i := range o.Endpoints {
 		e := &o.Endpoints[i]
 		if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || len(e.Addresses) == 0 {
@@ -59,7 +61,16 @@ func (p *Pods) SetSlice(o *discoveryv1.EndpointSlice) {
 func (p *Pods) Find(id types.NamespacedName) ([]netip.Addr, string, error) {
 	known, ok := p.known[id]
 	if !ok {
-		return nil, "", fmt.Errorf("no EndpointSlice refers to pod %s by targetRef: give its address instead", id)
+		return nil, "", &UnknownPodError{id}
 	}
 	return known.addrs, known.node, nil
+}
+
+// UnknownPodError means that no EndpointSlice refers to a pod, so that its addresses are
+// not known.
+type UnknownPodError struct{ Pod types.NamespacedName }
+
+// Error implements error.
+func (e *UnknownPodError) Error() string {
+	return fmt.Sprintf("no EndpointSlice refers to pod %s by targetRef: give its address instead", e.Pod)
 }

@@ -5,9 +5,14 @@ package explain
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/route"
@@ -25,26 +30,55 @@ type Server struct {
 	Local func(netip.Addr) bool
 	// Relays is as in Model.
 	Relays bool
+	// Pod looks a pod up, as for Query. It is nil where pods cannot be looked up.
+	Pod func(context.Context, types.NamespacedName) (addrs []netip.Addr, node string, err error)
 
 	one sync.Mutex // reading a dataplane costs time, so questions wait for each other
 }
 
-type refusal struct {
+// Refusal is the answer to a question that cannot be answered.
+type Refusal struct {
 	Error string `json:"error"`
+	// UnknownPod means that the question can be asked again with addresses of the pod.
+	UnknownPod bool `json:"unknownPod,omitempty"`
 }
 
-// Handler serves GET /explain?source=S&destination=D&interface=I. The answer is an
-// Explanation, or status 400 with an error for people.
+// Handler serves GET /explain?source=S&destination=D&interface=I. Who knows the pod that
+// the source names adds podAddress=A, which may be repeated, and podNode=N. The answer is
+// an Explanation, or status 400 with a Refusal.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		v := q.URL.Query()
-		x, err := s.answer(q.Context(), Query{Source: v.Get("source"), Destination: v.Get("destination"), Interface: v.Get("interface"), Local: s.Local})
+		x, err := s.answer(q.Context(), Query{
+			Source: v.Get("source"), Destination: v.Get("destination"), Interface: v.Get("interface"), Local: s.Local, Pod: s.pods(q.Context(), v),
+		})
 		if err != nil {
-			health.ReplyJSON(w, http.StatusBadRequest, refusal{err.Error()})
+			_, unknown := errors.AsType[*UnknownPodError](err)
+			health.ReplyJSON(w, http.StatusBadRequest, Refusal{err.Error(), unknown})
 			return
 		}
 		health.ReplyJSON(w, http.StatusOK, x)
 	})
+}
+
+// pods returns what looks pods up: in the question, or on the server.
+func (s *Server) pods(ctx context.Context, v url.Values) func(types.NamespacedName) ([]netip.Addr, string, error) {
+	if given := v["podAddress"]; len(given) > 0 {
+		return func(types.NamespacedName) (addrs []netip.Addr, node string, err error) {
+			for _, text := range given {
+				a, err := netip.ParseAddr(text)
+				if err != nil {
+					return nil, "", fmt.Errorf("podAddress: %w", err)
+				}
+				addrs = append(addrs, a.Unmap())
+			}
+			return addrs, v.Get("podNode"), nil
+		}
+	}
+	if s.Pod == nil {
+		return nil
+	}
+	return func(id types.NamespacedName) ([]netip.Addr, string, error) { return s.Pod(ctx, id) }
 }
 
 func (s *Server) answer(ctx context.Context, q Query) (*Explanation, error) {

@@ -83,7 +83,7 @@ func (p *proxy) admin() health.Admin {
 				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
 			}
 		}),
-		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Relays: p.selected.Relays}).Handler(),
+		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Relays: p.selected.Relays, Pod: p.pod}).Handler(),
 		Traffic: p.trafficHandler(),
 		Config:  func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{

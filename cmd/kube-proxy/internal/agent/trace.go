@@ -11,10 +11,14 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
 	"kubeproxy/platform/mode"
 )
 
@@ -58,6 +62,31 @@ func addRoutes(w *explain.Walk) {
 		}
 		w.Routes[to.Addr()] = text
 	}
+}
+
+// pod looks a pod up in the EndpointSlices that refer to it. A service proxy may not read
+// pods themselves.
+func (p *proxy) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, string, error) {
+	if len(p.options.Manifests) > 0 {
+		pods := explain.NewPods(track.New(TrackOptions(p.selected.Descriptor, p.active.config(), p.node)))
+		files := source.Manifests{Paths: p.options.Manifests, NodeName: p.node}
+		// What cannot be read is reported by the running source.
+		_ = files.Load(ctx, pods)
+		return pods.Find(id)
+	}
+	to, err := KubeClient(p.active.config(), p.process.Build.GitVersion).Config()
+	if err != nil {
+		return nil, "", err
+	}
+	all, err := source.Lookup{Config: to}.Slices(ctx, id.Namespace)
+	if err != nil {
+		return nil, "", fmt.Errorf("list the EndpointSlices of namespace %s: %w", id.Namespace, err)
+	}
+	pods := explain.NewPods(nil)
+	for i := range all {
+		pods.SetSlice(&all[i])
+	}
+	return pods.Find(id)
 }
 
 // isLocal reports whether an interface of the node has the address a, or a is a loopback
