@@ -36,6 +36,8 @@ const (
 	roleKnownPaths  role = "known layout, connections"
 	// roleRelay measures a whole program in mode userspace.
 	roleRelay role = "userspace"
+	// roleCounting measures what it costs to count connections.
+	roleCounting role = "traffic"
 	// Mode ipvs. roleIPVS runs the other roles, each in a process of its own: the
 	// library's calls, a whole backend, changes after its first round, and connections.
 	roleIPVS           role = "ipvs"
@@ -170,7 +172,7 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	}
 	measure := map[role]func(context.Context, task) (*figures, error){
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
-		roleServed: measureServed, roleRelay: measureRelay, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
+		roleServed: measureServed, roleRelay: measureRelay, roleCounting: measureCounted, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
 		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
 		roleIPVS: measureIPVS, roleLibrary: measureLibrary,
 		roleVirtual: measureVirtual, roleVirtualChanges: measureVirtualChanges, roleVirtualPaths: measureVirtualPaths,

@@ -26,6 +26,7 @@ var parts = []part{
 	{"served", "Through the API server", (*bench).measureServed},
 	{"iptables", "Mode iptables", (*bench).measureIPTables},
 	{"userspace", "Mode userspace", (*bench).measureUserspace},
+	{"traffic", "Counting connections", (*bench).measureCounting},
 	{"ipvs", "Mode ipvs", (*bench).measureVirtualServers},
 }
 
