@@ -33,11 +33,15 @@ is about that one alone, and about whether the kernel forwards its IP families.
 
 A Service without endpoints is programmed: connections to it are refused, as they
 should be. One that asks for what the mode cannot do is limited: the rest of it
-is in force.`
+is in force.
+
+With --watch, each change follows with its time: of the proxy, its rounds, its
+Services and, with a Service, of its endpoints. Then the exit code is 0.`
 
 const statusExample = `  kube-proxy status
   kube-proxy status --failing
   kube-proxy status shop/web
+  kube-proxy status shop/web --watch
   kube-proxy status -o json | jq '.services[] | select(.state != "programmed")'`
 
 // The exit codes of status, and of service status.
@@ -51,6 +55,7 @@ type statusOptions struct {
 	server ask.Server
 	query  statusview.Query
 	format string
+	watch  bool
 }
 
 func newStatus(to streams, table mode.Table) *cobra.Command {
@@ -72,6 +77,7 @@ func newStatus(to streams, table mode.Table) *cobra.Command {
 	fs.StringVarP(&q.query.Namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
 	fs.StringVarP(&q.format, "output", "o", string(statusview.Table), "`FORMAT` of what is printed: table, wide or json")
 	fs.BoolVar(&q.query.Failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
+	fs.BoolVarP(&q.watch, "watch", "w", false, "go on until an interrupt")
 	return failsWith(exitUnreachable, cmd)
 }
 
@@ -112,6 +118,10 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	q.query.Version = buildInfo().Version
+	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: terminal.Coloured(to.out), Now: time.Now()}
+	if q.watch {
+		return (&statusview.Watch{Query: &q.query, View: view, Timeout: q.server.Timeout}).Run(ctx, to.out)
+	}
 	ctx, cancel := context.WithTimeout(ctx, q.server.Timeout)
 	defer cancel()
 	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
@@ -120,7 +130,6 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return &exit{statusview.ExitCode(nil, err), err}
 	}
-	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: terminal.Coloured(to.out), Now: time.Now()}
 	if err := view.Print(to.out, answer); err != nil {
 		return fmt.Errorf("print the answer: %w", err)
 	}

@@ -76,3 +76,23 @@ func TestStatus(t *testing.T) {
 	p.Stop(t)
 	check(t, 2, []string{"nobody answers at"})
 }
+
+// TestStatusWatch follows changes of a Service's endpoints until an interrupt.
+func TestStatusWatch(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	web := app{name: "web", number: 10}.on(c.webs()[1:]...)
+	c.save(t, web)
+	c.start(t)
+	p := program.Start(t, c.Node, exec.Command(kubeProxy.Path, "status", "shop/web", "--watch"))
+	p.AwaitLog(t, "shop/web: programmed")
+	c.save(t, web.on(c.webs()...))
+	p.AwaitLog(t, "IPv4: generation ", " is in force")
+	p.AwaitLog(t, "shop/web: port lines/tcp IPv4: endpoint 10.244.1.11:8080 is new: ready, used")
+	c.save(t, web)
+	p.AwaitLog(t, "shop/web: port lines/tcp IPv4: endpoint 10.244.1.11:8080 is gone")
+	must(t, syscall.Kill(p.Pid(), syscall.SIGINT))
+	if err := p.Wait(t); err != nil {
+		t.Errorf("an interrupt ends it with %v, want exit code 0", err)
+	}
+}

@@ -1,0 +1,110 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package statusview
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strings"
+	"time"
+
+	"kubeproxy/common/columns"
+)
+
+// Watch follows what a proxy answers.
+type Watch struct {
+	Query *Query
+	View  View
+	// Timeout is how long an answer may take.
+	Timeout time.Duration
+}
+
+// The pause between two questions is minPause at least, and so long that answers take one
+// part in askShare of the time. That of 10,000 Services has megabytes.
+const (
+	minPause = time.Second
+	askShare = 20
+)
+
+// Run writes the state, and then each change with its time, until ctx ends. That is no
+// error. An answer that fails after the first one is written as a change: a proxy that
+// starts anew is silent for a while. As JSON, each state that differs is written in full.
+func (x *Watch) Run(ctx context.Context, w io.Writer) error {
+	last, err := x.ask(ctx)
+	if err != nil {
+		return err
+	}
+	if err := x.View.Print(w, last); err != nil {
+		return err
+	}
+	fault := ""
+	for pause := minPause; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		asked := time.Now()
+		now, err := x.ask(ctx)
+		pause = max(minPause, askShare*time.Since(asked))
+		if ctx.Err() != nil {
+			return nil
+		}
+		var all []change
+		switch {
+		case err != nil && err.Error() == fault:
+			continue
+		case err != nil:
+			fault = err.Error()
+			all = []change{{"proxy", fault}}
+		case fault != "":
+			fault = ""
+			all = append([]change{{"proxy", "answers again"}}, x.changes(last, now)...)
+		default:
+			all = x.changes(last, now)
+		}
+		if now != nil {
+			last = now
+		}
+		if err := x.write(w, last, all); err != nil {
+			return err
+		}
+	}
+}
+
+// changes lists what is different in b from a.
+func (x *Watch) changes(a, b *Answer) []change {
+	if x.Query.Failing {
+		return changes(a, b, "nothing is wrong any more")
+	}
+	return changes(a, b, "gone")
+}
+
+func (x *Watch) ask(ctx context.Context) (*Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, x.Timeout)
+	defer cancel()
+	return x.Query.Ask(ctx)
+}
+
+// write writes changes, one line for each.
+func (x *Watch) write(w io.Writer, now *Answer, all []change) error {
+	if len(all) == 0 {
+		return nil
+	}
+	if x.View.Format == JSON {
+		return now.printJSON(w)
+	}
+	var b bytes.Buffer
+	at := time.Now().Format(time.TimeOnly)
+	for _, c := range all {
+		lines := []string{c.about + ": " + c.what}
+		if x.View.Format != Wide {
+			lines = columns.Wrap(lines[0], columns.Width-len(at)-2)
+		}
+		b.WriteString(at + "  " + strings.Join(lines, "\n"+strings.Repeat(" ", len(at)+2)) + "\n")
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
