@@ -49,7 +49,8 @@ type Hop struct {
 // Target is an endpoint to which the dataplane may send the connection.
 type Target struct {
 	Address string `json:"address"`
-	Client  string `json:"client"` // kept or masqueraded
+	// Client is what the endpoint sees as the client's address: kept, masqueraded or unknown.
+	Client string `json:"client"`
 	// Route is how the node gets there, empty if that is unknown.
 	Route string `json:"route,omitempty"`
 }
@@ -58,6 +59,7 @@ type Target struct {
 const (
 	clientKept        = "kept"
 	clientMasqueraded = "masqueraded"
+	clientUnknown     = "unknown" // the dataplane does not say
 )
 
 // Agreement is the verdict on what should happen and what is installed.
@@ -75,6 +77,8 @@ type Walk struct {
 	Hops    []Hop
 	Action  route.Action
 	Targets map[netip.AddrPort]bool // whether the address of the client is replaced
+	// ClientUnknown means that the dataplane does not say what Targets should.
+	ClientUnknown bool
 	// Remembered is the target by session affinity, invalid without one.
 	Remembered netip.AddrPort
 	Faults     []string
@@ -117,7 +121,10 @@ func (w *Walk) Path() *Path {
 	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	for _, a := range addrs {
 		t := Target{Address: a.String(), Client: clientKept, Route: w.Routes[a.Addr()]}
-		if w.Targets[a] {
+		switch {
+		case w.ClientUnknown:
+			t.Client = clientUnknown
+		case w.Targets[a]:
 			t.Client = clientMasqueraded
 		}
 		p.Targets = append(p.Targets, t)
@@ -169,7 +176,7 @@ func (x *Explanation) differentTargets(p *Path) []string {
 		switch client, wanted := want[t.Address]; {
 		case !wanted:
 			all = append(all, fmt.Sprintf("the node also sends it to %s, which should not get it", t.Address))
-		case client != t.Client && !x.comesBack(t):
+		case client != t.Client && t.Client != clientUnknown && !x.comesBack(t):
 			all = append(all, fmt.Sprintf("the client's address is %s on the way to %s, and should be %s", t.Client, t.Address, client))
 		}
 	}

@@ -31,6 +31,7 @@ func TestCompare(t *testing.T) {
 	}{
 		"same":       {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false}}, Agree, nil},
 		"masquerade": {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}}, Differ, []string{"the client's address is masqueraded on the way to 10.244.1.1:8080, and should be kept"}},
+		"unknown":    {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}, ClientUnknown: true}, Agree, nil},
 		"one more":   {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false, other: false}}, Differ, []string{"the node also sends it to 10.244.1.2:8080, which should not get it"}},
 		"another":    {Walk{Action: route.Reject}, Differ, []string{"the node does reject, and should forward"}},
 		"by design":  {Walk{Action: route.Reject, ByDesign: "the mode never does that"}, Agree, nil},

@@ -37,7 +37,10 @@ func open(ctx context.Context, s mode.Setup, families []service.Family) ([]*mode
 	}
 	h.OnShortage(s.Condition("dynamic-ports"))
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
-		return &mode.Backend{Backend: newBackend(h, f, s), Family: f, RegisterMetrics: calls.registerMetrics, Grace: grace}, nil
+		return &mode.Backend{
+			Backend: newBackend(h, f, s), Family: f, RegisterMetrics: calls.registerMetrics, Grace: grace,
+			Tracer: func() (mode.Tracer, error) { return newBackend(h, f, s), nil },
+		}, nil
 	})
 }
 

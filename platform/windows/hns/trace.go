@@ -1,0 +1,279 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// Trace lists HNS and says what it does with the first packet of c. want is the snapshot
+// that the objects of HNS are for. local reports whether an address belongs to the node.
+// Trace changes nothing.
+//
+// Only Windows knows which address an endpoint sees as the client's, so the Walk leaves
+// that open.
+func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
+	l, err := b.host.driver.List(ctx, All)
+	if err != nil {
+		return nil, fmt.Errorf("list what HNS holds: %w", err)
+	}
+	w := &explain.Walk{ClientUnknown: true}
+	site, reserve, err := b.discover(l, want.Node)
+	if err != nil {
+		w.Faults = []string{err.Error()}
+		return w, nil
+	}
+	t := &tracer{backend: b, want: want, conn: c, site: site, balancers: l.LoadBalancers, model: newModel(l, site.Network.ID), out: w}
+	t.hop(fmt.Sprintf("network %s", site.Network.Name), "%s, HNS %s", site.Network.Kind, site.Version)
+	t.follow(local(c.To.Addr()))
+	if reserve != nil && w.Action == route.Forward {
+		t.fault("network %q has no endpoint %q, which reserves the source VIP", site.Network.Name, sourceVIPName)
+	}
+	t.limits()
+	return w, nil
+}
+
+// tracer follows a connection through a listing, and compares what it meets with what
+// should be there.
+type tracer struct {
+	backend   *Backend
+	want      *service.Snapshot
+	conn      route.Conn
+	site      Site
+	balancers []LoadBalancer
+	model     *model
+	// intended is the load balancer that should get the connection, nil if none should.
+	intended *DesiredLoadBalancer
+	out      *explain.Walk
+}
+
+func (t *tracer) hop(object, format string, args ...any) {
+	t.out.Hops = append(t.out.Hops, explain.Hop{Object: object, Does: fmt.Sprintf(format, args...)})
+}
+
+func (t *tracer) fault(format string, args ...any) {
+	t.out.Faults = append(t.out.Faults, fmt.Sprintf(format, args...))
+}
+
+// follow looks for a load balancer with the address of the destination, then, for an
+// address of the node, for one without an address.
+func (t *tracer) follow(toNode bool) {
+	k := Key{VIP: t.conn.To.Addr(), Family: t.backend.family, Port: t.conn.To.Port(), Protocol: t.conn.Protocol}
+	t.address(k.VIP)
+	if t.at(k) || !toNode {
+		return
+	}
+	k.VIP = netip.Addr{}
+	t.at(k)
+}
+
+// at follows the connection to the load balancer with key k, if there is one. It reports
+// whether that is so.
+func (t *tracer) at(k Key) bool {
+	want := t.desired(k)
+	t.intended = cmp.Or(t.intended, want)
+	var found []*LoadBalancer
+	for i := range t.balancers {
+		if lb := &t.balancers[i]; lb.Key == k || lb.hasExtraKey(k) {
+			found = append(found, lb)
+		}
+	}
+	if len(found) == 0 {
+		if want != nil {
+			t.missing(want)
+		}
+		return false
+	}
+	for _, lb := range found[1:] {
+		t.fault("load balancer %s has %s too, as %s has", lb.ID, k, found[0].ID)
+	}
+	lb := found[0]
+	t.hop("load balancer "+lb.ID, "%s %s%s", k, lb.describe(), ownerText(want))
+	t.compare(lb, k, want)
+	t.forward(lb, k, want)
+	return true
+}
+
+func ownerText(want *DesiredLoadBalancer) string {
+	if want == nil {
+		return ""
+	}
+	return ", of " + want.PortName.String()
+}
+
+func (lb *LoadBalancer) hasExtraKey(k Key) bool {
+	for _, x := range lb.ExtraKeys {
+		if x == k {
+			return true
+		}
+	}
+	return false
+}
+
+// desired returns the load balancer that should have the key k, nil if none should.
+func (t *tracer) desired(k Key) *DesiredLoadBalancer {
+	var shared *DesiredLoadBalancer
+	for p := range t.want.Ports(t.backend.family) {
+		for _, lb := range Desired(p, &t.site).LoadBalancers {
+			switch {
+			case lb.Key != k:
+			case !lb.Shared:
+				return &lb
+			default:
+				shared = &lb
+			}
+		}
+	}
+	return shared
+}
+
+// mostHops is how many endpoints of a load balancer are hops of their own.
+const mostHops = 8
+
+// forward records where lb leads.
+func (t *tracer) forward(lb *LoadBalancer, k Key, want *DesiredLoadBalancer) {
+	t.out.Action, t.out.Targets = route.Forward, map[netip.AddrPort]bool{}
+	port, known := lb.targetPort(k)
+	if !known {
+		t.hop("load balancer "+lb.ID, "has several ports, and it is unknown to which one it leads %s", k)
+	}
+	shown := 0
+	for _, id := range lb.Endpoints {
+		e := t.model.endpoint(id)
+		if e == nil || len(e.Addrs) == 0 {
+			t.fault("endpoint %s of load balancer %s is not in HNS, or has no address", id, lb.ID)
+			continue
+		}
+		if known {
+			t.out.Targets[netip.AddrPortFrom(e.addrIn(t.backend.family), port)] = false
+		}
+		if shown++; shown <= mostHops {
+			t.hop("endpoint "+e.ID, "%s", e.describe())
+		}
+	}
+	switch {
+	case shown == 0:
+		t.out.Action = route.Drop
+		t.hop("load balancer "+lb.ID, "has no endpoint that exists, so nothing answers")
+	case shown > mostHops:
+		t.hop("endpoints", "%d more of the load balancer", shown-mostHops)
+	}
+	if want != nil && want.Shared || want == nil && !t.concernsService() && !t.isLeftover(lb) {
+		t.out.Action, t.out.Targets = route.Pass, nil // as the rules of Services say
+	}
+}
+
+// targetPort returns the port to which lb leads k. Of load balancers with several port
+// mappings, only the first one is known.
+func (lb *LoadBalancer) targetPort(k Key) (port uint16, known bool) {
+	return lb.TargetPort, k.Port == lb.Port && k.Protocol == lb.Protocol
+}
+
+// concernsService reports whether the destination belongs to a Service.
+func (t *tracer) concernsService() bool { return route.Decide(t.want, t.conn).Port != nil }
+
+func (t *tracer) isLeftover(lb *LoadBalancer) bool {
+	return t.backend.isLeftover(&state{model: t.model}, lb)
+}
+
+// address follows a ClusterIP on an overlay network to the remote endpoint for it, by
+// which pods find the node.
+func (t *tracer) address(vip netip.Addr) {
+	for p := range t.want.Ports(t.backend.family) {
+		for _, x := range Desired(p, &t.site).VIPs {
+			if x.Addr != vip {
+				continue
+			}
+			e := t.model.endpointAt(vip, Remote)
+			switch {
+			case e == nil:
+				t.fault("there is no remote endpoint with the ClusterIP %s, by which pods find the node", vip)
+			case misrouted(e, x):
+				t.fault("endpoint %s is %s, and should be %s", e.ID, e.describe(), x.describe())
+			}
+			if e != nil {
+				t.hop("endpoint "+e.ID, "%s: the ClusterIP is at the node", e.describe())
+			}
+			return
+		}
+	}
+}
+
+// limits says what HNS cannot do for the connection, if that is not what Kubernetes says.
+func (t *tracer) limits() {
+	v := route.Decide(t.want, t.conn)
+	var model []netip.AddrPort
+	for _, e := range v.Endpoints {
+		model = append(model, e.Addr)
+	}
+	switch {
+	case t.does(v.Action, model):
+	case len(t.out.Faults) == 0 && t.asIntended():
+		t.out.ByDesign = strings.Join(t.reasons(&v), "; ")
+	default:
+		t.out.Notes = append(t.out.Notes, t.reasons(&v)...)
+	}
+}
+
+// does reports whether the connection has that action and those targets.
+func (t *tracer) does(a route.Action, targets []netip.AddrPort) bool {
+	for _, x := range targets {
+		if _, found := t.out.Targets[x]; !found {
+			return false
+		}
+	}
+	return t.out.Action == a && len(targets) == len(t.out.Targets)
+}
+
+// asIntended reports whether the connection goes where ours should lead it.
+func (t *tracer) asIntended() bool {
+	if t.intended == nil || t.intended.Shared {
+		return t.does(route.Pass, nil)
+	}
+	var targets []netip.AddrPort
+	for _, x := range t.intended.Targets {
+		targets = append(targets, netip.AddrPortFrom(x.Addr, t.intended.TargetPort))
+	}
+	return t.does(route.Forward, targets)
+}
+
+// reasons lists why HNS may do something else than v.
+func (t *tracer) reasons(v *route.Verdict) []string {
+	if t.site.Unavailable != "" {
+		return []string{fmt.Sprintf("nothing is programmed for %s: %s", t.backend.family, t.site.Unavailable)}
+	}
+	if v.Port == nil && t.out.Action == route.Forward && t.conn.ToNode {
+		return []string{"NodePorts answer on every address of the node, whatever nodePortAddresses says"}
+	}
+	var all []string
+	if t.out.Action == route.Pass && (v.Action == route.Reject || v.Action == route.Drop) {
+		all = append(all, "HNS can neither refuse nor drop a connection: without a load balancer it is left alone")
+	}
+	if v.Port == nil {
+		return all
+	}
+	d := Desired(v.Port, &t.site)
+	for _, err := range d.Limits {
+		if affects(err, *v.Frontend) {
+			all = append(all, err.Error())
+		}
+	}
+	if v.Action == route.Drop { // source ranges that are ignored
+		for _, n := range d.Notes {
+			all = append(all, n.Text)
+		}
+	}
+	if v.Frontend.Kind.External() && v.Port.External == service.PolicyLocal {
+		all = append(all, "external policy Local applies to all clients: pods and the node itself reach only endpoints of this node")
+	}
+	return all
+}
