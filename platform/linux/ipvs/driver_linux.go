@@ -50,7 +50,7 @@ type kernel struct {
 	moby     clientCloser
 	reloaded bool          // the module was reloaded, see callClient
 	sets     *ipset.Kernel // nil until first used
-	genl     *genlClient   // nil if the kernel has no IPVS, only routes and sets
+	requests *requester    // nil if the kernel has no IPVS, only routes and sets
 	device   netlink.Link  // valid during one Commit
 }
 
@@ -59,7 +59,7 @@ func (k *kernel) open() error {
 	if err != nil {
 		return err
 	}
-	if k.genl, err = openGenlClient(k.family, id); err != nil {
+	if k.requests, err = openRequester(k.family, id); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
 	if k.moby, err = openMobyClient(k.family); err != nil {
@@ -76,8 +76,8 @@ func (k *kernel) openLinks() (err error) {
 }
 
 func (k *kernel) close() {
-	if k.genl != nil {
-		k.genl.close()
+	if k.requests != nil {
+		k.requests.socket.Close()
 		k.moby.Close()
 	}
 	k.links.Close()
@@ -135,7 +135,7 @@ func (k *kernel) do(o *op) error {
 			return fmt.Errorf("scheduler %s: %w", o.server.scheduler, err)
 		}
 	}
-	err := k.genl.do(o)
+	err := k.requests.do(o)
 	switch { // the kernel returns the same number for both
 	case errors.Is(err, unix.ENOENT) && (o.verb == addServer || o.verb == setServer):
 		return fmt.Errorf("%w: the kernel has no scheduler %s", err, o.server.scheduler)
@@ -160,8 +160,8 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	if err := k.readSets(s); err != nil {
 		return nil, fmt.Errorf("list ipsets: %w", err)
 	}
-	if k.genl != nil {
-		s.oneTimeCost, k.genl.lookupTime = k.genl.lookupTime, 0
+	if k.requests != nil {
+		s.oneTimeCost, k.requests.lookupTime = k.requests.lookupTime, 0
 	}
 	var u *upstreamState // not needed while all servers are ours
 	for at, l := range s.servers {
@@ -181,7 +181,7 @@ func (k *kernel) Read(context.Context) (*state, error) {
 // readServers lists virtual servers with their flags, which only netlink returns, and
 // then all destinations at once.
 func (k *kernel) readServers() (map[key]*observedServer, error) {
-	if k.genl == nil {
+	if k.requests == nil {
 		return nil, nil
 	}
 	servers, err := callClient(k, client.listServers)

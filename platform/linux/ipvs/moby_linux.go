@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/moby/ipvs"
 	"github.com/sirupsen/logrus"
@@ -30,6 +31,9 @@ type client interface {
 	setTimeouts(t timeouts) error
 }
 
+// timeouts are the connection timeouts of IPVS.
+type timeouts struct{ tcp, tcpFin, udp time.Duration }
+
 // clientCloser is a client that holds a socket.
 type clientCloser interface {
 	client
@@ -49,9 +53,8 @@ func openMobyClient(f service.Family) (*mobyClient, error) {
 	return &mobyClient{h, f}, err
 }
 
-// callClient queries through the library, and through genlClient once the library fails.
-// The library looks up the family ID of IPVS once per process, and the ID changes when
-// the module is reloaded.
+// callClient queries through the library, and through the requester once the module was
+// reloaded, see there.
 func callClient[T any](k *kernel, of func(client) (T, error)) (T, error) {
 	if !k.reloaded {
 		answer, err := of(k.moby)
@@ -60,7 +63,7 @@ func callClient[T any](k *kernel, of func(client) (T, error)) (T, error) {
 		}
 		k.reloaded = true
 	}
-	return of(k.genl)
+	return of(k.requests)
 }
 
 func (l *mobyClient) listServers() (map[key]*observedServer, error) {

@@ -60,14 +60,14 @@ func TestKernelModuleReloaded(t *testing.T) {
 			}
 			k.moby.Close()
 			for _, name := range []string{"Commit", "Read", "Server", "Dests", "times", "setTimes", "try"} {
-				k.genl.familyID, k.genl.lookupTime = staleFamilyID, 0
+				k.requests.familyID, k.requests.lookupTime = staleFamilyID, 0
 				k.moby, k.reloaded = staleClient{}, false
-				if err := asked[name](); err != nil || k.genl.familyID == staleFamilyID || (name != "Read") != (k.genl.lookupTime > 0) {
-					t.Errorf("%s, %s: %v, by the number %#x, found in %s", f, name, err, k.genl.familyID, k.genl.lookupTime)
+				if err := asked[name](); err != nil || k.requests.familyID == staleFamilyID || (name != "Read") != (k.requests.lookupTime > 0) {
+					t.Errorf("%s, %s: %v, by the number %#x, found in %s", f, name, err, k.requests.familyID, k.requests.lookupTime)
 				}
 			}
 			// ENOENT with another cause is returned unchanged.
-			err := k.genl.do(&op{verb: setServer, key: at, server: server{scheduler: "magic"}})
+			err := k.requests.do(&op{verb: setServer, key: at, server: server{scheduler: "magic"}})
 			if !errors.Is(err, unix.ENOENT) {
 				t.Errorf("%s: %v for a scheduler that the kernel has not", f, err)
 			}
@@ -83,7 +83,7 @@ func TestNetlinkMatchesLibrary(t *testing.T) {
 			b := newKernel(t, f, alwaysResync())
 			apply(t, b, changingSnapshot(f, 0))
 			k := b.driver.(*kernel)
-			k.reloaded = true // uses genlClient
+			k.reloaded = true // uses the requester
 			s, err := k.Read(t.Context())
 			if err != nil {
 				t.Fatal(err)

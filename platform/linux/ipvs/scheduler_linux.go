@@ -101,20 +101,20 @@ func (k *kernel) tryScheduler(scheduler string) error {
 	}
 	o := &op{verb: addServer, key: probeKey[k.family], server: server{scheduler: scheduler, flags: flagOwned}}
 	for range probePorts {
-		err := k.genl.do(o)
+		err := k.requests.do(o)
 		if errors.Is(err, unix.EEXIST) {
 			var there server
 			if there, err = k.getServer(o.key); err == nil && !there.owned() {
 				o.key.port++
 				continue
 			} else if err == nil { // left by a process that was killed
-				err = k.genl.do(&op{verb: setServer, key: o.key, server: o.server})
+				err = k.requests.do(&op{verb: setServer, key: o.key, server: o.server})
 			}
 		}
 		if err != nil {
 			return err
 		}
-		return k.genl.do(&op{verb: delServer, key: o.key})
+		return k.requests.do(&op{verb: delServer, key: o.key})
 	}
 	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", probeKey[k.family], probePorts-1)
 }

@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // Counters reads the statistics of the virtual servers that are ours. It implements
@@ -23,7 +23,7 @@ import (
 // every two seconds, and not at all while net.ipv4.vs.run_estimation is 0 (see
 // https://docs.kernel.org/networking/ipvs-sysctl.html and ip_vs_est.c).
 type Counters struct {
-	client *genlClient
+	requests *requester
 	// latest are the statistics of the virtual servers and of their destinations. Those
 	// of a virtual server that has carried nothing since are still right.
 	latest map[key]serverCounts
@@ -42,11 +42,11 @@ func NewCounters(f service.Family) (*Counters, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := openGenlClient(f, id)
+	r, err := openRequester(f, id)
 	if err != nil {
 		return nil, fmt.Errorf("open a socket for the statistics of IPVS: %w", err)
 	}
-	return &Counters{client: c}, nil
+	return &Counters{requests: r}, nil
 }
 
 // Kinds implements traffic.Reader.
@@ -55,33 +55,30 @@ func (c *Counters) Kinds() traffic.Kinds { return traffic.Kinds{Packets: true, B
 // Read implements traffic.Reader. One request lists all virtual servers. Each that has
 // carried something since the last call takes another one.
 func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
-	answers, err := c.client.query(cmdGetService, netlink.Dump, noAttrs)
+	// The replies are valid until the next request, and each may lead to one.
+	servers := map[key]traffic.Counts{}
+	err := c.requests.query(cmdGetService, unix.NLM_F_DUMP, encodeNothing, func(attrs []byte) error {
+		x, err := parseServer(attrs)
+		if err == nil && x.family == af(c.requests.family) && x.mark == 0 && x.owned() {
+			servers[x.key] = parseCounts(attrs, attrService)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
 	}
 	var samples []traffic.Sample
-	now := make(map[key]serverCounts, len(answers))
-	for _, m := range answers {
-		x, err := parseServer(m.Data)
-		if err != nil {
-			return nil, err
-		}
-		if x.family != af(c.client.family) || x.mark != 0 || !x.owned() {
-			continue
-		}
-		s := c.latest[x.key]
-		all, err := parseCounts(m.Data, attrService)
-		if err != nil {
-			return nil, err
-		}
+	now := make(map[key]serverCounts, len(servers))
+	for server, all := range servers {
+		s := c.latest[server]
 		if s.dests == nil || s.all != all {
-			if s, err = c.readDests(x.key, all); err != nil {
+			if s, err = c.readDests(server, all); err != nil {
 				return nil, err
 			}
 		}
-		now[x.key] = s
+		now[server] = s
 		for at, n := range s.dests {
-			counter := traffic.Counter{Protocol: x.proto, Frontend: netip.AddrPortFrom(x.addr, x.port), Endpoint: at}
+			counter := traffic.Counter{Protocol: server.proto, Frontend: netip.AddrPortFrom(server.addr, server.port), Endpoint: at}
 			samples = append(samples, traffic.Sample{Counter: counter, Counts: n})
 		}
 	}
@@ -96,21 +93,16 @@ func (c *Counters) readDests(at key, all traffic.Counts) (serverCounts, error) {
 	if all == (traffic.Counts{}) {
 		return s, nil
 	}
-	answers, err := c.client.query(cmdGetDest, netlink.Dump, c.client.serverAttrs(at))
-	if errors.Is(err, unix.ESRCH) {
-		return s, nil
-	}
-	if err != nil {
+	r := c.requests
+	err := r.query(cmdGetDest, unix.NLM_F_DUMP, func() { r.encodeServer(at, nil) }, func(attrs []byte) error {
+		d, err := parseDestination(attrs, r.family)
+		if err == nil {
+			s.dests[d.addr] = parseCounts(attrs, attrDest)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return s, fmt.Errorf("list the destinations of %s: %w", at, err)
-	}
-	for _, m := range answers {
-		d, err := parseDestination(m.Data, c.client.family)
-		if err != nil {
-			return s, err
-		}
-		if s.dests[d.addr], err = parseCounts(m.Data, attrDest); err != nil {
-			return s, err
-		}
 	}
 	return s, nil
 }
@@ -124,28 +116,15 @@ const (
 )
 
 // parseCounts returns the statistics inside the attribute of type kind.
-func parseCounts(text []byte, kind uint16) (traffic.Counts, error) {
+func parseCounts(attrs []byte, kind uint16) traffic.Counts {
 	var n traffic.Counts
-	err := nested(text, kind, func(d *netlink.AttributeDecoder) {
-		if d.Type() != attrStats64 {
-			return
+	to := map[uint16]*uint64{
+		statsConns: &n.Connections, statsInPackets: &n.PacketsIn, statsOutPackets: &n.PacketsOut, statsInBytes: &n.BytesIn, statsOutBytes: &n.BytesOut,
+	}
+	for stat, v := range netlink.Attributes(netlink.Attribute(netlink.Attribute(attrs, kind), attrStats64)) {
+		if p := to[stat]; p != nil {
+			*p = netlink.Native64(v)
 		}
-		d.Do(func(b []byte) error {
-			return attributesOf(b, func(d *netlink.AttributeDecoder) {
-				switch d.Type() {
-				case statsConns:
-					n.Connections = d.Uint64()
-				case statsInPackets:
-					n.PacketsIn = d.Uint64()
-				case statsOutPackets:
-					n.PacketsOut = d.Uint64()
-				case statsInBytes:
-					n.BytesIn = d.Uint64()
-				case statsOutBytes:
-					n.BytesOut = d.Uint64()
-				}
-			})
-		})
-	})
-	return n, err
+	}
+	return n
 }

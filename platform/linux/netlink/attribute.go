@@ -68,6 +68,14 @@ func Uint16(v []byte) uint16 {
 	return binary.BigEndian.Uint16(v)
 }
 
+// Native64 is Native32 for eight bytes.
+func Native64(v []byte) uint64 {
+	if len(v) < 8 {
+		return 0
+	}
+	return binary.NativeEndian.Uint64(v)
+}
+
 // Native32 is Uint32 for a number in the byte order of the machine.
 func Native32(v []byte) uint32 {
 	if len(v) < 4 {

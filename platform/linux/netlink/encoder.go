@@ -42,6 +42,13 @@ func (e *Encoder) NetfilterMessage(typ, flags uint16, family uint8, resource uin
 	e.Buf = binary.BigEndian.AppendUint16(e.Buf, resource)
 }
 
+// GenericMessage begins a message with the header of generic netlink to a family by its
+// number.
+func (e *Encoder) GenericMessage(family, flags uint16, command uint8) {
+	e.Message(family, flags)
+	e.Buf = append(e.Buf, command, 1, 0, 0) // the version, and reserved
+}
+
 // EndMessage ends the current message.
 func (e *Encoder) EndMessage() {
 	binary.NativeEndian.PutUint32(e.Buf[e.start:], uint32(len(e.Buf)-e.start))

@@ -19,6 +19,7 @@ type Message struct {
 const (
 	messageHeader   = 16
 	netfilterHeader = 4
+	genericHeader   = 4
 )
 
 // Messages yields the messages in one datagram. A malformed one is an error and the last.
@@ -50,4 +51,12 @@ func (m Message) Netfilter() (family uint8, attributes []byte) {
 		return 0, nil
 	}
 	return m.Body[0], m.Body[netfilterHeader:]
+}
+
+// Generic returns what follows the header of generic netlink, nil if m is too short.
+func (m Message) Generic() []byte {
+	if len(m.Body) < genericHeader {
+		return nil
+	}
+	return m.Body[genericHeader:]
 }

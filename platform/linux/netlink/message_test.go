@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// encoded are two messages. The first has each sort of attribute.
+// encoded are three messages. The first has each sort of attribute.
 func encoded() *Encoder {
 	e := &Encoder{}
 	e.NetfilterMessage(0x0a05, 4, 2, 0x0102)
@@ -29,6 +29,9 @@ func encoded() *Encoder {
 	e.Message(7, 0)
 	e.EndMessage()
 	e.AddFlags(8)
+	e.GenericMessage(30, 4, 5)
+	e.Native16(1, 2)
+	e.EndMessage()
 	return e
 }
 
@@ -40,9 +43,12 @@ func TestWhatIsEncodedIsRead(t *testing.T) {
 		}
 		all = append(all, m)
 	}
-	if len(all) != 2 || all[0].Type != 0x0a05 || all[0].Flags != 4|request || all[0].Seq != 1 ||
+	if len(all) != 3 || all[0].Type != 0x0a05 || all[0].Flags != 4|request || all[0].Seq != 1 ||
 		all[1].Type != 7 || all[1].Flags != 8|request || all[1].Seq != 2 || len(all[1].Body) != 0 {
 		t.Fatalf("messages: %+v", all)
+	}
+	if g := all[2]; g.Type != 30 || g.Flags != 4|request || g.Body[0] != 5 || Native16(Attribute(g.Generic(), 1)) != 2 || all[1].Generic() != nil {
+		t.Errorf("header of generic netlink: %+v", g)
 	}
 	family, attrs := all[0].Netfilter()
 	if family != 2 || binary.BigEndian.Uint16(all[0].Body[2:]) != 0x0102 {
@@ -63,7 +69,7 @@ func TestWhatIsEncodedIsRead(t *testing.T) {
 		t.Errorf("attributes (-want +got):\n%s", d)
 	}
 	if s, n := Text(nested[2]), Uint32(got[6]); s != "name" || n != 0x01020304 || Uint32(got[5]) != 0 || Uint16(got[5]) != 0x0102 ||
-		Native16(got[8]) != 0x0102 || Native32(got[9]) != 0x01020304 || Uint16(nil)+Native16(nil) != 0 || Native32(nil) != 0 || Attribute(attrs, 99) != nil {
+		Native16(got[8]) != 0x0102 || Native32(got[9]) != 0x01020304 || Uint16(nil)+Native16(nil) != 0 || Native32(nil) != 0 || Native64(nil) != 0 || Native64(got[7]) != binary.NativeEndian.Uint64(got[7]) || Attribute(attrs, 99) != nil {
 		t.Errorf("values %q, %#x", s, n)
 	}
 }

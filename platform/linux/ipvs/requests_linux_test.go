@@ -4,16 +4,17 @@
 package ipvs
 
 import (
-	"encoding/binary"
 	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/moby/ipvs"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/netlab"
 )
 
 // TestKernelRefuses checks that an op that the kernel refuses is reported by its index
@@ -98,36 +99,47 @@ func wantApplied(t *testing.T, k *kernel, ops []op, failed map[int]error) {
 	}
 }
 
-// TestIgnoresAnswersToEarlierRequests checks that the reply to an abandoned request is
-// not taken for the reply to the next one.
-func TestIgnoresAnswersToEarlierRequests(t *testing.T) {
-	for want, code := range map[error]unix.Errno{nil: 0, unix.ESRCH: unix.ESRCH} {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kernel, r := pair[1], &genlClient{socket: pair[0], seq: 7}
-		t.Cleanup(func() { _, _ = unix.Close(r.socket), unix.Close(kernel) })
-		for _, m := range [][]byte{
-			answer(unix.NLMSG_ERROR, 6, unix.EBUSY), answer(unix.NLMSG_NOOP, 7, unix.EBUSY),
-			answer(unix.NLMSG_ERROR, 7, unix.EBUSY)[:unix.NLMSG_HDRLEN], answer(unix.NLMSG_ERROR, 7, code), answer(unix.NLMSG_ERROR, 8, unix.EBUSY),
-		} {
-			if _, err := unix.Write(kernel, m); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := r.receiveAck(); err != want {
-			t.Errorf("hear = %v, want %v", err, want)
-		}
+// BenchmarkChange makes and deletes a virtual server with one destination, by our own
+// requests and by the library. Run it where nothing else runs:
+//
+//	go test -exec 'go run kubeproxy/test/vm/run' ./platform/linux/ipvs -run '^$' -bench Change
+func BenchmarkChange(b *testing.B) {
+	if !Installed() {
+		b.Skip("the kernel has no IPVS; go run ./test/vm/run has one")
 	}
-}
-
-// answer returns a kernel message about the request with number seq.
-func answer(kind uint16, seq uint32, code unix.Errno) []byte {
-	m := binary.NativeEndian.AppendUint32(nil, unix.NLMSG_HDRLEN+4)
-	m = binary.NativeEndian.AppendUint16(m, kind)
-	m = binary.NativeEndian.AppendUint16(m, 0)
-	m = binary.NativeEndian.AppendUint32(m, seq)
-	m = binary.NativeEndian.AppendUint32(m, 0)
-	return binary.NativeEndian.AppendUint32(m, uint32(-int32(code)))
+	at, to := key{netip.MustParseAddr("10.96.0.1"), 80, service.TCP}, netip.MustParseAddrPort("10.244.1.1:8080")
+	netlab.InNamespace(b, func() {
+		if err := addAddrs(); err != nil {
+			b.Fatal(err)
+		}
+		k := newKernel(b, service.IPv4, alwaysResync()).driver.(*kernel)
+		defer k.close()
+		ops := []op{
+			{verb: addServer, key: at, server: server{scheduler: "rr", flags: flagOwned}},
+			{verb: addDest, key: at, dest: dest{addr: to, weight: 1}},
+			{verb: delServer, key: at},
+		}
+		b.Run("own", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				for i := range ops {
+					if err := k.requests.do(&ops[i]); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
+		s := k.moby.(*mobyClient).service(at)
+		s.SchedName, s.Flags = "rr", flagOwned
+		d := &ipvs.Destination{Address: to.Addr().AsSlice(), Port: to.Port(), Weight: 1, AddressFamily: unix.AF_INET}
+		b.Run("library", func(b *testing.B) {
+			b.ReportAllocs()
+			h := k.moby.(*mobyClient)
+			for b.Loop() {
+				if err := errors.Join(h.NewService(s), h.NewDestination(s, d), h.DelService(s)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	})
 }
