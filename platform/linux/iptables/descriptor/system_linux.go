@@ -7,7 +7,6 @@ import (
 	"context"
 
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -18,43 +17,27 @@ import (
 func system() *mode.System {
 	return &mode.System{
 		Probe:     func(c *config.Config, f service.Family) error { return iptables.Probe(f, Options(c)) },
-		Open:      open,
+		Open:      mode.OpenEach(create, addCounters),
 		Owned:     Owned,
 		Targets:   targets,
-		ReadBack:  readBack,
+		ReadBack:  mode.ReadBack(create),
 		Conntrack: true,
 	}
 }
 
-func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
-	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
-		b, err := iptables.New(f, Options(s.Config))
-		if err != nil {
-			return nil, err
-		}
-		x := &mode.Backend{
-			Backend: b, Family: f,
-			Audit:  func() (reconcile.Backend, error) { return iptables.New(f, Options(s.Config)) },
-			Tracer: func() (mode.Tracer, error) { return iptables.New(f, Options(s.Config)) },
-			Packets: func(ctx context.Context) (metrics.Packets, error) {
-				p, err := b.Packets(ctx)
-				return metrics.Packets(p), err
-			},
-		}
-		if s.Config.CountTraffic {
-			x.Traffic = iptables.NewCounters(f, Options(s.Config))
-		}
-		return x, nil
-	})
+func create(c *config.Config, f service.Family) (*iptables.Backend, error) {
+	return iptables.New(f, Options(c))
 }
 
-func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
-	b, err := iptables.New(f, Options(s.Config))
-	if err != nil {
-		return "", "", err
+func addCounters(s mode.Setup, x *mode.Backend, b *iptables.Backend) error {
+	x.Packets = func(ctx context.Context) (metrics.Packets, error) {
+		p, err := b.Packets(ctx)
+		return metrics.Packets(p), err
 	}
-	defer b.Close()
-	return b.ReadBack(ctx, want)
+	if s.Config.CountTraffic {
+		x.Traffic = iptables.NewCounters(x.Family, Options(s.Config))
+	}
+	return nil
 }
 
 // Owned names the targets that rounds of modes iptables and userspace keep in order: the

@@ -6,7 +6,6 @@ package descriptor
 import (
 	"context"
 
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -19,36 +18,23 @@ func system() *mode.System {
 		Probe: func(c *config.Config, f service.Family) error { return ipvs.Probe(f, options(c)) },
 		// The probe makes a virtual server and an interface.
 		ProbeLeavesTraces: true,
-		Open:              open,
+		Open:              mode.OpenEach(create, addTraffic),
 		Owned:             owned,
 		Targets:           targets,
-		ReadBack:          readBack,
+		ReadBack:          mode.ReadBack(create),
 		Conntrack:         true,
 	}
 }
 
-func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
-	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
-		create := func() (reconcile.Backend, error) { return ipvs.New(f, options(s.Config)) }
-		b, err := create()
-		x := &mode.Backend{
-			Backend: b, Family: f, Audit: create,
-			Tracer: func() (mode.Tracer, error) { return ipvs.New(f, options(s.Config)) },
-		}
-		if s.Config.CountTraffic && err == nil {
-			x.Traffic, err = ipvs.NewCounters(f)
-		}
-		return x, err
-	})
+func create(c *config.Config, f service.Family) (*ipvs.Backend, error) {
+	return ipvs.New(f, options(c))
 }
 
-func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
-	b, err := ipvs.New(f, options(s.Config))
-	if err != nil {
-		return "", "", err
+func addTraffic(s mode.Setup, x *mode.Backend, _ *ipvs.Backend) (err error) {
+	if s.Config.CountTraffic {
+		x.Traffic, err = ipvs.NewCounters(x.Family)
 	}
-	defer b.Close()
-	return b.ReadBack(ctx, want)
+	return err
 }
 
 func owned(_ *config.Config, f service.Family) ([]string, error) {

@@ -6,7 +6,6 @@ package descriptor
 import (
 	"context"
 
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -17,36 +16,23 @@ import (
 func system() *mode.System {
 	return &mode.System{
 		Probe:     func(_ *config.Config, f service.Family) error { return nftables.Probe(f) },
-		Open:      open,
+		Open:      mode.OpenEach(create, addTraffic),
 		Owned:     owned,
 		Targets:   targets,
-		ReadBack:  readBack,
+		ReadBack:  mode.ReadBack(create),
 		Conntrack: true,
 	}
 }
 
-func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
-	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
-		create := func() (reconcile.Backend, error) { return nftables.New(f, options(s.Config)) }
-		b, err := create()
-		x := &mode.Backend{
-			Backend: b, Family: f, Audit: create,
-			Tracer: func() (mode.Tracer, error) { return nftables.New(f, options(s.Config)) },
-		}
-		if s.Config.CountTraffic && err == nil {
-			x.Traffic, err = nftables.NewCounters(f, options(s.Config))
-		}
-		return x, err
-	})
+func create(c *config.Config, f service.Family) (*nftables.Backend, error) {
+	return nftables.New(f, options(c))
 }
 
-func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
-	b, err := nftables.New(f, options(s.Config))
-	if err != nil {
-		return "", "", err
+func addTraffic(s mode.Setup, x *mode.Backend, _ *nftables.Backend) (err error) {
+	if s.Config.CountTraffic {
+		x.Traffic, err = nftables.NewCounters(x.Family, options(s.Config))
 	}
-	defer b.Close()
-	return b.ReadBack(ctx, want)
+	return err
 }
 
 func owned(c *config.Config, f service.Family) ([]string, error) {

@@ -21,7 +21,7 @@ func system() *mode.System {
 		Open:      open,
 		Owned:     owned,
 		Targets:   targets,
-		ReadBack:  readBack,
+		ReadBack:  mode.ReadBack(newAudit),
 		Conntrack: true,
 	}
 }
@@ -44,7 +44,7 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		b.ObserveUnreached(unreached)
 		x := &mode.Backend{
 			Backend: b, Family: f, Relay: relay{b},
-			Audit:  func() (reconcile.Backend, error) { return userspace.NewAudit(f, options(s.Config)) },
+			Audit:  func() (reconcile.Backend, error) { return newAudit(s.Config, f) },
 			Tracer: func() (mode.Tracer, error) { return userspace.NewTracer(b) },
 		}
 		if s.Config.CountTraffic {
@@ -61,15 +61,10 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 	})
 }
 
-// readBack takes the listeners to be where the rules lead, as only the process that has
+// newAudit takes the listeners to be where the rules lead, as only the process that has
 // them knows better.
-func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
-	a, err := userspace.NewAudit(f, options(s.Config))
-	if err != nil {
-		return "", "", err
-	}
-	defer a.Close()
-	return a.ReadBack(ctx, want)
+func newAudit(c *config.Config, f service.Family) (*userspace.Audit, error) {
+	return userspace.NewAudit(f, options(c))
 }
 
 // owned leaves out the address of an earlier process if the configuration has another
