@@ -48,6 +48,8 @@ type Fault struct {
 	// complete. With Reset the connection ends there instead.
 	Cut   int
 	Reset bool
+	// Skew is how far the clock in responses is ahead.
+	Skew time.Duration
 	// Only, if not empty, restricts the fault to requests with it in their path.
 	Only string
 }
@@ -71,7 +73,7 @@ func (c *Cluster) NewFaultProxy(ctx context.Context) (*FaultProxy, error) {
 	f.URL = "https://" + f.listener.Addr().String()
 	quiet := log.New(io.Discard, "", 0) // the end of a client is not worth a log line
 	pass := &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ErrorLog: quiet,
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ModifyResponse: skewDate, ErrorLog: quiet,
 		Transport: &http.Transport{
 			DialContext: c.dial, ForceAttemptHTTP2: true,
 			TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true,
@@ -129,6 +131,16 @@ func (f *FaultProxy) beginRequest(path string) (Fault, *faultPeriod) {
 	return f.fault, f.current
 }
 
+// skew is the key of Fault.Skew in the context of a request.
+type skew struct{}
+
+func skewDate(r *http.Response) error {
+	if by, _ := r.Request.Context().Value(skew{}).(time.Duration); by != 0 {
+		r.Header.Set("Date", time.Now().Add(by).UTC().Format(http.TimeFormat))
+	}
+	return nil
+}
+
 func (f *FaultProxy) injectFaults(pass http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fault, now := f.beginRequest(r.URL.Path)
@@ -140,7 +152,7 @@ func (f *FaultProxy) injectFaults(pass http.Handler) http.Handler {
 		defer now.requests.Done()
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
-		r = r.WithContext(ctx)
+		r = r.WithContext(context.WithValue(ctx, skew{}, fault.Skew))
 		if fault.Delay != 0 {
 			select {
 			case <-time.After(fault.Delay):
