@@ -38,6 +38,7 @@ report      := go run ./build/testreport -skips=$(SKIPS) -allow=build/skips.txt 
 go_build    := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION),$(REVISION),$(DATE)'
 staticcheck := build/.cache/staticcheck
 vm          := build/.cache/vm
+nodes       := build/.cache/nodes
 
 # $(call on_each,COMMAND) runs COMMAND for each platform and times it.
 define on_each
@@ -80,11 +81,12 @@ bin/kube-proxy.exe:
 SYSTEMS  := linux-amd64 linux-arm64 windows-amd64
 binaries := build/.cache/binaries
 man      := build/.cache/man
+images   := dist
 
 # The name of the images, with a registry if they are for one.
 IMAGE ?= localhost/kubeproxy
 
-lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -man '$(CURDIR)/$(man)' -out '$(CURDIR)/dist' -name '$(IMAGE)' \
+lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -man '$(CURDIR)/$(man)' -out '$(CURDIR)/$(images)' -systems '$(SYSTEMS)' -name '$(IMAGE)' \
 	-version '$(VERSION)' -revision '$(REVISION)' -created '$(DATE)'
 
 .PHONY: binaries
@@ -119,6 +121,30 @@ manifests: ## rewrite build/deploy from the chart
 .PHONY: pins
 pins: ## take the newest packages of Debian into build/release/debian/packages.txt
 	@cd build/release && go run . pins -out debian
+
+# The mode of the proxy in a cluster.
+MODE ?= nftables
+
+# What a cluster has of ours: the image with the commands of iptables, and the chart.
+ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE)
+
+# A cluster needs an image for this machine alone.
+cluster: SYSTEMS := linux-$(shell go env GOARCH)
+cluster: images := build/.cache/images
+
+.PHONY: cluster
+cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode
+	@echo "== cluster: the first time, Kubernetes and containerd are built from source, which takes long"
+	@$(nodes) up $(ours)
+
+.PHONY: cluster-down
+cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
+	@$(nodes) down
+
+.PHONY: $(nodes)
+$(nodes):
+	@build/setup.sh cluster
+	@CGO_ENABLED=0 go build -o $@ ./test/nodes/run
 
 .PHONY: demo
 demo: bin/kube-proxy ## show the proxy on real connections, in network namespaces of its own

@@ -5,12 +5,14 @@
 # Installs what the tests need beyond Go, on Debian and its like: nft, which
 # must accept and print our tables, both variants of iptables, a C compiler for
 # the race detector, Wine with its C compiler, which the Windows program runs
-# under, and what virtual machines with other kernels are made of.
+# under, what virtual machines with other kernels are made of, and what the
+# nodes and the images of a cluster need.
 # It does nothing where all is there, and only says what is missing where it
 # is not run by root.
 set -euo pipefail
 
-# Its arguments say what for: packets, race, wine, machine; without any, for all.
+# Its arguments say what for: packets, race, wine, machine, cluster; without any,
+# for all but the last.
 # "packets" is what make test needs.
 missing=()
 
@@ -43,6 +45,20 @@ for_machine() {
 	need depmod kmod
 	need xz xz-utils
 	need zstd zstd
+}
+
+for_cluster() {
+	for_packets
+	need nsenter util-linux
+	need runc runc
+	[[ -x /usr/lib/cni/ptp ]] || missing+=(containernetworking-plugins)
+	need socat socat
+	need busybox busybox-static
+	need curl curl
+	need wget wget
+	need nc.openbsd netcat-openbsd
+	need dig bind9-dnsutils
+	need iperf iperf
 }
 
 for what in "${@:-packets race wine machine}"; do

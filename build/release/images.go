@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -18,6 +20,16 @@ import (
 
 // linuxArchs are the architectures of Linux, by the names that Go and Debian share.
 var linuxArchs = []string{"amd64", "arm64"}
+
+// wants returns whether images are for a system.
+func (o *options) wants(system string) bool {
+	return slices.Contains(strings.Fields(o.systems), system)
+}
+
+// archs returns the architectures of Linux that images are for.
+func (o *options) archs() []string {
+	return slices.DeleteFunc(slices.Clone(linuxArchs), func(arch string) bool { return !o.wants("linux-" + arch) })
+}
 
 const (
 	program = "usr/local/bin/kube-proxy"
@@ -79,7 +91,7 @@ func (v *variant) index(ctx context.Context, o *options) (v1.ImageIndex, error) 
 // plain returns the images for Linux that have the program only.
 func plain(_ context.Context, o *options, a oci.About) ([]v1.Image, error) {
 	var images []v1.Image
-	for _, arch := range linuxArchs {
+	for _, arch := range o.archs() {
 		img, err := o.linux(a, arch)
 		if err != nil {
 			return nil, err
@@ -92,7 +104,7 @@ func plain(_ context.Context, o *options, a oci.About) ([]v1.Image, error) {
 // withCommands returns the images for Linux that have Debian's iptables and ipset, too.
 func withCommands(ctx context.Context, o *options, a oci.About) ([]v1.Image, error) {
 	var images []v1.Image
-	for _, arch := range linuxArchs {
+	for _, arch := range o.archs() {
 		packages, err := debian.List(arch)
 		if err != nil {
 			return nil, err
@@ -136,6 +148,9 @@ func (o *options) linux(a oci.About, arch string, below ...v1.Layer) (v1.Image, 
 // Windows wants in one, and the version of Windows does not matter, as the container has
 // the node's files.
 func windows(_ context.Context, o *options, a oci.About) ([]v1.Image, error) {
+	if !o.wants("windows-amd64") {
+		return nil, nil
+	}
 	text, err := o.binary("windows-amd64", "kube-proxy.exe")
 	if err != nil {
 		return nil, err

@@ -34,6 +34,7 @@ func main() {
 type options struct {
 	binaries string // a folder for each system, such as linux-amd64
 	man      string // a folder with the man pages
+	systems  string // that images are for, with spaces between them
 	out      string
 	name     string // of the image, without a tag
 	version  string
@@ -41,6 +42,7 @@ type options struct {
 	created  time.Time
 
 	chart      string // folder
+	list       string // of images to pack
 	kubeconfig string
 	cache      debian.Cache
 }
@@ -52,20 +54,23 @@ func run(ctx context.Context, args []string) error {
 		"pins":      writePins,
 		"manifests": writeManifests,
 		"render":    printManifest,
+		"pack":      packImages,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands image, release, pins, manifests, render")
+		return errors.New("want one of the commands image, release, pins, manifests, render, pack")
 	}
 	o := &options{}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	flags.StringVar(&o.binaries, "binaries", "", "folder with a folder for each system, such as linux-amd64, that has the binary")
 	flags.StringVar(&o.man, "man", "", "folder with the man pages")
+	flags.StringVar(&o.systems, "systems", "linux-amd64 linux-arm64 windows-amd64", "systems that images are for")
 	flags.StringVar(&o.out, "out", "", "folder to write to")
 	flags.StringVar(&o.name, "name", "localhost/kubeproxy", "name of the image, with a registry if it is for one")
 	flags.StringVar(&o.version, "version", "dev", "version, which becomes the tag")
 	flags.StringVar(&o.revision, "revision", "", "commit")
 	flags.StringVar(&o.chart, "chart", filepath.Join("..", "chart"), "folder of the chart")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "cluster that render asks")
+	flags.StringVar(&o.list, "list", "", "file with the images that pack makes of folders, as JSON")
 	created := flags.String("created", "", "time of every file, in RFC 3339; SOURCE_DATE_EPOCH goes before it")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err

@@ -1,0 +1,123 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Cluster is a cluster on this machine. There is at most one.
+type Cluster struct {
+	// Nodes is how many nodes it has: n1, n2 and so on.
+	Nodes int
+	// Programs is a folder with kubectl, ctr, helm and whatever else runs in it.
+	Programs string
+	// Archives are the images that every node has.
+	Archives []string
+
+	folder  string
+	out     io.Writer
+	started time.Time
+}
+
+// ErrNone means that no cluster runs.
+var ErrNone = errors.New("no cluster; make cluster starts one")
+
+// Folder returns where the files of the cluster are.
+func Folder() (string, error) {
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "kubeproxy", "cluster"), err
+}
+
+// Open returns the cluster that runs. Progress is reported to out.
+func Open(out io.Writer) (*Cluster, error) {
+	folder, err := Folder()
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(folder, "cluster.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, ErrNone
+	}
+	c := &Cluster{folder: folder, out: out, started: time.Now()}
+	if err == nil {
+		err = json.Unmarshal(text, c)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the cluster's description: %w", err)
+	}
+	return c, nil
+}
+
+func (c *Cluster) save() error {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(c.path("cluster.json"), text, 0o600)
+}
+
+func (c *Cluster) path(elements ...string) string {
+	return filepath.Join(append([]string{c.folder}, elements...)...)
+}
+
+// progress reports a line with the time since the start.
+func (c *Cluster) progress(format string, args ...any) {
+	fmt.Fprintf(c.out, "%6.1fs  %s\n", time.Since(c.started).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// Up starts a cluster: its nodes are ready when it returns. No service proxy runs yet,
+// and so the DNS of the cluster does not answer.
+func Up(ctx context.Context, out io.Writer, c *Cluster) error {
+	var err error
+	if c.folder, err = Folder(); err != nil {
+		return err
+	}
+	c.out, c.started = out, time.Now()
+	if _, err := os.Stat(c.path("cluster.json")); err == nil {
+		return fmt.Errorf("a cluster is there already, in %s; make cluster-down removes it", c.folder)
+	}
+	if err := os.MkdirAll(c.path("pki"), 0o700); err != nil {
+		return err
+	}
+	if err := c.save(); err != nil { // first, as Down removes what it describes
+		return err
+	}
+	for _, step := range []func(context.Context) error{c.startControl, c.startNodes, c.awaitNodes} {
+		if err := step(ctx); err != nil {
+			return errors.Join(err, c.complaints(), errors.New("make cluster-down removes what is there"))
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) startNodes(ctx context.Context) error {
+	for i := range c.Nodes {
+		if err := c.startNode(ctx, i+1); err != nil {
+			return fmt.Errorf("start node n%d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// Down ends the cluster and removes everything that belongs to it. It goes on after a
+// failure, so that a second try has less to do.
+func (c *Cluster) Down() error {
+	var errs []error
+	for i := range c.Nodes {
+		errs = append(errs, c.stopNode(i+1))
+	}
+	errs = append(errs, c.Machine(control).remove())
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.RemoveAll(c.folder)
+}

@@ -1,0 +1,107 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// system is the namespace that service proxies are in.
+const system = "kube-system"
+
+// Chart is this proxy as a user installs it.
+type Chart struct {
+	Folder string
+	// Repository and Tag are of the image, whose archive is one of Cluster.Archives.
+	Repository, Tag string
+	Mode            string
+}
+
+// Install installs this proxy with Helm, and returns when every node has it and the DNS of
+// the cluster answers. The chart finds the API server's address in the cluster.
+func (c *Cluster) Install(ctx context.Context, chart Chart) error {
+	values := fmt.Sprintf("clusterCIDR: %q\nlinux: {mode: %q}\nimage: {repository: %q, tag: %q}\n", PodCIDR, chart.Mode, chart.Repository, chart.Tag)
+	if _, err := c.helm(ctx, values, "upgrade", "--install", "kubeproxy", chart.Folder, "--values=-"); err != nil {
+		return err
+	}
+	return c.awaitProxy(ctx, "kubeproxy")
+}
+
+// Uninstall removes what Install made. Rules stay on the nodes.
+func (c *Cluster) Uninstall(ctx context.Context) error {
+	_, err := c.helm(ctx, "", "uninstall", "kubeproxy", "--wait")
+	return err
+}
+
+// InstallKnown installs Kubernetes' own kube-proxy as kubeadm does.
+func (c *Cluster) InstallKnown(ctx context.Context, mode string) error {
+	text, err := files.ReadFile("files/known.yaml")
+	if err != nil {
+		return err
+	}
+	if _, err := c.kubectl(ctx, strings.Replace(string(text), "mode: MODE", "mode: "+mode, 1), "create", "-f", "-"); err != nil {
+		return err
+	}
+	return c.awaitProxy(ctx, "kube-proxy")
+}
+
+func (c *Cluster) awaitProxy(ctx context.Context, name string) error {
+	for _, what := range []string{"daemonset/" + name, "deployment/coredns"} {
+		if _, err := c.kubectl(ctx, "", "-n", system, "rollout", "status", what, timeout()); err != nil {
+			return err
+		}
+		c.progress("%s is ready", what)
+	}
+	return nil
+}
+
+// helm runs Helm for the administrator.
+func (c *Cluster) helm(ctx context.Context, stdin string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Programs, "helm"), append(args, "--namespace="+system, "--kubeconfig="+c.Kubeconfig())...)
+	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+c.path("helm"), "HELM_CONFIG_HOME="+c.path("helm"), "HELM_DATA_HOME="+c.path("helm"))
+	cmd.Stdin = strings.NewReader(stdin)
+	return output(cmd)
+}
+
+// Demo deploys a small application, and waits for it.
+func (c *Cluster) Demo(ctx context.Context) error {
+	if err := c.applyFile(ctx, "demo.yaml"); err != nil {
+		return err
+	}
+	for _, name := range []string{"web", "client"} {
+		if _, err := c.kubectl(ctx, "", "-n", "demo", "rollout", "status", "deployment/"+name, timeout()); err != nil {
+			return err
+		}
+	}
+	c.progress("the demo application is ready")
+	return c.await(ctx, patience, "-n", "demo", "exec", "deployment/client", "--", "curl", "-sf", "-m", "5", "http://web/hostname")
+}
+
+// Version returns the version of the API server.
+func (c *Cluster) Version(ctx context.Context) (string, error) {
+	text, err := c.kubectl(ctx, "", "get", "--raw=/version")
+	if err != nil {
+		return "", err
+	}
+	var v struct{ GitVersion string }
+	err = json.Unmarshal([]byte(text), &v)
+	return v.GitVersion, err
+}
+
+// Kernel returns the release of the kernel, such as 6.1.0-56-amd64.
+func Kernel() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

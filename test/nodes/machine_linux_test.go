@@ -1,0 +1,185 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestMain is process 1 of the machines that tests start.
+func TestMain(m *testing.M) {
+	handled, err := RunCommand(os.Args[1:])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "machine:", err)
+		os.Exit(1)
+	}
+	if handled {
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// startMachine starts a machine, and checks at the end that nothing of it is left.
+func startMachine(t *testing.T, m *Machine, l *net.TCPListener) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("a machine needs root")
+	}
+	t.Cleanup(func() {
+		if err := m.remove(); err != nil {
+			t.Error(err)
+		}
+		for _, found := range leftovers(t, m) {
+			t.Errorf("left behind: %s", found)
+		}
+	})
+	if err := errors.Join(m.addNamespace(), m.ips("link set lo up")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.boot(l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leftovers returns what names the machine: mounts, network namespaces, cgroups and
+// processes.
+func leftovers(t *testing.T, m *Machine) []string {
+	t.Helper()
+	var found []string
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, m.Folder) || strings.Contains(line, m.namespace()) {
+			found = append(found, "mount "+line)
+		}
+	}
+	if _, err := os.Stat("/run/netns/" + m.namespace()); err == nil {
+		found = append(found, "network namespace")
+	}
+	err = filepath.WalkDir(cgroupRoot, func(path string, d os.DirEntry, err error) error {
+		if errors.Is(err, os.ErrNotExist) { // others come and go
+			return nil
+		}
+		if err == nil && d.IsDir() && d.Name() == m.namespace() {
+			found = append(found, "cgroup "+path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), m.Folder) {
+			found = append(found, file+" "+string(text))
+		}
+	}
+	return found
+}
+
+func testMachine(t *testing.T, steps ...Step) *Machine {
+	t.Helper()
+	return &Machine{
+		Name: fmt.Sprintf("test%d", os.Getpid()), Folder: t.TempDir(), Path: "/usr/sbin:/usr/bin:/sbin:/bin", Steps: steps,
+	}
+}
+
+// TestMachine starts a machine whose programs fail, end, leave orphans and go on, and
+// checks that it is a host of its own.
+func TestMachine(t *testing.T) {
+	once := `test -e /var/tmp/tried && exec true; touch /var/tmp/tried; exec false` // fails the first time
+	m := testMachine(t,
+		Step{"once", []string{"sh", "-c", once}, Once},
+		Step{"orphan", []string{"sh", "-c", "(sleep 0.1; echo orphan >>/var/tmp/orphans) & exec true"}, Once},
+		Step{"forever", []string{"sh", "-c", "echo begin; echo $$ >>/var/tmp/forever; exec sleep 1000"}, Forever},
+	)
+	startMachine(t, m, nil)
+	awaitFile(t, m.path("var/tmp/orphans"), 1)
+	awaitFile(t, m.path("var/tmp/forever"), 1)
+	cmd, err := m.Command("sh", "-c", "hostname; readlink /proc/1/exe >/dev/null && ls -d /sys/fs/cgroup/*; cat /proc/sys/kernel/panic; ls /sys/class/net; pkill sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := output(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(text, m.Name+"\n") || !strings.HasSuffix(text, "\nlo\n") {
+		t.Errorf("a command sees another host than %s with a loopback interface:\n%s", m.Name, text)
+	}
+	awaitFile(t, m.path("var/tmp/forever"), 2) // it was started again
+	before, err := os.ReadFile("/proc/sys/kernel/panic")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cmd, err = m.Command("sh", "-c", "echo 77 >/proc/sys/kernel/panic"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := output(cmd); err != nil {
+		t.Errorf("a setting that kubelet writes: %v", err)
+	}
+	if after, err := os.ReadFile("/proc/sys/kernel/panic"); err != nil || string(after) != string(before) {
+		t.Errorf("the host's kernel.panic was %q and is %q, %v", before, after, err)
+	}
+}
+
+// awaitFile waits until a file has a number of lines.
+func awaitFile(t *testing.T, file string, lines int) {
+	t.Helper()
+	var text []byte
+	err := poll(20*time.Second, func() (bool, error) {
+		text, _ = os.ReadFile(file) // not there yet
+		return strings.Count(string(text), "\n") >= lines, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: want %d lines: %v\n%s", file, lines, err, text)
+	}
+}
+
+// TestForward checks that connections to the listener on the host reach the machine.
+func TestForward(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := testMachine(t, Step{"echo", []string{"socat", "TCP-LISTEN:7,fork,reuseaddr", "EXEC:cat"}, Forever})
+	m.Forward = "127.0.0.1:7"
+	startMachine(t, m, l.(*net.TCPListener))
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const said = "hello"
+	var got []byte
+	err = poll(20*time.Second, func() (bool, error) {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			return false, err
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, said); err != nil {
+			return false, nil
+		}
+		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+			return false, nil
+		}
+		got, err = io.ReadAll(c)
+		return string(got) == said, nil
+	})
+	if err != nil {
+		t.Errorf("want %q back, got %q: %v", said, got, err)
+	}
+}

@@ -1,0 +1,121 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/template"
+)
+
+// files are the configuration files of a node, and objects of the cluster.
+//
+//go:embed files
+var files embed.FS
+
+func node(i int) string { return fmt.Sprintf("n%d", i) }
+
+// startNode connects a node and starts what it runs. Images come first, as kubelet would
+// look for them in a registry.
+func (c *Cluster) startNode(ctx context.Context, i int) error {
+	if err := c.connectNode(i); err != nil {
+		return err
+	}
+	m := c.Machine(node(i))
+	if err := c.configureNode(i); err != nil {
+		return fmt.Errorf("configure %s: %w", m.Name, err)
+	}
+	m.Steps = []Step{
+		{"containerd", []string{"containerd", "--config=" + m.path("containerd.toml")}, Forever},
+		{"containerd-ready", []string{"ctr", "version"}, Once},
+	}
+	for _, archive := range c.Archives {
+		m.Steps = append(m.Steps, Step{"import", []string{"ctr", "-n", "k8s.io", "images", "import", "--local", archive}, Once})
+	}
+	m.Steps = append(m.Steps, Step{"kubelet", []string{
+		"kubelet", "--config=" + m.path("kubelet.yaml"), "--kubeconfig=" + c.path(m.Name+".conf"), "--hostname-override=" + m.Name,
+		"--node-ip=" + NodeIPv4(i) + "," + NodeIPv6(i),
+		fmt.Sprintf("--node-labels=topology.kubernetes.io/zone=zone-%d,topology.kubernetes.io/region=here", i),
+	}, Forever})
+	return m.boot(nil)
+}
+
+// configureNode writes the node's configuration files.
+func (c *Cluster) configureNode(i int) error {
+	m := c.Machine(node(i))
+	all, err := template.ParseFS(files, "files/node/*")
+	if err != nil {
+		return err
+	}
+	v4, v6 := podCIDRs(i)
+	about := map[string]string{
+		"CA": c.pki("ca.crt"), "Certificate": c.pki(m.Name + ".crt"), "Key": c.pki(m.Name + ".key"),
+		"DNS": dnsIP, "PodCIDRv4": v4, "PodCIDRv6": v6, "ResolvConf": m.path("resolv.conf"), "CNI": m.path("cni"),
+	}
+	if err := os.MkdirAll(m.path("cni"), 0o755); err != nil {
+		return err
+	}
+	for _, t := range all.Templates() {
+		to := m.path(t.Name())
+		if filepath.Ext(to) == ".conflist" {
+			to = filepath.Join(m.path("cni"), t.Name())
+		}
+		var text strings.Builder
+		if err := errors.Join(t.Execute(&text, about), os.WriteFile(to, []byte(text.String()), 0o644)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitNodes waits until every node is ready, and gives them their ranges of pod
+// addresses, as a cloud would.
+func (c *Cluster) awaitNodes(ctx context.Context) error {
+	for i := 1; i <= c.Nodes; i++ {
+		if err := c.await(ctx, patience, "get", "node", node(i)); err != nil {
+			return fmt.Errorf("wait for node %s to register: %w", node(i), err)
+		}
+		v4, v6 := podCIDRs(i)
+		patch := fmt.Sprintf(`{"spec":{"podCIDR":%q,"podCIDRs":[%q,%q]}}`, v4, v4, v6)
+		if _, err := c.kubectl(ctx, "", "patch", "node", node(i), "--type=merge", "-p", patch); err != nil {
+			return err
+		}
+	}
+	c.progress("%d nodes have registered", c.Nodes)
+	for _, file := range []string{"coredns.yaml", "cluster-info.yaml"} {
+		if err := c.applyFile(ctx, file); err != nil {
+			return err
+		}
+	}
+	if _, err := c.kubectl(ctx, "", "wait", "--for=condition=Ready", "node", "--all", timeout()); err != nil {
+		return err
+	}
+	c.progress("the nodes are ready")
+	return nil
+}
+
+// applyFile applies objects that come with this program.
+func (c *Cluster) applyFile(ctx context.Context, name string) error {
+	text, err := files.ReadFile("files/" + name)
+	if err == nil {
+		_, err = c.kubectl(ctx, string(text), "apply", "-f", "-")
+	}
+	return err
+}
+
+// stopNode ends a node as a power failure does. Its disk stays.
+func (c *Cluster) stopNode(i int) error { return c.Machine(node(i)).remove() }
+
+// Reboot ends a node, and starts it again with an empty network.
+func (c *Cluster) Reboot(ctx context.Context, i int) error {
+	if err := c.stopNode(i); err != nil {
+		return err
+	}
+	return c.startNode(ctx, i)
+}

@@ -1,0 +1,9 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command run starts and ends the cluster of package nodes:
+//
+//	run up           a cluster with this proxy and a demo application
+//	run down         removes it
+//	run enter HOST COMMAND...    a command on n1, n2, n3 or control
+package main

@@ -1,0 +1,153 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"kubeproxy/test/nodes"
+)
+
+func main() {
+	if handled, err := nodes.RunCommand(os.Args[1:]); handled {
+		exit(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	exit(err)
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func run(ctx context.Context, args []string) error {
+	commands := map[string]func(context.Context, []string) error{"up": up, "down": down, "enter": enter}
+	if len(args) == 0 || commands[args[0]] == nil {
+		return errors.New("want one of the commands up, down, enter")
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("a cluster needs root, for network namespaces and for containers")
+	}
+	return commands[args[0]](ctx, args[1:])
+}
+
+// proxyFlags say which proxy is installed.
+type proxyFlags struct {
+	chart nodes.Chart
+	image string
+}
+
+func (p *proxyFlags) add(flags *flag.FlagSet) {
+	flags.StringVar(&p.chart.Folder, "chart", "build/chart", "folder of the chart")
+	flags.StringVar(&p.image, "image", "", "archive of the image, as make image writes it")
+	flags.StringVar(&p.chart.Repository, "repository", "localhost/kubeproxy", "name of the image, without -iptables")
+	flags.StringVar(&p.chart.Tag, "tag", "", "tag of the image")
+	flags.StringVar(&p.chart.Mode, "mode", "nftables", "mode of the proxy")
+}
+
+// build makes what a cluster consists of, and adds the image.
+func (p *proxyFlags) build(ctx context.Context, count int) (*nodes.Cluster, error) {
+	c, err := nodes.Build(ctx, os.Stdout, count)
+	if err != nil {
+		return nil, err
+	}
+	image, err := filepath.Abs(p.image)
+	if err == nil {
+		_, err = os.Stat(image)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the image: %w; make image writes one", err)
+	}
+	c.Archives = append(c.Archives, image)
+	return c, nil
+}
+
+func up(ctx context.Context, args []string) error {
+	var p proxyFlags
+	flags := flag.NewFlagSet("up", flag.ContinueOnError)
+	p.add(flags)
+	count := flags.Int("nodes", 3, "how many nodes")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	c, err := p.build(ctx, *count)
+	if err != nil {
+		return err
+	}
+	for _, step := range []func() error{
+		func() error { return nodes.Up(ctx, os.Stdout, c) },
+		func() error { return c.Install(ctx, p.chart) },
+		func() error { return c.Demo(ctx) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	fmt.Printf(hints, c.Kubeconfig(), c.Programs, self)
+	return nil
+}
+
+const hints = `
+The cluster is ready. In a shell:
+
+  export KUBECONFIG=%[1]s PATH=%[2]s:$PATH
+  kubectl get nodes -o wide
+  kubectl -n kube-system exec daemonset/kubeproxy -- kube-proxy status
+  kubectl -n demo get services,pods -o wide
+  kubectl -n demo exec deployment/client -- curl -s http://web/hostname     # again: another pod answers
+  %[3]s enter control curl -s http://172.30.0.12:30080/hostname             # a client outside, by the NodePort of n2
+  %[3]s enter n1 nft list ruleset
+
+make cluster-down removes everything.
+`
+
+func down(context.Context, []string) error {
+	c, err := nodes.Open(os.Stdout)
+	if errors.Is(err, nodes.ErrNone) {
+		fmt.Println("no cluster is there")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.Down()
+}
+
+func enter(_ context.Context, args []string) error {
+	if len(args) < 2 {
+		return errors.New("want a host, such as n1 or control, and a command")
+	}
+	c, err := nodes.Open(os.Stdout)
+	if err != nil {
+		return err
+	}
+	cmd, err := c.Machine(args[0]).Command(args[1:]...)
+	if err != nil {
+		return err
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	err = cmd.Run()
+	if child := (*exec.ExitError)(nil); errors.As(err, &child) && child.Exited() {
+		os.Exit(child.ExitCode()) // the command has said why
+	}
+	return err
+}
