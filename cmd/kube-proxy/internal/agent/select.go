@@ -79,6 +79,9 @@ func (o *Options) modeOrigin() string {
 // selectMode opens the candidates in order and returns the first that works. It logs why
 // earlier ones do not. If none works, the error lists the reason of each.
 func selectMode(log klog.Logger, all []Candidate, open func(Candidate) (*Selected, error)) (*Selected, error) {
+	if len(all) == 0 {
+		return nil, mode.ErrNoSystem
+	}
 	var errs []error
 	for i, w := range all {
 		x, err := w.open(open)

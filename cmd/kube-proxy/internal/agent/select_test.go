@@ -5,17 +5,20 @@ package agent
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/nodemode"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
 )
 
@@ -131,5 +134,12 @@ func TestCheckNamed(t *testing.T) {
 		if err == nil || err.Error() != want {
 			t.Errorf("mode %s with a name: %v\nwant %s", d.Name, err, want)
 		}
+	}
+}
+
+// TestSelectOfNone checks that a table without a mode for the system is an error.
+func TestSelectOfNone(t *testing.T) {
+	if x, err := selectMode(klog.Background(), nil, nil); x != nil || !errors.Is(err, mode.ErrNoSystem) {
+		t.Errorf("selectMode = %v, %v", x, err)
 	}
 }
