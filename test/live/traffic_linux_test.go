@@ -144,6 +144,15 @@ func countTraffic(t *testing.T, m mode) {
 		t.Errorf("the metrics lack %s", line)
 	}
 	c.endpointGoes(t, web, made)
+	p.Stop(t)
+	p = c.launch(t)
+	for _, f := range service.Families {
+		p.AwaitLog(t, `"Programmed"`, f.String())
+		if c.mode.proxyMode() == "nftables" && !p.Log.Has(`"Programmed"`, f.String(), "changed=false") {
+			t.Errorf("a restart changed the table of %s, which holds what is to be", f)
+		}
+	}
+	c.awaitCounts(t, counts{}) // those of the earlier process
 }
 
 // endpointGoes takes web-1 away. Its connections stay in the sums.
