@@ -129,8 +129,8 @@ MODE ?= nftables
 ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE)
 
 # A cluster needs an image for this machine alone.
-cluster: SYSTEMS := linux-$(shell go env GOARCH)
-cluster: images := build/.cache/images
+cluster changes test-cluster: SYSTEMS := linux-$(shell go env GOARCH)
+cluster changes test-cluster: images := build/.cache/images
 
 .PHONY: cluster
 cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode
@@ -140,6 +140,10 @@ cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its ch
 .PHONY: cluster-down
 cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down
+
+.PHONY: changes
+changes: $(nodes) image ## install, roll, drain, reboot, go back, with connections counted; rewrites docs/changes.md; 20 minutes
+	@$(nodes) changes $(ours) $(if $(ONLY),-only $(ONLY))
 
 .PHONY: $(nodes)
 $(nodes):
@@ -179,6 +183,7 @@ nightly: setup controlplane prefix machine ## the long forms of all tests: campa
 	@echo "== nightly"
 	@KUBEPROXY_NIGHTLY=1 KUBEPROXY_SOAK=30m $(report) \
 		-count=1 -timeout 6h ./...
+	@$(MAKE) --no-print-directory test-cluster
 	@echo "== fuzz"
 	@build/fuzz.sh $(FUZZTIME)
 
@@ -191,6 +196,11 @@ e2e: controlplane ## the tests against a real API server alone; builds it the fi
 test-release: ## the tests of what is released alone: images built twice and unpacked, the chart and its values
 	@echo "== images and release"
 	@cd build/release && go vet ./... && go test -count=1 ./...
+
+.PHONY: test-cluster
+test-cluster: $(nodes) image ## a cluster of real nodes: install, roll, and the way back under load
+	@echo "== cluster"
+	@$(nodes) changes $(ours) -only 1-install,2-roll,3-application,7-back -json ''
 
 .PHONY: wine
 wine: setup prefix controlplane ## the tests that run Windows programs alone, under Wine

@@ -1,0 +1,169 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// flow is a client and what it connects to.
+type flow struct {
+	name string
+	pid  int // a process in the client's network
+	load Load
+	cmd  *exec.Cmd
+	out  bytes.Buffer
+}
+
+// rate and held are what each client does: six clients over TCP make 300 connections a
+// second.
+const (
+	rate = 50
+	held = 20
+)
+
+// flows deploys what clients connect to, and returns the clients: in a pod on n1, on node
+// n2, and outside.
+func (c *Cluster) flows(ctx context.Context) ([]*flow, error) {
+	if err := c.applyFile(ctx, "load.yaml"); err != nil {
+		return nil, err
+	}
+	for _, args := range [][]string{
+		{"rollout", "status", "deployment/web", timeout()},
+		{"wait", "--for=condition=Ready", "pod/client", timeout()},
+	} {
+		if _, err := c.kubectl(ctx, "", append([]string{"-n", "load"}, args...)...); err != nil {
+			return nil, err
+		}
+	}
+	text, err := c.kubectl(ctx, "", "-n", "load", "get", "services", "web", "local", "-o", "jsonpath={.items[*].spec.clusterIPs[*]}")
+	if err != nil {
+		return nil, err
+	}
+	ips := strings.Fields(text)
+	if len(ips) != 3 {
+		return nil, fmt.Errorf("the Services have the addresses %q, want three", text)
+	}
+	pod, err := c.podProcess(ctx, "load", "client")
+	if err != nil {
+		return nil, err
+	}
+	onNode, outside := c.Machine(node(2)).process(), c.Machine(control).process()
+	tcp := func(name string, pid int, address string) *flow {
+		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held}}
+	}
+	return []*flow{
+		tcp("pod to ClusterIP", pod, ips[0]+":80"),
+		tcp("pod to ClusterIP, IPv6", pod, "["+ips[1]+"]:80"),
+		tcp("pod to ClusterIP, internal Local", pod, ips[2]+":80"),
+		tcp("node to ClusterIP", onNode, ips[0]+":80"),
+		tcp("outside to NodePort", outside, NodeIPv4(1)+":30777"),
+		tcp("outside to NodePort, external Local", outside, NodeIPv4(2)+":30778"),
+		{name: "pod to ClusterIP, UDP", pid: pod, load: Load{"udp", ips[0] + ":81", rate, held}},
+		{name: "outside to NodePort, UDP", pid: outside, load: Load{"udp", NodeIPv4(2) + ":30779", rate, held}},
+	}, nil
+}
+
+// podProcess returns a process of a pod, in the numbers of the host.
+func (c *Cluster) podProcess(ctx context.Context, namespace, name string) (int, error) {
+	id, err := c.kubectl(ctx, "", "-n", namespace, "get", "pod", name, "-o", "jsonpath={.status.containerStatuses[0].containerID}")
+	if err != nil {
+		return 0, err
+	}
+	id = strings.TrimPrefix(id, "containerd://")
+	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
+	if err != nil {
+		return 0, err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file) // the process may end meanwhile
+		if err == nil && id != "" && strings.Contains(string(text), id) {
+			var pid int
+			_, err := fmt.Sscanf(file, "/proc/%d/", &pid)
+			return pid, err
+		}
+	}
+	return 0, fmt.Errorf("no process of pod %s/%s, container %q", namespace, name, id)
+}
+
+// LoadCommand is the command by which a program runs a Load that it reads from standard
+// input, until it is told to end, and writes the Counts.
+const LoadCommand = "load"
+
+// RunLoad is LoadCommand.
+func RunLoad(ctx context.Context) error {
+	var l Load
+	if err := json.NewDecoder(os.Stdin).Decode(&l); err != nil {
+		return fmt.Errorf("read the load: %w", err)
+	}
+	return json.NewEncoder(os.Stdout).Encode(l.Run(ctx))
+}
+
+func (f *flow) start() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(f.load)
+	if err != nil {
+		return err
+	}
+	f.cmd = exec.Command("nsenter", fmt.Sprintf("--target=%d", f.pid), "--net", self, LoadCommand)
+	f.cmd.Stdin, f.cmd.Stdout, f.cmd.Stderr = bytes.NewReader(text), &f.out, os.Stderr
+	return f.cmd.Start()
+}
+
+func (f *flow) stop() (Flow, error) {
+	r := Flow{Name: f.name}
+	err := f.cmd.Process.Signal(syscall.SIGTERM)
+	if err = errors.Join(err, f.cmd.Wait()); err == nil {
+		err = json.Unmarshal(f.out.Bytes(), &r.Counts)
+	}
+	if err != nil {
+		return r, fmt.Errorf("load %s: %w", f.name, err)
+	}
+	return r, nil
+}
+
+// before and after are how long clients run without the change.
+const (
+	before = 5 * time.Second
+	after  = 15 * time.Second
+)
+
+// Under runs a change while clients connect, and returns what became of them.
+func (c *Cluster) Under(ctx context.Context, change func(context.Context) error) ([]Flow, time.Duration, error) {
+	all, err := c.flows(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, f := range all {
+		if err := f.start(); err != nil {
+			return nil, 0, err
+		}
+	}
+	pause(ctx, before)
+	begin := time.Now()
+	err = change(ctx)
+	took := time.Since(begin)
+	pause(ctx, after)
+	var results []Flow
+	for _, f := range all {
+		r, stopErr := f.stop()
+		err = errors.Join(err, stopErr)
+		results = append(results, r)
+		c.progress("%-36s new %5d, lost %d; held %5d, broken %d %v", r.Name, r.New, r.NewLost, r.Held, r.HeldLost, r.Kinds)
+	}
+	return results, took, err
+}

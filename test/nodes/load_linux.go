@@ -1,0 +1,170 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Load is what a client does: it opens connections at a steady rate, with one request on
+// each, and holds some open, with a request on each twice a second. Over UDP, each request
+// has a socket of its own, and those held ask again from the same one.
+type Load struct {
+	Network string // tcp or udp
+	Address string
+	Rate    int // new connections a second
+	Held    int
+}
+
+// Counts are what became of a Load.
+type Counts struct {
+	New, NewLost    int // connections with one request
+	Slow            int // of those answered, after more than half a second
+	Held, HeldLost  int // requests on held connections, and how often one broke
+	Kinds           map[string]int
+	FirstLost, Last time.Time // when something was lost
+}
+
+// Lost returns how many connections were lost, held ones included.
+func (c Counts) Lost() int { return c.NewLost + c.HeldLost }
+
+// answerTimeout is how long a client waits for an answer before it counts as lost.
+const answerTimeout = 3 * time.Second
+
+// load is a running Load.
+type load struct {
+	Load
+	mu     sync.Mutex
+	counts Counts
+}
+
+// Run makes connections until ctx ends, and waits for the answers that are due.
+func (l Load) Run(ctx context.Context) Counts {
+	r := &load{Load: l, counts: Counts{Kinds: map[string]int{}}}
+	var all sync.WaitGroup
+	for range l.Held {
+		all.Go(func() { r.hold(ctx) })
+	}
+	ticks := time.NewTicker(time.Second / time.Duration(l.Rate))
+	defer ticks.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-ticks.C:
+			all.Go(r.once)
+		}
+	}
+	all.Wait()
+	return r.counts
+}
+
+func (l *load) once() {
+	begin := time.Now()
+	c, err := net.DialTimeout(l.Network, l.Address, answerTimeout)
+	if err == nil {
+		err = l.ask(c, bufio.NewReader(c))
+		_ = c.Close() // the answer is there
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts.New++
+	if err != nil {
+		l.counts.NewLost++
+		l.lost("new", err)
+	} else if time.Since(begin) > 500*time.Millisecond {
+		l.counts.Slow++
+	}
+}
+
+// hold keeps one connection, and opens another when it breaks.
+func (l *load) hold(ctx context.Context) {
+	for ctx.Err() == nil {
+		c, err := net.DialTimeout(l.Network, l.Address, answerTimeout)
+		for r := bufio.NewReader(c); err == nil && ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
+			if err = l.ask(c, r); err == nil {
+				l.mu.Lock()
+				l.counts.Held++
+				l.mu.Unlock()
+			}
+		}
+		if c != nil {
+			_ = c.Close() // it is of no use any more
+		}
+		if err != nil {
+			l.mu.Lock()
+			l.counts.HeldLost++
+			l.lost("held", err)
+			l.mu.Unlock()
+			pause(ctx, 200*time.Millisecond)
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// ask sends a request that agnhost's netexec answers.
+func (l *load) ask(c net.Conn, r *bufio.Reader) error {
+	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return err
+	}
+	if l.Network == "udp" {
+		if _, err := io.WriteString(c, "hostname"); err != nil {
+			return err
+		}
+		_, err := c.Read(make([]byte, 512))
+		return err
+	}
+	if _, err := io.WriteString(c, "GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n"); err != nil {
+		return err
+	}
+	n := 0
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		if line == "\r\n" {
+			break
+		}
+		_, _ = fmt.Sscanf(line, "Content-Length: %d", &n) // other lines do not matter
+	}
+	_, err := io.CopyN(io.Discard, r, int64(n))
+	return err
+}
+
+// lost notes how something was lost. The caller holds the lock.
+func (l *load) lost(what string, err error) {
+	now := time.Now()
+	if l.counts.FirstLost.IsZero() {
+		l.counts.FirstLost = now
+	}
+	l.counts.Last = now
+	l.counts.Kinds[what+": "+kind(err)]++
+}
+
+// kind returns an error without addresses, by which equal ones are counted.
+func kind(err error) string {
+	var number syscall.Errno
+	var network net.Error
+	switch {
+	case errors.As(err, &number):
+		return number.Error()
+	case errors.As(err, &network) && network.Timeout():
+		return "timeout"
+	}
+	return err.Error()
+}
