@@ -50,6 +50,7 @@ func TestInCluster(t *testing.T) {
 		{"mode userspace", testUserspace},
 		{"mode by annotation", testModeAnnotation},
 		{"logins", testLogins},
+		{"explain", testExplain},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w.clear(t)
