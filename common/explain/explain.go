@@ -208,7 +208,10 @@ func (e *explainer) nearby() {
 			e.x.Notes = append(e.x.Notes, fmt.Sprintf("%s has %d/%s there", portText(p.Name), f.Port, p.Name.Protocol))
 		}
 	}
-	if e.conn.ToNode && !e.Snapshot.Node.AnswersNodePorts(to.Addr()) {
+	switch {
+	case to.Addr().IsLoopback():
+		e.x.Notes = append(e.x.Notes, "on loopback addresses NodePorts answer programs of the node alone, and only if they are asked to: see nodePortAddresses and iptables.localhostNodePorts")
+	case e.conn.ToNode && !e.Snapshot.Node.AnswersNodePorts(to.Addr()):
 		e.x.Notes = append(e.x.Notes, "NodePorts are not served at "+to.Addr().String()+": see nodePortAddresses")
 	}
 }

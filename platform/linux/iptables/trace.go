@@ -68,13 +68,26 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	c := &traceComparison{layout: b.layout, tables: t, have: have, plan: plan}
 	w := have.walk()
 	w.Faults = c.faults()
-	if v := route.Decide(want, q.Conn); v.Action == route.Drop && v.Port == nil && w.Action == route.Pass && !b.isIPVS() {
-		w.ByDesign = "rules of iptables leave addresses of the Service range alone that no Service has"
-	}
+	w.ByDesign = b.byDesign(q, want, w.Action)
 	if b.needsLocalnet(q, want.Node, plan) {
 		w.Faults = append(w.Faults, "net.ipv4.conf.all.route_localnet is 0, so the kernel routes no packet to a loopback address")
 	}
 	return w, nil
+}
+
+// byDesign says why the chains do something else than package route decides, "" if they
+// should not.
+func (b *Backend) byDesign(q Question, want *service.Snapshot, does route.Action) string {
+	v := route.Decide(want, q.Conn)
+	switch {
+	case b.isIPVS() || v.Port != nil:
+		return ""
+	case v.Action == route.Drop && does == route.Pass:
+		return "rules of iptables leave addresses of the Service range alone that no Service has"
+	case v.Action == route.Pass && q.Conn.To.Addr().IsLoopback() && b.localhost(want.Node):
+		return "on loopback addresses NodePorts answer programs of the node, see iptables.localhostNodePorts; explain node:PORT says what the Service does"
+	}
+	return ""
 }
 
 // needsLocalnet reports whether the connection needs route_localnet, which is off.

@@ -175,3 +175,24 @@ func TestTraceRemembers(t *testing.T) {
 		}
 	}
 }
+
+// On loopback addresses, NodePorts answer where route_localnet is on.
+func TestTraceLoopback(t *testing.T) {
+	p := &service.Port{
+		Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Family: service.IPv4,
+		Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30010}},
+		Cluster:   []service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.1:8080")}},
+	}
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{p})
+	k := newFake()
+	b := NewWith(service.IPv4, Options{MasqueradeBit: 14, LocalhostNodePorts: true}, k)
+	apply(t, b, want)
+	c := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("127.0.0.1"), To: netip.MustParseAddrPort("127.0.0.1:30010"), ToNode: true}
+	for routed, faults := range map[bool]int{true: 0, false: 1} {
+		k.RouteLocalnet = routed
+		w, err := b.Trace(t.Context(), want, c, generate.IsNodeLocal)
+		if err != nil || w.Action != route.Forward || w.ByDesign == "" || len(w.Faults) != faults {
+			t.Errorf("route_localnet %t: %+v, %v; want %d faults", routed, w, err, faults)
+		}
+	}
+}
