@@ -17,7 +17,7 @@ import (
 // Trial is a change that is made under load, in a cluster in which a proxy runs already.
 type Trial struct {
 	Name, About string
-	// Lossy trials take endpoints away without notice, so connections are lost in any case.
+	// Lossy trials end endpoints, and connections that they hold with them.
 	Lossy bool
 
 	change func(context.Context, *Cluster, Chart) error
@@ -28,7 +28,7 @@ type Trial struct {
 var Trials = []Trial{
 	{Name: "1-install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
 	{Name: "2-roll", About: "the DaemonSet rolled", change: roll},
-	{Name: "3-application", About: "all pods of the application replaced", change: rollApplication},
+	{Name: "3-application", About: "all pods of the application replaced", Lossy: true, change: rollApplication},
 	{Name: "4-drain", About: "a node drained, and back", Lossy: true, change: drain},
 	{Name: "5-reboot", About: "a node rebooted", Lossy: true, change: reboot},
 	{Name: "6-api", About: "the API server silent for 10 minutes", Lossy: true, change: silence},
