@@ -125,9 +125,9 @@ func TestPauses(t *testing.T) {
 		s := newScene(port("web", "10.244.0.1:8080"))
 		s.data.takes = time.Second
 		s.Read(t.Context(), Selection{})
-		time.Sleep(costFactor*time.Second - 1)
+		time.Sleep(costFactor*time.Second - time.Nanosecond)
 		first := s.Read(t.Context(), Selection{})
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		second := s.Read(t.Context(), Selection{})
 		if s.data.reads != 2 || second.Time.Sub(first.Time) != (costFactor+1)*time.Second {
 			t.Errorf("%d readings, want 2; from %s to %s", s.data.reads, first.Time, second.Time)

@@ -194,7 +194,7 @@ func each(ctx context.Context, list []*serviceState, do func(context.Context, *s
 	for _, m := range list {
 		workers.Go(func() error {
 			if err := do(ctx, m); err != nil {
-				return fmt.Errorf("Service %s: %w", m.name, err)
+				return fmt.Errorf("service %s: %w", m.name, err)
 			}
 			return nil
 		})
