@@ -71,11 +71,11 @@ func modeHelp(modes []Mode) string {
 	return "`MODE` that forwards traffic: " + strings.Join(on, ", ") + "; empty for the best there is"
 }
 
-// usersOf names the modes of the system that use a setting, as "a or b".
-func (b *build) usersOf(path string) string {
+// usersOf names the modes of a system that use a setting, as "a or b".
+func (b *build) usersOf(path string, os OS) string {
 	var names []string
 	for _, m := range b.modes {
-		if m.OS == b.os && m.uses(path) {
+		if m.OS == os && m.uses(path) {
 			names = append(names, string(m.Name))
 		}
 	}

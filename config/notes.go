@@ -40,7 +40,7 @@ func (b *build) noteUnused() {
 			continue
 		}
 		if path == "portRange" && !b.mode().uses(path) {
-			b.notef(path, "has a use in mode %s only", b.usersOf(path))
+			b.notef(path, "has a use in mode %s only", b.usersOf(path, Linux))
 		}
 		if why, ok := ignoredFields[path]; ok {
 			b.notef(path, "is ignored: %s", why)
@@ -70,7 +70,7 @@ func (b *build) noteOtherModes(path string) {
 	section, name, _ := strings.Cut(path, ".")
 	shared := (section == "iptables" || section == "nftables") && (mode.Name == IPTables || mode.Name == NFTables) &&
 		slices.ContainsFunc(inheritedFields, func(names []string) bool { return slices.Contains(names, name) })
-	if users := b.usersOf(path); users != "" && !shared {
+	if users := b.usersOf(path, b.os); users != "" && !shared {
 		b.notef(path, "has no effect in mode %s, only in mode %s", mode.Name, users)
 	}
 }

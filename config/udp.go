@@ -36,7 +36,7 @@ func (b *build) applyUDPIdle(f *Flags) {
 		b.udpIdle = f.udpIdle
 		b.flagged[udpIdlePath] = "udp-timeout"
 		if !b.mode().uses(udpIdlePath) {
-			b.notes = append(b.notes, Note{Origin: "--udp-timeout", Text: fmt.Sprintf("has a use in mode %s only, see --conntrack-udp-timeout", b.usersOf(udpIdlePath))})
+			b.notes = append(b.notes, Note{Origin: "--udp-timeout", Text: fmt.Sprintf("has a use in mode %s only, see --conntrack-udp-timeout", b.usersOf(udpIdlePath, Linux))})
 		}
 	}
 	b.period(udpIdlePath, b.udpIdle)

@@ -51,8 +51,8 @@ func TestDiffMistakes(t *testing.T) {
 		"no such file":            {"--from=DIR/shop.yaml", "--manifests=DIR/none"},
 		"bad.yaml":                {"--from=DIR/shop.yaml", "--manifests=DIR/bad.yaml"},
 		"want --kubeconfig FILE, --master ADDRESS, --manifests PATH": {"--from=DIR/shop.yaml"},
-		"connection refused":                    {"--from=DIR/shop.yaml", "--master=http://127.0.0.1:1", "--timeout=1s"},
-		"read the API server: not all Services": {"--from=DIR/shop.yaml", "--master=http://127.0.0.1:1", "--timeout=1s"},
+		"API server http://127.0.0.1:1":                              {"--from=DIR/shop.yaml", "--master=http://127.0.0.1:1", "--timeout=1s"},
+		"read the API server: not all Services":                      {"--from=DIR/shop.yaml", "--master=http://127.0.0.1:1", "--timeout=1s"},
 	} {
 		got := call(t, dir, append([]string{"diff", "--hostname-override=node-a"}, args...)...)
 		if got.Code != plandiff.ExitFailed || got.Out != "" || !strings.Contains(got.Err, want) {

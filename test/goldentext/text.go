@@ -24,9 +24,10 @@ var systemTexts = strings.NewReplacer(
 	"Path not found.", "no such file or directory",
 )
 
-// Normalize returns text with DIR for a folder's name.
+// Normalize returns text with DIR for a folder's name, in JSON too.
 func Normalize(text, dir string) string {
 	text = strings.ReplaceAll(text, dir, "DIR")
+	text = strings.ReplaceAll(text, strings.ReplaceAll(dir, `\`, `\\`), "DIR") // as JSON has it
 	text = paths.ReplaceAllStringFunc(text, func(path string) string { return strings.ReplaceAll(path, `\`, "/") })
 	return systemTexts.Replace(text)
 }

@@ -121,7 +121,7 @@ serves() {
 	proxy=$!
 	wait_for reported
 	kube-proxy status >/tmp/status
-	echo "$1: exit $?, got $(busybox wget -q -O - http://10.96.0.1/page): $(tr '\n' ' ' </tmp/status)"
+	echo "$1: exit $?, got $(busybox wget -q -O - http://10.96.0.1/page): $(tr -s '\n ' ' ' </tmp/status)"
 	mv /tmp/hidden $file
 	sed -i 's/port: 80[0-9][0-9], protocol/port: '$2', protocol/' /tmp/some/web.yaml
 	wait_for unreported
