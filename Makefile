@@ -129,8 +129,8 @@ MODE ?= nftables
 ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE)
 
 # A cluster needs an image for this machine alone.
-cluster changes test-cluster: SYSTEMS := linux-$(shell go env GOARCH)
-cluster changes test-cluster: images := build/.cache/images
+cluster conformance changes test-cluster: SYSTEMS := linux-$(shell go env GOARCH)
+cluster conformance changes test-cluster: images := build/.cache/images
 
 .PHONY: cluster
 cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode
@@ -141,8 +141,12 @@ cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its ch
 cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down
 
+.PHONY: conformance
+conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; an hour
+	@$(nodes) conformance $(ours) $(if $(SPECS),-only $(SPECS))
+
 .PHONY: changes
-changes: $(nodes) image ## install, roll, drain, reboot, go back, with connections counted; rewrites docs/changes.md; 20 minutes
+changes: $(nodes) image ## install, roll, drain, reboot, go back, with connections counted; rewrites docs/conformance.md; 20 minutes
 	@$(nodes) changes $(ours) $(if $(ONLY),-only $(ONLY))
 
 .PHONY: $(nodes)
@@ -198,8 +202,9 @@ test-release: ## the tests of what is released alone: images built twice and unp
 	@cd build/release && go vet ./... && go test -count=1 ./...
 
 .PHONY: test-cluster
-test-cluster: $(nodes) image ## a cluster of real nodes: install, roll, and the way back under load; 3 minutes after the first time
+test-cluster: $(nodes) image ## a cluster of real nodes: a few minutes of Kubernetes' own tests, and install, roll and way back under load
 	@echo "== cluster"
+	@$(nodes) conformance $(ours) -proxy ours -only short -json ''
 	@$(nodes) changes $(ours) -only 1-install,2-roll,7-back -json ''
 
 .PHONY: wine

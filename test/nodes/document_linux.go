@@ -14,6 +14,15 @@ import (
 	"time"
 )
 
+// Run is what a Selection gave with one proxy in one mode.
+type Run struct {
+	Proxy, Mode, Selection string
+	Version                string // of the proxy
+	Kubernetes, Kernel     string
+	On                     time.Time
+	Results
+}
+
 // Change is what became of connections while something was changed.
 type Change struct {
 	Name, About string
@@ -41,12 +50,13 @@ type Flow struct {
 
 // Document is all that is known, and what docs/conformance.md is made of.
 type Document struct {
+	Runs    []Run
 	Changes []Change
 }
 
-// Update adds a change to the document in a file, in place of an older one of the same
-// name, and writes it with its page.
-func Update(file, page string, change *Change) error {
+// Update adds a run or a change to the document in a file, in place of an older one of the
+// same sort, and writes it with its page.
+func Update(file, page string, run *Run, change *Change) error {
 	d := Document{}
 	text, err := os.ReadFile(file)
 	if err == nil {
@@ -55,20 +65,35 @@ func Update(file, page string, change *Change) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read %s: %w", file, err)
 	}
-	d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool { return c.Name == change.Name }), *change)
-	slices.SortFunc(d.Changes, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })
+	if run != nil {
+		d.Runs = append(slices.DeleteFunc(d.Runs, func(r Run) bool {
+			return r.Proxy == run.Proxy && r.Mode == run.Mode && r.Selection == run.Selection
+		}), *run)
+	}
+	if change != nil {
+		d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool { return c.Name == change.Name }), *change)
+	}
+	d.sort()
 	if text, err = json.MarshalIndent(d, "", "\t"); err != nil {
 		return err
 	}
 	return errors.Join(os.WriteFile(file, append(text, '\n'), 0o644), os.WriteFile(page, []byte(d.Page()), 0o644))
 }
 
-const pageHead = `# Changes in a cluster
+func (d *Document) sort() {
+	slices.SortFunc(d.Runs, func(a, b Run) int {
+		return strings.Compare(a.Selection+" "+a.Mode+" "+a.Proxy, b.Selection+" "+b.Mode+" "+b.Proxy)
+	})
+	slices.SortFunc(d.Changes, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })
+}
 
-What becomes of connections while something is changed in a cluster of three real nodes on one machine. Written by
-` + "`make changes`" + `; nothing here was written by hand. Clients open connections at a steady rate and hold some open, from a
-pod, from a node and from outside, over TCP and UDP. A connection is lost when it is refused, broken or not answered
-within 3 seconds.
+const pageHead = `# Conformance
+
+What Kubernetes' own tests say of this proxy and of the kube-proxy of the same version, in a cluster of three real
+nodes on one machine, and what becomes of connections while something is changed there. Written by
+` + "`make conformance` and `make changes`" + `; nothing here was written by hand.
+
+## Kubernetes' own tests
 
 `
 
@@ -76,6 +101,53 @@ within 3 seconds.
 func (d *Document) Page() string {
 	var out strings.Builder
 	out.WriteString(pageHead)
+	var rows [][]string
+	for _, r := range d.Runs {
+		rows = append(rows, []string{
+			r.Selection, r.Mode, r.Proxy + " " + r.Version, fmt.Sprint(r.Passed), fmt.Sprint(len(r.Failed)), fmt.Sprint(len(r.Skipped)),
+			r.Took.Round(time.Second).String(), r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly),
+		})
+	}
+	table(&out, []string{"specs", "mode", "proxy", "passed", "failed", "skipped", "took", "Kubernetes", "kernel", "day"}, rows)
+	out.WriteString("\nThe specs:\n\n")
+	for _, s := range Selections {
+		if slices.ContainsFunc(d.Runs, func(r Run) bool { return r.Selection == s.Name }) {
+			fmt.Fprintf(&out, "- %s: %s\n", s.Name, s.About)
+		}
+	}
+	d.writeSpecs(&out, "Failed", func(r Run) []Spec { return r.Failed })
+	d.writeSpecs(&out, "Skipped", func(r Run) []Spec { return r.Skipped })
+	d.writeChanges(&out)
+	return out.String()
+}
+
+// writeSpecs lists specs, with the runs that have them.
+func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) []Spec) {
+	in := map[Spec][]string{}
+	var order []Spec
+	for _, r := range d.Runs {
+		for _, s := range of(r) {
+			if in[s] == nil {
+				order = append(order, s)
+			}
+			in[s] = append(in[s], r.Proxy+" in mode "+r.Mode)
+		}
+	}
+	if len(order) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\n%s:\n\n", title)
+	for _, s := range order {
+		fmt.Fprintf(out, "- `%s` (%s): %s\n", s.Name, strings.Join(in[s], ", "), s.Message)
+	}
+}
+
+func (d *Document) writeChanges(out *strings.Builder) {
+	if len(d.Changes) == 0 {
+		return
+	}
+	out.WriteString("\n## Changes under load\n\nClients open connections at a steady rate and hold some open, from a pod, from a node and from outside,\n" +
+		"over TCP and UDP. A connection is lost when it is refused, broken or not answered within 3 seconds.\n\n")
 	var rows [][]string
 	for _, c := range d.Changes {
 		sum := Counts{}
@@ -90,21 +162,20 @@ func (d *Document) Page() string {
 			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
 		})
 	}
-	table(&out, []string{"change", "new connections", "lost", "requests on held ones", "broken", "took", "version", "kernel", "day"}, rows)
+	table(out, []string{"change", "new connections", "lost", "requests on held ones", "broken", "took", "version", "kernel", "day"}, rows)
 	out.WriteString("\nWhat was lost:\n\n")
 	none := true
 	for _, c := range d.Changes {
 		for _, f := range c.Flows {
 			if f.Lost() > 0 {
 				none = false
-				fmt.Fprintf(&out, "- %s, %s: %s\n", c.About, f.Name, kinds(f.Counts))
+				fmt.Fprintf(out, "- %s, %s: %s\n", c.About, f.Name, kinds(f.Counts))
 			}
 		}
 	}
 	if none {
 		out.WriteString("- nothing\n")
 	}
-	return out.String()
 }
 
 // kinds tells how connections were lost.

@@ -1,0 +1,199 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"kubeproxy/test/thirdparty"
+)
+
+// Selection is a part of the tests of Kubernetes.
+type Selection struct {
+	Name, About string
+	Focus, Skip string // as ginkgo takes them
+	Alone       bool   // one spec at a time
+}
+
+// Selections are those that make conformance can run. What is left out wants something
+// that is not here: a network policy engine, a cloud, the internet.
+var Selections = []Selection{
+	{
+		Name: "network", About: "what sig-network specs need no cloud, no network policies, no SCTP and no internet, and run beside each other",
+		Focus: `\[sig-network\]`, Skip: `\[Disruptive\]|\[Serial\]|` + absent,
+	},
+	{
+		Name: "serial", About: "those of them that want the cluster for themselves",
+		Focus: `\[sig-network\].*(\[Disruptive\]|\[Serial\])`, Skip: absent, Alone: true,
+	},
+	{
+		Name: "short", About: "a few minutes of them",
+		Focus: `\[sig-network\] (Networking Granular Checks: (Services|Pods) should (function for (pod|endpoint)-Service|update endpoints)|Services should (serve a basic endpoint|be able to (change|create a functioning NodePort)|have session affinity work for NodePort|preserve source pod IP|allow pods to hairpin|fail health check node port|be rejected|implement service.kubernetes.io|serve endpoints on same port|not be able to connect to terminating)|Conntrack)`,
+		Skip:  `\[Disruptive\]|\[Serial\]|\[Slow\]|` + absent,
+	},
+}
+
+const absent = `Netpol|NetworkPolicy|IngressClass|Ingress API|\[Feature:(Ingress|LoadBalancer|PerformanceDNS|Networking-|KubeProxyNFAcct)|` +
+	`\[sig-network\] DNS |Provider:GCE|SCTPConnectivity`
+
+// Spec is a test that did not simply pass, and why.
+type Spec struct{ Name, Message string }
+
+// Results are those of a Selection.
+type Results struct {
+	Passed          int
+	Failed, Skipped []Spec
+	Took            time.Duration
+}
+
+// testPrograms are the tests of Kubernetes and what runs them.
+var testPrograms = []string{"e2e.test", "ginkgo"}
+
+// BuildTests builds the tests of Kubernetes.
+func BuildTests(ctx context.Context, out io.Writer) error {
+	_, err := thirdparty.Kubernetes.Build(ctx, out, testPrograms...)
+	return err
+}
+
+// Conformance runs a part of the tests of Kubernetes in the cluster, several at a time,
+// and returns what became of each. Its files are in a folder that it makes anew.
+func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folder string) (Results, error) {
+	programs, err := thirdparty.Kubernetes.Build(ctx, c.out, testPrograms...)
+	if err != nil {
+		return Results{}, err
+	}
+	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
+		return Results{}, err
+	}
+	if s.Alone {
+		procs = 1
+	}
+	cmd, err := c.Machine(control).Command("nice", "-n", "10", filepath.Join(programs, "ginkgo"),
+		fmt.Sprintf("--procs=%d", procs), "--no-color", "--timeout=3h", "--poll-progress-after=0", "--focus="+s.Focus, "--skip="+s.Skip,
+		"--junit-report=junit.xml", "--output-dir="+folder, filepath.Join(programs, "e2e.test"), "--", "--provider=skeleton",
+		"--kubeconfig="+c.InsideKubeconfig(), fmt.Sprintf("--num-nodes=%d", c.Nodes), "--system-pods-startup-timeout=2m")
+	if err != nil {
+		return Results{}, err
+	}
+	log, err := os.Create(filepath.Join(folder, "log"))
+	if err != nil {
+		return Results{}, err
+	}
+	defer log.Close()
+	registries, err := files.ReadFile("files/registries.yaml")
+	if err == nil {
+		err = os.WriteFile(c.path("registries.yaml"), registries, 0o644)
+	}
+	if err != nil {
+		return Results{}, err
+	}
+	cmd.Env = append(cmd.Env, "KUBE_TEST_REPO_LIST="+c.path("registries.yaml"))
+	cmd.Stdout, cmd.Stderr = log, log
+	begin := time.Now()
+	c.progress("running the specs of selection %s, %d at a time; log: %s", s.Name, procs, log.Name())
+	if err := c.follow(ctx, cmd, log.Name()); err != nil {
+		return Results{}, err
+	}
+	r, err := readReport(filepath.Join(folder, "junit.xml"))
+	r.Took = time.Since(begin).Round(time.Second)
+	return r, err
+}
+
+// follow runs ginkgo and says once a minute how far it is. Failed specs are no error: the
+// report has them.
+func (c *Cluster) follow(ctx context.Context, cmd *exec.Cmd, log string) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	ticks := time.NewTicker(time.Minute)
+	defer ticks.Stop()
+	for {
+		select {
+		case err := <-ended:
+			if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+				return nil
+			}
+			return err
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), cmd.Process.Kill())
+		case <-ticks.C:
+			text, err := os.ReadFile(log)
+			if err != nil {
+				return err
+			}
+			c.progress("%d specs are done, %d of them failed", bytes.Count(text, []byte("•")), bytes.Count(text, []byte("• [FAILED]")))
+		}
+	}
+}
+
+// report is a part of a report in JUnit's format, as ginkgo writes it.
+type report struct {
+	Cases []struct {
+		Name    string   `xml:"name,attr"`
+		Status  string   `xml:"status,attr"`
+		Failure *message `xml:"failure"`
+		Error   *message `xml:"error"`
+		Skipped *message `xml:"skipped"`
+	} `xml:"testsuite>testcase"`
+}
+
+type message struct {
+	Text string `xml:"message,attr"`
+}
+
+func readReport(file string) (Results, error) {
+	var r Results
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return r, fmt.Errorf("the tests wrote no report: %w", err)
+	}
+	var in report
+	if err := xml.Unmarshal(text, &in); err != nil {
+		return r, fmt.Errorf("%s: %w", file, err)
+	}
+	for _, c := range in.Cases {
+		name, spec := strings.CutPrefix(c.Name, "[It] ")
+		if !spec {
+			continue
+		}
+		switch {
+		case c.Status == "passed":
+			r.Passed++
+		case c.Skipped != nil:
+			if why, ran := strings.CutPrefix(c.Skipped.Text, "skipped - "); ran { // others were not selected
+				r.Skipped = append(r.Skipped, Spec{name, firstLine(why)})
+			}
+		default:
+			m := c.Failure
+			if m == nil {
+				m = c.Error
+			}
+			if m == nil {
+				m = &message{c.Status}
+			}
+			r.Failed = append(r.Failed, Spec{name, firstLine(m.Text)})
+		}
+	}
+	if r.Passed+len(r.Failed)+len(r.Skipped) == 0 {
+		return r, fmt.Errorf("%s: no spec ran", file)
+	}
+	return r, nil
+}
+
+func firstLine(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	return line
+}

@@ -1,0 +1,110 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const junit = `<?xml version="1.0" encoding="UTF-8"?>
+<testsuites><testsuite name="Kubernetes e2e suite">
+<testcase name="[SynchronizedBeforeSuite]" status="passed" time="1"></testcase>
+<testcase name="[It] [sig-network] Services should serve" status="passed" time="3"></testcase>
+<testcase name="[It] [sig-network] Services should refuse" status="failed" time="3"><failure message="it answered&#xA;more" type="failed"></failure></testcase>
+<testcase name="[It] [sig-network] Services should wait" status="timedout" time="3"><error message="" type="timedout"></error></testcase>
+<testcase name="[It] [sig-network] Services in zones" status="skipped"><skipped message="skipped - want three zones"></skipped></testcase>
+<testcase name="[It] [sig-storage] others" status="skipped"><skipped message="skipped"></skipped></testcase>
+</testsuite></testsuites>`
+
+// TestReadReport checks that specs that were not selected do not count, and that others
+// count once.
+func TestReadReport(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "junit.xml")
+	if err := os.WriteFile(file, []byte(junit), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readReport(file)
+	want := Results{
+		Passed:  1,
+		Failed:  []Spec{{"[sig-network] Services should refuse", "it answered"}, {"[sig-network] Services should wait", ""}},
+		Skipped: []Spec{{"[sig-network] Services in zones", "want three zones"}},
+	}
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v, -want +got:\n%s", err, diff)
+	}
+	if err := os.WriteFile(file, []byte("<testsuites></testsuites>"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readReport(file); err == nil || !strings.Contains(err.Error(), "no spec ran") {
+		t.Errorf("a report without specs: %v", err)
+	}
+}
+
+// TestSelections checks which specs are selected.
+func TestSelections(t *testing.T) {
+	for name, want := range map[string]string{
+		"[sig-network] Services should serve a basic endpoint from pods [Conformance]":          "network short",
+		"[sig-network] Services should work after restarting kube-proxy [Disruptive]":           "serial",
+		"[sig-network] DNS should provide DNS for services [Conformance]":                       "",
+		"[sig-network] Conntrack should be able to preserve UDP traffic when server pod cycles": "network short",
+		"[sig-apps] Deployment should run":                                                      "",
+	} {
+		var got []string
+		for _, s := range Selections {
+			focus, skip := regexp.MustCompile(s.Focus), regexp.MustCompile(s.Skip)
+			if focus.MatchString(name) && !skip.MatchString(name) {
+				got = append(got, s.Name)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: selected by %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestUpdate checks that a newer run takes the place of the older one, and what the page
+// says.
+func TestUpdate(t *testing.T) {
+	dir := t.TempDir()
+	file, page := filepath.Join(dir, "c.json"), filepath.Join(dir, "c.md")
+	day := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	run := Run{Proxy: "kubeproxy", Mode: "nftables", Selection: "network", Version: "v1", Kubernetes: "v1.36.3", Kernel: "6.1", On: day}
+	for _, passed := range []int{1, 131} {
+		run.Results = Results{Passed: passed, Failed: []Spec{{"one", "why"}}, Took: time.Minute}
+		if err := Update(file, page, &run, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change := Change{Name: "2-roll", About: "rolled", Version: "v1", Kernel: "6.1", On: day, Flows: []Flow{
+		{Name: "pod", Counts: Counts{New: 10, NewLost: 2, Held: 5, Kinds: map[string]int{"new: timeout": 2}, FirstLost: day, Last: day.Add(time.Second)}},
+		{Name: "node", Counts: Counts{New: 20}},
+	}}
+	if err := Update(file, page, nil, &change); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| network | nftables | kubeproxy v1 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
+		"- `one` (kubeproxy in mode nftables): why\n",
+		"| rolled | 30              | 2    | 5                     | 0      |",
+		"- rolled, pod: 2 new: timeout, within 1s\n",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("want %q in\n%s", want, text)
+		}
+	}
+	if strings.Count(string(text), "kubeproxy v1 ") != 1 {
+		t.Errorf("want one run in\n%s", text)
+	}
+}
