@@ -142,7 +142,7 @@ cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down
 
 .PHONY: conformance
-conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; an hour
+conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, all of them much longer
 	@$(nodes) conformance $(ours) $(if $(SPECS),-only $(SPECS))
 
 .PHONY: changes
