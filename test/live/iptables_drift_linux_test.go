@@ -49,11 +49,13 @@ func TestIPTablesDormant(t *testing.T) {
 	}
 }
 
-// rulesAheadTamperings put rules ahead of ours, or ours behind others.
+// rulesAheadTamperings put rules ahead of ours, or ours behind others. Each is one change:
+// of two, the first one may be repaired before the second one is made.
 var rulesAheadTamperings = []string{
 	"iptables --wait=60 -t nat -I PREROUTING 1 -j ACCEPT",
 	"iptables --wait=60 -t nat -I OUTPUT 1 -p tcp -j RETURN",
-	"iptables --wait=60 -t filter -I INPUT 1 -m comment --comment all -j ACCEPT\niptables --wait=60 -t filter -I FORWARD 1 -j ACCEPT",
+	"iptables --wait=60 -t filter -I INPUT 1 -m comment --comment all -j ACCEPT",
+	"iptables --wait=60 -t filter -I FORWARD 1 -j ACCEPT",
 	"rule=$(iptables --wait=60 -t nat -S PREROUTING | grep -o -e '-j KUBE-.*')\n" +
 		"iptables --wait=60 -t nat -D PREROUTING $rule\niptables --wait=60 -t nat -A PREROUTING $rule",
 }
