@@ -25,6 +25,7 @@ for_packets() {
 	need ipset ipset
 	need ip iproute2
 	need conntrack conntrack
+	need socat socat
 	[[ -e /etc/ssl/certs/ca-certificates.crt ]] || missing+=(ca-certificates)
 }
 
@@ -52,7 +53,6 @@ for_cluster() {
 	need nsenter util-linux
 	need runc runc
 	[[ -x /usr/lib/cni/ptp ]] || missing+=(containernetworking-plugins)
-	need socat socat
 	need busybox busybox-static
 	need curl curl
 	need wget wget
