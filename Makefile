@@ -125,8 +125,11 @@ pins: ## take the newest packages of Debian into build/release/debian/packages.t
 # The mode of the proxy in a cluster.
 MODE ?= nftables
 
+# The name of a cluster, for more than one at a time.
+CLUSTER ?=
+
 # What a cluster has of ours: the image with the commands of iptables, and the chart.
-ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE)
+ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)'
 
 # A cluster needs an image for this machine alone.
 cluster conformance changes test-cluster: SYSTEMS := linux-$(shell go env GOARCH)
@@ -139,7 +142,7 @@ cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its ch
 
 .PHONY: cluster-down
 cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
-	@$(nodes) down
+	@$(nodes) down -cluster '$(CLUSTER)'
 
 .PHONY: conformance
 conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, all of them much longer

@@ -11,11 +11,15 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"time"
 )
 
-// Cluster is a cluster on this machine. There is at most one.
+// Cluster is a cluster on this machine.
 type Cluster struct {
+	// Name tells clusters apart that are there at the same time, and is empty for the
+	// usual one.
+	Name string
 	// Nodes is how many nodes it has: n1, n2 and so on.
 	Nodes int
 	// Programs is a folder with kubectl, ctr, helm and whatever else runs in it.
@@ -31,15 +35,24 @@ type Cluster struct {
 // ErrNone means that no cluster runs.
 var ErrNone = errors.New("no cluster; make cluster starts one")
 
-// Folder returns where the files of the cluster are.
-func Folder() (string, error) {
+// fitName is what becomes a part of names of namespaces, cgroups and folders.
+var fitName = regexp.MustCompile(`^[a-z0-9]{0,20}$`)
+
+// Folder returns where the files of a cluster are.
+func Folder(name string) (string, error) {
+	if !fitName.MatchString(name) {
+		return "", fmt.Errorf("cluster %q: want a name of at most 20 small letters and digits", name)
+	}
 	cache, err := os.UserCacheDir()
-	return filepath.Join(cache, "kubeproxy", "cluster"), err
+	if name != "" {
+		name = "-" + name
+	}
+	return filepath.Join(cache, "kubeproxy", "cluster"+name), err
 }
 
-// Open returns the cluster that runs. Progress is reported to out.
-func Open(out io.Writer) (*Cluster, error) {
-	folder, err := Folder()
+// Open returns the cluster of this name that runs. Progress is reported to out.
+func Open(out io.Writer, name string) (*Cluster, error) {
+	folder, err := Folder(name)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +91,7 @@ func (c *Cluster) progress(format string, args ...any) {
 // and so the DNS of the cluster does not answer.
 func Up(ctx context.Context, out io.Writer, c *Cluster) error {
 	var err error
-	if c.folder, err = Folder(); err != nil {
+	if c.folder, err = Folder(c.Name); err != nil {
 		return err
 	}
 	c.out, c.started = out, time.Now()
@@ -113,7 +126,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 func (c *Cluster) Down() error {
 	var errs []error
 	for i := range c.Nodes {
-		errs = append(errs, c.stopNode(i+1))
+		errs = append(errs, c.Machine(node(i+1)).remove())
 	}
 	errs = append(errs, c.Machine(control).remove())
 	if err := errors.Join(errs...); err != nil {

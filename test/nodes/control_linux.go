@@ -28,7 +28,7 @@ const Server = "https://" + controlIPv4 + ":6443"
 // Machine returns a machine of the cluster by its name: control, n1, n2 and so on.
 func (c *Cluster) Machine(name string) *Machine {
 	return &Machine{
-		Name: name, Folder: c.path(name),
+		Name: name, Cluster: c.Name, Folder: c.path(name),
 		Path: c.Programs + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 	}
 }

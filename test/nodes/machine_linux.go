@@ -22,8 +22,10 @@ import (
 // Machine is one host of a cluster. What it runs is written to a file, which its process 1
 // reads.
 type Machine struct {
-	Name   string
-	Folder string // has its files, and its log files in log
+	Name string
+	// Cluster tells machines of several clusters apart that have the same name.
+	Cluster string
+	Folder  string // has its files, and its log files in log
 	// Path is where its programs are found.
 	Path string
 	// Forward is an address in the machine that connections to its listener go to.
@@ -51,7 +53,12 @@ const (
 
 // namespace is the name of the machine's network namespace, see ip-netns(8), and of its
 // cgroups.
-func (m *Machine) namespace() string { return "kubeproxy-" + m.Name }
+func (m *Machine) namespace() string {
+	if m.Cluster != "" {
+		return "kubeproxy-" + m.Cluster + "-" + m.Name
+	}
+	return "kubeproxy-" + m.Name
+}
 
 func (m *Machine) path(name string) string { return filepath.Join(m.Folder, name) }
 

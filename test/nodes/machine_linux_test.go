@@ -94,7 +94,7 @@ func leftovers(t *testing.T, m *Machine) []string {
 func testMachine(t *testing.T, steps ...Step) *Machine {
 	t.Helper()
 	return &Machine{
-		Name: fmt.Sprintf("test%d", os.Getpid()), Folder: t.TempDir(), Path: "/usr/sbin:/usr/bin:/sbin:/bin", Steps: steps,
+		Name: fmt.Sprintf("test%d", os.Getpid()), Cluster: "test", Folder: t.TempDir(), Path: "/usr/sbin:/usr/bin:/sbin:/bin", Steps: steps,
 	}
 }
 
@@ -181,5 +181,27 @@ func TestForward(t *testing.T) {
 	})
 	if err != nil {
 		t.Errorf("want %q back, got %q: %v", said, got, err)
+	}
+}
+
+// TestClusterNames checks that clusters of different names share nothing that the host
+// knows by its name, and which names fit.
+func TestClusterNames(t *testing.T) {
+	folders, namespaces := map[string]bool{}, map[string]bool{}
+	for _, name := range []string{"", "a", "b2"} {
+		folder, err := Folder(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &Cluster{Name: name, folder: folder}
+		folders[folder], namespaces[c.Machine("n1").namespace()] = true, true
+	}
+	if len(folders) != 3 || len(namespaces) != 3 {
+		t.Errorf("three clusters have the folders %v and the namespaces %v", folders, namespaces)
+	}
+	for _, name := range []string{"../a", "A", "a-b", strings.Repeat("a", 21)} {
+		if folder, err := Folder(name); err == nil {
+			t.Errorf("name %q: folder %s, want an error", name, folder)
+		}
 	}
 }

@@ -114,6 +114,17 @@ func connectControl(m *Machine) error {
 	)
 }
 
+// cardAddress returns the link-layer address of a node. It is that of its card, and so the
+// same after a reboot. Neighbours would send to another one for as long as they believe in
+// it, half a minute and more, see base_reachable_time_ms in arp(7).
+func cardAddress(i int) string { return fmt.Sprintf("02:00:ac:1e:00:1%d", i) }
+
+// disconnectNode pulls the plug. The kernel ends a network namespace some time after the
+// last process, and its links with it, so one that boots again would find the plug in use.
+func (c *Cluster) disconnectNode(i int) error {
+	return c.Machine(control).ips("link del " + node(i))
+}
+
 // connectNode plugs a node into the network. Each host has a route to the pods of each
 // node, and everything else goes to the control plane's machine, which knows no way on.
 func (c *Cluster) connectNode(i int) error {
@@ -123,7 +134,7 @@ func (c *Cluster) connectNode(i int) error {
 	}
 	own4, own6 := podCIDRs(i)
 	err := to.ips(
-		fmt.Sprintf("link add n%d type veth peer name eth0 netns %s", i, m.namespace()),
+		fmt.Sprintf("link add n%d type veth peer name eth0 address %s netns %s", i, cardAddress(i), m.namespace()),
 		fmt.Sprintf("link set n%d master br0", i),
 		fmt.Sprintf("link set n%d up", i),
 		"route replace "+own4+" via "+NodeIPv4(i),

@@ -109,12 +109,13 @@ func (c *Cluster) applyFile(ctx context.Context, name string) error {
 	return err
 }
 
-// stopNode ends a node as a power failure does. Its disk stays.
-func (c *Cluster) stopNode(i int) error { return c.Machine(node(i)).remove() }
-
-// Reboot ends a node, and starts it again with an empty network.
+// Reboot ends a node as a power failure does: nobody hears of it. Then it starts the node
+// again, with its disk and an empty network.
 func (c *Cluster) Reboot(ctx context.Context, i int) error {
-	if err := c.stopNode(i); err != nil {
+	if err := c.disconnectNode(i); err != nil {
+		return err
+	}
+	if err := c.Machine(node(i)).remove(); err != nil {
 		return err
 	}
 	return c.startNode(ctx, i)

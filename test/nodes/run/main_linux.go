@@ -51,16 +51,22 @@ func run(ctx context.Context, args []string) error {
 
 // proxyFlags say which proxy is installed.
 type proxyFlags struct {
-	chart nodes.Chart
-	image string
+	cluster string
+	chart   nodes.Chart
+	image   string
 }
 
 func (p *proxyFlags) add(flags *flag.FlagSet) {
+	clusterFlag(flags, &p.cluster)
 	flags.StringVar(&p.chart.Folder, "chart", "build/chart", "folder of the chart")
 	flags.StringVar(&p.image, "image", "", "archive of the image, as make image writes it")
 	flags.StringVar(&p.chart.Repository, "repository", "localhost/kubeproxy", "name of the image, without -iptables")
 	flags.StringVar(&p.chart.Tag, "tag", "", "tag of the image")
 	flags.StringVar(&p.chart.Mode, "mode", "nftables", "mode of the proxy")
+}
+
+func clusterFlag(flags *flag.FlagSet, name *string) {
+	flags.StringVar(name, "cluster", "", "name of the cluster, if there is to be more than one")
 }
 
 // build makes what a cluster consists of, and adds the image.
@@ -69,6 +75,7 @@ func (p *proxyFlags) build(ctx context.Context, count int) (*nodes.Cluster, erro
 	if err != nil {
 		return nil, err
 	}
+	c.Name = p.cluster
 	image, err := filepath.Abs(p.image)
 	if err == nil {
 		_, err = os.Stat(image)
@@ -105,7 +112,11 @@ func up(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf(hints, c.Kubeconfig(), c.Programs, self)
+	enter, down := self+" enter", "make cluster-down"
+	if c.Name != "" {
+		enter, down = enter+" -cluster "+c.Name, down+" CLUSTER="+c.Name
+	}
+	fmt.Printf(hints, c.Kubeconfig(), c.Programs, enter, down)
 	return nil
 }
 
@@ -117,14 +128,14 @@ The cluster is ready. In a shell:
   kubectl -n kube-system exec daemonset/kubeproxy -- kube-proxy status
   kubectl -n demo get services,pods -o wide
   kubectl -n demo exec deployment/client -- curl -s http://web/hostname     # again: another pod answers
-  %[3]s enter control curl -s http://172.30.0.12:30080/hostname             # a client outside, by the NodePort of n2
-  %[3]s enter n1 nft list ruleset
+  %[3]s control curl -s http://172.30.0.12:30080/hostname             # a client outside, by the NodePort of n2
+  %[3]s n1 nft list ruleset
 
-make cluster-down removes everything.
+%[4]s removes everything.
 `
 
-func down(context.Context, []string) error {
-	c, err := nodes.Open(os.Stdout)
+func down(_ context.Context, args []string) error {
+	c, _, err := open("down", args)
 	if errors.Is(err, nodes.ErrNone) {
 		fmt.Println("no cluster is there")
 		return nil
@@ -135,13 +146,25 @@ func down(context.Context, []string) error {
 	return c.Down()
 }
 
-func enter(_ context.Context, args []string) error {
-	if len(args) < 2 {
-		return errors.New("want a host, such as n1 or control, and a command")
+// open returns the cluster that the flags name, and what comes after the flags.
+func open(command string, args []string) (*nodes.Cluster, []string, error) {
+	flags := flag.NewFlagSet(command, flag.ContinueOnError)
+	name := ""
+	clusterFlag(flags, &name)
+	if err := flags.Parse(args); err != nil {
+		return nil, nil, err
 	}
-	c, err := nodes.Open(os.Stdout)
+	c, err := nodes.Open(os.Stdout, name)
+	return c, flags.Args(), err
+}
+
+func enter(_ context.Context, args []string) error {
+	c, args, err := open("enter", args)
 	if err != nil {
 		return err
+	}
+	if len(args) < 2 {
+		return errors.New("want a host, such as n1 or control, and a command")
 	}
 	cmd, err := c.Machine(args[0]).Command(args[1:]...)
 	if err != nil {
