@@ -20,6 +20,7 @@ import (
 // TestDiffWithTheAPIServer compares what a node has, and manifests, with what the API
 // server says. The Events of a support-dump need rights that the proxy does not have.
 func TestDiffWithTheAPIServer(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("web"), newSlice("web", netip.MustParseAddr("10.244.1.11"), 2))
 	kubeconfig := "--kubeconfig=" + w.kubeconfig(t, cluster.Login{})

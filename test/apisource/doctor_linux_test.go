@@ -66,6 +66,7 @@ func (d *diagnosis) expect(t *testing.T, id string, words ...string) {
 // TestDoctor asks a real API server about an account without rights and with those of the
 // deployment, and about a Node that is missing or of another machine.
 func TestDoctor(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	w.set(t, newService("web"))
 	d := w.diagnose(t, deployed)
@@ -93,6 +94,7 @@ func TestDoctor(t *testing.T) {
 
 // TestDoctorOfClocks asks a real API server whose answers have another date.
 func TestDoctorOfClocks(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode())
 	front, err := w.NewFaultProxy(t.Context())

@@ -35,6 +35,7 @@ const (
 // TestEvents writes Events as whom the deployment makes, with its rights and
 // without.
 func TestEvents(t *testing.T) {
+	t.Parallel()
 	began := time.Now()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	w.set(t, newNode())

@@ -5,12 +5,13 @@ package apisource
 
 import (
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"k8s.io/client-go/tools/clientcmd"
+
+	"kubeproxy/test/authority"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/program"
 )
@@ -18,6 +19,7 @@ import (
 // Who is not let in, or knocks where nobody is, says what to do about it once,
 // goes on trying, and says so in its health. Nothing is programmed.
 func TestLoginFails(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	other := newOther(t, w)
 	for name, tc := range map[string]struct {
@@ -56,21 +58,27 @@ func TestLoginFails(t *testing.T) {
 // newOther returns a kubeconfig that trusts another authority.
 func newOther(t *testing.T, w fixture) string {
 	t.Helper()
-	elsewhere := newFixture(t, cluster.Options{})
-	path := elsewhere.kubeconfig(t, cluster.Login{Server: w.Server})
-	text, err := os.ReadFile(path)
+	path := w.kubeconfig(t, cluster.Login{})
+	config, err := clientcmd.LoadFromFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	copied := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(copied, text, 0o600); err != nil {
+	other, err := authority.New(time.Time{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	return copied
+	for _, c := range config.Clusters {
+		c.CertificateAuthorityData = other.PEM
+	}
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // One that is let in later, without a restart, begins to work.
 func TestLoginRecovers(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	w.set(t, newNode())
 	p := w.start(t, cluster.Login{User: "old"})

@@ -30,6 +30,7 @@ func lines(p *program.Proxy, topic string) (all []string) {
 // What of the Node comes late is taken up when it comes: the Node itself, its
 // addresses, its pod ranges, its zone.
 func TestNodeArrivesInParts(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	web, slice := newService("web"), newSlice("web", netip.MustParseAddr("10.244.1.20"), 2)
 	for i, zone := range []string{"near", "far"} {
@@ -82,6 +83,7 @@ func (w fixture) endpoints(t *testing.T, s *corev1.Service) int {
 // A node that is to go, or is gone, is not healthy for load balancers any
 // more, and goes on forwarding.
 func TestNodeLeaves(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	node := newNode()
 	w.set(t, node, newService("web"))
@@ -113,6 +115,7 @@ func TestNodeLeaves(t *testing.T) {
 // A name that no Node has is told once, after half a minute, with its usual
 // cause; Services are forwarded all the same.
 func TestNoSuchNode(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("web"))
 	p := w.start(t, cluster.Login{}, "--hostname-override=node-a.example.com")

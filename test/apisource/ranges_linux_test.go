@@ -23,6 +23,7 @@ func nftCommand(what []string) *exec.Cmd {
 // A ServiceCIDR that comes or goes changes the rules, without anything else
 // having changed.
 func TestServiceCIDRs(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	p := w.start(t, cluster.Login{User: "system:kube-proxy"})
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
@@ -72,6 +73,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: old}]
 
 // Who may not see ServiceCIDRs goes on without, says so once, and is in sync.
 func TestWithoutServiceCIDRs(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
 	if err := w.Apply(t.Context(), []byte(oldClusterRole)); err != nil {
 		t.Fatal(err)

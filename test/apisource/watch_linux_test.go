@@ -127,6 +127,7 @@ var kinds = []string{"services", "endpointslices", "nodes", "servicecidrs"}
 // An API server that keeps its connections and says nothing is noticed, asked
 // again, and followed as soon as it speaks. Nothing is forgotten meanwhile.
 func TestSilentAPIServer(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("before"))
 	front, err := w.NewFaultProxy(t.Context())
@@ -175,6 +176,7 @@ func TestSilentAPIServer(t *testing.T) {
 // pings, before any watch is silent for too long. The times are shortened as
 // the library allows.
 func TestDeadConnection(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	cmd := kubeProxy.Command("--kubeconfig="+w.kubeconfig(t, cluster.Login{}), "--cluster-cidr="+netlab.ClusterCIDR)
 	cmd.Env = append(cmd.Environ(), "HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1")
@@ -211,6 +213,7 @@ func awaitSlowLog(t *testing.T, p *program.Proxy, words ...string) {
 // After a restart of the API server that has forgotten all versions everything
 // is listed again, and nothing is written.
 func TestRelist(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("web"))
 	p := w.start(t, cluster.Login{})

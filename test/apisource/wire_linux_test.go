@@ -90,6 +90,7 @@ func (w fixture) refusingServer(t *testing.T) (seen *requests, config string) {
 // What the configuration says of content types arrives at the API server, which
 // is asked to stream what exists; its refusals are logged once.
 func TestContentTypes(t *testing.T) {
+	t.Parallel()
 	w := newLab(t)
 	for name, tc := range map[string]struct {
 		flags []string
@@ -124,6 +125,7 @@ func TestContentTypes(t *testing.T) {
 // The limits hold for all kinds together. They are for lists, of which the
 // API server has to make an answer each time, and not for watches.
 func TestRateLimits(t *testing.T) {
+	t.Parallel()
 	w := newLab(t)
 	seen, config := w.refusingServer(t)
 	begin := time.Now() // and not the first arrival, which may be late
@@ -145,6 +147,7 @@ func TestRateLimits(t *testing.T) {
 // What is asked of the API server is counted under the names that everybody's
 // dashboards have.
 func TestClientMetrics(t *testing.T) {
+	t.Parallel()
 	w := newFixture(t, cluster.Options{})
 	p := w.start(t, cluster.Login{})
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
