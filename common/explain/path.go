@@ -36,8 +36,10 @@ type Flow struct {
 	Client   netip.AddrPort `json:"client"`
 	Target   netip.AddrPort `json:"target"`
 	Answered bool           `json:"answered"`
-	// Stale means that the target should not get packets of the connection.
-	Stale bool `json:"stale,omitempty"`
+	// Stale means that the target should not get packets of the connection. Then Remedy is
+	// a command that deletes the entry.
+	Stale  bool   `json:"stale,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
 }
 
 // Hop is one object that the packet meets, by the name that the system's own tools show.

@@ -170,6 +170,11 @@ func (x *Explanation) installed(w *bytes.Buffer) {
 	for _, d := range x.Differences {
 		fmt.Fprintf(w, "  %s\n", wrap(printable.Text(d), 2))
 	}
+	for _, f := range x.Installed.Flows {
+		if f.Stale && f.Remedy != "" {
+			fmt.Fprintf(w, "  fix  %s\n", f.Remedy) // not wrapped, to be copied
+		}
+	}
 }
 
 // mostAround is how many routes and connections are printed.

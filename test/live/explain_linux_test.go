@@ -145,7 +145,13 @@ func (c *cluster) explain(t *testing.T, q asked) {
 
 func (c *cluster) runExplain(t *testing.T, args ...string) (code int, out string) {
 	t.Helper()
-	cmd := exec.Command(kubeProxy.Path, append([]string{"explain"}, args...)...)
+	return c.ask(t, append([]string{"explain"}, args...)...)
+}
+
+// ask runs a command of the program on the node.
+func (c *cluster) ask(t *testing.T, args ...string) (code int, out string) {
+	t.Helper()
+	cmd := exec.Command(kubeProxy.Path, args...)
 	out, err := program.Run(t, c.Node, cmd)
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)

@@ -6,16 +6,18 @@ package live
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
+	"kubeproxy/test/session"
 )
 
 var updateInsight = flag.Bool("update-insight", false, "rewrite the sessions in docs/insight.md")
@@ -25,27 +27,30 @@ const insightPage = "../../docs/insight.md"
 // shownFolder is where the page says that the manifests are.
 const shownFolder = "/srv/services"
 
-// insight is a session at a node, as a user types it.
+// insight is a session at a node.
 type insight struct {
+	session.Session
 	cluster *cluster
-	text    strings.Builder
+}
+
+func (c *cluster) insight(name string) *insight {
+	return &insight{session.Session{Name: name, Prompt: "$", Status: "echo $?"}, c}
 }
 
 // types runs a command line on the node and shows it with what it prints and how it ends.
 func (s *insight) types(t *testing.T, line string) {
 	t.Helper()
 	args := strings.Fields(strings.ReplaceAll(line, shownFolder, s.cluster.dir))
-	cmd := s.cluster.command()
-	cmd.Args = slices.Concat([]string{kubeProxy.Path}, args[1:])
+	cmd := exec.Command(args[0], args[1:]...)
+	if args[0] == "kube-proxy" {
+		cmd = s.cluster.command()
+		cmd.Args = slices.Concat([]string{kubeProxy.Path}, args[1:])
+	}
 	out, err := program.Run(t, s.cluster.Node, cmd)
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	fmt.Fprintf(&s.text, "    $ %s\n", line)
-	for l := range strings.Lines(steady(strings.ReplaceAll(out, s.cluster.dir, shownFolder))) {
-		s.text.WriteString(strings.TrimRight("    "+l, " \n\t") + "\n")
-	}
-	fmt.Fprintf(&s.text, "    $ echo $?\n    %d\n", cmd.ProcessState.ExitCode())
+	s.Typed(line, steady(strings.ReplaceAll(out, s.cluster.dir, shownFolder)), cmd.ProcessState.ExitCode())
 }
 
 // changing are parts of an output that differ from run to run, and what stands for them.
@@ -57,9 +62,16 @@ var changing = []struct {
 	{regexp.MustCompile(`(?m)(^  (ok|skipped) .*\n)+`), "  ...\n"},
 	{regexp.MustCompile(`hides process \d+\s+\(\S+\),\s+which\s+listens\s+on\s+`), "hides process 4711 (/usr/bin/metrics),\n            which listens on "},
 	{regexp.MustCompile(`kill \d+`), "kill 4711"},
+	{regexp.MustCompile(`(?m)^kube-proxy \S+ on node (.*), up \S+: `), "kube-proxy devel on node $1, up 4m: "},
+	{regexp.MustCompile(`conntrack v[\d.]+ `), "conntrack v1.4.7 "},
+	{regexp.MustCompile(`udp      17 \d+ (.*) use=\d+`), "udp      17 599 $1 use=1"},
 }
 
+// seconds are how long something is past, as status shows it.
+var seconds = regexp.MustCompile(`  (\d+m)?\d+s *`)
+
 func steady(text string) string {
+	text = seconds.ReplaceAllStringFunc(text, func(s string) string { return fmt.Sprintf("%-*s", len(s), "  5s") })
 	for _, c := range changing {
 		text = c.pattern.ReplaceAllString(text, c.shown)
 	}
@@ -77,62 +89,75 @@ func TestInsight(t *testing.T) {
 	c.save(t, web, local)
 	p := c.start(t)
 	const flags = " --manifests " + shownFolder + " --hostname-override node-a --cluster-cidr 10.244.0.0/16,fd00:10:244::/48"
-	sessions := map[string]func(*insight){
-		"endpoint": func(s *insight) { s.types(t, "kube-proxy explain 10.244.1.13 svc/shop/web:lines") },
-		"local":    func(s *insight) { s.types(t, "kube-proxy explain outside node:30011") },
-		"listener": func(s *insight) {
-			c.listen(t, "0.0.0.0:30010")
-			s.types(t, "kube-proxy doctor"+flags)
-		},
-		"change": func(s *insight) {
-			next := c.dir + ".new"
-			if err := os.CopyFS(next, os.DirFS(c.dir)); err != nil {
-				t.Fatal(err)
-			}
-			text := app{name: "web", number: 10, sticky: 600, plain: true}.on(c.Host("web-1"), c.Host("web-2")).yaml(t)
-			if err := os.WriteFile(filepath.Join(next, "web.yaml"), text, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			s.types(t, "kube-proxy diff --from "+shownFolder+" --manifests "+shownFolder+".new --hostname-override node-a")
-		},
-		"rule": func(s *insight) {
-			p.Stop(t)
-			nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
-			s.types(t, "kube-proxy diff"+flags)
-			s.types(t, "kube-proxy diff -o diff"+flags)
-		},
-	}
-	page, err := os.ReadFile(insightPage)
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := string(page)
-	for _, name := range []string{"endpoint", "local", "listener", "change", "rule"} {
-		s := &insight{cluster: c}
-		sessions[name](s)
-		now = replaceSession(t, now, name, s.text.String())
-	}
-	if *updateInsight {
-		if err := os.WriteFile(insightPage, []byte(now), 0o644); err != nil {
-			t.Fatal(err)
+	var all []*session.Session
+	shows := func(name string, lines ...string) {
+		s := c.insight(name)
+		for _, line := range lines {
+			s.types(t, line)
 		}
+		all = append(all, &s.Session)
 	}
-	if diff := cmp.Diff(string(page), now); diff != "" && !*updateInsight {
-		t.Errorf("docs/insight.md shows something else; go test ./test/live -run TestInsight -update-insight rewrites it (-page +session):\n%s", diff)
-	}
+	shows("endpoint", "kube-proxy explain 10.244.1.13 svc/shop/web:lines")
+	shows("local", "kube-proxy explain outside node:30011")
+	s := c.insight("stale")
+	c.staleEntry(t, s)
+	all = append(all, &s.Session)
+
+	c.set(t, "net/ipv4/ip_forward", "0")
+	program.Await(t, "the proxy to see that the node does not forward", func() bool {
+		_, out := c.ask(t, "status")
+		return strings.Contains(out, "traffic is blocked")
+	})
+	shows("status", "kube-proxy status", "kube-proxy status shop/web")
+	c.set(t, "net/ipv4/ip_forward", "1")
+
+	c.listen(t, "0.0.0.0:30010")
+	shows("listener", "kube-proxy doctor"+flags)
+
+	next := c.dir + ".new"
+	must(t, os.CopyFS(next, os.DirFS(c.dir)))
+	text := app{name: "web", number: 10, sticky: 600, plain: true}.on(c.Host("web-1"), c.Host("web-2")).yaml(t)
+	must(t, os.WriteFile(filepath.Join(next, "web.yaml"), text, 0o600))
+	shows("change", "kube-proxy diff --from "+shownFolder+" --manifests "+shownFolder+".new --hostname-override node-a")
+
+	p.Stop(t)
+	nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
+	shows("rule", "kube-proxy diff"+flags, "kube-proxy diff -o diff"+flags)
+	session.Page{Path: insightPage, Rewrite: *updateInsight}.Compare(t, all...)
 }
 
-// replaceSession puts text behind the mark of a session, in the place of the block there.
-func replaceSession(t *testing.T, page, name, text string) string {
+// staleEntry has a client of UDP keep its port while the pod of its Service is replaced.
+// The proxy deletes the entry of connection tracking. A program that keeps the tables of
+// two machines alike, such as conntrackd, brings it back. The session finds and deletes it.
+func (c *cluster) staleEntry(t *testing.T, s *insight) {
 	t.Helper()
-	mark := "<!-- session " + name + " -->\n"
-	before, after, found := strings.Cut(page, mark)
-	if !found {
-		t.Fatalf("docs/insight.md lacks %s", mark)
+	c.extendUDPTimeout(t)
+	names := app{name: "names", number: 12, plain: true}
+	c.save(t, names.on(c.Host("web-3")))
+	c.awaitProgrammed(t)
+	q := netlab.Query{Proto: "udp", To: netip.MustParseAddrPort("10.96.0.12:80"), From: netip.AddrPortFrom(netip.Addr{}, 5300)}
+	client, a, err := c.Host("shopper").Open(t.Context(), q)
+	if err != nil || a.Outcome != netlab.Answered {
+		t.Fatalf("%s, %v", a.Outcome, err)
 	}
-	rest := strings.TrimLeft(after, "\n")
-	for strings.HasPrefix(rest, "    ") || strings.HasPrefix(rest, "\n") {
-		_, rest, _ = strings.Cut(rest, "\n")
+	defer client.Close()
+	reaches := func(want string) {
+		t.Helper()
+		if a, err := client.Ask(t.Context()); err != nil || a.Backend != want {
+			t.Fatalf("%+v, %v; want an answer of %s", a, err, want)
+		}
 	}
-	return before + mark + "\n" + text + "\n" + rest
+	reaches("web-3")
+	saved := c.sh(t, "conntrack -L -p udp --orig-port-src 5300 -o save 2>/dev/null\n")
+	c.save(t, names.on(c.Host("web-1")))
+	c.awaitProgrammed(t)
+	reaches("web-1")
+	c.sh(t, "conntrack -D -p udp --orig-port-src 5300 2>/dev/null\nconntrack --load-file - <<'END'\n"+saved+"END\n")
+	reaches("web-3")
+	s.types(t, "kube-proxy explain 10.244.1.13 svc/shop/names:packets/udp")
+	s.types(t, "conntrack -D -p udp -s 10.244.1.13 --sport 5300 -d 10.96.0.12 --dport 80")
+	c.explain(t, asked{"10.244.1.13", "svc/shop/names:packets/udp", 0, []string{agrees}})
+	reaches("web-1")
+	c.remove(t, "names.yaml")
+	c.awaitProgrammed(t)
 }

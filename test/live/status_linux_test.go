@@ -19,15 +19,9 @@ import (
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
-	// status runs the command on the node and returns its exit code.
 	status := func(t *testing.T, args ...string) (code int, out string) {
 		t.Helper()
-		cmd := exec.Command(kubeProxy.Path, append([]string{"status"}, args...)...)
-		out, err := program.Run(t, c.Node, cmd)
-		if err != nil && cmd.ProcessState == nil {
-			t.Fatal(err)
-		}
-		return cmd.ProcessState.ExitCode(), out
+		return c.ask(t, append([]string{"status"}, args...)...)
 	}
 	check := func(t *testing.T, code int, words []string, args ...string) {
 		t.Helper()

@@ -44,7 +44,7 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	seen := doctor.Seen{Note: fmt.Sprintf("%d listeners", len(found))}
+	seen := doctor.Seen{Note: fmt.Sprintf("listeners: %d", len(found))}
 	for _, h := range listeners.HiddenBy(want, found) {
 		name := h.Port.Name
 		who, fix := n.holder(h.Listener)

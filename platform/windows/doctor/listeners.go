@@ -100,7 +100,7 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	seen := doctor.Seen{Note: fmt.Sprintf("%d listeners", len(found))}
+	seen := doctor.Seen{Note: fmt.Sprintf("listeners: %d", len(found))}
 	for p := range want.Ports(service.IPv4) {
 		port := nodePort(p)
 		for _, l := range found {

@@ -104,7 +104,7 @@ func (n *Node) service(ctx context.Context) (doctor.Seen, error) {
 	f := doctor.Finding{Topic: doctor.HNS, What: fmt.Sprint(err)}
 	switch {
 	case err == nil:
-		return doctor.Seen{Note: fmt.Sprintf("%d networks, %d endpoints, %d load balancers", len(l.Networks), len(l.Endpoints), len(l.LoadBalancers))}, nil
+		return doctor.Seen{Note: fmt.Sprintf("networks: %d, endpoints: %d, load balancers: %d", len(l.Networks), len(l.Endpoints), len(l.LoadBalancers))}, nil
 	case errors.Is(err, hns.ErrNotInstalled):
 		f.Fix, f.Advice = `powershell -Command "Install-WindowsFeature Containers"`, "restart Windows after it"
 	case errors.Is(err, hns.ErrNotRunning):

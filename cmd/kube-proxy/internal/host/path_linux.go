@@ -24,7 +24,11 @@ func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain
 	entries, err := conntrack.Entries(ctx, conntrack.Netlink{}, want, conntrack.Client{Protocol: c.Protocol, From: c.From, To: c.To})
 	var all []explain.Flow
 	for _, e := range entries {
-		all = append(all, explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Stale: e.Stale})
+		f := explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Stale: e.Stale}
+		if e.Stale {
+			f.Remedy = fmt.Sprintf("conntrack -D -p %s -s %s --sport %d -d %s --dport %d", c.Protocol, e.Src.Addr(), e.Src.Port(), c.To.Addr(), c.To.Port())
+		}
+		all = append(all, f)
 	}
 	return all, err
 }
