@@ -97,8 +97,11 @@ binaries:
 	done
 
 .PHONY: image
-image: binaries ## build the images as archives in dist; no daemon, no registry; IMAGE=HOST/NAME sets their name
-	@echo "== images"
+image: binaries pack ## build the images as archives in dist; no daemon, no registry; IMAGE=HOST/NAME sets their name
+
+.PHONY: pack
+pack:
+	@echo "== images $(VERSION)"
 	@$(call lay_out,image)
 
 .PHONY: man
@@ -148,9 +151,17 @@ cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, all of them much longer
 	@$(nodes) conformance $(ours) $(if $(SPECS),-only $(SPECS))
 
+# The version that upgrades begin with: the release before, or fifty commits ago.
+EARLIER ?= $(or $(shell git describe --tags --abbrev=0 HEAD~ 2>/dev/null),$(shell git rev-parse --short=8 HEAD~50 2>/dev/null))
+earlier := build/.cache/earlier
+
 .PHONY: changes
-changes: $(nodes) image ## install, roll, drain, reboot, go back, with connections counted; rewrites docs/conformance.md; 20 minutes
-	@$(nodes) changes $(ours) $(if $(ONLY),-only $(ONLY))
+changes: $(nodes) image ## install, upgrade, roll, drain, reboot, go back, with connections counted; rewrites docs/conformance.md; half an hour
+	@rm -rf $(earlier) && mkdir -p $(earlier) && git archive $(EARLIER) | tar -x -C $(earlier)
+	@$(MAKE) --no-print-directory -C $(earlier) binaries VERSION=$(EARLIER) SYSTEMS=$(SYSTEMS)
+	@$(MAKE) --no-print-directory pack VERSION=$(EARLIER) SYSTEMS=$(SYSTEMS) images=$(images) binaries=$(earlier)/$(binaries)
+	@$(nodes) changes $(ours) -earlier-chart $(earlier)/build/chart -earlier-tag $(EARLIER) \
+		-earlier-image $(images)/kubeproxy-iptables-$(EARLIER).oci.tar $(if $(ONLY),-only $(ONLY))
 
 .PHONY: $(nodes)
 $(nodes):
@@ -208,7 +219,7 @@ test-release: ## the tests of what is released alone: images built twice and unp
 test-cluster: $(nodes) image ## a cluster of real nodes: a few minutes of Kubernetes' own tests, and install, roll and way back under load
 	@echo "== cluster"
 	@$(nodes) conformance $(ours) -proxy ours -only short -json ''
-	@$(nodes) changes $(ours) -only 1-install,2-roll,7-back -json ''
+	@$(nodes) changes $(ours) -only install,roll,back -json ''
 
 .PHONY: wine
 wine: setup prefix controlplane ## the tests that run Windows programs alone, under Wine

@@ -5,194 +5,143 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
-	"strings"
-	"syscall"
+	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
+
+// Setting is what trials are made with.
+type Setting struct {
+	Chart Chart
+	// Earlier is an earlier version of this proxy, for upgrades.
+	Earlier Chart
+	// Silence is how long the API server does not answer.
+	Silence time.Duration
+}
 
 // Trial is a change that is made under load, in a cluster in which a proxy runs already.
 type Trial struct {
 	Name, About string
-	// Lossy trials end endpoints, and connections that they hold with them.
-	Lossy bool
+	// Tolerated says what may be lost.
+	Tolerated Tolerated
+	// Note explains for the page what is lost.
+	Note string
 
-	change func(context.Context, *Cluster, Chart) error
+	// change is made under load; prepare comes before it, and finish after it.
+	prepare, change, finish step
 }
 
-// Trials are in the order in which they run on one cluster. The first one finds it with
-// kubeadm's kube-proxy, the last one leaves it with that.
-var Trials = []Trial{
-	{Name: "1-install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
-	{Name: "2-roll", About: "the DaemonSet rolled", change: roll},
-	{Name: "3-application", About: "all pods of the application replaced", Lossy: true, change: rollApplication},
-	{Name: "4-drain", About: "a node drained, and back", Lossy: true, change: drain},
-	{Name: "5-reboot", About: "a node rebooted", Lossy: true, change: reboot},
-	{Name: "6-api", About: "the API server silent for 10 minutes", Lossy: true, change: silence},
-	{Name: "7-back", About: "back to kubeadm's kube-proxy, as docs/install.md says", change: goBack},
+type step func(context.Context, *Cluster, Setting) error
+
+// Tolerated is what a trial may lose.
+type Tolerated int
+
+// Nothing may be lost; or what pods that end had: connections, and flows of clients that
+// take a port again; or anything.
+const (
+	Nothing Tolerated = iota
+	Held
+	Anything
+)
+
+// Judge returns an error if the change lost what it must not.
+func (t Trial) Judge(c Change) error {
+	for _, f := range c.Flows {
+		if f.New == f.NewLost {
+			return fmt.Errorf("%s: no connection of %s succeeded", t.About, f.Name)
+		}
+		if f.NewLost > f.ReusedLost && t.Tolerated < Anything || f.NewLost > 0 && t.Tolerated < Held || f.HeldLost > 0 && t.Tolerated < Held {
+			return fmt.Errorf("%s: %d new and %d held connections were lost by %s", t.About, f.NewLost, f.HeldLost, f.Name)
+		}
+	}
+	return nil
+}
+
+// Sequence is what one cluster is for.
+type Sequence struct {
+	// Embedded clusters have the other proxy as a part of what runs on each node. Others
+	// have kubeadm's.
+	Embedded bool
+	Trials   []Trial
+}
+
+// Sequences find the cluster with another proxy. Their first trials replace it, and their
+// last ones give it back.
+var Sequences = []Sequence{
+	{Trials: []Trial{
+		{Name: "install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
+		{Name: "upgrade", About: "an earlier version upgraded to this one", prepare: installEarlier, change: upgrade},
+		{Name: "rollback", About: "helm rollback to the earlier version", change: rollback, finish: upgrade},
+		{Name: "roll", About: "the DaemonSet rolled", change: roll},
+		{Name: "drain", About: "a node drained, and back", Tolerated: Held, Note: endsNote, change: drain, finish: rollApplication},
+		{Name: "application", About: "all pods of the application replaced", Tolerated: Held, Note: endsNote, change: rollApplication},
+		{
+			Name: "reboot", About: "a node without power, and booted again", Tolerated: Anything, change: reboot,
+			Note: "until kubelet is back, or the API server misses it, the API server calls the pods of the node ready",
+		},
+		{Name: "api", About: "an API server that does not answer, and a proxy started anew meanwhile", change: silence},
+		{
+			Name: "cleanup", About: "uninstalled, cleaned up on each node, and installed again", Tolerated: Anything, change: reinstall,
+			Note: "nothing serves between the cleanup and the installation",
+		},
+		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", change: goBack},
+	}},
+	{Embedded: true, Trials: []Trial{
+		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/install.md says for k3s", change: installEmbedded},
+		{Name: "embedded-back", About: "back to the kube-proxy within another process", change: goBackEmbedded},
+	}},
+}
+
+const endsNote = "a client that holds a connection to a pod loses it when the pod ends"
+
+// Names returns the names of all trials, in order.
+func Names() []string {
+	var all []string
+	for _, s := range Sequences {
+		for _, t := range s.Trials {
+			all = append(all, t.Name)
+		}
+	}
+	return all
+}
+
+// Select returns the sequence with those trials that are wanted. A proxy that is to be
+// given back must have been replaced.
+func (s Sequence) Select(want func(name string) bool) (Sequence, error) {
+	first, last := s.Trials[0].Name, s.Trials[len(s.Trials)-1].Name
+	s.Trials = slices.DeleteFunc(slices.Clone(s.Trials), func(t Trial) bool { return !want(t.Name) })
+	switch {
+	case want(last) && !want(first):
+		return s, fmt.Errorf("%s goes back to what %s finds; add that", last, first)
+	case s.Embedded && len(s.Trials) > 0 && !want(first):
+		return s, fmt.Errorf("add %s, which the others of its cluster need", first)
+	}
+	return s, nil
 }
 
 // Try makes the change under load.
-func (c *Cluster) Try(ctx context.Context, t Trial, chart Chart) (Change, error) {
+func (c *Cluster) Try(ctx context.Context, t Trial, s Setting) (Change, error) {
+	result := Change{Name: t.Name, Mode: s.Chart.Mode, About: t.About, On: time.Now().UTC(), Version: s.Chart.Tag, Kernel: Kernel()}
+	if t.Name == "upgrade" || t.Name == "rollback" {
+		if s.Earlier.Tag == "" {
+			return result, errors.New("no earlier version is named")
+		}
+		result.About += ", " + s.Earlier.Tag
+	}
 	c.progress("== %s", t.About)
-	flows, took, err := c.Under(ctx, func(ctx context.Context) error { return t.change(ctx, c, chart) })
-	return Change{Name: t.Name, About: t.About, On: time.Now().UTC(), Took: took, Flows: flows}, err
-}
-
-// install is what docs/install.md says for kubeadm.
-func install(ctx context.Context, c *Cluster, chart Chart) error {
-	const aside = `{"spec":{"template":{"spec":{"nodeSelector":{"service-proxy":"kube-proxy"}}}}}`
-	if _, err := c.kubectl(ctx, "", "-n", system, "patch", "daemonset", "kube-proxy", "--type=merge", "-p", aside); err != nil {
-		return err
-	}
-	return c.Install(ctx, chart)
-}
-
-// goBack is what docs/install.md says. After it nothing of this proxy answers.
-func goBack(ctx context.Context, c *Cluster, chart Chart) error {
-	if err := c.Uninstall(ctx); err != nil {
-		return err
-	}
-	const back = `{"spec":{"template":{"spec":{"nodeSelector":{"service-proxy":null},"affinity":null}}}}`
-	if _, err := c.kubectl(ctx, "", "-n", system, "patch", "daemonset", "kube-proxy", "--type=merge", "-p", back); err != nil {
-		return err
-	}
-	if err := c.awaitProxy(ctx, "kube-proxy"); err != nil {
-		return err
-	}
-	for i := 1; i <= c.Nodes; i++ {
-		if err := c.cleanUp(ctx, i, chart); err != nil {
-			return err
+	if t.prepare != nil {
+		if err := t.prepare(ctx, c, s); err != nil {
+			return result, fmt.Errorf("prepare %s: %w", t.Name, err)
 		}
 	}
-	return nil
-}
-
-// debugRights are what kube-proxy --cleanup needs, in the form of kubectl debug --custom.
-const debugRights = `{"securityContext": {"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN", "NET_RAW", "DAC_READ_SEARCH"]}}}`
-
-// cleanUp removes what this proxy left on a node, from where kubectl is, and checks that
-// the node has nothing of it.
-func (c *Cluster) cleanUp(ctx context.Context, i int, chart Chart) error {
-	rights := c.path("cleanup.json")
-	if err := os.WriteFile(rights, []byte(debugRights), 0o644); err != nil {
-		return err
+	var err error
+	result.Flows, result.Took, err = c.Under(ctx, func(ctx context.Context) error { return t.change(ctx, c, s) })
+	if err == nil && t.finish != nil {
+		err = t.finish(ctx, c, s)
 	}
-	before, err := c.onNode(i, "nft", "list", "tables")
 	if err != nil {
-		return err
+		err = fmt.Errorf("%s: %w", t.Name, err)
 	}
-	if !strings.Contains(before, "kube-services") {
-		return fmt.Errorf("%s has no tables of ours before the cleanup, so it shows nothing:\n%s", node(i), before)
-	}
-	err = c.kubectls(ctx,
-		[]string{
-			"debug", "-n", system, "node/" + node(i), "--profile=netadmin", "--custom=" + rights,
-			"--image=" + chart.Repository + "-iptables:" + chart.Tag, "--", "/usr/local/bin/kube-proxy", "--cleanup",
-		},
-		[]string{
-			"-n", system, "wait", "pod", "-l", "app.kubernetes.io/managed-by=kubectl-debug",
-			"--for=jsonpath={.status.phase}=Succeeded", timeout(),
-		})
-	if err != nil {
-		return err
-	}
-	tables, err := c.onNode(i, "nft", "list", "tables")
-	if err != nil {
-		return err
-	}
-	if strings.Contains(tables, "kube-services") {
-		return fmt.Errorf("%s still has tables of ours:\n%s", node(i), tables)
-	}
-	return nil
-}
-
-// onNode runs a command on a node.
-func (c *Cluster) onNode(i int, args ...string) (string, error) {
-	cmd, err := c.Machine(node(i)).Command(args...)
-	if err != nil {
-		return "", err
-	}
-	text, err := output(cmd)
-	if err != nil {
-		err = fmt.Errorf("%s on %s: %w", args[0], node(i), err)
-	}
-	return text, err
-}
-
-func roll(ctx context.Context, c *Cluster, _ Chart) error {
-	return c.kubectls(ctx,
-		[]string{"-n", system, "rollout", "restart", "daemonset/kubeproxy"},
-		[]string{"-n", system, "rollout", "status", "daemonset/kubeproxy", timeout()})
-}
-
-func rollApplication(ctx context.Context, c *Cluster, _ Chart) error {
-	err := c.kubectls(ctx,
-		[]string{"-n", "load", "rollout", "restart", "deployment/web"},
-		[]string{"-n", "load", "rollout", "status", "deployment/web", timeout()})
-	if err != nil {
-		return err
-	}
-	return poll(patience, func() (bool, error) { // until the last old pod is gone
-		pods, err := c.kubectl(ctx, "", "-n", "load", "get", "pods", "-l", "app=web", "-o", "name")
-		return strings.Count(pods, "\n") == replicas, err
-	})
-}
-
-// replicas is how many pods load.yaml asks for.
-const replicas = 6
-
-// drain takes a node that no client is on, or connects to.
-func drain(ctx context.Context, c *Cluster, _ Chart) error {
-	return c.kubectls(ctx,
-		[]string{"drain", "n3", "--ignore-daemonsets", "--delete-emptydir-data", timeout()},
-		[]string{"uncordon", "n3"})
-}
-
-func reboot(ctx context.Context, c *Cluster, _ Chart) error {
-	if err := c.Reboot(ctx, 3); err != nil {
-		return err
-	}
-	// The API server calls the node ready until it hears otherwise, so ask the node.
-	err := poll(patience, func() (bool, error) {
-		tables, err := c.onNode(3, "nft", "list", "tables")
-		return strings.Contains(tables, "kube-services"), err
-	})
-	if err != nil {
-		return fmt.Errorf("wait for rules on the node: %w", err)
-	}
-	return c.kubectls(ctx,
-		[]string{"wait", "--for=condition=Ready", "node/n3", timeout()},
-		[]string{"-n", "load", "rollout", "status", "deployment/web", timeout()})
-}
-
-// silent is how long the API server does not answer.
-const silent = 10 * time.Minute
-
-// silence stops the API server without ending it.
-func silence(ctx context.Context, c *Cluster, _ Chart) error {
-	pid, err := c.Machine(control).program("kube-apiserver")
-	if err != nil {
-		return err
-	}
-	if err := unix.Kill(pid, syscall.SIGSTOP); err != nil {
-		return fmt.Errorf("stop the API server: %w", err)
-	}
-	pause(ctx, silent)
-	if err := unix.Kill(pid, syscall.SIGCONT); err != nil {
-		return fmt.Errorf("continue the API server: %w", err)
-	}
-	return c.await(ctx, patience, "wait", "--for=condition=Ready", "node", "--all", "--timeout=10s")
-}
-
-func (c *Cluster) kubectls(ctx context.Context, commands ...[]string) error {
-	for _, args := range commands {
-		if _, err := c.kubectl(ctx, "", args...); err != nil {
-			return err
-		}
-	}
-	return nil
+	return result, err
 }

@@ -24,6 +24,9 @@ type Cluster struct {
 	Nodes int
 	// Programs is a folder with kubectl, ctr, helm and whatever else runs in it.
 	Programs string
+	// Embedded is the mode of a kube-proxy that runs on each node without a pod, and empty
+	// if there is none.
+	Embedded string
 	// Archives are the images that every node has.
 	Archives []string
 

@@ -50,6 +50,30 @@ const absent = `Netpol|NetworkPolicy|IngressClass|Ingress API|\[Feature:(Ingress
 // Spec is a test that did not simply pass, and why.
 type Spec struct{ Name, Message string }
 
+// unfit are specs that a mode cannot pass by its nature.
+var unfit = []struct{ mode, part, reason string }{}
+
+// Unfit returns why a mode cannot pass a spec, and nothing if it can.
+func Unfit(mode, spec string) (reason string) {
+	for _, u := range unfit {
+		if u.mode == mode && strings.Contains(spec, u.part) {
+			return u.reason
+		}
+	}
+	return ""
+}
+
+// Unexpected returns the specs that failed without a reason in the nature of the mode.
+func (r *Run) Unexpected() []Spec {
+	var all []Spec
+	for _, s := range r.Failed {
+		if Unfit(r.Mode, s.Name) == "" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
 // Results are those of a Selection.
 type Results struct {
 	Passed          int

@@ -83,7 +83,7 @@ func TestUpdate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	change := Change{Name: "2-roll", About: "rolled", Version: "v1", Kernel: "6.1", On: day, Flows: []Flow{
+	change := Change{Name: "roll", Mode: "nftables", About: "rolled", Version: "v1", Kernel: "6.1", On: day, Flows: []Flow{
 		{Name: "pod", Counts: Counts{New: 10, NewLost: 2, Held: 5, Kinds: map[string]int{"new: timeout": 2}, FirstLost: day, Last: day.Add(time.Second)}},
 		{Name: "node", Counts: Counts{New: 20}},
 	}}
@@ -97,8 +97,8 @@ func TestUpdate(t *testing.T) {
 	for _, want := range []string{
 		"| network | nftables | kubeproxy v1 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
 		"- `one` (kubeproxy in mode nftables): why\n",
-		"| rolled | 30              | 2    | 5                     | 0      |",
-		"- rolled, pod: 2 new: timeout, within 1s\n",
+		"| rolled | nftables | 30              | 2    | 5                     | 0      |",
+		"- rolled, mode nftables, pod: 2 new: timeout, within 1s\n",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("want %q in\n%s", want, text)

@@ -90,6 +90,7 @@ func (c *Cluster) certify(forHost string) error {
 		"admin":          {Name: "admin", Groups: []string{"system:masters"}},
 		"controllers":    {Name: "system:kube-controller-manager"},
 		"scheduler":      {Name: "system:kube-scheduler"},
+		"proxy":          {Name: "system:kube-proxy"},
 	} {
 		if err := s.issue(name, who); err != nil {
 			return err
@@ -111,6 +112,7 @@ func (c *Cluster) certify(forHost string) error {
 	for file, login := range map[string][2]string{
 		"admin.conf": {"admin", forHost}, "inside.conf": {"admin", Server},
 		"controllers.conf": {"controllers", Server}, "scheduler.conf": {"scheduler", Server},
+		"proxy.conf": {"proxy", loopbackServer},
 	} {
 		if err := c.login(c.path(file), login[0], login[1]); err != nil {
 			return err

@@ -4,6 +4,7 @@
 package nodes
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,21 +26,12 @@ type Run struct {
 
 // Change is what became of connections while something was changed.
 type Change struct {
-	Name, About string
-	Version     string // of this proxy
-	Kernel      string
-	On          time.Time
-	Took        time.Duration
-	Flows       []Flow
-}
-
-// Lost returns how many connections were lost.
-func (c *Change) Lost() int {
-	n := 0
-	for _, f := range c.Flows {
-		n += f.Lost()
-	}
-	return n
+	Name, Mode, About string
+	Version           string // of this proxy
+	Kernel            string
+	On                time.Time
+	Took              time.Duration
+	Flows             []Flow
 }
 
 // Flow is one of the loads meanwhile.
@@ -71,7 +63,9 @@ func Update(file, page string, run *Run, change *Change) error {
 		}), *run)
 	}
 	if change != nil {
-		d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool { return c.Name == change.Name }), *change)
+		d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool {
+			return c.Name == change.Name && c.Mode == change.Mode
+		}), *change)
 	}
 	d.sort()
 	if text, err = json.MarshalIndent(d, "", "\t"); err != nil {
@@ -84,7 +78,10 @@ func (d *Document) sort() {
 	slices.SortFunc(d.Runs, func(a, b Run) int {
 		return strings.Compare(a.Selection+" "+a.Mode+" "+a.Proxy, b.Selection+" "+b.Mode+" "+b.Proxy)
 	})
-	slices.SortFunc(d.Changes, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })
+	order := Names()
+	slices.SortFunc(d.Changes, func(a, b Change) int {
+		return cmp.Or(cmp.Compare(slices.Index(order, a.Name), slices.Index(order, b.Name)), strings.Compare(a.Mode, b.Mode))
+	})
 }
 
 const pageHead = `# Conformance
@@ -127,6 +124,9 @@ func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) [
 	var order []Spec
 	for _, r := range d.Runs {
 		for _, s := range of(r) {
+			if reason := Unfit(r.Mode, s.Name); reason != "" && r.Proxy == "kubeproxy" {
+				s.Message = "by the nature of the mode, " + reason
+			}
 			if in[s] == nil {
 				order = append(order, s)
 			}
@@ -158,23 +158,37 @@ func (d *Document) writeChanges(out *strings.Builder) {
 			sum.HeldLost += f.HeldLost
 		}
 		rows = append(rows, []string{
-			c.About, fmt.Sprint(sum.New), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
+			c.About, c.Mode, fmt.Sprint(sum.New), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
 			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
 		})
 	}
-	table(out, []string{"change", "new connections", "lost", "requests on held ones", "broken", "took", "version", "kernel", "day"}, rows)
+	table(out, []string{"change", "mode", "new connections", "lost", "requests on held ones", "broken", "took", "version", "kernel", "day"}, rows)
 	out.WriteString("\nWhat was lost:\n\n")
 	none := true
 	for _, c := range d.Changes {
 		for _, f := range c.Flows {
 			if f.Lost() > 0 {
 				none = false
-				fmt.Fprintf(out, "- %s, %s: %s\n", c.About, f.Name, kinds(f.Counts))
+				fmt.Fprintf(out, "- %s, mode %s, %s: %s\n", c.About, c.Mode, f.Name, kinds(f.Counts))
 			}
 		}
 	}
 	if none {
 		out.WriteString("- nothing\n")
+	}
+	d.writeNotes(out)
+}
+
+// writeNotes says why changes lose what they lose.
+func (d *Document) writeNotes(out *strings.Builder) {
+	out.WriteString("\nWhy:\n\n- over UDP, a client that takes a port again within 30 seconds is the same flow to the kernel, and gets the same\n" +
+		"  endpoint while that one serves\n")
+	for _, s := range Sequences {
+		for _, t := range s.Trials {
+			if t.Note != "" && slices.ContainsFunc(d.Changes, func(c Change) bool { return c.Name == t.Name }) {
+				fmt.Fprintf(out, "- %s: %s\n", t.About, t.Note)
+			}
+		}
 	}
 }
 

@@ -124,10 +124,11 @@ func (f *flow) start() error {
 	return f.cmd.Start()
 }
 
-func (f *flow) stop() (Flow, error) {
+// result waits for a flow that was told to end.
+func (f *flow) result() (Flow, error) {
 	r := Flow{Name: f.name}
-	err := f.cmd.Process.Signal(syscall.SIGTERM)
-	if err = errors.Join(err, f.cmd.Wait()); err == nil {
+	err := f.cmd.Wait()
+	if err == nil {
 		err = json.Unmarshal(f.out.Bytes(), &r.Counts)
 	}
 	if err != nil {
@@ -160,8 +161,11 @@ func (c *Cluster) Under(ctx context.Context, change func(context.Context) error)
 	pause(ctx, after)
 	var results []Flow
 	for _, f := range all {
-		r, stopErr := f.stop()
-		err = errors.Join(err, stopErr)
+		err = errors.Join(err, f.cmd.Process.Signal(syscall.SIGTERM))
+	}
+	for _, f := range all {
+		r, loadErr := f.result()
+		err = errors.Join(err, loadErr)
 		results = append(results, r)
 		c.progress("%-36s new %5d, lost %d; held %5d, broken %d %v", r.Name, r.New, r.NewLost, r.Held, r.HeldLost, r.Kinds)
 	}

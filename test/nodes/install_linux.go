@@ -24,12 +24,14 @@ type Chart struct {
 	// Repository and Tag are of the image, whose archive is one of Cluster.Archives.
 	Repository, Tag string
 	Mode            string
+	// Server is the API server's address. Without, the chart finds one in the cluster.
+	Server string
 }
 
 // Install installs this proxy with Helm, and returns when every node has it and the DNS of
-// the cluster answers. The chart finds the API server's address in the cluster.
+// the cluster answers.
 func (c *Cluster) Install(ctx context.Context, chart Chart) error {
-	values := fmt.Sprintf("clusterCIDR: %q\nlinux: {mode: %q}\nimage: {repository: %q, tag: %q}\n", PodCIDR, chart.Mode, chart.Repository, chart.Tag)
+	values := fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q}\nimage: {repository: %q, tag: %q}\n", chart.Server, PodCIDR, chart.Mode, chart.Repository, chart.Tag)
 	if _, err := c.helm(ctx, values, "upgrade", "--install", "kubeproxy", chart.Folder, "--values=-"); err != nil {
 		return err
 	}
@@ -42,8 +44,21 @@ func (c *Cluster) Uninstall(ctx context.Context) error {
 	return err
 }
 
-// InstallKnown installs Kubernetes' own kube-proxy as kubeadm does.
+// KnownMode returns the mode of Kubernetes' own kube-proxy that one of ours is compared
+// with, or replaces. It has no mode userspace since 1.26.
+func KnownMode(mode string) string {
+	if mode == "userspace" {
+		return "iptables"
+	}
+	return mode
+}
+
+// InstallKnown installs Kubernetes' own kube-proxy as kubeadm does, unless the nodes have
+// it already.
 func (c *Cluster) InstallKnown(ctx context.Context, mode string) error {
+	if c.Embedded != "" {
+		return c.awaitEmbedded(ctx)
+	}
 	text, err := files.ReadFile("files/known.yaml")
 	if err != nil {
 		return err

@@ -29,6 +29,8 @@ type Load struct {
 type Counts struct {
 	New, NewLost    int // connections with one request
 	Slow            int // of those answered, after more than half a second
+	Reused          int // of those over UDP, from a port that was used shortly before
+	ReusedLost      int // of these, also in NewLost
 	Held, HeldLost  int // requests on held connections, and how often one broke
 	Kinds           map[string]int
 	FirstLost, Last time.Time // when something was lost
@@ -45,11 +47,12 @@ type load struct {
 	Load
 	mu     sync.Mutex
 	counts Counts
+	ports  map[int]time.Time // when a port of a client was used last
 }
 
 // Run makes connections until ctx ends, and waits for the answers that are due.
 func (l Load) Run(ctx context.Context) Counts {
-	r := &load{Load: l, counts: Counts{Kinds: map[string]int{}}}
+	r := &load{Load: l, counts: Counts{Kinds: map[string]int{}}, ports: map[int]time.Time{}}
 	var all sync.WaitGroup
 	for range l.Held {
 		all.Go(func() { r.hold(ctx) })
@@ -77,12 +80,37 @@ func (l *load) once() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counts.New++
+	what := "new"
+	if l.reusesPort(c) {
+		what = "new from a port used before"
+		l.counts.Reused++
+		if err != nil {
+			l.counts.ReusedLost++
+		}
+	}
 	if err != nil {
 		l.counts.NewLost++
-		l.lost("new", err)
+		l.lost(what, err)
 	} else if time.Since(begin) > 500*time.Millisecond {
 		l.counts.Slow++
 	}
+}
+
+// trackedTime is how long the kernel knows a UDP flow that had an answer, and gives another
+// one with the same ports the same endpoint, see nf_conntrack_udp_timeout in
+// Documentation/networking/nf_conntrack-sysctl.rst of the kernel.
+const trackedTime = 30 * time.Second
+
+// reusesPort notes the port of a UDP client, and returns whether it is that of a flow which
+// the kernel knows. The caller holds the lock.
+func (l *load) reusesPort(c net.Conn) bool {
+	if l.Network != "udp" || c == nil {
+		return false
+	}
+	port := c.LocalAddr().(*net.UDPAddr).Port
+	last, used := l.ports[port]
+	l.ports[port] = time.Now()
+	return used && time.Since(last) < trackedTime+answerTimeout
 }
 
 // hold keeps one connection, and opens another when it breaks.

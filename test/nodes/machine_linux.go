@@ -163,14 +163,17 @@ func (m *Machine) program(step string) (int, error) {
 	if own == 0 {
 		return 0, fmt.Errorf("%s does not run", m.Name)
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", own, own))
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", own)) // each thread has its own
 	if err != nil {
 		return 0, err
 	}
-	for _, child := range strings.Fields(string(text)) {
-		name, err := os.ReadFile(filepath.Join("/proc", child, "cmdline"))
-		if first, _, _ := strings.Cut(string(name), "\x00"); err == nil && filepath.Base(first) == step {
-			return strconv.Atoi(child)
+	for _, list := range lists {
+		text, _ := os.ReadFile(list) // the thread may end meanwhile
+		for _, child := range strings.Fields(string(text)) {
+			name, err := os.ReadFile(filepath.Join("/proc", child, "cmdline"))
+			if first, _, _ := strings.Cut(string(name), "\x00"); err == nil && filepath.Base(first) == step {
+				return strconv.Atoi(child)
+			}
 		}
 	}
 	return 0, fmt.Errorf("%s runs no %s", m.Name, step)

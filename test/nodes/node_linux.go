@@ -38,6 +38,13 @@ func (c *Cluster) startNode(ctx context.Context, i int) error {
 	for _, archive := range c.Archives {
 		m.Steps = append(m.Steps, Step{"import", []string{"ctr", "-n", "k8s.io", "images", "import", "--local", archive}, Once})
 	}
+	if c.Embedded != "" {
+		more, err := c.embed(m, c.Embedded)
+		if err != nil {
+			return err
+		}
+		m.Steps = append(m.Steps, more...)
+	}
 	m.Steps = append(m.Steps, Step{"kubelet", []string{
 		"kubelet", "--config=" + m.path("kubelet.yaml"), "--kubeconfig=" + c.path(m.Name+".conf"), "--hostname-override=" + m.Name,
 		"--node-ip=" + NodeIPv4(i) + "," + NodeIPv6(i),
@@ -88,7 +95,11 @@ func (c *Cluster) awaitNodes(ctx context.Context) error {
 		}
 	}
 	c.progress("%d nodes have registered", c.Nodes)
-	for _, file := range []string{"coredns.yaml", "cluster-info.yaml"} {
+	objects := []string{"coredns.yaml", "cluster-info.yaml"}
+	if c.Embedded != "" {
+		objects = objects[:1] // k3s has no ConfigMap with the address of the API server
+	}
+	for _, file := range objects {
 		if err := c.applyFile(ctx, file); err != nil {
 			return err
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // clusterPrograms are those that machines run.
-var clusterPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
+var clusterPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet", "kube-proxy"}
 
 // Build makes everything that a cluster consists of, and is there already the second time.
 // It returns a description for Up.

@@ -24,6 +24,7 @@ type trial struct {
 	json, page string
 	only       string
 	keep       bool
+	more       []string // archives of images
 }
 
 func (t *trial) parse(name string, args []string, more func(*flag.FlagSet)) error {
@@ -50,11 +51,24 @@ func (t *trial) record(run *nodes.Run, change *nodes.Change) error {
 	return nodes.Update(t.json, t.page, run, change)
 }
 
+// start is the proxy that a cluster has at first.
+type start int
+
+const (
+	ours start = iota
+	known
+	embedded
+)
+
 // in runs fn in a new cluster with a proxy, and removes the cluster.
-func (t *trial) in(ctx context.Context, known bool, fn func(*nodes.Cluster) error) (err error) {
+func (t *trial) in(ctx context.Context, first start, fn func(*nodes.Cluster) error) (err error) {
 	c, err := t.build(ctx, 3)
 	if err != nil {
 		return err
+	}
+	c.Archives = append(c.Archives, t.more...)
+	if first == embedded {
+		c.Embedded = nodes.KnownMode(t.chart.Mode)
 	}
 	defer func() {
 		if !t.keep {
@@ -64,10 +78,10 @@ func (t *trial) in(ctx context.Context, known bool, fn func(*nodes.Cluster) erro
 	if err := nodes.Up(ctx, os.Stdout, c); err != nil {
 		return err
 	}
-	if known {
-		err = c.InstallKnown(ctx, t.chart.Mode)
-	} else {
+	if first == ours {
 		err = c.Install(ctx, t.chart)
+	} else {
+		err = c.InstallKnown(ctx, nodes.KnownMode(t.chart.Mode))
 	}
 	if err != nil {
 		return err
@@ -87,8 +101,15 @@ func conformance(ctx context.Context, args []string) error {
 	}
 	var failed error
 	for _, name := range []string{"kube-proxy", "kubeproxy"} {
-		known := name == "kube-proxy"
-		if proxy == "ours" && known || proxy == "known" && !known {
+		first := ours
+		if name == "kube-proxy" {
+			first = known
+		}
+		if proxy == "ours" && first == known || proxy == "known" && first == ours {
+			continue
+		}
+		if first == known && nodes.KnownMode(t.chart.Mode) != t.chart.Mode {
+			fmt.Printf("kube-proxy has no mode %s\n", t.chart.Mode)
 			continue
 		}
 		for _, s := range nodes.Selections {
@@ -96,11 +117,11 @@ func conformance(ctx context.Context, args []string) error {
 				continue
 			}
 			run := nodes.Run{Proxy: name, Mode: t.chart.Mode, Selection: s.Name, On: time.Now().UTC()}
-			err := t.in(ctx, known, func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
+			err := t.in(ctx, first, func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
 			if err != nil {
 				return err
 			}
-			if n := len(run.Failed); n > 0 && !known {
+			if n := len(run.Unexpected()); n > 0 && first == ours {
 				failed = errors.Join(failed, fmt.Errorf("mode %s: %d specs of selection %s failed", run.Mode, n, s.Name))
 			}
 		}
@@ -133,30 +154,54 @@ func (t *trial) conform(ctx context.Context, c *nodes.Cluster, s nodes.Selection
 
 func changes(ctx context.Context, args []string) error {
 	var t trial
-	if err := t.parse("changes", args, nil); err != nil {
+	var s nodes.Setting
+	image := ""
+	err := t.parse("changes", args, func(flags *flag.FlagSet) {
+		flags.StringVar(&s.Earlier.Folder, "earlier-chart", "", "folder of the chart of an earlier version")
+		flags.StringVar(&image, "earlier-image", "", "archive of its image")
+		flags.StringVar(&s.Earlier.Tag, "earlier-tag", "", "tag of its image")
+		flags.DurationVar(&s.Silence, "silence", 10*time.Minute, "how long the API server does not answer")
+	})
+	if err != nil {
 		return err
 	}
-	first, last := nodes.Trials[0].Name, nodes.Trials[len(nodes.Trials)-1].Name
-	if t.wants(last) && !t.wants(first) {
-		return fmt.Errorf("-only: %s goes back to what %s finds; add that", last, first)
+	s.Chart, s.Earlier.Repository, s.Earlier.Mode = t.chart, t.chart.Repository, t.chart.Mode
+	if image != "" {
+		if image, err = filepath.Abs(image); err != nil {
+			return err
+		}
+		t.more = []string{image}
 	}
-	return t.in(ctx, t.wants(first), func(c *nodes.Cluster) error {
+	var errs []error
+	for _, all := range nodes.Sequences {
+		wanted, err := all.Select(t.wants)
+		if err != nil {
+			return fmt.Errorf("-only: %w", err)
+		}
+		if len(wanted.Trials) > 0 {
+			errs = append(errs, t.changesOf(ctx, wanted, s))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// changesOf makes the changes of a sequence in one cluster.
+func (t *trial) changesOf(ctx context.Context, sequence nodes.Sequence, s nodes.Setting) error {
+	first := ours
+	switch {
+	case sequence.Embedded:
+		first = embedded
+	case t.wants(nodes.Sequences[0].Trials[0].Name):
+		first = known
+	}
+	return t.in(ctx, first, func(c *nodes.Cluster) error {
 		var errs []error
-		for _, trial := range nodes.Trials {
-			if !t.wants(trial.Name) {
-				continue
-			}
-			change, err := c.Try(ctx, trial, t.chart)
+		for _, trial := range sequence.Trials {
+			change, err := c.Try(ctx, trial, s)
 			if err != nil {
 				return errors.Join(append(errs, err)...)
 			}
-			change.Version, change.Kernel = t.chart.Tag, nodes.Kernel()
-			if err := t.record(nil, &change); err != nil {
-				return err
-			}
-			if n := change.Lost(); n > 0 && !trial.Lossy {
-				errs = append(errs, fmt.Errorf("%s: %d connections were lost", trial.About, n))
-			}
+			errs = append(errs, trial.Judge(change), t.record(nil, &change))
 		}
 		return errors.Join(errs...)
 	})

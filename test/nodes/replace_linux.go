@@ -1,0 +1,209 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+)
+
+// aside and back are what docs/install.md says for kubeadm's kube-proxy.
+const (
+	aside = `{"spec":{"template":{"spec":{"nodeSelector":{"service-proxy":"kube-proxy"}}}}}`
+	back  = `{"spec":{"template":{"spec":{"nodeSelector":{"service-proxy":null},"affinity":null}}}}`
+)
+
+// install is what docs/install.md says for kubeadm.
+func install(ctx context.Context, c *Cluster, s Setting) error {
+	if _, err := c.kubectl(ctx, "", "-n", system, "patch", "daemonset", "kube-proxy", "--type=merge", "-p", aside); err != nil {
+		return err
+	}
+	return c.Install(ctx, s.Chart)
+}
+
+// installEarlier has an earlier version in place of this one.
+func installEarlier(ctx context.Context, c *Cluster, s Setting) error {
+	if err := c.Uninstall(ctx); err != nil {
+		return err
+	}
+	return c.Install(ctx, s.Earlier)
+}
+
+// upgrade is what docs/install.md says.
+func upgrade(ctx context.Context, c *Cluster, s Setting) error {
+	return c.upgrade(ctx, s.Chart, "image.tag="+s.Chart.Tag)
+}
+
+func rollback(ctx context.Context, c *Cluster, _ Setting) error {
+	if _, err := c.helm(ctx, "", "rollback", "kubeproxy"); err != nil {
+		return err
+	}
+	return c.awaitProxy(ctx, "kubeproxy")
+}
+
+func (c *Cluster) upgrade(ctx context.Context, chart Chart, value string) error {
+	if _, err := c.helm(ctx, "", "upgrade", "kubeproxy", chart.Folder, "--reuse-values", "--set", value); err != nil {
+		return err
+	}
+	return c.awaitProxy(ctx, "kubeproxy")
+}
+
+func roll(ctx context.Context, c *Cluster, _ Setting) error {
+	return c.kubectls(ctx,
+		[]string{"-n", system, "rollout", "restart", "daemonset/kubeproxy"},
+		[]string{"-n", system, "rollout", "status", "daemonset/kubeproxy", timeout()})
+}
+
+// leave removes this proxy as docs/install.md says for the way back. Its rules stay, in
+// tables that no other proxy has.
+func (c *Cluster) leave(ctx context.Context, chart Chart) error {
+	if chart.Mode != "nftables" {
+		if err := c.upgrade(ctx, chart, "linux.mode=nftables"); err != nil {
+			return err
+		}
+		if err := poll(patience, func() (bool, error) { return c.alone(ctx) }); err != nil {
+			return fmt.Errorf("wait until nothing of mode %s is left: %w", chart.Mode, err)
+		}
+	}
+	return c.Uninstall(ctx)
+}
+
+// alone returns whether no node has rules of another proxy or mode.
+func (c *Cluster) alone(ctx context.Context) (bool, error) {
+	pods, err := c.kubectl(ctx, "", "-n", system, "get", "pods", "-l", "app.kubernetes.io/name=kubeproxy", "-o", "name")
+	if err != nil {
+		return false, err
+	}
+	for _, pod := range strings.Fields(pods) {
+		status, err := c.kubectl(ctx, "", "-n", system, "exec", pod, "--", "kube-proxy", "status")
+		if err != nil || !strings.Contains(status, "nftables") || strings.Contains(status, "leftovers-") {
+			return false, err
+		}
+	}
+	return pods != "", nil
+}
+
+// goBack is what docs/install.md says. After it nothing of this proxy answers.
+func goBack(ctx context.Context, c *Cluster, s Setting) error {
+	if err := c.leave(ctx, s.Chart); err != nil {
+		return err
+	}
+	if _, err := c.kubectl(ctx, "", "-n", system, "patch", "daemonset", "kube-proxy", "--type=merge", "-p", back); err != nil {
+		return err
+	}
+	if err := c.awaitProxy(ctx, "kube-proxy"); err != nil {
+		return err
+	}
+	return c.deleteTables()
+}
+
+// synced are metrics of Kubernetes' own kube-proxy once it has written its rules.
+var synced = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{ip_family="IPv[46]"\} [1-9]`)
+
+// deleteTables removes the tables of this proxy from every node, when the other one has
+// written its rules for both families. Its pods are ready before that.
+func (c *Cluster) deleteTables() error {
+	for i := 1; i <= c.Nodes; i++ {
+		err := poll(patience, func() (bool, error) {
+			text, err := c.onNode(i, "curl", "-s", "-f", "-m", "2", "http://127.0.0.1:10249/metrics")
+			return len(synced.FindAllString(text, -1)) == 2, err
+		})
+		if err != nil {
+			return fmt.Errorf("wait for the rules of kube-proxy on %s: %w", node(i), err)
+		}
+		for _, family := range []string{"ip", "ip6"} {
+			if _, err := c.onNode(i, "nft", "delete", "table", family, "kube-services"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// reinstall leaves nothing of this proxy anywhere, and installs it again.
+func reinstall(ctx context.Context, c *Cluster, s Setting) error {
+	if err := c.Uninstall(ctx); err != nil {
+		return err
+	}
+	for i := 1; i <= c.Nodes; i++ {
+		if err := c.cleanUp(ctx, i, s.Chart); err != nil {
+			return err
+		}
+	}
+	return c.Install(ctx, s.Chart)
+}
+
+// debugRights are what kube-proxy --cleanup needs, in the form of kubectl debug --custom.
+const debugRights = `{"securityContext": {"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN", "NET_RAW", "DAC_READ_SEARCH"]}}}`
+
+// cleanUp removes what this proxy left on a node, from where kubectl is, and checks that
+// the node has nothing of it.
+func (c *Cluster) cleanUp(ctx context.Context, i int, chart Chart) error {
+	rights := c.path("cleanup.json")
+	if err := os.WriteFile(rights, []byte(debugRights), 0o644); err != nil {
+		return err
+	}
+	before, err := c.rules(i)
+	if err != nil {
+		return err
+	}
+	if before == "" {
+		return fmt.Errorf("%s has no rules before the cleanup, so it shows nothing", node(i))
+	}
+	const ofDebug = "app.kubernetes.io/managed-by=kubectl-debug"
+	err = c.kubectls(ctx,
+		[]string{
+			"debug", "-n", system, "node/" + node(i), "--profile=netadmin", "--custom=" + rights,
+			"--image=" + chart.Repository + "-iptables:" + chart.Tag, "--", "/usr/local/bin/kube-proxy", "--cleanup",
+		},
+		[]string{"-n", system, "wait", "pod", "-l", ofDebug, "--for=jsonpath={.status.phase}=Succeeded", timeout()},
+		[]string{"-n", system, "delete", "pod", "-l", ofDebug, "--wait=false"})
+	if err != nil {
+		return err
+	}
+	after, err := c.rules(i)
+	if err == nil && after != "" {
+		err = fmt.Errorf("%s still has rules after the cleanup:\n%s", node(i), after)
+	}
+	return err
+}
+
+// ofKubelet are the chains that kubelet makes where it finds iptables, see
+// pkg/kubelet/kubelet_network_linux.go in kubernetes/kubernetes.
+var ofKubelet = regexp.MustCompile(`KUBE-(KUBELET-CANARY|IPTABLES-HINT|FIREWALL)|-A (INPUT|OUTPUT) -j KUBE-FIREWALL`)
+
+// rules returns what a service proxy has on a node: tables of nftables, chains of
+// iptables in both of its kinds, ipsets.
+func (c *Cluster) rules(i int) (string, error) {
+	var all strings.Builder
+	for _, command := range []string{"nft list tables", "iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save", "ipset list -n"} {
+		text, err := c.onNode(i, strings.Fields(command)...)
+		if err != nil {
+			return "", err
+		}
+		for line := range strings.Lines(text) {
+			line, _, _ = strings.Cut(line, " --comment") // texts may name anything
+			if (strings.Contains(line, "kube-") || strings.Contains(line, "KUBE-")) && !ofKubelet.MatchString(line) {
+				fmt.Fprintf(&all, "%s: %s\n", command, strings.TrimSpace(line))
+			}
+		}
+	}
+	return all.String(), nil
+}
+
+// onNode runs a command on a node.
+func (c *Cluster) onNode(i int, args ...string) (string, error) {
+	cmd, err := c.Machine(node(i)).Command(args...)
+	if err != nil {
+		return "", err
+	}
+	text, err := output(cmd)
+	if err != nil {
+		err = fmt.Errorf("%s on %s: %w", args[0], node(i), err)
+	}
+	return text, err
+}
