@@ -78,7 +78,7 @@ func TestImages(ctx context.Context, out io.Writer) (archive string, err error) 
 		}
 		programs[name] = filepath.Join(folder, name)
 	}
-	recipe, err := json.Marshal(map[string]any{"programs": programs, "images": testImages(""), "root": rootPrograms, "texts": rootTexts})
+	recipe, err := json.Marshal(map[string]any{"programs": programs, "images": testImages(""), "root": rootPrograms, "texts": rootTexts, "certificate": certificate})
 	if err != nil {
 		return "", err
 	}
@@ -100,12 +100,31 @@ func TestImages(ctx context.Context, out io.Writer) (archive string, err error) 
 	}
 	err = errors.Join(makeRoot(filepath.Join(folder, "root")), buildPause(ctx, filepath.Join(folder, "pause", "pause")))
 	if err == nil {
+		err = copyCertificate(ctx, filepath.Join(folder, "agnhost"))
+	}
+	if err == nil {
 		err = os.Symlink("agnhost", filepath.Join(folder, "agnhost", "agnhost-2"))
 	}
 	if err == nil {
 		err = pack(ctx, folder, archive)
 	}
 	return archive, err
+}
+
+// certificate are files of the image of agnhost, without which it serves no TLS, see its
+// Dockerfile.
+var certificate = []string{"localhost.crt", "localhost.key"}
+
+func copyCertificate(ctx context.Context, to string) error {
+	from, err := thirdparty.Kubernetes.Source(ctx, "k8s.io/kubernetes/test/images/agnhost/porter")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range certificate {
+		errs = append(errs, copyFile(filepath.Join(from, name), filepath.Join(to, name)))
+	}
+	return errors.Join(errs...)
 }
 
 func buildPause(ctx context.Context, file string) error {

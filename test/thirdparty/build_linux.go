@@ -42,6 +42,15 @@ func (m Module) Cached(ctx context.Context) (folder string, err error) {
 	return filepath.Join(b.cache, key), err
 }
 
+// Source returns the folder of a package that a program of the module is built from.
+func (m Module) Source(ctx context.Context, pkg string) (folder string, err error) {
+	b, err := m.builder(ctx, io.Discard)
+	if err != nil {
+		return "", err
+	}
+	return b.run(ctx, b.recipe, "list", "-f", "{{.Dir}}", pkg)
+}
+
 func (m Module) builder(ctx context.Context, out io.Writer) (builder, error) {
 	b := builder{module: m, out: out, run: command}
 	if m.windows {

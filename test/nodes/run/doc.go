@@ -3,10 +3,9 @@
 
 // Command run starts and ends the cluster of package nodes, and runs what is tried in it:
 //
-//	run build        makes everything in advance
 //	run up           a cluster with this proxy and a demo application
 //	run down         removes it
-//	run enter HOST COMMAND...    a command on n1, n2, n3 or control
+//	run enter HOST COMMAND...  a command on n1, n2, n3 or control
 //	run conformance  Kubernetes' own tests, with this proxy and with kube-proxy
 //	run changes      installs, rolls, drains, reboots and goes back under load
 package main
