@@ -18,7 +18,7 @@ const (
 	Risk   Severity = "risk"   // some traffic is lost, or will be
 )
 
-// Finding is something that needs attention. A Finding whose Fix was run is not found
+// Finding is something that needs attention. After its Fix has run, it is not found
 // again.
 type Finding struct {
 	Topic Topic
@@ -31,7 +31,7 @@ type Finding struct {
 	Severity Severity
 	// What is one sentence without a full stop.
 	What string
-	// Fix is a command for a shell of the node, empty if no command mends it.
+	// Fix is a command for a shell of the node, empty if no command corrects it.
 	Fix string
 	// Advice is what to do if there is no Fix, or what to know before it is run.
 	Advice string
@@ -40,8 +40,8 @@ type Finding struct {
 // severity returns how much f matters.
 func (f *Finding) severity() Severity { return cmp.Or(f.Severity, topics[f.Topic].severity) }
 
-// MarshalJSON implements json.Marshaler. Fields are added, but neither renamed nor
-// removed.
+// MarshalJSON implements json.Marshaler. New versions may add fields, but must not rename
+// or remove any.
 func (f Finding) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		ID       Topic    `json:"id"`

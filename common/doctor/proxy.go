@@ -106,7 +106,7 @@ func sourceText(s health.SourceReport) string {
 	case !s.Synced:
 		return fmt.Sprintf("the proxy has not read %s yet", s.Name)
 	}
-	return fmt.Sprintf("the proxy has not heard of %s for long", s.Name)
+	return fmt.Sprintf("the proxy has had no contact with %s for long", s.Name)
 }
 
 func conditionFinding(r *health.Report, name string) Finding {

@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// Report is what -o json prints. Fields are added, but neither renamed nor removed.
+// Report is what -o json prints. New versions may add fields, but must not rename or remove any.
 type Report struct {
 	Node   string   `json:"node"`
 	System string   `json:"system"`
@@ -127,7 +127,7 @@ func (p *printer) head(r *Report) {
 	p.field(0, "node", fmt.Sprintf("%s, %s, %s", r.Node, r.System, modes))
 	proxy := r.Proxy
 	if proxy == "" {
-		proxy = "none runs here that answers; this is what one would find at its start"
+		proxy = "none answers here; these are the findings for a start"
 	}
 	p.field(0, "proxy", proxy)
 	p.line("")
@@ -180,7 +180,7 @@ func (p *printer) finding(n int, f *Finding) {
 	p.line("")
 }
 
-// verdict prints what came of it.
+// verdict prints the result.
 func (p *printer) verdict(r *Report) {
 	checked := len(r.Checks) - r.count(Skipped)
 	text := p.paint(green, "nothing found")

@@ -13,21 +13,21 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Check looks at one thing. It changes nothing.
+// Check examines one thing. It changes nothing.
 type Check struct {
-	// Name is what it looks at, in a few words.
+	// Name is what it examines, in a few words.
 	Name string
-	// Look returns what it saw. An error means that it could not look; what keeps the
-	// proxy from working is a Finding.
+	// Look examines it. An error means that this was impossible. What keeps the proxy
+	// from working is not an error but a Finding.
 	Look func(ctx context.Context) (Seen, error)
 }
 
 // Seen is what a Check saw.
 type Seen struct {
 	Findings []Finding
-	// Note says in a few words what was looked at, or why there is nothing to look at.
+	// Note says in a few words what was examined, or why there is nothing to examine.
 	Note string
-	// Absent means that there is nothing to look at.
+	// Absent means that there is nothing to examine.
 	Absent bool
 }
 
@@ -59,7 +59,7 @@ type Runner struct {
 	Checks []Check
 	// Timeout bounds each Check, which then counts as failed.
 	Timeout time.Duration
-	// Progress is told what is still going on, after Patience and again after each
+	// Progress receives which checks still run, after Patience and then again after each
 	// further Patience.
 	Progress func(text string)
 	Patience time.Duration
@@ -73,7 +73,7 @@ const parallel = 4
 func (r *Runner) Run(ctx context.Context) ([]CheckResult, []Finding) {
 	results, found := make([]CheckResult, len(r.Checks)), make([][]Finding, len(r.Checks))
 	p := &progress{running: make([]bool, len(r.Checks))}
-	defer p.tell(r)()
+	defer p.report(r)()
 	var group errgroup.Group
 	group.SetLimit(parallel)
 	for i, c := range r.Checks {
@@ -92,7 +92,7 @@ func (r *Runner) Run(ctx context.Context) ([]CheckResult, []Finding) {
 	return results, sorted(all)
 }
 
-// run runs c, and does not wait for longer than timeout, even if a call hangs.
+// run runs c, but does not wait for longer than timeout, even if a call hangs.
 func (c Check) run(ctx context.Context, timeout time.Duration) (CheckResult, []Finding) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -123,7 +123,7 @@ func (c Check) run(ctx context.Context, timeout time.Duration) (CheckResult, []F
 	return result, o.seen.Findings
 }
 
-// progress knows which checks run.
+// progress records which checks run.
 type progress struct {
 	mu       sync.Mutex
 	running  []bool
@@ -146,8 +146,8 @@ func (p *progress) set(i int, s step) {
 	}
 }
 
-// tell tells r what is going on, until end is called.
-func (p *progress) tell(r *Runner) (end func()) {
+// report calls Progress of r from time to time, until end is called.
+func (p *progress) report(r *Runner) (end func()) {
 	if r.Progress == nil {
 		return func() {}
 	}

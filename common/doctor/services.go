@@ -11,8 +11,8 @@ import (
 )
 
 // Services returns what the proxy serves, as far as its answer has it: names, NodePorts
-// and health check node ports. It does not say on which addresses NodePorts answer, so
-// every address does. It returns nil if nobody answered.
+// and health check node ports. The answer does not say which addresses answer NodePorts,
+// so all addresses count. Services returns nil if nobody answered.
 func (p *Proxy) Services() *service.Snapshot {
 	if p.Answer == nil {
 		return nil

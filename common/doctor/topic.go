@@ -44,7 +44,7 @@ const (
 	DynamicPorts      Topic = "dynamic-ports"
 )
 
-// about is what is known of a topic.
+// about describes a topic.
 type about struct {
 	order    int
 	severity Severity
@@ -55,16 +55,16 @@ type about struct {
 var topics = map[Topic]about{
 	ModeUnavailable:   {1, Blocks, "the proxy cannot program this node in the mode, so clients of this node would reach no Service"},
 	ProxyUnhealthy:    {2, Blocks, "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
-	ProxySilent:       {3, Risk, "nobody can ask the proxy how it goes: neither status nor a monitoring system"},
+	ProxySilent:       {3, Risk, "nobody can read the state of the proxy: neither status nor a monitoring system"},
 	IPForward:         {4, Blocks, "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
-	ProxyCondition:    {5, Risk, "the running proxy reports it: clients of a Service, an IP family or whoever watches the node do not get what they ask for"},
+	ProxyCondition:    {5, Risk, "the running proxy reports it: clients of a Service, a whole IP family or the monitoring of the node are affected"},
 	Kubeconfig:        {6, Blocks, "the proxy cannot connect to the API server, so it knows no Services and does not start"},
 	APIServer:         {7, Blocks, "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},
 	MissingRights:     {8, Blocks, "the API server refuses what the proxy must read, so it programs nothing or without topology"},
 	ClockSkew:         {9, Risk, "certificates and tokens count as expired or not yet valid, so the API server may refuse the proxy and kubelet"},
 	NodeUnknown:       {10, Blocks, "no endpoint counts as local: Services with policy Local are dropped here, and NodePorts of nodePortAddresses primary stay closed"},
 	PodCIDR:           {11, Risk, "pods of this node count as clients outside: their connections are masqueraded or dropped by policy Local, and endpoints lose the client's address"},
-	OtherProxy:        {12, Blocks, "two service proxies write rules for the same Services: each undoes the other's, and a connection may reach an old endpoint"},
+	OtherProxy:        {12, Blocks, "two service proxies write rules for the same Services: each undoes the changes of the other, and a connection may reach an old endpoint"},
 	Leftovers:         {13, Risk, "rules of an earlier proxy translate connections first, to endpoints of that time"},
 	IPTablesVariants:  {14, Risk, "rules of the two variants do not see each other: kubelet, network plugin and proxy may work against each other"},
 	XtablesLock:       {15, Risk, "programs of the node write iptables at the same moment, and one of the two changes is lost"},
@@ -78,7 +78,7 @@ var topics = map[Topic]about{
 	Liberal:           {23, Risk, "the kernel does not mark late packets as invalid, so they pass untranslated and the client resets its connection"},
 	Setting:           {24, Risk, "the setting that the configuration asks for is not in force, and the proxy may not write it"},
 	ConntrackFull:     {25, Blocks, "the kernel drops the first packet of each new connection of any program on this node"},
-	EarlyDrop:         {26, Risk, "the table of connections was full: the kernel gave up connections of any program on this node"},
+	EarlyDrop:         {26, Risk, "the table of connections was full: the kernel dropped connections of any program on this node"},
 	InsertFailed:      {27, Risk, "two packets raced for one connection and one was lost: mostly DNS queries, which then take five seconds"},
 	HNS:               {28, Blocks, "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
 	HNSVersion:        {29, Risk, "this version of HNS lacks what the configuration or Services ask for"},

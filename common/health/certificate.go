@@ -41,8 +41,8 @@ func (c *Certificate) Config() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.current}
 }
 
-// current returns the certificate in the files, or the one of before while these cannot
-// be used, for instance between the replacement of one and of the other.
+// current returns the certificate in the files. While these cannot be used, it returns
+// the previous one, for example while only one of the two files has been replaced.
 func (c *Certificate) current(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	err := c.read()
 	if c.report != nil {

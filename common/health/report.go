@@ -25,13 +25,13 @@ type Report struct {
 	Standby    string            `json:"standby,omitempty"`
 	Sources    []SourceReport    `json:"sources,omitempty"`
 	Conditions map[string]string `json:"conditions,omitempty"`
-	// Blocked names the conditions that keep traffic from flowing. They have no say in
-	// the status of an answer. A restart does not mend them. Nor does it help to take
-	// the node from every load balancer: a health check that cannot be answered
-	// concerns one Service, and a kernel that does not forward by default may do so
-	// for some interfaces, and still serves endpoints in the host's network.
+	// Blocked names the conditions that keep traffic from flowing. They do not change the
+	// status of an answer, because a restart does not correct them. Nor does it help to
+	// remove the node from every load balancer: a health check that cannot be answered
+	// concerns one Service. A kernel that does not forward by default may do so for some
+	// interfaces, and still serves endpoints in the host's network.
 	Blocked []string `json:"blocked,omitempty"`
-	// BlockedFamilies names the IP families that they keep from flowing as a whole.
+	// BlockedFamilies names the IP families of which no traffic flows because of them.
 	BlockedFamilies  []string          `json:"blockedFamilies,omitempty"`
 	publicConditions map[string]string // Conditions without names
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // DataplaneConditions carries the conditions that a dataplane reports between the results
-// of rounds, such as a round that hangs. It keeps them until somebody subscribes.
+// of rounds, such as a round that hangs. It keeps them until there is a subscriber.
 type DataplaneConditions struct {
 	mu         sync.Mutex
 	last       map[string]dataplaneCondition // by name
@@ -17,8 +17,8 @@ type DataplaneConditions struct {
 	onProgress func()
 }
 
-// dataplaneCondition is what is the matter: text without names of Services and clients,
-// detail with them if there are any. Both are empty if nothing is.
+// dataplaneCondition describes a fault: text without names of Services and clients,
+// detail with them if there are any. Both are empty without a fault.
 type dataplaneCondition struct{ text, detail string }
 
 // ReportProgress reports that a round makes progress.

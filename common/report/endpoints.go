@@ -9,7 +9,7 @@ import (
 	"kubeproxy/common/track"
 )
 
-// endpointsFrom returns what became of the endpoints of a port, as t decided.
+// endpointsFrom returns how the endpoints of a port are used, as t decided.
 func endpointsFrom(t *track.Tracker) func(service.Family, service.PortName) []servicestate.Endpoint {
 	return func(f service.Family, name service.PortName) []servicestate.Endpoint {
 		var all []servicestate.Endpoint

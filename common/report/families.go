@@ -71,8 +71,8 @@ func (u *unknownPods) Report(r Round) {
 	u.health.SetCondition("pods-"+r.Family.String(), text)
 }
 
-// degraded shows which optional feature the node denies to one backend, and logs the
-// start of that.
+// degraded shows which optional feature the node does not have for one backend, and logs
+// when that begins.
 type degraded struct {
 	health *health.Monitor
 	log    klog.Logger // of the backend

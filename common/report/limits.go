@@ -132,7 +132,7 @@ func (l *limits) Report(r Round) {
 	l.events.reportLimits(changed)
 }
 
-// logChanged logs what a round did otherwise than Services ask for. What it could not do
+// logChanged logs where a round differs from what Services ask for. What it could not do
 // at all is in the log as its error.
 func (l *limits) logChanged(r Round, changed map[types.NamespacedName]string) {
 	var first types.NamespacedName

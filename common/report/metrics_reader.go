@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/track"
 )
 
-// observer reads the present values of metrics.
-type observer struct {
+// metricsReader reads the present values of metrics.
+type metricsReader struct {
 	health    *health.Monitor
 	services  *servicestate.Store
 	sources   *Sources
@@ -24,52 +24,52 @@ type observer struct {
 	started   time.Time
 }
 
-func (o *observer) observe() metrics.Observation {
-	r := o.health.Report()
+func (r *metricsReader) observe() metrics.Observation {
+	h := r.health.Report()
 	seen := metrics.Observation{
 		OldestPending: map[service.Family]time.Duration{},
 		Services:      map[string]int{}, Unserved: map[string]int{}, Skipped: map[string]int{},
-		Standby: r.Standby != "", Sources: o.readSources(r.CurrentTime),
+		Standby: h.Standby != "", Sources: r.readSources(h.CurrentTime),
 	}
 	for _, f := range service.Families {
-		status, programmed := r.Status[f.String()]
+		status, programmed := h.Status[f.String()]
 		if !programmed {
 			continue
 		}
 		seen.OldestPending[f] = 0
 		if at := status.OldestPending; at != nil {
-			seen.OldestPending[f] = r.CurrentTime.Sub(*at)
+			seen.OldestPending[f] = h.CurrentTime.Sub(*at)
 		}
 	}
-	known := o.services.Summary()
+	known := r.services.Summary()
 	for state, n := range known.States {
 		seen.Services[string(state)] = n
 	}
 	for reason, n := range known.Unserved {
 		seen.Unserved[string(reason)] = n
 	}
-	for _, p := range o.tracker.Problems() {
+	for _, p := range r.tracker.Problems() {
 		seen.Skipped[fieldOf(p.Field)]++
 	}
-	for name := range r.Conditions {
+	for name := range h.Conditions {
 		seen.Conditions = append(seen.Conditions, name)
 	}
-	if o.dataplane != nil {
-		o.dataplane(&seen)
+	if r.dataplane != nil {
+		r.dataplane(&seen)
 	}
 	return seen
 }
 
-func (o *observer) readSources(now time.Time) []metrics.Source {
+func (r *metricsReader) readSources(now time.Time) []metrics.Source {
 	var all []metrics.Source
-	for _, s := range o.sources.report() {
-		x := metrics.Source{Name: s.Name, Synced: s.Synced, Silent: o.sources.timeoutCount(s.Name), Faults: s.Faults}
+	for _, s := range r.sources.report() {
+		x := metrics.Source{Name: s.Name, Synced: s.Synced, Silent: r.sources.timeoutCount(s.Name), Faults: s.Faults}
 		switch {
 		case !s.LastContact.IsZero():
 			x.Staleness = now.Sub(s.LastContact)
 		case !s.Synced:
 			// A source that was never read counts as read at the start.
-			x.Staleness = now.Sub(o.started)
+			x.Staleness = now.Sub(r.started)
 		}
 		all = append(all, x)
 	}

@@ -94,6 +94,6 @@ func (l *nodeLog) warnIfUnknown(ctx context.Context, sources *Sources, t *track.
 			"node", l.name, "after", nodeTimeout, "cause", "usually the host's name is not the Node's: a full instead of a short name, or one that the cloud gives",
 			"remedy", "set --hostname-override to the name that kubectl get nodes shows")
 	default:
-		l.log.Info("Warning: the API server has not told of the Node yet; going on without "+lost, "node", l.name, "after", nodeTimeout)
+		l.log.Info("Warning: the API server has not sent the Node yet; going on without "+lost, "node", l.name, "after", nodeTimeout)
 	}
 }

@@ -24,7 +24,7 @@ func TestUnknownNodeIsLogged(t *testing.T) {
 	}{
 		{false, true, []string{"no manifest has a Node of this name", "NodePorts", "remedy"}},
 		{false, false, nil},
-		{true, true, []string{"API server has not told of the Node", "NodePorts"}},
+		{true, true, []string{"API server has not sent the Node", "NodePorts"}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer

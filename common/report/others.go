@@ -97,7 +97,7 @@ func otherProxyText(s lease.State) string {
 	case s.Standby:
 		return fmt.Sprintf("another service proxy programs this node, as it started later: %s; this process stands by and takes over when that one ends; stop one of the two, unless this is a rolling update", s.Holder)
 	case s.Fault != "":
-		return fmt.Sprintf("it cannot be settled which service proxy programs this node: %s; this process goes on", s.Fault)
+		return fmt.Sprintf("it is unknown which service proxy programs this node: %s; this process goes on", s.Fault)
 	case len(s.Others) == 0:
 		return ""
 	}
@@ -142,17 +142,17 @@ func (o *OtherProxies) ReportForeignRules(f service.Family, what string) {
 		if others := o.processes(); others != "" {
 			source = others
 		}
-		text = fmt.Sprintf("%s makes rules beside those of this process, though they were removed: %s; stop it", source, what)
+		text = fmt.Sprintf("%s adds rules again after their removal: %s; stop it", source, what)
 	}
 	if (o.rules[f] == "") != (text == "") {
-		o.log.Info(cmp.Or(text, "Nobody makes rules beside those of this process any more"), "family", f.String())
+		o.log.Info(cmp.Or(text, "No other program adds its rules any more"), "family", f.String())
 	}
 	o.rules[f] = text
-	o.health.SetDetailedCondition(name, hint(text, "another service proxy makes rules beside those of this process"), text)
+	o.health.SetDetailedCondition(name, hint(text, "another service proxy adds its rules again after their removal"), text)
 	o.events.reportOtherProxy(cmp.Or(o.rules[0], o.rules[1], o.text))
 }
 
-// driftText describes repeated foreign changes to our rules, and which program makes
+// driftText describes repeated foreign changes to our rules, and the program that makes
 // them.
 func (o *OtherProxies) driftText(r *reconcile.Result) string {
 	source := "another program, which the system does not name,"

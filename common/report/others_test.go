@@ -43,7 +43,7 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 		o.LeaseChanged(lease.State{})
 		time.Sleep(time.Hour)
 		o.ReportForeignRules(service.IPv4, "a place: rules")
-		if text := conditions()[conditionRules+"IPv4"]; !strings.Contains(text, "makes rules beside those of this process, though they were removed: a place: rules; stop it") {
+		if text := conditions()[conditionRules+"IPv4"]; !strings.Contains(text, "adds rules again after their removal: a place: rules; stop it") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(time.Hour)
@@ -56,7 +56,7 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 	wantEvents(t, got,
 		"Warning OtherServiceProxy node-a node-a: another service proxy programs this node, as it started later: process 7 (kube-proxy)",
 		"Normal OtherServiceProxyGone node-a node-a: No other service proxy runs on this node",
-		"Warning OtherServiceProxy node-a node-a: another service proxy makes rules beside",
+		"Warning OtherServiceProxy node-a node-a: another service proxy adds rules again after their removal",
 		"Normal OtherServiceProxyGone node-a node-a: No other service proxy runs on this node")
 }
 

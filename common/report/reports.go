@@ -102,7 +102,7 @@ func New(o Options) *Reports {
 		node:         &nodeLog{log: o.Log, name: o.Node, podCIDRs: o.PodsFromNode},
 		deprecations: &deprecations{log: o.Log, externalIPsIgnored: o.ExternalIPsIgnored, name: o.ProxyName, uses: map[types.NamespacedName]bool{}},
 	}
-	x := &observer{health: monitor, services: services, sources: o.Sources, tracker: o.Tracker, dataplane: o.Observe, started: started}
+	x := &metricsReader{health: monitor, services: services, sources: o.Sources, tracker: o.Tracker, dataplane: o.Observe, started: started}
 	counts.Observe(x.observe)
 	o.Tracker.Subscribe(track.Listener{Found: r.problemsFound})
 	reportUnavailable(monitor, o.Log, o.Unavailable)
@@ -149,7 +149,7 @@ func (r *Reports) Standby(f service.Family, want *service.Snapshot) {
 	r.checks.update(f, want)
 }
 
-// mostProblems is how many problems that come up at once are logged. The rest is counted.
+// mostProblems is how many problems that appear at once are logged. The rest is counted.
 const mostProblems = 20
 
 // problemsFound records new problems.

@@ -18,7 +18,7 @@ type Round struct {
 // InForce reports whether the rules are in force, except for single ports.
 func (r Round) InForce() bool { return reconcile.OnlyPortErrors(r.Err) }
 
-// partly reports whether at least some of the rules are in force, whatever else failed.
+// partly reports whether at least some of the rules are in force.
 func (r Round) partly() bool { return r.Err == nil || len(reconcile.PortErrors(r.Err)) > 0 }
 
 // Reporter reports rounds on one subject. Backends call it from their own goroutines.

@@ -12,7 +12,7 @@ import (
 	"kubeproxy/common/reconcile"
 )
 
-// Backend is what of a backend follows its rounds. Functions that are nil are left out.
+// Backend has the functions of a backend that receive its rounds. Those that are nil are left out.
 type Backend struct {
 	Log klog.Logger
 	// Takeover receives each round.
@@ -25,9 +25,9 @@ type Backend struct {
 	CleanConntrack func(reconcile.Result) (flows int, err error)
 }
 
-// Sequence returns who receives the rounds of b, in this order. Health comes first, and
-// the log follows every condition, so that a reader of the log finds the condition.
-// Cleanup of conntrack entries comes last, as it takes long.
+// Sequence returns the reporters that receive the rounds of b, in this order. Health
+// comes first, and the log follows every condition, so that a reader of the log finds the
+// condition. Cleanup of conntrack entries comes last, as it takes long.
 func (r *Reports) Sequence(b Backend) Sequence {
 	log := newRoundLogger(b.Log)
 	inForce := Round.InForce

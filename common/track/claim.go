@@ -35,14 +35,14 @@ func addressOf(p *service.Port, f service.Frontend) address {
 // second.
 type claims struct {
 	holder map[address]claim
-	queue  map[address]*queue // the others who want it
-	// external are the Services with external addresses, by what may keep them
-	// from one: the whole of a ClusterIP, and a port of the node.
+	queue  map[address]*queue // the others that claim it
+	// external are the Services with external addresses, by what may take precedence: a
+	// ClusterIP with all its ports, or a port of the node.
 	external map[address]map[*serviceState]int
-	// was has the holders at the last update of those addresses whose holder others
-	// may have to know.
+	// was has the former holder of each address whose holder has changed since the last
+	// update.
 	was   map[address]claim
-	touch func(*serviceState) // has a Service worked on in the next update
+	touch func(*serviceState) // queues a Service for the next update
 }
 
 // claim is one Service's claim to an address, with the kind of the address.
@@ -80,10 +80,10 @@ func (c claim) reason(other service.Kind) string {
 	if c.rank() == (claim{kind: other}).rank() {
 		return "which was there first"
 	}
-	return "whose " + c.kind.String() + " it is"
+	return "which has it as its " + c.kind.String()
 }
 
-// add enters one claim to a.
+// add adds a claim to a.
 func (c *claims) add(a address, s claim) {
 	first, taken := c.holder[a]
 	if !taken || compareClaims(s, first) < 0 {
@@ -101,7 +101,7 @@ func (c *claims) add(a address, s claim) {
 	q.push(s)
 }
 
-// remove takes one claim to a out.
+// remove removes a claim to a.
 func (c *claims) remove(a address, s claim) {
 	q := c.queue[a]
 	switch {
@@ -118,10 +118,11 @@ func (c *claims) remove(a address, s claim) {
 	}
 }
 
-// hold has now hold a instead of old; either may be nobody. Both are affected. Those
-// who wait for the address, and the guests there, are affected if another one holds
-// it at the next update. Until then that is only noted, for in between there may be
-// as many holders as claims. Whoever comes to wait later looks at it anyway.
+// hold makes now the holder of a instead of old. Either may be none. Both are queued.
+// Other claimants of the address, and external addresses that it refuses, are affected
+// only if the holder at the next update is another one. So until then the change is only
+// recorded, because an update may change the holder as often as there are claims. A later
+// claimant is queued anyway.
 func (c *claims) hold(a address, old, now claim) {
 	if now.serviceState == nil {
 		delete(c.holder, a)
@@ -138,7 +139,7 @@ func (c *claims) hold(a address, old, now claim) {
 	}
 }
 
-// resolve touches all who are affected by the changes since it last ran.
+// resolve queues all Services that are affected by changes since it last ran.
 func (c *claims) resolve() {
 	if len(c.was) == 0 {
 		return
@@ -156,5 +157,5 @@ func (c *claims) resolve() {
 			c.touch(s)
 		}
 	}
-	c.was = map[address]claim{} // to clear it costs as much as it ever held
+	c.was = map[address]claim{} // clearing it would cost as much as its largest size
 }

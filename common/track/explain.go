@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Candidate is an address that EndpointSlices list for a Service port, and what became of
-// it.
+// Candidate is an address that EndpointSlices list for a Service port, and how it is
+// used.
 type Candidate struct {
 	Addr                        netip.AddrPort
 	Node, Zone                  string // as the slice says, "" if it does not
@@ -27,8 +27,8 @@ type Candidate struct {
 	Cluster, ForLocal Use
 }
 
-// State returns ready, not ready, serving, which is to terminate and still be in service,
-// or terminating.
+// State returns ready, not ready, serving (terminating, but still in service) or
+// terminating.
 func (c Candidate) State() string {
 	switch {
 	case c.Terminating && c.Serving:
@@ -50,7 +50,7 @@ type Use struct {
 // Choice explains which endpoints a Port got.
 type Choice struct {
 	Candidates []Candidate // sorted by address
-	Topology   string      // what became of topology hints, one clause; "" without hints
+	Topology   string      // how topology hints are used, one clause; "" without hints
 }
 
 // Choice explains the endpoints of a Service port as the latest snapshot has them. The
@@ -132,7 +132,7 @@ func (c *chooser) use(e candidate, list []service.Endpoint, want state) Use {
 	return Use{false, fmt.Sprintf("only the first %d by address are served", maxEndpoints)}
 }
 
-// topologyText says what became of the hints of ready endpoints.
+// topologyText says how the hints of ready endpoints are used.
 func (c *chooser) topologyText() string {
 	all, some := nodeHints|zoneHints, state(0)
 	for _, e := range c.candidates {
@@ -158,14 +158,14 @@ func (c *chooser) topologyText() string {
 	return "the hints do not count, because none is for this node"
 }
 
-// Claimants are the Services that ask for one address and port.
+// Claimants are the Services that claim one address and port.
 type Claimants struct {
-	Holder string // NAMESPACE/NAME, "" if nobody asks for it
+	Holder string // NAMESPACE/NAME, "" if no Service claims it
 	// Others do not get it. Each has the reason as a clause: "shop/web, which ...".
 	Others []string
 }
 
-// Claimants returns who asks for a Frontend of p's protocol and family.
+// Claimants returns the Services that claim a Frontend of p's protocol and family.
 func (t *Tracker) Claimants(p *service.Port, f service.Frontend) Claimants {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -189,8 +189,8 @@ func (t *Tracker) Claimants(p *service.Port, f service.Frontend) Claimants {
 	return out
 }
 
-// ServicePorts lists the ports that a Service asks for, in the order of its specification,
-// whether or not they are in the snapshot.
+// ServicePorts lists the ports that a Service specifies, in their order, whether or not
+// they are in the snapshot.
 func (t *Tracker) ServicePorts(name types.NamespacedName) []*service.Port {
 	t.mu.Lock()
 	defer t.mu.Unlock()

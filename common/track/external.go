@@ -77,9 +77,9 @@ func (c *claims) removeExternal(a address, s *serviceState) {
 	}
 }
 
-// refused says why an external address and port is not served, nothing if it
-// is, and whether only this node sees that. An external IP may be written by
-// anybody who may write a Service, and an address of the node is not his.
+// refused returns why an external address and port is not served, empty if it is served,
+// and whether only this node refuses it. Every author of a Service can write an external
+// IP, but does not own the addresses of nodes.
 func (r *resolver) refused(p *service.Port, f service.Frontend) (why string, thisNode bool) {
 	if !isExternalAddress(f.Kind) {
 		return "", false

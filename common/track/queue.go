@@ -5,7 +5,7 @@ package track
 
 import "container/heap"
 
-// queue holds the claims to one address that somebody else has. Whatever it does costs
+// queue holds the claims to one address that another Service holds. Each operation costs
 // the logarithm of their number.
 type queue struct {
 	list  []claim       // a heap, the next holder first
@@ -26,14 +26,14 @@ func (q *queue) push(c claim) {
 	heap.Push((*queueHeap)(q), c)
 }
 
-// pop takes out the next holder.
+// pop removes and returns the next holder.
 func (q *queue) pop() claim {
 	first := q.list[0]
 	q.drop(first)
 	return first
 }
 
-// drop takes out c and reports that it was there.
+// drop removes c and reports whether it was there.
 func (q *queue) drop(c claim) bool {
 	i, known := q.place[c]
 	switch {

@@ -17,7 +17,7 @@ import (
 // serviceCIDR is what the Tracker keeps of a ServiceCIDR.
 type serviceCIDR struct {
 	prefixes []netip.Prefix
-	fields   []int // where they stand
+	fields   []int // their paths
 	held     []int // how many addresses of endpoints lie in each
 	notes    []note
 }
@@ -80,8 +80,8 @@ func readServiceCIDR(o *networkingv1.ServiceCIDR) *serviceCIDR {
 	return r
 }
 
-// count takes in that n more slices like s are there. It reports whether that is the
-// first address in a range, or the last one is gone.
+// count adds the addresses of n slices like s; n may be negative. It reports whether the
+// first address of a range was added, or the last one removed.
 func (r *serviceCIDR) count(s *slice, n int) bool {
 	moved := false
 	for i, p := range r.prefixes {
@@ -99,8 +99,8 @@ func (r *serviceCIDR) count(s *slice, n int) bool {
 	return moved
 }
 
-// countSlice has the ranges know of n more slices like s. The cost is that of the
-// slice: clusters have a few ranges.
+// countSlice adds n slices like s to the counts of all ranges. The cost depends on the
+// size of the slice, because a cluster has few ranges.
 func (t *Tracker) countSlice(s *slice, n int) {
 	for _, r := range t.cidrs {
 		if r.count(s, n) {
@@ -109,9 +109,9 @@ func (t *Tracker) countSlice(s *slice, n int) {
 	}
 }
 
-// serviceCIDRs returns the ranges of all ServiceCIDRs, which may overlap, but for
-// those that others than Services have a part of on node. Their addresses would
-// be cut off. It returns notes on all that is wrong, too.
+// serviceCIDRs returns the ranges of all ServiceCIDRs, which may overlap. It leaves out
+// ranges with addresses that do not belong to Services: those addresses would be cut off.
+// It also returns notes about all faults.
 func (t *Tracker) serviceCIDRs(node *service.Node) ([]netip.Prefix, []note) {
 	var all []netip.Prefix
 	var notes []note
@@ -136,9 +136,9 @@ func (t *Tracker) serviceCIDRs(node *service.Node) ([]netip.Prefix, []note) {
 	return collapse(all), notes
 }
 
-// overlap says what p shares with the node and with pods, nothing if it is apart.
-// Pods get addresses from all of their range, so one that holds p is as bad as one
-// that lies in it.
+// overlap returns what p shares with the node and with pods, empty if it shares nothing.
+// Pods get addresses from all of their range, so a range of pods that contains p overlaps
+// as much as one within p.
 func (t *Tracker) overlap(p netip.Prefix, node *service.Node) string {
 	for _, a := range slices.Concat(node.Addrs, t.host.Addrs) {
 		if p.Contains(a) {

@@ -56,7 +56,7 @@ func (t *Tracker) removeSlice(key types.NamespacedName) bool {
 	return true
 }
 
-// claim enters s for every address it wants, release withdraws it.
+// claim adds a claim of s to every address that it specifies; release removes them.
 func (t *Tracker) claim(s *serviceState) {
 	add := func(a address, k service.Kind) { t.claims.add(a, claim{s, k}) }
 	eachClaim(s, add, t.claims.addExternal)
@@ -68,7 +68,7 @@ func (t *Tracker) release(s *serviceState) {
 }
 
 // eachClaim calls change for every address that s claims, and guest for every key of
-// guest.go.
+// external.go.
 func eachClaim(s *serviceState, change func(address, service.Kind), external func(address, *serviceState)) {
 	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {

@@ -20,7 +20,7 @@ import (
 	"kubeproxy/common/kubeclient"
 )
 
-// Server is how the proxy is to reach the API server, and what it is to find there.
+// Server has the settings of the connection to the API server, and what should be found there.
 type Server struct {
 	Client *kubeclient.Options
 	Node   string
@@ -34,11 +34,11 @@ type Server struct {
 	connected connection
 }
 
-// connection is what came of the first request.
+// connection is the result of the first request.
 type connection struct {
 	client *client
 	config *rest.Config
-	user   string // who the API server takes the proxy for, empty if it does not say
+	user   string // the user that the API server sees, empty if it does not say
 	skew   time.Duration
 	finds  []doctor.Finding // why there is no client
 }
@@ -72,7 +72,7 @@ func (s *Server) Config(ctx context.Context) *rest.Config {
 	return nil
 }
 
-// absent returns why a check has nothing to ask, nil if it has.
+// absent returns why a check cannot ask anything, nil if it can.
 func (s *Server) absent(ctx context.Context) *doctor.Seen {
 	var seen doctor.Seen
 	switch {

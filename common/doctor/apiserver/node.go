@@ -18,11 +18,11 @@ import (
 	"kubeproxy/common/source"
 )
 
-// Pods is how the configuration tells pods from other clients.
+// Pods is how the configuration distinguishes pods from other clients.
 type Pods struct {
-	// CIDRs are those of clusterCIDR, none if it does not count.
+	// CIDRs are those of clusterCIDR, none if it is not used.
 	CIDRs []netip.Prefix
-	// FromNode is whether the podCIDRs of the Node count.
+	// FromNode is whether the podCIDRs of the Node are used.
 	FromNode bool
 }
 
@@ -44,7 +44,7 @@ func (s *Server) node(ctx context.Context) (doctor.Seen, error) {
 		return doctor.Seen{}, err
 	}
 	var list corev1.NodeList
-	if n == nil || !isHere(n, addrs) { // which may not be permitted
+	if n == nil || !isThisMachine(n, addrs) { // which may not be permitted
 		_, _ = c.client.call(ctx, "/api/v1/nodes?limit=5000", nil, &list)
 	}
 	return nodeSeen(Machine{s.Node, addrs, s.Pods}, n, list.Items), nil
@@ -72,10 +72,10 @@ func ManifestNode(paths []string, name string, addrs func() ([]netip.Addr, error
 	}}
 }
 
-// nodeSeen decides whether n, nil for none, is the Node of machine m. others are further
-// Nodes, as far as known.
+// nodeSeen decides whether n is the Node of machine m. n is nil if there is none. others
+// are other Nodes, as far as they are known.
 func nodeSeen(m Machine, n *corev1.Node, others []corev1.Node) doctor.Seen {
-	i := slices.IndexFunc(others, func(o corev1.Node) bool { return isHere(&o, m.Addrs) })
+	i := slices.IndexFunc(others, func(o corev1.Node) bool { return isThisMachine(&o, m.Addrs) })
 	advice := "set --hostname-override, or hostnameOverride, to the name that kubectl get nodes shows"
 	if i >= 0 {
 		advice = fmt.Sprintf("Node %s has an address of this machine: start the proxy with --hostname-override=%s", others[i].Name, others[i].Name)
@@ -85,7 +85,7 @@ func nodeSeen(m Machine, n *corev1.Node, others []corev1.Node) doctor.Seen {
 	case n == nil:
 		f.What = fmt.Sprintf("there is no Node of the name %s", m.Name)
 		return doctor.Seen{Findings: []doctor.Finding{f}}
-	case !isHere(n, m.Addrs):
+	case !isThisMachine(n, m.Addrs):
 		f.What = fmt.Sprintf("Node %s has the addresses %s, of which this machine has none, so it is another one", m.Name, strings.Join(addrsOf(n), ", "))
 		return doctor.Seen{Findings: []doctor.Finding{f}}
 	}
@@ -103,9 +103,9 @@ func addrsOf(n *corev1.Node) []string {
 	return all
 }
 
-// isHere returns whether a Node has an address of addrs, or none at all. A cloud may have
+// isThisMachine returns whether a Node has an address of addrs, or none at all. A cloud may have
 // addresses that the machine does not know of, but not only such.
-func isHere(n *corev1.Node, addrs []netip.Addr) bool {
+func isThisMachine(n *corev1.Node, addrs []netip.Addr) bool {
 	all := addrsOf(n)
 	return len(all) == 0 || slices.ContainsFunc(all, func(s string) bool {
 		a, err := netip.ParseAddr(s)

@@ -25,20 +25,20 @@ func many() (*Store, *service.Snapshot) {
 
 // BenchmarkOneChange records a round for one port of 10,000.
 func BenchmarkOneChange(b *testing.B) {
-	book, s := many()
+	store, s := many()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		name := service.PortName{Namespace: "shop", Name: fmt.Sprintf("s%05d", i*7919%10000), Protocol: service.TCP}
 		next := port(name.Name, service.IPv4, 9)
 		s = s.With(s.Generation+1, s.Node, []service.Change{{Old: s.Port(service.IPv4, name), New: next}})
-		book.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: s.Generation})
+		store.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: s.Generation})
 	}
 }
 
 // BenchmarkAll answers /services with 10,000 Services.
 func BenchmarkAll(b *testing.B) {
-	book, _ := many()
-	h := book.Handler(func() ProxyInfo { return ProxyInfo{} })
+	store, _ := many()
+	h := store.Handler(func() ProxyInfo { return ProxyInfo{} })
 	b.ReportAllocs()
 	for b.Loop() {
 		w := httptest.NewRecorder()
@@ -49,8 +49,8 @@ func BenchmarkAll(b *testing.B) {
 
 // BenchmarkOne answers for one Service of 10,000.
 func BenchmarkOne(b *testing.B) {
-	book, _ := many()
-	h := book.Handler(func() ProxyInfo { return ProxyInfo{} })
+	store, _ := many()
+	h := store.Handler(func() ProxyInfo { return ProxyInfo{} })
 	b.ReportAllocs()
 	for b.Loop() {
 		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/services/shop/s05000", nil))

@@ -46,7 +46,7 @@ func (b *Store) Handler(about func() ProxyInfo) http.Handler {
 		if name != "" && len(found) == 0 {
 			text := unknownText(namespace, name)
 			if b.wanted() == nil {
-				text = "no Service is known yet: what there is has not been read to the end"
+				text = "no Service is known yet: the existing objects have not all been read"
 			}
 			health.ReplyJSON(w, http.StatusNotFound, problem{text})
 			return

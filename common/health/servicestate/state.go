@@ -77,8 +77,8 @@ type Port struct {
 	FailingSince *time.Time `json:"failingSince,omitempty"`
 	// Notes are differences from what the Service specifies.
 	Notes []string `json:"notes,omitempty"`
-	// EndpointList is what became of each endpoint that EndpointSlices list. It is only
-	// in answers about one Service.
+	// EndpointList has each endpoint that EndpointSlices list, and how it is used. It is
+	// only in answers about one Service.
 	EndpointList []Endpoint `json:"endpointList,omitempty"`
 
 	family   service.Family

@@ -180,9 +180,9 @@ func TestSummaryCountsUnserved(t *testing.T) {
 
 // BenchmarkSummary counts 10,000 Services, as each scrape does.
 func BenchmarkSummary(b *testing.B) {
-	book, _ := many()
+	store, _ := many()
 	b.ReportAllocs()
 	for b.Loop() {
-		book.Summary()
+		store.Summary()
 	}
 }

@@ -32,7 +32,7 @@ type Store struct {
 	// Unanswered, if set, returns health checks that load balancers get no answer to.
 	// Each message names an address.
 	Unanswered func() []Problem
-	// Endpoints, if set, returns what became of each endpoint of a port. It is asked for
+	// Endpoints, if set, returns how each endpoint of a port is used. It is called for
 	// requests about one Service only.
 	Endpoints func(service.Family, service.PortName) []Endpoint
 	// Unavailable is why a family is not programmed at all.

@@ -21,8 +21,8 @@ type Summary struct {
 // reasons lists all reasons.
 var reasons = []Reason{NoEndpoints, PolicyLeftNone, NoSources, UnsupportedByMode}
 
-// tally is what a Summary needs of one Service.
-type tally struct {
+// serviceCounts is what a Summary needs of one Service.
+type serviceCounts struct {
 	worst    int  // in states
 	found    bool // there is a port that is not skipped
 	problem  bool
@@ -35,7 +35,7 @@ func (b *Store) Summary() Summary {
 	if b.Problems != nil {
 		problems = b.Problems()
 	}
-	found := map[key]tally{}
+	found := map[key]serviceCounts{}
 	b.mu.Lock()
 	for _, f := range service.Families {
 		for _, port := range b.families[f].ports(want, f) {
@@ -70,7 +70,7 @@ func (b *Store) Summary() Summary {
 	return s
 }
 
-func (t *tally) add(b *Store, port *service.Port, want *service.Snapshot) {
+func (t *serviceCounts) add(b *Store, port *service.Port, want *service.Snapshot) {
 	p := &b.families[port.Family]
 	if state, _, _ := p.evaluate(port, want); b.unavailable(port.Family) == "" {
 		t.addState(state)
@@ -85,7 +85,7 @@ func (t *tally) add(b *Store, port *service.Port, want *service.Snapshot) {
 }
 
 // addState adds the state of a port, with the same rule as Service.worst.
-func (t *tally) addState(state State) {
+func (t *serviceCounts) addState(state State) {
 	i := slices.Index(states, state)
 	if state == Skipped && t.found || state != Skipped && t.found && i < t.worst {
 		return
@@ -93,7 +93,7 @@ func (t *tally) addState(state State) {
 	t.worst, t.found = i, t.found || state != Skipped
 }
 
-func (s *Summary) add(t tally) {
+func (s *Summary) add(t serviceCounts) {
 	s.States[states[t.worst]]++
 	if t.problem {
 		s.Problems++
