@@ -67,7 +67,7 @@ func featureHelp() string {
 		}
 	}
 	return strings.Join(can, " and ") + " can be switched; " + strings.Join(cannot, ", ") +
-		", AllAlpha, AllBeta and gates of old versions are accepted and switch nothing"
+		", AllAlpha, AllBeta and gates of old versions are accepted and have no effect"
 }
 
 // ipvsGate is the gate that can disable mode ipvs.

@@ -25,7 +25,7 @@ var removedFields = map[string]removedField{
 	"enableContentionProfiling": {reflect.TypeFor[bool](), "is ignored: it is a field that components share, and there is no profile of contention here"},
 	"leaderElection":            {reflect.TypeFor[componentbase.LeaderElectionConfiguration](), "is ignored: it is a field that components share, and every node has a proxy of its own"},
 
-	"udpIdleTimeout":    {reflect.TypeFor[metav1.Duration](), "is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does"},
+	"udpIdleTimeout":    {reflect.TypeFor[metav1.Duration](), "is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has"},
 	"resourceContainer": {reflect.TypeFor[string](), "is ignored: the container runtime places the process in its cgroup"},
 	"conntrack.max":     {reflect.TypeFor[int32](), "is ignored: set conntrack.maxPerCore and conntrack.min"},
 }

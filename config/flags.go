@@ -56,10 +56,10 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	f.set = fs
 	setDefaults(&f.values, Linux, func(string) bool { return false })
 	f.values.DetectLocalMode = "" // the default depends on the system
-	fs.StringVar(&f.Config, "config", "", "read the configuration from this `FILE`; a flag that is given goes before it")
+	fs.StringVar(&f.Config, "config", "", "read the configuration from this `FILE`; flags override it")
 	fs.BoolVar(&f.StrictConfig, "strict-config", false, "exit if the configuration file has unknown fields or says something twice, instead of warning")
 	fs.StringVar(&f.WriteConfigTo, "write-config-to", "", "write the complete configuration to this `FILE`, - for standard output, and exit")
-	fs.StringVar(&f.Master, "master", "", "`ADDRESS` of the API server, before the one in the kubeconfig")
+	fs.StringVar(&f.Master, "master", "", "`ADDRESS` of the API server, in place of the one in the kubeconfig")
 	fs.StringVar(&f.ProxyName, "service-proxy-name", "", "serve the Services with the label service.kubernetes.io/service-proxy-name=`NAME`, and no others, in mode nftables; without it, those without the label")
 	fs.BoolVar(&f.Cleanup, "cleanup", false, "remove everything that any mode of this proxy installed, and exit")
 	fs.BoolVar(&f.InitOnly, "init-only", false, "make the settings of the system that need privileges, and exit")

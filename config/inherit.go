@@ -53,7 +53,7 @@ func (b *build) copyFields(names []string) {
 		from, to := "iptables."+name, "nftables."+name
 		fieldAt(&b.KubeProxyConfiguration, to).Set(fieldAt(&b.KubeProxyConfiguration, from))
 		if b.differs(from) {
-			b.notef(from, "counts in mode nftables, too, as neither mode nor %s is set", to)
+			b.notef(from, "applies to mode nftables, too, because neither mode nor %s is set", to)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func (b *build) copyFields(names []string) {
 func (b *build) noteOther(other, mine string, names []string) {
 	for _, name := range names {
 		if b.differs(other+"."+name) && !b.setsAny(mine, names) {
-			b.notef(other+"."+name, "has no use in mode %s: set %s.%s", mine, mine, name)
+			b.notef(other+"."+name, "has no effect in mode %s: set %s.%s", mine, mine, name)
 		}
 	}
 }

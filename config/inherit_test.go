@@ -17,7 +17,7 @@ func TestInherit(t *testing.T) {
 	const said = "iptables: {masqueradeAll: true, masqueradeBit: 12, minSyncPeriod: 5s, syncPeriod: 10s}\n"
 	// kubeadm writes all fields.
 	const empty = "nftables: {masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}\n"
-	const note = "f:3: iptables.%s: counts in mode nftables, too, as neither mode nor nftables.%[1]s is set"
+	const note = "f:3: iptables.%s: applies to mode nftables, too, because neither mode nor nftables.%[1]s is set"
 	all := []string{"masqueradeAll", "masqueradeBit", "minSyncPeriod", "syncPeriod"}
 	notes := func(format string, names ...string) (lines []string) {
 		for _, n := range names {
@@ -38,8 +38,8 @@ func TestInherit(t *testing.T) {
 		"one of the periods": {Linux, "iptables: {minSyncPeriod: 3s}", "", "false 14 3s 30s", notes(note, "minSyncPeriod")},
 		"periods of its own": {Linux, said + "nftables: {syncPeriod: 2s}", "", "true 12 1s 2s", notes(note, all[:2]...)},
 		"a flag":             {Linux, said, "--iptables-masquerade-bit=9", "true 9 5s 10s", notes(note, "masqueradeAll", "minSyncPeriod", "syncPeriod")},
-		"mode nftables":      {Linux, said, "--proxy-mode=nftables", "false 14 1s 30s", notes("f:3: iptables.%s: has no use in mode nftables: set nftables.%[1]s", all...)},
-		"mode iptables":      {Linux, "nftables: {masqueradeBit: 9}", "--proxy-mode=iptables", "false 9 1s 30s", []string{"f:3: nftables.masqueradeBit: has no use in mode iptables: set iptables.masqueradeBit"}},
+		"mode nftables":      {Linux, said, "--proxy-mode=nftables", "false 14 1s 30s", notes("f:3: iptables.%s: has no effect in mode nftables: set nftables.%[1]s", all...)},
+		"mode iptables":      {Linux, "nftables: {masqueradeBit: 9}", "--proxy-mode=iptables", "false 9 1s 30s", []string{"f:3: nftables.masqueradeBit: has no effect in mode iptables: set iptables.masqueradeBit"}},
 		"another mode":       {Linux, said, "--proxy-mode=ipvs", "false 14 1s 30s", []string{"f:3: iptables.syncPeriod: has no effect in mode ipvs, only in mode iptables"}},
 		"another system":     {Windows, said, "", "false 14 1s 30s", nil},
 	} {

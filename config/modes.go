@@ -68,7 +68,7 @@ func modeHelp(modes []Mode) string {
 			on = append(on, list(names)+" on "+s.name)
 		}
 	}
-	return "`MODE` that forwards traffic: " + strings.Join(on, ", ") + "; empty for the best there is"
+	return "`MODE` that forwards traffic: " + strings.Join(on, ", ") + "; empty for the best one that works"
 }
 
 // usersOf names the modes of a system that use a setting, as "a or b".

@@ -22,7 +22,7 @@ var otherOSFields = map[OS][]string{
 
 // ignoredFields lists the settings that no mode on any system uses.
 var ignoredFields = map[string]string{
-	"configSyncPeriod":            "the API server tells of changes by itself, and what it has is not read again in between",
+	"configSyncPeriod":            "the API server is watched, and its objects are not read again in between",
 	"showHiddenMetricsForVersion": "no metric is hidden",
 }
 
@@ -32,7 +32,7 @@ func (b *build) noteUnused() {
 	setDefaults(&plain, b.os, func(string) bool { return false })
 	for _, path := range b.setPaths() {
 		usual := showValue(fieldAt(&b.KubeProxyConfiguration, path)) == showValue(fieldAt(&plain, path))
-		// Who writes down this default wants it.
+		// An author who writes this default wants it.
 		if !usual || path == "iptables.localhostNodePorts" {
 			b.noteOtherModes(path)
 		}
@@ -40,7 +40,7 @@ func (b *build) noteUnused() {
 			continue
 		}
 		if path == "portRange" && !b.mode().uses(path) {
-			b.notef(path, "has a use in mode %s only", b.usersOf(path, Linux))
+			b.notef(path, "has an effect in mode %s only", b.usersOf(path, Linux))
 		}
 		if why, ok := ignoredFields[path]; ok {
 			b.notef(path, "is ignored: %s", why)
@@ -75,8 +75,8 @@ func (b *build) noteOtherModes(path string) {
 	}
 }
 
-// noteBind remarks on an address for the listeners of mode userspace, as it had in
-// kube-proxy.
+// noteBind adds a note about an address for the listeners of mode userspace: kube-proxy's
+// mode userspace listened there.
 func (b *build) noteBind() {
 	a, err := netip.ParseAddr(b.BindAddress)
 	first, _, ranged := portRange(b.PortRange)
@@ -89,7 +89,8 @@ func (b *build) noteBind() {
 	}
 }
 
-// noteLocalhost remarks on loopback addresses that are to answer NodePorts and do not.
+// noteLocalhost adds a note about loopback addresses that are configured to answer NodePorts and do
+// not.
 func (b *build) noteLocalhost() {
 	r, err := nodePorts(b.NodePortAddresses)
 	if err != nil || b.os != Linux {
@@ -125,7 +126,7 @@ func (b *build) ignoreOtherMode(f *Flags) {
 	}
 	for _, other := range []OS{Linux, Windows} {
 		if slices.Contains(ModesOf(b.modes, other), b.Mode) {
-			b.notef("mode", "%s is a mode of %s; on %s the best mode there is is used, as if none were set", b.Mode, other, b.os)
+			b.notef("mode", "%s is a mode of %s; on %s the best mode that works is used, as if none were set", b.Mode, other, b.os)
 			b.Mode = ""
 			return
 		}

@@ -14,7 +14,7 @@ func (b *build) noteFamilies() {
 	primary := familyName(b.BindAddress)
 	b.noteNodePorts()
 	if all, _ := clusterCIDRs(b.ClusterCIDR); len(all) > 0 && b.DetectLocalMode == ClusterCIDR && !hasFamily(all, primary) {
-		b.notef("clusterCIDR", "has no prefix of the primary family %s, so pods of that family cannot be told from other clients", primary)
+		b.notef("clusterCIDR", "has no prefix of the primary family %s, so pods of that family cannot be distinguished from other clients", primary)
 	}
 	if excluded := prefixes(b.IPVS.ExcludeCIDRs); len(excluded) > 0 && b.Mode == IPVS && !hasFamily(excluded, primary) {
 		b.notef("ipvs.excludeCIDRs", "has no prefix of the primary family %s", primary)
@@ -40,7 +40,7 @@ func (b *build) noteNodePorts() {
 	words := b.NodePortAddresses
 	if b.os == Windows {
 		if len(words) > 0 {
-			b.notef("nodePortAddresses", "holds on %s for health checks of Services alone: NodePorts answer on every address of the node", b.os)
+			b.notef("nodePortAddresses", "applies on %s to health checks of Services only: NodePorts answer on every address of the node", b.os)
 		}
 		return
 	}

@@ -18,6 +18,6 @@ func (f *Flags) registerSourceRanges(fs *pflag.FlagSet) {
 // noteSourceRanges adds a note about the flag on systems that implement source ranges.
 func (b *build) noteSourceRanges(f *Flags) {
 	if f.IgnoreSourceRanges && b.os != Windows {
-		b.notes = append(b.notes, Note{Origin: "--" + sourceRangesFlag, Text: "has no effect on " + string(b.os) + ": source ranges hold there"})
+		b.notes = append(b.notes, Note{Origin: "--" + sourceRangesFlag, Text: "has no effect on " + string(b.os) + ": source ranges apply there"})
 	}
 }

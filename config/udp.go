@@ -36,7 +36,7 @@ func (b *build) applyUDPIdle(f *Flags) {
 		b.udpIdle = f.udpIdle
 		b.flagged[udpIdlePath] = "udp-timeout"
 		if !b.mode().uses(udpIdlePath) {
-			b.notes = append(b.notes, Note{Origin: "--udp-timeout", Text: fmt.Sprintf("has a use in mode %s only, see --conntrack-udp-timeout", b.usersOf(udpIdlePath, Linux))})
+			b.notes = append(b.notes, Note{Origin: "--udp-timeout", Text: fmt.Sprintf("has an effect in mode %s only, see --conntrack-udp-timeout", b.usersOf(udpIdlePath, Linux))})
 		}
 	}
 	b.period(udpIdlePath, b.udpIdle)
@@ -49,9 +49,9 @@ func (c *Config) Listeners() (first, last uint16) {
 	return uint16(from), uint16(to)
 }
 
-// ListenAddr returns the address of the node for the listeners of mode userspace of
-// its family, invalid if they are to have one of their own: without a range of ports
-// nobody could say which of that address are theirs.
+// ListenAddr returns the address of the node for the listeners of mode userspace of its
+// family. It is invalid if they have an address of their own. That is so without a range
+// of ports, because it would be unknown which ports of the node's address are theirs.
 func (c *Config) ListenAddr() netip.Addr {
 	if first, _ := c.Listeners(); first == 0 || !listenable(c.NodeIP()) {
 		return netip.Addr{}
@@ -59,7 +59,7 @@ func (c *Config) ListenAddr() netip.Addr {
 	return c.NodeIP()
 }
 
-// listenable reports that rules can lead what comes from anywhere to a.
+// listenable reports whether rules can lead packets from any source to a.
 func listenable(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.IsLoopback() && !a.IsMulticast() && (a.Is4() || !a.IsLinkLocalUnicast())
 }

@@ -19,10 +19,10 @@ func TestUDPIdleTimeout(t *testing.T) {
 		note string
 	}{
 		"neither":         {"mode: userspace\n", nil, 250 * time.Millisecond, ""},
-		"file":            {"mode: userspace\nudpIdleTimeout: 3s\n", nil, 3 * time.Second, "is a field no more"},
+		"file":            {"mode: userspace\nudpIdleTimeout: 3s\n", nil, 3 * time.Second, "is not a field any more"},
 		"flag":            {"mode: userspace\n", []string{"--udp-timeout=2s"}, 2 * time.Second, ""},
-		"both":            {"mode: userspace\nudpIdleTimeout: 3s\n", []string{"--udp-timeout=2s"}, 2 * time.Second, "is a field no more"},
-		"in another mode": {"mode: nftables\n", []string{"--udp-timeout=2s"}, 2 * time.Second, "has a use in mode userspace only"},
+		"both":            {"mode: userspace\nudpIdleTimeout: 3s\n", []string{"--udp-timeout=2s"}, 2 * time.Second, "is not a field any more"},
+		"in another mode": {"mode: nftables\n", []string{"--udp-timeout=2s"}, 2 * time.Second, "has an effect in mode userspace only"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := mustLoad(t, Linux, tt.body, tt.args...)

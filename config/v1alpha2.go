@@ -35,7 +35,7 @@ var movedFields = map[string][]string{
 var droppedFields = map[string]string{
 	"clusterCIDR":         "want detectLocal.clusterCIDRs",
 	"bindAddress":         "want nodeIPOverride",
-	"portRange":           "only mode userspace has a use for it: want --proxy-port-range",
+	"portRange":           "only mode userspace uses it: want --proxy-port-range",
 	"windowsRunAsService": "want windows.runAsService",
 }
 

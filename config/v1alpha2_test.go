@@ -96,7 +96,7 @@ func notesText(c *Config) string {
 func TestVersion2Mistakes(t *testing.T) {
 	tests := map[string]struct{ body, want string }{
 		"moved":         {"oomScoreAdj: 1\niptables: {syncPeriod: 1s}", "f:3: oomScoreAdj: is no field of v1alpha2: want linux.oomScoreAdj\nf:4: iptables.syncPeriod: is no field of v1alpha2: want syncPeriod"},
-		"dropped":       {"portRange: 1-2\nclusterCIDR: ''\nbindAddress: ''", "f:3: portRange: is no field of v1alpha2: only mode userspace has a use for it: want --proxy-port-range\nf:4: clusterCIDR: is no field of v1alpha2: want detectLocal.clusterCIDRs\nf:5: bindAddress: is no field of v1alpha2: want nodeIPOverride"},
+		"dropped":       {"portRange: 1-2\nclusterCIDR: ''\nbindAddress: ''", "f:3: portRange: is no field of v1alpha2: only mode userspace uses it: want --proxy-port-range\nf:4: clusterCIDR: is no field of v1alpha2: want detectLocal.clusterCIDRs\nf:5: bindAddress: is no field of v1alpha2: want nodeIPOverride"},
 		"unknown":       {"linux: {oomScorAdj: 1}\nstrictARP: true", "f:3: linux.oomScorAdj: unknown field; did you mean linux.oomScoreAdj?\nf:4: strictARP: unknown field; did you mean ipvs.strictARP?"},
 		"of wrong type": {"linux: {conntrack: {min: x}}\nsyncPeriod: 5", "f:3: linux.conntrack.min: is \"x\": want a whole number that fits into 32 bits\nf:4: syncPeriod: is \"5\": want a duration such as 30s or 1h30m"},
 		"no section":    {"linux: 5", "f:3: linux: is \"5\": want a mapping"},

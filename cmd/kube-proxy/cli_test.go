@@ -86,7 +86,7 @@ func TestMistakes(t *testing.T) {
 		"gate, neither":           {[]string{"--feature-gates=AllBeta=maybe"}, `--feature-gates: "AllBeta": "maybe" is neither true nor false`},
 		"gate without a name":     {[]string{"--feature-gates= =true"}, `--feature-gates: " =true" has no name: want NAME=true or NAME=false`},
 		"bad version":             {[]string{"--version=long"}, `--version: "long" is not accepted: want true, false or raw`},
-		"no value":                {[]string{"--config"}, "--config wants a value, FILE: read the configuration from this FILE; a flag that is given goes before it"},
+		"no value":                {[]string{"--config"}, "--config wants a value, FILE: read the configuration from this FILE; flags override it"},
 		"unknown command":         {[]string{"rendr"}, `unknown command "rendr"; did you mean "render"?`},
 		"argument":                {[]string{"xyzzy"}, `unexpected argument "xyzzy": want flags only; kube-proxy --help lists them`},
 		"no source":               {[]string{"--logtostderr"}, "nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster"},
@@ -208,12 +208,12 @@ func TestConfigCommands(t *testing.T) {
 		want outcome
 	}{
 		"valid": {[]string{"validate", "--os=linux", "DIR/good.yaml"}, outcome{0, "DIR/good.yaml: valid for linux\n", ""}},
-		"valid with notes": {[]string{"validate", "--os=linux", "DIR/old.yaml"}, outcome{0, `note: DIR/old.yaml:4: udpIdleTimeout: is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does
+		"valid with notes": {[]string{"validate", "--os=linux", "DIR/old.yaml"}, outcome{0, `note: DIR/old.yaml:4: udpIdleTimeout: is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has
 note: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min
 note: DIR/old.yaml:8: winkernel.networkName: has no effect on linux
 DIR/old.yaml: valid for linux
 `, ""}},
-		"for another system": {[]string{"validate", "--os=windows", "DIR/good.yaml"}, outcome{0, "note: DIR/good.yaml:3: mode: nftables is a mode of linux; on windows the best mode there is is used, as if none were set\nDIR/good.yaml: valid for windows\n", ""}},
+		"for another system": {[]string{"validate", "--os=windows", "DIR/good.yaml"}, outcome{0, "note: DIR/good.yaml:3: mode: nftables is a mode of linux; on windows the best mode that works is used, as if none were set\nDIR/good.yaml: valid for windows\n", ""}},
 		"strict":             {[]string{"validate", "--strict-config", "--os=linux", "DIR/odd.yaml"}, outcome{1, "", mistaken + "DIR/odd.yaml:3: iptables.masqueradBit: " + misspelt + "\n"}},
 		"not strict":         {[]string{"validate", "--strict-config=false", "--os=linux", "DIR/odd.yaml"}, outcome{0, "warning: DIR/odd.yaml:3: iptables.masqueradBit: " + misspelt + "\nDIR/odd.yaml: valid for linux\n", ""}},
 		"bad": {[]string{"validate", "--os=linux", "DIR/bad.yaml"}, outcome{1, "", `kube-proxy: the configuration cannot be used on linux:
@@ -223,7 +223,7 @@ DIR/bad.yaml:4: bindAddress: is a mapping: want text
 		"nothing to migrate": {[]string{"migrate", "DIR/good.yaml"}, outcome{0, configHead + "mode: nftables\n", ""}},
 		"migrate": {[]string{"migrate", "DIR/old.yaml"}, outcome{
 			0, "# ours\n" + configHead + "conntrack:\n  min: 7 # kept\nwinkernel: {networkName: a}\n",
-			`left out: DIR/old.yaml:4: udpIdleTimeout: is a field no more; it counts in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout does
+			`left out: DIR/old.yaml:4: udpIdleTimeout: is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has
 left out: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min
 `,
 		}},
@@ -245,7 +245,7 @@ func TestWriteConfig(t *testing.T) {
 	if got.Code != 0 {
 		t.Fatal(got.Err)
 	}
-	for _, want := range []string{`--cluster-cidr overrides clusterCIDR of the configuration file`, "--udp-timeout: has a use in mode userspace only"} {
+	for _, want := range []string{`--cluster-cidr overrides clusterCIDR of the configuration file`, "--udp-timeout: has an effect in mode userspace only"} {
 		if strings.Count(got.Err, want) != 1 {
 			t.Errorf("log:\n%s\nwant one line with %q", got.Err, want)
 		}

@@ -32,7 +32,7 @@ func newValidate(to streams, table mode.Table) *cobra.Command {
 		Short: "Check a configuration file",
 		Long: `Check a configuration file as the proxy would at its start.
 
-Every error goes to standard error and makes the exit code 1. What is accepted
+Every error goes to standard error and makes the exit code 1. Settings that
 but has no effect is listed on standard output. Mistakes that the proxy only warns
 of are errors, unless --strict-config=false.`,
 		Args: oneArg,
@@ -55,7 +55,7 @@ of are errors, unless --strict-config=false.`,
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&strict, "strict-config", strict, "take for errors what the proxy only warns of without this flag")
+	cmd.Flags().BoolVar(&strict, "strict-config", strict, "treat as errors what the proxy only warns of without this flag")
 	cmd.Flags().StringVar(&system, "os", system, "check for this `SYSTEM`: linux or windows")
 	return cmd
 }

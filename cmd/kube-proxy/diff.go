@@ -22,19 +22,19 @@ import (
 
 const diffText = `Say what would change on a node, without touching anything.
 
-The new state is what --manifests or else the API server of --kubeconfig says.
-The old state is --from: what this node has installed, the API server, or other
-manifests. What would be added, changed and removed is printed, and with -o diff
-the rules of both states as a unified diff.
+The new state is in --manifests, or else in the API server of --kubeconfig. The
+old state is --from: what this node has installed, the API server, or other
+manifests. The command prints what would be added, changed and removed. With
+-o diff it prints the rules of both states as a unified diff.
 
-Manifests and the API server can be compared by any user on any system. What a
-node has installed is read back from its kernel or HNS, which takes the rights of
-the proxy, mostly those of root, and the flags of the proxy, to be given as the
-proxy has them. Without --proxy-mode it is the mode of the running proxy, or the
-one that would be selected.
+Any user can compare manifests and the API server on any system. What a node has
+installed is read back from its kernel or HNS. That needs the rights of the
+proxy, mostly those of root, and the same flags as the proxy. Without
+--proxy-mode the mode is that of the running proxy, or the one that would be
+selected.
 
-The exit code is 0 if nothing differs, 1 if something does, and 2 if that cannot
-be told.`
+The exit code is 0 if nothing differs, 1 if something does, and 2 if the states
+could not be compared.`
 
 const diffExample = `  kube-proxy diff --kubeconfig /etc/kubernetes/kube-proxy.conf
   kube-proxy diff --manifests ./services --hostname-override node-a
@@ -81,7 +81,7 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	d.compared.Proxy, d.compared.Version, d.compared.Say = &d.Options, buildInfo().Version, sayLines(to.err)
+	d.compared.Proxy, d.compared.Version, d.compared.Report = &d.Options, buildInfo().Version, writeLines(to.err)
 	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still reading both states ...")
 	found, err := d.compared.Run(ctx, c)
 	stopNotice()

@@ -25,7 +25,7 @@ func TestDiffOfManifests(t *testing.T) {
 			t.Errorf("%s, the same as diff: exit %d, %s\n%s", mode, got.Code, got.Err, got.Out)
 		}
 		plan := call(t, dir, append(args, "--manifests=DIR/new.yaml")...)
-		for _, want := range []string{"~ shop/web:http (tcp, IPv4) is changed", "- ClusterIP 10.96.0.10:80\n", "+ ClusterIP 10.96.0.10:81\n", "Of Service ports 0 are added, 1 changed and 0 removed."} {
+		for _, want := range []string{"~ shop/web:http (tcp, IPv4) is changed", "- ClusterIP 10.96.0.10:80\n", "+ ClusterIP 10.96.0.10:81\n", "Service ports: 0 added, 1 changed, 0 removed."} {
 			if plan.Code != plandiff.ExitDiffers || !strings.Contains(plan.Out, want) {
 				t.Errorf("%s: exit %d, no %q in\n%s%s", mode, plan.Code, want, plan.Out, plan.Err)
 			}

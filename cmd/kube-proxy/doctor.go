@@ -22,17 +22,16 @@ import (
 
 const doctorText = `Find what keeps the proxy, or its traffic, from working on this node.
 
-It looks at the node, at the API server and at the proxy that runs here, if one
-does, and prints for each finding what it is, why it matters and to whom, the
-command that mends it, and where to read more. It takes the flags of the proxy,
-to be given as the proxy has them. It changes nothing; the kernel may load
-modules that it is asked for.
+It checks the node, the API server and the proxy that runs here, if one does. For
+each finding it prints what it is, why it matters and to whom, the command that
+corrects it, and where to read more. Give it the same flags as the proxy. It
+changes nothing, but the kernel may load modules that it is asked for.
 
-Without --proxy-mode it looks at the mode of the running proxy, or at the one
-that would be selected. It takes the rights of the proxy, mostly those of root.
+Without --proxy-mode it checks the mode of the running proxy, or the one that
+would be selected. It needs the rights of the proxy, mostly those of root.
 
 The exit code is 0 if nothing is found, 1 if something is, and 2 if a check
-could not look.`
+failed.`
 
 const doctorExample = `  kube-proxy doctor
   kube-proxy doctor --config kube-proxy.yaml --kubeconfig /etc/kubernetes/kube-proxy.conf

@@ -24,31 +24,31 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-const explainText = `Say what becomes of a connection on a node, and why.
+const explainText = `Say what happens to a connection on a node, and why.
 
 SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside
 for any client outside of the cluster. DESTINATION is ADDRESS:PORT, a Service by
-name as svc/NAMESPACE/NAME[:PORT], or node:PORT for a NodePort. TCP is meant
-unless the destination ends in /udp or /sctp.
+name as svc/NAMESPACE/NAME[:PORT], or node:PORT for a NodePort. The protocol is
+TCP, unless the destination ends in /udp or /sctp.
 
-The answer names the Service that has the destination, who else asks for it, each
-rule of Kubernetes that applies, in order, and for each endpoint whether it gets
-the connection and why.
+The answer names the Service that has the destination, other Services that claim
+it, each rule of Kubernetes that applies, in order, and for each endpoint whether
+it gets the connection and why.
 
 With --manifests, the Services come from files. Any user can do this on any
-system; nothing is known of the node but what its Node manifest says. The exit
-code is 0 if the question could be answered, whatever the answer is, and 2 if
-not.
+system; all that is known of the node is its Node manifest. The exit code is 0
+if the question could be answered, whatever the answer is, and 2 if not.
 
-Without --manifests, the proxy that runs on this node is asked, at the address of
-its metrics server: the one of --server, else the one in the file of --config,
-else 127.0.0.1:10249. It also reads back what is installed, follows the packet
-through it, and says where it parts from what should happen: objects of
-kube-proxy that are missing or altered, rules of others that decide, routes that
-the node lacks, and entries of connection tracking that lead elsewhere. The exit
-code is 0 if both agree, 1 if they differ, and 2 if that cannot be told. The
-proxy knows the pods that are endpoints of a Service. Other pods are looked up at
-the API server by whoever asks: with --kubeconfig FILE, else as kubectl does.`
+Without --manifests, the command asks the proxy that runs on this node, at the
+address of its metrics server: the one of --server, else the one in the file of
+--config, else 127.0.0.1:10249. The proxy also reads back what is installed,
+follows the packet through it, and says where that differs from what should
+happen: objects of kube-proxy that are missing or altered, rules of others that
+decide, routes that the node lacks, and entries of connection tracking that lead
+to another place. The exit code is 0 if both agree, 1 if they differ, and 2 if
+that is unknown. The proxy knows the pods that are endpoints of a Service. Other
+pods are looked up at the API server with your rights: those in --kubeconfig
+FILE, else those of kubectl.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
@@ -77,7 +77,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	x := &explainOptions{options: *newOptions(table)}
 	cmd := &cobra.Command{
 		Use:     "explain SOURCE DESTINATION [flags]",
-		Short:   "Say what becomes of a connection, and why",
+		Short:   "Say what happens to a connection, and why",
 		Long:    explainText,
 		Example: explainExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -143,8 +143,8 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 	ctx, cancel := context.WithTimeout(ctx, x.timeout)
 	defer cancel()
 	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
-	asker := reading.Asker{Server: server, Version: buildInfo().Version, Kubeconfig: x.kubeconfig}
-	answer, err := asker.Explain(ctx, x.query)
+	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: x.kubeconfig}
+	answer, err := client.Explain(ctx, x.query)
 	stopNotice()
 	if err != nil {
 		return err
@@ -166,7 +166,7 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
 	var pods *explain.Pods
 	r := reading.Reader{
-		Config: c, Mode: x.Modes.Of(c), Node: node, Say: sayLines(to.err),
+		Config: c, Mode: x.Modes.Of(c), Node: node, Report: writeLines(to.err),
 		Wrap: func(t *track.Tracker) source.Sink {
 			pods = explain.NewPods(t)
 			return pods

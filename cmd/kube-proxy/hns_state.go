@@ -15,9 +15,9 @@ import (
 
 const hnsStateText = `Print what the HNS of this Windows node holds, as JSON.
 
-It is what render takes with --hns-state, on any machine. Networks, endpoints
-and load balancers of everybody are in it, as HNS has them; nothing is changed.
-It takes the rights of an administrator.`
+The output is for render --hns-state, on any machine. It has all networks,
+endpoints and load balancers, including those of other programs. The command
+changes nothing. It needs the rights of an administrator.`
 
 const hnsStateExample = `  kube-proxy hns-state > node-a.json
   kube-proxy render --proxy-mode kernelspace --manifests ./services --hostname-override node-a --hns-state node-a.json`

@@ -86,7 +86,7 @@ func (e *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
 	}
 }
 
-// stopBegan returns when the stop began that ended ctx.
+// stopBegan returns when the stop that ended ctx began.
 func stopBegan(ctx context.Context) time.Time {
 	if e, ok := ctx.Value(shutdownKey{}).(*shutdown); ok && e.requestedAt.Load() != nil {
 		return *e.requestedAt.Load()
@@ -143,8 +143,7 @@ func (e *exit) Error() string {
 // Unwrap returns the cause.
 func (e *exit) Unwrap() error { return e.err }
 
-// failsWith has every error of cmd that has no exit code of its own end the program with
-// code.
+// failsWith sets the exit code for errors of cmd that have none of their own.
 func failsWith(code int, cmd *cobra.Command) *cobra.Command {
 	coded := func(err error) error {
 		if _, is := errors.AsType[*exit](err); err == nil || is {

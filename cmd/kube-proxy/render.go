@@ -26,13 +26,13 @@ import (
 const renderText = `Print what a node would install, without touching anything.
 
 Any user can do this on any system. The same manifests and flags give the same
-text. Nothing is known of the node but what its Node manifest says. What is
-wrong with the manifests goes to standard error; the rest is printed all the
-same, and the exit code is 1 if a file or an object could not be used.
+text. All that is known of the node is its Node manifest. Faults in the manifests
+are printed on standard error. The rest is printed nevertheless, and the exit code
+is 1 if a file or an object could not be used.
 
-What a Windows node would hold is printed with --proxy-mode kernelspace. With
---hns-state and what its HNS holds, it also says what would change; without,
-the network is assumed to be an l2bridge, or an overlay if a source VIP is set.`
+With --proxy-mode kernelspace the node is a Windows node. With --hns-state and
+the content of its HNS, the command also says what would change. Otherwise it
+assumes an l2bridge network, or an overlay if a source VIP is set.`
 
 // renderOptions are the flags and arguments of render.
 type renderOptions struct {
@@ -107,7 +107,7 @@ func (o *options) systemOfMode() config.OS {
 func render(ctx context.Context, c *config.Config, r *renderOptions, node string, to streams) error {
 	to.out = printable.Writer(to.out)
 	d := r.Modes.Of(c)
-	reader := reading.Reader{Config: c, Mode: d, Node: node, Say: sayLines(to.err)}
+	reader := reading.Reader{Config: c, Mode: d, Node: node, Report: writeLines(to.err)}
 	tracker, loadErr := reader.Manifests(ctx, r.Manifests)
 	want := tracker.Latest()
 	if want == nil {
@@ -132,14 +132,14 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 	return loadErr
 }
 
-// sayLines returns a function that writes lines to w.
-func sayLines(w io.Writer) func(string) { return func(line string) { fmt.Fprintln(w, line) } }
+// writeLines returns a function that writes lines to w.
+func writeLines(w io.Writer) func(string) { return func(line string) { fmt.Fprintln(w, line) } }
 
 // maxListeners bounds how many listeners a line names.
 const maxListeners = 10
 
-// localhostListeners says on which ports of loopback addresses a node would listen
-// for want, and which nobody answers there, nothing if there are none.
+// localhostListeners describes the ports of loopback addresses on which the process would
+// listen for want, and those that nothing answers. It is empty if there are none.
 func localhostListeners(d mode.Descriptor, want *service.Snapshot) []string {
 	var lines []string
 	for _, f := range service.Families {

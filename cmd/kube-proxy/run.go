@@ -105,7 +105,7 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 		return nil
 	}
 	x := compare.Options{
-		Proxy: &o.Options, Version: buildInfo().Version, From: []string{compare.Node}, Timeout: rehearsalTimeout, Settings: true, Say: sayLines(to.err),
+		Proxy: &o.Options, Version: buildInfo().Version, From: []string{compare.Node}, Timeout: rehearsalTimeout, Settings: true, Report: writeLines(to.err),
 	}
 	found, err := x.Run(ctx, c)
 	if err != nil {

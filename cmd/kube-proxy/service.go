@@ -110,11 +110,11 @@ func newServiceStatus(s *serviceCommands) *cobra.Command {
 	format := "text"
 	cmd := &cobra.Command{
 		Use:   "status [flags]",
-		Short: "Say what the service is doing",
-		Long: `Say what the service is doing, and how it was installed.
+		Short: "Print the state of the service",
+		Long: `Print the state of the service, and how it was installed.
 
 The exit code is 0 if it runs, 1 if it does not, and 2 if it is not installed
-or cannot be asked about. How the proxy in it goes, kube-proxy status says.`,
+or cannot be asked about. kube-proxy status prints the state of the proxy in it.`,
 		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if format != "text" && format != "json" {

@@ -20,9 +20,9 @@ import (
 
 const installText = `Install the proxy as a Windows service.
 
-The flags are those that the service is to run with. They are checked, and paths
-made whole, since a service starts in another folder; nothing is installed if
-they cannot be used. Where no --log-file is given, one in ProgramData is.`
+The flags are those that the service will run with. They are checked, and nothing
+is installed if they cannot be used. Paths are made absolute, because a service
+starts in another folder. Without --log-file, the log file is in ProgramData.`
 
 // newServiceInstall returns the command service install. It accepts all flags of the
 // proxy itself.
@@ -64,7 +64,7 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 	for _, name := range []string{"cleanup", "cleanup-iptables", "init-only", "write-config-to", "dry-run", "version"} {
 		if o.FlagSet.Changed(name) {
-			return scm.Spec{}, fmt.Errorf("--%s is done at once and ends, so no service can be made of it: leave it out", name)
+			return scm.Spec{}, fmt.Errorf("--%s is an action that ends by itself, so a service cannot run it: leave it out", name)
 		}
 	}
 	args, err := winservice.Arguments(o.FlagSet, filepath.Abs)
@@ -103,7 +103,7 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 }
 
 // checkSource returns why the service could not read its objects. A file that may still
-// be created, such as by joining the cluster, is only remarked on.
+// be created, for example when the node joins the cluster, is only noted.
 func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 	if err := o.Modes.CheckNamed(c, o.Modes.Of(c)); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 		return nil
 	}
 	if file := c.ClientConnection.Kubeconfig; !o.FlagSet.Changed("kubeconfig") && winservice.IsRelative(file) {
-		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no whole path, and a service starts in the folder of the system: want one with drive and folders", o.Flags.Config, file)
+		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no absolute path, and a service starts in the folder of the system: want one with drive and folders", o.Flags.Config, file)
 	}
 	if file := c.ClientConnection.Kubeconfig; file != "" {
 		if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {

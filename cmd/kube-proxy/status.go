@@ -18,25 +18,27 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-const statusText = `Ask the proxy that runs on this node how it goes.
+const statusText = `Print the state of the proxy that runs on this node.
 
-It is asked at the address of its metrics server: the one of --server, else the
-one in the file of --config, else 127.0.0.1:10249. Without a Service, the answer
-is about the proxy and lists all Services; with one, about each of its ports. A
-NAME alone finds Services of that name in every namespace.
+The command asks the metrics server of the proxy, at the address in --server,
+else the one in the file of --config, else 127.0.0.1:10249. Without a Service,
+it prints the state of the proxy and a list of all Services. With a Service, it
+prints the state of each of its ports. A NAME alone selects the Services of that
+name in every namespace.
 
-The exit code is 0 if the proxy is healthy, its latest look at the node did not
-fail, nothing keeps traffic from flowing, such as a kernel that does not forward
-or a health check that cannot be answered, and everything asked about is
-programmed, 1 if not, and 2 if the proxy could not be asked. With a Service, it
-is about that one alone, and about whether the kernel forwards its IP families.
+The exit code is 0 if all of this is true: the proxy is healthy, its latest rounds
+did not fail, nothing keeps traffic from flowing (such as a kernel that does not
+forward, or a health check that cannot be answered), and all selected Services are
+programmed. It is 1 if not, and 2 if the proxy could not be asked. With a Service,
+it depends only on that Service, and on whether the kernel forwards its IP
+families.
 
 A Service without endpoints is programmed: connections to it are refused, as they
-should be. One that asks for what the mode cannot do is limited: the rest of it
-is in force.
+should be. A Service that asks for what the mode cannot do is limited: the rest of
+it is in force.
 
-With --watch, each change follows with its time: of the proxy, its rounds, its
-Services and, with a Service, of its endpoints. Then the exit code is 0.`
+With --watch, each change is printed with its time: of the proxy, its rounds, its
+Services and, with a Service, its endpoints. Then the exit code is 0.`
 
 const statusExample = `  kube-proxy status
   kube-proxy status --failing
@@ -62,7 +64,7 @@ func newStatus(to streams, table mode.Table) *cobra.Command {
 	q := &statusOptions{server: ask.Server{Modes: table}}
 	cmd := &cobra.Command{
 		Use:     "status [NAMESPACE/NAME | NAME] [flags]",
-		Short:   "Ask the running proxy how it goes",
+		Short:   "Print the state of the running proxy",
 		Long:    statusText,
 		Example: statusExample,
 		RunE: func(cmd *cobra.Command, args []string) error {

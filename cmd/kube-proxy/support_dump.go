@@ -27,14 +27,14 @@ import (
 
 const supportText = `Collect what a maintainer asks for into one archive.
 
-It holds the version, the configuration, what the running proxy says of itself
-and of each Service, the rules read back, what would change, what doctor finds,
-Events, counters of the kernel, and the end of the log. Tokens, keys and
-certificates are removed. Names and addresses of Services, pods and nodes stay:
-look at it before it goes to others. It takes the flags of the proxy, to be given
-as the proxy has them, and mostly the rights of root. It changes nothing.
+It holds the version, the configuration, the state of the running proxy and of
+each Service, the rules read back, what would change, what doctor finds, Events,
+counters of the kernel, and the end of the log. Tokens, keys and certificates are
+removed. Names and addresses of Services, pods and nodes stay: read the archive
+before you give it to others. Give the command the same flags as the proxy. It
+mostly needs the rights of root, and changes nothing.
 
-Without FILE, the archive is named after the node and the time; with - it goes to
+Without FILE, the archive is named after the node and the time. With - it goes to
 standard output. It has at most 50 MB. What could not be collected is named in
 the archive, in ` + support.Contents + `, and on standard error.
 
@@ -117,12 +117,12 @@ func writeDump(ctx context.Context, d *support.Dump, path string, out io.Writer)
 	}
 	r, err := d.Write(ctx, f)
 	if err = errors.Join(err, f.Close()); err != nil {
-		err = errors.Join(err, os.Remove(path)) // half an archive looks like a whole one
+		err = errors.Join(err, os.Remove(path)) // an incomplete archive looks like a complete one
 	}
 	return r, err
 }
 
-// progressOn returns what shows progress on w, on a terminal alone.
+// progressOn returns a function that shows progress on w, nil unless w is a terminal.
 func progressOn(w io.Writer) func(part, of int, name string) {
 	if !terminal.Attached(os.Stderr) {
 		return nil

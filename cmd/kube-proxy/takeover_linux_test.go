@@ -46,7 +46,7 @@ func TestTakeoverWithoutRights(t *testing.T) {
 	}
 	const right = "run as root, as only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW"
 	for place, file := range map[string]string{"iptables-legacy": "ip_tables_names", "ip6tables-legacy": "ip6_tables_names"} {
-		want := "whether an earlier service proxy left rules in " + place + " cannot be told: "
+		want := "it is unknown whether an earlier service proxy left rules in " + place + ": "
 		_, rest, found := strings.Cut(string(out), want)
 		if because := file + ": permission denied: " + right; !found || !strings.Contains(rest, because) {
 			t.Errorf("it says\n%s\nwant %q because of %q", out, want, because)

@@ -10,16 +10,16 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-const topText = `Print which Services of this node carry most.
+const topText = `Print which Services of this node carry most traffic.
 
-The running proxy is asked twice, and what was carried in between is the rate.
-Connections are counted when they begin; modes ipvs and userspace count bytes,
-too, mode ipvs also packets, which -o json has. With a Service, each of its
-endpoints is shown.
+The command asks the running proxy twice. The difference gives the rates.
+Connections are counted when they begin. Modes ipvs and userspace also count
+bytes. Mode ipvs also counts packets, which only -o json shows. With a Service,
+each of its endpoints is shown.
 
 The proxy counts if it runs with --count-traffic, or with countTraffic: true in
-its configuration. The exit code is 0, also at an interrupt of --watch, or 2 if
-the proxy could not be asked or does not count.`
+its configuration. The exit code is 0, also after an interrupt of --watch. It is
+2 if the proxy could not be asked or does not count.`
 
 const topExample = `  kube-proxy top
   kube-proxy top shop/web --watch
@@ -30,7 +30,7 @@ func newTop(to streams, table mode.Table) *cobra.Command {
 	top := &ask.Top{Server: ask.Server{Modes: table}}
 	cmd := &cobra.Command{
 		Use:     "top [NAMESPACE/NAME | NAME] [flags]",
-		Short:   "Print which Services carry most",
+		Short:   "Print which Services carry most traffic",
 		Long:    topText,
 		Example: topExample,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -17,15 +17,15 @@ const firstRetry = 250 * time.Millisecond
 // watchPause is the pause after a failure of the watch.
 const watchPause = 5 * time.Second
 
-// watch tells the loop of foreign changes to m's rules until ctx ends. Without a watch,
-// only a resync finds drift, so its failure does not end the proxy.
+// watch reports foreign changes to m's rules to the loop until ctx ends. A failure of the
+// watch does not end the proxy, because a resync finds drift, too.
 func (m *member) watch(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := m.loop.Backend.Watch(ctx, m.loop.DataplaneChanged)
 		if ctx.Err() != nil {
 			return nil
 		}
-		klog.FromContext(ctx).Error(err, "Watching the rules for changes by others broke off", "backend", m.String(), "retry", watchPause)
+		klog.FromContext(ctx).Error(err, "The watch of the rules for changes by others ended", "backend", m.String(), "retry", watchPause)
 		select {
 		case <-ctx.Done():
 		case <-time.After(watchPause):

@@ -10,8 +10,8 @@ import (
 	"kubeproxy/common/reconcile"
 )
 
-// newLease returns how this process shares the node with other service proxies that serve
-// the same Services, nil where they do not meet.
+// newLease returns the lease that this process shares with other proxies of the same
+// Services, nil where there is no transport for one.
 func (s System) newLease(proxyName string, as lease.Identity) *lease.Lease {
 	transport, self := s.LeaseTransport(proxyName)
 	if transport == nil {

@@ -14,10 +14,10 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-// What of the memory that the kernel lets the process have the Go runtime may fill
-// before it collects garbage more often: a percentage, as long as that leaves reserved
-// bytes, and at least half. The kernel's own memory for rules and sockets counts as
-// well, and so do the program's pages, of which about 20 MB are in use.
+// The part of the memory limit that the Go runtime may fill before it collects garbage
+// more often: a percentage, but so little that reserved bytes are left, and at least
+// half. The limit also covers the kernel's memory for rules and sockets, and the pages of
+// the program, of which about 20 MB are in use.
 const (
 	memoryPercent  = 90
 	memoryReserved = 24 << 20
@@ -30,9 +30,9 @@ func softLimit(limit int64, d mode.Descriptor) int64 {
 	return max(min(limit/100*memoryPercent, limit-memoryReserved), limit/2)
 }
 
-// LimitMemory has the runtime keep to the cgroup's limit of memory in mode d, unless
-// GOMEMLIMIT says otherwise. Without a soft limit, the heap may double before garbage
-// is collected, and the kernel kills the process instead.
+// LimitMemory sets the soft limit of the Go runtime according to the cgroup's memory
+// limit in mode d, unless GOMEMLIMIT is set. Without a soft limit, the heap may double
+// before garbage is collected, and the kernel would kill the process.
 func LimitMemory(log klog.Logger, root fs.FS, d mode.Descriptor) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return

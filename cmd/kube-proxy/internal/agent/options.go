@@ -53,15 +53,15 @@ type Process struct {
 	Logs  *logging.Log
 	// Started, if set, is called when the proxy runs.
 	Started func()
-	// StopBegan returns when the stop began that ended ctx.
+	// StopBegan returns when the stop that ended ctx began.
 	StopBegan func(ctx context.Context) time.Time
 }
 
 // System is what the proxy needs of the system that it runs on, see package host.
 type System struct {
 	OS config.OS
-	// LeaseTransport returns how service proxies of a node find each other, nil if they do
-	// not, and what this one says of itself.
+	// LeaseTransport returns the transport by which service proxies of a node find each
+	// other, nil if there is none, and the identity of this one.
 	LeaseTransport func(proxyName string) (lease.Transport, lease.Identity)
 	// Processes names the processes that look like service proxies of this node.
 	Processes func() string

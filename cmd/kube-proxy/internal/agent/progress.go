@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// progress logs what a slow start still waits for.
+// progress logs what a slow start is still waiting for.
 type progress struct {
 	log      klog.Logger
 	mu       sync.Mutex

@@ -137,6 +137,6 @@ func (p *proxy) prepareAfterFirstRound(ctx context.Context) error {
 
 func warnUnknownPods(o track.Options, log klog.Logger) {
 	if !o.Pods.Known(service.IPv4) && !o.Pods.Known(service.IPv6) && !o.PodsFromNode {
-		log.Info("Pods cannot be told from other clients, so all clients of ClusterIPs count as pods: set --cluster-cidr or another --detect-local-mode")
+		log.Info("Pods cannot be distinguished from other clients, so all clients of ClusterIPs count as pods: set --cluster-cidr or another --detect-local-mode")
 	}
 }

@@ -52,7 +52,7 @@ func (p *proxy) shutDown(ctx context.Context) {
 	drain()
 	what := "Stopped; new connections to Services go to endpoints without a process"
 	if !handed {
-		what = "Stopped; until the next start, new connections to Services are refused, but where the log says they are led past this process"
+		what = "Stopped; until the next start, new connections to Services are refused, except where the log says that they are led past this process"
 	}
 	log.Info(what, "mode", name, "brokenOff", relay.Connections())
 }
@@ -92,10 +92,10 @@ func handOver(ctx context.Context, log klog.Logger, b *mode.Backend) bool {
 	return true
 }
 
-// logUnreached returns a function that logs who is not served by a relay.
+// logUnreached returns a function that logs connections that a relay could not serve.
 func logUnreached(log klog.Logger) func(service.Family, service.PortName, int, error) {
 	return func(f service.Family, name service.PortName, clients int, err error) {
-		log.Info("Warning: clients of a Service are turned away, as its endpoints do not answer",
+		log.Info("Warning: connections to a Service fail, because its endpoints do not answer",
 			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "clients", clients, "err", err)
 	}
 }

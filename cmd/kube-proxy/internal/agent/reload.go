@@ -47,7 +47,7 @@ func (r *reloader) newFollower() *filewatch.Follower {
 	return &filewatch.Follower{
 		Path: r.options.Flags.Config, Read: r.options.Flags.ReadFile, Key: r.options.loadedKey, Changed: r.check, Signals: r.hangup,
 		WatchFailed: func(err error) {
-			r.log.Info("The configuration file is only looked at now and then", "file", r.active.file, "every", filewatch.FollowInterval, "err", err.Error())
+			r.log.Info("The configuration file is polled, because it cannot be watched", "file", r.active.file, "every", filewatch.FollowInterval, "err", err.Error())
 		},
 	}
 }

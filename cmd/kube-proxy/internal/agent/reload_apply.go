@@ -26,7 +26,7 @@ func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config
 			return nil
 		}
 		r.reports.Metrics.Reloaded(metrics.Restart, time.Now())
-		r.log.Info("The configuration file changed in what only a new process can take in; ending, and whoever started this process is to start it again",
+		r.log.Info("The configuration file changed in a setting that only a new process can apply; ending, so that the supervisor starts a new one",
 			"file", r.active.file, "changes", changesText(changes), "need", needed)
 		return ErrRestart
 	}

@@ -21,11 +21,11 @@ import (
 	"kubeproxy/platform/modes"
 )
 
-// Selected is a mode that works here, with what came of it.
+// Selected is a mode that works here, with its backends.
 type Selected struct {
 	mode.Descriptor
 	Config   *config.Config  // with the mode
-	Origin   string          // who selected it
+	Origin   string          // what selected it
 	Backends []*mode.Backend // at least one
 	// Unavailable holds why a family has no backend.
 	Unavailable map[service.Family]string
@@ -37,12 +37,12 @@ type Selected struct {
 // Candidate is a mode that may be selected.
 type Candidate struct {
 	mode.Descriptor
-	origin   string // who requests it
+	origin   string // what requests it
 	disabled bool   // a feature gate forbids it
 }
 
 // Candidates lists the modes to try, in order. annotated is the mode in the annotation of
-// the Node. It counts only if no mode is configured.
+// the Node. It is used only if no mode is configured.
 func (o *Options) Candidates(c *config.Config, annotated v1alpha1.ProxyMode) []Candidate {
 	var all []Candidate
 	if d, ok := o.Modes.Find(string(c.Mode), c.OS); ok {
@@ -147,7 +147,7 @@ func Setup(c *config.Config) mode.Setup {
 	return mode.Setup{Config: c, NodeName: func() (string, error) { return NodeName(c) }}
 }
 
-// Targets lists where any mode of ours may have left something, or kube-proxy.
+// Targets lists the places where any mode of ours, or kube-proxy, may have left something.
 func (o *Options) Targets(ctx context.Context, c *config.Config) ([]takeover.Target, error) {
 	return o.Modes.Targets(ctx, Setup(c))
 }

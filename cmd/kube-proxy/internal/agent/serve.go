@@ -48,7 +48,7 @@ func (p *proxy) newServers(group *errgroup.Group) (*servers, error) {
 	}, nil
 }
 
-// secure returns how to serve by HTTPS, nil if the flags do not ask for that.
+// secure returns the certificate for HTTPS, nil if the flags name none.
 func (p *proxy) secure() (*tls.Config, error) {
 	cert, key := p.options.CertFile, p.options.KeyFile
 	switch {
@@ -60,7 +60,7 @@ func (p *proxy) secure() (*tls.Config, error) {
 	c, err := health.LoadCertificate(cert, key, func(err error) {
 		text := ""
 		if err != nil {
-			text = err.Error() + "; the servers have the one of before"
+			text = err.Error() + "; the servers use the previous one"
 		}
 		p.reports.Health.SetCondition("certificate", text)
 	})

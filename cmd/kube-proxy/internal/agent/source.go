@@ -42,7 +42,7 @@ func (o *Options) newSource(version string, c *config.Config, node string, sourc
 		},
 		WatchTimedOut: func(kind string) {
 			sources.WatchTimedOut(kind)
-			log.V(2).Info("A watch said nothing for long and is asked for again", "kind", kind)
+			log.V(2).Info("A watch was silent for too long and is replaced", "kind", kind)
 		},
 		Report: func(err error) {
 			sources.RecordError(err)
@@ -59,7 +59,7 @@ func newSources(o *Options) *report.Sources {
 	return report.NewSources()
 }
 
-// KubeClient returns the way to the API server.
+// KubeClient returns the settings of the connection to the API server.
 func KubeClient(c *config.Config, version string) *kubeclient.Options {
 	return &kubeclient.Options{Connection: c.ClientConnection, Master: c.Master, UserAgent: "kube-proxy/" + version}
 }

@@ -78,7 +78,7 @@ func podsText(c *config.Config) string {
 		return "what enters through interfaces named " + c.DetectLocal.InterfaceNamePrefix + "*"
 	}
 	if c.ClusterCIDR == "" {
-		return "not told apart, as no cluster CIDR is configured"
+		return "not distinguished, because no cluster CIDR is configured"
 	}
 	return "sources in clusterCIDR " + c.ClusterCIDR
 }

@@ -16,8 +16,8 @@ import (
 // left. The family follows.
 const conditionLeftovers = "leftovers-"
 
-// newTakeover returns what takes over from previous proxies for b, nil if no targets are
-// known. It removes nothing before the first rounds.
+// newTakeover returns the takeover for b, nil if no targets are known. It removes nothing
+// before the first rounds.
 func (p *proxy) newTakeover(ctx context.Context, b *mode.Backend, kick func()) (*takeover.Takeover, error) {
 	if len(b.Owned) == 0 {
 		return nil, nil

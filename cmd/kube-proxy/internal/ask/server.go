@@ -1,9 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ask is what the commands share that ask a running proxy: where it is, and how
-// answers come to a terminal. What is asked, and how it is printed, is left to packages
-// such as statusview and trafficview.
+// Package ask has the code that commands share to ask a running proxy: where it is, and
+// how answers are written to a terminal. Packages such as statusview and trafficview
+// decide what is asked, and how it is printed.
 package ask
 
 import (
@@ -20,11 +20,11 @@ import (
 )
 
 // ServerHelp is the help of --server of every command that asks the running proxy.
-const ServerHelp = "`HOST[:PORT]` of the metrics server of the running proxy; goes before --config"
+const ServerHelp = "`HOST[:PORT]` of the metrics server of the running proxy; overrides --config"
 
-// Server says where the proxy answers, and how long it may take.
+// Server is the address of the proxy, and the time it may take to answer.
 type Server struct {
-	// Config is a configuration file with the address. Addr goes before it.
+	// Config is a configuration file with the address. Addr overrides it.
 	Config, Addr string
 	Timeout      time.Duration
 	Modes        mode.Table

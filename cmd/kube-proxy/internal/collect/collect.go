@@ -96,7 +96,7 @@ func (x *collector) status(ctx context.Context, w io.Writer) error {
 func (x *collector) difference(ctx context.Context, w io.Writer) (*plandiff.Difference, error) {
 	o := compare.Options{
 		Proxy: x.Proxy, Version: x.Version, From: []string{compare.Node}, Server: x.Server, Timeout: x.Timeout,
-		Say: func(line string) { fmt.Fprintln(w, line) },
+		Report: func(line string) { fmt.Fprintln(w, line) },
 	}
 	return o.Run(ctx, x.config)
 }

@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/support"
 )
 
-// command is a part that a program of the system prints. It is not here if the program
-// is not.
+// command is a part that a program of the system prints. It is left out if the program
+// does not exist.
 func command(name, what, program string, args ...string) support.Part {
 	return support.Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
 		return run(ctx, w, program, args...)

@@ -39,7 +39,7 @@ func writeSystem(w io.Writer) error {
 	return nil
 }
 
-// systemParts are what the kernel and the commands of a Linux node say.
+// systemParts are the output of the kernel and of commands of a Linux node.
 func systemParts(*collector) []support.Part {
 	return []support.Part{
 		{Name: "conntrack.txt", What: "counters of connection tracking", Collect: settings("/proc/net/stat/nf_conntrack", "/proc/sys/net/netfilter/nf_conntrack_*")},

@@ -10,14 +10,14 @@ import (
 	"kubeproxy/common/support"
 )
 
-// logPatterns is empty: the service says where its log is.
+// logPatterns is empty, because the service knows where its log is.
 var logPatterns = []string{}
 
 func writeJournal(context.Context, io.Writer) (bool, error) { return false, nil }
 
 func writeSystem(w io.Writer) error { return run(context.Background(), w, "cmd", "/c", "ver") }
 
-// systemParts are what HNS and the commands of a Windows node say.
+// systemParts are the output of HNS and of commands of a Windows node.
 func systemParts(x *collector) []support.Part {
 	return []support.Part{
 		{Name: "hns.json", What: "what HNS holds", Collect: func(_ context.Context, w io.Writer) error {

@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compare reads the two states of a node that kube-proxy diff compares: what
-// manifests or an API server say, and what the node has installed. It changes nothing.
+// Package compare reads the two states of a node that kube-proxy diff compares: those of
+// manifests or an API server, and what the node has installed. It changes nothing.
 package compare
 
 import (
@@ -39,8 +39,8 @@ type Options struct {
 	Timeout time.Duration  // to read from the API server
 	// Settings adds the system settings that the proxy would change, if the old state is Node.
 	Settings bool
-	// Say receives what is wrong with objects, a line each.
-	Say func(line string)
+	// Report receives the faults of objects, a line each.
+	Report func(line string)
 }
 
 // comparison is one run.
@@ -60,7 +60,7 @@ func (o Options) Run(ctx context.Context, c *config.Config) (*plandiff.Differenc
 	installed := len(o.From) == 1 && o.From[0] == Node
 	find := x.findOffline
 	if installed {
-		find = x.findHere
+		find = x.findLocal
 	}
 	if err := find(ctx); err != nil {
 		return nil, err
@@ -81,11 +81,11 @@ func (o Options) Run(ctx context.Context, c *config.Config) (*plandiff.Differenc
 	return x.out, x.compareSnapshots(have, want)
 }
 
-// Installed returns what the node has installed, as text. What is to be there is not
-// needed, but says what some rules are for.
+// Installed returns what the node has installed, as text. The snapshot is optional; it
+// adds what some rules are for.
 func (o Options) Installed(ctx context.Context, c *config.Config) (string, error) {
 	x := &comparison{Options: o, config: c, out: plandiff.New()}
-	if err := x.findHere(ctx); err != nil {
+	if err := x.findLocal(ctx); err != nil {
 		return "", err
 	}
 	want, err := x.read(ctx, o.Proxy.Manifests, true)
@@ -102,8 +102,8 @@ func (x *comparison) findOffline(context.Context) error {
 	return err
 }
 
-// findHere finds the mode of this node.
-func (x *comparison) findHere(ctx context.Context) error {
+// findLocal finds the mode of this node.
+func (x *comparison) findLocal(ctx context.Context) error {
 	e, err := examine.Find(ctx, examine.Options{Proxy: x.Proxy, Version: x.Version, Server: x.Server, Timeout: x.Timeout}, x.config)
 	if err != nil {
 		return err
@@ -137,14 +137,15 @@ func nameOf(sources []string) string {
 	}
 }
 
-// read returns what sources say, which are paths or API. here means that the node is this one.
-func (x *comparison) read(ctx context.Context, sources []string, here bool) (*service.Snapshot, error) {
-	r := reading.Reader{Config: x.config, Mode: x.mode, Node: x.node, Version: x.Version, Here: here, Say: x.Say}
+// read returns the content of sources, which are paths or API. local means that the node is this
+// one.
+func (x *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
+	r := reading.Reader{Config: x.config, Mode: x.mode, Node: x.node, Version: x.Version, Local: local, Report: x.Report}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == API {
 		return r.API(ctx, x.Timeout)
 	}
 	t, err := r.Manifests(ctx, sources)
-	if err != nil { // what differs because a file cannot be read is no difference
+	if err != nil { // a difference because of an unreadable file does not count
 		return nil, err
 	}
 	return t.Latest(), nil
@@ -225,7 +226,7 @@ func (x *comparison) setup() mode.Setup {
 	return s
 }
 
-// plan adds what a proxy would change that starts now.
+// plan adds what a starting proxy would change.
 func (x *comparison) plan(ctx context.Context, want *service.Snapshot) error {
 	all, err := x.mode.System.Open(ctx, x.setup(), x.families)
 	if err != nil {
@@ -239,8 +240,8 @@ func (x *comparison) plan(ctx context.Context, want *service.Snapshot) error {
 	return errors.Join(errs...)
 }
 
-// planOne plans without memory. Of a mode that relays, only the process that has the
-// listeners can plan these, so an audit plans the rules.
+// planOne plans with a backend without memory. In a mode that relays, only the process
+// with the listeners can plan these, so an audit plans the rules only.
 func (x *comparison) planOne(ctx context.Context, b *mode.Backend, want *service.Snapshot) error {
 	planner := b.Backend
 	if b.Audit != nil {

@@ -71,7 +71,7 @@ func Register(cmd *cobra.Command, table mode.Table, version string) {
 	}
 }
 
-// timeout bounds how long a shell waits for names. A person waits for it.
+// timeout bounds how long a shell waits for names. It is short, because the user waits.
 const timeout = time.Second
 
 // services returns the Services of the running proxy after prefix, none if it cannot be

@@ -39,8 +39,7 @@ type Examination struct {
 	options Options
 	config  *config.Config
 	node    string
-	// selected is the mode that is configured, or else the best. modes are those to look
-	// at.
+	// selected is the configured mode, or else the best one. modes are those to examine.
 	selected mode.Descriptor
 	modes    mode.Table
 	// targets lists where any mode may have left something.
@@ -53,7 +52,7 @@ type Examination struct {
 // services returns what is to be served, nil if that is unknown.
 type services func(context.Context) (*service.Snapshot, error)
 
-// Find finds the running proxy of c, its Node, and the modes to look at.
+// Find finds the running proxy of c, its Node, and the modes to examine.
 func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error) {
 	node, err := agent.NodeName(c)
 	if err != nil {
@@ -90,7 +89,7 @@ func (x *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 	return append(checks, x.proxy.Check(x.holder)), nil
 }
 
-// Mode returns the mode that is looked at first: the configured one, that of the running
+// Mode returns the mode that is examined first: the configured one, that of the running
 // proxy, or the one that would be selected.
 func (x *Examination) Mode() mode.Descriptor { return x.modes[0] }
 
@@ -146,8 +145,8 @@ func leaseHolder(c *config.Config) func(context.Context) (lease.Identity, bool) 
 	}
 }
 
-// examined returns the modes to look at: all, the configured one, that of the running
-// proxy, or the one that would be selected. If none works, it is the best.
+// examined returns the modes to examine: all, the configured one, that of the running
+// proxy, or the one that would be selected. If none works, it is the best one.
 func (x *Examination) examined() mode.Table {
 	c, d := x.config, x.options
 	switch {
@@ -177,7 +176,7 @@ func podsOf(x *Examination) apiserver.Pods {
 	return apiserver.Pods{CIDRs: o.Pods.Prefixes, FromNode: o.PodsFromNode}
 }
 
-// readServices returns what the running proxy serves, or what one would serve that begins now.
+// readServices returns what the running proxy serves, or what a starting one would serve.
 func (x *Examination) readServices(ctx context.Context, server *apiserver.Server) (*service.Snapshot, error) {
 	if s := x.proxy.Services(); s != nil {
 		return s, nil

@@ -22,7 +22,7 @@ import (
 // sockets returns the socket tables of this thread's network namespace, see proc(5).
 func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
 
-// hiddenInterval is the pause between two looks of WatchHiddenListeners.
+// hiddenInterval is the pause between two checks of WatchHiddenListeners.
 const hiddenInterval = time.Minute
 
 // WatchHiddenListeners checks regularly, until ctx ends, for listeners of programs on the

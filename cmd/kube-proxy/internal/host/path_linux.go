@@ -39,7 +39,7 @@ var routeTypes = map[int]string{
 }
 
 // Route describes how packets of the node get to an address. The error is that of the
-// kernel if there is no way.
+// kernel if there is no route.
 func Route(to netip.Addr) (string, error) {
 	all, err := netlink.RouteGet(to.AsSlice())
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"kubeproxy/common/track"
 )
 
-// listeningSockets knows of no program.
+// listeningSockets returns nothing.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
-// PortHolder knows of no program.
+// PortHolder returns nothing.
 func PortHolder(netip.AddrPort) string { return "" }

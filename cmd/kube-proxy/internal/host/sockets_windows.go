@@ -10,10 +10,9 @@ import (
 	"kubeproxy/platform/windows/listeners"
 )
 
-// listeningSockets knows of no program: a load balancer of HNS and a socket on one port
-// exclude each other already.
+// listeningSockets returns nothing: HNS itself prevents a load balancer and a socket on
+// one port.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
-// PortHolder says which process listens on the TCP port at, nothing if that is not
-// known.
+// PortHolder names the process that listens on the TCP port at, empty if that is unknown.
 func PortHolder(at netip.AddrPort) string { return listeners.Holding(at) }

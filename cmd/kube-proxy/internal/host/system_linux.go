@@ -19,8 +19,8 @@ const OS = config.Linux
 // Privileges is the advice to a user who lacks the privileges for a cleanup.
 const Privileges = "run this as root, or with the rights CAP_NET_ADMIN, CAP_NET_RAW and CAP_DAC_READ_SEARCH"
 
-// LeaseTransport returns how service proxies of a node find each other, and what this one
-// says of itself. Proxies that serve other Services do not meet.
+// LeaseTransport returns the transport by which service proxies of a node find each
+// other, and the identity of this one. Proxies of other Services have another name.
 func LeaseTransport(proxyName string) (lease.Transport, lease.Identity) {
 	return abstract.Of(proxyName), abstract.Self()
 }

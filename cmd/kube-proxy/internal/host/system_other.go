@@ -27,13 +27,13 @@ func Prepare(context.Context, *config.Config) error { return mode.ErrNoSystem }
 // KeepPrepared has nothing to do.
 func KeepPrepared(context.Context, Preparation) {}
 
-// Tracked knows of no connections.
+// Tracked returns nothing.
 func Tracked() *metrics.Tracked { return nil }
 
-// LeaseTransport knows of no way.
+// LeaseTransport returns no transport.
 func LeaseTransport(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} }
 
-// Processes knows of no program.
+// Processes returns nothing.
 func Processes() string { return "" }
 
 // PendingSettings returns nothing, as there are no such settings.

@@ -26,16 +26,16 @@ func Prepare(context.Context, *config.Config) error { return nil }
 // KeepPrepared has nothing to do.
 func KeepPrepared(context.Context, Preparation) {}
 
-// Tracked knows of no connections.
+// Tracked returns nothing.
 func Tracked() *metrics.Tracked { return nil }
 
-// LeaseTransport returns how service proxies of a node find each other, and what this one
-// says of itself.
+// LeaseTransport returns the transport by which service proxies of a node find each
+// other, and the identity of this one.
 func LeaseTransport(string) (lease.Transport, lease.Identity) {
 	return pipe.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
 }
 
-// Processes knows of no program.
+// Processes returns nothing.
 func Processes() string { return "" }
 
 // PendingSettings returns nothing, as there are no such settings.

@@ -48,9 +48,9 @@ func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klo
 	})
 }
 
-// Look reads the addresses and listeners of the node into t, once. Without them t counts
+// ReadOnce reads the addresses and listeners of the node into t, once. Without it t knows
 // only what the Node says.
-func Look(t *track.Tracker) {
+func ReadOnce(t *track.Tracker) {
 	w := &hostWatch{addrs: InterfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
 	if h, err := w.poll(); err == nil {
 		t.SetHost(h)

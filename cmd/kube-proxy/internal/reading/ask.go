@@ -18,18 +18,18 @@ import (
 	"kubeproxy/common/statusview"
 )
 
-// Asker asks a running proxy what becomes of connections.
-type Asker struct {
+// Client asks a running proxy what happens to connections.
+type Client struct {
 	Server  string // HOST:PORT of its metrics server
 	Version string // of this program
-	// Kubeconfig is the file that the person who asks names. Without one, it is that of
-	// kubectl: the one in $KUBECONFIG, else ~/.kube/config, else the account of the pod.
+	// Kubeconfig is the file that the user names. Without one, it is that of kubectl: the
+	// one in $KUBECONFIG, else ~/.kube/config, else the account of the pod.
 	Kubeconfig string
 }
 
 // Explain asks. The proxy knows the pods that EndpointSlices refer to. Others are looked
-// up with the rights of the person who asks.
-func (a Asker) Explain(ctx context.Context, q explain.Query) (*explain.Explanation, error) {
+// up with the rights of the user.
+func (a Client) Explain(ctx context.Context, q explain.Query) (*explain.Explanation, error) {
 	question := url.Values{"source": {q.Source}, "destination": {q.Destination}, "interface": {q.Interface}}
 	answer, err := a.ask(ctx, question)
 	unknown, is := errors.AsType[*unknownPodError](err)
@@ -47,7 +47,7 @@ type unknownPodError struct{ text string }
 
 func (e *unknownPodError) Error() string { return e.text }
 
-func (a Asker) ask(ctx context.Context, question url.Values) (*explain.Explanation, error) {
+func (a Client) ask(ctx context.Context, question url.Values) (*explain.Explanation, error) {
 	q := statusview.Query{Server: a.Server, Version: a.Version}
 	body, accepted, err := q.Fetch(ctx, "/explain?"+question.Encode())
 	if err != nil {
@@ -69,7 +69,7 @@ func (a Asker) ask(ctx context.Context, question url.Values) (*explain.Explanati
 }
 
 // namePod adds the addresses of the pod that source names to the question.
-func (a Asker) namePod(ctx context.Context, source string, question url.Values) error {
+func (a Client) namePod(ctx context.Context, source string, question url.Values) error {
 	_, name, _ := strings.Cut(source, "/")
 	namespace, name, _ := strings.Cut(name, "/")
 	addrs, node, err := a.pod(ctx, types.NamespacedName{Namespace: namespace, Name: name})

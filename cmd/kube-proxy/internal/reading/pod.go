@@ -19,9 +19,9 @@ import (
 	"kubeproxy/common/source"
 )
 
-// pod returns the addresses of a pod and its node. The error says what the person who
-// asks lacks.
-func (a Asker) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, string, error) {
+// pod returns the addresses of a pod and its node. The error says which right the user
+// lacks.
+func (a Client) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, string, error) {
 	to, err := a.apiServer()
 	if err != nil {
 		return nil, "", err
@@ -33,7 +33,7 @@ func (a Asker) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, 
 	case apierrors.IsForbidden(err):
 		return nil, "", fmt.Errorf("%w: want the right to get pods in namespace %s, or --kubeconfig FILE of somebody who has it", err, id.Namespace)
 	case apierrors.IsUnauthorized(err):
-		return nil, "", fmt.Errorf("the API server %s does not accept who asks: %w", to.Host, err)
+		return nil, "", fmt.Errorf("the API server %s does not accept the credentials: %w", to.Host, err)
 	case err != nil:
 		return nil, "", fmt.Errorf("ask the API server %s for the pod: %w", to.Host, err)
 	}
@@ -49,7 +49,7 @@ func (a Asker) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, 
 	return addrs, pod.Spec.NodeName, nil
 }
 
-func (a Asker) apiServer() (*rest.Config, error) {
+func (a Client) apiServer() (*rest.Config, error) {
 	agent := "kube-proxy/" + a.Version
 	if a.Kubeconfig != "" {
 		o := kubeclient.Options{Connection: baseconfig.ClientConnectionConfiguration{Kubeconfig: a.Kubeconfig}, UserAgent: agent}

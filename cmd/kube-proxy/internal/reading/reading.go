@@ -28,31 +28,31 @@ type Reader struct {
 	Mode    mode.Descriptor
 	Node    string
 	Version string // of this program
-	// Here means that the node is the one of this process, so that its addresses and the
-	// ports that its programs have count, too.
-	Here bool
-	// Say receives what is wrong with objects, a line each, nil for nobody.
-	Say func(line string)
+	// Local means that the node is the one of this process. Then its addresses and the
+	// ports of its programs are used, too.
+	Local bool
+	// Report, if set, receives the faults of objects, a line each.
+	Report func(line string)
 	// Wrap, if set, returns a Sink that gets the objects before the Tracker does.
 	Wrap func(*track.Tracker) source.Sink
 }
 
-// MostProblems is how many problems that come up at once are said. The rest is counted.
+// MostProblems is how many problems that appear at once are reported. The rest is counted.
 const MostProblems = 20
 
-// tracker returns a Tracker, and what objects go to.
+// tracker returns a Tracker, and the Sink for its objects.
 func (r *Reader) tracker() (*track.Tracker, source.Sink) {
 	t := track.New(agent.TrackOptions(r.Mode, r.Config, r.Node))
 	t.Subscribe(track.Listener{Found: func(all []track.Problem) {
 		for _, p := range all[:min(len(all), MostProblems)] {
-			r.say("problem: %s", p)
+			r.report("problem: %s", p)
 		}
 		if n := len(all) - MostProblems; n > 0 {
-			r.say("problem: and %d more problems", n)
+			r.report("problem: and %d more problems", n)
 		}
 	}})
-	if r.Here {
-		host.Look(t)
+	if r.Local {
+		host.ReadOnce(t)
 	}
 	if r.Wrap != nil {
 		return t, r.Wrap(t)
@@ -60,19 +60,19 @@ func (r *Reader) tracker() (*track.Tracker, source.Sink) {
 	return t, t
 }
 
-func (r *Reader) say(format string, args ...any) {
-	if r.Say != nil {
-		r.Say(fmt.Sprintf(format, args...))
+func (r *Reader) report(format string, args ...any) {
+	if r.Report != nil {
+		r.Report(fmt.Sprintf(format, args...))
 	}
 }
 
-// Manifests reads files and directories. What can be used counts, so there may be a
-// Tracker with a snapshot beside an error.
+// Manifests reads files and directories. It uses what it can, so it may return a Tracker
+// with a snapshot and an error.
 func (r *Reader) Manifests(ctx context.Context, paths []string) (*track.Tracker, error) {
 	t, sink := r.tracker()
 	files := source.Manifests{
 		Paths: paths, NodeName: r.Node,
-		Note: func(s string) { r.say("note: %s", printable.Text(s)) },
+		Note: func(s string) { r.report("note: %s", printable.Text(s)) },
 	}
 	err := files.Load(ctx, sink)
 	return t, err

@@ -1,6 +1,6 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package terminal has what a command needs to know of the person who reads its output:
-// when to say that something takes long, and whether colours are seen.
+// Package terminal has what commands need for output to a terminal: a notice if something
+// takes long, colours, and pages that replace each other.
 package terminal

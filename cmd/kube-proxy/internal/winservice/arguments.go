@@ -47,7 +47,7 @@ func Arguments(flags *pflag.FlagSet, abs func(string) (string, error)) ([]string
 		}
 	})
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("make paths whole: %w", err)
+		return nil, fmt.Errorf("make paths absolute: %w", err)
 	}
 	return args, nil
 }

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package winservice is the proxy as a Windows service: with which arguments it is
-// installed, how it runs, and how its state is printed. The control of services is in
-// package scm.
+// Package winservice runs the proxy as a Windows service. It has the arguments of its
+// installation, the code that runs it, and the output of its state. Package scm controls
+// services.
 package winservice

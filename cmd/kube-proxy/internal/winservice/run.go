@@ -18,7 +18,7 @@ import (
 // Name is the default name of the service.
 const Name = "kube-proxy"
 
-// ErrNotWindows is the answer on other systems.
+// ErrNotWindows is the error on other systems.
 var ErrNotWindows = errors.New("service is for Windows: there it installs the proxy as a Windows service; here the DaemonSet of build/deploy/linux or a unit of systemd runs it")
 
 // LogFile is the default log file of a service, in the folder of its data.
