@@ -71,7 +71,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&o.chart, "chart", filepath.Join("..", "chart"), "folder of the chart")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "cluster that render asks")
 	flags.StringVar(&o.list, "list", "", "file with the images that pack makes of folders, as JSON")
-	created := flags.String("created", "", "time of every file, in RFC 3339; SOURCE_DATE_EPOCH goes before it")
+	created := flags.String("created", "", "time of every file, in RFC 3339; SOURCE_DATE_EPOCH overrides it")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}

@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package columns prints tables for people. Rows of cells go in. Lines come out that fit
-// Width columns: a long text in the last column is wrapped, never cut.
+// Package columns prints tables for people. Rows of cells go in, lines of at most Width
+// columns come out. A long text in the last column is wrapped, never cut.
 package columns
 
 import (

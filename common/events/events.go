@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package events writes Kubernetes Events about failures on a node and their recovery.
-// Callers decide what deserves an Event. The package keeps Events few, never delays its
+// Callers decide what is an Event. The package keeps Events few, never delays its
 // callers, and spreads the load of many nodes on the API server.
 package events
 
@@ -78,7 +78,7 @@ const (
 	conditionEvery = 5 * time.Minute
 	maxConditions  = 500
 	// stableTime is how long a condition must last before it is reported. A failure that
-	// the next round fixes deserves no Event.
+	// the next round fixes is no Event.
 	stableTime = 3 * time.Second
 	// retention is how long a condition without a failure is remembered, so that
 	// recurring Events are counted in one. By default API servers delete an Event after

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/common/track"
 )
 
-// Explanation is what becomes of a connection on one node, and why.
+// Explanation is what happens to a connection on one node, and why.
 type Explanation struct {
 	Node        string `json:"node"`
 	Generation  uint64 `json:"generation"` // of the snapshot
@@ -37,7 +37,7 @@ type Explanation struct {
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// Problems are parts of the Service that cannot be used.
 	Problems []string `json:"problems,omitempty"`
-	// Notes are for the person who asked.
+	// Notes are for the user.
 	Notes []string `json:"notes,omitempty"`
 	// Installed is what the dataplane of the node does. It is nil if it was not read.
 	Installed *Path `json:"installed,omitempty"`
@@ -68,17 +68,17 @@ type Endpoint struct {
 	Client string `json:"client,omitempty"`
 }
 
-// Model is what a connection is explained with.
+// Model is the data that explains connections.
 type Model struct {
 	Tracker  *track.Tracker
 	Snapshot *service.Snapshot // the latest of Tracker
-	// Relays is whether connections pass through the process, so that no endpoint sees the
+	// Relays is whether connections pass through the process. Then no endpoint sees the
 	// address of the client.
 	Relays bool
 }
 
-// errNotRead is the answer before the Services are known.
-var errNotRead = errors.New("no Service is known yet: what there is has not been read to the end")
+// errNotRead is the answer before Services are known.
+var errNotRead = errors.New("no Service is known yet: the existing objects have not all been read")
 
 // Explain returns what becomes of c.
 func (m Model) Explain(c route.Conn) *Explanation {
@@ -125,7 +125,7 @@ func (e *explainer) client() {
 	case node.Pods.Contains(from, e.conn.Interface):
 		e.step("client", "a pod, because %s", podReason(node.Pods, from))
 	case !node.Pods.Known(family):
-		e.step("client", "unknown whether a pod: neither --cluster-cidr nor another way to tell pods is set, so it counts as one for ClusterIPs")
+		e.step("client", "unknown whether a pod: neither --cluster-cidr nor another way to recognize pods is set, so it counts as one for ClusterIPs")
 	default:
 		e.step("client", "outside of the cluster, because %s", outsideReason(node.Pods, family))
 	}
@@ -160,7 +160,7 @@ func outsideReason(p service.LocalPods, f service.Family) string {
 	return "its address is not in " + strings.Join(all, " or ")
 }
 
-// destination says whose address the destination is, and who else asks for it.
+// destination says which Service has the destination, and which others claim it.
 func (e *explainer) destination() {
 	p, f := e.verdict.Port, e.verdict.Frontend
 	if p == nil {
@@ -171,7 +171,7 @@ func (e *explainer) destination() {
 	e.x.Service, e.x.Port, e.x.Frontend = p.Name.Namespace+"/"+p.Name.Name, p.Name.Port, f.Kind.String()
 	e.step("destination", "%s of %s", kindText(f.Kind), portText(p.Name))
 	for _, other := range e.Tracker.Claimants(p, *f).Others {
-		e.step("claim", "also asked for by service %s", other)
+		e.step("claim", "also claimed by service %s", other)
 	}
 	for _, problem := range e.Tracker.Problems() {
 		if problem.Service == (types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name}) {
@@ -210,7 +210,7 @@ func (e *explainer) nearby() {
 	}
 	switch {
 	case to.Addr().IsLoopback():
-		e.x.Notes = append(e.x.Notes, "on loopback addresses NodePorts answer programs of the node alone, and only if they are asked to: see nodePortAddresses and iptables.localhostNodePorts")
+		e.x.Notes = append(e.x.Notes, "on loopback addresses NodePorts answer programs of the node only, and only if that is configured: see nodePortAddresses and iptables.localhostNodePorts")
 	case e.conn.ToNode && !e.Snapshot.Node.AnswersNodePorts(to.Addr()):
 		e.x.Notes = append(e.x.Notes, "NodePorts are not served at "+to.Addr().String()+": see nodePortAddresses")
 	}
@@ -275,7 +275,7 @@ func count(all, ready int) string {
 	return fmt.Sprintf("%d, %d of them ready", all, ready)
 }
 
-// seenAs says which address the endpoint sees as the client's.
+// seenAs returns the address that the endpoint sees as the client's.
 func (e *explainer) seenAs(c track.Candidate) string {
 	i := slices.IndexFunc(e.verdict.Endpoints, func(x service.Endpoint) bool { return x.Addr == c.Addr })
 	if e.Relays || i >= 0 && e.verdict.Masquerades(e.verdict.Endpoints[i]) {
@@ -284,8 +284,8 @@ func (e *explainer) seenAs(c track.Candidate) string {
 	return clientKept
 }
 
-// policyOfClient returns the policy that decides between endpoints for this client. Pods
-// and the node reach an external address with policy Local as with policy Cluster.
+// policyOfClient returns the policy that applies to this client. For pods and the node,
+// policy Local of an external address is the same as policy Cluster.
 func (e *explainer) policyOfClient() service.Policy {
 	p, kind := e.verdict.Port, e.verdict.Frontend.Kind
 	if kind.External() && e.internal() {

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/common/suggest"
 )
 
-// Query is a connection as a person names it.
+// Query is a connection as a user names it.
 type Query struct {
 	// Source is an address, pod/NAMESPACE/NAME, node or outside.
 	Source string
@@ -34,7 +34,7 @@ type Query struct {
 	Pod func(types.NamespacedName) (addrs []netip.Addr, node string, err error)
 }
 
-// The forms that a person may type, for errors.
+// The accepted forms, for errors.
 const (
 	sourceForms      = "want an address, pod/NAMESPACE/NAME, node or outside"
 	destinationForms = "want ADDRESS:PORT, svc/NAMESPACE/NAME[:PORT] or node:PORT, and /udp or /sctp where it is not TCP"
@@ -120,7 +120,7 @@ func (p *parser) source() (client, error) {
 	case p.isLocal(a) && p.query.Interface == "":
 		return c, nil
 	case (node.Pods.Interface != "" || node.Pods.InterfacePrefix != "") && p.query.Interface == "":
-		p.note("pods are told by their interface, which an address does not say: taken as coming from outside; --interface NAME says where it enters")
+		p.note("pods are recognized by their interface, which an address does not show: taken for a client outside; --interface NAME names the interface")
 	}
 	c.iface = p.interfaceOr(anyInterface)
 	return c, nil
@@ -300,7 +300,7 @@ func (p *parser) dial(name types.NamespacedName, found []*service.Port, families
 	return fmt.Errorf("destination %q: service %s has no ClusterIP in the family of the source", p.query.Destination, name)
 }
 
-// portLabel names a port as a person would type it.
+// portLabel names a port in the form that a user types.
 func portLabel(p *service.Port) string {
 	n := clusterPort(p)
 	if p.Name.Port == "" {

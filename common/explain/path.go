@@ -21,17 +21,17 @@ type Path struct {
 	// Remembered is the endpoint that the client's last connection had, if session
 	// affinity leads there. Then it is the only target.
 	Remembered string `json:"remembered,omitempty"`
-	// Faults are objects on the way that are not as the proxy makes them.
+	// Faults are objects on the path that are not as the proxy makes them.
 	Faults []string `json:"faults,omitempty"`
-	// ByDesign is why the mode always does something else than the rules of Kubernetes
-	// say. Then the action and the targets are no difference.
+	// ByDesign is why the mode always differs from the rules of Kubernetes here. Then
+	// action and targets do not count as a difference.
 	ByDesign string `json:"byDesign,omitempty"`
 	// Flows are the client's connections to the destination that connection tracking knows.
 	Flows []Flow `json:"flows,omitempty"`
 }
 
 // Flow is an entry of connection tracking. Later packets of the connection follow it,
-// whatever the rules are by then.
+// even if the rules have changed.
 type Flow struct {
 	Client   netip.AddrPort `json:"client"`
 	Target   netip.AddrPort `json:"target"`
@@ -53,7 +53,7 @@ type Target struct {
 	Address string `json:"address"`
 	// Client is what the endpoint sees as the client's address: kept, masqueraded or unknown.
 	Client string `json:"client"`
-	// Route is how the node gets there, empty if that is unknown.
+	// Route is how packets get there, empty if that is unknown.
 	Route string `json:"route,omitempty"`
 }
 
@@ -71,7 +71,7 @@ type Agreement string
 const (
 	Agree   Agreement = "agree"
 	Differ  Agreement = "differ"
-	Unknown Agreement = "unknown" // nothing could be read, or nothing was asked to
+	Unknown Agreement = "unknown" // nothing could be read, or nothing was to be read
 )
 
 // Walk is the raw result of following a packet through a dataplane.
@@ -90,7 +90,7 @@ type Walk struct {
 	// Flows and Routes are as in Path and Target.
 	Flows  []Flow
 	Routes map[netip.Addr]string
-	// Notes are for the person who asked.
+	// Notes are for the user.
 	Notes []string
 }
 
@@ -134,7 +134,7 @@ func (w *Walk) Path() *Path {
 	return p
 }
 
-// Compare sets what is installed, and says where it parts from what should happen.
+// Compare sets what is installed, and says where it differs from what should happen.
 func (x *Explanation) Compare(p *Path) {
 	x.Installed, x.Verdict, x.Differences = p, Agree, slices.Clone(p.Faults)
 	switch {
@@ -157,8 +157,8 @@ func actionText(action string) string {
 	return action
 }
 
-// comesBack reports whether t is the client itself, on whatever node. Its own address in
-// place of the client's is no difference: without it the answer would not pass this node.
+// comesBack reports whether t is the client itself, on any node. Such a connection may be
+// masqueraded, because otherwise the answer would not pass this node.
 func (x *Explanation) comesBack(t Target) bool {
 	a, err := netip.ParseAddrPort(t.Address)
 	return err == nil && a.Addr().String() == x.Source && t.Client == clientMasqueraded

@@ -68,7 +68,7 @@ func wrap(text string, indent int) string {
 	return b.String()
 }
 
-// headline is a sentence that says what becomes of the connection.
+// headline is a sentence about what happens to the connection.
 func (x *Explanation) headline() string {
 	chosen := 0
 	for _, e := range x.Endpoints {
@@ -109,7 +109,7 @@ func (v View) endpoints(w *bytes.Buffer, x *Explanation) {
 		}
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Address, orDash(e.Node), orDash(e.Zone), e.State, gets, orDash(e.Client), e.Why)
 	}
-	_ = t.Flush() // a buffer takes everything
+	_ = t.Flush() // a buffer never fails
 	if rest > 0 {
 		fmt.Fprintf(w, "  and %d more; --all prints them, -o json too\n", rest)
 	}
@@ -180,7 +180,7 @@ func (x *Explanation) installed(w *bytes.Buffer) {
 // mostAround is how many routes and connections are printed.
 const mostAround = 4
 
-// around prints the routes to the targets, and the connections that there are.
+// around prints the routes to the targets, and existing connections.
 func (p *Path) around(w *bytes.Buffer) {
 	var lines []string
 	for _, t := range p.Targets {

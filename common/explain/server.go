@@ -33,7 +33,7 @@ type Server struct {
 	// Pod looks a pod up, as for Query. It is nil where pods cannot be looked up.
 	Pod func(context.Context, types.NamespacedName) (addrs []netip.Addr, node string, err error)
 
-	one sync.Mutex // reading a dataplane costs time, so questions wait for each other
+	one sync.Mutex // one request at a time, because reading a dataplane takes long
 }
 
 // Refusal is the answer to a question that cannot be answered.
@@ -43,9 +43,9 @@ type Refusal struct {
 	UnknownPod bool `json:"unknownPod,omitempty"`
 }
 
-// Handler serves GET /explain?source=S&destination=D&interface=I. Who knows the pod that
-// the source names adds podAddress=A, which may be repeated, and podNode=N. The answer is
-// an Explanation, or status 400 with a Refusal.
+// Handler serves GET /explain?source=S&destination=D&interface=I. A client that knows the
+// pod in the source adds podAddress=A, which may be repeated, and podNode=N. The answer
+// is an Explanation, or status 400 with a Refusal.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		v := q.URL.Query()
@@ -61,7 +61,7 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// pods returns what looks pods up: in the question, or on the server.
+// pods returns the function that looks pods up: in the question, or on the server.
 func (s *Server) pods(ctx context.Context, v url.Values) func(types.NamespacedName) ([]netip.Addr, string, error) {
 	if given := v["podAddress"]; len(given) > 0 {
 		return func(types.NamespacedName) (addrs []netip.Addr, node string, err error) {

@@ -12,7 +12,7 @@ import (
 
 // The times of a Follower.
 const (
-	// FollowInterval is how long a change may go unnoticed if watching the file fails.
+	// FollowInterval is the interval of checks if the file cannot be watched.
 	FollowInterval = 10 * time.Second
 	// stableTime is how long a file must stay unchanged before it counts as complete:
 	// editors empty a file before they write it.

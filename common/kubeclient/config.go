@@ -1,11 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeclient finds the way to the API server and explains its failures.
+// Package kubeclient has what every client of the API server shares.
 //
-// In go the settings of the connection. Out come the configuration of a client, the
-// remedy for an error, a log of outages that stays short, and counts of requests. The
-// package reads nothing from the API server itself.
+// The settings of the connection go in. The configuration of a client, the remedy for an
+// error, a short log of outages, and counts of requests come out. The package reads
+// nothing from the API server itself.
 package kubeclient
 
 import (

@@ -182,7 +182,7 @@ func checkFile(field, file string) error {
 
 func checkPair(at string, u *clientcmdapi.AuthInfo) error {
 	if len(u.ClientCertificateData) == 0 || len(u.ClientKeyData) == 0 {
-		return nil // the content may change, so it is checked when it is used
+		return nil // the content may change, so it is checked at each use
 	}
 	if _, err := tls.X509KeyPair(u.ClientCertificateData, u.ClientKeyData); err != nil {
 		return fmt.Errorf("%sclient-certificate-data and client-key-data: %w; want PEM of a certificate and its key, as base64", at, err)
@@ -190,8 +190,8 @@ func checkPair(at string, u *clientcmdapi.AuthInfo) error {
 	return nil
 }
 
-// Expired returns since when the client certificate in to is expired, false if it is
-// valid or missing. The API server only answers 401 Unauthorized for it.
+// Expired returns when the client certificate in to expired, false if it is valid or
+// missing. The answer of the API server is only 401 Unauthorized.
 func Expired(to *rest.Config, now time.Time) (since time.Time, is bool) {
 	text := to.CertData
 	if len(text) == 0 && to.CertFile != "" {

@@ -36,9 +36,9 @@ func remedy(err error, from, server string) string {
 	var socket *net.OpError
 	switch {
 	case errors.As(err, &socket) && socket.Op == "proxyconnect":
-		return "it was to be reached by the proxy that HTTPS_PROXY or HTTP_PROXY names: check these, and let NO_PROXY name the API server if it needs no proxy"
+		return "the request went to the proxy that HTTPS_PROXY or HTTP_PROXY names: check these, and let NO_PROXY name the API server if it needs no proxy"
 	case apierrors.IsBadRequest(err):
-		return fmt.Sprintf("it does not understand what it is asked, as an HTTPS server that is asked by HTTP: check that %s begins with https://", server)
+		return fmt.Sprintf("it does not understand the request, like an HTTPS server that gets HTTP: check that %s begins with https://", server)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Sprintf("the credentials in %s are unknown or expired: renew the user's token or client certificate", from)
 	case apierrors.IsForbidden(err):

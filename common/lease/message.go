@@ -25,8 +25,8 @@ const (
 	requestIdentity = "who"   // return the holder's identity
 )
 
-// message is what both sides send: its length in four bytes, then JSON. Fields may be
-// added, but neither renamed nor removed, because the other side may have another
+// message is what both sides send: its length in four bytes, then JSON. New versions may
+// add fields, but must not rename or remove any, because the other side may have another
 // version.
 type message struct {
 	Identity Identity `json:"identity"`

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listen explains why a program cannot listen, on every system alike.
+// Package listen explains on every system why a program cannot listen.
 package listen
 
 import (

@@ -3,9 +3,9 @@
 
 // Package logging makes the log of the process.
 //
-// In go the logging configuration of Kubernetes and a writer. Out come the one logger,
-// which the functions of klog use as well, settings that change at run time, writers that
-// do not block, and files that are rotated.
+// The logging configuration of Kubernetes and a writer go in. The one logger comes out,
+// which the functions of klog use as well. The package also has settings that change at
+// run time, writers that do not block, and files that are rotated.
 package logging
 
 import (

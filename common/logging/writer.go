@@ -84,7 +84,7 @@ func (w *Writer) drain() {
 	for {
 		w.mu.Lock()
 		if len(w.lines) == 0 && w.dropped > 0 {
-			text := fmt.Appendf(nil, "kube-proxy: %d lines of the log were dropped while nobody took it\n", w.dropped)
+			text := fmt.Appendf(nil, "kube-proxy: %d lines of the log were dropped while nobody read it\n", w.dropped)
 			w.lines, w.size, w.dropped = append(w.lines, logLine{text, make(chan struct{})}), len(text), 0
 		}
 		if len(w.lines) == 0 {

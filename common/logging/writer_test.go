@@ -40,7 +40,7 @@ func TestStalledLog(t *testing.T) {
 		synctest.Wait()
 		text := g.String()
 		kept := strings.Count(text, "x\n")
-		if want := fmt.Sprintf("kube-proxy: %d lines of the log were dropped while nobody took it\n", lines-kept); kept < stallBuffer/1000 || !strings.HasSuffix(text, want) {
+		if want := fmt.Sprintf("kube-proxy: %d lines of the log were dropped while nobody read it\n", lines-kept); kept < stallBuffer/1000 || !strings.HasSuffix(text, want) {
 			t.Errorf("%d lines are kept, and the end is %q", kept, text[max(len(text)-200, 0):])
 		}
 		g.Reset()

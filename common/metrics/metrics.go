@@ -38,17 +38,17 @@ var counters = map[string]metric{
 	"sync_proxy_rules_service_changes_total":                   {nil, "Changes to Services that arrived."},
 	"proxy_healthz_total":                                      {code, "Answers of /healthz by HTTP status code."},
 	"proxy_livez_total":                                        {code, "Answers of /livez by HTTP status code."},
-	"sync_proxy_rules_nftables_sync_failures_total":            {family, "Rounds of nftables that did not reach the goal."},
+	"sync_proxy_rules_nftables_sync_failures_total":            {family, "Rounds of nftables that failed."},
 	"sync_proxy_rules_nftables_cleanup_failures_total":         {family, "Attempts to remove rules of an earlier process that did not succeed."},
 	"sync_proxy_rules_iptables_restore_failures_total":         {family, "Rounds in which iptables-restore failed."},
-	"sync_proxy_rules_iptables_partial_restore_failures_total": {family, "Those among them that looked only at what changed."},
+	"sync_proxy_rules_iptables_partial_restore_failures_total": {family, "Those among them that compared only what changed."},
 	"conntrack_reconciler_deleted_entries_total":               {family, "Stale connection tracking entries that were removed."},
 	// Ours.
 	"drift_found_total":    {backend, "Changes by others to what this backend had programmed that were noticed."},
-	"config_reloads_total": {result, "Changes of the configuration file that were found, by what became of them."},
+	"config_reloads_total": {result, "Changes of the configuration file that were found, by outcome."},
 	"drift_repaired_total": {backend, "Changes by others that were undone."},
-	"sync_failures_total":  {backend, "Rounds that did not reach the goal, or not for every Service port."},
-	"events_written_total": {nil, "Kubernetes Events that the API server took."},
+	"sync_failures_total":  {backend, "Rounds that failed, wholly or for single Service ports."},
+	"events_written_total": {nil, "Kubernetes Events that the API server accepted."},
 	"events_dropped_total": {reason, "Kubernetes Events that were not written, or not in time."},
 }
 
@@ -56,9 +56,9 @@ var counters = map[string]metric{
 var gauges = map[string]metric{
 	// kube-proxy's.
 	"sync_proxy_rules_last_timestamp_seconds":        {family, "When the dataplane last matched what is wanted, as a Unix time."},
-	"sync_proxy_rules_last_queued_timestamp_seconds": {family, "When a round was last asked for, as a Unix time."},
-	"sync_proxy_rules_endpoint_changes_pending":      {nil, "Changes to endpoints that no round has taken up yet."},
-	"sync_proxy_rules_service_changes_pending":       {nil, "Changes to Services that no round has taken up yet."},
+	"sync_proxy_rules_last_queued_timestamp_seconds": {family, "When a round was last requested, as a Unix time."},
+	"sync_proxy_rules_endpoint_changes_pending":      {nil, "Changes to endpoints that no round has included yet."},
+	"sync_proxy_rules_service_changes_pending":       {nil, "Changes to Services that no round has included yet."},
 	rulesHeld:    {table, "Rules in the proxy's chains of iptables."},
 	rulesWritten: {table, "Rules of iptables that the latest round wrote."},
 	// Ours.
@@ -71,7 +71,7 @@ var gauges = map[string]metric{
 // observed are gauges whose values are computed at each scrape.
 var observed = map[string]metric{
 	// kube-proxy's.
-	droppedInvalid:     {nil, "Packets that were dropped, as connection tracking could not place them."},
+	droppedInvalid:     {nil, "Packets that were dropped because connection tracking called them invalid."},
 	acceptedLoopback:   {nil, "Packets that came to NodePorts of loopback addresses, one for each connection."},
 	localhostListeners: {family, "NodePorts that the proxy itself answers on a loopback address, in whichever mode."},
 	localhostFailures:  {family, "Attempts to listen for a NodePort on a loopback address that failed."},
@@ -81,19 +81,19 @@ var observed = map[string]metric{
 	programmedEndpoints: {backend, "Endpoints in force, counted once for each Service port."},
 	oldestPending:       {family, "Age of the oldest change that is not in force yet, 0 without any."},
 	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date, or since the start."},
-	sourceSynced:        {[]string{"source"}, "Whether the source has told everything that existed at the start."},
+	sourceSynced:        {[]string{"source"}, "Whether the source has delivered everything that existed at the start."},
 	// By state and reason only: a series for each Service and node would outnumber all
 	// others, and /services has that information.
-	services:         {[]string{"state"}, "Services by the state of what of them is worst off."},
-	unservedServices: {reason, "Services with an address where clients are not served, by why."},
-	skippedObjects:   {reason, "What of the cluster's objects had to be left out, by the field at fault."},
+	services:         {[]string{"state"}, "Services by the state of their worst port."},
+	unservedServices: {reason, "Services with an address where clients are not served, by reason."},
+	skippedObjects:   {reason, "Parts of the cluster's objects that had to be left out, by the faulty field."},
 	trackedEntries:   {nil, "Connections that the kernel tracks in the node's network."},
 	trackedLimit:     {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
 	sourceFaults:     {[]string{"source"}, "Things of the source that cannot be read or used now, such as objects in manifests."},
-	silentWatches:    {[]string{"source"}, "Watches that said nothing for so long that they were given up and asked for again."},
+	silentWatches:    {[]string{"source"}, "Watches that were replaced because they were silent for too long."},
 	relayFiles:       {nil, "Files that the relay of mode userspace has open: listeners, connections and UDP clients."},
 	relayFilesLimit:  {nil, "Files that the relay of mode userspace may have open."},
-	relayRefused:     {reason, "Connections and datagrams that the relay of mode userspace refused, by why."},
+	relayRefused:     {reason, "Connections and datagrams that the relay of mode userspace refused, by reason."},
 	standby:          {nil, "1 while another service proxy programs the node in place of this one, else 0."},
 	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 	// With countTraffic only. MostNamed of package traffic bounds the Services.
@@ -140,8 +140,8 @@ const (
 // histograms, by the name without its prefix. All are kube-proxy's.
 var histograms = map[string]metric{
 	"sync_proxy_rules_duration_seconds":          {family, "Duration of rounds."},
-	"sync_full_proxy_rules_duration_seconds":     {family, "Duration of rounds that looked at everything."},
-	"sync_partial_proxy_rules_duration_seconds":  {family, "Duration of rounds that looked at what changed."},
+	"sync_full_proxy_rules_duration_seconds":     {family, "Duration of rounds that compared everything."},
+	"sync_partial_proxy_rules_duration_seconds":  {family, "Duration of rounds that compared what changed."},
 	networkProgramming:                           {family, "Time from a change of endpoints in the cluster until it is in force."},
 	"conntrack_reconciler_sync_duration_seconds": {family, "Duration of searches for stale connection tracking entries."},
 }

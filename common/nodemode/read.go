@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodemode reads which mode the Node asks for by an annotation, once at the start.
-// Whether the annotation counts, the caller decides.
+// The caller decides whether to follow the annotation.
 package nodemode
 
 import (
@@ -37,7 +37,7 @@ func Read(ctx context.Context, from Reader, modes []v1alpha1.ProxyMode) v1alpha1
 	defer cancel()
 	node, err := from.ReadNode(ctx)
 	if err != nil {
-		log.Info("No mode is configured, and whether the Node asks for one cannot be read now; going on as if it did not", "annotation", Annotation, "err", err.Error())
+		log.Info("No mode is configured, and the annotation of the Node cannot be read now; going on without it", "annotation", Annotation, "err", err.Error())
 		return ""
 	}
 	if node == nil {

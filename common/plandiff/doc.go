@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plandiff says what differs between two states of a node: what it must forward,
-// Service port by Service port, what a backend would change, and the two texts of rules.
+// Package plandiff says what differs between two states of a node: the Service ports that
+// it must forward, the changes that a backend would make, and the texts of rules.
 // Snapshots, plans and texts go in. A Difference comes out, which prints for people and
 // as JSON.
 package plandiff
@@ -12,8 +12,8 @@ import (
 	"io"
 )
 
-// Difference is what differs between two states. A release may add fields to its JSON
-// form, and changes or removes none.
+// Difference is what differs between two states. New versions may add fields to its JSON
+// form, but must not rename or remove any.
 type Difference struct {
 	Node string `json:"node"`
 	Mode string `json:"mode"`
@@ -21,7 +21,7 @@ type Difference struct {
 	From string `json:"from"`
 	To   string `json:"to"`
 	Same bool   `json:"same"`
-	// Settings are lines about what is not of a Service port.
+	// Settings are lines about what does not belong to a Service port.
 	Settings []string `json:"settings"`
 	// Ports are the Service ports that differ. They are empty if one state is what the node
 	// has installed: that has no Services.

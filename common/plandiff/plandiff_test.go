@@ -66,7 +66,7 @@ Service ports:
       ~ internal traffic policy: Cluster -> Local
       ~ session affinity: none -> for 1h0m0s
 
-Of Service ports 1 are added, 1 changed and 1 removed.
+Service ports: 1 added, 1 changed, 1 removed.
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" || d.ExitCode() != ExitDiffers {
 		t.Errorf("exit %d (-want +got):\n%s", d.ExitCode(), diff)

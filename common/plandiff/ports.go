@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Change says what becomes of a Service port.
+// Change is what happens to a Service port.
 type Change string
 
 // The changes.
@@ -140,7 +140,7 @@ func prefixTexts(list []netip.Prefix) string {
 	return strings.Join(all, ", ")
 }
 
-// listChanges lists what is only in one of two lists: what goes before what comes.
+// listChanges lists what is only in one of two lists: first what is removed, then what is added.
 func listChanges(what string, from, to []string) []string {
 	var lines []string
 	in := func(list []string) map[string]bool {

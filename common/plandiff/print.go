@@ -113,7 +113,7 @@ func (d *Difference) summary() string {
 	for _, p := range d.Ports {
 		n[p.Change]++
 	}
-	return fmt.Sprintf("Of Service ports %d are added, %d changed and %d removed.", n[Added], n[Changed], n[Removed])
+	return fmt.Sprintf("Service ports: %d added, %d changed, %d removed.", n[Added], n[Changed], n[Removed])
 }
 
 func count(n int, what string) string {

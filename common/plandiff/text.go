@@ -25,7 +25,7 @@ func (d *Difference) Texts(from, to string) error {
 	return nil
 }
 
-// AddSettings adds lines about what is not of a Service port.
+// AddSettings adds lines about what does not belong to a Service port.
 func (d *Difference) AddSettings(lines []string) {
 	d.Settings = append(d.Settings, lines...)
 	d.Same = d.Same && len(lines) == 0

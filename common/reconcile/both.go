@@ -16,7 +16,8 @@ import (
 
 // Both returns a Backend that is main and a second one, which serves a part of the same
 // snapshots. Neither depends on the other: if one fails, the other continues, and the
-// errors are joined. Of a round, the second one tells its Err, Drift and Notes only.
+// errors are joined. Of the Outcome of the second one, only Err, Drift and Notes are
+// used.
 func Both(main, second Backend) Backend { return &both{main, second} }
 
 type both struct{ main, second Backend }

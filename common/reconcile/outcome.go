@@ -9,7 +9,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Outcome is all that a Backend says of a round.
+// Outcome is all that a Backend reports about a round.
 type Outcome struct {
 	// Err joins what failed. It is nil only if the dataplane now matches the snapshot. A
 	// PortError names the port concerned.
@@ -24,13 +24,13 @@ type Outcome struct {
 	// Removed are frontends that an earlier process left and that the plan removes, as
 	// Ports without endpoints. No snapshot of this process ever contained them.
 	Removed []*service.Port
-	// Notes tell where the dataplane differs from what Services specify.
+	// Notes describe where the dataplane differs from what Services specify.
 	Notes Notes
 	// Unavailable is why no port of the family is programmed, because this node lacks the
 	// family. It is empty if they are programmed.
 	Unavailable string
-	// Degraded is which optional feature the node denies, in words. It is empty if there
-	// is none.
+	// Degraded describes the optional feature that the node does not have. It is empty if
+	// there is none.
 	Degraded string
 	// Rules counts the rules of a dataplane that is written as text, nil for others.
 	Rules *Rules
@@ -43,7 +43,7 @@ type Notes map[service.PortName][]Note
 // Note is a difference that an operator should know of.
 type Note struct {
 	Text string
-	// Transient means that it comes and goes with endpoints, many times a day.
+	// Transient means that it depends on endpoints, and so changes many times a day.
 	Transient bool
 }
 

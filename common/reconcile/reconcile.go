@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package reconcile keeps a dataplane equal to the latest snapshot. A Loop takes
-// snapshots and a Backend, and produces one Result per round. It owns time: batching,
-// retries and resyncs. The Backend decides what to change. Loop.Report decides what
-// becomes of a Result.
+// snapshots and a Backend, and produces one Result per round. It decides when rounds run:
+// batching, retries and resyncs. The Backend decides what to change. Loop.Report handles
+// a Result.
 package reconcile
 
 import (
@@ -32,7 +32,7 @@ type Backend interface {
 	// ctx ends. touched returns at once.
 	Watch(ctx context.Context, touched func()) error
 
-	// SetResync tells the longest pause between rounds. It is called between two rounds,
+	// SetResync sets the longest pause between rounds. It is called between two rounds,
 	// whenever that pause changes.
 	SetResync(time.Duration)
 

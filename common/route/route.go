@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package route decides what should happen to a connection. A snapshot and a connection
-// go in, a Verdict comes out. The decision is a plain reading of the snapshot: too slow
-// for packets, and the reference for what a backend programs. It does not depend on an
-// operating system. Tests and kube-proxy explain use it; what programs the node does not.
+// go in, a Verdict comes out. The decision reads the snapshot in a simple way. It is too
+// slow for packets, but it is the reference for what a backend programs. It does not
+// depend on an operating system. Tests and kube-proxy explain use it; code that programs
+// the node does not.
 package route
 
 import (
@@ -26,10 +27,10 @@ type Conn struct {
 	ToNode bool
 }
 
-// Action is the fate of a connection.
+// Action is what happens to a connection.
 type Action uint8
 
-// What can happen to a connection.
+// The actions.
 const (
 	Pass    Action = iota // not for a Service, left alone
 	Forward               // to one of the Verdict's endpoints, all equally likely

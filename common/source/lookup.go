@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Lookup reads single objects of an API server, for the questions of people.
+// Lookup reads single objects of an API server, for commands that a user runs.
 type Lookup struct{ Config *rest.Config }
 
 // Slices returns the EndpointSlices of a namespace.
@@ -27,7 +27,7 @@ func (l Lookup) Slices(ctx context.Context, namespace string) ([]discoveryv1.End
 	return list.Items, err
 }
 
-// Pod returns a pod. That takes the right to get pods, which service proxies do not have.
+// Pod returns a pod. It needs the right to get pods, which service proxies do not have.
 func (l Lookup) Pod(ctx context.Context, id types.NamespacedName) (*corev1.Pod, error) {
 	a := &APIServer{Config: l.Config}
 	c, err := a.client(corev1.SchemeGroupVersion, "/api", a.limits())

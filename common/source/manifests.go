@@ -19,7 +19,7 @@ import (
 //
 // It keeps what it has read. A file that cannot be read or parsed leaves all its previous
 // objects in force. An object that cannot be decoded leaves its own last good version in
-// force. Both are reported. A duplicate object is reported too: the first one counts, in
+// force. Both are reported. A duplicate object is reported too: the first one is used, in
 // the order of Paths and then of file names. An object without a namespace is in
 // "default". Endpoints serve only Services without any EndpointSlice.
 type Manifests struct {

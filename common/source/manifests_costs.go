@@ -12,8 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Limits of a file. Whatever it contains, it takes time in proportion to its size, and
-// memory of a few times its size.
+// Limits of a file. With these, any file takes time in proportion to its size, and memory
+// of a few times its size.
 const (
 	// maxProblems is how many problems of a file are described. The others are counted.
 	maxProblems = 20
@@ -99,9 +99,9 @@ func (d *decoded) rejectObject(k key, describe func() rejection) {
 	}
 }
 
-// dense refuses an object that is too large, or that has far more values than text:
-// a value takes a hundred bytes, whatever is in it. Small objects may have many, but not
-// all of a file.
+// dense refuses an object that is too large, or that has far more values than text: even
+// an empty value takes a hundred bytes. A small object may have many values, but not
+// every object of a file.
 func (c *costs) dense(text []byte) error {
 	if len(text) > maxObject {
 		return fmt.Errorf("the object has %d bytes; want at most %d, as an API server does", len(text), maxObject)
@@ -116,8 +116,8 @@ func (c *costs) dense(text []byte) error {
 	return nil
 }
 
-// compact frees what a decoder took in advance for longer lists. A cluster has tens of
-// thousands of endpoints, which have one address each.
+// compact frees what a decoder allocated in advance for longer lists. A cluster has tens
+// of thousands of endpoints with one address each.
 func compact(value any) {
 	s, is := value.(*discoveryv1.EndpointSlice)
 	if !is {

@@ -17,13 +17,13 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// Answer is what -o json prints. Fields are added, but neither renamed nor removed.
+// Answer is what -o json prints. New versions may add fields, but must not rename or remove any.
 type Answer struct {
 	Server string `json:"server"` // that was asked
-	// OK is what the exit code says: the proxy is healthy, its latest rounds did
-	// not fail, nothing keeps traffic from flowing, and all Services asked about are programmed in full, whether they
-	// are listed or not. Of the proxy, one Service asked about by name minds only that
-	// traffic of its own IP families flows.
+	// OK is what the exit code says: the proxy is healthy, its latest rounds did not fail, nothing
+	// keeps traffic from flowing, and all selected Services are programmed in full, whether they are
+	// listed or not. For one Service that was selected by name, the state of the proxy matters only if
+	// it keeps traffic of its IP families from flowing.
 	OK      bool    `json:"ok"`
 	Summary Summary `json:"summary"`
 	servicestate.Response
@@ -52,8 +52,8 @@ func ExitCode(a *Answer, err error) int {
 // Summary counts the selected Services.
 type Summary struct {
 	Services int `json:"services"`
-	// NotProgrammed are Services that are not fully in force. Problems are Services of
-	// which something was left out or guessed. Unserved are Services with a port that
+	// NotProgrammed are Services that are not fully in force. Problems are Services with
+	// parts that were left out or interpreted. Unserved are Services with a port that
 	// serves no client.
 	NotProgrammed int `json:"notProgrammed"`
 	Problems      int `json:"problems"`
@@ -62,7 +62,7 @@ type Summary struct {
 	Unanswered int `json:"unasked"`
 }
 
-// evaluate judges a response and keeps the part that q selects.
+// evaluate sets OK for a response and keeps the part that q selects.
 func (q *Query) evaluate(a *servicestate.Response) (*Answer, error) {
 	services := slices.DeleteFunc(a.Services, func(s servicestate.Service) bool { return q.Name != "" && s.Name != q.Name })
 	if q.Name != "" && len(services) == 0 {

@@ -64,7 +64,7 @@ func conditionChanges(a, b *health.Report, add func(string, string, ...any)) {
 	}
 }
 
-// roundChanges tells of rounds that brought another generation into force or failed.
+// roundChanges describes rounds that put another generation in force or failed.
 func roundChanges(a, b *health.Report, add func(string, string, ...any)) {
 	for _, f := range service.Families {
 		was, is := a.Status[f.String()], b.Status[f.String()]
@@ -83,7 +83,7 @@ func roundChanges(a, b *health.Report, add func(string, string, ...any)) {
 	}
 }
 
-// serviceChanges compares a Service with what it was, nil for one that is new.
+// serviceChanges compares a Service with its former state, which is nil for a new one.
 func serviceChanges(was, is *servicestate.Service, add func(string, ...any)) {
 	if was == nil {
 		add("new, %s, %s endpoints", is.State, cmp.Or(rangeText(is, func(p servicestate.Port) int { return p.Endpoints }), "no"))
@@ -118,8 +118,8 @@ func portKey(p *servicestate.Port) string {
 	return cmp.Or(p.Port, "-") + "/" + p.Protocol + " " + p.Family
 }
 
-// portChanges compares endpoints, which only answers about one Service list, and else how
-// many there are.
+// portChanges compares endpoints. Only answers about one Service list them; for others it
+// compares their numbers.
 func portChanges(was, is *servicestate.Port, add func(string, ...any)) {
 	if was.EndpointList == nil && is.EndpointList == nil {
 		if was.Endpoints != is.Endpoints || was.LocalEndpoints != is.LocalEndpoints {
@@ -146,7 +146,7 @@ func portChanges(was, is *servicestate.Port, add func(string, ...any)) {
 	}
 }
 
-// endpointText says what becomes of an endpoint.
+// endpointText says how an endpoint is used.
 func endpointText(e servicestate.Endpoint) string {
 	text := e.State + ", not used"
 	if e.Cluster.Used || e.ForLocal != nil && e.ForLocal.Used {

@@ -3,7 +3,7 @@
 
 // Package statusview asks a running proxy for its state and prints the answer.
 //
-// In goes a Query: what to ask, and the address of the metrics server. Out comes an
-// Answer, which a View prints as a table or as JSON, and the exit code of kube-proxy
-// status. The package parses no command line and reads no configuration.
+// A Query goes in: what to ask, and the address of the metrics server. An Answer comes
+// out, which a View prints as a table or as JSON, and the exit code of kube-proxy status.
+// The package parses no command line and reads no configuration.
 package statusview

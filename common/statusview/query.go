@@ -128,8 +128,9 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 // wantsTLS begins the answer of a server of HTTPS to a request of HTTP, see net/http.
 const wantsTLS = "Client sent an HTTP request to an HTTPS server"
 
-// get returns the status and body of a response. It asks by HTTP first, and by HTTPS
-// where that is wanted. On loopback any certificate will do: nobody else can be there.
+// get returns the status and body of a response. It asks by HTTP first, and by HTTPS if
+// the server requires that. On loopback it accepts any certificate, because the answer
+// comes from this machine.
 func (a *client) get(ctx context.Context, path string) (int, []byte, error) {
 	status, body, err := a.getBy(ctx, "http://", path)
 	if err != nil || status != http.StatusBadRequest || !bytes.HasPrefix(body, []byte(wantsTLS)) {
@@ -185,7 +186,7 @@ func (a *client) connectError(err error) error {
 	return fmt.Errorf("ask %s: the connection broke: %w", a.server, err)
 }
 
-// identifyServer finds out which program responded without knowing of Services.
+// identifyServer finds out which program responded, if it does not know /services.
 func (a *client) identifyServer(ctx context.Context, status int) error {
 	if code, mode, err := a.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
 		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), a.server)

@@ -266,7 +266,7 @@ func (p *printer) service(s *servicestate.Service) {
 	p.notes(s)
 }
 
-// endpoints prints what became of each endpoint, port by port.
+// endpoints prints how each endpoint is used, port by port.
 func (p *printer) endpoints(s *servicestate.Service) {
 	var rows [][]cell
 	for _, x := range s.Ports {

@@ -21,16 +21,17 @@ type Watch struct {
 	Timeout time.Duration
 }
 
-// The pause between two questions is minPause at least, and so long that answers take one
-// part in askShare of the time. That of 10,000 Services has megabytes.
+// The pause between two requests is minPause at least, and so long that answers take one
+// part in askShare of the time. The answer of a proxy with 10,000 Services has megabytes.
 const (
 	minPause = time.Second
 	askShare = 20
 )
 
 // Run writes the state, and then each change with its time, until ctx ends. That is no
-// error. An answer that fails after the first one is written as a change: a proxy that
-// starts anew is silent for a while. As JSON, each state that differs is written in full.
+// error. A request that fails after the first one is written as a change, because a proxy
+// that restarts does not answer for a while. As JSON, each state that differs is written
+// in full.
 func (x *Watch) Run(ctx context.Context, w io.Writer) error {
 	last, err := x.ask(ctx)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// MaxSize bounds an archive, in bytes. Mail and trackers of issues take that much.
+// MaxSize bounds an archive, in bytes, so that it can be sent by mail or attached to an issue.
 const MaxSize = 50 << 20
 
 // maxPart bounds a part, in bytes before compression: it is kept in memory.
@@ -43,7 +43,7 @@ type NotHere string
 
 func (n NotHere) Error() string { return string(n) }
 
-// Dump says what goes into an archive.
+// Dump describes an archive.
 type Dump struct {
 	Folder  string // in which the files of the archive are
 	Parts   []Part
@@ -54,7 +54,7 @@ type Dump struct {
 	Progress func(part, of int, name string)
 }
 
-// Result says what became of each part.
+// Result lists the parts by their outcome.
 type Result struct {
 	Lines  []string
 	Failed []string // names of parts
@@ -136,7 +136,7 @@ func (d *Dump) collect(ctx context.Context, p Part) (text []byte, line string, f
 	return text, line, false
 }
 
-// run collects a part. A part that does not end in time is left alone.
+// run collects a part. It does not wait for a part that does not end in time.
 func (d *Dump) run(ctx context.Context, p Part, to *bounded) error {
 	ended := make(chan error, 1)
 	mine := &bounded{tail: to.tail}

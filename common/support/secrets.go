@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Secrets are texts that must not leave the node.
+// Secrets are texts that must not be in an archive.
 type Secrets struct{ values [][]byte }
 
 // shortest is the least length of a secret. A shorter one would be found everywhere.
 const shortest = 6
 
-// Add adds a secret, and what it looks like in base64, as in a kubeconfig.
+// Add adds a secret, and its form in base64, as in a kubeconfig.
 func (s *Secrets) Add(secret []byte) {
 	whole := secret
 	if secret = bytes.TrimSpace(secret); len(secret) < shortest {
@@ -35,8 +35,8 @@ func (s *Secrets) Add(secret []byte) {
 	}
 }
 
-// recognized are secrets by their look: blocks of PEM, tokens of service accounts, and
-// what a header or field names so.
+// recognized are secrets known by their form: blocks of PEM, tokens of service accounts,
+// and values of headers and fields with certain names.
 var recognized = []struct {
 	look *regexp.Regexp
 	with string

@@ -17,7 +17,7 @@ import (
 
 // CleanupOptions are the options of Cleanup.
 type CleanupOptions struct {
-	// Skip returns what asks to leave a target alone, empty if nothing does.
+	// Skip returns which option excludes a target, empty if none does.
 	Skip func(Target) string
 	// Privileges is the advice to a user who lacks the privileges for a cleanup.
 	Privileges string

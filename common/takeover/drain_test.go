@@ -50,7 +50,7 @@ func TestDraining(t *testing.T) {
 				if s.done != tt.done || n.what != "" || len(s.targets) > 0 {
 					t.Errorf("done %d times, left %q in %d places; want %d times", s.done, n.what, len(s.targets), tt.done)
 				}
-				if conditions := strings.Join(s.conditions, "\n"); tt.duration > 0 != strings.Contains(conditions, "stays for those that it has: one connection") || s.conditions[len(s.conditions)-1] != "" {
+				if conditions := strings.Join(s.conditions, "\n"); tt.duration > 0 != strings.Contains(conditions, "stays until its connections end: one connection") || s.conditions[len(s.conditions)-1] != "" {
 					t.Errorf("conditions %q", s.conditions)
 				}
 				if text := s.logText.String(); strings.Count(text, "takes no new connections from now on") != tt.done-1 || strings.Count(text, "Removed what") != 1 {

@@ -70,7 +70,7 @@ func removeLeftovers(ctx context.Context, p Target) (what string, err error) {
 	}
 	left, err := p.inspect(ctx)
 	if err == nil && left != "" {
-		err = fmt.Errorf("%s has %s again, which was removed: somebody else makes it", p, left)
+		err = fmt.Errorf("%s has %s again, which was removed: another program makes it", p, left)
 	}
 	return what, err
 }

@@ -77,7 +77,7 @@ func (t *Takeover) removeOrDrain(ctx context.Context, p Target) (what string, do
 	if first {
 		now.started = time.Now()
 		t.draining[p.String()] = now
-		t.options.Log.Info("What an earlier service proxy left takes no new connections from now on; it goes when those that it has end", "place", p.String(), "stays", now.remaining)
+		t.options.Log.Info("What an earlier service proxy left takes no new connections from now on; it is removed when its connections have ended", "place", p.String(), "stays", now.remaining)
 	}
 	return "", false, nil
 }

@@ -16,7 +16,7 @@ import (
 // The texts of errors in the log. UnreadText is also for an error that hides the targets
 // themselves.
 const (
-	UnreadText = "Cannot tell what an earlier service proxy left; trying again later"
+	UnreadText = "It is unknown what an earlier service proxy left; trying again later"
 	stillText  = "What an earlier service proxy left is still there; trying again"
 )
 
@@ -48,7 +48,7 @@ func (t *Takeover) setCondition(fallback string) {
 	for _, p := range t.targets {
 		text := "an earlier service proxy left rules in %s: " + t.reason(p, fallback)
 		if errors.As(p.err, &unreadError{}) {
-			text = "whether an earlier service proxy left rules in %s cannot be told: " + p.err.Error()
+			text = "it is unknown whether an earlier service proxy left rules in %s: " + p.err.Error()
 		}
 		if targets[text] == nil {
 			order = append(order, text)
@@ -67,7 +67,7 @@ func (t *Takeover) reason(p Target, fallback string) string {
 	case p.err != nil:
 		return p.err.Error()
 	case r != nil:
-		return "it takes no new connections and stays for those that it has: " + r.remaining
+		return "it takes no new connections, and stays until its connections end: " + r.remaining
 	}
 	return fallback
 }
@@ -79,13 +79,13 @@ func ReportUnprogrammed(ctx context.Context, log klog.Logger, targets []Target, 
 	left := map[service.Family][]string{}
 	for _, p := range targets {
 		if what, err := p.Find(ctx); err == nil && what != "" {
-			log.Info("Found what an earlier service proxy left; it stays, as nothing takes its place", "family", p.Family.String(), "place", p.String(), "what", what)
+			log.Info("Found what an earlier service proxy left; it stays, because nothing replaces it", "family", p.Family.String(), "place", p.String(), "what", what)
 			left[p.Family] = append(left[p.Family], p.String())
 		}
 	}
 	for f, targets := range left {
 		show(f, "an earlier service proxy left rules in "+strings.Join(targets, ", ")+
-			": they stay and get out of date, as nothing takes their place; --cleanup removes them")
+			": they stay and get out of date, because nothing replaces them; --cleanup removes them")
 	}
 }
 

@@ -34,7 +34,7 @@ var errUnreadableTest = errors.New("it is dark")
 // occupied one as unreadable, and that each is logged once.
 func TestUnreadIsNotLeft(t *testing.T) {
 	const (
-		dark  = "whether an earlier service proxy left rules in another place cannot be told: it is dark"
+		dark  = "it is unknown whether an earlier service proxy left rules in another place: it is dark"
 		there = "an earlier service proxy left rules in a place: "
 	)
 	stuck := &fakeLeftovers{what: "rules", fail: []error{errSystemTest, errSystemTest, errSystemTest}}
@@ -42,7 +42,7 @@ func TestUnreadIsNotLeft(t *testing.T) {
 		s.after(0, nil)
 		advance(10 * time.Second)
 		want := []string{
-			there + "they go as soon as all that is wanted is in force; " + dark,
+			there + "they are removed as soon as the new rules are in force; " + dark,
 			there + "the kernel is out of order; " + dark,
 			there + "the kernel is out of order; " + dark,
 			there + "the kernel is out of order",

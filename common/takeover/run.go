@@ -14,7 +14,7 @@ const (
 	// recheckInterval is the pause before the first check and while nothing reappears.
 	recheckInterval = time.Minute
 	// recheckMaxInterval is the longest pause while another program adds rules again and
-	// again. Its rules and ours are both in force then and serve alike.
+	// again. Then its rules and ours are both in force and serve the same endpoints.
 	recheckMaxInterval = 16 * time.Minute
 )
 
@@ -37,7 +37,7 @@ func (t *Takeover) Run(ctx context.Context) {
 			t.options.ReportForeignRules("")
 			pause = recheckInterval
 		case regained: // another process had the node, see lease.Lease
-			t.options.Log.Info("Found what another service proxy left meanwhile; it stays in force until all that is wanted is", "what", found)
+			t.options.Log.Info("Found what another service proxy left meanwhile; it stays in force until the new rules are", "what", found)
 		default:
 			t.options.ReportForeignRules(found)
 			pause = min(2*pause, recheckMaxInterval)
@@ -99,7 +99,7 @@ func (t *Takeover) Standby() {
 	}
 }
 
-// rediscover checks all places again, and returns what there is to take over.
+// rediscover checks all places again, and returns what is to be taken over.
 func (t *Takeover) rediscover(ctx context.Context) string {
 	if t.options.Enter != nil {
 		leave, ok := t.options.Enter(ctx)

@@ -4,7 +4,7 @@
 // Package takeover removes what another service proxy or another mode left on the node. A
 // Takeover does that beside a running proxy: it finds what was left, waits until the
 // rules of this process are in force, and then removes the rest. Cleanup removes all of
-// it at once. Which places there are to check, the caller says in Targets.
+// it at once. The caller lists the places to check in Targets.
 package takeover
 
 import (
@@ -21,7 +21,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Options are the dependencies of a Takeover. Those are required that do not say
+// Options are the dependencies of a Takeover. They are required unless they say
 // otherwise.
 type Options struct {
 	Family service.Family
@@ -103,7 +103,7 @@ func New(o Options) *Takeover {
 	return t
 }
 
-// Discover finds and logs what there is to take over, and what is in the owned targets. It
+// Discover finds and logs what is to be taken over, and what is in the owned targets. It
 // removes nothing.
 func (t *Takeover) Discover(ctx context.Context) {
 	for _, p := range t.owned {
@@ -120,7 +120,7 @@ func (t *Takeover) Discover(ctx context.Context) {
 		case what == "":
 			continue
 		default:
-			t.options.Log.Info("Found what an earlier service proxy left; it stays in force until all that is wanted is", "place", p.String(), "what", what)
+			t.options.Log.Info("Found what an earlier service proxy left; it stays in force until the new rules are", "place", p.String(), "what", what)
 		}
 		left = append(left, p)
 	}
@@ -130,12 +130,12 @@ func (t *Takeover) Discover(ctx context.Context) {
 // logAdopted logs what is in a target that rounds of this process keep in order.
 func (t *Takeover) logAdopted(ctx context.Context, p Target) {
 	if what, err := p.Find(ctx); err == nil && what != "" {
-		t.options.Log.Info("Found what an earlier service proxy left; adopting what is wanted of it", "place", p.String(), "what", what)
+		t.options.Log.Info("Found what an earlier service proxy left; adopting what is needed", "place", p.String(), "what", what)
 	}
 }
 
-// RecordRound records a round. What the mode cannot do at all does not delay the takeover:
-// for its sake, old rules would serve everything else out of date.
+// RecordRound records a round. What the mode cannot do at all does not delay the takeover.
+// Otherwise old rules would stay, and become out of date for all other ports.
 func (t *Takeover) RecordRound(r reconcile.Result) {
 	want := r.Snapshot
 	t.mu.Lock()
@@ -148,7 +148,7 @@ func (t *Takeover) RecordRound(r reconcile.Result) {
 		}
 	}
 	switch {
-	case want == nil || want.Incomplete || want.NodePortsClosed(t.options.Family): // the old rules may have what is not known yet
+	case want == nil || want.Incomplete || want.NodePortsClosed(t.options.Family): // the old rules may serve what is not known yet
 		t.setPartial(false)
 	case r.Done():
 		t.setPartial(false)
@@ -191,7 +191,7 @@ func (t *Takeover) requestVerify() {
 // waitVerified waits until the desired rules are in force. It returns false if ctx ends
 // first.
 func (t *Takeover) waitVerified(ctx context.Context) bool {
-	t.report("they go as soon as all that is wanted is in force", nil)
+	t.report("they are removed as soon as the new rules are in force", nil)
 	for {
 		select {
 		case <-ctx.Done():
@@ -208,7 +208,7 @@ func (t *Takeover) waitVerified(ctx context.Context) bool {
 		if err == nil {
 			return true
 		}
-		t.report("", fmt.Errorf("what is wanted is not all there: %w", err))
+		t.report("", fmt.Errorf("not all rules are in force: %w", err))
 		t.verifyLater(ctx)
 	}
 }

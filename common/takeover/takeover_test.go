@@ -158,14 +158,14 @@ func TestTakeover(t *testing.T) {
 		condition string // part of a condition
 	}{
 		"nothing was left":              {left: fakeLeftovers{}, do: func(s *takeoverTest) { s.after(0, nil) }},
-		"a good round":                  {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, nil) }, removed: 1, done: true, condition: "they go as soon as"},
-		"no round yet":                  {left: fakeLeftovers{what: found}, do: func(*takeoverTest) { advance(time.Hour) }, condition: "they go as soon as"},
+		"a good round":                  {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, nil) }, removed: 1, done: true, condition: "they are removed as soon as"},
+		"no round yet":                  {left: fakeLeftovers{what: found}, do: func(*takeoverTest) { advance(time.Hour) }, condition: "they are removed as soon as"},
 		"rounds fail":                   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.after(0, errSystemTest); s.after(time.Hour, errSystemTest) }},
 		"NodePorts are closed as yet":   {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.good(closedFor(service.IPv4)); advance(time.Hour) }},
 		"those of the other family":     {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.good(closedFor(service.IPv6)); advance(0) }, removed: 1, done: true},
 		"something cannot be read":      {left: fakeLeftovers{what: found}, do: func(s *takeoverTest) { s.good(&service.Snapshot{Incomplete: true}); advance(time.Hour) }},
 		"not all is there at first":     {left: fakeLeftovers{what: found}, missing: 2, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) }, removed: 1, done: true, condition: "+ something"},
-		"what is wanted is never there": {left: fakeLeftovers{what: found}, missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, nil); advance(time.Minute) }, condition: "not all there"},
+		"what is wanted is never there": {left: fakeLeftovers{what: found}, missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, nil); advance(time.Minute) }, condition: "not all rules are in force"},
 		"removing fails twice": {
 			left: fakeLeftovers{what: found, fail: []error{errSystemTest, errSystemTest}},
 			do:   func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) }, removed: 3, failed: 2, done: true, condition: "out of order",
@@ -176,7 +176,7 @@ func TestTakeover(t *testing.T) {
 		},
 		"somebody makes it again": {
 			left: fakeLeftovers{what: found, recreated: true}, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Minute) },
-			removed: 15, failed: 15, condition: "somebody else makes it",
+			removed: 15, failed: 15, condition: "another program makes it",
 		},
 	} {
 		t.Run(situation, func(t *testing.T) {
@@ -230,7 +230,7 @@ func TestClear(t *testing.T) {
 		"nothing there":       {fakeLeftovers{}, "", ""},
 		"something there":     {fakeLeftovers{what: "rules"}, "rules", ""},
 		"cannot be removed":   {fakeLeftovers{what: "rules", fail: []error{errSystemTest}}, "", "the kernel is out of order"},
-		"somebody else's too": {fakeLeftovers{what: "rules", recreated: true}, "rules", "a place has rules again, which was removed: somebody else makes it"},
+		"somebody else's too": {fakeLeftovers{what: "rules", recreated: true}, "rules", "a place has rules again, which was removed: another program makes it"},
 	} {
 		t.Run(situation, func(t *testing.T) {
 			what, err := removeLeftovers(t.Context(), Target{Leftovers: &tt.left})

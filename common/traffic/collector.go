@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Collector adds up what the Readers of a proxy show. Counters that are gone before they
-// are read lose what they counted since, so Run reads them from time to time.
+// Collector adds up the counters of a proxy's Readers. A counter that is removed loses
+// what it counted since the last reading, so Run reads them from time to time.
 type Collector struct {
 	// Latest returns the latest snapshot, nil before the first one.
 	Latest  func() *service.Snapshot
@@ -33,30 +33,30 @@ type Collector struct {
 	named ranking
 }
 
-// pair is an endpoint of a Service port. All endpoints that are gone share one without
-// an address.
+// pair is an endpoint of a Service port. All removed endpoints share one without an
+// address.
 type pair struct {
 	name     service.PortName
 	endpoint netip.AddrPort
 }
 
-// lastSample is what a counter showed last.
+// lastSample is the last value of a counter.
 type lastSample struct {
 	Counts
 	name service.PortName // of the Service port that it belongs to
 }
 
-// period is the time between two readings that nobody asked for.
+// period is the time between two readings without a request.
 const period = 30 * time.Second
 
 // Readings are at least minPause apart, and take at most one part in costFactor of the
-// time. To read one counter of iptables is to read all rules.
+// time. To read one counter of iptables, all rules must be read.
 const (
 	minPause   = time.Second
 	costFactor = 50
 )
 
-// Run reads the counters until ctx ends. What they show at the start was counted for an
+// Run reads the counters until ctx ends. Their values at the start were counted for an
 // earlier process.
 func (c *Collector) Run(ctx context.Context) {
 	tick := time.NewTicker(period)
@@ -109,8 +109,8 @@ func (c *Collector) read(ctx context.Context) {
 	c.next = c.taken.Add(max(minPause, costFactor*c.taken.Sub(start)))
 }
 
-// add adds the samples of a family to the totals, and to grown what is new. The first
-// samples of a family are the start.
+// add adds the growth of the counters of a family to the totals and to grown. The first
+// samples of a family set the start.
 func (c *Collector) add(f service.Family, samples []Sample, grown map[pair]Counts) {
 	before, counting := c.seen[f]
 	now := make(map[Counter]lastSample, len(samples))
@@ -120,7 +120,7 @@ func (c *Collector) add(f service.Family, samples []Sample, grown map[pair]Count
 		if !known {
 			name, known = c.names.find(s.Counter)
 		}
-		if !known { // the Service may be gone; a translation of others has none
+		if !known { // the Service may have been deleted; a translation by others has none
 			name, known = last.name, last.name.Name != ""
 		}
 		now[s.Counter] = lastSample{s.Counts, name}
@@ -136,8 +136,8 @@ func (c *Collector) add(f service.Family, samples []Sample, grown map[pair]Count
 	c.seen[f] = now
 }
 
-// merge adds up endpoints that are gone, and forgets Services that are gone, so that the
-// totals are no more than there are endpoints and Service ports.
+// merge sums up removed endpoints, and forgets deleted Services. So the number of totals
+// is limited by the endpoints and Service ports that exist.
 func (c *Collector) merge(want *service.Snapshot) {
 	for p, n := range c.total {
 		found, present := false, false

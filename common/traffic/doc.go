@@ -1,9 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package traffic adds up what Services carry. The counters of a dataplane go in, which may
-// disappear, and start again at 0 when rules change. Totals for each Service and endpoint
-// come out, which only grow. How a mode counts is left to its backend.
+// Package traffic adds up the traffic of Services. The counters of a dataplane go in. They
+// may disappear, and start again at 0 when rules change. Totals for each Service and
+// endpoint come out, which only grow. The backend of a mode decides how to count.
 package traffic
 
 import (
@@ -31,7 +31,7 @@ func (c Counts) Plus(d Counts) Counts {
 	}
 }
 
-// Since returns what was counted after last. A counter that shows less than before has
+// Since returns what was counted after last. A counter with a lower value than before has
 // started again at 0.
 func (c Counts) Since(last Counts) Counts {
 	if c.Connections < last.Connections || c.PacketsIn < last.PacketsIn || c.PacketsOut < last.PacketsOut ||
@@ -60,7 +60,7 @@ type Counter struct {
 	Endpoint netip.AddrPort
 }
 
-// Sample is what a counter shows.
+// Sample is the value of a counter.
 type Sample struct {
 	Counter
 	Counts
@@ -71,7 +71,7 @@ type Sample struct {
 type Reader interface {
 	// Kinds returns what it counts besides connections.
 	Kinds() Kinds
-	// Read returns what the counters show now, each once. want is the latest snapshot. A
-	// counter that is not returned has gone. It starts at 0 if it comes back.
+	// Read returns the present value of each counter once. want is the latest snapshot. A
+	// counter that is not returned has been removed. If it appears again, it starts at 0.
 	Read(ctx context.Context, want *service.Snapshot) ([]Sample, error)
 }

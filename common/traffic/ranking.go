@@ -19,12 +19,12 @@ func (s serviceName) compare(t serviceName) int {
 // any number of Services, and each series costs memory in whatever collects them.
 const MostNamed = 50
 
-// replaceFactor is how many times the connections of a Service with series of its own
-// another one must have to take its place, so that places do not change all the time.
+// replaceFactor prevents frequent changes of the selection: another Service replaces one
+// with series of its own only if it has that many times its connections.
 const replaceFactor = 2
 
-// ranking selects the Services with series of their own. A Service's counts since it
-// was selected stand under its name, all else under rest, so that each series only grows.
+// ranking selects the Services with series of their own. Counts of a Service since its
+// selection have its name. All other counts are in rest. So each series only grows.
 type ranking struct {
 	named map[serviceName]bool
 	own   map[serviceName]Counts

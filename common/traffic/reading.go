@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Reading is what Services have carried up to a moment.
+// Reading is the traffic of Services up to a moment.
 type Reading struct {
 	// Time is when the counters were read, Since when counting began.
 	Time  time.Time `json:"time"`
@@ -38,7 +38,7 @@ type Service struct {
 type Endpoint struct {
 	Port     string `json:"port,omitempty"` // the port's name
 	Protocol string `json:"protocol"`
-	// Address is empty for all endpoints that are gone.
+	// Address is empty for the sum of all removed endpoints.
 	Address string `json:"address,omitempty"`
 	Counts
 }

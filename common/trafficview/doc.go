@@ -1,9 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trafficview is the view of what Services carry: what a running proxy answers,
-// and how kube-proxy top asks for it twice, works out rates, and prints them. Counting is
-// left to package traffic.
+// Package trafficview shows the traffic of Services. It has the answer of a running
+// proxy, and the code with which kube-proxy top asks for it twice, computes rates and
+// prints them. Counting is left to package traffic.
 package trafficview
 
 import (
@@ -22,7 +22,7 @@ type Response struct {
 	traffic.Reading
 }
 
-// Answer is what -o json prints. Fields are added, but neither renamed nor removed.
+// Answer is what -o json prints. New versions may add fields, but must not rename or remove any.
 type Answer struct {
 	Server string `json:"server"` // that was asked
 	Mode   string `json:"mode"`
@@ -30,7 +30,7 @@ type Answer struct {
 	// Time is when the counters were read, Since when counting began.
 	Time  time.Time `json:"time"`
 	Since time.Time `json:"since"`
-	// Seconds is the time up to Time that the rates are of, 0 without rates.
+	// Seconds is the time that the rates cover, up to Time. It is 0 without rates.
 	Seconds float64 `json:"seconds"`
 	// Counted is what is counted besides connections.
 	Counted  traffic.Kinds `json:"counted"`
@@ -63,7 +63,7 @@ type Numbers struct {
 	PerSecond *Rate `json:"perSecond,omitempty"`
 }
 
-// Rate is what is carried in a second.
+// Rate is the traffic of a second.
 type Rate struct {
 	Connections float64 `json:"connections"`
 	PacketsIn   float64 `json:"packetsIn,omitempty"`

@@ -59,7 +59,7 @@ func (v View) Print(w io.Writer, a *Answer) error {
 	return err
 }
 
-// head says what the numbers are.
+// head describes the numbers.
 func (v View) head(b *bytes.Buffer, a *Answer) {
 	what := "connections"
 	if a.Counted.Packets {

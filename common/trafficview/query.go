@@ -71,13 +71,13 @@ func (q *Query) read(ctx context.Context) (*Response, error) {
 	return &answer.Response, nil
 }
 
-// poll is the pause between two questions while a proxy still answers with the counters
-// of before.
+// poll is the pause between two requests while a proxy still answers with the previous
+// counters.
 const poll = 250 * time.Millisecond
 
-// Follow asks until ctx ends, and passes each answer to show: first one with the rates
-// since the second reading, then, if it is to go on, one after each interval. A proxy
-// whose counters take long to read has new ones less often.
+// Follow asks until ctx ends, and passes each answer to show: the first one after the
+// second reading, then, with --watch, one after each interval. A proxy whose counters
+// take long to read has new values less often.
 func (q *Query) Follow(ctx context.Context, show func(*Answer) (more bool, err error)) error {
 	last, err := q.read(ctx)
 	if err != nil {
@@ -116,7 +116,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// answer works out what two readings say. first is nil for no rates.
+// answer computes the totals and rates of two readings. first is nil for no rates.
 func (q *Query) answer(first, second *Response) *Answer {
 	a := &Answer{
 		Server: q.Server, Mode: second.Mode, Node: second.Node, Time: second.Time, Since: second.Since,
@@ -164,7 +164,7 @@ func (a *Answer) numbers(last, now traffic.Counts) Numbers {
 	return Numbers{now, &Rate{of(n.Connections), of(n.PacketsIn), of(n.PacketsOut), of(n.BytesIn), of(n.BytesOut)}}
 }
 
-// compare orders the greater one first. Without a difference, the order of names stays.
+// compare puts the greater one first. Equal ones keep the order of names.
 func (q *Query) compare(x, y Numbers) int {
 	switch q.Sort {
 	case ByName:

@@ -10,10 +10,10 @@ import (
 	"kubeproxy/common/traffic"
 )
 
-// Server answers what Services carry.
+// Server serves the traffic of Services.
 type Server struct {
 	Mode, Node string
-	// Collector counts, nil if nothing is counted. Lack is why, for people.
+	// Collector counts. It is nil if nothing is counted; then Lack is the reason, for people.
 	Collector *traffic.Collector
 	Lack      string
 }

@@ -19,8 +19,8 @@ import (
 // RelayCondition is the name of the condition that listeners lack a resource.
 const RelayCondition = "relay"
 
-// Backend is what a mode has for one family. What may be nil is what only some modes
-// have.
+// Backend is the part of a mode for one family. Fields that may be nil are for some modes
+// only.
 type Backend struct {
 	reconcile.Backend
 	Family service.Family
@@ -41,11 +41,10 @@ type Backend struct {
 	Localhost Localhost
 	// Conntrack, if set, follows each round whose rules are at least partly in force.
 	Conntrack Conntrack
-	// Traffic, if set, reads what connections carry. It is set if the configuration asks
-	// for that and the mode can.
+	// Traffic, if set, reads the counters of connections. It is set if the configuration
+	// asks for that and the mode can count.
 	Traffic traffic.Reader
-	// RegisterMetrics, if set, receives the metrics in which the mode counts what only it
-	// does.
+	// RegisterMetrics, if set, registers the metrics that only this mode has.
 	RegisterMetrics func(*metrics.Metrics)
 	// Grace bounds what a round may still take at a stop, 0 for no bound.
 	Grace time.Duration
@@ -77,7 +76,7 @@ type Relay interface {
 	// Tracked returns the snapshot that conntrack entries follow. Its endpoints may be
 	// ports of this process.
 	Tracked() *service.Snapshot
-	// HandOver redirects new connections past this process while it is away. It returns
+	// HandOver redirects new connections past this process before it ends. It returns
 	// what clients lose by that.
 	HandOver(ctx context.Context) (loss string, err error)
 	// Drain waits until the open connections end or ctx ends.

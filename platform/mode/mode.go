@@ -1,10 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mode says what a proxy mode is to the rest of the program: a Descriptor. Each
-// backend describes itself in a package named descriptor below its own; package modes
-// lists them. A Table of Descriptors goes in where a mode is chosen, rendered, started or
-// cleaned up, and nothing else lists modes.
+// Package mode defines the Descriptor, which is what the rest of the program knows of a
+// proxy mode. Each backend has a package named descriptor with its own. Package modes has
+// the Table of all of them. Code that selects, renders, starts or cleans up modes reads a
+// Table; nothing else lists modes.
 package mode
 
 import (
@@ -17,18 +17,19 @@ import (
 	"kubeproxy/config"
 )
 
-// Descriptor is all that is known of a mode.
+// Descriptor describes a mode.
 type Descriptor struct {
 	// Mode is the part that the configuration reads.
 	config.Mode
 	// DefaultRank is the place in the order in which modes are tried if none is
-	// configured, from 1. A mode of rank 0 is taken on request only.
+	// configured, from 1. A mode of rank 0 is used on request only.
 	DefaultRank int
 	// FallbackRank is the place in the order of --proxy-mode-fallback, from 1. A mode of
 	// rank 0 has no part in it.
 	FallbackRank int
-	// Named says where --service-proxy-name stands in what the mode makes. It is empty if
-	// all service proxies of a node use the same names, so that only one may use the mode.
+	// Named says where the objects of the mode have the name of --service-proxy-name. It
+	// is empty if they have the same names for every service proxy, so that only one proxy
+	// of a node may use the mode.
 	Named string
 	// Deprecated is why the mode is about to be removed from Kubernetes, and what to use
 	// instead, empty if it stays.
@@ -37,7 +38,7 @@ type Descriptor struct {
 	Relays bool
 	// ListedEndpoints is whether the mode needs to know endpoints that are not ready.
 	ListedEndpoints bool
-	// MemoryShare divides the memory of the cgroup: the process takes one such part and
+	// MemoryShare divides the memory of the cgroup: the process uses one such part and
 	// leaves the rest to commands that it starts. 0 and 1 leave nothing to them.
 	MemoryShare int
 	// Needs and Leaves are the cells of the mode in docs/modes.md: what a node must have,
@@ -45,7 +46,7 @@ type Descriptor struct {
 	// port, see reconcile.UnsupportedError.
 	Needs, Leaves string
 
-	// Section returns what the section of the configuration says that counts in the mode.
+	// Section returns the section of the configuration for the mode.
 	Section func(*config.Config) Section
 	// Render prints what a node would install for a snapshot. It needs no system.
 	Render func(w io.Writer, want *service.Snapshot, r Rendering) error
@@ -81,13 +82,13 @@ type System struct {
 	// Probe returns in one sentence what the node lacks for a family. It changes nothing.
 	// A nil Probe accepts every node.
 	Probe func(*config.Config, service.Family) error
-	// ProbeLeavesTraces is whether a probe makes objects for a moment, so that who only
-	// looks at a node runs it in a network namespace of its own.
+	// ProbeLeavesTraces is whether a probe makes objects for a moment. Commands that must
+	// change nothing run it in a network namespace of its own.
 	ProbeLeavesTraces bool
 	// Open returns the backends of families, which change nothing before their first round.
 	Open func(context.Context, Setup, []service.Family) ([]*Backend, error)
-	// Owned names the targets that the rounds of a family keep in order, whoever left
-	// something there. A nil Owned means none: nothing is taken over.
+	// Owned names the targets that the rounds of a family keep in order, including what
+	// others left there. A nil Owned means none: nothing is taken over.
 	Owned func(*config.Config, service.Family) ([]string, error)
 	// Targets lists where the mode, or kube-proxy in a similar mode, may have left
 	// something on this node.
@@ -113,7 +114,7 @@ type Setup struct {
 	// Condition returns the setter of a condition. An empty text clears it.
 	Condition func(name string) func(text string)
 	// DetailedCondition is Condition with a second text, which may name Services and
-	// clients. Both are empty if nothing is the matter.
+	// clients. Both are empty without a fault.
 	DetailedCondition func(name string) func(text, detail string)
 	// Progress is called when a round makes progress that takes long.
 	Progress func()

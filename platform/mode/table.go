@@ -90,9 +90,9 @@ func (t Table) Names() []string {
 	return all
 }
 
-// CheckNamed refuses d for a proxy that serves labelled Services if what the mode makes
-// has the same names whoever makes it. The first round would remove what another service
-// proxy serves on the node.
+// CheckNamed refuses d for a proxy of labelled Services if objects of the mode have the
+// same names for every service proxy. The first round would remove the rules of another
+// proxy on the node.
 func (t Table) CheckNamed(c *config.Config, d Descriptor) error {
 	if c.ProxyName == "" || d.Named != "" {
 		return nil
@@ -110,8 +110,8 @@ func (t Table) CheckNamed(c *config.Config, d Descriptor) error {
 func systemName(os config.OS) string { return strings.ToUpper(string(os[:1])) + string(os[1:]) }
 
 // Targets lists where any mode may have left something on this node, by family. A proxy
-// that serves labelled Services has only targets of its own name: the others are in use
-// by whoever serves the rest.
+// of labelled Services has only targets of its own name, because another proxy uses the
+// others.
 func (t Table) Targets(ctx context.Context, s Setup) ([]takeover.Target, error) {
 	var all []takeover.Target
 	var errs []error

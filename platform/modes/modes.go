@@ -1,8 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package modes lists the proxy modes of every system. Linux and Windows meet here and in
-// the command only.
+// Package modes lists the proxy modes of every system. Only this package and the command
+// import both the Linux and the Windows backends.
 package modes
 
 import (

@@ -11,7 +11,7 @@ import (
 )
 
 // Open returns the backends of d for each family that this node can have, with what the
-// system needs beside them, and why other families are missing. It fails if the primary
+// system needs in every mode, and why other families are missing. It fails if the primary
 // family is missing.
 func Open(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]*mode.Backend, map[service.Family]string, error) {
 	all, unavailable, err := withHints(d).Open(ctx, s)

@@ -14,7 +14,7 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-// withHints returns d with a probe whose errors name the reason if that is not the mode's.
+// withHints returns d with a probe whose errors name a reason outside of the mode, if there is one.
 func withHints(d mode.Descriptor) mode.Descriptor {
 	if d.System == nil || d.System.Probe == nil || !d.System.Conntrack {
 		return d
@@ -26,7 +26,7 @@ func withHints(d mode.Descriptor) mode.Descriptor {
 	return d
 }
 
-// accompany gives backends what Linux needs beside any mode: the cleanup of connection
+// accompany adds to backends what Linux needs in every mode: the cleanup of connection
 // tracking, and listeners on loopback addresses. A listener opens in the first round that
 // needs it. All listeners share the file limit of the process.
 func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []*mode.Backend) {

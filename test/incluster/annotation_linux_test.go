@@ -40,7 +40,7 @@ func (w *fixture) launchAs(t *testing.T, want []string, flags ...string) *progra
 	for range 5 {
 		p = w.launch(t, flags...)
 		p.AwaitLog(t, `"Starting"`)
-		if p.Log.Has(append(want, `"Starting"`)...) || !p.Log.Has("whether the Node asks for one cannot be read now") {
+		if p.Log.Has(append(want, `"Starting"`)...) || !p.Log.Has("the annotation of the Node cannot be read now") {
 			break
 		}
 		p.Stop(t)

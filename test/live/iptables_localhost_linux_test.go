@@ -89,7 +89,7 @@ func TestIPTablesLocalhostByReload(t *testing.T) {
 		v.mount(t, "..open", open)
 		c.awaitLocalhost(t, web, netlab.Answered)
 		v.mount(t, "..off", off)
-		if err := p.Wait(t); err != nil || !p.Log.Has("only a new process can take in", "iptables.localhostNodePorts") {
+		if err := p.Wait(t); err != nil || !p.Log.Has("only a new process can apply", "iptables.localhostNodePorts") {
 			t.Errorf("ended with %v", err)
 		}
 		p = c.launch(t)

@@ -177,7 +177,7 @@ func TestReloadByRestart(t *testing.T) {
 	if err := p.Wait(t); err != nil {
 		t.Fatalf("the proxy ended with %v, want exit status 0", err)
 	}
-	if !p.Log.Has("only a new process can take in", "bindAddress") || !p.Log.Has("the rules stay in force") {
+	if !p.Log.Has("only a new process can apply", "bindAddress") || !p.Log.Has("the rules stay in force") {
 		t.Errorf("the log does not say why the proxy ended")
 	}
 	lines.checkSameServer(t)

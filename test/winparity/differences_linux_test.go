@@ -43,7 +43,7 @@ func (d differences) unexplained(known, ours map[string]string) string {
 	maps.Copy(keys, ours)
 	var lines []string
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
-		want, who := known[key], "the known proxy has"
+		want, who := known[key], "kube-proxy.exe has"
 		for _, x := range d {
 			if strings.HasSuffix(key, x.frontend) {
 				want, who = x.ours, "right is"
@@ -77,7 +77,7 @@ func TestReasonsAreExplained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(text), "## Where it differs from the known proxy")
+	_, table, _ := strings.Cut(string(text), "## Differences from kube-proxy.exe")
 	table, _, _ = strings.Cut(table, "\n## ")
 	used := map[string]bool{}
 	for _, s := range slices.Concat(lifecycle(), rareLife()) {

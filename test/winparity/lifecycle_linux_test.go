@@ -27,10 +27,10 @@ type step struct {
 	do func(*testing.T, *side)
 	// differ are the known differences after the step.
 	differ differences
-	// recovers means that HNS lost objects, which ours creates again. The known proxy may
+	// recovers means that HNS lost objects, which ours creates again. kube-proxy.exe may
 	// not, so it is not compared.
 	recovers bool
-	// alone means that ours alone is compared, with what differ says. The known proxy may
+	// alone means that ours alone is compared, with what differ says. kube-proxy.exe may
 	// stay broken until its next start.
 	alone bool
 }

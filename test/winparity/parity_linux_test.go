@@ -41,7 +41,7 @@ type setting struct {
 func (s setting) overlay() bool { return s.network == "Overlay" }
 
 // parity is a cluster with one API server and two Windows machines, each of which is
-// node-a: on one the known proxy runs, on the other ours.
+// node-a: on one kube-proxy.exe runs, on the other ours.
 type parity struct {
 	setting
 	lab            *netlab.Lab
@@ -76,7 +76,7 @@ func newParity(t *testing.T, s setting) *parity {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.upstream = newSide(t, d, d.lab.Node, proxy{"the known proxy", known, flags})
+	d.upstream = newSide(t, d, d.lab.Node, proxy{"kube-proxy.exe", known, flags})
 	d.ours = newSide(t, d, d.lab.Other, proxy{"ours", build(t), flags})
 	return d
 }
@@ -248,7 +248,7 @@ func (s *side) stop(t *testing.T) {
 	}
 	select {
 	case <-s.process.Ended():
-	case <-time.After(awaitTimeout / 4): // the known proxy may hang
+	case <-time.After(awaitTimeout / 4): // kube-proxy.exe may hang
 		s.process.Kill()
 	}
 	s.process = nil

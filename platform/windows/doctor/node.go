@@ -28,7 +28,7 @@ type Node struct {
 	Servers []Server
 	// Holder returns the proxy that programs the node, false for none that can be asked.
 	Holder func(context.Context) (lease.Identity, bool)
-	// Answered is whether a proxy of this kind runs and could be asked how it goes.
+	// Answered is whether a proxy of this kind runs and could be asked for its state.
 	Answered bool
 	// Services returns the Services that are to be served, nil if none are known.
 	Services func(context.Context) (*service.Snapshot, error)

@@ -145,7 +145,7 @@ func Desired(p *service.Port, s *Site) DesiredState {
 // whether f is served.
 func (s *Site) servesSourceRanges(w *DesiredState, f service.Frontend) bool {
 	if !s.Options.IgnoreSourceRanges {
-		w.addLimit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, lest everybody could connect", f.Addr)
+		w.addLimit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, because everybody could connect", f.Addr)
 		return false
 	}
 	w.Notes = append(w.Notes, reconcile.Note{Text: fmt.Sprintf("HNS has no source ranges: every client can connect to %s, as --ignore-source-ranges says", f.Addr)})

@@ -93,7 +93,7 @@ var desiredCases = map[string]desiredCase{
 		f := frontend(service.LoadBalancerIP, "203.0.113.5", 80)
 		f.Sources = []netip.Prefix{}
 		p.Frontends = []service.Frontend{f}
-	}, []string{"limit: HNS has no source ranges: 203.0.113.5 is not programmed, lest everybody could connect"}},
+	}, []string{"limit: HNS has no source ranges: 203.0.113.5 is not programmed, because everybody could connect"}},
 	"source ranges that are ignored": {bridgeN, v13, func(p *service.Port, s *Site) {
 		f := frontend(service.LoadBalancerIP, "203.0.113.5", 80)
 		f.Sources = []netip.Prefix{}

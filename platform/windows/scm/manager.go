@@ -73,7 +73,7 @@ func (m *Manager) Start(ctx context.Context, name string) error {
 		case status.State == Stopped:
 			return fmt.Errorf("%s service %s: %w, with exit code %d: its log and the event log tell why", doing, name, ErrEnded, status.ExitCode)
 		case !w.more(ctx):
-			return fmt.Errorf("%s service %s: %w after %s: it is %s; kube-proxy service status tells how it goes on", doing, name, ErrPending, m.Timeout, status.State)
+			return fmt.Errorf("%s service %s: %w after %s: it is %s; kube-proxy service status shows whether it succeeds", doing, name, ErrPending, m.Timeout, status.State)
 		}
 	}
 }
@@ -103,7 +103,7 @@ func (m *Manager) Stop(ctx context.Context, name string) error {
 			}
 		}
 		if !w.more(ctx) {
-			return fmt.Errorf("%s service %s: %w after %s: it is %s; kube-proxy service status tells how it goes on", doing, name, ErrPending, m.Timeout, status.State)
+			return fmt.Errorf("%s service %s: %w after %s: it is %s; kube-proxy service status shows whether it succeeds", doing, name, ErrPending, m.Timeout, status.State)
 		}
 	}
 }
