@@ -1,0 +1,96 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nodes
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestJudge checks what each kind of trial may lose.
+func TestJudge(t *testing.T) {
+	for name, c := range map[string]struct {
+		counts Counts
+		passes []Tolerated
+	}{
+		"nothing":                       {Counts{New: 9, Held: 9}, []Tolerated{Nothing, Held, Anything}},
+		"held connections":              {Counts{New: 9, Held: 9, HeldLost: 1}, []Tolerated{Held, Anything}},
+		"a port that was used before":   {Counts{New: 9, NewLost: 1, Reused: 2, ReusedLost: 1}, []Tolerated{Held, Anything}},
+		"such a port and a new one":     {Counts{New: 9, NewLost: 2, Reused: 2, ReusedLost: 1}, []Tolerated{Anything}},
+		"every connection":              {Counts{New: 9, NewLost: 9}, nil},
+		"no client made any connection": {Counts{}, nil},
+	} {
+		for _, tolerated := range []Tolerated{Nothing, Held, Anything} {
+			err := Trial{Tolerated: tolerated}.Judge(Change{Flows: []Flow{{Counts: Counts{New: 1}}, {Counts: c.counts}}})
+			if want := slices.Contains(c.passes, tolerated); want != (err == nil) {
+				t.Errorf("%s, tolerated %d: %v, want it to pass: %t", name, tolerated, err, want)
+			}
+		}
+	}
+}
+
+// TestSelect checks that a proxy is given back only after it was replaced.
+func TestSelect(t *testing.T) {
+	if all := slices.Sorted(slices.Values(Names())); len(slices.Compact(slices.Clone(all))) != len(all) {
+		t.Errorf("two trials have the same name: %q", all)
+	}
+	for only, want := range map[string]string{
+		"roll":             "roll",
+		"back,roll":        "error",
+		"install,back":     "install,back",
+		"embedded-back":    "error",
+		"embedded-install": "embedded-install",
+	} {
+		var got []string
+		for _, s := range Sequences {
+			s, err := s.Select(func(name string) bool { return slices.Contains(strings.Split(only, ","), name) })
+			if err != nil {
+				got = []string{"error"}
+				break
+			}
+			for _, trial := range s.Trials {
+				got = append(got, trial.Name)
+			}
+		}
+		if strings.Join(got, ",") != want {
+			t.Errorf("-only %s: %q, want %s", only, got, want)
+		}
+	}
+}
+
+// TestReusedPorts checks that a lost request is told apart if its port was used before.
+func TestReusedPorts(t *testing.T) {
+	server, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &load{Load: Load{Network: "udp", Address: server.LocalAddr().String()}, ports: map[int]time.Time{}}
+	client, err := net.Dial("udp", l.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.reusesPort(client) || !l.reusesPort(client) {
+		t.Error("want the first use of a port to be new, and the second one not to be")
+	}
+	l.ports[client.LocalAddr().(*net.UDPAddr).Port] = time.Now().Add(-time.Hour)
+	if l.reusesPort(client) {
+		t.Error("a port that was used an hour ago counts")
+	}
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Close(); err != nil { // nobody answers now
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	l.Rate = 100
+	if got := l.Run(ctx); got.New == 0 || got.NewLost != got.New || got.ReusedLost > got.Reused {
+		t.Errorf("without a server: %+v", got)
+	}
+}
