@@ -138,8 +138,17 @@ func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) [
 	}
 	fmt.Fprintf(out, "\n%s:\n\n", title)
 	for _, s := range order {
-		fmt.Fprintf(out, "- `%s` (%s): %s\n", s.Name, strings.Join(in[s], ", "), s.Message)
+		fmt.Fprintf(out, "- `%s` (%s): %s\n", s.Name, strings.Join(in[s], ", "), shorten(s.Message))
 	}
+}
+
+// shorten cuts a message that is long, such as one with a whole answer of the API server.
+func shorten(text string) string {
+	const most = 200
+	if r := []rune(text); len(r) > most {
+		return string(r[:most]) + "..."
+	}
+	return text
 }
 
 func (d *Document) writeChanges(out *strings.Builder) {

@@ -27,17 +27,23 @@ type trial struct {
 	more       []string // archives of images
 }
 
-func (t *trial) parse(name string, args []string, more func(*flag.FlagSet)) error {
+func (t *trial) parse(name string, args, known []string, more func(*flag.FlagSet)) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	t.add(flags)
 	flags.StringVar(&t.json, "json", "docs/conformance.json", "file with all results; empty keeps none")
 	flags.StringVar(&t.page, "page", "docs/conformance.md", "page that is made of it")
 	flags.StringVar(&t.only, "only", "", "which ones, with commas between them; empty takes all")
 	flags.BoolVar(&t.keep, "keep", false, "leave the last cluster there")
-	if more != nil {
-		more(flags)
+	more(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
 	}
-	return flags.Parse(args)
+	for _, one := range strings.Split(t.only, ",") {
+		if t.only != "" && !slices.Contains(known, one) {
+			return fmt.Errorf("-only: there is no %q; want some of %s", one, strings.Join(known, ","))
+		}
+	}
+	return nil
 }
 
 func (t *trial) wants(name string) bool {
@@ -92,7 +98,11 @@ func (t *trial) in(ctx context.Context, first start, fn func(*nodes.Cluster) err
 func conformance(ctx context.Context, args []string) error {
 	var t trial
 	proxy, procs := "", 0
-	err := t.parse("conformance", args, func(flags *flag.FlagSet) {
+	var all []string
+	for _, s := range nodes.Selections {
+		all = append(all, s.Name)
+	}
+	err := t.parse("conformance", args, all, func(flags *flag.FlagSet) {
 		flags.StringVar(&proxy, "proxy", "both", "ours, known or both: whose results")
 		flags.IntVar(&procs, "procs", 4, "how many specs at a time")
 	})
@@ -156,7 +166,7 @@ func changes(ctx context.Context, args []string) error {
 	var t trial
 	var s nodes.Setting
 	image := ""
-	err := t.parse("changes", args, func(flags *flag.FlagSet) {
+	err := t.parse("changes", args, nodes.Names(), func(flags *flag.FlagSet) {
 		flags.StringVar(&s.Earlier.Folder, "earlier-chart", "", "folder of the chart of an earlier version")
 		flags.StringVar(&image, "earlier-image", "", "archive of its image")
 		flags.StringVar(&s.Earlier.Tag, "earlier-tag", "", "tag of its image")
