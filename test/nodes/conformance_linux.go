@@ -24,6 +24,7 @@ type Selection struct {
 	Name, About string
 	Focus, Skip string // as ginkgo takes them
 	Alone       bool   // one spec at a time
+	Nodes       int    // if they need more than three
 }
 
 // Selections are those that make conformance can run. What is left out wants something
@@ -36,6 +37,10 @@ var Selections = []Selection{
 	{
 		Name: "serial", About: "those of them that want the cluster for themselves",
 		Focus: `\[sig-network\].*(\[Disruptive\]|\[Serial\])`, Skip: absent, Alone: true,
+	},
+	{
+		Name: "zones", About: "those of them that want two nodes in each of three zones", Nodes: 2 * zones,
+		Focus: `\[sig-network\] Traffic Distribution`, Skip: `\[Disruptive\]|\[Serial\]|` + absent,
 	},
 	{
 		Name: "short", About: "a few minutes of them",

@@ -55,6 +55,7 @@ func TestSelections(t *testing.T) {
 		"[sig-network] Services should work after restarting kube-proxy [Disruptive]":           "serial",
 		"[sig-network] DNS should provide DNS for services [Conformance]":                       "",
 		"[sig-network] Conntrack should be able to preserve UDP traffic when server pod cycles": "network short",
+		"[sig-network] Traffic Distribution should route traffic to an endpoint":                "network zones",
 		"[sig-apps] Deployment should run":                                                      "",
 	} {
 		var got []string

@@ -21,6 +21,9 @@ var files embed.FS
 
 func node(i int) string { return fmt.Sprintf("n%d", i) }
 
+// zones is how many zones nodes are in, in turn.
+const zones = 3
+
 // startNode connects a node and starts what it runs. Images come first, as kubelet would
 // look for them in a registry.
 func (c *Cluster) startNode(ctx context.Context, i int) error {
@@ -48,7 +51,7 @@ func (c *Cluster) startNode(ctx context.Context, i int) error {
 	m.Steps = append(m.Steps, Step{"kubelet", []string{
 		"kubelet", "--config=" + m.path("kubelet.yaml"), "--kubeconfig=" + c.path(m.Name+".conf"), "--hostname-override=" + m.Name,
 		"--node-ip=" + NodeIPv4(i) + "," + NodeIPv6(i),
-		fmt.Sprintf("--node-labels=topology.kubernetes.io/zone=zone-%d,topology.kubernetes.io/region=here", i),
+		fmt.Sprintf("--node-labels=topology.kubernetes.io/zone=zone-%d,topology.kubernetes.io/region=here", (i-1)%zones+1),
 	}, Forever})
 	return m.boot(nil)
 }

@@ -8,4 +8,5 @@
 //	run enter HOST COMMAND...  a command on n1, n2, n3 or control
 //	run conformance  Kubernetes' own tests, with this proxy and with kube-proxy
 //	run changes      installs, rolls, drains, reboots and goes back under load
+//	run page         writes docs/conformance.md again
 package main

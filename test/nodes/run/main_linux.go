@@ -37,11 +37,11 @@ func exit(err error) {
 
 func run(ctx context.Context, args []string) error {
 	commands := map[string]func(context.Context, []string) error{
-		"up": up, "down": down, "enter": enter, "conformance": conformance, "changes": changes,
+		"up": up, "down": down, "enter": enter, "conformance": conformance, "changes": changes, "page": page,
 		nodes.LoadCommand: func(ctx context.Context, _ []string) error { return nodes.RunLoad(ctx) },
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands up, down, enter, conformance, changes")
+		return errors.New("want one of the commands up, down, enter, conformance, changes, page")
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("a cluster needs root, for network namespaces and for containers")

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -66,9 +67,12 @@ const (
 	embedded
 )
 
-// in runs fn in a new cluster with a proxy, and removes the cluster.
-func (t *trial) in(ctx context.Context, first start, fn func(*nodes.Cluster) error) (err error) {
-	c, err := t.build(ctx, 3)
+// usual is how many nodes a cluster has.
+const usual = 3
+
+// in runs fn in a new cluster of some nodes with a proxy, and removes the cluster.
+func (t *trial) in(ctx context.Context, first start, count int, fn func(*nodes.Cluster) error) (err error) {
+	c, err := t.build(ctx, count)
 	if err != nil {
 		return err
 	}
@@ -127,7 +131,7 @@ func conformance(ctx context.Context, args []string) error {
 				continue
 			}
 			run := nodes.Run{Proxy: name, Mode: t.chart.Mode, Selection: s.Name, On: time.Now().UTC()}
-			err := t.in(ctx, first, func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
+			err := t.in(ctx, first, cmp.Or(s.Nodes, usual), func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
 			if err != nil {
 				return err
 			}
@@ -204,7 +208,7 @@ func (t *trial) changesOf(ctx context.Context, sequence nodes.Sequence, s nodes.
 	case t.wants(nodes.Sequences[0].Trials[0].Name):
 		first = known
 	}
-	return t.in(ctx, first, func(c *nodes.Cluster) error {
+	return t.in(ctx, first, usual, func(c *nodes.Cluster) error {
 		var errs []error
 		for _, trial := range sequence.Trials {
 			change, err := c.Try(ctx, trial, s)
@@ -215,4 +219,13 @@ func (t *trial) changesOf(ctx context.Context, sequence nodes.Sequence, s nodes.
 		}
 		return errors.Join(errs...)
 	})
+}
+
+// page writes the page again, from what is known.
+func page(_ context.Context, args []string) error {
+	var t trial
+	if err := t.parse("page", args, nil, func(*flag.FlagSet) {}); err != nil {
+		return err
+	}
+	return t.record(nil, nil)
 }
