@@ -268,6 +268,11 @@ bench-vm: ## measure mode ipvs in a virtual machine, and rewrite its part of doc
 fmt: ## format every Go file
 	@gofmt -w $(wildcard $(FOLDERS))
 
+.PHONY: bpf
+bpf: ## compile the programs of socket acceleration for the kernel
+	@build/setup.sh bpf
+	@platform/linux/socketlb/bpf/compile.sh platform/linux/socketlb/bpf/socketlb.o
+
 .PHONY: deps
 deps: ## rewrite build/deps-*.txt, the lists of linked packages
 	@go test ./build -run TestLinkedPackages -update >/dev/null

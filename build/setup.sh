@@ -5,13 +5,13 @@
 # Installs what the tests need beyond Go, on Debian and its like: nft, which
 # must accept and print our tables, both variants of iptables, a C compiler for
 # the race detector, Wine with its C compiler, which the Windows program runs
-# under, what virtual machines with other kernels are made of, and what the
-# nodes and the images of a cluster need.
+# under, what virtual machines with other kernels are made of, the compiler of
+# programs for the kernel, and what the nodes and the images of a cluster need.
 # It does nothing where all is there, and only says what is missing where it
 # is not run by root.
 set -euo pipefail
 
-# Its arguments say what for: packets, race, wine, machine, cluster; without any,
+# Its arguments say what for: packets, race, wine, machine, bpf, cluster; without any,
 # for all but the last.
 # "packets" is what make test needs.
 missing=()
@@ -48,6 +48,13 @@ for_machine() {
 	need zstd zstd
 }
 
+for_bpf() {
+	need clang-14 clang-14
+	need llvm-strip-14 llvm-14
+	[[ -e /usr/include/bpf/bpf_helpers.h ]] || missing+=(libbpf-dev)
+	[[ -e /usr/include/linux/bpf.h ]] || missing+=(linux-libc-dev)
+}
+
 for_cluster() {
 	for_packets
 	need nsenter util-linux
@@ -61,7 +68,7 @@ for_cluster() {
 	need iperf iperf
 }
 
-for what in "${@:-packets race wine machine}"; do
+for what in "${@:-packets race wine machine bpf}"; do
 	for one in $what; do "for_$one"; done
 done
 if ((${#missing[@]} == 0)); then

@@ -1,0 +1,162 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// Driver is the access to the kernel that Backend needs, for one family. Its methods are
+// called from one goroutine at a time, except Attached, Watch and Taken.
+type Driver interface {
+	// Adopt returns the tables that an earlier process left in force, nil if there are
+	// none that this program understands.
+	Adopt() (*Memory, error)
+	// Build returns new tables of a size, which no program reads yet.
+	Build(frontends, slots int) (*Memory, error)
+	// Activate puts the tables of the last Build in force in place of the ones before.
+	// Each connect sees either of them.
+	Activate() error
+	// Attached returns why the tables are not in force in the kernel, although nobody
+	// asked for that.
+	Attached() error
+	// Barrier returns when each program that runs now has ended.
+	Barrier() error
+	// Installed reports whether something of the layer is in the kernel.
+	Installed() (bool, error)
+	// Remove takes all of the layer out of the kernel. Nothing there is success.
+	Remove() error
+	// Release unmaps the tables, which stay in force.
+	Release()
+	// Taken returns how many connections were taken.
+	Taken() (uint64, error)
+}
+
+// Backend keeps the tables of one family equal to the snapshot. It implements
+// reconcile.Backend. Its failures are no errors of a round, as the rules serve then: they
+// are in Outcome.Degraded. Only a layer that cannot be removed is an error.
+type Backend struct {
+	reconcile.Base
+	family service.Family
+	driver Driver
+	off    bool
+	resync time.Duration
+
+	tables *tables           // nil while nothing is in force
+	have   *service.Snapshot // of the last round, nil if none was finished
+	fault  string            // why nothing is in force
+	full   time.Time         // when everything was compared
+}
+
+// New returns a Backend for family f.
+func New(f service.Family, d Driver, o Options) *Backend {
+	return &Backend{family: f, driver: d, off: o.Off, resync: defaultResync}
+}
+
+const (
+	// defaultResync is the pause between comparisons before SetResync is called.
+	defaultResync = 30 * time.Second
+	// watchPeriod is how often the programs are looked for.
+	watchPeriod = time.Second
+)
+
+// Plan implements reconcile.Backend. Its cost follows the difference between want and the
+// last snapshot. Once in a resync period it compares all.
+func (b *Backend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	if b.off {
+		return b.planRemoval(want)
+	}
+	p := &plan{backend: b, want: want}
+	first := b.have == nil
+	full := first || want == b.have || time.Since(b.full) >= b.resync || b.have.Node != want.Node || b.have.Incomplete
+	if full {
+		b.full = time.Now()
+	}
+	if first {
+		if err := b.adopt(); err != nil {
+			p.rebuild = fmt.Sprintf("take over what an earlier process left: %v", err)
+			return p, nil
+		}
+	}
+	switch {
+	case b.tables == nil && full:
+		p.rebuild = "no tables are in force"
+	case b.tables == nil: // not before the next resync
+	case full:
+		p.compare(first)
+	default:
+		p.follow()
+	}
+	if p.Empty() {
+		b.have = want
+	}
+	return p, nil
+}
+
+func (b *Backend) adopt() error {
+	m, err := b.driver.Adopt()
+	if err != nil || m == nil {
+		return err
+	}
+	b.tables, err = adopted(m)
+	return err
+}
+
+// planRemoval returns the plan of a layer that is switched off.
+func (b *Backend) planRemoval(want *service.Snapshot) (reconcile.Plan, error) {
+	p := &plan{backend: b, want: want}
+	if b.have != nil {
+		return p, nil
+	}
+	var err error
+	if p.remove, err = b.driver.Installed(); err != nil {
+		return nil, fmt.Errorf("look for socket acceleration that an earlier process left: %w", err)
+	}
+	if !p.remove {
+		b.have = want
+	}
+	return p, nil
+}
+
+// Cleanup implements reconcile.Backend.
+func (b *Backend) Cleanup(context.Context) error {
+	b.tables, b.have = nil, nil
+	return b.driver.Remove()
+}
+
+// Watch implements reconcile.Backend. A look at the programs costs a few system calls.
+func (b *Backend) Watch(ctx context.Context, touched func()) error {
+	t := time.NewTicker(watchPeriod)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+			if b.driver.Attached() != nil {
+				touched()
+			}
+		}
+	}
+}
+
+// SetResync implements reconcile.Backend.
+func (b *Backend) SetResync(d time.Duration) { b.resync = d }
+
+// Forget implements reconcile.Backend.
+func (b *Backend) Forget() {
+	b.tables, b.have = nil, nil
+	b.driver.Release()
+}
+
+// Close implements reconcile.Backend. The layer stays in force, like rules.
+func (b *Backend) Close() error {
+	b.Forget()
+	return nil
+}

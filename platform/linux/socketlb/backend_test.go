@@ -1,0 +1,336 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+)
+
+// round does a round and returns the text of its plan.
+func round(t *testing.T, b *Backend, s *service.Snapshot) (string, reconcile.Outcome) {
+	t.Helper()
+	p, err := b.Plan(context.Background(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Empty() {
+		return "", p.Outcome()
+	}
+	return p.String(), p.Apply(context.Background())
+}
+
+// snapshot returns one of TCP ports: pairs of a ClusterIP with port, and its endpoints.
+func snapshot(ports ...[]string) *service.Snapshot {
+	var all []*service.Port
+	for i, p := range ports {
+		at := netip.MustParseAddrPort(p[0])
+		x := &service.Port{
+			Name:      service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i), Protocol: service.TCP},
+			Family:    service.FamilyOf(at.Addr()),
+			Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: at.Addr(), Port: at.Port()}},
+		}
+		for _, e := range p[1:] {
+			x.Cluster = append(x.Cluster, service.Endpoint{Addr: netip.MustParseAddrPort(e)})
+		}
+		all = append(all, x)
+	}
+	return service.New(1, nodeA, all)
+}
+
+var nodeA = &service.Node{Name: "node-a"}
+
+// TestTakesWhatTheRulesWouldForward compares the tables with the judge after each of many
+// changes, in growing tables and after restarts.
+func TestTakesWhatTheRulesWouldForward(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			w, k := newWorld(7, f), &fake{family: f}
+			b := New(f, k, Options{})
+			for i := range 1000 {
+				w.step()
+				if w.IntN(50) == 0 { // a new process
+					b = New(f, k, Options{})
+				}
+				plan, o := round(t, b, w.snapshot)
+				if o.Err != nil || o.Degraded != "" || o.Drift != nil {
+					t.Fatalf("round %d: %+v\n%s", i, o, plan)
+				}
+				w.judge(t, k)
+				if t.Failed() {
+					t.Fatalf("round %d", i)
+				}
+			}
+			if k.barriers == 0 {
+				t.Error("no slot was used twice")
+			}
+		})
+	}
+}
+
+// TestProgramsSeeWholeLists has programs read the tables while they change. Each endpoint
+// names its Service, so one of another Service shows.
+func TestProgramsSeeWholeLists(t *testing.T) {
+	const services = 8
+	k := &fake{family: service.IPv4}
+	b := New(service.IPv4, k, Options{})
+	end := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() { k.readAll(t, services, end) })
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	sizes := make([]int, services)
+	for generation := range uint64(1000) {
+		sizes[r.IntN(services)] = r.IntN(90)
+		if _, o := round(t, b, numbered(generation, sizes)); o.Degraded != "" {
+			t.Fatal(o.Degraded)
+		}
+	}
+	close(end)
+	readers.Wait()
+	if k.barriers < 10 {
+		t.Errorf("%d barriers: slots were hardly used twice", k.barriers)
+	}
+}
+
+// numbered returns a Snapshot of services with these numbers of endpoints.
+func numbered(generation uint64, sizes []int) *service.Snapshot {
+	var ports []*service.Port
+	for i, n := range sizes {
+		p := &service.Port{
+			Name:      service.PortName{Name: fmt.Sprint(i), Protocol: service.TCP},
+			Frontends: []service.Frontend{{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}},
+		}
+		for e := range n {
+			p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i), byte(e)}), 80)})
+		}
+		ports = append(ports, p)
+	}
+	return service.New(generation, &service.Node{}, ports)
+}
+
+// readAll connects to all services until end is closed.
+func (k *fake) readAll(t *testing.T, services int, end chan struct{}) {
+	for i := 0; ; i++ {
+		select {
+		case <-end:
+			return
+		default:
+		}
+		to := netip.AddrFrom4([4]byte{10, 96, 0, byte(i % services)})
+		e, ok := k.connect(netip.AddrPortFrom(to, 80), i)
+		if a := e.Addr().As4(); ok && (a[1] != 1 || a[2] != byte(i%services)) {
+			t.Errorf("%s led to %s", to, e)
+			return
+		}
+	}
+}
+
+// TestFailures has each call of the driver fail once. The layer leaves, says why, and is
+// back after a resync.
+func TestFailures(t *testing.T) {
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80", "10.1.0.2:80"})
+	next := snapshot([]string{"10.96.0.10:80", "10.1.0.2:80", "10.1.0.3:80"})
+	for _, call := range []string{"Adopt", "Build", "Activate"} {
+		t.Run(call, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := &fake{family: service.IPv4, fails: map[string]bool{call: true, "Build": true}}
+				b := New(service.IPv4, k, Options{})
+				if _, o := round(t, b, s); o.Err != nil || !strings.Contains(o.Degraded, "IPv4 is off") {
+					t.Fatalf("%+v, want it degraded", o)
+				}
+				if k.active != nil {
+					t.Fatal("tables are in force after a failure")
+				}
+				k.fails = nil
+				if plan, o := round(t, b, next); plan != "" || o.Degraded == "" {
+					t.Errorf("before a resync: plan %q, %+v", plan, o)
+				}
+				time.Sleep(time.Minute)
+				if _, o := round(t, b, next); o.Degraded != "" || len(k.endpoints(netip.MustParseAddrPort("10.96.0.10:80"))) != 2 {
+					t.Errorf("%+v, want the layer back", o)
+				}
+			})
+		})
+	}
+}
+
+// TestStuckLayerIsAnError covers a layer that can neither be changed nor removed: its
+// stale lists concern traffic.
+func TestStuckLayerIsAnError(t *testing.T) {
+	k := &fake{family: service.IPv4, fails: map[string]bool{"Build": true, "Remove": true}}
+	b := New(service.IPv4, k, Options{})
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
+	if _, o := round(t, b, s); o.Err == nil {
+		t.Fatal("no error")
+	}
+	k.fails = nil
+	if _, o := round(t, b, s); o.Err != nil || o.Degraded != "" || k.active == nil {
+		t.Errorf("retry: %+v", o)
+	}
+}
+
+// TestDrift has others alter the tables and detach the programs.
+func TestDrift(t *testing.T) {
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"}, []string{"10.96.0.11:80", "10.1.0.2:80"})
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	for name, c := range map[string]struct {
+		alter func(k *fake)
+		want  string
+	}{
+		"list emptied":    {func(k *fake) { k.entry(to, 0) }, "altered: take connections to 10.96.0.10:80, shop/web-000: 10.1.0.1:80"},
+		"list of another": {func(k *fake) { k.entry(to, listOf(1, 1)) }, "altered: take connections to 10.96.0.10:80, shop/web-000: 10.1.0.1:80"},
+		"list outside":    {func(k *fake) { k.entry(to, listOf(1<<30, 9)) }, "altered: take connections to 10.96.0.10:80, shop/web-000: 10.1.0.1:80"},
+		"detached":        {func(k *fake) { k.detached = errInjected }, "injected"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := &fake{family: service.IPv4}
+			b := New(service.IPv4, k, Options{})
+			round(t, b, s)
+			c.alter(k)
+			_, o := round(t, b, s)
+			if diff := cmp.Diff([]string{c.want}, o.Drift); diff != "" {
+				t.Errorf("drift (-want +got):\n%s", diff)
+			}
+			if got := k.endpoints(to); len(got) != 1 || got[0].String() != "10.1.0.1:80" {
+				t.Errorf("after the repair: %v", got)
+			}
+			if plan, o := round(t, b, s); plan != "" || o.Drift != nil {
+				t.Errorf("then plan %q, drift %q", plan, o.Drift)
+			}
+		})
+	}
+}
+
+func (k *fake) entry(to netip.AddrPort, l list) {
+	i, _ := k.active.find(nameOf(to))
+	k.active.setList(i, l)
+}
+
+// TestIncompleteSnapshotKeepsFrontends covers objects that cannot be read after a restart.
+func TestIncompleteSnapshotKeepsFrontends(t *testing.T) {
+	k := &fake{family: service.IPv4}
+	both := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"}, []string{"10.96.0.11:80", "10.1.0.2:80"})
+	round(t, New(service.IPv4, k, Options{}), both)
+	one := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
+	one.Incomplete = true
+	b := New(service.IPv4, k, Options{})
+	round(t, b, one)
+	to := netip.MustParseAddrPort("10.96.0.11:80")
+	if len(k.endpoints(to)) != 1 {
+		t.Error("a frontend left with an incomplete snapshot")
+	}
+	round(t, b, snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"}))
+	if len(k.endpoints(to)) != 0 {
+		t.Error("a frontend stayed with a complete snapshot")
+	}
+}
+
+// TestOff removes what an earlier process left.
+func TestOff(t *testing.T) {
+	k := &fake{family: service.IPv4}
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
+	round(t, New(service.IPv4, k, Options{}), s)
+	b := New(service.IPv4, k, Options{Off: true})
+	plan, o := round(t, b, s)
+	if plan != "- remove socket acceleration of IPv4\n" || o.Err != nil || k.active != nil {
+		t.Errorf("plan %q, %+v", plan, o)
+	}
+	if plan, _ := round(t, b, s); plan != "" {
+		t.Errorf("then plan %q", plan)
+	}
+}
+
+// TestPlanText shows what a plan prints.
+func TestPlanText(t *testing.T) {
+	k := &fake{family: service.IPv4}
+	b := New(service.IPv4, k, Options{})
+	got := ""
+	for _, s := range []*service.Snapshot{
+		snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"}, []string{"10.96.0.11:80", "10.1.0.2:80"}),
+		snapshot([]string{"10.96.0.10:80", "10.1.0.1:80", "10.1.0.3:80"}),
+	} {
+		plan, _ := round(t, b, s)
+		got += plan
+	}
+	want := `+ make tables of socket acceleration of IPv4: no tables are in force
++ take connections to 10.96.0.10:80, shop/web-000: 10.1.0.1:80 10.1.0.3:80
+- take no connection to 10.96.0.11:80
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestNamesFit fills tables as full as they get with names as clusters have them.
+func TestNamesFit(t *testing.T) {
+	for _, f := range service.Families {
+		w := newWorld(1, f)
+		const n = 30000
+		m, _ := (&fake{family: f}).Build(entriesFor(n), 8)
+		m.frontends = m.frontends[:len(m.frontends)/2] // fuller than tables get
+		for i := range n {
+			x := nameOf(netip.AddrPortFrom(w.addr(96+i>>16, i), uint16(80+i%3)))
+			at, found := m.find(x)
+			if at < 0 || found {
+				t.Fatalf("%s: name %d of %d in %d entries: entry %d, found %t", f, i, n, m.entries(), at, found)
+			}
+			m.claim(at, x)
+		}
+	}
+}
+
+// TestListsStayUntilABarrier reads every list again that a program may have found since
+// the last barrier.
+func TestListsStayUntilABarrier(t *testing.T) {
+	k := &fake{family: service.IPv4}
+	b := New(service.IPv4, k, Options{})
+	r := rand.New(rand.NewPCG(2, 2))
+	sizes := make([]int, 8)
+	found := map[list][]netip.AddrPort{}
+	var active *Memory
+	barriers := 0
+	for generation := range uint64(2000) {
+		sizes[r.IntN(len(sizes))] = r.IntN(90)
+		round(t, b, numbered(generation, sizes))
+		if k.active != active || k.barriers != barriers {
+			active, barriers = k.active, k.barriers
+			clear(found)
+		}
+		for l, want := range found {
+			if got := active.contents(l); !slices.Equal(got, want) {
+				t.Fatalf("round %d: a list of %s holds %s without a barrier", generation, want, got)
+			}
+		}
+		for i := range active.entries() {
+			if l := active.list(i); l != 0 {
+				found[l] = active.contents(l)
+			}
+		}
+	}
+	if barriers < 10 {
+		t.Errorf("%d barriers: slots were hardly used twice", barriers)
+	}
+}
+
+func (m *Memory) contents(l list) (all []netip.AddrPort) {
+	for i := range l.len() {
+		all = append(all, m.slot(l.first()+i))
+	}
+	return all
+}

@@ -1,0 +1,460 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gives TCP sockets their endpoint at connect(2). Only user space writes the
+// tables, through mmap; the programs read them. A program that is not sure
+// returns without a change, and the packets of the connection meet the rules.
+//
+// Helpers used, and the first kernel that lets these programs call them:
+// bpf_get_netns_cookie and bpf_get_current_ancestor_cgroup_id 5.7, see
+// https://git.kernel.org/linus/f318903c0bf4 and 0f09abd105da;
+// getpeername hooks 5.8, see 1b66d253610c; BPF_F_MMAPABLE 5.5, see fc9702273e2e.
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+// BUCKET is the number of entries in a bucket of a table. A frontend is in one of the two
+// buckets that its hash names. The entries of a bucket fill in order. It equals bucket in
+// table.go.
+#define BUCKET 8
+
+#define READ_ONCE(x) (*(volatile typeof(x) *)&(x))
+
+// scope says whose sockets are taken: those in the network namespace of the node, and
+// those of processes that are directly in the cgroup of a container of a pod. A
+// process further below may be of another cluster inside the pod.
+struct scope {
+	__u64 netns;      // cookie of the network namespace
+	__u64 pods;       // id of the cgroup of all pods, 0 to take no pod
+	__u64 nested[2];  // ids of cgroups below pods that hold cgroups of pods
+	__u32 level;      // of pods
+	__u32 mask;       // of the table: its number of entries, less one
+	__u64 program;    // which program belongs to these maps
+};
+
+// A list word has the index of the first slot of a list in its upper half, and
+// the number of slots in its lower one. It is written with one store. Slots that a
+// list word names never change.
+
+struct frontend4 {
+	__u64 key; // address << 16 | port, both as on the wire; 0 where there is none
+	__u64 list;
+};
+
+struct frontend6 {
+	__u64 addr[2];
+	__u64 port; // 0 where there is none
+	__u64 list;
+};
+
+// A slot of IPv4 is like a key.
+struct slot6 {
+	__u64 addr[2];
+	__u64 port;
+};
+
+// What getpeername says, and of which endpoint.
+struct socket4 {
+	__u64 frontend, endpoint;
+};
+
+struct socket6 {
+	__u64 frontend[3], endpoint[3];
+};
+
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct scope);
+} scope SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct frontend4);
+} frontends4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct frontend6);
+} frontends6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} slots4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct slot6);
+} slots6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct socket4);
+} sockets4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct socket6);
+} sockets6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} taken SEC(".maps");
+
+static __always_inline struct scope *get_scope(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&scope, &first);
+}
+
+// is_ours tells the sockets of the node and of its pods from those of containers in
+// containers. All ids are read by absolute level, so a cgroup namespace changes nothing.
+static __always_inline int is_ours(struct bpf_sock_addr *ctx, struct scope *s)
+{
+	__u64 below;
+	__u32 container;
+
+	if (bpf_get_netns_cookie(ctx) == s->netns)
+		return 1;
+	if (!s->pods || bpf_get_current_ancestor_cgroup_id(s->level) != s->pods)
+		return 0;
+	container = s->level + 2;
+	below = bpf_get_current_ancestor_cgroup_id(s->level + 1);
+	if (below == s->nested[0] || below == s->nested[1])
+		container++;
+	return bpf_get_current_ancestor_cgroup_id(container) && !bpf_get_current_ancestor_cgroup_id(container + 1);
+}
+
+// is_bound reports whether the program chose a source itself: an address, a port or a
+// device. The rules may give such a connection another one, which connect cannot.
+static __always_inline int is_bound4(struct bpf_sock *sk)
+{
+	return sk->src_ip4 || sk->src_port || sk->bound_dev_if;
+}
+
+static __always_inline int is_bound6(struct bpf_sock *sk)
+{
+	return sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3] || sk->src_port || sk->bound_dev_if;
+}
+
+static __always_inline void count(void)
+{
+	__u32 first = 0;
+	__u64 *n = bpf_map_lookup_elem(&taken, &first);
+
+	if (n)
+		(*n)++;
+}
+
+// hash equals hash in table.go.
+static __always_inline __u64 hash(__u64 x)
+{
+	x ^= x >> 33;
+	x *= 0xff51afd7ed558ccdULL;
+	x ^= x >> 33;
+	x *= 0xc4ceb9fe1a85ec53ULL;
+	return x ^ x >> 33;
+}
+
+// choose returns the index of a slot in a list that is not empty.
+static __always_inline __u32 choose(__u64 list)
+{
+	return (list >> 32) + (__u32)((__u64)bpf_get_prandom_u32() * (__u32)list >> 32);
+}
+
+// search4 looks for key in a bucket.
+static __always_inline __u64 search4(__u32 bucket, __u64 key)
+{
+	for (int i = 0; i < BUCKET; i++) {
+		__u32 n = bucket + i;
+		struct frontend4 *f = bpf_map_lookup_elem(&frontends4, &n);
+		__u64 k;
+
+		if (!f)
+			return 0;
+		k = READ_ONCE(f->key);
+		if (k == key)
+			return READ_ONCE(f->list);
+		if (!k)
+			return 0;
+	}
+	return 0;
+}
+
+// find4 returns the list of key, 0 if there is none.
+static __always_inline __u64 find4(struct scope *s, __u64 key)
+{
+	__u64 h = hash(key);
+	__u64 list = search4(h & s->mask & -BUCKET, key);
+
+	return list ?: search4(h >> 32 & s->mask & -BUCKET, key);
+}
+
+// take4 returns the endpoint for a socket that connects to key, 0 to leave it alone.
+static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct bpf_sock *sk, __u64 key)
+{
+	struct scope *s = get_scope();
+	struct socket4 *names;
+	__u64 list, *slot;
+	__u32 n;
+
+	if (!s)
+		return 0;
+	list = find4(s, key);
+	if (!(__u32)list || !is_ours(ctx, s))
+		return 0;
+	n = choose(list);
+	slot = bpf_map_lookup_elem(&slots4, &n);
+	if (!slot)
+		return 0;
+	names = bpf_sk_storage_get(&sockets4, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!names)
+		return 0;
+	names->frontend = key;
+	names->endpoint = *slot;
+	count();
+	return *slot;
+}
+
+// connect4_to is for both sorts of sockets that can connect over IPv4.
+static __always_inline __u64 connect4_to(struct bpf_sock_addr *ctx, __u64 addr, int bound)
+{
+	struct bpf_sock *sk = ctx->sk;
+	__u64 endpoint = 0;
+
+	if (!sk)
+		return 0;
+	if (!bound)
+		endpoint = take4(ctx, sk, addr << 16 | (__u16)ctx->user_port);
+	// An earlier connect of this socket may have failed.
+	if (!endpoint)
+		bpf_sk_storage_delete(&sockets4, sk);
+	return endpoint;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	__u64 endpoint;
+
+	if (ctx->protocol != IPPROTO_TCP || !sk)
+		return 1;
+	endpoint = connect4_to(ctx, ctx->user_ip4, is_bound4(sk));
+	if (endpoint) {
+		ctx->user_ip4 = endpoint >> 16;
+		ctx->user_port = (__u16)endpoint;
+	}
+	return 1;
+}
+
+static __always_inline int is_mapped(struct bpf_sock_addr *ctx)
+{
+	return !ctx->user_ip6[0] && !ctx->user_ip6[1] && ctx->user_ip6[2] == bpf_htonl(0xffff);
+}
+
+// An IPv6 socket connects over IPv4 by an IPv4-mapped address.
+SEC("cgroup/connect6")
+int connect4_mapped(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	__u64 endpoint;
+
+	if (ctx->protocol != IPPROTO_TCP || !sk)
+		return 1;
+	if (!is_mapped(ctx)) {
+		bpf_sk_storage_delete(&sockets4, sk);
+		return 1;
+	}
+	endpoint = connect4_to(ctx, ctx->user_ip6[3], is_bound6(sk));
+	if (endpoint) {
+		ctx->user_ip6[3] = endpoint >> 16;
+		ctx->user_port = (__u16)endpoint;
+	}
+	return 1;
+}
+
+// dialled4 returns the frontend that a socket with this peer dialled, 0 for none.
+static __always_inline __u64 dialled4(struct bpf_sock_addr *ctx, __u64 addr)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct socket4 *names;
+
+	if (ctx->protocol != IPPROTO_TCP || !sk)
+		return 0;
+	names = bpf_sk_storage_get(&sockets4, sk, 0, 0);
+	if (!names || names->endpoint != (addr << 16 | (__u16)ctx->user_port))
+		return 0;
+	return names->frontend;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	__u64 frontend = dialled4(ctx, ctx->user_ip4);
+
+	if (frontend) {
+		ctx->user_ip4 = frontend >> 16;
+		ctx->user_port = (__u16)frontend;
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername4_mapped(struct bpf_sock_addr *ctx)
+{
+	__u64 frontend;
+
+	if (!is_mapped(ctx))
+		return 1;
+	frontend = dialled4(ctx, ctx->user_ip6[3]);
+	if (frontend) {
+		ctx->user_ip6[3] = frontend >> 16;
+		ctx->user_port = (__u16)frontend;
+	}
+	return 1;
+}
+
+struct name6 {
+	__u64 addr[2], port;
+};
+
+static __always_inline struct name6 name6(struct bpf_sock_addr *ctx)
+{
+	return (struct name6){
+		{ (__u64)ctx->user_ip6[1] << 32 | ctx->user_ip6[0], (__u64)ctx->user_ip6[3] << 32 | ctx->user_ip6[2] },
+		(__u16)ctx->user_port,
+	};
+}
+
+static __always_inline void set_name6(struct bpf_sock_addr *ctx, __u64 *name)
+{
+	ctx->user_ip6[0] = name[0];
+	ctx->user_ip6[1] = name[0] >> 32;
+	ctx->user_ip6[2] = name[1];
+	ctx->user_ip6[3] = name[1] >> 32;
+	ctx->user_port = (__u16)name[2];
+}
+
+static __always_inline __u64 search6(__u32 bucket, struct name6 *to)
+{
+	for (int i = 0; i < BUCKET; i++) {
+		__u32 n = bucket + i;
+		struct frontend6 *f = bpf_map_lookup_elem(&frontends6, &n);
+		__u64 port;
+
+		if (!f)
+			return 0;
+		port = READ_ONCE(f->port);
+		if (port == to->port && f->addr[0] == to->addr[0] && f->addr[1] == to->addr[1])
+			return READ_ONCE(f->list);
+		if (!port)
+			return 0;
+	}
+	return 0;
+}
+
+static __always_inline __u64 find6(struct scope *s, struct name6 *to)
+{
+	__u64 h = hash(to->addr[0] ^ hash(to->addr[1] ^ hash(to->port)));
+	__u64 list = search6(h & s->mask & -BUCKET, to);
+
+	return list ?: search6(h >> 32 & s->mask & -BUCKET, to);
+}
+
+// take6 returns the names of a socket that it takes.
+static __always_inline struct socket6 *take6(struct bpf_sock_addr *ctx, struct bpf_sock *sk, struct name6 *to)
+{
+	struct scope *s = get_scope();
+	struct socket6 *names;
+	struct slot6 *slot;
+	__u64 list;
+	__u32 n;
+
+	if (!s)
+		return 0;
+	list = find6(s, to);
+	if (!(__u32)list || !is_ours(ctx, s))
+		return 0;
+	n = choose(list);
+	slot = bpf_map_lookup_elem(&slots6, &n);
+	if (!slot)
+		return 0;
+	names = bpf_sk_storage_get(&sockets6, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!names)
+		return 0;
+	names->frontend[0] = to->addr[0];
+	names->frontend[1] = to->addr[1];
+	names->frontend[2] = to->port;
+	names->endpoint[0] = slot->addr[0];
+	names->endpoint[1] = slot->addr[1];
+	names->endpoint[2] = slot->port;
+	count();
+	return names;
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct socket6 *names = 0;
+	struct name6 to;
+
+	if (ctx->protocol != IPPROTO_TCP || !sk)
+		return 1;
+	if (!is_bound6(sk)) {
+		to = name6(ctx);
+		names = take6(ctx, sk, &to);
+	}
+	if (names)
+		set_name6(ctx, names->endpoint);
+	else
+		bpf_sk_storage_delete(&sockets6, sk);
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct socket6 *names;
+	struct name6 peer;
+
+	if (ctx->protocol != IPPROTO_TCP || !sk)
+		return 1;
+	names = bpf_sk_storage_get(&sockets6, sk, 0, 0);
+	if (!names)
+		return 1;
+	peer = name6(ctx);
+	if (names->endpoint[0] == peer.addr[0] && names->endpoint[1] == peer.addr[1] && names->endpoint[2] == peer.port)
+		set_name6(ctx, names->frontend);
+	return 1;
+}
+
+char _license[] SEC("license") = "Apache-2.0";

@@ -1,0 +1,212 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"bufio"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// dialVariable makes the test program a client, which dials what it reads.
+const dialVariable = "SOCKETLB_CLIENT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(dialVariable) != "" {
+		serveClient()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// call is a connection that a client makes.
+type call struct {
+	To     string
+	Family int    // of the socket
+	Bind   string // an address, if not empty
+	Then   string // a second address, which the same socket dials after the first
+}
+
+// answer is what came of a call.
+type answer struct {
+	Greeting, Peer, Err string
+}
+
+// serveClient makes the calls that it reads.
+func serveClient() {
+	_ = raiseLoopback() // it may be raised already
+	out := json.NewEncoder(os.Stdout)
+	for in := json.NewDecoder(os.Stdin); ; {
+		var c call
+		if in.Decode(&c) != nil {
+			return
+		}
+		a, err := c.make()
+		if err != nil {
+			a.Err = err.Error()
+		}
+		_ = out.Encode(a)
+	}
+}
+
+func (c call) make() (a answer, err error) {
+	fd, err := unix.Socket(c.Family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return a, err
+	}
+	defer unix.Close(fd)
+	if c.Bind != "" {
+		if err := unix.Bind(fd, c.sockaddr(c.Bind)); err != nil {
+			return a, err
+		}
+	}
+	err = unix.Connect(fd, c.sockaddr(c.To))
+	if c.Then != "" {
+		err = unix.Connect(fd, c.sockaddr(c.Then))
+	}
+	if err != nil {
+		return a, err
+	}
+	b := make([]byte, 100)
+	n, err := unix.Read(fd, b)
+	a.Greeting = strings.TrimSpace(string(b[:max(n, 0)]))
+	peer, err2 := unix.Getpeername(fd)
+	if err == nil {
+		err = err2
+	}
+	switch p := peer.(type) {
+	case *unix.SockaddrInet4:
+		a.Peer = netip.AddrPortFrom(netip.AddrFrom4(p.Addr), uint16(p.Port)).String()
+	case *unix.SockaddrInet6:
+		a.Peer = netip.AddrPortFrom(netip.AddrFrom16(p.Addr), uint16(p.Port)).String()
+	}
+	return a, err
+}
+
+func (c call) sockaddr(s string) unix.Sockaddr {
+	a := netip.MustParseAddrPort(s)
+	if c.Family == unix.AF_INET {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+// client is a process in a cgroup.
+type client struct {
+	in  *json.Encoder
+	out *json.Decoder
+}
+
+// startClient starts a client in a cgroup. Its network namespace is that of the thread, or
+// a new one with the flag CLONE_NEWNET.
+func startClient(t *testing.T, cgroup string, flags uintptr) *client {
+	t.Helper()
+	dir, err := os.Open(cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), dialVariable+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Cloneflags: flags}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		_ = cmd.Wait()
+	})
+	return &client{json.NewEncoder(in), json.NewDecoder(bufio.NewReader(out))}
+}
+
+func (c *client) call(t *testing.T, x call) answer {
+	t.Helper()
+	if x.Family == 0 {
+		x.Family = unix.AF_INET
+		if !netip.MustParseAddrPort(x.To).Addr().Is4() {
+			x.Family = unix.AF_INET6
+		}
+	}
+	var a answer
+	if err := c.in.Encode(x); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.out.Decode(&a); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// newCgroup returns a cgroup of its own for the test.
+func newCgroup(t *testing.T) string {
+	t.Helper()
+	root, err := unifiedRoot()
+	if err != nil {
+		t.Skip(err)
+	}
+	dir, err := os.MkdirTemp(root, "socketlb-test-")
+	if err != nil {
+		t.Skipf("make a cgroup: %v", err)
+	}
+	t.Cleanup(func() { removeCgroup(t, dir) })
+	return dir
+}
+
+// mountPins mounts a BPF file system for the test.
+func mountPins(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Skipf("mount a BPF file system: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
+func removeCgroup(t *testing.T, dir string) {
+	t.Helper()
+	var all []string
+	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			all = append(all, path)
+		}
+		return nil
+	})
+	for i := len(all) - 1; i >= 0; i-- {
+		if err := os.Remove(all[i]); err != nil {
+			t.Errorf("remove cgroup: %v", err)
+		}
+	}
+}
+
+// subgroup makes a cgroup below dir.
+func subgroup(t *testing.T, dir, below string) string {
+	t.Helper()
+	path := filepath.Join(dir, below)
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

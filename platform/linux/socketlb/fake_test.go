@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"errors"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+
+	"kubeproxy/common/service"
+)
+
+// fake is a Driver without a kernel. Programs are calls of connect.
+type fake struct {
+	family service.Family
+	// programs is held by each program, and by Barrier until they have ended.
+	programs sync.RWMutex
+
+	built, active *Memory
+	detached      error
+	// fails are the calls that fail.
+	fails    map[string]bool
+	barriers int
+}
+
+var errInjected = errors.New("injected")
+
+func (k *fake) fail(call string) error {
+	if k.fails[call] {
+		return errInjected
+	}
+	return nil
+}
+
+func (k *fake) Adopt() (*Memory, error) { return k.active, k.fail("Adopt") }
+
+func (k *fake) Build(frontends, slots int) (*Memory, error) {
+	w := words[k.family]
+	k.built = &Memory{family: k.family, frontends: make([]uint64, frontends*(w+1)), slots: make([]uint64, slots*w)}
+	return k.built, k.fail("Build")
+}
+
+func (k *fake) Activate() error {
+	if err := k.fail("Activate"); err != nil {
+		return err
+	}
+	k.programs.Lock()
+	defer k.programs.Unlock()
+	k.active, k.built, k.detached = k.built, nil, nil
+	return nil
+}
+
+func (k *fake) Attached() error { return k.detached }
+
+func (k *fake) Barrier() error {
+	k.programs.Lock()
+	defer k.programs.Unlock()
+	k.barriers++
+	return k.fail("Barrier")
+}
+
+func (k *fake) Installed() (bool, error) { return k.active != nil, k.fail("Installed") }
+
+func (k *fake) Remove() error {
+	if err := k.fail("Remove"); err != nil {
+		return err
+	}
+	k.active = nil
+	return nil
+}
+
+func (k *fake) Release() {}
+
+func (k *fake) Taken() (uint64, error) { return 0, k.fail("Taken") }
+
+// connect does what the programs do, and returns the endpoint with number choice.
+func (k *fake) connect(to netip.AddrPort, choice int) (netip.AddrPort, bool) {
+	k.programs.RLock()
+	defer k.programs.RUnlock()
+	m := k.active
+	if m == nil {
+		return to, false
+	}
+	i, found := m.find(nameOf(to))
+	if !found {
+		return to, false
+	}
+	l := m.list(i)
+	if l.len() == 0 {
+		return to, false
+	}
+	runtime.Gosched() // a program can be interrupted here
+	return m.slot(l.first() + choice%l.len()), true
+}
+
+// endpoints returns where connections to an address lead, in the order of the list.
+func (k *fake) endpoints(to netip.AddrPort) []netip.AddrPort {
+	var all []netip.AddrPort
+	for i := 0; ; i++ {
+		e, ok := k.connect(to, i)
+		if !ok || slices.Contains(all, e) {
+			return all
+		}
+		all = append(all, e)
+	}
+}

@@ -1,0 +1,179 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"net/netip"
+	"sync/atomic"
+
+	"kubeproxy/common/service"
+)
+
+// Memory is the tables of one family that the programs read, as bpf/socketlb.c describes
+// them. The programs see every store at once.
+type Memory struct {
+	family service.Family
+	// frontends is a table of entries with open addressing: a name, and the word of a
+	// list. An entry belongs to one frontend as long as the table lasts, so that a
+	// program that has found it cannot meet another frontend there.
+	frontends []uint64
+	// slots has the names of endpoints. Those of a list follow one another.
+	slots []uint64
+}
+
+// name is an address and port in the words of the tables. Those of IPv4 have one word.
+type name [3]uint64
+
+// words is the number of words in a name of each family.
+var words = [...]int{service.IPv4: 1, service.IPv6: 3}
+
+// bucket is the number of entries in a bucket. A name is in one of two buckets. It equals
+// BUCKET of the programs.
+const bucket = 8
+
+func nameOf(a netip.AddrPort) name {
+	port := uint64(bits.ReverseBytes16(a.Port()))
+	if a.Addr().Is4() {
+		b := a.Addr().As4()
+		return name{uint64(binary.LittleEndian.Uint32(b[:]))<<16 | port}
+	}
+	b := a.Addr().As16()
+	return name{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:]), port}
+}
+
+// addrPort is the reverse of nameOf.
+func (n name) addrPort(f service.Family) netip.AddrPort {
+	if f == service.IPv4 {
+		var b [4]byte
+		binary.LittleEndian.PutUint32(b[:], uint32(n[0]>>16))
+		return netip.AddrPortFrom(netip.AddrFrom4(b), bits.ReverseBytes16(uint16(n[0])))
+	}
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:8], n[0])
+	binary.LittleEndian.PutUint64(b[8:], n[1])
+	return netip.AddrPortFrom(netip.AddrFrom16(b), bits.ReverseBytes16(uint16(n[2])))
+}
+
+// hash equals hash of the programs. It is the last step of MurmurHash3.
+func hash(x uint64) uint64 {
+	x ^= x >> 33
+	x *= 0xff51afd7ed558ccd
+	x ^= x >> 33
+	x *= 0xc4ceb9fe1a85ec53
+	return x ^ x>>33
+}
+
+func (n name) hash(f service.Family) uint64 {
+	if f == service.IPv4 {
+		return hash(n[0])
+	}
+	return hash(n[0] ^ hash(n[1]^hash(n[2])))
+}
+
+// list is the word of a list: the first slot in the upper half, the number of slots in
+// the lower one. 0 is the empty list, with which an entry takes no connection.
+type list uint64
+
+func listOf(first, n int) list { return list(first)<<32 | list(n) }
+func (l list) first() int      { return int(l >> 32) }
+func (l list) len() int        { return int(uint32(l)) }
+
+// entries returns the number of entries of the table, a power of two.
+func (m *Memory) entries() int { return len(m.frontends) / (words[m.family] + 1) }
+
+// size returns the number of slots.
+func (m *Memory) size() int { return len(m.slots) / words[m.family] }
+
+// at returns the name in entry i. It is the zero name in an unused one.
+func (m *Memory) at(i int) (n name) {
+	return load(m.frontends[i*(words[m.family]+1):][:words[m.family]])
+}
+
+// used reports whether n is a name. The last word contains the port.
+func (m *Memory) used(n name) bool { return n[words[m.family]-1] != 0 }
+
+// list returns the list of entry i.
+func (m *Memory) list(i int) list { return list(atomic.LoadUint64(m.listWord(i))) }
+
+func (m *Memory) listWord(i int) *uint64 {
+	w := words[m.family] + 1
+	return &m.frontends[i*w+w-1]
+}
+
+// setList replaces the list of entry i by one store. A program reads the old or the new
+// one.
+func (m *Memory) setList(i int, l list) { atomic.StoreUint64(m.listWord(i), uint64(l)) }
+
+// slot returns the endpoint in slot i.
+func (m *Memory) slot(i int) netip.AddrPort {
+	w := words[m.family]
+	return load(m.slots[i*w : (i+1)*w]).addrPort(m.family)
+}
+
+// fill writes endpoints from slot first on. No list may contain these slots.
+func (m *Memory) fill(first int, endpoints []service.Endpoint) {
+	w := words[m.family]
+	for i, e := range endpoints {
+		store(m.slots[(first+i)*w:][:w], nameOf(e.Addr))
+	}
+}
+
+// find returns the entry of n, or the one that n may have. It returns -1 if both buckets of
+// n are full, which is rare: the emptier one takes a name, and the table grows when half of
+// it is used.
+func (m *Memory) find(n name) (i int, found bool) {
+	h := n.hash(m.family)
+	a, used, found := m.search(n, uint32(h))
+	if found {
+		return a, true
+	}
+	b, usedB, found := m.search(n, uint32(h>>32))
+	switch {
+	case found:
+		return b, true
+	case usedB < used:
+		a, used = b, usedB
+	}
+	if used == bucket {
+		return -1, false
+	}
+	return a, false
+}
+
+// search returns the entry of n in the bucket that h names, or the first unused one and how
+// many are used.
+func (m *Memory) search(n name, h uint32) (i, used int, found bool) {
+	first := int(h) & (m.entries() - 1) &^ (bucket - 1)
+	for used = range bucket {
+		switch x := m.at(first + used); {
+		case x == n:
+			return first + used, used, true
+		case !m.used(x):
+			return first + used, used, false
+		}
+	}
+	return -1, bucket, false
+}
+
+// claim writes n into the unused entry i. Its last word comes last: until then the entry
+// counts as unused.
+func (m *Memory) claim(i int, n name) {
+	w := words[m.family]
+	store(m.frontends[i*(w+1):][:w], n)
+}
+
+func load(from []uint64) (n name) {
+	for i := range from {
+		n[i] = atomic.LoadUint64(&from[i])
+	}
+	return n
+}
+
+func store(to []uint64, n name) {
+	for i := range to {
+		atomic.StoreUint64(&to[i], n[i])
+	}
+}
