@@ -13,14 +13,14 @@ REVISION  := $(shell git rev-parse HEAD 2>/dev/null)
 DATE      := $(shell git log -1 --format=%cI 2>/dev/null)
 
 # The packages whose tests start a real API server.
-E2E := ./test/apisource ./test/cluster ./test/incluster ./test/outage
+E2E := ./test/apisource ./test/cluster ./test/incluster ./test/monitoring ./test/outage
 
 # The packages whose tests run Windows programs under Wine.
 WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
 # The packages that make test runs: those that need neither an API server, nor Wine,
 # nor a virtual machine.
-QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|incluster|outage|vm|windows|wine|winparity|winservice)(/|$$)')
+QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|incluster|monitoring|outage|vm|windows|wine|winparity|winservice)(/|$$)')
 
 # The long ones among the tests on real packets, which make check runs.
 LONG := Killed|MountedVolume|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/thirdparty"
 )
 
 func main() {
@@ -19,10 +21,14 @@ func main() {
 	if err == nil {
 		known, err = cluster.UpstreamProxy(ctx, os.Stderr)
 	}
+	scraper := ""
+	if err == nil {
+		scraper, err = thirdparty.Prometheus.Build(ctx, os.Stderr, "prometheus")
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "controlplane:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("%s\n%s\n%s\n", programs.Etcd, programs.APIServer, known)
+	fmt.Printf("%s\n%s\n%s\n%s\n", programs.Etcd, programs.APIServer, known, filepath.Join(scraper, "prometheus"))
 }

@@ -169,21 +169,25 @@ func (b builder) key(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	fmt.Fprintln(h, env, flags("version"))
+	fmt.Fprintln(h, env, b.flags("version"))
 	return fmt.Sprintf("%x", h.Sum(nil))[:16], nil
 }
 
 // flags are those of go build. Without a version in them, an API server reports v0.0.0,
 // and containerd v2 reports none.
-func flags(version string) []string {
+func (b builder) flags(version string) []string {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
 	const variable = " -X k8s.io/component-base/version."
-	return []string{
+	all := []string{
 		"-trimpath", "-buildvcs=false",
 		"-ldflags=-s -w" + variable + "gitVersion=" + version + variable + "gitMajor=" + major + variable + "gitMinor=" + minor +
 			" -X github.com/containerd/containerd/v2/version.Version=" + version,
 	}
+	if b.module.tags != "" {
+		all = append(all, "-tags="+b.module.tags)
+	}
+	return all
 }
 
 func (b builder) build(ctx context.Context, name, file string) error {
@@ -202,7 +206,7 @@ func (b builder) build(ctx context.Context, name, file string) error {
 	if strings.HasSuffix(name, ".test") {
 		args = []string{"test", "-c", "-o", file}
 	}
-	if _, err := b.run(ctx, b.recipe, append(append(args, flags(version)...), pkg)...); err != nil {
+	if _, err := b.run(ctx, b.recipe, append(append(args, b.flags(version)...), pkg)...); err != nil {
 		return fmt.Errorf("build %s: %w", name, err)
 	}
 	fmt.Fprintf(b.out, "built %s in %s\n", name, time.Since(start).Round(time.Second))

@@ -3,7 +3,7 @@
 
 // Package thirdparty builds programs of other projects for tests, from source and at the
 // versions that modules of this tree pin, and keeps them in the user's cache folder:
-// Kubernetes, etcd, containerd, CoreDNS and Helm.
+// Kubernetes, etcd, containerd, CoreDNS, Helm and Prometheus.
 //
 // A module names its programs as tools in go.mod. So the requirements of those projects
 // stay out of the product's go.mod. A changed go.mod or go.sum, or another version of Go,

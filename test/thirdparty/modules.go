@@ -7,6 +7,7 @@ package thirdparty
 type Module struct {
 	folder  string // from the top of the tree, with slashes
 	windows bool   // builds for windows/amd64, in place of this system
+	tags    string // build tags, with commas
 	// programs are the packages by the names of the programs. The one called e2e.test is
 	// built from the tests of its package.
 	programs map[string]string
@@ -48,4 +49,10 @@ var CoreDNS = Module{folder: "test/e2e/coredns", programs: map[string]string{
 // Release has the program helm, and ours that makes images and charts.
 var Release = Module{folder: "build/release", programs: map[string]string{
 	"helm": "helm.sh/helm/v3/cmd/helm",
+}}
+
+// Prometheus has the program prometheus, which finds nothing to scrape by itself: the
+// clients of all clouds are most of it otherwise.
+var Prometheus = Module{folder: "build/tools/prometheus", tags: "remove_all_sd", programs: map[string]string{
+	"prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
 }}

@@ -31,7 +31,7 @@ func TestAlerts(t *testing.T) {
 	}
 	promtool := filepath.Join(dir, "promtool")
 	// Without discovery of services, which is most of the program.
-	runs(t, filepath.Join("..", "..", ".."), "go", "build", "-modfile=build/tools/promtool/go.mod", "-tags=remove_all_sd", "-o", promtool,
+	runs(t, filepath.Join("..", "..", ".."), "go", "build", "-modfile=build/tools/prometheus/go.mod", "-tags=remove_all_sd", "-o", promtool,
 		"github.com/prometheus/prometheus/cmd/promtool")
 	runs(t, dir, promtool, "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml")
 	runs(t, dir, promtool, "test", "rules", "rules_test.yaml")

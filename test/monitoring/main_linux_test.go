@@ -1,0 +1,16 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package monitoring
+
+import (
+	"os"
+	"testing"
+
+	"kubeproxy/test/program"
+)
+
+// kubeProxy is the proxy, freshly built for each run of the tests.
+var kubeProxy program.Program
+
+func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
