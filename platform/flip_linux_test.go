@@ -27,6 +27,9 @@ import (
 
 var flipShape = flag.String("flip", "50x100", "ports and endpoints of the Service in BenchmarkFlip, such as 500x1000")
 
+// flipNode stays the same, as in a cluster.
+var flipNode = &service.Node{}
+
 // flipped returns a snapshot of one Service whose first endpoint is ready or not.
 func flipped(generation uint64, ports, endpoints int, ready bool) *service.Snapshot {
 	var all []*service.Port
@@ -43,7 +46,7 @@ func flipped(generation uint64, ports, endpoints int, ready bool) *service.Snaps
 			Cluster:   list,
 		})
 	}
-	return service.New(generation, &service.Node{}, all)
+	return service.New(generation, flipNode, all)
 }
 
 // cpu returns the CPU time of this process and its children so far.

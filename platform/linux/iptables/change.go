@@ -144,7 +144,10 @@ func (s *stage) changePort(c service.Change, node *service.Node) {
 	s.changes = append(s.changes, c)
 	stay := map[id]bool{}
 	if c.New != nil {
-		chains := s.layout.portChains(c.New, node)
+		chains, same := s.layout.changedChains(c.New, c.Old, node)
+		if slices.ContainsFunc(same, func(i id) bool { return !s.holds(i) }) {
+			chains = s.layout.portChains(c.New, node)
+		}
 		for _, x := range chains {
 			stay[x.id] = true
 		}
@@ -153,11 +156,18 @@ func (s *stage) changePort(c service.Change, node *service.Node) {
 	if c.Old == nil || s.keepDeleted {
 		return
 	}
-	for _, x := range s.layout.portChains(c.Old, node) {
-		if _, held := s.sums[x.id]; held && !stay[x.id] {
+	chains, _ := s.layout.changedChains(c.Old, c.New, node)
+	for _, x := range chains {
+		if s.holds(x.id) && !stay[x.id] {
 			s.deletes = append(s.deletes, x.id)
 		}
 	}
+}
+
+// holds reports whether the tables have a chain before the change.
+func (s *stage) holds(i id) bool {
+	_, held := s.sums[i]
+	return held
 }
 
 // ensureShared adds all chains that do not belong to a single Port, and deletes branches

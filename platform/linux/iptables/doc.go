@@ -47,6 +47,9 @@ type Options struct {
 	// those behind it, and new connections go there, masqueraded as if the relay
 	// had made them. It keeps those that it has.
 	Bypass bool
+	// ListSize is how many endpoints a chain may have before it is split, 0 for a size
+	// that suits the kernel.
+	ListSize int
 	// Dir is the directory of the iptables commands. If it is empty, PATH is searched.
 	Dir string
 }

@@ -22,17 +22,18 @@ import (
 var errInjected = backendtest.ErrInjected
 
 func TestSuites(t *testing.T) {
-	runSuites(t, 0)
+	runSuites(t, 0, Options{})
 }
 
-// The suites pass if iptables-restore gets new chains in pieces.
+// The suites pass if iptables-restore gets new chains in pieces, and with lists of two
+// endpoints that have branches.
 func TestSuitesInPieces(t *testing.T) {
-	runSuites(t, 7)
+	runSuites(t, 7, Options{ListSize: 1})
 }
 
-func runSuites(t *testing.T, piece int) {
+func runSuites(t *testing.T, piece int, o Options) {
 	backendtest.Run(t, backendtest.Harness{
-		New:     func(w generate.Cluster) backendtest.Node { return newNode(w.Family, piece) },
+		New:     func(w generate.Cluster) backendtest.Node { return newNode(w.Family, piece, o) },
 		Cluster: func(w generate.Cluster) backendtest.Cluster { return generate.WithoutServiceCIDRs{Cluster: w} },
 		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted string, err error) {
 			return b.(*Backend).ReadBack(ctx, want)
@@ -70,19 +71,21 @@ func wantForeignChains(t fataler, k *fake) {
 // node is a fake system with chains of others, for the suites.
 type node struct {
 	*fake
-	family service.Family
+	family  service.Family
+	options Options
 }
 
-func newNode(f service.Family, piece int) *node {
+func newNode(f service.Family, piece int, o Options) *node {
 	k := newFake()
 	k.Piece = piece
 	k.addForeignChains()
-	return &node{k, f}
+	o.MasqueradeBit, o.DropInvalid = 14, true
+	return &node{k, f, o}
 }
 
-func (n *node) Start() reconcile.Backend { return newBackend(n.family, n.fake) }
+func (n *node) Start() reconcile.Backend { return NewWith(n.family, n.options, n.fake) }
 
-func (n *node) Fresh() backendtest.Node { return newNode(n.family, n.Piece) }
+func (n *node) Fresh() backendtest.Node { return newNode(n.family, n.Piece, n.options) }
 
 func (n *node) Heal() { n.Refuse = nil }
 

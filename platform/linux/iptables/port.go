@@ -4,39 +4,42 @@
 package iptables
 
 import (
-	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"kubeproxy/common/service"
 )
 
 // portChains returns the chains that only p uses.
 func (l layout) portChains(p *service.Port, node *service.Node) []chain {
-	var all []chain
+	chains, _ := l.changedChains(p, nil, node)
+	return chains
+}
+
+// changedChains returns the chains that only p uses, except for those branches of lists
+// that are the same as in old, which may be nil. same are these, without what is below.
+func (l layout) changedChains(p, old *service.Port, node *service.Node) (all []chain, same []id) {
 	if l.isIPVS() {
-		return nil
+		return nil, nil
 	}
-	add := func(name string, rules []string) { all = append(all, chain{id{nat, name}, rules}) }
-	if UsesPolicy(p, service.PolicyCluster) {
-		add(portChainName(clusterPrefix, p), l.endpointRules(p, service.PolicyCluster, p.Cluster))
-	}
-	if UsesPolicy(p, service.PolicyLocal) {
-		add(portChainName(localPrefix, p), l.endpointRules(p, service.PolicyLocal, p.Local))
+	for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
+		if UsesPolicy(p, policy) {
+			chains, stay := l.listChains(p, old, policy)
+			all, same = append(all, chains...), append(same, stay...)
+		}
 	}
 	if !forwardsExternal(p) {
-		return all
+		return all, same
 	}
+	add := func(name string, rules []string) { all = append(all, chain{id{nat, name}, rules}) }
 	add(portChainName(externalPrefix, p), l.externalRules(p, node))
 	for i := range p.Frontends {
 		if f := &p.Frontends[i]; f.Sources != nil {
 			add(firewallName(p, f), firewallRules(p, f))
 		}
 	}
-	return all
+	return all, same
 }
 
 // frontendKinds reports which kinds of frontends p has.
@@ -56,62 +59,6 @@ func frontendKinds(p *service.Port) (internal, external bool) {
 func forwardsExternal(p *service.Port) bool {
 	_, external := frontendKinds(p)
 	return external && (len(p.Cluster) > 0 || p.External == service.PolicyLocal && len(p.Local) > 0)
-}
-
-// endpointRules send a connection to one of the endpoints, all with the same
-// probability. With session affinity, a client returns to its previous endpoint.
-func (l layout) endpointRules(p *service.Port, policy service.Policy, endpoints []service.Endpoint) []string {
-	rules := make([]string, 0, 2*len(endpoints)+1)
-	for i := range p.Frontends {
-		if f := &p.Frontends[i]; f.Kind == service.ClusterIP && p.Internal == policy && !l.relays() {
-			rules = append(rules, "-d "+hostPrefix(f.Addr)+" -j "+markClusterChain)
-		}
-	}
-	if l.bypasses() {
-		rules = append(rules, "-j "+markChain)
-	}
-	if p.Affinity > 0 {
-		for _, e := range endpoints {
-			again := fmt.Sprintf("--update --seconds %d --reap", p.Affinity/time.Second)
-			rules = append(rules, dnat(p, e, recentMatch(p, e, again)))
-		}
-	}
-	for i, e := range endpoints {
-		match := randomMatch(len(endpoints) - i)
-		if p.Affinity > 0 {
-			match += recentMatch(p, e, "--set")
-		}
-		rules = append(rules, dnat(p, e, match))
-	}
-	return rules
-}
-
-func dnat(p *service.Port, e service.Endpoint, match string) string {
-	return "-p " + p.Name.Protocol.String() + " " + match + "-j DNAT --to-destination " + e.Addr.String()
-}
-
-// randomMatch matches one of n connections. The kernel compares probabilities in units
-// of 2^-31 (kernel: net/netfilter/xt_statistic.c).
-func randomMatch(n int) string {
-	if n == 1 {
-		return ""
-	}
-	const all = 1 << 31
-	return fmt.Sprintf("-m statistic --mode random --probability %.11f ", math.Round(all/float64(n))/all)
-}
-
-// recentMatch applies action to the list of clients that use e. The list exists while a
-// rule refers to it (kernel: net/netfilter/xt_recent.c).
-func recentMatch(p *service.Port, e service.Endpoint, action string) string {
-	list := hashedName(recentPrefix, p.Name.String(), p.Name.Protocol.String(), e.Addr.String())
-	return "-m recent " + action + " --name " + list + " --mask " + fullMask(p.Family) + " --rsource "
-}
-
-func fullMask(f service.Family) string {
-	if f == service.IPv6 {
-		return "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-	}
-	return "255.255.255.255"
 }
 
 // hostPrefix returns the prefix that contains only a.

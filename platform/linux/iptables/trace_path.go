@@ -245,6 +245,7 @@ func (p *path) hop(object, format string, args ...any) {
 // show records the chains of ours that the packet entered, and the rules that matched it.
 // Rules of one chain that translate are shown together.
 func (p *path) show(steps []walk.Step) {
+	steps = withoutBranches(steps)
 	for len(steps) > 0 {
 		s, n := steps[0], translations(steps)
 		switch {
@@ -258,6 +259,26 @@ func (p *path) show(steps []walk.Step) {
 		}
 		steps = steps[max(n, 1):]
 	}
+}
+
+// withoutBranches leaves out the ways from a list of endpoints to its branches, so that
+// all its endpoints are shown together.
+func withoutBranches(steps []walk.Step) []walk.Step {
+	var all []walk.Step
+	leads := false // the step before led to a branch
+	for _, s := range steps {
+		entered := leads && s.Rule == nil
+		leads = s.Rule != nil && isList(s.Chain.Name) && isList(targetOf(s.Rule.Words()))
+		if !entered && !leads {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// isList reports whether a chain is a list of endpoints or a branch of one.
+func isList(chain string) bool {
+	return strings.HasPrefix(chain, clusterPrefix) || strings.HasPrefix(chain, localPrefix)
 }
 
 // translations counts the first of steps that translate.

@@ -77,7 +77,8 @@ func TestTraceFindsTampering(t *testing.T) {
 				w := generate.WithoutServiceCIDRs{Cluster: generate.Cluster{T: t, Family: f}}
 				ports := w.Ports()
 				k := newFake()
-				c := traceCase{t: t, k: k, b: newBackend(f, k), want: service.New(1, w.Node(), ports)}
+				o := Options{MasqueradeBit: 14, DropInvalid: true, ListSize: w.DrawInt("size of lists", 3)}
+				c := traceCase{t: t, k: k, b: NewWith(f, o, k), want: service.New(1, w.Node(), ports)}
 				k.addForeignChains()
 				apply(t, c.b, c.want)
 				for range 2 {
@@ -159,11 +160,17 @@ func TestTraceRemembers(t *testing.T) {
 		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(generate.NthAddr("10.244.1.0", n+1), 8080)})
 	}
 	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{p})
-	k := newFake()
-	b := newBackend(service.IPv4, k)
-	apply(t, b, want)
+	for _, size := range []int{0, 1} {
+		k := newFake()
+		b := NewWith(service.IPv4, Options{MasqueradeBit: 14, ListSize: size}, k)
+		apply(t, b, want)
+		traceRemembers(t, k, b, want, p)
+	}
+}
+
+func traceRemembers(t *testing.T, k *fake, b *Backend, want *service.Snapshot, p *service.Port) {
 	client := netip.MustParseAddr("10.244.1.99")
-	list := argument(splitRule(recentMatch(p, p.Cluster[1], "--update")), "--name")
+	list := argument(splitRule(recentMatch(p, p.Cluster[1].Addr, "--update")), "--name")
 	for age, remembered := range map[time.Duration]bool{time.Minute: true, 2 * time.Hour: false} {
 		k.RecentClients = map[string]map[netip.Addr]time.Duration{list: {client: age}}
 		w, err := b.Trace(t.Context(), want, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "eth0"}, generate.IsNodeLocal)

@@ -37,7 +37,9 @@ func (c *Counters) Read(ctx context.Context, want *service.Snapshot) ([]traffic.
 	}
 	ports := map[string]service.PortName{}
 	for p := range want.Ports(c.family) {
-		ports[portChainName(clusterPrefix, p)], ports[portChainName(localPrefix, p)] = p.Name, p.Name
+		for _, x := range c.lists(p) {
+			ports[x.name] = p.Name
+		}
 	}
 	sums := map[traffic.Counter]uint64{}
 	for line := range strings.Lines(text) {
@@ -51,6 +53,14 @@ func (c *Counters) Read(ctx context.Context, want *service.Snapshot) ([]traffic.
 		all = append(all, traffic.Sample{Counter: k, Counts: traffic.Counts{Connections: n}})
 	}
 	return all, nil
+}
+
+// lists returns the chains that hold endpoints of p.
+func (c *Counters) lists(p *service.Port) []chain {
+	l := layout{family: c.family}
+	cluster, _ := l.listChains(p, nil, service.PolicyCluster)
+	local, _ := l.listChains(p, nil, service.PolicyLocal)
+	return append(cluster, local...)
 }
 
 // parseTranslation parses "[PACKETS:BYTES] -A CHAIN ... --to-destination ENDPOINT". The
