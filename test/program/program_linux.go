@@ -72,8 +72,12 @@ func (p Program) Command(args ...string) *exec.Cmd {
 	return exec.Command(p.Path, append(baseFlags[:len(baseFlags):len(baseFlags)], args...)...)
 }
 
+// RunTimeout bounds how long a command may take that should end by itself.
+const RunTimeout = 3 * time.Minute
+
 // Run runs cmd on h until it ends, and returns its output. If cmd has a Stdout already,
-// that is only its standard error.
+// that is only its standard error. A command that takes longer than RunTimeout is killed,
+// and the test fails.
 func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	t.Helper()
 	out := &Log{}
@@ -84,7 +88,11 @@ func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	if err := h.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
+	limit := time.AfterFunc(RunTimeout, func() { _ = cmd.Process.Kill() })
 	err := cmd.Wait()
+	if !limit.Stop() {
+		t.Errorf("%s: did not end within %s", cmd, RunTimeout)
+	}
 	return out.String(), err
 }
 
