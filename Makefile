@@ -22,8 +22,9 @@ WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/wi
 # nor a virtual machine.
 QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|incluster|monitoring|outage|vm|windows|wine|winparity|winservice)(/|$$)')
 
-# The long ones among the tests on real packets, which make check runs.
-LONG := Killed|MountedVolume|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
+# Tests for make check alone: the long ones on real packets, and what needs a compiler of
+# programs for the kernel.
+LONG := Killed|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
 
 # The kernel of the virtual machine.
 KERNEL ?= 6.1
