@@ -6,8 +6,8 @@ package platform
 import (
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/nftables"
 )
 
 // backend is what the scenarios know of a backend. A new one adds a row to backends.
@@ -23,7 +23,7 @@ type backend struct {
 }
 
 var backends = []backend{
-	{"nftables", writeNFTables, skeletonPath, func(t *testing.T, s *service.Snapshot) []byte { return renderNFTables(t, s, nftables.Text) }},
+	{"nftables", writeNFTables, skeletonPath, func(t *testing.T, s *service.Snapshot) []byte { return renderNFTables(t, s, document.Text) }},
 	{"iptables", writeIPTables, "testdata/skeleton.iptables", renderIPTables},
 	{"ipvs", writeIPVS, "testdata/skeleton.ipvs", renderIPVS},
 	{"userspace", writeUserspace, "testdata/skeleton.userspace", renderUserspace},

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
@@ -18,7 +19,7 @@ var iptablesOptions = iptables.Options{MasqueradeBit: 14, LocalhostNodePorts: tr
 func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := iptables.Render(&b, want, iptablesOptions, iptables.Text); err != nil {
+	if err := iptables.Render(&b, want, iptablesOptions, document.Text); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.Bytes()

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
 )
@@ -18,7 +19,7 @@ var ipvsOptions = ipvs.Options{MasqueradeBit: 14}
 func renderIPVS(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := ipvs.Render(&b, want, ipvsOptions, ipvs.Text); err != nil {
+	if err := ipvs.Render(&b, want, ipvsOptions, document.Text); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.Bytes()

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/windows/hns"
 )
@@ -32,7 +33,7 @@ func writeKernelspace(t *testing.T, want *service.Snapshot, c scenarioOptions) s
 		kind = c.HNS.Kind
 	}
 	var b bytes.Buffer
-	if err := hns.Render(&b, want, hns.AssumedListing(kind, want, o), o, hns.Text); err != nil {
+	if err := hns.Render(&b, want, hns.AssumedListing(kind, want, o), o, document.Text); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.String()

@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/common/document"
 	"kubeproxy/test/nftcommand"
 )
 
@@ -19,7 +19,7 @@ func TestNFTAcceptsScenarios(t *testing.T) {
 	for _, path := range scenarioPaths(t) {
 		t.Run(scenarioName(path), func(t *testing.T) {
 			_, want := openScenario(t, path)
-			nftAccepts(t, renderNFTables(t, want, nftables.Text))
+			nftAccepts(t, renderNFTables(t, want, document.Text))
 		})
 	}
 	t.Run("skeleton", func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
 )
@@ -20,7 +21,7 @@ var nftablesOptions = nftables.Options{MasqueradeBit: 14}
 // emptySnapshot has a node with default values, in a cluster without Services.
 var emptySnapshot = service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
 
-func renderNFTables(t *testing.T, want *service.Snapshot, format nftables.Format) []byte {
+func renderNFTables(t *testing.T, want *service.Snapshot, format document.Format) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	if err := nftables.Render(&b, want, nftablesOptions, format); err != nil {
@@ -45,7 +46,7 @@ type nftObject struct {
 func nftablesOf(t *testing.T, want *service.Snapshot) nftTables {
 	t.Helper()
 	var tables nftTables
-	if err := json.Unmarshal(renderNFTables(t, want, nftables.JSON), &tables); err != nil {
+	if err := json.Unmarshal(renderNFTables(t, want, document.JSON), &tables); err != nil {
 		t.Fatalf("read what was rendered: %v", err)
 	}
 	return tables

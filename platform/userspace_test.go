@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/userspace"
@@ -17,7 +18,7 @@ var userspaceOptions = userspace.Options{Rules: iptablesOptions}
 func renderUserspace(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := userspace.Render(&b, want, userspaceOptions, iptables.Text); err != nil {
+	if err := userspace.Render(&b, want, userspaceOptions, document.Text); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.Bytes()

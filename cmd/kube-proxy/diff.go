@@ -15,6 +15,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -91,7 +92,7 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 	view := plandiff.View{All: d.all, Colour: terminal.Coloured(to.out)}
 	switch d.format {
 	case "json":
-		err = found.JSON(to.out)
+		err = document.WriteJSON(to.out, found)
 	case "diff":
 		err = view.PrintText(to.out, found)
 	default:

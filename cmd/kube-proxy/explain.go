@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/common/document"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/source"
@@ -127,9 +127,7 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 
 func (x *explainOptions) print(to streams, answer *explain.Explanation) error {
 	if x.format == "json" {
-		e := json.NewEncoder(to.out)
-		e.SetIndent("", "  ")
-		return e.Encode(answer)
+		return document.WriteJSON(to.out, answer)
 	}
 	return explain.View{All: x.all}.Print(to.out, answer)
 }

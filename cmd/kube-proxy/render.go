@@ -15,6 +15,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
@@ -37,7 +38,7 @@ assumes an l2bridge network, or an overlay if a source VIP is set.`
 // renderOptions are the flags and arguments of render.
 type renderOptions struct {
 	options
-	format   string
+	format   document.Format
 	hnsState string
 }
 
@@ -52,14 +53,14 @@ func newRender(to streams, table mode.Table) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), to) },
 	}
 	r.registerReading(cmd.Flags())
-	cmd.Flags().StringVarP(&r.format, "output", "o", mode.Text, "`FORMAT` of what is printed: text, as nft -f, iptables-restore, or ipvsadm -R and ipset restore take it, or json")
+	cmd.Flags().StringVarP((*string)(&r.format), "output", "o", string(document.Text), "`FORMAT` of what is printed: text, as nft -f, iptables-restore, or ipvsadm -R and ipset restore take it, or json")
 	cmd.Flags().StringVar(&r.hnsState, "hns-state", "", "`FILE` with what the HNS of a Windows node holds, in JSON")
 	return cmd
 }
 
 func (r *renderOptions) run(ctx context.Context, to streams) error {
-	if r.format != mode.Text && r.format != mode.JSON {
-		return fmt.Errorf("--output: %q is unknown: want %s or %s", r.format, mode.Text, mode.JSON)
+	if err := r.format.Check(); err != nil {
+		return fmt.Errorf("--output: %w", err)
 	}
 	if len(r.Manifests) == 0 {
 		return fmt.Errorf("nothing to read Services from: want --manifests PATH")

@@ -1,8 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package columns prints tables for people. Rows of cells go in, lines of at most Width
-// columns come out. A long text in the last column is wrapped, never cut.
+// Package columns prints tables for people, and has the colours of all commands. Rows of
+// cells go in, lines of at most Width columns come out. A long text in the last column is
+// wrapped, never cut.
 package columns
 
 import (
@@ -23,6 +24,7 @@ const (
 	Green  Colour = "\x1b[32m"
 	Yellow Colour = "\x1b[33m"
 	Red    Colour = "\x1b[31m"
+	Cyan   Colour = "\x1b[36m"
 	Bold   Colour = "\x1b[1m"
 	reset         = "\x1b[0m"
 )
@@ -151,11 +153,14 @@ func (t *Table) paint(c Cell) string {
 }
 
 // Painted returns the text of c in its colour.
-func (c Cell) Painted() string {
-	if c.Colour == "" {
-		return c.Text
+func (c Cell) Painted() string { return c.Colour.Paint(c.Text) }
+
+// Paint returns text in the colour c.
+func (c Colour) Paint(text string) string {
+	if c == "" {
+		return text
 	}
-	return string(c.Colour) + c.Text + reset
+	return string(c) + text + reset
 }
 
 // Wrap breaks text into lines of at most width columns, between words. There is at least

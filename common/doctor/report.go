@@ -5,12 +5,14 @@ package doctor
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
+	"kubeproxy/common/columns"
+	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 )
 
@@ -57,32 +59,16 @@ func (r *Report) count(s State) int {
 // JSON writes r as JSON.
 func (r *Report) JSON(w io.Writer) error {
 	r.OK = r.ExitCode() == 0
-	e := json.NewEncoder(printable.Writer(w))
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
+	return document.WriteReadable(w, r)
 }
-
-// width is the longest line of the text, commands apart, which stay whole to be copied.
-const width = 100
-
-// colour is how a terminal shows a word.
-type colour string
-
-const (
-	green  colour = "\x1b[32m"
-	yellow colour = "\x1b[33m"
-	red    colour = "\x1b[31m"
-	bold   colour = "\x1b[1m"
-	reset         = "\x1b[0m"
-)
 
 // View is how a report is printed.
 type View struct {
 	Colour bool // for a terminal
 }
 
-// Text writes r for a person.
+// Text writes r for a person. Commands stay whole, to be copied; other lines have at most
+// columns.Width.
 func (v View) Text(w io.Writer, r *Report) error {
 	p := &printer{view: v}
 	p.head(r)
@@ -102,18 +88,18 @@ type printer struct {
 
 func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.text, format+"\n", args...) }
 
-func (p *printer) paint(c colour, text string) string {
+func (p *printer) paint(c columns.Colour, text string) string {
 	if !p.view.Colour {
 		return text
 	}
-	return string(c) + text + reset
+	return c.Paint(text)
 }
 
 // field prints a word and, beside it, a text in lines of its own column.
 func (p *printer) field(indent int, name, text string) {
 	const column = 9
 	margin := strings.Repeat(" ", indent)
-	for _, line := range wrap(oneLine(text), width-indent-column) {
+	for _, line := range wrap(oneLine(text), columns.Width-indent-column) {
 		p.line("%s%-*s%s", margin, column, name, line)
 		name = ""
 	}
@@ -133,7 +119,7 @@ func (p *printer) head(r *Report) {
 	p.line("")
 }
 
-var stateColours = map[State]colour{OK: green, Found: red, Skipped: "", Failed: yellow}
+var stateColours = map[State]columns.Colour{OK: columns.Green, Found: columns.Red, Failed: columns.Yellow}
 
 // checks prints a line for each check.
 func (p *printer) checks(all []CheckResult) {
@@ -143,12 +129,9 @@ func (p *printer) checks(all []CheckResult) {
 	}
 	const indent, states = 2, len(Skipped) + 2
 	for _, c := range all {
-		state := fmt.Sprintf("%-*s", states, c.State)
-		if colour := stateColours[c.State]; colour != "" {
-			state = p.paint(colour, state)
-		}
+		state := p.paint(stateColours[c.State], fmt.Sprintf("%-*s", states, c.State))
 		margin := strings.Repeat(" ", indent+states+names+2)
-		lines := wrap(oneLine(c.Note), width-len(margin))
+		lines := wrap(oneLine(c.Note), columns.Width-len(margin))
 		p.line("%s", strings.TrimRight(fmt.Sprintf("%*s%s%-*s  %s", indent, "", state, names, c.Name, lines[0]), " "))
 		for _, line := range lines[1:] {
 			p.line("%s%s", margin, line)
@@ -158,15 +141,15 @@ func (p *printer) checks(all []CheckResult) {
 }
 
 func (p *printer) finding(n int, f *Finding) {
-	mark := p.paint(yellow, "RISK")
+	mark := p.paint(columns.Yellow, "RISK")
 	if f.severity() == Blocks {
-		mark = p.paint(red, "BLOCKS")
+		mark = p.paint(columns.Red, "BLOCKS")
 	}
 	of := ""
 	if f.Mode != "" {
 		of = ", mode " + f.Mode
 	}
-	p.line("%d. %s  %s%s", n, mark, p.paint(bold, string(f.Topic)), of)
+	p.line("%d. %s  %s%s", n, mark, p.paint(columns.Bold, string(f.Topic)), of)
 	const indent = 3
 	p.field(indent, "what", f.What)
 	p.field(indent, "why", f.Topic.Why())
@@ -183,15 +166,15 @@ func (p *printer) finding(n int, f *Finding) {
 // verdict prints the result.
 func (p *printer) verdict(r *Report) {
 	checked := len(r.Checks) - r.count(Skipped)
-	text := p.paint(green, "nothing found")
+	text := p.paint(columns.Green, "nothing found")
 	switch n := len(r.Findings); {
 	case n == 1:
-		text = p.paint(red, "1 finding")
+		text = p.paint(columns.Red, "1 finding")
 	case n > 1:
-		text = p.paint(red, fmt.Sprintf("%d findings", n))
+		text = p.paint(columns.Red, fmt.Sprintf("%d findings", n))
 	}
 	if n := r.count(Failed); n > 0 {
-		text += ", " + p.paint(yellow, fmt.Sprintf("%d of %d checks could not look", n, checked))
+		text += ", " + p.paint(columns.Yellow, fmt.Sprintf("%d of %d checks could not look", n, checked))
 	}
 	p.line("%s", text)
 }
@@ -202,21 +185,11 @@ func oneLine(s string) string { return printable.Text(strings.Join(strings.Field
 // wrap breaks text between words into lines of at most n letters, and a word that is
 // longer within.
 func wrap(text string, n int) []string {
-	lines := []string{""}
+	var pieces []string
 	for _, word := range strings.Fields(text) {
-		last := &lines[len(lines)-1]
-		switch length := utf8.RuneCountInString(*last); {
-		case length == 0:
-			*last = word
-		case length+1+utf8.RuneCountInString(word) > n:
-			lines = append(lines, word)
-		default:
-			*last += " " + word
-		}
-		for r := []rune(lines[len(lines)-1]); len(r) > n; r = r[n:] {
-			lines[len(lines)-1] = string(r[:n])
-			lines = append(lines, string(r[n:]))
+		for r := range slices.Chunk([]rune(word), n) {
+			pieces = append(pieces, string(r))
 		}
 	}
-	return lines
+	return columns.Wrap(strings.Join(pieces, " "), n)
 }

@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/columns"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata")
@@ -73,12 +75,12 @@ func TestReports(t *testing.T) {
 		golden(t, name+".txt", text.String())
 		golden(t, name+".json", document.String())
 		for line := range strings.Lines(text.String()) {
-			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > width {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > columns.Width {
 				t.Errorf("%s: %d columns: %s", name, n, line)
 			}
 		}
 		plain := coloured.String()
-		for _, c := range []colour{green, yellow, red, bold, reset} {
+		for _, c := range []columns.Colour{columns.Green, columns.Yellow, columns.Red, columns.Bold, "\x1b[0m"} {
 			plain = strings.ReplaceAll(plain, string(c), "")
 		}
 		if plain != text.String() || plain == coloured.String() || strings.Contains(plain+document.String(), "\x1b") {

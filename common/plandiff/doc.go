@@ -7,11 +7,6 @@
 // as JSON.
 package plandiff
 
-import (
-	"encoding/json"
-	"io"
-)
-
 // Difference is what differs between two states. New versions may add fields to its JSON
 // form, but must not rename or remove any.
 type Difference struct {
@@ -38,13 +33,6 @@ type Difference struct {
 // New returns a Difference without any.
 func New() *Difference {
 	return &Difference{Same: true, Settings: []string{}, Ports: []PortChange{}, Plan: []string{}, Notes: []string{}}
-}
-
-// JSON writes d.
-func (d *Difference) JSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(d)
 }
 
 // The exit codes of a comparison, which are those of kubectl diff.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 )
 
@@ -86,7 +87,7 @@ func TestNothingDiffers(t *testing.T) {
 	if err := (View{}).Print(&out, d); err != nil || d.ExitCode() != 0 || !strings.HasSuffix(out.String(), "\nNothing differs.\n") {
 		t.Errorf("exit %d, %v: %s", d.ExitCode(), err, out.String())
 	}
-	if err := d.JSON(&doc); err != nil {
+	if err := document.WriteJSON(&doc, d); err != nil {
 		t.Fatal(err)
 	}
 	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"notes": []`} {
@@ -126,7 +127,7 @@ func TestPlan(t *testing.T) {
 		t.Errorf("%v: %s", err, out.String())
 	}
 	var back Difference
-	if err := d.JSON(&doc); err != nil || json.Unmarshal(doc.Bytes(), &back) != nil || len(back.Plan) != 2 {
+	if err := document.WriteJSON(&doc, d); err != nil || json.Unmarshal(doc.Bytes(), &back) != nil || len(back.Plan) != 2 {
 		t.Errorf("%v: %s", err, doc.String())
 	}
 }

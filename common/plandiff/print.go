@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 
+	"kubeproxy/common/columns"
 	"kubeproxy/common/printable"
 )
 
@@ -90,18 +91,16 @@ func (v View) paint(line string) string {
 	if !v.Colour {
 		return line
 	}
-	colour := ""
+	var c columns.Colour
 	switch text := strings.TrimLeft(line, " "); {
 	case strings.HasPrefix(text, "+"):
-		colour = "32"
+		c = columns.Green
 	case strings.HasPrefix(text, "-"):
-		colour = "31"
+		c = columns.Red
 	case strings.HasPrefix(text, "~"), strings.HasPrefix(text, "@@"):
-		colour = "36"
-	default:
-		return line
+		c = columns.Cyan
 	}
-	return "\x1b[" + colour + "m" + line + "\x1b[0m"
+	return c.Paint(line)
 }
 
 // summary counts what differs.

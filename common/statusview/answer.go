@@ -4,7 +4,6 @@
 package statusview
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/printable"
@@ -160,7 +160,7 @@ type View struct {
 // Print writes an answer to w.
 func (v *View) Print(w io.Writer, a *Answer) error {
 	if v.Format == JSON {
-		return a.printJSON(w)
+		return document.WriteReadable(w, a)
 	}
 	p := &printer{colour: v.Colour, wide: v.Format == Wide, now: v.Now}
 	if v.Full {
@@ -170,13 +170,6 @@ func (v *View) Print(w io.Writer, a *Answer) error {
 	}
 	_, err := w.Write(p.text.Bytes())
 	return err
-}
-
-func (a *Answer) printJSON(w io.Writer) error {
-	e := json.NewEncoder(printable.Writer(w))
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(a)
 }
 
 // sanitize converts foreign text to one line without control characters.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubeproxy/common/columns"
+	"kubeproxy/common/document"
 )
 
 // Watch follows what a proxy answers.
@@ -95,7 +96,7 @@ func (x *Watch) write(w io.Writer, now *Answer, all []change) error {
 		return nil
 	}
 	if x.View.Format == JSON {
-		return now.printJSON(w)
+		return document.WriteReadable(w, now)
 	}
 	var b bytes.Buffer
 	at := time.Now().Format(time.TimeOnly)

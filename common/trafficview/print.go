@@ -6,7 +6,6 @@ package trafficview
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -20,14 +19,6 @@ import (
 type View struct {
 	Limit  int  // of Services, and of endpoints of each; 0 for all
 	Colour bool // for a terminal
-}
-
-// JSON writes a to w.
-func (a *Answer) JSON(w io.Writer) error {
-	e := json.NewEncoder(printable.Writer(w))
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(a)
 }
 
 // Print writes a to w.

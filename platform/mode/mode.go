@@ -12,6 +12,7 @@ import (
 	"io"
 	"time"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -60,16 +61,10 @@ type Section struct {
 	MasqueradeAll             bool
 }
 
-// The formats of Render.
-const (
-	Text = "text" // as the commands of the system take it
-	JSON = "json"
-)
-
 // Rendering says how Render prints.
 type Rendering struct {
 	Config *config.Config
-	Format string // Text or JSON
+	Format document.Format
 	// State is the file with what the node holds, empty if that is unknown. Only modes
 	// whose system can print such a file read it, see System.Dump.
 	State string

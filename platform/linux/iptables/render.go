@@ -5,23 +5,12 @@ package iptables
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
-)
-
-// Format is an output format of Render.
-type Format string
-
-// The formats. Text is the output of iptables-save for such tables, IPv4 first.
-// iptables-restore or ip6tables-restore accept their part of it. JSON contains the same
-// rules in a list per chain.
-const (
-	Text Format = "text"
-	JSON Format = "json"
 )
 
 // Tables are the tables of a node in one family.
@@ -43,25 +32,20 @@ type Chain struct {
 }
 
 // Render writes the tables of both families that a node would hold for want after a
-// start with empty tables. The output for the same want is the same.
-func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
+// start with empty tables. The output for the same want is the same. The text is the
+// output of iptables-save for such tables, IPv4 first. iptables-restore or
+// ip6tables-restore accept their part of it. JSON contains the same rules in a list per
+// chain.
+func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
 	var docs []Tables
 	for _, f := range service.Families {
 		docs = append(docs, Document(f, want, o))
 	}
-	switch format {
-	case Text:
-		b := bufio.NewWriter(w)
+	return format.Write(w, docs, func(b *bufio.Writer) {
 		for _, d := range docs {
 			d.WriteText(b)
 		}
-		return b.Flush()
-	case JSON:
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(docs)
-	}
-	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+	})
 }
 
 // Document returns the tables that a node would hold in family f.

@@ -6,7 +6,6 @@ package ipvs
 import (
 	"bufio"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -14,21 +13,10 @@ import (
 	"slices"
 	"strings"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/ipvs/companion"
-)
-
-// Format is an output format of Render.
-type Format string
-
-// The formats. Text has parts for each family, each headed by the command that accepts
-// it: ip, ipvsadm, which does not accept comments, ipset and iptables or ip6tables. The
-// last three have the format of ipvsadm -S, ipset save and iptables-save. JSON contains
-// the same in lists.
-const (
-	Text Format = "text"
-	JSON Format = "json"
 )
 
 // Document is what a node would hold in one family.
@@ -71,25 +59,20 @@ var schedulerWords = map[uint32]map[string]string{
 
 // Render writes what a node would hold for want in both families after a start from
 // nothing, with exactly the addresses that the snapshot names. The output for the same
-// want is the same.
-func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
+// want is the same. The text has parts for each family, each headed by the command that
+// accepts it: ip, ipvsadm, which does not accept comments, ipset and iptables or
+// ip6tables. The last three have the format of ipvsadm -S, ipset save and iptables-save.
+// JSON contains the same in lists.
+func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
 	var docs []Document
 	for _, f := range service.Families {
 		docs = append(docs, NewDocument(f, want, o))
 	}
-	switch format {
-	case Text:
-		b := bufio.NewWriter(w)
+	return format.Write(w, docs, func(b *bufio.Writer) {
 		for _, d := range docs {
 			d.writeText(b)
 		}
-		return b.Flush()
-	case JSON:
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(docs)
-	}
-	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+	})
 }
 
 // NewDocument returns what a node would hold in family f.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
@@ -83,7 +84,7 @@ func TestNftReadsTables(t *testing.T) {
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			var text bytes.Buffer
-			if err := Render(&text, want, b.options, Text); err != nil {
+			if err := Render(&text, want, b.options, document.Text); err != nil {
 				rt.Fatalf("Render: %v", err)
 			}
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")

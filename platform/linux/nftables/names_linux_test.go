@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/test/nftcommand"
 )
@@ -20,7 +21,7 @@ func TestNftAcceptsUnusualNames(t *testing.T) {
 	want := service.New(1, &service.Node{NodePorts: service.AnyAddress(), Name: "node-a"}, unusualPorts())
 	inNamespace(t, func() {
 		var text bytes.Buffer
-		if err := Render(&text, want, Options{MasqueradeBit: 14}, Text); err != nil {
+		if err := Render(&text, want, Options{MasqueradeBit: 14}, document.Text); err != nil {
 			t.Errorf("Render: %v", err)
 		}
 		runNft(t, text.String(), "-f", "-")

@@ -25,10 +25,10 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 		return "", "", fmt.Errorf("read table %s: %w", b.name(), err)
 	}
 	b.liberal = b.options.DropInvalid && b.driver.Liberal()
-	d := documentAfter(t, b.family, want, b.effectiveOptions())
+	d := renderedAfter(t, b.family, want, b.effectiveOptions())
 	var have, would strings.Builder
 	if t != nil {
-		r := &tablePrinter{document: d, table: t, rules: b.ruleTexts(t, want)}
+		r := &tablePrinter{rendered: d, table: t, rules: b.ruleTexts(t, want)}
 		r.write(&have)
 	}
 	w := bufio.NewWriter(&would)
@@ -50,9 +50,9 @@ func (b *Backend) ruleTexts(t *table, want *service.Snapshot) map[string]string 
 	return texts
 }
 
-// tablePrinter prints the table of the kernel in the order of a document.
+// tablePrinter prints the table of the kernel in the order of a renderedTable.
 type tablePrinter struct {
-	document *document
+	rendered *renderedTable
 	table    *table
 	rules    map[string]string // by fingerprint
 	out      *bufio.Writer
@@ -60,12 +60,12 @@ type tablePrinter struct {
 
 func (r *tablePrinter) write(to *strings.Builder) {
 	r.out = bufio.NewWriter(to)
-	fmt.Fprintf(r.out, "table %s %s {\n", r.document.Family, r.document.Name)
+	fmt.Fprintf(r.out, "table %s %s {\n", r.rendered.Family, r.rendered.Name)
 	if r.table.dormant {
 		r.out.WriteString("\tflags dormant\n")
 	}
 	known := map[string]bool{}
-	for _, s := range r.document.sets {
+	for _, s := range r.rendered.sets {
 		known[s.name] = true
 		if observed := r.table.sets[s.name]; observed != nil {
 			r.set(s, observed)
@@ -77,7 +77,7 @@ func (r *tablePrinter) write(to *strings.Builder) {
 		}
 	}
 	clear(known)
-	for _, c := range r.document.chains {
+	for _, c := range r.rendered.chains {
 		known[c.name] = true
 		if observed := r.table.chains[c.name]; observed != nil {
 			r.chain(c.name, c.hook, observed)
@@ -93,8 +93,8 @@ func (r *tablePrinter) write(to *strings.Builder) {
 }
 
 func (r *tablePrinter) set(s *set, observed *observedSet) {
-	declaration := s.text(r.document.family)
-	if observed.spec != s.spec(r.document.family) {
+	declaration := s.text(r.rendered.family)
+	if observed.spec != s.spec(r.rendered.family) {
 		declaration += "\t\t# of another kind or size\n"
 	}
 	var elements []element
@@ -106,7 +106,7 @@ func (r *tablePrinter) set(s *set, observed *observedSet) {
 		e.in = s
 		elements = append(elements, e)
 	}
-	writeSet(r.out, declaration, r.document.texts(elements))
+	writeSet(r.out, declaration, r.rendered.texts(elements))
 }
 
 // chain prints a chain. h is the hook that it should have.
@@ -115,7 +115,7 @@ func (r *tablePrinter) chain(name string, h *hook, observed *observedChain) {
 	if observed.hook == h.spec() {
 		c.hook = h
 	}
-	text := strings.TrimSuffix(c.text(r.document.family), "\t}\n")
+	text := strings.TrimSuffix(c.text(r.rendered.family), "\t}\n")
 	if observed.policyDrop {
 		text = strings.Replace(text, "policy accept", "policy drop", 1)
 	}

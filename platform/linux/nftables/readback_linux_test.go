@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 )
 
@@ -45,7 +46,7 @@ func TestRenderIsWhatNftLists(t *testing.T) {
 			t.Fatalf("read back: %v (-wanted +held):\n%s", err, diff)
 		}
 		var rendered bytes.Buffer
-		if err := Render(&rendered, want, b.options, Text); err != nil {
+		if err := Render(&rendered, want, b.options, document.Text); err != nil {
 			t.Fatal(err)
 		}
 		if ours, _, _ := strings.Cut(rendered.String(), "table ip6"); ours != held {

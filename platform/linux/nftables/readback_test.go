@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 )
 
@@ -14,7 +15,7 @@ import (
 // the bytes of the number are in another order.
 func TestSlotsInOrder(t *testing.T) {
 	var b strings.Builder
-	if err := Render(&b, servicesWith(1, 300), Options{MasqueradeBit: 14}, Text); err != nil {
+	if err := Render(&b, servicesWith(1, 300), Options{MasqueradeBit: 14}, document.Text); err != nil {
 		t.Fatal(err)
 	}
 	at := -1

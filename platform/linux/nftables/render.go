@@ -5,76 +5,59 @@ package nftables
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 )
 
-// Format is an output format of Render.
-type Format string
-
-// The formats. Text is the syntax of nft, which nft -c -f accepts. JSON holds the same
-// statements in one list per chain and set.
-const (
-	Text Format = "text"
-	JSON Format = "json"
-)
-
 // Render writes the tables of both families that a node would hold for want if it started
-// without tables. Equal snapshots give equal bytes.
-func Render(w io.Writer, want *service.Snapshot, o Options, format Format) error {
-	var docs []*document
+// without tables. Equal snapshots give equal bytes. The text has the syntax of nft, which
+// nft -c -f accepts. JSON holds the same statements in one list per chain and set.
+func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
+	var docs []*renderedTable
 	for _, f := range service.Families {
-		docs = append(docs, newDocument(f, want, o))
+		docs = append(docs, newRenderedTable(f, want, o))
 	}
-	switch format {
-	case Text:
-		b := bufio.NewWriter(w)
+	return format.Write(w, map[string]any{"tables": docs}, func(b *bufio.Writer) {
 		for _, d := range docs {
 			d.writeText(b)
 		}
-		return b.Flush()
-	case JSON:
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(map[string]any{"tables": docs})
-	}
-	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+	})
 }
 
-// document is one table in printable form.
-type document struct {
-	Family string       `json:"family"`
-	Name   string       `json:"name"`
-	Sets   []documentOf `json:"sets"`
-	Chains []documentOf `json:"chains"`
+// renderedTable is one table in printable form.
+type renderedTable struct {
+	Family string         `json:"family"`
+	Name   string         `json:"name"`
+	Sets   []renderedPart `json:"sets"`
+	Chains []renderedPart `json:"chains"`
 
 	sets   []*set
 	chains []*chain
 	family service.Family
 }
 
-// documentOf is a set with its elements, or a chain with its rules.
-type documentOf struct {
+// renderedPart is a set with its elements, or a chain with its rules.
+type renderedPart struct {
 	Name     string   `json:"name"`
 	Type     string   `json:"type,omitempty"`
 	Elements []string `json:"elements,omitempty"`
 	Rules    []string `json:"rules,omitempty"`
 }
 
-// newDocument returns the table that a node would hold for want if it started without a
+// newRenderedTable returns the table that a node would hold for want if it started without a
 // table.
-func newDocument(f service.Family, want *service.Snapshot, o Options) *document {
-	return documentAfter(nil, f, want, o)
+func newRenderedTable(f service.Family, want *service.Snapshot, o Options) *renderedTable {
+	return renderedAfter(nil, f, want, o)
 }
 
-// documentAfter returns the table that t becomes for want: endpoints keep their slots, and
+// renderedAfter returns the table that t becomes for want: endpoints keep their slots, and
 // chains of size classes stay. t is nil if there is none.
-func documentAfter(t *table, f service.Family, want *service.Snapshot, o Options) *document {
-	d := &document{Family: tableFamily(f), Name: o.table(), family: f}
+func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options) *renderedTable {
+	d := &renderedTable{Family: tableFamily(f), Name: o.table(), family: f}
 	d.sets = slices.Clone(o.sets())
 	d.chains = baseChains(f, want.Node, o)
 	need := baseClasses
@@ -109,13 +92,13 @@ func documentAfter(t *table, f service.Family, want *service.Snapshot, o Options
 }
 
 // describe fills in the texts of sets and chains.
-func (d *document) describe(elements map[string][]element) {
+func (d *renderedTable) describe(elements map[string][]element) {
 	f := d.family
 	for _, s := range d.sets {
-		d.Sets = append(d.Sets, documentOf{Name: s.name, Type: typeof(s.key, f), Elements: d.texts(elements[s.name])})
+		d.Sets = append(d.Sets, renderedPart{Name: s.name, Type: typeof(s.key, f), Elements: d.texts(elements[s.name])})
 	}
 	for _, c := range d.chains {
-		x := documentOf{Name: c.name}
+		x := renderedPart{Name: c.name}
 		if c.hook != nil {
 			x.Type = fmt.Sprintf("nat %s %d", c.hook.name, c.hook.priority)
 		}
@@ -126,7 +109,7 @@ func (d *document) describe(elements map[string][]element) {
 	}
 }
 
-func (d *document) texts(elements []element) []string {
+func (d *renderedTable) texts(elements []element) []string {
 	slices.SortFunc(elements, compareListed)
 	var texts []string
 	for _, e := range elements {
@@ -135,7 +118,7 @@ func (d *document) texts(elements []element) []string {
 	return texts
 }
 
-func (d *document) writeText(w *bufio.Writer) {
+func (d *renderedTable) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "table %s %s {\n", d.Family, d.Name)
 	for i, s := range d.sets {
 		writeSet(w, s.text(d.family), d.Sets[i].Elements)

@@ -6,6 +6,7 @@ package userspace
 import (
 	"io"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
@@ -16,7 +17,7 @@ var AssumedPorts = Range{40000, 65535}
 
 // Render writes the tables of both families that a node would hold for want after a
 // start from nothing. The output for the same want is the same.
-func Render(w io.Writer, want *service.Snapshot, o Options, format iptables.Format) error {
+func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
 	return iptables.Render(w, WithAssumedListeners(want, o), o.rules(), format)
 }
 

@@ -7,7 +7,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,17 +16,9 @@ import (
 	"strings"
 	"time"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-)
-
-// Format is an output format of Render.
-type Format string
-
-// The formats.
-const (
-	Text Format = "text"
-	JSON Format = "json"
 )
 
 // AssumedListing returns what the HNS of a node might hold, for use without a node: a
@@ -69,7 +60,7 @@ func endpointsIn(want *service.Snapshot) []service.Endpoint {
 
 // Render writes what HNS would hold for want on a node whose HNS holds l. If l was not
 // assumed, it also writes what would change. Equal input gives equal bytes.
-func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Format) error {
+func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format document.Format) error {
 	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unsupported: []string{}, Notes: []string{}}
 	r := &readOnlyDriver{listing: l}
 	h := NewHost(r, discardStore{}, want.Node.Name, nil)
@@ -85,17 +76,7 @@ func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format Fo
 		}
 		d.add(f, p)
 	}
-	switch format {
-	case Text:
-		b := bufio.NewWriter(w)
-		d.writeText(b)
-		return b.Flush()
-	case JSON:
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(d)
-	}
-	return fmt.Errorf("render: unknown format %q: want %q or %q", format, Text, JSON)
+	return format.Write(w, d, d.writeText)
 }
 
 // rendering is the state of a node in printable form.

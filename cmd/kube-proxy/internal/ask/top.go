@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/common/document"
 	"kubeproxy/common/trafficview"
 )
 
@@ -81,7 +82,7 @@ func (t *Top) Run(ctx context.Context, out, notices io.Writer) error {
 
 func (t *Top) show(a *trafficview.Answer, pages *terminal.Pages) error {
 	if t.format == "json" {
-		return a.JSON(pages.To)
+		return document.WriteReadable(pages.To, a)
 	}
 	var page bytes.Buffer
 	if err := (trafficview.View{Limit: t.limit, Colour: terminal.Coloured(pages.To)}).Print(&page, a); err != nil {

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/common/document"
 	"kubeproxy/common/support"
 	"kubeproxy/config"
 )
@@ -117,5 +118,5 @@ func (a *apiClient) events(ctx context.Context, w io.Writer) error {
 	if err := json.Unmarshal(text, &list); err != nil {
 		return fmt.Errorf("list Events: %w", err)
 	}
-	return writeJSON(w, list)
+	return document.WriteJSON(w, list)
 }

@@ -5,7 +5,6 @@ package collect
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -140,11 +139,4 @@ func (x *collector) doctor(ctx context.Context, w io.Writer) error {
 	report := found.Report()
 	report.Checks, report.Findings = r.Run(ctx)
 	return doctor.View{}.Text(w, report)
-}
-
-// writeJSON writes indented JSON.
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }

@@ -18,6 +18,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -156,7 +157,7 @@ func (x *comparison) compareSnapshots(from, to *service.Snapshot) error {
 	x.out.Snapshots(from, to)
 	var texts [2]bytes.Buffer
 	for i, s := range []*service.Snapshot{from, to} {
-		err := x.mode.Render(&texts[i], s, mode.Rendering{Config: x.config, Format: mode.Text, Note: x.note})
+		err := x.mode.Render(&texts[i], s, mode.Rendering{Config: x.config, Format: document.Text, Note: x.note})
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -26,7 +27,7 @@ var completedValues = map[string]map[string][]string{
 	"diff":           {"output": {"plan", "diff", "json"}},
 	"doctor":         {"output": {"text", "json"}},
 	"explain":        {"output": {"text", "json"}},
-	"render":         {"output": {mode.Text, mode.JSON}},
+	"render":         {"output": {string(document.Text), string(document.JSON)}},
 	"service status": {"output": {"text", "json"}},
 	"status":         {"output": {string(statusview.Table), string(statusview.Wide), string(statusview.JSON)}},
 	"top":            {"output": {"table", "json"}, "sort": {"rate", "connections", "bytes", "name"}},

@@ -4,22 +4,19 @@
 package winservice
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
 
+	"kubeproxy/common/document"
 	"kubeproxy/platform/windows/scm"
 )
 
 // Print prints the state of a service, as "text" or "json".
 func Print(w io.Writer, format string, s scm.Status) error {
 	if format == "json" {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		return enc.Encode(s)
+		return document.WriteReadable(w, s)
 	}
 	state := string(s.State)
 	switch {

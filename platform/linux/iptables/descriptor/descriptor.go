@@ -53,5 +53,5 @@ func Options(c *config.Config) iptables.Options {
 }
 
 func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
-	return iptables.Render(w, want, Options(r.Config), iptables.Format(r.Format))
+	return iptables.Render(w, want, Options(r.Config), r.Format)
 }

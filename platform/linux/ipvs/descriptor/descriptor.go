@@ -60,5 +60,5 @@ func options(c *config.Config) ipvs.Options {
 }
 
 func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
-	return ipvs.Render(w, want, options(r.Config), ipvs.Format(r.Format))
+	return ipvs.Render(w, want, options(r.Config), r.Format)
 }

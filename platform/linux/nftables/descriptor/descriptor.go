@@ -42,5 +42,5 @@ func options(c *config.Config) nftables.Options {
 }
 
 func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
-	return nftables.Render(w, want, options(r.Config), nftables.Format(r.Format))
+	return nftables.Render(w, want, options(r.Config), r.Format)
 }

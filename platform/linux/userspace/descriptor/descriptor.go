@@ -10,7 +10,6 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/config"
-	"kubeproxy/platform/linux/iptables"
 	iptablesmode "kubeproxy/platform/linux/iptables/descriptor"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/platform/mode"
@@ -49,5 +48,5 @@ func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
 	if r.Config.PortRange == "" {
 		r.Note(fmt.Sprintf("the system chooses where listeners are; here they are taken to be at %d and up", userspace.AssumedPorts.First))
 	}
-	return userspace.Render(w, want, options(r.Config), iptables.Format(r.Format))
+	return userspace.Render(w, want, options(r.Config), r.Format)
 }

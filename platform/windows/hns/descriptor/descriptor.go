@@ -74,7 +74,7 @@ func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
 		}
 		o.NetworkName, o.EnvName = "", ""
 		r.Note(fmt.Sprintf("nothing is known of the node's HNS, so the network is assumed to be of type %s; --hns-state FILE tells", kind))
-		return hns.Render(w, want, hns.AssumedListing(kind, want, o), o, hns.Format(r.Format))
+		return hns.Render(w, want, hns.AssumedListing(kind, want, o), o, r.Format)
 	}
 	text, err := os.ReadFile(r.State)
 	if err != nil {
@@ -84,5 +84,5 @@ func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
 	if err != nil {
 		return fmt.Errorf("--hns-state: %s: %w", r.State, err)
 	}
-	return hns.Render(w, want, l, o, hns.Format(r.Format))
+	return hns.Render(w, want, l, o, r.Format)
 }
