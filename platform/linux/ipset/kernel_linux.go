@@ -171,7 +171,8 @@ func (s Set) checkType(h Header) error {
 	return fmt.Errorf("%w: it is %s for %s, want %s for %s", ErrTypeMismatch, h.Type, h.Family, s.Type, s.Family)
 }
 
-// After iptables has removed a rule, the kernel releases the set a moment later.
+// After iptables-nft has removed a rule, the kernel releases the set a moment later, in a
+// work queue (kernel: net/netfilter/nf_tables_api.c, nf_tables_trans_destroy_work).
 const (
 	busyTimeout  = time.Second
 	busyInterval = 5 * time.Millisecond

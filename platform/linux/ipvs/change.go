@@ -112,10 +112,10 @@ func (p *plan) planPort(c service.Change, handedOver map[key]desiredServer) {
 	p.add(u)
 }
 
-// planServer plans the change of one virtual server. known means that the installed
-// rules already cover its address. Rules that reject do not count: for connections of
-// the node itself, rejecting happens after IPVS. So the new rules must be in force
-// before such a server gets destinations.
+// planServer plans the change of one virtual server. known means that the installed rules
+// already cover its address. Rules that reject do not count: for connections of the node
+// itself, rejecting happens after IPVS (kernel: net/netfilter/ipvs/ip_vs_core.c,
+// ip_vs_ops4). So the new rules must be in force before such a server gets destinations.
 func (p *plan) planServer(u *unit, old, next desiredServer, known bool) {
 	k := next.key
 	drained := len(p.drainingDests[k]) > 0

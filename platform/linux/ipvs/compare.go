@@ -17,7 +17,7 @@ import (
 )
 
 // errForeign means that a foreign virtual server exists where a Service needs one.
-var errForeign = errors.New("somebody else has a virtual server there")
+var errForeign = errors.New("another program has a virtual server there")
 
 // compareAll fills p with the change from the kernel state to p.next. Differences that
 // do not come from changes since h are drift.
@@ -157,10 +157,9 @@ func (p *plan) compareRoutes(routed map[netip.Addr]netip.Addr) {
 	}
 }
 
-// compareServer plans the change from l, nil if it does not exist, to w. owned means
-// that the node has w's address for Services only and that we made the server: then l is
-// ours, however it looks now. A virtual server of kube-proxy is adopted with its
-// connections.
+// compareServer plans the change from l, nil if it does not exist, to w. owned means that
+// the node has w's address for Services only and that we made the server: then l is ours,
+// even if it was changed. A virtual server of kube-proxy is adopted with its connections.
 func (p *plan) compareServer(u *unit, l *observedServer, w desiredServer, owned bool) {
 	k := w.key
 	foreign := l != nil && !l.owned()
@@ -218,7 +217,7 @@ func (p *plan) compareDests(u *unit, l *observedServer, w desiredServer) (stay i
 	}
 	p.drainingDests.retain(k, l.dests)
 	for _, x := range l.dests {
-		if _, stray := held[x.addr]; !stray {
+		if _, extraneous := held[x.addr]; !extraneous {
 			continue
 		}
 		switch {

@@ -1,12 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipvs programs the virtual servers of mode ipvs. The input is a
-// service.Snapshot. The output are virtual servers of IPVS, a dummy interface with local
-// routes for the addresses of Services, and sysctls, for one family per Backend. Package
-// companion adds the ipsets and iptables chains for what IPVS cannot do. The package does
-// not select endpoints: the snapshot contains that decision. Only files with the suffix
-// _linux.go use kernel interfaces. All other files build and are tested on any system.
+// Package ipvs programs the virtual servers of mode ipvs. A service.Snapshot goes in.
+// Virtual servers of IPVS, a dummy interface with local routes for the addresses of
+// Services, and sysctls come out, for one family per Backend. Package companion adds the
+// ipsets and iptables chains for what IPVS cannot do. The package does not select
+// endpoints: the snapshot contains that decision. Only files with the suffix _linux.go
+// use kernel interfaces. All other files build and are tested on any system.
 package ipvs
 
 import (

@@ -31,7 +31,7 @@ func (o Options) ownedServers(s *state) ownedServers {
 	return e
 }
 
-// drainResult is what remains for the sake of connections.
+// drainResult is what remains because of open connections.
 type drainResult struct {
 	servers int
 	conns   uint64

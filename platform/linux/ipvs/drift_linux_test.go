@@ -70,7 +70,7 @@ func tamperLink(change func(netlink.Link) error) func(*testing.T, *kernel, key) 
 
 func tamperings(f service.Family) map[string]tampering {
 	first := []netip.AddrPort{netip.MustParseAddrPort("10.244.1.1:8080"), addrPort6(0)}[f]
-	stray := netip.AddrPortFrom(first.Addr(), 9999)
+	foreign := netip.AddrPortFrom(first.Addr(), 9999)
 	return map[string]tampering{
 		"a virtual server goes":        {tamperByOp(op{verb: delServer}), "missing: virtual server "},
 		"its scheduler changes":        {tamperByOp(op{verb: setServer, server: server{scheduler: "wlc", flags: flagOwned}}), "altered: virtual server "},
@@ -79,7 +79,7 @@ func tamperings(f service.Family) map[string]tampering {
 		"its weight changes":           {tamperByOp(op{verb: setDest, dest: dest{addr: first, weight: 9}}), "has weight 1"},
 		"it is to drain":               {tamperByOp(op{verb: setDest, dest: dest{addr: first}}), "has weight 1"},
 		"it is to be reached directly": {tamperForwarding(first), "has weight 1"},
-		"one comes":                    {tamperByOp(op{verb: addDest, dest: dest{addr: stray, weight: 1}}), stray.String()},
+		"one comes":                    {tamperByOp(op{verb: addDest, dest: dest{addr: foreign, weight: 1}}), foreign.String()},
 		"an address goes":              {tamperByOp(op{verb: delRoute}), "missing: address "},
 		"the interface is set down":    {tamperLink(netlink.LinkSetDown), "missing: interface " + Device},
 		"the interface goes entirely":  {tamperLink(netlink.LinkDel), "missing: interface " + Device},

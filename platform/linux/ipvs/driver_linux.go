@@ -30,7 +30,7 @@ func New(f service.Family, o Options) (*Backend, error) {
 	}
 	rules, err := companion.New(f, o.rulesOptions())
 	if err != nil {
-		return nil, fmt.Errorf("the rules beside IPVS: %w", err)
+		return nil, fmt.Errorf("the rules of mode ipvs: %w", err)
 	}
 	rules.SetResync(o.SyncPeriod)
 	return &Backend{family: f, options: o, driver: k, rules: rules, now: time.Now}, nil
@@ -170,7 +170,7 @@ func (k *kernel) Read(context.Context) (*state, error) {
 		}
 		if u == nil {
 			if u, err = k.readUpstream(); err != nil {
-				return nil, fmt.Errorf("tell kube-proxy's virtual servers from others: %w", err)
+				return nil, fmt.Errorf("find kube-proxy's virtual servers: %w", err)
 			}
 		}
 		l.upstream = u.owns(at)

@@ -35,7 +35,7 @@ func (b *Backend) completeOwned(ctx context.Context, s *state) (time.Duration, e
 }
 
 // updateOwned records which virtual servers in s are ours. A server that was ours stays
-// ours, however it looks now.
+// ours, even if it was changed.
 func (b *Backend) updateOwned(s *state) {
 	if b.owned == nil {
 		b.owned = map[key]bool{}

@@ -114,7 +114,7 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	return out
 }
 
-// program makes the changes of p, and sets in out what came of the rules.
+// program makes the changes of p, and sets in out the outcome of the rules.
 func (p *plan) program(ctx context.Context, out *reconcile.Outcome) error {
 	b := p.backend
 	b.installed = nil // if more than single Ports fails, the next Plan reads the kernel state
@@ -173,7 +173,7 @@ type applier struct {
 	undeleted map[key]bool
 }
 
-// rules changes the rules, and sets in out what came of that.
+// rules changes the rules, and sets in out the outcome.
 func (a *applier) rules(out *reconcile.Outcome) error {
 	plan, view, err := a.currentRules()
 	if err == nil && !plan.Empty() {

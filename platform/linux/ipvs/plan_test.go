@@ -319,6 +319,6 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	}
 	whole := snapshot(web(0, 1, service.TCP))
 	if p := apply(t, b, whole); len(p.Outcome().Removed) != 1 || len(k.servers) != 1 || len(k.routes) != 1 {
-		t.Errorf("%d told as removed, %d virtual servers and %d addresses left, want 1, 1 and 1", len(p.Outcome().Removed), len(k.servers), len(k.routes))
+		t.Errorf("%d reported as removed, %d virtual servers and %d addresses left, want 1, 1 and 1", len(p.Outcome().Removed), len(k.servers), len(k.routes))
 	}
 }

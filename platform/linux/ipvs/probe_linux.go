@@ -21,7 +21,7 @@ import (
 // reaches, and an interface. The error is one sentence that describes what is missing.
 func Probe(f service.Family, o Options) error {
 	if err := companion.Probe(f, o.rulesOptions()); err != nil {
-		return fmt.Errorf("the rules beside IPVS: %w", err)
+		return fmt.Errorf("the rules of mode ipvs: %w", err)
 	}
 	k := &kernel{family: f, options: o}
 	if err := k.open(); err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // ReadBack returns what the kernel holds, and what it would hold for want, in the text and
-// order of Render. Destinations that drain are left out, as they get no connections.
+// order of Render. Destinations that drain are left out, because they get no connections.
 func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
 	view, err := b.view(ctx, want)
 	if err != nil {
@@ -113,7 +113,7 @@ func observedVirtualServer(k key, l *observedServer, of string, dests []dest) Vi
 		Scheduler: o.scheduler, Flags: flagWords(o), Persistent: o.timeout,
 	}
 	if !l.owned() {
-		v.Service += ", made by somebody else"
+		v.Service += ", made by another program"
 	}
 	for _, d := range dests {
 		switch {

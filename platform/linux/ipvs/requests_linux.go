@@ -125,8 +125,8 @@ func (r *requester) do(o *op) error {
 	})
 }
 
-// encodeServer appends what identifies a virtual server, and what s says of it unless s
-// is nil.
+// encodeServer appends the key of a virtual server, and the properties in s unless s is
+// nil.
 func (r *requester) encodeServer(at key, s *server) {
 	e := &r.message
 	begin := e.Nest(attrService)
@@ -287,7 +287,7 @@ func parseAddr(v []byte, family uint16) (netip.Addr, error) {
 		n = 16
 	}
 	if len(v) < n {
-		return netip.Addr{}, fmt.Errorf("IPVS says an address of %d bytes, want %d", len(v), n)
+		return netip.Addr{}, fmt.Errorf("IPVS returned an address of %d bytes, want %d", len(v), n)
 	}
 	a, _ := netip.AddrFromSlice(v[:n])
 	return a, nil

@@ -155,8 +155,8 @@ func (c traceCase) tamperServers() {
 		name := "virtual server " + at.String()
 		c.requireNamed(name+" is missing", func(k *fake) { delete(k.servers, at) })
 		c.requireNamed(name+" has scheduler lc", func(k *fake) { k.servers[at].scheduler = "lc" })
-		stray := netip.AddrPortFrom(at.addr, 1)
-		c.requireNamed(name+" has the destination "+stray.String(), func(k *fake) { k.servers[at].dests[stray] = dest{addr: stray, weight: 1} })
+		foreign := netip.AddrPortFrom(at.addr, 1)
+		c.requireNamed(name+" has the destination "+foreign.String(), func(k *fake) { k.servers[at].dests[foreign] = dest{addr: foreign, weight: 1} })
 		for a := range c.k.servers[at].dests {
 			change := func(f func(*dest)) func(*fake) {
 				return func(k *fake) {
@@ -196,7 +196,7 @@ func (c traceCase) tamperSets() {
 			mine = ipset.Entry{Addr: e.Addr}
 		}
 		_, there := set.Members[mine]
-		// What rules ask before they know the Service, of everything.
+		// Rules match these sets for every packet, before they know the Service.
 		if early := strings.HasSuffix(name, "-RESTRICTED") || strings.HasSuffix(name, "-NODE-IPS") || strings.HasSuffix(name, "-VIRTUAL-IPS") && local; early && there && set.Type != ipset.HashIPPortNet {
 			if x := c.look(); x.Action == "drop" && !strings.HasSuffix(name, "-RESTRICTED") {
 				continue // it does not get that far

@@ -18,8 +18,8 @@ import (
 	"kubeproxy/platform/linux/ipvs/companion"
 )
 
-// Trace reads virtual servers, routes, ipsets and chains, and says what they do with the
-// first packet of c. want is the snapshot that they are for. local reports whether an
+// Trace reads virtual servers, routes, ipsets and chains, and returns what they do with
+// the first packet of c. want is the snapshot that they are for. local reports whether an
 // interface of the node has an address.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	view, err := b.view(ctx, want)
@@ -202,7 +202,7 @@ func (t *kernelTrace) checkDests(w desiredServer, l *observedServer) {
 		}
 	}
 	for _, d := range l.dests {
-		if _, stray := held[d.addr]; stray && d.weight > 0 {
+		if _, extraneous := held[d.addr]; extraneous && d.weight > 0 {
 			t.fault("virtual server %s has the destination %s, which is no endpoint", w.key, d.addr)
 		}
 	}

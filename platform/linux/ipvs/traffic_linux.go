@@ -25,7 +25,7 @@ import (
 type Counters struct {
 	requests *requester
 	// latest are the statistics of the virtual servers and of their destinations. Those
-	// of a virtual server that has carried nothing since are still right.
+	// of a virtual server without new traffic are still right.
 	latest map[key]serverCounts
 }
 
@@ -52,8 +52,8 @@ func NewCounters(f service.Family) (*Counters, error) {
 // Kinds implements traffic.Reader.
 func (c *Counters) Kinds() traffic.Kinds { return traffic.Kinds{Packets: true, Bytes: true} }
 
-// Read implements traffic.Reader. One request lists all virtual servers. Each that has
-// carried something since the last call takes another one.
+// Read implements traffic.Reader. One request lists all virtual servers. Each one with
+// traffic since the last call needs another request.
 func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
 	// The replies are valid until the next request, and each may lead to one.
 	servers := map[key]traffic.Counts{}

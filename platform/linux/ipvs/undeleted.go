@@ -11,11 +11,11 @@ import (
 	"kubeproxy/common/service"
 )
 
-// The kernel may refuse to delete a virtual server, which then goes on to serve. Its
-// rules stay with it: without them, answers would not return through this node.
+// The kernel may refuse to delete a virtual server. It then continues to serve, so its
+// rules stay: without them, answers would not return through this node.
 
-// currentRules returns the plan for the rules, and the snapshot that it leads to. That is
-// the one of p and, in addition, what the virtual servers need that could not be deleted.
+// currentRules returns the plan for the rules, and its snapshot. That is the snapshot of
+// p, with the rules that undeleted virtual servers need.
 func (a *applier) currentRules() (reconcile.Plan, *service.Snapshot, error) {
 	p := a.plan
 	if len(a.undeleted) == 0 {
@@ -49,7 +49,7 @@ func (p *plan) viewWith(undeleted map[key]bool) *service.Snapshot {
 		}
 	}
 	view = view.With(view.Generation, view.Node, changes)
-	if len(n.found) < len(undeleted) { // an earlier process left them, and nothing tells their rules
+	if len(n.found) < len(undeleted) { // an earlier process left them, and their rules are unknown
 		view.Incomplete = true
 	}
 	return view
@@ -64,8 +64,8 @@ type neededPorts struct {
 	localNode localNode    // of the installed rules
 }
 
-// keep returns the Port that takes the place of old's successor, nil if that needs
-// nothing in addition. A Port without endpoints keeps those that it had.
+// keep returns the Port that replaces old's successor, nil if that needs no change. A
+// Port without endpoints keeps its former ones.
 func (n *neededPorts) keep(old *service.Port) *service.Port {
 	next := n.plan.next.view.Port(old.Family, old.Name)
 	served := false

@@ -32,9 +32,9 @@ type Driver interface {
 // Chains is what Backend needs of iptables, see iptables.Backend.
 type Chains interface {
 	reconcile.Backend
-	// ReadTables returns the chains that there are, and those for a snapshot.
+	// ReadTables returns the existing chains, and those for a snapshot.
 	ReadTables(context.Context, *service.Snapshot) (held, wanted iptables.Tables, err error)
-	// Follow says what chains do with the first packet of a connection.
+	// Follow returns what chains do with the first packet of a connection.
 	Follow(context.Context, iptables.Question) (*explain.Walk, error)
 }
 
@@ -134,8 +134,8 @@ func (b *Backend) currentSizes(h *installed, chains reconcile.Plan) (map[string]
 	return sizes, now, nil
 }
 
-// readSizes returns the number of elements of each of our sets. An altered set, made by
-// another process in the place of ours, counts as missing.
+// readSizes returns the number of elements of each of our sets. An altered set, with
+// which another process has replaced ours, counts as missing.
 func (b *Backend) readSizes() (map[string]int, error) {
 	heads, err := b.sets.Headers()
 	if err != nil {

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package companion programs the rules that mode ipvs needs in addition to virtual servers,
-// one family per Backend. The input is a service.Snapshot. The output are ipsets, which
-// contain the addresses and ports of Services that need special treatment, and iptables
-// chains that match them. The chains reject, drop, mark for masquerading, and redirect
-// clients to another virtual server of the same Service. Package ipvs makes the virtual
-// servers and fills the sets VirtualServerSet and NodeIPSet. Only files with the suffix
-// _linux.go use kernel interfaces.
+// one family per Backend. A service.Snapshot goes in. Ipsets come out, which contain the
+// addresses and ports of Services that need special treatment, and iptables chains that
+// match them. The chains reject, drop, mark for masquerading, and redirect clients to
+// another virtual server of the same Service. Package ipvs makes the virtual servers and
+// fills the sets VirtualServerSet and NodeIPSet. Only files with the suffix _linux.go use
+// kernel interfaces.
 package companion
 
 import (

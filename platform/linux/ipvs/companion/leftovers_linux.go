@@ -19,7 +19,7 @@ import (
 type Leftovers struct{ Family service.Family }
 
 // String returns a name for the leftovers.
-func (r Leftovers) String() string { return "rules beside IPVS for " + r.Family.String() }
+func (r Leftovers) String() string { return "sets and chains of mode ipvs for " + r.Family.String() }
 
 func (r Leftovers) chains() []iptables.Leftovers {
 	var all []iptables.Leftovers

@@ -13,7 +13,7 @@ import (
 )
 
 // ReadBack returns the sets and chains that the kernel holds, and those that it would hold
-// for want, in one order.
+// for want, both in the same order.
 func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot, servers Servers) (held, wanted Document, err error) {
 	held.family, wanted.family = b.family, b.family
 	elements := map[element]use{}

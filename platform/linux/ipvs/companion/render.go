@@ -46,7 +46,7 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options, servers Se
 	return Document{Sets: b.wantedSets(want, servers, nil), Chains: iptables.Document(f, want, o.chains()), family: f}
 }
 
-// wantedSets returns the sets for want. held are the elements that there are.
+// wantedSets returns the sets for want. held are the existing elements.
 func (b *Backend) wantedSets(want *service.Snapshot, servers Servers, held map[element]use) []Set {
 	_, uses := b.countUses(want, held)
 	members := map[string][]ipset.Member{iptables.SetVirtualServers: servers.Served, iptables.SetNodeIPs: servers.Addrs}

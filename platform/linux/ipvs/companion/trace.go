@@ -26,7 +26,7 @@ type Question struct {
 	Observed, Expected IPVS
 }
 
-// IPVS is the part of mode ipvs that is not here.
+// IPVS is the part of mode ipvs that is in package ipvs.
 type IPVS interface {
 	// Local reports whether packets to an address are delivered to the node.
 	Local(netip.Addr) bool
@@ -37,9 +37,8 @@ type IPVS interface {
 	InSet(ipset.Set, ipset.Entry) bool
 }
 
-// Follow says what chains, ipsets and virtual servers do with the first packet of a
-// connection. Elements that the packet is compared with, and that are missing or foreign,
-// are faults of the Walk.
+// Follow returns what chains, ipsets and virtual servers do with the first packet of a
+// connection. Missing or foreign elements that match the packet are faults of the Walk.
 func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error) {
 	t := &setTrace{backend: b, ipvs: q.Expected, heads: map[string]ipset.Header{}, read: map[string][]ipset.Entry{}, want: map[string][]ipset.Entry{}}
 	heads, err := b.sets.Headers()
@@ -67,8 +66,8 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	return w, nil
 }
 
-// setTrace answers what rules ask about ipsets, and compares the answers of now with
-// those that should be.
+// setTrace evaluates matches of ipsets, and compares the present results with the
+// expected ones.
 type setTrace struct {
 	backend *Backend
 	ipvs    IPVS
@@ -119,18 +118,18 @@ func (t *setTrace) ask(name, fields string, p walk.Packet) (have, want walk.Matc
 	if !ok {
 		return walk.Unknown, walk.Unknown
 	}
-	haveIt, isThere := find(t.elements(s), e, from)
+	haveIt, isPresent := find(t.elements(s), e, from)
 	wantIt, isWanted := find(t.want[name], e, from)
 	if s == VirtualServerSet(f) || s == NodeIPSet(f) {
 		wantIt, isWanted = e, t.ipvs.InSet(s, e)
 	}
 	switch {
-	case isWanted && !isThere:
+	case isWanted && !isPresent:
 		t.fault("ipset %s lacks the element %s", name, s.Text(wantIt))
-	case isThere && !isWanted:
+	case isPresent && !isWanted:
 		t.fault("ipset %s has the element %s, and should not", name, s.Text(haveIt))
 	}
-	return answer(isThere), answer(isWanted)
+	return answer(isPresent), answer(isWanted)
 }
 
 func answer(is bool) walk.Match {
@@ -153,7 +152,8 @@ func entryOf(s ipset.Set, fields string, p walk.Packet) (e ipset.Entry, from net
 	return e, from, fields == map[ipset.Type]string{ipset.HashIP: "dst", ipset.HashIPPort: "dst,dst", ipset.HashIPPortNet: "dst,dst,src"}[s.Type]
 }
 
-// find returns the element that is e, or that is e with a prefix that contains from.
+// find returns the element that equals e, or that equals e with a prefix that contains
+// from.
 func find(all []ipset.Entry, e ipset.Entry, from netip.Addr) (ipset.Entry, bool) {
 	i := slices.IndexFunc(all, func(x ipset.Entry) bool {
 		if net := x.Net; from.IsValid() {
