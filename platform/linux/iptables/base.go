@@ -148,9 +148,9 @@ func (l layout) unreachable() string {
 	return "icmp-port-unreachable"
 }
 
-// healthChains let in who asks health checks, ahead of rules and a policy of INPUT
-// that would not. ports are the rules at the root of their tree. Health checks are
-// answered where NodePorts are, and never where a relay listens.
+// healthChains accept packets to health checks, ahead of rules and a policy of INPUT that
+// would drop them. ports are the rules at the root of their tree. The addresses of
+// NodePorts answer health checks; the address of a relay never does.
 func (l layout) healthChains(node *service.Node, ports []string) []chain {
 	var rules []string
 	if len(ports) > 0 {

@@ -1,12 +1,12 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables programs the rules of mode iptables, and the rules that modes ipvs
-// and userspace need. The input is a service.Snapshot. The output are chains in the
-// tables nat, filter and mangle, for one family per Backend, with the variant of
-// iptables (legacy or nft) that the node uses. The package does not select endpoints:
-// the snapshot contains that decision. Only files with the suffix _linux.go run programs
-// or use kernel interfaces. All other files build and are tested on any system.
+// Package iptables programs the rules of mode iptables, and the rules that modes ipvs and
+// userspace need. A service.Snapshot goes in. Chains in the tables nat, filter and mangle
+// come out, for one family per Backend, in the variant of iptables (legacy or nft) that
+// the node uses. The package does not select endpoints: the snapshot contains that
+// decision. Only files with the suffix _linux.go run programs or use kernel interfaces.
+// All other files build and are tested on any system.
 package iptables
 
 import (
@@ -38,14 +38,14 @@ type Options struct {
 	// packets to this address. Packets of local processes that carry the mark are not
 	// redirected.
 	Relay [2]netip.Addr
-	// RelayPorts, by family, are all ports where that relay may listen, for an
-	// address that others use, too: what these do at other ports, and what they
-	// ask others, is none of the relay's. The zero value leaves the whole address
-	// to the relay.
+	// RelayPorts, by family, are all ports where that relay may listen, for an address
+	// that other programs use, too. Rules then leave other ports, and connections that
+	// these programs begin, as they are. With the zero value the relay has the whole
+	// address.
 	RelayPorts [2]Ports
-	// Bypass is for a relay that is about to end: the endpoints of snapshots are
-	// those behind it, and new connections go there, masqueraded as if the relay
-	// had made them. It keeps those that it has.
+	// Bypass is for a relay that is about to end. The endpoints of snapshots are then
+	// those of the Service, and new connections go there, masqueraded as if the relay had
+	// made them. The relay keeps its open connections.
 	Bypass bool
 	// ListSize is how many endpoints a chain may have before it is split, 0 for a size
 	// that suits the kernel.

@@ -12,7 +12,7 @@ import (
 // Ports is a range of ports, both ends included.
 type Ports struct{ First, Last uint16 }
 
-// String is the range as a match has it.
+// String returns the range in the form of a match.
 func (p Ports) String() string {
 	if p.First == p.Last {
 		return strconv.Itoa(int(p.First))
@@ -20,14 +20,14 @@ func (p Ports) String() string {
 	return fmt.Sprintf("%d:%d", p.First, p.Last)
 }
 
-// bound reports that the relay listens at an address that others use, too.
+// bound reports whether the relay listens at an address that other programs use, too.
 func (l layout) bound() bool { return l.relays() && l.options.RelayPorts[l.family] != Ports{} }
 
-// guard is for what goes to or comes from where a relay listens. What was translated
-// is a Service's, whatever other rules think of its ports, and nothing else has to do
-// there: neither clients that guess a port, nor late datagrams to clients whose flow
-// is forgotten. Ports of an address of the node may be those of connections to
-// others, too, whose packets follow on one that was let out.
+// guard returns the rules for packets to and from the listeners of a relay. They accept
+// translated packets, which belong to Services, before other rules see them. They drop
+// all others: those of clients that guess a port, and late datagrams to clients whose
+// flow is forgotten. At an address of the node, a port may also belong to a connection
+// that the node began; packets of such connections are not new, so they pass.
 func (l layout) guard() chain {
 	drop := "-j DROP"
 	if l.bound() {
@@ -36,8 +36,8 @@ func (l layout) guard() chain {
 	return chain{id{filter, relayChain}, []string{"-m conntrack --ctstate DNAT -j ACCEPT", drop}}
 }
 
-// guardJumps lead to guard. At an address of the node, what listeners send is told
-// by its mark from what others send.
+// guardJumps lead to guard. At an address of the node, the mark distinguishes packets of
+// listeners from those of other programs.
 func (l layout) guardJumps() []jump {
 	addr, to := hostPrefix(l.options.Relay[l.family]), "-j "+relayChain
 	in, out := id{filter, "INPUT"}, id{filter, "OUTPUT"}
@@ -51,12 +51,12 @@ func (l layout) guardJumps() []jump {
 	}
 }
 
-// listeners matches what goes to the ports of a relay at an address of the node.
+// listeners matches packets to the ports of a relay at an address of the node.
 func (l layout) listeners(proto string) string {
 	return fmt.Sprintf("-d %s -p %s -m %s --dport %s ", hostPrefix(l.options.Relay[l.family]), proto, proto, l.options.RelayPorts[l.family])
 }
 
-// hidden keeps what lets health checks in from where a relay listens.
+// hidden excludes the listeners of a relay from the rules that accept health checks.
 func (l layout) hidden() string {
 	if l.bound() {
 		return l.listeners("tcp") + "-j RETURN"
@@ -64,8 +64,8 @@ func (l layout) hidden() string {
 	return "-d " + hostPrefix(l.options.Relay[l.family]) + " -j RETURN"
 }
 
-// Guard has what keeps other clients from the listeners of a relay in force, and leaves
-// the rest as it is: at an address that others reach, that comes before listeners.
+// Guard puts only the rules of guard in force. A relay at an address that others reach
+// calls it before it opens listeners.
 func (b *Backend) Guard(ctx context.Context) error {
 	b.installed = nil
 	t, err := b.read(ctx)

@@ -122,7 +122,7 @@ func readTableNames(file string) ([]byte, error) {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
 	case errors.Is(err, os.ErrPermission):
-		return nil, fmt.Errorf("%w: run as root, as only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW", err)
+		return nil, fmt.Errorf("%w: run as root, because only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW", err)
 	}
 	return names, err
 }

@@ -45,7 +45,7 @@ func (b *Backend) planLocalnet(p *plan) {
 	case b.relays() || !b.localhost(want.Node):
 		p.enableLocalnet, p.disableLocalnet = false, b.localnetMarked && !want.Incomplete
 		if b.noLocalnet && b.wantsLocalhost(want.Node) && hasNodePort(want, b.family) {
-			b.degradedReason = fmt.Sprintf("NodePorts do not answer on 127.0.0.1, as loopback addresses cannot be routed: %v: "+
+			b.degradedReason = fmt.Sprintf("NodePorts do not answer on 127.0.0.1, because loopback addresses cannot be routed: %v: "+
 				"set net.ipv4.conf.all.route_localnet to 1, or iptables.localhostNodePorts to false", b.localnetErr)
 		}
 	case hasNodePort(want, b.family):

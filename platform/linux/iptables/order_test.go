@@ -50,8 +50,8 @@ func TestJumpsBehindWhatPasses(t *testing.T) {
 				t.Errorf("chain %s is\n%s\nwant\n%s", tc.in.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 			line := strings.Join(p.Outcome().Drift, "\n")
-			if told := strings.Contains(line, "hidden: rule") && strings.Contains(line, "-j "+targetOf(splitRule(tc.rule))); told != tc.moves {
-				t.Errorf("told %t, want %t: %q", told, tc.moves, p.Outcome().Drift)
+			if reported := strings.Contains(line, "hidden: rule") && strings.Contains(line, "-j "+targetOf(splitRule(tc.rule))); reported != tc.moves {
+				t.Errorf("reported %t, want %t: %q", reported, tc.moves, p.Outcome().Drift)
 			}
 		})
 	}

@@ -10,7 +10,7 @@ package iptables
 //
 // iptables-nft-restore took 92 MB of memory for 5,000 Services of ten endpoints in one
 // text, and 14 MB for one more chain beside them. TestStartsWithLittleMemory (test/live)
-// holds what is left of that.
+// bounds that memory.
 func (c *change) pieces(have map[id]sum, limit int) []change {
 	if limit == 0 {
 		return []change{*c}

@@ -159,13 +159,13 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 	k.Tables[nat]["KUBE-SVC-STRAY"] = nil
 	k.Dirty = true
 	p := apply(t, b, want)
-	told := strings.Join(p.Outcome().Drift, "\n")
+	reported := strings.Join(p.Outcome().Drift, "\n")
 	for _, s := range []string{
 		"altered: rules of chain KUBE-MARK-MASQ of table nat", "altered: rules of chain KUBE-FORWARD of table filter",
 		"foreign: chain KUBE-SVC-STRAY of table nat", `missing: rule "-j KUBE-SERVICES" of chain OUTPUT of table nat`,
 	} {
-		if !strings.Contains(told, s) {
-			t.Errorf("drift lacks %q:\n%s", s, told)
+		if !strings.Contains(reported, s) {
+			t.Errorf("drift lacks %q:\n%s", s, reported)
 		}
 	}
 	if diff := cmp.Diff(good, k.Text()); diff != "" {

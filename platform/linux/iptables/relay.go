@@ -25,10 +25,10 @@ type root struct {
 	before              []string // rules ahead of the tree
 }
 
-// roots returns those of table. Before a relay there are two for table nat,
-// since what the relay itself sends is not to come back to it. At an address of the
-// node, a listener may have the number of a NodePort that is refused, which what was
-// led to the listener is not.
+// roots returns those of table. With a relay, table nat has two, because packets of the
+// relay itself must not come back to it. At an address of the node, a listener may have
+// the port number of a NodePort that is refused. So packets that were redirected to a
+// listener do not enter the tree of refusals.
 func (l layout) roots(table string) []root {
 	if table == filter && l.bound() {
 		return []root{{servicesChain, nodePortsChain, []string{"-m conntrack --ctstate DNAT -j RETURN"}}}
@@ -42,10 +42,10 @@ func (l layout) roots(table string) []root {
 	}
 }
 
-// relayBase returns the chains that do not depend on Services. What was led past
-// a relay, by rules of now or of before, is let through where others would not,
-// for the relay itself forwards nothing. So is what is to be led past it, though
-// nothing is as yet: the tables change one after the other.
+// relayBase returns the chains that do not depend on Services. A relay forwards no
+// packets. But connections that present or earlier rules led past it are forwarded, so
+// chain FORWARD accepts them against other rules. With Bypass it accepts them before
+// table nat redirects any, because tables change one after the other.
 func (l layout) relayBase() []chain {
 	mark := l.options.marked()
 	chains := []chain{l.rejectChain(), l.guard(), {id{filter, forwardChain}, []string{
@@ -104,7 +104,7 @@ func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
 func IsBusy(err error) bool { return errors.Is(err, ErrBusy) }
 
 // Destinations returns the translation targets of the chains in the tables, by chain
-// name. It returns one endpoint per chain, which is the only one with a relay.
+// name. It returns one endpoint per chain; with a relay there is only one.
 func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, error) {
 	h, err := b.read(ctx)
 	if err != nil {

@@ -185,7 +185,7 @@ func (h *observed) inUse() error {
 	var errs []error
 	for _, l := range h.references {
 		if !l.from.isSystem() {
-			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which somebody else made", targetOf(splitRule(l.rule)), l.from.table, l.from.name, l.rule))
+			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which another program made", targetOf(splitRule(l.rule)), l.from.table, l.from.name, l.rule))
 		}
 	}
 	return errors.Join(errs...)

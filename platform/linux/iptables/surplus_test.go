@@ -54,8 +54,8 @@ func TestSurplusJumpsGo(t *testing.T) {
 			if (after == before) != tc.goes {
 				t.Errorf("goes %t, want %t:\n%s", !tc.goes, tc.goes, after)
 			}
-			if told := strings.Contains(strings.Join(p.Outcome().Drift, "\n"), "foreign: rule"); told != tc.goes {
-				t.Errorf("told %t, want %t: %q", told, tc.goes, p.Outcome().Drift)
+			if reported := strings.Contains(strings.Join(p.Outcome().Drift, "\n"), "foreign: rule"); reported != tc.goes {
+				t.Errorf("reported %t, want %t: %q", reported, tc.goes, p.Outcome().Drift)
 			}
 		})
 	}

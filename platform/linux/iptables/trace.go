@@ -22,8 +22,8 @@ type Question struct {
 	Conn route.Conn
 	// Local reports whether an address belongs to the node.
 	Local func(netip.Addr) bool
-	// Observed and Expected are what works beside the chains in mode ipvs: as it is, and
-	// as it should be. Both are nil in other modes.
+	// Observed and Expected are the companion objects of the chains in mode ipvs: as they
+	// are, and as they should be. Both are nil in other modes.
 	Observed, Expected Companion
 }
 
@@ -38,7 +38,7 @@ type Companion interface {
 	Server(p walk.Packet) (to []netip.AddrPort, found bool)
 }
 
-// Trace reads the tables and says what they do with the first packet of c. want is the
+// Trace reads the tables and returns what they do with the first packet of c. want is the
 // snapshot that they are for. local reports whether an address belongs to the node.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	return b.Follow(ctx, Question{Want: want, Conn: c, Local: local})
@@ -48,7 +48,7 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 //
 // Every chain of ours that the packet meets, or should meet, is compared with the one
 // that we write, as far as rules concern such packets. Rules of others are followed, too.
-// They are a fault if they decide what becomes of the connection.
+// They are a fault if they decide what happens to the connection.
 func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error) {
 	b.readSettings()
 	text, t, err := b.list(ctx)
@@ -75,7 +75,7 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	return w, nil
 }
 
-// byDesign says why the chains do something else than package route decides, "" if they
+// byDesign returns why the chains differ from what package route decides, "" if they
 // should not.
 func (b *Backend) byDesign(q Question, want *service.Snapshot, does route.Action) string {
 	v := route.Decide(want, q.Conn)
@@ -83,7 +83,7 @@ func (b *Backend) byDesign(q Question, want *service.Snapshot, does route.Action
 	case b.isIPVS() || v.Port != nil:
 		return ""
 	case v.Action == route.Drop && does == route.Pass:
-		return "rules of iptables leave addresses of the Service range alone that no Service has"
+		return "rules of iptables do not concern addresses of the Service range that no Service has"
 	case v.Action == route.Pass && q.Conn.To.Addr().IsLoopback() && b.localhost(want.Node):
 		return "on loopback addresses NodePorts answer programs of the node, see iptables.localhostNodePorts; explain node:PORT says what the Service does"
 	}
@@ -113,7 +113,7 @@ func (b *Backend) expectedTables(want *service.Snapshot) *walk.Tables {
 	return t
 }
 
-// node returns what rules ask about packets besides their headers.
+// node returns the answers for rules that depend on more than the headers of a packet.
 func (b *Backend) node(q Question, c Companion, listed func(list, seconds string, p walk.Packet) walk.Match) walk.Node {
 	hairpin := argument(splitRule(b.hairpinMatch()+"-j"), "--bytecode")
 	n := walk.Node{
@@ -134,8 +134,8 @@ func (b *Backend) node(q Question, c Companion, listed func(list, seconds string
 	return n
 }
 
-// lists returns what says whether a client is in a list of xt_recent. Each list is read
-// once.
+// lists returns a function that reports whether a client is in a list of xt_recent. It
+// reads each list once.
 func (b *Backend) lists() func(list, seconds string, p walk.Packet) walk.Match {
 	known := map[string]map[netip.Addr]time.Duration{}
 	return func(list, seconds string, p walk.Packet) walk.Match {

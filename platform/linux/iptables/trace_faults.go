@@ -137,7 +137,7 @@ func (c *traceComparison) compareJumps(from id) {
 	}
 }
 
-// foreign names rules and policies of others that decide what becomes of the connection.
+// foreign names rules and policies of others that decide what happens to the connection.
 func (c *traceComparison) foreign() {
 	for _, e := range c.have.ends {
 		if e.by.Chain.Name == "" || c.owns(e.by.Chain) {
@@ -210,17 +210,17 @@ var purposes = map[id]string{
 	{nat, postroutingChain}:    "masquerade it if it is to be",
 	{filter, servicesChain}:    "refuse or drop what no rule translated, for Services without endpoints",
 	{filter, nodePortsChain}:   "the same for NodePorts",
-	{filter, forwardChain}:     "let Service traffic pass",
+	{filter, forwardChain}:     "accept Service traffic",
 	{filter, refuseChain}:      "refuse it",
-	{filter, relayChain}:       "keep strangers from the listeners of the relay",
-	{filter, healthChain}:      "let health checks in",
+	{filter, relayChain}:       "keep other clients from the listeners of the relay",
+	{filter, healthChain}:      "accept health checks",
 	{filter, healthPortsChain}: "the ports of health checks",
 
 	{nat, ipvsServicesChain}:        "find out whether it is for a Service",
 	{nat, ipvsFrontendChain}:        "masquerade it later, or choose another virtual server, if its Service needs that",
 	{nat, ipvsMarkChain}:            "masquerade it later",
 	{nat, ipvsMarkClusterChain}:     "masquerade it later, unless it comes from a pod",
-	{nat, ipvsLocalChain}:           "policy Local: tell clients outside of the cluster from the others",
+	{nat, ipvsLocalChain}:           "policy Local: distinguish clients outside of the cluster",
 	{nat, ipvsInternalChain}:        "a client of the cluster: endpoints on every node",
 	{nat, ipvsTargetsChain}:         "the virtual server that has the endpoints for this client",
 	{nat, ipvsPostroutingChain}:     "masquerade it if it is to be",

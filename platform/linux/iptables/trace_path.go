@@ -14,8 +14,8 @@ import (
 	"kubeproxy/platform/linux/iptables/walk"
 )
 
-// path is the way of the first packet of a connection through the hooks of the kernel.
-// Behind a translation it has a branch for each destination.
+// path is the path of the first packet of a connection through the hooks of the kernel.
+// After a translation it has a branch for each destination.
 type path struct {
 	layout
 	tables *walk.Tables
@@ -36,7 +36,7 @@ type path struct {
 	quiet bool
 }
 
-// end is where a packet goes no further.
+// end is a place where a packet ends.
 type end struct {
 	action route.Action
 	by     walk.Step
@@ -61,7 +61,7 @@ func (p *path) follow(c route.Conn, ipvs Companion) {
 	}
 }
 
-// action is what becomes of the packet.
+// action is what happens to the packet.
 func (p *path) action() route.Action {
 	switch {
 	case len(p.targets) > 0:
@@ -152,7 +152,7 @@ func (p *path) translate(pk walk.Packet, hook string, then func(walk.Packet)) {
 	}
 }
 
-// arrive follows a packet from elsewhere after the routing decision.
+// arrive follows a packet from another machine or a pod after the routing decision.
 func (p *path) arrive(pk walk.Packet) {
 	if !p.node.Local(pk.To.Addr()) {
 		if p.pass(&pk, "FORWARD", mangle, filter) {
@@ -213,7 +213,7 @@ func (p *path) serve(pk walk.Packet) bool {
 	return true
 }
 
-// deliver sends the packet on its way to where it ends. Masquerading counts for endpoints
+// deliver follows the packet to its destination. Masquerading is recorded for endpoints
 // on the node, too, as in package route.
 func (p *path) deliver(pk walk.Packet) {
 	if pk.To == pk.Dialled {
@@ -329,8 +329,7 @@ func shorten(all []netip.AddrPort) string {
 	return text
 }
 
-// notes names rules of others that have a part in what becomes of the connection, or may
-// have one.
+// notes names rules of others that affect the connection, or may affect it.
 func (p *path) notes() []string {
 	var all []string
 	add := func(text string) {

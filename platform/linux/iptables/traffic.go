@@ -18,9 +18,9 @@ import (
 // implements traffic.Reader.
 //
 // The kernel counts for each rule in any case, and table nat sees one packet of a
-// connection, so a connection costs nothing more. To read the counters costs a listing of
-// table nat, which grows with the number of endpoints. A rule counts from 0 again when its
-// chain is written, as when the Service's endpoints change.
+// connection, so a connection costs nothing more. Reading the counters lists table nat,
+// and the cost grows with the number of endpoints. A rule counts from 0 again when its
+// chain is written, for example when the endpoints of the Service change.
 type Counters struct {
 	family service.Family
 	list   func(context.Context) (string, error) // table nat with counters, as iptables-save prints it

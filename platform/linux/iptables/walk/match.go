@@ -12,7 +12,7 @@ import (
 	"kubeproxy/common/route"
 )
 
-// Packet is the first packet of a connection at some point of its way.
+// Packet is the first packet of a connection at some point of its path.
 type Packet struct {
 	route.Conn
 	// Dialled is the destination before any translation.
@@ -66,9 +66,8 @@ func (n Node) Matches(r *Rule, p Packet) Match {
 	return n.evaluate(r, func(option string, args []string) (Match, int) { return n.option(option, args, p) })
 }
 
-// Concerns reports whether addresses, protocol and ports of p leave it possible that r
-// matches p or a later packet of its connection. Marks, states, lists and the rest are
-// left aside.
+// Concerns reports whether r may match p or a later packet of its connection, judged by
+// addresses, protocol and ports alone. It ignores marks, states, lists and the rest.
 func (n Node) Concerns(r *Rule, p Packet) bool {
 	return n.evaluate(r, func(option string, args []string) (Match, int) {
 		switch option {
@@ -239,8 +238,8 @@ func (n Node) enters(name string, p Packet) Match {
 
 const loopbackName = "lo"
 
-// leaves compares the interface by which p goes out with a name. Which one that is, is
-// known for packets to the node itself only.
+// leaves compares the interface by which p goes out with a name. That interface is known
+// only for packets to the node itself.
 func (n Node) leaves(name string, p Packet) Match {
 	switch local := n.Local(p.To.Addr()); {
 	case name == loopbackName:

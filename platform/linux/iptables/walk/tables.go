@@ -3,8 +3,8 @@
 
 // Package walk follows the first packet of a connection through rules of iptables. The
 // output of iptables-save and a packet go in. The chains and rules that the packet meets,
-// and what may become of it, come out. Where a rule matches at random, both ways are
-// followed. The package knows no chain of kube-proxy, and asks a Node for what only the
+// and the possible verdicts, come out. Where a rule matches at random, both cases are
+// followed. The package knows no chain of kube-proxy. It asks a Node for what only the
 // node knows.
 package walk
 

@@ -19,7 +19,7 @@ const (
 	Rejected                    // with an answer
 	Translated                  // to one of the targets
 	Masqueraded                 // the source is going to be replaced
-	Untranslated                // it goes somewhere that the package cannot tell
+	Untranslated                // it goes to a place that the package does not know
 )
 
 // Step is a chain that the packet entered, or a rule that matched it.
@@ -47,8 +47,8 @@ type Walker struct {
 	Packet Packet
 	// Steps are what the packet has met.
 	Steps []Step
-	// Doubtful are rules that may decide what becomes of the packet, and cannot be
-	// evaluated. They were taken not to match.
+	// Doubtful are rules that may decide what happens to the packet, but cannot be
+	// evaluated. They count as not matching.
 	Doubtful []Step
 
 	result Result
@@ -99,7 +99,7 @@ func (w *Walker) chain(c Chain) outcome {
 	return next
 }
 
-// passive are targets that do not decide what becomes of a packet.
+// passive are targets that do not decide what happens to a packet.
 var passive = []string{"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "MARK", "CONNMARK", "CONNSECMARK", "SECMARK", "TCPMSS", "TOS", "DSCP", "TTL", "HL", "CHECKSUM", "CLASSIFY", "SET", "RATEEST", "TEE", "LED", "IDLETIMER", "HMARK", "TCPOPTSTRIP", "ECN", "CT", "NOTRACK"}
 
 // rule applies a rule that matches, or may match.
