@@ -109,8 +109,8 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 }
 
 // filterChains returns chains that see every packet, so there is none unless an option
-// needs it. Connection tracking does not translate a packet outside of the TCP window
-// back. Its receiver would reset a connection that it does not know, see
+// needs it. Connection tracking does not translate the source of a reply outside of the
+// TCP window. The client does not know such a packet and would answer with a reset, see
 // kubernetes/kubernetes#74839.
 func filterChains(o Options) []*chain {
 	if !o.DropInvalid {
@@ -121,9 +121,10 @@ func filterChains(o Options) []*chain {
 	}}}
 }
 
-// unallocatedRules drop packets to an address in a Service CIDR that no Service has.
-// Along a default route such a packet would travel in vain, or in a loop. The rules run
-// last, in postrouting, so that another proxy on the node can translate it first.
+// unallocatedRules drop packets to an address in a Service CIDR that no Service has. With
+// a default route such a packet would leave the node for nothing, or come back in a loop.
+// The rules run last, in postrouting, so that another proxy on the node can translate it
+// first.
 func unallocatedRules(f service.Family, node *service.Node) []rule {
 	var rules []rule
 	for _, p := range service.InFamily(node.ServiceCIDRs, f) {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nftables programs one nftables table per IP family. A service.Snapshot goes in.
-// A plan comes out, whose transactions make the kernel's table match the snapshot. The
+// A plan comes out. Its transactions make the kernel's table match the snapshot. The
 // package decides nothing about Services: the snapshot already names the endpoints of
 // each frontend. It leaves conntrack entries and sysctls to other packages. Only files
 // with the suffix _linux.go access the kernel. All other files build, and are tested, on

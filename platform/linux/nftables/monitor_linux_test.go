@@ -89,7 +89,7 @@ func wantCall(t *testing.T, calls <-chan struct{}, when string) {
 	select {
 	case <-calls:
 	case <-time.After(time.Minute):
-		t.Errorf("%s: not told", when)
+		t.Errorf("%s: not reported", when)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestWatchIsQuiet(t *testing.T) {
 			}
 			wasTouched(t, b) // reads all notifications
 			if n := len(calls); n != 0 {
-				t.Errorf("told %d times", n)
+				t.Errorf("reported %d times", n)
 			}
 		})
 	})

@@ -12,7 +12,7 @@ type observedSet struct {
 	elements map[string]observedElement
 }
 
-// observedElement is what its key does not have of an element.
+// observedElement is an element without its key.
 type observedElement struct {
 	value string
 	more  *element // nil if there is nothing but a key and a value
@@ -46,7 +46,7 @@ func (x observedElement) same(e element) bool {
 	return x.value == string(e.value) && old.same(e)
 }
 
-// get returns the element with an elementKey. It says not which set it is in.
+// get returns the element with an elementKey. It does not contain the set.
 func (s *observedSet) get(k string) (element, bool) {
 	x, found := s.elements[k]
 	if !found {

@@ -5,7 +5,7 @@ package nftables
 
 import "testing"
 
-// What is kept of an element is enough to delete it, and to compare and print it.
+// The stored parts of an element are enough to delete, compare and print it.
 func TestObservedElements(t *testing.T) {
 	for name, e := range map[string]element{
 		"a key":           {in: hairpin, key: []byte("key")},

@@ -216,7 +216,7 @@ func (r *reader) generation() (uint32, error) {
 		return nil
 	})
 	if err == nil && id == 0 {
-		err = errors.New("the kernel told no generation")
+		err = errors.New("the kernel reported no generation")
 	}
 	return id, err
 }

@@ -17,8 +17,8 @@ import (
 // ReadBack returns the table that the kernel holds, and the one that it would hold for
 // want, in the text and order of Render. Both are equal if nothing has to change for want.
 //
-// The kernel keeps rules in a form that only it can run, so a rule is printed if its
-// fingerprint is that of a rule which this node could have.
+// The kernel stores rules as expressions, not as text. So a rule is recognized by its
+// fingerprint: it is printed if this node could have a rule with that fingerprint.
 func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
 	t, err := b.driver.Read(ctx)
 	if err != nil {

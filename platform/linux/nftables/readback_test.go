@@ -42,11 +42,11 @@ func TestReadBackNames(t *testing.T) {
 		t.Errorf("%v; held:\n%s\nwanted:\n%s", err, held, wanted)
 	}
 	k.table.chains[dispatchChain].rules = append(k.table.chains[dispatchChain].rules, rule{verdict{code: verdictAccept}})
-	k.table.chains["stranger"] = &fakeChain{}
-	k.table.sets["stranger"] = &fakeSet{&set{name: "stranger"}, map[string]element{}}
+	k.table.chains["foreign"] = &fakeChain{}
+	k.table.sets["foreign"] = &fakeSet{&set{name: "foreign"}, map[string]element{}}
 	clear(k.table.sets[clusterIPs.name].elements)
 	held, _, err = b.ReadBack(t.Context(), want)
-	for _, text := range []string{"# a rule that others wrote", "chain stranger {", "set or map stranger {\n\t\t# not one that is wanted"} {
+	for _, text := range []string{"# a rule that others wrote", "chain foreign {", "set or map foreign {\n\t\t# not one that is wanted"} {
 		if err != nil || !strings.Contains(held, text) {
 			t.Errorf("%v, no %q in\n%s", err, text, held)
 		}

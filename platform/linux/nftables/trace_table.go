@@ -18,9 +18,9 @@ import (
 // Trace reads the table and says what it does with the first packet of c. want is the
 // snapshot that the table is for. local reports whether an address belongs to the node.
 //
-// The kernel keeps rules in a form that only it can run, so a chain whose rules all have
-// our fingerprints counts as the rules that we write. Any other rule is a fault of the
-// Walk. Elements are those of the kernel.
+// The kernel stores rules as expressions, not as text. So if all rules of a chain have
+// our fingerprints, they count as the rules that we write. Any other rule is a fault of
+// the Walk. Elements are those of the kernel.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	t, err := b.driver.Read(ctx)
 	if err != nil {
@@ -59,8 +59,8 @@ func (b *Backend) knownChains(t *table, want *service.Snapshot) map[string]*chai
 	return known
 }
 
-// observedRuleset is a table of the kernel. It collects what is wrong with the objects
-// that a packet meets.
+// observedRuleset is a table of the kernel. It collects the faults of the objects that a
+// packet meets.
 type observedRuleset struct {
 	backend *Backend
 	table   *table
@@ -135,8 +135,9 @@ func (r *observedRuleset) element(s *set, key []byte) (element, bool) {
 	return element{}, false
 }
 
-// checkElement compares an element that should be there with the table. Which endpoint has
-// which slot is free, so the targets are compared as a whole elsewhere.
+// checkElement compares an expected element with the table. It does not compare the
+// endpoints in slots, because any order is right; Compare of package explain compares them
+// as a whole.
 func (r *observedRuleset) checkElement(want element) {
 	observed := r.table.sets[want.in.name]
 	if observed == nil || want.in.kind == targetMap {
@@ -218,8 +219,8 @@ func purpose(chain string) string {
 
 var purposes = map[string]string{
 	refuseChain:        "refuse it",
-	localChain:         "policy Local: tell clients outside of the cluster from the others",
-	nodePortLocalChain: "policy Local: tell clients outside of the cluster from the others",
+	localChain:         "policy Local: distinguish clients outside of the cluster",
+	nodePortLocalChain: "policy Local: distinguish clients outside of the cluster",
 	markChain:          "masquerade it later, unless it comes from a pod",
 	dispatchChain:      "look for the Service of the address",
 	nodePortChain:      "the address is the node's: look for the NodePort",

@@ -13,10 +13,10 @@ import (
 	"kubeproxy/common/traffic"
 )
 
-// Connections are counted after their destination was translated, in the set connections,
-// by what the client dialled and by where they went. The rules make an element for each
-// such pair when they first see it. They are in chains of type nat, so they run once for
-// a connection and cost later packets nothing. What else was possible:
+// Connections are counted after their destination was translated, in the set connections.
+// The key is the destination that the client dialled and the endpoint. The rules add an
+// element when they first see such a pair. They are in chains of type nat, so they run
+// once for a connection and cost later packets nothing. What else was possible:
 //
 //   - A counter on each element of the maps of endpoints. It costs less for a connection,
 //     as the map is looked up anyway. But such an element needs Linux 5.7
