@@ -71,7 +71,7 @@ func (c *affinityTable) remove(e *list.Element) {
 	c.order.Remove(e)
 }
 
-// peek is lookup for those who only look: it does not count as a use.
+// peek is lookup without effect: it does not count as a use.
 func (c *affinityTable) peek(addr netip.Addr, now time.Time, ttl time.Duration) (netip.AddrPort, bool) {
 	e, known := c.byAddr[addr]
 	if !known {

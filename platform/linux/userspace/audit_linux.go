@@ -50,7 +50,7 @@ func NewTracer(b *Backend) (*Tracer, error) {
 	return &Tracer{a, b}, nil
 }
 
-// Trace says what rules and listeners do with the first packet of c, see
+// Trace returns what rules and listeners do with the first packet of c, see
 // Backend.TraceWith.
 func (t *Tracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	return t.relay.TraceWith(ctx, t.driver, want, c, local)
@@ -97,7 +97,7 @@ func (a *Audit) redirected(ctx context.Context, want *service.Snapshot) (*servic
 	}
 	var ports []*service.Port
 	for p := range want.Ports(a.family) {
-		ports = append(ports, a.options.lead(p, func(policy service.Policy) (uint16, bool) {
+		ports = append(ports, a.options.withListeners(p, func(policy service.Policy) (uint16, bool) {
 			return at[iptables.ChainOf(p, policy)].Port(), true
 		}))
 	}

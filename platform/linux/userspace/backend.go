@@ -87,8 +87,8 @@ func NewWith(f service.Family, o Options, p Parts) *Backend {
 // addr is the address of the listeners.
 func (b *Backend) addr() netip.Addr { return b.options.addr(b.family) }
 
-// Plan implements reconcile.Backend. Endpoints that come and go concern no
-// rule, as long as some are left.
+// Plan implements reconcile.Backend. A change of endpoints changes no rule, as long as
+// some are left.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	if b.previousPorts == nil {
 		if err := b.adopt(ctx); err != nil {

@@ -27,11 +27,12 @@ func limitUnsent(fd uintptr) {
 // congestionControl is the system's default congestion control, if that uses pacing, ""
 // otherwise.
 //
-// BBR spaces packets by timers to keep remote queues short. Over short distances that
-// costs half of the throughput of a relay: a paced client in front of a paced relay
-// never finds out the capacity of the path. A socket that has used pacing once keeps it
-// after its congestion control changes. So the relay replaces BBR before it connects,
-// and restores the default for remote peers.
+// BBR delays packets by timers to keep remote queues short. Over short distances that
+// costs half of the throughput of a relay: a paced client in front of a paced relay never
+// measures the capacity of the path. A socket that has used pacing once keeps it after
+// its congestion control changes (kernel: net/ipv4/tcp_bbr.c, bbr_init sets
+// sk_pacing_status). So the relay replaces BBR before it connects, and restores the
+// default for remote peers.
 type congestionControl string
 
 // avoidPacing must be called before a socket is connected. Accepted sockets inherit the

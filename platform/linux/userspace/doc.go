@@ -1,13 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package userspace implements mode userspace. The input is a service.Snapshot. The
-// package opens listeners for each Service port, makes package iptables redirect
-// connections to them, and relays each connection or datagram to an endpoint, for one
-// family per Backend. It also relays NodePorts on loopback addresses for other modes,
-// see Localhost. The snapshot contains which endpoints serve which clients. This package
-// selects among them in turn, implements session affinity, and tries the next endpoint
-// if one does not answer.
+// Package userspace implements mode userspace. A service.Snapshot goes in. The package
+// opens listeners for each Service port, redirects connections to them through package
+// iptables, and relays each connection or datagram to an endpoint, for one family per
+// Backend. It also relays NodePorts on loopback addresses for other modes, see Localhost.
+// The snapshot contains which endpoints serve which clients. This package selects among
+// them in turn, implements session affinity, and tries the next endpoint if one does not
+// answer.
 //
 // Only files with the suffix _linux.go need Linux. All other files build and are tested
 // on any system.
@@ -39,9 +39,9 @@ type Options struct {
 	// Ports are the ports that listeners may use. With the zero value the system selects
 	// them.
 	Ports Range
-	// Listen, by family, is the address of the node that listeners have instead of
-	// that of Addrs, if it is valid. It counts only if there are Ports, which are
-	// what is guarded of that address.
+	// Listen, by family, is the address of the node that listeners have instead of that
+	// of Addrs, if it is valid. It is used only with Ports, because only these ports of
+	// that address are guarded.
 	Listen [2]netip.Addr
 	// UDPIdle is how long a UDP client without traffic keeps its endpoint, 0
 	// for DefaultUDPIdle.
@@ -55,10 +55,10 @@ func (r Range) unset() bool { return r.First == 0 }
 
 func (r Range) contains(port uint16) bool { return r.First <= port && port <= r.Last }
 
-// bound reports that listeners of f are at an address of the node.
+// bound reports whether listeners of f are at an address of the node.
 func (o Options) bound(f service.Family) bool { return o.Listen[f].IsValid() && !o.Ports.unset() }
 
-// addr is where listeners of f are.
+// addr returns the address of listeners of f.
 func (o Options) addr(f service.Family) netip.Addr {
 	if o.bound(f) {
 		return o.Listen[f]

@@ -70,8 +70,8 @@ type host struct {
 	family service.Family
 	mark   int
 	at     netip.Addr
-	// ports, if set, are where the rules take datagrams from at for those of
-	// listeners, which have the mark.
+	// ports, if set, is the range of listeners: rules treat datagrams from these ports of
+	// at, if they have the mark, as those of listeners.
 	ports Range
 }
 
@@ -146,7 +146,7 @@ func (h host) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	})
 }
 
-// passOver dials until the system offers a port that is not in r.
+// passOver dials until the system chooses a port that is not in r.
 func (r Range) passOver(dial func() (*net.UDPConn, error)) (*net.UDPConn, error) {
 	var taken []*net.UDPConn
 	defer func() {
@@ -163,11 +163,11 @@ func (r Range) passOver(dial func() (*net.UDPConn, error)) (*net.UDPConn, error)
 	}
 }
 
-// mostTaken is how many ports that look like a listener's are passed over. The range
-// of listeners is to be no greater part of those that the system chooses from.
+// mostTaken bounds how many ports of listeners are passed over. The range of listeners
+// should be a small part of the ports that the system chooses from.
 const mostTaken = 16
 
-// setMark has the rules leave what a socket sends alone.
+// setMark marks the packets of a socket, so that rules do not redirect them.
 func (h host) setMark(_, _ string, c syscall.RawConn) error {
 	var err error
 	if ctlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.mark) }); ctlErr != nil {
@@ -246,7 +246,8 @@ func (l loopback) Add() error {
 }
 
 // routeTimeout limits the wait for the route of a new address. For IPv6 the kernel adds
-// it asynchronously, after sockets can already listen on the address.
+// it asynchronously, after sockets can already listen on the address (kernel:
+// net/ipv6/addrconf.c, addrconf_dad_start and addrconf_dad_work).
 const routeTimeout = 5 * time.Second
 
 // awaitRoute waits until the address is local. Without its route, redirected packets

@@ -17,8 +17,8 @@ import (
 // errNotProgrammed means that there is nothing to hand over.
 var errNotProgrammed = errors.New("nothing has been programmed yet")
 
-// handoverStrategy is a way in which the kernel can forward connections without the
-// relay. Each strategy needs fewer kernel features than the one before.
+// handoverStrategy is a way to let the kernel forward connections without the relay. Each
+// strategy needs fewer kernel features than the one before.
 type handoverStrategy struct {
 	loss   string // what clients lose
 	adjust func(*service.Port)
@@ -67,8 +67,8 @@ func (b *Backend) bypassOptions() iptables.Options {
 	return o
 }
 
-// withoutRelay returns the latest snapshot for rules without the relay. What this mode
-// does not forward is not forwarded then, either.
+// withoutRelay returns the latest snapshot for rules without the relay. It leaves out
+// what this mode does not forward.
 func (b *Backend) withoutRelay(w handoverStrategy) *service.Snapshot {
 	var all []*service.Port
 	for p := range b.wanted.Ports(b.family) {

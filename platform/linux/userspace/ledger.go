@@ -30,8 +30,8 @@ type account struct {
 	read                           traffic.Counts // at the last call of Read
 }
 
-// CountTraffic has the relay count, and returns what reads the counts. Call it before
-// the first sync.
+// CountTraffic makes the relay count, and returns the reader of the counts. Call it
+// before the first sync.
 func (b *Backend) CountTraffic() traffic.Reader {
 	b.relay.ledger = &ledger{family: b.family, accounts: map[traffic.Counter]*account{}}
 	return b.relay.ledger
@@ -76,8 +76,7 @@ func add(to *atomic.Uint64, n int) {
 	}
 }
 
-// Kinds implements traffic.Reader. What a relay sends and receives over TCP are bytes;
-// which packets they come in is the kernel's affair.
+// Kinds implements traffic.Reader. A relay of TCP sees bytes, not packets.
 func (l *ledger) Kinds() traffic.Kinds { return traffic.Kinds{Bytes: true} }
 
 // Read implements traffic.Reader. It forgets endpoints that want does not have, once

@@ -71,16 +71,17 @@ func NewLimits(files int) *Limits {
 // nothing is refused any more. report must not block.
 func (l *Limits) Observe(report func(text, detail string)) { l.refusals.observe(report) }
 
-// knowPods takes in the ranges of pods.
+// knowPods sets the ranges of pods.
 func (l *Limits) knowPods(ranges []netip.Prefix) {
 	if old := l.pods.Load(); old == nil || !slices.Equal(*old, ranges) {
 		l.pods.Store(&ranges)
 	}
 }
 
-// clientOf returns which addresses are one client. A host of IPv6 may take any address
-// of its network (RFC 7934), so a /64 is one. A pod has the address that it was given,
-// and those of a node have a /64 together.
+// clientOf returns the prefix that counts as one client. A host of IPv6 may use any
+// address of its network (https://www.rfc-editor.org/rfc/rfc7934), so a /64 is one
+// client. A pod has one assigned address, and all pods of a node may share a /64, so a
+// pod is one client.
 func (l *Limits) clientOf(addr netip.Addr) netip.Prefix {
 	const network = 64
 	addr = addr.Unmap().WithZone("")
@@ -97,7 +98,7 @@ func (l *Limits) isPod(addr netip.Addr) bool {
 	return ranges != nil && slices.ContainsFunc(*ranges, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// acquire takes what c claims. If it may not, that is reported.
+// acquire takes the files of c. A refusal is reported.
 func (l *Limits) acquire(c claim) bool {
 	l.mu.Lock()
 	why, ok := l.check(c)
@@ -145,7 +146,7 @@ func addTo[K comparable](m map[K]int, k K, n int) {
 	}
 }
 
-// release returns what acquire took.
+// release gives back what acquire took.
 func (l *Limits) release(c claim) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

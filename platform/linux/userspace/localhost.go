@@ -26,8 +26,8 @@ const localhostUDPIdle = 30 * time.Second
 
 // Localhost relays NodePorts on 127.0.0.1 or ::1 in modes whose rules cannot. The kernel
 // does not route packets to ::1. It routes packets to 127.0.0.1 only with a setting that
-// exposes loopback addresses to the local network (kubernetes/kubernetes#90259). The
-// input are snapshots, the output are listeners of this process. Localhost implements
+// exposes loopback addresses to the local network (kubernetes/kubernetes#90259).
+// Snapshots go in, listeners of this process come out. Localhost implements
 // reconcile.Backend.
 type Localhost struct {
 	reconcile.Base
@@ -80,7 +80,7 @@ func LocalhostLost(want *service.Snapshot, p *service.Port) uint16 {
 	return requestedPort(want, p)
 }
 
-// requestedPort is LocalhostPort without a look at what can be relayed.
+// requestedPort is LocalhostPort for any protocol.
 func requestedPort(want *service.Snapshot, p *service.Port) uint16 {
 	i := slices.IndexFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.NodePort })
 	if i < 0 || !want.Node.LocalhostNodePorts(p.Family) {
@@ -281,7 +281,7 @@ func (p *localhostPlan) listenError(number uint16, err error) error {
 	err = fmt.Errorf("listen at %s, so the NodePort does not answer there: %w", p.addrPort(number), errno)
 	switch errno {
 	case syscall.EADDRINUSE:
-		return fmt.Errorf("%w by another program of the node: stop it, or take localhost out of nodePortAddresses", err)
+		return fmt.Errorf("%w by another program of the node: stop it, or remove localhost from nodePortAddresses", err)
 	case syscall.EPERM:
 		return fmt.Errorf("%w: the right CAP_NET_RAW is needed", err)
 	}

@@ -29,14 +29,14 @@ func (b *Backend) open(k key, p *service.Port) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	b.listeners[k] = l
-	b.directory.add(place{k.name.Protocol, l.port()}, resident{k, b.targets[k.name]})
+	b.directory.add(location{k.name.Protocol, l.port()}, user{k, b.targets[k.name]})
 	return nil
 }
 
 // removeListener removes a listener that is closed, or about to be.
 func (b *Backend) removeListener(k key, l listener) {
 	delete(b.listeners, k)
-	b.directory.remove(place{k.name.Protocol, l.port()}, k)
+	b.directory.remove(location{k.name.Protocol, l.port()}, k)
 }
 
 func (b *Backend) listen(k key, p *service.Port) (listener, error) {

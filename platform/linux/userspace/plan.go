@@ -78,7 +78,7 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	return out
 }
 
-// change makes the changes of p, and sets in out what came of the rules.
+// change makes the changes of p, and sets in out the outcome of the rules.
 func (p *plan) change(ctx context.Context, out *reconcile.Outcome) error {
 	b := p.backend
 	b.wanted = p.want
@@ -144,7 +144,7 @@ func (p *plan) guard(ctx context.Context) error {
 	return nil
 }
 
-// updateTargets has the listeners that there are choose among the endpoints of now.
+// updateTargets gives the existing listeners the present endpoints.
 func (p *plan) updateTargets() {
 	b := p.backend
 	closing := make(map[key]bool, len(p.closes))

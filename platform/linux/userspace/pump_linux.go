@@ -189,8 +189,8 @@ func (c *chunk) release() {
 }
 
 // splice calls splice(2) without telling the Go scheduler. With SPLICE_F_NONBLOCK the
-// call never waits. But a large one takes longer than the 20 us after which the
-// scheduler would wake another thread to continue.
+// call never waits. But a large one takes longer than the 20 us after which the scheduler
+// would wake another thread to continue (https://go.dev/src/runtime/proc.go, sysmon).
 func splice(from, to, most int) (int, error) {
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(most), unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)

@@ -27,7 +27,7 @@ func (*copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
 // awaitPacket does nothing: reading waits.
 func awaitPacket(syscall.RawConn) error { return nil }
 
-// congestionControl has a use on Linux only.
+// congestionControl is for Linux only.
 type congestionControl string
 
 func avoidPacingOn(*net.TCPListener) congestionControl { return "" }

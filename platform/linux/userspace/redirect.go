@@ -71,7 +71,7 @@ func (b *Backend) redirectedPort(name service.PortName) *service.Port {
 // redirectPort returns p with listeners as its endpoints. The port of a planned listener
 // is 0. If a listener is missing, p has no endpoints.
 func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
-	return b.options.lead(p, func(policy service.Policy) (uint16, bool) {
+	return b.options.withListeners(p, func(policy service.Policy) (uint16, bool) {
 		if l := b.listeners[key{p.Name, policy}]; l != nil {
 			return l.port(), true
 		}
@@ -79,16 +79,16 @@ func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
 	})
 }
 
-// lead returns p as the rules know it, with a listener for each policy that
-// has endpoints. listener tells its port, or that there is none and p cannot
-// be served that way.
-func (o Options) lead(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
-	led := &service.Port{
+// withListeners returns p for the rules, with a listener for each policy that has
+// endpoints. listener returns its port, or false if there is none; then p has no
+// endpoints for that policy.
+func (o Options) withListeners(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
+	redirected := &service.Port{
 		Name: p.Name, Family: p.Family, Frontends: p.Frontends,
 		Internal: p.Internal, External: p.External, HealthCheck: p.HealthCheck,
 	}
 	if p.Name.Protocol == service.SCTP {
-		return led
+		return redirected
 	}
 	listeners := func(policy service.Policy, endpoints []service.Endpoint) []service.Endpoint {
 		if len(endpoints) == 0 {
@@ -103,9 +103,9 @@ func (o Options) lead(p *service.Port, listener func(service.Policy) (uint16, bo
 		}
 		return []service.Endpoint{{Addr: netip.AddrPortFrom(o.addr(p.Family), port), Local: true}}
 	}
-	led.Cluster = listeners(service.PolicyCluster, p.Cluster)
-	led.Local = listeners(service.PolicyLocal, p.Local)
-	return led
+	redirected.Cluster = listeners(service.PolicyCluster, p.Cluster)
+	redirected.Local = listeners(service.PolicyLocal, p.Local)
+	return redirected
 }
 
 // sameRules reports whether p and q have the same rules.

@@ -36,7 +36,7 @@ type refusal struct {
 	reason  Reason
 	service serviceName
 	client  netip.Prefix
-	text    string // what the system said
+	text    string // the error of the system
 }
 
 // refusals collects recent refusals. The zero value is ready for use.
@@ -165,15 +165,15 @@ func describeRefusal(x refusal, l *Limits) string {
 	const raise = "raise the limit of open files of the process, which is %d"
 	switch x.reason {
 	case ServiceShare:
-		return fmt.Sprintf("clients of Services are refused, as one Service may have no more open files than are free, at most half of %d: "+raise, l.max, l.files)
+		return fmt.Sprintf("clients of Services are refused, because one Service may have no more open files than are free, at most half of %d: "+raise, l.max, l.files)
 	case NamespaceShare:
-		return fmt.Sprintf("clients of Services are refused, as those of one namespace may have no more than twice the open files that are free, at most two thirds of %d: "+raise, l.max, l.files)
+		return fmt.Sprintf("clients of Services are refused, because those of one namespace may have no more than twice the open files that are free, at most two thirds of %d: "+raise, l.max, l.files)
 	case ClientShare:
-		return fmt.Sprintf("clients are refused, as one client may have no more than a third of the open files that are free, at most a quarter of %d: "+raise, l.max, l.files)
+		return fmt.Sprintf("clients are refused, because one client may have no more than a third of the open files that are free, at most a quarter of %d: "+raise, l.max, l.files)
 	case NoFiles:
-		return fmt.Sprintf("clients of Services are refused, or Services have no listener, as the %d open files for them are in use: "+raise, l.max, l.files)
+		return fmt.Sprintf("clients of Services are refused, or Services have no listener, because the %d open files for them are in use: "+raise, l.max, l.files)
 	case Loop:
-		return "clients of Services are refused, as they came through relays too often: an endpoint of the Service leads back to a Service, or the client sends with a low hop limit"
+		return "clients of Services are refused, because they came through relays too often: an endpoint of the Service leads back to a Service, or the client sends with a low hop limit"
 	}
 	return "connections to Services wait: " + x.text
 }

@@ -37,7 +37,7 @@ func WithAssumedListeners(want *service.Snapshot, o Options) *service.Snapshot {
 	for _, f := range service.Families {
 		next := map[service.Protocol]int{service.TCP: int(ports.First), service.UDP: int(ports.First)}
 		for p := range want.Ports(f) {
-			all = append(all, o.lead(p, func(service.Policy) (uint16, bool) {
+			all = append(all, o.withListeners(p, func(service.Policy) (uint16, bool) {
 				n := next[p.Name.Protocol]
 				next[p.Name.Protocol]++
 				return uint16(n), n <= int(ports.Last)

@@ -66,7 +66,7 @@ func (t *target) listenerClaim() claim {
 	return claim{files: 1, service: serviceName{t.name.Namespace, t.name.Name}}
 }
 
-// clientClaim is for files of a client.
+// clientClaim returns the claim of a client.
 func (t *target) clientClaim(client netip.Prefix, files int) claim {
 	c := t.listenerClaim()
 	c.files, c.client = files, client

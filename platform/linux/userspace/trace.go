@@ -18,47 +18,47 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// directory is what other goroutines than that of the loop may ask about a Backend.
+// directory is the part of a Backend that goroutines other than that of the loop may read.
 type directory struct {
 	mu         sync.RWMutex
-	listeners  map[place]resident
+	listeners  map[location]user
 	redirected *service.Snapshot
 }
 
-// place is where a listener is.
-type place struct {
+// location is the address of a listener.
+type location struct {
 	protocol service.Protocol
 	port     uint16
 }
 
-// resident is who uses a listener.
-type resident struct {
+// user is the Service port and policy of a listener.
+type user struct {
 	key
 	target *target
 }
 
-func (d *directory) add(p place, r resident) {
+func (d *directory) add(l location, r user) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.listeners == nil {
-		d.listeners = map[place]resident{}
+		d.listeners = map[location]user{}
 	}
-	d.listeners[p] = r
+	d.listeners[l] = r
 }
 
-// remove removes k from p, where another listener may be by now.
-func (d *directory) remove(p place, k key) {
+// remove removes k from l, unless another listener is there now.
+func (d *directory) remove(l location, k key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.listeners[p].key == k {
-		delete(d.listeners, p)
+	if d.listeners[l].key == k {
+		delete(d.listeners, l)
 	}
 }
 
-func (d *directory) find(p place) (resident, bool) {
+func (d *directory) find(l location) (user, bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	r, found := d.listeners[p]
+	r, found := d.listeners[l]
 	return r, found
 }
 
@@ -80,7 +80,7 @@ func (b *Backend) setRedirected(s *service.Snapshot) {
 	b.directory.setRedirected(s)
 }
 
-// TraceWith reads the tables with d, and says what they and the listeners do with the
+// TraceWith reads the tables with d, and returns what they and the listeners do with the
 // first packet of c. want is what should be in force. local reports whether an address
 // belongs to the node. It may be called from any goroutine. d must not be the driver of
 // b, which only the loop uses.
@@ -101,27 +101,28 @@ func (b *Backend) TraceWith(ctx context.Context, d iptables.Driver, want *servic
 	if !there {
 		w.Faults = append(w.Faults, fmt.Sprintf("no interface has the address %s, where the listeners are", b.addr()))
 	}
-	b.goOn(w, c)
+	b.resolveListeners(w, c)
 	if c.Protocol == service.SCTP && route.Decide(want, c).Port != nil {
 		w.ByDesign = "mode userspace forwards TCP and UDP only"
 	}
 	return w, nil
 }
 
-// goOn replaces each listener among the targets of w by the endpoints that it may choose.
-func (b *Backend) goOn(w *explain.Walk, c route.Conn) {
+// resolveListeners replaces each listener among the targets of w by the endpoints that it
+// may choose.
+func (b *Backend) resolveListeners(w *explain.Walk, c route.Conn) {
 	if w.Action != route.Forward {
 		return
 	}
-	led := w.Targets
+	listening := w.Targets
 	w.Targets = map[netip.AddrPort]bool{}
-	for to, masqueraded := range led {
+	for to, masqueraded := range listening {
 		if to.Addr() != b.addr() {
 			w.Targets[to] = masqueraded
 			continue
 		}
 		object := fmt.Sprintf("listener %s %s", to, c.Protocol)
-		r, found := b.directory.find(place{c.Protocol, to.Port()})
+		r, found := b.directory.find(location{c.Protocol, to.Port()})
 		if !found {
 			w.Faults = append(w.Faults, fmt.Sprintf("kube-proxy has no listener at %s, where rules lead", to))
 			continue

@@ -68,9 +68,9 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	if atA == atB || a.ask(t, "again", long) != atA || b.ask(t, "again", long) != atB {
 		t.Errorf("%q and %q answered", atA, atB)
 	}
-	lingering := port("dns", service.UDP, two.at)
-	lingering.Draining = []service.Endpoint{{Addr: one.at}}
-	if err := n.apply(t, lingering); err != nil {
+	draining := port("dns", service.UDP, two.at)
+	draining.Draining = []service.Endpoint{{Addr: one.at}}
+	if err := n.apply(t, draining); err != nil {
 		t.Fatal(err)
 	}
 	if a.ask(t, "still", long) != atA || b.ask(t, "still", long) != atB {
@@ -238,7 +238,7 @@ func TestRangeOfPorts(t *testing.T) {
 		if n.at(t, a).Port() != first || n.at(t, c).Port() != first {
 			t.Errorf("listeners at %s and %s, want port %d", n.at(t, a), n.at(t, c), first)
 		}
-		if led := n.Redirected().Port(service.IPv4, b.Name); led.HasEndpoints() {
+		if redirected := n.Redirected().Port(service.IPv4, b.Name); redirected.HasEndpoints() {
 			t.Error("clients of b are led somewhere")
 		}
 	}

@@ -41,10 +41,10 @@ func TestUnreachedIsReported(t *testing.T) {
 		select {
 		case m := <-reports:
 			if m.name != down.Name || m.n != 1 || !errors.Is(m.err, syscall.ECONNREFUSED) {
-				t.Errorf("told of %d clients of %s: %v", m.n, m.name, m.err)
+				t.Errorf("reported %d clients of %s: %v", m.n, m.name, m.err)
 			}
 		case <-time.After(long):
-			t.Errorf("%s: nothing is told", proto)
+			t.Errorf("%s: nothing is reported", proto)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func options(c *config.Config) userspace.Options {
 
 func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
 	if r.Config.PortRange == "" {
-		r.Note(fmt.Sprintf("the system chooses where listeners are; here they are taken to be at %d and up", userspace.AssumedPorts.First))
+		r.Note(fmt.Sprintf("the system chooses the ports of listeners; this output assumes %d and the following ones", userspace.AssumedPorts.First))
 	}
 	return userspace.Render(w, want, options(r.Config), r.Format)
 }

@@ -61,8 +61,8 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 	})
 }
 
-// newAudit takes the listeners to be where the rules lead, as only the process that has
-// them knows better.
+// newAudit assumes that listeners exist where the rules lead, because only the process
+// that has them knows.
 func newAudit(c *config.Config, f service.Family) (*userspace.Audit, error) {
 	return userspace.NewAudit(f, options(c))
 }
