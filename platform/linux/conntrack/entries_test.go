@@ -10,7 +10,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// TestEntries looks up a client's entries among those of others, and tells which ones a
+// TestEntries looks up a client's entries among those of others, and checks which ones a
 // Reconciler deletes.
 func TestEntries(t *testing.T) {
 	at := netip.MustParseAddrPort

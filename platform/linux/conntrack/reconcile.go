@@ -51,7 +51,8 @@ type Filter struct {
 	Family   service.Family
 	Protocol service.Protocol
 	// Addr works for IPv4 only. For an IPv6 address, kernels up to at least 6.18 return
-	// the entries whose address differs from it.
+	// the entries whose address differs from it (kernel:
+	// net/netfilter/nf_conntrack_netlink.c, ctnetlink_filter_match_tuple).
 	Addr netip.Addr
 	Port uint16
 	// OneWay omits entries with a reply, if the kernel supports that.

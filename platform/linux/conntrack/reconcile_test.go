@@ -98,10 +98,10 @@ func TestSyncChecksChangesOnly(t *testing.T) {
 	}
 	k.expect(good)
 
-	stray := flow("10.96.0.10:53", epC) // stale for an unknown reason
-	k.table = append(k.table, stray)
+	stale := flow("10.96.0.10:53", epC) // stale for an unknown reason
+	k.table = append(k.table, stale)
 	k.sync(r, snapshot(udp(epA), late), 0, nil)
-	k.expect(good, stray)
+	k.expect(good, stale)
 	r.Resync()
 	k.sync(r, snapshot(udp(epA), late), 1, nil)
 	k.expect(good)

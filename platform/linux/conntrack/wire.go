@@ -79,7 +79,9 @@ func nfgenmsg(f service.Family) []byte {
 }
 
 // encodeFilter returns the payload of a dump request. A kernel before 5.8 does not
-// support filters and dumps the whole family. A kernel before 5.17 ignores the status.
+// support filters and dumps the whole family
+// (https://git.kernel.org/torvalds/c/cb8aa9a3affb). A kernel before 5.15 ignores the
+// status (https://git.kernel.org/torvalds/c/9344988d2979).
 func encodeFilter(f Filter) []byte {
 	e := payload(f.Family)
 	if f.Protocol == 0 {
