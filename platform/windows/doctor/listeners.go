@@ -56,8 +56,8 @@ func ownPID(i lease.Identity) uint32 {
 	return uint32(i.OwnPID)
 }
 
-// takenPorts checks that the servers of the proxy can listen. Another service proxy is
-// not its subject.
+// takenPorts checks that the servers of the proxy can listen. It ignores other service
+// proxies, because otherProxies reports them.
 func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
 	if n.Answered {
 		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil

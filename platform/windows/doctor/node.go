@@ -28,7 +28,7 @@ type Node struct {
 	Servers []Server
 	// Holder returns the proxy that programs the node, false for none that can be asked.
 	Holder func(context.Context) (lease.Identity, bool)
-	// Answered is whether a proxy of this kind runs and could be asked for its state.
+	// Answered is whether a proxy of this kind runs and answered.
 	Answered bool
 	// Services returns the Services that are to be served, nil if none are known.
 	Services func(context.Context) (*service.Snapshot, error)
@@ -88,8 +88,8 @@ func (n *Node) held(ctx context.Context) (hns.Listing, error) {
 	return n.listing, n.err
 }
 
-// withHNS returns a look that has nothing to see while HNS cannot be asked, which the
-// first check reports.
+// withHNS returns a check that is skipped while HNS does not answer, which the first
+// check reports.
 func (n *Node) withHNS(ctx context.Context, look func(hns.Listing) (doctor.Seen, error)) (doctor.Seen, error) {
 	l, err := n.held(ctx)
 	if err != nil {

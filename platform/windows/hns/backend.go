@@ -52,11 +52,11 @@ type state struct {
 	clean           bool // HNS matched the desired state
 }
 
-// Plan implements reconcile.Backend. While the last listing is fresh enough,
-// its cost follows the difference between want and the last snapshot. A round
-// for the same snapshot is a resync, and lists, unless it is about endpoints
-// that were waited for. Changes do not wait for a listing but for the first one,
-// and one after doubtful answers.
+// Plan implements reconcile.Backend. While the last listing is fresh enough, its cost
+// follows the difference between want and the last snapshot. A round for the same
+// snapshot is a resync, and lists, unless it is for endpoints that a Service waited for.
+// Changes wait for the first listing, and for one after a doubtful answer, but for no
+// other.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	plan := b.planAll
 	switch {
@@ -82,7 +82,7 @@ func (b *Backend) incremental(want *service.Snapshot) bool {
 	return h != nil && h.snapshot.Node == want.Node && h.snapshot.Incomplete == want.Incomplete
 }
 
-// due reports that what is known should be compared with another listing.
+// due reports whether another listing is due.
 func (b *Backend) due(want *service.Snapshot) bool {
 	h := b.state
 	switch {

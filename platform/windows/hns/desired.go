@@ -161,7 +161,7 @@ func (w *DesiredState) noteAffinity(p *service.Port, s *Site) {
 	switch {
 	case p.Affinity == 0 || len(w.LoadBalancers) == 0:
 	case s.Version.Features().Affinity:
-		w.Notes = append(w.Notes, reconcile.Note{Text: "session affinity has no timeout: HNS does not take one"})
+		w.Notes = append(w.Notes, reconcile.Note{Text: "session affinity has no timeout: HNS has none"})
 	default:
 		w.addLimit(nil, "HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
 	}

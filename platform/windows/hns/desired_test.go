@@ -120,7 +120,7 @@ var desiredCases = map[string]desiredCase{
 	}, []string{"tcp 10.96.0.10:80 -> :9090 [10.244.1.11, 10.244.1.13]",
 		"limit: the endpoints of policy Cluster have different ports, and a load balancer of HNS has one: only the 2 with port 9090 get traffic, not 1 with ports [8080]"}},
 	"affinity": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Affinity, p.Cluster = time.Hour, endpointsOf(localEndpoint) },
-		[]string{"tcp 10.96.0.10:80 -> :8080 affinity [10.244.1.11]", "note: session affinity has no timeout: HNS does not take one"}},
+		[]string{"tcp 10.96.0.10:80 -> :8080 affinity [10.244.1.11]", "note: session affinity has no timeout: HNS has none"}},
 	"affinity that HNS lacks": {bridgeN, Version{11, 10}, func(p *service.Port, _ *Site) { p.Affinity, p.Cluster = time.Hour, endpointsOf(localEndpoint) },
 		[]string{"tcp 10.96.0.10:80 -> :8080 [10.244.1.11]", "limit: HNS 11.10 has no session affinity: want Windows Server 2022 or newer"}},
 	"no endpoints": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Cluster = nil },

@@ -217,7 +217,7 @@ func (b *Backend) discover(l Listing, node *service.Node) (Site, *Endpoint, erro
 		b.host.report(fmt.Sprintf("--enable-dsr or winkernel.enableDSR has no effect: HNS %s has no direct server return: want Windows Server 2019 with its updates, or 2022 or newer; or set it to false. Services work without it", s.Version))
 	}
 	if s.Unavailable == "" && slices.ContainsFunc(node.NodePortPrefixes(b.family), func(p netip.Prefix) bool { return p.Bits() > 0 }) {
-		b.host.report(fmt.Sprintf("nodePortAddresses hold on Windows for health checks of Services alone: NodePorts answer on every %s address of the node", b.family))
+		b.host.report(fmt.Sprintf("nodePortAddresses apply on Windows to health checks of Services only: NodePorts answer on every %s address of the node", b.family))
 	}
 	if s.Network.Kind != Overlay {
 		// Without a source VIP, HNS of some builds of Windows Server 2019 uses the load

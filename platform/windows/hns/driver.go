@@ -115,7 +115,7 @@ const notRunning = "HNS is not running: Start-Service hns starts it"
 var codes = map[uint32]code{
 	0x5:        {ErrRefused, "access is denied: run as SYSTEM or as an administrator"},
 	0x1f:       {ErrBusy, "HNS failed, and does not say why"},
-	0x57:       {ErrRefused, "HNS takes a parameter for wrong"},
+	0x57:       {ErrRefused, "HNS rejects a parameter"},
 	0x15:       {ErrBusy, "HNS is not ready"},
 	0x7e:       {ErrNotInstalled, "HNS is not installed, its libraries are missing: add the Windows feature Containers"},
 	0x7f:       {ErrNotInstalled, "HNS is too old, or a part of it is missing: add the Windows feature Containers, on Windows Server 2019 or newer"},
@@ -135,7 +135,7 @@ var codes = map[uint32]code{
 	0x803b0002: {ErrNotFound, "HNS has no such endpoint"},
 	0x803b0007: {ErrBusy, "an endpoint's switch port is not there yet"},
 	0x803b0008: {ErrNotFound, "HNS has no such policy"},
-	0x803b000d: {ErrRefused, "HNS takes a policy for wrong"},
+	0x803b000d: {ErrRefused, "HNS rejects a policy"},
 	0x803b0013: {ErrExists, "HNS says that the port is taken"},
 	0x803b001e: {ErrRefused, "the address is in no subnet of the network"},
 	0x803b002f: {ErrExists, "the address is in use or reserved"},

@@ -68,7 +68,8 @@ func parseCode(text string) uint32 {
 }
 
 // listAttempts bounds how often a listing is restarted. If an object disappears during a
-// listing, the whole listing fails.
+// listing, the whole listing fails (microsoft/hcsshim, hcn/hcnloadbalancer.go,
+// enumerateLoadBalancers).
 const listAttempts = 4
 
 func list[T, D any](op string, all func() ([]D, error), parse func([]byte) (T, error)) ([]T, error) {

@@ -48,8 +48,8 @@ func (p *pass) updateBalancer(lb LoadBalancer, before []string) (sent, got LoadB
 }
 
 // isSwitchPortMissing reports whether HNS rejected a load balancer because one of its
-// endpoints has no switch port yet (HCN_E_PORT_NOT_FOUND). HNS does not name the
-// endpoint.
+// endpoints has no switch port yet (HCN_E_PORT_NOT_FOUND, see microsoft/hcsshim#1043).
+// HNS does not name the endpoint.
 func isSwitchPortMissing(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == 0x803b0007

@@ -18,9 +18,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// BenchmarkFlip measures one endpoint that comes and goes in every port of a Service:
-// calls to HNS, and the CPU time of the process. That includes the fake, which copies a
-// few lists, and the JSON of calls, but not what HNS does.
+// BenchmarkFlip measures one endpoint that is added to and removed from every port of a
+// Service: calls to HNS, and the CPU time of the process. That includes the fake, which
+// copies a few lists, and the JSON of calls, but not what HNS does.
 func BenchmarkFlip(b *testing.B) {
 	for _, shape := range [][2]int{{50, 100}, {500, 10}, {500, 100}, {500, 1000}} {
 		for _, v := range []Version{{15, 5}, {13, 3}} {

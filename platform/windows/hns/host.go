@@ -30,9 +30,9 @@ type Host struct {
 	patience time.Duration
 
 	mu           sync.Mutex
-	spoils       int                       // looks in a row that changes spoilt
+	spoils       int                       // consecutive listings that failed because of changes
 	pending      *pendingList              // the latest, nil if another listing came after it
-	touched      map[service.Family]func() // called after looks that nobody waited for
+	touched      map[service.Family]func() // called after listings that no round waited for
 	listing      Listing
 	listed       time.Time
 	seenBy       [2]bool         // families that have received listing
@@ -327,7 +327,7 @@ func (h *Host) save() {
 	if err := h.store.Save(b); err != nil {
 		if h.saveErrText != err.Error() {
 			h.saveErrText = err.Error()
-			h.reportLocked(fmt.Sprintf("The state file cannot be written; after a restart, what we made is known by its looks: %v", err))
+			h.reportLocked(fmt.Sprintf("The state file cannot be written; after a restart, our objects are recognized by their properties: %v", err))
 		}
 		return
 	}

@@ -82,7 +82,7 @@ func TestRefusedEndpointIsAskedForOnce(t *testing.T) {
 		return nil
 	}
 	_, err := b.round(snapshot(1, clusterIP("a", "10.96.0.10", "10.244.2.11:80@b"), clusterIP("b", "10.96.0.11", "10.244.2.11:80@b")))
-	wantFailed(t, err, "HNS takes a parameter for wrong", "a", "b")
+	wantFailed(t, err, "HNS rejects a parameter", "a", "b")
 	if n := b.hns.calls["create endpoint"]; n != 1 {
 		t.Errorf("asked %d times, want once", n)
 	}

@@ -16,8 +16,8 @@ import (
 // takes longer goes on while changes are programmed, and a later round uses it.
 const listPatience = 100 * time.Millisecond
 
-// pendingList is a listing that goes on while changes are programmed. What it says of
-// objects that were written meanwhile does not count.
+// pendingList is a listing that goes on while changes are programmed. Its information
+// about objects that were written meanwhile is not used.
 type pendingList struct {
 	begun   time.Time
 	done    chan struct{}   // closed when the rest is set
@@ -29,8 +29,8 @@ type pendingList struct {
 	err     error
 }
 
-// Watch implements reconcile.Backend: what others did shows when a listing has
-// ended that no round waited for.
+// Watch implements reconcile.Backend. Changes by others are found when a listing ends
+// that no round waited for.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	b.host.onListed(b.family, touched)
 	<-ctx.Done()
@@ -44,8 +44,8 @@ func (h *Host) onListed(f service.Family, touched func()) {
 	h.touched[f] = touched
 }
 
-// planListed compares everything with a listing that goes on meanwhile. Until it has
-// ended, changes are planned from what is known.
+// planListed compares everything with a listing that runs in the background. Until it has
+// ended, changes are planned from the model.
 func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	h := b.host
 	if h.patience == 0 {
@@ -78,7 +78,7 @@ func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan
 	return p, err
 }
 
-// relistAll lists the endpoints again for p, which is from a listing.
+// relistAll lists the endpoints again for p, which was planned from a listing.
 func (b *Backend) relistAll(ctx context.Context, p *plan, before *state) error {
 	if err := b.relist(ctx, p.next); err != nil {
 		return err
@@ -88,8 +88,8 @@ func (b *Backend) relistAll(ctx context.Context, p *plan, before *state) error {
 	return nil
 }
 
-// listFor returns the listing that goes on or has just ended, else a new one. A family
-// never gets the same one twice.
+// listFor returns the listing that runs or has just ended, else a new one. A family never
+// gets the same one twice.
 func (h *Host) listFor(ctx context.Context, f service.Family) *pendingList {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,15 +102,14 @@ func (h *Host) listFor(ctx context.Context, f service.Family) *pendingList {
 	return l
 }
 
-// pendingNow returns the latest listing, nil if it no longer counts.
+// pendingNow returns the latest listing, nil if it is out of date.
 func (h *Host) pendingNow() *pendingList {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.pending
 }
 
-// runList lists. What is known of objects that were not written since it began is
-// settled.
+// runList lists.
 func (h *Host) runList(ctx context.Context, l *pendingList, start time.Time, known []string) {
 	listing, err := h.driver.List(ctx, All)
 	h.mu.Lock()
@@ -118,7 +117,7 @@ func (h *Host) runList(ctx context.Context, l *pendingList, start time.Time, kno
 	defer close(l.done)
 	l.listing, l.err, l.ended = listing, err, h.now()
 	l.took = l.ended.Sub(start)
-	if h.pending != l { // a newer listing counts
+	if h.pending != l { // a newer listing is used
 		return
 	}
 	if err == nil {
@@ -159,12 +158,11 @@ func (l *pendingList) await(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// maxInvalidated is how many looks in a row may fail because of changes.
+// maxInvalidated is how many consecutive listings may fail because of changes.
 const maxInvalidated = 5
 
-// invalidated reports that l failed because something went away meanwhile, which may
-// have been a change of ours. If that has happened often, HNS is to be listed while
-// changes wait.
+// invalidated records that l failed because an object disappeared meanwhile, perhaps by a
+// change of ours. After too many such failures, changes wait for the next listing.
 func (h *Host) invalidated(l *pendingList) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -176,9 +174,9 @@ func (h *Host) invalidated(l *pendingList) bool {
 	return h.spoils <= maxInvalidated
 }
 
-// since returns what HNS holds, for one family: what l says, but for what the
-// family wrote since l began, which is known from before. It is not ok if l does not
-// count any more.
+// since returns what HNS holds, for one family: the listing l, except for objects that
+// the family wrote since l began, which come from the model. It is not ok if l is out of
+// date.
 func (h *Host) since(l *pendingList, f service.Family, before *state) (_ Listing, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -235,8 +233,8 @@ func (h *Host) noteWrite(objects ...string) {
 	}
 }
 
-// writeRecorder is a Driver that notes what is written, before and after: a look may begin
-// or end while HNS does it.
+// writeRecorder is a Driver that notes each write before and after the call, because a
+// listing may begin or end during the call.
 type writeRecorder struct {
 	Driver
 	host *Host

@@ -129,7 +129,7 @@ func TestChangesPassAListing(t *testing.T) {
 	}
 }
 
-// What others did before the listing shows in it, beside changes.
+// A listing that runs during changes shows earlier changes by others.
 func TestDriftIsFoundBesideChanges(t *testing.T) {
 	b := newListBench(t, v15)
 	b.apply(apps(1, 6, nil))

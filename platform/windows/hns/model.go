@@ -188,8 +188,8 @@ func (m *model) removeBalancer(lb *LoadBalancer) {
 	}
 }
 
-// changeBalancer puts lb in the place of from, which has the same ID and key, and no
-// further ones. Its cost follows the endpoints that change.
+// changeBalancer replaces from by lb, which has the same ID and key, and no further keys.
+// Its cost is proportional to the endpoints that change.
 func (m *model) changeBalancer(from, lb *LoadBalancer) {
 	m.balancers[lb.ID] = lb
 	for _, id := range notIn(from.Endpoints, lb.Endpoints) {

@@ -29,7 +29,7 @@ func TestNotesOfRounds(t *testing.T) {
 		}
 		return p.Outcome().Notes
 	}
-	const timeout, refuse = "session affinity has no timeout: HNS does not take one", "it has no ready endpoint, and HNS cannot refuse connections: they time out"
+	const timeout, refuse = "session affinity has no timeout: HNS has none", "it has no ready endpoint, and HNS cannot refuse connections: they time out"
 	sticky := clusterIP("sticky", "10.96.0.10", "10.244.1.11:80")
 	sticky.Affinity = time.Hour
 	plain := clusterIP("plain", "10.96.0.11", "10.244.1.11:80")

@@ -385,8 +385,8 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 	p.forget(lb, n)
 }
 
-// deleteBalancer tries twice, because Windows Server 2019 fails occasionally. A missing
-// load balancer counts as deleted.
+// deleteBalancer tries twice, because Windows Server 2019 fails occasionally
+// (kubernetes/kubernetes#137530). A missing load balancer counts as deleted.
 func (p *pass) deleteBalancer(lb *LoadBalancer) error {
 	err := p.driver.DeleteLoadBalancer(p.ctx, *lb)
 	if errors.Is(err, ErrBusy) {

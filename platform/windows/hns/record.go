@@ -102,7 +102,7 @@ func readRecord(s Store, node string) (r record, note string) {
 	r = newRecord(node)
 	b, err := s.Load()
 	if err != nil {
-		return r, fmt.Sprintf("The state file cannot be read; what an earlier process made is known by its looks: %v", err)
+		return r, fmt.Sprintf("The state file cannot be read; objects of an earlier process are recognized by their properties: %v", err)
 	}
 	if b == nil {
 		return r, ""
@@ -110,9 +110,9 @@ func readRecord(s Store, node string) (r record, note string) {
 	var read record
 	switch err := json.Unmarshal(b, &read); {
 	case err != nil:
-		return r, fmt.Sprintf("The state file is damaged and will be replaced; what an earlier process made is known by its looks: %v", err)
+		return r, fmt.Sprintf("The state file is damaged and will be replaced; objects of an earlier process are recognized by their properties: %v", err)
 	case read.Version != recordVersion:
-		return r, fmt.Sprintf("The state file has version %d, want %d; it will be replaced, and what an earlier process made is known by its looks", read.Version, recordVersion)
+		return r, fmt.Sprintf("The state file has version %d, want %d; it will be replaced, and objects of an earlier process are recognized by their properties", read.Version, recordVersion)
 	case read.Node != node:
 		return r, fmt.Sprintf("The state file is of node %q, not of %q; it will be replaced, and nothing in it counts as ours", read.Node, node)
 	}

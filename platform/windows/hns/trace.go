@@ -15,9 +15,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Trace lists HNS and says what it does with the first packet of c. want is the snapshot
-// that the objects of HNS are for. local reports whether an address belongs to the node.
-// Trace changes nothing.
+// Trace lists HNS and returns what it does with the first packet of c. want is the
+// snapshot that the objects of HNS are for. local reports whether an address belongs to
+// the node. Trace changes nothing.
 //
 // Only Windows knows which address an endpoint sees as the client's, so the Walk leaves
 // that open.
@@ -64,8 +64,8 @@ func (t *tracer) fault(format string, args ...any) {
 	t.out.Faults = append(t.out.Faults, fmt.Sprintf(format, args...))
 }
 
-// follow looks for a load balancer with the address of the destination, then, for an
-// address of the node, for one without an address.
+// follow looks for a load balancer with the address of the destination. For an address of
+// the node it then looks for one without an address.
 func (t *tracer) follow(toNode bool) {
 	k := Key{VIP: t.conn.To.Addr(), Family: t.backend.family, Port: t.conn.To.Port(), Protocol: t.conn.Protocol}
 	t.address(k.VIP)
@@ -76,8 +76,8 @@ func (t *tracer) follow(toNode bool) {
 	t.at(k)
 }
 
-// at follows the connection to the load balancer with key k, if there is one. It reports
-// whether that is so.
+// at follows the connection to the load balancer with key k. It reports whether there is
+// one.
 func (t *tracer) at(k Key) bool {
 	want := t.desired(k)
 	t.intended = cmp.Or(t.intended, want)
@@ -208,7 +208,8 @@ func (t *tracer) address(vip netip.Addr) {
 	}
 }
 
-// limits says what HNS cannot do for the connection, if that is not what Kubernetes says.
+// limits returns what HNS cannot do for the connection, if that differs from what
+// Kubernetes says.
 func (t *tracer) limits() {
 	v := route.Decide(t.want, t.conn)
 	var model []netip.AddrPort
@@ -246,7 +247,7 @@ func (t *tracer) asIntended() bool {
 	return t.does(route.Forward, targets)
 }
 
-// reasons lists why HNS may do something else than v.
+// reasons lists why HNS may differ from v.
 func (t *tracer) reasons(v *route.Verdict) []string {
 	if t.site.Unavailable != "" {
 		return []string{fmt.Sprintf("nothing is programmed for %s: %s", t.backend.family, t.site.Unavailable)}
@@ -256,7 +257,7 @@ func (t *tracer) reasons(v *route.Verdict) []string {
 	}
 	var all []string
 	if t.out.Action == route.Pass && (v.Action == route.Reject || v.Action == route.Drop) {
-		all = append(all, "HNS can neither refuse nor drop a connection: without a load balancer it is left alone")
+		all = append(all, "HNS can neither refuse nor drop a connection: without a load balancer it is not changed")
 	}
 	if v.Port == nil {
 		return all

@@ -41,7 +41,7 @@ func (t *tracer) endpointFor(x Target) *Endpoint {
 	return t.model.endpointAt(x.Addr, Remote)
 }
 
-// compare records where lb, which has the key k, differs from what should be there.
+// compare records where lb, which has the key k, differs from the desired load balancer.
 func (t *tracer) compare(lb *LoadBalancer, k Key, want *DesiredLoadBalancer) {
 	owner := &pass{host: t.backend.host, model: t.model}
 	switch {

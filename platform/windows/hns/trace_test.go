@@ -242,8 +242,8 @@ func TestTraceSaysLimits(t *testing.T) {
 	}
 }
 
-// What Trace says of a port that HNS refused, of objects that nobody wants any more, of
-// those of others, and of a node without a network.
+// This checks what Trace reports about a port that HNS refused, about objects that are
+// not wanted any more, about objects of others, and about a node without a network.
 func TestTraceOddities(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")

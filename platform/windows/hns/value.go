@@ -179,7 +179,7 @@ func (v Version) atLeast(major, minor int) bool {
 type Features struct {
 	RemoteSubnet, DSR, DualStack, Affinity bool
 	// Modify means that a load balancer can be changed in place. HNS 15.4 announces that,
-	// reports success, and ignores the change.
+	// reports success, and ignores the change (kubernetes/kubernetes#131466).
 	Modify bool
 }
 

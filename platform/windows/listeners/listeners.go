@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listeners says which process listens on a TCP port of a Windows node, from
+// Package listeners finds the process that listens on a TCP port of a Windows node, in
 // the tables of GetExtendedTcpTable. Only files ending in _windows.go call Windows.
 package listeners
 
@@ -16,8 +16,8 @@ type Listener struct {
 	PID  uint32
 }
 
-// Keeps reports that nobody else can listen at the address while l does. A socket of
-// all IPv6 addresses may be one of all IPv4 addresses, too.
+// Keeps reports whether l prevents other programs from listening at the address. A socket
+// of all IPv6 addresses may be one of all IPv4 addresses, too.
 func (l Listener) Keeps(at netip.AddrPort) bool {
 	if l.Addr.Port() != at.Port() {
 		return false
@@ -30,8 +30,8 @@ func (l Listener) Keeps(at netip.AddrPort) bool {
 	return a.Is4() == b.Is4() && (a.IsUnspecified() || b.IsUnspecified())
 }
 
-// row is where the fields of a table's rows are, in bytes. All of them have 32 bits
-// but the address. See MIB_TCPROW_OWNER_PID and MIB_TCP6ROW_OWNER_PID,
+// row has the offsets of the fields in a table's rows, in bytes. All fields except the
+// address have 32 bits. See MIB_TCPROW_OWNER_PID and MIB_TCP6ROW_OWNER_PID,
 // https://learn.microsoft.com/windows/win32/api/tcpmib/ns-tcpmib-mib_tcprow_owner_pid.
 type row struct{ size, addr, bytes, port, pid int }
 
@@ -40,8 +40,7 @@ var (
 	rowIPv6 = row{size: 56, addr: 0, bytes: 16, port: 20, pid: 52}
 )
 
-// parse reads a table: the number of rows, and the rows. Rows that are not there in
-// full are left out.
+// parse reads a table: the number of rows, and the rows. It leaves out incomplete rows.
 func parse(table []byte, r row) []Listener {
 	const head = 4
 	if len(table) < head {

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// ownerPIDListener asks for listeners with the processes that have them, see
-// TCP_TABLE_CLASS in iprtrmib.h.
+// ownerPIDListener requests listeners with their processes, see TCP_TABLE_CLASS in
+// iprtrmib.h.
 const ownerPIDListener = 3
 
-// tries bounds how often a table is asked for that grows meanwhile.
+// tries bounds how often a table is requested that grows meanwhile.
 const tries = 5
 
-// Holding names the process that listens at the address, nothing if that is not known.
+// Holding names the process that listens at the address, empty if it is unknown.
 func Holding(at netip.AddrPort) string {
-	all, _ := List() // the other family may tell
+	all, _ := List() // the other family may have it
 	for _, l := range all {
 		if l.Keeps(at) {
 			return Describe(l.PID)
@@ -66,7 +66,7 @@ func table(family uintptr) ([]byte, error) {
 	return nil, fmt.Errorf("list TCP listeners: there are more each time")
 }
 
-// Describe says in one line which process it is.
+// Describe describes a process in one line.
 func Describe(pid uint32) string {
 	text := fmt.Sprintf("process %d", pid)
 	h, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION, false, pid)

@@ -34,7 +34,7 @@ func (m *Manager) Install(s Spec) error {
 		return m.createError(s.Name, err)
 	}
 	if err := m.Driver.Configure(s); err != nil {
-		m.Log(fmt.Sprintf("the service manager does not take everything, and the service works without: %v", err))
+		m.Log(fmt.Sprintf("the service manager refuses some properties, and the service works without them: %v", err))
 	}
 	return nil
 }
@@ -71,7 +71,7 @@ func (m *Manager) Start(ctx context.Context, name string) error {
 		case status.State == Stopped && timeoutErr != nil && (status.ExitCode == 0 || status.ExitCode == uint32(codeRequestTimeout)):
 			return explain(doing, name, timeoutErr)
 		case status.State == Stopped:
-			return fmt.Errorf("%s service %s: %w, with exit code %d: its log and the event log tell why", doing, name, ErrEnded, status.ExitCode)
+			return fmt.Errorf("%s service %s: %w, with exit code %d: its log and the event log say why", doing, name, ErrEnded, status.ExitCode)
 		case !w.more(ctx):
 			return fmt.Errorf("%s service %s: %w after %s: it is %s; kube-proxy service status shows whether it succeeds", doing, name, ErrPending, m.Timeout, status.State)
 		}

@@ -90,13 +90,13 @@ func TestManager(t *testing.T) {
 		"start, it ends at once":  {fake{script: []State{Stopped}, errs: failing("start", 1053), exitCode: 7}, start, ErrEnded, "with exit code 7", "start query"},
 		"start, it never answers": {fake{script: []State{Stopped}, errs: failing("start", 1053), exitCode: 1053}, start, syscall.Errno(1053), "did not answer the service manager", "start query"},
 		"start, it answers late":  {fake{script: []State{Starting, Running}, errs: failing("start", 1053)}, start, nil, "", "start query"},
-		"start, it takes long":    {fake{script: []State{Starting}}, start, ErrPending, "is still on its way after 1m0s: it is starting", "start query"},
+		"start, it takes long":    {fake{script: []State{Starting}}, start, ErrPending, "is still in progress after 1m0s: it is starting", "start query"},
 		"stop":                    {fake{script: []State{Running, Stopping, Stopped}}, stop, nil, "", "query stop query"},
 		"stop, it was quick":      {fake{script: []State{Running, Stopped}, errs: failing("stop", 1062)}, stop, nil, "", "query stop query"},
 		"stop while it starts":    {fake{script: []State{Starting, Running, Stopped}, errs: failing("stop", 1061), errCounts: map[string]int{"stop": 1}}, stop, nil, "", "query stop query stop query"},
 		"stop twice":              {fake{script: []State{Stopped}}, stop, ErrNotRunning, "is not running", "query"},
 		"stop what others stop":   {fake{script: []State{Stopping, Stopping, Stopped}}, stop, nil, "", "query"},
-		"stop, it takes long":     {fake{script: []State{Running, Stopping}}, stop, ErrPending, "is still on its way after 1m0s: it is stopping", "query stop query"},
+		"stop, it takes long":     {fake{script: []State{Running, Stopping}}, stop, ErrPending, "is still in progress after 1m0s: it is stopping", "query stop query"},
 		"stop without rights":     {fake{script: []State{Running}, errs: failing("stop", 5)}, stop, ErrAccessDenied, "stop service x: is refused", "query stop"},
 		"uninstall":               {fake{script: []State{Stopped}}, uninstall, nil, "", "query delete"},
 		"uninstall what runs":     {fake{script: []State{Running, Stopped}}, uninstall, nil, "", "query stop query delete"},
@@ -129,12 +129,12 @@ func TestProgress(t *testing.T) {
 		}
 		_ = m.Start(t.Context(), "x") // exceeds the timeout
 		want := []string{
-			"the service manager does not take everything, and the service works without: wrapped: " + syscall.Errno(120).Error(),
+			"the service manager refuses some properties, and the service works without them: wrapped: " + syscall.Errno(120).Error(),
 			"waiting for service x to start, for 5s so far",
 			"waiting for service x to start, for 10s so far",
 		}
 		if diff := cmp.Diff(want, logged); diff != "" {
-			t.Errorf("told (-want +got):\n%s", diff)
+			t.Errorf("reported (-want +got):\n%s", diff)
 		}
 	})
 }

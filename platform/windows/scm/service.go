@@ -48,8 +48,8 @@ type Spec struct {
 // error codes of type syscall.Errno.
 type Driver interface {
 	Create(Spec) error
-	// Configure sets what a service can do without: restarts after failures, its place in
-	// the boot order, its event source.
+	// Configure sets optional properties: restarts after failures, the place in the boot
+	// order, the event source.
 	Configure(Spec) error
 	// Delete also removes the event source.
 	Delete(name string) error
@@ -65,7 +65,7 @@ var (
 	ErrNotInstalled    = errors.New("is not installed")
 	ErrRunning         = errors.New("is running already")
 	ErrNotRunning      = errors.New("is not running")
-	ErrPending         = errors.New("is still on its way")
+	ErrPending         = errors.New("is still in progress")
 	ErrAccessDenied    = errors.New("is refused")
 	ErrEnded           = errors.New("ended while it was starting")
 	ErrOtherProgram    = errors.New("is none of this program")
@@ -103,14 +103,14 @@ var explanations = map[syscall.Errno]explanation{
 	codeCannotAccept:    {ErrPending, "it is starting or stopping; try again"},
 	codeNotRunning:      {ErrNotRunning, "kube-proxy service start starts it"},
 	codeNotStartedBySCM: {ErrNotStartedBySCM, "start it with kube-proxy service start, or leave --windows-service and windowsRunAsService out"},
-	codeMarkedForDelete: {ErrPending, "it is uninstalled and goes once all programs have let go of it: close the Services console and others that show it"},
+	codeMarkedForDelete: {ErrPending, "it is uninstalled, and disappears when no program uses it: close the Services console and others that show it"},
 	codeInstalled:       {ErrInstalled, "uninstall it first, or choose another name with --name"},
 	syscall.Errno(1051): {nil, "other services that run need it: stop those first"},
-	codeRequestTimeout:  {nil, "it did not answer the service manager in time; its log and the event log may tell why"},
+	codeRequestTimeout:  {nil, "it did not answer the service manager in time; its log and the event log may say why"},
 	syscall.Errno(1058): {nil, "it is disabled: sc.exe config NAME start= auto enables it"},
 	syscall.Errno(1068): {nil, "a service that it depends on does not start: look at hns, the Host Network Service"},
 	syscall.Errno(1069): {nil, "its account cannot log on: want LocalSystem, as it was installed"},
-	syscall.Errno(1075): {nil, "a service that it depends on is not there: hns comes with the Windows feature Containers, Install-WindowsFeature Containers"},
+	syscall.Errno(1075): {nil, "a service that it depends on is missing: hns comes with the Windows feature Containers, Install-WindowsFeature Containers"},
 	syscall.Errno(1078): {ErrInstalled, "another service is shown under this name: choose another one with --name"},
 	syscall.Errno(1115): {nil, "the system is shutting down"},
 }

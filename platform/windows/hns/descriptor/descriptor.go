@@ -73,7 +73,7 @@ func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
 			kind = hns.Overlay
 		}
 		o.NetworkName, o.EnvName = "", ""
-		r.Note(fmt.Sprintf("nothing is known of the node's HNS, so the network is assumed to be of type %s; --hns-state FILE tells", kind))
+		r.Note(fmt.Sprintf("nothing is known of the node's HNS, so the network is assumed to be of type %s; use --hns-state FILE", kind))
 		return hns.Render(w, want, hns.AssumedListing(kind, want, o), o, r.Format)
 	}
 	text, err := os.ReadFile(r.State)
