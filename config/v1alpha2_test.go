@@ -65,7 +65,7 @@ leaderElection: {leaderElect: true, leaseDuration: 5s}
 	}
 }
 
-// What is said of a value names the field as the file has it.
+// Messages about a value name the field as the file has it.
 func TestVersion2Names(t *testing.T) {
 	c, err := load2(t, "windows: {runAsService: true}\nnodePortAddresses: [primary]\n")
 	if err != nil {

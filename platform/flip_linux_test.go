@@ -72,8 +72,8 @@ func round(b *testing.B, x reconcile.Backend, want *service.Snapshot) {
 	}
 }
 
-// BenchmarkFlip measures one endpoint that comes and goes in every port of a Service.
-// docs/modes.md has figures.
+// BenchmarkFlip measures one endpoint that is added to and removed from every port of a
+// Service. docs/modes.md has figures.
 func BenchmarkFlip(b *testing.B) {
 	backends := map[string]func() (reconcile.Backend, error){
 		"nftables":        func() (reconcile.Backend, error) { return nftables.New(service.IPv4, nftables.Options{}) },

@@ -77,7 +77,7 @@ func (r *report) listUnsteady() {
 	if len(r.unsteady) == 0 {
 		return
 	}
-	fmt.Fprintln(r.out, "\npassed the second time only, and to be mended:")
+	fmt.Fprintln(r.out, "\npassed only the second time, and needs a fix:")
 	for _, t := range r.unsteady {
 		fmt.Fprintln(r.out, "  "+t)
 	}

@@ -19,9 +19,9 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// TestTakeoverWithoutRights runs this program again as a user who may program rules,
-// but may not read which tables iptables-legacy has. What a takeover shows of that says
-// what to do.
+// TestTakeoverWithoutRights runs this program again as a user who may program rules, but
+// may not read which tables iptables-legacy has. The takeover reports that with the
+// remedy.
 func TestTakeoverWithoutRights(t *testing.T) {
 	if os.Getenv("TEST_TAKEOVER") != "" {
 		showLegacy(t)
@@ -44,7 +44,7 @@ func TestTakeoverWithoutRights(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v:\n%s", err, out)
 	}
-	const right = "run as root, as only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW"
+	const right = "run as root, because only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW"
 	for place, file := range map[string]string{"iptables-legacy": "ip_tables_names", "ip6tables-legacy": "ip6_tables_names"} {
 		want := "it is unknown whether an earlier service proxy left rules in " + place + ": "
 		_, rest, found := strings.Cut(string(out), want)

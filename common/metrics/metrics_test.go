@@ -68,7 +68,7 @@ var documented = map[string]string{
 	"registered_metrics_total":                                               "COUNTER{deprecated_version,stability_level}",
 	"hidden_metrics_total":                                                   "COUNTER{}",
 	"disabled_metrics_total":                                                 "COUNTER{}",
-	// Those of every client of the API server.
+	// These are the metrics of every client of the API server.
 	"rest_client_requests_total":                  "COUNTER{code,host,method}",
 	"rest_client_request_retries_total":           "COUNTER{code,host,verb}",
 	"rest_client_request_duration_seconds":        "HISTOGRAM{host,verb} " + latencies + " 60",

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What concerns single ports only is partial success, however the errors are nested.
+// Errors about single ports only are partial success, however they are nested.
 func TestOnlyPortErrors(t *testing.T) {
 	port := &PortError{Err: errRefused}
 	for name, tt := range map[string]struct {

@@ -26,7 +26,7 @@ func noted(name, text string) reconcile.Notes {
 }
 
 // TestEventsOfLimits checks that a limit of a mode is one Event, however many families
-// and nodes report it, and that a limit that comes and goes is none.
+// and nodes report it, and that a temporary limit is none.
 func TestEventsOfLimits(t *testing.T) {
 	got := recordedEvents(t, func(h *Events) {
 		l := &limits{events: h, health: health.New(health.Options{}), mode: "kernelspace"}
@@ -69,7 +69,7 @@ func TestEventsOfLimits(t *testing.T) {
 	}
 }
 
-// What is done otherwise than a Service asks for is logged when that begins.
+// A difference from what a Service asks for is logged when it begins.
 func TestLogOfLimits(t *testing.T) {
 	log, b := newLog(0)
 	l := &limits{log: log, health: health.New(health.Options{}), mode: "nftables"}
@@ -81,7 +81,7 @@ func TestLogOfLimits(t *testing.T) {
 	}
 }
 
-// What cannot be done is logged once, and is no failure.
+// A limit is logged once, and is no failure.
 func TestLogLimits(t *testing.T) {
 	log, b := newLog(0)
 	r := newRoundLogger(log)

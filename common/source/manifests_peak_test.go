@@ -24,7 +24,8 @@ func TestFloodsMemory(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			text := flood(size)
-			// What is allocated during a collection counts as living, so the least is right.
+			// Memory that is allocated during a collection counts as living, so the least
+			// value is right.
 			took := 1e9
 			for try := 0; try < 3 && took > most; try++ {
 				took = min(took, peakOf(text))

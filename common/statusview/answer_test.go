@@ -242,8 +242,8 @@ func TestAFailingProxy(t *testing.T) {
 	}
 }
 
-// A Service whose family the kernel does not forward is not well, whoever asks about
-// it by name. One of another family is.
+// The answer about a Service is not OK if the kernel does not forward its family. That of
+// a Service of another family is OK.
 func TestABlockedFamily(t *testing.T) {
 	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{
 		shopPort(service.IPv4, "four", 1, front(service.ClusterIP, "10.96.0.1", 80)),

@@ -94,7 +94,7 @@ func TestContestCost(t *testing.T) {
 	}
 }
 
-// contest returns how long n Services take that come and go.
+// contest returns how long it takes to add and remove n Services.
 func contest(n int, created func(i int) int64) time.Duration {
 	start := time.Now()
 	t := New(Options{})

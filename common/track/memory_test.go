@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fill10x gives t n Services with ten endpoints each. It creates every object anew, like
+// fill10x gives t n Services with ten endpoints each. It creates every object again, like
 // a watch, and keeps none.
 func fill10x(t *Tracker, n int) {
 	for i := range n {

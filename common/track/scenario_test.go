@@ -167,7 +167,7 @@ func printPort(b *bytes.Buffer, p *service.Port) {
 		printEndpoints(b, "local", p.Local)
 	}
 	if len(p.Draining) > 0 {
-		printEndpoints(b, "lingering", p.Draining)
+		printEndpoints(b, "draining", p.Draining)
 	}
 }
 

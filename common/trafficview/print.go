@@ -64,7 +64,7 @@ func (v View) head(b *bytes.Buffer, a *Answer) {
 	}
 	text := fmt.Sprintf("Node %s, mode %s: new %s since %s.", printable.Text(a.Node), printable.Text(a.Mode), what, a.Since.Format(time.DateTime+" MST"))
 	if a.Seconds > 0 {
-		text += fmt.Sprintf(" Rates are of %s seconds up to %s.", fraction(a.Seconds), a.Time.Format(time.TimeOnly))
+		text += fmt.Sprintf(" Rates cover %s seconds up to %s.", fraction(a.Seconds), a.Time.Format(time.TimeOnly))
 	}
 	for _, l := range columns.Wrap(text, columns.Width) {
 		b.WriteString(l + "\n")

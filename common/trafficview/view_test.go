@@ -121,7 +121,7 @@ func TestPrint(t *testing.T) {
 		Total: Numbers{traffic.Counts{Connections: 123457, BytesIn: 999, BytesOut: 1234567}, &Rate{Connections: 9.75, BytesOut: 1e9}},
 		Error: "read what IPv6 carries: refused",
 	}
-	const want = `Node node-a, mode userspace: new connections and bytes since 2026-07-01 11:00:10 UTC. Rates are of
+	const want = `Node node-a, mode userspace: new connections and bytes since 2026-07-01 11:00:10 UTC. Rates cover
 2.0 seconds up to 12:00:10.
 Not everything could be read: read what IPv6 carries: refused
 

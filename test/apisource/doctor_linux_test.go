@@ -34,7 +34,7 @@ func (d *diagnosis) find(id string) string {
 	return ""
 }
 
-// diagnose runs doctor on the node as whoever l is.
+// diagnose runs doctor on the node with the login l.
 func (w fixture) diagnose(t *testing.T, l cluster.Login, args ...string) *diagnosis {
 	t.Helper()
 	cmd := exec.Command(kubeProxy.Path, append([]string{"doctor", "-o=json", "--kubeconfig=" + w.kubeconfig(t, l), "--cluster-cidr=" + netlab.ClusterCIDR, "--hostname-override=" + netlab.NodeName, "--timeout=5s"}, args...)...)

@@ -16,8 +16,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// Who is not let in, or knocks where nobody is, says what to do about it once,
-// goes on trying, and says so in its health. Nothing is programmed.
+// A proxy that the API server refuses, or that cannot reach it, logs the remedy once,
+// tries again and again, and shows that in its health. Nothing is programmed.
 func TestLoginFails(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})

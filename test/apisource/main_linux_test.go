@@ -41,7 +41,7 @@ func newLab(t testing.TB) fixture {
 	return fixture{lab: netlab.Start(t, netlab.Config{Clients: []string{"control"}})}
 }
 
-// start starts the proxy as whoever l is.
+// start starts the proxy with the login l.
 func (w fixture) start(t testing.TB, l cluster.Login, args ...string) *program.Proxy {
 	t.Helper()
 	return kubeProxy.Start(t, w.lab.Node, append([]string{"--kubeconfig=" + w.kubeconfig(t, l), "--cluster-cidr=" + netlab.ClusterCIDR}, args...)...)

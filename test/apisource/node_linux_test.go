@@ -27,8 +27,8 @@ func lines(p *program.Proxy, topic string) (all []string) {
 	return all
 }
 
-// What of the Node comes late is taken up when it comes: the Node itself, its
-// addresses, its pod ranges, its zone.
+// Late parts of the Node are used when they arrive: the Node itself, its addresses, its
+// pod ranges, its zone.
 func TestNodeArrivesInParts(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t, cluster.Options{})
@@ -112,8 +112,8 @@ func TestNodeLeaves(t *testing.T) {
 	}
 }
 
-// A name that no Node has is told once, after half a minute, with its usual
-// cause; Services are forwarded all the same.
+// A name that no Node has is logged once, after half a minute, with the usual cause.
+// Services are forwarded nevertheless.
 func TestNoSuchNode(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t, cluster.Options{})

@@ -71,7 +71,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: old}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: old}]
 `
 
-// Who may not see ServiceCIDRs goes on without, says so once, and is in sync.
+// A proxy that may not read ServiceCIDRs works without them, logs that once, and is in
+// sync.
 func TestWithoutServiceCIDRs(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})

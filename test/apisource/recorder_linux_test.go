@@ -62,7 +62,7 @@ func testEventsCounted(t *testing.T, w fixture) {
 	program.Await(t, "b tells of its own failure", func() bool { return w.event(t, "TestBroken") != nil })
 	program.Await(t, "one tells of the mistake", func() bool { return writtenA.Load()+writtenB.Load() >= 2 })
 	b.Recovered(about, broken, "mended")
-	// Of this b tells later, so it has had its turn with the mistake.
+	// b reports this later, so it has handled the mistake before.
 	program.Await(t, "b tells that it is over", func() bool { return w.event(t, "TestMended") != nil })
 	b.Failed(about, broken, "second")
 	program.Await(t, "the failure is counted", func() bool {

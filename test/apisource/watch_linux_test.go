@@ -22,7 +22,7 @@ import (
 	"kubeproxy/test/program"
 )
 
-// sink remembers what a source told it.
+// sink records the objects of a source.
 type sink struct {
 	mu        sync.Mutex
 	synced    bool

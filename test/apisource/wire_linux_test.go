@@ -87,8 +87,8 @@ func (w fixture) refusingServer(t *testing.T) (seen *requests, config string) {
 	return seen, config
 }
 
-// What the configuration says of content types arrives at the API server, which
-// is asked to stream what exists; its refusals are logged once.
+// The API server receives the content types of the configuration, and requests to stream
+// existing objects. Its refusals are logged once.
 func TestContentTypes(t *testing.T) {
 	t.Parallel()
 	w := newLab(t)
@@ -144,8 +144,8 @@ func TestRateLimits(t *testing.T) {
 	p.Stop(t)
 }
 
-// What is asked of the API server is counted under the names that everybody's
-// dashboards have.
+// Requests to the API server are counted under the names that dashboards of Kubernetes
+// use.
 func TestClientMetrics(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t, cluster.Options{})

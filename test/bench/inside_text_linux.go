@@ -56,7 +56,7 @@ const howPeer = `
   of its process and of the programs that it ran and waited for.
 `
 
-// whereTimeGoes is what profiles have shown; it is not measured anew.
+// whereTimeGoes is what profiles have shown; the bench does not measure it.
 const whereTimeGoes = `
 ### Where the time goes
 

@@ -97,13 +97,13 @@ func memoryGroup(t task) (path string, remove func()) {
 // transaction first has to finish it.
 func removeGroup(path string) {
 	deadline := time.Now().Add(3 * time.Minute)
-	told := false
+	reported := false
 	for os.Remove(path) != nil && time.Now().Before(deadline) {
 		if _, err := os.Stat(path); err != nil {
 			return
 		}
-		if !told {
-			told = true
+		if !reported {
+			reported = true
 			fmt.Fprintln(os.Stderr, "waiting for the last process of a measurement to end")
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -275,5 +275,5 @@ func (g *generations) ask() (uint32, error) {
 			}
 		}
 	}
-	return 0, errors.New("the kernel told no generation")
+	return 0, errors.New("the kernel reported no generation")
 }

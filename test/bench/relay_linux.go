@@ -221,9 +221,9 @@ func (r *relay) manyConnections(_ context.Context, f *figures) error {
 	if err != nil {
 		return err
 	}
-	f.set("crowd.count", float64(count))
-	f.set("crowd.memory", (after.memory-before.memory)/float64(count))
-	f.set("crowd.files", (after.files-before.files)/float64(count))
+	f.set("many.count", float64(count))
+	f.set("many.memory", (after.memory-before.memory)/float64(count))
+	f.set("many.files", (after.files-before.files)/float64(count))
 	return nil
 }
 

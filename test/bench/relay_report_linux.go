@@ -39,9 +39,9 @@ func relayRows() []row {
 		{label: "proxy's CPU for each GB", metric: "flow.cpu", unit: inSeconds},
 		{label: "connection, p50", metric: "connect.first", floor: "connect.direct", ratio: "connect.first.ratio", unit: inSeconds},
 		{label: "connect alone, p50", metric: "connect.made.first", floor: "connect.made.direct", ratio: "connect.made.first.ratio", unit: inSeconds},
-		{label: "connections at once", metric: "crowd.count", unit: inWhole},
-		{label: "memory (RSS) for each of them", metric: "crowd.memory", unit: inKilobytes},
-		{label: "open files for each of them", metric: "crowd.files", unit: inNumbers},
+		{label: "connections at once", metric: "many.count", unit: inWhole},
+		{label: "memory (RSS) for each of them", metric: "many.memory", unit: inKilobytes},
+		{label: "open files for each of them", metric: "many.files", unit: inNumbers},
 	}
 }
 

@@ -16,7 +16,7 @@ func TestFrames(t *testing.T) {
 	s := Start(t, Options{Version: Version{15, 5}})
 	c := dial(t, s)
 
-	// What the DLL writes, byte for byte.
+	// These are the bytes that the DLL writes.
 	body := "HNSCall\x00\x000\x00GET\x00/globals/version\x00\x00"
 	frame := append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
 	if _, err := c.conn.Write(frame); err != nil {

@@ -119,8 +119,8 @@ func testServer(t *testing.T, manifest []byte, want string) {
 	}
 }
 
-// testBeside installs the chart in a cluster that kubeadm made. What kubeadm made stays
-// as it is, and the chart finds the API server there.
+// testBeside installs the chart in a cluster that kubeadm made. The objects of kubeadm do
+// not change, and the chart finds the API server there.
 func testBeside(t *testing.T, w *fixture, tool, admin string) {
 	w.configMap(t, system, "kube-proxy", "kubeconfig.conf", serverAt("https://192.0.2.2:6443"))
 	privileged, labels := true, map[string]string{"k8s-app": "kube-proxy"}

@@ -17,8 +17,8 @@ import (
 )
 
 // testExplain asks the running proxy about connections of pods by name. It has the rights
-// of the deployment, which do not include pods. So it knows endpoints alone, and whoever
-// asks has to look up the others.
+// of the deployment, which do not include pods. So it knows only endpoints, and the
+// command has to look up other pods.
 func testExplain(t *testing.T, w *fixture) {
 	slice := newSlice("web", service.IPv4, w.webs(3)...)
 	for i := range slice.Endpoints {

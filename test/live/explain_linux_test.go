@@ -65,8 +65,8 @@ func (m mode) shown() shown {
 		"services lacks the element 10.96.0.10 . tcp . 80"}
 }
 
-// explains asks what becomes of connections, of a node as it should be and of one that
-// somebody altered.
+// explains asks what happens to connections, on a node as it should be and on an altered
+// one.
 func explains(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...), app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...),

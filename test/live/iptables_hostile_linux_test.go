@@ -161,10 +161,10 @@ func TestIPTablesHostileEdits(t *testing.T) {
 		if report.Outcomes[netlab.Answered] == 0 {
 			t.Error("no connection was made all along")
 		}
-		told := p.Log.Count("Others had altered our rules")
-		if told == 0 {
+		reported := p.Log.Count("Others had altered our rules")
+		if reported == 0 {
 			t.Error("the log does not say that anybody altered rules")
 		}
-		t.Logf("seed %d: %d deeds of which %d found nothing to do, told of %d times; new connections: %s", seed, h.done, h.failed, told, report)
+		t.Logf("seed %d: %d deeds of which %d found nothing to do, reported %d times; new connections: %s", seed, h.done, h.failed, reported, report)
 	})
 }

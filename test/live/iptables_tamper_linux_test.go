@@ -141,11 +141,11 @@ func (m mode) withoutPeriodicSync() mode {
 // tamperAndAwaitRepair changes the rules of IPv4 and waits for the repair.
 func (c *cluster) tamperAndAwaitRepair(t *testing.T, p *program.Proxy, want *service.Snapshot, deed string) {
 	t.Helper()
-	told := p.Log.Count("Others had altered our rules")
+	reported := p.Log.Count("Others had altered our rules")
 	found, _ := p.Metric(t, "kubeproxy_drift_repaired_total")
 	c.iptables(t, deed, "iptables-restore", "--noflush", program.AwaitLock)
 	c.awaitSnapshot(t, want)
-	program.Await(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
+	program.Await(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
 	for _, name := range []string{"kubeproxy_drift_found_total", "kubeproxy_drift_repaired_total"} {
 		program.Await(t, name, func() bool { n, _ := p.Metric(t, name); return n > found })
 	}

@@ -80,8 +80,8 @@ func (c *cluster) tamperIPVSAndAwaitRepair(t *testing.T, p *program.Proxy, deed 
 		}
 		return n
 	}
-	told, before := p.Log.Count("Others had altered our rules"), repaired()
+	reported, before := p.Log.Count("Others had altered our rules"), repaired()
 	c.sh(t, deed+"\n")
 	program.Await(t, deed+" is in "+driftMetric, func() bool { return repaired() > before })
-	program.Await(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
+	program.Await(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
 }

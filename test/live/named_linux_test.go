@@ -52,7 +52,7 @@ func namedProxy(t *testing.T, rest mode) {
 			q.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
 		}
 		c.save(t, app{name: "late", number: number}.on(c.Host("web-1")))
-		c.settleClusterIPs(t, map[string]app{"web-1": web, "web-2": mesh})
+		c.awaitClusterIPs(t, map[string]app{"web-1": web, "web-2": mesh})
 		c.awaitProgrammed(t) // nothing of the first one's is gone
 		for metrics, x := range map[string]*program.Proxy{program.MetricsAddr: p, secondMetrics: q} {
 			if r := reportOf(t, x, metrics); r.Standby != "" || r.Conditions[otherProxy] != "" {
@@ -69,7 +69,7 @@ func namedProxy(t *testing.T, rest mode) {
 			t.Errorf("after the named proxy's cleanup table %s: %q, want it there: %t", table, what, there)
 		}
 	}
-	c.settleClusterIPs(t, map[string]app{"web-1": web})
+	c.awaitClusterIPs(t, map[string]app{"web-1": web})
 	c.awaitProgrammed(t)
 	p.Stop(t)
 }
@@ -85,8 +85,8 @@ func (c *cluster) label(t *testing.T, a app) {
 	c.write(t, a.name+".yaml", program.Manifest[any](t, s, a.slice(service.IPv4), a.slice(service.IPv6)))
 }
 
-// settleClusterIPs waits until the ClusterIPs of the apps reach their hosts.
-func (c *cluster) settleClusterIPs(t *testing.T, all map[string]app) {
+// awaitClusterIPs waits until the ClusterIPs of the apps reach their hosts.
+func (c *cluster) awaitClusterIPs(t *testing.T, all map[string]app) {
 	t.Helper()
 	for host, a := range all {
 		for _, f := range service.Families {

@@ -49,12 +49,12 @@ func TestNFTablesRepairsTampering(t *testing.T) {
 
 	for _, deed := range nftTamperings {
 		t.Run(deed.name, func(t *testing.T) {
-			told := p.Log.Count("Others had altered our rules")
+			reported := p.Log.Count("Others had altered our rules")
 			nft(t, c.Node, deed.text+"\n")
 			begin := time.Now()
 			c.awaitSnapshot(t, want)
 			t.Logf("healed after %s", time.Since(begin))
-			program.Await(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > told })
+			program.Await(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
 			if diff := cmp.Diff(rules, ours(t, c.Node)); diff != "" {
 				t.Errorf("our rules are not as they were (-before +after):\n%s", diff)
 			}

@@ -63,7 +63,7 @@ func TestBrokenFile(t *testing.T) {
 		c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web, cart))
 	})
 	if p.Log.Count("cart.yaml", "did you mean") != 1 {
-		t.Errorf("the problem was told %d times, want once", p.Log.Count("cart.yaml", "did you mean"))
+		t.Errorf("the problem was reported %d times, want once", p.Log.Count("cart.yaml", "did you mean"))
 	}
 }
 

@@ -34,8 +34,7 @@ func TestNodePortsOfAnUnknownNode(t *testing.T) {
 	}
 }
 
-// What another mode or kube-proxy answers there stays in force, too, until the Node is
-// known.
+// NodePorts of another mode or of kube-proxy stay in force, too, until the Node is known.
 func TestTakeoverWithAnUnknownNode(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ from, to string }{

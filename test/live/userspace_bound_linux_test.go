@@ -40,8 +40,8 @@ func TestUserspaceBoundEveryCell(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) { everyCell(t, m.listening(service.IPv4)) })
 }
 
-// Listeners are at the node's address if that is asked for, and nobody reaches one
-// but through its Service. What else the node does at that address goes on.
+// Listeners are at the node's address if that is configured, and clients reach them only
+// through their Service. Other programs of the node at that address are not affected.
 func TestUserspaceBound(t *testing.T) {
 	eachBound(t, func(t *testing.T, m mode, f service.Family) {
 		c := newCluster(t, m)
@@ -86,7 +86,7 @@ func (c *cluster) guarded(t *testing.T, a app, f service.Family, proto string) {
 			t.Errorf("%s to %s over %s: %s, %v; want %s", h.Name, q.To, proto, got.Outcome, err, want)
 		}
 	}
-	if proto == "udp" { // whose late answers are told by the mark from what others send
+	if proto == "udp" { // the mark distinguishes its late answers from packets of other programs
 		out, err := program.Run(t, c.Node, exec.Command("ss", "-Hlune", "sport", "=", fmt.Sprint(at[0].Port())))
 		if err != nil || !strings.Contains(out, "fwmark:0x4000") {
 			t.Errorf("the listener has no mark: %v\n%s", err, out)

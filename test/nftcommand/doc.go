@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nftcommand asks the command nft about text, in a network namespace
-// that goes with it, and knows which kernels the command can be too old for.
-// What the text says is left to the tests.
+// Package nftcommand runs the command nft on texts, in a network namespace of its own,
+// and knows the kernels for which the command may be too old. Tests decide about the
+// texts.
 package nftcommand

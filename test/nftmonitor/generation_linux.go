@@ -14,8 +14,7 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// Generation returns the number of the rules' latest change on h, whoever
-// made it.
+// Generation returns the number of the latest change of rules on h, by any process.
 func Generation(h *netlab.Host) (uint32, error) {
 	var id uint32
 	err := h.Do(func() error {

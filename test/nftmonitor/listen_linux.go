@@ -156,9 +156,9 @@ type Counts map[Kind]int
 // enough for a busy machine, since only a fault makes anybody wait for it.
 const countsTimeout = time.Minute
 
-// Counts returns the counts of all that was committed until now, and an error if
-// some may be missing. What the kernel told of and nobody read yet it waits for:
-// the notices of a change come after those who asked for it saw it in force.
+// Counts returns the counts of all that was committed until now, and an error if some may
+// be missing. It waits for notifications that were not read yet: they arrive after the
+// process that made the change sees it in force.
 func (l *Listener) Counts() (Counts, error) {
 	now, err := Generation(l.host)
 	if err != nil {
@@ -169,7 +169,7 @@ func (l *Listener) Counts() (Counts, error) {
 			return tally, err
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("listen to the rules of %s: generation %d is not told of after %s", l.host.Name, now, countsTimeout)
+			return nil, fmt.Errorf("listen to the rules of %s: generation %d was not reported within %s", l.host.Name, now, countsTimeout)
 		}
 	}
 }

@@ -27,8 +27,8 @@ type Selection struct {
 	Nodes       int    // if they need more than three
 }
 
-// Selections are those that make conformance can run. What is left out wants something
-// that is not here: a network policy engine, a cloud, the internet.
+// Selections are those that make conformance can run. Tests that are left out need
+// something that is missing here: a network policy engine, a cloud, the internet.
 var Selections = []Selection{
 	{
 		Name: "network", About: "what sig-network specs need no cloud, no network policies, no SCTP and no internet, and run beside each other",
@@ -96,7 +96,7 @@ func BuildTests(ctx context.Context, out io.Writer) error {
 }
 
 // Conformance runs a part of the tests of Kubernetes in the cluster, several at a time,
-// and returns what became of each. Its files are in a folder that it makes anew.
+// and returns their results. Its files are in a new folder.
 func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folder string) (Results, error) {
 	programs, err := thirdparty.Kubernetes.Build(ctx, c.out, testPrograms...)
 	if err != nil {

@@ -177,7 +177,7 @@ func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (st
 	return output(cmd)
 }
 
-// output runs a program. What it complains of becomes part of the error.
+// output runs a program. Its standard error becomes part of the error.
 func output(cmd *exec.Cmd) (string, error) {
 	var complaints strings.Builder
 	cmd.Stderr = &complaints

@@ -86,7 +86,7 @@ func (d *Document) sort() {
 
 const pageHead = `# Conformance
 
-What Kubernetes' own tests say of this proxy and of the kube-proxy of the same version, in a cluster of three real
+Results of Kubernetes' own tests for this proxy and for the kube-proxy of the same version, in a cluster of three real
 nodes on one machine, and what becomes of connections while something is changed there. Written by
 ` + "`make conformance` and `make changes`" + `; nothing here was written by hand.
 

@@ -97,9 +97,9 @@ func (n *node) cutOff(t *testing.T, front *cluster.FaultProxy, how cluster.Fault
 	n.site.saving.Lock()
 	defer n.site.saving.Unlock()
 	n.awaitProgrammed(t)
-	told := n.counts(t)
+	reported := n.counts(t)
 	front.SetFault(how)
-	return told
+	return reported
 }
 
 // checkLogSize requires that the log does not repeat itself without end.

@@ -242,7 +242,7 @@ func (b builder) lock(ctx context.Context, folder string) (unlock func(), err er
 	if err != nil {
 		return nil, err
 	}
-	told := false
+	reported := false
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -251,9 +251,9 @@ func (b builder) lock(ctx context.Context, folder string) (unlock func(), err er
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return nil, errors.Join(err, f.Close())
 		}
-		if !told {
+		if !reported {
 			fmt.Fprintln(b.out, "waiting for another build")
-			told = true
+			reported = true
 		}
 		select {
 		case <-ctx.Done():

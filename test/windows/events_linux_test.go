@@ -20,7 +20,7 @@ import (
 func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 	t.Helper()
 	var seen []string
-	told := func() bool {
+	reported := func() bool {
 		list, err := m.Client.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -35,7 +35,7 @@ func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 		return false
 	}
 	deadline := time.Now().Add(awaitTimeout)
-	for !told() {
+	for !reported() {
 		if time.Now().Before(deadline) {
 			time.Sleep(200 * time.Millisecond)
 			continue

@@ -11,7 +11,7 @@ import (
 	"kubeproxy/test/hns"
 )
 
-// TestExplain asks the running proxy what becomes of connections: while HNS has what it
+// TestExplain asks the running proxy what happens to connections: while HNS has what it
 // should, and after another program replaced a load balancer and deleted another one.
 func TestExplain(t *testing.T) {
 	n := newNode(t, hns.Options{Version: hns.Version{Major: 15, Minor: 5}})

@@ -38,7 +38,7 @@ func TestNightlyLifecycle(t *testing.T) {
 	}
 }
 
-// away stops HNS for 5 s. What changes meanwhile is programmed later.
+// away stops HNS for 5 s. Changes meanwhile are programmed later.
 func away(_ *testing.T, s *side) {
 	s.hns.Stop(hns.ServerUnavailable)
 	time.AfterFunc(5*time.Second, func() { s.hns.Start(hns.Everything) })

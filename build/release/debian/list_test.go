@@ -32,7 +32,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestGone checks that a version that the mirror lacks is told apart from other failures.
+// TestGone checks that a version that the mirror lacks is distinguished from other
+// failures.
 func TestGone(t *testing.T) {
 	c := Cache{Folder: t.TempDir(), Out: io.Discard}
 	p := Package{"iptables", "amd64", "1.0.0-1", strings.Repeat("0", 64)}

@@ -15,8 +15,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// What a mode cannot do is reported for the affected address alone. The rest of the
-// Service is in force and does not count as failed.
+// A limit of a mode is reported for the affected address only. The rest of the Service is
+// in force and does not count as failed.
 func TestLimits(t *testing.T) {
 	web := port("web", service.IPv4, 1)
 	vip := service.Frontend{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}

@@ -233,7 +233,7 @@ func TestFailing(t *testing.T) {
 	}
 }
 
-// Ports that come and go leave no activations behind.
+// Ports that are added and removed leave no activations behind.
 func TestActivationsFollowPorts(t *testing.T) {
 	b := newScenario()
 	fixed := port("fixed", service.IPv4, 1)

@@ -1,9 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor looks at a Linux node for what keeps a service proxy from working.
+// Package doctor has checks of a Linux node for common/doctor.
 //
-// In go the files of the node and what the kernel lists. Out come checks for
-// common/doctor. All decisions are made on values that were read, so they are built and
-// tested on any system. Files ending in _linux.go only read.
+// The files of the node and what the kernel lists go in, checks come out. All decisions
+// are made on values that were read, so they are built and tested on any system. Files
+// ending in _linux.go only read.
 package doctor

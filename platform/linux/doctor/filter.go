@@ -162,8 +162,8 @@ func (n *Node) filters(ctx context.Context, h Hook) ([]Chain, error) {
 	return slices.DeleteFunc(all, func(c Chain) bool { return c.Hook != h }), nil
 }
 
-// ownJumps are the beginnings of chains by which container runtimes let in only what
-// they themselves forward.
+// ownJumps are the prefixes of chains in which container runtimes accept only packets of
+// their own networks.
 var ownJumps = []string{"DOCKER", "br-", "docker0"}
 
 // forwardPolicy checks that a chain which drops by its policy lets pods through. Mode
@@ -208,7 +208,8 @@ func acceptsPods(rule string) bool {
 	return !slices.ContainsFunc(ownJumps, func(s string) bool { return strings.Contains(rule, s) })
 }
 
-// firewalls checks for firewall services. They are known by the names of what they make.
+// firewalls checks for firewall services. They are recognized by the names of their chains
+// and tables.
 func (n *Node) firewalls(context.Context) (doctor.Seen, error) {
 	names, err := n.Kernel.FirewallNames()
 	if err != nil {
@@ -219,11 +220,11 @@ func (n *Node) firewalls(context.Context) (doctor.Seen, error) {
 		return s == "firewalld" || strings.HasPrefix(s, "FWD") || strings.HasPrefix(s, "FWDI_")
 	}) {
 		found = append(found, doctor.Finding{Topic: doctor.Firewall, Subject: "firewalld", What: "firewalld filters on this node", Fix: "systemctl disable --now firewalld",
-			Advice: "or keep it and let in the pods, with firewall-cmd --permanent --zone=trusted --add-source=CLUSTER-CIDR, and the NodePorts"})
+			Advice: "or keep it and admit the pods, with firewall-cmd --permanent --zone=trusted --add-source=CLUSTER-CIDR, and the NodePorts"})
 	}
 	if slices.ContainsFunc(names, func(s string) bool { return strings.HasPrefix(s, "ufw-") || strings.HasPrefix(s, "ufw6-") }) {
 		found = append(found, doctor.Finding{Topic: doctor.Firewall, Subject: "ufw", What: "ufw filters on this node", Fix: "ufw disable",
-			Advice: "or keep it and let in the pods, with ufw route allow from CLUSTER-CIDR and ufw allow 30000:32767/tcp"})
+			Advice: "or keep it and admit the pods, with ufw route allow from CLUSTER-CIDR and ufw allow 30000:32767/tcp"})
 	}
 	return doctor.Seen{Findings: found, Note: "firewalld and ufw"}, nil
 }

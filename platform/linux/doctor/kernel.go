@@ -223,11 +223,11 @@ func (n *Node) conntrack(context.Context) (doctor.Seen, error) {
 		return doctor.Seen{}, err
 	}
 	if early := lost["early_drop"]; early > 0 {
-		seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.EarlyDrop, What: fmt.Sprintf("the kernel gave up %d connections since it was started, as its table was full", early),
+		seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.EarlyDrop, What: fmt.Sprintf("the kernel dropped %d connections since it was started, because its table was full", early),
 			Fix: enlarge, Advice: "the count stays until a restart: watch with conntrack -S whether it grows"})
 	}
 	if failed := lost["insert_failed"]; failed >= manyFailures {
-		seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.InsertFailed, What: fmt.Sprintf("the kernel lost %d packets since it was started, as another packet of the connection was first", failed),
+		seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.InsertFailed, What: fmt.Sprintf("the kernel lost %d packets since it was started, because another packet of the connection was first", failed),
 			Advice: "watch with conntrack -S whether it grows; let pods query DNS over TCP or a cache of the node, or set single-request-reopen in their resolv.conf"})
 	}
 	return seen, nil

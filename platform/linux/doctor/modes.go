@@ -61,7 +61,7 @@ func (m Mode) finding(f service.Family, err error) doctor.Finding {
 		found.Severity, found.Advice = doctor.Blocks, "or set another --proxy-mode; kube-proxy doctor --all-modes shows which works"
 	}
 	if m.Optional {
-		found.Severity, found.Advice = doctor.Risk, "nothing to do as long as the node takes another mode"
+		found.Severity, found.Advice = doctor.Risk, "nothing to do as long as the node uses another mode"
 	}
 	if all := modules(err.Error()); len(all) > 0 {
 		found.Fix = "modprobe -a " + strings.Join(all, " ")

@@ -37,7 +37,7 @@ type Node struct {
 	Servers []Server
 	// Holder returns the proxy that programs the node, false for none that can be asked.
 	Holder func(context.Context) (lease.Identity, bool)
-	// Answered is whether a proxy of this kind runs and could be asked for its state.
+	// Answered is whether a proxy of this kind runs and answered.
 	Answered bool
 	// Targets are where service proxies may have left rules, without those that the modes
 	// keep in order. CleanupCommand empties them.

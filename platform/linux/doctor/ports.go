@@ -71,8 +71,8 @@ func (n *Node) holder(l listeners.Listener) (who, fix string) {
 	return "a program", fmt.Sprintf("ss -ln%sp 'sport = :%d'", option, l.Addr.Port())
 }
 
-// takenPorts checks that the servers of the proxy can listen. Another service proxy is
-// not its subject.
+// takenPorts checks that the servers of the proxy can listen. It ignores other service
+// proxies, because otherProxies reports them.
 func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 	if n.Answered {
 		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil

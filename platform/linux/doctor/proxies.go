@@ -33,15 +33,15 @@ func (n *Node) running() []process.Process {
 	return slices.DeleteFunc(process.ByName(n.Proc, proxyName), isAnotherCommand)
 }
 
-// isAnotherCommand returns whether a process of the program does not proxy, but asks or
-// prints.
+// isAnotherCommand returns whether a process of the program runs a command such as
+// status.
 func isAnotherCommand(p process.Process) bool {
 	words := strings.Fields(p.Command)
 	return len(words) > 1 && !strings.HasPrefix(words[1], "-")
 }
 
-// proxySeen decides what the processes of service proxies mean. holder is the one that
-// programs the node as proxies of this kind agree among each other, nil for none.
+// proxySeen decides what the processes of service proxies mean. holder is the proxy that
+// holds the lease of this node, nil for none.
 func proxySeen(running []process.Process, holder *lease.Identity, name string) doctor.Seen {
 	var others []process.Process
 	for _, p := range running {
@@ -55,7 +55,7 @@ func proxySeen(running []process.Process, holder *lease.Identity, name string) d
 	case len(others) == 0:
 		return doctor.Seen{Note: fmt.Sprintf("one runs, process %d", cmp.Or(holder.PID, holder.OwnPID))}
 	case name != "" || len(others) == 1 && holder == nil && namedProxy(others[0]):
-		return doctor.Seen{Note: "each serves Services of its own"} // told apart by labels of Services
+		return doctor.Seen{Note: "each serves Services of its own"} // distinguished by labels of Services
 	}
 	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: fmt.Sprintf("kill %d", others[0].PID)}
 	what := others[0].String()

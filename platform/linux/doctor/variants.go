@@ -92,7 +92,7 @@ func lockSeen(mounts string) doctor.Seen {
 		return doctor.Seen{Note: "mounted from the host, as it seems"}
 	}
 	return doctor.Seen{Findings: []doctor.Finding{{
-		Topic: doctor.XtablesLock, What: lockFile + " belongs to this container, not to the host, so it excludes nobody else",
+		Topic: doctor.XtablesLock, What: lockFile + " belongs to this container, not to the host, so it does not exclude programs outside of the container",
 		Advice: "mount the file of the host with hostPath " + lockFile + ", type FileOrCreate, as build/deploy/linux does",
 	}}}
 }

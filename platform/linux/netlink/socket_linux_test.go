@@ -81,7 +81,7 @@ func TestTransactionAndQuery(t *testing.T) {
 		if err := s.Transact([]byte{}); err == nil {
 			t.Error("no error without an answer")
 		}
-		// What is left of an earlier request is no answer to the next one.
+		// An unread answer to an earlier request is no answer to the next one.
 		if err := s.Send(tablesRequest().Buf); err != nil {
 			t.Fatal(err)
 		}

@@ -92,7 +92,7 @@ var cleanupFailures = map[string]struct {
 				return nil
 			}
 		},
-		[]string{"wrong (0x57)", "still in HNS: load balancer tcp 10.96.0.10:80, endpoint kube-proxy-remote-10.244.2.11;"},
+		[]string{"parameter (0x57)", "still in HNS: load balancer tcp 10.96.0.10:80, endpoint kube-proxy-remote-10.244.2.11;"},
 	},
 	"HNS says it did": {
 		func(b *testNode) {

@@ -16,7 +16,7 @@ import (
 // about is the text of the page before its table.
 const about = `# Kernels
 
-What the live tests say on kernels of Debian's, oldest first, each in a virtual
+Results of the live tests on Debian's kernels, oldest first, each in a virtual
 machine. Written by ` + "`make test-kernels`" + `; [CONTRIBUTING](../CONTRIBUTING.md) has
 more on the machine. A cell has the number of tests that passed, of those that
 failed if some did, and how long it took: the processor is emulated, and other

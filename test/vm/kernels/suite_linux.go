@@ -34,11 +34,11 @@ var suites = []suite{
 	{"userspace", "mode userspace", []string{"./test/live"}, "^TestUserspace", ""},
 	{"bridge", "pods on a bridge, modes nftables and iptables", []string{"./test/live"}, "^(TestBridge|TestIPTablesBridge)$", ""},
 	{"live-ipvs", "mode ipvs: the rest", []string{"./test/live"}, "^TestIPVS", "^TestIPVSEveryCell$"},
-	{"live-nftables", "mode nftables: updates, restarts, affinity, strangers; switches of modes", []string{"./test/live"}, "", "^TestIP|^TestUserspace|^TestSCTP$|" + cells + "|^TestBridge$"},
+	{"live-nftables", "mode nftables: updates, restarts, affinity, changes by others; switches of modes", []string{"./test/live"}, "", "^TestIP|^TestUserspace|^TestSCTP$|" + cells + "|^TestBridge$"},
 	{"live-iptables", "mode iptables: the same", []string{"./test/live"}, "^TestIPTables", "^TestIPTables(SCTP|Bridge)$|" + cells},
 	{"backends", "the kernel's part of nftables, iptables, ipvs, conntrack, sysctls",
 		[]string{"./platform/linux/nftables", "./platform/linux/iptables", "./platform/linux/ipvs", "./platform/linux/conntrack", "./platform/linux/sysctl"}, "", ""},
-	{"ground", "what live tests stand on: networks, SCTP, notices", []string{"./test/netlab", "./test/nftmonitor"}, "", ""},
+	{"ground", "the harness of live tests: networks, SCTP, notifications", []string{"./test/netlab", "./test/nftmonitor"}, "", ""},
 }
 
 // outcome is the result of a suite on a kernel.

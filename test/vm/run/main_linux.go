@@ -74,7 +74,7 @@ func parse(args []string) (options, vm.Job, error) {
 	flags.DurationVar(&j.Timeout, "timeout", 0, "until the machine is given up, by this machine's clock; unset: 10m, or thrice -test.timeout")
 	flags.Var(pairs(j.Files), "file", "`FROM:TO`, a file or folder to bring in; more than once")
 	flags.Var(pairs(j.Outputs), "out", "`FROM:TO`, a file or folder of the machine to bring back; more than once")
-	flags.BoolVar(&j.Proxy, "proxy", false, "bring kube-proxy in, built anew, for tests that run it")
+	flags.BoolVar(&j.Proxy, "proxy", false, "build kube-proxy and bring it in, for tests that run it")
 	flags.BoolVar(&o.controlPlane, "controlplane", false, "bring etcd and kube-apiserver in, built if nobody has, for tests that run them")
 	flags.BoolVar(&o.fetch, "fetch", false, "only fetch the kernel, and print its version; nothing is printed where no machine can be made")
 	flags.BoolVar(&o.verbose, "v", false, "tell how long the machine took")

@@ -32,7 +32,8 @@ func softLimit(limit int64, d mode.Descriptor) int64 {
 
 // LimitMemory sets the soft limit of the Go runtime according to the cgroup's memory
 // limit in mode d, unless GOMEMLIMIT is set. Without a soft limit, the heap may double
-// before garbage is collected, and the kernel would kill the process.
+// before garbage is collected, and the kernel would kill the process. See
+// https://pkg.go.dev/runtime/debug#SetMemoryLimit.
 func LimitMemory(log klog.Logger, root fs.FS, d mode.Descriptor) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
