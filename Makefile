@@ -263,6 +263,13 @@ bench: ## measure, and rewrite docs/benchmarks.md; PART=served does so with one 
 bench-vm: ## measure mode ipvs in a virtual machine, and rewrite its part of docs/benchmarks.md; KERNEL=5.10 takes another one
 	@CGO_ENABLED=0 go run ./test/bench -o docs/benchmarks.md -only ipvs -kernel $(KERNEL)
 
+.PHONY: dashboard
+dashboard: controlplane ## draw docs/dashboard.png: what the dashboard of the chart shows of nodes with faults
+	@mkdir -p build/.cache
+	@echo "== two minutes with a real Prometheus"
+	@go test ./test/monitoring -count=1 -run '^TestAlerts$$' -data '$(CURDIR)/build/.cache/dashboard.json'
+	@cd build/tools/dashboard && go run . -data '$(CURDIR)/build/.cache/dashboard.json' -out '$(CURDIR)/docs/dashboard.png'
+
 ##@ Change
 
 .PHONY: fmt

@@ -56,6 +56,7 @@ func TestAlerts(t *testing.T) {
 		end()
 	}
 	p.awaitFiring(t, nil)
+	writeData(t, p)
 	add(want, "", "KubeproxyAbsent")
 	missing, extra := compare(want, p.fired(t))
 	if len(missing)+len(extra) > 0 {

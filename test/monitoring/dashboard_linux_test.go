@@ -16,9 +16,9 @@ var data = flag.String("data", "", "write what the panels of the dashboard show 
 
 // panel is a part of the dashboard, and what it shows.
 type panel struct {
-	Title   string
-	GridPos struct{ X, Y, W, H int }
-	Targets []query
+	Title, Type string
+	GridPos     struct{ X, Y, W, H int }
+	Targets     []query
 
 	FieldConfig struct {
 		Defaults struct{ Unit string }
@@ -45,28 +45,43 @@ func testMetrics(t *testing.T, p *prometheus) {
 
 // testDashboard checks that every query of the dashboard gives data.
 func testDashboard(t *testing.T, p *prometheus) {
+	panels := ask(t, p)
+	if len(panels) < 10 {
+		t.Errorf("only %d panels", len(panels))
+	}
+	for _, panel := range panels {
+		for _, q := range panel.Targets {
+			if len(q.Series) == 0 {
+				t.Errorf("panel %q shows nothing for %s", panel.Title, q.Expr)
+			}
+		}
+	}
+}
+
+// ask returns the panels with what they show.
+func ask(t *testing.T, p *prometheus) []panel {
+	t.Helper()
 	var board struct{ Panels []panel }
 	if err := json.Unmarshal([]byte(chartFile(t, "dashboard.json")), &board); err != nil {
 		t.Fatal(err)
 	}
-	if len(board.Panels) < 10 {
-		t.Errorf("only %d panels", len(board.Panels))
-	}
 	// What Grafana puts in: all nodes, and four scrapes.
 	variables := strings.NewReplacer("$instance", ".*", "$__rate_interval", (4 * scrapeInterval).String())
-	for i, panel := range board.Panels {
-		for j, q := range panel.Targets {
-			got := p.during(t, variables.Replace(q.Expr))
-			if len(got) == 0 {
-				t.Errorf("panel %q shows nothing for %s", panel.Title, q.Expr)
-			}
-			board.Panels[i].Targets[j].Series = got
+	for _, panel := range board.Panels {
+		for i := range panel.Targets {
+			panel.Targets[i].Series = p.during(t, variables.Replace(panel.Targets[i].Expr))
 		}
 	}
+	return board.Panels
+}
+
+// writeData writes what the panels show, if that was asked for.
+func writeData(t *testing.T, p *prometheus) {
+	t.Helper()
 	if *data == "" {
 		return
 	}
-	text, err := json.Marshal(board.Panels)
+	text, err := json.Marshal(ask(t, p))
 	if err == nil {
 		err = os.WriteFile(*data, text, 0o644)
 	}

@@ -4,6 +4,7 @@
 package monitoring
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -24,22 +25,33 @@ func chartFile(t *testing.T, name string) string {
 // pace is how much faster than in a cluster the alerts pass.
 const pace = 60
 
+// patience is the most that an alert waits before it fires, in seconds.
+const patience = 10
+
 var (
+	waits     = regexp.MustCompile(`\bfor: (\d+)s\b`)
 	minutes   = regexp.MustCompile(`\b(\d+)m\b`)
-	threshold = regexp.MustCompile(`(_seconds > )(\d+)`)
+	threshold = regexp.MustCompile(`_seconds > (\d+)`)
 )
 
-// scaledRules returns the alerts of the chart, in which a minute lasts a second.
+// scaledRules returns the alerts of the chart, in which a minute lasts a second, and none
+// waits longer than patience.
 func scaledRules(t *testing.T) string {
 	t.Helper()
 	text := minutes.ReplaceAllString(chartFile(t, "rules.yaml"), "${1}s")
-	return threshold.ReplaceAllStringFunc(text, func(s string) string {
-		parts := threshold.FindStringSubmatch(s)
-		n, err := strconv.Atoi(parts[2])
+	text = replaceNumbers(t, text, waits, func(n int) string { return fmt.Sprintf("for: %ds", min(n, patience)) })
+	return replaceNumbers(t, text, threshold, func(n int) string { return fmt.Sprintf("_seconds > %d", n/pace) })
+}
+
+// replaceNumbers replaces each match of a pattern by what its number makes of it.
+func replaceNumbers(t *testing.T, text string, pattern *regexp.Regexp, by func(int) string) string {
+	t.Helper()
+	return pattern.ReplaceAllStringFunc(text, func(match string) string {
+		n, err := strconv.Atoi(pattern.FindStringSubmatch(match)[1])
 		if err != nil {
 			t.Fatal(err)
 		}
-		return parts[1] + strconv.Itoa(n/pace)
+		return by(n)
 	})
 }
 
