@@ -25,6 +25,8 @@ type Trial struct {
 	Name, About string
 	// Tolerated says what may be lost.
 	Tolerated Tolerated
+	// Relay says that the process of the proxy ends, and what it relays in mode userspace.
+	Relay bool
 	// Note explains for the page what is lost.
 	Note string
 
@@ -47,6 +49,9 @@ const (
 
 // Judge returns an error if the change lost what it must not.
 func (t Trial) Judge(c Change) error {
+	if t.Relay && c.Mode == "userspace" {
+		t.Tolerated = max(t.Tolerated, Held)
+	}
 	for _, f := range c.Flows {
 		if f.New == f.NewLost {
 			return fmt.Errorf("%s: no connection of %s succeeded", t.About, f.Name)
@@ -71,9 +76,9 @@ type Sequence struct {
 var Sequences = []Sequence{
 	{Trials: []Trial{
 		{Name: "install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
-		{Name: "upgrade", About: "an earlier version upgraded to this one", prepare: installEarlier, change: upgrade},
-		{Name: "rollback", About: "helm rollback to the earlier version", change: rollback, finish: upgrade},
-		{Name: "roll", About: "the DaemonSet rolled", change: roll},
+		{Name: "upgrade", About: "an earlier version upgraded to this one", Relay: true, prepare: installEarlier, change: upgrade},
+		{Name: "rollback", About: "helm rollback to the earlier version", Relay: true, change: rollback, finish: upgrade},
+		{Name: "roll", About: "the DaemonSet rolled", Relay: true, Note: "in mode userspace, the process relays what is held over TCP", change: roll},
 		{Name: "drain", About: "a node drained, and back", Tolerated: Held, Note: endsNote, change: drain, finish: rollApplication},
 		{Name: "application", About: "all pods of the application replaced", Tolerated: Held, Note: endsNote, change: rollApplication},
 		{
@@ -85,11 +90,11 @@ var Sequences = []Sequence{
 			Name: "cleanup", About: "uninstalled, cleaned up on each node, and installed again", Tolerated: Anything, change: reinstall,
 			Note: "nothing serves between the cleanup and the installation",
 		},
-		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", change: goBack},
+		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Relay: true, change: goBack},
 	}},
 	{Embedded: true, Trials: []Trial{
 		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/install.md says for k3s", change: installEmbedded},
-		{Name: "embedded-back", About: "back to the kube-proxy within another process", change: goBackEmbedded},
+		{Name: "embedded-back", About: "back to the kube-proxy within another process", Relay: true, change: goBackEmbedded},
 	}},
 }
 

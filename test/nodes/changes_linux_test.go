@@ -34,6 +34,19 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestJudgeRelay checks that a relay may end with its process, and only in mode userspace.
+func TestJudgeRelay(t *testing.T) {
+	broken := []Flow{{Counts: Counts{New: 9, Held: 9, HeldLost: 1}}}
+	for mode, relay := range map[string]bool{"userspace": true, "nftables": false} {
+		if err := (Trial{Relay: true}).Judge(Change{Mode: mode, Flows: broken}); relay != (err == nil) {
+			t.Errorf("mode %s: %v", mode, err)
+		}
+	}
+	if err := (Trial{}).Judge(Change{Mode: "userspace", Flows: broken}); err == nil {
+		t.Error("a trial in which no process ends lost a relay without an error")
+	}
+}
+
 // TestSelect checks that a proxy is given back only after it was replaced.
 func TestSelect(t *testing.T) {
 	if all := slices.Sorted(slices.Values(Names())); len(slices.Compact(slices.Clone(all))) != len(all) {

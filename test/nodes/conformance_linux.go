@@ -56,7 +56,12 @@ const absent = `Netpol|NetworkPolicy|IngressClass|Ingress API|\[Feature:(Ingress
 type Spec struct{ Name, Message string }
 
 // unfit are specs that a mode cannot pass by its nature.
-var unfit = []struct{ mode, part, reason string }{}
+var unfit = []struct{ mode, part, reason string }{
+	{"userspace", "should preserve source pod IP for traffic thru service cluster IP", relayed},
+	{"userspace", "should support externalTrafficPolicy=Local for type=NodePort", relayed},
+}
+
+const relayed = "a relay connects to the pod, which sees the address of the node"
 
 // Unfit returns why a mode cannot pass a spec, and nothing if it can.
 func Unfit(mode, spec string) (reason string) {

@@ -38,11 +38,18 @@ func (c *Cluster) Install(ctx context.Context, chart Chart) error {
 	return c.awaitProxy(ctx, "kubeproxy")
 }
 
-// Uninstall removes what Install made. Rules stay on the nodes.
+// Uninstall removes what Install made. Rules stay on the nodes. Helm does not wait for
+// pods, whose processes repair the rules as long as they run.
 func (c *Cluster) Uninstall(ctx context.Context) error {
-	_, err := c.helm(ctx, "", "uninstall", "kubeproxy", "--wait")
+	if _, err := c.helm(ctx, "", "uninstall", "kubeproxy", "--wait"); err != nil {
+		return err
+	}
+	_, err := c.kubectl(ctx, "", "-n", system, "wait", "pod", "-l", ofProxy, "--for=delete", timeout())
 	return err
 }
+
+// ofProxy selects the pods of this proxy.
+const ofProxy = "app.kubernetes.io/name=kubeproxy"
 
 // KnownMode returns the mode of Kubernetes' own kube-proxy that one of ours is compared
 // with, or replaces. It has no mode userspace since 1.26.

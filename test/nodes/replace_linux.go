@@ -74,7 +74,7 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 
 // alone returns whether no node has rules of another proxy or mode.
 func (c *Cluster) alone(ctx context.Context) (bool, error) {
-	pods, err := c.kubectl(ctx, "", "-n", system, "get", "pods", "-l", "app.kubernetes.io/name=kubeproxy", "-o", "name")
+	pods, err := c.kubectl(ctx, "", "-n", system, "get", "pods", "-l", ofProxy, "-o", "name")
 	if err != nil {
 		return false, err
 	}
