@@ -22,7 +22,7 @@ WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/wi
 # nor a virtual machine.
 QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|incluster|monitoring|outage|vm|windows|wine|winparity|winservice)(/|$$)')
 
-# Tests for make check alone: the long ones on real packets, and what needs a compiler of
+# Tests for make check only: the long ones on real packets, and those that need a compiler
 # programs for the kernel.
 LONG := Killed|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
 
@@ -132,7 +132,7 @@ MODE ?= nftables
 # The name of a cluster, for more than one at a time.
 CLUSTER ?=
 
-# What a cluster has of ours: the image with the commands of iptables, and the chart.
+# The parts of a cluster from this tree: the image with the commands of iptables, and the chart.
 ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)'
 
 # A cluster needs an image for this machine alone.
@@ -298,7 +298,7 @@ clean: ## remove what make built
 help: ## print this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Steps of others, not meant to be called.
+# Steps of other targets, not meant to be called directly.
 .PHONY: setup formatted controlplane prefix machine
 setup:
 	@build/setup.sh

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs each fuzz test for some time, 5m if none is given, one after the other, with a
-# line for each. A test that finds something does not keep the others from running. With
+# line for each. The others run even if one finds something. With
 # the time "none" it says what it would run.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1

@@ -2,7 +2,7 @@
 # Copyright The kubeproxy Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what the tests need beyond Go, on Debian and its like: nft, which
+# Installs what the tests need besides Go, on Debian and similar systems: nft, which
 # must accept and print our tables, both variants of iptables, a C compiler for
 # the race detector, Wine with its C compiler, which the Windows program runs
 # under, what virtual machines with other kernels are made of, the compiler of
@@ -11,7 +11,7 @@
 # is not run by root.
 set -euo pipefail
 
-# Its arguments say what for: packets, race, wine, machine, bpf, cluster; without any,
+# Its arguments name the purposes: packets, race, wine, machine, bpf, cluster. Without
 # for all but the last.
 # "packets" is what make test needs.
 missing=()

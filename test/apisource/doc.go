@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apisource tests how the proxy reads a real API server: what it makes
-// of one that is slow, silent, of another mind or not there, what it says
-// first, and what reading costs.
+// Package apisource tests how the proxy reads a real API server: one that is slow,
+// silent, refuses requests or cannot be reached. It also tests what the proxy logs
+// first, and the cost of reading.
 package apisource

@@ -6,6 +6,6 @@
 // Kubernetes, etcd, containerd, CoreDNS, Helm and Prometheus.
 //
 // A module names its programs as tools in go.mod. So the requirements of those projects
-// stay out of the product's go.mod. A changed go.mod or go.sum, or another version of Go,
-// builds anew.
+// stay out of the product's go.mod. After a change of go.mod, go.sum or the version of
+// Go, they are built again.
 package thirdparty

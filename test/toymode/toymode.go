@@ -1,9 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package toymode is a mode for tests, and the least that a mode must have. It keeps what
-// it programs in memory. Tests add its Descriptor to a table of modes, or run a table of
-// nothing else.
+// Package toymode is a mode for tests, with the least that a mode must have. It keeps
+// what it programs in memory. Tests add its Descriptor to a table of modes, or use a
+// table with no other mode.
 package toymode
 
 import (
