@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/printable"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -18,8 +19,8 @@ func newConfig(to streams, table mode.Table) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config COMMAND",
 		Short: "Check a configuration file or bring it up to date",
-		Args:  noArgs,
-		RunE:  requireCommand,
+		Args:  usage.NoArgs,
+		RunE:  usage.RequireCommand,
 	}
 	cmd.AddCommand(newValidate(to, table), newMigrate(to))
 	return cmd
@@ -35,7 +36,7 @@ func newValidate(to streams, table mode.Table) *cobra.Command {
 Every error goes to standard error and makes the exit code 1. Settings that
 but has no effect is listed on standard output. Mistakes that the proxy only warns
 of are errors, unless --strict-config=false.`,
-		Args: oneArg,
+		Args: usage.OneArg,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if system != string(config.Linux) && system != string(config.Windows) {
 				return fmt.Errorf("--os: %.80q is unknown: want %s or %s", system, config.Linux, config.Windows)
@@ -68,7 +69,7 @@ func newMigrate(to streams) *cobra.Command {
 
 Everything else stays as it is, comments too. What was left out is listed on
 standard error. The file itself is not changed.`,
-		Args: oneArg,
+		Args: usage.OneArg,
 		RunE: func(_ *cobra.Command, args []string) error {
 			data, left, err := config.Migrate(args[0])
 			if err != nil {

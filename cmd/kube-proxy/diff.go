@@ -15,6 +15,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/config"
@@ -57,7 +58,7 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 		Short:   "Say what would change on a node",
 		Long:    diffText,
 		Example: diffExample,
-		Args:    noArgs,
+		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context(), to) },
 	}
 	d.registerReading(cmd.Flags())

@@ -15,6 +15,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/doctor"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -57,7 +58,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 		Short:   "Find what keeps the proxy from working on this node",
 		Long:    doctorText,
 		Example: doctorExample,
-		Args:    noArgs,
+		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context(), to) },
 	}
 	d.registerReading(cmd.Flags())

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/platform/mode"
 )
 
@@ -30,7 +31,7 @@ func newHNSState(to streams, table mode.Table) *cobra.Command {
 		Short:   "Print what the HNS of this Windows node holds",
 		Long:    hnsStateText,
 		Example: hnsStateExample,
-		Args:    noArgs,
+		Args:    usage.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
 			text, err := hnsDump(table)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
 	"kubeproxy/platform/mode"
@@ -156,6 +157,6 @@ func failsWith(code int, cmd *cobra.Command) *cobra.Command {
 	if args != nil {
 		cmd.Args = func(c *cobra.Command, a []string) error { return coded(args(c, a)) }
 	}
-	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return coded(flagError(c, err)) })
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return coded(usage.FlagError(c, err)) })
 	return cmd
 }

@@ -8,19 +8,18 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
-	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/platform/mode"
 )
 
@@ -49,7 +48,7 @@ func newRender(to streams, table mode.Table) *cobra.Command {
 		Short:   "Print what a node would install",
 		Long:    renderText,
 		Example: "  kube-proxy render --manifests ./services --hostname-override node-a -o text",
-		Args:    noArgs,
+		Args:    usage.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), to) },
 	}
 	r.registerReading(cmd.Flags())
@@ -120,7 +119,7 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 		}
 	}
 	note := func(text string) { fmt.Fprintf(to.err, "note: %s\n", text) }
-	for _, line := range localhostListeners(d, want) {
+	for _, line := range reading.LocalhostListeners(d, want) {
 		note(line)
 	}
 	err := d.Render(to.out, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
@@ -135,44 +134,3 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 
 // writeLines returns a function that writes lines to w.
 func writeLines(w io.Writer) func(string) { return func(line string) { fmt.Fprintln(w, line) } }
-
-// maxListeners bounds how many listeners a line names.
-const maxListeners = 10
-
-// localhostListeners describes the ports of loopback addresses on which the process would
-// listen for want, and those that nothing answers. It is empty if there are none.
-func localhostListeners(d mode.Descriptor, want *service.Snapshot) []string {
-	var lines []string
-	for _, f := range service.Families {
-		if !d.ListensOnLocalhost(f) {
-			continue
-		}
-		at := service.Localhost(f)
-		if all := portsNamed(want, f, userspace.LocalhostPort); all != "" {
-			lines = append(lines, fmt.Sprintf("no rule leads from %s to NodePorts: kube-proxy itself listens there on %s", at, all))
-		}
-		if all := portsNamed(want, f, userspace.LocalhostLost); all != "" {
-			lines = append(lines, fmt.Sprintf("nobody answers NodePorts at %s on %s: kube-proxy relays TCP and UDP alone there", at, all))
-		}
-	}
-	return lines
-}
-
-// portsNamed names some of the ports of f for which at yields one.
-func portsNamed(want *service.Snapshot, f service.Family, at func(*service.Snapshot, *service.Port) uint16) string {
-	var all []string
-	n := 0
-	for p := range want.Ports(f) {
-		port := at(want, p)
-		if port == 0 {
-			continue
-		}
-		if n++; n <= maxListeners {
-			all = append(all, fmt.Sprintf("%d/%s (%s)", port, p.Name.Protocol, p.Name))
-		}
-	}
-	if n > maxListeners {
-		return strings.Join(all, ", ") + fmt.Sprintf(" and %d more", n-maxListeners)
-	}
-	return strings.Join(all, ", ")
-}

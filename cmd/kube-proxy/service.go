@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/windows/scm"
@@ -46,7 +47,7 @@ func newServiceCommandFor(s *serviceCommands) *cobra.Command {
 		Short:   "Install the proxy as a Windows service, start and stop it",
 		Long:    serviceText,
 		Example: serviceExample,
-		Args:    noArgs,
+		Args:    usage.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if _, err := s.driver(); err != nil {
 				return err
@@ -72,7 +73,7 @@ func (s *serviceCommands) command(name, short string, do func(*cobra.Command, *s
 	cmd := &cobra.Command{
 		Use:   name + " [flags]",
 		Short: short,
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := s.manager()
 			if err != nil {
@@ -115,7 +116,7 @@ func newServiceStatus(s *serviceCommands) *cobra.Command {
 
 The exit code is 0 if it runs, 1 if it does not, and 2 if it is not installed
 or cannot be asked about. kube-proxy status prints the state of the proxy in it.`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if format != "text" && format != "json" {
 				return &exit{exitUnreachable, fmt.Errorf("--output: %q is unknown: want text or json", format)}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/config"
 	"kubeproxy/platform/windows/scm"
@@ -34,7 +35,7 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 		Long:  installText,
 		Example: `  kube-proxy service install --config C:\k\kube-proxy.yaml --kubeconfig C:\k\config
   kube-proxy service install --manifests C:\k\services --hostname-override node-a`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := s.manager()
 			if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/statusview"
 	"kubeproxy/platform/mode"
 )
@@ -95,7 +96,7 @@ func (q *statusOptions) check() error {
 // selectService parses the argument of a command that asks for all Services or one.
 func selectService(q *statusview.Query, cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
-		return fmt.Errorf("%s wants one Service, not %d", commandPath(cmd), len(args))
+		return fmt.Errorf("%s wants one Service, not %d", usage.Path(cmd), len(args))
 	}
 	if len(args) == 0 {
 		return nil

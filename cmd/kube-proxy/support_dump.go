@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -93,7 +92,7 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 	if len(args) > 0 {
 		path = args[0]
 	}
-	result, err := writeDump(ctx, dump, path, to.out)
+	result, err := collect.Write(ctx, dump, path, to.out)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -104,22 +103,6 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 		return &exit{exitNotOK, fmt.Errorf("not collected: %s; %s in the archive says why", strings.Join(result.Failed, ", "), support.Contents)}
 	}
 	return nil
-}
-
-// writeDump writes to a file that only its owner reads, or to out.
-func writeDump(ctx context.Context, d *support.Dump, path string, out io.Writer) (*support.Result, error) {
-	if path == "-" {
-		return d.Write(ctx, out)
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	r, err := d.Write(ctx, f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		err = errors.Join(err, os.Remove(path)) // an incomplete archive looks like a complete one
-	}
-	return r, err
 }
 
 // progressOn returns a function that shows progress on w, nil unless w is a terminal.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/buildinfo"
+	"kubeproxy/cmd/kube-proxy/internal/usage"
 )
 
 // version is set by the linker: -X main.version=v1.2.3, followed by the commit and its
@@ -44,7 +45,7 @@ func newVersion(to streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version [flags]",
 		Short: "Print the version",
-		Args:  noArgs,
+		Args:  usage.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if raw {
 				return printVersion(to.out, "raw")
