@@ -33,9 +33,9 @@ func (o *options) archs() []string {
 
 const (
 	program = "usr/local/bin/kube-proxy"
-	// nobody runs the program wherever a pod does not ask for another user. Programming
-	// a node takes root, as a pod cannot give capabilities to anyone else; render and
-	// status take nobody.
+	// nobody is the user of the program, unless a pod asks for another one. Programming a
+	// node needs root, because a pod cannot give capabilities to other users. Commands
+	// such as render and status do not need it.
 	nobody = "65532:65532"
 	path   = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )

@@ -80,7 +80,7 @@ type Model struct {
 // errNotRead is the answer before Services are known.
 var errNotRead = errors.New("no Service is known yet: the existing objects have not all been read")
 
-// Explain returns what becomes of c.
+// Explain returns what happens to c.
 func (m Model) Explain(c route.Conn) *Explanation {
 	v := route.Decide(m.Snapshot, c)
 	x := &Explanation{

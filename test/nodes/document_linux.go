@@ -87,7 +87,7 @@ func (d *Document) sort() {
 const pageHead = `# Conformance
 
 Results of Kubernetes' own tests for this proxy and for the kube-proxy of the same version, in a cluster of three real
-nodes on one machine, and what becomes of connections while something is changed there. Written by
+nodes on one machine, and the connections that were lost while something was changed there. Written by
 ` + "`make conformance` and `make changes`" + `; nothing here was written by hand.
 
 ## Kubernetes' own tests

@@ -3,8 +3,9 @@
 
 // Package bom lists what a program and an image are made of, in the format CycloneDX.
 //
-// In go a binary and Debian's packages. What the compiler wrote into the binary is what
-// is listed, see runtime/debug.BuildInfo. The same input always gives the same text.
+// A binary and Debian's packages go in. The list of modules is the one that the compiler
+// wrote into the binary, see runtime/debug.BuildInfo. The same input always gives the
+// same text.
 package bom
 
 import (

@@ -3,8 +3,8 @@
 
 // Package oci makes images without a daemon and without a registry.
 //
-// In go files and a description. Out come images, an index of them for several systems,
-// and an archive in the image layout of OCI, which container runtimes load. The same
+// Files and a description go in. Images, an index of them for several systems, and an
+// archive in the image layout of OCI come out, which container runtimes load. The same
 // input always makes the same bytes: files are sorted, belong to root, and have the one
 // time that the caller gives.
 package oci
