@@ -5,6 +5,7 @@ package incluster
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,24 +48,57 @@ func rendered(t *testing.T, w *fixture, tool, kubeconfig, values string) []byte 
 	return []byte(out)
 }
 
+// acceptedValues returns the values that build/release lists for the chart, in YAML.
+func acceptedValues(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "build", "release", "chart", "testdata", "values.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var matrix struct{ Accepted []map[string]any }
+	if err := yaml.Unmarshal(text, &matrix); err != nil || len(matrix.Accepted) < 10 {
+		t.Fatalf("%d values: %v", len(matrix.Accepted), err)
+	}
+	var all []string
+	for _, values := range matrix.Accepted {
+		text, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(text))
+	}
+	return all
+}
+
+// acceptMonitoring has the API server know the kinds of Prometheus' operator. Their fields
+// are checked in build/release.
+func (w *fixture) acceptMonitoring(t *testing.T) {
+	t.Helper()
+	for plural, kind := range map[string]string{"podmonitors": "PodMonitor", "prometheusrules": "PrometheusRule"} {
+		crd := fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[1]s.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  scope: Namespaced
+  names: {plural: %[1]s, kind: %[2]s}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`, plural, kind)
+		if err := w.api.Apply(t.Context(), []byte(crd)); err != nil {
+			t.Fatal(err)
+		}
+		one := fmt.Sprintf("apiVersion: monitoring.coreos.com/v1\nkind: %s\nmetadata: {name: one, namespace: default}\n", kind)
+		program.Await(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
+	}
+}
+
 // testChart has the API server check what the chart gives for many values, and installs
 // it beside the objects of kubeadm.
 func testChart(t *testing.T, w *fixture) {
 	tool := chartTool(t)
-	for _, values := range []string{
-		`{}`,
-		`{linux: {mode: ""}}`,
-		`{linux: {mode: iptables}, clusterCIDR: "10.244.0.0/16,fd00:10:244::/56"}`,
-		`{linux: {mode: ipvs, config: {ipvs: {scheduler: lc}}}}`,
-		`{linux: {mode: userspace}, apiServer: "https://[2001:db8::1]:6443"}`,
-		`{image: {variant: plain, repository: "registry.example:5000/team/kubeproxy", tag: v1.2.3, pullPolicy: Always, pullSecrets: [secret]}}`,
-		`{windows: {enabled: true, config: {winkernel: {enableDSR: true}}, nodeSelector: {pool: "1"}}}`,
-		`{linux: {enabled: false}, windows: {enabled: true}}`,
-		`{tls: {secretName: kubeproxy-tls}, windows: {enabled: true}}`,
-		`{linux: {nodeSelector: {service-proxy: kubeproxy}, resources: {limits: {memory: 1Gi}, requests: {cpu: 1}}}, maxUnavailable: 1, extraArgs: [--v=2]}`,
-		`{metrics: {bindAddress: "0.0.0.0:10249"}, monitoring: {dashboard: {enabled: true}}}`,
-		`{metrics: {bindAddress: "[::]:9999"}, windows: {enabled: true}}`,
-	} {
+	w.acceptMonitoring(t)
+	for _, values := range acceptedValues(t) {
 		if err := w.api.Try(t.Context(), rendered(t, w, tool, "", values)); err != nil {
 			t.Errorf("values %s: %v", values, err)
 		}

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"helm.sh/helm/v3/pkg/lint"
@@ -108,37 +107,6 @@ func objects(t *testing.T, text []byte) map[string]map[string]any {
 		}
 		if o != nil {
 			all[o["kind"].(string)+" "+o["metadata"].(map[string]any)["name"].(string)] = o
-		}
-	}
-}
-
-// TestRefusals checks that values that cannot be used are refused by their name.
-func TestRefusals(t *testing.T) {
-	for values, want := range map[string]string{
-		`{apiServer: "192.0.2.1:6443"}`:                       "/apiServer",
-		`{clusterCIDR: all}`:                                  "/clusterCIDR",
-		`{linux: {mode: nft}}`:                                "/linux/mode",
-		`{linux: {config: {mode: ipvs}}}`:                     "/linux/config/mode",
-		`{windows: {config: {clientConnection: {}}}}`:         "/windows/config/clientConnection",
-		`{linux: {enabled: "yes"}}`:                           "/linux/enabled",
-		`{image: {tag: "a b"}}`:                               "/image/tag",
-		`{image: {variant: alpine}}`:                          "/image/variant",
-		`{metrics: {bindAddress: "10249"}}`:                   "/metrics/bindAddress",
-		`{maxUnavailable: 0}`:                                 "/maxUnavailable",
-		`{extraArgs: [v]}`:                                    "/extraArgs/0",
-		`{api: x}`:                                            "'api' not allowed",
-		`{linux: {enabled: false}}`:                           "linux.enabled, windows.enabled",
-		`{tls: {secretName: "a/b"}}`:                          "/tls/secretName",
-		`{monitoring: {podMonitor: {interval: often}}}`:       "/monitoring/podMonitor/interval",
-		`{monitoring: {podMonitor: {enabled: true}}}`:         "metrics.bindAddress: no Prometheus reaches 127.0.0.1:10249",
-		`{image: {variant: plain}, linux: {mode: userspace}}`: "image.variant: plain",
-	} {
-		var v map[string]any
-		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := source().Manifest(v); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want an error with %s", values, err, want)
 		}
 	}
 }

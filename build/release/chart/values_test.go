@@ -1,0 +1,114 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package chart
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// matrix is testdata/values.yaml.
+type matrix struct {
+	Accepted []map[string]any
+	Refused  []struct {
+		Values map[string]any
+		Error  string
+	}
+}
+
+func readMatrix(t *testing.T) (m matrix) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", "values.yaml"))
+	if err == nil {
+		err = yaml.UnmarshalStrict(text, &m)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// TestValues renders the chart with values that are accepted, and checks that others are
+// refused by their name.
+func TestValues(t *testing.T) {
+	m := readMatrix(t)
+	for _, values := range m.Accepted {
+		if _, err := source().Manifest(values); err != nil {
+			t.Errorf("%v: %v", values, err)
+		}
+	}
+	for _, r := range m.Refused {
+		if _, err := source().Manifest(r.Values); err == nil || !strings.Contains(err.Error(), r.Error) {
+			t.Errorf("%v: %v, want an error with %s", r.Values, err, r.Error)
+		}
+	}
+}
+
+// TestEveryValue checks that the matrix has each value of the schema, accepted and refused.
+func TestEveryValue(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(source().Folder, "values.schema.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := yaml.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	m := readMatrix(t)
+	fields := fieldsOf(schema, schema)
+	if len(fields) < 30 {
+		t.Errorf("only %d values: %v", len(fields), fields)
+	}
+	for _, f := range fields {
+		path := strings.Split(f.path, "/")[1:]
+		if !f.never && !slices.ContainsFunc(m.Accepted, func(values map[string]any) bool { return has(values, path) }) {
+			t.Errorf("no accepted values have %s", f.path)
+		}
+		if !slices.ContainsFunc(m.Refused, func(r struct {
+			Values map[string]any
+			Error  string
+		}) bool {
+			return strings.HasPrefix(r.Error, f.path)
+		}) {
+			t.Errorf("no values are refused because of %s", f.path)
+		}
+	}
+}
+
+// field is a value that has no fields of its own.
+type field struct {
+	path  string
+	never bool // may not be given
+}
+
+// fieldsOf returns the fields of a part of schema.
+func fieldsOf(schema map[string]any, part any) []field {
+	p, _ := part.(map[string]any)
+	if ref, _ := p["$ref"].(string); ref != "" {
+		p, _ = at(schema, strings.Split(strings.TrimPrefix(ref, "#/"), "/")...).(map[string]any)
+	}
+	properties, _ := p["properties"].(map[string]any)
+	if len(properties) == 0 {
+		return []field{{never: part == false}}
+	}
+	var all []field
+	for name, of := range properties {
+		for _, f := range fieldsOf(schema, of) {
+			all = append(all, field{"/" + name + f.path, f.never})
+		}
+	}
+	return all
+}
+
+func has(values map[string]any, path []string) bool {
+	last := len(path) - 1
+	parent, _ := at(values, path[:last]...).(map[string]any)
+	_, is := parent[path[last]]
+	return is
+}
