@@ -78,7 +78,7 @@ var Sequences = []Sequence{
 		{Name: "install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
 		{Name: "upgrade", About: "an earlier version upgraded to this one", Relay: true, prepare: installEarlier, change: upgrade},
 		{Name: "rollback", About: "helm rollback to the earlier version", Relay: true, change: rollback, finish: upgrade},
-		{Name: "roll", About: "the DaemonSet rolled", Relay: true, Note: "in mode userspace, the process relays what is held over TCP", change: roll},
+		{Name: "roll", About: "the DaemonSet rolled", Relay: true, Note: relayNote, change: roll},
 		{Name: "drain", About: "a node drained, and back", Tolerated: Held, Note: endsNote, change: drain, finish: rollApplication},
 		{Name: "application", About: "all pods of the application replaced", Tolerated: Held, Note: endsNote, change: rollApplication},
 		{
@@ -90,13 +90,15 @@ var Sequences = []Sequence{
 			Name: "cleanup", About: "uninstalled, cleaned up on each node, and installed again", Tolerated: Anything, change: reinstall,
 			Note: "nothing serves between the cleanup and the installation",
 		},
-		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Relay: true, change: goBack},
+		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Relay: true, Note: relayNote, change: goBack},
 	}},
 	{Embedded: true, Trials: []Trial{
 		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/install.md says for k3s", change: installEmbedded},
 		{Name: "embedded-back", About: "back to the kube-proxy within another process", Relay: true, change: goBackEmbedded},
 	}},
 }
+
+const relayNote = "in mode userspace, a process of the proxy relays what is held, and it ends"
 
 const endsNote = "a client that holds a connection to a pod loses it when the pod ends"
 

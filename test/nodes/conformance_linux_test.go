@@ -99,7 +99,7 @@ func TestUpdate(t *testing.T) {
 		"| network | nftables | kubeproxy v1 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
 		"- `one` (kubeproxy in mode nftables): why\n",
 		"| rolled | nftables | 30              | 2    | 5                     | 0      |",
-		"- rolled, mode nftables, pod: 2 new: timeout, within 1s\n",
+		"- rolled, mode nftables: 2 new: timeout, within 1s (pod)\n",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("want %q in\n%s", want, text)

@@ -159,13 +159,7 @@ func (d *Document) writeChanges(out *strings.Builder) {
 		"over TCP and UDP. A connection is lost when it is refused, broken or not answered within 3 seconds.\n\n")
 	var rows [][]string
 	for _, c := range d.Changes {
-		sum := Counts{}
-		for _, f := range c.Flows {
-			sum.New += f.New
-			sum.NewLost += f.NewLost
-			sum.Held += f.Held
-			sum.HeldLost += f.HeldLost
-		}
+		sum, _ := c.sum()
 		rows = append(rows, []string{
 			c.About, c.Mode, fmt.Sprint(sum.New), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
 			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
@@ -175,11 +169,13 @@ func (d *Document) writeChanges(out *strings.Builder) {
 	out.WriteString("\nWhat was lost:\n\n")
 	none := true
 	for _, c := range d.Changes {
-		for _, f := range c.Flows {
-			if f.Lost() > 0 {
-				none = false
-				fmt.Fprintf(out, "- %s, mode %s, %s: %s\n", c.About, c.Mode, f.Name, kinds(f.Counts))
+		if sum, losers := c.sum(); len(losers) > 0 {
+			none = false
+			clients := strings.Join(losers, "; ")
+			if len(losers) == len(c.Flows) {
+				clients = "all clients"
 			}
+			fmt.Fprintf(out, "- %s, mode %s: %s (%s)\n", c.About, c.Mode, kinds(sum), clients)
 		}
 	}
 	if none {
@@ -188,10 +184,35 @@ func (d *Document) writeChanges(out *strings.Builder) {
 	d.writeNotes(out)
 }
 
+// sum returns what became of all loads, and the names of those that lost something.
+func (c *Change) sum() (sum Counts, losers []string) {
+	sum.Kinds = map[string]int{}
+	for _, f := range c.Flows {
+		sum.New += f.New
+		sum.NewLost += f.NewLost
+		sum.Held += f.Held
+		sum.HeldLost += f.HeldLost
+		if f.Lost() == 0 {
+			continue
+		}
+		losers = append(losers, f.Name)
+		for k, n := range f.Kinds {
+			sum.Kinds[k] += n
+		}
+		if sum.FirstLost.IsZero() || f.FirstLost.Before(sum.FirstLost) {
+			sum.FirstLost = f.FirstLost
+		}
+		if f.Last.After(sum.Last) {
+			sum.Last = f.Last
+		}
+	}
+	return sum, losers
+}
+
 // writeNotes says why changes lose what they lose.
 func (d *Document) writeNotes(out *strings.Builder) {
-	out.WriteString("\nWhy:\n\n- over UDP, a client that takes a port again within 30 seconds is the same flow to the kernel, and gets the same\n" +
-		"  endpoint while that one serves\n")
+	out.WriteString("\nWhy:\n\n- over UDP, a client that takes a port again within 30 seconds is the same flow to the kernel, and goes to the same\n" +
+		"  endpoint, also when that one has just ended\n")
 	for _, s := range Sequences {
 		for _, t := range s.Trials {
 			if t.Note != "" && slices.ContainsFunc(d.Changes, func(c Change) bool { return c.Name == t.Name }) {
