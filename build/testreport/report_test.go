@@ -139,7 +139,7 @@ func TestRealRuns(t *testing.T) {
 	}{
 		"all pass":            {args: []string{"./good"}, passed: true, want: []string{`^ok    example.com/m/good +\S+  2 tests(, cached)?$`, `^2 passed, 0 failed, 0 skipped$`}},
 		"one fails":           {args: []string{"./good", "./bad"}, want: []string{`^--- FAIL: TestBad`, `because`, `^FAIL  example.com/m/bad `, `^3 passed, 1 failed, 0 skipped$`}},
-		"passes again":        {args: []string{"-again=1", "./good", "./unsteady"}, passed: true, want: []string{`not the first time`, `^again: example.com/m/unsteady TestUnsteady$`, `^passed the second time only`, `^  example.com/m/unsteady TestUnsteady$`, `^5 passed, 0 failed, 0 skipped$`}},
+		"passes again":        {args: []string{"-again=1", "./good", "./unsteady"}, passed: true, want: []string{`not the first time`, `^again: example.com/m/unsteady TestUnsteady$`, `^passed only the second time`, `^  example.com/m/unsteady TestUnsteady$`, `^5 passed, 0 failed, 0 skipped$`}},
 		"fails again":         {args: []string{"-again=1", "./bad"}, want: []string{`^again: example.com/m/bad TestBad$`, `^1 passed, 1 failed, 0 skipped$`}},
 		"panic, not again":    {args: []string{"-again=1", "./panics"}, want: []string{`^0 passed, 1 failed, 0 skipped$`}},
 		"too many, not again": {args: []string{"-again=1", "./bad", "./worse"}, want: []string{`^1 passed, 2 failed, 0 skipped$`}},

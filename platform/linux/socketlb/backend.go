@@ -23,14 +23,14 @@ type Driver interface {
 	// Activate puts the tables of the last Build in force in place of the ones before.
 	// Each connect sees either of them.
 	Activate() error
-	// Attached returns why the tables are not in force in the kernel, although nobody
-	// asked for that.
+	// Attached returns why the tables are not in force in the kernel, if this process did
+	// not cause that.
 	Attached() error
 	// Barrier returns when each program that runs now has ended.
 	Barrier() error
 	// Installed reports whether something of the layer is in the kernel.
 	Installed() (bool, error)
-	// Remove takes all of the layer out of the kernel. Nothing there is success.
+	// Remove removes the whole layer from the kernel. It succeeds if there is none.
 	Remove() error
 	// Release unmaps the tables, which stay in force.
 	Release()
@@ -39,8 +39,8 @@ type Driver interface {
 }
 
 // Backend keeps the tables of one family equal to the snapshot. It implements
-// reconcile.Backend. Its failures are no errors of a round, as the rules serve then: they
-// are in Outcome.Degraded. Only a layer that cannot be removed is an error.
+// reconcile.Backend. Its failures are no errors of a round, because the rules then serve:
+// they are in Outcome.Degraded. Only a layer that cannot be removed is an error.
 type Backend struct {
 	reconcile.Base
 	family service.Family
@@ -62,12 +62,12 @@ func New(f service.Family, d Driver, o Options) *Backend {
 const (
 	// defaultResync is the pause between comparisons before SetResync is called.
 	defaultResync = 30 * time.Second
-	// watchPeriod is how often the programs are looked for.
+	// watchPeriod is how often the programs are checked.
 	watchPeriod = time.Second
 )
 
-// Plan implements reconcile.Backend. Its cost follows the difference between want and the
-// last snapshot. Once in a resync period it compares all.
+// Plan implements reconcile.Backend. Its cost is proportional to the difference between
+// want and the last snapshot. Once in a resync period it compares everything.
 func (b *Backend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	if b.off {
 		return b.planRemoval(want)
@@ -130,7 +130,7 @@ func (b *Backend) Cleanup(context.Context) error {
 	return b.driver.Remove()
 }
 
-// Watch implements reconcile.Backend. A look at the programs costs a few system calls.
+// Watch implements reconcile.Backend. A check of the programs costs a few system calls.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	t := time.NewTicker(watchPeriod)
 	defer t.Stop()

@@ -1,12 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package socketlb gives TCP sockets of the node and its pods the endpoint of a Service at
-// connect(2), so that their packets need no translation. It is a layer above the rules of
-// a mode, which stay complete: a connection that the layer does not take meets them. A
-// service.Snapshot goes in. Tables come out, which programs of the kernel read. They stand
-// in memory that the kernel shares, so a changed list costs a few stores and no system
-// call. If anything fails, the layer leaves the kernel, and only speed is lost.
+// Package socketlb connects TCP sockets of the node and its pods to an endpoint of a
+// Service at connect(2), so that their packets need no translation. It is a layer above
+// the rules of a mode, which stay complete: they handle each connection that the layer
+// does not take. A service.Snapshot goes in. Tables come out, which programs of the
+// kernel read. They stand in memory that the kernel shares, so a changed list costs a few
+// stores and no system call. If anything fails, the layer is removed from the kernel, and
+// only speed is lost.
 //
 // The parts: frontends.go says which frontends are taken, table.go and slots.go lay out
 // the memory, backend.go and plan.go find out what changes, driver_linux.go loads and

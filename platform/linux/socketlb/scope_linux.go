@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scope is whose sockets are taken, as the programs read it.
+// scope selects the sockets that are taken, in the form that the programs read.
 type scope struct {
 	Netns   uint64
 	Pods    uint64
@@ -112,7 +112,7 @@ func findScope(cgroup string, cookie uint64) (scope, error) {
 }
 
 // levelOf returns how far path is below the root of all cgroups. known is false if that
-// cannot be told, because a cgroup namespace hides the root.
+// is unknown, because a cgroup namespace hides the root.
 func levelOf(path string) (known bool, level uint32, err error) {
 	for p := path; ; p = filepath.Dir(p) {
 		id, err := cgroupID(p)

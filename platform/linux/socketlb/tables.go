@@ -16,8 +16,8 @@ type tables struct {
 	*Memory
 	slots *allocator
 	used  int // entries, those without a list included
-	// misfits counts frontends that found no entry. The rules have them.
-	misfits int
+	// unplaced counts frontends without an entry. The rules serve them.
+	unplaced int
 }
 
 func newTables(m *Memory) *tables { return &tables{Memory: m, slots: newAllocator(m.size())} }
@@ -53,7 +53,7 @@ func entriesFor(n int) int { return 1 << bits.Len(uint(max(3*n, minEntries)-1)) 
 // while the old ones cool.
 func slotsFor(n int) int { return max(2*n, minSlots) }
 
-// set does c. It returns false if only larger tables have room.
+// set applies c. It returns false if only larger tables have room.
 func (t *tables) set(c change, barrier func() error) (ok bool, err error) {
 	n := nameOf(c.addr)
 	i, found := t.find(n)
@@ -65,7 +65,7 @@ func (t *tables) set(c change, barrier func() error) (ok bool, err error) {
 	}
 	switch {
 	case i < 0:
-		t.misfits++
+		t.unplaced++
 		return true, nil
 	case !found && t.used >= t.entries()/2:
 		return false, nil
@@ -90,7 +90,7 @@ func (t *tables) set(c change, barrier func() error) (ok bool, err error) {
 	return true, nil
 }
 
-// replace has entry i use l, and lets its old slots cool.
+// replace makes entry i use l, and lets its old slots cool.
 func (t *tables) replace(i int, l list) {
 	old := t.list(i)
 	t.setList(i, l)
