@@ -32,14 +32,15 @@ did not fail, nothing keeps traffic from flowing (such as a kernel that does not
 forward, or a health check that cannot be answered), and all selected Services are
 programmed. It is 1 if not, and 2 if the proxy could not be asked. With a Service,
 it depends only on that Service, and on whether the kernel forwards its IP
-families.
+families. It is 1 for a Service that the proxy does not know.
 
 A Service without endpoints is programmed: connections to it are refused, as they
 should be. A Service that asks for what the mode cannot do is limited: the rest of
 it is in force.
 
 With --watch, each change is printed with its time: of the proxy, its rounds, its
-Services and, with a Service, its endpoints. Then the exit code is 0.`
+Services and, with a Service, its endpoints. An interrupt ends it with exit code 0.
+If there is no first answer, the exit code is the same as without --watch.`
 
 const statusExample = `  kube-proxy status
   kube-proxy status --failing
@@ -123,7 +124,11 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 	q.query.Version = buildInfo().Version
 	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: terminal.Coloured(to.out), Now: time.Now()}
 	if q.watch {
-		return (&statusview.Watch{Query: &q.query, View: view, Timeout: q.server.Timeout}).Run(ctx, to.out)
+		err := (&statusview.Watch{Query: &q.query, View: view, Timeout: q.server.Timeout}).Run(ctx, to.out)
+		if err != nil {
+			return &exit{statusview.ExitCode(nil, err), err}
+		}
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, q.server.Timeout)
 	defer cancel()

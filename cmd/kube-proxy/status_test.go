@@ -82,6 +82,9 @@ func TestStatusFlags(t *testing.T) {
 		{well, "-o wide", 0, "  GENERATION", ""},
 		{ill, "--timeout 30s", exitNotOK, ": not healthy\n", ""},
 		{well, "none", exitNotOK, "", "kube-proxy: no Service named none is known"},
+		{well, "none --watch", exitNotOK, "", "kube-proxy: no Service named none is known"},
+		{well, "shop/none --watch", exitNotOK, "", "kube-proxy: service shop/none is not known here"},
+		{"127.0.0.1", "--watch --timeout 0s", exitUnreachable, "", "kube-proxy: 127.0.0.1:10249 accepts connections but does not answer in time"},
 		{"127.0.0.1", "--timeout 0s", exitUnreachable, "", "kube-proxy: 127.0.0.1:10249 accepts connections but does not answer in time"},
 	} {
 		args := append([]string{"status", "--server=" + tt.server}, strings.Fields(tt.args)...)

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package columns prints tables for people, and has the colours of all commands. Rows of
-// cells go in, lines of at most Width columns come out. A long text in the last column is
-// wrapped, never cut.
+// cells go in, lines of at most Width columns come out. What is too long is wrapped, never
+// cut.
 package columns
 
 import (
@@ -12,8 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// Width is how many columns a line has at most, except where a single word is longer or
-// the other columns leave no room.
+// Width is how many columns a line has at most.
 const Width = 100
 
 // Colour is how a terminal shows a word. The zero value is plain.
@@ -48,83 +47,62 @@ type Table struct {
 	Colours, OneLine bool
 }
 
-// gap is the least distance of two columns. With less than leastRoom for the last one,
-// its text goes below the row, indented by below.
-const (
-	gap       = 2
-	leastRoom = 30
-	below     = "    "
-)
-
 // Write appends the table to to.
 func (t *Table) Write(to *bytes.Buffer) {
-	titles := strings.Split(t.Head, "|")
-	widths := t.widths(titles)
-	last := len(widths) - 1
-	for last > 0 && widths[last] == 0 {
-		last--
-	}
-	head := make([]Cell, len(titles))
-	for i, title := range titles {
+	l := t.layout()
+	head := make([]Cell, len(l.titles))
+	for i, title := range l.titles {
 		head[i] = Cell{Text: title, Colour: Bold}
 		for _, row := range t.Rows {
 			head[i].Right = head[i].Right || row[i].Right
 		}
 	}
-	start := len(t.Indent)
-	for _, w := range widths[:last] {
-		if w > 0 {
-			start += w + gap
-		}
-	}
-	for _, row := range append([][]Cell{head}, t.Rows...) {
-		row, lines := t.wrap(row, last, start)
-		t.row(to, row, widths[:last+1])
-		for _, l := range lines {
-			to.WriteString(l + "\n")
-		}
-	}
-}
-
-// widths returns how wide each column is, 0 for one that is left out.
-func (t *Table) widths(titles []string) []int {
-	widths := make([]int, len(titles))
+	t.row(to, head, l)
 	for _, row := range t.Rows {
-		for i, c := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c.Text))
-		}
+		t.row(to, row, l)
 	}
-	for i, title := range titles {
-		if widths[i] > 0 {
-			widths[i] = max(widths[i], utf8.RuneCountInString(title))
-		}
-	}
-	return widths
 }
 
-// wrap returns row with as much of the last column as fits, and lines with the rest of
-// it. The last column begins at start.
-func (t *Table) wrap(row []Cell, last, start int) (first []Cell, rest []string) {
-	c := row[last]
-	if t.OneLine || c.Right || c.Text == "" || start+utf8.RuneCountInString(c.Text) <= Width {
-		return row, nil
+// row appends a row, in as many lines as its highest cell has.
+func (t *Table) row(to *bytes.Buffer, row []Cell, l *layout) {
+	cells := make([][]string, len(l.widths))
+	height := 1
+	for i, w := range l.widths {
+		if w == 0 {
+			continue
+		}
+		cells[i] = []string{row[i].Text}
+		switch {
+		case utf8.RuneCountInString(row[i].Text) <= w:
+		case i == 0:
+			cells[i] = Hang(row[i].Text, w)
+		default:
+			cells[i] = Wrap(row[i].Text, w)
+		}
+		height = max(height, len(cells[i]))
 	}
-	row = append([]Cell{}, row...)
-	indent := strings.Repeat(" ", start)
-	lines := Wrap(c.Text, Width-start)
-	if Width-start < leastRoom {
-		indent = t.Indent + below
-		lines = append([]string{""}, Wrap(c.Text, Width-len(indent))...)
+	for n := range height {
+		t.line(to, row, cells, n, l.widths)
 	}
-	row[last].Text = lines[0]
-	for _, l := range lines[1:] {
-		rest = append(rest, indent+t.paint(Cell{Text: l, Colour: c.Colour}))
+	if l.belowTitle != "" && len(row) > len(l.widths) { // the head has no such cell
+		t.below(to, row[len(l.widths)], l.belowTitle)
 	}
-	return row, rest
 }
 
-// row appends one line.
-func (t *Table) row(to *bytes.Buffer, row []Cell, widths []int) {
+// below appends a text below its row, after its title.
+func (t *Table) below(to *bytes.Buffer, c Cell, title string) {
+	margin := t.Indent + below
+	if c.Text == "" {
+		return
+	}
+	for _, s := range Wrap(c.Text, Width-len(margin)-len(title)-gap) {
+		to.WriteString(margin + title + strings.Repeat(" ", gap) + t.paint(Cell{Text: s, Colour: c.Colour}) + "\n")
+		title = strings.Repeat(" ", len(title))
+	}
+}
+
+// line appends line n of a row.
+func (t *Table) line(to *bytes.Buffer, row []Cell, cells [][]string, n int, widths []int) {
 	to.WriteString(t.Indent)
 	blank := 0 // pending, so that no line ends in blanks
 	for i, w := range widths {
@@ -132,6 +110,10 @@ func (t *Table) row(to *bytes.Buffer, row []Cell, widths []int) {
 			continue
 		}
 		c := row[i]
+		c.Text = ""
+		if n < len(cells[i]) {
+			c.Text = cells[i][n]
+		}
 		room := w - utf8.RuneCountInString(c.Text)
 		if c.Right {
 			blank, room = blank+room, 0
@@ -157,26 +139,8 @@ func (c Cell) Painted() string { return c.Colour.Paint(c.Text) }
 
 // Paint returns text in the colour c.
 func (c Colour) Paint(text string) string {
-	if c == "" {
+	if c == "" || text == "" {
 		return text
 	}
 	return string(c) + text + reset
-}
-
-// Wrap breaks text into lines of at most width columns, between words. There is at least
-// one line.
-func Wrap(text string, width int) []string {
-	lines := []string{""}
-	for _, word := range strings.Fields(text) {
-		last := &lines[len(lines)-1]
-		switch n := utf8.RuneCountInString(*last); {
-		case n == 0:
-			*last = word
-		case n+1+utf8.RuneCountInString(word) > width:
-			lines = append(lines, word)
-		default:
-			*last += " " + word
-		}
-	}
-	return lines
 }

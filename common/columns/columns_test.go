@@ -42,7 +42,13 @@ func TestTables(t *testing.T) {
 		"a long text": {Table{Head: "A|WHY", Rows: [][]Cell{{Plain("a"), Plain(strings.TrimSpace(long))}}},
 			"A  WHY\na  " + strings.TrimSpace(strings.Repeat("word ", 19)) + "\n   " + strings.TrimSpace(strings.Repeat("word ", 11)) + "\n"},
 		"no room": {Table{Head: "A|WHY", Rows: [][]Cell{{Plain(strings.Repeat("a", 90)), Plain("because of this one")}}},
-			"A" + strings.Repeat(" ", 91) + "WHY\n" + strings.Repeat("a", 90) + "\n    because of this one\n"},
+			"A\n" + strings.Repeat("a", 90) + "\n    WHY  because of this one\n"},
+		"two lists": {Table{Head: "ADDRESSES|PORTS|N", Rows: [][]Cell{{Plain(strings.TrimSuffix(strings.Repeat("10.96.0.1,", 8), ",")), Plain(strings.Repeat("80/TCP,", 4) + "80/UDP"), number("7")}}},
+			"ADDRESSES                                                      PORTS                               N\n" +
+				strings.Repeat("10.96.0.1,", 6) + "   80/TCP,80/TCP,80/TCP,80/TCP,80/UDP  7\n  10.96.0.1,10.96.0.1\n"},
+		"a long name": {Table{Indent: "  ", Head: "SERVICE|ADDRESS|STATE|WHY", Rows: [][]Cell{{Plain("a-namespace/" + strings.Repeat("name-", 20) + "end"), Plain("10.96.0.1"), Plain("failed"), Plain("no room")}}},
+			"  SERVICE                                                                          ADDRESS    STATE\n" +
+				"  a-namespace/" + strings.Repeat("name-", 13) + "    10.96.0.1  failed\n    " + strings.Repeat("name-", 7) + "end\n      WHY  no room\n"},
 		"one line": {Table{Head: "A|WHY", OneLine: true, Rows: [][]Cell{{Plain("a"), Plain(strings.TrimSpace(long))}}},
 			"A  WHY\na  " + strings.TrimSpace(long) + "\n"},
 	} {

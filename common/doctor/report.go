@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -99,7 +98,7 @@ func (p *printer) paint(c columns.Colour, text string) string {
 func (p *printer) field(indent int, name, text string) {
 	const column = 9
 	margin := strings.Repeat(" ", indent)
-	for _, line := range wrap(oneLine(text), columns.Width-indent-column) {
+	for _, line := range columns.Wrap(oneLine(text), columns.Width-indent-column) {
 		p.line("%s%-*s%s", margin, column, name, line)
 		name = ""
 	}
@@ -131,7 +130,7 @@ func (p *printer) checks(all []CheckResult) {
 	for _, c := range all {
 		state := p.paint(stateColours[c.State], fmt.Sprintf("%-*s", states, c.State))
 		margin := strings.Repeat(" ", indent+states+names+2)
-		lines := wrap(oneLine(c.Note), columns.Width-len(margin))
+		lines := columns.Wrap(oneLine(c.Note), columns.Width-len(margin))
 		p.line("%s", strings.TrimRight(fmt.Sprintf("%*s%s%-*s  %s", indent, "", state, names, c.Name, lines[0]), " "))
 		for _, line := range lines[1:] {
 			p.line("%s%s", margin, line)
@@ -181,15 +180,3 @@ func (p *printer) verdict(r *Report) {
 
 // oneLine converts foreign text to one line without control characters.
 func oneLine(s string) string { return printable.Text(strings.Join(strings.Fields(s), " ")) }
-
-// wrap breaks text between words into lines of at most n letters, and a word that is
-// longer within.
-func wrap(text string, n int) []string {
-	var pieces []string
-	for _, word := range strings.Fields(text) {
-		for r := range slices.Chunk([]rune(word), n) {
-			pieces = append(pieces, string(r))
-		}
-	}
-	return columns.Wrap(strings.Join(pieces, " "), n)
-}

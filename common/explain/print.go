@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
+	"kubeproxy/common/columns"
 	"kubeproxy/common/printable"
 )
 
@@ -21,11 +21,11 @@ type View struct {
 	All bool // endpoints, instead of the first ones
 }
 
-// Print writes x for people, in at most 100 columns except where a name or an address is
-// long. Text from outside is made printable.
+// Print writes x for people. Text from outside is made printable.
 func (v View) Print(to io.Writer, x *Explanation) error {
 	w := &bytes.Buffer{}
-	fmt.Fprintf(w, "%s -> %s/%s, seen from node %s\n%s\n\n", x.Source, x.Destination, x.Protocol, x.Node, wrap(x.headline(), 0))
+	head := fmt.Sprintf("%s -> %s/%s, seen from node %s", x.Source, x.Destination, x.Protocol, printable.Text(x.Node))
+	fmt.Fprintf(w, "%s\n%s\n\n", wrap(head, 0), wrap(x.headline(), 0))
 	widest := 0
 	for _, s := range x.Steps {
 		widest = max(widest, len(s.Rule))
@@ -45,27 +45,9 @@ func (v View) Print(to io.Writer, x *Explanation) error {
 	return err
 }
 
-// columns is the width of the output.
-const columns = 100
-
 // wrap breaks text into lines that fit beside an indent of the second and later lines.
 func wrap(text string, indent int) string {
-	var b strings.Builder
-	at := indent
-	for i, word := range strings.Fields(text) {
-		switch n := len([]rune(word)); {
-		case i == 0:
-			at += n
-		case at+1+n > columns:
-			b.WriteString("\n" + strings.Repeat(" ", indent))
-			at = indent + n
-		default:
-			b.WriteByte(' ')
-			at += 1 + n
-		}
-		b.WriteString(word)
-	}
-	return b.String()
+	return strings.Join(columns.Wrap(text, columns.Width-indent), "\n"+strings.Repeat(" ", indent))
 }
 
 // headline is a sentence about what happens to the connection.
@@ -100,16 +82,19 @@ func (v View) endpoints(w *bytes.Buffer, x *Explanation) {
 		list = list[:mostEndpoints]
 	}
 	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "  ENDPOINT\tNODE\tZONE\tSTATE\tGETS IT\tCLIENT\tWHY")
+	t := columns.Table{Indent: "  ", Head: "ENDPOINT|NODE|ZONE|STATE|GETS IT|CLIENT|WHY"}
 	for _, e := range list {
 		gets := "no"
 		if e.Chosen {
 			gets = "yes"
 		}
-		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.Address, orDash(e.Node), orDash(e.Zone), e.State, gets, orDash(e.Client), e.Why)
+		row := []columns.Cell{}
+		for _, text := range []string{e.Address, orDash(e.Node), orDash(e.Zone), e.State, gets, orDash(e.Client), e.Why} {
+			row = append(row, columns.Plain(printable.Text(text)))
+		}
+		t.Rows = append(t.Rows, row)
 	}
-	_ = t.Flush() // a buffer never fails
+	t.Write(w)
 	if rest > 0 {
 		fmt.Fprintf(w, "  and %d more; --all prints them, -o json too\n", rest)
 	}
@@ -153,7 +138,7 @@ func (x *Explanation) installed(w *bytes.Buffer) {
 	for _, h := range x.Installed.Hops {
 		object := printable.Text(h.Object)
 		if len([]rune(object)) > mostObject { // a line of its own
-			fmt.Fprintf(w, "  %s\n", object)
+			fmt.Fprintf(w, "  %s\n", wrap(object, 2))
 			object = ""
 		}
 		fmt.Fprintf(w, "  %-*s  %s\n", widest, object, wrap(printable.Text(h.Does), widest+4))

@@ -25,7 +25,7 @@ const mostLines = 200
 // Print writes what would be added, changed and removed.
 func (v View) Print(to io.Writer, d *Difference) error {
 	w := &bytes.Buffer{}
-	fmt.Fprintf(w, "node %s, mode %s: from %s to %s\n", d.Node, d.Mode, d.From, d.To)
+	sentence(w, "", fmt.Sprintf("node %s, mode %s: from %s to %s", d.Node, d.Mode, d.From, d.To))
 	v.list(w, "settings", d.Settings)
 	var lines []string
 	for _, p := range d.Ports {
@@ -42,10 +42,16 @@ func (v View) Print(to io.Writer, d *Difference) error {
 		fmt.Fprintf(w, "\n%s\n", d.summary())
 	}
 	for _, n := range d.Notes {
-		fmt.Fprintf(w, "note: %s\n", n)
+		sentence(w, "note: ", n)
 	}
 	_, err := v.writer(to).Write(w.Bytes())
 	return err
+}
+
+// sentence prints text that may be long.
+func sentence(w io.Writer, head, text string) {
+	margin := "\n" + strings.Repeat(" ", len(head))
+	fmt.Fprintf(w, "%s%s\n", head, strings.Join(columns.Wrap(text, columns.Width-len(head)), margin))
 }
 
 // PrintText writes the unified diff alone, so that patch and other tools can read it.
@@ -78,29 +84,48 @@ func (v View) list(w io.Writer, head string, lines []string) {
 		shown = lines[:mostLines]
 	}
 	for _, s := range shown {
-		fmt.Fprintf(w, "  %s\n", v.paint(s))
+		v.item(w, s)
 	}
 	if n := len(lines) - len(shown); n > 0 {
 		fmt.Fprintf(w, "  and %d more lines; --all prints them\n", n)
 	}
 }
 
+// item prints a line of a list, wrapped behind its sign.
+func (v View) item(w io.Writer, text string) {
+	bare := strings.TrimLeft(text, " ")
+	margin := strings.Repeat(" ", 2+len(text)-len(bare))
+	colour := colourOf(bare)
+	for i, line := range columns.Wrap(printable.Text(bare), columns.Width-len(margin)-2) {
+		if i > 0 {
+			line = "  " + line
+		}
+		fmt.Fprintf(w, "%s%s\n", margin, v.painted(line, colour))
+	}
+}
+
 // paint colours a line by its first sign.
 func (v View) paint(line string) string {
-	line = printable.Lines(line)
+	return v.painted(printable.Lines(line), colourOf(line))
+}
+
+func (v View) painted(line string, c columns.Colour) string {
 	if !v.Colour {
 		return line
 	}
-	var c columns.Colour
-	switch text := strings.TrimLeft(line, " "); {
-	case strings.HasPrefix(text, "+"):
-		c = columns.Green
-	case strings.HasPrefix(text, "-"):
-		c = columns.Red
-	case strings.HasPrefix(text, "~"), strings.HasPrefix(text, "@@"):
-		c = columns.Cyan
-	}
 	return c.Paint(line)
+}
+
+func colourOf(line string) columns.Colour {
+	switch {
+	case strings.HasPrefix(line, "+"):
+		return columns.Green
+	case strings.HasPrefix(line, "-"):
+		return columns.Red
+	case strings.HasPrefix(line, "~"), strings.HasPrefix(line, "@@"):
+		return columns.Cyan
+	}
+	return ""
 }
 
 // summary counts what differs.

@@ -59,7 +59,7 @@ type Summary struct {
 	Problems      int `json:"problems"`
 	Unserved      int `json:"unserved"`
 	// Unanswered are Services with a health check that is not answered on all addresses.
-	Unanswered int `json:"unasked"`
+	Unanswered int `json:"unanswered"`
 }
 
 // evaluate sets OK for a response and keeps the part that q selects.

@@ -15,17 +15,17 @@ import (
 
 // overview prints the state of the proxy, and a line for each Service.
 func (p *printer) overview(d *Answer) {
-	p.line("kube-proxy %s on node %s, mode %s, up %s: %s", sanitize(d.Version), sanitize(d.Node), sanitize(d.Mode), p.ago(d.Started), p.paint(healthCell(&d.Health)))
+	p.sentence(fmt.Sprintf("kube-proxy %s on node %s, mode %s, up %s:", sanitize(d.Version), sanitize(d.Node), sanitize(d.Mode), p.ago(d.Started)), healthCell(&d.Health))
 	p.line("Generation wanted: %d", d.Generation)
 	if e := d.Health.NodeEligible; e != nil && !*e {
-		p.line("Load balancers are told to leave this node: %s", sanitize(d.Health.NodeReason))
+		p.sentence("Load balancers are told to leave this node: "+sanitize(d.Health.NodeReason), cell{})
 	}
 	p.line("")
 	p.families(&d.Health)
 	p.sources(&d.Health)
 	p.conditions(&d.Health)
 	p.line("")
-	p.line("%s", d.Summary.text(len(d.Services)))
+	p.sentence(d.Summary.text(len(d.Services)), cell{})
 	if len(d.Services) > 0 {
 		p.line("")
 		p.list(d.Services)

@@ -205,7 +205,8 @@ func reasonText(f servicestate.Frontend) string {
 // services prints each Service in full.
 func (p *printer) services(d *Answer) {
 	if !d.Health.Healthy || slices.ContainsFunc(d.Services, func(s servicestate.Service) bool { return blocked(&s, d.Health.BlockedFamilies) }) {
-		p.line("The proxy on node %s is %s; kube-proxy status says why.\n", sanitize(d.Node), p.paint(healthCell(&d.Health)))
+		p.sentence(fmt.Sprintf("See kube-proxy status: the proxy on node %s is", sanitize(d.Node)), healthCell(&d.Health))
+		p.line("")
 	}
 	for i := range d.Services {
 		if i > 0 {
@@ -214,12 +215,12 @@ func (p *printer) services(d *Answer) {
 		p.service(&d.Services[i])
 	}
 	if len(d.Services) == 0 {
-		p.line("%s", d.Summary.text(0))
+		p.sentence(d.Summary.text(0), cell{})
 	}
 }
 
 func (p *printer) service(s *servicestate.Service) {
-	p.line("%s: %s", sanitize(s.Namespace+"/"+s.Name), p.paint(stateOf(s)))
+	p.sentence(sanitize(s.Namespace+"/"+s.Name)+":", stateOf(s))
 	var ports, frontends [][]cell
 	for _, x := range s.Ports {
 		since, generation := x.FailingSince, ""

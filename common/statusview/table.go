@@ -6,6 +6,7 @@ package statusview
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"time"
 
 	"kubeproxy/common/columns"
@@ -28,6 +29,15 @@ type printer struct {
 }
 
 func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.text, format+"\n", args...) }
+
+// sentence prints text that may be long, and after it a cell in its colour.
+func (p *printer) sentence(text string, end cell) {
+	lines := []string{strings.TrimSpace(text + " " + p.paint(end))}
+	if !p.wide {
+		lines = columns.Hang(lines[0], columns.Width)
+	}
+	p.line("%s", strings.Join(lines, "\n"))
+}
 
 // paint returns c with its colour.
 func (p *printer) paint(c cell) string {

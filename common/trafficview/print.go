@@ -93,7 +93,7 @@ func (v View) table(a *Answer, what string) *columns.Table {
 	if a.Counted.Bytes {
 		head += "|IN|OUT"
 	}
-	return &columns.Table{Head: head, Colours: v.Colour, OneLine: true}
+	return &columns.Table{Head: head, Colours: v.Colour}
 }
 
 // endpoints prints those of a Service.
@@ -102,11 +102,11 @@ func (v View) endpoints(b *bytes.Buffer, a *Answer, s Service) {
 		return
 	}
 	shown := limited(len(s.Endpoints), v.Limit)
-	fmt.Fprintf(b, "\nEndpoints of %s", printable.Text(s.Namespace+"/"+s.Name))
+	head := "Endpoints of " + printable.Text(s.Namespace+"/"+s.Name)
 	if shown < len(s.Endpoints) {
-		fmt.Fprintf(b, ", %d of %d", shown, len(s.Endpoints))
+		head += fmt.Sprintf(", %d of %d", shown, len(s.Endpoints))
 	}
-	b.WriteString("\n\n")
+	fmt.Fprintf(b, "\n%s\n\n", strings.Join(columns.Wrap(head, columns.Width), "\n"))
 	t := v.table(a, "PORT|ENDPOINT")
 	for _, e := range s.Endpoints[:shown] {
 		t.Rows = append(t.Rows, append([]columns.Cell{

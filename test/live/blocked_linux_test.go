@@ -39,6 +39,7 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 			if err != nil && cmd.ProcessState == nil {
 				t.Fatal(err)
 			}
+			out = strings.Join(strings.Fields(out), " ") // without the breaks of lines
 			for _, w := range words {
 				if !strings.Contains(out, w) {
 					return false

@@ -31,16 +31,23 @@ const shownFolder = "/srv/services"
 type insight struct {
 	session.Session
 	cluster *cluster
+	dir     string // stands for shownFolder
 }
 
-func (c *cluster) insight(name string) *insight {
-	return &insight{session.Session{Name: name, Prompt: "$", Status: "echo $?"}, c}
+// linkAsShown returns another path of the manifests. It is as long as shownFolder, so
+// that lines are wrapped alike.
+func (c *cluster) linkAsShown(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join("/tmp", fmt.Sprintf("%0*d", len(shownFolder)-len("/tmp/"), os.Getpid()))
+	must(t, os.Symlink(c.dir, path))
+	t.Cleanup(func() { _ = os.Remove(path) })
+	return path
 }
 
 // types runs a command line on the node and shows it with what it prints and how it ends.
 func (s *insight) types(t *testing.T, line string) {
 	t.Helper()
-	args := strings.Fields(strings.ReplaceAll(line, shownFolder, s.cluster.dir))
+	args := strings.Fields(strings.ReplaceAll(line, shownFolder, s.dir))
 	cmd := exec.Command(args[0], args[1:]...)
 	if args[0] == "kube-proxy" {
 		cmd = s.cluster.command()
@@ -50,7 +57,7 @@ func (s *insight) types(t *testing.T, line string) {
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	s.Typed(line, steady(strings.ReplaceAll(out, s.cluster.dir, shownFolder)), cmd.ProcessState.ExitCode())
+	s.Typed(line, steady(strings.ReplaceAll(out, s.dir, shownFolder)), cmd.ProcessState.ExitCode())
 }
 
 // changing are parts of an output that differ from run to run, and what stands for them.
@@ -89,9 +96,13 @@ func TestInsight(t *testing.T) {
 	c.save(t, web, local)
 	p := c.start(t)
 	const flags = " --manifests " + shownFolder + " --hostname-override node-a --cluster-cidr 10.244.0.0/16,fd00:10:244::/48"
+	dir := c.linkAsShown(t)
+	started := func(name string) *insight {
+		return &insight{session.Session{Name: name, Prompt: "$", Status: "echo $?"}, c, dir}
+	}
 	var all []*session.Session
 	shows := func(name string, lines ...string) {
-		s := c.insight(name)
+		s := started(name)
 		for _, line := range lines {
 			s.types(t, line)
 		}
@@ -99,7 +110,7 @@ func TestInsight(t *testing.T) {
 	}
 	shows("endpoint", "kube-proxy explain 10.244.1.13 svc/shop/web:lines")
 	shows("local", "kube-proxy explain outside node:30011")
-	s := c.insight("stale")
+	s := started("stale")
 	c.staleEntry(t, s)
 	all = append(all, &s.Session)
 
@@ -114,7 +125,8 @@ func TestInsight(t *testing.T) {
 	c.listen(t, "0.0.0.0:30010")
 	shows("listener", "kube-proxy doctor"+flags)
 
-	next := c.dir + ".new"
+	next := dir + ".new"
+	t.Cleanup(func() { _ = os.RemoveAll(next) })
 	must(t, os.CopyFS(next, os.DirFS(c.dir)))
 	text := app{name: "web", number: 10, sticky: 600, plain: true}.on(c.Host("web-1"), c.Host("web-2")).yaml(t)
 	must(t, os.WriteFile(filepath.Join(next, "web.yaml"), text, 0o600))
