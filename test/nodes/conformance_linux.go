@@ -59,7 +59,12 @@ type Spec struct{ Name, Message string }
 var unfit = []struct{ mode, part, reason string }{
 	{"userspace", "should preserve source pod IP for traffic thru service cluster IP", relayed},
 	{"userspace", "should support externalTrafficPolicy=Local for type=NodePort", relayed},
+	{"userspace", "should implement NodePort and HealthCheckNodePort correctly when ExternalTrafficPolicy changes", relayed},
+	{"userspace", "should fallback to local terminating endpoints when there are no ready endpoints with externalTrafficPolicy=Local", answered},
 }
+
+const answered = "a pod of another node is no client outside by its address, so policy Local does not concern it; the relay answers it, " +
+	"and in other modes the endpoint answers past the node that translated, which the client does not accept"
 
 const relayed = "a relay connects to the pod, which sees the address of the node"
 

@@ -109,3 +109,14 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("want one run in\n%s", text)
 	}
 }
+
+// TestUnfit checks that a spec which one mode cannot pass counts in others.
+func TestUnfit(t *testing.T) {
+	spec := Spec{Name: "[sig-network] Services should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]"}
+	for mode, want := range map[string]int{"userspace": 1, "iptables": 2} {
+		r := Run{Mode: mode, Results: Results{Failed: []Spec{spec, {Name: "[sig-network] Services should serve"}}}}
+		if got := r.Unexpected(); len(got) != want {
+			t.Errorf("mode %s: unexpected are %v, want %d", mode, got, want)
+		}
+	}
+}

@@ -124,6 +124,7 @@ func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) [
 	var order []Spec
 	for _, r := range d.Runs {
 		for _, s := range of(r) {
+			s.Message = shorten(s.Message)
 			if reason := Unfit(r.Mode, s.Name); reason != "" && r.Proxy == "kubeproxy" {
 				s.Message = "by the nature of the mode, " + reason
 			}
@@ -138,7 +139,7 @@ func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) [
 	}
 	fmt.Fprintf(out, "\n%s:\n\n", title)
 	for _, s := range order {
-		fmt.Fprintf(out, "- `%s` (%s): %s\n", s.Name, strings.Join(in[s], ", "), shorten(s.Message))
+		fmt.Fprintf(out, "- `%s` (%s): %s\n", s.Name, strings.Join(in[s], ", "), s.Message)
 	}
 }
 
