@@ -25,22 +25,9 @@ import (
 
 // traceCase is a connection to a node in mode iptables.
 type traceCase struct {
-	t    *rapid.T
-	k    *fake
-	b    *Backend
-	want *service.Snapshot
-	conn route.Conn
-}
-
-// look compares what Trace finds with what route decides.
-func (c traceCase) look() *explain.Explanation {
-	w, err := c.b.Trace(context.Background(), c.want, c.conn, generate.IsNodeLocal)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	x := backendtest.Explain(route.Decide(c.want, c.conn), func(e service.Endpoint) bool { return e.Addr.Addr() == c.conn.From })
-	x.Compare(w.Path())
-	return x
+	*backendtest.Traced
+	k *fake
+	b *Backend
 }
 
 // requireNamed tampers, and requires that a difference contains text.
@@ -50,50 +37,42 @@ func (c traceCase) requireNamed(text string, tamper func(k *fake)) {
 		whole[table] = maps.Clone(chains)
 	}
 	tamper(c.k)
-	x := c.look()
+	c.RequireNamed(text)
 	for table, chains := range whole {
 		c.k.Tables[table] = chains
 	}
 	c.k.DormantTables = nil
-	if x.Verdict != explain.Differ || !slices.ContainsFunc(x.Differences, func(s string) bool { return strings.Contains(s, text) }) {
-		c.t.Errorf("%+v: want %q, found %s %q\n%s", c.conn, text, x.Verdict, x.Differences, c.k.Text())
-	}
 }
 
 // met returns the chains that the packet meets.
 func (c traceCase) met() *path {
-	q := Question{Want: c.want, Conn: c.conn, Local: generate.IsNodeLocal}
+	q := Question{Want: c.Want, Conn: c.Conn, Local: generate.IsNodeLocal}
 	p := newPath(c.b.layout, walk.Parse(c.k.Text()), c.b.node(q, nil, c.b.lists()))
-	p.follow(c.conn, nil)
+	p.follow(c.Conn, nil)
 	return p
 }
 
 // Whatever a packet meets, Trace names what is missing, altered or added, and finds
 // nothing before.
 func TestTraceFindsTampering(t *testing.T) {
-	for _, f := range service.Families {
-		t.Run(f.String(), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
-				w := generate.WithoutServiceCIDRs{Cluster: generate.Cluster{T: t, Family: f}}
-				ports := w.Ports()
-				k := newFake()
-				o := Options{MasqueradeBit: 14, DropInvalid: true, ListSize: w.DrawInt("size of lists", 3)}
-				c := traceCase{t: t, k: k, b: NewWith(f, o, k), want: service.New(1, w.Node(), ports)}
-				k.addForeignChains()
-				apply(t, c.b, c.want)
-				for range 2 {
-					c.conn = w.Conn(ports)
-					c.tamper()
-				}
-			})
-		})
-	}
+	cluster := func(w generate.Cluster) backendtest.Cluster { return generate.WithoutServiceCIDRs{Cluster: w} }
+	backendtest.TraceTampering(t, cluster, func(w generate.Cluster, x *backendtest.Traced) func() {
+		k := newFake()
+		k.addForeignChains()
+		o := Options{MasqueradeBit: 14, DropInvalid: true, ListSize: w.DrawInt("size of lists", 3)}
+		c := traceCase{x, k, NewWith(w.Family, o, k)}
+		x.State = k.Text
+		x.Follow = func(ctx context.Context) (*explain.Walk, error) {
+			return c.b.Trace(ctx, x.Want, x.Conn, generate.IsNodeLocal)
+		}
+		x.Hairpin = func(e service.Endpoint) bool { return e.Addr.Addr() == x.Conn.From }
+		apply(x.T, c.b, x.Want)
+		return c.tamper
+	})
 }
 
 func (c traceCase) tamper() {
-	if x := c.look(); x.Verdict != explain.Agree {
-		c.t.Fatalf("%+v: %q before anything was changed\n%s", c.conn, x.Differences, c.k.Text())
-	}
+	c.RequireAgreement()
 	p := c.met()
 	for _, i := range slices.SortedFunc(maps.Keys(p.visits), id.compare) {
 		packets := p.visits[i]
@@ -134,7 +113,7 @@ func (c traceCase) tamperChain(p *path, i id, packets []walk.Packet, where strin
 	if len(concerning) == 0 {
 		return
 	}
-	n := rapid.SampledFrom(concerning).Draw(c.t, "rule")
+	n := rapid.SampledFrom(concerning).Draw(c.T, "rule")
 	change := func(to ...string) func(*fake) {
 		return func(k *fake) {
 			k.Tables[i.table][i.name] = slices.Replace(slices.Clone(k.Tables[i.table][i.name]), n, n+1, to...)
@@ -146,8 +125,8 @@ func (c traceCase) tamperChain(p *path, i id, packets []walk.Packet, where strin
 		c.requireNamed(lacks, change("-m mark --mark 0x1/0x1 "+rules[n].Text))
 		return
 	}
-	elsewhere := netip.AddrPortFrom(generate.NthAddr(c.conn.From.String(), 77), 1).String()
-	c.requireNamed(lacks, change("-p "+c.conn.Protocol.String()+" -j DNAT --to-destination "+elsewhere))
+	elsewhere := netip.AddrPortFrom(generate.NthAddr(c.Conn.From.String(), 77), 1).String()
+	c.requireNamed(lacks, change("-p "+c.Conn.Protocol.String()+" -j DNAT --to-destination "+elsewhere))
 }
 
 // A client that a list of recent clients has goes where it went before.

@@ -4,14 +4,13 @@
 package ipvs
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -24,36 +23,17 @@ import (
 
 // traceCase is a connection to a node in mode ipvs.
 type traceCase struct {
-	t    *rapid.T
-	k    *fake
-	b    *Backend
-	want *service.Snapshot
-	conn route.Conn
-}
-
-// look compares what Trace finds with what route decides.
-func (c traceCase) look() *explain.Explanation {
-	w, err := c.b.Trace(c.t.Context(), c.want, c.conn, generate.IsNodeLocal)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	x := backendtest.Explain(route.Decide(c.want, c.conn), func(e service.Endpoint) bool {
-		return e.Addr.Addr() == c.conn.From && !generate.IsNodeLocal(c.conn.From)
-	})
-	x.Compare(w.Path())
-	return x
+	*backendtest.Traced
+	k *fake
+	b *Backend
 }
 
 // requireNamed tampers, and requires that a difference contains text.
 func (c traceCase) requireNamed(text string, tamper func(k *fake)) {
 	whole := c.k.clone()
 	tamper(c.k)
-	x := c.look()
-	state := c.k.tables.Text() + c.k.sets.Text()
+	c.RequireNamed(text)
 	c.k.restore(whole)
-	if x.Verdict != explain.Differ || !slices.ContainsFunc(x.Differences, func(s string) bool { return strings.Contains(s, text) }) {
-		c.t.Errorf("%+v: want %q, found %s %q\n%s", c.conn, text, x.Verdict, x.Differences, state)
-	}
 }
 
 // clone copies what tampering changes.
@@ -79,44 +59,42 @@ func (k *fake) restore(from *fake) {
 // Whatever a packet meets of IPVS, routes, sets and chains, Trace names what is missing,
 // altered or added, and finds nothing before.
 func TestTraceFindsTampering(t *testing.T) {
-	for _, f := range service.Families {
-		t.Run(f.String(), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
-				w := clusterWithNodeAddrs{generate.Cluster{T: t, Family: f}}
-				ports := w.Ports()
-				k := newFake(f)
-				k.addForeignServers(f)
-				c := traceCase{t: t, k: k, b: newBackendWithRules(f, k, Options{MasqueradeBit: 14}), want: service.New(1, w.Node(), ports)}
-				apply(t, c.b, c.want)
-				for range 2 {
-					c.conn = w.Conn(ports)
-					if _, ours := k.routes[c.conn.From]; !ours { // no client has such an address
-						c.tamper()
-					}
-				}
-			})
-		})
-	}
+	cluster := func(w generate.Cluster) backendtest.Cluster { return clusterWithNodeAddrs{w} }
+	backendtest.TraceTampering(t, cluster, func(w generate.Cluster, x *backendtest.Traced) func() {
+		k := newFake(w.Family)
+		k.addForeignServers(w.Family)
+		c := traceCase{x, k, newBackendWithRules(w.Family, k, Options{MasqueradeBit: 14})}
+		x.State = func() string { return fmt.Sprint(k.tables.Text(), k.sets.Text(), k.servers) }
+		x.Follow = func(ctx context.Context) (*explain.Walk, error) {
+			return c.b.Trace(ctx, x.Want, x.Conn, generate.IsNodeLocal)
+		}
+		x.Hairpin = func(e service.Endpoint) bool {
+			return e.Addr.Addr() == x.Conn.From && !generate.IsNodeLocal(x.Conn.From)
+		}
+		apply(x.T, c.b, x.Want)
+		return c.tamper
+	})
 }
 
 func (c traceCase) tamper() {
-	if x := c.look(); x.Verdict != explain.Agree {
-		c.t.Fatalf("%+v: %q before anything was changed\n%s%s%v", c.conn, x.Differences, c.k.tables.Text(), c.k.sets.Text(), c.k.servers)
+	if _, ours := c.k.routes[c.Conn.From]; ours {
+		return // no client has such an address
 	}
+	c.RequireAgreement()
 	c.requireNamed("vs.conntrack", func(k *fake) { k.missingSettings = []string{"net.ipv4.vs.conntrack = 1"} })
 	c.requireNamed("interface kube-ipvs0 is missing", func(k *fake) { k.device = false })
-	if _, routed := c.k.routes[c.conn.To.Addr()]; routed {
-		a := c.conn.To.Addr()
+	if _, routed := c.k.routes[c.Conn.To.Addr()]; routed {
+		a := c.Conn.To.Addr()
 		c.requireNamed("the local route to "+a.String()+" on interface kube-ipvs0 is missing", func(k *fake) { delete(k.routes, a) })
 		c.requireNamed("has the source", func(k *fake) { k.routes[a] = localRoute{a, c.k.addrs[1]} })
 	}
 	c.tamperServers()
 	for _, table := range slices.Sorted(maps.Keys(c.k.tables.Tables)) {
 		hook := map[string]string{"nat": "PREROUTING", "mangle": "PREROUTING", "filter": "INPUT"}[table]
-		if c.conn.Interface == "" {
+		if c.Conn.Interface == "" {
 			hook = "OUTPUT"
 		}
-		early := table == "nat" && route.Decide(c.want, c.conn).Action == route.Drop // it does not get that far
+		early := table == "nat" && route.Decide(c.Want, c.Conn).Action == route.Drop // it does not get that far
 		if table != "filter" && !early {
 			c.requireNamed("stands behind", func(k *fake) {
 				k.tables.Tables[table][hook] = append([]string{"-j ACCEPT"}, k.tables.Tables[table][hook]...)
@@ -132,17 +110,17 @@ func (c traceCase) tamper() {
 func (c traceCase) met() []key {
 	var all []key
 	add := func(to netip.AddrPort) {
-		k := key{to.Addr(), to.Port(), c.conn.Protocol}
+		k := key{to.Addr(), to.Port(), c.Conn.Protocol}
 		if s := c.k.servers[k]; s != nil && s.owned() && len(s.dests) > 0 {
 			all = append(all, k)
 		}
 	}
-	if o := trace(c.k, c.conn); o.Action != route.Forward {
+	if o := trace(c.k, c.Conn); o.Action != route.Forward {
 		return nil
 	}
-	x := newTracer(c.k, c.conn)
+	x := newTracer(c.k, c.Conn)
 	hook := "PREROUTING"
-	if c.conn.Interface == "" {
+	if c.Conn.Interface == "" {
 		hook = "OUTPUT"
 	}
 	x.runBeforeIPVS(hook)
@@ -175,8 +153,8 @@ func (c traceCase) tamperServers() {
 // tamperSets changes every element for the destination, and adds elements to sets of
 // refusals.
 func (c traceCase) tamperSets() {
-	e := ipset.Entry{Addr: c.conn.To.Addr(), Protocol: c.conn.Protocol, Port: c.conn.To.Port()}
-	local := newTracer(c.k, c.conn).Local(c.conn.To.Addr())
+	e := ipset.Entry{Addr: c.Conn.To.Addr(), Protocol: c.Conn.Protocol, Port: c.Conn.To.Port()}
+	local := newTracer(c.k, c.Conn).Local(c.Conn.To.Addr())
 	dropped, restricted := "KUBE-VS-DROPPED", "KUBE-VS-RESTRICTED"
 	if c.b.family == service.IPv6 {
 		dropped, restricted = "KUBE-VS6-DROPPED", "KUBE-VS6-RESTRICTED"
@@ -186,7 +164,7 @@ func (c traceCase) tamperSets() {
 	_, early := c.k.sets.ByName[restricted].Members[e] // source ranges may drop it before that
 	if there && !early {
 		c.requireNamed("ipset "+dropped+" lacks the element "+s.Text(e), func(k *fake) { delete(k.sets.ByName[dropped].Members, e) })
-	} else if route.Decide(c.want, c.conn).Action == route.Forward {
+	} else if route.Decide(c.Want, c.Conn).Action == route.Forward {
 		c.requireNamed("ipset "+dropped+" has the element "+s.Text(e), func(k *fake) { k.sets.ByName[dropped].Members[e] = "" })
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.k.sets.ByName)) {
@@ -198,7 +176,7 @@ func (c traceCase) tamperSets() {
 		_, there := set.Members[mine]
 		// Rules match these sets for every packet, before they know the Service.
 		if early := strings.HasSuffix(name, "-RESTRICTED") || strings.HasSuffix(name, "-NODE-IPS") || strings.HasSuffix(name, "-VIRTUAL-IPS") && local; early && there && set.Type != ipset.HashIPPortNet {
-			if x := c.look(); x.Action == "drop" && !strings.HasSuffix(name, "-RESTRICTED") {
+			if x := c.Look(); x.Action == "drop" && !strings.HasSuffix(name, "-RESTRICTED") {
 				continue // it does not get that far
 			}
 			c.requireNamed("ipset "+name+" lacks the element", func(k *fake) { delete(k.sets.ByName[name].Members, mine) })

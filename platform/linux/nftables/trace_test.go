@@ -5,11 +5,9 @@ package nftables
 
 import (
 	"context"
+	"fmt"
 	"slices"
-	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -44,54 +42,36 @@ func (m *meeting) element(s *set, key []byte) (element, bool) {
 // Whatever a packet meets, Trace finds that it is missing or changed, and finds nothing
 // before.
 func TestTraceFindsTampering(t *testing.T) {
-	for _, f := range service.Families {
-		t.Run(f.String(), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) {
-				w := generate.Cluster{T: t, Family: f}
-				ports := w.Ports()
-				want := service.New(1, w.Node(), ports)
-				k := &fake{family: f}
-				b := &Backend{family: f, options: Options{MasqueradeBit: 14}, driver: k}
-				apply(t, b, want)
-				for range 2 {
-					tamperOnPath(t, b, want, w.Conn(ports))
-				}
-			})
-		})
-	}
+	cluster := func(w generate.Cluster) backendtest.Cluster { return w }
+	backendtest.TraceTampering(t, cluster, func(w generate.Cluster, x *backendtest.Traced) func() {
+		k := &fake{family: w.Family}
+		b := &Backend{family: w.Family, options: Options{MasqueradeBit: 14}, driver: k}
+		x.State = func() string { return fmt.Sprintf("%+v", k.table) }
+		x.Follow = func(ctx context.Context) (*explain.Walk, error) {
+			return b.Trace(ctx, x.Want, x.Conn, generate.IsNodeLocal)
+		}
+		x.Hairpin = func(e service.Endpoint) bool { return hairpins(x.Want, x.Conn.From, e, b.family) }
+		apply(x.T, b, x.Want)
+		return func() { tamperOnPath(x, k) }
+	})
 }
 
-func tamperOnPath(t *rapid.T, b *Backend, want *service.Snapshot, c route.Conn) {
-	k := b.driver.(*fake)
-	look := func() *explain.Explanation {
-		w, err := b.Trace(context.Background(), want, c, generate.IsNodeLocal)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x := backendtest.Explain(route.Decide(want, c), func(e service.Endpoint) bool { return hairpins(want, c.From, e, b.family) })
-		x.Compare(w.Path())
-		return x
-	}
-	if x := look(); x.Verdict != explain.Agree {
-		t.Fatalf("%+v: %q before anything was changed", c, x.Differences)
-	}
+func tamperOnPath(x *backendtest.Traced, k *fake) {
+	x.RequireAgreement()
 	m := &meeting{ruleset: k.table}
-	trace(m, b.family, c, generate.IsNodeLocal)
+	trace(m, k.family, x.Conn, generate.IsNodeLocal)
 	whole := k.table
 	for _, name := range m.chains {
 		k.table = whole.clone()
 		k.table.chains[name].rules = append(k.table.chains[name].rules, rule{verdict{code: verdictAccept}})
-		x := look()
-		if !slices.ContainsFunc(x.Differences, func(s string) bool { return strings.HasPrefix(s, "chain "+name+" has ") }) {
-			t.Errorf("%+v: rules of chain %s changed, found %q", c, name, x.Differences)
-		}
+		x.RequireNamed("chain " + name + " has ")
 	}
 	for _, e := range m.elements {
 		k.table = whole.clone()
 		s := k.table.sets[e.in.name]
 		delete(s.elements, elementKey(e))
-		if x := look(); x.Verdict != explain.Differ {
-			t.Errorf("%+v: an element of %s is gone (%s), found %s", c, e.in.name, e.text(b.family), x.Verdict)
+		if found := x.Look(); found.Verdict != explain.Differ {
+			x.T.Errorf("%+v: an element of %s is gone (%s), found %s", x.Conn, e.in.name, e.text(k.family), found.Verdict)
 		}
 	}
 	k.table = whole
