@@ -47,8 +47,7 @@ type Config struct {
 	// UDPIdleTimeout is how long mode userspace keeps a silent UDP client. It has a flag;
 	// its field was removed.
 	UDPIdleTimeout time.Duration
-	// CountTraffic counts what Services carry. kube-proxy has no such field.
-	CountTraffic bool
+	Switches
 	// Overrides lists the flags that replaced a value of the file.
 	Overrides []Override
 	// Notes lists settings that were accepted but have no effect.
@@ -151,7 +150,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	setDefaults(&b.KubeProxyConfiguration, os, b.given)
 	b.applyPorts(flags)
 	b.applyUDPIdle(flags)
-	countTraffic := b.applyTraffic(flags)
+	switches := b.applySwitches(flags)
 	b.validate()
 	b.checkProxyName(flags)
 	b.noteSourceRanges(flags)
@@ -173,7 +172,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		ProxyName:              flags.ProxyName,
 		IgnoreSourceRanges:     flags.IgnoreSourceRanges,
 		UDPIdleTimeout:         b.udpIdle,
-		CountTraffic:           countTraffic,
+		Switches:               switches,
 		Overrides:              b.overrides,
 		Notes:                  b.notes,
 		Warnings:               append(slices.Clone(file.Warnings), b.warnings...),

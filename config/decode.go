@@ -40,8 +40,7 @@ type File struct {
 	Lines map[string]int
 	// UDPIdleTimeout is a removed field, 0 if the file does not set it.
 	UDPIdleTimeout time.Duration
-	// CountTraffic is a field that only this proxy has.
-	CountTraffic bool
+	Switches
 	// Notes lists the known fields that have no effect any more.
 	Notes []Note
 	// Warnings are mistakes that kube-proxy tolerates: it ignores unknown fields, and
@@ -183,11 +182,11 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
 		switch first, twice := seen[key.Value]; {
 		case key.Tag == "!!merge":
 			d.errorf(key, parent, "merge keys (<<) are not accepted: write the fields out")
-		case path == countTrafficPath:
+		case switchOf(path) != nil:
 			if twice {
 				d.reportDuplicate(key, path, first)
 			}
-			d.value(val, reflect.ValueOf(&d.CountTraffic).Elem(), path)
+			d.value(val, reflect.ValueOf(switchOf(path).of(&d.Switches)).Elem(), path)
 		case d.version2 && !twice && d.newField(key, val, path):
 		case d.version2 && replacement(path) != "":
 			d.warnf(key, path, "is no field of v1alpha2: %s", replacement(path))

@@ -62,14 +62,7 @@ func Diff(old, now *Config, u Use) []Change {
 		}
 		all = append(all, c)
 	}
-	if from, to := old.CountTraffic, now.CountTraffic; from != to {
-		c := Change{Path: countTrafficPath, From: strconv.FormatBool(from), To: strconv.FormatBool(to)}
-		if now.OS != Windows {
-			c.Effect = Restart
-		}
-		all = append(all, c)
-	}
-	return all
+	return append(all, diffSwitches(old, now)...)
 }
 
 // showList is show, but renders nil and empty lists alike.

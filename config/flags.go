@@ -43,12 +43,12 @@ type Flags struct {
 	// LogFileMaxSize is in megabytes; 0 means any size.
 	LogFileMaxSize int32
 
-	values       v1alpha1.KubeProxyConfiguration
-	healthzPort  int32
-	metricsPort  int32
-	udpIdle      time.Duration
-	countTraffic bool
-	set          *pflag.FlagSet // nil without a command line
+	values      v1alpha1.KubeProxyConfiguration
+	healthzPort int32
+	metricsPort int32
+	udpIdle     time.Duration
+	switches    Switches
+	set         *pflag.FlagSet // nil without a command line
 }
 
 // Register adds every documented flag of the proxy to fs, including those without effect.
@@ -76,7 +76,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	}
 	fs.Lookup("proxy-mode").Usage = modeHelp(f.Modes)
 	f.registerUDPIdle(fs)
-	f.registerTraffic(fs)
+	f.registerSwitches(fs)
 	f.registerSourceRanges(fs)
 	f.registerDeprecated(fs)
 }

@@ -24,7 +24,10 @@ func didYouMean(name string) string {
 // closestPath searches for a misspelt key first in its section, then everywhere by its
 // own name, because a known field may be in the wrong section.
 func closestPath(path string) string {
-	all := append(paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), ""), countTrafficPath)
+	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
+	for _, s := range ownSwitches {
+		all = append(all, s.path)
+	}
 	i := strings.LastIndexByte(path, '.') + 1
 	parent, key := path[:i], path[i:]
 	var near, names []string

@@ -17,8 +17,10 @@ func (c *Config) Write(w io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("encode configuration: %w", err)
 	}
-	if c.CountTraffic {
-		data = append(data, countTrafficPath+": true\n"...)
+	for _, s := range ownSwitches {
+		if *s.of(&c.Switches) {
+			data = append(data, s.path+": true\n"...)
+		}
 	}
 	if _, err := w.Write(data); err != nil {
 		return fmt.Errorf("write configuration: %w", err)

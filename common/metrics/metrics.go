@@ -73,6 +73,7 @@ var observed = map[string]metric{
 	// kube-proxy's.
 	droppedInvalid:     {nil, "Packets that were dropped because connection tracking called them invalid."},
 	acceptedLoopback:   {nil, "Packets that came to NodePorts of loopback addresses, one for each connection."},
+	accelerated:        {family, "Connections that sockets made to an endpoint at once, by socket acceleration."},
 	localhostListeners: {family, "NodePorts that the proxy itself answers on a loopback address, in whichever mode."},
 	localhostFailures:  {family, "Attempts to listen for a NodePort on a loopback address that failed."},
 	noLocal:            {policy, "Service ports with traffic policy Local that have endpoints, but none on this node."},
@@ -112,6 +113,7 @@ const (
 const (
 	droppedInvalid      = "iptables_ct_state_invalid_dropped_packets_total"
 	acceptedLoopback    = "iptables_localhost_nodeports_accepted_packets_total"
+	accelerated         = "socket_acceleration_connections_total"
 	localhostListeners  = "nftables_localhost_nodeport_listeners"
 	localhostFailures   = "nftables_localhost_nodeport_listener_creation_failures_total"
 	noLocal             = "sync_proxy_rules_no_local_endpoints_total"

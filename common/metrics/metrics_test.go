@@ -48,6 +48,7 @@ var documented = map[string]string{
 	"kubeproxy_sync_proxy_rules_endpoint_changes_total":                      "COUNTER{}",
 	"kubeproxy_sync_proxy_rules_service_changes_pending":                     "GAUGE{}",
 	"kubeproxy_sync_proxy_rules_service_changes_total":                       "COUNTER{}",
+	"kubeproxy_socket_acceleration_connections_total":                        "COUNTER{ip_family}",
 	"kubeproxy_nftables_localhost_nodeport_listeners":                        "GAUGE{ip_family}",
 	"kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total": "COUNTER{ip_family}",
 	"kubeproxy_sync_proxy_rules_no_local_endpoints_total":                    "GAUGE{ip_family,traffic_policy}",
@@ -133,6 +134,7 @@ func fed() *Metrics {
 			Packets:       &Packets{Invalid: 5, Loopback: 6},
 			Relay:         &Relay{Open: 8, Limit: 9, Refused: map[string]uint64{"loop": 1}},
 			Localhost:     map[service.Family]Localhost{service.IPv4: {Listeners: 2, Failures: 1}},
+			Accelerated:   map[service.Family]uint64{service.IPv4: 4},
 			Traffic: &traffic.Named{
 				Counted:  traffic.Kinds{Packets: true, Bytes: true},
 				Services: []traffic.Service{{Namespace: "shop", Name: "web", Counts: traffic.Counts{Connections: 7, BytesIn: 9}}},

@@ -90,7 +90,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	if t := now.Traffic; t != nil {
 		o.collectTraffic(to, t)
 	}
-	o.collectLocalhost(to, now.Localhost)
+	o.collectByFamily(to, now)
 	set(standby, boolValue(now.Standby))
 	for _, name := range now.Conditions {
 		set(condition, 1, name)
@@ -105,8 +105,11 @@ func (o *observer) collectRelay(to chan<- prometheus.Metric, r *Relay) {
 	}
 }
 
-func (o *observer) collectLocalhost(to chan<- prometheus.Metric, all map[service.Family]Localhost) {
-	for f, l := range all {
+func (o *observer) collectByFamily(to chan<- prometheus.Metric, now Observation) {
+	for f, n := range now.Accelerated {
+		to <- prometheus.MustNewConstMetric(o.descs[accelerated], prometheus.CounterValue, float64(n), f.String())
+	}
+	for f, l := range now.Localhost {
 		to <- prometheus.MustNewConstMetric(o.descs[localhostListeners], prometheus.GaugeValue, float64(l.Listeners), f.String())
 		to <- prometheus.MustNewConstMetric(o.descs[localhostFailures], prometheus.CounterValue, float64(l.Failures), f.String())
 	}

@@ -52,6 +52,9 @@ type Observation struct {
 	Traffic       *traffic.Named // nil if nothing is counted
 	// Localhost has the families whose loopback address has listeners.
 	Localhost map[service.Family]Localhost
+	// Accelerated counts the connections that sockets made without translation. It has the
+	// families with socket acceleration.
+	Accelerated map[service.Family]uint64
 }
 
 // Relay is the number of open files that relayed connections use, their limit, and the

@@ -16,8 +16,8 @@ import (
 
 // Both returns a Backend that is main and a second one, which serves a part of the same
 // snapshots. Neither depends on the other: if one fails, the other continues, and the
-// errors are joined. Of the Outcome of the second one, only Err, Drift and Notes are
-// used.
+// errors are joined. Of the Outcome of the second one, only Err, Drift, Notes and
+// Degraded are used.
 func Both(main, second Backend) Backend { return &both{main, second} }
 
 type both struct{ main, second Backend }
@@ -98,7 +98,7 @@ func outcomeOf(ctx context.Context, p Plan) Outcome {
 	return p.Apply(ctx)
 }
 
-// with returns o with Err, Drift and Notes of second added.
+// with returns o with Err, Drift, Notes and Degraded of second added.
 func (o Outcome) with(second Outcome) Outcome {
 	switch {
 	case o.Err == nil:
@@ -107,6 +107,10 @@ func (o Outcome) with(second Outcome) Outcome {
 		o.Err = errors.Join(o.Err, second.Err)
 	}
 	o.Drift = slices.Concat(o.Drift, second.Drift)
+	if o.Degraded != "" && second.Degraded != "" {
+		o.Degraded += "; "
+	}
+	o.Degraded += second.Degraded
 	switch {
 	case len(o.Notes) == 0:
 		o.Notes = second.Notes

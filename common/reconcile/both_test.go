@@ -19,6 +19,7 @@ type partialBackend struct {
 	text              string
 	planErr, applyErr error
 	notes             Notes
+	degraded          string
 	applied           int
 }
 
@@ -26,7 +27,7 @@ func (h *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) 
 func (h *partialBackend) Cleanup(context.Context) error                         { return nil }
 func (h *partialBackend) String() string                                        { return h.text }
 func (h *partialBackend) Empty() bool                                           { return h.text == "" }
-func (h *partialBackend) Outcome() Outcome                                      { return Outcome{Notes: h.notes} }
+func (h *partialBackend) Outcome() Outcome                                      { return Outcome{Notes: h.notes, Degraded: h.degraded} }
 func (h *partialBackend) Apply(context.Context) Outcome {
 	h.applied++
 	return Outcome{Err: h.applyErr, Notes: h.notes}
@@ -81,5 +82,17 @@ func TestBothNotes(t *testing.T) {
 	}
 	if len(main.notes) != 1 || len(second.notes) != 2 {
 		t.Error("a plan's own notes changed")
+	}
+}
+
+func TestBothDegraded(t *testing.T) {
+	for want, tt := range map[string][2]string{"": {}, "a": {"a", ""}, "b": {"", "b"}, "a; b": {"a", "b"}} {
+		p, err := Both(&partialBackend{degraded: tt[0]}, &partialBackend{degraded: tt[1]}).Plan(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Outcome().Degraded; got != want {
+			t.Errorf("%q and %q: %q, want %q", tt[0], tt[1], got, want)
+		}
 	}
 }

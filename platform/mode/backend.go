@@ -44,6 +44,9 @@ type Backend struct {
 	// Traffic, if set, reads the counters of connections. It is set if the configuration
 	// asks for that and the mode can count.
 	Traffic traffic.Reader
+	// Accelerated, if set, returns how many connections of the family sockets made without
+	// translation. It is safe for concurrent use.
+	Accelerated func() (uint64, error)
 	// RegisterMetrics, if set, registers the metrics that only this mode has.
 	RegisterMetrics func(*metrics.Metrics)
 	// Grace bounds what a round may still take at a stop, 0 for no bound.

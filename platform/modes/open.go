@@ -4,9 +4,12 @@
 package modes
 
 import (
+	"cmp"
 	"context"
+	"slices"
 
 	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
 	"kubeproxy/platform/mode"
 )
 
@@ -20,4 +23,13 @@ func Open(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]*mode.Backend
 	}
 	accompany(ctx, d, s, all)
 	return all, unavailable, nil
+}
+
+// Targets lists where any mode of t, or what accompanies it, may have left something on this
+// node, by family.
+func Targets(ctx context.Context, t mode.Table, s mode.Setup) ([]takeover.Target, error) {
+	of, err := t.Targets(ctx, s)
+	all := append(accelerationTargets(s.Config), of...)
+	slices.SortStableFunc(all, func(a, b takeover.Target) int { return cmp.Compare(a.Family, b.Family) })
+	return all, err
 }

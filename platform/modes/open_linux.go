@@ -26,8 +26,8 @@ func withHints(d mode.Descriptor) mode.Descriptor {
 	return d
 }
 
-// accompany adds to backends what Linux needs in every mode: the cleanup of connection
-// tracking, and listeners on loopback addresses. A listener opens in the first round that
+// accompany adds to backends what Linux needs in every mode: socket acceleration, the
+// cleanup of connection tracking, and listeners on loopback addresses. A listener opens in the first round that
 // needs it. All listeners share the file limit of the process.
 func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []*mode.Backend) {
 	limits := sync.OnceValues(func() (*userspace.Limits, error) {
@@ -40,6 +40,7 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 		return l, nil
 	})
 	for _, b := range backends {
+		accelerate(s.Config, b)
 		if d.System.Conntrack {
 			b.Conntrack = newConntrackCleaner(ctx, b)
 		}

@@ -8,9 +8,13 @@ package modes
 import (
 	"context"
 
+	"kubeproxy/common/takeover"
+	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
 
 func withHints(d mode.Descriptor) mode.Descriptor { return d }
 
 func accompany(context.Context, mode.Descriptor, mode.Setup, []*mode.Backend) {}
+
+func accelerationTargets(*config.Config) []takeover.Target { return nil }

@@ -39,7 +39,10 @@ type Query struct {
 	To    netip.AddrPort
 	// From is the client's own address. For a zero address the kernel selects one. For a
 	// zero port, the lab selects one that has long been unused.
-	From    netip.AddrPort
+	From netip.AddrPort
+	// Unbound has the kernel select the port when the socket connects. A port that the lab
+	// selects binds the socket before, which socket acceleration leaves alone.
+	Unbound bool
 	Timeout time.Duration // 0 means DefaultTimeout
 }
 
@@ -129,7 +132,7 @@ const firstPort, lastPort = 33000, 65000
 // namespace used it (kernel: net/ipv4/inet_hashtables.c). A client on the server's own
 // host never gets the port that it dials, as it would connect to itself.
 func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
-	if q.From.Port() != 0 {
+	if q.From.Port() != 0 || q.Unbound {
 		return h.connectFrom(ctx, q)
 	}
 	from := q.From.Addr()

@@ -146,6 +146,9 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	}
 }
 
+// Taken returns how many connections were taken. It is safe for concurrent use.
+func (b *Backend) Taken() (uint64, error) { return b.driver.Taken() }
+
 // SetResync implements reconcile.Backend.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 

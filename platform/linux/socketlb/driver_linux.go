@@ -85,16 +85,17 @@ type built struct {
 	mapped [][]byte
 }
 
-// NewDriver returns the Driver of this system for family f. It changes nothing.
-func NewDriver(f service.Family, o Options) (Driver, error) {
+// NewDriver returns the Driver of this system for family f. It changes nothing. If the
+// system lacks something, Build returns what.
+func NewDriver(f service.Family, o Options) Driver {
 	cookie, err := netnsCookie()
 	if err != nil {
-		return nil, err
+		return lacking{err}
 	}
 	pins, folder, cgroup := cmp.Or(o.Pins, bpffs), cmp.Or(o.Name, Name), o.Cgroup
 	if cgroup == "" {
 		if cgroup, err = unifiedRoot(); err != nil {
-			return nil, err
+			return lacking{err}
 		}
 	}
 	return &kernel{
@@ -102,7 +103,7 @@ func NewDriver(f service.Family, o Options) (Driver, error) {
 		dir:   filepath.Join(pins, folder, "netns-"+strconv.FormatUint(cookie, 10), labels[f]),
 		scope: func() (scope, error) { return findScope(cgroup, cookie) },
 		links: map[string]link.Link{}, ids: map[string]ebpf.ProgramID{}, maps: map[string]*ebpf.Map{},
-	}, nil
+	}
 }
 
 // version tells programs apart. Tables are adopted by the same program only.
@@ -376,25 +377,4 @@ func (k *kernel) Attached() error {
 		}
 	}
 	return nil
-}
-
-// Taken implements Driver.
-func (k *kernel) Taken() (uint64, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, "taken"), &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	defer m.Close()
-	var each []uint64
-	if err := m.Lookup(uint32(0), &each); err != nil {
-		return 0, err
-	}
-	sum := uint64(0)
-	for _, n := range each {
-		sum += n
-	}
-	return sum, nil
 }

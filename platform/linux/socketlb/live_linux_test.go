@@ -80,11 +80,7 @@ func (n *node) open(t *testing.T) {
 	t.Helper()
 	n.backends = nil
 	for _, f := range service.Families {
-		d, err := NewDriver(f, n.options)
-		if err != nil {
-			t.Fatal(err)
-		}
-		n.backends = append(n.backends, New(f, d, n.options))
+		n.backends = append(n.backends, New(f, NewDriver(f, n.options), n.options))
 	}
 }
 

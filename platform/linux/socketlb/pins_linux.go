@@ -171,3 +171,24 @@ func (k *kernel) Barrier() error {
 	}
 	return nil
 }
+
+// Taken implements Driver.
+func (k *kernel) Taken() (uint64, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, "taken"), &ebpf.LoadPinOptions{ReadOnly: true})
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	var each []uint64
+	if err := m.Lookup(uint32(0), &each); err != nil {
+		return 0, err
+	}
+	sum := uint64(0)
+	for _, n := range each {
+		sum += n
+	}
+	return sum, nil
+}

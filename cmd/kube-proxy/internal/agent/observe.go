@@ -54,3 +54,18 @@ func localhostMetrics(backends []*mode.Backend) map[service.Family]metrics.Local
 	}
 	return all
 }
+
+// acceleratedMetrics returns how many connections socket acceleration took, by family.
+// Counters that cannot be read are left out.
+func acceleratedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
+	all := map[service.Family]uint64{}
+	for _, b := range backends {
+		if b.Accelerated == nil {
+			continue
+		}
+		if n, err := b.Accelerated(); err == nil {
+			all[b.Family] = n
+		}
+	}
+	return all
+}

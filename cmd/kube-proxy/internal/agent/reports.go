@@ -51,6 +51,7 @@ func apiOf(from source.Source) *rest.Config {
 func (x *Selected) observe(seen *metrics.Observation) {
 	seen.Packets, seen.Relay = packetMetrics(x.Backends), relayMetrics(x.Backends)
 	seen.Localhost, seen.Traffic = localhostMetrics(x.Backends), x.named()
+	seen.Accelerated = acceleratedMetrics(x.Backends)
 }
 
 func featureMetrics(c *config.Config) []metrics.Feature {

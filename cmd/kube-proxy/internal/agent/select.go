@@ -149,5 +149,5 @@ func Setup(c *config.Config) mode.Setup {
 
 // Targets lists the places where any mode of ours, or kube-proxy, may have left something.
 func (o *Options) Targets(ctx context.Context, c *config.Config) ([]takeover.Target, error) {
-	return o.Modes.Targets(ctx, Setup(c))
+	return modes.Targets(ctx, o.Modes, Setup(c))
 }
