@@ -194,13 +194,7 @@ func (c *chooser) pickListed() {
 // over hints for zones. See
 // https://kubernetes.io/docs/concepts/services-networking/topology-aware-routing/.
 func (c *chooser) topology() state {
-	all, some := nodeHints|zoneHints, state(0)
-	for _, e := range c.candidates {
-		if e.state.has(ready) {
-			all &= e.state
-			some |= e.state
-		}
-	}
+	all, some := c.readyHints()
 	switch {
 	case all.has(nodeHints) && some.has(forNode):
 		return forNode
@@ -208,6 +202,18 @@ func (c *chooser) topology() state {
 		return forZone
 	}
 	return 0
+}
+
+// readyHints returns the hints that every ready endpoint has, and what any of them has.
+func (c *chooser) readyHints() (all, some state) {
+	all = nodeHints | zoneHints
+	for _, e := range c.candidates {
+		if e.state.has(ready) {
+			all &= e.state
+			some |= e.state
+		}
+	}
+	return all, some
 }
 
 // firstOf replaces the contents of list with the candidates that have all of best, or if

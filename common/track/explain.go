@@ -134,13 +134,7 @@ func (c *chooser) use(e candidate, list []service.Endpoint, want state) Use {
 
 // topologyText says how the hints of ready endpoints are used.
 func (c *chooser) topologyText() string {
-	all, some := nodeHints|zoneHints, state(0)
-	for _, e := range c.candidates {
-		if e.state.has(ready) {
-			all &= e.state
-			some |= e.state
-		}
-	}
+	all, some := c.readyHints()
 	switch preferred := c.topology(); {
 	case preferred == forNode:
 		return "the endpoints with a hint for this node are preferred"

@@ -13,13 +13,19 @@ import (
 // fatalT is a test, including those of rapid.
 type fatalT interface{ Fatalf(string, ...any) }
 
-// Apply runs one round of b that must succeed, and returns its plan, which may have been
-// empty.
-func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
+// Plan returns a plan of b, which must succeed.
+func Plan(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
 	p, err := b.Plan(context.Background(), want)
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
 	}
+	return p
+}
+
+// Apply runs one round of b that must succeed, and returns its plan, which may have been
+// empty.
+func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
+	p := Plan(t, b, want)
 	if p.Empty() {
 		return p
 	}

@@ -67,16 +67,7 @@ func (x change) text(t *testing.T) []byte {
 // connection may be refused or lost. A UDP datagram may be lost if its endpoint is
 // removed before it answers, so UDP has tests of its own.
 func TestChangesUnderLoad(t *testing.T) {
-	t.Parallel()
-	for name, m := range switchableModes() {
-		if m.ipvs {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			changesUnderLoad(t, m)
-		})
-	}
+	withoutIPVS(t, changesUnderLoad)
 }
 
 func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }

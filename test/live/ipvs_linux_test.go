@@ -33,6 +33,21 @@ func withIPVS(t *testing.T, test func(*testing.T, mode)) {
 	test(t, m)
 }
 
+// withoutIPVS runs test in each mode but ipvs.
+func withoutIPVS(t *testing.T, test func(*testing.T, mode)) {
+	t.Helper()
+	t.Parallel()
+	for name, m := range switchableModes() {
+		if m.ipvs {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, m)
+		})
+	}
+}
+
 // eachIPVSVariant runs test in mode ipvs with each variant of iptables, one at a time:
 // the longer a check of the kernel takes, the more rarely the proxy makes one.
 func eachIPVSVariant(t *testing.T, test func(t *testing.T, m mode, variant string)) {

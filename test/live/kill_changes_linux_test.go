@@ -16,16 +16,7 @@ import (
 // Services. An unchanged Service loses no connection. At the end the right rules are in
 // force, and there are as many as before. KUBEPROXY_NIGHTLY=1 kills 30 in each mode.
 func TestKilledWhileManifestsChange(t *testing.T) {
-	t.Parallel()
-	for name, m := range switchableModes() {
-		if m.ipvs {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			killedUnderChanges(t, m)
-		})
-	}
+	withoutIPVS(t, killedUnderChanges)
 }
 
 func killedUnderChanges(t *testing.T, m mode) {

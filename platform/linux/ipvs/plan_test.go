@@ -56,11 +56,7 @@ func wantLines(t *testing.T, p reconcile.Plan, want ...string) {
 
 func planOf(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
 	t.Helper()
-	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
-	return p
+	return generate.Plan(t, b, want)
 }
 
 func TestFirstPlan(t *testing.T) {

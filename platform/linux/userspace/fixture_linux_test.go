@@ -147,7 +147,12 @@ func (n *node) dial(t *testing.T, p *service.Port) *net.TCPConn {
 // reset may arrive before the end of the dial.
 func (n *node) dialRejected(t *testing.T, p *service.Port) error {
 	t.Helper()
-	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(n.at(t, p)))
+	return rejection(nil, n.at(t, p))
+}
+
+// rejection dials to, and returns the error that the client gets.
+func rejection(from *net.TCPAddr, to netip.AddrPort) error {
+	c, err := net.DialTCP("tcp", from, net.TCPAddrFromAddrPort(to))
 	if err != nil {
 		return err
 	}

@@ -225,12 +225,5 @@ func (n *node) dialFrom(t *testing.T, p *service.Port, client byte) *net.TCPConn
 // dialRejectedFrom is dialRejected for one of several clients.
 func (n *node) dialRejectedFrom(t *testing.T, p *service.Port, client byte) error {
 	t.Helper()
-	c, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, net.TCPAddrFromAddrPort(n.at(t, p)))
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
-	_, err = c.Read(make([]byte, 1))
-	return err
+	return rejection(&net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, n.at(t, p))
 }

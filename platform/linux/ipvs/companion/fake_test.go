@@ -4,7 +4,6 @@
 package companion
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -53,11 +52,7 @@ func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
 
 func planOf(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
 	t.Helper()
-	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatalf("Plan: %v", err)
-	}
-	return p
+	return generate.Plan(t, b, want)
 }
 
 // held returns the elements of one of our sets, as text.
