@@ -57,8 +57,8 @@ const explainExample = `  kube-proxy explain --manifests ./services --hostname-o
 
 // The exit codes of explain besides 0.
 const (
-	exitDiffers    = 1
-	exitCannotTell = 2
+	exitDiffers = 1
+	exitUnknown = 2
 )
 
 // explainOptions are the flags and arguments of explain.
@@ -91,7 +91,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	cmd.Flags().StringVar(&x.server, "server", "", ask.ServerHelp)
 	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
-	return failsWith(exitCannotTell, cmd)
+	return failsWith(exitUnknown, cmd)
 }
 
 func (x *explainOptions) run(ctx context.Context, to streams, args []string) error {
@@ -156,7 +156,7 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 	case explain.Differ:
 		return &exit{code: exitDiffers}
 	}
-	return &exit{code: exitCannotTell}
+	return &exit{code: exitUnknown}
 }
 
 // read reads the manifests. Objects that cannot be used are reported, and the others

@@ -94,7 +94,7 @@ func TestExplainPods(t *testing.T) {
 			args = append(args, "--kubeconfig", tc.kubeconfig)
 		}
 		got := call(t, "", args...)
-		if got.Code != exitCannotTell || !strings.Contains(strings.Join(strings.Fields(got.Out), " "), tc.out) || !strings.Contains(got.Err, tc.err) || tc.err == "" && got.Err != "" {
+		if got.Code != exitUnknown || !strings.Contains(strings.Join(strings.Fields(got.Out), " "), tc.out) || !strings.Contains(got.Err, tc.err) || tc.err == "" && got.Err != "" {
 			t.Errorf("%+v: code %d, stdout %q, stderr %q", tc, got.Code, got.Out, got.Err)
 		}
 	}

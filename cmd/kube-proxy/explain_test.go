@@ -47,11 +47,11 @@ func TestExplainMistakes(t *testing.T) {
 		{[]string{"10.244.1.7", "10.96.0.10:80", "--outptu", "json"}, "did you mean --output?"},
 	} {
 		got := explainCall(t, tc.args...)
-		if got.Code != exitCannotTell || got.Out != "" || !strings.Contains(got.Err, tc.want) {
-			t.Errorf("%q: code %d, want %d; stdout %q; stderr %q, want %q", tc.args, got.Code, exitCannotTell, got.Out, got.Err, tc.want)
+		if got.Code != exitUnknown || got.Out != "" || !strings.Contains(got.Err, tc.want) {
+			t.Errorf("%q: code %d, want %d; stdout %q; stderr %q, want %q", tc.args, got.Code, exitUnknown, got.Out, got.Err, tc.want)
 		}
 	}
-	if got := call(t, "", "explain", "10.244.1.7", "10.96.0.10:80", "--server", "127.0.0.1:1"); got.Code != exitCannotTell || !strings.Contains(got.Err, "nobody answers at 127.0.0.1:1") {
+	if got := call(t, "", "explain", "10.244.1.7", "10.96.0.10:80", "--server", "127.0.0.1:1"); got.Code != exitUnknown || !strings.Contains(got.Err, "nobody answers at 127.0.0.1:1") {
 		t.Errorf("without a proxy: code %d, stderr %q", got.Code, got.Err)
 	}
 }

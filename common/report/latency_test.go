@@ -21,21 +21,21 @@ import (
 func TestLatency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLatency(time.Now())
-		tell := func(name string, at time.Time) {
+		record := func(name string, at time.Time) {
 			l.sliceChanged(&discoveryv1.EndpointSlice{
 				ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: at.Format(time.RFC3339Nano)}},
 				AddressType: discoveryv1.AddressTypeIPv4,
 			})
 		}
-		tell("before the start", time.Now().Add(-time.Hour))
+		record("before the start", time.Now().Add(-time.Hour))
 		at := time.Now()
 		time.Sleep(time.Second)
-		tell("web", at)
-		tell("web", at) // again, for another reason
+		record("web", at)
+		record("web", at) // again, for another reason
 		time.Sleep(time.Second)
 		start := time.Now()
 		time.Sleep(time.Second)
-		tell("late", time.Now())
+		record("late", time.Now())
 		if diff := cmp.Diff([]time.Duration{3 * time.Second}, l.takeProgrammed(service.IPv4, start, time.Now())); diff != "" {
 			t.Errorf("first round (-want +got):\n%s", diff)
 		}

@@ -56,7 +56,7 @@ func (s *sink) DeleteNode()                                { s.drop("node") }
 func (s *sink) SetServiceCIDR(o *networkingv1.ServiceCIDR) { s.set("range " + o.Name) }
 func (s *sink) DeleteServiceCIDR(name string)              { s.drop("range " + name) }
 func (s *sink) Unread(int)                                 {}
-func (s *sink) Batch(tell func())                          { tell() }
+func (s *sink) Batch(deliver func())                       { deliver() }
 
 func (s *sink) Synced() {
 	s.mu.Lock()

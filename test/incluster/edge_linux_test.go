@@ -154,7 +154,7 @@ func (w *fixture) invalidServices() []edgeCase {
 	edits := []struct {
 		name, field string
 		edit        func(*corev1.Service)
-		mute        bool
+		silent      bool
 	}{
 		{name: "new-type", edit: typed("Teleport")},
 		{name: "new-affinity", field: "spec.sessionAffinity", edit: func(s *corev1.Service) { s.Spec.SessionAffinity = "Cookie" }},
@@ -172,7 +172,7 @@ func (w *fixture) invalidServices() []edgeCase {
 		{name: "far-port", field: "spec.ports[1].port", edit: func(s *corev1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "far", Port: 70000, Protocol: corev1.ProtocolTCP})
 		}},
-		{name: "no-address", field: "spec.clusterIPs[0]", mute: true, edit: func(s *corev1.Service) {
+		{name: "no-address", field: "spec.clusterIPs[0]", silent: true, edit: func(s *corev1.Service) {
 			s.Spec.ClusterIPs = []string{"10.96.200.300"}
 			s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
 		}},
@@ -187,7 +187,7 @@ func (w *fixture) invalidServices() []edgeCase {
 		s.Spec.ClusterIPs = []string{fmt.Sprintf("10.96.0.%d", 200+i)}
 		s.Spec.ClusterIP = s.Spec.ClusterIPs[0]
 		e.edit(s)
-		all = append(all, edgeCase{service: s, slices: []metav1.Object{newSlice(e.name, service.IPv4, w.webs(2)...)}, field: e.field, unanswered: e.mute})
+		all = append(all, edgeCase{service: s, slices: []metav1.Object{newSlice(e.name, service.IPv4, w.webs(2)...)}, field: e.field, unanswered: e.silent})
 	}
 	return all
 }
@@ -257,7 +257,7 @@ func (w *fixture) checkEdgeCase(t *testing.T, p *program.Proxy, now judge.Judge,
 		}
 		a, err := calls[0].From.Ask(t.Context(), q)
 		if err != nil || (a.Outcome == netlab.Answered) == o.unanswered {
-			t.Errorf("%s: %s, %v, but mute is %t", calls[0], a.Outcome, err, o.unanswered)
+			t.Errorf("%s: %s, %v, but silent is %t", calls[0], a.Outcome, err, o.unanswered)
 		}
 	}
 }

@@ -209,9 +209,9 @@ func TestScriptAgainstRules(t *testing.T) {
 	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 }
 
-// TestCommandsBesideProxy checks that a program that rewrites the rules for a while does
+// TestCommandsWithRunningProxy checks that a program that rewrites the rules for a while does
 // not block commands that end by themselves, which need no lease.
-func TestCommandsBesideProxy(t *testing.T) {
+func TestCommandsWithRunningProxy(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)

@@ -92,16 +92,16 @@ func (c *cluster) guarded(t *testing.T, a app, f service.Family, proto string) {
 			t.Errorf("the listener has no mark: %v\n%s", err, out)
 		}
 	}
-	beside := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(at[0].Addr(), port) }
+	addrPort := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(at[0].Addr(), port) }
 	for _, h := range c.clientHosts() {
 		ask(h, netlab.Query{To: at[0]}, netlab.TimedOut)
-		ask(h, netlab.Query{To: beside(25098)}, netlab.TimedOut)
-		ask(h, netlab.Query{To: beside(24999)}, netlab.Answered)
-		ask(h, netlab.Query{To: beside(25100)}, netlab.Answered)
-		ask(h, netlab.Query{To: beside(24998)}, netlab.Refused)
+		ask(h, netlab.Query{To: addrPort(25098)}, netlab.TimedOut)
+		ask(h, netlab.Query{To: addrPort(24999)}, netlab.Answered)
+		ask(h, netlab.Query{To: addrPort(25100)}, netlab.Answered)
+		ask(h, netlab.Query{To: addrPort(24998)}, netlab.Refused)
 	}
 	// A program of the node has a port of the range for its own connections.
-	ask(c.Node, netlab.Query{From: beside(25097), To: netip.AddrPortFrom(c.Host("web-3").Addr(at[0].Addr()), target)}, netlab.Answered)
+	ask(c.Node, netlab.Query{From: addrPort(25097), To: netip.AddrPortFrom(c.Host("web-3").Addr(at[0].Addr()), target)}, netlab.Answered)
 }
 
 // listenersOf returns where rules of f lead over proto.

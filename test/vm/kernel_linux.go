@@ -57,9 +57,9 @@ func (k kernel) modules() string { return filepath.Join(k.folder, "usr/lib/modul
 
 // image is the file to boot. Since 7.x Debian installs it beside the modules.
 func (k kernel) image() string {
-	beside := filepath.Join(k.modules(), "vmlinuz")
-	if _, err := os.Stat(beside); err == nil {
-		return beside
+	image := filepath.Join(k.modules(), "vmlinuz")
+	if _, err := os.Stat(image); err == nil {
+		return image
 	}
 	return filepath.Join(k.folder, "boot", "vmlinuz-"+k.release)
 }

@@ -40,9 +40,9 @@ func changesPassResyncs(t *testing.T, v hns.Version) {
 	for try := range 3 { // on a machine that has much else to do
 		lists := n.hns.Calls().Lists(hns.Endpoint)
 		await(t, "another listing", func() bool { return n.hns.Calls().Lists(hns.Endpoint) > lists })
-		beside := n.hurry(t, all[0], changes)
-		t.Logf("try %d: a change takes %v, and while HNS is listed %v", try, alone, beside)
-		if slices.Max(beside) <= most {
+		whileListed := n.hurry(t, all[0], changes)
+		t.Logf("try %d: a change takes %v, and while HNS is listed %v", try, alone, whileListed)
+		if slices.Max(whileListed) <= most {
 			return
 		}
 	}

@@ -251,7 +251,7 @@ func Start(t TB, o Options) *Wine {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			w.tell(t)
+			w.report(t)
 		}
 		if err := w.Close(); err != nil {
 			t.Errorf("close Wine: %v", err)
@@ -261,7 +261,7 @@ func Start(t TB, o Options) *Wine {
 }
 
 // tell logs the last output of programs, and Wine's messages about them.
-func (w *Wine) tell(t TB) {
+func (w *Wine) report(t TB) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.processes {

@@ -93,8 +93,8 @@ func (p *plan) routeLocalnet(ctx context.Context) error {
 	return nil
 }
 
-// unrouteLocalnet disables route_localnet, before the rule is removed.
-func (p *plan) unrouteLocalnet(ctx context.Context) error {
+// stopRoutingLocalnet disables route_localnet, before the rule is removed.
+func (p *plan) stopRoutingLocalnet(ctx context.Context) error {
 	if !p.disableLocalnet {
 		return nil
 	}

@@ -88,7 +88,7 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 func (p *plan) program(ctx context.Context) error {
 	b := p.backend
 	b.installed = nil // after a failure, the next Plan reads the tables
-	if err := p.unrouteLocalnet(ctx); err != nil {
+	if err := p.stopRoutingLocalnet(ctx); err != nil {
 		return err
 	}
 	var err error

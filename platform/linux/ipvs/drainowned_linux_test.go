@@ -77,9 +77,9 @@ func TestKernelDrainsUDP(t *testing.T) {
 		if err := os.WriteFile((setting{file: "net/ipv4/vs/expire_nodest_conn"}).path(), []byte("0\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		to, beside := netip.AddrPortFrom(dns.Frontends[0].Addr, 80), netip.AddrPortFrom(generate.OtherNodeAddr[0], 80)
+		to, foreign := netip.AddrPortFrom(dns.Frontends[0].Addr, 80), netip.AddrPortFrom(generate.OtherNodeAddr[0], 80)
 		old := flow{dialUDP(t, to), listenUDP(t, at)}
-		other := flow{dialUDP(t, beside), listenUDP(t, beside)}
+		other := flow{dialUDP(t, foreign), listenUDP(t, foreign)}
 		old.wantReceived(t, "hello")
 		other.wantReceived(t, "hello")
 		for _, lasted := range []time.Duration{0, DrainTimeout - time.Minute} {
@@ -98,8 +98,8 @@ func TestKernelDrainsUDP(t *testing.T) {
 			t.Errorf("in the end %d flows are tracked", n)
 		}
 		other.wantReceived(t, "still here")
-		if n := flowsTo(t, beside); n != 1 {
-			t.Errorf("beside the Service %d flows are tracked, want one", n)
+		if n := flowsTo(t, foreign); n != 1 {
+			t.Errorf("of others %d flows are tracked, want one", n)
 		}
 		wantNoLeftovers(t, b)
 		_ = b.Close()

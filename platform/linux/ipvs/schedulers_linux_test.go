@@ -49,10 +49,10 @@ func TestSchedulers(t *testing.T) {
 	})
 }
 
-// TestSchedulersBesideNamespaces tries schedulers while network namespaces with IPVS are
+// TestSchedulersDuringNamespaceChanges tries schedulers while network namespaces with IPVS are
 // being removed, each time with modules that are not loaded. Where the kernel loads the
 // module of lblc itself, no namespace of the machine can be removed any more.
-func TestSchedulersBesideNamespaces(t *testing.T) {
+func TestSchedulersDuringNamespaceChanges(t *testing.T) {
 	const rounds = 5
 	for _, s := range []string{"lblc", "lblcr", "magic"} {
 		for range rounds {

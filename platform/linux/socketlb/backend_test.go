@@ -59,7 +59,7 @@ var nodeA = &service.Node{Name: "node-a"}
 func TestTakesWhatTheRulesWouldForward(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
-			w, k := newWorld(7, f), &fake{family: f}
+			w, k := newRandomCluster(7, f), &fake{family: f}
 			b := New(f, k, Options{})
 			for i := range 1000 {
 				w.step()
@@ -280,7 +280,7 @@ func TestPlanText(t *testing.T) {
 // TestNamesFit fills tables as full as they get with names as clusters have them.
 func TestNamesFit(t *testing.T) {
 	for _, f := range service.Families {
-		w := newWorld(1, f)
+		w := newRandomCluster(1, f)
 		const n = 30000
 		m, _ := (&fake{family: f}).Build(entriesFor(n), 8)
 		m.frontends = m.frontends[:len(m.frontends)/2] // fuller than tables get

@@ -290,12 +290,12 @@ func TestDetachedProgramsAreFound(t *testing.T) {
 		n.sync(t, s)
 		c := startClient(t, n.options.Cgroup, 0)
 		k := n.backends[0].driver.(*kernel)
-		for name, meddle := range map[string]func() error{
+		for name, tamper := range map[string]func() error{
 			"detached": func() error { return k.links["connect4"].Detach() },
 			"unpinned": func() error { return os.Remove(filepath.Join(k.dir, "connect4")) },
 			"all pins": func() error { return os.RemoveAll(k.dir) },
 		} {
-			if err := meddle(); err != nil {
+			if err := tamper(); err != nil {
 				t.Fatal(err)
 			}
 			if k.Attached() == nil {

@@ -34,11 +34,11 @@ func TestSuites(t *testing.T) {
 	})
 }
 
-// TestSuitesBesideListings lists HNS while changes are programmed. What others did shows
+// TestSuitesDuringListings lists HNS while changes are programmed. What others did shows
 // when a listing has ended that began later. The first clean round begins one, and may
 // delete what that is about to read. Then the second one learns that it failed, the third
 // one begins another, and the fourth one uses it.
-func TestSuitesBesideListings(t *testing.T) {
+func TestSuitesDuringListings(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		New:     func(c generate.Cluster) backendtest.Node { return drawSuiteNode(t, c, true) },
 		Cluster: cluster, Printed: printed, CleanRounds: 4,

@@ -130,7 +130,7 @@ func TestChangesPassAListing(t *testing.T) {
 }
 
 // A listing that runs during changes shows earlier changes by others.
-func TestDriftIsFoundBesideChanges(t *testing.T) {
+func TestDriftIsFoundDuringChanges(t *testing.T) {
 	b := newListBench(t, v15)
 	b.apply(apps(1, 6, nil))
 	for id, lb := range b.hns.balancers {
@@ -187,7 +187,7 @@ func TestNewPodAfterAListing(t *testing.T) {
 
 // A load balancer that another program makes at an address that HNS refused to ours shows
 // in a listing, also if ours was tried and refused meanwhile.
-func TestTakenBesideAListing(t *testing.T) {
+func TestTakenDuringAListing(t *testing.T) {
 	b := newListBench(t, v13, "10.244.1.11")
 	k := Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}
 	b.hns.heldPorts[k] = true

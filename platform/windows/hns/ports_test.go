@@ -38,14 +38,14 @@ func manyServices(generation uint64, n int) *service.Snapshot {
 func TestDynamicPortsRunOut(t *testing.T) {
 	for name, tt := range map[string]struct {
 		blocks int
-		mute   bool
+		silent bool
 	}{"asked": {3, false}, "counted": {UsualDynamicPorts / PortBlockSize, true}} {
 		t.Run(name, func(t *testing.T) {
 			b := newTestNode(t, v13, bridgeN)
 			b.pods("10.244.1.11")
 			var condition string
 			b.backend.host.OnShortage(func(text string) { condition = text })
-			b.hns.portBlocks, b.hns.portsUnknown = tt.blocks, tt.mute
+			b.hns.portBlocks, b.hns.portsUnknown = tt.blocks, tt.silent
 			want := manyServices(1, tt.blocks+4)
 			creates, lists := 0, 0
 			for range 33 { // one second each

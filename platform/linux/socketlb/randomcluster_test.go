@@ -15,21 +15,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// world is a random cluster that changes.
-type world struct {
+// randomCluster is a random cluster that changes.
+type randomCluster struct {
 	*rand.Rand
 	family   service.Family
 	ports    map[service.PortName]*service.Port
 	snapshot *service.Snapshot
 }
 
-func newWorld(seed uint64, f service.Family) *world {
-	w := &world{Rand: rand.New(rand.NewPCG(seed, 1)), family: f, ports: map[service.PortName]*service.Port{}}
+func newRandomCluster(seed uint64, f service.Family) *randomCluster {
+	w := &randomCluster{Rand: rand.New(rand.NewPCG(seed, 1)), family: f, ports: map[service.PortName]*service.Port{}}
 	w.snapshot = service.New(1, &service.Node{Name: "a"}, nil)
 	return w
 }
 
-func (w *world) addr(net, n int) netip.Addr {
+func (w *randomCluster) addr(net, n int) netip.Addr {
 	if w.family == service.IPv4 {
 		return netip.AddrFrom4([4]byte{10, byte(net), byte(n >> 8), byte(n)})
 	}
@@ -37,7 +37,7 @@ func (w *world) addr(net, n int) netip.Addr {
 }
 
 // step changes some ports.
-func (w *world) step() {
+func (w *randomCluster) step() {
 	var changes []service.Change
 	for range 1 + w.IntN(4) {
 		n := w.IntN(40)
@@ -64,7 +64,7 @@ func (w *world) step() {
 	w.snapshot = w.snapshot.With(w.snapshot.Generation+1, node, changes)
 }
 
-func (w *world) port(name service.PortName, n int) *service.Port {
+func (w *randomCluster) port(name service.PortName, n int) *service.Port {
 	if w.IntN(4) == 0 {
 		return nil
 	}
@@ -89,7 +89,7 @@ func (w *world) port(name service.PortName, n int) *service.Port {
 	return p
 }
 
-func (w *world) judge(t *testing.T, k *fake) {
+func (w *randomCluster) judge(t *testing.T, k *fake) {
 	t.Helper()
 	for n := range 40 {
 		for port := range uint16(2) {
@@ -105,7 +105,7 @@ func (w *world) judge(t *testing.T, k *fake) {
 }
 
 // expected returns where the judge forwards connections that the layer may take.
-func (w *world) expected(to netip.AddrPort) (want []netip.AddrPort) {
+func (w *randomCluster) expected(to netip.AddrPort) (want []netip.AddrPort) {
 	v := route.Decide(w.snapshot, route.Conn{Protocol: service.TCP, From: w.addr(1, 9999), To: to})
 	if v.Action != route.Forward || v.Port.Affinity != 0 || w.snapshot.Node.MasqueradeAll {
 		return nil
