@@ -7,6 +7,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -46,8 +47,8 @@ func TestPagesForTheNode(t *testing.T) {
 	}
 }
 
-// TestHTTPS checks that the servers speak HTTPS where flags name a certificate, and that
-// status finds out.
+// TestHTTPS checks that the servers speak HTTPS where flags name a certificate, that
+// status finds out, and that the certificate may be renewed while the proxy runs.
 func TestHTTPS(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
@@ -64,20 +65,51 @@ func TestHTTPS(t *testing.T) {
 	if out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status")); err != nil {
 		t.Errorf("status: %v\n%s", err, out)
 	}
+	first := served(t, c.Node, program.MetricsAddr)
+	writeKeyPair(t, cert, key)
+	for _, addr := range []string{program.HealthAddr, program.MetricsAddr} {
+		program.Await(t, "the renewed certificate at "+addr, func() bool { return served(t, c.Node, addr).Cmp(first) != 0 })
+	}
+	if err := os.WriteFile(key, []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	renewed := served(t, c.Node, program.MetricsAddr)
+	program.Await(t, "status with a word on the torn key", func() bool {
+		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status"))
+		return err == nil && strings.Contains(strings.Join(strings.Fields(out), " "), "failed to find any PEM data in key input")
+	})
+	if now := served(t, c.Node, program.MetricsAddr); now.Cmp(renewed) != 0 {
+		t.Error("a key that cannot be read changed the certificate")
+	}
 	out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "--tls-cert-file="+cert, "--manifests="+c.dir, "--hostname-override="+netlab.NodeName))
 	if err == nil || !strings.Contains(out, "want both, or neither") {
 		t.Errorf("a certificate without a key: %v\n%s", err, out)
 	}
 }
 
-// writeKeyPair writes a certificate and its key.
+// served returns the number of the certificate of a server on h.
+func served(t *testing.T, h *netlab.Host, addr string) *big.Int {
+	t.Helper()
+	raw, err := h.Dial(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true}) // it is signed by itself
+	if err := c.HandshakeContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c.ConnectionState().PeerCertificates[0].SerialNumber
+}
+
+// writeKeyPair writes a certificate with a new number, and its key.
 func writeKeyPair(t *testing.T, cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotAfter: time.Now().Add(time.Hour)}
 	public, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
 		t.Fatal(err)

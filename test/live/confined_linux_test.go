@@ -18,6 +18,9 @@ import (
 	"kubeproxy/test/program"
 )
 
+// readOnlyRoot is a script that starts its arguments where the root is read-only.
+const readOnlyRoot = "mount -t tmpfs run /run && mount -o remount,bind,ro / && if touch /root/x 2>/dev/null; then exit 9; fi && exec \"$@\""
+
 // A proxy serves as it does elsewhere where its root is read-only, as the manifests
 // in deploy have it, and behind a filter of system calls like containerd's.
 func TestConfined(t *testing.T) {
@@ -25,9 +28,8 @@ func TestConfined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const closed = "mount -t tmpfs run /run && mount -o remount,bind,ro / && if touch /root/x 2>/dev/null; then exit 9; fi && exec \"$@\""
 	for name, prefix := range map[string][]string{
-		"read-only root": {"unshare", "--mount", "sh", "-c", closed, "sh"},
+		"read-only root": {"unshare", "--mount", "sh", "-c", readOnlyRoot, "sh"},
 		"seccomp":        {"env", confine + "=1", self},
 	} {
 		for _, mode := range []string{"nftables", "iptables-nft"} {
@@ -50,8 +52,16 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// startBehind starts the proxy by another program.
+// startBehind starts the proxy by another program, and waits until all is programmed.
 func (c *cluster) startBehind(t *testing.T, prefix ...string) *program.Proxy {
+	t.Helper()
+	p := c.launchBehind(t, prefix...)
+	c.awaitProgrammed(t)
+	return p
+}
+
+// launchBehind starts the proxy by another program.
+func (c *cluster) launchBehind(t *testing.T, prefix ...string) *program.Proxy {
 	t.Helper()
 	cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}, c.mode.flags...)...)
 	path, err := exec.LookPath(prefix[0])
@@ -60,9 +70,7 @@ func (c *cluster) startBehind(t *testing.T, prefix ...string) *program.Proxy {
 	}
 	cmd.Args = slices.Concat(prefix, []string{cmd.Path}, cmd.Args[1:])
 	cmd.Path = path
-	p := program.Start(t, c.Node, cmd)
-	c.awaitProgrammed(t)
-	return p
+	return program.Start(t, c.Node, cmd)
 }
 
 // confine is the variable that has this program replace itself by its arguments,
