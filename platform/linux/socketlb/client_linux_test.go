@@ -156,7 +156,7 @@ func (c *client) call(t *testing.T, x call) answer {
 }
 
 // newCgroup returns a cgroup of its own for the test.
-func newCgroup(t *testing.T) string {
+func newCgroup(t testing.TB) string {
 	t.Helper()
 	root, err := unifiedRoot()
 	if err != nil {
@@ -171,7 +171,7 @@ func newCgroup(t *testing.T) string {
 }
 
 // mountPins mounts a BPF file system for the test.
-func mountPins(t *testing.T) string {
+func mountPins(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
@@ -185,7 +185,7 @@ func mountPins(t *testing.T) string {
 	return dir
 }
 
-func removeCgroup(t *testing.T, dir string) {
+func removeCgroup(t testing.TB, dir string) {
 	t.Helper()
 	var all []string
 	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
