@@ -18,7 +18,7 @@ type Certificate struct {
 	certFile, keyFile string
 	report            func(error)
 
-	mu        sync.Mutex
+	mu        sync.Mutex // held from a read to its report, so that reports keep their order
 	cert, key []byte
 	latest    *tls.Certificate
 }
@@ -44,12 +44,12 @@ func (c *Certificate) Config() *tls.Config {
 // current returns the certificate in the files. While these cannot be used, it returns
 // the previous one, for example while only one of the two files has been replaced.
 func (c *Certificate) current(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	err := c.read()
 	if c.report != nil {
 		c.report(err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return c.latest, nil
 }
 
@@ -62,8 +62,6 @@ func (c *Certificate) read() error {
 	if err != nil {
 		return fmt.Errorf("key %s: %w", c.keyFile, err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.latest != nil && bytes.Equal(cert, c.cert) && bytes.Equal(key, c.key) {
 		return nil
 	}
