@@ -149,7 +149,7 @@ cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down -cluster '$(CLUSTER)'
 
 .PHONY: conformance
-conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, all of them much longer
+conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones and serial
 	@$(nodes) conformance $(ours) $(if $(SPECS),-only $(SPECS))
 
 # The version that upgrades begin with: the release before, or fifty commits ago.
