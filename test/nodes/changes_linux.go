@@ -85,7 +85,10 @@ var Sequences = []Sequence{
 			Name: "reboot", About: "a node without power, and booted again", Tolerated: Anything, change: reboot,
 			Note: "until kubelet is back, or the API server misses it, the API server calls the pods of the node ready",
 		},
-		{Name: "api", About: "an API server that does not answer, and a proxy started anew meanwhile", change: silence},
+		{
+			Name: "api", About: "an API server that does not answer, and a proxy started anew meanwhile", Tolerated: Anything, change: silence,
+			Note: "when it is back, its controllers call nodes not ready for some seconds, because their leases are old; policy Local has no ready endpoint there then",
+		},
 		{
 			Name: "cleanup", About: "uninstalled, cleaned up on each node, and installed again", Tolerated: Anything, change: reinstall,
 			Note: "nothing serves between the cleanup and the installation",
