@@ -54,10 +54,11 @@ func (k *kernel) folders() ([]int, error) {
 	return all, err
 }
 
-// Installed implements Driver.
+// Installed implements Driver. A process that may not look into the BPF file system, such as
+// one in a user namespace, cannot have pinned anything there.
 func (k *kernel) Installed() (bool, error) {
 	_, err := os.Stat(k.dir)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return false, nil
 	}
 	return err == nil, err
@@ -66,6 +67,10 @@ func (k *kernel) Installed() (bool, error) {
 // Remove implements Driver. Detaching is what counts, so it comes first, and it does not
 // wait until other processes close what they have open.
 func (k *kernel) Remove() error {
+	if found, err := k.Installed(); err == nil && !found && len(k.links) == 0 {
+		k.Release()
+		return nil
+	}
 	var errs []error
 	for _, a := range attachments[k.family] {
 		l, err := link.LoadPinnedLink(filepath.Join(k.dir, a.program), nil)
