@@ -114,40 +114,53 @@ type renderedBalancer struct {
 
 // add adds the state of one family after p.
 func (d *rendering) add(f service.Family, p *plan) {
-	b := p.backend
-	dry := newDryPass(context.Background(), b.host, &p.next.site, f, p.next.model)
+	dry := newDryPass(context.Background(), p.backend.host, &p.next.site, f, p.next.model)
 	dry.do(p.work)
+	d.addObjects(f, p, dry)
+	d.Changes = append(d.Changes, strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")...)
+	d.Changes = slices.DeleteFunc(d.Changes, func(s string) bool { return s == "" })
+	d.addMessages(p, dry)
+}
+
+// addObjects adds the objects that the Service ports of p have in the model of at.
+func (d *rendering) addObjects(f service.Family, p *plan, at *pass) {
 	used := map[string]bool{}
 	for _, u := range p.work.units {
 		for _, w := range u.desired {
-			lb := dry.model.balancer(w.Key)
+			lb := at.model.balancer(w.Key)
 			if lb == nil {
 				continue
 			}
 			for _, id := range lb.Endpoints {
 				used[id] = true
 			}
-			d.LoadBalancers = append(d.LoadBalancers, renderedBalancer{
-				Service: w.PortName.String(), Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.describe(),
-				Endpoints: dry.endpointTexts(lb.Endpoints), head: fmt.Sprintf("loadbalancer %s %s # %s", lb.Key, lb.describe(), w.PortName),
-			})
+			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, w.PortName.String()))
 		}
 		for _, t := range u.vips {
-			if e := dry.model.endpointAt(t.Addr, Remote); e != nil {
+			if e := at.model.endpointAt(t.Addr, Remote); e != nil {
 				used[e.ID] = true
 			}
 		}
 	}
 	for id := range used {
-		if e := dry.model.endpoint(id); e != nil && len(e.Addrs) > 0 {
+		if e := at.model.endpoint(id); e != nil && len(e.Addrs) > 0 {
 			d.Endpoints = append(d.Endpoints, newRenderedEndpoint(e, f))
 		}
 	}
+	d.sortEndpoints()
+}
+
+func (d *rendering) sortEndpoints() {
 	slices.SortFunc(d.Endpoints, func(a, b renderedEndpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.text, b.text)) })
 	d.Endpoints = slices.CompactFunc(d.Endpoints, func(a, b renderedEndpoint) bool { return a == b })
-	d.Changes = append(d.Changes, strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")...)
-	d.Changes = slices.DeleteFunc(d.Changes, func(s string) bool { return s == "" })
-	d.addMessages(p, dry)
+}
+
+// rendered returns lb, which belongs to the Service port of this name.
+func (p *pass) rendered(lb *LoadBalancer, of string) renderedBalancer {
+	return renderedBalancer{
+		Service: of, Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.describe(),
+		Endpoints: p.endpointTexts(lb.Endpoints), head: fmt.Sprintf("loadbalancer %s %s # %s", lb.Key, lb.describe(), of),
+	}
 }
 
 func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
@@ -184,15 +197,7 @@ func (d *rendering) addMessages(p *plan, dry *pass) {
 
 func (d *rendering) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "network %s %s, HNS %s\n", d.Network, d.Kind, d.HNS)
-	for _, e := range d.Endpoints {
-		fmt.Fprintf(w, "endpoint %s\n", e.text)
-	}
-	for _, lb := range d.LoadBalancers {
-		fmt.Fprintf(w, "%s\n", lb.head)
-		for _, e := range lb.Endpoints {
-			fmt.Fprintf(w, "\t%s\n", e)
-		}
-	}
+	d.writeObjects(w)
 	for _, s := range d.Unsupported {
 		fmt.Fprintf(w, "unsupported: %s\n", s)
 	}
@@ -205,6 +210,18 @@ func (d *rendering) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "\nto change:\n")
 	for _, s := range d.Changes {
 		fmt.Fprintf(w, "%s\n", s)
+	}
+}
+
+func (d *rendering) writeObjects(w *bufio.Writer) {
+	for _, e := range d.Endpoints {
+		fmt.Fprintf(w, "endpoint %s\n", e.text)
+	}
+	for _, lb := range d.LoadBalancers {
+		fmt.Fprintf(w, "%s\n", lb.head)
+		for _, e := range lb.Endpoints {
+			fmt.Fprintf(w, "\t%s\n", e)
+		}
 	}
 }
 

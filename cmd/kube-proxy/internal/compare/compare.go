@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
@@ -207,6 +209,7 @@ func (x *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 	if x.mode.System.ReadBack == nil {
 		return "", "", NotReadable{string(x.mode.Name)}
 	}
+	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
 	for _, f := range x.families {
 		h, w, err := x.mode.System.ReadBack(ctx, x.setup(), f, want)
 		if err != nil {
@@ -229,6 +232,7 @@ func (x *comparison) setup() mode.Setup {
 
 // plan adds what a starting proxy would change.
 func (x *comparison) plan(ctx context.Context, want *service.Snapshot) error {
+	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
 	all, err := x.mode.System.Open(ctx, x.setup(), x.families)
 	if err != nil {
 		return err

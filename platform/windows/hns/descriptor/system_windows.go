@@ -20,7 +20,7 @@ import (
 
 // system has no probe, as the network may be created later.
 func system() *mode.System {
-	return &mode.System{Open: open, Targets: targets, Prepare: prepare, Dump: dump}
+	return &mode.System{Open: open, Targets: targets, Prepare: prepare, Dump: dump, ReadBack: readBack}
 }
 
 // grace is how long a round may go on when the proxy stops. HNS may hang, and a first
@@ -42,6 +42,15 @@ func open(ctx context.Context, s mode.Setup, families []service.Family) ([]*mode
 			Tracer: func() (mode.Tracer, error) { return newBackend(h, f, s), nil },
 		}, nil
 	})
+}
+
+// readBack makes no change, and saves nothing in the state file.
+func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+	h, err := newHost(ctx, s, hns.WithTimeout(hns.NewDriver(), s.Condition("dataplane"), s.Progress))
+	if err != nil {
+		return "", "", err
+	}
+	return newBackend(h, f, s).ReadBack(ctx, want)
 }
 
 func newBackend(h *hns.Host, f service.Family, s mode.Setup) *hns.Backend {
