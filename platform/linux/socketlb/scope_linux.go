@@ -62,7 +62,7 @@ func unifiedRoot() (string, error) {
 }
 
 // cgroupID returns the number of a cgroup that programs see. It is the inode of its
-// folder, see https://git.kernel.org/linus/74321038a487.
+// folder, see https://git.kernel.org/linus/743210386c03.
 func cgroupID(path string) (uint64, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(path, &s); err != nil {
