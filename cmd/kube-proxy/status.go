@@ -39,7 +39,7 @@ should be. A Service that asks for what the mode cannot do is limited: the rest 
 it is in force.
 
 With --watch, each change is printed with its time: of the proxy, its rounds, its
-Services and, with a Service, its endpoints. An interrupt ends it with exit code 0.
+Services and, with a Service, its endpoints. An interrupt ends it: exit code 0.
 If there is no first answer, the exit code is the same as without --watch.`
 
 const statusExample = `  kube-proxy status
