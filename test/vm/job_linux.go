@@ -44,8 +44,11 @@ type Job struct {
 	// is this machine's.
 	CPUs     int
 	RealTime bool
-	Memory   int           // in MB, 0 means 2048
-	Timeout  time.Duration // in this machine's time, 0 means 10 minutes
+	// Cmpxchg16b gives the processors that instruction, which QEMU emulates incorrectly:
+	// kernel 6.12 crashes. BPF local storage of kernels from 6.19 on works with it alone.
+	Cmpxchg16b bool
+	Memory     int           // in MB, 0 means 2048
+	Timeout    time.Duration // in this machine's time, 0 means 10 minutes
 	// Stdout and Stderr receive the command's output while it runs. They may be the same
 	// writer.
 	Stdout, Stderr io.Writer

@@ -43,11 +43,14 @@ var modules = []string{
 const cmdline = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr no5lvl clocksource=hpet no_timer_check random.trust_cpu=on " +
 	"cryptomgr.notests nowatchdog reboot=t 8250.nr_uarts=1 i8042.noaux i8042.nokbd rcupdate.rcu_expedited=1"
 
-// qemu returns the emulator's command. Without -cx16, kernel 6.12 crashes on an
-// instruction that QEMU emulates incorrectly.
+// qemu returns the emulator's command.
 func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
+	cpu := "max,la57=off"
+	if !j.Cmpxchg16b {
+		cpu += ",-cx16"
+	}
 	args := []string{
-		"-M", "pc,usb=off,vmport=off", "-nodefaults", "-no-user-config", "-cpu", "max,la57=off,-cx16",
+		"-M", "pc,usb=off,vmport=off", "-nodefaults", "-no-user-config", "-cpu", cpu,
 		"-smp", strconv.Itoa(j.CPUs), "-m", strconv.Itoa(j.Memory), "-display", "none", "-no-reboot",
 		"-kernel", k.image(), "-initrd", filepath.Join(folder, "image"), "-append", cmdline,
 		"-serial", "file:" + filepath.Join(folder, "console"), "-device", "virtio-serial-pci",

@@ -70,6 +70,7 @@ func parse(args []string) (options, vm.Job, error) {
 	flags.StringVar(&o.kernel, "kernel", vm.DefaultKernel, "one of "+strings.Join(vm.Kernels, ", "))
 	flags.IntVar(&j.CPUs, "cpus", 1, "processors of the machine; with one it has a clock of its own")
 	flags.BoolVar(&j.RealTime, "realtime", false, "give a machine with one processor this machine's clock, too")
+	flags.BoolVar(&j.Cmpxchg16b, "cmpxchg16b", false, "give the processors that instruction, which crashes kernel 6.12")
 	flags.IntVar(&j.Memory, "memory", 2048, "memory of the machine, in MB")
 	flags.DurationVar(&j.Timeout, "timeout", 0, "until the machine is given up, by this machine's clock; unset: 10m, or thrice -test.timeout")
 	flags.Var(pairs(j.Files), "file", "`FROM:TO`, a file or folder to bring in; more than once")
