@@ -303,7 +303,7 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 
 // watchDraining requests a sync from time to time while destinations drain.
 func (b *Backend) watchDraining(ctx context.Context, touched func()) error {
-	return tick(ctx, drainPollInterval, func() {
+	return reconcile.Every(ctx, drainPollInterval, func() {
 		if b.draining.Load() {
 			touched()
 		}

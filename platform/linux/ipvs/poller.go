@@ -7,6 +7,8 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+
+	"kubeproxy/common/reconcile"
 )
 
 // pollInterval is the interval between two reads of the kernel state if a read is cheap.
@@ -32,24 +34,10 @@ func (l *poller) polled(start time.Time) {
 
 // watch requests a read when one is due.
 func (l *poller) watch(ctx context.Context, touched func()) error {
-	return tick(ctx, pollInterval, func() {
+	return reconcile.Every(ctx, pollInterval, func() {
 		if next := l.nextPoll.Load(); next != 0 && time.Now().UnixNano() >= next {
 			l.requested.Store(true)
 			touched()
 		}
 	})
-}
-
-// tick calls do periodically until ctx is done.
-func tick(ctx context.Context, every time.Duration, do func()) error {
-	t := time.NewTicker(every)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-			do()
-		}
-	}
 }

@@ -132,18 +132,11 @@ func (b *Backend) Cleanup(context.Context) error {
 
 // Watch implements reconcile.Backend. A check of the programs costs a few system calls.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
-	t := time.NewTicker(watchPeriod)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-			if b.driver.Attached() != nil {
-				touched()
-			}
+	return reconcile.Every(ctx, watchPeriod, func() {
+		if b.driver.Attached() != nil {
+			touched()
 		}
-	}
+	})
 }
 
 // Taken returns how many connections were taken. It is safe for concurrent use.
