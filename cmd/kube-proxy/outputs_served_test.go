@@ -4,25 +4,21 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 
@@ -32,6 +28,7 @@ import (
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/eventsink"
 )
 
 // hostileServers has s in what the servers for health and Services answer.
@@ -92,37 +89,11 @@ func hostileMetrics(t *testing.T, s string) {
 	}
 }
 
-// eventSink is an API server that takes Events.
-type eventSink struct {
-	mu     sync.Mutex
-	events []corev1.Event
-	bodies []string
-}
-
-// RoundTrip implements http.RoundTripper.
-func (e *eventSink) RoundTrip(r *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return nil, err
-	}
-	var x corev1.Event
-	if err := json.Unmarshal(body, &x); err != nil {
-		return nil, err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.events, e.bodies = append(e.events, x), append(e.bodies, string(body))
-	return &http.Response{
-		StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}},
-		Body: io.NopCloser(bytes.NewReader(body)), Request: r,
-	}, nil
-}
-
 // hostileEvents has s in messages of Events. The names are those of the API server, which
 // are valid.
 func hostileEvents(t *testing.T, s string) {
 	t.Helper()
-	sink := &eventSink{}
+	sink := &eventsink.Sink{}
 	node := strings.Repeat("node-a.", 35) + "example"
 	web := events.Object{Kind: "Service", Namespace: "shop", Name: "web", UID: "1"}
 	messages := []string{s, errors.Join(errors.New(s), errors.New(s)).Error(), strings.Repeat(s, 100), strings.Repeat("x", 990) + s}
@@ -145,11 +116,13 @@ func hostileEvents(t *testing.T, s string) {
 		stop()
 		<-done
 	})
-	if len(sink.events) != 2*len(messages) {
-		t.Errorf("%d Events, want %d", len(sink.events), 2*len(messages))
+	written := sink.Written()
+	if len(written) != 2*len(messages) {
+		t.Errorf("%d Events, want %d", len(written), 2*len(messages))
 	}
-	for i, e := range sink.events {
-		checkPrinted(t, "Event", sink.bodies[i])
+	for _, q := range written {
+		e := q.Event
+		checkPrinted(t, "Event", q.Body)
 		checkPrinted(t, "message of an Event", e.Message)
 		if n := len(e.Message); n == 0 || n > 1024 || strings.Contains(e.Message, "\n") {
 			t.Errorf("a message of %d bytes: %q", n, e.Message)

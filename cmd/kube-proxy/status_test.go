@@ -24,34 +24,21 @@ import (
 	"kubeproxy/common/service"
 )
 
-// shopPort returns a port of a Service in family f.
-func shopPort(f service.Family, name string, endpoints int, fronts ...service.Frontend) *service.Port {
-	p := &service.Port{Family: f, Frontends: fronts}
-	p.Name = service.PortName{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP}
-	for i := range endpoints {
-		addr := netip.AddrFrom4([4]byte{10, 244, 1, byte(i + 1)})
-		if f == service.IPv6 {
-			addr = netip.AddrFrom16([16]byte{0xfd, 0, 15: byte(i + 1)})
-		}
-		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(addr, 8080), Local: i == 0})
+// shopPort returns a port of a Service with a ClusterIP.
+func shopPort(name, addr string, cluster ...service.Endpoint) *service.Port {
+	return &service.Port{
+		Family: service.IPv4, Cluster: cluster,
+		Name:      service.PortName{Namespace: "shop", Name: name, Port: "http", Protocol: service.TCP},
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr(addr), Port: 80}},
 	}
-	return p
-}
-
-func front(k service.Kind, addr string, port uint16) service.Frontend {
-	f := service.Frontend{Kind: k, Port: port}
-	if addr != "" {
-		f.Addr = netip.MustParseAddr(addr)
-	}
-	return f
 }
 
 // TestStatusFlags checks that each flag reaches what is asked and printed, and the exit
 // codes.
 func TestStatusFlags(t *testing.T) {
 	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{
-		shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80)),
-		shopPort(service.IPv4, "empty", 0, front(service.ClusterIP, "10.96.0.2", 80)),
+		shopPort("web", "10.96.0.1", service.Endpoint{Addr: netip.MustParseAddrPort("10.244.1.1:8080"), Local: true}),
+		shopPort("empty", "10.96.0.2"),
 	})
 	store := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
 	store.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: time.Now()})

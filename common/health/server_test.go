@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"kubeproxy/test/logtext"
 	"net"
 	"net/http"
 	"strings"
@@ -16,7 +17,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 )
 
 // hello is a handler with a recognizable answer.
@@ -41,8 +41,8 @@ func fetch(t *testing.T, addr net.Addr, path string) (int, string) {
 }
 
 func TestServerServesUntilTheEnd(t *testing.T) {
-	var log strings.Builder
-	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+	logger, log := logtext.New(0)
+	ctx := klog.NewContext(t.Context(), logger)
 	ctx, cancel := context.WithCancel(ctx)
 	bound, done := make(chan net.Addr, 1), make(chan error, 1)
 	s := Server{Name: "health", Addr: "127.0.0.1:0", Handler: hello("hi"), Listening: func(a net.Addr) { bound <- a }}
@@ -56,7 +56,7 @@ func TestServerServesUntilTheEnd(t *testing.T) {
 		t.Errorf("Run = %v, want nil at the end", err)
 	}
 	if log.Len() > 0 {
-		t.Errorf("log = %s, want nothing", &log)
+		t.Errorf("log = %s, want nothing", log)
 	}
 	if c, err := net.Dial("tcp", addr.String()); err == nil {
 		c.Close()
@@ -111,8 +111,8 @@ func (s *stuckListener) Addr() net.Addr { return &net.TCPAddr{} }
 // An address that cannot be bound is retried every five seconds, and logged once.
 func TestSoftFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log strings.Builder
-		ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+		logger, log := logtext.New(0)
+		ctx := klog.NewContext(t.Context(), logger)
 		ctx, cancel := context.WithCancel(ctx)
 		var tried []time.Duration
 		var attempts []bool
@@ -145,7 +145,7 @@ func TestSoftFail(t *testing.T) {
 			t.Errorf("Run = %v", err)
 		}
 		if a, b := strings.Count(log.String(), "Not served"), strings.Count(log.String(), "Serving after all"); a != 1 || b != 1 {
-			t.Errorf("log = %s, want one line for the failure and one for its end", &log)
+			t.Errorf("log = %s, want one line for the failure and one for its end", log)
 		}
 	})
 }

@@ -4,9 +4,7 @@
 package report
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +12,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,42 +29,16 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
+	"kubeproxy/test/eventsink"
 	"kubeproxy/test/program"
 )
-
-// fakeAPI is the transport to an API server that accepts every Event.
-type fakeAPI struct {
-	mu     sync.Mutex
-	events []string
-}
-
-// RoundTrip implements http.RoundTripper.
-func (a *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return nil, err
-	}
-	var e corev1.Event
-	if err := json.Unmarshal(body, &e); err != nil {
-		return nil, err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if r.Method == http.MethodPost {
-		a.events = append(a.events, e.Type+" "+e.Reason+" "+e.InvolvedObject.Name+" "+string(e.InvolvedObject.UID)+": "+e.Message)
-	}
-	return &http.Response{
-		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
-		Body: io.NopCloser(bytes.NewReader(body)), Request: r,
-	}, nil
-}
 
 // recordedEvents runs a scenario and returns the resulting Events in order.
 func recordedEvents(t *testing.T, scenario func(h *Events)) []string {
 	t.Helper()
 	var all []string
 	synctest.Test(t, func(t *testing.T) {
-		server := &fakeAPI{}
+		server := &eventsink.Sink{}
 		h := newEvents(Options{
 			API: &rest.Config{Host: "http://api", Transport: server}, Node: "node-a",
 			Tracker: track.New(track.Options{}), Build: metrics.Build{GitVersion: "v1"}, Log: klog.Background(),
@@ -84,7 +55,11 @@ func recordedEvents(t *testing.T, scenario func(h *Events)) []string {
 		synctest.Wait()
 		stop()
 		<-done
-		all = server.events
+		for _, q := range server.Written() {
+			if e := q.Event; q.Method == http.MethodPost {
+				all = append(all, e.Type+" "+e.Reason+" "+e.InvolvedObject.Name+" "+string(e.InvolvedObject.UID)+": "+e.Message)
+			}
+		}
 	})
 	return slices.DeleteFunc(all, func(s string) bool {
 		return s == "Normal Starting node-a node-a: kube-proxy v1 starts"

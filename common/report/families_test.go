@@ -17,6 +17,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
+	"kubeproxy/test/logtext"
 )
 
 // TestUnknownPods checks that podCIDRs are required only of families that have Services.
@@ -46,7 +47,7 @@ func TestUnknownPods(t *testing.T) {
 // TestFamilyOutOfReach checks a round that finds that the node lacks a family. It matters
 // only if the family has Services.
 func TestFamilyOutOfReach(t *testing.T) {
-	log, text := newLog(0)
+	log, text := logtext.New(0)
 	r := newTestReports(Options{Mode: "kernelspace", Families: []service.Family{service.IPv6}, Log: log})
 	rounds := r.Sequence(Backend{})
 	round := func(why string, ports ...*service.Port) string {
@@ -60,7 +61,7 @@ func TestFamilyOutOfReach(t *testing.T) {
 			t.Errorf("round %d: condition %q, want %q", i, got, want)
 		}
 	}
-	if diff := cmp.Diff([]string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, messages(text)); diff != "" {
+	if diff := cmp.Diff([]string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, logtext.Lines(text)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }
@@ -104,7 +105,7 @@ func TestRefusedAddressesAreReported(t *testing.T) {
 
 // TestManyProblems wants the first of many problems logged, and the rest counted.
 func TestManyProblems(t *testing.T) {
-	log, text := newLog(0)
+	log, text := logtext.New(0)
 	r := newTestReports(Options{Log: log})
 	const services = 100
 	for i := range services {

@@ -4,39 +4,20 @@
 package report
 
 import (
-	"bytes"
 	"errors"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/logtext"
 )
 
-// newLog returns a logger and the buffer it writes to, level by level.
-func newLog(level int) (klog.Logger, *bytes.Buffer) {
-	var b bytes.Buffer
-	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&b), textlogger.Verbosity(level))), &b
-}
-
-// messages returns the log lines without their heads.
-func messages(b *bytes.Buffer) []string {
-	var all []string
-	for line := range strings.Lines(b.String()) {
-		_, text, _ := strings.Cut(line, "] ")
-		all = append(all, line[:1]+" "+strings.TrimSpace(text))
-	}
-	return all
-}
-
 func TestRoundLogger(t *testing.T) {
-	log, b := newLog(2)
+	log, b := logtext.New(2)
 	r := newRoundLogger(log)
 	now := time.Unix(0, 0)
 	r.now = func() time.Time { return now }
@@ -65,20 +46,20 @@ func TestRoundLogger(t *testing.T) {
 		`I "Others had altered our rules" changes=2 first="a; b"`,
 		`I "Programmed again" generation=5 took="0s" failingFor="1m12s"`,
 	}
-	if diff := cmp.Diff(want, messages(b)); diff != "" {
+	if diff := cmp.Diff(want, logtext.Lines(b)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }
 
 func TestLogCleanup(t *testing.T) {
-	log, b := newLog(0)
+	log, b := logtext.New(0)
 	r := newRoundLogger(log)
 	for _, err := range []error{nil, errors.New("a"), errors.New("a"), errors.New("b"), nil, nil, errors.New("b")} {
 		r.logCleanup(err)
 	}
 	const failure = `E "Stale connections could not all be removed" err=`
 	want := []string{failure + `"a"`, failure + `"b"`, `I "Stale connections are removed again"`, failure + `"b"`}
-	if diff := cmp.Diff(want, messages(b)); diff != "" {
+	if diff := cmp.Diff(want, logtext.Lines(b)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }
@@ -86,7 +67,7 @@ func TestLogCleanup(t *testing.T) {
 // TestLogRepeatedDrift checks that a repeated change is logged once a minute, and another
 // change at once, up to a bound.
 func TestLogRepeatedDrift(t *testing.T) {
-	log, b := newLog(0)
+	log, b := logtext.New(0)
 	r := newRoundLogger(log)
 	now := time.Unix(0, 0)
 	r.now = func() time.Time { return now }
@@ -104,14 +85,14 @@ func TestLogRepeatedDrift(t *testing.T) {
 		`I "Others had altered our rules" changes=1 first="b" rounds=1000 notLogged=58`,
 		`I "Others had altered our rules" changes=1 first="a" rounds=1000 notLogged=0`,
 	}
-	if diff := cmp.Diff(want, messages(b)); diff != "" {
+	if diff := cmp.Diff(want, logtext.Lines(b)); diff != "" {
 		t.Errorf("the log (- want, + got):\n%s", diff)
 	}
 	b.Reset()
 	for i := range 50 {
 		round(strconv.Itoa(i))
 	}
-	if n := len(messages(b)); n != maxLoggedDrift-1 {
+	if n := len(logtext.Lines(b)); n != maxLoggedDrift-1 {
 		t.Errorf("%d more lines within a minute, want %d", n, maxLoggedDrift-1)
 	}
 }

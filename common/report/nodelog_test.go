@@ -4,16 +4,14 @@
 package report
 
 import (
-	"bytes"
 	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"k8s.io/klog/v2/textlogger"
-
 	"kubeproxy/common/track"
+	"kubeproxy/test/logtext"
 )
 
 // TestUnknownNodeIsLogged waits until nodeTimeout.
@@ -27,8 +25,8 @@ func TestUnknownNodeIsLogged(t *testing.T) {
 		{true, true, []string{"API server has not sent the Node", "NodePorts"}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			var log bytes.Buffer
-			l := &nodeLog{log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), name: "node-x"}
+			logger, log := logtext.New(0)
+			l := &nodeLog{log: logger, name: "node-x"}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			sources := NewManifestSources()

@@ -17,6 +17,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/logtext"
 )
 
 // scraped returns the samples of /metrics whose name begins with one of prefixes, by the
@@ -109,7 +110,7 @@ func TestMetricsWithoutChanges(t *testing.T) {
 // TestNodeEligibilityIsLogged marks a Node for deletion, unmarks it and marks it again.
 // Each change is one log line; other changes of the Node are none.
 func TestNodeEligibilityIsLogged(t *testing.T) {
-	log, text := newLog(0)
+	log, text := logtext.New(0)
 	h := newTestReports(Options{Sources: NewSources(), Log: log}).Sink()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
 	marked := node.DeepCopy()

@@ -4,7 +4,6 @@
 package takeover
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,9 +12,9 @@ import (
 	"testing"
 
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/common/errtree"
+	"kubeproxy/test/logtext"
 )
 
 func TestOnlyForbidden(t *testing.T) {
@@ -55,8 +54,8 @@ func TestCleanup(t *testing.T) {
 		"somebody makes": {left: fakeLeftovers{what: "rules", recreated: true}, removed: 1, text: "clean up a place: a place has rules again"},
 	} {
 		t.Run(situation, func(t *testing.T) {
-			var log bytes.Buffer
-			ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log), textlogger.Verbosity(2))))
+			logger, log := logtext.New(2)
+			ctx := klog.NewContext(t.Context(), logger)
 			tt.target.Leftovers = &tt.left
 			skip := func(p Target) string {
 				if p.IPVS {

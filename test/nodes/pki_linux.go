@@ -4,6 +4,7 @@
 package nodes
 
 import (
+	"crypto/ecdsa"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -39,26 +40,22 @@ func (c *Cluster) newSigner() (*signer, error) {
 
 func (c *Cluster) pki(name string) string { return c.path("pki", name) }
 
-// key writes a key alone, by which service accounts are signed.
-func (s *signer) key(name string) error {
+// key writes a new key, and returns it. One alone signs for service accounts.
+func (s *signer) key(name string) (*ecdsa.PrivateKey, error) {
 	key, err := authority.NewKey()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	text, err := authority.KeyPEM(key)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return os.WriteFile(s.cluster.pki(name+".key"), text, 0o600)
+	return key, os.WriteFile(s.cluster.pki(name+".key"), text, 0o600)
 }
 
 // issue writes a certificate and its key.
 func (s *signer) issue(name string, who authority.Subject) error {
-	key, err := authority.NewKey()
-	if err != nil {
-		return err
-	}
-	text, err := authority.KeyPEM(key)
+	key, err := s.key(name)
 	if err != nil {
 		return err
 	}
@@ -67,7 +64,7 @@ func (s *signer) issue(name string, who authority.Subject) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(s.cluster.pki(name+".key"), text, 0o600), os.WriteFile(s.cluster.pki(name+".crt"), cert, 0o644))
+	return os.WriteFile(s.cluster.pki(name+".crt"), cert, 0o644)
 }
 
 // login writes a kubeconfig with the certificate called name.

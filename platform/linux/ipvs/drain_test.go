@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/logtext"
 )
 
 // TestDrainingIsLogged checks that the log contains how long connections of removed
@@ -66,8 +67,8 @@ func TestDrainingIsLoggedAfterRestart(t *testing.T) {
 	setConns(k, 3)
 	less := snapshot(web(0, 1, service.TCP))
 	apply(t, b, less)
-	var out bytes.Buffer
-	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out))))
+	logger, out := logtext.New(0)
+	ctx := klog.NewContext(t.Context(), logger)
 	b = newBackend(service.IPv4, k, Options{})
 	view, err := b.view(ctx, less)
 	if err != nil {

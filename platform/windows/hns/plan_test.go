@@ -52,6 +52,18 @@ func newTestNode(t testing.TB, v Version, n Network) *testNode {
 	return b
 }
 
+// dsrNode returns a node with DSR that has programmed a Service with every kind of
+// frontend, an endpoint of its own and a remote one.
+func dsrNode(t testing.TB) (*testNode, *service.Snapshot) {
+	b := newTestNode(t, v15, overlayN)
+	b.options.DSR = true
+	b.restart()
+	b.pods("10.244.1.11")
+	want := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
+	b.converge(want)
+	return b, want
+}
+
 // restart replaces the process. HNS and the state file keep their content.
 func (b *testNode) restart() { b.restartOn(b.hns) }
 

@@ -56,12 +56,7 @@ func TestReadBack(t *testing.T) {
 
 // TestReadBackTampered names what another program changed and deleted.
 func TestReadBackTampered(t *testing.T) {
-	b := newTestNode(t, v15, overlayN)
-	b.options.DSR = true
-	b.restart()
-	b.pods("10.244.1.11")
-	want := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
-	b.converge(want)
+	b, want := dsrNode(t)
 	held, _, err := b.backend.ReadBack(t.Context(), want)
 	if err != nil {
 		t.Fatal(err)

@@ -186,12 +186,7 @@ func to(a string) route.Conn {
 
 // The path names each object of HNS by its ID, and what it does.
 func TestTracePath(t *testing.T) {
-	b := newTestNode(t, v15, overlayN)
-	b.options.DSR = true
-	b.restart()
-	b.pods("10.244.1.11")
-	want := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
-	b.converge(want)
+	b, want := dsrNode(t)
 	ids := map[Key]string{}
 	for id, lb := range b.hns.balancers {
 		ids[lb.Key] = id

@@ -4,7 +4,6 @@
 package agent
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,13 +15,13 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/nodemode"
 	"kubeproxy/common/source"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/logtext"
 )
 
 // TestModeRequest reads the annotation of the Node if no mode is configured.
@@ -63,8 +62,8 @@ func TestModeRequest(t *testing.T) {
 			defer server.Close()
 			c := &config.Config{OS: tt.os}
 			c.Mode = tt.mode
-			var log bytes.Buffer
-			ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+			logger, log := logtext.New(0)
+			ctx := klog.NewContext(t.Context(), logger)
 			got := newModeRequest(ctx, c, NewOptions(modes.All()), &source.APIServer{Config: &rest.Config{Host: server.URL}, NodeName: "node-a"})
 			if want := (modeRequest{tt.mode, tt.annotated}); got != want || !strings.Contains(log.String(), tt.logged) || tt.logged == "" && log.Len() > 0 {
 				t.Errorf("request %v, log %q; want %v, %q", got, log.String(), want, tt.logged)

@@ -4,7 +4,6 @@
 package agent
 
 import (
-	"bytes"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
@@ -26,6 +24,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/logtext"
 )
 
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -47,22 +46,6 @@ func write(t *testing.T, path, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// newLog returns a logger and the buffer it writes to, level by level.
-func newLog(level int) (klog.Logger, *bytes.Buffer) {
-	var b bytes.Buffer
-	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&b), textlogger.Verbosity(level))), &b
-}
-
-// messages returns the log lines without their heads.
-func messages(b *bytes.Buffer) []string {
-	var all []string
-	for line := range strings.Lines(b.String()) {
-		_, text, _ := strings.Cut(line, "] ")
-		all = append(all, line[:1]+" "+strings.TrimSpace(text))
-	}
-	return all
 }
 
 // TestReloadNeedsProcessThatStarts checks that a file with which no process could start
@@ -103,7 +86,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Mode = config.NFTables // as mode selection does
-	log, logText := newLog(2)
+	log, logText := logtext.New(2)
 	r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
 	f := r.newFollower()
 	check := func() {

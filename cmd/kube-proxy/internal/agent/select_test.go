@@ -4,7 +4,6 @@
 package agent
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,13 +12,13 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/nodemode"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/logtext"
 )
 
 // selectCase is a case of TestSelectMode.
@@ -90,8 +89,8 @@ func TestSelectMode(t *testing.T) {
 			if tt.file != "" {
 				c.Mode, o.Flags.Config = tt.file, "kube-proxy.yaml"
 			}
-			var log bytes.Buffer
-			x, err := selectMode(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))), o.Candidates(c, tt.annotated), func(w Candidate) (*Selected, error) {
+			logger, log := logtext.New(0)
+			x, err := selectMode(logger, o.Candidates(c, tt.annotated), func(w Candidate) (*Selected, error) {
 				if slices.Contains(tt.broken, string(w.Name)) {
 					return nil, fmt.Errorf("%s lacks something", w.Name)
 				}

@@ -1,0 +1,54 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package eventsink is an API server in memory that accepts every Event.
+package eventsink
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Sink is the transport to it. The zero value is ready.
+type Sink struct {
+	mu      sync.Mutex
+	written []Request
+}
+
+// Request is one that wrote an Event.
+type Request struct {
+	Method string // POST creates an Event, PATCH counts it once more
+	Event  corev1.Event
+	Body   string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (s *Sink) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	q := Request{Method: r.Method, Body: string(body)}
+	if err := json.Unmarshal(body, &q.Event); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written = append(s.written, q)
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(body)), Request: r,
+	}, nil
+}
+
+// Written returns the requests so far, in order.
+func (s *Sink) Written() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]Request(nil), s.written...)
+}
