@@ -63,6 +63,12 @@ for cpus in 1 2; do \
 done
 endef
 
+# Tests the module that lays out images and releases.
+define in_release
+echo "== images and release"; \
+cd build/release && go vet ./... && go test -count=1 ./...
+endef
+
 ##@ Use
 
 .PHONY: build
@@ -190,12 +196,16 @@ test: ## what to run after a change: units, scenarios, simulated systems, real p
 
 .PHONY: check
 check: setup formatted vet lint controlplane prefix machine ## everything that runs for a commit: make test with the race detector, all systems, API server, Wine, virtual machine
-	@race=-race; \
+	@race=-race; failed=0; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
-	echo "== make check: all tests $$race; half an hour on two cores, 15 minutes of it in a virtual machine"; \
-	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./...
-	@$(MAKE) --no-print-directory test-release
-	@$(in_vm)
+	echo "== make check: all tests $$race; half an hour on two cores; beside them, a virtual machine, whose output comes after"; \
+	set -m; ( $(in_vm) ) >$(vm).log 2>&1 & machine=$$!; set +m; \
+	trap 'kill -- -$$machine 2>/dev/null || true' EXIT; \
+	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./... || failed=1; \
+	( $(in_release) ) || failed=1; \
+	tail --pid=$$machine -n +1 -f $(vm).log; \
+	wait $$machine || failed=1; \
+	exit $$failed
 
 .PHONY: nightly
 nightly: setup controlplane prefix machine ## the long forms of all tests: campaigns of an attacker, floods, kills, soaks, fuzzing for FUZZTIME each; hours
@@ -213,8 +223,7 @@ e2e: controlplane ## the tests against a real API server alone; builds it the fi
 
 .PHONY: test-release
 test-release: ## the tests of what is released alone: images built twice and unpacked, the chart and its values
-	@echo "== images and release"
-	@cd build/release && go vet ./... && go test -count=1 ./...
+	@$(in_release)
 
 .PHONY: test-cluster
 test-cluster: $(nodes) image ## a cluster of real nodes: a few minutes of Kubernetes' own tests, and install, roll and way back under load
