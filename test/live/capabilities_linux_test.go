@@ -44,25 +44,41 @@ func neededRights() map[string]struct {
 // behind a filter of system calls, with a read-only root. Without one of them, it does
 // not work.
 func TestRights(t *testing.T) {
+	for name, tc := range neededRights() {
+		if !tc.mode.ipvs {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				worksWithRights(t, tc.mode, tc.rights)
+			})
+		}
+	}
+}
+
+// TestIPVSRights is TestRights for the mode that not every kernel has.
+func TestIPVSRights(t *testing.T) {
+	needIPVS(t)
+	t.Parallel()
+	needed := neededRights()["ipvs"]
+	worksWithRights(t, needed.mode, needed.rights)
+}
+
+// worksWithRights checks that a mode needs each of some capabilities, and no others.
+func worksWithRights(t *testing.T, m mode, rights []string) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, tc := range neededRights() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := newCluster(t, tc.mode)
-			web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
-			c.save(t, web)
-			for _, right := range tc.rights {
-				rest := slices.DeleteFunc(slices.Clone(tc.rights), func(r string) bool { return r == right })
-				c.failsBehind(t, right, contained(self, rest)...)
-			}
-			p := c.startBehind(t, contained(self, tc.rights)...)
-			c.check(t, c.want(t), c.cells([]*netlab.Host{c.Host("customer")}, web))
-			p.Stop(t)
-		})
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
+	c.save(t, web)
+	c.prepare(t)
+	for _, right := range rights {
+		rest := slices.DeleteFunc(slices.Clone(rights), func(r string) bool { return r == right })
+		c.failsBehind(t, right, contained(self, rest)...)
 	}
+	p := c.startBehind(t, contained(self, rights)...)
+	c.check(t, c.want(t), c.cells([]*netlab.Host{c.Host("customer")}, web))
+	p.Stop(t)
 }
 
 // contained are the words that start a program as in a container of the chart with these

@@ -18,8 +18,10 @@ import (
 	"kubeproxy/test/program"
 )
 
-// readOnlyRoot is a script that starts its arguments where the root is read-only.
-const readOnlyRoot = "mount -t tmpfs run /run && mount -o remount,bind,ro / && if touch /root/x 2>/dev/null; then exit 9; fi && exec \"$@\""
+// readOnlyRoot is a script that starts its arguments where the root is read-only, and the
+// settings of the kernel with it.
+const readOnlyRoot = "mount -t tmpfs run /run && mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && " +
+	"mount -o remount,bind,ro / && if touch /root/x 2>/dev/null; then exit 9; fi && exec \"$@\""
 
 // A proxy serves as it does elsewhere where its root is read-only, as the manifests
 // in deploy have it, and behind a filter of system calls like containerd's.
@@ -38,6 +40,7 @@ func TestConfined(t *testing.T) {
 				c := newCluster(t, switchableModes()[mode])
 				web := app{name: "web", number: 10}.on(c.webs()...)
 				c.save(t, web)
+				c.prepare(t)
 				p := c.startBehind(t, prefix...)
 				c.check(t, c.want(t), c.cells(c.clientHosts()[:1], web))
 				web = web.on(c.webs()[:1]...)
@@ -49,6 +52,15 @@ func TestConfined(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// prepare makes the settings of the node, as the privileged part of the manifests does.
+func (c *cluster) prepare(t *testing.T) {
+	t.Helper()
+	out, err := program.Run(t, c.Node, c.command(append([]string{"--init-only"}, c.mode.flags...)...))
+	if err != nil {
+		t.Fatalf("--init-only: %v\n%s", err, out)
 	}
 }
 

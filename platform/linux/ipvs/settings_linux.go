@@ -5,6 +5,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -99,6 +100,23 @@ func (k *kernel) ApplySettings(ctx context.Context, of settingsScope) error {
 		return fmt.Errorf("set the timeouts of IPVS: %w", err)
 	}
 	return nil
+}
+
+// Prepare makes the settings that virtual servers need. In a container that is not
+// privileged they cannot be made, because /proc/sys is read-only there. They exist once the
+// module is loaded, and belong to the network namespace.
+func Prepare(ctx context.Context, o Options) error {
+	if _, err := ensureLoaded(); err != nil {
+		return err
+	}
+	log := klog.FromContext(ctx)
+	var errs []error
+	for _, s := range o.settings(scopeStartup) {
+		if err := s.set(log); err != nil {
+			errs = append(errs, fmt.Errorf("prepare the node for IPVS: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // ceilSeconds rounds d up to seconds, the unit of the kernel.

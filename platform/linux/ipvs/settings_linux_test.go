@@ -50,6 +50,22 @@ func TestKernelSettings(t *testing.T) {
 	})
 }
 
+// TestKernelIsPrepared checks that a proxy which can make no settings finds them as it needs
+// them.
+func TestKernelIsPrepared(t *testing.T) {
+	inNamespace(t, func() {
+		o := alwaysResync()
+		o.StrictARP = true
+		if err := Prepare(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		wantARP(t, "1", "2")
+		b := newKernel(t, service.IPv4, o)
+		wantAllSettings(t, b)
+		_ = b.Close()
+	})
+}
+
 // TestKernelKeepsSettings checks that foreign changes of IPVS settings are found,
 // reported and undone. A foreign change of the ARP settings stays.
 func TestKernelKeepsSettings(t *testing.T) {

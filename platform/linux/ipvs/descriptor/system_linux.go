@@ -21,6 +21,7 @@ func system() *mode.System {
 		Open:              mode.OpenEach(create, addTraffic),
 		Owned:             owned,
 		Targets:           targets,
+		Prepare:           func(ctx context.Context, s mode.Setup) error { return ipvs.Prepare(ctx, options(s.Config)) },
 		ReadBack:          mode.ReadBack(create),
 		Conntrack:         true,
 	}
