@@ -76,8 +76,8 @@ type Sequence struct {
 var Sequences = []Sequence{
 	{Trials: []Trial{
 		{Name: "install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
-		{Name: "upgrade", About: "an earlier version upgraded to this one", Relay: true, prepare: installEarlier, change: upgrade},
-		{Name: "rollback", About: "helm rollback to the earlier version", Relay: true, change: rollback, finish: upgrade},
+		{Name: "upgrade", About: "an earlier version upgraded to this one", Relay: true, Note: relayNote, prepare: installEarlier, change: upgrade},
+		{Name: "rollback", About: "helm rollback to the earlier version", Relay: true, Note: relayNote, change: rollback, finish: upgrade},
 		{Name: "roll", About: "the DaemonSet rolled", Relay: true, Note: relayNote, change: roll},
 		{Name: "drain", About: "a node drained, and back", Tolerated: Held, Note: endsNote, change: drain, finish: rollApplication},
 		{Name: "application", About: "all pods of the application replaced", Tolerated: Held, Note: endsNote, change: rollApplication},
@@ -97,7 +97,7 @@ var Sequences = []Sequence{
 	}},
 	{Embedded: true, Trials: []Trial{
 		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/install.md says for k3s", change: installEmbedded},
-		{Name: "embedded-back", About: "back to the kube-proxy within another process", Relay: true, change: goBackEmbedded},
+		{Name: "embedded-back", About: "back to the kube-proxy within another process", Relay: true, Note: relayNote, change: goBackEmbedded},
 	}},
 }
 

@@ -85,7 +85,7 @@ func TestUpdate(t *testing.T) {
 		}
 	}
 	change := Change{Name: "roll", Mode: "nftables", About: "rolled", Version: "v1", Kernel: "6.1", On: day, Flows: []Flow{
-		{Name: "pod", Counts: Counts{New: 10, NewLost: 2, Held: 5, Kinds: map[string]int{"new: timeout": 2}, FirstLost: day, Last: day.Add(time.Second)}},
+		{Name: "pod", Counts: Counts{New: 10, NewLost: 2, Slow: 3, Held: 5, Kinds: map[string]int{"new: timeout": 2}, FirstLost: day, Last: day.Add(time.Second)}},
 		{Name: "node", Counts: Counts{New: 20}},
 	}}
 	if err := Update(file, page, nil, &change); err != nil {
@@ -98,7 +98,7 @@ func TestUpdate(t *testing.T) {
 	for _, want := range []string{
 		"| network | nftables | kubeproxy v1 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
 		"- `one` (kubeproxy in mode nftables): why\n",
-		"| rolled | nftables | 30              | 2    | 5                     | 0      |",
+		"| rolled | nftables | 30              | 2    | 3    | 5                     | 0      |",
 		"- rolled, mode nftables: 2 new: timeout, within 1s (pod)\n",
 	} {
 		if !strings.Contains(string(text), want) {

@@ -157,16 +157,18 @@ func (d *Document) writeChanges(out *strings.Builder) {
 		return
 	}
 	out.WriteString("\n## Changes under load\n\nClients open connections at a steady rate and hold some open, from a pod, from a node and from outside,\n" +
-		"over TCP and UDP. A connection is lost when it is refused, broken or not answered within 3 seconds.\n\n")
+		"over TCP and UDP. A connection is lost when it is refused, broken or not answered within 3 seconds, and slow when\n" +
+		"that took more than half a second. Where many are slow, the machine was busy with other things, and some are lost\n" +
+		"for that reason.\n\n")
 	var rows [][]string
 	for _, c := range d.Changes {
 		sum, _ := c.sum()
 		rows = append(rows, []string{
-			c.About, c.Mode, fmt.Sprint(sum.New), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
+			c.About, c.Mode, fmt.Sprint(sum.New), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Slow), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
 			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
 		})
 	}
-	table(out, []string{"change", "mode", "new connections", "lost", "requests on held ones", "broken", "took", "version", "kernel", "day"}, rows)
+	table(out, []string{"change", "mode", "new connections", "lost", "slow", "requests on held ones", "broken", "took", "version", "kernel", "day"}, rows)
 	out.WriteString("\nWhat was lost:\n\n")
 	none := true
 	for _, c := range d.Changes {
@@ -191,6 +193,7 @@ func (c *Change) sum() (sum Counts, losers []string) {
 	for _, f := range c.Flows {
 		sum.New += f.New
 		sum.NewLost += f.NewLost
+		sum.Slow += f.Slow
 		sum.Held += f.Held
 		sum.HeldLost += f.HeldLost
 		if f.Lost() == 0 {
