@@ -104,7 +104,9 @@ func (a *APIServer) Run(ctx context.Context, sink Sink) error {
 	s := &serial{sink: sink}
 	feeds := []*feed{a.services(core, s), a.slices(discovery, s), a.node(core, s), a.serviceCIDRs(networking, s)}
 	group, ctx := errgroup.WithContext(ctx)
+	pace := newPacer()
 	for _, f := range feeds {
+		f.pace = pace
 		group.Go(func() error {
 			a.run(ctx, f)
 			return nil

@@ -10,8 +10,8 @@ import (
 )
 
 // stoppableClock is a clock for one turn of a watcher. The library pauses after some
-// failures for up to a minute without checking its context, and would delay a stop by
-// that: client-go: tools/cache/reflector.go.
+// failures without checking its context, and would delay a stop by that: client-go
+// tools/cache/reflector.go.
 type stoppableClock struct {
 	clock.RealClock
 	ended <-chan struct{}

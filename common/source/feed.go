@@ -23,6 +23,7 @@ type feed struct {
 	set       func(any)
 	remove    func(types.NamespacedName)
 	contact   func(string)
+	pace      *pacer
 
 	optional bool // the API server may lack the kind
 
@@ -133,7 +134,15 @@ func (f *feed) markListed() { f.once.Do(func() { close(f.listed) }) }
 
 // reportContact reports a sign of life. Events before the first complete list are none.
 func (f *feed) reportContact() {
-	if f.complete && f.contact != nil {
+	if f.complete {
+		f.alive()
+	}
+}
+
+// alive reports a sign of life. Any goroutine may call it.
+func (f *feed) alive() {
+	f.pace.read(f.kind)
+	if f.contact != nil {
 		f.contact(f.kind)
 	}
 }
@@ -141,10 +150,10 @@ func (f *feed) reportContact() {
 // contactReporter returns a function that reports that f's watch was granted at its
 // present state. Any goroutine may call the function.
 func (f *feed) contactReporter() func() {
-	if !f.complete || f.contact == nil {
+	if !f.complete {
 		return func() {}
 	}
-	return func() { f.contact(f.kind) }
+	return f.alive
 }
 
 func nameOf(o any) (types.NamespacedName, error) {

@@ -28,6 +28,7 @@ func (a *APIServer) run(ctx context.Context, f *feed) {
 	pause := minAbsentPause
 	for ctx.Err() == nil {
 		start := time.Now()
+		f.pace.forget(f.kind)
 		watchCtx, end := context.WithCancel(ctx)
 		w := &watcher{feed: f, api: a, ctx: watchCtx, cancel: end, timeout: cmp.Or(a.WatchTimeout, defaultWatchTimeout)}
 		w.run()
@@ -62,7 +63,7 @@ func (w *watcher) run() {
 	}
 	quiet := klog.NewContext(w.ctx, logr.Discard())
 	cache.NewReflectorWithOptions(from, w.feed.prototype, w.feed, cache.ReflectorOptions{
-		Name: w.feed.kind, Clock: stoppableClock{ended: w.ctx.Done()},
+		Name: w.feed.kind, Clock: stoppableClock{ended: w.ctx.Done()}, Backoff: &floor,
 	}).RunWithContext(quiet)
 }
 
@@ -77,16 +78,21 @@ var (
 const minWatchTime = time.Second
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	w.feed.pace.wait(ctx, w.feed.kind)
 	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, errNoAnswer)
 	defer cancel()
 	l, err := w.feed.from.list(ctx, o)
 	if err == nil {
 		err = w.feed.check(l)
 	}
+	if err != nil {
+		w.feed.pace.failed(w.feed.kind)
+	}
 	return l, w.report(ctx, err)
 }
 
 func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
+	w.feed.pace.wait(ctx, w.feed.kind)
 	ctx, cancel := context.WithCancelCause(ctx) // cancels the response too, not just the request
 	alarm := time.AfterFunc(w.timeout, func() { cancel(errNoAnswer) })
 	in, err := w.feed.from.watch(ctx, o)
@@ -121,6 +127,7 @@ func (w *watcher) report(ctx context.Context, err error) error {
 	if err == nil || w.ctx.Err() != nil || isNormalEnd(err) {
 		return err
 	}
+	w.feed.pace.failed(w.feed.kind)
 	if context.Cause(ctx) == errNoAnswer {
 		err = fmt.Errorf("%w in %s", errNoAnswer, w.timeout)
 	}
