@@ -9,7 +9,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -53,6 +52,11 @@ var Selections = []Selection{
 	{
 		Name: "short", About: "a few minutes of them",
 		Focus: `\[sig-network\] (Networking Granular Checks: (Services|Pods) should (function for (pod|endpoint)-Service|update endpoints)|Services should (serve a basic endpoint|be able to (change|create a functioning NodePort)|have session affinity work for NodePort|preserve source pod IP|allow pods to hairpin|fail health check node port|be rejected|implement service.kubernetes.io|serve endpoints on same port|not be able to connect to terminating)|Conntrack)`,
+		Skip:  `\[Disruptive\]|\[Serial\]|\[Slow\]|` + absent,
+	},
+	{
+		Name: "few", About: "some of the short ones, for a machine that is emulated",
+		Focus: `\[sig-network\] Services should (serve a basic endpoint|be able to create a functioning NodePort|have session affinity work for NodePort|preserve source pod IP|allow pods to hairpin|be rejected when no endpoints)`,
 		Skip:  `\[Disruptive\]|\[Serial\]|\[Slow\]|` + absent,
 	},
 }
@@ -107,16 +111,18 @@ type Results struct {
 // testPrograms are the tests of Kubernetes and what runs them.
 var testPrograms = []string{"e2e.test", "ginkgo"}
 
-// BuildTests builds the tests of Kubernetes.
-func BuildTests(ctx context.Context, out io.Writer) error {
-	_, err := thirdparty.Kubernetes.Build(ctx, out, testPrograms...)
-	return err
+// testFolder returns the folder with the tests of Kubernetes.
+func (c *Cluster) testFolder(ctx context.Context) (string, error) {
+	if c.Tests != "" {
+		return c.Tests, nil
+	}
+	return thirdparty.Kubernetes.Build(ctx, c.out, testPrograms...)
 }
 
 // Conformance runs a part of the tests of Kubernetes in the cluster, several at a time,
 // and returns their results. Its files are in a new folder.
 func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folder string) (Results, error) {
-	programs, err := thirdparty.Kubernetes.Build(ctx, c.out, testPrograms...)
+	programs, err := c.testFolder(ctx)
 	if err != nil {
 		return Results{}, err
 	}

@@ -22,15 +22,18 @@ import (
 // command, and the document that gets the results.
 type trial struct {
 	proxyFlags
+	virtual
 	json, page string
 	only       string
 	keep       bool
 	more       []string // archives of images
+	earlier    string   // folder of an earlier chart
 }
 
 func (t *trial) parse(name string, args, known []string, more func(*flag.FlagSet)) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
-	t.add(flags)
+	t.proxyFlags.add(flags)
+	t.virtual.add(flags)
 	flags.StringVar(&t.json, "json", "docs/conformance.json", "file with all results; empty keeps none")
 	flags.StringVar(&t.page, "page", "docs/conformance.md", "page that is made of it")
 	flags.StringVar(&t.only, "only", "", "which ones, with commas between them; empty takes all")
@@ -70,13 +73,24 @@ const (
 // usual is how many nodes a cluster has.
 const usual = 3
 
+// assemble makes what a cluster consists of, or finds it where it was made.
+func (t *trial) assemble(ctx context.Context, count int) (*nodes.Cluster, error) {
+	if t.parts != "" {
+		return nodes.OpenParts(os.Stdout, t.parts, count)
+	}
+	c, err := t.build(ctx, count)
+	if err == nil {
+		c.Archives = append(c.Archives, t.more...)
+	}
+	return c, err
+}
+
 // in runs fn in a new cluster of some nodes with a proxy, and removes the cluster.
 func (t *trial) in(ctx context.Context, first start, count int, fn func(*nodes.Cluster) error) (err error) {
-	c, err := t.build(ctx, count)
+	c, err := t.assemble(ctx, count)
 	if err != nil {
 		return err
 	}
-	c.Archives = append(c.Archives, t.more...)
 	if first == embedded {
 		c.Embedded = nodes.KnownMode(t.chart.Mode)
 	}
@@ -113,6 +127,9 @@ func conformance(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if t.wanted(t.chart.Mode) {
+		return t.inMachine(ctx, "conformance", args)
+	}
 	var failed error
 	for _, name := range []string{"kube-proxy", "kubeproxy"} {
 		first := ours
@@ -143,9 +160,12 @@ func conformance(ctx context.Context, args []string) error {
 	return failed
 }
 
+// logFolder has the logs of the tests of Kubernetes.
+const logFolder = "build/.cache/conformance"
+
 // conform runs a selection, prints and records what became of it.
 func (t *trial) conform(ctx context.Context, c *nodes.Cluster, s nodes.Selection, procs int, run *nodes.Run) error {
-	folder, err := filepath.Abs(filepath.Join("build", ".cache", "conformance", run.Proxy+"-"+run.Mode+"-"+s.Name))
+	folder, err := filepath.Abs(filepath.Join(filepath.FromSlash(logFolder), run.Proxy+"-"+run.Mode+"-"+s.Name))
 	if err != nil {
 		return err
 	}
@@ -185,6 +205,10 @@ func changes(ctx context.Context, args []string) error {
 			return err
 		}
 		t.more = []string{image}
+	}
+	t.earlier = s.Earlier.Folder
+	if t.wanted(t.chart.Mode) {
+		return t.inMachine(ctx, "changes", args)
 	}
 	var errs []error
 	for _, all := range nodes.Sequences {
