@@ -34,6 +34,9 @@ type Cluster struct {
 	Archives []string
 	// Store is a folder of containerd with further images, of which every node has a copy.
 	Store string
+	// Rate is how many new connections a second each client makes while something is
+	// changed, 0 for DefaultRate. It holds two fifths of that open.
+	Rate int
 
 	folder  string
 	out     io.Writer

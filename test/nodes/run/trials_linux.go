@@ -18,6 +18,12 @@ import (
 	"kubeproxy/test/nodes"
 )
 
+// The commands for trials.
+const (
+	conformanceCommand = "conformance"
+	changesCommand     = "changes"
+)
+
 // trial is what conformance and changes have in common: clusters that last as long as the
 // command, and the document that gets the results.
 type trial struct {
@@ -28,6 +34,7 @@ type trial struct {
 	keep       bool
 	more       []string // archives of images
 	earlier    string   // folder of an earlier chart
+	rate       int      // of new connections, see nodes.Cluster
 }
 
 func (t *trial) parse(name string, args, known []string, more func(*flag.FlagSet)) error {
@@ -91,6 +98,7 @@ func (t *trial) in(ctx context.Context, first start, count int, fn func(*nodes.C
 	if err != nil {
 		return err
 	}
+	c.Rate = t.rate
 	if first == embedded {
 		c.Embedded = nodes.KnownMode(t.chart.Mode)
 	}
@@ -120,7 +128,7 @@ func conformance(ctx context.Context, args []string) error {
 	for _, s := range nodes.Selections {
 		all = append(all, s.Name)
 	}
-	err := t.parse("conformance", args, all, func(flags *flag.FlagSet) {
+	err := t.parse(conformanceCommand, args, all, func(flags *flag.FlagSet) {
 		flags.StringVar(&proxy, "proxy", "both", "ours, known or both: whose results")
 		flags.IntVar(&procs, "procs", 4, "how many specs at a time")
 	})
@@ -128,7 +136,7 @@ func conformance(ctx context.Context, args []string) error {
 		return err
 	}
 	if t.wanted(t.chart.Mode) {
-		return t.inMachine(ctx, "conformance", args)
+		return t.inMachine(ctx, conformanceCommand, args)
 	}
 	var failed error
 	for _, name := range []string{"kube-proxy", "kubeproxy"} {
@@ -190,10 +198,11 @@ func changes(ctx context.Context, args []string) error {
 	var t trial
 	var s nodes.Setting
 	image := ""
-	err := t.parse("changes", args, nodes.Names(), func(flags *flag.FlagSet) {
+	err := t.parse(changesCommand, args, nodes.Names(), func(flags *flag.FlagSet) {
 		flags.StringVar(&s.Earlier.Folder, "earlier-chart", "", "folder of the chart of an earlier version")
 		flags.StringVar(&image, "earlier-image", "", "archive of its image")
 		flags.StringVar(&s.Earlier.Tag, "earlier-tag", "", "tag of its image")
+		flags.IntVar(&t.rate, "rate", 0, "new connections a second of each client; 0 takes 50, and 5 in a virtual machine")
 		flags.DurationVar(&s.Silence, "silence", 10*time.Minute, "how long the API server does not answer")
 	})
 	if err != nil {
@@ -208,7 +217,7 @@ func changes(ctx context.Context, args []string) error {
 	}
 	t.earlier = s.Earlier.Folder
 	if t.wanted(t.chart.Mode) {
-		return t.inMachine(ctx, "changes", args)
+		return t.inMachine(ctx, changesCommand, args)
 	}
 	var errs []error
 	for _, all := range nodes.Sequences {

@@ -48,6 +48,10 @@ var hostFiles = []string{
 	"/usr/bin/mount", "/usr/bin/nsenter", "/usr/bin/socat", "/usr/bin/umount", "/usr/bin/unshare", "/usr/lib/cni", "/usr/sbin/runc",
 }
 
+// slowRate is the rate of new connections of each client in the machine. That of others
+// would keep its processor busy.
+const slowRate = 5
+
 // Where the machine has its disk, and leaves its results.
 const (
 	diskInside    = "/disk"
@@ -138,6 +142,9 @@ func (t *trial) job(command string, args []string, disk string) (vm.Job, error) 
 		Env: []string{"XDG_CACHE_HOME=/root/.cache"}, Modules: []string{"overlay"}, Files: map[string]string{}, Outputs: map[string]string{},
 	}
 	j.Command = append([]string{self, command}, args...)
+	if command == changesCommand && t.rate == 0 {
+		j.Command = append(j.Command, fmt.Sprintf("-rate=%d", slowRate))
+	}
 	j.Command = append(j.Command, "-parts="+diskInside, "-json="+resultsInside, "-page="+pageInside)
 	logs := filepath.Join(dir, filepath.FromSlash(logFolder))
 	j.Outputs[logs] = logs
