@@ -141,6 +141,10 @@ CLUSTER ?=
 # The parts of a cluster from this tree: the image with the commands of iptables, and the chart.
 ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)'
 
+# For mode ipvs, a cluster may have to be in a virtual machine: where this kernel has no
+# IPVS, and where KERNEL is given.
+in_machine = $(if $(filter-out file,$(origin KERNEL)),-kernel $(KERNEL))
+
 # A cluster needs an image for this machine alone.
 cluster conformance changes test-cluster: SYSTEMS := linux-$(shell go env GOARCH)
 cluster conformance changes test-cluster: images := build/.cache/images
@@ -155,8 +159,9 @@ cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down -cluster '$(CLUSTER)'
 
 .PHONY: conformance
-conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones and serial
-	@$(nodes) conformance $(ours) $(if $(SPECS),-only $(SPECS))
+conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in half an hour for each proxy
+	@$(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
+	@$(nodes) conformance $(ours) $(in_machine) $(if $(SPECS),-only $(SPECS)) $(if $(PROXY),-proxy $(PROXY))
 
 # The version that upgrades begin with: the release before, or fifty commits ago.
 EARLIER ?= $(or $(shell git describe --tags --abbrev=0 HEAD~ 2>/dev/null),$(shell git rev-parse --short=8 HEAD~50 2>/dev/null))
@@ -167,7 +172,8 @@ changes: $(nodes) image ## install, upgrade, roll, drain, reboot, go back, with 
 	@rm -rf $(earlier) && mkdir -p $(earlier) && git archive $(EARLIER) | tar -x -C $(earlier)
 	@$(MAKE) --no-print-directory -C $(earlier) binaries VERSION=$(EARLIER) SYSTEMS=$(SYSTEMS)
 	@$(MAKE) --no-print-directory pack VERSION=$(EARLIER) SYSTEMS=$(SYSTEMS) images=$(images) binaries=$(earlier)/$(binaries)
-	@$(nodes) changes $(ours) -earlier-chart $(earlier)/build/chart -earlier-tag $(EARLIER) \
+	@$(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
+	@$(nodes) changes $(ours) $(in_machine) -earlier-chart $(earlier)/build/chart -earlier-tag $(EARLIER) \
 		-earlier-image $(images)/kubeproxy-iptables-$(EARLIER).oci.tar $(if $(ONLY),-only $(ONLY))
 
 .PHONY: $(nodes)

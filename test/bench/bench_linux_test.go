@@ -6,8 +6,10 @@ package main
 import (
 	"bytes"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,6 +77,38 @@ func TestQuickRunOfChains(t *testing.T) {
 		document, err := os.ReadFile(o.out)
 		if want := "### iptables-" + v + ", connections through 300 Services\n"; err != nil || !strings.Contains(string(document), want) {
 			t.Errorf("the document does not contain %q, %v:\n%s", want, err, document)
+		}
+	}
+}
+
+// TestQuickRunOfConnect requires a figure in every row, except of those of another proxy.
+func TestQuickRunOfConnect(t *testing.T) {
+	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
+		t.Skip(err)
+	}
+	var out bytes.Buffer
+	o := options{quick: true, only: "connect", out: filepath.Join(t.TempDir(), "benchmarks.md")}
+	err := run(t.Context(), o, &out)
+	if errors.Is(err, errNotPossible) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	for _, table := range acceleratedTables(300) {
+		_, text, _ := strings.Cut(out.String(), "\n"+table.title+"\n")
+		for _, r := range table.rows {
+			if found := rowOf(text, r.label); !strings.HasSuffix(r.label, "peer") && (len(found) < 4 || found[3] == "") {
+				t.Errorf("%s: row %q = %q, want a figure", table.title, r.label, found)
+			}
+		}
+	}
+	_, entries, _ := strings.Cut(out.String(), "\nEntries of connection tracking")
+	for label, want := range map[string][2]string{
+		"direct": {"0", "0"}, "the layer without rules": {"0", "0"}, "the layer above these rules": {"100", "0"}, "mode nftables": {"100", "100"},
+	} {
+		if found := rowOf(entries, label); found[2] != want[0] || found[3] != want[1] {
+			t.Errorf("entries of %s: %q, want %q", label, found, want)
 		}
 	}
 }
@@ -174,6 +208,30 @@ func TestQuantile(t *testing.T) {
 		if got := quantile(list, share); got != want {
 			t.Errorf("quantile(%v) = %v, want %v", share, got, want)
 		}
+	}
+}
+
+func TestInterval(t *testing.T) {
+	var list []float64
+	for i := range 100 {
+		list = append(list, float64(i+1))
+	}
+	if low, high := interval(list); low != 40 || high != 61 {
+		t.Errorf("interval of 1 to 100 = %v to %v, want 40 to 61", low, high)
+	}
+	if low, _ := interval(list[:5]); !math.IsNaN(low) {
+		t.Errorf("interval of five values begins at %v, want none", low)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	f := newFigures()
+	f.spread("r", []float64{1, 1, 1, 1, 1.25, 1.25, 1.5, 1.5, 1.5, 2, 2, 2})
+	table := table{base: "direct", rows: []row{{label: "path", metric: "m", ratio: "r", unit: inSeconds, spread: true}}}
+	f.set("m", 1)
+	table.add(roleOurs, f)
+	if got := rowOf(table.text(), "path"); !slices.Contains(got, "1.00x to 2.00x") {
+		t.Errorf("row %q, want the limits of the ratio", got)
 	}
 }
 

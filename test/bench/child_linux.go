@@ -36,6 +36,8 @@ const (
 	roleKnownPaths  role = "known layout, connections"
 	// roleRelay measures a whole program in mode userspace.
 	roleRelay role = "userspace"
+	// roleConnect measures socket acceleration.
+	roleConnect role = "connect"
 	// roleCounting measures what it costs to count connections.
 	roleCounting role = "traffic"
 	// Mode ipvs. roleIPVS runs the other roles, each in a process of its own: the
@@ -59,6 +61,7 @@ type task struct {
 	Program  program // for roleServed
 	Variant  string  // of iptables
 	Group    string  // cgroup of version 1 to join, "" for none
+	Cgroup   string  // of version 2, for roleConnect
 }
 
 // program is a proxy to measure.
@@ -134,6 +137,9 @@ func (b *bench) child(ctx context.Context, t task) (*figures, error) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if t.Role == roleConnect { // its mounts end with it
+		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	}
 	err = cmd.Start() // by this thread, whose end would be the child's
 	if err == nil {
 		err = b.await(cmd.Wait)
@@ -172,7 +178,7 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	}
 	measure := map[role]func(context.Context, task) (*figures, error){
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
-		roleServed: measureServed, roleRelay: measureRelay, roleCounting: measureCounted, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
+		roleServed: measureServed, roleRelay: measureRelay, roleCounting: measureCounted, roleConnect: measureConnect, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
 		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
 		roleIPVS: measureIPVS, roleLibrary: measureLibrary,
 		roleVirtual: measureVirtual, roleVirtualChanges: measureVirtualChanges, roleVirtualPaths: measureVirtualPaths,

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -117,10 +115,16 @@ type samples struct{ made, answered []time.Duration }
 func (t target) burst(d time.Duration) (samples, error) {
 	const room = 16384
 	s := samples{make([]time.Duration, 0, room), make([]time.Duration, 0, room)}
+	if err := t.joinCgroup(); err != nil {
+		return s, err
+	}
 	err := t.from.client.Do(func() error {
 		to := &unix.SockaddrInet4{Port: int(t.to.Port()), Addr: t.to.Addr().As4()}
 		buf := make([]byte, message)
 		for began := time.Now(); time.Since(began) < d || len(s.made) == 0; {
+			if t.among != nil {
+				to.Addr = t.among(len(s.made)).As4()
+			}
 			made, answered, err := transact(to, buf, 2*time.Second)
 			switch {
 			case err == nil:
@@ -182,52 +186,17 @@ func talk(fd int, to unix.Sockaddr, buf []byte, limit time.Duration) (made, answ
 	return made, time.Since(began), nil
 }
 
-// comparison collects rounds that measure targets in turn. The first target is the direct
-// connection.
-type comparison struct {
-	direct     map[string]float64 // in the present round, by part
-	p50, ratio map[string][]float64
-}
-
-// add adds one target's samples of one round.
-func (c *comparison) add(x target, s samples) {
-	for part, list := range map[string][]time.Duration{"made.": s.made, "": s.answered} {
-		m := quantile(list, 0.5)
-		if x.name == directName {
-			c.direct[part] = m
-		}
-		c.p50[part+x.name] = append(c.p50[part+x.name], m)
-		c.ratio[part+x.name] = append(c.ratio[part+x.name], m/c.direct[part])
-	}
-}
-
 const directName = "direct"
 
 // compare records for each target the median of the rounds' medians, and of the ratios of
 // a round's median to the direct one's.
 func (t task) compare(f *figures, targets []target) error {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	// With spare processors, the runtime does not take the processor from a thread that
-	// waits in the kernel.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 4))
+	p, err := takeTurns(targets, t.pick(15, 1), time.Duration(t.pick(60, 10))*time.Millisecond)
+	if err != nil {
+		return err
+	}
 	for _, x := range targets {
-		if err := x.answers(); err != nil {
-			return err
-		}
-	}
-	c := comparison{map[string]float64{}, map[string][]float64{}, map[string][]float64{}}
-	for range t.pick(15, 1) {
-		for _, x := range targets {
-			s, err := x.burst(time.Duration(t.pick(60, 10)) * time.Millisecond)
-			if err != nil {
-				return err
-			}
-			c.add(x, s)
-		}
-	}
-	for name := range c.p50 {
-		f.set("connect."+name, quantile(c.p50[name], 0.5))
-		f.set("connect."+name+".ratio", quantile(c.ratio[name], 0.5))
+		p.set(f, x.name, directName)
 	}
 	return nil
 }
@@ -253,10 +222,10 @@ func (t task) connections(f *figures, n *network) error {
 // an earlier connection through a Service.
 func (t task) targets(n, bare *network) []target {
 	direct := netip.AddrPortFrom(endpointIP(0, perService), targetPort)
-	targets := []target{{directName, bare, direct}, {"beside", n, direct}}
+	targets := []target{{name: directName, from: bare, to: direct}, {name: "beside", from: n, to: direct}}
 	for i, s := range firstMiddleLast(t.Services) {
 		name := [...]string{"first", "middle", "last"}[i]
-		targets = append(targets, target{name, n, netip.AddrPortFrom(clusterIP(s), servicePort)})
+		targets = append(targets, target{name: name, from: n, to: netip.AddrPortFrom(clusterIP(s), servicePort)})
 	}
 	return targets
 }

@@ -116,7 +116,7 @@ func (b *bench) measure(ctx context.Context) error {
 	}
 	for _, p := range list {
 		s, err := b.run(ctx, p)
-		if b.only == "" && errors.Is(err, vm.ErrMissing) {
+		if b.only == "" && (errors.Is(err, vm.ErrMissing) || errors.Is(err, errNotPossible)) {
 			fmt.Fprintf(b.out, "\n%s was not measured: %v\n", p.title, err)
 			continue
 		}

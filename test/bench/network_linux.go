@@ -99,4 +99,8 @@ type target struct {
 	name string
 	from *network
 	to   netip.AddrPort
+	// among, if set, returns the address for the i-th connection.
+	among func(i int) netip.Addr
+	// cgroup, if not empty, is the folder of the cgroup that the client is in.
+	cgroup string
 }

@@ -27,6 +27,7 @@ var parts = []part{
 	{"iptables", "Mode iptables", (*bench).measureIPTables},
 	{"userspace", "Mode userspace", (*bench).measureUserspace},
 	{"traffic", "Counting connections", (*bench).measureCounting},
+	{"connect", "Socket acceleration", (*bench).measureAcceleration},
 	{"ipvs", "Mode ipvs", (*bench).measureVirtualServers},
 }
 

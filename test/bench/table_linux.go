@@ -77,7 +77,9 @@ type row struct {
 	// ratio is the metric of our ratio to the floor. If "", the ratio is computed from
 	// both.
 	ratio string
-	aim   aim
+	// spread is whether the limits of the ratio, or of the metric if it has none, are shown.
+	spread bool
+	aim    aim
 	// why is what limits the figure.
 	why string
 }
@@ -116,6 +118,7 @@ type line struct {
 	label             string
 	floor, ours, peer string
 	overFloor         string // ours as a multiple of the floor
+	spread            string // of it
 	peerOver          string // the peer as a multiple of ours
 	aim, met          string
 	reached           string // the value that the aim limits
@@ -151,6 +154,9 @@ func (t *table) line(r row) (line, bool) {
 		label: r.label, why: r.why, floor: cell(r.unit, floor), ours: cell(r.unit, ours), peer: cell(r.unit, peer),
 		overFloor: cell(times, ratio), peerOver: cell(times, peer/ours),
 	}
+	if r.spread {
+		l.spread = t.spread(r)
+	}
 	var reached, limit float64
 	if r.aim.times > 0 {
 		reached, limit, l.reached = ratio, r.aim.times, l.overFloor
@@ -173,6 +179,20 @@ func (t *table) line(r row) (line, bool) {
 	return l, l.floor+l.ours+l.peer != ""
 }
 
+// spread returns the limits of a row's ratio, or of its metric.
+func (t *table) spread(r row) string {
+	u := times
+	if r.ratio == "" {
+		u = r.unit
+	}
+	metric := cmp.Or(r.ratio, r.metric)
+	low, high := t.value(roleOurs, metric+lowEnd), t.value(roleOurs, metric+highEnd)
+	if math.IsNaN(low) {
+		return ""
+	}
+	return u(low) + " to " + u(high)
+}
+
 func times(v float64) string {
 	if v >= 100 {
 		return thousands(int(v)) + "x"
@@ -190,13 +210,18 @@ func cell(u unit, v float64) string {
 // text returns t as an aligned Markdown table, followed by its notes.
 func (t *table) text() string {
 	head := cmp.Or(t.head, "ours")
-	cells := [][]string{{"", t.base, head, head + "/" + firstWord(t.base), "aim", "", "peer", "peer/" + head}}
+	cells := [][]string{{"", t.base, head, head + "/" + firstWord(t.base), "95 %", "aim", "", "peer", "peer/" + head}}
+	spread := false
 	for _, l := range t.lines() {
-		cells = append(cells, []string{l.label, l.floor, l.ours, l.overFloor, l.aim, l.met, l.peer, l.peerOver})
+		spread = spread || l.spread != ""
+		cells = append(cells, []string{l.label, l.floor, l.ours, l.overFloor, l.spread, l.aim, l.met, l.peer, l.peerOver})
 	}
 	for i, c := range cells {
 		if t.by[rolePeer] == nil {
-			c = slices.Delete(c, 6, 8)
+			c = slices.Delete(c, 7, 9)
+		}
+		if !spread {
+			c = slices.Delete(c, 4, 5)
 		}
 		if t.base == "" {
 			c = slices.Delete(c, 3, 4)

@@ -47,7 +47,7 @@ func measureCounted(ctx context.Context, t task) (*figures, error) {
 	t.logf("connections")
 	to := netip.AddrPortFrom(clusterIP(0), servicePort)
 	f := newFigures()
-	return f, t.compare(f, []target{{directName, plain, to}, {"counted", counting, to}, {"again", plain, to}})
+	return f, t.compare(f, []target{{name: directName, from: plain, to: to}, {name: "counted", from: counting, to: to}, {name: "again", from: plain, to: to}})
 }
 
 // program programs the Services of t in n, and starts a server there.

@@ -27,8 +27,16 @@ type Cluster struct {
 	// Embedded is the mode of a kube-proxy that runs on each node without a pod, and empty
 	// if there is none.
 	Embedded string
+	// Tests is a folder with the tests of Kubernetes. Without, they are built when they are
+	// needed.
+	Tests string
 	// Archives are the images that every node has.
 	Archives []string
+	// Store is a folder of containerd with further images, of which every node has a copy.
+	Store string
+	// Rate is how many new connections a second each client makes while something is
+	// changed, 0 for DefaultRate. It holds two fifths of that open.
+	Rate int
 
 	folder  string
 	out     io.Writer

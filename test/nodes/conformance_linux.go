@@ -9,7 +9,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,7 +22,7 @@ import (
 type Selection struct {
 	Name, About string
 	Focus, Skip string // as ginkgo takes them
-	Alone       bool   // one spec at a time
+	Alone       bool   // one spec at a time, as they change nodes and restart the proxy
 	Nodes       int    // if they need more than three
 }
 
@@ -43,8 +42,21 @@ var Selections = []Selection{
 		Focus: `\[sig-network\] Traffic Distribution`, Skip: `\[Disruptive\]|\[Serial\]|` + absent,
 	},
 	{
+		Name: "check", About: "what make check runs of them: each sort of Service once",
+		Focus: `\[sig-network\] (Networking Granular Checks: Services should function for (pod-Service: udp|endpoint-Service: http)|` +
+			`Services should (serve a basic endpoint|be able to (change the type from NodePort|create a functioning NodePort)|have session affinity work for NodePort|` +
+			`preserve source pod IP|allow pods to hairpin|fail health check node port|be rejected when no|implement service.kubernetes.io/headless|serve endpoints on same port and different protocol for)|` +
+			`Conntrack should be able to (preserve UDP traffic when (server pod cycles for a NodePort|initial unready)|cleanup conntrack entries when UDP service target port changes for a NodePort))`,
+		Skip: `\[Disruptive\]|\[Serial\]|\[Slow\]|` + absent,
+	},
+	{
 		Name: "short", About: "a few minutes of them",
 		Focus: `\[sig-network\] (Networking Granular Checks: (Services|Pods) should (function for (pod|endpoint)-Service|update endpoints)|Services should (serve a basic endpoint|be able to (change|create a functioning NodePort)|have session affinity work for NodePort|preserve source pod IP|allow pods to hairpin|fail health check node port|be rejected|implement service.kubernetes.io|serve endpoints on same port|not be able to connect to terminating)|Conntrack)`,
+		Skip:  `\[Disruptive\]|\[Serial\]|\[Slow\]|` + absent,
+	},
+	{
+		Name: "few", About: "some of the short ones, for a machine that is emulated",
+		Focus: `\[sig-network\] Services should (serve a basic endpoint|be able to create a functioning NodePort|have session affinity work for NodePort|preserve source pod IP|allow pods to hairpin|be rejected when no endpoints)`,
 		Skip:  `\[Disruptive\]|\[Serial\]|\[Slow\]|` + absent,
 	},
 }
@@ -99,28 +111,37 @@ type Results struct {
 // testPrograms are the tests of Kubernetes and what runs them.
 var testPrograms = []string{"e2e.test", "ginkgo"}
 
-// BuildTests builds the tests of Kubernetes.
-func BuildTests(ctx context.Context, out io.Writer) error {
-	_, err := thirdparty.Kubernetes.Build(ctx, out, testPrograms...)
-	return err
+// testFolder returns the folder with the tests of Kubernetes.
+func (c *Cluster) testFolder(ctx context.Context) (string, error) {
+	if c.Tests != "" {
+		return c.Tests, nil
+	}
+	return thirdparty.Kubernetes.Build(ctx, c.out, testPrograms...)
 }
 
 // Conformance runs a part of the tests of Kubernetes in the cluster, several at a time,
 // and returns their results. Its files are in a new folder.
 func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folder string) (Results, error) {
-	programs, err := thirdparty.Kubernetes.Build(ctx, c.out, testPrograms...)
+	programs, err := c.testFolder(ctx)
 	if err != nil {
 		return Results{}, err
 	}
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
 		return Results{}, err
 	}
+	provider, env := "skeleton", []string{"KUBE_TEST_REPO_LIST=" + c.path("registries.yaml")}
 	if s.Alone {
-		procs = 1
+		ctx, end := context.WithCancel(ctx)
+		defer end()
+		more, err := c.letChange(ctx)
+		if err != nil {
+			return Results{}, err
+		}
+		provider, env, procs = "local", append(env, more...), 1 // the skeleton has no nodes to log in to
 	}
 	cmd, err := c.Machine(control).Command("nice", "-n", "10", filepath.Join(programs, "ginkgo"),
 		fmt.Sprintf("--procs=%d", procs), "--no-color", "--timeout=3h", "--poll-progress-after=0", "--focus="+s.Focus, "--skip="+s.Skip,
-		"--junit-report=junit.xml", "--output-dir="+folder, filepath.Join(programs, "e2e.test"), "--", "--provider=skeleton",
+		"--junit-report=junit.xml", "--output-dir="+folder, filepath.Join(programs, "e2e.test"), "--", "--provider="+provider,
 		"--kubeconfig="+c.InsideKubeconfig(), fmt.Sprintf("--num-nodes=%d", c.Nodes), "--system-pods-startup-timeout=2m")
 	if err != nil {
 		return Results{}, err
@@ -137,7 +158,7 @@ func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folde
 	if err != nil {
 		return Results{}, err
 	}
-	cmd.Env = append(cmd.Env, "KUBE_TEST_REPO_LIST="+c.path("registries.yaml"))
+	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	begin := time.Now()
 	c.progress("running the specs of selection %s, %d at a time; log: %s", s.Name, procs, log.Name())
@@ -147,6 +168,25 @@ func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folde
 	r, err := readReport(filepath.Join(folder, "junit.xml"))
 	r.Took = time.Since(begin).Round(time.Second)
 	return r, err
+}
+
+// letChange prepares the cluster for specs that log in to nodes and restart the proxy. They
+// find its pods by the label that those of kubeadm have. It returns variables for them.
+func (c *Cluster) letChange(ctx context.Context) (env []string, err error) {
+	const known = `{"spec": {"template": {"metadata": {"labels": {"k8s-app": "kube-proxy"}}}}}`
+	ours, err := c.kubectl(ctx, "", "-n", system, "get", "daemonset", "-l", ofProxy, "-o", "name")
+	if err != nil {
+		return nil, err
+	}
+	if ours != "" {
+		if _, err := c.kubectl(ctx, "", "-n", system, "patch", strings.TrimSpace(ours), "-p", known); err != nil {
+			return nil, err
+		}
+		if err := c.awaitProxy(ctx, "kubeproxy"); err != nil {
+			return nil, err
+		}
+	}
+	return c.allowLogin(ctx)
 }
 
 // follow runs ginkgo and says once a minute how far it is. Failed specs are no error: the

@@ -51,7 +51,7 @@ func TestReadReport(t *testing.T) {
 // TestSelections checks which specs are selected.
 func TestSelections(t *testing.T) {
 	for name, want := range map[string]string{
-		"[sig-network] Services should serve a basic endpoint from pods [Conformance]":          "network short",
+		"[sig-network] Services should serve a basic endpoint from pods [Conformance]":          "network check short few",
 		"[sig-network] Services should work after restarting kube-proxy [Disruptive]":           "serial",
 		"[sig-network] DNS should provide DNS for services [Conformance]":                       "",
 		"[sig-network] Conntrack should be able to preserve UDP traffic when server pod cycles": "network short",

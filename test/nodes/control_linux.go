@@ -189,10 +189,16 @@ func output(cmd *exec.Cmd) (string, error) {
 	return string(text), err
 }
 
+// kubectlPause is between two attempts of kubectl.
+const kubectlPause = 500 * time.Millisecond
+
 // await runs kubectl until it succeeds.
 func (c *Cluster) await(ctx context.Context, limit time.Duration, args ...string) error {
 	var last error
 	err := poll(limit, func() (bool, error) {
+		if last != nil {
+			pause(ctx, kubectlPause) // a start of kubectl is a lot of work for a slow machine
+		}
 		_, last = c.kubectl(ctx, "", args...)
 		return last == nil || ctx.Err() != nil, ctx.Err()
 	})

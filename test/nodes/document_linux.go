@@ -49,13 +49,9 @@ type Document struct {
 // Update adds a run or a change to the document in a file, in place of an older one of the
 // same sort, and writes it with its page.
 func Update(file, page string, run *Run, change *Change) error {
-	d := Document{}
-	text, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(text, &d)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read %s: %w", file, err)
+	d, err := ReadDocument(file)
+	if err != nil {
+		return err
 	}
 	if run != nil {
 		d.Runs = append(slices.DeleteFunc(d.Runs, func(r Run) bool {
@@ -68,10 +64,24 @@ func Update(file, page string, run *Run, change *Change) error {
 		}), *change)
 	}
 	d.sort()
-	if text, err = json.MarshalIndent(d, "", "\t"); err != nil {
+	text, err := json.MarshalIndent(d, "", "\t")
+	if err != nil {
 		return err
 	}
 	return errors.Join(os.WriteFile(file, append(text, '\n'), 0o644), os.WriteFile(page, []byte(d.Page()), 0o644))
+}
+
+// ReadDocument reads the document in a file, which is empty if there is none.
+func ReadDocument(file string) (Document, error) {
+	var d Document
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &d)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return d, fmt.Errorf("read %s: %w", file, err)
+	}
+	return d, nil
 }
 
 func (d *Document) sort() {
@@ -88,7 +98,8 @@ const pageHead = `# Conformance
 
 Results of Kubernetes' own tests for this proxy and for the kube-proxy of the same version, in a cluster of three real
 nodes on one machine, and the connections that were lost while something was changed there. Written by
-` + "`make conformance` and `make changes`" + `; nothing here was written by hand.
+` + "`make conformance` and `make changes`" + `; nothing here was written by hand. A kernel of Debian's, such as
+6.1.0-56-cloud-amd64, is that of a virtual machine, for mode ipvs; times are by its clock then.
 
 ## Kubernetes' own tests
 

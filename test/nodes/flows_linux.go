@@ -5,6 +5,7 @@ package nodes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,12 +27,9 @@ type flow struct {
 	out  bytes.Buffer
 }
 
-// rate and held are what each client does: six clients over TCP make 300 connections a
-// second.
-const (
-	rate = 50
-	held = 20
-)
+// DefaultRate is how many connections a second each client makes: six clients over TCP
+// make 300.
+const DefaultRate = 50
 
 // flows deploys what clients connect to, and returns the clients: in a pod on n1, on node
 // n2, and outside.
@@ -59,6 +57,8 @@ func (c *Cluster) flows(ctx context.Context) ([]*flow, error) {
 	if err != nil {
 		return nil, err
 	}
+	rate := cmp.Or(c.Rate, DefaultRate)
+	held := 2 * rate / 5
 	onNode, outside := c.Machine(node(2)).process(), c.Machine(control).process()
 	tcp := func(name string, pid int, address string) *flow {
 		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held}}

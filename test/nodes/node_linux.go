@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"text/template"
@@ -34,13 +35,10 @@ func (c *Cluster) startNode(ctx context.Context, i int) error {
 	if err := c.configureNode(i); err != nil {
 		return fmt.Errorf("configure %s: %w", m.Name, err)
 	}
-	m.Steps = []Step{
-		{"containerd", []string{"containerd", "--config=" + m.path("containerd.toml")}, Forever},
-		{"containerd-ready", []string{"ctr", "version"}, Once},
+	if err := m.copyStore(c.Store); err != nil {
+		return err
 	}
-	for _, archive := range c.Archives {
-		m.Steps = append(m.Steps, Step{"import", []string{"ctr", "-n", "k8s.io", "images", "import", "--local", archive}, Once})
-	}
+	m.Steps = append(m.containerdSteps(m.path("containerd.toml")), m.importSteps(c.Archives)...)
 	if c.Embedded != "" {
 		more, err := c.embed(m, c.Embedded)
 		if err != nil {
@@ -54,6 +52,38 @@ func (c *Cluster) startNode(ctx context.Context, i int) error {
 		fmt.Sprintf("--node-labels=topology.kubernetes.io/zone=zone-%d,topology.kubernetes.io/region=here", (i-1)%zones+1),
 	}, Forever})
 	return m.boot(nil)
+}
+
+// containerdSteps start containerd, and end when it answers.
+func (m *Machine) containerdSteps(config string) []Step {
+	return []Step{
+		{"containerd", []string{"containerd", "--config=" + config}, Forever},
+		{"containerd-ready", []string{"ctr", "version"}, Once},
+	}
+}
+
+// importSteps give containerd the images of archives.
+func (m *Machine) importSteps(archives []string) []Step {
+	var all []Step
+	for _, archive := range archives {
+		all = append(all, Step{"import", []string{"ctr", "-n", "k8s.io", "images", "import", "--local", archive}, Once})
+	}
+	return all
+}
+
+// copyStore gives the disk of a new machine the images of a folder of containerd.
+func (m *Machine) copyStore(from string) error {
+	to := m.path("var/lib/containerd")
+	if _, err := os.Stat(to); from == "" || err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	if _, err := output(exec.Command("cp", "-a", from, to)); err != nil {
+		return fmt.Errorf("copy the images: %w", err)
+	}
+	return nil
 }
 
 // configureNode writes the node's configuration files.

@@ -41,7 +41,7 @@ func Build(ctx context.Context, out io.Writer, count int) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Nodes: count, Archives: []string{images}}
+	c := &Cluster{Nodes: count, Archives: []string{images}, out: out}
 	if c.Programs, err = join(filepath.Join(filepath.Dir(images), "programs"), files); err != nil {
 		return nil, fmt.Errorf("collect programs: %w", err)
 	}

@@ -60,7 +60,7 @@ var copiedFiles = []string{"/etc/protocols", "/etc/services", "/etc/ethertypes",
 var wantedModules = regexp.MustCompile(`^kernel/(` + strings.Join([]string{
 	"net/(netfilter|ipv4|ipv6|bridge|sctp|core|sched|xfrm|8021q|llc|802|netlink|unix|packet|key)/",
 	"drivers/net/(dummy|veth|tun|ifb|nlmon|vrf|net_failover|virtio_net|vxlan|geneve|macvlan|ipvlan|netdevsim)",
-	"drivers/virtio/", "drivers/char/(virtio_console|hw_random/)", "fs/overlayfs/", "crypto/.*crc32c", "crypto/crc", "lib/",
+	"drivers/virtio/", "drivers/block/virtio_blk", "drivers/char/(virtio_console|hw_random/)", "fs/overlayfs/", "crypto/.*crc32c", "crypto/crc", "lib/",
 }, "|") + `)`)
 
 // locate finds a program as root would.

@@ -44,11 +44,17 @@ type Job struct {
 	// is this machine's.
 	CPUs     int
 	RealTime bool
+	// Fast makes a machine with a clock of its own twice as fast by that clock.
+	Fast bool
 	// Cmpxchg16b gives the processors that instruction, which QEMU emulates incorrectly:
 	// kernel 6.12 crashes. BPF local storage of kernels from 6.19 on works with it alone.
 	Cmpxchg16b bool
-	Memory     int           // in MB, 0 means 2048
-	Timeout    time.Duration // in this machine's time, 0 means 10 minutes
+	// Disk is a file with the image of an ext4 file system, which the machine finds at
+	// /disk. What the machine writes there is lost. Containers can run in a machine with a
+	// disk.
+	Disk    string
+	Memory  int           // in MB, 0 means 2048
+	Timeout time.Duration // in this machine's time, 0 means 10 minutes
 	// Stdout and Stderr receive the command's output while it runs. They may be the same
 	// writer.
 	Stdout, Stderr io.Writer
@@ -155,10 +161,15 @@ func (j Job) tree() (tree, error) {
 		}
 		t[guestPath(file)] = entry{dir: true} // a program may expect it
 	}
-	t["/vm/conf"] = entry{text: fmt.Sprintf("DIR=%s\nMODULES=%s\nOUTPUTS=%s\n", quote(j.Dir),
+	disk := ""
+	if j.Disk != "" {
+		disk = diskInside
+	}
+	t["/vm/conf"] = entry{text: fmt.Sprintf("DISK=%s\nMODULES=%s\nOUTPUTS=%s\n", disk,
 		quote(strings.Join(slices.Concat(modules, j.Modules), " ")),
 		quote(strings.Join(slices.Sorted(maps.Keys(j.Outputs)), " ")))}
 	var run strings.Builder
+	fmt.Fprintf(&run, "cd %s\n", quote(j.Dir))
 	for _, e := range j.Env {
 		name, value, ok := strings.Cut(e, "=")
 		if !ok {
@@ -173,6 +184,9 @@ func (j Job) tree() (tree, error) {
 	t["/vm/run"] = entry{text: run.String() + "\n"}
 	return t, nil
 }
+
+// diskInside is where a machine has its disk.
+const diskInside = "/disk"
 
 // quote quotes word for a shell.
 func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }

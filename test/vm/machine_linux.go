@@ -56,6 +56,9 @@ func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
 		"-serial", "file:" + filepath.Join(folder, "console"), "-device", "virtio-serial-pci",
 	}
 	args = append(args, j.clock()...)
+	if j.Disk != "" {
+		args = append(args, "-drive", "file="+j.Disk+",format=raw,if=none,id=disk,snapshot=on,cache=unsafe", "-device", "virtio-blk-pci,drive=disk")
+	}
 	for i, name := range []string{"out", "err", "result"} { // descriptors 3, 4, 5
 		args = append(args, "-chardev", fmt.Sprintf("file,id=%s,path=/dev/fd/%d", name, 3+i),
 			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=%s", name, name))
@@ -78,14 +81,18 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 }
 
 // clock returns the options that derive the time of a machine with one processor from
-// instructions, two nanoseconds each, and that skip idle time. So tests see a fast and
+// instructions, two nanoseconds each or one, and that skip idle time. So tests see a fast and
 // idle machine, however slow and busy this one is. See -icount in
 // https://www.qemu.org/docs/master/devel/tcg-icount.html
 func (j Job) clock() []string {
 	if j.CPUs > 1 || j.RealTime {
 		return []string{"-accel", "tcg,thread=multi"}
 	}
-	return []string{"-accel", "tcg,thread=single", "-icount", "shift=1,sleep=off"}
+	shift := "1"
+	if j.Fast {
+		shift = "0"
+	}
+	return []string{"-accel", "tcg,thread=single", "-icount", "shift=" + shift + ",sleep=off"}
 }
 
 // boot runs the machine until it ends, and returns the exit code and an archive of files.

@@ -66,6 +66,40 @@ mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; e
 	}
 }
 
+// TestDisk checks that a machine reads its disk and writes to it, that the disk stays as it
+// is, and that a container can have a root of its own there.
+func TestDisk(t *testing.T) {
+	dir := t.TempDir()
+	disk, parts := filepath.Join(dir, "disk"), filepath.Join(dir, "parts")
+	err := errors.Join(os.Mkdir(parts, 0o755), os.WriteFile(filepath.Join(parts, "file"), []byte("content\n"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("/sbin/mkfs.ext4", "-q", "-d", parts, disk, "8M").CombinedOutput(); err != nil {
+		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
+	}
+	before, err := os.ReadFile(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const script = `pwd; cat /disk/file; echo changed >/disk/file; sync; cat /disk/file; cp /disk/file /root/out
+unshare --mount bash -c 'mkdir /x; mount -t tmpfs x /x; mkdir /x/old; cd /x; pivot_root . old && echo pivoted'`
+	var out bytes.Buffer
+	code, err := machine(t).Run(t.Context(), vm.Job{
+		Command: []string{"bash", "-c", script}, Dir: "/some/where", Disk: disk, Fast: true, Stdout: &out, Stderr: &out,
+		Outputs: map[string]string{"/root/out": filepath.Join(dir, "out")},
+	})
+	if want := "/some/where\ncontent\nchanged\npivoted\n"; err != nil || code != 0 || out.String() != want {
+		t.Errorf("exit code %d, %v, output %q, want %q", code, err, out.String(), want)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "out")); string(got) != "changed\n" {
+		t.Errorf("what the machine left is %q, %v", got, err)
+	}
+	if after, err := os.ReadFile(disk); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the disk has changed, %v", err)
+	}
+}
+
 // TestTimeout checks that a command that hangs is ended, and that its output until then
 // is kept.
 func TestTimeout(t *testing.T) {

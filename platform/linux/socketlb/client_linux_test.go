@@ -6,6 +6,7 @@ package socketlb
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -29,15 +30,23 @@ func TestMain(m *testing.M) {
 		lookForLayer(pins)
 		return
 	}
+	if family := os.Getenv(writerVariable); family != "" {
+		writeForever(family)
+	}
 	os.Exit(m.Run())
 }
 
 // call is a connection that a client makes.
 type call struct {
-	To     string
-	Family int    // of the socket
-	Bind   string // an address, if not empty
-	Then   string // a second address, which the same socket dials after the first
+	To       string
+	By       string // one of ways
+	Family   int    // of the socket
+	Protocol int
+	Bind     string // an address, if not empty
+	Reuse    bool   // with SO_REUSEADDR and SO_REUSEPORT
+	Cgroup   string // to which the client moves when it has made the socket
+	Between  string // one of ways, before Then
+	Then     string // a second address, which the same socket dials after the first
 }
 
 // answer is what came of a call.
@@ -63,19 +72,20 @@ func serveClient() {
 }
 
 func (c call) make() (a answer, err error) {
-	fd, err := unix.Socket(c.Family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(c.Family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, c.Protocol)
 	if err != nil {
 		return a, err
 	}
 	defer unix.Close(fd)
-	if c.Bind != "" {
-		if err := unix.Bind(fd, c.sockaddr(c.Bind)); err != nil {
-			return a, err
-		}
+	if err := c.prepare(fd); err != nil {
+		return a, err
 	}
-	err = unix.Connect(fd, c.sockaddr(c.To))
+	err = ways[c.By](fd, netip.MustParseAddrPort(c.To))
+	if c.Between != "" {
+		err = ways[c.Between](fd, netip.AddrPort{})
+	}
 	if c.Then != "" {
-		err = unix.Connect(fd, c.sockaddr(c.Then))
+		err = ways[c.By](fd, netip.MustParseAddrPort(c.Then))
 	}
 	if err != nil {
 		return a, err
@@ -96,12 +106,24 @@ func (c call) make() (a answer, err error) {
 	return a, err
 }
 
-func (c call) sockaddr(s string) unix.Sockaddr {
-	a := netip.MustParseAddrPort(s)
-	if c.Family == unix.AF_INET {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+// prepare does with a socket what comes before it is connected.
+func (c call) prepare(fd int) error {
+	if c.Reuse {
+		err := errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
+		if err != nil {
+			return err
+		}
 	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+	if c.Cgroup != "" {
+		if err := os.WriteFile(filepath.Join(c.Cgroup, "cgroup.procs"), []byte("0"), 0); err != nil {
+			return err
+		}
+	}
+	if c.Bind == "" {
+		return nil
+	}
+	return unix.Bind(fd, sockaddr(fd, netip.MustParseAddrPort(c.Bind)))
 }
 
 // client is a process in a cgroup.
@@ -162,7 +184,7 @@ func (c *client) call(t *testing.T, x call) answer {
 // newCgroup returns a cgroup of its own for the test.
 func newCgroup(t testing.TB) string {
 	t.Helper()
-	root, err := unifiedRoot()
+	root, err := UnifiedRoot()
 	if err != nil {
 		t.Skip(err)
 	}

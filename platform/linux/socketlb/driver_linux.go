@@ -94,7 +94,7 @@ func NewDriver(f service.Family, o Options) Driver {
 	}
 	pins, folder, cgroup := cmp.Or(o.Pins, bpffs), cmp.Or(o.Name, Name), o.Cgroup
 	if cgroup == "" {
-		if cgroup, err = unifiedRoot(); err != nil {
+		if cgroup, err = UnifiedRoot(); err != nil {
 			return lacking{err}
 		}
 	}

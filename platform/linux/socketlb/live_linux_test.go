@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -37,11 +38,21 @@ func greeter(t *testing.T, addr string) netip.AddrPort {
 			if err != nil {
 				return
 			}
-			fmt.Fprintln(c, at)
-			c.Close()
+			go greet(c, at)
 		}
 	}()
 	return at
+}
+
+// greet reads until the client ends: a socket that is closed with data in it resets the
+// connection.
+func greet(c net.Conn, at netip.AddrPort) {
+	defer c.Close()
+	fmt.Fprintln(c, at)
+	if c, ok := c.(*net.TCPConn); ok {
+		_ = c.CloseWrite()
+	}
+	_, _ = io.Copy(io.Discard, c)
 }
 
 func raiseLoopback() error {

@@ -46,8 +46,8 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// unifiedRoot returns where the cgroup hierarchy of version 2 is mounted.
-func unifiedRoot() (string, error) {
+// UnifiedRoot returns where the cgroup hierarchy of version 2 is mounted.
+func UnifiedRoot() (string, error) {
 	f, err := os.Open("/proc/self/mounts")
 	if err != nil {
 		return "", err

@@ -37,7 +37,7 @@ func exit(err error) {
 
 func run(ctx context.Context, args []string) error {
 	commands := map[string]func(context.Context, []string) error{
-		"up": up, "down": down, "enter": enter, "conformance": conformance, "changes": changes, "page": page,
+		"up": up, "down": down, "enter": enter, conformanceCommand: conformance, changesCommand: changes, "page": page,
 		nodes.LoadCommand: func(ctx context.Context, _ []string) error { return nodes.RunLoad(ctx) },
 	}
 	if len(args) == 0 || commands[args[0]] == nil {

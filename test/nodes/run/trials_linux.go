@@ -18,19 +18,29 @@ import (
 	"kubeproxy/test/nodes"
 )
 
+// The commands for trials.
+const (
+	conformanceCommand = "conformance"
+	changesCommand     = "changes"
+)
+
 // trial is what conformance and changes have in common: clusters that last as long as the
 // command, and the document that gets the results.
 type trial struct {
 	proxyFlags
+	virtual
 	json, page string
 	only       string
 	keep       bool
 	more       []string // archives of images
+	earlier    string   // folder of an earlier chart
+	rate       int      // of new connections, see nodes.Cluster
 }
 
 func (t *trial) parse(name string, args, known []string, more func(*flag.FlagSet)) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
-	t.add(flags)
+	t.proxyFlags.add(flags)
+	t.virtual.add(flags)
 	flags.StringVar(&t.json, "json", "docs/conformance.json", "file with all results; empty keeps none")
 	flags.StringVar(&t.page, "page", "docs/conformance.md", "page that is made of it")
 	flags.StringVar(&t.only, "only", "", "which ones, with commas between them; empty takes all")
@@ -70,13 +80,25 @@ const (
 // usual is how many nodes a cluster has.
 const usual = 3
 
+// assemble makes what a cluster consists of, or finds it where it was made.
+func (t *trial) assemble(ctx context.Context, count int) (*nodes.Cluster, error) {
+	if t.parts != "" {
+		return nodes.OpenParts(os.Stdout, t.parts, count)
+	}
+	c, err := t.build(ctx, count)
+	if err == nil {
+		c.Archives = append(c.Archives, t.more...)
+	}
+	return c, err
+}
+
 // in runs fn in a new cluster of some nodes with a proxy, and removes the cluster.
 func (t *trial) in(ctx context.Context, first start, count int, fn func(*nodes.Cluster) error) (err error) {
-	c, err := t.build(ctx, count)
+	c, err := t.assemble(ctx, count)
 	if err != nil {
 		return err
 	}
-	c.Archives = append(c.Archives, t.more...)
+	c.Rate = t.rate
 	if first == embedded {
 		c.Embedded = nodes.KnownMode(t.chart.Mode)
 	}
@@ -106,12 +128,15 @@ func conformance(ctx context.Context, args []string) error {
 	for _, s := range nodes.Selections {
 		all = append(all, s.Name)
 	}
-	err := t.parse("conformance", args, all, func(flags *flag.FlagSet) {
+	err := t.parse(conformanceCommand, args, all, func(flags *flag.FlagSet) {
 		flags.StringVar(&proxy, "proxy", "both", "ours, known or both: whose results")
 		flags.IntVar(&procs, "procs", 4, "how many specs at a time")
 	})
 	if err != nil {
 		return err
+	}
+	if t.wanted(t.chart.Mode) {
+		return t.inMachine(ctx, conformanceCommand, args)
 	}
 	var failed error
 	for _, name := range []string{"kube-proxy", "kubeproxy"} {
@@ -143,9 +168,12 @@ func conformance(ctx context.Context, args []string) error {
 	return failed
 }
 
+// logFolder has the logs of the tests of Kubernetes.
+const logFolder = "build/.cache/conformance"
+
 // conform runs a selection, prints and records what became of it.
 func (t *trial) conform(ctx context.Context, c *nodes.Cluster, s nodes.Selection, procs int, run *nodes.Run) error {
-	folder, err := filepath.Abs(filepath.Join("build", ".cache", "conformance", run.Proxy+"-"+run.Mode+"-"+s.Name))
+	folder, err := filepath.Abs(filepath.Join(filepath.FromSlash(logFolder), run.Proxy+"-"+run.Mode+"-"+s.Name))
 	if err != nil {
 		return err
 	}
@@ -170,10 +198,11 @@ func changes(ctx context.Context, args []string) error {
 	var t trial
 	var s nodes.Setting
 	image := ""
-	err := t.parse("changes", args, nodes.Names(), func(flags *flag.FlagSet) {
+	err := t.parse(changesCommand, args, nodes.Names(), func(flags *flag.FlagSet) {
 		flags.StringVar(&s.Earlier.Folder, "earlier-chart", "", "folder of the chart of an earlier version")
 		flags.StringVar(&image, "earlier-image", "", "archive of its image")
 		flags.StringVar(&s.Earlier.Tag, "earlier-tag", "", "tag of its image")
+		flags.IntVar(&t.rate, "rate", 0, "new connections a second of each client; 0 takes 50, and 5 in a virtual machine")
 		flags.DurationVar(&s.Silence, "silence", 10*time.Minute, "how long the API server does not answer")
 	})
 	if err != nil {
@@ -185,6 +214,10 @@ func changes(ctx context.Context, args []string) error {
 			return err
 		}
 		t.more = []string{image}
+	}
+	t.earlier = s.Earlier.Folder
+	if t.wanted(t.chart.Mode) {
+		return t.inMachine(ctx, changesCommand, args)
 	}
 	var errs []error
 	for _, all := range nodes.Sequences {

@@ -1,0 +1,193 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ways are how a program can connect a socket.
+var ways = map[string]func(fd int, to netip.AddrPort) error{
+	"": func(fd int, to netip.AddrPort) error { return unix.Connect(fd, sockaddr(fd, to)) },
+	"nonblocking": func(fd int, to netip.AddrPort) error {
+		if err := unix.SetNonblock(fd, true); err != nil {
+			return err
+		}
+		if err := unix.Connect(fd, sockaddr(fd, to)); !errors.Is(err, unix.EINPROGRESS) {
+			return err
+		}
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 5000); err != nil {
+			return err
+		}
+		err := unix.Connect(fd, sockaddr(fd, to)) // which asks for the result
+		return errors.Join(err, unix.SetNonblock(fd, false))
+	},
+	"fast open": func(fd int, to netip.AddrPort) error {
+		return unix.Sendto(fd, []byte("hello"), unix.MSG_FASTOPEN, sockaddr(fd, to))
+	},
+	"fast open by connect": func(fd int, to netip.AddrPort) error {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_FASTOPEN_CONNECT, 1); err != nil {
+			return err
+		}
+		if err := unix.Connect(fd, sockaddr(fd, to)); err != nil {
+			return err
+		}
+		_, err := unix.Write(fd, []byte("hello"))
+		return err
+	},
+	"io_uring":        func(fd int, to netip.AddrPort) error { return ringConnect(fd, to, 0) },
+	"io_uring worker": func(fd int, to netip.AddrPort) error { return ringConnect(fd, to, ringAsync) },
+	"disconnect": func(fd int, _ netip.AddrPort) error {
+		return rawConnect(fd, unix.RawSockaddrAny{Addr: unix.RawSockaddr{Family: unix.AF_UNSPEC}})
+	},
+}
+
+func sockaddr(fd int, a netip.AddrPort) unix.Sockaddr {
+	if family, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); family == unix.AF_INET {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+func rawConnect(fd int, a unix.RawSockaddrAny) error {
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&a)), unix.SizeofSockaddrInet6); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// ringParams is struct io_uring_params, see io_uring_setup(2).
+type ringParams struct {
+	_              [11]uint32
+	tail           uint32 // of submissions
+	_              [4]uint32
+	array          uint32
+	_              [3]uint32
+	_, _, _, _     uint32
+	_, completions uint32
+	_              [4]uint32
+}
+
+// Constants of include/uapi/linux/io_uring.h.
+const (
+	ringConnects    = 16         // IORING_OP_CONNECT
+	ringAsync       = 1 << 4     // IOSQE_ASYNC
+	ringSubmissions = 0x10000000 // IORING_OFF_SQES
+	ringGetEvents   = 1          // IORING_ENTER_GETEVENTS
+)
+
+// ringConnect connects an IPv4 socket by io_uring, see io_uring_enter(2).
+func ringConnect(fd int, to netip.AddrPort, flags byte) error {
+	var p ringParams
+	ring, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&p)), 0)
+	if errno != 0 {
+		return fmt.Errorf("io_uring_setup: %w", errno)
+	}
+	defer unix.Close(int(ring))
+	const size = 4096 // of both rings, which one mapping has, and of one submission
+	rings, err := unix.Mmap(int(ring), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Munmap(rings) }()
+	submission, err := unix.Mmap(int(ring), ringSubmissions, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Munmap(submission) }()
+	addr := unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: to.Addr().As4()}
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(&addr.Port))[:], to.Port())
+	submission[0], submission[1] = ringConnects, flags
+	binary.NativeEndian.PutUint32(submission[4:], uint32(fd))
+	binary.NativeEndian.PutUint64(submission[8:], unix.SizeofSockaddrInet4)
+	binary.NativeEndian.PutUint64(submission[16:], uint64(uintptr(unsafe.Pointer(&addr))))
+	binary.NativeEndian.PutUint32(rings[p.array:], 0)
+	binary.NativeEndian.PutUint32(rings[p.tail:], 1)
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, ring, 1, 1, ringGetEvents, 0, 0); errno != 0 {
+		return fmt.Errorf("io_uring_enter: %w", errno)
+	}
+	if result := int32(binary.NativeEndian.Uint32(rings[p.completions+8:])); result < 0 {
+		return unix.Errno(-result)
+	}
+	return nil
+}
+
+// TestWaysToConnect has sockets connect in all ways that Linux has, once and again.
+func TestWaysToConnect(t *testing.T) {
+	inNode(t, func(n *node) {
+		// For clients and all listeners, see
+		// https://docs.kernel.org/networking/ip-sysctl.html
+		if err := os.WriteFile("/proc/sys/net/ipv4/tcp_fastopen", []byte("1027"), 0); err != nil {
+			t.Fatal(err)
+		}
+		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
+		const first, second, sixth, dead = "10.96.0.10:80", "10.96.0.11:80", "[fd00:10:96::10]:80", "10.96.0.12:80"
+		n.sync(t, snapshot([]string{first, four}, []string{second, four}, []string{dead, "127.0.0.1:1"}, []string{sixth, six}))
+		inside := startClient(t, n.options.Cgroup, 0)
+		inside.call(t, call{To: first, By: "fast open"}) // the next ones have its cookie
+		for name, c := range map[string]struct {
+			call
+			want answer
+		}{
+			"nonblocking":                 {call{To: first, By: "nonblocking"}, answer{Greeting: four, Peer: first}},
+			"nonblocking IPv6":            {call{To: sixth, By: "nonblocking"}, answer{Greeting: six, Peer: sixth}},
+			"nonblocking after a refusal": {call{To: dead, Then: first, By: "nonblocking"}, answer{Greeting: four, Peer: first}},
+			"fast open":                   {call{To: first, By: "fast open"}, answer{Greeting: four, Peer: first}},
+			"fast open IPv6":              {call{To: sixth, By: "fast open"}, answer{Greeting: six, Peer: sixth}},
+			"fast open after a refusal":   {call{To: dead, Then: first, By: "fast open"}, answer{Greeting: four, Peer: first}},
+			"fast open by connect":        {call{To: first, By: "fast open by connect"}, answer{Greeting: four, Peer: first}},
+			"io_uring":                    {call{To: first, By: "io_uring"}, answer{Greeting: four, Peer: first}},
+			"io_uring after a refusal":    {call{To: dead, Then: first, By: "io_uring"}, answer{Greeting: four, Peer: first}},
+			"io_uring in a worker":        {call{To: first, By: "io_uring worker"}, answer{Greeting: four, Peer: first}},
+			"connected already":           {call{To: first, Then: second}, answer{Err: "transport endpoint is already connected"}},
+			"endpoint after a refusal":    {call{To: dead, Then: four}, answer{Greeting: four, Peer: four}},
+			"again after disconnecting":   {call{To: first, Between: "disconnect", Then: second}, answer{Greeting: four, Peer: second}},
+			"its endpoint after that":     {call{To: first, Between: "disconnect", Then: four}, answer{Greeting: four, Peer: four}},
+			"IPv6 endpoint after that":    {call{To: sixth, Between: "disconnect", Then: six}, answer{Greeting: six, Peer: six}},
+			"IPv6, then IPv4-mapped":      {call{To: sixth, Between: "disconnect", Then: "[::ffff:10.96.0.10]:80"}, answer{Greeting: four, Peer: "[::ffff:10.96.0.10]:80"}},
+			"disconnected":                {call{To: first, Then: first, By: "disconnect"}, answer{Err: "transport endpoint is not connected"}},
+			"SO_REUSEADDR":                {call{To: first, Reuse: true}, answer{Greeting: four, Peer: first}},
+			// The hook sees the first path of MPTCP, and getpeername the whole connection.
+			"MPTCP": {call{To: first, Protocol: unix.IPPROTO_MPTCP}, answer{Greeting: four, Peer: four}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				if got := inside.call(t, c.call); got != c.want {
+					t.Errorf("%+v, want %+v", got, c.want)
+				}
+			})
+		}
+	})
+}
+
+// TestSocketsOfOthers has processes connect sockets that they made in another cgroup, as if
+// another process had passed them.
+func TestSocketsOfOthers(t *testing.T) {
+	const taken, left = "connection refused", "network is unreachable"
+	inNode(t, func(n *node) {
+		subgroup(t, n.options.Cgroup, "kubepods/pod1/c1/docker")
+		subgroup(t, n.options.Cgroup, "kubepods/pod1/c2")
+		n.sync(t, snapshot([]string{"10.96.0.10:80", greeter(t, "127.0.0.1:0").String()}))
+		at := func(below string) string { return filepath.Join(n.options.Cgroup, "kubepods/pod1", below) }
+		for name, c := range map[string]struct{ from, to, want string }{
+			"from a container of the pod": {at("c2"), at("c1"), taken},
+			"to a container in it":        {at("c1"), at("c1/docker"), left},
+			"from a container in it":      {at("c1/docker"), at("c1"), taken},
+			"from outside of the layer":   {filepath.Dir(n.options.Cgroup), at("c1"), left},
+		} {
+			a := startClient(t, c.from, unix.CLONE_NEWNET).call(t, call{To: "10.96.0.10:80", Cgroup: c.to})
+			if a.Err != c.want {
+				t.Errorf("%s: %+v, want error %q", name, a, c.want)
+			}
+		}
+	})
+}

@@ -1,0 +1,183 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"kubeproxy/platform/linux/socketlb"
+)
+
+// measureAcceleration measures socket acceleration beside everything that it competes with.
+func (b *bench) measureAcceleration(ctx context.Context, s *section) error {
+	s.how = howAccelerated
+	b.notePeer(s, howKnown)
+	cgroup, remove, err := acceleratedCgroup()
+	if err != nil {
+		return err
+	}
+	defer remove()
+	services := task{Quick: b.quick}.pick(30000, 300)
+	f, err := b.child(ctx, task{Role: roleConnect, Services: services, Cgroup: cgroup})
+	if err != nil {
+		return err
+	}
+	for _, t := range acceleratedTables(services) {
+		t.add(roleOurs, f)
+		s.add(b.out, t)
+	}
+	return nil
+}
+
+// errNotPossible means that this machine does not have what a part needs.
+var errNotPossible = errors.New("not possible on this machine")
+
+// acceleratedCgroup makes a cgroup for clients.
+func acceleratedCgroup() (path string, remove func(), err error) {
+	_, unmount, err := mountPins()
+	if err != nil {
+		return "", nil, fmt.Errorf("%w: %w", errNotPossible, err)
+	}
+	unmount()
+	root, err := socketlb.UnifiedRoot()
+	if err != nil {
+		return "", nil, fmt.Errorf("%w: %w", errNotPossible, err)
+	}
+	if path, err = os.MkdirTemp(root, "bench-"); err != nil {
+		return "", nil, fmt.Errorf("%w: make a cgroup: %w", errNotPossible, err)
+	}
+	return path, func() {
+		var all []string
+		_ = filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				all = append(all, path)
+			}
+			return nil
+		})
+		for _, dir := range slices.Backward(all) {
+			removeGroup(dir)
+		}
+	}, nil
+}
+
+func acceleratedTables(services int) []table {
+	return []table{
+		{services: fewServices, base: "direct", head: "here", rows: acceleratedPaths(fewName), title: fmt.Sprintf("Connections to %d Services", fewServices)},
+		{services: services, base: "direct", head: "here", rows: append(acceleratedPaths(manyName), acceleratedSizes()...),
+			title: fmt.Sprintf("Connections to %s Services", thousands(services))},
+		{services: services, base: "rules", head: "layer", rows: acceleratedCosts(), title: fmt.Sprintf("What the layer adds to the rules of %s Services of %d endpoints", thousands(services), perService)},
+		{services: fewServices, base: "entries", head: "translated", rows: acceleratedEntries(),
+			title: fmt.Sprintf("Entries of connection tracking of %d connections", heldConnections)},
+	}
+}
+
+// The limits of what a taken connection may cost, as multiples of a direct one.
+const (
+	connectLimit = 1.04
+	requestLimit = 1.03
+)
+
+const whyTracked = "The rules make the kernel track all connections of the node, those to endpoints too: see the row of a direct connection beside the rules."
+
+// acceleratedPaths are rows on connections with one number of Services.
+func acceleratedPaths(size string) []row {
+	var all []row
+	for _, part := range []struct {
+		label, name string
+		limit       float64
+	}{{"connect alone", "made.", connectLimit}, {"request and response", "", requestLimit}} {
+		direct := "connect." + part.name + size + "." + directName
+		for _, x := range []struct {
+			label, name string
+			aim         aim
+		}{
+			{"the layer without rules", "alone", aim{times: part.limit}},
+			{"direct, beside the rules of mode nftables", "beside", aim{}},
+			{"the layer above these rules", "layer", aim{times: part.limit}},
+			{"mode nftables", "nftables", aim{}},
+			{"mode iptables", "iptables", aim{}},
+			{"peer", "known", aim{}},
+		} {
+			metric := "connect." + part.name + size + "." + x.name
+			all = append(all, row{label: part.label + ", " + x.label, metric: metric, floor: direct, ratio: metric + ".ratio",
+				unit: inSeconds, spread: true, aim: x.aim, why: whyTracked})
+		}
+		all = append(all, row{label: part.label + ", the layer against direct, both beside the rules", metric: "connect." + part.name + size + ".layer",
+			floor: "connect." + part.name + size + ".beside", ratio: "beside." + part.name + size, unit: inSeconds, spread: true, aim: aim{times: part.limit}})
+	}
+	return all
+}
+
+// acceleratedSizes are rows on what more Services cost.
+func acceleratedSizes() []row {
+	var all []row
+	for _, part := range []struct{ label, name string }{{"connect alone", "made."}, {"request and response", ""}} {
+		for _, path := range []struct{ label, name string }{{"the layer without rules", "alone"}, {"the layer above the rules", "layer"}} {
+			all = append(all, row{label: fmt.Sprintf("%s, %s, against %d Services", part.label, path.label, fewServices),
+				metric: "more." + part.name + path.name, unit: inPercent, spread: true, aim: aim{most: always(0.02)}})
+		}
+	}
+	return all
+}
+
+// acceleratedCosts are rows on what the layer costs beside the rules.
+func acceleratedCosts() []row {
+	of := func(label, metric string, u unit, a aim) row {
+		return row{label: label, metric: manyName + ".layer." + metric, floor: manyName + ".rules." + metric, unit: u, aim: a}
+	}
+	return []row{
+		of("start, CPU", "start.cpu", inSeconds, aim{most: always(0.5)}),
+		of("start, time", "start.wall", inSeconds, aim{}),
+		of("start with tables of an earlier process, CPU", "restart.cpu", inSeconds, aim{}),
+		of("memory for each endpoint", "memory", inBytes, aim{most: always(64)}),
+		of("one endpoint replaced, p50", "replace.p50", inSeconds, aim{most: always(5e-6)}),
+		of("one endpoint replaced, p99", "replace.p99", inSeconds, aim{}),
+		of("one endpoint added or removed, p50", "scale.p50", inSeconds, aim{most: always(5e-6)}),
+		of("one endpoint added or removed, p99", "scale.p99", inSeconds, aim{}),
+	}
+}
+
+// acceleratedEntries are rows on connection tracking.
+func acceleratedEntries() []row {
+	var all []row
+	for _, x := range []struct{ label, name string }{
+		{"direct", directName}, {"the layer without rules", "alone"}, {"direct, beside the rules of mode nftables", "beside"},
+		{"the layer above these rules", "layer"}, {"mode nftables", "nftables"}, {"mode iptables", "iptables"}, {"peer", "known"},
+	} {
+		all = append(all, row{label: x.label, metric: "translated.few." + x.name, floor: "entries.few." + x.name, unit: inWhole})
+	}
+	return all
+}
+
+const howAccelerated = `
+Socket acceleration, **the layer**, gives a socket its endpoint when it connects. Connections go from a
+client in the cgroup of a pod's container through the node to a server, as in the first part. Those of
+both tables take turns of 30 ms in 150 rounds, each of which has another order. They go to all Services one after the other,
+and the direct ones to as many other addresses. **direct** is in a network without any rules,
+and the ratio is the median of the rounds' ratios. 95 % is where the true median is with that probability,
+by the binomial distribution.
+
+- **the layer without rules** is alone on its node: what it costs itself.
+- **the layer above these rules** is what a node has: the rules of mode nftables are complete and in force.
+  Translation needs connection tracking, which the kernel then does for all connections of the node, so
+  a direct connection beside the rules is there, too. mode nftables is the same node, for a client
+  that the layer does not take.
+- **mode iptables** uses iptables-legacy.
+
+Starts, memory, and changes are measured as in the first part. A start of the layer is the median of five, each
+without tables of an earlier process. Memory is that of the kernel and the Go heap. A change takes what
+a round does between a new snapshot and the kernel, so choosing the endpoints is not in it; one of
+2,000 for each kind. Entries of connection tracking are counted on the node while the connections are open.
+`
+
+const howKnown = `
+- **peer** is the program that PEER_KUBE_PROXY named, in mode nftables. It has 10 Services only: the first part
+  tells what more take.
+`
