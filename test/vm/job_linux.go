@@ -50,8 +50,8 @@ type Job struct {
 	// kernel 6.12 crashes. BPF local storage of kernels from 6.19 on works with it alone.
 	Cmpxchg16b bool
 	// Disk is a file with the image of an ext4 file system, which the machine finds at
-	// /disk. What the machine writes there is lost. Containers can run in a machine with a
-	// disk.
+	// /disk. What the machine writes there is lost. Nodes of a cluster can run in a machine
+	// with a disk, with their files in /root/.cache.
 	Disk    string
 	Memory  int           // in MB, 0 means 2048
 	Timeout time.Duration // in this machine's time, 0 means 10 minutes

@@ -83,13 +83,14 @@ func TestDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	const script = `pwd; cat /disk/file; echo changed >/disk/file; sync; cat /disk/file; cp /disk/file /root/out
+grep -o ' /root/.cache tmpfs' /proc/mounts | sort -u
 unshare --mount bash -c 'mkdir /x; mount -t tmpfs x /x; mkdir /x/old; cd /x; pivot_root . old && echo pivoted'`
 	var out bytes.Buffer
 	code, err := machine(t).Run(t.Context(), vm.Job{
 		Command: []string{"bash", "-c", script}, Dir: "/some/where", Disk: disk, Fast: true, Stdout: &out, Stderr: &out,
 		Outputs: map[string]string{"/root/out": filepath.Join(dir, "out")},
 	})
-	if want := "/some/where\ncontent\nchanged\npivoted\n"; err != nil || code != 0 || out.String() != want {
+	if want := "/some/where\ncontent\nchanged\n /root/.cache tmpfs\npivoted\n"; err != nil || code != 0 || out.String() != want {
 		t.Errorf("exit code %d, %v, output %q, want %q", code, err, out.String(), want)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "out")); string(got) != "changed\n" {

@@ -55,6 +55,7 @@ const slowRate = 5
 // Where the machine has its disk, and leaves its results.
 const (
 	diskInside    = "/disk"
+	cacheInside   = "/root/.cache"
 	resultsInside = "/root/results.json"
 	pageInside    = "/root/results.md"
 )
@@ -139,7 +140,7 @@ func (t *trial) job(command string, args []string, disk string) (vm.Job, error) 
 	}
 	j := vm.Job{
 		Dir: dir, Disk: disk, Fast: true, Memory: memory, Timeout: t.timeout, Stdout: os.Stdout, Stderr: os.Stderr,
-		Env: []string{"XDG_CACHE_HOME=/root/.cache"}, Modules: []string{"overlay"}, Files: map[string]string{}, Outputs: map[string]string{},
+		Env: []string{"XDG_CACHE_HOME=" + cacheInside}, Modules: []string{"overlay"}, Files: map[string]string{}, Outputs: map[string]string{},
 	}
 	j.Command = append([]string{self, command}, args...)
 	if command == changesCommand && t.rate == 0 {
