@@ -69,6 +69,14 @@ echo "== images and release"; \
 cd build/release && go vet ./... && go test -count=1 ./...
 endef
 
+# Runs a few of Kubernetes' own tests in a cluster, if all that this takes is built. In a
+# variable, as make -n would run a line that names MAKE.
+define in_cluster
+CGO_ENABLED=0 go build -o $(nodes) ./test/nodes/run && obstacle=$$($(nodes) obstacle) && \
+if [[ -z $$obstacle ]]; then $(MAKE) --no-print-directory ready-cluster; \
+else echo "== cluster: NOT TESTED: $$obstacle; make test-cluster builds what it needs and tests more"; fi
+endef
+
 ##@ Use
 
 .PHONY: build
@@ -146,8 +154,8 @@ ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar
 in_machine = $(if $(filter-out file,$(origin KERNEL)),-kernel $(KERNEL))
 
 # A cluster needs an image for this machine alone.
-cluster conformance changes test-cluster: SYSTEMS := linux-$(shell go env GOARCH)
-cluster conformance changes test-cluster: images := build/.cache/images
+cluster conformance changes test-cluster ready-cluster: SYSTEMS := linux-$(shell go env GOARCH)
+cluster conformance changes test-cluster ready-cluster: images := build/.cache/images
 
 .PHONY: cluster
 cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode
@@ -209,6 +217,7 @@ check: setup formatted vet lint controlplane prefix machine ## everything that r
 	trap 'kill -- -$$machine 2>/dev/null || true' EXIT; \
 	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./... || failed=1; \
 	( $(in_release) ) || failed=1; \
+	( $(in_cluster) ) || failed=1; \
 	tail --pid=$$machine -n +1 -f $(vm).log; \
 	wait $$machine || failed=1; \
 	exit $$failed
@@ -236,6 +245,10 @@ test-cluster: $(nodes) image ## a cluster of real nodes: a few minutes of Kubern
 	@echo "== cluster"
 	@$(nodes) conformance $(ours) -proxy ours -only short -json ''
 	@$(nodes) changes $(ours) -only install,roll,back -json ''
+
+.PHONY: check-cluster
+check-cluster: ## 15 of Kubernetes' own tests in a cluster of real nodes, if its programs are built already; make test-cluster builds them
+	@$(in_cluster)
 
 .PHONY: wine
 wine: setup prefix controlplane ## the tests that run Windows programs alone, under Wine
@@ -314,7 +327,12 @@ help: ## print this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Steps of other targets, not meant to be called directly.
-.PHONY: setup formatted controlplane prefix machine
+.PHONY: setup formatted controlplane prefix machine ready-cluster
+# Its cluster may be beside the one of make cluster.
+ready-cluster: CLUSTER := check
+ready-cluster: $(nodes) image
+	@echo "== cluster: 15 of Kubernetes' own tests"
+	@$(nodes) conformance $(ours) -proxy ours -only check -json ''
 setup:
 	@build/setup.sh
 controlplane:

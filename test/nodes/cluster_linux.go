@@ -107,7 +107,10 @@ func Up(ctx context.Context, out io.Writer, c *Cluster) error {
 	}
 	c.out, c.started = out, time.Now()
 	if _, err := os.Stat(c.path("cluster.json")); err == nil {
-		return fmt.Errorf("a cluster is there already, in %s; make cluster-down removes it", c.folder)
+		return fmt.Errorf("a cluster is there already, in %s; %s removes it", c.folder, c.DownCommand())
+	}
+	if err := Room(c.Nodes); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(c.path("pki"), 0o700); err != nil {
 		return err
@@ -117,10 +120,18 @@ func Up(ctx context.Context, out io.Writer, c *Cluster) error {
 	}
 	for _, step := range []func(context.Context) error{c.startControl, c.startNodes, c.awaitNodes} {
 		if err := step(ctx); err != nil {
-			return errors.Join(err, c.complaints(), errors.New("make cluster-down removes what is there"))
+			return errors.Join(err, c.complaints(), errors.New(c.DownCommand()+" removes what is there"))
 		}
 	}
 	return nil
+}
+
+// DownCommand returns what a user types to remove the cluster.
+func (c *Cluster) DownCommand() string {
+	if c.Name != "" {
+		return "make cluster-down CLUSTER=" + c.Name
+	}
+	return "make cluster-down"
 }
 
 func (c *Cluster) startNodes(ctx context.Context) error {

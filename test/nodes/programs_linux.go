@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"kubeproxy/test/thirdparty"
 )
@@ -17,23 +18,47 @@ import (
 // clusterPrograms are those that machines run.
 var clusterPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet", "kube-proxy"}
 
+// parts are the programs that machines run, by the modules that have them.
+var parts = []struct {
+	module   thirdparty.Module
+	programs []string
+}{
+	{thirdparty.Kubernetes, clusterPrograms},
+	{thirdparty.Containerd, []string{"containerd", "containerd-shim-runc-v2", "ctr"}},
+	{thirdparty.Release, []string{"helm"}},
+}
+
+// Missing returns the programs of a cluster and of its tests that are not built yet.
+// Building them takes much longer than anything else.
+func Missing(ctx context.Context) ([]string, error) {
+	var all []string
+	add := func(m thirdparty.Module, names ...string) error {
+		missing, err := m.Missing(ctx, names...)
+		all = append(all, missing...)
+		return err
+	}
+	var errs []error
+	for _, p := range parts {
+		errs = append(errs, add(p.module, p.programs...))
+	}
+	for name, module := range imagePrograms {
+		errs = append(errs, add(module, name))
+	}
+	errs = append(errs, add(thirdparty.Kubernetes, testPrograms...))
+	slices.Sort(all)
+	return slices.Compact(all), errors.Join(errs...)
+}
+
 // Build makes everything that a cluster consists of, and is there already the second time.
 // It returns a description for Up.
 func Build(ctx context.Context, out io.Writer, count int) (*Cluster, error) {
 	var files []string
-	for _, m := range []struct {
-		module   thirdparty.Module
-		programs []string
-	}{
-		{thirdparty.Kubernetes, clusterPrograms},
-		{thirdparty.Containerd, []string{"containerd", "containerd-shim-runc-v2", "ctr"}},
-		{thirdparty.Release, []string{"helm"}},
-	} {
-		folder, err := m.module.Build(ctx, out, m.programs...)
+	for _, p := range parts {
+		folder, err := p.module.Build(ctx, out, p.programs...)
 		if err != nil {
 			return nil, err
 		}
-		for _, name := range m.programs {
+		for _, name := range p.programs {
 			files = append(files, filepath.Join(folder, name))
 		}
 	}

@@ -32,14 +32,14 @@ func (m Module) Build(ctx context.Context, out io.Writer, names ...string) (fold
 	return b.folder(ctx, names)
 }
 
-// Cached returns the folder of Build, which lacks what was not built yet.
-func (m Module) Cached(ctx context.Context) (folder string, err error) {
+// Missing returns which of the named programs Build would have to build.
+func (m Module) Missing(ctx context.Context, names ...string) ([]string, error) {
 	b, err := m.builder(ctx, io.Discard)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	key, err := b.key(ctx)
-	return filepath.Join(b.cache, key), err
+	return missing(filepath.Join(b.cache, key), names), err
 }
 
 // Source returns the folder of a package that a program of the module is built from.

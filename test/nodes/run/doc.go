@@ -9,4 +9,5 @@
 //	run conformance  Kubernetes' own tests, with this proxy and with kube-proxy
 //	run changes      installs, rolls, drains, reboots and goes back under load
 //	run page         writes docs/conformance.md again
+//	run obstacle     prints why no cluster could start within a minute
 package main

@@ -37,13 +37,13 @@ func exit(err error) {
 
 func run(ctx context.Context, args []string) error {
 	commands := map[string]func(context.Context, []string) error{
-		"up": up, "down": down, "enter": enter, conformanceCommand: conformance, changesCommand: changes, "page": page,
+		"up": up, "down": down, "enter": enter, conformanceCommand: conformance, changesCommand: changes, "page": page, "obstacle": obstacle,
 		nodes.LoadCommand: func(ctx context.Context, _ []string) error { return nodes.RunLoad(ctx) },
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands up, down, enter, conformance, changes, page")
+		return errors.New("want one of the commands up, down, enter, conformance, changes, page, obstacle")
 	}
-	if os.Geteuid() != 0 {
+	if os.Geteuid() != 0 && args[0] != "obstacle" {
 		return errors.New("a cluster needs root, for network namespaces and for containers")
 	}
 	return commands[args[0]](ctx, args[1:])
@@ -112,11 +112,11 @@ func up(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	enter, down := self+" enter", "make cluster-down"
+	enter := self + " enter"
 	if c.Name != "" {
-		enter, down = enter+" -cluster "+c.Name, down+" CLUSTER="+c.Name
+		enter += " -cluster " + c.Name
 	}
-	fmt.Printf(hints, c.Kubeconfig(), c.Programs, enter, down)
+	fmt.Printf(hints, c.Kubeconfig(), c.Programs, enter, c.DownCommand())
 	return nil
 }
 
@@ -133,6 +133,25 @@ The cluster is ready. In a shell:
 
 %[4]s removes everything.
 `
+
+// obstacle prints what keeps a cluster from starting within a minute, and nothing if it
+// can.
+func obstacle(ctx context.Context, _ []string) error {
+	if os.Geteuid() != 0 {
+		fmt.Println("a cluster needs root")
+		return nil
+	}
+	missing, err := nodes.Missing(ctx)
+	full := nodes.Room(usual)
+	switch {
+	case err != nil:
+	case full != nil:
+		fmt.Println(full)
+	case len(missing) > 0:
+		fmt.Printf("%d programs are not built yet, such as %s\n", len(missing), missing[0])
+	}
+	return err
+}
 
 func down(_ context.Context, args []string) error {
 	c, _, err := open("down", args)

@@ -45,7 +45,7 @@ const memory = 7680
 
 // hostFiles are files of this machine that clusters use. The machine has others already.
 var hostFiles = []string{
-	"/usr/bin/mount", "/usr/bin/nsenter", "/usr/bin/socat", "/usr/bin/umount", "/usr/bin/unshare", "/usr/lib/cni", "/usr/sbin/runc",
+	"/usr/bin/mount", "/usr/bin/nice", "/usr/bin/nsenter", "/usr/bin/socat", "/usr/bin/umount", "/usr/bin/unshare", "/usr/lib/cni", "/usr/sbin/runc",
 }
 
 // slowRate is the rate of new connections of each client in the machine. That of others
@@ -66,7 +66,7 @@ func (t *trial) inMachine(ctx context.Context, command string, args []string) (e
 	kernel := t.kernel
 	if kernel == "" {
 		kernel = vm.DefaultKernel
-		fmt.Println("this kernel has no IPVS; going on in a virtual machine, which takes ten times as long")
+		fmt.Println("this kernel has no IPVS; going on in a virtual machine, which takes long: a cluster alone is five minutes there")
 	}
 	m, err := vm.Prepare(ctx, kernel, os.Stdout)
 	if err != nil {
