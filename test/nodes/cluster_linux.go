@@ -46,6 +46,12 @@ type Cluster struct {
 // ErrNone means that no cluster runs.
 var ErrNone = errors.New("no cluster; make cluster starts one")
 
+// ErrThere means that a cluster of the same name runs.
+var ErrThere = errors.New("a cluster is there already")
+
+// most is how many nodes a cluster can have: their numbers are the last digit of addresses.
+const most = 9
+
 // fitName is what becomes a part of names of namespaces, cgroups and folders.
 var fitName = regexp.MustCompile(`^[a-z0-9]{0,20}$`)
 
@@ -101,13 +107,16 @@ func (c *Cluster) progress(format string, args ...any) {
 // Up starts a cluster: its nodes are ready when it returns. No service proxy runs yet,
 // and so the DNS of the cluster does not answer.
 func Up(ctx context.Context, out io.Writer, c *Cluster) error {
+	if c.Nodes < 1 || c.Nodes > most {
+		return fmt.Errorf("%d nodes: want 1 to %d", c.Nodes, most)
+	}
 	var err error
 	if c.folder, err = Folder(c.Name); err != nil {
 		return err
 	}
 	c.out, c.started = out, time.Now()
 	if _, err := os.Stat(c.path("cluster.json")); err == nil {
-		return fmt.Errorf("a cluster is there already, in %s; %s removes it", c.folder, c.DownCommand())
+		return fmt.Errorf("%w, in %s; %s removes it", ErrThere, c.folder, c.DownCommand())
 	}
 	if err := Room(c.Nodes); err != nil {
 		return err
@@ -146,6 +155,9 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 // Down ends the cluster and removes everything that belongs to it. It goes on after a
 // failure, so that a second try has less to do.
 func (c *Cluster) Down() error {
+	if c.folder == "" {
+		return nil // Up refused it
+	}
 	var errs []error
 	for i := range c.Nodes {
 		errs = append(errs, c.Machine(node(i+1)).remove())

@@ -205,3 +205,27 @@ func TestClusterNames(t *testing.T) {
 		}
 	}
 }
+
+// TestUpRefuses checks that a cluster which is there stays as it is, and how many nodes fit.
+func TestUpRefuses(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	folder, err := Folder("there")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(folder, "cluster.json")
+	if err := errors.Join(os.MkdirAll(folder, 0o700), os.WriteFile(file, []byte("{}"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Up(t.Context(), io.Discard, &Cluster{Name: "there", Nodes: 3}); !errors.Is(err, ErrThere) || !strings.Contains(err.Error(), "make cluster-down CLUSTER=there") {
+		t.Errorf("a second cluster of that name: %v", err)
+	}
+	if text, err := os.ReadFile(file); err != nil || string(text) != "{}" {
+		t.Errorf("its description is %q, %v", text, err)
+	}
+	for _, n := range []int{0, 10} {
+		if err := Up(t.Context(), io.Discard, &Cluster{Name: "new", Nodes: n}); err == nil || !strings.Contains(err.Error(), "want 1 to 9") {
+			t.Errorf("%d nodes: %v", n, err)
+		}
+	}
+}

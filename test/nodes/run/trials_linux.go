@@ -103,7 +103,7 @@ func (t *trial) in(ctx context.Context, first start, count int, fn func(*nodes.C
 		c.Embedded = nodes.KnownMode(t.chart.Mode)
 	}
 	defer func() {
-		if !t.keep {
+		if !t.keep && !errors.Is(err, nodes.ErrThere) { // that one is not ours
 			err = errors.Join(err, c.Down())
 		}
 	}()
