@@ -97,13 +97,21 @@ func (c call) make() (a answer, err error) {
 	if err == nil {
 		err = err2
 	}
-	switch p := peer.(type) {
-	case *unix.SockaddrInet4:
-		a.Peer = netip.AddrPortFrom(netip.AddrFrom4(p.Addr), uint16(p.Port)).String()
-	case *unix.SockaddrInet6:
-		a.Peer = netip.AddrPortFrom(netip.AddrFrom16(p.Addr), uint16(p.Port)).String()
+	if peer != nil {
+		a.Peer = textOf(peer)
 	}
 	return a, err
+}
+
+// textOf writes an address and port.
+func textOf(a unix.Sockaddr) string {
+	switch a := a.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)).String()
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)).String()
+	}
+	return ""
 }
 
 // prepare does with a socket what comes before it is connected.

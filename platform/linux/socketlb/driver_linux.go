@@ -55,7 +55,8 @@ var digits = [...]string{service.IPv4: "4", service.IPv6: "6"}
 // kernel is the Driver of Linux. What is pinned below dir stays when the process ends:
 //
 //	DIR/PROGRAM        a link, which attaches a program to the cgroup
-//	DIR/sockets, taken maps that follow each other's programs
+//	DIR/sockets, recent, taken
+//	                   maps that follow each other's programs
 //	DIR/tables-N/...   the other maps and the programs of one Build
 //
 // While Activate runs there are two folders of tables. Links may then lead to programs of
@@ -219,7 +220,7 @@ func (k *kernel) load(frontends, slots int) error {
 	spec.Maps["frontends"+d].MaxEntries = uint32(frontends)
 	spec.Maps["slots"+d].MaxEntries = uint32(slots)
 	part := &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}, ByteOrder: spec.ByteOrder, Types: spec.Types}
-	for _, name := range []string{"scope", "taken", "frontends" + d, "slots" + d, "sockets" + d} {
+	for _, name := range []string{"scope", "taken", "frontends" + d, "slots" + d, "sockets" + d, "recent" + d} {
 		part.Maps[name] = spec.Maps[name]
 	}
 	for _, a := range attachments[k.family] {
@@ -227,7 +228,7 @@ func (k *kernel) load(frontends, slots int) error {
 	}
 	pinned := map[string]*ebpf.Map{}
 	kept := map[string]bool{}
-	for pin, name := range map[string]string{"sockets": "sockets" + d, "taken": "taken"} {
+	for pin, name := range map[string]string{"sockets": "sockets" + d, "recent": "recent" + d, "taken": "taken"} {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, pin), nil)
 		if err != nil {
 			continue // there is none
@@ -241,7 +242,7 @@ func (k *kernel) load(frontends, slots int) error {
 	if err != nil {
 		return fmt.Errorf("load the programs of socket acceleration: %w", err)
 	}
-	for _, name := range []string{"frontends", "slots", "sockets"} {
+	for _, name := range []string{"frontends", "slots", "sockets", "recent"} {
 		c.Maps[name] = c.Maps[name+d]
 		delete(c.Maps, name+d)
 	}
@@ -294,7 +295,7 @@ func (k *kernel) pinTables(folder string) error {
 		if k.built.kept[name] {
 			continue
 		}
-		if name == "sockets" || name == "taken" {
+		if name == "sockets" || name == "recent" || name == "taken" {
 			path = filepath.Join(k.dir, name)
 			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err

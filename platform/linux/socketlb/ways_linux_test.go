@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -190,4 +191,68 @@ func TestSocketsOfOthers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestNameOfSocket has getpeername asked before and after the table of recent sockets has
+// forgotten the socket.
+func TestNameOfSocket(t *testing.T) {
+	inNode(t, func(n *node) {
+		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
+		n.sync(t, snapshot([]string{"10.96.0.10:80", four}, []string{"[fd00:10:96::10]:80", six}))
+		moveTo(t, n.options.Cgroup)
+		defer moveTo(t, filepath.Dir(n.options.Cgroup))
+		for _, c := range []struct {
+			family       int
+			to, endpoint string
+		}{{unix.AF_INET, "10.96.0.10:80", four}, {unix.AF_INET6, "[::ffff:10.96.0.10]:80", "[::ffff:" + four[:9] + "]" + four[9:]}, {unix.AF_INET6, "[fd00:10:96::10]:80", six}} {
+			asked, silent := connected(t, c.family, c.to), connected(t, c.family, c.to)
+			peers := []string{peerOf(t, asked)}
+			for _, b := range n.backends {
+				forgetRecent(t, b.driver.(*kernel))
+			}
+			if peers = append(peers, peerOf(t, asked), peerOf(t, silent)); !slices.Equal(peers, []string{c.to, c.to, c.endpoint}) {
+				t.Errorf("connected to %s: peers %q, want the address twice, and %s of a socket that was never asked", c.to, peers, c.endpoint)
+			}
+		}
+	})
+}
+
+func moveTo(t testing.TB, cgroup string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func connected(t *testing.T, family int, to string) int {
+	t.Helper()
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := ways[""](fd, netip.MustParseAddrPort(to)); err != nil {
+		t.Fatalf("connect to %s: %v", to, err)
+	}
+	return fd
+}
+
+// peerOf returns what getpeername says.
+func peerOf(t *testing.T, fd int) string {
+	t.Helper()
+	peer, err := unix.Getpeername(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return textOf(peer)
+}
+
+func forgetRecent(t *testing.T, k *kernel) {
+	t.Helper()
+	m := k.maps["recent"]
+	for i := range m.MaxEntries() {
+		if err := m.Put(i, make([]byte, m.ValueSize())); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

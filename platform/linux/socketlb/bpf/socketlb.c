@@ -21,6 +21,7 @@
 #define BUCKET 8
 
 #define READ_ONCE(x) (*(volatile typeof(x) *)&(x))
+#define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 
 // scope says whose sockets are taken: those in the network namespace of the node, and
 // those of processes that are directly in the cgroup of a container of a pod. A
@@ -64,6 +65,23 @@ struct socket6 {
 	__u64 frontend[3], endpoint[3];
 };
 
+// The storage of a socket costs more than all the rest of these programs. So connect
+// notes the names of the sockets that it took last, and the first getpeername
+// moves them into the storage. A socket has the place that its cookie names. The
+// kernel counts cookies up, 4096 at a time for each processor, see
+// include/linux/cookie.h. So a place is used again when about as many sockets more
+// have a cookie, rarely earlier.
+#define RECENT 65536
+
+struct recent4 {
+	__u64 cookie; // of the socket; 0 while the names are written
+	struct socket4 names;
+};
+
+struct recent6 {
+	__u64 cookie;
+	struct socket6 names;
+};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -118,6 +136,20 @@ struct {
 	__type(key, int);
 	__type(value, struct socket6);
 } sockets6 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RECENT);
+	__type(key, __u32);
+	__type(value, struct recent4);
+} recent4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, RECENT);
+	__type(key, __u32);
+	__type(value, struct recent6);
+} recent6 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -216,11 +248,17 @@ static __always_inline __u64 find4(struct scope *s, __u64 key)
 	return list ?: search4(h >> 32 & s->mask & -BUCKET, key);
 }
 
+static __always_inline struct recent4 *recent4_of(__u64 cookie)
+{
+	__u32 n = cookie % RECENT;
+
+	return bpf_map_lookup_elem(&recent4, &n);
+}
+
 // take4 returns the endpoint for a socket that connects to key, 0 to leave it alone.
-static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct bpf_sock *sk, __u64 key)
+static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r, __u64 cookie, __u64 key)
 {
 	struct scope *s = get_scope();
-	struct socket4 *names;
 	__u64 list, *slot;
 	__u32 n;
 
@@ -233,29 +271,41 @@ static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct bpf_sock *s
 	slot = bpf_map_lookup_elem(&slots4, &n);
 	if (!slot)
 		return 0;
-	names = bpf_sk_storage_get(&sockets4, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!names)
-		return 0;
-	names->frontend = key;
-	names->endpoint = *slot;
+	WRITE_ONCE(r->cookie, 0);
+	WRITE_ONCE(r->names.frontend, key);
+	WRITE_ONCE(r->names.endpoint, *slot);
+	WRITE_ONCE(r->cookie, cookie);
 	count();
 	return *slot;
 }
 
-// connect4_to is for both sorts of sockets that can connect over IPv4.
+// forget4 forgets what an earlier connect of this socket noted.
+static __always_inline void forget4(struct bpf_sock *sk, struct recent4 *r, __u64 cookie)
+{
+	if (READ_ONCE(r->cookie) == cookie)
+		WRITE_ONCE(r->cookie, 0);
+	if (bpf_sk_storage_get(&sockets4, sk, 0, 0))
+		bpf_sk_storage_delete(&sockets4, sk);
+}
+
+// connect4_to is for both sorts of sockets that can connect over IPv4. addr is 0 if
+// this one connects over IPv6.
 static __always_inline __u64 connect4_to(struct bpf_sock_addr *ctx, __u64 addr, int bound)
 {
 	struct bpf_sock *sk = ctx->sk;
-	__u64 endpoint = 0;
+	struct recent4 *r;
+	__u64 cookie;
 
 	if (!sk)
 		return 0;
-	if (!bound)
-		endpoint = take4(ctx, sk, addr << 16 | (__u16)ctx->user_port);
-	// An earlier connect of this socket may have failed.
-	if (!endpoint)
-		bpf_sk_storage_delete(&sockets4, sk);
-	return endpoint;
+	cookie = bpf_get_socket_cookie(ctx);
+	r = recent4_of(cookie);
+	if (!r)
+		return 0;
+	forget4(sk, r, cookie);
+	if (bound || !addr)
+		return 0;
+	return take4(ctx, r, cookie, addr << 16 | (__u16)ctx->user_port);
 }
 
 SEC("cgroup/connect4")
@@ -288,11 +338,7 @@ int connect4_mapped(struct bpf_sock_addr *ctx)
 
 	if (ctx->protocol != IPPROTO_TCP || !sk)
 		return 1;
-	if (!is_mapped(ctx)) {
-		bpf_sk_storage_delete(&sockets4, sk);
-		return 1;
-	}
-	endpoint = connect4_to(ctx, ctx->user_ip6[3], is_bound6(sk));
+	endpoint = connect4_to(ctx, is_mapped(ctx) ? ctx->user_ip6[3] : 0, is_bound6(sk));
 	if (endpoint) {
 		ctx->user_ip6[3] = endpoint >> 16;
 		ctx->user_port = (__u16)endpoint;
@@ -304,14 +350,25 @@ int connect4_mapped(struct bpf_sock_addr *ctx)
 static __always_inline __u64 dialled4(struct bpf_sock_addr *ctx, __u64 addr)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct socket4 *names;
+	struct socket4 *names, fresh;
+	struct recent4 *r;
+	__u64 cookie, peer = addr << 16 | (__u16)ctx->user_port;
 
 	if (ctx->protocol != IPPROTO_TCP || !sk)
 		return 0;
 	names = bpf_sk_storage_get(&sockets4, sk, 0, 0);
-	if (!names || names->endpoint != (addr << 16 | (__u16)ctx->user_port))
+	if (names)
+		return names->endpoint == peer ? names->frontend : 0;
+	cookie = bpf_get_socket_cookie(ctx);
+	r = recent4_of(cookie);
+	if (!r || READ_ONCE(r->cookie) != cookie)
 		return 0;
-	return names->frontend;
+	fresh.frontend = READ_ONCE(r->names.frontend);
+	fresh.endpoint = READ_ONCE(r->names.endpoint);
+	if (fresh.endpoint != peer || READ_ONCE(r->cookie) != cookie)
+		return 0;
+	bpf_sk_storage_get(&sockets4, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
+	return fresh.frontend;
 }
 
 SEC("cgroup/getpeername4")
@@ -353,13 +410,13 @@ static __always_inline struct name6 name6(struct bpf_sock_addr *ctx)
 	};
 }
 
-static __always_inline void set_name6(struct bpf_sock_addr *ctx, __u64 *name)
+static __always_inline void set_name6(struct bpf_sock_addr *ctx, __u64 high, __u64 low, __u64 port)
 {
-	ctx->user_ip6[0] = name[0];
-	ctx->user_ip6[1] = name[0] >> 32;
-	ctx->user_ip6[2] = name[1];
-	ctx->user_ip6[3] = name[1] >> 32;
-	ctx->user_port = (__u16)name[2];
+	ctx->user_ip6[0] = high;
+	ctx->user_ip6[1] = high >> 32;
+	ctx->user_ip6[2] = low;
+	ctx->user_ip6[3] = low >> 32;
+	ctx->user_port = (__u16)port;
 }
 
 static __always_inline __u64 search6(__u32 bucket, struct name6 *to)
@@ -388,11 +445,17 @@ static __always_inline __u64 find6(struct scope *s, struct name6 *to)
 	return list ?: search6(h >> 32 & s->mask & -BUCKET, to);
 }
 
-// take6 returns the names of a socket that it takes.
-static __always_inline struct socket6 *take6(struct bpf_sock_addr *ctx, struct bpf_sock *sk, struct name6 *to)
+static __always_inline struct recent6 *recent6_of(__u64 cookie)
+{
+	__u32 n = cookie % RECENT;
+
+	return bpf_map_lookup_elem(&recent6, &n);
+}
+
+// take6 returns the endpoint for a socket that connects to a name, 0 to leave it alone.
+static __always_inline struct slot6 *take6(struct bpf_sock_addr *ctx, struct recent6 *r, __u64 cookie, struct name6 *to)
 {
 	struct scope *s = get_scope();
-	struct socket6 *names;
 	struct slot6 *slot;
 	__u64 list;
 	__u32 n;
@@ -406,54 +469,83 @@ static __always_inline struct socket6 *take6(struct bpf_sock_addr *ctx, struct b
 	slot = bpf_map_lookup_elem(&slots6, &n);
 	if (!slot)
 		return 0;
-	names = bpf_sk_storage_get(&sockets6, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!names)
-		return 0;
-	names->frontend[0] = to->addr[0];
-	names->frontend[1] = to->addr[1];
-	names->frontend[2] = to->port;
-	names->endpoint[0] = slot->addr[0];
-	names->endpoint[1] = slot->addr[1];
-	names->endpoint[2] = slot->port;
+	WRITE_ONCE(r->cookie, 0);
+	WRITE_ONCE(r->names.frontend[0], to->addr[0]);
+	WRITE_ONCE(r->names.frontend[1], to->addr[1]);
+	WRITE_ONCE(r->names.frontend[2], to->port);
+	WRITE_ONCE(r->names.endpoint[0], slot->addr[0]);
+	WRITE_ONCE(r->names.endpoint[1], slot->addr[1]);
+	WRITE_ONCE(r->names.endpoint[2], slot->port);
+	WRITE_ONCE(r->cookie, cookie);
 	count();
-	return names;
+	return slot;
+}
+
+static __always_inline void forget6(struct bpf_sock *sk, struct recent6 *r, __u64 cookie)
+{
+	if (READ_ONCE(r->cookie) == cookie)
+		WRITE_ONCE(r->cookie, 0);
+	if (bpf_sk_storage_get(&sockets6, sk, 0, 0))
+		bpf_sk_storage_delete(&sockets6, sk);
 }
 
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct socket6 *names = 0;
+	struct recent6 *r;
+	struct slot6 *slot;
 	struct name6 to;
+	__u64 cookie;
 
 	if (ctx->protocol != IPPROTO_TCP || !sk)
 		return 1;
-	if (!is_bound6(sk)) {
-		to = name6(ctx);
-		names = take6(ctx, sk, &to);
-	}
-	if (names)
-		set_name6(ctx, names->endpoint);
-	else
-		bpf_sk_storage_delete(&sockets6, sk);
+	cookie = bpf_get_socket_cookie(ctx);
+	r = recent6_of(cookie);
+	if (!r)
+		return 1;
+	forget6(sk, r, cookie);
+	if (is_bound6(sk))
+		return 1;
+	to = name6(ctx);
+	slot = take6(ctx, r, cookie, &to);
+	if (slot)
+		set_name6(ctx, slot->addr[0], slot->addr[1], slot->port);
 	return 1;
+}
+
+static __always_inline int is_named6(struct socket6 *names, struct name6 *peer)
+{
+	return names->endpoint[0] == peer->addr[0] && names->endpoint[1] == peer->addr[1] && names->endpoint[2] == peer->port;
 }
 
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk = ctx->sk;
-	struct socket6 *names;
+	struct socket6 *names, fresh;
+	struct recent6 *r;
 	struct name6 peer;
+	__u64 cookie;
 
 	if (ctx->protocol != IPPROTO_TCP || !sk)
 		return 1;
-	names = bpf_sk_storage_get(&sockets6, sk, 0, 0);
-	if (!names)
-		return 1;
 	peer = name6(ctx);
-	if (names->endpoint[0] == peer.addr[0] && names->endpoint[1] == peer.addr[1] && names->endpoint[2] == peer.port)
-		set_name6(ctx, names->frontend);
+	names = bpf_sk_storage_get(&sockets6, sk, 0, 0);
+	if (names) {
+		if (is_named6(names, &peer))
+			set_name6(ctx, names->frontend[0], names->frontend[1], names->frontend[2]);
+		return 1;
+	}
+	cookie = bpf_get_socket_cookie(ctx);
+	r = recent6_of(cookie);
+	if (!r || READ_ONCE(r->cookie) != cookie)
+		return 1;
+	fresh = r->names;
+	if (!is_named6(&fresh, &peer) || READ_ONCE(r->cookie) != cookie)
+		return 1;
+	bpf_sk_storage_get(&sockets6, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
+	set_name6(ctx, fresh.frontend[0], fresh.frontend[1], fresh.frontend[2]);
 	return 1;
 }
 
