@@ -38,8 +38,9 @@ func (s *returningTransport) RoundTrip(r *http.Request) (*http.Response, error) 
 	}[path.Base(r.URL.Path)]
 	body, w := io.Pipe()
 	go func() {
-		defer context.AfterFunc(r.Context(), func() { _ = w.CloseWithError(io.EOF) })
 		_, _ = fmt.Fprintf(w, event, kind[0], kind[1]) // the reader may have gone
+		<-r.Context().Done()
+		_ = w.CloseWithError(io.EOF)
 	}()
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r, Body: body}, nil
 }

@@ -87,7 +87,8 @@ var Sequences = []Sequence{
 		},
 		{
 			Name: "api", About: "an API server that does not answer, and a proxy started anew meanwhile", Tolerated: Anything, change: silence,
-			Note: "when it is back, its controllers call nodes not ready for some seconds, because their leases are old; policy Local has no ready endpoint there then; " +
+			Note: "when it is back, its controllers call nodes and their pods not ready for some seconds, because the leases are old: " +
+				"a Service may have no ready endpoint then, or with policy Local none on the node; " +
 				"in mode userspace, what leads to the killed process is refused until the next one has read the Services",
 		},
 		{
