@@ -167,7 +167,7 @@ cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down -cluster '$(CLUSTER)'
 
 .PHONY: conformance
-conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in half an hour for each proxy
+conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in a quarter of an hour for each proxy
 	@$(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
 	@$(nodes) conformance $(ours) $(in_machine) $(if $(SPECS),-only $(SPECS)) $(if $(PROXY),-proxy $(PROXY))
 
