@@ -96,12 +96,15 @@ bin/kube-proxy.exe:
 SYSTEMS  := linux-amd64 linux-arm64 windows-amd64
 binaries := build/.cache/binaries
 man      := build/.cache/man
+# The plugin of kubectl, for the systems that people sit at.
+PLUGINS  := linux-amd64 linux-arm64 darwin-amd64 darwin-arm64 windows-amd64
+plugins  := build/.cache/plugins
 images   := dist
 
 # The name of the images, with a registry if they are for one.
 IMAGE ?= localhost/kubeproxy
 
-lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -man '$(CURDIR)/$(man)' -out '$(CURDIR)/$(images)' -systems '$(SYSTEMS)' -name '$(IMAGE)' \
+lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -man '$(CURDIR)/$(man)' -plugins '$(CURDIR)/$(plugins)' -out '$(CURDIR)/$(images)' -systems '$(SYSTEMS)' -name '$(IMAGE)' \
 	-version '$(VERSION)' -revision '$(REVISION)' -created '$(DATE)'
 
 .PHONY: binaries
@@ -110,6 +113,14 @@ binaries:
 		echo "== build for $$s"; \
 		goos=$${s%-*}; GOOS=$$goos GOARCH=$${s#*-} $(go_build) -o $(binaries)/$$s/kube-proxy$$([[ $$goos != windows ]] || echo .exe) ./cmd/kube-proxy; \
 	done
+
+.PHONY: plugins
+plugins: ## build the plugin of kubectl for each system in build/.cache/plugins
+	@rm -rf $(plugins)
+	@for s in $(PLUGINS); do \
+		goos=$${s%-*}; GOOS=$$goos GOARCH=$${s#*-} $(go_build) -o $(plugins)/$$s$$([[ $$goos != windows ]] || echo .exe) ./cmd/kubectl-svcproxy; \
+	done
+	@echo "== kubectl-svcproxy in $(plugins)"
 
 .PHONY: image
 image: binaries pack ## build the images as archives in dist; no daemon, no registry; IMAGE=HOST/NAME sets their name
@@ -127,7 +138,7 @@ man: ## write the man pages to build/.cache/man
 	@echo "== man pages in $(man)"
 
 .PHONY: release
-release: binaries man ## lay out in dist what is released: images, binaries of every system, what they are made of, chart, manifests, checksums
+release: binaries plugins man ## lay out in dist what is released: images, binaries and kubectl plugins of every system, what they are made of, chart, manifests, checksums
 	@rm -rf dist
 	@echo "== release $(VERSION)"
 	@$(call lay_out,release)

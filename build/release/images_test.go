@@ -50,7 +50,13 @@ func save(t *testing.T, binaries string) string {
 	if err := os.WriteFile(filepath.Join(man, "kube-proxy.8"), []byte(".TH\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"release", "-man", man, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created}
+	plugins := t.TempDir()
+	for _, name := range []string{"linux-amd64", "windows-amd64.exe"} {
+		if err := os.WriteFile(filepath.Join(plugins, name), []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"release", "-man", man, "-plugins", plugins, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created}
 	if err := run(t.Context(), args); err != nil {
 		t.Fatal(err)
 	}
@@ -98,6 +104,7 @@ func testSame(t *testing.T, first, second string) {
 		"kube-proxy-v1.2.3-4-linux-amd64", "kube-proxy-v1.2.3-4-linux-amd64.cdx.json",
 		"kube-proxy-v1.2.3-4-linux-arm64", "kube-proxy-v1.2.3-4-linux-arm64.cdx.json", "kube-proxy-v1.2.3-4-man.tar.gz",
 		"kube-proxy-v1.2.3-4-windows-amd64.cdx.json", "kube-proxy-v1.2.3-4-windows-amd64.exe",
+		"kubectl-svcproxy-v1.2.3-4-linux-amd64", "kubectl-svcproxy-v1.2.3-4-windows-amd64.exe",
 		"kubeproxy-chart-1.2.3-4.tgz", "kubeproxy-deploy-v1.2.3-4.tar.gz",
 		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",
 		"kubeproxy-iptables-v1.2.3-4.oci.tar", "kubeproxy-v1.2.3-4.oci.tar",

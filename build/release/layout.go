@@ -26,7 +26,7 @@ func layOut(ctx context.Context, o *options) error {
 	if err := o.emptied(); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, listParts, packMan, packChart, sum} {
+	for _, step := range []func(context.Context, *options) error{saveImages, copyBinaries, copyPlugins, listParts, packMan, packChart, sum} {
 		if err := step(ctx, o); err != nil {
 			return err
 		}
@@ -58,6 +58,27 @@ func copyBinaries(_ context.Context, o *options) error {
 		text, err := o.binary(system, name)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(o.out, "kube-proxy-"+o.tag()+"-"+system+filepath.Ext(name)), text, 0o755)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyPlugins writes the plugin of kubectl for each system.
+func copyPlugins(_ context.Context, o *options) error {
+	files, err := filepath.Glob(filepath.Join(o.plugins, "*-*"))
+	if err != nil {
+		return err
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("-plugins %q: there are none: want those that make plugins builds", o.plugins)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(o.out, "kubectl-svcproxy-"+o.tag()+"-"+filepath.Base(f)), text, 0o755)
 		}
 		if err != nil {
 			return err

@@ -34,6 +34,7 @@ func main() {
 type options struct {
 	binaries string // a folder for each system, such as linux-amd64
 	man      string // a folder with the man pages
+	plugins  string // a folder with the plugin of kubectl for each system, such as linux-amd64
 	systems  string // that images are for, with spaces between them
 	out      string
 	name     string // of the image, without a tag
@@ -63,6 +64,7 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	flags.StringVar(&o.binaries, "binaries", "", "folder with a folder for each system, such as linux-amd64, that has the binary")
 	flags.StringVar(&o.man, "man", "", "folder with the man pages")
+	flags.StringVar(&o.plugins, "plugins", "", "folder with the plugin of kubectl for each system, such as linux-amd64 or windows-amd64.exe")
 	flags.StringVar(&o.systems, "systems", "linux-amd64 linux-arm64 windows-amd64", "systems that images are for")
 	flags.StringVar(&o.out, "out", "", "folder to write to")
 	flags.StringVar(&o.name, "name", "localhost/kubeproxy", "name of the image, with a registry if it is for one")

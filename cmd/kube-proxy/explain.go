@@ -29,7 +29,9 @@ const explainText = `Say what happens to a connection on a node, and why.
 SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside
 for any client outside of the cluster. DESTINATION is ADDRESS:PORT, a Service by
 name as svc/NAMESPACE/NAME[:PORT], or node:PORT for a NodePort. The protocol is
-TCP, unless the destination ends in /udp or /sctp.
+TCP, unless the destination ends in /udp or /sctp. A Service by name is dialled at
+its ClusterIP, from outside at a load balancer's address, external IP or NodePort
+if it has one.
 
 The answer names the Service that has the destination, other Services that claim
 it, each rule of Kubernetes that applies, in order, and for each endpoint whether
@@ -97,7 +99,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 func (x *explainOptions) run(ctx context.Context, to streams, args []string) error {
 	switch {
 	case len(args) != 2:
-		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d arguments, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
+		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d of them, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
 	case x.format != "text" && x.format != "json":
 		return fmt.Errorf("--output: %q is unknown: want text or json", x.format)
 	}

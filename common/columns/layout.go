@@ -59,6 +59,20 @@ func (t *Table) layout() *layout {
 	return l
 }
 
+// Fits reports whether no cell has to be wrapped, except for a text in the last column.
+func (t *Table) Fits() bool {
+	titles := strings.Split(t.Head, "|")
+	widths := t.widths(titles, utf8.RuneCountInString)
+	last := len(widths) - 1
+	for last > 0 && widths[last] == 0 {
+		last--
+	}
+	if last > 0 && t.isText(last) {
+		widths[last] = 0
+	}
+	return len(t.Indent)+total(widths) <= Width
+}
+
 // total is what columns take.
 func total(widths []int) int {
 	sum, shown := 0, 0

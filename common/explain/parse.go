@@ -40,6 +40,9 @@ const (
 	destinationForms = "want ADDRESS:PORT, svc/NAMESPACE/NAME[:PORT] or node:PORT, and /udp or /sctp where it is not TCP"
 )
 
+// outside is the Source that stands for any client outside of the cluster.
+const outside = "outside"
+
 // outsideAddrs are addresses that documentation reserves, by family. They stand for any
 // client outside of the cluster. See https://www.rfc-editor.org/rfc/rfc5737 and
 // https://www.rfc-editor.org/rfc/rfc3849.
@@ -98,7 +101,7 @@ func (p *parser) source() (client, error) {
 	node := p.Snapshot.Node
 	kind, name, _ := strings.Cut(p.query.Source, "/")
 	switch {
-	case p.query.Source == "outside":
+	case p.query.Source == outside:
 		return client{outsideAddrs, p.interfaceOr(anyInterface)}, nil
 	case p.query.Source == "node":
 		c := client{addr: byFamily(node.Addrs)}
@@ -256,7 +259,7 @@ func (p *parser) protocolOfNodePort(n uint16) {
 	}
 }
 
-// service dials the ClusterIP of a Service by name.
+// service dials a Service by name.
 func (p *parser) service(text string, given bool, families []service.Family) error {
 	text, port, _ := strings.Cut(text, ":")
 	name, ok := namespaced(text)
@@ -286,18 +289,38 @@ func (p *parser) service(text string, given bool, families []service.Family) err
 	return p.dial(name, found, families)
 }
 
-// dial takes the first ClusterIP of the ports, in the order of families.
+// dial takes the first ClusterIP of the ports, in the order of families. For clients
+// outside of the cluster it prefers the addresses that such clients are given.
 func (p *parser) dial(name types.NamespacedName, found []*service.Port, families []service.Family) error {
-	for _, f := range families {
-		for _, x := range found {
-			i := slices.IndexFunc(x.Frontends, func(front service.Frontend) bool { return front.Kind == service.ClusterIP })
-			if x.Family == f && i >= 0 {
-				p.conn.To, p.conn.Protocol = netip.AddrPortFrom(x.Frontends[i].Addr, x.Frontends[i].Port), x.Name.Protocol
+	kinds := []service.Kind{service.ClusterIP}
+	if p.query.Source == outside {
+		kinds = []service.Kind{service.LoadBalancerIP, service.ExternalIP, service.NodePort, service.ClusterIP}
+	}
+	for _, kind := range kinds {
+		for _, f := range families {
+			if slices.ContainsFunc(found, func(x *service.Port) bool { return x.Family == f && p.dialFrontend(x, kind) }) {
 				return nil
 			}
 		}
 	}
 	return fmt.Errorf("destination %q: service %s has no ClusterIP in the family of the source", p.query.Destination, name)
+}
+
+// dialFrontend dials the first frontend of this kind, if x has one.
+func (p *parser) dialFrontend(x *service.Port, kind service.Kind) bool {
+	i := slices.IndexFunc(x.Frontends, func(front service.Frontend) bool { return front.Kind == kind })
+	if i < 0 {
+		return false
+	}
+	addr := x.Frontends[i].Addr
+	if kind == service.NodePort {
+		if addr = byFamily(p.Snapshot.Node.Addrs)[x.Family]; !addr.IsValid() {
+			return false
+		}
+	}
+	p.conn.To, p.conn.Protocol = netip.AddrPortFrom(addr, x.Frontends[i].Port), x.Name.Protocol
+	p.conn.ToNode = p.isLocal(addr)
+	return true
 }
 
 // portLabel names a port in the form that a user types.

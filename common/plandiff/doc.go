@@ -7,6 +7,8 @@
 // as JSON.
 package plandiff
 
+import "kubeproxy/common/service"
+
 // Difference is what differs between two states. New versions may add fields to its JSON
 // form, but must not rename or remove any.
 type Difference struct {
@@ -21,9 +23,12 @@ type Difference struct {
 	// Ports are the Service ports that differ. They are empty if one state is what the node
 	// has installed: that has no Services.
 	Ports []PortChange `json:"ports"`
+	// Affected are the names of the Service ports in Ports, Plan and Text.
+	Affected []string `json:"affected"`
 	// Plan are the changes that the node would make, one a line, if From is what it has
 	// installed.
-	Plan []string `json:"plan"`
+	Plan  []string                        `json:"plan"`
+	plans [len(service.Families)][]string // by family
 	// Text is a unified diff of what both states have installed. It is empty if that cannot
 	// be read back.
 	Text  string   `json:"diff"`
@@ -32,7 +37,7 @@ type Difference struct {
 
 // New returns a Difference without any.
 func New() *Difference {
-	return &Difference{Same: true, Settings: []string{}, Ports: []PortChange{}, Plan: []string{}, Notes: []string{}}
+	return &Difference{Same: true, Settings: []string{}, Ports: []PortChange{}, Affected: []string{}, Plan: []string{}, Notes: []string{}}
 }
 
 // The exit codes of a comparison, which are those of kubectl diff.

@@ -82,7 +82,7 @@ func TestNothingDiffers(t *testing.T) {
 	if err := d.Texts("a\nb\n", "a\nb\n"); err != nil || d.Text != "" {
 		t.Errorf("%v, %q", err, d.Text)
 	}
-	d.AddPlan("")
+	d.AddPlan(service.IPv4, "")
 	var out, doc bytes.Buffer
 	if err := (View{}).Print(&out, d); err != nil || d.ExitCode() != 0 || !strings.HasSuffix(out.String(), "\nNothing differs.\n") {
 		t.Errorf("exit %d, %v: %s", d.ExitCode(), err, out.String())
@@ -90,7 +90,7 @@ func TestNothingDiffers(t *testing.T) {
 	if err := document.WriteJSON(&doc, d); err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"notes": []`} {
+	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"affected": []`, `"notes": []`} {
 		if !strings.Contains(doc.String(), list) {
 			t.Errorf("no %s in %s", list, doc.String())
 		}
@@ -121,7 +121,7 @@ func TestTexts(t *testing.T) {
 
 func TestPlan(t *testing.T) {
 	d := New()
-	d.AddPlan("+ a\n- b\n")
+	d.AddPlan(service.IPv4, "+ a\n- b\n")
 	var out, doc bytes.Buffer
 	if err := (View{}).Print(&out, d); err != nil || !strings.Contains(out.String(), "  + a\n  - b\n\nThe node would make 2 changes.\n") || d.Same {
 		t.Errorf("%v: %s", err, out.String())
@@ -134,9 +134,39 @@ func TestPlan(t *testing.T) {
 
 // TestLongAndForeign checks that a long list is cut and counted, that nothing from outside
 // steers the terminal, and that colours are there only if they are asked for.
+func TestAffected(t *testing.T) {
+	d := New()
+	d.AddPlan(service.IPv4, `+ services: 10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-2
++ endpoints: 10.96.0.11 . tcp . 80 . 0 : 10.244.1.2 . 80 # shop/cart
+~ shop/dns:dns (udp): 2 endpoints, 1 of them here
+- listener of shop/old:http (tcp) for policy Cluster
+- loadbalancer tcp 10.96.0.9:80 # of no Service
++ filter rule in INPUT: -d 169.254.0.1/32 -j KUBE-PORTALS
+`)
+	old := `-A KUBE-SERVICES -d 10.96.0.9/32 -m comment --comment "shop/same:http" -j ACCEPT
+-A KUBE-HEALTH-PORTS -p tcp --dport 32000 -m comment --comment "shop/same health check" -j ACCEPT
+`
+	if err := d.Texts(old+"-A KUBE-SERVICES --comment \"shop/gone:http\" -j KUBE-SVC-A\n", old+"loadbalancer tcp 10.96.0.7:80 # shop/come:http\n"); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"shop/cart", "shop/come:http", "shop/dns:dns", "shop/gone:http", "shop/old:http", "shop/web:http"}
+	var out bytes.Buffer
+	if err := (View{}).Print(&out, d); err != nil || cmp.Diff(want, d.Affected) != "" {
+		t.Errorf("%v, %q", err, d.Affected)
+	}
+	end := "The node would make 6 changes, for Service ports shop/cart, shop/come:http, shop/dns:dns,\nshop/gone:http, shop/old:http and shop/web:http.\n"
+	if !strings.HasSuffix(out.String(), end) || !strings.Contains(out.String(), "changes of the node, IPv4:\n") {
+		t.Errorf("%s", out.String())
+	}
+	d.AddPlan(service.IPv4, "+ a # shop/zoo:http\n")
+	if got := d.affectedText(); !strings.HasSuffix(got, "shop/old:http and 2 others") {
+		t.Error(got)
+	}
+}
+
 func TestLongAndForeign(t *testing.T) {
 	d := New()
-	d.AddPlan(strings.Repeat("+ \x1b[2J\n", mostLines+5))
+	d.AddPlan(service.IPv6, strings.Repeat("+ \x1b[2J\n", mostLines+5))
 	var short, all, coloured bytes.Buffer
 	for v, out := range map[View]*bytes.Buffer{{}: &short, {All: true}: &all, {Colour: true}: &coloured} {
 		if err := v.Print(out, d); err != nil {

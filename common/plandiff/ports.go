@@ -40,9 +40,11 @@ func (d *Difference) Snapshots(from, to *service.Snapshot) {
 		for c := range service.Diff(from, to, f) {
 			if x := portChange(c, f); x.Change != Changed || len(x.Details) > 0 {
 				d.Ports = append(d.Ports, x)
+				d.Affected = append(d.Affected, x.Service)
 			}
 		}
 	}
+	d.affects()
 	slices.SortStableFunc(d.Ports, func(a, b PortChange) int { return strings.Compare(a.Service, b.Service) })
 	d.Same = d.Same && len(d.Settings)+len(d.Ports) == 0
 }

@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/columns"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/service"
 )
 
 // View is how a Difference is printed.
@@ -35,11 +36,14 @@ func (v View) Print(to io.Writer, d *Difference) error {
 		}
 	}
 	v.list(w, "Service ports", lines)
-	v.list(w, "changes of the node", d.Plan)
+	for _, f := range service.Families {
+		v.list(w, "changes of the node, "+f.String(), d.plans[f])
+	}
 	if d.Same {
 		fmt.Fprintf(w, "\nNothing differs.\n")
 	} else {
-		fmt.Fprintf(w, "\n%s\n", d.summary())
+		fmt.Fprintln(w)
+		sentence(w, "", d.summary())
 	}
 	for _, n := range d.Notes {
 		sentence(w, "note: ", n)
@@ -131,7 +135,7 @@ func colourOf(line string) columns.Colour {
 // summary counts what differs.
 func (d *Difference) summary() string {
 	if len(d.Plan) > 0 {
-		return fmt.Sprintf("The node would make %s.", count(len(d.Plan)+len(d.Settings), "change"))
+		return fmt.Sprintf("The node would make %s%s.", count(len(d.Plan)+len(d.Settings), "change"), d.affectedText())
 	}
 	n := map[Change]int{}
 	for _, p := range d.Ports {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
+
+	"kubeproxy/common/service"
 )
 
 // contextLines is how many equal lines stand around a difference, as with diff -u.
@@ -22,6 +24,7 @@ func (d *Difference) Texts(from, to string) error {
 		return err
 	}
 	d.Text += text
+	d.affects(changedLines(text)...)
 	return nil
 }
 
@@ -31,10 +34,12 @@ func (d *Difference) AddSettings(lines []string) {
 	d.Same = d.Same && len(lines) == 0
 }
 
-// AddPlan adds the lines of a plan.
-func (d *Difference) AddPlan(text string) {
+// AddPlan adds the lines of a plan for one family.
+func (d *Difference) AddPlan(f service.Family, text string) {
 	for line := range strings.Lines(text) {
-		d.Plan = append(d.Plan, strings.TrimSuffix(line, "\n"))
+		line = strings.TrimSuffix(line, "\n")
+		d.Plan, d.plans[f] = append(d.Plan, line), append(d.plans[f], line)
+		d.affects(line)
 		d.Same = false
 	}
 }

@@ -12,21 +12,35 @@ import (
 	"strings"
 	"time"
 
+	"kubeproxy/common/columns"
 	"kubeproxy/common/health/servicestate"
 )
 
-// list prints a line for each Service.
+// list prints a line for each Service. Of its addresses there are two if that leaves each
+// Service on one line, else one.
 func (p *printer) list(all []servicestate.Service) {
+	for most := 2; most > 0; most-- {
+		t := p.listTable(all, most)
+		if most == 1 || p.wide || t.Fits() {
+			t.Write(&p.text)
+			return
+		}
+	}
+}
+
+// listTable returns the list with so many ports and addresses of each Service at most.
+func (p *printer) listTable(all []servicestate.Service, most int) *columns.Table {
 	rows := make([][]cell, 0, len(all))
 	for i := range all {
 		s := &all[i]
 		generation, since := sinceWhen(s)
 		row := []cell{
-			plain(sanitize(s.Namespace + "/" + s.Name)), plain(p.truncateList(portsOf(s))), plain(kindOf(s)), plain(p.truncateList(addressesOf(s))),
-			plain(strings.Join(familyNames(s), ",")), stateOf(s), plain(rangeText(s, func(x servicestate.Port) int { return x.Endpoints })),
+			plain(sanitize(s.Namespace + "/" + s.Name)), plain(p.truncateList(portsOf(s), most)), plain(kindOf(s)), plain(p.truncateList(addressesOf(s), most)),
+			{}, stateOf(s), plain(rangeText(s, func(x servicestate.Port) int { return x.Endpoints })),
 			{}, plain(p.since(since)), {}, plain(sanitize(problemText(s))),
 		}
 		if p.wide {
+			row[4] = plain(strings.Join(familyNames(s), ","))
 			row[7] = plain(rangeText(s, func(x servicestate.Port) int { return x.LocalEndpoints }))
 			if generation > 0 {
 				row[9] = plain(strconv.FormatUint(generation, 10))
@@ -34,12 +48,11 @@ func (p *printer) list(all []servicestate.Service) {
 		}
 		rows = append(rows, row)
 	}
-	p.table("", "SERVICE|PORTS|TYPE|ADDRESSES|FAMILIES|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", rows)
+	return p.newTable("", "SERVICE|PORTS|TYPE|ADDRESSES|FAMILIES|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", rows)
 }
 
-// truncateList shortens a list unless all is to be shown.
-func (p *printer) truncateList(words []string) string {
-	const most = 2
+// truncateList shortens a list to most words unless all is to be shown.
+func (p *printer) truncateList(words []string, most int) string {
 	if n := len(words); !p.wide && n > most {
 		return strings.Join(words[:most], ",") + fmt.Sprintf(",+%d", n-most)
 	}

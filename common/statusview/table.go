@@ -49,8 +49,11 @@ func (p *printer) paint(c cell) string {
 
 // table prints rows. A long text in the last column is wrapped unless the format is wide.
 func (p *printer) table(indent, head string, rows [][]cell) {
-	t := columns.Table{Indent: indent, Head: head, Rows: rows, Colours: p.colour, OneLine: p.wide}
-	t.Write(&p.text)
+	p.newTable(indent, head, rows).Write(&p.text)
+}
+
+func (p *printer) newTable(indent, head string, rows [][]cell) *columns.Table {
+	return &columns.Table{Indent: indent, Head: head, Rows: rows, Colours: p.colour, OneLine: p.wide}
 }
 
 // ago returns how long t is past.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,6 +65,16 @@ func TestChanges(t *testing.T) {
 		}), []change{
 			{"condition leftovers", "of another"}, {"IPv4", "2 changes by others were found, 1 repaired"}, {"IPv4", "refused"},
 			{"shop/web", "failed, was programmed"}, {"shop/web", "no space"},
+		}},
+		"a recovery": {with(func(a *Answer) {
+			s := &a.Services[0]
+			s.State, s.Ports[0].Error = servicestate.Failed, "no space"
+			a.Health.Healthy = false
+			a.Health.Status["IPv4"] = health.FamilyReport{Healthy: true, Generation: 7, LastError: "refused", Failing: true}
+			a.Health.Conditions = map[string]string{"leftovers": "of another"}
+		}), state(7), []change{
+			{"proxy", "healthy, was not healthy"}, {"condition leftovers", "over"}, {"IPv4", "rounds succeed again"},
+			{"shop/web", "programmed, was failed"}, {"shop/web", "nothing is wrong any more"},
 		}},
 		"another process": {state(7), with(func(a *Answer) {
 			a.Started, a.Health.CurrentTime, a.Mode = noon.Add(time.Hour), noon.Add(2*time.Hour), "ipvs"
@@ -131,5 +142,30 @@ func TestWatch(t *testing.T) {
 	x := &Watch{Query: &Query{Server: server, Name: "web"}, View: View{Format: Table, Full: true, Now: noon}, Timeout: time.Minute}
 	if err := x.Run(ctx, out); err != nil || steps != 4 {
 		t.Errorf("%v after %d steps, want none after 4", err, steps)
+	}
+}
+
+// TestWatchQuiet writes what stays as it is once: a state, and that nobody answers.
+func TestWatchQuiet(t *testing.T) {
+	for format, want := range map[Format]int{JSON: 1, Table: 2} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var asked atomic.Int32
+		server := handle(t, func(w http.ResponseWriter, q *http.Request) {
+			switch n := asked.Add(1); {
+			case n >= 8 || n >= 4 && format == JSON:
+				cancel()
+			case n >= 2 && format == Table: // each refusal is looked into by a second request
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			}
+			a := state(7, "10.244.0.1:8080 ready")
+			health.ReplyJSON(w, http.StatusOK, servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Mode: a.Mode, Started: a.Started, Health: a.Health}, Services: a.Services})
+		})
+		writes := 0
+		out := &pipe{wrote: func(string) { writes++ }}
+		x := &Watch{Query: &Query{Server: server}, View: View{Format: format}, Timeout: time.Minute}
+		if err := x.Run(ctx, out); err != nil || writes != want {
+			t.Errorf("as %s: %v, %d writes, want %d:\n%s", format, err, writes, want, out.text.String())
+		}
 	}
 }

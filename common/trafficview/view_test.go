@@ -149,3 +149,55 @@ udp       those that are gone     0.0            4   0 B    0 B  0 B  0 B
 		t.Errorf("%v: %q", err, b.String())
 	}
 }
+
+// reading is what a proxy answers that began to count at since.
+func reading(since, at time.Time, services ...traffic.Service) *Response {
+	return &Response{Mode: "ipvs", Node: "node-a", Reading: traffic.Reading{Time: at, Since: since, Services: services}}
+}
+
+// carries is a Service with this many connections and bytes.
+func carries(name string, connections, in, out uint64) traffic.Service {
+	return traffic.Service{Namespace: "shop", Name: name, Counts: traffic.Counts{Connections: connections, BytesIn: in, BytesOut: out}}
+}
+
+// TestAnswer computes rates of two readings, in each order.
+func TestAnswer(t *testing.T) {
+	start := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	first := reading(start, start.Add(time.Minute), carries("a", 100, 0, 0), carries("b", 10, 0, 0), carries("c", 1, 0, 0))
+	second := reading(start, start.Add(time.Minute+2*time.Second), carries("a", 102, 10, 500), carries("b", 20, 400, 0), carries("c", 3, 0, 0))
+	for order, want := range map[Order]string{ByRate: "b a c", ByConnections: "a b c", ByBytes: "a b c", ByName: "a b c"} {
+		a := (&Query{Sort: order}).answer(first, second)
+		var names []string
+		for _, s := range a.Services {
+			names = append(names, s.Name)
+		}
+		if got := strings.Join(names, " "); got != want || a.Seconds != 2 || a.Total.Connections != 125 || a.Total.PerSecond.Connections != 7 {
+			t.Errorf("by %s: %s over %v seconds, %+v; want %s", order, got, a.Seconds, a.Total, want)
+		}
+	}
+	bytesLast := reading(start, second.Time, carries("a", 9, 1, 0), carries("b", 1, 0, 2), carries("c", 5, 0, 0))
+	if a := (&Query{Sort: ByName}).answer(first, bytesLast); a.Services[0].Name != "a" || a.Services[1].Name != "b" {
+		t.Errorf("by name: %+v", a.Services)
+	}
+	if a := (&Query{Sort: ByBytes}).answer(nil, bytesLast); a.Services[0].Name != "b" || a.Seconds != 0 || a.Services[0].PerSecond != nil {
+		t.Errorf("by bytes, of one reading: %+v", a)
+	}
+	again := reading(start.Add(time.Minute), start.Add(2*time.Minute), carries("a", 7, 0, 0))
+	if a := (&Query{}).answer(first, again); a.Seconds != 0 || a.Services[0].PerSecond != nil || a.Total.Connections != 7 {
+		t.Errorf("the proxy was restarted, so there is no rate: %+v", a)
+	}
+}
+
+// TestAll has the sum of all Services below those that are shown.
+func TestAll(t *testing.T) {
+	a := (&Query{}).answer(nil, reading(time.Time{}, time.Time{}, carries("a", 12, 12_345, 0), carries("b", 3, 99_999, 123_456)))
+	a.Counted.Bytes = true
+	for limit, want := range map[int]string{
+		0: "all 15 112 kB 123 kB", 1: "all, with 1 more 15 112 kB 123 kB", 2: "shop/a 12 12.3 kB 0 B",
+	} {
+		var b bytes.Buffer
+		if err := (View{Limit: limit}).Print(&b, a); err != nil || !strings.Contains(strings.Join(strings.Fields(b.String()), " "), want) {
+			t.Errorf("limit %d: %v, want %q in\n%s", limit, err, want, b.String())
+		}
+	}
+}

@@ -67,7 +67,7 @@ func diffLines(want, got []string) string {
 func (r *run) printed(p reconcile.Plan) []string {
 	var all []string
 	for line := range strings.Lines(p.String()) {
-		line = strings.TrimSuffix(line, "\n")
+		line, _, _ = strings.Cut(strings.TrimSuffix(line, "\n"), " # ") // whom a change is for
 		if r.harness.Printed != nil {
 			line = r.harness.Printed(line)
 		}

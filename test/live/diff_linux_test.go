@@ -78,7 +78,11 @@ func diffsOf(t *testing.T, m mode, alter func(*cluster), want string) {
 	}
 	p.Stop(t)
 	alter(c)
-	c.expectDiff(t, "after somebody altered rules", 1, "changes of the node:")
+	c.expectDiff(t, "after somebody altered rules", 1, "changes of the node, IPv4:")
+	// Virtual servers have no comments.
+	if code, out := c.diff(t, "-o=json"); code != 1 || !strings.HasPrefix(want, "+-A -t ") && !strings.Contains(out, `"shop/web:lines"`) {
+		t.Errorf("the Service port is not named: exit %d\n%s", code, out)
+	}
 	if code, out := c.diff(t, "-o=diff"); code != 1 || !strings.Contains(out, want) {
 		t.Errorf("no line %q: exit %d\n%s", want, code, out)
 	}

@@ -49,7 +49,7 @@ func TestDiff(t *testing.T) {
 		}
 	}
 	n.replaceLoadBalancer(t, web.clusterIP())
-	diff(1, nil, "changes of the node:", "+ loadbalancer tcp "+cart.clusterIP()+":80", "- loadbalancer tcp "+web.clusterIP()+":80")
+	diff(1, nil, "changes of the node, IPv4:", "+ loadbalancer tcp "+cart.clusterIP()+":80", "- loadbalancer tcp "+web.clusterIP()+":80", "for Service ports shop/cart:web and shop/web:web.")
 	diff(1, []string{"-o=diff"}, "--- what the node has", "+loadbalancer tcp "+cart.clusterIP()+":80 -> :8080", "# shop/cart:web", "-loadbalancer tcp "+web.clusterIP()+":80 -> :9090", "+loadbalancer tcp "+web.clusterIP()+":80 -> :8080")
 	if calls = n.hns.Calls().Sub(calls); calls.Writes("") > 2 { // the test's own
 		t.Errorf("diff changed HNS: %s", calls)

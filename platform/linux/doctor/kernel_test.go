@@ -124,6 +124,13 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// lossy is the file of Linux 6.18 on two processors, whose columns stand further apart than
+// one space.
+const lossy = `entries  clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop icmp_error  expect_new expect_create expect_delete search_restart
+00040000  00000000 00000003 00000000 00000011 00000000 00000000 00000000 00000000 00000200 00000000 00000000 00000000  00000000 00000000 00000000 00000000
+00040000  00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 000001f0 00000000 0000009e 00000000  00000000 00000000 00000000 00000002
+`
+
 func TestConntrack(t *testing.T) {
 	const count, limit, statistics = "proc/sys/net/netfilter/nf_conntrack_count", "proc/sys/net/netfilter/nf_conntrack_max", "proc/thread-self/net/stat/nf_conntrack"
 	const head = "entries  insert_failed drop early_drop icmp_error\n"
@@ -134,6 +141,7 @@ func TestConntrack(t *testing.T) {
 		"room":               {"899", head + "00000001 00000000 00000001 00000000 00000000", nil},
 		"nearly full":        {"900", head, []string{"conntrack-full |  | sysctl -w net.netfilter.nf_conntrack_max=2000"}},
 		"was full":           {"1", head + "00000001 00000000 00000000 00000001 00000000\n00000001 00000000 00000000 0000000a 00000000", []string{"early-drop |  | sysctl -w net.netfilter.nf_conntrack_max=2000"}},
+		"a file of a kernel": {"1", lossy, []string{"early-drop |  | sysctl -w net.netfilter.nf_conntrack_max=2000", "insert-failed |  | "}},
 		"a few races":        {"1", head + "00000001 000003e7 00000000 00000000 00000000", nil},
 		"many, on two cores": {"1", head + "00000001 000001f4 00000000 00000000 00000000\n00000001 000001f4 00000000 00000000 00000000", []string{"insert-failed |  | "}},
 	} {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -90,11 +91,18 @@ func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove(false)
 }
 
-// lines describes c, with one line per chain or jump.
-func (c *change) lines() []string {
+// lines describes c, with one line per chain or jump. names has the Ports of chains that
+// only one Port uses.
+func (c *change) lines(names map[id]service.PortName) []string {
 	var lines []string
+	add := func(i id, line string) {
+		if n, found := names[i]; found {
+			line = reconcile.LineFor(n, line)
+		}
+		lines = append(lines, line)
+	}
 	for _, w := range c.writes {
-		lines = append(lines, fmt.Sprintf("+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules)))
+		add(w.id, fmt.Sprintf("+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules)))
 	}
 	for _, m := range c.moves {
 		lines = append(lines, fmt.Sprintf("~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.shadowedBy))
@@ -106,7 +114,7 @@ func (c *change) lines() []string {
 		lines = append(lines, fmt.Sprintf("- %s rule in %s: %s", j.from.table, j.from.name, j.rule))
 	}
 	for _, d := range c.deletes {
-		lines = append(lines, fmt.Sprintf("- %s chain %s", d.table, d.name))
+		add(d, fmt.Sprintf("- %s chain %s", d.table, d.name))
 	}
 	return lines
 }

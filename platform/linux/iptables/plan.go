@@ -47,7 +47,7 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) String() string {
 	var lines []string
 	if p.stage != nil {
-		lines = p.lines()
+		lines = p.lines(p.portNames())
 	}
 	for _, table := range p.dormant {
 		lines = append(lines, "~ "+table+" table: active, no longer dormant")
@@ -62,6 +62,22 @@ func (p *plan) String() string {
 		return ""
 	}
 	return strings.Join(lines, "\n") + "\n"
+}
+
+// portNames returns the names of the Ports that have chains of their own, by chain.
+func (p *plan) portNames() map[id]service.PortName {
+	names := map[id]service.PortName{}
+	for _, of := range []*installed{p.from, p.next} {
+		if of == nil || of.snapshot == nil {
+			continue
+		}
+		for port := range of.snapshot.Ports(p.backend.family) {
+			for _, c := range p.layout.portChains(port, of.snapshot.Node) {
+				names[c.id] = port.Name
+			}
+		}
+	}
+	return names
 }
 
 // ErrBusy means that iptables did not run or could not finish. Its input is not the

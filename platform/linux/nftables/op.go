@@ -60,7 +60,7 @@ func (o op) text(f service.Family) string {
 	case flushChain:
 		return "- rules of chain " + o.chain.name
 	case addRules:
-		return fmt.Sprintf("+ %d rules of chain %s", len(o.chain.rules), o.chain.name)
+		return fmt.Sprintf("+ rules of chain %s (%d)", o.chain.name, len(o.chain.rules))
 	case delElement:
 		return fmt.Sprintf("- %s: %s", o.element.in.name, o.element.text(f))
 	}

@@ -72,7 +72,11 @@ func (p *plan) String() string {
 	var b strings.Builder
 	for _, u := range p.units {
 		for _, o := range u.steps(p.backend.options) {
-			b.WriteString(o.text(p.backend.family) + "\n")
+			line := o.text(p.backend.family)
+			if of := u.port(); of != nil {
+				line = reconcile.LineFor(of.Name, line)
+			}
+			b.WriteString(line + "\n")
 		}
 	}
 	return b.String()

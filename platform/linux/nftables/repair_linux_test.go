@@ -49,9 +49,9 @@ func TestDrift(t *testing.T) {
 				"missing: endpoints: 10.96.0.0 . tcp . 80 . 1 : 10.244.1.2 . 8080",
 			},
 		},
-		"a rule comes":       {"add rule ip kube-services refuse drop", []string{"foreign: rules of chain refuse", "missing: 2 rules of chain refuse"}},
-		"a rule goes before": {"insert rule ip kube-services prerouting accept", []string{"foreign: rules of chain prerouting", "missing: 1 rules of chain prerouting"}},
-		"a chain is flushed": {"flush chain ip kube-services pick-2", []string{"foreign: rules of chain pick-2", "missing: 1 rules of chain pick-2"}},
+		"a rule comes":       {"add rule ip kube-services refuse drop", []string{"foreign: rules of chain refuse", "missing: rules of chain refuse (2)"}},
+		"a rule goes before": {"insert rule ip kube-services prerouting accept", []string{"foreign: rules of chain prerouting", "missing: rules of chain prerouting (1)"}},
+		"a chain is flushed": {"flush chain ip kube-services pick-2", []string{"foreign: rules of chain pick-2", "missing: rules of chain pick-2 (1)"}},
 		"a chain and a set come": {
 			"add chain ip kube-services x\nadd set ip kube-services y { type ipv4_addr; }",
 			[]string{"foreign: set y", "foreign: rules of chain x", "foreign: chain x"},

@@ -114,7 +114,7 @@ func TestOpTexts(t *testing.T) {
 		{op{verb: addChain, chain: c}, "+ chain c"},
 		{op{verb: delChain, chain: c}, "- chain c"},
 		{op{verb: flushChain, chain: c}, "- rules of chain c"},
-		{op{verb: addRules, chain: c}, "+ 2 rules of chain c"},
+		{op{verb: addRules, chain: c}, "+ rules of chain c (2)"},
 		{op{verb: addElement, element: e}, "+ cluster-ips: 10.96.0.1"},
 		{op{verb: delElement, element: e}, "- cluster-ips: 10.96.0.1"},
 	} {

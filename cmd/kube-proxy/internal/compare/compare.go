@@ -260,7 +260,7 @@ func (x *comparison) planOne(ctx context.Context, b *mode.Backend, want *service
 	if err != nil {
 		return fmt.Errorf("%s: %w", b, err)
 	}
-	x.out.AddPlan(p.String())
+	x.out.AddPlan(b.Family, p.String())
 	out := p.Outcome()
 	if text := cmp.Or(out.Unavailable, out.Degraded); text != "" {
 		x.note(fmt.Sprintf("%s: %s", b, text))

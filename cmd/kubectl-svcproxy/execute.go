@@ -1,0 +1,115 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+// errInPod marks that kubectl exec failed. Its exit code is that of the command.
+var errInPod = errors.New("kubectl exec")
+
+// run finds the pod and runs the command in it.
+func (p *plugin) run(out io.Writer) (err error) {
+	at, err := p.find()
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(at.Spec.Containers, func(c container) bool { return c.Name == p.container })
+	if i < 0 {
+		return fmt.Errorf("pod %s/%s has no container %s: want --container NAME", at.Metadata.Namespace, at.Metadata.Name, p.container)
+	}
+	file, args, err := p.archive()
+	if err != nil {
+		return err
+	}
+	exe := "kube-proxy"
+	if of := at.Spec.Containers[i].Command; len(of) > 0 { // on Windows it has a path
+		exe = of[0]
+	}
+	command := append([]string{exe, args[0]}, flagsFor(args[0], &at.Spec.Containers[i], at.Spec.NodeName)...)
+	command = append(command, args[1:]...)
+	flags := []string{"exec", "--namespace=" + at.Metadata.Namespace, "--container=" + p.container}
+	terminal := file == nil && isTerminal(os.Stdin) && isTerminal(os.Stdout)
+	if terminal { // for colours, and so that an interrupt ends the command in the pod
+		flags = append(flags, "--stdin", "--tty")
+	}
+	cmd := exec.Command("kubectl", slices.Concat(p.kubectl, flags, []string{at.Metadata.Name, "--"}, command)...)
+	cmd.Stdout, cmd.Stderr = out, os.Stderr
+	if terminal {
+		cmd.Stdin = os.Stdin
+	}
+	if file != nil {
+		cmd.Stdout = file
+		defer func() { err = errors.Join(err, p.keep(file, out)) }()
+	}
+	if err = cmd.Run(); err != nil {
+		return fmt.Errorf("%w: %w", errInPod, err)
+	}
+	return nil
+}
+
+// flagsFor returns those flags of the proxy that a command of kube-proxy needs to see the
+// node as the proxy does.
+func flagsFor(command string, c *container, node string) []string {
+	var all []string
+	for _, a := range c.Args {
+		a = strings.ReplaceAll(a, "$(NODE_NAME)", node)
+		switch command {
+		case "status", "top": // the address of the proxy
+			if strings.HasPrefix(a, "--config=") {
+				all = append(all, a)
+			}
+		case "explain", "diff", "doctor", "support-dump":
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// archive returns the file here that takes the archive of support-dump, nil for other
+// commands, and the arguments of the command in the pod.
+func (p *plugin) archive() (*os.File, []string, error) {
+	args := slices.Clone(p.command)
+	last := args[len(args)-1]
+	if args[0] != "support-dump" || last == "-" || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
+		return nil, args, nil
+	}
+	name := last
+	if len(args) == 1 || strings.HasPrefix(last, "-") {
+		name, args = "kube-proxy-support.tar.gz", append(args, "-")
+	} else {
+		args[len(args)-1] = "-"
+	}
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, nil, fmt.Errorf("write the archive: %w", err)
+	}
+	return file, args, nil
+}
+
+// keep names the archive, or removes it if it is empty.
+func (p *plugin) keep(file *os.File, out io.Writer) error {
+	stat, err := file.Stat()
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if stat.Size() == 0 {
+		return os.Remove(file.Name())
+	}
+	fmt.Fprintln(out, file.Name())
+	return nil
+}
+
+// isTerminal reports whether a person reads or types.
+func isTerminal(f *os.File) bool {
+	stat, err := f.Stat()
+	return err == nil && stat.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,156 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestMain is kubectl, too, under that name.
+func TestMain(m *testing.M) {
+	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == "kubectl" {
+		os.Exit(kubectl(os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+// exitOfPod is the variable with the exit code of the command in the pod.
+const exitOfPod = "SVCPROXY_EXIT"
+
+// kubectl answers from a cluster with two nodes. It prints how it was called to run a
+// command in a pod.
+func kubectl(args []string) int {
+	all := strings.Join(args, " ")
+	switch {
+	case strings.Contains(all, "exec "):
+		fmt.Println(all)
+		code, _ := strconv.Atoi(os.Getenv(exitOfPod))
+		return code
+	case strings.Contains(all, "get pod --namespace=shop --output=json -- cart-0"):
+		fmt.Print(podText("cart-0", "node-b", "Running", 1, ""))
+	case strings.Contains(all, "get pod "):
+		fmt.Fprintln(os.Stderr, `Error from server (NotFound): pods "x" not found`)
+		return 1
+	case strings.Contains(all, "spec.nodeName=node-a"):
+		fmt.Printf(`{"items":[%s,%s,%s]}`, podText("old", "node-a", "Running", 1, ""), podText("new", "node-a", "Running", 2, ""),
+			podText("failed", "node-a", "Failed", 3, ""))
+	case strings.Contains(all, "spec.nodeName=node-b"):
+		fmt.Printf(`{"items":[%s]}`, podText("win", "node-b", "Running", 1, `"command":["$env:X/kube-proxy.exe"],`))
+	case strings.Contains(all, "spec.nodeName="), strings.Contains(all, "--selector=app=none"):
+		fmt.Print(`{"items":[]}`)
+	default:
+		fmt.Printf(`{"items":[%s,%s]}`, podText("new", "node-a", "Running", 2, ""), podText("win", "node-b", "Running", 1, ""))
+	}
+	return 0
+}
+
+func podText(name, node, phase string, minute int, command string) string {
+	namespace := "kube-system"
+	if name == "cart-0" {
+		namespace = "shop"
+	}
+	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"creationTimestamp":"2026-01-02T03:%02d:00Z"},"spec":{"nodeName":%q,"containers":[{"name":"kube-proxy",%s
+		"args":["--config=/etc/kubeproxy/linux.yaml","--hostname-override=$(NODE_NAME)"]}]},"status":{"phase":%q}}`, namespace, name, minute, node, command, phase)
+}
+
+// session puts kubectl into the PATH, and returns what runs the plugin.
+func session(t *testing.T) func(args ...string) (code int, out, problems string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	name := "kubectl"
+	if filepath.Ext(self) == ".exe" {
+		name += ".exe"
+	}
+	if err := os.Symlink(self, filepath.Join(folder, name)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", folder)
+	return func(args ...string) (int, string, string) {
+		var out, problems strings.Builder
+		code := run(args, &out, &problems)
+		return code, out.String(), problems.String()
+	}
+}
+
+func TestCommands(t *testing.T) {
+	plugin := session(t)
+	const config, node = " --config=/etc/kubeproxy/linux.yaml", " --hostname-override="
+	const onA, onB = "exec --namespace=kube-system --container=kube-proxy new -- kube-proxy ", "exec --namespace=kube-system --container=kube-proxy win -- $env:X/kube-proxy.exe "
+	for line, want := range map[string]string{
+		"status --node node-a":                               onA + "status" + config,
+		"--node=node-a status shop/web --watch":              onA + "status" + config + " shop/web --watch",
+		"top --interval 0 --node=node-a":                     onA + "top" + config + " --interval 0",
+		"doctor -o json --node node-a":                       onA + "doctor" + config + node + "node-a -o json",
+		"version --node node-a":                              onA + "version",
+		"explain pod/shop/cart-0 svc/shop/web":               onB + "explain" + config + node + "node-b pod/shop/cart-0 svc/shop/web",
+		"explain pod/shop/cart-0 svc/shop/web --node node-a": onA + "explain" + config + node + "node-a pod/shop/cart-0 svc/shop/web",
+		"support-dump - --node node-a":                       onA + "support-dump" + config + node + "node-a -",
+		"--context prod --node node-a status -n shop":        "--context=prod " + onA + "status" + config + " -n shop",
+	} {
+		if code, out, problems := plugin(strings.Fields(line)...); code != 0 || out != want+"\n" || problems != "" {
+			t.Errorf("%s: exit %d, %s\n got %s\nwant %s", line, code, problems, out, want)
+		}
+	}
+	t.Setenv(exitOfPod, "1")
+	if code, _, problems := plugin("diff", "--node=node-a"); code != 1 || problems != "" {
+		t.Errorf("a command that ends with 1: exit %d, %s", code, problems)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	plugin := session(t)
+	for line, want := range map[string]string{
+		"":                                "want a command of kube-proxy, such as status",
+		"--node":                          "--node: want a value",
+		"status --node":                   "--node: want the name of a Node",
+		"--watch status":                  "unknown flag --watch ahead of the command",
+		"status":                          "want --node NODE, one of node-a, node-b",
+		"status --node node-c":            "no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c",
+		"-l app=none -n x status":         "no pod with labels app=none runs in x",
+		"explain pod/shop/x svc/shop/web": `pods "x" not found`,
+		"-c other --node node-a status":   "has no container other",
+		"explain 10.0.0.1 10.0.0.2:80":    "want --node NODE",
+	} {
+		if code, out, problems := plugin(strings.Fields(line)...); code != exitFailed || out != "" || !strings.Contains(problems, want) {
+			t.Errorf("%s: exit %d, want %d with %q; got %s%s", line, code, exitFailed, want, out, problems)
+		}
+	}
+	if code, out, _ := plugin("--help"); code != 0 || out != help {
+		t.Errorf("--help: exit %d\n%s", code, out)
+	}
+	for line := range strings.Lines(help) {
+		if len(line) > 101 {
+			t.Errorf("more than 100 columns: %s", line)
+		}
+	}
+}
+
+// TestArchive has the archive of support-dump written here.
+func TestArchive(t *testing.T) {
+	plugin := session(t)
+	t.Chdir(t.TempDir())
+	for file, args := range map[string][]string{
+		"dump.tar.gz":               {"support-dump", "dump.tar.gz", "--node=node-a"},
+		"kube-proxy-support.tar.gz": {"support-dump", "--node=node-a"},
+	} {
+		code, out, problems := plugin(args...)
+		text, err := os.ReadFile(file)
+		if code != 0 || err != nil || out != file+"\n" || !strings.HasSuffix(string(text), " -\n") || slices.Contains(strings.Fields(string(text)), file) {
+			t.Errorf("%s: exit %d, %v, %s%s: %s", file, code, err, out, problems, text)
+		}
+		if code, _, problems = plugin(args...); code != exitFailed || !strings.Contains(problems, file) {
+			t.Errorf("%s is there: exit %d, %s", file, code, problems)
+		}
+	}
+}

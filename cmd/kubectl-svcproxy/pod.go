@@ -1,0 +1,144 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+)
+
+// pod is what is read of a Pod.
+type pod struct {
+	Metadata struct {
+		Namespace         string    `json:"namespace"`
+		Name              string    `json:"name"`
+		CreationTimestamp time.Time `json:"creationTimestamp"`
+		DeletionTimestamp *string   `json:"deletionTimestamp"`
+	} `json:"metadata"`
+	Spec struct {
+		NodeName   string      `json:"nodeName"`
+		Containers []container `json:"containers"`
+	} `json:"spec"`
+	Status struct {
+		Phase string `json:"phase"`
+	} `json:"status"`
+}
+
+type container struct {
+	Name    string   `json:"name"`
+	Command []string `json:"command"`
+	Args    []string `json:"args"`
+}
+
+// ask runs kubectl and returns what it prints.
+func (p *plugin) ask(args ...string) ([]byte, error) {
+	cmd := exec.Command("kubectl", append(slices.Clone(p.kubectl), args...)...)
+	var problems bytes.Buffer
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(problems.String()))
+	}
+	return out, nil
+}
+
+// nodeOfPod returns the Node of the pod that explain asks about, if it asks about one.
+func (p *plugin) nodeOfPod() (string, error) {
+	if p.command[0] != "explain" || len(p.command) < 2 {
+		return "", nil
+	}
+	rest, isPod := strings.CutPrefix(p.command[1], "pod/")
+	namespace, name, whole := strings.Cut(rest, "/")
+	if !isPod || !whole {
+		return "", nil
+	}
+	out, err := p.ask("get", "pod", "--namespace="+namespace, "--output=json", "--", name)
+	if err != nil {
+		return "", err
+	}
+	var found pod
+	if err := json.Unmarshal(out, &found); err != nil {
+		return "", fmt.Errorf("read pod %s: %w", rest, err)
+	}
+	if found.Spec.NodeName == "" {
+		return "", fmt.Errorf("pod %s is on no Node yet: want --node NODE", rest)
+	}
+	return found.Spec.NodeName, nil
+}
+
+// find returns the pod of the proxy on the Node.
+func (p *plugin) find() (*pod, error) {
+	if p.node == "" {
+		var err error
+		if p.node, err = p.nodeOfPod(); err != nil {
+			return nil, err
+		}
+	}
+	args := []string{"get", "pods", "--output=json", "--selector=" + p.selector}
+	if p.namespace == "" {
+		args = append(args, "--all-namespaces")
+	} else {
+		args = append(args, "--namespace="+p.namespace)
+	}
+	if p.node != "" {
+		args = append(args, "--field-selector=spec.nodeName="+p.node)
+	}
+	out, err := p.ask(args...)
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Items []pod `json:"items"`
+	}
+	if err := json.Unmarshal(out, &list); err != nil {
+		return nil, fmt.Errorf("read the pods of the proxy: %w", err)
+	}
+	return p.pick(list.Items)
+}
+
+// pick returns the pod that runs on the Node, the newest one during an update.
+func (p *plugin) pick(all []pod) (*pod, error) {
+	nodes := map[string]bool{}
+	var best *pod
+	for i := range all {
+		x := &all[i]
+		if x.Status.Phase != "Running" || x.Metadata.DeletionTimestamp != nil {
+			continue
+		}
+		nodes[x.Spec.NodeName] = true
+		if best == nil || x.Metadata.CreationTimestamp.After(best.Metadata.CreationTimestamp) {
+			best = x
+		}
+	}
+	switch {
+	case best == nil && p.node != "":
+		return nil, fmt.Errorf("no pod with labels %s runs on node %s: want --node with a Node that has the proxy, or --selector, --namespace", p.selector, p.node)
+	case best == nil:
+		return nil, fmt.Errorf("no pod with labels %s runs in %s: want --selector, --namespace of the proxy", p.selector, cmp.Or(p.namespace, "any namespace"))
+	case len(nodes) > 1:
+		return nil, errors.New("want --node NODE, one of " + someOf(nodes))
+	}
+	return best, nil
+}
+
+// someOf lists names, not all of a large cluster.
+func someOf(nodes map[string]bool) string {
+	const most = 20
+	var names []string
+	for n := range nodes {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	if n := len(names) - most; n > 0 {
+		return fmt.Sprintf("%s and %d others", strings.Join(names[:most], ", "), n)
+	}
+	return strings.Join(names, ", ")
+}
