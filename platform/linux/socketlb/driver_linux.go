@@ -18,7 +18,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 
 	"kubeproxy/common/service"
 )
@@ -89,11 +88,14 @@ type built struct {
 // NewDriver returns the Driver of this system for family f. It changes nothing. If the
 // system lacks something, Build returns what.
 func NewDriver(f service.Family, o Options) Driver {
+	pins, folder, cgroup := cmp.Or(o.Pins, bpffs), cmp.Or(o.Name, Name), o.Cgroup
+	if _, err := os.Stat(filepath.Join(pins, folder)); o.Off && err != nil {
+		return lacking{fmt.Errorf("socket acceleration is off, and nothing is left of it: %w", err)}
+	}
 	cookie, err := netnsCookie()
 	if err != nil {
 		return lacking{err}
 	}
-	pins, folder, cgroup := cmp.Or(o.Pins, bpffs), cmp.Or(o.Name, Name), o.Cgroup
 	if cgroup == "" {
 		if cgroup, err = UnifiedRoot(); err != nil {
 			return lacking{err}
@@ -192,8 +194,8 @@ func (k *kernel) Build(frontends, slots int) (*Memory, error) {
 	if err := k.checkFileSystem(); err != nil {
 		return nil, err
 	}
-	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("allow memory for maps: %w", err)
+	if err := allowMaps(); err != nil {
+		return nil, err
 	}
 	k.discard()
 	if err := k.load(frontends, slots); err != nil {

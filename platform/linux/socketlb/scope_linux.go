@@ -29,23 +29,6 @@ func (k *kernel) readScope() (s scope, err error) {
 	return s, k.maps["scope"].Lookup(uint32(0), &s)
 }
 
-// netnsCookie returns the number of the network namespace that programs see.
-func netnsCookie() (uint64, error) {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("open a socket: %w", err)
-	}
-	defer unix.Close(s)
-	cookie, err := unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if errors.Is(err, unix.ENOPROTOOPT) {
-		return 0, errors.New("the kernel does not tell network namespaces apart (SO_NETNS_COOKIE), which Linux does from 5.14 on")
-	}
-	if err != nil {
-		return 0, fmt.Errorf("ask for the cookie of the network namespace: %w", err)
-	}
-	return cookie, nil
-}
-
 // UnifiedRoot returns where the cgroup hierarchy of version 2 is mounted.
 func UnifiedRoot() (string, error) {
 	f, err := os.Open("/proc/self/mounts")

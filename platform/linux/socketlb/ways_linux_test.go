@@ -162,7 +162,11 @@ func TestWaysToConnect(t *testing.T) {
 			"MPTCP": {call{To: first, Protocol: unix.IPPROTO_MPTCP}, answer{Greeting: four, Peer: four}},
 		} {
 			t.Run(name, func(t *testing.T) {
-				if got := inside.call(t, c.call); got != c.want {
+				got := inside.call(t, c.call)
+				if c.Protocol == unix.IPPROTO_MPTCP && got.Err == unix.EPROTONOSUPPORT.Error() {
+					t.Skip("the kernel has no MPTCP")
+				}
+				if got != c.want {
 					t.Errorf("%+v, want %+v", got, c.want)
 				}
 			})
