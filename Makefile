@@ -26,6 +26,9 @@ QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|clust
 # programs for the kernel.
 LONG := Killed|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
 
+# Live tests that make check runs once more, with socket acceleration; make nightly runs all.
+ACCELERATED := EveryCell|Restart|Hairpin|RefusedAtOnce|ChangesUnderLoad
+
 # The kernel of the virtual machine.
 KERNEL ?= 6.1
 
@@ -227,6 +230,8 @@ check: setup formatted vet lint controlplane prefix machine ## everything that r
 	set -m; ( $(in_vm) ) >$(vm).log 2>&1 & machine=$$!; set +m; \
 	trap 'kill -- -$$machine 2>/dev/null || true' EXIT; \
 	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./... || failed=1; \
+	echo "== live tests with socket acceleration"; \
+	KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -run '^Test($(ACCELERATED))$$' ./test/live || failed=1; \
 	( $(in_release) ) || failed=1; \
 	( $(in_cluster) ) || failed=1; \
 	tail --pid=$$machine -n +1 -f $(vm).log; \
@@ -238,6 +243,8 @@ nightly: setup controlplane prefix machine ## the long forms of all tests: campa
 	@echo "== nightly"
 	@KUBEPROXY_NIGHTLY=1 KUBEPROXY_SOAK=30m $(report) \
 		-count=1 -timeout 6h ./...
+	@echo "== live tests with socket acceleration"
+	@KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -count=1 -timeout 2h ./test/live
 	@$(MAKE) --no-print-directory test-cluster
 	@echo "== fuzz"
 	@build/fuzz.sh $(FUZZTIME)

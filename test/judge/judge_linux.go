@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,10 @@ type Judge struct {
 	// Relayed is whether every endpoint sees the node as its client, as connections end
 	// at the node and a relay opens new ones.
 	Relayed bool
+	// Accelerated is whether socket acceleration is on, and Taken counts the answered
+	// connections that it must have taken.
+	Accelerated bool
+	Taken       *atomic.Uint64
 }
 
 // Call is one kind of connection: a client and a destination.
@@ -169,7 +174,7 @@ func (j Judge) tryForward(ctx context.Context, x Call, v route.Verdict) error {
 		if a.Outcome != netlab.Answered {
 			return fmt.Errorf("%s in connection %d, want an answer: %s", a.Outcome, n+1, v.Reason)
 		}
-		if err := j.compare(j.decide(x, a.From.Addr()), a); err != nil {
+		if err := j.compare(x, j.decide(x, a.From.Addr()), a); err != nil {
 			return err
 		}
 		seen[a.At] = true
@@ -181,19 +186,27 @@ func (j Judge) tryForward(ctx context.Context, x Call, v route.Verdict) error {
 }
 
 // compare compares an answer with a verdict.
-func (j Judge) compare(v route.Verdict, a netlab.Answer) error {
+func (j Judge) compare(x Call, v route.Verdict, a netlab.Answer) error {
 	i := slices.IndexFunc(v.Endpoints, func(e service.Endpoint) bool { return e.Addr == a.At })
 	if i < 0 {
 		return fmt.Errorf("%s at %s answered, who should not: %s", a.Backend, a.At, v.Reason)
 	}
 	seen := a.From.Addr()
-	if j.Relayed || v.Masquerades(v.Endpoints[i]) {
+	if j.takes(x, v) { // it is not translated
+		j.Taken.Add(1)
+	} else if j.Relayed || v.Masquerades(v.Endpoints[i]) {
 		seen = j.NodeTowards(a.At.Addr())
 	}
 	if a.Client.Addr() != seen {
 		return fmt.Errorf("%s at %s saw the client %s as %s, want %s: %s", a.Backend, a.At, a.From, a.Client, seen, v.Reason)
 	}
 	return nil
+}
+
+// takes reports whether socket acceleration takes a connection that is forwarded.
+func (j Judge) takes(x Call, v route.Verdict) bool {
+	return j.Accelerated && x.Proto == service.TCP && (x.From == j.Lab.Node || OnNode(x.From.IPv4)) &&
+		v.Frontend.Kind == service.ClusterIP && v.Port.Affinity == 0 && !j.Want.Node.MasqueradeAll
 }
 
 // NodeTowards returns the source address of node-a towards a pod.

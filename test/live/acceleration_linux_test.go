@@ -5,6 +5,7 @@ package live
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -15,6 +16,18 @@ import (
 	"kubeproxy/test/program"
 )
 
+// accelerated reports whether every proxy of these tests runs with --socket-acceleration, and
+// the node and its pods are in cgroups, so that it takes their connections.
+func accelerated() bool { return os.Getenv("KUBEPROXY_SOCKET_ACCELERATION") != "" }
+
+// withoutBPF says that the proxies of c may not load programs, so that the rules serve all,
+// even if socket acceleration is on.
+func (c *cluster) withoutBPF(t *testing.T) {
+	t.Helper()
+	c.accelerated = false
+	c.setMode(t, c.mode)
+}
+
 // TestSocketAcceleration runs the proxy with --socket-acceleration: TCP connections of the
 // node to ClusterIPs are made to endpoints, over both families, and no connection is tracked
 // by a ClusterIP. A stop leaves that in force, a proxy without the flag and --cleanup
@@ -22,6 +35,7 @@ import (
 func TestSocketAcceleration(t *testing.T) {
 	t.Parallel()
 	m := defaultMode()
+	m.plain = true
 	m.flags = append(slices.Clip(m.flags), "--socket-acceleration")
 	c := newCluster(t, m)
 	inside := c.withPins(t)

@@ -69,6 +69,7 @@ func worksWithRights(t *testing.T, m mode, rights []string) {
 		t.Fatal(err)
 	}
 	c := newCluster(t, m)
+	c.withoutBPF(t)
 	web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
 	c.save(t, web)
 	c.prepare(t)

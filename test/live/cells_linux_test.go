@@ -6,6 +6,7 @@ package live
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"kubeproxy/common/service"
@@ -52,9 +53,17 @@ func only(p service.Protocol, cells []judge.Call) []judge.Call {
 // check makes the connections of all cells and compares the results with package route.
 func (c *cluster) check(t *testing.T, want *service.Snapshot, cells []judge.Call) {
 	t.Helper()
-	c.judge(want).Check(t, cells)
+	j := c.judge(want)
+	before := c.kernel.Taken(t)
+	j.Check(t, cells)
+	if made, taken := j.Taken.Load(), c.kernel.Taken(t)-before; taken < made {
+		t.Errorf("%d connections were taken at connect, want at least %d", taken, made)
+	}
 }
 
 func (c *cluster) judge(want *service.Snapshot) judge.Judge {
-	return judge.Judge{Lab: c.Lab, Want: want, Bridge: c.mode.bridge, Relayed: c.mode.userspace}
+	return judge.Judge{
+		Lab: c.Lab, Want: want, Bridge: c.mode.bridge, Relayed: c.mode.userspace,
+		Accelerated: c.accelerated, Taken: new(atomic.Uint64),
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
@@ -28,6 +29,8 @@ type cluster struct {
 	// commands is the folder of the iptables commands, in mode iptables.
 	commands string
 	opened   atomic.Uint32 // conversations so far
+	// accelerated is whether socket acceleration is on and can work.
+	accelerated bool
 }
 
 // mode is a way to run the proxy: its flags, and their meaning for the judge.
@@ -47,6 +50,8 @@ type mode struct {
 	ipvs  bool
 	// scheduler is that of mode ipvs, empty for the usual one.
 	scheduler string
+	// plain leaves socket acceleration to the test.
+	plain bool
 	// localhost is whether NodePorts answer on 127.0.0.1, which the judge does not cover.
 	localhost bool
 }
@@ -78,8 +83,11 @@ var (
 // of manifests.
 func newCluster(t *testing.T, m mode) *cluster {
 	t.Helper()
-	c := &cluster{dir: t.TempDir(), mode: m}
-	c.Lab = netlab.Start(t, netlab.Config{Pods: locals, Remote: remotes, Clients: outside, Bridge: m.bridge})
+	c := &cluster{dir: t.TempDir(), mode: m, accelerated: accelerated() && !m.plain}
+	c.Lab = netlab.Start(t, netlab.Config{
+		Pods: locals, Remote: remotes, Clients: outside, Bridge: m.bridge,
+		Cgroups: c.accelerated, Unbound: prefixes("10.96.0.0/12", "fd00:10:96::/112"),
+	})
 	for _, h := range c.webs() {
 		if _, err := h.Echo("", target); err != nil {
 			t.Fatal(err)
@@ -95,6 +103,9 @@ func (c *cluster) setMode(t *testing.T, m mode) {
 	t.Helper()
 	c.mode, c.commands = m, ""
 	c.kernel = c.audit(t)
+	if c.accelerated {
+		c.kernel.Accelerate(t, socketlb.Options{Cgroup: c.Cgroup, Pins: filepath.Join(c.Root, "sys/fs/bpf")})
+	}
 }
 
 // webs returns web-1 to web-4.

@@ -38,6 +38,7 @@ func TestConfined(t *testing.T) {
 			t.Run(name+", "+mode, func(t *testing.T) {
 				t.Parallel()
 				c := newCluster(t, switchableModes()[mode])
+				c.withoutBPF(t)
 				web := app{name: "web", number: 10}.on(c.webs()...)
 				c.save(t, web)
 				c.prepare(t)

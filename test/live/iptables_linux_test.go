@@ -80,6 +80,9 @@ func (c *cluster) audit(t *testing.T) *program.Kernel {
 
 // command prepares a run of the proxy in c's mode.
 func (c *cluster) command(args ...string) *exec.Cmd {
+	if c.Cgroup != "" { // it is on even where it cannot work
+		args = append([]string{"--socket-acceleration"}, args...)
+	}
 	return program.With(kubeProxy.Command(args...), c.commands)
 }
 

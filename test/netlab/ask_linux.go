@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -132,6 +133,12 @@ const firstPort, lastPort = 33000, 65000
 // namespace used it (kernel: net/ipv4/inet_hashtables.c). A client on the server's own
 // host never gets the port that it dials, as it would connect to itself.
 func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
+	if q.Proto == "tcp" && h.cgroup != nil && slices.ContainsFunc(h.unbound, func(p netip.Prefix) bool { return p.Contains(q.To.Addr()) }) {
+		q.Unbound = true
+		if !q.From.Addr().IsValid() {
+			q.From = netip.AddrPort{}
+		}
+	}
 	if q.From.Port() != 0 || q.Unbound {
 		return h.connectFrom(ctx, q)
 	}

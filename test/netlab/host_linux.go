@@ -34,8 +34,10 @@ type Host struct {
 	// worker runs in the thread that created the namespace, and lives as long as the
 	// Host. So it is a safe parent: PR_SET_PDEATHSIG refers to the parent's thread, see
 	// prctl(2).
-	worker chan func()
-	ports  atomic.Uint32 // that clients were given so far
+	worker  chan func()
+	ports   atomic.Uint32 // that clients were given so far
+	cgroup  *cgroup       // nil for that of this process
+	unbound []netip.Prefix
 
 	mu      sync.Mutex
 	closers []func() error // echo servers and the like, oldest first
@@ -120,8 +122,11 @@ func (h *Host) Do(fn func() error) error {
 			result <- fmt.Errorf("enter namespace of %s: %w", h.Name, err)
 			return true
 		}
-		err = fn()
-		back := netns.Set(home)
+		err = h.cgroup.enter()
+		if err == nil {
+			err = fn()
+		}
+		back := errors.Join(h.cgroup.leave(), netns.Set(home))
 		result <- err
 		return back == nil
 	})
@@ -242,7 +247,7 @@ func (h *Host) close() error {
 		close(h.worker)
 		h.worker = nil
 		h.link.Close()
-		errs = append(errs, h.ns.Close())
+		errs = append(errs, h.ns.Close(), h.cgroup.close())
 	}
 	return errors.Join(errs...)
 }

@@ -6,6 +6,7 @@ package netlab
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 )
 
 // Config describes a Lab. Names become interface names with the prefix "veth-", so they
@@ -18,6 +19,13 @@ type Config struct {
 	// attached. Without it node-a has an interface "veth-NAME" for each pod, as node-b
 	// always does.
 	Bridge string
+	// Cgroups puts node-a and its pods in cgroups like those of a kubelet, below Lab.Cgroup.
+	// What is started on node-a sees that cgroup as the hierarchy of version 2, and has a BPF
+	// file system of its own.
+	Cgroups bool
+	// Unbound are destinations to which TCP clients in these cgroups connect without a port
+	// of their own, see Query.Unbound.
+	Unbound []netip.Prefix
 }
 
 // ClusterCIDR contains the pod addresses of all nodes, in the form of the flag
@@ -34,6 +42,11 @@ const (
 type Lab struct {
 	Node  *Host // node-a, where the proxy is to run
 	Other *Host // node-b, a plain router for its pods
+	// Cgroup is the folder of the cgroups, empty unless there are some.
+	Cgroup string
+	// Root is where this process finds the file systems that what is started on node-a sees,
+	// empty unless they differ from its own.
+	Root string
 
 	lan, gateway *Host // lan is the bridge that connects all; gateway refuses unknown destinations
 	hosts        map[string]*Host
@@ -111,6 +124,14 @@ func (l *Lab) build(cfg Config) error {
 			return err
 		}
 	}
+	if cfg.Cgroups {
+		if err := l.addCgroups(cfg.Pods); err != nil {
+			return err
+		}
+		for _, h := range l.hosts {
+			h.unbound = cfg.Unbound
+		}
+	}
 	return l.awaitLinks()
 }
 
@@ -124,7 +145,7 @@ func (l *Lab) Close() error {
 	for _, h := range l.hosts {
 		errs = append(errs, h.close())
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, l.removeCgroups())...)
 }
 
 // TB is the part of testing.TB that Start needs.

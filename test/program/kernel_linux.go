@@ -14,6 +14,7 @@ import (
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftmonitor"
 )
@@ -22,6 +23,7 @@ import (
 type Kernel struct {
 	host     *netlab.Host
 	backends []reconcile.Backend
+	layers   []*socketlb.Backend // empty without socket acceleration
 	// proxyDiff, if set, returns what the proxy itself still has to do, and
 	// trackedSnapshot the snapshot that conntrack entries follow.
 	proxyDiff func(context.Context, *netlab.Host, *service.Snapshot) string
@@ -72,6 +74,33 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 	return k
 }
 
+// Accelerate has k compare socket acceleration, too.
+func (k *Kernel) Accelerate(t testing.TB, o socketlb.Options) {
+	t.Helper()
+	for _, f := range service.Families {
+		err := k.host.Do(func() error {
+			k.layers = append(k.layers, socketlb.New(f, socketlb.NewDriver(f, o), o))
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Taken returns how many connections socket acceleration took.
+func (k *Kernel) Taken(t testing.TB) (n uint64) {
+	t.Helper()
+	for _, b := range k.layers {
+		taken, err := b.Taken()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += taken
+	}
+	return n
+}
+
 // AwaitProgrammed waits until the kernel holds exactly what want describes, and no UDP
 // flow that want does not allow.
 func (k *Kernel) AwaitProgrammed(t testing.TB, want *service.Snapshot) {
@@ -98,6 +127,18 @@ func (k *Kernel) Diff(t testing.TB, want *service.Snapshot) string {
 		}
 		if lack := p.String(); lack != "" {
 			return service.Families[i].String() + ":\n" + lack
+		}
+	}
+	for i, audit := range k.layers {
+		audit.Forget() // others change the tables
+		p, err := audit.Plan(t.Context(), want)
+		if err != nil {
+			return err.Error()
+		}
+		lack := p.String()
+		audit.Forget()
+		if lack != "" {
+			return "socket acceleration of " + service.Families[i].String() + ":\n" + lack
 		}
 	}
 	if k.proxyDiff != nil {
