@@ -26,6 +26,11 @@ type Driver interface {
 	// Attached returns why the tables are not in force in the kernel, if this process did
 	// not cause that.
 	Attached() error
+	// Moved says how whose sockets are taken differs from what the tables in force say,
+	// because the kubelet has made cgroups since. It is empty if it does not.
+	Moved() (string, error)
+	// Follow corrects that in the tables in force.
+	Follow() error
 	// Barrier returns when each program that runs now has ended.
 	Barrier() error
 	// Installed reports whether something of the layer is in the kernel.

@@ -222,6 +222,35 @@ func (k *fake) entry(to netip.AddrPort, l list) {
 	k.active.setList(i, l)
 }
 
+// TestPodsAppear has the kubelet make its cgroups after the layer is in force, and remake
+// them. The next comparison takes the pods. If that fails, the layer leaves.
+func TestPodsAppear(t *testing.T) {
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
+	k := &fake{family: service.IPv4}
+	b := New(service.IPv4, k, Options{})
+	round(t, b, s)
+	for _, pods := range []string{"/kubepods", "/node/kubepods"} {
+		k.pods = pods
+		plan, o := round(t, b, s)
+		if plan != "+ take connections of other pods: the cgroup of all pods is "+pods+"\n" || o.Err != nil || o.Degraded != "" || o.Drift != nil || k.followed != pods {
+			t.Errorf("plan %q, %+v, followed %q", plan, o, k.followed)
+		}
+		if plan, _ := round(t, b, s); plan != "" {
+			t.Errorf("then plan %q", plan)
+		}
+	}
+	for _, call := range []string{"Moved", "Follow"} {
+		k.pods, k.fails = "/"+call, map[string]bool{call: true, "Build": true}
+		if _, o := round(t, b, s); o.Degraded == "" || k.active != nil {
+			t.Errorf("%s fails: %+v, want it degraded", call, o)
+		}
+		k.fails = nil
+		if _, o := round(t, b, s); o.Degraded != "" || k.followed != k.pods {
+			t.Errorf("after %s failed: %+v", call, o)
+		}
+	}
+}
+
 // TestIncompleteSnapshotKeepsFrontends covers objects that cannot be read after a restart.
 func TestIncompleteSnapshotKeepsFrontends(t *testing.T) {
 	k := &fake{family: service.IPv4}

@@ -47,6 +47,7 @@ type call struct {
 	Cgroup   string // to which the client moves when it has made the socket
 	Between  string // one of ways, before Then
 	Then     string // a second address, which the same socket dials after the first
+	Mount    string // where to mount the cgroups instead
 }
 
 // answer is what came of a call.
@@ -72,6 +73,12 @@ func serveClient() {
 }
 
 func (c call) make() (a answer, err error) {
+	if c.Mount != "" {
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return a, err
+		}
+		return a, unix.Mount("cgroup2", c.Mount, "cgroup2", 0, "")
+	}
 	fd, err := unix.Socket(c.Family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, c.Protocol)
 	if err != nil {
 		return a, err
@@ -136,6 +143,7 @@ func (c call) prepare(fd int) error {
 
 // client is a process in a cgroup.
 type client struct {
+	pid int
 	in  *json.Encoder
 	out *json.Decoder
 }
@@ -168,12 +176,12 @@ func startClient(t *testing.T, cgroup string, flags uintptr) *client {
 		in.Close()
 		_ = cmd.Wait()
 	})
-	return &client{json.NewEncoder(in), json.NewDecoder(bufio.NewReader(out))}
+	return &client{cmd.Process.Pid, json.NewEncoder(in), json.NewDecoder(bufio.NewReader(out))}
 }
 
 func (c *client) call(t *testing.T, x call) answer {
 	t.Helper()
-	if x.Family == 0 {
+	if x.Family == 0 && x.To != "" {
 		x.Family = unix.AF_INET
 		if !netip.MustParseAddrPort(x.To).Addr().Is4() {
 			x.Family = unix.AF_INET6

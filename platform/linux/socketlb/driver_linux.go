@@ -96,15 +96,20 @@ func NewDriver(f service.Family, o Options) Driver {
 	if err != nil {
 		return lacking{err}
 	}
+	check := func(scope) error { return nil }
 	if cgroup == "" {
 		if cgroup, err = UnifiedRoot(); err != nil {
 			return lacking{err}
 		}
+		check = func(s scope) error { return checkRoot(cgroup, s) }
 	}
 	return &kernel{
 		family: f, cgroup: cgroup, pins: pins,
-		dir:   filepath.Join(pins, folder, "netns-"+strconv.FormatUint(cookie, 10), labels[f]),
-		scope: func() (scope, error) { return findScope(cgroup, cookie) },
+		dir: filepath.Join(pins, folder, "netns-"+strconv.FormatUint(cookie, 10), labels[f]),
+		scope: func() (scope, error) {
+			s, err := findScope(cgroup, cookie)
+			return s, cmp.Or(err, check(s))
+		},
 		links: map[string]link.Link{}, ids: map[string]ebpf.ProgramID{}, maps: map[string]*ebpf.Map{},
 	}
 }
@@ -205,7 +210,7 @@ func (k *kernel) Build(frontends, slots int) (*Memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Mask, s.Program = uint32(frontends-1), version()
+	s.Mask, s.Program = uint64(frontends-1), version()
 	if err := k.built.Maps["scope"].Put(uint32(0), &s); err != nil {
 		return nil, fmt.Errorf("write scope: %w", err)
 	}

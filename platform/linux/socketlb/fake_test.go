@@ -24,6 +24,8 @@ type fake struct {
 	// fails are the calls that fail.
 	fails    map[string]bool
 	barriers int
+	// pods is the cgroup of all pods, and followed the one whose pods are taken.
+	pods, followed string
 }
 
 var errInjected = errors.New("injected")
@@ -49,11 +51,23 @@ func (k *fake) Activate() error {
 	}
 	k.programs.Lock()
 	defer k.programs.Unlock()
-	k.active, k.built, k.detached = k.built, nil, nil
+	k.active, k.built, k.detached, k.followed = k.built, nil, nil, k.pods
 	return nil
 }
 
 func (k *fake) Attached() error { return k.detached }
+
+func (k *fake) Moved() (string, error) {
+	if k.pods == k.followed {
+		return "", k.fail("Moved")
+	}
+	return "the cgroup of all pods is " + k.pods, k.fail("Moved")
+}
+
+func (k *fake) Follow() error {
+	k.followed = k.pods
+	return k.fail("Follow")
+}
 
 func (k *fake) Barrier() error {
 	k.programs.Lock()

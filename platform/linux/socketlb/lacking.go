@@ -11,6 +11,8 @@ func (l lacking) Adopt() (*Memory, error)         { return nil, nil }
 func (l lacking) Build(int, int) (*Memory, error) { return nil, l.reason }
 func (l lacking) Activate() error                 { return l.reason }
 func (l lacking) Attached() error                 { return nil }
+func (l lacking) Moved() (string, error)          { return "", l.reason }
+func (l lacking) Follow() error                   { return l.reason }
 func (l lacking) Barrier() error                  { return l.reason }
 func (l lacking) Installed() (bool, error)        { return false, nil }
 func (l lacking) Remove() error                   { return nil }

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -215,6 +216,66 @@ func TestWhoIsTaken(t *testing.T) {
 			if a.Err != c.want {
 				t.Errorf("%s: %+v, want error %q", name, a, c.want)
 			}
+		}
+	})
+}
+
+// TestKubeletStartsLater has the cgroups of pods made after the layer is in force, one class
+// after the other, and made again.
+func TestKubeletStartsLater(t *testing.T) {
+	const taken, left = "connection refused", "network is unreachable"
+	inNode(t, func(n *node) {
+		s := snapshot([]string{"10.96.0.10:80", greeter(t, "127.0.0.1:0").String()})
+		n.sync(t, s)
+		connects := func(below, want string) {
+			t.Helper()
+			c := startClient(t, subgroup(t, n.options.Cgroup, below), unix.CLONE_NEWNET)
+			if a := c.call(t, call{To: "10.96.0.10:80"}); a.Err != want {
+				t.Errorf("%s: %+v, want error %q", below, a, want)
+			}
+		}
+		for _, below := range []string{"kubepods/pod1/c1", "kubepods/besteffort/pod2/c1"} {
+			connects(below, left)
+			if plan := n.sync(t, s); !strings.Contains(plan, "other pods") {
+				t.Errorf("plan after %s:\n%s", below, plan)
+			}
+			connects(below, taken)
+		}
+		if plan := n.sync(t, s); plan != "" {
+			t.Errorf("plan without a change:\n%s", plan)
+		}
+	})
+}
+
+// TestCgroupNamespace has the layer see the cgroups from below the root, as in a node that
+// is a container, and in a container that sees only itself.
+func TestCgroupNamespace(t *testing.T) {
+	inNode(t, func(n *node) {
+		whole, inside := n.options.Cgroup, "machine/1/kubelet/kubepods/burstable/pod1/c1"
+		pod := subgroup(t, whole, inside)
+		c := startClient(t, filepath.Join(whole, "machine/1"), unix.CLONE_NEWCGROUP|unix.CLONE_NEWNS)
+		at := t.TempDir()
+		if a := c.call(t, call{Mount: at}); a.Err != "" {
+			t.Error(a.Err)
+			return
+		}
+		n.options.Cgroup = filepath.Join("/proc", strconv.Itoa(c.pid), "root", at)
+		if _, err := os.Stat(filepath.Join(n.options.Cgroup, "kubelet")); err != nil {
+			t.Error(err)
+			return
+		}
+		n.close(t)
+		n.open(t)
+		n.sync(t, snapshot([]string{"10.96.0.10:80", greeter(t, "127.0.0.1:0").String()}))
+		if a := startClient(t, pod, unix.CLONE_NEWNET).call(t, call{To: "10.96.0.10:80"}); a.Err != "connection refused" {
+			t.Errorf("a pod: %+v, want it taken", a)
+		}
+		pods := scope{Pods: 7}
+		if err := checkRoot(n.options.Cgroup, pods); err != nil {
+			t.Errorf("a node that is a container: %v", err)
+		}
+		if err := checkRoot(n.options.Cgroup, scope{}); err == nil || !strings.Contains(err.Error(), "mount the folder /sys/fs/cgroup of the host") {
+			t.Errorf("a container that sees only itself: %v", err)
 		}
 	})
 }

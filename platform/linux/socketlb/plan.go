@@ -21,6 +21,7 @@ type plan struct {
 	// rebuild is why new tables are needed, empty if they are not. Then changes does not
 	// count.
 	rebuild string
+	moved   string // as Driver.Moved says
 	changes []change
 	drift   []string
 }
@@ -55,6 +56,11 @@ func (p *plan) compare(first bool) {
 		if !first {
 			p.drift = append(p.drift, p.rebuild)
 		}
+		return
+	}
+	var err error
+	if p.moved, err = b.driver.Moved(); err != nil {
+		p.rebuild = fmt.Sprintf("look for the cgroups of pods: %v", err)
 		return
 	}
 	if !first {
@@ -93,7 +99,9 @@ func (p *plan) follow() {
 }
 
 // Empty implements reconcile.Plan.
-func (p *plan) Empty() bool { return !p.remove && p.rebuild == "" && len(p.changes) == 0 }
+func (p *plan) Empty() bool {
+	return !p.remove && p.rebuild == "" && p.moved == "" && len(p.changes) == 0
+}
 
 // String implements reconcile.Plan.
 func (p *plan) String() string {
@@ -104,6 +112,9 @@ func (p *plan) String() string {
 		return fmt.Sprintf("+ make tables of socket acceleration of %s: %s\n", p.backend.family, p.rebuild)
 	}
 	var text strings.Builder
+	if p.moved != "" {
+		fmt.Fprintf(&text, "+ take connections of other pods: %s\n", p.moved)
+	}
 	for _, c := range p.changes {
 		text.WriteString(c.String())
 		text.WriteByte('\n')
@@ -150,6 +161,11 @@ func (p *plan) write() error {
 	b := p.backend
 	if p.rebuild != "" {
 		return p.build()
+	}
+	if p.moved != "" {
+		if err := b.driver.Follow(); err != nil {
+			return err
+		}
 	}
 	for _, c := range p.changes {
 		ok, err := b.tables.set(c, b.driver.Barrier)

@@ -20,8 +20,7 @@ type scope struct {
 	Netns   uint64
 	Pods    uint64
 	Nested  [2]uint64
-	Level   uint32
-	Mask    uint32
+	Mask    uint64
 	Program uint64
 }
 
@@ -67,57 +66,48 @@ const podsDepth = 3
 // see pkg/kubelet/cm/cgroup_manager_linux.go of kubernetes/kubernetes.
 func findScope(cgroup string, cookie uint64) (scope, error) {
 	s := scope{Netns: cookie}
-	root, level, err := levelOf(cgroup)
-	if err != nil || !root {
-		return s, err
+	pods := findPods(cgroup)
+	if pods == "" {
+		return s, nil
 	}
-	pods, err := findPods(cgroup)
-	if err != nil || pods == "" {
-		return s, err
-	}
-	if s.Pods, err = cgroupID(pods); err != nil {
-		return s, err
-	}
-	below, _ := filepath.Rel(cgroup, pods)
-	s.Level = level + uint32(strings.Count(below, "/")) + 1
 	prefix, suffix, systemd := filepath.Base(pods), "", false
 	if prefix, systemd = strings.CutSuffix(prefix, ".slice"); systemd {
 		prefix, suffix = prefix+"-", ".slice"
 	} else {
 		prefix = ""
 	}
-	for i, class := range []string{"burstable", "besteffort"} {
-		if s.Nested[i], err = cgroupID(filepath.Join(pods, prefix+class+suffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return s, err
+	for path, id := range map[string]*uint64{
+		pods: &s.Pods,
+		filepath.Join(pods, prefix+"burstable"+suffix):  &s.Nested[0],
+		filepath.Join(pods, prefix+"besteffort"+suffix): &s.Nested[1],
+	} {
+		var err error
+		if *id, err = cgroupID(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return s, err // a cgroup may go at any time
 		}
 	}
 	return s, nil
 }
 
-// levelOf returns how far path is below the root of all cgroups. known is false if that
-// is unknown, because a cgroup namespace hides the root.
-func levelOf(path string) (known bool, level uint32, err error) {
-	for p := path; ; p = filepath.Dir(p) {
-		id, err := cgroupID(p)
-		if err != nil {
-			return false, 0, err
-		}
-		var s unix.Statfs_t
-		if err := unix.Statfs(p, &s); err != nil || s.Type != unix.CGROUP2_SUPER_MAGIC {
-			return false, 0, err
-		}
-		if id == rootID {
-			return true, level, nil
-		}
-		level++
+// checkRoot returns an error if the hierarchy below cgroup has no process but those of
+// this container. A cgroup namespace hides the others, and then the folder of the host has
+// to be mounted. A node that is a container has a root of its own, but pods in it.
+func checkRoot(cgroup string, s scope) error {
+	id, err := cgroupID(cgroup)
+	if err != nil {
+		return err
 	}
+	if id == rootID || s.Pods != 0 {
+		return nil
+	}
+	return fmt.Errorf("the cgroup hierarchy at %s begins below the root of the node, and no pods are in it: mount the folder /sys/fs/cgroup of the host into the container", cgroup)
 }
 
 // findPods returns the cgroup of all pods below cgroup, or none.
-func findPods(cgroup string) (string, error) {
+func findPods(cgroup string) string {
 	found := ""
-	err := filepath.WalkDir(cgroup, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.IsDir() || found != "" {
+	_ = filepath.WalkDir(cgroup, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
 			return nil // a cgroup may go at any time
 		}
 		base := d.Name()
@@ -130,5 +120,43 @@ func findPods(cgroup string) (string, error) {
 		}
 		return nil
 	})
-	return found, err
+	return found
+}
+
+// Moved implements Driver.
+func (k *kernel) Moved() (string, error) {
+	have, err := k.readScope()
+	if err != nil {
+		return "", fmt.Errorf("read scope: %w", err)
+	}
+	want, err := k.scope()
+	switch want.Mask, want.Program = have.Mask, have.Program; {
+	case err != nil:
+		return "", err
+	case want == have:
+		return "", nil
+	case want.Pods == 0:
+		return "the cgroup of all pods is gone", nil
+	case want.Pods == have.Pods:
+		return "classes of pods have other cgroups", nil
+	}
+	return "the cgroup of all pods is " + findPods(k.cgroup), nil
+}
+
+// Follow implements Driver. Programs that run meanwhile see parts of both scopes. Then they
+// may leave a pod to the rules, and take none that they should not.
+func (k *kernel) Follow() error {
+	have, err := k.readScope()
+	if err != nil {
+		return fmt.Errorf("read scope: %w", err)
+	}
+	want, err := k.scope()
+	if err != nil {
+		return err
+	}
+	want.Mask, want.Program = have.Mask, have.Program
+	if err := k.maps["scope"].Put(uint32(0), &want); err != nil {
+		return fmt.Errorf("write scope: %w", err)
+	}
+	return nil
 }

@@ -30,8 +30,7 @@ struct scope {
 	__u64 netns;      // cookie of the network namespace
 	__u64 pods;       // id of the cgroup of all pods, 0 to take no pod
 	__u64 nested[2];  // ids of cgroups below pods that hold cgroups of pods
-	__u32 level;      // of pods
-	__u32 mask;       // of the table: its number of entries, less one
+	__u64 mask;       // of the table: its number of entries, less one
 	__u64 program;    // which program belongs to these maps
 };
 
@@ -165,22 +164,36 @@ static __always_inline struct scope *get_scope(void)
 	return bpf_map_lookup_elem(&scope, &first);
 }
 
+// MAX_LEVEL is how far below the root of all cgroups the one of all pods may be.
+#define MAX_LEVEL 12
+
 // is_ours tells the sockets of the node and of its pods from those of containers in
-// containers. All ids are read by absolute level, so a cgroup namespace changes nothing.
+// containers. Levels count from the root of all cgroups, which a cgroup namespace hides
+// from user space. So the level of pods is found here. It is 1 on most nodes.
 static __always_inline int is_ours(struct bpf_sock_addr *ctx, struct scope *s)
 {
-	__u64 below;
-	__u32 container;
+	__u64 pods, id;
+	int level;
 
 	if (bpf_get_netns_cookie(ctx) == s->netns)
 		return 1;
-	if (!s->pods || bpf_get_current_ancestor_cgroup_id(s->level) != s->pods)
+	pods = READ_ONCE(s->pods);
+	if (!pods)
 		return 0;
-	container = s->level + 2;
-	below = bpf_get_current_ancestor_cgroup_id(s->level + 1);
-	if (below == s->nested[0] || below == s->nested[1])
-		container++;
-	return bpf_get_current_ancestor_cgroup_id(container) && !bpf_get_current_ancestor_cgroup_id(container + 1);
+	for (level = 1; level <= MAX_LEVEL; level++) {
+		id = bpf_get_current_ancestor_cgroup_id(level);
+		if (id == pods)
+			break;
+		if (!id)
+			return 0;
+	}
+	if (level > MAX_LEVEL)
+		return 0;
+	id = bpf_get_current_ancestor_cgroup_id(level + 1);
+	level += 2;
+	if (id == s->nested[0] || id == s->nested[1])
+		level++;
+	return bpf_get_current_ancestor_cgroup_id(level) && !bpf_get_current_ancestor_cgroup_id(level + 1);
 }
 
 // is_bound reports whether the program chose a source itself: an address, a port or a
