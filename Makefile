@@ -157,11 +157,14 @@ pins: ## take the newest packages of Debian into build/release/debian/packages.t
 # The mode of the proxy in a cluster.
 MODE ?= nftables
 
+# Any text turns socket acceleration on in a cluster.
+ACCELERATION ?=
+
 # The name of a cluster, for more than one at a time.
 CLUSTER ?=
 
 # The parts of a cluster from this tree: the image with the commands of iptables, and the chart.
-ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)'
+ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)' $(if $(ACCELERATION),-socket-acceleration)
 
 # For mode ipvs, a cluster may have to be in a virtual machine: where this kernel has no
 # IPVS, and where KERNEL is given.
@@ -172,7 +175,7 @@ cluster conformance changes test-cluster ready-cluster: SYSTEMS := linux-$(shell
 cluster conformance changes test-cluster ready-cluster: images := build/.cache/images
 
 .PHONY: cluster
-cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode
+cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration
 	@echo "== cluster: the first time, Kubernetes and containerd are built from source, which takes long"
 	@$(nodes) up $(ours)
 

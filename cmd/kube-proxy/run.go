@@ -24,6 +24,7 @@ import (
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 	"kubeproxy/platform/windows/hns"
 )
 
@@ -85,11 +86,7 @@ func act(ctx context.Context, a *action, to streams) error {
 
 // prepare prepares the node for a proxy that lacks the privileges.
 func (o *options) prepare(ctx context.Context, c *config.Config) error {
-	err := host.Prepare(ctx, c)
-	if d := o.Modes.Of(c); d.System != nil && d.System.Prepare != nil {
-		err = errors.Join(err, d.System.Prepare(ctx, agent.Setup(c)))
-	}
-	return err
+	return errors.Join(host.Prepare(ctx, c), modes.Prepare(ctx, o.Modes.Of(c), agent.Setup(c)))
 }
 
 // rehearse prints what the proxy would change, or --init-only, or what --cleanup would

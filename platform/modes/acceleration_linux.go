@@ -4,6 +4,9 @@
 package modes
 
 import (
+	"context"
+	"errors"
+
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
@@ -37,4 +40,17 @@ func accelerationTargets(c *config.Config) []takeover.Target {
 		all = append(all, takeover.Target{Leftovers: socketlb.Leftovers{Family: f, Options: accelerationOptions(c)}, Family: f})
 	}
 	return all
+}
+
+// removeAcceleration removes socket acceleration that is switched off. The container that
+// runs may have neither the rights for that nor the BPF file system of the node.
+func removeAcceleration(ctx context.Context, c *config.Config) error {
+	if c.SocketAcceleration {
+		return nil
+	}
+	var errs []error
+	for _, t := range accelerationTargets(c) {
+		errs = append(errs, t.Remove(ctx))
+	}
+	return errors.Join(errs...)
 }

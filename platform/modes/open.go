@@ -6,6 +6,7 @@ package modes
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 
 	"kubeproxy/common/service"
@@ -23,6 +24,15 @@ func Open(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]*mode.Backend
 	}
 	accompany(ctx, d, s, all)
 	return all, unavailable, nil
+}
+
+// Prepare does what --init-only does for d, and for what accompanies it.
+func Prepare(ctx context.Context, d mode.Descriptor, s mode.Setup) error {
+	err := removeAcceleration(ctx, s.Config)
+	if d.System != nil && d.System.Prepare != nil {
+		err = errors.Join(err, d.System.Prepare(ctx, s))
+	}
+	return err
 }
 
 // Targets lists where any mode of t, or what accompanies it, may have left something on this

@@ -19,14 +19,18 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
+// besideV1 is where the tree of v2 is mounted on a system that mixes v1 and v2. runc puts
+// containers there, too: opencontainers/cgroups, IsCgroup2HybridMode.
+const besideV1 = cgroupRoot + "/unified"
+
 // hierarchy is a tree of cgroups: that of cgroup v2, or of some controllers of v1.
 type hierarchy struct {
 	controllers string // as in the options of mount(8); empty for v2
 	path        string // of this process, as in /proc/self/cgroup
+	root        string // where v2 is mounted
 }
 
-// hierarchies returns those of this process. Where the system mixes v1 and v2, the tree of
-// v2 has no controllers, and is left out.
+// hierarchies returns those of this process.
 func hierarchies() ([]hierarchy, error) {
 	f, err := os.Open("/proc/self/cgroup")
 	if err != nil {
@@ -42,17 +46,29 @@ func hierarchies() ([]hierarchy, error) {
 		all = append(all, hierarchy{controllers: fields[1], path: fields[2]})
 	}
 	v2 := slices.IndexFunc(all, func(h hierarchy) bool { return h.controllers == "" })
-	if v2 >= 0 && len(all) > 1 {
+	switch {
+	case v2 < 0:
+	case len(all) == 1:
+		all[v2].root = cgroupRoot
+	case isUnified(besideV1):
+		all[v2].root = besideV1
+	default:
 		all = slices.Delete(all, v2, v2+1)
 	}
 	return all, nil
+}
+
+// isUnified reports whether v2 is mounted at a folder.
+func isUnified(dir string) bool {
+	var s unix.Statfs_t
+	return unix.Statfs(dir, &s) == nil && s.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
 // folder returns the folder in which a machine's cgroup is made. In v2 that is the root:
 // other cgroups with processes cannot give controllers to their children, see cgroups(7).
 func (h hierarchy) folder() string {
 	if h.controllers == "" {
-		return cgroupRoot
+		return h.root
 	}
 	return filepath.Join(cgroupRoot, strings.TrimPrefix(h.controllers, "name="), h.path)
 }
@@ -126,14 +142,16 @@ func giveControllers(dir string) {
 	}
 }
 
-// mountCgroups mounts the trees of cgroups, in which this process is at the root.
-func mountCgroups() error {
-	all, err := hierarchies()
-	if err != nil {
-		return err
-	}
+// mountCgroups mounts trees of cgroups, in which this process is at the root.
+func mountCgroups(all []hierarchy) error {
 	for _, h := range all {
-		if h.controllers == "" {
+		switch {
+		case h.controllers == "" && h.root == besideV1:
+			if err := errors.Join(os.MkdirAll(besideV1, 0o755), unix.Mount("cgroup2", besideV1, "cgroup2", 0, "")); err != nil {
+				return fmt.Errorf("mount cgroups beside v1: %w", err)
+			}
+			continue
+		case h.controllers == "":
 			return mountUnified()
 		}
 		at := filepath.Join(cgroupRoot, strings.TrimPrefix(h.controllers, "name="))

@@ -24,6 +24,8 @@ type Chart struct {
 	// Repository and Tag are of the image, whose archive is one of Cluster.Archives.
 	Repository, Tag string
 	Mode            string
+	// SocketAcceleration is whether sockets get endpoints at connect(2).
+	SocketAcceleration bool
 	// Server is the API server's address. Without, the chart finds one in the cluster.
 	Server string
 }
@@ -31,7 +33,8 @@ type Chart struct {
 // Install installs this proxy with Helm, and returns when every node has it and the DNS of
 // the cluster answers.
 func (c *Cluster) Install(ctx context.Context, chart Chart) error {
-	values := fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q}\nimage: {repository: %q, tag: %q}\n", chart.Server, PodCIDR, chart.Mode, chart.Repository, chart.Tag)
+	values := fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q, socketAcceleration: %t}\nimage: {repository: %q, tag: %q}\n",
+		chart.Server, PodCIDR, chart.Mode, chart.SocketAcceleration, chart.Repository, chart.Tag)
 	if _, err := c.helm(ctx, values, "upgrade", "--install", "kubeproxy", chart.Folder, "--values=-"); err != nil {
 		return err
 	}

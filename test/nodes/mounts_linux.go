@@ -23,6 +23,10 @@ var settings = []string{
 // mountAll gives the machine file systems of its own where it is not to share those of
 // the host.
 func (m *Machine) mountAll() error {
+	cgroups, err := hierarchies()
+	if err != nil {
+		return err
+	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("keep mounts from the host: %w", err)
 	}
@@ -33,7 +37,9 @@ func (m *Machine) mountAll() error {
 			return fmt.Errorf("mount %s: %w", own.to, err)
 		}
 	}
-	if err := errors.Join(mountCgroups(), protectSettings()); err != nil {
+	// Socket acceleration says so if there is none.
+	_ = unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=700")
+	if err := errors.Join(mountCgroups(cgroups), protectSettings()); err != nil {
 		return err
 	}
 	if err := m.mountDisk(); err != nil {

@@ -114,9 +114,11 @@ func objects(t *testing.T, text []byte) map[string]map[string]any {
 // TestPods checks the rights that pods ask for.
 func TestPods(t *testing.T) {
 	for values, want := range map[string][]any{
-		`{}`:                        {"NET_ADMIN", "NET_RAW"},
-		`{linux: {mode: ipvs}}`:     {"NET_ADMIN", "NET_RAW"},
-		`{image: {variant: plain}}`: {"NET_ADMIN"},
+		`{}`:                                  {"NET_ADMIN", "NET_RAW"},
+		`{linux: {mode: ipvs}}`:               {"NET_ADMIN", "NET_RAW"},
+		`{image: {variant: plain}}`:           {"NET_ADMIN"},
+		`{linux: {socketAcceleration: true}}`: {"NET_ADMIN", "NET_RAW", "BPF"},
+		`{image: {variant: plain}, linux: {socketAcceleration: true}}`: {"NET_ADMIN", "BPF"},
 	} {
 		var v map[string]any
 		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
@@ -138,13 +140,27 @@ func TestPods(t *testing.T) {
 		if !reflect.DeepEqual(at(rights, "capabilities", "drop"), []any{"ALL"}) || rights["readOnlyRootFilesystem"] != true || rights["allowPrivilegeEscalation"] != false {
 			t.Errorf("%s: rights %v", values, rights)
 		}
+		var paths []string
 		for _, volume := range pod["volumes"].([]any) {
-			path := volume.(map[string]any)["hostPath"]
-			if path != nil && (at(path.(map[string]any), "path") != "/run/xtables.lock" || len(want) == 1) {
-				t.Errorf("%s: host path %v", values, path)
+			if path, ok := at(volume.(map[string]any), "hostPath", "path").(string); ok {
+				paths = append(paths, path)
 			}
 		}
+		if want := hostPaths(want); !slices.Equal(paths, want) {
+			t.Errorf("%s: host paths %v, want %v", values, paths, want)
+		}
 	}
+}
+
+// hostPaths returns the paths of the host that go with rights.
+func hostPaths(rights []any) (paths []string) {
+	if slices.Contains(rights, any("NET_RAW")) {
+		paths = append(paths, "/run/xtables.lock")
+	}
+	if slices.Contains(rights, any("BPF")) {
+		paths = append(paths, "/sys/fs/bpf", "/sys/fs/cgroup")
+	}
+	return paths
 }
 
 // at follows keys.

@@ -65,6 +65,8 @@ type kernel struct {
 	pins   string // where the BPF file system is mounted
 	dir    string
 	cgroup string
+	netns  uint64 // cookie
+	owner  uint64
 	scope  func() (scope, error)
 
 	mu    sync.Mutex // guards links, ids and place
@@ -104,10 +106,11 @@ func NewDriver(f service.Family, o Options) Driver {
 		check = func(s scope) error { return checkRoot(cgroup, s) }
 	}
 	return &kernel{
-		family: f, cgroup: cgroup, pins: pins,
+		family: f, cgroup: cgroup, pins: pins, netns: cookie, owner: ownerOf(folder),
 		dir: filepath.Join(pins, folder, "netns-"+strconv.FormatUint(cookie, 10), labels[f]),
 		scope: func() (scope, error) {
-			s, err := findScope(cgroup, cookie)
+			s, err := findScope(cgroup)
+			s.Netns, s.Owner = cookie, ownerOf(folder)
 			return s, cmp.Or(err, check(s))
 		},
 		links: map[string]link.Link{}, ids: map[string]ebpf.ProgramID{}, maps: map[string]*ebpf.Map{},
@@ -115,8 +118,14 @@ func NewDriver(f service.Family, o Options) Driver {
 }
 
 // version tells programs apart. Tables are adopted by the same program only.
-func version() uint64 {
-	sum := sha256.Sum256(object)
+func version() uint64 { return digest(object) }
+
+// ownerOf tells the layers of proxies apart that are in one network namespace, by the name
+// of their folders.
+func ownerOf(folder string) uint64 { return digest([]byte(folder)) }
+
+func digest(b []byte) uint64 {
+	sum := sha256.Sum256(b)
 	return binary.LittleEndian.Uint64(sum[:])
 }
 

@@ -54,9 +54,23 @@ func (k *kernel) folders() ([]int, error) {
 	return all, err
 }
 
-// Installed implements Driver. A process that may not look into the BPF file system, such as
-// one in a user namespace, cannot have pinned anything there.
+// Installed implements Driver. The BPF file system of the node may not be mounted here, so
+// the kernel is asked, too.
 func (k *kernel) Installed() (bool, error) {
+	found, err := k.pinned()
+	if found || err != nil {
+		return found, err
+	}
+	err = k.attached(func(link.Link) error {
+		found = true
+		return nil
+	})
+	return found, err
+}
+
+// pinned reports whether there are pins. A process that may not look into the BPF file
+// system, such as one in a user namespace, cannot have pinned anything there.
+func (k *kernel) pinned() (bool, error) {
 	_, err := os.Stat(k.dir)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 		return false, nil
@@ -67,11 +81,11 @@ func (k *kernel) Installed() (bool, error) {
 // Remove implements Driver. Detaching is what counts, so it comes first, and it does not
 // wait until other processes close what they have open.
 func (k *kernel) Remove() error {
-	if found, err := k.Installed(); err == nil && !found && len(k.links) == 0 {
+	errs := []error{k.attached(func(l link.Link) error { return l.Detach() })}
+	if found, err := k.pinned(); err == nil && !found && len(k.links) == 0 {
 		k.Release()
-		return nil
+		return errs[0]
 	}
-	var errs []error
 	for _, a := range attachments[k.family] {
 		l, err := link.LoadPinnedLink(filepath.Join(k.dir, a.program), nil)
 		if errors.Is(err, os.ErrNotExist) {
@@ -93,7 +107,7 @@ func (k *kernel) Remove() error {
 	}
 	k.mu.Unlock()
 	k.Release()
-	if len(errs) == 0 {
+	if errors.Join(errs...) == nil {
 		errs = append(errs, os.RemoveAll(k.dir))
 		os.Remove(filepath.Dir(k.dir))               // unless the other family is there
 		os.Remove(filepath.Dir(filepath.Dir(k.dir))) // unless another node is there

@@ -18,6 +18,7 @@ import (
 // scope selects the sockets that are taken, in the form that the programs read.
 type scope struct {
 	Netns   uint64
+	Owner   uint64
 	Pods    uint64
 	Nested  [2]uint64
 	Mask    uint64
@@ -59,13 +60,12 @@ const rootID = 1
 // podsDepth bounds how deep the cgroup of all pods is looked for.
 const podsDepth = 3
 
-// findScope returns whose sockets are taken: those of the network namespace with this
-// cookie, and those of the containers of pods below cgroup. The kubelet makes a cgroup of
+// findScope returns the pods whose sockets are taken: those below cgroup. The kubelet makes a cgroup of
 // all pods, in it one for each pod, those of two classes of service one level further
 // down, and in these one for each container. Its drivers name the cgroups differently,
 // see pkg/kubelet/cm/cgroup_manager_linux.go of kubernetes/kubernetes.
-func findScope(cgroup string, cookie uint64) (scope, error) {
-	s := scope{Netns: cookie}
+func findScope(cgroup string) (scope, error) {
+	var s scope
 	pods := findPods(cgroup)
 	if pods == "" {
 		return s, nil

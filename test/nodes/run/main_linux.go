@@ -63,6 +63,7 @@ func (p *proxyFlags) add(flags *flag.FlagSet) {
 	flags.StringVar(&p.chart.Repository, "repository", "localhost/kubeproxy", "name of the image, without -iptables")
 	flags.StringVar(&p.chart.Tag, "tag", "", "tag of the image")
 	flags.StringVar(&p.chart.Mode, "mode", "nftables", "mode of the proxy")
+	flags.BoolVar(&p.chart.SocketAcceleration, "socket-acceleration", false, "sockets get endpoints when they connect")
 }
 
 func clusterFlag(flags *flag.FlagSet, name *string) {

@@ -28,6 +28,7 @@
 // process further below may be of another cluster inside the pod.
 struct scope {
 	__u64 netns;      // cookie of the network namespace
+	__u64 owner;      // which of the proxies in that namespace
 	__u64 pods;       // id of the cgroup of all pods, 0 to take no pod
 	__u64 nested[2];  // ids of cgroups below pods that hold cgroups of pods
 	__u64 mask;       // of the table: its number of entries, less one
