@@ -117,8 +117,8 @@ func TestPods(t *testing.T) {
 		`{}`:                                  {"NET_ADMIN", "NET_RAW"},
 		`{linux: {mode: ipvs}}`:               {"NET_ADMIN", "NET_RAW"},
 		`{image: {variant: plain}}`:           {"NET_ADMIN"},
-		`{linux: {socketAcceleration: true}}`: {"NET_ADMIN", "NET_RAW", "BPF"},
-		`{image: {variant: plain}, linux: {socketAcceleration: true}}`: {"NET_ADMIN", "BPF"},
+		`{linux: {socketAcceleration: true}}`: {"NET_ADMIN", "NET_RAW", "BPF", "PERFMON"},
+		`{image: {variant: plain}, linux: {socketAcceleration: true}}`: {"NET_ADMIN", "BPF", "PERFMON"},
 	} {
 		var v map[string]any
 		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
