@@ -20,6 +20,7 @@ func (p *printer) overview(d *Answer) {
 	if e := d.Health.NodeEligible; e != nil && !*e {
 		p.sentence("Load balancers are told to leave this node: "+sanitize(d.Health.NodeReason), cell{})
 	}
+	p.accelerated(d.Accelerated)
 	p.line("")
 	p.families(&d.Health)
 	p.sources(&d.Health)
@@ -29,6 +30,17 @@ func (p *printer) overview(d *Answer) {
 	if len(d.Services) > 0 {
 		p.line("")
 		p.list(d.Services)
+	}
+}
+
+// accelerated says how many connections socket acceleration has taken.
+func (p *printer) accelerated(taken map[string]uint64) {
+	var parts []string
+	for _, f := range slices.Sorted(maps.Keys(taken)) {
+		parts = append(parts, fmt.Sprintf("%d of %s", taken[f], sanitize(f)))
+	}
+	if parts != nil {
+		p.line("Connections made without translation: %s", strings.Join(parts, ", "))
 	}
 }
 

@@ -6,8 +6,11 @@ package modes
 import (
 	"context"
 	"errors"
+	"net/netip"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -24,8 +27,18 @@ func accelerate(c *config.Config, b *mode.Backend) {
 	if len(b.Owned) > 0 { // else nothing is taken over
 		b.Owned = append(b.Owned, socketlb.Leftovers{Family: b.Family, Options: o}.String())
 	}
-	if c.SocketAcceleration {
-		b.Accelerated = layer.Taken
+	if !c.SocketAcceleration {
+		return
+	}
+	b.Accelerated = layer.Taken
+	if open := b.Tracer; open != nil {
+		b.Tracer = func() (mode.Tracer, error) {
+			t, err := open()
+			if err != nil {
+				return nil, err
+			}
+			return &acceleratedTracer{t, socketlb.New(b.Family, socketlb.NewDriver(b.Family, o), o)}, nil
+		}
 	}
 }
 
@@ -54,3 +67,24 @@ func removeAcceleration(ctx context.Context, c *config.Config) error {
 	}
 	return errors.Join(errs...)
 }
+
+// acceleratedTracer follows a connection from connect(2) on.
+type acceleratedTracer struct {
+	mode.Tracer
+	layer *socketlb.Backend
+}
+
+// Trace implements mode.Tracer.
+func (t *acceleratedTracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
+	w, err := t.Tracer.Trace(ctx, want, c, local)
+	if err != nil || w == nil {
+		return w, err
+	}
+	if err := t.layer.Trace(want, c, w); err != nil {
+		w.Notes = append(w.Notes, err.Error())
+	}
+	return w, nil
+}
+
+// Close implements mode.Tracer.
+func (t *acceleratedTracer) Close() error { return errors.Join(t.layer.Close(), t.Tracer.Close()) }

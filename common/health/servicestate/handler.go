@@ -21,6 +21,9 @@ type ProxyInfo struct {
 	// Generation is that of the desired snapshot. Health has the one in force, by family.
 	Generation uint64        `json:"generation"`
 	Health     health.Report `json:"health"`
+	// Accelerated is how many connections sockets made without translation, by family. It
+	// is empty without socket acceleration.
+	Accelerated map[string]uint64 `json:"accelerated,omitempty"`
 }
 
 // Response is the body of /services and the paths below it.

@@ -33,6 +33,9 @@ type Driver interface {
 	Follow() error
 	// Barrier returns when each program that runs now has ended.
 	Barrier() error
+	// Inspect returns what is in the kernel, whoever altered it, nil if there is nothing. It is
+	// for a Driver that programs nothing, and changes nothing. Release ends it.
+	Inspect() (*State, error)
 	// Installed reports whether something of the layer is in the kernel.
 	Installed() (bool, error)
 	// Remove removes the whole layer from the kernel. It succeeds if there is none.

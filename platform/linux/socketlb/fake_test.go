@@ -76,6 +76,17 @@ func (k *fake) Barrier() error {
 	return k.fail("Barrier")
 }
 
+func (k *fake) Inspect() (*State, error) {
+	if k.active == nil {
+		return nil, k.fail("Inspect")
+	}
+	s := &State{Memory: k.active, Pods: k.followed != ""}
+	if k.detached != nil {
+		s.Fault = k.detached.Error()
+	}
+	return s, k.fail("Inspect")
+}
+
 func (k *fake) Installed() (bool, error) { return k.active != nil, k.fail("Installed") }
 
 func (k *fake) Remove() error {

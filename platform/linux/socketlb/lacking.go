@@ -14,6 +14,7 @@ func (l lacking) Attached() error                 { return nil }
 func (l lacking) Moved() (string, error)          { return "", l.reason }
 func (l lacking) Follow() error                   { return l.reason }
 func (l lacking) Barrier() error                  { return l.reason }
+func (l lacking) Inspect() (*State, error)        { return nil, l.reason }
 func (l lacking) Installed() (bool, error)        { return false, nil }
 func (l lacking) Remove() error                   { return nil }
 func (l lacking) Release()                        {}

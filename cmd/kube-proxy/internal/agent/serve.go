@@ -81,6 +81,7 @@ func (p *proxy) admin() health.Admin {
 		Services: r.Services.Handler(func() servicestate.ProxyInfo {
 			return servicestate.ProxyInfo{
 				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
+				Accelerated: byName(acceleratedMetrics(p.selected.Backends)),
 			}
 		}),
 		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Relays: p.selected.Relays, Pod: p.pod}).Handler(),
@@ -93,6 +94,18 @@ func (p *proxy) admin() health.Admin {
 		Verbosity: p.process.Logs.Verbosity,
 		Exposed:   p.options.Exposed,
 	}
+}
+
+// byName returns counters with the names of families, nil for none.
+func byName(counters map[service.Family]uint64) map[string]uint64 {
+	var all map[string]uint64
+	for f, n := range counters {
+		if all == nil {
+			all = map[string]uint64{}
+		}
+		all[f.String()] = n
+	}
+	return all
 }
 
 // flagValues returns the value of every flag, given or not.
