@@ -48,9 +48,11 @@ func accelerationOptions(c *config.Config) socketlb.Options {
 
 // accelerationTargets lists where socket acceleration may have left something.
 func accelerationTargets(c *config.Config) []takeover.Target {
+	o := accelerationOptions(c)
+	o.Off = false // its pins may not be mounted here
 	var all []takeover.Target
 	for _, f := range service.Families {
-		all = append(all, takeover.Target{Leftovers: socketlb.Leftovers{Family: f, Options: accelerationOptions(c)}, Family: f})
+		all = append(all, takeover.Target{Leftovers: socketlb.Leftovers{Family: f, Options: o}, Family: f})
 	}
 	return all
 }
