@@ -163,12 +163,6 @@ func (p *pass) fail(n service.PortName, err error) {
 	p.failed[n] = appendUnique(p.failed[n], err)
 }
 
-func (p *pass) addLine(format string, args ...any) {
-	if p.dry {
-		p.lines = append(p.lines, fmt.Sprintf(format, args...))
-	}
-}
-
 // ensure makes HNS hold w. If some endpoints are missing, it uses the others. If all are
 // missing, it changes nothing.
 func (p *pass) ensure(w *DesiredLoadBalancer) error {
@@ -261,7 +255,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 		return p.explainPortTaken(err, lb)
 	}
 	if p.dry {
-		p.addLine("+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
+		p.addLineFor(n, "+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
 	}
 	p.creates[created.Key] = n
 	p.recordCreated(id, created, n)
@@ -321,7 +315,7 @@ func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 		return err
 	}
 	if p.dry { // a load balancer may have a thousand endpoints
-		p.addLine("~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
+		p.addLineFor(n, "~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
 	}
 	p.release(notIn(have.Endpoints, sent.Endpoints), n)
 	sent.ID = have.ID
@@ -348,7 +342,7 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	if err := p.deleteBalancer(have); err != nil {
 		return err
 	}
-	p.addLine("- loadbalancer %s", have.Key)
+	p.addLineFor(n, "- loadbalancer %s", have.Key)
 	p.forget(have, n)
 	err := p.create(lb, n, have.Endpoints)
 	if err == nil || p.model.balancer(lb.Key) != nil {
@@ -381,7 +375,7 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 		p.fail(n, err)
 		return
 	}
-	p.addLine("- loadbalancer %s", lb.Key)
+	p.addLineFor(n, "- loadbalancer %s", lb.Key)
 	p.forget(lb, n)
 }
 

@@ -78,6 +78,20 @@ func (p *plan) String() string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
+// addLine adds a line to the plan that a dry pass makes.
+func (p *pass) addLine(format string, args ...any) {
+	if p.dry {
+		p.lines = append(p.lines, fmt.Sprintf(format, args...))
+	}
+}
+
+// addLineFor adds a line about a load balancer of the Service port n.
+func (p *pass) addLineFor(n service.PortName, format string, args ...any) {
+	if p.dry {
+		p.lines = append(p.lines, reconcile.LineFor(n, fmt.Sprintf(format, args...)))
+	}
+}
+
 // Apply implements reconcile.Plan. If an answer shows that HNS holds something other than
 // the listing, Apply lists, compares and applies once more.
 func (p *plan) Apply(ctx context.Context) reconcile.Outcome {

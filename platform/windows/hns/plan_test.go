@@ -170,15 +170,15 @@ func TestPlanStepByStep(t *testing.T) {
 	}{
 		{"appears", clusterIP("web", "10.96.0.10", a, b), lines(reserved, vip,
 			"+ endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11",
-			"+ loadbalancer tcp 10.96.0.10:80 -> :8080 [10.244.1.11 10.244.2.11]")},
+			"+ loadbalancer tcp 10.96.0.10:80 -> :8080 [10.244.1.11 10.244.2.11] # shop/web:http")},
 		{"one more endpoint", clusterIP("web", "10.96.0.10", a, b, c), lines(
 			"+ endpoint 10.244.2.12 remote 02-11-0a-f4-02-0c via 192.0.2.11",
-			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [+10.244.2.12]")},
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [+10.244.2.12] # shop/web:http")},
 		{"one leaves", clusterIP("web", "10.96.0.10", a, c), lines(
-			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [-10.244.2.11]",
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [-10.244.2.11] # shop/web:http",
 			"- endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11")},
 		{"all leave", clusterIP("web", "10.96.0.10"), lines(
-			"- loadbalancer tcp 10.96.0.10:80",
+			"- loadbalancer tcp 10.96.0.10:80 # shop/web:http",
 			"- endpoint 10.244.2.12 remote 02-11-0a-f4-02-0c via 192.0.2.11")},
 		{"deleted", nil, lines("- endpoint 10.96.0.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10")},
 	}
@@ -203,7 +203,7 @@ func TestOldHNSReplaces(t *testing.T) {
 			b.pods("10.244.1.11", "10.244.1.12")
 			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
 			got := b.converge(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
-			want := lines("- loadbalancer tcp 10.96.0.10:80", "+ loadbalancer tcp 10.96.0.10:80 -> :80 source-vip 192.0.2.10 [10.244.1.11]")
+			want := lines("- loadbalancer tcp 10.96.0.10:80 # shop/web:http", "+ loadbalancer tcp 10.96.0.10:80 -> :80 source-vip 192.0.2.10 [10.244.1.11] # shop/web:http")
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("plan (-want +got):\n%s", diff)
 			}
