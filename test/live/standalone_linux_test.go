@@ -119,6 +119,7 @@ func TestRendered(t *testing.T) {
 	t.Parallel()
 	nftcommand.NeedTables(t)
 	c := newCluster(t, defaultMode())
+	c.withoutBPF(t) // there is no proxy
 	apps := c.matrix()
 	c.save(t, apps...)
 	cmd := kubeProxy.Command(append([]string{"render", "--proxy-mode=nftables", "--manifests=" + c.dir}, c.mode.flags...)...)
