@@ -18,14 +18,6 @@ import (
 // TestTrace asks what happens to connections of all sorts, with sound and altered tables.
 func TestTrace(t *testing.T) {
 	to := netip.MustParseAddrPort("10.96.0.10:80")
-	node := &service.Node{Name: "node-a", Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}}
-	ports := func() []*service.Port {
-		s := snapshot([]string{to.String(), "10.1.0.1:80", "10.1.0.2:80"}, []string{"10.96.0.11:80"}, []string{"10.96.0.12:80", "10.1.0.3:80"})
-		all := slices.Collect(s.Ports(service.IPv4))
-		all[0].Frontends = append(all[0].Frontends, service.Frontend{Kind: service.ExternalIP, Addr: netip.MustParseAddr("192.0.2.7"), Port: 80})
-		all[2].Affinity = 10
-		return all
-	}
 	all := "gives the socket one of 10.1.0.1:80, 10.1.0.2:80; a socket that the program bound"
 	for name, c := range map[string]struct {
 		to       string
@@ -54,7 +46,7 @@ func TestTrace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := &fake{family: service.IPv4, pods: "/kubepods"}
-			want := service.New(1, node, ports())
+			want := tracedSnapshot()
 			round(t, New(service.IPv4, k, Options{}), want)
 			if c.alter != nil {
 				c.alter(k)
@@ -78,6 +70,17 @@ func TestTrace(t *testing.T) {
 			}
 		})
 	}
+}
+
+// tracedSnapshot has 10.96.0.10:80 with two endpoints and an external IP, 10.96.0.11:80
+// without endpoints, and 10.96.0.12:80 with session affinity.
+func tracedSnapshot() *service.Snapshot {
+	node := &service.Node{Name: "node-a", Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}}
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80", "10.1.0.2:80"}, []string{"10.96.0.11:80"}, []string{"10.96.0.12:80", "10.1.0.3:80"})
+	all := slices.Collect(s.Ports(service.IPv4))
+	all[0].Frontends = append(all[0].Frontends, service.Frontend{Kind: service.ExternalIP, Addr: netip.MustParseAddr("192.0.2.7"), Port: 80})
+	all[2].Affinity = 10
+	return service.New(1, node, all)
 }
 
 // foreign puts a list where the layer has none.
