@@ -21,7 +21,7 @@ func named(name string) *corev1.Service {
 func TestFeed(t *testing.T) {
 	var calls, alive []string
 	f := &feed{
-		kind: kindServices, known: map[types.NamespacedName]bool{}, listed: make(chan struct{}),
+		kind: kindServices, known: map[types.NamespacedName]bool{}, listed: make(chan struct{}), pace: newPacer(),
 		set:     func(o any) { calls = append(calls, "set "+o.(*corev1.Service).Name) },
 		remove:  func(n types.NamespacedName) { calls = append(calls, "gone "+n.String()) },
 		contact: func(kind string) { alive = append(alive, kind) },
@@ -79,7 +79,7 @@ func sorted(s []string) []string {
 func TestFeedCollects(t *testing.T) {
 	var calls []string
 	f := &feed{
-		kind: kindServices, known: map[types.NamespacedName]bool{}, listed: make(chan struct{}),
+		kind: kindServices, known: map[types.NamespacedName]bool{}, listed: make(chan struct{}), pace: newPacer(),
 		set:    func(o any) { calls = append(calls, "set "+o.(*corev1.Service).Name) },
 		remove: func(n types.NamespacedName) { calls = append(calls, "gone "+n.Name) },
 	}

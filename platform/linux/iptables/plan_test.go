@@ -53,11 +53,11 @@ func TestCostFollowsChange(t *testing.T) {
 		change    service.Change
 		want      []string
 	}{
-		{"an endpoint leaves", service.Change{Old: old, New: &one}, []string{"+ nat chain KUBE-SVC-XKQL4HAOBVWIKFA6 (rules: 2)"}},
+		{"an endpoint leaves", service.Change{Old: old, New: &one}, []string{"+ nat chain KUBE-SVC-XKQL4HAOBVWIKFA6 (rules: 2) # shop/web-050"}},
 		{"the last one leaves", service.Change{Old: old, New: &none}, []string{
 			"+ nat chain KUBE-NP-TCP-30048-30063 (rules: 15)", "+ nat chain KUBE-IP-10.96.0.48/28 (rules: 16)",
 			"+ filter chain KUBE-NODEPORTS (rules: 1)",
-			"- nat chain KUBE-EXT-XKQL4HAOBVWIKFA6", "- nat chain KUBE-SVC-XKQL4HAOBVWIKFA6",
+			"- nat chain KUBE-EXT-XKQL4HAOBVWIKFA6 # shop/web-050", "- nat chain KUBE-SVC-XKQL4HAOBVWIKFA6 # shop/web-050",
 		}},
 		{"a health check comes", service.Change{Old: old, New: &checked}, []string{
 			"+ filter chain KUBE-HEALTH-CHECKS (rules: 2)", "+ filter chain KUBE-HEALTH-PORTS (rules: 1)",
