@@ -21,6 +21,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 const renderText = `Print what a node would install, without touching anything.
@@ -122,7 +123,7 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 	for _, line := range reading.LocalhostListeners(d, want) {
 		note(line)
 	}
-	err := d.Render(to.out, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
+	err := modes.Render(to.out, d, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
 	switch {
 	case err != nil && r.hnsState != "":
 		return err // it names the flag

@@ -59,6 +59,24 @@ func TestRender(t *testing.T) {
 }
 
 // TestRenderBadManifests checks that good manifests are rendered beside bad ones.
+// TestRenderAcceleration renders socket acceleration after the rules of each mode that can
+// have it.
+func TestRenderAcceleration(t *testing.T) {
+	dir := files(t, map[string]string{"shop.yaml": shop})
+	const lists = "# socket acceleration, IPv4\n# connect tcp 10.96.0.10:80, shop/web:http\n#   10.244.1.11:8080\n# socket acceleration, IPv6\n"
+	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace"} {
+		args := []string{"render", "--manifests", "DIR", "--hostname-override=node-a", "--proxy-mode", mode}
+		plain, with := call(t, dir, args...), call(t, dir, append(args, "--socket-acceleration")...)
+		if with.Code != 0 || with.Out != plain.Out+lists {
+			t.Errorf("%s: exit %d: %s\nwith socket acceleration:\n%s\nwithout:\n%s", mode, with.Code, with.Err, with.Out, plain.Out)
+		}
+		got := call(t, dir, append(args, "--socket-acceleration", "-o=json")...)
+		if got.Code != 0 || strings.Contains(got.Out, "connect tcp") || !strings.Contains(got.Err, "socket acceleration is part of the text only") {
+			t.Errorf("%s, json: exit %d: %s", mode, got.Code, got.Err)
+		}
+	}
+}
+
 func TestRenderBadManifests(t *testing.T) {
 	dir := files(t, map[string]string{"a.yaml": "kind: [\n", "b.yaml": shop, "c.yaml": "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"})
 	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")

@@ -21,11 +21,10 @@ import (
 // accelerate puts socket acceleration above the rules of b. Where it is off, the first
 // round removes what an earlier process left of it.
 func accelerate(c *config.Config, b *mode.Backend) {
-	o := accelerationOptions(c)
-	layer := socketlb.New(b.Family, socketlb.NewDriver(b.Family, o), o)
+	layer := newLayer(c, b.Family)
 	b.Backend = reconcile.Both(b.Backend, layer)
 	if len(b.Owned) > 0 { // else nothing is taken over
-		b.Owned = append(b.Owned, socketlb.Leftovers{Family: b.Family, Options: o}.String())
+		b.Owned = append(b.Owned, socketlb.Leftovers{Family: b.Family, Options: accelerationOptions(c)}.String())
 	}
 	if !c.SocketAcceleration {
 		return
@@ -37,7 +36,7 @@ func accelerate(c *config.Config, b *mode.Backend) {
 			if err != nil {
 				return nil, err
 			}
-			return &acceleratedTracer{t, socketlb.New(b.Family, socketlb.NewDriver(b.Family, o), o)}, nil
+			return &acceleratedTracer{t, newLayer(c, b.Family)}, nil
 		}
 	}
 }
@@ -68,6 +67,26 @@ func removeAcceleration(ctx context.Context, c *config.Config) error {
 		errs = append(errs, t.Remove(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// Layers returns backends that plan what accompanies any mode. They are not for Apply.
+func Layers(c *config.Config, families []service.Family) []*mode.Backend {
+	var all []*mode.Backend
+	for _, f := range families {
+		all = append(all, &mode.Backend{Mode: "socket acceleration", Family: f, Backend: newLayer(c, f)})
+	}
+	return all
+}
+
+func newLayer(c *config.Config, f service.Family) *socketlb.Backend {
+	o := accelerationOptions(c)
+	return socketlb.New(f, socketlb.NewDriver(f, o), o)
+}
+
+func readBackAcceleration(c *config.Config, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+	l := newLayer(c, f)
+	defer l.Close()
+	return l.ReadBack(want)
 }
 
 // acceleratedTracer follows a connection from connect(2) on.

@@ -8,6 +8,7 @@ package modes
 import (
 	"context"
 
+	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -20,3 +21,10 @@ func accompany(context.Context, mode.Descriptor, mode.Setup, []*mode.Backend) {}
 func accelerationTargets(*config.Config) []takeover.Target { return nil }
 
 func removeAcceleration(context.Context, *config.Config) error { return nil }
+
+// Layers returns backends that plan what accompanies any mode: nothing here.
+func Layers(*config.Config, []service.Family) []*mode.Backend { return nil }
+
+func readBackAcceleration(*config.Config, service.Family, *service.Snapshot) (held, wanted string, err error) {
+	return "", "", nil
+}

@@ -55,8 +55,11 @@ func TestSocketAcceleration(t *testing.T) {
 	p.Stop(t)
 	c.connectSome(t, web)
 	c.checkTracked(t, web, false)
-	p = start(args)
+	c.expectAcceleratedDiff(t, inside, args, 0, "Nothing differs.")
 	c.save(t, web.on(c.webs()[1:]...))
+	c.expectAcceleratedDiff(t, inside, args, 1, "+ take connections to 10.96.0.10:80, shop/web:lines: ")
+	c.expectAcceleratedDiff(t, inside, append(args, "-o=diff"), 1, "\n-#   10.244.1.11:8080\n")
+	p = start(args)
 	c.awaitProgrammed(t)
 	for _, f := range service.Families {
 		for range 20 {
@@ -107,6 +110,21 @@ func (c *cluster) withPins(t *testing.T) func(*exec.Cmd) *exec.Cmd {
 		inside := exec.Command("nsenter", args...)
 		inside.Env = cmd.Env
 		return inside
+	}
+}
+
+// expectAcceleratedDiff compares the node with its manifests.
+func (c *cluster) expectAcceleratedDiff(t *testing.T, inside func(*exec.Cmd) *exec.Cmd, args []string, code int, want string) {
+	t.Helper()
+	cmd := c.command(args...)
+	cmd.Args = slices.Insert(cmd.Args, 1, "diff")
+	cmd = inside(cmd)
+	out, err := program.Run(t, c.Node, cmd)
+	if err != nil && cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(out, want) {
+		t.Errorf("exit %d, want %d with %q:\n%s", got, code, want, out)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 // The sources beside the paths of manifests.
@@ -159,7 +160,7 @@ func (x *comparison) compareSnapshots(from, to *service.Snapshot) error {
 	x.out.Snapshots(from, to)
 	var texts [2]bytes.Buffer
 	for i, s := range []*service.Snapshot{from, to} {
-		err := x.mode.Render(&texts[i], s, mode.Rendering{Config: x.config, Format: document.Text, Note: x.note})
+		err := modes.Render(&texts[i], x.mode, s, mode.Rendering{Config: x.config, Format: document.Text, Note: x.note})
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
@@ -211,7 +212,7 @@ func (x *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 	}
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
 	for _, f := range x.families {
-		h, w, err := x.mode.System.ReadBack(ctx, x.setup(), f, want)
+		h, w, err := modes.ReadBack(ctx, x.mode, x.setup(), f, want)
 		if err != nil {
 			return "", "", fmt.Errorf("read back what the node has for %s: %w", f, err)
 		}
@@ -237,9 +238,11 @@ func (x *comparison) plan(ctx context.Context, want *service.Snapshot) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for _, b := range all {
 		b.Mode = string(x.mode.Name)
+	}
+	var errs []error
+	for _, b := range append(all, modes.Layers(x.config, x.families)...) {
 		errs = append(errs, x.planOne(ctx, b, want), b.Close())
 	}
 	return errors.Join(errs...)
