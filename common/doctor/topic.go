@@ -42,6 +42,12 @@ const (
 	VFPExtension      Topic = "vfp-extension"
 	DSROff            Topic = "dsr-off"
 	DynamicPorts      Topic = "dynamic-ports"
+
+	AccelerationLacks    Topic = "socket-acceleration"
+	AccelerationPeers    Topic = "acceleration-peers"
+	AccelerationDetached Topic = "acceleration-detached"
+	AccelerationPods     Topic = "acceleration-pods"
+	AccelerationLeft     Topic = "acceleration-left"
 )
 
 // about describes a topic.
@@ -87,6 +93,12 @@ var topics = map[Topic]about{
 	VFPExtension:      {32, Blocks, "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
 	DSROff:            {33, Risk, "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
 	DynamicPorts:      {34, Blocks, "HNS refuses further load balancers, and programs of the node cannot connect out"},
+
+	AccelerationLeft:     {35, Risk, "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},
+	AccelerationDetached: {36, Risk, "the rules serve connections that are not taken; a client of this node may see the address of an endpoint where it expects the ClusterIP"},
+	AccelerationLacks:    {37, Risk, "the rules serve all connections, so clients of this node reach every Service, without the speed that the configuration asks for"},
+	AccelerationPods:     {38, Risk, "the rules serve connections of pods, so only programs on the network of the node get the speed that the configuration asks for"},
+	AccelerationPeers:    {39, Risk, "a program that asks late for the peer of its connection to a ClusterIP gets the endpoint: some clients, and some logs, name an address that they did not ask for"},
 }
 
 // Document is where each topic has a heading.

@@ -26,8 +26,11 @@ import (
 type diagnosis struct {
 	Code     int
 	Findings []struct{ ID, Subject, What, Fix, Severity string }
-	Checks   []struct{ Name, State, Note string }
+	Checks   []check
 }
+
+// check is what became of a check.
+type check struct{ Name, State, Note string }
 
 // find returns the fix of the finding of this id, and whether there is one.
 func (d diagnosis) find(id string) (fix string, found bool) {
@@ -50,6 +53,12 @@ func (c *cluster) diagnose(t *testing.T, args ...string) diagnosis {
 	cmd := c.command(args...)
 	cmd.Args = slices.Insert(cmd.Args, 1, "doctor")
 	cmd.Args = append(cmd.Args, "-o=json")
+	return c.readDiagnosis(t, cmd)
+}
+
+// readDiagnosis runs doctor on the node and reads its report.
+func (c *cluster) readDiagnosis(t *testing.T, cmd *exec.Cmd) diagnosis {
+	t.Helper()
 	var out strings.Builder
 	cmd.Stdout = &out
 	said, err := program.Run(t, c.Node, cmd)
@@ -237,17 +246,7 @@ func TestDoctorBeforeTheStart(t *testing.T) {
 		must(t, os.WriteFile(file, []byte(upstreamTables(service.IPv4, web)), 0o600))
 		c.shell(t, "iptables-legacy-restore < "+file)
 	})
-	c.mends(t, "other-proxy", func() { // the known one, as far as its name says
-		tail, err := exec.LookPath("tail")
-		must(t, err)
-		text, err := os.ReadFile(tail)
-		must(t, err)
-		name := filepath.Join(t.TempDir(), "kube-proxy")
-		must(t, os.WriteFile(name, text, 0o700))
-		cmd := exec.Command(name, "-f", "/dev/null")
-		must(t, c.Node.Start(cmd))
-		go func() { _ = cmd.Wait() }()
-	})
+	c.mends(t, "other-proxy", func() { c.startNamesake(t) })
 	c.awaitSound(t)
 	if d := c.diagnose(t, "--cluster-cidr=10.1.0.0/16"); !d.has("pod-cidr") || d.Code != 1 {
 		t.Errorf("a cluster CIDR that does not hold the Node's is not found: %s", d)

@@ -45,6 +45,8 @@ type Node struct {
 	CleanupCommand string
 	// IPTables returns which variants of iptables are in use. It fails where there is none.
 	IPTables func() (Variants, error)
+	// Acceleration is socket acceleration.
+	Acceleration Acceleration
 }
 
 // Kernel lists what the kernel has. It changes nothing.
@@ -101,6 +103,7 @@ func (n *Node) Checks() []doctor.Check {
 		{Name: "xtables lock", Look: n.xtablesLock},
 		{Name: "other proxies", Look: n.otherProxies},
 		{Name: "leftovers", Look: n.leftovers},
+		{Name: "socket acceleration", Look: n.acceleration},
 		{Name: "ports of the proxy", Look: n.takenPorts},
 		{Name: "NodePorts and listeners", Look: n.hiddenListeners},
 	}...)

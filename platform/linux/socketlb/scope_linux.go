@@ -41,8 +41,10 @@ func UnifiedRoot() (string, error) {
 			return field[1], nil
 		}
 	}
-	return "", errors.New("no cgroup hierarchy of version 2 is mounted")
+	return "", errNoHierarchy
 }
+
+var errNoHierarchy = errors.New("no cgroup hierarchy of version 2 is mounted")
 
 // cgroupID returns the number of a cgroup that programs see. It is the inode of its
 // folder, see https://git.kernel.org/linus/743210386c03.

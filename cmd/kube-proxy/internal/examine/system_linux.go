@@ -16,6 +16,7 @@ import (
 	"kubeproxy/config"
 	linuxdoctor "kubeproxy/platform/linux/doctor"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/mode"
 )
 
@@ -32,6 +33,7 @@ func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.
 		Files: os.DirFS("/"), Proc: os.DirFS("/proc"), Writable: linuxdoctor.Writable, Kernel: linuxdoctor.Netlink{},
 		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil,
 		Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
+		Acceleration: acceleration(x),
 	}
 	for _, m := range x.modes {
 		n.Modes = append(n.Modes, linuxdoctor.Mode{
@@ -56,7 +58,23 @@ func probeMode(c *config.Config, d mode.Descriptor, f service.Family) error {
 	return d.System.Probe(c, f)
 }
 
-// foreignTargets lists where other modes or proxies may have left rules.
+// acceleration returns what the check of socket acceleration reads.
+func acceleration(x *Examination) linuxdoctor.Acceleration {
+	o := socketlb.Options{Name: socketlb.NameOf(x.config.ProxyName)}
+	a := linuxdoctor.Acceleration{
+		Wanted:        x.config.SocketAcceleration || x.proxy.Answer != nil && len(x.proxy.Answer.Accelerated) > 0,
+		Site:          socketlb.LookAtSite,
+		Present:       func(f service.Family) (socketlb.Presence, error) { return socketlb.LookFor(f, o) },
+		RemoveCommand: ownCommand() + " --init-only",
+	}
+	if x.config.ProxyName != "" {
+		a.RemoveCommand += " --service-proxy-name=" + x.config.ProxyName
+	}
+	return a
+}
+
+// foreignTargets lists where other modes or proxies may have left rules. Socket
+// acceleration has a check of its own.
 func foreignTargets(ctx context.Context, x *Examination) ([]linuxdoctor.Target, error) {
 	all, err := x.targets(ctx)
 	if err != nil {
@@ -75,7 +93,7 @@ func foreignTargets(ctx context.Context, x *Examination) ([]linuxdoctor.Target, 
 	}
 	var foreign []linuxdoctor.Target
 	for _, t := range all {
-		if !slices.Contains(owned, t.String()) {
+		if _, layer := t.Leftovers.(socketlb.Leftovers); !layer && !slices.Contains(owned, t.String()) {
 			foreign = append(foreign, linuxdoctor.Target{Name: t.String(), Upstream: t.Upstream, Find: t.Find})
 		}
 	}

@@ -1,0 +1,259 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kubeproxy/common/doctor"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/socketlb"
+)
+
+// Acceleration is what the checks of socket acceleration read.
+type Acceleration struct {
+	// Wanted is whether the configuration, or the proxy that answered, has it.
+	Wanted bool
+	// Site returns what the node has for it.
+	Site func() (socketlb.Site, error)
+	// Present returns what the kernel has of it.
+	Present func(service.Family) (socketlb.Presence, error)
+	// RemoveCommand removes it from the kernel, and no rules.
+	RemoveCommand string
+}
+
+// acceleration checks that the node has what socket acceleration needs, and that the kernel
+// has it if and only if a proxy keeps it up to date.
+func (n *Node) acceleration(ctx context.Context) (doctor.Seen, error) {
+	var seen doctor.Seen
+	if n.Acceleration.Wanted {
+		found, err := n.accelerationLacks(ctx)
+		if err != nil {
+			return seen, err
+		}
+		seen.Findings = found
+	}
+	there := map[service.Family]socketlb.Presence{}
+	for _, f := range service.Families {
+		p, err := n.Acceleration.Present(f)
+		if err != nil && n.Acceleration.Wanted && len(seen.Findings) == 0 {
+			return seen, err // else the reason is known, or there cannot be anything
+		}
+		if p.Installed {
+			there[f] = p
+		}
+	}
+	switch {
+	case len(there) > 0:
+		seen.Findings = append(seen.Findings, n.accelerationState(ctx, there)...)
+		seen.Note = "the kernel has it for " + familyNames(familiesOf(there))
+	case !n.Acceleration.Wanted:
+		return doctor.NothingToSee("it is off, and nothing of it is in the kernel"), nil
+	default:
+		seen.Note = "what it needs"
+	}
+	return seen, nil
+}
+
+func familiesOf(there map[service.Family]socketlb.Presence) []service.Family {
+	return slices.DeleteFunc(slices.Clone(service.Families[:]), func(f service.Family) bool { return !there[f].Installed })
+}
+
+// accelerationState decides what it means that the kernel has the layer.
+func (n *Node) accelerationState(ctx context.Context, there map[service.Family]socketlb.Presence) []doctor.Finding {
+	families := familiesOf(there)
+	_, held := n.Holder(ctx)
+	ours := held || n.Answered
+	left := doctor.Finding{Topic: doctor.AccelerationLeft, Fix: n.Acceleration.RemoveCommand, Advice: "run it on the host, or in a privileged container"}
+	if others := slices.DeleteFunc(n.running(), namedProxy); !ours && len(others) > 0 {
+		left.Severity = doctor.Blocks
+		left.What = fmt.Sprintf("the kernel has socket acceleration of %s, and the proxy that runs does not update it: %s", familyNames(families), others[0])
+		return []doctor.Finding{left}
+	}
+	if !n.Acceleration.Wanted {
+		if held && !n.Answered {
+			return nil // the proxy that runs may want it
+		}
+		left.What = fmt.Sprintf("the kernel has socket acceleration of %s, which is off", familyNames(families))
+		if n.Answered {
+			left.Severity = doctor.Blocks
+			left.What += ", and the proxy that runs could not remove it"
+		}
+		return []doctor.Finding{left}
+	}
+	var found []doctor.Finding
+	for _, f := range families {
+		if p := there[f]; p.Known && p.Fault != "" {
+			found = append(found, n.detached(f, p, ours))
+		}
+	}
+	return append(found, n.podsMissed(families, there)...)
+}
+
+func (n *Node) detached(f service.Family, p socketlb.Presence, runs bool) doctor.Finding {
+	d := doctor.Finding{Topic: doctor.AccelerationDetached, Subject: f.String(), What: fmt.Sprintf("socket acceleration of %s is not in force: %s", f, p.Fault),
+		Fix: n.Acceleration.RemoveCommand, Advice: "or start the proxy, which attaches the programs in its first round"}
+	if runs {
+		d.Fix, d.Advice = "", "the proxy that runs attaches the programs within a second or two; if this stays, its log says what hinders it, and bpftool cgroup tree shows the programs of all"
+	}
+	return d
+}
+
+// podsMissed looks for a cgroup of all pods that the layer lacks. If there is one, the proxy
+// finds it at its next resync.
+func (n *Node) podsMissed(families []service.Family, there map[service.Family]socketlb.Presence) []doctor.Finding {
+	missed := slices.DeleteFunc(families, func(f service.Family) bool { return !there[f].Known || there[f].Pods })
+	site, err := n.Acceleration.Site()
+	if len(missed) == 0 || err != nil || site.Pods != "" || site.Root == "" {
+		return nil
+	}
+	f := doctor.Finding{Topic: doctor.AccelerationPods, What: fmt.Sprintf("connections of pods over %s are not taken, because no cgroup kubepods or kubepods.slice is in the three upper levels of %s", familyNames(missed), site.Root),
+		Advice: "nothing to do before the kubelet has started its first pod; its setting cgroupRoot may lead deeper"}
+	if mounts, err := n.read("proc/self/mounts"); err == nil && site.Root != hybridRoot && mountedAs(mounts, "cgroup", "") {
+		f.Fix = mountHybrid
+		f.Advice = "pods that start afterwards are taken: container runtimes look for the hierarchy of version 2 there"
+	}
+	return []doctor.Finding{f}
+}
+
+// Where container runtimes look for the cgroup hierarchy of version 2 beside version 1.
+const (
+	hybridRoot  = "/sys/fs/cgroup/unified"
+	mountHybrid = "mount -o remount,rw /sys/fs/cgroup && mkdir -p " + hybridRoot + " && mount -t cgroup2 cgroup2 " + hybridRoot
+)
+
+// mountedAs returns whether a line of /proc/self/mounts has a type and, if it is not empty,
+// a mount point, see proc_pid_mounts(5).
+func mountedAs(mounts, kind, at string) bool {
+	for line := range strings.Lines(mounts) {
+		if field := strings.Fields(line); len(field) > 2 && field[2] == kind && (at == "" || field[1] == at) {
+			return true
+		}
+	}
+	return false
+}
+
+// accelerationLacks returns what the node and the proxy lack for socket acceleration.
+func (n *Node) accelerationLacks(ctx context.Context) ([]doctor.Finding, error) {
+	site, err := n.Acceleration.Site()
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := n.read("proc/self/mounts")
+	if err != nil {
+		return nil, err
+	}
+	release, err := n.read("proc/sys/kernel/osrelease")
+	if err != nil {
+		return nil, err
+	}
+	var found []doctor.Finding
+	lacks := func(subject, what, fix, advice string) {
+		found = append(found, doctor.Finding{Topic: doctor.AccelerationLacks, Subject: subject, What: "socket acceleration cannot work: " + what, Fix: fix, Advice: advice})
+	}
+	const mounted, off = "in a container, mount %s of the host; the chart does with linux.socketAcceleration=true", "or switch socketAcceleration off"
+	if old(release, 5, 10) {
+		lacks("kernel", "this is Linux "+release, "", "start Linux 5.10 or later, "+off)
+	} else if site.NoPrograms {
+		lacks("kernel", "the kernel runs no programs in cgroups", "", "start a kernel with CONFIG_CGROUP_BPF, "+off)
+	}
+	switch {
+	case site.Root == "" && mountedAs(mounts, "cgroup", ""):
+		lacks("cgroups", "the cgroup hierarchy of version 2 is not mounted", mountHybrid, fmt.Sprintf(mounted, "/sys/fs/cgroup"))
+	case site.Root == "":
+		lacks("cgroups", "the cgroup hierarchy of version 2 is not mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup", fmt.Sprintf(mounted, "/sys/fs/cgroup"))
+	case !site.Whole && site.Pods == "":
+		lacks("cgroups", "this process sees only the cgroup of its own container at "+site.Root, "", fmt.Sprintf(mounted, "the folder /sys/fs/cgroup"))
+	}
+	if !mountedAs(mounts, "bpf", pins) {
+		lacks("bpf-file-system", "no BPF file system is mounted at "+pins, "mount -t bpf bpf "+pins, fmt.Sprintf(mounted, pins))
+	}
+	who, missing, err := n.missingCapabilities(ctx, release)
+	if err != nil {
+		return nil, err
+	}
+	if len(missing) > 0 {
+		lacks("capabilities", fmt.Sprintf("%s lacks %s", who, strings.Join(missing, ", ")), "",
+			"run the proxy as root with these capabilities; in a container, add them to securityContext.capabilities, as the chart does with linux.socketAcceleration=true")
+	}
+	if cpu, err := n.read("proc/cpuinfo"); err == nil && !old(release, 6, 19) && lacksWideExchange(cpu) {
+		found = append(found, doctor.Finding{Topic: doctor.AccelerationPeers, What: "the processor lacks cmpxchg16b, which Linux " + release + " needs for the storage of sockets",
+			Advice: "give a virtual machine a processor with the flag cx16, such as -cpu host of QEMU"})
+	}
+	return found, nil
+}
+
+// pins is where the BPF file system belongs.
+const pins = "/sys/fs/bpf"
+
+// old returns whether a release of Linux is before a version. One that cannot be read is
+// not.
+func old(release string, major, minor int) bool {
+	var a, b int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n < 2 {
+		return false
+	}
+	return a < major || a == major && b < minor
+}
+
+// lacksWideExchange returns whether /proc/cpuinfo is of an x86-64 processor that cannot
+// compare and exchange 16 bytes. Others have no line "flags".
+func lacksWideExchange(cpuinfo string) bool {
+	for line := range strings.Lines(cpuinfo) {
+		if flags, is := strings.CutPrefix(line, "flags"); is {
+			all := strings.Fields(flags)
+			return slices.Contains(all, "lm") && !slices.Contains(all, "cx16")
+		}
+	}
+	return false
+}
+
+// Numbers of capabilities in linux/capability.h.
+const (
+	capNetAdmin    = 12
+	capSysAdmin    = 21
+	capSysResource = 24
+	capPerfmon     = 38
+	capBPF         = 39
+)
+
+// missingCapabilities returns what the proxy that runs may not do, or else this process.
+func (n *Node) missingCapabilities(ctx context.Context, release string) (who string, missing []string, err error) {
+	who = "this process"
+	status, err := n.read("proc/self/status")
+	if holder, ok := n.Holder(ctx); ok && holder.PID > 0 {
+		if text, err := n.read(fmt.Sprintf("proc/%d/status", holder.PID)); err == nil {
+			who, status = holder.String(), text
+		}
+	}
+	if err != nil {
+		return who, nil, err
+	}
+	_, rest, found := strings.Cut(status, "\nCapEff:")
+	hex, _, _ := strings.Cut(rest, "\n")
+	set, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+	if !found || err != nil {
+		return who, nil, fmt.Errorf("unexpected line CapEff %q in /proc/self/status", hex)
+	}
+	has := func(bit int) bool { return set&(1<<bit) != 0 }
+	for _, c := range []struct {
+		bit    int
+		name   string
+		needed bool
+	}{
+		{capBPF, "BPF", !has(capSysAdmin)},
+		{capPerfmon, "PERFMON", !has(capSysAdmin)},
+		{capNetAdmin, "NET_ADMIN", true},
+		{capSysResource, "SYS_RESOURCE", old(release, 5, 11)},
+	} {
+		if c.needed && !has(c.bit) {
+			missing = append(missing, c.name)
+		}
+	}
+	return who, missing, nil
+}

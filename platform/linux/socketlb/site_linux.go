@@ -1,0 +1,80 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+)
+
+// LookAtSite returns what this node has for the layer. It changes nothing.
+func LookAtSite() (Site, error) {
+	root, err := UnifiedRoot()
+	if errors.Is(err, errNoHierarchy) {
+		return Site{}, nil
+	}
+	if err != nil {
+		return Site{}, err
+	}
+	id, err := cgroupID(root)
+	if err != nil {
+		return Site{}, err
+	}
+	dir, err := os.Open(root)
+	if err != nil {
+		return Site{}, err
+	}
+	defer dir.Close()
+	s := Site{Root: root, Whole: id == rootID, Pods: findPods(root)}
+	s.NoPrograms, err = lacksPrograms(int(dir.Fd()))
+	return s, err
+}
+
+// lacksPrograms asks the kernel for the programs of a cgroup. Without CONFIG_CGROUP_BPF it
+// answers EINVAL, see cgroup_bpf_prog_query in include/linux/bpf-cgroup.h. It answers EPERM
+// to a process without rights, for whom nothing is known.
+func lacksPrograms(cgroup int) (bool, error) {
+	query := struct {
+		target, attach, flags, attached uint32
+		programs                        uint64
+		count                           uint32
+		_                               uint32
+	}{target: uint32(cgroup), attach: uint32(ebpf.AttachCGroupInet4Connect)}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_QUERY, uintptr(unsafe.Pointer(&query)), unsafe.Sizeof(query))
+	switch errno {
+	case 0, unix.EPERM:
+		return false, nil
+	case unix.EINVAL, unix.ENOSYS:
+		return true, nil
+	}
+	return false, fmt.Errorf("ask for the programs of the cgroups: %w", errno)
+}
+
+// LookFor returns what the kernel has of the layer of family f. It changes nothing.
+func LookFor(f service.Family, o Options) (Presence, error) {
+	d := NewDriver(f, o)
+	if l, is := d.(lacking); is {
+		return Presence{}, l.reason
+	}
+	defer d.Release()
+	found, err := d.Installed()
+	if err != nil || !found {
+		return Presence{}, err
+	}
+	s, err := d.Inspect()
+	if err != nil {
+		return Presence{Installed: true}, fmt.Errorf("read back socket acceleration of %s: %w", f, err)
+	}
+	if s == nil {
+		return Presence{Installed: true}, nil
+	}
+	return Presence{Installed: true, Known: true, Fault: s.Fault, Pods: s.Pods}, nil
+}
