@@ -269,7 +269,7 @@ func (p *plan) describeDrift(d failedPorts) []string {
 	p.units = d.excludeFrom(p.units)
 	var lines []string
 	n := 0
-	for o := range p.ops() {
+	for _, o := range p.ops() {
 		if o.verb == delDest && o.dest.weight == 0 || o.verb == delServer && p.drainedServers[o.key] || p.causedByOthers(o) {
 			continue
 		}

@@ -81,7 +81,7 @@ func (p *plan) logDraining(ctx context.Context) {
 			}
 		}
 	}
-	for o := range p.ops() {
+	for _, o := range p.ops() {
 		if o.verb == delDest && !o.key.connectionless() {
 			conns += o.dest.conns
 		}
@@ -102,7 +102,7 @@ func (p *plan) logDraining(ctx context.Context) {
 // serversGainingDests returns the virtual servers that get a new destination.
 func (p *plan) serversGainingDests() map[key]bool {
 	all := map[key]bool{}
-	for o := range p.ops() {
+	for _, o := range p.ops() {
 		if o.verb == addDest {
 			all[o.key] = true
 		}

@@ -54,21 +54,20 @@ func (p *plan) add(u unit) {
 	}
 }
 
-// ops yields all ops of p in order.
-func (p *plan) ops() iter.Seq[op] {
-	return func(yield func(op) bool) {
-		parts := [][]op{p.setup}
+// ops yields all ops of p in order, and the Port that each is for, nil for none in
+// particular.
+func (p *plan) ops() iter.Seq2[*service.Port, op] {
+	return func(yield func(*service.Port, op) bool) {
+		parts := []unit{{afterRules: p.setup}}
 		for _, u := range p.units {
-			parts = append(parts, u.beforeRules)
+			parts = append(parts, unit{port: u.port, afterRules: u.beforeRules})
 		}
-		parts = append(parts, p.deleteRoutes)
-		for _, u := range p.units {
-			parts = append(parts, u.afterRules)
-		}
-		parts = append(parts, p.addRoutes, p.addrSetOps)
+		parts = append(parts, unit{afterRules: p.deleteRoutes})
+		parts = append(parts, p.units...)
+		parts = append(parts, unit{afterRules: p.addRoutes}, unit{afterRules: p.addrSetOps})
 		for _, part := range parts {
-			for _, o := range part {
-				if !yield(o) {
+			for _, o := range part.afterRules {
+				if !yield(part.port, o) {
 					return
 				}
 			}
@@ -98,8 +97,12 @@ func (p *plan) String() string {
 	for _, s := range p.settings {
 		b.WriteString("+ setting " + s + "\n")
 	}
-	for o := range p.ops() {
-		b.WriteString(o.text() + "\n")
+	for of, o := range p.ops() {
+		line := o.text()
+		if of != nil {
+			line = reconcile.LineFor(of.Name, line)
+		}
+		b.WriteString(line + "\n")
 	}
 	return b.String() + p.rules.String()
 }

@@ -93,7 +93,7 @@ func TestUpstreamAdopted(t *testing.T) {
 			}
 			b := newBackend(service.IPv4, k, Options{})
 			plan := planOf(t, b, snapshot(p))
-			took := slices.Contains(lines(plan), "~ virtual server 10.96.0.0:80 tcp, scheduler rr")
+			took := slices.Contains(lines(plan), "~ virtual server 10.96.0.0:80 tcp, scheduler rr # shop/web-0")
 			if err := plan.Apply(t.Context()).Err; took != made || (err == nil) != made {
 				t.Errorf("taken over %t, %v\n%s", took, err, plan)
 			}
