@@ -40,6 +40,8 @@ it is in force.
 
 With --watch, each change is printed with its time: of the proxy, its rounds, its
 Services and, with a Service, its endpoints. An interrupt ends it: exit code 0.
+With -o json, each state that differs is printed in full, and a proxy that stops
+answering as an object with the field error.
 If there is no first answer, the exit code is the same as without --watch.`
 
 const statusExample = `  kube-proxy status

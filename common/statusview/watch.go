@@ -32,7 +32,7 @@ const (
 // Run writes the state, and then each change with its time, until ctx ends. That is no
 // error. A request that fails after the first one is written as a change, because a proxy
 // that restarts does not answer for a while. As JSON, each state that differs is written
-// in full.
+// in full, and a request that fails as a failure.
 func (x *Watch) Run(ctx context.Context, w io.Writer) error {
 	last, err := x.ask(ctx)
 	if err != nil {
@@ -60,16 +60,17 @@ func (x *Watch) Run(ctx context.Context, w io.Writer) error {
 			continue
 		case err != nil:
 			fault = err.Error()
-			all = []change{{"proxy", fault}}
+			if err := x.writeFailure(w, fault); err != nil {
+				return err
+			}
+			continue
 		case fault != "":
 			fault = ""
 			all = append([]change{{"proxy", "answers again"}}, x.changes(last, now)...)
 		default:
 			all = x.changes(last, now)
 		}
-		if now != nil {
-			last = now
-		}
+		last = now
 		if err := x.write(w, last, all); err != nil {
 			return err
 		}
@@ -88,6 +89,21 @@ func (x *Watch) ask(ctx context.Context) (*Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, x.Timeout)
 	defer cancel()
 	return x.Query.Ask(ctx)
+}
+
+// failure is written as JSON in place of an answer.
+type failure struct {
+	Server string `json:"server"` // that was asked
+	OK     bool   `json:"ok"`     // always false
+	Error  string `json:"error"`
+}
+
+// writeFailure writes that the proxy does not answer.
+func (x *Watch) writeFailure(w io.Writer, what string) error {
+	if x.View.Format == JSON {
+		return document.WriteReadable(w, failure{Server: x.Query.Server, Error: what})
+	}
+	return x.write(w, nil, []change{{"proxy", what}})
 }
 
 // write writes changes, one line for each.

@@ -5,7 +5,9 @@ package statusview
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -142,6 +144,52 @@ func TestWatch(t *testing.T) {
 	x := &Watch{Query: &Query{Server: server, Name: "web"}, View: View{Format: Table, Full: true, Now: noon}, Timeout: time.Minute}
 	if err := x.Run(ctx, out); err != nil || steps != 4 {
 		t.Errorf("%v after %d steps, want none after 4", err, steps)
+	}
+}
+
+// TestWatchFailureJSON writes a failure in place of a state, and the state when the
+// proxy answers again, even the same one.
+func TestWatchFailureJSON(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var silent atomic.Bool
+	server := handle(t, func(w http.ResponseWriter, q *http.Request) {
+		if silent.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		a := state(7, "10.244.0.1:8080 ready")
+		health.ReplyJSON(w, http.StatusOK, servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Mode: a.Mode, Started: a.Started, Health: a.Health}, Services: a.Services})
+	})
+	writes := 0
+	out := &pipe{wrote: func(string) {
+		switch writes++; writes {
+		case 1:
+			silent.Store(true)
+		case 2:
+			silent.Store(false)
+		case 3:
+			cancel()
+		}
+	}}
+	x := &Watch{Query: &Query{Server: server}, View: View{Format: JSON}, Timeout: time.Minute}
+	if err := x.Run(ctx, out); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for d := json.NewDecoder(strings.NewReader(out.text.String())); d.More(); {
+		var document struct{ Server, Mode, Error string }
+		if err := d.Decode(&document); err != nil {
+			t.Fatal(err)
+		}
+		if document.Server != server {
+			t.Errorf("server %q, want %q", document.Server, server)
+		}
+		_, document.Error, _ = strings.Cut(document.Error, "is not this proxy ")
+		document.Error, _, _ = strings.Cut(document.Error, ":")
+		got = append(got, document.Mode+document.Error)
+	}
+	if want := []string{"nftables", "(HTTP status 503)", "nftables"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q\n%s", got, want, out.text.String())
 	}
 }
 
