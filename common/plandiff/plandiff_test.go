@@ -6,7 +6,9 @@ package plandiff
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +118,36 @@ func TestTexts(t *testing.T) {
 	}
 	if got := d.Text; !strings.HasPrefix(got, "--- old\n+++ new\n@@ -") || strings.Count(got, "\n") != 3+7 || strings.Count(got, "\n-") != 1 {
 		t.Errorf("got:\n%s", got)
+	}
+}
+
+// TestHunks checks that each hunk begins where it should, also after one with equal lines
+// between its changes.
+func TestHunks(t *testing.T) {
+	var from, to []string
+	for i := range 60 {
+		from = append(from, fmt.Sprint(i))
+		switch i {
+		case 2, 6, 30:
+			to = append(to, fmt.Sprint("new ", i))
+		case 31: // is removed
+		default:
+			to = append(to, fmt.Sprint(i))
+		}
+	}
+	to = append(to, "last")
+	d := New()
+	if err := d.Texts(strings.Join(from, "\n")+"\n", strings.Join(to, "\n")+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(d.Text) {
+		if strings.HasPrefix(line, "@@") {
+			got = append(got, strings.TrimSpace(line))
+		}
+	}
+	if want := []string{"@@ -1,10 +1,10 @@", "@@ -28,8 +28,7 @@", "@@ -58,3 +57,4 @@"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q in\n%s", got, want, d.Text)
 	}
 }
 

@@ -19,13 +19,32 @@ func (d *Difference) Texts(from, to string) error {
 	if from == to {
 		return nil
 	}
-	text, err := udiff.ToUnified(d.From, d.To, from, udiff.Lines(from, to), contextLines)
+	u, err := udiff.ToUnifiedDiff(d.From, d.To, from, udiff.Lines(from, to), contextLines)
 	if err != nil {
 		return err
 	}
+	numberHunks(u.Hunks)
+	text := u.String()
 	d.Text += text
 	d.affects(changedLines(text)...)
 	return nil
+}
+
+// numberHunks sets where hunks begin in the new text. The library leaves out the equal
+// lines between two changes of one hunk, so later hunks would begin too early.
+func numberHunks(hunks []*udiff.Hunk) {
+	added := 0
+	for _, h := range hunks {
+		h.ToLine = h.FromLine + added
+		for _, l := range h.Lines {
+			switch l.Kind {
+			case udiff.Insert:
+				added++
+			case udiff.Delete:
+				added--
+			}
+		}
+	}
 }
 
 // AddSettings adds lines about what does not belong to a Service port.
