@@ -103,6 +103,9 @@ func (b *Backend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Pla
 	}
 	if p.Empty() {
 		b.have = want
+		if b.tables != nil { // a Remove that failed may have left them as they should be
+			b.fault = ""
+		}
 	}
 	return p, nil
 }

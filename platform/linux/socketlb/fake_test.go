@@ -4,13 +4,13 @@
 package socketlb
 
 import (
-	"errors"
 	"net/netip"
 	"runtime"
 	"slices"
 	"sync"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/backendtest"
 )
 
 // fake is a Driver without a kernel. Programs are calls of connect.
@@ -21,16 +21,20 @@ type fake struct {
 
 	built, active *Memory
 	detached      error
-	// fails are the calls that fail.
+	// fails are the calls that fail, and crashes the one in which the process dies.
 	fails    map[string]bool
+	crashes  string
 	barriers int
 	// pods is the cgroup of all pods, and followed the one whose pods are taken.
 	pods, followed string
 }
 
-var errInjected = errors.New("injected")
+var errInjected = backendtest.ErrInjected
 
 func (k *fake) fail(call string) error {
+	if k.crashes == call {
+		panic(backendtest.ErrCrash)
+	}
 	if k.fails[call] {
 		return errInjected
 	}
