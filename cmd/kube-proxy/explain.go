@@ -47,10 +47,11 @@ address of its metrics server: the one of --server, else the one in the file of
 follows the packet through it, and says where that differs from what should
 happen: objects of kube-proxy that are missing or altered, rules of others that
 decide, routes that the node lacks, and entries of connection tracking that lead
-to another place. The exit code is 0 if both agree, 1 if they differ, and 2 if
-that is unknown. The proxy knows the pods that are endpoints of a Service. Other
-pods are looked up at the API server with your rights: those in --kubeconfig
-FILE, else those of kubectl.`
+to another place. Rules that others have in nftables tables of their own are not
+followed. The exit code is 0 if both agree, 1 if they differ, and 2 if that is
+unknown. The proxy knows the pods that are endpoints of a Service. Other pods are
+looked up at the API server with your rights: those in --kubeconfig FILE, else
+those of kubectl.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http

@@ -5,6 +5,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -94,9 +95,10 @@ type Walk struct {
 	Notes []string
 }
 
-// SetFlows records what connection tracking has. A stale entry is a fault. An open
-// connection to an endpoint that gets no new ones is worth a note.
+// SetFlows records what connection tracking has. A stale entry is a fault. Open connections
+// to an endpoint that gets no new ones are worth a note.
 func (w *Walk) SetFlows(all []Flow) {
+	remaining := map[netip.AddrPort][]Flow{}
 	for _, f := range all {
 		_, isTarget := w.Targets[f.Target]
 		isTarget = isTarget || slices.Contains(w.Via, f.Target)
@@ -104,9 +106,16 @@ func (w *Walk) SetFlows(all []Flow) {
 		case f.Stale:
 			w.Faults = append(w.Faults, fmt.Sprintf("connection tracking still leads %s to %s, which is no endpoint for it: the entry is stale", f.Client, f.Target))
 		case !isTarget && w.Action == route.Forward:
-			w.Notes = append(w.Notes, fmt.Sprintf("the connection of %s goes on to %s, which gets no new ones", f.Client, f.Target))
+			remaining[f.Target] = append(remaining[f.Target], f)
 		}
 		w.Flows = append(w.Flows, f)
+	}
+	for _, to := range slices.SortedFunc(maps.Keys(remaining), netip.AddrPort.Compare) {
+		if some := remaining[to]; len(some) == 1 {
+			w.Notes = append(w.Notes, fmt.Sprintf("the connection of %s goes on to %s, which gets no new ones", some[0].Client, to))
+		} else {
+			w.Notes = append(w.Notes, fmt.Sprintf("%d connections go on to %s, which gets no new ones", len(some), to))
+		}
 	}
 }
 

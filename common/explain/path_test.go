@@ -73,3 +73,17 @@ func TestFlows(t *testing.T) {
 		}
 	}
 }
+
+// TestRemainingConnections counts the connections to one endpoint that gets no new ones.
+func TestRemainingConnections(t *testing.T) {
+	w := &Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}}
+	at := func(port uint16, to netip.AddrPort) Flow {
+		return Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("10.244.1.9"), port), Target: to}
+	}
+	third := netip.MustParseAddrPort("10.244.1.3:8080")
+	w.SetFlows([]Flow{at(1, third), at(2, other), at(3, good), at(4, other)})
+	want := []string{"2 connections go on to 10.244.1.2:8080, which gets no new ones", "the connection of 10.244.1.9:1 goes on to 10.244.1.3:8080, which gets no new ones"}
+	if !slices.Equal(w.Notes, want) || len(w.Flows) != 4 {
+		t.Errorf("got %q, %d flows, want %q", w.Notes, len(w.Flows), want)
+	}
+}

@@ -38,10 +38,18 @@ var routeTypes = map[int]string{
 	unix.RTN_LOCAL: "to the node itself", unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibited",
 }
 
+// refusedRoutes are the errors that stand for a type of route, over IPv4, see ip-route(8).
+var refusedRoutes = map[unix.Errno]int{unix.EINVAL: unix.RTN_BLACKHOLE, unix.EHOSTUNREACH: unix.RTN_UNREACHABLE, unix.EACCES: unix.RTN_PROHIBIT}
+
 // Route describes how packets of the node get to an address. The error is that of the
 // kernel if there is no route.
 func Route(to netip.Addr) (string, error) {
 	all, err := netlink.RouteGet(to.AsSlice())
+	for errno, t := range refusedRoutes {
+		if errors.Is(err, errno) {
+			return "", errors.New(routeTypes[t])
+		}
+	}
 	if err != nil {
 		return "", err
 	}
