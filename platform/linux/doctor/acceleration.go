@@ -138,6 +138,16 @@ func mountedAs(mounts, kind, at string) bool {
 	return false
 }
 
+// inContainer returns whether the root of these mounts is that of a container, an overlay.
+func inContainer(mounts string) bool {
+	for _, kind := range []string{"overlay", "fuse.fuse-overlayfs"} {
+		if mountedAs(mounts, kind, "/") {
+			return true
+		}
+	}
+	return false
+}
+
 // accelerationLacks returns what the node and the proxy lack for socket acceleration.
 func (n *Node) accelerationLacks(ctx context.Context) ([]doctor.Finding, error) {
 	site, err := n.Acceleration.Site()
@@ -156,29 +166,37 @@ func (n *Node) accelerationLacks(ctx context.Context) ([]doctor.Finding, error) 
 	lacks := func(subject, what, fix, advice string) {
 		found = append(found, doctor.Finding{Topic: doctor.AccelerationLacks, Subject: subject, What: "socket acceleration cannot work: " + what, Fix: fix, Advice: advice})
 	}
-	const mounted, off = "in a container, mount %s of the host; the chart does with linux.socketAcceleration=true", "or switch socketAcceleration off"
+	missing := func(subject, what, at, fix string) {
+		advice := "in a container, mount " + at + " of the host; the chart does with linux.socketAcceleration=true"
+		if inContainer(mounts) { // a mount there would end with it
+			fix, advice = "", strings.TrimPrefix(advice, "in a container, ")
+		}
+		lacks(subject, what, fix, advice)
+	}
+	const off = "or switch socketAcceleration off"
 	if old(release, 5, 10) {
 		lacks("kernel", "this is Linux "+release, "", "start Linux 5.10 or later, "+off)
 	} else if site.NoPrograms {
 		lacks("kernel", "the kernel runs no programs in cgroups", "", "start a kernel with CONFIG_CGROUP_BPF, "+off)
 	}
+	const noHierarchy = "the cgroup hierarchy of version 2 is not mounted"
 	switch {
 	case site.Root == "" && mountedAs(mounts, "cgroup", ""):
-		lacks("cgroups", "the cgroup hierarchy of version 2 is not mounted", mountHybrid, fmt.Sprintf(mounted, "/sys/fs/cgroup"))
+		missing("cgroups", noHierarchy, "/sys/fs/cgroup", mountHybrid)
 	case site.Root == "":
-		lacks("cgroups", "the cgroup hierarchy of version 2 is not mounted", "mount -t cgroup2 cgroup2 /sys/fs/cgroup", fmt.Sprintf(mounted, "/sys/fs/cgroup"))
+		missing("cgroups", noHierarchy, "/sys/fs/cgroup", "mount -t cgroup2 cgroup2 /sys/fs/cgroup")
 	case !site.Whole && site.Pods == "":
-		lacks("cgroups", "this process sees only the cgroup of its own container at "+site.Root, "", fmt.Sprintf(mounted, "the folder /sys/fs/cgroup"))
+		missing("cgroups", "this process sees only the cgroup of its own container at "+site.Root, "the folder /sys/fs/cgroup", "")
 	}
 	if !mountedAs(mounts, "bpf", pins) {
-		lacks("bpf-file-system", "no BPF file system is mounted at "+pins, "mount -t bpf bpf "+pins, fmt.Sprintf(mounted, pins))
+		missing("bpf-file-system", "no BPF file system is mounted at "+pins, pins, "mount -t bpf bpf "+pins)
 	}
-	who, missing, err := n.missingCapabilities(ctx, release)
+	who, rights, err := n.missingCapabilities(ctx, release)
 	if err != nil {
 		return nil, err
 	}
-	if len(missing) > 0 {
-		lacks("capabilities", fmt.Sprintf("%s lacks %s", who, strings.Join(missing, ", ")), "",
+	if len(rights) > 0 {
+		lacks("capabilities", fmt.Sprintf("%s lacks %s", who, strings.Join(rights, ", ")), "",
 			"run the proxy as root with these capabilities; in a container, add them to securityContext.capabilities, as the chart does with linux.socketAcceleration=true")
 	}
 	if cpu, err := n.read("proc/cpuinfo"); err == nil && !old(release, 6, 19) && lacksWideExchange(cpu) {

@@ -75,6 +75,8 @@ func TestAccelerationLacks(t *testing.T) {
 		"a node that is a container":   {nil, socketlb.Site{Root: "/sys/fs/cgroup", Pods: "/sys/fs/cgroup/kubelet/kubepods"}, "", ""},
 		"no pods yet":                  {nil, socketlb.Site{Root: "/sys/fs/cgroup", Whole: true}, "", ""},
 		"no BPF file system":           {mounts(unifiedMount), wholeSite, topic + "bpf-file-system | mount -t bpf bpf /sys/fs/bpf", "/sys/fs/bpf"},
+		"none in a container":          {mounts("overlay / overlay rw 0 0\n" + unifiedMount), wholeSite, topic + "bpf-file-system | ", "/sys/fs/bpf"},
+		"no cgroups in a container":    {mounts("overlay / overlay rw 0 0\n" + legacyMount + bpfMount), socketlb.Site{}, topic + "cgroups | ", "version 2"},
 		"one elsewhere":                {mounts(unifiedMount + "bpf /mnt bpf rw 0 0\n"), wholeSite, topic + "bpf-file-system | mount -t bpf bpf /sys/fs/bpf", ""},
 		"no capabilities":              {effective("0"), wholeSite, topic + "capabilities | ", "this process lacks BPF, PERFMON, NET_ADMIN"},
 		"no PERFMON":                   {effective("0000008000001000"), wholeSite, topic + "capabilities | ", "lacks PERFMON"},
