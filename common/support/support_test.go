@@ -126,10 +126,10 @@ func TestSecrets(t *testing.T) {
 	in := strings.Join([]string{
 		"plain text stays", "Authorization: Bearer " + jwt, "token: " + token, "pw=" + password, key,
 		"header Authorization: Bearer opaque-0123456789", "x " + base64.StdEncoding.EncodeToString([]byte(token)) + " y",
-		"client-key-data: " + base64.StdEncoding.EncodeToString([]byte(key)), strings.Split(key, "\n")[1], "in the middle of " + jwt + " a line",
+		"client-key-data: " + base64.StdEncoding.EncodeToString([]byte(key)), strings.Split(key, "\n")[1], `"client-key-data": "b3RoZXIta2V5"`, "client-key-data: YW5vdGhlci1rZXk=", "in the middle of " + jwt + " a line",
 	}, "\n")
 	got := string(s.Remove([]byte(in)))
-	for _, secret := range []string{token, password, jwt, "MHcCAQEE", "opaque-0123456789", base64.StdEncoding.EncodeToString([]byte(token)), base64.StdEncoding.EncodeToString([]byte(key))[:40]} {
+	for _, secret := range []string{token, password, jwt, "MHcCAQEE", "opaque-0123456789", "b3RoZXIta2V5", "YW5vdGhlci1rZXk", base64.StdEncoding.EncodeToString([]byte(token)), base64.StdEncoding.EncodeToString([]byte(key))[:40]} {
 		if strings.Contains(got, secret) {
 			t.Errorf("%q is left in\n%s", secret, got)
 		}
