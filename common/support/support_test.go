@@ -140,3 +140,19 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 }
+
+// TestBounded checks which end of a long part is kept.
+func TestBounded(t *testing.T) {
+	for tail, want := range map[bool]string{true: "last", false: "first"} {
+		b := &bounded{tail: tail}
+		for _, part := range []string{"first", strings.Repeat("x", maxPart-5), "last"} {
+			if n, err := b.Write([]byte(part)); n != len(part) || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		text := string(b.bytes())
+		if !b.lost || len(text) > maxPart || strings.HasPrefix(text, "first") == tail || strings.HasSuffix(text, "last") != tail {
+			t.Errorf("tail %t: no %q, %d bytes, lost %t", tail, want, len(text), b.lost)
+		}
+	}
+}
