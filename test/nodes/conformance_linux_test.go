@@ -4,6 +4,7 @@
 package nodes
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -80,7 +81,9 @@ func TestUpdate(t *testing.T) {
 	run := Run{Proxy: "kubeproxy", Mode: "nftables", Selection: "network", Version: "v1", Kubernetes: "v1.36.3", Kernel: "6.1", On: day}
 	for _, passed := range []int{1, 131} {
 		run.Results = Results{Passed: passed, Failed: []Spec{{"one", "why"}}, Took: time.Minute}
-		if err := Update(file, page, &run, nil); err != nil {
+		accelerated := run
+		accelerated.SocketAcceleration, accelerated.Version = true, "v2"
+		if err := errors.Join(Update(file, page, &run, nil), Update(file, page, &accelerated, nil)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -96,8 +99,9 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| network | nftables | kubeproxy v1 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
-		"- `one` (kubeproxy in mode nftables): why\n",
+		"| network | nftables                          | kubeproxy v1 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
+		"| network | nftables with socket acceleration | kubeproxy v2 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
+		"- `one` (kubeproxy in mode nftables, kubeproxy in mode nftables with socket acceleration): why\n",
 		"| rolled | nftables | 30              | 2    | 3    | 5                     | 0      |",
 		"- rolled, mode nftables: 2 new: timeout, within 1s (pod)\n",
 	} {

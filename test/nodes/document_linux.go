@@ -18,10 +18,19 @@ import (
 // Run is what a Selection gave with one proxy in one mode.
 type Run struct {
 	Proxy, Mode, Selection string
+	SocketAcceleration     bool   `json:",omitempty"`
 	Version                string // of the proxy
 	Kubernetes, Kernel     string
 	On                     time.Time
 	Results
+}
+
+// setting is what rows and specs call the mode of r.
+func (r Run) setting() string {
+	if r.SocketAcceleration {
+		return r.Mode + " with socket acceleration"
+	}
+	return r.Mode
 }
 
 // Change is what became of connections while something was changed.
@@ -55,7 +64,7 @@ func Update(file, page string, run *Run, change *Change) error {
 	}
 	if run != nil {
 		d.Runs = append(slices.DeleteFunc(d.Runs, func(r Run) bool {
-			return r.Proxy == run.Proxy && r.Mode == run.Mode && r.Selection == run.Selection
+			return r.Proxy == run.Proxy && r.setting() == run.setting() && r.Selection == run.Selection
 		}), *run)
 	}
 	if change != nil {
@@ -86,7 +95,7 @@ func ReadDocument(file string) (Document, error) {
 
 func (d *Document) sort() {
 	slices.SortFunc(d.Runs, func(a, b Run) int {
-		return strings.Compare(a.Selection+" "+a.Mode+" "+a.Proxy, b.Selection+" "+b.Mode+" "+b.Proxy)
+		return strings.Compare(a.Selection+" "+a.setting()+" "+a.Proxy, b.Selection+" "+b.setting()+" "+b.Proxy)
 	})
 	order := Names()
 	slices.SortFunc(d.Changes, func(a, b Change) int {
@@ -112,7 +121,7 @@ func (d *Document) Page() string {
 	var rows [][]string
 	for _, r := range d.Runs {
 		rows = append(rows, []string{
-			r.Selection, r.Mode, r.Proxy + " " + r.Version, fmt.Sprint(r.Passed), fmt.Sprint(len(r.Failed)), fmt.Sprint(len(r.Skipped)),
+			r.Selection, r.setting(), r.Proxy + " " + r.Version, fmt.Sprint(r.Passed), fmt.Sprint(len(r.Failed)), fmt.Sprint(len(r.Skipped)),
 			r.Took.Round(time.Second).String(), r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly),
 		})
 	}
@@ -142,7 +151,7 @@ func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) [
 			if in[s] == nil {
 				order = append(order, s)
 			}
-			in[s] = append(in[s], r.Proxy+" in mode "+r.Mode)
+			in[s] = append(in[s], r.Proxy+" in mode "+r.setting())
 		}
 	}
 	if len(order) == 0 {

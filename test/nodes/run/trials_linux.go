@@ -155,7 +155,7 @@ func conformance(ctx context.Context, args []string) error {
 			if t.only == "" && s.Name != "network" || !t.wants(s.Name) {
 				continue
 			}
-			run := nodes.Run{Proxy: name, Mode: t.chart.Mode, Selection: s.Name, On: time.Now().UTC()}
+			run := nodes.Run{Proxy: name, Mode: t.chart.Mode, Selection: s.Name, On: time.Now().UTC(), SocketAcceleration: first == ours && t.chart.SocketAcceleration}
 			err := t.in(ctx, first, cmp.Or(s.Nodes, usual), func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
 			if err != nil {
 				return err
