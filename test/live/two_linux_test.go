@@ -220,7 +220,8 @@ func TestCommandsWithRunningProxy(t *testing.T) {
 	want := c.awaitProgrammed(t)
 	for _, args := range [][]string{{"--init-only"}, {"render", "--manifests=" + c.dir}, {"--cleanup"}} {
 		out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...))
-		if err != nil {
+		// The proxy may make a table anew before the cleanup looks whether it is gone.
+		if err != nil && !strings.Contains(out, "which was removed: another program makes it") {
 			t.Errorf("%v beside a proxy: %v\n%s", args, err, out)
 		}
 	}
