@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Every calls do after each period until ctx is done. It is for backends that have to look
-// for changes of others, because the kernel does not report them.
+// Every calls do after each period until ctx is done. It is for what has to be looked at,
+// because nobody reports its changes.
 func Every(ctx context.Context, period time.Duration, do func()) error {
 	t := time.NewTicker(period)
 	defer t.Stop()

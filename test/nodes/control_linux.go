@@ -76,7 +76,7 @@ func (c *Cluster) certify(forHost string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.key("account"); err != nil {
+	if _, err := s.cluster.newKey("account"); err != nil {
 		return err
 	}
 	for name, who := range map[string]authority.Subject{

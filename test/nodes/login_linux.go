@@ -9,12 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 
 	"golang.org/x/crypto/ssh"
-
-	"kubeproxy/test/authority"
 )
 
 // sshPort is where the tests of Kubernetes expect the nodes of a cloud to let them log in.
@@ -24,18 +21,11 @@ const sshPort = ":22"
 // cloud, until ctx ends. It returns the variables that tell them how, see
 // test/e2e/framework/ssh in kubernetes/kubernetes.
 func (c *Cluster) allowLogin(ctx context.Context) (env []string, err error) {
-	key, err := authority.NewKey()
+	key, err := c.newKey("login")
 	if err != nil {
 		return nil, err
 	}
-	text, err := authority.KeyPEM(key)
-	if err != nil {
-		return nil, err
-	}
-	allowed, err := ssh.ParsePrivateKey(text)
-	if err == nil {
-		err = os.WriteFile(c.pki("login.key"), text, 0o600)
-	}
+	allowed, err := ssh.NewSignerFromKey(key)
 	if err != nil {
 		return nil, err
 	}

@@ -40,8 +40,8 @@ func (c *Cluster) newSigner() (*signer, error) {
 
 func (c *Cluster) pki(name string) string { return c.path("pki", name) }
 
-// key writes a new key, and returns it. One alone signs for service accounts.
-func (s *signer) key(name string) (*ecdsa.PrivateKey, error) {
+// newKey writes a new key, and returns it. One alone signs for service accounts.
+func (c *Cluster) newKey(name string) (*ecdsa.PrivateKey, error) {
 	key, err := authority.NewKey()
 	if err != nil {
 		return nil, err
@@ -50,12 +50,12 @@ func (s *signer) key(name string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	return key, os.WriteFile(s.cluster.pki(name+".key"), text, 0o600)
+	return key, os.WriteFile(c.pki(name+".key"), text, 0o600)
 }
 
 // issue writes a certificate and its key.
 func (s *signer) issue(name string, who authority.Subject) error {
-	key, err := s.key(name)
+	key, err := s.cluster.newKey(name)
 	if err != nil {
 		return err
 	}

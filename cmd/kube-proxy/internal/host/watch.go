@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 )
@@ -34,18 +35,7 @@ func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klo
 		t.SetHost(h)
 	}
 	poll()
-	group.Go(func() error {
-		tick := time.NewTicker(hostPollInterval)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-tick.C:
-				poll()
-			}
-		}
-	})
+	group.Go(func() error { return reconcile.Every(ctx, hostPollInterval, poll) })
 }
 
 // ReadOnce reads the addresses and listeners of the node into t, once. Without it t knows
