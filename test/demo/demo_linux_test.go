@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,7 +65,8 @@ func TestReadTable(t *testing.T) {
 	}
 }
 
-// The table that the demo uses names only what the manifests beside it hold.
+// The table that the demo uses names only what the manifests beside it hold,
+// and hosts of its network.
 func TestTableFitsManifests(t *testing.T) {
 	const dir = "../../docs/examples/shop"
 	table, err := readTable(filepath.Join(dir, "expected.txt"))
@@ -81,6 +83,9 @@ func TestTableFitsManifests(t *testing.T) {
 				t.Error(err)
 			}
 			checkHas(t, r, string(text))
+			if !slices.Contains(slices.Concat(network.Pods, network.Remote, network.Clients), r.from) {
+				t.Errorf("the network of the demo has no %s", r.from)
+			}
 		}
 	}
 }

@@ -30,13 +30,16 @@ const (
 // backends are the echo servers, in the order of the table of hosts.
 var backends = []string{"web-1", "web-2", "web-3", "web-4"}
 
+// network has every host that the expectations name.
+var network = netlab.Config{
+	Pods:    []string{"web-1", "web-2", "shopper"},
+	Remote:  []string{"web-3", "web-4"},
+	Clients: []string{"customer", "visitor"},
+}
+
 // buildNetwork makes the lab and prints who is who.
 func (d *demo) buildNetwork() error {
-	lab, err := netlab.New(netlab.Config{
-		Pods:    []string{"web-1", "web-2", "shopper"},
-		Remote:  []string{"web-3", "web-4"},
-		Clients: []string{"customer", "visitor"},
-	})
+	lab, err := netlab.New(network)
 	if err != nil {
 		return fmt.Errorf("build the network: %w", err)
 	}
