@@ -83,7 +83,7 @@ func TestTableFitsManifests(t *testing.T) {
 				t.Error(err)
 			}
 			checkHas(t, r, string(text))
-			if !slices.Contains(slices.Concat(network.Pods, network.Remote, network.Clients), r.from) {
+			if !slices.Contains(slices.Concat([]string{"node-a"}, network.Pods, network.Remote, network.Clients), r.from) {
 				t.Errorf("the network of the demo has no %s", r.from)
 			}
 		}
