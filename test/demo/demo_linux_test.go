@@ -16,9 +16,61 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
-func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
+var kubeProxy program.Program
+
+func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
+
+// TestDemo runs the whole demo, as make demo does. Everything must be as the table of
+// expectations says, and each of its lines must be shown in both families.
+func TestDemo(t *testing.T) {
+	if err := netlab.Allowed(); err != nil {
+		t.Skip(err)
+	}
+	const shop = "../../docs/examples/shop"
+	table, err := readTable(filepath.Join(shop, "expected.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	d := &demo{options: options{proxy: kubeProxy.Path, manifests: shop}, out: &printer{to: &out}}
+	if err := d.run(t.Context()); err != nil || len(d.problems) > 0 {
+		t.Fatalf("%v; problems: %q\n%s", err, d.problems, out.String())
+	}
+	lines := shownLines(out.String())
+	for _, g := range table {
+		for _, r := range g.rows {
+			checkShown(t, lines, r)
+		}
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+}
+
+// checkShown looks for the lines of r among those shown.
+func checkShown(t *testing.T, lines map[string]string, r row) {
+	t.Helper()
+	for _, to := range r.to {
+		want := fmt.Sprintf("%s %s %s %s %s", r.from, r.kind, r.service, to, r.proto)
+		if line := lines[want]; !r.sticky && !strings.HasPrefix(line, r.expectation()) || !strings.HasSuffix(line, " ok") {
+			t.Errorf("%s: shown %q, want %s and ok", want, line, r.expectation())
+		}
+	}
+}
+
+// shownLines returns the lines of the demo's tables, by their first five columns.
+func shownLines(text string) map[string]string {
+	lines := map[string]string{}
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) > 5 {
+			lines[strings.Join(f[:5], " ")] = strings.Join(f[5:], " ")
+		}
+	}
+	return lines
+}
 
 func TestParseRow(t *testing.T) {
 	const good = "shopper ClusterIP web 10.96.0.10:80 [fd00:10:96::10]:80 tcp web-1,web-2 itself"

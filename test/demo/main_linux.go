@@ -65,7 +65,7 @@ func (d *demo) problemf(format string, args ...any) {
 }
 
 // run goes through the whole demo. The error is something that made it stop;
-// what was merely wrong is in d.wrong.
+// what was merely wrong is in d.problems.
 func (d *demo) run(ctx context.Context) error {
 	begin := time.Now()
 	table, err := readTable(filepath.Join(d.manifests, "expected.txt"))
