@@ -16,13 +16,13 @@ import (
 
 func rollApplication(ctx context.Context, c *Cluster, _ Setting) error {
 	err := c.kubectls(ctx,
-		[]string{"-n", "load", "rollout", "restart", "deployment/web"},
-		[]string{"-n", "load", "rollout", "status", "deployment/web", timeout()})
+		[]string{"-n", loadNamespace, "rollout", "restart", "deployment/web"},
+		[]string{"-n", loadNamespace, "rollout", "status", "deployment/web", timeout()})
 	if err != nil {
 		return err
 	}
 	return poll(patience, func() (bool, error) { // until the last old pod is gone
-		pods, err := c.kubectl(ctx, "", "-n", "load", "get", "pods", "-l", "app=web", "-o", "name")
+		pods, err := c.kubectl(ctx, "", "-n", loadNamespace, "get", "pods", "-l", "app=web", "-o", "name")
 		return strings.Count(pods, "\n") == replicas, err
 	})
 }
@@ -34,7 +34,7 @@ const replicas = 6
 func drain(ctx context.Context, c *Cluster, _ Setting) error {
 	return c.kubectls(ctx,
 		[]string{"drain", "n3", "--ignore-daemonsets", "--delete-emptydir-data", timeout()},
-		[]string{"-n", "load", "rollout", "status", "deployment/web", timeout()},
+		[]string{"-n", loadNamespace, "rollout", "status", "deployment/web", timeout()},
 		[]string{"uncordon", "n3"})
 }
 
@@ -52,7 +52,7 @@ func reboot(ctx context.Context, c *Cluster, _ Setting) error {
 	}
 	return c.kubectls(ctx,
 		[]string{"wait", "--for=condition=Ready", "node/n3", timeout()},
-		[]string{"-n", "load", "rollout", "status", "deployment/web", timeout()})
+		[]string{"-n", loadNamespace, "rollout", "status", "deployment/web", timeout()})
 }
 
 // silence stops the API server without ending it, and a proxy that cannot ask it then.
@@ -86,12 +86,12 @@ func silence(ctx context.Context, c *Cluster, s Setting) error {
 func (c *Cluster) newService(ctx context.Context) error {
 	const name = "fresh"
 	err := c.kubectls(ctx,
-		[]string{"-n", "load", "delete", "service", name, "--ignore-not-found"},
-		[]string{"-n", "load", "expose", "deployment", "web", "--name=" + name, "--port=80", "--target-port=8080"})
+		[]string{"-n", loadNamespace, "delete", "service", name, "--ignore-not-found"},
+		[]string{"-n", loadNamespace, "expose", "deployment", "web", "--name=" + name, "--port=80", "--target-port=8080"})
 	if err != nil {
 		return err
 	}
-	address, err := c.kubectl(ctx, "", "-n", "load", "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
+	address, err := c.kubectl(ctx, "", "-n", loadNamespace, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
 	if err != nil {
 		return err
 	}

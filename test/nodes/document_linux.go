@@ -47,6 +47,10 @@ type Change struct {
 type Flow struct {
 	Name string
 	Counts
+	// Unready is how long the API server called no endpoint ready that the client could go
+	// to, and LostUnready how much of what was lost had begun then.
+	Unready     time.Duration `json:",omitempty"`
+	LostUnready int           `json:",omitempty"`
 }
 
 // Document is all that is known, and what docs/conformance.md is made of.
@@ -198,7 +202,7 @@ func (d *Document) writeChanges(out *strings.Builder) {
 			if len(losers) == len(c.Flows) {
 				clients = "all clients"
 			}
-			fmt.Fprintf(out, "- %s, mode %s: %s (%s)\n", c.About, c.Mode, kinds(sum), clients)
+			fmt.Fprintf(out, "- %s, mode %s: %s (%s)%s\n", c.About, c.Mode, kinds(sum), clients, c.unready())
 		}
 	}
 	if none {

@@ -16,16 +16,22 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	discovery "k8s.io/api/discovery/v1"
 )
 
 // flow is a client and what it connects to.
 type flow struct {
-	name string
-	pid  int // a process in the client's network
-	load Load
-	cmd  *exec.Cmd
-	out  bytes.Buffer
+	name  string
+	pid   int // a process in the client's network
+	load  Load
+	reach reach
+	cmd   *exec.Cmd
+	out   bytes.Buffer
 }
+
+// loadNamespace has what clients connect to.
+const loadNamespace = "load"
 
 // DefaultRate is how many connections a second each client makes: six clients over TCP
 // make 300.
@@ -41,11 +47,11 @@ func (c *Cluster) flows(ctx context.Context) ([]*flow, error) {
 		{"rollout", "status", "deployment/web", timeout()},
 		{"wait", "--for=condition=Ready", "pod/client", timeout()},
 	} {
-		if _, err := c.kubectl(ctx, "", append([]string{"-n", "load"}, args...)...); err != nil {
+		if _, err := c.kubectl(ctx, "", append([]string{"-n", loadNamespace}, args...)...); err != nil {
 			return nil, err
 		}
 	}
-	text, err := c.kubectl(ctx, "", "-n", "load", "get", "services", "web", "local", "-o", "jsonpath={.items[*].spec.clusterIPs[*]}")
+	text, err := c.kubectl(ctx, "", "-n", loadNamespace, "get", "services", "web", "local", "-o", "jsonpath={.items[*].spec.clusterIPs[*]}")
 	if err != nil {
 		return nil, err
 	}
@@ -53,25 +59,30 @@ func (c *Cluster) flows(ctx context.Context) ([]*flow, error) {
 	if len(ips) != 3 {
 		return nil, fmt.Errorf("the Services have the addresses %q, want three", text)
 	}
-	pod, err := c.podProcess(ctx, "load", "client")
+	pod, err := c.podProcess(ctx, loadNamespace, "client")
 	if err != nil {
 		return nil, err
 	}
 	rate := cmp.Or(c.Rate, DefaultRate)
 	held := 2 * rate / 5
 	onNode, outside := c.Machine(node(2)).process(), c.Machine(control).process()
-	tcp := func(name string, pid int, address string) *flow {
-		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held}}
+	tcp := func(name string, pid int, address string, to reach) *flow {
+		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held}, reach: to}
 	}
+	udp := func(name string, pid int, address string, to reach) *flow {
+		return &flow{name: name, pid: pid, load: Load{"udp", address, rate, held}, reach: to}
+	}
+	web, web6 := reach{service: "web", family: discovery.AddressTypeIPv4}, reach{service: "web", family: discovery.AddressTypeIPv6}
+	local := func(i int) reach { return reach{"local", discovery.AddressTypeIPv4, node(i)} }
 	return []*flow{
-		tcp("pod to ClusterIP", pod, ips[0]+":80"),
-		tcp("pod to ClusterIP, IPv6", pod, "["+ips[1]+"]:80"),
-		tcp("pod to ClusterIP, internal Local", pod, ips[2]+":80"),
-		tcp("node to ClusterIP", onNode, ips[0]+":80"),
-		tcp("outside to NodePort", outside, NodeIPv4(1)+":30777"),
-		tcp("outside to NodePort, external Local", outside, NodeIPv4(2)+":30778"),
-		{name: "pod to ClusterIP, UDP", pid: pod, load: Load{"udp", ips[0] + ":81", rate, held}},
-		{name: "outside to NodePort, UDP", pid: outside, load: Load{"udp", NodeIPv4(2) + ":30779", rate, held}},
+		tcp("pod to ClusterIP", pod, ips[0]+":80", web),
+		tcp("pod to ClusterIP, IPv6", pod, "["+ips[1]+"]:80", web6),
+		tcp("pod to ClusterIP, internal Local", pod, ips[2]+":80", local(1)),
+		tcp("node to ClusterIP", onNode, ips[0]+":80", web),
+		tcp("outside to NodePort", outside, NodeIPv4(1)+":30777", web),
+		tcp("outside to NodePort, external Local", outside, NodeIPv4(2)+":30778", local(2)),
+		udp("pod to ClusterIP, UDP", pod, ips[0]+":81", web),
+		udp("outside to NodePort, UDP", outside, NodeIPv4(2)+":30779", web),
 	}, nil
 }
 
@@ -150,6 +161,12 @@ func (c *Cluster) Under(ctx context.Context, change func(context.Context) error)
 	if err != nil {
 		return nil, 0, err
 	}
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	told, err := c.watchReadiness(watching, all)
+	if err != nil {
+		return nil, 0, err
+	}
 	for _, f := range all {
 		if err := f.start(); err != nil {
 			return nil, 0, err
@@ -167,8 +184,11 @@ func (c *Cluster) Under(ctx context.Context, change func(context.Context) error)
 	for _, f := range all {
 		r, loadErr := f.result()
 		err = errors.Join(err, loadErr)
+		stop()
+		told.explain(&r, f.reach)
 		results = append(results, r)
-		c.progress("%-36s new %5d, lost %d; held %5d, broken %d %v", r.Name, r.New, r.NewLost, r.Held, r.HeldLost, r.Kinds)
+		c.progress("%-36s new %5d, lost %d; held %5d, broken %d %v; no ready endpoint for %s, %d lost then",
+			r.Name, r.New, r.NewLost, r.Held, r.HeldLost, r.Kinds, r.Unready.Round(10*time.Millisecond), r.LostUnready)
 	}
 	return results, took, err
 }

@@ -33,7 +33,8 @@ type Counts struct {
 	ReusedLost      int // of these, also in NewLost
 	Held, HeldLost  int // requests on held connections, and how often one broke
 	Kinds           map[string]int
-	FirstLost, Last time.Time // when something was lost
+	FirstLost, Last time.Time   // when something was lost
+	LostAt          []time.Time `json:",omitempty"` // when what was lost had begun
 }
 
 // Lost returns how many connections were lost, held ones included.
@@ -90,7 +91,7 @@ func (l *load) once() {
 	}
 	if err != nil {
 		l.counts.NewLost++
-		l.lost(what, err)
+		l.lost(what, begin, err)
 	} else if time.Since(begin) > 500*time.Millisecond {
 		l.counts.Slow++
 	}
@@ -116,8 +117,10 @@ func (l *load) reusesPort(c net.Conn) bool {
 // hold keeps one connection, and opens another when it breaks.
 func (l *load) hold(ctx context.Context) {
 	for ctx.Err() == nil {
+		begin := time.Now()
 		c, err := net.DialTimeout(l.Network, l.Address, answerTimeout)
 		for r := bufio.NewReader(c); err == nil && ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
+			begin = time.Now()
 			if err = l.ask(c, r); err == nil {
 				l.mu.Lock()
 				l.counts.Held++
@@ -130,7 +133,7 @@ func (l *load) hold(ctx context.Context) {
 		if err != nil {
 			l.mu.Lock()
 			l.counts.HeldLost++
-			l.lost("held", err)
+			l.lost("held", begin, err)
 			l.mu.Unlock()
 			pause(ctx, 200*time.Millisecond)
 		}
@@ -174,9 +177,10 @@ func (l *load) ask(c net.Conn, r *bufio.Reader) error {
 	return err
 }
 
-// lost notes how something was lost. The caller holds the lock.
-func (l *load) lost(what string, err error) {
+// lost notes how something was lost that had begun at a time. The caller holds the lock.
+func (l *load) lost(what string, begin time.Time, err error) {
 	now := time.Now()
+	l.counts.LostAt = append(l.counts.LostAt, begin)
 	if l.counts.FirstLost.IsZero() {
 		l.counts.FirstLost = now
 	}
