@@ -32,6 +32,27 @@ func TestInitOnlyWithoutRights(t *testing.T) {
 	}
 }
 
+// TestRehearsedInit checks that --dry-run --init-only lists the settings of the chosen
+// mode, whether its module is loaded or not. It runs this program again, in a network
+// namespace of its own, in which the settings of IPVS have their defaults.
+func TestRehearsedInit(t *testing.T) {
+	if args := os.Getenv("TEST_REHEARSED_INIT"); args != "" {
+		os.Exit(execute(t.Context(), modes.All(), strings.Fields(args), streams{os.Stdout, os.Stderr}))
+	}
+	for mode, want := range map[string]int{"ipvs": 3, "nftables": 0} {
+		c := exec.Command("/proc/self/exe", "-test.run=^TestRehearsedInit$")
+		c.Env = append(os.Environ(), "TEST_REHEARSED_INIT=--dry-run --init-only --oom-score-adj=-7 --proxy-mode="+mode)
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+		if os.Getuid() != 0 {
+			c.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		}
+		out, err := c.Output()
+		if got := strings.Count(string(out), "~ net.ipv4.vs."); err != nil || got != want || strings.Contains(string(out), "oom_score_adj") {
+			t.Errorf("%s: %v, %d settings of IPVS, want %d, and no score of the process that ends:\n%s", mode, err, got, want, out)
+		}
+	}
+}
+
 // TestModeMisspelt is separate because each system has other modes.
 func TestModeMisspelt(t *testing.T) {
 	const want = `--proxy-mode: mode: "nftable" is no mode on linux; did you mean nftables? want iptables, ipvs, nftables, userspace or nothing`

@@ -96,10 +96,7 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 	case o.Flags.Cleanup:
 		return o.listLeftovers(ctx, c, to.out)
 	case o.Flags.InitOnly:
-		for _, line := range host.PendingSettings(c) {
-			fmt.Fprintln(to.out, line)
-		}
-		return nil
+		return o.listPending(ctx, c, to.out)
 	}
 	x := compare.Options{
 		Proxy: &o.Options, Version: buildInfo().Version, From: []string{compare.Node}, Timeout: rehearsalTimeout, Settings: true, Report: writeLines(to.err),
@@ -114,6 +111,15 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 // rehearsalTimeout is how much time the API server has to answer. The Node and ServiceCIDRs
 // are waited for 30 s if they cannot be read.
 const rehearsalTimeout = 45 * time.Second
+
+// listPending prints what prepare would change.
+func (o *options) listPending(ctx context.Context, c *config.Config, to io.Writer) error {
+	lines, err := modes.Pending(ctx, o.Modes.Of(c), agent.Setup(c))
+	for _, line := range append(host.PendingSettings(c), lines...) {
+		fmt.Fprintln(to, line)
+	}
+	return err
+}
 
 // listLeftovers prints what --cleanup would remove.
 func (o *options) listLeftovers(ctx context.Context, c *config.Config, to io.Writer) error {

@@ -90,6 +90,8 @@ type System struct {
 	Targets func(context.Context, Setup) ([]takeover.Target, error)
 	// Prepare, if set, is what --init-only does for the mode.
 	Prepare func(context.Context, Setup) error
+	// Pending, if set, lists what Prepare would change, one a line. It changes nothing.
+	Pending func(context.Context, Setup) ([]string, error)
 	// ReadBack, if set, returns what the node holds of a family, and what it would hold for
 	// a snapshot, both in the text of Render and in one order, so that they can be compared.
 	// It changes nothing.

@@ -6,6 +6,7 @@ package modes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 
 	"kubeproxy/common/explain"
@@ -56,17 +57,36 @@ func accelerationTargets(c *config.Config) []takeover.Target {
 	return all
 }
 
-// removeAcceleration removes socket acceleration that is switched off. The container that
-// runs may have neither the rights for that nor the BPF file system of the node.
-func removeAcceleration(ctx context.Context, c *config.Config) error {
+// unwantedAcceleration lists where socket acceleration may be that is switched off. The
+// container that runs may have neither the rights to remove it nor the BPF file system of
+// the node.
+func unwantedAcceleration(c *config.Config) []takeover.Target {
 	if c.SocketAcceleration {
 		return nil
 	}
+	return accelerationTargets(c)
+}
+
+func removeAcceleration(ctx context.Context, c *config.Config) error {
 	var errs []error
-	for _, t := range accelerationTargets(c) {
+	for _, t := range unwantedAcceleration(c) {
 		errs = append(errs, t.Remove(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// pendingAcceleration lists what removeAcceleration would remove, one a line.
+func pendingAcceleration(ctx context.Context, c *config.Config) ([]string, error) {
+	var lines []string
+	var errs []error
+	for _, t := range unwantedAcceleration(c) {
+		found, err := t.Find(ctx)
+		if found != "" {
+			lines = append(lines, fmt.Sprintf("- %s: %s", t, found))
+		}
+		errs = append(errs, err)
+	}
+	return lines, errors.Join(errs...)
 }
 
 // Layers returns backends that plan what accompanies any mode. They are not for Apply.

@@ -35,6 +35,16 @@ func Prepare(ctx context.Context, d mode.Descriptor, s mode.Setup) error {
 	return err
 }
 
+// Pending lists what Prepare would change, one a line. It changes nothing.
+func Pending(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]string, error) {
+	lines, err := pendingAcceleration(ctx, s.Config)
+	if d.System != nil && d.System.Pending != nil {
+		more, pendingErr := d.System.Pending(ctx, s)
+		lines, err = append(lines, more...), errors.Join(err, pendingErr)
+	}
+	return lines, err
+}
+
 // Targets lists where any mode of t, or what accompanies it, may have left something on this
 // node, by family.
 func Targets(ctx context.Context, t mode.Table, s mode.Setup) ([]takeover.Target, error) {

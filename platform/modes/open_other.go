@@ -22,6 +22,8 @@ func accelerationTargets(*config.Config) []takeover.Target { return nil }
 
 func removeAcceleration(context.Context, *config.Config) error { return nil }
 
+func pendingAcceleration(context.Context, *config.Config) ([]string, error) { return nil, nil }
+
 // Layers returns backends that plan what accompanies any mode: nothing here.
 func Layers(*config.Config, []service.Family) []*mode.Backend { return nil }
 

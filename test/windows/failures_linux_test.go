@@ -165,9 +165,13 @@ func TestRenderKnowsTheNode(t *testing.T) {
 // TestInitOnly selects the network and reserves the source VIP, and exits.
 func TestInitOnly(t *testing.T) {
 	n := newNode(t, hns.Options{})
+	// The Node is unknown without an API server.
+	args := []string{"--init-only", "--hostname-override=node-a", "--bind-address=" + n.Node.IPv4.String()}
+	if code, output := n.run(t, append(args, "--dry-run")...); code != 0 || !has(output, "+ endpoint kube-proxy-source-vip") {
+		t.Errorf("dry run: exit code %d\n%s", code, output)
+	}
 	for range 2 { // the second time everything exists
-		// The Node is unknown without an API server.
-		code, output := n.run(t, "--init-only", "--hostname-override=node-a", "--bind-address="+n.Node.IPv4.String())
+		code, output := n.run(t, args...)
 		if code != 0 || !has(output, "(Overlay) is for Services", "Source VIP: ") {
 			t.Errorf("exit code %d\n%s", code, output)
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -40,7 +41,7 @@ func (k *kernel) MissingSettings(_ context.Context, of settingsScope) ([]string,
 	var missing []string
 	for _, s := range k.options.settings(of) {
 		if have, err := s.current(); (err != nil || have != s.value) && !k.refused[s.file] {
-			missing = append(missing, strings.ReplaceAll(s.file, "/", ".")+" = "+s.value)
+			missing = append(missing, s.name()+" = "+s.value)
 		}
 	}
 	if !k.options.hasTimeouts() {
@@ -119,10 +120,31 @@ func Prepare(ctx context.Context, o Options) error {
 	return errors.Join(errs...)
 }
 
+// Pending lists what Prepare would change, one a line. It changes nothing, and loads no
+// module.
+func Pending(o Options) ([]string, error) {
+	var lines []string
+	for _, s := range o.settings(scopeStartup) {
+		have, err := s.current()
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			have = "absent until module ip_vs is loaded"
+		case err != nil:
+			return nil, fmt.Errorf("read the settings of IPVS: %w", err)
+		case have == s.value:
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("~ %s: %s -> %s", s.name(), have, s.value))
+	}
+	return lines, nil
+}
+
 // ceilSeconds rounds d up to seconds, the unit of the kernel.
 func ceilSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
 func (s setting) path() string { return "/proc/sys/" + s.file }
+
+func (s setting) name() string { return strings.ReplaceAll(s.file, "/", ".") }
 
 func (s setting) current() (string, error) {
 	text, err := os.ReadFile(s.path())

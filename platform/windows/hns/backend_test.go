@@ -329,14 +329,21 @@ func TestPartialSnapshot(t *testing.T) {
 	}
 }
 
-// Prepare reserves the source VIP, and the proxy finds it.
+// Prepare reserves the source VIP that Pending names, and the proxy finds it.
 func TestPrepare(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
+	want := []string{"+ endpoint kube-proxy-source-vip at an address that HNS chooses"}
+	if got, err := b.backend.Pending(t.Context(), theNode); err != nil || !slices.Equal(got, want) || len(b.hns.endpoints) > 0 {
+		t.Errorf("Pending = %q, %v and made %d endpoints, want %q and none", got, err, len(b.hns.endpoints), want)
+	}
 	if err := b.backend.Prepare(t.Context(), theNode); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(b.hns.endpoints); n != 1 {
 		t.Fatalf("%d endpoints, want that of the source VIP", n)
+	}
+	if got, err := b.backend.Pending(t.Context(), theNode); err != nil || len(got) > 0 {
+		t.Errorf("then Pending = %q, %v, want nothing", got, err)
 	}
 	b.restart()
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))

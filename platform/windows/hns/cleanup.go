@@ -139,17 +139,3 @@ func (b *Backend) leftoverError(at *state) error {
 	}
 	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
 }
-
-// Prepare creates what the proxy needs before it programs anything: it chooses the
-// network and reserves the source VIP. It does not wait for missing objects.
-func (b *Backend) Prepare(ctx context.Context, node *service.Node) error {
-	p, err := b.planAll(ctx, service.New(0, node, nil))
-	if err != nil {
-		return err
-	}
-	if p.reserve != nil {
-		err = p.reserveVIP(ctx)
-	}
-	b.host.save()
-	return err
-}

@@ -66,16 +66,21 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) String() string {
 	lines := p.lines
 	if p.reserve != nil {
-		at := "at an address that HNS chooses"
-		if len(p.reserve.Addrs) > 0 {
-			at = p.reserve.Addrs[0].String()
-		}
-		lines = append([]string{fmt.Sprintf("+ endpoint %s %s", p.reserve.Name, at)}, lines...)
+		lines = append([]string{p.reserveLine()}, lines...)
 	}
 	if len(lines) == 0 {
 		return ""
 	}
 	return strings.Join(lines, "\n") + "\n"
+}
+
+// reserveLine is the line of a plan about the source VIP that it reserves.
+func (p *plan) reserveLine() string {
+	at := "at an address that HNS chooses"
+	if len(p.reserve.Addrs) > 0 {
+		at = p.reserve.Addrs[0].String()
+	}
+	return fmt.Sprintf("+ endpoint %s %s", p.reserve.Name, at)
 }
 
 // addLine adds a line to the plan that a dry pass makes.

@@ -181,7 +181,7 @@ func (x *comparison) note(text string) {
 // compareNode compares what the node has with what it should have.
 func (x *comparison) compareNode(ctx context.Context, want *service.Snapshot) error {
 	if x.Settings {
-		x.out.AddSettings(host.PendingSettings(x.config))
+		x.out.AddSettings(append(host.PendingSettings(x.config), host.PendingScore(x.config)...))
 	}
 	if err := x.plan(ctx, want); err != nil {
 		return err

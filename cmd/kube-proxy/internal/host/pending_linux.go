@@ -10,12 +10,22 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// PendingSettings lists the system settings that the proxy would change, one a line, and
+// PendingSettings lists the system settings that Prepare would change, one a line, and
 // changes none.
 func PendingSettings(c *config.Config) []string {
-	files := readOnlyFiles{sysctl.Host()}
+	return changes(sysctl.Apply(readOnlyFiles{sysctl.Host()}, Settings(c)))
+}
+
+// PendingScore is PendingSettings for what applies to the process of the proxy, which
+// Prepare does not set.
+func PendingScore(c *config.Config) []string {
+	return changes([]sysctl.Outcome{sysctl.OOMScore(readOnlyFiles{sysctl.Host()}, int(*c.OOMScoreAdj))})
+}
+
+// changes are the lines of what was written.
+func changes(all []sysctl.Outcome) []string {
 	var lines []string
-	for _, o := range append(sysctl.Apply(files, Settings(c)), sysctl.OOMScore(files, int(*c.OOMScoreAdj))) {
+	for _, o := range all {
 		if o.Action == sysctl.Written {
 			lines = append(lines, fmt.Sprintf("~ %s: %s -> %s", o.Name, o.Have, o.Want))
 		}

@@ -40,3 +40,6 @@ func Processes() string { return "" }
 
 // PendingSettings returns nothing, as there are no such settings.
 func PendingSettings(*config.Config) []string { return nil }
+
+// PendingScore returns nothing, as there is no such score.
+func PendingScore(*config.Config) []string { return nil }

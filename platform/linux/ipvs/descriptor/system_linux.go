@@ -22,6 +22,7 @@ func system() *mode.System {
 		Owned:             owned,
 		Targets:           targets,
 		Prepare:           func(ctx context.Context, s mode.Setup) error { return ipvs.Prepare(ctx, options(s.Config)) },
+		Pending:           func(_ context.Context, s mode.Setup) ([]string, error) { return ipvs.Pending(options(s.Config)) },
 		ReadBack:          mode.ReadBack(create),
 		Conntrack:         true,
 	}

@@ -14,13 +14,14 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
+	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/windows/hns"
 )
 
 // system has no probe, as the network may be created later.
 func system() *mode.System {
-	return &mode.System{Open: open, Targets: targets, Prepare: prepare, Dump: dump, ReadBack: readBack}
+	return &mode.System{Open: open, Targets: targets, Prepare: prepare, Pending: pending, Dump: dump, ReadBack: readBack}
 }
 
 // grace is how long a round may go on when the proxy stops. HNS may hang, and a first
@@ -116,14 +117,32 @@ func prepare(ctx context.Context, s mode.Setup) error {
 	if err != nil {
 		return err
 	}
-	node := &service.Node{}
-	if ip := s.Config.NodeIP(); ip.IsValid() {
-		node.Addrs = []netip.Addr{ip}
-	}
-	if err := newBackend(h, service.IPv4, s).Prepare(ctx, node); err != nil {
+	if err := newBackend(h, service.IPv4, s).Prepare(ctx, configuredNode(s.Config)); err != nil {
 		return fmt.Errorf("prepare HNS: %w", err)
 	}
 	return nil
+}
+
+// pending lists what prepare would create.
+func pending(ctx context.Context, s mode.Setup) ([]string, error) {
+	h, err := newLoggedHost(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	lines, err := newBackend(h, service.IPv4, s).Pending(ctx, configuredNode(s.Config))
+	if err != nil {
+		return nil, fmt.Errorf("look at HNS: %w", err)
+	}
+	return lines, nil
+}
+
+// configuredNode is the own Node as far as the configuration knows it.
+func configuredNode(c *config.Config) *service.Node {
+	node := &service.Node{}
+	if ip := c.NodeIP(); ip.IsValid() {
+		node.Addrs = []netip.Addr{ip}
+	}
+	return node
 }
 
 func dump() ([]byte, error) { return hns.Dump() }
