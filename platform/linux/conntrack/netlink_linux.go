@@ -73,8 +73,9 @@ func dump(ctx context.Context, f Filter, each func(Flow)) error {
 	return err
 }
 
-// Delete implements Driver. The kernel deletes an entry in any state, so Delete first
-// reads the state of connections again.
+// Delete implements Driver. The kernel deletes an entry in any state (kernel:
+// net/netfilter/nf_conntrack_netlink.c, ctnetlink_del_conntrack), so Delete first reads the
+// state of connections again.
 func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
 	if !slices.ContainsFunc(flows, func(f Flow) bool { return f.Protocol != service.UDP }) {
 		return deleteAll(ctx, flows)

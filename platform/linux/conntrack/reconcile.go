@@ -175,7 +175,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.S
 }
 
 // filterLimit is the maximum number of narrow dumps before one dump of the whole protocol
-// is cheaper. The kernel walks the whole table for each dump, but copying the entries
+// is cheaper. The kernel walks the whole table for each dump (kernel:
+// net/netfilter/nf_conntrack_netlink.c, ctnetlink_dump_table), but copying the entries
 // costs more.
 const filterLimit = 4
 

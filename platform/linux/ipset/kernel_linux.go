@@ -47,8 +47,8 @@ func (k *Kernel) Close() error {
 	return nil
 }
 
-// request begins a request about a set. Without a name the kernel would take all sets, so
-// an empty one is sent, too.
+// request begins a request about a set. Without a name the kernel would take all sets
+// (kernel: net/netfilter/ipset/ip_set_core.c, ip_set_destroy), so an empty one is sent, too.
 func request(command int, name string) *netlink.Encoder {
 	e := requestForAll(command)
 	e.Text(nl.IPSET_ATTR_SETNAME, name)
@@ -108,7 +108,7 @@ func (k *Kernel) create(s Set) error {
 	e.Uint32(nl.IPSET_ATTR_CADT_FLAGS|netByteOrder, nl.IPSET_FLAG_WITH_COMMENT)
 	e.EndNest(at)
 	// Without this flag the kernel would require that an existing set was created with
-	// the same options.
+	// the same options (kernel: net/netfilter/ipset/ip_set_core.c, ip_set_create).
 	e.AddFlags(unix.NLM_F_EXCL)
 	err := k.execute(e, nil)
 	if errors.Is(err, unix.EEXIST) {

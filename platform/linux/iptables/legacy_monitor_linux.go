@@ -141,8 +141,9 @@ func newLegacyMonitor(f service.Family, of Role, l *lock) (*legacyMonitor, error
 		return nil, fmt.Errorf("open a raw socket: %w", err)
 	}
 	s.fd = fd
-	// The kernel checks the capability before it checks the arguments. The arguments are
-	// invalid on purpose, because a request for a table would create it.
+	// The kernel checks the capability before it checks the arguments (kernel:
+	// net/ipv4/netfilter/ip_tables.c, do_ipt_get_ctl). The arguments are invalid on purpose,
+	// because a request for a table would create it.
 	if err := s.getsockopt(getInfo, make([]byte, 1)); errors.Is(err, unix.EPERM) {
 		s.close()
 		return nil, fmt.Errorf("ask the kernel for tables: %w: the right CAP_NET_ADMIN is needed", err)

@@ -11,9 +11,9 @@ import (
 )
 
 // IPVS forwards a connection while its virtual server and the route to the node exist.
-// Without them it drops the packets or forgets the connection. So leftovers of an
-// earlier process drain: they accept no new connections and are removed when they have
-// none.
+// Without them it drops the packets or forgets the connection (expire_nodest_conn in
+// docs.kernel.org/networking/ipvs-sysctl.html). So leftovers of an earlier process drain:
+// they accept no new connections and are removed when they have none.
 
 // ownedServers are the virtual servers of one owner.
 type ownedServers struct {

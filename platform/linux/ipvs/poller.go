@@ -19,8 +19,8 @@ const (
 )
 
 // poller schedules reads of the kernel state between two sync periods. The kernel sends
-// no notification when virtual servers change, and clients are refused until they are
-// repaired.
+// no notification when virtual servers change (kernel: net/netfilter/ipvs/ip_vs_ctl.c),
+// and clients are refused until they are repaired.
 type poller struct {
 	requested atomic.Bool
 	nextPoll  atomic.Int64 // when the next read is due, Unix time in nanoseconds

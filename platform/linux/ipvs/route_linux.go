@@ -71,7 +71,8 @@ func (k *kernel) addDevice() error {
 var disableIPv6 = setting{file: "net/ipv6/conf/" + Device + "/disable_ipv6", value: "0"}
 
 // usable reports whether l is up and may have routes of k's family. Otherwise the kernel
-// has removed the routes.
+// has removed the routes (kernel: net/ipv4/fib_frontend.c, fib_disable_ip, and
+// net/ipv6/addrconf.c, addrconf_ifdown).
 func (k *kernel) usable(l netlink.Link) bool {
 	if l.Attrs().Flags&net.FlagUp == 0 {
 		return false

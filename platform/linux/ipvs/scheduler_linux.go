@@ -91,8 +91,9 @@ func (k *kernel) probeScheduler(scheduler string) error {
 }
 
 func (k *kernel) tryScheduler(scheduler string) error {
-	// With "none" the kernel makes a virtual server without scheduler. For a name that
-	// is too long its error is misleading.
+	// With "none" the kernel makes a virtual server without scheduler (kernel:
+	// net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_add_service). For a name that is too long its
+	// error is misleading.
 	if scheduler == "none" || len(scheduler) > maxScheduler {
 		return unix.ENOENT
 	}

@@ -49,8 +49,8 @@ const (
 	flagSched1     = 1 << 3 // the meaning depends on the scheduler:
 	flagSched2     = 1 << 4 // fall back to another server; use ports, too
 
-	// The kernel keeps bits that it does not define. These identify our virtual servers,
-	// even after a restart.
+	// The kernel keeps bits that it does not define (kernel: net/netfilter/ipvs/ip_vs_ctl.c,
+	// ip_vs_add_service). These identify our virtual servers, even after a restart.
 	flagOwned     = 0x6b700000
 	flagOwnedMask = 0xffff0000
 )

@@ -12,8 +12,9 @@ import (
 )
 
 // IgnorePort filters out notifications about changes made through a netlink port. The
-// kernel groups notifications by transaction, so the port of the first message, at offset
-// 12 of its header, applies to all.
+// kernel groups notifications by transaction (kernel: net/netfilter/nf_tables_api.c,
+// nft_commit_notify), so the port of the first message, at offset 12 of its header, applies
+// to all.
 func (s *Socket) IgnorePort(port uint32) error {
 	// BPF loads words in network byte order. The header is in host byte order.
 	var b [4]byte

@@ -13,9 +13,10 @@ import (
 )
 
 // Transact sends messages whose last one requests an acknowledgement, and returns the first
-// error. The kernel processes them within sendto, so all answers are queued when that
-// returns. All are read, because the kernel reports a failed commit of netfilter in
-// addition to the answers to messages.
+// error. The kernel processes them within sendto (kernel: net/netlink/af_netlink.c,
+// netlink_unicast_kernel), so all answers are queued when that returns. All are read,
+// because the kernel reports a failed commit of netfilter in addition to the answers to
+// messages (kernel: net/netfilter/nfnetlink.c, nfnetlink_rcv_batch).
 func (s *Socket) Transact(batch []byte) error {
 	s.drain()
 	if err := s.Send(batch); err != nil {

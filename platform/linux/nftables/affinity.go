@@ -75,7 +75,8 @@ func (l layout) groups(w endpointList) []group {
 }
 
 // clientSet returns the clients map for one target port. Its name contains the timeout,
-// because the kernel cannot change the timeout of an existing map.
+// because a kernel without commit 123b99619cca (Linux 6.2) ignores another timeout for an
+// existing map.
 func clientSet(p *service.Port, w endpointList, port uint16) *set {
 	name := objectName(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
 	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity, limit: clientLimit}

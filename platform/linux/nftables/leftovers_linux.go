@@ -56,10 +56,12 @@ func isUnsupported(err error) bool {
 
 // Remove deletes the table and everything in it. It succeeds if there is none.
 //
-// Packets must not meet a partly deleted table. While the kernel deletes a table, its
-// maps become empty before its sets do, so a ClusterIP would seem to have no such port.
-// Remove therefore first flushes the chains where new connections enter. It deletes the
-// rest after the packets inside the table have left it.
+// Packets must not meet a partly deleted table. When the kernel deletes a table, it
+// deactivates the elements of maps, and those of sets stay until nobody reads them
+// (kernel: net/netfilter/nf_tables_api.c, nft_delset and nft_mapelem_deactivate). So a
+// ClusterIP would seem to have no such port. Remove therefore first flushes the chains
+// where new connections enter. It deletes the rest after the packets inside the table
+// have left it.
 func (r Leftovers) Remove(ctx context.Context) error {
 	err := r.withSocket(func(s *netlink.Socket, e *encoder) error {
 		entries, err := r.entryChains(s, e)

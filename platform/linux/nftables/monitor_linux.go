@@ -17,8 +17,9 @@ import (
 
 // monitor receives a notification for every change of nftables in the network namespace.
 // It records whether another process changed our table. The kernel queues the
-// notifications before it completes the request that made the change, so an empty queue
-// means that there was none.
+// notifications before it completes the request that made the change (kernel:
+// net/netfilter/nf_tables_api.c, nf_tables_commit), so an empty queue means that there was
+// none.
 type monitor struct {
 	nf   uint8
 	name string // of our table

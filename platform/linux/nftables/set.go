@@ -58,7 +58,8 @@ var (
 
 	// Which frontends have externalTrafficPolicy Local. They are not in services and
 	// nodeports: if a verdict led to another verdict map, the kernel would validate the
-	// second map once for each element of the first.
+	// second map once for each element of the first (kernel: net/netfilter/nft_lookup.c,
+	// nft_lookup_validate).
 	externalLocal = &set{name: "external-local", kind: plainSet, key: []field{daddr, proto, dport}}
 	nodePortLocal = &set{name: "nodeport-local", kind: plainSet, key: []field{proto, dport}}
 

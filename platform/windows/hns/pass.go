@@ -352,8 +352,8 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 }
 
 // forget removes a load balancer that should be deleted from the model. The record keeps
-// it until a listing shows that it is gone. HNS may report a deletion that did not
-// happen, and then its owner would be unknown.
+// it until a listing shows that it is gone. HNS may keep what it should delete
+// (kubernetes/kubernetes#113524), and then its owner would be unknown.
 func (p *pass) forget(lb *LoadBalancer, n service.PortName) {
 	p.model.removeBalancer(lb)
 	p.release(lb.Endpoints, n)

@@ -11,7 +11,8 @@ import (
 )
 
 // How long HNS may take before the call is reported. A listing makes several calls for
-// each object, other operations make a few.
+// each object, other operations make a few. On a node with many load balancers, some take
+// half a minute (kubernetes/kubernetes#109162).
 const (
 	slowCallThreshold = 10 * time.Second
 	slowListThreshold = time.Minute

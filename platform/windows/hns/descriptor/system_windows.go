@@ -24,9 +24,9 @@ func system() *mode.System {
 	return &mode.System{Open: open, Targets: targets, Prepare: prepare, Pending: pending, Dump: dump, ReadBack: readBack}
 }
 
-// grace is how long a round may go on when the proxy stops. HNS may hang, and a first
-// round of thousands of calls takes minutes. The next process continues where this one
-// stopped.
+// grace is how long a round may go on when the proxy stops. HNS may hang
+// (kubernetes-sigs/image-builder#566), and a first round of thousands of calls takes
+// minutes. The next process continues where this one stopped.
 const grace = 3 * time.Second
 
 // open makes no call to HNS.
