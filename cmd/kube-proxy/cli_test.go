@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/help"
@@ -191,6 +192,24 @@ func TestHelp(t *testing.T) {
 	if got := call(t, "", "render", "--help"); strings.Contains(got.Out, "      --cleanup ") || !strings.Contains(got.Out, "-o, --output FORMAT") {
 		t.Errorf("help of render:\n%s", got.Out)
 	}
+}
+
+// TestHelpFitsOnAScreen checks that the help of a command shows its own flags, and refers
+// to that of the proxy for the settings which it takes as well.
+func TestHelpFitsOnAScreen(t *testing.T) {
+	each(newRoot(streams{}, modes.All()), func(cmd *cobra.Command) {
+		if !cmd.HasParent() {
+			return
+		}
+		got := call(t, "", append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+		if n := strings.Count(got.Out, "\n"); n > 70 {
+			t.Errorf("%s --help has %d lines, want 70 at most", cmd.CommandPath(), n)
+		}
+		const more = "kube-proxy --help lists them.\n"
+		if want := cmd.Flags().Lookup("ipvs-scheduler") != nil; strings.HasSuffix(got.Out, more) != want {
+			t.Errorf("%s --help: refers to the settings of the proxy: %t, want %t", cmd.CommandPath(), !want, want)
+		}
+	})
 }
 
 func TestConfigCommands(t *testing.T) {

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -85,11 +86,15 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 }
 
+// usualSettings are those that the help of every command lists which takes settings.
+var usualSettings = []string{"config", "manifests", "kubeconfig", "hostname-override", "proxy-mode", "cluster-cidr"}
+
 // registerReading registers the flags for a command that changes nothing: all but those
 // that select an action of the proxy.
 func (o *options) registerReading(fs *pflag.FlagSet) {
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.register(all)
+	listOnly(all, usualSettings...)
 	all.VisitAll(func(f *pflag.Flag) {
 		switch f.Name {
 		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "dry-run", "version":
@@ -99,5 +104,19 @@ func (o *options) registerReading(fs *pflag.FlagSet) {
 		default:
 			fs.AddFlag(f)
 		}
+	})
+}
+
+// listOnly makes help list the named flags of fs, and refer to kube-proxy --help for the
+// others.
+func listOnly(fs *pflag.FlagSet, names ...string) {
+	fs.VisitAll(func(f *pflag.Flag) {
+		if slices.Contains(names, f.Name) {
+			return
+		}
+		if f.Annotations == nil {
+			f.Annotations = map[string][]string{}
+		}
+		f.Annotations[help.SettingAnnotation] = []string{"true"}
 	})
 }

@@ -57,6 +57,7 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 		},
 	}
 	o.register(cmd.Flags())
+	listOnly(cmd.Flags(), append([]string{"enable-dsr", "log-file", "network-name", "root-hnsendpoint-name", "source-vip"}, usualSettings...)...)
 	cmd.Flags().StringVar(&s.name, "name", winservice.Name, "`NAME` of the service")
 	return cmd
 }

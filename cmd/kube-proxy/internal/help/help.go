@@ -6,6 +6,7 @@ package help
 import (
 	"cmp"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -15,6 +16,10 @@ import (
 
 // Width is the longest line of a help text.
 const Width = 110
+
+// SettingAnnotation marks a flag that every command takes that reads what a node must
+// forward. The help of kube-proxy itself lists these flags, with what they mean.
+const SettingAnnotation = "setting"
 
 // Print prints the help of cmd: its description, its commands, and its flags. The usage
 // of cobra has one list of all flags, with lines of up to 414
@@ -34,6 +39,10 @@ func Print(cmd *cobra.Command, _ []string) {
 			}
 		}
 	}
+	if cmd.HasParent() {
+		printOwn(w, cmd)
+		return
+	}
 	groups := map[string]*pflag.FlagSet{}
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		name := "General"
@@ -49,5 +58,24 @@ func Print(cmd *cobra.Command, _ []string) {
 		if groups[name] != nil {
 			fmt.Fprintf(w, "\n%s:\n%s", name, groups[name].FlagUsagesWrapped(Width))
 		}
+	}
+}
+
+// printOwn prints the flags of a command below kube-proxy. The settings of the proxy are
+// some hundred more, which would hide these few.
+func printOwn(w io.Writer, cmd *cobra.Command) {
+	own, settings := pflag.NewFlagSet("", pflag.ContinueOnError), false
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Annotations[SettingAnnotation] != nil {
+			settings = true
+			return
+		}
+		own.AddFlag(f)
+	})
+	if own.HasAvailableFlags() {
+		fmt.Fprintf(w, "\nFlags:\n%s", own.FlagUsagesWrapped(Width))
+	}
+	if settings {
+		fmt.Fprintf(w, "\nThe other settings of the proxy are flags here, too: kube-proxy --help lists them.\n")
 	}
 }
