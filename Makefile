@@ -24,7 +24,7 @@ QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|clust
 
 # Tests for make check only: the long ones on real packets, and those that need a compiler
 # programs for the kernel.
-LONG := Killed|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
+LONG := Killed|KilledWhileClientsConnect|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
 
 # Live tests that make check runs once more, with socket acceleration; make nightly runs all.
 ACCELERATED := EveryCell|Restart|Hairpin|RefusedAtOnce|ChangesUnderLoad

@@ -33,6 +33,13 @@ func TestMain(m *testing.M) {
 	if family := os.Getenv(writerVariable); family != "" {
 		writeForever(family)
 	}
+	if where := os.Getenv(proxyVariable); where != "" {
+		proxyForever(where)
+	}
+	if os.Getenv(crowdVariable) != "" {
+		connectForever()
+		return
+	}
 	os.Exit(m.Run())
 }
 

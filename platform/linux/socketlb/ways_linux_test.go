@@ -221,6 +221,91 @@ func TestNameOfSocket(t *testing.T) {
 	})
 }
 
+// The table of recent sockets has this many places: sets of the programs times places in each.
+const (
+	recentSets   = 8192
+	recentPlaces = 8
+)
+
+// TestNamesOfOneSet has more sockets connect than there are places in the set that their
+// cookies name. Those that connected last have their names, also two whose cookies are a
+// whole table apart, as those of two processors can be.
+func TestNamesOfOneSet(t *testing.T) {
+	inNode(t, func(n *node) {
+		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
+		n.sync(t, snapshot([]string{"10.96.0.10:80", four}, []string{"[fd00:10:96::10]:80", six}))
+		moveTo(t, n.options.Cgroup)
+		defer moveTo(t, filepath.Dir(n.options.Cgroup))
+		for _, c := range []struct {
+			family       int
+			to, endpoint string
+		}{{unix.AF_INET, "10.96.0.10:80", four}, {unix.AF_INET6, "[fd00:10:96::10]:80", six}} {
+			fds := []int{newSocket(t, c.family)}
+			for len(fds) < recentPlaces+2 {
+				apart := uint64(recentSets)
+				if len(fds) == 3 {
+					apart *= recentPlaces
+				}
+				fds = append(fds, socketAfter(t, c.family, cookieOf(t, fds[len(fds)-1]), apart))
+			}
+			for _, fd := range fds {
+				if err := ways[""](fd, netip.MustParseAddrPort(c.to)); err != nil {
+					t.Errorf("connect to %s: %v", c.to, err)
+					return
+				}
+			}
+			for i, fd := range fds {
+				want := c.to
+				if i < len(fds)-recentPlaces {
+					want = c.endpoint
+				}
+				if got := peerOf(t, fd); got != want {
+					t.Errorf("socket %d of %d in a set: peer %s, want %s", i, len(fds), got, want)
+				}
+			}
+		}
+	})
+}
+
+// socketAfter returns a socket whose cookie is apart, or a multiple of it, after another one.
+func socketAfter(t *testing.T, family int, cookie, apart uint64) int {
+	t.Helper()
+	for {
+		probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		passed := cookieOf(t, probe)
+		unix.Close(probe)
+		if (passed+1-cookie)%apart != 0 {
+			continue
+		}
+		fd := newSocket(t, family)
+		if (cookieOf(t, fd)-cookie)%apart == 0 {
+			return fd
+		}
+	}
+}
+
+func cookieOf(t *testing.T, fd int) uint64 {
+	t.Helper()
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cookie
+}
+
+func newSocket(t *testing.T, family int) int {
+	t.Helper()
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
 func moveTo(t testing.TB, cgroup string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0); err != nil {
@@ -230,11 +315,7 @@ func moveTo(t testing.TB, cgroup string) {
 
 func connected(t *testing.T, family int, to string) int {
 	t.Helper()
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Close(fd) })
+	fd := newSocket(t, family)
 	if err := ways[""](fd, netip.MustParseAddrPort(to)); err != nil {
 		t.Fatalf("connect to %s: %v", to, err)
 	}

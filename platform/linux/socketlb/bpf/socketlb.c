@@ -67,20 +67,24 @@ struct socket6 {
 
 // The storage of a socket costs more than all the rest of these programs. So connect
 // notes the names of the sockets that it took last, and the first getpeername
-// moves them into the storage. A socket has the place that its cookie names. The
-// kernel counts cookies up, 4096 at a time for each processor, see
-// include/linux/cookie.h. So a place is used again when about as many sockets more
-// have a cookie, rarely earlier.
-#define RECENT 65536
+// moves them into the storage. The cookie of a socket names the set of places that it
+// may have, and the places of a set are used in turn. The kernel gives cookies to each
+// processor in runs of 4096, see include/linux/cookie.h. So sockets of several processors
+// come to the same set soon after one another, and one place would often be used again
+// too early.
+#define RECENT_SETS 8192
+#define RECENT_PLACES 8
 
 struct recent4 {
-	__u64 cookie; // of the socket; 0 while the names are written
-	struct socket4 names;
+	__u64 cookies[RECENT_PLACES]; // of the sockets; 0 while names are written
+	__u64 next;                   // the place that is used next
+	struct socket4 names[RECENT_PLACES];
 };
 
 struct recent6 {
-	__u64 cookie;
-	struct socket6 names;
+	__u64 cookies[RECENT_PLACES];
+	__u64 next;
+	struct socket6 names[RECENT_PLACES];
 };
 
 struct {
@@ -139,14 +143,14 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, RECENT);
+	__uint(max_entries, RECENT_SETS);
 	__type(key, __u32);
 	__type(value, struct recent4);
 } recent4 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, RECENT);
+	__uint(max_entries, RECENT_SETS);
 	__type(key, __u32);
 	__type(value, struct recent6);
 } recent6 SEC(".maps");
@@ -262,9 +266,34 @@ static __always_inline __u64 find4(struct scope *s, __u64 key)
 	return list ?: search4(h >> 32 & s->mask & -BUCKET, key);
 }
 
+// place_of returns the place of a socket in its set, RECENT_PLACES if it has none.
+static __always_inline __u32 place_of(__u64 *cookies, __u64 cookie)
+{
+	for (__u32 i = 0; i < RECENT_PLACES; i++)
+		if (READ_ONCE(cookies[i]) == cookie)
+			return i;
+	return RECENT_PLACES;
+}
+
+static __always_inline void forget(__u64 *cookies, __u64 cookie)
+{
+	for (__u32 i = 0; i < RECENT_PLACES; i++)
+		if (READ_ONCE(cookies[i]) == cookie)
+			WRITE_ONCE(cookies[i], 0);
+}
+
+// next_place returns the place that was used longest ago.
+static __always_inline __u32 next_place(__u64 *next)
+{
+	__u32 i = READ_ONCE(*next) % RECENT_PLACES;
+
+	WRITE_ONCE(*next, i + 1);
+	return i;
+}
+
 static __always_inline struct recent4 *recent4_of(__u64 cookie)
 {
-	__u32 n = cookie % RECENT;
+	__u32 n = cookie % RECENT_SETS;
 
 	return bpf_map_lookup_elem(&recent4, &n);
 }
@@ -274,7 +303,7 @@ static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r,
 {
 	struct scope *s = get_scope();
 	__u64 list, *slot;
-	__u32 n;
+	__u32 n, i;
 
 	if (!s)
 		return 0;
@@ -285,10 +314,11 @@ static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r,
 	slot = bpf_map_lookup_elem(&slots4, &n);
 	if (!slot)
 		return 0;
-	WRITE_ONCE(r->cookie, 0);
-	WRITE_ONCE(r->names.frontend, key);
-	WRITE_ONCE(r->names.endpoint, *slot);
-	WRITE_ONCE(r->cookie, cookie);
+	i = next_place(&r->next);
+	WRITE_ONCE(r->cookies[i], 0);
+	WRITE_ONCE(r->names[i].frontend, key);
+	WRITE_ONCE(r->names[i].endpoint, *slot);
+	WRITE_ONCE(r->cookies[i], cookie);
 	count();
 	return *slot;
 }
@@ -296,8 +326,7 @@ static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r,
 // forget4 forgets what an earlier connect of this socket noted.
 static __always_inline void forget4(struct bpf_sock *sk, struct recent4 *r, __u64 cookie)
 {
-	if (READ_ONCE(r->cookie) == cookie)
-		WRITE_ONCE(r->cookie, 0);
+	forget(r->cookies, cookie);
 	if (bpf_sk_storage_get(&sockets4, sk, 0, 0))
 		bpf_sk_storage_delete(&sockets4, sk);
 }
@@ -366,6 +395,7 @@ static __always_inline __u64 dialled4(struct bpf_sock_addr *ctx, __u64 addr)
 	struct bpf_sock *sk = ctx->sk;
 	struct socket4 *names, fresh;
 	struct recent4 *r;
+	__u32 i;
 	__u64 cookie, peer = addr << 16 | (__u16)ctx->user_port;
 
 	if (ctx->protocol != IPPROTO_TCP || !sk)
@@ -375,11 +405,14 @@ static __always_inline __u64 dialled4(struct bpf_sock_addr *ctx, __u64 addr)
 		return names->endpoint == peer ? names->frontend : 0;
 	cookie = bpf_get_socket_cookie(ctx);
 	r = recent4_of(cookie);
-	if (!r || READ_ONCE(r->cookie) != cookie)
+	if (!r)
 		return 0;
-	fresh.frontend = READ_ONCE(r->names.frontend);
-	fresh.endpoint = READ_ONCE(r->names.endpoint);
-	if (fresh.endpoint != peer || READ_ONCE(r->cookie) != cookie)
+	i = place_of(r->cookies, cookie);
+	if (i >= RECENT_PLACES)
+		return 0;
+	fresh.frontend = READ_ONCE(r->names[i].frontend);
+	fresh.endpoint = READ_ONCE(r->names[i].endpoint);
+	if (fresh.endpoint != peer || READ_ONCE(r->cookies[i]) != cookie)
 		return 0;
 	bpf_sk_storage_get(&sockets4, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	return fresh.frontend;
@@ -461,7 +494,7 @@ static __always_inline __u64 find6(struct scope *s, struct name6 *to)
 
 static __always_inline struct recent6 *recent6_of(__u64 cookie)
 {
-	__u32 n = cookie % RECENT;
+	__u32 n = cookie % RECENT_SETS;
 
 	return bpf_map_lookup_elem(&recent6, &n);
 }
@@ -472,7 +505,7 @@ static __always_inline struct slot6 *take6(struct bpf_sock_addr *ctx, struct rec
 	struct scope *s = get_scope();
 	struct slot6 *slot;
 	__u64 list;
-	__u32 n;
+	__u32 n, i;
 
 	if (!s)
 		return 0;
@@ -483,22 +516,22 @@ static __always_inline struct slot6 *take6(struct bpf_sock_addr *ctx, struct rec
 	slot = bpf_map_lookup_elem(&slots6, &n);
 	if (!slot)
 		return 0;
-	WRITE_ONCE(r->cookie, 0);
-	WRITE_ONCE(r->names.frontend[0], to->addr[0]);
-	WRITE_ONCE(r->names.frontend[1], to->addr[1]);
-	WRITE_ONCE(r->names.frontend[2], to->port);
-	WRITE_ONCE(r->names.endpoint[0], slot->addr[0]);
-	WRITE_ONCE(r->names.endpoint[1], slot->addr[1]);
-	WRITE_ONCE(r->names.endpoint[2], slot->port);
-	WRITE_ONCE(r->cookie, cookie);
+	i = next_place(&r->next);
+	WRITE_ONCE(r->cookies[i], 0);
+	WRITE_ONCE(r->names[i].frontend[0], to->addr[0]);
+	WRITE_ONCE(r->names[i].frontend[1], to->addr[1]);
+	WRITE_ONCE(r->names[i].frontend[2], to->port);
+	WRITE_ONCE(r->names[i].endpoint[0], slot->addr[0]);
+	WRITE_ONCE(r->names[i].endpoint[1], slot->addr[1]);
+	WRITE_ONCE(r->names[i].endpoint[2], slot->port);
+	WRITE_ONCE(r->cookies[i], cookie);
 	count();
 	return slot;
 }
 
 static __always_inline void forget6(struct bpf_sock *sk, struct recent6 *r, __u64 cookie)
 {
-	if (READ_ONCE(r->cookie) == cookie)
-		WRITE_ONCE(r->cookie, 0);
+	forget(r->cookies, cookie);
 	if (bpf_sk_storage_get(&sockets6, sk, 0, 0))
 		bpf_sk_storage_delete(&sockets6, sk);
 }
@@ -541,6 +574,7 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	struct recent6 *r;
 	struct name6 peer;
 	__u64 cookie;
+	__u32 i;
 
 	if (ctx->protocol != IPPROTO_TCP || !sk)
 		return 1;
@@ -553,10 +587,13 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	}
 	cookie = bpf_get_socket_cookie(ctx);
 	r = recent6_of(cookie);
-	if (!r || READ_ONCE(r->cookie) != cookie)
+	if (!r)
 		return 1;
-	fresh = r->names;
-	if (!is_named6(&fresh, &peer) || READ_ONCE(r->cookie) != cookie)
+	i = place_of(r->cookies, cookie);
+	if (i >= RECENT_PLACES)
+		return 1;
+	fresh = r->names[i];
+	if (!is_named6(&fresh, &peer) || READ_ONCE(r->cookies[i]) != cookie)
 		return 1;
 	bpf_sk_storage_get(&sockets6, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	set_name6(ctx, fresh.frontend[0], fresh.frontend[1], fresh.frontend[2]);
