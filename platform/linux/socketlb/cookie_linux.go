@@ -67,21 +67,9 @@ func askProgram(socket int) (uint64, error) {
 	var nonce [8]byte
 	rand.Read(nonce[:])
 	to := unix.SockaddrInet4{Addr: [4]byte{127, nonce[0], nonce[1], nonce[2]}, Port: 1 + int(binary.BigEndian.Uint16(nonce[3:]))%65535}
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "Apache-2.0", Instructions: answerTo(to, answer.FD()),
-	})
-	if err != nil {
-		return 0, fmt.Errorf("load a program: %w", err)
-	}
-	defer p.Close()
-	dir, err := os.Open(root)
+	l, err := attachQuestion(root, to, answer)
 	if err != nil {
 		return 0, err
-	}
-	defer dir.Close()
-	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect})
-	if err != nil {
-		return 0, fmt.Errorf("attach a program to cgroup %s: %w", root, err)
 	}
 	defer l.Close()
 	var cookie uint64
@@ -89,6 +77,31 @@ func askProgram(socket int) (uint64, error) {
 		return 0, fmt.Errorf("the program saw nothing: the cgroup of this process is not below %s (%v)", root, err)
 	}
 	return cookie, answer.Lookup(uint32(0), &cookie)
+}
+
+// questionName is what bpftool-prog(8) says of the program of askProgram.
+const questionName = "ask_netns"
+
+// attachQuestion attaches the program of askProgram to a cgroup.
+func attachQuestion(cgroup string, to unix.SockaddrInet4, answer *ebpf.Map) (*link.RawLink, error) {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: questionName, Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "Apache-2.0",
+		Instructions: answerTo(to, answer.FD()),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load a program: %w", err)
+	}
+	defer p.Close()
+	dir, err := os.Open(cgroup)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect})
+	if err != nil {
+		return nil, fmt.Errorf("attach a program to cgroup %s: %w", cgroup, err)
+	}
+	return l, nil
 }
 
 // Offsets in struct bpf_sock_addr of linux/bpf.h.

@@ -160,12 +160,12 @@ func startRole(t *testing.T, role, cgroup string, file *os.File) *exec.Cmd {
 	return cmd
 }
 
-// becomes waits until a condition is true.
+// becomes waits until a condition is true, and returns whether it is.
 func becomes(t *testing.T, condition func() bool) bool {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !condition(); {
+	for end := time.Now().Add(20 * time.Second); !condition(); {
 		if time.Now().After(end) {
-			t.Error("a proxy does not get on")
+			t.Error("waited in vain")
 			return false
 		}
 		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
