@@ -27,6 +27,10 @@ type Path struct {
 	// ByDesign is why the mode always differs from the rules of Kubernetes here. Then
 	// action and targets do not count as a difference.
 	ByDesign string `json:"byDesign,omitempty"`
+	// Others are the base chains of others on the way, in the order in which the packet
+	// passes them. Of tables that the proxy shares with others, such as those of iptables,
+	// only those that matter are listed.
+	Others []Other `json:"others,omitempty"`
 	// Flows are the client's connections to the destination that connection tracking knows.
 	Flows []Flow `json:"flows,omitempty"`
 }
@@ -75,6 +79,9 @@ const (
 	Unknown Agreement = "unknown" // nothing could be read, or nothing was to be read
 )
 
+// LegacyTables stands for all tables of iptables-legacy in Walk.Followed.
+const LegacyTables = "iptables-legacy"
+
 // Walk is the raw result of following a packet through a dataplane.
 type Walk struct {
 	Hops    []Hop
@@ -86,6 +93,13 @@ type Walk struct {
 	Remembered netip.AddrPort
 	Faults     []string
 	ByDesign   string // as in Path
+	// Others are rules of others, as in Path. Followed names the tables that were followed,
+	// so that nobody else needs to, as nft or iptables-legacy name them.
+	Others   []Other
+	Followed []string
+	// Served means that the node takes the packet for itself and then sends it to a target,
+	// as IPVS does.
+	Served bool
 	// Via are listeners of the process through which connections pass to the targets.
 	Via []netip.AddrPort
 	// Flows and Routes are as in Path and Target.
@@ -121,7 +135,7 @@ func (w *Walk) SetFlows(all []Flow) {
 
 // Path returns w in printable form.
 func (w *Walk) Path() *Path {
-	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign, Flows: w.Flows}
+	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign, Others: w.Others, Flows: w.Flows}
 	if w.Remembered.IsValid() {
 		p.Remembered = w.Remembered.String()
 	}
@@ -154,6 +168,7 @@ func (x *Explanation) Compare(p *Path) {
 	default:
 		x.Differences = append(x.Differences, x.differentTargets(p)...)
 	}
+	x.others()
 	if len(x.Differences) > 0 {
 		x.Verdict = Differ
 	}

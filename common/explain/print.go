@@ -144,20 +144,37 @@ func (x *Explanation) installed(w *bytes.Buffer) {
 		fmt.Fprintf(w, "  %-*s  %s\n", widest, object, wrap(printable.Text(h.Does), widest+4))
 	}
 	x.Installed.around(w)
-	if x.Verdict == Agree {
+	x.Installed.printOthers(w)
+	x.conclusion(w)
+}
+
+// conclusion prints whether the node does what it should.
+func (x *Explanation) conclusion(w *bytes.Buffer) {
+	doubts := x.Installed.doubtful()
+	switch {
+	case x.Verdict == Unknown:
+		return
+	case x.Verdict == Agree && len(doubts) == 0:
 		fmt.Fprintf(w, "\nThe node does what it should.\n")
 		return
-	}
-	if x.Verdict == Unknown {
+	case x.Verdict == Agree:
+		fmt.Fprintf(w, "\nThe node does what it should, as far as the rules of others can be followed:\n")
+		printDoubts(w, doubts)
 		return
 	}
 	fmt.Fprintf(w, "\nThe node does not do what it should:\n")
 	for _, d := range x.Differences {
 		fmt.Fprintf(w, "  %s\n", wrap(printable.Text(d), 2))
 	}
+	// Commands are not wrapped, to be copied.
 	for _, f := range x.Installed.Flows {
 		if f.Stale && f.Remedy != "" {
-			fmt.Fprintf(w, "  fix  %s\n", f.Remedy) // not wrapped, to be copied
+			fmt.Fprintf(w, "  fix  %s\n", f.Remedy)
+		}
+	}
+	for i := range x.Installed.Others {
+		if o := &x.Installed.Others[i]; o.breaks(x.Action) {
+			fmt.Fprintf(w, "  look  %s\n", printable.Text(o.Look))
 		}
 	}
 }

@@ -125,7 +125,7 @@ func (c *cluster) explainFirewall(t *testing.T) {
 	c.sh(t, "iptables --wait=60 -I FORWARD -d 10.244.2.11 -j DROP\n")
 	c.explain(t, q)
 	c.sh(t, "iptables --wait=60 -D FORWARD -d 10.244.2.11 -j DROP\niptables --wait=60 -P FORWARD DROP\n")
-	q = asked{"10.244.1.99", "10.96.0.10:80", 1, []string{"the policy of chain FORWARD of table filter drops packets to 10.244.2.11:8080"}}
+	q = asked{"10.244.1.99", "10.96.0.10:80", 1, []string{"the policy of chain FORWARD of table filter drops packets to 10.244.1.11:8080, 10.244.1.12:8080, 10.244.2.11:8080 and 1 more"}}
 	c.explain(t, q)
 	c.explain(t, asked{"outside", "node:30010", 0, []string{agrees}}) // KUBE-FORWARD accepts what is masqueraded
 	c.sh(t, "iptables --wait=60 -P FORWARD ACCEPT\n")

@@ -251,6 +251,9 @@ func (k *System) Liberal() bool { return k.TCPBeLiberal }
 // Dormant lists tables that no packet passes.
 func (k *System) Dormant() ([]string, error) { return k.DormantTables, nil }
 
+// SavedTables implements iptables.Driver.
+func (k *System) SavedTables() []string { return nil }
+
 // Activate lets packets pass a table again.
 func (k *System) Activate(table string) error {
 	k.DormantTables = slices.DeleteFunc(k.DormantTables, func(t string) bool { return t == table })

@@ -32,6 +32,8 @@ type Driver interface {
 	// Dormant lists the tables of the role that have the flag dormant: the kernel
 	// evaluates none of their rules (nft(8)). Activate clears the flag of one table.
 	Dormant() ([]string, error)
+	// SavedTables names the tables that Save prints, as explain.Walk has them.
+	SavedTables() []string
 	Activate(table string) error
 	// RouteLocalnetEnabled reports whether the kernel routes packets to loopback
 	// addresses. EnableRouteLocalnet and DisableRouteLocalnet switch that on and off. An

@@ -11,9 +11,10 @@ import (
 
 // The tables that hold our chains.
 const (
-	nat    = "nat"
-	filter = "filter"
-	mangle = "mangle"
+	nat      = "nat"
+	filter   = "filter"
+	mangle   = "mangle"
+	rawTable = "raw"
 )
 
 var tables = []string{nat, filter}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/explain"
 )
 
 // Message types of nfnetlink that package unix does not define.
@@ -21,6 +23,18 @@ const (
 
 // tableTimeout limits the time that the kernel has for a reply about a table.
 const tableTimeout = 10 * time.Second
+
+// SavedTables implements Driver.
+func (r *runner) SavedTables() []string {
+	if _, nft := r.monitor.(*nftMonitor); !nft {
+		return []string{explain.LegacyTables}
+	}
+	var all []string
+	for _, name := range []string{rawTable, mangle, nat, filter} {
+		all = append(all, tableFamily(r.family)+" "+name)
+	}
+	return all
+}
 
 // Dormant implements Driver. Tables of iptables-legacy have no flags.
 func (r *runner) Dormant() ([]string, error) {

@@ -67,6 +67,7 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	plan.follow(q.Conn, q.Expected)
 	c := &traceComparison{layout: b.layout, tables: t, have: have, plan: plan}
 	w := have.walk()
+	w.Followed, w.Served = b.driver.SavedTables(), b.isIPVS() && have.served
 	w.Faults = c.faults()
 	w.ByDesign = b.byDesign(q, want, w.Action)
 	if b.needsLocalnet(q, want.Node, plan) {

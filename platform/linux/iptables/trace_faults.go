@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"kubeproxy/common/route"
 	"kubeproxy/platform/linux/iptables/walk"
 )
 
@@ -139,16 +138,6 @@ func (c *traceComparison) compareJumps(from id) {
 
 // foreign names rules and policies of others that decide what happens to the connection.
 func (c *traceComparison) foreign() {
-	for _, e := range c.have.ends {
-		if e.by.Chain.Name == "" || c.owns(e.by.Chain) {
-			continue
-		}
-		verb := "drops"
-		if e.action == route.Reject {
-			verb = "refuses"
-		}
-		c.fault("%s %s packets to %s, and is not kube-proxy's", stepText(e.by), verb, e.to)
-	}
 	if c.have.action() == c.plan.action() && sameTargets(c.have, c.plan) {
 		return
 	}

@@ -27,13 +27,15 @@ type path struct {
 	passes      bool // untranslated
 	ends        []end
 	accepted    []walk.Step // rules of others that let it pass, so that later ones do not see it
-	doubtful    []walk.Step // see walk.Walker
-	masqueraded []walk.Step // rules of others that masquerade it
+	doubtful    []end       // rules of others that cannot be evaluated, see walk.Walker
+	masqueraded []end       // rules of others that masquerade it
+	served      bool        // by a virtual server
 	// visits are the packets that came to each chain, on all branches.
 	visits map[id][]walk.Packet
 	// hops are those of the first branch. quiet ends them.
 	hops  []explain.Hop
 	quiet bool
+	at    string // the built-in chain that the packet came to last
 }
 
 // end is a place where a packet ends.
@@ -41,6 +43,7 @@ type end struct {
 	action route.Action
 	by     walk.Step
 	to     netip.AddrPort
+	at     string // the built-in chain
 }
 
 func newPath(l layout, t *walk.Tables, n walk.Node) *path {
@@ -56,7 +59,7 @@ func (p *path) follow(c route.Conn, ipvs Companion) {
 	if c.Interface == "" {
 		hook, then = "OUTPUT", p.leave
 	}
-	if p.pass(&pk, hook, "raw", mangle) {
+	if p.pass(&pk, hook, rawTable, mangle) {
 		p.translate(pk, hook, then)
 	}
 }
@@ -73,7 +76,7 @@ func (p *path) action() route.Action {
 }
 
 func (p *path) walk() *explain.Walk {
-	w := &explain.Walk{Hops: p.hops, Action: p.action(), Remembered: p.remembered, Notes: p.notes()}
+	w := &explain.Walk{Hops: p.hops, Action: p.action(), Remembered: p.remembered, Others: p.others()}
 	if w.Action == route.Forward {
 		w.Targets = p.targets
 	}
@@ -83,6 +86,7 @@ func (p *path) walk() *explain.Walk {
 // hook runs a built-in chain on pk, and records what the packet meets.
 func (p *path) hook(pk *walk.Packet, table, name string) walk.Result {
 	c := walk.Chain{Table: table, Name: name}
+	p.at = name
 	if p.tables.Has(c) {
 		p.visits[id{table, name}] = append(p.visits[id{table, name}], *pk)
 	}
@@ -95,10 +99,12 @@ func (p *path) hook(pk *walk.Packet, table, name string) walk.Result {
 	}
 	p.show(w.Steps)
 	doubtful := slices.DeleteFunc(w.Doubtful, func(s walk.Step) bool { return p.owns(s.Chain) })
-	p.doubtful = append(p.doubtful, doubtful...)
+	for _, s := range doubtful {
+		p.doubt(s, pk.To)
+	}
 	pk.Mark, pk.Untracked = w.Packet.Mark, w.Packet.Untracked
 	if len(doubtful) > 0 && !p.owns(r.By.Chain) && (r.Verdict == walk.Dropped || r.Verdict == walk.Rejected) {
-		p.doubtful = append(p.doubtful, r.By) // an earlier rule may have let it pass
+		p.doubt(r.By, pk.To) // an earlier rule may have let it pass
 		r.Verdict = walk.Continue
 	}
 	if r.Verdict == walk.Accepted && !p.owns(r.By.Chain) {
@@ -116,13 +122,13 @@ func (p *path) pass(pk *walk.Packet, hook string, tables ...string) bool {
 	for _, table := range tables {
 		switch r := p.hook(pk, table, hook); r.Verdict {
 		case walk.Dropped:
-			p.ends = append(p.ends, end{route.Drop, r.By, pk.To})
+			p.ends = append(p.ends, end{route.Drop, r.By, pk.To, p.at})
 			return false
 		case walk.Rejected:
-			p.ends = append(p.ends, end{route.Reject, r.By, pk.To})
+			p.ends = append(p.ends, end{route.Reject, r.By, pk.To, p.at})
 			return false
 		case walk.Untranslated:
-			p.doubtful = append(p.doubtful, r.By)
+			p.doubt(r.By, pk.To)
 		}
 	}
 	return true
@@ -136,7 +142,7 @@ func (p *path) translate(pk walk.Packet, hook string, then func(walk.Packet)) {
 		r = p.hook(&pk, nat, hook)
 	}
 	if r.Verdict == walk.Untranslated {
-		p.doubtful = append(p.doubtful, r.By)
+		p.doubt(r.By, pk.To)
 	}
 	if r.Verdict == walk.Translated && len(r.Targets) == 1 && slices.Contains(r.By.Rule.Words(), "--update") {
 		p.remembered = r.Targets[0]
@@ -198,9 +204,10 @@ func (p *path) serve(pk walk.Packet) bool {
 	server := "virtual server " + pk.To.String() + " " + pk.Protocol.String()
 	if len(to) == 0 {
 		p.hop(server, "it has no destination that takes new connections, so it refuses")
-		p.ends = append(p.ends, end{route.Reject, walk.Step{}, pk.To})
+		p.ends = append(p.ends, end{route.Reject, walk.Step{}, pk.To, p.at})
 		return true
 	}
+	p.served = true
 	p.hop(server, "one of %d destinations: %s", len(to), shorten(to))
 	for _, a := range to {
 		next := pk
@@ -232,7 +239,7 @@ func (p *path) deliver(pk walk.Packet) {
 	case p.owns(r.By.Chain):
 		p.targets[pk.To] = true
 	default:
-		p.masqueraded = append(p.masqueraded, r.By)
+		p.masqueraded = append(p.masqueraded, end{route.Forward, r.By, pk.To, p.at})
 	}
 }
 
@@ -327,33 +334,6 @@ func shorten(all []netip.AddrPort) string {
 		text += fmt.Sprintf(" and %d more", len(all)-most)
 	}
 	return text
-}
-
-// notes names rules of others that affect the connection, or may affect it.
-func (p *path) notes() []string {
-	var all []string
-	add := func(text string) {
-		if !slices.Contains(all, text) {
-			all = append(all, text)
-		}
-	}
-	for _, s := range p.masqueraded {
-		add(fmt.Sprintf("%s masquerades it, which is not kube-proxy's", stepText(s)))
-	}
-	var unsure []string
-	for _, s := range p.doubtful {
-		if text := stepText(s); !slices.Contains(unsure, text) {
-			unsure = append(unsure, text)
-		}
-	}
-	const most = 5
-	for _, text := range unsure[:min(most, len(unsure))] {
-		add(text + " is not kube-proxy's and may decide, too: it was taken not to")
-	}
-	if n := len(unsure) - most; n > 0 {
-		add(fmt.Sprintf("so may %d more rules that are not kube-proxy's", n))
-	}
-	return all
 }
 
 // stepText names a rule, or the policy of a built-in chain.

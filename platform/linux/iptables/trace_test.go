@@ -89,7 +89,7 @@ func (c traceCase) tamper() {
 				c.requireNamed("stands behind", func(k *fake) { c.prepend(i, "-j ACCEPT") })
 			}
 		}
-		if i.table == filter {
+		if i.table == filter && route.Decide(c.Want, c.Conn).Action != route.Drop { // else it is right that it is dropped
 			c.requireNamed(fmt.Sprintf("rule %q of %s drops", "-j DROP", where), func(k *fake) { c.prepend(i, "-j DROP") })
 		}
 		c.requireNamed(fmt.Sprintf("%s has the flag dormant", i.table), func(k *fake) { k.DormantTables = []string{i.table} })

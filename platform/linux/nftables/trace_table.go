@@ -35,6 +35,7 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		return &explain.Walk{Faults: []string{fmt.Sprintf("table %s has the flag dormant, so the kernel runs none of its chains", b.name())}}, nil
 	}
 	w := trace(r, b.family, c, local)
+	w.Followed = []string{b.name()}
 	plan := b.expectedRuleset(want, r.chains)
 	trace(plan, b.family, c, local)
 	for _, e := range plan.met {

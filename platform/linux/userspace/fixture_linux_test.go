@@ -27,6 +27,7 @@ func (t *tables) Touched(context.Context) (bool, error)               { return f
 func (t *tables) Liberal() bool                                       { return false }
 func (t *tables) Recent(string) (map[netip.Addr]time.Duration, error) { return nil, nil }
 func (t *tables) Dormant() ([]string, error)                          { return nil, nil }
+func (t *tables) SavedTables() []string                               { return nil }
 func (t *tables) Activate(string) error                               { return nil }
 func (t *tables) RouteLocalnetEnabled() (bool, error)                 { return true, nil }
 func (t *tables) EnableRouteLocalnet() error                          { return nil }

@@ -33,17 +33,27 @@ func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn)
 		return nil, err
 	}
 	defer t.Close()
-	w, err := t.Trace(ctx, want, c, func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || isLocal(a) })
+	local := func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || isLocal(a) }
+	w, err := t.Trace(ctx, want, c, local)
 	if err != nil {
 		return nil, err
 	}
 	addRoutes(w)
+	if err := host.AddOthers(ctx, w, c, local, p.marks()); err != nil {
+		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
+	}
 	flows, err := host.Flows(ctx, want, c)
 	if err != nil {
 		w.Notes = append(w.Notes, "whether connection tracking has an entry could not be read: "+err.Error())
 	}
 	w.SetFlows(flows)
 	return w, nil
+}
+
+// marks returns the bits of the mark that the modes set.
+func (p *proxy) marks() uint32 {
+	c := p.active.config()
+	return 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit
 }
 
 // mostRoutes bounds how many routes are looked up.

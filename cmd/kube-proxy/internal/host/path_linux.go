@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -16,6 +17,7 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/foreign"
 )
 
 // Flows returns the connections of the client of c to its destination that connection
@@ -74,4 +76,30 @@ func Route(to netip.Addr) (string, error) {
 		text += fmt.Sprintf(", source %s", r.Src)
 	}
 	return text, nil
+}
+
+// AddOthers follows c through the rules of others, and adds to w what they do with it. w is
+// what the mode does. local reports whether an address belongs to the node, marks are the
+// bits of the mark that the mode sets.
+func AddOthers(ctx context.Context, w *explain.Walk, c route.Conn, local func(netip.Addr) bool, marks uint32) error {
+	family := service.FamilyOf(c.To.Addr())
+	kernel, err := foreign.Open(ctx, family, w.Followed)
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	var legacy []*foreign.Legacy
+	if !slices.Contains(w.Followed, explain.LegacyTables) {
+		if legacy, err = foreign.LegacyTables(ctx, family); err != nil {
+			return err
+		}
+	}
+	node := &foreign.System{IsLocal: local}
+	f := &foreign.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks}
+	if c.Interface != "" {
+		f.In = node.Entry(c.Interface, c.From)
+	}
+	all, err := foreign.Follow(kernel, legacy, node, f)
+	w.Others = append(w.Others, all...)
+	return err
 }

@@ -19,3 +19,8 @@ func Flows(context.Context, *service.Snapshot, route.Conn) ([]explain.Flow, erro
 
 // Route is known on Linux only.
 func Route(netip.Addr) (string, error) { return "", nil }
+
+// AddOthers follows rules on Linux only.
+func AddOthers(context.Context, *explain.Walk, route.Conn, func(netip.Addr) bool, uint32) error {
+	return nil
+}

@@ -52,6 +52,9 @@ type Node struct {
 	Listed func(list, seconds string, p Packet) Match
 	// Bytecode evaluates a program of xt_bpf.
 	Bytecode func(code string, p Packet) Match
+	// Leaves returns the interface by which packets go out to an address. If it is nil, that
+	// is known for addresses of the node only.
+	Leaves func(netip.Addr) string
 	// AnyInterface means that the interface of packets stands for several ones, so that
 	// another name in a rule may match, too.
 	AnyInterface bool
@@ -238,10 +241,13 @@ func (n Node) enters(name string, p Packet) Match {
 
 const loopbackName = "lo"
 
-// leaves compares the interface by which p goes out with a name. That interface is known
-// only for packets to the node itself.
+// leaves compares the interface by which p goes out with a name.
 func (n Node) leaves(name string, p Packet) Match {
 	switch local := n.Local(p.To.Addr()); {
+	case n.Leaves != nil:
+		out := n.Leaves(p.To.Addr())
+		wild, found := strings.CutSuffix(name, "+")
+		return matchIf(out == name || found && strings.HasPrefix(out, wild))
 	case name == loopbackName:
 		return matchIf(local)
 	case local:

@@ -102,10 +102,13 @@ func (w *Walker) chain(c Chain) outcome {
 // passive are targets that do not decide what happens to a packet.
 var passive = []string{"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "MARK", "CONNMARK", "CONNSECMARK", "SECMARK", "TCPMSS", "TOS", "DSCP", "TTL", "HL", "CHECKSUM", "CLASSIFY", "SET", "RATEEST", "TEE", "LED", "IDLETIMER", "HMARK", "TCPOPTSTRIP", "ECN", "CT", "NOTRACK"}
 
+// Passive reports whether a target does not decide what happens to a packet.
+func Passive(target string) bool { return slices.Contains(passive, target) }
+
 // rule applies a rule that matches, or may match.
 func (w *Walker) rule(s Step) outcome {
 	name, forGood, args := s.Rule.target()
-	isPassive := slices.Contains(passive, name)
+	isPassive := Passive(name)
 	if s.Match == Unknown {
 		if !isPassive {
 			w.Doubtful = append(w.Doubtful, s)

@@ -1,0 +1,289 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"kubeproxy/common/service"
+)
+
+// packet is the first packet of a connection at a hook.
+type packet struct {
+	node      Node
+	family    service.Family
+	protocol  service.Protocol
+	from      netip.Addr // invalid if a rule has replaced it
+	dialled   netip.AddrPort
+	to        netip.AddrPort
+	in, out   Link
+	mark      bits
+	ctMark    bits
+	untracked bool
+	// seen means that connection tracking has seen it, and decided that the routing
+	// decision for the destination was made.
+	seen, translated bool
+	// sourceOpen means that the source of the connection may be about to change.
+	sourceOpen bool
+	// altered means that a rule changed bytes of it.
+	altered bool
+}
+
+// Link is an interface. The zero value is none.
+type Link struct {
+	Name  string
+	Index uint32
+	// Unknown means that the packet has an interface, but it is not known which.
+	Unknown bool
+}
+
+// Node answers what only the node knows.
+type Node interface {
+	// Local reports whether an address belongs to the node.
+	Local(netip.Addr) bool
+	// Route returns the interface by which the node reaches an address, and the kernel's
+	// number for the type of the address. The type is 0 if there is no route.
+	Route(netip.Addr) (Link, uint8)
+}
+
+const (
+	networkBase   = 1
+	transportBase = 2
+	loopback      = "lo"
+)
+
+// header returns what is known of a header.
+func (p *packet) header(base uint8) bits {
+	switch {
+	case p.altered:
+	case base == networkBase && p.family == service.IPv4:
+		return p.header4()
+	case base == networkBase:
+		return p.header6()
+	case base == transportBase:
+		return p.transport()
+	}
+	return bits{}
+}
+
+// protocolNumbers are those of IANA.
+var protocolNumbers = map[service.Protocol]byte{service.TCP: 6, service.UDP: 17, service.SCTP: 132}
+
+// header4 returns the header of IPv4. The first packet of a connection is no fragment.
+func (p *packet) header4() bits {
+	h := unknown(20)
+	set(h, 6, 0, 0x3f)
+	set(h, 7, 0, 0xff)
+	set(h, 9, protocolNumbers[p.protocol], 0xff)
+	p.addresses(h, 12)
+	return h
+}
+
+func (p *packet) header6() bits {
+	h := unknown(40)
+	set(h, 0, 0x60, 0xf0)
+	set(h, 6, protocolNumbers[p.protocol], 0xff)
+	p.addresses(h, 8)
+	return h
+}
+
+func set(b bits, i int, value, known byte) { b.value[i], b.known[i] = value&known, known }
+
+// addresses writes the source and the destination at an offset.
+func (p *packet) addresses(h bits, offset int) {
+	size := p.to.Addr().BitLen() / 8
+	if p.from.IsValid() {
+		for i, b := range p.from.AsSlice() {
+			set(h, offset+i, b, 0xff)
+		}
+	}
+	for i, b := range p.to.Addr().AsSlice() {
+		set(h, offset+size+i, b, 0xff)
+	}
+}
+
+// transport returns the header of TCP, UDP or SCTP. The port of the client is unknown. The
+// flags of TCP are SYN alone, apart from those for congestion (RFC 3168).
+func (p *packet) transport() bits {
+	h := unknown(20)
+	port := binary.BigEndian.AppendUint16(nil, p.to.Port())
+	set(h, 2, port[0], 0xff)
+	set(h, 3, port[1], 0xff)
+	if p.protocol == service.TCP {
+		set(h, 13, tcpSYN, 0x3f)
+	}
+	return h
+}
+
+const tcpSYN = 2
+
+// Keys of meta (kernel: include/uapi/linux/netfilter/nf_tables.h, nft_meta_keys).
+const (
+	metaProtocol = 1
+	metaMark     = 3
+	metaIn       = 4
+	metaOut      = 5
+	metaInName   = 6
+	metaOutName  = 7
+	metaFamily   = 15
+	metaL4       = 16
+	metaPktType  = 19
+)
+
+const ifNameSize = 16
+
+// meta returns what the kernel knows of the packet by a key.
+func (p *packet) meta(key uint32) bits {
+	const v4, v6 = 2, 10 // NFPROTO_IPV4 and NFPROTO_IPV6
+	switch key {
+	case metaProtocol:
+		if p.family == service.IPv6 {
+			return certain(0x86, 0xdd)
+		}
+		return certain(0x08, 0x00)
+	case metaMark:
+		return p.mark
+	case metaIn:
+		return p.in.index()
+	case metaOut:
+		return p.out.index()
+	case metaInName:
+		return p.in.name()
+	case metaOutName:
+		return p.out.name()
+	case metaFamily:
+		if p.family == service.IPv6 {
+			return certain(v6)
+		}
+		return certain(v4)
+	case metaL4:
+		return certain(protocolNumbers[p.protocol])
+	case metaPktType:
+		return certain(0) // PACKET_HOST
+	}
+	return unknown(ifNameSize)
+}
+
+func (l Link) index() bits {
+	if l.Unknown {
+		return unknown(4)
+	}
+	return number(l.Index, ^uint32(0))
+}
+
+func (l Link) name() bits {
+	if l.Unknown {
+		return unknown(ifNameSize)
+	}
+	return certain(append([]byte(l.Name), make([]byte, ifNameSize-min(len(l.Name), ifNameSize))...)...)
+}
+
+// Keys of ct, and bits of its state and status (kernel: nf_tables.h, nft_ct_keys, and
+// nf_conntrack_common.h).
+const (
+	ctState     = 0
+	ctDirection = 1
+	ctStatus    = 2
+	ctMarkKey   = 3
+	ctL3        = 7
+	ctSource    = 8
+	ctDest      = 9
+	ctProto     = 10
+	ctDestPort  = 12
+	ctSourceIP  = 19
+	ctDestIP    = 20
+	ctSourceIP6 = 21
+	ctDestIP6   = 22
+
+	stateInvalid   = 1
+	stateNew       = 8
+	stateUntracked = 64
+	statusDNAT     = 1 << 5
+	statusSNAT     = 1<<4 | 1<<7
+	statusPrivate  = 1<<3 | 1<<8 // confirmed, and done with the destination
+)
+
+// state returns the state bit of the connection.
+func (p *packet) state() uint32 {
+	switch {
+	case p.untracked:
+		return stateUntracked
+	case !p.seen:
+		return stateInvalid
+	}
+	return stateNew
+}
+
+// conntrack returns a property of the connection. It has none if it is not tracked, apart
+// from the state; then the rule does not match.
+func (p *packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
+	if key == ctState {
+		return number(p.state(), ^uint32(0)), true
+	}
+	if p.untracked || !p.seen {
+		return bits{}, false
+	}
+	const original = 0
+	switch {
+	case key == ctDirection:
+		return certain(original), true
+	case key == ctStatus:
+		status := uint32(0)
+		if p.translated {
+			status = statusDNAT
+		}
+		unsure := uint32(statusPrivate)
+		if p.sourceOpen {
+			unsure |= statusSNAT
+		}
+		return number(status, ^unsure), true
+	case key == ctMarkKey:
+		return p.ctMark, true
+	case key == ctL3:
+		return p.meta(metaFamily), true
+	case key == ctProto:
+		return certain(protocolNumbers[p.protocol]), true
+	case direction != original:
+	case key == ctDest, key == ctDestIP, key == ctDestIP6:
+		return certain(p.dialled.Addr().AsSlice()...), true
+	case key == ctDestPort:
+		return certain(binary.BigEndian.AppendUint16(nil, p.dialled.Port())...), true
+	case (key == ctSource || key == ctSourceIP || key == ctSourceIP6) && p.from.IsValid():
+		return certain(p.from.AsSlice()...), true
+	}
+	return unknown(ifNameSize), true
+}
+
+// fib answers a question to the routing tables.
+func (p *packet) fib(f Fib) bits {
+	addr := p.to.Addr()
+	if f.Source {
+		addr = p.from
+	}
+	if !addr.IsValid() || f.Interfaces && p.in.Unknown {
+		return unknown(ifNameSize)
+	}
+	link, typ := p.node.Route(addr)
+	if f.Type {
+		if p.node.Local(addr) {
+			typ = addrLocal
+		}
+		return number(uint32(typ), ^uint32(0))
+	}
+	if f.Interfaces && link.Index != p.in.Index {
+		link = Link{}
+	}
+	switch {
+	case link.Unknown:
+		return unknown(ifNameSize)
+	case f.Present:
+		return certain(byte(matches(link.Index != 0) / yes))
+	case f.Name:
+		return link.name()
+	}
+	return link.index()
+}
+
+const addrLocal = 2 // RTN_LOCAL of linux/rtnetlink.h

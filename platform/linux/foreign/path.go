@@ -1,0 +1,350 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// Connection is a connection, and what the mode does with it.
+type Connection struct {
+	route.Conn
+	// In is the interface by which it enters the node, the zero value for a process of the
+	// node itself.
+	In     Link
+	Action route.Action
+	// Targets, Via and Served are as in explain.Walk.
+	Targets map[netip.AddrPort]bool
+	Via     []netip.AddrPort
+	Served  bool
+	// Marks are the bits of the mark that the mode may set.
+	Marks uint32
+}
+
+// mostTargets bounds how many endpoints are followed.
+const mostTargets = 64
+
+// Positions of what the kernel itself does at hooks (kernel:
+// include/uapi/linux/netfilter_ipv4.h). All chains of type nat run at one of two of them,
+// in the order of their priorities.
+const (
+	conntrackPosition  = -200
+	dstNATPosition     = -100
+	ipvsOutputPosition = -98 // kernel: net/netfilter/ipvs/ip_vs_core.c, ip_vs_ops4
+	srcNATPosition     = 100
+	last               = 1 << 31
+)
+
+// station is a base chain, of nftables or iptables-legacy.
+type station struct {
+	Base
+	position int
+	// run follows a packet through the chain. It may change the packet.
+	run  func(*packet) (finding, error)
+	look func(rule) string // a command that shows a rule
+}
+
+// Follow returns what the base chains of others do with the first packet of c.
+func Follow(t Tables, legacy []*Legacy, n Node, c *Connection) ([]explain.Other, error) {
+	f := &follower{node: n, conn: c}
+	for _, b := range t.Bases() {
+		f.stations = append(f.stations, newStation(t, b))
+	}
+	for _, l := range legacy {
+		f.stations = append(f.stations, l.stations(n)...)
+	}
+	slices.SortStableFunc(f.stations, func(a, b *station) int {
+		return cmp.Or(cmp.Compare(a.position, b.position), cmp.Compare(a.Priority, b.Priority))
+	})
+	f.follow()
+	return f.others, f.err
+}
+
+func newStation(t Tables, b Base) *station {
+	s := &station{Base: b, position: b.Priority}
+	if b.NAT {
+		s.position = dstNATPosition
+		if b.Hook == Postrouting || b.Hook == Input {
+			s.position = srcNATPosition
+		}
+	}
+	s.run = func(p *packet) (finding, error) {
+		w := &walker{tables: t, packet: p}
+		err := w.run(b)
+		return w.finding, err
+	}
+	s.look = func(r rule) string {
+		return fmt.Sprintf("nft -a list chain %s %s %s", r.chain.Family, r.chain.Table, r.chain.Name)
+	}
+	return s
+}
+
+// follower follows a connection through all hooks.
+type follower struct {
+	node     Node
+	conn     *Connection
+	stations []*station
+	others   []explain.Other
+	err      error
+}
+
+// follow follows the connection to each of its targets.
+func (f *follower) follow() {
+	first := f.conn.Targets
+	if len(f.conn.Via) > 0 {
+		first = map[netip.AddrPort]bool{}
+		for _, to := range f.conn.Via {
+			first[to] = false
+		}
+	}
+	if f.conn.Action != route.Forward || f.conn.Served {
+		first = map[netip.AddrPort]bool{f.conn.To: false}
+	}
+	if arrived := f.toEach(first, f.enter); !arrived || f.conn.Action != route.Forward {
+		return
+	}
+	switch {
+	case f.conn.Served:
+		f.toEach(f.conn.Targets, f.serve)
+	case len(f.conn.Via) > 0:
+		f.toEach(f.conn.Targets, f.relay)
+	}
+}
+
+// toEach calls step for targets, sorted, with whether the node masquerades there. It reports
+// whether a packet arrived.
+func (f *follower) toEach(targets map[netip.AddrPort]bool, step func(netip.AddrPort, bool) bool) bool {
+	arrived := false
+	all := slices.SortedFunc(maps.Keys(targets), netip.AddrPort.Compare)
+	for _, to := range all[:min(mostTargets, len(all))] {
+		if f.err != nil {
+			return false
+		}
+		arrived = step(to, targets[to]) || arrived
+	}
+	return arrived
+}
+
+// start returns the packet as a client sends it to an address.
+func (f *follower) start(to netip.AddrPort) *packet {
+	const all = ^uint32(0)
+	return &packet{
+		node: f.node, family: service.FamilyOf(to.Addr()), protocol: f.conn.Protocol,
+		from: f.conn.From, dialled: to, to: to, mark: number(0, all), ctMark: number(0, all),
+	}
+}
+
+// enter follows the packet of the client to an address that it is translated to. It reports
+// whether the packet arrives.
+func (f *follower) enter(to netip.AddrPort, masquerade bool) bool {
+	p := f.start(f.conn.To)
+	s := &stage{follower: f, packet: p, hook: Prerouting, translate: func() bool { return f.translate(p, to) }}
+	p.in = f.conn.In
+	if f.conn.Interface == "" {
+		s.hook, p.in = Output, Link{}
+		p.out, _ = f.node.Route(p.to.Addr())
+	}
+	s.until = last
+	if f.conn.Served && s.hook == Output {
+		s.until = ipvsOutputPosition
+	}
+	if !s.run() {
+		return false
+	}
+	if s.until != last {
+		return true
+	}
+	return f.deliver(p, s.hook, masquerade)
+}
+
+// translate does what the rules of the mode do at the position of DNAT. It reports whether
+// the packet goes on.
+func (f *follower) translate(p *packet, to netip.AddrPort) bool {
+	switch f.conn.Action {
+	case route.Reject, route.Drop:
+		return false
+	}
+	if p.untracked {
+		return true
+	}
+	known := make([]byte, 4)
+	_, k := p.mark.number()
+	copy(known, number(k&^f.conn.Marks, ^uint32(0)).value)
+	p.mark = bits{p.mark.masked(known, nil).value, known}
+	if to != p.to {
+		p.to, p.translated = to, true
+	}
+	return true
+}
+
+// deliver follows a packet from the routing decision on.
+func (f *follower) deliver(p *packet, from Hook, masquerade bool) bool {
+	local := f.node.Local(p.to.Addr())
+	hooks := []Hook{Forward, Postrouting}
+	switch {
+	case from == Prerouting && local:
+		hooks = []Hook{Input}
+	case from == Output && local:
+		hooks = []Hook{Postrouting, Prerouting, Input}
+	case from == Output:
+		hooks = []Hook{Postrouting}
+	}
+	for _, h := range hooks {
+		s := &stage{follower: f, packet: p, hook: h, until: last, settled: h != Postrouting || masquerade}
+		f.links(p, h, local)
+		if !s.run() {
+			return false
+		}
+		if h == Postrouting && masquerade {
+			p.from = netip.Addr{}
+		}
+	}
+	return true
+}
+
+// links sets the interfaces that rules of a hook see.
+func (f *follower) links(p *packet, h Hook, local bool) {
+	switch {
+	case h == Prerouting || h == Input:
+		p.out = Link{}
+		if local && f.conn.Interface == "" {
+			p.in, _ = f.node.Route(p.to.Addr())
+		}
+	default:
+		p.out, _ = f.node.Route(p.to.Addr())
+	}
+}
+
+// serve follows a packet that IPVS sends to a destination. IPVS sends it like one of the node
+// itself (kernel: net/netfilter/ipvs/ip_vs_xmit.c).
+func (f *follower) serve(to netip.AddrPort, masquerade bool) bool {
+	p := f.start(f.conn.To)
+	p.to, p.seen, p.translated = to, true, true
+	p.out, _ = f.node.Route(to.Addr())
+	s := &stage{follower: f, packet: p, hook: Output, until: last, settled: true}
+	return s.run() && f.deliver(p, Output, masquerade)
+}
+
+// relay follows the connection that the process of kube-proxy opens to an endpoint.
+func (f *follower) relay(to netip.AddrPort, _ bool) bool {
+	p := f.start(to)
+	p.from = netip.Addr{}
+	p.out, _ = f.node.Route(to.Addr())
+	s := &stage{follower: f, packet: p, hook: Output, until: last}
+	return s.run() && f.deliver(p, Output, false)
+}
+
+// stage is a packet at a hook.
+type stage struct {
+	*follower
+	packet *packet
+	hook   Hook
+	// translate, if set, does what the mode does at the position of DNAT.
+	translate func() bool
+	until     int
+	// settled means that the connection has its addresses, so that chains of type nat do not
+	// run.
+	settled bool
+}
+
+// run runs the base chains of the hook. It reports whether the packet goes on.
+func (s *stage) run() bool {
+	s.packet.sourceOpen = s.packet.sourceOpen || s.hook == Postrouting || s.hook == Input
+	for _, at := range s.stations {
+		if at.Hook != s.hook || at.position > s.until {
+			continue
+		}
+		if s.translate != nil && s.oursFirst(at) && !s.ours() {
+			return false
+		}
+		s.packet.seen = s.packet.seen || at.position > conntrackPosition && !s.packet.untracked
+		if at.NAT && (s.settled || s.packet.untracked) {
+			continue
+		}
+		if !s.visit(at) {
+			return false
+		}
+	}
+	s.packet.seen = !s.packet.untracked
+	return s.translate == nil || s.ours()
+}
+
+// ours does what the mode does, once.
+func (s *stage) ours() bool {
+	goesOn := s.translate()
+	s.translate = nil
+	s.settled = s.settled || s.packet.translated
+	return goesOn
+}
+
+// oursFirst reports whether the rules of the mode come before a base chain. Of two chains of
+// type nat with one priority, the younger one comes first (kernel: net/netfilter/core.c,
+// nf_hook_entries_grow).
+func (s *stage) oursFirst(at *station) bool {
+	if at.NAT {
+		return at.Priority > dstNATPosition
+	}
+	return at.position > dstNATPosition
+}
+
+// visit runs one base chain, and records what it does.
+func (s *stage) visit(at *station) bool {
+	found, err := at.run(s.packet)
+	if err != nil {
+		s.err = fmt.Errorf("%s: %w", at.Chain.describe(), err)
+		return false
+	}
+	if found.verdict == translates && s.translate != nil && s.conn.Action == route.Forward && at.Priority == dstNATPosition && !at.Later {
+		found.doubts = append(found.doubts, doubt{found.by, translates, "if it was made after the rules of kube-proxy, it comes first"})
+		found.verdict = passes
+	}
+	s.record(at, &found)
+	switch found.verdict {
+	case drops, rejects, translates:
+		return false
+	case masquerades:
+		s.packet.from, s.settled = netip.Addr{}, true
+	}
+	return true
+}
+
+// record adds what a base chain does with a packet to the answer.
+func (s *stage) record(at *station, found *finding) {
+	if found.empty && found.verdict == passes {
+		return
+	}
+	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: does[found.verdict]}
+	if found.verdict != passes {
+		o.Rule, o.Look = found.by.describe(), at.look(found.by)
+	}
+	for _, d := range found.doubts {
+		o.Doubts = append(o.Doubts, explain.Doubt{Rule: d.describe(), Does: does[d.does], Why: d.why, Look: at.look(d.rule)})
+	}
+	to := s.packet.to.String()
+	for i := range s.others {
+		if x := &s.others[i]; x.Alike(&o) {
+			if !slices.Contains(x.To, to) {
+				x.To = append(x.To, to)
+			}
+			return
+		}
+	}
+	o.To = []string{to}
+	s.others = append(s.others, o)
+}
+
+var does = map[verdict]explain.Deed{
+	passes: explain.Passes, drops: explain.Drops, rejects: explain.Refuses,
+	translates: explain.Translates, masquerades: explain.Masquerades, untracks: explain.Untracks,
+}
+
+func (c Chain) describe() string { return "chain " + c.Name + " of table " + c.tableName() }

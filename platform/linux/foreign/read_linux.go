@@ -1,0 +1,276 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
+)
+
+// Kernel reads tables of nftables. It changes nothing. It reads the rules of a chain and the
+// elements of a set when they are asked for the first time.
+type Kernel struct {
+	socket *netlink.Socket
+	bases  []Base
+	rules  map[Chain][]Rule
+	sets   map[Chain]*Set
+}
+
+// Open lists the base chains that packets of a family pass, without those of the tables in
+// followed. own is the table of this program, or a followed one.
+func Open(ctx context.Context, f service.Family, followed []string) (*Kernel, error) {
+	s, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Buffer: 4 << 20})
+	if err != nil {
+		return nil, err
+	}
+	k := &Kernel{socket: s, rules: map[Chain][]Rule{}, sets: map[Chain]*Set{}}
+	if err := k.list(ctx, f, followed); err != nil {
+		k.Close()
+		return nil, err
+	}
+	return k, nil
+}
+
+// Close closes k.
+func (k *Kernel) Close() { k.socket.Close() }
+
+// attempts bounds how often a list is read that changes meanwhile.
+const attempts = 5
+
+// query asks for a list and passes each part to each. begin is called before each attempt.
+func (k *Kernel) query(ctx context.Context, e *netlink.Encoder, begin func(), each func(family uint8, body []byte) error) error {
+	e.EndMessage()
+	var err error
+	for range attempts {
+		begin()
+		err = k.socket.Query(ctx, e.Buf, func(m netlink.Message) error { return each(m.Netfilter()) })
+		if !errors.Is(err, netlink.ErrInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
+func request(msg uint16, family uint8) *netlink.Encoder {
+	e := &netlink.Encoder{}
+	e.NetfilterMessage(unix.NFNL_SUBSYS_NFTABLES<<8|msg, unix.NLM_F_DUMP, family, 0)
+	return e
+}
+
+var familyNames = map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet"}
+
+func familyNumber(name string) uint8 {
+	for n, text := range familyNames {
+		if text == name {
+			return n
+		}
+	}
+	return 0
+}
+
+// absent are errors that mean that the kernel has no nftables.
+var absent = []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL}
+
+// list reads the tables and the base chains. The kernel lists tables in the order of their
+// age.
+func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) error {
+	var tables []string // that count, by name
+	var later []string  // those younger than a followed one
+	names := []string{"inet", "ip"}
+	if f == service.IPv6 {
+		names[1] = "ip6"
+	}
+	begin := func() { tables, later = nil, nil }
+	err := k.query(ctx, request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC), begin, func(family uint8, body []byte) error {
+		name := familyNames[family] + " " + netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME))
+		flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))
+		switch {
+		case slices.Contains(followed, name):
+			later = []string{}
+		case !slices.Contains(names, familyNames[family]), flags&unix.NFT_TABLE_F_DORMANT != 0:
+		default:
+			tables = append(tables, name)
+			if later != nil {
+				later = append(later, name)
+			}
+		}
+		return nil
+	})
+	if slices.ContainsFunc(absent, func(a error) bool { return errors.Is(err, a) }) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list tables of nftables: %w", err)
+	}
+	err = k.query(ctx, request(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC), func() { k.bases = nil }, func(family uint8, body []byte) error {
+		c := Chain{Family: familyNames[family], Table: netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_TABLE))}
+		hook := netlink.Attribute(body, unix.NFTA_CHAIN_HOOK)
+		if hook == nil || !slices.Contains(tables, c.tableName()) {
+			return nil
+		}
+		c.Name = netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))
+		k.addBase(c, hook, body)
+		k.bases[len(k.bases)-1].Later = slices.Contains(later, c.tableName())
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list chains of nftables: %w", err)
+	}
+	k.bases = slices.DeleteFunc(k.bases, func(b Base) bool { return b.Hook > Postrouting }) // such as ingress
+	return nil
+}
+
+func (k *Kernel) addBase(c Chain, hook, body []byte) {
+	policy := netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)
+	k.bases = append(k.bases, Base{
+		Chain: c, Hook: Hook(netlink.Uint32(netlink.Attribute(hook, unix.NFTA_HOOK_HOOKNUM))),
+		Priority: int(int32(netlink.Uint32(netlink.Attribute(hook, unix.NFTA_HOOK_PRIORITY)))),
+		NAT:      netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_TYPE)) == "nat",
+		Drops:    len(policy) == 4 && netlink.Uint32(policy) == Drop,
+	})
+}
+
+// Bases implements Tables.
+func (k *Kernel) Bases() []Base { return k.bases }
+
+// Rules implements Tables.
+func (k *Kernel) Rules(c Chain) ([]Rule, error) {
+	if all, known := k.rules[c]; known {
+		return all, nil
+	}
+	e := request(unix.NFT_MSG_GETRULE, familyNumber(c.Family))
+	e.Text(unix.NFTA_RULE_TABLE, c.Table)
+	e.Text(unix.NFTA_RULE_CHAIN, c.Name)
+	var all []Rule
+	err := k.query(context.Background(), e, func() { all = nil }, func(family uint8, body []byte) error {
+		at := Chain{familyNames[family], netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_TABLE)), netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_CHAIN))}
+		if at != c {
+			return nil
+		}
+		all = append(all, decodeRule(family, body))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list rules of %s: %w", c.describe(), err)
+	}
+	k.rules[c] = all
+	return all, nil
+}
+
+func decodeRule(family uint8, body []byte) Rule {
+	var r Rule
+	if h := netlink.Attribute(body, unix.NFTA_RULE_HANDLE); len(h) == 8 {
+		r.Handle = binary.BigEndian.Uint64(h)
+	}
+	r.Comment, _ = userdata.GetString(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+	for _, b := range netlink.Attributes(netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)) {
+		name := netlink.Text(netlink.Attribute(b, unix.NFTA_EXPR_NAME))
+		r.Expressions = append(r.Expressions, decode(family, name, slices.Clone(netlink.Attribute(b, unix.NFTA_EXPR_DATA))))
+	}
+	return r
+}
+
+// Attributes and flags that package unix lacks (kernel: nf_tables.h).
+const (
+	setElemKeyEnd   = 10   // NFTA_SET_ELEM_KEY_END
+	setElemExprs    = 11   // NFTA_SET_ELEM_EXPRESSIONS
+	setDescConcat   = 2    // NFTA_SET_DESC_CONCAT
+	setFieldLen     = 1    // NFTA_SET_FIELD_LEN
+	elemCatchAll    = 2    // NFT_SET_ELEM_CATCHALL
+	setConcatenated = 0x80 // NFT_SET_CONCAT
+)
+
+// Set implements Tables.
+func (k *Kernel) Set(in Chain, name string) (*Set, error) {
+	id := Chain{in.Family, in.Table, name}
+	if s, known := k.sets[id]; known {
+		return s, nil
+	}
+	s := &Set{}
+	family := familyNumber(in.Family)
+	e := request(unix.NFT_MSG_GETSET, family)
+	e.Text(unix.NFTA_SET_TABLE, in.Table)
+	err := k.query(context.Background(), e, func() {}, func(_ uint8, body []byte) error {
+		if netlink.Text(netlink.Attribute(body, unix.NFTA_SET_NAME)) == name && netlink.Text(netlink.Attribute(body, unix.NFTA_SET_TABLE)) == in.Table {
+			s.describe(body)
+		}
+		return nil
+	})
+	if err == nil {
+		e = request(unix.NFT_MSG_GETSETELEM, family)
+		e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, in.Table)
+		e.Text(unix.NFTA_SET_ELEM_LIST_SET, name)
+		err = k.query(context.Background(), e, func() { s.Elements = nil }, func(_ uint8, body []byte) error {
+			for _, b := range netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				s.Elements = append(s.Elements, decodeElement(b))
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list set %s of table %s: %w", name, in.tableName(), err)
+	}
+	if s.Intervals {
+		s.sort()
+	}
+	k.sets[id] = s
+	return s, nil
+}
+
+// describe takes over the description of a set.
+func (s *Set) describe(body []byte) {
+	flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_FLAGS))
+	concat := netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), setDescConcat)
+	for _, field := range netlink.Attributes(concat) {
+		s.Fields = append(s.Fields, int(netlink.Uint32(netlink.Attribute(field, setFieldLen))))
+	}
+	s.Intervals = flags&unix.NFT_SET_INTERVAL != 0 && flags&setConcatenated == 0 && len(s.Fields) < 2
+}
+
+func decodeElement(b []byte) Element {
+	var e Element
+	for typ, v := range netlink.Attributes(b) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			e.Key = slices.Clone(netlink.Attribute(v, unix.NFTA_DATA_VALUE))
+		case setElemKeyEnd:
+			e.KeyEnd = slices.Clone(netlink.Attribute(v, unix.NFTA_DATA_VALUE))
+		case unix.NFTA_SET_ELEM_FLAGS:
+			flags := netlink.Uint32(v)
+			e.End, e.CatchAll = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0, flags&elemCatchAll != 0
+		case unix.NFTA_SET_ELEM_EXPR:
+			e.Conditional = e.Conditional || conditional(v)
+		case setElemExprs:
+			for _, x := range netlink.Attributes(v) {
+				e.Conditional = e.Conditional || conditional(x)
+			}
+		case unix.NFTA_SET_ELEM_DATA:
+			if x := netlink.Attribute(v, unix.NFTA_DATA_VERDICT); x != nil {
+				e.Verdict = decodeVerdict(x)
+			} else {
+				e.Data = slices.Clone(netlink.Attribute(v, unix.NFTA_DATA_VALUE))
+			}
+		}
+	}
+	return e
+}
+
+// conditional reports whether an expression of an element may not match.
+func conditional(b []byte) bool {
+	return !slices.Contains([]string{"counter", "last"}, netlink.Text(netlink.Attribute(b, unix.NFTA_EXPR_NAME)))
+}
+
+func decodeVerdict(b []byte) *Verdict {
+	chain := netlink.Attribute(b, unix.NFTA_VERDICT_CHAIN)
+	return &Verdict{int32(netlink.Uint32(netlink.Attribute(b, unix.NFTA_VERDICT_CODE))), string([]byte(netlink.Text(chain)))}
+}
