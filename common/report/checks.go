@@ -84,7 +84,7 @@ func (c *checks) desiredChecks(node *service.Node) servicecheck.Desired {
 		for _, f := range service.Families {
 			if k.ports[f] > 0 {
 				x.Families = append(x.Families, f)
-				x.LocalEndpoints = max(x.LocalEndpoints, k.ready[f])
+				x.LocalEndpoints[f] = k.ready[f]
 			}
 		}
 		want.Checks[port] = x

@@ -41,10 +41,10 @@ func TestChecksUpdate(t *testing.T) {
 	}{
 		{"nothing to check", []*service.Port{checkedPort(service.IPv4, "plain", 0, 0)}, map[uint16]servicecheck.Check{}},
 		{"one family so far", []*service.Port{checkedPort(service.IPv4, "web", 31000, 1)}, map[uint16]servicecheck.Check{
-			31000: {Namespace: "shop", Name: "web", LocalEndpoints: 1, Families: []service.Family{service.IPv4}},
+			31000: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}, Families: []service.Family{service.IPv4}},
 		}},
-		{"both, of which one counts more", []*service.Port{checkedPort(service.IPv4, "web", 31000, 1), checkedPort(service.IPv6, "web", 31000, 2)}, map[uint16]servicecheck.Check{
-			31000: {Namespace: "shop", Name: "web", LocalEndpoints: 2, Families: []service.Family{service.IPv4, service.IPv6}},
+		{"both, with a count of their own", []*service.Port{checkedPort(service.IPv4, "web", 31000, 1), checkedPort(service.IPv6, "web", 31000, 2)}, map[uint16]servicecheck.Check{
+			31000: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1, 2}, Families: []service.Family{service.IPv4, service.IPv6}},
 		}},
 		{"the last one here leaves", []*service.Port{checkedPort(service.IPv4, "web", 31000, 0)}, map[uint16]servicecheck.Check{
 			31000: {Namespace: "shop", Name: "web", Families: []service.Family{service.IPv4}},

@@ -40,13 +40,13 @@ func (s *Servers) handler(port uint16) http.Handler {
 			http.NotFound(w, q)
 			return
 		}
-		a := answer{LocalEndpoints: c.LocalEndpoints, ServiceProxyHealthy: s.healthy(c, q)}
+		a := answer{LocalEndpoints: c.localEndpoints(q), ServiceProxyHealthy: s.healthy(c, q)}
 		a.Service.Namespace, a.Service.Name = c.Namespace, c.Name
 		status := http.StatusServiceUnavailable
 		if a.LocalEndpoints > 0 && a.ServiceProxyHealthy {
 			status = http.StatusOK
 		}
-		w.Header().Set(weightHeader, strconv.Itoa(c.LocalEndpoints))
+		w.Header().Set(weightHeader, strconv.Itoa(a.LocalEndpoints))
 		health.ReplyJSON(w, status, a)
 	})
 }
@@ -55,7 +55,21 @@ func (s *Servers) healthy(c Check, q *http.Request) bool {
 	return !c.Unprogrammed && (s.Serving == nil || s.Serving(c.families(q)...))
 }
 
-// families returns the families whose health matters: the one of q's connection if the
+// localEndpoints returns the count of the family that matters for q, and the largest one
+// where more than one does.
+func (c Check) localEndpoints(q *http.Request) int {
+	families := c.families(q)
+	if len(families) == 0 {
+		families = service.Families[:]
+	}
+	n := 0
+	for _, f := range families {
+		n = max(n, c.LocalEndpoints[f])
+	}
+	return n
+}
+
+// families returns the families that matter: the one of q's connection if the
 // Service has it, and otherwise all of the Service.
 func (c Check) families(q *http.Request) []service.Family {
 	family, ok := arrival(q)

@@ -23,11 +23,13 @@ import (
 // Check is the content of the answers for one Service.
 type Check struct {
 	Namespace, Name string
-	// LocalEndpoints counts the ready endpoints on this node, without terminating ones.
-	LocalEndpoints int
-	// Families are those of the Service, nil for all that are programmed. The health of
-	// the family of a probe's connection counts, so that a fault of one family does not
-	// affect the answers in the other.
+	// LocalEndpoints counts, by family, the ready endpoints on this node, without
+	// terminating ones.
+	LocalEndpoints [2]int
+	// Families are those of the Service, nil for all that are programmed. Endpoints and
+	// health of the family of a probe's connection count, so that a fault of one family
+	// does not affect the answers in the other, and no load balancer sends IPv4 where only
+	// IPv6 has an endpoint.
 	Families []service.Family
 	// Unprogrammed means that this Service could not be programmed, even if the proxy is
 	// otherwise healthy.

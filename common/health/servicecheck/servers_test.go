@@ -98,14 +98,15 @@ func TestAnswers(t *testing.T) {
 		stuck []service.Family
 		v4    string
 	}{
-		"local endpoints":             {Check{LocalEndpoints: 2}, nil, "200 2 " + body("web", 2, true)},
-		"none":                        {Check{}, nil, "503 0 " + body("web", 0, true)},
-		"proxy not healthy":           {Check{LocalEndpoints: 2}, both, "503 2 " + body("web", 2, false)},
-		"this Service not programmed": {Check{LocalEndpoints: 2, Unprogrammed: true}, nil, "503 2 " + body("web", 2, false)},
-		"the other family is stuck":   {Check{LocalEndpoints: 1, Families: both}, both[1:], "200 1 " + body("web", 1, true)},
-		"the probe's family is stuck": {Check{LocalEndpoints: 1, Families: both}, both[:1], "503 1 " + body("web", 1, false)},
-		"a Service of the other family, which is stuck": {Check{LocalEndpoints: 1, Families: both[1:]}, both[1:], "503 1 " + body("web", 1, false)},
-		"a Service of the other family, which works":    {Check{LocalEndpoints: 1, Families: both[1:]}, both[:1], "200 1 " + body("web", 1, true)},
+		"local endpoints":                               {Check{LocalEndpoints: [2]int{2}}, nil, "200 2 " + body("web", 2, true)},
+		"none":                                          {Check{}, nil, "503 0 " + body("web", 0, true)},
+		"proxy not healthy":                             {Check{LocalEndpoints: [2]int{2}}, both, "503 2 " + body("web", 2, false)},
+		"this Service not programmed":                   {Check{LocalEndpoints: [2]int{2}, Unprogrammed: true}, nil, "503 2 " + body("web", 2, false)},
+		"the other family is stuck":                     {Check{LocalEndpoints: [2]int{1}, Families: both}, both[1:], "200 1 " + body("web", 1, true)},
+		"the probe's family is stuck":                   {Check{LocalEndpoints: [2]int{1}, Families: both}, both[:1], "503 1 " + body("web", 1, false)},
+		"local endpoints of the other family alone":     {Check{LocalEndpoints: [2]int{0, 1}, Families: both}, nil, "503 0 " + body("web", 0, true)},
+		"a Service of the other family, which is stuck": {Check{LocalEndpoints: [2]int{0, 1}, Families: both[1:]}, both[1:], "503 1 " + body("web", 1, false)},
+		"a Service of the other family, which works":    {Check{LocalEndpoints: [2]int{0, 1}, Families: both[1:]}, both[:1], "200 1 " + body("web", 1, true)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, n := newServers(t)
@@ -128,7 +129,7 @@ func TestAnswers(t *testing.T) {
 func TestServingUnset(t *testing.T) {
 	s, n := newServers(t)
 	s.Serving = nil
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}}}})
 	if diff := cmp.Diff("200 1 "+body("web", 1, true), n.ask(t, "127.0.0.1:30001")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -136,7 +137,7 @@ func TestServingUnset(t *testing.T) {
 
 func TestSyncByDifference(t *testing.T) {
 	s, n := newServers(t)
-	web, api := Check{Namespace: "shop", Name: "web", LocalEndpoints: 1}, Check{Namespace: "shop", Name: "api"}
+	web, api := Check{Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}}, Check{Namespace: "shop", Name: "api"}
 	addrs := []netip.Addr{loop4}
 	for _, step := range []struct {
 		situation string
@@ -212,7 +213,7 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 // on other ones after a change.
 func TestNarrowedDown(t *testing.T) {
 	s, n := newServers(t)
-	checks := map[uint16]Check{7: {Namespace: "shop", Name: "web", LocalEndpoints: 1}}
+	checks := map[uint16]Check{7: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}}}
 	for _, tt := range []struct {
 		within []string
 		hears  bool
@@ -348,7 +349,7 @@ func TestBrokenListener(t *testing.T) {
 
 func TestRunStopsEverything(t *testing.T) {
 	s, n := newServers(t)
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: 1}}})
+	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: [2]int{1}}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.Run(ctx)
