@@ -105,7 +105,7 @@ func TestFamilyNotes(t *testing.T) {
 		"unset NodePorts, iptables":  {Linux, "--proxy-mode=iptables", []string{`nodePortAddresses: is not set: every address of the node answers NodePorts; "primary" restricts that to the node's own`}},
 		"pods of the primary family": {Linux, "--cluster-cidr=10.0.0.0/8", nil},
 		"pods of the other family":   {Linux, "--cluster-cidr=fd00::/48", []string{"--cluster-cidr: clusterCIDR: has no prefix of the primary family IPv4, so pods of that family cannot be distinguished from other clients"}},
-		"pods told otherwise":        {Linux, "--cluster-cidr=fd00::/48 --detect-local-mode=NodeCIDR", nil},
+		"pods by node range":         {Linux, "--cluster-cidr=fd00::/48 --detect-local-mode=NodeCIDR", nil},
 		"an address of listeners": {Linux, "--proxy-mode=userspace --bind-address=192.0.2.1 --nodeport-addresses=primary", []string{
 			"--bind-address: bindAddress: 192.0.2.1 is the node's address; listeners of mode userspace are there only with --proxy-port-range, else at an address that only packets to Services reach"}},
 		"an address and a range of listeners": {Linux, "--proxy-mode=userspace --bind-address=192.0.2.1 --proxy-port-range=4000-4999 --nodeport-addresses=primary", nil},

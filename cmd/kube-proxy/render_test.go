@@ -58,7 +58,6 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// TestRenderBadManifests checks that good manifests are rendered beside bad ones.
 // TestRenderAcceleration renders socket acceleration after the rules of each mode that can
 // have it.
 func TestRenderAcceleration(t *testing.T) {
@@ -77,6 +76,7 @@ func TestRenderAcceleration(t *testing.T) {
 	}
 }
 
+// TestRenderBadManifests checks that good manifests are rendered beside bad ones.
 func TestRenderBadManifests(t *testing.T) {
 	dir := files(t, map[string]string{"a.yaml": "kind: [\n", "b.yaml": shop, "c.yaml": "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"})
 	got := call(t, dir, "render", "--manifests=DIR", "--hostname-override=node-a")

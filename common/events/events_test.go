@@ -195,7 +195,7 @@ func TestChangeMeanwhile(t *testing.T) {
 func TestRecurrence(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		for i := range 20 {
-			r.Failed(serviceObject("web"), broken, fmt.Sprintf("trouble %d", i))
+			r.Failed(serviceObject("web"), broken, fmt.Sprintf("fault %d", i))
 			time.Sleep(10 * time.Second)
 			r.Recovered(serviceObject("web"), broken, "")
 			time.Sleep(10 * time.Second)
@@ -203,7 +203,7 @@ func TestRecurrence(t *testing.T) {
 		r.expect(t, time.Hour,
 			"3s create web Broken: ok", "13s create web Mended: ok", "23s patch : ok", "313s patch : ok")
 		for _, e := range r.events {
-			if e.Reason == "Broken" && (e.Count != 2 || e.Message != "trouble 1") || e.Reason == "Mended" && e.Count != 2 {
+			if e.Reason == "Broken" && (e.Count != 2 || e.Message != "fault 1") || e.Reason == "Mended" && e.Count != 2 {
 				t.Errorf("%s: count %d, message %q", e.Reason, e.Count, e.Message)
 			}
 		}

@@ -144,7 +144,7 @@ func checkReason(t *rapid.T, e Endpoint) {
 
 func drawModel(t *rapid.T) Model {
 	o := track.Options{NodeName: "a", NodePorts: service.AnyAddress(), NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}}
-	if rapid.Bool().Draw(t, "pods are told") {
+	if rapid.Bool().Draw(t, "pods are recognized") {
 		o.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	}
 	o.MasqueradeAll = rapid.Bool().Draw(t, "masqueradeAll")

@@ -74,7 +74,7 @@ func TestAddressTaken(t *testing.T) {
 	s := Server{Name: "metrics", Addr: l.Addr().String(), HardFail: true, Attempted: func(err error) { failed = err }}
 	got := s.Run(t.Context())
 	if got == nil || !strings.Contains(got.Error(), "metrics server: listen tcp4 "+s.Addr) || !errors.Is(got, failed) {
-		t.Errorf("Run = %v, told %v; want the address in the error", got, failed)
+		t.Errorf("Run = %v, reported %v; want the address in the error", got, failed)
 	}
 }
 
@@ -138,7 +138,7 @@ func TestSoftFail(t *testing.T) {
 			t.Errorf("attempts (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff([]bool{false, false, false, true}, attempts); diff != "" {
-			t.Errorf("told (-want +got):\n%s", diff)
+			t.Errorf("reported (-want +got):\n%s", diff)
 		}
 		cancel()
 		if err := <-done; err != nil {

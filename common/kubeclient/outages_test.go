@@ -67,7 +67,7 @@ func TestLongOutageIsAFewLines(t *testing.T) {
 				t.Errorf("%d lines, want a dozen:\n%s", n, &x.log)
 			}
 			if !strings.Contains(lines[0], "cannot be read") || !strings.Contains(x.log.String(), "repeated=") {
-				t.Errorf("the log begins with %q, or tells no repeats:\n%s", lines[0], &x.log)
+				t.Errorf("the log begins with %q, or does not report repeats:\n%s", lines[0], &x.log)
 			}
 			if last := lines[len(lines)-1]; !strings.Contains(last, "again") {
 				t.Errorf("last line %q, want that it is over", last)

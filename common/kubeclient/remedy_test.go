@@ -28,7 +28,7 @@ func TestRemedies(t *testing.T) {
 		"no proxy":             {fmt.Errorf("get: %w", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: refused}), "HTTPS_PROXY"},
 		"HTTP instead of TLS":  {apierrors.NewGenericServerResponse(400, "get", schema.GroupResource{}, "", "", 0, true), "--master begins with https://"},
 		"login":                {apierrors.NewUnauthorized("no"), "credentials in the service account"},
-		"nothing can be known": {errors.New("trouble"), ""},
+		"nothing can be known": {errors.New("a fault"), ""},
 	} {
 		got := o.Remedy(tc.err)
 		if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {

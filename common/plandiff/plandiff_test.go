@@ -164,8 +164,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestLongAndForeign checks that a long list is cut and counted, that nothing from outside
-// steers the terminal, and that colours are there only if they are asked for.
+// TestAffected checks which Service ports the lines of plans name.
 func TestAffected(t *testing.T) {
 	d := New()
 	d.AddPlan(service.IPv4, `+ services: 10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-2
@@ -196,6 +195,8 @@ func TestAffected(t *testing.T) {
 	}
 }
 
+// TestLongAndForeign checks that a long list is cut and counted, that nothing from outside
+// steers the terminal, and that colours are there only if they are asked for.
 func TestLongAndForeign(t *testing.T) {
 	d := New()
 	d.AddPlan(service.IPv6, strings.Repeat("+ \x1b[2J\n", mostLines+5))

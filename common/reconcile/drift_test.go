@@ -78,7 +78,7 @@ func TestStandby(t *testing.T) {
 		b.SnapshotChanged()
 		b.pass(10 * time.Second)
 		if b.count() != 0 || standbys == 0 {
-			t.Errorf("%d rounds, told of standing by %d times", b.count(), standbys)
+			t.Errorf("%d rounds, reported standing by %d times", b.count(), standbys)
 		}
 		mine = true
 		b.Kick()

@@ -40,7 +40,7 @@ func TestUnknownPods(t *testing.T) {
 	}
 	r.Reconfigure(track.Options{})
 	if got := round(); len(got) > 0 {
-		t.Errorf("told otherwise: %v", got)
+		t.Errorf("reported otherwise: %v", got)
 	}
 }
 

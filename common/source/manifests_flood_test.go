@@ -129,7 +129,7 @@ func decodeFlood(t *testing.T, text string) uint64 {
 		t.Errorf("costs = %d in the library, %d for lines; file %d", got.costs.trees, got.costs.scans, len(content))
 	}
 	if n := len(got.rejected) + len(got.unparsable); n > maxProblems+1 {
-		t.Errorf("%d problems are told, want at most %d", n, maxProblems)
+		t.Errorf("%d problems are reported, want at most %d", n, maxProblems)
 	}
 	words := 0
 	for _, b := range append(got.rejected, got.unparsable...) {

@@ -40,7 +40,7 @@ func (r *recorder) add(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.open && format != "synced" {
-		panic("told outside of a batch: " + fmt.Sprintf(format, args...))
+		panic("reported outside of a batch: " + fmt.Sprintf(format, args...))
 	}
 	r.calls = append(r.calls, fmt.Sprintf(format, args...))
 }

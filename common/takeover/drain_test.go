@@ -57,7 +57,7 @@ func TestDraining(t *testing.T) {
 					t.Errorf("log:\n%s", text)
 				}
 				if last := n.since[len(n.since)-1]; tt.duration > 0 && (!n.since[0].IsZero() || last.IsZero() || last.Sub(began) > 2*time.Second) {
-					t.Errorf("it was told that it began at %v", n.since)
+					t.Errorf("it was reported that it began at %v", n.since)
 				}
 			})
 		})

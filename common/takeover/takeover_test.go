@@ -201,7 +201,7 @@ func TestTakeover(t *testing.T) {
 				t.Errorf("done %t, and the log says:\n%s", tt.done, s.logText)
 			}
 			if n := strings.Count(s.logText.String(), "still there; trying again"); n > 1 {
-				t.Errorf("the same was told %d times:\n%s", n, s.logText)
+				t.Errorf("the same was reported %d times:\n%s", n, s.logText)
 			}
 		})
 	}

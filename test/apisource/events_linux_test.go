@@ -106,7 +106,7 @@ func testEventsForbidden(t *testing.T, w fixture, account string) {
 }
 
 func testEventOfCheck(t *testing.T, w fixture, taken func()) {
-	program.Await(t, "the taken port is told", func() bool { return w.event(t, "FailedToStartServiceHealthcheck") != nil })
+	program.Await(t, "the taken port is reported", func() bool { return w.event(t, "FailedToStartServiceHealthcheck") != nil })
 	e := w.event(t, "FailedToStartServiceHealthcheck")
 	s, err := w.Client.CoreV1().Services(namespace).Get(t.Context(), "checked", metav1.GetOptions{})
 	if err != nil {
@@ -117,7 +117,7 @@ func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 		t.Errorf("%+v: %s %s %s", e.InvolvedObject, e.Type, e.ReportingInstance, e.Message)
 	}
 	taken()
-	program.Await(t, "the free port is told", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
+	program.Await(t, "the free port is reported", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
 	again := takePort(t, w.lab.Node, otherCheckPort)
 	defer again()
 	s.Spec.HealthCheckNodePort = otherCheckPort // cannot be changed, so it is another Service
@@ -127,7 +127,7 @@ func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 		t.Fatal(err)
 	}
 	w.set(t, s)
-	program.Await(t, "the next Service is told apart", func() bool {
+	program.Await(t, "the next Service has an Event of its own", func() bool {
 		return slices.ContainsFunc(w.events(t), func(e corev1.Event) bool {
 			return e.Reason == "FailedToStartServiceHealthcheck" && e.InvolvedObject.UID == s.UID
 		})

@@ -59,11 +59,11 @@ func testEventsCounted(t *testing.T, w fixture) {
 	a.Failed(about, mistake, "the same")
 	b.Failed(about, mistake, "the same")
 	b.Failed(about, broken, "first")
-	program.Await(t, "b tells of its own failure", func() bool { return w.event(t, "TestBroken") != nil })
-	program.Await(t, "one tells of the mistake", func() bool { return writtenA.Load()+writtenB.Load() >= 2 })
+	program.Await(t, "b reports its own failure", func() bool { return w.event(t, "TestBroken") != nil })
+	program.Await(t, "one reports the mistake", func() bool { return writtenA.Load()+writtenB.Load() >= 2 })
 	b.Recovered(about, broken, "mended")
 	// b reports this later, so it has handled the mistake before.
-	program.Await(t, "b tells that it is over", func() bool { return w.event(t, "TestMended") != nil })
+	program.Await(t, "b reports that it is over", func() bool { return w.event(t, "TestMended") != nil })
 	b.Failed(about, broken, "second")
 	program.Await(t, "the failure is counted", func() bool {
 		e := w.event(t, "TestBroken")

@@ -24,8 +24,8 @@ touch /run/xtables.lock /mnt/root/run/xtables.lock
 LOCK
 exec chroot /mnt/root "$@"`
 
-// TestDoctorInAContainer checks that doctor tells a container with a lock of its own from
-// one that has the lock of the host.
+// TestDoctorInAContainer checks that doctor distinguishes a container with a lock of its own
+// from one that has the lock of the host.
 func TestDoctorInAContainer(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, switchableModes()["iptables-legacy"])

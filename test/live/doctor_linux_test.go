@@ -102,7 +102,7 @@ func (d diagnosis) has(id string) bool {
 	return found
 }
 
-// await waits until all is well.
+// awaitSound waits until doctor finds nothing.
 func (c *cluster) awaitSound(t *testing.T, args ...string) {
 	t.Helper()
 	var d diagnosis

@@ -62,7 +62,7 @@ func TestIPVSDrift(t *testing.T) {
 		s := d.Health.Status["IPv4"]
 		all := s.DriftRepaired + d.Health.Status["IPv6"].DriftRepaired
 		if err != nil || all < len(ipvsTamperings) || s.DriftFound < s.DriftRepaired || s.DriftRepaired != int(n) {
-			t.Errorf("status tells of %+v, %v; the metric is %v, in\n%s", s, err, n, out)
+			t.Errorf("status reports %+v, %v; the metric is %v, in\n%s", s, err, n, out)
 		}
 	})
 }

@@ -35,13 +35,13 @@ func TestServersUnderFlood(t *testing.T) {
 			c.awaitProgrammed(t)
 			p.Fetch(t, program.MetricsAddr, "/services")
 			before := memory(t, p)
-			calm := c.changeTimes(t, "calm", changes)
+			quiet := c.changeTimes(t, "quiet", changes)
 			all := openConns{host: c.Node}
 			all.openTotal(t, total)
 			if n := files(t, p); n > most-64 {
 				t.Errorf("%d files are open of %d", n, most)
 			}
-			slowest := calm + calm/10 + 5*time.Millisecond
+			slowest := quiet + quiet/10 + 5*time.Millisecond
 			busy := c.changeTimes(t, "busy", changes)
 			for try := 0; nightly() && busy > slowest && try < 3; try++ { // the machine may have much else to do
 				busy = min(busy, c.changeTimes(t, "busy", changes))
@@ -49,7 +49,7 @@ func TestServersUnderFlood(t *testing.T) {
 			if nightly() && busy > slowest {
 				t.Errorf("half of %d changes took more than %s, want at most %s", changes, busy, slowest)
 			}
-			t.Logf("half of %d changes took less than %s alone, and than %s under %d hostile connections", changes, calm, busy, total)
+			t.Logf("half of %d changes took less than %s alone, and than %s under %d hostile connections", changes, quiet, busy, total)
 			if s := p.Status(t, program.HealthAddr, "/healthz"); s != http.StatusOK {
 				t.Errorf("/healthz answers %d", s)
 			}

@@ -50,7 +50,7 @@ var faults = []fault{
 	},
 	{node: "altered", alerts: []string{"KubeproxyRulesAltered", "KubeproxyCondition"}, begin: alter},
 	{
-		node: "misled", alerts: []string{"KubeproxyConfigurationRejected", "KubeproxyCondition"},
+		node: "rejected", alerts: []string{"KubeproxyConfigurationRejected", "KubeproxyCondition"},
 		start: func(t *testing.T, s *site, n *node) {
 			s.start(t, n, nil, "--config="+n.write(t, "config.yaml", goodConfig))
 		},

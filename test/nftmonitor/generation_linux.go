@@ -42,8 +42,7 @@ func Generation(h *netlab.Host) (uint32, error) {
 	return id, nil
 }
 
-// generation reads the message that the kernel answers with, and tells of each
-// commit with.
+// generation reads the message of the kernel about a commit, or about the present state.
 func generation(data []byte) (uint32, error) {
 	const header = 4
 	if len(data) < header {

@@ -83,7 +83,7 @@ type Listener struct {
 	err        error
 }
 
-// buffer has room for what the kernel tells of a whole first program.
+// buffer has room for the notices about a whole first program.
 const buffer = 256 << 20
 
 // Listen starts to listen on h. hear, if not nil, is called for each notice

@@ -76,7 +76,7 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestReusedPorts checks that a lost request is told apart if its port was used before.
+// TestReusedPorts checks that a lost request is recognized if its port was used before.
 func TestReusedPorts(t *testing.T) {
 	server, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {

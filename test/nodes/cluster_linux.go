@@ -17,7 +17,7 @@ import (
 
 // Cluster is a cluster on this machine.
 type Cluster struct {
-	// Name tells clusters apart that are there at the same time, and is empty for the
+	// Name distinguishes clusters that exist at the same time. It is empty for the
 	// usual one.
 	Name string
 	// Nodes is how many nodes it has: n1, n2 and so on.

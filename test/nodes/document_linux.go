@@ -250,7 +250,7 @@ func (d *Document) writeNotes(out *strings.Builder) {
 	}
 }
 
-// kinds tells how connections were lost.
+// kinds says how connections were lost.
 func kinds(c Counts) string {
 	var all []string
 	for k, n := range c.Kinds {

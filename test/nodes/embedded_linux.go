@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// In an embedded cluster, as k3s makes one, no object tells of the service proxy. It is a
+// In an embedded cluster, as k3s makes one, no object names the service proxy. It is a
 // part of what runs on each node anyhow, which also forwards a port of loopback to the API
 // server.
 

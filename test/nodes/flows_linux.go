@@ -109,7 +109,7 @@ func (c *Cluster) podProcess(ctx context.Context, namespace, name string) (int, 
 }
 
 // LoadCommand is the command by which a program runs a Load that it reads from standard
-// input, until it is told to end, and writes the Counts.
+// input, until a signal ends it, and writes the Counts.
 const LoadCommand = "load"
 
 // RunLoad is LoadCommand.
@@ -136,7 +136,7 @@ func (f *flow) start() error {
 	return f.cmd.Start()
 }
 
-// result waits for a flow that was told to end.
+// result waits for a flow that got the signal to end.
 func (f *flow) result() (Flow, error) {
 	r := Flow{Name: f.name}
 	err := f.cmd.Wait()
@@ -163,7 +163,7 @@ func (c *Cluster) Under(ctx context.Context, change func(context.Context) error)
 	}
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
-	told, err := c.watchReadiness(watching, all)
+	ready, err := c.watchReadiness(watching, all)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -185,7 +185,7 @@ func (c *Cluster) Under(ctx context.Context, change func(context.Context) error)
 		r, loadErr := f.result()
 		err = errors.Join(err, loadErr)
 		stop()
-		told.explain(&r, f.reach)
+		ready.explain(&r, f.reach)
 		results = append(results, r)
 		c.progress("%-36s new %5d, lost %d; held %5d, broken %d %v; no ready endpoint for %s, %d lost then",
 			r.Name, r.New, r.NewLost, r.Held, r.HeldLost, r.Kinds, r.Unready.Round(10*time.Millisecond), r.LostUnready)

@@ -18,7 +18,7 @@ import (
 const sshPort = ":22"
 
 // allowLogin lets the tests of Kubernetes run commands on the nodes, as on those of a
-// cloud, until ctx ends. It returns the variables that tell them how, see
+// cloud, until ctx ends. It returns the variables that say how, see
 // test/e2e/framework/ssh in kubernetes/kubernetes.
 func (c *Cluster) allowLogin(ctx context.Context) (env []string, err error) {
 	key, err := c.newKey("login")

@@ -23,7 +23,7 @@ import (
 // reads.
 type Machine struct {
 	Name string
-	// Cluster tells machines of several clusters apart that have the same name.
+	// Cluster distinguishes machines of several clusters that have the same name.
 	Cluster string
 	Folder  string // has its files, and its log files in log
 	// Path is where its programs are found.

@@ -16,8 +16,8 @@ import (
 )
 
 // readiness is what the API server says about the endpoints of the clients' Services while
-// something is changed. What a proxy cannot route is told apart by it from what a proxy
-// routes wrongly.
+// something is changed. It separates what no proxy can route from what a proxy routes
+// wrongly.
 type readiness struct {
 	ended chan struct{}
 	now   map[string]discovery.EndpointSlice
@@ -35,9 +35,9 @@ type reach struct {
 // outage is a time in which the API server calls no endpoint ready.
 type outage struct{ from, to time.Time }
 
-// hearing is how much earlier or later than this program a proxy may hear of an endpoint,
+// reportLag is how much earlier or later than this program a proxy may hear of an endpoint,
 // and write its rules.
-const hearing = time.Second
+const reportLag = time.Second
 
 // watchReadiness follows the EndpointSlices of the Services until ctx ends.
 func (c *Cluster) watchReadiness(ctx context.Context, all []*flow) (*readiness, error) {
@@ -135,7 +135,7 @@ func (r *readiness) explain(f *Flow, to reach) {
 	}
 	for _, at := range f.LostAt {
 		if slices.ContainsFunc(r.outages[to], func(o outage) bool {
-			return at.After(o.from.Add(-hearing)) && at.Before(o.to.Add(hearing))
+			return at.After(o.from.Add(-reportLag)) && at.Before(o.to.Add(reportLag))
 		}) {
 			f.LostUnready++
 		}
@@ -143,7 +143,7 @@ func (r *readiness) explain(f *Flow, to reach) {
 	f.LostAt = nil // of no use any more, and long
 }
 
-// unready tells for the page how much of what was lost no proxy can route.
+// unready says on the page how much of what was lost no proxy can route.
 func (c *Change) unready() string {
 	lost, longest := 0, time.Duration(0)
 	for _, f := range c.Flows {

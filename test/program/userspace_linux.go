@@ -17,8 +17,8 @@ import (
 	"kubeproxy/test/netlab"
 )
 
-// NewUserspaceKernel looks at h, where the mode is userspace. Which endpoints
-// the listeners have, only the proxy itself can tell, so it is asked as well.
+// NewUserspaceKernel looks at h, where the mode is userspace. Only the proxy itself knows
+// which endpoints the listeners have, so it is asked as well.
 func NewUserspaceKernel(t testing.TB, h *netlab.Host, o userspace.Options) *Kernel {
 	t.Helper()
 	k := newKernel(t, h, func(f service.Family) (reconcile.Backend, error) {

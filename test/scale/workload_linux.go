@@ -28,7 +28,7 @@ const (
 )
 
 // addresses of endpoints are handed out one after the other and never again,
-// so that each tells of the write that brought it.
+// so that each identifies the write that brought it.
 const (
 	firstAddress = 10<<24 | 128<<16
 	afterLast    = 10<<24 | 192<<16

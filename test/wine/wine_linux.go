@@ -260,7 +260,7 @@ func Start(t TB, o Options) *Wine {
 	return w
 }
 
-// tell logs the last output of programs, and Wine's messages about them.
+// report logs the last output of programs, and Wine's messages about them.
 func (w *Wine) report(t TB) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

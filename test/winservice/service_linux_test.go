@@ -194,8 +194,8 @@ func TestService(t *testing.T) {
 	}
 }
 
-// TestServiceFails has services end by themselves: each exit code has the
-// service manager start them again, and the log tells why.
+// TestServiceFails ends services by themselves. The service manager starts them again for
+// each exit code, and the log says why.
 func TestServiceFails(t *testing.T) {
 	s := newSite(t)
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -34,7 +34,7 @@ var (
 	paper      = color.RGBA{0xff, 0xff, 0xff, 0xff}
 	ink        = color.RGBA{0x2c, 0x32, 0x35, 0xff}
 	faint      = color.RGBA{0xd8, 0xdb, 0xde, 0xff}
-	// colors tell lines apart, also for most of those who see few colors:
+	// colors distinguish lines, also for most of those who see few colors:
 	// https://personal.sron.nl/~pault/
 	colors = []color.Color{
 		color.RGBA{0x44, 0x77, 0xaa, 0xff}, color.RGBA{0xee, 0x66, 0x77, 0xff}, color.RGBA{0x22, 0x88, 0x33, 0xff},

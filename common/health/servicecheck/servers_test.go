@@ -315,14 +315,14 @@ func TestHealsItself(t *testing.T) {
 	n.refuse["127.0.0.1:7"] = errors.New("taken")
 	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
 	if p := <-healed; p.Err == nil || len(s.Problems()) != 1 {
-		t.Errorf("told %v, problems %v", p, s.Problems())
+		t.Errorf("reported %v, problems %v", p, s.Problems())
 	}
 	n.mu.Lock()
 	delete(n.refuse, "127.0.0.1:7")
 	n.mu.Unlock()
 	s.retryMissing()
 	if p := <-healed; p.Err != nil || len(s.Problems()) != 0 || n.ask(t, "127.0.0.1:7") == "" {
-		t.Errorf("told %v, problems %v after it was free", p, s.Problems())
+		t.Errorf("reported %v, problems %v after it was free", p, s.Problems())
 	}
 }
 

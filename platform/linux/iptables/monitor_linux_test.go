@@ -160,7 +160,7 @@ func TestLockOfOthers(t *testing.T) {
 		select {
 		case <-r.lock.freed:
 		case <-time.After(waitTimeout):
-			t.Error("nobody was told that the lock is free")
+			t.Error("no notification that the lock is free")
 		}
 		apply(t, b, simple(1))
 		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {

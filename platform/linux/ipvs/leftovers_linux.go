@@ -77,7 +77,7 @@ func (r Leftovers) Remove(ctx context.Context) error {
 func (r Leftovers) Drain(ctx context.Context, since time.Time) (string, error) {
 	remaining, err := r.drain(ctx, since)
 	if err != nil {
-		return "", fmt.Errorf("retire %s: %w", r, err)
+		return "", fmt.Errorf("drain %s: %w", r, err)
 	}
 	if remaining.servers > 0 {
 		return fmt.Sprintf("%s, for %s at most", remaining, DrainTimeout), nil

@@ -89,7 +89,7 @@ func (u Upstream) Drain(ctx context.Context, since time.Time) (string, error) {
 		return errors.Join(has.destroySets(), k.removeDevice(""))
 	})
 	if err := errors.Join(err, deleteCutFlows(ctx, u.Family, remaining.cut)); err != nil {
-		return "", fmt.Errorf("retire %s: %w", u, err)
+		return "", fmt.Errorf("drain %s: %w", u, err)
 	}
 	if remaining.servers > 0 {
 		return fmt.Sprintf("%s, for %s at most", remaining, DrainTimeout), nil

@@ -32,8 +32,8 @@ func TableOf(name string) string {
 type Options struct {
 	// Table is the table's name, TableName if it is empty.
 	Table string
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that tells
-	// postrouting to masquerade. It is cleared again there.
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, for which postrouting
+	// masquerades. It is cleared again there.
 	MasqueradeBit int
 	// DropInvalid drops forwarded TCP packets in connection tracking state INVALID. It
 	// has no effect while net.netfilter.nf_conntrack_tcp_be_liberal makes the kernel

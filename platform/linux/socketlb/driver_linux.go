@@ -92,16 +92,16 @@ type built struct {
 func NewDriver(f service.Family, o Options) Driver {
 	pins, folder, cgroup := cmp.Or(o.Pins, bpffs), cmp.Or(o.Name, Name), o.Cgroup
 	if _, err := os.Stat(filepath.Join(pins, folder)); o.Off && err != nil {
-		return lacking{fmt.Errorf("socket acceleration is off, and nothing is left of it: %w", err)}
+		return unavailable{fmt.Errorf("socket acceleration is off, and nothing is left of it: %w", err)}
 	}
 	cookie, err := netnsCookie()
 	if err != nil {
-		return lacking{err}
+		return unavailable{err}
 	}
 	check := func(scope) error { return nil }
 	if cgroup == "" {
 		if cgroup, err = UnifiedRoot(); err != nil {
-			return lacking{err}
+			return unavailable{err}
 		}
 		check = func(s scope) error { return checkRoot(cgroup, s) }
 	}
@@ -117,10 +117,10 @@ func NewDriver(f service.Family, o Options) Driver {
 	}
 }
 
-// version tells programs apart. Tables are adopted by the same program only.
+// version distinguishes programs. Tables are adopted by the same program only.
 func version() uint64 { return digest(object) }
 
-// ownerOf tells the layers of proxies apart that are in one network namespace, by the name
+// ownerOf distinguishes the layers of proxies in one network namespace, by the name
 // of their folders.
 func ownerOf(folder string) uint64 { return digest([]byte(folder)) }
 

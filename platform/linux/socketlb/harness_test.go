@@ -109,9 +109,9 @@ func (n *fakeNode) Tamper(w generate.Cluster) {
 		n.detached = errInjected
 		return
 	}
-	stranger := nameOf(netip.AddrPortFrom(w.Pod(99), 1))
-	if i, found := n.active.find(stranger); i >= 0 && !found && w.DrawBool("stranger") {
-		n.active.claim(i, stranger)
+	extraneous := nameOf(netip.AddrPortFrom(w.Pod(99), 1))
+	if i, found := n.active.find(extraneous); i >= 0 && !found && w.DrawBool("extraneous") {
+		n.active.claim(i, extraneous)
 	}
 	var used []int
 	for i := range n.active.entries() {

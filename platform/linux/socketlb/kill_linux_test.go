@@ -94,7 +94,7 @@ func writeForever(family string) {
 	}
 }
 
-// numberedChange returns a list of n endpoints. Each of them tells the number of its Service,
+// numberedChange returns a list of n endpoints. Each of them has the number of its Service,
 // the length of the list and its generation.
 func numberedChange(f service.Family, number, n int, generation uint16) change {
 	c := change{addr: numberedFrontend(f, number)}

@@ -61,7 +61,7 @@ func lacksPrograms(cgroup int) (bool, error) {
 // LookFor returns what the kernel has of the layer of family f. It changes nothing.
 func LookFor(f service.Family, o Options) (Presence, error) {
 	d := NewDriver(f, o)
-	if l, is := d.(lacking); is {
+	if l, is := d.(unavailable); is {
 		return Presence{}, l.reason
 	}
 	defer d.Release()

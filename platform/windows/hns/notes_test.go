@@ -56,6 +56,6 @@ func TestNotesOfRounds(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(reconcile.Notes{sticky.Name: {{Text: timeout}}}, first); diff != "" {
-		t.Errorf("what was told first (-want +now):\n%s", diff)
+		t.Errorf("what was reported first (-want +now):\n%s", diff)
 	}
 }
