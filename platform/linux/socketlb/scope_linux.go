@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -105,25 +106,33 @@ func checkRoot(cgroup string, s scope) error {
 	return fmt.Errorf("the cgroup hierarchy at %s begins below the root of the node, and no pods are in it: mount the folder /sys/fs/cgroup of the host into the container", cgroup)
 }
 
-// findPods returns the cgroup of all pods below cgroup, or none.
+// findPods returns the cgroup of all pods below cgroup, or none. The highest one is that of
+// the kubelet of this node. Those in containers belong to other clusters.
 func findPods(cgroup string) string {
-	found := ""
-	_ = filepath.WalkDir(cgroup, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !d.IsDir() {
-			return nil // a cgroup may go at any time
+	level := []string{cgroup}
+	for range podsDepth {
+		var below []string
+		for _, dir := range level {
+			entries, _ := os.ReadDir(dir) // a cgroup may go at any time
+			for _, e := range entries {
+				path, base := filepath.Join(dir, e.Name()), e.Name()
+				switch {
+				case !e.IsDir():
+				case base == "kubepods" || base == "kubepods.slice" || strings.HasSuffix(base, "-kubepods.slice"):
+					return path
+				case !container.MatchString(base):
+					below = append(below, path)
+				}
+			}
 		}
-		base := d.Name()
-		if base == "kubepods" || base == "kubepods.slice" || strings.HasSuffix(base, "-kubepods.slice") {
-			found = path
-			return fs.SkipAll
-		}
-		if rel, _ := filepath.Rel(cgroup, path); rel != "." && strings.Count(rel, "/") >= podsDepth-1 {
-			return fs.SkipDir
-		}
-		return nil
-	})
-	return found
+		level = below
+	}
+	return ""
 }
+
+// container matches what Docker, containerd, CRI-O, Podman and LXC name the cgroup of a
+// container: by its id, or as lxc.payload.NAME.
+var container = regexp.MustCompile(`[0-9a-f]{64}|^lxc\.payload`)
 
 // Moved implements Driver.
 func (k *kernel) Moved() (string, error) {

@@ -60,6 +60,37 @@ func TestWhoIsTaken(t *testing.T) {
 	})
 }
 
+// TestFindPods looks for the cgroup of all pods among others.
+func TestFindPods(t *testing.T) {
+	id := strings.Repeat("0af9", 16)
+	for name, c := range map[string]struct {
+		folders []string
+		want    string
+	}{
+		"cgroupfs":                   {[]string{"init", "kubepods/pod1/c1"}, "kubepods"},
+		"systemd":                    {[]string{"system.slice", "kubepods.slice/kubepods-burstable.slice"}, "kubepods.slice"},
+		"kubelet with a root":        {[]string{"a/b/kubepods"}, "a/b/kubepods"},
+		"kind, from inside":          {[]string{"kubelet.slice/kubelet-kubepods.slice/pod1"}, "kubelet.slice/kubelet-kubepods.slice"},
+		"too deep":                   {[]string{"a/b/c/kubepods"}, ""},
+		"the node, and one in it":    {[]string{"a/b/kubepods", "kubepods"}, "kubepods"},
+		"k3d on the node":            {[]string{"docker/" + id + "/kubepods"}, ""},
+		"k3d on a node with systemd": {[]string{"system.slice/docker-" + id + ".scope/kubepods"}, ""},
+		"a cluster in LXC":           {[]string{"lxc.payload.c1/kubepods"}, ""},
+	} {
+		root := t.TempDir()
+		for _, below := range c.folders {
+			must(t, os.MkdirAll(filepath.Join(root, below), 0o755))
+		}
+		want := ""
+		if c.want != "" {
+			want = filepath.Join(root, c.want)
+		}
+		if got := findPods(root); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
 // TestKubeletStartsLater has the cgroups of pods made after the layer is in force, one class
 // after the other, and made again.
 func TestKubeletStartsLater(t *testing.T) {
