@@ -21,6 +21,9 @@ type cgroup struct {
 	home, own *os.File // cgroup.threads of this process's cgroup, and of the Host's
 }
 
+// ErrNoCgroups means that this process may not make cgroups.
+var ErrNoCgroups = errors.New("making cgroups needs root, and a cgroup hierarchy of version 2 that is mounted read-write")
+
 // addCgroups gives node-a and its pods the cgroups that a kubelet would make, and what is
 // started on node-a a view of them and a BPF file system of its own.
 func (l *Lab) addCgroups(pods []string) error {
@@ -28,7 +31,10 @@ func (l *Lab) addCgroups(pods []string) error {
 	if err != nil {
 		return err
 	}
-	if l.Cgroup, err = os.MkdirTemp(home, "netlab-"); err != nil {
+	if l.Cgroup, err = os.MkdirTemp(home, "netlab-"); errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("%w: %w", ErrNoCgroups, err)
+	}
+	if err != nil {
 		return fmt.Errorf("make a cgroup: %w", err)
 	}
 	if err := thread(l.Cgroup); err != nil {
@@ -87,7 +93,7 @@ func ownCgroup() (mounted, own string, err error) {
 		}
 	}
 	if mounted == "" {
-		return "", "", fmt.Errorf("no cgroup hierarchy of version 2 is mounted: %w", ErrNotAllowed)
+		return "", "", fmt.Errorf("no cgroup hierarchy of version 2 is mounted: %w", ErrNoCgroups)
 	}
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -98,7 +104,7 @@ func ownCgroup() (mounted, own string, err error) {
 			return mounted, filepath.Join(mounted, path), nil
 		}
 	}
-	return "", "", fmt.Errorf("this process is in no cgroup of version 2: %w", ErrNotAllowed)
+	return "", "", fmt.Errorf("this process is in no cgroup of version 2: %w", ErrNoCgroups)
 }
 
 // thread makes a cgroup a threaded one.

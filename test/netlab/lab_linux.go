@@ -156,12 +156,12 @@ type TB interface {
 	Skipf(format string, args ...any)
 }
 
-// Start builds a network for one test and closes it with the test. If namespaces are not
-// allowed, the test is skipped.
+// Start builds a network for one test and closes it with the test. If namespaces or cgroups
+// are not allowed, the test is skipped.
 func Start(t TB, cfg Config) *Lab {
 	t.Helper()
 	l, err := New(cfg)
-	if errors.Is(err, ErrNotAllowed) {
+	if errors.Is(err, ErrNotAllowed) || errors.Is(err, ErrNoCgroups) {
 		t.Skipf("%v", err)
 	}
 	if err != nil {

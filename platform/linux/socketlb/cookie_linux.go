@@ -13,7 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,18 +33,6 @@ func netnsCookie() (uint64, error) {
 		return 0, fmt.Errorf("ask for the cookie of the network namespace: %w", err)
 	}
 	return cookie, nil
-}
-
-// allowMaps lifts the limit that kernels before 5.11 set to the memory of maps.
-func allowMaps() error {
-	err := rlimit.RemoveMemlock()
-	if errors.Is(err, unix.EPERM) {
-		return errors.New("the right CAP_BPF is needed, before Linux 5.11 CAP_SYS_RESOURCE, too")
-	}
-	if err != nil {
-		return fmt.Errorf("allow memory for maps: %w", err)
-	}
-	return nil
 }
 
 // askProgram has a program look at the network namespace of a UDP socket while it connects

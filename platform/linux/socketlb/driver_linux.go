@@ -4,7 +4,6 @@
 package socketlb
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	_ "embed" // the programs
@@ -224,46 +223,6 @@ func (k *kernel) Build(frontends, slots int) (*Memory, error) {
 		return nil, fmt.Errorf("write scope: %w", err)
 	}
 	return k.memory(k.built.Maps, &k.built.mapped)
-}
-
-// load loads the maps and programs of the family.
-func (k *kernel) load(frontends, slots int) error {
-	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
-	if err != nil {
-		return fmt.Errorf("read the programs of socket acceleration: %w", err)
-	}
-	d := digits[k.family]
-	spec.Maps["frontends"+d].MaxEntries = uint32(frontends)
-	spec.Maps["slots"+d].MaxEntries = uint32(slots)
-	part := &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}, ByteOrder: spec.ByteOrder, Types: spec.Types}
-	for _, name := range []string{"scope", "taken", "frontends" + d, "slots" + d, "sockets" + d, "recent" + d} {
-		part.Maps[name] = spec.Maps[name]
-	}
-	for _, a := range attachments[k.family] {
-		part.Programs[a.program] = spec.Programs[a.program]
-	}
-	pinned := map[string]*ebpf.Map{}
-	kept := map[string]bool{}
-	for pin, name := range map[string]string{"sockets": "sockets" + d, "recent": "recent" + d, "taken": "taken"} {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, pin), nil)
-		if err != nil {
-			continue // there is none
-		}
-		defer m.Close()
-		if spec.Maps[name].Compatible(m) == nil {
-			pinned[name], kept[pin] = m, true
-		}
-	}
-	c, err := ebpf.NewCollectionWithOptions(part, ebpf.CollectionOptions{MapReplacements: pinned})
-	if err != nil {
-		return fmt.Errorf("load the programs of socket acceleration: %w", err)
-	}
-	for _, name := range []string{"frontends", "slots", "sockets", "recent"} {
-		c.Maps[name] = c.Maps[name+d]
-		delete(c.Maps, name+d)
-	}
-	k.built = built{Collection: c, kept: kept}
-	return nil
 }
 
 // Activate implements Driver.
