@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -111,23 +112,33 @@ func checkRoot(cgroup string, s scope) error {
 func findPods(cgroup string) string {
 	level := []string{cgroup}
 	for range podsDepth {
-		var below []string
+		var next []string
 		for _, dir := range level {
-			entries, _ := os.ReadDir(dir) // a cgroup may go at any time
-			for _, e := range entries {
-				path, base := filepath.Join(dir, e.Name()), e.Name()
-				switch {
-				case !e.IsDir():
-				case base == "kubepods" || base == "kubepods.slice" || strings.HasSuffix(base, "-kubepods.slice"):
-					return path
-				case !container.MatchString(base):
-					below = append(below, path)
-				}
-			}
+			next = append(next, below(dir)...)
 		}
-		level = below
+		if i := slices.IndexFunc(next, hasPods); i >= 0 {
+			return next[i]
+		}
+		level = next
 	}
 	return ""
+}
+
+func hasPods(cgroup string) bool {
+	base := filepath.Base(cgroup)
+	return base == "kubepods" || base == "kubepods.slice" || strings.HasSuffix(base, "-kubepods.slice")
+}
+
+// below returns the cgroups directly below one, but those of containers.
+func below(cgroup string) []string {
+	entries, _ := os.ReadDir(cgroup) // it may go at any time
+	var all []string
+	for _, e := range entries {
+		if e.IsDir() && !container.MatchString(e.Name()) {
+			all = append(all, filepath.Join(cgroup, e.Name()))
+		}
+	}
+	return all
 }
 
 // container matches what Docker, containerd, CRI-O, Podman and LXC name the cgroup of a
