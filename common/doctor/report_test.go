@@ -6,15 +6,13 @@ package doctor
 import (
 	"bytes"
 	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/columns"
+	"kubeproxy/test/goldentext"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata")
@@ -23,17 +21,9 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		goldentext.Write(t, path, got)
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	goldentext.Compare(t, path, got)
 }
 
 // reports are a node on which all is well, and one with a foreign text that would move

@@ -25,6 +25,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
+	"kubeproxy/test/goldentext"
 )
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
@@ -66,17 +67,9 @@ func TestExplain(t *testing.T) {
 func golden(t *testing.T, path, got string) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		goldentext.Write(t, path, got)
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	goldentext.Compare(t, path, got)
 	for line := range strings.Lines(got) {
 		if n := len([]rune(line)); n > 101 && !strings.HasPrefix(line, "error") {
 			t.Errorf("%d columns: %s", n-1, line)

@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -80,7 +81,7 @@ func TestDoctor(t *testing.T) {
 	if err := w.Apply(t.Context(), []byte(account)); err != nil {
 		t.Fatal(err)
 	}
-	program.Await(t, "the rights of the deployment", func() bool { d = w.diagnose(t, deployed); return d.find("missing-rights") == "" })
+	poll.Until(t, "the rights of the deployment", func() bool { d = w.diagnose(t, deployed); return d.find("missing-rights") == "" })
 	d.expect(t, "clock-skew")
 	d.expect(t, "node-unknown", "there is no Node of the name "+netlab.NodeName)
 

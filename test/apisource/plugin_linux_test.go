@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 	"kubeproxy/test/thirdparty"
 )
@@ -58,7 +59,7 @@ func TestKubectlPlugin(t *testing.T) {
 // run makes a pod that runs on a node.
 func (w fixture) run(t *testing.T, namespace, name, node, app string) {
 	t.Helper()
-	program.Await(t, "namespace "+namespace, func() bool {
+	poll.Until(t, "namespace "+namespace, func() bool {
 		_, err := w.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		return err == nil
 	})

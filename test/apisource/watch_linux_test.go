@@ -19,6 +19,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -147,8 +148,8 @@ func TestSilentAPIServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := w.follow(t, cluster.Login{Server: fault.server})
-			program.Await(t, "all that exists", func() bool { return s.hasAll("service before", "node "+netlab.NodeName, "range kubernetes") })
-			program.Await(t, "watches that are quiet are asked for again", func() bool {
+			poll.Until(t, "all that exists", func() bool { return s.hasAll("service before", "node "+netlab.NodeName, "range kubernetes") })
+			poll.Until(t, "watches that are quiet are asked for again", func() bool {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				return s.silentFor["nodes"] > 1 && s.silentFor["servicecidrs"] > 1
@@ -157,14 +158,14 @@ func TestSilentAPIServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, kind := range kinds {
-				program.Await(t, "a complaint about "+kind, func() bool { return s.reportedFailure(kind, "no answer in 1s") })
+				poll.Until(t, "a complaint about "+kind, func() bool { return s.reportedFailure(kind, "no answer in 1s") })
 			}
 			if err := fault.over(); err != nil {
 				t.Fatal(err)
 			}
 			after := strings.ReplaceAll("after "+name, " ", "-")
 			w.set(t, newService(after))
-			program.Await(t, "what comes later", func() bool { return s.hasAll("service "+after, "service before") })
+			poll.Until(t, "what comes later", func() bool { return s.hasAll("service "+after, "service before") })
 			if len(s.gone) > 0 {
 				t.Errorf("forgotten meanwhile: %q", s.gone)
 			}

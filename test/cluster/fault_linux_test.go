@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 )
 
 // clientOn returns the client of a program on h with the kubeconfig.
@@ -85,7 +86,7 @@ func testExpiredServer(t *testing.T, lab *netlab.Lab, c *Cluster) {
 		if err := c.SetServerCertificate(time.Now().Add(step.until)); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the certificate's change", func() bool {
+		poll.Until(t, "the certificate's change", func() bool {
 			return step.ok(list(t.Context(), clientOn(t, lab.Node, path)))
 		})
 	}

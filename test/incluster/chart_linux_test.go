@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -89,7 +90,7 @@ spec:
 			t.Fatal(err)
 		}
 		one := fmt.Sprintf("apiVersion: monitoring.coreos.com/v1\nkind: %s\nmetadata: {name: one, namespace: default}\n", kind)
-		program.Await(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
+		poll.Until(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -54,7 +55,7 @@ func testIPVSByAnnotation(t *testing.T, w *fixture) {
 	if mode := string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body); mode != "ipvs" {
 		t.Errorf("/proxyMode is %q, want ipvs", mode)
 	}
-	program.Await(t, "the Event that the proxy starts", func() bool { return w.hasEvent(t, "Starting") })
+	poll.Until(t, "the Event that the proxy starts", func() bool { return w.hasEvent(t, "Starting") })
 
 	web := newService("web")
 	w.set(t, append(endpoints("web", w.webs(4)...), web)...)

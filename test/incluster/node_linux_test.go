@@ -14,13 +14,14 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
 // awaitHealth waits for the HTTP status of /healthz and /livez.
 func awaitHealth(t *testing.T, p *program.Proxy, when string, eligible, alive int) {
 	t.Helper()
-	program.Await(t, when+": health", func() bool {
+	poll.Until(t, when+": health", func() bool {
 		return p.Status(t, program.HealthAddr, "/healthz") == eligible && p.Status(t, program.HealthAddr, "/livez") == alive
 	})
 }

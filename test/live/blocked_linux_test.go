@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -33,7 +34,7 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 	var asked []string
 	says := func(code int, words ...string) {
 		t.Helper()
-		program.Await(t, "status to say "+strings.Join(words, ", "), func() bool {
+		poll.Until(t, "status to say "+strings.Join(words, ", "), func() bool {
 			cmd := exec.Command(kubeProxy.Path, append([]string{"status"}, asked...)...)
 			out, err := program.Run(t, c.Node, cmd)
 			if err != nil && cmd.ProcessState == nil {

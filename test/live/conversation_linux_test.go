@@ -11,7 +11,7 @@ import (
 
 	"kubeproxy/test/judge"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/program"
+	"kubeproxy/test/poll"
 )
 
 // conversations are open connections, each with the server of its first answer.
@@ -119,7 +119,7 @@ const pollTimeout = 5 * netlab.SilenceTimeout
 func (all conversations) await(t *testing.T, what string, ok func(conversation, netlab.Answer) bool) {
 	t.Helper()
 	for _, o := range all {
-		program.Await(t, o.name+" "+what, func() bool {
+		poll.Until(t, o.name+" "+what, func() bool {
 			a, err := o.conn.AskFor(t.Context(), pollTimeout)
 			if err != nil {
 				t.Fatalf("%s: %v", o.name, err)

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 	"kubeproxy/test/session"
 )
@@ -115,7 +116,7 @@ func TestInsight(t *testing.T) {
 	all = append(all, &s.Session)
 
 	c.set(t, "net/ipv4/ip_forward", "0")
-	program.Await(t, "the proxy to see that the node does not forward", func() bool {
+	poll.Until(t, "the proxy to see that the node does not forward", func() bool {
 		_, out := c.ask(t, "status")
 		return strings.Contains(out, "traffic is blocked")
 	})

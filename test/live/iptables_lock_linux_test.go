@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -38,7 +39,7 @@ func TestIPTablesLockIsKept(t *testing.T) {
 	c.save(t, web.on(c.Host("web-2")))
 	held := fmt.Sprintf("the lock %s is held by process %d (", lock, os.Getpid())
 	p.AwaitLog(t, held)
-	program.Await(t, "status to name who has the lock", func() bool {
+	poll.Until(t, "status to name who has the lock", func() bool {
 		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "-o=wide"))
 		return err != nil && strings.Contains(out, "is held by process")
 	})

@@ -10,6 +10,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -82,6 +83,6 @@ func (c *cluster) tamperIPVSAndAwaitRepair(t *testing.T, p *program.Proxy, deed 
 	}
 	reported, before := p.Log.Count("Others had altered our rules"), repaired()
 	c.sh(t, deed+"\n")
-	program.Await(t, deed+" is in "+driftMetric, func() bool { return repaired() > before })
-	program.Await(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
+	poll.Until(t, deed+" is in "+driftMetric, func() bool { return repaired() > before })
+	poll.Until(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
 }

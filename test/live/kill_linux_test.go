@@ -12,6 +12,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/judge"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -60,7 +61,7 @@ func (c *cluster) killOnce(t *testing.T, after time.Duration) {
 	t.Helper()
 	before := program.Generation(t, c.Node)
 	p := c.launch(t)
-	program.Await(t, "the proxy writes", func() bool {
+	poll.Until(t, "the proxy writes", func() bool {
 		return program.Generation(t, c.Node) != before || p.Log.Has(`"Programmed"`)
 	})
 	time.Sleep(after)

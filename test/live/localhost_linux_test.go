@@ -12,6 +12,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -81,7 +82,7 @@ func (c *cluster) awaitLoopback(t *testing.T, a app, want netlab.Outcome) {
 	for _, f := range service.Families {
 		for _, proto := range []string{"tcp", "udp"} {
 			q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(service.Localhost(f), a.nodePort())}
-			program.Await(t, proto+" at "+q.To.String()+" to be "+want.String(), func() bool {
+			poll.Until(t, proto+" at "+q.To.String()+" to be "+want.String(), func() bool {
 				got, err := c.Node.Ask(t.Context(), q)
 				return err == nil && got.Outcome == want
 			})

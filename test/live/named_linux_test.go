@@ -11,6 +11,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -90,7 +91,7 @@ func (c *cluster) awaitClusterIPs(t *testing.T, all map[string]app) {
 	t.Helper()
 	for host, a := range all {
 		for _, f := range service.Families {
-			program.Await(t, "that "+host+" answers", func() bool {
+			poll.Until(t, "that "+host+" answers", func() bool {
 				r, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, f)})
 				return err == nil && r.Backend == host
 			})

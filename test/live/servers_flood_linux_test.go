@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -75,7 +76,7 @@ func (c *cluster) changeTimes(t *testing.T, name string, times int) time.Duratio
 		a := app{name: name, number: 20 + i}.on(c.webs()...)
 		start := time.Now()
 		c.save(t, a)
-		program.Await(t, "a Service at its new address", func() bool {
+		poll.Until(t, "a Service at its new address", func() bool {
 			got, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout})
 			return err == nil && got.Outcome == netlab.Answered
 		})

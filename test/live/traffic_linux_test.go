@@ -18,6 +18,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/trafficview"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -120,7 +121,7 @@ func (c *cluster) awaitCounts(t *testing.T, made counts) *trafficview.Answer {
 	t.Helper()
 	var a *trafficview.Answer
 	var got counts
-	if !program.Poll(func() bool { a, got = c.carried(t); return maps.Equal(made, got) }) {
+	if !poll.Soon(func() bool { a, got = c.carried(t); return maps.Equal(made, got) }) {
 		t.Fatalf("connections (-made +counted):\n%s", cmp.Diff(made, got))
 	}
 	return a

@@ -10,6 +10,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -92,7 +93,7 @@ func (c *cluster) askNodePort(t *testing.T, a app, f service.Family) netlab.Outc
 func (c *cluster) nodePorts(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, f := range service.Families {
-		program.Await(t, f.String()+" NodePort to be "+want.String(), func() bool { return c.askNodePort(t, a, f) == want })
+		poll.Until(t, f.String()+" NodePort to be "+want.String(), func() bool { return c.askNodePort(t, a, f) == want })
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -132,7 +133,7 @@ func TestUserspaceBoundSwitch(t *testing.T) {
 			p = c.launch(t)
 			want := c.awaitProgrammed(t)
 			for _, f := range service.Families {
-				program.Await(t, "the listeners' own address where it is needed", func() bool {
+				poll.Until(t, "the listeners' own address where it is needed", func() bool {
 					return (c.finds(t, userspace.Leftovers{Family: f}) != "") == !m.bound.Listen[f].IsValid()
 				})
 			}

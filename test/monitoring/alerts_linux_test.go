@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -79,7 +80,7 @@ func (s *site) startAll(t *testing.T) {
 		if n.Name == "unsynced" {
 			continue
 		}
-		program.Await(t, "the proxy of "+n.Name, func() bool { return n.proxy.Status(t, program.HealthAddr, "/livez") == 200 })
+		poll.Until(t, "the proxy of "+n.Name, func() bool { return n.proxy.Status(t, program.HealthAddr, "/livez") == 200 })
 		n.proxy.AwaitLog(t, `"Programmed"`)
 	}
 }

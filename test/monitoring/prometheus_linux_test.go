@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 	"kubeproxy/test/thirdparty"
 )
@@ -79,7 +80,7 @@ func startPrometheus(t *testing.T, h *netlab.Host, rules string, nodes ...*netla
 		}
 	})
 	p := &prometheus{host: h, started: time.Now()}
-	program.Await(t, "Prometheus is ready", func() bool {
+	poll.Until(t, "Prometheus is ready", func() bool {
 		page, err := program.Fetch(t.Context(), h, prometheusAddr, "/-/ready")
 		return err == nil && page.Status == http.StatusOK
 	})

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"kubeproxy/test/program"
+	"kubeproxy/test/poll"
 )
 
 // Validities of a certificate, from now on.
@@ -25,7 +25,7 @@ func (s *site) certify(t *testing.T, valid time.Duration) {
 	if err := s.SetServerCertificate(until); err != nil {
 		t.Fatal(err)
 	}
-	program.Await(t, "the server's new certificate", func() bool {
+	poll.Until(t, "the server's new certificate", func() bool {
 		conn, err := s.Host("control").Dial(t.Context(), "tcp", strings.TrimPrefix(s.Server, "https://"))
 		if err != nil {
 			return false

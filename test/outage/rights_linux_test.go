@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -25,7 +26,7 @@ func testExpired(t *testing.T, s *site) {
 // add the user later, and reports the reason.
 func testUnknownUser(t *testing.T, n *node, l cluster.Login) {
 	n.start(t, l)
-	program.Await(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
+	poll.Until(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
 	n.neverProgrammed(t)
 	if e := n.source(t, "services").Error; e == "" {
@@ -84,8 +85,8 @@ func testNoNodes(t *testing.T, s *site) {
 	n := s.join(t, "no-nodes")
 	s.grant(t, "no-nodes", readServices(), readSlices(), readRanges())
 	n.start(t, cluster.Login{User: "no-nodes"})
-	program.Await(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
-	program.Await(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
+	poll.Until(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
+	poll.Until(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
 	if !n.answers(t, webOf(s)) {
 		t.Error("the Service does not answer")
 	}
@@ -104,7 +105,7 @@ func testNoSlices(t *testing.T, s *site) {
 	n := s.join(t, "no-slices")
 	s.grant(t, "no-slices", readServices(), readNodes(), readRanges())
 	n.start(t, cluster.Login{User: "no-slices"})
-	program.Await(t, "the log says why", func() bool { return n.Log.Has("endpointslices", "forbidden") })
+	poll.Until(t, "the log says why", func() bool { return n.Log.Has("endpointslices", "forbidden") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
 	n.neverProgrammed(t)
 	s.grant(t, "no-slices", readSlices())

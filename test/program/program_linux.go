@@ -96,28 +96,6 @@ func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 	return out.String(), err
 }
 
-// AwaitTimeout bounds the wait for anything that must happen, with the race detector on a
-// busy machine. Only a fault makes a test wait that long.
-const AwaitTimeout = time.Minute
-
 // ReplyTimeout bounds the wait for a single response. A test that may repeat a request to
 // a process that is gone should not wait longer.
 const ReplyTimeout = 15 * time.Second
-
-// Await polls until ok, and fails the test if that takes longer than AwaitTimeout.
-func Await(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	if !Poll(ok) {
-		t.Fatalf("waited %s in vain: %s", AwaitTimeout, what)
-	}
-}
-
-// Poll returns whether ok became true within AwaitTimeout.
-func Poll(ok func() bool) bool {
-	for deadline := time.Now().Add(AwaitTimeout); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			return false
-		}
-	}
-	return true
-}

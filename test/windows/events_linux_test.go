@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/hns"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/wine"
 )
 
@@ -34,7 +35,7 @@ func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 		}
 		return false
 	}
-	deadline := time.Now().Add(awaitTimeout)
+	deadline := time.Now().Add(poll.Limit)
 	for !reported() {
 		if time.Now().Before(deadline) {
 			time.Sleep(200 * time.Millisecond)

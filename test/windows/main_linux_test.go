@@ -44,15 +44,3 @@ func build() (string, error) {
 	}
 	return path, nil
 }
-
-// awaitTimeout bounds the wait for anything that must happen, on a busy machine.
-const awaitTimeout = 90 * time.Second
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(awaitTimeout); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", awaitTimeout, what)
-		}
-	}
-}

@@ -13,8 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"kubeproxy/test/goldentext"
 	"kubeproxy/test/hns"
 	"kubeproxy/test/program"
 )
@@ -84,17 +83,9 @@ func (n *node) compare(t *testing.T, golden string) {
 	t.Helper()
 	have := n.describe() + n.unsupported(t)
 	if *update {
-		if err := os.WriteFile(golden, []byte(have), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		goldentext.Write(t, golden, have)
 	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(have, "\n")); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", golden, diff)
-	}
+	goldentext.Compare(t, golden, have)
 }
 
 // describe lists endpoints and load balancers in words, sorted.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/hns"
+	"kubeproxy/test/poll"
 )
 
 // TestDynamicPorts has more Services than the default number of dynamic ports on Windows
@@ -37,7 +38,7 @@ func TestDynamicPorts(t *testing.T) {
 		t.Errorf("/services does not say why")
 	}
 	before := n.hns.Calls()
-	await(t, "two resyncs", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) >= 3 })
+	poll.Until(t, "two resyncs", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) >= 3 })
 	if calls := n.hns.Calls().Sub(before); calls["HcnCreateLoadBalancer"] > more {
 		t.Errorf("HNS is asked in vain again and again: %s", calls)
 	}

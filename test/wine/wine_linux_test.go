@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 )
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
@@ -29,15 +30,6 @@ func build(t *testing.T, pkg string) string {
 		t.Fatalf("build %s: %v\n%s", pkg, err, text)
 	}
 	return exe
-}
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(awaitTimeout); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", awaitTimeout, what)
-		}
-	}
 }
 
 func TestPrograms(t *testing.T) {
@@ -71,7 +63,7 @@ func TestEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the program runs", func() bool { return strings.Contains(p.Log(), "waiting") })
+		poll.Until(t, "the program runs", func() bool { return strings.Contains(p.Log(), "waiting") })
 		return p
 	}
 	p := begin()

@@ -21,13 +21,11 @@ import (
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/hns"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/wine"
 )
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
-
-// awaitTimeout bounds the wait for anything that must happen, on a busy machine.
-const awaitTimeout = 2 * time.Minute
 
 // namespace is the namespace of all Services.
 const namespace = "shop"
@@ -157,7 +155,7 @@ func (d *parity) awaitMarker(t *testing.T) {
 		if s.process == nil {
 			continue
 		}
-		await(t, s.name+" has the marker "+want, func() bool { return s.programmed()[want] != "" })
+		poll.Until(t, s.name+" has the marker "+want, func() bool { return s.programmed()[want] != "" })
 	}
 }
 
@@ -166,19 +164,10 @@ func (d *parity) awaitMarker(t *testing.T) {
 func (d *parity) compare(t *testing.T, known differences) string {
 	t.Helper()
 	var rest string
-	for deadline := time.Now().Add(awaitTimeout / 2); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(poll.Limit / 2); ; time.Sleep(50 * time.Millisecond) {
 		rest = known.unexplained(d.upstream.programmed(), d.ours.programmed())
 		if rest == "" || time.Now().After(deadline) {
 			return rest
-		}
-	}
-}
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(awaitTimeout); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", awaitTimeout, what)
 		}
 	}
 }
@@ -248,7 +237,7 @@ func (s *side) stop(t *testing.T) {
 	}
 	select {
 	case <-s.process.Ended():
-	case <-time.After(awaitTimeout / 4): // kube-proxy.exe may hang
+	case <-time.After(poll.Limit / 4): // kube-proxy.exe may hang
 		s.process.Kill()
 	}
 	s.process = nil
@@ -259,7 +248,7 @@ func (s *side) kill(t *testing.T) {
 	t.Helper()
 	s.process.Kill()
 	s.hns.DropConnections()
-	await(t, "the last call is over", func() bool { return s.hns.Connections() == 0 })
+	poll.Until(t, "the last call is over", func() bool { return s.hns.Connections() == 0 })
 	s.process = nil
 }
 

@@ -13,15 +13,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"kubeproxy/test/hns"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/wine"
 )
-
-// awaitTimeout is how long anything may take on a machine that has much else to
-// do.
-const awaitTimeout = 2 * time.Minute
 
 // site is a Windows with the proxy's program and a simulated HNS, whose network
 // has one pod.
@@ -125,15 +121,6 @@ func (s *site) command(t *testing.T, program string, args []string, code int, te
 	}
 }
 
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(awaitTimeout); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s in vain: %s", awaitTimeout, what)
-		}
-	}
-}
-
 // log returns the log of a service.
 func (s *site) log(name string) string {
 	text, err := os.ReadFile(filepath.Join(s.Prefix(), data, name+".log"))
@@ -173,7 +160,7 @@ func TestService(t *testing.T) {
 	s.run(t, "service start", 0, "service kube-proxy runs")
 	s.run(t, "service start", 1, "is running already")
 	s.run(t, "service status", 0, "running, process ")
-	await(t, "the Service is programmed", func() bool { return s.balancers() == 1 && strings.Contains(s.log("kube-proxy"), `"Programmed"`) })
+	poll.Until(t, "the Service is programmed", func() bool { return s.balancers() == 1 && strings.Contains(s.log("kube-proxy"), `"Programmed"`) })
 	s.run(t, "status --server="+s.metrics, 0, "mode kernelspace", "shop/web")
 	s.run(t, "service stop", 0, "is stopped; what it programmed stays in force")
 	s.run(t, "service stop", 1, "is not running")
@@ -186,7 +173,7 @@ func TestService(t *testing.T) {
 	}
 	made := s.hns.CreatedCount(hns.LoadBalancer)
 	s.run(t, "service start", 0)
-	await(t, "the Service is adopted", func() bool { return strings.Count(s.log("kube-proxy"), "\"Starting\"") == 2 })
+	poll.Until(t, "the Service is adopted", func() bool { return strings.Count(s.log("kube-proxy"), "\"Starting\"") == 2 })
 	s.run(t, "service uninstall", 0, "is uninstalled; what it programmed stays in force") // stops it, too
 	s.run(t, "service uninstall", 1, "is not installed")
 	if n, again := s.balancers(), s.hns.CreatedCount(hns.LoadBalancer)-made; n != 1 || again != 0 {
@@ -210,10 +197,10 @@ func TestServiceFails(t *testing.T) {
 	good := head + "bindAddress: 192.0.2.1\nhealthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: " + s.metrics + "\n"
 	s.write(t, "c.yaml", good+"hostnameOverride: win\n")
 	s.run(t, "service start --name changing", 0)
-	await(t, "it works", func() bool { return s.balancers() == 1 })
+	poll.Until(t, "it works", func() bool { return s.balancers() == 1 })
 	s.write(t, "c.yaml", good+"hostnameOverride: win-2\n")
-	await(t, "it has taken in the change", func() bool { return strings.Contains(s.log("changing"), "asks to be started again") })
-	await(t, "it has stopped, with exit code 2", func() bool {
+	poll.Until(t, "it has taken in the change", func() bool { return strings.Contains(s.log("changing"), "asks to be started again") })
+	poll.Until(t, "it has stopped, with exit code 2", func() bool {
 		code, output, err := s.Run(t.Context(), wine.Program{Path: s.exe, Args: strings.Fields("service status --name changing"), Dir: s.folder})
 		return err == nil && code == 1 && strings.Contains(output, "stopped, with exit code 2")
 	})
@@ -230,7 +217,7 @@ func TestServiceByConfig(t *testing.T) {
 	command := `"` + wine.File(s.exe) + `" --config "` + wine.File(filepath.Join(s.folder, "c.yaml")) + `" --manifests "` + wine.File(s.manifest) + `"`
 	s.command(t, "sc", []string{"create", "plain", "binPath=", command}, 0)
 	s.run(t, "service start --name plain", 0, "service plain runs")
-	await(t, "the Service is programmed", func() bool { return s.balancers() == 1 })
+	poll.Until(t, "the Service is programmed", func() bool { return s.balancers() == 1 })
 	s.run(t, "service uninstall --name plain", 0)
 	// In Wine, services have another ProgramData than programs.
 	log, err := os.ReadFile(filepath.Join(s.Prefix(), "drive_c", "users", "Public", "kube-proxy", "kube-proxy.log"))

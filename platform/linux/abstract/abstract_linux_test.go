@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"kubeproxy/common/lease"
+	"kubeproxy/test/poll"
 )
 
 // proxy is one participant of a lease.
@@ -57,15 +58,6 @@ func (p *proxy) holdsLease(t *testing.T) bool {
 	return ok
 }
 
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 func socket(t *testing.T) Socket {
 	return Socket{Name: fmt.Sprintf("@kube-services/test-%d-%s", os.Getpid(), t.Name())}
 }
@@ -94,8 +86,8 @@ func TestLease(t *testing.T) {
 	if !<-taken || a.holdsLease(t) {
 		t.Error("the later proxy does not have the lease")
 	}
-	await(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
-	await(t, "a says that b has it", func() bool { x := a.state.Load(); return x.Standby && x.Holder.Mode == "b" })
+	poll.Until(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
+	poll.Until(t, "a says that b has it", func() bool { x := a.state.Load(); return x.Standby && x.Holder.Mode == "b" })
 	if x := a.state.Load().Holder; x.PID != os.Getpid() || !strings.Contains(x.String(), "test") {
 		t.Errorf("the holder is %s, want process %d with its command", x, os.Getpid())
 	}
@@ -103,12 +95,12 @@ func TestLease(t *testing.T) {
 	if !c.holdsLease(t) || b.holdsLease(t) {
 		t.Error("the third proxy does not have the lease")
 	}
-	await(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
+	poll.Until(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
 	if who, ok := lease.QueryHolder(t.Context(), s); !ok || who.Mode != "c" {
 		t.Errorf("asked, %s has the lease, %t", who, ok)
 	}
 	c.end()
-	await(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })
+	poll.Until(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })
 }
 
 // An unprivileged program cannot prevent a proxy from programming the node: neither with
@@ -143,7 +135,7 @@ func TestUntrustedPeer(t *testing.T) {
 			if !p.holdsLease(t) {
 				t.Error("the proxy leaves the node alone")
 			}
-			await(t, "the proxy says what is wrong", func() bool { return p.state.Load().Fault != "" })
+			poll.Until(t, "the proxy says what is wrong", func() bool { return p.state.Load().Fault != "" })
 		})
 	}
 }

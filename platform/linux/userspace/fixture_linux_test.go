@@ -210,13 +210,3 @@ func (e *echo) answer(c *net.TCPConn) {
 	_, _ = io.WriteString(c, e.at.String()+"\n")
 	_, _ = io.Copy(c, c)
 }
-
-// eventually polls.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}

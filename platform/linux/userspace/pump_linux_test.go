@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"io"
 	"testing"
+
+	"kubeproxy/test/poll"
 )
 
 // count returns the number of pipes, and how many of them are free.
@@ -65,7 +67,7 @@ func TestIdleConnectionsHoldNoPipe(t *testing.T) {
 
 func allFree(t *testing.T, m *copier) {
 	t.Helper()
-	eventually(t, "all pipes are free", func() bool {
+	poll.Until(t, "all pipes are free", func() bool {
 		made, free := m.count()
 		return free == made
 	})

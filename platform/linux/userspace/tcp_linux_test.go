@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/poll"
 )
 
 // answers reads the first line, which identifies the server.
@@ -42,7 +43,7 @@ func TestHalfClose(t *testing.T) {
 	if err != nil || !bytes.Equal(got, append([]byte(e.at.String()+"\n"), sent...)) {
 		t.Errorf("%d bytes came back, want %d: %v", len(got), len(sent), err)
 	}
-	eventually(t, "all files are given back", func() bool {
+	poll.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
 		return n.limits.used == 1
@@ -111,7 +112,7 @@ func TestResetPassesOn(t *testing.T) {
 	c := n.dial(t, web)
 	answers(t, c)
 	reset(c)
-	eventually(t, "all files are given back", func() bool {
+	poll.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
 		return n.limits.used == 1
@@ -142,7 +143,7 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 			}
 		}
 	}
-	eventually(t, "nobody listens after the Service left", func() bool {
+	poll.Until(t, "nobody listens after the Service left", func() bool {
 		c, err := net.Dial("tcp", was.String())
 		if err == nil {
 			_ = c.Close()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/poll"
 )
 
 // caller is a UDP client that keeps its port.
@@ -87,7 +88,7 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	if err := n.apply(t); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all files are given back", func() bool {
+	poll.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
 		return n.limits.used == 0
@@ -105,8 +106,8 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 	c := n.caller(t, dns)
 	for range 3 {
 		// The session may end before the reply arrives.
-		eventually(t, "an answer", func() bool { return c.ask(t, "x", time.Second) == e.at.String() })
-		eventually(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
+		poll.Until(t, "an answer", func() bool { return c.ask(t, "x", time.Second) == e.at.String() })
+		poll.Until(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
 	}
 }
 
@@ -133,7 +134,7 @@ func TestUDPLateAnswer(t *testing.T) {
 		if _, from[i], err = slow.ReadFromUDPAddrPort(b); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
+		poll.Until(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
 	}
 	for _, to := range from {
 		_ = c.SetReadDeadline(time.Now().Add(long))
@@ -160,7 +161,7 @@ func TestUDPNextEndpoint(t *testing.T) {
 	}
 	for range 4 {
 		c := n.caller(t, dns)
-		eventually(t, "an answer", func() bool { return c.ask(t, "x", 20*time.Millisecond) == e.at.String() })
+		poll.Until(t, "an answer", func() bool { return c.ask(t, "x", 20*time.Millisecond) == e.at.String() })
 	}
 }
 
@@ -245,7 +246,7 @@ func TestRangeOfPorts(t *testing.T) {
 	if err := n.apply(t, b, c); err == nil { // a closes only after b has opened
 		t.Error("two listeners on one port")
 	}
-	eventually(t, "once there is room, b has it", func() bool {
+	poll.Until(t, "once there is room, b has it", func() bool {
 		return n.apply(t, b, c) == nil && n.at(t, b).Port() == first
 	})
 }

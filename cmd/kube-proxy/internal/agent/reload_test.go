@@ -25,6 +25,7 @@ import (
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
 	"kubeproxy/test/logtext"
+	"kubeproxy/test/poll"
 )
 
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -157,15 +158,6 @@ func answers(addr string) bool {
 	return a.StatusCode == http.StatusNoContent
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
-
 // freeAddrs returns unused loopback addresses. Their ports are outside the range that the
 // system assigns.
 func freeAddrs(t *testing.T, n int) []string {
@@ -191,7 +183,7 @@ func TestServersMove(t *testing.T) {
 	addrs := freeAddrs(t, 2)
 	first, second := addrs[0], addrs[1]
 	s := newTestServers(t, first)
-	eventually(t, "the first address", func() bool { return answers(first) })
+	poll.Until(t, "the first address", func() bool { return answers(first) })
 
 	other, err := net.Listen("tcp", second)
 	if err != nil {
@@ -204,13 +196,13 @@ func TestServersMove(t *testing.T) {
 		t.Error("the old address was given up for one that cannot be had")
 	}
 	other.Close()
-	eventually(t, "the second address", func() bool { return answers(second) && !answers(first) })
+	poll.Until(t, "the second address", func() bool { return answers(second) && !answers(first) })
 
 	all := "0.0.0.0:" + portOf(second) // which includes the second
 	if err := s.moveTo(t, all); err != nil {
 		t.Errorf("to every address: %v", err)
 	}
-	eventually(t, "every address", func() bool { return answers("127.0.0.2:" + portOf(second)) })
+	poll.Until(t, "every address", func() bool { return answers("127.0.0.2:" + portOf(second)) })
 	if err := s.moveTo(t, "127.0.0.1:0"); err != nil || answers(second) {
 		t.Errorf("switched off: %v, it answers: %v", err, answers(second))
 	}

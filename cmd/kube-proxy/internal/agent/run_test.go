@@ -24,6 +24,7 @@ import (
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
+	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 	"kubeproxy/test/toymode"
 )
@@ -93,14 +94,14 @@ func TestRun(t *testing.T) {
 		}
 	}
 	awaitPorts(1)
-	eventually(t, "status knows the mode and the Service", func() bool {
+	poll.Until(t, "status knows the mode and the Service", func() bool {
 		answer, err := (&statusview.Query{Server: server}).Ask(t.Context())
 		return err == nil && answer.Mode == "toy" && len(answer.Services) == 1 && answer.Services[0].State == servicestate.Programmed
 	})
 	write(t, manifest, testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
 	awaitPorts(2)
 	write(t, file, quiet+"clusterCIDR: 10.244.0.0/16\n")
-	eventually(t, "the file is in force", func() bool { return strings.Contains(log.String(), "The configuration file changed and is in force") })
+	poll.Until(t, "the file is in force", func() bool { return strings.Contains(log.String(), "The configuration file changed and is in force") })
 	write(t, file, quiet+"mode: other\n")
 	select {
 	case err := <-ended:
