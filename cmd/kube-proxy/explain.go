@@ -47,9 +47,14 @@ address of its metrics server: the one of --server, else the one in the file of
 follows the packet through it, and says where that differs from what should
 happen: objects of kube-proxy that are missing or altered, rules of others that
 decide, routes that the node lacks, and entries of connection tracking that lead
-to another place. Rules that others have in nftables tables of their own are not
-followed. The exit code is 0 if both agree, 1 if they differ, and 2 if that is
-unknown. The proxy knows the pods that are endpoints of a Service. Other pods are
+to another place. On Linux it also follows the packet through the base chains of
+others in nftables, iptables and iptables-legacy, in the order of the hooks. A
+rule that drops it, or takes it to another destination, is a difference. A rule
+that cannot be evaluated, such as a limit, counts as not matching; the answer
+names it, and the exit code is 0 if nothing else differs. Only the first packet of
+a connection is followed, and no chains of bridges or devices, and no BPF. The
+exit code is 0 if both agree, 1 if they differ, and 2 if that is unknown. The
+proxy knows the pods that are endpoints of a Service. Other pods are
 looked up at the API server with your rights: those in --kubeconfig FILE, else
 those of kubectl.`
 

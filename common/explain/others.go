@@ -48,6 +48,7 @@ const (
 	Translates  Deed = "translate"  // to another destination
 	Masquerades Deed = "masquerade" // replaces the address of the client
 	Untracks    Deed = "untrack"    // exempts it from connection tracking
+	Unmarks     Deed = "unmark"     // clears the mark by which kube-proxy masquerades
 )
 
 // verbs say what the rule does with packets to a destination.
@@ -56,6 +57,7 @@ var verbs = map[Deed]string{
 	Translates:  "gives packets to %s another destination",
 	Masquerades: "masquerades packets to %s",
 	Untracks:    "exempts packets to %s from connection tracking, so that no Service gets them",
+	Unmarks:     "clears the mark of packets to %s, so that their source is not masqueraded",
 }
 
 // mayVerbs say what a rule may do with it.
@@ -75,7 +77,7 @@ func (o *Other) breaks(action string) bool {
 	switch o.Does {
 	case Drops, Refuses:
 		return action != "drop"
-	case Translates, Untracks:
+	case Translates, Untracks, Unmarks:
 		return action != "pass"
 	}
 	return false

@@ -111,6 +111,9 @@ func TestInsight(t *testing.T) {
 	}
 	shows("endpoint", "kube-proxy explain 10.244.1.13 svc/shop/web:lines")
 	shows("local", "kube-proxy explain outside node:30011")
+	nft(t, c.Node, "table inet firewall { chain guard { type filter hook forward priority filter; policy drop; ct state established,related accept; ip saddr 192.0.2.0/24 accept comment \"office\"; }; }\n")
+	shows("firewall", "kube-proxy explain 10.244.1.13 svc/shop/web:lines", "nft -a list chain inet firewall guard")
+	nft(t, c.Node, "delete table inet firewall\n")
 	s := started("stale")
 	c.staleEntry(t, s)
 	all = append(all, &s.Session)

@@ -86,14 +86,7 @@ func decodeLoad(family uint8, name string, data []byte) Expression {
 		}
 		return MetaLoad{uint32(x.Key), x.Register}
 	case "ct":
-		var x expr.Ct
-		if u := unmarshal(family, name, data, &x); u != nil {
-			return u
-		}
-		if x.SourceRegister {
-			return ConntrackStore{uint32(x.Key), x.Register}
-		}
-		return ConntrackLoad{uint32(x.Key), x.Register, uint8(x.Direction)}
+		return decodeConntrack(data)
 	case "fib":
 		var x expr.Fib
 		if u := unmarshal(family, name, data, &x); u != nil {
@@ -105,6 +98,17 @@ func decodeLoad(family uint8, name string, data []byte) Expression {
 		return Fib{To: x.Register, Source: x.FlagSADDR, Interfaces: x.FlagIIF, Type: x.ResultADDRTYPE, Name: x.ResultOIFNAME, Present: x.FlagPRESENT}
 	}
 	return decodeComputation(family, name, data)
+}
+
+// decodeConntrack decodes the expression ct. That of the library takes the direction, which
+// has one byte, for a number of four.
+func decodeConntrack(data []byte) Expression {
+	key := netlink.Uint32(netlink.Attribute(data, unix.NFTA_CT_KEY))
+	if from := netlink.Attribute(data, unix.NFTA_CT_SREG); from != nil {
+		return ConntrackStore{key, netlink.Uint32(from)}
+	}
+	direction := netlink.Attribute(data, unix.NFTA_CT_DIRECTION)
+	return ConntrackLoad{key, netlink.Uint32(netlink.Attribute(data, unix.NFTA_CT_DREG)), at(direction, 0)}
 }
 
 // decodeComputation decodes expressions that compute a register.

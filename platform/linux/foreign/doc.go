@@ -10,5 +10,8 @@
 // packet. Each bit of a register is known or not. So a rule matches, does not match, or may
 // match. A rule that may match decides nothing; it is named if that could end the packet.
 //
+// The interface by which a client enters is the one of a route to it, unless the user names
+// one. The port of the client is not known.
+//
 // Tables of the families netdev, bridge and arp are not followed.
 package foreign

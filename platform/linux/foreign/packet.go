@@ -27,6 +27,8 @@ type packet struct {
 	seen, translated bool
 	// sourceOpen means that the source of the connection may be about to change.
 	sourceOpen bool
+	// marked means that the mode has marked it for masquerading.
+	marked bool
 	// altered means that a rule changed bytes of it.
 	altered bool
 }

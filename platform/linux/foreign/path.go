@@ -181,6 +181,7 @@ func (f *follower) translate(p *packet, to netip.AddrPort) bool {
 	copy(known, number(k&^f.conn.Marks, ^uint32(0)).value)
 	p.mark = bits{p.mark.masked(known, nil).value, known}
 	if to != p.to {
+		p.marked = f.conn.Targets[to] && f.conn.Marks != 0
 		p.to, p.translated = to, true
 	}
 	return true
@@ -307,14 +308,24 @@ func (s *stage) visit(at *station) bool {
 		found.doubts = append(found.doubts, doubt{found.by, translates, "if it was made after the rules of kube-proxy, it comes first"})
 		found.verdict = passes
 	}
+	if found.verdict == passes && s.unmarked() {
+		found.verdict, found.by = unmarks, rule{chain: at.Chain, whole: true}
+	}
 	s.record(at, &found)
 	switch found.verdict {
-	case drops, rejects, translates:
+	case drops, rejects, translates, unmarks:
 		return false
 	case masquerades:
 		s.packet.from, s.settled = netip.Addr{}, true
 	}
 	return true
+}
+
+// unmarked reports whether a rule cleared the mark by which the mode masquerades. A packet to
+// its own sender is recognized by its addresses.
+func (s *stage) unmarked() bool {
+	value, known := s.packet.mark.number()
+	return s.packet.translated && s.packet.marked && s.packet.from != s.packet.to.Addr() && known&s.conn.Marks == s.conn.Marks && value&s.conn.Marks == 0
 }
 
 // record adds what a base chain does with a packet to the answer.
@@ -344,7 +355,7 @@ func (s *stage) record(at *station, found *finding) {
 
 var does = map[verdict]explain.Deed{
 	passes: explain.Passes, drops: explain.Drops, rejects: explain.Refuses,
-	translates: explain.Translates, masquerades: explain.Masquerades, untracks: explain.Untracks,
+	translates: explain.Translates, masquerades: explain.Masquerades, untracks: explain.Untracks, unmarks: explain.Unmarks,
 }
 
 func (c Chain) describe() string { return "chain " + c.Name + " of table " + c.tableName() }

@@ -18,6 +18,7 @@ const (
 	rejects
 	translates // replaces the destination
 	masquerades
+	unmarks  // it clears the mark for masquerading
 	untracks // it exempts the packet from connection tracking
 )
 
@@ -27,6 +28,7 @@ type rule struct {
 	handle  uint64 // 0 for the policy
 	comment string
 	text    string // of a rule of iptables-legacy
+	whole   bool   // the chain as a whole, no single rule
 }
 
 // doubt is a rule that may end the packet.
@@ -253,6 +255,8 @@ func (v *visit) translate(x Translate, e *effect, at rule) bool {
 func (r rule) describe() string {
 	where := "chain " + r.chain.Name + " of table " + r.chain.tableName()
 	switch {
+	case r.whole:
+		return where
 	case r.text != "":
 		return "rule " + strconv.Quote(r.text) + " of " + where
 	case r.handle == 0:
