@@ -99,7 +99,7 @@ func Load(flags *Flags, os OS) (*Config, error) {
 	return LoadFrom(flags, os, data)
 }
 
-// LoadFrom is Load with the data that ReadFile returned.
+// LoadFrom is Load with data that was read before, such as by ReadFile.
 func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	file := &File{}
 	var malformed error

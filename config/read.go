@@ -5,6 +5,7 @@ package config
 
 import (
 	"fmt"
+	"io"
 
 	"kubeproxy/common/files"
 )
@@ -18,6 +19,18 @@ func (f *Flags) ReadFile() ([]byte, error) {
 		return nil, nil
 	}
 	return readFile(f.Config)
+}
+
+// Read reads a configuration of at most the size that ReadFile takes.
+func Read(from io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(from, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("it has more than %d bytes", maxFile)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return data, nil
 }
 
 // readFile reads a regular file. Symbolic links are followed.

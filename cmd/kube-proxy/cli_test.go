@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -283,5 +284,24 @@ func TestWriteConfig(t *testing.T) {
 	second, _ := os.ReadFile(filepath.Join(dir, "again.yaml"))
 	if diff := cmp.Diff(string(first), string(second)); diff != "" || !strings.Contains(string(first), "clusterCIDR: 11.0.0.0/8\n") {
 		t.Errorf("second writing (-first +second):\n%s\nfirst:\n%s", diff, first)
+	}
+}
+
+// TestConfigFromStandardInput checks that - stands for standard input, in messages too.
+func TestConfigFromStandardInput(t *testing.T) {
+	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	for text, want := range map[string]string{
+		head + "mode: nftables\n":        "standard input: valid for linux",
+		head + "mode: bulletproof\n":     "standard input:3: mode:",
+		strings.Repeat("#", 1<<20) + "#": "it has more than 1048576 bytes",
+	} {
+		var out bytes.Buffer
+		root := newRoot(streams{&out, &out}, modes.All())
+		root.SetIn(strings.NewReader(text))
+		root.SetArgs([]string{"config", "validate", "--os=linux", "-"})
+		err := root.Execute()
+		if got := fmt.Sprint(out.String(), err); !strings.Contains(got, want) {
+			t.Errorf("%.200s: no %q in %s", text, want, got)
+		}
 	}
 }

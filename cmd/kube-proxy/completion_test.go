@@ -18,7 +18,7 @@ import (
 // TestCompletion asks as the scripts of shells do.
 func TestCompletion(t *testing.T) {
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte(`{"mode":"nftables","health":{"status":{"IPv4":{"healthy":true}}},"services":[{"namespace":"shop","name":"web","state":"programmed"},{"namespace":"shop","name":"cart","state":"programmed"}]}`))
+		_, _ = w.Write([]byte(`{"mode":"nftables","health":{"status":{"IPv4":{"healthy":true}}},"services":[{"namespace":"shop","name":"web","state":"programmed","ports":[{"port":"lines","protocol":"TCP","family":"IPv4"},{"port":"lines","protocol":"TCP","family":"IPv6"},{"port":"names","protocol":"UDP","family":"IPv4"}]},{"namespace":"shop","name":"cart","state":"programmed"}]}`))
 	}))
 	defer proxy.Close()
 	server := "--server=" + strings.TrimPrefix(proxy.URL, "http://")
@@ -37,11 +37,13 @@ func TestCompletion(t *testing.T) {
 		{"explain " + server + " ", "node outside"},
 		{"explain " + server + " outside ", "svc/shop/web svc/shop/cart"},
 		{"explain " + server + " outside svc/shop/web ", ""},
+		{"explain " + server + " outside svc/shop/web:", "svc/shop/web:lines svc/shop/web:names/udp"},
+		{"explain " + server + " outside svc/shop/cart:", ""},
 		{"status --server=127.0.0.1:1 ", ""},
 	} {
 		args := strings.Split(tt.line, " ")
 		got := call(t, "", append([]string{cobra.ShellCompNoDescRequestCmd}, args...)...)
-		values, _, _ := strings.Cut(got.Out, ":")
+		values, _, _ := strings.Cut("\n"+got.Out, "\n:") // then a number for the shell
 		if got.Code != 0 || strings.Join(strings.Fields(values), " ") != tt.want {
 			t.Errorf("%q: exit %d, %q, want %q", tt.line, got.Code, got.Out, tt.want)
 		}

@@ -5,12 +5,14 @@ package completion
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -57,12 +59,12 @@ func Register(cmd *cobra.Command, table mode.Table, version string) {
 			return services(c, "", version), cobra.ShellCompDirectiveNoFileComp
 		}
 	case "explain":
-		cmd.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		cmd.ValidArgsFunction = func(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
 			case 0:
 				return []string{"node", "outside"}, cobra.ShellCompDirectiveNoFileComp
 			case 1:
-				return services(c, "svc/", version), cobra.ShellCompDirectiveNoFileComp
+				return destinations(c, begun, version), cobra.ShellCompDirectiveNoFileComp
 			}
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
@@ -75,9 +77,38 @@ func Register(cmd *cobra.Command, table mode.Table, version string) {
 // timeout bounds how long a shell waits for names. It is short, because the user waits.
 const timeout = time.Second
 
-// services returns the Services of the running proxy after prefix, none if it cannot be
-// asked.
+// services returns the names of the Services of the running proxy after prefix.
 func services(cmd *cobra.Command, prefix, version string) []string {
+	var names []string
+	for _, s := range ask(cmd, version) {
+		names = append(names, prefix+s.Namespace+"/"+s.Name)
+	}
+	return names
+}
+
+// destinations returns Services, or the ports of the one whose name is complete.
+func destinations(cmd *cobra.Command, begun, version string) []string {
+	name, _, complete := strings.Cut(begun, ":")
+	if !complete {
+		return services(cmd, "svc/", version)
+	}
+	var names []string
+	for _, s := range ask(cmd, version) {
+		for _, p := range s.Ports {
+			one := name + ":" + p.Port
+			if p.Protocol != "TCP" {
+				one += "/" + strings.ToLower(p.Protocol)
+			}
+			if "svc/"+s.Namespace+"/"+s.Name == name && p.Port != "" && !slices.Contains(names, one) {
+				names = append(names, one)
+			}
+		}
+	}
+	return names
+}
+
+// ask returns the Services of the running proxy, none if it cannot be asked.
+func ask(cmd *cobra.Command, version string) []servicestate.Service {
 	server, err := statusview.DialAddress(cmd.Flags().Lookup("server").Value.String())
 	if server == "" || err != nil {
 		server = statusview.DefaultServer
@@ -88,9 +119,5 @@ func services(cmd *cobra.Command, prefix, version string) []string {
 	if err != nil {
 		return nil
 	}
-	var names []string
-	for _, s := range answer.Services {
-		names = append(names, prefix+s.Namespace+"/"+s.Name)
-	}
-	return names
+	return answer.Services
 }

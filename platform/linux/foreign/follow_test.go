@@ -1,0 +1,149 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package foreign
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+)
+
+// tables are those of a test.
+type tables struct {
+	bases []Base
+	rules map[string][]Rule
+	sets  map[string]*Set
+}
+
+func (t *tables) Bases() []Base                          { return t.bases }
+func (t *tables) Rules(c Chain) ([]Rule, error)          { return t.rules[c.Name], nil }
+func (t *tables) Set(_ Chain, name string) (*Set, error) { return t.sets[name], nil }
+
+// lab is a node with one interface for everything.
+type lab struct{}
+
+func (lab) Local(a netip.Addr) bool        { return a == netip.MustParseAddr("192.0.2.10") }
+func (lab) Route(netip.Addr) (Link, uint8) { return Link{Name: "eth0", Index: 2}, 1 }
+func (lab) conn() *Connection {
+	return &Connection{
+		Conn:    route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("10.244.1.7"), To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "veth"},
+		In:      Link{Name: "veth", Index: 7},
+		Action:  route.Forward,
+		Targets: map[netip.AddrPort]bool{netip.MustParseAddrPort("10.244.2.11:8080"): false},
+		Marks:   1 << 14,
+	}
+}
+
+// daddr is "ip daddr ADDRESS".
+func daddr(a string) []Expression {
+	return []Expression{PayloadLoad{networkBase, 16, 4, 1}, Compare{cmpEqual, 1, netip.MustParseAddr(a).AsSlice()}}
+}
+
+func rulesOf(all ...[]Expression) []Rule {
+	var rules []Rule
+	for i, x := range all {
+		rules = append(rules, Rule{Handle: uint64(i + 1), Expressions: x})
+	}
+	return rules
+}
+
+func with(x []Expression, more ...Expression) []Expression { return append(x[:len(x):len(x)], more...) }
+
+var (
+	drop   = Verdict{Code: Drop}
+	accept = Verdict{Code: Accept}
+	limit  = Chance{Name: "limit"}
+)
+
+// TestFollow checks verdicts, and what counts as certain.
+func TestFollow(t *testing.T) {
+	target := daddr("10.244.2.11")
+	sub := func(code int32) Verdict { return Verdict{code, "sub"} }
+	for name, tt := range map[string]struct {
+		base  Base
+		rules []Rule
+		sub   []Rule
+		want  string
+	}{
+		"drops the target":             {Base{Hook: Forward}, rulesOf(with(target, drop)), nil, "forward drop 1 []"},
+		"not the Service's address":    {Base{Hook: Forward}, rulesOf(with(daddr("10.96.0.10"), drop)), nil, "forward pass 0 []"},
+		"before the translation":       {Base{Hook: Prerouting, Priority: -150}, rulesOf(with(daddr("10.96.0.10"), drop)), nil, "prerouting drop 1 []"},
+		"after it":                     {Base{Hook: Prerouting, Priority: -50}, rulesOf(with(target, drop)), nil, "prerouting drop 1 []"},
+		"another hook":                 {Base{Hook: Input}, rulesOf([]Expression{drop}), nil, ""},
+		"policy":                       {Base{Hook: Forward, Drops: true}, rulesOf(with(daddr("10.0.0.1"), accept)), nil, "forward drop 0 []"},
+		"accepted":                     {Base{Hook: Forward, Drops: true}, rulesOf(with(target, accept)), nil, "forward pass 0 []"},
+		"accepted perhaps":             {Base{Hook: Forward, Drops: true}, rulesOf([]Expression{limit, accept}), nil, "forward pass 0 [0]"},
+		"dropped perhaps":              {Base{Hook: Forward}, rulesOf([]Expression{limit, drop}), nil, "forward pass 0 [1]"},
+		"dropped perhaps, then surely": {Base{Hook: Forward}, rulesOf([]Expression{limit, drop}, []Expression{drop}), nil, "forward drop 2 [1]"},
+		"unknown expression":           {Base{Hook: Forward}, rulesOf([]Expression{Opaque{"synproxy"}}), nil, "forward pass 0 [1]"},
+		"jump and back":                {Base{Hook: Forward}, rulesOf([]Expression{sub(Jump)}, []Expression{drop}), rulesOf([]Expression{Verdict{Code: Return}}), "forward drop 2 []"},
+		"goto":                         {Base{Hook: Forward}, rulesOf([]Expression{sub(Goto)}, []Expression{drop}), nil, "forward pass 0 []"},
+		"jump perhaps to accept":       {Base{Hook: Forward}, rulesOf([]Expression{limit, sub(Jump)}, []Expression{drop}), rulesOf([]Expression{accept}), "forward pass 0 [2]"},
+		"return perhaps":               {Base{Hook: Forward, Drops: true}, rulesOf([]Expression{sub(Jump)}), rulesOf([]Expression{limit, Verdict{Code: Return}}, []Expression{accept}), "forward pass 0 [0]"},
+		"mark":                         {Base{Hook: Forward}, rulesOf([]Expression{Immediate{1, number(5, 0).known}, MetaStore{metaMark, 1}, MetaLoad{metaMark, 2}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
+		"mark of kube-proxy":           {Base{Hook: Forward}, rulesOf([]Expression{MetaLoad{metaMark, 2}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward pass 0 [1]"},
+		"younger DNAT":                 {Base{Hook: Prerouting, Priority: -100, NAT: true, Later: true}, rulesOf([]Expression{Translate{}}), nil, "prerouting translate 1 []"},
+		"DNAT of unknown age":          {Base{Hook: Prerouting, Priority: -100, NAT: true}, rulesOf([]Expression{Translate{}}), nil, "prerouting pass 0 [1]"},
+		"DNAT that comes too late":     {Base{Hook: Prerouting, Priority: -90, NAT: true}, rulesOf([]Expression{Translate{}}), nil, ""},
+		"untracked":                    {Base{Hook: Prerouting, Priority: -300}, rulesOf([]Expression{NoTrack{}}), nil, "prerouting untrack 1 []"},
+	} {
+		tt.base.Chain = Chain{"inet", "t", "base"}
+		all, err := Follow(&tables{[]Base{tt.base}, map[string][]Rule{"base": tt.rules, "sub": tt.sub}, nil}, nil, lab{}, lab{}.conn())
+		got := ""
+		for i := range all {
+			got += summary(&all[i])
+		}
+		if err != nil || got != tt.want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, tt.want)
+		}
+	}
+}
+
+// summary has the handles of rules in place of their names, 0 for none and for policies.
+func summary(o *explain.Other) string {
+	handle := func(text string) (h int) {
+		_, _ = fmt.Sscanf(text, "the rule with handle %d", &h)
+		return h
+	}
+	var doubts []int
+	for _, d := range o.Doubts {
+		doubts = append(doubts, handle(d.Rule))
+	}
+	return fmt.Sprintf("%s %s %d %v", o.Hook, o.Does, handle(o.Rule), doubts)
+}
+
+// TestSets looks keys up that are known, partly known or unknown.
+func TestSets(t *testing.T) {
+	intervals := &Set{Intervals: true, Elements: []Element{{Key: []byte{0, 90}, End: true}, {Key: []byte{0, 80}}, {Key: []byte{1, 0}}, {Key: []byte{0, 90}}}}
+	intervals.sort()
+	ranges := &Set{Fields: []int{1, 2}, Elements: []Element{{Key: []byte{6, 0, 0, 0, 31, 64, 0, 0}, KeyEnd: []byte{17, 0, 0, 0, 31, 164, 0, 0}}}}
+	hash := &Set{Elements: []Element{{Key: []byte{0, 80}}, {Key: []byte{1, 187}, Conditional: true}, {CatchAll: true, Data: []byte{1}}}}
+	for name, tt := range map[string]struct {
+		in   *Set
+		key  bits
+		want match
+	}{
+		"begins":            {intervals, certain(0, 80), yes},
+		"within":            {intervals, certain(0, 200), yes},
+		"below":             {intervals, certain(0, 79), no},
+		"open end":          {intervals, certain(255, 255), yes},
+		"unknown":           {intervals, unknown(2), maybe},
+		"high byte unknown": {intervals, bits{[]byte{0, 80}, []byte{0, 255}}, maybe},
+		"fields":            {ranges, certain(17, 0, 0, 0, 31, 144, 0, 0), yes},
+		"one field too low": {ranges, certain(5, 0, 0, 0, 31, 144, 0, 0), no},
+		"one unknown":       {ranges, bits{[]byte{6, 0, 0, 0, 0, 0, 0, 0}, []byte{255, 255, 255, 255, 0, 0, 255, 255}}, maybe},
+		"hash":              {hash, certain(0, 80), yes},
+		"conditional":       {hash, certain(1, 187), maybe},
+		"all others":        {hash, certain(9, 9), yes},
+	} {
+		found, _ := tt.in.find(func(size int) bits { return tt.key.part(0, size) })
+		if found != tt.want {
+			t.Errorf("%s: %d, want %d", name, found, tt.want)
+		}
+	}
+}
