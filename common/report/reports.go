@@ -155,7 +155,7 @@ const mostProblems = 20
 // problemsFound records new problems.
 func (r *Reports) problemsFound(all []track.Problem) {
 	for _, p := range all[:min(len(all), mostProblems)] {
-		r.log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
+		r.logProblem(p)
 	}
 	if n := len(all) - mostProblems; n > 0 {
 		r.log.Error(nil, "There are more problems: kube-proxy status and /services have them all", "more", n)
@@ -165,6 +165,15 @@ func (r *Reports) problemsFound(all []track.Problem) {
 		r.refused.problemFound(p)
 		r.Events.problemFound()
 	}
+}
+
+// logProblem logs p. One that concerns the own Node or a ServiceCIDR has no Service.
+func (r *Reports) logProblem(p track.Problem) {
+	if p.Service.Name == "" {
+		r.log.Error(nil, p.Message, "field", p.Field)
+		return
+	}
+	r.log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
 }
 
 func problemsOf(all []track.Problem) []servicestate.Problem {

@@ -14,9 +14,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/test/logtext"
 )
 
@@ -134,6 +136,22 @@ func TestNodeEligibilityIsLogged(t *testing.T) {
 		step.do()
 		if got := text.String(); strings.Count(got, "\n") != lines || !strings.Contains(got, step.want) {
 			t.Errorf("step %d logs %q, want %q", i, got, step.want)
+		}
+	}
+}
+
+// TestProblemWithoutService checks that a problem of the node names no Service.
+func TestProblemWithoutService(t *testing.T) {
+	log, text := logtext.New(0)
+	r := newTestReports(Options{Log: log})
+	for want, p := range map[string]track.Problem{
+		`"unusable" field="spec.podCIDRs[0]"`:              {Field: "spec.podCIDRs[0]", Message: "unusable"},
+		`"unusable" service="shop/web" field="spec.ports"`: {Service: types.NamespacedName{Namespace: "shop", Name: "web"}, Field: "spec.ports", Message: "unusable"},
+	} {
+		text.Reset()
+		r.problemsFound([]track.Problem{p})
+		if got := text.String(); !strings.Contains(got, want) {
+			t.Errorf("log %q, want %s", got, want)
 		}
 	}
 }
