@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/poll"
 )
 
 // TestProgramsTellTheCookie compares what a program sees of network namespaces with what the
@@ -53,7 +54,7 @@ func TestProgramsTellTheCookie(t *testing.T) {
 		t.Errorf("two network namespaces have the cookies %v", seen)
 	}
 	// Another proxy may ask at this moment.
-	if !becomes(t, func() bool { return !isAsked(t, root) }) {
+	if !poll.Soon(func() bool { return !isAsked(t, root) }) {
 		t.Errorf("the program stays in %s", root)
 	}
 }
