@@ -82,8 +82,8 @@ func TestSocketAcceleration(t *testing.T) {
 	}
 }
 
-// withPins returns what has a command run where a BPF file system is mounted, for this test
-// alone.
+// withPins returns a function that changes a command. It then runs where a BPF file system is
+// mounted, for this test alone.
 func (c *cluster) withPins(t *testing.T) func(*exec.Cmd) *exec.Cmd {
 	t.Helper()
 	holder := exec.Command("unshare", "--mount", "sh", "-c", "mount -t bpf bpf /sys/fs/bpf && echo mounted && exec cat")

@@ -86,8 +86,8 @@ func (c *cluster) launchBehind(t *testing.T, prefix ...string) *program.Proxy {
 	return program.Start(t, c.Node, cmd)
 }
 
-// confine is the variable that has this program replace itself by its arguments,
-// behind a filter.
+// confine is the variable for which this program replaces itself by its arguments, behind a
+// filter.
 const confine = "KUBEPROXY_TEST_CONFINE"
 
 // denied are system calls that the default profile of containerd has fail, for a

@@ -147,7 +147,7 @@ func removeGroup(t *testing.T, dir string) {
 	})
 }
 
-// command has cmd run in g.
+// command returns cmd so that it runs in g.
 func (g group) command(cmd *exec.Cmd) *exec.Cmd {
 	const enter = `echo $$ > "$0" && exec "$@"`
 	cmd.Args = append([]string{"sh", "-c", enter, filepath.Join(g.dir, "cgroup.procs"), cmd.Path}, cmd.Args[1:]...)

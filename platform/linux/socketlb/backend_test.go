@@ -82,7 +82,7 @@ func TestTakesWhatTheRulesWouldForward(t *testing.T) {
 	}
 }
 
-// TestProgramsSeeWholeLists has programs read the tables while they change. Each endpoint
+// TestProgramsSeeWholeLists lets programs read the tables while they change. Each endpoint
 // names its Service, so one of another Service shows.
 func TestProgramsSeeWholeLists(t *testing.T) {
 	const services = 8

@@ -35,7 +35,7 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// askProgram has a program look at the network namespace of a UDP socket while it connects
+// askProgram lets a program read the network namespace of a UDP socket while it connects
 // to an address that nobody else can know. It is attached to the root of all cgroups for a
 // moment, and lets all other connections pass.
 func askProgram(socket int) (uint64, error) {

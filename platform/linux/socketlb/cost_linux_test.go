@@ -96,7 +96,7 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// connectThrough has the layer take connections to 10.96.0.10:80. It measures those to an
+// connectThrough lets the layer take connections to 10.96.0.10:80. It measures those to an
 // address, or those without the layer if there is none.
 func connectThrough(b *testing.B, to string) {
 	if err := raiseLoopback(); err != nil {

@@ -288,8 +288,7 @@ func (k *kernel) pinTables(folder string) error {
 	return nil
 }
 
-// attach has p run in the cgroup, in place of the program that the same link attached
-// before.
+// attach runs p in the cgroup, in place of the program that the same link attached before.
 func (k *kernel) attach(a attachment, p *ebpf.Program) error {
 	path := filepath.Join(k.dir, a.program)
 	l, err := link.LoadPinnedLink(path, nil)
