@@ -144,12 +144,27 @@ func (p *Path) printOthers(w *bytes.Buffer) {
 	for i := range p.Others {
 		o := &p.Others[i]
 		var row []columns.Cell
-		for _, text := range []string{o.Hook, o.Table, o.Chain, o.summary()} {
+		does := o.summary()
+		if o.Does == Passes && len(o.Doubts) == 0 && p.again(i) {
+			does = "lets packets to " + o.destinations() + " pass"
+		}
+		for _, text := range []string{o.Hook, o.Table, o.Chain, does} {
 			row = append(row, columns.Plain(printable.Text(text)))
 		}
 		t.Rows = append(t.Rows, row)
 	}
 	t.Write(w)
+}
+
+// again reports whether the packet passes the chain with other addresses, too.
+func (p *Path) again(i int) bool {
+	for j := range p.Others {
+		a, b := &p.Others[i], &p.Others[j]
+		if i != j && a.Hook == b.Hook && a.Table == b.Table && a.Chain == b.Chain {
+			return true
+		}
+	}
+	return false
 }
 
 // mostDoubts is how many rules are printed that cannot be told.

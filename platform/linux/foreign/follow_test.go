@@ -87,6 +87,7 @@ func TestFollow(t *testing.T) {
 		"return perhaps":               {Base{Hook: Forward, Drops: true}, rulesOf([]Expression{sub(Jump)}), rulesOf([]Expression{limit, Verdict{Code: Return}}, []Expression{accept}), "forward pass 0 [0]"},
 		"mark":                         {Base{Hook: Forward}, rulesOf([]Expression{Immediate{1, number(5, 0).known}, MetaStore{metaMark, 1}, MetaLoad{metaMark, 2}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
 		"mark of kube-proxy":           {Base{Hook: Forward}, rulesOf([]Expression{MetaLoad{metaMark, 2}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward pass 0 [1]"},
+		"other bits of that mark":      {Base{Hook: Forward}, rulesOf([]Expression{MetaLoad{metaMark, 2}, Bitwise{2, 2, 4, number(0xff, 0xff).value, make([]byte, 4)}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
 		"younger DNAT":                 {Base{Hook: Prerouting, Priority: -100, NAT: true, Later: true}, rulesOf([]Expression{Translate{}}), nil, "prerouting translate 1 []"},
 		"DNAT of unknown age":          {Base{Hook: Prerouting, Priority: -100, NAT: true}, rulesOf([]Expression{Translate{}}), nil, "prerouting pass 0 [1]"},
 		"DNAT that comes too late":     {Base{Hook: Prerouting, Priority: -90, NAT: true}, rulesOf([]Expression{Translate{}}), nil, ""},

@@ -46,21 +46,9 @@ func (s *Set) find(key func(size int) bits) (found match, hits []Element) {
 	return found, hits
 }
 
-// sort puts the elements of a set of intervals in order. An end comes before a beginning at
-// the same key.
+// sort puts the elements of a set of intervals in order.
 func (s *Set) sort() {
-	slices.SortFunc(s.Elements, func(a, b Element) int {
-		if n := bytes.Compare(a.Key, b.Key); n != 0 {
-			return n
-		}
-		switch {
-		case a.End == b.End:
-			return 0
-		case a.End:
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(s.Elements, func(a, b Element) int { return bytes.Compare(a.Key, b.Key) })
 }
 
 // inInterval reports whether key is in the interval that element i begins. The next element

@@ -5,7 +5,6 @@ package foreign
 
 import (
 	"fmt"
-	"net/netip"
 	"strconv"
 )
 
@@ -42,7 +41,6 @@ type doubt struct {
 type finding struct {
 	verdict verdict
 	by      rule
-	to      netip.AddrPort // the new destination, invalid if unknown
 	doubts  []doubt
 	empty   bool // it has no rules
 }

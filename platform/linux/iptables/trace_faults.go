@@ -153,8 +153,6 @@ func (c *traceComparison) foreign() {
 
 func sameTargets(a, b *path) bool { return maps.Equal(a.targets, b.targets) }
 
-func (c *traceComparison) owns(chain walk.Chain) bool { return c.options.Role.owns(idOf(chain)) }
-
 // translates reports whether a chain of ours that a packet met leads to an address. Then
 // the comparison of that chain has named the rule.
 func (c *traceComparison) translates(to string) bool {
