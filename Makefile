@@ -27,7 +27,7 @@ QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|clust
 LONG := Killed|KilledWhileClientsConnect|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
 
 # Live tests that make check runs once more, with socket acceleration; make nightly runs all.
-ACCELERATED := EveryCell|Restart|Hairpin|RefusedAtOnce|ChangesUnderLoad
+ACCELERATED := EveryCell|Restart|IPTablesRestart|Hairpin|RefusedAtOnce|ChangesUnderLoad
 
 # The kernel of the virtual machine.
 KERNEL ?= 6.1
