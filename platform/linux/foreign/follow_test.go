@@ -105,6 +105,38 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// serving is a node with mode ipvs, on which the address of the Service is local.
+type serving struct{ lab }
+
+func (serving) Local(a netip.Addr) bool { return a == netip.MustParseAddr("10.96.0.10") }
+
+// TestServed checks that packets reach IPVS by the input hook, and those to the destination
+// leave by the output hook.
+func TestServed(t *testing.T) {
+	conn := serving{}.conn()
+	conn.Served = true
+	for name, tt := range map[string]struct {
+		base Base
+		addr string
+		want string
+	}{
+		"before IPVS":          {Base{Hook: Input}, "10.96.0.10", "input drop 1 []"},
+		"after IPVS":           {Base{Hook: Input, Priority: 100}, "10.96.0.10", ""},
+		"forwarded by no rule": {Base{Hook: Forward}, "10.96.0.10", ""},
+		"to the destination":   {Base{Hook: Output}, "10.244.2.11", "output drop 1 []"},
+	} {
+		tt.base.Chain = Chain{"inet", "t", "base"}
+		all, err := Follow(&tables{[]Base{tt.base}, map[string][]Rule{"base": rulesOf(with(daddr(tt.addr), drop))}, nil}, nil, serving{}, conn)
+		got := ""
+		for i := range all {
+			got += summary(&all[i])
+		}
+		if err != nil || got != tt.want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, tt.want)
+		}
+	}
+}
+
 // summary has the handles of rules in place of their names, 0 for none and for policies.
 func summary(o *explain.Other) string {
 	handle := func(text string) (h int) {

@@ -40,6 +40,7 @@ const (
 	conntrackPosition  = -200
 	dstNATPosition     = -100
 	ipvsOutputPosition = -98 // kernel: net/netfilter/ipvs/ip_vs_core.c, ip_vs_ops4
+	ipvsInputPosition  = 99  // as above
 	srcNATPosition     = 100
 	last               = 1 << 31
 )
@@ -202,6 +203,9 @@ func (f *follower) deliver(p *packet, from Hook, masquerade bool) bool {
 	for _, h := range hooks {
 		s := &stage{follower: f, packet: p, hook: h, until: last, settled: h != Postrouting || masquerade}
 		f.links(p, h, local)
+		if f.conn.Served && !p.translated && h == Input {
+			s.until = ipvsInputPosition
+		}
 		if !s.run() {
 			return false
 		}

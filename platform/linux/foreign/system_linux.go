@@ -30,8 +30,12 @@ type system struct {
 	typ  uint8
 }
 
-// Local implements Node.
-func (s *System) Local(a netip.Addr) bool { return s.IsLocal(a) }
+// Local implements Node. Mode ipvs makes the addresses of Services local by routes, and the
+// node has no such address then.
+func (s *System) Local(a netip.Addr) bool {
+	_, typ := s.Route(a)
+	return typ == addrLocal || s.IsLocal(a)
+}
 
 // Route implements Node. It asks once for each address.
 func (s *System) Route(a netip.Addr) (Link, uint8) {
