@@ -180,3 +180,20 @@ func TestSets(t *testing.T) {
 		}
 	}
 }
+
+// TestClearedMark checks that a cleared mark stops clients, and not the node itself.
+func TestClearedMark(t *testing.T) {
+	clear := rulesOf([]Expression{Immediate{1, make([]byte, 4)}, MetaStore{metaMark, 1}})
+	base := Base{Chain: Chain{"inet", "t", "base"}, Hook: Postrouting, Priority: -150}
+	for from, want := range map[string]string{"veth": "postrouting unmark 0 []", "": "postrouting pass 0 []"} {
+		conn := lab{}.conn()
+		conn.Interface = from
+		for to := range conn.Targets {
+			conn.Targets[to] = true
+		}
+		all, err := Follow(&tables{[]Base{base}, map[string][]Rule{"base": clear}, nil}, nil, lab{}, conn)
+		if err != nil || len(all) != 1 || summary(&all[0]) != want {
+			t.Errorf("from %q: %v, %v; want %s", from, all, err, want)
+		}
+	}
+}

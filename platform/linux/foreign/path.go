@@ -325,11 +325,15 @@ func (s *stage) visit(at *station) bool {
 	return true
 }
 
-// unmarked reports whether a rule cleared the mark by which the mode masquerades. A packet to
-// its own sender is recognized by its addresses.
+// unmarked reports whether a rule cleared the mark by which the mode masquerades, so that the
+// answer takes another way. A packet to its own sender is recognized by its addresses, and
+// answers to the node itself come back in any case.
 func (s *stage) unmarked() bool {
+	if !s.packet.translated || !s.packet.marked || s.packet.from == s.packet.to.Addr() || s.conn.Interface == "" {
+		return false
+	}
 	value, known := s.packet.mark.number()
-	return s.packet.translated && s.packet.marked && s.packet.from != s.packet.to.Addr() && known&s.conn.Marks == s.conn.Marks && value&s.conn.Marks == 0
+	return known&s.conn.Marks == s.conn.Marks && value&s.conn.Marks == 0
 }
 
 // record adds what a base chain does with a packet to the answer.
