@@ -221,6 +221,36 @@ func TestNameOfSocket(t *testing.T) {
 	})
 }
 
+// TestMixedNames checks that getpeername does not answer words that two processors wrote at
+// once: the sum of such a place is wrong.
+func TestMixedNames(t *testing.T) {
+	inNode(t, func(n *node) {
+		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
+		n.sync(t, snapshot([]string{"10.96.0.10:80", four}, []string{"[fd00:10:96::10]:80", six}))
+		moveTo(t, n.options.Cgroup)
+		defer moveTo(t, filepath.Dir(n.options.Cgroup))
+		for _, c := range []struct {
+			family       int
+			to, endpoint string
+		}{{unix.AF_INET, "10.96.0.10:80", four}, {unix.AF_INET6, "[fd00:10:96::10]:80", six}} {
+			fd := connected(t, c.family, c.to)
+			for _, b := range n.backends {
+				changeRecent(t, b.driver.(*kernel), func(set []byte) {
+					const names = recentPlaces*16 + 8 // after cookies, sums and the next place
+					words := (len(set) - names) / recentPlaces
+					port := names + words/2 - 8
+					for i := range recentPlaces {
+						set[port+i*words]++
+					}
+				})
+			}
+			if got := peerOf(t, fd); got != c.endpoint {
+				t.Errorf("connected to %s: peer %s, want %s", c.to, got, c.endpoint)
+			}
+		}
+	})
+}
+
 // The table of recent sockets has this many places: sets of the programs times places in each.
 const (
 	recentSets   = 8192
@@ -334,9 +364,21 @@ func peerOf(t *testing.T, fd int) string {
 
 func forgetRecent(t *testing.T, k *kernel) {
 	t.Helper()
+	changeRecent(t, k, func(set []byte) { clear(set) })
+}
+
+// changeRecent changes all sets of recent sockets that have one.
+func changeRecent(t *testing.T, k *kernel, change func(set []byte)) {
+	t.Helper()
 	m := k.maps["recent"]
-	for i := range m.MaxEntries() {
-		if err := m.Put(i, make([]byte, m.ValueSize())); err != nil {
+	var i uint32
+	var set []byte
+	for all := m.Iterate(); all.Next(&i, &set); {
+		if !slices.ContainsFunc(set, func(b byte) bool { return b != 0 }) {
+			continue
+		}
+		change(set)
+		if err := m.Put(i, set); err != nil {
 			t.Fatal(err)
 		}
 	}

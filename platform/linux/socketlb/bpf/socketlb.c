@@ -72,17 +72,23 @@ struct socket6 {
 // processor in runs of 4096, see include/linux/cookie.h. So sockets of several processors
 // come to the same set soon after one another, and one place would often be used again
 // too early.
+//
+// Two processors may write the same place at once, and a processor may see the words
+// of another one in any order. A sum over all words of a place says whether they belong
+// together.
 #define RECENT_SETS 8192
 #define RECENT_PLACES 8
 
 struct recent4 {
 	__u64 cookies[RECENT_PLACES]; // of the sockets; 0 while names are written
+	__u64 sums[RECENT_PLACES];
 	__u64 next;                   // the place that is used next
 	struct socket4 names[RECENT_PLACES];
 };
 
 struct recent6 {
 	__u64 cookies[RECENT_PLACES];
+	__u64 sums[RECENT_PLACES];
 	__u64 next;
 	struct socket6 names[RECENT_PLACES];
 };
@@ -282,6 +288,18 @@ static __always_inline void forget(__u64 *cookies, __u64 cookie)
 			WRITE_ONCE(cookies[i], 0);
 }
 
+// sum4 returns the sum of a place.
+static __always_inline __u64 sum4(__u64 cookie, __u64 frontend, __u64 endpoint)
+{
+	return cookie ^ frontend ^ endpoint << 1;
+}
+
+static __always_inline __u64 sum6(__u64 cookie, const struct socket6 *s)
+{
+	return cookie ^ s->frontend[0] ^ s->frontend[1] ^ s->frontend[2] ^
+	       (s->endpoint[0] ^ s->endpoint[1] ^ s->endpoint[2]) << 1;
+}
+
 // next_place returns the place that was used longest ago.
 static __always_inline __u32 next_place(__u64 *next)
 {
@@ -302,7 +320,7 @@ static __always_inline struct recent4 *recent4_of(__u64 cookie)
 static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r, __u64 cookie, __u64 key)
 {
 	struct scope *s = get_scope();
-	__u64 list, *slot;
+	__u64 list, *slot, endpoint;
 	__u32 n, i;
 
 	if (!s)
@@ -314,13 +332,15 @@ static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r,
 	slot = bpf_map_lookup_elem(&slots4, &n);
 	if (!slot)
 		return 0;
+	endpoint = *slot;
 	i = next_place(&r->next);
 	WRITE_ONCE(r->cookies[i], 0);
 	WRITE_ONCE(r->names[i].frontend, key);
-	WRITE_ONCE(r->names[i].endpoint, *slot);
+	WRITE_ONCE(r->names[i].endpoint, endpoint);
+	WRITE_ONCE(r->sums[i], sum4(cookie, key, endpoint));
 	WRITE_ONCE(r->cookies[i], cookie);
 	count();
-	return *slot;
+	return endpoint;
 }
 
 // forget4 forgets what an earlier connect of this socket noted.
@@ -412,7 +432,7 @@ static __always_inline __u64 dialled4(struct bpf_sock_addr *ctx, __u64 addr)
 		return 0;
 	fresh.frontend = READ_ONCE(r->names[i].frontend);
 	fresh.endpoint = READ_ONCE(r->names[i].endpoint);
-	if (fresh.endpoint != peer || READ_ONCE(r->cookies[i]) != cookie)
+	if (fresh.endpoint != peer || READ_ONCE(r->sums[i]) != sum4(cookie, fresh.frontend, fresh.endpoint))
 		return 0;
 	bpf_sk_storage_get(&sockets4, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	return fresh.frontend;
@@ -503,6 +523,7 @@ static __always_inline struct recent6 *recent6_of(__u64 cookie)
 static __always_inline struct slot6 *take6(struct bpf_sock_addr *ctx, struct recent6 *r, __u64 cookie, struct name6 *to)
 {
 	struct scope *s = get_scope();
+	struct socket6 names;
 	struct slot6 *slot;
 	__u64 list;
 	__u32 n, i;
@@ -516,14 +537,17 @@ static __always_inline struct slot6 *take6(struct bpf_sock_addr *ctx, struct rec
 	slot = bpf_map_lookup_elem(&slots6, &n);
 	if (!slot)
 		return 0;
+	names = (struct socket6){
+		{ to->addr[0], to->addr[1], to->port },
+		{ slot->addr[0], slot->addr[1], slot->port },
+	};
 	i = next_place(&r->next);
 	WRITE_ONCE(r->cookies[i], 0);
-	WRITE_ONCE(r->names[i].frontend[0], to->addr[0]);
-	WRITE_ONCE(r->names[i].frontend[1], to->addr[1]);
-	WRITE_ONCE(r->names[i].frontend[2], to->port);
-	WRITE_ONCE(r->names[i].endpoint[0], slot->addr[0]);
-	WRITE_ONCE(r->names[i].endpoint[1], slot->addr[1]);
-	WRITE_ONCE(r->names[i].endpoint[2], slot->port);
+	for (n = 0; n < 3; n++) {
+		WRITE_ONCE(r->names[i].frontend[n], names.frontend[n]);
+		WRITE_ONCE(r->names[i].endpoint[n], names.endpoint[n]);
+	}
+	WRITE_ONCE(r->sums[i], sum6(cookie, &names));
 	WRITE_ONCE(r->cookies[i], cookie);
 	count();
 	return slot;
@@ -593,7 +617,7 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	if (i >= RECENT_PLACES)
 		return 1;
 	fresh = r->names[i];
-	if (!is_named6(&fresh, &peer) || READ_ONCE(r->cookies[i]) != cookie)
+	if (!is_named6(&fresh, &peer) || READ_ONCE(r->sums[i]) != sum6(cookie, &fresh))
 		return 1;
 	bpf_sk_storage_get(&sockets6, sk, &fresh, BPF_SK_STORAGE_GET_F_CREATE);
 	set_name6(ctx, fresh.frontend[0], fresh.frontend[1], fresh.frontend[2]);
