@@ -229,7 +229,7 @@ test: ## what to run after a change: units, scenarios, simulated systems, real p
 check: setup formatted vet lint controlplane prefix machine ## everything that runs for a commit: make test with the race detector, all systems, API server, Wine, virtual machine
 	@race=-race; failed=0; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
-	echo "== make check: all tests $$race; 45 minutes on two cores; beside them, a virtual machine, whose output comes after"; \
+	echo "== make check: all tests $$race; 40 minutes on two cores; beside them, a virtual machine, whose output comes after"; \
 	set -m; ( $(in_vm) ) >$(vm).log 2>&1 & machine=$$!; set +m; \
 	trap 'kill -- -$$machine 2>/dev/null || true' EXIT; \
 	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./... || failed=1; \
