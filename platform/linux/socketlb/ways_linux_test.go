@@ -224,29 +224,20 @@ func TestNameOfSocket(t *testing.T) {
 // TestMixedNames checks that getpeername does not answer words that two processors wrote at
 // once: the sum of such a place is wrong.
 func TestMixedNames(t *testing.T) {
-	inNode(t, func(n *node) {
-		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
-		n.sync(t, snapshot([]string{"10.96.0.10:80", four}, []string{"[fd00:10:96::10]:80", six}))
-		moveTo(t, n.options.Cgroup)
-		defer moveTo(t, filepath.Dir(n.options.Cgroup))
-		for _, c := range []struct {
-			family       int
-			to, endpoint string
-		}{{unix.AF_INET, "10.96.0.10:80", four}, {unix.AF_INET6, "[fd00:10:96::10]:80", six}} {
-			fd := connected(t, c.family, c.to)
-			for _, b := range n.backends {
-				changeRecent(t, b.driver.(*kernel), func(set []byte) {
-					const names = recentPlaces*16 + 8 // after cookies, sums and the next place
-					words := (len(set) - names) / recentPlaces
-					port := names + words/2 - 8
-					for i := range recentPlaces {
-						set[port+i*words]++
-					}
-				})
-			}
-			if got := peerOf(t, fd); got != c.endpoint {
-				t.Errorf("connected to %s: peer %s, want %s", c.to, got, c.endpoint)
-			}
+	inEachFamily(t, func(n *node, c served) {
+		fd := connected(t, c.family, c.to)
+		for _, b := range n.backends {
+			changeRecent(t, b.driver.(*kernel), func(set []byte) {
+				const names = recentPlaces*16 + 8 // after cookies, sums and the next place
+				words := (len(set) - names) / recentPlaces
+				port := names + words/2 - 8
+				for i := range recentPlaces {
+					set[port+i*words]++
+				}
+			})
+		}
+		if got := peerOf(t, fd); got != c.endpoint {
+			t.Errorf("connected to %s: peer %s, want %s", c.to, got, c.endpoint)
 		}
 	})
 }
@@ -261,37 +252,28 @@ const (
 // cookies name. Those that connected last have their names, also two whose cookies are a
 // whole table apart, as those of two processors can be.
 func TestNamesOfOneSet(t *testing.T) {
-	inNode(t, func(n *node) {
-		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
-		n.sync(t, snapshot([]string{"10.96.0.10:80", four}, []string{"[fd00:10:96::10]:80", six}))
-		moveTo(t, n.options.Cgroup)
-		defer moveTo(t, filepath.Dir(n.options.Cgroup))
-		for _, c := range []struct {
-			family       int
-			to, endpoint string
-		}{{unix.AF_INET, "10.96.0.10:80", four}, {unix.AF_INET6, "[fd00:10:96::10]:80", six}} {
-			fds := []int{newSocket(t, c.family)}
-			for len(fds) < recentPlaces+2 {
-				apart := uint64(recentSets)
-				if len(fds) == 3 {
-					apart *= recentPlaces
-				}
-				fds = append(fds, socketAfter(t, c.family, cookieOf(t, fds[len(fds)-1]), apart))
+	inEachFamily(t, func(n *node, c served) {
+		fds := []int{newSocket(t, c.family)}
+		for len(fds) < recentPlaces+2 {
+			apart := uint64(recentSets)
+			if len(fds) == 3 {
+				apart *= recentPlaces
 			}
-			for _, fd := range fds {
-				if err := ways[""](fd, netip.MustParseAddrPort(c.to)); err != nil {
-					t.Errorf("connect to %s: %v", c.to, err)
-					return
-				}
+			fds = append(fds, socketAfter(t, c.family, cookieOf(t, fds[len(fds)-1]), apart))
+		}
+		for _, fd := range fds {
+			if err := ways[""](fd, netip.MustParseAddrPort(c.to)); err != nil {
+				t.Errorf("connect to %s: %v", c.to, err)
+				return
 			}
-			for i, fd := range fds {
-				want := c.to
-				if i < len(fds)-recentPlaces {
-					want = c.endpoint
-				}
-				if got := peerOf(t, fd); got != want {
-					t.Errorf("socket %d of %d in a set: peer %s, want %s", i, len(fds), got, want)
-				}
+		}
+		for i, fd := range fds {
+			want := c.to
+			if i < len(fds)-recentPlaces {
+				want = c.endpoint
+			}
+			if got := peerOf(t, fd); got != want {
+				t.Errorf("socket %d of %d in a set: peer %s, want %s", i, len(fds), got, want)
 			}
 		}
 	})
@@ -334,6 +316,24 @@ func newSocket(t *testing.T, family int) int {
 	}
 	t.Cleanup(func() { unix.Close(fd) })
 	return fd
+}
+
+// served is a Service of one endpoint, in one family.
+type served struct {
+	family       int
+	to, endpoint string
+}
+
+// inEachFamily calls check in a cgroup whose connections are taken, once for each family.
+func inEachFamily(t *testing.T, check func(*node, served)) {
+	inNode(t, func(n *node) {
+		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
+		n.sync(t, snapshot([]string{"10.96.0.10:80", four}, []string{"[fd00:10:96::10]:80", six}))
+		moveTo(t, n.options.Cgroup)
+		defer moveTo(t, filepath.Dir(n.options.Cgroup))
+		check(n, served{unix.AF_INET, "10.96.0.10:80", four})
+		check(n, served{unix.AF_INET6, "[fd00:10:96::10]:80", six})
+	})
 }
 
 func moveTo(t testing.TB, cgroup string) {
