@@ -197,3 +197,22 @@ func TestClearedMark(t *testing.T) {
 		}
 	}
 }
+
+// TestManyTargets checks that it is said if some endpoints are not followed.
+func TestManyTargets(t *testing.T) {
+	for n, want := range map[int]string{
+		mostTargets:     "",
+		mostTargets + 1: "the rules of others were followed to 64 of 65 endpoints",
+	} {
+		conn := lab{}.conn()
+		clear(conn.Targets)
+		for i := range n {
+			conn.Targets[netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 2, byte(i)}), 8080)] = false
+		}
+		base := Base{Chain: Chain{"inet", "t", "base"}, Hook: Forward, Drops: true}
+		all, err := Follow(&tables{bases: []Base{base}}, nil, lab{}, conn)
+		if err != nil || len(all) != 1 || len(all[0].To) != mostTargets || conn.Note() != want {
+			t.Errorf("%d endpoints: %v, %v, note %q; want %d of them, and %q", n, all, err, conn.Note(), mostTargets, want)
+		}
+	}
+}

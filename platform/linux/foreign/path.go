@@ -33,6 +33,14 @@ type Connection struct {
 // mostTargets bounds how many endpoints are followed.
 const mostTargets = 64
 
+// Note says that not all endpoints are followed, or nothing.
+func (c *Connection) Note() string {
+	if len(c.Targets) <= mostTargets {
+		return ""
+	}
+	return fmt.Sprintf("the rules of others were followed to %d of %d endpoints", mostTargets, len(c.Targets))
+}
+
 // Positions of what the kernel itself does at hooks (kernel:
 // include/uapi/linux/netfilter_ipv4.h). All chains of type nat run at one of two of them,
 // in the order of their priorities.

@@ -101,5 +101,8 @@ func AddOthers(ctx context.Context, w *explain.Walk, c route.Conn, local func(ne
 	}
 	all, err := foreign.Follow(kernel, legacy, node, f)
 	w.Others = append(w.Others, all...)
+	if note := f.Note(); note != "" && len(all) > 0 {
+		w.Notes = append(w.Notes, note)
+	}
 	return err
 }
