@@ -27,6 +27,8 @@ type Trial struct {
 	Tolerated Tolerated
 	// Relay says that the process of the proxy ends, and what it relays in mode userspace.
 	Relay bool
+	// Drains says that virtual servers of mode ipvs go first, once no connection needs them.
+	Drains bool
 	// Note explains for the page what is lost.
 	Note string
 
@@ -95,17 +97,20 @@ var Sequences = []Sequence{
 			Name: "cleanup", About: "uninstalled, cleaned up on each node, and installed again", Tolerated: Anything, change: reinstall,
 			Note: "nothing serves between the cleanup and the installation",
 		},
-		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Relay: true, Note: relayNote, change: goBack},
+		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Relay: true, Drains: true, Note: relayNote, change: goBack},
 	}},
 	{Embedded: true, Trials: []Trial{
 		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/install.md says for k3s", change: installEmbedded},
-		{Name: "embedded-back", About: "back to the kube-proxy within another process", Relay: true, Note: relayNote, change: goBackEmbedded},
+		{Name: "embedded-back", About: "back to the kube-proxy within another process", Relay: true, Drains: true, Note: relayNote, change: goBackEmbedded},
 	}},
 }
 
 const relayNote = "in mode userspace, a process of the proxy relays what is held, and it ends"
 
 const endsNote = "a client that holds a connection to a pod loses it when the pod ends"
+
+// drainingLife is how long clients hold a connection that virtual servers wait for.
+const drainingLife = 30 * time.Second
 
 // Names returns the names of all trials, in order.
 func Names() []string {
@@ -147,8 +152,12 @@ func (c *Cluster) Try(ctx context.Context, t Trial, s Setting) (Change, error) {
 			return result, fmt.Errorf("prepare %s: %w", t.Name, err)
 		}
 	}
+	life := time.Duration(0)
+	if t.Drains && s.Chart.Mode == "ipvs" {
+		life = drainingLife
+	}
 	var err error
-	result.Flows, result.Took, err = c.Under(ctx, func(ctx context.Context) error { return t.change(ctx, c, s) })
+	result.Flows, result.Took, err = c.Under(ctx, life, func(ctx context.Context) error { return t.change(ctx, c, s) })
 	if err == nil && t.finish != nil {
 		err = t.finish(ctx, c, s)
 	}

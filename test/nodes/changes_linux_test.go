@@ -4,7 +4,10 @@
 package nodes
 
 import (
+	"bufio"
 	"context"
+	"errors"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -105,5 +108,45 @@ func TestReusedPorts(t *testing.T) {
 	l.Rate = 100
 	if got := l.Run(ctx); got.New == 0 || got.NewLost != got.New || got.ReusedLost > got.Reused {
 		t.Errorf("without a server: %+v", got)
+	}
+}
+
+// TestLife checks that a held connection gives way to another after its life.
+func TestLife(t *testing.T) {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() }) // the test is over
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() {
+		defer cancel()
+		for range 2 {
+			c, err := server.Accept()
+			if err != nil {
+				return
+			}
+			go answer(c)
+		}
+	}()
+	l := &load{Load: Load{Network: "tcp", Address: server.Addr().String(), Life: time.Nanosecond}, counts: Counts{Kinds: map[string]int{}}}
+	l.hold(ctx)
+	if err := ctx.Err(); !errors.Is(err, context.Canceled) || l.counts.Held == 0 || l.counts.HeldLost > 0 {
+		t.Errorf("%v, %+v; want a second connection, and none lost", err, l.counts)
+	}
+}
+
+// answer answers all requests of a connection as agnhost's netexec does.
+func answer(c net.Conn) {
+	defer c.Close()
+	for r := bufio.NewReader(c); ; {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return
+		}
+		if line == "\r\n" {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nweb") // the client notices
+		}
 	}
 }

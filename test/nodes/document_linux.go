@@ -183,7 +183,8 @@ func (d *Document) writeChanges(out *strings.Builder) {
 	out.WriteString("\n## Changes under load\n\nClients open connections at a steady rate and hold some open, from a pod, from a node and from outside,\n" +
 		"over TCP and UDP. A connection is lost when it is refused, broken or not answered within 3 seconds, and slow when\n" +
 		"that took more than half a second. Where many are slow, the machine was busy with other things, and some are lost\n" +
-		"for that reason.\n\n")
+		"for that reason. Virtual servers of mode ipvs stay as long as connections need them: where they have to go, clients\n")
+	fmt.Fprintf(out, "hold a connection for %.0f seconds, and open another.\n\n", drainingLife.Seconds())
 	var rows [][]string
 	for _, c := range d.Changes {
 		sum, _ := c.sum()

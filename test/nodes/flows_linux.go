@@ -38,8 +38,8 @@ const loadNamespace = "load"
 const DefaultRate = 50
 
 // flows deploys what clients connect to, and returns the clients: in a pod on n1, on node
-// n2, and outside.
-func (c *Cluster) flows(ctx context.Context) ([]*flow, error) {
+// n2, and outside. Each connection that they hold has a life, see Load.
+func (c *Cluster) flows(ctx context.Context, life time.Duration) ([]*flow, error) {
 	if err := c.applyFile(ctx, "load.yaml"); err != nil {
 		return nil, err
 	}
@@ -67,10 +67,10 @@ func (c *Cluster) flows(ctx context.Context) ([]*flow, error) {
 	held := 2 * rate / 5
 	onNode, outside := c.Machine(node(2)).process(), c.Machine(control).process()
 	tcp := func(name string, pid int, address string, to reach) *flow {
-		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held}, reach: to}
+		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held, life}, reach: to}
 	}
 	udp := func(name string, pid int, address string, to reach) *flow {
-		return &flow{name: name, pid: pid, load: Load{"udp", address, rate, held}, reach: to}
+		return &flow{name: name, pid: pid, load: Load{"udp", address, rate, held, life}, reach: to}
 	}
 	web, web6 := reach{service: "web", family: discovery.AddressTypeIPv4}, reach{service: "web", family: discovery.AddressTypeIPv6}
 	local := func(i int) reach { return reach{"local", discovery.AddressTypeIPv4, node(i)} }
@@ -155,9 +155,10 @@ const (
 	after  = 15 * time.Second
 )
 
-// Under runs a change while clients connect, and returns what became of them.
-func (c *Cluster) Under(ctx context.Context, change func(context.Context) error) ([]Flow, time.Duration, error) {
-	all, err := c.flows(ctx)
+// Under runs a change while clients connect, and returns what became of them. What they
+// hold has a life, see Load.
+func (c *Cluster) Under(ctx context.Context, life time.Duration, change func(context.Context) error) ([]Flow, time.Duration, error) {
+	all, err := c.flows(ctx, life)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -23,6 +23,8 @@ type Load struct {
 	Address string
 	Rate    int // new connections a second
 	Held    int
+	// Life is how long one is held before another takes its place; 0 holds it to the end.
+	Life time.Duration
 }
 
 // Counts are what became of a Load.
@@ -114,17 +116,22 @@ func (l *load) reusesPort(c net.Conn) bool {
 	return used && time.Since(last) < trackedTime+answerTimeout
 }
 
-// hold keeps one connection, and opens another when it breaks.
+// hold keeps one connection, and opens another when it breaks, or after its Life.
 func (l *load) hold(ctx context.Context) {
 	for ctx.Err() == nil {
-		begin := time.Now()
+		opened := time.Now()
+		begin := opened
 		c, err := net.DialTimeout(l.Network, l.Address, answerTimeout)
-		for r := bufio.NewReader(c); err == nil && ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
+		for r := bufio.NewReader(c); err == nil && ctx.Err() == nil; {
 			begin = time.Now()
 			if err = l.ask(c, r); err == nil {
 				l.mu.Lock()
 				l.counts.Held++
 				l.mu.Unlock()
+			}
+			pause(ctx, 500*time.Millisecond)
+			if l.Life > 0 && time.Since(opened) >= l.Life {
+				break
 			}
 		}
 		if c != nil {

@@ -65,12 +65,16 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 		if err := c.upgrade(ctx, chart, "linux.mode=nftables"); err != nil {
 			return err
 		}
-		if err := poll(patience, func() (bool, error) { return c.alone(ctx) }); err != nil {
+		if err := poll(drainTime, func() (bool, error) { return c.alone(ctx) }); err != nil {
 			return fmt.Errorf("wait until nothing of mode %s is left: %w", chart.Mode, err)
 		}
 	}
 	return c.Uninstall(ctx)
 }
+
+// drainTime is how long leftovers may stay. IPVS remembers UDP flows for five minutes after
+// their last packet, see ipvsadm(8), --set.
+const drainTime = 2 * patience
 
 // alone returns whether no node has rules of another proxy or mode.
 func (c *Cluster) alone(ctx context.Context) (bool, error) {
