@@ -184,9 +184,9 @@ cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down -cluster '$(CLUSTER)'
 
 .PHONY: conformance
-conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in a quarter of an hour for each proxy
+conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in a quarter of an hour for each proxy; PART=1/3 takes a third of the specs, and all thirds count as one run
 	@$(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
-	@$(nodes) conformance $(ours) $(in_machine) $(if $(SPECS),-only $(SPECS)) $(if $(PROXY),-proxy $(PROXY))
+	@$(nodes) conformance $(ours) $(in_machine) $(if $(SPECS),-only $(SPECS)) $(if $(PART),-part $(PART)) $(if $(PROXY),-proxy $(PROXY))
 
 # The version that upgrades begin with: the release before, or fifty commits ago.
 EARLIER ?= $(or $(shell git describe --tags --abbrev=0 HEAD~ 2>/dev/null),$(shell git rev-parse --short=8 HEAD~50 2>/dev/null))

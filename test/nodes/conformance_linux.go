@@ -119,14 +119,28 @@ func (c *Cluster) testFolder(ctx context.Context) (string, error) {
 	return thirdparty.Kubernetes.Build(ctx, c.out, testPrograms...)
 }
 
+// reportFile has what ginkgo reports, in JUnit's format.
+const reportFile = "junit.xml"
+
+// command returns the command line that runs the tests of a selection, with more arguments
+// for ginkgo. Its files are in a folder.
+func (s Selection) command(programs, folder string, ginkgo, tests []string) []string {
+	args := append([]string{filepath.Join(programs, "ginkgo"), "--no-color", "--focus=" + s.Focus, "--skip=" + s.Skip,
+		"--junit-report=" + reportFile, "--output-dir=" + folder}, ginkgo...)
+	return append(append(args, filepath.Join(programs, "e2e.test"), "--"), tests...)
+}
+
 // Conformance runs a part of the tests of Kubernetes in the cluster, several at a time,
 // and returns their results. Its files are in a new folder.
-func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folder string) (Results, error) {
+func (c *Cluster) Conformance(ctx context.Context, s Selection, part Part, procs int, folder string) (Results, error) {
 	programs, err := c.testFolder(ctx)
 	if err != nil {
 		return Results{}, err
 	}
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
+		return Results{}, err
+	}
+	if s, err = part.narrow(ctx, s, programs, folder); err != nil {
 		return Results{}, err
 	}
 	provider, env := "skeleton", []string{"KUBE_TEST_REPO_LIST=" + c.path("registries.yaml")}
@@ -139,10 +153,9 @@ func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folde
 		}
 		provider, env, procs = "local", append(env, more...), 1 // the skeleton has no nodes to log in to
 	}
-	cmd, err := c.Machine(control).Command("nice", "-n", "10", filepath.Join(programs, "ginkgo"),
-		fmt.Sprintf("--procs=%d", procs), "--no-color", "--timeout=3h", "--poll-progress-after=0", "--focus="+s.Focus, "--skip="+s.Skip,
-		"--junit-report=junit.xml", "--output-dir="+folder, filepath.Join(programs, "e2e.test"), "--", "--provider="+provider,
-		"--kubeconfig="+c.InsideKubeconfig(), fmt.Sprintf("--num-nodes=%d", c.Nodes), "--system-pods-startup-timeout=2m")
+	args := s.command(programs, folder, []string{fmt.Sprintf("--procs=%d", procs), "--timeout=3h", "--poll-progress-after=0"},
+		[]string{"--provider=" + provider, "--kubeconfig=" + c.InsideKubeconfig(), fmt.Sprintf("--num-nodes=%d", c.Nodes), "--system-pods-startup-timeout=2m"})
+	cmd, err := c.Machine(control).Command(append([]string{"nice", "-n", "10"}, args...)...)
 	if err != nil {
 		return Results{}, err
 	}
@@ -161,11 +174,11 @@ func (c *Cluster) Conformance(ctx context.Context, s Selection, procs int, folde
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	begin := time.Now()
-	c.progress("running the specs of selection %s, %d at a time; log: %s", s.Name, procs, log.Name())
+	c.progress("running the specs of selection %s%s, %d at a time; log: %s", s.Name, part.suffix(), procs, log.Name())
 	if err := c.follow(ctx, cmd, log.Name()); err != nil {
 		return Results{}, err
 	}
-	r, err := readReport(filepath.Join(folder, "junit.xml"))
+	r, err := readReport(filepath.Join(folder, reportFile))
 	r.Took = time.Since(begin).Round(time.Second)
 	return r, err
 }
@@ -233,18 +246,29 @@ type message struct {
 	Text string `xml:"message,attr"`
 }
 
-func readReport(file string) (Results, error) {
-	var r Results
+// specPrefix is before the names of specs, and not before those of what else runs.
+const specPrefix = "[It] "
+
+func openReport(file string) (report, error) {
+	var in report
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return r, fmt.Errorf("the tests wrote no report: %w", err)
+		return in, fmt.Errorf("the tests wrote no report: %w", err)
 	}
-	var in report
 	if err := xml.Unmarshal(text, &in); err != nil {
-		return r, fmt.Errorf("%s: %w", file, err)
+		return in, fmt.Errorf("%s: %w", file, err)
+	}
+	return in, nil
+}
+
+func readReport(file string) (Results, error) {
+	var r Results
+	in, err := openReport(file)
+	if err != nil {
+		return r, err
 	}
 	for _, c := range in.Cases {
-		name, spec := strings.CutPrefix(c.Name, "[It] ")
+		name, spec := strings.CutPrefix(c.Name, specPrefix)
 		if !spec {
 			continue
 		}

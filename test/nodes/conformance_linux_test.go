@@ -5,9 +5,11 @@ package nodes
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,6 +123,84 @@ func TestUnfit(t *testing.T) {
 		r := Run{Mode: mode, Results: Results{Failed: []Spec{spec, {Name: "[sig-network] Services should serve"}}}}
 		if got := r.Unexpected(); len(got) != want {
 			t.Errorf("mode %s: unexpected are %v, want %d", mode, got, want)
+		}
+	}
+}
+
+// TestParts checks that all parts together are what was selected, once each, and that a
+// part that nobody can run is refused.
+func TestParts(t *testing.T) {
+	for text, ok := range map[string]bool{"": true, "1/1": true, "3/3": true, "4/3": false, "0/3": false, "2": false, "a/b": false, "1/3x": false, "+1/3": false} {
+		if p, err := ParsePart(text); (err == nil) != ok || ok && p.String() != text {
+			t.Errorf("%q: %v, %v", text, p, err)
+		}
+	}
+	names := []string{"f", "a", "c", "b", "e", "d", "g"}
+	var got []string
+	for i := 1; i <= 3; i++ {
+		part := Part{i, 3}.of(names)
+		if len(part) < 2 || len(part) > 3 {
+			t.Errorf("part %d has %q", i, part)
+		}
+		got = append(got, part...)
+	}
+	if slices.Sort(got); strings.Join(got, "") != "abcdefg" || len(Part{}.of(names)) != len(names) {
+		t.Errorf("the parts have %q", got)
+	}
+}
+
+// TestFocusOn checks that the names in a report of a dry run select these specs alone.
+func TestFocusOn(t *testing.T) {
+	file := filepath.Join(t.TempDir(), reportFile)
+	if err := os.WriteFile(file, []byte(junit), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	names, err := readNames(file)
+	if want := []string{"[sig-network] Services should serve"}; err != nil || !slices.Equal(names, want) {
+		t.Fatalf("%q, %v; want %q", names, err, want)
+	}
+	focus := regexp.MustCompile(focusOn([]string{"[sig-network] Services should serve (a b) [Slow] [sig-network, Slow]"}))
+	for text, want := range map[string]bool{
+		"Kubernetes e2e suite [sig-network] Services should serve (a b) [Slow]":      true,
+		"Kubernetes e2e suite [sig-network] Services should serve (a b)":             false,
+		"Kubernetes e2e suite [sig-network] Services should serve (a b) [Slow] more": false,
+	} {
+		if focus.MatchString(text) != want {
+			t.Errorf("%s: selected %v, want %v", text, !want, want)
+		}
+	}
+}
+
+// TestAddUp checks that parts count once all of one version are there.
+func TestAddUp(t *testing.T) {
+	dir := t.TempDir()
+	file, page := filepath.Join(dir, "c.json"), filepath.Join(dir, "c.md")
+	whole := Run{Proxy: "kubeproxy", Mode: "ipvs", Selection: "network", Version: "v1", Results: Results{Passed: 9, Took: time.Minute}}
+	first := whole
+	first.Part, first.Version, first.Passed = Part{1, 2}, "v2", 4
+	second := first
+	second.Part, second.Failed = Part{2, 2}, []Spec{{"one", "why"}}
+	other := second
+	other.Version = "v3"
+	for i, step := range []struct {
+		run  Run
+		want string
+	}{
+		{whole, "9/0"}, {first, "9/0 4/0"}, {other, "9/0 4/0 4/1"}, {first, "9/0 4/0 4/1"}, {second, "8/1"}, {first, "8/1 4/0"}, {whole, "9/0"},
+	} {
+		if err := Update(file, page, &step.run, nil); err != nil {
+			t.Fatal(err)
+		}
+		d, err := ReadDocument(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, r := range d.Runs {
+			got = append(got, fmt.Sprintf("%d/%d", r.Passed, len(r.Failed)))
+		}
+		if s := strings.Join(got, " "); s != step.want {
+			t.Errorf("step %d: %s, want %s", i, s, step.want)
 		}
 	}
 }

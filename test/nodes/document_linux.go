@@ -19,6 +19,7 @@ import (
 type Run struct {
 	Proxy, Mode, Selection string
 	SocketAcceleration     bool   `json:",omitempty"`
+	Part                   Part   `json:",omitzero"`
 	Version                string // of the proxy
 	Kubernetes, Kernel     string
 	On                     time.Time
@@ -32,6 +33,9 @@ func (r Run) setting() string {
 	}
 	return r.Mode
 }
+
+// sort is what runs have in common of which the last one counts.
+func (r Run) sort() string { return r.Selection + " " + r.setting() + " " + r.Proxy }
 
 // Change is what became of connections while something was changed.
 type Change struct {
@@ -68,8 +72,11 @@ func Update(file, page string, run *Run, change *Change) error {
 	}
 	if run != nil {
 		d.Runs = append(slices.DeleteFunc(d.Runs, func(r Run) bool {
-			return r.Proxy == run.Proxy && r.setting() == run.setting() && r.Selection == run.Selection
+			return r.sort() == run.sort() && (run.Part == Part{} || r.Part == run.Part)
 		}), *run)
+		if run.Part.Count > 0 {
+			d.Runs = addUp(d.Runs, *run)
+		}
 	}
 	if change != nil {
 		d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool {
@@ -99,7 +106,7 @@ func ReadDocument(file string) (Document, error) {
 
 func (d *Document) sort() {
 	slices.SortFunc(d.Runs, func(a, b Run) int {
-		return strings.Compare(a.Selection+" "+a.setting()+" "+a.Proxy, b.Selection+" "+b.setting()+" "+b.Proxy)
+		return cmp.Or(strings.Compare(a.sort(), b.sort()), cmp.Compare(a.Part.Number, b.Part.Number))
 	})
 	order := Names()
 	slices.SortFunc(d.Changes, func(a, b Change) int {
@@ -125,7 +132,7 @@ func (d *Document) Page() string {
 	var rows [][]string
 	for _, r := range d.Runs {
 		rows = append(rows, []string{
-			r.Selection, r.setting(), r.Proxy + " " + r.Version, fmt.Sprint(r.Passed), fmt.Sprint(len(r.Failed)), fmt.Sprint(len(r.Skipped)),
+			r.Selection + r.Part.suffix(), r.setting(), r.Proxy + " " + r.Version, fmt.Sprint(r.Passed), fmt.Sprint(len(r.Failed)), fmt.Sprint(len(r.Skipped)),
 			r.Took.Round(time.Second).String(), r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly),
 		})
 	}

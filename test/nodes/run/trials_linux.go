@@ -123,13 +123,17 @@ func (t *trial) in(ctx context.Context, first start, count int, fn func(*nodes.C
 
 func conformance(ctx context.Context, args []string) error {
 	var t trial
-	proxy, procs := "", 0
+	proxy, part, procs := "", nodes.Part{}, 0
 	var all []string
 	for _, s := range nodes.Selections {
 		all = append(all, s.Name)
 	}
 	err := t.parse(conformanceCommand, args, all, func(flags *flag.FlagSet) {
 		flags.StringVar(&proxy, "proxy", "both", "ours, known or both: whose results")
+		flags.Func("part", "a part of each selection, such as 2/3; the sum counts when all parts are there", func(text string) (err error) {
+			part, err = nodes.ParsePart(text)
+			return err
+		})
 		flags.IntVar(&procs, "procs", 4, "how many specs at a time")
 	})
 	if err != nil {
@@ -155,7 +159,7 @@ func conformance(ctx context.Context, args []string) error {
 			if t.only == "" && s.Name != "network" || !t.wants(s.Name) {
 				continue
 			}
-			run := nodes.Run{Proxy: name, Mode: t.chart.Mode, Selection: s.Name, On: time.Now().UTC(), SocketAcceleration: first == ours && t.chart.SocketAcceleration}
+			run := nodes.Run{Proxy: name, Mode: t.chart.Mode, Selection: s.Name, Part: part, On: time.Now().UTC(), SocketAcceleration: first == ours && t.chart.SocketAcceleration}
 			err := t.in(ctx, first, cmp.Or(s.Nodes, usual), func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
 			if err != nil {
 				return err
@@ -173,11 +177,15 @@ const logFolder = "build/.cache/conformance"
 
 // conform runs a selection, prints and records what became of it.
 func (t *trial) conform(ctx context.Context, c *nodes.Cluster, s nodes.Selection, procs int, run *nodes.Run) error {
-	folder, err := filepath.Abs(filepath.Join(filepath.FromSlash(logFolder), run.Proxy+"-"+run.Mode+"-"+s.Name))
+	name := run.Proxy + "-" + run.Mode + "-" + s.Name
+	if run.Part.Count > 0 {
+		name += fmt.Sprintf("-%d-of-%d", run.Part.Number, run.Part.Count)
+	}
+	folder, err := filepath.Abs(filepath.Join(filepath.FromSlash(logFolder), name))
 	if err != nil {
 		return err
 	}
-	if run.Results, err = c.Conformance(ctx, s, procs, folder); err != nil {
+	if run.Results, err = c.Conformance(ctx, s, run.Part, procs, folder); err != nil {
 		return err
 	}
 	if run.Kubernetes, err = c.Version(ctx); err != nil {
