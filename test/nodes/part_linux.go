@@ -31,6 +31,7 @@ func ParsePart(text string) (Part, error) {
 	return p, nil
 }
 
+// String returns p as ParsePart reads it.
 func (p Part) String() string {
 	if p.Count == 0 {
 		return ""
