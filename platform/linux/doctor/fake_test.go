@@ -21,13 +21,13 @@ type fakeKernel struct {
 	names  []string
 }
 
-func (k *fakeKernel) Links() ([]Link, error)                        { return k.links, nil }
-func (k *fakeKernel) FilterChains(context.Context) ([]Chain, error) { return k.chains, nil }
-func (k *fakeKernel) FirewallNames() ([]string, error)              { return k.names, nil }
-func noHolder(context.Context) (lease.Identity, bool)               { return lease.Identity{}, false }
-func noServices(context.Context) (s *service.Snapshot, err error)   { return nil, nil }
-func both(v4, v6 bool) [2]bool                                      { return [2]bool{service.IPv4: v4, service.IPv6: v6} }
-func mode(name string) []Mode                                       { return []Mode{{Name: name}} }
+func (k *fakeKernel) Links() ([]Link, error)                          { return k.links, nil }
+func (k *fakeKernel) FilterChains(context.Context) ([]Chain, error)   { return k.chains, nil }
+func (k *fakeKernel) FirewallNames(context.Context) ([]string, error) { return k.names, nil }
+func noHolder(context.Context) (lease.Identity, bool)                 { return lease.Identity{}, false }
+func noServices(context.Context) (s *service.Snapshot, err error)     { return nil, nil }
+func both(v4, v6 bool) [2]bool                                        { return [2]bool{service.IPv4: v4, service.IPv6: v6} }
+func mode(name string) []Mode                                         { return []Mode{{Name: name}} }
 func link(name, master string) Link {
 	return Link{Name: name, Master: master, Global: both(master == "", false), Subnet: master == ""}
 }

@@ -210,8 +210,8 @@ func acceptsPods(rule string) bool {
 
 // firewalls checks for firewall services. They are recognized by the names of their chains
 // and tables.
-func (n *Node) firewalls(context.Context) (doctor.Seen, error) {
-	names, err := n.Kernel.FirewallNames()
+func (n *Node) firewalls(ctx context.Context) (doctor.Seen, error) {
+	names, err := n.Kernel.FirewallNames(ctx)
 	if err != nil {
 		return doctor.Seen{}, err
 	}

@@ -5,20 +5,19 @@ package doctor
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
 
-	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+	netfilter "kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Writable implements Writable of Node for the running system.
@@ -65,79 +64,18 @@ func (Netlink) Links() ([]Link, error) {
 	return all, nil
 }
 
-// chain is a chain of nftables as the kernel lists it.
-type chain struct {
-	family, table, name string
-	hook                uint32
-	base, drops         bool
-}
-
-var familyName = map[byte]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet"}
-
-// nftChains lists all chains of nftables.
-func nftChains() ([]chain, error) {
-	c, err := mdlayher.Dial(unix.NETLINK_NETFILTER, nil)
+// nftChains lists the chains of nftables in tables that see packets of IPv4 or IPv6.
+func nftChains(ctx context.Context) ([]nft.Chain, error) {
+	s, err := netfilter.Dial(unix.NETLINK_NETFILTER, netfilter.Options{})
 	if err != nil {
-		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
+		return nil, fmt.Errorf("netfilter: %w", err)
 	}
-	defer c.Close()
-	replies, err := c.Execute(mdlayher.Message{
-		Header: mdlayher.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN, Flags: mdlayher.Request | mdlayher.Dump},
-		Data:   []byte{unix.NFPROTO_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	switch {
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return nil, nil // the kernel lacks nftables
-	case errors.Is(err, unix.EPERM):
-		return nil, fmt.Errorf("list chains of nftables: %w: the right CAP_NET_ADMIN is needed", err)
-	case err != nil:
-		return nil, fmt.Errorf("list chains of nftables: %w", err)
-	}
-	var all []chain
-	for _, m := range replies {
-		if one, ok := parseChain(m.Data); ok {
-			all = append(all, one)
-		}
-	}
-	return all, nil
-}
-
-// parseChain parses a reply. Numbers are in network order, see
-// include/uapi/linux/netfilter/nf_tables.h.
-func parseChain(body []byte) (chain, bool) {
-	const head = 4
-	if len(body) < head || familyName[body[0]] == "" {
-		return chain{}, false
-	}
-	d, err := mdlayher.NewAttributeDecoder(body[head:])
+	defer s.Close()
+	all, err := nft.Chains(ctx, s, unix.NFPROTO_UNSPEC)
 	if err != nil {
-		return chain{}, false
+		return nil, nft.WithHint(err)
 	}
-	d.ByteOrder = binary.BigEndian
-	c := chain{family: familyName[body[0]]}
-	for d.Next() {
-		switch d.Type() {
-		case unix.NFTA_CHAIN_TABLE:
-			c.table = d.String()
-		case unix.NFTA_CHAIN_NAME:
-			c.name = d.String()
-		case unix.NFTA_CHAIN_POLICY:
-			c.drops = d.Uint32() == 0 // NF_DROP of linux/netfilter.h
-		case unix.NFTA_CHAIN_HOOK:
-			c.base = true
-			d.Nested(c.parseHook)
-		}
-	}
-	return c, d.Err() == nil
-}
-
-func (c *chain) parseHook(d *mdlayher.AttributeDecoder) error {
-	for d.Next() {
-		if d.Type() == unix.NFTA_HOOK_HOOKNUM {
-			c.hook = d.Uint32()
-		}
-	}
-	return d.Err()
+	return slices.DeleteFunc(all, func(c nft.Chain) bool { return nft.FamilyNames[c.Family] == "" }), nil
 }
 
 // hooks are the numbers of linux/netfilter.h.
@@ -145,48 +83,37 @@ var hooks = map[uint32]Hook{unix.NF_INET_LOCAL_IN: Input, unix.NF_INET_FORWARD: 
 
 // FilterChains implements Kernel.
 func (Netlink) FilterChains(ctx context.Context) ([]Chain, error) {
-	found, err := nftChains()
+	found, err := nftChains(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []Chain
 	for _, c := range found {
-		hook, filters := hooks[c.hook]
-		if !c.base || !c.drops || !filters {
+		if c.Base == nil || !c.Base.Drops {
 			continue
 		}
-		rules := output(ctx, "nft", "-nn", "list", "chain", c.family, c.table, c.name)
-		all = append(all, Chain{Hook: hook, Family: c.family, Table: c.table, Name: c.name, Rules: rules})
+		if hook, filters := hooks[c.Base.Hook]; filters {
+			family := nft.FamilyNames[c.Family]
+			rules := output(ctx, "nft", "-nn", "list", "chain", family, c.Table, c.Name)
+			all = append(all, Chain{Hook: hook, Family: family, Table: c.Table, Name: c.Name, Rules: rules})
+		}
 	}
-	for _, f := range []struct{ family, command, names string }{
-		{"ip", "iptables-legacy", "/proc/thread-self/net/ip_tables_names"}, {"ip6", "ip6tables-legacy", "/proc/thread-self/net/ip6_tables_names"},
-	} {
-		tables, err := legacyTables(f.names)
+	for f, command := range [...]string{service.IPv4: "iptables-legacy", service.IPv6: "ip6tables-legacy"} {
+		tables, err := iptables.LegacyTables(service.Family(f))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 		}
 		if !slices.Contains(tables, "filter") { // the command would make it
 			continue
 		}
 		for hook, name := range map[Hook]string{Input: "INPUT", Forward: "FORWARD"} {
-			rules := output(ctx, f.command, "-S", name)
+			rules := output(ctx, command, "-S", name)
 			if slices.Contains(rules, "-P "+name+" DROP") {
-				all = append(all, Chain{Hook: hook, Family: f.family, Table: "filter", Name: name, Legacy: true, Rules: rules})
+				all = append(all, Chain{Hook: hook, Family: nft.FamilyName(service.Family(f)), Table: "filter", Name: name, Legacy: true, Rules: rules})
 			}
 		}
 	}
 	return all, nil
-}
-
-func legacyTables(file string) ([]string, error) {
-	text, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
-	}
-	return strings.Fields(string(text)), nil
 }
 
 // output returns the trimmed lines that a command prints, nothing if it fails.
@@ -205,14 +132,14 @@ func output(ctx context.Context, name string, args ...string) []string {
 }
 
 // FirewallNames implements Kernel.
-func (Netlink) FirewallNames() ([]string, error) {
-	found, err := nftChains()
+func (Netlink) FirewallNames(ctx context.Context) ([]string, error) {
+	found, err := nftChains(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for _, c := range found {
-		names = append(names, c.table, c.name)
+		names = append(names, c.Table, c.Name)
 	}
 	return names, nil
 }

@@ -58,7 +58,7 @@ type Kernel interface {
 	FilterChains(ctx context.Context) ([]Chain, error)
 	// FirewallNames lists the tables and chains by whose names firewall services are
 	// known.
-	FirewallNames() ([]string, error)
+	FirewallNames(context.Context) ([]string, error)
 }
 
 // Link is a network interface.

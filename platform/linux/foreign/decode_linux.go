@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // passive are expressions that decide nothing.
@@ -142,8 +143,6 @@ func decodeComputation(family uint8, name string, data []byte) Expression {
 // expectations and security marks.
 var passiveObjects = []int{1, 3, 7, 8, 9}
 
-const dynsetExprs = 10 // NFTA_DYNSET_EXPRESSIONS of nf_tables.h
-
 // decodeMatch decodes expressions that narrow a rule.
 func decodeMatch(family uint8, name string, data []byte) Expression {
 	switch name {
@@ -166,7 +165,7 @@ func decodeMatch(family uint8, name string, data []byte) Expression {
 		}
 		return Lookup{Set: x.SetName, From: x.SourceRegister, Not: x.Invert, To: x.DestRegister, Map: x.IsDestRegSet}
 	case "dynset":
-		if netlink.Attribute(data, unix.NFTA_DYNSET_EXPR) == nil && netlink.Attribute(data, dynsetExprs) == nil {
+		if netlink.Attribute(data, unix.NFTA_DYNSET_EXPR) == nil && netlink.Attribute(data, nft.DynsetExprs) == nil {
 			return Passive{}
 		}
 		return Chance{Name: name}

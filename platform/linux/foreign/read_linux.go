@@ -6,7 +6,6 @@ package foreign
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -15,6 +14,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Kernel reads tables of nftables. It changes nothing. It reads the rules of a chain and the
@@ -44,33 +44,20 @@ func Open(ctx context.Context, f service.Family, followed []string) (*Kernel, er
 // Close closes k.
 func (k *Kernel) Close() { k.socket.Close() }
 
-// attempts bounds how often a list is read that changes meanwhile.
-const attempts = 5
-
 // query asks for a list and passes each part to each. begin is called before each attempt.
 func (k *Kernel) query(ctx context.Context, e *netlink.Encoder, begin func(), each func(family uint8, body []byte) error) error {
 	e.EndMessage()
-	var err error
-	for range attempts {
-		begin()
-		err = k.socket.Query(ctx, e.Buf, func(m netlink.Message) error { return each(m.Netfilter()) })
-		if !errors.Is(err, netlink.ErrInterrupted) {
-			break
-		}
-	}
-	return err
+	return nft.Dump(ctx, k.socket, e.Buf, begin, each)
 }
 
-func request(msg uint16, family uint8) *netlink.Encoder {
+func request(msg int, family uint8) *netlink.Encoder {
 	e := &netlink.Encoder{}
-	e.NetfilterMessage(unix.NFNL_SUBSYS_NFTABLES<<8|msg, unix.NLM_F_DUMP, family, 0)
+	e.NetfilterMessage(nft.Type(msg), unix.NLM_F_DUMP, family, 0)
 	return e
 }
 
-var familyNames = map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet"}
-
 func familyNumber(name string) uint8 {
-	for n, text := range familyNames {
+	for n, text := range nft.FamilyNames {
 		if text == name {
 			return n
 		}
@@ -78,26 +65,20 @@ func familyNumber(name string) uint8 {
 	return 0
 }
 
-// absent are errors that mean that the kernel has no nftables.
-var absent = []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL}
-
 // list reads the tables and the base chains. The kernel lists tables in the order of their
 // age.
 func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) error {
 	var tables []string // that count, by name
 	var later []string  // those younger than a followed one
-	names := []string{"inet", "ip"}
-	if f == service.IPv6 {
-		names[1] = "ip6"
-	}
+	names := []string{"inet", nft.FamilyName(f)}
 	begin := func() { tables, later = nil, nil }
 	err := k.query(ctx, request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC), begin, func(family uint8, body []byte) error {
-		name := familyNames[family] + " " + netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME))
+		name := nft.FamilyNames[family] + " " + netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME))
 		flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))
 		switch {
 		case slices.Contains(followed, name):
 			later = []string{}
-		case !slices.Contains(names, familyNames[family]), flags&unix.NFT_TABLE_F_DORMANT != 0:
+		case !slices.Contains(names, nft.FamilyNames[family]), flags&unix.NFT_TABLE_F_DORMANT != 0:
 		default:
 			tables = append(tables, name)
 			if later != nil {
@@ -106,38 +87,27 @@ func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) 
 		}
 		return nil
 	})
-	if slices.ContainsFunc(absent, func(a error) bool { return errors.Is(err, a) }) {
+	if nft.IsUnsupported(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("list tables of nftables: %w", err)
 	}
-	err = k.query(ctx, request(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC), func() { k.bases = nil }, func(family uint8, body []byte) error {
-		c := Chain{Family: familyNames[family], Table: netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_TABLE))}
-		hook := netlink.Attribute(body, unix.NFTA_CHAIN_HOOK)
-		if hook == nil || !slices.Contains(tables, c.tableName()) {
-			return nil
-		}
-		c.Name = netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))
-		k.addBase(c, hook, body)
-		k.bases[len(k.bases)-1].Later = slices.Contains(later, c.tableName())
-		return nil
-	})
+	found, err := nft.Chains(ctx, k.socket, unix.NFPROTO_UNSPEC)
 	if err != nil {
-		return fmt.Errorf("list chains of nftables: %w", err)
+		return err
 	}
-	k.bases = slices.DeleteFunc(k.bases, func(b Base) bool { return b.Hook > Postrouting }) // such as ingress
+	for _, x := range found {
+		c := Chain{Family: nft.FamilyNames[x.Family], Table: x.Table, Name: x.Name}
+		if x.Base == nil || Hook(x.Base.Hook) > Postrouting || !slices.Contains(tables, c.tableName()) { // such as ingress
+			continue
+		}
+		k.bases = append(k.bases, Base{
+			Chain: c, Hook: Hook(x.Base.Hook), Priority: int(x.Base.Priority), NAT: x.Base.Type == "nat", Drops: x.Base.Drops,
+			Later: slices.Contains(later, c.tableName()),
+		})
+	}
 	return nil
-}
-
-func (k *Kernel) addBase(c Chain, hook, body []byte) {
-	policy := netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)
-	k.bases = append(k.bases, Base{
-		Chain: c, Hook: Hook(netlink.Uint32(netlink.Attribute(hook, unix.NFTA_HOOK_HOOKNUM))),
-		Priority: int(int32(netlink.Uint32(netlink.Attribute(hook, unix.NFTA_HOOK_PRIORITY)))),
-		NAT:      netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_TYPE)) == "nat",
-		Drops:    len(policy) == 4 && netlink.Uint32(policy) == Drop,
-	})
 }
 
 // Bases implements Tables.
@@ -153,7 +123,7 @@ func (k *Kernel) Rules(c Chain) ([]Rule, error) {
 	e.Text(unix.NFTA_RULE_CHAIN, c.Name)
 	var all []Rule
 	err := k.query(context.Background(), e, func() { all = nil }, func(family uint8, body []byte) error {
-		at := Chain{familyNames[family], netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_TABLE)), netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_CHAIN))}
+		at := Chain{nft.FamilyNames[family], netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_TABLE)), netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_CHAIN))}
 		if at != c {
 			return nil
 		}
@@ -179,16 +149,6 @@ func decodeRule(family uint8, body []byte) Rule {
 	}
 	return r
 }
-
-// Attributes and flags that package unix lacks (kernel: nf_tables.h).
-const (
-	setElemKeyEnd   = 10   // NFTA_SET_ELEM_KEY_END
-	setElemExprs    = 11   // NFTA_SET_ELEM_EXPRESSIONS
-	setDescConcat   = 2    // NFTA_SET_DESC_CONCAT
-	setFieldLen     = 1    // NFTA_SET_FIELD_LEN
-	elemCatchAll    = 2    // NFT_SET_ELEM_CATCHALL
-	setConcatenated = 0x80 // NFT_SET_CONCAT
-)
 
 // Set implements Tables.
 func (k *Kernel) Set(in Chain, name string) (*Set, error) {
@@ -230,11 +190,11 @@ func (k *Kernel) Set(in Chain, name string) (*Set, error) {
 // describe takes over the description of a set.
 func (s *Set) describe(body []byte) {
 	flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_FLAGS))
-	concat := netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), setDescConcat)
+	concat := netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), nft.SetDescConcat)
 	for _, field := range netlink.Attributes(concat) {
-		s.Fields = append(s.Fields, int(netlink.Uint32(netlink.Attribute(field, setFieldLen))))
+		s.Fields = append(s.Fields, int(netlink.Uint32(netlink.Attribute(field, nft.SetFieldLen))))
 	}
-	s.Intervals = flags&unix.NFT_SET_INTERVAL != 0 && flags&setConcatenated == 0 && len(s.Fields) < 2
+	s.Intervals = flags&unix.NFT_SET_INTERVAL != 0 && flags&nft.SetConcatenated == 0 && len(s.Fields) < 2
 }
 
 func decodeElement(b []byte) Element {
@@ -243,14 +203,14 @@ func decodeElement(b []byte) Element {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = slices.Clone(netlink.Attribute(v, unix.NFTA_DATA_VALUE))
-		case setElemKeyEnd:
+		case nft.ElemKeyEnd:
 			e.KeyEnd = slices.Clone(netlink.Attribute(v, unix.NFTA_DATA_VALUE))
 		case unix.NFTA_SET_ELEM_FLAGS:
 			flags := netlink.Uint32(v)
-			e.End, e.CatchAll = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0, flags&elemCatchAll != 0
+			e.End, e.CatchAll = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0, flags&nft.ElemCatchAll != 0
 		case unix.NFTA_SET_ELEM_EXPR:
 			e.Conditional = e.Conditional || conditional(v)
-		case setElemExprs:
+		case nft.ElemExprs:
 			for _, x := range netlink.Attributes(v) {
 				e.Conditional = e.Conditional || conditional(x)
 			}

@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/iptables/walk"
 )
 
@@ -75,19 +75,12 @@ func (s *System) Entry(name string, client netip.Addr) Link {
 
 // LegacyTables reads the tables of iptables-legacy that exist.
 func LegacyTables(ctx context.Context, f service.Family) ([]*Legacy, error) {
-	file := "/proc/thread-self/net/ip_tables_names"
-	if f == service.IPv6 {
-		file = "/proc/thread-self/net/ip6_tables_names"
-	}
-	names, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
+	names, err := iptables.LegacyTables(f)
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}
 	var all []*Legacy
-	for name := range strings.FieldsSeq(string(names)) {
+	for _, name := range names {
 		l := &Legacy{Family: f, Name: name}
 		command := strings.Fields(l.command())
 		out, err := exec.CommandContext(ctx, command[0], command[1:]...).Output()

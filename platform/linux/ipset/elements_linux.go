@@ -106,22 +106,9 @@ func withoutComments(members []Member) []Member {
 	return members
 }
 
-// maxDumpAttempts limits the attempts for a list that changes meanwhile.
-const maxDumpAttempts = 5
-
 // dump requests a list. each may be called again from the start.
 func (k *Kernel) dump(e *netlink.Encoder, each func(attrs []byte)) error {
-	return describeErrno(retryInterrupted(func() error { return k.execute(e, each) }))
-}
-
-// retryInterrupted calls dump until the reply is complete (NLM_F_DUMP_INTR, see
-// docs.kernel.org/userspace-api/netlink/intro.html).
-func retryInterrupted(dump func() error) error {
-	err := dump()
-	for n := 1; n < maxDumpAttempts && errors.Is(err, netlink.ErrInterrupted); n++ {
-		err = dump()
-	}
-	return err
+	return describeErrno(netlink.RetryInterrupted(func() error { return k.execute(e, each) }))
 }
 
 // List returns the elements without their comments, as Members does.
@@ -191,7 +178,7 @@ func (k *Kernel) Headers() ([]Header, error) {
 	k.lock.Lock()
 	defer k.lock.Unlock()
 	var heads []Header
-	err := retryInterrupted(func() error {
+	err := netlink.RetryInterrupted(func() error {
 		heads = nil
 		return k.execute(headersOnly(requestForAll(nl.IPSET_CMD_LIST)), func(attrs []byte) { heads = append(heads, readHeader(attrs)) })
 	})

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink"
 )
 
 // wantError checks the text of an error, and its kind unless that is nil.
@@ -149,22 +148,4 @@ func TestSetInUse(t *testing.T) {
 		_, err = k.List(s)
 		wantError(t, err, "", ErrMissing)
 	})
-}
-
-// TestInterruptedList checks that a list that changed meanwhile is requested again, but
-// not forever.
-func TestInterruptedList(t *testing.T) {
-	for interruptions, want := range map[int]error{0: nil, maxDumpAttempts - 1: nil, maxDumpAttempts: netlink.ErrInterrupted} {
-		n := 0
-		err := retryInterrupted(func() error {
-			n++
-			if n <= interruptions {
-				return netlink.ErrInterrupted
-			}
-			return nil
-		})
-		if !errors.Is(err, want) || n != min(interruptions+1, maxDumpAttempts) {
-			t.Errorf("%d interruptions: asked %d times, %v; want %v", interruptions, n, err, want)
-		}
-	}
 }

@@ -4,114 +4,41 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // nftChains lists the chains in the tables of iptables-nft.
 func nftChains(f service.Family) ([]id, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink socket to netfilter: %w", err)
-	}
-	defer conn.Close()
-	family := byte(unix.NFPROTO_IPV4)
-	if f == service.IPv6 {
-		family = unix.NFPROTO_IPV6
-	}
-	replies, err := dumpConsistent(conn, netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN, Flags: netlink.Request | netlink.Dump},
-		Data:   []byte{family, unix.NFNETLINK_V0, 0, 0},
-	})
-	switch {
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		return nil, nil // the kernel lacks nftables, so there are no chains
-	case errors.Is(err, unix.EPERM):
-		return nil, fmt.Errorf("list chains of nftables: %w: the right CAP_NET_ADMIN is needed", err)
-	case err != nil:
-		return nil, fmt.Errorf("list chains of nftables: %w", err)
-	}
-	var all []id
-	for _, m := range replies {
-		if i, ok := parseChain(m.Data, family); ok {
-			all = append(all, i)
-		}
-	}
-	return all, nil
-}
-
-// maxTries limits how often a dump is repeated because others change the ruleset.
-const maxTries = 30
-
-// dumpConsistent sends a dump request and returns the replies. The kernel sends a dump
-// in several parts and continues by position, so a change in any table between two parts
-// shifts the rest (kernel: net/netfilter/nf_tables_api.c). The dump is valid if the
-// generation is the same before and after it.
-func dumpConsistent(conn *netlink.Conn, question netlink.Message) ([]netlink.Message, error) {
-	before, err := generation(conn)
-	for try := 0; try < maxTries && err == nil; try++ {
-		replies, listErr := conn.Execute(question)
-		after, genErr := generation(conn)
-		if err = errors.Join(listErr, genErr); err == nil && after == before {
-			return replies, nil
-		}
-		before = after
-		time.Sleep(time.Duration(min(try, 10)) * time.Millisecond)
-	}
+	s, err := dialNetfilter()
 	if err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("others changed the rules each of %d times", maxTries)
-}
-
-// generation returns the generation of the ruleset in binary form.
-func generation(conn *netlink.Conn) (string, error) {
-	replies, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
-		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	if err != nil || len(replies) == 0 {
-		return "", err
-	}
-	return string(replies[0].Data), nil
-}
-
-// parseChain parses the body of a reply. The result is false if the chain is not of the
-// family.
-func parseChain(body []byte, family byte) (id, bool) {
-	const head = 4
-	if len(body) < head || body[0] != family {
-		return id{}, false
-	}
-	attributes, err := netlink.NewAttributeDecoder(body[head:])
+	defer s.Close()
+	found, err := nft.Chains(context.Background(), s, nft.Family(f))
 	if err != nil {
-		return id{}, false
+		return nil, nft.WithHint(err)
 	}
-	var i id
-	for attributes.Next() {
-		switch attributes.Type() {
-		case unix.NFTA_CHAIN_TABLE:
-			i.table = attributes.String()
-		case unix.NFTA_CHAIN_NAME:
-			i.name = attributes.String()
-		}
+	all := make([]id, len(found))
+	for i, c := range found {
+		all[i] = id{c.Table, c.Name}
 	}
-	return i, attributes.Err() == nil
+	return all, nil
 }
 
 // legacyChains lists the chains in the tables of iptables-legacy. It reads only tables
 // that exist, because a request for another one would create it (kernel:
 // net/netfilter/x_tables.c).
 func legacyChains(f service.Family) ([]id, error) {
-	names, err := readTableNames(tableNamesFile(f))
+	names, err := LegacyTables(f)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +54,7 @@ func legacyChains(f service.Family) ([]id, error) {
 	}
 	defer s.close()
 	var all []id
-	for _, table := range strings.Fields(string(names)) {
+	for _, table := range names {
 		if !slices.Contains(allTables, table) {
 			continue
 		}
@@ -139,6 +66,9 @@ func legacyChains(f service.Family) ([]id, error) {
 	}
 	return all, nil
 }
+
+// maxTries limits how often a table is read because others change it meanwhile.
+const maxTries = 30
 
 // chains lists the user-defined chains of a table.
 func (s *legacyMonitor) chains(table string) ([]id, error) {

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 
-	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // activate clears the flag dormant that others have set on tables. The kernel keeps the
@@ -17,17 +17,9 @@ func (p *plan) activate() error {
 	var errs []error
 	for _, table := range p.dormant {
 		if err := p.backend.driver.Activate(table); err != nil {
-			name := tableFamily(p.backend.family) + " " + table
+			name := nft.FamilyName(p.backend.family) + " " + table
 			errs = append(errs, fmt.Errorf("activate table %s, which is dormant, so none of its rules works: %w: try nft add table %s", name, err, name))
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// tableFamily returns the name that nft uses for the family of tables.
-func tableFamily(f service.Family) string {
-	if f == service.IPv6 {
-		return "ip6"
-	}
-	return "ip"
 }

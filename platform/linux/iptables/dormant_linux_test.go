@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // TestDormantTables makes a table dormant, before the first sync and later. The backend
@@ -20,9 +22,9 @@ func TestDormantTables(t *testing.T) {
 		want := simple(3)
 		apply(t, b, want)
 		for _, table := range tables {
-			name := tableFamily(b.family) + " " + table
+			name := nft.FamilyName(b.family) + " " + table
 			dormant := "add table " + name + " { flags dormant; }"
-			nft(t, dormant)
+			runNFT(t, dormant)
 			if !poll(func() bool { return touched(t, b) }) {
 				t.Fatalf("%s: not noticed", dormant)
 			}
@@ -33,20 +35,20 @@ func TestDormantTables(t *testing.T) {
 			if touched(t, b) {
 				t.Errorf("%s: our own change counts as another one's", dormant)
 			}
-			if text := nft(t, "list table "+name); strings.Contains(text, "dormant") {
+			if text := runNFT(t, "list table "+name); strings.Contains(text, "dormant") {
 				t.Errorf("still dormant:\n%s", text)
 			}
-			nft(t, dormant)
+			runNFT(t, dormant)
 			b.Forget()
 			apply(t, b, want)
-			if text := nft(t, "list table "+name); strings.Contains(text, "dormant") {
+			if text := runNFT(t, "list table "+name); strings.Contains(text, "dormant") {
 				t.Errorf("still dormant after a start:\n%s", text)
 			}
 		}
 	})
 }
 
-func nft(t *testing.T, command string) string {
+func runNFT(t *testing.T, command string) string {
 	t.Helper()
 	out, err := exec.Command("nft", command).CombinedOutput()
 	if err != nil {

@@ -32,8 +32,7 @@ type legacyMonitor struct {
 	fd, level int
 	family    service.Family
 	role      Role
-	namesFile string // the file that lists the existing tables
-	lock      *lock  // nil if the commands take it themselves
+	lock      *lock // nil if the commands take it themselves
 	seed      maphash.Seed
 
 	infos tableInfos
@@ -103,20 +102,16 @@ const (
 
 var hookNames = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// tableNamesFile returns the file that lists the existing tables in the network
-// namespace of the calling thread. The file does not exist without the kernel module.
-func tableNamesFile(f service.Family) string {
-	if f == service.IPv6 {
-		return "/proc/thread-self/net/ip6_tables_names"
-	}
-	return "/proc/thread-self/net/ip_tables_names"
-}
-
-// readTableNames returns the contents of file, see tableNamesFile, nil if it does not
-// exist. The kernel makes the user root of the network namespace its owner, with mode
-// 0440. Other users need CAP_DAC_READ_SEARCH, whatever other capabilities they have
+// LegacyTables lists the tables of iptables-legacy that exist in the network namespace of
+// the calling thread. There are none without the kernel module. The kernel makes the user
+// root of the network namespace the owner of the file that it reads, with mode 0440. Other
+// users need CAP_DAC_READ_SEARCH, whatever other capabilities they have
 // (https://man7.org/linux/man-pages/man7/capabilities.7.html).
-func readTableNames(file string) ([]byte, error) {
+func LegacyTables(f service.Family) ([]string, error) {
+	file := "/proc/thread-self/net/ip_tables_names"
+	if f == service.IPv6 {
+		file = "/proc/thread-self/net/ip6_tables_names"
+	}
 	names, err := os.ReadFile(file)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -124,11 +119,11 @@ func readTableNames(file string) ([]byte, error) {
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("%w: run as root, because only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW", err)
 	}
-	return names, err
+	return strings.Fields(string(names)), err
 }
 
 func newLegacyMonitor(f service.Family, of Role, l *lock) (*legacyMonitor, error) {
-	s := &legacyMonitor{family: f, role: of, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP, namesFile: tableNamesFile(f)}
+	s := &legacyMonitor{family: f, role: of, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP}
 	domain := unix.AF_INET
 	if f == service.IPv6 {
 		domain, s.level = unix.AF_INET6, unix.IPPROTO_IPV6
@@ -181,11 +176,10 @@ func (s *legacyMonitor) reset() error {
 	if s.lock != nil {
 		s.lock.usedByOthers()
 	}
-	names, err := readTableNames(s.namesFile)
+	there, err := LegacyTables(s.family)
 	if err != nil {
 		return err
 	}
-	there := strings.Fields(string(names))
 	for _, t := range s.role.tables() {
 		if !slices.Contains(there, t) {
 			return nil

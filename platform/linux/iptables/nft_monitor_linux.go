@@ -12,6 +12,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/platform/linux/process"
 )
 
@@ -32,15 +33,11 @@ type nftMonitor struct {
 const nftMonitorBuffer = 8 << 20
 
 func newNFTMonitor(f service.Family, of Role) (*nftMonitor, error) {
-	n := &nftMonitor{role: of, family: unix.NFPROTO_IPV4}
-	if f == service.IPv6 {
-		n.family = unix.NFPROTO_IPV6
-	}
 	s, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Buffer: nftMonitorBuffer, Datagram: 64 << 10})
 	if err != nil {
 		return nil, fmt.Errorf("netfilter: %w", err)
 	}
-	n.sock = s
+	n := &nftMonitor{role: of, family: nft.Family(f), sock: s}
 	err = s.Join(unix.NFNLGRP_NFTABLES)
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // traceComparison compares what a packet meets in the tables with what it should meet.
@@ -23,7 +24,7 @@ type traceComparison struct {
 // faults lists the differences. Rules that concern other packets only are left out.
 func (c *traceComparison) faults() []string {
 	for _, table := range c.tables.dormant {
-		c.fault("table %s %s has the flag dormant, so the kernel runs none of its chains", tableFamily(c.family), table)
+		c.fault("table %s %s has the flag dormant, so the kernel runs none of its chains", nft.FamilyName(c.family), table)
 	}
 	visits := maps.Clone(c.plan.visits)
 	for i, all := range c.have.visits {

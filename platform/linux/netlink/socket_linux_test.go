@@ -186,3 +186,21 @@ func TestErr(t *testing.T) {
 		t.Errorf("a request that is longer than the answer: %v", err)
 	}
 }
+
+// TestRetryInterrupted checks that a list that changed meanwhile is requested again, but
+// not forever.
+func TestRetryInterrupted(t *testing.T) {
+	for interruptions, want := range map[int]error{0: nil, maxAttempts - 1: nil, maxAttempts: ErrInterrupted} {
+		n := 0
+		err := RetryInterrupted(func() error {
+			n++
+			if n <= interruptions {
+				return ErrInterrupted
+			}
+			return nil
+		})
+		if !errors.Is(err, want) || n != min(interruptions+1, maxAttempts) {
+			t.Errorf("%d interruptions: asked %d times, %v; want %v", interruptions, n, err, want)
+		}
+	}
+}

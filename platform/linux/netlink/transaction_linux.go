@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -67,6 +68,26 @@ func (s *Socket) Query(ctx context.Context, request []byte, each func(Message) e
 		}
 		return m.Flags&unix.NLM_F_MULTI != 0, each(m)
 	})
+}
+
+// maxAttempts bounds how often a list is requested because it changes each time.
+const maxAttempts = 30
+
+// RetryInterrupted calls list until its error is not ErrInterrupted. The kernel marks a
+// list that changed between two of its parts (NLM_F_DUMP_INTR, see
+// https://docs.kernel.org/userspace-api/netlink/intro.html). Pauses let others complete
+// their changes.
+func RetryInterrupted(list func() error) error {
+	for n := 1; ; n++ {
+		err := list()
+		if !errors.Is(err, ErrInterrupted) {
+			return err
+		}
+		if n == maxAttempts {
+			return fmt.Errorf("%w, %d times in a row", err, n)
+		}
+		time.Sleep(time.Duration(min(n, 10)) * time.Millisecond)
+	}
 }
 
 // drain discards what is left of an earlier exchange.

@@ -9,6 +9,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Driver is the access to the kernel that Backend needs, for one family. Its methods are
@@ -139,7 +140,7 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-func (b *Backend) name() string { return tableFamily(b.family) + " " + b.options.table() }
+func (b *Backend) name() string { return nft.FamilyName(b.family) + " " + b.options.table() }
 
 // planIncremental plans the step from the installed snapshot to want, without reading the
 // table.

@@ -9,11 +9,7 @@
 // any system.
 package nftables
 
-import (
-	"cmp"
-
-	"kubeproxy/common/service"
-)
+import "cmp"
 
 // TableName is the name of the table in both families. A table with this name is ours,
 // even if another process created it. The package changes nothing outside of it.
@@ -47,11 +43,3 @@ type Options struct {
 func (o Options) table() string { return cmp.Or(o.Table, TableName) }
 
 func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
-
-// tableFamily returns nft's name of f.
-func tableFamily(f service.Family) string {
-	if f == service.IPv6 {
-		return "ip6"
-	}
-	return "ip"
-}

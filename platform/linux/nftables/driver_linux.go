@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -21,20 +22,9 @@ import (
 func New(f service.Family, o Options) (*Backend, error) {
 	d := &kernel{family: f, table: o.table()}
 	if err := d.open(); err != nil {
-		return nil, fmt.Errorf("nftables for %s: %w", f, withHint(err))
+		return nil, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
 	}
 	return &Backend{family: f, options: o, driver: d}, nil
-}
-
-// withHint adds the usual remedy to an error.
-func withHint(err error) error {
-	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		return fmt.Errorf("%w: a kernel with nf_tables is needed (module nf_tables)", err)
-	}
-	return err
 }
 
 // kernel implements Driver with the running kernel.
@@ -53,7 +43,7 @@ func (k *kernel) open() (err error) {
 	if k.writeSocket, err = dial(); err != nil {
 		return err
 	}
-	if k.monitor, err = newMonitor(k.nf(), k.table, k.writeSocket.PortID()); err != nil {
+	if k.monitor, err = newMonitor(nft.Family(k.family), k.table, k.writeSocket.PortID()); err != nil {
 		return err
 	}
 	k.encoder = newEncoder(k.family)
@@ -62,14 +52,9 @@ func (k *kernel) open() (err error) {
 	return err
 }
 
-func (k *kernel) nf() uint8 {
-	if k.family == service.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
+func (k *kernel) reader() *reader {
+	return &reader{Socket: k.readSocket, nf: nft.Family(k.family), name: k.table}
 }
-
-func (k *kernel) reader() *reader { return &reader{Socket: k.readSocket, nf: k.nf(), name: k.table} }
 
 // Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) error {
@@ -88,41 +73,29 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 // Suspect implements Driver.
 func (k *kernel) Suspect() string { return k.monitor.suspect() }
 
-// maxReadTries bounds how often a dump is restarted because other processes keep changing
+// maxReadTries bounds how often a read is restarted because other processes keep changing
 // the ruleset.
 const maxReadTries = 10
 
 // Read implements Driver.
 func (k *kernel) Read(context.Context) (*table, error) {
 	var t *table
-	err := retryInterrupted(func() (err error) {
+	err := retryRead(func() (err error) {
 		t, err = k.readOnce()
 		return err
 	})
 	return t, err
 }
 
-// retryInterrupted repeats an interrupted dump. The pauses let the kernel finish resizing
-// the dumped set.
-func retryInterrupted(list func() error) error {
+// retryRead repeats a read that was interrupted, or that missed a set which others deleted
+// after it was listed. The pauses let the kernel finish resizing a set.
+func retryRead(list func() error) error {
 	err := list()
 	for try := 1; try < maxReadTries && (errors.Is(err, netlink.ErrInterrupted) || errors.Is(err, unix.ENOENT)); try++ {
 		time.Sleep(time.Duration(try) * time.Millisecond)
 		err = list()
 	}
 	return err
-}
-
-// dumpWithRetry passes the family and attributes of each answer to each. It starts again,
-// with begin, whenever any table changes during the dump.
-func dumpWithRetry(s *netlink.Socket, request []byte, begin func(), each func(family uint8, attrs []byte)) error {
-	return retryInterrupted(func() error {
-		begin()
-		return s.Query(context.Background(), request, func(m netlink.Message) error {
-			each(m.Netfilter())
-			return nil
-		})
-	})
 }
 
 func (k *kernel) readOnce() (*table, error) {
@@ -165,7 +138,7 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 // PruneClients implements Driver. It ignores a client that expired meanwhile.
 func (k *kernel) PruneClients(ctx context.Context, clients *set, keep map[string]bool) error {
 	var observed *observedSet
-	err := retryInterrupted(func() error {
+	err := retryRead(func() error {
 		observed = newObservedSet(setSpec{})
 		return k.reader().elements(clients.name, observed)
 	})

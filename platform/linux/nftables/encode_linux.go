@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // ruleTag is the type of the user data that holds a rule's fingerprint. nft skips types
@@ -36,11 +37,7 @@ type encoder struct {
 }
 
 func newEncoder(f service.Family) *encoder {
-	e := &encoder{name: TableName, family: f, nf: unix.NFPROTO_IPV4}
-	if f == service.IPv6 {
-		e.nf = unix.NFPROTO_IPV6
-	}
-	return e
+	return &encoder{name: TableName, family: f, nf: nft.Family(f)}
 }
 
 // maxKeptBuffer bounds the buffer that an encoder keeps for the next batch.
@@ -122,7 +119,7 @@ func (e *encoder) table(v verb) {
 	if v == clearDormant {
 		flags = 0
 	}
-	e.NetfilterMessage(nft(msg), flags, e.nf, 0)
+	e.NetfilterMessage(nft.Type(msg), flags, e.nf, 0)
 	e.Text(unix.NFTA_TABLE_NAME, e.name)
 	if v == clearDormant {
 		e.Uint32(unix.NFTA_TABLE_FLAGS, 0)
@@ -132,23 +129,23 @@ func (e *encoder) table(v verb) {
 
 // acceptPolicy sets the policy of an existing base chain to accept.
 func (e *encoder) acceptPolicy(chain string) {
-	e.NetfilterMessage(nft(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
+	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
 	e.Text(unix.NFTA_CHAIN_TABLE, e.name)
 	e.Text(unix.NFTA_CHAIN_NAME, chain)
-	e.Uint32(unix.NFTA_CHAIN_POLICY, nfAccept)
+	e.Uint32(unix.NFTA_CHAIN_POLICY, nft.Accept)
 	e.EndMessage()
 }
 
 // namedMessage writes a message that needs only a table and a name.
 func (e *encoder) namedMessage(msg int, table, attr uint16, name string) {
-	e.NetfilterMessage(nft(msg), 0, e.nf, 0)
+	e.NetfilterMessage(nft.Type(msg), 0, e.nf, 0)
 	e.Text(table, e.name)
 	e.Text(attr, name)
 	e.EndMessage()
 }
 
 func (e *encoder) set(s *set) {
-	e.NetfilterMessage(nft(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
 	e.Text(unix.NFTA_SET_TABLE, e.name)
 	e.Text(unix.NFTA_SET_NAME, s.name)
 	e.Uint32(unix.NFTA_SET_FLAGS, s.flags())
@@ -183,10 +180,10 @@ func (e *encoder) describe(s *set) {
 		e.Uint32(unix.NFTA_SET_DESC_SIZE, s.limit)
 	}
 	if s.interval {
-		concat := e.Nest(setDescConcat)
+		concat := e.Nest(nft.SetDescConcat)
 		for _, f := range s.key {
 			elem := e.Nest(unix.NFTA_LIST_ELEM)
-			e.Uint32(setFieldLen, f.bareSize(e.family))
+			e.Uint32(nft.SetFieldLen, f.bareSize(e.family))
 			e.EndNest(elem)
 		}
 		e.EndNest(concat)
@@ -205,24 +202,6 @@ func (f field) bareSize(family service.Family) uint32 {
 	return uint32(f.size(family))
 }
 
-// Constants of include/uapi/linux/netfilter/nf_tables.h and netfilter.h that
-// golang.org/x/sys lacks.
-const (
-	setDescConcat = 2  // NFTA_SET_DESC_CONCAT
-	setFieldLen   = 1  // NFTA_SET_FIELD_LEN
-	setElemKeyEnd = 10 // NFTA_SET_ELEM_KEY_END
-	setElemExprs  = 11 // NFTA_SET_ELEM_EXPRESSIONS
-	setExpr       = 17 // NFTA_SET_EXPR
-	setExprs      = 18 // NFTA_SET_EXPRESSIONS
-	elemCatchAll  = 2  // NFT_SET_ELEM_CATCHALL
-	chainFlags    = 10 // NFTA_CHAIN_FLAGS
-	chainBase     = 1  // NFT_CHAIN_BASE
-	tableOwned    = 2  // NFT_TABLE_F_OWNER
-	tableOwner    = 7  // NFTA_TABLE_OWNER
-	nfDrop        = 0  // NF_DROP
-	nfAccept      = 1  // NF_ACCEPT
-)
-
 var hookNumbers = map[string]uint32{
 	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN,
 	"output": unix.NF_INET_LOCAL_OUT, "postrouting": unix.NF_INET_POST_ROUTING,
@@ -230,7 +209,7 @@ var hookNumbers = map[string]uint32{
 }
 
 func (e *encoder) chain(c *chain) {
-	e.NetfilterMessage(nft(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
 	e.Text(unix.NFTA_CHAIN_TABLE, e.name)
 	e.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if c.hook != nil {
@@ -238,14 +217,14 @@ func (e *encoder) chain(c *chain) {
 		e.Uint32(unix.NFTA_HOOK_HOOKNUM, hookNumbers[c.hook.name])
 		e.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
 		e.EndNest(hook)
-		e.Uint32(unix.NFTA_CHAIN_POLICY, nfAccept)
+		e.Uint32(unix.NFTA_CHAIN_POLICY, nft.Accept)
 		e.Text(unix.NFTA_CHAIN_TYPE, c.hook.typ())
 	}
 	e.EndMessage()
 }
 
 func (e *encoder) rule(chain string, r rule) error {
-	e.NetfilterMessage(nft(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
+	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
 	e.Text(unix.NFTA_RULE_TABLE, e.name)
 	e.Text(unix.NFTA_RULE_CHAIN, chain)
 	list := e.Nest(unix.NFTA_RULE_EXPRESSIONS)
@@ -298,7 +277,7 @@ func (e *encoder) element(o *op) {
 		if o.verb == delElement {
 			msg, flags = unix.NFT_MSG_DELSETELEM, 0
 		}
-		e.NetfilterMessage(nft(msg), flags, e.nf, 0)
+		e.NetfilterMessage(nft.Type(msg), flags, e.nf, 0)
 		e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, e.name)
 		e.Text(unix.NFTA_SET_ELEM_LIST_SET, o.element.in.name)
 		e.verb, e.in, e.list = o.verb, o.element.in, e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
@@ -306,12 +285,12 @@ func (e *encoder) element(o *op) {
 	x := &o.element
 	elem := e.Nest(unix.NFTA_LIST_ELEM)
 	if x.catchAll {
-		e.Uint32(unix.NFTA_SET_ELEM_FLAGS, elemCatchAll)
+		e.Uint32(unix.NFTA_SET_ELEM_FLAGS, nft.ElemCatchAll)
 	} else {
 		e.value(unix.NFTA_SET_ELEM_KEY, x.key)
 	}
 	if x.end != nil {
-		e.value(setElemKeyEnd, x.end)
+		e.value(nft.ElemKeyEnd, x.end)
 	}
 	if o.verb == addElement {
 		e.data(x)
@@ -332,7 +311,7 @@ func (e *encoder) data(x *element) {
 	case verdictMap:
 		data := e.Nest(unix.NFTA_SET_ELEM_DATA)
 		v := e.Nest(unix.NFTA_DATA_VERDICT)
-		code := uint32(nfDrop)
+		code := uint32(nft.Drop)
 		if x.verdict.code == verdictGoto {
 			code = uint32(0xffffffff & unix.NFT_GOTO)
 		}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // field is a value that a rule reads from a packet or its connection, or a random number.
@@ -30,7 +31,7 @@ const (
 // text returns f as nft writes it in a rule or a typeof. For slot it returns a fixed
 // modulus, because only the rule knows its own.
 func (f field) text(family service.Family) string {
-	ip := tableFamily(family)
+	ip := nft.FamilyName(family)
 	switch f {
 	case saddr:
 		return ip + " saddr"

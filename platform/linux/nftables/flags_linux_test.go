@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Drift of flags and policies is reported and repaired too.
@@ -87,9 +88,9 @@ func TestReservedTable(t *testing.T) {
 		e := newEncoder(service.IPv4)
 		e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 		e.EndMessage()
-		e.NetfilterMessage(nft(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE|unix.NLM_F_ACK, e.nf, 0)
+		e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE|unix.NLM_F_ACK, e.nf, 0)
 		e.Text(unix.NFTA_TABLE_NAME, TableName)
-		e.Uint32(unix.NFTA_TABLE_FLAGS, tableOwned)
+		e.Uint32(unix.NFTA_TABLE_FLAGS, nft.TableOwned)
 		e.EndMessage()
 		e.NetfilterMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 		e.EndMessage()

@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftcommand"
@@ -80,7 +81,7 @@ func TestNftReadsTables(t *testing.T) {
 			b := newKernel(rt, w.Family)
 			apply(rt, b, want)
 			b.driver.(*kernel).close()
-			listing := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
+			listing := runNft(t, "", "-s", "list", "table", nft.FamilyName(w.Family), TableName)
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			var text bytes.Buffer
@@ -88,7 +89,7 @@ func TestNftReadsTables(t *testing.T) {
 				rt.Fatalf("Render: %v", err)
 			}
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
-			again := runNft(t, "", "-s", "list", "table", tableFamily(w.Family), TableName)
+			again := runNft(t, "", "-s", "list", "table", nft.FamilyName(w.Family), TableName)
 			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
 				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
 			}

@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // UpstreamTable is the table name of upstream kube-proxy.
@@ -26,32 +27,30 @@ type Leftovers struct {
 }
 
 // String returns the table's family and name as in nft.
-func (r Leftovers) String() string { return "nftables table " + tableFamily(r.Family) + " " + r.Table }
+func (r Leftovers) String() string {
+	return "nftables table " + nft.FamilyName(r.Family) + " " + r.Table
+}
 
 // Find returns a description of what exists, or "" if the table does not exist.
-func (r Leftovers) Find(context.Context) (string, error) {
+func (r Leftovers) Find(ctx context.Context) (string, error) {
 	found := false
 	err := r.withSocket(func(s *netlink.Socket, e *encoder) error {
-		e.NetfilterMessage(nft(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
+		e.NetfilterMessage(nft.Type(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
 		e.EndMessage()
-		return dumpWithRetry(s, e.Buf, func() { found = false }, func(family uint8, table []byte) {
+		return nft.Dump(ctx, s, e.Buf, func() { found = false }, func(family uint8, table []byte) error {
 			found = found || family == e.nf && netlink.Text(netlink.Attribute(table, unix.NFTA_TABLE_NAME)) == r.Table
+			return nil
 		})
 	})
 	switch {
-	case isUnsupported(err):
+	case nft.IsUnsupported(err):
 		return "", nil
 	case err != nil:
-		return "", fmt.Errorf("look for %s: %w", r, withHint(err))
+		return "", fmt.Errorf("look for %s: %w", r, nft.WithHint(err))
 	case !found:
 		return "", nil
 	}
 	return "the table", nil
-}
-
-// isUnsupported reports whether the kernel has no nf_tables at all.
-func isUnsupported(err error) bool {
-	return errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
 }
 
 // Remove deletes the table and everything in it. It succeeds if there is none.
@@ -64,7 +63,7 @@ func isUnsupported(err error) bool {
 // have left it.
 func (r Leftovers) Remove(ctx context.Context) error {
 	err := r.withSocket(func(s *netlink.Socket, e *encoder) error {
-		entries, err := r.entryChains(s, e)
+		entries, err := r.entryChains(ctx, s, e)
 		if err != nil {
 			return err
 		}
@@ -80,8 +79,8 @@ func (r Leftovers) Remove(ctx context.Context) error {
 		}
 		return transact(s, e, []op{{verb: delTable}})
 	})
-	if err != nil && !errors.Is(err, unix.ENOENT) && !isUnsupported(err) {
-		return fmt.Errorf("delete %s: %w", r, withHint(err))
+	if err != nil && !errors.Is(err, unix.ENOENT) && !nft.IsUnsupported(err) {
+		return fmt.Errorf("delete %s: %w", r, nft.WithHint(err))
 	}
 	return nil
 }
@@ -91,21 +90,18 @@ const drainTime = 50 * time.Millisecond
 
 // entryChains returns ops that flush the chains where packets enter the table before
 // routing. The later chains stay, because translated packets may still need masquerading.
-func (r Leftovers) entryChains(s *netlink.Socket, e *encoder) ([]op, error) {
-	e.Buf = e.Buf[:0]
-	e.NetfilterMessage(nft(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, e.nf, 0)
-	e.EndMessage()
+func (r Leftovers) entryChains(ctx context.Context, s *netlink.Socket, e *encoder) ([]op, error) {
+	all, err := nft.Chains(ctx, s, e.nf)
 	var ops []op
-	err := dumpWithRetry(s, e.Buf, func() { ops = nil }, func(family uint8, c []byte) {
-		hook := netlink.Attribute(c, unix.NFTA_CHAIN_HOOK)
-		if family != e.nf || hook == nil || netlink.Text(netlink.Attribute(c, unix.NFTA_CHAIN_TABLE)) != r.Table {
-			return
+	for _, c := range all {
+		if c.Table != r.Table || c.Base == nil {
+			continue
 		}
-		switch netlink.Uint32(netlink.Attribute(hook, unix.NFTA_HOOK_HOOKNUM)) {
+		switch c.Base.Hook {
 		case unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT, unix.NF_INET_FORWARD:
-			ops = append(ops, op{verb: flushChain, chain: &chain{name: netlink.Text(netlink.Attribute(c, unix.NFTA_CHAIN_NAME))}})
+			ops = append(ops, op{verb: flushChain, chain: &chain{name: c.Name}})
 		}
-	})
+	}
 	return ops, err
 }
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/platform/linux/process"
 )
 
@@ -106,7 +107,7 @@ func (m *monitor) readPending() {
 func (m *monitor) aboutOurTable(x netlink.Message) bool {
 	const tableName = 1
 	family, body := x.Netfilter()
-	return x.Type != nft(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, tableName)) == m.name
+	return x.Type != nft.Type(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, tableName)) == m.name
 }
 
 // recordProcess records which process made a transaction that changed our table. Since
@@ -114,7 +115,7 @@ func (m *monitor) aboutOurTable(x netlink.Message) bool {
 // by its PID in the initial PID namespace (kernel: net/netfilter/nf_tables_api.c,
 // nf_tables_fill_gen_info).
 func (m *monitor) recordProcess(x netlink.Message) {
-	if x.Type != nft(unix.NFT_MSG_NEWGEN) {
+	if x.Type != nft.Type(unix.NFT_MSG_NEWGEN) {
 		return
 	}
 	_, body := x.Netfilter()

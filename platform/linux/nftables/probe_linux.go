@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Probe checks whether the kernel, in the network namespace of the calling thread,
@@ -17,7 +18,7 @@ import (
 // is missing.
 func Probe(f service.Family) error {
 	if err := probe(f); err != nil {
-		return fmt.Errorf("nftables for %s: %w", f, withHint(err))
+		return fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // reader reads our table from the kernel.
@@ -28,7 +29,7 @@ type reader struct {
 // not nil, writes further attributes.
 func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
 	r.Buf = r.Buf[:0]
-	r.NetfilterMessage(nft(msg), unix.NLM_F_DUMP, r.nf, 0)
+	r.NetfilterMessage(nft.Type(msg), unix.NLM_F_DUMP, r.nf, 0)
 	r.Text(tableAttr, r.name)
 	if fill != nil {
 		fill()
@@ -50,8 +51,8 @@ func (r *reader) find() error {
 	r.table = nil
 	return r.request(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func(body []byte) error {
 		flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))
-		if flags&tableOwned != 0 {
-			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", netlink.Uint32(netlink.Attribute(body, tableOwner)))
+		if flags&nft.TableOwned != 0 {
+			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", netlink.Uint32(netlink.Attribute(body, nft.TableOwner)))
 		}
 		r.table = &table{
 			dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, otherFlags: flags&^unix.NFT_TABLE_F_DORMANT != 0,
@@ -90,10 +91,10 @@ func (r *reader) chain(body []byte) error {
 		if typ := netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
 			c.hook += " " + typ
 		}
-		if flags := netlink.Uint32(netlink.Attribute(body, chainFlags)) &^ chainBase; flags != 0 {
+		if flags := netlink.Uint32(netlink.Attribute(body, nft.ChainFlags)) &^ nft.ChainBase; flags != 0 {
 			c.hook += fmt.Sprintf(" flags %d", flags)
 		}
-		c.policyDrop = netlink.Uint32(netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)) != nfAccept
+		c.policyDrop = netlink.Uint32(netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)) != nft.Accept
 	}
 	r.table.chains[netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	return nil
@@ -131,7 +132,7 @@ func (r *reader) set(body []byte) error {
 		key:         int(netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_KEY_LEN))),
 		verdicts:    netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_DATA_TYPE)) == unix.NFT_DATA_VERDICT,
 		size:        netlink.Uint32(netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
-		expressions: netlink.Attribute(body, setExpr) != nil || netlink.Attribute(body, setExprs) != nil,
+		expressions: netlink.Attribute(body, nft.SetExpr) != nil || netlink.Attribute(body, nft.SetExprs) != nil,
 	}
 	if flags&unix.NFT_SET_MAP != 0 && !spec.verdicts {
 		spec.value = int(netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_DATA_LEN)))
@@ -168,10 +169,10 @@ func decodeElement(b []byte) element {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.key = netlink.Attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.catchAll = netlink.Uint32(v)&elemCatchAll != 0
-		case unix.NFTA_SET_ELEM_EXPR, setElemExprs:
+			e.catchAll = netlink.Uint32(v)&nft.ElemCatchAll != 0
+		case unix.NFTA_SET_ELEM_EXPR, nft.ElemExprs:
 			e.expressions = true
-		case setElemKeyEnd:
+		case nft.ElemKeyEnd:
 			e.end = netlink.Attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			if x := netlink.Attribute(v, unix.NFTA_DATA_VERDICT); x != nil {
@@ -195,7 +196,7 @@ func decodeVerdict(b []byte) verdict {
 		v.code = verdictJump
 	case unix.NFT_RETURN:
 		v.code = verdictReturn
-	case nfDrop:
+	case nft.Drop:
 		v.code = verdictDrop
 	default:
 		v.code = verdictAccept
@@ -207,7 +208,7 @@ func decodeVerdict(b []byte) verdict {
 // increments.
 func (r *reader) generation() (uint32, error) {
 	r.Buf = r.Buf[:0]
-	r.NetfilterMessage(nft(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
+	r.NetfilterMessage(nft.Type(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
 	r.EndMessage()
 	var id uint32
 	err := r.Query(context.Background(), r.Buf, func(m netlink.Message) error {

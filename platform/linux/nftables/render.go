@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Render writes the tables of both families that a node would hold for want if it started
@@ -57,7 +58,7 @@ func newRenderedTable(f service.Family, want *service.Snapshot, o Options) *rend
 // renderedAfter returns the table that t becomes for want: endpoints keep their slots, and
 // chains of size classes stay. t is nil if there is none.
 func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options) *renderedTable {
-	d := &renderedTable{Family: tableFamily(f), Name: o.table(), family: f}
+	d := &renderedTable{Family: nft.FamilyName(f), Name: o.table(), family: f}
 	d.sets = slices.Clone(o.sets())
 	d.chains = baseChains(f, want.Node, o)
 	need := baseClasses

@@ -13,6 +13,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 func planOrError(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
@@ -152,10 +153,10 @@ func affinityClients(t *testing.T, f service.Family, port int, add string) []str
 	p := sticky(f).Port(f, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
 	name := clientSet(p, clusterList, uint16(port)).name
 	if add != "" {
-		runNft(t, "", "add", "element", tableFamily(f), TableName, name, "{ "+add+" }")
+		runNft(t, "", "add", "element", nft.FamilyName(f), TableName, name, "{ "+add+" }")
 	}
 	var clients []string
-	listing := runNft(t, "", "list", "map", tableFamily(f), TableName, name)
+	listing := runNft(t, "", "list", "map", nft.FamilyName(f), TableName, name)
 	for _, word := range strings.Fields(listing) {
 		if a, err := parseAddr(word); err == nil {
 			clients = append(clients, a)

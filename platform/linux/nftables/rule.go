@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // rule is a list of statements. It ends at the first statement that does not match.
@@ -127,11 +128,11 @@ func (t dnat) text(f service.Family) string {
 			parts = append(parts, x.text(f))
 		}
 	}
-	return fmt.Sprintf("dnat %s to %s map @%s", tableFamily(f), strings.Join(parts, " . "), t.in.name)
+	return fmt.Sprintf("dnat %s to %s map @%s", nft.FamilyName(f), strings.Join(parts, " . "), t.in.name)
 }
 
 func (s affinityDNAT) text(f service.Family) string {
-	return fmt.Sprintf("dnat %s to %s map @%s : %d", tableFamily(f), saddr.text(f), s.in.name, s.port)
+	return fmt.Sprintf("dnat %s to %s map @%s : %d", nft.FamilyName(f), saddr.text(f), s.in.name, s.port)
 }
 
 func (r recordClient) text(f service.Family) string {

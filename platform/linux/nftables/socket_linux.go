@@ -22,6 +22,3 @@ func dial() (*netlink.Socket, error) {
 	}
 	return s, nil
 }
-
-// nft returns the netlink type of an nftables message.
-func nft(msg int) uint16 { return uint16(unix.NFNL_SUBSYS_NFTABLES<<8 | msg) }

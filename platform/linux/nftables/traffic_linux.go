@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Counters reads the counts of connections that a table with Options.CountConnections
@@ -28,7 +29,7 @@ type Counters struct {
 func NewCounters(f service.Family, o Options) (*Counters, error) {
 	s, err := dial()
 	if err != nil {
-		return nil, fmt.Errorf("nftables for %s: %w", f, withHint(err))
+		return nil, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
 	}
 	k := &kernel{family: f, table: o.table(), readSocket: s}
 	return &Counters{reader: *k.reader(), family: f}, nil
@@ -42,7 +43,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 	var all []traffic.Sample
 	seen := map[traffic.Counter]bool{}
 	r := &c.reader
-	err := retryInterrupted(func() error {
+	err := retryRead(func() error {
 		all = all[:0]
 		clear(seen)
 		fill := func() { r.Text(unix.NFTA_SET_ELEM_LIST_SET, connections.name) }
@@ -72,7 +73,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 func countOf(element []byte) uint64 {
 	x := netlink.Attribute(element, unix.NFTA_SET_ELEM_EXPR)
 	if x == nil {
-		x = netlink.Attribute(netlink.Attribute(element, setElemExprs), unix.NFTA_LIST_ELEM)
+		x = netlink.Attribute(netlink.Attribute(element, nft.ElemExprs), unix.NFTA_LIST_ELEM)
 	}
 	n := netlink.Attribute(netlink.Attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
 	if len(n) != 8 {

@@ -1,0 +1,42 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nft has what everybody needs who exchanges messages with nf_tables, whichever
+// tables they are about: the types of messages, the numbers and names of families, the
+// constants that golang.org/x/sys/unix lacks, and lists that are complete although others
+// change the ruleset meanwhile. Its callers know what the tables are for.
+package nft
+
+import "kubeproxy/common/service"
+
+// Constants of include/uapi/linux/netfilter/nf_tables.h that golang.org/x/sys/unix lacks.
+const (
+	TableOwned      = 2    // NFT_TABLE_F_OWNER
+	TableOwner      = 7    // NFTA_TABLE_OWNER
+	ChainFlags      = 10   // NFTA_CHAIN_FLAGS
+	ChainBase       = 1    // NFT_CHAIN_BASE
+	SetConcatenated = 0x80 // NFT_SET_CONCAT
+	SetDescConcat   = 2    // NFTA_SET_DESC_CONCAT
+	SetFieldLen     = 1    // NFTA_SET_FIELD_LEN
+	SetExpr         = 17   // NFTA_SET_EXPR
+	SetExprs        = 18   // NFTA_SET_EXPRESSIONS
+	ElemKeyEnd      = 10   // NFTA_SET_ELEM_KEY_END
+	ElemExprs       = 11   // NFTA_SET_ELEM_EXPRESSIONS
+	ElemCatchAll    = 2    // NFT_SET_ELEM_CATCHALL
+	DynsetExprs     = 10   // NFTA_DYNSET_EXPRESSIONS
+)
+
+// The verdicts of netfilter (kernel: include/uapi/linux/netfilter.h), which are also the
+// policies of base chains.
+const (
+	Drop   = 0 // NF_DROP
+	Accept = 1 // NF_ACCEPT
+)
+
+// FamilyName returns the name of nft(8) for the tables of f.
+func FamilyName(f service.Family) string {
+	if f == service.IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
