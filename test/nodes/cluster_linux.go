@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"kubeproxy/test/cache"
 )
 
 // Cluster is a cluster on this machine.
@@ -60,11 +62,10 @@ func Folder(name string) (string, error) {
 	if !fitName.MatchString(name) {
 		return "", fmt.Errorf("cluster %q: want a name of at most 20 small letters and digits", name)
 	}
-	cache, err := os.UserCacheDir()
 	if name != "" {
 		name = "-" + name
 	}
-	return filepath.Join(cache, "kubeproxy", "cluster"+name), err
+	return cache.Folder("cluster" + name)
 }
 
 // Open returns the cluster of this name that runs. Progress is reported to out.

@@ -15,11 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"kubeproxy/test/cache"
 )
-
-// cacheLifetime is how long unused programs are kept.
-const cacheLifetime = 30 * 24 * time.Hour
 
 // Build returns a folder that has the named programs, and those of the module that were
 // built before. The first call on a machine builds them, which takes minutes and is
@@ -61,12 +58,8 @@ func (m Module) builder(ctx context.Context, out io.Writer) (builder, error) {
 		return b, fmt.Errorf("find the module: %w", err)
 	}
 	b.recipe = filepath.Join(filepath.Dir(file), filepath.FromSlash(m.folder))
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return b, fmt.Errorf("find the cache folder: %w", err)
-	}
-	b.cache = filepath.Join(cache, "kubeproxy", "e2e")
-	return b, nil
+	b.cache, err = cache.Folder("e2e")
+	return b, err
 }
 
 // builder builds the programs of a module into a cache folder.
@@ -119,14 +112,17 @@ func (b builder) folder(ctx context.Context, names []string) (string, error) {
 			return folder, err
 		}
 	}
-	return folder, b.prune()
+	return folder, cache.Prune(b.cache)
 }
 
 // add builds a program that is missing in a folder.
 func (b builder) add(ctx context.Context, folder, name string) error {
-	unlock, err := b.lock(ctx, folder)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	unlock, err := cache.Lock(ctx, filepath.Join(folder, "lock"), func() { fmt.Fprintln(b.out, "waiting for another build") })
 	if err != nil {
-		return fmt.Errorf("lock %s: %w", folder, err)
+		return err
 	}
 	defer unlock()
 	if len(missing(folder, []string{name})) == 0 { // maybe since we wait for the lock
@@ -144,8 +140,7 @@ func (b builder) add(ctx context.Context, folder, name string) error {
 
 // missing returns which programs a folder lacks. The folder counts as used.
 func missing(folder string, names []string) []string {
-	now := time.Now()
-	_ = os.Chtimes(folder, now, now) // fails only where nothing was built yet
+	cache.Touch(folder)
 	var lacks []string
 	for _, name := range names {
 		if _, err := os.Stat(filepath.Join(folder, name)); err != nil {
@@ -230,51 +225,4 @@ func (b builder) reportProgress(name string, start time.Time) (stop func()) {
 		}
 	}()
 	return func() { close(done); <-stopped }
-}
-
-// lock waits until no other process builds for the folder. The kernel releases the lock of a process
-// that dies, see flock(2).
-func (b builder) lock(ctx context.Context, folder string) (unlock func(), err error) {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(filepath.Join(folder, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	reported := false
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(err, f.Close())
-		}
-		if !reported {
-			fmt.Fprintln(b.out, "waiting for another build")
-			reported = true
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-}
-
-// prune removes programs that have long been unused.
-func (b builder) prune() error {
-	entries, err := os.ReadDir(b.cache)
-	if err != nil {
-		return fmt.Errorf("list old programs: %w", err)
-	}
-	var errs []error
-	for _, e := range entries {
-		info, err := e.Info()
-		if err == nil && e.IsDir() && time.Since(info.ModTime()) > cacheLifetime {
-			errs = append(errs, os.RemoveAll(filepath.Join(b.cache, e.Name())))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/cache"
 )
 
 // toolchain stands for the go command: it creates files instead of programs.
@@ -155,7 +157,7 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 
 func TestPruneOldPrograms(t *testing.T) {
 	b := testBuilder(t, &toolchain{})
-	for name, age := range map[string]time.Duration{"old": cacheLifetime + time.Hour, "recent": time.Hour} {
+	for name, age := range map[string]time.Duration{"old": cache.Lifetime + time.Hour, "recent": time.Hour} {
 		folder, when := filepath.Join(b.cache, name), time.Now().Add(-age)
 		if err := errors.Join(os.MkdirAll(folder, 0o755), os.Chtimes(folder, when, when)); err != nil {
 			t.Fatal(err)

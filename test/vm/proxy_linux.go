@@ -5,11 +5,12 @@ package vm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"kubeproxy/test/cache"
 )
 
 // Environment variables in a machine.
@@ -25,8 +26,8 @@ const proxyInside = "/usr/local/bin/kube-proxy"
 
 // addProxy adds the proxy to the files of j, freshly built if its sources changed. After
 // release, another process may replace the file.
-func (m Machine) addProxy(ctx context.Context, j *Job) (release func() error, err error) {
-	release, err = lock(ctx, filepath.Join(m.cache, "proxy.lock"))
+func (m Machine) addProxy(ctx context.Context, j *Job) (release func(), err error) {
+	release, err = cache.Lock(ctx, filepath.Join(m.cache, proxyLock), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +35,8 @@ func (m Machine) addProxy(ctx context.Context, j *Job) (release func() error, er
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", file, "kubeproxy/cmd/kube-proxy")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		return nil, errors.Join(fmt.Errorf("build the proxy: %w\n%s", err, out), release())
+		release()
+		return nil, fmt.Errorf("build the proxy: %w\n%s", err, out)
 	}
 	files := map[string]string{file: proxyInside}
 	for from, to := range j.Files {

@@ -12,9 +12,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"kubeproxy/test/cache"
 )
 
 // ErrMissing means that this machine cannot run virtual machines.
@@ -31,8 +30,11 @@ type Machine struct {
 	cache  string
 }
 
-// cacheLifetime is how long unused files are kept.
-const cacheLifetime = 30 * 24 * time.Hour
+// Files in the cache folder that processes lock.
+const (
+	lockFile  = "lock"
+	proxyLock = "proxy.lock"
+)
 
 // Prepare returns the Machine with one of the Kernels. The first call for a kernel
 // downloads it, which is reported to out; later ones find it in the folder kubeproxy/vm
@@ -47,17 +49,17 @@ func Prepare(ctx context.Context, name string, out io.Writer) (Machine, error) {
 	if _, err := locate(emulator); err != nil {
 		return Machine{}, err
 	}
-	cache, err := os.UserCacheDir()
+	folder, err := cache.Folder("vm")
 	if err != nil {
-		return Machine{}, fmt.Errorf("find the cache folder: %w", err)
+		return Machine{}, err
 	}
-	m := Machine{cache: filepath.Join(cache, "kubeproxy", "vm")}
+	m := Machine{cache: folder}
 	if err := os.MkdirAll(m.cache, 0o755); err != nil {
 		return m, err
 	}
-	unlock, err := lock(ctx, filepath.Join(m.cache, "lock"))
+	unlock, err := cache.Lock(ctx, filepath.Join(m.cache, lockFile), nil)
 	if err != nil {
-		return m, fmt.Errorf("lock %s: %w", m.cache, err)
+		return m, err
 	}
 	defer unlock()
 	if err := m.fetch(ctx, name, out); err != nil {
@@ -66,7 +68,7 @@ func Prepare(ctx context.Context, name string, out io.Writer) (Machine, error) {
 	if err := m.build(); err != nil {
 		return m, fmt.Errorf("make the image for kernel %s: %w", name, err)
 	}
-	return m, m.prune()
+	return m, cache.Prune(m.cache, lockFile, proxyLock)
 }
 
 // Release is the kernel's version as uname prints it.
@@ -75,7 +77,7 @@ func (m Machine) Release() string { return m.kernel.release }
 // fetch finds the kernel, or downloads it.
 func (m *Machine) fetch(ctx context.Context, name string, out io.Writer) error {
 	folder := filepath.Join(m.cache, "kernel-"+name)
-	if !touch(folder) {
+	if !cache.Touch(folder) {
 		part, lists := folder+".part", filepath.Join(m.cache, "apt")
 		err := errors.Join(os.RemoveAll(part), os.RemoveAll(lists), os.MkdirAll(lists, 0o755))
 		if err == nil {
@@ -83,7 +85,7 @@ func (m *Machine) fetch(ctx context.Context, name string, out io.Writer) error {
 		}
 		if err == nil {
 			err = os.Rename(part, folder)
-			touch(folder) // its time was that of the package
+			cache.Touch(folder) // its time was that of the package
 		}
 		if err := errors.Join(err, os.RemoveAll(part), os.RemoveAll(lists)); err != nil {
 			return err
@@ -105,7 +107,7 @@ func (m *Machine) build() error {
 		return err
 	}
 	m.base = filepath.Join(m.cache, "image-"+m.kernel.release+"-"+key)
-	if touch(m.base) {
+	if cache.Touch(m.base) {
 		return nil
 	}
 	part := m.base + ".part"
@@ -118,45 +120,4 @@ func (m *Machine) build() error {
 		err = os.Rename(part, m.base)
 	}
 	return err
-}
-
-// prune removes files that have long been unused.
-func (m Machine) prune() error {
-	all, err := filepath.Glob(filepath.Join(m.cache, "*-*"))
-	errs := []error{err}
-	for _, path := range all {
-		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > cacheLifetime {
-			errs = append(errs, os.RemoveAll(path))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// touch marks an existing file as used, and returns whether it exists.
-func touch(path string) bool {
-	now := time.Now()
-	return os.Chtimes(path, now, now) == nil
-}
-
-// lock waits until no other process holds a lock. The kernel releases the lock of a
-// process that dies, see flock(2).
-func lock(ctx context.Context, path string) (unlock func() error, err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f.Close, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(err, f.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }

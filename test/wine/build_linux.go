@@ -15,9 +15,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"kubeproxy/test/cache"
 )
 
 // ErrMissing means that this machine cannot run Windows programs.
@@ -76,8 +75,11 @@ type Windows struct {
 	runs   string // the folder for copies, on the same disk
 }
 
-// cacheLifetime is how long an unused prefix is kept.
-const cacheLifetime = 30 * 24 * time.Hour
+// What the cache folder has besides prefixes.
+const (
+	runsFolder = "runs" // copies that run
+	lockFile   = "lock"
+)
 
 // Build returns a Windows. The first call on a machine creates it, which takes half a
 // minute and is reported to out; later ones find it in the folder kubeproxy/wine of the
@@ -87,31 +89,30 @@ func Build(ctx context.Context, out io.Writer) (Windows, error) {
 	if err != nil {
 		return Windows{}, err
 	}
-	cache, err := os.UserCacheDir()
+	folder, err := cache.Folder("wine")
 	if err != nil {
-		return Windows{}, fmt.Errorf("find the cache folder: %w", err)
+		return Windows{}, err
 	}
-	cache = filepath.Join(cache, "kubeproxy", "wine")
 	key, err := p.key(ctx)
 	if err != nil {
 		return Windows{}, err
 	}
-	w := Windows{p, filepath.Join(cache, key), filepath.Join(cache, "runs")}
-	if touch(w.prefix) {
+	w := Windows{p, filepath.Join(folder, key), filepath.Join(folder, runsFolder)}
+	if cache.Touch(w.prefix) {
 		return w, nil
 	}
 	if err := os.MkdirAll(w.runs, 0o755); err != nil {
 		return w, err
 	}
-	unlock, err := lock(ctx, filepath.Join(cache, "lock"))
+	unlock, err := cache.Lock(ctx, filepath.Join(folder, lockFile), nil)
 	if err != nil {
-		return w, fmt.Errorf("lock %s: %w", cache, err)
+		return w, err
 	}
 	defer unlock()
-	if touch(w.prefix) { // by the previous holder of the lock
+	if cache.Touch(w.prefix) { // by the previous holder of the lock
 		return w, nil
 	}
-	fmt.Fprintf(out, "preparing Wine for the tests, kept in %s (half a minute the first time)\n", cache)
+	fmt.Fprintf(out, "preparing Wine for the tests, kept in %s (half a minute the first time)\n", folder)
 	part := w.prefix + ".part"
 	err = errors.Join(os.RemoveAll(part), w.prepare(ctx, part))
 	if err == nil {
@@ -120,7 +121,7 @@ func Build(ctx context.Context, out io.Writer) (Windows, error) {
 	if err != nil {
 		return w, errors.Join(fmt.Errorf("prepare Wine: %w", err), os.RemoveAll(part))
 	}
-	return w, prune(cache)
+	return w, cache.Prune(folder, runsFolder, lockFile)
 }
 
 // key covers everything that a prefix depends on.
@@ -192,53 +193,4 @@ func output(cmd *exec.Cmd) error {
 		return fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, text)
 	}
 	return nil
-}
-
-// touch marks an existing folder as used, and returns whether it exists.
-func touch(folder string) bool {
-	now := time.Now()
-	return os.Chtimes(folder, now, now) == nil
-}
-
-// lock waits until no other process holds a lock. The kernel releases the lock of a
-// process that dies, see flock(2).
-func lock(ctx context.Context, path string) (unlock func(), err error) {
-	for {
-		unlock, err := tryLock(path)
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return unlock, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-}
-
-func tryLock(path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() { f.Close() }, nil
-}
-
-// prune removes prefixes that have long been unused.
-func prune(cache string) error {
-	entries, err := os.ReadDir(cache)
-	if err != nil {
-		return fmt.Errorf("list old prefixes: %w", err)
-	}
-	var errs []error
-	for _, e := range entries {
-		info, err := e.Info()
-		if err == nil && e.IsDir() && e.Name() != "runs" && time.Since(info.ModTime()) > cacheLifetime {
-			errs = append(errs, os.RemoveAll(filepath.Join(cache, e.Name())))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"kubeproxy/test/cache"
 )
 
 // maxCopied is the size up to which a file is copied. Larger ones are DLLs that are never
@@ -70,7 +72,7 @@ func (w Windows) createCopy(ctx context.Context) (folder string, release func() 
 	if err != nil {
 		return "", nil, err
 	}
-	unlock, err := tryLock(folder + ".lock")
+	unlock, err := cache.TryLock(folder + ".lock")
 	if err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(folder))
 	}
@@ -91,7 +93,7 @@ func (w Windows) release(folder string, unlock func()) error {
 // done is called. Without it, removeStaleCopies might take a lock that another process
 // has created but not locked yet, or has unlocked but not removed yet.
 func (w Windows) lockCopies(ctx context.Context) (done func(), err error) {
-	return lock(ctx, filepath.Join(w.runs, "claims"))
+	return cache.Lock(ctx, filepath.Join(w.runs, "claims"), nil)
 }
 
 // removeStaleCopies removes what a killed program left behind.
@@ -99,7 +101,7 @@ func (w Windows) removeStaleCopies() error {
 	locks, err := filepath.Glob(filepath.Join(w.runs, "*.lock"))
 	var errs []error
 	for _, path := range locks {
-		unlock, err := tryLock(path)
+		unlock, err := cache.TryLock(path)
 		if err != nil {
 			continue // in use
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/test/cache"
 	"kubeproxy/test/nodes"
 	"kubeproxy/test/vm"
 )
@@ -77,11 +78,7 @@ func (t *trial) inMachine(ctx context.Context, command string, args []string) (e
 		return err
 	}
 	c.Archives = append(c.Archives, t.more...)
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return err
-	}
-	folder, err := os.MkdirTemp(filepath.Join(cache, "kubeproxy"), "parts-") // in one file system with the programs
+	folder, err := makeFolder()
 	if err != nil {
 		return err
 	}
@@ -109,6 +106,22 @@ func (t *trial) inMachine(ctx context.Context, command string, args []string) (e
 		return fmt.Errorf("in the virtual machine: exit code %d", code)
 	}
 	return nil
+}
+
+// makeFolder makes a folder for a disk, in one file system with the programs. Those that
+// killed commands left behind go, once they are old.
+func makeFolder() (string, error) {
+	all, err := cache.Folder("parts")
+	if err == nil {
+		err = os.MkdirAll(all, 0o755)
+	}
+	if err == nil {
+		err = cache.Prune(all)
+	}
+	if err != nil {
+		return "", err
+	}
+	return os.MkdirTemp(all, "")
 }
 
 // makeDisk makes a disk with the parts of a cluster. Most of it is empty, and takes no

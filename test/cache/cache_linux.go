@@ -1,0 +1,86 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Lifetime is how long a thing is kept that nobody uses.
+const Lifetime = 30 * 24 * time.Hour
+
+// Folder returns the folder with a name in this project's part of the user's cache. It
+// need not exist.
+func Folder(name string) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find the cache folder: %w", err)
+	}
+	return filepath.Join(cache, "kubeproxy", name), nil
+}
+
+// Touch marks a file or folder as used, and returns whether it exists.
+func Touch(path string) bool {
+	now := time.Now()
+	return os.Chtimes(path, now, now) == nil
+}
+
+// TryLock takes the lock of a file, which it makes. The error is unix.EWOULDBLOCK if
+// another process holds it. The kernel releases the lock of a process that dies, see
+// flock(2).
+func TryLock(file string) (unlock func(), err error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", file, err), f.Close())
+	}
+	return func() { f.Close() }, nil
+}
+
+// Lock is TryLock, and waits until no other process holds the lock. It calls waiting, if
+// not nil, once if it has to wait.
+func Lock(ctx context.Context, file string, waiting func()) (unlock func(), err error) {
+	for {
+		unlock, err := TryLock(file)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return unlock, err
+		}
+		if waiting != nil {
+			waiting()
+			waiting = nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("lock %s: %w", file, ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Prune removes what is in a folder and was not touched within Lifetime, except what has
+// one of the names.
+func Prune(folder string, keep ...string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return fmt.Errorf("list what was not used for long: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		info, err := e.Info() // another process may have removed it
+		if err == nil && !slices.Contains(keep, e.Name()) && time.Since(info.ModTime()) > Lifetime {
+			errs = append(errs, os.RemoveAll(filepath.Join(folder, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
