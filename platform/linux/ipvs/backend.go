@@ -41,7 +41,8 @@ type Driver interface {
 	// link-local addresses, and addresses that are not usable yet. The source address of
 	// the default route is the first. The others are sorted.
 	NodeAddrs(ctx context.Context) ([]netip.Addr, error)
-	// RemoveDevice removes the interface if nothing else uses it.
+	// RemoveDevice removes the interface if nothing else uses it. It succeeds if there is
+	// none.
 	RemoveDevice(ctx context.Context) error
 	// Watch calls touched whenever the node's addresses change, until ctx is done.
 	Watch(ctx context.Context, touched func()) error
@@ -265,7 +266,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 		return fmt.Errorf("list what IPVS has: %w", err)
 	}
 	err = removeAll(ctx, b.driver, s, b.options.ownedKeys(s))
-	if s.device && err == nil {
+	if err == nil {
 		err = b.driver.RemoveDevice(ctx)
 	}
 	return errors.Join(err, b.rules.Cleanup(ctx))

@@ -71,8 +71,9 @@ func (k *kernel) addDevice() error {
 var disableIPv6 = setting{file: "net/ipv6/conf/" + Device + "/disable_ipv6", value: "0"}
 
 // usable reports whether l is up and may have routes of k's family. Otherwise the kernel
-// has removed the routes (kernel: net/ipv4/fib_frontend.c, fib_disable_ip, and
-// net/ipv6/addrconf.c, addrconf_ifdown).
+// has removed those of IPv6 (kernel: net/ipv6/addrconf.c, addrconf_ifdown). Those of IPv4
+// stay in force, because their scope is host (kernel: net/ipv4/fib_semantics.c,
+// fib_sync_down_dev).
 func (k *kernel) usable(l netlink.Link) bool {
 	if l.Attrs().Flags&net.FlagUp == 0 {
 		return false
@@ -111,7 +112,7 @@ func (r localRoute) netlinkRoute(l netlink.Link, metric int) *netlink.Route {
 }
 
 // readRoutes reports whether the interface exists and is usable, and returns our routes
-// to it.
+// to it, also if it is not usable.
 func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
@@ -121,13 +122,11 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	if err != nil {
 		return false, nil, err
 	}
-	if !k.usable(l) {
-		return false, nil, nil
-	}
+	usable := k.usable(l)
 	filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Protocol: routeProtocol, Type: unix.RTN_LOCAL}
 	list, err := k.links.RouteListFiltered(int(af(k.family)), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
 	if err != nil {
-		return true, nil, err
+		return usable, nil, err
 	}
 	var routes []localRoute
 	for _, x := range list {
@@ -144,7 +143,7 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 		}
 		routes = append(routes, r)
 	}
-	return true, routes, nil
+	return usable, routes, nil
 }
 
 // RemoveDevice implements Driver: it removes the interface if we made it and neither

@@ -84,7 +84,7 @@ func newKernelTrace(b *Backend, s *state, view *service.Snapshot, local func(net
 		t.routes[r.addr] = r.source
 	}
 	if !s.device {
-		t.fault("interface %s is missing, down or without %s, so no address of a Service has its route", Device, b.family)
+		t.fault("interface %s is missing, down or without %s", Device, b.family)
 	}
 	return t
 }
