@@ -91,11 +91,11 @@ func (b *build) validateDetectLocal() {
 	b.interfaceName("detectLocal.interfaceNamePrefix", b.DetectLocal.InterfaceNamePrefix)
 }
 
-// interfaceName applies the kernel's rules for names of network devices: kernel:
-// net/core/dev.c, dev_valid_name.
+// interfaceName applies the kernel's rules for names of network devices that hold for the
+// beginnings of names, too (kernel: net/core/dev.c, dev_valid_name).
 func (b *build) interfaceName(path, name string) {
 	const most = 15 // IFNAMSIZ without the terminating zero, see netdevice(7)
-	if len(name) > most || strings.ContainsAny(name, "/: \t\n\x00") {
+	if len(name) > most || strings.ContainsAny(name, "/: \t\n\v\f\r\x00") {
 		b.errorf(path, "%.80q cannot name an interface: want at most %d letters, no /, : or space", name, most)
 	}
 }
@@ -151,7 +151,7 @@ func (b *build) period(path string, d time.Duration) bool {
 }
 
 // sessionTimeout checks the limits of IPVS. IPVS counts in kernel ticks, up to a thousand
-// per second, in 31 bits: kernel: net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_set_timeout.
+// per second, in 31 bits (kernel: net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_set_timeout).
 func (b *build) sessionTimeout(path string, d time.Duration) {
 	const most = math.MaxInt32 / 1000 * time.Second
 	if d < 0 || d > most {

@@ -49,7 +49,7 @@ func TestValidate(t *testing.T) {
 		"detect local":        {"detectLocalMode: NodeCidr", nil, []string{`f:3: detectLocalMode: "NodeCidr" is unknown; did you mean NodeCIDR? want ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix`}},
 		"bridge":              {"detectLocalMode: BridgeInterface", nil, []string{`detectLocal.bridgeInterface: is empty: detectLocalMode BridgeInterface wants the name of a bridge, here or by --pod-bridge-interface`}},
 		"prefix":              {"detectLocalMode: InterfaceNamePrefix", nil, []string{`detectLocal.interfaceNamePrefix: is empty: detectLocalMode InterfaceNamePrefix wants the beginning of interface names, here or by --pod-interface-name-prefix`}},
-		"interface name":      {"detectLocal: {bridgeInterface: a/b}", nil, []string{`f:3: detectLocal.bridgeInterface: "a/b" cannot name an interface: want at most 15 letters, no /, : or space`}},
+		"interface names":     {`detectLocal: {bridgeInterface: a/b, interfaceNamePrefix: "a\vb"}`, nil, []string{`f:3: detectLocal.bridgeInterface: "a/b" cannot name an interface: want at most 15 letters, no /, : or space`, `f:3: detectLocal.interfaceNamePrefix: "a\vb" cannot name an interface: want at most 15 letters, no /, : or space`}},
 		"gate":                {"featureGates: {WinDRS: true, ServerSideApply: true}", nil, []string{`f:3: featureGates[WinDRS]: unknown feature gate; did you mean WinDSR?`}},
 		"gate by flag":        {"", []string{"--feature-gates=Xyzzy=true"}, []string{`--feature-gates: featureGates[Xyzzy]: unknown feature gate`}},
 		"log format":          {"logging: {format: xml, flushFrequency: -1s}", nil, []string{`f:3: logging.format: "xml" is unknown: want text or json`, `f:3: logging.flushFrequency: -1s is negative: want 0s or more`}},
