@@ -27,7 +27,7 @@ type floor struct {
 const (
 	floorName    = "floor"
 	floorPick    = "pick"
-	perMessage   = 500  // elements: the length of an attribute has 16 bits, see netlink(7)
+	perMessage   = 500  // elements: the length of an attribute has 16 bits (kernel: include/uapi/linux/netlink.h, struct nlattr)
 	perFlush     = 8000 // elements, as ours
 	floorSockets = 64 << 20
 )

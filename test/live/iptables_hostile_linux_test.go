@@ -36,7 +36,7 @@ type tamperer struct {
 
 // conntrackRule is a rule of the tamperer that needs connection tracking. The kernel
 // tracks connections only while a rule needs it (kernel:
-// net/netfilter/nf_conntrack_proto.c). So flushing the last such rule interrupts every
+// net/netfilter/nf_conntrack_proto.c, nf_ct_netns_do_put). So flushing the last such rule interrupts every
 // translated connection until there is one again.
 const conntrackRule = "*mangle\n-A FORWARD -m conntrack --ctstate INVALID -j RETURN\nCOMMIT\n"
 

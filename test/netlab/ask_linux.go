@@ -29,9 +29,9 @@ const SilenceTimeout = 300 * time.Millisecond
 // DefaultTimeout is the timeout of a Query that sets none. It is long enough for a busy
 // machine, as only a fault waits for its end. Over SCTP an answer may take longer than
 // three seconds. IPVS drops the first packet from a port that the client used a moment
-// ago and removes the old connection (kernel: net/netfilter/ipvs/ip_vs_core.c), and SCTP
-// retransmits that packet after three seconds, see rto_initial in
-// https://docs.kernel.org/networking/ip-sysctl.html
+// ago and removes the old connection (kernel: net/netfilter/ipvs/ip_vs_core.c,
+// is_new_conn_expected), and SCTP retransmits that packet after three seconds, see
+// rto_initial in https://docs.kernel.org/networking/ip-sysctl.html
 const DefaultTimeout = 15 * time.Second
 
 // Query is one request to an echo server.
@@ -130,8 +130,9 @@ const firstPort, lastPort = 33000, 65000
 // connect gives each client the port that has been unused for longest. The system might
 // select the port of an earlier client, and with it a flow that the kernel or a relay
 // still knows: per destination, the kernel continues after the last port, whichever
-// namespace used it (kernel: net/ipv4/inet_hashtables.c). A client on the server's own
-// host never gets the port that it dials, as it would connect to itself.
+// namespace used it (kernel: net/ipv4/inet_hashtables.c, __inet_hash_connect). A client
+// on the server's own host never gets the port that it dials, as it would connect to
+// itself.
 func (h *Host) connect(ctx context.Context, q Query) (net.Conn, error) {
 	if q.Proto == "tcp" && h.cgroup != nil && slices.ContainsFunc(h.unbound, func(p netip.Prefix) bool { return p.Contains(q.To.Addr()) }) {
 		q.Unbound = true
@@ -251,9 +252,9 @@ func (c *Conn) broken(err error) error {
 }
 
 // discarded returns whether a rule of the client's own host dropped the packet. The
-// kernel reports EPERM to the writer of a UDP packet (kernel: net/netfilter/core.c). The
-// read shows whether the rule also sends a refusal, as for packets that are stopped on
-// the way.
+// kernel reports EPERM to the writer of a UDP packet (kernel: net/netfilter/core.c,
+// nf_hook_slow). The read shows whether the rule also sends a refusal, as for packets
+// that are stopped on the way.
 func (c *Conn) discarded(err error) bool { return c.udp() && errors.Is(err, unix.EPERM) }
 
 func (c *Conn) udp() bool { return c.conn.LocalAddr().Network() == "udp" }

@@ -12,7 +12,8 @@ import (
 
 // instances returns how many instances of inotify a cluster takes: kubelet 6, containerd 2,
 // pods the rest; the API server 6, the controllers 5. The kernel counts those of a user
-// in all namespaces together, see inotify(7), and 128 is its default limit.
+// in all namespaces together, and 128 is its default limit (kernel:
+// fs/notify/inotify/inotify_user.c, inotify_user_setup).
 func instances(nodes int) int { return 12 + 10*nodes }
 
 // Room returns an error if the kernel has not enough left for a cluster of some nodes.

@@ -101,7 +101,7 @@ func (l *load) once() {
 
 // trackedTime is how long the kernel knows a UDP flow that had an answer, and gives another
 // one with the same ports the same endpoint, see nf_conntrack_udp_timeout in
-// Documentation/networking/nf_conntrack-sysctl.rst of the kernel.
+// https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 const trackedTime = 30 * time.Second
 
 // reusesPort notes the port of a UDP client, and returns whether it is that of a flow which

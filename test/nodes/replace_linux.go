@@ -73,7 +73,7 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 }
 
 // drainTime is how long leftovers may stay. IPVS remembers UDP flows for five minutes after
-// their last packet, see ipvsadm(8), --set.
+// their last packet (kernel: net/netfilter/ipvs/ip_vs_proto_udp.c, udp_timeouts).
 const drainTime = 2 * patience
 
 // alone returns whether no node has rules of another proxy or mode.

@@ -63,9 +63,9 @@ func (s Socket) Dial(ctx context.Context) (net.Conn, error) {
 
 // Authenticate implements lease.Transport. Any process in the network namespace can take
 // the socket's name or connect to it. Each side therefore sends the other one a socket.
-// Only a process with CAP_NET_ADMIN can set SO_DEBUG on it (socket(7)), which has no
-// other effect there. Without this check a proxy could yield to an unprivileged process,
-// and no proxy would program the node.
+// Only a process with CAP_NET_ADMIN can set SO_DEBUG on it (kernel: net/core/sock.c),
+// which has no other effect there. Without this check a proxy could yield to an
+// unprivileged process, and no proxy would program the node.
 func (s Socket) Authenticate(raw net.Conn) (*lease.Conn, error) {
 	c, ok := raw.(*net.UnixConn)
 	if !ok {

@@ -43,7 +43,8 @@ func (c *Connection) Note() string {
 
 // Positions of what the kernel itself does at hooks (kernel:
 // include/uapi/linux/netfilter_ipv4.h). All chains of type nat run at one of two of them,
-// in the order of their priorities.
+// in the order of their priorities (kernel: net/netfilter/nf_nat_proto.c,
+// nf_nat_ipv4_ops).
 const (
 	conntrackPosition  = -200
 	dstNATPosition     = -100
@@ -238,7 +239,7 @@ func (f *follower) links(p *packet, h Hook, local bool) {
 }
 
 // serve follows a packet that IPVS sends to a destination. IPVS sends it like one of the node
-// itself (kernel: net/netfilter/ipvs/ip_vs_xmit.c).
+// itself (kernel: net/netfilter/ipvs/ip_vs_xmit.c, ip_vs_nat_send_or_cont).
 func (f *follower) serve(to netip.AddrPort, masquerade bool) bool {
 	p := f.start(f.conn.To)
 	p.to, p.seen, p.translated = to, true, true

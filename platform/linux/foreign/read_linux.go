@@ -66,7 +66,7 @@ func familyNumber(name string) uint8 {
 }
 
 // list reads the tables and the base chains. The kernel lists tables in the order of their
-// age.
+// age (kernel: net/netfilter/nf_tables_api.c, nf_tables_newtable).
 func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) error {
 	var tables []string // that count, by name
 	var later []string  // those younger than a followed one

@@ -92,7 +92,8 @@ func (w *walker) doubt(v verdict, r rule, why string) {
 	w.doubts = append(w.doubts, doubt{r, v, why})
 }
 
-// deepest bounds how many chains lead to each other. The kernel bounds it lower.
+// deepest bounds how many chains lead to each other. The kernel bounds it lower (kernel:
+// include/net/netfilter/nf_tables.h, NFT_JUMP_STACK_SIZE).
 const deepest = 64
 
 // visit is a packet in a chain.

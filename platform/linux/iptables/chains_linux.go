@@ -36,7 +36,7 @@ func nftChains(f service.Family) ([]id, error) {
 
 // legacyChains lists the chains in the tables of iptables-legacy. It reads only tables
 // that exist, because a request for another one would create it (kernel:
-// net/netfilter/x_tables.c).
+// net/netfilter/x_tables.c, xt_find_table_lock).
 func legacyChains(f service.Family) ([]id, error) {
 	names, err := LegacyTables(f)
 	if err != nil {

@@ -236,7 +236,7 @@ func dnat(p *service.Port, to netip.AddrPort, match string) string {
 }
 
 // randomMatch matches n of all connections. The kernel compares probabilities in units
-// of 2^-31 (kernel: net/netfilter/xt_statistic.c).
+// of 2^-31 (kernel: net/netfilter/xt_statistic.c, statistic_mt).
 func randomMatch(n, all int) string {
 	if n == all {
 		return ""
@@ -246,7 +246,7 @@ func randomMatch(n, all int) string {
 }
 
 // recentMatch applies action to the list of clients that use an endpoint. The list exists while a
-// rule refers to it (kernel: net/netfilter/xt_recent.c).
+// rule refers to it (kernel: net/netfilter/xt_recent.c, recent_mt_destroy).
 func recentMatch(p *service.Port, to netip.AddrPort, action string) string {
 	list := hashedName(recentPrefix, p.Name.String(), p.Name.Protocol.String(), to.String())
 	return "-m recent " + action + " --name " + list + " --mask " + fullMask(p.Family) + " --rsource "

@@ -44,7 +44,7 @@ func poll(ok func() bool) bool {
 }
 
 // awaitNotices waits until the system has a free inotify instance. The usual limit for
-// all processes of a user is 128 (inotify(7)).
+// all processes of a user is 128 (kernel: fs/notify/inotify/inotify_user.c).
 func awaitNotices(t *testing.T) {
 	t.Helper()
 	if !poll(func() bool {

@@ -18,7 +18,7 @@ import (
 
 // nftMonitor detects changes in iptables-nft. The kernel sends a notification of every
 // change of nftables, which includes the tables named nat and filter, and of the process
-// that made it (kernel: net/netfilter/nf_tables_api.c).
+// that made it (kernel: net/netfilter/nf_tables_api.c, nf_tables_fill_gen_info).
 type nftMonitor struct {
 	sock        *netlink.Socket
 	family      byte

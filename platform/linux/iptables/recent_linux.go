@@ -69,8 +69,9 @@ type tick struct {
 }
 
 // ticks returns the present time. The kernel counts ticks since its start, from a number
-// that overflows 32 bits after five minutes (kernel: include/linux/jiffies.h). The
-// resolution of the coarse clock is one tick (kernel: kernel/time/posix-timers.c).
+// that overflows 32 bits after five minutes (kernel: include/linux/jiffies.h,
+// INITIAL_JIFFIES). The resolution of the coarse clock is one tick (kernel:
+// kernel/time/posix-timers.c, posix_get_coarse_res).
 func ticks() (tick, error) {
 	var unit, now unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &unit); err != nil {

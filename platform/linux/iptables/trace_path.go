@@ -192,7 +192,7 @@ func (p *path) leave(pk walk.Packet) {
 
 // serve follows the packet to each destination of its virtual server. It reports whether
 // there is one. The packet leaves like one of the node itself, except that table nat has
-// translated it before (kernel: net/netfilter/ipvs/ip_vs_xmit.c).
+// translated it before (kernel: net/netfilter/ipvs/ip_vs_xmit.c, ip_vs_nat_send_or_cont).
 func (p *path) serve(pk walk.Packet) bool {
 	if p.ipvs == nil {
 		return false

@@ -15,8 +15,9 @@ import (
 
 // completeOwned adds our virtual servers that are missing in s, and returns how long
 // that took. The kernel sends a dump in several parts and continues at an index that
-// counts the servers of both families (kernel: net/netfilter/ipvs/ip_vs_ctl.c). So if
-// one family deletes servers meanwhile, the dump skips some of the other family.
+// counts the servers of both families (kernel: net/netfilter/ipvs/ip_vs_ctl.c,
+// ip_vs_genl_dump_services). So if one family deletes servers meanwhile, the dump skips
+// some of the other family.
 func (b *Backend) completeOwned(ctx context.Context, s *state) (time.Duration, error) {
 	start := time.Now()
 	for k := range b.owned {

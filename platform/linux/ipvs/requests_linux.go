@@ -24,10 +24,10 @@ import (
 //     a bare loop over the library takes; the aim in docs/benchmarks.md is 1.3. The
 //     library builds a request of many small objects: in BenchmarkChange, three changes
 //     cost 152 allocations and 493 µs through it, and 15 and 298 µs here.
-//   - Statistics. Those of the library have 32 bits, see assembleStats in its
-//     netlink_linux.go.
+//   - Statistics. The library counts connections and packets in 32 bits, see
+//     assembleStats in its netlink_linux.go.
 //   - Queries after the module was reloaded. The library looks up the number of IPVS once
-//     in a process (setup in its netlink_linux.go) and reports no failure of that, see
+//     in a process (setup in its netlink_linux.go) and only logs a failure of that, see
 //     moby/ipvs#27. The kernel may give IPVS another number when it loads the module.
 type requester struct {
 	socket     *netlink.Socket

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// schedulers are those that a kernel may have, see ipvsadm(8).
+// schedulers are those that a kernel may have (kernel: net/netfilter/ipvs/Kconfig).
 var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 
 // probeKey is where schedulers are tried, at this port or a following one. The addresses

@@ -20,8 +20,9 @@ import (
 // traffic.Reader.
 //
 // The kernel keeps them in any case, so a connection costs nothing more. It adds them up
-// every two seconds, and not at all while net.ipv4.vs.run_estimation is 0 (see
-// https://docs.kernel.org/networking/ipvs-sysctl.html and ip_vs_est.c).
+// every two seconds, and not at all while net.ipv4.vs.run_estimation is 0 (kernel:
+// net/netfilter/ipvs/ip_vs_est.c; for the setting see
+// https://docs.kernel.org/networking/ipvs-sysctl.html).
 type Counters struct {
 	requests *requester
 	// latest are the statistics of the virtual servers and of their destinations. Those

@@ -57,8 +57,9 @@ var upstreamSets = map[string]string{
 	"KUBE-IPVS-IPS":                  "hash:ip",
 }
 
-// longestSet is the maximum length of the name of an ipset, see ipset(8). kube-proxy
-// cuts longer ones.
+// longestSet is the maximum length of the name of an ipset (kernel:
+// include/uapi/linux/netfilter/ipset/ip_set.h, IPSET_MAXNAMELEN). kube-proxy cuts longer
+// ones.
 const longestSet = 31
 
 // upstreamSet reports whether kube-proxy has an ipset of this name and type for f. It

@@ -147,7 +147,7 @@ func (k *kernel) readUpstream() (*upstreamState, error) {
 
 // deleteAddr removes an address from the interface. When the last IPv4 address is
 // removed, the kernel removes all routes of the interface (kernel:
-// net/ipv4/fib_frontend.c). So ours use another interface meanwhile.
+// net/ipv4/fib_frontend.c, fib_inetaddr_event). So ours use another interface meanwhile.
 func (k *kernel) deleteAddr(a netip.Addr) error {
 	l, err := k.links.LinkByName(Device)
 	if err != nil {

@@ -12,9 +12,10 @@ import (
 // class that holds it. These rules draw a random slot below the class size. Slots past
 // the end of the list are empty, and the next rule draws again. Adding or removing an
 // endpoint within the class changes an element of a data map, but no rule and no verdict.
-// That keeps changes cheap: a new goto in a verdict map makes the kernel validate
-// everything reachable from it, while a new element in a data map needs no validation
-// (kernel: net/netfilter/nf_tables_api.c).
+// That keeps changes cheap: a new goto in a verdict map makes the kernel validate the
+// whole table from its base chains on, while a new element in a data map needs no
+// validation (kernel: net/netfilter/nf_tables_api.c, nft_add_set_elem and
+// nft_table_validate).
 
 // maxClass is the size of the largest class.
 const maxClass = 1 << 16

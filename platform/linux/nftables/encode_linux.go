@@ -170,7 +170,7 @@ func (e *encoder) set(s *set) {
 
 // describe writes the hints by which the kernel selects the data structure of s. A set
 // that rules do not fill gets no size. With a size, the kernel would select a hash of
-// fixed size (kernel: net/netfilter/nft_set_hash.c).
+// fixed size (kernel: net/netfilter/nft_set_hash.c, nft_hash_estimate).
 func (e *encoder) describe(s *set) {
 	if s.timeout == 0 && !s.interval {
 		return

@@ -29,8 +29,8 @@ func (s *set) flags() uint32 {
 }
 
 // setSpec holds the properties of a set, in numbers that do not depend on the system. The
-// kernel fixes most of them. A size can change later, see
-// https://git.kernel.org/torvalds/c/97c976d662fb.
+// kernel fixes most of them. A size can change later since Linux 6.5, see
+// https://git.kernel.org/torvalds/c/96b2ef9b16cb.
 type setSpec struct {
 	flags       uint32
 	key, value  int // bytes

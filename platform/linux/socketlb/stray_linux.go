@@ -14,12 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelName is how much of a program's name the kernel keeps.
+// kernelName is how much of a program's name the kernel keeps (kernel:
+// include/uapi/linux/bpf.h, BPF_OBJ_NAME_LEN).
 const kernelName = 15
 
 // attached calls fn for each link of the kernel that attaches a program of this layer, of
 // this family and network namespace, wherever it is pinned. Only a process with
-// CAP_SYS_ADMIN may look for links, so for others there are none.
+// CAP_SYS_ADMIN may look for links (kernel: kernel/bpf/syscall.c, bpf_obj_get_next_id), so
+// for others there are none.
 func (k *kernel) attached(fn func(link.Link) error) error {
 	names := map[string]bool{}
 	for _, a := range attachments[k.family] {
