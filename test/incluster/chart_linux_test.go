@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,41 +151,6 @@ func testServer(t *testing.T, manifest []byte, want string) {
 	if text := kubeconfigOf(t, manifest); !strings.Contains(text, `server: "`+want+`"`) {
 		t.Errorf("want the server %s in\n%s", want, text)
 	}
-}
-
-// testBeside installs the chart in a cluster that kubeadm made. The objects of kubeadm do
-// not change, and the chart finds the API server there.
-func testBeside(t *testing.T, w *fixture, tool, admin string) {
-	w.configMap(t, system, "kube-proxy", "kubeconfig.conf", serverAt("https://192.0.2.2:6443"))
-	privileged, labels := true, map[string]string{"k8s-app": "kube-proxy"}
-	stock := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "kube-proxy"}, Spec: appsv1.DaemonSetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: labels},
-		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
-			ServiceAccountName: "kube-proxy", HostNetwork: true,
-			Containers: []corev1.Container{{Name: "kube-proxy", Image: "kube-proxy", SecurityContext: &corev1.SecurityContext{Privileged: &privileged}}},
-		}},
-	}}
-	sets := w.api.Client.AppsV1().DaemonSets(system)
-	before, err := sets.Create(t.Context(), stock, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest := rendered(t, w, tool, admin, "{}")
-	testServer(t, manifest, "https://192.0.2.2:6443")
-	if err := w.api.Apply(t.Context(), manifest); err != nil {
-		t.Fatal(err)
-	}
-	after, err := sets.Get(t.Context(), "kube-proxy", metav1.GetOptions{})
-	if err != nil || after.ResourceVersion != before.ResourceVersion {
-		t.Errorf("kubeadm's DaemonSet was changed: %v", err)
-	}
-	// When kubeadm's ConfigMap goes, an upgrade keeps the address that is installed.
-	for _, m := range [][2]string{{system, "kube-proxy"}, {metav1.NamespacePublic, "cluster-info"}} {
-		if err := w.api.Client.CoreV1().ConfigMaps(m[0]).Delete(t.Context(), m[1], metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	testServer(t, rendered(t, w, tool, admin, "{}"), "https://192.0.2.2:6443")
 }
 
 // testNoAddress starts the proxy with the kubeconfig of a cluster in which the chart

@@ -34,6 +34,11 @@ var KubernetesForWindows = Module{folder: "test/e2e", windows: true, programs: m
 	"kube-proxy.exe": "k8s.io/kubernetes/cmd/kube-proxy",
 }}
 
+// Kubeadm has the program kubeadm, of the version of Kubernetes.
+var Kubeadm = Module{folder: "test/e2e/kubeadm", programs: map[string]string{
+	"kubeadm": "k8s.io/kubernetes/cmd/kubeadm",
+}}
+
 // Containerd has the container runtime, its shim and its command.
 var Containerd = Module{folder: "test/e2e/containerd", programs: map[string]string{
 	"containerd":              "github.com/containerd/containerd/v2/cmd/containerd",
