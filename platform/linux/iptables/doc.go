@@ -30,7 +30,8 @@ type Options struct {
 	// connection. Untranslated, such a packet makes its receiver reset the connection
 	// (kubernetes/kubernetes#74839). The option has no effect while
 	// net.netfilter.nf_conntrack_tcp_be_liberal is set: then the kernel accepts packets
-	// outside of the TCP window as valid (kubernetes/kubernetes#120412).
+	// outside of the TCP window as valid, apart from resets
+	// (kubernetes/kubernetes#120412).
 	DropInvalid bool
 	// Relay is, by family, the address of the node on which a relay listens, invalid if
 	// there is none. With a relay, the endpoints of snapshots are listeners at this

@@ -104,8 +104,9 @@ var hookNames = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROU
 
 // LegacyTables lists the tables of iptables-legacy that exist in the network namespace of
 // the calling thread. There are none without the kernel module. The kernel makes the user
-// root of the network namespace the owner of the file that it reads, with mode 0440. Other
-// users need CAP_DAC_READ_SEARCH, whatever other capabilities they have
+// root of the network namespace the owner of the file that it reads, with mode 0440
+// (kernel: net/netfilter/x_tables.c, xt_proto_init). Other users need CAP_DAC_READ_SEARCH,
+// whatever other capabilities they have
 // (https://man7.org/linux/man-pages/man7/capabilities.7.html).
 func LegacyTables(f service.Family) ([]string, error) {
 	file := "/proc/thread-self/net/ip_tables_names"

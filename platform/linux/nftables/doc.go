@@ -33,7 +33,7 @@ type Options struct {
 	MasqueradeBit int
 	// DropInvalid drops forwarded TCP packets in connection tracking state INVALID. It
 	// has no effect while net.netfilter.nf_conntrack_tcp_be_liberal makes the kernel
-	// accept packets outside of the window as valid, see
+	// accept packets outside of the window as valid, apart from resets, see
 	// https://docs.kernel.org/networking/nf_conntrack-sysctl.html.
 	DropInvalid bool
 	// CountConnections counts connections, see Counters.

@@ -130,7 +130,7 @@ func Connections(files Files) (now, most int64, err error) {
 }
 
 // TCPBeLiberal reports whether the kernel treats packets outside of the TCP window as
-// valid.
+// valid, apart from resets.
 func TCPBeLiberal(files Files) bool {
 	n, err := number(files, tcpBeLiberal)
 	return err == nil && n != 0
