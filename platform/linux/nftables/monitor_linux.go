@@ -110,10 +110,9 @@ func (m *monitor) aboutOurTable(x netlink.Message) bool {
 	return x.Type != nft.Type(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, tableName)) == m.name
 }
 
-// recordProcess records which process made a transaction that changed our table. Since
-// Linux 4.14 the kernel ends each transaction with a message that contains the process,
-// by its PID in the initial PID namespace (kernel: net/netfilter/nf_tables_api.c,
-// nf_tables_fill_gen_info).
+// recordProcess records which process made a transaction that changed our table. The kernel
+// ends each transaction with a message that contains the process, by its PID in the initial
+// PID namespace (kernel: net/netfilter/nf_tables_api.c, nf_tables_fill_gen_info).
 func (m *monitor) recordProcess(x netlink.Message) {
 	if x.Type != nft.Type(unix.NFT_MSG_NEWGEN) {
 		return

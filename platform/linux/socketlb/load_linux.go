@@ -99,7 +99,7 @@ func checkRights() error {
 }
 
 // allowMaps checks the rights, and lifts the limit that kernels before 5.11 set to the memory
-// of maps.
+// of maps, see https://pkg.go.dev/github.com/cilium/ebpf/rlimit.
 func allowMaps() error {
 	if err := checkRights(); err != nil {
 		return err
