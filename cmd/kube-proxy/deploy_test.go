@@ -101,3 +101,32 @@ func TestDeployedMetricsAreForTheNode(t *testing.T) {
 		}
 	}
 }
+
+// TestChartKnowsFlags checks that each flag that extraArgs of the chart may have is one of
+// the program.
+func TestChartKnowsFlags(t *testing.T) {
+	text, err := os.ReadFile("../../build/chart/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Properties struct {
+			ExtraArgs struct{ Items struct{ Pattern string } }
+		}
+	}
+	if err := yaml.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(schema.Properties.ExtraArgs.Items.Pattern, "(")
+	list, _, _ = strings.Cut(list, ")")
+	names := strings.Split(list, "|")
+	if len(names) < 5 {
+		t.Errorf("flags %q", names)
+	}
+	flags := newRoot(streams{}, modes.All()).Flags()
+	for _, name := range names {
+		if flags.Lookup(name) == nil {
+			t.Errorf("there is no flag --%s", name)
+		}
+	}
+}

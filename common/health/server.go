@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -18,7 +20,7 @@ import (
 // Server serves a handler on one address. Set the fields before Run.
 type Server struct {
 	Name    string // for logs and errors, such as "metrics"
-	Addr    string // host:port
+	Addr    string // host:port; [::] is every address of both families, or of the one that there is
 	Handler http.Handler
 	// HardFail makes it an error if the address cannot be bound. Otherwise Run retries
 	// every five seconds.
@@ -34,6 +36,15 @@ type Server struct {
 	Connections *Connections
 	// Listen, if set, replaces the system's function.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
+}
+
+// lacksFamily reports that the kernel has no IPv6, as with ipv6.disable=1, see
+// https://man7.org/linux/man-pages/man2/socket.2.html
+// Windows has a number of its own for that, WSAEAFNOSUPPORT:
+// https://learn.microsoft.com/en-us/windows/win32/winsock/windows-sockets-error-codes-2
+func lacksFamily(err error) bool {
+	const wsaNoFamily = syscall.Errno(10047)
+	return errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, wsaNoFamily)
 }
 
 // rebindInterval is the pause after a failed attempt to bind.
@@ -103,6 +114,9 @@ func (s *Server) listen(ctx context.Context) (net.Listener, error) {
 		return nil, fmt.Errorf("%s server: %w", s.Name, err)
 	}
 	l, err := listen(ctx, network, s.Addr)
+	if port, all := strings.CutPrefix(s.Addr, "[::]:"); all && lacksFamily(err) {
+		l, err = listen(ctx, "tcp4", "0.0.0.0:"+port)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s server: %w", s.Name, err)
 	}

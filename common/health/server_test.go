@@ -10,7 +10,10 @@ import (
 	"kubeproxy/test/logtext"
 	"net"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,6 +86,25 @@ func TestBadAddress(t *testing.T) {
 	const want = `metrics server: address "localhost": want host:port`
 	if err := s.Run(t.Context()); err == nil || err.Error() != want {
 		t.Errorf("Run = %v, want %s", err, want)
+	}
+}
+
+// TestNodeWithoutIPv6 checks that [::] is every address of IPv4 where the kernel has no
+// IPv6, and that another failure is none of that.
+func TestNodeWithoutIPv6(t *testing.T) {
+	for _, refusal := range []syscall.Errno{syscall.EAFNOSUPPORT, 10047, syscall.EADDRINUSE} {
+		var asked []string
+		s := Server{Name: "health", Addr: "[::]:10256", HardFail: true, Listen: func(_ context.Context, network, addr string) (net.Listener, error) {
+			asked = append(asked, network+" "+addr)
+			return nil, &net.OpError{Op: "listen", Net: network, Err: os.NewSyscallError("socket", refusal)}
+		}}
+		want := []string{"tcp [::]:10256"}
+		if refusal != syscall.EADDRINUSE {
+			want = append(want, "tcp4 0.0.0.0:10256")
+		}
+		if err := s.Run(t.Context()); err == nil || !slices.Equal(asked, want) {
+			t.Errorf("after %v: %v, listened on %q, want %q", refusal, err, asked, want)
+		}
 	}
 }
 

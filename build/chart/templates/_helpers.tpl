@@ -28,23 +28,41 @@ mounts no ConfigMap of another namespace, and to ask the API server takes its ad
 {{- $found }}
 {{- end }}
 
-{{/* Refuses values that are right one by one and wrong together. */}}
-{{- define "kubeproxy.check" -}}
-{{- if not (or .Values.linux.enabled .Values.windows.enabled) }}
-{{- fail "linux.enabled, windows.enabled: both are false, so nothing would be installed" }}
-{{- end }}
-{{- if and .Values.linux.enabled (eq .Values.image.variant "plain") (not (has .Values.linux.mode (list "nftables"))) }}
-{{- fail (printf "image.variant: plain lacks the commands that linux.mode %q needs; want image.variant=iptables, or linux.mode=nftables" .Values.linux.mode) }}
-{{- end }}
-{{- if and .Values.monitoring.podMonitor.enabled (not (include "kubeproxy.metricsPort" .)) }}
-{{- fail (printf "metrics.bindAddress: no Prometheus reaches %s, which monitoring.podMonitor.enabled wants; set 0.0.0.0:10249 or [::]:10249" .Values.metrics.bindAddress) }}
+{{/* The family of an IP address, 4 or 6, or nothing. */}}
+{{- define "kubeproxy.family" -}}
+{{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])" }}
+{{- if regexMatch (printf "^(%s\\.){3}%s$" $octet $octet) . }}4
+{{- else if and (regexMatch "^([0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}$" .) (not (regexMatch "^:[^:]|[^:]:$|:::|::.*::" .)) (or (contains "::" .) (eq 8 (len (splitList ":" .)))) }}6
 {{- end }}
 {{- end }}
 
-{{/* The port of the metrics, if others than the node reach it. */}}
+{{/* Something if a text is the number of a port, else nothing. */}}
+{{- define "kubeproxy.isPort" -}}
+{{- if and (regexMatch "^[1-9][0-9]{0,4}$" .) (le (atoi .) 65535) }}yes{{ end }}
+{{- end }}
+
+{{/* The port at the end of an address. */}}
+{{- define "kubeproxy.port" -}}
+{{- regexFind "[0-9]+$" . }}
+{{- end }}
+
+{{/* Where health and metrics are served, for the values and the part for a system. */}}
+{{- define "kubeproxy.health" -}}
+{{- (index . 1).config.healthzBindAddress | default "[::]:10256" }}
+{{- end }}
+{{- define "kubeproxy.metrics" -}}
+{{- (index . 1).config.metricsBindAddress | default (index . 0).metrics.bindAddress }}
+{{- end }}
+
+{{/* Something if only the node itself reaches an address with a port. */}}
+{{- define "kubeproxy.isLoopback" -}}
+{{- if regexMatch "^(127\\.|\\[[0:]*:0*1\\])" . }}yes{{ end }}
+{{- end }}
+
+{{/* The port of the metrics at an address, if others than the node reach it. */}}
 {{- define "kubeproxy.metricsPort" -}}
-{{- if not (or (hasPrefix "127." .Values.metrics.bindAddress) (hasPrefix "[::1]" .Values.metrics.bindAddress)) -}}
-- {name: metrics, containerPort: {{ regexFind "[0-9]+$" .Values.metrics.bindAddress }}}
+{{- if not (include "kubeproxy.isLoopback" .) -}}
+- {name: metrics, containerPort: {{ include "kubeproxy.port" . }}}
 {{- end }}
 {{- end }}
 

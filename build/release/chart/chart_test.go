@@ -152,6 +152,34 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// TestPorts checks that a pod is probed and scraped where its configuration has the servers,
+// and that health is served to a kubelet that asks by either family.
+func TestPorts(t *testing.T) {
+	for values, want := range map[string][2]any{
+		`{}`: {"[::]:10256", []any{map[string]any{"name": "health", "containerPort": 10256.0}}},
+		`{linux: {config: {healthzBindAddress: "0.0.0.0:10356", metricsBindAddress: "[::]:10349"}}}`: {"0.0.0.0:10356", []any{
+			map[string]any{"name": "health", "containerPort": 10356.0}, map[string]any{"name": "metrics", "containerPort": 10349.0}}},
+	} {
+		var v map[string]any
+		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := source().Manifest(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := objects(t, []byte(manifest))
+		var c map[string]any
+		if err := yaml.Unmarshal([]byte(at(all["ConfigMap kubeproxy"], "data", "linux.yaml").(string)), &c); err != nil {
+			t.Fatal(err)
+		}
+		container := at(all["DaemonSet kubeproxy"], "spec", "template", "spec", "containers").([]any)[0].(map[string]any)
+		if got := [2]any{c["healthzBindAddress"], container["ports"]}; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v, want %v", values, got, want)
+		}
+	}
+}
+
 // hostPaths returns the paths of the host that go with rights.
 func hostPaths(rights []any) (paths []string) {
 	if slices.Contains(rights, any("NET_RAW")) {

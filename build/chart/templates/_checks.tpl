@@ -1,0 +1,80 @@
+{{/*
+Refuses values that have the right form, which is for the schema, and cannot be used.
+*/}}
+{{- define "kubeproxy.check" -}}
+{{- if not (or .Values.linux.enabled .Values.windows.enabled) }}
+{{- fail "linux.enabled, windows.enabled: both are false, so nothing would be installed" }}
+{{- end }}
+{{- if and .Values.linux.enabled (eq .Values.image.variant "plain") (not (has .Values.linux.mode (list "nftables"))) }}
+{{- fail (printf "image.variant: plain lacks the commands that linux.mode %q needs; want image.variant=iptables, or linux.mode=nftables" (.Values.linux.mode | default "")) }}
+{{- end }}
+{{- include "kubeproxy.checkServer" (.Values.apiServer | default "") }}
+{{- include "kubeproxy.checkRanges" (list "clusterCIDR" (.Values.clusterCIDR | default "")) }}
+{{- include "kubeproxy.checkAddress" (list "metrics.bindAddress" .Values.metrics.bindAddress) }}
+{{- range $os := list "linux" "windows" }}
+{{- $part := index $.Values $os }}
+{{- if $part.enabled }}{{ include "kubeproxy.checkSystem" (list $.Values $part $os) }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* Checks the part of the values for a system. */}}
+{{- define "kubeproxy.checkSystem" -}}
+{{- $values := index . 0 }}{{ $part := index . 1 }}{{ $os := index . 2 }}
+{{- if hasKey ($part.nodeSelector | default dict) "kubernetes.io/os" }}
+{{- fail (printf "%s.nodeSelector: kubernetes.io/os is %s in any case; leave it out" $os $os) }}
+{{- end }}
+{{- include "kubeproxy.checkRanges" (list (printf "%s.config.clusterCIDR" $os) ($part.config.clusterCIDR | default "")) }}
+{{- $health := include "kubeproxy.health" (list $values $part) }}
+{{- $metrics := include "kubeproxy.metrics" (list $values $part) }}
+{{- include "kubeproxy.checkAddress" (list (printf "%s.config.healthzBindAddress" $os) $health) }}
+{{- include "kubeproxy.checkAddress" (list (printf "%s.config.metricsBindAddress" $os) $metrics) }}
+{{- if include "kubeproxy.isLoopback" $health }}
+{{- fail (printf "%s.config.healthzBindAddress: the kubelet does not reach %s, as it asks at the address of the node; want one like [::]:10256" $os $health) }}
+{{- end }}
+{{- if eq (include "kubeproxy.port" $health) (include "kubeproxy.port" $metrics) }}
+{{- fail (printf "metrics.bindAddress: the port of %s is that of health on %s, %s; want another one, such as 10249" $metrics $os $health) }}
+{{- end }}
+{{- if and $values.monitoring.podMonitor.enabled (include "kubeproxy.isLoopback" $metrics) }}
+{{- fail (printf "metrics.bindAddress: no Prometheus reaches %s, which monitoring.podMonitor.enabled wants; set 0.0.0.0:10249 or [::]:10249" $metrics) }}
+{{- end }}
+{{- end }}
+
+{{- define "kubeproxy.checkServer" -}}
+{{- $host := regexReplaceAll "^https?://(\\[[^]]*\\]|[^:/]*).*$" . "${1}" }}
+{{- $port := regexReplaceAll "^https?://(\\[[^]]*\\]|[^:/]*)(:([^/]*))?(/.*)?$" . "${3}" }}
+{{- $name := regexMatch "^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\\.?$" $host }}
+{{- $digits := regexMatch "^[0-9.]+$" $host }}
+{{- $is4 := eq "4" (include "kubeproxy.family" $host) }}
+{{- $is6 := and (hasPrefix "[" $host) (eq "6" (include "kubeproxy.family" (trimAll "[]" $host))) }}
+{{- if and . (or (hasSuffix ":" .) (not (or $is4 $is6 (and $name (not $digits)))) (and (ne $port "") (not (include "kubeproxy.isPort" $port)))) }}
+{{- fail (printf "apiServer: %q is no address of a server; want one like https://192.0.2.1:6443" .) }}
+{{- end }}
+{{- end }}
+
+{{- define "kubeproxy.checkRanges" -}}
+{{- $field := index . 0 }}{{ $text := index . 1 }}{{ $seen := "" }}
+{{- if $text }}
+{{- range splitList "," $text }}
+{{- $parts := splitList "/" (trim .) }}
+{{- $family := include "kubeproxy.family" (first $parts) }}
+{{- $bits := last $parts }}
+{{- if not (and (eq 2 (len $parts)) $family (regexMatch "^[0-9]{1,3}$" $bits) (le (atoi $bits) (ternary 32 128 (eq $family "4")))) }}
+{{- fail (printf "%s: %q is no range of addresses; want one like 10.244.0.0/16 or fd00:10:244::/56" $field .) }}
+{{- end }}
+{{- if eq $seen $family }}
+{{- fail (printf "%s: %q has two ranges of IPv%s; want one, or one of each family" $field $text $family) }}
+{{- end }}
+{{- $seen = $family }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kubeproxy.checkAddress" -}}
+{{- $field := index . 0 }}{{ $text := index . 1 }}
+{{- $host := regexReplaceAll ":[0-9]*$" $text "" }}
+{{- $is4 := eq "4" (include "kubeproxy.family" $host) }}
+{{- $is6 := and (regexMatch "^\\[.*\\]$" $host) (eq "6" (include "kubeproxy.family" (trimAll "[]" $host))) }}
+{{- if not (and (or $is4 $is6) (include "kubeproxy.isPort" (include "kubeproxy.port" $text))) }}
+{{- fail (printf "%s: %q is no IP address with a port; want one like 127.0.0.1:10249 or [::]:10249" $field $text) }}
+{{- end }}
+{{- end }}
