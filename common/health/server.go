@@ -146,7 +146,7 @@ func Serve(ctx context.Context, name string, l net.Listener, h http.Handler, con
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ConnState:         conns.connState,
-		ErrorLog:          klog.NewStandardLogger("INFO"),
+		ErrorLog:          newErrorLog(klog.FromContext(ctx), name).standard(),
 	}
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

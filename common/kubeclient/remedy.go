@@ -12,7 +12,10 @@ import (
 	"syscall"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"kubeproxy/common/source"
 )
 
 // Remedy names, for a failure to read the API server, its usual cause and where to correct
@@ -47,6 +50,12 @@ func remedy(err error, from, server string) string {
 		return fmt.Sprintf("the host's name cannot be resolved: check %s", server)
 	case isRefused(err):
 		return fmt.Sprintf("nobody listens there: check %s, and that the API server runs", server)
+	case isForeign(err):
+		return fmt.Sprintf("this is the answer of a proxy or another server, and of no API server: check %s", server)
+	case apierrors.IsNotFound(err):
+		return fmt.Sprintf("the server does not know this kind, so it is no API server, or older than Kubernetes 1.21: check %s", server)
+	case errors.Is(err, source.ErrNoAnswer), errors.Is(err, source.ErrCutOff):
+		return fmt.Sprintf("check %s, that its name is resolved here, and that it speaks TLS; a firewall or proxy on the way may drop or end connections", server)
 	}
 	return ""
 }
@@ -67,6 +76,14 @@ func certificateRemedy(err error, from, server string) string {
 		return fmt.Sprintf("the API server refuses the client certificate in %s: renew it", from)
 	}
 	return ""
+}
+
+// isForeign reports that a server answered in a format that the API does not have, such as
+// HTML. The client has a type for one of these errors only, see
+// https://github.com/kubernetes/client-go/blob/master/rest/request.go
+func isForeign(err error) bool {
+	var format runtime.NegotiateError
+	return errors.As(err, &format) || strings.Contains(err.Error(), "serializer for ")
 }
 
 // isRefused reports that nobody listens at an address. Windows has a number of its own for

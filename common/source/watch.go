@@ -67,10 +67,11 @@ func (w *watcher) run() {
 	}).RunWithContext(quiet)
 }
 
-// Why a request was given up or failed.
+// ErrNoAnswer and ErrCutOff are why a request was given up or failed. The library hides the
+// reasons of many failures to connect, such as a server without TLS, behind such an end.
 var (
-	errNoAnswer = errors.New("no answer")
-	errCutOff   = errors.New("no answer in time, or one that broke off at its beginning")
+	ErrNoAnswer = errors.New("no answer")
+	ErrCutOff   = errors.New("no answer in time, or one that broke off at its beginning")
 )
 
 // minWatchTime is how long a watch must last to count as granted, unless it sends a
@@ -79,7 +80,7 @@ const minWatchTime = time.Second
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	w.feed.pace.wait(ctx, w.feed.kind)
-	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, errNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, ErrNoAnswer)
 	defer cancel()
 	l, err := w.feed.from.list(ctx, o)
 	if err == nil {
@@ -94,7 +95,7 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 	w.feed.pace.wait(ctx, w.feed.kind)
 	ctx, cancel := context.WithCancelCause(ctx) // cancels the response too, not just the request
-	alarm := time.AfterFunc(w.timeout, func() { cancel(errNoAnswer) })
+	alarm := time.AfterFunc(w.timeout, func() { cancel(ErrNoAnswer) })
 	in, err := w.feed.from.watch(ctx, o)
 	alarm.Stop()
 	if o.SendInitialEvents != nil && apierrors.IsInvalid(err) {
@@ -112,9 +113,9 @@ func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Int
 	go func() {
 		defer cancel(nil)
 		switch err := out.forward(w.timeout); {
-		case err == errNoAnswer && w.api.WatchTimedOut != nil:
+		case err == ErrNoAnswer && w.api.WatchTimedOut != nil:
 			w.api.WatchTimedOut(w.feed.kind)
-		case err == errCutOff:
+		case err == ErrCutOff:
 			_ = w.report(ctx, err) // the library sees the event itself
 		}
 	}()
@@ -128,8 +129,8 @@ func (w *watcher) report(ctx context.Context, err error) error {
 		return err
 	}
 	w.feed.pace.failed(w.feed.kind)
-	if context.Cause(ctx) == errNoAnswer {
-		err = fmt.Errorf("%w in %s", errNoAnswer, w.timeout)
+	if context.Cause(ctx) == ErrNoAnswer {
+		err = fmt.Errorf("%w in %s", ErrNoAnswer, w.timeout)
 	}
 	absent := w.feed.optional && (apierrors.IsNotFound(err) || apierrors.IsForbidden(err))
 	if w.api.Report != nil {
@@ -165,8 +166,8 @@ func (h *timeoutWatch) Stop() {
 // ResultChan implements apiwatch.Interface.
 func (h *timeoutWatch) ResultChan() <-chan apiwatch.Event { return h.out }
 
-// forward passes on events until the watch ends. It returns errNoAnswer after too long a
-// silence. It returns errCutOff if the watch ended before it counted as granted: a proxy
+// forward passes on events until the watch ends. It returns ErrNoAnswer after too long a
+// silence. It returns ErrCutOff if the watch ended before it counted as granted: a proxy
 // on the way may cut it off, perhaps every time.
 func (h *timeoutWatch) forward(silence time.Duration) error {
 	defer close(h.out)
@@ -179,7 +180,7 @@ func (h *timeoutWatch) forward(silence time.Duration) error {
 		select {
 		case e, ok := <-h.in.ResultChan():
 			if !ok && !relied {
-				return errCutOff
+				return ErrCutOff
 			}
 			if !ok {
 				return nil
@@ -199,7 +200,7 @@ func (h *timeoutWatch) forward(silence time.Duration) error {
 		case <-h.stopped:
 			return nil
 		case <-alarm.C:
-			return errNoAnswer
+			return ErrNoAnswer
 		}
 	}
 }

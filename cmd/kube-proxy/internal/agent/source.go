@@ -33,7 +33,7 @@ func (o *Options) newSource(version string, c *config.Config, node string, sourc
 	if since, is := kubeclient.Expired(to, time.Now()); is {
 		log.Info("Warning: the client certificate has expired; the API server will refuse it", "kubeconfig", c.ClientConnection.Kubeconfig, "since", since.Format(time.RFC3339), "remedy", "renew the user's client certificate")
 	}
-	outages := kubeclient.NewOutages(log, client.Remedy)
+	outages := kubeclient.NewOutages(log.WithValues("server", to.Host), client.Remedy)
 	return &source.APIServer{
 		Config: to, NodeName: node, ProxyName: c.ProxyName,
 		Contact: func(kind string) {
