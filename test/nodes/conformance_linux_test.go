@@ -204,3 +204,39 @@ func TestAddUp(t *testing.T) {
 		}
 	}
 }
+
+// TestMerge checks that the newest of each sort stays when two documents become one, and
+// that parts from both add up.
+func TestMerge(t *testing.T) {
+	dir := t.TempDir()
+	file, other, page := filepath.Join(dir, "c.json"), filepath.Join(dir, "d.json"), filepath.Join(dir, "c.md")
+	run := func(selection string, hour, passed int, part Part) *Run {
+		return &Run{Selection: selection, On: time.Date(2026, 1, 2, hour, 0, 0, 0, time.UTC), Part: part, Results: Results{Passed: passed}}
+	}
+	change := func(name string, hour int) *Change {
+		return &Change{Name: name, Mode: "ipvs", Version: fmt.Sprint(hour), On: run("", hour, 0, Part{}).On}
+	}
+	err := errors.Join(
+		Update(file, page, run("newer here", 2, 1, Part{}), change("roll", 2)), Update(file, page, run("newer there", 1, 2, Part{}), change("drain", 1)),
+		Update(file, page, run("whole", 3, 3, Part{}), nil), Update(file, page, run("parts", 1, 4, Part{1, 2}), nil),
+		Update(other, page, run("newer here", 1, 10, Part{}), change("roll", 1)), Update(other, page, run("newer there", 2, 20, Part{}), change("drain", 2)),
+		Update(other, page, run("whole", 2, 30, Part{1, 2}), nil), Update(other, page, run("parts", 2, 40, Part{2, 2}), nil),
+		Merge(file, page, other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := ReadDocument(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range d.Runs {
+		got = append(got, fmt.Sprintf("%s %d%s", r.Selection, r.Passed, r.Part.suffix()))
+	}
+	for _, c := range d.Changes {
+		got = append(got, c.Name+" "+c.Version)
+	}
+	if want := "newer here 1, newer there 20, parts 44, whole 3, roll 2, drain 2"; strings.Join(got, ", ") != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -37,6 +37,11 @@ func (r Run) setting() string {
 // sort is what runs have in common of which the last one counts.
 func (r Run) sort() string { return r.Selection + " " + r.setting() + " " + r.Proxy }
 
+// covers returns whether other is of the same sort and in r, as all parts are in all of it.
+func (r Run) covers(other Run) bool {
+	return r.sort() == other.sort() && (r.Part == Part{} || r.Part == other.Part)
+}
+
 // Change is what became of connections while something was changed.
 type Change struct {
 	Name, Mode, About string
@@ -46,6 +51,9 @@ type Change struct {
 	Took              time.Duration
 	Flows             []Flow
 }
+
+// sort is what changes have in common of which the last one counts.
+func (c Change) sort() string { return c.Name + " " + c.Mode }
 
 // Flow is one of the loads meanwhile.
 type Flow struct {
@@ -71,19 +79,50 @@ func Update(file, page string, run *Run, change *Change) error {
 		return err
 	}
 	if run != nil {
-		d.Runs = append(slices.DeleteFunc(d.Runs, func(r Run) bool {
-			return r.sort() == run.sort() && (run.Part == Part{} || r.Part == run.Part)
-		}), *run)
-		if run.Part.Count > 0 {
-			d.Runs = addUp(d.Runs, *run)
-		}
+		d.addRun(*run)
 	}
 	if change != nil {
-		d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool {
-			return c.Name == change.Name && c.Mode == change.Mode
-		}), *change)
+		d.addChange(*change)
 	}
-	d.sort()
+	return d.write(file, page)
+}
+
+// Merge adds what is newer in the document of another file to that of file.
+func Merge(file, page, other string) error {
+	d, err := ReadDocument(file)
+	if err != nil {
+		return err
+	}
+	more, err := ReadDocument(other)
+	if err != nil {
+		return err
+	}
+	for _, run := range more.Runs {
+		if !slices.ContainsFunc(d.Runs, func(r Run) bool { return r.covers(run) && !r.On.Before(run.On) }) {
+			d.addRun(run)
+		}
+	}
+	for _, change := range more.Changes {
+		if !slices.ContainsFunc(d.Changes, func(c Change) bool { return c.sort() == change.sort() && !c.On.Before(change.On) }) {
+			d.addChange(change)
+		}
+	}
+	return d.write(file, page)
+}
+
+func (d *Document) addRun(run Run) {
+	d.Runs = append(slices.DeleteFunc(d.Runs, run.covers), run)
+	if run.Part.Count > 0 {
+		d.Runs = addUp(d.Runs, run)
+	}
+}
+
+func (d *Document) addChange(change Change) {
+	d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool { return c.sort() == change.sort() }), change)
+}
+
+func (d *Document) write(file, page string) error {
+	d.order()
 	text, err := json.MarshalIndent(d, "", "\t")
 	if err != nil {
 		return err
@@ -104,7 +143,7 @@ func ReadDocument(file string) (Document, error) {
 	return d, nil
 }
 
-func (d *Document) sort() {
+func (d *Document) order() {
 	slices.SortFunc(d.Runs, func(a, b Run) int {
 		return cmp.Or(strings.Compare(a.sort(), b.sort()), cmp.Compare(a.Part.Number, b.Part.Number))
 	})

@@ -262,11 +262,20 @@ func (t *trial) changesOf(ctx context.Context, sequence nodes.Sequence, s nodes.
 	})
 }
 
-// page writes the page again, from what is known.
+// page writes the page again, from what is known, and what is newer in more documents.
 func page(_ context.Context, args []string) error {
 	var t trial
-	if err := t.parse("page", args, nil, func(*flag.FlagSet) {}); err != nil {
+	var more func() []string
+	if err := t.parse("page", args, nil, func(flags *flag.FlagSet) { more = flags.Args }); err != nil {
 		return err
+	}
+	for _, file := range more() {
+		if _, err := os.Stat(file); err != nil {
+			return err
+		}
+		if err := nodes.Merge(t.json, t.page, file); err != nil {
+			return err
+		}
 	}
 	return t.record(nil, nil)
 }
