@@ -57,9 +57,9 @@ var (
 	nodePortInternalEndpoints = &set{name: "nodeport-internal-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
 
 	// Which frontends have externalTrafficPolicy Local. They are not in services and
-	// nodeports: if a verdict led to another verdict map, the kernel would validate the
+	// nodeports: if a verdict led to another verdict map, a kernel would validate the
 	// second map once for each element of the first (kernel: net/netfilter/nft_lookup.c,
-	// nft_lookup_validate).
+	// nft_lookup_validate), unless it has commit 8e1a1bc4f5a4 (Linux 6.19).
 	externalLocal = &set{name: "external-local", kind: plainSet, key: []field{daddr, proto, dport}}
 	nodePortLocal = &set{name: "nodeport-local", kind: plainSet, key: []field{proto, dport}}
 
