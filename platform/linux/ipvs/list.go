@@ -17,10 +17,11 @@ import (
 
 // fillDests adds to servers the destinations that /proc/net/ip_vs lists. One read
 // returns all of them, while netlink needs a request per virtual server. If other
-// network namespaces have virtual servers, too, the kernel may leave some out: it counts
+// network namespaces have virtual servers, too, a kernel may leave some out: it counts
 // those of all namespaces while it writes, and those of this one where it continues
-// (kernel: net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and ip_vs_info_array). For
-// those destsKnown stays false.
+// (kernel: net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and ip_vs_info_array). One
+// with https://git.kernel.org/torvalds/c/74455a5b4326 has a table for each namespace. For
+// those that are left out destsKnown stays false.
 func fillDests(servers map[key]*observedServer, text io.Reader) error {
 	lines := bufio.NewScanner(text)
 	var now *observedServer

@@ -39,6 +39,7 @@ const (
 // wait for that lock. Then no namespace of the node can be made or removed any more. See
 // ip_vs_service_nets_cleanup in https://elixir.bootlin.com/linux/v6.1/source/net/netfilter/ipvs/ip_vs_ctl.c
 // and ip_vs_lblc_init in https://elixir.bootlin.com/linux/v6.1/source/net/netfilter/ipvs/ip_vs_lblc.c
+// A kernel with https://git.kernel.org/torvalds/c/74455a5b4326 has a lock for each namespace.
 var perNamespace = map[string]string{"lblc": "lblc_expiration", "lblcr": "lblcr_expiration"}
 
 // errNotLoaded is the answer for a scheduler that the kernel must not load itself.
