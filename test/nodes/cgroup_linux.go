@@ -4,7 +4,7 @@
 package nodes
 
 import (
-	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,16 +32,15 @@ type hierarchy struct {
 
 // hierarchies returns those of this process.
 func hierarchies() ([]hierarchy, error) {
-	f, err := os.Open("/proc/self/cgroup")
+	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
 	var all []hierarchy
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.SplitN(lines.Text(), ":", 3)
+	for line := range strings.Lines(string(text)) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(fields) != 3 {
-			return nil, fmt.Errorf("/proc/self/cgroup: %q: want three fields", lines.Text())
+			return nil, fmt.Errorf("/proc/self/cgroup: %q: want three fields", line)
 		}
 		all = append(all, hierarchy{controllers: fields[1], path: fields[2]})
 	}
@@ -202,7 +201,7 @@ func (m *Machine) removeCgroups() error {
 		// The caller may be in another cgroup than the one that booted the machine.
 		for dir := h.folder(); ; dir = filepath.Dir(dir) {
 			own := filepath.Join(dir, m.namespace())
-			if err := poll(stopTimeout, func() (bool, error) { return removeTree(own) }); err != nil {
+			if err := poll(context.Background(), stopTimeout, func() (bool, error) { return removeTree(own) }); err != nil {
 				return fmt.Errorf("remove cgroup %s: %w", own, err)
 			}
 			if dir == cgroupRoot || filepath.Dir(dir) == cgroupRoot {

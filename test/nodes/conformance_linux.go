@@ -155,7 +155,7 @@ func (c *Cluster) Conformance(ctx context.Context, s Selection, part Part, procs
 	}
 	args := s.command(programs, folder, []string{fmt.Sprintf("--procs=%d", procs), "--timeout=3h", "--poll-progress-after=0"},
 		[]string{"--provider=" + provider, "--kubeconfig=" + c.InsideKubeconfig(), fmt.Sprintf("--num-nodes=%d", c.Nodes), "--system-pods-startup-timeout=2m"})
-	cmd, err := c.Machine(control).Command(append([]string{"nice", "-n", "10"}, args...)...)
+	cmd, err := c.Machine(control).Command(ctx, append([]string{"nice", "-n", "10"}, args...)...)
 	if err != nil {
 		return Results{}, err
 	}
@@ -202,8 +202,8 @@ func (c *Cluster) letChange(ctx context.Context) (env []string, err error) {
 	return c.allowLogin(ctx)
 }
 
-// follow runs ginkgo and says once a minute how far it is. Failed specs are no error: the
-// report has them.
+// follow runs ginkgo and says once a minute how far it is. cmd ends with ctx. Failed specs
+// are no error: the report has them.
 func (c *Cluster) follow(ctx context.Context, cmd *exec.Cmd, log string) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -215,12 +215,10 @@ func (c *Cluster) follow(ctx context.Context, cmd *exec.Cmd, log string) error {
 	for {
 		select {
 		case err := <-ended:
-			if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
+			if failed := (*exec.ExitError)(nil); errors.As(err, &failed) && ctx.Err() == nil {
 				return nil
 			}
 			return err
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), cmd.Process.Kill())
 		case <-ticks.C:
 			text, err := os.ReadFile(log)
 			if err != nil {

@@ -193,18 +193,15 @@ const kubectlPause = 500 * time.Millisecond
 
 // await runs kubectl until it succeeds.
 func (c *Cluster) await(ctx context.Context, limit time.Duration, args ...string) error {
-	var last error
-	err := poll(limit, func() (bool, error) {
-		if last != nil {
+	tried := false
+	return poll(ctx, limit, func() (bool, error) {
+		if tried {
 			pause(ctx, kubectlPause) // a start of kubectl is a lot of work for a slow machine
 		}
-		_, last = c.kubectl(ctx, "", args...)
-		return last == nil || ctx.Err() != nil, ctx.Err()
+		tried = true
+		_, err := c.kubectl(ctx, "", args...)
+		return err == nil, err
 	})
-	if err != nil && last != nil {
-		return fmt.Errorf("%w: %w", err, last)
-	}
-	return err
 }
 
 // complaints returns the ends of the logs of all machines, for an error that they explain.

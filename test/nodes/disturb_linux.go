@@ -21,7 +21,7 @@ func rollApplication(ctx context.Context, c *Cluster, _ Setting) error {
 	if err != nil {
 		return err
 	}
-	return poll(patience, func() (bool, error) { // until the last old pod is gone
+	return poll(ctx, patience, func() (bool, error) { // until the last old pod is gone
 		pods, err := c.kubectl(ctx, "", "-n", loadNamespace, "get", "pods", "-l", "app=web", "-o", "name")
 		return strings.Count(pods, "\n") == replicas, err
 	})
@@ -43,8 +43,8 @@ func reboot(ctx context.Context, c *Cluster, _ Setting) error {
 		return err
 	}
 	// The API server calls the node ready until it hears otherwise, so ask the node.
-	err := poll(patience, func() (bool, error) {
-		rules, err := c.rules(3)
+	err := poll(ctx, patience, func() (bool, error) {
+		rules, err := c.rules(ctx, 3)
 		return rules != "", err
 	})
 	if err != nil {
@@ -66,7 +66,7 @@ func silence(ctx context.Context, c *Cluster, s Setting) error {
 		return fmt.Errorf("stop the API server: %w", err)
 	}
 	pause(ctx, s.Silence/2)
-	_, endErr := c.onNode(2, "pkill", "-KILL", "-x", "kube-proxy")
+	_, endErr := c.onNode(ctx, 2, "pkill", "-KILL", "-x", "kube-proxy")
 	pause(ctx, s.Silence/2)
 	if err := errors.Join(endErr, unix.Kill(pid, syscall.SIGCONT)); err != nil {
 		return fmt.Errorf("end a proxy and continue the API server: %w", err)
@@ -96,8 +96,8 @@ func (c *Cluster) newService(ctx context.Context) error {
 		return err
 	}
 	for i := 1; i <= c.Nodes; i++ {
-		err := poll(patience, func() (bool, error) {
-			text, err := c.onNode(i, "curl", "-s", "-f", "-m", "2", "http://"+address+"/hostname")
+		err := poll(ctx, patience, func() (bool, error) {
+			text, err := c.onNode(ctx, i, "curl", "-s", "-f", "-m", "2", "http://"+address+"/hostname")
 			return strings.HasPrefix(text, "web-"), err
 		})
 		if err != nil {

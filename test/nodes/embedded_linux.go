@@ -38,9 +38,9 @@ func (c *Cluster) embed(m *Machine, mode string) ([]Step, error) {
 }
 
 // restartEmbedded starts anew what a restart of k3s does. Pods go on.
-func (c *Cluster) restartEmbedded(i int) error {
+func (c *Cluster) restartEmbedded(ctx context.Context, i int) error {
 	for _, step := range []string{"kube-proxy", "kubelet"} {
-		if _, err := c.onNode(i, "sh", "-c", "kill $(cat /run/"+step+".pid)"); err != nil {
+		if _, err := c.onNode(ctx, i, "sh", "-c", "kill $(cat /run/"+step+".pid)"); err != nil {
 			return err
 		}
 	}
@@ -51,9 +51,9 @@ func (c *Cluster) restartEmbedded(i int) error {
 // answers.
 func (c *Cluster) awaitEmbedded(ctx context.Context) error {
 	for i := 1; i <= c.Nodes; i++ {
-		err := poll(patience, func() (bool, error) {
-			_, err := c.onNode(i, "curl", "-s", "-f", "-m", "2", "http://127.0.0.1:10256/healthz")
-			return err == nil || ctx.Err() != nil, ctx.Err()
+		err := poll(ctx, patience, func() (bool, error) {
+			_, err := c.onNode(ctx, i, "curl", "-s", "-f", "-m", "2", "http://127.0.0.1:10256/healthz")
+			return err == nil, err
 		})
 		if err != nil {
 			return fmt.Errorf("wait for the kube-proxy of %s: %w", node(i), err)
@@ -66,10 +66,10 @@ func (c *Cluster) awaitEmbedded(ctx context.Context) error {
 // installEmbedded is what docs/install.md says for k3s.
 func installEmbedded(ctx context.Context, c *Cluster, s Setting) error {
 	for i := 1; i <= c.Nodes; i++ {
-		if _, err := c.onNode(i, "touch", switchedOff); err != nil {
+		if _, err := c.onNode(ctx, i, "touch", switchedOff); err != nil {
 			return err
 		}
-		if err := c.restartEmbedded(i); err != nil {
+		if err := c.restartEmbedded(ctx, i); err != nil {
 			return err
 		}
 	}
@@ -83,15 +83,15 @@ func goBackEmbedded(ctx context.Context, c *Cluster, s Setting) error {
 		return err
 	}
 	for i := 1; i <= c.Nodes; i++ {
-		if _, err := c.onNode(i, "rm", switchedOff); err != nil {
+		if _, err := c.onNode(ctx, i, "rm", switchedOff); err != nil {
 			return err
 		}
-		if err := c.restartEmbedded(i); err != nil {
+		if err := c.restartEmbedded(ctx, i); err != nil {
 			return err
 		}
 	}
 	if err := c.awaitEmbedded(ctx); err != nil {
 		return err
 	}
-	return c.deleteTables()
+	return c.deleteTables(ctx)
 }

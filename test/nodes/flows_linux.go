@@ -121,7 +121,7 @@ func RunLoad(ctx context.Context) error {
 	return json.NewEncoder(os.Stdout).Encode(l.Run(ctx))
 }
 
-func (f *flow) start() error {
+func (f *flow) start(ctx context.Context) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (f *flow) start() error {
 		return err
 	}
 	// A client that does not run takes an answer that is there for one that is late.
-	f.cmd = exec.Command("nsenter", fmt.Sprintf("--target=%d", f.pid), "--net", "nice", "-n", "-10", self, LoadCommand)
+	f.cmd = exec.CommandContext(ctx, "nsenter", fmt.Sprintf("--target=%d", f.pid), "--net", "nice", "-n", "-10", self, LoadCommand)
 	f.cmd.Stdin, f.cmd.Stdout, f.cmd.Stderr = bytes.NewReader(text), &f.out, os.Stderr
 	return f.cmd.Start()
 }
@@ -168,8 +168,10 @@ func (c *Cluster) Under(ctx context.Context, life time.Duration, change func(con
 	if err != nil {
 		return nil, 0, err
 	}
+	running, end := context.WithCancel(ctx)
+	defer end() // of those that started before one that did not
 	for _, f := range all {
-		if err := f.start(); err != nil {
+		if err := f.start(running); err != nil {
 			return nil, 0, err
 		}
 	}

@@ -70,22 +70,22 @@ func (s *login) listen(ctx context.Context) error {
 		return err
 	}
 	context.AfterFunc(ctx, func() { _ = l.Close() }) // serve ends
-	go s.serve(l)
+	go s.serve(ctx, l)
 	return nil
 }
 
-func (s *login) serve(l net.Listener) {
+func (s *login) serve(ctx context.Context, l net.Listener) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		go s.client(c)
+		go s.client(ctx, c)
 	}
 }
 
 // client serves one connection. One that ends at once only asked whether somebody listens.
-func (s *login) client(c net.Conn) {
+func (s *login) client(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	_, channels, requests, err := ssh.NewServerConn(c, s.config)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *login) client(c net.Conn) {
 			continue
 		}
 		if channel, requests, err := offered.Accept(); err == nil {
-			go s.session(channel, requests)
+			go s.session(ctx, channel, requests)
 		}
 	}
 }
@@ -108,7 +108,7 @@ const asRoot = "sudo() { \"$@\"; }\n"
 
 // session runs the one command of a session, see RFC 4254, section 6. A client that has
 // gone does not need answers.
-func (s *login) session(channel ssh.Channel, requests <-chan *ssh.Request) {
+func (s *login) session(ctx context.Context, channel ssh.Channel, requests <-chan *ssh.Request) {
 	defer channel.Close()
 	for r := range requests {
 		var command struct{ Text string }
@@ -117,15 +117,15 @@ func (s *login) session(channel ssh.Channel, requests <-chan *ssh.Request) {
 			continue
 		}
 		_ = r.Reply(true, nil)
-		status := s.run(channel, command.Text)
+		status := s.run(ctx, channel, command.Text)
 		_, _ = channel.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{status}))
 		return
 	}
 }
 
 // run runs a command on the machine and returns its exit status.
-func (s *login) run(channel ssh.Channel, command string) (status uint32) {
-	cmd, err := s.machine.Command("sh", "-c", asRoot+command)
+func (s *login) run(ctx context.Context, channel ssh.Channel, command string) (status uint32) {
+	cmd, err := s.machine.Command(ctx, "sh", "-c", asRoot+command)
 	if err == nil {
 		cmd.Stdout, cmd.Stderr = channel, channel.Stderr()
 		err = cmd.Run()

@@ -4,6 +4,7 @@
 package nodes
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -119,7 +120,7 @@ func (m *Machine) kill() error {
 		if err := unix.Kill(pid, syscall.SIGKILL); err != nil {
 			return fmt.Errorf("end %s: %w", m.Name, err)
 		}
-		if err := poll(stopTimeout, func() (bool, error) { return m.process() == 0, nil }); err != nil {
+		if err := poll(context.Background(), stopTimeout, func() (bool, error) { return m.process() == 0, nil }); err != nil {
 			return fmt.Errorf("end %s: %w", m.Name, err)
 		}
 	}
@@ -131,28 +132,35 @@ func (m *Machine) remove() error {
 	return errors.Join(m.kill(), m.removeNamespace())
 }
 
-// Command returns a command that runs in the machine as if somebody had logged in there.
-func (m *Machine) Command(args ...string) (*exec.Cmd, error) {
+// Command returns a command that runs in the machine as if somebody had logged in there. It
+// is ended with ctx.
+func (m *Machine) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	pid := m.process()
 	if pid == 0 {
 		return nil, fmt.Errorf("%s does not run", m.Name)
 	}
-	cmd := exec.Command("nsenter", append([]string{"--target=" + strconv.Itoa(pid), "--all", "--wdns=/", "--"}, args...)...)
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--target=" + strconv.Itoa(pid), "--all", "--wdns=/", "--"}, args...)...)
 	cmd.Env = append(os.Environ(), "PATH="+m.Path)
 	return cmd, nil
 }
 
-// poll asks done until it says so, fails, or the time is over.
-func poll(limit time.Duration, done func() (bool, error)) error {
+// poll asks done until it says so, the time is over or ctx ends. An error of done is the
+// reason why it is not done yet.
+func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
 	deadline := time.Now().Add(limit)
-	for ; ; time.Sleep(50 * time.Millisecond) {
+	for {
 		ok, err := done()
-		if ok || err != nil && time.Now().After(deadline) {
-			return err
-		}
-		if time.Now().After(deadline) {
+		switch {
+		case ok:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(deadline) && err != nil:
+			return fmt.Errorf("not done after %s: %w", limit, err)
+		case time.Now().After(deadline):
 			return fmt.Errorf("not done after %s", limit)
 		}
+		pause(ctx, 50*time.Millisecond)
 	}
 }
 

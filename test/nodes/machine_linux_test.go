@@ -4,6 +4,7 @@
 package nodes
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -110,7 +111,7 @@ func TestMachine(t *testing.T) {
 	startMachine(t, m, nil)
 	awaitFile(t, m.path("var/tmp/orphans"), 1)
 	awaitFile(t, m.path("var/tmp/forever"), 1)
-	cmd, err := m.Command("sh", "-c", "hostname; readlink /proc/1/exe >/dev/null && ls -d /sys/fs/cgroup/*; cat /proc/sys/kernel/panic; ls /sys/class/net; pkill sleep")
+	cmd, err := m.Command(t.Context(), "sh", "-c", "hostname; readlink /proc/1/exe >/dev/null && ls -d /sys/fs/cgroup/*; cat /proc/sys/kernel/panic; ls /sys/class/net; pkill sleep")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +127,7 @@ func TestMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cmd, err = m.Command("sh", "-c", "echo 77 >/proc/sys/kernel/panic"); err != nil {
+	if cmd, err = m.Command(t.Context(), "sh", "-c", "echo 77 >/proc/sys/kernel/panic"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := output(cmd); err != nil {
@@ -141,7 +142,7 @@ func TestMachine(t *testing.T) {
 func awaitFile(t *testing.T, file string, lines int) {
 	t.Helper()
 	var text []byte
-	err := poll(20*time.Second, func() (bool, error) {
+	err := poll(t.Context(), 20*time.Second, func() (bool, error) {
 		text, _ = os.ReadFile(file) // not there yet
 		return strings.Count(string(text), "\n") >= lines, nil
 	})
@@ -164,7 +165,7 @@ func TestForward(t *testing.T) {
 	}
 	const said = "hello"
 	var got []byte
-	err = poll(20*time.Second, func() (bool, error) {
+	err = poll(t.Context(), 20*time.Second, func() (bool, error) {
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
 			return false, err
@@ -227,5 +228,21 @@ func TestUpRefuses(t *testing.T) {
 		if err := Up(t.Context(), io.Discard, &Cluster{Name: "new", Nodes: n}); err == nil || !strings.Contains(err.Error(), "want 1 to 9") {
 			t.Errorf("%d nodes: %v", n, err)
 		}
+	}
+}
+
+// TestPoll checks that a wait ends with its context, and says why it was in vain.
+func TestPoll(t *testing.T) {
+	reason := errors.New("not yet")
+	ctx, cancel := context.WithCancel(t.Context())
+	err := poll(ctx, time.Hour, func() (bool, error) {
+		cancel()
+		return false, reason
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a context that ends: %v", err)
+	}
+	if err := poll(t.Context(), 0, func() (bool, error) { return false, reason }); !errors.Is(err, reason) {
+		t.Errorf("no time: %v", err)
 	}
 }

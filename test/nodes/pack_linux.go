@@ -84,9 +84,9 @@ func (c *Cluster) fillStore(ctx context.Context, folder string) (err error) {
 	if err := m.boot(nil); err != nil {
 		return err
 	}
-	return poll(patience, func() (bool, error) {
+	return poll(ctx, patience, func() (bool, error) {
 		_, err := os.Stat(m.path("var/tmp/filled"))
-		return err == nil || ctx.Err() != nil, ctx.Err()
+		return err == nil, nil
 	})
 }
 

@@ -65,7 +65,7 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 		if err := c.upgrade(ctx, chart, "linux.mode=nftables"); err != nil {
 			return err
 		}
-		if err := poll(drainTime, func() (bool, error) { return c.alone(ctx) }); err != nil {
+		if err := poll(ctx, drainTime, func() (bool, error) { return c.alone(ctx) }); err != nil {
 			return fmt.Errorf("wait until nothing of mode %s is left: %w", chart.Mode, err)
 		}
 	}
@@ -102,7 +102,7 @@ func goBack(ctx context.Context, c *Cluster, s Setting) error {
 	if err := c.awaitProxy(ctx, "kube-proxy"); err != nil {
 		return err
 	}
-	return c.deleteTables()
+	return c.deleteTables(ctx)
 }
 
 // synced are metrics of Kubernetes' own kube-proxy once it has written its rules.
@@ -110,17 +110,17 @@ var synced = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_
 
 // deleteTables removes the tables of this proxy from every node, when the other one has
 // written its rules for both families. Its pods are ready before that.
-func (c *Cluster) deleteTables() error {
+func (c *Cluster) deleteTables(ctx context.Context) error {
 	for i := 1; i <= c.Nodes; i++ {
-		err := poll(patience, func() (bool, error) {
-			text, err := c.onNode(i, "curl", "-s", "-f", "-m", "2", "http://127.0.0.1:10249/metrics")
+		err := poll(ctx, patience, func() (bool, error) {
+			text, err := c.onNode(ctx, i, "curl", "-s", "-f", "-m", "2", "http://127.0.0.1:10249/metrics")
 			return len(synced.FindAllString(text, -1)) == 2, err
 		})
 		if err != nil {
 			return fmt.Errorf("wait for the rules of kube-proxy on %s: %w", node(i), err)
 		}
 		for _, family := range []string{"ip", "ip6"} {
-			if _, err := c.onNode(i, "nft", "delete", "table", family, "kube-services"); err != nil {
+			if _, err := c.onNode(ctx, i, "nft", "delete", "table", family, "kube-services"); err != nil {
 				return err
 			}
 		}
@@ -151,7 +151,7 @@ func (c *Cluster) cleanUp(ctx context.Context, i int, chart Chart) error {
 	if err := os.WriteFile(rights, []byte(debugRights), 0o644); err != nil {
 		return err
 	}
-	before, err := c.rules(i)
+	before, err := c.rules(ctx, i)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (c *Cluster) cleanUp(ctx context.Context, i int, chart Chart) error {
 	if err != nil {
 		return err
 	}
-	after, err := c.rules(i)
+	after, err := c.rules(ctx, i)
 	if err == nil && after != "" {
 		err = fmt.Errorf("%s still has rules after the cleanup:\n%s", node(i), after)
 	}
@@ -182,10 +182,10 @@ var ofKubelet = regexp.MustCompile(`KUBE-(KUBELET-CANARY|IPTABLES-HINT|FIREWALL)
 
 // rules returns what a service proxy has on a node: tables of nftables, chains of
 // iptables in both of its kinds, ipsets.
-func (c *Cluster) rules(i int) (string, error) {
+func (c *Cluster) rules(ctx context.Context, i int) (string, error) {
 	var all strings.Builder
 	for _, command := range []string{"nft list tables", "iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save", "ipset list -n"} {
-		text, err := c.onNode(i, strings.Fields(command)...)
+		text, err := c.onNode(ctx, i, strings.Fields(command)...)
 		if err != nil {
 			return "", err
 		}
@@ -200,8 +200,8 @@ func (c *Cluster) rules(i int) (string, error) {
 }
 
 // onNode runs a command on a node.
-func (c *Cluster) onNode(i int, args ...string) (string, error) {
-	cmd, err := c.Machine(node(i)).Command(args...)
+func (c *Cluster) onNode(ctx context.Context, i int, args ...string) (string, error) {
+	cmd, err := c.Machine(node(i)).Command(ctx, args...)
 	if err != nil {
 		return "", err
 	}

@@ -113,8 +113,11 @@ func copyWithLibraries(root, file, to string) error {
 		return err
 	}
 	list, err := exec.Command("ldd", file).Output()
-	if err != nil { // a static program
+	if static := (*exec.ExitError)(nil); errors.As(err, &static) {
 		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find the libraries of %s: %w", file, err)
 	}
 	for _, lib := range libraryLine.FindAllString(string(list), -1) {
 		to := filepath.Join(root, lib)

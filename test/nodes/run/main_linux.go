@@ -178,7 +178,7 @@ func open(command string, args []string) (*nodes.Cluster, []string, error) {
 	return c, flags.Args(), err
 }
 
-func enter(_ context.Context, args []string) error {
+func enter(ctx context.Context, args []string) error {
 	c, args, err := open("enter", args)
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func enter(_ context.Context, args []string) error {
 	if len(args) < 2 {
 		return errors.New("want a host, such as n1 or control, and a command")
 	}
-	cmd, err := c.Machine(args[0]).Command(args[1:]...)
+	cmd, err := c.Machine(args[0]).Command(context.WithoutCancel(ctx), args[1:]...) // Ctrl+C is for the command
 	if err != nil {
 		return err
 	}

@@ -37,14 +37,19 @@ type trial struct {
 	rate       int      // of new connections, see nodes.Cluster
 }
 
+// addDocument adds the flags that say where results go.
+func (t *trial) addDocument(flags *flag.FlagSet) {
+	flags.StringVar(&t.json, "json", "docs/conformance.json", "file with all results; empty keeps none")
+	flags.StringVar(&t.page, "page", "docs/conformance.md", "page that is made of it")
+}
+
 func (t *trial) parse(name string, args, known []string, more func(*flag.FlagSet)) error {
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	t.proxyFlags.add(flags)
 	t.virtual.add(flags)
-	flags.StringVar(&t.json, "json", "docs/conformance.json", "file with all results; empty keeps none")
-	flags.StringVar(&t.page, "page", "docs/conformance.md", "page that is made of it")
-	flags.StringVar(&t.only, "only", "", "which ones, with commas between them; empty takes all")
-	flags.BoolVar(&t.keep, "keep", false, "leave the last cluster there")
+	t.addDocument(flags)
+	flags.StringVar(&t.only, "only", "", "which ones, with commas between them; empty takes all, and of the selections of conformance network")
+	flags.BoolVar(&t.keep, "keep", false, "leave the cluster there; another one cannot follow")
 	more(flags)
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -123,13 +128,19 @@ func (t *trial) in(ctx context.Context, first start, count int, fn func(*nodes.C
 
 func conformance(ctx context.Context, args []string) error {
 	var t trial
-	proxy, part, procs := "", nodes.Part{}, 0
+	proxy, part, procs := bothProxies, nodes.Part{}, 0
 	var all []string
 	for _, s := range nodes.Selections {
 		all = append(all, s.Name)
 	}
 	err := t.parse(conformanceCommand, args, all, func(flags *flag.FlagSet) {
-		flags.StringVar(&proxy, "proxy", "both", "ours, known or both: whose results")
+		flags.Func("proxy", "ours, known or both: whose results (default both)", func(text string) error {
+			proxy = text
+			if text != bothProxies && !slices.ContainsFunc(contenders, func(c contender) bool { return c.flag == text }) {
+				return errors.New("want ours, known or both")
+			}
+			return nil
+		})
 		flags.Func("part", "a part of each selection, such as 2/3; the sum counts when all parts are there", func(text string) (err error) {
 			part, err = nodes.ParsePart(text)
 			return err
@@ -143,34 +154,42 @@ func conformance(ctx context.Context, args []string) error {
 		return t.inMachine(ctx, conformanceCommand, args)
 	}
 	var failed error
-	for _, name := range []string{"kube-proxy", "kubeproxy"} {
-		first := ours
-		if name == "kube-proxy" {
-			first = known
-		}
-		if proxy == "ours" && first == known || proxy == "known" && first == ours {
+	for _, x := range contenders {
+		if proxy != bothProxies && proxy != x.flag {
 			continue
 		}
-		if first == known && nodes.KnownMode(t.chart.Mode) != t.chart.Mode {
-			fmt.Printf("kube-proxy has no mode %s\n", t.chart.Mode)
+		if x.first == known && nodes.KnownMode(t.chart.Mode) != t.chart.Mode {
+			fmt.Printf("%s has no mode %s\n", x.name, t.chart.Mode)
 			continue
 		}
 		for _, s := range nodes.Selections {
 			if t.only == "" && s.Name != "network" || !t.wants(s.Name) {
 				continue
 			}
-			run := nodes.Run{Proxy: name, Mode: t.chart.Mode, Selection: s.Name, Part: part, On: time.Now().UTC(), SocketAcceleration: first == ours && t.chart.SocketAcceleration}
-			err := t.in(ctx, first, cmp.Or(s.Nodes, usual), func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
+			run := nodes.Run{Proxy: x.name, Mode: t.chart.Mode, Selection: s.Name, Part: part, On: time.Now().UTC(), SocketAcceleration: x.first == ours && t.chart.SocketAcceleration}
+			err := t.in(ctx, x.first, cmp.Or(s.Nodes, usual), func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
 			if err != nil {
 				return err
 			}
-			if n := len(run.Unexpected()); n > 0 && first == ours {
+			if n := len(run.Unexpected()); n > 0 && x.first == ours {
 				failed = errors.Join(failed, fmt.Errorf("mode %s: %d specs of selection %s failed", run.Mode, n, s.Name))
 			}
 		}
 	}
 	return failed
 }
+
+// contender is a proxy whose results are compared with those of the other one.
+type contender struct {
+	flag  string // the value of -proxy
+	name  string // in the results
+	first start
+}
+
+var contenders = []contender{{"known", "kube-proxy", known}, {"ours", "kubeproxy", ours}}
+
+// bothProxies is the value of -proxy for all contenders.
+const bothProxies = "both"
 
 // logFolder has the logs of the tests of Kubernetes.
 const logFolder = "build/.cache/conformance"
@@ -215,6 +234,9 @@ func changes(ctx context.Context, args []string) error {
 	})
 	if err != nil {
 		return err
+	}
+	if t.rate < 0 {
+		return fmt.Errorf("-rate %d: want connections a second, or 0", t.rate)
 	}
 	s.Chart, s.Earlier.Repository, s.Earlier.Mode = t.chart, t.chart.Repository, t.chart.Mode
 	if image != "" {
@@ -265,11 +287,12 @@ func (t *trial) changesOf(ctx context.Context, sequence nodes.Sequence, s nodes.
 // page writes the page again, from what is known, and what is newer in more documents.
 func page(_ context.Context, args []string) error {
 	var t trial
-	var more func() []string
-	if err := t.parse("page", args, nil, func(flags *flag.FlagSet) { more = flags.Args }); err != nil {
+	flags := flag.NewFlagSet("page", flag.ContinueOnError)
+	t.addDocument(flags)
+	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	for _, file := range more() {
+	for _, file := range flags.Args() {
 		if _, err := os.Stat(file); err != nil {
 			return err
 		}
