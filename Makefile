@@ -126,7 +126,8 @@ plugins: ## build the plugin of kubectl for each system in build/.cache/plugins
 	@echo "== kubectl-svcproxy in $(plugins)"
 
 .PHONY: image
-image: binaries pack ## build the images as archives in dist; no daemon, no registry; IMAGE=HOST/NAME sets their name
+image: binaries pack ## build the images as archives in dist, and the chart for them; no daemon, no registry; IMAGE=HOST/NAME sets their name
+	@$(call lay_out,chart)
 
 .PHONY: pack
 pack:

@@ -109,17 +109,38 @@ func packMan(_ context.Context, o *options) error {
 	return os.WriteFile(filepath.Join(o.out, "kube-proxy-"+o.tag()+"-man.tar.gz"), text, 0o644)
 }
 
+// source returns the chart for the images of this version.
+func (o *options) source() *chart.Source {
+	return &chart.Source{Folder: o.chart, Version: o.tag(), Image: o.name}
+}
+
+// saveChart writes the chart, and returns the name of its file.
+func (o *options) saveChart() (string, error) {
+	name, text, err := o.source().Pack(o.created)
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(o.out, name)
+	return file, os.WriteFile(file, text, 0o644)
+}
+
+// printChart writes the chart beside images that were just built, and says where. The one
+// in build/chart does not know their names.
+func printChart(_ context.Context, o *options) error {
+	file, err := o.saveChart()
+	if err == nil {
+		fmt.Println(file)
+	}
+	return err
+}
+
 // packChart writes the chart and the kustomize bases of this version.
 func packChart(_ context.Context, o *options) error {
-	s := &chart.Source{Folder: o.chart, Version: o.tag(), Image: o.name}
-	name, text, err := s.Pack(o.created)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(o.out, name), text, 0o644)
-	}
-	if err != nil {
+	if _, err := o.saveChart(); err != nil {
 		return err
 	}
-	if text, err = s.PackBases(o.created); err != nil {
+	text, err := o.source().PackBases(o.created)
+	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(o.out, "kubeproxy-deploy-"+o.tag()+".tar.gz"), text, 0o644)

@@ -51,6 +51,7 @@ type options struct {
 func run(ctx context.Context, args []string) error {
 	commands := map[string]func(context.Context, *options) error{
 		"image":     saveImages,
+		"chart":     printChart,
 		"release":   layOut,
 		"pins":      writePins,
 		"manifests": writeManifests,
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 		"pack":      packImages,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands image, release, pins, manifests, render, pack")
+		return errors.New("want one of the commands image, chart, release, pins, manifests, render, pack")
 	}
 	o := &options{}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)

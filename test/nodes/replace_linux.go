@@ -46,7 +46,7 @@ func rollback(ctx context.Context, c *Cluster, _ Setting) error {
 }
 
 func (c *Cluster) upgrade(ctx context.Context, chart Chart, value string) error {
-	if _, err := c.helm(ctx, "", "upgrade", "kubeproxy", chart.Folder, "--reuse-values", "--set", value); err != nil {
+	if _, err := c.helm(ctx, "", "upgrade", "kubeproxy", chart.Folder, "--reset-then-reuse-values", "--set", value); err != nil {
 		return err
 	}
 	return c.awaitProxy(ctx, "kubeproxy")

@@ -29,7 +29,11 @@ func chartVersion(application string) string {
 	if m := released.FindStringSubmatch(application); m != nil {
 		return m[1]
 	}
-	return "0.0.0-" + regexp.MustCompile(`[^0-9A-Za-z.-]`).ReplaceAllString(application, "-")
+	name := regexp.MustCompile(`[^0-9A-Za-z.-]`).ReplaceAllString(application, "-")
+	if regexp.MustCompile(`^0[0-9]+$`).MatchString(name) { // a number has no zero in front
+		name = "g" + name
+	}
+	return "0.0.0-" + name
 }
 
 // Pack returns the chart as helm package does, and the name of the file. Each file has

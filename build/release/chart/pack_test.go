@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	helm "helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
 )
 
@@ -29,5 +30,18 @@ func TestPack(t *testing.T) {
 	}
 	if got := at(c.Values, "image", "repository"); got != s.Image {
 		t.Errorf("images are %v, want %s", got, s.Image)
+	}
+}
+
+// TestChartVersions checks that Helm takes the version of each commit.
+func TestChartVersions(t *testing.T) {
+	for application, want := range map[string]string{
+		"v1.2.3": "1.2.3", "v1.2.3-4-gabcdef0": "1.2.3-4-gabcdef0", "dev": "0.0.0-dev", "1234567": "0.0.0-1234567", "0123456": "0.0.0-g0123456",
+	} {
+		got := chartVersion(application)
+		m := &helm.Metadata{APIVersion: "v2", Name: "kubeproxy", Version: got}
+		if err := m.Validate(); err != nil || got != want {
+			t.Errorf("%s: %s, want %s: %v", application, got, want, err)
+		}
 	}
 }
