@@ -214,6 +214,16 @@ func (p *Port) Endpoints(k Kind) []Endpoint {
 	return p.Cluster
 }
 
+// NodePort returns the port of p on the nodes, 0 if it has none.
+func (p *Port) NodePort() uint16 {
+	for _, f := range p.Frontends {
+		if f.Kind == NodePort {
+			return f.Port
+		}
+	}
+	return 0
+}
+
 // HasEndpoints reports whether p has any endpoint. Traffic to a Port without endpoints is
 // rejected, whatever its policy. Traffic to a Port with endpoints is dropped if the
 // policy excludes all of them.

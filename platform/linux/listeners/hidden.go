@@ -33,23 +33,13 @@ func HiddenBy(s *service.Snapshot, found []Listener) []Hidden {
 			}
 		}
 		for p := range s.Ports(f) {
-			n := nodePort(p)
+			n := p.NodePort()
 			if l, hides := by[key{p.Name.Protocol, n}]; hides {
 				all = append(all, Hidden{p, n, l})
 			}
 		}
 	}
 	return all
-}
-
-// nodePort returns 0 for a Service port without one.
-func nodePort(p *service.Port) uint16 {
-	for _, f := range p.Frontends {
-		if f.Kind == service.NodePort {
-			return f.Port
-		}
-	}
-	return 0
 }
 
 // isHidden returns whether NodePorts of f take the traffic to l.

@@ -82,11 +82,10 @@ func LocalhostLost(want *service.Snapshot, p *service.Port) uint16 {
 
 // requestedPort is LocalhostPort for any protocol.
 func requestedPort(want *service.Snapshot, p *service.Port) uint16 {
-	i := slices.IndexFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.NodePort })
-	if i < 0 || !want.Node.LocalhostNodePorts(p.Family) {
+	if !want.Node.LocalhostNodePorts(p.Family) {
 		return 0
 	}
-	return p.Frontends[i].Port
+	return p.NodePort()
 }
 
 // localhostPlan is the change from the open listeners to a snapshot.

@@ -102,7 +102,7 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 	}
 	seen := doctor.Seen{Note: fmt.Sprintf("listeners: %d", len(found))}
 	for p := range want.Ports(service.IPv4) {
-		port := nodePort(p)
+		port := p.NodePort()
 		for _, l := range found {
 			if port == 0 || p.Name.Protocol != service.TCP || l.Addr.Addr().IsLoopback() || !l.Keeps(netip.AddrPortFrom(netip.IPv4Unspecified(), port)) {
 				continue
@@ -114,14 +114,4 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 		}
 	}
 	return seen, nil
-}
-
-// nodePort returns 0 for a Service port without one.
-func nodePort(p *service.Port) uint16 {
-	for _, f := range p.Frontends {
-		if f.Kind == service.NodePort {
-			return f.Port
-		}
-	}
-	return 0
 }
