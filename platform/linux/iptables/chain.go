@@ -7,6 +7,8 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"strings"
+
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // The tables that hold our chains.
@@ -56,44 +58,5 @@ func unquoted(r string) string {
 	if !strings.Contains(r, "\"") {
 		return strings.ReplaceAll(r, " ", "\x00")
 	}
-	return strings.Join(splitRule(r), "\x00")
-}
-
-// splitRule splits a rule into its arguments.
-func splitRule(r string) []string {
-	var all []string
-	var b strings.Builder
-	quoted, begun := false, false
-	for i := 0; i < len(r); i++ {
-		switch c := r[i]; {
-		case c == '\\' && quoted && i+1 < len(r):
-			i++
-			b.WriteByte(r[i])
-		case c == '"':
-			quoted, begun = !quoted, true
-		case c == ' ' && !quoted:
-			if begun {
-				all = append(all, b.String())
-			}
-			b.Reset()
-			begun = false
-		default:
-			begun = true
-			b.WriteByte(c)
-		}
-	}
-	if begun {
-		all = append(all, b.String())
-	}
-	return all
-}
-
-// argument returns the word that follows flag, "" if there is none.
-func argument(words []string, flag string) string {
-	for i, w := range words[:max(len(words)-1, 0)] {
-		if w == flag {
-			return words[i+1]
-		}
-	}
-	return ""
+	return strings.Join(walk.Split(r), "\x00")
 }

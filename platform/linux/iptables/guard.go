@@ -82,8 +82,5 @@ func (b *Backend) Guard(ctx context.Context) error {
 	if s.empty() {
 		return nil
 	}
-	if err := b.driver.Restore(ctx, s.text()); err != nil {
-		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
-	}
-	return nil
+	return b.program(ctx, s.text())
 }

@@ -15,6 +15,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 	"kubeproxy/test/generate"
 )
 
@@ -43,13 +44,13 @@ func shares(t *testing.T, k *fake, chain string, share float64, all map[string]f
 	t.Helper()
 	left := share
 	for n, r := range k.Tables[nat][chain] {
-		w := splitRule(r)
+		w := walk.Split(r)
 		to, below := targetOf(w), 0
 		if to == markClusterChain {
 			continue
 		}
 		p := left
-		if text := argument(w, "--probability"); text != "" {
+		if text := walk.Argument(w, "--probability"); text != "" {
 			f, err := strconv.ParseFloat(text, 64)
 			if err != nil {
 				t.Fatal(err)
@@ -57,7 +58,7 @@ func shares(t *testing.T, k *fake, chain string, share float64, all map[string]f
 			p = left * f
 		}
 		if to == "DNAT" {
-			all[argument(w, "--to-destination")] += p
+			all[walk.Argument(w, "--to-destination")] += p
 		} else {
 			below = shares(t, k, to, p, all)
 		}

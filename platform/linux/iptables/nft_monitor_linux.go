@@ -131,14 +131,6 @@ func (n *nftMonitor) describeLastProcess() string {
 	return n.lastProcess.WithDetails().String()
 }
 
-// Attribute types: the table, then the chain. In messages about a chain itself, the
-// handle comes before the chain.
-const (
-	attrTable     = 1
-	attrRuleChain = 2
-	attrChainName = 3
-)
-
 // isRelevant reports whether a message with these attributes concerns a table of ours,
 // or in it a chain of ours or a built-in chain.
 func isRelevant(of Role, kind uint16, attrs []byte) bool {
@@ -146,9 +138,9 @@ func isRelevant(of Role, kind uint16, attrs []byte) bool {
 	switch kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		chain = attrChainName
+		chain = unix.NFTA_CHAIN_NAME
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		chain = attrRuleChain
+		chain = unix.NFTA_RULE_CHAIN
 	default: // sets and the like, or the generation
 		return false
 	}
@@ -156,7 +148,7 @@ func isRelevant(of Role, kind uint16, attrs []byte) bool {
 	for typ, v := range netlink.Attributes(attrs) {
 		value := netlink.Text(v)
 		switch typ {
-		case attrTable:
+		case unix.NFTA_TABLE_NAME: // also of a chain and a rule
 			table, found = value, true
 			if !slices.Contains(of.tables(), table) {
 				return false

@@ -3,6 +3,8 @@
 
 package iptables
 
+import "kubeproxy/platform/linux/iptables/walk"
+
 // pieces splits c so that no part has many more than limit rules of new chains, 0 for no
 // limit. have are the chains that exist. Each part but the last only makes chains to which
 // no rule leads yet, those first that others refer to. The last part has everything else,
@@ -56,7 +58,7 @@ func (s *splitter) add(i id) {
 	}
 	s.done[i] = true // chains do not lead back to themselves
 	for _, r := range c.rules {
-		if to := targetOf(splitRule(r)); to != "" {
+		if to := targetOf(walk.Split(r)); to != "" {
 			s.add(id{i.table, to})
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // recentPath has a file for each list of xt_recent, in the network namespace of this
@@ -58,7 +60,7 @@ func parseRecent(line string) (netip.Addr, uint, error) {
 	if err != nil {
 		return a, 0, err
 	}
-	seen, err := strconv.ParseUint(argument(w, "last_seen:"), 10, strconv.IntSize)
+	seen, err := strconv.ParseUint(walk.Argument(w, "last_seen:"), 10, strconv.IntSize)
 	return a, uint(seen), err
 }
 

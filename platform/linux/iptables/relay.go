@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // relays reports whether the endpoints are listeners of a relay on this node.
@@ -93,7 +94,12 @@ func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
 	if p.Empty() {
 		return nil
 	}
-	if err := b.driver.Restore(ctx, p.text()); err != nil {
+	return b.program(ctx, p.text())
+}
+
+// program gives a text to iptables-restore.
+func (b *Backend) program(ctx context.Context, text string) error {
+	if err := b.driver.Restore(ctx, text); err != nil {
 		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
 	}
 	return nil
@@ -113,7 +119,7 @@ func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, 
 	all := map[string]netip.AddrPort{}
 	for i, rules := range h.chains {
 		for _, r := range rules {
-			if to, err := netip.ParseAddrPort(argument(splitRule(r), "--to-destination")); err == nil {
+			if to, err := netip.ParseAddrPort(walk.Argument(walk.Split(r), "--to-destination")); err == nil {
 				all[i.name] = to
 			}
 		}

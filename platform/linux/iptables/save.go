@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // observed is the part of the output of iptables-save that concerns us.
@@ -66,7 +67,7 @@ func (h *observed) rule(in id, rule string) {
 		return
 	}
 	h.rules[in]++
-	w := splitRule(rule)
+	w := walk.Split(rule)
 	to := id{in.table, targetOf(w)}
 	if h.role.comesAfter(to) {
 		h.insertAfter[in] = h.rules[in]
@@ -86,10 +87,10 @@ func (h *observed) rule(in id, rule string) {
 
 // targetOf returns the target of a rule.
 func targetOf(words []string) string {
-	if to := argument(words, "-j"); to != "" {
+	if to := walk.Argument(words, "-j"); to != "" {
 		return to
 	}
-	return argument(words, "-g")
+	return walk.Argument(words, "-g")
 }
 
 func (h *observed) sums() map[id]sum {
@@ -107,7 +108,7 @@ func (i id) isSystem() bool {
 
 // bare returns j without a comment.
 func (j jump) bare() jump {
-	w := splitRule(j.rule)
+	w := walk.Split(j.rule)
 	if i := slices.Index(w, "--comment"); i > 1 && i+1 < len(w) {
 		w = slices.Delete(w, i-2, i+2)
 	}
@@ -138,7 +139,7 @@ func (h *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 	seen := map[jump]bool{}
 	for _, l := range h.references {
 		b := l.bare()
-		target := targetOf(splitRule(b.rule))
+		target := targetOf(walk.Split(b.rule))
 		match, _ := strings.CutSuffix(b.rule, "-j "+target)
 		plain := (slices.Contains(entryChains, target) || h.role == IPVSCompanion) && slices.Contains([]string{"", newOnly, localOnly}, match)
 		plain = plain || target == relayChain // where the relay of an earlier process was
@@ -159,7 +160,7 @@ func (h *observed) extraneous(stay map[id]bool) *change {
 	c := &change{}
 	used := map[id]bool{}
 	for _, l := range h.references {
-		to := id{l.from.table, targetOf(splitRule(l.rule))}
+		to := id{l.from.table, targetOf(walk.Split(l.rule))}
 		switch {
 		case stay[to]:
 		case l.from.isSystem():
@@ -185,7 +186,7 @@ func (h *observed) inUse() error {
 	var errs []error
 	for _, l := range h.references {
 		if !l.from.isSystem() {
-			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which another program made", targetOf(splitRule(l.rule)), l.from.table, l.from.name, l.rule))
+			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which another program made", targetOf(walk.Split(l.rule)), l.from.table, l.from.name, l.rule))
 		}
 	}
 	return errors.Join(errs...)
@@ -199,7 +200,7 @@ func (h *observed) entries() []entry {
 			continue
 		}
 		for _, r := range h.chains[i] {
-			w := splitRule(r)
+			w := walk.Split(r)
 			k, ok := keyOf(i.table, w)
 			if !ok || (id{i.table, targetOf(w)}).isTree() {
 				continue
@@ -221,7 +222,7 @@ func (h *observed) entries() []entry {
 // keyOf parses the key from the words of a rule.
 func keyOf(table string, w []string) (key, bool) {
 	k := key{table: table}
-	if d := argument(w, "-d"); d != "" {
+	if d := walk.Argument(w, "-d"); d != "" {
 		p, err := netip.ParsePrefix(d)
 		if err != nil || !p.IsSingleIP() || slices.Contains(w, "!") {
 			return k, false
@@ -229,11 +230,11 @@ func keyOf(table string, w []string) (key, bool) {
 		k.addr = p.Addr()
 	}
 	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
-		if argument(w, "-p") == p.String() {
+		if walk.Argument(w, "-p") == p.String() {
 			k.proto = p
 		}
 	}
-	if port := argument(w, "--dport"); port != "" {
+	if port := walk.Argument(w, "--dport"); port != "" {
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil {
 			return k, false

@@ -116,7 +116,7 @@ func (b *Backend) expectedTables(want *service.Snapshot) *walk.Tables {
 
 // node returns the answers for rules that depend on more than the headers of a packet.
 func (b *Backend) node(q Question, c Companion, listed func(list, seconds string, p walk.Packet) walk.Match) walk.Node {
-	hairpin := argument(splitRule(b.hairpinMatch()+"-j"), "--bytecode")
+	hairpin := walk.Argument(walk.Split(b.hairpinMatch()+"-j"), "--bytecode")
 	n := walk.Node{
 		Local: q.Local, Listed: listed, AnyInterface: true,
 		Bytecode: func(code string, p walk.Packet) walk.Match {

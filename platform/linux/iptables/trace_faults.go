@@ -128,7 +128,7 @@ func (c *traceComparison) compareJumps(from id) {
 	}
 	stay := map[id]bool{}
 	for _, j := range jumps {
-		stay[id{from.table, targetOf(splitRule(j.rule))}] = true
+		stay[id{from.table, targetOf(walk.Split(j.rule))}] = true
 	}
 	for _, j := range c.tables.extraJumps(stay, jumps) {
 		if j.from == from {

@@ -149,7 +149,7 @@ func TestTraceRemembers(t *testing.T) {
 
 func traceRemembers(t *testing.T, k *fake, b *Backend, want *service.Snapshot, p *service.Port) {
 	client := netip.MustParseAddr("10.244.1.99")
-	list := argument(splitRule(recentMatch(p, p.Cluster[1].Addr, "--update")), "--name")
+	list := walk.Argument(walk.Split(recentMatch(p, p.Cluster[1].Addr, "--update")), "--name")
 	for age, remembered := range map[time.Duration]bool{time.Minute: true, 2 * time.Hour: false} {
 		k.RecentClients = map[string]map[netip.Addr]time.Duration{list: {client: age}}
 		w, err := b.Trace(t.Context(), want, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "eth0"}, generate.IsNodeLocal)

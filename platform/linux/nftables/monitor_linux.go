@@ -105,9 +105,8 @@ func (m *monitor) readPending() {
 // aboutOurTable reports whether x is about our table. All message types except
 // NFT_MSG_NEWGEN begin with the table's name.
 func (m *monitor) aboutOurTable(x netlink.Message) bool {
-	const tableName = 1
 	family, body := x.Netfilter()
-	return x.Type != nft.Type(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, tableName)) == m.name
+	return x.Type != nft.Type(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME)) == m.name
 }
 
 // recordProcess records which process made a transaction that changed our table. The kernel

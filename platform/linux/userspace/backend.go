@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"kubeproxy/common/reconcile"
@@ -228,19 +229,16 @@ const watchInterval = 2 * time.Second
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() {
-		t := time.NewTicker(watchInterval)
-		defer t.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-t.C:
-			}
+	var checks sync.WaitGroup
+	checks.Go(func() {
+		_ = reconcile.Every(ctx, watchInterval, func() { // it ends with ctx only
 			if there, err := b.address.Has(); err == nil && !there {
 				touched()
 			}
-		}
-	}()
-	return b.rules.Watch(ctx, touched)
+		})
+	})
+	err := b.rules.Watch(ctx, touched)
+	cancel()
+	checks.Wait()
+	return err
 }

@@ -192,7 +192,7 @@ func (n Node) state(name string, args []string, p Packet) (Match, int) {
 		if n.Listed == nil {
 			return Unknown, 0
 		}
-		return n.Listed(argument(args, "--name"), argument(args, "--seconds"), p), 0
+		return n.Listed(Argument(args, "--name"), Argument(args, "--seconds"), p), 0
 	case "--tcp-flags":
 		if len(args) < 2 {
 			return Unknown, 1

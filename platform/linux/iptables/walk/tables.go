@@ -81,15 +81,15 @@ func (t *Tables) Remove(table string) {
 // Words returns the arguments of the rule, without quotation marks.
 func (r *Rule) Words() []string {
 	if r.words == nil {
-		r.words = split(r.Text)
+		r.words = Split(r.Text)
 	}
 	return r.words
 }
 
-// split splits a rule into its arguments. iptables-save quotes those with spaces, and
+// Split splits a rule into its arguments. iptables-save quotes those with spaces, and
 // escapes quotation marks and backslashes in them with a backslash.
-func split(rule string) []string {
-	all := []string{}
+func Split(rule string) []string {
+	var all []string
 	var b strings.Builder
 	quoted, begun := false, false
 	for i := 0; i < len(rule); i++ {
@@ -131,8 +131,8 @@ func (r *Rule) target() (name string, jumpsForGood bool, args []string) {
 	return "", false, nil
 }
 
-// argument returns the word that follows flag, "" if there is none.
-func argument(words []string, flag string) string {
+// Argument returns the word that follows flag, "" if there is none.
+func Argument(words []string, flag string) string {
 	for i, w := range words {
 		if w == flag && i+1 < len(words) {
 			return words[i+1]

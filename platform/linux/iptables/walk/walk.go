@@ -137,7 +137,7 @@ func (w *Walker) rule(s Step) outcome {
 func (w *Walker) change(name string, args []string) {
 	switch name {
 	case "MARK":
-		if value, mask, ok := marks(argument(args, "--set-xmark")); ok {
+		if value, mask, ok := marks(Argument(args, "--set-xmark")); ok {
 			w.Packet.Mark = w.Packet.Mark&^mask ^ value
 		}
 	case "NOTRACK":
@@ -160,7 +160,7 @@ func (w *Walker) decide(s Step, name string, args []string) outcome {
 		w.Steps = append(w.Steps, s)
 		return back
 	case name == "DNAT":
-		to, err := netip.ParseAddrPort(argument(args, "--to-destination"))
+		to, err := netip.ParseAddrPort(Argument(args, "--to-destination"))
 		if err != nil {
 			w.end(s, Untranslated)
 			return final
