@@ -8,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
 )
@@ -35,100 +34,114 @@ func (o *observer) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
+// sink takes the metrics of one collection.
+type sink struct {
+	descs map[string]*prometheus.Desc
+	to    chan<- prometheus.Metric
+}
+
+func (s sink) gauge(name string, value float64, labels ...string) {
+	s.to <- prometheus.MustNewConstMetric(s.descs[name], prometheus.GaugeValue, value, printables(labels)...)
+}
+
+func (s sink) counter(name string, n uint64, labels ...string) {
+	s.to <- prometheus.MustNewConstMetric(s.descs[name], prometheus.CounterValue, float64(n), printables(labels)...)
+}
+
 // Collect implements prometheus.Collector.
 func (o *observer) Collect(to chan<- prometheus.Metric) {
-	set := func(name string, value float64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.GaugeValue, value, printables(labels)...)
-	}
+	s := sink{o.descs, to}
 	o.metrics.mu.Lock()
 	all := maps.Clone(o.metrics.programmed)
 	o.metrics.mu.Unlock()
-	missingLocal := map[service.Family]count{} // has no backend label
+	s.collectProgrammed(all)
+	now := o.metrics.observation()
+	for _, x := range now.Sources {
+		s.gauge(sourceStaleness, x.Staleness.Seconds(), x.Name)
+		s.gauge(sourceSynced, boolValue(x.Synced), x.Name)
+		s.gauge(sourceFaults, float64(x.Faults), x.Name)
+		s.counter(silentWatches, uint64(x.Silent), x.Name)
+	}
+	for state, n := range now.Services {
+		s.gauge(services, float64(n), state)
+	}
+	for reason, n := range now.Unserved {
+		s.gauge(unservedServices, float64(n), reason)
+	}
+	for reason, n := range now.Skipped {
+		s.gauge(skippedObjects, float64(n), reason)
+	}
+	if t := now.Tracked; t != nil {
+		s.gauge(trackedEntries, float64(t.Entries))
+		s.gauge(trackedLimit, float64(t.Limit))
+	}
+	if p := now.Packets; p != nil {
+		s.counter(droppedInvalid, p.Invalid)
+		s.counter(acceptedLoopback, p.Loopback)
+	}
+	if r := now.Relay; r != nil {
+		s.collectRelay(r)
+	}
+	if t := now.Traffic; t != nil {
+		s.collectTraffic(t)
+	}
+	s.collectByFamily(now)
+	s.gauge(standby, boolValue(now.Standby))
+	for _, name := range now.Conditions {
+		s.gauge(condition, 1, name)
+	}
+}
+
+// collectProgrammed counts what is in force. The metric without the label of a backend has
+// the numbers of the backend that misses most.
+func (s sink) collectProgrammed(all map[Backend]programmed) {
+	missingLocal := map[service.Family]count{}
 	for b, p := range all {
 		n := p.count(b.Family)
-		set(programmedPorts, float64(n.ports), b.labels()...)
-		set(programmedEndpoints, float64(n.endpoints), b.labels()...)
-		if s := missingLocal[b.Family]; n.internal+n.external >= s.internal+s.external {
+		s.gauge(programmedPorts, float64(n.ports), b.labels()...)
+		s.gauge(programmedEndpoints, float64(n.endpoints), b.labels()...)
+		if most := missingLocal[b.Family]; n.internal+n.external >= most.internal+most.external {
 			missingLocal[b.Family] = n
 		}
 	}
 	for f, n := range missingLocal {
-		set(noLocal, float64(n.internal), "internal", f.String())
-		set(noLocal, float64(n.external), "external", f.String())
-	}
-	now := o.metrics.observation()
-	for f, age := range now.OldestPending {
-		set(oldestPending, age.Seconds(), f.String())
-	}
-	for _, s := range now.Sources {
-		set(sourceStaleness, s.Staleness.Seconds(), s.Name)
-		set(sourceSynced, boolValue(s.Synced), s.Name)
-		set(sourceFaults, float64(s.Faults), s.Name)
-		to <- prometheus.MustNewConstMetric(o.descs[silentWatches], prometheus.CounterValue, float64(s.Silent), printable.Text(s.Name))
-	}
-	for state, n := range now.Services {
-		set(services, float64(n), state)
-	}
-	for reason, n := range now.Unserved {
-		set(unservedServices, float64(n), reason)
-	}
-	for reason, n := range now.Skipped {
-		set(skippedObjects, float64(n), reason)
-	}
-	if t := now.Tracked; t != nil {
-		set(trackedEntries, float64(t.Entries))
-		set(trackedLimit, float64(t.Limit))
-	}
-	if p := now.Packets; p != nil {
-		for name, n := range map[string]uint64{droppedInvalid: p.Invalid, acceptedLoopback: p.Loopback} {
-			to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.CounterValue, float64(n))
-		}
-	}
-	if r := now.Relay; r != nil {
-		o.collectRelay(to, r)
-	}
-	if t := now.Traffic; t != nil {
-		o.collectTraffic(to, t)
-	}
-	o.collectByFamily(to, now)
-	set(standby, boolValue(now.Standby))
-	for _, name := range now.Conditions {
-		set(condition, 1, name)
+		s.gauge(noLocal, float64(n.internal), "internal", f.String())
+		s.gauge(noLocal, float64(n.external), "external", f.String())
 	}
 }
 
-func (o *observer) collectRelay(to chan<- prometheus.Metric, r *Relay) {
-	to <- prometheus.MustNewConstMetric(o.descs[relayFiles], prometheus.GaugeValue, float64(r.Open))
-	to <- prometheus.MustNewConstMetric(o.descs[relayFilesLimit], prometheus.GaugeValue, float64(r.Limit))
+func (s sink) collectRelay(r *Relay) {
+	s.gauge(relayFiles, float64(r.Open))
+	s.gauge(relayFilesLimit, float64(r.Limit))
 	for why, n := range r.Refused {
-		to <- prometheus.MustNewConstMetric(o.descs[relayRefused], prometheus.CounterValue, float64(n), printable.Text(why))
+		s.counter(relayRefused, n, why)
 	}
 }
 
-func (o *observer) collectByFamily(to chan<- prometheus.Metric, now Observation) {
+func (s sink) collectByFamily(now Observation) {
+	for f, age := range now.OldestPending {
+		s.gauge(oldestPending, age.Seconds(), f.String())
+	}
 	for f, n := range now.Accelerated {
-		to <- prometheus.MustNewConstMetric(o.descs[accelerated], prometheus.CounterValue, float64(n), f.String())
+		s.counter(accelerated, n, f.String())
 	}
 	for f, l := range now.Localhost {
-		to <- prometheus.MustNewConstMetric(o.descs[localhostListeners], prometheus.GaugeValue, float64(l.Listeners), f.String())
-		to <- prometheus.MustNewConstMetric(o.descs[localhostFailures], prometheus.CounterValue, float64(l.Failures), f.String())
+		s.gauge(localhostListeners, float64(l.Listeners), f.String())
+		s.counter(localhostFailures, uint64(l.Failures), f.String())
 	}
 }
 
 // collectTraffic sets the metrics of what Services carried.
-func (o *observer) collectTraffic(to chan<- prometheus.Metric, t *traffic.Named) {
-	set := func(name string, n uint64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(o.descs[name], prometheus.CounterValue, float64(n), printables(labels)...)
-	}
-	for _, s := range append(t.Services, traffic.Service{Counts: t.Rest}) {
-		set(serviceConnections, s.Connections, s.Namespace, s.Name)
+func (s sink) collectTraffic(t *traffic.Named) {
+	for _, x := range append(t.Services, traffic.Service{Counts: t.Rest}) {
+		s.counter(serviceConnections, x.Connections, x.Namespace, x.Name)
 		if t.Counted.Packets {
-			set(servicePackets, s.PacketsIn, s.Namespace, s.Name, "in")
-			set(servicePackets, s.PacketsOut, s.Namespace, s.Name, "out")
+			s.counter(servicePackets, x.PacketsIn, x.Namespace, x.Name, "in")
+			s.counter(servicePackets, x.PacketsOut, x.Namespace, x.Name, "out")
 		}
 		if t.Counted.Bytes {
-			set(serviceBytes, s.BytesIn, s.Namespace, s.Name, "in")
-			set(serviceBytes, s.BytesOut, s.Namespace, s.Name, "out")
+			s.counter(serviceBytes, x.BytesIn, x.Namespace, x.Name, "in")
+			s.counter(serviceBytes, x.BytesOut, x.Namespace, x.Name, "out")
 		}
 	}
 }
