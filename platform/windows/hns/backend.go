@@ -318,66 +318,6 @@ func (b *Backend) relist(ctx context.Context, next *state) error {
 	return nil
 }
 
-// workChanges returns nil if a Service gives up a key that shadowed forwarded health
-// checks. The Services of these health checks did not change, so only planAll finds them.
-func (b *Backend) workChanges(p *plan, h *state) *work {
-	w := &work{}
-	next := p.next
-	gone, wanted := map[Key]bool{}, map[Key]bool{}
-	touched := map[service.PortName]bool{}
-	one := func(c service.Change) {
-		var from, to DesiredState
-		if c.Old != nil {
-			from = Desired(c.Old, &h.site)
-		}
-		if c.New != nil {
-			to = Desired(c.New, &next.site)
-		}
-		touched[c.Name()] = true
-		p.changes = append(p.changes, desiredChange{c.Name(), from, to})
-		u := unit{name: c.Name(), desired: to.LoadBalancers, vips: to.VIPs}
-		for _, x := range to.LoadBalancers {
-			wanted[x.Key] = true
-		}
-		for _, x := range from.LoadBalancers {
-			gone[x.Key] = true
-			if lb := next.model.balancer(x.Key); lb != nil {
-				u.deletes = append(u.deletes, lb)
-			}
-		}
-		for _, t := range from.VIPs {
-			u.releasedAddrs = append(u.releasedAddrs, t.Addr)
-		}
-		u.releasedAddrs = append(u.releasedAddrs, from.Listed...)
-		w.units = append(w.units, u)
-	}
-	for c := range service.Diff(h.snapshot, next.snapshot, b.family) {
-		one(c)
-	}
-	for _, n := range h.retry {
-		if x := next.snapshot.Port(b.family, n); x != nil && !touched[n] {
-			one(service.Change{Old: x, New: x})
-		}
-	}
-	after := p.delta()
-	w.inUse = func(a netip.Addr) bool { return h.claims.vips[a]+after.vips[a] > 0 }
-	w.listed = func(a netip.Addr) bool { return h.claims.listed[a]+after.listed[a] > 0 }
-	plain := func(k Key) bool { return h.claims.plain[k]+after.plain[k] > 0 }
-	shared := func(k Key) bool { return h.claims.shared[k]+after.shared[k] > 0 }
-	for k := range gone {
-		if h.claims.plain[k] > 0 && !plain(k) && shared(k) {
-			return nil
-		}
-	}
-	for i, u := range w.units {
-		w.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Key) })
-		w.units[i].deletes = slices.DeleteFunc(u.deletes, func(lb *LoadBalancer) bool {
-			return wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !b.owns(next, lb)
-		})
-	}
-	return w
-}
-
 // owns reports whether lb, whose key was in the last snapshot, is ours.
 func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
 	p := pass{host: b.host, model: at.model}
