@@ -162,48 +162,65 @@ func (n *Node) accelerationLacks(ctx context.Context) ([]doctor.Finding, error) 
 	if err != nil {
 		return nil, err
 	}
-	var found []doctor.Finding
-	lacks := func(subject, what, fix, advice string) {
-		found = append(found, doctor.Finding{Topic: doctor.AccelerationLacks, Subject: subject, What: "socket acceleration cannot work: " + what, Fix: fix, Advice: advice})
-	}
-	missing := func(subject, what, at, fix string) {
-		advice := "in a container, mount " + at + " of the host; the chart does with linux.socketAcceleration=true"
-		if inContainer(mounts) { // a mount there would end with it
-			fix, advice = "", strings.TrimPrefix(advice, "in a container, ")
-		}
-		lacks(subject, what, fix, advice)
-	}
-	const off = "or switch socketAcceleration off"
-	if old(release, 5, 10) {
-		lacks("kernel", "this is Linux "+release, "", "start Linux 5.10 or later, "+off)
-	} else if site.NoPrograms {
-		lacks("kernel", "the kernel runs no programs in cgroups", "", "start a kernel with CONFIG_CGROUP_BPF, "+off)
-	}
-	const noHierarchy = "the cgroup hierarchy of version 2 is not mounted"
-	switch {
-	case site.Root == "" && mountedAs(mounts, "cgroup", ""):
-		missing("cgroups", noHierarchy, "/sys/fs/cgroup", mountHybrid)
-	case site.Root == "":
-		missing("cgroups", noHierarchy, "/sys/fs/cgroup", "mount -t cgroup2 cgroup2 /sys/fs/cgroup")
-	case !site.Whole && site.Pods == "":
-		missing("cgroups", "this process sees only the cgroup of its own container at "+site.Root, "the folder /sys/fs/cgroup", "")
-	}
-	if !mountedAs(mounts, "bpf", pins) {
-		missing("bpf-file-system", "no BPF file system is mounted at "+pins, pins, "mount -t bpf bpf "+pins)
-	}
+	l := lacks{inContainer: inContainer(mounts)}
+	l.addKernel(site, release)
+	l.addMounts(site, mounts)
 	who, rights, err := n.missingCapabilities(ctx, release)
 	if err != nil {
 		return nil, err
 	}
 	if len(rights) > 0 {
-		lacks("capabilities", fmt.Sprintf("%s lacks %s", who, strings.Join(rights, ", ")), "",
+		l.add("capabilities", fmt.Sprintf("%s lacks %s", who, strings.Join(rights, ", ")), "",
 			"run the proxy as root with these capabilities; in a container, add them to securityContext.capabilities, as the chart does with linux.socketAcceleration=true")
 	}
 	if cpu, err := n.read("proc/cpuinfo"); err == nil && !old(release, 6, 19) && lacksWideExchange(cpu) {
-		found = append(found, doctor.Finding{Topic: doctor.AccelerationPeers, What: "the processor lacks cmpxchg16b, which Linux " + release + " needs for the storage of sockets",
+		l.found = append(l.found, doctor.Finding{Topic: doctor.AccelerationPeers, What: "the processor lacks cmpxchg16b, which Linux " + release + " needs for the storage of sockets",
 			Advice: "give a virtual machine a processor with the flag cx16, such as -cpu host of QEMU"})
 	}
-	return found, nil
+	return l.found, nil
+}
+
+// lacks collects what socket acceleration needs and does not have.
+type lacks struct {
+	found       []doctor.Finding
+	inContainer bool // this process is in one
+}
+
+func (l *lacks) add(subject, what, fix, advice string) {
+	l.found = append(l.found, doctor.Finding{Topic: doctor.AccelerationLacks, Subject: subject, What: "socket acceleration cannot work: " + what, Fix: fix, Advice: advice})
+}
+
+// addMount adds that a folder of the host is not mounted.
+func (l *lacks) addMount(subject, what, at, fix string) {
+	advice := "in a container, mount " + at + " of the host; the chart does with linux.socketAcceleration=true"
+	if l.inContainer { // a mount there would end with it
+		fix, advice = "", strings.TrimPrefix(advice, "in a container, ")
+	}
+	l.add(subject, what, fix, advice)
+}
+
+func (l *lacks) addKernel(site socketlb.Site, release string) {
+	const off = "or switch socketAcceleration off"
+	if old(release, 5, 10) {
+		l.add("kernel", "this is Linux "+release, "", "start Linux 5.10 or later, "+off)
+	} else if site.NoPrograms {
+		l.add("kernel", "the kernel runs no programs in cgroups", "", "start a kernel with CONFIG_CGROUP_BPF, "+off)
+	}
+}
+
+func (l *lacks) addMounts(site socketlb.Site, mounts string) {
+	const noHierarchy = "the cgroup hierarchy of version 2 is not mounted"
+	switch {
+	case site.Root == "" && mountedAs(mounts, "cgroup", ""):
+		l.addMount("cgroups", noHierarchy, "/sys/fs/cgroup", mountHybrid)
+	case site.Root == "":
+		l.addMount("cgroups", noHierarchy, "/sys/fs/cgroup", "mount -t cgroup2 cgroup2 /sys/fs/cgroup")
+	case !site.Whole && site.Pods == "":
+		l.addMount("cgroups", "this process sees only the cgroup of its own container at "+site.Root, "the folder /sys/fs/cgroup", "")
+	}
+	if !mountedAs(mounts, "bpf", pins) {
+		l.addMount("bpf-file-system", "no BPF file system is mounted at "+pins, pins, "mount -t bpf bpf "+pins)
+	}
 }
 
 // pins is where the BPF file system belongs.
