@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"kubeproxy/build/release/bom"
 	"kubeproxy/build/release/debian"
 	"kubeproxy/build/release/hive"
 	"kubeproxy/build/release/oci"
@@ -67,12 +68,12 @@ type variant struct {
 }
 
 func (o *options) variants() []variant {
-	about := func(title, description string) oci.About {
-		return oci.About{Title: title, Description: description, Version: o.version, Revision: o.revision, Created: o.created}
+	about := func(title, description, licenses string) oci.About {
+		return oci.About{Title: title, Description: description, Licenses: licenses, Version: o.version, Revision: o.revision, Created: o.created}
 	}
 	return []variant{
-		{"", about("kubeproxy", "Service proxy for Kubernetes nodes, for mode nftables on Linux and for Windows"), []func(context.Context, *options, oci.About) ([]v1.Image, error){plain, windows}},
-		{"-iptables", about("kubeproxy-iptables", "Service proxy for Kubernetes nodes, with the commands of iptables and ipset for modes iptables, ipvs and userspace"), []func(context.Context, *options, oci.About) ([]v1.Image, error){withCommands}},
+		{"", about("kubeproxy", "Service proxy for Kubernetes nodes, for mode nftables on Linux and for Windows", bom.License), []func(context.Context, *options, oci.About) ([]v1.Image, error){plain, windows}},
+		{"-iptables", about("kubeproxy-iptables", "Service proxy for Kubernetes nodes, with the commands of iptables and ipset for modes iptables, ipvs and userspace", bom.License+" AND "+debian.Licenses), []func(context.Context, *options, oci.About) ([]v1.Image, error){withCommands}},
 	}
 }
 

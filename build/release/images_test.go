@@ -194,12 +194,16 @@ func load(t *testing.T, file, name string) map[string]v1.Image {
 
 func testLabels(t *testing.T, img v1.Image) {
 	t.Helper()
+	licenses := "Apache-2.0"
 	config, err := img.ConfigFile()
 	if err != nil {
 		t.Fatal(err)
 	}
 	labels := config.Config.Labels
-	for key, want := range map[string]string{"version": "v1.2.3+4", "revision": "abc", "created": created, "licenses": "Apache-2.0"} {
+	if strings.HasSuffix(labels["org.opencontainers.image.title"], "-iptables") {
+		licenses = "Apache-2.0 AND GPL-2.0-only AND GPL-2.0-or-later AND LGPL-2.1-or-later"
+	}
+	for key, want := range map[string]string{"version": "v1.2.3+4", "revision": "abc", "created": created, "licenses": licenses} {
 		if got := labels["org.opencontainers.image."+key]; got != want {
 			t.Errorf("label %s is %q, want %q", key, got, want)
 		}

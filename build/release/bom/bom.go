@@ -20,6 +20,9 @@ import (
 	"kubeproxy/build/release/debian"
 )
 
+// License is that of the program, by its name in https://spdx.org/licenses/
+const License = "Apache-2.0"
+
 // Subject is what a list is about.
 type Subject struct {
 	Name, Version, Binary string
@@ -33,9 +36,9 @@ func Write(out io.Writer, s *Subject) error {
 	if err != nil {
 		return err
 	}
-	of := cdx.ComponentTypeApplication
+	of, license := cdx.ComponentTypeApplication, cdx.LicenseChoice{License: &cdx.License{ID: License}}
 	if len(s.Packages) > 0 {
-		of = cdx.ComponentTypeContainer
+		of, license = cdx.ComponentTypeContainer, cdx.LicenseChoice{Expression: License + " AND " + debian.Licenses}
 	}
 	parts := []cdx.Component{module("std", strings.TrimPrefix(info.GoVersion, "go"))}
 	for _, d := range info.Deps {
@@ -52,7 +55,7 @@ func Write(out io.Writer, s *Subject) error {
 		Timestamp: s.Created.UTC().Format(time.RFC3339),
 		Component: &cdx.Component{
 			BOMRef: s.Name, Type: of, Name: s.Name, Version: s.Version,
-			Licenses: &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}},
+			Licenses: &cdx.Licenses{license},
 		},
 	}
 	list.Components = &parts

@@ -12,6 +12,10 @@ import (
 // Release is the release of Debian that the packages are from.
 const Release = "bookworm"
 
+// Licenses are those of what images have of the packages, an expression of
+// https://spdx.org/licenses/ The texts are in usr/share/doc of the images.
+const Licenses = "GPL-2.0-only AND GPL-2.0-or-later AND LGPL-2.1-or-later"
+
 //go:embed packages.txt
 var packages string
 

@@ -16,13 +16,14 @@ import (
 // https://github.com/opencontainers/image-spec/blob/main/annotations.md
 type About struct {
 	Title, Description, Version, Revision string
+	Licenses                              string // an expression of SPDX, of all that is in the image
 	Created                               time.Time
 }
 
 func (a About) labels() map[string]string {
 	const key = "org.opencontainers.image."
 	return map[string]string{
-		key + "title": a.Title, key + "description": a.Description, key + "licenses": "Apache-2.0",
+		key + "title": a.Title, key + "description": a.Description, key + "licenses": a.Licenses,
 		key + "version": a.Version, key + "revision": a.Revision, key + "created": a.Created.UTC().Format(time.RFC3339),
 	}
 }
