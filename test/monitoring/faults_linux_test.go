@@ -29,6 +29,10 @@ type fault struct {
 var faults = []fault{
 	{node: "well"},
 	{
+		node: "down", alerts: []string{"KubeproxyDown"},
+		begin: func(t *testing.T, s *site, n *node) func() { n.proxy.Stop(t); return func() { s.start(t, n, nil) } },
+	},
+	{
 		node: "unsynced", alerts: []string{"KubeproxyNotSynced", "KubeproxySourceStale", "KubeproxyCondition"},
 		start: func(t *testing.T, s *site, n *node) { n.cut(t, s); s.start(t, n, nil) },
 		begin: func(t *testing.T, _ *site, n *node) func() { return func() { n.mend(t) } },
