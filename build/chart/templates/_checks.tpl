@@ -11,6 +11,11 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- include "kubeproxy.checkServer" (.Values.apiServer | default "") }}
 {{- include "kubeproxy.checkRanges" (list "clusterCIDR" (.Values.clusterCIDR | default "")) }}
 {{- include "kubeproxy.checkAddress" (list "metrics.bindAddress" .Values.metrics.bindAddress) }}
+{{- range .Values.extraArgs }}
+{{- if and (hasPrefix "--service-proxy-name=" .) (or $.Values.windows.enabled (not (has $.Values.linux.mode (list "" "nftables")))) }}
+{{- fail (printf "extraArgs: %s works in mode nftables alone; want linux.mode=nftables, and windows.enabled=false" .) }}
+{{- end }}
+{{- end }}
 {{- range $os := list "linux" "windows" }}
 {{- $part := index $.Values $os }}
 {{- if $part.enabled }}{{ include "kubeproxy.checkSystem" (list $.Values $part $os) }}{{ end }}
