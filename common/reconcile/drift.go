@@ -3,7 +3,10 @@
 
 package reconcile
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // quietPeriod is the time without foreign changes that ends a dispute.
 const quietPeriod = time.Minute
@@ -36,4 +39,29 @@ func (l *Loop) driftPause(r *Result) time.Duration {
 		return 0
 	}
 	return max(l.Drift.After(r.DriftRounds-contestedRounds/2+1), time.Duration(l.DriftCostFactor)*r.Took)
+}
+
+// MaxDrift is how many changes Outcome.Drift names.
+const MaxDrift = 20
+
+// DriftReport collects the lines of Outcome.Drift. The zero value is empty.
+type DriftReport struct {
+	lines []string
+	n     int
+}
+
+// Add adds a change. Those after MaxDrift are only counted, so text is not called for them:
+// whoever flushes the rules changes them all.
+func (r *DriftReport) Add(text func() string) {
+	if r.n++; r.n <= MaxDrift {
+		r.lines = append(r.lines, text())
+	}
+}
+
+// Lines returns a line for each change, and one for those that are only counted.
+func (r *DriftReport) Lines() []string {
+	if r.n > MaxDrift {
+		return append(r.lines, fmt.Sprintf("and %d more", r.n-MaxDrift))
+	}
+	return r.lines
 }

@@ -88,3 +88,24 @@ func TestStandby(t *testing.T) {
 		}
 	})
 }
+
+// TestDriftReport checks that what is beyond the limit is counted and not put in words.
+func TestDriftReport(t *testing.T) {
+	for n, want := range map[int]int{0: 0, MaxDrift: MaxDrift, MaxDrift + 7: MaxDrift + 1} {
+		var r DriftReport
+		words := 0
+		for range n {
+			r.Add(func() string {
+				words++
+				return "altered: a chain"
+			})
+		}
+		lines := r.Lines()
+		if len(lines) != want || words != min(n, MaxDrift) {
+			t.Errorf("%d changes: %d lines, %d put in words; want %d lines", n, len(lines), words, want)
+		}
+		if n > MaxDrift && lines[MaxDrift] != "and 7 more" {
+			t.Errorf("%d changes: the last line is %q", n, lines[MaxDrift])
+		}
+	}
+}

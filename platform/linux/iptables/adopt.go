@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -81,15 +82,13 @@ func removedPorts(f service.Family, entries []entry) []*service.Port {
 	return all
 }
 
-// maxDriftLines limits the length of a drift report.
-const maxDriftLines = 20
-
 // drift describes how others changed the tables since we installed have. surplus are the
 // jumps that others added.
 func drift(t *observed, have *installed, jumps, surplus []jump) []string {
-	var lines []string
+	var r reconcile.DriftReport
+	add := func(format string, args ...any) { r.Add(func() string { return fmt.Sprintf(format, args...) }) }
 	for _, table := range t.dormant {
-		lines = append(lines, fmt.Sprintf("altered: table %s is dormant, so no packet passes its rules", table))
+		add("altered: table %s is dormant, so no packet passes its rules", table)
 	}
 	now := t.sums()
 	delete(now, localnetMark)
@@ -97,27 +96,24 @@ func drift(t *observed, have *installed, jumps, surplus []jump) []string {
 		held, found := now[i]
 		switch {
 		case !found:
-			lines = append(lines, fmt.Sprintf("missing: chain %s of table %s", i.name, i.table))
+			add("missing: chain %s of table %s", i.name, i.table)
 		case held != have.sums[i]:
-			lines = append(lines, fmt.Sprintf("altered: rules of chain %s of table %s", i.name, i.table))
+			add("altered: rules of chain %s of table %s", i.name, i.table)
 		}
 	}
 	for _, i := range slices.SortedFunc(maps.Keys(now), id.compare) {
 		if _, ours := have.sums[i]; !ours {
-			lines = append(lines, fmt.Sprintf("foreign: chain %s of table %s", i.name, i.table))
+			add("foreign: chain %s of table %s", i.name, i.table)
 		}
 	}
 	for _, j := range t.missingJumps(jumps) {
-		lines = append(lines, fmt.Sprintf("missing: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
+		add("missing: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table)
 	}
 	for _, m := range t.misplaced(jumps) {
-		lines = append(lines, m.String())
+		r.Add(m.String)
 	}
 	for _, j := range surplus {
-		lines = append(lines, fmt.Sprintf("foreign: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table))
+		add("foreign: rule %q of chain %s of table %s", j.rule, j.from.name, j.from.table)
 	}
-	if n := len(lines); n > maxDriftLines {
-		lines = append(lines[:maxDriftLines], fmt.Sprintf("and %d more", n-maxDriftLines))
-	}
-	return lines
+	return r.Lines()
 }

@@ -260,27 +260,18 @@ func (p *plan) removeLeftovers(s *state, seen map[key]bool) {
 	p.add(u)
 }
 
-// driftLines limits the length of a drift report.
-const driftLines = 20
-
 // describeDrift describes the foreign changes that make p necessary. Drained
 // destinations are not drift, and neither is what an earlier sync could not do.
 func (p *plan) describeDrift(d failedPorts) []string {
 	p.units = d.excludeFrom(p.units)
-	var lines []string
-	n := 0
+	var r reconcile.DriftReport
 	for _, o := range p.ops() {
 		if o.verb == delDest && o.dest.weight == 0 || o.verb == delServer && p.drainedServers[o.key] || p.causedByOthers(o) {
 			continue
 		}
-		if n++; n <= driftLines {
-			lines = append(lines, driftText(o))
-		}
+		r.Add(func() string { return driftText(o) })
 	}
-	if n > driftLines {
-		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
-	}
-	return lines
+	return r.Lines()
 }
 
 // causedByOthers reports whether o may be needed because another process made or deleted

@@ -122,7 +122,7 @@ func TestDriftOfEverything(t *testing.T) {
 		runNft(t, "", "flush", "ruleset")
 		p := planOrError(t, b, want)
 		drift := p.Outcome().Drift
-		if len(drift) != maxDriftLines+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[maxDriftLines], "and ") {
+		if len(drift) != reconcile.MaxDrift+1 || drift[0] != "missing: table kube-services" || !strings.HasPrefix(drift[reconcile.MaxDrift], "and ") {
 			t.Errorf("drift:\n%s", strings.Join(drift, "\n"))
 		}
 		if err := p.Apply(context.Background()).Err; err != nil {

@@ -44,9 +44,6 @@ func (c change) String() string {
 	return fmt.Sprintf("+ take connections to %s, %s: %s", c.addr, c.port.Name, strings.Join(all, " "))
 }
 
-// maxDriftLines bounds the lines of a drift report.
-const maxDriftLines = 20
-
 // compare finds all that differs from the tables. first is whether an earlier process
 // wrote them: then nothing counts as drift.
 func (p *plan) compare(first bool) {
@@ -64,12 +61,11 @@ func (p *plan) compare(first bool) {
 		return
 	}
 	if !first {
+		var r reconcile.DriftReport
 		for _, c := range b.tables.differences(b.have, b.family) {
-			p.drift = append(p.drift, "altered: "+strings.TrimLeft(c.String(), "+- "))
+			r.Add(func() string { return "altered: " + strings.TrimLeft(c.String(), "+- ") })
 		}
-		if n := len(p.drift); n > maxDriftLines {
-			p.drift = append(p.drift[:maxDriftLines], fmt.Sprintf("and %d more", n-maxDriftLines))
-		}
+		p.drift = r.Lines()
 	}
 	p.changes = b.tables.differences(p.want, b.family)
 }

@@ -12,35 +12,33 @@ import (
 	"slices"
 	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
-// maxDriftLines bounds the lines of a drift report.
-const maxDriftLines = 20
+// maxNamed is how many objects an error of --cleanup names.
+const maxNamed = 20
 
 // drift describes what other processes changed in our load balancers and endpoints since
 // before was listed.
 func (b *Backend) drift(before, now *model) []string {
-	var lines []string
+	var r reconcile.DriftReport
 	for _, lb := range before.sortedBalancers(b.family) {
 		have := now.balancer(lb.Key)
 		switch {
 		case !b.host.ownedUntilListing(lb.ID):
 		case have == nil:
-			lines = append(lines, "missing: loadbalancer "+lb.Key.String())
+			r.Add(func() string { return "missing: loadbalancer " + lb.Key.String() })
 		case !have.equal(lb):
-			lines = append(lines, "altered: loadbalancer "+lb.Key.String())
+			r.Add(func() string { return "altered: loadbalancer " + lb.Key.String() })
 		}
 	}
 	for _, e := range before.sortedRemotes(b.family) {
 		if (ownsEndpoint(b.host, e) || b.host.ownedUntilListing(e.ID)) && now.endpoint(e.ID) == nil {
-			lines = append(lines, "missing: endpoint "+e.describe())
+			r.Add(func() string { return "missing: endpoint " + e.describe() })
 		}
 	}
-	if n := len(lines); n > maxDriftLines {
-		lines = append(lines[:maxDriftLines], fmt.Sprintf("and %d more", n-maxDriftLines))
-	}
-	return lines
+	return r.Lines()
 }
 
 // maxReportedNotes bounds the notes that are reported one by one.
@@ -134,8 +132,8 @@ func (b *Backend) leftoverError(at *state) error {
 	if len(names) == 0 {
 		return nil
 	}
-	if n := len(names); n > maxDriftLines {
-		names = append(names[:maxDriftLines], fmt.Sprintf("and %d more", n-maxDriftLines))
+	if n := len(names); n > maxNamed {
+		names = append(names[:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
 	}
 	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
@@ -94,7 +95,7 @@ func TestMuchDrift(t *testing.T) {
 	clear(n.sets.ByName["KUBE-VS-EXTERNAL"].Members)
 	n.clock = n.clock.Add(sizesInterval)
 	drift := planOf(t, b, want).Outcome().Drift
-	if len(drift) != driftLines+1 || drift[driftLines] != "and 10 more" {
+	if len(drift) != reconcile.MaxDrift+1 || drift[reconcile.MaxDrift] != "and 10 more" {
 		t.Errorf("the drift is %q", drift)
 	}
 }

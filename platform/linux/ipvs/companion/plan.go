@@ -62,23 +62,17 @@ func diff(have, want map[element]use) difference {
 	return d
 }
 
-// driftLines limits the length of a drift report.
-const driftLines = 20
-
 // drift describes the foreign changes that make d necessary, without the elements of
 // missing sets. While the snapshot is partial, extra elements may come from an earlier
 // process and are not reported.
 func (d difference) drift(f service.Family, missing []string, partial bool) []string {
-	var lines []string
-	n := 0
+	var r reconcile.DriftReport
 	report := func(what string, all []element) {
 		for _, e := range all {
 			if slices.Contains(missing, e.set) {
 				continue
 			}
-			if n++; n <= driftLines {
-				lines = append(lines, what+": "+e.text(f))
-			}
+			r.Add(func() string { return what + ": " + e.text(f) })
 		}
 	}
 	report("missing", d.add)
@@ -86,10 +80,7 @@ func (d difference) drift(f service.Family, missing []string, partial bool) []st
 	if !partial {
 		report("foreign", d.del)
 	}
-	if n > driftLines {
-		lines = append(lines, fmt.Sprintf("and %d more", n-driftLines))
-	}
-	return lines
+	return r.Lines()
 }
 
 // text describes e.
