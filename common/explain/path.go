@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"kubeproxy/common/route"
 )
@@ -51,6 +52,21 @@ type Flow struct {
 type Hop struct {
 	Object string `json:"object"`
 	Does   string `json:"does"` // what it does with the packet
+}
+
+// OneOf says on one line, for a Hop, that a packet goes to one of some addresses. what is
+// what they are, such as endpoints.
+func OneOf(what string, all []netip.AddrPort) string {
+	const most = 3
+	var names []string
+	for _, a := range all[:min(most, len(all))] {
+		names = append(names, a.String())
+	}
+	text := fmt.Sprintf("one of %d %s: %s", len(all), what, strings.Join(names, ", "))
+	if n := len(all) - most; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
 }
 
 // Target is an endpoint to which the dataplane may send the connection.

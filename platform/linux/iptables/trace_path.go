@@ -208,7 +208,7 @@ func (p *path) serve(pk walk.Packet) bool {
 		return true
 	}
 	p.served = true
-	p.hop(server, "one of %d destinations: %s", len(to), shorten(to))
+	p.hop(server, "%s", explain.OneOf("destinations", to))
 	for _, a := range to {
 		next := pk
 		next.To, next.Interface = a, ""
@@ -307,7 +307,7 @@ func (p *path) showTargets(steps []walk.Step) {
 	first := steps[0]
 	switch {
 	case len(to) > 1:
-		p.hop("rules", "one of %d endpoints: %s", len(to), shorten(to))
+		p.hop("rules", "%s", explain.OneOf("endpoints", to))
 	case slices.Contains(first.Rule.Words(), "--update"):
 		p.hop("rule", "the client had %s before", to[0])
 	default:
@@ -320,20 +320,6 @@ func (p *path) showTargets(steps []walk.Step) {
 func (p *path) leadsOn(r *walk.Rule) bool {
 	w := r.Words()
 	return !slices.Contains(w, "--comment") && strings.HasPrefix(targetOf(w), "KUBE-")
-}
-
-// shorten keeps a list of endpoints to one line.
-func shorten(all []netip.AddrPort) string {
-	const most = 3
-	var names []string
-	for _, a := range all[:min(most, len(all))] {
-		names = append(names, a.String())
-	}
-	text := strings.Join(names, ", ")
-	if len(all) > most {
-		text += fmt.Sprintf(" and %d more", len(all)-most)
-	}
-	return text
 }
 
 // stepText names a rule, or the policy of a built-in chain.

@@ -6,7 +6,6 @@ package nftables
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -169,7 +168,7 @@ func (t *tracer) lookup(l lookup) bool {
 
 func (t *tracer) translate(tr dnat) result {
 	missing := 0
-	var found []string
+	var found []netip.AddrPort
 	for n := range max(tr.mod, 1) {
 		e, ok := t.element(tr.in, t.key(tr.fields, n))
 		if !ok {
@@ -182,10 +181,10 @@ func (t *tracer) translate(tr dnat) result {
 		}
 		t.out.Targets[to] = false
 		t.out.Action = route.Forward
-		found = append(found, to.String())
+		found = append(found, to)
 	}
 	if missing == 0 || len(found) > 0 && t.firstDraw(tr.in) {
-		t.hop("map "+tr.in.name, "one of %d endpoints: %s", len(found), shorten(found))
+		t.hop("map "+tr.in.name, "%s", explain.OneOf("endpoints", found))
 	}
 	if missing == 0 {
 		return final
@@ -201,15 +200,6 @@ func (t *tracer) firstDraw(in *set) bool {
 		}
 	}
 	return true
-}
-
-// shorten keeps a list of endpoints to one line.
-func shorten(all []string) string {
-	const most = 3
-	if len(all) <= most {
-		return strings.Join(all, ", ")
-	}
-	return strings.Join(all[:most], ", ") + fmt.Sprintf(" and %d more", len(all)-most)
 }
 
 // recall leads a client to the endpoint that it had before, if it is recorded.

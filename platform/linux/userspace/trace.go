@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -143,21 +142,12 @@ func (b *Backend) resolveListeners(w *explain.Walk, c route.Conn) {
 	}
 }
 
-// listed keeps a list of endpoints to one line.
+// listed says where connections go, on one line.
 func listed(all []netip.AddrPort) string {
-	const most = 3
 	if len(all) == 0 {
 		return "it has no endpoint"
 	}
-	var names []string
-	for _, a := range all[:min(most, len(all))] {
-		names = append(names, a.String())
-	}
-	text := fmt.Sprintf("one of %d endpoints: %s", len(all), strings.Join(names, ", "))
-	if n := len(all) - most; n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
-	}
-	return text
+	return explain.OneOf("endpoints", all)
 }
 
 // candidates returns the endpoints for policy, and the one that client had before, if
