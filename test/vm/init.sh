@@ -28,6 +28,17 @@ port() {
 		[ "$(cat "$p/name" 2>/dev/null)" = "$1" ] && echo "/dev/${p##*/}" && return
 	done
 }
+# drain writes to a port what the host takes out again. What was written before may still
+# be in the queue of the port, as write(2) does not wait for the host (kernel:
+# drivers/char/virtio_console.c, port_fops_write), and is lost with the machine. The queue
+# has 128 places (QEMU: hw/char/virtio-serial-bus.c, virtio_serial_device_realize). So
+# twice as many writes end when the host has all that came before them.
+drain() {
+	for i in $(seq 256); do
+		printf '\0'
+	done
+}
+
 for i in $(seq 200); do
 	out=$(port out) err=$(port err) result=$(port result)
 	[ -c "$out" ] && [ -c "$err" ] && [ -c "$result" ] && break
@@ -56,9 +67,13 @@ echo "vm: starts the command at $(cut -d' ' -f1 /proc/uptime) s" >/dev/console
 $enter bash /vm/run >"$out" 2>"$err" </dev/null
 code=$?
 echo "vm: the command ended at $(cut -d' ' -f1 /proc/uptime) s with $code" >/dev/console
+# A process that the command left behind may still have these ports.
+drain 2>/dev/null >"$out"
+drain 2>/dev/null >"$err"
 {
 	echo $code
-	tar cf - $OUTPUTS 2>/dev/null
+	tar cf - $OUTPUTS 2>/tar.log || echo "vm: tar ended with $?: $(tail -n 3 /tar.log)" >/dev/console
+	drain
 } >"$result"
 # Who reads the ports sees their end when the machine is gone.
 echo b >/proc/sysrq-trigger

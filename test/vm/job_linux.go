@@ -106,7 +106,7 @@ func (m Machine) run(ctx context.Context, j Job, folder string) (int, error) {
 		return 0, err
 	}
 	if err := j.extract(files); err != nil {
-		return 0, fmt.Errorf("fetch the files that the command left: %w", err)
+		return 0, fmt.Errorf("fetch the files that the command left, of %d bytes: %w\n%s", len(files), err, tail(folder))
 	}
 	return code, nil
 }

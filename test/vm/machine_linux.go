@@ -72,12 +72,22 @@ func (j Job) qemu(ctx context.Context, k kernel, folder string) *exec.Cmd {
 type lockedWriter struct {
 	mu  *sync.Mutex
 	out io.Writer
+	// text has no zero bytes, except those that init.sh adds.
+	text bool
 }
 
+// Write implements io.Writer.
 func (w *lockedWriter) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.out.Write(b)
+	n, text := len(b), b
+	if w.text {
+		text = bytes.ReplaceAll(b, []byte{0}, nil)
+	}
+	if _, err := w.out.Write(text); err != nil {
+		return 0, err
+	}
+	return n, nil
 }
 
 // clock returns the options that derive the time of a machine with one processor from
@@ -104,7 +114,7 @@ func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files
 	cmd.Stdout, cmd.Stderr = &complaints, &complaints
 	done := make(chan error, 3)
 	var turn sync.Mutex // j.Stdout and j.Stderr may be the same
-	for _, out := range []io.Writer{j.Stdout, j.Stderr, &result} {
+	for i, out := range []io.Writer{j.Stdout, j.Stderr, &result} {
 		r, w, err := os.Pipe()
 		if err != nil {
 			return 0, nil, err
@@ -113,7 +123,7 @@ func (j Job) boot(ctx context.Context, k kernel, folder string) (code int, files
 		defer w.Close()
 		cmd.ExtraFiles = append(cmd.ExtraFiles, w)
 		go func() {
-			_, err := io.Copy(&lockedWriter{mu: &turn, out: out}, r)
+			_, err := io.Copy(&lockedWriter{mu: &turn, out: out, text: i < 2}, r)
 			done <- err
 		}()
 	}

@@ -6,9 +6,11 @@ package vm_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -63,6 +65,42 @@ mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; e
 		if got, err := os.ReadFile(filepath.Join(dir, name)); string(got) != want {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
 		}
+	}
+}
+
+// slowWriter takes nothing for a while once something is there, or until no process of this
+// one is left.
+type slowWriter struct {
+	bytes.Buffer
+	waited bool
+}
+
+// Write implements io.Writer.
+func (w *slowWriter) Write(b []byte) (int, error) {
+	for end := time.Now().Add(5 * time.Second); !w.waited && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if exec.Command("pgrep", "--parent", strconv.Itoa(os.Getpid()), "qemu").Run() != nil {
+			break
+		}
+	}
+	w.waited = true
+	return w.Buffer.Write(b)
+}
+
+// TestSlowReader checks that nothing is lost of what a machine leaves when this one is slow
+// to take it.
+func TestSlowReader(t *testing.T) {
+	const size = 512 << 10 // the pipes of the emulator take less, and the queues of the ports more
+	var out slowWriter
+	file := filepath.Join(t.TempDir(), "out")
+	script := fmt.Sprintf("yes | head -c %d | tee /root/out", size)
+	code, err := machine(t).Run(t.Context(), vm.Job{
+		Command: []string{"bash", "-c", script}, Timeout: 2 * time.Minute, Stdout: &out, Outputs: map[string]string{"/root/out": file},
+	})
+	if err != nil || code != 0 || out.Len() != size || bytes.IndexByte(out.Bytes(), 0) >= 0 {
+		t.Errorf("exit code %d, %v, output of %d bytes, want %d without zeros", code, err, out.Len(), size)
+	}
+	if got, err := os.ReadFile(file); err != nil || len(got) != size {
+		t.Errorf("a file of %d bytes, %v; want %d", len(got), err, size)
 	}
 }
 

@@ -95,11 +95,8 @@ func (t *trial) inMachine(ctx context.Context, command string, args []string) (e
 	results := filepath.Join(folder, "results.json")
 	job.Outputs[resultsInside] = results
 	code, err := m.Run(ctx, job)
-	if err != nil {
-		return err
-	}
 	fmt.Printf("%6.1fs  the virtual machine has ended\n", time.Since(start).Seconds())
-	if err := t.merge(results); err != nil {
+	if err := errors.Join(err, t.merge(results)); err != nil { // some files may be there, and others not
 		return err
 	}
 	if code != 0 {
