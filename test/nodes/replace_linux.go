@@ -65,6 +65,14 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 		if err := c.upgrade(ctx, chart, "linux.mode=nftables"); err != nil {
 			return err
 		}
+		if chart.Mode == "ipvs" { // CoreDNS watches the API server, over one connection
+			err := c.kubectls(ctx,
+				[]string{"-n", system, "rollout", "restart", "deployment/coredns"},
+				[]string{"-n", system, "rollout", "status", "deployment/coredns", timeout()})
+			if err != nil {
+				return err
+			}
+		}
 		if err := poll(ctx, drainTime, func() (bool, error) { return c.alone(ctx) }); err != nil {
 			return fmt.Errorf("wait until nothing of mode %s is left: %w", chart.Mode, err)
 		}
@@ -72,11 +80,15 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 	return c.Uninstall(ctx)
 }
 
+// leftoverLine finds lines of status that name leftovers.
+var leftoverLine = regexp.MustCompile(`(?m)^.*leftovers-.*$`)
+
 // drainTime is how long leftovers may stay. IPVS remembers UDP flows for five minutes after
 // their last packet (kernel: net/netfilter/ipvs/ip_vs_proto_udp.c, udp_timeouts).
 const drainTime = 2 * patience
 
-// alone returns whether no node has rules of another proxy or mode.
+// alone returns whether no node has rules of another proxy or mode, and an error that says
+// which has.
 func (c *Cluster) alone(ctx context.Context) (bool, error) {
 	pods, err := c.kubectl(ctx, "", "-n", system, "get", "pods", "-l", ofProxy, "-o", "name")
 	if err != nil {
@@ -84,8 +96,13 @@ func (c *Cluster) alone(ctx context.Context) (bool, error) {
 	}
 	for _, pod := range strings.Fields(pods) {
 		status, err := c.kubectl(ctx, "", "-n", system, "exec", pod, "--", "kube-proxy", "status")
-		if err != nil || !strings.Contains(status, "nftables") || strings.Contains(status, "leftovers-") {
+		switch {
+		case err != nil:
 			return false, err
+		case !strings.Contains(status, "nftables"):
+			return false, fmt.Errorf("%s is not in mode nftables", pod)
+		case leftoverLine.MatchString(status):
+			return false, fmt.Errorf("%s: %s", pod, leftoverLine.FindString(status))
 		}
 	}
 	return pods != "", nil
