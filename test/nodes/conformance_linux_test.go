@@ -240,3 +240,21 @@ func TestMerge(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// TestNarrow checks which specs a part selects, and that a part without any is refused,
+// with a ginkgo that reports two specs.
+func TestNarrow(t *testing.T) {
+	folder := t.TempDir()
+	script := "#!/bin/sh\ncat >" + filepath.Join(folder, reportFile) + " <<'END'\n" + `<testsuites><testsuite>
+<testcase name="[It] one [a]" status="passed"></testcase><testcase name="[It] two [a]" status="passed"></testcase>
+</testsuite></testsuites>` + "\nEND\n"
+	if err := os.WriteFile(filepath.Join(folder, "ginkgo"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for part, want := range map[Part]string{{}: "all", {1, 2}: "(?:one)$", {2, 2}: "(?:two)$", {3, 3}: "has no part 3/3"} {
+		s, err := part.narrow(t.Context(), Selection{Focus: "all"}, folder, folder)
+		if got := s.Focus; err == nil && got != want || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("part %s: %q, %v; want %q", part, got, err, want)
+		}
+	}
+}

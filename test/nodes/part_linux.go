@@ -75,7 +75,10 @@ func (p Part) narrow(ctx context.Context, s Selection, programs, folder string) 
 	if err != nil {
 		return s, err
 	}
-	s.Focus = focusOn(p.of(names))
+	if names = p.of(names); len(names) == 0 { // an expression for none selects all
+		return s, fmt.Errorf("selection %s has no part %s: it has fewer specs", s.Name, p)
+	}
+	s.Focus = focusOn(names)
 	return s, nil
 }
 
