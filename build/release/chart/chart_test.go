@@ -111,6 +111,20 @@ func objects(t *testing.T, text []byte) map[string]map[string]any {
 	}
 }
 
+// installed returns what the chart installs with values in YAML, see objects.
+func installed(t *testing.T, values string) map[string]map[string]any {
+	t.Helper()
+	var v map[string]any
+	if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := source().Manifest(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects(t, []byte(manifest))
+}
+
 // TestPods checks the rights that pods ask for.
 func TestPods(t *testing.T) {
 	for values, want := range map[string][]any{
@@ -120,15 +134,7 @@ func TestPods(t *testing.T) {
 		`{linux: {socketAcceleration: true}}`: {"NET_ADMIN", "NET_RAW", "BPF", "PERFMON"},
 		`{image: {variant: plain}, linux: {socketAcceleration: true}}`: {"NET_ADMIN", "BPF", "PERFMON"},
 	} {
-		var v map[string]any
-		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
-			t.Fatal(err)
-		}
-		manifest, err := source().Manifest(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pod := at(objects(t, []byte(manifest))["DaemonSet kubeproxy"], "spec", "template", "spec").(map[string]any)
+		pod := at(installed(t, values)["DaemonSet kubeproxy"], "spec", "template", "spec").(map[string]any)
 		if got := at(pod, "securityContext", "seccompProfile", "type"); got != "RuntimeDefault" {
 			t.Errorf("%s: seccomp profile %v", values, got)
 		}
@@ -160,15 +166,7 @@ func TestPorts(t *testing.T) {
 		`{linux: {config: {healthzBindAddress: "0.0.0.0:10356", metricsBindAddress: "[::]:10349"}}}`: {"0.0.0.0:10356", []any{
 			map[string]any{"name": "health", "containerPort": 10356.0}, map[string]any{"name": "metrics", "containerPort": 10349.0}}},
 	} {
-		var v map[string]any
-		if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
-			t.Fatal(err)
-		}
-		manifest, err := source().Manifest(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := objects(t, []byte(manifest))
+		all := installed(t, values)
 		var c map[string]any
 		if err := yaml.Unmarshal([]byte(at(all["ConfigMap kubeproxy"], "data", "linux.yaml").(string)), &c); err != nil {
 			t.Fatal(err)
