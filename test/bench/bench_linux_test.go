@@ -170,18 +170,6 @@ func TestLine(t *testing.T) {
 	}
 }
 
-func TestAlign(t *testing.T) {
-	got := align([][]string{{"", "n"}, {"µs", "1"}, {"long", "1000"}})
-	want := "" +
-		"|      |    n |\n" +
-		"|------|-----:|\n" +
-		"| µs   |    1 |\n" +
-		"| long | 1000 |\n"
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("align (-want +got):\n%s", diff)
-	}
-}
-
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]string{
 		"10,2000": "10,2000",

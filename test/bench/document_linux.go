@@ -10,6 +10,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"kubeproxy/test/markdown"
 )
 
 // document is the file with a section for each part. A run replaces the sections that it
@@ -86,7 +88,7 @@ func (d *document) text() string {
 		cells = append(cells, []string{p.name, o.date, o.commit, o.before, o.during, o.took, fmt.Sprint(o.met), fmt.Sprint(o.missed)})
 		b.WriteString("\n" + text)
 	}
-	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, align(cells), b.String())
+	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, markdown.Numbers(cells), b.String())
 }
 
 // overview is the summary of a section.

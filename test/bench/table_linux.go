@@ -10,7 +10,8 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"unicode/utf8"
+
+	"kubeproxy/test/markdown"
 )
 
 // table is everything that was measured with one number of Services.
@@ -230,7 +231,7 @@ func (t *table) text() string {
 		cells[i] = c
 	}
 	var b strings.Builder
-	b.WriteString(align(cells))
+	b.WriteString(markdown.Numbers(cells))
 	for _, note := range t.notes() {
 		fmt.Fprintf(&b, "\n%s\n", note)
 	}
@@ -253,46 +254,6 @@ func (t *table) notes() []string {
 		}
 	}
 	return list
-}
-
-// align formats cells as a table: the first row is its head, the first column and words
-// are flush left, numbers are flush right.
-func align(cells [][]string) string {
-	width := make([]int, len(cells[0]))
-	for _, c := range cells {
-		for i, word := range c {
-			width[i] = max(width[i], utf8.RuneCountInString(word), 2)
-		}
-	}
-	var b strings.Builder
-	for i, c := range cells {
-		for j, word := range c {
-			pad := strings.Repeat(" ", width[j]-utf8.RuneCountInString(word))
-			if j == 0 {
-				word += pad
-			} else {
-				word = pad + word
-			}
-			b.WriteString("| " + word + " ")
-		}
-		b.WriteString("|\n")
-		if i == 0 {
-			b.WriteString(ruler(width))
-		}
-	}
-	return b.String()
-}
-
-func ruler(width []int) string {
-	var b strings.Builder
-	for j, w := range width {
-		if j == 0 {
-			b.WriteString("|" + strings.Repeat("-", w+2))
-		} else {
-			b.WriteString("|" + strings.Repeat("-", w+1) + ":")
-		}
-	}
-	return b.String() + "|\n"
 }
 
 // thousands formats 30000 as 30,000.

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"kubeproxy/test/markdown"
 )
 
 // Run is what a Selection gave with one proxy in one mode.
@@ -168,15 +170,14 @@ nodes on one machine, and the connections that were lost while something was cha
 func (d *Document) Page() string {
 	var out strings.Builder
 	out.WriteString(pageHead)
-	var rows [][]string
+	rows := [][]string{{"specs", "mode", "proxy", "passed", "failed", "skipped", "took", "Kubernetes", "kernel", "day"}}
 	for _, r := range d.Runs {
 		rows = append(rows, []string{
 			r.Selection + r.Part.suffix(), r.setting(), r.Proxy + " " + r.Version, fmt.Sprint(r.Passed), fmt.Sprint(len(r.Failed)), fmt.Sprint(len(r.Skipped)),
 			r.Took.Round(time.Second).String(), r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly),
 		})
 	}
-	table(&out, []string{"specs", "mode", "proxy", "passed", "failed", "skipped", "took", "Kubernetes", "kernel", "day"}, rows)
-	out.WriteString("\nThe specs:\n\n")
+	out.WriteString(markdown.Table(rows) + "\nThe specs:\n\n")
 	for _, s := range Selections {
 		if slices.ContainsFunc(d.Runs, func(r Run) bool { return r.Selection == s.Name }) {
 			fmt.Fprintf(&out, "- %s: %s\n", s.Name, s.About)
@@ -231,7 +232,7 @@ func (d *Document) writeChanges(out *strings.Builder) {
 		"that took more than half a second. Where many are slow, the machine was busy with other things, and some are lost\n" +
 		"for that reason. Virtual servers of mode ipvs stay as long as connections need them: where they have to go, clients\n")
 	fmt.Fprintf(out, "hold a connection for %.0f seconds, and open another.\n\n", drainingLife.Seconds())
-	var rows [][]string
+	rows := [][]string{{"change", "mode", "new connections", "lost", "slow", "requests on held ones", "broken", "took", "version", "kernel", "day"}}
 	for _, c := range d.Changes {
 		sum, _ := c.sum()
 		rows = append(rows, []string{
@@ -239,8 +240,7 @@ func (d *Document) writeChanges(out *strings.Builder) {
 			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
 		})
 	}
-	table(out, []string{"change", "mode", "new connections", "lost", "slow", "requests on held ones", "broken", "took", "version", "kernel", "day"}, rows)
-	out.WriteString("\nWhat was lost:\n\n")
+	out.WriteString(markdown.Table(rows) + "\nWhat was lost:\n\n")
 	none := true
 	for _, c := range d.Changes {
 		if sum, losers := c.sum(); len(losers) > 0 {
@@ -305,28 +305,4 @@ func kinds(c Counts) string {
 	}
 	slices.Sort(all)
 	return strings.Join(all, ", ") + fmt.Sprintf(", within %s", c.Last.Sub(c.FirstLost).Round(10*time.Millisecond))
-}
-
-// table writes a table in Markdown whose columns stand below each other.
-func table(out *strings.Builder, head []string, rows [][]string) {
-	widths := make([]int, len(head))
-	for _, row := range append([][]string{head}, rows...) {
-		for i, cell := range row {
-			widths[i] = max(widths[i], len([]rune(cell)))
-		}
-	}
-	line := func(cells []string) {
-		for i, cell := range cells {
-			fmt.Fprintf(out, "| %-*s ", widths[i], cell)
-		}
-		out.WriteString("|\n")
-	}
-	line(head)
-	for _, w := range widths {
-		out.WriteString("|" + strings.Repeat("-", w+2))
-	}
-	out.WriteString("|\n")
-	for _, row := range rows {
-		line(row)
-	}
 }

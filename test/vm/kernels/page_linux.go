@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"kubeproxy/test/markdown"
 	"kubeproxy/test/vm"
 )
 
@@ -40,7 +41,7 @@ func (all outcomes) page() string {
 		}
 		rows = append(rows, row)
 	}
-	return about + table(rows) + all.skipped()
+	return about + markdown.Table(rows) + all.skipped()
 }
 
 // skipped lists the skipped tests, and the reasons.
@@ -58,30 +59,6 @@ func (all outcomes) skipped() string {
 		return ""
 	}
 	return "\nSkipped:\n\n" + text.String()
-}
-
-// table returns a Markdown table whose columns are aligned in the source, too.
-func table(rows [][]string) string {
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], len(cell))
-		}
-	}
-	var text strings.Builder
-	for n, row := range rows {
-		for i, cell := range row {
-			fmt.Fprintf(&text, "| %-*s ", widths[i], cell)
-		}
-		text.WriteString("|\n")
-		for i := 0; n == 0 && i < len(row); i++ {
-			text.WriteString("|" + strings.Repeat("-", widths[i]+2))
-		}
-		if n == 0 {
-			text.WriteString("|\n")
-		}
-	}
-	return text.String()
 }
 
 // release is the version of a kernel, as recorded by a suite.
