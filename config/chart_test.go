@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,12 +32,39 @@ var chartSets = map[string]bool{
 	"windowsRunAsService": true, "socketAcceleration": true,
 }
 
-// restricted are fields whose type permits too much.
+// restricted are fields whose type permits too much. What they refuse, the program refuses,
+// too: here a person reads it at once, and there in the log of a pod.
 var restricted = map[string]string{
-	"detectLocalMode":        `{"enum": ["", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]}`,
-	"iptables.masqueradeBit": `{"type": "integer", "minimum": 0, "maximum": 31}`,
-	"nftables.masqueradeBit": `{"type": "integer", "minimum": 0, "maximum": 31}`,
-	"oomScoreAdj":            `{"type": "integer", "minimum": 0, "maximum": 1000}`, // less takes CAP_SYS_RESOURCE
+	"bindAddress":                     ipAddress,
+	"clusterCIDR":                     matching(`^( *` + prefix + `( *, *` + prefix + `)?)? *$`),
+	"detectLocal.bridgeInterface":     interfaceName,
+	"detectLocal.interfaceNamePrefix": interfaceName,
+	"detectLocalMode":                 `{"enum": ["", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]}`,
+	"healthzBindAddress":              ipPort,
+	"iptables.masqueradeBit":          `{"type": "integer", "minimum": 0, "maximum": 31}`,
+	"ipvs.excludeCIDRs":               `{"type": "array", "items": ` + matching(`^`+prefix+`$`) + `}`,
+	"logging.format":                  `{"enum": ["", "text", "json"]}`,
+	"logging.vmodule.filePattern":     matching(`^[^=,]+$`),
+	"metricsBindAddress":              ipPort,
+	"nftables.masqueradeBit":          `{"type": "integer", "minimum": 0, "maximum": 31}`,
+	"nodePortAddresses":               `{"type": "array", "uniqueItems": true, "items": ` + matching(`^(primary|all|localhost|`+prefix+`)$`) + `}`,
+	"oomScoreAdj":                     `{"type": "integer", "minimum": 0, "maximum": 1000}`, // less takes CAP_SYS_RESOURCE
+	"portRange":                       matching(`^( *[0-9]+ *([-+] *[0-9]+ *)?)?$`),
+	"showHiddenMetricsForVersion":     matching(`^([0-9]+[.][0-9]+)?$`),
+	"winkernel.sourceVip":             ipAddress,
+}
+
+const prefix = `[0-9A-Fa-f.:]+/[0-9]{1,3}`
+
+var (
+	ipAddress     = matching(`^([0-9A-Fa-f.:]+(%.+)?)?$`)
+	ipPort        = matching(`^([0-9.]+(:[0-9]+)?|([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*(%.+)?|[[][0-9A-Fa-f.:]+(%.+)?[]](:[0-9]+)?)?$`)
+	interfaceName = `{"type": "string", "maxLength": 15, "pattern": "^[^/: ]*$"}`
+)
+
+// matching is the schema of a text.
+func matching(pattern string) string {
+	return fmt.Sprintf(`{"type": "string", "pattern": %q}`, pattern)
 }
 
 // TestChartKnowsFields checks that the chart refuses fields of linux.config and
@@ -124,4 +153,54 @@ func typeSchema(t reflect.Type, path string) string {
 		return fmt.Sprintf(`{"type": "object", "additionalProperties": false, "properties": {%s}}`, strings.Join(fieldSchemas(t, path), ", "))
 	}
 	panic("no schema for " + t.String())
+}
+
+// TestChartRefusesWhatTheProgramRefuses compares the patterns of the schema with the
+// program.
+func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
+	for field, values := range map[string]struct{ good, bad []string }{
+		"bindAddress":                 {good: []string{"", "0.0.0.0", "::", "fe80::1%eth0"}, bad: []string{"node-a", "10.0.0.1/8"}},
+		"clusterCIDR":                 {good: []string{"", "10.0.0.0/8", "fd00::/48, 10.0.0.0/8"}, bad: []string{"10.0.0.0", "10.0.0.0/8;fd00::/48"}},
+		"detectLocal.bridgeInterface": {good: []string{"", "cni0", "a.b-c@d"}, bad: []string{"a/b", "a b", "sixteen-letters-"}},
+		"logging.format":              {good: []string{"", "json"}, bad: []string{"xml"}},
+		"metricsBindAddress":          {good: []string{"", "127.0.0.1", "::1", "127.0.0.1:0", "[::1]", "[fe80::1%eth0]:1"}, bad: []string{"localhost:10249", ":10249"}},
+		"portRange":                   {good: []string{"", "0", "80", "1 - 2", "30000+2767"}, bad: []string{"1-", "-5", "1:2", "a-b"}},
+		"showHiddenMetricsForVersion": {good: []string{"", "1.36"}, bad: []string{"next", "1", "1.36.3"}},
+		"winkernel.sourceVip":         {good: []string{"", "10.0.0.9", "fd00::9"}, bad: []string{"host", "10.0.0.9/32"}},
+	} {
+		accepts := acceptance(t, restricted[field])
+		for _, value := range append(slices.Clone(values.good), values.bad...) {
+			want := slices.Contains(values.good, value)
+			_, err := load(t, Linux, yamlOf(field, value))
+			if (err == nil) != want {
+				t.Errorf("%s %q: the program says %v, want accepted %v", field, value, err, want)
+			}
+			if got := accepts(value); got != want {
+				t.Errorf("%s %q: the chart accepts it: %v, want %v", field, value, got, want)
+			}
+		}
+	}
+}
+
+// yamlOf is a field of a file.
+func yamlOf(field, value string) string {
+	parts := strings.Split(field, ".")
+	return strings.Join(parts, ": {") + fmt.Sprintf(": %q", value) + strings.Repeat("}", len(parts)-1)
+}
+
+// acceptance returns what the schema of a text accepts.
+func acceptance(t *testing.T, schema string) func(string) bool {
+	t.Helper()
+	var s struct {
+		Enum      []string
+		Pattern   string
+		MaxLength int
+	}
+	if err := json.Unmarshal([]byte(schema), &s); err != nil {
+		t.Fatal(err)
+	}
+	pattern := regexp.MustCompile(s.Pattern)
+	return func(text string) bool {
+		return (s.Enum == nil || slices.Contains(s.Enum, text)) && pattern.MatchString(text) && (s.MaxLength == 0 || len(text) <= s.MaxLength)
+	}
 }
