@@ -26,14 +26,15 @@ import (
 
 const created = "2026-01-02T03:04:05Z"
 
-// binaries builds the program as make image does.
-func binaries(t *testing.T) string {
+// compile builds the program of each system as make image does, by their places in the
+// folder that it returns.
+func compile(t *testing.T, source string, systems map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for system, name := range map[string]string{"linux-amd64": "kube-proxy", "linux-arm64": "kube-proxy", "windows-amd64": "kube-proxy.exe"} {
+	for system, name := range systems {
 		goos, goarch, _ := strings.Cut(system, "-")
 		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version=v1.2.3,abc,"+created,
-			"-o", filepath.Join(dir, system, name), "./cmd/kube-proxy")
+			"-o", filepath.Join(dir, name), source)
 		build.Dir = filepath.Join("..", "..")
 		build.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
@@ -43,18 +44,24 @@ func binaries(t *testing.T) string {
 	return dir
 }
 
+func binaries(t *testing.T) string {
+	t.Helper()
+	return compile(t, "./cmd/kube-proxy", map[string]string{
+		"linux-amd64": "linux-amd64/kube-proxy", "linux-arm64": "linux-arm64/kube-proxy", "windows-amd64": "windows-amd64/kube-proxy.exe",
+	})
+}
+
+func plugins(t *testing.T) string {
+	t.Helper()
+	return compile(t, "./cmd/kubectl-svcproxy", map[string]string{"linux-amd64": "linux-amd64", "windows-amd64": "windows-amd64.exe"})
+}
+
 // save lays out a release in a new folder.
-func save(t *testing.T, binaries string) string {
+func save(t *testing.T, binaries, plugins string) string {
 	t.Helper()
 	out, man := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(man, "kube-proxy.8"), []byte(".TH\n"), 0o644); err != nil {
 		t.Fatal(err)
-	}
-	plugins := t.TempDir()
-	for _, name := range []string{"linux-amd64", "windows-amd64.exe"} {
-		if err := os.WriteFile(filepath.Join(plugins, name), []byte("#!/bin/sh\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
 	}
 	args := []string{"release", "-man", man, "-plugins", plugins, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created}
 	if err := run(t.Context(), args); err != nil {
@@ -66,8 +73,8 @@ func save(t *testing.T, binaries string) string {
 // TestRelease lays out a release twice. Both are the same, bit by bit. It unpacks an
 // image for each system, and runs those for this one.
 func TestRelease(t *testing.T) {
-	programs := binaries(t)
-	first, second := save(t, programs), save(t, programs)
+	programs, plugins := binaries(t), plugins(t)
+	first, second := save(t, programs, plugins), save(t, programs, plugins)
 	testSame(t, first, second)
 	check := exec.CommandContext(t.Context(), "sha256sum", "--check", "--quiet", checksums)
 	check.Dir = first
@@ -104,7 +111,8 @@ func testSame(t *testing.T, first, second string) {
 		"kube-proxy-v1.2.3-4-linux-amd64", "kube-proxy-v1.2.3-4-linux-amd64.cdx.json",
 		"kube-proxy-v1.2.3-4-linux-arm64", "kube-proxy-v1.2.3-4-linux-arm64.cdx.json", "kube-proxy-v1.2.3-4-man.tar.gz",
 		"kube-proxy-v1.2.3-4-windows-amd64.cdx.json", "kube-proxy-v1.2.3-4-windows-amd64.exe",
-		"kubectl-svcproxy-v1.2.3-4-linux-amd64", "kubectl-svcproxy-v1.2.3-4-windows-amd64.exe",
+		"kubectl-svcproxy-v1.2.3-4-linux-amd64", "kubectl-svcproxy-v1.2.3-4-linux-amd64.cdx.json",
+		"kubectl-svcproxy-v1.2.3-4-windows-amd64.cdx.json", "kubectl-svcproxy-v1.2.3-4-windows-amd64.exe",
 		"kubeproxy-chart-1.2.3-4.tgz", "kubeproxy-deploy-v1.2.3-4.tar.gz",
 		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",
 		"kubeproxy-iptables-v1.2.3-4.oci.tar", "kubeproxy-v1.2.3-4.oci.tar",
@@ -128,6 +136,7 @@ func testPacked(t *testing.T, file string) {
 // testParts reads the lists of what programs are made of.
 func testParts(t *testing.T, dir string) {
 	for name, want := range map[string][]string{
+		"kubectl-svcproxy-v1.2.3-4-windows-amd64": {"pkg:golang/std@"}, // it needs no module
 		"kube-proxy-v1.2.3-4-windows-amd64":       {"pkg:golang/std@", "pkg:golang/k8s.io/client-go@"},
 		"kubeproxy-iptables-v1.2.3-4-linux-arm64": {"pkg:golang/github.com/google/nftables@", "pkg:deb/debian/iptables@1.8.9-2?arch=arm64&distro=bookworm"},
 	} {

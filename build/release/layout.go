@@ -20,6 +20,9 @@ import (
 // checksums is the file with the checksum of every other one, for sha256sum -c.
 const checksums = "SHA256SUMS"
 
+// pluginName is the file that kubectl looks for when somebody types kubectl svcproxy.
+const pluginName = "kubectl-svcproxy"
+
 // layOut writes everything that is released: images, binaries, what they are made of,
 // the man pages, the chart, the kustomize bases, and checksums.
 func layOut(ctx context.Context, o *options) error {
@@ -66,7 +69,7 @@ func copyBinaries(_ context.Context, o *options) error {
 	return nil
 }
 
-// copyPlugins writes the plugin of kubectl for each system.
+// copyPlugins writes the plugin of kubectl for each system, and what it is made of.
 func copyPlugins(_ context.Context, o *options) error {
 	files, err := filepath.Glob(filepath.Join(o.plugins, "*-*"))
 	if err != nil {
@@ -78,7 +81,11 @@ func copyPlugins(_ context.Context, o *options) error {
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err == nil {
-			err = os.WriteFile(filepath.Join(o.out, "kubectl-svcproxy-"+o.tag()+"-"+filepath.Base(f)), text, 0o755)
+			err = os.WriteFile(filepath.Join(o.out, pluginName+"-"+o.tag()+"-"+filepath.Base(f)), text, 0o755)
+		}
+		if err == nil {
+			s := &bom.Subject{Name: pluginName, Version: o.version, Created: o.created, Binary: f}
+			err = o.listOf(s, strings.TrimSuffix(filepath.Base(f), ".exe"))
 		}
 		if err != nil {
 			return err
