@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"time"
 )
 
 // aside and back are what docs/install.md says for kubeadm's kube-proxy.
@@ -65,6 +67,10 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 		if err := c.upgrade(ctx, chart, "linux.mode=nftables"); err != nil {
 			return err
 		}
+		// kubelet brings the new configuration to the pods, which takes it a minute or two.
+		if err := poll(ctx, patience, func() (bool, error) { return c.say(ctx, "mode nftables") }); err != nil {
+			return fmt.Errorf("wait for mode nftables: %w", err)
+		}
 		if chart.Mode == "ipvs" { // CoreDNS watches the API server, over one connection
 			err := c.kubectls(ctx,
 				[]string{"-n", system, "rollout", "restart", "deployment/coredns"},
@@ -73,7 +79,7 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 				return err
 			}
 		}
-		if err := poll(ctx, drainTime, func() (bool, error) { return c.alone(ctx) }); err != nil {
+		if err := c.awaitAlone(ctx); err != nil {
 			return fmt.Errorf("wait until nothing of mode %s is left: %w", chart.Mode, err)
 		}
 	}
@@ -87,22 +93,78 @@ var leftoverLine = regexp.MustCompile(`(?m)^.*leftovers-.*$`)
 // their last packet (kernel: net/netfilter/ipvs/ip_vs_proto_udp.c, udp_timeouts).
 const drainTime = 2 * patience
 
+// awaitAlone waits until no node has rules of another proxy or mode, and says now and then
+// which connections need some.
+func (c *Cluster) awaitAlone(ctx context.Context) error {
+	const often, rarely = 2 * time.Second, time.Minute
+	spoken := time.Now()
+	return poll(ctx, drainTime, func() (bool, error) {
+		ok, err := c.alone(ctx)
+		if ok {
+			return true, nil
+		}
+		if time.Since(spoken) > rarely {
+			spoken = time.Now()
+			c.progress("still waiting: %v; %s", err, c.virtualConnections(ctx))
+		}
+		pause(ctx, often) // to ask is work for the cluster
+		return false, err
+	})
+}
+
+// virtualConnections lists the connections that IPVS has on each node, as the kernel does:
+// protocol, client, service and endpoint in hexadecimal numbers, state, seconds left.
+func (c *Cluster) virtualConnections(ctx context.Context) string {
+	const most = 20
+	var all []string
+	for i := 1; i <= c.Nodes; i++ {
+		text, err := c.onNode(ctx, i, "cat", "/proc/net/ip_vs_conn")
+		if err != nil {
+			return err.Error()
+		}
+		lines := slices.Collect(strings.Lines(text))[1:] // without the titles
+		all = append(all, fmt.Sprintf("%s has %d connections in IPVS", node(i), len(lines)))
+		for _, line := range lines[:min(len(lines), most)] {
+			all = append(all, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	return strings.Join(all, "\n")
+}
+
+// say returns whether status on every node has a text.
+func (c *Cluster) say(ctx context.Context, text string) (bool, error) {
+	return c.everyStatus(ctx, func(pod, status string) error {
+		if !strings.Contains(status, text) {
+			return fmt.Errorf("%s does not say %s", pod, text)
+		}
+		return nil
+	})
+}
+
 // alone returns whether no node has rules of another proxy or mode, and an error that says
 // which has.
 func (c *Cluster) alone(ctx context.Context) (bool, error) {
+	return c.everyStatus(ctx, func(pod, status string) error {
+		if left := leftoverLine.FindString(status); left != "" {
+			return fmt.Errorf("%s: %s", pod, left)
+		}
+		return nil
+	})
+}
+
+// everyStatus returns whether check accepts what status says on every node.
+func (c *Cluster) everyStatus(ctx context.Context, check func(pod, status string) error) (bool, error) {
 	pods, err := c.kubectl(ctx, "", "-n", system, "get", "pods", "-l", ofProxy, "-o", "name")
 	if err != nil {
 		return false, err
 	}
 	for _, pod := range strings.Fields(pods) {
 		status, err := c.kubectl(ctx, "", "-n", system, "exec", pod, "--", "kube-proxy", "status")
-		switch {
-		case err != nil:
+		if err == nil {
+			err = check(pod, status)
+		}
+		if err != nil {
 			return false, err
-		case !strings.Contains(status, "nftables"):
-			return false, fmt.Errorf("%s is not in mode nftables", pod)
-		case leftoverLine.MatchString(status):
-			return false, fmt.Errorf("%s: %s", pod, leftoverLine.FindString(status))
 		}
 	}
 	return pods != "", nil
