@@ -32,8 +32,9 @@ var chartSets = map[string]bool{
 	"windowsRunAsService": true, "socketAcceleration": true,
 }
 
-// restricted are fields whose type permits too much. What they refuse, the program refuses,
-// too: here a person reads it at once, and there in the log of a pod.
+// restricted are fields whose type permits too much. What the schema refuses, the program
+// refuses, too, but for oomScoreAdj: here a person reads it at once, and there in the log of
+// a pod.
 var restricted = map[string]string{
 	"bindAddress":                     ipAddress,
 	"clusterCIDR":                     matching(`^( *` + prefix + `( *, *` + prefix + `)?)? *$`),

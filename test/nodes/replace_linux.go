@@ -67,7 +67,8 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 		if err := c.upgrade(ctx, chart, "linux.mode=nftables"); err != nil {
 			return err
 		}
-		// kubelet brings the new configuration to the pods, which takes it a minute or two.
+		// No pod is replaced: kubelet brings the new configuration to the pods, see
+		// https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
 		if err := poll(ctx, patience, func() (bool, error) { return c.say(ctx, "mode nftables") }); err != nil {
 			return fmt.Errorf("wait for mode nftables: %w", err)
 		}
@@ -79,7 +80,7 @@ func (c *Cluster) leave(ctx context.Context, chart Chart) error {
 				return err
 			}
 		}
-		if err := c.awaitAlone(ctx); err != nil {
+		if err := c.awaitAlone(ctx, chart.Mode); err != nil {
 			return fmt.Errorf("wait until nothing of mode %s is left: %w", chart.Mode, err)
 		}
 	}
@@ -93,9 +94,9 @@ var leftoverLine = regexp.MustCompile(`(?m)^.*leftovers-.*$`)
 // their last packet (kernel: net/netfilter/ipvs/ip_vs_proto_udp.c, udp_timeouts).
 const drainTime = 2 * patience
 
-// awaitAlone waits until no node has rules of another proxy or mode, and says now and then
-// which connections need some.
-func (c *Cluster) awaitAlone(ctx context.Context) error {
+// awaitAlone waits until no node has rules of another proxy or of a mode, and says now
+// and then what it waits for.
+func (c *Cluster) awaitAlone(ctx context.Context, mode string) error {
 	const often, rarely = 2 * time.Second, time.Minute
 	spoken := time.Now()
 	return poll(ctx, drainTime, func() (bool, error) {
@@ -105,7 +106,10 @@ func (c *Cluster) awaitAlone(ctx context.Context) error {
 		}
 		if time.Since(spoken) > rarely {
 			spoken = time.Now()
-			c.progress("still waiting: %v; %s", err, c.virtualConnections(ctx))
+			c.progress("still waiting: %v", err)
+			if mode == "ipvs" {
+				c.progress("%s", c.virtualConnections(ctx))
+			}
 		}
 		pause(ctx, often) // to ask is work for the cluster
 		return false, err
