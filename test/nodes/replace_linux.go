@@ -194,6 +194,7 @@ var synced = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_
 // deleteTables removes the tables of this proxy from every node, when the other one has
 // written its rules for both families. Its pods are ready before that.
 func (c *Cluster) deleteTables(ctx context.Context) error {
+	c.progress("waiting for the rules of kube-proxy, then removing the tables of this proxy")
 	for i := 1; i <= c.Nodes; i++ {
 		err := poll(ctx, patience, func() (bool, error) {
 			text, err := c.onNode(ctx, i, "curl", "-s", "-f", "-m", "2", "http://127.0.0.1:10249/metrics")

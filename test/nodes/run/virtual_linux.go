@@ -46,7 +46,7 @@ const memory = 7680
 
 // hostFiles are files of this machine that clusters use. The machine has others already.
 var hostFiles = []string{
-	"/usr/bin/mount", "/usr/bin/nice", "/usr/bin/nsenter", "/usr/bin/socat", "/usr/bin/umount", "/usr/bin/unshare", "/usr/lib/cni", "/usr/sbin/runc",
+	"/usr/bin/curl", "/usr/bin/mount", "/usr/bin/nice", "/usr/bin/nsenter", "/usr/bin/socat", "/usr/bin/umount", "/usr/bin/unshare", "/usr/lib/cni", "/usr/sbin/runc",
 }
 
 // slowRate is the rate of new connections of each client in the machine. That of others
