@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -159,12 +160,27 @@ func typeSchema(t reflect.Type, path string) string {
 // TestChartRefusesWhatTheProgramRefuses compares the patterns of the schema with the
 // program.
 func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
-	for field, values := range map[string]struct{ good, bad []string }{
+	for field, values := range map[string]struct {
+		good, bad []string
+		form      string // of the file; empty for a plain field
+	}{
 		"bindAddress":                 {good: []string{"", "0.0.0.0", "::", "fe80::1%eth0"}, bad: []string{"node-a", "10.0.0.1/8"}},
 		"clusterCIDR":                 {good: []string{"", "10.0.0.0/8", "fd00::/48, 10.0.0.0/8"}, bad: []string{"10.0.0.0", "10.0.0.0/8;fd00::/48"}},
 		"detectLocal.bridgeInterface": {good: []string{"", "cni0", "a.b-c@d"}, bad: []string{"a/b", "a b", "sixteen-letters-"}},
-		"logging.format":              {good: []string{"", "json"}, bad: []string{"xml"}},
-		"metricsBindAddress":          {good: []string{"", "127.0.0.1", "::1", "127.0.0.1:0", "[::1]", "[fe80::1%eth0]:1"}, bad: []string{"localhost:10249", ":10249"}},
+		"ipvs.excludeCIDRs": {
+			good: []string{"10.0.0.0/8", "fd00::/48"}, bad: []string{"", "10.0.0.1", "10.0.0.0/8,fd00::/48", "intern/8"},
+			form: "ipvs: {excludeCIDRs: [%q]}",
+		},
+		"logging.format": {good: []string{"", "json"}, bad: []string{"xml"}},
+		"logging.vmodule.filePattern": {
+			good: []string{"round", "nft*", "a b"}, bad: []string{"", "round=3", "round,plan"},
+			form: "logging: {vmodule: [{filePattern: %q, verbosity: 4}]}",
+		},
+		"metricsBindAddress": {good: []string{"", "127.0.0.1", "::1", "127.0.0.1:0", "[::1]", "[fe80::1%eth0]:1"}, bad: []string{"localhost:10249", ":10249"}},
+		"nodePortAddresses": {
+			good: []string{"primary", "10.0.0.0/8", "fd00::/48"}, bad: []string{"", "secondary", "10.0.0.1", "primary,10.0.0.0/8"},
+			form: "nodePortAddresses: [%q]",
+		},
 		"portRange":                   {good: []string{"", "0", "80", "1 - 2", "30000+2767"}, bad: []string{"1-", "-5", "1:2", "a-b"}},
 		"showHiddenMetricsForVersion": {good: []string{"", "1.36"}, bad: []string{"next", "1", "1.36.3"}},
 		"winkernel.sourceVip":         {good: []string{"", "10.0.0.9", "fd00::9"}, bad: []string{"host", "10.0.0.9/32"}},
@@ -172,7 +188,7 @@ func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
 		accepts := acceptance(t, restricted[field])
 		for _, value := range append(slices.Clone(values.good), values.bad...) {
 			want := slices.Contains(values.good, value)
-			_, err := load(t, Linux, yamlOf(field, value))
+			_, err := load(t, Linux, fmt.Sprintf(cmp.Or(values.form, plain(field)), value))
 			if (err == nil) != want {
 				t.Errorf("%s %q: the program says %v, want accepted %v", field, value, err, want)
 			}
@@ -183,25 +199,30 @@ func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
 	}
 }
 
-// yamlOf is a field of a file.
-func yamlOf(field, value string) string {
+// plain is the form of a file with one field.
+func plain(field string) string {
 	parts := strings.Split(field, ".")
-	return strings.Join(parts, ": {") + fmt.Sprintf(": %q", value) + strings.Repeat("}", len(parts)-1)
+	return strings.Join(parts, ": {") + ": %q" + strings.Repeat("}", len(parts)-1)
 }
 
-// acceptance returns what the schema of a text accepts.
+// acceptance returns what the schema of a text, or of a list of texts, accepts.
 func acceptance(t *testing.T, schema string) func(string) bool {
 	t.Helper()
-	var s struct {
+	type rule struct {
 		Enum      []string
 		Pattern   string
 		MaxLength int
+		Items     *rule
 	}
-	if err := json.Unmarshal([]byte(schema), &s); err != nil {
+	var r rule
+	if err := json.Unmarshal([]byte(schema), &r); err != nil {
 		t.Fatal(err)
 	}
-	pattern := regexp.MustCompile(s.Pattern)
+	if r.Items != nil {
+		r = *r.Items
+	}
+	pattern := regexp.MustCompile(r.Pattern)
 	return func(text string) bool {
-		return (s.Enum == nil || slices.Contains(s.Enum, text)) && pattern.MatchString(text) && (s.MaxLength == 0 || len(text) <= s.MaxLength)
+		return (r.Enum == nil || slices.Contains(r.Enum, text)) && pattern.MatchString(text) && (r.MaxLength == 0 || len(text) <= r.MaxLength)
 	}
 }
