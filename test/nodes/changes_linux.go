@@ -23,10 +23,12 @@ type Setting struct {
 // Trial is a change that is made under load, in a cluster in which a proxy runs already.
 type Trial struct {
 	Name, About string
-	// Tolerated says what may be lost.
-	Tolerated Tolerated
-	// Relay says that the process of the proxy ends, and what it relays in mode userspace.
-	Relay bool
+	// Tolerated says what may be lost, and Userspace what in mode userspace, if it is more:
+	// there a process relays connections, and may end.
+	Tolerated, Userspace Tolerated
+	// OnlyN3 says that no other node is changed. Clients whose endpoints are on one of those
+	// lose nothing.
+	OnlyN3 bool
 	// Drains says that virtual servers of mode ipvs go first, once no connection needs them.
 	Drains bool
 	// Note explains for the page what is lost.
@@ -42,27 +44,64 @@ type step func(context.Context, *Cluster, Setting) error
 type Tolerated int
 
 // Nothing may be lost; or what pods that end had: connections, and flows of clients that
-// take a port again; or anything.
+// take a port again; or what no proxy can route, as the API server names no endpoint; or
+// anything that has begun before the calm.
 const (
 	Nothing Tolerated = iota
 	Held
+	Unreachable
 	Anything
 )
 
-// Judge returns an error if the change lost what it must not.
+// Judge returns an error if the change lost what it must not, or if clients did too little
+// for that to say anything.
 func (t Trial) Judge(c Change) error {
-	if t.Relay && c.Mode == "userspace" {
-		t.Tolerated = max(t.Tolerated, Held)
-	}
 	for _, f := range c.Flows {
-		if f.New == f.NewLost {
-			return fmt.Errorf("%s: no connection of %s succeeded", t.About, f.Name)
+		if err := f.tried(); err != nil {
+			return fmt.Errorf("%s: %w", t.About, err)
 		}
-		if f.NewLost > f.ReusedLost && t.Tolerated < Anything || f.NewLost > 0 && t.Tolerated < Held || f.HeldLost > 0 && t.Tolerated < Held {
-			return fmt.Errorf("%s: %d new and %d held connections were lost by %s", t.About, f.NewLost, f.HeldLost, f.Name)
+		if n := f.intolerable(t.tolerates(c.Mode, f)); n > 0 {
+			return fmt.Errorf("%s: %s lost %d new and %d held connections, %d of them without an excuse", t.About, f.Name, f.NewLost, f.HeldLost, n)
 		}
 	}
 	return nil
+}
+
+// tolerates returns what a flow may lose.
+func (t Trial) tolerates(mode string, f Flow) Tolerated {
+	switch {
+	case t.OnlyN3 && f.Node != "" && f.Node != node(3):
+		return Nothing
+	case mode == "userspace":
+		return max(t.Tolerated, t.Userspace)
+	}
+	return t.Tolerated
+}
+
+// tried returns an error if a client did less than half of what it was meant to.
+func (f Flow) tried() error {
+	switch {
+	case f.New == f.NewLost:
+		return fmt.Errorf("no connection of %s succeeded", f.Name)
+	case f.Held == 0:
+		return fmt.Errorf("no request of %s on a held connection succeeded", f.Name)
+	case f.New < f.Due/2:
+		return fmt.Errorf("%s opened only %d of %d connections: the machine is too busy; a lower -rate helps", f.Name, f.New, f.Due)
+	}
+	return nil
+}
+
+// intolerable returns how much of what a flow lost it must not lose.
+func (f Flow) intolerable(t Tolerated) int {
+	switch t {
+	case Nothing:
+		return f.Lost()
+	case Held:
+		return f.NewLost - f.ReusedLost
+	case Unreachable:
+		return max(0, f.Lost()-f.LostUnready-f.ReusedLost)
+	}
+	return f.LostInCalm
 }
 
 // Sequence is what one cluster is for.
@@ -78,17 +117,17 @@ type Sequence struct {
 var Sequences = []Sequence{
 	{Trials: []Trial{
 		{Name: "install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
-		{Name: "upgrade", About: "an earlier version upgraded to this one", Relay: true, Note: relayNote, prepare: installEarlier, change: upgrade},
-		{Name: "rollback", About: "helm rollback to the earlier version", Relay: true, Note: relayNote, change: rollback, finish: upgrade},
-		{Name: "roll", About: "the DaemonSet rolled", Relay: true, Note: relayNote, change: roll},
-		{Name: "drain", About: "a node drained, and back", Tolerated: Held, Note: endsNote, change: drain, finish: rollApplication},
+		{Name: "upgrade", About: "an earlier version upgraded to this one", Userspace: Held, Note: relayNote, prepare: installEarlier, change: upgrade},
+		{Name: "rollback", About: "helm rollback to the earlier version", Userspace: Held, Note: relayNote, change: rollback, finish: upgrade},
+		{Name: "roll", About: "the DaemonSet rolled", Userspace: Held, Note: relayNote, change: roll},
+		{Name: "drain", About: "a node drained, and back", Tolerated: Held, OnlyN3: true, Note: endsNote, change: drain, finish: rollApplication},
 		{Name: "application", About: "all pods of the application replaced", Tolerated: Held, Note: endsNote, change: rollApplication},
 		{
-			Name: "reboot", About: "a node without power, and booted again", Tolerated: Anything, change: reboot,
+			Name: "reboot", About: "a node without power, and booted again", Tolerated: Anything, OnlyN3: true, change: reboot,
 			Note: "until kubelet is back, or the API server misses it, the API server calls the pods of the node ready",
 		},
 		{
-			Name: "api", About: "an API server that does not answer, and a proxy started anew meanwhile", Tolerated: Anything, change: silence,
+			Name: "api", About: "an API server that does not answer, and a proxy started anew meanwhile", Tolerated: Unreachable, Userspace: Anything, change: silence,
 			Note: "when it is back, its controllers call nodes and their pods not ready for some seconds, because the leases are old: " +
 				"a Service may have no ready endpoint then, or with policy Local none on the node; " +
 				"in mode userspace, what leads to the killed process is refused until the next one has read the Services",
@@ -97,11 +136,11 @@ var Sequences = []Sequence{
 			Name: "cleanup", About: "uninstalled, cleaned up on each node, and installed again", Tolerated: Anything, change: reinstall,
 			Note: "nothing serves between the cleanup and the installation",
 		},
-		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Relay: true, Drains: true, Note: relayNote, change: goBack},
+		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Userspace: Held, Drains: true, Note: relayNote, change: goBack},
 	}},
 	{Embedded: true, Trials: []Trial{
 		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/install.md says for k3s", change: installEmbedded},
-		{Name: "embedded-back", About: "back to the kube-proxy within another process", Relay: true, Drains: true, Note: relayNote, change: goBackEmbedded},
+		{Name: "embedded-back", About: "back to the kube-proxy within another process", Userspace: Held, Drains: true, Note: relayNote, change: goBackEmbedded},
 	}},
 }
 
@@ -139,12 +178,18 @@ func (s Sequence) Select(want func(name string) bool) (Sequence, error) {
 
 // Try makes the change under load.
 func (c *Cluster) Try(ctx context.Context, t Trial, s Setting) (Change, error) {
-	result := Change{Name: t.Name, Mode: s.Chart.Mode, About: t.About, On: time.Now().UTC(), Version: s.Chart.Tag, Kernel: Kernel()}
-	if t.Name == "upgrade" || t.Name == "rollback" {
+	result := Change{
+		Name: t.Name, Mode: s.Chart.Mode, SocketAcceleration: s.Chart.SocketAcceleration, About: t.About,
+		On: time.Now().UTC(), Version: s.Chart.Tag, Kernel: Kernel(),
+	}
+	switch t.Name {
+	case "upgrade", "rollback":
 		if s.Earlier.Tag == "" {
 			return result, errors.New("no earlier version is named")
 		}
 		result.About += ", " + s.Earlier.Tag
+	case "api":
+		result.About += ", for " + s.Silence.String()
 	}
 	c.progress("== %s", t.About)
 	if t.prepare != nil {

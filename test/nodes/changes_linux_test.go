@@ -17,22 +17,44 @@ import (
 
 // TestJudge checks what each kind of trial may lose.
 func TestJudge(t *testing.T) {
+	all := []Tolerated{Nothing, Held, Unreachable, Anything}
 	for name, c := range map[string]struct {
-		counts Counts
+		lost   Flow
 		passes []Tolerated
 	}{
-		"nothing":                       {Counts{New: 9, Held: 9}, []Tolerated{Nothing, Held, Anything}},
-		"held connections":              {Counts{New: 9, Held: 9, HeldLost: 1}, []Tolerated{Held, Anything}},
-		"a port that was used before":   {Counts{New: 9, NewLost: 1, Reused: 2, ReusedLost: 1}, []Tolerated{Held, Anything}},
-		"such a port and a new one":     {Counts{New: 9, NewLost: 2, Reused: 2, ReusedLost: 1}, []Tolerated{Anything}},
-		"every connection":              {Counts{New: 9, NewLost: 9}, nil},
-		"no client made any connection": {Counts{}, nil},
+		"nothing":                     {Flow{}, all},
+		"held connections":            {Flow{Counts: Counts{HeldLost: 1}}, []Tolerated{Held, Anything}},
+		"a port that was used before": {Flow{Counts: Counts{NewLost: 1, Reused: 2, ReusedLost: 1}}, []Tolerated{Held, Unreachable, Anything}},
+		"such a port and a new one":   {Flow{Counts: Counts{NewLost: 2, Reused: 2, ReusedLost: 1}}, []Tolerated{Anything}},
+		"without an endpoint":         {Flow{Counts: Counts{NewLost: 2, HeldLost: 1}, LostUnready: 3}, []Tolerated{Unreachable, Anything}},
+		"partly without an endpoint":  {Flow{Counts: Counts{NewLost: 2, HeldLost: 1}, LostUnready: 2}, []Tolerated{Anything}},
+		"when all was over":           {Flow{Counts: Counts{NewLost: 1}, LostInCalm: 1}, nil},
+		"every connection":            {Flow{Counts: Counts{NewLost: 9}}, nil},
 	} {
-		for _, tolerated := range []Tolerated{Nothing, Held, Anything} {
-			err := Trial{Tolerated: tolerated}.Judge(Change{Flows: []Flow{{Counts: Counts{New: 1}}, {Counts: c.counts}}})
+		for _, tolerated := range all {
+			f := c.lost
+			f.New, f.Due, f.Held = 9, 9, 9
+			err := Trial{Tolerated: tolerated}.Judge(Change{Flows: []Flow{{Counts: Counts{New: 1, Held: 1}}, f}})
 			if want := slices.Contains(c.passes, tolerated); want != (err == nil) {
 				t.Errorf("%s, tolerated %d: %v, want it to pass: %t", name, tolerated, err, want)
 			}
+		}
+	}
+}
+
+// TestJudgeEffort checks that a trial shows nothing if clients did not do what they are for.
+func TestJudgeEffort(t *testing.T) {
+	for name, c := range map[string]struct {
+		counts Counts
+		passes bool
+	}{
+		"no connection":           {Counts{}, false},
+		"nothing held":            {Counts{New: 9, Due: 9}, false},
+		"a third of what was due": {Counts{New: 3, Due: 9, Held: 9}, false},
+		"most of what was due":    {Counts{New: 8, Due: 9, Held: 9}, true},
+	} {
+		if err := (Trial{Tolerated: Anything}).Judge(Change{Flows: []Flow{{Counts: c.counts}}}); c.passes != (err == nil) {
+			t.Errorf("%s: %v, want it to pass: %t", name, err, c.passes)
 		}
 	}
 }
@@ -41,12 +63,25 @@ func TestJudge(t *testing.T) {
 func TestJudgeRelay(t *testing.T) {
 	broken := []Flow{{Counts: Counts{New: 9, Held: 9, HeldLost: 1}}}
 	for mode, relay := range map[string]bool{"userspace": true, "nftables": false} {
-		if err := (Trial{Relay: true}).Judge(Change{Mode: mode, Flows: broken}); relay != (err == nil) {
+		if err := (Trial{Userspace: Held}).Judge(Change{Mode: mode, Flows: broken}); relay != (err == nil) {
 			t.Errorf("mode %s: %v", mode, err)
 		}
 	}
 	if err := (Trial{}).Judge(Change{Mode: "userspace", Flows: broken}); err == nil {
 		t.Error("a trial in which no process ends lost a relay without an error")
+	}
+}
+
+// TestJudgeOtherNodes checks that a change of n3 excuses nothing elsewhere.
+func TestJudgeOtherNodes(t *testing.T) {
+	for _, c := range []struct {
+		node   string
+		passes bool
+	}{{"", true}, {"n3", true}, {"n1", false}} {
+		f := Flow{Node: c.node, Counts: Counts{New: 9, Held: 9, HeldLost: 1}}
+		if err := (Trial{Tolerated: Held, OnlyN3: true}).Judge(Change{Flows: []Flow{f}}); c.passes != (err == nil) {
+			t.Errorf("endpoints on %q: %v, want it to pass: %t", c.node, err, c.passes)
+		}
 	}
 }
 
@@ -106,7 +141,7 @@ func TestReusedPorts(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	l.Rate = 100
-	if got := l.Run(ctx); got.New == 0 || got.NewLost != got.New || got.ReusedLost > got.Reused {
+	if got := l.Run(ctx); got.New == 0 || got.Due < got.New-1 || got.NewLost != got.New || got.ReusedLost > got.Reused {
 		t.Errorf("without a server: %+v", got)
 	}
 }
@@ -134,6 +169,19 @@ func TestLife(t *testing.T) {
 	l.hold(ctx)
 	if err := ctx.Err(); !errors.Is(err, context.Canceled) || l.counts.Held == 0 || l.counts.HeldLost > 0 {
 		t.Errorf("%v, %+v; want a second connection, and none lost", err, l.counts)
+	}
+}
+
+// TestRefusedRequest checks that an answer with another status is none.
+func TestRefusedRequest(t *testing.T) {
+	client, server := net.Pipe()
+	go func() {
+		_, _ = io.ReadFull(server, make([]byte, len(request))) // the client notices
+		_, _ = io.WriteString(server, "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+	}()
+	l := &load{Load: Load{Network: "tcp"}}
+	if err := l.ask(client, bufio.NewReader(client)); err == nil || !strings.Contains(err.Error(), "503") {
+		t.Errorf("%v, want an error with status 503", err)
 	}
 }
 

@@ -175,11 +175,15 @@ func (c *Cluster) Conformance(ctx context.Context, s Selection, part Part, procs
 	cmd.Stdout, cmd.Stderr = log, log
 	begin := time.Now()
 	c.progress("running the specs of selection %s%s, %d at a time; log: %s", s.Name, part.suffix(), procs, log.Name())
-	if err := c.follow(ctx, cmd, log.Name()); err != nil {
-		return Results{}, err
+	ended := c.follow(ctx, cmd, log.Name())
+	if failed := (*exec.ExitError)(nil); ended != nil && (ctx.Err() != nil || !errors.As(ended, &failed)) {
+		return Results{}, ended
 	}
 	r, err := readReport(filepath.Join(folder, reportFile))
 	r.Took = time.Since(begin).Round(time.Second)
+	if err == nil && ended != nil && len(r.Failed) == 0 {
+		err = fmt.Errorf("the tests ended with %w, and no spec failed; see %s", ended, log.Name())
+	}
 	return r, err
 }
 
@@ -202,8 +206,8 @@ func (c *Cluster) letChange(ctx context.Context) (env []string, err error) {
 	return c.allowLogin(ctx)
 }
 
-// follow runs ginkgo and says once a minute how far it is. cmd ends with ctx. Failed specs
-// are no error: the report has them.
+// follow runs ginkgo and says once a minute how far it is. cmd ends with ctx. The error of
+// failed specs is an exec.ExitError.
 func (c *Cluster) follow(ctx context.Context, cmd *exec.Cmd, log string) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -215,9 +219,6 @@ func (c *Cluster) follow(ctx context.Context, cmd *exec.Cmd, log string) error {
 	for {
 		select {
 		case err := <-ended:
-			if failed := (*exec.ExitError)(nil); errors.As(err, &failed) && ctx.Err() == nil {
-				return nil
-			}
 			return err
 		case <-ticks.C:
 			text, err := os.ReadFile(log)
@@ -231,13 +232,46 @@ func (c *Cluster) follow(ctx context.Context, cmd *exec.Cmd, log string) error {
 
 // report is a part of a report in JUnit's format, as ginkgo writes it.
 type report struct {
-	Cases []struct {
-		Name    string   `xml:"name,attr"`
-		Status  string   `xml:"status,attr"`
-		Failure *message `xml:"failure"`
-		Error   *message `xml:"error"`
-		Skipped *message `xml:"skipped"`
-	} `xml:"testsuite>testcase"`
+	Properties []struct {
+		Name  string `xml:"name,attr"`
+		Value string `xml:"value,attr"`
+	} `xml:"testsuite>properties>property"`
+	Cases []reportCase `xml:"testsuite>testcase"`
+}
+
+type reportCase struct {
+	Name    string   `xml:"name,attr"`
+	Status  string   `xml:"status,attr"`
+	Failure *message `xml:"failure"`
+	Error   *message `xml:"error"`
+	Skipped *message `xml:"skipped"`
+}
+
+// complaint returns why a case failed.
+func (c reportCase) complaint() string {
+	switch {
+	case c.Failure != nil:
+		return firstLine(c.Failure.Text)
+	case c.Error != nil:
+		return firstLine(c.Error.Text)
+	}
+	return c.Status
+}
+
+// incomplete returns an error if something other than specs failed. Then some may not have
+// run, and the report says no more of them than of those that were not selected.
+func (r report) incomplete() error {
+	for _, p := range r.Properties {
+		if p.Name == "SpecialSuiteFailureReason" && p.Value != "" { // such as a timeout
+			return errors.New(p.Value)
+		}
+	}
+	for _, c := range r.Cases {
+		if !strings.HasPrefix(c.Name, specPrefix) && (c.Failure != nil || c.Error != nil) {
+			return fmt.Errorf("%s: %s", c.Name, c.complaint())
+		}
+	}
+	return nil
 }
 
 type message struct {
@@ -265,6 +299,9 @@ func readReport(file string) (Results, error) {
 	if err != nil {
 		return r, err
 	}
+	if err := in.incomplete(); err != nil {
+		return r, fmt.Errorf("%s: not all specs ran: %w", file, err)
+	}
 	for _, c := range in.Cases {
 		name, spec := strings.CutPrefix(c.Name, specPrefix)
 		if !spec {
@@ -278,14 +315,7 @@ func readReport(file string) (Results, error) {
 				r.Skipped = append(r.Skipped, Spec{name, firstLine(why)})
 			}
 		default:
-			m := c.Failure
-			if m == nil {
-				m = c.Error
-			}
-			if m == nil {
-				m = &message{c.Status}
-			}
-			r.Failed = append(r.Failed, Spec{name, firstLine(m.Text)})
+			r.Failed = append(r.Failed, Spec{name, c.complaint()})
 		}
 	}
 	if r.Passed+len(r.Failed)+len(r.Skipped) == 0 {

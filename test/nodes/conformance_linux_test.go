@@ -18,7 +18,7 @@ import (
 )
 
 const junit = `<?xml version="1.0" encoding="UTF-8"?>
-<testsuites><testsuite name="Kubernetes e2e suite">
+<testsuites><testsuite name="Kubernetes e2e suite"><properties><property name="SpecialSuiteFailureReason" value=""></property></properties>
 <testcase name="[SynchronizedBeforeSuite]" status="passed" time="1"></testcase>
 <testcase name="[It] [sig-network] Services should serve" status="passed" time="3"></testcase>
 <testcase name="[It] [sig-network] Services should refuse" status="failed" time="3"><failure message="it answered&#xA;more" type="failed"></failure></testcase>
@@ -43,11 +43,18 @@ func TestReadReport(t *testing.T) {
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v, -want +got:\n%s", err, diff)
 	}
-	if err := os.WriteFile(file, []byte("<testsuites></testsuites>"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := readReport(file); err == nil || !strings.Contains(err.Error(), "no spec ran") {
-		t.Errorf("a report without specs: %v", err)
+	const suite, spec = `<testsuite name="Kubernetes e2e suite">`, `<testcase name="[It] one" status="passed"></testcase>`
+	for text, want := range map[string]string{
+		"": "no spec ran",
+		suite + `<properties><property name="SpecialSuiteFailureReason" value="Suite Timeout Elapsed"></property></properties>` + spec + "</testsuite>": "Suite Timeout Elapsed",
+		suite + spec + `<testcase name="[AfterSuite]" status="failed"><failure message="no room"></failure></testcase></testsuite>`:                     "[AfterSuite]: no room",
+	} {
+		if err := os.WriteFile(file, []byte("<testsuites>"+text+"</testsuites>"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readReport(file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
 	}
 }
 
@@ -93,8 +100,12 @@ func TestUpdate(t *testing.T) {
 		{Name: "pod", Counts: Counts{New: 10, NewLost: 2, Slow: 3, Held: 5, Kinds: map[string]int{"new: timeout": 2}, FirstLost: day, Last: day.Add(time.Second)}},
 		{Name: "node", Counts: Counts{New: 20}},
 	}}
-	if err := Update(file, page, nil, &change); err != nil {
-		t.Fatal(err)
+	accelerated := Change{Name: "roll", Mode: "nftables", SocketAcceleration: true, About: "rolled", On: day, Flows: []Flow{{Name: "pod", Counts: Counts{New: 40, Due: 50}}}}
+	drained := Change{Name: "drain", Mode: "nftables", About: "drained", On: day, Flows: change.Flows}
+	for _, c := range []*Change{&change, &accelerated, &drained} {
+		if err := Update(file, page, nil, c); err != nil {
+			t.Fatal(err)
+		}
 	}
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -104,12 +115,17 @@ func TestUpdate(t *testing.T) {
 		"| network | nftables                          | kubeproxy v1 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
 		"| network | nftables with socket acceleration | kubeproxy v2 | 131    | 1      | 0       | 1m0s | v1.36.3    | 6.1    | 2026-01-02 |",
 		"- `one` (kubeproxy in mode nftables, kubeproxy in mode nftables with socket acceleration): why\n",
-		"| rolled | nftables | 30              | 2    | 3    | 5                     | 0      |",
+		"| rolled  | nftables                          | 30              | 2    | 3    | 5                     | 0      |",
+		"| rolled  | nftables with socket acceleration | 40 of 50        | 0    |",
 		"- rolled, mode nftables: 2 new: timeout, within 1s (pod)\n",
+		"- a node drained, and back: " + endsNote + "\n",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("want %q in\n%s", want, text)
 		}
+	}
+	if strings.Contains(string(text), relayNote) {
+		t.Errorf("a note on mode userspace, which lost nothing, in\n%s", text)
 	}
 	if strings.Count(string(text), "kubeproxy v1 ") != 1 {
 		t.Errorf("want one run in\n%s", text)
@@ -205,7 +221,7 @@ func TestAddUp(t *testing.T) {
 	}
 }
 
-// TestMerge checks that the newest of each sort stays when two documents become one, and
+// TestMerge checks that the newest of each key stays when two documents become one, and
 // that parts from both add up.
 func TestMerge(t *testing.T) {
 	dir := t.TempDir()

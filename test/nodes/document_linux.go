@@ -28,43 +28,51 @@ type Run struct {
 	Results
 }
 
-// setting is what rows and specs call the mode of r.
-func (r Run) setting() string {
-	if r.SocketAcceleration {
-		return r.Mode + " with socket acceleration"
+// setting is what rows and specs call a mode.
+func setting(mode string, socketAcceleration bool) string {
+	if socketAcceleration {
+		return mode + " with socket acceleration"
 	}
-	return r.Mode
+	return mode
 }
 
-// sort is what runs have in common of which the last one counts.
-func (r Run) sort() string { return r.Selection + " " + r.setting() + " " + r.Proxy }
+func (r Run) setting() string { return setting(r.Mode, r.SocketAcceleration) }
 
-// covers returns whether other is of the same sort and in r, as all parts are in all of it.
+// key is what runs have in common of which the last one counts.
+func (r Run) key() string { return r.Selection + " " + r.setting() + " " + r.Proxy }
+
+// covers returns whether other is of the same key and in r, as all parts are in all of it.
 func (r Run) covers(other Run) bool {
-	return r.sort() == other.sort() && (r.Part == Part{} || r.Part == other.Part)
+	return r.key() == other.key() && (r.Part == Part{} || r.Part == other.Part)
 }
 
 // Change is what became of connections while something was changed.
 type Change struct {
-	Name, Mode, About string
-	Version           string // of this proxy
-	Kernel            string
-	On                time.Time
-	Took              time.Duration
-	Flows             []Flow
+	Name, Mode, About  string
+	SocketAcceleration bool   `json:",omitempty"`
+	Version            string // of this proxy
+	Kernel             string
+	On                 time.Time
+	Took               time.Duration
+	Flows              []Flow
 }
 
-// sort is what changes have in common of which the last one counts.
-func (c Change) sort() string { return c.Name + " " + c.Mode }
+func (c Change) setting() string { return setting(c.Mode, c.SocketAcceleration) }
+
+// key is what changes have in common of which the last one counts.
+func (c Change) key() string { return c.Name + " " + c.setting() }
 
 // Flow is one of the loads meanwhile.
 type Flow struct {
 	Name string
+	Node string `json:",omitempty"` // of the endpoints, for policy Local
 	Counts
-	// Unready is how long the API server called no endpoint ready that the client could go
-	// to, and LostUnready how much of what was lost had begun then.
+	// Unready is how long the API server named no endpoint that the client could go to, and
+	// LostUnready how much of what was lost had begun then.
 	Unready     time.Duration `json:",omitempty"`
 	LostUnready int           `json:",omitempty"`
+	// LostInCalm is how much of what was lost had begun when all was over.
+	LostInCalm int `json:",omitempty"`
 }
 
 // Document is all that is known, and what docs/conformance.md is made of.
@@ -105,7 +113,7 @@ func Merge(file, page, other string) error {
 		}
 	}
 	for _, change := range more.Changes {
-		if !slices.ContainsFunc(d.Changes, func(c Change) bool { return c.sort() == change.sort() && !c.On.Before(change.On) }) {
+		if !slices.ContainsFunc(d.Changes, func(c Change) bool { return c.key() == change.key() && !c.On.Before(change.On) }) {
 			d.addChange(change)
 		}
 	}
@@ -120,7 +128,7 @@ func (d *Document) addRun(run Run) {
 }
 
 func (d *Document) addChange(change Change) {
-	d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool { return c.sort() == change.sort() }), change)
+	d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool { return c.key() == change.key() }), change)
 }
 
 func (d *Document) write(file, page string) error {
@@ -147,11 +155,11 @@ func ReadDocument(file string) (Document, error) {
 
 func (d *Document) order() {
 	slices.SortFunc(d.Runs, func(a, b Run) int {
-		return cmp.Or(strings.Compare(a.sort(), b.sort()), cmp.Compare(a.Part.Number, b.Part.Number))
+		return cmp.Or(strings.Compare(a.key(), b.key()), cmp.Compare(a.Part.Number, b.Part.Number))
 	})
 	order := Names()
 	slices.SortFunc(d.Changes, func(a, b Change) int {
-		return cmp.Or(cmp.Compare(slices.Index(order, a.Name), slices.Index(order, b.Name)), strings.Compare(a.Mode, b.Mode))
+		return cmp.Or(cmp.Compare(slices.Index(order, a.Name), slices.Index(order, b.Name)), strings.Compare(a.setting(), b.setting()))
 	})
 }
 
@@ -227,16 +235,16 @@ func (d *Document) writeChanges(out *strings.Builder) {
 	if len(d.Changes) == 0 {
 		return
 	}
-	out.WriteString("\n## Changes under load\n\nClients open connections at a steady rate and hold some open, from a pod, from a node and from outside,\n" +
-		"over TCP and UDP. A connection is lost when it is refused, broken or not answered within 3 seconds, and slow when\n" +
-		"that took more than half a second. Where many are slow, the machine was busy with other things, and some are lost\n" +
-		"for that reason. Virtual servers of mode ipvs stay as long as connections need them: where they have to go, clients\n")
-	fmt.Fprintf(out, "hold a connection for %.0f seconds, and open another.\n\n", drainingLife.Seconds())
+	fmt.Fprintf(out, "\n## Changes under load\n\nClients open connections at a steady rate, or as many of those due as the machine manages, and hold some open,\n"+
+		"from a pod, from a node and from outside, over TCP and UDP. A connection is lost when it is refused, broken or not\n"+
+		"answered within 3 seconds, and slow when that took more than half a second. Where many are slow, the machine was\n"+
+		"busy with other things, and some are lost for that reason. Virtual servers of mode ipvs stay as long as connections\n"+
+		"need them: where they have to go, clients hold a connection for %.0f seconds, and open another.\n\n", drainingLife.Seconds())
 	rows := [][]string{{"change", "mode", "new connections", "lost", "slow", "requests on held ones", "broken", "took", "version", "kernel", "day"}}
 	for _, c := range d.Changes {
 		sum, _ := c.sum()
 		rows = append(rows, []string{
-			c.About, c.Mode, fmt.Sprint(sum.New), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Slow), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
+			c.About, c.setting(), sum.made(), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Slow), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
 			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
 		})
 	}
@@ -249,7 +257,7 @@ func (d *Document) writeChanges(out *strings.Builder) {
 			if len(losers) == len(c.Flows) {
 				clients = "all clients"
 			}
-			fmt.Fprintf(out, "- %s, mode %s: %s (%s)%s\n", c.About, c.Mode, kinds(sum), clients, c.unready())
+			fmt.Fprintf(out, "- %s, mode %s: %s (%s)%s\n", c.About, c.setting(), kinds(sum), clients, c.unready())
 		}
 	}
 	if none {
@@ -263,6 +271,7 @@ func (c *Change) sum() (sum Counts, losers []string) {
 	sum.Kinds = map[string]int{}
 	for _, f := range c.Flows {
 		sum.New += f.New
+		sum.Due += f.Due
 		sum.NewLost += f.NewLost
 		sum.Slow += f.Slow
 		sum.Held += f.Held
@@ -290,11 +299,25 @@ func (d *Document) writeNotes(out *strings.Builder) {
 		"  endpoint, also when that one has just ended\n")
 	for _, s := range Sequences {
 		for _, t := range s.Trials {
-			if t.Note != "" && slices.ContainsFunc(d.Changes, func(c Change) bool { return c.Name == t.Name }) {
+			if t.Note != "" && slices.ContainsFunc(d.Changes, t.concernedBy) {
 				fmt.Fprintf(out, "- %s: %s\n", t.About, t.Note)
 			}
 		}
 	}
+}
+
+// concernedBy returns whether the note of a trial says why a change lost something.
+func (t Trial) concernedBy(c Change) bool {
+	sum, _ := c.sum()
+	return c.Name == t.Name && sum.Lost() > 0 && (t.Tolerated > Nothing || c.Mode == "userspace")
+}
+
+// made says how many connections there were, of how many due if that is known.
+func (c Counts) made() string {
+	if c.Due == 0 {
+		return fmt.Sprint(c.New)
+	}
+	return fmt.Sprintf("%d of %d", c.New, c.Due)
 }
 
 // kinds says how connections were lost.

@@ -64,7 +64,7 @@ func (c *Cluster) flows(ctx context.Context, life time.Duration) ([]*flow, error
 		return nil, err
 	}
 	rate := cmp.Or(c.Rate, DefaultRate)
-	held := 2 * rate / 5
+	held := max(1, 2*rate/5)
 	onNode, outside := c.Machine(node(2)).process(), c.Machine(control).process()
 	tcp := func(name string, pid int, address string, to reach) *flow {
 		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held, life}, reach: to}
@@ -138,7 +138,7 @@ func (f *flow) start(ctx context.Context) error {
 
 // result waits for a flow that got the signal to end.
 func (f *flow) result() (Flow, error) {
-	r := Flow{Name: f.name}
+	r := Flow{Name: f.name, Node: f.reach.node}
 	err := f.cmd.Wait()
 	if err == nil {
 		err = json.Unmarshal(f.out.Bytes(), &r.Counts)
@@ -149,10 +149,12 @@ func (f *flow) result() (Flow, error) {
 	return r, nil
 }
 
-// before and after are how long clients run without the change.
+// before and after are how long clients run without the change, and calm the part of that
+// in which no trial may lose anything.
 const (
 	before = 5 * time.Second
 	after  = 15 * time.Second
+	calm   = 10 * time.Second
 )
 
 // Under runs a change while clients connect, and returns what became of them. What they
@@ -180,6 +182,7 @@ func (c *Cluster) Under(ctx context.Context, life time.Duration, change func(con
 	err = change(ctx)
 	took := time.Since(begin)
 	pause(ctx, after)
+	calmFrom := time.Now().Add(-calm)
 	var results []Flow
 	for _, f := range all {
 		err = errors.Join(err, f.cmd.Process.Signal(syscall.SIGTERM))
@@ -188,10 +191,11 @@ func (c *Cluster) Under(ctx context.Context, life time.Duration, change func(con
 		r, loadErr := f.result()
 		err = errors.Join(err, loadErr)
 		stop()
+		r.LostInCalm = r.lostSince(calmFrom)
 		ready.explain(&r, f.reach)
 		results = append(results, r)
-		c.progress("%-36s new %5d, lost %d; held %5d, broken %d %v; no ready endpoint for %s, %d lost then",
-			r.Name, r.New, r.NewLost, r.Held, r.HeldLost, r.Kinds, r.Unready.Round(10*time.Millisecond), r.LostUnready)
+		c.progress("%-36s new %5d of %5d, lost %d; held %5d, broken %d %v; no endpoint for %s, %d lost then",
+			r.Name, r.New, r.Due, r.NewLost, r.Held, r.HeldLost, r.Kinds, r.Unready.Round(10*time.Millisecond), r.LostUnready)
 	}
 	return results, took, err
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -30,6 +31,7 @@ type Load struct {
 // Counts are what became of a Load.
 type Counts struct {
 	New, NewLost    int // connections with one request
+	Due             int `json:",omitempty"` // how many of them there are at the wanted rate
 	Slow            int // of those answered, after more than half a second
 	Reused          int // of those over UDP, from a port that was used shortly before
 	ReusedLost      int // of these, also in NewLost
@@ -41,6 +43,17 @@ type Counts struct {
 
 // Lost returns how many connections were lost, held ones included.
 func (c Counts) Lost() int { return c.NewLost + c.HeldLost }
+
+// lostSince returns how much of what was lost had begun at a time or later.
+func (c Counts) lostSince(at time.Time) int {
+	n := 0
+	for _, lost := range c.LostAt {
+		if !lost.Before(at) {
+			n++
+		}
+	}
+	return n
+}
 
 // answerTimeout is how long a client waits for an answer before it counts as lost.
 const answerTimeout = 3 * time.Second
@@ -60,7 +73,8 @@ func (l Load) Run(ctx context.Context) Counts {
 	for range l.Held {
 		all.Go(func() { r.hold(ctx) })
 	}
-	ticks := time.NewTicker(time.Second / time.Duration(l.Rate))
+	interval, begin := time.Second/time.Duration(l.Rate), time.Now()
+	ticks := time.NewTicker(interval) // it drops what is late on a busy machine
 	defer ticks.Stop()
 	for ctx.Err() == nil {
 		select {
@@ -69,6 +83,7 @@ func (l Load) Run(ctx context.Context) Counts {
 			all.Go(r.once)
 		}
 	}
+	r.counts.Due = int(time.Since(begin) / interval)
 	all.Wait()
 	return r.counts
 }
@@ -154,6 +169,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
+const request = "GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n"
+
 // ask sends a request that agnhost's netexec answers.
 func (l *load) ask(c net.Conn, r *bufio.Reader) error {
 	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
@@ -166,14 +183,17 @@ func (l *load) ask(c net.Conn, r *bufio.Reader) error {
 		_, err := c.Read(make([]byte, 512))
 		return err
 	}
-	if _, err := io.WriteString(c, "GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(c, request); err != nil {
 		return err
 	}
 	n := 0
-	for {
+	for first := true; ; first = false {
 		line, err := r.ReadString('\n')
 		if err != nil {
 			return err
+		}
+		if status := strings.TrimSpace(line); first && status != "HTTP/1.1 200 OK" {
+			return errors.New(status)
 		}
 		if line == "\r\n" {
 			break

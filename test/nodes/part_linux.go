@@ -116,7 +116,7 @@ func readNames(file string) ([]string, error) {
 // part is there. Parts of other versions, or on other kernels, do not belong to it.
 func addUp(runs []Run, last Run) []Run {
 	same := func(r Run) bool {
-		return r.sort() == last.sort() && r.Part.Count == last.Part.Count && r.Version == last.Version && r.Kubernetes == last.Kubernetes && r.Kernel == last.Kernel
+		return r.key() == last.key() && r.Part.Count == last.Part.Count && r.Version == last.Version && r.Kubernetes == last.Kubernetes && r.Kernel == last.Kernel
 	}
 	sum := last
 	sum.Part, sum.Results = Part{}, Results{}
@@ -133,5 +133,5 @@ func addUp(runs []Run, last Run) []Run {
 	if count < last.Part.Count {
 		return runs
 	}
-	return append(slices.DeleteFunc(runs, func(r Run) bool { return r.sort() == last.sort() }), sum)
+	return append(slices.DeleteFunc(runs, func(r Run) bool { return r.key() == last.key() }), sum)
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
 )
 
 // readiness is what the API server says about the endpoints of the clients' Services while
@@ -32,7 +33,7 @@ type reach struct {
 	node    string // for policy Local
 }
 
-// outage is a time in which the API server calls no endpoint ready.
+// outage is a time in which the API server names no endpoint.
 type outage struct{ from, to time.Time }
 
 // reportLag is how much earlier or later than this program a proxy may hear of an endpoint,
@@ -96,25 +97,27 @@ func (r *readiness) follow(ctx context.Context, client kubernetes.Interface) {
 func (r *readiness) note(at time.Time) {
 	for to, known := range r.outages {
 		out := len(known) > 0 && known[len(known)-1].to.IsZero()
-		switch ready := r.ready(to); {
-		case !ready && !out:
+		switch there := r.reachable(to); {
+		case !there && !out:
 			r.outages[to] = append(known, outage{from: at})
-		case ready && out:
+		case there && out:
 			known[len(known)-1].to = at
 		}
 	}
 }
 
-// ready returns whether an endpoint is. Without a word about it, it counts as ready, see
-// the type EndpointConditions of discovery.k8s.io/v1.
-func (r *readiness) ready(to reach) bool {
+// reachable returns whether a proxy can route to an endpoint: one that is ready, or one that
+// serves while it terminates. Without a word about it, it counts as ready, see the type
+// EndpointConditions of discovery.k8s.io/v1.
+func (r *readiness) reachable(to reach) bool {
 	for _, s := range r.now {
 		if s.Labels[discovery.LabelServiceName] != to.service || s.AddressType != to.family {
 			continue
 		}
 		for _, e := range s.Endpoints {
 			here := to.node == "" || e.NodeName != nil && *e.NodeName == to.node
-			if here && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+			is := e.Conditions
+			if here && (ptr.Deref(is.Ready, true) || ptr.Deref(is.Serving, false) && ptr.Deref(is.Terminating, false)) {
 				return true
 			}
 		}
@@ -155,5 +158,5 @@ func (c *Change) unready() string {
 	if lost == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; %d of them while the API server called no endpoint ready that the client could go to, which was for up to %s", lost, longest.Round(10*time.Millisecond))
+	return fmt.Sprintf("; %d of them while the API server named no endpoint that the client could go to, which was for up to %s", lost, longest.Round(10*time.Millisecond))
 }

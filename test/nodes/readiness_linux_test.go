@@ -25,10 +25,13 @@ func slice(service string, family discovery.AddressType, nodes ...string) discov
 }
 
 // TestReady checks which endpoints a client can go to.
-func TestReady(t *testing.T) {
+func TestReachable(t *testing.T) {
 	const v4, v6 = discovery.AddressTypeIPv4, discovery.AddressTypeIPv6
 	unknown := slice("web", v4, "n1")
 	unknown.Endpoints[0].Conditions.Ready = nil
+	serving, ended := slice("web", v4, "-n1"), slice("web", v4, "-n1")
+	serving.Endpoints[0].Conditions.Terminating, serving.Endpoints[0].Conditions.Serving = new(true), new(true)
+	ended.Endpoints[0].Conditions.Terminating, ended.Endpoints[0].Conditions.Serving = new(true), new(false)
 	for name, c := range map[string]struct {
 		slices []discovery.EndpointSlice
 		to     reach
@@ -39,6 +42,8 @@ func TestReady(t *testing.T) {
 		"in the second slice":        {[]discovery.EndpointSlice{slice("web", v4, "-n1"), slice("web", v4, "n2")}, reach{service: "web", family: v4}, true},
 		"one that is not ready":      {[]discovery.EndpointSlice{slice("web", v4, "-n1")}, reach{service: "web", family: v4}, false},
 		"one that is not said to be": {[]discovery.EndpointSlice{unknown}, reach{service: "web", family: v4}, true},
+		"one that serves and ends":   {[]discovery.EndpointSlice{serving}, reach{service: "web", family: v4}, true},
+		"one that only ends":         {[]discovery.EndpointSlice{ended}, reach{service: "web", family: v4}, false},
 		"of another Service":         {[]discovery.EndpointSlice{slice("local", v4, "n1")}, reach{service: "web", family: v4}, false},
 		"of the other family":        {[]discovery.EndpointSlice{slice("web", v6, "n1")}, reach{service: "web", family: v4}, false},
 		"on the node":                {[]discovery.EndpointSlice{slice("local", v4, "-n1", "n2")}, reach{"local", v4, "n2"}, true},
@@ -48,8 +53,8 @@ func TestReady(t *testing.T) {
 		for i, s := range c.slices {
 			r.now[strings.Repeat("x", i)] = s
 		}
-		if got := r.ready(c.to); got != c.want {
-			t.Errorf("%s: ready %t, want %t", name, got, c.want)
+		if got := r.reachable(c.to); got != c.want {
+			t.Errorf("%s: reachable %t, want %t", name, got, c.want)
 		}
 	}
 }
@@ -79,7 +84,7 @@ func TestExplainLosses(t *testing.T) {
 		t.Errorf("without a ready endpoint for %s, lost %d then, times kept: %t; want 3.5s, 4 and false", f.Unready, f.LostUnready, f.LostAt != nil)
 	}
 	d := Document{Changes: []Change{{Name: "api", About: "away", Flows: []Flow{f, {Name: "b", Unready: time.Hour}}}}}
-	if want := "(a); 4 of them while the API server called no endpoint ready that the client could go to, which was for up to 3.5s\n"; !strings.Contains(d.Page(), want) {
+	if want := "(a); 4 of them while the API server named no endpoint that the client could go to, which was for up to 3.5s\n"; !strings.Contains(d.Page(), want) {
 		t.Errorf("want %q in the page:\n%s", want, d.Page())
 	}
 }

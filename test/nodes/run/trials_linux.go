@@ -169,7 +169,7 @@ func conformance(ctx context.Context, args []string) error {
 			run := nodes.Run{Proxy: x.name, Mode: t.chart.Mode, Selection: s.Name, Part: part, On: time.Now().UTC(), SocketAcceleration: x.first == ours && t.chart.SocketAcceleration}
 			err := t.in(ctx, x.first, cmp.Or(s.Nodes, usual), func(c *nodes.Cluster) error { return t.conform(ctx, c, s, procs, &run) })
 			if err != nil {
-				return err
+				return errors.Join(failed, err)
 			}
 			if n := len(run.Unexpected()); n > 0 && x.first == ours {
 				failed = errors.Join(failed, fmt.Errorf("mode %s: %d specs of selection %s failed", run.Mode, n, s.Name))
@@ -235,8 +235,11 @@ func changes(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if t.rate < 0 {
+	switch {
+	case t.rate < 0:
 		return fmt.Errorf("-rate %d: want connections a second, or 0", t.rate)
+	case s.Silence <= 0:
+		return fmt.Errorf("-silence %s: want a time of more than 0", s.Silence)
 	}
 	s.Chart, s.Earlier.Repository, s.Earlier.Mode = t.chart, t.chart.Repository, t.chart.Mode
 	if image != "" {
