@@ -58,17 +58,21 @@ func reboot(ctx context.Context, c *Cluster, _ Setting) error {
 // silence stops the API server without ending it, and a proxy that cannot ask it then.
 // After it, the proxies must hear of a new Service.
 func silence(ctx context.Context, c *Cluster, s Setting) error {
-	pid, err := c.Machine(control).program("kube-apiserver")
+	proxy, err := c.proxyProcess(ctx, 2)
 	if err != nil {
 		return err
 	}
-	if err := unix.Kill(pid, syscall.SIGSTOP); err != nil {
+	server, err := c.Machine(control).program("kube-apiserver")
+	if err != nil {
+		return err
+	}
+	if err := unix.Kill(server, syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("stop the API server: %w", err)
 	}
 	pause(ctx, s.Silence/2)
-	_, endErr := c.onNode(ctx, 2, "pkill", "-KILL", "-x", "kube-proxy")
+	endErr := unix.Kill(proxy, syscall.SIGKILL)
 	pause(ctx, s.Silence/2)
-	if err := errors.Join(endErr, unix.Kill(pid, syscall.SIGCONT)); err != nil {
+	if err := errors.Join(endErr, unix.Kill(server, syscall.SIGCONT)); err != nil {
 		return fmt.Errorf("end a proxy and continue the API server: %w", err)
 	}
 	begin := time.Now()
@@ -80,6 +84,15 @@ func silence(ctx context.Context, c *Cluster, s Setting) error {
 	}
 	c.progress("every node had a new Service %s after the API server was back", time.Since(begin).Round(time.Second))
 	return nil
+}
+
+// proxyProcess returns the process of this proxy on a node, in the numbers of the host.
+func (c *Cluster) proxyProcess(ctx context.Context, i int) (int, error) {
+	pod, err := c.kubectl(ctx, "", "-n", system, "get", "pods", "-l", ofProxy, "--field-selector=spec.nodeName="+node(i), "-o", "jsonpath={.items[0].metadata.name}")
+	if err != nil {
+		return 0, err
+	}
+	return c.podProcess(ctx, system, pod)
 }
 
 // newService makes a Service and waits until every node serves it.

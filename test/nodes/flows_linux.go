@@ -86,7 +86,7 @@ func (c *Cluster) flows(ctx context.Context, life time.Duration) ([]*flow, error
 	}, nil
 }
 
-// podProcess returns a process of a pod, in the numbers of the host.
+// podProcess returns the first process of a pod, in the numbers of the host.
 func (c *Cluster) podProcess(ctx context.Context, namespace, name string) (int, error) {
 	id, err := c.kubectl(ctx, "", "-n", namespace, "get", "pod", name, "-o", "jsonpath={.status.containerStatuses[0].containerID}")
 	if err != nil {
@@ -97,15 +97,24 @@ func (c *Cluster) podProcess(ctx context.Context, namespace, name string) (int, 
 	if err != nil {
 		return 0, err
 	}
+	first := 0
 	for _, file := range files {
 		text, err := os.ReadFile(file) // the process may end meanwhile
-		if err == nil && id != "" && strings.Contains(string(text), id) {
-			var pid int
-			_, err := fmt.Sscanf(file, "/proc/%d/", &pid)
-			return pid, err
+		if err != nil || id == "" || !strings.Contains(string(text), id) {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(file, "/proc/%d/", &pid); err != nil {
+			return 0, err
+		}
+		if first == 0 || pid < first {
+			first = pid
 		}
 	}
-	return 0, fmt.Errorf("no process of pod %s/%s, container %q", namespace, name, id)
+	if first == 0 {
+		return 0, fmt.Errorf("no process of pod %s/%s, container %q", namespace, name, id)
+	}
+	return first, nil
 }
 
 // LoadCommand is the command by which a program runs a Load that it reads from standard
