@@ -128,3 +128,6 @@ func (d dryFiles) WriteFile(name string, _ []byte) error {
 	}
 	return fmt.Errorf("write /%s: %w", name, fs.ErrPermission)
 }
+
+// Writable implements sysctl.Files.
+func (d dryFiles) Writable(name string) bool { return d.n.Writable(name) }

@@ -43,8 +43,12 @@ func TestHost(t *testing.T) {
 			t.Errorf("%s is %q, want %q", want.file, value, want.value)
 		}
 	}
-	if !errors.Is(got[0].Err, fs.ErrPermission) {
-		t.Errorf("%s, want %v", got[0], fs.ErrPermission)
+	if !errors.Is(got[0].Err, fs.ErrPermission) || !errors.Is(got[0].Err, ErrFixed) {
+		t.Errorf("%s, want %v", got[0], ErrFixed)
+	}
+	again := Apply(files, Settings{TCPEstablished: 1234 * time.Second})
+	if o := again[0]; o.Action != Unchanged || !o.Writable {
+		t.Errorf("the second time: %s, want unchanged, and that it could be written", o)
 	}
 	if o := Forwarding(files, service.IPv4)[0]; o.Name != "net.ipv4.ip_forward" || o.Err != nil {
 		t.Errorf("Forwarding = %s", o)

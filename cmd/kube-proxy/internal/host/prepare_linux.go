@@ -5,6 +5,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -21,8 +22,10 @@ import (
 	"kubeproxy/platform/linux/sysctl"
 )
 
-// Prepare applies the system settings. The error names those that are not as desired.
-// Forwarding is often enabled later by other programs, so a failure there is only logged.
+// Prepare applies the system settings. Each that fails is a warning in the log. There is an
+// error, which names them, if no setting could be made: the proxy goes on without a setting,
+// and has a condition for it, so a part of them must not keep it from starting. Forwarding is
+// often enabled later by other programs, so a failure there is never an error.
 func Prepare(ctx context.Context, c *config.Config) error {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx)}
 	for _, f := range service.Families {
@@ -38,18 +41,23 @@ func Prepare(ctx context.Context, c *config.Config) error {
 	return settingsError(all)
 }
 
-// settingsError lists in one line the settings that are not as desired.
+// settingsError returns an error if settings are not as desired and this process can make
+// none. Those of other network namespaces do not count, because no rights would help. The
+// answer is the same when all is done again: what is as desired counts if it could be made.
 func settingsError(all []sysctl.Outcome) error {
 	var missing []string
 	for _, o := range all {
-		if o.Action == sysctl.Failed || o.Action == sysctl.Mismatch {
+		switch {
+		case o.Writable:
+			return nil
+		case o.Action == sysctl.Failed && !errors.Is(o.Err, sysctl.ErrFixed):
 			missing = append(missing, o.String())
 		}
 	}
 	if len(missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("prepare the node: %d of %d settings are not as wanted: %s; run --init-only as root on the node's network, in a container with privileged: true",
+	return fmt.Errorf("prepare the node: %d of %d settings are not as wanted, and none can be made: %s; run --init-only as root on the node's network, in a container with privileged: true",
 		len(missing), len(all), strings.Join(missing, "; "))
 }
 
