@@ -28,6 +28,7 @@ func testPodSecurity(t *testing.T, w *fixture, tool string) {
 	var want strings.Builder
 	for _, p := range []struct{ name, values string }{
 		{"Linux, every mode", "{}"},
+		{"Linux, `linux.socketAcceleration: true`", "{linux: {socketAcceleration: true}}"},
 		{"Linux, `image.variant: plain`", "{image: {variant: plain}}"},
 		{"Windows", "{linux: {enabled: false}, windows: {enabled: true}}"},
 	} {

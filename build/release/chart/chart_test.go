@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"helm.sh/helm/v3/pkg/lint"
@@ -197,4 +198,20 @@ func at(o map[string]any, keys ...string) any {
 		x = m[k]
 	}
 	return x
+}
+
+// TestNotes checks the commands that Helm prints after an installation.
+func TestNotes(t *testing.T) {
+	texts, err := source().Render(map[string]any{"metrics": map[string]any{"bindAddress": "127.0.0.1:10349"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"helm upgrade kubeproxy CHART -n kube-system --reset-then-reuse-values --set apiServer=https://HOST:PORT\n",
+		"kubectl -n kube-system exec daemonset/kubeproxy -- kube-proxy status --config /etc/kubeproxy/linux.yaml\n", // whatever its port is
+	} {
+		if !strings.Contains(texts["NOTES.txt"], want) {
+			t.Errorf("want %s in\n%s", want, texts["NOTES.txt"])
+		}
+	}
 }
