@@ -127,6 +127,8 @@ func (o *options) listLeftovers(ctx context.Context, c *config.Config, to io.Wri
 	for _, t := range all {
 		found, findErr := t.Find(ctx)
 		switch {
+		case takeover.AsUnchecked(findErr) != nil:
+			fmt.Fprintf(to, "? %s: %v\n", t, findErr)
 		case findErr != nil:
 			err = errors.Join(err, fmt.Errorf("%s: %w", t, findErr))
 		case found != "" && (!t.IPVS || o.Flags.CleanupIPVS):

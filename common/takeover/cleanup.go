@@ -25,7 +25,7 @@ type CleanupOptions struct {
 
 // Cleanup empties targets, except those that belong to upstream kube-proxy and those that
 // o.Skip selects, and logs what it removed. It continues after a failure, and its error
-// names everything that is still there.
+// names everything that is still there, or suspected to be.
 func Cleanup(ctx context.Context, targets []Target, o CleanupOptions) error {
 	log := klog.FromContext(ctx)
 	var errs []error
@@ -39,7 +39,9 @@ func Cleanup(ctx context.Context, targets []Target, o CleanupOptions) error {
 			continue
 		}
 		what, err := removeLeftovers(ctx, p)
-		switch {
+		switch unchecked := AsUnchecked(err); {
+		case unchecked != nil && !unchecked.Suspected:
+			log.Info("Warning: not checked, for want of rights; if it was ever in use here, it may be left", "place", p.String(), "reason", err.Error())
 		case errtree.Only(err, fs.ErrPermission): // all that is missing are privileges
 			forbidden = append(forbidden, p.String())
 			log.V(2).Info("Not allowed to clean up", "place", p.String(), "err", err.Error())

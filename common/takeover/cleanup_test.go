@@ -51,6 +51,8 @@ func TestCleanup(t *testing.T) {
 		"skipped":        {target: Target{IPVS: true}, left: fakeLeftovers{what: "rules"}, log: "Left alone, as the test asks for"},
 		"removal fails":  {left: fakeLeftovers{what: "rules", fail: []error{errSystemTest}}, removed: 1, text: "clean up a place: the kernel is out of order"},
 		"no privileges":  {left: fakeLeftovers{what: "rules", fail: []error{syscall.EPERM}}, removed: 1, log: "Not allowed to clean up", text: "clean up a place: permission denied: ask root"},
+		"unchecked":      {left: fakeLeftovers{what: "rules", fail: []error{&UncheckedError{Err: errSystemTest}}}, removed: 1, log: "Warning: not checked, for want of rights"},
+		"suspected":      {left: fakeLeftovers{what: "rules", fail: []error{&UncheckedError{Err: errSystemTest, Suspected: true}}}, removed: 1, text: "clean up a place: the kernel is out of order"},
 		"somebody makes": {left: fakeLeftovers{what: "rules", recreated: true}, removed: 1, text: "clean up a place: a place has rules again"},
 	} {
 		t.Run(situation, func(t *testing.T) {

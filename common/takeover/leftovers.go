@@ -5,6 +5,7 @@ package takeover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -50,6 +51,29 @@ type unreadError struct{ error }
 
 // Unwrap returns the reason.
 func (e unreadError) Unwrap() error { return e.error }
+
+// UncheckedError is the error of Leftovers that this process may not look for. Only a cleanup
+// reports it: what nobody sees keeps no proxy from its work.
+type UncheckedError struct {
+	// Err says which right is missing.
+	Err error
+	// Suspected is whether there may well be something, so that a cleanup is not complete.
+	Suspected bool
+}
+
+// Error says which right is missing.
+func (e *UncheckedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what says which right is missing.
+func (e *UncheckedError) Unwrap() error { return e.Err }
+
+// AsUnchecked returns the UncheckedError that err is or wraps, nil if there is none.
+func AsUnchecked(err error) *UncheckedError {
+	if e := (*UncheckedError)(nil); errors.As(err, &e) {
+		return e
+	}
+	return nil
+}
 
 // inspect is Find with an unreadError as its error.
 func (p Target) inspect(ctx context.Context) (string, error) {

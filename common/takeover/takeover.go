@@ -113,6 +113,8 @@ func (t *Takeover) Discover(ctx context.Context) {
 	for _, p := range t.targets {
 		what, err := p.Find(ctx)
 		switch {
+		case AsUnchecked(err) != nil:
+			continue
 		case err != nil:
 			p.err = unreadError{err}
 			t.options.Log.Error(err, UnreadText, "place", p.String())

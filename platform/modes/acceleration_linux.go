@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"k8s.io/klog/v2"
+
 	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
@@ -52,7 +54,7 @@ func accelerationTargets(c *config.Config) []takeover.Target {
 	o.Off = false // its pins may not be mounted here
 	var all []takeover.Target
 	for _, f := range service.Families {
-		all = append(all, takeover.Target{Leftovers: socketlb.Leftovers{Family: f, Options: o}, Family: f})
+		all = append(all, takeover.Target{Leftovers: socketlb.Leftovers{Family: f, Options: o, Wanted: c.SocketAcceleration}, Family: f})
 	}
 	return all
 }
@@ -70,7 +72,12 @@ func unwantedAcceleration(c *config.Config) []takeover.Target {
 func removeAcceleration(ctx context.Context, c *config.Config) error {
 	var errs []error
 	for _, t := range unwantedAcceleration(c) {
-		errs = append(errs, t.Remove(ctx))
+		err := t.Remove(ctx)
+		if takeover.AsUnchecked(err) != nil { // the proxy can start without an answer
+			klog.FromContext(ctx).Info("Warning: not checked whether "+t.String()+", which is off, is in the kernel", "reason", err.Error())
+			continue
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -80,11 +87,14 @@ func pendingAcceleration(ctx context.Context, c *config.Config) ([]string, error
 	var lines []string
 	var errs []error
 	for _, t := range unwantedAcceleration(c) {
-		found, err := t.Find(ctx)
-		if found != "" {
+		switch found, err := t.Find(ctx); {
+		case takeover.AsUnchecked(err) != nil:
+			lines = append(lines, fmt.Sprintf("? %s: %v", t, err))
+		case found != "":
 			lines = append(lines, fmt.Sprintf("- %s: %s", t, found))
+		default:
+			errs = append(errs, err)
 		}
-		errs = append(errs, err)
 	}
 	return lines, errors.Join(errs...)
 }

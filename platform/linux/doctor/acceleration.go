@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -39,11 +40,13 @@ func (n *Node) acceleration(ctx context.Context) (doctor.Seen, error) {
 		seen.Findings = found
 	}
 	there := map[service.Family]socketlb.Presence{}
+	var unseen *socketlb.UnseenError
 	for _, f := range service.Families {
 		p, err := n.Acceleration.Present(f)
 		if err != nil && n.Acceleration.Wanted && len(seen.Findings) == 0 {
 			return seen, err // else the reason is known, or there cannot be anything
 		}
+		errors.As(err, &unseen)
 		if p.Installed {
 			there[f] = p
 		}
@@ -52,6 +55,8 @@ func (n *Node) acceleration(ctx context.Context) (doctor.Seen, error) {
 	case len(there) > 0:
 		seen.Findings = append(seen.Findings, n.accelerationState(ctx, there)...)
 		seen.Note = "the kernel has it for " + familyNames(familiesOf(there))
+	case !n.Acceleration.Wanted && unseen != nil:
+		return doctor.NothingToSee("it is off, and it is unknown whether the kernel has it: %v", unseen), nil
 	case !n.Acceleration.Wanted:
 		return doctor.NothingToSee("it is off, and nothing of it is in the kernel"), nil
 	default:

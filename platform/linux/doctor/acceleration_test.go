@@ -191,6 +191,12 @@ func TestAccelerationFailures(t *testing.T) {
 	}
 	n.Acceleration.Wanted = false
 	expect(t, n.acceleration, nil)
+	n.Acceleration.Present = func(service.Family) (socketlb.Presence, error) {
+		return socketlb.Presence{}, &socketlb.UnseenError{Err: failed}
+	}
+	if seen, err := n.acceleration(t.Context()); err != nil || !seen.Absent || !strings.Contains(seen.Note, "it is unknown whether the kernel has it") {
+		t.Errorf("a process that may not look: %+v, %v", seen, err)
+	}
 	n = newAccelerated(nil, socketlb.Presence{})
 	n.Acceleration.Site = func() (socketlb.Site, error) { return socketlb.Site{}, failed }
 	if _, err := n.acceleration(t.Context()); !errors.Is(err, failed) {

@@ -37,8 +37,10 @@ type Driver interface {
 	// for a Driver that programs nothing, and changes nothing. Release ends it.
 	Inspect() (*State, error)
 	// Installed reports whether something of the layer is in the kernel.
+	// The error is an UnseenError if this process may not look.
 	Installed() (bool, error)
-	// Remove removes the whole layer from the kernel. It succeeds if there is none.
+	// Remove removes the whole layer from the kernel. It succeeds if there is none. The error
+	// is an UnseenError if this process may not look for what other processes left.
 	Remove() error
 	// Release unmaps the tables, which stay in force.
 	Release()
@@ -126,7 +128,7 @@ func (b *Backend) planRemoval(want *service.Snapshot) (reconcile.Plan, error) {
 		return p, nil
 	}
 	var err error
-	if p.remove, err = b.driver.Installed(); err != nil {
+	if p.remove, err = b.driver.Installed(); known(err) != nil {
 		return nil, fmt.Errorf("look for socket acceleration that an earlier process left: %w", err)
 	}
 	if !p.remove {
@@ -138,7 +140,7 @@ func (b *Backend) planRemoval(want *service.Snapshot) (reconcile.Plan, error) {
 // Cleanup implements reconcile.Backend.
 func (b *Backend) Cleanup(context.Context) error {
 	b.tables, b.have = nil, nil
-	return b.driver.Remove()
+	return known(b.driver.Remove())
 }
 
 // Watch implements reconcile.Backend. A check of the programs costs a few system calls.

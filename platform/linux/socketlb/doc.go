@@ -16,6 +16,9 @@ package socketlb
 
 import "kubeproxy/common/service"
 
+// bpffs is where systemd mounts the BPF file system.
+const bpffs = "/sys/fs/bpf"
+
 // Name is the folder of the layer below the BPF file system.
 const Name = "kube-services"
 

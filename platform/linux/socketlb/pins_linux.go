@@ -6,6 +6,7 @@ package socketlb
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,9 +17,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
-
-// bpffs is where systemd mounts the BPF file system.
-const bpffs = "/sys/fs/bpf"
 
 // checkFileSystem returns what the node lacks for pins. Without them the layer would leave
 // the kernel with each stop of the process.
@@ -57,34 +55,57 @@ func (k *kernel) folders() ([]int, error) {
 // Installed implements Driver. The BPF file system of the node may not be mounted here, so
 // the kernel is asked, too.
 func (k *kernel) Installed() (bool, error) {
-	found, err := k.pinned()
-	if found || err != nil {
-		return found, err
+	here, err := k.pinned()
+	if here == pinsThere || err != nil {
+		return err == nil, err
 	}
+	found := false
 	err = k.attached(func(link.Link) error {
 		found = true
 		return nil
 	})
+	if !found && errors.Is(err, errHidden) {
+		err = k.exclude(here, err)
+	}
 	return found, err
 }
 
-// pinned reports whether there are pins. A process that may not look into the BPF file
-// system, such as one in a user namespace, cannot have pinned anything there.
-func (k *kernel) pinned() (bool, error) {
+// pins is what a process sees of the pins of the layer.
+type pins int
+
+const (
+	pinsThere pins = iota
+	pinsGone
+	pinsHidden // no BPF file system is mounted here, or this process may not look into it
+)
+
+func (k *kernel) pinned() (pins, error) {
 	_, err := os.Stat(k.dir)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return false, nil
+	switch {
+	case err == nil:
+		return pinsThere, nil
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist) && k.checkFileSystem() != nil:
+		return pinsHidden, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return pinsGone, nil
 	}
-	return err == nil, err
+	return pinsHidden, err
 }
 
 // Remove implements Driver. Detaching is what counts, so it comes first, and it does not
 // wait until other processes close what they have open.
 func (k *kernel) Remove() error {
-	errs := []error{k.attached(func(l link.Link) error { return l.Detach() })}
-	if found, err := k.pinned(); err == nil && !found && len(k.links) == 0 {
+	err := k.attached(func(l link.Link) error { return l.Detach() })
+	here, pinErr := k.pinned()
+	if errors.Is(err, errHidden) {
+		if err = nil; len(k.links) == 0 {
+			err = k.exclude(here, errHidden)
+		}
+	}
+	errs := []error{err, pinErr}
+	if here != pinsThere && len(k.links) == 0 {
 		k.Release()
-		return errs[0]
+		return errors.Join(errs...)
 	}
 	for _, a := range attachments[k.family] {
 		l, err := link.LoadPinnedLink(filepath.Join(k.dir, a.program), nil)

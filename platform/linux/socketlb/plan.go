@@ -131,7 +131,7 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) Apply(context.Context) reconcile.Outcome {
 	b := p.backend
 	if p.remove {
-		if err := b.driver.Remove(); err != nil {
+		if err := known(b.driver.Remove()); err != nil {
 			return reconcile.Outcome{Err: fmt.Errorf("remove socket acceleration that an earlier process left: %w", err)}
 		}
 		b.have = p.want
@@ -145,7 +145,7 @@ func (p *plan) Apply(context.Context) reconcile.Outcome {
 	// Tables with old lists are worse than none.
 	b.tables, b.fault = nil, err.Error()
 	o := p.Outcome()
-	if err := b.driver.Remove(); err != nil {
+	if err := known(b.driver.Remove()); err != nil {
 		b.have = nil
 		o.Err = fmt.Errorf("remove socket acceleration of %s, which could not be changed: %w", b.family, err)
 	}
