@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
@@ -35,13 +36,14 @@ var chartSets = map[string]bool{
 
 // restricted are fields whose type permits too much. What the schema refuses, the program
 // refuses, too, but for oomScoreAdj: here a person reads it at once, and there in the log of
-// a pod.
+// a pod. The program refuses more, such as a range of ports that ends before it begins.
 var restricted = map[string]string{
 	"bindAddress":                     ipAddress,
 	"clusterCIDR":                     matching(`^( *` + prefix + `( *, *` + prefix + `)?)? *$`),
 	"detectLocal.bridgeInterface":     interfaceName,
 	"detectLocal.interfaceNamePrefix": interfaceName,
 	"detectLocalMode":                 `{"enum": ["", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]}`,
+	"featureGates":                    gatesSchema(),
 	"healthzBindAddress":              ipPort,
 	"iptables.masqueradeBit":          `{"type": "integer", "minimum": 0, "maximum": 31}`,
 	"ipvs.excludeCIDRs":               `{"type": "array", "items": ` + matching(`^`+prefix+`$`) + `}`,
@@ -56,13 +58,27 @@ var restricted = map[string]string{
 	"winkernel.sourceVip":             ipAddress,
 }
 
-const prefix = `[0-9A-Fa-f.:]+/[0-9]{1,3}`
+// The forms of ranges and times. Templates of the chart look at the numbers in addresses,
+// ranges and ports: they say what is wrong, and the error of a schema is its pattern.
+const (
+	prefix   = `[0-9A-Fa-f.:]+/[0-9]{1,3}`
+	duration = `[+]?(0|(([0-9]+([.][0-9]*)?|[.][0-9]+)(h|m|s|ms|[uµμ]s|ns))+)`
+)
 
 var (
 	ipAddress     = matching(`^([0-9A-Fa-f.:]+(%.+)?)?$`)
 	ipPort        = matching(`^([0-9.]+(:[0-9]+)?|([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*(%.+)?|[[][0-9A-Fa-f.:]+(%.+)?[]](:[0-9]+)?)?$`)
 	interfaceName = `{"type": "string", "maxLength": 15, "pattern": "^[^/: ]*$"}`
 )
+
+// gatesSchema is the schema of the feature gates, which are those that the program knows.
+func gatesSchema() string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(gates)) {
+		all = append(all, fmt.Sprintf(`%q: {"type": "boolean"}`, name))
+	}
+	return `{"type": "object", "additionalProperties": false, "properties": {` + strings.Join(all, ", ") + `}}`
+}
 
 // matching is the schema of a text.
 func matching(pattern string) string {
@@ -132,9 +148,11 @@ func typeSchema(t reflect.Type, path string) string {
 	}
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():
-		return `{"type": "string", "pattern": "^([0-9.]+(h|m|s|ms|us|ns))+$"}`
-	case reflect.TypeFor[logsapi.TimeOrMetaDuration](), reflect.TypeFor[resource.QuantityValue]():
-		return `{"type": ["string", "integer"]}`
+		return matching(`^` + duration + `$`)
+	case reflect.TypeFor[logsapi.TimeOrMetaDuration]():
+		return fmt.Sprintf(`{"type": ["string", "integer"], "minimum": 0, "pattern": %q}`, `^`+duration+`$`)
+	case reflect.TypeFor[resource.QuantityValue]():
+		return `{"type": ["string", "integer"], "pattern": "^[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"}`
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
@@ -167,25 +185,37 @@ func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
 		"bindAddress":                 {good: []string{"", "0.0.0.0", "::", "fe80::1%eth0"}, bad: []string{"node-a", "10.0.0.1/8"}},
 		"clusterCIDR":                 {good: []string{"", "10.0.0.0/8", "fd00::/48, 10.0.0.0/8"}, bad: []string{"10.0.0.0", "10.0.0.0/8;fd00::/48"}},
 		"detectLocal.bridgeInterface": {good: []string{"", "cni0", "a.b-c@d"}, bad: []string{"a/b", "a b", "sixteen-letters-"}},
+		"featureGates": {
+			good: []string{"KubeProxyIPVS", "AllAlpha"}, bad: []string{"Foo", "KubeProxyIPVS2"},
+			form: "featureGates: {%q: true}",
+		},
+		"iptables.syncPeriod": {
+			good: []string{"30s", "1m30s", "1.5h", "+.5m", "1.s", "90000ms"}, bad: []string{"", "often", "1.2.3s", "30", "-1s", "1s.", "1 s"},
+			form: "iptables: {minSyncPeriod: 0s, syncPeriod: %q}",
+		},
 		"ipvs.excludeCIDRs": {
-			good: []string{"10.0.0.0/8", "fd00::/48"}, bad: []string{"", "10.0.0.1", "10.0.0.0/8,fd00::/48", "intern/8"},
+			good: []string{"10.0.0.0/8", "fd00::/48", "::/0", "64:ff9b::10.0.0.0/104"},
+			bad:  []string{"", "10.0.0.1", "10.0.0.0/8,fd00::/48", "intern/8"},
 			form: "ipvs: {excludeCIDRs: [%q]}",
 		},
-		"logging.format": {good: []string{"", "json"}, bad: []string{"xml"}},
+		"logging.flushFrequency":              {good: []string{"5s", "0"}, bad: []string{"often", "5", "-5s"}},
+		"logging.format":                      {good: []string{"", "json"}, bad: []string{"xml"}},
+		"logging.options.json.infoBufferSize": {good: []string{"0", "64Ki", "1.5M", "1e3"}, bad: []string{"", "many", "64KB"}},
 		"logging.vmodule.filePattern": {
 			good: []string{"round", "nft*", "a b"}, bad: []string{"", "round=3", "round,plan"},
 			form: "logging: {vmodule: [{filePattern: %q, verbosity: 4}]}",
 		},
 		"metricsBindAddress": {good: []string{"", "127.0.0.1", "::1", "127.0.0.1:0", "[::1]", "[fe80::1%eth0]:1"}, bad: []string{"localhost:10249", ":10249"}},
 		"nodePortAddresses": {
-			good: []string{"primary", "10.0.0.0/8", "fd00::/48"}, bad: []string{"", "secondary", "10.0.0.1", "primary,10.0.0.0/8"},
+			good: []string{"primary", "10.0.0.0/8", "fd00::/48"},
+			bad:  []string{"", "secondary", "10.0.0.1", "primary,10.0.0.0/8", "1:2/64000"},
 			form: "nodePortAddresses: [%q]",
 		},
-		"portRange":                   {good: []string{"", "0", "80", "1 - 2", "30000+2767"}, bad: []string{"1-", "-5", "1:2", "a-b"}},
+		"portRange":                   {good: []string{"", "0", "80", "1 - 2", "30000+2767", "00080-65535"}, bad: []string{"1-", "-5", "1:2", "a-b"}},
 		"showHiddenMetricsForVersion": {good: []string{"", "1.36"}, bad: []string{"next", "1", "1.36.3"}},
 		"winkernel.sourceVip":         {good: []string{"", "10.0.0.9", "fd00::9"}, bad: []string{"host", "10.0.0.9/32"}},
 	} {
-		accepts := acceptance(t, restricted[field])
+		accepts := acceptance(t, field)
 		for _, value := range append(slices.Clone(values.good), values.bad...) {
 			want := slices.Contains(values.good, value)
 			_, err := load(t, Linux, fmt.Sprintf(cmp.Or(values.form, plain(field)), value))
@@ -205,21 +235,32 @@ func plain(field string) string {
 	return strings.Join(parts, ": {") + ": %q" + strings.Repeat("}", len(parts)-1)
 }
 
-// acceptance returns what the schema of a text, or of a list of texts, accepts.
-func acceptance(t *testing.T, schema string) func(string) bool {
+// rule is a part of the schema.
+type rule struct {
+	Enum       []string
+	Pattern    string
+	MaxLength  int
+	Items      *rule
+	Properties map[string]*rule
+}
+
+// acceptance returns what the schema of a field accepts: a text, a text of a list, or a key.
+func acceptance(t *testing.T, field string) func(string) bool {
 	t.Helper()
-	type rule struct {
-		Enum      []string
-		Pattern   string
-		MaxLength int
-		Items     *rule
-	}
-	var r rule
-	if err := json.Unmarshal([]byte(schema), &r); err != nil {
+	r := &rule{}
+	if err := json.Unmarshal([]byte("{"+definition()+"}"), r); err != nil {
 		t.Fatal(err)
 	}
-	if r.Items != nil {
-		r = *r.Items
+	for name := range strings.SplitSeq(field, ".") {
+		if r = r.Properties[name]; r == nil {
+			t.Fatalf("the schema has no field %s", field)
+		}
+		if r.Items != nil {
+			r = r.Items
+		}
+	}
+	if r.Properties != nil {
+		return func(key string) bool { return r.Properties[key] != nil }
 	}
 	pattern := regexp.MustCompile(r.Pattern)
 	return func(text string) bool {

@@ -6,6 +6,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -104,24 +105,39 @@ func TestDeployedMetricsAreForTheNode(t *testing.T) {
 	}
 }
 
-// TestChartKnowsFlags checks that each flag that extraArgs of the chart may have is one of
-// the program.
-func TestChartKnowsFlags(t *testing.T) {
+// chartFlags returns the patterns of the flags that extraArgs of the chart may have.
+func chartFlags(t *testing.T) []string {
+	t.Helper()
 	text, err := os.ReadFile("../../build/chart/values.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var schema struct {
 		Properties struct {
-			ExtraArgs struct{ Items struct{ Pattern string } }
+			ExtraArgs struct {
+				Items struct{ AnyOf []struct{ Pattern string } }
+			}
 		}
 	}
 	if err := yaml.Unmarshal(text, &schema); err != nil {
 		t.Fatal(err)
 	}
-	_, list, _ := strings.Cut(schema.Properties.ExtraArgs.Items.Pattern, "(")
-	list, _, _ = strings.Cut(list, ")")
-	names := strings.Split(list, "|")
+	var all []string
+	for _, p := range schema.Properties.ExtraArgs.Items.AnyOf {
+		all = append(all, p.Pattern)
+	}
+	return all
+}
+
+// TestChartKnowsFlags checks that each flag that extraArgs of the chart may have is one of
+// the program.
+func TestChartKnowsFlags(t *testing.T) {
+	var names []string
+	for _, pattern := range chartFlags(t) {
+		_, list, _ := strings.Cut(pattern, "(")
+		list, _, _ = strings.Cut(list, ")")
+		names = append(names, strings.Split(list, "|")...)
+	}
 	if len(names) < 5 {
 		t.Errorf("flags %q", names)
 	}
@@ -129,6 +145,33 @@ func TestChartKnowsFlags(t *testing.T) {
 	for _, name := range names {
 		if flags.Lookup(name) == nil {
 			t.Errorf("there is no flag --%s", name)
+		}
+	}
+}
+
+// TestChartRefusesWhatFlagsRefuse compares the patterns of extraArgs with the program. The
+// program also takes a flag and its value in two arguments, and a list there has one for each.
+func TestChartRefusesWhatFlagsRefuse(t *testing.T) {
+	pattern := regexp.MustCompile(strings.Join(chartFlags(t), "|"))
+	for want, args := range map[bool][]string{
+		true: {
+			"--v=2", "--vmodule=round=3,nft*=4", "--logging-format=json", "--service-proxy-name=team", "--service-proxy-name=A.b_c-9",
+			"--expose-admin-pages", "--strict-config=false", "--ignore-source-ranges=true", "--kube-api-burst=20", "--kube-api-qps=7.5",
+			"--kube-api-content-type=application/json", "--udp-timeout=1m30s", "--udp-timeout=250ms", "--proxy-mode-fallback",
+		},
+		false: {
+			"--v=abc", "--v=-1", "--v", "--vmodule=round", "--vmodule==3", "--logging-format=xml", "--service-proxy-name", "--service-proxy-name=",
+			"--service-proxy-name=a/b", "--service-proxy-name=-a", "--expose-admin-pages=maybe", "--kube-api-burst=many", "--kube-api-qps=fast",
+			"--kube-api-content-type=text/plain", "--udp-timeout=250", "--udp-timeout=1.2.3s", "--no-such-flag",
+		},
+	} {
+		for _, arg := range args {
+			if got := pattern.MatchString(arg); got != want {
+				t.Errorf("%s: the chart accepts it: %v, want %v", arg, got, want)
+			}
+			if o := call(t, "", arg, "--write-config-to=-"); (o.Code == 0) != want {
+				t.Errorf("%s: the program has exit code %d, want accepted %v\n%s", arg, o.Code, want, o.Err)
+			}
 		}
 	}
 }

@@ -29,6 +29,7 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- fail (printf "%s.nodeSelector: kubernetes.io/os is %s in any case; leave it out" $os $os) }}
 {{- end }}
 {{- include "kubeproxy.checkRanges" (list (printf "%s.config.clusterCIDR" $os) ($part.config.clusterCIDR | default "")) }}
+{{- include "kubeproxy.checkFields" (list $part.config $os) }}
 {{- $health := include "kubeproxy.health" (list $values $part) }}
 {{- $metrics := include "kubeproxy.metrics" (list $values $part) }}
 {{- include "kubeproxy.checkAddress" (list (printf "%s.config.healthzBindAddress" $os) $health) }}
@@ -41,6 +42,27 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- end }}
 {{- if and $values.monitoring.podMonitor.enabled (include "kubeproxy.isLoopback" $metrics) }}
 {{- fail (printf "metrics.bindAddress: no Prometheus reaches %s, which monitoring.podMonitor.enabled wants; set 0.0.0.0:10249 or [::]:10249" $metrics) }}
+{{- end }}
+{{- end }}
+
+{{/* Checks fields of a KubeProxyConfiguration whose numbers the schema does not look at. */}}
+{{- define "kubeproxy.checkFields" -}}
+{{- $config := index . 0 }}{{ $os := index . 1 }}
+{{- include "kubeproxy.checkIP" (list (printf "%s.config.bindAddress" $os) ($config.bindAddress | default "")) }}
+{{- include "kubeproxy.checkIP" (list (printf "%s.config.winkernel.sourceVip" $os) (dig "winkernel" "sourceVip" "" $config)) }}
+{{- include "kubeproxy.checkPortRange" (list (printf "%s.config.portRange" $os) ($config.portRange | default "")) }}
+{{- range $config.nodePortAddresses }}
+{{- if contains "/" . }}{{ include "kubeproxy.checkRange" (list (printf "%s.config.nodePortAddresses" $os) .) }}{{ end }}
+{{- end }}
+{{- range dig "ipvs" "excludeCIDRs" list $config }}
+{{- include "kubeproxy.checkRange" (list (printf "%s.config.ipvs.excludeCIDRs" $os) .) }}
+{{- end }}
+{{- if eq $os "linux" }}
+{{- range $mode, $field := dict "BridgeInterface" "bridgeInterface" "InterfaceNamePrefix" "interfaceNamePrefix" }}
+{{- if and (eq $mode ($config.detectLocalMode | default "")) (not (dig "detectLocal" $field "" $config)) }}
+{{- fail (printf "linux.config.detectLocalMode: %s needs linux.config.detectLocal.%s" $mode $field) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -60,17 +82,42 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- $field := index . 0 }}{{ $text := index . 1 }}{{ $seen := "" }}
 {{- if $text }}
 {{- range splitList "," $text }}
-{{- $parts := splitList "/" (trim .) }}
-{{- $family := include "kubeproxy.family" (first $parts) }}
-{{- $bits := last $parts }}
-{{- if not (and (eq 2 (len $parts)) $family (regexMatch "^[0-9]{1,3}$" $bits) (le (atoi $bits) (ternary 32 128 (eq $family "4")))) }}
-{{- fail (printf "%s: %q is no range of addresses; want one like 10.244.0.0/16 or fd00:10:244::/56" $field .) }}
-{{- end }}
+{{- include "kubeproxy.checkRange" (list $field .) }}
+{{- $family := include "kubeproxy.family" (splitList "/" (trim .) | first) }}
 {{- if eq $seen $family }}
 {{- fail (printf "%s: %q has two ranges of IPv%s; want one, or one of each family" $field $text $family) }}
 {{- end }}
 {{- $seen = $family }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "kubeproxy.checkRange" -}}
+{{- $field := index . 0 }}{{ $text := index . 1 }}
+{{- $parts := splitList "/" (trim $text) }}
+{{- $family := include "kubeproxy.family" (first $parts) }}
+{{- $bits := last $parts }}
+{{- if not (and (eq 2 (len $parts)) $family (regexMatch "^(0|[1-9][0-9]{0,2})$" $bits) (le (atoi $bits) (ternary 32 128 (eq $family "4")))) }}
+{{- fail (printf "%s: %q is no range of addresses; want one like 10.244.0.0/16 or fd00:10:244::/56" $field $text) }}
+{{- end }}
+{{- end }}
+
+{{/* Checks an address without a port, which may have a zone. */}}
+{{- define "kubeproxy.checkIP" -}}
+{{- $field := index . 0 }}{{ $text := index . 1 }}
+{{- if and $text (not (include "kubeproxy.family" (regexReplaceAll "%.+$" $text ""))) }}
+{{- fail (printf "%s: %q is no IP address; want one like 192.0.2.10 or 2001:db8::10" $field $text) }}
+{{- end }}
+{{- end }}
+
+{{/* Checks first-last, first+count, or one port. */}}
+{{- define "kubeproxy.checkPortRange" -}}
+{{- $field := index . 0 }}{{ $text := index . 1 }}
+{{- $numbers := regexFindAll "[0-9]+" $text -1 }}
+{{- $first := first $numbers | default "0" | int }}{{ $last := last $numbers | default "0" | int }}
+{{- if contains "+" $text }}{{ $last = add $first $last | int }}{{ end }}
+{{- if or (gt $first $last) (gt $last 65535) }}
+{{- fail (printf "%s: %q is no range of ports; want one like 30000-32767 or 30000+2767" $field $text) }}
 {{- end }}
 {{- end }}
 
