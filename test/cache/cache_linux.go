@@ -68,6 +68,41 @@ func Lock(ctx context.Context, file string, waiting func()) (unlock func(), err 
 	}
 }
 
+// Make makes a file or folder unless it is there: one process makes it, under a lock, while
+// others wait. A process that dies leaves nothing that looks complete. The folder around it
+// counts as used.
+func Make(ctx context.Context, path string, waiting func(), build func(part string) error) error {
+	folder := filepath.Dir(path)
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	Touch(folder)
+	there := func() bool { _, err := os.Stat(path); return err == nil }
+	if there() {
+		return nil
+	}
+	unlock, err := Lock(ctx, filepath.Join(folder, "lock"), waiting)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if there() { // maybe since we wait for the lock
+		return nil
+	}
+	part := path + ".part"
+	err = os.RemoveAll(part) // of a process that died
+	if err == nil {
+		err = build(part)
+	}
+	if err == nil {
+		err = os.Rename(part, path)
+	}
+	if err != nil {
+		err = errors.Join(err, os.RemoveAll(part))
+	}
+	return err
+}
+
 // Prune removes what is in a folder and was not touched within Lifetime, except what has
 // one of the names.
 func Prune(folder string, keep ...string) error {

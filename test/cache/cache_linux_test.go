@@ -55,3 +55,35 @@ func TestPrune(t *testing.T) {
 		}
 	}
 }
+
+// TestMake checks that a thing is made once, that a failure leaves nothing, and that its
+// folder counts as used.
+func TestMake(t *testing.T) {
+	path, made, waits := filepath.Join(t.TempDir(), "folder", "thing"), 0, make(chan struct{})
+	failure := errors.New("no space left")
+	err := Make(t.Context(), path, nil, func(part string) error { return errors.Join(failure, os.WriteFile(part, nil, 0o600)) })
+	if left, _ := filepath.Glob(path + "*"); !errors.Is(err, failure) || len(left) > 0 {
+		t.Errorf("a failure: %v, and it leaves %v", err, left)
+	}
+	if err := os.Mkdir(path+".part", 0o755); err != nil { // of a process that died
+		t.Fatal(err)
+	}
+	results := make(chan error)
+	write := func(part string) error {
+		made++
+		<-waits
+		return os.WriteFile(part, nil, 0o600)
+	}
+	for range 2 {
+		go func() { results <- Make(t.Context(), path, func() { close(waits) }, write) }()
+	}
+	if err := errors.Join(<-results, <-results); err != nil || made != 1 {
+		t.Errorf("two processes: %v, made %d times", err, made)
+	}
+	old := time.Now().Add(-Lifetime - time.Hour)
+	folder := filepath.Dir(path)
+	err = errors.Join(os.Chtimes(folder, old, old), Make(t.Context(), path, nil, write), Prune(filepath.Dir(folder)))
+	if _, there := os.Stat(path); err != nil || there != nil {
+		t.Errorf("what is used: %v, %v", err, there)
+	}
+}

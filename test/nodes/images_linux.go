@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"kubeproxy/test/cache"
 	"kubeproxy/test/thirdparty"
 )
 
@@ -82,20 +83,32 @@ func TestImages(ctx context.Context, out io.Writer) (archive string, err error) 
 	if err != nil {
 		return "", err
 	}
-	cache := filepath.Dir(filepath.Dir(programs["agnhost"]))
-	archive = filepath.Join(cache, fmt.Sprintf("images-%x", sha256.Sum256(recipe))[:23], "images.tar")
-	if _, err := os.Stat(archive); err == nil {
-		return archive, nil
-	}
-	fmt.Fprintln(out, "making the images of the tests")
-	folder, err := os.MkdirTemp(cache, "images")
+	folder := filepath.Join(beside(programs["agnhost"]), fmt.Sprintf("images-%x", sha256.Sum256(recipe))[:23])
+	archive = filepath.Join(folder, "images.tar")
+	return archive, cache.Make(ctx, archive, waitingFor(out, "the images"), func(part string) error {
+		fmt.Fprintln(out, "making the images of the tests")
+		return makeImages(ctx, programs, part)
+	})
+}
+
+// beside returns the folder of what is made of a program and kept as long as that.
+func beside(program string) string { return filepath.Dir(filepath.Dir(program)) }
+
+// waitingFor returns a report that another process makes something.
+func waitingFor(out io.Writer, what string) func() {
+	return func() { fmt.Fprintf(out, "waiting for %s, which another process makes\n", what) }
+}
+
+// makeImages collects the folders of the images, and packs them.
+func makeImages(ctx context.Context, programs map[string]string, archive string) error {
+	folder, err := os.MkdirTemp(beside(programs["agnhost"]), "images")
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer os.RemoveAll(folder)
 	for name, file := range programs {
 		if err := copyFile(file, filepath.Join(folder, name, placed(name))); err != nil {
-			return "", err
+			return err
 		}
 	}
 	err = errors.Join(makeRoot(filepath.Join(folder, "root")), buildPause(ctx, filepath.Join(folder, "pause", "pause")))
@@ -108,7 +121,7 @@ func TestImages(ctx context.Context, out io.Writer) (archive string, err error) 
 	if err == nil {
 		err = pack(ctx, folder, archive)
 	}
-	return archive, err
+	return err
 }
 
 // certificate are files of the image of agnhost, without which it serves no TLS, see its
@@ -138,9 +151,6 @@ func buildPause(ctx context.Context, file string) error {
 // for it.
 func pack(ctx context.Context, folder, archive string) error {
 	text, err := json.Marshal(testImages(folder))
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(archive), 0o755)
-	}
 	if err != nil {
 		return err
 	}
@@ -152,10 +162,8 @@ func pack(ctx context.Context, folder, archive string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "go", "run", ".", "pack", "-list", list, "-out", archive+".part")
+	cmd := exec.CommandContext(ctx, "go", "run", ".", "pack", "-list", list, "-out", archive)
 	cmd.Dir = filepath.Join(filepath.Clean(top[:len(top)-1]), "build", "release")
-	if _, err := output(cmd); err != nil {
-		return err
-	}
-	return os.Rename(archive+".part", archive)
+	_, err = output(cmd)
+	return err
 }

@@ -27,9 +27,6 @@ func (c *Cluster) Pack(ctx context.Context, folder, at string) error {
 		return err
 	}
 	programs := filepath.Join(folder, "programs")
-	if err := os.MkdirAll(programs, 0o755); err != nil {
-		return err
-	}
 	all, err := filepath.Glob(filepath.Join(c.Programs, "*"))
 	if err != nil {
 		return err
@@ -37,14 +34,8 @@ func (c *Cluster) Pack(ctx context.Context, folder, at string) error {
 	for _, name := range testPrograms {
 		all = append(all, filepath.Join(tests, name))
 	}
-	for _, file := range all {
-		real, err := filepath.EvalSymlinks(file)
-		if err == nil {
-			err = os.Link(real, filepath.Join(programs, filepath.Base(file)))
-		}
-		if err != nil {
-			return err
-		}
+	if err := linkAll(all, programs); err != nil {
+		return err
 	}
 	if err := c.fillStore(ctx, folder); err != nil {
 		return fmt.Errorf("unpack the images: %w", err)
@@ -71,16 +62,16 @@ func (c *Cluster) fillStore(ctx context.Context, folder string) (err error) {
 	}
 	m.Steps = append(m.containerdSteps(config), m.importSteps(c.Archives)...)
 	m.Steps = append(m.Steps, Step{"filled", []string{"touch", "/var/tmp/filled"}, Once})
-	if err := m.addNamespace(); err != nil {
-		return err
-	}
-	defer func() {
+	defer func() { // first, as a step that fails leaves a part of what it makes
 		err = errors.Join(err, m.remove())
 		if err == nil {
 			err = os.Rename(m.path("var/lib/containerd"), filepath.Join(folder, storeFolder))
 		}
 		err = errors.Join(err, os.RemoveAll(m.Folder))
 	}()
+	if err := m.addNamespace(); err != nil {
+		return err
+	}
 	if err := m.boot(nil); err != nil {
 		return err
 	}

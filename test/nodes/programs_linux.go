@@ -5,13 +5,16 @@ package nodes
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
+	"kubeproxy/test/cache"
 	"kubeproxy/test/thirdparty"
 )
 
@@ -67,25 +70,27 @@ func Build(ctx context.Context, out io.Writer, count int) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{Nodes: count, Archives: []string{images}, out: out}
-	if c.Programs, err = join(filepath.Join(filepath.Dir(images), "programs"), files); err != nil {
+	if c.Programs, err = join(ctx, out, files); err != nil {
 		return nil, fmt.Errorf("collect programs: %w", err)
 	}
 	return c, nil
 }
 
-// join makes a folder with links to files.
-func join(folder string, files []string) (string, error) {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return "", err
-	}
+// join makes a folder that has files, and returns it. Other files get another folder, as
+// clusters run with what they began with. The files stay if what they were made from goes.
+func join(ctx context.Context, out io.Writer, files []string) (string, error) {
+	name := fmt.Sprintf("programs-%x", sha256.Sum256([]byte(strings.Join(files, "\n"))))[:25]
+	folder := filepath.Join(beside(files[0]), name, "bin")
+	return folder, cache.Make(ctx, folder, waitingFor(out, "the programs"), func(part string) error {
+		return linkAll(files, part)
+	})
+}
+
+// linkAll makes a folder with links to files of the same file system.
+func linkAll(files []string, folder string) error {
+	errs := []error{os.MkdirAll(folder, 0o755)}
 	for _, file := range files {
-		link := filepath.Join(folder, filepath.Base(file))
-		if old, err := os.Readlink(link); err == nil && old == file {
-			continue
-		}
-		if err := errors.Join(os.RemoveAll(link), os.Symlink(file, link)); err != nil {
-			return "", err
-		}
+		errs = append(errs, os.Link(file, filepath.Join(folder, filepath.Base(file))))
 	}
-	return folder, nil
+	return errors.Join(errs...)
 }

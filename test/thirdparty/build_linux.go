@@ -117,26 +117,10 @@ func (b builder) folder(ctx context.Context, names []string) (string, error) {
 
 // add builds a program that is missing in a folder.
 func (b builder) add(ctx context.Context, folder, name string) error {
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		return err
-	}
-	unlock, err := cache.Lock(ctx, filepath.Join(folder, "lock"), func() { fmt.Fprintln(b.out, "waiting for another build") })
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if len(missing(folder, []string{name})) == 0 { // maybe since we wait for the lock
-		return nil
-	}
-	part := filepath.Join(folder, name+".part")
-	if err = b.build(ctx, name, part); err == nil {
-		err = os.Rename(part, filepath.Join(folder, name))
-	}
-	if err != nil {
-		err = errors.Join(err, os.RemoveAll(part))
-	}
-	return err
+	return cache.Make(ctx, filepath.Join(folder, name), b.waiting, func(part string) error { return b.build(ctx, name, part) })
 }
+
+func (b builder) waiting() { fmt.Fprintln(b.out, "waiting for another build") }
 
 // missing returns which programs a folder lacks. The folder counts as used.
 func missing(folder string, names []string) []string {
