@@ -4,6 +4,9 @@
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := all
+# Steps follow each other with make -j, too: images are made of binaries, and setup installs
+# what others run. Each step keeps all processors busy by itself.
+.NOTPARALLEL:
 
 # The systems that every change must build and vet for.
 PLATFORMS := linux/amd64 linux/arm64 windows/amd64 windows/arm64
@@ -170,23 +173,24 @@ ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar
 # For mode ipvs, a cluster may have to be in a virtual machine: where this kernel has no
 # IPVS, and where KERNEL is given.
 in_machine = $(if $(filter-out file,$(origin KERNEL)),-kernel $(KERNEL))
+setup_machine = $(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
 
 # A cluster needs an image for this machine alone.
 cluster conformance changes test-cluster ready-cluster: SYSTEMS := linux-$(shell go env GOARCH)
 cluster conformance changes test-cluster ready-cluster: images := build/.cache/images
 
 .PHONY: cluster
-cluster: $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration
+cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration
 	@echo "== cluster: the first time, Kubernetes and containerd are built from source, which takes long"
 	@$(nodes) up $(ours)
 
 .PHONY: cluster-down
-cluster-down: $(nodes) ## remove the cluster, and all that belongs to it
+cluster-down: root $(nodes) ## remove the cluster, and all that belongs to it
 	@$(nodes) down -cluster '$(CLUSTER)'
 
 .PHONY: conformance
-conformance: $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in a quarter of an hour for each proxy; PART=1/3 takes a third of the specs, and all thirds count as one run
-	@$(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
+conformance: root $(nodes) image ## Kubernetes' own sig-network tests in a cluster, with kube-proxy and with this proxy in MODE; rewrites docs/conformance.md; SPECS=short takes 10 minutes, network (all of them) 40, and there are zones, serial and few; PROXY=ours leaves out kube-proxy; where this kernel has no IPVS, MODE=ipvs runs in a virtual machine, SPECS=few in a quarter of an hour for each proxy; PART=1/3 takes a third of the specs, and all thirds count as one run
+	@$(setup_machine)
 	@$(nodes) conformance $(ours) $(in_machine) $(if $(SPECS),-only $(SPECS)) $(if $(PART),-part $(PART)) $(if $(PROXY),-proxy $(PROXY))
 
 # The version that upgrades begin with: the release before, or fifty commits ago.
@@ -194,11 +198,11 @@ EARLIER ?= $(or $(shell git describe --tags --abbrev=0 HEAD~ 2>/dev/null),$(shel
 earlier := build/.cache/earlier
 
 .PHONY: changes
-changes: $(nodes) image ## install, upgrade, roll, drain, reboot, go back, with connections counted; rewrites docs/conformance.md; half an hour
+changes: root earlier $(nodes) image ## install, upgrade, roll, drain, reboot, go back, with connections counted; rewrites docs/conformance.md; half an hour
 	@rm -rf $(earlier) && mkdir -p $(earlier) && git archive $(EARLIER) | tar -x -C $(earlier)
 	@$(MAKE) --no-print-directory -C $(earlier) binaries VERSION=$(EARLIER) SYSTEMS=$(SYSTEMS)
 	@$(MAKE) --no-print-directory pack VERSION=$(EARLIER) SYSTEMS=$(SYSTEMS) images=$(images) binaries=$(earlier)/$(binaries)
-	@$(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
+	@$(setup_machine)
 	@$(nodes) changes $(ours) $(in_machine) -earlier-chart $(earlier)/build/chart -earlier-tag $(EARLIER) \
 		-earlier-image $(images)/kubeproxy-iptables-$(EARLIER).oci.tar $(if $(ONLY),-only $(ONLY))
 
@@ -263,7 +267,8 @@ test-release: ## the tests of what is released alone: images built twice and unp
 	@$(in_release)
 
 .PHONY: test-cluster
-test-cluster: $(nodes) image ## a cluster of real nodes: a few minutes of Kubernetes' own tests, and install, roll and way back under load
+test-cluster: root $(nodes) image ## a cluster of real nodes: a few minutes of Kubernetes' own tests, and install, roll and way back under load
+	@$(setup_machine)
 	@echo "== cluster"
 	@$(nodes) conformance $(ours) -proxy ours -only short -json ''
 	@$(nodes) changes $(ours) -only install,roll,back -json ''
@@ -349,10 +354,16 @@ help: ## print this list
 	@awk -F ':.*## ' '/^##@ /{printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Steps of other targets, not meant to be called directly.
-.PHONY: setup formatted controlplane prefix machine ready-cluster
+.PHONY: root earlier setup formatted controlplane prefix machine ready-cluster
+# Before anything that takes long.
+root:
+	@if ((EUID)); then echo "a cluster needs root, for network namespaces and for containers"; exit 1; fi
+earlier:
+	@if [[ -z '$(EARLIER)' ]]; then echo "no earlier version is known: git has no tag, and no commit 50 before this one; EARLIER=COMMIT names one"; exit 1; fi
 # Its cluster may be beside the one of make cluster.
 ready-cluster: CLUSTER := check
 ready-cluster: $(nodes) image
+	@$(setup_machine)
 	@echo "== cluster: 15 of Kubernetes' own tests"
 	@$(nodes) conformance $(ours) -proxy ours -only check -json ''
 setup:

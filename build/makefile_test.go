@@ -57,3 +57,22 @@ func TestNightlyFuzzes(t *testing.T) {
 		}
 	}
 }
+
+// TestMakeImagesOfBinaries checks that images are laid out after the binaries are built, and
+// not beside that, when make may run steps at the same time. Both are only said here.
+func TestMakeImagesOfBinaries(t *testing.T) {
+	said, err := exec.Command("make", "-C", "..", "-j4", "image", "SYSTEMS=linux-amd64", "go_build=sh -c 'sleep 0.3; echo built' sh", "lay_out=echo laid out $(1)").CombinedOutput()
+	built, laid := strings.Index(string(said), "built\n"), strings.Index(string(said), "laid out image\n")
+	if err != nil || built < 0 || laid < built {
+		t.Errorf("make -j4 image: %v, want what is built, and then laid out, in\n%s", err, said)
+	}
+}
+
+// TestMakeWithoutEarlierVersion checks that make changes says what it wants where git does
+// not know an earlier version.
+func TestMakeWithoutEarlierVersion(t *testing.T) {
+	said, err := exec.Command("make", "-C", "..", "earlier", "EARLIER=").CombinedOutput()
+	if err == nil || !strings.Contains(string(said), "EARLIER=COMMIT names one") {
+		t.Errorf("make earlier: %v, and it says\n%s", err, said)
+	}
+}

@@ -46,6 +46,7 @@ for_machine() {
 	need depmod kmod
 	need xz xz-utils
 	need zstd zstd
+	need pgrep procps
 	need mkfs.ext4 e2fsprogs
 }
 
