@@ -119,7 +119,8 @@ func serverAt(address string) string {
 	return "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster: {server: '" + address + "'}\n"
 }
 
-// configMap creates a ConfigMap for the time of the test.
+// configMap creates a ConfigMap. It stays: testBeside checks that kubeadm's goes first, and
+// deletes both.
 func (w *fixture) configMap(t *testing.T, namespace, name, key, text string) {
 	t.Helper()
 	client := w.api.Client.CoreV1()

@@ -25,7 +25,7 @@ func TestAlerts(t *testing.T) {
 			known[a] = true
 		}
 	}
-	for alert := range alertsOf(rules) {
+	for alert := range alertsOf(t, rules) {
 		if !known[alert] {
 			t.Errorf("no fault is known for alert %s", alert)
 		}

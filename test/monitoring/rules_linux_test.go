@@ -64,11 +64,15 @@ func metricsOf(text string) map[string]bool {
 	return all
 }
 
-// alertsOf returns the names of the alerts in rules.
-func alertsOf(rules string) map[string]bool {
+// alertsOf returns the names of the alerts in rules, which have some.
+func alertsOf(t *testing.T, rules string) map[string]bool {
+	t.Helper()
 	all := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^  - alert: (\w+)$`).FindAllStringSubmatch(rules, -1) {
 		all[m[1]] = true
+	}
+	if len(all) == 0 {
+		t.Fatalf("no alert is found in\n%s", rules)
 	}
 	return all
 }
