@@ -130,7 +130,9 @@ func inheritProcessors(parent, own string) error {
 }
 
 // giveControllers lets the children of a cgroup of v2 have all controllers. kubelet says
-// which ones it misses.
+// which ones it misses. Nobody takes them back from the children of the root: the kernel only
+// refuses that while a grandchild has them, and a child that limits itself meanwhile would
+// lose its limits, see "Controlling Controllers" in Documentation/admin-guide/cgroup-v2.rst.
 func giveControllers(dir string) {
 	text, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {

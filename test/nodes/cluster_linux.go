@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"kubeproxy/test/cache"
@@ -45,10 +46,11 @@ type Cluster struct {
 	started time.Time
 }
 
-// ErrNone means that no cluster runs.
+// ErrNone means that no cluster of the name is there.
 var ErrNone = errors.New("no cluster; make cluster starts one")
 
-// ErrThere means that a cluster of the same name runs.
+// ErrThere means that the files of a cluster of the same name are there. Since the host has
+// booted again, it does not run.
 var ErrThere = errors.New("a cluster is there already")
 
 // most is how many nodes a cluster can have: their numbers are the last digit of addresses.
@@ -68,24 +70,56 @@ func Folder(name string) (string, error) {
 	return cache.Folder("cluster" + name)
 }
 
-// Open returns the cluster of this name that runs. Progress is reported to out.
+// descriptionFile describes a cluster in its folder.
+const descriptionFile = "cluster.json"
+
+// Open returns the cluster of this name. Progress is reported to out.
 func Open(out io.Writer, name string) (*Cluster, error) {
 	folder, err := Folder(name)
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(folder, "cluster.json"))
+	file := filepath.Join(folder, descriptionFile)
+	text, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, ErrNone
 	}
-	c := &Cluster{folder: folder, out: out, started: time.Now()}
+	c := &Cluster{Name: name, folder: folder, out: out, started: time.Now()}
 	if err == nil {
 		err = json.Unmarshal(text, c)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the cluster's description: %w", err)
+		return nil, fmt.Errorf("read the cluster's description %s: %w; %s removes the cluster", file, err, c.DownCommand())
 	}
+	cache.Touch(filepath.Dir(c.Programs))
 	return c, nil
+}
+
+// Find returns what is there of a cluster of this name, for Down alone. Its description may
+// be missing or broken, as after a full disk, and so may its folder.
+func Find(out io.Writer, name string) (*Cluster, error) {
+	folder, err := Folder(name)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Name: name, Nodes: most, folder: folder, out: out, started: time.Now()}
+	_, err = os.Stat(folder)
+	if err == nil || slices.ContainsFunc(c.machines(), (*Machine).hasNamespace) {
+		return c, nil
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		err = ErrNone
+	}
+	return nil, err
+}
+
+// machines returns those of the nodes, and the control plane's.
+func (c *Cluster) machines() []*Machine {
+	var all []*Machine
+	for i := range c.Nodes {
+		all = append(all, c.Machine(node(i+1)))
+	}
+	return append(all, c.Machine(control))
 }
 
 func (c *Cluster) save() error {
@@ -93,7 +127,11 @@ func (c *Cluster) save() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(c.path("cluster.json"), text, 0o600)
+	next := c.path(descriptionFile + ".next")
+	if err := os.WriteFile(next, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, c.path(descriptionFile))
 }
 
 func (c *Cluster) path(elements ...string) string {
@@ -116,7 +154,7 @@ func Up(ctx context.Context, out io.Writer, c *Cluster) error {
 		return err
 	}
 	c.out, c.started = out, time.Now()
-	if _, err := os.Stat(c.path("cluster.json")); err == nil {
+	if _, err := os.Stat(c.path(descriptionFile)); err == nil {
 		return fmt.Errorf("%w, in %s; %s removes it", ErrThere, c.folder, c.DownCommand())
 	}
 	if err := Room(c.Nodes); err != nil {
@@ -130,10 +168,15 @@ func Up(ctx context.Context, out io.Writer, c *Cluster) error {
 	}
 	for _, step := range []func(context.Context) error{c.startControl, c.startNodes, c.awaitNodes} {
 		if err := step(ctx); err != nil {
-			return errors.Join(err, c.complaints(), errors.New(c.DownCommand()+" removes what is there"))
+			return c.Explain(err)
 		}
 	}
 	return nil
+}
+
+// Explain adds to the error of a step what the logs say, and how the cluster is removed.
+func (c *Cluster) Explain(err error) error {
+	return errors.Join(err, c.complaints(), errors.New(c.DownCommand()+" removes what is there"))
 }
 
 // DownCommand returns what a user types to remove the cluster.
@@ -160,10 +203,9 @@ func (c *Cluster) Down() error {
 		return nil // Up refused it
 	}
 	var errs []error
-	for i := range c.Nodes {
-		errs = append(errs, c.Machine(node(i+1)).remove())
+	for _, m := range c.machines() {
+		errs = append(errs, m.remove())
 	}
-	errs = append(errs, c.Machine(control).remove())
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

@@ -204,14 +204,19 @@ func (c *Cluster) await(ctx context.Context, limit time.Duration, args ...string
 	})
 }
 
-// complaints returns the ends of the logs of all machines, for an error that they explain.
+// complaints returns the ends of the logs of all machines and pods, for an error that they
+// explain.
 func (c *Cluster) complaints() error {
-	files, err := filepath.Glob(c.path("*", "log", "*.log"))
+	machines, err := filepath.Glob(c.path("*", "log", "*.log"))
+	if err != nil {
+		return err
+	}
+	pods, err := filepath.Glob(c.path("*", "var", "log", "pods", "*", "*", "*.log")) // kubelet keeps them there
 	if err != nil {
 		return err
 	}
 	var text strings.Builder
-	for _, file := range files {
+	for _, file := range append(machines, pods...) {
 		log, err := os.ReadFile(file)
 		if err != nil || len(log) == 0 {
 			continue

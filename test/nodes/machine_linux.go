@@ -77,6 +77,7 @@ func (m *Machine) boot(l *net.TCPListener) error {
 		return fmt.Errorf("describe %s: %w", m.Name, err)
 	}
 	cmd := exec.Command("/proc/self/exe", BootCommand, m.path("machine.json"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl+C ends it before it has written the number of process 1
 	if l != nil {
 		f, err := l.File()
 		if err != nil {
@@ -92,22 +93,29 @@ func (m *Machine) boot(l *net.TCPListener) error {
 }
 
 // process returns the number of the machine's process 1 in the namespace of the host, 0 if
-// the machine does not run. A number that was given to another process meanwhile does not
-// count.
+// the machine does not run. A file says it, and if that is wrong, all processes are searched:
+// what boots a machine can end before it has written the file, and the file can be lost.
 func (m *Machine) process() int {
-	text, err := os.ReadFile(m.path("pid"))
+	text, _ := os.ReadFile(m.path("pid"))
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && m.isFirst(pid) {
+		return pid
+	}
+	all, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return 0
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return 0
+	for _, folder := range all {
+		if pid, err := strconv.Atoi(filepath.Base(folder)); err == nil && m.isFirst(pid) {
+			return pid
+		}
 	}
+	return 0
+}
+
+// isFirst returns whether a process is the machine's process 1.
+func (m *Machine) isFirst(pid int) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if want := initCommand + "\x00" + m.path("machine.json"); err != nil || !strings.Contains(string(line), want) {
-		return 0
-	}
-	return pid
+	return err == nil && strings.HasSuffix(string(line), "\x00"+initCommand+"\x00"+m.path("machine.json")+"\x00")
 }
 
 // stopTimeout is how long the kernel may take to end a machine.
@@ -120,7 +128,7 @@ func (m *Machine) kill() error {
 		if err := unix.Kill(pid, syscall.SIGKILL); err != nil {
 			return fmt.Errorf("end %s: %w", m.Name, err)
 		}
-		if err := poll(context.Background(), stopTimeout, func() (bool, error) { return m.process() == 0, nil }); err != nil {
+		if err := poll(context.Background(), stopTimeout, func() (bool, error) { return !m.isFirst(pid), nil }); err != nil {
 			return fmt.Errorf("end %s: %w", m.Name, err)
 		}
 	}
@@ -132,9 +140,32 @@ func (m *Machine) remove() error {
 	return errors.Join(m.kill(), m.removeNamespace())
 }
 
-// Command returns a command that runs in the machine as if somebody had logged in there. It
-// is ended with ctx.
+// Command returns a command that runs in the machine as if somebody had logged in there. With
+// ctx ends its process group: nsenter(1) only waits for the command, as a process does not
+// enter a namespace of processes itself.
 func (m *Machine) Command(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	cmd, err := m.command(ctx, args)
+	if err != nil {
+		return nil, err
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error {
+		err := unix.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		if errors.Is(err, unix.ESRCH) {
+			return os.ErrProcessDone
+		}
+		return err
+	}
+	return cmd, nil
+}
+
+// Enter is Command for somebody at a terminal, which sends Ctrl+C to the command: it stays in
+// the process group of this program.
+func (m *Machine) Enter(args ...string) (*exec.Cmd, error) {
+	return m.command(context.Background(), args)
+}
+
+func (m *Machine) command(ctx context.Context, args []string) (*exec.Cmd, error) {
 	pid := m.process()
 	if pid == 0 {
 		return nil, fmt.Errorf("%s does not run", m.Name)

@@ -80,12 +80,19 @@ func leftovers(t *testing.T, m *Machine) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return append(found, running(t, m.Folder)...)
+}
+
+// running returns processes whose arguments contain a text.
+func running(t *testing.T, part string) []string {
+	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		t.Fatal(err)
 	}
+	var found []string
 	for _, file := range files {
-		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), m.Folder) {
+		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), part) {
 			found = append(found, file+" "+string(text))
 		}
 	}
@@ -111,7 +118,7 @@ func TestMachine(t *testing.T) {
 	startMachine(t, m, nil)
 	awaitFile(t, m.path("var/tmp/orphans"), 1)
 	awaitFile(t, m.path("var/tmp/forever"), 1)
-	cmd, err := m.Command(t.Context(), "sh", "-c", "hostname; readlink /proc/1/exe >/dev/null && ls -d /sys/fs/cgroup/*; cat /proc/sys/kernel/panic; ls /sys/class/net; pkill sleep")
+	cmd, err := m.Command(t.Context(), "sh", "-c", "hostname; readlink /proc/1/exe >/dev/null && ls -d /sys/fs/cgroup/*; cat /proc/sys/kernel/panic; ls /sys/class/net; kill $(cat /var/tmp/forever)")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,5 +251,73 @@ func TestPoll(t *testing.T) {
 	}
 	if err := poll(t.Context(), 0, func() (bool, error) { return false, reason }); !errors.Is(err, reason) {
 		t.Errorf("no time: %v", err)
+	}
+}
+
+// TestCommandEndsWithContext checks that nothing goes on of a command whose context ends.
+func TestCommandEndsWithContext(t *testing.T) {
+	m := testMachine(t)
+	startMachine(t, m, nil)
+	begun := m.path("begun")
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd, err := m.Command(ctx, "sh", "-c", `echo >"$0"; sleep 1000; exit 1`, begun)
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitFile(t, begun, 1)
+	cancel()
+	if err := cmd.Wait(); err == nil {
+		t.Error("the command has succeeded")
+	}
+	err = poll(t.Context(), 10*time.Second, func() (bool, error) {
+		left := running(t, begun)
+		return len(left) == 0, fmt.Errorf("%q", left)
+	})
+	if err != nil {
+		t.Errorf("the command goes on: %v", err)
+	}
+}
+
+// TestDownWithoutDescription checks that nothing is left of a cluster whose description, or
+// whose folder, is lost.
+func TestDownWithoutDescription(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	for what, lose := range map[string]func(c *Cluster) error{
+		"a description that is cut off": func(c *Cluster) error { return os.Truncate(c.path(descriptionFile), 0) },
+		"a folder":                      func(c *Cluster) error { return os.RemoveAll(c.folder) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := &Cluster{Name: fmt.Sprintf("test%d", os.Getpid()), Nodes: most}
+			var err error
+			if c.folder, err = Folder(c.Name); err != nil {
+				t.Fatal(err)
+			}
+			m := c.Machine(node(most))
+			m.Steps = []Step{{"ready", []string{"sh", "-c", "echo ready >/var/tmp/ready"}, Once}}
+			startMachine(t, m, nil)
+			awaitFile(t, m.path("var/tmp/ready"), 1)
+			if err := errors.Join(c.save(), lose(c)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Open(io.Discard, c.Name); err == nil || !strings.Contains(err.Error(), "make cluster") {
+				t.Errorf("without %s: %v", what, err)
+			}
+			found, err := Find(io.Discard, c.Name)
+			if err == nil {
+				err = found.Down()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if left := leftovers(t, m); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+			if _, err := Find(io.Discard, c.Name); !errors.Is(err, ErrNone) {
+				t.Errorf("what is removed: %v", err)
+			}
+		})
 	}
 }

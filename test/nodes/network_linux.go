@@ -58,10 +58,17 @@ func (m *Machine) addNamespace() error {
 
 // removeNamespace removes the machine's network namespace, and its links with it.
 func (m *Machine) removeNamespace() error {
-	if _, err := os.Stat(filepath.Join("/run/netns", m.namespace())); errors.Is(err, os.ErrNotExist) {
+	if !m.hasNamespace() {
 		return nil
 	}
 	return ip("netns", "del", m.namespace())
+}
+
+// hasNamespace returns whether the machine's network namespace is there, as it is before the
+// machine starts and until it is removed.
+func (m *Machine) hasNamespace() bool {
+	_, err := os.Stat(filepath.Join("/run/netns", m.namespace()))
+	return err == nil
 }
 
 // inside runs fn on a thread in the machine's network namespace.

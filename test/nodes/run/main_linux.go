@@ -43,7 +43,7 @@ func run(ctx context.Context, args []string) error {
 	if len(args) == 0 || commands[args[0]] == nil {
 		return errors.New("want one of the commands up, down, enter, conformance, changes, page, obstacle")
 	}
-	if os.Geteuid() != 0 && args[0] != "obstacle" {
+	if os.Geteuid() != 0 && args[0] != "obstacle" && args[0] != "page" {
 		return errors.New("a cluster needs root, for network namespaces and for containers")
 	}
 	return commands[args[0]](ctx, args[1:])
@@ -70,20 +70,36 @@ func clusterFlag(flags *flag.FlagSet, name *string) {
 	flags.StringVar(name, "cluster", "", "name of the cluster, if there is to be more than one")
 }
 
+// archive returns the path of the archive of the image. Without flags it would be a folder.
+func (p *proxyFlags) archive() (string, error) {
+	if p.image == "" || p.chart.Tag == "" {
+		return "", errors.New("want -image and -tag: an archive that make image has written, and the version in its name")
+	}
+	image, err := filepath.Abs(p.image)
+	if err != nil {
+		return "", err
+	}
+	info, err := os.Stat(image)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", image)
+	}
+	if err != nil {
+		return "", fmt.Errorf("-image: %w; make image writes one", err)
+	}
+	return image, nil
+}
+
 // build makes what a cluster consists of, and adds the image.
 func (p *proxyFlags) build(ctx context.Context, count int) (*nodes.Cluster, error) {
+	image, err := p.archive()
+	if err != nil {
+		return nil, err
+	}
 	c, err := nodes.Build(ctx, os.Stdout, count)
 	if err != nil {
 		return nil, err
 	}
 	c.Name = p.cluster
-	image, err := filepath.Abs(p.image)
-	if err == nil {
-		_, err = os.Stat(image)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("the image: %w; make image writes one", err)
-	}
 	c.Archives = append(c.Archives, image)
 	return c, nil
 }
@@ -100,13 +116,15 @@ func up(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := nodes.Up(ctx, os.Stdout, c); err != nil {
+		return err
+	}
 	for _, step := range []func() error{
-		func() error { return nodes.Up(ctx, os.Stdout, c) },
 		func() error { return c.Install(ctx, p.chart) },
 		func() error { return c.Demo(ctx) },
 	} {
 		if err := step(); err != nil {
-			return err
+			return c.Explain(err)
 		}
 	}
 	self, err := os.Executable()
@@ -155,7 +173,11 @@ func obstacle(ctx context.Context, _ []string) error {
 }
 
 func down(_ context.Context, args []string) error {
-	c, _, err := open("down", args)
+	name, _, err := clusterName("down", args)
+	if err != nil {
+		return err
+	}
+	c, err := nodes.Find(os.Stdout, name)
 	if errors.Is(err, nodes.ErrNone) {
 		fmt.Println("no cluster is there")
 		return nil
@@ -166,27 +188,27 @@ func down(_ context.Context, args []string) error {
 	return c.Down()
 }
 
-// open returns the cluster that the flags name, and what comes after the flags.
-func open(command string, args []string) (*nodes.Cluster, []string, error) {
+// clusterName returns the cluster that the flags name, and what comes after the flags.
+func clusterName(command string, args []string) (name string, rest []string, err error) {
 	flags := flag.NewFlagSet(command, flag.ContinueOnError)
-	name := ""
 	clusterFlag(flags, &name)
-	if err := flags.Parse(args); err != nil {
-		return nil, nil, err
-	}
-	c, err := nodes.Open(os.Stdout, name)
-	return c, flags.Args(), err
+	err = flags.Parse(args)
+	return name, flags.Args(), err
 }
 
-func enter(ctx context.Context, args []string) error {
-	c, args, err := open("enter", args)
+func enter(_ context.Context, args []string) error {
+	name, args, err := clusterName("enter", args)
+	if err != nil {
+		return err
+	}
+	c, err := nodes.Open(os.Stdout, name)
 	if err != nil {
 		return err
 	}
 	if len(args) < 2 {
 		return errors.New("want a host, such as n1 or control, and a command")
 	}
-	cmd, err := c.Machine(args[0]).Command(context.WithoutCancel(ctx), args[1:]...) // Ctrl+C is for the command
+	cmd, err := c.Machine(args[0]).Enter(args[1:]...)
 	if err != nil {
 		return err
 	}

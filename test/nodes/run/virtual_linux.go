@@ -63,6 +63,9 @@ const (
 
 // inMachine runs the command in a virtual machine, and records what it found.
 func (t *trial) inMachine(ctx context.Context, command string, args []string) (err error) {
+	if _, err := t.archive(); err != nil { // before anything that takes long
+		return err
+	}
 	start := time.Now()
 	kernel := t.kernel
 	if kernel == "" {
