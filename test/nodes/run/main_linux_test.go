@@ -1,0 +1,37 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kubeproxy/test/nodes"
+)
+
+// TestArchive checks that no cluster is made without an image, before anything is built.
+func TestArchive(t *testing.T) {
+	folder := t.TempDir()
+	file := filepath.Join(folder, "image.tar")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ image, tag, want string }{
+		{"", "v1", "want -image and -tag"},
+		{file, "", "want -image and -tag"},
+		{folder, "v1", "is no file"},
+		{file + ".none", "v1", "no such file"},
+	} {
+		p := proxyFlags{image: c.image, chart: nodes.Chart{Tag: c.tag}}
+		if _, err := p.build(t.Context(), usual); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("image %q and tag %q: %v, want %q", c.image, c.tag, err, c.want)
+		}
+	}
+	p := proxyFlags{image: file, chart: nodes.Chart{Tag: "v1"}}
+	if got, err := p.archive(); err != nil || got != file {
+		t.Errorf("an image: %q, %v", got, err)
+	}
+}
