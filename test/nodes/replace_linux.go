@@ -92,7 +92,7 @@ var leftoverLine = regexp.MustCompile(`(?m)^.*leftovers-.*$`)
 
 // drainTime is how long leftovers may stay. IPVS remembers UDP flows for five minutes after
 // their last packet (kernel: net/netfilter/ipvs/ip_vs_proto_udp.c, udp_timeouts), and clients
-that take a port again begin that time anew.
+// that take a port again begin that time anew.
 const drainTime = 4 * patience
 
 // awaitAlone waits until no node has rules of another proxy or of a mode, and says now
