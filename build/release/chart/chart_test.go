@@ -159,6 +159,16 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// TestSettings checks that the init container has the flags of the proxy. Its name says whose
+// socket acceleration it removes.
+func TestSettings(t *testing.T) {
+	pod := at(installed(t, `extraArgs: [--v=2, --service-proxy-name=team]`)["DaemonSet kubeproxy"], "spec", "template", "spec").(map[string]any)
+	got := at(pod["initContainers"].([]any)[0].(map[string]any), "args")
+	if want := []any{"--init-only", "--config=/etc/kubeproxy/linux.yaml", "--v=2", "--service-proxy-name=team"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("arguments %v, want %v", got, want)
+	}
+}
+
 // TestPorts checks that a pod is probed and scraped where its configuration has the servers,
 // and that health is served to a kubelet that asks by either family.
 func TestPorts(t *testing.T) {
