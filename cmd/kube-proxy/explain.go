@@ -5,7 +5,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"time"
 
@@ -56,7 +59,7 @@ a connection is followed, and no chains of bridges or devices, and no BPF. The
 exit code is 0 if both agree, 1 if they differ, and 2 if that is unknown. The
 proxy knows the pods that are endpoints of a Service. Other pods are
 looked up at the API server with your rights: those in --kubeconfig FILE, else
-those of kubectl.`
+those of kubectl. --pod-address and --pod-node take the place of that.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
@@ -79,6 +82,8 @@ type explainOptions struct {
 	server     string
 	timeout    time.Duration
 	kubeconfig string // that a flag names
+	podAddrs   []net.IP
+	podNode    string
 }
 
 func newExplain(to streams, table mode.Table) *cobra.Command {
@@ -98,6 +103,8 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
 	cmd.Flags().StringVar(&x.server, "server", "", ask.ServerHelp)
 	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
+	cmd.Flags().IPSliceVar(&x.podAddrs, "pod-address", nil, "`ADDRESS` of the pod in SOURCE, one of each family, if the proxy does not know that pod")
+	cmd.Flags().StringVar(&x.podNode, "pod-node", "", "the `NODE` of that pod")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
 	return failsWith(exitUnknown, cmd)
 }
@@ -108,6 +115,9 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d of them, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
 	case x.format != "text" && x.format != "json":
 		return fmt.Errorf("--output: %q is unknown: want text or json", x.format)
+	}
+	if len(x.Manifests) > 0 && len(x.podAddrs) > 0 {
+		return errors.New("--pod-address is for the proxy that runs: want it without --manifests, which have the pod")
 	}
 	x.query.Source, x.query.Destination = args[0], args[1]
 	if len(x.Manifests) == 0 {
@@ -149,7 +159,12 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 	ctx, cancel := context.WithTimeout(ctx, x.timeout)
 	defer cancel()
 	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
-	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: x.kubeconfig}
+	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: x.kubeconfig, PodNode: x.podNode}
+	for _, ip := range x.podAddrs {
+		if addr, ok := netip.AddrFromSlice(ip); ok {
+			client.PodAddresses = append(client.PodAddresses, addr.Unmap())
+		}
+	}
 	answer, err := client.Explain(ctx, x.query)
 	stopNotice()
 	if err != nil {

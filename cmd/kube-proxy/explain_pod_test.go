@@ -76,20 +76,26 @@ func TestExplainPods(t *testing.T) {
 	server, kubeconfig := runningProxy(t), podServer(t)
 	for _, tc := range []struct {
 		pod, kubeconfig, env string
+		flags                string
 		out, err             string
 	}{
-		{"shop/batch-1", kubeconfig, "", "10.244.2.77 -> 10.96.0.10:80/tcp", ""},
-		{"shop/batch-1", kubeconfig, "", "pod shop/batch-1 runs on node node-b", ""},
-		{"shop/batch-1", "", kubeconfig, "10.244.2.77 -> 10.96.0.10:80/tcp", ""},
-		{"shop/none", kubeconfig, "", "", "has no pod shop/none"},
-		{"shop/none", kubeconfig, "", "", "no EndpointSlice refers to pod shop/none by targetRef"},
-		{"secret/batch-1", kubeconfig, "", "", `User "eve" cannot get resource "pods"`},
-		{"secret/batch-1", kubeconfig, "", "", "want the right to get pods in namespace secret"},
-		{"shop/batch-1", "", "", "", "want --kubeconfig FILE, $KUBECONFIG or ~/.kube/config"},
+		{"shop/batch-1", kubeconfig, "", "", "10.244.2.77 -> 10.96.0.10:80/tcp", ""},
+		{"shop/batch-1", kubeconfig, "", "", "pod shop/batch-1 runs on node node-b", ""},
+		{"shop/batch-1", "", kubeconfig, "", "10.244.2.77 -> 10.96.0.10:80/tcp", ""},
+		{"shop/none", kubeconfig, "", "", "", "has no pod shop/none"},
+		{"shop/none", kubeconfig, "", "", "", "no EndpointSlice refers to pod shop/none by targetRef"},
+		{"secret/batch-1", kubeconfig, "", "", "", `User "eve" cannot get resource "pods"`},
+		{"secret/batch-1", kubeconfig, "", "", "", "want the right to get pods in namespace secret"},
+		{"shop/batch-1", "", "", "--pod-address=10.244.2.78 --pod-address=fd00::78 --pod-node=node-c", "10.244.2.78 -> 10.96.0.10:80/tcp", ""},
+		{"shop/batch-1", "", "", "--pod-address=fd00::78,10.244.2.78 --pod-node=node-c", "pod shop/batch-1 runs on node node-c", ""},
+		{"shop/batch-1", "", "", "--pod-address=x", "", "invalid"},
+		{"shop/batch-1", "", "", "--pod-address=10.244.2.78 --manifests=x", "", "want it without --manifests"},
+		{"shop/batch-1", "", "", "", "", "want --kubeconfig FILE, $KUBECONFIG or ~/.kube/config"},
 	} {
 		t.Setenv("KUBECONFIG", tc.env)
 		t.Setenv("HOME", t.TempDir())
 		args := []string{"explain", "--server", server, "pod/" + tc.pod, "10.96.0.10:80"}
+		args = append(args, strings.Fields(tc.flags)...)
 		if tc.kubeconfig != "" {
 			args = append(args, "--kubeconfig", tc.kubeconfig)
 		}

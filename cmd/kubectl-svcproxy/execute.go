@@ -17,7 +17,16 @@ import (
 var errInPod = errors.New("kubectl exec")
 
 // run finds the pod and runs the command in it.
-func (p *plugin) run(out io.Writer) (err error) {
+func (p *plugin) run(out, problems io.Writer) (err error) {
+	asked, err := p.askedPod()
+	switch {
+	case err != nil && p.node == "":
+		return err
+	case err != nil: // the proxy may know the pod
+		fmt.Fprintln(problems, "kubectl svcproxy: warning:", err)
+	case asked != nil && p.node == "":
+		p.node = asked.Spec.NodeName
+	}
 	at, err := p.find()
 	if err != nil {
 		return err
@@ -35,7 +44,7 @@ func (p *plugin) run(out io.Writer) (err error) {
 		exe = of[0]
 	}
 	command := append([]string{exe, args[0]}, flagsFor(args[0], &at.Spec.Containers[i], at.Spec.NodeName)...)
-	command = append(command, args[1:]...)
+	command = slices.Concat(command, flagsOfPod(asked), args[1:])
 	flags := []string{"exec", "--namespace=" + at.Metadata.Namespace, "--container=" + p.container}
 	terminal := file == nil && isTerminal(os.Stdin) && isTerminal(os.Stdout)
 	if terminal { // for colours, and so that an interrupt ends the command in the pod

@@ -31,6 +31,10 @@ written here and not in the pod.
 Without --node, the Node is that of the pod in explain pod/NAMESPACE/NAME, or the
 only one that has the proxy.
 
+You need the rights to list pods in the namespace of the proxy, in all namespaces without
+--namespace, to get the pod of the proxy and that in explain pod/NAMESPACE/NAME, and to
+create pods/exec.
+
 The exit code is that of the command, and 2 if it could not be run.
 
 Flags ahead of COMMAND:
@@ -55,7 +59,7 @@ func run(args []string, out, problems io.Writer) int {
 		return 0
 	}
 	if err == nil {
-		err = p.run(out)
+		err = p.run(out, problems)
 	}
 	var ended *exec.ExitError
 	switch {

@@ -33,6 +33,9 @@ func kubectl(args []string) int {
 		fmt.Println(all)
 		code, _ := strconv.Atoi(os.Getenv(exitOfPod))
 		return code
+	case strings.Contains(all, "--as=eve") && strings.Contains(all, "--all-namespaces"):
+		fmt.Fprintln(os.Stderr, `Error from server (Forbidden): pods is forbidden: User "eve" cannot list resource "pods" in API group "" at the cluster scope`)
+		return 1
 	case strings.Contains(all, "get pod --namespace=shop --output=json -- cart-0"):
 		fmt.Print(podText("cart-0", "node-b", "Running", 1, ""))
 	case strings.Contains(all, "get pod "):
@@ -52,12 +55,12 @@ func kubectl(args []string) int {
 }
 
 func podText(name, node, phase string, minute int, command string) string {
-	namespace := "kube-system"
+	namespace, addresses := "kube-system", ""
 	if name == "cart-0" {
-		namespace = "shop"
+		namespace, addresses = "shop", `,"podIPs":[{"ip":"10.244.1.7"},{"ip":"fd00::7"}]`
 	}
 	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"creationTimestamp":"2026-01-02T03:%02d:00Z"},"spec":{"nodeName":%q,"containers":[{"name":"kube-proxy",%s
-		"args":["--config=/etc/kubeproxy/linux.yaml","--hostname-override=$(NODE_NAME)"]}]},"status":{"phase":%q}}`, namespace, name, minute, node, command, phase)
+		"args":["--config=/etc/kubeproxy/linux.yaml","--hostname-override=$(NODE_NAME)"]}]},"status":{"phase":%q%s}}`, namespace, name, minute, node, command, phase, addresses)
 }
 
 // session puts kubectl into the PATH, and returns what runs the plugin.
@@ -86,6 +89,7 @@ func session(t *testing.T) func(args ...string) (code int, out, problems string)
 func TestCommands(t *testing.T) {
 	plugin := session(t)
 	const config, node = " --config=/etc/kubeproxy/linux.yaml", " --hostname-override="
+	const cart = " --pod-address=10.244.1.7 --pod-address=fd00::7 --pod-node=node-b"
 	const onA, onB = "exec --namespace=kube-system --container=kube-proxy new -- kube-proxy ", "exec --namespace=kube-system --container=kube-proxy win -- $env:X/kube-proxy.exe "
 	for line, want := range map[string]string{
 		"status --node node-a":                               onA + "status" + config,
@@ -93,14 +97,20 @@ func TestCommands(t *testing.T) {
 		"top --interval 0 --node=node-a":                     onA + "top" + config + " --interval 0",
 		"doctor -o json --node node-a":                       onA + "doctor" + config + node + "node-a -o json",
 		"version --node node-a":                              onA + "version",
-		"explain pod/shop/cart-0 svc/shop/web":               onB + "explain" + config + node + "node-b pod/shop/cart-0 svc/shop/web",
-		"explain pod/shop/cart-0 svc/shop/web --node node-a": onA + "explain" + config + node + "node-a pod/shop/cart-0 svc/shop/web",
+		"explain pod/shop/cart-0 svc/shop/web":               onB + "explain" + config + node + "node-b" + cart + " pod/shop/cart-0 svc/shop/web",
+		"explain -o json pod/shop/cart-0 svc/shop/web":       onB + "explain" + config + node + "node-b" + cart + " -o json pod/shop/cart-0 svc/shop/web",
+		"explain pod/shop/cart-0 svc/shop/web --node node-a": onA + "explain" + config + node + "node-a" + cart + " pod/shop/cart-0 svc/shop/web",
+		"explain pod/cart-0 svc/shop/web --node node-a":      onA + "explain" + config + node + "node-a pod/cart-0 svc/shop/web",
 		"support-dump - --node node-a":                       onA + "support-dump" + config + node + "node-a -",
 		"--context prod --node node-a status -n shop":        "--context=prod " + onA + "status" + config + " -n shop",
 	} {
 		if code, out, problems := plugin(strings.Fields(line)...); code != 0 || out != want+"\n" || problems != "" {
 			t.Errorf("%s: exit %d, %s\n got %s\nwant %s", line, code, problems, out, want)
 		}
+	}
+	code, out, problems := plugin(strings.Fields("explain pod/shop/x svc/shop/web --node node-a")...)
+	if want := onA + "explain" + config + node + "node-a pod/shop/x svc/shop/web\n"; code != 0 || out != want || !strings.Contains(problems, `warning: kubectl get pod`) {
+		t.Errorf("a pod that the user may not read, but the proxy may know: exit %d, %s%s", code, out, problems)
 	}
 	t.Setenv(exitOfPod, "1")
 	if code, _, problems := plugin("diff", "--node=node-a"); code != 1 || problems != "" {
@@ -121,6 +131,7 @@ func TestMistakes(t *testing.T) {
 		"explain pod/shop/x svc/shop/web": `pods "x" not found`,
 		"-c other --node node-a status":   "has no container other",
 		"explain 10.0.0.1 10.0.0.2:80":    "want --node NODE",
+		"--as=eve status --node node-a":   "want the right to list pods in all namespaces, or --namespace",
 	} {
 		if code, out, problems := plugin(strings.Fields(line)...); code != exitFailed || out != "" || !strings.Contains(problems, want) {
 			t.Errorf("%s: exit %d, want %d with %q; got %s%s", line, code, exitFailed, want, out, problems)

@@ -28,7 +28,10 @@ type pod struct {
 		Containers []container `json:"containers"`
 	} `json:"spec"`
 	Status struct {
-		Phase string `json:"phase"`
+		Phase  string `json:"phase"`
+		PodIPs []struct {
+			IP string `json:"ip"`
+		} `json:"podIPs"`
 	} `json:"status"`
 }
 
@@ -50,38 +53,49 @@ func (p *plugin) ask(args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// nodeOfPod returns the Node of the pod that explain asks about, if it asks about one.
-func (p *plugin) nodeOfPod() (string, error) {
-	if p.command[0] != "explain" || len(p.command) < 2 {
-		return "", nil
+// askedPod returns the pod that explain asks about, nil if it asks about none.
+func (p *plugin) askedPod() (*pod, error) {
+	if p.command[0] != "explain" {
+		return nil, nil
 	}
-	rest, isPod := strings.CutPrefix(p.command[1], "pod/")
-	namespace, name, whole := strings.Cut(rest, "/")
-	if !isPod || !whole {
-		return "", nil
+	i := slices.IndexFunc(p.command, func(arg string) bool { return strings.HasPrefix(arg, "pod/") })
+	if i < 0 {
+		return nil, nil
+	}
+	id := strings.TrimPrefix(p.command[i], "pod/")
+	namespace, name, whole := strings.Cut(id, "/")
+	if !whole {
+		return nil, nil // kube-proxy says how to write it
 	}
 	out, err := p.ask("get", "pod", "--namespace="+namespace, "--output=json", "--", name)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	var found pod
 	if err := json.Unmarshal(out, &found); err != nil {
-		return "", fmt.Errorf("read pod %s: %w", rest, err)
+		return nil, fmt.Errorf("read pod %s: %w", id, err)
 	}
-	if found.Spec.NodeName == "" {
-		return "", fmt.Errorf("pod %s is on no Node yet: want --node NODE", rest)
+	if len(found.Status.PodIPs) == 0 {
+		return nil, fmt.Errorf("pod %s has no address yet: its phase is %s", id, found.Status.Phase)
 	}
-	return found.Spec.NodeName, nil
+	return &found, nil
+}
+
+// flagsOfPod returns what explain would look up of a pod that is no endpoint. In the pod of
+// the proxy, it has the rights of the proxy, who may not read pods.
+func flagsOfPod(asked *pod) []string {
+	if asked == nil {
+		return nil
+	}
+	var all []string
+	for _, x := range asked.Status.PodIPs {
+		all = append(all, "--pod-address="+x.IP)
+	}
+	return append(all, "--pod-node="+asked.Spec.NodeName)
 }
 
 // find returns the pod of the proxy on the Node.
 func (p *plugin) find() (*pod, error) {
-	if p.node == "" {
-		var err error
-		if p.node, err = p.nodeOfPod(); err != nil {
-			return nil, err
-		}
-	}
 	args := []string{"get", "pods", "--output=json", "--selector=" + p.selector}
 	if p.namespace == "" {
 		args = append(args, "--all-namespaces")
@@ -92,7 +106,10 @@ func (p *plugin) find() (*pod, error) {
 		args = append(args, "--field-selector=spec.nodeName="+p.node)
 	}
 	out, err := p.ask(args...)
-	if err != nil {
+	switch {
+	case err != nil && p.namespace == "" && strings.Contains(err.Error(), "(Forbidden)"):
+		return nil, fmt.Errorf("%w: want the right to list pods in all namespaces, or --namespace with that of the proxy", err)
+	case err != nil:
 		return nil, err
 	}
 	var list struct {

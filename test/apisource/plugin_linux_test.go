@@ -38,7 +38,7 @@ func TestKubectlPlugin(t *testing.T) {
 		want string
 	}{
 		{"status --node node-a", 3, "--namespace=kube-system --container=kube-proxy kubeproxy-a -- kube-proxy status"},
-		{"explain pod/" + namespace + "/cart-0 svc/" + namespace + "/web", 3, "--container=kube-proxy kubeproxy-b -- kube-proxy explain --hostname-override=node-b pod/"},
+		{"explain pod/" + namespace + "/cart-0 svc/" + namespace + "/web", 3, "--container=kube-proxy kubeproxy-b -- kube-proxy explain --hostname-override=node-b --pod-address=10.244.1.7 --pod-address=fd00:10:244::7 --pod-node=node-b pod/"},
 		{"-n " + namespace + " status --node node-a", 2, "no pod with labels"},
 		{"status", 2, "want --node NODE, one of node-a, node-b"},
 		{"status --node node-c", 2, "no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c"},
@@ -69,7 +69,7 @@ func (w fixture) run(t *testing.T, namespace, name, node, app string) {
 		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "kube-proxy", Image: "none", Args: []string{"--hostname-override=$(NODE_NAME)"}}}},
 	}, metav1.CreateOptions{})
 	if err == nil {
-		p.Status.Phase = corev1.PodRunning
+		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.244.1.7", PodIPs: []corev1.PodIP{{IP: "10.244.1.7"}, {IP: "fd00:10:244::7"}}}
 		_, err = pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strings"
 
@@ -25,6 +26,10 @@ type Client struct {
 	// Kubeconfig is the file that the user names. Without one, it is that of kubectl: the
 	// one in $KUBECONFIG, else ~/.kube/config, else the account of the pod.
 	Kubeconfig string
+	// PodAddresses and PodNode are those of the pod of the question, if the user named them.
+	// Then nobody looks it up.
+	PodAddresses []netip.Addr
+	PodNode      string
 }
 
 // Explain asks. The proxy knows the pods that EndpointSlices refer to. Others are looked
@@ -72,9 +77,12 @@ func (a Client) ask(ctx context.Context, question url.Values) (*explain.Explanat
 func (a Client) namePod(ctx context.Context, source string, question url.Values) error {
 	_, name, _ := strings.Cut(source, "/")
 	namespace, name, _ := strings.Cut(name, "/")
-	addrs, node, err := a.pod(ctx, types.NamespacedName{Namespace: namespace, Name: name})
-	if err != nil {
-		return err
+	addrs, node := a.PodAddresses, a.PodNode
+	if len(addrs) == 0 {
+		var err error
+		if addrs, node, err = a.pod(ctx, types.NamespacedName{Namespace: namespace, Name: name}); err != nil {
+			return err
+		}
 	}
 	for _, x := range addrs {
 		question.Add("podAddress", x.String())
