@@ -45,6 +45,7 @@ type options struct {
 	chart      string // folder
 	list       string // of images to pack
 	kubeconfig string
+	release    string // that render renders
 	cache      debian.Cache
 }
 
@@ -73,6 +74,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&o.revision, "revision", "", "commit")
 	flags.StringVar(&o.chart, "chart", filepath.Join("..", "chart"), "folder of the chart")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "cluster that render asks")
+	flags.StringVar(&o.release, "release", "", "name of the release that render renders")
 	flags.StringVar(&o.list, "list", "", "file with the images that pack makes of folders, as JSON")
 	created := flags.String("created", "", "time of every file, in RFC 3339; SOURCE_DATE_EPOCH overrides it")
 	if err := flags.Parse(args[1:]); err != nil {

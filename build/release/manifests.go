@@ -45,7 +45,7 @@ func printManifest(_ context.Context, o *options) error {
 	if err := yaml.UnmarshalStrict(text, &values); err != nil {
 		return fmt.Errorf("values: %w", err)
 	}
-	s := &chart.Source{Folder: o.chart}
+	s := &chart.Source{Folder: o.chart, Release: o.release}
 	if o.kubeconfig != "" {
 		if s.Cluster, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
 			return err

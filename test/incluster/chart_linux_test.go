@@ -9,12 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/test/cluster"
@@ -35,11 +37,11 @@ func chartTool(t *testing.T) string {
 	return file
 }
 
-// rendered returns the chart's objects for values in YAML. With a kubeconfig, the chart
-// asks the cluster.
-func rendered(t *testing.T, w *fixture, tool, kubeconfig, values string) []byte {
+// rendered returns the chart's objects for values in YAML and flags of the tool. With a
+// kubeconfig, the chart asks the cluster.
+func rendered(t *testing.T, w *fixture, tool, values string, flags ...string) []byte {
 	t.Helper()
-	cmd := exec.Command(tool, "render", "-chart", filepath.Join("..", "..", "build", "chart"), "-kubeconfig", kubeconfig)
+	cmd := exec.Command(tool, append([]string{"render", "-chart", filepath.Join("..", "..", "build", "chart")}, flags...)...)
 	cmd.Stdin = strings.NewReader(values)
 	out, err := program.Run(t, w.Host("control"), cmd)
 	if err != nil {
@@ -99,19 +101,56 @@ func testChart(t *testing.T, w *fixture) {
 	tool := chartTool(t)
 	w.acceptMonitoring(t)
 	for _, values := range acceptedValues(t) {
-		if err := w.api.Try(t.Context(), rendered(t, w, tool, "", values)); err != nil {
+		if err := w.api.Try(t.Context(), rendered(t, w, tool, values)); err != nil {
 			t.Errorf("values %s: %v", values, err)
 		}
 	}
 	admin := w.kubeconfig(t, cluster.Login{})
-	t.Run("without an address", func(t *testing.T) { testNoAddress(t, w, rendered(t, w, tool, admin, "{}")) })
+	t.Run("without an address", func(t *testing.T) { testNoAddress(t, w, rendered(t, w, tool, "{}", "-kubeconfig="+admin)) })
 	t.Run("cluster-info", func(t *testing.T) {
 		w.configMap(t, metav1.NamespacePublic, "cluster-info", "kubeconfig", serverAt("https://192.0.2.1:6443"))
-		testServer(t, rendered(t, w, tool, admin, "{}"), "https://192.0.2.1:6443")
+		testServer(t, rendered(t, w, tool, "{}", "-kubeconfig="+admin), "https://192.0.2.1:6443")
 	})
 	t.Run("beside kubeadm", func(t *testing.T) { testBeside(t, w, tool, admin) })
+	t.Run("second release", func(t *testing.T) { testSecondRelease(t, w, tool) })
+	t.Run("cleanup of Windows", func(t *testing.T) { testCleanupPod(t, w) })
 	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, w, tool) })
-	testServer(t, rendered(t, w, tool, admin, `{apiServer: "https://192.0.2.3"}`), "https://192.0.2.3")
+	testServer(t, rendered(t, w, tool, `{apiServer: "https://192.0.2.3"}`, "-kubeconfig="+admin), "https://192.0.2.3")
+}
+
+// testSecondRelease installs the chart for labelled Services beside the chart for the rest.
+func testSecondRelease(t *testing.T, w *fixture, tool string) {
+	values := "{extraArgs: [--service-proxy-name=team], metrics: {bindAddress: '127.0.0.1:10349'}, linux: {config: {healthzBindAddress: '[::]:10356'}}}"
+	for _, manifest := range [][]byte{rendered(t, w, tool, "{}"), rendered(t, w, tool, values, "-release", "team")} {
+		if err := w.api.Apply(t.Context(), manifest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sets, err := w.api.Client.AppsV1().DaemonSets(system).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range sets.Items {
+		template := labels.Set(sets.Items[i].Spec.Template.Labels)
+		for j := range sets.Items {
+			selector, err := metav1.LabelSelectorAsSelector(sets.Items[j].Spec.Selector)
+			if err != nil || selector.Matches(template) != (i == j) {
+				t.Errorf("DaemonSet %s selects the pods of %s: %v, %v", sets.Items[j].Name, sets.Items[i].Name, selector.Matches(template), err)
+			}
+		}
+	}
+}
+
+// cleanupPod finds the pod that cleans up a Windows node in a page.
+var cleanupPod = regexp.MustCompile(`(?m)^    apiVersion: v1\n    kind: Pod\n(    .*\n)+`)
+
+// testCleanupPod has the API server check the pod of docs/install.md.
+func testCleanupPod(t *testing.T, w *fixture) {
+	page := read(t, "..", "..", "docs", "install.md")
+	text := strings.ReplaceAll("\n"+string(cleanupPod.Find(page)), "\n    ", "\n")
+	if err := w.api.Try(t.Context(), []byte(strings.ReplaceAll(text, "NODE", "node-a"))); err != nil || text == "\n" {
+		t.Errorf("%v in\n%s", err, text)
+	}
 }
 
 // serverAt returns a kubeconfig with a server.

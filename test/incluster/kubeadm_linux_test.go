@@ -26,7 +26,7 @@ import (
 func testBeside(t *testing.T, w *fixture, tool, admin string) {
 	w.installAddon(t, admin)
 	before := w.stock(t)
-	manifest := rendered(t, w, tool, admin, "{}")
+	manifest := rendered(t, w, tool, "{}", "-kubeconfig="+admin)
 	testServer(t, manifest, "https://192.0.2.2:6443")
 	if err := w.api.Apply(t.Context(), manifest); err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func testBeside(t *testing.T, w *fixture, tool, admin string) {
 			t.Fatal(err)
 		}
 	}
-	testServer(t, rendered(t, w, tool, admin, "{}"), "https://192.0.2.2:6443")
+	testServer(t, rendered(t, w, tool, "{}", "-kubeconfig="+admin), "https://192.0.2.2:6443")
 }
 
 // installAddon has kubeadm create what it creates for kube-proxy, or restore it as its

@@ -32,7 +32,7 @@ func testPodSecurity(t *testing.T, w *fixture, tool string) {
 		{"Linux, `image.variant: plain`", "{image: {variant: plain}}"},
 		{"Windows", "{linux: {enabled: false}, windows: {enabled: true}}"},
 	} {
-		pod := podOf(t, rendered(t, w, tool, "", p.values))
+		pod := podOf(t, rendered(t, w, tool, p.values))
 		for _, level := range []string{"baseline", "restricted"} {
 			want.WriteString("| " + p.name + " | " + level + " | " + strings.Join(w.objections(t, pod, level), "; ") + " |\n")
 		}

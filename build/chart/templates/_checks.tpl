@@ -16,6 +16,11 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- fail (printf "extraArgs: %s works in mode nftables alone; want linux.mode=nftables, and windows.enabled=false" .) }}
 {{- end }}
 {{- end }}
+{{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/component" }}
+{{- if hasKey ($.Values.podLabels | default dict) $key }}
+{{- fail (printf "podLabels: %s is the chart's, as selectors find the pods by it; leave it out" $key) }}
+{{- end }}
+{{- end }}
 {{- range $os := list "linux" "windows" }}
 {{- $part := index $.Values $os }}
 {{- if $part.enabled }}{{ include "kubeproxy.checkSystem" (list $.Values $part $os) }}{{ end }}

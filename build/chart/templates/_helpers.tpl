@@ -1,11 +1,25 @@
+{{/*
+The name of the objects, and of the label by which selectors find the pods. A second
+release, for labelled Services, has objects of its own beside those of the first.
+*/}}
+{{- define "kubeproxy.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-{{ .Chart.Name }}{{ end }}
+{{- end }}
+
+{{/* The labels of the pods for a system. */}}
+{{- define "kubeproxy.podLabels" -}}
+{{- $root := index . 0 }}
+{{- merge (dict "app.kubernetes.io/name" (include "kubeproxy.name" $root) "app.kubernetes.io/component" (index . 1)) ($root.Values.podLabels | default dict) | toYaml }}
+{{- end }}
+
 {{/* The image of the pods on Linux. */}}
 {{- define "kubeproxy.linuxImage" -}}
-{{ .Values.image.repository }}{{ if eq .Values.image.variant "iptables" }}-iptables{{ end }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ if eq .Values.image.variant "iptables" }}-iptables{{ end }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{/* The image of the pods on Windows. */}}
 {{- define "kubeproxy.windowsImage" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ with .Values.image.windowsDigest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{/* The address in the text of a kubeconfig. */}}
@@ -20,7 +34,7 @@ mounts no ConfigMap of another namespace, and to ask the API server takes its ad
 */}}
 {{- define "kubeproxy.apiServer" -}}
 {{- $found := .Values.apiServer }}
-{{- range list (list "kube-system" "kube-proxy" "kubeconfig.conf") (list "kube-public" "cluster-info" "kubeconfig") (list $.Release.Namespace "kubeproxy" "kubeconfig.conf") }}
+{{- range list (list "kube-system" "kube-proxy" "kubeconfig.conf") (list "kube-public" "cluster-info" "kubeconfig") (list $.Release.Namespace (include "kubeproxy.name" $) "kubeconfig.conf") }}
 {{- if not $found }}
 {{- $found = include "kubeproxy.serverOf" (dig "data" (index . 2) "" (lookup "v1" "ConfigMap" (index . 0) (index . 1))) }}
 {{- end }}

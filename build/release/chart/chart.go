@@ -9,6 +9,7 @@
 package chart
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path"
@@ -30,6 +31,7 @@ const Namespace = "kube-system"
 type Source struct {
 	Folder  string
 	Version string       // of the application; empty leaves what is in the chart
+	Release string       // name; empty is that of the chart
 	Image   string       // repository, in place of the one in what is packed
 	Cluster *rest.Config // nil asks none
 }
@@ -44,7 +46,7 @@ func (s *Source) Render(values map[string]any) (map[string]string, error) {
 	if s.Version != "" {
 		c.Metadata.AppVersion = s.Version
 	}
-	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: c.Name(), Namespace: Namespace, IsInstall: true}, nil)
+	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: cmp.Or(s.Release, c.Name()), Namespace: Namespace, IsInstall: true}, nil)
 	if err != nil {
 		return nil, err
 	}
