@@ -46,20 +46,21 @@ if the question could be answered, whatever the answer is, and 2 if not.
 
 Without --manifests, the command asks the proxy that runs on this node, at the
 address of its metrics server: the one of --server, else the one in the file of
---config, else 127.0.0.1:10249. The proxy also reads back what is installed,
-follows the packet through it, and says where that differs from what should
-happen: objects of kube-proxy that are missing or altered, rules of others that
-decide, routes that the node lacks, and entries of connection tracking that lead
-to another place. On Linux it also follows the packet through the base chains of
-others in nftables, iptables and iptables-legacy, in the order of the hooks. A
-rule that drops it, or takes it to another destination, is a difference. A rule
-that cannot be evaluated, such as a limit, counts as not matching; the answer
-names it, and the exit code is 0 if nothing else differs. Only the first packet of
-a connection is followed, and no chains of bridges or devices, and no BPF. The
-exit code is 0 if both agree, 1 if they differ, and 2 if that is unknown. The
-proxy knows the pods that are endpoints of a Service. Other pods are
-looked up at the API server with your rights: those in --kubeconfig FILE, else
-those of kubectl. --pod-address and --pod-node take the place of that.`
+--config, else, in the container of a proxy, the one of that proxy, else
+127.0.0.1:10249. The proxy also reads back what is installed, follows the packet
+through it, and says where that differs from what should happen: objects of
+kube-proxy that are missing or altered, rules of others that decide, routes that
+the node lacks, and entries of connection tracking that lead to another place. On
+Linux it also follows the packet through the base chains of others in nftables,
+iptables and iptables-legacy, in the order of the hooks. A rule that drops it, or
+takes it to another destination, is a difference. A rule that cannot be evaluated,
+such as a limit, counts as not matching; the answer names it, and the exit code is
+0 if nothing else differs. Only the first packet of a connection is followed, and
+no chains of bridges or devices, and no BPF. The exit code is 0 if both agree, 1
+if they differ, and 2 if that is unknown. The proxy knows the pods that are
+endpoints of a Service. Other pods are looked up at the API server with your
+rights: those in --kubeconfig FILE, else those of kubectl. --pod-address and
+--pod-node take the place of that.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http

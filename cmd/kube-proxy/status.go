@@ -22,10 +22,10 @@ import (
 const statusText = `Print the state of the proxy that runs on this node.
 
 The command asks the metrics server of the proxy, at the address in --server,
-else the one in the file of --config, else 127.0.0.1:10249. Without a Service,
-it prints the state of the proxy and a list of all Services. With a Service, it
-prints the state of each of its ports. A NAME alone selects the Services of that
-name in every namespace.
+else the one in the file of --config, else, in the container of a proxy, the one
+of that proxy, else 127.0.0.1:10249. Without a Service, it prints the state of the
+proxy and a list of all Services. With a Service, it prints the state of each of
+its ports. A NAME alone selects the Services of that name in every namespace.
 
 The exit code is 0 if all of this is true: the proxy is healthy, its latest rounds
 did not fail, nothing keeps traffic from flowing (such as a kernel that does not

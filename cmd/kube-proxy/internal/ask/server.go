@@ -38,20 +38,24 @@ func (s *Server) Register(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.Timeout, "timeout", 10*time.Second, "how much `TIME` the running proxy has to answer")
 }
 
-// Address returns the address of the metrics server, as host:port.
+// Address returns the address of the metrics server, as host:port. Without flags it is that of
+// the proxy in whose container this process runs, or else the default.
 func (s *Server) Address() (string, error) {
-	switch {
-	case s.Addr != "":
+	if s.Addr != "" {
 		return statusview.DialAddress(s.Addr)
-	case s.Config == "":
+	}
+	from := s.Config
+	var c *config.Config
+	if from != "" {
+		var err error
+		if c, err = config.Load(&config.Flags{Modes: s.Modes.Config(), Config: from}, host.OS); err != nil {
+			return "", err
+		}
+	} else if c, from = proxyHere(s.Modes), "the configuration of process 1"; c == nil {
 		return statusview.DefaultServer, nil
 	}
-	c, err := config.Load(&config.Flags{Modes: s.Modes.Config(), Config: s.Config}, host.OS)
-	if err != nil {
-		return "", err
-	}
 	if _, port, _ := net.SplitHostPort(c.MetricsBindAddress); port == "0" {
-		return "", fmt.Errorf("%s: metricsBindAddress has port 0, so the proxy serves no metrics and cannot be asked", s.Config)
+		return "", fmt.Errorf("%s: metricsBindAddress has port 0, so the proxy serves no metrics and cannot be asked", from)
 	}
 	return statusview.DialAddress(c.MetricsBindAddress)
 }
