@@ -100,7 +100,7 @@ func (c *Cluster) newService(ctx context.Context) error {
 	const name = "fresh"
 	err := c.kubectls(ctx,
 		[]string{"-n", loadNamespace, "delete", "service", name, "--ignore-not-found"},
-		[]string{"-n", loadNamespace, "expose", "deployment", "web", "--name=" + name, "--port=80", "--target-port=8080"})
+		[]string{"-n", loadNamespace, "expose", "deployment", "web", "--name=" + name, "--port=80", "--target-port=" + loadPort})
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,9 @@ type flow struct {
 // loadNamespace has what clients connect to.
 const loadNamespace = "load"
 
+// loadPort is the port of its pods for TCP, in load.yaml.
+const loadPort = "8080"
+
 // DefaultRate is how many connections a second each client makes: six clients over TCP
 // make 300.
 const DefaultRate = 50
@@ -84,6 +87,22 @@ func (c *Cluster) flows(ctx context.Context, life time.Duration) ([]*flow, error
 		udp("pod to ClusterIP, UDP", pod, ips[0]+":81", web),
 		udp("outside to NodePort, UDP", outside, NodeIPv4(2)+":30779", web),
 	}, nil
+}
+
+// forgetConnections removes what the nodes know of connections of earlier clients to pods
+// that have ended: in state CLOSE_WAIT, without an answer, five minutes long (kernel:
+// net/netfilter/nf_conntrack_proto_tcp.c, TCP_CONNTRACK_UNACK). A client that takes such a
+// port again reaches that pod and no other. For UDP the proxy does this.
+func (c *Cluster) forgetConnections(ctx context.Context) error {
+	for i := 1; i <= c.Nodes; i++ {
+		for _, family := range []string{"ipv4", "ipv6"} {
+			_, err := c.onNode(ctx, i, "conntrack", "-D", "-f", family, "-p", "tcp", "--reply-port-src", loadPort)
+			if err != nil && !strings.Contains(err.Error(), " 0 flow entries") {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // podProcess returns the first process of a pod, in the numbers of the host.
@@ -170,6 +189,9 @@ const (
 // hold has a life, see Load.
 func (c *Cluster) Under(ctx context.Context, life time.Duration, change func(context.Context) error) ([]Flow, time.Duration, error) {
 	all, err := c.flows(ctx, life)
+	if err == nil {
+		err = c.forgetConnections(ctx)
+	}
 	if err != nil {
 		return nil, 0, err
 	}
