@@ -135,13 +135,36 @@ func TestReusedPorts(t *testing.T) {
 	if err := client.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := server.Close(); err != nil { // nobody answers now
-		t.Fatal(err)
-	}
+	go func() {
+		_, to, err := server.ReadFrom(make([]byte, 512))
+		if err == nil {
+			_, err = server.WriteTo([]byte("web"), to)
+		}
+		if err = errors.Join(err, server.Close()); err != nil { // nobody answers now
+			t.Error(err)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	l.Rate = 100
 	if got := l.Run(ctx); got.New == 0 || got.Due < got.New-1 || got.NewLost != got.New || got.ReusedLost > got.Reused {
+		t.Errorf("with a server that has answered once: %+v", got)
+	}
+}
+
+// TestUnreachable checks that what was never answered does not count as lost, but as due.
+func TestUnreachable(t *testing.T) {
+	server, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Load{Network: "udp", Address: server.LocalAddr().String(), Rate: 100, Held: 1}
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if got := l.Run(ctx); got.New > 0 || got.Lost() > 0 || got.Due < 5 {
 		t.Errorf("without a server: %+v", got)
 	}
 }

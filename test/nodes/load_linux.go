@@ -66,14 +66,20 @@ type load struct {
 	ports  map[int]time.Time // when a port of a client was used last
 }
 
-// Run makes connections until ctx ends, and waits for the answers that are due.
+// Run makes connections until ctx ends, and waits for the answers that are due. What it does
+// until the first answer does not count: a Service that is new may not be in force yet.
 func (l Load) Run(ctx context.Context) Counts {
 	r := &load{Load: l, counts: Counts{Kinds: map[string]int{}}, ports: map[int]time.Time{}}
+	interval, begin := time.Second/time.Duration(l.Rate), time.Now()
+	for ; ctx.Err() == nil; pause(ctx, interval) {
+		if _, err := r.try(); err == nil {
+			break
+		}
+	}
 	var all sync.WaitGroup
 	for range l.Held {
 		all.Go(func() { r.hold(ctx) })
 	}
-	interval, begin := time.Second/time.Duration(l.Rate), time.Now()
 	ticks := time.NewTicker(interval) // it drops what is late on a busy machine
 	defer ticks.Stop()
 	for ctx.Err() == nil {
@@ -88,13 +94,19 @@ func (l Load) Run(ctx context.Context) Counts {
 	return r.counts
 }
 
-func (l *load) once() {
-	begin := time.Now()
+// try makes a connection with one request.
+func (l *load) try() (net.Conn, error) {
 	c, err := net.DialTimeout(l.Network, l.Address, answerTimeout)
 	if err == nil {
 		err = l.ask(c, bufio.NewReader(c))
 		_ = c.Close() // the answer is there
 	}
+	return c, err
+}
+
+func (l *load) once() {
+	begin := time.Now()
+	c, err := l.try()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counts.New++
