@@ -41,6 +41,9 @@ func TestAlerts(t *testing.T) {
 
 	s.churn(t)
 	s.startAll(t)
+	poll.Until(t, "a scrape of each proxy", func() bool { // only what was seen once can be missed
+		return len(p.during(t, "kubeproxy_standby")) == len(s.nodes)
+	})
 	load := s.Host("customer").Load(t.Context(), netlab.LoadConfig{Query: netlab.Query{Proto: "tcp", To: webAddr}, Pause: 20 * time.Millisecond})
 	t.Cleanup(func() { load.Stop() })
 	s.withSignal.Store(true)
