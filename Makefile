@@ -8,7 +8,7 @@ SHELL       := bash
 # what others run. Each step keeps all processors busy by itself.
 .NOTPARALLEL:
 
-# The systems that every change must build and vet for.
+# The systems that every change must build for.
 PLATFORMS := linux/amd64 linux/arm64 windows/amd64 windows/arm64
 FOLDERS   := build cmd common config platform test
 VERSION   := $(or $(shell git describe --tags --always --dirty 2>/dev/null),dev)
@@ -21,13 +21,23 @@ E2E := ./test/apisource ./test/cluster ./test/incluster ./test/monitoring ./test
 # The packages whose tests run Windows programs under Wine.
 WINE := ./test/winparity ./test/hns/... ./test/wine/... ./test/windows ./test/winservice
 
-# The packages that make test runs: those that need neither an API server, nor Wine,
-# nor a virtual machine.
-QUICK = $(shell go list ./... | grep -vE '^kubeproxy/test/(apisource|bench|cluster|incluster|monitoring|outage|vm|windows|wine|winparity|winservice)(/|$$)')
+# The packages that make test leaves out: those that need an API server, Wine or a virtual
+# machine, and the benchmarks.
+SLOW := $(E2E) $(WINE) ./test/bench ./test/vm/...
+
+# The packages that make test runs. Those of test/hns need no Wine but are a part of it.
+QUICK = $(filter-out $(shell go list $(filter-out ./test/hns/...,$(SLOW))),$(shell go list ./...))
+
+# The packages that run once more with the race detector. The tests in folder test start
+# the proxy as a program, which has none, with few exceptions.
+RACED := ./cmd/... ./common/... ./config/... ./platform/... ./test/apisource ./test/hns/...
 
 # Tests for make check only: the long ones on real packets, and those that need a compiler
 # programs for the kernel.
 LONG := Killed|KilledWhileClientsConnect|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
+
+# Tests that the race detector leaves out: long ones in which one goroutine does everything.
+LONE := Suites|SuitesInPieces|TraceFindsTampering|CountsAtScale
 
 # Live tests that make check runs once more, with socket acceleration; make nightly runs all.
 ACCELERATED := EveryCell|Restart|IPTablesRestart|Hairpin|RefusedAtOnce|ChangesUnderLoad
@@ -47,11 +57,11 @@ staticcheck := build/.cache/staticcheck
 vm          := build/.cache/vm
 nodes       := build/.cache/nodes
 
-# $(call on_each,COMMAND) runs COMMAND for each platform and times it.
+# $(call on_each,PLATFORMS,COMMAND) runs COMMAND for each platform and times it.
 define on_each
-for p in $(PLATFORMS); do \
+for p in $(1); do \
 	start=$$SECONDS; \
-	GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(1); \
+	GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(2); \
 	printf '   %-14s %4ds\n' $$p $$((SECONDS - start)); \
 done
 endef
@@ -65,7 +75,7 @@ for cpus in 1 2; do \
 	echo "== virtual machine with kernel $$release, processors: $$cpus"; \
 	mark=vm$${cpus#1}:; \
 	go run ./build/testreport -skips=$(SKIPS) -again=$(AGAIN) -owed=build/skips.txt -mark=$$mark -- \
-		-count=1 -p 1 -timeout 40m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
+		-count=1 -p 1 -timeout 60m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
 done
 endef
 
@@ -227,17 +237,23 @@ all: fmt ## format, vet for this machine, and make test: what make alone does
 test: ## what to run after a change: units, scenarios, simulated systems, real packets in modes nftables, iptables and userspace
 	@build/setup.sh packets
 	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
-	@echo "   5 minutes on two cores, 10 the first time; make check runs the rest, and the long ones of these"
+	@echo "   11 minutes on two cores; make check runs the rest, and the long ones of these"
 	@$(report) -timeout 20m -skip '^Test($(LONG))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
 
 .PHONY: check
-check: setup formatted vet lint controlplane prefix machine ## everything that runs for a commit: make test with the race detector, all systems, API server, Wine, virtual machine
+check: test rest ## everything that runs for a commit
+
+.PHONY: rest
+rest: setup formatted vet lint controlplane prefix machine ## what make check runs after make test: the race detector, all systems, API server, Wine, virtual machine
 	@race=-race; failed=0; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
-	echo "== make check: all tests $$race; 40 minutes on two cores; beside them, a virtual machine, whose output comes after"; \
+	echo "== tests $$race, then the long ones; an hour on two cores; beside them, a virtual machine, whose output comes after"; \
 	set -m; ( $(in_vm) ) >$(vm).log 2>&1 & machine=$$!; set +m; \
 	trap 'kill -- -$$machine 2>/dev/null || true' EXIT; \
-	KUBEPROXY_SOAK=30s $(report) $$race -timeout 30m ./... || failed=1; \
+	$(report) $$race -timeout 30m -skip '^Test($(LONE))$$' $(RACED) || failed=1; \
+	echo "== API server, Wine, and the long tests on real packets"; \
+	KUBEPROXY_SOAK=30s $(report) -timeout 30m $(filter-out $(RACED),$(SLOW)) || failed=1; \
+	$(report) -timeout 30m -run '^Test($(LONG))$$' ./test/live || failed=1; \
 	echo "== live tests with socket acceleration"; \
 	KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -run '^Test($(ACCELERATED))$$' ./test/live || failed=1; \
 	( $(in_release) ) || failed=1; \
@@ -290,10 +306,11 @@ vm: setup controlplane machine ## the tests that want another kernel alone, in a
 test-kernels: setup machine ## the live tests on each kernel from 5.10 to the newest; rewrites docs/kernels.md; more than an hour
 	@go run ./test/vm/kernels -runner $(vm) $(if $(SUITES),-suites $(SUITES)) $(if $(KERNELS),-kernels $(KERNELS))
 
+# make lint reads the tree for all platforms, so vet need not compile it for each.
 .PHONY: vet
-vet: ## go vet for every system
+vet: ## go vet for Linux and Windows
 	@echo "== vet"
-	@$(call on_each,go vet ./...)
+	@$(call on_each,$(filter %/amd64,$(PLATFORMS)),go vet ./...)
 
 .PHONY: lint
 lint: ## staticcheck for every system at once: what only one of them uses is used
@@ -308,7 +325,7 @@ lint: ## staticcheck for every system at once: what only one of them uses is use
 .PHONY: cross
 cross: ## compile program and tests for every system
 	@echo "== compile, tests included"
-	@$(call on_each,go test -c -o /dev/null ./...)
+	@$(call on_each,$(PLATFORMS),go test -c -o /dev/null ./...)
 
 .PHONY: bench
 bench: ## measure, and rewrite docs/benchmarks.md; PART=served does so with one part of it

@@ -12,15 +12,15 @@ func body(statements string) string {
 }
 
 var lengthSamples = map[string]sample{
-	"60 lines":           {text: body(strings.Repeat("f()\n", 58))},
-	"61 lines":           {text: body(strings.Repeat("f()\n", 59)), want: []string{"f has 61 lines, limit 60"}},
-	"method":             {text: "package p\n\nfunc (t t) m() {\n" + strings.Repeat("\tf()\n", 59) + "}\n", want: []string{"m has 61 lines"}},
-	"package literal":    {text: "package p\n\nvar v = func() {\n" + strings.Repeat("\tf()\n", 59) + "}\n", want: []string{"function literal has 61"}},
-	"test file too":      {path: "p/p_test.go", text: body(strings.Repeat("f()\n", 59)), want: []string{"f has 61 lines"}},
-	"comment not in":     {text: strings.Repeat("// f is.\n", 61) + "package p\n"},
-	"file of 400 lines":  {text: "package p\n" + strings.Repeat("\n// .\n", 198)},
-	"file of 401 lines":  {text: "package p\n" + strings.Repeat("\n// .\n", 198) + "// .\n", want: []string{"file has 401 lines, limit 400"}},
-	"file of long tests": {path: "p/p_test.go", text: "package p\n" + strings.Repeat("\n// .\n", 199), want: []string{"file has 402"}},
+	"80 lines":           {text: body(strings.Repeat("f()\n", 78))},
+	"81 lines":           {text: body(strings.Repeat("f()\n", 79)), want: []string{"f has 81 lines, limit 80"}},
+	"method":             {text: "package p\n\nfunc (t t) m() {\n" + strings.Repeat("\tf()\n", 79) + "}\n", want: []string{"m has 81 lines"}},
+	"package literal":    {text: "package p\n\nvar v = func() {\n" + strings.Repeat("\tf()\n", 79) + "}\n", want: []string{"function literal has 81"}},
+	"test file too":      {path: "p/p_test.go", text: body(strings.Repeat("f()\n", 79)), want: []string{"f has 81 lines"}},
+	"comment not in":     {text: strings.Repeat("// f is.\n", 81) + "package p\n"},
+	"file of 800 lines":  {text: "package p\n" + strings.Repeat("\n// .\n", 398)},
+	"file of 801 lines":  {text: "package p\n" + strings.Repeat("\n// .\n", 398) + "// .\n", want: []string{"file has 801 lines, limit 800"}},
+	"file of long tests": {path: "p/p_test.go", text: "package p\n" + strings.Repeat("\n// .\n", 399), want: []string{"file has 802"}},
 }
 
 var paramSamples = map[string]sample{

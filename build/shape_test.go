@@ -11,8 +11,8 @@ import (
 
 // The limits of sizes, for the reader's screen and memory.
 const (
-	maxFileLines = 400
-	maxFuncLines = 60
+	maxFileLines = 800
+	maxFuncLines = 80
 	maxParams    = 5
 	maxNesting   = 3
 )

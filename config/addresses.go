@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 )
 
@@ -34,11 +35,11 @@ func (c *Config) NodeName(host string) string {
 // NodeIP returns the address that the operator set for the node. It is invalid if the
 // Node object decides.
 func (c *Config) NodeIP() netip.Addr {
-	a, _ := netip.ParseAddr(c.BindAddress)
+	a, _ := ipaddr.Parse(c.BindAddress)
 	if a.IsUnspecified() {
 		return netip.Addr{}
 	}
-	return a.Unmap()
+	return a
 }
 
 // ClusterCIDRs returns the prefixes of all pods, at most one per family.
@@ -70,7 +71,7 @@ func (c *Config) NodePorts() NodePortRange {
 }
 
 func (b *build) validateAddresses() {
-	if _, err := netip.ParseAddr(b.BindAddress); err != nil {
+	if _, err := ipaddr.Parse(b.BindAddress); err != nil {
 		b.errorf("bindAddress", "%q is no IP address: want one such as 192.0.2.1, or 0.0.0.0 or :: for the node's own", b.BindAddress)
 	}
 	b.hostPort("healthzBindAddress", b.HealthzBindAddress, "0.0.0.0:10256 or [::]:10256")
@@ -88,7 +89,7 @@ func (b *build) validateAddresses() {
 		}
 	}
 	if vip := b.Winkernel.SourceVip; vip != "" {
-		if _, err := netip.ParseAddr(vip); err != nil {
+		if _, err := ipaddr.Parse(vip); err != nil {
 			b.errorf("winkernel.sourceVip", "%q is no IP address: want one such as 192.0.2.1", vip)
 		}
 	}
@@ -101,7 +102,9 @@ func (b *build) hostPort(path, s, example string) {
 	}
 }
 
-// checkServersDiffer rejects two servers on the same address.
+// checkServersDiffer checks for two servers on the same address. Old versions had one
+// server for everything, so old units have such addresses. Then the health server serves,
+// and the other one waits for the address.
 func (b *build) checkServersDiffer() {
 	health, err1 := netip.ParseAddrPort(b.HealthzBindAddress)
 	metrics, err2 := netip.ParseAddrPort(b.MetricsBindAddress)
@@ -110,9 +113,14 @@ func (b *build) checkServersDiffer() {
 	}
 	x, y := health.Addr(), metrics.Addr()
 	all := netip.IPv6Unspecified()
-	if x == y || x == all || y == all || x.Is4() == y.Is4() && (x.IsUnspecified() || y.IsUnspecified()) {
-		b.errorf("metricsBindAddress", "%s is taken by healthzBindAddress %s: want another port", metrics, health)
+	if x != y && x != all && y != all && (x.Is4() != y.Is4() || !x.IsUnspecified() && !y.IsUnspecified()) {
+		return
 	}
+	if b.BindAddressHardFail {
+		b.errorf("metricsBindAddress", "%s is taken by healthzBindAddress %s: want another port", metrics, health)
+		return
+	}
+	b.warnf("metricsBindAddress", "%s is taken by healthzBindAddress %s, so metrics are not served: want another port", metrics, health)
 }
 
 func clusterCIDRs(s string) ([]netip.Prefix, error) {
@@ -166,7 +174,7 @@ func nodePorts(words []string) (NodePortRange, error) {
 
 // parsePrefix returns the prefix with its host bits cleared.
 func parsePrefix(s string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(s)
+	p, err := ipaddr.ParsePrefix(s)
 	switch {
 	case err != nil:
 		return p, fmt.Errorf("%.80q is no prefix: want one such as 10.0.0.0/8 or fd00::/48", s)

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"reflect"
 	"regexp"
@@ -35,15 +34,14 @@ var chartSets = map[string]bool{
 }
 
 // restricted are fields whose type permits too much. What the schema refuses, the program
-// refuses, too, but for oomScoreAdj: here a person reads it at once, and there in the log of
-// a pod. The program refuses more, such as a range of ports that ends before it begins.
+// refuses, too: here a person reads it at once, and there in the log of a pod. The program
+// refuses more, such as a range of ports that ends before it begins.
 var restricted = map[string]string{
 	"bindAddress":                     ipAddress,
 	"clusterCIDR":                     matching(`^( *` + prefix + `( *, *` + prefix + `)?)? *$`),
 	"detectLocal.bridgeInterface":     interfaceName,
 	"detectLocal.interfaceNamePrefix": interfaceName,
 	"detectLocalMode":                 `{"enum": ["", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]}`,
-	"featureGates":                    gatesSchema(),
 	"healthzBindAddress":              ipPort,
 	"iptables.masqueradeBit":          `{"type": "integer", "minimum": 0, "maximum": 31}`,
 	"ipvs.excludeCIDRs":               `{"type": "array", "items": ` + matching(`^`+prefix+`$`) + `}`,
@@ -52,7 +50,7 @@ var restricted = map[string]string{
 	"metricsBindAddress":              ipPort,
 	"nftables.masqueradeBit":          `{"type": "integer", "minimum": 0, "maximum": 31}`,
 	"nodePortAddresses":               `{"type": "array", "uniqueItems": true, "items": ` + matching(`^(primary|all|localhost|`+prefix+`)$`) + `}`,
-	"oomScoreAdj":                     `{"type": "integer", "minimum": 0, "maximum": 1000}`, // less takes CAP_SYS_RESOURCE
+	"oomScoreAdj":                     `{"type": "integer", "minimum": -1000, "maximum": 1000}`,
 	"portRange":                       matching(`^( *[0-9]+ *([-+] *[0-9]+ *)?)?$`),
 	"showHiddenMetricsForVersion":     matching(`^([0-9]+[.][0-9]+)?$`),
 	"winkernel.sourceVip":             ipAddress,
@@ -70,15 +68,6 @@ var (
 	ipPort        = matching(`^([0-9.]+(:[0-9]+)?|([0-9A-Fa-f.]*:){2,}[0-9A-Fa-f.]*(%.+)?|[[][0-9A-Fa-f.:]+(%.+)?[]](:[0-9]+)?)?$`)
 	interfaceName = `{"type": "string", "maxLength": 15, "pattern": "^[^/: ]*$"}`
 )
-
-// gatesSchema is the schema of the feature gates, which are those that the program knows.
-func gatesSchema() string {
-	var all []string
-	for _, name := range slices.Sorted(maps.Keys(gates)) {
-		all = append(all, fmt.Sprintf(`%q: {"type": "boolean"}`, name))
-	}
-	return `{"type": "object", "additionalProperties": false, "properties": {` + strings.Join(all, ", ") + `}}`
-}
 
 // matching is the schema of a text.
 func matching(pattern string) string {
@@ -185,10 +174,6 @@ func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
 		"bindAddress":                 {good: []string{"", "0.0.0.0", "::", "fe80::1%eth0"}, bad: []string{"node-a", "10.0.0.1/8"}},
 		"clusterCIDR":                 {good: []string{"", "10.0.0.0/8", "fd00::/48, 10.0.0.0/8"}, bad: []string{"10.0.0.0", "10.0.0.0/8;fd00::/48"}},
 		"detectLocal.bridgeInterface": {good: []string{"", "cni0", "a.b-c@d"}, bad: []string{"a/b", "a b", "sixteen-letters-"}},
-		"featureGates": {
-			good: []string{"KubeProxyIPVS", "AllAlpha"}, bad: []string{"Foo", "KubeProxyIPVS2"},
-			form: "featureGates: {%q: true}",
-		},
 		"iptables.syncPeriod": {
 			good: []string{"30s", "1m30s", "1.5h", "+.5m", "1.s", "90000ms"}, bad: []string{"", "often", "1.2.3s", "30", "-1s", "1s.", "1 s"},
 			form: "iptables: {minSyncPeriod: 0s, syncPeriod: %q}",

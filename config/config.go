@@ -107,7 +107,7 @@ func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 		if file, malformed = Parse(flags.Config, data); file == nil {
 			return nil, malformed
 		}
-		if flags.StrictConfig || file.hardFail {
+		if flags.StrictConfig {
 			malformed = file.Strict()
 		}
 	}
@@ -124,6 +124,7 @@ type build struct {
 	os        OS
 	modes     []Mode // that exist
 	file      *File
+	strict    bool              // unknown feature gates are errors
 	flagged   map[string]string // flag by the path it set
 	udpIdle   time.Duration
 	notes     []Note
@@ -140,6 +141,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 		os:                     os,
 		modes:                  flags.Modes,
 		file:                   file,
+		strict:                 flags.StrictConfig,
 		flagged:                map[string]string{},
 		notes:                  slices.Clone(file.Notes),
 	}
@@ -154,7 +156,7 @@ func complete(file *File, flags *Flags, os OS, malformed error) (*Config, error)
 	b.validate()
 	b.checkProxyName(flags)
 	b.noteSourceRanges(flags)
-	if flags.StrictConfig || file.hardFail {
+	if flags.StrictConfig {
 		for _, w := range b.warnings {
 			b.errs = append(b.errs, w)
 		}
@@ -207,13 +209,13 @@ func (b *build) origin(path string) string {
 }
 
 func (b *build) errorf(path, format string, args ...any) {
-	b.errs = append(b.errs, &FieldError{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
+	b.errs = append(b.errs, &FieldError{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
 func (b *build) warnf(path, format string, args ...any) {
-	b.warnings = append(b.warnings, &FieldError{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
+	b.warnings = append(b.warnings, &FieldError{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
 func (b *build) notef(path, format string, args ...any) {
-	b.notes = append(b.notes, Note{Origin: b.origin(path), Path: b.written(path), Text: fmt.Sprintf(format, args...)})
+	b.notes = append(b.notes, Note{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"reflect"
@@ -18,7 +17,9 @@ import (
 	"time"
 
 	yaml "go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/printable"
@@ -29,6 +30,8 @@ const (
 	apiVersion = "kubeproxy.config.k8s.io/v1alpha1"
 	kind       = "KubeProxyConfiguration"
 	apiGroup   = "kubeproxy.config.k8s.io/"
+	// oldAPIVersion is that of the files of kube-proxy 1.7 and 1.8.
+	oldAPIVersion = "componentconfig/v1alpha1"
 )
 
 // File is a configuration file as it was written, without defaults.
@@ -48,9 +51,9 @@ type File struct {
 	Warnings []*FieldError
 
 	strict error // all faults, in the order of the file
-	// hardFail is the file's own setting for the treatment of mistakes.
-	hardFail bool
-	version2 bool // it is of apiVersion2
+	doc    *yaml.Node
+	// unused are the keys in doc that have no effect, for Migrate.
+	unused map[*yaml.Node]Note
 }
 
 // Strict returns all faults of the file's form, including Warnings.
@@ -60,18 +63,18 @@ func (f *File) Strict() error { return f.strict }
 // Warnings. Values are validated later.
 func Parse(name string, data []byte) (*File, error) {
 	name = printable.Text(name)
-	root, err := parseYAML(name, data)
+	doc, others, err := parseYAML(name, data)
 	if err != nil {
 		return nil, err
 	}
-	d := decoder{File: File{Name: name, Lines: map[string]int{}}}
+	root := doc.Content[0]
+	d := decoder{File: File{Name: name, Lines: map[string]int{}, doc: doc, unused: map[*yaml.Node]Note{}}}
 	d.checkType(root)
 	if len(d.faults) == 0 {
-		d.hardFail = d.version2
 		d.structure(root, reflect.ValueOf(&d.Values).Elem(), "")
-	}
-	if d.version2 {
-		d.finishV1alpha2()
+		d.checkOthers(others)
+	} else if found, err := Find(name, data); err == nil && found[0].Where != "" {
+		return nil, fmt.Errorf("%s: has a %s for others to read, %s: kube-proxy config migrate prints it alone", name, kind, found[0].Where)
 	}
 	var errs, all []error
 	for _, f := range d.faults {
@@ -86,33 +89,50 @@ func Parse(name string, data []byte) (*File, error) {
 	return &d.File, errors.Join(errs...)
 }
 
-// parseYAML returns the mapping that must be the only document in data.
-func parseYAML(name string, data []byte) (*yaml.Node, error) {
-	var doc, more yaml.Node
-	dec := yaml.NewDecoder(strings.NewReader(string(data)))
-	switch err := dec.Decode(&doc); {
-	case errors.Is(err, io.EOF):
-		return nil, fmt.Errorf("%s: is empty: want apiVersion: %s and kind: %s", name, apiVersion, kind)
-	case err != nil:
-		return nil, syntaxError(name, err)
+// parseYAML returns the first document in data, which must be a mapping, without aliases,
+// and the other documents.
+func parseYAML(name string, data []byte) (*yaml.Node, []document, error) {
+	all := documents(plainText(data))
+	if len(all) == 0 {
+		return nil, nil, fmt.Errorf("%s: is empty: want apiVersion: %s and kind: %s", name, apiVersion, kind)
 	}
-	switch err := dec.Decode(&more); {
-	case err == nil:
-		return nil, fmt.Errorf("%s:%d: a second document begins: want one", name, more.Line)
-	case !errors.Is(err, io.EOF):
-		return nil, syntaxError(name, err)
+	doc, err := all[0].parse(name)
+	if err != nil {
+		return nil, nil, err
 	}
-	root := resolve(doc.Content[0])
-	if root.Kind != yaml.MappingNode {
-		return nil, fmt.Errorf("%s:%d: is %s: want a mapping with apiVersion: %s and kind: %s", name, root.Line, describe(root), apiVersion, kind)
+	if doc, err = (&expander{name, maxExpanded}).expand(doc); err != nil {
+		return nil, nil, err
 	}
-	return root, nil
+	if root := doc.Content[0]; root.Kind != yaml.MappingNode {
+		return nil, nil, fmt.Errorf("%s:%d: is %s: want a mapping with apiVersion: %s and kind: %s", name, root.Line, describe(root), apiVersion, kind)
+	}
+	return doc, all[1:], nil
 }
 
-// syntaxError converts "yaml: line 3: text" to "name:3: text".
-func syntaxError(name string, err error) error {
+// checkOthers warns of further documents, which kube-proxy does not read. A second
+// configuration is a mistake as a second value of a field is.
+func (d *decoder) checkOthers(others []document) {
+	var kinds []string
+	for _, o := range others {
+		root, _ := o.value("")
+		if isOurs(root) {
+			d.warnf(&yaml.Node{Line: o.line}, "", "a second %s begins: the first one counts", kind)
+			return
+		}
+		kinds = append(kinds, describeKind(root))
+	}
+	if slices.Sort(kinds); len(kinds) > 0 {
+		text := fmt.Sprintf("further documents are ignored: %s", strings.Join(first10(slices.Compact(kinds)), ", "))
+		d.Warnings = append(d.Warnings, d.errorAt(&yaml.Node{Line: others[0].line}, "", text))
+	}
+}
+
+// syntaxError converts "yaml: line 3: text" to "name:3: text". The text that was parsed
+// begins after some lines of the file.
+func syntaxError(name string, after int, err error) error {
 	if m := regexp.MustCompile(`^yaml: line (\d+): (?s)(.*)$`).FindStringSubmatch(err.Error()); m != nil {
-		return fmt.Errorf("%s:%s: not YAML: %s", name, m[1], printable.Text(m[2]))
+		line, _ := strconv.Atoi(m[1])
+		return fmt.Errorf("%s:%d: not YAML: %s", name, line+after, printable.Text(m[2]))
 	}
 	return fmt.Errorf("%s: not YAML: %s", name, printable.Text(strings.TrimPrefix(err.Error(), "yaml: ")))
 }
@@ -120,10 +140,6 @@ func syntaxError(name string, err error) error {
 type decoder struct {
 	File
 	faults []fault
-	// ipvsBit says that iptables.masqueradeBit is of section ipvs, and
-	// iptablesBit is what it was before.
-	ipvsBit     bool
-	iptablesBit *int32
 }
 
 // fault is an error. If it is lenient, it is a warning by default.
@@ -152,19 +168,14 @@ func (d *decoder) notef(n *yaml.Node, path, format string, args ...any) {
 // field would be unknown.
 func (d *decoder) checkType(root *yaml.Node) {
 	for _, want := range [][2]string{{"apiVersion", apiVersion}, {"kind", kind}} {
-		var got *yaml.Node
-		for i := 0; i < len(root.Content); i += 2 {
-			if root.Content[i].Value == want[0] {
-				got = resolve(root.Content[i+1])
-			}
-		}
+		got := field(root, want[0])
 		switch {
 		case got == nil:
 			d.errorf(root, want[0], "is missing: want %s", want[1])
-		case got.Value == apiVersion2 && want[1] == apiVersion:
-			d.version2 = true
+		case got.Value == oldAPIVersion && want[1] == apiVersion:
+			d.notef(got, want[0], "is that of kube-proxy 1.7 and 1.8: it is read as %s", apiVersion)
 		case got.Value != want[1] && strings.HasPrefix(got.Value, apiGroup):
-			d.errorf(got, want[0], "is %s, which is not known here: want %s, or %s as far as it is settled", describe(got), apiVersion, apiVersion2)
+			d.errorf(got, want[0], "is %s, which is not known here: want %s", describe(got), apiVersion)
 		case got.Value != want[1]:
 			d.errorf(got, want[0], "is %s: want %s", describe(got), want[1])
 		}
@@ -173,59 +184,77 @@ func (d *decoder) checkType(root *yaml.Node) {
 
 // structure decodes a mapping into v, a struct.
 func (d *decoder) structure(n *yaml.Node, v reflect.Value, parent string) {
-	seen := map[string]int{}
+	seen := map[string]*yaml.Node{}
 	for i := 0; i < len(n.Content); i += 2 {
-		key, val := n.Content[i], resolve(n.Content[i+1])
+		key, val := n.Content[i], n.Content[i+1]
 		path := joinPath(parent, key.Value)
-		field, known := fieldOf(v, key.Value)
+		if path == "ipvs.ExcludeCIDRs" { // in files of kube-proxy 1.9 to 1.11
+			key.Value, path = "excludeCIDRs", "ipvs.excludeCIDRs"
+			d.notef(key, path, "is written as in kube-proxy 1.11 and older, ExcludeCIDRs")
+		}
+		into, known := fieldOf(v, key.Value)
 		old, removed := removedFields[path]
-		switch first, twice := seen[key.Value]; {
-		case key.Tag == "!!merge":
-			d.errorf(key, parent, "merge keys (<<) are not accepted: write the fields out")
+		first, twice := seen[key.Value]
+		switch {
 		case switchOf(path) != nil:
-			if twice {
-				d.reportDuplicate(key, path, first)
-			}
-			d.value(val, reflect.ValueOf(switchOf(path).of(&d.Switches)).Elem(), path)
-		case d.version2 && !twice && d.newField(key, val, path):
-		case d.version2 && replacement(path) != "":
-			d.warnf(key, path, "is no field of v1alpha2: %s", replacement(path))
+			into, known = reflect.ValueOf(switchOf(path).of(&d.Switches)).Elem(), true
 		case removed:
 			d.decodeRemoved(key, val, path, old)
 		case !known:
-			d.warnf(key, path, "unknown field%s", didYouMean(d.closest(path)))
-		default:
+			d.warnf(key, path, "unknown field%s", didYouMean(closestPath(path)))
+			d.leaveOut(key, path, "unknown field")
+		}
+		if known {
 			if twice {
 				d.reportDuplicate(key, path, first)
-				field.SetZero()
+				into.SetZero()
 			}
-			d.value(val, field, path)
+			d.value(val, into, path)
 		}
-		if path == "iptables.masqueradeBit" {
-			d.iptablesBit = d.Values.IPTables.MasqueradeBit
-		}
-		seen[key.Value] = key.Line
+		seen[key.Value] = key
 	}
+}
+
+// leaveOut makes Migrate leave out a key.
+func (d *decoder) leaveOut(key *yaml.Node, path, text string) {
+	d.unused[key] = Note{fmt.Sprintf("%s:%d", d.Name, key.Line), path, text}
 }
 
 // decodeRemoved decodes a field that has no effect any more.
 func (d *decoder) decodeRemoved(key, val *yaml.Node, path string, old removedField) {
-	was := reflect.New(old.kind).Elem()
-	d.value(val, was, path)
-	if idle, ok := was.Interface().(metav1.Duration); ok && path == udpIdlePath {
-		d.UDPIdleTimeout = idle.Duration
+	if old.kind != nil {
+		was := reflect.New(old.kind).Elem()
+		d.value(val, was, path)
+		if idle, ok := was.Interface().(metav1.Duration); ok {
+			if d.UDPIdleTimeout = idle.Duration; idle.Duration != 0 { // 0 stands for the default
+				d.Lines[udpIdlePath] = val.Line
+			} else {
+				delete(d.Lines, udpIdlePath)
+			}
+		}
 	}
 	d.notef(key, path, "%s", old.why)
+	d.leaveOut(key, path, old.why)
 }
 
 // reportDuplicate warns about a duplicate field, and removes the lines of its first
 // value.
-func (d *decoder) reportDuplicate(key *yaml.Node, path string, first int) {
-	d.warnf(key, path, "is set twice, first in line %d", first)
+func (d *decoder) reportDuplicate(key *yaml.Node, path string, first *yaml.Node) {
+	text := fmt.Sprintf("is set twice, first in line %d", first.Line)
+	d.warnf(key, path, "%s", text)
+	d.leaveOut(first, path, fmt.Sprintf("is set again in line %d, which counts", key.Line))
 	maps.DeleteFunc(d.Lines, func(p string, _ int) bool {
 		return p == path || strings.HasPrefix(p, path+".") || strings.HasPrefix(p, path+"[")
 	})
 }
+
+// Values of these types read their text themselves.
+var (
+	_ json.Unmarshaler = (*metav1.Duration)(nil)
+	_ json.Unmarshaler = (*resource.QuantityValue)(nil)
+	_ json.Unmarshaler = (*logsapi.TimeOrMetaDuration)(nil)
+	_ json.Unmarshaler = (*Acceleration)(nil)
+)
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 	if n.ShortTag() == "!!null" {
@@ -238,12 +267,14 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 	}
 	_, custom := v.Addr().Interface().(json.Unmarshaler)
 	switch k := v.Kind(); {
+	case path == "featureGates" && n.Kind == yaml.ScalarNode:
+		d.gatesText(n, path)
 	case !custom && k == reflect.Struct && n.Kind == yaml.MappingNode:
 		d.structure(n, v, path)
 	case !custom && k == reflect.Slice && n.Kind == yaml.SequenceNode:
 		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 		for i, item := range n.Content {
-			d.value(resolve(item), v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+			d.value(item, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
 		}
 	case !custom && k == reflect.Map && n.Kind == yaml.MappingNode:
 		d.mapping(n, v, path)
@@ -254,39 +285,59 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 
 func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
 	v.Set(reflect.MakeMap(v.Type()))
+	seen := map[string]*yaml.Node{}
 	for i := 0; i < len(n.Content); i += 2 {
-		key := reflect.ValueOf(n.Content[i].Value)
-		at := fmt.Sprintf("%s[%s]", path, key)
-		if v.MapIndex(key).IsValid() {
-			d.warnf(n.Content[i], at, "is set twice")
+		key := n.Content[i]
+		at := fmt.Sprintf("%s[%s]", path, key.Value)
+		if first, twice := seen[key.Value]; twice {
+			d.reportDuplicate(key, at, first)
 		}
 		elem := reflect.New(v.Type().Elem()).Elem()
-		d.value(resolve(n.Content[i+1]), elem, at)
-		v.SetMapIndex(key, elem)
+		d.value(n.Content[i+1], elem, at)
+		v.SetMapIndex(reflect.ValueOf(key.Value), elem)
+		seen[key.Value] = key
 	}
+}
+
+// gatesText decodes the feature gates of a file of kube-proxy 1.9 or older, which has them
+// as its flag has them.
+func (d *decoder) gatesText(n *yaml.Node, path string) {
+	gates := gateValue{}
+	if err := gates.Set(n.Value); err != nil {
+		d.errorf(n, path, "%v", err)
+		return
+	}
+	d.Values.FeatureGates = gates
+	d.notef(n, path, "is text, as in files of kube-proxy 1.9 and older: want a mapping")
 }
 
 // setScalar sets v from n. It returns false if n does not have the form of v's type.
 func setScalar(n *yaml.Node, v reflect.Value) bool {
+	whole, isWhole := wholeNumber(n)
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
 		text, _ := json.Marshal(n.Value)
-		if tag := n.ShortTag(); tag == "!!int" {
-			text = []byte(n.Value)
+		if isWhole {
+			text = []byte(whole)
 		}
 		return json.Valid(text) && u.UnmarshalJSON(text) == nil
 	}
-	tag := n.ShortTag()
 	switch v.Kind() {
 	case reflect.String: // 10 is as valid a name as "10"
 		v.SetString(n.Value)
 		return true
 	case reflect.Bool:
 		return n.Decode(v.Addr().Interface()) == nil
-	case reflect.Int32, reflect.Uint32:
-		return tag == "!!int" && n.Decode(v.Addr().Interface()) == nil
+	case reflect.Int32:
+		i, err := strconv.ParseInt(whole, 10, 32)
+		v.SetInt(i)
+		return isWhole && err == nil
+	case reflect.Uint32:
+		u, err := strconv.ParseUint(whole, 10, 32)
+		v.SetUint(u)
+		return isWhole && err == nil
 	case reflect.Float32:
 		var f float32
-		if !slices.Contains([]string{"!!int", "!!float"}, tag) || n.Decode(&f) != nil {
+		if !slices.Contains([]string{"!!int", "!!float"}, n.ShortTag()) || n.Decode(&f) != nil {
 			return false
 		}
 		v.SetFloat(float64(f))
@@ -295,11 +346,20 @@ func setScalar(n *yaml.Node, v reflect.Value) bool {
 	return false
 }
 
-func resolve(n *yaml.Node) *yaml.Node {
-	if n.Kind == yaml.AliasNode {
-		return n.Alias
+// wholeNumber returns a whole number in decimal digits. Helm writes 1048576 as
+// 1.048576e+06.
+func wholeNumber(n *yaml.Node) (string, bool) {
+	switch n.ShortTag() {
+	case "!!int":
+		var i int64
+		err := n.Decode(&i)
+		return strconv.FormatInt(i, 10), err == nil
+	case "!!float":
+		var f float64
+		err := n.Decode(&f)
+		return strconv.FormatFloat(f, 'f', 0, 64), err == nil && f == math.Trunc(f) && math.Abs(f) < 1<<53
 	}
-	return n
+	return "", false
 }
 
 // describe describes a value of the file briefly, for an error.

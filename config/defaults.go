@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/ipaddr"
 )
 
 // The default ports of the two servers.
@@ -27,7 +29,7 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration, os OS, given func(path stri
 	c.HostnameOverride = normalName(c.HostnameOverride)
 	setIfZero(&c.BindAddress, "0.0.0.0")
 	any4, loop4 := "0.0.0.0", "127.0.0.1"
-	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
+	if a, err := ipaddr.Parse(c.BindAddress); err == nil && a.Is6() {
 		any4, loop4 = "::", "::1"
 	}
 	setIfZero(&c.HealthzBindAddress, any4)

@@ -86,7 +86,7 @@ func diffGates(old map[string]bool, next *Config) []Change {
 		}
 		c := Change{Path: "featureGates[" + name + "]", From: from, To: to}
 		// Honored gates are enabled unless they are set to false.
-		if gates[name] == honored && (from == "false") != (to == "false") && (name != ipvsGate || mayBeIPVS(next)) {
+		if acts(name) && (from == "false") != (to == "false") && (name != ipvsGate || mayBeIPVS(next)) {
 			c.Effect = effects["featureGates"].effect
 		}
 		all = append(all, c)

@@ -44,6 +44,35 @@ var features = []feature{
 	{Feature{"WinOverlay", "", true}, alwaysOn},
 }
 
+// withoutEffect lists the gates of the Service proxy in versions of kube-proxy, and those
+// for all programs, that have no effect here. Every program of Kubernetes accepts the gates
+// of all others, so any other gate may stand in a file, too.
+var withoutEffect = []string{
+	"AllAlpha", "AllBeta", "AllowExtTrafficLocalEndpoints", "ClientsAllowCBOR", "ClientsPreferCBOR", "ComponentSLIs",
+	"ContextualLogging", "EndpointSlice", "EndpointSliceProxying", "EndpointSliceTerminatingCondition", "IPv6DualStack",
+	"InOrderInformers", "InformerResourceVersion", "KubeProxyDrainingTerminatingNodes", "LoadBalancerIPMode",
+	"LoggingAlphaOptions", "LoggingBetaOptions", "MinimizeIPTablesRestore", "MixedProtocolLBService", "SCTPSupport",
+	"ServiceAppProtocol", "ServiceInternalTrafficPolicy", "ServiceLBNodePortControl", "ServiceLoadBalancerClass",
+	"ServiceNodeExclusion", "ServiceTopology", "ServiceTrafficDistribution", "StructuredLogging", "SupportIPVSProxyMode",
+	"TopologyAwareHints", "WatchListClient", "WindowsEndpointSliceProxying",
+}
+
+// featureOf returns a gate that affects the proxy, nil if name is not one.
+func featureOf(name string) *feature {
+	for i := range features {
+		if features[i].Name == name {
+			return &features[i]
+		}
+	}
+	return nil
+}
+
+// acts reports whether the value of a gate has an effect.
+func acts(name string) bool {
+	f := featureOf(name)
+	return f != nil && f.why == ""
+}
+
 // Features returns the gates that affect the proxy, by name.
 func (c *Config) Features() []Feature {
 	all := make([]Feature, 0, len(features))
@@ -67,7 +96,7 @@ func featureHelp() string {
 		}
 	}
 	return strings.Join(can, " and ") + " can be switched; " + strings.Join(cannot, ", ") +
-		", AllAlpha, AllBeta and gates of old versions are accepted and have no effect"
+		", and gates of other programs and versions are accepted and have no effect"
 }
 
 // ipvsGate is the gate that can disable mode ipvs.
@@ -83,10 +112,23 @@ func switchedOff(gates map[string]bool, mode v1alpha1.ProxyMode) bool {
 	return mode == IPVS && given && !on
 }
 
+// validateGates checks the names of gates. A name like that of a gate which acts here is
+// probably a mistake. Any other may be a gate of another program.
 func (b *build) validateGates() {
+	var names []string
+	for _, f := range features {
+		names = append(names, f.Name)
+	}
 	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
-		if _, known := gates[name]; !known {
-			b.errorf("featureGates["+name+"]", "unknown feature gate%s", didYouMean(suggest.Closest(name, slices.Sorted(maps.Keys(gates)))))
+		if featureOf(name) != nil || slices.Contains(withoutEffect, name) {
+			continue
+		}
+		path, near := "featureGates["+name+"]", suggest.Closest(name, names)
+		switch {
+		case b.strict || near != "":
+			b.warnf(path, "unknown feature gate%s", didYouMean(near))
+		default:
+			b.notef(path, "is ignored: no gate of the proxy has that name")
 		}
 	}
 	if switchedOff(b.FeatureGates, b.Mode) {
@@ -97,18 +139,14 @@ func (b *build) validateGates() {
 // noteGates adds notes about gates whose configured value has no effect.
 func (b *build) noteGates() {
 	for _, name := range slices.Sorted(maps.Keys(b.FeatureGates)) {
-		if gates[name] == honored {
-			continue
-		}
-		path := "featureGates[" + name + "]"
-		i := slices.IndexFunc(features, func(f feature) bool { return f.Name == name })
+		path, f := "featureGates["+name+"]", featureOf(name)
 		switch {
 		case name == "AllAlpha" || name == "AllBeta":
 			b.notef(path, "switches nothing: the proxy has no gate of that stage that can be switched")
-		case i < 0:
+		case slices.Contains(withoutEffect, name):
 			b.notef(path, "is ignored: the gate does not concern the proxy or has become permanent")
-		case b.FeatureGates[name] != features[i].Enabled:
-			b.notef(path, "is ignored: %s %s", name, features[i].why)
+		case f != nil && f.why != "" && b.FeatureGates[name] != f.Enabled:
+			b.notef(path, "is ignored: %s %s", name, f.why)
 		}
 	}
 }

@@ -4,6 +4,7 @@
 package config
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -65,11 +66,71 @@ func TestFeatures(t *testing.T) {
 			t.Errorf("%s is %t, want %t", f.Name, f.Enabled, want)
 		}
 	}
-	for _, f := range features {
-		if _, known := gates[f.Name]; !known || (f.why == "") != (gates[f.Name] == honored) {
-			t.Errorf("%s can be switched: %t, but is gates' %v", f.Name, f.why == "", gates[f.Name])
+}
+
+// TestUnknownGates checks gates of other programs, and names like those of gates that act.
+func TestUnknownGates(t *testing.T) {
+	const near = "featureGates[KubeProxyIPV]: unknown feature gate; did you mean KubeProxyIPVS?"
+	other := func(name string) string {
+		return "featureGates[" + name + "]: is ignored: no gate of the proxy has that name"
+	}
+	for gate, want := range map[string]struct{ note, warning, strict string }{
+		"SidecarContainers":  {note: other("SidecarContainers"), strict: "featureGates[SidecarContainers]: unknown feature gate"},
+		"NFTablesNetlink":    {note: other("NFTablesNetlink"), strict: "featureGates[NFTablesNetlink]: unknown feature gate"},
+		"KubeProxyIPV":       {warning: near, strict: near},
+		"EndpointSliceProxy": {note: other("EndpointSliceProxy"), strict: "featureGates[EndpointSliceProxy]: unknown feature gate"},
+		"KubeProxyIPVS":      {},
+		"ServiceTopology":    {note: "featureGates[ServiceTopology]: is ignored: the gate does not concern the proxy or has become permanent"},
+	} {
+		for origin, source := range map[string]struct {
+			body string
+			args []string
+		}{
+			"f:3: ":             {body: "featureGates: {" + gate + ": true}\n"},
+			"--feature-gates: ": {args: []string{"--feature-gates=" + gate + "=true"}},
+		} {
+			from := func(text string) string {
+				if text == "" {
+					return ""
+				}
+				return origin + text
+			}
+			c := mustLoad(t, Linux, source.body, source.args...)
+			if got := notesText(c); got != from(want.note) {
+				t.Errorf("notes %q, want %q", got, from(want.note))
+			}
+			if got := errorText(joined(c.Warnings)); got != from(want.warning) {
+				t.Errorf("warnings %q, want %q", got, from(want.warning))
+			}
+			_, err := load(t, Linux, source.body, append(source.args, "--strict-config")...)
+			if got := errorText(err); got != from(want.strict) {
+				t.Errorf("strictly %q, want %q", got, from(want.strict))
+			}
 		}
 	}
+}
+
+func notesText(c *Config) string {
+	var all []string
+	for _, n := range c.Notes {
+		all = append(all, n.String())
+	}
+	return strings.Join(all, "\n")
+}
+
+func joined(all []*FieldError) error {
+	var errs []error
+	for _, e := range all {
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // TestFeatureHelp checks that the help text has every gate of the proxy.
@@ -116,10 +177,14 @@ func TestFamilyNotes(t *testing.T) {
 			"--healthz-bind-address: healthzBindAddress: 0.0.0.0:10256 answers IPv4 only, while the primary family is IPv6"}},
 		"IPv4 first, IPv6 servers": {Linux, "--healthz-bind-address=[::] --metrics-bind-address=[2001:db8::1]:10249", []string{
 			"--metrics-bind-address: metricsBindAddress: [2001:db8::1]:10249 answers IPv6 only, while the primary family is IPv4"}},
-		"no server at all":    {Linux, "--metrics-bind-address=[2001:db8::1]:0", nil},
-		"an empty address":    {Linux, "--healthz-bind-address=", []string{"--healthz-bind-address: healthzBindAddress: is empty, which stands for the default; port 0 stands for no server"}},
-		"a foreign exclude":   {Linux, "--proxy-mode=ipvs --nodeport-addresses=primary --ipvs-exclude-cidrs=fd00::/48", []string{"--ipvs-exclude-cidrs: ipvs.excludeCIDRs: has no prefix of the primary family IPv4"}},
-		"a foreign sourceVip": {Windows, "--source-vip=fd00::1", []string{"--source-vip: winkernel.sourceVip: is not of the primary family IPv4"}},
+		"no server at all":           {Linux, "--metrics-bind-address=[2001:db8::1]:0", nil},
+		"an empty address":           {Linux, "--healthz-bind-address=", []string{"--healthz-bind-address: healthzBindAddress: is empty, which stands for the default; port 0 stands for no server"}},
+		"the other server, empty":    {Linux, "--metrics-bind-address=", []string{"--metrics-bind-address: metricsBindAddress: is empty, which stands for the default; port 0 stands for no server"}},
+		"another setting, empty":     {Linux, "--hostname-override=", nil},
+		"an exclude of another mode": {Linux, "--proxy-mode=nftables --ipvs-exclude-cidrs=fd00::/48", nil},
+		"an exclude of both":         {Linux, "--proxy-mode=ipvs --nodeport-addresses=primary --ipvs-exclude-cidrs=fd00::/48,10.0.0.0/8", nil},
+		"a foreign exclude":          {Linux, "--proxy-mode=ipvs --nodeport-addresses=primary --ipvs-exclude-cidrs=fd00::/48", []string{"--ipvs-exclude-cidrs: ipvs.excludeCIDRs: has no prefix of the primary family IPv4"}},
+		"a foreign sourceVip":        {Windows, "--source-vip=fd00::1", []string{"--source-vip: winkernel.sourceVip: is not of the primary family IPv4"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +213,8 @@ func TestIPv6Defaults(t *testing.T) {
 	}
 }
 
-// TestServersDiffer checks that two servers on one address are rejected.
+// TestServersDiffer checks that two servers on one address are warned of, and rejected
+// where an address that is taken is to end the process.
 func TestServersDiffer(t *testing.T) {
 	for addrs, ok := range map[string]bool{
 		"127.0.0.1:7777 127.0.0.1:7777": false, "0.0.0.0:7777 127.0.0.1:7777": false, "127.0.0.1:7777 0.0.0.0:7777": false,
@@ -156,10 +222,26 @@ func TestServersDiffer(t *testing.T) {
 		"127.0.0.1:7777 127.0.0.1:7778": true, "127.0.0.1:7777 127.0.0.2:7777": true, "0.0.0.0:7777 [::1]:7777": true, "0.0.0.0:0 0.0.0.0:0": true,
 	} {
 		health, metrics, _ := strings.Cut(addrs, " ")
-		_, err := Load(flagsOf(t, "--healthz-bind-address="+health, "--metrics-bind-address="+metrics), Linux)
-		want := "--metrics-bind-address: metricsBindAddress: " + metrics + " is taken by healthzBindAddress " + health + ": want another port"
-		if ok != (err == nil) || !ok && err.Error() != want {
-			t.Errorf("%s: %v", addrs, err)
+		args := []string{"--healthz-bind-address=" + health, "--metrics-bind-address=" + metrics}
+		taken := "--metrics-bind-address: metricsBindAddress: " + metrics + " is taken by healthzBindAddress " + health
+		warning, hard := taken+", so metrics are not served: want another port", taken+": want another port"
+		if ok {
+			warning, hard = "", ""
 		}
+		if got := errorText(joined(mustLoad(t, Linux, "", args...).Warnings)); got != warning {
+			t.Errorf("%s: warnings %q, want %q", addrs, got, warning)
+		}
+		if _, err := load(t, Linux, "", append(args, "--bind-address-hard-fail")...); errorText(err) != hard {
+			t.Errorf("%s: %v, want %s", addrs, err, hard)
+		}
+	}
+}
+
+// TestOldHealthPort checks the flags of units for kube-proxy 1.2 to 1.6, whose one server
+// has the port that metrics have today.
+func TestOldHealthPort(t *testing.T) {
+	c := mustLoad(t, Linux, "", "--healthz-bind-address=127.0.0.1", "--healthz-port=10249")
+	if c.HealthzBindAddress != "127.0.0.1:10249" || len(c.Warnings) != 1 {
+		t.Errorf("%s, warnings %v", c.HealthzBindAddress, c.Warnings)
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 // removedField is a field of an earlier v1alpha1 that old files may contain.
 type removedField struct {
-	kind reflect.Type
+	kind reflect.Type // nil for one that nothing ever read
 	why  string
 }
 
@@ -25,9 +25,11 @@ var removedFields = map[string]removedField{
 	"enableContentionProfiling": {reflect.TypeFor[bool](), "is ignored: it is a field that components share, and there is no profile of contention here"},
 	"leaderElection":            {reflect.TypeFor[componentbase.LeaderElectionConfiguration](), "is ignored: it is a field that components share, and every node has a proxy of its own"},
 
-	"udpIdleTimeout":    {reflect.TypeFor[metav1.Duration](), "is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has"},
-	"resourceContainer": {reflect.TypeFor[string](), "is ignored: the container runtime places the process in its cgroup"},
-	"conntrack.max":     {reflect.TypeFor[int32](), "is ignored: set conntrack.maxPerCore and conntrack.min"},
+	udpIdlePath:              {reflect.TypeFor[metav1.Duration](), udpIdleText},
+	"udpTimeoutMilliseconds": {reflect.TypeFor[metav1.Duration](), udpIdleText}, // its name before 1.10
+	"metadata":               {nil, "is ignored: kind writes it, and no version has read it"},
+	"resourceContainer":      {reflect.TypeFor[string](), "is ignored: the container runtime places the process in its cgroup"},
+	"conntrack.max":          {reflect.TypeFor[int32](), "is ignored: set conntrack.maxPerCore and conntrack.min"},
 }
 
 func joinPath(parent, key string) string {
@@ -104,6 +106,8 @@ func describeType(t reflect.Type) string {
 		return "a duration such as 30s or 1h30m"
 	case reflect.TypeFor[logsapi.TimeOrMetaDuration]():
 		return "a duration such as 5s, or nanoseconds"
+	case reflect.TypeFor[Acceleration]():
+		return wantAcceleration
 	case reflect.TypeFor[resource.QuantityValue]():
 		return "a quantity such as 64Ki"
 	}

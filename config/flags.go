@@ -57,7 +57,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	setDefaults(&f.values, Linux, func(string) bool { return false })
 	f.values.DetectLocalMode = "" // the default depends on the system
 	fs.StringVar(&f.Config, "config", "", "read the configuration from this `FILE`; flags override it")
-	fs.BoolVar(&f.StrictConfig, "strict-config", false, "exit if the configuration file has unknown fields or says something twice, instead of warning")
+	fs.BoolVar(&f.StrictConfig, "strict-config", false, "exit if the configuration has unknown fields or feature gates, or says something twice, instead of warning")
 	fs.StringVar(&f.WriteConfigTo, "write-config-to", "", "write the complete configuration to this `FILE`, - for standard output, and exit")
 	fs.StringVar(&f.Master, "master", "", "`ADDRESS` of the API server, in place of the one in the kubeconfig")
 	fs.StringVar(&f.ProxyName, "service-proxy-name", "", "serve the Services with the label service.kubernetes.io/service-proxy-name=`NAME`, and no others, in mode nftables; without it, those without the label")
@@ -86,7 +86,7 @@ func (f *Flags) registerDeprecated(fs *pflag.FlagSet) {
 	fs.Int32Var(&f.metricsPort, "metrics-port", metricsPort, "`PORT` of the metrics server where its address has none, 0 for no server")
 	fs.BoolVar(&f.Cleanup, "cleanup-iptables", false, "the same as --cleanup")
 	fs.BoolVar(&f.CleanupIPVS, "cleanup-ipvs", true, "with --cleanup, remove the virtual servers of IPVS, too")
-	for _, d := range deprecatedFlags {
+	for _, d := range oldFlags() {
 		if d.value != nil {
 			fs.Var(d.value(), d.flag, d.help)
 		}
@@ -95,6 +95,7 @@ func (f *Flags) registerDeprecated(fs *pflag.FlagSet) {
 		if flag.Value.Type() == "bool" {
 			flag.NoOptDefVal = "true"
 		}
+		flag.Hidden = d.value != nil && d.help == ""
 		group(fs, d.flag, groupDeprecated)
 	}
 }
@@ -160,7 +161,7 @@ func (b *build) applyFlags(f *Flags) {
 	if f.changed("feature-gates") {
 		b.applyGates(f.values.FeatureGates)
 	}
-	for _, d := range deprecatedFlags {
+	for _, d := range oldFlags() {
 		if f.changed(d.flag) {
 			b.notes = append(b.notes, Note{Origin: "--" + d.flag, Text: "is deprecated: " + d.why})
 		}

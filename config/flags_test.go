@@ -5,6 +5,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,8 +40,8 @@ func TestEveryFlag(t *testing.T) {
 		if len(f.Annotations[GroupAnnotation]) != 1 {
 			t.Errorf("--%s has no group", f.Name)
 		}
-		if f.Hidden || f.Deprecated != "" {
-			t.Errorf("--%s is hidden from help", f.Name)
+		if shared := slices.Contains(strings.Fields(sharedFlags+" "+sharedSwitches), f.Name); f.Hidden != shared || f.Deprecated != "" {
+			t.Errorf("--%s is hidden from help: %t, want %t", f.Name, f.Hidden, shared)
 		}
 	})
 }
@@ -145,5 +146,53 @@ func TestOldSpellings(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]bool{"A": true, "B": false}, f.values.FeatureGates); diff != "" {
 		t.Errorf("gates (-want +got):\n%s", diff)
+	}
+}
+
+// TestSharedFlags checks the flags that kube-proxy had from cAdvisor and cloud providers.
+func TestSharedFlags(t *testing.T) {
+	args := []string{"--google-json-key=", "--housekeeping-interval=10s", "--docker_only", "--event-storage-age-limit=default=0", "--enable-load-reader=false"}
+	flags := &Flags{Modes: testModes}
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
+	flags.Register(fs)
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	c, err := complete(&File{}, flags, Linux, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(notesText(c), ": is deprecated: ignored, never concerned the proxy"); n != len(args) {
+		t.Errorf("%d notes, want %d:\n%s", n, len(args), notesText(c))
+	}
+}
+
+// TestGatesOverride checks that a gate of a flag which says the same as the file is no
+// override.
+func TestGatesOverride(t *testing.T) {
+	for flag, want := range map[string]int{"WinDSR=true": 0, "WinDSR=false": 1, "WinOverlay=false": 0} {
+		if c := mustLoad(t, Linux, "featureGates: {WinDSR: true}\n", "--feature-gates="+flag); len(c.Overrides) != want {
+			t.Errorf("%s: %v, want %d", flag, c.Overrides, want)
+		}
+	}
+}
+
+// TestPortOverride checks that a port which says the same as the file is no override.
+func TestPortOverride(t *testing.T) {
+	for flag, want := range map[string]string{
+		"--metrics-port=10249": "",
+		"--metrics-port=7":     `--metrics-port overrides metricsBindAddress of the configuration file: "127.0.0.1:7", not "127.0.0.1:10249"`,
+		"--healthz-port=7":     "", // the file does not set it
+	} {
+		var got string
+		for _, o := range mustLoad(t, Linux, "metricsBindAddress: 127.0.0.1:10249\n", flag).Overrides {
+			got += o.String()
+		}
+		if got != want {
+			t.Errorf("%s: overrides %q, want %q", flag, got, want)
+		}
 	}
 }

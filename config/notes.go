@@ -4,13 +4,13 @@
 package config
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 )
 
@@ -78,7 +78,7 @@ func (b *build) noteOtherModes(path string) {
 // noteBind adds a note about an address for the listeners of mode userspace: kube-proxy's
 // mode userspace listened there.
 func (b *build) noteBind() {
-	a, err := netip.ParseAddr(b.BindAddress)
+	a, err := ipaddr.Parse(b.BindAddress)
 	first, _, ranged := portRange(b.PortRange)
 	switch {
 	case err != nil || a.IsUnspecified() || b.os != Linux || b.Mode != Userspace:

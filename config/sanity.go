@@ -6,6 +6,8 @@ package config
 import (
 	"net/netip"
 	"slices"
+
+	"kubeproxy/common/ipaddr"
 )
 
 // noteFamilies adds notes about settings that omit an IP family. None is an error,
@@ -73,7 +75,7 @@ func familyOf(a netip.Addr) string {
 
 // familyName returns the family of an address that passed the checks.
 func familyName(s string) string {
-	a, _ := netip.ParseAddr(s)
+	a, _ := ipaddr.Parse(s)
 	return familyOf(a)
 }
 

@@ -4,6 +4,9 @@
 package config
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/spf13/pflag"
 )
 
@@ -38,7 +41,7 @@ type setting struct {
 var settings = []setting{
 	{flag: "proxy-mode", path: "mode", group: groupGeneral, help: "`MODE` that forwards traffic"}, // see modeHelp
 	{flag: "feature-gates", path: "featureGates", group: groupGeneral, help: "switch features, such as `NAME=true,OTHER=false`; " + featureHelp()},
-	{flag: "oom-score-adj", path: "oomScoreAdj", group: groupGeneral, help: "the process's `SCORE` for the kernel's out-of-memory killer, -1000 to 1000; Linux only"},
+	{flag: "oom-score-adj", path: "oomScoreAdj", group: groupGeneral, help: "the process's highest `SCORE` for the kernel's out-of-memory killer, -1000 to 1000; Linux only"},
 	{flag: "profiling", path: "enableProfiling", group: groupGeneral, help: "serve profiles under /debug/pprof of the metrics server"},
 	{flag: "show-hidden-metrics-for-version", path: "showHiddenMetricsForVersion", group: groupGeneral, help: "show metrics hidden since `VERSION`, the minor version before this one"},
 
@@ -116,11 +119,11 @@ var deprecatedFlags = []deprecatedFlag{
 	{flag: "metrics-port", why: "write the port into --metrics-bind-address"},
 	{flag: "cleanup-iptables", why: "use --cleanup"},
 	{flag: "cleanup-ipvs", why: "--cleanup removes what mode ipvs made, too; only false has an effect, which leaves that alone"},
-	{"boot-id-file", text("/proc/sys/kernel/random/boot_id"), "`FILES` with the boot ID of the node", "ignored, never concerned the proxy"},
-	{"machine-id-file", text("/etc/machine-id,/var/lib/dbus/machine-id"), "`FILES` with the machine ID of the node", "ignored, never concerned the proxy"},
+	{"boot-id-file", text("/proc/sys/kernel/random/boot_id"), "`FILES` with the boot ID of the node", neverConcerned},
+	{"machine-id-file", text("/etc/machine-id,/var/lib/dbus/machine-id"), "`FILES` with the machine ID of the node", neverConcerned},
 	{"conntrack-max", number(), "most connections to track, `NUMBER` in all", "ignored, use --conntrack-max-per-core and --conntrack-min"},
 	{"resource-container", text("/kube-proxy"), "`NAME` of the cgroup to run in", "ignored, the container runtime does that"},
-	{"azure-container-registry-config", text(""), "`FILE` with registry credentials", "ignored, never concerned the proxy"},
+	{"azure-container-registry-config", text(""), "`FILE` with registry credentials", neverConcerned},
 	{"add-dir-header", boolean(false), "name the directory in log lines", "ignored"},
 	{"alsologtostderr", boolean(false), "log to standard error too", "ignored, logs always go there"},
 	{"log-backtrace-at", text(""), "dump the stack at `FILE:LINE`", "ignored"},
@@ -131,6 +134,33 @@ var deprecatedFlags = []deprecatedFlag{
 	{"skip-log-headers", boolean(false), "leave out the head of log files", "ignored"},
 	{"stderrthreshold", text("2"), "least `SEVERITY` to show", "ignored, logs always go to standard error"},
 }
+
+// sharedFlags and sharedSwitches were listed by kube-proxy 1.2 to 1.18, because it was
+// linked with cAdvisor and cloud providers. None of them had an effect. Help hides them.
+const sharedFlags = `application-metrics-count-limit cloud-provider-gce-l7lb-src-cidrs cloud-provider-gce-lb-src-cidrs
+container-hints containerd containerd-namespace default-not-ready-toleration-seconds
+default-unreachable-toleration-seconds docker docker-env-metadata-whitelist docker-root docker-run docker-tls-ca
+docker-tls-cert docker-tls-key event-storage-age-limit event-storage-event-limit global-housekeeping-interval
+google-json-key housekeeping-interval httptest.serve ir-data-source ir-dbname ir-hawkular ir-influxdb-host ir-password
+ir-percentile ir-user storage-driver-buffer-duration storage-driver-db storage-driver-host storage-driver-password
+storage-driver-table storage-driver-user`
+
+const sharedSwitches = `allow-verification-with-non-compliant-keys docker-only docker-tls enable-load-reader
+ir-namespace-only log-cadvisor-usage storage-driver-secure`
+
+// oldFlags lists deprecatedFlags and the hidden ones, which have no help.
+func oldFlags() []deprecatedFlag {
+	all := slices.Clone(deprecatedFlags)
+	for name := range strings.FieldsSeq(sharedFlags) {
+		all = append(all, deprecatedFlag{name, text(""), "", neverConcerned})
+	}
+	for name := range strings.FieldsSeq(sharedSwitches) {
+		all = append(all, deprecatedFlag{name, boolean(false), "", neverConcerned})
+	}
+	return all
+}
+
+const neverConcerned = "ignored, never concerned the proxy"
 
 func boolean(def bool) func() pflag.Value {
 	return func() pflag.Value {

@@ -14,6 +14,8 @@ import (
 // udpIdlePath is the removed field for what is now a flag only.
 const udpIdlePath = "udpIdleTimeout"
 
+const udpIdleText = "is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has"
+
 const defaultUDPIdle = 250 * time.Millisecond
 
 func (f *Flags) registerUDPIdle(fs *pflag.FlagSet) {

@@ -106,7 +106,7 @@ func TestMistakes(t *testing.T) {
 		"completion, unknown":     {[]string{"completion", "foo"}, `unknown command "foo": completion wants bash, fish, powershell or zsh`},
 		"completion, one more":    {[]string{"completion", "bash", "x"}, `unexpected argument "x": want flags only; kube-proxy completion bash --help lists them`},
 		"help, unknown":           {[]string{"help", "foo"}, `unexpected argument "foo": want flags only; kube-proxy --help lists them`},
-		"validate nothing":        {[]string{"config", "validate"}, "config validate wants one FILE, not 0: kube-proxy config validate FILE [flags]"},
+		"validate nothing":        {[]string{"config", "validate"}, "config validate wants one FILE, not 0: kube-proxy config validate FILE [flags] [-- FLAGS]"},
 		"validate, other system":  {[]string{"config", "validate", "--os=plan9", "x"}, `--os: "plan9" is unknown: want linux or windows`},
 		"validate, a directory":   {[]string{"config", "validate", "--os=linux", "DIR"}, "the configuration cannot be used on linux:\nread configuration: read DIR: is a directory; want a regular file"},
 		"migrate, a wrong file":   {[]string{"config", "migrate", "DIR/nothing"}, "read configuration: stat DIR/nothing: no such file or directory"},
@@ -175,16 +175,19 @@ func TestHelp(t *testing.T) {
 		}
 	}
 	newRoot(streams{}, modes.All()).Flags().VisitAll(func(f *pflag.Flag) {
-		if !strings.Contains(got.Out, " --"+f.Name) {
+		if !f.Hidden && !strings.Contains(got.Out, " --"+f.Name) {
 			t.Errorf("--%s is missing", f.Name)
 		}
 	})
 	for _, want := range []string{
 		"\nModes iptables and nftables:\n", "\nDeprecated:\n",
 		"\n      --conntrack-max NUMBER                   most connections to track, NUMBER in all (deprecated:\n",
-		"\n      --healthz-bind-address IP:PORT   IP:PORT of the health server, port 0 for none (default\n",
+		"\n      --healthz-bind-address IP:PORT          IP:PORT of the health server, port 0 for none (default\n",
+		"\n      --bind-address-hard-fail[=true|false]   exit if",
+		"\n      --count-traffic[=true|false]            count the",
+		"\n      --version[=true]                            print the",
 		"\n  render       Print what a node would install\n",
-		"\n  -v, --v LEVEL                           LEVEL of detail, 0 for the least\n",
+		"\n  -v, --v LEVEL                              LEVEL of detail, 0 for the least\n",
 	} {
 		if !strings.Contains(got.Out, want) {
 			t.Errorf("%q is missing in\n%s", want, got.Out)
@@ -213,6 +216,11 @@ func TestHelpFitsOnAScreen(t *testing.T) {
 	})
 }
 
+// configMap returns a ConfigMap with a configuration.
+func configMap(text string) string {
+	return "kind: ConfigMap\nmetadata: {name: b}\ndata:\n  a: |\n    " + strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    ") + "\n"
+}
+
 func TestConfigCommands(t *testing.T) {
 	const misspelt = "unknown field; did you mean iptables.masqueradeBit?"
 	const mistaken = "kube-proxy: the configuration has mistakes that the proxy only warns of without --strict-config:\n"
@@ -221,6 +229,8 @@ func TestConfigCommands(t *testing.T) {
 		"old.yaml":   "# ours\n" + configHead + "udpIdleTimeout: 1s # gone\nconntrack:\n  max: 5\n  min: 7 # kept\nwinkernel: {networkName: a}\n",
 		"odd.yaml":   configHead + "iptables: {masqueradBit: 1}\n",
 		"bad.yaml":   configHead + "iptables: {masqueradBit: 1}\nbindAddress: {}\n",
+		"map.yaml":   configMap(configHead + "mode: nftables\n"),
+		"maps.yaml":  configMap(configHead+"mode: nftables\n") + "---\n" + configMap(configHead+"m: nftables\n"),
 		"alias.yaml": configHead + "udpIdleTimeout: &a 1s\nconfigSyncPeriod: *a\n",
 	})
 	tests := map[string]struct {
@@ -247,7 +257,18 @@ DIR/bad.yaml:4: bindAddress: is a mapping: want text
 left out: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min
 `,
 		}},
-		"migrate an alias": {[]string{"migrate", "DIR/alias.yaml"}, outcome{1, "", "kube-proxy: DIR/alias.yaml: an alias (*name) refers to a removed field: write the value out first\n"}},
+		"migrate an alias": {[]string{"migrate", "DIR/alias.yaml"}, outcome{0, configHead + "configSyncPeriod: 1s\n",
+			"left out: DIR/alias.yaml:3: udpIdleTimeout: is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has\n"}},
+		"of a ConfigMap": {[]string{"validate", "--os=linux", "DIR/map.yaml"}, outcome{0, "DIR/map.yaml: data[\"a\"] of ConfigMap b: valid for linux\n", ""}},
+		"of two": {[]string{"validate", "--os=linux", "DIR/maps.yaml"}, outcome{1, "DIR/maps.yaml: data[\"a\"] of ConfigMap b: valid for linux\n",
+			mistaken + "DIR/maps.yaml:15: m: unknown field\n"}},
+		"migrate two": {[]string{"migrate", "DIR/maps.yaml"}, outcome{1, "", "kube-proxy: DIR/maps.yaml has several configurations: data[\"a\"] of ConfigMap b, and data[\"a\"] of ConfigMap b: want a file with one\n"}},
+		"with flags": {[]string{"validate", "--os=linux", "DIR/good.yaml", "--", "--proxy_mode=iptables", "--nodeport-addresses=primary", "--config=/other"}, outcome{
+			0, "override: --proxy-mode overrides mode of the configuration file: \"iptables\", not \"nftables\"\nDIR/good.yaml: valid for linux\n", ""}},
+		"with a command line": {[]string{"validate", "--os=linux", "DIR/good.yaml", "--", "/usr/bin/kube-proxy", "--manifests", "x"}, outcome{0, "DIR/good.yaml: valid for linux\n", ""}},
+		"with a bad flag":     {[]string{"validate", "--os=linux", "DIR/good.yaml", "--", "--proxy-mod=ipvs"}, outcome{1, "", "kube-proxy: unknown flag --proxy-mod; did you mean --proxy-mode?\n"}},
+		"with a bad value":    {[]string{"validate", "--os=linux", "DIR/good.yaml", "--", "--cluster-cidr=x"}, outcome{1, "", "kube-proxy: the configuration cannot be used on linux:\n--cluster-cidr: clusterCIDR: \"x\" is no prefix: want one such as 10.0.0.0/8 or fd00::/48\n"}},
+		"with words":          {[]string{"validate", "--os=linux", "DIR/good.yaml", "--", "--v=1", "x"}, outcome{1, "", "kube-proxy: unexpected argument \"x\" after --: want flags of kube-proxy\n"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

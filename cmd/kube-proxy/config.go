@@ -4,8 +4,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -23,43 +25,44 @@ func newConfig(to streams, table mode.Table) *cobra.Command {
 		Args:  usage.NoArgs,
 		RunE:  usage.RequireCommand,
 	}
-	cmd.AddCommand(newValidate(to, table), newMigrate(to))
+	cmd.AddCommand(newValidate(to, table), newMigrate(to, table))
 	return cmd
 }
 
 func newValidate(to streams, table mode.Table) *cobra.Command {
 	system, strict := string(host.OS), true
 	cmd := &cobra.Command{
-		Use:   "validate FILE [flags]",
+		Use:   "validate FILE [flags] [-- FLAGS]",
 		Short: "Check a configuration file",
 		Long: `Check a configuration file as the proxy would at its start. The FILE - is
-standard input.
+standard input. In a file for kubeadm, and in a ConfigMap or a list of them, the
+part for the proxy is checked.
+
+FLAGS are those of the proxy's command line. They are checked, too, and those
+that override the file are listed.
 
 Every error goes to standard error and makes the exit code 1. A setting that is
 right but has no effect is listed on standard output. Mistakes that the proxy
 only warns of are errors, unless --strict-config=false.`,
-		Args: usage.OneArg,
+		Args: fileAndFlags,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if system != string(config.Linux) && system != string(config.Windows) {
 				return fmt.Errorf("--os: %.80q is unknown: want %s or %s", system, config.Linux, config.Windows)
 			}
-			flags := config.Flags{Modes: table.Config(), Config: args[0], StrictConfig: strict}
-			data, err := readConfig(cmd.InOrStdin(), &flags)
+			flags, err := unitFlags(cmd, table, args[1:])
 			if err != nil {
-				return invalid(flags, system, nil, err)
+				return err
 			}
-			c, err := config.LoadFrom(&flags, config.OS(system), data)
+			flags.Config, flags.StrictConfig = args[0], strict
+			found, err := findConfig(cmd.InOrStdin(), flags.Config)
 			if err != nil {
-				return invalid(flags, system, data, err)
+				return fmt.Errorf("the configuration cannot be used on %s:\n%w", system, err)
 			}
-			for _, w := range c.Warnings {
-				fmt.Fprintf(to.out, "warning: %s\n", w)
+			var faults []error
+			for _, f := range found {
+				faults = append(faults, validate(to.out, *flags, f, system))
 			}
-			for _, n := range c.Notes {
-				fmt.Fprintf(to.out, "note: %s\n", n)
-			}
-			_, err = fmt.Fprintf(to.out, "%s: valid for %s\n", printable.Text(flags.Config), system)
-			return err
+			return errors.Join(faults...)
 		},
 	}
 	cmd.Flags().BoolVar(&strict, "strict-config", strict, "treat as errors what the proxy only warns of without this flag")
@@ -67,29 +70,95 @@ only warns of are errors, unless --strict-config=false.`,
 	return cmd
 }
 
+// fileAndFlags accepts one argument, and any number of them after --.
+func fileAndFlags(cmd *cobra.Command, args []string) error {
+	if n := cmd.ArgsLenAtDash(); n >= 0 {
+		args = args[:n]
+	}
+	return usage.OneArg(cmd, args)
+}
+
+// unitFlags parses the flags of the proxy's command line, which may begin with the program.
+func unitFlags(cmd *cobra.Command, table mode.Table, args []string) (*config.Flags, error) {
+	o := newOptions(table)
+	root := &cobra.Command{Use: cmd.Root().Name()}
+	o.register(root.Flags())
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		args = args[1:]
+	}
+	if err := root.ParseFlags(args); err != nil {
+		return nil, usage.FlagError(root, err)
+	}
+	if rest := root.Flags().Args(); len(rest) > 0 {
+		return nil, fmt.Errorf("unexpected argument %.80q after --: want flags of kube-proxy", rest[0])
+	}
+	return &o.Flags, nil
+}
+
+// validate checks what was found in a file.
+func validate(out io.Writer, flags config.Flags, f config.Found, system string) error {
+	flags.Config = f.Name
+	c, err := config.LoadFrom(&flags, config.OS(system), f.Data)
+	if err != nil {
+		return invalid(flags, system, f.Data, err)
+	}
+	for _, o := range c.Overrides {
+		fmt.Fprintf(out, "override: %s\n", o)
+	}
+	for _, w := range c.Warnings {
+		fmt.Fprintf(out, "warning: %s\n", w)
+	}
+	for _, n := range c.Notes {
+		fmt.Fprintf(out, "note: %s\n", n)
+	}
+	where := ""
+	if f.Where != "" {
+		where = ": " + f.Where
+	}
+	_, err = fmt.Fprintf(out, "%s%s: valid for %s\n", f.Name, where, system)
+	return err
+}
+
 // standardInput is the name of standard input in messages, and the argument that stands for it.
 const standardInput, inputArgument = "standard input", "-"
 
-// readConfig reads the file that flags name.
-func readConfig(in io.Reader, flags *config.Flags) ([]byte, error) {
-	if flags.Config != inputArgument {
-		return flags.ReadFile()
+// findConfig reads a file, and returns the configurations in it.
+func findConfig(in io.Reader, path string) ([]config.Found, error) {
+	var data []byte
+	var err error
+	if path == inputArgument {
+		path = standardInput
+		data, err = config.Read(in)
+	} else {
+		data, err = (&config.Flags{Config: path}).ReadFile()
 	}
-	flags.Config = standardInput
-	return config.Read(in)
+	if err != nil {
+		return nil, err
+	}
+	return config.Find(path, data)
 }
 
-func newMigrate(to streams) *cobra.Command {
+func newMigrate(to streams, table mode.Table) *cobra.Command {
 	return &cobra.Command{
 		Use:   "migrate FILE",
-		Short: "Print a configuration file without what has been removed",
-		Long: `Print a configuration file without the fields that have been removed.
+		Short: "Print a configuration file without what has no effect",
+		Long: `Print a configuration file without removed and unknown fields and without feature
+gates that have no effect. Of a file for kubeadm, and of a ConfigMap or a list of
+them, the part for the proxy is printed. The FILE - is standard input.
 
 Everything else stays as it is, comments too. What was left out is listed on
-standard error. The file itself is not changed.`,
+standard error. The file itself is not changed. The proxy accepts what is
+printed: where it would not, that is an error.`,
 		Args: usage.OneArg,
-		RunE: func(_ *cobra.Command, args []string) error {
-			data, left, err := config.Migrate(args[0])
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, err := findConfig(cmd.InOrStdin(), args[0])
+			if err != nil {
+				return err
+			}
+			if len(found) > 1 {
+				return fmt.Errorf("%s has several configurations: %s, and %s: want a file with one", printable.Text(args[0]), found[0].Where, found[1].Where)
+			}
+			data, left, err := config.Migrate(found[0], table.Config(), host.OS)
 			if err != nil {
 				return err
 			}

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/document"
@@ -36,7 +38,8 @@ proxy, mostly those of root, and the same flags as the proxy. Without
 selected.
 
 The exit code is 0 if nothing differs, 1 if something does, and 2 if the states
-could not be compared.`
+could not be compared. An object in manifests that cannot be used is reported and
+counts as missing; if nothing else differs, the exit code is 2.`
 
 const diffExample = `  kube-proxy diff --kubeconfig /etc/kubernetes/kube-proxy.conf
   kube-proxy diff --manifests ./services --hostname-override node-a
@@ -49,6 +52,7 @@ type diffOptions struct {
 	compared compare.Options
 	format   string
 	all      bool
+	assign   []string
 }
 
 func newDiff(to streams, table mode.Table) *cobra.Command {
@@ -62,6 +66,7 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context(), to) },
 	}
 	d.registerReading(cmd.Flags())
+	registerAssign(cmd.Flags(), &d.assign)
 	fs := cmd.Flags()
 	fs.StringArrayVar(&d.compared.From, "from", []string{compare.Node}, "the old `STATE`: node for what this node has installed, api for the API server, or a file or directory of manifests; paths are repeatable")
 	fs.StringVarP(&d.format, "output", "o", "plan", "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, or json")
@@ -83,6 +88,9 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
+	if d.compared.Assign, err = reading.Ranges(d.assign); err != nil {
+		return err
+	}
 	d.compared.Proxy, d.compared.Version, d.compared.Report = &d.Options, buildInfo().Version, writeLines(to.err)
 	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still reading both states ...")
 	found, err := d.compared.Run(ctx, c)
@@ -102,7 +110,9 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return fmt.Errorf("print the difference: %w", err)
 	}
-	if code := found.ExitCode(); code != 0 {
+	if code := found.ExitCode(); code == 0 && d.compared.Unusable {
+		return errors.New("nothing else differs, but some objects cannot be used")
+	} else if code != 0 {
 		return &exit{code: code}
 	}
 	return nil

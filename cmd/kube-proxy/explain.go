@@ -41,8 +41,8 @@ it, each rule of Kubernetes that applies, in order, and for each endpoint whethe
 it gets the connection and why.
 
 With --manifests, the Services come from files. Any user can do this on any
-system; all that is known of the node is its Node manifest. The exit code is 0
-if the question could be answered, whatever the answer is, and 2 if not.
+system; all that is known of the node is its Node manifest. Notes say what mode
+kernelspace does otherwise. The exit code is 0 if there is an answer, else 2.
 
 Without --manifests, the command asks the proxy that runs on this node, at the
 address of its metrics server: the one of --server, else the one in the file of
@@ -79,6 +79,7 @@ type explainOptions struct {
 	query  explain.Query
 	format string
 	all    bool
+	assign []string
 
 	server     string
 	timeout    time.Duration
@@ -100,6 +101,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 		},
 	}
 	x.registerReading(cmd.Flags())
+	registerAssign(cmd.Flags(), &x.assign)
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
 	cmd.Flags().StringVar(&x.server, "server", "", ask.ServerHelp)
@@ -137,7 +139,7 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	answer, err := x.answer(model)
+	answer, err := x.answer(model, c)
 	if err != nil {
 		return err
 	}
@@ -186,8 +188,13 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 // read reads the manifests. Objects that cannot be used are reported, and the others
 // count.
 func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
+	ranges, err := reading.Ranges(x.assign)
+	if err != nil {
+		return explain.Model{}, err
+	}
 	var pods *explain.Pods
 	r := reading.Reader{
+		Assign: ranges,
 		Config: c, Mode: x.Modes.Of(c), Node: node, Report: writeLines(to.err),
 		Wrap: func(t *track.Tracker) source.Sink {
 			pods = explain.NewPods(t)
@@ -206,12 +213,16 @@ func (x *explainOptions) read(ctx context.Context, c *config.Config, node string
 	return m, nil
 }
 
-func (x *explainOptions) answer(m explain.Model) (*explain.Explanation, error) {
-	conn, notes, err := m.Connection(x.query)
-	if err != nil {
-		return nil, err
+// answer explains the connection, and notes what the mode does otherwise.
+func (x *explainOptions) answer(m explain.Model, c *config.Config) (*explain.Explanation, error) {
+	answer, conn, err := m.Answer(x.query)
+	d := x.Modes.Of(c)
+	if err != nil || d.Differences == nil || !conn.To.IsValid() {
+		return answer, err
 	}
-	answer := m.Explain(conn)
-	answer.Notes = append(notes, answer.Notes...)
-	return answer, nil
+	differences, err := d.Differences(m.Snapshot, conn, mode.Rendering{Config: c})
+	for _, text := range differences {
+		answer.Notes = append(answer.Notes, fmt.Sprintf("mode %s does otherwise: %s", d.Name, text))
+	}
+	return answer, err
 }

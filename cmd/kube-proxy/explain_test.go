@@ -34,6 +34,62 @@ func TestExplainJSON(t *testing.T) {
 	}
 }
 
+// TestExplainKernelspace has Services that HNS cannot serve as Kubernetes says.
+func TestExplainKernelspace(t *testing.T) {
+	const services = `apiVersion: v1
+kind: Service
+metadata: {name: ranges, namespace: shop}
+spec: {type: LoadBalancer, clusterIP: 10.96.0.21, loadBalancerSourceRanges: [198.51.100.0/24], ports: [{name: http, port: 80, targetPort: 8080}]}
+status: {loadBalancer: {ingress: [{ip: 203.0.113.8}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: kept, namespace: shop, annotations: {preserve-destination: "true"}}
+spec: {type: NodePort, clusterIP: 10.96.0.22, ports: [{name: http, port: 80, targetPort: 8080, nodePort: 30022}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: none, namespace: shop}
+spec: {clusterIP: 10.96.0.23, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: local, namespace: shop}
+spec: {type: LoadBalancer, externalTrafficPolicy: Local, clusterIP: 10.96.0.24, ports: [{name: http, port: 80, targetPort: 8080, nodePort: 30024}]}
+status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}
+`
+	const slice = `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: NAME-1, namespace: shop, labels: {kubernetes.io/service-name: NAME}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.2.11], nodeName: other, conditions: {ready: true}}]
+`
+	manifests := services
+	for _, name := range []string{"ranges", "kept", "local"} {
+		manifests += strings.ReplaceAll(slice, "NAME", name)
+	}
+	manifests += "---\napiVersion: v1\nkind: Node\nmetadata: {name: win}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.10}]}\n"
+	dir := files(t, map[string]string{"all.yaml": manifests})
+	for _, tt := range []struct{ from, to, want string }{
+		{"198.51.100.9", "203.0.113.8:80", "HNS has no source ranges: 203.0.113.8 is not programmed"},
+		{"198.51.100.9", "192.0.2.10:30022", "preserve-destination leads load balancer's addresses and NodePorts to endpoints of this node only"},
+		{"10.244.1.5", "10.96.0.23:80", "HNS can neither refuse nor drop a connection"},
+		{"10.244.1.5", "203.0.113.9:80", "external policy Local applies to all clients"},
+		{"10.244.1.5", "10.96.0.21:80", ""},
+	} {
+		got := call(t, dir, "explain", "--manifests", dir, "--proxy-mode", "kernelspace", "--hostname-override", "win", "--cluster-cidr", "10.244.0.0/16", "-o", "json", tt.from, tt.to)
+		var x explain.Explanation
+		if err := json.Unmarshal([]byte(got.Out), &x); err != nil || got.Code != 0 {
+			t.Fatalf("%s: exit code %d, %v: %s%s", tt.to, got.Code, err, got.Out, got.Err)
+		}
+		if notes := strings.Join(x.Notes, "; "); tt.want == "" && notes != "" || !strings.Contains(notes, tt.want) {
+			t.Errorf("%s: notes %q, want %q", tt.to, notes, tt.want)
+		}
+	}
+}
+
 func TestExplainMistakes(t *testing.T) {
 	for _, tc := range []struct {
 		args []string

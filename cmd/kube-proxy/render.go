@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,8 +29,12 @@ const renderText = `Print what a node would install, without touching anything.
 
 Any user can do this on any system. The same manifests and flags give the same
 text. All that is known of the node is its Node manifest. Faults in the manifests
-are printed on standard error. The rest is printed nevertheless, and the exit code
-is 1 if a file or an object could not be used.
+are printed on standard error. The rest is printed nevertheless, and the exit
+code is 1 if a file or an object could not be used, or a Service of which nothing
+can be served. Charts have no addresses; --assign-cluster-ips assigns them:
+
+  helm template CHART |
+    kube-proxy render --manifests - --assign-cluster-ips 10.96.0.0/16
 
 With --proxy-mode kernelspace the node is a Windows node. With --hns-state and
 the content of its HNS, the command also says what would change. Otherwise it
@@ -40,6 +45,7 @@ type renderOptions struct {
 	options
 	format   document.Format
 	hnsState string
+	assign   []string
 }
 
 func newRender(to streams, table mode.Table) *cobra.Command {
@@ -53,6 +59,7 @@ func newRender(to streams, table mode.Table) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), to) },
 	}
 	r.registerReading(cmd.Flags())
+	registerAssign(cmd.Flags(), &r.assign)
 	cmd.Flags().StringVarP((*string)(&r.format), "output", "o", string(document.Text), "`FORMAT` of what is printed: text, as nft -f, iptables-restore, or ipvsadm -R and ipset restore take it, or json")
 	cmd.Flags().StringVar(&r.hnsState, "hns-state", "", "`FILE` with what the HNS of a Windows node holds, in JSON")
 	return cmd
@@ -108,7 +115,11 @@ func (o *options) systemOfMode() config.OS {
 func render(ctx context.Context, c *config.Config, r *renderOptions, node string, to streams) error {
 	to.out = printable.Writer(to.out)
 	d := r.Modes.Of(c)
-	reader := reading.Reader{Config: c, Mode: d, Node: node, Report: writeLines(to.err)}
+	ranges, err := reading.Ranges(r.assign)
+	if err != nil {
+		return err
+	}
+	reader := reading.Reader{Config: c, Mode: d, Node: node, Assign: ranges, Report: writeLines(to.err)}
 	tracker, loadErr := reader.Manifests(ctx, r.Manifests)
 	want := tracker.Latest()
 	if want == nil {
@@ -123,14 +134,14 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 	for _, line := range reading.LocalhostListeners(d, want) {
 		note(line)
 	}
-	err := modes.Render(to.out, d, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
+	err = modes.Render(to.out, d, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
 	switch {
 	case err != nil && r.hnsState != "":
 		return err // it names the flag
 	case err != nil:
 		return fmt.Errorf("render: %w", err)
 	}
-	return loadErr
+	return errors.Join(loadErr, reader.Faults(tracker))
 }
 
 // writeLines returns a function that writes lines to w.

@@ -82,7 +82,6 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.StringVar(&o.KeyFile, "tls-private-key-file", "", "`FILE` with the key of --tls-cert-file")
 	fs.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed on this node, and exit without changing it")
 	fs.Var(&o.version, "version", "print the version and exit; --version=raw prints how it was built, too")
-	fs.Lookup("version").NoOptDefVal = "true"
 	fs.SortFlags = false
 }
 
@@ -99,12 +98,17 @@ func (o *options) registerReading(fs *pflag.FlagSet) {
 		switch f.Name {
 		case "cleanup", "cleanup-iptables", "cleanup-ipvs", "init-only", "write-config-to", "dry-run", "version":
 		case "manifests":
-			f.Usage = strings.Replace(f.Usage, " and watch it", "", 1)
+			f.Usage = strings.Replace(f.Usage, " and watch it", "", 1) + "; - is standard input"
 			fs.AddFlag(f)
 		default:
 			fs.AddFlag(f)
 		}
 	})
+}
+
+// registerAssign registers --assign-cluster-ips.
+func registerAssign(fs *pflag.FlagSet, to *[]string) {
+	fs.StringSliceVar(to, "assign-cluster-ips", nil, "assign ClusterIPs from these `CIDRS`, one of each family, and NodePorts to Services in manifests without, such as those of a chart")
 }
 
 // listOnly makes help list the named flags of fs, and refer to kube-proxy --help for the

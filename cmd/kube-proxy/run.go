@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -20,6 +22,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
+	filewriter "kubeproxy/common/files"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/takeover"
@@ -31,6 +34,9 @@ import (
 // run is the command without a subcommand: one of the actions that end by themselves, or
 // the proxy, until ctx ends.
 func run(ctx context.Context, o *options, to streams) error {
+	if !o.dryRun && o.Flags.WriteConfigTo == "" {
+		outliveReaders()
+	}
 	c, err := o.Load(host.OS)
 	work := func(ctx context.Context, to streams, started func()) error {
 		if err != nil {
@@ -51,6 +57,13 @@ func run(ctx context.Context, o *options, to streams) error {
 	}
 	return nil // the supervisor restarts the process
 }
+
+// outliveReaders has a write to standard output or standard error fail whose reader has
+// ended, such as journald or a log shipper that restarts. Otherwise it would end the process,
+// see https://pkg.go.dev/os/signal#hdr-SIGPIPE. Programs that the process starts do not
+// inherit this, as they would if the signal were ignored. Commands that print and end keep
+// the custom that they end with their reader.
+func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // action is what the command without a subcommand does.
 type action struct {
@@ -143,11 +156,10 @@ func writeConfig(c *config.Config, path string, out io.Writer) error {
 	if path == "-" {
 		return c.Write(out)
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
+	if err := filewriter.Replace(path, 0o644, c.Write); err != nil {
 		return fmt.Errorf("write configuration: %w", err)
 	}
-	return errors.Join(c.Write(f), f.Close())
+	return nil
 }
 
 // asService returns whether this process runs as a Windows service. An action that ends

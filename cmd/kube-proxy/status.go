@@ -27,12 +27,13 @@ of that proxy, else 127.0.0.1:10249. Without a Service, it prints the state of t
 proxy and a list of all Services. With a Service, it prints the state of each of
 its ports. A NAME alone selects the Services of that name in every namespace.
 
-The exit code is 0 if all of this is true: the proxy is healthy, its latest rounds
-did not fail, nothing keeps traffic from flowing (such as a kernel that does not
-forward, or a health check that cannot be answered), and all selected Services are
-programmed. It is 1 if not, and 2 if the proxy could not be asked. With a Service,
-it depends only on that Service, and on whether the kernel forwards its IP
-families. It is 1 for a Service that the proxy does not know.
+The exit code is 0 if all of this is true: the proxy is healthy, it has read all
+its sources at least once, its latest rounds did not fail, nothing keeps traffic
+from flowing (such as a kernel that does not forward, or a health check that
+cannot be answered), and all selected Services are programmed. It is 1 if not,
+and 2 if the proxy could not be asked. With a Service, it depends only on that
+Service, and on whether the kernel forwards its IP families. It is 1 for a
+Service that the proxy does not know.
 
 A Service without endpoints is programmed: connections to it are refused, as they
 should be. A Service that asks for what the mode cannot do is limited: the rest of

@@ -28,14 +28,17 @@ const supportText = `Collect what a maintainer asks for into one archive.
 
 It holds the version, the configuration, the state of the running proxy and of
 each Service, the rules read back, what would change, what doctor finds, Events,
-counters of the kernel, and the end of the log. Tokens, keys and certificates are
-removed. Names and addresses of Services, pods and nodes stay: read the archive
-before you give it to others. Give the command the same flags as the proxy. It
-mostly needs the rights of root, and changes nothing.
+counters of the kernel, and the end of the log: that of --log-file, of the unit
+kube-proxy, and of containers kube-proxy in the namespace kube-system, or in that
+of the pod in which the command runs. Tokens, keys and certificates are removed.
+Names and addresses of Services, pods and nodes stay: read the archive before you
+give it to others. Give the command the same flags as the proxy. It mostly needs
+the rights of root, and changes nothing.
 
-Without FILE, the archive is named after the node and the time. With - it goes to
-standard output. It has at most 50 MB. What could not be collected is named in
-the archive, in ` + support.Contents + `, and on standard error.
+Without FILE, the archive is named after the node and the time. FILE is a new
+file, a device or a named pipe. With - the archive goes to standard output. It
+has at most 50 MB. What could not be collected is named in the archive, in
+` + support.Contents + `, and on standard error.
 
 The exit code is 0 if all was collected, 1 if a part was not, and 2 if there is
 no archive.`

@@ -40,6 +40,9 @@ func (v *versionFlag) Set(s string) error {
 // Type implements pflag.Value.
 func (v *versionFlag) Type() string { return "version" }
 
+// IsBoolFlag lets pflag take the flag without a value.
+func (v *versionFlag) IsBoolFlag() bool { return true }
+
 func newVersion(to streams) *cobra.Command {
 	var raw bool
 	cmd := &cobra.Command{

@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+
+	"kubeproxy/common/printable"
 )
 
 // errInPod marks that kubectl exec failed. Its exit code is that of the command.
@@ -23,27 +25,24 @@ func (p *plugin) run(out, problems io.Writer) (err error) {
 	case err != nil && p.node == "":
 		return err
 	case err != nil: // the proxy may know the pod
-		fmt.Fprintln(problems, "kubectl svcproxy: warning:", err)
+		fmt.Fprintln(problems, "kubectl svcproxy: warning:", printable.Error(err))
 	case asked != nil && p.node == "":
 		p.node = asked.Spec.NodeName
 	}
-	at, err := p.find()
+	at, err := p.find(problems)
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(at.Spec.Containers, func(c container) bool { return c.Name == p.container })
-	if i < 0 {
-		return fmt.Errorf("pod %s/%s has no container %s: want --container NAME", at.Metadata.Namespace, at.Metadata.Name, p.container)
+	c, exe, err := at.container(p.container)
+	if err != nil {
+		return err
 	}
 	file, args, err := p.archive()
 	if err != nil {
 		return err
 	}
-	exe := "kube-proxy"
-	if of := at.Spec.Containers[i].Command; len(of) > 0 { // on Windows it has a path
-		exe = of[0]
-	}
-	command := append([]string{exe, args[0]}, flagsFor(args[0], &at.Spec.Containers[i], at.Spec.NodeName)...)
+	fmt.Fprintf(problems, "kubectl svcproxy: pod %s on node %s\n", at, at.Spec.NodeName)
+	command := append([]string{exe, args[0]}, flagsFor(args[0], c, at.Spec.NodeName)...)
 	command = slices.Concat(command, flagsOfPod(asked), args[1:])
 	flags := []string{"exec", "--namespace=" + at.Metadata.Namespace, "--container=" + p.container}
 	terminal := file == nil && isTerminal(os.Stdin) && isTerminal(os.Stdout)
@@ -51,13 +50,15 @@ func (p *plugin) run(out, problems io.Writer) (err error) {
 		flags = append(flags, "--stdin", "--tty")
 	}
 	cmd := exec.Command("kubectl", slices.Concat(p.kubectl, flags, []string{at.Metadata.Name, "--"}, command)...)
-	cmd.Stdout, cmd.Stderr = out, os.Stderr
-	if terminal {
-		cmd.Stdin = os.Stdin
-	}
-	if file != nil {
+	cmd.Stdout, cmd.Stderr = printable.Writer(out), printable.Writer(problems)
+	switch {
+	case file != nil:
 		cmd.Stdout = file
 		defer func() { err = errors.Join(err, p.keep(file, out)) }()
+	case args[0] == "support-dump" && args[len(args)-1] == "-": // an archive, no text
+		cmd.Stdout = out
+	case terminal:
+		cmd.Stdin, cmd.Stdout = os.Stdin, printable.Terminal(out)
 	}
 	if err = cmd.Run(); err != nil {
 		return fmt.Errorf("%w: %w", errInPod, err)

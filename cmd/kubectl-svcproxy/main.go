@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+
+	"kubeproxy/common/printable"
 )
 
 const help = `Run a command of kube-proxy on a Node, in the pod of the proxy there.
@@ -29,7 +31,9 @@ explain and support-dump get the flags of the proxy. The archive of support-dump
 written here and not in the pod.
 
 Without --node, the Node is that of the pod in explain pod/NAMESPACE/NAME, or the
-only one that has the proxy.
+only one that has the proxy. The pod is one with the labels that a DaemonSet controls,
+in the network of the node and with the service account of the release; standard error
+names it. Where such pods run in two namespaces, --namespace selects one.
 
 You need the rights to list pods in the namespace of the proxy, in all namespaces without
 --namespace, to get the pod of the proxy and that in explain pod/NAMESPACE/NAME, and to
@@ -68,6 +72,6 @@ func run(args []string, out, problems io.Writer) int {
 	case errors.Is(err, errInPod) && errors.As(err, &ended) && ended.Exited():
 		return ended.ExitCode() // kubectl has printed it
 	}
-	fmt.Fprintln(problems, "kubectl svcproxy:", err)
+	fmt.Fprintln(problems, "kubectl svcproxy:", printable.Error(err))
 	return exitFailed
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +32,10 @@ func kubectl(args []string) int {
 	switch {
 	case strings.Contains(all, "exec "):
 		fmt.Println(all)
+		if strings.Contains(all, "hostile") {
+			fmt.Print("\x1b]0;owned\a")
+			fmt.Fprint(os.Stderr, "\x1b]0;owned\a")
+		}
 		code, _ := strconv.Atoi(os.Getenv(exitOfPod))
 		return code
 	case strings.Contains(all, "--as=eve") && strings.Contains(all, "--all-namespaces"):
@@ -44,6 +49,13 @@ func kubectl(args []string) int {
 	case strings.Contains(all, "spec.nodeName=node-a"):
 		fmt.Printf(`{"items":[%s,%s,%s]}`, podText("old", "node-a", "Running", 1, ""), podText("new", "node-a", "Running", 2, ""),
 			podText("failed", "node-a", "Failed", 3, ""))
+	case strings.Contains(all, "spec.nodeName=node-d"):
+		fmt.Printf(`{"items":[%s]}`, strings.Join(tenants(), ","))
+	case strings.Contains(all, "spec.nodeName=node-e"):
+		second := strings.ReplaceAll(podText("second", "node-e", "Running", 2, ""), "kube-system", "labelled")
+		fmt.Printf(`{"items":[%s,%s]}`, podText("first", "node-e", "Running", 1, ""), second)
+	case strings.Contains(all, "spec.nodeName=node-f"):
+		fmt.Printf(`{"items":[%s]}`, podText("shell", "node-f", "Running", 1, `"command":["/evil/kube-proxy.sh"],`))
 	case strings.Contains(all, "spec.nodeName=node-b"):
 		fmt.Printf(`{"items":[%s]}`, podText("win", "node-b", "Running", 1, `"command":["$env:X/kube-proxy.exe"],`))
 	case strings.Contains(all, "spec.nodeName="), strings.Contains(all, "--selector=app=none"):
@@ -59,8 +71,24 @@ func podText(name, node, phase string, minute int, command string) string {
 	if name == "cart-0" {
 		namespace, addresses = "shop", `,"podIPs":[{"ip":"10.244.1.7"},{"ip":"fd00::7"}]`
 	}
-	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"creationTimestamp":"2026-01-02T03:%02d:00Z"},"spec":{"nodeName":%q,"containers":[{"name":"kube-proxy",%s
+	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"labels":{"app.kubernetes.io/name":"kubeproxy"},"creationTimestamp":"2026-01-02T03:%02d:00Z",
+		"ownerReferences":[{"apiVersion":"apps/v1","kind":"DaemonSet","name":"kubeproxy","controller":true}]},
+		"spec":{"nodeName":%q,"hostNetwork":true,"serviceAccountName":"kubeproxy","containers":[{"name":"kube-proxy",%s
 		"args":["--config=/etc/kubeproxy/linux.yaml","--hostname-override=$(NODE_NAME)"]}]},"status":{"phase":%q%s}}`, namespace, name, minute, node, command, phase, addresses)
+}
+
+// tenants are the pod of the proxy on node-d, and newer pods that differ from it in one thing
+// each, of which others can set the rest.
+func tenants() []string {
+	all := []string{podText("real", "node-d", "Running", 1, "")}
+	for i, change := range []struct{ from, to string }{
+		{`"kind":"DaemonSet"`, `"kind":"ReplicaSet"`}, {`"controller":true`, `"controller":false`}, {`"apps/v1"`, `"evil.example/v1"`},
+		{`"ownerReferences"`, `"none"`}, {`"hostNetwork":true`, `"hostNetwork":false`}, {`"serviceAccountName":"kubeproxy"`, `"serviceAccountName":"default"`},
+	} {
+		text := podText(fmt.Sprint("evil-", i), "node-d", "Running", 2+i, `"command":["/evil"],`)
+		all = append(all, strings.Replace(strings.Replace(text, "kube-system", "tenant", 1), change.from, change.to, 1))
+	}
+	return all
 }
 
 // session puts kubectl into the PATH, and returns what runs the plugin.
@@ -88,6 +116,7 @@ func session(t *testing.T) func(args ...string) (code int, out, problems string)
 
 func TestCommands(t *testing.T) {
 	plugin := session(t)
+	pod := regexp.MustCompile(`^kubectl svcproxy: pod kube-system/(new|win) on node node-[ab]\n$`)
 	const config, node = " --config=/etc/kubeproxy/linux.yaml", " --hostname-override="
 	const cart = " --pod-address=10.244.1.7 --pod-address=fd00::7 --pod-node=node-b"
 	const onA, onB = "exec --namespace=kube-system --container=kube-proxy new -- kube-proxy ", "exec --namespace=kube-system --container=kube-proxy win -- $env:X/kube-proxy.exe "
@@ -104,7 +133,7 @@ func TestCommands(t *testing.T) {
 		"support-dump - --node node-a":                       onA + "support-dump" + config + node + "node-a -",
 		"--context prod --node node-a status -n shop":        "--context=prod " + onA + "status" + config + " -n shop",
 	} {
-		if code, out, problems := plugin(strings.Fields(line)...); code != 0 || out != want+"\n" || problems != "" {
+		if code, out, problems := plugin(strings.Fields(line)...); code != 0 || out != want+"\n" || !pod.MatchString(problems) {
 			t.Errorf("%s: exit %d, %s\n got %s\nwant %s", line, code, problems, out, want)
 		}
 	}
@@ -112,9 +141,31 @@ func TestCommands(t *testing.T) {
 	if want := onA + "explain" + config + node + "node-a pod/shop/x svc/shop/web\n"; code != 0 || out != want || !strings.Contains(problems, `warning: kubectl get pod`) {
 		t.Errorf("a pod that the user may not read, but the proxy may know: exit %d, %s%s", code, out, problems)
 	}
+	code, out, problems = plugin("hostile", "--node=node-a")
+	if code != 0 || strings.Contains(out+problems, "\x1b") || !strings.Contains(out, `\x1b]0;owned\a`) || !strings.Contains(problems, `\x1b]0;owned\a`) {
+		t.Errorf("terminal codes: exit %d, %q, %q", code, out, problems)
+	}
 	t.Setenv(exitOfPod, "1")
-	if code, _, problems := plugin("diff", "--node=node-a"); code != 1 || problems != "" {
+	if code, _, problems := plugin("diff", "--node=node-a"); code != 1 || !pod.MatchString(problems) {
 		t.Errorf("a command that ends with 1: exit %d, %s", code, problems)
+	}
+}
+
+// TestPodsOfOthers finds the pod of the proxy among those of a tenant with the same labels.
+func TestPodsOfOthers(t *testing.T) {
+	plugin := session(t)
+	code, out, problems := plugin("status", "--node=node-d")
+	if want := "exec --namespace=kube-system --container=kube-proxy real -- kube-proxy status"; code != 0 || !strings.HasPrefix(out, want) {
+		t.Errorf("exit %d, %s%s", code, out, problems)
+	}
+	for _, want := range []string{
+		"pod tenant/evil-0 is not asked, though it has labels app.kubernetes.io/name=kubeproxy: no DaemonSet controls it\n",
+		"pod tenant/evil-4 is not asked, though it has labels app.kubernetes.io/name=kubeproxy: it is not in the network of the node\n",
+		`its service account is "default", not "kubeproxy"`, "svcproxy: pod kube-system/real on node node-d\n",
+	} {
+		if !strings.Contains(problems, want) {
+			t.Errorf("want %q in\n%s", want, problems)
+		}
 	}
 }
 
@@ -131,6 +182,8 @@ func TestMistakes(t *testing.T) {
 		"explain pod/shop/x svc/shop/web": `pods "x" not found`,
 		"-c other --node node-a status":   "has no container other",
 		"explain 10.0.0.1 10.0.0.2:80":    "want --node NODE",
+		"status --node node-e":            "more than one namespace: want --namespace NAMESPACE of the proxy, one of kube-system, labelled",
+		"status --node node-f":            `runs "/evil/kube-proxy.sh": want one that runs kube-proxy`,
 		"--as=eve status --node node-a":   "want the right to list pods in all namespaces, or --namespace",
 	} {
 		if code, out, problems := plugin(strings.Fields(line)...); code != exitFailed || out != "" || !strings.Contains(problems, want) {

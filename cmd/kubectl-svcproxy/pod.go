@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"slices"
 	"strings"
@@ -18,14 +19,22 @@ import (
 // pod is what is read of a Pod.
 type pod struct {
 	Metadata struct {
-		Namespace         string    `json:"namespace"`
-		Name              string    `json:"name"`
-		CreationTimestamp time.Time `json:"creationTimestamp"`
-		DeletionTimestamp *string   `json:"deletionTimestamp"`
+		Namespace         string            `json:"namespace"`
+		Name              string            `json:"name"`
+		Labels            map[string]string `json:"labels"`
+		CreationTimestamp time.Time         `json:"creationTimestamp"`
+		DeletionTimestamp *string           `json:"deletionTimestamp"`
+		OwnerReferences   []struct {
+			APIVersion string `json:"apiVersion"`
+			Kind       string `json:"kind"`
+			Controller bool   `json:"controller"`
+		} `json:"ownerReferences"`
 	} `json:"metadata"`
 	Spec struct {
-		NodeName   string      `json:"nodeName"`
-		Containers []container `json:"containers"`
+		NodeName           string      `json:"nodeName"`
+		HostNetwork        bool        `json:"hostNetwork"`
+		ServiceAccountName string      `json:"serviceAccountName"`
+		Containers         []container `json:"containers"`
 	} `json:"spec"`
 	Status struct {
 		Phase  string `json:"phase"`
@@ -39,6 +48,47 @@ type container struct {
 	Name    string   `json:"name"`
 	Command []string `json:"command"`
 	Args    []string `json:"args"`
+}
+
+func (x *pod) String() string { return x.Metadata.Namespace + "/" + x.Metadata.Name }
+
+// notOurs returns why a pod with the labels of the proxy is not one of the chart's, empty if it
+// is. Whoever may create pods can set labels. A pod in the network of the node needs the level
+// "privileged" of Pod Security in its namespace.
+func (x *pod) notOurs() string {
+	account := x.Metadata.Labels["app.kubernetes.io/name"] // the chart names both after the release
+	switch {
+	case len(x.Metadata.OwnerReferences) == 0:
+		return "no DaemonSet controls it"
+	case !x.Spec.HostNetwork:
+		return "it is not in the network of the node"
+	case account != "" && x.Spec.ServiceAccountName != account:
+		return fmt.Sprintf("its service account is %q, not %q", x.Spec.ServiceAccountName, account)
+	}
+	for _, o := range x.Metadata.OwnerReferences {
+		if o.Controller && o.Kind == "DaemonSet" && strings.HasPrefix(o.APIVersion, "apps/") {
+			return ""
+		}
+	}
+	return "no DaemonSet controls it"
+}
+
+// container returns the one of that name, and the program of the proxy in it: on Windows it
+// has a path. Another program is not run.
+func (x *pod) container(name string) (*container, string, error) {
+	i := slices.IndexFunc(x.Spec.Containers, func(c container) bool { return c.Name == name })
+	if i < 0 {
+		return nil, "", fmt.Errorf("pod %s has no container %s: want --container NAME", x, name)
+	}
+	c := &x.Spec.Containers[i]
+	if len(c.Command) == 0 {
+		return c, "kube-proxy", nil
+	}
+	exe := c.Command[0]
+	if base := exe[strings.LastIndexAny(exe, `/\`)+1:]; base != "kube-proxy" && base != "kube-proxy.exe" {
+		return nil, "", fmt.Errorf("container %s of pod %s runs %q: want one that runs kube-proxy; --selector, --namespace or --container select another", name, x, exe)
+	}
+	return c, exe, nil
 }
 
 // ask runs kubectl and returns what it prints.
@@ -95,7 +145,7 @@ func flagsOfPod(asked *pod) []string {
 }
 
 // find returns the pod of the proxy on the Node.
-func (p *plugin) find() (*pod, error) {
+func (p *plugin) find(problems io.Writer) (*pod, error) {
 	args := []string{"get", "pods", "--output=json", "--selector=" + p.selector}
 	if p.namespace == "" {
 		args = append(args, "--all-namespaces")
@@ -118,19 +168,23 @@ func (p *plugin) find() (*pod, error) {
 	if err := json.Unmarshal(out, &list); err != nil {
 		return nil, fmt.Errorf("read the pods of the proxy: %w", err)
 	}
-	return p.pick(list.Items)
+	return p.pick(list.Items, problems)
 }
 
 // pick returns the pod that runs on the Node, the newest one during an update.
-func (p *plugin) pick(all []pod) (*pod, error) {
-	nodes := map[string]bool{}
+func (p *plugin) pick(all []pod, problems io.Writer) (*pod, error) {
+	nodes, namespaces := map[string]bool{}, map[string]bool{}
 	var best *pod
 	for i := range all {
 		x := &all[i]
 		if x.Status.Phase != "Running" || x.Metadata.DeletionTimestamp != nil {
 			continue
 		}
-		nodes[x.Spec.NodeName] = true
+		if why := x.notOurs(); why != "" {
+			fmt.Fprintf(problems, "kubectl svcproxy: warning: pod %s is not asked, though it has labels %s: %s\n", x, p.selector, why)
+			continue
+		}
+		nodes[x.Spec.NodeName], namespaces[x.Metadata.Namespace] = true, true
 		if best == nil || x.Metadata.CreationTimestamp.After(best.Metadata.CreationTimestamp) {
 			best = x
 		}
@@ -140,6 +194,8 @@ func (p *plugin) pick(all []pod) (*pod, error) {
 		return nil, fmt.Errorf("no pod with labels %s runs on node %s: want --node with a Node that has the proxy, or --selector, --namespace", p.selector, p.node)
 	case best == nil:
 		return nil, fmt.Errorf("no pod with labels %s runs in %s: want --selector, --namespace of the proxy", p.selector, cmp.Or(p.namespace, "any namespace"))
+	case len(namespaces) > 1:
+		return nil, errors.New("pods with labels " + p.selector + " run in more than one namespace: want --namespace NAMESPACE of the proxy, one of " + someOf(namespaces))
 	case len(nodes) > 1:
 		return nil, errors.New("want --node NODE, one of " + someOf(nodes))
 	}
@@ -147,10 +203,10 @@ func (p *plugin) pick(all []pod) (*pod, error) {
 }
 
 // someOf lists names, not all of a large cluster.
-func someOf(nodes map[string]bool) string {
+func someOf(set map[string]bool) string {
 	const most = 20
 	var names []string
-	for n := range nodes {
+	for n := range set {
 		names = append(names, n)
 	}
 	slices.Sort(names)

@@ -6,6 +6,8 @@ package doctor
 import (
 	"context"
 	"errors"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,7 +78,7 @@ func TestSilentProxy(t *testing.T) {
 	}
 }
 
-// TestServices checks that NodePorts and health checks come through.
+// TestServices checks that ClusterIPs, NodePorts and health checks come through.
 func TestServices(t *testing.T) {
 	p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{Services: []servicestate.Service{{
 		Namespace: "shop", Name: "web", HealthCheck: &servicestate.HealthCheck{Port: 31000},
@@ -89,8 +91,8 @@ func TestServices(t *testing.T) {
 		got = append(got, *x)
 	}
 	want := []service.Port{{Family: service.IPv6, Name: service.PortName{Namespace: "shop", Name: "web", Port: "dns", Protocol: service.UDP}, HealthCheck: 31000,
-		Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30053}}}}
-	if len(got) != 1 || got[0].Name != want[0].Name || got[0].HealthCheck != 31000 || len(got[0].Frontends) != 1 || got[0].Frontends[0].Port != 30053 {
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("fd00::1"), Port: 53}, {Kind: service.NodePort, Port: 30053}}}}
+	if len(got) != 1 || got[0].Name != want[0].Name || got[0].HealthCheck != 31000 || !slices.EqualFunc(got[0].Frontends, want[0].Frontends, service.Frontend.Equal) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

@@ -4,13 +4,14 @@
 package doctor
 
 import (
+	"net/netip"
 	"strings"
 
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
 )
 
-// Services returns what the proxy serves, as far as its answer has it: names, NodePorts
+// Services returns what the proxy serves, as far as its answer has it: names, ClusterIPs, NodePorts
 // and health check node ports. The answer does not say which addresses answer NodePorts,
 // so all addresses count. Services returns nil if nobody answered.
 func (p *Proxy) Services() *service.Snapshot {
@@ -40,8 +41,12 @@ func portOf(s *servicestate.Service, p *servicestate.Port) *service.Port {
 		port.HealthCheck = s.HealthCheck.Port
 	}
 	for _, f := range p.Frontends {
-		if f.Kind == service.NodePort.String() {
+		addr, err := netip.ParseAddr(f.Address)
+		switch {
+		case f.Kind == service.NodePort.String():
 			port.Frontends = append(port.Frontends, service.Frontend{Kind: service.NodePort, Port: f.Port})
+		case f.Kind == service.ClusterIP.String() && err == nil:
+			port.Frontends = append(port.Frontends, service.Frontend{Kind: service.ClusterIP, Addr: addr, Port: f.Port})
 		}
 	}
 	return port

@@ -25,6 +25,7 @@ const (
 	XtablesLock       Topic = "xtables-lock"
 	PortTaken         Topic = "port-taken"
 	NodePortHidden    Topic = "nodeport-hidden"
+	ServiceRoute      Topic = "service-route"
 	InputPolicy       Topic = "input-policy"
 	ForwardPolicy     Topic = "forward-policy"
 	Firewall          Topic = "firewall"
@@ -41,6 +42,7 @@ const (
 	SourceVIP         Topic = "source-vip"
 	VFPExtension      Topic = "vfp-extension"
 	DSROff            Topic = "dsr-off"
+	DSRLoopback       Topic = "dsr-loopback"
 	DynamicPorts      Topic = "dynamic-ports"
 
 	AccelerationLacks    Topic = "socket-acceleration"
@@ -48,6 +50,8 @@ const (
 	AccelerationDetached Topic = "acceleration-detached"
 	AccelerationPods     Topic = "acceleration-pods"
 	AccelerationLeft     Topic = "acceleration-left"
+	AccelerationMounts   Topic = "acceleration-mounts"
+	AccelerationOthers   Topic = "acceleration-others"
 )
 
 // about describes a topic.
@@ -76,29 +80,33 @@ var topics = map[Topic]about{
 	XtablesLock:       {15, Risk, "programs of the node write iptables at the same moment, and one of the two changes is lost"},
 	PortTaken:         {16, Blocks, "the server of the proxy does not start: probes restart the pod, load balancers leave the node, or nobody can ask for metrics"},
 	NodePortHidden:    {17, Risk, "clients of that program reach a Service in place of it"},
-	InputPolicy:       {18, Risk, "load balancers get no answer from the health check, and send no traffic of policy Local to this node"},
-	ForwardPolicy:     {19, Blocks, "connections that are translated to pods are dropped afterwards: clients outside and on other nodes reach no pod of this node"},
-	Firewall:          {20, Risk, "a firewall service drops what it does not know, and may drop traffic to pods or flush rules at a reload"},
-	ReversePathFilter: {21, Risk, "replies that leave by another interface than requests came in by are dropped: clients of NodePorts wait for a timeout"},
-	BridgeNetfilter:   {22, Risk, "replies between two pods on one bridge are not translated back: a pod that reaches its neighbour through a Service gets no answer"},
-	Liberal:           {23, Risk, "the kernel does not mark late packets as invalid, so they pass untranslated and the client resets its connection"},
-	Setting:           {24, Risk, "the setting that the configuration asks for is not in force, and the proxy may not write it"},
-	ConntrackFull:     {25, Blocks, "the kernel drops the first packet of each new connection of any program on this node"},
-	EarlyDrop:         {26, Risk, "the table of connections was full: the kernel dropped connections of any program on this node"},
-	InsertFailed:      {27, Risk, "two packets raced for one connection and one was lost: mostly DNS queries, which then take five seconds"},
-	HNS:               {28, Blocks, "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
-	HNSVersion:        {29, Risk, "this version of HNS lacks what the configuration or Services ask for"},
-	HNSNetwork:        {30, Blocks, "the proxy does not know where pods are, waits, and programs no Service"},
-	SourceVIP:         {31, Blocks, "answers of pods on other nodes do not come back, so connections to them hang"},
-	VFPExtension:      {32, Blocks, "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
-	DSROff:            {33, Risk, "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
-	DynamicPorts:      {34, Blocks, "HNS refuses further load balancers, and programs of the node cannot connect out"},
+	ServiceRoute:      {18, Risk, "processes of the node, such as kubelet and an API server that calls webhooks, reach no Service; pods do"},
+	InputPolicy:       {19, Risk, "load balancers get no answer from the health check, and send no traffic of policy Local to this node"},
+	ForwardPolicy:     {20, Blocks, "connections that are translated to pods are dropped afterwards: clients outside and on other nodes reach no pod of this node"},
+	Firewall:          {21, Risk, "a firewall service drops what it does not know, and may drop traffic to pods or flush rules at a reload"},
+	ReversePathFilter: {22, Risk, "replies that leave by another interface than requests came in by are dropped: clients of NodePorts wait for a timeout"},
+	BridgeNetfilter:   {23, Risk, "replies between two pods on one bridge are not translated back: a pod that reaches its neighbour through a Service gets no answer"},
+	Liberal:           {24, Risk, "the kernel does not mark late packets as invalid, so they pass untranslated and the client resets its connection"},
+	Setting:           {25, Risk, "the setting that the configuration asks for is not in force, and the proxy may not write it"},
+	ConntrackFull:     {26, Blocks, "the kernel drops the first packet of each new connection of any program on this node"},
+	EarlyDrop:         {27, Risk, "the table of connections was full: the kernel dropped connections of any program on this node"},
+	InsertFailed:      {28, Risk, "two packets raced for one connection and one was lost: mostly DNS queries, which then take five seconds"},
+	HNS:               {29, Blocks, "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
+	HNSVersion:        {30, Risk, "this version of HNS lacks what the configuration or Services ask for"},
+	HNSNetwork:        {31, Blocks, "the proxy does not know where pods are, waits, and programs no Service"},
+	SourceVIP:         {32, Blocks, "answers of pods on other nodes do not come back, so connections to them hang"},
+	VFPExtension:      {33, Blocks, "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
+	DSROff:            {34, Risk, "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
+	DSRLoopback:       {43, Risk, "a pod that connects to its own Service and is the endpoint gets no answer"},
+	DynamicPorts:      {35, Blocks, "HNS refuses further load balancers, and programs of the node cannot connect out"},
 
-	AccelerationLeft:     {35, Risk, "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},
-	AccelerationDetached: {36, Risk, "the rules serve connections that are not taken; a client of this node may see the address of an endpoint where it expects the ClusterIP"},
-	AccelerationLacks:    {37, Risk, "the rules serve all connections, so clients of this node reach every Service, without the speed that the configuration asks for"},
-	AccelerationPods:     {38, Risk, "the rules serve connections of pods, so only programs on the network of the node get the speed that the configuration asks for"},
-	AccelerationPeers:    {39, Risk, "a program that asks late for the peer of its connection to a ClusterIP gets the endpoint: some clients, and some logs, name an address that they did not ask for"},
+	AccelerationLeft:     {36, Risk, "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},
+	AccelerationOthers:   {37, Risk, "other programs give sockets endpoints before socket acceleration does, perhaps from old lists: clients of this node may connect to endpoints that are gone"},
+	AccelerationMounts:   {38, Risk, "programs of socket acceleration that are pinned in the hidden one stay in force, with old lists, and a process without SYS_ADMIN cannot remove them"},
+	AccelerationDetached: {39, Risk, "the rules serve connections that are not taken; a client of this node may see the address of an endpoint where it expects the ClusterIP"},
+	AccelerationLacks:    {40, Risk, "the rules serve all connections, so clients of this node reach every Service, without the speed that the configuration asks for"},
+	AccelerationPods:     {41, Risk, "the rules serve connections of pods, so only programs on the network of the node get the speed that the configuration asks for"},
+	AccelerationPeers:    {42, Risk, "a program that asks late for the peer of its connection to a ClusterIP gets the endpoint: some clients, and some logs, name an address that they did not ask for"},
 }
 
 // Document is where each topic has a heading.

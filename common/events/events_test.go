@@ -360,6 +360,23 @@ func TestUnreachable(t *testing.T) {
 	})
 }
 
+// A busy API server says when it wants the next Event.
+func TestRetryAfter(t *testing.T) {
+	runScenario(t, func(t *testing.T, r *scenario) {
+		r.fail = func(string) error { return apierrors.NewTooManyRequests("busy", 40) }
+		r.Failed(serviceObject("web"), broken, "")
+		r.after(42 * time.Second)
+		if n := len(r.takeCalls()); n != 1 {
+			t.Errorf("%d attempts within the 40 seconds, want one", n)
+		}
+		r.fail = nil
+		r.after(25 * time.Second)
+		if n := len(r.takeCalls()); n != 1 || len(r.events) != 1 {
+			t.Errorf("%d attempts after that and %d Events, want one", n, len(r.events))
+		}
+	})
+}
+
 func TestRefused(t *testing.T) {
 	runScenario(t, func(t *testing.T, r *scenario) {
 		r.fail = func(string) error { return apierrors.NewBadRequest("no such field") }

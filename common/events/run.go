@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Run writes Events until ctx ends.
@@ -50,7 +51,8 @@ type pendingEvent struct {
 	message       string
 	series        series
 	now           time.Time
-	writtenByPeer bool // another node had written it before
+	writtenByPeer bool          // another node had written it before
+	asked         time.Duration // how long the API server wants no other request
 }
 
 func (n *pendingEvent) reason() string {
@@ -143,7 +145,11 @@ func (r *Recorder) recordResult(m *condition, n *pendingEvent, err error) {
 		return // it stays due
 	case retryable(err) && now.Sub(m.since) < retryTimeout:
 		r.report(Unreachable, fmt.Errorf("write Event %s: %w", n.reason(), err))
-		r.pausedUntil = now.Add(min(time.Second<<min(r.failures, 6), time.Minute))
+		pause := min(time.Second<<min(r.failures, 6), time.Minute)
+		if n.asked > 0 { // it asks all nodes alike
+			pause = max(pause, wait.Jitter(n.asked, 0.5))
+		}
+		r.pausedUntil = now.Add(pause)
 		r.failures++
 		return // it stays due
 	case retryable(err):
@@ -157,6 +163,8 @@ func (r *Recorder) recordResult(m *condition, n *pendingEvent, err error) {
 		r.schedule(m, now)
 	}
 }
+
+var _ apierrors.APIStatus = (*apierrors.StatusError)(nil)
 
 // retryable reports whether a later attempt may succeed.
 func retryable(err error) bool {

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubeproxy/common/printable"
+	"kubeproxy/common/retryafter"
 )
 
 // component is the source of the Events, under the name that people search for.
@@ -48,8 +49,14 @@ type writer interface {
 
 // write adds n to its series, or creates a new Event.
 func (r *Recorder) write(ctx context.Context, n *pendingEvent) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(retryafter.NewContext(ctx), 10*time.Second)
 	defer cancel()
+	err := r.attempt(ctx, n)
+	n.asked = retryafter.Asked(ctx, err)
+	return err
+}
+
+func (r *Recorder) attempt(ctx context.Context, n *pendingEvent) error {
 	namespace := cmp.Or(n.object.Namespace, metav1.NamespaceDefault)
 	if n.series.name != "" && n.now.Sub(n.series.last) < retention {
 		err := r.writer.patch(ctx, namespace, n.series.name, n.countPatch())
@@ -155,14 +162,15 @@ func newClient(to *rest.Config) (client, error) {
 	c.APIPath, c.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.QPS, c.RateLimiter, c.WarningHandler = -1, nil, rest.NoWarnings{}
+	retryafter.Wrap(c)
 	api, err := rest.RESTClientFor(c)
 	return client{api}, err
 }
 
 func (c client) create(ctx context.Context, e *corev1.Event) error {
-	return c.rest.Post().Namespace(e.Namespace).Resource("events").Body(e).Do(ctx).Error()
+	return c.rest.Post().Namespace(e.Namespace).Resource("events").Body(e).MaxRetries(0).Do(ctx).Error()
 }
 
 func (c client) patch(ctx context.Context, namespace, name string, change []byte) error {
-	return c.rest.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("events").Name(name).Body(change).Do(ctx).Error()
+	return c.rest.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("events").Name(name).Body(change).MaxRetries(0).Do(ctx).Error()
 }

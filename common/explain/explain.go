@@ -173,9 +173,13 @@ func (e *explainer) destination() {
 	for _, other := range e.Tracker.Claimants(p, *f).Others {
 		e.step("claim", "also claimed by service %s", other)
 	}
-	for _, problem := range e.Tracker.Problems() {
-		if problem.Service == (types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name}) {
-			e.x.Problems = append(e.x.Problems, problem.Field+": "+problem.Message)
+	e.x.addProblems(e.Tracker, types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name})
+}
+
+func (x *Explanation) addProblems(t *track.Tracker, name types.NamespacedName) {
+	for _, problem := range t.Problems() {
+		if problem.Service == name {
+			x.Problems = append(x.Problems, problem.Field+": "+problem.Message)
 		}
 	}
 }

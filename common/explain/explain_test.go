@@ -49,13 +49,11 @@ func TestExplain(t *testing.T) {
 			q.Interface = words[2]
 		}
 		fmt.Fprintf(&out, "== %s\n", strings.Join(words, " "))
-		conn, notes, err := m.Connection(q)
+		x, _, err := m.Answer(q)
 		if err != nil {
 			fmt.Fprintf(&out, "error: %v\n\n", err)
 			continue
 		}
-		x := m.Explain(conn)
-		x.Notes = append(notes, x.Notes...)
 		if err := (View{}).Print(&out, x); err != nil {
 			t.Fatal(err)
 		}

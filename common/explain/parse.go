@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/suggest"
@@ -66,6 +68,36 @@ func (m Model) Connection(q Query) (route.Conn, []string, error) {
 	return p.conn, p.notes, nil
 }
 
+// unproxiedError is about a Service that is not served at all.
+type unproxiedError struct {
+	name     types.NamespacedName
+	reason   string
+	protocol service.Protocol
+}
+
+func (e *unproxiedError) Error() string { return fmt.Sprintf("service %s %s", e.name, e.reason) }
+
+// Answer explains the connection that q names. The connection is invalid if the Service
+// that q names is not served at all.
+func (m Model) Answer(q Query) (*Explanation, route.Conn, error) {
+	c, notes, err := m.Connection(q)
+	if u, is := errors.AsType[*unproxiedError](err); is {
+		x := &Explanation{
+			Node: m.Snapshot.Node.Name, Generation: m.Snapshot.Generation,
+			Source: q.Source, Destination: "svc/" + u.name.String(), Protocol: u.protocol.String(),
+			Action: route.Pass.String(), Why: u.Error(), Service: u.name.String(), Steps: []Step{}, Verdict: Agree,
+		}
+		x.addProblems(m.Tracker, u.name)
+		return x, route.Conn{}, nil
+	}
+	if err != nil {
+		return nil, route.Conn{}, err
+	}
+	x := m.Explain(c)
+	x.Notes = append(notes, x.Notes...)
+	return x, c, nil
+}
+
 type parser struct {
 	Model
 	query Query
@@ -112,11 +144,11 @@ func (p *parser) source() (client, error) {
 	case kind == "pod" || kind == "po" || kind == "pods":
 		return p.pod(name)
 	}
-	a, err := netip.ParseAddr(p.query.Source)
+	a, err := ipaddr.Parse(p.query.Source)
 	if err != nil {
 		return client{}, fmt.Errorf("source %q: %s", p.query.Source, sourceForms)
 	}
-	a = a.WithZone("").Unmap()
+	a = a.WithZone("")
 	var c client
 	c.addr[service.FamilyOf(a)] = a
 	switch {
@@ -202,11 +234,11 @@ func (p *parser) destination(families []service.Family) error {
 	if port, ok := strings.CutPrefix(text, "node:"); ok {
 		return p.nodePort(port, given, families)
 	}
-	to, err := netip.ParseAddrPort(text)
+	to, err := ipaddr.ParsePort(text)
 	if err != nil || to.Port() == 0 {
 		return fmt.Errorf("destination %q: %s", p.query.Destination, destinationForms)
 	}
-	p.conn.To = netip.AddrPortFrom(to.Addr().WithZone("").Unmap(), to.Port())
+	p.conn.To = netip.AddrPortFrom(to.Addr().WithZone(""), to.Port())
 	p.conn.ToNode = p.isLocal(p.conn.To.Addr())
 	return nil
 }
@@ -267,6 +299,9 @@ func (p *parser) service(text string, given bool, families []service.Family) err
 		return fmt.Errorf("destination %q: want svc/NAMESPACE/NAME or svc/NAMESPACE/NAME:PORT", p.query.Destination)
 	}
 	ports := p.Tracker.ServicePorts(name)
+	if why := p.Tracker.Unproxied(name); why != "" {
+		return &unproxiedError{name, why, p.conn.Protocol}
+	}
 	if len(ports) == 0 {
 		return fmt.Errorf("destination %q: %s", p.query.Destination, p.unknownService(name))
 	}
@@ -347,7 +382,7 @@ func (p *parser) unknownService(name types.NamespacedName) string {
 	for _, n := range p.Tracker.Names("") {
 		all = append(all, n.String())
 	}
-	text := fmt.Sprintf("there is no service %s here, or it is headless, of type ExternalName, without ports or another proxy's", name)
+	text := fmt.Sprintf("there is no service %s here", name)
 	if near := suggest.Closest(name.String(), all); near != "" {
 		return text + fmt.Sprintf("; did you mean svc/%s?", near)
 	}

@@ -116,6 +116,9 @@ type Walk struct {
 	// Served means that the node takes the packet for itself and then sends it to a target,
 	// as IPVS does.
 	Served bool
+	// Taken means that connect(2) gives the socket a target, so that the rules see no packet
+	// to the destination.
+	Taken bool
 	// Via are listeners of the process through which connections pass to the targets.
 	Via []netip.AddrPort
 	// Flows and Routes are as in Path and Target.

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/source"
 )
 
@@ -40,14 +41,14 @@ func (p *Pods) SetSlice(o *discoveryv1.EndpointSlice) {
 		if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || len(e.Addresses) == 0 {
 			continue
 		}
-		addr, err := netip.ParseAddr(e.Addresses[0])
+		addr, err := ipaddr.Parse(e.Addresses[0])
 		if err != nil {
 			continue // the tracker reports it
 		}
 		id := types.NamespacedName{Namespace: o.Namespace, Name: e.TargetRef.Name}
 		known := p.known[id]
-		if !slices.Contains(known.addrs, addr.Unmap()) {
-			known.addrs = append(known.addrs, addr.Unmap())
+		if !slices.Contains(known.addrs, addr) {
+			known.addrs = append(known.addrs, addr)
 		}
 		if e.NodeName != nil {
 			known.node = *e.NodeName

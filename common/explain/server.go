@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -66,11 +67,11 @@ func (s *Server) pods(ctx context.Context, v url.Values) func(types.NamespacedNa
 	if given := v["podAddress"]; len(given) > 0 {
 		return func(types.NamespacedName) (addrs []netip.Addr, node string, err error) {
 			for _, text := range given {
-				a, err := netip.ParseAddr(text)
+				a, err := ipaddr.Parse(text)
 				if err != nil {
 					return nil, "", fmt.Errorf("podAddress: %w", err)
 				}
-				addrs = append(addrs, a.Unmap())
+				addrs = append(addrs, a)
 			}
 			return addrs, v.Get("podNode"), nil
 		}
@@ -88,12 +89,10 @@ func (s *Server) answer(ctx context.Context, q Query) (*Explanation, error) {
 	if m.Snapshot == nil {
 		return nil, errNotRead
 	}
-	c, notes, err := m.Connection(q)
-	if err != nil {
-		return nil, err
+	x, c, err := m.Answer(q)
+	if err != nil || !c.To.IsValid() {
+		return x, err
 	}
-	x := m.Explain(c)
-	x.Notes = append(notes, x.Notes...)
 	walk, err := s.Trace(ctx, m.Snapshot, c)
 	switch {
 	case err != nil:

@@ -4,6 +4,7 @@
 package files
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"io/fs"
@@ -23,14 +24,14 @@ func Read(path string, limit int64) ([]byte, fs.FileInfo, error) {
 	defer f.Close()
 	// Files that can block a reader support deadlines, others return an error.
 	_ = f.SetReadDeadline(time.Now().Add(maxWait))
-	content, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
+	content := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead)) // of the size that ReadFrom needs
+	if _, err := content.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	if int64(len(content)) > limit {
+	if int64(content.Len()) > limit {
 		return nil, nil, fmt.Errorf("read %s: it grew past %d bytes", path, limit)
 	}
-	return content, info, nil
+	return content.Bytes(), info, nil
 }
 
 // Check returns the error that Read would return for path before it reads.
@@ -75,23 +76,8 @@ func open(path string, limit int64) (*os.File, fs.FileInfo, error) {
 
 // CheckRegular returns an error unless info is of a regular file of at most limit bytes.
 func CheckRegular(info fs.FileInfo, limit int64) error {
-	mode := info.Mode()
-	what := ""
-	switch {
-	case mode.IsRegular():
-	case mode.IsDir():
-		what = "a directory"
-	case mode&fs.ModeNamedPipe != 0:
-		what = "a named pipe"
-	case mode&fs.ModeDevice != 0:
-		what = "a device"
-	case mode&fs.ModeSocket != 0:
-		what = "a socket"
-	default:
-		what = "of type " + mode.Type().String()
-	}
-	if what != "" {
-		return fmt.Errorf("is %s; want a regular file", what)
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("is %s; want a regular file", kindOf(info))
 	}
 	if info.Size() > limit {
 		return fmt.Errorf("has %d bytes; want at most %d", info.Size(), limit)

@@ -4,6 +4,9 @@
 package files
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -20,5 +23,25 @@ func TestNormalize(t *testing.T) {
 	}
 	for _, odd := range []string{"", "\xff", "\xfe\xff\x00", "\xff\xfea"} { // neither panics nor fails
 		Text([]byte(odd))
+	}
+}
+
+// A large file without a mark is neither copied nor read into a buffer that grows.
+func TestLargeFileIsCopiedOnce(t *testing.T) {
+	const size = 8 << 20
+	path := filepath.Join(t.TempDir(), "large.yaml")
+	if err := os.WriteFile(path, bytes.Repeat([]byte("kind: Ä\n"), size/9), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := testing.Benchmark(func(b *testing.B) {
+		for range b.N {
+			content, _, err := Read(path, 2*size)
+			if err != nil || len(Text(content)) < size/2 {
+				b.Fatalf("%d bytes, %v", len(content), err)
+			}
+		}
+	})
+	if got := r.AllocedBytesPerOp(); got > size+size/8 {
+		t.Errorf("%d bytes of memory for a file of %d", got, size)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/pprof"
 	"net/netip"
@@ -33,7 +34,8 @@ type Admin struct {
 	Profiling bool
 	Verbosity flag.Value
 	// Exposed serves every part to everybody who reaches the server. Otherwise what has
-	// names of Services, the configuration or internals is for clients on loopback.
+	// names of Services, the configuration or internals is for clients on loopback that ask
+	// an address or localhost.
 	Exposed bool
 }
 
@@ -104,8 +106,28 @@ func (a Admin) internal(h http.Handler) http.Handler {
 			replyText(w, http.StatusForbidden, q.URL.Path+" is for clients on loopback: ask 127.0.0.1 on the node, or in the pod by kubectl exec or port-forward; --expose-admin-pages serves it to all")
 			return
 		}
+		if !namesNobody(q.Host) {
+			refuseHost(w, q)
+			return
+		}
 		h.ServeHTTP(w, q)
 	})
+}
+
+// namesNobody returns whether host, from the header of a request, is an address, localhost or
+// empty. Another name may be one that somebody else resolves to a loopback address, so that a
+// web page of theirs reads the answer in a browser on this machine ("DNS rebinding").
+func namesNobody(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil || host == "" || strings.EqualFold(host, "localhost")
+}
+
+func refuseHost(w http.ResponseWriter, q *http.Request) {
+	replyText(w, http.StatusForbidden, fmt.Sprintf(
+		"%s is not served under the name in Host, %q: ask an address, such as 127.0.0.1, or localhost; --expose-admin-pages serves reading it under every name", q.URL.Path, q.Host))
 }
 
 // debug adds endpoints with internals of the process that not every client should see.
@@ -136,7 +158,16 @@ func withLongDeadline(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
+// setVerbosity sets v for a client that is no web page of somebody else.
 func setVerbosity(w http.ResponseWriter, q *http.Request, v flag.Value) {
+	if !namesNobody(q.Host) {
+		refuseHost(w, q)
+		return
+	}
+	if err := http.NewCrossOriginProtection().Check(q); err != nil {
+		replyText(w, http.StatusForbidden, "set verbosity: "+err.Error())
+		return
+	}
 	const most = 20 // bytes, enough for any sensible number
 	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, most))
 	level := strings.TrimSpace(string(body))

@@ -79,11 +79,70 @@ func TestAdminPagesAreInternal(t *testing.T) {
 			if public || strings.Contains(client, "127.") || strings.Contains(client, "::1]:9") && !strings.Contains(client, "db8") {
 				want = http.StatusOK
 			}
-			if w := askFrom(client, closed, httptest.NewRequest("GET", path, nil)); w.Code != want {
+			if w := askFrom(client, closed, httptest.NewRequest("GET", "http://127.0.0.1:10249"+path, nil)); w.Code != want {
 				t.Errorf("%s for %s = %d, want %d: %s", path, client, w.Code, want, w.Body)
 			}
-			if w := askFrom(client, open, httptest.NewRequest("GET", path, nil)); w.Code != http.StatusOK {
+			if w := askFrom(client, open, httptest.NewRequest("GET", "http://127.0.0.1:10249"+path, nil)); w.Code != http.StatusOK {
 				t.Errorf("%s for %s = %d although it is exposed", path, client, w.Code)
+			}
+		}
+	}
+}
+
+// TestAdminPagesByName asks under names that somebody else may resolve to a loopback address.
+// Monitoring goes on under every name.
+func TestAdminPagesByName(t *testing.T) {
+	internal := everything()
+	exposed := internal
+	exposed.Exposed = true
+	for host, known := range map[string]bool{
+		"": true, "127.0.0.1": true, "127.0.0.1:10249": true, "[::1]:10249": true, "[::1]": true, "10.0.0.7:10249": true,
+		"localhost": true, "LocalHost:8080": true,
+		"evil.example": false, "evil.example:10249": false, "127.0.0.1.evil.example": false, "localhost.evil.example:80": false,
+		"localhost:80:80": false, "127.1": false, "[::1]evil": false, "kubeproxy.kube-system.svc:10249": false,
+	} {
+		for path, public := range map[string]bool{
+			"/healthz": true, "/proxyMode": true, "/metrics": true, "/metrics/slis": true,
+			"/services": false, "/services/a/b": false, "/configz": false, "/flagz": false, "/statusz": false,
+			"/debug/pprof/": false, "/debug/flags/v": false,
+		} {
+			want := http.StatusForbidden
+			if public || known {
+				want = http.StatusOK
+			}
+			q := httptest.NewRequest("GET", path, nil)
+			q.Host = host
+			if w := askFrom("127.0.0.1:9", internal.Handler(), q); w.Code != want {
+				t.Errorf("%s for Host %q = %d, want %d: %s", path, host, w.Code, want, w.Body)
+			}
+			if w := askFrom("192.0.2.1:9", exposed.Handler(), q); w.Code != http.StatusOK {
+				t.Errorf("%s for Host %q = %d although it is exposed", path, host, w.Code)
+			}
+		}
+	}
+}
+
+// TestVerbosityByPages changes the verbosity as web pages of others would.
+func TestVerbosityByPages(t *testing.T) {
+	for _, tt := range []struct {
+		host, origin, site string
+		want               int
+	}{
+		{"127.0.0.1:10249", "", "", http.StatusOK},
+		{"localhost:10249", "http://localhost:10249", "same-origin", http.StatusOK},
+		{"evil.example:10249", "http://evil.example:10249", "", http.StatusForbidden},
+		{"evil.example:10249", "", "", http.StatusForbidden},
+		{"127.0.0.1:10249", "https://evil.example", "", http.StatusForbidden},
+		{"127.0.0.1:10249", "null", "", http.StatusForbidden},
+		{"127.0.0.1:10249", "", "cross-site", http.StatusForbidden},
+	} {
+		for _, exposed := range []bool{false, true} {
+			a := everything()
+			a.Exposed = exposed
+			q := httptest.NewRequest("PUT", "/debug/flags/v", strings.NewReader("3"))
+			q.Host, q.Header = tt.host, http.Header{"Origin": {tt.origin}, "Sec-Fetch-Site": {tt.site}}
+			if w := askFrom("127.0.0.1:9", a.Handler(), q); w.Code != tt.want || (a.Verbosity.String() == "3") != (tt.want == http.StatusOK) {
+				t.Errorf("exposed %t, %+v = %d, verbosity %s: %s", exposed, tt, w.Code, a.Verbosity, w.Body)
 			}
 		}
 	}
@@ -108,6 +167,9 @@ func TestAdminLeavesOut(t *testing.T) {
 				}
 			}
 		})
+	}
+	if w := ask(off.Handler(), "GET", "/statusz", ""); strings.Contains(w.Body.String(), "/debug/") {
+		t.Errorf("/statusz = %s, want no path of profiling", w.Body)
 	}
 	w := ask(Admin{Mode: "x", Status: &Status{}}.Handler(), "GET", "/statusz", "")
 	if !strings.HasSuffix(w.Body.String(), "Paths: /healthz /proxyMode /statusz\n") {

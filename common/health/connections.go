@@ -5,6 +5,7 @@ package health
 
 import (
 	"container/list"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"sync"
@@ -35,18 +36,41 @@ func NewConnections(limit int) *Connections {
 // sendBuffer bounds the kernel's buffer for an answer that the client does not read.
 const sendBuffer = 64 << 10
 
+// What is asked of connections by type assertion: the options of TCP, and what is below TLS.
+type (
+	sendBuffered interface{ SetWriteBuffer(int) error }
+	lingering    interface{ SetLinger(int) error }
+	carried      interface{ NetConn() net.Conn }
+)
+
+var (
+	_ sendBuffered = (*net.TCPConn)(nil)
+	_ lingering    = (*net.TCPConn)(nil)
+	_ carried      = (*tls.Conn)(nil)
+)
+
 // connState is the ConnState hook of an http.Server. The server calls it with a new
 // connection before it accepts the next one.
 func (c *Connections) connState(conn net.Conn, state http.ConnState) {
-	if t, ok := conn.(interface{ SetWriteBuffer(int) error }); ok && state == http.StateNew {
+	if t, ok := carrier(conn).(sendBuffered); ok && state == http.StateNew {
 		_ = t.SetWriteBuffer(sendBuffer)
 	}
 	for _, x := range c.update(conn, state) {
-		if t, ok := x.(interface{ SetLinger(int) error }); ok {
+		x = carrier(x)
+		if t, ok := x.(lingering); ok {
 			_ = t.SetLinger(0) // discard unsent data
 		}
 		_ = x.Close()
 	}
+}
+
+// carrier returns the connection below TLS, which has the options of TCP. To close it does not
+// wait for the client, as tls.Conn.Close does to send its farewell.
+func carrier(conn net.Conn) net.Conn {
+	if t, ok := conn.(carried); ok {
+		return t.NetConn()
+	}
+	return conn
 }
 
 // update records the state of a connection and returns the connections to close.

@@ -6,11 +6,14 @@ package health
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -76,6 +79,65 @@ func TestNewConnectionsGetIn(t *testing.T) {
 		// The read timeout of the server would close it later.
 		if _ = c.SetReadDeadline(time.Now().Add(time.Second)); !closed(c) {
 			t.Fatalf("idle connection %d is open", i)
+		}
+	}
+}
+
+// TestKeptConnectionsCount opens connections beyond the limit that have had an answer each.
+func TestKeptConnectionsCount(t *testing.T) {
+	const most = 10
+	addr := serveTest(t, hello("hello"), most)
+	var kept []net.Conn
+	for range 4 * most {
+		c := dialAndWrite(t, addr, request)
+		if answer, err := io.ReadAll(io.LimitReader(c, 12)); err != nil || string(answer) != "HTTP/1.1 200" {
+			t.Fatalf("%q, %v", answer, err)
+		}
+		kept = append(kept, c)
+	}
+	var open atomic.Int64
+	var all sync.WaitGroup
+	for _, c := range kept {
+		all.Go(func() {
+			if _ = c.SetReadDeadline(time.Now().Add(time.Second)); !closed(c) {
+				open.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if n := open.Load(); n > most {
+		t.Errorf("%d of %d connections are open, of which %d may be", n, len(kept), most)
+	}
+}
+
+// fakeConn records what is done to a connection of TCP.
+type fakeConn struct {
+	net.Conn // nil: nothing else may be called
+	done     []string
+}
+
+func (f *fakeConn) SetWriteBuffer(n int) error { return f.record("buffer " + strconv.Itoa(n)) }
+func (f *fakeConn) SetLinger(n int) error      { return f.record("linger " + strconv.Itoa(n)) }
+func (f *fakeConn) Close() error               { return f.record("close") }
+
+func (f *fakeConn) record(what string) error {
+	f.done = append(f.done, what)
+	return nil
+}
+
+// TestConnectionsAreBounded checks that each connection has a bounded buffer, and that one which
+// makes room leaves nothing in it, with and without TLS. Nothing is sent at its end, since the
+// client may not read.
+func TestConnectionsAreBounded(t *testing.T) {
+	for name, wrap := range map[string]func(net.Conn) net.Conn{
+		"HTTP":  func(c net.Conn) net.Conn { return c },
+		"HTTPS": func(c net.Conn) net.Conn { return tls.Server(c, &tls.Config{}) },
+	} {
+		conns, first := NewConnections(1), &fakeConn{}
+		conns.connState(wrap(first), http.StateNew)
+		conns.connState(wrap(&fakeConn{}), http.StateNew)
+		if want := []string{"buffer 65536", "linger 0", "close"}; !slices.Equal(first.done, want) {
+			t.Errorf("%s: %q, want %q", name, first.done, want)
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestClientsDoNotFillTheLog(t *testing.T) {
 			time.Sleep(errorLogInterval)
 		}
 		log.Printf("http: panic serving 192.0.2.1:4711: a fault\nat a place")
-		if got := text.String(); strings.Count(got, "TLS handshake error") != 2 || !strings.Contains(got, "omitted=499") || !strings.Contains(got, "panic serving") {
+		if got := text.String(); strings.Count(got, "TLS handshake error") != 2 || !strings.Contains(got, "omitted=499") || !strings.Contains(got, "panic serving") || strings.Count(got, `server="metrics"`) != 3 {
 			t.Errorf("log:\n%s", got)
 		}
 	})

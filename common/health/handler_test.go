@@ -24,7 +24,7 @@ import (
 
 // ask sends one request in process.
 func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
-	return askFrom("127.0.0.1:40000", h, httptest.NewRequest(method, path, strings.NewReader(body)))
+	return askFrom("127.0.0.1:40000", h, httptest.NewRequest(method, "http://127.0.0.1:10249"+path, strings.NewReader(body)))
 }
 
 // askFrom is a request from an address.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -69,6 +70,7 @@ type familyState struct {
 	lastSuccess  time.Time // end of the latest round that succeeded
 	synced       bool      // a round has succeeded
 	standby      bool      // another process programs it
+	holderFailed time.Time // since when its rules are not in force, zero if they are
 
 	generation                uint64 // in force
 	failed                    int    // ports, in the latest round
@@ -167,15 +169,22 @@ func (m *Monitor) DeleteNode() {
 }
 
 // SetStandby records that holder programs the node instead of this process. With "", this
-// process does. A standby that programs nothing is not a fault, and a restarted process
-// would stand by too.
-func (m *Monitor) SetStandby(holder string) {
+// process does. A standby that programs nothing is not a fault, unless the rules of holder
+// have a fault, and are not in force for as long as its own may not be. A new process would take over then.
+func (m *Monitor) SetStandby(holder, fault string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.standby = holder
+	now := m.options.Now()
 	for _, s := range m.families {
-		s.standby, s.lastEnd = holder != "", m.options.Now()
+		s.standby, s.lastEnd = holder != "", now
 		s.pending = pending{}
+		switch {
+		case fault == "":
+			s.holderFailed = time.Time{}
+		case s.holderFailed.IsZero():
+			s.holderFailed = now
+		}
 	}
 }
 
@@ -259,6 +268,19 @@ func (m *Monitor) Serving(families ...service.Family) bool {
 		s := m.families[f]
 		return s != nil && s.unhealthyReason(now, 2*m.options.SyncPeriod) == ""
 	})
+}
+
+// Fault returns why a family is not in force, empty if all are or a round progresses. It
+// names no Service.
+func (m *Monitor) Fault() string {
+	r := m.Report()
+	var all []string
+	for _, f := range m.options.Families {
+		if s := r.Status[f.String()]; !s.Healthy && !s.Busy {
+			all = append(all, f.String()+": "+s.Reason)
+		}
+	}
+	return strings.Join(all, "; ")
 }
 
 // Report returns the present state.

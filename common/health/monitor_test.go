@@ -6,6 +6,7 @@ package health
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,6 +80,11 @@ func TestRoundsDecide(t *testing.T) {
 				time.Sleep(time.Minute)
 				s.bothSucceed()
 			}
+			s.healthy(true, true)
+		},
+		"another process programs the node": func(s *scenario) {
+			s.SetStandby("process 7", "")
+			time.Sleep(time.Hour)
 			s.healthy(true, true)
 		},
 		"rounds stop":   func(s *scenario) { s.bothSucceed(); time.Sleep(2*period + 1); s.healthy(false, false) },
@@ -304,4 +310,66 @@ func TestLongRoundIsAlive(t *testing.T) {
 		s.round(service.IPv4, time.Minute, errRefused)
 		alive(false)
 	})
+}
+
+// A standby is unhealthy while the rules of the holder are not in force for long, and so
+// that a new process takes over, not alive either.
+func TestStandbyHealth(t *testing.T) {
+	runScenario(t, func(s *scenario) {
+		if got := s.Fault(); got != "IPv4: nothing was ever programmed; IPv6: nothing was ever programmed" {
+			t.Errorf("fault %q before the first round", got)
+		}
+		time.Sleep(time.Nanosecond)
+		s.Progress()
+		if got := s.Fault(); got != "" {
+			t.Errorf("fault %q in a round", got)
+		}
+		s.bothSucceed()
+		s.SetStandby("process 7", "IPv4: a change waits")
+		time.Sleep(period)
+		s.SetStandby("process 7", "IPv4: a change waits")
+		time.Sleep(period)
+		s.healthy(true, true)
+		time.Sleep(time.Nanosecond)
+		s.healthy(false, false)
+		if r := s.Report(); r.alive() || !strings.Contains(r.Status["IPv4"].Reason, "the rules of the service proxy that programs this node are not in force for 1m0s") {
+			t.Errorf("report %+v", r)
+		}
+		s.SetStandby("process 7", "")
+		s.healthy(true, true)
+		s.SetStandby("process 8", "IPv4: a change waits")
+		time.Sleep(period)
+		s.healthy(true, true)
+		s.SetStandby("", "")
+		s.bothSucceed()
+		s.healthy(true, true)
+		if got := s.Fault(); got != "" {
+			t.Errorf("fault %q", got)
+		}
+	})
+}
+
+// TestSourceFaults checks what is said of faults and of silence, each alone and together.
+func TestSourceFaults(t *testing.T) {
+	const end = "; what was read before stays in force, and the log says more"
+	for want, sources := range map[string][]SourceReport{
+		"":                                     {{Name: "a"}, {Name: "b"}},
+		"a: 1 fault" + end:                     {{Name: "a", Faults: 1}},
+		"a: 2 faults" + end:                    {{Name: "a", Faults: 2}, {Name: "b"}},
+		"b: stale" + end:                       {{Name: "a"}, {Name: "b", Stale: true}},
+		"a: 1 fault, stale; b: 3 faults" + end: {{Name: "a", Faults: 1, Stale: true}, {Name: "b", Faults: 3}},
+	} {
+		if got := sourceFaults(sources); got != want {
+			t.Errorf("%+v: %q, want %q", sources, got, want)
+		}
+	}
+}
+
+// TestDeletedNodeIsNamed checks that the reason says that the Node has gone.
+func TestDeletedNodeIsNamed(t *testing.T) {
+	m := New(Options{})
+	m.DeleteNode()
+	if got := m.Report().NodeReason; got != "the Node object was deleted" {
+		t.Errorf("reason %q", got)
+	}
 }

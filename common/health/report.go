@@ -181,6 +181,9 @@ func sourceFaults(sources []SourceReport) string {
 func (s *familyState) unhealthyReason(now time.Time, limit time.Duration) string {
 	oldest := s.pending.oldest()
 	switch {
+	case s.standby && !s.holderFailed.IsZero() && now.Sub(s.holderFailed) > limit:
+		return fmt.Sprintf("the rules of the service proxy that programs this node are not in force for %s, more than %s",
+			seconds(now.Sub(s.holderFailed)), limit)
 	case s.standby:
 		return ""
 	case !s.synced:

@@ -11,7 +11,9 @@ package kubeclient
 import (
 	"errors"
 	"fmt"
+	"net/http"
 
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	baseconfig "k8s.io/component-base/config/v1alpha1"
@@ -53,5 +55,25 @@ func (o *Options) Config() (*rest.Config, error) {
 	to.ContentType = o.Connection.ContentType
 	to.AcceptContentTypes = o.Connection.AcceptContentTypes
 	to.UserAgent = o.UserAgent
+	to.Wrap(func(next http.RoundTripper) http.RoundTripper { return stayer{next} })
 	return to, nil
 }
+
+// stayer refuses redirects. The API server sends none for what is asked here, and each request
+// has the token, also one that a redirect leads elsewhere.
+type stayer struct{ http.RoundTripper }
+
+var _ utilnet.RoundTripperWrapper = stayer{}
+
+// RoundTrip implements http.RoundTripper.
+func (s stayer) RoundTrip(q *http.Request) (*http.Response, error) {
+	answer, err := s.RoundTripper.RoundTrip(q)
+	if err != nil || answer.StatusCode/100 != 3 {
+		return answer, err
+	}
+	_ = answer.Body.Close()
+	return nil, fmt.Errorf("HTTP status %d, a redirect to %q: want the address of the API server itself", answer.StatusCode, answer.Header.Get("Location"))
+}
+
+// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
+func (s stayer) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }

@@ -43,7 +43,7 @@ func readKubeconfig(file, master string) (*rest.Config, error) {
 	case err != nil:
 		return nil, wrap(fmt.Errorf("%w; want YAML of kind Config, apiVersion v1", err))
 	}
-	if err := clientcmd.ResolveLocalPaths(k); err != nil {
+	if err := errors.Join(resolveRooted(k, file), clientcmd.ResolveLocalPaths(k)); err != nil {
 		return nil, wrap(err)
 	}
 	if err := checkKubeconfig(k, master); err != nil {
@@ -80,6 +80,42 @@ func loadKubeconfig(file string) (*clientcmdapi.Config, error) {
 		c.LocationOfOrigin = file
 	}
 	return k, nil
+}
+
+// resolveRooted completes the paths in k that begin with a slash and are not absolute, which Windows has: they are on
+// the drive of file. The volumes of a HostProcess pod are there since containerd 1.7. Before, they are below a folder
+// that a variable names:
+// https://kubernetes.io/docs/tasks/configure-pod-container/create-hostprocess-pod/#volume-mounts
+func resolveRooted(k *clientcmdapi.Config, file string) error {
+	var refs []*string
+	for _, c := range k.Clusters {
+		refs = append(refs, clientcmd.GetClusterFileReferences(c)...)
+	}
+	for _, u := range k.AuthInfos {
+		refs = append(refs, clientcmd.GetAuthInfoFileReferences(u)...)
+	}
+	file, err := filepath.Abs(file)
+	if err != nil {
+		return err
+	}
+	for _, ref := range refs {
+		if *ref == "" || !os.IsPathSeparator((*ref)[0]) || filepath.IsAbs(*ref) {
+			continue
+		}
+		path := filepath.Join(filepath.VolumeName(file), *ref)
+		if mounts := os.Getenv("CONTAINER_SANDBOX_MOUNT_POINT"); mounts != "" && !exists(path) {
+			if mounted := filepath.Join(mounts, *ref); exists(mounted) {
+				path = mounted
+			}
+		}
+		*ref = path
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // checkKubeconfig follows the references in k, and returns everything that is missing.

@@ -4,6 +4,7 @@
 package kubeclient
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,6 +85,41 @@ func checkRefusal(t *testing.T, file, master string, want []string) {
 	for _, words := range append(want, "DIR/"+filepath.Base(file)) {
 		if !strings.Contains(text, words) {
 			t.Errorf("error %q, want %q in it", text, words)
+		}
+	}
+}
+
+// TestRootedPaths reads files whose paths begin with a slash: on Windows, where these have no drive, those of the
+// kubeconfig's drive, or those below the folder of a HostProcess pod that has them nowhere else.
+func TestRootedPaths(t *testing.T) {
+	dir, pod := t.TempDir(), t.TempDir()
+	rooted := filepath.ToSlash(strings.TrimPrefix(dir, filepath.VolumeName(dir)))
+	t.Setenv("CONTAINER_SANDBOX_MOUNT_POINT", pod)
+	for path, text := range map[string]string{
+		filepath.Join(dir, "token"):               "a",
+		filepath.Join(pod, rooted, "token"):       "b",
+		filepath.Join(pod, "run-of-pod", "token"): "c",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := map[string]string{rooted + "/token": "a"}
+	if !filepath.IsAbs("/run-of-pod") {
+		want["/run-of-pod/token"] = "c"
+	}
+	for path, text := range want {
+		file := filepath.Join(t.TempDir(), "kubeconfig")
+		if err := os.WriteFile(file, []byte(strings.Replace(goodKubeconfig, "token: secret", "tokenFile: "+path, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		to, err := readKubeconfig(file, "")
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		if got, err := os.ReadFile(to.BearerTokenFile); err != nil || string(got) != text {
+			t.Errorf("%s: %q of %s, %v, want %q", path, got, to.BearerTokenFile, err, text)
 		}
 	}
 }

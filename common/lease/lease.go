@@ -35,7 +35,7 @@ type Identity struct {
 type Conn struct {
 	net.Conn
 	// Peer is what the system reports about the other side. It completes what the other
-	// side sends.
+	// side sends. Before Authenticate it has the PID of a client at most.
 	Peer Identity
 	// Trusted means that the other side has proved that it may program this node.
 	Trusted bool
@@ -43,8 +43,9 @@ type Conn struct {
 
 // Listener holds the name of the lease.
 type Listener interface {
-	// Accept returns the next connection, not authenticated yet.
-	Accept() (net.Conn, error)
+	// Accept returns the next connection of a process that may be a proxy, as far as the
+	// system knows without a proof.
+	Accept() (*Conn, error)
 	Close() error
 }
 
@@ -54,21 +55,29 @@ type Transport interface {
 	// Listen takes the name. The error matches ErrHeld if another process has it.
 	Listen() (Listener, error)
 	// Dial connects to the process that has the name.
-	Dial(ctx context.Context) (net.Conn, error)
+	Dial(ctx context.Context) (*Conn, error)
 	// Authenticate lets both sides of c prove to each other that they may program this
-	// node. It returns within the deadline of c.
-	Authenticate(c net.Conn) (*Conn, error)
+	// node, and completes c. It returns within the deadline of c, and ErrProtocol if the
+	// other side does not do its part as this version does.
+	Authenticate(c *Conn) error
 }
 
 // ErrHeld means that another process has the name.
 var ErrHeld = errors.New("another process has it")
 
+// ErrProtocol means that the other side speaks another language.
+var ErrProtocol = errors.New("it is of another version, or no service proxy")
+
 // Timeouts and intervals of a Lease.
 const (
 	// answerTimeout bounds the wait for an answer.
 	answerTimeout = 2 * time.Second
-	// takeTimeout bounds the time that a holder may take to finish its rounds.
+	// takeTimeout bounds the time that it takes to take the lease, in which a holder
+	// finishes its rounds. takeTries bounds the attempts, which another process that
+	// starts, or others that connect, may frustrate. takePause is the pause between two.
 	takeTimeout = 30 * time.Second
+	takeTries   = 100
+	takePause   = 20 * time.Millisecond
 	// heartbeat is the interval of a holder's messages. A holder that sends nothing for
 	// heartbeatTimeout counts as gone.
 	heartbeat        = 3 * time.Second
@@ -78,8 +87,9 @@ const (
 	retryInterval = 5 * time.Second
 	// handoverDelay lets the process that got the lease take the name first.
 	handoverDelay = 200 * time.Millisecond
-	// maxUnauthenticated bounds the connections that are not authenticated yet.
-	maxUnauthenticated = 32
+	// watchTries bounds the attempts to stand by for a holder that has the name, but does
+	// not send heartbeats.
+	watchTries = 5
 )
 
 // State is the known state of the lease.
@@ -87,6 +97,8 @@ type State struct {
 	// Standby means that Holder programs the node.
 	Standby bool
 	Holder  Identity
+	// HolderFault is why the rules of Holder have not been in force for heartbeatTimeout.
+	HolderFault string
 	// Others stand by while this process programs the node.
 	Others []Identity
 	// Fault is why it is unknown whether other processes program the node.
@@ -97,17 +109,20 @@ type State struct {
 type Lease struct {
 	Transport Transport
 	Self      Identity
-
-	// rounds is read-locked during each round.
-	rounds sync.RWMutex
+	// Fault, if set, returns why the rules of this process are not in force, empty if
+	// they are. Standbys show it.
+	Fault func() string
 
 	mu       sync.Mutex
 	state    State
 	granted  bool
+	rounds   int           // that run now
+	finished chan struct{} // closed when the last one has finished, if not nil
 	decided  chan struct{} // closed after the first decision who programs the node
 	wanted   chan struct{} // closed when there is something to program
 	wantOnce sync.Once
 	watchers map[*Conn]Identity
+	stranger stranger
 	notifyMu sync.Mutex // for the order of calls of changed
 	changed  func(State)
 }
@@ -129,21 +144,29 @@ func (l *Lease) Enter(ctx context.Context) (leave func(), ok bool) {
 		return nil, false
 	case <-l.decided:
 	}
-	l.rounds.RLock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.granted {
-		l.rounds.RUnlock()
 		return nil, false
 	}
-	return l.rounds.RUnlock, true
+	l.rounds++
+	return l.leave, true
 }
 
-// Standby reports whether another process programs the node.
-func (l *Lease) Standby() bool {
+func (l *Lease) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state.Standby
+	if l.rounds--; l.rounds == 0 && l.finished != nil {
+		close(l.finished)
+		l.finished = nil
+	}
+}
+
+// State returns the latest State.
+func (l *Lease) State() State {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state
 }
 
 // Run takes the lease after the first call of Enter. Then it holds the lease or stands
@@ -182,29 +205,40 @@ func (l *Lease) retake(ctx context.Context) (held Listener, err error) {
 		if held, err = l.take(ctx); err == nil {
 			return held, nil
 		}
+		if ctx.Err() == nil && err.Error() != l.State().Fault {
+			l.setState(State{Fault: err.Error()})
+		}
 	}
 }
 
 // take requests the lease from the holder, if there is one, and returns with the name.
 func (l *Lease) take(ctx context.Context) (Listener, error) {
+	ctx, cancel := context.WithTimeout(ctx, takeTimeout)
+	defer cancel()
+	var failed error
 	for try := 0; ; try++ {
 		held, err := l.Transport.Listen()
 		if err == nil || !errors.Is(err, ErrHeld) {
 			return held, err
 		}
+		// Again, as a third process may have the name by now.
+		if try >= takeTries || try > 0 && !pause(ctx, takePause) {
+			return nil, failed
+		}
 		c, answer, err := l.request(ctx, requestTake, takeTimeout)
+		switch {
+		case err == nil && !answer.Yielded:
+			failed = fmt.Errorf("%s does not yield the lease of service proxies", answer.Identity)
+		case err == nil:
+			failed = fmt.Errorf("%s yields the lease of service proxies, but keeps its name", answer.Identity)
+		default:
+			failed = err
+		}
 		if err == nil {
 			_ = c.Close()
-			if !answer.Yielded {
-				err = fmt.Errorf("%s does not yield", answer.Identity)
-			}
 		}
-		const tries = 10 // a third process may get the name meanwhile
-		if err != nil && (try >= tries || !errors.Is(err, errHolderGone)) || ctx.Err() != nil {
-			return nil, errors.Join(err, ctx.Err())
-		}
-		if err != nil && !pause(ctx, handoverDelay/tries) {
-			return nil, ctx.Err()
+		if !answer.Yielded && !errors.Is(err, errHolderGone) {
+			return nil, failed
 		}
 	}
 }

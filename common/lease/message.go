@@ -32,6 +32,9 @@ type message struct {
 	Identity Identity `json:"identity"`
 	Request  string   `json:"ask,omitempty"`
 	Yielded  bool     `json:"yielded,omitempty"`
+	// InForce means that the rules of a holder are in force, else Fault is why not.
+	InForce bool   `json:"inForce,omitempty"`
+	Fault   string `json:"fault,omitempty"`
 }
 
 // maxMessage bounds a message.
@@ -69,21 +72,19 @@ func receive(c net.Conn, within time.Duration) (message, error) {
 	if err := json.Unmarshal(text, &m); err != nil {
 		return m, fmt.Errorf("decode a message: %w", err)
 	}
-	m.Identity = m.Identity.sanitized()
+	m.Identity, m.Fault = m.Identity.sanitized(), sanitizedText(m.Fault)
 	return m, nil
 }
 
 // receive authenticates a new connection and returns its request.
-func (l *Lease) receive(raw net.Conn) (*Conn, message, error) {
-	if err := raw.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
-		return nil, message{}, err
+func (l *Lease) receive(c *Conn) (message, error) {
+	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return message{}, err
 	}
-	c, err := l.Transport.Authenticate(raw)
-	if err != nil {
-		return nil, message{}, err
+	if err := l.Transport.Authenticate(c); err != nil {
+		return message{}, err
 	}
-	m, err := receive(c, answerTimeout)
-	return c, m, err
+	return receive(c, answerTimeout)
 }
 
 // errHolderGone means that the holder has ended in the meantime.
@@ -93,43 +94,51 @@ var errHolderGone = errors.New("the holder of the lease has gone")
 func (l *Lease) request(ctx context.Context, what string, within time.Duration) (*Conn, message, error) {
 	dialling, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	raw, err := l.Transport.Dial(dialling)
+	c, err := l.Transport.Dial(dialling)
 	if err != nil {
-		return nil, message{}, fmt.Errorf("%w: %w", errHolderGone, err)
+		return nil, message{}, noAnswerError(err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
-	c, m, err := l.exchange(raw, what, within)
+	m, err := l.exchange(c, what, within)
 	if err != nil {
-		_ = raw.Close()
+		_ = c.Close()
+	}
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = noAnswerError(os.ErrDeadlineExceeded)
 	}
 	return c, m, err
 }
 
-func (l *Lease) exchange(raw net.Conn, what string, within time.Duration) (*Conn, message, error) {
-	if err := raw.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
-		return nil, message{}, err
+func (l *Lease) exchange(c *Conn, what string, within time.Duration) (message, error) {
+	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return message{}, noAnswerError(err)
 	}
-	c, err := l.Transport.Authenticate(raw)
-	if err != nil {
-		return nil, message{}, noAnswerError(err)
+	if err := l.Transport.Authenticate(c); errors.Is(err, ErrProtocol) {
+		return message{}, fmt.Errorf("%s holds the lease of service proxies: %w", c.Peer, err)
+	} else if err != nil {
+		return message{}, noAnswerError(err)
 	}
 	if !c.Trusted {
-		return nil, message{}, fmt.Errorf("a process that may not program this node, %s, holds the lease of service proxies", c.Peer)
+		return message{}, fmt.Errorf("a process that may not program this node, %s, holds the lease of service proxies", c.Peer)
 	}
 	if err := send(c, message{Identity: l.Self, Request: what}, answerTimeout); err != nil {
-		return nil, message{}, noAnswerError(err)
+		return message{}, noAnswerError(err)
 	}
 	m, err := receive(c, within)
 	if err != nil {
-		return nil, message{}, noAnswerError(err)
+		return message{}, noAnswerError(err)
 	}
 	m.Identity = m.Identity.mergedWith(c.Peer)
-	return c, m, nil
+	return m, nil
 }
 
-// noAnswerError explains why the other side sent no answer.
+// noAnswerError explains why the other side sent no answer. It leaves out the addresses of
+// the connection, which are others each time.
 func noAnswerError(err error) error {
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op.Err
+	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("the service proxy that holds the lease does not answer: %w", err)
 	}
@@ -160,21 +169,27 @@ func QueryHolder(ctx context.Context, t Transport) (Identity, bool) {
 // maxText bounds each text from another process.
 const maxText = 200
 
-// sanitized returns i without control characters and with shortened texts, so that it can
-// neither move a cursor nor fill a log.
+// sanitized returns i with sanitized texts.
 func (i Identity) sanitized() Identity {
 	for _, s := range []*string{&i.Command, &i.Pod, &i.Container, &i.Mode, &i.Version} {
-		*s = strings.Join(strings.Fields(strings.Map(func(r rune) rune {
-			if !unicode.IsPrint(r) {
-				return ' '
-			}
-			return r
-		}, *s)), " ")
-		if r := []rune(*s); len(r) > maxText {
-			*s = string(r[:maxText]) + " ..."
-		}
+		*s = sanitizedText(*s)
 	}
 	return i
+}
+
+// sanitizedText returns s shortened and without control characters, so that it can
+// neither move a cursor nor fill a log.
+func sanitizedText(s string) string {
+	s = strings.Join(strings.Fields(strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)), " ")
+	if r := []rune(s); len(r) > maxText {
+		return string(r[:maxText]) + " ..."
+	}
+	return s
 }
 
 // mergedWith returns what a process sent about itself, corrected by what the system

@@ -7,9 +7,12 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubeproxy/test/poll"
 )
 
 // blockedWriter is a Writer that blocks until it is opened.
@@ -49,4 +52,40 @@ func TestStalledLog(t *testing.T) {
 			t.Errorf("the first line after a stall: %q, want it written when Write returns", g.String())
 		}
 	})
+}
+
+// brokenWriter fails as long as it has no reader.
+type brokenWriter struct {
+	read bool
+	bytes.Buffer
+}
+
+func (b *brokenWriter) Write(text []byte) (int, error) {
+	if !b.read {
+		return 0, syscall.EPIPE
+	}
+	return b.Buffer.Write(text)
+}
+
+// TestLostLog loses the reader of the log for some lines.
+func TestLostLog(t *testing.T) {
+	for first, want := range map[string]string{
+		"text 1\n":       "kube-proxy: 2 lines of the log were dropped while nobody read it\n",
+		`{"n":1}` + "\n": `"level":"ERROR","msg":"Lines of the log were dropped while nobody read it","lines":2}` + "\n",
+	} {
+		b := &brokenWriter{}
+		w := NewWriter(b)
+		fmt.Fprint(w, first)
+		fmt.Fprint(w, first)
+		b.read = true
+		fmt.Fprint(w, first)
+		poll.Until(t, "the log is written", func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return !w.writing
+		})
+		if got := b.String(); !strings.HasPrefix(got, first) || !strings.HasSuffix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
 }

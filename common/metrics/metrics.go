@@ -91,7 +91,8 @@ var observed = map[string]metric{
 	trackedEntries:   {nil, "Connections that the kernel tracks in the node's network."},
 	trackedLimit:     {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
 	sourceFaults:     {[]string{"source"}, "Things of the source that cannot be read or used now, such as objects in manifests."},
-	silentWatches:    {[]string{"source"}, "Watches that were replaced because they were silent for too long."},
+	silentWatches:    {[]string{"source"}, "Watches that were given up because they were silent for too long; the kind was listed again."},
+	restoredSources:  {[]string{"source"}, "How often the resource version went backwards, as after a restore of etcd; everything was listed again."},
 	relayFiles:       {nil, "Files that the relay of mode userspace has open: listeners, connections and UDP clients."},
 	relayFilesLimit:  {nil, "Files that the relay of mode userspace may have open."},
 	relayRefused:     {reason, "Connections and datagrams that the relay of mode userspace refused, by reason."},
@@ -129,6 +130,7 @@ const (
 	trackedLimit        = "conntrack_limit"
 	sourceFaults        = "source_faults"
 	silentWatches       = "source_silent_watches_total"
+	restoredSources     = "source_restores_total"
 	standby             = "standby"
 	condition           = "condition"
 	serviceConnections  = "service_connections_total"

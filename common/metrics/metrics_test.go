@@ -95,6 +95,7 @@ var documented = map[string]string{
 	"kubeproxy_skipped_objects":                              "GAUGE{reason}",
 	"kubeproxy_source_faults":                                "GAUGE{source}",
 	"kubeproxy_source_silent_watches_total":                  "COUNTER{source}",
+	"kubeproxy_source_restores_total":                        "COUNTER{source}",
 	"kubeproxy_relay_open_files":                             "GAUGE{}",
 	"kubeproxy_relay_open_files_limit":                       "GAUGE{}",
 	"kubeproxy_relay_refused_total":                          "COUNTER{reason}",
@@ -125,7 +126,7 @@ func fed() *Metrics {
 	m.Observe(func() Observation {
 		return Observation{
 			OldestPending: map[service.Family]time.Duration{service.IPv4: 3 * time.Second},
-			Sources:       []Source{{"apiserver", true, 90 * time.Second, 2, 4}},
+			Sources:       []Source{{"apiserver", true, 90 * time.Second, 2, 1, 4}},
 			Services:      map[string]int{"programmed": 5, "failed": 1},
 			Unserved:      map[string]int{"noEndpoints": 2},
 			Skipped:       map[string]int{"spec.ports.nodePort": 2},

@@ -61,6 +61,7 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		s.gauge(sourceSynced, boolValue(x.Synced), x.Name)
 		s.gauge(sourceFaults, float64(x.Faults), x.Name)
 		s.counter(silentWatches, uint64(x.Silent), x.Name)
+		s.counter(restoredSources, uint64(x.Restored), x.Name)
 	}
 	for state, n := range now.Services {
 		s.gauge(services, float64(n), state)

@@ -80,6 +80,7 @@ type Source struct {
 	Synced    bool
 	Staleness time.Duration // since it was last known to be up to date, or the start
 	Silent    int           // number of watches given up so far
+	Restored  int           // how often the resource version went backwards so far
 	Faults    int           // things that cannot be read or used at present
 }
 

@@ -23,7 +23,8 @@ type Difference struct {
 	// Ports are the Service ports that differ. They are empty if one state is what the node
 	// has installed: that has no Services.
 	Ports []PortChange `json:"ports"`
-	// Affected are the names of the Service ports in Ports, Plan and Text.
+	// Affected are the names of the Service ports in Ports, Plan and Text. A name that is cut
+	// there is left out if no known Service port begins with it.
 	Affected []string `json:"affected"`
 	// Plan are the changes that the node would make, one a line, if From is what it has
 	// installed.
@@ -33,6 +34,7 @@ type Difference struct {
 	// be read back.
 	Text  string   `json:"diff"`
 	Notes []string `json:"notes"`
+	known []service.PortName
 }
 
 // New returns a Difference without any.

@@ -195,6 +195,20 @@ func TestAffected(t *testing.T) {
 	}
 }
 
+// TestAffectedLongName checks that a name that is cut is completed, or left out.
+func TestAffectedLongName(t *testing.T) {
+	long := port(strings.Repeat("b", 63), "10.96.0.10")
+	long.Name.Namespace = strings.Repeat("a", 63)
+	d := New()
+	d.Knows(service.New(1, &service.Node{}, []*service.Port{long, port("web", "10.96.0.11")}))
+	for _, cut := range []string{long.Name.String()[:117], strings.Repeat("a", 63) + "/c", strings.Repeat("a", 63) + "/c:"} {
+		d.AddPlan(service.IPv4, "+ services: 10.96.0.10 . tcp . 80 comment \""+cut+"...\" : goto refuse\n")
+	}
+	if want := []string{long.Name.String()}; !slices.Equal(d.Affected, want) {
+		t.Errorf("%q, want %q", d.Affected, want)
+	}
+}
+
 // TestLongAndForeign checks that a long list is cut and counted, that nothing from outside
 // steers the terminal, and that colours are there only if they are asked for.
 func TestLongAndForeign(t *testing.T) {

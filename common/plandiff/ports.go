@@ -35,6 +35,8 @@ type PortChange struct {
 
 // Snapshots adds what differs between two snapshots.
 func (d *Difference) Snapshots(from, to *service.Snapshot) {
+	d.Knows(from)
+	d.Knows(to)
 	d.Settings = append(d.Settings, nodeChanges(from.Node, to.Node)...)
 	for _, f := range service.Families {
 		for c := range service.Diff(from, to, f) {
@@ -167,21 +169,23 @@ func listChanges(what string, from, to []string) []string {
 }
 
 func nodeChanges(from, to *service.Node) []string {
-	addrs := func(n *service.Node) []string {
-		var all []string
-		for _, a := range n.Addrs {
-			all = append(all, a.String())
-		}
-		return all
-	}
 	return slices.Concat(
-		listChanges("address of the node ", addrs(from), addrs(to)),
+		listChanges("address of the node ", addrTexts(from.Addrs), addrTexts(to.Addrs)),
+		listChanges("endpoint in a range of ClusterIPs ", addrTexts(from.EndpointsInServiceCIDRs), addrTexts(to.EndpointsInServiceCIDRs)),
 		valueChanges(
 			value{name: "addresses that answer NodePorts", from: prefixTexts(from.NodePorts), to: prefixTexts(to.NodePorts)},
 			value{name: "ranges of ClusterIPs", from: prefixTexts(from.ServiceCIDRs), to: prefixTexts(to.ServiceCIDRs)},
 			value{name: "pods are told from other clients by", from: podsText(from.Pods), to: podsText(to.Pods)},
 			value{name: "masquerade all traffic to ClusterIPs", from: fmt.Sprint(from.MasqueradeAll), to: fmt.Sprint(to.MasqueradeAll)},
 		))
+}
+
+func addrTexts(addrs []netip.Addr) []string {
+	var all []string
+	for _, a := range addrs {
+		all = append(all, a.String())
+	}
+	return all
 }
 
 func podsText(p service.LocalPods) string {

@@ -8,8 +8,10 @@
 package printable
 
 import (
+	"bytes"
 	"io"
 	"io/fs"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -111,6 +113,48 @@ func (w *writer) Write(p []byte) (int, error) {
 	w.rest = append([]byte(nil), text[complete:]...)
 	if _, err := io.WriteString(w.to, Lines(string(text[:complete]))); err != nil {
 		return 0, err
+	}
+	return len(p), nil
+}
+
+// Terminal returns a writer that shows on the terminal w what a process of this program prints
+// on a terminal elsewhere. It is like Writer, but keeps the few codes with which the program
+// colours text and replaces a page (SGR, CUP, EL and ED of ECMA-48), and the returns that a
+// terminal adds to line breaks.
+func Terminal(w io.Writer) io.Writer { return &terminal{to: w, text: Writer(w)} }
+
+type terminal struct {
+	to   io.Writer
+	text io.Writer // to, with escapes
+	rest []byte    // what may be the beginning of a code
+}
+
+var (
+	harmless   = regexp.MustCompile(`\x1b\[(?:[0-9;]{0,16}m|[HKJ])|\r+\n`)
+	incomplete = regexp.MustCompile(`(?:\x1b(?:\[[0-9;]{0,16})?|\r+)$`)
+)
+
+// Write implements io.Writer.
+func (t *terminal) Write(p []byte) (int, error) {
+	all := append(t.rest, p...)
+	end := len(all)
+	if at := incomplete.FindIndex(all); at != nil {
+		end = at[0]
+	}
+	t.rest = bytes.Clone(all[end:])
+	all = all[:end]
+	for len(all) > 0 {
+		at := harmless.FindIndex(all)
+		if at == nil {
+			at = []int{len(all), len(all)}
+		}
+		if _, err := t.text.Write(all[:at[0]]); err != nil {
+			return 0, err
+		}
+		if _, err := t.to.Write(all[at[0]:at[1]]); err != nil {
+			return 0, err
+		}
+		all = all[at[1]:]
 	}
 	return len(p), nil
 }

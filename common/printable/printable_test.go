@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -91,4 +92,22 @@ func FuzzText(f *testing.F) {
 			t.Errorf("Lines(%q) = %q, on one line %q", s, lines, got)
 		}
 	})
+}
+
+// TestTerminal shows what another terminal has, in pieces.
+func TestTerminal(t *testing.T) {
+	const said = "\x1b[H\x1b[1;31mfailed\x1b[0m\x1b[K\r\nw\u00f6rk\x1b[J \x1b]0;owned\x07 \x1b[2J \x1b[6n \x1bc \rforged \u009b31m \u202e.\n"
+	const want = "\x1b[H\x1b[1;31mfailed\x1b[0m\x1b[K\r\nw\u00f6rk\x1b[J \\x1b]0;owned\\a \\x1b[2J \\x1b[6n \\x1bc \\rforged \\u009b31m \\u202e.\n"
+	for size := 1; size <= len(said); size++ {
+		var shown strings.Builder
+		s := Terminal(&shown)
+		for piece := range slices.Chunk([]byte(said), size) {
+			if n, err := s.Write(piece); n != len(piece) || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		if shown.String() != want {
+			t.Errorf("pieces of %d: got %q\nwant %q", size, shown.String(), want)
+		}
+	}
 }

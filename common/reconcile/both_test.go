@@ -18,16 +18,23 @@ type partialBackend struct {
 	Base
 	text              string
 	planErr, applyErr error
+	endErr            error // of Cleanup and Close
 	notes             Notes
 	degraded          string
 	applied           int
 }
 
-func (h *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) { return h, h.planErr }
-func (h *partialBackend) Cleanup(context.Context) error                         { return nil }
-func (h *partialBackend) String() string                                        { return h.text }
-func (h *partialBackend) Empty() bool                                           { return h.text == "" }
-func (h *partialBackend) Outcome() Outcome                                      { return Outcome{Notes: h.notes, Degraded: h.degraded} }
+func (h *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) {
+	if h.planErr != nil {
+		return nil, h.planErr
+	}
+	return h, nil
+}
+func (h *partialBackend) Cleanup(context.Context) error { return h.endErr }
+func (h *partialBackend) Close() error                  { return h.endErr }
+func (h *partialBackend) String() string                { return h.text }
+func (h *partialBackend) Empty() bool                   { return h.text == "" }
+func (h *partialBackend) Outcome() Outcome              { return Outcome{Notes: h.notes, Degraded: h.degraded} }
 func (h *partialBackend) Apply(context.Context) Outcome {
 	h.applied++
 	return Outcome{Err: h.applyErr, Notes: h.notes}
@@ -93,6 +100,17 @@ func TestBothDegraded(t *testing.T) {
 		}
 		if got := p.Outcome().Degraded; got != want {
 			t.Errorf("%q and %q: %q, want %q", tt[0], tt[1], got, want)
+		}
+	}
+}
+
+// TestBothEnds checks that the errors of both are returned.
+func TestBothEnds(t *testing.T) {
+	x, y := errors.New("x"), errors.New("y")
+	b := Both(&partialBackend{endErr: x}, &partialBackend{endErr: y})
+	for what, err := range map[string]error{"cleanup": b.Cleanup(t.Context()), "close": b.Close()} {
+		if !errors.Is(err, x) || !errors.Is(err, y) {
+			t.Errorf("%s: %v, want the errors of both", what, err)
 		}
 	}
 }

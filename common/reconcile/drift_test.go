@@ -26,6 +26,14 @@ func TestRepeatedDrift(t *testing.T) {
 				b.pass(10 * ms)
 			}
 		}
+		for i := range contestedRounds/2 - 1 { // the first round found drift, too
+			n := b.count()
+			b.DataplaneChanged()
+			b.pass(ms)
+			if b.count() != n+1 {
+				t.Errorf("change %d was not repaired at once", i+1)
+			}
+		}
 		alter(5 * time.Second)
 		if r := b.last(); !r.Contested() {
 			t.Errorf("after %d rounds that found drift it is no dispute", r.DriftRounds)
@@ -41,6 +49,12 @@ func TestRepeatedDrift(t *testing.T) {
 		b.pass(ms)
 		if got := b.count() - n; got != 1 {
 			t.Errorf("%d rounds for a change of Services, want 1 at once", got)
+		}
+		n = b.count()
+		b.Kick()
+		b.pass(ms)
+		if got := b.count() - n; got != 1 {
+			t.Errorf("%d rounds after a kick, want 1 at once", got)
 		}
 		b.setDrift(nil)
 		b.pass(2 * time.Minute)
@@ -67,8 +81,8 @@ func TestRepeatedDriftOfLongRounds(t *testing.T) {
 	})
 }
 
-// While another process programs the dataplane, the Loop does not touch it. Afterwards it
-// reads it again.
+// While another process programs the dataplane, the Loop does not touch it, and the Backend
+// forgets it. Afterwards it reads it again.
 func TestStandby(t *testing.T) {
 	mine, standbys := false, 0
 	run(t, func(b *harness) {
@@ -80,11 +94,19 @@ func TestStandby(t *testing.T) {
 		if b.count() != 0 || standbys == 0 {
 			t.Errorf("%d rounds, reported standing by %d times", b.count(), standbys)
 		}
-		mine = true
-		b.Kick()
-		b.pass(time.Second)
-		if b.count() != 1 {
-			t.Errorf("%d rounds once it may, want 1", b.count())
+		for i := range 3 {
+			if b.forgets != i {
+				t.Errorf("forgot %d times what it had programmed, want %d", b.forgets, i)
+			}
+			mine = true
+			b.Kick()
+			b.pass(time.Second)
+			if b.count() != i+1 {
+				t.Errorf("%d rounds once it may, want %d", b.count(), i+1)
+			}
+			mine = false
+			b.Kick()
+			b.pass(time.Second)
 		}
 	})
 }

@@ -35,6 +35,7 @@ type harness struct {
 	drift     []string        // that plans found
 	rounds    []time.Duration // when Plan was called
 	applied   int
+	forgets   int // calls of Forget
 	results   []Result
 	cancel    context.CancelFunc
 	done      chan error
@@ -77,6 +78,8 @@ func (b *harness) Plan(context.Context, *service.Snapshot) (Plan, error) {
 }
 
 func (b *harness) Cleanup(context.Context) error { return nil }
+
+func (b *harness) Forget() { b.forgets++ }
 
 type fakePlan struct{ *harness }
 

@@ -324,3 +324,40 @@ func TestNoEventReporter(t *testing.T) {
 	h.ReportServer("health", nil)
 	h.Run(t.Context())
 }
+
+// TestDeletedServicesAreForgotten checks that nothing is kept of a Service that has gone, and
+// that a new one of its name is warned of again.
+func TestDeletedServicesAreForgotten(t *testing.T) {
+	var log program.Log
+	d, n := newTestDeprecations(&log), types.NamespacedName{Namespace: "shop", Name: "web"}
+	got := recordedEvents(t, func(h *Events) {
+		h.problems = func() []track.Problem {
+			return []track.Problem{{Service: n, Field: "spec", Message: "bad"}, {Service: n, Field: "spec", Message: "worse here", ThisNode: true}}
+		}
+		web := newService("web", "u1")
+		web.Spec.ExternalIPs, web.Spec.HealthCheckNodePort = []string{"192.0.2.1"}, 7
+		for range 2 {
+			h.setService(web)
+			h.reportDeprecation(n, d.update(web))
+			h.reportHealthCheck(servicecheck.Problem{Namespace: n.Namespace, Name: n.Name, Err: errRefused})
+			h.problemFound()
+			runRound(h, v4)
+			h.removeService(n)
+			d.remove(n)
+			if len(h.uids)+len(h.checkErrors)+len(h.skipped)+len(h.refused)+len(h.deprecated)+len(d.uses) > 0 {
+				t.Errorf("kept: %v %v %v %v %v %v", h.uids, h.checkErrors, h.skipped, h.refused, h.deprecated, d.uses)
+			}
+		}
+		d.update(web)
+		d.update(newService("web", "u1"))
+		if len(d.uses) > 0 {
+			t.Errorf("kept of a Service that has stopped using it: %v", d.uses)
+		}
+	})
+	if len(got) < 3 {
+		t.Errorf("Events %q, want one of each sort", got)
+	}
+	if n := strings.Count(log.String(), "Warning: "); n != 3 {
+		t.Errorf("%d warnings, want one for each Service of the name:\n%s", n, log.String())
+	}
+}

@@ -5,15 +5,20 @@ package report
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -100,6 +105,50 @@ func TestRefusedAddressesAreReported(t *testing.T) {
 	h.DeleteService(types.NamespacedName{Namespace: "shop", Name: "victim"})
 	if got := round(); got != "" {
 		t.Errorf("the condition is %q when nobody has the address any more", got)
+	}
+}
+
+// TestNodeProblemsAreReported checks that what is wrong with a ServiceCIDR and with the
+// Node is shown as long as it is, and names no Service to everybody.
+func TestNodeProblemsAreReported(t *testing.T) {
+	r := newTestReports(Options{})
+	h := r.sink
+	conditions := func() (ranges, node string) {
+		r.round(service.IPv4, h.Latest(), reconcile.Result{})
+		all := r.Health.Report().Conditions
+		return all["service-cidrs"], all["node-object"]
+	}
+	set := func(cidr string) {
+		o := &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{cidr}}}
+		o.Name = "kubernetes"
+		h.SetServiceCIDR(o)
+	}
+	bad := &corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.0.0"}}}
+	bad.Name = "node-a"
+	h.SetNode(bad)
+	set("10.0.0.0/7")
+	h.Synced()
+	ranges, node := conditions()
+	if !strings.HasPrefix(ranges, `servicecidr kubernetes spec.cidrs[0]: "10.0.0.0/7" is too wide`) || !strings.HasPrefix(node, "spec.podCIDRs[0]: ") {
+		t.Errorf("conditions %q and %q", ranges, node)
+	}
+	set("10.96.0.0/16")
+	good := bad.DeepCopy()
+	good.Spec.PodCIDRs = nil
+	h.SetNode(good)
+	if ranges, node := conditions(); ranges+node != "" {
+		t.Errorf("conditions %q and %q when all is well", ranges, node)
+	}
+	slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.96.0.200"}}}}
+	slice.Namespace, slice.Name, slice.Labels = "shop", "web-1", map[string]string{discoveryv1.LabelServiceName: "web"}
+	h.SetSlice(slice)
+	if ranges, _ := conditions(); !strings.Contains(ranges, "10.96.0.200 of service shop/web") {
+		t.Errorf("condition %q", ranges)
+	}
+	w := httptest.NewRecorder()
+	r.Health.Handler(health.Observer{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+	if text := w.Body.String(); !strings.Contains(text, "service-cidrs") || strings.Contains(text, "shop") {
+		t.Errorf("everybody reads %q", text)
 	}
 }
 

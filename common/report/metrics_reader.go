@@ -63,7 +63,8 @@ func (r *metricsReader) observe() metrics.Observation {
 func (r *metricsReader) readSources(now time.Time) []metrics.Source {
 	var all []metrics.Source
 	for _, s := range r.sources.report() {
-		x := metrics.Source{Name: s.Name, Synced: s.Synced, Silent: r.sources.timeoutCount(s.Name), Faults: s.Faults}
+		x := metrics.Source{Name: s.Name, Synced: s.Synced, Faults: s.Faults}
+		x.Silent, x.Restored = r.sources.counts(s.Name)
 		switch {
 		case !s.LastContact.IsZero():
 			x.Staleness = now.Sub(s.LastContact)

@@ -20,9 +20,10 @@ import (
 
 // The names of conditions about other programs that change the rules of the node.
 const (
-	conditionOther = "other-proxy"
-	conditionDrift = "drift-" // followed by the family
-	conditionRules = "other-rules-"
+	conditionOther  = "other-proxy"
+	conditionHolder = "holder"
+	conditionDrift  = "drift-" // followed by the family
+	conditionRules  = "other-rules-"
 )
 
 // otherProxyEventDelay is how long another service proxy may run before an Event reports
@@ -38,6 +39,7 @@ type OtherProxies struct {
 
 	mu       sync.Mutex
 	text     string      // of the condition
+	holder   string      // of the condition about the one that programs the node
 	event    *time.Timer // pending Event
 	drifting [2]bool
 	rules    [2]string // of the conditions about rules
@@ -50,10 +52,11 @@ func (o *OtherProxies) LeaseChanged(s lease.State) {
 	if s.Standby {
 		holder = s.Holder.String()
 	}
-	o.health.SetStandby(holder)
+	o.health.SetStandby(holder, s.HolderFault)
 	o.health.SetDetailedCondition(conditionOther, hint(text, "another service proxy runs on this node"), text)
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.holderChanged(s)
 	if text == o.text {
 		return
 	}
@@ -71,6 +74,23 @@ func (o *OtherProxies) LeaseChanged(s lease.State) {
 	} else if !o.stopped {
 		o.event = time.AfterFunc(otherProxyEventDelay, func() { o.events.reportOtherProxy(text) })
 	}
+}
+
+// holderChanged shows whether the rules of the proxy that programs the node are in force.
+func (o *OtherProxies) holderChanged(s lease.State) {
+	text := ""
+	if s.HolderFault != "" {
+		text = fmt.Sprintf("the rules of the service proxy that programs this node are not in force: %s: %s; see its log, or end it, and this process takes over", s.Holder, s.HolderFault)
+	}
+	o.health.SetDetailedCondition(conditionHolder, hint(text, "the rules of the service proxy that programs this node are not in force"), text)
+	switch {
+	case (text == "") == (o.holder == ""):
+	case text != "":
+		o.log.Info("Warning: " + text)
+	case s.Standby:
+		o.log.Info("The rules of the service proxy that programs this node are in force")
+	}
+	o.holder = text
 }
 
 // hint returns the text of a condition for clients without authentication.

@@ -4,6 +4,7 @@
 package report
 
 import (
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/logtext"
 )
 
 // watched returns OtherProxies that write Events to h, and the conditions that they show.
@@ -60,6 +62,28 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 		"Normal OtherServiceProxyGone node-a node-a: No other service proxy runs on this node")
 }
 
+// A standby says when the rules of the holder are not in force, with names only where they
+// may be read.
+func TestHolderCondition(t *testing.T) {
+	o, conditions := watched(nil)
+	s := lease.State{Standby: true, Holder: lease.Identity{PID: 7}, HolderFault: "IPv4: a change waits"}
+	o.LeaseChanged(s)
+	if text := conditions()[conditionHolder]; !strings.Contains(text, "are not in force: process 7: IPv4: a change waits") {
+		t.Errorf("condition %q", text)
+	}
+	w := httptest.NewRecorder()
+	o.health.Handler(health.Observer{}).ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
+	if text := w.Body.String(); !strings.Contains(text, `"holder":`) || strings.Contains(text, "process 7") {
+		t.Errorf("/healthz answers %s", text)
+	}
+	s.HolderFault = ""
+	o.LeaseChanged(s)
+	if all := conditions(); all[conditionHolder] != "" || all[conditionOther] == "" {
+		t.Errorf("conditions %q", all)
+	}
+	o.Stop()
+}
+
 // Rules that somebody alters again and again are an Event that names who does.
 func TestEventsOfDisputes(t *testing.T) {
 	got := recordedEvents(t, func(h *Events) {
@@ -94,5 +118,18 @@ func wantEvents(t *testing.T, got []string, want ...string) {
 		if i >= len(got) || i >= len(want) || !strings.HasPrefix(got[i], want[i]) {
 			t.Fatalf("Events\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
+	}
+}
+
+// TestForeignRulesAreLoggedOnce logs when rules of others come and go, and not while they stay.
+func TestForeignRulesAreLoggedOnce(t *testing.T) {
+	log, text := logtext.New(0)
+	o := &OtherProxies{log: log, health: health.New(health.Options{}), processes: func() string { return "" }}
+	for _, what := range []string{"", "a place: rules", "a place: rules", "two places: rules", "", ""} {
+		o.ReportForeignRules(service.IPv4, what)
+	}
+	got := logtext.Lines(text)
+	if len(got) != 2 || !strings.Contains(got[0], "a place: rules") || !strings.Contains(got[1], "No other program adds its rules any more") {
+		t.Errorf("logged:\n%s", strings.Join(got, "\n"))
 	}
 }

@@ -67,9 +67,10 @@ type Reports struct {
 	checks  *checks
 	limits  *limits
 	pods    *unknownPods
-	refused *refused
 	latency *latency
 	log     klog.Logger
+	// problems are those that conditions show.
+	problems []*problems
 }
 
 // New returns the Reports of a proxy that starts now. Each part is made after those that
@@ -93,7 +94,7 @@ func New(o Options) *Reports {
 		checks:       newChecks(servers, services.Failing, o.Unavailable),
 		limits:       &limits{mode: o.Mode, health: monitor, events: events, log: o.Log},
 		pods:         newUnknownPods(o, monitor),
-		refused:      &refused{health: monitor, tracker: o.Tracker},
+		problems:     newProblems(o.Tracker, monitor),
 		latency:      newLatency(started),
 		log:          o.Log,
 	}
@@ -162,8 +163,16 @@ func (r *Reports) problemsFound(all []track.Problem) {
 	}
 	for _, p := range all {
 		r.Services.ProblemFound(problemOf(p), time.Now())
-		r.refused.problemFound(p)
+		for _, x := range r.problems {
+			x.problemFound(p)
+		}
 		r.Events.problemFound()
+	}
+}
+
+func (r *Reports) reportProblems(Round) {
+	for _, x := range r.problems {
+		x.report()
 	}
 }
 

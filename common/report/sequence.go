@@ -44,7 +44,7 @@ func (r *Reports) Sequence(b Backend) Sequence {
 		{"checks", inForce, r.checks},
 		{"pods", inForce, r.pods},
 		{"nodeports", inForce, nodePorts{r.Health}},
-		{"refused", inForce, r.refused},
+		{"problems", inForce, Func(r.reportProblems)},
 		{"log", nil, log},
 	}
 	if b.Takeover != nil {

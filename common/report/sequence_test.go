@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -54,7 +55,7 @@ func wholeSequence() Sequence {
 func TestSequence(t *testing.T) {
 	all := wholeSequence()
 	always := []string{"health", "metrics", "services", "events", "drift"}
-	inForce := []string{"limits", "degraded", "unavailable", "latency", "checks", "pods", "nodeports", "refused"}
+	inForce := []string{"limits", "degraded", "unavailable", "latency", "checks", "pods", "nodeports", "problems"}
 	after := []string{"log", "takeover"}
 	port := portError(v4, "web", errRefused)
 	for situation, tt := range map[string]struct {
@@ -93,6 +94,14 @@ func TestSequenceIsDrawn(t *testing.T) {
 			t.Fatalf("step %s is missing, or not in its place, in:\n%s", s.Name, drawn)
 		}
 		drawn = drawn[at+len(s.Name):]
+	}
+}
+
+// TestEventsAreWired checks that each reporter that writes Events has where to.
+func TestEventsAreWired(t *testing.T) {
+	r := newTestReports(Options{API: &rest.Config{Host: "http://127.0.0.1:1"}})
+	if e := r.Events; e == nil || r.limits.events != e || r.OtherProxies.events != e || r.sink.events != e {
+		t.Errorf("limits %p, other proxies %p, sink %p; want %p", r.limits.events, r.OtherProxies.events, r.sink.events, e)
 	}
 }
 

@@ -21,10 +21,12 @@ type Sources struct {
 
 	mu          sync.Mutex
 	synced      bool // all sources have been read once
+	never       int  // manifests that were never readable
 	lastContact map[string]time.Time
 	maxSilence  time.Duration // the longest time without contact
 	faults      map[string]sourceFaults
 	timeouts    map[string]int // watches that were given up, by kind
+	restores    map[string]int // how often the resource version of a kind went backwards
 }
 
 // sourceFaults are the faults of one source, by object. An API server has one fault for
@@ -54,7 +56,10 @@ const staleAfter = 5 * time.Minute
 
 // NewSources returns the Sources of a proxy that reads an API server.
 func NewSources() *Sources {
-	return &Sources{api: true, lastContact: map[string]time.Time{}, maxSilence: staleAfter, faults: map[string]sourceFaults{}, timeouts: map[string]int{}}
+	return &Sources{
+		api: true, lastContact: map[string]time.Time{}, maxSilence: staleAfter, faults: map[string]sourceFaults{},
+		timeouts: map[string]int{}, restores: map[string]int{},
+	}
 }
 
 // NewManifestSources returns the Sources of a proxy that reads manifests.
@@ -68,11 +73,12 @@ func NewManifestSources() *Sources {
 const ManifestSource = "manifests"
 
 // ManifestsRead records that all manifests were read. The next reading follows after
-// every; manifests are stale after two such periods.
-func (c *Sources) ManifestsRead(every time.Duration) {
+// every; manifests are stale after two such periods. They are not synced while some of
+// them were never readable.
+func (c *Sources) ManifestsRead(every time.Duration, never int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.maxSilence = 2 * every
+	c.maxSilence, c.never = 2*every, never
 	c.lastContact[ManifestSource] = time.Now()
 }
 
@@ -138,6 +144,13 @@ func (c *Sources) WatchTimedOut(kind string) {
 	c.timeouts[kind]++
 }
 
+// Restored counts that the resource version of a kind went backwards.
+func (c *Sources) Restored(kind string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.restores[kind]++
+}
+
 func (c *Sources) setSynced() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,7 +165,7 @@ func (c *Sources) report() []health.Source {
 	defer c.mu.Unlock()
 	if !c.api {
 		s := c.reportOf(ManifestSource)
-		s.Synced = c.synced
+		s.Synced = c.synced && c.never == 0
 		return []health.Source{s}
 	}
 	var all []health.Source
@@ -186,9 +199,10 @@ func (c *Sources) reportOf(kind string) health.Source {
 	}
 }
 
-// timeoutCount returns how many watches of a kind were given up.
-func (c *Sources) timeoutCount(kind string) int {
+// counts returns how many watches of a kind were given up, and how often its resource
+// version went backwards.
+func (c *Sources) counts(kind string) (timeouts, restores int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.timeouts[kind]
+	return c.timeouts[kind], c.restores[kind]
 }

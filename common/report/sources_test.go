@@ -102,12 +102,24 @@ func TestSourceFaultsByObject(t *testing.T) {
 	})
 }
 
+// TestManifestsNeverRead wants manifests not to be synced while one was never readable.
+func TestManifestsNeverRead(t *testing.T) {
+	c := NewManifestSources()
+	c.setSynced()
+	for _, never := range []int{1, 0} {
+		c.ManifestsRead(time.Second, never)
+		if s := c.report()[0]; s.Synced != (never == 0) {
+			t.Errorf("with %d files that were never readable: %+v", never, s)
+		}
+	}
+}
+
 // TestManifestsGoStale leaves the manifests unread for two periods.
 func TestManifestsGoStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewManifestSources()
 		const poll = 10 * time.Second
-		c.ManifestsRead(poll)
+		c.ManifestsRead(poll, 0)
 		c.setSynced()
 		time.Sleep(2 * poll)
 		if s := c.report()[0]; s.Stale || !s.Synced || s.LastContact.IsZero() {
@@ -117,7 +129,7 @@ func TestManifestsGoStale(t *testing.T) {
 		if s := c.report()[0]; !s.Stale {
 			t.Errorf("after more than two periods: %+v, want it stale", s)
 		}
-		c.ManifestsRead(poll)
+		c.ManifestsRead(poll, 0)
 		if s := c.report()[0]; s.Stale {
 			t.Errorf("after it was looked at again: %+v, want it not stale", s)
 		}

@@ -16,6 +16,8 @@ type Node struct {
 	// Addrs are the node's own IPs from the API or the operator, without duplicates. The
 	// primary one of each family comes first.
 	Addrs []netip.Addr
+	// PodCIDRs are the ranges that the Node object has for its pods.
+	PodCIDRs []netip.Prefix
 	// Pods distinguishes traffic of this node's pods from other traffic.
 	Pods LocalPods
 	// NodePorts are prefixes. Addresses of the node within them serve NodePorts. A family
@@ -29,6 +31,9 @@ type Node struct {
 	// ServiceCIDRs are the known ranges that ClusterIPs come from, sorted and disjoint.
 	// Traffic to an address in them that belongs to no Service is dropped.
 	ServiceCIDRs []netip.Prefix
+	// EndpointsInServiceCIDRs are addresses in ServiceCIDRs that EndpointSlices list,
+	// sorted. Somebody may use them for pods, so traffic to them is not dropped.
+	EndpointsInServiceCIDRs []netip.Addr
 	// MasqueradeAll masquerades all traffic to ClusterIPs.
 	MasqueradeAll bool
 }
@@ -126,7 +131,11 @@ func OrAnyAddress(prefixes []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// IsServiceAddr reports whether addr is in a range that ClusterIPs come from.
+// IsServiceAddr reports whether addr is in a range that ClusterIPs come from, and no
+// endpoint.
 func (n *Node) IsServiceAddr(addr netip.Addr) bool {
+	if _, listed := slices.BinarySearchFunc(n.EndpointsInServiceCIDRs, addr, netip.Addr.Compare); listed {
+		return false
+	}
 	return slices.ContainsFunc(n.ServiceCIDRs, func(x netip.Prefix) bool { return x.Contains(addr) })
 }

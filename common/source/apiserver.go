@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"kubeproxy/common/retryafter"
 )
 
 // APIServer is a Source that lists and watches objects of a Kubernetes API server. It
@@ -36,23 +38,27 @@ type APIServer struct {
 	// Services without the label.
 	ProxyName string
 	// Report, if set, is called for each failure to list or watch, always with a
-	// *ReadError. The request is then retried. Report, Contact and WatchTimedOut may be
-	// called from several goroutines.
+	// *ReadError. The request is then retried. Report, Contact, WatchTimedOut and Restored
+	// may be called from several goroutines.
 	Report func(error)
 	// Contact, if set, is called at each sign that the API server is alive, with the kind
 	// ("services", "endpointslices", "nodes", "servicecidrs"): the kind was listed, its
 	// watch was granted, or its watch sent an event. Without other events that is a
 	// bookmark per minute. Contact must return at once.
 	Contact func(kind string)
-	// WatchTimedOut, if set, is called for each watch that is replaced because it sent
-	// nothing for WatchTimeout.
+	// WatchTimedOut, if set, is called for each watch that sent nothing for WatchTimeout.
+	// The kind is then listed again.
 	WatchTimedOut func(kind string)
+	// Restored, if set, is called when the resource version of a kind goes backwards, as
+	// after etcd was restored from a backup. All kinds are then listed again.
+	Restored func(kind, before, now string)
 	// WatchTimeout bounds the wait for an answer and the silence of a watch. 0 means
 	// three minutes. API servers send a bookmark every minute.
 	WatchTimeout time.Duration
 
 	limit   sync.Once
 	limiter flowcontrol.RateLimiter
+	pace    *pacer
 }
 
 const (
@@ -69,6 +75,10 @@ const (
 	maxAbsentPause = 10 * time.Minute
 	// minAbsentPause is the first such pause.
 	minAbsentPause = 5 * time.Second
+	// minRelistPause and maxRelistPause are the shortest and longest pause before
+	// everything is listed again because it may be outdated, and up to twice as much by
+	// chance.
+	minRelistPause, maxRelistPause = time.Second, 30 * time.Second
 )
 
 // ReadError is a failure to list or watch one kind.
@@ -104,9 +114,9 @@ func (a *APIServer) Run(ctx context.Context, sink Sink) error {
 	s := &serial{sink: sink}
 	feeds := []*feed{a.services(core, s), a.slices(discovery, s), a.node(core, s), a.serviceCIDRs(networking, s)}
 	group, ctx := errgroup.WithContext(ctx)
-	pace := newPacer()
+	past := newHistory(a.Restored)
 	for _, f := range feeds {
-		f.pace = pace
+		f.pace, f.history = a.pace, past
 		group.Go(func() error {
 			a.run(ctx, f)
 			return nil
@@ -152,7 +162,7 @@ const (
 // limits returns the rate limiter that all clients share: the limits apply to this
 // process, not to each API group. The library does not apply them to watches.
 func (a *APIServer) limits() flowcontrol.RateLimiter {
-	a.limit.Do(func() { a.limiter = a.newLimiter() })
+	a.limit.Do(func() { a.limiter, a.pace = a.newLimiter(), newPacer() })
 	return a.limiter
 }
 
@@ -175,6 +185,7 @@ func (a *APIServer) client(gv schema.GroupVersion, path string, limits flowcontr
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	c := rest.CopyConfig(a.Config)
 	c.RateLimiter = limits
+	retryafter.Wrap(c)
 	c.APIPath, c.GroupVersion = path, &gv
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(c)

@@ -24,6 +24,7 @@ type feed struct {
 	remove    func(types.NamespacedName)
 	contact   func(string)
 	pace      *pacer
+	history   *history
 
 	optional bool // the API server may lack the kind
 
@@ -34,8 +35,9 @@ type feed struct {
 }
 
 var (
-	_ cache.ReflectorStore    = (*feed)(nil)
-	_ cache.TransformingStore = (*feed)(nil)
+	_ cache.ReflectorStore         = (*feed)(nil)
+	_ cache.TransformingStore      = (*feed)(nil)
+	_ cache.ReflectorBookmarkStore = (*feed)(nil)
 )
 
 // Transformer implements cache.TransformingStore. The library collects all existing
@@ -127,7 +129,10 @@ func (f *feed) Resync() error { return nil }
 
 // Bookmark implements cache.ReflectorBookmarkStore. A bookmark shows that the watch is
 // alive.
-func (f *feed) Bookmark(string) { f.reportContact() }
+func (f *feed) Bookmark(string) error {
+	f.reportContact()
+	return nil
+}
 
 // markListed ends the wait for f.
 func (f *feed) markListed() { f.once.Do(func() { close(f.listed) }) }

@@ -60,7 +60,9 @@ func TestFeed(t *testing.T) {
 			t.Errorf("step %d (-want +got):\n%s", i, diff)
 		}
 	}
-	f.Bookmark("11")
+	if err := f.Bookmark("11"); err != nil {
+		t.Error(err)
+	}
 	if len(alive) != len(steps) { // each step except Resync, and the bookmark
 		t.Errorf("%d signs of life, want %d", len(alive), len(steps))
 	}

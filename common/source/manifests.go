@@ -11,30 +11,33 @@ import (
 	"path/filepath"
 	"time"
 
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/files"
 )
 
 // Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes,
 // ServiceCIDRs and Lists of them as YAML or JSON.
 //
-// It keeps what it has read. A file that cannot be read or parsed leaves all its previous
-// objects in force. An object that cannot be decoded leaves its own last good version in
-// force. Both are reported. A duplicate object is reported too: the first one is used, in
+// It keeps what it has read. A file that cannot be read leaves all its previous objects in
+// force. An object that cannot be parsed leaves its own last good version in force. Both
+// are reported. A duplicate object is reported too: the first one is used, in
 // the order of Paths and then of file names. An object without a namespace is in
 // "default". Endpoints serve only Services without any EndpointSlice.
 type Manifests struct {
 	// Paths are files and directories. In a directory, its own files with the suffixes
 	// .yaml, .yml and .json are read, except hidden ones.
 	Paths    []string
-	NodeName string        // the Node to deliver
+	NodeName string // the Node to deliver
+	// Contents are Paths that have been read already, such as standard input.
+	Contents map[string][]byte
 	Poll     time.Duration // interval without a notification; 0 means 10 s
 
 	// Report, if set, is called once for each fault when it appears or changes, and once
 	// when it is over.
 	Report func(Fault)
 	// Contact, if set, is called each time all paths have been read, with the longest
-	// time until the next call.
-	Contact func(every time.Duration)
+	// time until the next call, and how many files and directories were never readable.
+	Contact func(every time.Duration, never int)
 	// Note, if set, is called once for each kind of object that is ignored, and for each
 	// directory without a manifest.
 	Note func(string)
@@ -44,7 +47,8 @@ const defaultPoll = 10 * time.Second
 
 // Run delivers the objects in the files and follows their changes until ctx ends. It
 // returns an error only if a path does not exist at the start, or is neither a file nor a
-// directory.
+// directory. It has not synced while files exist and nothing in any of them was ever
+// readable: then nobody knows the Services, and the rules of an earlier process stay.
 func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	if err := m.checkExist(); err != nil {
 		return err
@@ -59,20 +63,34 @@ func (m *Manifests) Run(ctx context.Context, sink Sink) error {
 	if poll <= 0 {
 		poll = defaultPoll
 	}
-	contact := func() {
-		if m.Contact != nil {
-			m.Contact(poll)
-		}
-	}
-	l.refresh(sink, w.Add())
-	contact()
-	sink.Synced()
-	for w.Wait(ctx, min(poll, l.recheckAfter())) {
+	for synced, more := false, true; more; more = w.Wait(ctx, min(poll, l.recheckAfter())) {
 		// The watches must exist before the read, so that no change in between is missed.
 		l.refresh(sink, w.Add())
-		contact()
+		if m.Contact != nil {
+			m.Contact(poll, l.never)
+		}
+		if !synced && (l.never == 0 || l.held) {
+			synced = true
+			sink.Synced()
+		}
 	}
 	return nil
+}
+
+// ObjectError is a fault of one object. Others of its file can be used.
+type ObjectError struct{ Err error }
+
+func (e *ObjectError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the fault.
+func (e *ObjectError) Unwrap() error { return e.Err }
+
+// OnlyObjects reports whether all that err of Load says is about single objects.
+func OnlyObjects(err error) bool {
+	return errtree.Every(err, func(err error) bool {
+		_, is := err.(*ObjectError)
+		return is
+	})
 }
 
 // Load delivers the objects in the files, then Synced. It returns all faults, joined. If
@@ -87,6 +105,9 @@ func (m *Manifests) Load(_ context.Context, sink Sink) error {
 	sink.Synced()
 	var errs []error
 	for _, p := range l.problems {
+		if p.single {
+			p.err = &ObjectError{p.err}
+		}
 		errs = append(errs, p.err)
 	}
 	return errors.Join(errs...)
@@ -98,7 +119,12 @@ func (m *Manifests) checkExist() error {
 	}
 	var errs []error
 	for _, p := range m.Paths {
-		if _, err := os.Stat(p); err != nil {
+		if m.Contents[p] != nil {
+			continue
+		}
+		if _, err := os.Stat(p); p == "-" && err != nil {
+			errs = append(errs, errors.New("read manifests: standard input is for render, diff and explain; want a file or a directory"))
+		} else if err != nil {
 			errs = append(errs, fmt.Errorf("read manifests: %w", err))
 		}
 	}

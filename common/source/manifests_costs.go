@@ -5,8 +5,8 @@ package source
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
+	"slices"
 
 	yamlv3 "go.yaml.in/yaml/v3"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,11 +22,9 @@ const (
 	maxRejected = 1000
 	// maxObjects is how many objects a file may contain, including ignored ones.
 	maxObjects = 100_000
-	// maxTree bounds the YAML of a file that only the library can parse, which takes up
-	// to 70 times its size for that.
+	// maxTree bounds an object that only the library can parse, which takes up to 70 times
+	// its size for that.
 	maxTree = 512 << 10
-	// treeSetup is what a document adds to its size for this limit.
-	treeSetup = 128
 	// maxObject is the size of the largest object. That is etcd's limit for a request, so
 	// API servers take no larger ones: https://etcd.io/docs/v3.5/dev-guide/limit/.
 	maxObject = 3 << 19
@@ -36,65 +34,32 @@ const (
 
 // costs counts what was spent on a file.
 type costs struct {
-	size  int    // of the file
-	trees int    // bytes that the library read
-	scans int    // bytes looked through for lines
 	over  int    // values beyond what so many bytes may have
 	plain []byte // to be used again for the next document
 }
 
-// chargeTree charges n bytes for the library. It returns an error if that exceeds the
-// limit.
-func (c *costs) chargeTree(n int) error {
-	if c.trees += n; c.trees > maxTree {
-		return fmt.Errorf("the file has more than %d bytes in documents with flow style or quotes over lines, aliases, tags, tabs or keys that are not ASCII; "+
-			"want block style, as kubectl writes it, JSON, or several files", maxTree)
-	}
-	return nil
-}
-
-// chargeLines charges n bytes for line numbers. It returns false if that exceeds the
-// limit.
-func (c *costs) chargeLines(n int) bool {
-	if c.scans+n > 2*c.size+maxProblems<<12 {
-		return false
-	}
-	c.scans += n
-	return true
-}
-
-func newDecoded(content []byte) *decoded { return &decoded{costs: costs{size: len(content)}} }
-
 // problems returns the number of problems so far.
-func (d *decoded) problems() int { return len(d.rejected) + len(d.unparsable) + d.more }
-
-// tooManyErrors reports whether the rest of the file is to be ignored.
-func (d *decoded) tooManyErrors() bool {
-	return d.rejectedCount > maxRejected || d.counted > maxObjects || len(d.unparsable) >= maxProblems
-}
+func (d *decoded) problems() int { return d.rejectedCount }
 
 // countObject counts an object of any kind.
 func (d *decoded) countObject() {
-	if d.counted++; d.counted == maxObjects+1 {
-		d.unparsable = append(d.unparsable, rejection{err: fmt.Errorf("more than %d objects; want several files", maxObjects)})
+	if d.counted++; d.counted > maxObjects {
+		d.tooMuch = fmt.Errorf("more than %d objects; want several files", maxObjects)
 	}
 }
 
-// rejectDocument records a document that cannot be parsed.
-func (d *decoded) rejectDocument(b rejection) { d.unparsable = append(d.unparsable, b) }
-
-// rejectObject records an object that cannot be used. Only the first few are described.
-func (d *decoded) rejectObject(k key, describe func() rejection) {
+// reject records an object that cannot be used. Only the first few are described.
+func (d *decoded) reject(k key, describe func() rejection) {
 	if d.rejectedCount++; d.rejectedCount > maxRejected {
-		d.unparsable = append(d.unparsable, rejection{err: fmt.Errorf("more than %d objects in it cannot be used, so none is; want Kubernetes objects", maxRejected)})
+		d.tooMuch = fmt.Errorf("more than %d objects in it cannot be used, so none is; want Kubernetes objects", maxRejected)
 		return
 	}
-	if d.problems() < maxProblems {
+	if k.kind == "" {
+		d.unnamed++
+	}
+	if len(d.rejected) < maxProblems {
 		d.rejected = append(d.rejected, describe())
-		return
-	}
-	d.more++
-	if k.kind != "" {
+	} else if k.kind != "" {
 		d.undescribed = append(d.undescribed, k)
 	}
 }
@@ -138,17 +103,30 @@ func exact[T any](list []T) []T {
 	return fresh
 }
 
+// hasAliases reports whether text is YAML with aliases, and short enough for them.
+func hasAliases(text []byte) bool {
+	if len(text) > maxAnchored || bytes.IndexByte(text, '&') < 0 || bytes.IndexByte(text, '*') < 0 {
+		return false
+	}
+	var root yamlv3.Node
+	return yamlv3.Unmarshal(text, &root) == nil && anyAlias(&root)
+}
+
+func anyAlias(n *yamlv3.Node) bool {
+	return n.Kind == yamlv3.AliasNode || slices.ContainsFunc(n.Content, anyAlias)
+}
+
 // checkAliases refuses YAML in which aliases stand for much more than is written.
 func checkAliases(text []byte) error {
 	if bytes.IndexByte(text, '&') < 0 || bytes.IndexByte(text, '*') < 0 {
 		return nil
 	}
+	var root yamlv3.Node
+	if yamlv3.Unmarshal(text, &root) != nil || !anyAlias(&root) {
+		return nil // the library reports it
+	}
 	if len(text) > maxAnchored {
 		return fmt.Errorf("aliases in a document of %d bytes; want at most %d, or what they stand for written out", len(text), maxAnchored)
-	}
-	var root yamlv3.Node
-	if yamlv3.Unmarshal(text, &root) != nil {
-		return nil // the library reports it
 	}
 	limit := 10*len(text) + maxAnchored
 	if expandedSize(&root, map[*yamlv3.Node]int{}, limit) >= limit {
@@ -173,46 +151,4 @@ func expandedSize(n *yamlv3.Node, known map[*yamlv3.Node]int, limit int) int {
 	}
 	known[n] = min(size, limit)
 	return known[n]
-}
-
-// eachItem calls each for the items of a List until each returns false. So the items are
-// never all in memory.
-func eachItem(list []byte, each func(json.RawMessage) bool) error {
-	d := json.NewDecoder(bytes.NewReader(list))
-	if _, err := d.Token(); err != nil {
-		return err
-	}
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return err
-		}
-		if key != "items" {
-			var skipped json.RawMessage
-			if err := d.Decode(&skipped); err != nil {
-				return err
-			}
-			continue
-		}
-		open, err := d.Token()
-		if err != nil || open == nil {
-			return err
-		}
-		if open != json.Delim('[') {
-			return fmt.Errorf("items is no list")
-		}
-		for d.More() {
-			var item json.RawMessage
-			if err := d.Decode(&item); err != nil {
-				return err
-			}
-			if !each(item) {
-				return nil
-			}
-		}
-		if _, err := d.Token(); err != nil {
-			return err
-		}
-	}
-	return nil
 }

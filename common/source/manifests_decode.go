@@ -5,10 +5,12 @@ package source
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,22 +27,25 @@ import (
 
 // decoder turns the content of files into objects.
 type decoder struct {
+	path  string // of the file
 	note  func(string)
 	noted map[string]bool
 }
 
-// decoded is the content of one file. If a document is unparsable, the rest of the file
-// cannot be trusted. A rejected object affects only itself. Of both, only the first few
-// are described. Of further rejected objects only the names are kept.
+// decoded is the content of one file. A rejected object affects only itself. Only the
+// first few are described. Of further ones only the names are kept.
 type decoded struct {
 	objects       []object
 	rejected      []rejection
-	unparsable    []rejection
-	more          int   // further problems
-	undescribed   []key // of the bad objects among those
-	rejectedCount int   // bad objects
-	counted       int   // objects of any kind
-	costs         costs
+	undescribed   []key // of further rejected objects
+	rejectedCount int
+	// unnamed is how many rejected objects have an unknown name. They may be any of those
+	// that are missing.
+	unnamed int
+	tooMuch error // why the rest of the file was not read
+	counted int   // objects of any kind
+	fields  int   // notes about unknown fields
+	costs   costs
 }
 
 // rejection is an object or a whole document that cannot be used. Its key is zero if it
@@ -62,42 +67,73 @@ func (b rejection) name() string {
 // decode returns the content of a file.
 func (d *decoder) decode(content []byte) *decoded {
 	content = bytes.TrimPrefix(content, []byte("\xef\xbb\xbf"))
-	if startsAsJSON(content) {
-		out := newDecoded(content)
-		if err := jsonDocuments(content, func(doc document) bool { return d.document(doc, out) }); err == nil {
-			return out
-		}
+	if bytes.IndexByte(content, '\r') >= 0 {
+		content = bytes.ReplaceAll(content, []byte("\r\n"), []byte("\n"))
 	}
-	out := newDecoded(content)
-	yamlDocuments(content, func(doc document) bool { return d.document(doc, out) })
+	out := &decoded{}
+	documents(content, func(doc document) bool {
+		d.document(doc, out)
+		return out.tooMuch == nil
+	})
 	return out
 }
 
-// document decodes one document into out. It returns false if the rest of the file is to
-// be ignored.
-func (d *decoder) document(doc document, out *decoded) bool {
-	text, strict, err := doc.toJSON(&out.costs)
-	switch {
-	case err != nil:
-		out.rejectDocument(rejection{where: doc.position(), err: doc.wrap(err)})
-	case string(text) != "null": // comments only
-		d.object(item{doc: doc, text: text, strict: strict}, out)
+// document decodes one document into out, which may be several objects of JSON.
+func (d *decoder) document(doc document, out *decoded) {
+	if lead := spaces(doc.text); doc.text[lead] != '{' || !bytes.HasPrefix(bytes.TrimLeft(doc.text[lead+1:], " \t\n"), []byte(`"`)) {
+		d.item(item{doc: doc}, out)
+		return
 	}
-	return !out.tooManyErrors()
+	all, err := doc.jsonObjects()
+	if valid := func(o document) bool { return json.Valid(o.text) }; err != nil || len(doc.text) <= maxTree && !every(all, valid) {
+		if text, _, err := doc.toJSON(&out.costs); err == nil { // flow style
+			d.item(item{doc: doc, text: text}, out)
+			return
+		}
+	}
+	for _, o := range all {
+		if d.item(item{doc: o, text: o.text}, out); out.tooMuch != nil {
+			return
+		}
+	}
+	if err != nil {
+		out.reject(key{}, func() rejection { return item{doc: doc}.reject(err) })
+	}
 }
+
+func every[T any](all []T, holds func(T) bool) bool {
+	return !slices.ContainsFunc(all, func(v T) bool { return !holds(v) })
+}
+
+// jsonObjects splits d into one object after another. With an error, it returns those
+// before it.
+func (d document) jsonObjects() (all []document, err error) {
+	line, at := d.line, 0
+	for i := spaces(d.text); i < len(d.text); i += spaces(d.text[i:]) {
+		line += bytes.Count(d.text[at:i], []byte("\n"))
+		at = i
+		n, err := jsonEnd(d.text[i:])
+		if err != nil || d.text[i] != '{' {
+			return all, fmt.Errorf("line %d: %w", line, cmp.Or(err, errors.New("the JSON has something else than an object")))
+		}
+		all = append(all, document{line: line, text: d.text[i : i+n], json: true})
+		i += n
+	}
+	return all, nil
+}
+
+// unused are keys of large values that the proxy never uses, and what takes their place.
+var unused = map[string]string{"managedFields": "null", corev1.LastAppliedConfigAnnotation: `""`}
 
 // toJSON returns the document as JSON. strict is an error that only a strict parser
 // reports, such as a duplicate key.
 func (d document) toJSON(c *costs) (text []byte, strict, err error) {
-	if d.json {
-		return d.text, nil, nil
-	}
-	if text, err := plainYAML(d.text, c.plain); err == nil {
+	if text, err := plainYAML(d.text, c.plain, unused); err == nil {
 		c.plain = text
 		return text, nil, nil
 	}
-	if err := c.chargeTree(len(d.text) + treeSetup); err != nil {
-		return nil, nil, err
+	if len(d.text) > maxTree {
+		return nil, nil, fmt.Errorf("it has %d bytes with flow style, aliases, tags, tabs or keys that are not ASCII; want at most %d, or block style as kubectl writes it", len(d.text), maxTree)
 	}
 	if err := checkAliases(d.text); err != nil {
 		return nil, nil, err
@@ -128,12 +164,13 @@ func (d document) absolute(err error) error {
 // item is an object to decode, alone or in a List.
 type item struct {
 	doc    document
-	text   []byte
+	text   []byte // JSON, nil if doc is not converted yet
 	strict error  // problem of the document although it can be parsed
 	kind   string // default if the object has none
 	api    string // likewise
-	within string // position in a List, "" outside of one
 	depth  int
+	header header
+	key    key
 }
 
 // header holds the fields that identify an object.
@@ -143,150 +180,318 @@ type header struct {
 	Metadata   struct {
 		Name      string `json:"name"`
 		Namespace string `json:"namespace"`
+		UID       string `json:"uid"`
 	} `json:"metadata"`
+}
+
+// key returns the key of an object of one of the kinds that matter.
+func (h header) key() key {
+	value, namespaced := newObject(h.APIVersion, h.Kind)
+	if value == nil || h.Metadata.Name == "" {
+		return key{}
+	}
+	return h.keyIn(namespaced)
+}
+
+func (h header) keyIn(namespaced bool) key {
+	k := key{kind: h.Kind}
+	k.name.Name = h.Metadata.Name
+	if namespaced {
+		k.name.Namespace = cmp.Or(h.Metadata.Namespace, metav1.NamespaceDefault)
+	}
+	return k
+}
+
+// blockHeader returns the header of an object in block style, without parsing the object,
+// and the items if it is a List. It returns false if the kind cannot be told so.
+func (i item) blockHeader() (h header, items entry, ok bool) {
+	ok = true
+	read := func(all []entry, to map[string]*string) {
+		for _, e := range all {
+			if into := to[e.key]; into != nil {
+				value, single := e.value()
+				ok = ok && single && *into == "" // else it is no string, or there twice
+				*into = value
+			}
+		}
+	}
+	all := entries(i.doc.text)
+	read(all, map[string]*string{"apiVersion": &h.APIVersion, "kind": &h.Kind})
+	told := ok
+	for _, e := range all {
+		switch e.key {
+		case "items":
+			items = e
+		case "metadata":
+			read(entries(e.text), map[string]*string{"name": &h.Metadata.Name, "namespace": &h.Metadata.Namespace})
+		}
+	}
+	ok = told
+	if h.Kind == "" && h.APIVersion == "" {
+		h.Kind, h.APIVersion = i.kind, i.api
+	}
+	return h, items, ok && h.Kind != "" && h.APIVersion != ""
+}
+
+// jsonHeader returns the header of an object in JSON.
+func jsonHeader(text []byte) (h header, err error) {
+	whole := func(err error) error { return typeError(text, &header{}, err) }
+	if text[0] != '{' {
+		return h, whole(errors.New("want an object"))
+	}
+	fields := func(text []byte, to map[string]*string, inside func(string, []byte)) {
+		serr := jsonItems(text, func(name string, value []byte, _ int) bool {
+			if into := to[name]; into != nil && err == nil {
+				err = json.Unmarshal(value, into)
+			} else if inside != nil {
+				inside(name, value)
+			}
+			return h.Kind == "" || h.APIVersion == "" || inside == nil || h.Metadata.Name == ""
+		})
+		err = cmp.Or(err, serr)
+	}
+	fields(text, map[string]*string{"apiVersion": &h.APIVersion, "kind": &h.Kind}, func(name string, value []byte) {
+		if m := &h.Metadata; name == "metadata" && value[0] == '{' {
+			fields(value, map[string]*string{"name": &m.Name, "namespace": &m.Namespace, "uid": &m.UID}, nil)
+		}
+	})
+	if err != nil {
+		return h, whole(err)
+	}
+	return h, nil
 }
 
 // reject returns a rejection of the whole item.
 func (i item) reject(err error) rejection {
-	return rejection{where: strings.TrimSuffix(i.doc.position()+": "+i.within, ": "), err: i.wrap("", err)}
+	return rejection{where: i.doc.position(), err: i.doc.wrap(err)}
 }
 
-func (i item) wrap(what string, err error) error {
-	if i.within != "" {
-		what = strings.TrimSuffix(i.within+": "+what, ": ")
-	}
-	if what != "" {
-		err = fmt.Errorf("%s: %w", what, err)
-	}
-	return i.doc.wrap(err)
-}
-
-// namespaceDefault is the namespace of objects without one.
-const namespaceDefault = metav1.NamespaceDefault
-
-// object decodes one item into out.
-func (d *decoder) object(i item, out *decoded) {
+// item decodes one item into out.
+func (d *decoder) item(i item, out *decoded) {
 	out.countObject()
-	var h header
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(i.text, &h); err != nil {
-		out.rejectObject(key{}, func() rejection { return i.reject(typeError(i.text, &header{}, err)) })
+	if i.text == nil {
+		h, items, ok := i.blockHeader()
+		if ok && d.blockItem(i, h, items, out) {
+			return
+		}
+		text, strict, err := i.doc.toJSON(&out.costs)
+		if err != nil {
+			out.reject(h.key(), func() rejection { return i.rejectNamed(h.key(), err) })
+			return
+		}
+		if i.text, i.strict = text, strict; string(text) == "null" {
+			return // comments only
+		}
+	}
+	d.object(i, out)
+}
+
+func (i item) rejectNamed(k key, err error) rejection {
+	if k.kind == "" {
+		return i.reject(err)
+	}
+	return rejection{key: k, err: i.doc.wrap(fmt.Errorf("%s: %w", k, err))}
+}
+
+// blockItem decodes a List item by item, and ignores objects of other kinds, whatever
+// they contain. It returns false if the item must be converted first.
+func (d *decoder) blockItem(i item, h header, items entry, out *decoded) bool {
+	if of, list := listOf(h); list {
+		if len(items.rest) > 0 || i.depth == maxDepth || hasAliases(i.doc.text) {
+			return false
+		}
+		n := -1
+		return blockItems(items.text, func(text []byte, line int) bool {
+			n++
+			doc := document{line: i.doc.line + items.line + 1 + line, text: text, within: i.doc.inside(n)}
+			d.item(item{doc: doc, api: of[0], kind: of[1], depth: i.depth + 1}, out)
+			return out.tooMuch == nil
+		})
+	}
+	value, _ := newObject(h.APIVersion, h.Kind)
+	if value != nil || misnamed(h) != "" {
+		return false
+	}
+	d.ignore(h)
+	return true
+}
+
+// inside returns the position of item n of a List.
+func (d document) inside(n int) string {
+	within := fmt.Sprintf("items[%d]", n)
+	if d.within != "" {
+		within = d.within + "." + within
+	}
+	return within
+}
+
+// object decodes one item in JSON into out.
+func (d *decoder) object(i item, out *decoded) {
+	h, err := jsonHeader(i.text)
+	if err != nil {
+		out.reject(h.key(), func() rejection { return i.rejectNamed(h.key(), err) })
 		return
 	}
 	if h.Kind == "" && h.APIVersion == "" {
 		h.Kind, h.APIVersion = i.kind, i.api
 	}
 	if h.Kind == "" || h.APIVersion == "" {
-		out.rejectObject(key{}, func() rejection {
+		out.reject(key{}, func() rejection {
 			return i.reject(errors.New("an object without apiVersion or kind; want such as apiVersion: v1, kind: Service"))
 		})
 		return
 	}
-	name := h.APIVersion + " " + h.Kind
-	if of, ok := listOf(name); ok {
+	if of, ok := listOf(h); ok {
 		d.list(i, of, out)
 		return
 	}
-	value, namespaced := newObject(name)
+	value, namespaced := newObject(h.APIVersion, h.Kind)
+	if want := misnamed(h); value == nil && want != "" {
+		out.reject(key{}, func() rejection {
+			return i.reject(fmt.Errorf("apiVersion: %.80s, kind: %.80s is no kind of Kubernetes; want %s", printable.Text(h.APIVersion), printable.Text(h.Kind), want))
+		})
+		return
+	}
 	if value == nil {
-		d.ignore(name)
+		d.ignore(h)
 		return
 	}
-	k := key{kind: h.Kind}
-	k.name.Name = h.Metadata.Name
-	if namespaced {
-		k.name.Namespace = h.Metadata.Namespace
-		if k.name.Namespace == "" {
-			k.name.Namespace = namespaceDefault
-		}
+	if group, version, found := strings.Cut(h.APIVersion, "/"); found && version != "v1" {
+		name := printable.Text(h.APIVersion + " " + h.Kind)
+		d.noteOnce(name, "objects of kind "+name+" are read as "+group+"/v1, as far as that is known")
 	}
-	if err := i.fill(value, k, out); err != nil {
-		out.rejectObject(k, func() rejection { return rejection{key: k, err: i.wrap(k.String(), err)} })
+	i.header, i.key = h, h.keyIn(namespaced)
+	if err := d.fill(i, value, out); err != nil {
+		out.reject(i.key, func() rejection { return i.rejectNamed(i.key, err) })
 		return
 	}
-	out.objects = append(out.objects, object{k, value})
+	out.objects = append(out.objects, object{i.key, value})
 }
+
+// groups has the API group of each kind that matters.
+var groups = map[string]string{"Service": "", "Endpoints": "", "Node": "", "EndpointSlice": "discovery.k8s.io", "ServiceCIDR": "networking.k8s.io"}
 
 // newObject returns an empty object of one of the kinds that matter, or nil for other
-// kinds.
-func newObject(name string) (value metav1.Object, namespaced bool) {
-	switch name {
-	case "v1 Service":
-		return &corev1.Service{}, true
-	case "v1 Endpoints":
-		return &endpoints{}, true
-	case "v1 Node":
-		return &corev1.Node{}, false
-	case "discovery.k8s.io/v1 EndpointSlice":
-		return &discoveryv1.EndpointSlice{}, true
-	case "networking.k8s.io/v1 ServiceCIDR":
-		return &networkingv1.ServiceCIDR{}, false
+// kinds. Older and newer versions of an API outside of the core group are read as v1.
+func newObject(api, kind string) (value metav1.Object, namespaced bool) {
+	group, version, found := strings.Cut(api, "/")
+	if !found {
+		group, version = "", api
 	}
-	return nil, false
+	if of, known := groups[kind]; !known || group != of || group == "" && version != "v1" {
+		return nil, false
+	}
+	switch kind {
+	case "Service":
+		return &corev1.Service{}, true
+	case "Endpoints":
+		return &endpoints{}, true
+	case "Node":
+		return &corev1.Node{}, false
+	case "EndpointSlice":
+		return &discoveryv1.EndpointSlice{}, true
+	}
+	return &networkingv1.ServiceCIDR{}, false
 }
 
-// listOf returns the kind of the items of a list, for items without a kind.
-func listOf(name string) (of [2]string, ok bool) {
-	if name == "v1 List" {
+// misnamed returns which kind of Kubernetes h may mean although it names another one, or
+// "". Other projects have kinds with the same names.
+func misnamed(h header) string {
+	group, _, found := strings.Cut(h.APIVersion, "/")
+	if found && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") {
+		return ""
+	}
+	for kind, group := range groups {
+		if strings.EqualFold(strings.TrimRight(h.Kind, "sS"), strings.TrimSuffix(kind, "s")) {
+			return "apiVersion: " + strings.TrimPrefix(group+"/v1", "/") + ", kind: " + kind
+		}
+	}
+	return ""
+}
+
+// listOf returns the apiVersion and kind of the items of a list, for items without.
+func listOf(h header) (of [2]string, ok bool) {
+	if h.APIVersion == "v1" && h.Kind == "List" {
 		return of, true
 	}
-	item, ok := strings.CutSuffix(name, "List")
-	if v, _ := newObject(item); !ok || v == nil {
+	kind, ok := strings.CutSuffix(h.Kind, "List")
+	if v, _ := newObject(h.APIVersion, kind); !ok || v == nil {
 		return of, false
 	}
-	api, kind, _ := strings.Cut(item, " ")
-	return [2]string{api, kind}, true
+	return [2]string{h.APIVersion, kind}, true
 }
 
 // maxDepth bounds Lists within Lists.
 const maxDepth = 4
 
+// list decodes the items of a List in JSON.
 func (d *decoder) list(i item, of [2]string, out *decoded) {
+	reject := func(err error) { out.reject(key{}, func() rejection { return i.reject(err) }) }
 	if i.strict != nil {
-		out.rejectObject(key{}, func() rejection { return i.reject(i.strict) })
-	}
-	var l struct {
-		Items []json.RawMessage `json:"items"`
+		reject(i.strict)
 	}
 	if i.depth == maxDepth {
-		out.rejectObject(key{}, func() rejection { return i.reject(fmt.Errorf("more than %d Lists within each other", maxDepth)) })
+		reject(fmt.Errorf("more than %d Lists within each other", maxDepth))
 		return
 	}
-	n := -1
-	err := eachItem(i.text, func(text json.RawMessage) bool {
+	items, at := []byte("null"), 0
+	err := jsonItems(i.text, func(name string, value []byte, start int) bool {
+		if name == "items" {
+			items, at = value, start
+		}
+		return true
+	})
+	switch {
+	case err != nil:
+		reject(err)
+		return
+	case string(items) == "null":
+		return
+	case items[0] != '[':
+		reject(errors.New("items: want a list"))
+		return
+	}
+	n, line, counted := -1, i.doc.line, 0
+	err = jsonItems(items, func(_ string, text []byte, start int) bool {
 		n++
-		if string(text) == "null" {
-			return true
+		doc := i.doc
+		if doc.within = i.doc.inside(n); i.doc.json {
+			line += bytes.Count(i.text[counted:at+start], []byte("\n"))
+			counted = at + start
+			doc.line, doc.text = line, text
 		}
-		within := fmt.Sprintf("items[%d]", n)
-		if i.within != "" {
-			within = i.within + "." + within
+		if string(text) != "null" {
+			d.item(item{doc: doc, text: text, api: of[0], kind: of[1], depth: i.depth + 1}, out)
 		}
-		d.object(item{doc: i.doc, text: text, api: of[0], kind: of[1], within: within, depth: i.depth + 1}, out)
-		return !out.tooManyErrors()
+		return out.tooMuch == nil
 	})
 	if err != nil {
-		out.rejectObject(key{}, func() rejection { return i.reject(typeError(i.text, &l, err)) })
+		reject(fmt.Errorf("after items[%d]: %w", n, err))
 	}
 }
 
-func (d *decoder) ignore(name string) {
-	d.noteOnce(fmt.Sprintf("objects of kind %.200s are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count", printable.Text(name)))
+func (d *decoder) ignore(h header) {
+	name := printable.Text(fmt.Sprintf("%.200s", h.APIVersion+" "+h.Kind))
+	d.noteOnce(name, "objects of kind "+name+" are ignored; a manifest's Services, EndpointSlices, Endpoints, Nodes and ServiceCIDRs count")
 }
 
-// noteOnce notes something that may be intended, once.
-func (d *decoder) noteOnce(text string) {
-	if d.note != nil && !d.noted[text] {
+// noteOnce notes something that may be intended, once for each key.
+func (d *decoder) noteOnce(key, text string) {
+	if d.note != nil && !d.noted[key] {
 		d.note(text)
 	}
-	d.noted[text] = true
+	d.noted[key] = true
 }
 
 // fill decodes the item into value and checks what identifies it.
-func (i item) fill(value metav1.Object, k key, out *decoded) error {
-	var errs []error
+func (d *decoder) fill(i item, value metav1.Object, out *decoded) error {
+	if i.doc.json {
+		i.text = withoutManagedFields(i.text, &out.costs)
+	}
 	if err := out.costs.dense(i.text); err != nil {
 		return err
 	}
+	var errs []error
 	if i.strict != nil {
 		errs = append(errs, i.strict)
 	}
@@ -294,11 +499,34 @@ func (i item) fill(value metav1.Object, k key, out *decoded) error {
 	if err != nil {
 		return joinLine(append(errs, typeError(i.text, value, err)))
 	}
+	strict = d.tolerate(i, value, strict, out)
 	errs = append(errs, i.explainAll(value, strict, out)...)
-	value.SetNamespace(k.name.Namespace)
+	value.SetNamespace(i.key.name.Namespace)
 	value.SetManagedFields(nil)
 	compact(value)
+	if s, is := value.(*discoveryv1.EndpointSlice); is && !strings.HasSuffix(i.header.APIVersion, "/v1") {
+		readTopology(s, i.text)
+	}
 	return joinLine(append(errs, checkNames(value)...))
+}
+
+// withoutManagedFields returns an object in JSON without what is often half of it.
+func withoutManagedFields(text []byte, c *costs) []byte {
+	cut := text
+	_ = jsonItems(text, func(name string, metadata []byte, at int) bool {
+		if name == "metadata" && metadata[0] == '{' {
+			_ = jsonItems(metadata, func(name string, value []byte, start int) bool {
+				if name == "managedFields" {
+					start += at
+					c.plain = append(append(append(c.plain[:0], text[:start]...), "null"...), text[start+len(value):]...)
+					cut = c.plain
+				}
+				return true
+			})
+		}
+		return name != "metadata"
+	})
+	return cut
 }
 
 // isPlainName reports whether s is valid as a name of any kind. Most names are, and this

@@ -63,6 +63,9 @@ func expected(t reflect.Type) string {
 
 // explainAll explains strict decoding errors, as many as out has room for.
 func (i item) explainAll(value any, strict []error, out *decoded) []error {
+	if len(strict) == 0 {
+		return nil
+	}
 	room := max(maxProblems-len(out.rejected), 1)
 	var more error
 	if len(strict) > room {
@@ -75,7 +78,7 @@ func (i item) explainAll(value any, strict []error, out *decoded) []error {
 			lines[last] = 0
 		}
 	}
-	if out.problems() < maxProblems && out.costs.chargeLines(len(i.doc.text)) {
+	if len(out.rejected) < maxProblems {
 		i.doc.findLines(lines)
 	}
 	var errs []error

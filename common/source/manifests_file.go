@@ -32,8 +32,11 @@ type file struct {
 	emptySince time.Time
 }
 
+// MaxManifest is the size of the largest file.
+const MaxManifest = 64 << 20
+
 const (
-	maxFile = 32 << 20
+	maxFile = MaxManifest
 	// mtimeGranularity is the resolution of times in some file systems, with a margin:
 	// they store seconds, or two seconds. A file that was read right after a write can be
 	// written again without a visible change.
@@ -105,52 +108,71 @@ func (f *file) keepLastGood(what ...rejection) {
 		if len(f.objects) > 0 {
 			b.err = fmt.Errorf("%w; the file's last good state stays in force", b.err)
 		}
-		f.addProblem(b)
+		f.addProblem(b, false)
 	}
 }
 
-// addProblem records a problem with something in the file.
-func (f *file) addProblem(b rejection) {
+// addProblem records a problem with something in the file. single means that others
+// of its objects can be used.
+func (f *file) addProblem(b rejection, single bool) {
 	object := f.path
 	if name := b.name(); name != "" {
 		object += ": " + name
 	}
-	f.problems = append(f.problems, problem{object, fmt.Errorf("manifest %s: %w", printable.Text(f.path), b.err)})
+	f.problems = append(f.problems, problem{object, fmt.Errorf("manifest %s: %w", printable.Text(f.path), b.err), single})
 }
 
 func (f *file) parse(d *decoder, content []byte) {
+	d.path = f.path
 	got := d.decode(content)
-	if len(got.unparsable) > 0 {
+	if got.tooMuch != nil {
 		info := f.info
-		f.keepLastGood(got.unparsable...)
+		f.keepLastGood(append(got.rejected, rejection{err: got.tooMuch})...)
 		f.info = info // no need to parse it again
 		return
 	}
 	f.problems, f.unknown = nil, false
-	old := make(map[key]object, len(f.objects))
-	for _, o := range slices.Backward(f.objects) {
-		old[o.key] = o
-	}
+	partly := len(got.objects) > 0
+	old, have := byKey(f.objects), byKey(got.objects)
 	keep := func(k key) bool {
 		o, ok := old[k]
-		if ok {
+		if _, again := have[k]; ok && !again {
 			got.objects = append(got.objects, o)
+			have[k] = o
 		}
 		f.unknown = f.unknown || !ok
 		return ok
 	}
 	for _, b := range got.rejected {
-		if keep(b.key) {
+		switch {
+		case b.key.kind != "" && keep(b.key):
 			b.err = fmt.Errorf("%w; its last good version stays in force", b.err)
+		case b.key.kind == "" && len(old) > 0:
+			b.err = fmt.Errorf("%w; the last good version of what is missing stays in force", b.err)
 		}
-		f.addProblem(b)
+		f.addProblem(b, partly)
 	}
 	for _, k := range got.undescribed {
 		keep(k)
 	}
-	f.unknown = f.unknown || got.more > len(got.undescribed)
-	if got.more > 0 {
-		f.addProblem(rejection{where: "the rest", err: fmt.Errorf("%d more objects cannot be used; what was good of them before stays in force", got.more)})
+	if got.unnamed > 0 { // it may be any of those that are missing
+		before := len(got.objects)
+		for _, o := range f.objects {
+			keep(o.key)
+		}
+		f.unknown = f.unknown || got.unnamed > len(got.objects)-before
+	}
+	if more := got.rejectedCount - len(got.rejected); more > 0 {
+		f.addProblem(rejection{where: "the rest", err: fmt.Errorf("%d more objects cannot be used; what was good of them before stays in force", more)}, partly)
 	}
 	f.objects = got.objects
+}
+
+// byKey returns the first object of each key.
+func byKey(all []object) map[key]object {
+	found := make(map[key]object, len(all))
+	for _, o := range slices.Backward(all) {
+		found[o.key] = o
+	}
+	return found
 }

@@ -22,11 +22,11 @@ func FuzzDecode(f *testing.F) {
 				t.Errorf("object without a key: %v", o.key)
 			}
 		}
-		if n := len(got.rejected) + len(got.unparsable); n > maxProblems+1 || got.costs.trees > maxTree+len(content)+treeSetup {
-			t.Errorf("%d problems, %d bytes for the library", n, got.costs.trees)
+		if n := len(got.rejected); n > maxProblems {
+			t.Errorf("%d problems are reported, want at most %d", n, maxProblems)
 		}
 		for _, b := range got.rejected {
-			if !strings.HasPrefix(b.err.Error(), "document at line ") {
+			if !strings.Contains(b.err.Error(), " at line ") {
 				t.Errorf("error = %q, want it to say where", b.err)
 			}
 		}
@@ -51,14 +51,16 @@ func TestDocuments(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var lines []int
-			note := func(d document) bool {
-				lines = append(lines, d.line)
+			documents([]byte(tt.in), func(d document) bool {
+				all, err := d.jsonObjects()
+				if err != nil {
+					all = []document{d}
+				}
+				for _, o := range all {
+					lines = append(lines, o.line)
+				}
 				return true
-			}
-			if !startsAsJSON([]byte(tt.in)) || jsonDocuments([]byte(tt.in), note) != nil {
-				lines = nil
-				yamlDocuments([]byte(tt.in), note)
-			}
+			})
 			if len(lines) != len(tt.lines) {
 				t.Fatalf("lines = %v, want %v", lines, tt.lines)
 			}

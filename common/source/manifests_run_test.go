@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,14 @@ import (
 // run starts m on the paths and waits for Synced. It returns the calls before Synced.
 func run(t *testing.T, m *Manifests) (*recorder, []string) {
 	t.Helper()
+	r := start(t, m)
+	r.wait(t, "synced")
+	calls, _ := r.take()
+	return r, calls
+}
+
+func start(t *testing.T, m *Manifests) *recorder {
+	t.Helper()
 	r := &recorder{}
 	m.Report = r.report
 	ctx, cancel := context.WithCancel(t.Context())
@@ -33,9 +42,7 @@ func run(t *testing.T, m *Manifests) (*recorder, []string) {
 			t.Errorf("Run = %v, want nil", err)
 		}
 	})
-	r.wait(t, "synced")
-	calls, _ := r.take()
-	return r, calls
+	return r
 }
 
 func rename(t *testing.T, from, to string) {
@@ -179,7 +186,7 @@ var breakages = map[string]struct {
 }{
 	"broken file": {
 		func(t *testing.T, dir string) { write(t, dir+"/a.yaml", "kind: [") },
-		[]string{"manifest DIR/a.yaml: document at line 1: line 1: did not find expected node content; the file's last good state stays in force"},
+		[]string{"manifest DIR/a.yaml: document at line 1: line 1: did not find expected node content; the last good version of what is missing stays in force"},
 	},
 	"bad object": {
 		func(t *testing.T, dir string) {
@@ -213,7 +220,7 @@ var breakages = map[string]struct {
 				t.Fatal(err)
 			}
 		},
-		[]string{"manifest DIR/a.yaml: has 33554433 bytes; want at most 33554432; the file's"},
+		[]string{"manifest DIR/a.yaml: has 67108865 bytes; want at most 67108864; the file's"},
 	},
 }
 
@@ -261,15 +268,20 @@ func afterProblem(t *testing.T, r *recorder) (calls, errs []string) {
 	return r.take()
 }
 
+// TestRunRecovers starts with a broken file. Nothing has synced before it is repaired.
 func TestRunRecovers(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/a.yaml", "kind: [")
-	r, before := run(t, &Manifests{Paths: []string{dir}, Poll: time.Hour})
-	if diff := cmp.Diff([]string{"unread 1", "synced"}, before); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
+	var never atomic.Int32
+	r := start(t, &Manifests{Paths: []string{dir}, Poll: time.Hour, Contact: func(_ time.Duration, n int) { never.Store(int32(n)) }})
+	if calls, _ := afterProblem(t, r); !slices.Equal(calls, []string{"unread 1"}) || never.Load() != 1 {
+		t.Errorf("calls = %q, %d files never readable", calls, never.Load())
 	}
 	write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
-	r.wait(t, "set service shop/a 10.96.0.1", "unread 0")
+	r.wait(t, "set service shop/a 10.96.0.1", "unread 0", "synced")
+	if never.Load() != 0 {
+		t.Errorf("%d files never readable, want none", never.Load())
+	}
 }
 
 // TestRunReportsWhatIsOver breaks two objects and repairs them one by one.
@@ -279,6 +291,7 @@ func TestRunReportsWhatIsOver(t *testing.T) {
 		return strings.Replace(serviceYAML(name, "10.96.0.1"), "clusterIP", "clusterIp", 1)
 	}
 	path := filepath.Join(dir, "m.yaml")
+	write(t, filepath.Join(dir, "good.yaml"), serviceYAML("good", "10.96.0.9"))
 	write(t, path, bad("a")+"---\n"+bad("b"))
 	r, _ := run(t, &Manifests{Paths: []string{dir}, Poll: time.Hour})
 	for _, step := range []struct {

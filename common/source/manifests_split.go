@@ -5,60 +5,29 @@ package source
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 )
 
-// document is one YAML or JSON document of a file.
+// document is a YAML or JSON document of a file, or an item of a List in it.
 type document struct {
-	line int // where it starts, from 1
-	text []byte
-	json bool
+	line   int // where it starts, from 1
+	text   []byte
+	json   bool
+	within string // position in a List, "" outside of one
 }
 
-// startsAsJSON reports whether content may be JSON throughout, whatever the name of the
-// file. It may contain several objects.
-func startsAsJSON(content []byte) bool {
-	trimmed := bytes.TrimLeft(content, " \t\r\n")
-	return len(trimmed) > 0 && trimmed[0] == '{'
-}
-
-// jsonDocuments calls each for one object after another, until each returns false. It
-// returns an error if content is not JSON.
-func jsonDocuments(content []byte, each func(document) bool) error {
-	d := json.NewDecoder(bytes.NewReader(content))
-	line, at := 1, int64(0)
-	for {
-		var raw json.RawMessage
-		err := d.Decode(&raw)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		start := d.InputOffset() - int64(len(raw))
-		line += bytes.Count(content[at:start], []byte("\n"))
-		at = start
-		if !each(document{line, raw, true}) {
-			return nil
-		}
-	}
-}
-
-// yamlDocuments splits content at document markers and calls each for one document after
+// documents splits content at document markers and calls each for one document after
 // another, until each returns false. YAML reserves the markers at the start of a line,
 // even within a block scalar: https://yaml.org/spec/1.1/.
-func yamlDocuments(content []byte, each func(document) bool) {
+func documents(content []byte, each func(document) bool) {
 	first, start := 1, 0 // of the document at hand
 	line, pos := 1, 0
 	more := true
 	end := func(next, nextLine int) {
 		if text := content[start:pos]; more && len(bytes.TrimSpace(text)) > 0 {
-			lead := len(text) - len(bytes.TrimLeft(text, "\r\n"))
-			more = each(document{line: first + bytes.Count(text[:lead], []byte("\n")), text: text[lead:]})
+			lead := len(text) - len(bytes.TrimLeft(text, "\n"))
+			more = each(document{line: first + lead, text: text[lead:]})
 		}
 		start, first = next, nextLine
 	}
@@ -81,15 +50,211 @@ func yamlDocuments(content []byte, each func(document) bool) {
 
 func isMarker(row []byte, marker string) bool {
 	rest, ok := bytes.CutPrefix(row, []byte(marker))
-	return ok && (len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0])))
+	return ok && (len(rest) == 0 || bytes.ContainsRune([]byte(" \t\n"), rune(rest[0])))
 }
 
 // wrap adds the position in the file to err.
-func (d document) wrap(err error) error {
-	return fmt.Errorf("%s: %w", d.position(), err)
-}
+func (d document) wrap(err error) error { return fmt.Errorf("%s: %w", d.position(), err) }
 
 // position returns where in the file the document is.
 func (d document) position() string {
+	if d.within != "" {
+		return fmt.Sprintf("%s at line %d", d.within, d.line)
+	}
 	return fmt.Sprintf("document at line %d", d.line)
 }
+
+// entry is a key of a block mapping, and its value with the lines of it.
+type entry struct {
+	key  string
+	rest []byte // what follows the key on its line
+	line int    // of the key, from 0
+	text []byte // the lines after it
+}
+
+// maxEntries is more keys than metadata or the top of an object has.
+const maxEntries = 64
+
+// entries returns the keys of the block mapping that text is, without parsing their
+// values. It returns nil for other text.
+func entries(text []byte) []entry {
+	var all []entry
+	margin, start := -1, 0
+	pos := 0
+	for line := 0; pos < len(text); line++ {
+		row, _, _ := bytes.Cut(text[pos:], []byte("\n"))
+		next := min(pos+len(row)+1, len(text))
+		trimmed := bytes.TrimLeft(row, " ")
+		indent := len(row) - len(trimmed)
+		n := 0
+		if len(trimmed) > 0 && trimmed[0] != '#' && (margin < 0 || indent <= margin) {
+			if n = keyLength(trimmed); margin < 0 && n == 0 || indent < margin || len(all) == maxEntries {
+				return nil
+			}
+		}
+		if n > 0 {
+			if margin = indent; len(all) > 0 {
+				all[len(all)-1].text = text[start:pos]
+			}
+			all = append(all, entry{key: string(trimmed[:n]), rest: bytes.TrimSpace(trimmed[n+1:]), line: line})
+			start = next
+		}
+		pos = next
+	}
+	if len(all) > 0 {
+		all[len(all)-1].text = text[start:]
+	}
+	return all
+}
+
+// value returns the string that the entry holds on its line.
+func (e entry) value() (string, bool) {
+	p := plainParser{}
+	if len(e.rest) == 0 || !p.scalar(e.rest) || p.out[0] != '"' {
+		return "", false
+	}
+	return string(p.out[1 : len(p.out)-1]), true
+}
+
+// blockItems calls each for the items of a block sequence, until each returns false. It
+// returns false if text is none. The text of an item has a space instead of its dash.
+func blockItems(text []byte, each func(item []byte, line int) bool) bool {
+	margin, start, first := -1, 0, 0
+	pos := 0
+	end := func() bool {
+		item := bytes.Clone(text[start:pos])
+		if i := bytes.IndexByte(item, '-'); i >= 0 {
+			item[i] = ' '
+		}
+		return each(item, first)
+	}
+	for line := 0; pos < len(text); line++ {
+		row, _, _ := bytes.Cut(text[pos:], []byte("\n"))
+		trimmed := bytes.TrimLeft(row, " ")
+		indent := len(row) - len(trimmed)
+		if len(trimmed) > 0 && trimmed[0] != '#' && (margin < 0 || indent == margin && isItem(trimmed)) {
+			if margin < 0 && !isItem(trimmed) {
+				return false
+			}
+			if margin >= 0 && !end() {
+				return true
+			}
+			margin, start, first = indent, pos, line
+		}
+		pos = min(pos+len(row)+1, len(text))
+	}
+	if margin >= 0 {
+		end()
+	}
+	return true
+}
+
+var errCutOff = errors.New("the JSON ends in the middle of a value")
+
+// jsonEnd returns where the JSON value ends that text starts with. It looks at the
+// structure alone, which takes a fraction of the time of a parser.
+func jsonEnd(text []byte) (int, error) {
+	depth := 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '"':
+			n, err := stringEnd(text[i:])
+			if err != nil {
+				return 0, err
+			}
+			i += n - 1
+		case '{', '[':
+			depth++
+			continue
+		case '}', ']':
+			depth--
+		case '\n':
+			if depth == 0 {
+				return i, nil
+			}
+			for i+1 < len(text) && text[i+1] == ' ' { // indentation is half of what kubectl prints
+				i++
+			}
+			continue
+		case ' ', '\t', '\r', ',', ':':
+			if depth == 0 {
+				return i, nil
+			}
+			continue
+		default:
+			if depth == 0 && i+1 < len(text) && bytes.IndexByte([]byte(" \t\n\r,:}]"), text[i+1]) < 0 {
+				continue
+			}
+		}
+		if depth <= 0 {
+			return i + 1, nil
+		}
+	}
+	return 0, errCutOff
+}
+
+// stringEnd returns where the JSON string ends that text starts with.
+func stringEnd(text []byte) (int, error) {
+	for i := 1; i < len(text); i++ {
+		n := bytes.IndexByte(text[i:], '"')
+		if n < 0 {
+			break
+		}
+		i += n
+		if escapes := len(text[:i]) - len(bytes.TrimRight(text[:i], `\`)); escapes%2 == 0 {
+			return i + 1, nil
+		}
+	}
+	return 0, errCutOff
+}
+
+// jsonItems calls each with the values of a JSON object or array, until it returns false.
+// An object has keys.
+func jsonItems(text []byte, each func(key string, value []byte, at int) bool) error {
+	end := byte(']')
+	if text[0] == '{' {
+		end = '}'
+	}
+	i := 1 + spaces(text[1:])
+	for empty := true; i < len(text); empty = false {
+		if empty && text[i] == end {
+			return nil
+		}
+		key := ""
+		if end == '}' {
+			n, err := jsonEnd(text[i:])
+			if err != nil {
+				return err
+			}
+			key = string(bytes.Trim(text[i:i+n], `"`))
+			i += n
+			i += spaces(text[i:])
+			if i >= len(text) || text[i] != ':' {
+				return errors.New("the JSON has a key without a value")
+			}
+			i += 1 + spaces(text[i+1:])
+		}
+		n, err := jsonEnd(text[i:])
+		switch {
+		case err != nil:
+			return err
+		case n == 0:
+			return fmt.Errorf("the JSON has %q where a value should be", text[i])
+		case !each(key, text[i:i+n], i):
+			return nil
+		}
+		i += n
+		switch i += spaces(text[i:]); {
+		case i < len(text) && text[i] == end:
+			return nil
+		case i < len(text) && text[i] != ',':
+			return fmt.Errorf("the JSON has %q where a comma should be", text[i])
+		}
+		i++
+		i += spaces(text[min(i, len(text)):])
+	}
+	return errCutOff
+}
+
+// spaces returns how many spaces and line breaks text starts with.
+func spaces(text []byte) int { return len(text) - len(bytes.TrimLeft(text, " \t\r\n")) }

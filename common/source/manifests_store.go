@@ -17,6 +17,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/common/files"
 	"kubeproxy/common/printable"
 )
 
@@ -66,11 +67,14 @@ type manifestStore struct {
 	decoder   decoder
 	node      string
 	paths     []string
+	contents  map[string][]byte
 	listings  map[string]*listing
 	files     map[string]*file
 	delivered map[key]any
 
-	unread int // as last passed to the sink
+	unread int  // as last passed to the sink
+	never  int  // files and directories of which nothing was ever readable
+	held   bool // a file has objects
 
 	report   func(Fault)
 	problems []problem // as of the last refresh
@@ -81,6 +85,7 @@ type manifestStore struct {
 type problem struct {
 	object string // as in Fault
 	err    error
+	single bool // others of the file can be used
 }
 
 func newManifestStore(m *Manifests) *manifestStore {
@@ -88,6 +93,7 @@ func newManifestStore(m *Manifests) *manifestStore {
 		decoder:   decoder{note: m.Note, noted: map[string]bool{}},
 		node:      normalizeNode(m.NodeName),
 		paths:     m.Paths,
+		contents:  m.Contents,
 		listings:  map[string]*listing{},
 		files:     map[string]*file{},
 		delivered: map[key]any{},
@@ -105,30 +111,36 @@ func normalizeNode(name string) string {
 func (l *manifestStore) refresh(sink Sink, hindrance error) {
 	l.problems = nil
 	if hindrance != nil {
-		l.problems = append(l.problems, problem{"changes of files", hindrance})
+		l.problems = append(l.problems, problem{object: "changes of files", err: hindrance})
 	}
-	files := l.readFiles(time.Now())
-	wanted := l.merge(files)
+	all := l.readFiles(time.Now())
+	wanted := l.merge(all)
 	// A renamed port changes both in a Service and in its slices.
 	sink.Batch(func() {
 		l.deliver(sink, wanted)
-		l.reportUnread(sink, files)
+		l.reportUnread(sink, all)
 	})
 	l.reported = l.reported.report(l.problems, l.report)
 }
 
 // reportUnread counts the files with content of which no good version was ever read, and
 // the directories that were never listed. Their previous content is unknown.
-func (l *manifestStore) reportUnread(sink Sink, files []*file) {
+func (l *manifestStore) reportUnread(sink Sink, all []*file) {
 	unread := 0
-	for _, f := range files {
+	l.never, l.held = 0, false
+	for _, f := range all {
+		l.held = l.held || len(f.objects) > 0
 		if f.unknown {
 			unread++
+		}
+		if f.unknown && len(f.objects) == 0 {
+			l.never++
 		}
 	}
 	for _, dir := range l.listings {
 		if dir.err != nil && len(dir.files) == 0 {
 			unread++
+			l.never++
 		}
 	}
 	if unread != l.unread {
@@ -146,11 +158,15 @@ func (l *manifestStore) readFiles(now time.Time) []*file {
 			l.listings[path] = &listing{}
 		}
 		dir := l.listings[path]
-		dir.list(path)
+		if l.contents[path] != nil {
+			*dir = listing{files: []string{path}}
+		} else {
+			dir.list(path)
+		}
 		if dir.err != nil {
-			l.problems = append(l.problems, problem{path, dir.err})
+			l.problems = append(l.problems, problem{object: path, err: dir.err})
 		} else if len(dir.files) == 0 {
-			l.decoder.noteOnce(fmt.Sprintf("%s: no file in it ends in .yaml, .yml or .json; folders in it are not read", path))
+			l.decoder.noteOnce(path, fmt.Sprintf("%s: no file in it ends in .yaml, .yml or .json; folders in it are not read", path))
 		}
 		for _, name := range dir.files {
 			if seen[name] != nil {
@@ -160,7 +176,9 @@ func (l *manifestStore) readFiles(now time.Time) []*file {
 			if f == nil {
 				f = &file{path: name}
 			}
-			if dir.err == nil {
+			if content := l.contents[path]; content != nil {
+				f.parse(&l.decoder, files.Text(content))
+			} else if dir.err == nil {
 				f.refresh(&l.decoder, now)
 			}
 			seen[name] = f
@@ -173,14 +191,14 @@ func (l *manifestStore) readFiles(now time.Time) []*file {
 
 // merge returns the combined content of the files: the first object of each name, and
 // Endpoints only for Services without slices.
-func (l *manifestStore) merge(files []*file) map[key]any {
+func (l *manifestStore) merge(all []*file) map[key]any {
 	type first struct {
 		object
 		path string
 	}
 	seen := make(map[key]first, len(l.delivered))
 	sliced := map[types.NamespacedName]bool{}
-	for _, f := range files {
+	for _, f := range all {
 		l.problems = append(l.problems, f.problems...)
 		var twice []problem
 		for _, o := range f.objects {
@@ -188,6 +206,7 @@ func (l *manifestStore) merge(files []*file) map[key]any {
 				twice = append(twice, problem{
 					f.path + ": " + o.key.String(),
 					fmt.Errorf("manifest %s: %s is ignored: %s has it already", printable.Text(f.path), o.key, printable.Text(have.path)),
+					true,
 				})
 				continue
 			}
@@ -223,7 +242,7 @@ func firstProblems(path string, twice []problem) []problem {
 		return twice
 	}
 	more := fmt.Errorf("manifest %s: %d more objects are ignored: they are there already", path, len(twice)-maxProblems)
-	return append(twice[:maxProblems], problem{path + ": objects that are there already", more})
+	return append(twice[:maxProblems], problem{path + ": objects that are there already", more, true})
 }
 
 func addSlices(to map[key]any, e *endpoints) {

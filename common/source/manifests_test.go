@@ -187,9 +187,9 @@ var loads = map[string]struct {
 	"names that are not read": {
 		files: map[string]string{".a.yaml": serviceYAML("a", "10.96.0.1"), "b.txt": serviceYAML("b", "10.96.0.1"), "c.yaml~": serviceYAML("c", "10.96.0.1")},
 	},
-	"broken file leaves the others": {
+	"a broken document leaves the others": {
 		files: map[string]string{"a.yaml": serviceYAML("a", "10.96.0.1") + "---\nkind: [\n", "b.yaml": serviceYAML("b", "10.96.0.2")},
-		want:  []string{"set service shop/b 10.96.0.2", "unread 1"},
+		want:  []string{"set service shop/a 10.96.0.1", "set service shop/b 10.96.0.2", "unread 1"},
 		errs:  []string{"manifest DIR/a.yaml: document at line 6: line 6: did not find expected node content"},
 	},
 	"bad objects leave the others": {
@@ -228,7 +228,7 @@ var loads = map[string]struct {
 	"lists without end": {
 		files: map[string]string{"a.yml": strings.Repeat("{apiVersion: v1, kind: List, items: [", 6) + strings.Repeat("]}", 6)},
 		want:  []string{"unread 1"},
-		errs:  []string{"manifest DIR/a.yml: document at line 1: items[0].items[0].items[0].items[0]: more than 4 Lists within each other"},
+		errs:  []string{"manifest DIR/a.yml: items[0].items[0].items[0].items[0] at line 1: more than 4 Lists within each other"},
 	},
 	"endpoints that are not to be mirrored": {
 		files: map[string]string{"a.yaml": "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web, labels: {endpointslice.kubernetes.io/skip-mirror: 'true'}}\n" +

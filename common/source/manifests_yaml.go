@@ -9,30 +9,26 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"sigs.k8s.io/yaml"
 )
 
-// plainYAML converts the YAML that people and tools write for Kubernetes to JSON, in one
-// pass: block mappings and sequences, scalars on one line, literal blocks, and flow
-// collections on one line, in UTF-8 with keys in ASCII. For all other text, correct or
-// not, it returns errNotPlain, and the library parses it. The library builds a tree of 70
-// bytes for each byte of some texts, and takes ten times as long for any. The result is
-// in buffer if that is large enough.
-func plainYAML(text, buffer []byte) ([]byte, error) {
-	if bytes.IndexByte(text, '\r') >= 0 {
-		text = bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n"))
-	}
+// plainYAML converts the block style that kubectl and people write to JSON, in one pass.
+// It parses mappings, sequences and the most frequent scalars itself, and leaves each
+// other value to the library, such as text over lines and flow style. For all other text,
+// correct or not, it returns errNotPlain, and the library parses all of it. The library
+// takes ten times as long, and builds a tree of 70 bytes for each byte of some texts. The
+// result is in buffer if that is large enough. Values of keys in instead are replaced.
+func plainYAML(text, buffer []byte, instead map[string]string) ([]byte, error) {
 	if !isPlainText(text) {
 		return nil, errNotPlain
 	}
-	p := &plainParser{text: text, out: buffer[:0]}
+	p := &plainParser{text: text, out: buffer[:0], instead: instead, budget: len(text) + 2048}
 	p.next()
 	if p.ended {
 		return []byte("null"), nil
 	}
-	if p.indent != 0 {
-		return nil, errNotPlain
-	}
-	if err := p.block(0); err != nil {
+	if err := p.block(p.indent); err != nil {
 		return nil, err
 	}
 	if !p.ended {
@@ -78,12 +74,14 @@ const plainDepth = 64
 
 // plainParser is at a line that is neither empty nor a comment.
 type plainParser struct {
-	text   []byte // after the present line
-	indent int
-	row    []byte // without indentation
-	ended  bool
-	depth  int
-	out    []byte
+	text    []byte // after the present line
+	indent  int
+	row     []byte // without indentation
+	ended   bool
+	depth   int
+	out     []byte
+	instead map[string]string
+	budget  int // what values may still cost that are left to the library
 }
 
 // next moves to the next line that is neither empty nor a comment.
@@ -91,12 +89,10 @@ func (p *plainParser) next() {
 	for len(p.text) > 0 {
 		row, rest, _ := bytes.Cut(p.text, []byte("\n"))
 		p.text = rest
-		trimmed := bytes.TrimLeft(row, " ")
-		if len(trimmed) == 0 || trimmed[0] == '#' {
-			continue
+		if trimmed := bytes.TrimLeft(row, " "); len(trimmed) > 0 && trimmed[0] != '#' {
+			p.indent, p.row = len(row)-len(trimmed), trimmed
+			return
 		}
-		p.indent, p.row = len(row)-len(trimmed), trimmed
-		return
 	}
 	p.ended, p.indent, p.row = true, -1, nil
 }
@@ -112,8 +108,6 @@ func (p *plainParser) block(indent int) error {
 		return p.sequence(indent)
 	case keyLength(p.row) > 0:
 		return p.mapping(indent)
-	case p.row[0] == '{':
-		return p.value(p.row, indent, true)
 	}
 	return errNotPlain
 }
@@ -157,14 +151,12 @@ func (p *plainParser) mapping(indent int) error {
 			p.out = append(p.out, ',')
 		}
 		p.out = append(append(append(p.out, '"'), p.row[:n]...), '"', ':')
-		rest := bytes.TrimLeft(p.row[n+1:], " ")
-		if len(rest) > 0 && rest[0] == '|' {
-			if err := p.literal(string(bytes.TrimRight(rest, " ")), indent); err != nil {
-				return err
-			}
+		if other, found := p.instead[string(p.row[:n])]; found {
+			p.out = append(p.out, other...)
+			p.skip(indent)
 			continue
 		}
-		if err := p.value(rest, indent, false); err != nil {
+		if err := p.value(bytes.TrimLeft(p.row[n+1:], " "), indent, false); err != nil {
 			return err
 		}
 	}
@@ -175,84 +167,134 @@ func (p *plainParser) mapping(indent int) error {
 	return nil
 }
 
+// skip moves to the line after the value of the present key.
+func (p *plainParser) skip(indent int) {
+	for p.next(); p.indent > indent || p.indent == indent && isItem(p.row); {
+		p.next()
+	}
+}
+
 // value parses what follows a key or a dash, on its line or the next ones, and moves to
 // the line after it.
 func (p *plainParser) value(rest []byte, indent int, inItem bool) error {
+	at, text := len(p.out), p.text
 	if len(rest) == 0 || rest[0] == '#' {
 		p.next()
 		switch {
-		case p.indent > indent:
+		case p.indent > indent && (isItem(p.row) || keyLength(p.row) > 0):
 			return p.block(p.indent)
+		case p.indent > indent:
+			return p.other(nil, text, indent)
 		case p.indent == indent && isItem(p.row) && !inItem:
 			return p.block(indent)
 		}
 		p.out = append(p.out, "null"...)
 		return nil
 	}
-	left, err := p.scalar(rest, "")
-	if err != nil {
-		return err
+	if p.scalar(rest) {
+		if p.next(); p.indent <= indent {
+			return nil
+		}
 	}
-	if left = bytes.TrimLeft(left, " "); len(left) > 0 && left[0] != '#' {
+	p.out = p.out[:at]
+	return p.other(rest, text, indent)
+}
+
+// other leaves a value to the library, with the lines after it that are indented.
+func (p *plainParser) other(rest, after []byte, indent int) error {
+	const setup = 64 // what a call of the library costs, in bytes
+	chunk, end := append([]byte("k: "), rest...), "\n"
+	for p.text = after; len(p.text) > 0; {
+		row, rest, found := bytes.Cut(p.text, []byte("\n"))
+		trimmed := bytes.TrimLeft(row, " ")
+		if len(trimmed) > 0 && len(row)-len(trimmed) <= indent {
+			break
+		}
+		chunk = append(append(chunk, end...), row[min(indent, len(row)):]...)
+		if p.text = rest; !found {
+			end = "" // the last line of a literal block may lack its line break
+		}
+	}
+	if p.budget -= len(chunk) + setup; p.budget < 0 || len(chunk) > maxTree {
 		return errNotPlain
 	}
-	p.next()
-	if p.indent > indent {
-		return errNotPlain // the scalar continues
+	got, err := yaml.YAMLToJSONStrict(append(chunk, end...))
+	got, found := bytes.CutPrefix(got, []byte(`{"k":`))
+	if err != nil || !found {
+		return errNotPlain
 	}
+	p.out = append(p.out, bytes.TrimSuffix(got, []byte("}"))...)
+	p.next()
 	return nil
 }
 
-// literal parses a literal block scalar.
-func (p *plainParser) literal(head string, indent int) error {
-	if head != "|" && head != "|-" {
-		return errNotPlain
-	}
-	margin := 0
-	var lines [][]byte
-	for len(p.text) > 0 {
-		row, rest, ended := bytes.Cut(p.text, []byte("\n"))
-		trimmed := bytes.TrimLeft(row, " ")
-		if !ended {
-			return errNotPlain
+// scalar writes a scalar that row holds, or returns false if the library must read it.
+func (p *plainParser) scalar(row []byte) bool {
+	text, quoted := row, row[0] == '"' || row[0] == '\''
+	switch {
+	case quoted:
+		n := bytes.IndexByte(row[1:], row[0])
+		if n < 0 {
+			return false
 		}
-		if len(trimmed) == 0 && (len(row) > 0 || margin == 0) {
-			return errNotPlain // the meaning depends on what follows
+		text = row[1 : n+1]
+		rest := bytes.TrimLeft(row[n+2:], " ")
+		if len(rest) > 0 && (rest[0] != '#' || len(rest) == len(row[n+2:])) || bytes.IndexByte(text, '\\') >= 0 {
+			return false
 		}
-		if len(trimmed) > 0 && margin == 0 {
-			margin = len(row) - len(trimmed)
-			if margin <= indent {
-				return errNotPlain
-			}
+	default:
+		if n := bytes.Index(row, []byte(" #")); n >= 0 {
+			text = row[:n]
 		}
-		if len(trimmed) > 0 && len(row)-len(trimmed) < margin {
-			break
+		text = bytes.TrimRight(text, " ")
+		if s := string(text); isDecimal(text) || s == "true" || s == "false" || s == "{}" || s == "[]" {
+			p.out = append(p.out, s...)
+			return true
 		}
-		lines = append(lines, row[min(margin, len(row)):])
-		p.text = rest
-	}
-	for len(lines) > 0 && len(lines[len(lines)-1]) == 0 {
-		lines = lines[:len(lines)-1]
-	}
-	if len(lines) == 0 {
-		return errNotPlain
+		if !isPlainString(text) {
+			return false
+		}
 	}
 	p.out = append(p.out, '"')
-	for i, l := range lines {
-		if i > 0 {
-			p.out = append(p.out, `\n`...)
+	for _, c := range text {
+		if c == '"' || c == '\\' {
+			p.out = append(p.out, '\\')
 		}
-		p.quote(l)
-	}
-	if head == "|" {
-		p.out = append(p.out, `\n`...)
+		p.out = append(p.out, c)
 	}
 	p.out = append(p.out, '"')
-	p.next()
-	if p.indent > indent {
-		return errNotPlain
+	return true
+}
+
+// isPlainString reports whether text without quotes can only be a string.
+func isPlainString(text []byte) bool {
+	if bytes.Contains(text, []byte(": ")) || text[len(text)-1] == ':' {
+		return false
 	}
-	return nil
+	switch c := text[0]; {
+	case isLetter(c):
+		return !isReservedWord(string(text))
+	case c < '0' || c > '9':
+		return c == '/' || c >= utf8.RuneSelf
+	}
+	// Numbers and dates have many forms, but none has two dots, two colons in a row, one
+	// of these letters, or two dashes of which the first does not follow a year.
+	return bytes.Count(text, []byte(".")) > 1 || bytes.Contains(text, []byte("::")) ||
+		bytes.ContainsAny(text, "/ghijklmnqrstuvwyzGHIJKLMNQRSUVWY") || text[0] != '0' && bytes.ContainsAny(text, "acdfACDF") ||
+		bytes.Count(text, []byte("-")) > 1 && bytes.IndexByte(text, '-') != 4
+}
+
+// isDecimal reports whether text is a number in its simplest form.
+func isDecimal(text []byte) bool {
+	if len(text) > 15 || text[0] == '0' && len(text) > 1 {
+		return false
+	}
+	for _, c := range text {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
 }
 
 // keyLength returns the length of the plain key at the start of row, or 0.

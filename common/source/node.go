@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 
 	"kubeproxy/common/files"
+	"kubeproxy/common/retryafter"
 )
 
 // ReadNode requests the Node once, for settings that are needed before Run. It returns
@@ -24,7 +25,10 @@ func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
 	}
 	var found corev1.NodeList
 	o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", a.NodeName).String()}
-	if err := client.Get().Resource("nodes").VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(&found); err != nil {
+	ctx = retryafter.NewContext(ctx)
+	err = client.Get().Resource(kindNodes).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(&found)
+	a.pace.bar(kindNodes, retryafter.Asked(ctx, err))
+	if err != nil {
 		return nil, fmt.Errorf("read the Node %s at the API server: %w", a.NodeName, err)
 	}
 	if len(found.Items) == 0 {

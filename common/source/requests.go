@@ -16,7 +16,8 @@ import (
 // requests lists and watches one kind of objects, without the client's own retries. By
 // default the client retries ten times before it reports an error, which takes two
 // minutes without an answer. Then it returns an empty watch instead of one that was never
-// granted: kubernetes/kubernetes#102107.
+// granted: kubernetes/kubernetes#102107. The pacer does what the retries would do for
+// Retry-After.
 type requests struct {
 	client  cache.Getter
 	kind    string

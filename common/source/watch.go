@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -16,42 +18,58 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"kubeproxy/common/retryafter"
 )
 
 // run lists and watches until ctx ends. If the API server lacks the kind or forbids it,
 // run retries from time to time. The first pauses are short, because an API server that
 // has just started refuses everything until it has loaded its authorization rules.
 func (a *APIServer) run(ctx context.Context, f *feed) {
+	timeout := cmp.Or(a.WatchTimeout, defaultWatchTimeout)
 	pause := minAbsentPause
+	relist := relistPauses()
 	for ctx.Err() == nil {
 		start := time.Now()
 		f.pace.forget(f.kind)
-		watchCtx, end := context.WithCancel(ctx)
-		w := &watcher{feed: f, api: a, ctx: watchCtx, cancel: end, timeout: cmp.Or(a.WatchTimeout, defaultWatchTimeout)}
+		now := f.history.begin(ctx, f.kind)
+		w := &watcher{feed: f, api: a, turn: now, timeout: timeout}
 		w.run()
-		end()
+		why, took := context.Cause(now.ctx), time.Since(start)
+		now.end(nil)
+		if why == errRestored || why == ErrNoAnswer {
+			if took > timeout {
+				relist = relistPauses()
+			}
+			sleep(ctx, relist.Step(), nil)
+			continue
+		}
 		f.markListed()
-		if time.Since(start) > maxAbsentPause { // it was available in between
+		if took > maxAbsentPause { // it was available in between
 			pause = minAbsentPause
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
+		sleep(ctx, pause, nil)
 		pause = min(2*pause, maxAbsentPause)
 	}
 }
 
+func relistPauses() *wait.Backoff {
+	return &wait.Backoff{Duration: minRelistPause, Cap: maxRelistPause, Factor: 2, Jitter: 1, Steps: math.MaxInt}
+}
+
 // watcher lists and watches for a feed, for one turn. It gives up silent connections.
 type watcher struct {
-	feed    *feed
-	api     *APIServer
-	ctx     context.Context
-	cancel  context.CancelFunc
+	feed *feed
+	api  *APIServer
+	turn
 	timeout time.Duration
+	// doubted means that the latest watch ended before its time, as when the API server
+	// ends, so the next one need not continue the same history.
+	doubted atomic.Bool
 }
 
 // run lets the library list and watch. It reports each failure before the next attempt,
@@ -80,21 +98,67 @@ const minWatchTime = time.Second
 
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	w.feed.pace.wait(ctx, w.feed.kind)
-	ctx, cancel := context.WithTimeoutCause(ctx, w.timeout, ErrNoAnswer)
+	if w.feed.complete && isAny(o.ResourceVersion) && o.Continue == "" {
+		// The library accepts any version at the start of a turn, also an old one of an API
+		// server that lags behind. Without limit, API servers answer this from their caches.
+		o.ResourceVersion, o.ResourceVersionMatch, o.Limit = "", "", 0
+	}
+	l, version, err := w.ask(ctx, o)
+	if err != nil || o.Continue != "" {
+		return l, err
+	}
+	how := inOrder
+	if o.ResourceVersion == "" {
+		how = anew
+	}
+	w.doubted.Store(false)
+	w.feed.history.see(w.feed.kind, version, how)
+	return l, context.Cause(w.ctx)
+}
+
+// isAny reports that a request with this version accepts an answer of any version.
+func isAny(version string) bool { return version == "" || version == "0" }
+
+// ask lists once. It returns the list and its version.
+func (w *watcher) ask(ctx context.Context, o metav1.ListOptions) (l runtime.Object, version string, err error) {
+	ctx, cancel := context.WithTimeoutCause(retryafter.NewContext(ctx), w.timeout, ErrNoAnswer)
 	defer cancel()
-	l, err := w.feed.from.list(ctx, o)
+	l, err = w.feed.from.list(ctx, o)
 	if err == nil {
 		err = w.feed.check(l)
 	}
 	if err != nil {
 		w.feed.pace.failed(w.feed.kind)
+		return l, "", w.report(ctx, err)
 	}
-	return l, w.report(ctx, err)
+	m, err := meta.ListAccessor(l)
+	if err != nil {
+		return l, "", err
+	}
+	return l, m.GetResourceVersion(), nil
+}
+
+// probe asks for the version that the API server has reached. It would grant a watch from
+// a later one, and send nothing until it reaches that.
+func (w *watcher) probe(ctx context.Context) error {
+	_, version, err := w.ask(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return err
+	}
+	w.doubted.Store(false)
+	w.feed.history.see(w.feed.kind, version, probed)
+	return context.Cause(w.ctx)
 }
 
 func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 	w.feed.pace.wait(ctx, w.feed.kind)
-	ctx, cancel := context.WithCancelCause(ctx) // cancels the response too, not just the request
+	start := time.Now()
+	if w.doubted.Load() && o.SendInitialEvents == nil && !isAny(o.ResourceVersion) {
+		if err := w.probe(ctx); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithCancelCause(retryafter.NewContext(ctx)) // cancels the response too, not just the request
 	alarm := time.AfterFunc(w.timeout, func() { cancel(ErrNoAnswer) })
 	in, err := w.feed.from.watch(ctx, o)
 	alarm.Stop()
@@ -107,25 +171,57 @@ func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Int
 		return nil, err
 	}
 	out := &timeoutWatch{in: in, out: make(chan apiwatch.Event), stopped: ctx.Done(), stop: func() { cancel(nil) }}
+	out.seen = w.seer(o)
 	if o.SendInitialEvents == nil { // otherwise the existing objects are still to come
 		out.granted = w.feed.contactReporter()
 	}
 	go func() {
+		defer close(out.out)
 		defer cancel(nil)
 		switch err := out.forward(w.timeout); {
-		case err == ErrNoAnswer && w.api.WatchTimedOut != nil:
-			w.api.WatchTimedOut(w.feed.kind)
+		case err == ErrNoAnswer:
+			if w.api.WatchTimedOut != nil {
+				w.api.WatchTimedOut(w.feed.kind)
+			}
+			w.end(ErrNoAnswer)
 		case err == ErrCutOff:
 			_ = w.report(ctx, err) // the library sees the event itself
+		}
+		if o.TimeoutSeconds == nil || time.Since(start) < time.Duration(*o.TimeoutSeconds)*time.Second {
+			w.doubted.Store(true)
 		}
 	}()
 	return out, nil
 }
 
+// seer returns what looks at each event of a watch before it is delivered. Existing
+// objects come first in some watches, in no order. A bookmark ends them.
+func (w *watcher) seer(o metav1.ListOptions) func(apiwatch.Event) {
+	ordered := o.SendInitialEvents == nil && !isAny(o.ResourceVersion)
+	return func(e apiwatch.Event) {
+		if e.Type == apiwatch.Error {
+			w.feed.pace.bar(w.feed.kind, retryafter.Asked(w.ctx, apierrors.FromObject(e.Object)))
+			return
+		}
+		how := inOrder
+		if !ordered && o.ResourceVersion == "" {
+			how = anew
+		}
+		ordered = ordered || e.Type == apiwatch.Bookmark
+		if m, err := meta.Accessor(e.Object); err == nil && ordered {
+			w.feed.history.see(w.feed.kind, m.GetResourceVersion(), how)
+		}
+	}
+}
+
 // report reports err. It returns err with the cause of ctx's end, if that is the reason.
 // If the API server lacks an optional kind, report ends the turn.
 func (w *watcher) report(ctx context.Context, err error) error {
-	if err == nil || w.ctx.Err() != nil || isNormalEnd(err) {
+	if err == nil || w.ctx.Err() != nil {
+		return err
+	}
+	w.feed.pace.bar(w.feed.kind, retryafter.Asked(ctx, err))
+	if isNormalEnd(err) {
 		return err
 	}
 	w.feed.pace.failed(w.feed.kind)
@@ -137,7 +233,7 @@ func (w *watcher) report(ctx context.Context, err error) error {
 		w.api.Report(&ReadError{Kind: w.feed.kind, Optional: absent, Err: err})
 	}
 	if absent {
-		w.cancel()
+		w.end(nil)
 	}
 	return err
 }
@@ -153,8 +249,10 @@ type timeoutWatch struct {
 	out     chan apiwatch.Event
 	stopped <-chan struct{}
 	stop    func()
-	// granted, if set, is called when the watch counts as granted.
+	// granted, if set, is called when the watch counts as granted, and seen for each event
+	// before it is passed on.
 	granted func()
+	seen    func(apiwatch.Event)
 }
 
 // Stop implements apiwatch.Interface.
@@ -170,7 +268,6 @@ func (h *timeoutWatch) ResultChan() <-chan apiwatch.Event { return h.out }
 // silence. It returns ErrCutOff if the watch ended before it counted as granted: a proxy
 // on the way may cut it off, perhaps every time.
 func (h *timeoutWatch) forward(silence time.Duration) error {
-	defer close(h.out)
 	defer h.in.Stop()
 	alarm, good := time.NewTimer(silence), time.NewTimer(minWatchTime)
 	defer alarm.Stop()
@@ -185,6 +282,7 @@ func (h *timeoutWatch) forward(silence time.Duration) error {
 			if !ok {
 				return nil
 			}
+			h.seen(e)
 			select {
 			case h.out <- e:
 			case <-h.stopped:

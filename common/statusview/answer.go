@@ -73,7 +73,7 @@ func (q *Query) evaluate(a *servicestate.Response) (*Answer, error) {
 	for i := range services {
 		d.Summary.add(&services[i])
 	}
-	well := a.Health.Healthy && !failing(&a.Health) && len(a.Health.Blocked) == 0
+	well := a.Health.Healthy && !unsynced(&a.Health) && !failing(&a.Health) && len(a.Health.Blocked) == 0
 	if q.Name != "" {
 		well = !slices.ContainsFunc(services, func(s servicestate.Service) bool { return blocked(&s, a.Health.BlockedFamilies) })
 	}
@@ -101,6 +101,11 @@ func failing(r *health.Report) bool {
 		}
 	}
 	return false
+}
+
+// unsynced reports that something was never read, such as a broken manifest.
+func unsynced(r *health.Report) bool {
+	return slices.ContainsFunc(r.Sources, func(s health.SourceReport) bool { return !s.Synced })
 }
 
 func (n *Summary) add(s *servicestate.Service) {

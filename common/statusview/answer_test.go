@@ -242,6 +242,15 @@ func TestAFailingProxy(t *testing.T) {
 	}
 }
 
+// TestUnsynced asks a proxy that could never read one of its manifests.
+func TestUnsynced(t *testing.T) {
+	r := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true}}, Sources: []health.SourceReport{{Name: "manifests", Error: "broken", Faults: 1}}}
+	b := &servicestate.Store{Latest: func() *service.Snapshot { return service.New(1, &service.Node{}, nil) }}
+	if got := ask(t, serveStore(t, b, r)); got.code != 1 || !strings.Contains(got.out, ": not synced, see below\n") {
+		t.Errorf("exit %d and\n%s", got.code, got.out)
+	}
+}
+
 // The answer about a Service is not OK if the kernel does not forward its family. That of
 // a Service of another family is OK.
 func TestABlockedFamily(t *testing.T) {

@@ -48,6 +48,9 @@ func healthCell(r *health.Report) cell {
 	if r.Healthy && len(r.Blocked) > 0 {
 		return painted("not healthy, as traffic is blocked by "+sanitize(strings.Join(r.Blocked, ", ")), red)
 	}
+	if r.Healthy && unsynced(r) {
+		return painted("not synced, see below", red)
+	}
 	if r.Healthy && failing(r) {
 		return painted("failing", yellow)
 	}

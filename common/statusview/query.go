@@ -89,8 +89,16 @@ func (q *Query) Page(ctx context.Context, path string) ([]byte, error) {
 }
 
 func (q *Query) client() client {
-	// HTTP proxies in the environment do not apply to the own node.
-	return client{http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, q.Server, "kube-proxy-status/" + q.Version}
+	return client{
+		http: http.Client{
+			// HTTP proxies in the environment do not apply to the own node.
+			Transport: &http.Transport{DisableKeepAlives: true},
+			// The proxy redirects nobody. Who does may be a program of any user that got the
+			// port first, and sends this command to places that it cannot reach itself.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		server: q.Server, userAgent: "kube-proxy-status/" + q.Version,
+	}
 }
 
 // Ask returns the state of the proxy and of the Services that q selects.
@@ -148,6 +156,7 @@ func (a *client) getBy(ctx context.Context, scheme, path string) (int, []byte, e
 		return 0, nil, fmt.Errorf("ask %s: %w", a.server, err)
 	}
 	r.Header.Set("User-Agent", a.userAgent)
+	r.Host = "localhost" // the server knows no other name of the node
 	response, err := a.http.Do(r)
 	if err != nil {
 		return 0, nil, a.connectError(err)

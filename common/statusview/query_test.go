@@ -113,3 +113,21 @@ func TestNoAnswer(t *testing.T) {
 		})
 	}
 }
+
+// TestRedirects asks a program that sends its clients elsewhere, which nobody follows.
+func TestRedirects(t *testing.T) {
+	followed := false
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { followed = true }))
+	defer elsewhere.Close()
+	server := httptest.NewServer(http.RedirectHandler(elsewhere.URL+"/secret", http.StatusFound))
+	defer server.Close()
+	q := Query{Server: server.Listener.Addr().String()}
+	_, askErr := q.Ask(t.Context())
+	_, pageErr := q.Page(t.Context(), "/metrics")
+	_, _, fetchErr := q.Fetch(t.Context(), "/explain")
+	for _, err := range []error{askErr, pageErr, fetchErr} {
+		if err == nil || followed || !strings.Contains(err.Error(), "302") {
+			t.Errorf("%v, followed: %t", err, followed)
+		}
+	}
+}

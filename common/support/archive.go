@@ -36,6 +36,8 @@ type Part struct {
 	// Collect writes the part. What it wrote before an error is kept. The error may be a
 	// NotHere.
 	Collect func(context.Context, io.Writer) error
+	// Details, if set, is called after Collect: what the list of contents says beside What.
+	Details func() string
 }
 
 // NotHere is why a part does not apply to this node, which is no failure.
@@ -120,10 +122,13 @@ func (d *Dump) collect(ctx context.Context, p Part) (text []byte, line string, f
 	start := time.Now()
 	buffer := &bounded{tail: p.Tail}
 	err := d.run(ctx, p, buffer)
-	text = d.Secrets.Remove(buffer.bytes())
+	text = clean(d.Secrets.Remove(buffer.bytes()))
 	line = fmt.Sprintf("%-20s %s: %s in %s", p.Name, p.What, sizeText(len(text)), time.Since(start).Round(time.Millisecond))
 	if buffer.lost {
 		line += ", shortened"
+	}
+	if buffer.details != "" {
+		line += ": " + printable.Text(buffer.details)
 	}
 	var absent NotHere
 	switch {
@@ -146,10 +151,19 @@ func (d *Dump) run(ctx context.Context, p Part, to *bounded) error {
 	select {
 	case err := <-ended:
 		*to = *mine
+		if p.Details != nil {
+			to.details = p.Details()
+		}
 		return err
 	case <-grace.C:
 		return fmt.Errorf("not ended in %s", d.Timeout)
 	}
+}
+
+// clean returns text that is safe to show on a terminal: programs that answer in place of the
+// proxy, authors of objects and logs may have put codes into it.
+func clean(text []byte) []byte {
+	return []byte(printable.Lines(strings.ReplaceAll(string(text), "\r\n", "\n")))
 }
 
 func sizeText(n int) string {
@@ -192,9 +206,10 @@ func (c *counter) Write(p []byte) (int, error) {
 
 // bounded keeps the beginning or the end of what is written.
 type bounded struct {
-	buffer bytes.Buffer
-	tail   bool
-	lost   bool
+	buffer  bytes.Buffer
+	tail    bool
+	lost    bool
+	details string // of the part
 }
 
 func (b *bounded) Write(p []byte) (int, error) {

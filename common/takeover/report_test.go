@@ -4,6 +4,7 @@
 package takeover
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -85,5 +86,21 @@ func TestErrorIsReportedBeforeItIsLogged(t *testing.T) {
 	})
 	if x.report("", nil); logged != 1 {
 		t.Errorf("said %d times", logged)
+	}
+}
+
+// TestErrorsNameTheirPlace logs an error about all places, and one with the place that it is of.
+func TestErrorsNameTheirPlace(t *testing.T) {
+	var text bytes.Buffer
+	s := New(Options{Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&text))), Condition: func(string) {}})
+	s.targets = []Target{{Leftovers: &fakeLeftovers{}, err: errSystemTest}, {Leftovers: &unreadableLeftovers{}, err: unreadError{errUnreadableTest}}}
+	s.report("", errors.New("nothing can be planned"))
+	for _, want := range []string{
+		stillText + `" err="nothing can be planned"` + "\n",
+		stillText + `" err="the kernel is out of order" place="a place"` + "\n", UnreadText + `" err="it is dark" place="another place"` + "\n",
+	} {
+		if strings.Count(text.String(), want) != 1 {
+			t.Errorf("want %q once in\n%s", want, text.String())
+		}
 	}
 }

@@ -252,8 +252,9 @@ func TestTakeoverInPart(t *testing.T) {
 		do      func(*takeoverTest)
 		gone    bool
 	}{
-		"ports are refused":      {do: func(s *takeoverTest) { s.after(0, errPortTest); s.after(time.Second, errPortTest) }},
-		"ports stay refused":     {do: func(s *takeoverTest) { s.after(0, errPortTest); advance(portTimeout) }, gone: true},
+		"ports are refused": {do: func(s *takeoverTest) { s.after(0, errPortTest); s.after(time.Second, errPortTest) }},
+		// There is no snapshot that is in force, so there is nothing to compare with.
+		"ports stay refused":     {missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, errPortTest); advance(portTimeout) }, gone: true},
 		"the mode cannot do all": {do: func(s *takeoverTest) { s.after(0, errUnsupportedTest) }, gone: true},
 		"and the rest is not there": {
 			missing: 1 << 30, do: func(s *takeoverTest) { s.after(0, errUnsupportedTest); advance(time.Hour) },
@@ -272,6 +273,15 @@ func TestTakeoverInPart(t *testing.T) {
 				s.after(time.Second, errPortTest)
 				advance(50 * time.Second)
 			},
+		},
+		"ports are refused, then all, then ports for long": {
+			do: func(s *takeoverTest) {
+				s.after(0, errPortTest)
+				s.after(50*time.Second, errSystemTest)
+				s.after(time.Second, errPortTest)
+				advance(portTimeout)
+			},
+			gone: true,
 		},
 		"ports are refused, then something cannot be read": {
 			do: func(s *takeoverTest) {

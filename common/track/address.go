@@ -10,25 +10,36 @@ import (
 	"slices"
 	"strings"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 )
 
 var (
-	errSpecial = errors.New("not an address of a pod or a Service: unspecified, loopback, link-local, multicast or broadcast")
-	errScoped  = errors.New("has an IPv6 zone")
+	errSpecial   = errors.New("not an address of a pod or a Service: unspecified, loopback, multicast or broadcast")
+	errLinkLocal = errors.New("link-local, which Kubernetes allows for ClusterIPs and load balancers alone")
+	errScoped    = errors.New("has an IPv6 zone")
 )
 
-// parseAddr parses an address that traffic can be sent to. IPv4 mapped to IPv6 counts as
-// IPv4. It refuses leading zeros, because programs disagree on whether they mean octal.
+// parseAddr parses an address that traffic can be sent to. A link-local one is refused,
+// as by the API's validation of endpoints and external IPs.
 func parseAddr(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		return netip.Addr{}, fmt.Errorf("%.80q is not an IP address", s)
+	a, err := parseAssigned(s)
+	if err == nil && a.IsLinkLocalUnicast() {
+		return netip.Addr{}, fmt.Errorf("%.80q: %w", s, errLinkLocal)
 	}
-	switch a = a.Unmap(); {
+	return a, err
+}
+
+// parseAssigned is parseAddr for an address that the API server or a load balancer's
+// controller assigned. It may be link-local, because the range of ClusterIPs may be.
+func parseAssigned(s string) (netip.Addr, error) {
+	a, err := ipaddr.Parse(s)
+	switch {
+	case err != nil:
+		return netip.Addr{}, err
 	case a.Zone() != "":
 		return netip.Addr{}, fmt.Errorf("%.80q: %w", s, errScoped)
-	case a.IsUnspecified(), a.IsLoopback(), a.IsLinkLocalUnicast(), a.IsMulticast(), a == broadcast():
+	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a == broadcast():
 		return netip.Addr{}, fmt.Errorf("%.80q: %w", s, errSpecial)
 	}
 	return a, nil
@@ -39,9 +50,9 @@ func broadcast() netip.Addr { return netip.AddrFrom4([4]byte{255, 255, 255, 255}
 // parsePrefix parses a CIDR and clears its host bits.
 func parsePrefix(s string) (netip.Prefix, error) {
 	s = strings.TrimSpace(s)
-	p, err := netip.ParsePrefix(s)
+	p, err := ipaddr.ParsePrefix(s)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%.80q is not a CIDR like 192.0.2.0/24", s)
+		return netip.Prefix{}, err
 	}
 	if p.Addr().Is4In6() {
 		if p.Bits() < 96 {

@@ -31,6 +31,7 @@ type builder struct {
 	ignoreExternal bool   // leave out spec.externalIPs
 	proxyName      string // see Options
 	notes          notes
+	reason         string // why nothing is served, see unproxied
 
 	serves   [2]bool       // families the Service has
 	cluster  [2]netip.Addr // its ClusterIPs
@@ -44,7 +45,7 @@ type builder struct {
 
 // build returns nil for a Service that this proxy does not handle.
 func (b *builder) build() []*service.Port {
-	if !b.proxied() {
+	if b.reason = b.unproxied(); b.reason != "" {
 		return nil
 	}
 	b.addresses()
@@ -71,6 +72,9 @@ func (b *builder) build() []*service.Port {
 			}
 		}
 	}
+	if len(ports) == 0 {
+		b.reason = "has no port that can be used"
+	}
 	return ports
 }
 
@@ -80,19 +84,32 @@ func Named(s *corev1.Service, name string) bool {
 	return labelled == (name != "") && label == name
 }
 
-func (b *builder) proxied() bool {
+// unproxied returns why no proxy, or another one, serves the Service, as a clause about it.
+// It is empty if this one does.
+func (b *builder) unproxied() string {
 	spec := &b.service.Spec
-	if !Named(b.service, b.proxyName) || spec.Type == corev1.ServiceTypeExternalName {
-		return false
+	label, labelled := b.service.Labels[LabelProxyName]
+	switch {
+	case !Named(b.service, b.proxyName) && labelled:
+		return fmt.Sprintf("is left to another proxy: its label %s is %q", LabelProxyName, label)
+	case !Named(b.service, b.proxyName):
+		return fmt.Sprintf("is left to another proxy: it has no label %s", LabelProxyName)
+	case spec.Type == corev1.ServiceTypeExternalName:
+		return fmt.Sprintf("is of type ExternalName: its name stands for %s in DNS, and no proxy takes part", cmp.Or(spec.ExternalName, "no name"))
+	}
+	switch spec.Type {
+	case "", corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+	default:
+		b.notes.add("spec.type", "%.80q is not ClusterIP, NodePort, LoadBalancer or ExternalName; taken as ClusterIP", spec.Type)
 	}
 	switch first := cmp.Or(spec.ClusterIP, cmp.Or(spec.ClusterIPs...)); first {
 	case corev1.ClusterIPNone:
-		return false
+		return "is headless: its name stands for the pods in DNS, and no proxy takes part"
 	case "":
 		b.notes.add("spec.clusterIP", "not set, so the Service is not proxied: want an address, or None")
-		return false
+		return "has no ClusterIP, so no proxy serves it"
 	}
-	return true
+	return ""
 }
 
 // template returns the fields that all ports of the Service share.

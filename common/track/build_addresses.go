@@ -19,7 +19,8 @@ func (b *builder) addresses() {
 	b.clusterIPs()
 	if !b.ignoreExternal {
 		for i, s := range spec.ExternalIPs {
-			b.addExternal(&b.external, at("spec.externalIPs", i), s)
+			a, err := parseAddr(s)
+			b.addExternal(&b.external, at("spec.externalIPs", i), a, err)
 		}
 	}
 	if spec.Type != corev1.ServiceTypeLoadBalancer {
@@ -42,7 +43,7 @@ func (b *builder) clusterIPs() {
 		list = one[:]
 	}
 	for i, s := range list {
-		a, err := parseAddr(s)
+		a, err := parseAssigned(s)
 		if err != nil {
 			b.notes.add(at("spec.clusterIPs", i), "%v", err)
 			if i < len(spec.IPFamilies) {
@@ -67,15 +68,14 @@ func familyOf(f corev1.IPFamily) service.Family {
 }
 
 // addExternal adds an address other than a ClusterIP to its family's list.
-func (b *builder) addExternal(to *[2][]netip.Addr, field, s string) {
-	a, err := parseAddr(s)
+func (b *builder) addExternal(to *[2][]netip.Addr, field string, a netip.Addr, err error) {
 	if err != nil {
 		b.notes.add(field, "%v", err)
 		return
 	}
 	f := service.FamilyOf(a)
 	if !b.serves[f] {
-		b.notes.add(field, "%.80q is %s, which the Service does not have", s, f)
+		b.notes.add(field, "%q is %s, which the Service does not have", a, f)
 		return
 	}
 	to[f] = append(to[f], a)
@@ -91,7 +91,8 @@ func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 		}
 		return
 	}
-	b.addExternal(&b.balancer, field+".ip", in.IP)
+	a, err := parseAssigned(in.IP)
+	b.addExternal(&b.balancer, field+".ip", a, err)
 }
 
 // sourceRanges reads which clients may use the load balancer. Ranges express a limit. So

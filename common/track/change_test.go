@@ -4,12 +4,15 @@
 package track
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // balanced is a Service whose load balancer admits clients of ranges.
@@ -49,6 +52,17 @@ type event func(*Tracker)
 func setService(s *corev1.Service) event          { return func(t *Tracker) { t.SetService(s) } }
 func setSlice(s *discoveryv1.EndpointSlice) event { return func(t *Tracker) { t.SetSlice(s) } }
 func setNode(n *corev1.Node) event                { return func(t *Tracker) { t.SetNode(n) } }
+func setUnread(n int) event                       { return func(t *Tracker) { t.Unread(n) } }
+
+func setRange(cidr string) event {
+	return func(t *Tracker) {
+		t.SetServiceCIDR(&networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{cidr}}})
+	}
+}
+
+func objectName(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
 
 func unready() *discoveryv1.EndpointSlice {
 	s := owned(1, "a")
@@ -94,10 +108,33 @@ var changes = map[string]struct{ base, before, after []event }{
 	"slices before the Service": {
 		nil, []event{setSlice(owned(1, "a"))}, []event{setSlice(owned(1, "a")), setService(plainService(1))},
 	},
+	"Service deleted": {
+		nil, []event{setService(plainService(1))}, []event{func(t *Tracker) { t.DeleteService(objectName(plainService(1))) }},
+	},
+	"slice deleted": {
+		[]event{setService(plainService(1))}, []event{setSlice(owned(1, "a"))},
+		[]event{func(t *Tracker) { t.DeleteSlice(objectName(owned(1, "a"))) }},
+	},
+	"ServiceCIDR": {
+		nil, []event{setRange("10.96.0.0/16")}, []event{setRange("10.97.0.0/16")},
+	},
+	"ServiceCIDR deleted": {
+		nil, []event{setRange("10.96.0.0/16")}, []event{func(t *Tracker) { t.DeleteServiceCIDR("") }},
+	},
+	"address of the host in the only ServiceCIDR": {
+		[]event{setRange("10.96.0.0/16")},
+		nil, []event{func(t *Tracker) { t.SetHost(Host{Addrs: []netip.Prefix{netip.MustParsePrefix("10.96.0.7/16")}}) }},
+	},
+	"an object cannot be read": {
+		[]event{setService(plainService(1))}, nil, []event{setUnread(1)},
+	},
+	"all objects can be read": {
+		[]event{setService(plainService(1))}, []event{setUnread(1)}, []event{setUnread(0)},
+	},
 }
 
-// Each change alone reaches the next snapshot, which equals that of a Tracker which saw
-// only the final objects.
+// Each change alone is announced and reaches the next snapshot, which equals that of a
+// Tracker which saw only the final objects.
 func TestChangeIsNoticed(t *testing.T) {
 	for name, tt := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -107,8 +144,14 @@ func TestChangeIsNoticed(t *testing.T) {
 				e(live)
 			}
 			first := text(live.Latest())
+			announced := false
+			live.Subscribe(Listener{Changed: func() { announced = true }})
 			for _, e := range tt.after {
+				announced = false
 				e(live)
+			}
+			if !announced {
+				t.Error("the last change was not announced")
 			}
 			for _, e := range append(tt.base, tt.after...) {
 				e(scratch)

@@ -5,6 +5,7 @@ package track
 
 import (
 	"cmp"
+	"net/netip"
 	"strings"
 
 	"kubeproxy/common/service"
@@ -26,6 +27,14 @@ func addressOf(p *service.Port, f service.Frontend) address {
 	return a
 }
 
+// addr is the inverse of clusterIPKey.
+func (a address) addr() netip.Addr {
+	if a.family == service.IPv4 {
+		return netip.AddrFrom16(a.ip).Unmap()
+	}
+	return netip.AddrFrom16(a.ip)
+}
+
 // claims records which Service holds an address and which others claim it. The
 // ClusterIP's owner comes first, because the API server assigned it to one Service alone.
 // Then comes the owner of the load balancer's address, which a controller assigned.
@@ -38,7 +47,9 @@ type claims struct {
 	queue  map[address]*queue // the others that claim it
 	// external are the Services with external addresses, by what may take precedence: a
 	// ClusterIP with all its ports, or a port of the node.
-	external map[address]map[*serviceState]int
+	external dependents
+	// endpoints are the Services whose endpoints have addresses near ClusterIPs.
+	endpoints dependents
 	// was has the former holder of each address whose holder has changed since the last
 	// update.
 	was   map[address]claim
@@ -52,7 +63,7 @@ type claim struct {
 }
 
 func newClaims(touch func(*serviceState)) claims {
-	return claims{map[address]claim{}, map[address]*queue{}, map[address]map[*serviceState]int{}, map[address]claim{}, touch}
+	return claims{map[address]claim{}, map[address]*queue{}, dependents{}, dependents{}, map[address]claim{}, touch}
 }
 
 // rank is the precedence of a claim, lower is better. NodePorts compete with NodePorts
@@ -134,7 +145,7 @@ func (c *claims) hold(a address, old, now claim) {
 			c.touch(x.serviceState)
 		}
 	}
-	if _, noted := c.was[a]; !noted && (c.queue[a] != nil || c.external[a] != nil) {
+	if _, noted := c.was[a]; !noted && (c.queue[a] != nil || c.external[a] != nil || c.endpoints[a] != nil) {
 		c.was[a] = old
 	}
 }
@@ -154,6 +165,9 @@ func (c *claims) resolve() {
 			}
 		}
 		for s := range c.external[a] {
+			c.touch(s)
+		}
+		for s := range c.endpoints[a] {
 			c.touch(s)
 		}
 	}

@@ -78,7 +78,10 @@ func (t *Tracker) choice(p *service.Port, from []origin) Choice {
 	at := t.interner.placesOf(from)
 	out := Choice{Topology: c.topologyText()}
 	for _, e := range c.candidates {
-		where := at[e.addr.Addr()]
+		where, but := at[e.addr.Addr()], ""
+		if holder := t.claims.holder[clusterIPKey(e.addr.Addr())]; holder.serviceState != nil {
+			but = fmt.Sprintf(", but its address is the ClusterIP of service %s", holder.name)
+		}
 		x := Candidate{
 			Addr: e.addr, Node: where.node, Zone: where.zone, Local: e.state.has(local),
 			Ready: e.state.has(ready), Serving: e.state.has(serving), Terminating: e.state.has(terminating),
@@ -86,7 +89,9 @@ func (t *Tracker) choice(p *service.Port, from []origin) Choice {
 		}
 		if c.wantLocal != 0 {
 			x.ForLocal = c.use(e, c.local, c.wantLocal)
+			x.ForLocal.Why += but
 		}
+		x.Cluster.Why += but
 		out.Candidates = append(out.Candidates, x)
 	}
 	return out
@@ -181,6 +186,23 @@ func (t *Tracker) Claimants(p *service.Port, f service.Frontend) Claimants {
 		}
 	}
 	return out
+}
+
+// setReason records why a Service is not served at all, "" if it is or does not exist.
+func (t *Tracker) setReason(name types.NamespacedName, reason string) {
+	if reason == "" {
+		delete(t.reasons, name)
+		return
+	}
+	t.reasons[name] = reason
+}
+
+// Unproxied returns why a Service that exists is not served at all, as a clause without
+// its subject. It returns "" for other names.
+func (t *Tracker) Unproxied(name types.NamespacedName) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.reasons[name]
 }
 
 // ServicePorts lists the ports that a Service specifies, in their order, whether or not

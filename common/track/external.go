@@ -13,11 +13,15 @@ import (
 
 // Host is the network state that the node itself reports.
 type Host struct {
-	// Addrs are the addresses of its interfaces.
-	Addrs []netip.Addr
+	// Addrs are the addresses of its interfaces, with the lengths of their networks.
+	Addrs []netip.Prefix
 	// Listening are the sockets that programs listen on. An unspecified IPv6 address
 	// stands for both families.
 	Listening []Socket
+}
+
+func (h *Host) has(a netip.Addr) bool {
+	return slices.ContainsFunc(h.Addrs, func(p netip.Prefix) bool { return p.Addr() == a })
 }
 
 // Socket is a socket on which a program of the node listens.
@@ -47,8 +51,8 @@ func (t *Tracker) SetHost(h Host) {
 }
 
 // clusterIPKey is the key of a ClusterIP with all its ports.
-func clusterIPKey(f service.Frontend, family service.Family) address {
-	return address{ip: f.Addr.As16(), family: family}
+func clusterIPKey(a netip.Addr) address {
+	return address{ip: a.As16(), family: service.FamilyOf(a)}
 }
 
 // nodePortKey is the key of the NodePort that occupies f's port on the node's addresses.
@@ -60,20 +64,22 @@ func isExternalAddress(k service.Kind) bool {
 	return k == service.ExternalIP || k == service.LoadBalancerIP
 }
 
-// addExternal and removeExternal record whether s has an external address under key a.
-func (c *claims) addExternal(a address, s *serviceState) {
-	if c.external[a] == nil {
-		c.external[a] = map[*serviceState]int{}
+// dependents counts, by key, what Services have there that depends on its holder.
+type dependents map[address]map[*serviceState]int
+
+func (d dependents) add(a address, s *serviceState) {
+	if d[a] == nil {
+		d[a] = map[*serviceState]int{}
 	}
-	c.external[a][s]++
+	d[a][s]++
 }
 
-func (c *claims) removeExternal(a address, s *serviceState) {
-	if c.external[a][s]--; c.external[a][s] <= 0 {
-		delete(c.external[a], s)
+func (d dependents) remove(a address, s *serviceState) {
+	if d[a][s]--; d[a][s] <= 0 {
+		delete(d[a], s)
 	}
-	if len(c.external[a]) == 0 {
-		delete(c.external, a)
+	if len(d[a]) == 0 {
+		delete(d, a)
 	}
 }
 
@@ -85,12 +91,12 @@ func (r *resolver) refused(p *service.Port, f service.Frontend) (why string, thi
 		return "", false
 	}
 	t := r.tracker
-	if holder := t.claims.holder[clusterIPKey(f, p.Family)]; holder.serviceState != nil && holder.serviceState != r.owner {
+	if holder := t.claims.holder[clusterIPKey(f.Addr)]; holder.serviceState != nil && holder.serviceState != r.owner {
 		return fmt.Sprintf("%s is refused: the address is the ClusterIP of service %s", describe(p, f), holder.name), false
 	}
 	named := slices.Contains(r.node.Addrs, f.Addr)
 	// A controller may have assigned a load balancer's address to an interface.
-	if !named && (f.Kind == service.LoadBalancerIP || !slices.Contains(t.host.Addrs, f.Addr)) {
+	if !named && (f.Kind == service.LoadBalancerIP || !t.host.has(f.Addr)) {
 		return "", false
 	}
 	if holder := t.claims.holder[nodePortKey(p, f)]; holder.serviceState != nil && holder.serviceState != r.owner && r.node.AnswersNodePorts(f.Addr) {

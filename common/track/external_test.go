@@ -24,7 +24,7 @@ func trackerWithListeners() *recordingTracker {
 	w.options.NodePorts = service.AnyAddress()
 	w.SetNode(nodeA("", "192.0.2.1"))
 	w.SetHost(Host{
-		Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")},
+		Addrs: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.2/24")},
 		Listening: []Socket{
 			{service.TCP, netip.MustParseAddrPort("0.0.0.0:22")}, {service.TCP, netip.MustParseAddrPort("[::]:10250")},
 			{service.TCP, netip.MustParseAddrPort("192.0.2.9:80")},

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 )
 
@@ -41,12 +42,12 @@ func readNode(n *corev1.Node) *nodeInfo {
 		default:
 			continue
 		}
-		addr, err := netip.ParseAddr(a.Address)
+		addr, err := ipaddr.Parse(a.Address)
 		if err != nil || addr.Zone() != "" || addr.IsUnspecified() {
 			notes.add(at("status.addresses", i)+".address", "%.80q is not an IP address of a node", a.Address)
 			continue
 		}
-		if addr = addr.Unmap(); !slices.Contains(*to, addr) {
+		if !slices.Contains(*to, addr) {
 			*to = append(*to, addr)
 		}
 	}
@@ -95,6 +96,7 @@ func (o *Options) node(f *nodeInfo) *service.Node {
 	n := &service.Node{
 		Name:          normalize(o.NodeName),
 		Addrs:         slices.Clone(o.NodeIPs),
+		PodCIDRs:      f.pods,
 		Pods:          o.Pods,
 		NodePorts:     slices.Clone(o.NodePorts),
 		MasqueradeAll: o.MasqueradeAll,
@@ -121,6 +123,7 @@ func (o *Options) node(f *nodeInfo) *service.Node {
 func sameNode(a, b *service.Node) bool {
 	return a.Name == b.Name && a.MasqueradeAll == b.MasqueradeAll &&
 		slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.NodePorts, b.NodePorts) && a.NodePortsPending == b.NodePortsPending &&
-		slices.Equal(a.Pods.Prefixes, b.Pods.Prefixes) && slices.Equal(a.ServiceCIDRs, b.ServiceCIDRs) &&
+		slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Pods.Prefixes, b.Pods.Prefixes) &&
+		slices.Equal(a.ServiceCIDRs, b.ServiceCIDRs) && slices.Equal(a.EndpointsInServiceCIDRs, b.EndpointsInServiceCIDRs) &&
 		a.Pods.Interface == b.Pods.Interface && a.Pods.InterfacePrefix == b.Pods.InterfacePrefix
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
@@ -26,13 +27,14 @@ type clusterObjects struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 	node     *corev1.Node
+	ranges   *networkingv1.ServiceCIDR
 }
 
 // In any order of events, the final snapshot depends only on the objects that exist in
 // the end, and what did not change keeps its pointer.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := clusterObjects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil}
+		w := clusterObjects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil, nil}
 		o := Options{NodeName: "a", NodePortsPrimary: true, PodsFromNode: true}
 		live := New(o)
 		live.Synced()
@@ -76,6 +78,9 @@ func (w *clusterObjects) fromScratch(o Options) *Tracker {
 	if w.node != nil {
 		t.SetNode(w.node)
 	}
+	if w.ranges != nil {
+		t.SetServiceCIDR(w.ranges)
+	}
 	t.Synced()
 	t.Latest()
 	return t
@@ -116,6 +121,9 @@ func (w *clusterObjects) checkLeft(t *rapid.T, live *Tracker) {
 			t.Errorf("service %s is still known", name)
 		}
 	}
+	if len(w.slices) == 0 && len(live.claims.endpoints)+len(live.misplaced.listed) > 0 {
+		t.Errorf("endpoints without slices: %v, %v", live.claims.endpoints, live.misplaced.listed)
+	}
 	if len(w.services) == 0 && len(live.claims.holder)+len(live.claims.queue) > 0 {
 		t.Errorf("claims without services: %v, %v", live.claims.holder, live.claims.queue)
 	}
@@ -125,7 +133,7 @@ func (w *clusterObjects) step(t *rapid.T, to *Tracker) {
 	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
 	key := types.NamespacedName{Namespace: "d", Name: name}
 	// rapid draws a byte evenly, but not a small number.
-	switch what := rapid.Byte().Draw(t, "what") % 10; what {
+	switch what := rapid.Byte().Draw(t, "what") % 12; what {
 	case 0, 1, 2:
 		w.services[name] = drawService(t, name)
 		to.SetService(w.services[name])
@@ -136,6 +144,14 @@ func (w *clusterObjects) step(t *rapid.T, to *Tracker) {
 		w.node = drawNode(t)
 		to.SetNode(w.node)
 	case 8:
+		w.ranges = &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{
+			CIDRs: drawSome(t, "ranges", "10.96.0.0/24", "fd00:96::/112", "10.1.0.0/30", "10.96.0.1/32", "bad"),
+		}}
+		to.SetServiceCIDR(w.ranges)
+	case 9:
+		w.ranges = nil
+		to.DeleteServiceCIDR("")
+	case 10:
 		delete(w.services, name)
 		to.DeleteService(key)
 	default:
@@ -171,7 +187,7 @@ func drawService(t *rapid.T, name string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: name}}
 	s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(0, 1).Draw(t, "age")), 0)
 	s.Spec.Type = rapid.SampledFrom([]corev1.ServiceType{"LoadBalancer", "LoadBalancer", "NodePort", "ClusterIP", "ExternalName"}).Draw(t, "type")
-	s.Spec.ClusterIPs = append([]string{rapid.SampledFrom([]string{"10.96.0.1", "10.96.0.2"}).Draw(t, "cluster IP")}, drawSome(t, "cluster IPs", "fd00:96::1")...)
+	s.Spec.ClusterIPs = append([]string{rapid.SampledFrom([]string{"10.96.0.1", "10.96.0.2", "10.1.0.3"}).Draw(t, "cluster IP")}, drawSome(t, "cluster IPs", "fd00:96::1")...)
 	s.Spec.ExternalIPs = drawSome(t, "external IPs", "203.0.113.1", "203.0.113.2", "2001:db8::1", "10.96.0.2", "192.0.2.1")
 	s.Spec.LoadBalancerSourceRanges = drawSome(t, "ranges", "192.168.0.0/16", "::/0", "bad")
 	for _, ip := range drawSome(t, "ingress", "203.0.113.1", "203.0.113.3", "2001:db8::3") {
@@ -208,10 +224,11 @@ func drawSlice(t *rapid.T, name string) *discoveryv1.EndpointSlice {
 		}
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &proto})
 	}
-	prefix := "10.1.0."
+	of := []string{"10.1.0.", "10.1.0.", "10.96.0."}
 	if s.AddressType == discoveryv1.AddressTypeIPv6 {
-		prefix = "fd00:1::"
+		of = []string{"fd00:1::", "fd00:1::", "fd00:96::"}
 	}
+	prefix := rapid.SampledFrom(of).Draw(t, "prefix")
 	for i := range rapid.IntRange(0, 3).Draw(t, "endpoints") {
 		s.Endpoints = append(s.Endpoints, drawEndpoint(t, fmt.Sprint(prefix, 3-i)))
 	}

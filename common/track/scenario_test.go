@@ -79,6 +79,7 @@ type choices struct {
 	PodsFromNode      bool
 	MasqueradeAll     bool
 	IgnoreExternalIPs bool
+	Explain           bool // show why each endpoint and address is used, or not
 }
 
 func (c choices) options() Options {
@@ -111,6 +112,9 @@ func runScenario(t *testing.T, a *txtar.Archive) string {
 	var b bytes.Buffer
 	s := tracker.Latest()
 	printSnapshot(&b, s)
+	if c.Explain {
+		printChoices(&b, tracker, s)
+	}
 	for _, p := range tracker.Problems() {
 		fmt.Fprintf(&b, "problem: %s\n", p)
 	}
@@ -128,6 +132,9 @@ func printSnapshot(b *bytes.Buffer, s *service.Snapshot) {
 	printList(b, "services", n.ServiceCIDRs)
 	if n.MasqueradeAll {
 		b.WriteString(" masquerade-all")
+	}
+	if s.Incomplete {
+		b.WriteString(" incomplete")
 	}
 	b.WriteString("\n")
 	for _, f := range service.Families {
@@ -168,6 +175,26 @@ func printPort(b *bytes.Buffer, p *service.Port) {
 	}
 	if len(p.Draining) > 0 {
 		printEndpoints(b, "draining", p.Draining)
+	}
+}
+
+// printChoices explains the endpoints of each Port, and who else claims its addresses.
+func printChoices(b *bytes.Buffer, t *Tracker, s *service.Snapshot) {
+	for p := range s.Ports(service.IPv4) {
+		c := t.Choice(p.Family, p.Name)
+		fmt.Fprintf(b, "choice of %s: %q\n", p.Name, c.Topology)
+		for _, x := range c.Candidates {
+			fmt.Fprintf(b, "\t%s %s: %t, %s", x.Addr, x.State(), x.Cluster.Used, x.Cluster.Why)
+			if x.ForLocal != (Use{}) {
+				fmt.Fprintf(b, "; Local %t, %s", x.ForLocal.Used, x.ForLocal.Why)
+			}
+			fmt.Fprintf(b, " (node %q, zone %q, local %t)\n", x.Node, x.Zone, x.Local)
+		}
+		for _, f := range p.Frontends {
+			if c := t.Claimants(p, f); len(c.Others) > 0 || c.Holder != p.Name.Namespace+"/"+p.Name.Name {
+				fmt.Fprintf(b, "\t%s: %s has it; %q\n", describe(p, f), c.Holder, c.Others)
+			}
+		}
 	}
 }
 

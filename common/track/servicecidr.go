@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
 
@@ -18,7 +20,6 @@ import (
 type serviceCIDR struct {
 	prefixes []netip.Prefix
 	fields   []int // their paths
-	held     []int // how many addresses of endpoints lie in each
 	notes    []note
 }
 
@@ -31,10 +32,7 @@ func (t *Tracker) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
 		if old != nil && slices.Equal(old.prefixes, fresh.prefixes) && slices.Equal(old.fields, fresh.fields) && slices.Equal(old.notes, fresh.notes) {
 			return false
 		}
-		for _, s := range t.slices { // ranges hardly ever change, slices all the time
-			fresh.count(s, 1)
-		}
-		t.cidrs[o.Name], t.nodeDirty = fresh, true
+		t.cidrs[o.Name], t.nodeDirty, t.misplaced.stale = fresh, true, true
 		return true
 	})
 }
@@ -46,7 +44,7 @@ func (t *Tracker) DeleteServiceCIDR(name string) {
 			return false
 		}
 		delete(t.cidrs, name)
-		t.nodeDirty = true
+		t.nodeDirty, t.misplaced.stale = true, true
 		return true
 	})
 }
@@ -76,72 +74,87 @@ func readServiceCIDR(o *networkingv1.ServiceCIDR) *serviceCIDR {
 		}
 		r.prefixes, r.fields = append(r.prefixes, p), append(r.fields, i)
 	}
-	r.notes, r.held = notes.all(), make([]int, len(r.prefixes))
+	r.notes = notes.all()
 	return r
 }
 
-// count adds the addresses of n slices like s; n may be negative. It reports whether the
-// first address of a range was added, or the last one removed.
-func (r *serviceCIDR) count(s *slice, n int) bool {
-	moved := false
-	for i, p := range r.prefixes {
-		if service.FamilyOf(p.Addr()) != s.family {
-			continue
-		}
-		before := r.held[i]
-		for j := range s.endpoints {
-			if p.Contains(s.addr(j)) {
-				r.held[i] += n
-			}
-		}
-		moved = moved || (before > 0) != (r.held[i] > 0)
-	}
-	return moved
-}
+// maxExempt bounds the addresses of a range for which nothing is dropped because they
+// are endpoints. A backend has a rule for each.
+const maxExempt = 256
 
-// countSlice adds n slices like s to the counts of all ranges. The cost depends on the
-// size of the slice, because a cluster has few ranges.
-func (t *Tracker) countSlice(s *slice, n int) {
-	for _, r := range t.cidrs {
-		if r.count(s, n) {
-			t.nodeDirty = true
-		}
-	}
-}
-
-// serviceCIDRs returns the ranges of all ServiceCIDRs, which may overlap. It leaves out
-// ranges with addresses that do not belong to Services: those addresses would be cut off.
-// It also returns notes about all faults.
-func (t *Tracker) serviceCIDRs(node *service.Node) ([]netip.Prefix, []note) {
+// serviceCIDRs sets the ranges of all ServiceCIDRs, which may overlap, and the addresses
+// of endpoints in them. It leaves out ranges that overlap the node's or the pods' networks:
+// those addresses would be cut off. Every author of an EndpointSlice can write an address,
+// so endpoints in a range exempt no other address of it. serviceCIDRs returns notes about
+// all faults.
+func (t *Tracker) serviceCIDRs(node *service.Node) []note {
 	var all []netip.Prefix
+	var exempt []netip.Addr
 	var notes []note
 	for _, name := range slices.Sorted(maps.Keys(t.cidrs)) {
 		r := t.cidrs[name]
 		notes = append(notes, r.notes...)
 		for i, p := range r.prefixes {
-			conflict := t.overlap(p, node)
-			if conflict == "" && r.held[i] > 0 {
-				conflict = "holds the addresses of endpoints"
+			add := func(why string) {
+				field := "servicecidr " + name + " " + at("spec.cidrs", r.fields[i])
+				notes = append(notes, note{field: field, message: fmt.Sprintf("%q %s", p, why)})
 			}
-			if conflict != "" {
-				notes = append(notes, note{
-					field:   "servicecidr " + name + " " + at("spec.cidrs", r.fields[i]),
-					message: fmt.Sprintf("%q %s; want a range for Services alone; nothing is dropped for it", p, conflict),
-				})
+			if conflict := t.overlap(p, node); conflict != "" {
+				add(conflict + "; want a range for Services alone; nothing is dropped for it")
 				continue
 			}
 			all = append(all, p)
+			listed := t.unallocated(t.misplaced.in(p))
+			if len(listed) > 0 {
+				add(t.describeListed(listed))
+			}
+			exempt = append(exempt, listed[:min(len(listed), maxExempt)]...)
 		}
 	}
-	return collapse(all), notes
+	slices.SortFunc(exempt, netip.Addr.Compare)
+	node.ServiceCIDRs, node.EndpointsInServiceCIDRs = collapse(all), slices.Compact(exempt)
+	return notes
+}
+
+// unallocated returns those of addrs that are no ClusterIP, one more than maxExempt at most.
+func (t *Tracker) unallocated(addrs []netip.Addr) []netip.Addr {
+	var free []netip.Addr
+	for _, a := range addrs {
+		if len(free) > maxExempt {
+			break
+		}
+		if t.claims.holder[clusterIPKey(a)].serviceState == nil {
+			free = append(free, a)
+		}
+	}
+	return free
+}
+
+// describeListed describes what unallocated returned for the endpoints of a range.
+func (t *Tracker) describeListed(listed []netip.Addr) string {
+	first := slices.MinFunc(slices.Collect(maps.Keys(t.claims.endpoints[clusterIPKey(listed[0])])), func(a, b *serviceState) int {
+		return strings.Compare(a.name.String(), b.name.String())
+	})
+	number, exempt := strconv.Itoa(len(listed)), "them"
+	if len(listed) > maxExempt {
+		number, exempt = fmt.Sprintf("more than %d", maxExempt), fmt.Sprintf("the first %d", maxExempt)
+	}
+	return fmt.Sprintf("holds addresses of endpoints (%s): %s of service %s; want a range for Services alone; packets to %s are not dropped",
+		number, listed[0], first.name, exempt)
 }
 
 // overlap returns what p shares with the node and with pods, empty if it shares nothing.
 // Pods get addresses from all of their range, so a range of pods that contains p overlaps
-// as much as one within p.
+// as much as one within p. An interface may have single addresses of Services: node-local
+// DNS binds the ClusterIP of the cluster's DNS, other proxies all of them.
 func (t *Tracker) overlap(p netip.Prefix, node *service.Node) string {
-	for _, a := range slices.Concat(node.Addrs, t.host.Addrs) {
+	for _, a := range node.Addrs {
 		if p.Contains(a) {
+			return "holds the node's address " + a.String()
+		}
+	}
+	for _, a := range t.host.Addrs {
+		if p.Contains(a.Addr()) && !a.IsSingleIP() && t.claims.holder[clusterIPKey(a.Addr())].serviceState == nil {
 			return "holds the node's address " + a.String()
 		}
 	}

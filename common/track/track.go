@@ -66,6 +66,7 @@ type Tracker struct {
 	nodeInfo  *nodeInfo
 	host      Host
 	cidrs     map[string]*serviceCIDR // by the name of the ServiceCIDR
+	misplaced misplaced
 	synced    bool
 	unread    int // see source.Sink
 	// batching means that a Batch runs. batchChanged means that it changed something, or
@@ -79,6 +80,8 @@ type Tracker struct {
 	// problems are those that were reported and still exist, by Service. Those of the own
 	// Node have the zero name.
 	problems map[types.NamespacedName][]Problem
+	// reasons are why Services that exist are not served at all.
+	reasons map[types.NamespacedName]string
 }
 
 // serviceState is the state of one Service: its object, if there is one, and its slices,
@@ -92,7 +95,9 @@ type serviceState struct {
 	want, have []*service.Port
 	slices     []*slice // by name
 	notes      []note
-	dirty      bool
+	// misplaced counts the addresses of its slices in claims.endpoints.
+	misplaced int
+	dirty     bool
 }
 
 // New returns an empty Tracker.
@@ -105,7 +110,9 @@ func New(o Options) *Tracker {
 		nodeInfo: &nodeInfo{},
 		cidrs:    map[string]*serviceCIDR{},
 		problems: map[types.NamespacedName][]Problem{},
+		reasons:  map[types.NamespacedName]string{},
 	}
+	t.misplaced.blocks = map[netip.Prefix]bool{}
 	t.claims = newClaims(t.markDirty)
 	return t
 }
@@ -136,6 +143,7 @@ func (t *Tracker) UpdateService(o *corev1.Service) bool {
 		b := builder{service: o, interner: &t.interner, ignoreExternal: t.options.IgnoreExternalIPs, proxyName: t.options.ProxyName}
 		want := b.build()
 		notes := b.notes.all()
+		defer t.setReason(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, b.reason)
 		if want == nil && notes == nil {
 			return t.removeService(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		}
@@ -186,7 +194,7 @@ func (t *Tracker) UpdateSlice(o *discoveryv1.EndpointSlice) bool {
 		i, _ := slices.BinarySearchFunc(fresh.owner.slices, fresh, bySliceName)
 		fresh.owner.slices = slices.Insert(fresh.owner.slices, i, fresh)
 		t.markDirty(fresh.owner)
-		t.countSlice(fresh, 1)
+		t.count(fresh)
 		return true
 	})
 }

@@ -33,6 +33,7 @@ func (t *Tracker) markDirty(s *serviceState) {
 
 // removeService removes the Service object of s. Its slices remain.
 func (t *Tracker) removeService(name types.NamespacedName) bool {
+	t.setReason(name, "")
 	s := t.services[name]
 	if s == nil || s.want == nil && s.notes == nil {
 		return false
@@ -49,7 +50,7 @@ func (t *Tracker) removeSlice(key types.NamespacedName) bool {
 		return false
 	}
 	delete(t.slices, key)
-	t.countSlice(s, -1)
+	t.uncount(s)
 	i := slices.Index(s.owner.slices, s)
 	s.owner.slices = slices.Delete(s.owner.slices, i, i+1)
 	t.markDirty(s.owner)
@@ -59,12 +60,19 @@ func (t *Tracker) removeSlice(key types.NamespacedName) bool {
 // claim adds a claim of s to every address that it specifies; release removes them.
 func (t *Tracker) claim(s *serviceState) {
 	add := func(a address, k service.Kind) { t.claims.add(a, claim{s, k}) }
-	eachClaim(s, add, t.claims.addExternal)
+	eachClaim(s, add, t.claims.external.add)
+	for _, p := range s.want {
+		for _, f := range p.Frontends {
+			if f.Kind == service.ClusterIP {
+				t.misplaced.watch(f.Addr)
+			}
+		}
+	}
 }
 
 func (t *Tracker) release(s *serviceState) {
 	remove := func(a address, k service.Kind) { t.claims.remove(a, claim{s, k}) }
-	eachClaim(s, remove, t.claims.removeExternal)
+	eachClaim(s, remove, t.claims.external.remove)
 }
 
 // eachClaim calls change for every address that s claims, and guest for every key of
@@ -76,11 +84,11 @@ func eachClaim(s *serviceState, change func(address, service.Kind), external fun
 			change(addressOf(p, f), f.Kind)
 			switch {
 			case isExternalAddress(f.Kind):
-				external(clusterIPKey(f, p.Family), s)
+				external(clusterIPKey(f.Addr), s)
 				external(nodePortKey(p, f), s)
 			case f.Kind != service.NodePort && !seen[p.Family]:
 				seen[p.Family] = true
-				change(clusterIPKey(f, p.Family), f.Kind)
+				change(clusterIPKey(f.Addr), f.Kind)
 			}
 		}
 	}
@@ -94,14 +102,17 @@ func eachClaim(s *serviceState, change func(address, service.Kind), external fun
 // update makes the next snapshot if anything changed, and returns the
 // problems that are new.
 func (t *Tracker) update() []Problem {
+	if t.misplaced.stale {
+		t.recount()
+	}
 	t.claims.resolve()
 	if t.latest != nil && len(t.dirty) == 0 && !t.nodeDirty {
 		return nil
 	}
 	node := t.options.node(t.nodeInfo)
 	var rangeNotes []note
-	if node.ServiceCIDRs, rangeNotes = t.serviceCIDRs(node); t.options.ProxyName != "" {
-		node.ServiceCIDRs = nil // most addresses in them are Services of another proxy
+	if t.options.ProxyName == "" { // else most addresses in ranges are Services of another proxy
+		rangeNotes = t.serviceCIDRs(node)
 	}
 	if t.latest != nil && sameNode(node, t.latest.Node) {
 		node = t.latest.Node
@@ -303,7 +314,7 @@ func hairpin(f service.Frontend, node *service.Node) ([]netip.Prefix, bool) {
 
 // problems returns all problems of the Service. It omits slices without a Service.
 func (r *resolver) problems() []Problem {
-	lists := [][]note{r.owner.notes, r.notes.all()}
+	lists := [][]note{r.owner.notes, r.notes.all(), r.clusterIPs()}
 	if r.owner.want != nil {
 		for _, s := range r.owner.slices {
 			lists = append(lists, s.notes)

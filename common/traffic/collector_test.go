@@ -192,3 +192,84 @@ func TestNamed(t *testing.T) {
 		}
 	})
 }
+
+// TestDualStack checks that the families of a Service are one: each has a Reader that
+// counts what the other one does not, and endpoints of both stay.
+func TestDualStack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const four, six = "10.244.0.1:8080", "[fd00::1]:8080"
+		p := port("web", four)
+		q := &service.Port{Name: p.Name, Family: service.IPv6, Cluster: []service.Endpoint{{Addr: at(six)}}}
+		s := newScene(p, q)
+		other := &kindsOf{counters: counters{}, kinds: Kinds{Packets: true}}
+		s.Readers[service.IPv6] = other
+		s.after(t)
+		all := Counts{Connections: 2, PacketsIn: 3, PacketsOut: 5, BytesIn: 7, BytesOut: 11}
+		for _, f := range []struct {
+			data     *counters
+			endpoint string
+		}{{s.data, four}, {&other.counters, six}} {
+			f.data.samples = []Sample{{Counter{Name: p.Name, Endpoint: at(f.endpoint)}, all}}
+		}
+		want := []Service{{"shop", "web", all.Plus(all), []Endpoint{{"http", "tcp", four, all}, {"http", "tcp", six, all}}}}
+		for range 2 {
+			time.Sleep(minPause)
+			r := s.Read(t.Context(), Selection{Endpoints: true})
+			if diff := cmp.Diff(want, r.Services); diff != "" || r.Counted != (Kinds{Packets: true, Bytes: true}) {
+				t.Errorf("counted %+v, services (-want +got):\n%s", r.Counted, diff)
+			}
+		}
+		for range 20 { // the order of Readers differs
+			if n := s.Named(t.Context()); n.Counted != (Kinds{Packets: true, Bytes: true}) {
+				t.Fatalf("counted %+v, want packets and bytes", n.Counted)
+			}
+		}
+	})
+}
+
+// kindsOf are counters of other kinds.
+type kindsOf struct {
+	counters
+	kinds Kinds
+}
+
+func (k *kindsOf) Kinds() Kinds { return k.kinds }
+
+// TestRest checks what the counts without a name of their own are: neither those of
+// frontends that nobody knows, nor a Service's that was selected and deleted.
+func TestRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(port("web", "10.244.0.1:8080"))
+		s.after(t)
+		read := func(samples ...Sample) *Named {
+			time.Sleep(minPause)
+			s.data.samples = samples
+			return s.Named(t.Context())
+		}
+		n := read(dialled("10.96.0.1:80", "10.244.0.1:8080", 3), dialled("192.0.2.77:80", "10.244.0.1:8080", 9))
+		if len(n.Services) != 1 || n.Services[0].Connections != 3 || n.Rest != (Counts{}) {
+			t.Errorf("%+v, want web alone", n)
+		}
+		s.want = snapshot()
+		read()
+		if n = read(); len(n.Services) != 0 || len(s.named.own) != 0 || len(s.named.named) != 0 {
+			t.Errorf("%+v after the Service was deleted, remembered %v", n, s.named.own)
+		}
+	})
+}
+
+// TestBusiestAreNamed checks that of many Services those with most connections get the
+// series, in whatever order a map has them.
+func TestBusiestAreNamed(t *testing.T) {
+	totals := map[serviceName]Counts{}
+	for i := range 4 * MostNamed {
+		totals[serviceName{"shop", fmt.Sprintf("s%03d", i)}] = Counts{Connections: uint64(100 + i)}
+	}
+	var r ranking
+	r.add(totals, nil)
+	for s := range r.named {
+		if totals[s].Connections < 100+3*MostNamed {
+			t.Errorf("%s is named with %d connections, and busier ones are not", s.Name, totals[s].Connections)
+		}
+	}
+}

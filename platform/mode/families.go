@@ -5,15 +5,15 @@ package mode
 
 import (
 	"fmt"
-	"net/netip"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 )
 
 // PrimaryFamily returns the IP family without which the proxy does not start.
 func PrimaryFamily(c *config.Config) service.Family {
-	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Unmap().Is6() {
+	if a, err := ipaddr.Parse(c.BindAddress); err == nil && a.Is6() {
 		return service.IPv6
 	}
 	return service.IPv4

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -51,6 +52,9 @@ type Descriptor struct {
 	Section func(*config.Config) Section
 	// Render prints what a node would install for a snapshot. It needs no system.
 	Render func(w io.Writer, want *service.Snapshot, r Rendering) error
+	// Differences, if set, returns what the mode would do with a connection otherwise than Kubernetes says. It needs no
+	// system.
+	Differences func(want *service.Snapshot, c route.Conn, r Rendering) ([]string, error)
 	// System is what the mode does on its system, nil in programs for another system.
 	System *System
 }
@@ -101,6 +105,9 @@ type System struct {
 	// Conntrack is whether the kernel tracks the connections of the mode, so that entries
 	// become stale when rules change.
 	Conntrack bool
+	// Translates is whether it is these entries that translate packets, so that clients reach
+	// an endpoint as long as the entry exists, whatever the rules are.
+	Translates bool
 }
 
 // Setup is what a mode gets from the process.

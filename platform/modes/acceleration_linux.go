@@ -17,6 +17,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/mode"
 )
@@ -24,12 +25,14 @@ import (
 // accelerate puts socket acceleration above the rules of b. Where it is off, the first
 // round removes what an earlier process left of it.
 func accelerate(c *config.Config, b *mode.Backend) {
-	layer := newLayer(c, b.Family)
+	o := accelerationOptions(c)
+	o.Connections = trackedConnections
+	layer := socketlb.New(b.Family, socketlb.NewDriver(b.Family, o), o)
 	b.Backend = reconcile.Both(b.Backend, layer)
 	if len(b.Owned) > 0 { // else nothing is taken over
 		b.Owned = append(b.Owned, socketlb.Leftovers{Family: b.Family, Options: accelerationOptions(c)}.String())
 	}
-	if !c.SocketAcceleration {
+	if !accelerates(c) {
 		return
 	}
 	b.Accelerated = layer.Taken
@@ -44,8 +47,10 @@ func accelerate(c *config.Config, b *mode.Backend) {
 	}
 }
 
+func accelerates(c *config.Config) bool { return c.SocketAcceleration != config.AccelerateNone }
+
 func accelerationOptions(c *config.Config) socketlb.Options {
-	return socketlb.Options{Off: !c.SocketAcceleration, Name: socketlb.NameOf(c.ProxyName)}
+	return socketlb.Options{Off: !accelerates(c), NodeOnly: c.SocketAcceleration == config.AccelerateNode, Name: socketlb.NameOf(c.ProxyName)}
 }
 
 // accelerationTargets lists where socket acceleration may have left something.
@@ -54,7 +59,7 @@ func accelerationTargets(c *config.Config) []takeover.Target {
 	o.Off = false // its pins may not be mounted here
 	var all []takeover.Target
 	for _, f := range service.Families {
-		all = append(all, takeover.Target{Leftovers: socketlb.Leftovers{Family: f, Options: o, Wanted: c.SocketAcceleration}, Family: f})
+		all = append(all, takeover.Target{Leftovers: socketlb.Leftovers{Family: f, Options: o, Wanted: accelerates(c)}, Family: f})
 	}
 	return all
 }
@@ -63,7 +68,7 @@ func accelerationTargets(c *config.Config) []takeover.Target {
 // container that runs may have neither the rights to remove it nor the BPF file system of
 // the node.
 func unwantedAcceleration(c *config.Config) []takeover.Target {
-	if c.SocketAcceleration {
+	if accelerates(c) {
 		return nil
 	}
 	return accelerationTargets(c)
@@ -71,6 +76,11 @@ func unwantedAcceleration(c *config.Config) []takeover.Target {
 
 func removeAcceleration(ctx context.Context, c *config.Config) error {
 	var errs []error
+	if accelerates(c) { // what is hidden here would stay in force
+		for _, f := range service.Families {
+			errs = append(errs, socketlb.Leftovers{Family: f, Options: accelerationOptions(c)}.Evict())
+		}
+	}
 	for _, t := range unwantedAcceleration(c) {
 		err := t.Remove(ctx)
 		if takeover.AsUnchecked(err) != nil { // the proxy can start without an answer
@@ -106,6 +116,15 @@ func Layers(c *config.Config, families []service.Family) []*mode.Backend {
 		all = append(all, &mode.Backend{Mode: "socket acceleration", Family: f, Backend: newLayer(c, f)})
 	}
 	return all
+}
+
+// trackedConnections is a socketlb.Connections.
+func trackedConnections(ctx context.Context, f service.Family, each func(from, to netip.AddrPort)) error {
+	return conntrack.Netlink{}.Dump(ctx, conntrack.Filter{Family: f, Protocol: service.TCP}, func(x conntrack.Flow) {
+		if x.Protocol == service.TCP { // a kernel that cannot filter has others, too
+			each(x.Src, x.Dst)
+		}
+	})
 }
 
 func newLayer(c *config.Config, f service.Family) *socketlb.Backend {

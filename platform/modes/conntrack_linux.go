@@ -6,6 +6,7 @@ package modes
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,11 @@ type conntrackCleaner struct {
 	family  service.Family
 	log     klog.Logger
 	recheck atomic.Bool
+	// cleaned is the snapshot of the last Clean, nil before the first one. retiring are the
+	// frontends that the rules refuse until the next Clean. leftovers are those of them that
+	// an earlier process left.
+	cleaned             *service.Snapshot
+	retiring, leftovers []*service.Port
 	// tracked, if set, returns the snapshot that entries follow instead of the one of the
 	// round. The endpoints of a relay are ports of this process.
 	tracked func() *service.Snapshot
@@ -49,8 +55,8 @@ func (c *conntrackCleaner) Clean(ctx context.Context, r reconcile.Result) (int, 
 		c.flows.Resync()
 	}
 	n, err := c.flows.Sync(ctx, now)
-	if len(r.Removed) > 0 && !errors.Is(err, errors.ErrUnsupported) {
-		removedFlows, removeErr := c.flows.Reconcile(ctx, removedRules(r.Removed), now)
+	if removed := slices.Concat(r.Removed, c.leftovers); len(removed) > 0 && !errors.Is(err, errors.ErrUnsupported) {
+		removedFlows, removeErr := c.flows.Reconcile(ctx, removedRules(removed), now)
 		n, err = n+removedFlows, errors.Join(err, removeErr)
 	}
 	if n > 0 {
@@ -59,7 +65,46 @@ func (c *conntrackCleaner) Clean(ctx context.Context, r reconcile.Result) (int, 
 	if r.Err != nil { // a port that failed keeps its old rules, which may still create entries
 		c.flows.Resync()
 	}
-	return n, c.flows.ResyncAfter(), err
+	again := c.flows.ResyncAfter()
+	if len(c.retiring) > 0 {
+		again = 1
+	}
+	c.cleaned, c.retiring, c.leftovers = r.Snapshot, nil, nil
+	return n, again, err
+}
+
+// retiring is a backend that has frontends refuse their clients until Clean has deleted
+// their entries. Only then it removes them, see conntrack.Retiring.
+type retiring struct {
+	reconcile.Backend
+	cleaner *conntrackCleaner
+}
+
+// Plan implements reconcile.Backend.
+func (b retiring) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+	c := b.cleaner
+	c.retiring, c.leftovers = conntrack.Retiring(c.cleaned, want, c.family), nil
+	p, err := b.Backend.Plan(ctx, and(want, c.retiring))
+	if err != nil {
+		return nil, err
+	}
+	if c.leftovers = conntrack.RetiringLeftovers(p.Outcome().Removed, and(want, c.retiring)); len(c.leftovers) == 0 {
+		return p, nil
+	}
+	c.retiring = append(c.retiring, c.leftovers...)
+	return b.Backend.Plan(ctx, and(want, c.retiring))
+}
+
+// and returns s with more ports.
+func and(s *service.Snapshot, ports []*service.Port) *service.Snapshot {
+	if len(ports) == 0 {
+		return s
+	}
+	var changes []service.Change
+	for _, p := range ports {
+		changes = append(changes, service.Change{New: p})
+	}
+	return s.With(s.Generation, s.Node, changes)
 }
 
 // removedRules returns conntrack rules for frontends that an earlier process left and

@@ -42,7 +42,11 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 	for _, b := range backends {
 		accelerate(s.Config, b)
 		if d.System.Conntrack {
-			b.Conntrack = newConntrackCleaner(ctx, b)
+			c := newConntrackCleaner(ctx, b)
+			b.Conntrack = c
+			if d.System.Translates {
+				b.Backend = retiring{b.Backend, c}
+			}
 		}
 		if b.Localhost == nil && d.ListensOnLocalhost(b.Family) {
 			unreached := func(name service.PortName, clients int, err error) { s.Unreached(b.Family, name, clients, err) }

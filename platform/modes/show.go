@@ -16,7 +16,7 @@ import (
 
 // Render prints what a node would install in mode d, with what accompanies the mode.
 func Render(w io.Writer, d mode.Descriptor, want *service.Snapshot, r mode.Rendering) error {
-	if err := d.Render(w, want, r); err != nil || d.OS != config.Linux || !r.Config.SocketAcceleration {
+	if err := d.Render(w, want, r); err != nil || d.OS != config.Linux || r.Config.SocketAcceleration == config.AccelerateNone {
 		return err
 	}
 	if r.Format != document.Text {

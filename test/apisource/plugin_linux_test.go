@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/test/cluster"
@@ -40,6 +41,7 @@ func TestKubectlPlugin(t *testing.T) {
 		{"status --node node-a", 3, "--namespace=kube-system --container=kube-proxy kubeproxy-a -- kube-proxy status"},
 		{"explain pod/" + namespace + "/cart-0 svc/" + namespace + "/web", 3, "--container=kube-proxy kubeproxy-b -- kube-proxy explain --hostname-override=node-b --pod-address=10.244.1.7 --pod-address=fd00:10:244::7 --pod-node=node-b pod/"},
 		{"-n " + namespace + " status --node node-a", 2, "no pod with labels"},
+		{"-n " + namespace + " status --node node-b", 2, `its service account is "cart", not "kubeproxy"`},
 		{"status", 2, "want --node NODE, one of node-a, node-b"},
 		{"status --node node-c", 2, "no pod with labels app.kubernetes.io/name=kubeproxy runs on node node-c"},
 		{"explain pod/" + namespace + "/none svc/" + namespace + "/web", 2, `pods "none" not found`},
@@ -63,10 +65,20 @@ func (w fixture) run(t *testing.T, namespace, name, node, app string) {
 		_, err := w.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		return err == nil
 	})
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: app}}
+	if _, err := w.Client.CoreV1().ServiceAccounts(namespace).Create(t.Context(), account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
 	pods := w.Client.CoreV1().Pods(namespace)
 	p, err := pods.Create(t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/name": app}},
-		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "kube-proxy", Image: "none", Args: []string{"--hostname-override=$(NODE_NAME)"}}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{"app.kubernetes.io/name": "kubeproxy"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: app, UID: "1", Controller: new(true)}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: node, HostNetwork: true, ServiceAccountName: app,
+			Containers: []corev1.Container{{Name: "kube-proxy", Image: "none", Args: []string{"--hostname-override=$(NODE_NAME)"}}},
+		},
 	}, metav1.CreateOptions{})
 	if err == nil {
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.244.1.7", PodIPs: []corev1.PodIP{{IP: "10.244.1.7"}, {IP: "fd00:10:244::7"}}}

@@ -21,7 +21,7 @@ func TestControlPlaneComesUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := version.GitVersion, "v1.36.3"; got != want {
+	if got, want := version.GitVersion, "v1.37.2"; got != want {
 		t.Errorf("version = %s, want %s", got, want)
 	}
 	etcd, err := c.Etcd.Memory()

@@ -59,6 +59,9 @@ func (w Cluster) Pod(n int) netip.Addr {
 	return NthAddr(w.base("10.244.1.0", "fd00:10:244:1::"), n)
 }
 
+// unallocated are addresses in ServiceCIDRs that no Service has.
+var unallocated = [...]netip.Addr{service.IPv4: NthAddr("10.96.0.0", 200), service.IPv6: NthAddr("fd00:10:96::", 200)}
+
 // Node draws the node and the operator's settings.
 func (w Cluster) Node() *service.Node {
 	n := &service.Node{Name: "node-a", Addrs: []netip.Addr{NodeAddr[w.Family]}, MasqueradeAll: w.DrawBool("masquerade all")}
@@ -72,6 +75,9 @@ func (w Cluster) Node() *service.Node {
 	}
 	if w.DrawBool("ranges") {
 		n.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")}
+		if w.DrawBool("endpoint in a range") {
+			n.EndpointsInServiceCIDRs = []netip.Addr{unallocated[service.IPv4], unallocated[service.IPv6]}
+		}
 	}
 	n.NodePorts = service.AnyAddress()
 	if w.DrawBool("restricted") {
@@ -90,7 +96,7 @@ type WithoutServiceCIDRs struct{ Cluster }
 // Node draws the node.
 func (w WithoutServiceCIDRs) Node() *service.Node {
 	n := w.Cluster.Node()
-	n.ServiceCIDRs = nil
+	n.ServiceCIDRs, n.EndpointsInServiceCIDRs = nil, nil
 	return n
 }
 
@@ -181,7 +187,7 @@ func (w Cluster) Conn(ports []*service.Port) route.Conn {
 		case 2: // an address of no Service, or an external address of another one
 			addr = addr.Next()
 		case 3:
-			addr = NthAddr(w.base("10.96.0.0", "fd00:10:96::"), 200)
+			addr = unallocated[w.Family]
 		}
 		c.To = netip.AddrPortFrom(addr, port)
 	}

@@ -118,7 +118,7 @@ func (s *Simulator) openNetwork(network string) (uint64, error) {
 // podNamespace is the namespace of all pods' endpoints.
 const podNamespace = "7c6ff0a5-0000-4000-8000-000000000001"
 
-// AddPod creates the endpoint of a pod on this node as a CNI plugin does. The network is
+// AddPod creates the endpoint of a pod on this node as a CNI plugin with loopbackDSR does. The network is
 // a name or an identity; without addresses HNS assigns one.
 func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, err error) {
 	handle, err := s.openNetwork(network)
@@ -127,6 +127,13 @@ func (s *Simulator) AddPod(network, name string, ips ...netip.Addr) (id string, 
 	}
 	d := endpointDocument(name, ips)
 	d["HostComputeNamespace"] = podNamespace
+	var policies []any
+	for _, ip := range ips {
+		policies = append(policies, map[string]any{"Type": "OutBoundNAT", "Settings": map[string]any{"Destinations": []any{ip.String()}}})
+	}
+	if policies != nil {
+		d["Policies"] = policies
+	}
 	return s.createExternal(Endpoint, handle, d)
 }
 

@@ -24,30 +24,37 @@ import (
 	"kubeproxy/test/program"
 )
 
-// chartTool builds the program that renders the chart as Helm does. It is of another
-// module, whose dependencies the product does not have.
-func chartTool(t *testing.T) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "release")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", file, ".")
-	build.Dir = filepath.Join("..", "..", "build", "release")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return file
-}
-
 // rendered returns the chart's objects for values in YAML and flags of the tool. With a
-// kubeconfig, the chart asks the cluster.
+// kubeconfig, the chart asks the cluster for the address of the API server.
 func rendered(t *testing.T, w *fixture, tool, values string, flags ...string) []byte {
 	t.Helper()
-	cmd := exec.Command(tool, append([]string{"render", "-chart", filepath.Join("..", "..", "build", "chart")}, flags...)...)
-	cmd.Stdin = strings.NewReader(values)
-	out, err := program.Run(t, w.Host("control"), cmd)
+	if !strings.Contains(strings.Join(flags, " "), "-kubeconfig=") {
+		values = withServer(t, values)
+	}
+	out, err := render(t, w, tool, values, flags...)
 	if err != nil {
 		t.Fatalf("render with %s: %v\n%s", values, err, out)
 	}
 	return []byte(out)
+}
+
+func render(t *testing.T, w *fixture, tool, values string, flags ...string) (string, error) {
+	t.Helper()
+	cmd := exec.Command(tool, append([]string{"render", "-chart", filepath.Join("..", "..", "build", "chart")}, flags...)...)
+	cmd.Stdin = strings.NewReader(values)
+	return program.Run(t, w.Host("control"), cmd)
+}
+
+// withServer returns values that have an address of the API server.
+func withServer(t *testing.T, values string) string {
+	t.Helper()
+	all := map[string]any{"apiServer": "https://192.0.2.9"}
+	err := yaml.Unmarshal([]byte(values), &all)
+	text, marshalErr := yaml.Marshal(all)
+	if err := errors.Join(err, marshalErr); err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // acceptedValues returns the values that build/release lists for the chart, in YAML.
@@ -98,7 +105,7 @@ spec:
 // testChart has the API server check what the chart gives for many values, and installs
 // it beside the objects of kubeadm.
 func testChart(t *testing.T, w *fixture) {
-	tool := chartTool(t)
+	tool := program.ChartTool(t)
 	w.acceptMonitoring(t)
 	for _, values := range acceptedValues(t) {
 		if err := w.api.Try(t.Context(), rendered(t, w, tool, values)); err != nil {
@@ -106,7 +113,7 @@ func testChart(t *testing.T, w *fixture) {
 		}
 	}
 	admin := w.kubeconfig(t, cluster.Login{})
-	t.Run("without an address", func(t *testing.T) { testNoAddress(t, w, rendered(t, w, tool, "{}", "-kubeconfig="+admin)) })
+	t.Run("without an address", func(t *testing.T) { testNoAddress(t, w, tool, admin) })
 	t.Run("cluster-info", func(t *testing.T) {
 		w.configMap(t, metav1.NamespacePublic, "cluster-info", "kubeconfig", serverAt("https://192.0.2.1:6443"))
 		testServer(t, rendered(t, w, tool, "{}", "-kubeconfig="+admin), "https://192.0.2.1:6443")
@@ -193,21 +200,10 @@ func testServer(t *testing.T, manifest []byte, want string) {
 	}
 }
 
-// testNoAddress starts the proxy with the kubeconfig of a cluster in which the chart
-// found no address. It says so in one sentence.
-func testNoAddress(t *testing.T, w *fixture, manifest []byte) {
-	testServer(t, manifest, "")
-	dir := t.TempDir()
-	mounted := strings.NewReplacer("certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt", "", "/var/run/secrets/kubernetes.io/serviceaccount", dir)
-	text := mounted.Replace(kubeconfigOf(t, manifest))
-	err := errors.Join(
-		os.WriteFile(filepath.Join(dir, "kubeconfig.conf"), []byte(text), 0o600),
-		os.WriteFile(filepath.Join(dir, "token"), []byte(w.token), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "--kubeconfig="+filepath.Join(dir, "kubeconfig.conf"), "--hostname-override=node-a"))
-	if err == nil || !strings.Contains(out, "server is missing; want an address like https://") || strings.Count(out, "\n") != 1 {
-		t.Errorf("started without an address: %v\n%s", err, out)
+// testNoAddress installs the chart in a cluster in which it finds no address.
+func testNoAddress(t *testing.T, w *fixture, tool, admin string) {
+	out, err := render(t, w, tool, "{}", "-kubeconfig="+admin)
+	if err == nil || !strings.Contains(out, "apiServer is not set, and no ConfigMap of the cluster has the address") {
+		t.Errorf("rendered without an address: %v\n%s", err, out)
 	}
 }

@@ -5,14 +5,17 @@ package live
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
@@ -47,6 +50,43 @@ func TestIPTablesLockIsKept(t *testing.T) {
 	c.check(t, before, c.cells([]*netlab.Host{c.Host("customer")}, web))
 	release()
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
+}
+
+// TestUserspaceLocalWhileLocked checks that clients of policy Local reach no endpoint of
+// another node after the last one of their node has left, while rules still lead to its
+// listener.
+func TestUserspaceLocalWhileLocked(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, inUserspace("legacy"))
+	lock := filepath.Join(t.TempDir(), "lock") // of this node alone
+	web := app{name: "web", number: 10, plain: true, internal: "Local", external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
+	c.save(t, web)
+	cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}, c.mode.flags...)...)
+	cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+lock)
+	p := program.Start(t, c.Node, cmd)
+	c.awaitProgrammed(t)
+	release := hold(t, lock)
+	c.save(t, web.on(c.Host("web-3")))
+	p.AwaitLog(t, "is held by process")
+	for _, x := range []struct {
+		from string
+		kind service.Kind
+	}{{"shopper", service.ClusterIP}, {"customer", service.NodePort}, {"customer", service.LoadBalancerIP}, {"customer", service.ExternalIP}} {
+		c.checkUnserved(t, c.Host(x.from), web.at(x.kind, service.IPv4))
+	}
+	release()
+	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web))
+}
+
+// checkUnserved checks that nobody answers h at an address.
+func (c *cluster) checkUnserved(t *testing.T, h *netlab.Host, to netip.AddrPort) {
+	t.Helper()
+	for _, proto := range slices.Repeat([]string{"tcp", "udp"}, 4) {
+		a, err := h.Ask(t.Context(), netlab.Query{Proto: proto, To: to, Timeout: netlab.SilenceTimeout})
+		if err != nil || a.Outcome == netlab.Answered {
+			t.Errorf("%s to %s (%s): %s by %q, %v", h.Name, to, proto, a.Outcome, a.Backend, err)
+		}
+	}
 }
 
 // hold takes the lock of iptables until release is called.

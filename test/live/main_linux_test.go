@@ -16,5 +16,6 @@ var kubeProxy program.Program
 func TestMain(m *testing.M) {
 	confined()
 	listening()
+	attackingLease()
 	os.Exit(program.Main(m, &kubeProxy))
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -40,6 +41,56 @@ func TestStalledLogDoesNotBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	endsInTime(t, ended, 5*time.Second)
+}
+
+// TestLogWithoutReader ends the reader of the log while the program runs, as a log shipper that
+// restarts. Changes are still programmed. A command that prints ends with its reader, silently.
+func TestLogWithoutReader(t *testing.T) {
+	t.Parallel()
+	for _, format := range []string{"text", "json"} {
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, defaultMode())
+			cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms", "-v=4", "--logging-format=" + format}, c.mode.flags...)...)
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd.Stderr, cmd.Stdout = w, w
+			ended := startOnNode(t, c, cmd)
+			w.Close()
+			if _, err := r.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			r.Close()
+			for i := range 5 {
+				c.save(t, app{name: "web", number: 10 + i}.on(c.webs()...))
+				c.awaitProgrammed(t)
+			}
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			endsInTime(t, ended, 5*time.Second)
+			if !cmd.ProcessState.Success() {
+				t.Errorf("ended with %s", cmd.ProcessState)
+			}
+		})
+	}
+	for _, args := range [][]string{{"--help"}, {"--write-config-to=-"}} {
+		cmd := kubeProxy.Command(args...)
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		var problems strings.Builder
+		cmd.Stdout, cmd.Stderr = w, &problems
+		err = cmd.Run()
+		w.Close()
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGPIPE || problems.Len() > 0 {
+			t.Errorf("%q: %v, %s; want an end by SIGPIPE", args, err, problems.String())
+		}
+	}
 }
 
 // TestPipesAndKernelFilesAreRefused replaces manifests by a named pipe and by a link to

@@ -4,6 +4,8 @@
 package live
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"kubeproxy/test/netlab"
@@ -70,4 +72,33 @@ func TestUDPFlowBeforeService(t *testing.T) {
 	}
 	c.save(t, late.on(c.Host("web-1")), refilled.on(c.Host("web-3")))
 	flows.await(t, "is answered", func(_ conversation, a netlab.Answer) bool { return a.Outcome == netlab.Answered })
+}
+
+// TestUDPFollowsPolicy checks that clients outside leave the endpoints of other nodes when
+// the external traffic policy turns Local, and that the node itself keeps its endpoints.
+func TestUDPFollowsPolicy(t *testing.T) {
+	for _, name := range []string{"nftables", "iptables-legacy", "userspace"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, modeNamed(name))
+			dns := app{name: "dns", number: 10}.on(c.webs()...)
+			c.save(t, dns)
+			c.start(t)
+			flows := c.converse(t, "udp", dns, 3)
+			dns.external = "Local"
+			c.save(t, dns)
+			c.awaitProgrammed(t)
+			flows.await(t, "follows the policy", func(o conversation, a netlab.Answer) bool {
+				switch {
+				case a.Outcome != netlab.Answered:
+					return false
+				case strings.HasPrefix(o.name, "customer") && !strings.Contains(o.name, "ClusterIP"):
+					return slices.Contains(locals, a.Backend)
+				case strings.HasPrefix(o.name, "node") && name != "userspace": // a relay draws for each datagram
+					return a.Backend == o.server
+				}
+				return true
+			})
+		})
+	}
 }

@@ -250,7 +250,7 @@ func TestUserspaceDoesNotReachItself(t *testing.T) {
 		apps := []app{app{name: "web", number: 10}.on(c.Host("web-1")), app{name: "again", number: 11}.on(c.Host("web-1"))}
 		c.write(t, "web.yaml", manifestTo(t, apps[0], c.Node.IPv4, apps[0].nodePort()))
 		c.write(t, "again.yaml", manifestTo(t, apps[1], apps[1].address(service.ClusterIP, service.IPv4), 80))
-		p := c.start(t)
+		p := c.launchAll(t) // an endpoint that is a ClusterIP is reported, and served
 		before := metric(t, p, "process_open_fds")
 		for _, a := range apps {
 			got, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4)})

@@ -170,9 +170,8 @@ func (h *Host) onWorker(fn func() error) error {
 	return <-done
 }
 
-// mountView moves the calling thread into a mount namespace of its own, where the first
-// hierarchy of version 2 is the part at cgroup. The rest of the hierarchy stays visible above
-// it, so that a program can count how deep that part is.
+// mountView moves the calling thread into a mount namespace of its own, where the hierarchy
+// of version 2 is the part at cgroup. A program would prefer the whole one.
 func mountView(mounted, cgroup string) error {
 	stage, err := os.MkdirTemp("", "netlab-")
 	if err != nil {
@@ -188,10 +187,9 @@ func mountView(mounted, cgroup string) error {
 	}
 	for _, m := range []mount{
 		{"", "/", "", unix.MS_REC | unix.MS_PRIVATE},
-		{cgroup, stage, "", unix.MS_BIND}, // the mount that is made first is listed first
+		{cgroup, stage, "", unix.MS_BIND},
 		{"", mounted, "", 0},
-		{"cgroup2", mounted, "cgroup2", 0},
-		{stage, cgroup, "", unix.MS_MOVE},
+		{stage, mounted, "", unix.MS_MOVE},
 		{"bpf", "/sys/fs/bpf", "bpf", 0},
 	} {
 		if m.from == "" && m.flags == 0 {

@@ -49,11 +49,11 @@ func testImages(folder string) []image {
 		return all
 	}
 	return []image{
-		{Names: []string{e2e + "agnhost:2.63.0", e2e + "agnhost:2.55"}, Folders: in("root", "agnhost"), Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}},
-		{Names: []string{e2e + "nginx:1.15-4", e2e + "nginx:1.27-0"}, Folders: in("root", "agnhost"), Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}},
-		{Names: []string{e2e + "busybox:1.37.0-1", e2e + "busybox:1.36.1-1", "localhost/build/distroless-iptables:v0.9.6"}, Folders: in("root"), Cmd: []string{"sh"}},
-		{Names: []string{e2e + "glibc-dns-testing:2.0.0"}, Folders: in("root"), Cmd: []string{"sleep", "36000"}},
-		{Names: []string{e2e + "regression-issue-74839:1.4"}, Folders: in("root", "regression-issue-74839"), Entrypoint: []string{"/regression-issue-74839"}},
+		{Names: []string{e2e + "agnhost:2.66.1", e2e + "agnhost:2.55"}, Folders: in("root", "agnhost"), Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}},
+		{Names: []string{e2e + "nginx:1.27.0-2", e2e + "nginx:1.28.0-2"}, Folders: in("root", "agnhost"), Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}},
+		{Names: []string{e2e + "busybox:1.37.0-2", "localhost/build/distroless-iptables:v0.9.9"}, Folders: in("root"), Cmd: []string{"sh"}},
+		{Names: []string{e2e + "glibc-dns-testing:2.1.1"}, Folders: in("root"), Cmd: []string{"sleep", "36000"}},
+		{Names: []string{e2e + "regression-issue-74839:1.5"}, Folders: in("root", "regression-issue-74839"), Entrypoint: []string{"/regression-issue-74839"}},
 		{Names: []string{"localhost/kubernetes/pause:3.10.2"}, Folders: in("pause"), Entrypoint: []string{"/pause"}, User: "65535:65535"},
 		{Names: []string{"localhost/kubernetes/coredns:test"}, Folders: in("coredns"), Entrypoint: []string{"/coredns"}},
 		{Names: []string{"localhost/kubernetes/kube-proxy:test"}, Folders: in("root", "kube-proxy"), Entrypoint: []string{"/usr/local/bin/kube-proxy"}},

@@ -48,17 +48,18 @@ var podSubnet = netip.MustParsePrefix("10.244.1.0/24")
 func networkCases() map[string]networkCase {
 	vxlan, other := []hns.NetworkConfig{overlay("vxlan0")}, bridge("cbr0", "L2Bridge")
 	nat := bridge("nat", "NAT")
+	tunnel := hns.NetworkConfig{Name: "azure", Type: "L2Tunnel", Subnets: []netip.Prefix{netip.MustParsePrefix("10.246.1.0/24")}}
 	both := []hns.NetworkConfig{overlay("vxlan0"), other, nat}
 	pod := map[string]string{"10.244.1.11": "vxlan0"}
 	return map[string]networkCase{
 		"the only one": {networks: []hns.NetworkConfig{overlay("vxlan0"), nat}, ready: true, wantLog: []string{
-			`Network \"vxlan0\" (Overlay) is for Services: it is the only candidate`, `Network \"nat\" is not for Services: its type is NAT`,
+			`Network \"vxlan0\" (Overlay) is for Services: it has the podCIDR of the Node`, `Network \"nat\" is not for Services: its type is NAT`,
 			"Source VIP: reserved 10.244.1.", "kube-proxy-source-vip",
 		}},
-		"the one of pods":                 {networks: both, pods: pod, ready: true, wantLog: []string{`(Overlay) is for Services: 1 endpoints of pods`, `Network \"cbr0\" is not for Services: no pod uses it`}},
+		"the one of pods":                 {networks: both, pods: pod, ready: true, wantLog: []string{`(Overlay) is for Services: endpoints of pods are in it`, `Network \"cbr0\" is not for Services: no pod uses it`}},
 		"KUBE_NETWORK":                    {networks: both, env: "vxlan0", ready: true, wantLog: []string{"KUBE_NETWORK names it"}},
 		"named":                           {networks: both, env: "cbr0", flags: []string{"--network-name=VXLAN0"}, ready: true, wantLog: []string{"--network-name or winkernel.networkName names it"}},
-		"two that could be":               {networks: both, wantLog: []string{`"cbr0" (L2Bridge, 0 endpoints of pods), "vxlan0" (Overlay, 0 endpoints of pods)`, "--network-name"}},
+		"two that could be":               {networks: []hns.NetworkConfig{other, tunnel}, wantLog: []string{`"azure" (L2Tunnel, 0 endpoints of pods), "cbr0" (L2Bridge, 0 endpoints of pods)`, "--network-name"}},
 		"none yet":                        {wantLog: []string{"waiting for a network", "no network at all", "--network-name"}},
 		"only one of Docker's":            {networks: []hns.NetworkConfig{nat}, wantLog: []string{"waiting for a network", `"nat" (NAT)`}},
 		"unknown":                         {networks: both, flags: []string{"--network-name=azure"}, wantLog: []string{`"azure"`, "--network-name", `"cbr0" (L2Bridge)`, `"vxlan0" (Overlay)`}},

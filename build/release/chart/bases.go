@@ -23,18 +23,22 @@ type base struct {
 // podRange stands in the bases for the range of the pods, which users change.
 const podRange = "10.244.0.0/16"
 
+// noServer is what the chart gets as the address of the API server, and the bases do not
+// have: users set it.
+const noServer = "https://api-server.invalid"
+
 // bases are the folders of build/deploy.
 var bases = map[string]base{
 	"linux":     {"Linux nodes, mode nftables", linux("nftables")},
 	"iptables":  {"Linux nodes, mode iptables", linux("iptables")},
 	"ipvs":      {"Linux nodes, mode ipvs", linux("ipvs")},
 	"userspace": {"Linux nodes, mode userspace", linux("userspace")},
-	"windows":   {"Windows nodes. Linux nodes have another proxy", withWindows(map[string]any{"linux": map[string]any{"enabled": false}})},
+	"windows":   {"Windows nodes. Linux nodes have another proxy", withWindows(map[string]any{"apiServer": noServer, "linux": map[string]any{"enabled": false}})},
 	"mixed":     {"Linux nodes, mode nftables, and Windows nodes", withWindows(linux("nftables"))},
 }
 
 func linux(mode string) map[string]any {
-	return map[string]any{"clusterCIDR": podRange, "linux": map[string]any{"mode": mode}}
+	return map[string]any{"apiServer": noServer, "clusterCIDR": podRange, "linux": map[string]any{"mode": mode}}
 }
 
 func withWindows(values map[string]any) map[string]any {
@@ -55,7 +59,7 @@ func (s *Source) Bases() (map[string]string, error) {
 			return nil, fmt.Errorf("base %s: %w", name, err)
 		}
 		for file, text := range settings {
-			files[path.Join(name, file)] = text
+			files[path.Join(name, file)] = strings.ReplaceAll(text, noServer, "")
 		}
 		delete(texts, "config.yaml")
 		objects := "# Generated from build/chart by make manifests.\n"

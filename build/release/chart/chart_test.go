@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -24,6 +25,13 @@ import (
 )
 
 func source() *Source { return &Source{Folder: filepath.Join("..", "..", "chart")} }
+
+// withServer returns values that have an address of the API server.
+func withServer(values map[string]any) map[string]any {
+	all := map[string]any{"apiServer": noServer}
+	maps.Copy(all, values)
+	return all
+}
 
 func deploy(path ...string) string {
 	return filepath.Join(append([]string{"..", "..", "deploy"}, path...)...)
@@ -77,7 +85,7 @@ func TestBasesEqualChart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, want := objects(t, text), objects(t, []byte(manifest))
+			got, want := objects(t, text), objects(t, []byte(strings.ReplaceAll(manifest, noServer, "")))
 			for key := range want {
 				if !reflect.DeepEqual(got[key], want[key]) {
 					t.Errorf("%s differs:\n%v\n%v", key, got[key], want[key])
@@ -119,7 +127,7 @@ func installed(t *testing.T, values string) map[string]map[string]any {
 	if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
 		t.Fatal(err)
 	}
-	manifest, err := source().Manifest(v)
+	manifest, err := source().Manifest(withServer(v))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,14 +218,24 @@ func at(o map[string]any, keys ...string) any {
 	return x
 }
 
+// TestNoAddress renders the chart as GitOps tools do, which ask no cluster. Rendered without
+// an address, it would take that of an installation away.
+func TestNoAddress(t *testing.T) {
+	for _, values := range []map[string]any{{}, {"apiServer": ""}, {"windows": map[string]any{"enabled": true}}} {
+		if _, err := source().Manifest(values); err == nil || !strings.Contains(err.Error(), "apiServer is not set, and no ConfigMap") {
+			t.Errorf("%v: %v, want an error that names apiServer", values, err)
+		}
+	}
+}
+
 // TestNotes checks the commands that Helm prints after an installation.
 func TestNotes(t *testing.T) {
-	texts, err := source().Render(map[string]any{"metrics": map[string]any{"bindAddress": "127.0.0.1:10349"}})
+	texts, err := source().Render(withServer(map[string]any{"metrics": map[string]any{"bindAddress": "127.0.0.1:10349"}}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"helm upgrade kubeproxy CHART -n kube-system --reset-then-reuse-values --set apiServer=https://HOST:PORT\n",
+		"The proxy asks the API server at " + noServer + ".\n",
 		"kubectl -n kube-system exec daemonset/kubeproxy -- kube-proxy status --config /etc/kubeproxy/linux.yaml\n", // whatever its port is
 	} {
 		if !strings.Contains(texts["NOTES.txt"], want) {

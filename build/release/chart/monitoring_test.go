@@ -50,8 +50,9 @@ func runs(t *testing.T, dir string, args ...string) {
 // is an error.
 func TestMonitoring(t *testing.T) {
 	manifest, err := source().Manifest(map[string]any{
-		"metrics": map[string]any{"bindAddress": "0.0.0.0:10249"},
-		"tls":     map[string]any{"secretName": "kubeproxy-tls"},
+		"apiServer": noServer,
+		"metrics":   map[string]any{"bindAddress": "0.0.0.0:10249"},
+		"tls":       map[string]any{"secretName": "kubeproxy-tls"},
 		"monitoring": map[string]any{
 			"podMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}},
 			"rules":      map[string]any{"enabled": true},

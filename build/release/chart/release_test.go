@@ -12,6 +12,7 @@ import (
 
 // everything are values with which the chart installs all of its objects.
 var everything = map[string]any{
+	"apiServer":  noServer,
 	"windows":    map[string]any{"enabled": true},
 	"metrics":    map[string]any{"bindAddress": "0.0.0.0:10249"},
 	"podLabels":  map[string]any{"team": "net"},

@@ -39,12 +39,12 @@ func readMatrix(t *testing.T) (m matrix) {
 func TestValues(t *testing.T) {
 	m := readMatrix(t)
 	for _, values := range m.Accepted {
-		if _, err := source().Manifest(values); err != nil {
+		if _, err := source().Manifest(withServer(values)); err != nil {
 			t.Errorf("%v: %v", values, err)
 		}
 	}
 	for _, r := range m.Refused {
-		if _, err := source().Manifest(r.Values); err == nil || !strings.Contains(err.Error(), r.Error) {
+		if _, err := source().Manifest(withServer(r.Values)); err == nil || !strings.Contains(err.Error(), r.Error) {
 			t.Errorf("%v: %v, want an error with %s", r.Values, err, r.Error)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"kubeproxy/common/doctor"
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 )
@@ -96,7 +97,7 @@ func nodeSeen(m Machine, n *corev1.Node, others []corev1.Node) doctor.Seen {
 func addrsOf(n *corev1.Node) []string {
 	var all []string
 	for _, a := range n.Status.Addresses {
-		if _, err := netip.ParseAddr(a.Address); err == nil {
+		if _, err := ipaddr.Parse(a.Address); err == nil {
 			all = append(all, a.Address)
 		}
 	}
@@ -108,8 +109,8 @@ func addrsOf(n *corev1.Node) []string {
 func isThisMachine(n *corev1.Node, addrs []netip.Addr) bool {
 	all := addrsOf(n)
 	return len(all) == 0 || slices.ContainsFunc(all, func(s string) bool {
-		a, err := netip.ParseAddr(s)
-		return err == nil && slices.Contains(addrs, a.Unmap())
+		a, err := ipaddr.Parse(s)
+		return err == nil && slices.Contains(addrs, a)
 	})
 }
 
@@ -125,7 +126,7 @@ func podFindings(p Pods, n *corev1.Node) []doctor.Finding {
 	}
 	var all []doctor.Finding
 	for _, text := range own {
-		pods, err := netip.ParsePrefix(text)
+		pods, err := ipaddr.ParsePrefix(text)
 		if err != nil {
 			continue
 		}

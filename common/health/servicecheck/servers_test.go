@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -209,6 +210,22 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 	}
 }
 
+// wsaeConnReset is the code of Windows. ECONNRESET is no code of Windows:
+// https://pkg.go.dev/syscall?GOOS=windows#ECONNRESET
+const wsaeConnReset = syscall.Errno(10054)
+
+// isReset returns whether a connection is reset that sends nothing.
+func isReset(t *testing.T, addr string) bool {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err == nil {
+		defer c.Close()
+		_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+		_, err = c.Read(make([]byte, 1))
+	}
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, wsaeConnReset)
+}
+
 // TestNarrowedDown listens on an unspecified address and answers on some addresses, and
 // on other ones after a change.
 func TestNarrowedDown(t *testing.T) {
@@ -231,6 +248,9 @@ func TestNarrowedDown(t *testing.T) {
 		}
 		s.Sync(want)
 		n.bound["own"] = &net.TCPAddr{IP: loop4.AsSlice(), Port: n.bound["0.0.0.0:7"].(*net.TCPAddr).Port}
+		if !tt.hears && !isReset(t, n.bound["own"].String()) {
+			t.Errorf("within %s: %s is closed as after an empty answer, want a reset", tt.within, loop4)
+		}
 		if answer := n.ask(t, "own"); (answer != "") != tt.hears {
 			t.Errorf("within %s: %q is answered at %s", tt.within, answer, loop4)
 		}
@@ -355,5 +375,19 @@ func TestRunStopsEverything(t *testing.T) {
 	s.Run(ctx)
 	if got := n.ask(t, "127.0.0.1:7"); got != "" {
 		t.Errorf("answer after the end = %q", got)
+	}
+}
+
+// TestTakenPortChangesHands reports a port that stays taken for each Service that wants it, once.
+func TestTakenPortChangesHands(t *testing.T) {
+	s, n := newServers(t)
+	n.refuse["127.0.0.1:7"] = errors.New("taken")
+	var reports []string
+	s.Report = func(p Problem) { reports = append(reports, p.Namespace+"/"+p.Name) }
+	for _, c := range []Check{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "api"}, {Namespace: "test", Name: "api"}} {
+		s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: c}})
+	}
+	if want := []string{"shop/web", "shop/api", "test/api"}; !slices.Equal(reports, want) {
+		t.Errorf("reported %q, want %q", reports, want)
 	}
 }

@@ -5,8 +5,10 @@ package servicestate
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,6 +149,39 @@ func TestHandler(t *testing.T) {
 	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/x", nil))
 	if !strings.HasPrefix(w.Body.String(), `{"error":"service shop/x is not known here: `) {
 		t.Errorf("body = %s", w.Body)
+	}
+}
+
+// TestHandlerOfMany sorts many Services, names ports, and lists endpoints for one Service alone.
+func TestHandlerOfMany(t *testing.T) {
+	b := newScenario()
+	var ports []*service.Port
+	var want []string
+	for i := range 50 {
+		p := port(fmt.Sprintf("s%02d", i), service.IPv4, 1)
+		p.Name.Port = "http"
+		ports, want = append(ports, p), append(want, p.Name.Name)
+	}
+	b.setWanted(ports...)
+	b.Endpoints = func(_ service.Family, n service.PortName) []Endpoint { return []Endpoint{{Address: n.Name}} }
+	h := b.Handler(func() ProxyInfo { return ProxyInfo{} })
+	for path, listed := range map[string]bool{"/services": false, "/services/shop": false, "/services/shop/s07": true} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		var a Response
+		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, s := range a.Services {
+			got = append(got, s.Name)
+			if p := s.Ports[0]; p.Port != "http" || (len(p.EndpointList) > 0) != listed {
+				t.Errorf("%s: port %q with %d endpoints listed", path, p.Port, len(p.EndpointList))
+			}
+		}
+		if !listed && !slices.Equal(got, want) {
+			t.Errorf("%s: %q", path, got)
+		}
 	}
 }
 

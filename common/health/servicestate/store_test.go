@@ -220,6 +220,22 @@ func TestWithoutLatest(t *testing.T) {
 	}
 }
 
+// TestNewestOfFamilies has the family describe that is furthest, whichever that is.
+func TestNewestOfFamilies(t *testing.T) {
+	for _, ahead := range service.Families {
+		b := newScenario()
+		b.setWanted(port("web", service.IPv4, 1))
+		b.round(service.IPv4, nil)
+		b.round(service.IPv6, nil)
+		b.setWanted(port("web", service.IPv4, 1), port("api", service.IPv4, 1))
+		b.round(ahead, nil)
+		b.Latest = nil
+		if all := b.All(); len(all) != 2 {
+			t.Errorf("%s is ahead: %d Services, want both", ahead, len(all))
+		}
+	}
+}
+
 func TestFailing(t *testing.T) {
 	b := newScenario()
 	web := port("web", service.IPv4, 1)

@@ -5,11 +5,13 @@ package abstract
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,76 +54,65 @@ func (s Socket) Listen() (lease.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on the abstract socket of service proxies: %w", err)
 	}
-	return l, nil
+	return listener{l}, nil
 }
 
-// Dial implements lease.Transport.
-func (s Socket) Dial(ctx context.Context) (net.Conn, error) {
-	var d net.Dialer
-	return d.DialContext(ctx, "unix", s.address().Name)
-}
+// listener implements lease.Listener.
+type listener struct{ *net.UnixListener }
 
-// Authenticate implements lease.Transport. Any process in the network namespace can take
-// the socket's name or connect to it. Each side therefore sends the other one a socket.
-// Only a process with CAP_NET_ADMIN can set SO_DEBUG on it (kernel: net/core/sock.c),
-// which has no other effect there. Without this check a proxy could yield to an
-// unprivileged process, and no proxy would program the node.
-func (s Socket) Authenticate(raw net.Conn) (*lease.Conn, error) {
-	c, ok := raw.(*net.UnixConn)
-	if !ok {
-		return nil, fmt.Errorf("%T is no unix socket", raw)
-	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open a socket: %w", err)
-	}
-	defer unix.Close(fd)
-	if _, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil); err != nil {
-		return nil, err
-	}
-	if err := proveNetAdmin(c); err != nil {
-		return nil, err
-	}
-	if _, err := c.Write([]byte{0}); err != nil {
-		return nil, err
-	}
-	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-		return nil, err
-	}
-	set, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG)
-	peer, trusted := peerIdentity(c)
-	return &lease.Conn{Conn: c, Peer: peer, Trusted: trusted && err == nil && set != 0}, nil
-}
-
-// proveNetAdmin receives the peer's socket and sets the option on it.
-func proveNetAdmin(c *net.UnixConn) error {
-	const mostFiles = 4 // the kernel closes any further ones
-	control := make([]byte, unix.CmsgSpace(4*mostFiles))
-	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), control)
-	if err != nil {
-		return err
-	}
-	messages, err := unix.ParseSocketControlMessage(control[:n])
-	if err != nil {
-		return fmt.Errorf("read what came with a message: %w", err)
-	}
-	for _, m := range messages {
-		files, err := unix.ParseUnixRights(&m)
+// Accept implements lease.Listener. It closes connections of users that can be no proxy.
+func (l listener) Accept() (*lease.Conn, error) {
+	for {
+		c, err := l.AcceptUnix()
 		if err != nil {
-			continue
+			return nil, err
 		}
-		for _, fd := range files {
-			// The peer checks whether this succeeded.
-			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG, 1)
-			_ = unix.Close(fd)
+		if pid, err := peerPID(c); err == nil {
+			return &lease.Conn{Conn: c, Peer: lease.Identity{PID: pid}}, nil
 		}
+		_ = c.Close()
 	}
-	return nil
 }
 
-// peerIdentity returns the peer's identity according to the kernel. It reports whether
-// the peer runs as the superuser or as the user of this process.
-func peerIdentity(c *net.UnixConn) (lease.Identity, bool) {
+// Dial implements lease.Transport. The connection has an address of its own, see the
+// package's comment.
+func (s Socket) Dial(ctx context.Context) (*lease.Conn, error) {
+	d := net.Dialer{LocalAddr: &net.UnixAddr{Net: "unix", Name: clientName()}}
+	for {
+		c, err := d.DialContext(ctx, "unix", s.address().Name)
+		if err == nil {
+			return &lease.Conn{Conn: c}, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) || ctx.Err() != nil {
+			return nil, err
+		}
+		// Too many processes connect at once, see connect(2).
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// clientPrefix is what the names of clients begin with. A label of Services has no slash,
+// so that none of them is the name of a lease.
+const clientPrefix = Name + "/client/"
+
+// nameSize is the greatest length of a name. Shorter names read the same with NUL
+// characters at their end, though the kernel has them for different ones.
+const nameSize = len(unix.RawSockaddrUnix{}.Path)
+
+// clientName returns the name of a new connection.
+func clientName() string {
+	random := make([]byte, nameSize)
+	_, _ = rand.Read(random) // never fails
+	return (clientPrefix + hex.EncodeToString(random))[:nameSize]
+}
+
+// peerPID returns the process ID of the other side, 0 if it is in another PID namespace.
+// It returns an error if the other side runs neither as the superuser nor as the user of
+// this process.
+func peerPID(c *net.UnixConn) (int, error) {
 	var cred *unix.Ucred
 	raw, err := c.SyscallConn()
 	if err == nil {
@@ -129,18 +120,26 @@ func peerIdentity(c *net.UnixConn) (lease.Identity, bool) {
 		err = errors.Join(inner, err)
 	}
 	if err != nil {
-		return lease.Identity{}, false
+		return 0, fmt.Errorf("find the user of a connection: %w", err)
 	}
-	trusted := cred.Uid == 0 || int(cred.Uid) == os.Geteuid()
-	if cred.Pid <= 0 { // the peer is in another PID namespace
-		return lease.Identity{}, trusted
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return max(int(cred.Pid), 0), fmt.Errorf("process %d runs as user %d", cred.Pid, cred.Uid)
 	}
-	p := process.Describe(os.DirFS("/proc"), int(cred.Pid))
-	return lease.Identity{PID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}, trusted
+	return max(int(cred.Pid), 0), nil
+}
+
+// describe returns the process with this ID in the PID namespace of this process.
+func describe(pid int) lease.Identity {
+	if pid == 0 {
+		return lease.Identity{}
+	}
+	p := process.Describe(os.DirFS("/proc"), pid)
+	return lease.Identity{PID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}
 }
 
 // Self returns the identity of this process, as it sees itself.
 func Self() lease.Identity {
-	p := process.Describe(os.DirFS("/proc"), os.Getpid())
-	return lease.Identity{OwnPID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}
+	i := describe(os.Getpid())
+	i.PID, i.OwnPID = 0, i.PID
+	return i
 }

@@ -41,8 +41,8 @@ func Entries(ctx context.Context, d Driver, now *service.Snapshot, c Client) ([]
 	if err != nil || len(flows) == 0 {
 		return nil, err
 	}
-	host := &nodePortLookup{driver: d, now: now, local: map[netip.Addr]bool{}, frontends: map[frontendKey]bool{}}
-	m := newMatcher(All(now, f.Family), func(p service.Protocol, to netip.AddrPort) bool { return host.answers(ctx, p, to) })
+	host := newHostLookup(d, now)
+	m := host.matcher(ctx, All(now, f.Family))
 	var all []Entry
 	for _, x := range flows {
 		all = append(all, Entry{x, m.stale(x)})

@@ -59,10 +59,12 @@ func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
 // rule permits it. A frontend that moves to another Service thus keeps the flows that are
 // valid for its new owner.
 type matcher struct {
-	verdicts map[frontendKey]verdict
+	verdicts map[frontendKey]Rule
 	// isNodePort reports whether packets to the address reach the NodePorts of this node.
 	// It is false for addresses that are frontends themselves.
 	isNodePort func(service.Protocol, netip.AddrPort) bool
+	// isOutside reports whether a client is neither a pod nor the node itself.
+	isOutside func(netip.Addr) bool
 }
 
 type frontendKey struct {
@@ -71,26 +73,33 @@ type frontendKey struct {
 	frontend netip.AddrPort // a NodePort has no address
 }
 
-type verdict struct {
-	endpoints []netip.AddrPort
-	deleted   bool
-}
-
-func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bool) *matcher {
-	m := &matcher{make(map[frontendKey]verdict, len(rules)), nodePort}
+func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bool, outside func(netip.Addr) bool) *matcher {
+	m := &matcher{make(map[frontendKey]Rule, len(rules)), nodePort, outside}
 	for _, r := range rules {
 		t := frontendKey{r.Family, r.Protocol, r.frontend()}
-		v := verdict{r.Endpoints, r.Deleted}
 		if have, ok := m.verdicts[t]; ok {
-			v = verdict{union(have.endpoints, v.endpoints), have.deleted && v.deleted}
+			r = have.or(r)
 		}
-		m.verdicts[t] = v
+		m.verdicts[t] = r
 	}
 	return m
 }
 
+// permits reports whether new flows like f are still possible.
+func (m *matcher) permits(v *Rule, f Flow) bool {
+	if !contains(v.Endpoints, f.ReplySrc) {
+		return false
+	}
+	// An endpoint that is its own client is masqueraded, whatever the policy is.
+	masqueraded := f.ReplyDst.Addr() != f.Src.Addr() && f.ReplySrc.Addr() != f.Src.Addr()
+	if contains(v.outside(), f.ReplySrc) && !(v.OnlyLocal && masqueraded) {
+		return true
+	}
+	return !m.isOutside(f.Src.Addr())
+}
+
 // stale reports whether f must be deleted. Most flows fail the first lookups. isNodePort
-// comes last, because it is expensive.
+// and isOutside come last, because they are expensive.
 func (m *matcher) stale(f Flow) bool {
 	if f.protected() {
 		return false
@@ -104,9 +113,9 @@ func (m *matcher) stale(f Flow) bool {
 		viaNode = true
 	}
 	switch {
-	case !ok || contains(v.endpoints, f.ReplySrc):
+	case !ok || m.permits(&v, f):
 		return false
-	case !f.translated() && (v.deleted || f.Zone != 0):
+	case !f.translated() && (v.Deleted || f.Zone != 0):
 		// Switches such as Open vSwitch track packets in a zone of their own before these
 		// packets reach our rules.
 		return false

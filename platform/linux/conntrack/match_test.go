@@ -23,6 +23,11 @@ func flow(dst, by string) Flow {
 
 func TestStale(t *testing.T) {
 	answers := func(_ service.Protocol, to netip.AddrPort) bool { return to.Addr() == addr("192.0.2.1") }
+	outside := func(a netip.Addr) bool { return a == addr("198.51.100.9") }
+	local := rule(external, epA, epB)
+	local.OnlyLocal, local.Local = true, ats(epA)
+	pod := func(f Flow) Flow { f.Src, f.ReplyDst = at("10.244.7.7:4000"), at("10.244.7.7:4000"); return f }
+	masqueraded := func(f Flow) Flow { f.ReplyDst = at("192.0.2.1:4000"); return f }
 	alive := []Rule{rule(clusterIP, epA, epB), rule(nodePort, epA), rule(external)}
 	left := []Rule{gone(clusterIP), gone(nodePort)}
 	zoned := func(f Flow) Flow { f.Zone = 5; return f }
@@ -56,11 +61,20 @@ func TestStale(t *testing.T) {
 		"frontend moved, not translated":    {append(left, rule(clusterIP, epC)), flow("10.96.0.10:53", "10.96.0.10:53"), true},
 		"two rules, fine with the first":    {append(alive, rule(clusterIP, epC)), flow("10.96.0.10:53", epB), false},
 		"VIP of its own on NodePort's port": {append(alive, Rule{Protocol: service.UDP, Addr: addr("192.0.2.1"), Port: 30053, Endpoints: ats(epB)}), flow("192.0.2.1:30053", epB), false},
+		"policy Local, local":               {[]Rule{local}, flow("203.0.113.5:53", epA), false},
+		"policy Local, remote":              {[]Rule{local}, flow("203.0.113.5:53", epB), true},
+		"policy Local, remote, masqueraded": {[]Rule{local}, masqueraded(flow("203.0.113.5:53", epB)), true},
+		"policy Local, local, masqueraded":  {[]Rule{local}, masqueraded(flow("203.0.113.5:53", epA)), true},
+		"policy Local, a pod":               {[]Rule{local}, pod(flow("203.0.113.5:53", epB)), false},
+		"policy Local, a pod, masqueraded":  {[]Rule{local}, masqueraded(pod(flow("203.0.113.5:53", epA))), false},
+		"policy Local, and another Service": {[]Rule{local, rule(external, epC)}, flow("203.0.113.5:53", epC), false},
+		"policy Local, and Cluster":         {[]Rule{rule(external, epC), local}, flow("203.0.113.5:53", epB), true},
+		"policy Cluster, masqueraded":       {alive, masqueraded(flow("10.96.0.10:53", epB)), false},
 		"no rules":                          {nil, flow("10.96.0.10:53", epC), false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := newMatcher(test.rules, answers).stale(test.flow); got != test.want {
+			if got := newMatcher(test.rules, answers, outside).stale(test.flow); got != test.want {
 				t.Errorf("stale(%s by %s) = %t, want %t", test.flow.Dst, test.flow.ReplySrc, got, test.want)
 			}
 		})
@@ -99,7 +113,7 @@ func TestStaleConnections(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := newMatcher(test.rules, nil).stale(test.flow); got != test.want {
+			if got := newMatcher(test.rules, nil, nil).stale(test.flow); got != test.want {
 				t.Errorf("stale(%v) = %t, want %t", test.flow, got, test.want)
 			}
 		})
@@ -118,9 +132,12 @@ var (
 		slices.SortFunc(e, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
 		return e
 	})
-	drawFlow = rapid.Custom(func(t *rapid.T) Flow {
+	drawClient = rapid.SampledFrom([]netip.Addr{addr("10.0.0.9"), addr("198.51.100.9")}) // a pod, and one outside
+	drawFlow   = rapid.Custom(func(t *rapid.T) Flow {
 		return Flow{
 			Protocol: service.UDP,
+			Src:      netip.AddrPortFrom(drawClient.Draw(t, "client"), 40000),
+			ReplyDst: netip.AddrPortFrom(drawClient.Draw(t, "reply to"), 40000),
 			Dst:      netip.AddrPortFrom(drawAddr.Draw(t, "dst"), drawPort.Draw(t, "dst port")),
 			ReplySrc: drawEndpoint.Draw(t, "by").Addr,
 		}
@@ -168,13 +185,18 @@ func frontendOwner(s *service.Snapshot, dst netip.AddrPort) (*service.Port, serv
 	return owner, frontend
 }
 
+func isOutside(a netip.Addr) bool { return a == addr("198.51.100.9") }
+
 // allowedByModel is the simple check of a flow to an existing frontend.
-func allowedByModel(p *service.Port, f service.Frontend, by netip.AddrPort) bool {
+func allowedByModel(p *service.Port, f service.Frontend, x Flow) bool {
 	from := slices.Clone(p.Endpoints(f.Kind))
-	if f.Kind.External() {
+	if f.Kind.External() && !isOutside(x.Src.Addr()) {
 		from = append(from, p.Cluster...)
 	}
-	return slices.ContainsFunc(from, func(e service.Endpoint) bool { return e.Addr == by })
+	if f.Kind.External() && p.External == service.PolicyLocal && isOutside(x.Src.Addr()) && x.ReplyDst.Addr() != x.Src.Addr() {
+		return false
+	}
+	return slices.ContainsFunc(from, func(e service.Endpoint) bool { return e.Addr == x.ReplySrc })
 }
 
 func isNodePortOf(s *service.Snapshot) func(service.Protocol, netip.AddrPort) bool {
@@ -187,10 +209,10 @@ func isNodePortOf(s *service.Snapshot) func(service.Protocol, netip.AddrPort) bo
 func TestAllAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := drawSnapshot(t)
-		m := newMatcher(All(s, service.IPv4), isNodePortOf(s))
+		m := newMatcher(All(s, service.IPv4), isNodePortOf(s), isOutside)
 		for _, f := range rapid.SliceOfN(drawFlow, 1, 20).Draw(t, "flows") {
 			p, front := frontendOwner(s, f.Dst)
-			want := p != nil && !allowedByModel(p, front, f.ReplySrc)
+			want := p != nil && !allowedByModel(p, front, f)
 			if got := m.stale(f); got != want {
 				t.Fatalf("stale(%s by %s) = %t, want %t", f.Dst, f.ReplySrc, got, want)
 			}
@@ -203,17 +225,17 @@ func TestAllAgreesWithModel(t *testing.T) {
 func TestBetweenAgreesWithModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		from, to := drawSnapshot(t), drawSnapshot(t)
-		m := newMatcher(Between(from, to, service.IPv4), isNodePortOf(to))
+		m := newMatcher(Between(from, to, service.IPv4), isNodePortOf(to), isOutside)
 		for _, f := range rapid.SliceOfN(drawFlow, 1, 20).Draw(t, "flows") {
 			before, was := frontendOwner(from, f.Dst)
 			after, is := frontendOwner(to, f.Dst)
-			if before != nil && !allowedByModel(before, was, f.ReplySrc) {
+			if before != nil && !allowedByModel(before, was, f) {
 				continue // it was deleted before
 			}
 			if after != nil && before != nil && (was.Kind == service.NodePort) != (is.Kind == service.NodePort) {
 				continue // an address of the node became a VIP or is no longer one
 			}
-			want := after != nil && !allowedByModel(after, is, f.ReplySrc)
+			want := after != nil && !allowedByModel(after, is, f)
 			if after == nil {
 				want = before != nil && f.translated()
 			}

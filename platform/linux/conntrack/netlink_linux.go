@@ -55,8 +55,15 @@ func dump(ctx context.Context, f Filter, each func(Flow)) error {
 	if err := send(s, [][]byte{encodeFilter(f)}, msgGet, unix.NLM_F_DUMP); err != nil {
 		return err
 	}
+	return readDump(each, func(handle func(netlink.Message) (bool, error)) error { return s.Receive(ctx, handle) })
+}
+
+// readDump calls each for the entries in the messages that receive passes on. The kernel
+// marks a message if the table changed so that the dump may lack entries (kernel:
+// include/uapi/linux/netlink.h, NLM_F_DUMP_INTR).
+func readDump(each func(Flow), receive func(func(netlink.Message) (bool, error)) error) error {
 	interrupted := false
-	err = s.Receive(ctx, func(m netlink.Message) (bool, error) {
+	err := receive(func(m netlink.Message) (bool, error) {
 		interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 		if m.Type == unix.NLMSG_DONE || m.Type == unix.NLMSG_ERROR {
 			return false, m.Err()

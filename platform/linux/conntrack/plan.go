@@ -31,6 +31,11 @@ type Rule struct {
 	// Endpoints are the permitted endpoints, sorted. If there are none, every flow is
 	// stale.
 	Endpoints []netip.AddrPort
+	// OnlyLocal means that clients outside of the cluster may use the endpoints in Local
+	// only, and are not masqueraded. That is the external traffic policy Local. Local is a
+	// part of Endpoints.
+	OnlyLocal bool
+	Local     []netip.AddrPort
 	// Deleted means that the frontend no longer exists. Then only translated flows are
 	// stale. The others were never flows to a Service.
 	Deleted bool
@@ -87,13 +92,14 @@ func compareRules(before, after []Rule) []Rule {
 	var changed []Rule
 	for _, r := range after {
 		i := slices.IndexFunc(before, func(b Rule) bool { return b.frontend() == r.frontend() })
-		if i < 0 || invalidates(before[i].Endpoints, r.Endpoints) {
+		if i < 0 || invalidates(before[i].Endpoints, r.Endpoints) || invalidates(before[i].outside(), r.outside()) ||
+			r.OnlyLocal && !before[i].OnlyLocal {
 			changed = append(changed, r)
 		}
 	}
 	for _, r := range before {
 		if !slices.ContainsFunc(after, func(a Rule) bool { return a.frontend() == r.frontend() }) {
-			r.Endpoints, r.Deleted = nil, true
+			r.Endpoints, r.Local, r.OnlyLocal, r.Deleted = nil, nil, false, true
 			changed = append(changed, r)
 		}
 	}
@@ -137,41 +143,62 @@ func rules(p *service.Port) []Rule {
 	if p == nil {
 		return nil
 	}
-	internal, external := allowedEndpoints(p)
+	internal, external, local := allowedEndpoints(p)
 	var all []Rule
 	for _, f := range p.Frontends {
 		r := Rule{Family: p.Family, Protocol: p.Name.Protocol, Addr: f.Addr, Port: f.Port, Endpoints: internal}
 		if f.Kind.External() {
 			r.Endpoints = external
+			if p.External == service.PolicyLocal {
+				r.OnlyLocal, r.Local = true, local
+			}
 		}
 		i := slices.IndexFunc(all, func(a Rule) bool { return a.frontend() == r.frontend() })
 		if i < 0 {
 			all = append(all, r)
 		} else { // the same address for two kinds of frontend
-			all[i].Endpoints = union(all[i].Endpoints, r.Endpoints)
+			all[i] = all[i].or(r)
 		}
 	}
 	return all
 }
 
+// or returns a rule that permits what r or x permits. Both are for the same frontend.
+func (r Rule) or(x Rule) Rule {
+	r.Local, r.OnlyLocal = union(r.outside(), x.outside()), r.OnlyLocal && x.OnlyLocal
+	r.Endpoints, r.Deleted = union(r.Endpoints, x.Endpoints), r.Deleted && x.Deleted
+	if !r.OnlyLocal && len(r.Local) == len(r.Endpoints) {
+		r.Local = nil
+	}
+	return r
+}
+
+// outside returns the endpoints for clients outside of the cluster.
+func (r Rule) outside() []netip.AddrPort {
+	if r.OnlyLocal || len(r.Local) > 0 {
+		return r.Local
+	}
+	return r.Endpoints
+}
+
 // allowedEndpoints returns the endpoints that may answer flows to the ClusterIP and to
-// the external frontends of p. Pods and the node itself reach an external frontend with
-// policy Local through the Cluster endpoints, so these are permitted too. So are draining
-// endpoints, which get no new flows.
-func allowedEndpoints(p *service.Port) (internal, external []netip.AddrPort) {
+// the external frontends of p, and those for clients outside if a policy is Local. Pods
+// and the node itself reach an external frontend with policy Local through the Cluster
+// endpoints, so these are permitted too. So are draining endpoints, which get no new flows.
+func allowedEndpoints(p *service.Port) (internal, external, local []netip.AddrPort) {
 	cluster := union(addrs(p.Cluster), addrs(p.Draining))
 	if p.Internal == service.PolicyCluster && p.External == service.PolicyCluster {
-		return cluster, cluster
+		return cluster, cluster, nil
 	}
 	internal, external = cluster, cluster
-	local := union(addrs(p.Local), addrs(localEndpoints(p.Draining)))
+	local = union(addrs(p.Local), addrs(localEndpoints(p.Draining)))
 	if p.Internal == service.PolicyLocal {
 		internal = local
 	}
 	if p.External == service.PolicyLocal {
 		external = union(local, cluster)
 	}
-	return internal, external
+	return internal, external, local
 }
 
 func localEndpoints(endpoints []service.Endpoint) []service.Endpoint {

@@ -55,6 +55,11 @@ func rule(f service.Frontend, endpoints ...string) Rule {
 	return Rule{Protocol: service.UDP, Addr: f.Addr, Port: f.Port, Endpoints: ats(endpoints...)}
 }
 
+func onlyLocal(r Rule, endpoints ...string) Rule {
+	r.OnlyLocal, r.Local = true, ats(endpoints...)
+	return r
+}
+
 func gone(f service.Frontend) Rule {
 	r := rule(f)
 	r.Deleted = true
@@ -144,7 +149,20 @@ func TestChangesOfPolicy(t *testing.T) {
 			[]Rule{rule(clusterIP, epB)},
 		},
 		"external policy becomes Local": {
-			udp(epA, epB), with(udp(epA, epB), local(service.PolicyCluster, service.PolicyLocal, epC)), nil,
+			udp(epA, epB), with(udp(epA, epB), local(service.PolicyCluster, service.PolicyLocal, epA)),
+			[]Rule{onlyLocal(rule(nodePort, epA, epB), epA), onlyLocal(rule(external, epA, epB), epA)},
+		},
+		"external policy becomes Local, without an endpoint here": {
+			udp(epA), with(udp(epA), local(service.PolicyCluster, service.PolicyLocal)),
+			[]Rule{onlyLocal(rule(nodePort, epA)), onlyLocal(rule(external, epA))},
+		},
+		"a local endpoint leaves, and serves pods": {
+			with(udp(epA, epB), local(service.PolicyCluster, service.PolicyLocal, epA, epB)),
+			with(udp(epA, epB), local(service.PolicyCluster, service.PolicyLocal, epA)),
+			[]Rule{onlyLocal(rule(nodePort, epA, epB), epA), onlyLocal(rule(external, epA, epB), epA)},
+		},
+		"external policy becomes Cluster": {
+			with(udp(epA, epB), local(service.PolicyCluster, service.PolicyLocal, epA)), udp(epA, epB), nil,
 		},
 		"internal policy becomes Local": {
 			udp(epA, epB), with(udp(epA, epB), local(service.PolicyLocal, service.PolicyCluster, epA)),

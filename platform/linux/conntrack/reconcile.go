@@ -158,10 +158,8 @@ func (e *scanBudget) charge(now time.Time, cost time.Duration) {
 // Reconcile deletes the flows that are stale according to rules. It returns their number,
 // also with an error. The snapshot provides the addresses for NodePorts.
 func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.Snapshot) (int, error) {
-	host := &nodePortLookup{driver: r.Driver, now: now, local: map[netip.Addr]bool{}, frontends: map[frontendKey]bool{}}
-	s := &sweep{driver: r.Driver, matcher: newMatcher(rules, func(p service.Protocol, to netip.AddrPort) bool {
-		return host.answers(ctx, p, to)
-	})}
+	host := newHostLookup(r.Driver, now)
+	s := &sweep{driver: r.Driver, matcher: host.matcher(ctx, rules)}
 	var errs []error
 	for _, f := range filters(rules) {
 		if err := r.Driver.Dump(ctx, f, func(f Flow) { s.visit(ctx, f) }); err != nil {
@@ -267,8 +265,9 @@ func (s *sweep) flush(ctx context.Context) {
 	s.found = s.found[:0]
 }
 
-// nodePortLookup caches, during one sweep, which addresses accept NodePorts.
-type nodePortLookup struct {
+// hostLookup caches, during one sweep, which addresses accept NodePorts, and which clients
+// are outside.
+type hostLookup struct {
 	driver Driver
 	now    *service.Snapshot
 
@@ -277,14 +276,35 @@ type nodePortLookup struct {
 	err       error // the first error of Local
 }
 
-func (h *nodePortLookup) answers(ctx context.Context, p service.Protocol, to netip.AddrPort) bool {
+func newHostLookup(d Driver, now *service.Snapshot) *hostLookup {
+	return &hostLookup{driver: d, now: now, local: map[netip.Addr]bool{}, frontends: map[frontendKey]bool{}}
+}
+
+func (h *hostLookup) matcher(ctx context.Context, rules []Rule) *matcher {
+	return newMatcher(rules,
+		func(p service.Protocol, to netip.AddrPort) bool { return h.answers(ctx, p, to) },
+		func(client netip.Addr) bool { return h.isOutside(ctx, client) })
+}
+
+// isOutside reports whether a client is certainly neither a pod nor the node itself. An
+// entry does not tell the interface of its client, so if interfaces tell pods from others,
+// no client counts as outside.
+func (h *hostLookup) isOutside(ctx context.Context, client netip.Addr) bool {
+	pods := h.now.Node.Pods
+	if pods.Interface != "" || pods.InterfacePrefix != "" || pods.Contains(client, "") {
+		return false
+	}
+	return !h.isLocal(ctx, client) && h.err == nil
+}
+
+func (h *hostLookup) answers(ctx context.Context, p service.Protocol, to netip.AddrPort) bool {
 	return h.now.Node.AnswersNodePorts(to.Addr()) && h.isLocal(ctx, to.Addr()) &&
 		!h.isFrontend(frontendKey{service.FamilyOf(to.Addr()), p, to})
 }
 
 // isLocal queries the kernel, because the API contains only some of a node's addresses.
 // If the query fails, the address counts as not local.
-func (h *nodePortLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
+func (h *hostLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
 	known, ok := h.local[addr]
 	if ok {
 		return known
@@ -299,7 +319,7 @@ func (h *nodePortLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
 
 // isFrontend reports whether t is itself a frontend, which takes precedence over
 // NodePorts.
-func (h *nodePortLookup) isFrontend(t frontendKey) bool {
+func (h *hostLookup) isFrontend(t frontendKey) bool {
 	known, ok := h.frontends[t]
 	if ok {
 		return known

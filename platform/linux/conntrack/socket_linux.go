@@ -22,10 +22,15 @@ func dial(ctx context.Context) (*netlink.Socket, error) {
 		return nil, err
 	}
 	s, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Buffer: socketBuffer})
+	return s, missingSocket(err)
+}
+
+// missingSocket names the module that a kernel lacks which knows no such sockets.
+func missingSocket(err error) error {
 	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) {
-		err = fmt.Errorf("open netlink socket: %w", &MissingModuleError{"nfnetlink", err})
+		return fmt.Errorf("open netlink socket: %w", &MissingModuleError{"nfnetlink", err})
 	}
-	return s, err
+	return err
 }
 
 // send sends all payloads in one datagram, numbered from 1. The last message gets the flags

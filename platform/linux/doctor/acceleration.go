@@ -51,10 +51,16 @@ func (n *Node) acceleration(ctx context.Context) (doctor.Seen, error) {
 			there[f] = p
 		}
 	}
+	suspected := unseen != nil && unseen.Likely
+	if mounts, err := n.read("proc/self/mounts"); err == nil && (n.Acceleration.Wanted || suspected || len(there) > 0) {
+		seen.Findings = append(seen.Findings, hiddenPins(mounts)...)
+	}
 	switch {
 	case len(there) > 0:
 		seen.Findings = append(seen.Findings, n.accelerationState(ctx, there)...)
 		seen.Note = "the kernel has it for " + familyNames(familiesOf(there))
+	case !n.Acceleration.Wanted && suspected:
+		seen.Findings = append(seen.Findings, n.others("", "socket acceleration is off, and may be in the kernel: "+unseen.Error()))
 	case !n.Acceleration.Wanted && unseen != nil:
 		return doctor.NothingToSee("it is off, and it is unknown whether the kernel has it: %v", unseen), nil
 	case !n.Acceleration.Wanted:
@@ -93,11 +99,19 @@ func (n *Node) accelerationState(ctx context.Context, there map[service.Family]s
 	}
 	var found []doctor.Finding
 	for _, f := range families {
-		if p := there[f]; p.Known && p.Fault != "" {
+		switch p := there[f]; {
+		case p.Known && p.Fault != "":
 			found = append(found, n.detached(f, p, ours))
+		case p.Others != "":
+			found = append(found, n.others(f.String(), p.Others))
 		}
 	}
 	return append(found, n.podsMissed(families, there)...)
+}
+
+func (n *Node) others(subject, what string) doctor.Finding {
+	return doctor.Finding{Topic: doctor.AccelerationOthers, Subject: subject, What: what, Fix: n.Acceleration.RemoveCommand,
+		Advice: "run it on the host, or in a privileged container, then start the proxy again; bpftool cgroup tree names the programs that stay"}
 }
 
 func (n *Node) detached(f service.Family, p socketlb.Presence, runs bool) doctor.Finding {
@@ -141,6 +155,22 @@ func mountedAs(mounts, kind, at string) bool {
 		}
 	}
 	return false
+}
+
+// hiddenPins finds a BPF file system that is mounted over another one, as by mount -a with a
+// line of /etc/fstab where systemd has mounted one.
+func hiddenPins(mounts string) []doctor.Finding {
+	n := 0
+	for line := range strings.Lines(mounts) {
+		if mountedAs(line, "bpf", pins) {
+			n++
+		}
+	}
+	if n < 2 {
+		return nil
+	}
+	return []doctor.Finding{{Topic: doctor.AccelerationMounts, What: fmt.Sprintf("%d BPF file systems are mounted at %s, and only the last one can be seen", n, pins),
+		Fix: "umount " + pins, Advice: "run it on the host, then start the proxy again; remove the line of /etc/fstab that mounts a second one"}}
 }
 
 // inContainer returns whether the root of these mounts is that of a container, an overlay.

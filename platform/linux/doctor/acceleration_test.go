@@ -75,6 +75,7 @@ func TestAccelerationLacks(t *testing.T) {
 		"a node that is a container":   {nil, socketlb.Site{Root: "/sys/fs/cgroup", Pods: "/sys/fs/cgroup/kubelet/kubepods"}, "", ""},
 		"no pods yet":                  {nil, socketlb.Site{Root: "/sys/fs/cgroup", Whole: true}, "", ""},
 		"no BPF file system":           {mounts(unifiedMount), wholeSite, topic + "bpf-file-system | mount -t bpf bpf /sys/fs/bpf", "/sys/fs/bpf"},
+		"two BPF file systems":         {mounts(unifiedMount + bpfMount + bpfMount), wholeSite, "acceleration-mounts |  | umount /sys/fs/bpf", "2 BPF file systems"},
 		"none in a container":          {mounts("overlay / overlay rw 0 0\n" + unifiedMount), wholeSite, topic + "bpf-file-system | ", "/sys/fs/bpf"},
 		"no cgroups in a container":    {mounts("overlay / overlay rw 0 0\n" + legacyMount + bpfMount), socketlb.Site{}, topic + "cgroups | ", "version 2"},
 		"one elsewhere":                {mounts(unifiedMount + "bpf /mnt bpf rw 0 0\n"), wholeSite, topic + "bpf-file-system | mount -t bpf bpf /sys/fs/bpf", ""},
@@ -122,6 +123,8 @@ func TestAccelerationState(t *testing.T) {
 	whole := socketlb.Presence{Installed: true, Known: true, Pods: true}
 	faulty, nodeOnly, hidden := whole, whole, socketlb.Presence{Installed: true}
 	faulty.Fault, nodeOnly.Pods = "program connect4 was detached", false
+	others := whole
+	others.Others = "programs with the ids 7"
 	holder := func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 1}, true }
 	other := procWith("kube-proxy\x00--config=x")
 	left, detached := []string{"acceleration-left |  | REMOVE"}, "acceleration-detached | IPv4 | "
@@ -137,6 +140,7 @@ func TestAccelerationState(t *testing.T) {
 	}{
 		"sound":                            {whole, true, holder, true, nil, false, nil, ""},
 		"left by a stop":                   {whole, true, noHolder, false, nil, false, nil, ""},
+		"others":                           {others, true, holder, true, nil, false, []string{"acceleration-others | IPv4 | REMOVE"}, "ids 7"},
 		"detached":                         {faulty, true, holder, true, nil, false, []string{detached}, "connect4 was detached"},
 		"detached after a stop":            {faulty, true, noHolder, false, nil, false, []string{detached + "REMOVE"}, "connect4"},
 		"pins are not mounted":             {hidden, true, holder, true, nil, true, nil, ""},

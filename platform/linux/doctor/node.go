@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 
 	"kubeproxy/common/doctor"
@@ -45,6 +46,8 @@ type Node struct {
 	CleanupCommand string
 	// IPTables returns which variants of iptables are in use. It fails where there is none.
 	IPTables func() (Variants, error)
+	// Route returns an error if packets of the node cannot leave for an address.
+	Route func(netip.Addr) error
 	// Acceleration is socket acceleration.
 	Acceleration Acceleration
 }
@@ -97,6 +100,7 @@ func (n *Node) Checks() []doctor.Check {
 		{Name: "settings", Look: n.settings},
 		{Name: "connection tracking", Look: n.conntrack},
 		{Name: "firewalls", Look: n.firewalls},
+		{Name: "routes to Services", Look: n.serviceRoutes},
 		{Name: "policy of INPUT", Look: n.inputPolicy},
 		{Name: "policy of FORWARD", Look: n.forwardPolicy},
 		{Name: "iptables variants", Look: n.variants},

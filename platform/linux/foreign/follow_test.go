@@ -6,11 +6,13 @@ package foreign
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // tables are those of a test.
@@ -83,6 +85,9 @@ func TestFollow(t *testing.T) {
 		"unknown expression":           {Base{Hook: Forward}, rulesOf([]Expression{Opaque{"synproxy"}}), nil, "forward pass 0 [1]"},
 		"jump and back":                {Base{Hook: Forward}, rulesOf([]Expression{sub(Jump)}, []Expression{drop}), rulesOf([]Expression{Verdict{Code: Return}}), "forward drop 2 []"},
 		"goto":                         {Base{Hook: Forward}, rulesOf([]Expression{sub(Goto)}, []Expression{drop}), nil, "forward pass 0 []"},
+		"goto perhaps":                 {Base{Hook: Forward, Drops: true}, rulesOf([]Expression{limit, sub(Goto)}, []Expression{accept}), nil, "forward pass 0 [0]"},
+		"goto perhaps, then drop":      {Base{Hook: Forward}, rulesOf([]Expression{limit, sub(Goto)}, []Expression{drop}), nil, "forward pass 0 [2]"},
+		"jump perhaps, then drop":      {Base{Hook: Forward}, rulesOf([]Expression{limit, sub(Jump)}, []Expression{drop}), nil, "forward drop 2 []"},
 		"jump perhaps to accept":       {Base{Hook: Forward}, rulesOf([]Expression{limit, sub(Jump)}, []Expression{drop}), rulesOf([]Expression{accept}), "forward pass 0 [2]"},
 		"return perhaps":               {Base{Hook: Forward, Drops: true}, rulesOf([]Expression{sub(Jump)}), rulesOf([]Expression{limit, Verdict{Code: Return}}, []Expression{accept}), "forward pass 0 [0]"},
 		"mark":                         {Base{Hook: Forward}, rulesOf([]Expression{Immediate{1, number(5, 0).known}, MetaStore{metaMark, 1}, MetaLoad{metaMark, 2}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
@@ -148,6 +153,33 @@ func summary(o *explain.Other) string {
 		doubts = append(doubts, handle(d.Rule))
 	}
 	return fmt.Sprintf("%s %s %d %v", o.Hook, o.Does, handle(o.Rule), doubts)
+}
+
+// TestLegacyMark checks rules of iptables-legacy about the mark that the mode may set.
+func TestLegacyMark(t *testing.T) {
+	for rule, want := range map[string]string{
+		"-m mark --mark 0x4000/0x4000 -j DROP":   "forward pass -m mark --mark 0x4000/0x4000 -j DROP",
+		"-m mark ! --mark 0x4000/0x4000 -j DROP": "forward pass -m mark ! --mark 0x4000/0x4000 -j DROP",
+		"-m mark --mark 0x1/0x1 -j DROP":         "forward pass ",
+		"-m mark --mark 0x0/0x1 -j DROP":         "forward drop ",
+	} {
+		x := walk.NewTables()
+		x.Append(walk.Chain{Table: "filter", Name: "FORWARD"}, rule)
+		all, err := Follow(&tables{}, []*Legacy{{Name: "filter", Tables: x}}, lab{}, lab{}.conn())
+		got := ""
+		for _, o := range all {
+			if o.Hook != "forward" {
+				continue
+			}
+			got = o.Hook + " " + string(o.Does) + " "
+			for _, d := range o.Doubts {
+				got += strings.Split(d.Rule, `"`)[1]
+			}
+		}
+		if err != nil || got != want {
+			t.Errorf("%s: %q, %v; want %q", rule, got, err, want)
+		}
+	}
 }
 
 // TestSets looks keys up that are known, partly known or unknown.

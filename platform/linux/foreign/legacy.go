@@ -61,7 +61,7 @@ func (l *Legacy) run(n Node, b Base, p *packet) finding {
 		Tables: l.Tables, Node: walk.Node{Local: n.Local},
 		Packet: walk.Packet{
 			Conn:    route.Conn{Protocol: p.protocol, From: p.from, To: p.to, Interface: p.in.Name},
-			Dialled: p.dialled, Translated: p.translated, Untracked: p.untracked, Mark: mark,
+			Dialled: p.dialled, Translated: p.translated, Untracked: p.untracked, Mark: mark, Vague: ^known,
 		},
 	}
 	w.Node.AnyInterface = p.in.Unknown
@@ -70,7 +70,7 @@ func (l *Legacy) run(n Node, b Base, p *packet) finding {
 	}
 	at := walk.Chain{Table: l.Name, Name: b.Name}
 	r := w.Hook(at)
-	p.mark = number(w.Packet.Mark, known)
+	p.mark = number(w.Packet.Mark, ^w.Packet.Vague)
 	f := finding{verdict: legacyVerdicts[r.Verdict], by: l.rule(b, r.By), empty: len(l.Tables.Rules(at)) == 0}
 	if w.Packet.Untracked && !p.untracked {
 		p.untracked, f.verdict = true, untracks

@@ -116,12 +116,7 @@ func (l layout) base(node *service.Node) []chain {
 	if l.options.DropInvalid && !l.liberal {
 		forward = append([]string{invalidRule}, forward...)
 	}
-	postrouting := []string{
-		"-m conntrack --ctstate DNAT " + l.hairpinMatch() + masqueradeRule,
-		"-m mark ! --mark " + mark + " -j RETURN",
-		"-j MARK --set-xmark " + l.options.unmark(),
-		masqueradeRule,
-	}
+	postrouting := append([]string{"-m conntrack --ctstate DNAT " + l.hairpinMatch() + masqueradeRule}, l.masqueradeMarked()...)
 	if l.localhost(node) {
 		postrouting = slices.Insert(postrouting, 2, loopbackRule)
 	}
@@ -131,6 +126,17 @@ func (l layout) base(node *service.Node) []chain {
 		{id{nat, postroutingChain}, postrouting},
 		l.rejectChain(),
 		{id{filter, forwardChain}, forward},
+	}
+}
+
+// masqueradeMarked masquerades marked packets that were translated. Others may set the
+// bit for purposes of their own: kubernetes/kubernetes#113659.
+func (l layout) masqueradeMarked() []string {
+	return []string{
+		"-m mark ! --mark " + l.options.marked() + " -j RETURN",
+		"-m conntrack ! --ctstate DNAT -j RETURN",
+		"-j MARK --set-xmark " + l.options.unmark(),
+		masqueradeRule,
 	}
 }
 

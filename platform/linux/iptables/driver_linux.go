@@ -45,6 +45,8 @@ func NewDriver(f service.Family, o Options) (Driver, error) {
 	return r, nil
 }
 
+var _ lister = (*runner)(nil)
+
 // lockSeconds limits how long the command itself waits for the lock of iptables-legacy.
 const lockSeconds = "5"
 

@@ -187,9 +187,15 @@ func (l layout) ipvsFilterChains(node *service.Node) []chain {
 }
 
 // unallocatedRules drop packets to an address of the Service range that no Service has.
-// With a default route they would leave the node for nothing, or loop.
+// With a default route they would leave the node for nothing, or loop. Endpoints may be
+// in the range.
 func (l layout) unallocatedRules(node *service.Node) []string {
 	var rules []string
+	for _, a := range node.EndpointsInServiceCIDRs {
+		if service.FamilyOf(a) == l.family {
+			rules = append(rules, "-d "+netip.PrefixFrom(a, a.BitLen()).String()+" -j RETURN")
+		}
+	}
 	for _, p := range service.InFamily(node.ServiceCIDRs, l.family) {
 		rules = append(rules, "-d "+p.Masked().String()+" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -m addrtype ! --dst-type LOCAL -j DROP")
 	}

@@ -196,8 +196,29 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	if n := strings.Count(k.Text(), "shop/web-"); n != 2 {
 		t.Errorf("%d entries once all was read, want 2", n)
 	}
-	if len(p.Outcome().Removed) != 2*2*39 && len(p.Outcome().Removed) == 0 {
-		t.Errorf("%d frontends are said to go", len(p.Outcome().Removed))
+	if n := len(p.Outcome().Removed); n != 2*39 {
+		t.Errorf("%d frontends are said to go, want 78", n)
+	}
+}
+
+// TestRemovedWhileDown has a Service go while no process runs. Its frontends are said to
+// go, in their family, so that their UDP flows are forgotten.
+func TestRemovedWhileDown(t *testing.T) {
+	for _, f := range service.Families {
+		k := newFake()
+		dns := &service.Port{
+			Name: service.PortName{Namespace: "shop", Name: "dns", Protocol: service.UDP}, Family: f,
+			Frontends: []service.Frontend{{Addr: service.Localhost(f).Next(), Port: 53}},
+		}
+		apply(t, newBackend(f, k), service.New(1, &service.Node{}, []*service.Port{dns}))
+		removed := apply(t, newBackend(f, k), service.New(2, &service.Node{}, nil)).Outcome().Removed
+		if len(removed) != 1 || len(removed[0].Frontends) != 1 {
+			t.Fatalf("%s: %d ports are said to go, want one", f, len(removed))
+		}
+		got, want := removed[0].Frontends[0], dns.Frontends[0]
+		if removed[0].Family != f || removed[0].Name.Protocol != service.UDP || got.Addr != want.Addr || got.Port != want.Port {
+			t.Errorf("%s: %+v is said to go", f, *removed[0])
+		}
 	}
 }
 

@@ -59,11 +59,7 @@ func (l layout) relayBase() []chain {
 	}
 	return append(chains,
 		chain{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
-		chain{id{nat, postroutingChain}, []string{
-			"-m mark ! --mark " + mark + " -j RETURN",
-			"-j MARK --set-xmark " + l.options.unmark(),
-			masqueradeRule,
-		}})
+		chain{id{nat, postroutingChain}, l.masqueradeMarked()})
 }
 
 func (l layout) relayJumps() []jump {

@@ -17,6 +17,8 @@ import (
 type Tables struct {
 	Command string  `json:"command"` // the command that restores them
 	Tables  []Table `json:"tables"`
+	// Unsupported is what the mode cannot do, by Service port.
+	Unsupported []string `json:"unsupported,omitempty"`
 }
 
 // Table is one table.
@@ -41,6 +43,11 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format document.Form
 	for _, f := range service.Families {
 		docs = append(docs, Document(f, want, o))
 	}
+	return WriteDocuments(w, docs, format)
+}
+
+// WriteDocuments writes docs as Render does.
+func WriteDocuments(w io.Writer, docs []Tables, format document.Format) error {
 	return format.Write(w, docs, func(b *bufio.Writer) {
 		for _, d := range docs {
 			d.WriteText(b)
@@ -90,6 +97,9 @@ func (t *Table) jump(j jump) {
 // WriteText writes d in the format of iptables-restore.
 func (d Tables) WriteText(w io.Writer) {
 	fmt.Fprintf(w, "# for %s-restore\n", d.Command)
+	for _, s := range d.Unsupported {
+		fmt.Fprintf(w, "# unsupported: %s\n", s)
+	}
 	for _, t := range d.Tables {
 		fmt.Fprintf(w, "*%s\n", t.Name)
 		for _, c := range t.Chains {

@@ -4,16 +4,17 @@
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/exec"
 
-	"github.com/mdlayher/genetlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs/companion"
+	kernelnetlink "kubeproxy/platform/linux/netlink"
 )
 
 // Probe checks, in the network namespace of the calling thread, whether the kernel can
@@ -61,17 +62,22 @@ func dummyError(err error) error {
 	return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
 }
 
-// genlFamilyID returns the family ID of IPVS in generic netlink. It does not use the
-// function of vishvananda/netlink (v1.3.1), which reads two bytes past its header: the
-// race detector reports that as a race.
-func genlFamilyID() (uint16, error) {
-	conn, err := genetlink.Dial(nil)
+// genlFamilyID returns the number of IPVS in generic netlink.
+func genlFamilyID() (id uint16, err error) {
+	s, err := kernelnetlink.Dial(unix.NETLINK_GENERIC, kernelnetlink.Options{Timeout: receiveTimeout})
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close()
-	f, err := conn.GetFamily("IPVS")
-	return f.ID, err
+	defer s.Close()
+	var request kernelnetlink.Encoder
+	request.GenericMessage(unix.GENL_ID_CTRL, 0, unix.CTRL_CMD_GETFAMILY)
+	request.Text(unix.CTRL_ATTR_FAMILY_NAME, "IPVS")
+	request.EndMessage()
+	err = s.Query(context.Background(), request.Buf, func(m kernelnetlink.Message) error {
+		id = kernelnetlink.Native16(kernelnetlink.Attribute(m.Generic(), unix.CTRL_ATTR_FAMILY_ID))
+		return nil
+	})
+	return id, err
 }
 
 // ensureLoaded loads IPVS if necessary, and returns its family ID.

@@ -5,6 +5,7 @@ package nftables
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"kubeproxy/common/service"
@@ -92,17 +93,13 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 		}},
 		{name: dispatchChain, rules: dispatchRules(f, node)},
 		{name: rememberChain, rules: rememberRules()},
-		{name: unallocatedChain, rules: []rule{
-			{translated{}, verdict{code: verdictReturn}},
-			{isLocal{daddr}, verdict{code: verdictReturn}},
-			{verdict{code: verdictDrop}},
-		}},
+		{name: unallocatedChain, rules: unallocatedRules(f, node)},
 		{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
 		{name: "output", hook: &hook{name: "output", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
 		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: append(countingRules(o), rule{translated{}, jumpVerdict(rememberChain)})},
-		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(append(unallocatedRules(f, node), countingRules(o)...),
+		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(append(rangeRules(f, node), countingRules(o)...),
 			rule{translated{}, jumpVerdict(rememberChain)},
-			rule{marked{bit}, unmark{bit}, masquerade{}},
+			rule{marked{bit}, translated{}, unmark{bit}, masquerade{}}, // others may set the bit, too: kubernetes/kubernetes#113659
 			rule{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},
 		)},
 	}...)
@@ -121,11 +118,25 @@ func filterChains(o Options) []*chain {
 	}}}
 }
 
-// unallocatedRules drop packets to an address in a Service CIDR that no Service has. With
-// a default route such a packet would leave the node for nothing, or come back in a loop.
-// The rules run last, in postrouting, so that another proxy on the node can translate it
-// first.
+// unallocatedRules drop packets to an address in a Service CIDR that neither a Service
+// nor, as far as is known, a pod has. With a default route such a packet would leave the
+// node for nothing, or come back in a loop.
 func unallocatedRules(f service.Family, node *service.Node) []rule {
+	rules := []rule{
+		{translated{}, verdict{code: verdictReturn}},
+		{isLocal{daddr}, verdict{code: verdictReturn}},
+	}
+	for _, a := range node.EndpointsInServiceCIDRs {
+		if service.FamilyOf(a) == f {
+			rules = append(rules, rule{within{daddr, netip.PrefixFrom(a, a.BitLen()), false}, verdict{code: verdictReturn}})
+		}
+	}
+	return append(rules, rule{verdict{code: verdictDrop}})
+}
+
+// rangeRules lead to unallocatedRules. They run last, in postrouting, so that another
+// proxy on the node can translate the packet first.
+func rangeRules(f service.Family, node *service.Node) []rule {
 	var rules []rule
 	for _, p := range service.InFamily(node.ServiceCIDRs, f) {
 		rules = append(rules, rule{within{daddr, p.Masked(), false}, jumpVerdict(unallocatedChain)})

@@ -47,6 +47,9 @@ func TestIncompatibleTables(t *testing.T) {
 		"a base chain hangs elsewhere": {func(x *fakeTable) {
 			x.chains["prerouting"].hook = &hook{name: "prerouting", priority: 0}
 		}, true},
+		"a base chain has another type": {func(x *fakeTable) {
+			x.chains["output"].hook = &hook{name: "output", priority: dstNAT, filter: true}
+		}, true},
 		"a base chain hangs nowhere":       {func(x *fakeTable) { x.chains["input"].hook = nil }, true},
 		"another chain hangs where it may": {func(x *fakeTable) { x.chains["x"] = &fakeChain{hook: &hook{name: "input", priority: 7}} }, false},
 		"rules are gone":                   {func(x *fakeTable) { x.chains[dispatchChain].rules = nil }, false},

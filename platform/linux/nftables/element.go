@@ -233,10 +233,15 @@ func (b *builder) restrict(f *service.Frontend) {
 }
 
 // comment returns the comment of a Service's element. nft accepts at most 128 bytes
-// (libnftnl: include/libnftnl/udata.h, NFTNL_UDATA_COMMENT_MAXLEN).
+// (libnftnl: include/libnftnl/udata.h, NFTNL_UDATA_COMMENT_MAXLEN). A name that is cut ends
+// with dots, so that it is not taken for another one.
 func comment(n service.PortName) string {
+	const most, dots = 120, "..."
 	s := n.String()
-	return s[:min(len(s), 120)]
+	if len(s) > most {
+		return s[:most-len(dots)] + dots
+	}
+	return s
 }
 
 // neededClasses returns the size classes that the port of l uses.

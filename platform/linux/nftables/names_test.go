@@ -114,7 +114,7 @@ func TestComments(t *testing.T) {
 	}{
 		{service.PortName{Namespace: "shop", Name: "web", Port: "http"}, "shop/web:http"},
 		{service.PortName{Namespace: "shop", Name: "web"}, "shop/web"},
-		{service.PortName{Namespace: long, Name: long, Port: "http"}, long + "/" + long[:56]},
+		{service.PortName{Namespace: long, Name: long, Port: "http"}, long + "/" + long[:53] + "..."},
 	} {
 		if got := comment(tt.name); got != tt.want || len(got) > 128 {
 			t.Errorf("comment = %q, want %q", got, tt.want)

@@ -85,3 +85,14 @@ func TestTraceWithoutTable(t *testing.T) {
 		t.Errorf("walk %+v, error %v", w, err)
 	}
 }
+
+// A range of addresses holds its first and its last one.
+func TestTraceInterval(t *testing.T) {
+	s := &set{name: sources.name, interval: true}
+	r := &expectedRuleset{elements: map[string]map[string]element{s.name: {"": {key: []byte{10, 0}, end: []byte{10, 9}}}}}
+	for key, want := range map[[2]byte]bool{{9, 255}: false, {10, 0}: true, {10, 5}: true, {10, 9}: true, {10, 10}: false} {
+		if _, found := r.element(s, key[:]); found != want {
+			t.Errorf("%v is found: %t, want %t", key, found, want)
+		}
+	}
+}

@@ -36,6 +36,10 @@ type Driver interface {
 	// Inspect returns what is in the kernel, whoever altered it, nil if there is nothing. It is
 	// for a Driver that programs nothing, and changes nothing. Release ends it.
 	Inspect() (*State, error)
+	// Others says which programs are attached beside those of the tables in force.
+	Others() (Others, error)
+	// Evict detaches what else is attached of the layer, as far as this process may see it.
+	Evict() error
 	// Installed reports whether something of the layer is in the kernel.
 	// The error is an UnseenError if this process may not look.
 	Installed() (bool, error)
@@ -45,7 +49,19 @@ type Driver interface {
 	// Release unmaps the tables, which stay in force.
 	Release()
 	// Taken returns how many connections were taken.
-	Taken() (uint64, error)
+	Taken() (Taken, error)
+}
+
+// Taken counts connections that were taken.
+type Taken struct{ Node, Pods uint64 }
+
+// Others is what may decide before the layer does, with old lists.
+type Others struct {
+	// Strays counts programs of the layer that an earlier process attached.
+	Strays int
+	// Text names them, or, if this process may not see whose they are, programs of somebody.
+	// It is empty if there are none.
+	Text string
 }
 
 // Backend keeps the tables of one family equal to the snapshot. It implements
@@ -61,12 +77,18 @@ type Backend struct {
 	tables *tables           // nil while nothing is in force
 	have   *service.Snapshot // of the last round, nil if none was finished
 	fault  string            // why nothing is in force
-	full   time.Time         // when everything was compared
+	others string            // what else may be in force
+	missed missed
+	full   time.Time // when everything was compared
 }
 
 // New returns a Backend for family f.
 func New(f service.Family, d Driver, o Options) *Backend {
-	return &Backend{family: f, driver: d, off: o.Off, resync: defaultResync}
+	b := &Backend{family: f, driver: d, off: o.Off, resync: defaultResync}
+	if !o.NodeOnly {
+		b.missed.list = o.Connections
+	}
+	return b
 }
 
 const (
@@ -78,7 +100,7 @@ const (
 
 // Plan implements reconcile.Backend. Its cost is proportional to the difference between
 // want and the last snapshot. Once in a resync period it compares everything.
-func (b *Backend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
+func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	if b.off {
 		return b.planRemoval(want)
 	}
@@ -100,6 +122,7 @@ func (b *Backend) Plan(_ context.Context, want *service.Snapshot) (reconcile.Pla
 	case b.tables == nil: // not before the next resync
 	case full:
 		p.compare(first)
+		b.missed.look(ctx, b, want)
 	default:
 		p.follow()
 	}
@@ -131,6 +154,7 @@ func (b *Backend) planRemoval(want *service.Snapshot) (reconcile.Plan, error) {
 	if p.remove, err = b.driver.Installed(); known(err) != nil {
 		return nil, fmt.Errorf("look for socket acceleration that an earlier process left: %w", err)
 	}
+	b.others = suspicion(err)
 	if !p.remove {
 		b.have = want
 	}
@@ -153,7 +177,10 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 }
 
 // Taken returns how many connections were taken. It is safe for concurrent use.
-func (b *Backend) Taken() (uint64, error) { return b.driver.Taken() }
+func (b *Backend) Taken() (uint64, error) {
+	t, err := b.driver.Taken()
+	return t.Node + t.Pods, err
+}
 
 // SetResync implements reconcile.Backend.
 func (b *Backend) SetResync(d time.Duration) { b.resync = d }

@@ -366,3 +366,81 @@ func (m *Memory) contents(l list) (all []netip.AddrPort) {
 	}
 	return all
 }
+
+// TestFloodedBuckets has a Service whose ports fill both buckets of another one's address.
+// Tables with another seed have a place for it. What has none is said.
+func TestFloodedBuckets(t *testing.T) {
+	for _, f := range service.Families {
+		at, flood := "10.96.0.10:80", "10.96.0.66:%d"
+		if f == service.IPv6 {
+			at, flood = "[fd00:10:96::10]:80", "[fd00:10:96::66]:%d"
+		}
+		endpoint := "10.244.1.11:80"
+		if f == service.IPv6 {
+			endpoint = "[fd00::11]:80"
+		}
+		m := &Memory{family: f, seed: 7}
+		buckets := func(a string) [2]uint32 {
+			h := m.hash(nameOf(netip.MustParseAddrPort(a)))
+			all := []uint32{uint32(h) & (minEntries - 1) &^ (bucket - 1), uint32(h>>32) & (minEntries - 1) &^ (bucket - 1)}
+			slices.Sort(all)
+			return [2]uint32(all)
+		}
+		var ports [][]string
+		for p := 1; p < 1<<16 && len(ports) < 2*bucket; p++ {
+			if a := fmt.Sprintf(flood, p); buckets(a) == buckets(at) {
+				ports = append(ports, []string{a, endpoint})
+			}
+		}
+		s := snapshot(append(ports, []string{at, endpoint})...)
+		for name, c := range map[string]struct {
+			seeds []uint64
+			want  string
+		}{
+			"another seed":     {[]uint64{7, 8}, ""},
+			"unlucky thrice":   {[]uint64{7, 7, 7}, "has no place for 1 addresses"},
+			"unlucky, resynch": {[]uint64{7, 7, 7, 8}, "has no place for 1 addresses"},
+		} {
+			k := &fake{family: f, seeds: c.seeds}
+			b := New(f, k, Options{})
+			_, o := round(t, b, s)
+			if o.Err != nil || !strings.Contains(o.Degraded, c.want) || c.want == "" && o.Degraded != "" {
+				t.Errorf("%s, %s: %+v", f, name, o)
+			}
+			if c.want == "" && len(k.endpoints(netip.MustParseAddrPort(at))) != 1 {
+				t.Errorf("%s, %s: the address has no place", f, name)
+			}
+			if _, o = round(t, b, s); o.Degraded != "" || len(k.endpoints(netip.MustParseAddrPort(at))) != 1 {
+				t.Errorf("%s, %s: after a resync: %q", f, name, o.Degraded)
+			}
+		}
+	}
+}
+
+// TestOthers has programs attached beside those of the layer.
+func TestOthers(t *testing.T) {
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
+	k := &fake{family: service.IPv4, strays: 4}
+	b := New(service.IPv4, k, Options{})
+	if _, o := round(t, b, s); o.Degraded != "" || k.strays != 0 {
+		t.Errorf("a first round leaves %d programs: %+v", k.strays, o)
+	}
+	k.strays = 2
+	if plan, o := round(t, b, s); !strings.HasPrefix(plan, "- detach programs") || o.Degraded != "" || k.strays != 0 {
+		t.Errorf("%q leaves %d programs: %+v", plan, k.strays, o)
+	}
+	k.unknown = "program 7"
+	for range 2 {
+		if plan, o := round(t, b, s); plan != "" || !strings.HasSuffix(o.Degraded, "may not be what decides: program 7") {
+			t.Errorf("plan %q, %q", plan, o.Degraded)
+		}
+	}
+	k.strays, k.unknown, k.fails = 2, "", map[string]bool{"Evict": true}
+	if _, o := round(t, b, s); o.Degraded == "" || k.active != nil {
+		t.Errorf("programs that cannot be detached: %+v", o)
+	}
+	k.fails = map[string]bool{"Others": true}
+	if _, o := round(t, b, s); !strings.Contains(o.Degraded, "may not be what decides") {
+		t.Errorf("nobody knows: %q", o.Degraded)
+	}
+}

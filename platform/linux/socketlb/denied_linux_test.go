@@ -103,9 +103,9 @@ func attachedAbove(t *testing.T, cgroup string) bool {
 	dir, err := os.Open(filepath.Dir(cgroup))
 	must(t, err)
 	defer dir.Close()
-	used, err := countPrograms(int(dir.Fd()), ebpf.AttachCgroupInet6GetPeername, unix.BPF_F_QUERY_EFFECTIVE)
+	there, err := programsAt(int(dir.Fd()), ebpf.AttachCgroupInet6GetPeername, unix.BPF_F_QUERY_EFFECTIVE)
 	must(t, err)
-	return used > 0
+	return len(there.ids) > 0
 }
 
 // search says, for each family, what comes of a look without capabilities.
@@ -144,8 +144,8 @@ func TestRemoveReachesEachPlace(t *testing.T) {
 		}
 		for _, places := range attachments {
 			for _, a := range places {
-				if used, err := countPrograms(int(dir.Fd()), a.attach, 0); used > 0 || err != nil {
-					t.Errorf("%s: %d programs are left, %v", a.program, used, err)
+				if there, err := programsAt(int(dir.Fd()), a.attach, 0); len(there.ids) > 0 || err != nil {
+					t.Errorf("%s: programs %d are left, %v", a.program, there.ids, err)
 				}
 			}
 		}

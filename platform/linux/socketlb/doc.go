@@ -14,7 +14,11 @@
 // attaches bpf/socketlb.c. All others build, and are tested, on any system.
 package socketlb
 
-import "kubeproxy/common/service"
+import (
+	"strings"
+
+	"kubeproxy/common/service"
+)
 
 // bpffs is where systemd mounts the BPF file system.
 const bpffs = "/sys/fs/bpf"
@@ -26,6 +30,10 @@ const Name = "kube-services"
 type Options struct {
 	// Off has the layer removed that an earlier process left.
 	Off bool
+	// NodeOnly leaves pods to the rules.
+	NodeOnly bool
+	// Connections, if set, is how a Backend finds out that it takes no connection of pods.
+	Connections Connections
 	// Name is that of the folder, Name if it is empty.
 	Name string
 	// Cgroup is the cgroup whose processes are taken, as a path. If it is empty, it is the
@@ -35,12 +43,14 @@ type Options struct {
 	Pins string
 }
 
-// NameOf returns Options.Name for a proxy that serves labelled Services.
+// NameOf returns Options.Name for a proxy that serves labelled Services. A label may have
+// dots, which the BPF file system refuses in names (kernel: kernel/bpf/inode.c, bpf_lookup),
+// and no plus.
 func NameOf(proxy string) string {
 	if proxy == "" {
 		return Name
 	}
-	return Name + "-" + proxy
+	return Name + "-" + strings.ReplaceAll(proxy, ".", "+")
 }
 
 // labels name the families in paths.

@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2" // seeded by the kernel
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 )
@@ -61,11 +63,12 @@ var digits = [...]string{service.IPv4: "4", service.IPv6: "6"}
 // either, so Adopt wants to see one.
 type kernel struct {
 	family service.Family
-	pins   string // where the BPF file system is mounted
+	mount  string // where the BPF file system is mounted
 	dir    string
 	cgroup string
 	netns  uint64 // cookie
 	owner  uint64
+	pods   func() string // the cgroup of all pods that are taken
 	scope  func() (scope, error)
 
 	mu    sync.Mutex // guards links, ids and place
@@ -91,26 +94,32 @@ type built struct {
 func NewDriver(f service.Family, o Options) Driver {
 	pins, folder, cgroup := cmp.Or(o.Pins, bpffs), cmp.Or(o.Name, Name), o.Cgroup
 	if _, err := os.Stat(filepath.Join(pins, folder)); o.Off && err != nil {
-		return unavailable{fmt.Errorf("socket acceleration is off, and nothing is left of it: %w", err)}
+		return &unpinned{unavailable{fmt.Errorf("socket acceleration is off, and nothing is left of it: %w", err)}, kernel{family: f, mount: pins, dir: filepath.Join(pins, folder), cgroup: cgroup, owner: ownerOf(folder)}}
 	}
 	cookie, err := netnsCookie()
 	if err != nil {
 		return unavailable{err}
 	}
-	check := func(scope) error { return nil }
+	check := func() error { return nil }
+	own := sync.OnceValue(func() place { return findPlace(cgroup) }) // it may read every cgroup
+	pods := func() string { return own().pods() }
+	if o.NodeOnly {
+		pods = func() string { return "" }
+	}
 	if cgroup == "" {
 		if cgroup, err = UnifiedRoot(); err != nil {
 			return unavailable{err}
 		}
-		check = func(s scope) error { return checkRoot(cgroup, s) }
+		check = func() error { return checkRoot(cgroup, own().pods()) }
 	}
 	return &kernel{
-		family: f, cgroup: cgroup, pins: pins, netns: cookie, owner: ownerOf(folder),
-		dir: filepath.Join(pins, folder, "netns-"+strconv.FormatUint(cookie, 10), labels[f]),
+		family: f, cgroup: cgroup, mount: pins, netns: cookie, owner: ownerOf(folder),
+		dir:  filepath.Join(pins, folder, "netns-"+strconv.FormatUint(cookie, 10), labels[f]),
+		pods: pods,
 		scope: func() (scope, error) {
-			s, err := findScope(cgroup)
+			s, err := findScope(pods())
 			s.Netns, s.Owner = cookie, ownerOf(folder)
-			return s, cmp.Or(err, check(s))
+			return s, cmp.Or(err, check())
 		},
 		links: map[string]link.Link{}, ids: map[string]ebpf.ProgramID{}, maps: map[string]*ebpf.Map{},
 	}
@@ -169,7 +178,7 @@ func (k *kernel) adopt(folder string) (*Memory, error) {
 	if err := k.Attached(); err != nil {
 		return nil, nil // as good as none
 	}
-	return k.memory(k.maps, &k.mapped)
+	return k.memory(s.Seed, k.maps, &k.mapped)
 }
 
 func (k *kernel) adoptLink(folder string, a attachment) error {
@@ -218,11 +227,11 @@ func (k *kernel) Build(frontends, slots int) (*Memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Mask, s.Program = uint64(frontends-1), version()
+	s.Mask, s.Program, s.Seed = uint64(frontends-1), version(), rand.Uint64()
 	if err := k.built.Maps["scope"].Put(uint32(0), &s); err != nil {
 		return nil, fmt.Errorf("write scope: %w", err)
 	}
-	return k.memory(k.built.Maps, &k.built.mapped)
+	return k.memory(s.Seed, k.built.Maps, &k.built.mapped)
 }
 
 // Activate implements Driver.
@@ -304,23 +313,40 @@ func (k *kernel) attach(a attachment, p *ebpf.Program) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	dir, err := os.Open(k.cgroup)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	raw, err := link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: p, Attach: a.attach})
-	if err != nil {
-		return err
-	}
-	defer raw.Close()
-	if err := raw.Pin(path); err != nil {
+	if err := k.pinLink(a, p, path); err != nil {
 		return err
 	}
 	if l, err = link.LoadPinnedLink(path, nil); err != nil { // a raw link does not know its cgroup
 		return err
 	}
 	return k.remember(a.program, l, p)
+}
+
+// pinLink pins a link that runs p in the cgroup. A link that this process has is used
+// again: its pin is gone, or another BPF file system hides it. A second link would leave
+// that one in force, with old lists, before the new one.
+func (k *kernel) pinLink(a attachment, p *ebpf.Program, path string) error {
+	if held := k.links[a.program]; held != nil && k.isHere(held) {
+		if err := held.Update(p); err != nil {
+			return err
+		}
+		_ = held.Unpin() // a link takes the pin that it knows of for granted
+		return held.Pin(path)
+	}
+	dir, err := os.Open(k.cgroup)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	raw, err := link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: p, Attach: a.attach})
+	if errors.Is(err, unix.EPERM) {
+		return errors.Join(exclusive(int(dir.Fd()), a.attach), err)
+	}
+	if err != nil {
+		return err
+	}
+	defer raw.Close()
+	return raw.Pin(path)
 }
 
 // isHere reports whether l attaches something to the cgroup.
@@ -352,4 +378,40 @@ func (k *kernel) Attached() error {
 		}
 	}
 	return nil
+}
+
+// unpinned is the Driver of a layer that is switched off, and of which no pins are here.
+type unpinned struct {
+	unavailable
+	kernel kernel
+}
+
+// Installed implements Driver.
+func (u *unpinned) Installed() (bool, error) {
+	k := &u.kernel
+	all, err := k.candidates()
+	for _, c := range all {
+		c.link.Close()
+	}
+	if k.cgroup == "" {
+		k.cgroup, _ = UnifiedRoot() // without one, nobody may look
+	}
+	if errors.Is(err, errHidden) {
+		return false, k.exclude(err)
+	}
+	if len(all) == 0 || err != nil {
+		return false, err
+	}
+	if k.netns, err = netnsCookie(); err != nil {
+		return false, err
+	}
+	return k.Installed()
+}
+
+// Remove implements Driver.
+func (u *unpinned) Remove() error {
+	if u.kernel.netns == 0 { // nothing was found
+		return nil
+	}
+	return u.kernel.Remove()
 }

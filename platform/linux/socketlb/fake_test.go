@@ -27,6 +27,11 @@ type fake struct {
 	barriers int
 	// pods is the cgroup of all pods, and followed the one whose pods are taken.
 	pods, followed string
+	// strays counts programs of an earlier process, and unknown names those of somebody.
+	strays  int
+	unknown string
+	taken   Taken
+	seeds   []uint64 // of the next tables
 }
 
 var errInjected = backendtest.ErrInjected
@@ -45,7 +50,11 @@ func (k *fake) Adopt() (*Memory, error) { return k.active, k.fail("Adopt") }
 
 func (k *fake) Build(frontends, slots int) (*Memory, error) {
 	w := words[k.family]
-	k.built = &Memory{family: k.family, frontends: make([]uint64, frontends*(w+1)), slots: make([]uint64, slots*w)}
+	var seed uint64
+	if len(k.seeds) > 0 {
+		seed, k.seeds = k.seeds[0], k.seeds[1:]
+	}
+	k.built = &Memory{family: k.family, seed: seed, frontends: make([]uint64, frontends*(w+1)), slots: make([]uint64, slots*w)}
 	return k.built, k.fail("Build")
 }
 
@@ -84,11 +93,26 @@ func (k *fake) Inspect() (*State, error) {
 	if k.active == nil {
 		return nil, k.fail("Inspect")
 	}
-	s := &State{Memory: k.active, Pods: k.followed != ""}
+	s := &State{Memory: k.active, Pods: k.followed != "", Others: k.unknown}
 	if k.detached != nil {
 		s.Fault = k.detached.Error()
 	}
 	return s, k.fail("Inspect")
+}
+
+func (k *fake) Others() (Others, error) {
+	if k.strays > 0 {
+		return Others{Strays: k.strays, Text: "strays"}, k.fail("Others")
+	}
+	return Others{Text: k.unknown}, k.fail("Others")
+}
+
+func (k *fake) Evict() error {
+	if err := k.fail("Evict"); err != nil {
+		return err
+	}
+	k.strays = 0
+	return nil
 }
 
 func (k *fake) Installed() (bool, error) { return k.active != nil, k.fail("Installed") }
@@ -103,7 +127,7 @@ func (k *fake) Remove() error {
 
 func (k *fake) Release() {}
 
-func (k *fake) Taken() (uint64, error) { return 0, k.fail("Taken") }
+func (k *fake) Taken() (Taken, error) { return k.taken, k.fail("Taken") }
 
 // connect does what the programs do, and returns the endpoint with number choice.
 func (k *fake) connect(to netip.AddrPort, choice int) (netip.AddrPort, bool) {

@@ -69,7 +69,7 @@ func (n *fakeNode) Fresh() backendtest.Node {
 func (n *fakeNode) Inject(w generate.Cluster) func(error) bool {
 	n.requireNoOldLists(w.T)
 	n.fails, n.crashes = map[string]bool{}, ""
-	for _, call := range []string{"Adopt", "Build", "Activate", "Moved", "Follow", "Barrier", "Remove"} {
+	for _, call := range []string{"Adopt", "Build", "Activate", "Moved", "Follow", "Barrier", "Evict", "Remove"} {
 		n.fails[call] = w.DrawInt(call+" fails", 4) == 0
 		if w.DrawInt("dies in "+call, 20) == 0 {
 			n.crashes = call

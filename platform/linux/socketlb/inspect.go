@@ -20,6 +20,9 @@ type State struct {
 	*Memory
 	// Fault is why not all connections are taken that could be, empty if they are.
 	Fault string
+	// Others is what is attached beside the programs and may decide before them, empty if
+	// nothing is.
+	Others string
 	// Pods is whether connections of pods are taken, not only those of the node.
 	Pods bool
 }
@@ -84,15 +87,35 @@ func (b *Backend) Trace(want *service.Snapshot, c route.Conn, w *explain.Walk) e
 		w.Faults = append(w.Faults, "socket acceleration is not in force: "+s.Fault)
 	case len(have) > 0 && !s.Pods && c.Interface != "":
 		hop.Does = left + "the cgroup of all pods was not found in the hierarchy of version 2"
+	case len(have) > 0 && s.Others != "":
+		hop.Does = fmt.Sprintf("gives the socket one of %s, unless another program has changed its address: %s", addresses(have), s.Others)
+		w.Faults = append(w.Faults, "socket acceleration may not be what decides: "+s.Others)
 	case len(have) > 0:
+		w.Taken = true
 		hop.Does = fmt.Sprintf("gives the socket one of %s; %s", addresses(have), boundSockets)
 	case reason != "":
 		hop.Does = left + reason
 	default:
 		hop.Does = left + "no table has " + c.To.String()
 	}
+	if len(have) > 0 && s.Fault == "" {
+		w.Notes = append(w.Notes, clientOf(c, have)...)
+	}
 	w.Faults = append(w.Faults, differences(have, endpoints, s.Fault)...)
 	w.Hops = slices.Insert(w.Hops, 0, hop)
+	return nil
+}
+
+// clientOf says which address an endpoint sees where that differs from the one by the rules:
+// nothing masquerades a connection that is taken.
+func clientOf(c route.Conn, endpoints []netip.AddrPort) []string {
+	if slices.ContainsFunc(endpoints, func(e netip.AddrPort) bool { return e.Addr() == c.From }) {
+		return []string{fmt.Sprintf("at connect(2), a client that gets itself as the endpoint keeps its address: the server sees %s", c.From)}
+	}
+	if c.Interface == "" {
+		return []string{"at connect(2), a socket of the node gets the address that the route to the endpoint has, not that of the route to the ClusterIP: " +
+			"the server sees that one, which the rules may replace"}
+	}
 	return nil
 }
 

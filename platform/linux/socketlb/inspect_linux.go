@@ -42,6 +42,13 @@ func (k *kernel) Inspect() (*State, error) {
 	if err := k.Attached(); err != nil && found.Fault == "" {
 		found.Fault = err.Error()
 	}
-	found.Memory, err = k.memory(k.maps, &k.mapped)
+	if found.Fault == "" { // else the programs of a process that runs may count as others
+		others, err := k.Others()
+		if err != nil {
+			return nil, err
+		}
+		found.Others = others.Text
+	}
+	found.Memory, err = k.memory(s.Seed, k.maps, &k.mapped)
 	return found, err
 }

@@ -19,6 +19,7 @@ import (
 func TestTrace(t *testing.T) {
 	to := netip.MustParseAddrPort("10.96.0.10:80")
 	all := "gives the socket one of 10.1.0.1:80, 10.1.0.2:80; a socket that the program bound"
+	const nodes = "a socket of the node gets the address that the route to the endpoint has"
 	for name, c := range map[string]struct {
 		to       string
 		protocol service.Protocol
@@ -27,8 +28,10 @@ func TestTrace(t *testing.T) {
 		alter    func(k *fake)
 		says     string
 		fault    string
+		note     string
 	}{
-		"of the node":     {says: all},
+		"of the node":     {says: all, note: nodes},
+		"of an endpoint":  {iface: "pod", from: "10.1.0.1", says: all, note: "the server sees 10.1.0.1"},
 		"of a pod":        {iface: "pod", from: "10.1.0.9", says: all},
 		"pods not found":  {iface: "pod", from: "10.1.0.9", alter: func(k *fake) { k.followed = "" }, says: "the cgroup of all pods was not found"},
 		"from outside":    {iface: "eth0", from: "192.0.2.1", says: "it is on another machine"},
@@ -38,10 +41,11 @@ func TestTrace(t *testing.T) {
 		"no endpoints":    {to: "10.96.0.11:80", says: "without endpoints the rules refuse it"},
 		"affinity":        {to: "10.96.0.12:80", says: "the rules know the clients of sessionAffinity"},
 		"detached":        {alter: func(k *fake) { k.detached = errInjected }, says: "rules: injected", fault: "socket acceleration is not in force: injected"},
+		"others":          {alter: func(k *fake) { k.unknown = "program 7" }, says: "10.1.0.2:80, unless another program has changed its address: program 7", fault: "may not be what decides: program 7", note: nodes},
 		"nothing there":   {alter: func(k *fake) { k.active = nil }, says: "no program is attached", fault: "socket acceleration is not in force: no program is attached"},
 		"list emptied":    {alter: func(k *fake) { k.entry(to, 0) }, says: "no table has 10.96.0.10:80", fault: "never gives 10.1.0.1:80"},
-		"list shortened":  {alter: func(k *fake) { k.entry(to, listOf(0, 1)) }, says: "gives the socket one of 10.1.0.1:80;", fault: "never gives 10.1.0.2:80"},
-		"list of another": {to: "10.96.0.12:80", alter: func(k *fake) { k.foreign(netip.MustParseAddrPort("10.96.0.12:80"), listOf(0, 1)) }, says: "gives the socket one of 10.1.0.1:80;", fault: "also gives 10.1.0.1:80"},
+		"list shortened":  {alter: func(k *fake) { k.entry(to, listOf(0, 1)) }, says: "gives the socket one of 10.1.0.1:80;", fault: "never gives 10.1.0.2:80", note: nodes},
+		"list of another": {to: "10.96.0.12:80", alter: func(k *fake) { k.foreign(netip.MustParseAddrPort("10.96.0.12:80"), listOf(0, 1)) }, says: "gives the socket one of 10.1.0.1:80;", fault: "also gives 10.1.0.1:80", note: nodes},
 		"list outside":    {alter: func(k *fake) { k.entry(to, listOf(1<<30, 1)) }, says: "no table has", fault: "the list of 10.96.0.10:80 is damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -64,6 +68,9 @@ func TestTrace(t *testing.T) {
 			}
 			if len(w.Hops) != 2 || w.Hops[0].Object != "connect(2)" || !strings.Contains(w.Hops[0].Does, c.says) {
 				t.Errorf("hops %+v, want %q", w.Hops, c.says)
+			}
+			if got := strings.Join(w.Notes, "; "); !strings.Contains(got, c.note) || (c.note == "") != (got == "") {
+				t.Errorf("notes %q, want %q", got, c.note)
 			}
 			if got := strings.Join(w.Faults, "; "); !strings.Contains(got, c.fault) || (c.fault == "") != (got == "") {
 				t.Errorf("faults %q, want %q", got, c.fault)

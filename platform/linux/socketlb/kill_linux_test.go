@@ -58,7 +58,7 @@ func sizeOfShared(f service.Family) int {
 
 // copy returns the tables as they are.
 func (s *shared) copy() *Memory {
-	return &Memory{family: s.tables.family, frontends: slices.Clone(s.tables.frontends), slots: slices.Clone(s.tables.slots)}
+	return &Memory{family: s.tables.family, seed: s.tables.seed, frontends: slices.Clone(s.tables.frontends), slots: slices.Clone(s.tables.slots)}
 }
 
 // writeForever changes lists until the process ends.

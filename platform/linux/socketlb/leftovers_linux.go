@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/cilium/ebpf/link"
+
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 )
@@ -60,6 +62,26 @@ func (l Leftovers) Remove(context.Context) error {
 	return nil
 }
 
+// Evict detaches what earlier processes attached and what is not pinned here, where the layer
+// is on: those pins are in a BPF file system that another one hides.
+func (l Leftovers) Evict() error {
+	k, err := l.search()
+	if err != nil || k == nil || k.checkFileSystem() != nil { // else all would count
+		return known(err)
+	}
+	defer k.Release()
+	k.links = map[string]link.Link{}
+	for _, a := range attachments[l.Family] {
+		if pinned, err := link.LoadPinnedLink(filepath.Join(k.dir, a.program), nil); err == nil {
+			k.links[a.program] = pinned
+		}
+	}
+	if err := k.Evict(); err != nil {
+		return fmt.Errorf("detach programs of %s that an earlier process left: %w", l, err)
+	}
+	return nil
+}
+
 func (l Leftovers) unchecked(err error) error {
 	if unseen := (*UnseenError)(nil); errors.As(err, &unseen) {
 		return &takeover.UncheckedError{Err: unseen, Suspected: unseen.Likely || l.Wanted}
@@ -73,7 +95,7 @@ func (l Leftovers) unchecked(err error) error {
 func (l Leftovers) search() (*kernel, error) {
 	o := l.Options
 	folder := cmp.Or(o.Name, Name)
-	k := &kernel{family: l.Family, pins: cmp.Or(o.Pins, bpffs), cgroup: o.Cgroup, owner: ownerOf(folder)}
+	k := &kernel{family: l.Family, mount: cmp.Or(o.Pins, bpffs), cgroup: o.Cgroup, owner: ownerOf(folder)}
 	var err error
 	if k.cgroup == "" {
 		k.cgroup, err = UnifiedRoot()
@@ -92,9 +114,9 @@ func (l Leftovers) search() (*kernel, error) {
 	case err != nil && lacking(err):
 		return nil, nil
 	case err != nil:
-		return nil, k.exclude(pinsHidden, err)
+		return nil, k.exclude(err)
 	}
-	k.dir = filepath.Join(k.pins, folder, "netns-"+strconv.FormatUint(k.netns, 10), labels[l.Family])
+	k.dir = filepath.Join(k.mount, folder, "netns-"+strconv.FormatUint(k.netns, 10), labels[l.Family])
 	return k, nil
 }
 

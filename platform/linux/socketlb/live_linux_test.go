@@ -270,8 +270,8 @@ func TestGrowth(t *testing.T) {
 		if a := c.call(t, call{To: "10.96.0.10:80"}); a.Greeting != at || a.Peer != "10.96.0.10:80" {
 			t.Errorf("the first frontend: %+v", a)
 		}
-		if after, err := n.backends[0].driver.Taken(); err != nil || after-before != 3 {
-			t.Errorf("%d connections were taken (%v), want 3", after-before, err)
+		if after, err := n.backends[0].driver.Taken(); err != nil || after.Node-before.Node != 3 {
+			t.Errorf("%d connections were taken (%v), want 3", after.Node-before.Node, err)
 		}
 		if k := n.backends[0].driver.(*kernel); len(k.mapped) != 2 {
 			t.Errorf("%d tables are mapped", len(k.mapped))

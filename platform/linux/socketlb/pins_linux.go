@@ -22,11 +22,11 @@ import (
 // the kernel with each stop of the process.
 func (k *kernel) checkFileSystem() error {
 	var s unix.Statfs_t
-	if err := unix.Statfs(k.pins, &s); err != nil {
-		return fmt.Errorf("ask for the file system of %s: %w", k.pins, err)
+	if err := unix.Statfs(k.mount, &s); err != nil {
+		return fmt.Errorf("ask for the file system of %s: %w", k.mount, err)
 	}
 	if s.Type != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("no BPF file system is mounted at %s: run mount -t bpf bpf %s, or mount that folder of the host into the container", k.pins, k.pins)
+		return fmt.Errorf("no BPF file system is mounted at %s: run mount -t bpf bpf %s, or mount that folder of the host into the container", k.mount, k.mount)
 	}
 	return nil
 }
@@ -55,58 +55,62 @@ func (k *kernel) folders() ([]int, error) {
 // Installed implements Driver. The BPF file system of the node may not be mounted here, so
 // the kernel is asked, too.
 func (k *kernel) Installed() (bool, error) {
-	here, err := k.pinned()
-	if here == pinsThere || err != nil {
-		return err == nil, err
+	if here, err := k.pinned(); here || err != nil {
+		return here, err
 	}
 	found := false
-	err = k.attached(func(link.Link) error {
+	err := k.attached(func(link.Link) error {
 		found = true
 		return nil
 	})
 	if !found && errors.Is(err, errHidden) {
-		err = k.exclude(here, err)
+		err = k.exclude(err)
 	}
 	return found, err
 }
 
-// pins is what a process sees of the pins of the layer.
-type pins int
-
-const (
-	pinsThere pins = iota
-	pinsGone
-	pinsHidden // no BPF file system is mounted here, or this process may not look into it
-)
-
-func (k *kernel) pinned() (pins, error) {
+// pinned reports whether this process sees pins of the layer.
+func (k *kernel) pinned() (bool, error) {
 	_, err := os.Stat(k.dir)
-	switch {
-	case err == nil:
-		return pinsThere, nil
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist) && k.checkFileSystem() != nil:
-		return pinsHidden, nil
-	case errors.Is(err, fs.ErrNotExist):
-		return pinsGone, nil
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
 	}
-	return pinsHidden, err
+	return err == nil, err
 }
 
 // Remove implements Driver. Detaching is what counts, so it comes first, and it does not
 // wait until other processes close what they have open.
 func (k *kernel) Remove() error {
+	var errs []error
 	err := k.attached(func(l link.Link) error { return l.Detach() })
+	if !errors.Is(err, errHidden) {
+		errs = append(errs, err)
+	}
 	here, pinErr := k.pinned()
-	if errors.Is(err, errHidden) {
-		if err = nil; len(k.links) == 0 {
-			err = k.exclude(here, errHidden)
+	if here {
+		errs = append(errs, k.detachPinned())
+	}
+	k.mu.Lock()
+	for _, l := range k.links { // their pins may be gone
+		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, err)
 		}
 	}
-	errs := []error{err, pinErr}
-	if here != pinsThere && len(k.links) == 0 {
-		k.Release()
-		return errors.Join(errs...)
+	k.mu.Unlock()
+	k.Release()
+	if errs = append(errs, pinErr); here && errors.Join(errs...) == nil {
+		errs = append(errs, os.RemoveAll(k.dir))
+		os.Remove(filepath.Dir(k.dir))               // unless the other family is there
+		os.Remove(filepath.Dir(filepath.Dir(k.dir))) // unless another node is there
 	}
+	if errors.Is(err, errHidden) {
+		errs = append(errs, k.exclude(errHidden))
+	}
+	return errors.Join(errs...)
+}
+
+func (k *kernel) detachPinned() error {
+	var errs []error
 	for _, a := range attachments[k.family] {
 		l, err := link.LoadPinnedLink(filepath.Join(k.dir, a.program), nil)
 		if errors.Is(err, os.ErrNotExist) {
@@ -119,19 +123,6 @@ func (k *kernel) Remove() error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("detach program %s: %w", a.program, err))
 		}
-	}
-	k.mu.Lock()
-	for _, l := range k.links { // their pins may be gone
-		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, err)
-		}
-	}
-	k.mu.Unlock()
-	k.Release()
-	if errors.Join(errs...) == nil {
-		errs = append(errs, os.RemoveAll(k.dir))
-		os.Remove(filepath.Dir(k.dir))               // unless the other family is there
-		os.Remove(filepath.Dir(filepath.Dir(k.dir))) // unless another node is there
 	}
 	return errors.Join(errs...)
 }
@@ -170,8 +161,8 @@ func unmap(all [][]byte) {
 }
 
 // memory maps the tables of maps into this process, and adds that to mapped.
-func (k *kernel) memory(maps map[string]*ebpf.Map, mapped *[][]byte) (*Memory, error) {
-	m := &Memory{family: k.family}
+func (k *kernel) memory(seed uint64, maps map[string]*ebpf.Map, mapped *[][]byte) (*Memory, error) {
+	m := &Memory{family: k.family, seed: seed}
 	for name, table := range map[string]*[]uint64{"frontends": &m.frontends, "slots": &m.slots} {
 		m := maps[name]
 		size := int(m.MaxEntries()) * int(m.ValueSize()) // of a value, too, a multiple of eight
@@ -213,22 +204,23 @@ func (k *kernel) Barrier() error {
 }
 
 // Taken implements Driver.
-func (k *kernel) Taken() (uint64, error) {
+func (k *kernel) Taken() (t Taken, err error) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, "taken"), &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
+		return t, nil
 	}
 	if err != nil {
-		return 0, err
+		return t, err
 	}
 	defer m.Close()
-	var each []uint64
-	if err := m.Lookup(uint32(0), &each); err != nil {
-		return 0, err
+	for i, sum := range []*uint64{&t.Node, &t.Pods}[:min(m.MaxEntries(), 2)] { // an older program has one
+		var each []uint64
+		if err := m.Lookup(uint32(i), &each); err != nil {
+			return t, err
+		}
+		for _, n := range each {
+			*sum += n
+		}
 	}
-	sum := uint64(0)
-	for _, n := range each {
-		sum += n
-	}
-	return sum, nil
+	return t, nil
 }

@@ -22,6 +22,7 @@ type plan struct {
 	// count.
 	rebuild string
 	moved   string // as Driver.Moved says
+	evict   bool   // what an earlier process attached
 	changes []change
 	drift   []string
 }
@@ -55,11 +56,16 @@ func (p *plan) compare(first bool) {
 		}
 		return
 	}
+	if n := b.tables.unplaced; n > 0 {
+		p.rebuild = fmt.Sprintf("%d addresses have no place in these", n)
+		return
+	}
 	var err error
 	if p.moved, err = b.driver.Moved(); err != nil {
 		p.rebuild = fmt.Sprintf("look for the cgroups of pods: %v", err)
 		return
 	}
+	p.evict = b.lookAround().Strays > 0
 	if !first {
 		var r reconcile.DriftReport
 		for _, c := range b.tables.differences(b.have, b.family) {
@@ -96,7 +102,7 @@ func (p *plan) follow() {
 
 // Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
-	return !p.remove && p.rebuild == "" && p.moved == "" && len(p.changes) == 0
+	return !p.remove && p.rebuild == "" && p.moved == "" && !p.evict && len(p.changes) == 0
 }
 
 // String implements reconcile.Plan.
@@ -111,6 +117,9 @@ func (p *plan) String() string {
 	if p.moved != "" {
 		fmt.Fprintf(&text, "+ take connections of other pods: %s\n", p.moved)
 	}
+	if p.evict {
+		fmt.Fprintf(&text, "- detach programs of socket acceleration of %s that an earlier process left\n", p.backend.family)
+	}
 	for _, c := range p.changes {
 		text.WriteString(c.String())
 		text.WriteByte('\n')
@@ -121,8 +130,19 @@ func (p *plan) String() string {
 // Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	o := reconcile.Outcome{Drift: p.drift}
-	if fault := p.backend.fault; fault != "" {
-		o.Degraded = fmt.Sprintf("socket acceleration of %s is off, and all its connections meet the rules: %s", p.backend.family, fault)
+	switch b := p.backend; {
+	case b.fault != "" && b.others != "":
+		o.Degraded = fmt.Sprintf("socket acceleration of %s cannot be kept up to date: %s; %s", b.family, b.fault, b.others)
+	case b.fault != "":
+		o.Degraded = fmt.Sprintf("socket acceleration of %s is off, and all its connections meet the rules: %s", b.family, b.fault)
+	case b.tables != nil && b.tables.unplaced > 0:
+		o.Degraded = fmt.Sprintf("socket acceleration of %s has no place for %d addresses, which the rules serve", b.family, b.tables.unplaced)
+	case b.others != "" && b.off:
+		o.Degraded = fmt.Sprintf("socket acceleration of %s, which is off, may be in force, with old lists: %s", b.family, b.others)
+	case b.others != "":
+		o.Degraded = fmt.Sprintf("socket acceleration of %s may not be what decides: %s", b.family, b.others)
+	case b.tables != nil && b.missed.text != "":
+		o.Degraded = fmt.Sprintf("socket acceleration of %s takes no connection of pods: %s", b.family, b.missed.text)
 	}
 	return o
 }
@@ -131,10 +151,11 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) Apply(context.Context) reconcile.Outcome {
 	b := p.backend
 	if p.remove {
-		if err := known(b.driver.Remove()); err != nil {
+		err := b.driver.Remove()
+		if known(err) != nil {
 			return reconcile.Outcome{Err: fmt.Errorf("remove socket acceleration that an earlier process left: %w", err)}
 		}
-		b.have = p.want
+		b.have, b.others = p.want, suspicion(err)
 		return p.Outcome()
 	}
 	b.have, b.fault = p.want, ""
@@ -144,8 +165,10 @@ func (p *plan) Apply(context.Context) reconcile.Outcome {
 	}
 	// Tables with old lists are worse than none.
 	b.tables, b.fault = nil, err.Error()
+	err = b.driver.Remove()
+	b.others = suspicion(err)
 	o := p.Outcome()
-	if err := known(b.driver.Remove()); err != nil {
+	if err := known(err); err != nil {
 		b.have = nil
 		o.Err = fmt.Errorf("remove socket acceleration of %s, which could not be changed: %w", b.family, err)
 	}
@@ -163,20 +186,48 @@ func (p *plan) write() error {
 			return err
 		}
 	}
+	if p.evict {
+		if err := b.evict(); err != nil {
+			return err
+		}
+	}
 	for _, c := range p.changes {
 		ok, err := b.tables.set(c, b.driver.Barrier)
 		if err != nil {
 			return err
 		}
-		if !ok {
+		if !ok || b.tables.unplaced > 0 {
 			return p.build()
 		}
 	}
 	return nil
 }
 
+// seeds is how many tables are tried until each name has a place. It is the first one unless
+// somebody guessed its seed.
+const seeds = 3
+
 // build makes new tables with room to grow, and puts them in force.
 func (p *plan) build() error {
+	b := p.backend
+	t, err := p.fill()
+	for range seeds - 1 {
+		if err == nil && t.unplaced > 0 {
+			t, err = p.fill()
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if err := b.driver.Activate(); err != nil {
+		return err
+	}
+	b.tables = t
+	return b.evict()
+}
+
+// fill makes tables, with another seed each time.
+func (p *plan) fill() (*tables, error) {
 	b := p.backend
 	frontends, slots := 0, 0
 	for f := range allFrontends(p.want, b.family) {
@@ -185,19 +236,34 @@ func (p *plan) build() error {
 	}
 	m, err := b.driver.Build(entriesFor(frontends), slotsFor(slots))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t := newTables(m)
 	for f := range allFrontends(p.want, b.family) {
 		if ok, err := t.set(change(f), b.driver.Barrier); err != nil {
-			return err
+			return nil, err
 		} else if !ok {
-			return fmt.Errorf("new tables have no room for %s", f.addr)
+			return nil, fmt.Errorf("new tables have no room for %s", f.addr)
 		}
 	}
-	if err := b.driver.Activate(); err != nil {
-		return err
+	return t, nil
+}
+
+// evict leaves no lists in force but those of the tables.
+func (b *Backend) evict() error {
+	if err := b.driver.Evict(); err != nil {
+		return fmt.Errorf("detach programs that an earlier process left: %w", err)
 	}
-	b.tables = t
+	b.lookAround()
 	return nil
+}
+
+// lookAround looks for what else may decide.
+func (b *Backend) lookAround() Others {
+	o, err := b.driver.Others()
+	if err != nil {
+		o.Text = err.Error()
+	}
+	b.others = o.Text
+	return o
 }

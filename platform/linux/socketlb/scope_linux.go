@@ -4,15 +4,13 @@
 package socketlb
 
 import (
-	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,25 +23,50 @@ type scope struct {
 	Nested  [2]uint64
 	Mask    uint64
 	Program uint64
+	Seed    uint64
 }
 
+// readScope returns the scope of the tables, none if they are of a program with another one.
 func (k *kernel) readScope() (s scope, err error) {
-	return s, k.maps["scope"].Lookup(uint32(0), &s)
+	m := k.maps["scope"]
+	if m.ValueSize() != uint32(unsafe.Sizeof(s)) {
+		return s, nil
+	}
+	return s, m.Lookup(uint32(0), &s)
 }
 
-// UnifiedRoot returns where the cgroup hierarchy of version 2 is mounted.
+// UnifiedRoot returns where the cgroup hierarchy of version 2 is mounted: the last place
+// that can be reached, as something may be mounted over the others. A place that begins at
+// the root of the node comes first.
 func UnifiedRoot() (string, error) {
-	f, err := os.Open("/proc/self/mounts")
+	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if field := strings.Fields(lines.Text()); len(field) > 2 && field[2] == "cgroup2" {
-			return field[1], nil
+	return unifiedRoot(string(mounts))
+}
+
+func unifiedRoot(mounts string) (string, error) {
+	root, whole := "", false
+	err := errNoHierarchy
+	for line := range strings.Lines(mounts) {
+		field := strings.Fields(line)
+		if len(field) < 3 || field[2] != "cgroup2" {
+			continue
+		}
+		var s unix.Statfs_t
+		if e := unix.Statfs(field[1], &s); e != nil || s.Type != unix.CGROUP2_SUPER_MAGIC {
+			err = fmt.Errorf("the cgroup hierarchy of version 2 at %s cannot be reached, or something is mounted over it: %w", field[1], cmp.Or(e, error(unix.ENOENT)))
+			continue
+		}
+		if id, e := cgroupID(field[1]); e == nil && (id == rootID || !whole) {
+			root, whole = field[1], id == rootID
 		}
 	}
-	return "", errNoHierarchy
+	if root == "" {
+		return "", err
+	}
+	return root, nil
 }
 
 var errNoHierarchy = errors.New("no cgroup hierarchy of version 2 is mounted")
@@ -61,29 +84,18 @@ func cgroupID(path string) (uint64, error) {
 // rootID is the number of the cgroup that contains all.
 const rootID = 1
 
-// podsDepth bounds how deep the cgroup of all pods is looked for.
-const podsDepth = 3
-
-// findScope returns the pods whose sockets are taken: those below cgroup. The kubelet makes a cgroup of
+// findScope returns the pods whose sockets are taken: those below pods, if there are any. The kubelet makes a cgroup of
 // all pods, in it one for each pod, those of two classes of service one level further
 // down, and in these one for each container. Its drivers name the cgroups differently,
 // see pkg/kubelet/cm/cgroup_manager_linux.go of kubernetes/kubernetes.
-func findScope(cgroup string) (scope, error) {
+func findScope(pods string) (scope, error) {
 	var s scope
-	pods := findPods(cgroup)
 	if pods == "" {
 		return s, nil
 	}
-	prefix, suffix, systemd := filepath.Base(pods), "", false
-	if prefix, systemd = strings.CutSuffix(prefix, ".slice"); systemd {
-		prefix, suffix = prefix+"-", ".slice"
-	} else {
-		prefix = ""
-	}
+	classes := classes(pods)
 	for path, id := range map[string]*uint64{
-		pods: &s.Pods,
-		filepath.Join(pods, prefix+"burstable"+suffix):  &s.Nested[0],
-		filepath.Join(pods, prefix+"besteffort"+suffix): &s.Nested[1],
+		pods: &s.Pods, classes[0]: &s.Nested[0], classes[1]: &s.Nested[1],
 	} {
 		var err error
 		if *id, err = cgroupID(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -96,54 +108,16 @@ func findScope(cgroup string) (scope, error) {
 // checkRoot returns an error if the hierarchy below cgroup has no process but those of
 // this container. A cgroup namespace hides the others, and then the folder of the host has
 // to be mounted. A node that is a container has a root of its own, but pods in it.
-func checkRoot(cgroup string, s scope) error {
+func checkRoot(cgroup, pods string) error {
 	id, err := cgroupID(cgroup)
 	if err != nil {
 		return err
 	}
-	if id == rootID || s.Pods != 0 {
+	if id == rootID || pods != "" {
 		return nil
 	}
 	return fmt.Errorf("the cgroup hierarchy at %s begins below the root of the node, and no pods are in it: mount the folder /sys/fs/cgroup of the host into the container", cgroup)
 }
-
-// findPods returns the cgroup of all pods below cgroup, or none. The highest one is that of
-// the kubelet of this node. Those in containers belong to other clusters.
-func findPods(cgroup string) string {
-	level := []string{cgroup}
-	for range podsDepth {
-		var next []string
-		for _, dir := range level {
-			next = append(next, below(dir)...)
-		}
-		if i := slices.IndexFunc(next, hasPods); i >= 0 {
-			return next[i]
-		}
-		level = next
-	}
-	return ""
-}
-
-func hasPods(cgroup string) bool {
-	base := filepath.Base(cgroup)
-	return base == "kubepods" || base == "kubepods.slice" || strings.HasSuffix(base, "-kubepods.slice")
-}
-
-// below returns the cgroups directly below one, but those of containers.
-func below(cgroup string) []string {
-	entries, _ := os.ReadDir(cgroup) // it may go at any time
-	var all []string
-	for _, e := range entries {
-		if e.IsDir() && !container.MatchString(e.Name()) {
-			all = append(all, filepath.Join(cgroup, e.Name()))
-		}
-	}
-	return all
-}
-
-// container matches what Docker, containerd, CRI-O, Podman and LXC name the cgroup of a
-// container: by its id, or as lxc.payload.NAME.
-var container = regexp.MustCompile(`[0-9a-f]{64}|^lxc\.payload`)
 
 // Moved implements Driver.
 func (k *kernel) Moved() (string, error) {
@@ -152,7 +126,7 @@ func (k *kernel) Moved() (string, error) {
 		return "", fmt.Errorf("read scope: %w", err)
 	}
 	want, err := k.scope()
-	switch want.Mask, want.Program = have.Mask, have.Program; {
+	switch want.Mask, want.Program, want.Seed = have.Mask, have.Program, have.Seed; {
 	case err != nil:
 		return "", err
 	case want == have:
@@ -162,7 +136,7 @@ func (k *kernel) Moved() (string, error) {
 	case want.Pods == have.Pods:
 		return "classes of pods have other cgroups", nil
 	}
-	return "the cgroup of all pods is " + findPods(k.cgroup), nil
+	return "the cgroup of all pods is " + k.pods(), nil
 }
 
 // Follow implements Driver. Programs that run meanwhile see parts of both scopes. Then they
@@ -176,7 +150,7 @@ func (k *kernel) Follow() error {
 	if err != nil {
 		return err
 	}
-	want.Mask, want.Program = have.Mask, have.Program
+	want.Mask, want.Program, want.Seed = have.Mask, have.Program, have.Seed
 	if err := k.maps["scope"].Put(uint32(0), &want); err != nil {
 		return fmt.Errorf("write scope: %w", err)
 	}

@@ -33,8 +33,11 @@ func TestWhoIsTaken(t *testing.T) {
 			"pod of class burstable":             {"kubepods/burstable/pod2/c1", unix.CLONE_NEWNET, taken},
 			"pod of class besteffort":            {"kubepods/besteffort/pod3/c1", unix.CLONE_NEWNET, taken},
 			"pod on the network of the node":     {"kubepods/besteffort/pod4/c1", 0, ""},
-			"container in a container":           {"kubepods/pod1/c2/docker", unix.CLONE_NEWNET, left},
-			"container in one of burstable":      {"kubepods/burstable/pod2/c2/docker", unix.CLONE_NEWNET, left},
+			"crun has a level more":              {"kubepods/burstable/pod2/c4/container", unix.CLONE_NEWNET, taken},
+			"an init system, guaranteed":         {"kubepods/pod1/c4/init.scope", unix.CLONE_NEWNET, taken},
+			"container in a container":           {"kubepods/pod1/c2/docker/c9", unix.CLONE_NEWNET, left},
+			"container in one of burstable":      {"kubepods/burstable/pod2/c2/libpod_parent/libpod-1", unix.CLONE_NEWNET, left},
+			"container in one of crun":           {"kubepods/burstable/pod2/c4/container/docker/c9", unix.CLONE_NEWNET, left},
 			"container deep in a container":      {"kubepods/pod1/c3/kubelet/kubepods/pod9/c1", unix.CLONE_NEWNET, left},
 			"beside the containers, guaranteed":  {"kubepods/pod5", unix.CLONE_NEWNET, left},
 			"beside the containers, burstable":   {"kubepods/burstable/pod5", unix.CLONE_NEWNET, left},
@@ -60,33 +63,121 @@ func TestWhoIsTaken(t *testing.T) {
 	})
 }
 
-// TestFindPods looks for the cgroup of all pods among others.
-func TestFindPods(t *testing.T) {
-	id := strings.Repeat("0af9", 16)
+// TestPodsOfTheNode looks for the cgroup of the pods of this node among others.
+func TestPodsOfTheNode(t *testing.T) {
+	id, other := strings.Repeat("0af9", 16), strings.Repeat("b", 64)
+	slice := "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12.slice/"
 	for name, c := range map[string]struct {
-		folders []string
+		folders []string // the cgroups that have processes end in !
+		own     string
+		machine bool // whether the process has the network of the machine
 		want    string
 	}{
-		"cgroupfs":                   {[]string{"init", "kubepods/pod1/c1"}, "kubepods"},
-		"systemd":                    {[]string{"system.slice", "kubepods.slice/kubepods-burstable.slice"}, "kubepods.slice"},
-		"kubelet with a root":        {[]string{"a/b/kubepods"}, "a/b/kubepods"},
-		"kind, from inside":          {[]string{"kubelet.slice/kubelet-kubepods.slice/pod1"}, "kubelet.slice/kubelet-kubepods.slice"},
-		"too deep":                   {[]string{"a/b/c/kubepods"}, ""},
-		"the node, and one in it":    {[]string{"a/b/kubepods", "kubepods"}, "kubepods"},
-		"k3d on the node":            {[]string{"docker/" + id + "/kubepods"}, ""},
-		"k3d on a node with systemd": {[]string{"system.slice/docker-" + id + ".scope/kubepods"}, ""},
-		"a cluster in LXC":           {[]string{"lxc.payload.c1/kubepods"}, ""},
+		"cgroupfs":                     {[]string{"init", "kubepods/pod1/c1"}, "init", true, "kubepods"},
+		"systemd":                      {[]string{"system.slice", "kubepods.slice/kubepods-burstable.slice"}, "system.slice/kube-proxy.service", true, "kubepods.slice"},
+		"kubelet with a root":          {[]string{"a/b/kubepods"}, "", false, "a/b/kubepods"},
+		"kubelet with a root, systemd": {[]string{"a.slice/a-kubepods.slice"}, "", false, "a.slice/a-kubepods.slice"},
+		"kind, from inside":            {[]string{"kubelet.slice/kubelet-kubepods.slice/pod1"}, "", false, "kubelet.slice/kubelet-kubepods.slice"},
+		"too deep":                     {[]string{"a/b/c/kubepods"}, "", false, ""},
+		"the node, and one in it":      {[]string{"a/b/kubepods", "kubepods"}, "", false, "kubepods"},
+		"k3d on the node":              {[]string{"docker/" + id + "/kubepods"}, "", true, ""},
+		"k3d on a node with systemd":   {[]string{"system.slice/docker-" + id + ".scope/kubepods"}, "", true, ""},
+		"a cluster in LXC":             {[]string{"lxc.payload.c1/kubepods"}, "", true, ""},
+		"a cluster in systemd-nspawn":  {[]string{"machine.slice/machine-a.scope/kubepods"}, "", true, ""},
+
+		"cgroupfs, left by another driver": {[]string{"kubepods/burstable", "kubepods.slice!"}, "", true, "kubepods.slice"},
+		"systemd, left by another driver":  {[]string{"kubepods!", "kubepods.slice/x"}, "", true, "kubepods"},
+		"left without pods":                {[]string{"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice", "kubepods/burstable"}, "", true, "kubepods.slice"},
+		"left higher up":                   {[]string{"kubepods", "a.slice/a-kubepods.slice!"}, "", true, "a.slice/a-kubepods.slice"},
+
+		"a pod, containerd":      {[]string{slice + "cri-containerd-" + id + ".scope"}, slice + "cri-containerd-" + id + ".scope", true, "kubepods.slice"},
+		"a pod, cgroupfs":        {[]string{"kubepods/besteffort/pod1/" + id}, "kubepods/besteffort/pod1/" + id, true, "kubepods"},
+		"a pod, guaranteed":      {[]string{"kubepods/pod1/" + id}, "kubepods/pod1/" + id, true, "kubepods"},
+		"a pod, crun":            {[]string{slice + "crio-" + id + ".scope/container"}, slice + "crio-" + id + ".scope/container", true, "kubepods.slice"},
+		"a container on the net": {[]string{"docker/" + id, "kubepods"}, "docker/" + id, true, "kubepods"},
+		"a container with a net": {[]string{"docker/" + id, "kubepods"}, "docker/" + id, false, ""},
+		"a container of systemd": {[]string{"system.slice/docker-" + id + ".scope", "kubepods"}, "system.slice/docker-" + id + ".scope", false, ""},
+		"a container of podman":  {[]string{"machine.slice/libpod-" + id + ".scope/container", "kubepods.slice"}, "machine.slice/libpod-" + id + ".scope/container", false, ""},
+		"a container in a pod":   {[]string{"kubepods/pod1/" + id + "/docker/" + other}, "kubepods/pod1/" + id + "/docker/" + other, false, ""},
+
+		"a node that is a container":           {[]string{"kubepods", "docker/" + id + "/kubelet/kubepods"}, "docker/" + id + "/system.slice/x.service", false, "docker/" + id + "/kubelet/kubepods"},
+		"a pod of a node that is a container":  {[]string{"kubepods", "docker/" + id + "/kubelet/kubepods/pod2/" + other}, "docker/" + id + "/kubelet/kubepods/pod2/" + other, false, "docker/" + id + "/kubelet/kubepods"},
+		"a node in a pod":                      {[]string{"kubepods/pod1/" + id + "/kubepods"}, "kubepods/pod1/" + id + "/init", false, "kubepods/pod1/" + id + "/kubepods"},
+		"a pod of a node in a pod":             {[]string{"kubepods/pod1/" + id + "/docker/" + other + "/kubelet/kubepods/pod2/" + id}, "kubepods/pod1/" + id + "/docker/" + other + "/kubelet/kubepods/pod2/" + id, false, "kubepods/pod1/" + id + "/docker/" + other + "/kubelet/kubepods"},
+		"a process of a node that is LXC":      {[]string{"lxc.payload.c1/kubepods", "kubepods"}, "lxc.payload.c1/system.slice", false, "lxc.payload.c1/kubepods"},
+		"a process in a node that has no pods": {[]string{"lxc.payload.c1", "kubepods"}, "lxc.payload.c1/system.slice", false, ""},
 	} {
 		root := t.TempDir()
 		for _, below := range c.folders {
+			below, has := strings.CutSuffix(below, "!")
 			must(t, os.MkdirAll(filepath.Join(root, below), 0o755))
+			if has {
+				must(t, os.WriteFile(filepath.Join(root, below, "cgroup.events"), []byte("populated 1\nfrozen 0\n"), 0o600))
+			}
+		}
+		p := place{root: root, known: true, machine: c.machine}
+		if c.own != "" {
+			p.own = filepath.Join(root, c.own)
 		}
 		want := ""
 		if c.want != "" {
 			want = filepath.Join(root, c.want)
 		}
-		if got := findPods(root); got != want {
+		if got := p.pods(); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestOfSeveralPods has two cgroups of all pods on one level. The one with processes counts,
+// or else the later one.
+func TestOfSeveralPods(t *testing.T) {
+	root := newCgroup(t)
+	old, now := subgroup(t, root, "kubepods"), subgroup(t, root, "kubepods.slice")
+	if got := highestPods(root); got != now {
+		t.Errorf("both are empty: %s, want the later one, %s", got, now)
+	}
+	startClient(t, old, 0)
+	if got := highestPods(root); got != old {
+		t.Errorf("one has a process: %s, want %s", got, old)
+	}
+}
+
+// TestOwnCgroup finds the cgroup of a process, also if /proc names it from elsewhere.
+func TestOwnCgroup(t *testing.T) {
+	root := newCgroup(t)
+	c := startClient(t, subgroup(t, root, "a/b"), 0)
+	if got, want := cgroupOf(root, c.pid), filepath.Join(root, "a/b"); got != want {
+		t.Errorf("below a part of the hierarchy: %q, want %q", got, want)
+	}
+	if got := cgroupOf(filepath.Join(root, "a/b"), os.Getpid()); got != "" {
+		t.Errorf("a process that is not below: %q", got)
+	}
+	whole, err := UnifiedRoot()
+	must(t, err)
+	if got, want := cgroupOf(whole, c.pid), filepath.Join(root, "a/b"); got != want {
+		t.Errorf("below all: %q, want %q", got, want)
+	}
+}
+
+// TestUnifiedRoot chooses among the mounts of the hierarchy.
+func TestUnifiedRoot(t *testing.T) {
+	root, err := UnifiedRoot()
+	if err != nil {
+		t.Skip(err)
+	}
+	line := func(at string) string { return "cgroup2 " + at + " cgroup2 rw 0 0\n" }
+	part := newCgroup(t)
+	for name, c := range map[string]struct{ mounts, want string }{
+		"one":                     {line(root), root},
+		"another mounted over it": {line("/proc") + line(root), root},
+		"none that is reached":    {line("/proc") + line(filepath.Join(root, "none")), ""},
+		"the last one":            {line(part) + line(part+"/."), part + "/."},
+		"a part of the hierarchy": {line(root) + line(part), root},
+	} {
+		got, err := unifiedRoot(c.mounts)
+		if got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, c.want)
 		}
 	}
 }
@@ -105,7 +196,7 @@ func TestKubeletStartsLater(t *testing.T) {
 				t.Errorf("%s: %+v, want error %q", below, a, want)
 			}
 		}
-		for _, below := range []string{"kubepods/pod1/c1", "kubepods/besteffort/pod2/c1"} {
+		for _, below := range []string{"kubepods/pod1/c1", "kubepods/besteffort/pod2/c1/container"} {
 			connects(below, left)
 			if plan := n.sync(t, s); !strings.Contains(plan, "other pods") {
 				t.Errorf("plan after %s:\n%s", below, plan)
@@ -141,11 +232,10 @@ func TestCgroupNamespace(t *testing.T) {
 		if a := startClient(t, pod, unix.CLONE_NEWNET).call(t, call{To: "10.96.0.10:80"}); a.Err != "connection refused" {
 			t.Errorf("a pod: %+v, want it taken", a)
 		}
-		pods := scope{Pods: 7}
-		if err := checkRoot(n.options.Cgroup, pods); err != nil {
+		if err := checkRoot(n.options.Cgroup, "kubepods"); err != nil {
 			t.Errorf("a node that is a container: %v", err)
 		}
-		if err := checkRoot(n.options.Cgroup, scope{}); err == nil || !strings.Contains(err.Error(), "mount the folder /sys/fs/cgroup of the host") {
+		if err := checkRoot(n.options.Cgroup, ""); err == nil || !strings.Contains(err.Error(), "mount the folder /sys/fs/cgroup of the host") {
 			t.Errorf("a container that sees only itself: %v", err)
 		}
 	})

@@ -20,6 +20,6 @@ type Presence struct {
 	// Installed is whether there is anything. The other fields are those of a State. They
 	// count if Known, which needs the BPF file system that has the pins.
 	Installed, Known bool
-	Fault            string
+	Fault, Others    string
 	Pods             bool
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -33,7 +34,7 @@ func LookAtSite() (Site, error) {
 		return Site{}, err
 	}
 	defer dir.Close()
-	s := Site{Root: root, Whole: id == rootID, Pods: findPods(root)}
+	s := Site{Root: root, Whole: id == rootID, Pods: findPlace(root).pods()}
 	s.NoPrograms, err = lacksPrograms(int(dir.Fd()))
 	return s, err
 }
@@ -42,7 +43,7 @@ func LookAtSite() (Site, error) {
 // answers EINVAL, see cgroup_bpf_prog_query in include/linux/bpf-cgroup.h. It answers EPERM
 // to a process without rights, for whom nothing is known.
 func lacksPrograms(cgroup int) (bool, error) {
-	switch _, err := countPrograms(cgroup, ebpf.AttachCGroupInet4Connect, 0); {
+	switch _, err := programsAt(cgroup, ebpf.AttachCGroupInet4Connect, 0); {
 	case err == nil, errors.Is(err, unix.EPERM):
 		return false, nil
 	case lacking(err):
@@ -52,11 +53,17 @@ func lacksPrograms(cgroup int) (bool, error) {
 	}
 }
 
-// countPrograms returns how many programs are attached at a place of a cgroup. With
-// BPF_F_QUERY_EFFECTIVE, those of the cgroups above it count, also if these are not to be
-// seen here. link.QueryPrograms is no help: it takes a process without rights for a kernel
-// that cannot answer.
-func countPrograms(cgroup int, at ebpf.AttachType, flags uint32) (int, error) {
+// attachedPrograms are the programs at a place of a cgroup.
+type attachedPrograms struct {
+	ids   []ebpf.ProgramID
+	flags uint32 // with which they were attached, 0 for those of several cgroups
+}
+
+// programsAt returns what is attached at a place of a cgroup. With BPF_F_QUERY_EFFECTIVE,
+// those of the cgroups above it count, also if these are not to be seen here.
+// link.QueryPrograms is no help: it takes a process without rights for a kernel that cannot
+// answer.
+func programsAt(cgroup int, at ebpf.AttachType, flags uint32) (attachedPrograms, error) {
 	// Linux writes the last field even if the size does not include it (6.18:
 	// kernel/bpf/cgroup.c, __cgroup_bpf_query).
 	query := struct {
@@ -64,13 +71,21 @@ func countPrograms(cgroup int, at ebpf.AttachType, flags uint32) (int, error) {
 		programs                             uint64
 		count, _                             uint32
 		programFlags, links, linkFlags, last uint64
-	}{target: uint32(cgroup), attach: uint32(at), flags: flags}
+	}{target: uint32(cgroup), attach: uint32(at), flags: flags, count: mostPrograms}
+	ids := make([]ebpf.ProgramID, mostPrograms)
+	query.programs = uint64(uintptr(unsafe.Pointer(&ids[0])))
 	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_QUERY, uintptr(unsafe.Pointer(&query)), unsafe.Sizeof(query))
+	runtime.KeepAlive(ids)
 	if errno != 0 {
-		return 0, errno
+		return attachedPrograms{}, errno
 	}
-	return int(query.count), nil
+	return attachedPrograms{ids[:query.count], query.attached}, nil
 }
+
+// mostPrograms is how many programs Linux lets be attached at one place of a cgroup (kernel:
+// include/linux/bpf-cgroup-defs.h and kernel/bpf/cgroup.c, BPF_CGROUP_MAX_PROGS), and those of
+// the cgroups above it.
+const mostPrograms = 64 * 16
 
 // lacking reports whether err is that of a kernel without what the layer consists of.
 func lacking(err error) bool {
@@ -95,5 +110,5 @@ func LookFor(f service.Family, o Options) (Presence, error) {
 	if s == nil {
 		return Presence{Installed: true}, nil
 	}
-	return Presence{Installed: true, Known: true, Fault: s.Fault, Pods: s.Pods}, nil
+	return Presence{Installed: true, Known: true, Fault: s.Fault, Others: s.Others, Pods: s.Pods}, nil
 }

@@ -9,7 +9,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -95,13 +98,10 @@ func (k *kernel) candidates() ([]candidate, error) {
 }
 
 // exclude returns nil if the layer is not in the kernel, although its links cannot be listed
-// because of err. Its links end without pins, once no process has them open. And a process
-// with CAP_NET_ADMIN may count the programs at a place, of whomever (kernel:
-// kernel/bpf/syscall.c, bpf_prog_query).
-func (k *kernel) exclude(here pins, err error) error {
-	if here == pinsGone {
-		return nil
-	}
+// because of err. That no pins are here says nothing: they may be in a BPF file system over
+// which another one was mounted. But a process with CAP_NET_ADMIN may count the programs at a
+// place, of whomever (kernel: kernel/bpf/syscall.c, bpf_prog_query).
+func (k *kernel) exclude(err error) error {
 	unseen := &UnseenError{Family: k.family, Err: err}
 	if k.cgroup == "" {
 		return unseen
@@ -112,9 +112,10 @@ func (k *kernel) exclude(here pins, err error) error {
 		return unseen
 	}
 	defer dir.Close()
-	used := 0
+	known := k.pinnedPrograms()
+	used, likely := 0, true
 	for _, a := range attachments[k.family] {
-		n, err := countPrograms(int(dir.Fd()), a.attach, unix.BPF_F_QUERY_EFFECTIVE)
+		here, err := programsAt(int(dir.Fd()), a.attach, unix.BPF_F_QUERY_EFFECTIVE)
 		switch {
 		case err != nil && lacking(err):
 			return nil
@@ -122,14 +123,148 @@ func (k *kernel) exclude(here pins, err error) error {
 			unseen.Err = fmt.Errorf("count programs of cgroups: %w", err)
 			return unseen
 		}
-		used += min(n, 1)
+		unknown := len(slices.DeleteFunc(here.ids, func(id ebpf.ProgramID) bool { return known[id] }))
+		used += min(unknown, 1)
+		likely = likely && unknown > ofDatagrams(int(dir.Fd()), a.attach)
 	}
 	if used == 0 {
 		return nil
 	}
-	unseen.Likely = used == len(attachments[k.family])
+	unseen.Likely = likely
 	unseen.Err = fmt.Errorf("%d of its %d places have programs of somebody", used, len(attachments[k.family]))
 	return unseen
+}
+
+// ofDatagrams returns how many programs are where this layer has none, and load balancers
+// of others that have programs at a place have one, too: they serve UDP.
+func ofDatagrams(cgroup int, place ebpf.AttachType) int {
+	beside := map[ebpf.AttachType]ebpf.AttachType{
+		ebpf.AttachCGroupInet4Connect: ebpf.AttachCGroupUDP4Sendmsg, ebpf.AttachCgroupInet4GetPeername: ebpf.AttachCGroupUDP4Sendmsg,
+		ebpf.AttachCGroupInet6Connect: ebpf.AttachCGroupUDP6Sendmsg, ebpf.AttachCgroupInet6GetPeername: ebpf.AttachCGroupUDP6Sendmsg,
+	}
+	there, _ := programsAt(cgroup, beside[place], unix.BPF_F_QUERY_EFFECTIVE) // the place itself was answered
+	return len(there.ids)
+}
+
+// Evict implements Driver.
+func (k *kernel) Evict() error {
+	err := k.strays(func(l link.Link) error { return l.Detach() })
+	if errors.Is(err, errHidden) {
+		return nil
+	}
+	return err
+}
+
+// strays calls fn for each link that attaches a program of this layer and that this process
+// does not have: an earlier one pinned it in a BPF file system that is not to be seen here.
+func (k *kernel) strays(fn func(link.Link) error) error {
+	kept := map[link.ID]bool{}
+	k.mu.Lock()
+	for _, l := range k.links {
+		if info, err := l.Info(); err == nil {
+			kept[info.ID] = true
+		}
+	}
+	k.mu.Unlock()
+	return k.attached(func(l link.Link) error {
+		if info, err := l.Info(); err != nil || kept[info.ID] {
+			return err
+		}
+		return fn(l)
+	})
+}
+
+// Others implements Driver. A process that may not list links knows the numbers of all
+// programs at a place, and those of the programs that are pinned here, also by other
+// proxies.
+func (k *kernel) Others() (o Others, err error) {
+	err = k.strays(func(link.Link) error {
+		o.Strays++
+		return nil
+	})
+	if o.Strays > 0 {
+		o.Text = fmt.Sprintf("programs of an earlier process are attached, too, and decide first, with old lists: %d", o.Strays)
+		return o, nil
+	}
+	if errors.Is(err, errHidden) {
+		o.Text, err = k.unknown()
+	}
+	return o, err
+}
+
+// unknown names programs that nobody pinned here, and that may decide first.
+func (k *kernel) unknown() (string, error) {
+	dir, err := os.Open(k.cgroup)
+	if err != nil {
+		return "", err
+	}
+	defer dir.Close()
+	known := k.pinnedPrograms()
+	var unknown []string
+	for _, a := range attachments[k.family] {
+		there, err := programsAt(int(dir.Fd()), a.attach, 0)
+		if err != nil {
+			return "", fmt.Errorf("ask for the programs of cgroup %s: %w", k.cgroup, err)
+		}
+		for _, id := range there.ids {
+			if !known[id] && connects(a.attach) {
+				unknown = append(unknown, strconv.Itoa(int(id)))
+			}
+		}
+	}
+	if unknown == nil {
+		return "", nil
+	}
+	return fmt.Sprintf("programs with the ids %s are attached to cgroup %s, too; if an earlier process left them in another BPF file system, "+
+		"they decide first, with old lists: a process with the capability SYS_ADMIN finds and removes such programs", strings.Join(unknown, ", "), k.cgroup), nil
+}
+
+// connects reports whether programs at a place give sockets their endpoint.
+func connects(at ebpf.AttachType) bool {
+	return at == ebpf.AttachCGroupInet4Connect || at == ebpf.AttachCGroupInet6Connect
+}
+
+// pinnedPrograms returns the programs of this layer that are attached or pinned, of all
+// families, network namespaces and proxies.
+func (k *kernel) pinnedPrograms() map[ebpf.ProgramID]bool {
+	known := map[ebpf.ProgramID]bool{}
+	k.mu.Lock()
+	for _, id := range k.ids {
+		known[id] = true
+	}
+	k.mu.Unlock()
+	paths, _ := filepath.Glob(filepath.Join(k.mount, Name+"*", "netns-*", "*", tablesPrefix+"*", "*"))
+	for _, path := range paths {
+		p, err := ebpf.LoadPinnedProgram(path, nil)
+		if err != nil {
+			continue // it is a map, or went meanwhile
+		}
+		if info, err := p.Info(); err == nil {
+			if id, ok := info.ID(); ok {
+				known[id] = true
+			}
+		}
+		p.Close()
+	}
+	return known
+}
+
+// exclusive says which programs let no other be attached at a place of a cgroup, nil if none
+// do. The kernel answers EPERM, as to a process without rights (kernel: kernel/bpf/cgroup.c,
+// hierarchy_allows_attach and __cgroup_bpf_attach).
+func exclusive(cgroup int, at ebpf.AttachType) error {
+	here, err := programsAt(cgroup, at, 0)
+	if err != nil || len(here.ids) > 0 && here.flags&unix.BPF_F_ALLOW_MULTI != 0 {
+		return nil
+	}
+	where := "there"
+	if len(here.ids) == 0 {
+		where = "to a cgroup above it"
+		if here, err = programsAt(cgroup, at, unix.BPF_F_QUERY_EFFECTIVE); err != nil || len(here.ids) == 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("program %d of somebody is attached %s exclusively, without BPF_F_ALLOW_MULTI; bpftool prog show id %[1]d names it", here.ids[0], where)
 }
 
 // lookAt returns what l is if its program has one of names, else nil.

@@ -16,6 +16,7 @@ import (
 // them. The programs see every store at once.
 type Memory struct {
 	family service.Family
+	seed   uint64 // of the hash
 	// frontends is a table of entries with open addressing: a name, and the word of a
 	// list. An entry belongs to one frontend as long as the table lasts, so that a
 	// program that has found it cannot meet another frontend there.
@@ -66,11 +67,13 @@ func hash(x uint64) uint64 {
 	return x ^ x>>33
 }
 
-func (n name) hash(f service.Family) uint64 {
-	if f == service.IPv4 {
-		return hash(n[0])
+// hash names the two buckets of n. The seed keeps who may choose names from filling those of
+// another.
+func (m *Memory) hash(n name) uint64 {
+	if m.family == service.IPv4 {
+		return hash(n[0] ^ m.seed)
 	}
-	return hash(n[0] ^ hash(n[1]^hash(n[2])))
+	return hash(n[0] ^ hash(n[1]^hash(n[2]^m.seed)))
 }
 
 // list is the word of a list: the first slot in the upper half, the number of slots in
@@ -125,7 +128,7 @@ func (m *Memory) fill(first int, endpoints []service.Endpoint) {
 // n are full, which is rare: the emptier one takes a name, and the table grows when half of
 // it is used.
 func (m *Memory) find(n name) (i int, found bool) {
-	h := n.hash(m.family)
+	h := m.hash(n)
 	a, used, found := m.search(n, uint32(h))
 	if found {
 		return a, true

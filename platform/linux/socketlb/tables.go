@@ -16,7 +16,7 @@ type tables struct {
 	*Memory
 	slots *allocator
 	used  int // entries, those without a list included
-	// unplaced counts frontends without an entry. The rules serve them.
+	// unplaced counts frontends that found both buckets full. The rules serve them.
 	unplaced int
 }
 
@@ -109,7 +109,7 @@ func (t *tables) differences(s *service.Snapshot, f service.Family) []change {
 		if i >= 0 {
 			wanted[i/64] |= 1 << (i % 64)
 		}
-		if i >= 0 && (!found || !t.holds(t.list(i), x.endpoints)) {
+		if !found || !t.holds(t.list(i), x.endpoints) {
 			changes = append(changes, change(x))
 		}
 	}

@@ -15,7 +15,9 @@ func (l unavailable) Moved() (string, error)          { return "", l.reason }
 func (l unavailable) Follow() error                   { return l.reason }
 func (l unavailable) Barrier() error                  { return l.reason }
 func (l unavailable) Inspect() (*State, error)        { return nil, l.reason }
+func (l unavailable) Others() (Others, error)         { return Others{}, nil }
+func (l unavailable) Evict() error                    { return nil }
 func (l unavailable) Installed() (bool, error)        { return false, nil }
 func (l unavailable) Remove() error                   { return nil }
 func (l unavailable) Release()                        {}
-func (l unavailable) Taken() (uint64, error)          { return 0, nil }
+func (l unavailable) Taken() (Taken, error)           { return Taken{}, nil }

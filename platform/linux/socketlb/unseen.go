@@ -29,6 +29,14 @@ func (e *UnseenError) Error() string {
 	return fmt.Sprintf("this process may not look for programs of socket acceleration (%v): %s", e.Err, want)
 }
 
+// suspicion returns what err says if the layer is likely in the kernel, else nothing.
+func suspicion(err error) string {
+	if unseen := (*UnseenError)(nil); errors.As(err, &unseen) && unseen.Likely {
+		return unseen.Error()
+	}
+	return ""
+}
+
 // known returns err, or nil for an UnseenError. A round must not fail for a layer that this
 // process neither made nor sees.
 func known(err error) error {

@@ -179,14 +179,14 @@ func TestWaysToConnect(t *testing.T) {
 func TestSocketsOfOthers(t *testing.T) {
 	const taken, left = "connection refused", "network is unreachable"
 	inNode(t, func(n *node) {
-		subgroup(t, n.options.Cgroup, "kubepods/pod1/c1/docker")
+		subgroup(t, n.options.Cgroup, "kubepods/pod1/c1/docker/c9")
 		subgroup(t, n.options.Cgroup, "kubepods/pod1/c2")
 		n.sync(t, snapshot([]string{"10.96.0.10:80", greeter(t, "127.0.0.1:0").String()}))
 		at := func(below string) string { return filepath.Join(n.options.Cgroup, "kubepods/pod1", below) }
 		for name, c := range map[string]struct{ from, to, want string }{
 			"from a container of the pod": {at("c2"), at("c1"), taken},
-			"to a container in it":        {at("c1"), at("c1/docker"), left},
-			"from a container in it":      {at("c1/docker"), at("c1"), taken},
+			"to a container in it":        {at("c1"), at("c1/docker/c9"), left},
+			"from a container in it":      {at("c1/docker/c9"), at("c1"), taken},
 			"from outside of the layer":   {filepath.Dir(n.options.Cgroup), at("c1"), left},
 		} {
 			a := startClient(t, c.from, unix.CLONE_NEWNET).call(t, call{To: "10.96.0.10:80", Cgroup: c.to})

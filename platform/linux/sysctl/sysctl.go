@@ -87,10 +87,20 @@ func Apply(files Files, s Settings) []Outcome {
 
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
+// nodeCritical is the score that kubelet gives to the containers of pods of the priority
+// class system-node-critical, see guaranteedOOMScoreAdj in
+// https://github.com/kubernetes/kubernetes/blob/v1.37.2/pkg/kubelet/qos/policy.go
+const nodeCritical = -997
+
 // OOMScore sets how likely the kernel ends this process when memory runs out, from -1000
-// (never) to 1000 (first), see proc_pid_oom_score_adj(5).
+// (never) to 1000 (first), see proc_pid_oom_score_adj(5). A lower score, which protects
+// more, stays. Where this process has no right to lower it, that of kubelet is enough.
 func OOMScore(files Files, adjustment int) Outcome {
-	return ensure(files, oomScore, requirement{int64(adjustment), exactly})
+	o := ensure(files, oomScore, requirement{int64(adjustment), atMost})
+	if o.Action == Failed && (requirement{nodeCritical, atMost}).satisfiedBy(o.Have) {
+		o.Action, o.Err = Unchanged, nil
+	}
+	return o
 }
 
 // Forwarding checks, for each family, the parameter without which the kernel does not
@@ -175,7 +185,7 @@ var (
 	oomScore          = parameter{"oom_score_adj", "proc/self/oom_score_adj"}
 )
 
-// requirement is a value, and whether higher values satisfy it too.
+// requirement is a value, and whether higher or lower values satisfy it too.
 type requirement struct {
 	value int64
 	match match
@@ -186,11 +196,12 @@ type match int
 const (
 	exactly match = iota
 	atLeast
+	atMost
 )
 
 func (w requirement) satisfiedBy(have string) bool {
 	n, err := strconv.ParseInt(have, 10, 64)
-	return err == nil && (n == w.value || w.match == atLeast && n > w.value)
+	return err == nil && (n == w.value || w.match == atLeast && n > w.value || w.match == atMost && n < w.value)
 }
 
 func (w requirement) String() string { return strconv.FormatInt(w.value, 10) }

@@ -324,7 +324,9 @@ func TestOOMScore(t *testing.T) {
 	}{
 		"written":     {tree(t, nil), "oom_score_adj set to -999, was 0"},
 		"already":     {tree(t, map[string]string{oomScore.file: "-999"}), "oom_score_adj is -999 already"},
-		"not lowered": {tree(t, map[string]string{oomScore.file: "-1000"}), "oom_score_adj set to -999, was -1000"},
+		"not raised":  {tree(t, map[string]string{oomScore.file: "-1000"}), "oom_score_adj stays -1000, which is enough for the wanted -999"},
+		"kubelet's":   {readOnly{tree(t, map[string]string{oomScore.file: "-997"})}, "oom_score_adj stays -997, which is enough for the wanted -999"},
+		"Burstable":   {readOnly{tree(t, map[string]string{oomScore.file: "-996"})}, "oom_score_adj stays -996, wanted -999: open /proc/self/oom_score_adj: permission denied"},
 		"not allowed": {readOnly{tree(t, nil)}, "oom_score_adj stays 0, wanted -999: open /proc/self/oom_score_adj: permission denied"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -72,11 +72,7 @@ func NewLimits(files int) *Limits {
 func (l *Limits) Observe(report func(text, detail string)) { l.refusals.observe(report) }
 
 // knowPods sets the ranges of pods.
-func (l *Limits) knowPods(ranges []netip.Prefix) {
-	if old := l.pods.Load(); old == nil || !slices.Equal(*old, ranges) {
-		l.pods.Store(&ranges)
-	}
-}
+func (l *Limits) knowPods(ranges []netip.Prefix) { l.pods.Store(&ranges) }
 
 // clientOf returns the prefix that counts as one client. A host of IPv6 may use any
 // address of its network (https://www.rfc-editor.org/rfc/rfc7934), so a /64 is one

@@ -88,7 +88,9 @@ func TestNetworksOfClients(t *testing.T) {
 		t.Error("a host of another network is refused")
 	}
 	l = NewLimits(4096)
-	l.knowPods([]netip.Prefix{netip.MustParsePrefix("fd00::/48")})
+	for _, pods := range []string{"fd01::/48", "fd00::/48"} { // a Node can get another range
+		l.knowPods([]netip.Prefix{netip.MustParsePrefix(pods)})
+	}
 	if got := fill(l, host("fd00::")); got < l.max/2-4 {
 		t.Errorf("pods of one node have %d of %d; want as much as a Service may have", got, l.max)
 	}

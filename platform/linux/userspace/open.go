@@ -16,8 +16,8 @@ import (
 // open opens a listener of p: on the port of an earlier process, otherwise on a port of
 // the range, otherwise on a free one.
 func (b *Backend) open(k key, p *service.Port) error {
-	if k.name.Protocol == service.SCTP {
-		return &reconcile.UnsupportedError{Text: "mode userspace forwards TCP and UDP only", Affected: p.Frontends}
+	if err := unsupported(p); err != nil {
+		return err
 	}
 	claim := b.targets[k.name].listenerClaim()
 	if !b.relay.limits.acquire(claim) {
@@ -32,6 +32,16 @@ func (b *Backend) open(k key, p *service.Port) error {
 	b.directory.add(location{k.name.Protocol, l.port()}, user{k, b.targets[k.name]})
 	return nil
 }
+
+// unsupported returns what keeps the mode from serving p, nil if nothing does.
+func unsupported(p *service.Port) error {
+	if p.Name.Protocol != service.SCTP {
+		return nil
+	}
+	return &reconcile.UnsupportedError{Text: onlyTCPAndUDP, Affected: p.Frontends}
+}
+
+const onlyTCPAndUDP = "mode userspace forwards TCP and UDP only"
 
 // removeListener removes a listener that is closed, or about to be.
 func (b *Backend) removeListener(k key, l listener) {

@@ -169,14 +169,16 @@ func (p *plan) updateTargets() {
 }
 
 // transitional returns p for the time until the rules have changed. The rules still
-// redirect to a listener that is closing, for a policy that may have no endpoints in p.
+// redirect to a listener that is closing. Its clients get what p's policies allow, and
+// never an endpoint of another node for policy Local. If rules cannot be changed, that
+// time has no end.
 func transitional(p *service.Port, closing map[key]bool) *service.Port {
 	m := *p
-	if len(m.Local) == 0 && closing[key{p.Name, service.PolicyLocal}] {
-		m.Local = p.Cluster
+	if closing[key{p.Name, service.PolicyLocal}] && p.Internal != service.PolicyLocal && p.External != service.PolicyLocal {
+		m.Local = p.Cluster // the policy is Local no more
 	}
-	if len(m.Cluster) == 0 && closing[key{p.Name, service.PolicyCluster}] {
-		m.Cluster = p.Local
+	if closing[key{p.Name, service.PolicyCluster}] {
+		m.Cluster, m.Draining = p.Local, onNode(p.Draining) // all clients have policy Local now
 	}
 	return &m
 }

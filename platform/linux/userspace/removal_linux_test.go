@@ -4,10 +4,13 @@
 package userspace
 
 import (
+	"bufio"
 	"errors"
 	"io"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -84,5 +87,122 @@ func TestServiceThatLeavesServes(t *testing.T) {
 	_, _ = io.WriteString(c, "x")
 	if m, err := c.Read(b); err != nil || string(b[:m]) != e.at.String()+" x" {
 		t.Errorf("on the way there: %q, %v", b[:m], err)
+	}
+}
+
+// localWeb returns a Service port with an internal policy, an endpoint on another node,
+// and perhaps one on this node.
+func localWeb(proto service.Protocol, policy service.Policy, there netip.AddrPort, local ...service.Endpoint) *service.Port {
+	p := port("web", proto, there)
+	p.Internal, p.Cluster = policy, append(p.Cluster, local...)
+	slices.SortFunc(p.Cluster, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	if policy == service.PolicyLocal { // the Tracker fills it for this policy only
+		p.Local = local
+	}
+	return p
+}
+
+// asks returns who answers a client at a listener, "" if nobody does.
+func asks(t *testing.T, proto service.Protocol, at netip.AddrPort) string {
+	t.Helper()
+	if proto == service.UDP {
+		return callerOf(t, at).ask(t, "x", 50*time.Millisecond)
+	}
+	c, err := net.Dial("tcp", at.String())
+	if err != nil {
+		return ""
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(long))
+	line, _ := bufio.NewReader(c).ReadString('\n')
+	return strings.TrimSpace(line)
+}
+
+// localStep is a state of a Service port. The zero value is a deleted Service.
+type localStep struct {
+	policy service.Policy
+	here   bool // an endpoint is on this node
+}
+
+// localSteps has a Service with an endpoint on this node now and then, and one on another node.
+type localSteps struct {
+	*node
+	proto       service.Protocol
+	mine, other *echo
+	old         []caller // UDP clients from before
+}
+
+func (l *localSteps) ports(s localStep) []*service.Port {
+	switch {
+	case s == localStep{}:
+		return nil
+	case s.here:
+		return []*service.Port{localWeb(l.proto, s.policy, l.other.at, service.Endpoint{Addr: l.mine.at, Local: true})}
+	}
+	return []*service.Port{localWeb(l.proto, s.policy, l.other.at)}
+}
+
+// check asks at a listener, as clients whose policy is Local.
+func (l *localSteps) check(t *testing.T, at netip.AddrPort, s localStep) {
+	t.Helper()
+	want := ""
+	if s.here {
+		want = l.mine.at.String()
+	}
+	for range 4 {
+		if got := asks(t, l.proto, at); got != want {
+			t.Errorf("%q answers, want %q", got, want)
+		}
+	}
+	for _, c := range l.old {
+		if got := c.ask(t, "x", 50*time.Millisecond); got != want {
+			t.Errorf("%q answers a client of before, want %q", got, want)
+		}
+	}
+}
+
+// TestNoOtherNodeForPolicyLocal checks that no client of policy Local reaches an endpoint of
+// another node while the tables cannot be changed, whatever changes meanwhile and whichever
+// listener the rules lead to.
+func TestNoOtherNodeForPolicyLocal(t *testing.T) {
+	const all, local = service.PolicyCluster, service.PolicyLocal
+	for name, steps := range map[string][]localStep{
+		"the last one leaves":                   {{local, true}, {local, false}},
+		"it leaves, comes and leaves":           {{local, true}, {local, false}, {local, true}, {local, false}},
+		"policy Cluster for a while":            {{local, true}, {all, true}, {local, false}},
+		"policy Local begins":                   {{all, true}, {local, true}, {local, false}},
+		"policy Local begins without endpoints": {{all, true}, {local, false}},
+		"the Service is deleted for a while":    {{local, true}, {}, {local, false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+				t.Run(proto.String(), func(t *testing.T) { checkLocalSteps(t, proto, steps) })
+			}
+		})
+	}
+}
+
+func checkLocalSteps(t *testing.T, proto service.Protocol, steps []localStep) {
+	l := &localSteps{node: newNode(t, Options{UDPIdle: time.Minute}, 4096), proto: proto, mine: newEcho(t), other: newEcho(t)}
+	first := l.ports(steps[0])
+	if err := l.apply(t, first...); err != nil {
+		t.Fatal(err)
+	}
+	at := netip.AddrPortFrom(here, l.listeners[key{first[0].Name, steps[0].policy}].port())
+	for range 4 {
+		if proto == service.UDP {
+			c := callerOf(t, at)
+			c.ask(t, "x", long)
+			l.old = append(l.old, c)
+		}
+	}
+	l.tables.err = errors.New("somebody has the lock")
+	for _, s := range steps[1:] {
+		if err := l.apply(t, l.ports(s)...); err == nil {
+			t.Fatal("a round without the tables succeeded")
+		}
+		if s.policy == service.PolicyLocal {
+			l.check(t, at, s)
+		}
 	}
 }

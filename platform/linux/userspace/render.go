@@ -7,6 +7,7 @@ import (
 	"io"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
@@ -16,9 +17,20 @@ import (
 var AssumedPorts = Range{40000, 65535}
 
 // Render writes the tables of both families that a node would hold for want after a
-// start from nothing. The output for the same want is the same.
+// start from nothing, and what the mode cannot do. The output for the same want is the
+// same.
 func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
-	return iptables.Render(w, WithAssumedListeners(want, o), o.rules(), format)
+	var docs []iptables.Tables
+	for _, f := range service.Families {
+		d := Document(f, want, o)
+		for p := range want.Ports(f) {
+			if err := unsupported(p); err != nil {
+				d.Unsupported = append(d.Unsupported, (&reconcile.PortError{Family: f, Name: p.Name, Err: err}).Error())
+			}
+		}
+		docs = append(docs, d)
+	}
+	return iptables.WriteDocuments(w, docs, format)
 }
 
 // Document returns what a node would hold in family f.

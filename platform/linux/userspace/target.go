@@ -16,8 +16,8 @@ import (
 // target selects among the endpoints of one Service port.
 type target struct {
 	mu       sync.Mutex
-	lists    [2]roundRobin // by policy
-	draining []netip.AddrPort
+	lists    [2]roundRobin       // by policy
+	draining [2][]netip.AddrPort // by policy
 	affinity time.Duration
 	clients  affinityTable
 
@@ -46,11 +46,17 @@ func (t *target) update(p *service.Port) {
 	defer t.mu.Unlock()
 	t.lists[service.PolicyCluster].endpoints = addrs(p.Cluster)
 	t.lists[service.PolicyLocal].endpoints = addrs(p.Local)
-	t.draining = addrs(p.Draining)
+	t.draining[service.PolicyCluster] = addrs(p.Draining)
+	t.draining[service.PolicyLocal] = addrs(onNode(p.Draining))
 	t.affinity = p.Affinity
 	if p.Affinity == 0 {
 		t.clients = affinityTable{}
 	}
+}
+
+// onNode returns the endpoints of this node.
+func onNode(endpoints []service.Endpoint) []service.Endpoint {
+	return slices.DeleteFunc(slices.Clone(endpoints), func(e service.Endpoint) bool { return !e.Local })
 }
 
 func addrs(endpoints []service.Endpoint) []netip.AddrPort {
@@ -123,5 +129,5 @@ func (t *target) forget(client netip.Addr, e netip.AddrPort) {
 func (t *target) serves(policy service.Policy, e netip.AddrPort) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.lists[policy].has(e) || slices.Contains(t.draining, e)
+	return t.lists[policy].has(e) || slices.Contains(t.draining[policy], e)
 }

@@ -102,7 +102,7 @@ func (b *Backend) TraceWith(ctx context.Context, d iptables.Driver, want *servic
 	}
 	b.resolveListeners(w, c)
 	if c.Protocol == service.SCTP && route.Decide(want, c).Port != nil {
-		w.ByDesign = "mode userspace forwards TCP and UDP only"
+		w.ByDesign = onlyTCPAndUDP
 	}
 	return w, nil
 }

@@ -19,7 +19,13 @@ type caller struct{ *net.UDPConn }
 
 func (n *node) caller(t *testing.T, p *service.Port) caller {
 	t.Helper()
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(n.at(t, p)))
+	return callerOf(t, n.at(t, p))
+}
+
+// callerOf returns a client of the listener at an address.
+func callerOf(t *testing.T, at netip.AddrPort) caller {
+	t.Helper()
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(at))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,8 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 
 	"kubeproxy/common/doctor"
@@ -22,7 +24,8 @@ func (n *Node) version(ctx context.Context) (doctor.Seen, error) {
 		if err != nil {
 			return doctor.Seen{}, err
 		}
-		return versionSeen(l, n.Options, want), nil
+		c, err := n.choose(ctx, l)
+		return versionSeen(l, n.Options, want, err == nil && c.Network.Kind == hns.Overlay), nil
 	})
 }
 
@@ -42,12 +45,8 @@ func askedBy(s *service.Snapshot) (a asked) {
 	return a
 }
 
-func versionSeen(l hns.Listing, o hns.Options, want *service.Snapshot) doctor.Seen {
+func versionSeen(l hns.Listing, o hns.Options, want *service.Snapshot, overlay bool) doctor.Seen {
 	has, a := l.Version.Features(), askedBy(want)
-	overlay := false
-	if c, err := hns.ChooseNetwork(l, o); err == nil {
-		overlay = c.Network.Kind == hns.Overlay
-	}
 	var seen doctor.Seen
 	var lacks []string
 	for _, x := range []struct {
@@ -79,22 +78,38 @@ func versionSeen(l hns.Listing, o hns.Options, want *service.Snapshot) doctor.Se
 	return seen
 }
 
+// choose returns the network for Services. What the Node object says helps where it can be read.
+func (n *Node) choose(ctx context.Context, l hns.Listing) (hns.NetworkChoice, error) {
+	var podCIDRs []netip.Prefix
+	if want, err := n.Services(ctx); err == nil && want != nil {
+		podCIDRs = want.Node.PodCIDRs
+	}
+	return hns.ChooseNetwork(l, n.Options, podCIDRs)
+}
+
 // network checks that the network of pods can be chosen.
 func (n *Node) network(ctx context.Context) (doctor.Seen, error) {
 	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
-		c, err := hns.ChooseNetwork(l, n.Options)
+		c, err := n.choose(ctx, l)
 		if err != nil {
 			return doctor.Seen{Findings: []doctor.Finding{{Topic: doctor.HNSNetwork, What: err.Error(),
 				Advice: "look at the log of the network plugin; Get-HnsNetwork lists the networks"}}}, nil
 		}
-		return doctor.Seen{Note: fmt.Sprintf("%s, %s", c.Network.Name, c.Network.Kind)}, nil
+		seen := doctor.Seen{Note: fmt.Sprintf("%s, %s", c.Network.Name, c.Network.Kind)}
+		from := c.Network.Provider
+		if want, err := n.Services(ctx); err == nil && want != nil && len(want.Node.Addrs) > 0 && from.IsValid() && !slices.Contains(want.Node.Addrs, from) {
+			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.HNSNetwork, Subject: c.Network.Name, Severity: doctor.Risk,
+				What:   fmt.Sprintf("network %q sends from %s, which is no address of the Node: %v", c.Network.Name, from, want.Node.Addrs),
+				Advice: "have network plugin and kubelet use the same adapter: the interface in the plugin's configuration, --node-ip of kubelet"})
+		}
+		return seen, nil
 	})
 }
 
 // sourceVIP checks that the configured source VIP can be used, or one be reserved.
 func (n *Node) sourceVIP(ctx context.Context) (doctor.Seen, error) {
 	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
-		c, err := hns.ChooseNetwork(l, n.Options)
+		c, err := n.choose(ctx, l)
 		if err != nil {
 			return doctor.NothingToSee("there is no network for it"), nil
 		}
@@ -108,9 +123,9 @@ func (n *Node) sourceVIP(ctx context.Context) (doctor.Seen, error) {
 		switch {
 		case err != nil:
 			return doctor.Seen{Findings: []doctor.Finding{{Topic: doctor.SourceVIP, Subject: n.Options.SourceVIP.String(), What: err.Error(),
-				Advice: "leave winkernel.sourceVip out, and HNS reserves one"}}}, nil
+				Advice: "leave winkernel.sourceVip out, and the proxy reserves one"}}}, nil
 		case reserve != nil && !vip.IsValid():
-			return doctor.Seen{Note: "the proxy will have HNS reserve one"}, nil
+			return doctor.Seen{Note: "the proxy will reserve the last free address of the subnet"}, nil
 		}
 		return doctor.Seen{Note: vip.String()}, nil
 	})
@@ -139,17 +154,35 @@ func (n *Node) extension(context.Context) (doctor.Seen, error) {
 	return doctor.Seen{Findings: []doctor.Finding{f}}, nil
 }
 
-// directReturn checks that direct server return is used where HNS has it.
+// directReturn checks that direct server return is used where ports get short without it, and that pods are ready for
+// it: one that connects to itself through its Service gets no answer unless the network plugin gave its endpoint a policy
+// (Azure/AKS#2608).
 func (n *Node) directReturn(ctx context.Context) (doctor.Seen, error) {
 	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
+		c, err := n.choose(ctx, l)
+		if err != nil {
+			c.Network.ID = ""
+		}
+		pods, ready := l.LoopbackDSR(c.Network.ID)
+		unready := fmt.Sprintf("%d of %d pods of this node have no policy of the network plugin for connections to themselves with direct server return", pods-ready, pods)
+		blocks := l.PortBlocks(hns.Key{Family: service.IPv4, Protocol: service.TCP})
 		switch {
 		case !l.Version.Features().DSR:
 			return doctor.NothingToSee("this HNS has none"), nil
+		case n.Options.DSR && ready < pods:
+			return doctor.Seen{Findings: []doctor.Finding{{Topic: doctor.DSRLoopback, What: "winkernel.enableDSR is on, and " + unready,
+				Advice: "set loopbackDSR: true in the configuration of win-bridge or win-overlay and make these pods again, or update the network plugin; else set winkernel.enableDSR: false"}}}, nil
 		case n.Options.DSR:
 			return doctor.Seen{Note: "on"}, nil
+		case blocks*hns.PortBlockSize*2 < hns.UsualDynamicPorts:
+			return doctor.Seen{Note: fmt.Sprintf("off; %d load balancers over TCP take %d dynamic ports each", blocks, hns.PortBlockSize)}, nil
 		}
-		return doctor.Seen{Findings: []doctor.Finding{{Topic: doctor.DSROff, What: fmt.Sprintf("HNS %s has direct server return, and winkernel.enableDSR is false", l.Version),
-			Advice: "set winkernel.enableDSR: true, or --enable-dsr; the gate WinDSR is on always in this proxy"}}}, nil
+		f := doctor.Finding{Topic: doctor.DSROff, What: fmt.Sprintf("HNS %s has direct server return, winkernel.enableDSR is false, and %d load balancers over TCP take %d dynamic ports each", l.Version, blocks, hns.PortBlockSize),
+			Advice: "set winkernel.enableDSR: true, or --enable-dsr; the gate WinDSR is on always in this proxy"}
+		if ready < pods {
+			f.Advice = "first see to the network plugin (loopbackDSR of win-bridge and win-overlay): " + unready + "; then " + f.Advice
+		}
+		return doctor.Seen{Findings: []doctor.Finding{f}}, nil
 	})
 }
 
@@ -192,7 +225,7 @@ func (n *Node) portFinding(k hns.Key, blocks int) doctor.Finding {
 		What: fmt.Sprintf("no block of %d dynamic ports is left for load balancers over %s and %s; %d of them without direct server return have one each", hns.PortBlockSize, k.Family, strings.ToUpper(k.Protocol.String()), blocks)}
 	f.Advice = "see that no NodePort is in the range"
 	if !n.Options.DSR {
-		f.Advice = "rather set winkernel.enableDSR: true, which needs no such ports for ClusterIPs; " + f.Advice
+		f.Advice = "rather set winkernel.enableDSR: true, which needs no such ports for ClusterIPs, if the network plugin prepares pods for it (loopbackDSR); " + f.Advice
 	}
 	return f
 }

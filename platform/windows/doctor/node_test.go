@@ -122,11 +122,26 @@ func hnsFaults() map[string]faultCase {
 		"no dual stack": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
 			l.Version, l.Networks[0].Kind, n.Services = hns.Version{Major: 10, Minor: 3}, hns.L2Bridge, with(service.Port{Family: service.IPv6})
 		}, []string{"hns-version | dual stack | "}},
-		"no network":  {func(_ *Node, l *hns.Listing, _ *fakeWindows) { l.Networks = nil }, []string{"hns-network |  | "}},
+		"no network": {func(_ *Node, l *hns.Listing, _ *fakeWindows) { l.Networks = nil }, []string{"hns-network |  | "}},
+		"another adapter": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Networks[0].Provider = netip.MustParseAddr("10.7.0.25")
+			n.Services = func(context.Context) (*service.Snapshot, error) {
+				return service.New(1, &service.Node{Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}}, nil), nil
+			}
+		}, []string{"hns-network | vxlan0 | "}},
 		"source VIP":  {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.Options.SourceVIP = netip.MustParseAddr("192.0.2.1") }, []string{"source-vip | 192.0.2.1 | "}},
 		"no VFP":      {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.state = Missing }, []string{`vfp-extension |  | powershell -Command "Install-WindowsFeature Containers"`}},
 		"VFP stopped": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.state = Stopped }, []string{"vfp-extension |  | sc.exe start VfpExt"}},
-		"DSR off":     {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.Options.DSR = false }, []string{"dsr-off |  | "}},
+		"DSR off":     {func(n *Node, _ *hns.Listing, _ *fakeWindows) { n.Options.DSR = false }, nil},
+		"DSR off, many Services": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
+			n.Options.DSR, l.LoadBalancers = false, balancers(128)
+		}, []string{"dsr-off |  | "}},
+		"DSR, pods not ready for it": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Endpoints = []hns.Endpoint{{Name: "a", Network: "1", HasNamespace: true, LoopbackDSR: true}, {Name: "b", Network: "1", HasNamespace: true}}
+		}, []string{"dsr-loopback |  | "}},
+		"DSR, pods ready for it": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Endpoints = []hns.Endpoint{{Name: "a", Network: "1", HasNamespace: true, LoopbackDSR: true}, {Name: "VIPEndpoint", Network: "1", HasNamespace: true}, {Name: "c", Network: "1"}}
+		}, nil},
 	}
 }
 

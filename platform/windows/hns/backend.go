@@ -154,7 +154,7 @@ func (b *Backend) workAll(next *state, before *state) *work {
 	w := &work{}
 	wanted, targets := map[Key]bool{}, map[netip.Addr]Target{}
 	for p := range next.snapshot.Ports(b.family) {
-		x := Desired(p, &next.site)
+		x := b.host.limitForms(Desired(p, &next.site))
 		next.claims.add(x, 1)
 		next.setLimits(p.Name, x)
 		w.units = append(w.units, unit{name: p.Name, desired: x.LoadBalancers, vips: x.VIPs})
@@ -167,6 +167,7 @@ func (b *Backend) workAll(next *state, before *state) *work {
 	w.inUse = func(a netip.Addr) bool { return next.claims.vips[a] > 0 }
 	w.listed = func(a netip.Addr) bool { return next.claims.listed[a] > 0 }
 	w.units = withoutShadowedHealthChecks(w.units)
+	shareFlags(w.units, func(k Key) bool { return next.claims.preserved[k] > 0 })
 	for _, lb := range next.model.sortedBalancers(b.family) {
 		if wanted[lb.Key] || !b.isLeftover(next, lb) || next.snapshot.Incomplete && !b.wantedBefore(before, next, lb) {
 			continue

@@ -186,7 +186,7 @@ func TestExistsAlready(t *testing.T) {
 			b := newTestNode(t, v13, bridgeN)
 			b.pods("10.244.1.11")
 			p := b.plan(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
-			id, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
+			made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
 				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"},
 			})
 			if err != nil {
@@ -195,7 +195,7 @@ func TestExistsAlready(t *testing.T) {
 			if err := p.Apply(t.Context()).Err; err != nil {
 				t.Fatalf("Apply: %v", err)
 			}
-			if _, kept := b.hns.balancers[id]; kept != (port == 80) || len(b.hns.balancers) != 1 {
+			if _, kept := b.hns.balancers[made.ID]; kept != (port == 80) || len(b.hns.balancers) != 1 {
 				t.Errorf("load balancers = %v, want one, the old one only if it was equal", b.hns.balancers)
 			}
 		})
@@ -332,7 +332,7 @@ func TestPartialSnapshot(t *testing.T) {
 // Prepare reserves the source VIP that Pending names, and the proxy finds it.
 func TestPrepare(t *testing.T) {
 	b := newTestNode(t, v13, overlayN)
-	want := []string{"+ endpoint kube-proxy-source-vip at an address that HNS chooses"}
+	want := []string{"+ endpoint kube-proxy-source-vip 10.244.1.254"}
 	if got, err := b.backend.Pending(t.Context(), theNode); err != nil || !slices.Equal(got, want) || len(b.hns.endpoints) > 0 {
 		t.Errorf("Pending = %q, %v and made %d endpoints, want %q and none", got, err, len(b.hns.endpoints), want)
 	}
@@ -348,9 +348,40 @@ func TestPrepare(t *testing.T) {
 	b.restart()
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
 	for _, lb := range b.hns.balancers {
-		if lb.SourceVIP != addr("10.244.1.2") {
+		if lb.SourceVIP != addr("10.244.1.254") {
 			t.Errorf("source VIP %s, want the one that was reserved", lb.SourceVIP)
 		}
+	}
+}
+
+// The source VIP is at the end of the subnet, since an IPAM begins at the other one. HNS may refuse that address.
+func TestSourceVIPFromTheEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		pods   []string
+		refuse int // creations
+		want   string
+	}{
+		"last":          {nil, 0, "10.244.1.254"},
+		"last is taken": {[]string{"10.244.1.254", "10.244.1.253"}, 0, "10.244.1.252"},
+		"refused":       {nil, 1, "10.244.1.2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, overlayN)
+			b.pods(tt.pods...)
+			b.hns.refuse = func(op string) error {
+				if op != "create endpoint" || tt.refuse == 0 {
+					return nil
+				}
+				tt.refuse--
+				return codeError(op, 0x57)
+			}
+			if err := b.backend.Prepare(t.Context(), theNode); err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Join(b.ownEndpoints(), "; "); got != "net-overlay kube-proxy-source-vip "+tt.want {
+				t.Errorf("reserved %q, want %s", got, tt.want)
+			}
+		})
 	}
 }
 

@@ -42,7 +42,7 @@ func (c *changeWork) add(x service.Change) {
 		from = Desired(x.Old, &c.before.site)
 	}
 	if x.New != nil {
-		to = Desired(x.New, &c.next.site)
+		to = c.backend.host.limitForms(Desired(x.New, &c.next.site))
 	}
 	c.changed[x.Name()] = true
 	c.changes = append(c.changes, desiredChange{x.Name(), from, to})
@@ -68,11 +68,14 @@ func (c *changeWork) finish() *work {
 	had, more := c.before.claims, c.delta()
 	plain := func(k Key) bool { return had.plain[k]+more.plain[k] > 0 }
 	shared := func(k Key) bool { return had.shared[k]+more.shared[k] > 0 }
+	preserved := func(k Key) bool { return had.preserved[k]+more.preserved[k] > 0 }
 	for k := range c.gone {
-		if had.plain[k] > 0 && !plain(k) && shared(k) {
+		changed := had.preserved[k] > 0 != preserved(k)
+		if shared(k) && (had.plain[k] > 0 && !plain(k) || changed && !c.wanted[k]) {
 			return nil
 		}
 	}
+	shareFlags(c.units, preserved)
 	for i, u := range c.units {
 		c.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Key) })
 		c.units[i].deletes = slices.DeleteFunc(u.deletes, func(lb *LoadBalancer) bool {

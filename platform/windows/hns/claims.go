@@ -16,10 +16,12 @@ type claims struct {
 	listed map[netip.Addr]int
 	shared map[Key]int
 	plain  map[Key]int
+	// preserved counts those in shared that a port needs with preserveFlags.
+	preserved map[Key]int
 }
 
 func newClaims() claims {
-	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}}
+	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}, map[Key]int{}}
 }
 
 // add adds w if n is 1, and removes it if n is -1.
@@ -38,11 +40,25 @@ func (c claims) add(w DesiredState, n int) {
 		of := c.plain
 		if x.Shared {
 			of = c.shared
+			if x.Flags&preserveFlags != 0 {
+				c.preserved[x.Key] += n
+			}
 		} else if x.Flags&VIPExternalIP == 0 || !x.VIP.IsValid() {
 			continue
 		}
 		if of[x.Key] += n; of[x.Key] == 0 {
 			delete(of, x.Key)
+		}
+	}
+}
+
+// shareFlags gives a load balancer that several ports share the flags that one of them needs.
+func shareFlags(units []unit, preserved func(Key) bool) {
+	for _, u := range units {
+		for i := range u.desired {
+			if x := &u.desired[i]; x.Shared && preserved(x.Key) {
+				x.Flags |= preserveFlags
+			}
 		}
 	}
 }

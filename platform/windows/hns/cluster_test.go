@@ -43,6 +43,9 @@ func (w generator) Node() *service.Node { return theNode }
 func (w generator) localPod(n int) netip.Addr  { return w.nth("10.244.1.10", "fd00:10:244:1::10", n) }
 func (w generator) remotePod(n int) netip.Addr { return w.nth("10.244.2.10", "fd00:10:244:2::10", n) }
 
+// foreignPod is the remote pod that has an endpoint of another owner in HNS.
+const foreignPod = 6
+
 func (w generator) network() Network {
 	if w.family == service.IPv4 && w.drawBool("overlay") {
 		return overlayN
@@ -79,7 +82,7 @@ func (w generator) endpoint() service.Endpoint {
 	case 5: // another node reuses the address of a local pod
 		return service.Endpoint{Addr: netip.AddrPortFrom(w.localPod(w.drawInt("pod", 6)), port), Remote: true}
 	}
-	return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", 6)), port), Remote: true}
+	return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", foreignPod+1)), port), Remote: true}
 }
 
 func (w generator) endpoints(label string, only func(service.Endpoint) bool) []service.Endpoint {

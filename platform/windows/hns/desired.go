@@ -35,7 +35,7 @@ type Options struct {
 	// of KUBE_NETWORK. If both are empty, the network is detected.
 	NetworkName, EnvName string
 	// SourceVIP is the address for masquerading on overlay networks. If it is invalid,
-	// HNS chooses one.
+	// the last free one of the subnet is taken.
 	SourceVIP netip.Addr
 	// DSR enables direct server return for ClusterIPs.
 	DSR bool
@@ -122,7 +122,7 @@ func Desired(p *service.Port, s *Site) DesiredState {
 			c = s.chooseTargets(&w, p, p.Endpoints(f.Kind), policy)
 			choices[policy] = c
 		}
-		if s.preservesDIP(p, f) {
+		if s.keepsHere(p, f) {
 			c.targets = slices.DeleteFunc(slices.Clone(c.targets), func(t Target) bool { return t.Location != Local })
 		}
 		if f.Sources != nil && !s.servesSourceRanges(&w, f) {
@@ -165,6 +165,16 @@ func (w *DesiredState) noteAffinity(p *service.Port, s *Site) {
 	default:
 		w.addLimit(nil, "HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
 	}
+}
+
+// preserveFlags are what the annotation preserve-destination asks for.
+const preserveFlags = UseMux | PreserveDIP
+
+// keepsHere reports whether f leads to pods of this node alone, apart from traffic policies: where preservesDIP, and
+// at NodePorts of the same Service. Load balancers of a cloud ask these which nodes have a pod
+// (kubernetes/kubernetes#86544), and kube-proxy answers them so.
+func (s *Site) keepsHere(p *service.Port, f service.Frontend) bool {
+	return s.preservesDIP(p, f) || p.KeepVIP && f.Kind == service.NodePort && s.Version.Features().DSR
 }
 
 // preservesDIP reports whether pods receive packets to f with the original destination
@@ -246,9 +256,8 @@ func (s *Site) target(e service.Endpoint) (Target, error) {
 	t := Target{Addr: a, Location: Remote, MAC: remoteMAC(a)}
 	switch {
 	case slices.Contains(s.Node.Addrs, a): // a pod on the host network of this node
-		t.Provider = s.NodeIP
-		if s.HostMAC != "" {
-			t.MAC = s.HostMAC
+		if s.Network.Kind == Overlay {
+			t.MAC, t.Provider = s.HostMAC, s.NodeIP
 		}
 		return t, nil
 	case e.Local:
@@ -256,8 +265,7 @@ func (s *Site) target(e service.Endpoint) (Target, error) {
 	case !e.Remote:
 		t.Location = Unknown
 	}
-	if s.Network.Kind != Overlay {
-		t.Provider = s.NodeIP
+	if s.Network.Kind != Overlay { // without a provider address, as kube-proxy has it
 		return t, nil
 	}
 	provider := s.Network.routeProvider(a)
@@ -273,14 +281,18 @@ func (s *Site) target(e service.Endpoint) (Target, error) {
 }
 
 // routeProvider returns the address of the node that hosts a, a itself if it is a node's
-// address, and the zero value if the network has no route.
+// address, and the zero value if the network has no route. The narrowest route applies.
 func (n *Network) routeProvider(a netip.Addr) netip.Addr {
+	var best Route
 	for _, r := range n.Routes {
-		if r.Provider == a || r.Subnet.Contains(a) {
-			return r.Provider
+		switch {
+		case r.Provider == a:
+			return a
+		case r.Subnet.Contains(a) && (!best.Provider.IsValid() || r.Subnet.Bits() > best.Subnet.Bits()):
+			best = r
 		}
 	}
-	return netip.Addr{}
+	return best.Provider
 }
 
 func (n *Network) contains(a netip.Addr) bool {
@@ -308,7 +320,7 @@ func (s *Site) balancer(p *service.Port, f service.Frontend, c targetGroup) Desi
 		lb.DSR = features.DSR
 	}
 	if s.preservesDIP(p, f) {
-		lb.DSR, lb.Flags = true, lb.Flags|UseMux|PreserveDIP
+		lb.DSR, lb.Flags = true, lb.Flags|preserveFlags
 	}
 	if p.Affinity > 0 && features.Affinity {
 		lb.Distribution = DistributionSourceIP
@@ -339,10 +351,11 @@ func (s *Site) healthChecks(w *DesiredState, p *service.Port) {
 			w.addLimit(nil, "port %d of %s is the Service's own: health checks on it do not reach the node", port, f.Addr)
 			continue
 		}
-		w.LoadBalancers = append(w.LoadBalancers, DesiredLoadBalancer{
-			LoadBalancer: LoadBalancer{Key: k, TargetPort: port, Kind: service.LoadBalancerIP},
-			PortName:     p.Name, Targets: []Target{{Location: Root}}, Shared: true,
-		})
+		lb := LoadBalancer{Key: k, TargetPort: port, SourceVIP: s.SourceVIP, Kind: service.LoadBalancerIP}
+		if s.preservesDIP(p, f) {
+			lb.Flags = preserveFlags
+		}
+		w.LoadBalancers = append(w.LoadBalancers, DesiredLoadBalancer{LoadBalancer: lb, PortName: p.Name, Targets: []Target{{Location: Root}}, Shared: true})
 	}
 }
 

@@ -78,10 +78,10 @@ var desiredCases = map[string]desiredCase{
 	"with DSR": {overlayN, v13, func(_ *service.Port, s *Site) { s.Options.DSR = true },
 		[]string{"tcp 10.96.0.10:80 -> :8080 dsr source-vip 10.244.1.2 [10.244.1.11, " + remoteText + "]"}},
 	"DSR that HNS lacks": {bridgeN, Version{10, 1}, func(_ *service.Port, s *Site) { s.Options.DSR = true },
-		[]string{"tcp 10.96.0.10:80 -> :8080 [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10]"}},
+		[]string{"tcp 10.96.0.10:80 -> :8080 [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b]"}},
 	"NodePort": {bridgeN, v13, func(p *service.Port, _ *Site) {
 		p.Frontends = []service.Frontend{frontend(service.NodePort, "", 30080)}
-	}, []string{"tcp node:30080 -> :8080 local-routed external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10]"}},
+	}, []string{"tcp node:30080 -> :8080 local-routed external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b]"}},
 	"external policy Local": {overlayN, v13, func(p *service.Port, _ *Site) {
 		p.Frontends = []service.Frontend{frontend(service.ExternalIP, "198.51.100.7", 80), frontend(service.ClusterIP, "10.96.0.10", 80)}
 		p.External, p.Local = service.PolicyLocal, endpointsOf(localEndpoint)
@@ -102,13 +102,22 @@ var desiredCases = map[string]desiredCase{
 	}, []string{"tcp 203.0.113.5:80 -> :8080 external [10.244.1.11]", "tcp 203.0.113.5:10256 -> :10256 [root]",
 		"note: HNS has no source ranges: every client can connect to 203.0.113.5, as --ignore-source-ranges says"}},
 	"preserve-destination": {bridgeN, v13, func(p *service.Port, _ *Site) {
-		p.KeepVIP, p.Frontends = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80), frontend(service.ExternalIP, "198.51.100.7", 80)}
+		p.KeepVIP, p.Frontends = true, []service.Frontend{
+			frontend(service.LoadBalancerIP, "203.0.113.5", 80), frontend(service.ExternalIP, "198.51.100.7", 80), frontend(service.NodePort, "", 30080),
+		}
 	}, []string{
 		"tcp 203.0.113.5:80 -> :8080 mux preserve-destination external dsr [10.244.1.11]",
-		"tcp 198.51.100.7:80 -> :8080 external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.10]"}},
+		"tcp 198.51.100.7:80 -> :8080 external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b]",
+		"tcp node:30080 -> :8080 local-routed external [10.244.1.11]"}},
 	"preserve-destination without an endpoint here": {bridgeN, v13, func(p *service.Port, _ *Site) {
-		p.KeepVIP, p.Frontends, p.Cluster = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80)}, endpointsOf(remoteEndpoint)
+		p.KeepVIP, p.Frontends = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80), frontend(service.NodePort, "", 30080)}
+		p.Cluster = endpointsOf(remoteEndpoint)
 	}, nil},
+	"health checks of preserve-destination": {overlayN, v13, func(p *service.Port, s *Site) {
+		p.KeepVIP, p.Frontends, p.Cluster = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80)}, endpointsOf(localEndpoint)
+		s.Options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
+	}, []string{"tcp 203.0.113.5:80 -> :8080 mux preserve-destination external dsr source-vip 10.244.1.2 [10.244.1.11]",
+		"tcp 203.0.113.5:10256 -> :10256 mux preserve-destination source-vip 10.244.1.2 [root]"}},
 	"preserve-destination that HNS lacks": {bridgeN, Version{10, 1}, func(p *service.Port, _ *Site) {
 		p.KeepVIP, p.Frontends, p.Cluster = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80)}, endpointsOf(localEndpoint)
 	}, []string{"tcp 203.0.113.5:80 -> :8080 external [10.244.1.11]",
@@ -131,6 +140,10 @@ var desiredCases = map[string]desiredCase{
 		[]string{"tcp 10.96.0.10:80 -> :9100 source-vip 10.244.1.2 [192.0.2.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10]"}},
 	"an endpoint outside the cluster": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("198.51.100.9:443@b") },
 		[]string{"tcp 10.96.0.10:80 -> :443 source-vip 192.0.2.10 [198.51.100.9 remote 02-11-c6-33-64-09 via 192.0.2.10]"}},
+	"the narrowest route": {overlayN, v13, func(p *service.Port, s *Site) {
+		s.Network.Routes = []Route{{prefix("10.244.0.0/16"), addr("192.0.2.99")}, {prefix("10.244.2.0/24"), addr("192.0.2.11")}, {prefix("10.244.2.0/23"), addr("192.0.2.98")}}
+		p.Cluster = endpointsOf(remoteEndpoint)
+	}, []string{"tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [" + remoteText + "]"}},
 	"no route yet": {overlayN, v13, func(p *service.Port, s *Site) {
 		s.Node = &service.Node{NodePorts: service.AnyAddress(), Addrs: theNode.Addrs, Pods: service.LocalPods{Prefixes: []netip.Prefix{prefix("10.244.0.0/16")}}}
 		p.Cluster = endpointsOf(localEndpoint, "10.244.9.1:8080@b")

@@ -27,9 +27,11 @@ type NetworkChoice struct {
 }
 
 // ChooseNetwork returns the network that Services are programmed on: the configured one,
-// otherwise the one in KUBE_NETWORK, otherwise the one that the node's pods use,
-// otherwise the only one.
-func ChooseNetwork(l Listing, o Options) (NetworkChoice, error) {
+// otherwise the one in KUBE_NETWORK, otherwise the one that the node's pods use, otherwise
+// the one with the node's podCIDR, otherwise the one with routes to pods of other nodes, otherwise
+// the only one. An overlay of flannel has a second network, External, from its start on
+// (flannel-io/flannel#1111).
+func ChooseNetwork(l Listing, o Options, podCIDRs []netip.Prefix) (NetworkChoice, error) {
 	for _, given := range []struct{ name, by string }{
 		{o.NetworkName, "--network-name or winkernel.networkName"}, {o.EnvName, "the environment variable KUBE_NETWORK"},
 	} {
@@ -46,26 +48,43 @@ func ChooseNetwork(l Listing, o Options) (NetworkChoice, error) {
 		}
 		fit = append(fit, n)
 	}
-	pods := countPods(l)
-	slices.SortStableFunc(fit, func(a, b Network) int {
-		return cmp.Or(cmp.Compare(pods[b.ID], pods[a.ID]), cmp.Compare(a.Name, b.Name))
-	})
-	switch {
-	case len(fit) == 0:
+	slices.SortFunc(fit, func(a, b Network) int { return cmp.Compare(a.Name, b.Name) })
+	if len(fit) == 0 {
 		return c, fmt.Errorf("%w for a network for pods, of type %s; there is %s. The network plugin makes it; if it has another name or type, set --network-name", ErrWaiting, kindNames(), networkNames(l))
-	case len(fit) > 1 && pods[fit[1].ID] > 0, len(fit) > 1 && pods[fit[0].ID] == 0:
-		return c, fmt.Errorf("several networks could be the one for pods: %s; set --network-name to one of them", candidateNames(fit, pods))
 	}
-	c.Network = fit[0]
-	for _, n := range fit[1:] {
-		c.logf("Network %q is not for Services: no pod uses it", n.Name)
+	pods := countPods(l)
+	hasPods := func(n Network) bool { return pods[n.ID] > 0 }
+	anyPods := slices.ContainsFunc(fit, hasPods)
+	for _, sign := range []struct {
+		of        func(Network) bool
+		has, lack string
+	}{
+		{hasPods, "endpoints of pods are in it", "no pod uses it"},
+		{func(n Network) bool { return n.hasOneOf(podCIDRs) }, "it has the podCIDR of the Node", "the podCIDR of the Node is in another one"},
+		{func(n Network) bool { return len(n.Routes) > 0 && !anyPods }, "it has routes to pods of other nodes", "it has no routes to pods of other nodes"},
+		{func(Network) bool { return len(fit) == 1 }, "it is the only candidate", ""},
+	} {
+		chosen := slices.IndexFunc(fit, sign.of)
+		if chosen < 0 || slices.ContainsFunc(fit[chosen+1:], sign.of) {
+			continue
+		}
+		c.Network = fit[chosen]
+		for _, n := range slices.Delete(fit, chosen, chosen+1) {
+			c.logf("Network %q is not for Services: %s", n.Name, sign.lack)
+		}
+		c.logf("Network %q (%s) is for Services: %s", c.Network.Name, c.Network.Kind, sign.has)
+		return c, nil
 	}
-	why := "it is the only candidate"
-	if n := pods[fit[0].ID]; n > 0 {
-		why = fmt.Sprintf("%d endpoints of pods are in it", n)
+	err := fmt.Errorf("several networks could be the one for pods: %s; set --network-name to one of them", candidateNames(fit, pods))
+	if !anyPods {
+		err = fmt.Errorf("%w for a pod: %w", ErrWaiting, err)
 	}
-	c.logf("Network %q (%s) is for Services: %s", c.Network.Name, c.Network.Kind, why)
-	return c, nil
+	return c, err
+}
+
+// hasOneOf reports whether a subnet of n and one of ranges are within each other.
+func (n *Network) hasOneOf(ranges []netip.Prefix) bool {
+	return slices.ContainsFunc(n.Subnets, func(s netip.Prefix) bool { return slices.ContainsFunc(ranges, s.Overlaps) })
 }
 
 func (c *NetworkChoice) logf(format string, args ...any) {
@@ -128,6 +147,10 @@ func candidateNames(fit []Network, pods map[string]int) string {
 	return strings.Join(names, ", ")
 }
 
+// calicoVIPName is the endpoint that Calico makes as a source VIP for service proxies
+// (rancher/rke2, reserveCalicoVIP).
+const calicoVIPName = "Calico_ep"
+
 // ChooseSourceVIP returns the source address of load balancers on an overlay network. If
 // it is not reserved yet, it also returns the endpoint to create. If that has no address,
 // HNS chooses one.
@@ -138,22 +161,45 @@ func ChooseSourceVIP(l Listing, n Network, given netip.Addr) (netip.Addr, *Endpo
 		}
 	}
 	reserve := Endpoint{Name: sourceVIPName, Network: n.ID}
+	var calico netip.Addr
 	for _, e := range l.Endpoints {
-		if e.Network != n.ID || e.Remote {
+		if e.Network != n.ID || e.Remote || len(e.Addrs) == 0 {
 			continue
 		}
 		switch {
 		case given.IsValid() && e.HasAddr(given):
 			return given, nil, nil
-		case !given.IsValid() && e.Name == sourceVIPName && len(e.Addrs) > 0:
+		case !given.IsValid() && e.Name == sourceVIPName:
 			return e.Addrs[0], nil, nil
+		case e.Name == calicoVIPName && e.Addrs[0].Is4():
+			calico = e.Addrs[0]
 		}
 	}
-	if given.IsValid() {
+	switch {
+	case given.IsValid():
 		reserve.Addrs = []netip.Addr{given}
 		return given, &reserve, nil
+	case calico.IsValid():
+		return calico, nil, nil
 	}
 	return netip.Addr{}, &reserve, nil
+}
+
+// lastFree returns the last address of the network's first IPv4 subnet that nothing in l has. An
+// IPAM that does not ask HNS, such as host-local, begins at the other end.
+func lastFree(l Listing, n Network) netip.Addr {
+	i := slices.IndexFunc(n.Subnets, func(p netip.Prefix) bool { return p.Addr().Is4() })
+	if i < 0 {
+		return netip.Addr{}
+	}
+	subnet := n.Subnets[i].Masked()
+	for a := broadcastAddr(subnet).Prev(); subnet.Contains(a); a = a.Prev() {
+		taken := slices.ContainsFunc(l.Endpoints, func(e Endpoint) bool { return e.Network == n.ID && e.HasAddr(a) })
+		if checkSourceVIP(l, n, a) == nil && !taken {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
@@ -162,12 +208,12 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 	}
 	i := slices.IndexFunc(n.Subnets, func(p netip.Prefix) bool { return p.Contains(given) })
 	if i < 0 {
-		return fmt.Errorf("%s is in no subnet of network %q: want an address in one of %v that no pod gets, or leave it out and HNS reserves one", given, n.Name, n.Subnets)
+		return fmt.Errorf("%s is in no subnet of network %q: want an address in one of %v that no pod gets, or leave it out and one is reserved", given, n.Name, n.Subnets)
 	}
 	subnet := n.Subnets[i].Masked()
 	switch {
 	case given == subnet.Addr(), given == subnet.Addr().Next(), slices.Contains(n.Gateways, given), given == broadcastAddr(subnet):
-		return fmt.Errorf("%s is reserved in %s (network, gateway or broadcast address): want another one, or leave it out and HNS reserves one", given, subnet)
+		return fmt.Errorf("%s is reserved in %s (network, gateway or broadcast address): want another one, or leave it out and one is reserved", given, subnet)
 	}
 	for _, e := range l.Endpoints {
 		what := "remote endpoint " + e.ID
@@ -179,15 +225,16 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 		case !e.Remote: // reserved, by us or by another process for us
 			continue
 		}
-		return fmt.Errorf("%s is taken by %s: want one that is free, or leave it out and HNS reserves one", given, what)
+		return fmt.Errorf("%s is taken by %s: want one that is free, or leave it out and one is reserved", given, what)
 	}
 	return nil
 }
 
 // usedByPod distinguishes the endpoint of a pod from one that reserves a source VIP. The
-// latter may be in the host's namespace, but its name contains "vip".
+// latter may be in the host's namespace, but its name contains "vip", or is that of Calico.
 func (e *Endpoint) usedByPod() bool {
-	return !e.Remote && e.HasNamespace && !strings.Contains(strings.ToLower(e.Name), "vip")
+	reserved := strings.EqualFold(e.Name, calicoVIPName) || strings.Contains(strings.ToLower(e.Name), "vip")
+	return !e.Remote && e.HasNamespace && !reserved
 }
 
 // broadcastAddr returns the broadcast address of an IPv4 prefix.
@@ -203,7 +250,7 @@ func broadcastAddr(p netip.Prefix) netip.Addr {
 // exist yet.
 func (b *Backend) discover(l Listing, node *service.Node) (Site, *Endpoint, error) {
 	s := Site{Version: l.Version, Node: node, Options: b.options}
-	c, err := ChooseNetwork(l, b.options)
+	c, err := ChooseNetwork(l, b.options, node.PodCIDRs)
 	for _, text := range c.Log {
 		b.host.report(text)
 	}
@@ -212,6 +259,9 @@ func (b *Backend) discover(l Listing, node *service.Node) (Site, *Endpoint, erro
 	}
 	s.Network = c.Network
 	s.NodeIP = nodeIP(node, &s.Network, b.family)
+	if p := s.Network.Provider; s.Network.Kind == Overlay && p.IsValid() && service.FamilyOf(p) == b.family && s.NodeIP.IsValid() && p != s.NodeIP {
+		b.host.report(fmt.Sprintf("Network %q sends from %s, and the address of the Node is %s: the network plugin may have chosen another adapter than kubelet", s.Network.Name, p, s.NodeIP))
+	}
 	s.Unavailable = s.unavailable(b.family)
 	if b.options.DSR && !s.Version.Features().DSR {
 		b.host.report(fmt.Sprintf("--enable-dsr or winkernel.enableDSR has no effect: HNS %s has no direct server return: want Windows Server 2019 with its updates, or 2022 or newer; or set it to false. Services work without it", s.Version))
@@ -281,9 +331,14 @@ func (b *Backend) discoverOverlay(s Site, l Listing) (Site, *Endpoint, error) {
 	if err != nil {
 		return s, nil, err
 	}
+	if reserve != nil {
+		reserve.MAC = s.HostMAC // answers to masqueraded connections come to the host
+	}
 	if reserve != nil && !vip.IsValid() {
 		if vip = sourceVIPInUse(l, s.Network, b.host.owns); vip.IsValid() {
 			reserve.Addrs = []netip.Addr{vip}
+		} else if last := lastFree(l, s.Network); last.IsValid() {
+			vip, reserve.Addrs = last, []netip.Addr{last}
 		}
 	}
 	if reserve == nil {

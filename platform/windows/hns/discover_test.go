@@ -21,26 +21,36 @@ func pod(network, a string) Endpoint {
 func TestChooseNetwork(t *testing.T) {
 	nat := Network{ID: "net-nat", Name: "nat", Kind: "NAT"}
 	other := Network{ID: "net-other", Name: "other", Kind: L2Tunnel}
+	external := Network{ID: "net-external", Name: "External", Kind: Overlay, Subnets: []netip.Prefix{prefix("192.168.255.0/30")}}
+	flannel := Network{ID: "net-flannel", Name: "flannel.4096", Kind: Overlay, Subnets: []netip.Prefix{prefix("10.244.1.0/24")}}
+	routed := flannel
+	routed.Routes = []Route{{prefix("10.244.2.0/24"), addr("192.0.2.11")}}
+	ranges := []netip.Prefix{prefix("fd00::/64"), prefix("10.244.1.0/24")}
 	for name, tt := range map[string]struct {
 		options Options
 		listing Listing
 		want    string // its name, or a part of the error
 		waits   bool
+		ranges  []netip.Prefix // podCIDRs of the Node
 	}{
-		"configured":                 {Options{NetworkName: "other", EnvName: "vxlan0"}, Listing{Networks: []Network{overlayN, other}}, "other", false},
-		"in the environment":         {Options{EnvName: "VXLAN0"}, Listing{Networks: []Network{overlayN, other}}, "vxlan0", false},
-		"configured, not there yet":  {Options{NetworkName: "cbr0"}, Listing{Networks: []Network{nat, overlayN}}, `network "cbr0", which --network-name or winkernel.networkName names; there is "nat" (NAT), "vxlan0" (Overlay)`, true},
-		"configured, of other type":  {Options{NetworkName: "nat"}, Listing{Networks: []Network{nat, overlayN}}, `is of type NAT: want Overlay, L2Bridge or L2Tunnel`, false},
-		"the only one":               {Options{}, Listing{Networks: []Network{nat, overlayN}}, "vxlan0", false},
-		"none":                       {Options{}, Listing{}, "there is no network at all", true},
-		"none that fits":             {Options{}, Listing{Networks: []Network{nat}}, `there is "nat" (NAT)`, true},
-		"where the pods are":         {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{pod("net-other", "10.0.0.1")}}, "other", false},
-		"pods in two":                {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{pod("net-other", "10.0.0.1"), pod("net-overlay", "10.244.1.3")}}, "set --network-name to one of them", false},
-		"two without pods":           {Options{}, Listing{Networks: []Network{overlayN, other}}, `"other" (L2Tunnel, 0 endpoints of pods), "vxlan0" (Overlay, 0 endpoints of pods); set --network-name`, false},
-		"our own endpoint is no pod": {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{{Name: sourceVIPName, Network: "net-overlay", Addrs: []netip.Addr{addr("10.244.1.2")}}, pod("net-other", "10.0.0.1")}}, "other", false},
+		"configured":                  {Options{NetworkName: "other", EnvName: "vxlan0"}, Listing{Networks: []Network{overlayN, other}}, "other", false, nil},
+		"in the environment":          {Options{EnvName: "VXLAN0"}, Listing{Networks: []Network{overlayN, other}}, "vxlan0", false, nil},
+		"configured, not there yet":   {Options{NetworkName: "cbr0"}, Listing{Networks: []Network{nat, overlayN}}, `network "cbr0", which --network-name or winkernel.networkName names; there is "nat" (NAT), "vxlan0" (Overlay)`, true, nil},
+		"configured, of other type":   {Options{NetworkName: "nat"}, Listing{Networks: []Network{nat, overlayN}}, `is of type NAT: want Overlay, L2Bridge or L2Tunnel`, false, nil},
+		"the only one":                {Options{}, Listing{Networks: []Network{nat, overlayN}}, "vxlan0", false, nil},
+		"none":                        {Options{}, Listing{}, "there is no network at all", true, nil},
+		"none that fits":              {Options{}, Listing{Networks: []Network{nat}}, `there is "nat" (NAT)`, true, nil},
+		"where the pods are":          {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{pod("net-other", "10.0.0.1")}}, "other", false, nil},
+		"pods in two":                 {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{pod("net-other", "10.0.0.1"), pod("net-overlay", "10.244.1.3")}}, "set --network-name to one of them", false, nil},
+		"two without pods":            {Options{}, Listing{Networks: []Network{flannel, other}}, `"flannel.4096" (Overlay, 0 endpoints of pods), "other" (L2Tunnel, 0 endpoints of pods); set --network-name`, true, ranges[:1]},
+		"podCIDR":                     {Options{}, Listing{Networks: []Network{external, flannel}}, "flannel.4096", false, ranges},
+		"pods elsewhere than podCIDR": {Options{}, Listing{Networks: []Network{external, other, flannel}, Endpoints: []Endpoint{pod("net-other", "10.0.0.1")}}, "other", false, ranges},
+		"podCIDR among pods in two":   {Options{}, Listing{Networks: []Network{external, flannel}, Endpoints: []Endpoint{pod("net-external", "192.168.255.2"), pod("net-flannel", "10.244.1.3")}}, "flannel.4096", false, ranges},
+		"routes":                      {Options{}, Listing{Networks: []Network{external, routed}}, "flannel.4096", false, nil},
+		"our own endpoint is no pod":  {Options{}, Listing{Networks: []Network{overlayN, other}, Endpoints: []Endpoint{{Name: sourceVIPName, Network: "net-overlay", Addrs: []netip.Addr{addr("10.244.1.2")}}, pod("net-other", "10.0.0.1")}}, "other", false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := ChooseNetwork(tt.listing, tt.options)
+			c, err := ChooseNetwork(tt.listing, tt.options, tt.ranges)
 			switch {
 			case err == nil && (c.Network.Name != tt.want || len(c.Log) == 0):
 				t.Errorf("network %q, log %q, want %q and a reason", c.Network.Name, c.Log, tt.want)
@@ -59,6 +69,7 @@ func TestChooseSourceVIP(t *testing.T) {
 	taken := pod("net-overlay", "10.244.1.9")
 	taken.HasNamespace = true
 	script := Endpoint{ID: "s", Name: "VIPEndpoint", Network: "net-overlay", HasNamespace: true, Addrs: []netip.Addr{addr("10.244.1.9")}}
+	calico := Endpoint{ID: "c", Name: "Calico_ep", Network: "net-overlay", HasNamespace: true, Addrs: []netip.Addr{addr("10.244.1.66")}}
 	remote := Endpoint{ID: "r", Network: "net-overlay", Remote: true, Addrs: []netip.Addr{addr("10.244.1.8")}}
 	for name, tt := range map[string]struct {
 		given     string
@@ -68,6 +79,10 @@ func TestChooseSourceVIP(t *testing.T) {
 	}{
 		"HNS chooses":             {"", []Endpoint{elsewhere}, "invalid IP", true},
 		"ours is there":           {"", []Endpoint{elsewhere, reserved}, "10.244.1.7", false},
+		"Calico's is there":       {"", []Endpoint{calico}, "10.244.1.66", false},
+		"ours before Calico's":    {"", []Endpoint{reserved, calico}, "10.244.1.7", false},
+		"given, Calico's":         {"10.244.1.66", []Endpoint{calico}, "10.244.1.66", false},
+		"given, not Calico's":     {"10.244.1.9", []Endpoint{calico}, "10.244.1.9", true},
 		"given, free":             {"10.244.1.9", nil, "10.244.1.9", true},
 		"given, somebody made it": {"10.244.1.9", []Endpoint{pod("net-overlay", "10.244.1.9")}, "10.244.1.9", false},
 		"given, a script made it": {"10.244.1.9", []Endpoint{script}, "10.244.1.9", false},

@@ -198,6 +198,13 @@ func parseEndpoint(text []byte) (Endpoint, error) {
 			e.Addrs = append(e.Addrs, a.Unmap())
 		}
 	}
+	e.LoopbackDSR = slices.ContainsFunc(d.Policies, func(p policy) bool {
+		var nat struct{ Destinations []string }
+		return p.Type == "OutBoundNAT" && json.Unmarshal(p.Settings, &nat) == nil && slices.ContainsFunc(nat.Destinations, func(to string) bool {
+			a, err := netip.ParseAddr(strings.TrimSuffix(to, "/32"))
+			return err == nil && e.HasAddr(a.Unmap())
+		})
+	})
 	return e, nil
 }
 

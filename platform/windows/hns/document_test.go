@@ -109,7 +109,9 @@ func TestErrorClasses(t *testing.T) {
 	classes := []error{ErrNotFound, ErrNotRunning, ErrExists, ErrBusy, ErrRefused, ErrNotInstalled}
 	for code, want := range map[uint32]error{
 		0x490: ErrNotFound, 0x80070490: ErrNotFound, 0x803b0001: ErrNotFound, 0x803b0002: ErrNotFound,
-		0x6ba: ErrNotRunning, 0x800706ba: ErrNotRunning, 0x6b5: ErrNotRunning,
+		0x6ba: ErrNotRunning, 0x800706ba: ErrNotRunning, 0x6b5: ErrNotRunning, 0x6bf: ErrNotRunning, 0x8007045b: ErrNotRunning,
+		0x803b0020: ErrNotRunning, 0x803b0012: ErrExists, 0x803b0010: ErrExists, 0x803b0004: ErrBusy, 0x803b0006: ErrBusy, 0x6bb: ErrBusy,
+		0x803b000e: ErrRefused, 0x803b001f: ErrRefused,
 		0xb7: ErrExists, 0x803b0013: ErrExists, 0x1392: ErrExists, 0x803b002f: ErrExists,
 		0x803b0007: ErrBusy, 0x1f: ErrBusy, 0x57: ErrRefused, 0x80004001: ErrRefused, 0x5: ErrRefused, 0x7e: ErrNotInstalled, 0x7f: ErrNotInstalled, 0x12345678: ErrRefused,
 	} {
@@ -182,5 +184,21 @@ func TestStateFileProblems(t *testing.T) {
 				t.Errorf("%q is said %d times, want once: %q", tt.want, n, b.notes)
 			}
 		})
+	}
+}
+
+// TestLoopbackDSRPolicy knows the policy by which win-bridge prepares a pod for connections to itself.
+func TestLoopbackDSRPolicy(t *testing.T) {
+	for policies, want := range map[string]bool{
+		`[]`: false,
+		`[{"Type":"OutBoundNAT","Settings":{"Destinations":["10.244.1.11"]}}]`:                                                                       true,
+		`[{"Type":"OutBoundNAT","Settings":{"Exceptions":["10.244.0.0/16"]}},{"Type":"OutBoundNAT","Settings":{"Destinations":["10.244.1.11/32"]}}]`: true,
+		`[{"Type":"OutBoundNAT","Settings":{"Exceptions":["10.244.1.11"],"Destinations":["10.244.1.12"]}}]`:                                          false,
+		`[{"Type":"OutBoundNAT"},{"Type":"SDNRoute","Settings":{"Destinations":["10.244.1.11"]}}]`:                                                   false,
+	} {
+		e, err := parseEndpoint([]byte(`{"IpConfigurations":[{"IpAddress":"10.244.1.11"}],"Policies":` + policies + `}`))
+		if err != nil || e.LoopbackDSR != want {
+			t.Errorf("%s: %v, %v, want %v", policies, e.LoopbackDSR, err, want)
+		}
 	}
 }

@@ -39,7 +39,8 @@ type Driver interface {
 	// HasEndpoint reports whether an endpoint with this ID exists.
 	HasEndpoint(ctx context.Context, id string) (bool, error)
 	DeleteEndpoint(ctx context.Context, id string) error
-	CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (id string, err error)
+	// CreateLoadBalancer creates a load balancer and returns it as HNS gives it back.
+	CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error)
 	// UpdateLoadBalancer changes the load balancer with lb's ID. It returns what HNS
 	// holds afterwards, which may differ from lb.
 	UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error)
@@ -128,16 +129,26 @@ var codes = map[uint32]code{
 	0x6b5:      {ErrNotRunning, notRunning},
 	0x6ba:      {ErrNotRunning, notRunning},
 	0x6be:      {ErrNotRunning, "HNS stopped while it was asked"},
+	0x45b:      {ErrNotRunning, "Windows shuts down"},
+	0x6bb:      {ErrBusy, "HNS is too busy"},
+	0x6bf:      {ErrNotRunning, "HNS stopped before it was asked"},
 	0x6d9:      {ErrNotRunning, notRunning},
 	0x1392:     {ErrExists, "HNS has such an object already"},
 	0x80004001: {ErrRefused, "this HNS cannot do that"},
 	0x803b0001: {ErrNotFound, "HNS has no such network"},
 	0x803b0002: {ErrNotFound, "HNS has no such endpoint"},
+	0x803b0004: {ErrBusy, "the virtual switch is not there yet"},
+	0x803b0006: {ErrBusy, "the network adapter is not there yet"},
 	0x803b0007: {ErrBusy, "an endpoint's switch port is not there yet"},
 	0x803b0008: {ErrNotFound, "HNS has no such policy"},
 	0x803b000d: {ErrRefused, "HNS rejects a policy"},
+	0x803b000e: {ErrRefused, "HNS has no such policy on this type of network"},
+	0x803b0010: {ErrExists, "HNS has such a network already"},
+	0x803b0012: {ErrExists, "HNS has such a policy already"},
 	0x803b0013: {ErrExists, "HNS says that the port is taken"},
 	0x803b001e: {ErrRefused, "the address is in no subnet of the network"},
+	0x803b001f: {ErrRefused, "the virtual switch lacks its extension VFP"},
+	0x803b0020: {ErrNotRunning, "a part of HNS has stopped: Restart-Service hns starts it"},
 	0x803b002f: {ErrExists, "the address is in use or reserved"},
 }
 

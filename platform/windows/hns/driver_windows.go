@@ -176,7 +176,7 @@ func (driver) DeleteEndpoint(_ context.Context, id string) error {
 	return call("delete endpoint "+id, func() error { return (&hcn.HostComputeEndpoint{Id: id}).Delete() })
 }
 
-func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (id string, err error) {
+func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
 	err = call("create load balancer "+lb.Key.String(), func() error {
 		var h hcn.HostComputeLoadBalancer
 		if err := toHCN(lb.document(), &h); err != nil {
@@ -184,11 +184,11 @@ func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (id string,
 		}
 		got, err := h.Create()
 		if err == nil {
-			id = strings.ToLower(got.Id)
+			made, err = convert(got, parseBalancer)
 		}
 		return err
 	})
-	return id, err
+	return made, err
 }
 
 func (driver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {

@@ -60,8 +60,9 @@ func TestDriver(t *testing.T) {
 			}
 			lb := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{l.Endpoints[0].ID, created.ID}, SourceVIP: vip.Addrs[0], Flags: ILB, DSR: true, Distribution: DistributionSourceIP}
 			slices.Sort(lb.Endpoints)
-			if lb.ID, err = d.CreateLoadBalancer(ctx, lb); err != nil {
-				t.Fatal(err)
+			made, err := d.CreateLoadBalancer(ctx, lb)
+			if lb.ID = made.ID; err != nil || !made.equal(&lb) {
+				t.Fatalf("made %+v, %v", made, err)
 			}
 			lb.Endpoints = []string{created.ID}
 			now, err := d.UpdateLoadBalancer(ctx, lb)

@@ -4,6 +4,7 @@
 package hns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,6 +53,9 @@ func (p *pass) ensureEndpoint(t Target) (string, error) {
 	if t.Location == Local {
 		p.waiting = true
 		p.moved = p.moved || p.dry && p.model.moved(t.Addr)
+		if other := p.model.elsewhere(t.Addr); other != "" {
+			return "", pendingError(fmt.Sprintf("endpoint %s is in network %q, not in %q, which is for Services: see the network plugin and the CNI configuration of the container runtime", t.Addr, other, p.site.Network.Name))
+		}
 		return "", pendingError(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", t.Addr, p.site.Network.Name))
 	}
 	if e := p.model.endpointAt(t.Addr, Remote); e != nil {
@@ -63,9 +67,9 @@ func (p *pass) ensureEndpoint(t Target) (string, error) {
 	return p.createEndpoint(t)
 }
 
-// misrouted reports whether e does not lead to t.
+// misrouted reports whether e does not lead to t. A MAC that is not known, of the node in a dump, fits all.
 func misrouted(e *Endpoint, t Target) bool {
-	return !equalMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
+	return t.MAC != "" && !equalMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
 }
 
 func (p *pass) createEndpoint(t Target) (string, error) {
@@ -99,7 +103,7 @@ func (e *Endpoint) describe() string {
 	if !e.Remote {
 		return s + " local"
 	}
-	s += " remote " + e.MAC
+	s += " remote " + cmp.Or(e.MAC, "the node's MAC")
 	if e.Provider.IsValid() {
 		s += " via " + e.Provider.String()
 	}
@@ -283,14 +287,15 @@ func (e *Endpoint) addrIn(f service.Family) netip.Addr {
 	return e.Addrs[0]
 }
 
-// formatDiff formats the difference between two sorted lists of endpoints.
+// formatDiff formats the difference between two sorted lists of endpoints, by address:
+// before Apply, endpoints have other IDs.
 func (p *pass) formatDiff(from, to []string) string {
 	var parts []string
-	for _, id := range notIn(from, to) {
-		parts = append(parts, "-"+strings.Join(p.endpointTexts([]string{id}), ""))
+	for _, text := range p.endpointTexts(notIn(from, to)) {
+		parts = append(parts, "-"+text)
 	}
-	for _, id := range notIn(to, from) {
-		parts = append(parts, "+"+strings.Join(p.endpointTexts([]string{id}), ""))
+	for _, text := range p.endpointTexts(notIn(to, from)) {
+		parts = append(parts, "+"+text)
 	}
 	return "[" + strings.Join(parts, " ") + "]"
 }
@@ -334,8 +339,9 @@ func (d *dryRunDriver) HasEndpoint(context.Context, string) (bool, error) { retu
 
 func (d *dryRunDriver) DeleteEndpoint(context.Context, string) error { return nil }
 
-func (d *dryRunDriver) CreateLoadBalancer(context.Context, LoadBalancer) (string, error) {
-	return d.id(), nil
+func (d *dryRunDriver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	lb.ID = d.id()
+	return lb, nil
 }
 
 func (d *dryRunDriver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {

@@ -238,22 +238,22 @@ func (k *fake) check(op string, lb LoadBalancer) error {
 	return nil
 }
 
-func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (string, error) {
+func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	const op = "create load balancer"
 	if err := k.begin(op); err != nil {
-		return "", err
+		return LoadBalancer{}, err
 	}
 	lb.ID = ""
 	if err := k.check(op, lb); err != nil {
-		return "", err
+		return LoadBalancer{}, err
 	}
 	if k.portBlocks > 0 && !lb.DSR && k.usedBlocks(lb.Key) >= k.portBlocks {
-		return "", codeError(op, 0x803b0013)
+		return LoadBalancer{}, codeError(op, 0x803b0013)
 	}
 	lb.ID = k.id("balancer")
 	k.log(func() string { return k.balancerText("+ loadbalancer ", &lb) })
 	k.balancers[lb.ID] = lb
-	return lb.ID, k.end(op)
+	return lb, k.end(op)
 }
 
 // usedBlocks counts the blocks of dynamic ports that load balancers hold.

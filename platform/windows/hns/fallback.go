@@ -13,7 +13,7 @@ import (
 // partialErr is the reason for missing endpoints. before holds the endpoints of the load
 // balancer that lb replaces.
 func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadBalancer, id string, partialErr, err error) {
-	id, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
+	made, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
 	var left []string
 	switch {
 	case errors.Is(err, ErrNotFound):
@@ -22,14 +22,14 @@ func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadB
 		left, partialErr = p.attachedEndpoints(lb.Endpoints, before), err
 	}
 	if len(left) == 0 || len(left) == len(lb.Endpoints) {
-		return lb, id, nil, err
+		return lb, made.ID, nil, err
 	}
 	if partialErr != nil {
 		p.host.startBackoff(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return has(left, id) }))
 	}
 	lb = lb.withEndpoints(left)
-	id, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
-	return lb, id, partialErr, err
+	made, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
+	return lb, made.ID, partialErr, err
 }
 
 // updateBalancer does the same as createBalancer for a change in place.

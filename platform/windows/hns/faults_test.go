@@ -35,11 +35,12 @@ func (x *interceptor) DeleteEndpoint(ctx context.Context, id string) (err error)
 	return err
 }
 
-func (x *interceptor) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (id string, err error) {
-	if !x.intercept("create load balancer", func() { id, err = x.fake.CreateLoadBalancer(ctx, lb) }) {
-		id = x.id("never")
+func (x *interceptor) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
+	if !x.intercept("create load balancer", func() { made, err = x.fake.CreateLoadBalancer(ctx, lb) }) {
+		made = lb
+		made.ID = x.id("never")
 	}
-	return id, err
+	return made, err
 }
 
 func (x *interceptor) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (now LoadBalancer, err error) {

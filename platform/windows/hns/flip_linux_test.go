@@ -101,13 +101,13 @@ func convertDocument(library balancerDocument, lb LoadBalancer) (LoadBalancer, e
 	return got, err
 }
 
-func (d *documentDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+func (d *documentDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	d.send(lb)
-	id, err := d.fake.CreateLoadBalancer(ctx, lb)
-	if err == nil {
-		_, err = d.receive(lb)
+	made, err := d.fake.CreateLoadBalancer(ctx, lb)
+	if err != nil {
+		return made, err
 	}
-	return id, err
+	return d.receive(made)
 }
 
 func (d *documentDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {

@@ -148,10 +148,15 @@ func printed(line string) string {
 	return sourceVIPs.ReplaceAllString(line, "")
 }
 
-// addForeign adds objects of another owner: a load balancer, and its remote endpoint.
+// addForeign adds objects of another owner: a load balancer, and its remote endpoint, which
+// Services may lead to as well.
 func (w generator) addForeign(b *testNode) {
-	n := b.hns.networks[0].ID
-	e := Endpoint{ID: "foreign-endpoint", Network: n, Name: "other", Remote: true, MAC: "02-11-00-00-00-01", Provider: nodeB, Addrs: []netip.Addr{w.nth("10.244.3.99", "fd00:10:244:3::99", 0)}}
+	n, a := b.hns.networks[0], w.remotePod(foreignPod)
+	provider := w.nth("192.0.2.10", "2001:db8::10", 0)
+	if n.Kind == Overlay {
+		provider = n.Routes[0].Provider
+	}
+	e := Endpoint{ID: "foreign-endpoint", Network: n.ID, Name: "other", Remote: true, MAC: remoteMAC(a), Provider: provider, Addrs: []netip.Addr{a}}
 	b.hns.endpoints[e.ID] = e
 	lb := LoadBalancer{ID: "foreign-balancer", Key: Key{Family: w.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
 	b.hns.balancers[lb.ID] = lb
@@ -220,6 +225,7 @@ func (n *suiteNode) Tamper(c generate.Cluster) {
 		if net := &b.hns.networks[0]; net.Kind == Overlay {
 			net.Routes = slices.Clone(net.Routes)
 			net.Routes[0].Provider = rapid.SampledFrom([]netip.Addr{nodeB, addr("192.0.2.20")}).Draw(w.t, "provider")
+			w.addForeign(b) // its owner follows, too
 		}
 	case 5: // the network plugin creates the network again, with the pods
 		w.renewNetwork(b)

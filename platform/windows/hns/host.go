@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -55,7 +56,10 @@ type Host struct {
 	// family.
 	portBackoff   map[portPool]backoff
 	shortageTexts [2]string
-	onShortage    func(text string)
+	// answers and routes are of objects that HNS gives back in another form.
+	answers    map[Key]answer
+	routes     map[netip.Addr]*routeAnswer // all that were made
+	onShortage func(text string)
 }
 
 // NewHost returns the Host of the named node. It calls notify with each decision, one
@@ -63,7 +67,7 @@ type Host struct {
 func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 	h := &Host{
 		store: s, node: node, notify: notify, now: time.Now, listLock: make(chan struct{}, 1), reported: map[string]bool{}, inPlace: true,
-		endpointBackoff: map[string]backoff{}, refusals: map[Key]refusal{}, serviceBackoff: map[serviceName]backoff{}, portBackoff: map[portPool]backoff{},
+		endpointBackoff: map[string]backoff{}, refusals: map[Key]refusal{}, serviceBackoff: map[serviceName]backoff{}, portBackoff: map[portPool]backoff{}, answers: map[Key]answer{}, routes: map[netip.Addr]*routeAnswer{},
 		patience: listPatience, touched: map[service.Family]func(){},
 	}
 	h.driver = &writeRecorder{d, h}

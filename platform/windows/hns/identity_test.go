@@ -4,6 +4,8 @@
 package hns
 
 import (
+	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -67,6 +69,49 @@ func TestSharedByPorts(t *testing.T) {
 	for _, want := range []string{"- loadbalancer tcp 203.0.113.5:10256", "- endpoint 10.96.0.10"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is missing in:\n%s", want, text)
+		}
+	}
+}
+
+// TestSharedFlags has Services share a health check that one of them needs with other flags.
+func TestSharedFlags(t *testing.T) {
+	b := newTestNode(t, v13, overlayN)
+	b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
+	b.restart()
+	b.pods("10.244.1.11")
+	b.addRootEndpoint()
+	port := func(name string, n uint16, keep bool) *service.Port {
+		p := clusterIP(name, fmt.Sprintf("10.96.0.%d", n), "10.244.1.11:80")
+		p.KeepVIP, p.Frontends = keep, append(p.Frontends, frontend(service.LoadBalancerIP, "203.0.113.5", n))
+		return p
+	}
+	plain, kept := port("plain", 80, false), port("kept", 81, true)
+	for i, step := range []struct {
+		ports []*service.Port
+		flags PortFlags
+	}{
+		{[]*service.Port{plain}, 0}, {[]*service.Port{kept, plain}, preserveFlags}, {[]*service.Port{plain}, 0},
+		{[]*service.Port{plain, kept}, preserveFlags}, {[]*service.Port{kept}, preserveFlags},
+	} {
+		b.converge(snapshot(uint64(i+1), step.ports...))
+		for _, lb := range b.hns.balancers {
+			if lb.Port == 10256 && lb.Flags != step.flags {
+				t.Errorf("step %d: flags %v, want %v", i, lb.Flags, step.flags)
+			}
+		}
+	}
+}
+
+// TestPodInAnotherNetwork names the network into which the container runtime put a pod.
+func TestPodInAnotherNetwork(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.hns.networks = append(b.hns.networks, Network{ID: "net-nat", Name: "nat", Kind: "NAT"})
+	b.hns.endpoints["n"] = Endpoint{ID: "n", Name: "pod", Network: "net-nat", HasNamespace: true, Addrs: []netip.Addr{addr("172.25.74.145")}}
+	_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", "172.25.74.145:80"), clusterIP("api", "10.96.0.11", "10.244.1.99:80")))
+	for _, want := range []string{`endpoint 172.25.74.145 is in network "nat", not in "cbr0"`, `network "cbr0" does not have it yet`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }

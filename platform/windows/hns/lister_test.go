@@ -193,7 +193,7 @@ func (s *lister) DeleteEndpoint(ctx context.Context, id string) error {
 	return s.fake.DeleteEndpoint(ctx, id)
 }
 
-func (s *lister) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+func (s *lister) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	s.proceed(2)
 	defer s.proceed(2)
 	return s.fake.CreateLoadBalancer(ctx, lb)

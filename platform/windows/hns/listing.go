@@ -16,6 +16,21 @@ import (
 // takes longer goes on while changes are programmed, and a later round uses it.
 const listPatience = 100 * time.Millisecond
 
+// LoopbackDSR counts the pods in a network, and those of them that can connect to themselves with direct
+// server return.
+func (l *Listing) LoopbackDSR(network string) (pods, ready int) {
+	for i := range l.Endpoints {
+		e := &l.Endpoints[i]
+		if e.Network != network || !e.usedByPod() {
+			continue
+		}
+		if pods++; e.LoopbackDSR {
+			ready++
+		}
+	}
+	return pods, ready
+}
+
 // pendingList is a listing that goes on while changes are programmed. Its information
 // about objects that were written meanwhile is not used.
 type pendingList struct {
@@ -234,16 +249,27 @@ func (h *Host) noteWrite(objects ...string) {
 }
 
 // writeRecorder is a Driver that notes each write before and after the call, because a
-// listing may begin or end during the call.
+// listing may begin or end during the call. Load balancers are listed as they were asked for.
 type writeRecorder struct {
 	Driver
 	host *Host
+}
+
+// List implements Driver.
+func (n *writeRecorder) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+	l, err := n.Driver.List(ctx, what)
+	n.host.asAsked(l.LoadBalancers)
+	n.host.endpointsAsAsked(l.Endpoints)
+	return l, err
 }
 
 // CreateEndpoint implements Driver.
 func (n *writeRecorder) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
 	made, err := n.Driver.CreateEndpoint(ctx, e)
 	n.host.noteWrite(made.ID)
+	if err == nil {
+		made = n.host.noteEndpoint(e, made)
+	}
 	return made, err
 }
 
@@ -255,18 +281,24 @@ func (n *writeRecorder) DeleteEndpoint(ctx context.Context, id string) error {
 }
 
 // CreateLoadBalancer implements Driver.
-func (n *writeRecorder) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+func (n *writeRecorder) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	n.host.noteWrite(lb.Key.String())
-	id, err := n.Driver.CreateLoadBalancer(ctx, lb)
-	n.host.noteWrite(lb.Key.String(), id)
-	return id, err
+	made, err := n.Driver.CreateLoadBalancer(ctx, lb)
+	n.host.noteWrite(lb.Key.String(), made.ID)
+	if err == nil {
+		n.host.noteMade(&lb, &made)
+	}
+	return made, err
 }
 
 // UpdateLoadBalancer implements Driver.
 func (n *writeRecorder) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	n.host.noteWrite(lb.ID, lb.Key.String())
 	defer n.host.noteWrite(lb.ID, lb.Key.String())
-	return n.Driver.UpdateLoadBalancer(ctx, lb)
+	now, err := n.Driver.UpdateLoadBalancer(ctx, lb)
+	got := []LoadBalancer{now}
+	n.host.asAsked(got)
+	return got[0], err
 }
 
 // DeleteLoadBalancer implements Driver.

@@ -121,8 +121,8 @@ func TestChangesPassAListing(t *testing.T) {
 				}
 				b.backend.host.patience = 0
 				b.passed.Add(int64(time.Minute))
-				if p := b.plan(changed); !p.Empty() || len(p.Outcome().Drift) > 0 {
-					t.Errorf("a full look finds\n%s%v", p, p.Outcome().Drift)
+				if p := b.plan(changed); !p.Empty() || len(p.Outcome().Drift) > 0 || !p.Outcome().FullSync {
+					t.Errorf("a full look (%t) finds\n%s%v", p.Outcome().FullSync, p, p.Outcome().Drift)
 				}
 			})
 		}
@@ -133,8 +133,10 @@ func TestChangesPassAListing(t *testing.T) {
 func TestDriftIsFoundDuringChanges(t *testing.T) {
 	b := newListBench(t, v15)
 	b.apply(apps(1, 6, nil))
+	gone := ""
 	for id, lb := range b.hns.balancers {
 		if lb.Key.VIP == addr("10.96.1.4") {
+			gone = id
 			delete(b.hns.balancers, id)
 		}
 	}
@@ -146,6 +148,9 @@ func TestDriftIsFoundDuringChanges(t *testing.T) {
 	})
 	if len(b.hns.balancers) != 6 || repair == "" {
 		t.Errorf("%d load balancers, want 6; the round after the listing did\n%s", len(b.hns.balancers), repair)
+	}
+	if owner, recorded := b.backend.host.record.LoadBalancers[gone]; recorded {
+		t.Errorf("the load balancer that is gone is still recorded for %v", owner)
 	}
 }
 
@@ -179,7 +184,18 @@ func TestNewPodAfterAListing(t *testing.T) {
 		}
 		b.next()
 	}
-	b.apply(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
+	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80"))
+	b.hns.refuse = func(op string) error {
+		if op == "list endpoints" {
+			return codeError(op, 0x57)
+		}
+		return nil
+	}
+	if p, err := b.rounds.Plan(t.Context(), want); err == nil {
+		t.Errorf("planned without the second look:\n%s", p)
+	}
+	b.hns.refuse = nil
+	b.apply(want)
 	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -205,7 +221,7 @@ func TestTakenDuringAListing(t *testing.T) {
 		b.passed.Add(int64(minBackoff))
 	}
 	delete(b.hns.heldPorts, k)
-	id, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{Key: k, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}})
+	made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{Key: k, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +234,7 @@ func TestTakenDuringAListing(t *testing.T) {
 	for b.open != nil {
 		b.next()
 	}
-	if err := round(); err != nil || len(b.hns.balancers) != 1 || b.hns.balancers[id].ID == "" {
+	if err := round(); err != nil || len(b.hns.balancers) != 1 || b.hns.balancers[made.ID].ID == "" {
 		t.Errorf("after the listing: %v; load balancers %v, want the one that is there", err, b.hns.balancers)
 	}
 }
@@ -250,6 +266,61 @@ func TestChangesSpoilListings(t *testing.T) {
 	b.resync(func(int) *service.Snapshot { return nil })
 	if b.backend.listingAge() > 2*time.Second {
 		t.Errorf("the last listing used is %s old, want that of now", b.backend.listingAge())
+	}
+}
+
+// beginningLister has a listing begin during each write, which may see what was there
+// before.
+type beginningLister struct {
+	*fake
+	host *Host
+}
+
+func (l *beginningLister) begin() { l.host.pending = &pendingList{wrote: map[string]bool{}} }
+
+func (l *beginningLister) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
+	l.begin()
+	return e, nil
+}
+
+func (l *beginningLister) DeleteEndpoint(context.Context, string) error {
+	l.begin()
+	return nil
+}
+
+func (l *beginningLister) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	l.begin()
+	return lb, nil
+}
+
+func (l *beginningLister) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	l.begin()
+	return lb, nil
+}
+
+func (l *beginningLister) DeleteLoadBalancer(context.Context, LoadBalancer) error {
+	l.begin()
+	return nil
+}
+
+// What is written while a listing begins comes from the model.
+func TestListingBeginsDuringAWrite(t *testing.T) {
+	k := &beginningLister{fake: newFake(v15)}
+	k.host = NewHost(k, &memoryStore{}, "node", nil)
+	w := &writeRecorder{Driver: k, host: k.host}
+	lb, e := LoadBalancer{ID: "1", Key: Key{VIP: addr("10.96.0.10"), Port: 80}}, Endpoint{ID: "2"}
+	for name, write := range map[string]func() error{
+		"create endpoint":      func() error { _, err := w.CreateEndpoint(t.Context(), e); return err },
+		"delete endpoint":      func() error { return w.DeleteEndpoint(t.Context(), e.ID) },
+		"create load balancer": func() error { _, err := w.CreateLoadBalancer(t.Context(), lb); return err },
+		"update load balancer": func() error { _, err := w.UpdateLoadBalancer(t.Context(), lb); return err },
+		"delete load balancer": func() error { return w.DeleteLoadBalancer(t.Context(), lb) },
+	} {
+		k.host.pending = nil
+		err := write()
+		if noted := k.host.pending.wrote; err != nil || !noted["2"] && !(noted["1"] && noted[lb.Key.String()]) {
+			t.Errorf("%s: noted %v, %v", name, noted, err)
+		}
 	}
 }
 

@@ -152,11 +152,11 @@ func (m meteredDriver) DeleteEndpoint(ctx context.Context, id string) error {
 	return err
 }
 
-func (m meteredDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
+func (m meteredDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	began := time.Now()
-	id, err := m.driver.CreateLoadBalancer(ctx, lb)
+	made, err := m.driver.CreateLoadBalancer(ctx, lb)
 	m.reportBalancerCall(CreateBalancer, lb, began, err)
-	return id, err
+	return made, err
 }
 
 func (m meteredDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {

@@ -4,6 +4,7 @@
 package hns
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -21,6 +22,7 @@ type model struct {
 	local     map[netip.Addr]string    // the ID of the local endpoint
 	remote    map[netip.Addr]string    // the ID of the remote endpoint
 	refs      map[string]int           // number of load balancers of any owner, by endpoint ID
+	names     map[string]string        // of networks, by ID
 }
 
 func emptyModel(base *model, network string) *model {
@@ -33,6 +35,10 @@ func emptyModel(base *model, network string) *model {
 
 func newModel(l Listing, network string) *model {
 	m := emptyModel(nil, network)
+	m.names = map[string]string{}
+	for _, n := range l.Networks {
+		m.names[n.ID] = n.Name
+	}
 	for i := range l.Endpoints {
 		m.putEndpoint(&l.Endpoints[i])
 	}
@@ -48,7 +54,7 @@ func (m *model) fork() *model { return emptyModel(m, m.network) }
 // withEndpoints returns m with a new listing of endpoints. m must not be a fork.
 func (m *model) withEndpoints(all []Endpoint) *model {
 	next := emptyModel(nil, m.network)
-	next.balancers, next.keys, next.refs = m.balancers, m.keys, m.refs
+	next.balancers, next.keys, next.refs, next.names = m.balancers, m.keys, m.refs, m.names
 	for i := range all {
 		next.putEndpoint(&all[i])
 	}
@@ -126,6 +132,19 @@ func setEntry[K, V comparable](m *model, of map[K]V, k K, v V) {
 		return
 	}
 	of[k] = v
+}
+
+// elsewhere returns the network in which a pod has address a, the one of m aside, empty if none is listed.
+func (m *model) elsewhere(a netip.Addr) string {
+	for m.base != nil {
+		m = m.base
+	}
+	for _, e := range m.endpoints {
+		if e != nil && e.usedByPod() && e.Network != m.network && e.HasAddr(a) {
+			return cmp.Or(m.names[e.Network], e.Network)
+		}
+	}
+	return ""
 }
 
 // moved reports whether the local endpoint with address a is in another network, and the

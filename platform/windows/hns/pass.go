@@ -344,6 +344,9 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	}
 	p.addLineFor(n, "- loadbalancer %s", have.Key)
 	p.forget(have, n)
+	if !p.dry {
+		p.host.noteRepair(have, lb)
+	}
 	err := p.create(lb, n, have.Endpoints)
 	if err == nil || p.model.balancer(lb.Key) != nil {
 		return err

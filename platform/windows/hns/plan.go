@@ -161,7 +161,7 @@ func (p *plan) reserveVIP(ctx context.Context) error {
 	b := p.backend
 	defer b.host.markWritten()
 	e, err := b.host.driver.CreateEndpoint(ctx, *p.reserve)
-	if errors.Is(err, ErrExists) && !b.options.SourceVIP.IsValid() && len(p.reserve.Addrs) > 0 {
+	if (errors.Is(err, ErrExists) || errors.Is(err, ErrRefused)) && !b.options.SourceVIP.IsValid() && len(p.reserve.Addrs) > 0 {
 		free := *p.reserve
 		free.Addrs = nil
 		e, err = b.host.driver.CreateEndpoint(ctx, free)

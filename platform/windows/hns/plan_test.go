@@ -162,7 +162,7 @@ func lines(s ...string) string {
 func TestPlanStepByStep(t *testing.T) {
 	const a, b, c = "10.244.1.11:8080", "10.244.2.11:8080@b", "10.244.2.12:8080@b"
 	vip := "+ endpoint 10.96.0.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10"
-	reserved := "+ endpoint kube-proxy-source-vip at an address that HNS chooses"
+	reserved := "+ endpoint kube-proxy-source-vip 10.244.1.254"
 	steps := []struct {
 		situation string
 		port      *service.Port
@@ -170,12 +170,12 @@ func TestPlanStepByStep(t *testing.T) {
 	}{
 		{"appears", clusterIP("web", "10.96.0.10", a, b), lines(reserved, vip,
 			"+ endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11",
-			"+ loadbalancer tcp 10.96.0.10:80 -> :8080 [10.244.1.11 10.244.2.11] # shop/web:http")},
+			"+ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.254 [10.244.1.11 10.244.2.11] # shop/web:http")},
 		{"one more endpoint", clusterIP("web", "10.96.0.10", a, b, c), lines(
 			"+ endpoint 10.244.2.12 remote 02-11-0a-f4-02-0c via 192.0.2.11",
-			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [+10.244.2.12] # shop/web:http")},
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.254 [+10.244.2.12] # shop/web:http")},
 		{"one leaves", clusterIP("web", "10.96.0.10", a, c), lines(
-			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [-10.244.2.11] # shop/web:http",
+			"~ loadbalancer tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.254 [-10.244.2.11] # shop/web:http",
 			"- endpoint 10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11")},
 		{"all leave", clusterIP("web", "10.96.0.10"), lines(
 			"- loadbalancer tcp 10.96.0.10:80 # shop/web:http",

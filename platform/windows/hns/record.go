@@ -67,8 +67,12 @@ func (f FileStore) Save(document []byte) error {
 	return os.Rename(next, string(f))
 }
 
+// writeFile makes a file anew, in place of what a crash has left.
 func writeFile(path string, b []byte) error {
-	f, err := os.Create(path)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) // follows no link
 	if err != nil {
 		return err
 	}

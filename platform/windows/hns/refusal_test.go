@@ -4,6 +4,7 @@
 package hns
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -107,6 +108,31 @@ func TestRefusedLoadBalancerGivesWay(t *testing.T) {
 	b.converge(want)
 }
 
+// HNS is not blamed for a call that the end of a round cut off.
+func TestRoundEndsDuringAReplacement(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshot(1, allKinds("10.244.1.11:80")))
+	ctx, end := context.WithCancel(t.Context())
+	b.hns.refuse = func(op string) error {
+		if op == "create load balancer" {
+			end()
+			return codeError(op, 0x57)
+		}
+		return nil
+	}
+	want := snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80"))
+	p, err := b.backend.Plan(ctx, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(ctx).Err; err == nil {
+		t.Error("a round that was cut off succeeds")
+	}
+	b.hns.refuse = nil
+	b.converge(want)
+}
+
 // A port that a program of the node listens on is tried at growing intervals. Nothing is
 // listed again once it is known that no load balancer has it. The error names the
 // listener and the remedy.
@@ -178,7 +204,7 @@ func TestTakenAfterAnotherRefusal(t *testing.T) {
 			clear(b.hns.balancers)
 			b.now = b.now.Add(maxBackoff)
 			p := b.plan(want)
-			id, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
+			made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
 				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001", "endpoint-000002"},
 			})
 			if err != nil {
@@ -187,7 +213,7 @@ func TestTakenAfterAnotherRefusal(t *testing.T) {
 			if err := p.Apply(t.Context()).Err; err != nil {
 				t.Fatalf("Apply: %v", err)
 			}
-			if _, kept := b.hns.balancers[id]; !kept || len(b.hns.balancers) != 1 {
+			if _, kept := b.hns.balancers[made.ID]; !kept || len(b.hns.balancers) != 1 {
 				t.Errorf("load balancers = %v, want the one that was there", b.hns.balancers)
 			}
 		})

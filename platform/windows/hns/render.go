@@ -243,12 +243,12 @@ func (discardStore) Load() ([]byte, error) { return nil, nil }
 func (discardStore) Save([]byte) error     { return nil }
 
 // hostMACFrom returns the node's hardware address. In a dump, only our endpoints for
-// Services contain it. Without any, the result is all zeros.
+// Services contain it. Without any, it is not known.
 func hostMACFrom(l Listing) string {
 	for _, e := range l.Endpoints {
 		if e.Remote && strings.HasPrefix(e.Name, remotePrefix) && e.MAC != "" && len(e.Addrs) > 0 && !equalMAC(e.MAC, remoteMAC(e.Addrs[0])) {
 			return e.MAC
 		}
 	}
-	return "00-00-00-00-00-00"
+	return ""
 }

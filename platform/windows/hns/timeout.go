@@ -138,8 +138,8 @@ func (p *timeoutDriver) DeleteEndpoint(ctx context.Context, id string) error {
 	return err
 }
 
-func (p *timeoutDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (string, error) {
-	return await(ctx, p, "create load balancer "+lb.Key.String(), func() (string, error) { return p.driver.CreateLoadBalancer(ctx, lb) })
+func (p *timeoutDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	return await(ctx, p, "create load balancer "+lb.Key.String(), func() (LoadBalancer, error) { return p.driver.CreateLoadBalancer(ctx, lb) })
 }
 
 func (p *timeoutDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {

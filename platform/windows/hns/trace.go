@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -40,6 +41,30 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	}
 	t.limits()
 	return w, nil
+}
+
+// Differences returns what HNS would do with c otherwise than Kubernetes says, on a node whose HNS holds l, once it holds
+// what want asks for.
+func Differences(want *service.Snapshot, c route.Conn, l Listing, o Options) ([]string, error) {
+	h := NewHost(&readOnlyDriver{listing: l}, discardStore{}, want.Node.Name, nil)
+	b := New(h, service.FamilyOf(c.To.Addr()), o, time.Hour)
+	b.hostMAC = func(netip.Addr) (string, error) { return hostMACFrom(l), nil }
+	p, err := b.planAll(context.Background(), want)
+	if err != nil {
+		return nil, err
+	}
+	dry := newDryPass(context.Background(), h, &p.next.site, b.family, p.next.model)
+	dry.do(p.work)
+	t := &tracer{backend: b, want: want, conn: c, site: p.next.site, model: dry.model, out: &explain.Walk{}}
+	for _, lb := range dry.balancers(func(*LoadBalancer) bool { return true }) {
+		t.balancers = append(t.balancers, *lb)
+	}
+	t.follow(c.ToNode)
+	t.limits()
+	if t.out.ByDesign != "" {
+		return []string{t.out.ByDesign}, nil
+	}
+	return t.out.Notes, nil
 }
 
 // tracer follows a connection through a listing, and compares what it meets with what
@@ -128,6 +153,8 @@ func (t *tracer) desired(k Key) *DesiredLoadBalancer {
 			case lb.Key != k:
 			case !lb.Shared:
 				return &lb
+			case shared != nil:
+				shared.Flags |= lb.Flags
 			default:
 				shared = &lb
 			}
@@ -272,6 +299,9 @@ func (t *tracer) reasons(v *route.Verdict) []string {
 		for _, n := range d.Notes {
 			all = append(all, n.Text)
 		}
+	}
+	if t.site.keepsHere(v.Port, *v.Frontend) {
+		all = append(all, "the annotation preserve-destination leads load balancer's addresses and NodePorts to endpoints of this node only")
 	}
 	if v.Frontend.Kind.External() && v.Port.External == service.PolicyLocal {
 		all = append(all, "external policy Local applies to all clients: pods and the node itself reach only endpoints of this node")

@@ -83,6 +83,9 @@ var tamperings = map[string]func(k *fake, lb LoadBalancer, endpoint string) stri
 		return lb.ID + " lacks endpoint " + endpoint
 	},
 	"a foreign endpoint": func(k *fake, lb LoadBalancer, _ string) string {
+		if slices.Contains(lb.Endpoints, "foreign-endpoint") { // a Service leads to it
+			return ""
+		}
 		lb.Endpoints = append(slices.Clone(lb.Endpoints), "foreign-endpoint")
 		k.balancers[lb.ID] = lb
 		return lb.ID + " has endpoint foreign-endpoint"
@@ -201,10 +204,10 @@ func TestTracePath(t *testing.T) {
 	for destination, hops := range map[string][]explain.Hop{
 		"10.96.0.10:80": {
 			network, {Object: "endpoint " + vip, Does: "10.96.0.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10: the ClusterIP is at the node"},
-			{Object: "load balancer " + cluster, Does: "tcp 10.96.0.10:80 -> :80 dsr source-vip 10.244.1.2, of shop/web:http"}, ends[0], ends[1],
+			{Object: "load balancer " + cluster, Does: "tcp 10.96.0.10:80 -> :80 dsr source-vip 10.244.1.254, of shop/web:http"}, ends[0], ends[1],
 		},
 		"192.0.2.10:30080": {
-			network, {Object: "load balancer " + node, Does: "tcp node:30080 -> :80 local-routed external source-vip 10.244.1.2, of shop/web:http"}, ends[0], ends[1],
+			network, {Object: "load balancer " + node, Does: "tcp node:30080 -> :80 local-routed external source-vip 10.244.1.254, of shop/web:http"}, ends[0], ends[1],
 		},
 		"192.0.2.10:22": {network},
 	} {

@@ -59,6 +59,9 @@ type Endpoint struct {
 	Remote   bool
 	// HasNamespace means that the endpoint belongs to a namespace.
 	HasNamespace bool
+	// LoopbackDSR means that the network plugin has prepared the pod for connections to itself through a load balancer
+	// with direct server return (https://www.cni.dev/plugins/current/main/win-bridge/, loopbackDSR).
+	LoopbackDSR bool
 }
 
 // HasAddr reports whether e has the address a.

@@ -36,26 +36,54 @@ func (Pipe) Listen() (lease.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on the pipe of service proxies: %w", err)
 	}
-	return l, nil
+	return listener{l}, nil
+}
+
+// listener implements lease.Listener.
+type listener struct{ net.Listener }
+
+// Accept implements lease.Listener.
+func (l listener) Accept() (*lease.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &lease.Conn{Conn: c, Peer: lease.Identity{PID: peerPID(c)}}, nil
 }
 
 // Dial implements lease.Transport.
-func (Pipe) Dial(ctx context.Context) (net.Conn, error) { return winio.DialPipeContext(ctx, Name) }
+func (Pipe) Dial(ctx context.Context) (*lease.Conn, error) {
+	c, err := winio.DialPipeContext(ctx, Name)
+	if err != nil {
+		return nil, err
+	}
+	return &lease.Conn{Conn: c}, nil
+}
 
 // Authenticate implements lease.Transport. It trusts every peer, because a process that
-// may create the pipe or connect to it may also program the node.
-func (Pipe) Authenticate(c net.Conn) (*lease.Conn, error) {
-	x := &lease.Conn{Conn: c, Trusted: true}
-	f, ok := c.(interface{ Fd() uintptr })
+// may create the pipe or connect to it may also program the node. Nothing is exchanged, so
+// there is nothing to send back or to pass on.
+func (Pipe) Authenticate(c *lease.Conn) error {
+	c.Trusted, c.Peer.PID = true, peerPID(c.Conn)
+	return nil
+}
+
+// handled is a connection whose handle can be asked for its two processes.
+type handled interface{ Fd() uintptr }
+
+// peerPID returns the process ID of the other side, 0 if it is unknown.
+func peerPID(c net.Conn) int {
+	f, ok := c.(handled)
 	if !ok {
-		return x, nil
+		return 0
 	}
 	var server, client uint32
 	h, own := windows.Handle(f.Fd()), uint32(os.Getpid())
 	if windows.GetNamedPipeServerProcessId(h, &server) == nil && server != own {
-		x.Peer.PID = int(server)
-	} else if windows.GetNamedPipeClientProcessId(h, &client) == nil && client != own {
-		x.Peer.PID = int(client)
+		return int(server)
 	}
-	return x, nil
+	if windows.GetNamedPipeClientProcessId(h, &client) == nil && client != own {
+		return int(client)
+	}
+	return 0
 }

@@ -48,11 +48,9 @@ func (System) Configure(s Spec) error {
 		for _, p := range restartDelays {
 			restarts = append(restarts, mgr.RecoveryAction{Type: mgr.ServiceRestart, Delay: p})
 		}
-		delayed := windows.SERVICE_DELAYED_AUTO_START_INFO{IsDelayedAutoStartUp: 1}
 		return errors.Join(
 			annotate("restarts after failures", x.SetRecoveryActions(restarts, resetPeriod)),
 			annotate("restarts after an end with an exit code", x.SetRecoveryActionsOnNonCrashFailures(true)),
-			annotate("a start after other services", windows.ChangeServiceConfig2(x.Handle, windows.SERVICE_CONFIG_DELAYED_AUTO_START_INFO, (*byte)(unsafe.Pointer(&delayed)))),
 			annotate("a source of events", eventlog.InstallAsEventCreate(s.Name, eventlog.Error|eventlog.Warning|eventlog.Info)),
 		)
 	})

@@ -50,6 +50,7 @@ func (p *proxy) runLease(ctx context.Context, loops []*reconcile.Loop) (end func
 			l.Kick()
 		}
 	}
+	p.lease.Fault = p.reports.Health.Fault
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan struct{})
 	go func() {

@@ -91,7 +91,7 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 			// A cleanup that has begun is finished even if ctx ends.
 			flows, again, err := m.Conntrack.Clean(context.WithoutCancel(ctx), r)
 			if again > 0 {
-				time.AfterFunc(again, m.loop.SnapshotChanged)
+				time.AfterFunc(again, m.loop.Kick)
 			}
 			return flows, err
 		}

@@ -19,6 +19,11 @@ type modeRequest struct {
 	annotated  v1alpha1.ProxyMode // by the Node
 }
 
+var (
+	_ nodemode.Reader = (*source.APIServer)(nil)
+	_ nodemode.Reader = (*source.Manifests)(nil)
+)
+
 // newModeRequest reads the Node if no mode is configured. The proxy starts even if the
 // Node cannot be read.
 func newModeRequest(ctx context.Context, c *config.Config, o *Options, from source.Source) modeRequest {

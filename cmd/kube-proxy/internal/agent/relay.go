@@ -29,7 +29,7 @@ const (
 func (p *proxy) shutDown(ctx context.Context) {
 	log, backends := p.log, p.selected.Backends
 	name, deadline := string(p.selected.Name), p.process.StopBegan(ctx).Add(StopTime)
-	standby := p.lease != nil && p.lease.Standby()
+	standby := p.lease != nil && p.lease.State().Standby
 	relay := backends[0].Relay // it counts the connections of all families
 	if relay == nil {
 		log.Info("Stopped; the rules stay in force", "mode", name)

@@ -4,6 +4,7 @@
 package agent
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -106,6 +107,23 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	}
 }
 
+// TestUnusedSettingsCauseNothing applies a file that differs in settings that are not in use.
+func TestUnusedSettingsCauseNothing(t *testing.T) {
+	o, c := NewOptions(modes.All()), &config.Config{}
+	c.Mode, c.HealthzBindAddress, c.MetricsBindAddress = config.NFTables, "127.0.0.1:0", "127.0.0.1:0"
+	log, text := logtext.New(2)
+	for effect, warns := range map[config.Effect]bool{config.Unused: false, config.Hot: true} {
+		text.Reset()
+		r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
+		if err := r.apply(t.Context(), c, []config.Change{{Path: "clusterCIDR", Effect: effect}}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(text.String(), "Pods cannot be distinguished") != warns {
+			t.Errorf("effect %v, log:\n%s", effect, text)
+		}
+	}
+}
+
 // testServers is a pair of servers on loopback addresses.
 type testServers struct {
 	*servers
@@ -129,6 +147,29 @@ func newTestServers(t *testing.T, health string) *testServers {
 	s.config.HealthzBindAddress, s.config.MetricsBindAddress = health, "127.0.0.1:0"
 	s.start(ctx, s.config)
 	return s
+}
+
+// TestServersOnOneAddress checks that the health server always has an address for both.
+func TestServersOnOneAddress(t *testing.T) {
+	for range 20 {
+		addr := freeAddress(t)
+		group, ctx := errgroup.WithContext(t.Context())
+		results := make(chan string, 100)
+		s := &servers{
+			group: group, running: map[string][]*runningServer{},
+			reportListen: func(name string, err error) { results <- fmt.Sprint(name, " ", err == nil) },
+			health:       http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }),
+		}
+		c := &config.Config{}
+		c.HealthzBindAddress, c.MetricsBindAddress = addr, addr
+		s.start(ctx, c)
+		if first, second := <-results, <-results; first != "health true" || second != "metrics false" {
+			t.Errorf("%s, %s, want that the health server serves", first, second)
+		}
+		if !answers(addr) {
+			t.Error("no answer of the health server")
+		}
+	}
 }
 
 // moveTo waits for the first attempt at another address.

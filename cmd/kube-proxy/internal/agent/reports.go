@@ -6,6 +6,7 @@ package agent
 import (
 	"k8s.io/client-go/rest"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
@@ -28,7 +29,7 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 	o.SyncPeriod, o.PodsFromNode, o.ProxyName, o.ExternalIPsIgnored = x.Section(c).SyncPeriod, c.DetectLocalMode == config.NodeCIDR, c.ProxyName, c.IgnoreExternalIPs()
 	o.DeprecatedMode = x.Deprecated
 	o.Features = featureMetrics(c)
-	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections()
+	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections(host.FilesLimit())
 	r := report.New(o)
 	r.ObserveDataplane(x.conditions)
 	for _, b := range x.Backends {

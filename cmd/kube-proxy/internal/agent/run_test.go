@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
@@ -53,62 +54,99 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestRun starts a proxy, changes a manifest, and has it reload two configurations: one
-// that it can apply and one that needs a new process.
-func TestRun(t *testing.T) {
-	dir := t.TempDir()
-	manifest, file := filepath.Join(dir, "shop.yaml"), filepath.Join(t.TempDir(), "c.yaml")
-	server := freeAddress(t)
-	quiet := confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: " + server + "\nhostnameOverride: node-a\n"
-	write(t, manifest, testShop)
-	write(t, file, quiet)
-	var log program.Log
-	toy, other := toymode.New("toy"), toymode.New("other")
-	o := NewOptions(mode.Table{toy.Mode(), other.Mode()})
-	o.Flags.Config, o.Manifests, o.FlagSet = file, []string{dir}, pflag.NewFlagSet("", pflag.ContinueOnError)
+// runningProxy is a proxy that runs in this process.
+type runningProxy struct {
+	dir    string // its manifests
+	file   string // its configuration, which is
+	config string
+	server string // the address of its metrics
+	log    program.Log
+	ended  chan error
+}
+
+// startProxy starts a proxy, with the first mode of modes, on s.
+func startProxy(t *testing.T, s System, modes mode.Table) *runningProxy {
+	t.Helper()
+	p := &runningProxy{dir: t.TempDir(), file: filepath.Join(t.TempDir(), "c.yaml"), server: freeAddress(t), ended: make(chan error, 1)}
+	p.config = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: " + p.server + "\nhostnameOverride: node-a\n"
+	write(t, filepath.Join(p.dir, "shop.yaml"), testShop)
+	write(t, p.file, p.config)
+	o := NewOptions(modes)
+	o.Flags.Config, o.Manifests, o.FlagSet = p.file, []string{p.dir}, pflag.NewFlagSet("", pflag.ContinueOnError)
 	c, err := o.Load(config.Linux)
 	if err != nil {
 		t.Fatal(err)
 	}
-	logs, err := logging.Start(&c.Logging, &log)
-	defer klog.StopFlushDaemon()
+	logs, err := logging.Start(&c.Logging, &p.log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx := klog.NewContext(t.Context(), logs.Logger)
-	started, ended := make(chan bool, 1), make(chan error, 1)
+	ctx, end := context.WithCancel(klog.NewContext(context.Background(), logs.Logger))
+	started := make(chan bool, 1)
 	process := Process{Build: metrics.Build{GitVersion: "v1"}, Logs: logs, Started: func() { started <- true }, StopBegan: func(context.Context) time.Time { return time.Now() }}
-	go func() { ended <- testSystem().Run(ctx, o, process, c) }()
-	<-started
-	awaitPorts := func(ports int) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.ended <- s.Run(ctx, o, process, c)
+	}()
+	t.Cleanup(func() {
+		end()
+		<-done
+		klog.StopFlushDaemon()
+	})
+	select {
+	case <-started:
+	case err := <-p.ended:
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestRun starts a proxy, changes a manifest, adds one that cannot be read at first, and has
+// it reload two configurations: one that it can apply and one that needs a new process.
+func TestRun(t *testing.T) {
+	toy, other := toymode.New("toy"), toymode.New("other")
+	p := startProxy(t, testSystem(), mode.Table{toy.Mode(), other.Mode()})
+	await := func(ports int, incomplete bool) {
 		t.Helper()
 		for {
 			select {
 			case s := <-toy.Programmed:
-				if s.Len(service.IPv4) == ports {
+				if s.Len(service.IPv4) == ports && s.Incomplete == incomplete {
 					return
 				}
 			case <-time.After(time.Minute):
-				t.Fatalf("no round for %d ports:\n%s", ports, log.String())
+				t.Fatalf("no round for %d ports, incomplete %t:\n%s", ports, incomplete, p.log.String())
 			}
 		}
 	}
-	awaitPorts(1)
+	await(1, false)
 	poll.Until(t, "status knows the mode and the Service", func() bool {
-		answer, err := (&statusview.Query{Server: server}).Ask(t.Context())
-		return err == nil && answer.Mode == "toy" && len(answer.Services) == 1 && answer.Services[0].State == servicestate.Programmed
+		answer, err := (&statusview.Query{Server: p.server}).Ask(t.Context())
+		return err == nil && answer.Mode == "toy" && len(answer.Services) == 1 && answer.Services[0].State == servicestate.Programmed &&
+			len(answer.Health.Sources) == 1 && answer.Health.Sources[0].Name == report.ManifestSource
 	})
-	write(t, manifest, testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
-	awaitPorts(2)
-	write(t, file, quiet+"clusterCIDR: 10.244.0.0/16\n")
-	poll.Until(t, "the file is in force", func() bool { return strings.Contains(log.String(), "The configuration file changed and is in force") })
-	write(t, file, quiet+"mode: other\n")
+	for _, page := range []string{"/metrics", "/metrics/slis", "/configz", "/statusz", "/flagz"} {
+		if _, err := (&statusview.Query{Server: p.server}).Page(t.Context(), page); err != nil {
+			t.Error(err)
+		}
+	}
+	write(t, filepath.Join(p.dir, "shop.yaml"), testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
+	await(2, false)
+	third := filepath.Join(p.dir, "third.yaml")
+	write(t, third, "kind: Service\nmetadata: {name: [")
+	await(2, true) // so no backend takes away what the file may have held before
+	write(t, third, strings.NewReplacer("web", "third", "10.96.0.10", "10.96.0.12").Replace(testShop))
+	await(3, false)
+	write(t, p.file, p.config+"clusterCIDR: 10.244.0.0/16\n")
+	poll.Until(t, "the file is in force", func() bool { return strings.Contains(p.log.String(), "The configuration file changed and is in force") })
+	write(t, p.file, p.config+"mode: other\n")
 	select {
-	case err := <-ended:
-		if !errors.Is(err, ErrRestart) || !strings.Contains(log.String(), "Stopped; the rules stay in force") {
-			t.Errorf("ended with %v, want %v:\n%s", err, ErrRestart, log.String())
+	case err := <-p.ended:
+		if !errors.Is(err, ErrRestart) || !strings.Contains(p.log.String(), "Stopped; the rules stay in force") {
+			t.Errorf("ended with %v, want %v:\n%s", err, ErrRestart, p.log.String())
 		}
 	case <-time.After(time.Minute):
-		t.Fatalf("goes on with a configuration that needs a new process:\n%s", log.String())
+		t.Fatalf("goes on with a configuration that needs a new process:\n%s", p.log.String())
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
@@ -44,7 +45,7 @@ func (p *proxy) newServers(group *errgroup.Group) (*servers, error) {
 		}),
 		admin:          p.admin(),
 		running:        map[string][]*runningServer{},
-		maxConnections: maxConnections(),
+		maxConnections: maxConnections(host.FilesLimit()),
 	}, nil
 }
 

@@ -47,25 +47,35 @@ type servers struct {
 
 // runningServer is a server that serves on an address or tries to.
 type runningServer struct {
-	addr string
-	stop context.CancelFunc
-	done chan struct{}
+	addr  string
+	stop  context.CancelFunc
+	tried chan struct{} // closed after the first attempt
+	done  chan struct{}
 }
 
 // start starts the servers of c. If c requires it, an address that is not available ends
 // the group.
 func (s *servers) start(ctx context.Context, c *config.Config) {
-	s.profile(c)
-	s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress, HardFail: c.BindAddressHardFail})
-	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress, HardFail: c.BindAddressHardFail})
+	s.moveBoth(ctx, c, c.BindAddressHardFail)
 }
 
 // reconfigure moves the servers to the addresses of c while the proxy runs. An address
 // that is not available does not end the proxy.
 func (s *servers) reconfigure(ctx context.Context, c *config.Config) {
+	s.moveBoth(ctx, c, false)
+}
+
+// moveBoth moves the health server first, so that it serves if both have the same address,
+// and probes are answered.
+func (s *servers) moveBoth(ctx context.Context, c *config.Config, hardFail bool) {
 	s.profile(c)
-	s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress})
-	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress})
+	if l := s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress, HardFail: hardFail}); l != nil {
+		select {
+		case <-l.tried:
+		case <-l.done:
+		}
+	}
+	s.move(ctx, health.Server{Name: metricsServer, Addr: c.MetricsBindAddress, HardFail: hardFail})
 }
 
 func (s *servers) profile(c *config.Config) {
@@ -74,29 +84,31 @@ func (s *servers) profile(c *config.Config) {
 	s.metrics.replace(a.Handler())
 }
 
-// move starts a server. The previous one of the same name goes on until the new one
-// listens, unless it holds the port itself.
-func (s *servers) move(ctx context.Context, to health.Server) {
+// move starts a server, and returns it if it is new. The previous one of the same name goes
+// on until the new one listens, unless it holds the port itself.
+func (s *servers) move(ctx context.Context, to health.Server) *runningServer {
 	s.mu.Lock()
 	if list := s.running[to.Name]; len(list) > 0 && list[len(list)-1].addr == to.Addr {
 		s.mu.Unlock()
-		return
+		return nil
 	}
 	if portOf(to.Addr) == "0" { // no server
 		s.mu.Unlock()
 		waitEnded(s.stop(to.Name, nil, anyPort))
 		s.reportListen(to.Name, nil)
-		return
+		return nil
 	}
 	ctx, stop := context.WithCancel(ctx)
-	l := &runningServer{to.Addr, stop, make(chan struct{})}
+	l := &runningServer{to.Addr, stop, make(chan struct{}), make(chan struct{})}
 	s.running[to.Name] = append(s.running[to.Name], l)
 	s.mu.Unlock()
 	to.Handler, to.Connections, to.TLS = s.health, health.NewConnections(s.maxConnections), s.tls
 	if to.Name == metricsServer {
 		to.Handler = &s.metrics
 	}
+	tried := sync.OnceFunc(func() { close(l.tried) })
 	to.Attempted = func(err error) {
+		tried()
 		if ctx.Err() == nil {
 			s.reportListen(to.Name, err)
 		}
@@ -109,6 +121,7 @@ func (s *servers) move(ctx context.Context, to health.Server) {
 		defer s.remove(to.Name, l)
 		return to.Run(ctx)
 	})
+	return l
 }
 
 // listen binds the address of l. Its predecessor may occupy an overlapping address, as
@@ -142,10 +155,10 @@ func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 }
 
 // maxConnections returns how many connections each server accepts. If the process may
-// open few files, most are reserved for programming the node.
-func maxConnections() int {
+// open few files, most are reserved for programming the node. A limit of files may be unknown.
+func maxConnections(files uint64, known bool) int {
 	const share = 16
-	if files, known := host.FilesLimit(); known && files/share < health.MaxConnections {
+	if known && files/share < health.MaxConnections {
 		return int(files / share)
 	}
 	return health.MaxConnections

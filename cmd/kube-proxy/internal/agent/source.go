@@ -42,7 +42,11 @@ func (o *Options) newSource(version string, c *config.Config, node string, sourc
 		},
 		WatchTimedOut: func(kind string) {
 			sources.WatchTimedOut(kind)
-			log.V(2).Info("A watch was silent for too long and is replaced", "kind", kind)
+			log.V(2).Info("A watch was silent for too long; the kind is listed again", "kind", kind)
+		},
+		Restored: func(kind, before, now string) {
+			sources.Restored(kind)
+			log.Info("Warning: the resource version went backwards, as after a restore of etcd from a backup; all kinds are listed again", "kind", kind, "before", before, "now", now)
 		},
 		Report: func(err error) {
 			sources.RecordError(err)

@@ -38,7 +38,7 @@ func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn)
 	if err != nil {
 		return nil, err
 	}
-	addRoutes(w)
+	addRoutes(w, c, local)
 	if err := host.AddOthers(ctx, w, c, local, p.marks()); err != nil {
 		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
 	}
@@ -59,8 +59,16 @@ func (p *proxy) marks() uint32 {
 // mostRoutes bounds how many routes are looked up.
 const mostRoutes = 100
 
-// addRoutes looks up how the node gets to the targets of w. A missing route is a fault.
-func addRoutes(w *explain.Walk) {
+// addRoutes looks up how the node gets to the targets of w. A missing route is a fault. The
+// kernel looks for a route to the destination of its own processes, too, before any rule
+// translates that (kernel: net/ipv4/tcp_ipv4.c, tcp_v4_connect). What it forwards is
+// translated before.
+func addRoutes(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
+	if to := c.To.Addr(); c.Interface == "" && w.Action == route.Forward && !w.Taken && !local(to) {
+		if _, err := host.Route(to); err != nil {
+			w.Faults = append(w.Faults, fmt.Sprintf("the node has no route to %s: %v; without one its own processes cannot connect, only pods and others can", to, err))
+		}
+	}
 	w.Routes = map[netip.Addr]string{}
 	for _, to := range slices.SortedFunc(maps.Keys(w.Targets), netip.AddrPort.Compare) {
 		if _, known := w.Routes[to.Addr()]; known || len(w.Routes) == mostRoutes {

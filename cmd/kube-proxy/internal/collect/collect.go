@@ -37,6 +37,7 @@ type collector struct {
 	config *config.Config
 	query  statusview.Query
 	client *apiClient
+	logs   []string // that the part log.txt has
 }
 
 // Dump returns the parts that there are on this system.
@@ -55,7 +56,7 @@ func (o Options) Dump(c *config.Config, folder string) *support.Dump {
 		{Name: "rules.txt", What: "what the node has installed, read back", Collect: x.rules},
 		{Name: "plan.txt", What: "what kube-proxy diff says would change", Collect: x.plan},
 		{Name: "events.json", What: "Events that the proxy reported", Collect: x.client.events},
-		{Name: "log.txt", What: "the last lines of the log", Tail: true, Collect: x.log},
+		x.logPart(),
 		{Name: "doctor.txt", What: "what kube-proxy doctor finds", Collect: x.doctor},
 	}
 	d.Parts = append(d.Parts, systemParts(x)...)

@@ -15,8 +15,12 @@ import (
 	"kubeproxy/common/support"
 )
 
-// logPatterns are where kubelet keeps the logs of pods.
-var logPatterns = []string{"/var/log/pods/*kube-proxy*/*/*.log", "/var/log/kube-proxy*.log"}
+// logPatterns are where the log of a proxy is that a pod, a static pod or a unit runs. kubelet
+// keeps logs in NAMESPACE_POD_UID/CONTAINER. Names of pods and containers are free to choose for
+// whoever may create pods, so only the namespace of the proxy counts.
+func logPatterns(namespace string) []string {
+	return []string{"/var/log/pods/" + namespace + "_*/kube-proxy/*.log", "/var/log/kube-proxy*.log"}
+}
 
 // writeJournal writes the log of the unit kube-proxy. It reports whether there is one.
 func writeJournal(ctx context.Context, w io.Writer) (bool, error) {

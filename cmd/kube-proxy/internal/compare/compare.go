@@ -11,6 +11,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,7 +24,9 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
+	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
+	"kubeproxy/common/source"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
@@ -45,11 +49,14 @@ type Options struct {
 	Settings bool
 	// Report receives the faults of objects, a line each.
 	Report func(line string)
+	Assign []netip.Prefix // see reading.Reader
+	// Unusable is set if an object of the manifests cannot be used.
+	Unusable bool
 }
 
 // comparison is one run.
 type comparison struct {
-	Options
+	*Options
 	config *config.Config
 	mode   mode.Descriptor
 	node   string
@@ -59,12 +66,15 @@ type comparison struct {
 }
 
 // Run compares the two states.
-func (o Options) Run(ctx context.Context, c *config.Config) (*plandiff.Difference, error) {
+func (o *Options) Run(ctx context.Context, c *config.Config) (*plandiff.Difference, error) {
 	x := &comparison{Options: o, config: c, mode: o.Proxy.Modes.Of(c), out: plandiff.New()}
 	installed := len(o.From) == 1 && o.From[0] == Node
 	find := x.findOffline
 	if installed {
 		find = x.findLocal
+	}
+	if slices.Contains(o.From, "-") && slices.Contains(o.Proxy.Manifests, "-") {
+		return nil, errors.New("standard input can be one of both states only")
 	}
 	if err := find(ctx); err != nil {
 		return nil, err
@@ -87,7 +97,7 @@ func (o Options) Run(ctx context.Context, c *config.Config) (*plandiff.Differenc
 
 // Installed returns what the node has installed, as text. The snapshot is optional; it
 // adds what some rules are for.
-func (o Options) Installed(ctx context.Context, c *config.Config) (string, error) {
+func (o *Options) Installed(ctx context.Context, c *config.Config) (string, error) {
 	x := &comparison{Options: o, config: c, out: plandiff.New()}
 	if err := x.findLocal(ctx); err != nil {
 		return "", err
@@ -144,13 +154,20 @@ func nameOf(sources []string) string {
 // read returns the content of sources, which are paths or API. local means that the node is this
 // one.
 func (x *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
-	r := reading.Reader{Config: x.config, Mode: x.mode, Node: x.node, Version: x.Version, Local: local, Report: x.Report}
+	r := reading.Reader{Config: x.config, Mode: x.mode, Node: x.node, Version: x.Version, Local: local, Report: x.Report, Assign: x.Assign}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == API {
 		return r.API(ctx, x.Timeout)
 	}
+	if r.Report == nil {
+		r.Report = func(string) {}
+	}
 	t, err := r.Manifests(ctx, sources)
-	if err != nil { // a difference because of an unreadable file does not count
+	if err != nil && (t.Latest() == nil || !source.OnlyObjects(err)) { // a difference because of an unreadable file does not count
 		return nil, err
+	}
+	if err != nil {
+		x.Unusable = true
+		r.Report("warning: " + printable.Error(err) + "; what cannot be used counts as missing")
 	}
 	return t.Latest(), nil
 }
@@ -183,6 +200,7 @@ func (x *comparison) compareNode(ctx context.Context, want *service.Snapshot) er
 	if x.Settings {
 		x.out.AddSettings(append(host.PendingSettings(x.config), host.PendingScore(x.config)...))
 	}
+	x.out.Knows(want)
 	if err := x.plan(ctx, want); err != nil {
 		return err
 	}

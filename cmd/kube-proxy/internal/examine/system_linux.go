@@ -5,6 +5,7 @@ package examine
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,10 @@ func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.
 		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil,
 		Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 		Acceleration: acceleration(x),
+		Route: func(to netip.Addr) error {
+			_, err := host.Route(to)
+			return err
+		},
 	}
 	for _, m := range x.modes {
 		n.Modes = append(n.Modes, linuxdoctor.Mode{
@@ -62,7 +67,7 @@ func probeMode(c *config.Config, d mode.Descriptor, f service.Family) error {
 func acceleration(x *Examination) linuxdoctor.Acceleration {
 	o := socketlb.Options{Name: socketlb.NameOf(x.config.ProxyName)}
 	a := linuxdoctor.Acceleration{
-		Wanted:        x.config.SocketAcceleration || x.proxy.Answer != nil && len(x.proxy.Answer.Accelerated) > 0,
+		Wanted:        x.config.SocketAcceleration != config.AccelerateNone || x.proxy.Answer != nil && len(x.proxy.Answer.Accelerated) > 0,
 		Site:          socketlb.LookAtSite,
 		Present:       func(f service.Family) (socketlb.Presence, error) { return socketlb.LookFor(f, o) },
 		RemoveCommand: ownCommand() + " --init-only",

@@ -25,7 +25,7 @@ const hostPollInterval = 10 * time.Second
 // Watch reads the addresses and listeners of the node into t: once before it returns, and
 // then in group until ctx ends.
 func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger) {
-	w := &hostWatch{addrs: InterfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
+	w := &hostWatch{addrs: interfacePrefixes, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
 	poll := func() {
 		h, err := w.poll()
 		if err != nil { // keep the last known values
@@ -41,7 +41,7 @@ func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klo
 // ReadOnce reads the addresses and listeners of the node into t, once. Without it t knows
 // only what the Node says.
 func ReadOnce(t *track.Tracker) {
-	w := &hostWatch{addrs: InterfaceAddrs, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
+	w := &hostWatch{addrs: interfacePrefixes, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
 	if h, err := w.poll(); err == nil {
 		t.SetHost(h)
 	}
@@ -49,7 +49,7 @@ func ReadOnce(t *track.Tracker) {
 
 // hostWatch reads addresses and listening sockets of the node.
 type hostWatch struct {
-	addrs   func() ([]netip.Addr, error)
+	addrs   func() ([]netip.Prefix, error)
 	sockets func() ([]track.Socket, error)
 	polls   int
 	seen    map[track.Socket]*socketSeen
@@ -96,7 +96,7 @@ func (w *hostWatch) poll() (track.Host, error) {
 			h.Listening = append(h.Listening, s)
 		}
 	}
-	slices.SortFunc(h.Addrs, netip.Addr.Compare)
+	slices.SortFunc(h.Addrs, netip.Prefix.Compare)
 	slices.SortFunc(h.Listening, func(a, b track.Socket) int {
 		if c := a.Addr.Compare(b.Addr); c != 0 {
 			return c
@@ -113,11 +113,21 @@ const ipvsDevice = "kube-ipvs0"
 
 // InterfaceAddrs lists the addresses of the node.
 func InterfaceAddrs() ([]netip.Addr, error) {
+	all, err := interfacePrefixes()
+	var addrs []netip.Addr
+	for _, p := range all {
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs, err
+}
+
+// interfacePrefixes lists the addresses of the node with the lengths of their networks.
+func interfacePrefixes() ([]netip.Prefix, error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	var found []netip.Addr
+	var found []netip.Prefix
 	for _, i := range all {
 		addrs, err := i.Addrs()
 		if i.Name == ipvsDevice || err != nil { // the interface may have disappeared
@@ -125,7 +135,7 @@ func InterfaceAddrs() ([]netip.Addr, error) {
 		}
 		for _, a := range addrs {
 			if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLoopback() {
-				found = append(found, p.Addr().Unmap().WithZone(""))
+				found = append(found, p)
 			}
 		}
 	}

@@ -21,7 +21,7 @@ func TestHostWatch(t *testing.T) {
 	own := track.Socket{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:9")}
 	var now []track.Socket
 	w := &hostWatch{
-		addrs:   func() ([]netip.Addr, error) { return nil, nil },
+		addrs:   func() ([]netip.Prefix, error) { return nil, nil },
 		sockets: func() ([]track.Socket, error) { return now, nil },
 		seen:    map[track.Socket]*socketSeen{},
 	}

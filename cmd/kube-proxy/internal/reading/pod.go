@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	baseconfig "k8s.io/component-base/config/v1alpha1"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/source"
 )
@@ -39,8 +40,8 @@ func (a Client) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr,
 	}
 	var addrs []netip.Addr
 	for _, x := range pod.Status.PodIPs {
-		if addr, err := netip.ParseAddr(x.IP); err == nil {
-			addrs = append(addrs, addr.Unmap())
+		if addr, err := ipaddr.Parse(x.IP); err == nil {
+			addrs = append(addrs, addr)
 		}
 	}
 	if len(addrs) == 0 {

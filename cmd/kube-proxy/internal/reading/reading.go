@@ -7,9 +7,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
@@ -33,8 +40,12 @@ type Reader struct {
 	Local bool
 	// Report, if set, receives the faults of objects, a line each.
 	Report func(line string)
+	// Assign are the ranges of the ClusterIPs for Services of manifests without one.
+	Assign []netip.Prefix
 	// Wrap, if set, returns a Sink that gets the objects before the Tracker does.
 	Wrap func(*track.Tracker) source.Sink
+
+	faults []string // of Services as manifests have them
 }
 
 // MostProblems is how many problems that appear at once are reported. The rest is counted.
@@ -66,16 +77,103 @@ func (r *Reader) report(format string, args ...any) {
 	}
 }
 
-// Manifests reads files and directories. It uses what it can, so it may return a Tracker
-// with a snapshot and an error.
+// stdin is the path of standard input.
+const stdin = "-"
+
+// Manifests reads files, directories, pipes and standard input, which is the path "-". It
+// uses what it can, so it may return a Tracker with a snapshot and an error.
 func (r *Reader) Manifests(ctx context.Context, paths []string) (*track.Tracker, error) {
 	t, sink := r.tracker()
+	contents := map[string][]byte{}
+	for _, p := range paths {
+		if err := readPipe(p, contents); err != nil {
+			return t, fmt.Errorf("read manifests: %s: %w", printable.Text(p), err)
+		}
+	}
 	files := source.Manifests{
-		Paths: paths, NodeName: r.Node,
+		Paths: paths, NodeName: r.Node, Contents: contents,
 		Note: func(s string) { r.report("note: %s", printable.Text(s)) },
 	}
-	err := files.Load(ctx, sink)
+	r.faults = nil
+	err := files.Load(ctx, &assigner{Sink: sink, ranges: r.Assign, problem: func(format string, args ...any) {
+		r.faults = append(r.faults, fmt.Sprintf(format, args...))
+	}})
+	for _, f := range r.faults[:min(len(r.faults), MostProblems)] {
+		r.report("problem: %s", printable.Text(f))
+	}
 	return t, err
+}
+
+// readPipe adds the content of a pipe or of standard input, and nothing for other paths.
+func readPipe(path string, contents map[string][]byte) error {
+	from := os.Stdin
+	if path != stdin && path != "/dev/stdin" {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+			return nil
+		}
+		if from, err = os.Open(path); err != nil {
+			return err
+		}
+		defer from.Close()
+	}
+	if contents[path] != nil {
+		return errors.New("it can be read once only")
+	}
+	content, err := io.ReadAll(io.LimitReader(from, source.MaxManifest+1))
+	if err == nil && len(content) > source.MaxManifest {
+		err = fmt.Errorf("it has more than %d bytes", source.MaxManifest)
+	}
+	contents[path] = append([]byte{}, content...)
+	return err
+}
+
+// Faults returns an error if the manifests that t was read from have Services of which
+// nothing is served, or not on the NodePorts that they want, because of what they say.
+func (r *Reader) Faults(t *track.Tracker) error {
+	served := map[types.NamespacedName]bool{}
+	for _, f := range service.Families {
+		for p := range t.Latest().Ports(f) {
+			if len(p.Frontends) > 0 {
+				served[types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name}] = true
+			}
+		}
+	}
+	faults, addressless := len(r.faults), 0
+	for _, p := range t.Problems() {
+		if p.Service.Name == "" || p.ThisNode || served[p.Service] && p.Field != "spec.type" && !strings.HasSuffix(p.Field, ".nodePort") {
+			continue
+		}
+		if faults++; p.Field == "spec.clusterIP" {
+			addressless++
+		}
+	}
+	switch {
+	case addressless > 0 && len(r.Assign) == 0:
+		return fmt.Errorf("%d Services cannot be served as they are, %d of them for want of a clusterIP, as in the output of helm template: "+
+			"--assign-cluster-ips 10.96.0.0/16 assigns them", faults, addressless)
+	case faults > 0:
+		return fmt.Errorf("%d Services cannot be served as they are", faults)
+	}
+	return nil
+}
+
+// Ranges reads the values of --assign-cluster-ips.
+func Ranges(values []string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, v := range values {
+		p, err := netip.ParsePrefix(v)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("--assign-cluster-ips: %q is no range: want such as 10.96.0.0/16 or 10.96.0.0/16,fd00:10:96::/112", v)
+		case p.Addr().BitLen()-p.Bits() < 2:
+			return nil, fmt.Errorf("--assign-cluster-ips: %s has no room: want at least four addresses", p)
+		case slices.ContainsFunc(all, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }):
+			return nil, fmt.Errorf("--assign-cluster-ips: %s is a second range of its family: want one", p)
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 // API reads from the API server of the configuration, for a time.

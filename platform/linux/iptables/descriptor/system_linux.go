@@ -21,7 +21,7 @@ func system() *mode.System {
 		Owned:     Owned,
 		Targets:   targets,
 		ReadBack:  mode.ReadBack(create),
-		Conntrack: true,
+		Conntrack: true, Translates: true,
 	}
 }
 

@@ -20,7 +20,8 @@ type Packet struct {
 	// Translated means that a rule replaced the destination, Untracked that one exempted
 	// the packet from connection tracking.
 	Translated, Untracked bool
-	Mark                  uint32
+	// Mark is the mark. The bits in Vague are not known, and 0 in Mark.
+	Mark, Vague uint32
 }
 
 // Match says whether a rule, or a part of it, matches a packet.
@@ -185,7 +186,7 @@ func (n Node) state(name string, args []string, p Packet) (Match, int) {
 		if !ok {
 			return Unknown, 1
 		}
-		return matchIf(p.Mark&mask == value), 1
+		return p.marked(value, mask), 1
 	case "--probability":
 		return Chance, 1
 	case "--update", "--rcheck":
@@ -197,10 +198,26 @@ func (n Node) state(name string, args []string, p Packet) (Match, int) {
 		if len(args) < 2 {
 			return Unknown, 1
 		}
-		// The first packet of a connection has SYN alone.
-		return matchIf(args[1] == "SYN" && slices.Contains(strings.Split(args[0], ","), "SYN")), 2
+		// The first packet of a connection has SYN alone (kernel: net/netfilter/xt_tcpudp.c,
+		// tcp_mt).
+		flags := "NONE"
+		if slices.ContainsFunc(strings.Split(arg, ","), func(f string) bool { return f == "SYN" || f == "ALL" }) {
+			flags = "SYN"
+		}
+		return matchIf(args[1] == flags), 2
 	}
 	return Unknown, 0
+}
+
+// marked compares the mark of p.
+func (p Packet) marked(value, mask uint32) Match {
+	switch {
+	case (p.Mark&mask^value)&^p.Vague != 0:
+		return No
+	case p.Vague&mask != 0:
+		return Unknown
+	}
+	return Yes
 }
 
 // inState reports whether a new connection has a state of conntrack.

@@ -109,17 +109,15 @@ func Passive(target string) bool { return slices.Contains(passive, target) }
 func (w *Walker) rule(s Step) outcome {
 	name, forGood, args := s.Rule.target()
 	isPassive := Passive(name)
-	if s.Match == Unknown {
-		if !isPassive {
-			w.Doubtful = append(w.Doubtful, s)
+	switch {
+	case isPassive:
+		if s.Match != Unknown {
+			w.Steps = append(w.Steps, s)
 		}
+		w.change(s.Match, name, args)
 		return next
-	}
-	if isPassive {
-		w.Steps = append(w.Steps, s)
-		if s.Match == Yes {
-			w.change(name, args)
-		}
+	case s.Match == Unknown:
+		w.Doubtful = append(w.Doubtful, s)
 		return next
 	}
 	if to := (Chain{s.Chain.Table, name}); w.Tables.Has(to) {
@@ -133,17 +131,21 @@ func (w *Walker) rule(s Step) outcome {
 	return w.decide(s, name, args)
 }
 
-// change applies a target that changes the packet.
-func (w *Walker) change(name string, args []string) {
-	switch name {
-	case "MARK":
-		if value, mask, ok := marks(Argument(args, "--set-xmark")); ok {
-			w.Packet.Mark = w.Packet.Mark&^mask ^ value
+// change applies a target that changes the packet. If it is not certain that the rule
+// matches, the bits of the mark that it may change are not known any more.
+func (w *Walker) change(m Match, name string, args []string) {
+	p := &w.Packet
+	switch value, mask, ok := marks(Argument(args, "--set-xmark")); {
+	case name == "MARK" && ok:
+		after := p.Mark&^mask ^ value
+		if m == Yes {
+			p.Vague &^= mask
+		} else {
+			p.Vague |= p.Mark ^ after
 		}
-	case "NOTRACK":
-		w.Packet.Untracked = true
-	case "CT":
-		w.Packet.Untracked = w.Packet.Untracked || slices.Contains(args, "--notrack")
+		p.Mark = after &^ p.Vague
+	case name == "NOTRACK", name == "CT" && slices.Contains(args, "--notrack"):
+		p.Untracked = p.Untracked || m == Yes
 	}
 }
 

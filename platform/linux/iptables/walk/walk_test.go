@@ -25,6 +25,8 @@ func TestMatches(t *testing.T) {
 		"-i eth+": Yes, "-i eth": No, "! -i eth1": Yes, "-p tcp -m tcp --dport 80": Yes, "-p udp": No, "-m tcp --dport 81:90": No,
 		"-m multiport --dports 22,79:81": Yes, "-m multiport ! --dports 22,79:81": No,
 		"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN": Yes, "-p tcp -m tcp --tcp-flags FIN FIN": No,
+		"-p tcp -m tcp --tcp-flags ACK NONE": Yes, "-p tcp -m tcp --tcp-flags FIN,SYN NONE": No, "-p tcp -m tcp ! --tcp-flags ACK NONE": No,
+		"-p tcp -m tcp --tcp-flags NONE NONE": Yes, "-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK": No, "-p tcp -m tcp --tcp-flags ALL SYN": Yes,
 		"-m addrtype --dst-type LOCAL": Yes, "-m addrtype ! --dst-type LOCAL": No, "-m addrtype --src-type LOCAL": No, "-m addrtype --dst-type MULTICAST": Unknown,
 		"-m conntrack --ctstate NEW": Yes, "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT": Yes, "-m conntrack --ctdir REPLY": No, "-m state --state ESTABLISHED": No,
 		"-m conntrack --ctorigdst 10.0.0.0/8": Yes, "-m mark --mark 0x4000/0x4000": Yes, "-m mark ! --mark 0x4000/0x4000": No, "-m mark --mark 0x4000": Yes,
@@ -38,6 +40,34 @@ func TestMatches(t *testing.T) {
 	} {
 		if got := node.Matches(&Rule{Text: rule + " -j DROP"}, packet); got != want {
 			t.Errorf("%q: %d, want %d", rule, got, want)
+		}
+	}
+}
+
+// TestVagueMark checks marks of which not all bits are known, and what makes them so.
+func TestVagueMark(t *testing.T) {
+	vague := packet
+	vague.Mark, vague.Vague = 0x1, 0x4000
+	for rule, want := range map[string]Match{
+		"--mark 0x4000/0x4000": Unknown, "! --mark 0x4000/0x4000": Unknown, "--mark 0x1/0x1": Yes, "! --mark 0x1/0x1": No, "--mark 0x2/0x4002": No,
+	} {
+		if got := node.Matches(&Rule{Text: "-m mark " + rule + " -j DROP"}, vague); got != want {
+			t.Errorf("%q: %d, want %d", rule, got, want)
+		}
+	}
+	for rule, want := range map[string][2]uint32{
+		"-j MARK --set-xmark 0x2/0xff":                                      {0x2, 0x4000},
+		"-j MARK --set-xmark 0x4000/0x4000":                                 {0x4001, 0},
+		"-m geoip --cc DE -j MARK --set-xmark 0x2/0x3":                      {0, 0x4003},
+		"-m geoip --cc DE -j MARK --set-xmark 0x1/0x1":                      {0x1, 0x4000},
+		"-m statistic --probability 0.5 -j MARK --set-xmark 0x0/0xffffffff": {0, 0x4001},
+	} {
+		tables := NewTables()
+		tables.Append(Chain{"filter", "START"}, rule)
+		w := &Walker{Tables: tables, Node: node, Packet: vague}
+		w.Hook(Chain{"filter", "START"})
+		if got := [2]uint32{w.Packet.Mark, w.Packet.Vague}; got != want {
+			t.Errorf("%q: mark and vague bits %#x, want %#x", rule, got, want)
 		}
 	}
 }

@@ -6,8 +6,8 @@ package descriptor
 
 import (
 	"io"
-	"net/netip"
 
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/ipvs"
@@ -52,7 +52,7 @@ func options(c *config.Config) ipvs.Options {
 		UDP:           c.IPVS.UDPTimeout.Duration,
 	}
 	for _, s := range c.IPVS.ExcludeCIDRs {
-		if p, err := netip.ParsePrefix(s); err == nil { // validation has refused others
+		if p, err := ipaddr.ParsePrefix(s); err == nil { // validation has refused others
 			o.Exclude = append(o.Exclude, p.Masked())
 		}
 	}

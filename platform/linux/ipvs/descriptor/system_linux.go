@@ -43,6 +43,11 @@ func owned(_ *config.Config, f service.Family) ([]string, error) {
 	return []string{ipvs.Leftovers{Family: f}.String()}, nil
 }
 
+var (
+	_ takeover.Draining = ipvs.Leftovers{}
+	_ takeover.Draining = ipvs.Upstream{}
+)
+
 func targets(_ context.Context, s mode.Setup) ([]takeover.Target, error) {
 	exclude := options(s.Config).Exclude
 	var all []takeover.Target

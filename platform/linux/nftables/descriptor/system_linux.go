@@ -20,7 +20,7 @@ func system() *mode.System {
 		Owned:     owned,
 		Targets:   targets,
 		ReadBack:  mode.ReadBack(create),
-		Conntrack: true,
+		Conntrack: true, Translates: true,
 	}
 }
 

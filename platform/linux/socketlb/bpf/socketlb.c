@@ -24,8 +24,11 @@
 #define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 
 // scope says whose sockets are taken: those in the network namespace of the node, and
-// those of processes that are directly in the cgroup of a container of a pod. A
-// process further below may be of another cluster inside the pod.
+// those of processes that are in the cgroup of a container of a pod, or directly in one
+// below it. That is where crun, an init system and the entrypoint of a Docker in the
+// container have the processes of the container itself: in "container", "init.scope" and
+// "init". A process further below may be of another cluster inside the pod: engines name
+// a parent for their containers, as in docker/ID.
 struct scope {
 	__u64 netns;      // cookie of the network namespace
 	__u64 owner;      // which of the proxies in that namespace
@@ -33,6 +36,7 @@ struct scope {
 	__u64 nested[2];  // ids of cgroups below pods that hold cgroups of pods
 	__u64 mask;       // of the table: its number of entries, less one
 	__u64 program;    // which program belongs to these maps
+	__u64 seed;       // of the hash, so that nobody can choose addresses for a bucket
 };
 
 // A list word has the index of the first slot of a list in its upper half, and
@@ -161,9 +165,13 @@ struct {
 	__type(value, struct recent6);
 } recent6 SEC(".maps");
 
+// taken counts connections: those of the node, and those of pods.
+#define TAKEN_NODE 0
+#define TAKEN_PODS 1
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, __u64);
 } taken SEC(".maps");
@@ -178,33 +186,37 @@ static __always_inline struct scope *get_scope(void)
 // MAX_LEVEL is how far below the root of all cgroups the one of all pods may be.
 #define MAX_LEVEL 12
 
-// is_ours tells the sockets of the node and of its pods from those of containers in
-// containers. Levels count from the root of all cgroups, which a cgroup namespace hides
+#define NOT_OURS 2
+
+// whose tells the sockets of the node and of its pods from those of containers in
+// containers, and returns the place of taken that counts them. Levels count from the root of all cgroups, which a cgroup namespace hides
 // from user space. So the level of pods is found here. It is 1 on most nodes.
-static __always_inline int is_ours(struct bpf_sock_addr *ctx, struct scope *s)
+static __always_inline __u32 whose(struct bpf_sock_addr *ctx, struct scope *s)
 {
 	__u64 pods, id;
 	int level;
 
 	if (bpf_get_netns_cookie(ctx) == s->netns)
-		return 1;
+		return TAKEN_NODE;
 	pods = READ_ONCE(s->pods);
 	if (!pods)
-		return 0;
+		return NOT_OURS;
 	for (level = 1; level <= MAX_LEVEL; level++) {
 		id = bpf_get_current_ancestor_cgroup_id(level);
 		if (id == pods)
 			break;
 		if (!id)
-			return 0;
+			return NOT_OURS;
 	}
 	if (level > MAX_LEVEL)
-		return 0;
+		return NOT_OURS;
 	id = bpf_get_current_ancestor_cgroup_id(level + 1);
 	level += 2;
 	if (id == s->nested[0] || id == s->nested[1])
 		level++;
-	return bpf_get_current_ancestor_cgroup_id(level) && !bpf_get_current_ancestor_cgroup_id(level + 1);
+	if (!bpf_get_current_ancestor_cgroup_id(level) || bpf_get_current_ancestor_cgroup_id(level + 2))
+		return NOT_OURS;
+	return TAKEN_PODS;
 }
 
 // is_bound reports whether the program chose a source itself: an address, a port or a
@@ -219,10 +231,9 @@ static __always_inline int is_bound6(struct bpf_sock *sk)
 	return sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3] || sk->src_port || sk->bound_dev_if;
 }
 
-static __always_inline void count(void)
+static __always_inline void count(__u32 who)
 {
-	__u32 first = 0;
-	__u64 *n = bpf_map_lookup_elem(&taken, &first);
+	__u64 *n = bpf_map_lookup_elem(&taken, &who);
 
 	if (n)
 		(*n)++;
@@ -266,7 +277,7 @@ static __always_inline __u64 search4(__u32 bucket, __u64 key)
 // find4 returns the list of key, 0 if there is none.
 static __always_inline __u64 find4(struct scope *s, __u64 key)
 {
-	__u64 h = hash(key);
+	__u64 h = hash(key ^ s->seed);
 	__u64 list = search4(h & s->mask & -BUCKET, key);
 
 	return list ?: search4(h >> 32 & s->mask & -BUCKET, key);
@@ -321,12 +332,15 @@ static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r,
 {
 	struct scope *s = get_scope();
 	__u64 list, *slot, endpoint;
-	__u32 n, i;
+	__u32 who, n, i;
 
 	if (!s)
 		return 0;
 	list = find4(s, key);
-	if (!(__u32)list || !is_ours(ctx, s))
+	if (!(__u32)list)
+		return 0;
+	who = whose(ctx, s);
+	if (who == NOT_OURS)
 		return 0;
 	n = choose(list);
 	slot = bpf_map_lookup_elem(&slots4, &n);
@@ -339,7 +353,7 @@ static __always_inline __u64 take4(struct bpf_sock_addr *ctx, struct recent4 *r,
 	WRITE_ONCE(r->names[i].endpoint, endpoint);
 	WRITE_ONCE(r->sums[i], sum4(cookie, key, endpoint));
 	WRITE_ONCE(r->cookies[i], cookie);
-	count();
+	count(who);
 	return endpoint;
 }
 
@@ -506,7 +520,7 @@ static __always_inline __u64 search6(__u32 bucket, struct name6 *to)
 
 static __always_inline __u64 find6(struct scope *s, struct name6 *to)
 {
-	__u64 h = hash(to->addr[0] ^ hash(to->addr[1] ^ hash(to->port)));
+	__u64 h = hash(to->addr[0] ^ hash(to->addr[1] ^ hash(to->port ^ s->seed)));
 	__u64 list = search6(h & s->mask & -BUCKET, to);
 
 	return list ?: search6(h >> 32 & s->mask & -BUCKET, to);
@@ -526,12 +540,15 @@ static __always_inline struct slot6 *take6(struct bpf_sock_addr *ctx, struct rec
 	struct socket6 names;
 	struct slot6 *slot;
 	__u64 list;
-	__u32 n, i;
+	__u32 who, n, i;
 
 	if (!s)
 		return 0;
 	list = find6(s, to);
-	if (!(__u32)list || !is_ours(ctx, s))
+	if (!(__u32)list)
+		return 0;
+	who = whose(ctx, s);
+	if (who == NOT_OURS)
 		return 0;
 	n = choose(list);
 	slot = bpf_map_lookup_elem(&slots6, &n);
@@ -549,7 +566,7 @@ static __always_inline struct slot6 *take6(struct bpf_sock_addr *ctx, struct rec
 	}
 	WRITE_ONCE(r->sums[i], sum6(cookie, &names));
 	WRITE_ONCE(r->cookies[i], cookie);
-	count();
+	count(who);
 	return slot;
 }
 

@@ -22,7 +22,7 @@ func system() *mode.System {
 		Owned:     owned,
 		Targets:   targets,
 		ReadBack:  mode.ReadBack(newAudit),
-		Conntrack: true,
+		Conntrack: true, Translates: true,
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"os"
 
+	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -32,6 +34,7 @@ func Mode() mode.Descriptor {
 		Leaves:          "load balancers and remote endpoints of Host Networking Service",
 		Section:         section,
 		Render:          render,
+		Differences:     differences,
 		System:          system(),
 	}
 }
@@ -53,7 +56,7 @@ func Options(c *config.Config) hns.Options {
 		IgnoreSourceRanges:  c.IgnoreSourceRanges,
 	}
 	// The configuration was validated when it was read.
-	o.SourceVIP, _ = netip.ParseAddr(c.Winkernel.SourceVip)
+	o.SourceVIP, _ = ipaddr.Parse(c.Winkernel.SourceVip)
 	if health, err := netip.ParseAddrPort(c.HealthzBindAddress); err == nil {
 		o.HealthzPort = health.Port()
 	}
@@ -63,16 +66,28 @@ func Options(c *config.Config) hns.Options {
 	return o
 }
 
+// differences assumes what render does.
+func differences(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
+	o, kind := assumed(r.Config)
+	return hns.Differences(want, c, hns.AssumedListing(kind, want, o), o)
+}
+
+// assumed returns the options and the type of network of a node of which nothing else is known.
+func assumed(c *config.Config) (hns.Options, hns.Kind) {
+	o := Options(c)
+	o.NetworkName, o.EnvName = "", ""
+	if o.SourceVIP.IsValid() {
+		return o, hns.Overlay
+	}
+	return o, hns.L2Bridge
+}
+
 // render prints what a Windows node would hold, and what would change if it is known what
 // its HNS holds.
 func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
 	o := Options(r.Config)
 	if r.State == "" {
-		kind := hns.L2Bridge
-		if o.SourceVIP.IsValid() {
-			kind = hns.Overlay
-		}
-		o.NetworkName, o.EnvName = "", ""
+		o, kind := assumed(r.Config)
 		r.Note(fmt.Sprintf("nothing is known of the node's HNS, so the network is assumed to be of type %s; use --hns-state FILE", kind))
 		return hns.Render(w, want, hns.AssumedListing(kind, want, o), o, r.Format)
 	}

@@ -1,0 +1,219 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"kubeproxy/common/lease"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
+	"kubeproxy/common/takeover"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+	"kubeproxy/test/poll"
+	"kubeproxy/test/toymode"
+)
+
+// name is a lease.Transport in memory, whose processes trust each other.
+type name struct {
+	mu     sync.Mutex
+	holder *holder
+}
+
+// holder implements lease.Listener.
+type holder struct {
+	name  *name
+	conns chan net.Conn
+	gone  chan struct{}
+	close sync.Once
+}
+
+func (n *name) Listen() (lease.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.holder != nil {
+		return nil, lease.ErrHeld
+	}
+	n.holder = &holder{name: n, conns: make(chan net.Conn), gone: make(chan struct{})}
+	return n.holder, nil
+}
+
+func (n *name) Dial(ctx context.Context) (*lease.Conn, error) {
+	n.mu.Lock()
+	h := n.holder
+	n.mu.Unlock()
+	if h == nil {
+		return nil, net.ErrClosed
+	}
+	a, b := net.Pipe()
+	select {
+	case h.conns <- a:
+		return &lease.Conn{Conn: b}, nil
+	case <-h.gone:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (n *name) Authenticate(c *lease.Conn) error {
+	c.Trusted = true
+	return nil
+}
+
+func (h *holder) Accept() (*lease.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return &lease.Conn{Conn: c}, nil
+	case <-h.gone:
+		return nil, net.ErrClosed
+	}
+}
+
+func (h *holder) Close() error {
+	h.close.Do(func() {
+		close(h.gone)
+		h.name.mu.Lock()
+		defer h.name.mu.Unlock()
+		h.name.holder = nil
+	})
+	return nil
+}
+
+// place is Leftovers in memory.
+type place struct{ filled atomic.Bool }
+
+func (p *place) String() string { return "a place" }
+
+func (p *place) Find(context.Context) (string, error) {
+	if p.filled.Load() {
+		return "rules", nil
+	}
+	return "", nil
+}
+
+func (p *place) Remove(context.Context) error {
+	p.filled.Store(false)
+	return nil
+}
+
+// auditor is a backend that finds something missing until good.
+type auditor struct {
+	reconcile.Base
+	good  atomic.Bool
+	asked atomic.Int32
+}
+
+func (a *auditor) Cleanup(context.Context) error { return nil }
+
+func (a *auditor) Plan(context.Context, *service.Snapshot) (reconcile.Plan, error) {
+	a.asked.Add(1)
+	return audit{empty: a.good.Load()}, nil
+}
+
+// audit is the plan of an auditor.
+type audit struct {
+	reconcile.Plan
+	empty bool
+}
+
+func (a audit) Empty() bool    { return a.empty }
+func (a audit) String() string { return "+ a rule\n" }
+
+// withLeftovers adds a place to take over to the mode, and who audits its rules before.
+func withLeftovers(d mode.Descriptor, left *place, a *auditor) mode.Descriptor {
+	toy, s := d.System, *d.System
+	s.Owned = func(*config.Config, service.Family) ([]string, error) { return []string{"its own"}, nil }
+	s.Targets = func(context.Context, mode.Setup) ([]takeover.Target, error) {
+		return []takeover.Target{{Leftovers: left, Family: service.IPv4}}, nil
+	}
+	s.Open = func(ctx context.Context, setup mode.Setup, families []service.Family) ([]*mode.Backend, error) {
+		all, err := toy.Open(ctx, setup, families)
+		for _, b := range all {
+			b.Audit = func() (reconcile.Backend, error) { return a, nil }
+		}
+		return all, err
+	}
+	d.System = &s
+	return d
+}
+
+const (
+	balancedShop = `apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {type: LoadBalancer, clusterIP: 10.96.0.10, externalTrafficPolicy: Local, healthCheckNodePort: %d, ports: [{port: 80}]}
+`
+	shopEndpoint = `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 80}]
+endpoints: [{addresses: [10.244.1.1], nodeName: node-a}]
+`
+)
+
+// TestHandover has a proxy take over from an earlier one, hand the node over to a later
+// one, and get it back. It removes what another proxy left only when its own rules are in
+// force, again after the second time, and answers health checks of Services all the time.
+func TestHandover(t *testing.T) {
+	check := netip.MustParseAddrPort(freeAddress(t))
+	left, a, toy, lock := &place{}, &auditor{}, toymode.New("toy"), &name{}
+	left.filled.Store(true)
+	system := testSystem()
+	system.LeaseTransport = func(string) (lease.Transport, lease.Identity) { return lock, lease.Identity{} }
+	p := startProxy(t, system, mode.Table{withLeftovers(toy.Mode(), left, a)})
+	shop := fmt.Sprintf(balancedShop, check.Port())
+	write(t, filepath.Join(p.dir, "shop.yaml"), shop)
+
+	poll.Until(t, "audits after rounds", func() bool { return a.asked.Load() > 1 || !left.filled.Load() })
+	if !left.filled.Load() {
+		t.Error("the old rules go before the new ones are in force")
+	}
+	a.good.Store(true)
+	poll.Until(t, "the old rules go", func() bool { return !left.filled.Load() })
+
+	ctx, end := context.WithCancel(t.Context())
+	later, ended := lease.New(lock, lease.Identity{Mode: "later"}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		later.Run(ctx, nil)
+	}()
+	leave, ok := later.Enter(ctx)
+	if !ok {
+		t.Fatal("the later proxy does not get the node")
+	}
+	leave()
+	poll.Until(t, "stands by", func() bool {
+		answer, err := (&statusview.Query{Server: p.server}).Ask(t.Context())
+		return err == nil && answer.Health.Standby != ""
+	})
+	left.filled.Store(true)
+	write(t, filepath.Join(p.dir, "shop.yaml"), shop+shopEndpoint)
+	poll.Until(t, "a health check counts the new endpoint", func() bool {
+		answer, err := http.Get("http://" + check.String())
+		if err != nil {
+			return false
+		}
+		_ = answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+	if !left.filled.Load() {
+		t.Error("a standby removes the rules of the holder")
+	}
+	end()
+	<-ended
+	poll.Until(t, "the rules of the later proxy go", func() bool { return !left.filled.Load() })
+}

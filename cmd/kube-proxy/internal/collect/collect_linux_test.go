@@ -1,0 +1,123 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package collect
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/support"
+)
+
+// TestWriteToPipe writes an archive to a named pipe whose reader ends. The pipe stays.
+func TestWriteToPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &support.Dump{Folder: "x", Timeout: time.Minute, Secrets: &support.Secrets{}, Parts: []support.Part{{Name: "a", Collect: func(_ context.Context, w io.Writer) error {
+		reader.Close()
+		_, err := io.WriteString(w, "text")
+		return err
+	}}}}
+	if _, err := Write(t.Context(), d, pipe, io.Discard); err == nil || !strings.Contains(err.Error(), "broken pipe") {
+		t.Errorf("%v, want a broken pipe", err)
+	}
+	if info, err := os.Lstat(pipe); err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+		t.Errorf("the pipe has gone: %v", err)
+	}
+}
+
+// TestLogsOfPods tells the log of the proxy from those of others with such names.
+func TestLogsOfPods(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/var/log/pods/kube-system_kubeproxy-x7k2p_0c6e/kube-proxy/0.log":  true,
+		"/var/log/pods/kube-system_kube-proxy-abcde_1c6e/kube-proxy/3.log": true,
+		"/var/log/kube-proxy.log": true,
+		"/var/log/pods/zz-tenant_kube-proxy-evil_2c6e/kube-proxy/0.log":   false,
+		"/var/log/pods/kube-system-x_kube-proxy_2c6e/kube-proxy/0.log":    false,
+		"/var/log/pods/kube-system_coredns-kube-proxy_2c6e/coredns/0.log": false,
+		"/var/log/pods/kube-system_kubeproxy-x7k2p_0c6e/settings/0.log":   false,
+	} {
+		if got := slices.ContainsFunc(logPatterns("kube-system"), func(p string) bool { ok, _ := filepath.Match(p, path); return ok }); got != want {
+			t.Errorf("%s: %t, want %t", path, got, want)
+		}
+	}
+}
+
+// TestLogsShare collects a long log, a short one that is newer, and one that is no file.
+func TestLogsShare(t *testing.T) {
+	dir := t.TempDir()
+	long, short, pipe := filepath.Join(dir, "long.log"), filepath.Join(dir, "short.log"), filepath.Join(dir, "pipe.log")
+	for path, text := range map[string]string{long: strings.Repeat("long\n", 2<<20) + "\x1b]0;owned\a the end of it\n", short: "short\r\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hour := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(long, hour, hour); err != nil {
+		t.Fatal(err)
+	}
+	x := &collector{Options: Options{LogFiles: []string{short, long, "", short, filepath.Join(dir, "none.log")}}}
+	d := &support.Dump{Folder: "x", Timeout: time.Minute, Secrets: &support.Secrets{}, Parts: []support.Part{x.logPart()}}
+	var archive bytes.Buffer
+	if _, err := d.Write(t.Context(), &archive); err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, &archive)
+	log := files["x/log.txt"]
+	if len(log) < mostLog || len(log) > mostLog+1000 || !strings.Contains(log, `\x1b]0;owned\a the end of it`) || !strings.Contains(log, "short.log, 7 bytes <==\nshort\n") ||
+		strings.Index(log, "long.log") > strings.Index(log, "short.log") {
+		t.Errorf("%d bytes: %q ... %q", len(log), log[:min(len(log), 100)], log[max(0, len(log)-200):])
+	}
+	if want := ": " + long + ", " + short; !strings.Contains(files["x/CONTENTS.txt"], want) {
+		t.Errorf("want %q in %s", want, files["x/CONTENTS.txt"])
+	}
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x = &collector{Options: Options{LogFiles: []string{pipe}}}
+	if err := x.log(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "is a named pipe") {
+		t.Errorf("a named pipe: %v", err)
+	}
+}
+
+func unpack(t *testing.T, archive io.Reader) map[string]string {
+	t.Helper()
+	zip, err := gzip.NewReader(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[h.Name] = string(text)
+	}
+}

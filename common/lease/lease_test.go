@@ -1,0 +1,416 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// node is a Transport in memory.
+type node struct {
+	mu     sync.Mutex
+	holder *name
+	// prove is what the proof of a holder tells a client, nil for the rights.
+	prove func(*Conn) error
+	dials int
+}
+
+// name implements Listener.
+type name struct {
+	node *node
+	new  chan *Conn
+	gone chan struct{}
+	once sync.Once
+	fail int // this many calls of Accept first
+}
+
+// end is one end of a connection.
+type end struct {
+	net.Conn
+	prove func(*Conn) error
+}
+
+func (n *node) Listen() (Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.holder != nil {
+		return nil, ErrHeld
+	}
+	n.holder = &name{node: n, new: make(chan *Conn), gone: make(chan struct{})}
+	return n.holder, nil
+}
+
+func (n *node) Dial(ctx context.Context) (*Conn, error) { return n.dial(ctx, 1, nil) }
+
+// dial connects as the process with this ID, of whose proof the holder sees prove.
+func (n *node) dial(ctx context.Context, pid int, prove func(*Conn) error) (*Conn, error) {
+	n.mu.Lock()
+	to := n.holder
+	n.dials++
+	n.mu.Unlock()
+	if to == nil {
+		return nil, errors.New("nobody listens")
+	}
+	a, b := net.Pipe()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-to.gone:
+		return nil, errors.New("nobody listens any more")
+	case to.new <- &Conn{Conn: &end{b, prove}, Peer: Identity{PID: pid}}:
+		return &Conn{Conn: &end{a, n.prove}}, nil
+	}
+}
+
+func (n *node) Authenticate(c *Conn) error {
+	if prove := c.Conn.(*end).prove; prove != nil {
+		return prove(c)
+	}
+	c.Trusted = true
+	return nil
+}
+
+func (l *name) Accept() (*Conn, error) {
+	if l.fail > 0 {
+		l.fail--
+		return nil, errors.New("too many open files")
+	}
+	select {
+	case <-l.gone:
+		return nil, net.ErrClosed
+	case c := <-l.new:
+		return c, nil
+	}
+}
+
+func (l *name) Close() error {
+	l.once.Do(func() {
+		close(l.gone)
+		l.node.mu.Lock()
+		defer l.node.mu.Unlock()
+		l.node.holder = nil
+	})
+	return nil
+}
+
+// start runs a Lease until the test's function in a bubble ends.
+func start(ctx context.Context, t Transport, mode string) *Lease {
+	l := New(t, Identity{Mode: mode})
+	go l.Run(ctx, nil)
+	return l
+}
+
+// holds reports whether l may program the node, once that is decided.
+func (l *Lease) holds(ctx context.Context) bool {
+	leave, ok := l.Enter(ctx)
+	if ok {
+		leave()
+	}
+	return ok
+}
+
+// inBubble runs f in a bubble, with a context that ends with f.
+func inBubble(t *testing.T, f func(t *testing.T, ctx context.Context)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		f(t, ctx)
+		cancel()
+		time.Sleep(time.Hour) // whoever waits for a time limit
+	})
+}
+
+// The holder yields after its round, but does not keep the other side waiting for ever.
+func TestYield(t *testing.T) {
+	for _, tc := range []struct{ round, want time.Duration }{
+		{10 * time.Second, 10 * time.Second},
+		{time.Hour, takeTimeout / 2},
+	} {
+		inBubble(t, func(t *testing.T, ctx context.Context) {
+			n := &node{}
+			a, b := start(ctx, n, "a"), start(ctx, n, "b")
+			leave, ok := a.Enter(ctx)
+			if !ok {
+				t.Fatal("the only proxy may not program the node")
+			}
+			time.AfterFunc(tc.round, leave)
+			began := time.Now()
+			if !b.holds(ctx) || time.Since(began) != tc.want {
+				t.Errorf("b has the lease after %s, want %s", time.Since(began), tc.want)
+			}
+			time.Sleep(tc.round)
+			if a.holds(ctx) {
+				t.Error("both program the node")
+			}
+			time.Sleep(time.Minute)
+			if s := a.State(); !s.Standby || s.Holder.Mode != "b" || s.HolderFault != "" {
+				t.Errorf("state of a: %+v", s)
+			}
+			if s := b.State(); len(s.Others) != 1 || s.Others[0].Mode != "a" || s.Fault != "" {
+				t.Errorf("state of b: %+v", s)
+			}
+		})
+	}
+}
+
+// answers returns a script of a holder: it answers each request with m, after a while.
+func answers(m message, after time.Duration) func(net.Conn) {
+	return func(c net.Conn) {
+		if _, err := receive(c, answerTimeout); err == nil {
+			time.Sleep(after)
+			_ = send(c, m, answerTimeout)
+		}
+	}
+}
+
+// badHolders have the name of the lease, and do not do what a holder does.
+var badHolders = map[string]struct {
+	prove  func(*Conn) error
+	script func(net.Conn)
+	want   string // the Fault of a proxy that starts
+	within time.Duration
+}{
+	"keeps the name":           {nil, answers(message{Yielded: true}, 0), "yields the lease of service proxies, but keeps its name", 3 * time.Second},
+	"keeps the name, and slow": {nil, answers(message{Yielded: true}, 20*time.Second), "does not answer", takeTimeout},
+	"does not yield":           {nil, answers(message{}, 0), "does not yield", time.Second},
+	"hangs":                    {nil, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "does not answer", takeTimeout + answerTimeout},
+	"hangs at once":            {func(c *Conn) error { _, err := c.Read(make([]byte, 1)); return err }, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "does not answer", answerTimeout},
+	"closes":                   {nil, func(net.Conn) {}, "holder of the lease has gone", 3 * time.Second},
+	"proves nothing":           {func(*Conn) error { return nil }, answers(message{Yielded: true}, 0), "process that may not program this node", time.Second},
+	"of another version":       {func(*Conn) error { return ErrProtocol }, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "another version", time.Second},
+	"answers nonsense":         {nil, func(c net.Conn) { answers(message{}, 0)(&corrupt{c}) }, "holder of the lease has gone", 3 * time.Second},
+}
+
+// corrupt is a connection on which lengths of messages arrive as 0.
+type corrupt struct{ net.Conn }
+
+func (c *corrupt) Write(b []byte) (int, error) {
+	clear(b[:4])
+	return c.Conn.Write(b)
+}
+
+// serve has script answer all connections to the name l.
+func serve(l Listener, script func(net.Conn)) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			script(c)
+		}()
+	}
+}
+
+// A proxy that starts goes on programming the node after a bounded time and number of
+// requests, says why, and takes the lease when the other one has gone.
+func TestBadHolder(t *testing.T) {
+	for name, bad := range badHolders {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, ctx context.Context) {
+				n := &node{prove: bad.prove}
+				held, _ := n.Listen()
+				go serve(held, bad.script)
+				p, began := start(ctx, n, "p"), time.Now()
+				if !p.holds(ctx) || time.Since(began) > bad.within {
+					t.Errorf("programs the node after %s, want %s", time.Since(began), bad.within)
+				}
+				if s := p.State(); s.Standby || !strings.Contains(s.Fault, bad.want) {
+					t.Errorf("state %+v, want fault %q", s, bad.want)
+				}
+				if n.dials > takeTries {
+					t.Errorf("asked %d times, want %d at most", n.dials, takeTries)
+				}
+				n.mu.Lock()
+				n.prove = func(*Conn) error { return ErrProtocol } // another fault
+				n.mu.Unlock()
+				time.Sleep(retryInterval + takeTimeout + time.Second)
+				if s := p.State(); !strings.Contains(s.Fault, "another version") || !p.holds(ctx) {
+					t.Errorf("state %+v after a change of the holder", s)
+				}
+				_ = held.Close()
+				time.Sleep(retryInterval + time.Second)
+				if s := p.State(); s.Fault != "" || n.holder == nil || !p.holds(ctx) {
+					t.Errorf("state %+v without the other process", s)
+				}
+			})
+		})
+	}
+}
+
+// A standby does not wait for ever either for a process that took the lease with rights
+// and then does not do what a holder does.
+func TestStandbyOfBadHolder(t *testing.T) {
+	for name, bad := range badHolders {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, ctx context.Context) {
+				n := &node{}
+				a, thief := start(ctx, n, "a"), New(n, Identity{})
+				if !a.holds(ctx) {
+					t.Fatal("the only proxy may not program the node")
+				}
+				c, m, err := thief.request(ctx, requestTake, takeTimeout)
+				if err != nil || !m.Yielded {
+					t.Fatalf("take: %+v, %v", m, err)
+				}
+				defer c.Close()
+				held, err := n.Listen()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer held.Close()
+				n.prove = bad.prove
+				go serve(held, bad.script)
+				time.Sleep(watchTries*(heartbeatTimeout+answerTimeout) + time.Minute)
+				if s := a.State(); s.Standby || s.Fault == "" || !a.holds(ctx) {
+					t.Errorf("state %+v", s)
+				}
+			})
+		})
+	}
+}
+
+// A standby says that the holder's rules are not in force, and when they are again.
+func TestHolderFault(t *testing.T) {
+	inBubble(t, func(t *testing.T, ctx context.Context) {
+		n := &node{}
+		a, b := start(ctx, n, "a"), New(n, Identity{Mode: "b"})
+		var mu sync.Mutex
+		fault := "IPv4: a change waits"
+		b.Fault = func() string {
+			mu.Lock()
+			defer mu.Unlock()
+			return fault
+		}
+		go b.Run(ctx, nil)
+		if !a.holds(ctx) || !b.holds(ctx) {
+			t.Fatal("no lease")
+		}
+		time.Sleep(heartbeatTimeout - heartbeat)
+		if s := a.State(); !s.Standby || s.HolderFault != "" {
+			t.Errorf("state %+v while the holder starts", s)
+		}
+		time.Sleep(3 * heartbeat)
+		if s := a.State(); s.HolderFault != "IPv4: a change waits" {
+			t.Errorf("state %+v", s)
+		}
+		mu.Lock()
+		fault = ""
+		mu.Unlock()
+		time.Sleep(2 * heartbeat)
+		if s := a.State(); !s.Standby || s.HolderFault != "" {
+			t.Errorf("state %+v with the rules in force", s)
+		}
+	})
+}
+
+// A holder shows a process that asks as another version does, for as long as it asks.
+func TestStranger(t *testing.T) {
+	inBubble(t, func(t *testing.T, ctx context.Context) {
+		n := &node{}
+		a := start(ctx, n, "a")
+		if !a.holds(ctx) {
+			t.Fatal("no lease")
+		}
+		for range 4 {
+			c, err := n.dial(ctx, 7, func(*Conn) error { return ErrProtocol })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			time.Sleep(retryInterval)
+			if s := a.State(); !strings.Contains(s.Fault, "process 7 asks for the lease of service proxies, but it is of another version") {
+				t.Fatalf("state %+v", s)
+			}
+		}
+		time.Sleep(3 * retryInterval)
+		if s := a.State(); s.Fault != "" || !a.holds(ctx) {
+			t.Errorf("state %+v when it is gone", s)
+		}
+	})
+}
+
+// Connections that send nothing take no place from a proxy, and neither do failures of
+// accept(2).
+func TestFlood(t *testing.T) {
+	inBubble(t, func(t *testing.T, ctx context.Context) {
+		n := &node{}
+		held, _ := n.Listen()
+		held.(*name).fail = 3
+		a := New(n, Identity{Mode: "a"})
+		go a.hold(ctx, held)
+		mute := func(c *Conn) error { _, err := c.Read(make([]byte, 1)); return err }
+		slow, err := n.dial(ctx, 2, mute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer slow.Close()
+		for range 10 * maxUnproven {
+			c, err := n.dial(ctx, 1, mute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+		if who, ok := QueryHolder(ctx, n); !ok || who.Mode != "a" {
+			t.Errorf("the holder is %+v, %t", who, ok)
+		}
+		_ = slow.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if _, err := slow.Read(make([]byte, 1)); errors.Is(err, net.ErrClosed) || err != nil && !strings.Contains(err.Error(), "timeout") {
+			t.Errorf("the one of another process lost its place: %v", err)
+		}
+	})
+}
+
+// What another process says about itself moves no cursor and fills no log.
+func TestIdentity(t *testing.T) {
+	long := strings.Repeat("x", 300)
+	for _, tc := range []struct {
+		said, system Identity
+		want         string
+	}{
+		{Identity{}, Identity{}, "process of unknown number"},
+		{Identity{OwnPID: 7}, Identity{}, "process 7 of another container"},
+		{Identity{PID: 6, OwnPID: 7, Command: "said"}, Identity{PID: 8, Command: "true"}, "process 8 (true)"},
+		{Identity{Command: "a\x1b[2J\nb\u202e", Mode: "m\r"}, Identity{PID: 8}, "process 8 (a [2J b), mode m"},
+		{Identity{Command: long}, Identity{PID: 8}, "process 8 (" + long[:maxText] + " ...)"},
+		{Identity{Pod: "web", Container: "0123456789abcdef"}, Identity{PID: 8}, "process 8, pod web, container 0123456789ab"},
+		{Identity{Container: "short"}, Identity{PID: 8}, "process 8, container short"},
+	} {
+		if got := tc.said.mergedWith(tc.system).String(); got != tc.want {
+			t.Errorf("%+v, %+v: %q, want %q", tc.said, tc.system, got, tc.want)
+		}
+	}
+}
+
+// A message that is too long or no JSON is refused; its texts are made safe.
+func TestMessage(t *testing.T) {
+	for text, want := range map[string]string{
+		"\x00\x00\x00\x05{\"a\"}":                                   "decode a message",
+		"\x7f\xff\xff\xff{}":                                        "more than 8192",
+		"\x00\x00\x00\x18{\"fault\":\"a\\u001b[2J b\"}":             "<nil> a [2J b",
+		"\x00\x00\x00\x1f{\"identity\":{\"command\":\"a\\tb\"}}   ": "<nil> (a b)",
+		"\x00\x00": "EOF",
+	} {
+		a, b := net.Pipe()
+		go func() {
+			_, _ = a.Write([]byte(text))
+			_ = a.Close()
+		}()
+		m, err := receive(b, time.Minute)
+		if got := fmt.Sprint(err, " ", m.Fault, m.Identity); !strings.Contains(got, strings.Split(want, " ")[0]) || !strings.Contains(got, strings.TrimPrefix(want, "<nil> ")) {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}

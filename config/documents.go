@@ -1,0 +1,270 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf16"
+
+	yaml "go.yaml.in/yaml/v3"
+
+	"kubeproxy/common/printable"
+)
+
+// Found is a KubeProxyConfiguration and where it was found.
+type Found struct {
+	// Name is for messages: a file, or a file with a line and a key.
+	Name string
+	// Where names the part of the file, such as "the document at line 52". It is empty if the
+	// file as it is can be given to --config.
+	Where string
+	// Data is the configuration. Its lines are counted as in the file, if it has lines there.
+	Data []byte
+}
+
+// Find returns the configurations in a file that may be written for others: the further
+// documents of a file for kubeadm, and the values in a ConfigMap or in a list of them. If
+// there is none, it returns the whole file, for Parse to describe.
+func Find(name string, data []byte) ([]Found, error) {
+	name = printable.Text(name)
+	all := documents(plainText(data))
+	var found []Found
+	var kinds []string
+	for i, d := range all {
+		root, err := d.value(name)
+		switch {
+		case err != nil && strings.Contains(d.text, kind), err == nil && isOurs(root):
+			if i == 0 { // what --config reads; Parse warns of the rest
+				return []Found{{name, "", data}}, nil
+			}
+			found = append(found, Found{name, fmt.Sprintf("the document at line %d", d.line), d.padded()})
+		case err == nil:
+			if in, ok := d.embedded(root); ok {
+				found = append(found, Found{name, "kubeProxy.config of " + describeKind(root), in.padded()})
+			}
+			found = append(found, inObject(name, root)...)
+			kinds = append(kinds, fmt.Sprintf("%s at line %d", describeKind(root), d.line))
+		}
+	}
+	switch {
+	case len(found) > 0:
+		return found, nil
+	case len(all) > 1 && len(kinds) > 0:
+		return nil, fmt.Errorf("%s: has no %s: it has %s", name, kind, strings.Join(first10(kinds), ", "))
+	}
+	return []Found{{name, "", data}}, nil
+}
+
+// inObject returns the configurations in the values of a ConfigMap, or of those in a List.
+func inObject(name string, n *yaml.Node) []Found {
+	var found []Found
+	if items := field(n, "items"); items != nil && items.Kind == yaml.SequenceNode {
+		for _, item := range items.Content {
+			found = append(found, inObject(name, item)...)
+		}
+	}
+	values := field(n, "data")
+	if values == nil || values.Kind != yaml.MappingNode {
+		return found
+	}
+	meta := field(n, "metadata")
+	of := scalar(field(meta, "name"))
+	if namespace := scalar(field(meta, "namespace")); namespace != "" {
+		of = namespace + "/" + of
+	}
+	for i := 0; i < len(values.Content); i += 2 {
+		key, val := values.Content[i], values.Content[i+1]
+		if val.Kind != yaml.ScalarNode {
+			continue
+		}
+		where := fmt.Sprintf("data[%.80q] of %s", key.Value, strings.TrimSpace(scalar(field(n, "kind"))+" "+of))
+		at, first := name, val.Line+1
+		if val.Style&yaml.LiteralStyle == 0 { // its lines are no lines of the file
+			at, first = fmt.Sprintf("%s:%d: data[%.80q]", name, val.Line, key.Value), 1
+		}
+		if d, ok := ourDocument(at, val.Value, first); ok {
+			found = append(found, Found{at, printable.Text(where), d.padded()})
+		}
+	}
+	return found
+}
+
+// ourDocument returns the document of text that is a configuration, or cannot be read and
+// may be one. The text begins at line first.
+func ourDocument(name, text string, first int) (document, bool) {
+	if !strings.Contains(text, kind) && !strings.Contains(text, "kubeProxy:") {
+		return document{}, false
+	}
+	for _, d := range documents(text) {
+		d.line += first - 1
+		root, err := d.value(name)
+		if err == nil && isOurs(root) || err != nil && strings.Contains(d.text, kind) {
+			return d, true
+		}
+		if in, ok := d.embedded(root); ok {
+			return in, true
+		}
+	}
+	return document{}, false
+}
+
+// embedded returns the configuration inside the MasterConfiguration of kubeadm 1.8 to 1.11,
+// which has neither apiVersion nor kind. They get the two lines before it.
+func (d document) embedded(root *yaml.Node) (document, bool) {
+	in := field(field(root, "kubeProxy"), "config")
+	if in == nil || in.Kind != yaml.MappingNode || in.Style&yaml.FlowStyle != 0 || in.Line < 3 {
+		return document{}, false
+	}
+	by := strings.Repeat(" ", in.Column-1)
+	text := fmt.Sprintf("apiVersion: %s\nkind: %s\n", apiVersion, kind)
+	for _, l := range strings.SplitAfter(d.text, "\n")[in.Line-d.line:] {
+		rest, inside := strings.CutPrefix(l, by)
+		if !inside && strings.TrimSpace(l) != "" {
+			break
+		}
+		text += rest
+	}
+	return document{in.Line - 2, text}, true
+}
+
+// document is a document of a YAML file that is not empty.
+type document struct {
+	line int // where text begins
+	text string
+}
+
+// documents splits a file at the marks that begin and end documents, which are marks in
+// every other context, too (YAML 1.2.2, section 9.1). It leaves out empty ones.
+func documents(text string) []document {
+	var all []document
+	line, start, pos, began := 0, 0, 0, 1
+	end := func() {
+		if hasContent(text[start:pos]) {
+			all = append(all, document{began, text[start:pos]})
+		}
+	}
+	for l := range strings.Lines(text) {
+		line++
+		switch {
+		case isMark(l, "---"):
+			end()
+			start, began = pos, line
+		case isMark(l, "..."):
+			end()
+			start, began = pos+len(l), line+1
+		}
+		pos += len(l)
+	}
+	end()
+	return all
+}
+
+func isMark(line, mark string) bool {
+	rest, is := strings.CutPrefix(line, mark)
+	return is && (rest == "" || strings.ContainsAny(rest[:1], " \t\r\n"))
+}
+
+// hasContent reports whether text has more than marks, directives and comments.
+func hasContent(text string) bool {
+	for l := range strings.Lines(text) {
+		if isMark(l, "---") {
+			l = l[len("---"):]
+		}
+		if l = strings.TrimRight(l, "\r\n"); strings.HasPrefix(l, "%") {
+			continue
+		}
+		if l = strings.TrimSpace(l); l != "" && l[0] != '#' {
+			return true
+		}
+	}
+	return false
+}
+
+// padded returns the text after as many empty lines as come before it in the file.
+func (d document) padded() []byte { return []byte(strings.Repeat("\n", d.line-1) + d.text) }
+
+// value returns what the document has, with the lines of the file.
+func (d document) value(name string) (*yaml.Node, error) {
+	doc, err := d.parse(name)
+	if err != nil {
+		return nil, err
+	}
+	return doc.Content[0], nil
+}
+
+// parse returns the document, which has one value.
+func (d document) parse(name string) (*yaml.Node, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(d.text), &doc); err != nil {
+		return nil, syntaxError(name, d.line-1, err)
+	}
+	if len(doc.Content) == 0 {
+		return nil, fmt.Errorf("%s:%d: is empty", name, d.line)
+	}
+	moveLines(&doc, d.line-1)
+	return &doc, nil
+}
+
+func moveLines(n *yaml.Node, by int) {
+	n.Line += by
+	for _, c := range n.Content {
+		moveLines(c, by)
+	}
+}
+
+// isOurs reports whether a document is meant to be a KubeProxyConfiguration.
+func isOurs(n *yaml.Node) bool {
+	version := scalar(field(n, "apiVersion"))
+	return scalar(field(n, "kind")) == kind || strings.HasPrefix(version, apiGroup) || version == oldAPIVersion
+}
+
+func first10(all []string) []string { return all[:min(len(all), 10)] }
+
+func describeKind(n *yaml.Node) string {
+	return cmp.Or(printable.Text(scalar(field(n, "kind"))), "a document without kind")
+}
+
+// field returns the value of a key, nil if n is no mapping or has none.
+func field(n *yaml.Node, key string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := len(n.Content) - 2; i >= 0; i -= 2 { // the last one counts
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+func scalar(n *yaml.Node) string {
+	if n == nil || n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	return n.Value
+}
+
+// plainText returns data in UTF-8. PowerShell writes UTF-16 with a byte order mark.
+func plainText(data []byte) string {
+	var order binary.ByteOrder
+	switch s := string(data); {
+	case strings.HasPrefix(s, "\xff\xfe"):
+		order = binary.LittleEndian
+	case strings.HasPrefix(s, "\xfe\xff"):
+		order = binary.BigEndian
+	default:
+		return strings.TrimPrefix(s, "\ufeff")
+	}
+	var units []uint16
+	for pair := range slices.Chunk(data[2:], 2) {
+		if len(pair) == 2 {
+			units = append(units, order.Uint16(pair))
+		}
+	}
+	return string(utf16.Decode(units))
+}

@@ -1,0 +1,238 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf16"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+// TestFurtherDocuments checks what may stand around the configuration in a file of --config.
+func TestFurtherDocuments(t *testing.T) {
+	tests := map[string]struct{ data, warnings string }{
+		"mark at the end":          {head + "mode: ipvs\n---\n", ""},
+		"comment at the end":       {head + "mode: ipvs\n---\n# end\n\n--- # again\n", ""},
+		"marks before":             {"# ours\n---\n---\n" + head + "mode: ipvs\n", ""},
+		"directive":                {"%YAML 1.1\n---\n" + head + "mode: ipvs\n...\n", ""},
+		"byte order mark":          {"\ufeff" + head + "mode: ipvs\n", ""},
+		"UTF-16":                   {utf16Text(head + "mode: ipvs\n"), ""},
+		"Windows lines":            {strings.ReplaceAll("---\n"+head+"mode: ipvs\n---\n", "\n", "\r\n"), ""},
+		"a mark in text":           {head + "clusterCIDR: |\n  ---\n   \nmode: ipvs\nclusterCIDR: ''\n", "f:7: clusterCIDR: is set twice, first in line 3"},
+		"others":                   {head + "mode: ipvs\n---\nkind: KubeletConfiguration\n---\na: 1\n---\nkind: KubeletConfiguration\n", "f:4: further documents are ignored: KubeletConfiguration, a document without kind"},
+		"not YAML":                 {head + "mode: ipvs\n---\na: [\n", "f:4: further documents are ignored: a document without kind"},
+		"a second one, of others":  {head + "mode: ipvs\n---\na: 1\n---\n" + head + "mode: iptables\n", "f:6: a second KubeProxyConfiguration begins: the first one counts"},
+		"after the end, no mark":   {head + "mode: ipvs\n...\na: 1\n", "f:5: further documents are ignored: a document without kind"},
+		"a document on the marker": {"--- {apiVersion: " + apiVersion + ", kind: " + kind + ", mode: ipvs}\n--- {a: 1}\n", "f:2: further documents are ignored: a document without kind"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			file, err := Parse("f", []byte(tt.data))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if file.Values.Mode != IPVS {
+				t.Errorf("mode %q, want ipvs", file.Values.Mode)
+			}
+			if got := errorText(joined(file.Warnings)); got != tt.warnings {
+				t.Errorf("warnings %q, want %q", got, tt.warnings)
+			}
+			// Documents for others do not make a file wrong.
+			if wrong := tt.warnings != "" && !strings.Contains(tt.warnings, "further"); wrong != (file.Strict() != nil) {
+				t.Errorf("strictly: %v", file.Strict())
+			}
+		})
+	}
+}
+
+func utf16Text(s string) string {
+	out := []byte{0xff, 0xfe}
+	for _, u := range utf16.Encode([]rune(s)) {
+		out = append(out, byte(u), byte(u>>8))
+	}
+	return string(out)
+}
+
+func indent(s, by string) string { return by + strings.ReplaceAll(strings.TrimSpace(s), "\n", "\n"+by) }
+
+// configMap returns a ConfigMap with the data of kubeadm.
+func configMap(config string) string {
+	return "apiVersion: v1\ndata:\n  kubeconfig.conf: |-\n    kind: Config\n  config.conf: |-\n" + indent(config, "    ") +
+		"\nkind: ConfigMap\nmetadata:\n  name: kube-proxy\n  namespace: kube-system\n"
+}
+
+// TestFind checks that the configuration in a file for others is found, and that errors have
+// the lines of that file.
+func TestFind(t *testing.T) {
+	const kubeadm = "apiVersion: kubeadm.k8s.io/v1beta3\nkind: ClusterConfiguration\n---\n"
+	const master = "kind: MasterConfiguration\nkubeProxy:\n  # ours\n  config:\n    bindAddress: ''\n    mode: magic\nfeatureGates: {A: true}\n"
+	bad := head + "mode: magic\n"
+	fromJSON := func(s string) string {
+		data, err := yaml.YAMLToJSON([]byte(s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v any
+		if err := json.Unmarshal(data, &v); err != nil {
+			t.Fatal(err)
+		}
+		data, err = json.MarshalIndent(v, "", "    ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	const cm = `data["config.conf"] of ConfigMap kube-system/kube-proxy`
+	tests := map[string]struct{ data, where, at string }{
+		"itself":                       {bad, "", "f:3: mode"},
+		"itself, first":                {bad + "---\n" + kubeadm, "", "f:3: mode"},
+		"kubeadm":                      {kubeadm + bad, "the document at line 3", "f:6: mode"},
+		"kubeadm, another behind":      {kubeadm + bad + "---\nkind: KubeletConfiguration\n", "the document at line 3", "f:6: mode"},
+		"kubeadm, a broken one before": {kubeadm + "a: [\n---\n" + bad, "the document at line 5", "f:8: mode"},
+		"not YAML":                     {kubeadm + head + "a: [\n", "the document at line 3", "f:6: not YAML"},
+		"ConfigMap":                    {configMap(bad), cm, "f:8: mode"},
+		"ConfigMap, documents":         {configMap("---\n" + bad + "---\na: 1\n"), cm, "f:9: mode"},
+		"ConfigMap, not first":         {configMap("a: 1\n---\n" + bad), cm, "f:10: mode"},
+		"ConfigMap, not YAML":          {configMap(head + "a: [\n"), cm, "f:8: not YAML"},
+		"ConfigMap in JSON":            {fromJSON(configMap(bad)), cm, `f:4: data["config.conf"]:3: mode`},
+		"ConfigMap, other key": {
+			"kind: ConfigMap\nmetadata: {name: a}\ndata:\n  kube-proxy.yaml: \"" + strings.ReplaceAll(bad, "\n", `\n`) + "\"\n",
+			`data["kube-proxy.yaml"] of ConfigMap a`, `f:4: data["kube-proxy.yaml"]:3: mode`,
+		},
+		"List": {
+			"apiVersion: v1\nkind: List\nitems:\n- kind: Service\n-\n" + indent(configMap(bad), "  ") + "\n", cm, "f:13: mode",
+		},
+		"List in JSON":                 {fromJSON("kind: List\nitems:\n-\n" + indent(configMap(bad), "  ") + "\n"), cm, `f:6: data["config.conf"]:3: mode`},
+		"of 1.8":                       {kubeadm + "apiVersion: componentconfig/v1alpha1\nkind: KubeProxyConfiguration\nmode: magic\n", "the document at line 3", "f:6: mode"},
+		"of kubeadm 1.11":              {master, "kubeProxy.config of MasterConfiguration", "f:6: mode"},
+		"of kubeadm 1.11, another one": {"a: 1\n---\n" + master, "kubeProxy.config of MasterConfiguration", "f:8: mode"},
+		"of kubeadm 1.11, ConfigMap":   {configMap(master), cm, "f:11: mode"},
+		"of kubeadm 1.11, JSON":        {fromJSON(configMap(master)), cm, `f:4: data["config.conf"]:6: mode`},
+		"no kind":                      {"mode: magic\n", "", "f:1: apiVersion: is missing"},
+		"empty":                        {"# nothing\n", "", "f: is empty"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			found, err := Find("f", []byte(tt.data))
+			if err != nil || len(found) != 1 {
+				t.Fatalf("found %d, %v", len(found), err)
+			}
+			if found[0].Where != tt.where {
+				t.Errorf("where %q, want %q", found[0].Where, tt.where)
+			}
+			_, err = LoadFrom(&Flags{Modes: testModes, Config: found[0].Name}, Linux, found[0].Data)
+			if !strings.HasPrefix(errorText(err), tt.at) {
+				t.Errorf("error %q, want %q...", errorText(err), tt.at)
+			}
+		})
+	}
+	if found, err := Find("f", []byte(configMap(bad)+"---\n"+configMap(bad))); err != nil || len(found) != 2 {
+		t.Errorf("two ConfigMaps: %v, %v", found, err)
+	}
+	_, err := Find("f", []byte(kubeadm+"kind: Secret\n"))
+	if want := "f: has no KubeProxyConfiguration: it has ClusterConfiguration at line 1, Secret at line 3"; errorText(err) != want {
+		t.Errorf("nothing: %v, want %s", err, want)
+	}
+}
+
+// TestMergeKeys checks that a field of the mapping goes before merged ones, and a first
+// source before a second one.
+func TestMergeKeys(t *testing.T) {
+	c := mustLoad(t, Linux, `iptables: &sync
+  syncPeriod: 50s
+  minSyncPeriod: 2s
+ipvs: &other {<<: *sync, minSyncPeriod: 3s}
+nftables:
+  <<: [{syncPeriod: 7s}, *other]
+featureGates: {<<: {WinDSR: true}, WinDSR: false}
+`)
+	got := fmt.Sprint(c.IPVS.SyncPeriod.Duration, c.IPVS.MinSyncPeriod.Duration, c.NFTables.SyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration, c.FeatureGates)
+	if want := "50s 3s 7s 3s map[WinDSR:false]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestOldForms checks the forms of kube-proxy 1.7 to 1.9, and numbers as Helm writes them.
+func TestOldForms(t *testing.T) {
+	file, err := Parse("f", []byte("apiVersion: componentconfig/v1alpha1\nkind: KubeProxyConfiguration\nudpTimeoutMilliseconds: 2s\n"+
+		"featureGates: 'KubeProxyIPVS=false, WinDSR=true'\nconntrack: {min: 1.048576e+06, maxPerCore: 10.0}\noomScoreAdj: -1e2\n"+
+		"ipvs: {ExcludeCIDRs: [10.0.0.0/8]}\nclientConnection: {burst: 1e2}\nlogging: {verbosity: 4.0, flushFrequency: 5e9}\nmetadata: {name: config}\n"))
+	if err != nil || file.Strict() != nil {
+		t.Fatal(err, file.Strict())
+	}
+	c, err := complete(file, &Flags{Modes: testModes}, Linux, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(c.APIVersion, c.UDPIdleTimeout, c.FeatureGates, *c.Conntrack.Min, *c.Conntrack.MaxPerCore, *c.OOMScoreAdj,
+		c.ClientConnection.Burst, c.Logging.Verbosity, c.Logging.FlushFrequency.Duration.Duration, c.IPVS.ExcludeCIDRs)
+	want := apiVersion + "2s map[KubeProxyIPVS:false WinDSR:true] 1048576 10 -100 100 4 5s [10.0.0.0/8]"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("values (-want +got):\n%s", diff)
+	}
+	for _, path := range []string{"apiVersion", "udpTimeoutMilliseconds", "featureGates", "metadata", "ipvs.excludeCIDRs"} {
+		if n := strings.Count(notesText(c), ": "+path+": "); n != 1 {
+			t.Errorf("%d notes on %s, want 1:\n%s", n, path, notesText(c))
+		}
+	}
+}
+
+// TestMigrate checks that what is printed is accepted strictly, and has what was set.
+func TestMigrate(t *testing.T) {
+	tests := map[string]struct{ data, want, left string }{
+		"old": {
+			"# ours\napiVersion: componentconfig/v1alpha1\nkind: KubeProxyConfiguration\nudpTimeoutMilliseconds: 2s\nfeatureGates: KubeProxyIPVS=false,A=true\nmode: '' # best\n",
+			"# ours\n" + head + "featureGates:\n  KubeProxyIPVS: false\nmode: '' # best\n",
+			"f:4: udpTimeoutMilliseconds: " + udpIdleText + "\nf:5: featureGates[A]: has no effect here",
+		},
+		"no gates left":    {head + "featureGates: {A: true, WinDSR: false}\n", head, "f:3: featureGates[A]: has no effect here\nf:3: featureGates[WinDSR]: has no effect here"},
+		"text of no gates": {head + "featureGates: ''\n", head, ""},
+		"gates that act":   {head + "featureGates: {KubeProxyIPVS: true}\n", head + "featureGates: {KubeProxyIPVS: true}\n", ""},
+		"mistakes": {
+			head + "iptables: {masqueradBit: 3, syncPeriod: 9s}\nmode: ipvs\nmode: nftables\n", head + "iptables: {syncPeriod: 9s}\nmode: nftables\n",
+			"f:3: iptables.masqueradBit: unknown field\nf:4: mode: is set again in line 5, which counts",
+		},
+		"aliases": {
+			head + "conntrack: {max: &n 5, min: *n}\nnftables: {<<: &p {a: 1, syncPeriod: 9s}}\nipvs: *p\n",
+			head + "conntrack: {min: 5}\nnftables: {syncPeriod: 9s}\nipvs: {syncPeriod: 9s}\n",
+			"f:3: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min\nf:4: nftables.a: unknown field\nf:4: ipvs.a: unknown field",
+		},
+		"case, of 1.11":   {head + "ipvs: {ExcludeCIDRs: [], a: 1}\n", head + "ipvs: {excludeCIDRs: []}\n", "f:3: ipvs.a: unknown field"},
+		"no timeout":      {head + "udpIdleTimeout: 0s\n", head, "f:3: udpIdleTimeout: " + udpIdleText},
+		"documents":       {"---\n" + head + "mode: ipvs\n---\na: 1\n", "---\n" + head + "mode: ipvs\n", ""},
+		"kubeadm":         {"kind: ClusterConfiguration\n---\n" + head + "mode: ipvs\n---\na: 1\n", "---\n" + head + "mode: ipvs\n", ""},
+		"ConfigMap":       {configMap(head + "mode: ipvs # a\n"), head + "mode: ipvs # a\n", ""},
+		"ConfigMap, gate": {configMap(head + "featureGates: {A: true}\nmode: ipvs\n"), head + "mode: ipvs\n", "f:8: featureGates[A]: has no effect here"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			found, err := Find("f", []byte(tt.data))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, left, err := Migrate(found[0], testModes, Linux)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, string(out)); diff != "" {
+				t.Errorf("printed (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.left, notesText(&Config{Notes: left})); diff != "" {
+				t.Errorf("left out (-want +got):\n%s", diff)
+			}
+			if _, err := LoadFrom(&Flags{Modes: testModes, Config: "f", StrictConfig: true}, Linux, out); err != nil {
+				t.Errorf("a strict start: %v", err)
+			}
+		})
+	}
+	_, _, err := Migrate(Found{Name: "f", Data: []byte("\n" + head + "mode: magic\nfeatureGates: {A: true}\n")}, testModes, Linux)
+	if want := `the result could not be used on linux: f:4: mode: "magic" is no mode`; !strings.HasPrefix(errorText(err), want) {
+		t.Errorf("a value that is wrong: %v, want %s...", err, want)
+	}
+}

@@ -1,0 +1,175 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// normalizer is an HNS that holds objects in another form than it was asked for. Where it is silent, only listings show
+// that.
+type normalizer struct {
+	Driver
+	change func(*LoadBalancer)
+	silent bool
+}
+
+func (n *normalizer) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+	l, err := n.Driver.List(ctx, what)
+	for i := range l.LoadBalancers {
+		n.change(&l.LoadBalancers[i])
+	}
+	return l, err
+}
+
+func (n *normalizer) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	made, err := n.Driver.CreateLoadBalancer(ctx, lb)
+	if err == nil && !n.silent {
+		n.change(&made)
+	}
+	return made, err
+}
+
+func (n *normalizer) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	made, err := n.Driver.UpdateLoadBalancer(ctx, lb)
+	if err == nil {
+		n.change(&made)
+	}
+	return made, err
+}
+
+// TestOtherForms has an HNS that gives load balancers back in another form. What it says when it makes them costs nothing. What
+// only listings show is repaired twice, and then left alone and reported.
+func TestOtherForms(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*LoadBalancer)
+		text   string
+	}{
+		"drops a flag":           {func(lb *LoadBalancer) { lb.Flags &^= VIPExternalIP }, "Flags of its port local-routed, not local-routed external"},
+		"fills in a source VIP":  {func(lb *LoadBalancer) { lb.SourceVIP = addr("192.0.2.77") }, "SourceVIP 192.0.2.77, not 192.0.2.10"},
+		"no source VIP with DSR": {func(lb *LoadBalancer) { lb.SourceVIP = pick(lb.DSR, netip.Addr{}, lb.SourceVIP) }, "SourceVIP none, not 192.0.2.10"},
+		"has a flag of its own":  {func(lb *LoadBalancer) { lb.Unsupported = true }, "other properties true, not false"},
+		"as it was asked for":    {func(*LoadBalancer) {}, ""},
+	} {
+		for _, silent := range []bool{false, true} {
+			t.Run(name+pick(silent, ", silently", ""), func(t *testing.T) {
+				b := newTestNode(t, Version{15, 5}, bridgeN)
+				b.options.DSR = true
+				b.restartOn(&normalizer{b.hns, tt.change, silent})
+				b.pods("10.244.1.11", "10.244.1.12")
+				b.testOtherForm(t, silent && tt.text != "", tt.text)
+			})
+		}
+	}
+}
+
+// testOtherForm follows resyncs, which repair something in vain or not, and a change of endpoints.
+func (b *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
+	want := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
+	b.rounds(t, want, 1)
+	for resync := 1; resync <= 5; resync++ {
+		b.now = b.now.Add(31 * time.Second)
+		_, err := b.round(want)
+		if n, repairs := b.hns.writes(), repaired && resync <= maxRepairs; (n > 0) != repairs {
+			t.Errorf("resync %d: %d writes, want some: %v", resync, n, repairs)
+		}
+		if left := repaired && resync > maxRepairs; (err != nil) != left || left && !strings.Contains(err.Error(), report+", also after it was made again") {
+			t.Errorf("resync %d: %v, want %q: %v", resync, err, report, left)
+		}
+	}
+	want = snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80", "10.244.2.11:80@b"))
+	_, _ = b.round(want) // the report goes on
+	for _, lb := range b.hns.balancers {
+		if len(lb.Endpoints) != 3 {
+			t.Errorf("%s has %d endpoints after a change, want 3", lb.Key, len(lb.Endpoints))
+		}
+	}
+	b.now = b.now.Add(31 * time.Second)
+	_, _ = b.round(want)
+	if n := b.hns.writes(); n > 0 {
+		t.Errorf("%d writes after the change of endpoints", n)
+	}
+}
+
+// TestOtherFormIsForgotten asks for the form that HNS gave back for another one.
+func TestOtherFormIsForgotten(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.restartOn(&normalizer{Driver: b.hns, change: func(lb *LoadBalancer) { lb.Distribution = DistributionNone }})
+	b.pods("10.244.1.11")
+	sticky, plain := clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("web", "10.96.0.10", "10.244.1.11:80")
+	sticky.Affinity = time.Hour
+	for i, p := range []*service.Port{sticky, plain, sticky} {
+		want := snapshot(uint64(i), p)
+		b.rounds(t, want, 1)
+		b.now = b.now.Add(31 * time.Second)
+		b.rounds(t, want, 1)
+		if n := b.hns.writes(); n > 0 {
+			t.Errorf("step %d: %d writes of a resync", i, n)
+		}
+	}
+}
+
+// macs is an HNS that gives remote endpoints MACs of its own.
+type macs struct {
+	Driver
+	silent bool
+}
+
+func (m *macs) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+	l, err := m.Driver.List(ctx, what)
+	for i := range l.Endpoints {
+		if l.Endpoints[i].Remote {
+			l.Endpoints[i].MAC = "AA-BB-CC-00-00-01"
+		}
+	}
+	return l, err
+}
+
+func (m *macs) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	made, err := m.Driver.CreateEndpoint(ctx, e)
+	if made.Remote && !m.silent {
+		made.MAC = "AA-BB-CC-00-00-01"
+	}
+	return made, err
+}
+
+// TestOtherMACs keeps remote endpoints to which HNS gives other MACs.
+func TestOtherMACs(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		b := newTestNode(t, v13, bridgeN)
+		b.restartOn(&macs{b.hns, silent})
+		want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"))
+		b.rounds(t, want, 1)
+		for resync := 1; resync <= 5; resync++ {
+			b.now = b.now.Add(31 * time.Second)
+			b.rounds(t, want, 1)
+			if n, repairs := b.hns.writes(), silent && resync <= maxRepairs; (n > 0) != repairs {
+				t.Errorf("silent %v, resync %d: %d writes, want some: %v", silent, resync, n, repairs)
+			}
+		}
+	}
+}
+
+func pick[T any](first bool, a, b T) T {
+	if first {
+		return a
+	}
+	return b
+}
+
+// rounds does rounds that must succeed.
+func (b *testNode) rounds(t *testing.T, want *service.Snapshot, n int) {
+	t.Helper()
+	for range n {
+		if _, err := b.round(want); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,30 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package pipe
+
+import (
+	"testing"
+
+	"github.com/Microsoft/go-winio"
+)
+
+// The library does not export the type of its connections, so no assertion at compile time
+// shows that they have the handle that peerPID needs.
+func TestConnectionsHaveHandles(t *testing.T) {
+	const name = `\\.\pipe\kubeproxy-test-handles`
+	l, err := winio.ListenPipe(name, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { _, _ = l.Accept() }()
+	c, err := winio.DialPipeContext(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if f, ok := c.(handled); !ok || f.Fd() == 0 {
+		t.Errorf("%T has no handle", c)
+	}
+}
