@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
@@ -92,7 +93,10 @@ func (h *holder) Close() error {
 }
 
 // place is Leftovers in memory.
-type place struct{ filled atomic.Bool }
+type place struct {
+	filled atomic.Bool
+	remove func() // runs during a removal
+}
 
 func (p *place) String() string { return "a place" }
 
@@ -104,6 +108,7 @@ func (p *place) Find(context.Context) (string, error) {
 }
 
 func (p *place) Remove(context.Context) error {
+	p.remove()
 	p.filled.Store(false)
 	return nil
 }
@@ -168,10 +173,24 @@ endpoints: [{addresses: [10.244.1.1], nodeName: node-a}]
 // TestHandover has a proxy take over from an earlier one, hand the node over to a later
 // one, and get it back. It removes what another proxy left only when its own rules are in
 // force, again after the second time, and answers health checks of Services all the time.
+// While it removes something, nobody else gets the node.
 func TestHandover(t *testing.T) {
 	check := netip.MustParseAddrPort(freeAddress(t))
 	left, a, toy, lock := &place{}, &auditor{}, toymode.New("toy"), &name{}
 	left.filled.Store(true)
+	ctx, end := context.WithCancel(t.Context())
+	later, ended := lease.New(lock, lease.Identity{Mode: "later"}), make(chan struct{})
+	left.remove = sync.OnceFunc(func() {
+		go func() {
+			defer close(ended)
+			later.Run(ctx, nil)
+		}()
+		soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		if _, ok := later.Enter(soon); ok {
+			t.Error("the later proxy gets the node during a removal")
+		}
+	})
 	system := testSystem()
 	system.LeaseTransport = func(string) (lease.Transport, lease.Identity) { return lock, lease.Identity{} }
 	p := startProxy(t, system, mode.Table{withLeftovers(toy.Mode(), left, a)})
@@ -185,12 +204,6 @@ func TestHandover(t *testing.T) {
 	a.good.Store(true)
 	poll.Until(t, "the old rules go", func() bool { return !left.filled.Load() })
 
-	ctx, end := context.WithCancel(t.Context())
-	later, ended := lease.New(lock, lease.Identity{Mode: "later"}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		later.Run(ctx, nil)
-	}()
 	leave, ok := later.Enter(ctx)
 	if !ok {
 		t.Fatal("the later proxy does not get the node")
@@ -212,6 +225,13 @@ func TestHandover(t *testing.T) {
 	})
 	if !left.filled.Load() {
 		t.Error("a standby removes the rules of the holder")
+	}
+	for len(toy.Programmed) > 0 {
+		for p := range (<-toy.Programmed).Ports(service.IPv4) {
+			if len(p.Cluster) > 0 {
+				t.Error("a standby programs the node")
+			}
+		}
 	}
 	end()
 	<-ended
