@@ -57,7 +57,14 @@ func (t *Takeover) runOnce(ctx context.Context) {
 	for failures := 0; ; {
 		targetCount, drainCount := len(t.targets), len(t.draining)
 		pause := drainInterval
-		if err := t.removeExclusively(ctx); err != nil {
+		entered, err := t.removeExclusively(ctx)
+		if !entered {
+			if !t.waitVerified(ctx) {
+				return
+			}
+			continue
+		}
+		if err != nil {
 			pause = min(time.Second<<min(failures, 10), maxBackoff)
 			failures++
 		}
@@ -75,16 +82,20 @@ func (t *Takeover) runOnce(ctx context.Context) {
 	}
 }
 
-// removeExclusively empties targets unless another process programs the node.
-func (t *Takeover) removeExclusively(ctx context.Context) error {
+// removeExclusively empties targets. It does not enter if another process programs the
+// node, or did since the last round: what is left may be all that is in force.
+func (t *Takeover) removeExclusively(ctx context.Context) (entered bool, err error) {
 	if t.options.Enter != nil {
 		leave, ok := t.options.Enter(ctx)
 		if !ok {
-			return nil
+			return false, nil
 		}
 		defer leave()
 	}
-	return t.remove(context.WithoutCancel(ctx))
+	if _, standby := t.wanted(); standby {
+		return false, nil
+	}
+	return true, t.remove(context.WithoutCancel(ctx))
 }
 
 // Standby records that another process has the node. What it leaves must be taken over

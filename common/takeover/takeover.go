@@ -200,9 +200,10 @@ func (t *Takeover) waitVerified(ctx context.Context) bool {
 			return false
 		case <-t.verifyRequests:
 		}
-		t.mu.Lock()
-		want := t.desired
-		t.mu.Unlock()
+		want, standby := t.wanted()
+		if standby {
+			continue
+		}
 		if want == nil || t.options.Audit == nil {
 			return true
 		}
@@ -213,6 +214,14 @@ func (t *Takeover) waitVerified(ctx context.Context) bool {
 		t.report("", fmt.Errorf("not all rules are in force: %w", err))
 		t.verifyLater(ctx)
 	}
+}
+
+// wanted returns the snapshot of the last good round, and whether another process had the
+// node since.
+func (t *Takeover) wanted() (want *service.Snapshot, standby bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.desired, t.wasStandby
 }
 
 // verifyLater verifies a good round after a pause, unless there is another round.

@@ -174,6 +174,25 @@ func TestTakeover(t *testing.T) {
 			left: fakeLeftovers{what: found, unreadable: 2}, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Second) },
 			removed: 1, failed: 2, done: true, condition: "out of order",
 		},
+		"another process has the node before all is there": {
+			left: fakeLeftovers{what: found}, missing: 1, do: func(s *takeoverTest) { s.after(0, nil); s.Standby(); advance(time.Minute) },
+			condition: "+ something",
+		},
+		"and gives it back": {
+			left: fakeLeftovers{what: found}, missing: 1,
+			do:      func(s *takeoverTest) { s.after(0, nil); s.Standby(); advance(time.Minute); s.after(0, nil) },
+			removed: 1, done: true,
+		},
+		"another process has the node before removing succeeds": {
+			left:    fakeLeftovers{what: found, fail: []error{errSystemTest}},
+			do:      func(s *takeoverTest) { s.after(0, nil); s.Standby(); advance(time.Minute) },
+			removed: 1, failed: 1, condition: "out of order",
+		},
+		"and gives that back": {
+			left:    fakeLeftovers{what: found, fail: []error{errSystemTest}},
+			do:      func(s *takeoverTest) { s.after(0, nil); s.Standby(); advance(time.Minute); s.after(0, nil) },
+			removed: 2, failed: 1, done: true,
+		},
 		"somebody makes it again": {
 			left: fakeLeftovers{what: found, recreated: true}, do: func(s *takeoverTest) { s.after(0, nil); advance(10 * time.Minute) },
 			removed: 15, failed: 15, condition: "another program makes it",
