@@ -50,6 +50,9 @@ func (c *call) run() Reply {
 	if !slices.Contains(Kinds(), c.kind) {
 		return Reply{Code: NotImplemented}
 	}
+	if c.failsInRow() {
+		return Reply{Code: GeneralFailure}
+	}
 	switch c.verb {
 	case "Enumerate":
 		return c.enumerate()
@@ -74,7 +77,7 @@ func (c *call) run() Reply {
 	case "Modify":
 		return Reply{Code: c.modify(h.id)}
 	}
-	return c.query(h.id)
+	return c.query(h)
 }
 
 // enumerate lists identities. A filter, if there is one, is JSON in the JSON of the
@@ -97,6 +100,9 @@ func (c *call) enumerate() Reply {
 			ids = append(ids, strings.ToUpper(o.doc.ID()))
 		}
 	}
+	if c.options.Personality.Respelt {
+		slices.Reverse(ids)
+	}
 	return Reply{Output: text(ids)}
 }
 
@@ -118,21 +124,25 @@ func (c *call) open() Reply {
 	if c.store[c.kind].objects[c.request.ID] == nil {
 		return Reply{Code: missing(c.kind)}
 	}
-	return Reply{Handle: c.handle(c.request.ID)}
+	return Reply{Handle: c.handle(c.request.ID, false)}
 }
 
-func (c *call) handle(id string) uint64 {
+func (c *call) handle(id string, made bool) uint64 {
 	c.opened++
-	c.handles[c.opened] = handle{c.kind, id}
+	c.handles[c.opened] = handle{c.kind, id, made}
 	return c.opened
 }
 
-func (c *call) query(id string) Reply {
-	o := c.store[c.kind].objects[id]
+func (c *call) query(h handle) Reply {
+	o := c.store[c.kind].objects[h.id]
 	if o == nil {
 		return Reply{Code: missing(c.kind)}
 	}
-	return Reply{Output: text(c.withCase(o.doc))}
+	d := c.withCase(o.doc)
+	if p := c.options.Personality; o.by == Caller && !(h.made && p.Later) {
+		p.reform(c.kind, d)
+	}
+	return Reply{Output: text(d)}
 }
 
 // withCase returns d with the identities spelt as the options select.
@@ -177,9 +187,9 @@ func (c *call) create() Reply {
 		return Reply{Code: code}
 	}
 	doc["Health"] = map[string]any{"Extra": map[string]any{}}
-	c.put(c.kind, &object{doc: doc, by: c.by})
+	c.put(c.kind, &object{doc: doc, by: c.by, plugged: c.total + c.options.Personality.PlugsAfter})
 	c.subject = id
-	return Reply{Handle: c.handle(id)}
+	return Reply{Handle: c.handle(id, true)}
 }
 
 // check returns what is wrong with a new object, and completes it.
@@ -221,8 +231,12 @@ func (c *call) remove(kind Kind, id string) Code {
 	if c.by == Caller && o.by == External {
 		c.warn("%s %s deleted, which is foreign", kind, id)
 	}
-	if users := c.index.usersOf(id); c.by == Caller && kind == Endpoint && users != "" {
+	if users := c.usersOf(id); c.by == Caller && kind == Endpoint && users != "" {
 		c.warn("endpoint %s deleted while load balancer %s leads to it", id, users)
+	}
+	if p := c.options.Personality; p.GoesAfter > 0 && kind == LoadBalancer && c.by == Caller {
+		o.gone = max(o.gone, c.total+p.GoesAfter)
+		return OK
 	}
 	c.drop(kind, o)
 	return OK
@@ -232,6 +246,9 @@ func (c *call) remove(kind Kind, id string) Code {
 func (s *Simulator) drop(kind Kind, o *object) {
 	s.store[kind].remove(o.doc.ID())
 	s.index.remove(kind, o.doc)
+	if kind == Endpoint {
+		s.cascade(o.doc.ID())
+	}
 	if kind != Network {
 		return
 	}

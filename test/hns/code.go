@@ -25,6 +25,7 @@ const (
 	EndpointNotFound  Code = 0x803b0002
 	PortNotFound      Code = 0x803b0007 // of the virtual switch
 	InvalidPolicy     Code = 0x803b000d
+	InvalidPolicyType Code = 0x803b000e
 	PortExists        Code = 0x803b0013
 	InvalidJSON       Code = 0x803b001b
 	InvalidIP         Code = 0x803b001e
@@ -46,6 +47,7 @@ var texts = map[Code]string{
 	EndpointNotFound:  "The endpoint was not found.",
 	PortNotFound:      "The specified port was not found.",
 	InvalidPolicy:     "The provided policy configuration is invalid or missing parameters.",
+	InvalidPolicyType: "The provided policy type is invalid.",
 	PortExists:        "The specified port already exists.",
 	InvalidJSON:       "JSON document is invalid.",
 	InvalidIP:         "IP address is either invalid or not part of any configured subnet(s).",

@@ -34,7 +34,7 @@ func (c *call) checkEndpoint(network, e Document) Code {
 	}
 	subnets := network.Subnets()
 	if len(e.list("IpConfigurations")) == 0 && !e.Remote() && len(subnets) > 0 {
-		ip, ok := c.free(network, subnets[0])
+		ip, ok := c.free(network, subnets[0], c.options.Personality.LastAddress)
 		if !ok {
 			return AddressReserved
 		}
@@ -45,7 +45,7 @@ func (c *call) checkEndpoint(network, e Document) Code {
 			return code
 		}
 	}
-	if code := checkRemote(network, e); code != OK {
+	if code := c.checkRemote(network, e); code != OK {
 		return code
 	}
 	if e.MAC() == "" {
@@ -61,10 +61,17 @@ func (c *call) checkEndpoint(network, e Document) Code {
 	return OK
 }
 
-// free returns the first unused address of a subnet. It skips the address after the
+// free returns the first unused address of a subnet, or the last one of 254. It skips the address after the
 // subnet's own, which is the gateway's by custom.
-func (c *call) free(network Document, s Subnet) (netip.Addr, bool) {
-	for ip := s.Prefix.Addr().Next().Next(); s.Prefix.Contains(ip); ip = ip.Next() {
+func (c *call) free(network Document, s Subnet, last bool) (netip.Addr, bool) {
+	ip, next := s.Prefix.Addr().Next().Next(), netip.Addr.Next
+	if last {
+		next = netip.Addr.Prev
+		for range 252 {
+			ip = ip.Next()
+		}
+	}
+	for ; s.Prefix.Contains(ip); ip = next(ip) {
 		_, taken := c.index.addresses[address{network.ID(), ip, false}]
 		if !taken && !s.reserves(network, ip) {
 			return ip, true
@@ -81,6 +88,9 @@ func (c *call) checkAddress(network, e, config Document) Code {
 	if _, taken := c.index.addresses[address{network.ID(), ip, e.Remote()}]; taken && e.Remote() {
 		return ObjectExists
 	} else if taken {
+		return AddressReserved
+	}
+	if _, other := c.index.addresses[address{network.ID(), ip, !e.Remote()}]; other && c.options.Personality.OneAddress {
 		return AddressReserved
 	}
 	for _, s := range network.Subnets() {
@@ -109,17 +119,20 @@ func (s Subnet) reserves(network Document, ip netip.Addr) bool {
 	return ip == s.Prefix.Addr() || last || ip == s.Gateway && network.Type() == overlay
 }
 
-func checkRemote(network, e Document) Code {
+func (c *call) checkRemote(network, e Document) Code {
 	if !e.Remote() {
 		return OK
 	}
 	if len(e.list("IpConfigurations")) == 0 {
 		return InvalidParameter
 	}
+	provider := e.policies("ProviderAddress")
+	if len(provider) > 0 && c.options.Personality.StrictPolicies && network.Type() != overlay {
+		return InvalidPolicyType
+	}
 	if network.Type() != overlay {
 		return OK
 	}
-	provider := e.policies("ProviderAddress")
 	if len(provider) == 0 || provider[0].text("ProviderAddress") == "" || e.MAC() == "" {
 		return InvalidPolicy
 	}

@@ -106,6 +106,9 @@ func (s *Simulator) delay(function string) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var each time.Duration
+	if fits("HcnDelete*", function) {
+		each = s.options.Personality.SlowDeletes
+	}
 	for _, d := range s.delays {
 		if fits(d.function, function) {
 			each = d.time
@@ -146,6 +149,10 @@ func (s *Simulator) Start(keep Survivors) {
 			local := kind == Network || kind == Endpoint && !o.doc.Remote()
 			if keep == Nothing || keep == Pods && !local {
 				s.drop(kind, o)
+			} else if kind == LoadBalancer && s.options.Personality.RenewsIDs {
+				s.drop(kind, o)
+				o.doc["ID"] = guid()
+				s.put(kind, o)
 			}
 		}
 	}

@@ -66,7 +66,7 @@ func TestDelay(t *testing.T) {
 		s.Delay("HcnCreate*", 20*time.Second)
 		for function, want := range map[string]time.Duration{"HcnEnumerateNetworks": time.Second, "HcnCreateNetwork": 20 * time.Second} {
 			start := time.Now()
-			s.call(Request{Function: function, Args: [3]string{"{}"}}, Caller)
+			s.CallAs(Caller, Request{Function: function, Args: [3]string{"{}"}})
 			if took := time.Since(start); took != want {
 				t.Errorf("%s took %s, want %s", function, took, want)
 			}

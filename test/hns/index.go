@@ -118,11 +118,13 @@ func (x index) remove(kind Kind, d Document) {
 	}
 }
 
-// usersOf names the load balancers of an endpoint.
-func (x index) usersOf(endpoint string) string {
+// usersOf names the load balancers of an endpoint that are not deleted.
+func (s *Simulator) usersOf(endpoint string) string {
 	var ids []string
-	for id := range x.users[endpoint] {
-		ids = append(ids, id)
+	for id := range s.index.users[endpoint] {
+		if s.store[LoadBalancer].objects[id].gone == 0 {
+			ids = append(ids, id)
+		}
 	}
 	slices.Sort(ids)
 	return strings.Join(ids, ", ")

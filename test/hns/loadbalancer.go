@@ -102,7 +102,7 @@ func (c *call) checkTargets(lb Document) Code {
 		if e == nil {
 			return EndpointNotFound
 		}
-		if e.portless {
+		if e.portless || e.plugged > c.total {
 			return PortNotFound
 		}
 		if network != "" && network != e.doc.NetworkID() {

@@ -20,6 +20,8 @@ type Options struct {
 	// Steady disables the failing deletions of Windows Server 2019, for programs that do
 	// not retry.
 	Steady bool
+	// Personality is what no public source tells. Its version and case apply if there is no other.
+	Personality Personality
 }
 
 // Case is how HNS spells identities in its documents. Both cases have been observed, so
@@ -45,6 +47,7 @@ type Simulator struct {
 	lastStaleHandle uint64 // handles up to this one ended with a restart
 	macs            int
 	deletes         int              // of load balancers, see deleteFails
+	total, writes   int              // calls of the program under test, see Personality
 	stopped         Code             // what all calls return; OK while HNS runs
 	heldPorts       map[hostPort]int // ports of the host with a listener
 	ports           int              // dynamic ports of the host for each protocol, 0 for no limit
@@ -61,11 +64,12 @@ type Simulator struct {
 type handle struct {
 	kind Kind
 	id   string
+	made bool // by the call that made the object
 }
 
 // New returns a Simulator without objects.
 func New(o Options) *Simulator {
-	o.Version = cmp.Or(o.Version, Version{13, 3})
+	o.Version, o.Case = cmp.Or(o.Version, o.Personality.Version, Version{13, 3}), cmp.Or(o.Case, o.Personality.Case)
 	s := &Simulator{options: o, random: rand.New(rand.NewPCG(o.Seed, o.Seed))}
 	s.peers.open = map[closer]bool{}
 	s.Reset()
@@ -83,7 +87,7 @@ func (s *Simulator) Reset() {
 	s.index = newIndex()
 	s.handles = map[uint64]handle{}
 	s.heldPorts = map[hostPort]int{}
-	s.stopped, s.deletes, s.ports = OK, 0, 0
+	s.stopped, s.deletes, s.ports, s.total, s.writes = OK, 0, 0, 0, 0
 	s.faults, s.delays = nil, nil
 	s.calls, s.journal, s.warnings = Calls{}, nil, nil
 }
@@ -109,11 +113,11 @@ type Reply struct {
 
 // Call makes a call for a program on the host that is not under test: what it creates is
 // foreign.
-func (s *Simulator) Call(r Request) Reply { return s.call(r, External) }
+func (s *Simulator) Call(r Request) Reply { return s.CallAs(External, r) }
 
-// call makes a call for any program. Its delay comes before everything else, and other
+// CallAs makes a call for any program. Its delay comes before everything else, and other
 // calls run meanwhile.
-func (s *Simulator) call(r Request, by Actor) Reply {
+func (s *Simulator) CallAs(by Actor, r Request) Reply {
 	r.ID = strings.ToLower(r.ID)
 	if by == Caller {
 		time.Sleep(s.delay(r.Function))
@@ -124,6 +128,7 @@ func (s *Simulator) call(r Request, by Actor) Reply {
 	before, after := OK, OK
 	if by == Caller {
 		s.calls[r.Function]++
+		s.pass()
 		before, after = s.fault(r.Function)
 		before = cmp.Or(s.stopped, before)
 	}
@@ -151,6 +156,9 @@ type object struct {
 	by       Actor
 	restored bool // by a restart of HNS
 	portless bool // an endpoint that is not on the switch yet
+	// plugged is the number of the call from which on the endpoint is on the switch, gone that at which the deleted object
+	// disappears, see Personality.
+	plugged, gone int
 }
 
 func (s *objectStore) add(o *object) {

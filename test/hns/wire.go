@@ -77,7 +77,7 @@ func (s *Simulator) serveConn(c net.Conn) {
 		if err != nil {
 			return // the caller has gone, or uses another protocol
 		}
-		reply := s.call(requestOf(fields), Caller)
+		reply := s.CallAs(Caller, requestOf(fields))
 		code := fmt.Sprintf("%08x", uint32(reply.Code))
 		if writeFrame(w, code, strconv.FormatUint(reply.Handle, 10), reply.Output, reply.Error) != nil {
 			return

@@ -149,9 +149,13 @@ func TestOtherMACs(t *testing.T) {
 		b.rounds(t, want, 1)
 		for resync := 1; resync <= 5; resync++ {
 			b.now = b.now.Add(31 * time.Second)
-			b.rounds(t, want, 1)
+			_, err := b.round(want)
 			if n, repairs := b.hns.writes(), silent && resync <= maxRepairs; (n > 0) != repairs {
 				t.Errorf("silent %v, resync %d: %d writes, want some: %v", silent, resync, n, repairs)
+			}
+			const report = "remote endpoint of 10.244.2.11 with MacAddress AA-BB-CC-00-00-01, not 02-11-0a-f4-02-0b, also after it was made again 2 times"
+			if left := silent && resync > maxRepairs; (err != nil) != left || left && !strings.Contains(err.Error(), report) {
+				t.Errorf("silent %v, resync %d: %v, want the report: %v", silent, resync, err, left)
 			}
 		}
 	}

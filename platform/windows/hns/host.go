@@ -56,9 +56,11 @@ type Host struct {
 	// family.
 	portBackoff   map[portPool]backoff
 	shortageTexts [2]string
-	// answers and routes are of objects that HNS gives back in another form.
-	answers    map[Key]answer
-	routes     map[netip.Addr]*routeAnswer // all that were made
+	// routes are those of all remote endpoints that were made, oddRoutes is whether HNS gives one back in another
+	// form, and routesTold whether that was reported.
+	routes                map[netip.Addr]*routeAnswer
+	oddRoutes, routesTold bool
+
 	onShortage func(text string)
 }
 
@@ -67,7 +69,7 @@ type Host struct {
 func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 	h := &Host{
 		store: s, node: node, notify: notify, now: time.Now, listLock: make(chan struct{}, 1), reported: map[string]bool{}, inPlace: true,
-		endpointBackoff: map[string]backoff{}, refusals: map[Key]refusal{}, serviceBackoff: map[serviceName]backoff{}, portBackoff: map[portPool]backoff{}, answers: map[Key]answer{}, routes: map[netip.Addr]*routeAnswer{},
+		endpointBackoff: map[string]backoff{}, refusals: map[Key]refusal{}, serviceBackoff: map[serviceName]backoff{}, portBackoff: map[portPool]backoff{}, routes: map[netip.Addr]*routeAnswer{},
 		patience: listPatience, touched: map[service.Family]func(){},
 	}
 	h.driver = &writeRecorder{d, h}
@@ -146,6 +148,9 @@ func (h *Host) load() {
 	h.loaded = true
 	var note string
 	h.record, note = readRecord(h.store, h.node)
+	for a, r := range h.record.Routes {
+		h.routes[a], h.oddRoutes = &r, true
+	}
 	h.reportLocked(note)
 }
 
@@ -325,7 +330,7 @@ func (h *Host) save() {
 		return
 	}
 	var b []byte
-	if !h.record.empty() {
+	if h.saveRoutes(); !h.record.empty() {
 		b, _ = json.MarshalIndent(h.record, "", " ") // maps of strings, which always encode
 	}
 	if err := h.store.Save(b); err != nil {

@@ -380,6 +380,9 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 	}
 	p.addLineFor(n, "- loadbalancer %s", lb.Key)
 	p.forget(lb, n)
+	if !p.dry {
+		p.host.forgetForm(lb.Key)
+	}
 }
 
 // deleteBalancer tries twice, because Windows Server 2019 fails occasionally

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -92,12 +94,18 @@ type record struct {
 	// Pending holds the keys of load balancers that are being created, for the case that
 	// this process ends before it records their IDs.
 	Pending map[string]string `json:"intended,omitempty"`
+	// Forms, by key, and Routes are of objects that HNS gives back in another form.
+	Forms  map[string]answer          `json:"forms,omitempty"`
+	Routes map[netip.Addr]routeAnswer `json:"routes,omitempty"`
 }
 
 const recordVersion = 1
 
 func newRecord(node string) record {
-	return record{recordVersion, node, map[string]string{}, map[string]string{}, map[string]string{}}
+	return record{
+		Version: recordVersion, Node: node, LoadBalancers: map[string]string{}, Endpoints: map[string]string{},
+		Pending: map[string]string{}, Forms: map[string]answer{},
+	}
 }
 
 // readRecord never fails. note describes what cannot be used. Then our objects are
@@ -127,6 +135,8 @@ func readRecord(s Store, node string) (r record, note string) {
 			m.to[k] = v
 		}
 	}
+	maps.Copy(r.Forms, read.Forms)
+	r.Routes = read.Routes
 	return r, ""
 }
 
