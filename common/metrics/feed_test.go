@@ -49,6 +49,7 @@ func TestEverythingHasAValue(t *testing.T) {
 		"events_dropped_total forbidden":                                0,
 		"skipped_objects spec.ports.nodePort":                           2,
 		"condition configuration":                                       1,
+		"nftables_localhost_nodeport_rejected_packets_total IPv4 SCTP":  8,
 		"iptables_ct_state_invalid_dropped_packets_total ":              5,
 		"iptables_localhost_nodeports_accepted_packets_total ":          6,
 		"sync_proxy_rules_iptables_restore_failures_total IPv6":         1,

@@ -76,6 +76,7 @@ var observed = map[string]metric{
 	accelerated:        {family, "Connections that sockets made to an endpoint at once, by socket acceleration."},
 	localhostListeners: {family, "NodePorts that the proxy itself answers on a loopback address, in whichever mode."},
 	localhostFailures:  {family, "Attempts to listen for a NodePort on a loopback address that failed."},
+	localhostRejected:  {[]string{"ip_family", "protocol"}, "Packets to NodePorts of a loopback address that were refused because the proxy does not relay the protocol."},
 	noLocal:            {policy, "Service ports with traffic policy Local that have endpoints, but none on this node."},
 	// Ours.
 	programmedPorts:     {backend, "Service ports in force."},
@@ -117,6 +118,7 @@ const (
 	accelerated         = "socket_acceleration_connections_total"
 	localhostListeners  = "nftables_localhost_nodeport_listeners"
 	localhostFailures   = "nftables_localhost_nodeport_listener_creation_failures_total"
+	localhostRejected   = "nftables_localhost_nodeport_rejected_packets_total"
 	noLocal             = "sync_proxy_rules_no_local_endpoints_total"
 	programmedPorts     = "programmed_service_ports"
 	programmedEndpoints = "programmed_endpoints"

@@ -61,6 +61,7 @@ var documented = map[string]string{
 	"kubeproxy_sync_proxy_rules_iptables_total":                              "GAUGE{ip_family,table}",
 	"kubeproxy_sync_proxy_rules_iptables_last":                               "GAUGE{ip_family,table}",
 	"kubeproxy_iptables_ct_state_invalid_dropped_packets_total":              "COUNTER{}",
+	"kubeproxy_nftables_localhost_nodeport_rejected_packets_total":           "COUNTER{ip_family,protocol}",
 	"kubeproxy_iptables_localhost_nodeports_accepted_packets_total":          "COUNTER{}",
 	"kubeproxy_conntrack_reconciler_sync_duration_seconds":                   "HISTOGRAM{ip_family} " + seconds,
 	"kubeproxy_conntrack_reconciler_deleted_entries_total":                   "COUNTER{ip_family}",
@@ -136,6 +137,7 @@ func fed() *Metrics {
 			Relay:         &Relay{Open: 8, Limit: 9, Refused: map[string]uint64{"loop": 1}},
 			Localhost:     map[service.Family]Localhost{service.IPv4: {Listeners: 2, Failures: 1}},
 			Accelerated:   map[service.Family]uint64{service.IPv4: 4},
+			Unrelayed:     map[service.Family]uint64{service.IPv4: 8},
 			Traffic: &traffic.Named{
 				Counted:  traffic.Kinds{Packets: true, Bytes: true},
 				Services: []traffic.Service{{Namespace: "shop", Name: "web", Counts: traffic.Counts{Connections: 7, BytesIn: 9}}},

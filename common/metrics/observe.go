@@ -126,6 +126,9 @@ func (s sink) collectByFamily(now Observation) {
 	for f, n := range now.Accelerated {
 		s.counter(accelerated, n, f.String())
 	}
+	for f, n := range now.Unrelayed {
+		s.counter(localhostRejected, n, f.String(), "SCTP")
+	}
 	for f, l := range now.Localhost {
 		s.gauge(localhostListeners, float64(l.Listeners), f.String())
 		s.counter(localhostFailures, uint64(l.Failures), f.String())

@@ -55,6 +55,9 @@ type Observation struct {
 	// Accelerated counts the connections that sockets made without translation. It has the
 	// families with socket acceleration.
 	Accelerated map[service.Family]uint64
+	// Unrelayed counts the SCTP packets to NodePorts of the loopback address that rules
+	// refused. It has the families with such rules, or that would have them.
+	Unrelayed map[service.Family]uint64
 }
 
 // Relay is the number of open files that relayed connections use, their limit, and the

@@ -39,6 +39,9 @@ type Backend struct {
 	Relay Relay
 	// Localhost, if set, answers NodePorts on the loopback address.
 	Localhost Localhost
+	// Unrelayed, if set, returns how many packets the rules refused at the loopback address
+	// because Localhost does not relay their protocol, SCTP. It is safe for concurrent use.
+	Unrelayed func() (uint64, error)
 	// Conntrack, if set, follows each round whose rules are at least partly in force.
 	Conntrack Conntrack
 	// Traffic, if set, reads the counters of connections. It is set if the configuration

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"kubeproxy/common/service"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/poll"
@@ -66,6 +68,9 @@ func localhostNodePorts(t *testing.T, m mode) {
 	c.save(t, web)
 	c.awaitLoopback(t, web, netlab.Answered)
 	c.checkPortInUse(t, p)
+	if m.proxyMode() == "nftables" {
+		c.checkUnrelayed(t, p)
+	}
 	if m.proxyMode() != "iptables" { // which sets it itself, with a guard rule
 		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
 			t.Fatalf("sysctl: %v\n%s", err, out)
@@ -108,4 +113,37 @@ func (c *cluster) checkPortInUse(t *testing.T, p *program.Proxy) {
 	p.AwaitLog(t, "shop/late", "address already in use by another program of the node")
 	_ = l.Close()
 	c.awaitLoopback(t, late, netlab.Answered)
+}
+
+// checkUnrelayed sends SCTP packets to a NodePort of the loopback addresses. They are
+// refused and counted.
+func (c *cluster) checkUnrelayed(t *testing.T, p *program.Proxy) {
+	t.Helper()
+	const counter = "kubeproxy_nftables_localhost_nodeport_rejected_packets_total"
+	late := app{name: "late", number: 14}
+	s := late.service()
+	s.Spec.Ports = []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolSCTP, NodePort: int32(late.nodePort())}}
+	c.write(t, "late.yaml", program.Manifest[any](t, s))
+	for _, f := range service.Families {
+		labels := []string{"ip_family", f.String(), "protocol", "SCTP"}
+		if n, found := p.Metric(t, counter, labels...); n != 0 || !found {
+			t.Errorf("%s: %v packets counted at first, found %t, want 0", f, n, found)
+		}
+		to, sent := netip.AddrPortFrom(service.Localhost(f), late.nodePort()), 0
+		poll.Until(t, "SCTP at "+to.String()+" to be refused", func() bool {
+			refused := false
+			err := c.Node.Do(func() (err error) {
+				refused, err = netlab.RefusesSCTP(to)
+				return err
+			})
+			if refused {
+				sent++
+			}
+			return err == nil && sent == 3
+		})
+		poll.Until(t, "3 packets of "+f.String()+" to be counted", func() bool {
+			n, _ := p.Metric(t, counter, labels...)
+			return n == 3
+		})
+	}
 }

@@ -5,7 +5,10 @@ package netlab
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"hash/crc32"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -131,4 +134,37 @@ func connected(ctx context.Context, f *os.File, deadline time.Time) error {
 		return err == nil
 	})
 	return errors.Join(failed, err)
+}
+
+// RefusesSCTP sends the first packet of an SCTP association to a loopback address, in the
+// network namespace of the calling thread, and returns whether it was refused as a closed
+// port. The kernel needs no SCTP for that: the packet comes from a raw socket, which
+// receives it, too, unless rules take it (raw(7)).
+func RefusesSCTP(to netip.AddrPort) (bool, error) {
+	network := "ip6:132"
+	if to.Addr().Is4() {
+		network = "ip4:132"
+	}
+	c, err := net.Dial(network, to.Addr().String())
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	packet := make([]byte, 32) // INIT, see RFC 9260, sections 3.1 and 3.3.2
+	binary.BigEndian.PutUint16(packet, uint16(firstPort+rand.IntN(lastPort-firstPort)))
+	binary.BigEndian.PutUint16(packet[2:], to.Port())
+	copy(packet[12:], []byte{1, 0, 0, 20, 0, 0, 0, 7, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 9})
+	binary.LittleEndian.PutUint32(packet[8:], crc32.Checksum(packet, crc32.MakeTable(crc32.Castagnoli)))
+	// A rule that refuses the packet makes the call fail as well.
+	if _, err := c.Write(packet); err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ECONNREFUSED) {
+		return false, err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(DefaultTimeout)); err != nil {
+		return false, err
+	}
+	_, err = c.Read(packet)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return true, nil
+	}
+	return false, err
 }

@@ -62,6 +62,7 @@ const (
 	nodePortLocalChain = "nodeport-external-local"
 	markChain          = "mark-unless-pod"
 	dispatchChain      = "dispatch"
+	outputChain        = "output"
 	nodePortChain      = "nodeport-dispatch"
 	rememberChain      = "remember"
 	unallocatedChain   = "unallocated"
@@ -95,7 +96,7 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 		{name: rememberChain, rules: rememberRules()},
 		{name: unallocatedChain, rules: unallocatedRules(f, node)},
 		{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
-		{name: "output", hook: &hook{name: "output", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
+		{name: outputChain, hook: &hook{name: "output", priority: dstNAT}, rules: append(unrelayedRules(f, node), rule{jumpVerdict(dispatchChain)})},
 		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: append(countingRules(o), rule{translated{}, jumpVerdict(rememberChain)})},
 		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(append(rangeRules(f, node), countingRules(o)...),
 			rule{translated{}, jumpVerdict(rememberChain)},
@@ -165,6 +166,22 @@ func dispatchRules(f service.Family, node *service.Node) []rule {
 		}
 	}
 	return rules
+}
+
+// refuseUnrelayed returns the rule that refuses NodePorts at the loopback address of f for
+// which the local listeners cannot serve the protocol. The kernel never confirms the
+// connection of a packet that is refused, so each further packet gets there and is counted.
+func refuseUnrelayed(f service.Family) rule {
+	at := service.Localhost(f)
+	return rule{within{daddr, netip.PrefixFrom(at, at.BitLen()), false}, lookup{nodePortKey, unrelayed, false}, counter{}, reject{}}
+}
+
+// unrelayedRules are there if the operator wants NodePorts on the loopback address.
+func unrelayedRules(f service.Family, node *service.Node) []rule {
+	if !node.LocalhostNodePorts(f) {
+		return nil
+	}
+	return []rule{refuseUnrelayed(f)}
 }
 
 // podRules returns rules that run then for traffic from pods, one for each of the ways in

@@ -180,6 +180,9 @@ func (b *builder) frontend(f *service.Frontend) {
 	if f.Sources != nil {
 		b.restrict(f)
 	}
+	if f.Kind == service.NodePort && b.port.Name.Protocol == service.SCTP {
+		b.out = append(b.out, element{in: unrelayed, key: b.key(f, -1)})
+	}
 	in, v := b.route(f)
 	b.out = append(b.out, element{in: in, key: b.key(f, -1), verdict: v, comment: comment(b.port.Name)})
 }

@@ -53,6 +53,8 @@ func expressions(s statement, family service.Family) ([]expr.Any, error) {
 		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
 	case reject:
 		return []expr.Any{rejectExpr(s, family)}, nil
+	case counter:
+		return []expr.Any{&expr.Counter{}}, nil
 	}
 	return matchExprs(s, family)
 }

@@ -77,6 +77,8 @@ type (
 	masquerade struct{}
 	// reject answers with a TCP reset if tcp, otherwise with ICMP port unreachable.
 	reject struct{ tcp bool }
+	// counter counts the packets that get there.
+	counter struct{}
 	// verdict ends the rule.
 	verdict struct {
 		code  verdictCode
@@ -162,6 +164,7 @@ func (i isProto) text(service.Family) string       { return "meta l4proto " + i.
 func (invalid) text(service.Family) string         { return "ct state invalid" }
 func (translated) text(service.Family) string      { return "ct status dnat" }
 func (masquerade) text(service.Family) string      { return "masquerade fully-random" }
+func (counter) text(service.Family) string         { return "counter" }
 
 func (i isLocal) text(service.Family) string {
 	if i.field == saddr {

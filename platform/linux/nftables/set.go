@@ -63,6 +63,9 @@ var (
 	externalLocal = &set{name: "external-local", kind: plainSet, key: []field{daddr, proto, dport}}
 	nodePortLocal = &set{name: "nodeport-local", kind: plainSet, key: []field{proto, dport}}
 
+	// NodePorts of a protocol for which this process does not listen on loopback addresses.
+	unrelayed = &set{name: "nodeport-unrelayed", kind: plainSet, key: []field{proto, dport}}
+
 	// loadBalancerSourceRanges: the restricted frontends, and the permitted sources.
 	restricted = &set{name: "restricted", kind: plainSet, key: []field{daddr, proto, dport}}
 	sources    = &set{name: "sources", kind: plainSet, key: []field{daddr, proto, dport, saddr}, interval: true}
@@ -78,7 +81,7 @@ var (
 var baseSets = []*set{
 	services, endpoints, nodePorts, nodePortEndpoints,
 	externalClients, internalClients, internalEndpoints, nodePortExternalClients, nodePortInternalClients, nodePortInternalEndpoints,
-	externalLocal, nodePortLocal, restricted, sources, clusterIPs, hairpin, affinity, nodePortAffinity,
+	externalLocal, nodePortLocal, unrelayed, restricted, sources, clusterIPs, hairpin, affinity, nodePortAffinity,
 }
 
 // targetFields are the fields of a value in a targetMap.

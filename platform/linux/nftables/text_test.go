@@ -46,6 +46,7 @@ func TestStatementTexts(t *testing.T) {
 		{masquerade{}, "masquerade fully-random", ""},
 		{reject{tcp: true}, "reject with tcp reset", ""},
 		{reject{}, "reject", ""},
+		{counter{}, "counter", ""},
 		{jumpVerdict("a"), "jump a", ""},
 		{gotoVerdict("a"), "goto a", ""},
 		{verdict{code: verdictReturn}, "return", ""},

@@ -121,7 +121,7 @@ func (t *tracer) statement(s statement) result {
 	case masquerade:
 		t.masq = true
 		return final
-	case recordClient, countConnection:
+	case recordClient, countConnection, counter:
 	default:
 		if !t.matches(s) {
 			return noMatch

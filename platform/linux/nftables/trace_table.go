@@ -42,6 +42,9 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		r.checkElement(e)
 	}
 	w.Faults = append(w.Faults, r.faults...)
+	if w.Action == route.Reject && c.To.Addr().IsLoopback() {
+		w.ByDesign = fmt.Sprintf("kube-proxy does not relay %s on loopback addresses, so mode nftables refuses it there", c.Protocol)
+	}
 	return w, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
@@ -75,9 +76,45 @@ func countOf(element []byte) uint64 {
 	if x == nil {
 		x = netlink.Attribute(netlink.Attribute(element, nft.ElemExprs), unix.NFTA_LIST_ELEM)
 	}
+	return packetsOf(x)
+}
+
+// packetsOf returns the packets of a counter expression.
+func packetsOf(x []byte) uint64 {
 	n := netlink.Attribute(netlink.Attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
 	if len(n) != 8 {
 		return 0
 	}
 	return binary.BigEndian.Uint64(n)
+}
+
+// Unrelayed returns how many packets refuseUnrelayed has refused since the rule was made, 0
+// without the rule. It reads the network namespace of the calling thread.
+func Unrelayed(f service.Family, o Options) (uint64, error) {
+	s, err := dial()
+	if err != nil {
+		return 0, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
+	}
+	defer s.Close()
+	n, ours := uint64(0), refuseUnrelayed(f).fingerprint(f)
+	r := (&kernel{family: f, table: o.table(), readSocket: s}).reader()
+	fill := func() { r.Text(unix.NFTA_RULE_CHAIN, outputChain) }
+	err = retryRead(func() error {
+		n = 0
+		return r.request(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, fill, func(body []byte) error {
+			if string(userdata.Get(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), ruleTag)) != ours {
+				return nil
+			}
+			for _, x := range netlink.Attributes(netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)) {
+				if netlink.Text(netlink.Attribute(x, unix.NFTA_EXPR_NAME)) == "counter" {
+					n += packetsOf(x)
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return 0, fmt.Errorf("list the rules of chain %s: %w", outputChain, err)
+	}
+	return n, nil
 }

@@ -55,17 +55,28 @@ func localhostMetrics(backends []*mode.Backend) map[service.Family]metrics.Local
 	return all
 }
 
-// acceleratedMetrics returns how many connections socket acceleration took, by family.
-// Counters that cannot be read are left out.
-func acceleratedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
+// countedByFamily returns what of reads, by family. Counters that cannot be read are left
+// out.
+func countedByFamily(backends []*mode.Backend, of func(*mode.Backend) func() (uint64, error)) map[service.Family]uint64 {
 	all := map[service.Family]uint64{}
 	for _, b := range backends {
-		if b.Accelerated == nil {
+		read := of(b)
+		if read == nil {
 			continue
 		}
-		if n, err := b.Accelerated(); err == nil {
+		if n, err := read(); err == nil {
 			all[b.Family] = n
 		}
 	}
 	return all
+}
+
+// acceleratedMetrics returns how many connections socket acceleration took, by family.
+func acceleratedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
+	return countedByFamily(backends, func(b *mode.Backend) func() (uint64, error) { return b.Accelerated })
+}
+
+// unrelayedMetrics returns how many packets rules refused on loopback addresses, by family.
+func unrelayedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
+	return countedByFamily(backends, func(b *mode.Backend) func() (uint64, error) { return b.Unrelayed })
 }

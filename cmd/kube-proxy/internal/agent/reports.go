@@ -52,7 +52,7 @@ func apiOf(from source.Source) *rest.Config {
 func (x *Selected) observe(seen *metrics.Observation) {
 	seen.Packets, seen.Relay = packetMetrics(x.Backends), relayMetrics(x.Backends)
 	seen.Localhost, seen.Traffic = localhostMetrics(x.Backends), x.named()
-	seen.Accelerated = acceleratedMetrics(x.Backends)
+	seen.Accelerated, seen.Unrelayed = acceleratedMetrics(x.Backends), unrelayedMetrics(x.Backends)
 }
 
 func featureMetrics(c *config.Config) []metrics.Feature {

@@ -16,7 +16,7 @@ import (
 func system() *mode.System {
 	return &mode.System{
 		Probe:     func(_ *config.Config, f service.Family) error { return nftables.Probe(f) },
-		Open:      mode.OpenEach(create, addTraffic),
+		Open:      mode.OpenEach(create, addCounters),
 		Owned:     owned,
 		Targets:   targets,
 		ReadBack:  mode.ReadBack(create),
@@ -28,7 +28,8 @@ func create(c *config.Config, f service.Family) (*nftables.Backend, error) {
 	return nftables.New(f, options(c))
 }
 
-func addTraffic(s mode.Setup, x *mode.Backend, _ *nftables.Backend) (err error) {
+func addCounters(s mode.Setup, x *mode.Backend, _ *nftables.Backend) (err error) {
+	x.Unrelayed = func() (uint64, error) { return nftables.Unrelayed(x.Family, options(s.Config)) }
 	if s.Config.CountTraffic {
 		x.Traffic, err = nftables.NewCounters(x.Family, options(s.Config))
 	}
