@@ -142,10 +142,10 @@ func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, f
 		}
 	}
 	for _, v := range spec.Volumes {
-		if v.ConfigMap == nil {
+		if v.Projected == nil { // the kubeconfig is of the cluster, and w.login stands for it
 			continue
 		}
-		m, err := w.api.Client.CoreV1().ConfigMaps(system).Get(t.Context(), v.ConfigMap.Name, metav1.GetOptions{})
+		m, err := w.api.Client.CoreV1().ConfigMaps(system).Get(t.Context(), v.Projected.Sources[0].ConfigMap.Name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatalf("volume %s: %v", v.Name, err)
 		}

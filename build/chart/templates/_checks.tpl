@@ -8,6 +8,9 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- if and .Values.linux.enabled (eq .Values.image.variant "plain") (not (has .Values.linux.mode (list "nftables"))) }}
 {{- fail (printf "image.variant: plain lacks the commands that linux.mode %q needs; want image.variant=iptables, or linux.mode=nftables" (.Values.linux.mode | default "")) }}
 {{- end }}
+{{- if and .Values.apiServer .Values.kubeconfig.configMapName }}
+{{- fail "kubeconfig.configMapName: its kubeconfig has the address of the API server, and apiServer is set, too; leave one out" }}
+{{- end }}
 {{- include "kubeproxy.checkServer" (.Values.apiServer | default "") }}
 {{- include "kubeproxy.checkRanges" (list "clusterCIDR" (.Values.clusterCIDR | default "")) }}
 {{- include "kubeproxy.checkAddress" (list "metrics.bindAddress" .Values.metrics.bindAddress) }}

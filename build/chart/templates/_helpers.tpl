@@ -42,6 +42,22 @@ mounts no ConfigMap of another namespace, and to ask the API server takes its ad
 {{- $found }}
 {{- end }}
 
+{{/*
+The volume with the configuration and the kubeconfig. Where the chart does not write the kubeconfig, pods
+wait until its ConfigMap is there.
+*/}}
+{{- define "kubeproxy.configVolume" -}}
+- name: config
+{{- with .Values.kubeconfig.configMapName }}
+  projected:
+    sources:
+    - configMap: {name: {{ include "kubeproxy.name" $ }}}
+    - configMap: {name: {{ . }}, items: [{key: kubeconfig.conf, path: kubeconfig.conf}]}
+{{- else }}
+  configMap: {name: {{ include "kubeproxy.name" . }}}
+{{- end }}
+{{- end }}
+
 {{/* The family of an IP address, 4 or 6, or nothing. */}}
 {{- define "kubeproxy.family" -}}
 {{- $octet := "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])" }}

@@ -20,11 +20,19 @@ type base struct {
 	values map[string]any
 }
 
+// kubeconfigFile is the key of the kubeconfig in its ConfigMap, and the file beside the bases.
+const kubeconfigFile = "kubeconfig.conf"
+
 // podRange stands in the bases for the range of the pods, which users change.
 const podRange = "10.244.0.0/16"
 
-// noServer is what the chart gets as the address of the API server, and the bases do not
-// have: users set it.
+// kubeconfigMap is the ConfigMap with the kubeconfig. It is in no base: a base that is applied again, unchanged
+// or over another installation, would take the address of the API server away from every node. Without the
+// ConfigMap, pods wait for it.
+const kubeconfigMap = "kubeproxy-kubeconfig"
+
+// noServer is what the chart gets as the address of the API server for the kubeconfig beside
+// the bases, which does not have it: users set it.
 const noServer = "https://api-server.invalid"
 
 // bases are the folders of build/deploy.
@@ -33,12 +41,18 @@ var bases = map[string]base{
 	"iptables":  {"Linux nodes, mode iptables", linux("iptables")},
 	"ipvs":      {"Linux nodes, mode ipvs", linux("ipvs")},
 	"userspace": {"Linux nodes, mode userspace", linux("userspace")},
-	"windows":   {"Windows nodes. Linux nodes have another proxy", withWindows(map[string]any{"apiServer": noServer, "linux": map[string]any{"enabled": false}})},
+	"windows":   {"Windows nodes. Linux nodes have another proxy", withWindows(based(map[string]any{"linux": map[string]any{"enabled": false}}))},
 	"mixed":     {"Linux nodes, mode nftables, and Windows nodes", withWindows(linux("nftables"))},
 }
 
 func linux(mode string) map[string]any {
-	return map[string]any{"apiServer": noServer, "clusterCIDR": podRange, "linux": map[string]any{"mode": mode}}
+	return based(map[string]any{"clusterCIDR": podRange, "linux": map[string]any{"mode": mode}})
+}
+
+// based adds to values what all bases have.
+func based(values map[string]any) map[string]any {
+	values["kubeconfig"] = map[string]any{"configMapName": kubeconfigMap}
+	return values
 }
 
 func withWindows(values map[string]any) map[string]any {
@@ -48,18 +62,18 @@ func withWindows(values map[string]any) map[string]any {
 
 // Bases returns the files of build/deploy, by path.
 func (s *Source) Bases() (map[string]string, error) {
-	files := map[string]string{}
+	_, settings, err := s.settings(map[string]any{"apiServer": noServer})
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{kubeconfigFile: strings.ReplaceAll(settings[kubeconfigFile], noServer, "")}
 	for name, b := range bases {
-		texts, err := s.Render(b.values)
-		if err != nil {
-			return nil, fmt.Errorf("base %s: %w", name, err)
-		}
-		settings, err := data(texts["config.yaml"])
+		texts, settings, err := s.settings(b.values)
 		if err != nil {
 			return nil, fmt.Errorf("base %s: %w", name, err)
 		}
 		for file, text := range settings {
-			files[path.Join(name, file)] = strings.ReplaceAll(text, noServer, "")
+			files[path.Join(name, file)] = text
 		}
 		delete(texts, "config.yaml")
 		objects := "# Generated from build/chart by make manifests.\n"
@@ -74,19 +88,27 @@ func (s *Source) Bases() (map[string]string, error) {
 	return files, nil
 }
 
-// data returns the content of a ConfigMap.
-func data(text string) (map[string]string, error) {
+// settings returns what the chart gives for values, and the content of its ConfigMap.
+func (s *Source) settings(values map[string]any) (texts, settings map[string]string, err error) {
+	if texts, err = s.Render(values); err != nil {
+		return nil, nil, err
+	}
 	var m struct{ Data map[string]string }
-	err := yaml.Unmarshal([]byte(text), &m)
-	return m.Data, err
+	err = yaml.Unmarshal([]byte(texts["config.yaml"]), &m)
+	return texts, m.Data, err
 }
 
 func (s *Source) kustomization(name, title string, settings []string) string {
 	return fmt.Sprintf(`# kubectl apply -k build/deploy/%[1]s
 #
 # %[2]s.
-# Generated from build/chart by make manifests. Set the image here, in kubeconfig.conf
-# the address of the API server, and beside it the range of the pods.
+# Generated from build/chart by make manifests. Set the image here, and beside it the range of the pods.
+#
+# The address of the API server is in ConfigMap %[7]s, which is not in this folder, so that no
+# apply changes it. Until you create it, pods wait with the event: configmap "%[7]s" not found.
+#
+#     sed 's|server: ""|server: "https://192.0.2.1:6443"|' build/deploy/kubeconfig.conf |
+#       kubectl -n %[3]s create configmap %[7]s --from-file=kubeconfig.conf=/dev/stdin
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [objects.yaml]
@@ -107,5 +129,5 @@ images:
 - name: localhost/kubeproxy-iptables
   newName: %[5]s-iptables
   newTag: %[6]q
-`, name, title, Namespace, strings.Join(settings, ", "), cmp.Or(s.Image, localImage), cmp.Or(s.Version, "dev"))
+`, name, title, Namespace, strings.Join(settings, ", "), cmp.Or(s.Image, localImage), cmp.Or(s.Version, "dev"), kubeconfigMap)
 }

@@ -57,8 +57,8 @@ func TestBasesAreGenerated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(found) != len(want) {
-		t.Errorf("build/deploy has %d files, the chart gives %d", len(found), len(want))
+	if len(found)+1 != len(want) { // kubeconfig.conf is in no folder
+		t.Errorf("the folders of build/deploy have %d files, the chart gives %d", len(found), len(want)-1)
 	}
 	for name, text := range want {
 		got, err := os.ReadFile(deploy(filepath.FromSlash(name)))
@@ -85,7 +85,7 @@ func TestBasesEqualChart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, want := objects(t, text), objects(t, []byte(strings.ReplaceAll(manifest, noServer, "")))
+			got, want := objects(t, text), objects(t, []byte(manifest))
 			for key := range want {
 				if !reflect.DeepEqual(got[key], want[key]) {
 					t.Errorf("%s differs:\n%v\n%v", key, got[key], want[key])
@@ -93,6 +93,9 @@ func TestBasesEqualChart(t *testing.T) {
 			}
 			if len(got) != len(want) {
 				t.Errorf("%d objects, the chart has %d", len(got), len(want))
+			}
+			if strings.Contains(string(text), "server: ") {
+				t.Error("the folder has an address of the API server, which it would put in place of the cluster's")
 			}
 		})
 	}
@@ -225,6 +228,29 @@ func TestNoAddress(t *testing.T) {
 		if _, err := source().Manifest(values); err == nil || !strings.Contains(err.Error(), "apiServer is not set, and no ConfigMap") {
 			t.Errorf("%v: %v, want an error that names apiServer", values, err)
 		}
+	}
+}
+
+// TestKubeconfigOfItsOwn mounts a kubeconfig that the chart does not write. The folders of build/deploy do
+// the same: applied again, they leave the address of the API server alone.
+func TestKubeconfigOfItsOwn(t *testing.T) {
+	all := installed(t, `{apiServer: "", kubeconfig: {configMapName: mine}, windows: {enabled: true}}`)
+	if data := at(all["ConfigMap kubeproxy"], "data").(map[string]any); data["kubeconfig.conf"] != nil || data["linux.yaml"] == nil {
+		t.Errorf("the chart writes %v", data)
+	}
+	for _, name := range []string{"kubeproxy", "kubeproxy-windows"} {
+		config := at(all["DaemonSet "+name], "spec", "template", "spec", "volumes").([]any)[0].(map[string]any)
+		want := []any{
+			map[string]any{"configMap": map[string]any{"name": "kubeproxy"}},
+			map[string]any{"configMap": map[string]any{"name": "mine", "items": []any{map[string]any{"key": "kubeconfig.conf", "path": "kubeconfig.conf"}}}},
+		}
+		if got := at(config, "projected", "sources"); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s mounts %v", name, config)
+		}
+	}
+	texts, err := source().Render(map[string]any{"kubeconfig": map[string]any{"configMapName": "mine"}})
+	if err != nil || !strings.Contains(texts["NOTES.txt"], "kubeconfig.conf of ConfigMap kube-system/mine names") {
+		t.Errorf("notes %v, %s", err, texts["NOTES.txt"])
 	}
 }
 
