@@ -28,8 +28,8 @@ const diffText = `Say what would change on a node, without touching anything.
 
 The new state is in --manifests, or else in the API server of --kubeconfig. The
 old state is --from: what this node has installed, the API server, or other
-manifests. The command prints what would be added, changed and removed. With
--o diff it prints the rules of both states as a unified diff.
+manifests. The command prints what would be added, changed and removed, and what
+the mode would do otherwise than the Services of the new state ask. With -o diff it prints the rules of both states as a unified diff.
 
 Any user can compare manifests and the API server on any system. What a node has
 installed is read back from its kernel or HNS. That needs the rights of the

@@ -42,6 +42,55 @@ func TestDiffOfManifests(t *testing.T) {
 	}
 }
 
+// TestLimitsOfModes has render, diff and explain say the same of what a mode cannot do for a Service.
+func TestLimitsOfModes(t *testing.T) {
+	sctp := strings.NewReplacer("spec:\n", "spec:\n  type: NodePort\n  externalIPs: [198.51.100.7]\n", "port: 80,", "port: 80, protocol: SCTP, nodePort: 30080,", "protocol: TCP", "protocol: SCTP").Replace(shop)
+	dir := files(t, map[string]string{"old.yaml": shop, "new.yaml": sctp})
+	const loopback = "the NodePort does not answer on 127.0.0.1: TCP and UDP alone are relayed there"
+	for mode, tt := range map[string]struct{ limit, render, explain string }{
+		"userspace":   {"mode userspace forwards TCP and UDP only", "# unsupported: ", "mode userspace does otherwise: "},
+		"kernelspace": {"HNS has no load balancers for sctp", "unsupported: ", "mode kernelspace does otherwise: "},
+		"nftables":    {limit: loopback},
+		"ipvs":        {limit: loopback},
+		"iptables":    {},
+	} {
+		args := []string{"--hostname-override=node-a", "--proxy-mode=" + mode, "--nodeport-addresses=all,localhost", "--cluster-cidr=10.244.0.0/16", "--manifests=DIR/new.yaml"}
+		const port = "service port shop/web:http (sctp, IPv4): "
+		var d plandiff.Difference
+		got := call(t, dir, append([]string{"diff", "--from=DIR/old.yaml", "-o=json"}, args...)...)
+		if err := json.Unmarshal([]byte(got.Out), &d); err != nil || (len(d.Limits) == 1) != (tt.limit != "") || tt.limit != "" && d.Limits[0] != port+tt.limit {
+			t.Errorf("%s: diff: %v, limits %q, want %q\n%s", mode, err, d.Limits, tt.limit, got.Err)
+		}
+		text := call(t, dir, append([]string{"diff", "--from=DIR/old.yaml"}, args...)...)
+		if strings.Contains(text.Out, "what mode "+mode+" does otherwise than Services ask:\n  "+port) != (tt.limit != "") {
+			t.Errorf("%s: diff prints %s", mode, text.Out)
+		}
+		render := call(t, dir, append([]string{"render"}, args...)...)
+		if strings.Contains(render.Out, "unsupported") != (tt.render != "") || !strings.Contains(render.Out, tt.render+port+tt.limit) && tt.render != "" {
+			t.Errorf("%s: render prints %s", mode, render.Out)
+		}
+		explain := call(t, dir, append([]string{"explain", "10.244.1.5", "10.96.0.10:80/sctp"}, args...)...)
+		if strings.Contains(explain.Out, "does otherwise") != (tt.explain != "") || !strings.Contains(explain.Out, tt.explain+tt.limit) && tt.explain != "" {
+			t.Errorf("%s: explain prints %s%s", mode, explain.Out, explain.Err)
+		}
+	}
+	for to, tt := range map[string]struct{ mode, want string }{
+		"198.51.100.7:81": {"ipvs", "mode ipvs refuses what no Service has there"},
+		"10.96.0.99:80":   {"iptables", "rules of iptables do not concern addresses of the Service range"},
+		"127.0.0.1:30080": {"iptables", "on loopback addresses NodePorts answer programs of the node"},
+	} {
+		cidrs := strings.Replace(sctp, "---\n", "---\napiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}\n---\n", 1)
+		if tt.mode == "ipvs" {
+			cidrs = sctp
+		}
+		at := files(t, map[string]string{"all.yaml": cidrs})
+		got := call(t, at, "explain", "node", to, "--manifests=DIR/all.yaml", "--hostname-override=node-a", "--proxy-mode="+tt.mode)
+		if out := strings.Join(strings.Fields(got.Out), " "); got.Code != 0 || !strings.Contains(out, "mode "+tt.mode+" does otherwise: ") || !strings.Contains(out, tt.want) {
+			t.Errorf("%s in mode %s: exit %d\n%s%s", to, tt.mode, got.Code, got.Out, got.Err)
+		}
+	}
+}
+
 func TestDiffMistakes(t *testing.T) {
 	dir := files(t, map[string]string{"shop.yaml": shop, "bad.yaml": "kind: Service\napiVersion: v1\nmetadata: {name: 7}\n"})
 	for want, args := range map[string][]string{

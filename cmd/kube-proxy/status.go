@@ -36,8 +36,8 @@ Service, and on whether the kernel forwards its IP families. It is 1 for a
 Service that the proxy does not know.
 
 A Service without endpoints is programmed: connections to it are refused, as they
-should be. A Service that asks for what the mode cannot do is limited: the rest of
-it is in force.
+should be; in mode kernelspace they time out. A Service that asks for what the
+mode cannot do is limited: the rest of it is in force.
 
 With --watch, each change is printed with its time: of the proxy, its rounds, its
 Services and, with a Service, its endpoints. An interrupt ends it: exit code 0.

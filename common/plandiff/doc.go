@@ -32,14 +32,16 @@ type Difference struct {
 	plans [len(service.Families)][]string // by family
 	// Text is a unified diff of what both states have installed. It is empty if that cannot
 	// be read back.
-	Text  string   `json:"diff"`
-	Notes []string `json:"notes"`
-	known []service.PortName
+	Text string `json:"diff"`
+	// Limits are what the mode does otherwise than the Services of the new state ask, one a line.
+	Limits []string `json:"limits"`
+	Notes  []string `json:"notes"`
+	known  []service.PortName
 }
 
 // New returns a Difference without any.
 func New() *Difference {
-	return &Difference{Same: true, Settings: []string{}, Ports: []PortChange{}, Affected: []string{}, Plan: []string{}, Notes: []string{}}
+	return &Difference{Same: true, Settings: []string{}, Ports: []PortChange{}, Affected: []string{}, Plan: []string{}, Limits: []string{}, Notes: []string{}}
 }
 
 // The exit codes of a comparison, which are those of kubectl diff.

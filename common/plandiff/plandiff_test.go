@@ -92,7 +92,7 @@ func TestNothingDiffers(t *testing.T) {
 	if err := document.WriteJSON(&doc, d); err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"affected": []`, `"notes": []`} {
+	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"affected": []`, `"limits": []`, `"notes": []`} {
 		if !strings.Contains(doc.String(), list) {
 			t.Errorf("no %s in %s", list, doc.String())
 		}

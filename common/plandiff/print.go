@@ -39,6 +39,7 @@ func (v View) Print(to io.Writer, d *Difference) error {
 	for _, f := range service.Families {
 		v.list(w, "changes of the node, "+f.String(), d.plans[f])
 	}
+	v.list(w, "what mode "+d.Mode+" does otherwise than Services ask", d.Limits)
 	if d.Same {
 		fmt.Fprintf(w, "\nNothing differs.\n")
 	} else {

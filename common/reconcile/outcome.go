@@ -4,6 +4,11 @@
 package reconcile
 
 import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"kubeproxy/common/service"
@@ -36,6 +41,25 @@ type Outcome struct {
 	Rules *Rules
 }
 
+// Limits lists what the dataplane does otherwise than the Services of want ask, a line each: what the errors of their
+// ports say, and then the notes.
+func (o *Outcome) Limits(want *service.Snapshot, f service.Family) (unsupported, notes []string) {
+	for _, e := range PortErrors(o.Err) {
+		for text := range strings.SplitSeq(e.Err.Error(), "\n") { // joined errors
+			unsupported = append(unsupported, (&PortError{e.Family, e.Name, errors.New(text)}).Error())
+		}
+	}
+	if o.Unavailable != "" && want.Len(f) > 0 {
+		notes = append(notes, fmt.Sprintf("nothing is programmed for %s: %s", f, o.Unavailable))
+	}
+	for _, n := range slices.SortedFunc(maps.Keys(o.Notes), service.PortName.Compare) {
+		for _, note := range o.Notes[n] {
+			notes = append(notes, (&PortError{f, n, errors.New(note.Text)}).Error())
+		}
+	}
+	return unsupported, notes
+}
+
 // Notes are about ports that are in force. They must not be modified after they were
 // returned.
 type Notes map[service.PortName][]Note
@@ -43,7 +67,7 @@ type Notes map[service.PortName][]Note
 // Note is a difference that an operator should know of.
 type Note struct {
 	Text string
-	// Transient means that it depends on endpoints, and so changes many times a day.
+	// Transient means that it depends on endpoints, and so changes many times a day: no Event is about it.
 	Transient bool
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
@@ -52,6 +53,9 @@ type Descriptor struct {
 	Section func(*config.Config) Section
 	// Render prints what a node would install for a snapshot. It needs no system.
 	Render func(w io.Writer, want *service.Snapshot, r Rendering) error
+	// Limits, if set, returns what a round for a family of want would say of Service ports that the mode cannot serve as
+	// they ask. It needs no system.
+	Limits func(want *service.Snapshot, f service.Family, r Rendering) (reconcile.Outcome, error)
 	// Differences, if set, returns what the mode would do with a connection otherwise than Kubernetes says. It needs no
 	// system.
 	Differences func(want *service.Snapshot, c route.Conn, r Rendering) ([]string, error)

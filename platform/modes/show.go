@@ -6,11 +6,14 @@ package modes
 import (
 	"context"
 	"io"
+	"slices"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/socketlb"
+	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/platform/mode"
 )
 
@@ -29,6 +32,26 @@ func Render(w io.Writer, d mode.Descriptor, want *service.Snapshot, r mode.Rende
 		}
 	}
 	return nil
+}
+
+// Limits lists what mode d, with what accompanies it, would do otherwise than the Services of want ask, a line each.
+func Limits(d mode.Descriptor, want *service.Snapshot, r mode.Rendering) ([]string, error) {
+	var lines []string
+	for _, f := range service.Families {
+		var out reconcile.Outcome
+		if d.Limits != nil {
+			var err error
+			if out, err = d.Limits(want, f, r); err != nil {
+				return nil, err
+			}
+		}
+		if d.ListensOnLocalhost(f) {
+			out.Notes = userspace.LocalhostNotes(want, f)
+		}
+		unsupported, notes := out.Limits(want, f)
+		lines = slices.Concat(lines, unsupported, notes)
+	}
+	return lines, nil
 }
 
 // ReadBack returns what the node holds in mode d, and what it would hold for want, with

@@ -69,23 +69,35 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	w := have.walk()
 	w.Followed, w.Served = b.driver.SavedTables(), b.isIPVS() && have.served
 	w.Faults = c.faults()
-	w.ByDesign = b.byDesign(q, want, w.Action)
+	w.ByDesign = b.byDesign(q.Conn, want, w.Action)
 	if b.needsLocalnet(q, want.Node, plan) {
 		w.Faults = append(w.Faults, "net.ipv4.conf.all.route_localnet is 0, so the kernel routes no packet to a loopback address")
 	}
 	return w, nil
 }
 
+// Differences returns what the mode does with c otherwise than Kubernetes says, once all of want is in force.
+func Differences(want *service.Snapshot, c route.Conn, o Options) []string {
+	does := route.Decide(want, c).Action
+	if does == route.Drop {
+		does = route.Pass
+	}
+	if text := (layout{family: service.FamilyOf(c.To.Addr()), options: o}).byDesign(c, want, does); text != "" {
+		return []string{text}
+	}
+	return nil
+}
+
 // byDesign returns why the chains differ from what package route decides, "" if they
 // should not.
-func (b *Backend) byDesign(q Question, want *service.Snapshot, does route.Action) string {
-	v := route.Decide(want, q.Conn)
+func (l layout) byDesign(c route.Conn, want *service.Snapshot, does route.Action) string {
+	v := route.Decide(want, c)
 	switch {
-	case b.isIPVS() || v.Port != nil:
+	case l.isIPVS() || v.Port != nil:
 		return ""
 	case v.Action == route.Drop && does == route.Pass:
 		return "rules of iptables do not concern addresses of the Service range that no Service has"
-	case v.Action == route.Pass && q.Conn.To.Addr().IsLoopback() && b.localhost(want.Node):
+	case v.Action == route.Pass && c.To.Addr().IsLoopback() && l.localhost(want.Node):
 		return "on loopback addresses NodePorts answer programs of the node, see iptables.localhostNodePorts; explain node:PORT says what the Service does"
 	}
 	return ""

@@ -46,9 +46,27 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	}
 	w.Faults = append(w.Faults, t.faults...)
 	if t.refs[c.To.Addr()] > 0 && w.Action == route.Reject && route.Decide(view, c).Action == route.Pass {
-		w.ByDesign = fmt.Sprintf("the node has %s for Services only, so mode ipvs refuses what no Service has there", c.To.Addr())
+		w.ByDesign = onlyServicePorts(c)
 	}
 	return w, nil
+}
+
+func onlyServicePorts(c route.Conn) string {
+	return fmt.Sprintf("the node has %s for Services only, so mode ipvs refuses what no Service has there", c.To.Addr())
+}
+
+// Differences returns what the mode does with c otherwise than Kubernetes says, once all of want is in force.
+func Differences(want *service.Snapshot, c route.Conn) []string {
+	to := c.To.Addr()
+	if route.Decide(want, c).Action != route.Pass || slices.Contains(want.Node.Addrs, to) {
+		return nil
+	}
+	for p := range want.Ports(service.FamilyOf(to)) {
+		if slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Addr == to }) {
+			return []string{onlyServicePorts(c)}
+		}
+	}
+	return nil
 }
 
 // kernelTrace compares what a packet meets in IPVS with what it should meet.

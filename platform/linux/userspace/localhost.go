@@ -161,7 +161,22 @@ func (p *localhostPlan) updateNote(name service.PortName, port *service.Port) {
 	if p.notes == nil {
 		p.notes = reconcile.Notes{}
 	}
-	p.notes[name] = []reconcile.Note{{Text: fmt.Sprintf("the NodePort does not answer on %s: TCP and UDP alone are relayed there", service.Localhost(p.family))}}
+	p.notes[name] = lostNotes(p.family)
+}
+
+func lostNotes(f service.Family) []reconcile.Note {
+	return []reconcile.Note{{Text: fmt.Sprintf("the NodePort does not answer on %s: TCP and UDP alone are relayed there", service.Localhost(f))}}
+}
+
+// LocalhostNotes returns the notes of a Localhost about want.
+func LocalhostNotes(want *service.Snapshot, f service.Family) reconcile.Notes {
+	notes := reconcile.Notes{}
+	for p := range want.Ports(f) {
+		if LocalhostLost(want, p) != 0 {
+			notes[p.Name] = lostNotes(f)
+		}
+	}
+	return notes
 }
 
 // recordApplied records that p has been applied, or is to be retried in parts.

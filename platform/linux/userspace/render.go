@@ -4,10 +4,12 @@
 package userspace
 
 import (
+	"errors"
 	"io"
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
@@ -22,15 +24,30 @@ var AssumedPorts = Range{40000, 65535}
 func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
 	var docs []iptables.Tables
 	for _, f := range service.Families {
-		d := Document(f, want, o)
-		for p := range want.Ports(f) {
-			if err := unsupported(p); err != nil {
-				d.Unsupported = append(d.Unsupported, (&reconcile.PortError{Family: f, Name: p.Name, Err: err}).Error())
-			}
-		}
+		d, out := Document(f, want, o), Lost(want, f)
+		d.Unsupported, _ = out.Limits(want, f)
 		docs = append(docs, d)
 	}
 	return iptables.WriteDocuments(w, docs, format)
+}
+
+// Lost returns what a round for want says of ports that the mode cannot serve.
+func Lost(want *service.Snapshot, f service.Family) reconcile.Outcome {
+	var errs []error
+	for p := range want.Ports(f) {
+		if err := unsupported(p); err != nil {
+			errs = append(errs, &reconcile.PortError{Family: f, Name: p.Name, Err: err})
+		}
+	}
+	return reconcile.Outcome{Err: errors.Join(errs...)}
+}
+
+// Differences returns what the mode does with c otherwise than Kubernetes says.
+func Differences(want *service.Snapshot, c route.Conn, o iptables.Options) []string {
+	if c.Protocol == service.SCTP && route.Decide(want, c).Port != nil {
+		return []string{onlyTCPAndUDP}
+	}
+	return iptables.Differences(want, c, o)
 }
 
 // Document returns what a node would hold in family f.

@@ -136,6 +136,7 @@ func Desired(p *service.Port, s *Site) DesiredState {
 		}
 	}
 	w.noteAffinity(p, s)
+	w.noteReach(p, s)
 	w.limitDSR(p, s)
 	s.healthChecks(&w, p)
 	return w
@@ -165,6 +166,33 @@ func (w *DesiredState) noteAffinity(p *service.Port, s *Site) {
 	default:
 		w.addLimit(nil, "HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
 	}
+}
+
+// What clients of external addresses cannot have, whatever the Service asks for.
+const (
+	localForAll   = "external policy Local applies to all clients: pods and the node itself reach only endpoints of this node"
+	keptHere      = "the annotation preserve-destination leads load balancer's addresses and NodePorts to endpoints of this node only"
+	everyNodePort = "NodePorts answer on every address of the node, whatever nodePortAddresses says"
+)
+
+// noteReach records where clients reach fewer endpoints than the Service says, or more addresses.
+func (w *DesiredState) noteReach(p *service.Port, s *Site) {
+	elsewhere := slices.ContainsFunc(p.Cluster, func(e service.Endpoint) bool { return !e.Local })
+	if elsewhere && slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return s.keepsHere(p, f) }) {
+		w.Notes = append(w.Notes, reconcile.Note{Text: keptHere, Transient: true})
+	}
+	external := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind.External() })
+	if elsewhere && external && p.External == service.PolicyLocal {
+		w.Notes = append(w.Notes, reconcile.Note{Text: localForAll, Transient: true})
+	}
+	if p.NodePort() != 0 && s.restrictsNodePorts(p.Family) {
+		w.Notes = append(w.Notes, reconcile.Note{Text: everyNodePort})
+	}
+}
+
+// restrictsNodePorts reports whether nodePortAddresses leaves out an address of f.
+func (s *Site) restrictsNodePorts(f service.Family) bool {
+	return !slices.ContainsFunc(s.Node.NodePortPrefixes(f), func(p netip.Prefix) bool { return p.Bits() == 0 })
 }
 
 // preserveFlags are what the annotation preserve-destination asks for.

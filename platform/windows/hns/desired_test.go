@@ -87,7 +87,7 @@ var desiredCases = map[string]desiredCase{
 		p.External, p.Local = service.PolicyLocal, endpointsOf(localEndpoint)
 	}, []string{
 		"tcp 198.51.100.7:80 -> :8080 external dsr source-vip 10.244.1.2 [10.244.1.11]",
-		"tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [10.244.1.11, " + remoteText + "]"}},
+		"tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [10.244.1.11, " + remoteText + "]", "note: " + localForAll}},
 	"policy Local without an endpoint here": {overlayN, v13, func(p *service.Port, _ *Site) { p.Internal = service.PolicyLocal }, nil},
 	"source ranges": {bridgeN, v13, func(p *service.Port, _ *Site) {
 		f := frontend(service.LoadBalancerIP, "203.0.113.5", 80)
@@ -108,11 +108,15 @@ var desiredCases = map[string]desiredCase{
 	}, []string{
 		"tcp 203.0.113.5:80 -> :8080 mux preserve-destination external dsr [10.244.1.11]",
 		"tcp 198.51.100.7:80 -> :8080 external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b]",
-		"tcp node:30080 -> :8080 local-routed external [10.244.1.11]"}},
+		"tcp node:30080 -> :8080 local-routed external [10.244.1.11]", "note: " + keptHere}},
 	"preserve-destination without an endpoint here": {bridgeN, v13, func(p *service.Port, _ *Site) {
 		p.KeepVIP, p.Frontends = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80), frontend(service.NodePort, "", 30080)}
 		p.Cluster = endpointsOf(remoteEndpoint)
-	}, nil},
+	}, []string{"note: " + keptHere}},
+	"NodePorts at some addresses": {bridgeN, v13, func(p *service.Port, s *Site) {
+		p.Frontends, p.Cluster = []service.Frontend{frontend(service.NodePort, "", 30080)}, endpointsOf(localEndpoint)
+		s.Node = &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+	}, []string{"tcp node:30080 -> :8080 local-routed external [10.244.1.11]", "note: " + everyNodePort}},
 	"health checks of preserve-destination": {overlayN, v13, func(p *service.Port, s *Site) {
 		p.KeepVIP, p.Frontends, p.Cluster = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80)}, endpointsOf(localEndpoint)
 		s.Options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}

@@ -59,7 +59,10 @@ func (p *plan) Empty() bool {
 
 // Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
-	return reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Notes: p.next.notes, Unavailable: p.next.site.Unavailable}
+	return reconcile.Outcome{
+		Err: errors.Join(portErrors(p.backend.family, p.failed, p.limits())...), FullSync: p.fullSync, Drift: p.drift,
+		Notes: p.next.notes, Unavailable: p.next.site.Unavailable,
+	}
 }
 
 // String implements reconcile.Plan.

@@ -7,7 +7,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -62,12 +61,8 @@ func endpointsIn(want *service.Snapshot) []service.Endpoint {
 // assumed, it also writes what would change. Equal input gives equal bytes.
 func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format document.Format) error {
 	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unsupported: []string{}, Notes: []string{}}
-	r := &readOnlyDriver{listing: l}
-	h := NewHost(r, discardStore{}, want.Node.Name, nil)
 	for i, f := range service.Families {
-		b := New(h, f, o, time.Hour)
-		b.hostMAC = func(netip.Addr) (string, error) { return hostMACFrom(l), nil }
-		p, err := b.planAll(context.Background(), want)
+		p, err := planOffline(want, f, l, o)
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
@@ -77,6 +72,22 @@ func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format do
 		d.add(f, p)
 	}
 	return format.Write(w, d, d.writeText)
+}
+
+// planOffline returns the plan for want of a node whose HNS holds l.
+func planOffline(want *service.Snapshot, f service.Family, l Listing, o Options) (*plan, error) {
+	b := New(NewHost(&readOnlyDriver{listing: l}, discardStore{}, want.Node.Name, nil), f, o, time.Hour)
+	b.hostMAC = func(netip.Addr) (string, error) { return hostMACFrom(l), nil }
+	return b.planAll(context.Background(), want)
+}
+
+// Limits returns what a round for want says of what HNS cannot do, on a node whose HNS holds l.
+func Limits(want *service.Snapshot, f service.Family, l Listing, o Options) (reconcile.Outcome, error) {
+	p, err := planOffline(want, f, l, o)
+	if err != nil {
+		return reconcile.Outcome{}, err
+	}
+	return p.Outcome(), nil
 }
 
 // rendering is the state of a node in printable form.
@@ -119,7 +130,9 @@ func (d *rendering) add(f service.Family, p *plan) {
 	d.addObjects(f, p, dry)
 	d.Changes = append(d.Changes, strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")...)
 	d.Changes = slices.DeleteFunc(d.Changes, func(s string) bool { return s == "" })
-	d.addMessages(p, dry)
+	out := p.Outcome()
+	unsupported, notes := out.Limits(p.next.snapshot, f)
+	d.Unsupported, d.Notes = append(d.Unsupported, unsupported...), append(d.Notes, notes...)
 }
 
 // addObjects adds the objects that the Service ports of p have in the model of at.
@@ -172,27 +185,6 @@ func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
 		x.Name = e.Name
 	}
 	return x
-}
-
-// addMessages adds the errors and notes of p.
-func (d *rendering) addMessages(p *plan, dry *pass) {
-	for _, err := range portErrors(p.backend.family, dry.failed, p.limits()) {
-		var at *reconcile.PortError
-		if !errors.As(err, &at) {
-			continue
-		}
-		for _, text := range strings.Split(at.Err.Error(), "\n") { // joined errors
-			d.Unsupported = append(d.Unsupported, (&reconcile.PortError{Family: at.Family, Name: at.Name, Err: errors.New(text)}).Error())
-		}
-	}
-	if why := p.Outcome().Unavailable; why != "" && p.next.snapshot.Len(p.backend.family) > 0 {
-		d.Notes = append(d.Notes, fmt.Sprintf("nothing is programmed for %s: %s", p.backend.family, why))
-	}
-	for _, n := range slices.SortedFunc(maps.Keys(p.next.notes), service.PortName.Compare) {
-		for _, note := range p.next.notes[n] {
-			d.Notes = append(d.Notes, fmt.Sprintf("service port %s (%s, %s): %s", n, n.Protocol, p.backend.family, note.Text))
-		}
-	}
 }
 
 func (d *rendering) writeText(w *bufio.Writer) {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -46,14 +45,12 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 // Differences returns what HNS would do with c otherwise than Kubernetes says, on a node whose HNS holds l, once it holds
 // what want asks for.
 func Differences(want *service.Snapshot, c route.Conn, l Listing, o Options) ([]string, error) {
-	h := NewHost(&readOnlyDriver{listing: l}, discardStore{}, want.Node.Name, nil)
-	b := New(h, service.FamilyOf(c.To.Addr()), o, time.Hour)
-	b.hostMAC = func(netip.Addr) (string, error) { return hostMACFrom(l), nil }
-	p, err := b.planAll(context.Background(), want)
+	p, err := planOffline(want, service.FamilyOf(c.To.Addr()), l, o)
 	if err != nil {
 		return nil, err
 	}
-	dry := newDryPass(context.Background(), h, &p.next.site, b.family, p.next.model)
+	b := p.backend
+	dry := newDryPass(context.Background(), b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
 	t := &tracer{backend: b, want: want, conn: c, site: p.next.site, model: dry.model, out: &explain.Walk{}}
 	for _, lb := range dry.balancers(func(*LoadBalancer) bool { return true }) {
@@ -280,7 +277,7 @@ func (t *tracer) reasons(v *route.Verdict) []string {
 		return []string{fmt.Sprintf("nothing is programmed for %s: %s", t.backend.family, t.site.Unavailable)}
 	}
 	if v.Port == nil && t.out.Action == route.Forward && t.conn.ToNode {
-		return []string{"NodePorts answer on every address of the node, whatever nodePortAddresses says"}
+		return []string{everyNodePort}
 	}
 	var all []string
 	if t.out.Action == route.Pass && (v.Action == route.Reject || v.Action == route.Drop) {
@@ -301,10 +298,10 @@ func (t *tracer) reasons(v *route.Verdict) []string {
 		}
 	}
 	if t.site.keepsHere(v.Port, *v.Frontend) {
-		all = append(all, "the annotation preserve-destination leads load balancer's addresses and NodePorts to endpoints of this node only")
+		all = append(all, keptHere)
 	}
 	if v.Frontend.Kind.External() && v.Port.External == service.PolicyLocal {
-		all = append(all, "external policy Local applies to all clients: pods and the node itself reach only endpoints of this node")
+		all = append(all, localForAll)
 	}
 	return all
 }

@@ -25,6 +25,7 @@ import (
 	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/config"
@@ -182,7 +183,14 @@ func (x *comparison) compareSnapshots(from, to *service.Snapshot) error {
 			return fmt.Errorf("render: %w", err)
 		}
 	}
-	return x.out.Texts(texts[0].String(), texts[1].String())
+	return errors.Join(x.out.Texts(texts[0].String(), texts[1].String()), x.limits(to))
+}
+
+// limits adds what the mode cannot do for Services, as far as that does not depend on the node.
+func (x *comparison) limits(want *service.Snapshot) error {
+	lines, err := modes.Limits(x.mode, want, mode.Rendering{Config: x.config, Note: x.note})
+	x.out.Limits = append(x.out.Limits, lines...)
+	return err
 }
 
 // note adds a note unless there is one like it.
@@ -203,6 +211,11 @@ func (x *comparison) compareNode(ctx context.Context, want *service.Snapshot) er
 	x.out.Knows(want)
 	if err := x.plan(ctx, want); err != nil {
 		return err
+	}
+	if x.mode.OS == config.Linux { // what HNS can do depends on its version and network, so its plan says it
+		if err := x.limits(want); err != nil {
+			return err
+		}
 	}
 	held, wanted, err := x.readBack(ctx, want)
 	var absent NotReadable
@@ -286,8 +299,11 @@ func (x *comparison) planOne(ctx context.Context, b *mode.Backend, want *service
 	if text := cmp.Or(out.Unavailable, out.Degraded); text != "" {
 		x.note(fmt.Sprintf("%s: %s", b, text))
 	}
-	if out.Err != nil {
+	if !reconcile.OnlyPortErrors(out.Err) {
 		return fmt.Errorf("%s: %w", b, out.Err)
 	}
+	out.Unavailable = "" // it is a note
+	unsupported, notes := out.Limits(want, b.Family)
+	x.out.Limits = slices.Concat(x.out.Limits, unsupported, notes)
 	return nil
 }

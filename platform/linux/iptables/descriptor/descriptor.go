@@ -8,6 +8,7 @@ package descriptor
 import (
 	"io"
 
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/iptables"
@@ -33,7 +34,10 @@ func Mode() mode.Descriptor {
 		Leaves:      "`KUBE-` chains in tables nat and filter",
 		Section:     Section,
 		Render:      render,
-		System:      system(),
+		Differences: func(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
+			return iptables.Differences(want, c, Options(r.Config)), nil
+		},
+		System: system(),
 	}
 }
 

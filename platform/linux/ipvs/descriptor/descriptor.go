@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/ipvs"
@@ -32,7 +33,10 @@ func Mode() mode.Descriptor {
 			"chains `KUBE-VS-` and `KUBE-VA-` in tables nat, filter and mangle",
 		Section: section,
 		Render:  render,
-		System:  system(),
+		Differences: func(want *service.Snapshot, c route.Conn, _ mode.Rendering) ([]string, error) {
+			return ipvs.Differences(want, c), nil
+		},
+		System: system(),
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	iptablesmode "kubeproxy/platform/linux/iptables/descriptor"
@@ -31,7 +33,13 @@ func Mode() mode.Descriptor {
 		Leaves:       "the same; connections pass through the process",
 		Section:      iptablesmode.Section,
 		Render:       render,
-		System:       system(),
+		Limits: func(want *service.Snapshot, f service.Family, _ mode.Rendering) (reconcile.Outcome, error) {
+			return userspace.Lost(want, f), nil
+		},
+		Differences: func(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
+			return userspace.Differences(want, c, iptablesmode.Options(r.Config)), nil
+		},
+		System: system(),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 
 	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -34,6 +35,7 @@ func Mode() mode.Descriptor {
 		Leaves:          "load balancers and remote endpoints of Host Networking Service",
 		Section:         section,
 		Render:          render,
+		Limits:          limits,
 		Differences:     differences,
 		System:          system(),
 	}
@@ -64,6 +66,12 @@ func Options(c *config.Config) hns.Options {
 		o.MetricsPort = metrics.Port()
 	}
 	return o
+}
+
+// limits assumes what render does.
+func limits(want *service.Snapshot, f service.Family, r mode.Rendering) (reconcile.Outcome, error) {
+	o, kind := assumed(r.Config)
+	return hns.Limits(want, f, hns.AssumedListing(kind, want, o), o)
 }
 
 // differences assumes what render does.
