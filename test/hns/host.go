@@ -11,6 +11,7 @@ import (
 
 // NetworkConfig is a network as a CNI plugin creates it.
 type NetworkConfig struct {
+	ID      string // HNS chooses one if it is empty
 	Name    string
 	Type    string // Overlay, L2Bridge, L2Tunnel, NAT
 	Subnets []netip.Prefix
@@ -50,7 +51,7 @@ func (s *Simulator) AddNetwork(n NetworkConfig) (id string, err error) {
 		policies = append(policies, r.policy())
 	}
 	return s.createExternal(Network, 0, Document{
-		"Name": n.Name, "Type": n.Type, "Policies": policies, "SchemaVersion": schema(),
+		"ID": n.ID, "Name": n.Name, "Type": n.Type, "Policies": policies, "SchemaVersion": schema(),
 		"Ipams": []any{map[string]any{"Type": "Static", "Subnets": subnets}},
 	})
 }

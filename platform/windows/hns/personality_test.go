@@ -169,7 +169,7 @@ func newSimulatedNode(t *testing.T, p sim.Personality, n Network) *simulatedNode
 	b := &simulatedNode{testNode: newTestNode(t, v13, n), sim: sim.New(sim.Options{Personality: p})}
 	b.network = sim.NetworkConfig{Name: "net0", Type: string(n.Kind), Subnets: n.Subnets}
 	for _, r := range n.Routes {
-		b.network.Routes = append(b.network.Routes, sim.Route{Prefix: r.Subnet, Provider: r.Provider, MAC: "00-15-5D-00-00-02"})
+		b.network.Routes = append(b.network.Routes, routeTo(r))
 	}
 	b.makeNetwork()
 	b.options.DSR = true
