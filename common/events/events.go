@@ -95,11 +95,11 @@ const (
 // All methods may be called from any goroutine, and only Run blocks.
 type Recorder struct {
 	options Options
-	writer  writer
 	overall *rate.Limiter
 	wake    chan struct{}
 
 	mu               sync.Mutex
+	writer           writer
 	conditions       map[name][]*condition
 	count            int                  // number of conditions
 	pausedNamespaces map[string]time.Time // namespaces that accept no Events, until when
@@ -131,6 +131,26 @@ func New(o Options) (*Recorder, error) {
 		return nil, fmt.Errorf("set up the client for Events: %w", err)
 	}
 	return newRecorder(o, w), nil
+}
+
+// Use writes to another API server from now on.
+func (r *Recorder) Use(to *rest.Config) error {
+	w, err := newClient(to)
+	if err != nil {
+		return fmt.Errorf("set up the client for Events: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writer, r.pausedUntil = w, time.Time{}
+	clear(r.pausedNamespaces)
+	return nil
+}
+
+// inUse returns the present writer.
+func (r *Recorder) inUse() writer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.writer
 }
 
 func newRecorder(o Options, w writer) *Recorder {

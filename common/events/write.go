@@ -59,7 +59,7 @@ func (r *Recorder) write(ctx context.Context, n *pendingEvent) error {
 func (r *Recorder) attempt(ctx context.Context, n *pendingEvent) error {
 	namespace := cmp.Or(n.object.Namespace, metav1.NamespaceDefault)
 	if n.series.name != "" && n.now.Sub(n.series.last) < retention {
-		err := r.writer.patch(ctx, namespace, n.series.name, n.countPatch())
+		err := r.inUse().patch(ctx, namespace, n.series.name, n.countPatch())
 		if err == nil {
 			n.series.count, n.series.last = n.series.count+1, n.now
 		}
@@ -68,7 +68,7 @@ func (r *Recorder) attempt(ctx context.Context, n *pendingEvent) error {
 		}
 	}
 	e := r.event(n, namespace)
-	err := r.writer.create(ctx, e)
+	err := r.inUse().create(ctx, e)
 	if n.topic.Scope == Cluster {
 		n.writtenByPeer = apierrors.IsAlreadyExists(err)
 		if n.writtenByPeer {

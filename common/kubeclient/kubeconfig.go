@@ -57,6 +57,15 @@ func readKubeconfig(file, master string) (*rest.Config, error) {
 	return to, nil
 }
 
+// Read returns the text of the kubeconfig if Config can use it and what it refers to, else why not.
+func (o *Options) Read() ([]byte, error) {
+	if _, err := o.Config(); err != nil {
+		return nil, err
+	}
+	text, _, err := filewatch.Read(o.Connection.Kubeconfig, maxCredentials)
+	return text, err
+}
+
 // maxCredentials bounds, in bytes, the kubeconfig and each file that it refers to.
 const maxCredentials = 4 << 20
 

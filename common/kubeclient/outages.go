@@ -21,11 +21,11 @@ import (
 // first appears, and then the number of repetitions at growing intervals. So an outage of
 // an hour takes a dozen lines.
 type Outages struct {
-	log    klog.Logger
 	now    func() time.Time
 	remedy func(error) string
 
 	mu      sync.Mutex
+	log     klog.Logger
 	failing map[string]bool // kinds
 	since   time.Time       // start of the outage: failing has not been empty since
 	logged  bool            // a failure of the outage is in the log
@@ -51,6 +51,13 @@ const firstPause = time.Minute
 // empty.
 func NewOutages(log klog.Logger, remedy func(error) string) *Outages {
 	return &Outages{log: log, now: time.Now, remedy: remedy, failing: map[string]bool{}, reasons: map[string]*failure{}}
+}
+
+// SetLog logs to another log from now on, as the server in it is another one.
+func (o *Outages) SetLog(log klog.Logger) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.log = log
 }
 
 // RecordError records a failure to read.

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"kubeproxy/common/events"
 	"kubeproxy/common/health/servicecheck"
@@ -92,6 +93,14 @@ func newEvents(o Options, m *metrics.Metrics) *Events {
 	}
 	h.Failed(h.self(), eventStarting, "kube-proxy "+o.Build.GitVersion+" starts")
 	return h
+}
+
+// UseAPI writes to another API server from now on.
+func (h *Events) UseAPI(to *rest.Config) error {
+	if h == nil {
+		return nil
+	}
+	return h.Use(to)
 }
 
 // Run writes Events until ctx ends.

@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"kubeproxy/common/retryafter"
@@ -59,7 +59,14 @@ type APIServer struct {
 	limit   sync.Once
 	limiter flowcontrol.RateLimiter
 	pace    *pacer
+	history *history
+
+	mu      sync.Mutex
+	clients *clients // those in use
 }
+
+// clients are the clients for one connection, by API group.
+type clients struct{ core, discovery, networking *rest.RESTClient }
 
 const (
 	// nodeGrace bounds how long the first snapshot waits for optional objects: the own
@@ -98,25 +105,15 @@ func (e *ReadError) Unwrap() error { return e.Err }
 
 // Run lists and watches until ctx ends.
 func (a *APIServer) Run(ctx context.Context, sink Sink) error {
-	limits := a.limits()
-	core, err := a.client(corev1.SchemeGroupVersion, "/api", limits)
-	if err != nil {
-		return err
-	}
-	discovery, err := a.client(discoveryv1.SchemeGroupVersion, "/apis", limits)
-	if err != nil {
-		return err
-	}
-	networking, err := a.client(networkingv1.SchemeGroupVersion, "/apis", limits)
-	if err != nil {
+	a.limits()
+	if err := a.start(); err != nil {
 		return err
 	}
 	s := &serial{sink: sink}
-	feeds := []*feed{a.services(core, s), a.slices(discovery, s), a.node(core, s), a.serviceCIDRs(networking, s)}
+	feeds := []*feed{a.services(s), a.slices(s), a.node(s), a.serviceCIDRs(s)}
 	group, ctx := errgroup.WithContext(ctx)
-	past := newHistory(a.Restored)
 	for _, f := range feeds {
-		f.pace, f.history = a.pace, past
+		f.pace, f.history = a.pace, a.history
 		group.Go(func() error {
 			a.run(ctx, f)
 			return nil
@@ -130,6 +127,55 @@ func (a *APIServer) Run(ctx context.Context, sink Sink) error {
 		return nil
 	})
 	return group.Wait()
+}
+
+// start makes the first clients, unless Use has made others.
+func (a *APIServer) start() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.clients != nil {
+		return nil
+	}
+	all, err := a.newClients(a.Config)
+	a.clients = all
+	return err
+}
+
+// Use reads through another connection from now on, once the API server answers there. Everything is listed
+// again, as it may be another cluster's, and what the Sink has stays until then. After an error nothing has
+// changed.
+func (a *APIServer) Use(ctx context.Context, to *rest.Config) error {
+	a.limits()
+	all, err := a.newClients(to)
+	if err != nil {
+		return err
+	}
+	first := requests{client: all.core, kind: kindServices, selects: func(o *metav1.ListOptions) { o.Limit = 1 }}
+	if err := first.request(metav1.ListOptions{ResourceVersion: "0"}).Do(ctx).Into(&corev1.ServiceList{}); err != nil {
+		return &ReadError{Kind: kindServices, Err: err}
+	}
+	a.mu.Lock()
+	a.clients = all
+	a.mu.Unlock()
+	a.history.forget()
+	return nil
+}
+
+// inUse returns the clients in use.
+func (a *APIServer) inUse() *clients {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.clients
+}
+
+// connect gives f the present client. It closes the connection of an earlier one, in which nothing is open
+// any more when the last kind leaves it.
+func (a *APIServer) connect(f *feed) {
+	c := f.of(a.inUse())
+	if old, is := f.from.client.(*rest.RESTClient); is && old != c {
+		utilnet.CloseIdleConnectionsFor(old.Client.Transport)
+	}
+	f.from.client = c
 }
 
 // waitFor returns when every feed has delivered what existed at the start. It waits for
@@ -162,7 +208,7 @@ const (
 // limits returns the rate limiter that all clients share: the limits apply to this
 // process, not to each API group. The library does not apply them to watches.
 func (a *APIServer) limits() flowcontrol.RateLimiter {
-	a.limit.Do(func() { a.limiter, a.pace = a.newLimiter(), newPacer() })
+	a.limit.Do(func() { a.limiter, a.pace, a.history = a.newLimiter(), newPacer(), newHistory(a.Restored) })
 	return a.limiter
 }
 
@@ -174,8 +220,17 @@ func (a *APIServer) newLimiter() flowcontrol.RateLimiter {
 	return flowcontrol.NewTokenBucketRateLimiter(qps, burst)
 }
 
-// client returns a client for one API group. It decodes only the kinds that a Sink gets.
-func (a *APIServer) client(gv schema.GroupVersion, path string, limits flowcontrol.RateLimiter) (*rest.RESTClient, error) {
+// newClients returns clients for a connection.
+func (a *APIServer) newClients(to *rest.Config) (*clients, error) {
+	limits := a.limits()
+	core, err1 := newClient(to, corev1.SchemeGroupVersion, "/api", limits)
+	discovery, err2 := newClient(to, discoveryv1.SchemeGroupVersion, "/apis", limits)
+	networking, err3 := newClient(to, networkingv1.SchemeGroupVersion, "/apis", limits)
+	return &clients{core, discovery, networking}, cmp.Or(err1, err2, err3)
+}
+
+// newClient returns a client for one API group. It decodes only the kinds that a Sink gets.
+func newClient(to *rest.Config, gv schema.GroupVersion, path string, limits flowcontrol.RateLimiter) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -183,7 +238,7 @@ func (a *APIServer) client(gv schema.GroupVersion, path string, limits flowcontr
 		}
 	}
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	c := rest.CopyConfig(a.Config)
+	c := rest.CopyConfig(to)
 	c.RateLimiter = limits
 	retryafter.Wrap(c)
 	c.APIPath, c.GroupVersion = path, &gv
@@ -209,8 +264,8 @@ func (a *APIServer) ownServices() string {
 	return proxyName + "=" + a.ProxyName
 }
 
-func (a *APIServer) services(c cache.Getter, s *serial) *feed {
-	f := a.feed(kindServices, &corev1.Service{}, c, func(o *metav1.ListOptions) {
+func (a *APIServer) services(s *serial) *feed {
+	f := a.feed(kindServices, &corev1.Service{}, func(c *clients) *rest.RESTClient { return c.core }, func(o *metav1.ListOptions) {
 		o.LabelSelector = a.ownServices()
 		o.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
 	})
@@ -219,8 +274,8 @@ func (a *APIServer) services(c cache.Getter, s *serial) *feed {
 	return f
 }
 
-func (a *APIServer) slices(c cache.Getter, s *serial) *feed {
-	f := a.feed(kindSlices, &discoveryv1.EndpointSlice{}, c, func(o *metav1.ListOptions) {
+func (a *APIServer) slices(s *serial) *feed {
+	f := a.feed(kindSlices, &discoveryv1.EndpointSlice{}, func(c *clients) *rest.RESTClient { return c.discovery }, func(o *metav1.ListOptions) {
 		o.LabelSelector = headless
 	})
 	f.set = func(o any) { s.do(func(to Sink) { to.SetSlice(o.(*discoveryv1.EndpointSlice)) }) }
@@ -228,8 +283,8 @@ func (a *APIServer) slices(c cache.Getter, s *serial) *feed {
 	return f
 }
 
-func (a *APIServer) node(c cache.Getter, s *serial) *feed {
-	f := a.feed(kindNodes, &corev1.Node{}, c, func(o *metav1.ListOptions) {
+func (a *APIServer) node(s *serial) *feed {
+	f := a.feed(kindNodes, &corev1.Node{}, func(c *clients) *rest.RESTClient { return c.core }, func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", a.NodeName).String()
 	})
 	f.set = func(o any) { s.do(func(to Sink) { to.SetNode(o.(*corev1.Node)) }) }
@@ -237,8 +292,8 @@ func (a *APIServer) node(c cache.Getter, s *serial) *feed {
 	return f
 }
 
-func (a *APIServer) serviceCIDRs(c cache.Getter, s *serial) *feed {
-	f := a.feed(kindCIDRs, &networkingv1.ServiceCIDR{}, c, func(*metav1.ListOptions) {})
+func (a *APIServer) serviceCIDRs(s *serial) *feed {
+	f := a.feed(kindCIDRs, &networkingv1.ServiceCIDR{}, func(c *clients) *rest.RESTClient { return c.networking }, func(*metav1.ListOptions) {})
 	f.optional = true // API servers before 1.33 may lack them
 	f.set = func(o any) { s.do(func(to Sink) { to.SetServiceCIDR(o.(*networkingv1.ServiceCIDR)) }) }
 	f.remove = func(n types.NamespacedName) { s.do(func(to Sink) { to.DeleteServiceCIDR(n.Name) }) }
@@ -258,10 +313,12 @@ func (s *serial) do(call func(Sink)) {
 }
 
 // feed returns a feed of one kind, without its callbacks.
-func (a *APIServer) feed(kind string, prototype runtime.Object, c cache.Getter, selects func(*metav1.ListOptions)) *feed {
+func (a *APIServer) feed(
+	kind string, prototype runtime.Object, of func(*clients) *rest.RESTClient, selects func(*metav1.ListOptions),
+) *feed {
 	return &feed{
-		kind: kind, prototype: prototype,
-		from:    requests{client: c, kind: kind, selects: selects},
+		kind: kind, prototype: prototype, of: of,
+		from:    requests{kind: kind, selects: selects},
 		contact: a.Contact,
 		known:   map[types.NamespacedName]bool{},
 		listed:  make(chan struct{}),

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -19,6 +20,7 @@ import (
 type feed struct {
 	kind      string
 	prototype runtime.Object
+	of        func(*clients) *rest.RESTClient // its client
 	from      requests
 	set       func(any)
 	remove    func(types.NamespacedName)

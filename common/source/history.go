@@ -31,8 +31,11 @@ type turn struct {
 	end context.CancelCauseFunc
 }
 
-// errRestored ends turns: the API server went back in time.
-var errRestored = errors.New("the resource version went backwards")
+// These end turns: the API server went back in time, or there is another one.
+var (
+	errRestored = errors.New("the resource version went backwards")
+	errReplaced = errors.New("another connection is in use")
+)
 
 func newHistory(restored func(kind, before, now string)) *history {
 	return &history{restored: restored, newest: map[string]string{}, turns: map[string]turn{}}
@@ -45,6 +48,16 @@ func (h *history) begin(ctx context.Context, kind string) turn {
 	defer h.mu.Unlock()
 	h.turns[kind] = turn{ctx, end}
 	return h.turns[kind]
+}
+
+// forget ends the turns of all kinds: versions of another connection have no order with these.
+func (h *history) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.newest)
+	for _, t := range h.turns {
+		t.end(errReplaced)
+	}
 }
 
 // sight is where a version was seen.

@@ -18,7 +18,7 @@ type Lookup struct{ Config *rest.Config }
 // Slices returns the EndpointSlices of a namespace.
 func (l Lookup) Slices(ctx context.Context, namespace string) ([]discoveryv1.EndpointSlice, error) {
 	a := &APIServer{Config: l.Config}
-	c, err := a.client(discoveryv1.SchemeGroupVersion, "/apis", a.limits())
+	c, err := newClient(a.Config, discoveryv1.SchemeGroupVersion, "/apis", a.limits())
 	if err != nil {
 		return nil, err
 	}
@@ -30,7 +30,7 @@ func (l Lookup) Slices(ctx context.Context, namespace string) ([]discoveryv1.End
 // Pod returns a pod. It needs the right to get pods, which service proxies do not have.
 func (l Lookup) Pod(ctx context.Context, id types.NamespacedName) (*corev1.Pod, error) {
 	a := &APIServer{Config: l.Config}
-	c, err := a.client(corev1.SchemeGroupVersion, "/api", a.limits())
+	c, err := newClient(a.Config, corev1.SchemeGroupVersion, "/api", a.limits())
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 // ReadNode requests the Node once, for settings that are needed before Run. It returns
 // nil if there is none of that name. It needs no permissions beyond those of Run.
 func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
-	client, err := a.client(corev1.SchemeGroupVersion, "/api", a.limits())
+	client, err := newClient(a.Config, corev1.SchemeGroupVersion, "/api", a.limits())
 	if err != nil {
 		return nil, err
 	}

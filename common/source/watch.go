@@ -37,11 +37,12 @@ func (a *APIServer) run(ctx context.Context, f *feed) {
 		start := time.Now()
 		f.pace.forget(f.kind)
 		now := f.history.begin(ctx, f.kind)
+		a.connect(f) // after the beginning, so that Use ends a turn with the old client
 		w := &watcher{feed: f, api: a, turn: now, timeout: timeout}
 		w.run()
 		why, took := context.Cause(now.ctx), time.Since(start)
 		now.end(nil)
-		if why == errRestored || why == ErrNoAnswer {
+		if why == errRestored || why == errReplaced || why == ErrNoAnswer {
 			if took > timeout {
 				relist = relistPauses()
 			}

@@ -20,7 +20,7 @@ type modeRequest struct {
 }
 
 var (
-	_ nodemode.Reader = (*source.APIServer)(nil)
+	_ nodemode.Reader = (*apiSource)(nil)
 	_ nodemode.Reader = (*source.Manifests)(nil)
 )
 

@@ -61,6 +61,7 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 	r := &reloader{proxy: p, servers: servers, loops: loopsOf(members), hangup: hangup}
 	r.servers.start(ctx, p.active.config())
 	group.Go(func() error { return r.run(ctx) })
+	group.Go(func() error { return p.followKubeconfig(ctx) })
 	host.Watch(ctx, group, p.tracker, p.log)
 	group.Go(func() error {
 		p.reports.Run(ctx)

@@ -42,7 +42,7 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 
 // apiOf returns the API server that a source reads, nil for none.
 func apiOf(from source.Source) *rest.Config {
-	if api, ok := from.(*source.APIServer); ok {
+	if api, ok := from.(*apiSource); ok {
 		return api.Config
 	}
 	return nil

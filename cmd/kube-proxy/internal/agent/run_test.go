@@ -67,6 +67,12 @@ type runningProxy struct {
 // startProxy starts a proxy, with the first mode of modes, on s.
 func startProxy(t *testing.T, s System, modes mode.Table) *runningProxy {
 	t.Helper()
+	return startProxyOf(t, s, modes, func(*Options, *config.Config) {})
+}
+
+// startProxyOf is startProxy after change.
+func startProxyOf(t *testing.T, s System, modes mode.Table, change func(*Options, *config.Config)) *runningProxy {
+	t.Helper()
 	p := &runningProxy{dir: t.TempDir(), file: filepath.Join(t.TempDir(), "c.yaml"), server: freeAddress(t), ended: make(chan error, 1)}
 	p.config = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: " + p.server + "\nhostnameOverride: node-a\n"
 	write(t, filepath.Join(p.dir, "shop.yaml"), testShop)
@@ -77,6 +83,7 @@ func startProxy(t *testing.T, s System, modes mode.Table) *runningProxy {
 	if err != nil {
 		t.Fatal(err)
 	}
+	change(o, c)
 	logs, err := logging.Start(&c.Logging, &p.log)
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	filewatch "kubeproxy/common/files"
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/report"
 	"kubeproxy/common/source"
@@ -25,6 +26,7 @@ func (o *Options) newSource(version string, c *config.Config, node string, sourc
 		return newManifests(o.Manifests, node, sources, log), nil
 	}
 	client := KubeClient(c, version)
+	known := filewatch.NewContent(client.Read()) // before Config, so that a change in between is seen
 	to, err := client.Config()
 	if err != nil {
 		return nil, err
@@ -34,7 +36,7 @@ func (o *Options) newSource(version string, c *config.Config, node string, sourc
 		log.Info("Warning: the client certificate has expired; the API server will refuse it", "kubeconfig", c.ClientConnection.Kubeconfig, "since", since.Format(time.RFC3339), "remedy", "renew the user's client certificate")
 	}
 	outages := kubeclient.NewOutages(log.WithValues("server", to.Host), client.Remedy)
-	return &source.APIServer{
+	return &apiSource{client: client, outages: outages, key: known.Key, server: to.Host, APIServer: &source.APIServer{
 		Config: to, NodeName: node, ProxyName: c.ProxyName,
 		Contact: func(kind string) {
 			sources.RecordContact(kind)
@@ -52,7 +54,7 @@ func (o *Options) newSource(version string, c *config.Config, node string, sourc
 			sources.RecordError(err)
 			outages.RecordError(err)
 		},
-	}, nil
+	}}, nil
 }
 
 // newSources returns the state of the sources that o selects.
