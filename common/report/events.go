@@ -246,7 +246,7 @@ func (h *Events) reportSkipped(generation uint64) {
 	now, nodeOnly := map[types.NamespacedName][]string{}, map[types.NamespacedName][]string{}
 	for _, p := range h.problems() {
 		switch text := p.Field + ": " + p.Message; {
-		case p.Service.Name == "":
+		case p.Kind != track.OfService:
 		case p.ThisNode:
 			nodeOnly[p.Service] = append(nodeOnly[p.Service], text)
 		default:

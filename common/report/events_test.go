@@ -168,7 +168,7 @@ func TestEventsOfRounds(t *testing.T) {
 func TestEventsOfProblems(t *testing.T) {
 	got := recordedEvents(t, func(h *Events) {
 		list := []track.Problem{
-			{Field: "spec.podCIDRs[0]", Message: "of the Node"},
+			{Kind: track.OfNode, Field: "spec.podCIDRs[0]", Message: "of the Node"},
 			{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[0]", Message: "a"},
 			{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.ports[1]", Message: "b"},
 			{Service: types.NamespacedName{Namespace: "shop", Name: "unknown"}, Field: "spec.ports[1]", Message: "c"},

@@ -28,11 +28,10 @@ func newProblems(t *track.Tracker, monitor *health.Monitor) []*problems {
 	of := func(condition, summary string, shows func(track.Problem) bool) *problems {
 		return &problems{health: monitor, tracker: t, condition: condition, summary: summary, shows: shows}
 	}
-	ofRange := func(p track.Problem) bool { return strings.HasPrefix(p.Field, "servicecidr ") }
 	return []*problems{
 		of("refused-addresses", "addresses of Services are refused", func(p track.Problem) bool { return p.Refused }),
-		of("service-cidrs", "ServiceCIDRs cannot be used, or not for all addresses", ofRange),
-		of("node-object", "the Node cannot be used as it is", func(p track.Problem) bool { return p.Service.Name == "" && !ofRange(p) }),
+		of("service-cidrs", "ServiceCIDRs cannot be used, or not for all addresses", func(p track.Problem) bool { return p.Kind == track.OfServiceCIDR }),
+		of("node-object", "the Node cannot be used as it is", func(p track.Problem) bool { return p.Kind == track.OfNode }),
 	}
 }
 
@@ -50,7 +49,7 @@ func (x *problems) report() {
 	for _, p := range x.tracker.Problems() {
 		if x.shows(p) {
 			where := p.Field
-			if p.Service.Name != "" {
+			if p.Kind == track.OfService {
 				where = p.Service.String()
 			}
 			all = append(all, where+": "+p.Message)

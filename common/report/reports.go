@@ -178,7 +178,7 @@ func (r *Reports) reportProblems(Round) {
 
 // logProblem logs p. One that concerns the own Node or a ServiceCIDR has no Service.
 func (r *Reports) logProblem(p track.Problem) {
-	if p.Service.Name == "" {
+	if p.Kind != track.OfService {
 		r.log.Error(nil, p.Message, "field", p.Field)
 		return
 	}

@@ -145,7 +145,7 @@ func TestProblemWithoutService(t *testing.T) {
 	log, text := logtext.New(0)
 	r := newTestReports(Options{Log: log})
 	for want, p := range map[string]track.Problem{
-		`"unusable" field="spec.podCIDRs[0]"`:              {Field: "spec.podCIDRs[0]", Message: "unusable"},
+		`"unusable" field="spec.podCIDRs[0]"`:              {Kind: track.OfNode, Field: "spec.podCIDRs[0]", Message: "unusable"},
 		`"unusable" service="shop/web" field="spec.ports"`: {Service: types.NamespacedName{Namespace: "shop", Name: "web"}, Field: "spec.ports", Message: "unusable"},
 	} {
 		text.Reset()

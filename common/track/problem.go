@@ -14,10 +14,21 @@ import (
 	"kubeproxy/common/printable"
 )
 
+// Kind is the kind of object that a Problem concerns.
+type Kind uint8
+
+// The kinds. EndpointSlices count as parts of their Service.
+const (
+	OfService Kind = iota
+	OfNode         // the own Node
+	OfServiceCIDR
+)
+
 // Problem is content of the cluster that had to be left out or interpreted. It never
 // stops the rest.
 type Problem struct {
-	Service types.NamespacedName // zero when it concerns the own Node
+	Kind    Kind
+	Service types.NamespacedName // of kind OfService only
 	Field   string               // the API's path, such as "spec.ports[1].nodePort"
 	Message string
 	// Refused means that an address and port is not served because that would take it
@@ -28,7 +39,7 @@ type Problem struct {
 // String returns the problem on one line, the Service first.
 func (p Problem) String() string {
 	where := "node"
-	if p.Service.Name != "" {
+	if p.Kind == OfService {
 		where = "service " + p.Service.String()
 	}
 	return printable.Text(where + ": " + p.Field + ": " + p.Message)
@@ -83,12 +94,12 @@ func at(field string, i int) string {
 	return field + "[" + strconv.Itoa(i) + "]"
 }
 
-// problemsOf turns notes about a Service into sorted Problems without duplicates.
-func problemsOf(service types.NamespacedName, lists ...[]note) []Problem {
+// problemsOf turns notes about an object into sorted Problems without duplicates.
+func problemsOf(kind Kind, service types.NamespacedName, lists ...[]note) []Problem {
 	var all []Problem
 	for _, list := range lists {
 		for _, n := range list {
-			all = append(all, Problem{service, n.field, n.message, n.refused, n.thisNode})
+			all = append(all, Problem{kind, service, n.field, n.message, n.refused, n.thisNode})
 		}
 	}
 	slices.SortFunc(all, compareProblems)

@@ -118,7 +118,10 @@ func (t *Tracker) update() []Problem {
 		node = t.latest.Node
 	}
 	t.chooser.zone = t.nodeInfo.zone
-	fresh := t.setProblems(types.NamespacedName{}, problemsOf(types.NamespacedName{}, t.nodeInfo.notes, rangeNotes))
+	none := types.NamespacedName{}
+	own := append(problemsOf(OfNode, none, t.nodeInfo.notes), problemsOf(OfServiceCIDR, none, rangeNotes)...)
+	slices.SortFunc(own, compareProblems)
+	fresh := t.setProblems(none, own)
 	var changes []service.Change
 	for _, s := range t.dirty {
 		s.dirty = false
@@ -320,7 +323,7 @@ func (r *resolver) problems() []Problem {
 			lists = append(lists, s.notes)
 		}
 	}
-	return problemsOf(r.owner.name, lists...)
+	return problemsOf(OfService, r.owner.name, lists...)
 }
 
 // sameShape compares everything except endpoints.

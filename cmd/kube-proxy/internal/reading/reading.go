@@ -141,7 +141,7 @@ func (r *Reader) Faults(t *track.Tracker) error {
 	}
 	faults, addressless := len(r.faults), 0
 	for _, p := range t.Problems() {
-		if p.Service.Name == "" || p.ThisNode || served[p.Service] && p.Field != "spec.type" && !strings.HasSuffix(p.Field, ".nodePort") {
+		if p.Kind != track.OfService || p.ThisNode || served[p.Service] && p.Field != "spec.type" && !strings.HasSuffix(p.Field, ".nodePort") {
 			continue
 		}
 		if faults++; p.Field == "spec.clusterIP" {
