@@ -225,3 +225,43 @@ func TestServiceByConfig(t *testing.T) {
 		t.Errorf("log: %s, %v", log, err)
 	}
 }
+
+// TestServicePaths installs the service by the command of docs/windows.md, and with a blank in each path of it.
+func TestServicePaths(t *testing.T) {
+	const documented = `service install --config C:\k\kube-proxy.yaml --kubeconfig C:\k\config`
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "windows.md"))
+	if err != nil || !strings.Contains(string(page), "    kube-proxy "+documented+"\n") {
+		t.Errorf("docs/windows.md has another command (%v), want %s", err, documented)
+	}
+	s := newSite(t)
+	program, err := os.ReadFile(s.exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range []string{"k", "k of node"} {
+		s.folder = filepath.Join(s.Prefix(), "drive_c", folder)
+		s.write(t, "kube-proxy.exe", string(program))
+		s.write(t, "kube-proxy.yaml", "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nhostnameOverride: win\nbindAddress: 192.0.2.1\nhealthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: "+s.metrics+"\n")
+		s.write(t, "config", "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: \"https://"+freeAddr(t)+"\"}}]\nusers: [{name: a, user: {token: a}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\ncurrent-context: a\n")
+		exe, in := filepath.Join(s.folder, "kube-proxy.exe"), `C:\`+folder+`\`
+		args := strings.Fields(documented)
+		for i := range args {
+			args[i] = strings.ReplaceAll(args[i], `C:\k\`, in)
+		}
+		quoted := func(word string) string {
+			if strings.Contains(word, " ") {
+				return `"` + word + `"`
+			}
+			return word
+		}
+		s.command(t, exe, append(args, "--log-file", in+"the log.txt"), 0, "service kube-proxy is installed")
+		s.command(t, exe, []string{"service", "status"}, 1, quoted(in+"kube-proxy.exe")+" --windows-service "+
+			quoted("--config="+in+"kube-proxy.yaml")+" "+quoted("--kubeconfig="+in+"config")+` "--log-file=`+in+`the log.txt"`)
+		s.command(t, exe, []string{"service", "start"}, 0, "service kube-proxy runs")
+		poll.Until(t, "it reads its files in "+folder, func() bool {
+			text, _ := os.ReadFile(filepath.Join(s.folder, "the log.txt"))
+			return strings.Contains(string(text), `node="win"`) && strings.Contains(string(text), "The API server cannot be read")
+		})
+		s.command(t, exe, []string{"service", "uninstall"}, 0)
+	}
+}
