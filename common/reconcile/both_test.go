@@ -114,3 +114,21 @@ func TestBothEnds(t *testing.T) {
 		}
 	}
 }
+
+// TestWatchAll checks that watches go on until one of them ends, and that the others end then.
+func TestWatchAll(t *testing.T) {
+	broken, began := errors.New("broken"), make(chan struct{})
+	lasting := func(ctx context.Context, touched func()) error {
+		touched()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	failing := func(context.Context, func()) error {
+		<-began
+		return broken
+	}
+	err := WatchAll(t.Context(), func() { close(began) }, lasting, failing)
+	if !errors.Is(err, broken) || !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want the errors of both", err)
+	}
+}

@@ -330,10 +330,9 @@ func TestNoEventReporter(t *testing.T) {
 func TestDeletedServicesAreForgotten(t *testing.T) {
 	var log program.Log
 	d, n := newTestDeprecations(&log), types.NamespacedName{Namespace: "shop", Name: "web"}
+	problems := []track.Problem{{Service: n, Field: "spec", Message: "bad"}, {Service: n, Field: "spec", Message: "worse here", ThisNode: true}}
 	got := recordedEvents(t, func(h *Events) {
-		h.problems = func() []track.Problem {
-			return []track.Problem{{Service: n, Field: "spec", Message: "bad"}, {Service: n, Field: "spec", Message: "worse here", ThisNode: true}}
-		}
+		h.problems = func() []track.Problem { return problems }
 		web := newService("web", "u1")
 		web.Spec.ExternalIPs, web.Spec.HealthCheckNodePort = []string{"192.0.2.1"}, 7
 		for range 2 {
@@ -349,9 +348,17 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 			}
 		}
 		d.update(web)
-		d.update(newService("web", "u1"))
-		if len(d.uses) > 0 {
-			t.Errorf("kept of a Service that has stopped using it: %v", d.uses)
+		h.setService(web)
+		h.reportHealthCheck(servicecheck.Problem{Namespace: n.Namespace, Name: n.Name, Err: errRefused})
+		h.problemFound()
+		runRound(h, v4)
+		problems, web = nil, newService("web", "u1")
+		d.update(web)
+		h.setService(web)
+		h.problemFound()
+		runRound(h, v4)
+		if len(h.checkErrors)+len(h.skipped)+len(h.refused)+len(d.uses) > 0 {
+			t.Errorf("kept of a Service that was mended: %v %v %v %v", h.checkErrors, h.skipped, h.refused, d.uses)
 		}
 	})
 	if len(got) < 3 {

@@ -259,7 +259,7 @@ func TestRest(t *testing.T) {
 }
 
 // TestBusiestAreNamed checks that of many Services those with most connections get the
-// series, in whatever order a map has them.
+// series, in whatever order a map has them, and that a busier one replaces the quietest.
 func TestBusiestAreNamed(t *testing.T) {
 	totals := map[serviceName]Counts{}
 	for i := range 4 * MostNamed {
@@ -271,5 +271,11 @@ func TestBusiestAreNamed(t *testing.T) {
 		if totals[s].Connections < 100+3*MostNamed {
 			t.Errorf("%s is named with %d connections, and busier ones are not", s.Name, totals[s].Connections)
 		}
+	}
+	newcomer, quietest := serviceName{"shop", "new"}, serviceName{"shop", fmt.Sprintf("s%03d", 3*MostNamed)}
+	totals[newcomer] = Counts{Connections: 2*totals[quietest].Connections + 1}
+	r.add(totals, nil)
+	if !r.named[newcomer] || r.named[quietest] {
+		t.Errorf("named %v, want %v in place of %v", r.named, newcomer, quietest)
 	}
 }

@@ -5,6 +5,7 @@ package hns
 
 import (
 	"context"
+	"net/netip"
 	"testing"
 
 	"kubeproxy/common/service"
@@ -34,6 +35,13 @@ func TestSharedListing(t *testing.T) {
 	list(service.IPv4, 5)
 	h.markWritten()
 	list(service.IPv6, 6) // a listing shows changes in place
+	h.recordEndpoint(&Endpoint{ID: "2", Addrs: []netip.Addr{nodeA}})
+	list(service.IPv4, 7)
+	h.release("2")
+	list(service.IPv6, 8)
+	if h.owns("1") || h.owns("2") {
+		t.Error("what was deleted is ours")
+	}
 }
 
 type countingDriver struct {
