@@ -198,6 +198,18 @@ func TestVariantOfTheNode(t *testing.T) {
 			_ = chosen.Close()
 			runCommand(t, b, "-t mangle -X "+chain)
 		}
+		runCommand(t, b, "-t mangle -N KUBE-IPTABLES-HINT")
+		long := command(b.family) + "-" + filepath.Base(filepath.Dir(t.Name()))
+		for _, suffix := range []string{"-restore", "-save"} { // one is of no use without the other
+			poor := t.TempDir()
+			if err := os.Symlink("/usr/sbin/"+long+suffix, filepath.Join(poor, long+suffix)); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("PATH", poor)
+			if got := commandPrefix(b.family); got != command(b.family) {
+				t.Errorf("with %s alone, %s was chosen", long+suffix, got)
+			}
+		}
 	})
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"kubeproxy/common/service"
 )
 
@@ -63,5 +65,23 @@ func TestBoundPassesOver(t *testing.T) {
 			t.Errorf("%v: %d ports, want %d", r, n, want)
 		}
 		_ = c.Close()
+	}
+}
+
+// TestRaiseFileLimit checks that the limit is in force, and not lower than before.
+func TestRaiseFileLimit(t *testing.T) {
+	var before, after unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	n, err := RaiseFileLimit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &after); err != nil {
+		t.Fatal(err)
+	}
+	if uint64(n) != after.Cur || after.Cur < before.Max {
+		t.Errorf("raised to %d; the limit was %+v and is %+v", n, before, after)
 	}
 }

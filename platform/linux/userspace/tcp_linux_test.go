@@ -211,6 +211,26 @@ func TestTooManyConnections(t *testing.T) {
 	}
 }
 
+// TestAcceptFails has the system refuse connections for a while. The pauses between attempts
+// grow, and then clients are served.
+func TestAcceptFails(t *testing.T) {
+	e := newEcho(t)
+	n, web := newWeb(t, e.at)
+	l := n.listeners[key{web.Name, service.PolicyCluster}].(*tcpListener)
+	if err := l.socket.SetDeadline(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	poll.Until(t, "six attempts", func() bool { return n.Use().Refused[NoSystem] >= 6 })
+	if took := time.Since(began); took < 31*minBackoff {
+		t.Errorf("six attempts took %s", took)
+	}
+	if err := l.socket.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, n.dial(t, web))
+}
+
 // dialFrom is dial for one of several clients.
 func (n *node) dialFrom(t *testing.T, p *service.Port, client byte) *net.TCPConn {
 	t.Helper()

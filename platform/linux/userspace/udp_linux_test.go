@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -198,6 +199,51 @@ func TestUDPGoesOnAtOnce(t *testing.T) {
 	}
 	if n.caller(t, dns).ask(t, "x", long) == "" {
 		t.Error("the first datagram is lost")
+	}
+}
+
+// unable opens no UDP sockets until its errors are used up.
+type unable struct {
+	*node
+	errs chan error
+}
+
+func (u *unable) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
+	select {
+	case err := <-u.errs:
+		return nil, err
+	default:
+		return u.node.DialUDP(to, hops)
+	}
+}
+
+// TestUDPWithoutSocket checks that a datagram without a socket is reported as what it is, and
+// that it takes nothing from the client for good.
+func TestUDPWithoutSocket(t *testing.T) {
+	e := newEcho(t)
+	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+	broken := &unable{n, make(chan error, 2)}
+	n.relay.network = broken
+	unreached := make(chan error, 2)
+	n.ObserveUnreached(func(_ service.PortName, _ int, err error) { unreached <- err })
+	dns := port("dns", service.UDP, e.at)
+	if err := n.apply(t, dns); err != nil {
+		t.Fatal(err)
+	}
+	c, open := n.caller(t, dns), n.Use().Open
+	broken.errs <- syscall.EMFILE
+	_, _ = c.Write([]byte("x"))
+	poll.Until(t, "the error of the system is counted", func() bool { return n.Use().Refused[NoSystem] == 1 })
+	broken.errs <- syscall.ENETUNREACH
+	_, _ = c.Write([]byte("x"))
+	if err := <-unreached; err != syscall.ENETUNREACH {
+		t.Errorf("reported %v", err)
+	}
+	if use := n.Use(); use.Open != open || use.Refused[NoSystem] != 1 {
+		t.Errorf("the relay says %+v, want %d open", use, open)
+	}
+	if got := c.ask(t, "x", long); got != e.at.String() {
+		t.Errorf("%q answers", got)
 	}
 }
 
