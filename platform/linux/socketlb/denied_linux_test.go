@@ -5,7 +5,10 @@ package socketlb
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -203,5 +206,34 @@ func TestFirstRefusal(t *testing.T) {
 		if err := k.firstRefusal(refused, ebpf.CollectionOptions{}, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want that of %s", err, want)
 		}
+	}
+}
+
+// TestFailedBuildsLeaveNothing has the layer built in vain, again and again.
+func TestFailedBuildsLeaveNothing(t *testing.T) {
+	inNode(t, func(n *node) {
+		k := NewDriver(service.IPv4, n.options).(*kernel)
+		defer k.Release()
+		k.scope = func() (scope, error) { return scope{}, errInjected }
+		var files [6]int
+		for i := range files {
+			if _, err := k.Build(16, 16); !errors.Is(err, errInjected) {
+				t.Fatalf("Build = %v", err)
+			}
+			open, err := os.ReadDir("/proc/self/fd")
+			must(t, err)
+			files[i] = len(open)
+		}
+		if files[5]-files[0] > 10 { // each has a file for each map and program
+			t.Errorf("open files after each: %v", files)
+		}
+	})
+}
+
+// TestMapThatLeft asks for a map that is gone, as between two steps of a search.
+func TestMapThatLeft(t *testing.T) {
+	newCgroup(t) // or skip
+	if _, err := (&kernel{}).isScope(math.MaxUint32); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v, want that it does not exist", err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
 )
 
 // TestWhoIsTaken has processes in all sorts of cgroups and network namespaces connect. A
@@ -166,6 +168,9 @@ func TestUnifiedRoot(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
+	if used, err := hierarchyUsed(); !used || err != nil {
+		t.Errorf("the hierarchy at %s is used: %t, %v", root, used, err)
+	}
 	line := func(at string) string { return "cgroup2 " + at + " cgroup2 rw 0 0\n" }
 	part := newCgroup(t)
 	for name, c := range map[string]struct{ mounts, want string }{
@@ -197,6 +202,10 @@ func TestKubeletStartsLater(t *testing.T) {
 			}
 		}
 		for _, below := range []string{"kubepods/pod1/c1", "kubepods/besteffort/pod2/c1/container"} {
+			found, err := LookFor(service.IPv4, n.options)
+			if want := below != "kubepods/pod1/c1"; err != nil || found.Pods != want {
+				t.Errorf("before %s: %+v, %v, want pods: %t", below, found, err, want)
+			}
 			connects(below, left)
 			if plan := n.sync(t, s); !strings.Contains(plan, "other pods") {
 				t.Errorf("plan after %s:\n%s", below, plan)

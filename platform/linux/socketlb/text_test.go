@@ -53,3 +53,15 @@ func TestReadBack(t *testing.T) {
 		})
 	}
 }
+
+// TestUnseenError says whether programs are there, or why nothing is known.
+func TestUnseenError(t *testing.T) {
+	for likely, want := range map[bool]string{
+		true:  "programs are attached where socket acceleration of IPv6 attaches its own",
+		false: "may not look for programs of socket acceleration (injected)",
+	} {
+		if err := (&UnseenError{Family: service.IPv6, Likely: likely, Err: errInjected}); !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
