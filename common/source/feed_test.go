@@ -69,6 +69,9 @@ func TestFeed(t *testing.T) {
 	if err := f.Add("no object"); err == nil {
 		t.Error("Add of no object = nil")
 	}
+	if err := f.Delete("no object"); err == nil {
+		t.Error("Delete of no object = nil")
+	}
 }
 
 func sorted(s []string) []string {

@@ -140,7 +140,7 @@ func hnsFaults() map[string]faultCase {
 			l.Endpoints = []hns.Endpoint{{Name: "a", Network: "1", HasNamespace: true, LoopbackDSR: true}, {Name: "b", Network: "1", HasNamespace: true}}
 		}, []string{"dsr-loopback |  | "}},
 		"DSR, pods ready for it": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
-			l.Endpoints = []hns.Endpoint{{Name: "a", Network: "1", HasNamespace: true, LoopbackDSR: true}, {Name: "VIPEndpoint", Network: "1", HasNamespace: true}, {Name: "c", Network: "1"}}
+			l.Endpoints = []hns.Endpoint{{Name: "a", Network: "1", HasNamespace: true, LoopbackDSR: true}, {Name: "VIPEndpoint", Network: "1", HasNamespace: true}, {Name: "Calico_ep", Network: "1", HasNamespace: true}, {Name: "c", Network: "1"}}
 		}, nil},
 	}
 }

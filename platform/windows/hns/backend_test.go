@@ -363,11 +363,15 @@ func TestSourceVIPFromTheEnd(t *testing.T) {
 	}{
 		"last":          {nil, 0, "10.244.1.254"},
 		"last is taken": {[]string{"10.244.1.254", "10.244.1.253"}, 0, "10.244.1.252"},
+		"last routes":   {nil, 0, "10.244.1.253"},
 		"refused":       {nil, 1, "10.244.1.2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newTestNode(t, v13, overlayN)
 			b.pods(tt.pods...)
+			if name == "last routes" {
+				b.hns.networks[0].Gateways = []netip.Addr{addr("10.244.1.254")}
+			}
 			b.hns.refuse = func(op string) error {
 				if op != "create endpoint" || tt.refuse == 0 {
 					return nil

@@ -123,8 +123,9 @@ var desiredCases = map[string]desiredCase{
 	}, []string{"tcp 203.0.113.5:80 -> :8080 mux preserve-destination external dsr source-vip 10.244.1.2 [10.244.1.11]",
 		"tcp 203.0.113.5:10256 -> :10256 mux preserve-destination source-vip 10.244.1.2 [root]"}},
 	"preserve-destination that HNS lacks": {bridgeN, Version{10, 1}, func(p *service.Port, _ *Site) {
-		p.KeepVIP, p.Frontends, p.Cluster = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80)}, endpointsOf(localEndpoint)
-	}, []string{"tcp 203.0.113.5:80 -> :8080 external [10.244.1.11]",
+		p.KeepVIP, p.Frontends = true, []service.Frontend{frontend(service.LoadBalancerIP, "203.0.113.5", 80), frontend(service.NodePort, "", 30080)}
+	}, []string{"tcp 203.0.113.5:80 -> :8080 external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b]",
+		"tcp node:30080 -> :8080 local-routed external [10.244.1.11, 10.244.2.11 remote 02-11-0a-f4-02-0b]",
 		"limit: HNS 10.1 has no direct server return: the annotation preserve-destination has no effect"}},
 	"SCTP": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Name.Protocol = service.SCTP },
 		[]string{"limit: HNS has no load balancers for sctp"}},
@@ -142,6 +143,8 @@ var desiredCases = map[string]desiredCase{
 		[]string{"tcp 10.96.0.10:80 -> :6443 source-vip 192.0.2.10 [192.0.2.11 remote 02-11-c0-00-02-0b via 192.0.2.11]"}},
 	"this node as endpoint": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("192.0.2.10:9100") },
 		[]string{"tcp 10.96.0.10:80 -> :9100 source-vip 10.244.1.2 [192.0.2.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10]"}},
+	"this node as endpoint, on a bridge": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("192.0.2.10:9100") },
+		[]string{"tcp 10.96.0.10:80 -> :9100 [192.0.2.10 remote 02-11-c0-00-02-0a]"}},
 	"an endpoint outside the cluster": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("198.51.100.9:443@b") },
 		[]string{"tcp 10.96.0.10:80 -> :443 source-vip 192.0.2.10 [198.51.100.9 remote 02-11-c6-33-64-09 via 192.0.2.10]"}},
 	"the narrowest route": {overlayN, v13, func(p *service.Port, s *Site) {

@@ -108,6 +108,7 @@ func TestPodInAnotherNetwork(t *testing.T) {
 	b.pods("10.244.1.11")
 	b.hns.networks = append(b.hns.networks, Network{ID: "net-nat", Name: "nat", Kind: "NAT"})
 	b.hns.endpoints["n"] = Endpoint{ID: "n", Name: "pod", Network: "net-nat", HasNamespace: true, Addrs: []netip.Addr{addr("172.25.74.145")}}
+	b.hns.endpoints["r"] = Endpoint{ID: "r", Network: "net-nat", Remote: true, Addrs: []netip.Addr{addr("10.244.1.99")}} // of no pod here
 	_, err := b.round(snapshot(1, clusterIP("web", "10.96.0.10", "172.25.74.145:80"), clusterIP("api", "10.96.0.11", "10.244.1.99:80")))
 	for _, want := range []string{`endpoint 172.25.74.145 is in network "nat", not in "cbr0"`, `network "cbr0" does not have it yet`} {
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -236,4 +236,7 @@ func TestHandover(t *testing.T) {
 	end()
 	<-ended
 	poll.Until(t, "the rules of the later proxy go", func() bool { return !left.filled.Load() })
+	if !p.log.Has("Found what another service proxy left meanwhile") {
+		t.Errorf("the rules of the later proxy are somebody's:\n%s", &p.log)
+	}
 }
