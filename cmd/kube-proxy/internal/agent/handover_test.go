@@ -133,8 +133,9 @@ type audit struct {
 	empty bool
 }
 
-func (a audit) Empty() bool    { return a.empty }
-func (a audit) String() string { return "+ a rule\n" }
+func (a audit) Empty() bool                { return a.empty }
+func (a audit) String() string             { return "+ a rule\n" }
+func (a audit) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
 
 // withLeftovers adds a place to take over to the mode, and who audits its rules before.
 func withLeftovers(d mode.Descriptor, left *place, a *auditor) mode.Descriptor {
