@@ -68,6 +68,36 @@ func TestContendersCost(t *testing.T) {
 	}
 }
 
+// TestContendersInOrder lists who wants an address, oldest first, and the names of one
+// namespace.
+func TestContendersInOrder(t *testing.T) {
+	tracker := New(Options{})
+	tracker.SetService(plainService(1)) // in namespace ns-1
+	for i, created := range []int64{9, 3, 7, 5, 1, 8} {
+		tracker.SetService(contender(i, created))
+	}
+	tracker.Synced()
+	seen := false
+	for p := range tracker.Latest().Ports(0) {
+		if p.Name.Namespace != "d" {
+			continue
+		}
+		seen = true
+		c := tracker.Claimants(p, p.Frontends[0])
+		got := c.Holder
+		for _, other := range c.Others {
+			name, _, _ := strings.Cut(other, ",")
+			got += " " + name
+		}
+		if want := "d/s000004 d/s000001 d/s000003 d/s000002 d/s000005 d/s000000"; got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	if all, few := tracker.Names(""), tracker.Names("ns-1"); len(all) != 7 || len(few) != 1 || !seen {
+		t.Errorf("names %v, in one namespace %v", all, few)
+	}
+}
+
 // TestContestCost has many Services want one address as ClusterIP and as external IP,
 // in the order that changes the holder each time and in the other one. Four times as
 // many cost about four times as much.
