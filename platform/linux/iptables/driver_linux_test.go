@@ -118,6 +118,12 @@ func TestRefusedLineIsNamed(t *testing.T) {
 		if err == nil || errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "no-such-option") {
 			t.Errorf("Restore = %v, want the line to be named", err)
 		}
+		if err := os.Remove(b.driver.(*runner).path("-restore")); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.driver.Restore(context.Background(), c.text()); !errors.Is(err, ErrBusy) {
+			t.Errorf("without the command: Restore = %v, want ErrBusy, as nothing was refused", err)
+		}
 	})
 }
 
@@ -175,6 +181,9 @@ func TestProbe(t *testing.T) {
 		t.Setenv("PATH", t.TempDir())
 		if err := Probe(b.family, Options{}); err == nil || !strings.Contains(err.Error(), "the command "+name+" is missing") {
 			t.Errorf("Probe without the command: %v", err)
+		}
+		if _, err := New(b.family, Options{}); err == nil || !strings.Contains(err.Error(), "the command "+name+" is missing") {
+			t.Errorf("New without the command: %v", err)
 		}
 	})
 }

@@ -5,6 +5,7 @@ package hns
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -91,6 +92,10 @@ func (b *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 			t.Errorf("%s has %d endpoints after a change, want 3", lb.Key, len(lb.Endpoints))
 		}
 	}
+	want = snapshot(3, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
+	if _, _ = b.round(want); b.hns.calls["create load balancer"] > 0 {
+		t.Error("a second change of endpoints makes load balancers again")
+	}
 	b.now = b.now.Add(31 * time.Second)
 	_, _ = b.round(want)
 	if n := b.hns.writes(); n > 0 {
@@ -98,20 +103,89 @@ func (b *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 	}
 }
 
-// TestOtherFormIsForgotten asks for the form that HNS gave back for another one.
+// TestOtherFormIsForgotten asks for the form that HNS gave back for another one, also after HNS lost the load balancer, and
+// then for none.
 func TestOtherFormIsForgotten(t *testing.T) {
-	b := newTestNode(t, v13, bridgeN)
-	b.restartOn(&normalizer{Driver: b.hns, change: func(lb *LoadBalancer) { lb.Distribution = DistributionNone }})
-	b.pods("10.244.1.11")
-	sticky, plain := clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("web", "10.96.0.10", "10.244.1.11:80")
-	sticky.Affinity = time.Hour
-	for i, p := range []*service.Port{sticky, plain, sticky} {
-		want := snapshot(uint64(i), p)
-		b.rounds(t, want, 1)
+	for _, lost := range []bool{false, true} {
+		b, sticky, plain := affinityNode(t, false)
+		for i, p := range []*service.Port{sticky, plain, sticky} {
+			if b.now = b.now.Add(31 * time.Second); lost {
+				clear(b.hns.balancers)
+			}
+			want := snapshot(uint64(i), p)
+			b.rounds(t, want, 1)
+			b.now = b.now.Add(31 * time.Second)
+			b.rounds(t, want, 1)
+			if n := b.hns.writes(); n > 0 {
+				t.Errorf("lost %v, step %d: %d writes of a resync", lost, i, n)
+			}
+		}
+		b.rounds(t, snapshot(9), 1)
+		if forms := b.backend.host.record.Forms; len(forms) > 0 {
+			t.Errorf("the forms of no load balancer: %v", forms)
+		}
+	}
+}
+
+// TestReportOfAnotherForm asks for another form than that which was repaired in vain.
+func TestReportOfAnotherForm(t *testing.T) {
+	b, sticky, plain := affinityNode(t, true)
+	var err error
+	for range maxRepairs + 2 {
+		_, err = b.round(snapshot(1, sticky))
 		b.now = b.now.Add(31 * time.Second)
-		b.rounds(t, want, 1)
-		if n := b.hns.writes(); n > 0 {
-			t.Errorf("step %d: %d writes of a resync", i, n)
+	}
+	if err == nil {
+		t.Error("a form that was repaired in vain is not reported")
+	}
+	b.rounds(t, snapshot(2, plain), 1)
+}
+
+// affinityNode returns a node whose HNS has no session affinity, though it says so, and a Service with and without it.
+func affinityNode(t *testing.T, silent bool) (b *testNode, sticky, plain *service.Port) {
+	b = newTestNode(t, v13, bridgeN)
+	b.restartOn(&normalizer{b.hns, func(lb *LoadBalancer) { lb.Distribution = DistributionNone }, silent})
+	b.pods("10.244.1.11")
+	sticky, plain = clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("web", "10.96.0.10", "10.244.1.11:80")
+	sticky.Affinity = time.Hour
+	return b, sticky, plain
+}
+
+// TestRepairsThatHelp has another program change objects again and again, where HNS keeps the form that it is asked for. Each
+// time they are made again, and nothing is reported, as for changes of endpoints.
+func TestRepairsThatHelp(t *testing.T) {
+	for name, tamper := range map[string]func(*fake){
+		"load balancers": func(k *fake) {
+			for id, lb := range k.balancers {
+				lb.Flags ^= VIPExternalIP
+				k.balancers[id] = lb
+			}
+		},
+		"endpoints": func(k *fake) {
+			for id, e := range k.endpoints {
+				if e.Remote {
+					e.MAC = "AA-BB-CC-00-00-01"
+					k.endpoints[id] = e
+				}
+			}
+		},
+	} {
+		b := newTestNode(t, v13, bridgeN)
+		b.pods("10.244.1.11")
+		var want *service.Snapshot
+		for i := range 2 * maxRepairs {
+			want = snapshot(uint64(i), clusterIP("web", "10.96.0.10", "10.244.1.11:80", fmt.Sprintf("10.244.2.%d:80@b", 11+i)))
+			b.rounds(t, want, 1)
+		}
+		for i := range 2 * maxRepairs {
+			tamper(b.hns)
+			for _, repairs := range []bool{true, false} {
+				b.now = b.now.Add(31 * time.Second)
+				b.rounds(t, want, 1)
+				if n := b.hns.writes(); (n > 0) != repairs {
+					t.Errorf("%s, time %d: %d writes, want some: %v", name, i, n, repairs)
+				}
+			}
 		}
 	}
 }
