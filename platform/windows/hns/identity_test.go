@@ -102,6 +102,20 @@ func TestSharedFlags(t *testing.T) {
 	}
 }
 
+// TestEndpointOfOthersStays has a Service use a remote endpoint that the network plugin made, and leave.
+func TestEndpointOfOthersStays(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.hns.endpoints["theirs"] = Endpoint{ID: "theirs", Name: "other", Network: bridgeN.ID, Remote: true, MAC: remoteMAC(addr("10.244.2.11")), Addrs: []netip.Addr{addr("10.244.2.11")}}
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")))
+	if len(b.hns.endpoints) != 1 {
+		t.Errorf("the endpoint is not used: %v", b.hns.endpoints)
+	}
+	b.converge(snapshot(2))
+	if len(b.hns.endpoints) != 1 {
+		t.Error("the endpoint of others is gone")
+	}
+}
+
 // TestPodInAnotherNetwork names the network into which the container runtime put a pod.
 func TestPodInAnotherNetwork(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
