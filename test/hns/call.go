@@ -187,7 +187,11 @@ func (c *call) create() Reply {
 		return Reply{Code: code}
 	}
 	doc["Health"] = map[string]any{"Extra": map[string]any{}}
-	c.put(c.kind, &object{doc: doc, by: c.by, plugged: c.total + c.options.Personality.PlugsAfter})
+	o := &object{doc: doc, by: c.by}
+	if c.kind == Endpoint && !doc.Remote() {
+		o.plugged = c.total + c.options.Personality.PlugsAfter
+	}
+	c.put(c.kind, o)
 	c.subject = id
 	return Reply{Handle: c.handle(id, true)}
 }

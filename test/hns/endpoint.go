@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 )
 
 const overlay = "Overlay"
@@ -27,6 +28,9 @@ func (c *call) checkNetwork(n Document) Code {
 // of its prefix, a hardware address, a name.
 func (c *call) checkEndpoint(network, e Document) Code {
 	e["HostComputeNetwork"] = network.ID()
+	if c.options.Personality.PlainNames && strings.Contains(e.Name(), ":") {
+		return InvalidParameter
+	}
 	for _, m := range mappedBy(e) {
 		if _, taken := c.index.mapped[m]; taken {
 			return PortExists

@@ -33,6 +33,7 @@ type Personality struct {
 	LastAddress    bool // HNS chooses the last one that is free, not the first
 	OneAddress     bool // for a local or a remote endpoint, not for both
 	StrictPolicies bool // no provider address outside of overlays
+	PlainNames     bool // names have no colons
 	PlugsAfter     int  // calls after which a new local endpoint is on the switch
 
 	// Load balancers.
@@ -80,6 +81,7 @@ func Personalities() []Personality {
 		{Name: "other order and notation", Version: Version{14, 0}, Case: UpperCase, Respelt: true},
 		{Name: "MACs of its own", OwnMACs: true},
 		{Name: "MACs of its own later", Version: Version{15, 5}, OwnMACs: true, Later: true},
+		{Name: "plain names", PlainNames: true},
 		{Name: "strict", Case: LowerCase, StrictPolicies: true, OneAddress: true, LastAddress: true},
 		{Name: "starts pods slowly", PlugsAfter: 40},
 		{Name: "load balancers lose endpoints", Version: Version{15, 5}, Cascade: Lose},

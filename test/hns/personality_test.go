@@ -54,10 +54,13 @@ func TestForms(t *testing.T) {
 }
 
 func TestPersonalityOfEndpoints(t *testing.T) {
-	w := newFixture(t, Options{Personality: Personality{LastAddress: true, OneAddress: true, StrictPolicies: true, PlugsAfter: 3}})
+	w := newFixture(t, Options{Personality: Personality{PlainNames: true, LastAddress: true, OneAddress: true, StrictPolicies: true, PlugsAfter: 3}})
 	id, _ := w.create(Endpoint, w.network, Document{})
 	if got := w.read(Endpoint, id).IPs()[0]; got != netip.MustParseAddr("10.244.3.254") {
 		t.Errorf("HNS chose %s", got)
+	}
+	if _, code := w.create(Endpoint, w.network, Document{"Name": "fd00::1"}); code != InvalidParameter {
+		t.Errorf("a name with colons: %v", code)
 	}
 	if _, code := w.create(Endpoint, w.network, remote("10.244.3.5")); code != AddressReserved {
 		t.Errorf("a remote endpoint with the address of a pod: %v", code)

@@ -18,7 +18,12 @@ import (
 // startSimulator starts a simulated HNS for the driver, with one network and two pods.
 func startSimulator(t *testing.T, v Version, spelling sim.Case) *sim.Server {
 	t.Helper()
-	s := sim.Start(t, sim.Options{Version: sim.Version{Major: v.Major, Minor: v.Minor}, Case: spelling, Steady: true})
+	return simulate(t, sim.Options{Version: sim.Version{Major: v.Major, Minor: v.Minor}, Case: spelling, Steady: true})
+}
+
+func simulate(t *testing.T, o sim.Options) *sim.Server {
+	t.Helper()
+	s := sim.Start(t, o)
 	t.Setenv("HNS_SIM_ADDR", s.Addr)
 	_, err := s.AddNetwork(sim.NetworkConfig{
 		Name: "vxlan0", Type: "Overlay", Subnets: overlayN.Subnets,
@@ -112,6 +117,46 @@ func TestDriverListsAgain(t *testing.T) {
 	}
 	if l, err := NewDriver().List(t.Context(), Endpoints); err != nil || len(l.Endpoints) != 2 {
 		t.Errorf("List = %v, %v, want both pods", l.Endpoints, err)
+	}
+}
+
+// hcsshim passes on what each personality of HNS gives back, as the stand-in of tests within the process does.
+func TestDriverOnPersonalities(t *testing.T) {
+	for _, p := range sim.Personalities() {
+		if p.FailEvery > 0 {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			s := simulate(t, sim.Options{Personality: p, Steady: true})
+			d, ctx := NewDriver(), t.Context()
+			l, err := d.List(ctx, Networks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := addr("10.244.2.11")
+			_, err = d.CreateEndpoint(ctx, Endpoint{Name: remoteName(a), Network: l.Networks[0].ID, Addrs: []netip.Addr{a}, MAC: remoteMAC(a), Provider: nodeB, Remote: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err = d.List(ctx, Endpoints)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lb := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, SourceVIP: nodeA, Flags: VIPExternalIP}
+			for _, e := range l.Endpoints {
+				if e.Remote {
+					lb.Endpoints = []string{e.ID}
+				}
+			}
+			if _, err = d.CreateLoadBalancer(ctx, lb); err != nil {
+				t.Fatal(err)
+			}
+			have, err1 := d.List(ctx, All)
+			want, err2 := simulated{s.Simulator}.List(ctx, All)
+			if diff := cmp.Diff(want, have, sameAddrs); diff != "" || errors.Join(err1, err2) != nil {
+				t.Errorf("%v, %v (-stand-in +hcsshim):\n%s", err1, err2, diff)
+			}
+		})
 	}
 }
 

@@ -21,7 +21,8 @@ const (
 	sourceVIPName = "kube-proxy-source-vip"
 )
 
-func remoteName(a netip.Addr) string { return remotePrefix + a.String() }
+// remoteName has dashes for colons: nothing public says that a name of HNS may have them.
+func remoteName(a netip.Addr) string { return remotePrefix + strings.ReplaceAll(a.String(), ":", "-") }
 
 // ownsEndpoint reports whether this proxy created e.
 func ownsEndpoint(h *Host, e *Endpoint) bool {
