@@ -50,7 +50,7 @@ type parity struct {
 	before         map[string]string // what ours served before the last step
 }
 
-func newParity(t *testing.T, s setting) *parity {
+func newParity(t *testing.T, s setting, more ...string) *parity {
 	t.Helper()
 	d := &parity{setting: s, lab: netlab.Start(t, netlab.Config{Clients: []string{"control"}}), now: state{}}
 	d.api = cluster.Start(t, cluster.Options{Host: d.lab.Host("control")})
@@ -66,6 +66,7 @@ func newParity(t *testing.T, s setting) *parity {
 		"--enable-dsr=true", "--network-name=net0", "--cluster-cidr=10.244.0.0/16", "--iptables-min-sync-period=10ms",
 		"--bind-address=" + d.lab.Node.IPv4.String(),
 	}
+	flags = append(flags, more...)
 	if s.overlay() {
 		flags = append(flags, "--source-vip=10.244.1.2")
 	}
@@ -93,6 +94,18 @@ func share(t *testing.T, h *netlab.Host, ip netip.Addr) {
 			t.Fatalf("%s: %v", line, err)
 		}
 	}
+}
+
+// interfaces lists those of a host, with their hardware addresses.
+func interfaces(t *testing.T, h *netlab.Host) string {
+	t.Helper()
+	var out strings.Builder
+	cmd := exec.CommandContext(t.Context(), "ip", "-o", "link")
+	cmd.Stdout = &out
+	if err := errors.Join(h.Start(cmd), cmd.Wait()); err != nil {
+		t.Fatalf("ip -o link: %v", err)
+	}
+	return out.String()
 }
 
 // build builds our program for Windows.
@@ -178,6 +191,7 @@ type side struct {
 	setting
 	other   netip.Addr // of the other node
 	hns     *hns.Server
+	macs    string // of the interfaces of its host
 	wine    *wine.Wine
 	process *wine.Process
 }
@@ -207,6 +221,7 @@ func newSide(t *testing.T, d *parity, host *netlab.Host, p proxy) *side {
 	if _, err := s.hns.AddNetwork(config); err != nil {
 		t.Fatal(err)
 	}
+	s.macs = interfaces(t, host)
 	s.wine = wine.Start(t, wine.Options{Host: host, Env: []string{"HNS_SIM_ADDR=" + s.hns.Addr}})
 	t.Cleanup(func() {
 		if t.Failed() && s.process != nil {
