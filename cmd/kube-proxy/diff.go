@@ -29,13 +29,13 @@ const diffText = `Say what would change on a node, without touching anything.
 The new state is in --manifests, or else in the API server of --kubeconfig. The
 old state is --from: what this node has installed, the API server, or other
 manifests. The command prints what would be added, changed and removed, and what
-the mode would do otherwise than the Services of the new state ask. With -o diff it prints the rules of both states as a unified diff.
+the mode would do otherwise than the Services of the new state ask. With -o diff
+it prints the rules of both states as a unified diff.
 
 Any user can compare manifests and the API server on any system. What a node has
 installed is read back from its kernel or HNS. That needs the rights of the
-proxy, mostly those of root, and the same flags as the proxy. Without
---proxy-mode the mode is that of the running proxy, or the one that would be
-selected.
+proxy, mostly those of root, and its flags. Without --proxy-mode the mode is that
+of the running proxy, or the one that would be selected.
 
 The exit code is 0 if nothing differs, 1 if something does, and 2 if the states
 could not be compared. An object in manifests that cannot be used is reported and

@@ -41,8 +41,8 @@ it, each rule of Kubernetes that applies, in order, and for each endpoint whethe
 it gets the connection and why.
 
 With --manifests, the Services come from files. Any user can do this on any
-system; all that is known of the node is its Node manifest. Notes say what the mode does
-otherwise. The exit code is 0 if there is an answer, else 2.
+system; all that is known of the node is its Node manifest. Notes say what the
+mode does otherwise. The exit code is 0 if there is an answer, else 2.
 
 Without --manifests, the command asks the proxy that runs on this node, at the
 address of its metrics server: the one of --server, else the one in the file of

@@ -232,6 +232,7 @@ type targetGroup struct {
 // chooseTargets returns the targets for endpoints. An HNS load balancer has one target
 // port, so chooseTargets uses the largest group of endpoints with the same port.
 func (s *Site) chooseTargets(w *DesiredState, p *service.Port, endpoints []service.Endpoint, policy service.Policy) targetGroup {
+	endpoints = s.withoutOwn(w, p, endpoints, policy)
 	if len(endpoints) == 0 {
 		return targetGroup{}
 	}
@@ -263,6 +264,24 @@ func (s *Site) chooseTargets(w *DesiredState, p *service.Port, endpoints []servi
 	return c
 }
 
+// withoutOwn leaves out pods on the host network of this node. HNS has no endpoint for them, and kube-proxy makes none
+// (kubernetes/kubernetes#126795): nothing public says what a remote endpoint with an address of the node itself does.
+func (s *Site) withoutOwn(w *DesiredState, p *service.Port, all []service.Endpoint, policy service.Policy) []service.Endpoint {
+	own := func(e service.Endpoint) bool { return e.Local && slices.Contains(s.Node.Addrs, e.Addr.Addr()) }
+	i := slices.IndexFunc(all, own)
+	if i < 0 {
+		return all
+	}
+	rest := slices.DeleteFunc(slices.Clone(all), own)
+	var lost []service.Frontend
+	if len(rest) == 0 {
+		lost = slices.DeleteFunc(slices.Clone(p.Frontends), func(f service.Frontend) bool { return p.Policy(f.Kind) != policy })
+	}
+	w.addLimit(lost, "endpoint %s of policy %s is on the host network of this node, and HNS has no endpoint for that: it gets no connections through this node",
+		all[i].Addr, policy)
+	return rest
+}
+
 // largestGroup returns the port that most endpoints have, and these.
 func largestGroup(w *DesiredState, endpoints []service.Endpoint, policy service.Policy) (uint16, []service.Endpoint) {
 	groups := map[uint16][]service.Endpoint{}
@@ -283,11 +302,6 @@ func (s *Site) target(e service.Endpoint) (Target, error) {
 	a := e.Addr.Addr()
 	t := Target{Addr: a, Location: Remote, MAC: remoteMAC(a)}
 	switch {
-	case slices.Contains(s.Node.Addrs, a): // a pod on the host network of this node
-		if s.Network.Kind == Overlay {
-			t.MAC, t.Provider = s.HostMAC, s.NodeIP
-		}
-		return t, nil
 	case e.Local:
 		return Target{Addr: a, Location: Local}, nil
 	case !e.Remote:

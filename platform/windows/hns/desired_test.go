@@ -25,6 +25,8 @@ func site(n Network, v Version) *Site {
 	return s
 }
 
+const ownText = " is on the host network of this node, and HNS has no endpoint for that: it gets no connections through this node"
+
 // formatDesired formats w, one object per line.
 func formatDesired(w DesiredState) []string {
 	var all []string
@@ -141,10 +143,14 @@ var desiredCases = map[string]desiredCase{
 		[]string{"note: it has no ready endpoint, and HNS cannot refuse connections: they time out"}},
 	"another node as endpoint": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("192.0.2.11:6443@b") },
 		[]string{"tcp 10.96.0.10:80 -> :6443 source-vip 192.0.2.10 [192.0.2.11 remote 02-11-c0-00-02-0b via 192.0.2.11]"}},
-	"this node as endpoint": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("192.0.2.10:9100") },
-		[]string{"tcp 10.96.0.10:80 -> :9100 source-vip 10.244.1.2 [192.0.2.10 remote 00-15-5d-aa-aa-aa via 192.0.2.10]"}},
-	"this node as endpoint, on a bridge": {bridgeN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("192.0.2.10:9100") },
-		[]string{"tcp 10.96.0.10:80 -> :9100 [192.0.2.10 remote 02-11-c0-00-02-0a]"}},
+	"the host network of this node": {overlayN, v13, func(p *service.Port, s *Site) {
+		p.Cluster = endpointsOf("192.0.2.10:8080", "10.244.1.11:8080")
+		p.Cluster[0].Local = true
+	}, []string{"tcp 10.96.0.10:80 -> :8080 source-vip 10.244.1.2 [10.244.1.11]", "limit: endpoint 192.0.2.10:8080 of policy Cluster" + ownText}},
+	"nothing else": {bridgeN, v13, func(p *service.Port, s *Site) {
+		p.Cluster = endpointsOf("192.0.2.10:8080")
+		p.Cluster[0].Local = true
+	}, []string{"limit: endpoint 192.0.2.10:8080 of policy Cluster" + ownText}},
 	"an endpoint outside the cluster": {overlayN, v13, func(p *service.Port, _ *Site) { p.Cluster = endpointsOf("198.51.100.9:443@b") },
 		[]string{"tcp 10.96.0.10:80 -> :443 source-vip 192.0.2.10 [198.51.100.9 remote 02-11-c6-33-64-09 via 192.0.2.10]"}},
 	"the narrowest route": {overlayN, v13, func(p *service.Port, s *Site) {
