@@ -75,7 +75,7 @@ func (r *rotatedFile) Close() error {
 }
 
 func (r *rotatedFile) open() error {
-	if err := os.MkdirAll(filepath.Dir(r.path), 0o755); err != nil {
+	if err := files.MkdirPrivate(filepath.Dir(r.path)); err != nil {
 		return err
 	}
 	f, err := files.Append(r.path, r.mode)
@@ -135,7 +135,7 @@ func (r *rotatedFile) prune() error {
 // CaptureCrash writes the crash report of the Go runtime, which would be lost, to a file
 // beside the log. It returns nil if that is not possible.
 func CaptureCrash(log string) *os.File {
-	if os.MkdirAll(filepath.Dir(log), 0o755) != nil {
+	if files.MkdirPrivate(filepath.Dir(log)) != nil {
 		return nil
 	}
 	f, err := files.Append(log+".crash", 0o644)

@@ -178,7 +178,7 @@ func (b *Backend) workAll(next *state, before *state) *work {
 	for _, e := range next.model.sortedRemotes(b.family) {
 		t, used := targets[e.Addrs[0]]
 		switch {
-		case !ownsEndpoint(b.host, e):
+		case !ownsEndpoint(e):
 		case used && misrouted(e, t):
 			w.misrouted = append(w.misrouted, e)
 		case !used && next.retains(e):
@@ -197,7 +197,7 @@ func (b *Backend) workAll(next *state, before *state) *work {
 func (b *Backend) staleEndpoints(at *state) []*Endpoint {
 	var all []*Endpoint
 	for _, e := range at.model.endpoints {
-		if len(e.Addrs) == 0 || service.FamilyOf(e.Addrs[0]) != b.family || !ownsEndpoint(b.host, e) {
+		if len(e.Addrs) == 0 || service.FamilyOf(e.Addrs[0]) != b.family || !ownsEndpoint(e) {
 			continue
 		}
 		if e.Network != at.site.Network.ID || !e.Remote && !e.HasAddr(at.site.SourceVIP) && at.site.SourceVIP.IsValid() {
@@ -263,7 +263,7 @@ func (b *Backend) isLeftover(at *state, lb *LoadBalancer) bool {
 	}
 	return slices.ContainsFunc(lb.Endpoints, func(id string) bool {
 		e := at.model.endpoint(id)
-		return e != nil && e.Remote && ownsEndpoint(b.host, e)
+		return e != nil && e.Remote && ownsEndpoint(e)
 	})
 }
 

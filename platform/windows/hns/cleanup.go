@@ -34,7 +34,7 @@ func (b *Backend) drift(before, now *model) []string {
 		}
 	}
 	for _, e := range before.sortedRemotes(b.family) {
-		if (ownsEndpoint(b.host, e) || b.host.ownedUntilListing(e.ID)) && now.endpoint(e.ID) == nil {
+		if (ownsEndpoint(e) || b.host.ownedUntilListing(e.ID)) && now.endpoint(e.ID) == nil {
 			r.Add(func() string { return "missing: endpoint " + e.describe() })
 		}
 	}
@@ -102,7 +102,7 @@ func (b *Backend) leftovers(at *state) (balancers []*LoadBalancer, endpoints []*
 		}
 	}
 	for _, e := range at.model.endpoints {
-		if ownsEndpoint(b.host, e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
+		if ownsEndpoint(e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
 			endpoints = append(endpoints, e)
 		}
 	}

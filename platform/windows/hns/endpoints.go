@@ -25,8 +25,8 @@ const (
 func remoteName(a netip.Addr) string { return remotePrefix + strings.ReplaceAll(a.String(), ":", "-") }
 
 // ownsEndpoint reports whether this proxy created e.
-func ownsEndpoint(h *Host, e *Endpoint) bool {
-	return e.Name == sourceVIPName || strings.HasPrefix(e.Name, remotePrefix) || h.owns(e.ID)
+func ownsEndpoint(e *Endpoint) bool {
+	return e.Name == sourceVIPName || strings.HasPrefix(e.Name, remotePrefix)
 }
 
 // ensureEndpoint returns the ID of the endpoint for t. It creates remote endpoints.
@@ -60,7 +60,7 @@ func (p *pass) ensureEndpoint(t Target) (string, error) {
 		return "", pendingError(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", t.Addr, p.site.Network.Name))
 	}
 	if e := p.model.endpointAt(t.Addr, Remote); e != nil {
-		if misrouted(e, t) && !ownsEndpoint(p.host, e) {
+		if misrouted(e, t) && !ownsEndpoint(e) {
 			return "", fmt.Errorf("endpoint %s leads elsewhere, and is not ours: %s, want %s", e.ID, e.describe(), t.describe())
 		}
 		return e.ID, nil
@@ -205,7 +205,7 @@ func (p *pass) deleteUnused(w *work) {
 // isUnused reports whether e is ours and only load balancers may still need it.
 func (p *pass) isUnused(e *Endpoint, w *work) bool {
 	switch {
-	case len(e.Addrs) == 0 || !ownsEndpoint(p.host, e):
+	case len(e.Addrs) == 0 || !ownsEndpoint(e):
 		return false
 	case !e.Remote: // a source VIP, which load balancers refer to by its address
 		return slices.Contains(w.unused, e) && !p.usedAsSourceVIP(e)

@@ -198,8 +198,8 @@ func (h *Host) recordBalancer(lb *LoadBalancer, purpose string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.load()
-	if h.record.LoadBalancers[lb.ID] != purpose {
-		h.record.LoadBalancers[lb.ID] = purpose
+	if key := lb.Key.String(); h.record.LoadBalancers[lb.ID] != purpose || h.record.Keys[lb.ID] != key {
+		h.record.LoadBalancers[lb.ID], h.record.Keys[lb.ID] = purpose, key
 		h.markChanged()
 	}
 }
@@ -252,6 +252,7 @@ func (h *Host) release(id string) {
 	h.load()
 	before := len(h.record.LoadBalancers) + len(h.record.Endpoints)
 	delete(h.record.LoadBalancers, id)
+	delete(h.record.Keys, id)
 	delete(h.record.Endpoints, id)
 	if len(h.record.LoadBalancers)+len(h.record.Endpoints) != before {
 		h.markChanged()
@@ -296,7 +297,8 @@ func (h *Host) recordedIDs() []string {
 	return all
 }
 
-// pruneRecord removes from the record what was known before a listing and is not in it.
+// pruneRecord removes from the record what was known before a listing and is not in it, or is not in it as ours: a load
+// balancer with another key, or an endpoint without a name of ours. The record may be false, and objects of others stay.
 // If HNS has no network, it may still be starting, and pruneRecord does nothing.
 func (h *Host) pruneRecord(l Listing, known []string) {
 	if len(l.Networks) == 0 {
@@ -305,16 +307,18 @@ func (h *Host) pruneRecord(l Listing, known []string) {
 	present := map[string]bool{}
 	h.recentlyGone = map[string]bool{}
 	for _, e := range l.Endpoints {
-		present[e.ID] = true
+		present[e.ID] = ownsEndpoint(&e)
 	}
 	for _, lb := range l.LoadBalancers {
-		present[lb.ID], present[lb.Key.String()] = true, true
+		key := lb.Key.String()
+		present[lb.ID], present[key] = h.record.Keys[lb.ID] == key, true
 	}
 	for _, x := range known {
 		if present[x] {
 			continue
 		}
 		delete(h.record.LoadBalancers, x)
+		delete(h.record.Keys, x)
 		delete(h.record.Endpoints, x)
 		delete(h.record.Pending, x)
 		h.recentlyGone[x], h.dirty = true, true

@@ -4,6 +4,7 @@
 package hns
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -266,7 +267,33 @@ func TestPendingRecordsEnd(t *testing.T) {
 	}
 	b.restart()
 	b.converge(want)
-	if text := string(b.store.document); strings.Contains(text, "tcp 10.96.0.10:80") || !strings.Contains(text, "shop/web") {
+	if text := string(b.store.document); strings.Contains(text, "intended") || !strings.Contains(text, "shop/web") {
 		t.Errorf("the state file has %s, want the load balancer and no intention", text)
+	}
+}
+
+// TestPlantedRecord has a state file that somebody else wrote: it names a load balancer of another program, a pod and an
+// endpoint of another network as ours. They stay, and what is ours goes.
+func TestPlantedRecord(t *testing.T) {
+	for name, keys := range map[string]string{"no keys": `{}`, "keys of something else": `{"foreign-1":"tcp 10.96.0.10:80"}`} {
+		b := newTestNode(t, v13, bridgeN)
+		b.pods("10.244.1.11")
+		var pod string
+		for id := range b.hns.endpoints {
+			pod = id
+		}
+		b.hns.endpoints["elsewhere"] = Endpoint{ID: "elsewhere", Name: "x", Network: "nat", Addrs: []netip.Addr{addr("172.20.0.5")}}
+		b.hns.balancers["foreign-1"] = LoadBalancer{ID: "foreign-1", Key: Key{VIP: addr("172.30.0.1"), Port: 443, Protocol: service.TCP}, TargetPort: 443, Endpoints: []string{pod}}
+		b.store.document = fmt.Appendf(nil, `{"version":1,"node":"node-a","loadBalancers":{"foreign-1":"x"},"keys":%s,"endpoints":{"elsewhere":"172.20.0.5",%q:"10.244.1.11"},"intended":{}}`, keys, pod)
+		b.restart()
+		b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+		if err := b.backend.Cleanup(t.Context()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		_, pods := b.hns.endpoints[pod]
+		_, elsewhere := b.hns.endpoints["elsewhere"]
+		if _, stays := b.hns.balancers["foreign-1"]; !stays || !pods || !elsewhere || len(b.hns.balancers) != 1 {
+			t.Errorf("%s: %d load balancers, of another program: %t; a pod: %t, an endpoint elsewhere: %t", name, len(b.hns.balancers), stays, pods, elsewhere)
+		}
 	}
 }

@@ -41,7 +41,7 @@ func (p *plan) text(at *pass) string {
 		}
 	}
 	for _, e := range p.next.model.sortedRemotes(b.family) {
-		if ownsEndpoint(b.host, e) && at.model.endpoint(e.ID) != nil {
+		if ownsEndpoint(e) && at.model.endpoint(e.ID) != nil {
 			d.Endpoints = append(d.Endpoints, newRenderedEndpoint(e, b.family))
 		}
 	}

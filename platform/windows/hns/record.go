@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"kubeproxy/common/files"
 )
@@ -40,8 +41,19 @@ func StateFile() string {
 // maxRecordSize exceeds the size of any node's record.
 const maxRecordSize = 64 << 20
 
-// Load implements Store.
+// Load implements Store. A file that others may have written would say which objects the system deletes, so it is not
+// used.
 func (f FileStore) Load() ([]byte, error) {
+	for _, path := range []string{filepath.Dir(string(f)), string(f)} {
+		switch writers, err := files.Writers(path); {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, nil
+		case err != nil:
+			return nil, err
+		case len(writers) > 0:
+			return nil, fmt.Errorf("others may write to %s: %s", path, strings.Join(writers, ", "))
+		}
+	}
 	b, _, err := files.Read(string(f), maxRecordSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -57,8 +69,7 @@ func (f FileStore) Save(document []byte) error {
 		}
 		return nil
 	}
-	dir := filepath.Dir(string(f))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := files.Protect(filepath.Dir(string(f))); err != nil {
 		return err
 	}
 	// The name is fixed, so that crashes leave at most one such file.
@@ -88,8 +99,9 @@ func writeFile(path string, b []byte) error {
 type record struct {
 	Version int    `json:"version"`
 	Node    string `json:"node"`
-	// LoadBalancers and Endpoints map IDs to purposes.
+	// LoadBalancers and Endpoints map IDs to purposes, and Keys those of load balancers to their keys.
 	LoadBalancers map[string]string `json:"loadBalancers"`
+	Keys          map[string]string `json:"keys"`
 	Endpoints     map[string]string `json:"endpoints"`
 	// Pending holds the keys of load balancers that are being created, for the case that
 	// this process ends before it records their IDs.
@@ -103,7 +115,7 @@ const recordVersion = 1
 
 func newRecord(node string) record {
 	return record{
-		Version: recordVersion, Node: node, LoadBalancers: map[string]string{}, Endpoints: map[string]string{},
+		Version: recordVersion, Node: node, LoadBalancers: map[string]string{}, Keys: map[string]string{}, Endpoints: map[string]string{},
 		Pending: map[string]string{}, Forms: map[string]answer{},
 	}
 }
@@ -129,7 +141,7 @@ func readRecord(s Store, node string) (r record, note string) {
 		return r, fmt.Sprintf("The state file is of node %q, not of %q; it will be replaced, and nothing in it counts as ours", read.Node, node)
 	}
 	for _, m := range []struct{ to, from map[string]string }{
-		{r.LoadBalancers, read.LoadBalancers}, {r.Endpoints, read.Endpoints}, {r.Pending, read.Pending},
+		{r.LoadBalancers, read.LoadBalancers}, {r.Keys, read.Keys}, {r.Endpoints, read.Endpoints}, {r.Pending, read.Pending},
 	} {
 		for k, v := range m.from {
 			m.to[k] = v
