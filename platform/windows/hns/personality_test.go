@@ -162,7 +162,6 @@ type simulatedNode struct {
 	*testNode
 	sim     *sim.Simulator
 	network sim.NetworkConfig
-	names   int
 }
 
 func newSimulatedNode(t *testing.T, p sim.Personality, n Network) *simulatedNode {
