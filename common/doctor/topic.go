@@ -39,11 +39,13 @@ const (
 	HNS               Topic = "hns"
 	HNSVersion        Topic = "hns-version"
 	HNSNetwork        Topic = "hns-network"
+	StrayPods         Topic = "stray-pods"
 	SourceVIP         Topic = "source-vip"
 	VFPExtension      Topic = "vfp-extension"
 	DSROff            Topic = "dsr-off"
 	DSRLoopback       Topic = "dsr-loopback"
 	DynamicPorts      Topic = "dynamic-ports"
+	WritableFiles     Topic = "writable-files"
 
 	AccelerationLacks    Topic = "socket-acceleration"
 	AccelerationPeers    Topic = "acceleration-peers"
@@ -94,10 +96,12 @@ var topics = map[Topic]about{
 	HNS:               {29, Blocks, "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
 	HNSVersion:        {30, Risk, "this version of HNS lacks what the configuration or Services ask for"},
 	HNSNetwork:        {31, Blocks, "the proxy does not know where pods are, waits, and programs no Service"},
+	StrayPods:         {45, Risk, "no Service leads to these pods, and they may reach no pods of other nodes"},
 	SourceVIP:         {32, Blocks, "answers of pods on other nodes do not come back, so connections to them hang"},
 	VFPExtension:      {33, Blocks, "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
 	DSROff:            {34, Risk, "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
 	DSRLoopback:       {43, Risk, "a pod that connects to its own Service and is the endpoint gets no answer"},
+	WritableFiles:     {44, Risk, "the proxy works as the system: who may change its program or its files decides what it runs, or what it takes for its own"},
 	DynamicPorts:      {35, Blocks, "HNS refuses further load balancers, and programs of the node cannot connect out"},
 
 	AccelerationLeft:     {36, Risk, "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},

@@ -102,11 +102,30 @@ func (n *Node) network(ctx context.Context) (doctor.Seen, error) {
 				What:   fmt.Sprintf("network %q sends from %s, which is no address of the Node: %v", c.Network.Name, from, want.Node.Addrs),
 				Advice: "have network plugin and kubelet use the same adapter: the interface in the plugin's configuration, --node-ip of kubelet"})
 		}
+		seen.Findings = append(seen.Findings, strayPods(l, c.Network)...)
 		return seen, nil
 	})
 }
 
-// sourceVIP checks that the configured source VIP can be used, or one be reserved.
+// strayPods finds pods that the container runtime put into another network, mostly nat (kubernetes/kubernetes#101680).
+func strayPods(l hns.Listing, network hns.Network) []doctor.Finding {
+	var all []doctor.Finding
+	for name, addrs := range l.PodsElsewhere(network.ID) {
+		const shown = 8
+		text, more := fmt.Sprint(addrs[:min(len(addrs), shown)]), ""
+		if len(addrs) > shown {
+			more = fmt.Sprintf(" and %d more", len(addrs)-shown)
+		}
+		all = append(all, doctor.Finding{Topic: doctor.StrayPods, Subject: name,
+			What: fmt.Sprintf("pods of this node are in network %q, not in %q, which is for Services: %s%s",
+				name, network.Name, strings.Trim(text, "[]"), more),
+			Advice: "in the folder of CNI configurations that the container runtime reads (conf_dir of containerd), " +
+				"let the one of the network plugin be the first by name, then make these pods again"})
+	}
+	return all
+}
+
+// sourceVIP checks that the configured source VIP can be used, or one be reserved, and that nothing else gets it.
 func (n *Node) sourceVIP(ctx context.Context) (doctor.Seen, error) {
 	return n.withHNS(ctx, func(l hns.Listing) (doctor.Seen, error) {
 		c, err := n.choose(ctx, l)
@@ -127,7 +146,7 @@ func (n *Node) sourceVIP(ctx context.Context) (doctor.Seen, error) {
 		case reserve != nil && !vip.IsValid():
 			return doctor.Seen{Note: "the proxy will reserve the last free address of the subnet"}, nil
 		}
-		return doctor.Seen{Note: vip.String()}, nil
+		return doctor.Seen{Note: vip.String(), Findings: n.alsoVIP(l, c.Network, vip)}, nil
 	})
 }
 

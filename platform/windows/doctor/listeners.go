@@ -7,54 +7,11 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"kubeproxy/common/doctor"
-	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
 )
-
-// program is the name of the program of Kubernetes, and of this one.
-const program = "kube-proxy.exe"
-
-// otherProxies checks that at most one service proxy runs.
-func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
-	pids, err := n.Windows.Processes(program)
-	if err != nil {
-		return doctor.Seen{}, err
-	}
-	holder, known := n.Holder(ctx)
-	pids = slices.DeleteFunc(pids, func(p uint32) bool { return known && ownPID(holder) == p })
-	switch {
-	case len(pids) == 0 && known:
-		return doctor.Seen{Note: fmt.Sprintf("one runs, %s", holder)}, nil
-	case len(pids) == 0:
-		return doctor.Seen{Note: "none runs"}, nil
-	case len(pids) == 1 && !known && n.Answered:
-		return doctor.Seen{Note: "one runs, " + n.Windows.Describe(pids[0])}, nil
-	}
-	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: "taskkill /F",
-		Advice: "wait if a rolling update is under way, and see that it is no other command of this program; what starts it must stop, too: Get-Service lists the services"}
-	var names []string
-	for _, p := range pids {
-		names = append(names, n.Windows.Describe(p))
-		f.Fix += fmt.Sprintf(" /PID %d", p)
-	}
-	f.What = "another service proxy runs on this node: " + strings.Join(names, "; ")
-	if known {
-		f.What = fmt.Sprintf("%s programs this node, and another service proxy runs: %s", holder, strings.Join(names, "; "))
-	}
-	return doctor.Seen{Findings: []doctor.Finding{f}}, nil
-}
-
-// ownPID returns the process ID, of which Windows has one space.
-func ownPID(i lease.Identity) uint32 {
-	if i.PID > 0 {
-		return uint32(i.PID)
-	}
-	return uint32(i.OwnPID)
-}
 
 // takenPorts checks that the servers of the proxy can listen. It ignores other service
 // proxies, because otherProxies reports them.

@@ -15,6 +15,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/windows/hns"
 	"kubeproxy/platform/windows/listeners"
+	"kubeproxy/platform/windows/scm"
 )
 
 // Node is what the checks read.
@@ -24,6 +25,10 @@ type Node struct {
 	List      func(context.Context, hns.ObjectKinds) (hns.Listing, error)
 	PortsLeft func(context.Context, hns.Key) (bool, error)
 	Windows   Windows
+	CNI       CNI
+	// Program is the path of this program. Folder and Files are what the proxy writes to.
+	Program, Folder string
+	Files           []string
 	// Servers are those of the proxy.
 	Servers []Server
 	// Holder returns the proxy that programs the node, false for none that can be asked.
@@ -46,7 +51,23 @@ type Windows interface {
 	Listeners() ([]listeners.Listener, error)
 	Describe(pid uint32) string
 	// Processes returns the processes of this program's name, without this one.
-	Processes(name string) ([]uint32, error)
+	Processes(name string) ([]Process, error)
+	// Services lists all services. The command of one of nssm is followed by the program that nssm runs.
+	Services() ([]scm.Status, error)
+	// Writers names who may change a file, see files.Writers.
+	Writers(path string) ([]string, error)
+}
+
+// Process is a process and those that started it, the nearest first, as far as they run.
+type Process struct {
+	PID   uint32
+	Above []Parent
+}
+
+// Parent is a process above another one. Name is that of its program.
+type Parent struct {
+	PID  uint32
+	Name string
 }
 
 // ServiceState is the state of a service of Windows.
@@ -77,6 +98,7 @@ func (n *Node) Checks() []doctor.Check {
 		{Name: "direct server return", Look: n.directReturn},
 		{Name: "dynamic ports", Look: n.dynamicPorts},
 		{Name: "other proxies", Look: n.otherProxies},
+		{Name: "files of the proxy", Look: n.writableFiles},
 		{Name: "ports of the proxy", Look: n.takenPorts},
 		{Name: "NodePorts and listeners", Look: n.hiddenListeners},
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"strings"
@@ -18,18 +19,28 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/windows/hns"
 	"kubeproxy/platform/windows/listeners"
+	"kubeproxy/platform/windows/scm"
 )
 
 // fakeWindows has what a test says.
 type fakeWindows struct {
 	state     ServiceState
 	listening []listeners.Listener
-	processes []uint32
+	processes []Process
+	services  []scm.Status
+	writers   map[string][]string // by path, which others lack
 }
 
 func (w *fakeWindows) Service(string) (ServiceState, error)     { return w.state, nil }
 func (w *fakeWindows) Listeners() ([]listeners.Listener, error) { return w.listening, nil }
-func (w *fakeWindows) Processes(string) ([]uint32, error)       { return w.processes, nil }
+func (w *fakeWindows) Processes(string) ([]Process, error)      { return w.processes, nil }
+func (w *fakeWindows) Services() ([]scm.Status, error)          { return w.services, nil }
+func (w *fakeWindows) Writers(path string) ([]string, error) {
+	if all, ok := w.writers[path]; ok {
+		return all, nil
+	}
+	return nil, fs.ErrNotExist
+}
 func (w *fakeWindows) Describe(pid uint32) string {
 	if pid == 42 {
 		return `process 42 (C:\k\kube-proxy.exe)`
@@ -44,7 +55,7 @@ func newNode() (*Node, *hns.Listing, *fakeWindows) {
 	l := &hns.Listing{Version: hns.Version{Major: 15, Minor: 5}, Networks: []hns.Network{overlay}}
 	w := &fakeWindows{state: Running}
 	return &Node{
-		Options: hns.Options{DSR: true}, Windows: w,
+		Options: hns.Options{DSR: true}, Windows: w, Program: `C:\new\kube-proxy.exe`, Folder: `C:\data`, Files: []string{`C:\data\state`},
 		List:      func(context.Context, hns.ObjectKinds) (hns.Listing, error) { return *l, nil },
 		PortsLeft: func(context.Context, hns.Key) (bool, error) { return true, nil },
 		Holder:    func(context.Context) (lease.Identity, bool) { return lease.Identity{}, false },
@@ -104,6 +115,13 @@ type faultCase struct {
 	want  []string
 }
 
+func addrs(a string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(a)} }
+
+// endpoint returns one of a pod, which is ready for direct server return.
+func endpoint(name, addr, network string) hns.Endpoint {
+	return hns.Endpoint{Name: name, Network: network, Addrs: addrs(addr), HasNamespace: true, LoopbackDSR: true}
+}
+
 // hnsFaults are those of HNS and its configuration.
 func hnsFaults() map[string]faultCase {
 	return map[string]faultCase{
@@ -142,6 +160,21 @@ func hnsFaults() map[string]faultCase {
 		"DSR, pods ready for it": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
 			l.Endpoints = []hns.Endpoint{{Name: "a", Network: "1", HasNamespace: true, LoopbackDSR: true}, {Name: "VIPEndpoint", Network: "1", HasNamespace: true}, {Name: "Calico_ep", Network: "1", HasNamespace: true}, {Name: "c", Network: "1"}}
 		}, nil},
+		"pods in nat": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Networks = append(l.Networks, hns.Network{ID: "2", Name: "nat", Kind: "NAT"})
+			l.Endpoints = []hns.Endpoint{endpoint("a", "10.244.1.7", "1"), endpoint("b", "172.25.74.145", "2"), endpoint("c", "172.25.74.146", "2")}
+			l.Endpoints = append(l.Endpoints, hns.Endpoint{Network: "3", Remote: true, HasNamespace: true}, hns.Endpoint{Name: "of no pod", Network: "3"})
+		}, []string{"stray-pods | nat | "}},
+		"another VIP than Calico's": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Endpoints = []hns.Endpoint{endpoint("Calico_ep", "10.244.1.66", "1"), {Name: "kube-proxy-source-vip", Network: "1", Addrs: addrs("10.244.1.254")}}
+		}, []string{"source-vip | Calico_ep | "}},
+		"Calico's VIP": {func(n *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Endpoints = []hns.Endpoint{endpoint("Calico_ep", "10.244.1.66", "1"), {Name: "kube-proxy-source-vip", Network: "1", Addrs: addrs("10.244.1.254")}}
+			n.Options.SourceVIP = netip.MustParseAddr("10.244.1.66")
+		}, nil},
+		"a pod with the VIP": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
+			l.Endpoints = []hns.Endpoint{{Name: "kube-proxy-source-vip", Network: "1", Addrs: addrs("10.244.1.2")}, endpoint("a", "10.244.1.2", "1")}
+		}, []string{"source-vip | 10.244.1.2 | "}},
 	}
 }
 
@@ -157,11 +190,30 @@ func portFaults() map[string]faultCase {
 		"ports, counted": {func(n *Node, l *hns.Listing, _ *fakeWindows) { n.PortsLeft, l.LoadBalancers = unknown, balancers(200) }, nil},
 		"no ports, counted": {func(n *Node, l *hns.Listing, _ *fakeWindows) { n.PortsLeft, l.LoadBalancers = unknown, balancers(231) },
 			[]string{"dynamic-ports | IPv4/tcp | netsh int ipv4 set dynamicportrange tcp start=32768 num=32767"}},
-		"another proxy": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.processes = []uint32{7, 8} }, []string{"other-proxy | other-proxy | taskkill /F /PID 7 /PID 8"}},
+		"another proxy": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.processes = []Process{{PID: 7}, {PID: 8}} }, []string{"other-proxy | other-proxy | taskkill /F /PID 7 /PID 8"}},
 		"ours": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
-			w.processes, n.Holder = []uint32{7}, func(context.Context) (lease.Identity, bool) { return lease.Identity{OwnPID: 7}, true }
+			w.processes, n.Holder = []Process{{PID: 7}}, func(context.Context) (lease.Identity, bool) { return lease.Identity{OwnPID: 7}, true }
 		}, nil},
-		"one that answers": {func(n *Node, _ *hns.Listing, w *fakeWindows) { w.processes, n.Answered = []uint32{7}, true }, nil},
+		"one that answers": {func(n *Node, _ *hns.Listing, w *fakeWindows) { w.processes, n.Answered = []Process{{PID: 7}}, true }, nil},
+		"a child of RKE2": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
+			w.processes = []Process{{PID: 7, Above: []Parent{{6, "rke2.exe"}}}}
+		}, []string{"other-proxy | other-proxy | "}},
+		"a service of nssm": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
+			w.processes = []Process{{PID: 7, Above: []Parent{{6, "nssm.exe"}, {5, "services.exe"}}}}
+			w.services = []scm.Status{{Name: "kube-proxy", PID: 6, Command: `C:\k\nssm.exe`, StartType: "automatic"}}
+		}, []string{"other-proxy | other-proxy | "}},
+		"our service": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			w.processes, n.Answered = []Process{{PID: 7, Above: []Parent{{5, "services.exe"}}}}, true
+			w.services = []scm.Status{{Name: "kube-proxy", PID: 7, Command: `"C:\old\kube-proxy.exe" --config x`}, {Name: "kp2", Command: `C:\new\KUBE-PROXY.EXE`}, {Name: "kubeproxy", StartType: "disabled"}, {Name: "dns"}}
+		}, nil},
+		"a service that starts one": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
+			w.services = []scm.Status{{Name: "p", Command: `C:\k\nssm.exe C:\k\kube-proxy.exe --v=4`}, {Name: "Kubeproxy", StartType: "manual", Command: `C:\k\nssm.exe`}}
+		}, []string{`other-proxy | Kubeproxy | sc.exe config "Kubeproxy" start= disabled`, `other-proxy | p | sc.exe config "p" start= disabled`}},
+		"files that others may change": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
+			w.services = []scm.Status{{Name: "kp", StartType: "disabled", Command: `"C:\k 2\kube-proxy.exe" --x`}}
+			w.writers = map[string][]string{`C:\data`: nil, `C:\data\state`: {"S-1-5-7"}, `C:\k 2`: {`BUILTIN\Users`, "Everyone"}}
+		}, []string{`writable-files | C:\data\state | icacls "C:\data\state" /inheritance:r /grant:r "*S-1-5-18:F" "*S-1-5-32-544:F" "*S-1-5-7:RX"`,
+			`writable-files | C:\k 2 | icacls "C:\k 2" /inheritance:r /grant:r "*S-1-5-18:(OI)(CI)F" "*S-1-5-32-544:(OI)(CI)F" "BUILTIN\Users:(OI)(CI)RX" "Everyone:(OI)(CI)RX"`}},
 		"a port taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
 			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 9}}

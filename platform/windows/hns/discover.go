@@ -147,9 +147,9 @@ func candidateNames(fit []Network, pods map[string]int) string {
 	return strings.Join(names, ", ")
 }
 
-// calicoVIPName is the endpoint that Calico makes as a source VIP for service proxies
+// CalicoVIPName is the endpoint that Calico makes as a source VIP for service proxies
 // (rancher/rke2, reserveCalicoVIP).
-const calicoVIPName = "Calico_ep"
+const CalicoVIPName = "Calico_ep"
 
 // ChooseSourceVIP returns the source address of load balancers on an overlay network. If
 // it is not reserved yet, it also returns the endpoint to create. If that has no address,
@@ -171,7 +171,7 @@ func ChooseSourceVIP(l Listing, n Network, given netip.Addr) (netip.Addr, *Endpo
 			return given, nil, nil
 		case !given.IsValid() && e.Name == sourceVIPName:
 			return e.Addrs[0], nil, nil
-		case e.Name == calicoVIPName && e.Addrs[0].Is4():
+		case e.Name == CalicoVIPName && e.Addrs[0].Is4():
 			calico = e.Addrs[0]
 		}
 	}
@@ -233,7 +233,7 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 // usedByPod distinguishes the endpoint of a pod from one that reserves a source VIP. The
 // latter may be in the host's namespace, but its name contains "vip", or is that of Calico.
 func (e *Endpoint) usedByPod() bool {
-	reserved := strings.EqualFold(e.Name, calicoVIPName) || strings.Contains(strings.ToLower(e.Name), "vip")
+	reserved := strings.EqualFold(e.Name, CalicoVIPName) || strings.Contains(strings.ToLower(e.Name), "vip")
 	return !e.Remote && e.HasNamespace && !reserved
 }
 

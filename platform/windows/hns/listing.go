@@ -4,9 +4,11 @@
 package hns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"kubeproxy/common/service"
@@ -29,6 +31,21 @@ func (l *Listing) LoopbackDSR(network string) (pods, ready int) {
 		}
 	}
 	return pods, ready
+}
+
+// PodsElsewhere returns the addresses of pods in networks other than the given one, by the name of the network.
+func (l *Listing) PodsElsewhere(network string) map[string][]netip.Addr {
+	names, found := map[string]string{}, map[string][]netip.Addr{}
+	for _, n := range l.Networks {
+		names[n.ID] = n.Name
+	}
+	for i := range l.Endpoints {
+		if e := &l.Endpoints[i]; e.Network != network && e.usedByPod() {
+			name := cmp.Or(names[e.Network], e.Network)
+			found[name] = append(found[name], e.Addrs...)
+		}
+	}
+	return found
 }
 
 // pendingList is a listing that goes on while changes are programmed. Its information

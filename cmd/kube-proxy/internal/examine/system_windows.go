@@ -4,8 +4,12 @@
 package examine
 
 import (
+	"cmp"
 	"context"
+	"os"
+	"path/filepath"
 
+	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -21,7 +25,17 @@ const setClockCommand = "w32tm /resync"
 // systemChecks returns the checks of a Windows node.
 func systemChecks(_ context.Context, x *Examination, want services) ([]doctor.Check, error) {
 	d := hns.NewDriver()
-	n := &windowsdoctor.Node{Options: kernelspace.Options(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, Holder: x.holder, Answered: x.proxy.Answer != nil, Services: want}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	folder := filepath.Dir(hns.StateFile())
+	log := cmp.Or(x.options.Proxy.Flags.LogFile, winservice.LogFile(folder, winservice.Name))
+	n := &windowsdoctor.Node{
+		Options: kernelspace.Options(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: windowsdoctor.System{}, CNI: windowsdoctor.SystemCNI,
+		Program: program, Folder: folder, Files: []string{hns.StateFile(), log},
+		Holder: x.holder, Answered: x.proxy.Answer != nil, Services: want,
+	}
 	for _, s := range serverAddrs(x.config) {
 		n.Servers = append(n.Servers, windowsdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})
 	}
