@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/windows"
@@ -41,8 +42,14 @@ func (System) Describe(pid uint32) string { return listeners.Describe(pid) }
 // Writers implements Windows.
 func (System) Writers(path string) ([]string, error) { return files.Writers(path) }
 
+// asking is held by the check that asks the service manager: the one of Wine gives calls at the same time handles that are
+// not theirs.
+var asking sync.Mutex
+
 // Service implements Windows.
 func (System) Service(name string) (ServiceState, error) {
+	asking.Lock()
+	defer asking.Unlock()
 	s, err := scm.System{}.Query(name)
 	switch {
 	case errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST):
@@ -57,6 +64,8 @@ func (System) Service(name string) (ServiceState, error) {
 
 // Services implements Windows. It asks for no more rights than it needs.
 func (System) Services() ([]scm.Status, error) {
+	asking.Lock()
+	defer asking.Unlock()
 	h, err := windows.OpenSCManager(nil, nil, windows.SC_MANAGER_CONNECT|windows.SC_MANAGER_ENUMERATE_SERVICE)
 	if err != nil {
 		return nil, fmt.Errorf("open the service manager: %w", err)
