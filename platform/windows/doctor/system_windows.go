@@ -31,41 +31,41 @@ var SystemCNI = CNI{
 }
 
 // System implements Windows.
-type System struct{}
+type System struct {
+	// asking is held while the service manager is asked: that of Wine gives calls at the same time handles that are
+	// not theirs.
+	asking sync.Mutex
+}
 
 // Listeners implements Windows.
-func (System) Listeners() ([]listeners.Listener, error) { return listeners.List() }
+func (*System) Listeners() ([]listeners.Listener, error) { return listeners.List() }
 
 // Describe implements Windows.
-func (System) Describe(pid uint32) string { return listeners.Describe(pid) }
+func (*System) Describe(pid uint32) string { return listeners.Describe(pid) }
 
 // Writers implements Windows.
-func (System) Writers(path string) ([]string, error) { return files.Writers(path) }
-
-// asking is held by the check that asks the service manager: the one of Wine gives calls at the same time handles that are
-// not theirs.
-var asking sync.Mutex
+func (*System) Writers(path string) ([]string, error) { return files.Writers(path) }
 
 // Service implements Windows.
-func (System) Service(name string) (ServiceState, error) {
-	asking.Lock()
-	defer asking.Unlock()
-	s, err := scm.System{}.Query(name)
+func (s *System) Service(name string) (ServiceState, error) {
+	s.asking.Lock()
+	defer s.asking.Unlock()
+	found, err := scm.System{}.Query(name)
 	switch {
 	case errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST):
 		return Missing, nil
 	case err != nil:
 		return "", fmt.Errorf("query service %s: %w", name, err)
-	case s.State == scm.Running:
+	case found.State == scm.Running:
 		return Running, nil
 	}
 	return Stopped, nil
 }
 
 // Services implements Windows. It asks for no more rights than it needs.
-func (System) Services() ([]scm.Status, error) {
-	asking.Lock()
-	defer asking.Unlock()
+func (s *System) Services() ([]scm.Status, error) {
+	s.asking.Lock()
+	defer s.asking.Unlock()
 	h, err := windows.OpenSCManager(nil, nil, windows.SC_MANAGER_CONNECT|windows.SC_MANAGER_ENUMERATE_SERVICE)
 	if err != nil {
 		return nil, fmt.Errorf("open the service manager: %w", err)
@@ -78,14 +78,14 @@ func (System) Services() ([]scm.Status, error) {
 	}
 	var all []scm.Status
 	for _, name := range names {
-		s, err := scm.System{}.Query(name)
+		found, err := scm.System{}.Query(name)
 		if err != nil {
 			continue // it may be removed by now, or hidden from this account
 		}
-		if strings.Contains(strings.ToLower(s.Command), nssm) {
-			s.Command += nssmProgram(name)
+		if strings.Contains(strings.ToLower(found.Command), nssm) {
+			found.Command += nssmProgram(name)
 		}
-		all = append(all, s)
+		all = append(all, found)
 	}
 	return all, nil
 }
@@ -109,7 +109,7 @@ func nssmProgram(service string) (text string) {
 const maxAbove = 16
 
 // Processes implements Windows.
-func (System) Processes(name string) ([]Process, error) {
+func (*System) Processes(name string) ([]Process, error) {
 	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
