@@ -26,17 +26,17 @@ var update = flag.Bool("update", false, "rewrite the goldens")
 // chartSchema is the schema of the values of the chart.
 const chartSchema = "../build/chart/values.schema.json"
 
-// chartSets are the fields that the chart sets itself, from other values or by flags of the
-// pod. Its values linux.config and windows.config have all others.
-var chartSets = map[string]bool{
-	"apiVersion": true, "kind": true, "mode": true, "clientConnection": true, "hostnameOverride": true,
-	"windowsRunAsService": true, "socketAcceleration": true,
-}
+// chartSets are the fields that linux.config and windows.config do not have.
+var chartSets = map[string]bool{"windowsRunAsService": true, "socketAcceleration": true}
 
 // restricted are fields whose type permits too much. What the schema refuses, the program
 // refuses, too: here a person reads it at once, and there in the log of a pod. The program
 // refuses more, such as a range of ports that ends before it begins.
 var restricted = map[string]string{
+	"apiVersion":                      `{"enum": ["` + apiVersion + `"]}`,
+	"kind":                            `{"enum": ["` + kind + `"]}`,
+	"mode":                            `{"enum": ["", "nftables", "iptables", "ipvs", "userspace", "kernelspace"]}`,
+	"hostnameOverride":                `{"enum": [""]}`, // a flag of the pod has the name of its Node
 	"bindAddress":                     ipAddress,
 	"clusterCIDR":                     matching(`^( *` + prefix + `( *, *` + prefix + `)?)? *$`),
 	"detectLocal.bridgeInterface":     interfaceName,
@@ -125,10 +125,17 @@ func fieldSchemas(t reflect.Type, parent string) []string {
 		case name == "" && f.Anonymous:
 			all = append(all, fieldSchemas(f.Type, parent)...)
 		case name != "" && name != "-" && !chartSets[path]:
-			all = append(all, fmt.Sprintf("%q: %s", name, typeSchema(f.Type, path)))
+			all = append(all, fmt.Sprintf("%q: %s", name, orNull(typeSchema(f.Type, path))))
 		}
 	}
 	return all
+}
+
+// orNull admits null, too, which kubeadm writes for what it leaves to the default.
+func orNull(schema string) string {
+	schema = regexp.MustCompile(`^{"type": ("[a-z]+")`).ReplaceAllString(schema, `{"type": [$1]`)
+	schema = regexp.MustCompile(`^{"type": \[`).ReplaceAllString(schema, `{"type": ["null", `)
+	return regexp.MustCompile(`^{"enum": \[`).ReplaceAllString(schema, `{"enum": [null, `)
 }
 
 func typeSchema(t reflect.Type, path string) string {
@@ -154,6 +161,8 @@ func typeSchema(t reflect.Type, path string) string {
 		return `{"type": "integer", "minimum": 0, "maximum": 2147483647}`
 	case reflect.Uint32:
 		return `{"type": "integer", "minimum": 0, "maximum": 4294967295}`
+	case reflect.Float32:
+		return `{"type": "number"}`
 	case reflect.Slice:
 		return fmt.Sprintf(`{"type": "array", "items": %s}`, typeSchema(t.Elem(), path))
 	case reflect.Map:

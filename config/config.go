@@ -118,6 +118,17 @@ func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	return c, err
 }
 
+// Refusal describes the consequence of err, which lists all faults of a configuration file
+// with data. A proxy either refuses the file, or only warns unless it runs with
+// --strict-config.
+func Refusal(flags Flags, os OS, data []byte, err error) error {
+	flags.StrictConfig = false
+	if _, fatal := LoadFrom(&flags, os, data); fatal == nil && data != nil {
+		return fmt.Errorf("the configuration has mistakes that the proxy only warns of without --strict-config:\n%w", err)
+	}
+	return fmt.Errorf("the configuration cannot be used on %s:\n%w", os, err)
+}
+
 // build is the intermediate state between a file and a Config.
 type build struct {
 	v1alpha1.KubeProxyConfiguration

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"unicode/utf16"
@@ -25,6 +26,8 @@ type Found struct {
 	Where string
 	// Data is the configuration. Its lines are counted as in the file, if it has lines there.
 	Data []byte
+	// Server is the address of the API server in a kubeconfig beside it, empty if there is none.
+	Server string
 }
 
 // Find returns the configurations in a file that may be written for others: the further
@@ -35,21 +38,26 @@ func Find(name string, data []byte) ([]Found, error) {
 	all := documents(plainText(data))
 	var found []Found
 	var kinds []string
+	server := ""
 	for i, d := range all {
 		root, err := d.value(name)
 		switch {
 		case err != nil && strings.Contains(d.text, kind), err == nil && isOurs(root):
 			if i == 0 { // what --config reads; Parse warns of the rest
-				return []Found{{name, "", data}}, nil
+				return []Found{{Name: name, Data: data}}, nil
 			}
-			found = append(found, Found{name, fmt.Sprintf("the document at line %d", d.line), d.padded()})
+			found = append(found, Found{Name: name, Where: fmt.Sprintf("the document at line %d", d.line), Data: d.padded()})
 		case err == nil:
 			if in, ok := d.embedded(root); ok {
-				found = append(found, Found{name, "kubeProxy.config of " + describeKind(root), in.padded()})
+				found = append(found, Found{Name: name, Where: "kubeProxy.config of " + describeKind(root), Data: in.padded()})
 			}
 			found = append(found, inObject(name, root)...)
+			server = cmp.Or(server, serverIn(root))
 			kinds = append(kinds, fmt.Sprintf("%s at line %d", describeKind(root), d.line))
 		}
+	}
+	for i := range found {
+		found[i].Server = server
 	}
 	switch {
 	case len(found) > 0:
@@ -57,7 +65,58 @@ func Find(name string, data []byte) ([]Found, error) {
 	case len(all) > 1 && len(kinds) > 0:
 		return nil, fmt.Errorf("%s: has no %s: it has %s", name, kind, strings.Join(first10(kinds), ", "))
 	}
-	return []Found{{name, "", data}}, nil
+	return []Found{{Name: name, Data: data}}, nil
+}
+
+// serverIn returns the address of the API server in a kubeconfig, which is n or in the data of
+// a ConfigMap.
+func serverIn(n *yaml.Node) string {
+	if clusters := field(n, "clusters"); clusters != nil && len(clusters.Content) > 0 {
+		return scalar(field(field(clusters.Content[0], "cluster"), "server"))
+	}
+	for _, key := range []string{"items", "data"} {
+		in := field(n, key)
+		if in == nil {
+			continue
+		}
+		for _, c := range in.Content {
+			if strings.Contains(c.Value, "clusters:") {
+				c, _ = document{1, c.Value}.value("")
+			}
+			if server := serverIn(c); server != "" {
+				return server
+			}
+		}
+	}
+	return ""
+}
+
+// FindIn is Find for the file at path, or for standard input where that is -.
+func FindIn(standard io.Reader, path string) ([]Found, error) {
+	var data []byte
+	var err error
+	if path == "-" {
+		path = "standard input"
+		data, err = Read(standard)
+	} else {
+		data, err = readFile(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return Find(path, data)
+}
+
+// FindOne is FindIn for a file with one configuration.
+func FindOne(standard io.Reader, path string) (Found, error) {
+	found, err := FindIn(standard, path)
+	if err != nil {
+		return Found{}, err
+	}
+	if len(found) > 1 {
+		return Found{}, fmt.Errorf("%s has several configurations: %s, and %s: want a file with one", printable.Text(path), found[0].Where, found[1].Where)
+	}
+	return found[0], nil
 }
 
 // inObject returns the configurations in the values of a ConfigMap, or of those in a List.
@@ -88,7 +147,7 @@ func inObject(name string, n *yaml.Node) []Found {
 			at, first = fmt.Sprintf("%s:%d: data[%.80q]", name, val.Line, key.Value), 1
 		}
 		if d, ok := ourDocument(at, val.Value, first); ok {
-			found = append(found, Found{at, printable.Text(where), d.padded()})
+			found = append(found, Found{Name: at, Where: printable.Text(where), Data: d.padded()})
 		}
 	}
 	return found

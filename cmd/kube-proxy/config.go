@@ -13,7 +13,6 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/usage"
-	"kubeproxy/common/printable"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -54,7 +53,7 @@ only warns of are errors, unless --strict-config=false.`,
 				return err
 			}
 			flags.Config, flags.StrictConfig = args[0], strict
-			found, err := findConfig(cmd.InOrStdin(), flags.Config)
+			found, err := config.FindIn(cmd.InOrStdin(), flags.Config)
 			if err != nil {
 				return fmt.Errorf("the configuration cannot be used on %s:\n%w", system, err)
 			}
@@ -83,7 +82,7 @@ func unitFlags(cmd *cobra.Command, table mode.Table, args []string) (*config.Fla
 	o := newOptions(table)
 	root := &cobra.Command{Use: cmd.Root().Name()}
 	o.register(root.Flags())
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") && !strings.Contains(args[0], "=") {
 		args = args[1:]
 	}
 	if err := root.ParseFlags(args); err != nil {
@@ -100,7 +99,7 @@ func validate(out io.Writer, flags config.Flags, f config.Found, system string) 
 	flags.Config = f.Name
 	c, err := config.LoadFrom(&flags, config.OS(system), f.Data)
 	if err != nil {
-		return invalid(flags, system, f.Data, err)
+		return config.Refusal(flags, config.OS(system), f.Data, err)
 	}
 	for _, o := range c.Overrides {
 		fmt.Fprintf(out, "override: %s\n", o)
@@ -119,65 +118,62 @@ func validate(out io.Writer, flags config.Flags, f config.Found, system string) 
 	return err
 }
 
-// standardInput is the name of standard input in messages, and the argument that stands for it.
-const standardInput, inputArgument = "standard input", "-"
-
-// findConfig reads a file, and returns the configurations in it.
-func findConfig(in io.Reader, path string) ([]config.Found, error) {
-	var data []byte
-	var err error
-	if path == inputArgument {
-		path = standardInput
-		data, err = config.Read(in)
-	} else {
-		data, err = (&config.Flags{Config: path}).ReadFile()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return config.Find(path, data)
-}
-
 func newMigrate(to streams, table mode.Table) *cobra.Command {
-	return &cobra.Command{
-		Use:   "migrate FILE",
-		Short: "Print a configuration file without what has no effect",
+	values := false
+	cmd := &cobra.Command{
+		Use:   "migrate FILE [flags] [-- FLAGS]",
+		Short: "Print a configuration file without what has no effect, or as values of the chart",
 		Long: `Print a configuration file without removed and unknown fields and without feature
 gates that have no effect. Of a file for kubeadm, and of a ConfigMap or a list of
 them, the part for the proxy is printed. The FILE - is standard input.
 
 Everything else stays as it is, comments too. What was left out is listed on
 standard error. The file itself is not changed. The proxy accepts what is
-printed: where it would not, that is an error.`,
-		Args: usage.OneArg,
+printed: where it would not, that is an error.
+
+With --values, values of the chart are printed for Linux nodes with this
+configuration, FLAGS of the proxy's command line, or both. What changes for the
+nodes is listed on standard error.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if !values {
+				return usage.OneArg(cmd, args)
+			} else if cmd.ArgsLenAtDash() == 0 && len(args) > 0 {
+				return nil
+			}
+			return fileAndFlags(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			found, err := findConfig(cmd.InOrStdin(), args[0])
+			var f config.Found
+			var err error
+			if cmd.ArgsLenAtDash() != 0 {
+				if f, err = config.FindOne(cmd.InOrStdin(), args[0]); err != nil {
+					return err
+				}
+				args = args[1:]
+			}
+			flags, err := unitFlags(cmd, table, args)
 			if err != nil {
 				return err
 			}
-			if len(found) > 1 {
-				return fmt.Errorf("%s has several configurations: %s, and %s: want a file with one", printable.Text(args[0]), found[0].Where, found[1].Where)
+			var data []byte
+			var notes []config.Note
+			remark := "left out"
+			if values {
+				remark = "note"
+				data, notes, err = config.ChartValues(f, flags)
+			} else {
+				data, notes, err = config.Migrate(f, table.Config(), host.OS)
 			}
-			data, left, err := config.Migrate(found[0], table.Config(), host.OS)
 			if err != nil {
 				return err
 			}
-			for _, n := range left {
-				fmt.Fprintf(to.err, "left out: %s\n", n)
+			for _, n := range notes {
+				fmt.Fprintf(to.err, "%s: %s\n", remark, n)
 			}
 			_, err = to.out.Write(data)
 			return err
 		},
 	}
-}
-
-// invalid describes the consequence of err, which lists all faults of a configuration
-// file with data. A proxy either refuses the file, or only warns unless it runs with
-// --strict-config.
-func invalid(flags config.Flags, system string, data []byte, err error) error {
-	flags.StrictConfig = false
-	if _, fatal := config.LoadFrom(&flags, config.OS(system), data); fatal == nil && data != nil {
-		return fmt.Errorf("the configuration has mistakes that the proxy only warns of without --strict-config:\n%w", err)
-	}
-	return fmt.Errorf("the configuration cannot be used on %s:\n%w", system, err)
+	cmd.Flags().BoolVar(&values, "values", false, "print values of the chart")
+	return cmd
 }

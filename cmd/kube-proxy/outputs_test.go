@@ -142,6 +142,7 @@ func hostileFile(t *testing.T, s string) {
 	for _, f := range []string{file, other} {
 		runPrinted(t, "config", "validate", f)
 		runPrinted(t, "config", "migrate", f)
+		runPrinted(t, "config", "migrate", "--values", f)
 		runPrinted(t, "--config", f, "--write-config-to=-")
 		runPrinted(t, "status", "--config", f)
 	}

@@ -37,7 +37,11 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- fail (printf "%s.nodeSelector: kubernetes.io/os is %s in any case; leave it out" $os $os) }}
 {{- end }}
 {{- include "kubeproxy.checkRanges" (list (printf "%s.config.clusterCIDR" $os) ($part.config.clusterCIDR | default "")) }}
-{{- include "kubeproxy.checkFields" (list $part.config $os) }}
+{{- include "kubeproxy.checkFields" (list (include "kubeproxy.config" $part | fromYaml) $os) }}
+{{- $mode := ternary $values.linux.mode "kernelspace" (eq $os "linux") }}
+{{- if and $part.config.mode (ne $part.config.mode $mode) }}
+{{- fail (printf "%s.config.mode: %s is not the mode of the chart, %q; leave it out%s" $os $part.config.mode ($mode | default "") (ternary ", or set linux.mode, too" "" (eq $os "linux"))) }}
+{{- end }}
 {{- $health := include "kubeproxy.health" (list $values $part) }}
 {{- $metrics := include "kubeproxy.metrics" (list $values $part) }}
 {{- include "kubeproxy.checkAddress" (list (printf "%s.config.healthzBindAddress" $os) $health) }}

@@ -100,3 +100,21 @@ wait until its ConfigMap is there.
 {{- define "kubeproxy.scheme" -}}
 {{- if .Values.tls.secretName }}, scheme: HTTPS{{ end }}
 {{- end }}
+
+{{/*
+The configuration for a system, without what is null or empty, which stands for the default, and without what the
+chart says by itself. So kubeadm's config.conf can be given as it is.
+*/}}
+{{- define "kubeproxy.config" -}}
+{{- $config := deepCopy .config }}
+{{- include "kubeproxy.prune" $config }}
+{{- with $config.clientConnection }}{{ $_ := unset . "kubeconfig" }}{{ end }}
+{{- omit $config "apiVersion" "kind" "mode" | toYaml }}
+{{- end }}
+
+{{- define "kubeproxy.prune" -}}
+{{- range $key, $value := . }}
+{{- if kindIs "map" $value }}{{ include "kubeproxy.prune" $value }}{{ end }}
+{{- if or (kindIs "invalid" $value) (eq (toString $value) "") }}{{ $_ := unset $ $key }}{{ end }}
+{{- end }}
+{{- end }}

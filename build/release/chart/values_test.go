@@ -50,6 +50,50 @@ func TestValues(t *testing.T) {
 	}
 }
 
+// TestMigrated renders the values that kube-proxy config migrate --values prints, and kubeadm's
+// config.conf as it is.
+func TestMigrated(t *testing.T) {
+	folder := filepath.Join("..", "..", "..", "cmd", "kube-proxy", "testdata", "values")
+	found, err := filepath.Glob(filepath.Join(folder, "*.values.yaml"))
+	if err != nil || len(found) < 8 {
+		t.Fatalf("%q, %v", found, err)
+	}
+	for _, name := range found {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		installed(t, string(text))
+	}
+	var o struct{ Data map[string]string }
+	text, err := os.ReadFile(filepath.Join(folder, "kubeadm.yaml"))
+	if err == nil {
+		err = yaml.Unmarshal(text, &o)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := strings.ReplaceAll("\n"+o.Data["config.conf"], "\n", "\n    ")
+	data := at(installed(t, "windows:\n  enabled: true\n  config:"+given+"\nlinux:\n  mode: iptables\n  config:"+given)["ConfigMap kubeproxy"], "data").(map[string]any)
+	for _, system := range []string{"linux.yaml", "windows.yaml"} {
+		text := data[system].(string)
+		for _, want := range []string{"healthzBindAddress: '[::]:10256'\n", "metricsBindAddress: 127.0.0.1:10249\n", "clusterCIDR: 10.244.0.0/16\n"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: want %s in\n%s", system, want, text)
+			}
+		}
+		if strings.Contains(text, "null") || strings.Contains(text, "kubeconfig") || strings.Contains(text, `""`) {
+			t.Errorf("%s has what the chart leaves out:\n%s", system, text)
+		}
+	}
+	if text := data["linux.yaml"].(string); !strings.Contains(text, "mode: iptables\n") || !strings.Contains(text, "localhostNodePorts: false\n") {
+		t.Errorf("linux.yaml has not what the chart sets:\n%s", text)
+	}
+	for _, sections := range []string{"{winkernel: null, ipvs: null, detectLocal: null, clientConnection: null, mode: nftables}", "{conntrack: {}}"} {
+		installed(t, "linux: {config: "+sections+"}")
+	}
+}
+
 // TestEveryValue checks that the matrix has each value of the schema, accepted and refused.
 func TestEveryValue(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(source().Folder, "values.schema.json"))
