@@ -237,7 +237,7 @@ all: fmt ## format, vet for this machine, and make test: what make alone does
 test: ## what to run after a change: units, scenarios, simulated systems, real packets in modes nftables, iptables and userspace
 	@build/setup.sh packets
 	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
-	@echo "   11 minutes on two cores; make check runs the rest, and the long ones of these"
+	@echo "   7 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
 	@$(report) -timeout 20m -skip '^Test($(LONG))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
 
 .PHONY: check
