@@ -48,8 +48,7 @@ type Spec struct {
 // error codes of type syscall.Errno.
 type Driver interface {
 	Create(Spec) error
-	// Configure sets optional properties: restarts after failures, the place in the boot
-	// order, the event source.
+	// Configure sets optional properties: restarts after failures, the event source.
 	Configure(Spec) error
 	// Delete also removes the event source.
 	Delete(name string) error
