@@ -34,10 +34,10 @@ type layer struct {
 	except []string
 }
 
-// describesModes matches the folders that translate the configuration for backends:
-// package mode, the table of modes, and the descriptor of each backend. The backends
-// themselves know no configuration.
-var describesModes = regexp.MustCompile(`^platform/(modes?|.*/descriptor)/`)
+// describesModes matches what translates the configuration for backends: package mode, the
+// table of modes, and the files of each backend that describe its mode. The rest of a
+// backend knows no configuration.
+var describesModes = regexp.MustCompile(`^platform/(modes?/|[^/]+/[^/]+/mode(_[a-z]+)?\.go$)`)
 
 const std = "<outside the standard library>"
 

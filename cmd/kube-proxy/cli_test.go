@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"kubeproxy/cmd/kube-proxy/internal/help"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/platform/modes"
 	"kubeproxy/test/goldentext"
 )
@@ -147,8 +147,8 @@ func TestVersion(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--version=raw"}, {"version", "--raw"}} {
 		got := call(t, "", args...)
-		if got.Code != 0 || !strings.HasPrefix(got.Out, `buildinfo.Build{Version:"`) || !strings.Contains(got.Out, `Go:"go1.`) {
-			t.Errorf("%q: %+v, want buildinfo.Build{...}", args, got)
+		if got.Code != 0 || !strings.HasPrefix(got.Out, `cli.Build{Version:"`) || !strings.Contains(got.Out, `Go:"go1.`) {
+			t.Errorf("%q: %+v, want cli.Build{...}", args, got)
 		}
 	}
 }
@@ -173,7 +173,7 @@ func TestHelp(t *testing.T) {
 		t.Fatalf("exit %d, %q", got.Code, got.Err)
 	}
 	for line := range strings.Lines(got.Out) {
-		if len(line) > help.Width+1 {
+		if len(line) > cli.HelpWidth+1 {
 			t.Errorf("line of %d letters: %s", len(line), line)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/host"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -21,8 +21,8 @@ func newConfig(to streams, table mode.Table) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config COMMAND",
 		Short: "Check a configuration file or bring it up to date",
-		Args:  usage.NoArgs,
-		RunE:  usage.RequireCommand,
+		Args:  cli.NoArgs,
+		RunE:  cli.RequireCommand,
 	}
 	cmd.AddCommand(newValidate(to, table), newMigrate(to, table))
 	return cmd
@@ -74,7 +74,7 @@ func fileAndFlags(cmd *cobra.Command, args []string) error {
 	if n := cmd.ArgsLenAtDash(); n >= 0 {
 		args = args[:n]
 	}
-	return usage.OneArg(cmd, args)
+	return cli.OneArg(cmd, args)
 }
 
 // unitFlags parses the flags of the proxy's command line, which may begin with the program.
@@ -86,7 +86,7 @@ func unitFlags(cmd *cobra.Command, table mode.Table, args []string) (*config.Fla
 		args = args[1:]
 	}
 	if err := root.ParseFlags(args); err != nil {
-		return nil, usage.FlagError(root, err)
+		return nil, cli.FlagError(root, err)
 	}
 	if rest := root.Flags().Args(); len(rest) > 0 {
 		return nil, fmt.Errorf("unexpected argument %.80q after --: want flags of kube-proxy", rest[0])
@@ -136,7 +136,7 @@ configuration, FLAGS of the proxy's command line, or both. What changes for the
 nodes is listed on standard error.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if !values {
-				return usage.OneArg(cmd, args)
+				return cli.OneArg(cmd, args)
 			} else if cmd.ArgsLenAtDash() == 0 && len(args) > 0 {
 				return nil
 			}

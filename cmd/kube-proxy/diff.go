@@ -13,11 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/ask"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/config"
@@ -62,7 +61,7 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 		Short:   "Say what would change on a node",
 		Long:    diffText,
 		Example: diffExample,
-		Args:    usage.NoArgs,
+		Args:    cli.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context(), to) },
 	}
 	d.registerReading(cmd.Flags())
@@ -92,13 +91,13 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	d.compared.Proxy, d.compared.Version, d.compared.Report = &d.Options, buildInfo().Version, writeLines(to.err)
-	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still reading both states ...")
+	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still reading both states ...")
 	found, err := d.compared.Run(ctx, c)
 	stopNotice()
 	if err != nil {
 		return err
 	}
-	view := plandiff.View{All: d.all, Colour: terminal.Coloured(to.out)}
+	view := plandiff.View{All: d.all, Colour: cli.Coloured(to.out)}
 	switch d.format {
 	case "json":
 		err = document.WriteJSON(to.out, found)

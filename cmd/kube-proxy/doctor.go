@@ -12,10 +12,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/ask"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/doctor"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -58,7 +57,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 		Short:   "Find what keeps the proxy from working on this node",
 		Long:    doctorText,
 		Example: doctorExample,
-		Args:    usage.NoArgs,
+		Args:    cli.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return d.run(cmd.Context(), to) },
 	}
 	d.registerReading(cmd.Flags())
@@ -78,7 +77,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	d.examined.Proxy, d.examined.Version = &d.Options, buildInfo().Version
-	endNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still looking for the proxy and its mode ...")
+	endNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still looking for the proxy and its mode ...")
 	x, err := examine.Find(ctx, d.examined, c)
 	endNotice()
 	if err != nil {
@@ -89,7 +88,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	r := doctor.Runner{
-		Checks: checks, Timeout: d.examined.Timeout, Patience: terminal.NoticeDelay,
+		Checks: checks, Timeout: d.examined.Timeout, Patience: cli.NoticeDelay,
 		Progress: func(text string) { fmt.Fprintf(to.err, "kube-proxy: %s\n", text) },
 	}
 	report := x.Report()
@@ -98,7 +97,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 }
 
 func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
-	write := doctor.View{Colour: terminal.Coloured(w)}.Text
+	write := doctor.View{Colour: cli.Coloured(w)}.Text
 	if d.format == doctorAsJSON {
 		write = func(w io.Writer, r *doctor.Report) error { return r.JSON(w) }
 	}

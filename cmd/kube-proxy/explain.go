@@ -16,8 +16,8 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/ask"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/common/document"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/printable"
@@ -134,7 +134,7 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	defer terminal.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	defer cli.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	model, err := x.read(ctx, c, node, to)
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, x.timeout)
 	defer cancel()
-	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
+	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
 	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: x.kubeconfig, PodNode: x.podNode}
 	for _, ip := range x.podAddrs {
 		if addr, ok := netip.AddrFromSlice(ip); ok {

@@ -9,8 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/platform/mode"
 )
 
@@ -31,9 +30,9 @@ func newHNSState(to streams, table mode.Table) *cobra.Command {
 		Short:   "Print what the HNS of this Windows node holds",
 		Long:    hnsStateText,
 		Example: hnsStateExample,
-		Args:    usage.NoArgs,
+		Args:    cli.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
+			stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking HNS ...")
 			text, err := hnsDump(table)
 			stopNotice()
 			if err != nil {

@@ -13,9 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/report"
@@ -55,7 +54,7 @@ func newRender(to streams, table mode.Table) *cobra.Command {
 		Short:   "Print what a node would install",
 		Long:    renderText,
 		Example: "  kube-proxy render --manifests ./services --hostname-override node-a -o text",
-		Args:    usage.NoArgs,
+		Args:    cli.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), to) },
 	}
 	r.registerReading(cmd.Flags())
@@ -89,7 +88,7 @@ func (r *renderOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	defer terminal.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
+	defer cli.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
 	return render(ctx, c, r, node, to)
 }
 

@@ -18,9 +18,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/host"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	filewriter "kubeproxy/common/files"
 	"kubeproxy/common/logging"
@@ -118,7 +118,7 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 	if err != nil {
 		return fmt.Errorf("--dry-run: %w", err)
 	}
-	return plandiff.View{All: true, Colour: terminal.Coloured(to.out)}.Print(to.out, found)
+	return plandiff.View{All: true, Colour: cli.Coloured(to.out)}.Print(to.out, found)
 }
 
 // rehearsalTimeout is how much time the API server has to answer. The Node and ServiceCIDRs

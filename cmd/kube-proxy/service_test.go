@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/host"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
 	"kubeproxy/platform/windows/scm"
@@ -73,7 +73,7 @@ func runServiceCommand(t *testing.T, d *fakeSCM, dir string, args ...string) out
 	t.Helper()
 	var out, errs bytes.Buffer
 	root := &cobra.Command{Use: "kube-proxy", SilenceErrors: true, SilenceUsage: true}
-	root.SetFlagErrorFunc(usage.FlagError)
+	root.SetFlagErrorFunc(cli.FlagError)
 	root.AddCommand(newServiceCommandFor(&serviceCommands{to: streams{&out, &errs}, modes: modes.All(), driver: func() (scm.Driver, error) { return d, nil }}))
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "DIR", dir)

@@ -13,8 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/ask"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/common/statusview"
 	"kubeproxy/platform/mode"
 )
@@ -100,7 +99,7 @@ func (q *statusOptions) check() error {
 // selectService parses the argument of a command that asks for all Services or one.
 func selectService(q *statusview.Query, cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
-		return fmt.Errorf("%s wants one Service, not %d", usage.Path(cmd), len(args))
+		return fmt.Errorf("%s wants one Service, not %d", cli.Path(cmd), len(args))
 	}
 	if len(args) == 0 {
 		return nil
@@ -125,7 +124,7 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	q.query.Version = buildInfo().Version
-	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: terminal.Coloured(to.out), Now: time.Now()}
+	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: cli.Coloured(to.out), Now: time.Now()}
 	if q.watch {
 		err := (&statusview.Watch{Query: &q.query, View: view, Timeout: q.server.Timeout}).Run(ctx, to.out)
 		if err != nil {
@@ -135,7 +134,7 @@ func (q *statusOptions) run(ctx context.Context, to streams) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, q.server.Timeout)
 	defer cancel()
-	stopNotice := terminal.NoticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
+	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
 	answer, err := q.query.Ask(ctx)
 	stopNotice()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/cmd/kube-proxy/internal/ask"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
@@ -87,7 +87,7 @@ func TestStatusFlags(t *testing.T) {
 }
 
 func TestColoured(t *testing.T) {
-	if terminal.Coloured(&strings.Builder{}) {
+	if cli.Coloured(&strings.Builder{}) {
 		t.Error("a buffer gets colours")
 	}
 	null, err := os.Open(os.DevNull)
@@ -95,7 +95,7 @@ func TestColoured(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if terminal.Coloured(null) {
+	if cli.Coloured(null) {
 		t.Error("a file gets colours")
 	}
 }

@@ -15,9 +15,9 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/ask"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/collect"
 	"kubeproxy/cmd/kube-proxy/internal/host"
-	"kubeproxy/cmd/kube-proxy/internal/terminal"
 	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/support"
 	"kubeproxy/config"
@@ -110,7 +110,7 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 
 // progressOn returns a function that shows progress on w, nil unless w is a terminal.
 func progressOn(w io.Writer) func(part, of int, name string) {
-	if !terminal.Attached(os.Stderr) {
+	if !cli.Attached(os.Stderr) {
 		return nil
 	}
 	return func(part, of int, name string) { fmt.Fprintf(w, "[%d/%d] %s\n", part, of, name) }

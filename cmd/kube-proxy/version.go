@@ -9,8 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubeproxy/cmd/kube-proxy/internal/buildinfo"
-	"kubeproxy/cmd/kube-proxy/internal/usage"
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 )
 
 // version is set by the linker: -X main.version=v1.2.3, followed by the commit and its
@@ -48,7 +47,7 @@ func newVersion(to streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version [flags]",
 		Short: "Print the version",
-		Args:  usage.NoArgs,
+		Args:  cli.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if raw {
 				return printVersion(to.out, "raw")
@@ -71,4 +70,4 @@ func printVersion(w io.Writer, how versionFlag) error {
 }
 
 // buildInfo describes this program.
-func buildInfo() buildinfo.Build { return buildinfo.Read(version) }
+func buildInfo() cli.Build { return cli.ReadBuild(version) }

@@ -1,6 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package doctor finds what keeps a service proxy, or its traffic, from working on a
+// node, and says how to correct it.
+//
+// Checks go in; they read the node, the API server or a running proxy and change nothing.
+// A Report of Findings comes out, as text or JSON. The checks of the systems are in
+// platform/linux/doctor and platform/windows/doctor, those of the API server in
+// common/doctor/apiserver.
 package doctor
 
 import (
@@ -78,3 +85,122 @@ func sorted(all []Finding) []Finding {
 	})
 	return kept
 }
+
+// Topic is a kind of Finding. It is also the heading about it in docs/troubleshooting.md.
+type Topic string
+
+// The topics.
+const (
+	ModeUnavailable   Topic = "mode-unavailable"
+	ProxyCondition    Topic = "proxy-condition"
+	ProxyUnhealthy    Topic = "proxy-unhealthy"
+	ProxySilent       Topic = "proxy-silent"
+	IPForward         Topic = "ip-forward"
+	Kubeconfig        Topic = "kubeconfig"
+	APIServer         Topic = "api-server"
+	MissingRights     Topic = "missing-rights"
+	ClockSkew         Topic = "clock-skew"
+	NodeUnknown       Topic = "node-unknown"
+	PodCIDR           Topic = "pod-cidr"
+	OtherProxy        Topic = "other-proxy"
+	Leftovers         Topic = "leftovers"
+	IPTablesVariants  Topic = "iptables-variants"
+	XtablesLock       Topic = "xtables-lock"
+	PortTaken         Topic = "port-taken"
+	NodePortHidden    Topic = "nodeport-hidden"
+	ServiceRoute      Topic = "service-route"
+	InputPolicy       Topic = "input-policy"
+	ForwardPolicy     Topic = "forward-policy"
+	Firewall          Topic = "firewall"
+	ReversePathFilter Topic = "rp-filter"
+	BridgeNetfilter   Topic = "br-netfilter"
+	Liberal           Topic = "be-liberal"
+	Setting           Topic = "setting"
+	ConntrackFull     Topic = "conntrack-full"
+	EarlyDrop         Topic = "early-drop"
+	InsertFailed      Topic = "insert-failed"
+	HNS               Topic = "hns"
+	HNSVersion        Topic = "hns-version"
+	HNSNetwork        Topic = "hns-network"
+	StrayPods         Topic = "stray-pods"
+	SourceVIP         Topic = "source-vip"
+	VFPExtension      Topic = "vfp-extension"
+	DSROff            Topic = "dsr-off"
+	DSRLoopback       Topic = "dsr-loopback"
+	DynamicPorts      Topic = "dynamic-ports"
+	WritableFiles     Topic = "writable-files"
+
+	AccelerationLacks    Topic = "socket-acceleration"
+	AccelerationPeers    Topic = "acceleration-peers"
+	AccelerationDetached Topic = "acceleration-detached"
+	AccelerationPods     Topic = "acceleration-pods"
+	AccelerationLeft     Topic = "acceleration-left"
+	AccelerationMounts   Topic = "acceleration-mounts"
+	AccelerationOthers   Topic = "acceleration-others"
+)
+
+// about describes a topic.
+type about struct {
+	order    int
+	severity Severity
+	why      string // why it matters, and to whom
+}
+
+// topics has every topic. A test compares it with the document.
+var topics = map[Topic]about{
+	ModeUnavailable:   {1, Blocks, "the proxy cannot program this node in the mode, so clients of this node would reach no Service"},
+	ProxyUnhealthy:    {2, Blocks, "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
+	ProxySilent:       {3, Risk, "nobody can read the state of the proxy: neither status nor a monitoring system"},
+	IPForward:         {4, Blocks, "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
+	ProxyCondition:    {5, Risk, "the running proxy reports it: clients of a Service, a whole IP family or the monitoring of the node are affected"},
+	Kubeconfig:        {6, Blocks, "the proxy cannot connect to the API server, so it knows no Services and does not start"},
+	APIServer:         {7, Blocks, "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},
+	MissingRights:     {8, Blocks, "the API server refuses what the proxy must read, so it programs nothing or without topology"},
+	ClockSkew:         {9, Risk, "certificates and tokens count as expired or not yet valid, so the API server may refuse the proxy and kubelet"},
+	NodeUnknown:       {10, Blocks, "no endpoint counts as local: Services with policy Local are dropped here, and NodePorts of nodePortAddresses primary stay closed"},
+	PodCIDR:           {11, Risk, "pods of this node count as clients outside: their connections are masqueraded or dropped by policy Local, and endpoints lose the client's address"},
+	OtherProxy:        {12, Blocks, "two service proxies write rules for the same Services: each undoes the changes of the other, and a connection may reach an old endpoint"},
+	Leftovers:         {13, Risk, "rules of an earlier proxy translate connections first, to endpoints of that time"},
+	IPTablesVariants:  {14, Risk, "rules of the two variants do not see each other: kubelet, network plugin and proxy may work against each other"},
+	XtablesLock:       {15, Risk, "programs of the node write iptables at the same moment, and one of the two changes is lost"},
+	PortTaken:         {16, Blocks, "the server of the proxy does not start: probes restart the pod, load balancers leave the node, or nobody can ask for metrics"},
+	NodePortHidden:    {17, Risk, "clients of that program reach a Service in place of it"},
+	ServiceRoute:      {18, Risk, "processes of the node, such as kubelet and an API server that calls webhooks, reach no Service; pods do"},
+	InputPolicy:       {19, Risk, "load balancers get no answer from the health check, and send no traffic of policy Local to this node"},
+	ForwardPolicy:     {20, Blocks, "connections that are translated to pods are dropped afterwards: clients outside and on other nodes reach no pod of this node"},
+	Firewall:          {21, Risk, "a firewall service drops what it does not know, and may drop traffic to pods or flush rules at a reload"},
+	ReversePathFilter: {22, Risk, "replies that leave by another interface than requests came in by are dropped: clients of NodePorts wait for a timeout"},
+	BridgeNetfilter:   {23, Risk, "replies between two pods on one bridge are not translated back: a pod that reaches its neighbour through a Service gets no answer"},
+	Liberal:           {24, Risk, "the kernel does not mark late packets as invalid, so they pass untranslated and the client resets its connection"},
+	Setting:           {25, Risk, "the setting that the configuration asks for is not in force, and the proxy may not write it"},
+	ConntrackFull:     {26, Blocks, "the kernel drops the first packet of each new connection of any program on this node"},
+	EarlyDrop:         {27, Risk, "the table of connections was full: the kernel dropped connections of any program on this node"},
+	InsertFailed:      {28, Risk, "two packets raced for one connection and one was lost: mostly DNS queries, which then take five seconds"},
+	HNS:               {29, Blocks, "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
+	HNSVersion:        {30, Risk, "this version of HNS lacks what the configuration or Services ask for"},
+	HNSNetwork:        {31, Blocks, "the proxy does not know where pods are, waits, and programs no Service"},
+	StrayPods:         {45, Risk, "no Service leads to these pods, and they may reach no pods of other nodes"},
+	SourceVIP:         {32, Blocks, "answers of pods on other nodes do not come back, so connections to them hang"},
+	VFPExtension:      {33, Blocks, "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
+	DSROff:            {34, Risk, "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
+	DSRLoopback:       {43, Risk, "a pod that connects to its own Service and is the endpoint gets no answer"},
+	WritableFiles:     {44, Risk, "the proxy works as the system: who may change its program or its files decides what it runs, or what it takes for its own"},
+	DynamicPorts:      {35, Blocks, "HNS refuses further load balancers, and programs of the node cannot connect out"},
+
+	AccelerationLeft:     {36, Risk, "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},
+	AccelerationOthers:   {37, Risk, "other programs give sockets endpoints before socket acceleration does, perhaps from old lists: clients of this node may connect to endpoints that are gone"},
+	AccelerationMounts:   {38, Risk, "programs of socket acceleration that are pinned in the hidden one stay in force, with old lists, and a process without SYS_ADMIN cannot remove them"},
+	AccelerationDetached: {39, Risk, "the rules serve connections that are not taken; a client of this node may see the address of an endpoint where it expects the ClusterIP"},
+	AccelerationLacks:    {40, Risk, "the rules serve all connections, so clients of this node reach every Service, without the speed that the configuration asks for"},
+	AccelerationPods:     {41, Risk, "the rules serve connections of pods, so only programs on the network of the node get the speed that the configuration asks for"},
+	AccelerationPeers:    {42, Risk, "a program that asks late for the peer of its connection to a ClusterIP gets the endpoint: some clients, and some logs, name an address that they did not ask for"},
+}
+
+// Document is where each topic has a heading.
+const Document = "docs/troubleshooting.md"
+
+// Link returns where to read more.
+func (t Topic) Link() string { return Document + "#" + string(t) }
+
+// Why returns why the topic matters, and to whom.
+func (t Topic) Why() string { return topics[t].why }

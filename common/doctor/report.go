@@ -10,7 +10,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"kubeproxy/common/columns"
 	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 )
@@ -67,7 +66,7 @@ type View struct {
 }
 
 // Text writes r for a person. Commands stay whole, to be copied; other lines have at most
-// columns.Width.
+// document.Width.
 func (v View) Text(w io.Writer, r *Report) error {
 	p := &printer{view: v}
 	p.head(r)
@@ -87,7 +86,7 @@ type printer struct {
 
 func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.text, format+"\n", args...) }
 
-func (p *printer) paint(c columns.Colour, text string) string {
+func (p *printer) paint(c document.Colour, text string) string {
 	if !p.view.Colour {
 		return text
 	}
@@ -98,7 +97,7 @@ func (p *printer) paint(c columns.Colour, text string) string {
 func (p *printer) field(indent int, name, text string) {
 	const column = 9
 	margin := strings.Repeat(" ", indent)
-	for _, line := range columns.Wrap(oneLine(text), columns.Width-indent-column) {
+	for _, line := range document.Wrap(oneLine(text), document.Width-indent-column) {
 		p.line("%s%-*s%s", margin, column, name, line)
 		name = ""
 	}
@@ -118,7 +117,7 @@ func (p *printer) head(r *Report) {
 	p.line("")
 }
 
-var stateColours = map[State]columns.Colour{OK: columns.Green, Found: columns.Red, Failed: columns.Yellow}
+var stateColours = map[State]document.Colour{OK: document.Green, Found: document.Red, Failed: document.Yellow}
 
 // checks prints a line for each check.
 func (p *printer) checks(all []CheckResult) {
@@ -130,7 +129,7 @@ func (p *printer) checks(all []CheckResult) {
 	for _, c := range all {
 		state := p.paint(stateColours[c.State], fmt.Sprintf("%-*s", states, c.State))
 		margin := strings.Repeat(" ", indent+states+names+2)
-		lines := columns.Wrap(oneLine(c.Note), columns.Width-len(margin))
+		lines := document.Wrap(oneLine(c.Note), document.Width-len(margin))
 		p.line("%s", strings.TrimRight(fmt.Sprintf("%*s%s%-*s  %s", indent, "", state, names, c.Name, lines[0]), " "))
 		for _, line := range lines[1:] {
 			p.line("%s%s", margin, line)
@@ -140,15 +139,15 @@ func (p *printer) checks(all []CheckResult) {
 }
 
 func (p *printer) finding(n int, f *Finding) {
-	mark := p.paint(columns.Yellow, "RISK")
+	mark := p.paint(document.Yellow, "RISK")
 	if f.severity() == Blocks {
-		mark = p.paint(columns.Red, "BLOCKS")
+		mark = p.paint(document.Red, "BLOCKS")
 	}
 	of := ""
 	if f.Mode != "" {
 		of = ", mode " + f.Mode
 	}
-	p.line("%d. %s  %s%s", n, mark, p.paint(columns.Bold, string(f.Topic)), of)
+	p.line("%d. %s  %s%s", n, mark, p.paint(document.Bold, string(f.Topic)), of)
 	const indent = 3
 	p.field(indent, "what", f.What)
 	p.field(indent, "why", f.Topic.Why())
@@ -165,15 +164,15 @@ func (p *printer) finding(n int, f *Finding) {
 // verdict prints the result.
 func (p *printer) verdict(r *Report) {
 	checked := len(r.Checks) - r.count(Skipped)
-	text := p.paint(columns.Green, "nothing found")
+	text := p.paint(document.Green, "nothing found")
 	switch n := len(r.Findings); {
 	case n == 1:
-		text = p.paint(columns.Red, "1 finding")
+		text = p.paint(document.Red, "1 finding")
 	case n > 1:
-		text = p.paint(columns.Red, fmt.Sprintf("%d findings", n))
+		text = p.paint(document.Red, fmt.Sprintf("%d findings", n))
 	}
 	if n := r.count(Failed); n > 0 {
-		text += ", " + p.paint(columns.Yellow, fmt.Sprintf("%d of %d checks could not look", n, checked))
+		text += ", " + p.paint(document.Yellow, fmt.Sprintf("%d of %d checks could not look", n, checked))
 	}
 	p.line("%s", text)
 }

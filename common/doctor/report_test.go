@@ -11,7 +11,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"kubeproxy/common/columns"
+	"kubeproxy/common/document"
 	"kubeproxy/test/goldentext"
 )
 
@@ -52,28 +52,28 @@ func reports() map[string]*Report {
 // codes but colours, which JSON does not have.
 func TestReports(t *testing.T) {
 	for name, r := range reports() {
-		var text, coloured, document bytes.Buffer
+		var text, coloured, inJSON bytes.Buffer
 		if err := (View{}).Text(&text, r); err != nil {
 			t.Fatal(err)
 		}
 		if err := (View{Colour: true}).Text(&coloured, r); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.JSON(&document); err != nil {
+		if err := r.JSON(&inJSON); err != nil {
 			t.Fatal(err)
 		}
 		golden(t, name+".txt", text.String())
-		golden(t, name+".json", document.String())
+		golden(t, name+".json", inJSON.String())
 		for line := range strings.Lines(text.String()) {
-			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > columns.Width {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > document.Width {
 				t.Errorf("%s: %d columns: %s", name, n, line)
 			}
 		}
 		plain := coloured.String()
-		for _, c := range []columns.Colour{columns.Green, columns.Yellow, columns.Red, columns.Bold, "\x1b[0m"} {
+		for _, c := range []document.Colour{document.Green, document.Yellow, document.Red, document.Bold, "\x1b[0m"} {
 			plain = strings.ReplaceAll(plain, string(c), "")
 		}
-		if plain != text.String() || plain == coloured.String() || strings.Contains(plain+document.String(), "\x1b") {
+		if plain != text.String() || plain == coloured.String() || strings.Contains(plain+inJSON.String(), "\x1b") {
 			t.Errorf("%s: other text with colours than without:\n%q", name, coloured.String())
 		}
 	}

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package document writes what commands print for people and programs: a value as indented
-// JSON, or the text that stands for it.
+// JSON, or the text that stands for it, with tables of at most Width columns, whose long
+// cells are wrapped and never cut.
 package document
 
 import (

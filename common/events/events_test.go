@@ -120,25 +120,25 @@ func runScenario(t *testing.T, story func(t *testing.T, r *scenario)) {
 }
 
 // locked runs do between two steps of the test.
-func (r *scenario) locked(do func()) {
-	r.store.mu.Lock()
-	defer r.store.mu.Unlock()
+func (s *scenario) locked(do func()) {
+	s.store.mu.Lock()
+	defer s.store.mu.Unlock()
 	do()
 }
 
 // after sleeps for d and waits until all due work is done. Accesses of the test before it
 // happen before that work, and accesses after it happen after that work.
-func (r *scenario) after(d time.Duration) {
-	r.locked(func() {})
+func (s *scenario) after(d time.Duration) {
+	s.locked(func() {})
 	time.Sleep(d)
 	synctest.Wait()
-	r.locked(func() {})
+	s.locked(func() {})
 }
 
-func (r *scenario) expect(t *testing.T, after time.Duration, want ...string) {
+func (s *scenario) expect(t *testing.T, after time.Duration, want ...string) {
 	t.Helper()
-	r.after(after)
-	if diff := cmp.Diff(want, r.takeCalls()); diff != "" {
+	s.after(after)
+	if diff := cmp.Diff(want, s.takeCalls()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

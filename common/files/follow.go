@@ -1,13 +1,21 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package files reads regular files safely, decodes their text, and watches files for
+// changes. The meaning of the content is left to the callers.
 package files
 
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
 // The times of a Follower.
@@ -141,4 +149,124 @@ func (f *Follower) readStable(ctx context.Context) (Content, bool) {
 		c = again
 	}
 	return c, c.Key == f.Key
+}
+
+const (
+	// quietPeriod is the time without events that ends a change. One save causes several
+	// events, and a file that is renamed away returns soon.
+	quietPeriod = 15 * time.Millisecond
+	// maxWait bounds that wait, for a process that never stops writing.
+	maxWait = 500 * time.Millisecond
+)
+
+// Watch detects changes of files and directories. It watches the directories that contain
+// them, inotify(7), so that it survives renames and swapped symlinks, as in mounted
+// volumes. All methods except Kick are for one goroutine.
+type Watch struct {
+	paths        []string
+	watcher      *fsnotify.Watcher // nil if the system provides none
+	err          error             // why watcher is nil
+	watchedPaths map[string]bool   // directories in which every event matters
+	kick         chan struct{}
+}
+
+// NewWatch returns a Watch of paths, which need not exist. It detects nothing before Add.
+func NewWatch(paths ...string) *Watch {
+	w := &Watch{watchedPaths: map[string]bool{}, kick: make(chan struct{}, 1)}
+	for _, p := range paths {
+		w.paths = append(w.paths, filepath.Clean(p))
+	}
+	w.watcher, w.err = fsnotify.NewWatcher()
+	return w
+}
+
+// Close releases the watcher.
+func (w *Watch) Close() {
+	if w.watcher != nil {
+		w.watcher.Close()
+	}
+}
+
+// Kick ends a Wait at once. It never blocks.
+func (w *Watch) Kick() {
+	select {
+	case w.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Add watches the present targets of the paths. Call it before each read of the files. It
+// returns an error if watching is impossible; Wait still returns after its duration.
+func (w *Watch) Add() error {
+	if w.watcher == nil {
+		return fmt.Errorf("watch files, polling instead: %w", w.err)
+	}
+	var errs []error
+	for _, p := range w.paths {
+		w.watchedPaths[p] = true
+		dirs := []string{filepath.Dir(p)}
+		if info, err := os.Stat(p); err == nil && info.IsDir() {
+			dirs = append(dirs, p)
+		}
+		// The target of a link can change in its own directory.
+		if real, err := filepath.EvalSymlinks(p); err == nil && filepath.Dir(real) != filepath.Dir(p) {
+			w.watchedPaths[filepath.Dir(real)] = true
+			dirs = append(dirs, filepath.Dir(real))
+		}
+		for _, dir := range dirs {
+			if err := w.watcher.Add(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("watch %s, polling instead: %w", dir, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// concerns reports whether an event may concern one of the paths. Mounted volumes swap
+// names that start with two dots: kubernetes: pkg/volume/util/atomic_writer.go.
+func (w *Watch) concerns(e fsnotify.Event) bool {
+	name := filepath.Clean(e.Name)
+	return w.watchedPaths[name] || w.watchedPaths[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..")
+}
+
+// Wait returns true when it is time to read again: a change has settled, d is over, or
+// Kick was called. It returns false when ctx ends.
+func (w *Watch) Wait(ctx context.Context, d time.Duration) bool {
+	var events chan fsnotify.Event
+	var errs chan error
+	if w.watcher != nil {
+		events, errs = w.watcher.Events, w.watcher.Errors
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	var deadline time.Time
+	debounce := func() {
+		now := time.Now()
+		if deadline.IsZero() {
+			deadline = now.Add(maxWait)
+		}
+		timer.Reset(min(quietPeriod, deadline.Sub(now)))
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+			return true
+		case <-w.kick:
+			return true
+		case e, ok := <-events:
+			if !ok {
+				events = nil
+			} else if w.concerns(e) {
+				debounce()
+			}
+		case _, ok := <-errs:
+			if !ok {
+				errs = nil
+			} else { // events were lost
+				debounce()
+			}
+		}
+	}
 }

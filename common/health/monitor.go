@@ -309,3 +309,88 @@ func (m *Monitor) Report() Report {
 	m.addConditions(&r)
 	return r
 }
+
+// deletionTaint is the taint by which the cluster autoscaler announces the deletion of a
+// node: kubernetes/enhancements#3836.
+const deletionTaint = "ToBeDeletedByClusterAutoscaler"
+
+// node determines whether load balancers should send new connections to this node.
+type node struct {
+	state  nodeState
+	reason string // for nodeLeaving
+}
+
+type nodeState uint8
+
+const (
+	nodeUnknown nodeState = iota
+	nodeActive
+	nodeLeaving
+)
+
+func readNode(n *corev1.Node) node {
+	if !n.DeletionTimestamp.IsZero() {
+		return node{nodeLeaving, "the Node object is being deleted"}
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Key == deletionTaint {
+			return node{nodeLeaving, "the Node has the taint " + deletionTaint}
+		}
+	}
+	return node{state: nodeActive}
+}
+
+// eligible also returns why not.
+func (n node) eligible(required bool) (bool, string) {
+	if n.state == nodeUnknown && required {
+		return false, "the Node object is not known"
+	}
+	return n.state != nodeLeaving, n.reason
+}
+
+// maxTimes bounds the memory of pending. It is even, see thinOut.
+const maxTimes = 64
+
+// pending records since when there is something to do. A round completes what came before
+// it began. The times of what came during the round remain.
+type pending struct {
+	times []time.Time // the oldest first
+}
+
+func (p *pending) add(t time.Time) {
+	if len(p.times) == maxTimes {
+		p.thinOut()
+	}
+	p.times = append(p.times, t)
+}
+
+// thinOut removes every second time except the first and the last. The time after a
+// removed one stands in for it. So an age can come out too low by the gap between the
+// two, but no change counts as done too early.
+func (p *pending) thinOut() {
+	kept := p.times[:1]
+	for i := 1; i < len(p.times); i += 2 {
+		kept = append(kept, p.times[i])
+	}
+	p.times = kept
+}
+
+// clearUntil removes times up to start.
+func (p *pending) clearUntil(start time.Time) {
+	p.times = slices.DeleteFunc(p.times, func(t time.Time) bool { return !t.After(start) })
+}
+
+// atLeast ensures that there is an entry no later than t.
+func (p *pending) atLeast(t time.Time) {
+	if len(p.times) == 0 || t.Before(p.times[0]) {
+		p.times = slices.Insert(p.times, 0, t)
+	}
+}
+
+// oldest returns since when there is something to do, or the zero time.
+func (p *pending) oldest() time.Time {
+	if len(p.times) == 0 {
+		return time.Time{}
+	}
+	return p.times[0]
+}

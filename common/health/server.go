@@ -4,17 +4,24 @@
 package health
 
 import (
+	"bytes"
+	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"kubeproxy/common/files"
 )
 
 // Server serves a handler on one address. Set the fields before Run.
@@ -165,4 +172,327 @@ func Serve(ctx context.Context, name string, l net.Listener, h http.Handler, con
 		return nil
 	}
 	return fmt.Errorf("%s server: %w", name, err)
+}
+
+// Certificate is a certificate and its key, in files that may be replaced while the
+// servers run.
+type Certificate struct {
+	certFile, keyFile string
+	report            func(error)
+
+	mu        sync.Mutex // held from a read to its report, so that reports keep their order
+	cert, key []byte
+	latest    *tls.Certificate
+}
+
+// maxCertificate bounds each file, in bytes.
+const maxCertificate = 1 << 20
+
+// LoadCertificate reads a certificate and its key in PEM. report, if not nil, is called
+// with what a later read resulted in, nil for success.
+func LoadCertificate(certFile, keyFile string, report func(error)) (*Certificate, error) {
+	c := &Certificate{certFile: certFile, keyFile: keyFile, report: report}
+	if err := c.read(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Config returns the configuration of a server with the certificate.
+func (c *Certificate) Config() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.current}
+}
+
+// current returns the certificate in the files. While these cannot be used, it returns
+// the previous one, for example while only one of the two files has been replaced.
+func (c *Certificate) current(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.read()
+	if c.report != nil {
+		c.report(err)
+	}
+	return c.latest, nil
+}
+
+func (c *Certificate) read() error {
+	cert, _, err := files.Read(c.certFile, maxCertificate)
+	if err != nil {
+		return fmt.Errorf("certificate %s: %w", c.certFile, err)
+	}
+	key, _, err := files.Read(c.keyFile, maxCertificate)
+	if err != nil {
+		return fmt.Errorf("key %s: %w", c.keyFile, err)
+	}
+	if c.latest != nil && bytes.Equal(cert, c.cert) && bytes.Equal(key, c.key) {
+		return nil
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return fmt.Errorf("certificate %s with key %s: %w; want both in PEM, and of one pair", c.certFile, c.keyFile, err)
+	}
+	c.latest, c.cert, c.key = &pair, cert, key
+	return nil
+}
+
+// MaxConnections is the maximum number of connections to a server, if the process may
+// have enough open files.
+const MaxConnections = 128
+
+// Connections bounds the number of connections to one server, or to several together. A
+// new connection is always accepted. Over the limit, the connection that has been idle
+// for longest is closed, or the oldest if none is idle. This suits probes, which send
+// their request at once and close soon.
+type Connections struct {
+	limit int
+
+	mu       sync.Mutex
+	elements map[net.Conn]*list.Element
+	idle     list.List // net.Conn without a request in progress, oldest first
+	busy     list.List // net.Conn with one
+}
+
+// NewConnections returns a limit of at least one.
+func NewConnections(limit int) *Connections {
+	return &Connections{limit: max(1, limit), elements: map[net.Conn]*list.Element{}}
+}
+
+// sendBuffer bounds the kernel's buffer for an answer that the client does not read.
+const sendBuffer = 64 << 10
+
+// What is asked of connections by type assertion: the options of TCP, and what is below TLS.
+type (
+	sendBuffered interface{ SetWriteBuffer(int) error }
+	lingering    interface{ SetLinger(int) error }
+	carried      interface{ NetConn() net.Conn }
+)
+
+var (
+	_ sendBuffered = (*net.TCPConn)(nil)
+	_ lingering    = (*net.TCPConn)(nil)
+	_ carried      = (*tls.Conn)(nil)
+)
+
+// connState is the ConnState hook of an http.Server. The server calls it with a new
+// connection before it accepts the next one.
+func (c *Connections) connState(conn net.Conn, state http.ConnState) {
+	if t, ok := carrier(conn).(sendBuffered); ok && state == http.StateNew {
+		_ = t.SetWriteBuffer(sendBuffer)
+	}
+	for _, x := range c.update(conn, state) {
+		x = carrier(x)
+		if t, ok := x.(lingering); ok {
+			_ = t.SetLinger(0) // discard unsent data
+		}
+		_ = x.Close()
+	}
+}
+
+// carrier returns the connection below TLS, which has the options of TCP. To close it does not
+// wait for the client, as tls.Conn.Close does to send its farewell.
+func carrier(conn net.Conn) net.Conn {
+	if t, ok := conn.(carried); ok {
+		return t.NetConn()
+	}
+	return conn
+}
+
+// update records the state of a connection and returns the connections to close.
+func (c *Connections) update(conn net.Conn, state http.ConnState) (evicted []net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known := c.forget(conn); !known && state != http.StateNew {
+		return nil // it is closed already
+	}
+	switch state {
+	case http.StateNew, http.StateIdle:
+		c.elements[conn] = c.idle.PushBack(conn)
+	case http.StateActive:
+		c.elements[conn] = c.busy.PushBack(conn)
+	}
+	for len(c.elements) > c.limit {
+		e := c.idle.Front()
+		if e == nil || e.Value.(net.Conn) == conn {
+			e = c.busy.Front()
+		}
+		x := e.Value.(net.Conn)
+		c.forget(x)
+		evicted = append(evicted, x)
+	}
+	return evicted
+}
+
+func (c *Connections) forget(conn net.Conn) (known bool) {
+	e, known := c.elements[conn]
+	if !known {
+		return false
+	}
+	delete(c.elements, conn)
+	c.idle.Remove(e) // no effect on an element of another list
+	c.busy.Remove(e)
+	return true
+}
+
+// errorLogInterval is the time from one line about clients of a server to the next.
+const errorLogInterval = time.Minute
+
+// errorLog is the log of an http.Server. A client causes a line with each connection that
+// is no TLS, so lines are at least a minute apart, and count those in between.
+type errorLog struct {
+	log    klog.Logger
+	server string
+
+	mu      sync.Mutex
+	logged  time.Time
+	omitted int
+}
+
+func newErrorLog(log klog.Logger, server string) *errorLog {
+	return &errorLog{log: log, server: server}
+}
+
+// standard returns the log in the form that net/http takes.
+func (e *errorLog) standard() *log.Logger { return log.New(e, "", 0) }
+
+// Write implements io.Writer. A line is about a client, or about a panic of ours, which is
+// always logged.
+func (e *errorLog) Write(line []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	text := string(bytes.TrimSpace(line))
+	now := time.Now()
+	switch {
+	case strings.HasPrefix(text, "http: panic serving"):
+		e.log.Error(nil, text, "server", e.server)
+	case !e.logged.IsZero() && now.Sub(e.logged) < errorLogInterval:
+		e.omitted++
+	default:
+		e.log.Info("A server could not answer a client", "server", e.server, "reason", text, "omitted", e.omitted)
+		e.logged, e.omitted = now, 0
+	}
+	return len(line), nil
+}
+
+const (
+	// freshFor is how long an answer is reused for equal requests.
+	freshFor = 100 * time.Millisecond
+	// maxShared bounds the memory of answers that clients do not read. A single larger
+	// answer is permitted.
+	maxShared = 4 << 20
+)
+
+// responseCache generates one answer for all equal requests at about the same time, and
+// keeps few answers for clients that do not read. Over the limit it cuts off the readers
+// of the oldest answers.
+type responseCache struct {
+	handler http.Handler
+
+	buildMu   sync.Mutex // for one answer at a time
+	mu        sync.Mutex
+	responses []*cachedResponse // oldest first
+}
+
+// cachedResponse is one answer, shared by its readers.
+type cachedResponse struct {
+	key     string
+	made    time.Time
+	header  http.Header
+	status  int
+	body    bytes.Buffer
+	readers map[*http.ResponseController]bool
+}
+
+// Header implements http.ResponseWriter.
+func (c *cachedResponse) Header() http.Header { return c.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (c *cachedResponse) WriteHeader(status int) { c.status = status }
+
+// Write implements http.ResponseWriter.
+func (c *cachedResponse) Write(b []byte) (int, error) { return c.body.Write(b) }
+
+func cached(h http.Handler) http.Handler { return &responseCache{handler: h} }
+
+// ServeHTTP implements http.Handler.
+func (r *responseCache) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	reader := http.NewResponseController(w)
+	a := r.response(q, reader)
+	defer r.release(a, reader)
+	for name, values := range a.header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body.Bytes())
+}
+
+// response returns the latest answer to q if it is fresh, or otherwise a new one.
+func (r *responseCache) response(q *http.Request, reader *http.ResponseController) *cachedResponse {
+	key := q.Method + " " + q.URL.Path + "\n" + q.Header.Get("Accept") + "\n" + q.Header.Get("Accept-Encoding")
+	r.buildMu.Lock()
+	defer r.buildMu.Unlock()
+	if a := r.fresh(key, reader); a != nil {
+		return a
+	}
+	a := &cachedResponse{key: key, header: http.Header{}, status: http.StatusOK, readers: map[*http.ResponseController]bool{reader: true}}
+	r.handler.ServeHTTP(a, q)
+	a.made = time.Now()
+	r.store(a)
+	return a
+}
+
+// fresh returns an answer that is new enough, and registers the reader.
+func (r *responseCache) fresh(key string, reader *http.ResponseController) *cachedResponse {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, a := range r.responses {
+		if a.key == key && time.Since(a.made) < freshFor {
+			a.readers[reader] = true
+			return a
+		}
+	}
+	return nil
+}
+
+// store adds a, and keeps as many older answers as the limit permits.
+func (r *responseCache) store(a *cachedResponse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.responses = append(r.responses, a)
+	size := 0
+	for i, x := range slices.Backward(r.responses) {
+		if size += x.body.Cap(); size <= maxShared || x == a {
+			continue
+		}
+		for _, old := range r.responses[:i+1] {
+			for reader := range old.readers {
+				_ = reader.SetWriteDeadline(time.Now())
+			}
+		}
+		r.responses = slices.Delete(r.responses, 0, i+1)
+		return
+	}
+}
+
+// release unregisters a reader that has read a or has gone.
+func (r *responseCache) release(a *cachedResponse, reader *http.ResponseController) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(a.readers, reader)
+	if len(a.readers) > 0 {
+		return
+	}
+	if left := freshFor - time.Since(a.made); left > 0 {
+		time.AfterFunc(left, func() { r.evict(a) })
+		return
+	}
+	r.responses = slices.DeleteFunc(r.responses, func(x *cachedResponse) bool { return x == a })
+}
+
+// evict removes a, unless it has a reader.
+func (r *responseCache) evict(a *cachedResponse) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(a.readers) == 0 {
+		r.responses = slices.DeleteFunc(r.responses, func(x *cachedResponse) bool { return x == a })
+	}
 }

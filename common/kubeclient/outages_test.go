@@ -31,9 +31,9 @@ func newTestOutages() *testOutages {
 	return x
 }
 
-func (x *testOutages) lines() []string {
+func (t *testOutages) lines() []string {
 	var all []string
-	for line := range strings.Lines(x.log.String()) {
+	for line := range strings.Lines(t.log.String()) {
 		_, text, _ := strings.Cut(line, "] ")
 		all = append(all, text)
 	}

@@ -21,9 +21,9 @@ type blockedWriter struct {
 	bytes.Buffer
 }
 
-func (g *blockedWriter) Write(text []byte) (int, error) {
-	<-g.open
-	return g.Buffer.Write(text)
+func (b *blockedWriter) Write(text []byte) (int, error) {
+	<-b.open
+	return b.Buffer.Write(text)
 }
 
 // TestStalledLog stalls the log for a while and for more lines than fit into the buffer.

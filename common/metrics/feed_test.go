@@ -19,9 +19,9 @@ import (
 // values maps "name labels" to a value, without the prefix of ours.
 type values map[string]float64
 
-func (want values) check(t *testing.T, m *Metrics) {
+func (va values) check(t *testing.T, m *Metrics) {
 	t.Helper()
-	for key, v := range want {
+	for key, v := range va {
 		name, labels, _ := strings.Cut(key, " ")
 		if got := value(t, m.registry, "kubeproxy_"+name, labels); got != v {
 			t.Errorf("%s = %v, want %v", key, got, v)

@@ -8,7 +8,10 @@
 package metrics
 
 import (
+	"context"
+	"net/url"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -234,3 +237,187 @@ type Backend struct {
 }
 
 func (b Backend) labels() []string { return []string{b.Mode, b.Family.String()} }
+
+// Client has the metrics of the API client. Its fields implement the hooks of package
+// k8s.io/client-go/tools/metrics.
+type Client struct {
+	Requests     ClientRequests
+	Retries      ClientRetries
+	Duration     ClientDuration
+	RateLimiter  ClientDuration
+	RequestSize  ClientSize
+	ResponseSize ClientSize
+	Resolver     ClientResolver
+}
+
+type (
+	// ClientRequests counts requests.
+	ClientRequests struct{ *prometheus.CounterVec }
+	// ClientRetries counts retried requests.
+	ClientRetries struct{ *prometheus.CounterVec }
+	// ClientDuration observes durations.
+	ClientDuration struct{ *prometheus.HistogramVec }
+	// ClientSize observes sizes in bytes.
+	ClientSize struct{ *prometheus.HistogramVec }
+	// ClientResolver observes the duration of name resolution.
+	ClientResolver struct{ *prometheus.HistogramVec }
+)
+
+// Client creates and registers the metrics of a client. It must be called only once.
+func (m *Metrics) Client() Client {
+	counter := func(name string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: clients[name].help}, clients[name].labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	histogram := func(name string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: clients[name].help, Buckets: buckets(name)}, clients[name].labels)
+		m.registry.MustRegister(h)
+		return h
+	}
+	return Client{
+		Requests:     ClientRequests{counter(clientRequests)},
+		Retries:      ClientRetries{counter(clientRetries)},
+		Duration:     ClientDuration{histogram(clientDuration)},
+		RateLimiter:  ClientDuration{histogram(clientRateLimiter)},
+		RequestSize:  ClientSize{histogram(clientRequestSize)},
+		ResponseSize: ClientSize{histogram(clientResponseSize)},
+		Resolver:     ClientResolver{histogram(clientResolver)},
+	}
+}
+
+// Increment counts a request.
+func (c ClientRequests) Increment(_ context.Context, code, method, host string) {
+	c.WithLabelValues(printables([]string{code, method, host})...).Inc()
+}
+
+// IncrementRetry counts a retried request.
+func (c ClientRetries) IncrementRetry(_ context.Context, code, method, host string) {
+	c.WithLabelValues(printables([]string{code, method, host})...).Inc()
+}
+
+// Observe records a duration. Of the URL it keeps only the host.
+func (c ClientDuration) Observe(_ context.Context, verb string, u url.URL, took time.Duration) {
+	c.WithLabelValues(printables([]string{verb, u.Host})...).Observe(took.Seconds())
+}
+
+// Observe records a size.
+func (c ClientSize) Observe(_ context.Context, verb, host string, size float64) {
+	c.WithLabelValues(printables([]string{verb, host})...).Observe(size)
+}
+
+// Observe records the duration of a name resolution.
+func (c ClientResolver) Observe(_ context.Context, host string, took time.Duration) {
+	c.WithLabelValues(printables([]string{host})...).Observe(took.Seconds())
+}
+
+// hnsMetrics are the metrics of mode kernelspace alone, by the name without
+// its prefix.
+var hnsMetrics = map[string]metric{
+	hnsDuration: {[]string{"operation"}, "Time until the Host Networking Service answered."},
+	hnsFailures: {[]string{"operation", "class"}, "Answers of the Host Networking Service other than success, by class of error."},
+	// kube-proxy's.
+	balancerFailures["create"]: {balancer, "Load balancers that could not be made."},
+	balancerFailures["update"]: {balancer, "Load balancers that could not be changed in place."},
+	balancerFailures["delete"]: {balancer, "Load balancers that could not be deleted."},
+}
+
+// balancer are kube-proxy's labels for failures of a load balancer.
+var balancer = []string{"ip_family", "lb_type", "error"}
+
+const (
+	hnsDuration = "hns_call_duration_seconds"
+	hnsFailures = "hns_call_failures_total"
+)
+
+// balancerFailures are metric names by operation.
+var balancerFailures = map[string]string{
+	"create": "sync_proxy_rules_winkernel_lb_create_failures_total",
+	"update": "sync_proxy_rules_winkernel_lb_update_failures_total",
+	"delete": "sync_proxy_rules_winkernel_lb_delete_failures_total",
+}
+
+// HNS counts calls to the Host Networking Service.
+type HNS struct {
+	duration *prometheus.HistogramVec
+	failures *prometheus.CounterVec
+	balancer map[string]*prometheus.CounterVec
+}
+
+// HNS creates and registers the metrics of calls to HNS, with a series for each operation
+// and class. It must be called at most once.
+func (m *Metrics) HNS(operations, classes []string) *HNS {
+	counter := func(name string) *prometheus.CounterVec {
+		x := hnsMetrics[name]
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: x.help}, x.labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	x := hnsMetrics[hnsDuration]
+	h := &HNS{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: hnsDuration, Help: x.help, Buckets: buckets(hnsDuration)}, x.labels),
+		failures: counter(hnsFailures),
+		balancer: map[string]*prometheus.CounterVec{},
+	}
+	m.registry.MustRegister(h.duration)
+	for what, name := range balancerFailures {
+		h.balancer[what] = counter(name)
+	}
+	for _, o := range operations {
+		h.duration.WithLabelValues(o)
+		for _, c := range classes {
+			h.failures.WithLabelValues(o, c)
+		}
+	}
+	return h
+}
+
+// Call observes the duration of an operation. class is the class of its error, or ""
+// after a success.
+func (h *HNS) Call(operation, class string, took time.Duration) {
+	h.duration.WithLabelValues(operation).Observe(took.Seconds())
+	if class != "" {
+		h.failures.WithLabelValues(operation, class).Inc()
+	}
+}
+
+// Balancer identifies the kind of a load balancer for which an operation failed.
+type Balancer struct {
+	Family, Use, Error string
+}
+
+// BalancerFailed counts a failed operation, "create", "update" or "delete".
+func (h *HNS) BalancerFailed(what string, b Balancer) {
+	h.balancer[what].WithLabelValues(b.Family, b.Use, b.Error).Inc()
+}
+
+// Reload is the outcome of a change of the configuration file.
+type Reload string
+
+// The possible outcomes.
+const (
+	Applied   Reload = "applied"   // in force now
+	Restart   Reload = "restart"   // requires a new process, so this one ends
+	Rejected  Reload = "rejected"  // the previous configuration stays in force
+	Unchanged Reload = "unchanged" // same meaning as before
+)
+
+// reloads lists them all.
+var reloads = []Reload{Applied, Restart, Rejected, Unchanged}
+
+// Loaded records when the configuration in force was read.
+func (m *Metrics) Loaded(at time.Time) {
+	m.gauges["config_last_reload_successful"].WithLabelValues().Set(1)
+	m.gauges["config_last_reload_success_timestamp_seconds"].WithLabelValues().Set(unix(at))
+}
+
+// Reloaded counts a change of the configuration file.
+func (m *Metrics) Reloaded(what Reload, at time.Time) {
+	m.counters["config_reloads_total"].WithLabelValues(string(what)).Inc()
+	switch what {
+	case Rejected:
+		m.gauges["config_last_reload_successful"].WithLabelValues().Set(0)
+	case Applied, Unchanged:
+		m.Loaded(at)
+	}
+}

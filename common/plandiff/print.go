@@ -9,7 +9,7 @@ import (
 	"io"
 	"strings"
 
-	"kubeproxy/common/columns"
+	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 )
@@ -56,7 +56,7 @@ func (v View) Print(to io.Writer, d *Difference) error {
 // sentence prints text that may be long.
 func sentence(w io.Writer, head, text string) {
 	margin := "\n" + strings.Repeat(" ", len(head))
-	fmt.Fprintf(w, "%s%s\n", head, strings.Join(columns.Wrap(text, columns.Width-len(head)), margin))
+	fmt.Fprintf(w, "%s%s\n", head, strings.Join(document.Wrap(text, document.Width-len(head)), margin))
 }
 
 // PrintText writes the unified diff alone, so that patch and other tools can read it.
@@ -101,7 +101,7 @@ func (v View) item(w io.Writer, text string) {
 	bare := strings.TrimLeft(text, " ")
 	margin := strings.Repeat(" ", 2+len(text)-len(bare))
 	colour := colourOf(bare)
-	for i, line := range columns.Wrap(printable.Text(bare), columns.Width-len(margin)-2) {
+	for i, line := range document.Wrap(printable.Text(bare), document.Width-len(margin)-2) {
 		if i > 0 {
 			line = "  " + line
 		}
@@ -114,21 +114,21 @@ func (v View) paint(line string) string {
 	return v.painted(printable.Lines(line), colourOf(line))
 }
 
-func (v View) painted(line string, c columns.Colour) string {
+func (v View) painted(line string, c document.Colour) string {
 	if !v.Colour {
 		return line
 	}
 	return c.Paint(line)
 }
 
-func colourOf(line string) columns.Colour {
+func colourOf(line string) document.Colour {
 	switch {
 	case strings.HasPrefix(line, "+"):
-		return columns.Green
+		return document.Green
 	case strings.HasPrefix(line, "-"):
-		return columns.Red
+		return document.Red
 	case strings.HasPrefix(line, "~"), strings.HasPrefix(line, "@@"):
-		return columns.Cyan
+		return document.Cyan
 	}
 	return ""
 }

@@ -24,20 +24,20 @@ type partialBackend struct {
 	applied           int
 }
 
-func (h *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) {
-	if h.planErr != nil {
-		return nil, h.planErr
+func (p *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) {
+	if p.planErr != nil {
+		return nil, p.planErr
 	}
-	return h, nil
+	return p, nil
 }
-func (h *partialBackend) Cleanup(context.Context) error { return h.endErr }
-func (h *partialBackend) Close() error                  { return h.endErr }
-func (h *partialBackend) String() string                { return h.text }
-func (h *partialBackend) Empty() bool                   { return h.text == "" }
-func (h *partialBackend) Outcome() Outcome              { return Outcome{Notes: h.notes, Degraded: h.degraded} }
-func (h *partialBackend) Apply(context.Context) Outcome {
-	h.applied++
-	return Outcome{Err: h.applyErr, Notes: h.notes}
+func (p *partialBackend) Cleanup(context.Context) error { return p.endErr }
+func (p *partialBackend) Close() error                  { return p.endErr }
+func (p *partialBackend) String() string                { return p.text }
+func (p *partialBackend) Empty() bool                   { return p.text == "" }
+func (p *partialBackend) Outcome() Outcome              { return Outcome{Notes: p.notes, Degraded: p.degraded} }
+func (p *partialBackend) Apply(context.Context) Outcome {
+	p.applied++
+	return Outcome{Err: p.applyErr, Notes: p.notes}
 }
 
 // Both reports the failure of one Backend and still plans for the other.

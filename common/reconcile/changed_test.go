@@ -11,13 +11,13 @@ import (
 )
 
 // signalAfter sleeps for d, then calls SnapshotChanged, with another snapshot if changed.
-func (b *harness) signalAfter(d time.Duration, changed bool) {
-	b.pass(d)
+func (h *harness) signalAfter(d time.Duration, changed bool) {
+	h.pass(d)
 	if changed {
-		b.latest = b.latest.With(b.latest.Generation+1, b.latest.Node, nil)
+		h.latest = h.latest.With(h.latest.Generation+1, h.latest.Node, nil)
 	}
-	b.SnapshotChanged()
-	b.pass(0)
+	h.SnapshotChanged()
+	h.pass(0)
 }
 
 func TestSnapshotChanged(t *testing.T) {

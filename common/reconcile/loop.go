@@ -5,7 +5,11 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"kubeproxy/common/service"
@@ -257,17 +261,17 @@ func (l *Loop) newLimiter() limiter {
 
 // nextStart charges a round that began at start and took cost. It returns when the next
 // round may start.
-func (p *limiter) nextStart(start time.Time, cost time.Duration) time.Time {
-	if p.fullBurstAt.Before(start) {
-		p.fullBurstAt = start
+func (l *limiter) nextStart(start time.Time, cost time.Duration) time.Time {
+	if l.fullBurstAt.Before(start) {
+		l.fullBurstAt = start
 	}
-	charge := p.interval
-	if p.costFactor > 0 {
-		charge = min(charge, time.Duration(p.costFactor)*cost)
+	charge := l.interval
+	if l.costFactor > 0 {
+		charge = min(charge, time.Duration(l.costFactor)*cost)
 	}
-	p.fullBurstAt = p.fullBurstAt.Add(charge)
-	earliest := p.fullBurstAt.Add(-time.Duration(p.burst-1) * p.interval)
-	if gap := start.Add(min(burstGap, p.interval)); earliest.Before(gap) {
+	l.fullBurstAt = l.fullBurstAt.Add(charge)
+	earliest := l.fullBurstAt.Add(-time.Duration(l.burst-1) * l.interval)
+	if gap := start.Add(min(burstGap, l.interval)); earliest.Before(gap) {
 		return gap
 	}
 	return earliest
@@ -319,4 +323,158 @@ func (l *Loop) sleep(ctx context.Context, until time.Time, kick, changed, drift 
 		return true, true, resync
 	}
 	return false, true, resync
+}
+
+// Outcome is all that a Backend reports about a round.
+type Outcome struct {
+	// Err joins what failed. It is nil only if the dataplane now matches the snapshot. A
+	// PortError names the port concerned.
+	Err error
+	// FullSync means that the whole dataplane was compared, not only what changed.
+	FullSync bool
+	// Drift describes, one line each, foreign changes, which Apply repairs. It is empty
+	// in a first round, where nothing counts as altered. Suspect names the process that
+	// altered the dataplane last. It is empty if that is unknown.
+	Drift   []string
+	Suspect string
+	// Removed are frontends that an earlier process left and that the plan removes, as
+	// Ports without endpoints. No snapshot of this process ever contained them.
+	Removed []*service.Port
+	// Notes describe where the dataplane differs from what Services specify.
+	Notes Notes
+	// Unavailable is why no port of the family is programmed, because this node lacks the
+	// family. It is empty if they are programmed.
+	Unavailable string
+	// Degraded describes the optional feature that the node does not have. It is empty if
+	// there is none.
+	Degraded string
+	// Rules counts the rules of a dataplane that is written as text, nil for others.
+	Rules *Rules
+}
+
+// Limits lists what the dataplane does otherwise than the Services of want ask, a line each: what the errors of their
+// ports say, and then the notes.
+func (o *Outcome) Limits(want *service.Snapshot, f service.Family) (unsupported, notes []string) {
+	for _, e := range PortErrors(o.Err) {
+		for text := range strings.SplitSeq(e.Err.Error(), "\n") { // joined errors
+			unsupported = append(unsupported, (&PortError{e.Family, e.Name, errors.New(text)}).Error())
+		}
+	}
+	if o.Unavailable != "" && want.Len(f) > 0 {
+		notes = append(notes, fmt.Sprintf("nothing is programmed for %s: %s", f, o.Unavailable))
+	}
+	for _, n := range slices.SortedFunc(maps.Keys(o.Notes), service.PortName.Compare) {
+		for _, note := range o.Notes[n] {
+			notes = append(notes, (&PortError{f, n, errors.New(note.Text)}).Error())
+		}
+	}
+	return unsupported, notes
+}
+
+// Notes are about ports that are in force. They must not be modified after they were
+// returned.
+type Notes map[service.PortName][]Note
+
+// Note is a difference that an operator should know of.
+type Note struct {
+	Text string
+	// Transient means that it depends on endpoints, and so changes many times a day: no Event is about it.
+	Transient bool
+}
+
+// Rules counts the rules of a dataplane.
+type Rules struct {
+	// Refused means that some were refused, even if only for some ports.
+	Refused bool
+	// Held is the number of our rules, by table. It is nil while that is unknown.
+	Held map[string]int
+	// Written is the number of rules that the round wrote, by table.
+	Written map[string]int
+}
+
+// unwritten returns r for a round that wrote nothing.
+func (r *Rules) unwritten() *Rules {
+	if r == nil {
+		return nil
+	}
+	none := make(map[string]int, len(r.Written))
+	for table := range r.Written {
+		none[table] = 0
+	}
+	return &Rules{Held: r.Held, Written: none}
+}
+
+// Result is a round and its Outcome. It is the only source for logs, health and metrics.
+type Result struct {
+	Outcome
+	Snapshot   *service.Snapshot // that the round was for
+	Generation uint64            // of Snapshot
+	Start      time.Time
+	Took       time.Duration
+	Changed    bool // the plan was not empty
+	// DriftRounds is how many rounds found foreign changes, without a quiet minute in
+	// between.
+	DriftRounds int
+}
+
+// Done reports whether nothing is left to do: the dataplane matches the snapshot, except
+// for what it will never implement.
+func (r *Result) Done() bool { return r.Err == nil || Unsupported(r.Err) }
+
+// quietPeriod is the time without foreign changes that ends a dispute.
+const quietPeriod = time.Minute
+
+// countDrift counts the latest round if it found foreign changes.
+func (l *lastRound) countDrift() {
+	r := &l.result
+	switch {
+	case len(r.Drift) > 0:
+		l.driftRounds++
+		l.lastDrift = r.Start
+	case l.driftRounds > 0 && r.Start.Sub(l.lastDrift) >= quietPeriod:
+		l.driftRounds = 0
+	}
+	r.DriftRounds = l.driftRounds
+}
+
+// contestedRounds is how many rounds must find foreign changes to make a dispute. One
+// operator who experiments does not cause that many.
+const contestedRounds = 10
+
+// Contested reports whether another process alters the dataplane again and again.
+func (r *Result) Contested() bool { return r.DriftRounds >= contestedRounds }
+
+// driftPause returns how long after r foreign changes cause no round. A few changes are
+// repaired at once. Recurring changes are repaired at least once in Drift.Max, which
+// bounds the time that the dataplane is broken, unless comparing it takes long.
+func (l *Loop) driftPause(r *Result) time.Duration {
+	if r.DriftRounds < contestedRounds/2 || l.Drift.First == 0 || len(r.Drift) == 0 {
+		return 0
+	}
+	return max(l.Drift.After(r.DriftRounds-contestedRounds/2+1), time.Duration(l.DriftCostFactor)*r.Took)
+}
+
+// MaxDrift is how many changes Outcome.Drift names.
+const MaxDrift = 20
+
+// DriftReport collects the lines of Outcome.Drift. The zero value is empty.
+type DriftReport struct {
+	lines []string
+	n     int
+}
+
+// Add adds a change. Those after MaxDrift are only counted, so text is not called for them:
+// whoever flushes the rules changes them all.
+func (r *DriftReport) Add(text func() string) {
+	if r.n++; r.n <= MaxDrift {
+		r.lines = append(r.lines, text())
+	}
+}
+
+// Lines returns a line for each change, and one for those that are only counted.
+func (r *DriftReport) Lines() []string {
+	if r.n > MaxDrift {
+		return append(r.lines, fmt.Sprintf("and %d more", r.n-MaxDrift))
+	}
+	return r.lines
 }

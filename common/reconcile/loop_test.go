@@ -70,16 +70,16 @@ func run(t *testing.T, set func(*harness), story func(*harness)) {
 	})
 }
 
-func (b *harness) Plan(context.Context, *service.Snapshot) (Plan, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.rounds = append(b.rounds, time.Since(b.begin))
-	return fakePlan{b}, b.planErr
+func (h *harness) Plan(context.Context, *service.Snapshot) (Plan, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rounds = append(h.rounds, time.Since(h.begin))
+	return fakePlan{h}, h.planErr
 }
 
-func (b *harness) Cleanup(context.Context) error { return nil }
+func (h *harness) Cleanup(context.Context) error { return nil }
 
-func (b *harness) Forget() { b.forgets++ }
+func (h *harness) Forget() { h.forgets++ }
 
 type fakePlan struct{ *harness }
 
@@ -123,44 +123,44 @@ func (p fakePlan) apply(ctx context.Context) error {
 }
 
 // count returns how many rounds there have been so far.
-func (b *harness) count() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.rounds)
+func (h *harness) count() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.rounds)
 }
 
 // last returns the newest Result.
-func (b *harness) last() Result {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.results[len(b.results)-1]
+func (h *harness) last() Result {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.results[len(h.results)-1]
 }
 
 // setDrift sets the drift that plans find.
-func (b *harness) setDrift(d []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.drift = d
+func (h *harness) setDrift(d []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.drift = d
 }
 
 // pass sleeps for d and lets the Loop finish what is due by then.
-func (b *harness) pass(d time.Duration) {
+func (h *harness) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
 // after sleeps for d, then kicks.
-func (b *harness) after(d time.Duration) {
-	b.pass(d)
-	b.Kick()
+func (h *harness) after(d time.Duration) {
+	h.pass(d)
+	h.Kick()
 	synctest.Wait()
 }
 
 // at checks that the rounds so far began at these times.
-func (b *harness) at(want ...time.Duration) {
-	b.Helper()
-	if diff := cmp.Diff(want, b.rounds); diff != "" {
-		b.Errorf("rounds (-want +got):\n%s", diff)
+func (h *harness) at(want ...time.Duration) {
+	h.Helper()
+	if diff := cmp.Diff(want, h.rounds); diff != "" {
+		h.Errorf("rounds (-want +got):\n%s", diff)
 	}
 }
 

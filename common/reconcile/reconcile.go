@@ -11,8 +11,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/service"
 )
 
@@ -97,4 +101,218 @@ type Plan interface {
 	// Apply makes the changes. After a failed change it continues where that is safe, and
 	// it joins the errors.
 	Apply(ctx context.Context) Outcome
+}
+
+// Both returns a Backend that is main and a second one, which serves a part of the same
+// snapshots. Neither depends on the other: if one fails, the other continues, and the
+// errors are joined. Of the Outcome of the second one, only Err, Drift, Notes and
+// Degraded are used.
+func Both(main, second Backend) Backend { return &both{main, second} }
+
+type both struct{ main, second Backend }
+
+// Plan implements Backend.
+func (b *both) Plan(ctx context.Context, want *service.Snapshot) (Plan, error) {
+	p, err := b.main.Plan(ctx, want)
+	q, err2 := b.second.Plan(ctx, want)
+	switch {
+	case err2 != nil && err != nil:
+		return nil, errors.Join(err, err2)
+	case err != nil && q.Empty():
+		return nil, err
+	case err != nil:
+		p = failedPlan{err}
+	case err2 != nil:
+		q = failedPlan{err2}
+	}
+	return &combinedPlan{p, q}, nil
+}
+
+// Cleanup implements Backend.
+func (b *both) Cleanup(ctx context.Context) error {
+	return errors.Join(b.main.Cleanup(ctx), b.second.Cleanup(ctx))
+}
+
+// Watch implements Backend.
+func (b *both) Watch(ctx context.Context, touched func()) error {
+	return WatchAll(ctx, touched, b.main.Watch, b.second.Watch)
+}
+
+// SetResync implements Backend.
+func (b *both) SetResync(d time.Duration) {
+	b.main.SetResync(d)
+	b.second.SetResync(d)
+}
+
+// Forget implements Backend.
+func (b *both) Forget() {
+	b.main.Forget()
+	b.second.Forget()
+}
+
+// Close implements Backend.
+func (b *both) Close() error { return errors.Join(b.main.Close(), b.second.Close()) }
+
+// failedPlan is the placeholder for a plan whose Plan call failed.
+type failedPlan struct{ err error }
+
+func (f failedPlan) String() string                { return "" }
+func (f failedPlan) Empty() bool                   { return false }
+func (f failedPlan) Outcome() Outcome              { return Outcome{Err: fmt.Errorf("plan: %w", f.err)} }
+func (f failedPlan) Apply(context.Context) Outcome { return f.Outcome() }
+
+// combinedPlan is two plans as one.
+type combinedPlan struct{ main, second Plan }
+
+// String implements Plan.
+func (c *combinedPlan) String() string { return c.main.String() + c.second.String() }
+
+// Empty implements Plan.
+func (c *combinedPlan) Empty() bool { return c.main.Empty() && c.second.Empty() }
+
+// Outcome implements Plan.
+func (c *combinedPlan) Outcome() Outcome { return c.main.Outcome().with(c.second.Outcome()) }
+
+// Apply implements Plan.
+func (c *combinedPlan) Apply(ctx context.Context) Outcome {
+	first := outcomeOf(ctx, c.main)
+	return first.with(outcomeOf(ctx, c.second))
+}
+
+// outcomeOf applies p unless it is empty.
+func outcomeOf(ctx context.Context, p Plan) Outcome {
+	if p.Empty() {
+		return p.Outcome()
+	}
+	return p.Apply(ctx)
+}
+
+// with returns o with Err, Drift, Notes and Degraded of second added.
+func (o Outcome) with(second Outcome) Outcome {
+	switch {
+	case o.Err == nil:
+		o.Err = second.Err
+	case second.Err != nil:
+		o.Err = errors.Join(o.Err, second.Err)
+	}
+	o.Drift = slices.Concat(o.Drift, second.Drift)
+	if o.Degraded != "" && second.Degraded != "" {
+		o.Degraded += "; "
+	}
+	o.Degraded += second.Degraded
+	switch {
+	case len(o.Notes) == 0:
+		o.Notes = second.Notes
+	case len(second.Notes) > 0:
+		o.Notes = maps.Clone(o.Notes)
+		for name, notes := range second.Notes {
+			o.Notes[name] = slices.Concat(o.Notes[name], notes)
+		}
+	}
+	return o
+}
+
+// Every calls do after each period until ctx is done. It is for what has to be looked at,
+// because nobody reports its changes.
+func Every(ctx context.Context, period time.Duration, do func()) error {
+	t := time.NewTicker(period)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+			do()
+		}
+	}
+}
+
+// lineName stands before the name of a Service port at the end of a line of a plan.
+const lineName = " # "
+
+// LineFor returns a line of a plan that is for the Service port of this name. It ends in
+// " # " and the name, unless text has the name already.
+func LineFor(n service.PortName, text string) string {
+	if name := n.String(); !strings.Contains(text, name) {
+		return text + lineName + name
+	}
+	return text
+}
+
+// ErrWaiting means that a prerequisite that another component creates does not exist yet.
+// A new process would have to wait too, so a restart does not help.
+var ErrWaiting = errors.New("waiting")
+
+// UnsupportedError is a property of a port that a dataplane will never implement. It
+// matches errors.ErrUnsupported. The rest of the port is in force.
+type UnsupportedError struct {
+	Text     string
+	Affected []service.Frontend // frontends that are not in force because of it
+}
+
+func (u *UnsupportedError) Error() string { return u.Text }
+
+// Is makes errors.ErrUnsupported match.
+func (u *UnsupportedError) Is(target error) bool { return target == errors.ErrUnsupported }
+
+// DegradedError is a property that a port lacks for now and that is retried. The rest of
+// the port is in force, on each of its addresses.
+type DegradedError struct{ Err error }
+
+func (d *DegradedError) Error() string { return d.Err.Error() }
+
+// Unwrap returns the cause.
+func (d *DegradedError) Unwrap() error { return d.Err }
+
+// InForce reports whether the port that err is about is in force, except for
+// UnsupportedErrors and DegradedErrors.
+func InForce(err error) bool {
+	return errtree.Every(err, func(err error) bool {
+		_, degraded := err.(*DegradedError)
+		return degraded || Unsupported(err)
+	})
+}
+
+// Unsupported reports whether err consists only of errors.ErrUnsupported, so that a retry
+// is useless.
+func Unsupported(err error) bool { return errtree.Only(err, errors.ErrUnsupported) }
+
+// PortError is a failure that concerns one Service port only.
+type PortError struct {
+	Family service.Family
+	Name   service.PortName
+	Err    error
+}
+
+func (e *PortError) Error() string {
+	return fmt.Sprintf("service port %s (%s, %s): %v", e.Name, e.Name.Protocol, e.Family, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *PortError) Unwrap() error { return e.Err }
+
+// PortErrors lists the PortErrors in err's tree, in order.
+func PortErrors(err error) []*PortError { return errtree.Find[*PortError](err) }
+
+// RetryablePortErrors lists the PortErrors in err's tree, in order, except those that are
+// Unsupported.
+func RetryablePortErrors(err error) []*PortError {
+	return slices.DeleteFunc(PortErrors(err), func(e *PortError) bool { return Unsupported(e.Err) })
+}
+
+// OnlyPortErrors reports whether err, if not nil, concerns single Service ports only. That
+// is partial success: everything else of the snapshot is in force. It is so if each branch
+// of err's tree has a PortError, whatever wraps it.
+func OnlyPortErrors(err error) bool {
+	return err == nil || errtree.Every(err, func(err error) bool {
+		_, ok := err.(*PortError)
+		return ok
+	})
+}
+
+// Affects reports whether f is not in force because of an UnsupportedError in err.
+func Affects(err error, f service.Frontend) bool {
+	return slices.ContainsFunc(errtree.Find[*UnsupportedError](err), func(u *UnsupportedError) bool {
+		return slices.ContainsFunc(u.Affected, f.SameAddress)
+	})
 }

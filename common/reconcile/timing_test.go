@@ -59,7 +59,7 @@ type resyncBackend struct {
 	resyncs []time.Duration
 }
 
-func (p *resyncBackend) SetResync(d time.Duration) { p.resyncs = append(p.resyncs, d) }
+func (r *resyncBackend) SetResync(d time.Duration) { r.resyncs = append(r.resyncs, d) }
 
 // The Backend gets the longest pause.
 func TestSetResync(t *testing.T) {

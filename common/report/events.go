@@ -96,58 +96,58 @@ func newEvents(o Options, m *metrics.Metrics) *Events {
 }
 
 // UseAPI writes to another API server from now on.
-func (h *Events) UseAPI(to *rest.Config) error {
-	if h == nil {
+func (ev *Events) UseAPI(to *rest.Config) error {
+	if ev == nil {
 		return nil
 	}
-	return h.Use(to)
+	return ev.Use(to)
 }
 
 // Run writes Events until ctx ends.
-func (h *Events) Run(ctx context.Context) {
-	if h != nil {
-		h.Recorder.Run(ctx)
+func (ev *Events) Run(ctx context.Context) {
+	if ev != nil {
+		ev.Recorder.Run(ctx)
 	}
 }
 
 // self returns the own Node as the object of Events. Its UID is its name, as in the
 // Events of kubelets.
-func (h *Events) self() events.Object {
-	return events.Object{Kind: "Node", Name: h.node, UID: types.UID(h.node)}
+func (ev *Events) self() events.Object {
+	return events.Object{Kind: "Node", Name: ev.node, UID: types.UID(ev.node)}
 }
 
 // setService records a Service that Events may be about.
-func (h *Events) setService(s *corev1.Service) {
-	if h == nil {
+func (ev *Events) setService(s *corev1.Service) {
+	if ev == nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
 	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	if old, ok := h.uids[n]; ok && old != s.UID {
-		h.Forget(serviceObject(n, old)) // another Service of the same name
+	if old, ok := ev.uids[n]; ok && old != s.UID {
+		ev.Forget(serviceObject(n, old)) // another Service of the same name
 	}
-	if s.Spec.HealthCheckNodePort == 0 && h.checkErrors[n] != nil { // no later report would clear it
-		delete(h.checkErrors, n)
-		h.Forget(serviceObject(n, s.UID))
+	if s.Spec.HealthCheckNodePort == 0 && ev.checkErrors[n] != nil { // no later report would clear it
+		delete(ev.checkErrors, n)
+		ev.Forget(serviceObject(n, s.UID))
 	}
-	h.uids[n] = s.UID
-	h.report(n, eventLimited, h.limits[n], "")
+	ev.uids[n] = s.UID
+	ev.report(n, eventLimited, ev.limits[n], "")
 }
 
 // removeService removes the record of a Service.
-func (h *Events) removeService(n types.NamespacedName) {
-	if h == nil {
+func (ev *Events) removeService(n types.NamespacedName) {
+	if ev == nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.Forget(serviceObject(n, h.uids[n]))
-	delete(h.uids, n)
-	delete(h.checkErrors, n)
-	delete(h.skipped, n)
-	delete(h.refused, n)
-	delete(h.deprecated, n)
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	ev.Forget(serviceObject(n, ev.uids[n]))
+	delete(ev.uids, n)
+	delete(ev.checkErrors, n)
+	delete(ev.skipped, n)
+	delete(ev.refused, n)
+	delete(ev.deprecated, n)
 }
 
 func serviceObject(n types.NamespacedName, uid types.UID) events.Object {
@@ -156,33 +156,33 @@ func serviceObject(n types.NamespacedName, uid types.UID) events.Object {
 
 // report reports the state of a Service on a topic. An empty failure means success. A
 // deleted Service is not reported.
-func (h *Events) report(n types.NamespacedName, t events.Topic, failure, success string) {
-	uid, ok := h.uids[n]
+func (ev *Events) report(n types.NamespacedName, t events.Topic, failure, success string) {
+	uid, ok := ev.uids[n]
 	switch {
 	case !ok:
 	case failure != "":
-		h.Failed(serviceObject(n, uid), t, failure)
+		ev.Failed(serviceObject(n, uid), t, failure)
 	default:
-		h.Recovered(serviceObject(n, uid), t, success)
+		ev.Recovered(serviceObject(n, uid), t, success)
 	}
 }
 
 // Report implements Reporter.
-func (h *Events) Report(x Round) {
-	if h == nil {
+func (ev *Events) Report(x Round) {
+	if ev == nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
 	f, r := x.Family, x.Result
-	defer h.reportSkipped(r.Generation)
-	h.ruleErrors[f] = ""
+	defer ev.reportSkipped(r.Generation)
+	ev.ruleErrors[f] = ""
 	if !x.InForce() {
-		h.ruleErrors[f] = f.String() + ": " + r.Err.Error()
-		h.reportRules()
+		ev.ruleErrors[f] = f.String() + ": " + r.Err.Error()
+		ev.reportRules()
 		return
 	}
-	h.reportRules()
+	ev.reportRules()
 	now := map[types.NamespacedName][]string{}
 	for _, e := range reconcile.PortErrors(r.Err) {
 		if reconcile.Unsupported(e.Err) { // reportLimits covers it
@@ -191,60 +191,60 @@ func (h *Events) Report(x Round) {
 		n := types.NamespacedName{Namespace: e.Name.Namespace, Name: e.Name.Name}
 		now[n] = append(now[n], fmt.Sprintf("port %s/%s, %s: %v", e.Name.Port, e.Name.Protocol, f, e.Err))
 	}
-	before := h.failedPorts[f]
-	h.failedPorts[f] = now
+	before := ev.failedPorts[f]
+	ev.failedPorts[f] = now
 	for n := range before {
-		h.reportPorts(n)
+		ev.reportPorts(n)
 	}
 	for n := range now {
-		h.reportPorts(n)
+		ev.reportPorts(n)
 	}
 }
 
-func (h *Events) reportRules() {
-	if h.ruleErrors == [2]string{} {
-		h.Recovered(h.self(), eventRules, "All rules are in force again")
+func (ev *Events) reportRules() {
+	if ev.ruleErrors == [2]string{} {
+		ev.Recovered(ev.self(), eventRules, "All rules are in force again")
 		return
 	}
-	list := slices.DeleteFunc(slices.Clone(h.ruleErrors[:]), func(s string) bool { return s == "" })
-	h.Failed(h.self(), eventRules, strings.Join(list, "; "))
+	list := slices.DeleteFunc(slices.Clone(ev.ruleErrors[:]), func(s string) bool { return s == "" })
+	ev.Failed(ev.self(), eventRules, strings.Join(list, "; "))
 }
 
 // maxNamed is how many failed ports an Event names.
 const maxNamed = 3
 
-func (h *Events) reportPorts(n types.NamespacedName) {
+func (ev *Events) reportPorts(n types.NamespacedName) {
 	var all []string
 	for _, f := range service.Families {
-		all = append(all, h.failedPorts[f][n]...)
+		all = append(all, ev.failedPorts[f][n]...)
 	}
 	if len(all) > maxNamed {
 		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(all)-maxNamed))
 	}
 	failure := ""
 	if len(all) > 0 {
-		failure = "Node " + h.node + " could not program " + strings.Join(all, "; ")
+		failure = "Node " + ev.node + " could not program " + strings.Join(all, "; ")
 	}
-	h.report(n, eventPorts, failure, "Node "+h.node+" has programmed the Service")
+	ev.report(n, eventPorts, failure, "Node "+ev.node+" has programmed the Service")
 }
 
 // problemFound records that there is a new problem. The Event follows after the next
 // round, together with the other problems of the Service.
-func (h *Events) problemFound() {
-	if h != nil {
-		h.newProblems.Store(true)
+func (ev *Events) problemFound() {
+	if ev != nil {
+		ev.newProblems.Store(true)
 	}
 }
 
 // reportSkipped reports which parts of Services are left out. The text must be the same
 // on every node, except for addresses that only this node refuses.
-func (h *Events) reportSkipped(generation uint64) {
-	if !h.newProblems.Swap(false) && (len(h.skipped)+len(h.refused) == 0 || h.reportedGeneration == generation) {
+func (ev *Events) reportSkipped(generation uint64) {
+	if !ev.newProblems.Swap(false) && (len(ev.skipped)+len(ev.refused) == 0 || ev.reportedGeneration == generation) {
 		return
 	}
-	h.reportedGeneration = generation
+	ev.reportedGeneration = generation
 	now, nodeOnly := map[types.NamespacedName][]string{}, map[types.NamespacedName][]string{}
-	for _, p := range h.problems() {
+	for _, p := range ev.problems() {
 		switch text := p.Field + ": " + p.Message; {
 		case p.Kind != track.OfService:
 		case p.ThisNode:
@@ -253,60 +253,60 @@ func (h *Events) reportSkipped(generation uint64) {
 			now[p.Service] = append(now[p.Service], text)
 		}
 	}
-	h.reportEach(eventSkipped, h.skipped, now, "")
-	h.reportEach(eventRefused, h.refused, nodeOnly, "Node "+h.node+" serves all addresses of the Service")
+	ev.reportEach(eventSkipped, ev.skipped, now, "")
+	ev.reportEach(eventRefused, ev.refused, nodeOnly, "Node "+ev.node+" serves all addresses of the Service")
 }
 
 // reportEach reports the Services in now on a topic, and reports success for those in
 // reported that are no longer in now.
-func (h *Events) reportEach(t events.Topic, reported map[types.NamespacedName]bool, now map[types.NamespacedName][]string, success string) {
+func (ev *Events) reportEach(t events.Topic, reported map[types.NamespacedName]bool, now map[types.NamespacedName][]string, success string) {
 	for n := range reported {
 		if now[n] == nil {
 			delete(reported, n)
-			h.report(n, t, "", success)
+			ev.report(n, t, "", success)
 		}
 	}
 	for n, list := range now {
 		reported[n] = true
-		h.report(n, t, strings.Join(list, "; "), "")
+		ev.report(n, t, strings.Join(list, "; "), "")
 	}
 }
 
 // reportHealthCheck reports whether the listener of a Service's health check works.
-func (h *Events) reportHealthCheck(p servicecheck.Problem) {
-	if h == nil {
+func (ev *Events) reportHealthCheck(p servicecheck.Problem) {
+	if ev == nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
 	n := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
-	if h.checkErrors[n] == nil {
-		h.checkErrors[n] = map[netip.AddrPort]string{}
+	if ev.checkErrors[n] == nil {
+		ev.checkErrors[n] = map[netip.AddrPort]string{}
 	}
-	maps.DeleteFunc(h.checkErrors[n], func(at netip.AddrPort, _ string) bool { return at == p.Addr || at.Port() != p.Addr.Port() })
+	maps.DeleteFunc(ev.checkErrors[n], func(at netip.AddrPort, _ string) bool { return at == p.Addr || at.Port() != p.Addr.Port() })
 	if p.Err != nil {
-		h.checkErrors[n][p.Addr] = p.Err.Error()
+		ev.checkErrors[n][p.Addr] = p.Err.Error()
 	}
 	failure := ""
-	for _, text := range h.checkErrors[n] {
+	for _, text := range ev.checkErrors[n] {
 		failure = max(failure, text)
 	}
 	if failure == "" {
-		delete(h.checkErrors, n)
+		delete(ev.checkErrors, n)
 	} else {
-		failure = "Node " + h.node + " cannot answer health checks: " + failure
+		failure = "Node " + ev.node + " cannot answer health checks: " + failure
 	}
-	h.report(n, eventCheck, failure, "Node "+h.node+" answers health checks")
+	ev.report(n, eventCheck, failure, "Node "+ev.node+" answers health checks")
 }
 
 // ReportServer reports whether the listener of a server of the proxy works.
-func (h *Events) ReportServer(name string, err error) {
+func (ev *Events) ReportServer(name string, err error) {
 	t, ok := serverEvents[name]
 	switch {
-	case h == nil || !ok:
+	case ev == nil || !ok:
 	case err != nil:
-		h.Failed(h.self(), t, err.Error())
+		ev.Failed(ev.self(), t, err.Error())
 	default:
-		h.Recovered(h.self(), t, "The "+name+" server answers now")
+		ev.Recovered(ev.self(), t, "The "+name+" server answers now")
 	}
 }

@@ -5,13 +5,24 @@ package report
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/service"
 	"kubeproxy/common/source"
+	"kubeproxy/common/track"
 )
 
 // Sources records, for each source, the time of the last contact and the present
@@ -40,10 +51,10 @@ type sourceFault struct {
 }
 
 // latest returns the fault that was reported last, "" without any.
-func (all sourceFaults) latest() string {
+func (s sourceFaults) latest() string {
 	var found sourceFault
-	for _, object := range slices.Sorted(maps.Keys(all)) {
-		if f := all[object]; found.text == "" || f.last.After(found.last) {
+	for _, object := range slices.Sorted(maps.Keys(s)) {
+		if f := s[object]; found.text == "" || f.last.After(found.last) {
 			found = f
 		}
 	}
@@ -75,105 +86,105 @@ const ManifestSource = "manifests"
 // ManifestsRead records that all manifests were read. The next reading follows after
 // every; manifests are stale after two such periods. They are not synced while some of
 // them were never readable.
-func (c *Sources) ManifestsRead(every time.Duration, never int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.maxSilence, c.never = 2*every, never
-	c.lastContact[ManifestSource] = time.Now()
+func (so *Sources) ManifestsRead(every time.Duration, never int) {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	so.maxSilence, so.never = 2*every, never
+	so.lastContact[ManifestSource] = time.Now()
 }
 
 // RecordFault records the state of an object, "" for the whole source. It returns since
 // when the object has a fault, zero if it has none and had none.
-func (c *Sources) RecordFault(of string, f source.Fault) (since time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.setFault(of, f)
+func (so *Sources) RecordFault(of string, f source.Fault) (since time.Time) {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	return so.setFault(of, f)
 }
 
-func (c *Sources) setFault(of string, f source.Fault) (since time.Time) {
-	old := c.faults[of][f.Object]
+func (so *Sources) setFault(of string, f source.Fault) (since time.Time) {
+	old := so.faults[of][f.Object]
 	if f.Err == nil {
-		delete(c.faults[of], f.Object)
+		delete(so.faults[of], f.Object)
 		return old.since
 	}
-	if c.faults[of] == nil {
-		c.faults[of] = sourceFaults{}
+	if so.faults[of] == nil {
+		so.faults[of] = sourceFaults{}
 	}
 	now := time.Now()
 	if old.since.IsZero() {
 		old.since = now
 	}
-	c.faults[of][f.Object] = sourceFault{text: f.Err.Error(), since: old.since, last: now}
+	so.faults[of][f.Object] = sourceFault{text: f.Err.Error(), since: old.since, last: now}
 	return old.since
 }
 
 // RecordContact records that a kind was up to date just now, and clears its fault.
-func (c *Sources) RecordContact(kind string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lastContact[kind] = time.Now()
-	c.setFault(kind, source.Fault{})
+func (so *Sources) RecordContact(kind string) {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	so.lastContact[kind] = time.Now()
+	so.setFault(kind, source.Fault{})
 }
 
 // RecordError records a fault of the kind in err, or of the whole API server.
-func (c *Sources) RecordError(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (so *Sources) RecordError(err error) {
+	so.mu.Lock()
+	defer so.mu.Unlock()
 	kind := ""
 	if e, ok := errors.AsType[*source.ReadError](err); ok {
-		if kind = e.Kind; e.Optional && c.lastContact[kind].IsZero() {
-			c.setFault(kind, source.Fault{}) // any earlier fault is over
+		if kind = e.Kind; e.Optional && so.lastContact[kind].IsZero() {
+			so.setFault(kind, source.Fault{}) // any earlier fault is over
 			return
 		}
 	}
-	c.setFault(kind, source.Fault{Err: err})
+	so.setFault(kind, source.Fault{Err: err})
 }
 
 // nodesRead returns whether the API server has delivered the list of Nodes with the own
 // name.
-func (c *Sources) nodesRead() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.lastContact["nodes"].IsZero()
+func (so *Sources) nodesRead() bool {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	return !so.lastContact["nodes"].IsZero()
 }
 
 // WatchTimedOut counts a watch of a kind that was given up.
-func (c *Sources) WatchTimedOut(kind string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.timeouts[kind]++
+func (so *Sources) WatchTimedOut(kind string) {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	so.timeouts[kind]++
 }
 
 // Restored counts that the resource version of a kind went backwards.
-func (c *Sources) Restored(kind string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.restores[kind]++
+func (so *Sources) Restored(kind string) {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	so.restores[kind]++
 }
 
-func (c *Sources) setSynced() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.synced = true
+func (so *Sources) setSynced() {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	so.synced = true
 }
 
 // requiredKinds exist in every API server, optionalKinds may be missing.
 var requiredKinds, optionalKinds = []string{"services", "endpointslices", "nodes"}, []string{"servicecidrs"}
 
-func (c *Sources) report() []health.Source {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.api {
-		s := c.reportOf(ManifestSource)
-		s.Synced = c.synced && c.never == 0
+func (so *Sources) report() []health.Source {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	if !so.api {
+		s := so.reportOf(ManifestSource)
+		s.Synced = so.synced && so.never == 0
 		return []health.Source{s}
 	}
 	var all []health.Source
 	for _, kind := range requiredKinds {
-		all = append(all, c.reportOf(kind))
+		all = append(all, so.reportOf(kind))
 	}
 	for _, kind := range optionalKinds {
-		if s := c.reportOf(kind); s.Synced || s.Err != "" {
+		if s := so.reportOf(kind); s.Synced || s.Err != "" {
 			all = append(all, s)
 		}
 	}
@@ -181,9 +192,9 @@ func (c *Sources) report() []health.Source {
 }
 
 // Unsynced returns the sources that have not been read yet.
-func (c *Sources) Unsynced() []string {
+func (so *Sources) Unsynced() []string {
 	var all []string
-	for _, s := range c.report() {
+	for _, s := range so.report() {
 		if !s.Synced {
 			all = append(all, s.Name)
 		}
@@ -191,18 +202,155 @@ func (c *Sources) Unsynced() []string {
 	return all
 }
 
-func (c *Sources) reportOf(kind string) health.Source {
-	at, ok := c.lastContact[kind]
+func (so *Sources) reportOf(kind string) health.Source {
+	at, ok := so.lastContact[kind]
 	return health.Source{
-		Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > c.maxSilence,
-		Err: c.faults[kind].latest(), Faults: len(c.faults[kind]),
+		Name: kind, Synced: ok, LastContact: at, Stale: ok && time.Since(at) > so.maxSilence,
+		Err: so.faults[kind].latest(), Faults: len(so.faults[kind]),
 	}
 }
 
 // counts returns how many watches of a kind were given up, and how often its resource
 // version went backwards.
-func (c *Sources) counts(kind string) (timeouts, restores int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.timeouts[kind], c.restores[kind]
+func (so *Sources) counts(kind string) (timeouts, restores int) {
+	so.mu.Lock()
+	defer so.mu.Unlock()
+	return so.timeouts[kind], so.restores[kind]
+}
+
+// sink is the sink of the source. It reports objects and passes them to the tracker.
+type sink struct {
+	*track.Tracker
+	health       *health.Monitor
+	metrics      *metrics.Metrics
+	events       *Events
+	latency      *latency
+	sources      *Sources
+	node         *nodeLog
+	deprecations *deprecations
+}
+
+func (si sink) SetService(s *corev1.Service) {
+	si.metrics.ServiceChanged()
+	si.events.setService(s)
+	si.events.reportDeprecation(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, si.deprecations.update(s))
+	if !si.UpdateService(s) {
+		si.metrics.ServiceUnchanged()
+	}
+}
+
+func (si sink) DeleteService(n types.NamespacedName) {
+	si.metrics.ServiceChanged()
+	si.events.removeService(n)
+	si.deprecations.remove(n)
+	if !si.RemoveService(n) {
+		si.metrics.ServiceUnchanged()
+	}
+}
+
+// SetSlice withdraws the latency record of a slice that changes nothing for the tracker.
+// No round follows such a slice, and the next round has nothing to do with it.
+func (si sink) SetSlice(s *discoveryv1.EndpointSlice) {
+	si.metrics.EndpointsChanged()
+	pending := si.latency.sliceChanged(s)
+	if !si.UpdateSlice(s) {
+		si.metrics.EndpointsUnchanged()
+		si.latency.withdraw(pending)
+	}
+}
+
+func (si sink) DeleteSlice(n types.NamespacedName) {
+	si.metrics.EndpointsChanged()
+	si.latency.sliceDeleted(n)
+	if !si.RemoveSlice(n) {
+		si.metrics.EndpointsUnchanged()
+	}
+}
+
+func (si sink) SetNode(n *corev1.Node) {
+	si.health.SetNode(n)
+	si.Tracker.SetNode(n)
+	si.node.nodeChanged(si.Tracker)
+	si.node.eligibilityChanged(si.health.Report().NodeReason)
+}
+
+func (si sink) DeleteNode() {
+	si.health.DeleteNode()
+	si.Tracker.DeleteNode()
+	si.node.eligibilityChanged(si.health.Report().NodeReason)
+}
+
+func (si sink) Synced() {
+	si.sources.setSynced()
+	si.Tracker.Synced()
+}
+
+// endpointsFrom returns how the endpoints of a port are used, as t decided.
+func endpointsFrom(t *track.Tracker) func(service.Family, service.PortName) []servicestate.Endpoint {
+	return func(f service.Family, name service.PortName) []servicestate.Endpoint {
+		var all []servicestate.Endpoint
+		for _, c := range t.Choice(f, name).Candidates {
+			e := servicestate.Endpoint{
+				Address: c.Addr.String(), Node: c.Node, Zone: c.Zone, Local: c.Local, State: c.State(),
+				Cluster: servicestate.Use(c.Cluster),
+			}
+			if c.ForLocal.Why != "" {
+				forLocal := servicestate.Use(c.ForLocal)
+				e.ForLocal = &forLocal
+			}
+			all = append(all, e)
+		}
+		return all
+	}
+}
+
+// problems shows a sort of problems as a condition.
+type problems struct {
+	health             *health.Monitor
+	tracker            *track.Tracker
+	condition, summary string
+	shows              func(track.Problem) bool
+	// pending means that there is a new one, shown that the condition holds.
+	pending, shown atomic.Bool
+}
+
+// newProblems returns what shows addresses of Services that are refused, and what cannot
+// be used of the own Node and of ServiceCIDRs. Other problems are in the states of Services.
+func newProblems(t *track.Tracker, monitor *health.Monitor) []*problems {
+	of := func(condition, summary string, shows func(track.Problem) bool) *problems {
+		return &problems{health: monitor, tracker: t, condition: condition, summary: summary, shows: shows}
+	}
+	return []*problems{
+		of("refused-addresses", "addresses of Services are refused", func(p track.Problem) bool { return p.Refused }),
+		of("service-cidrs", "ServiceCIDRs cannot be used, or not for all addresses", func(p track.Problem) bool { return p.Kind == track.OfServiceCIDR }),
+		of("node-object", "the Node cannot be used as it is", func(p track.Problem) bool { return p.Kind == track.OfNode }),
+	}
+}
+
+func (pr *problems) problemFound(p track.Problem) {
+	if pr.shows(p) {
+		pr.pending.Store(true)
+	}
+}
+
+func (pr *problems) report() {
+	if !pr.pending.Swap(false) && !pr.shown.Load() {
+		return
+	}
+	var all []string
+	for _, p := range pr.tracker.Problems() {
+		if pr.shows(p) {
+			where := p.Field
+			if p.Kind == track.OfService {
+				where = p.Service.String()
+			}
+			all = append(all, where+": "+p.Message)
+		}
+	}
+	pr.shown.Store(len(all) > 0)
+	if n := len(all); n > maxNamed {
+		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
+	}
+	text := strings.Join(all, "; ")
+	pr.health.SetDetailedCondition(pr.condition, hint(text, pr.summary), text)
 }

@@ -137,40 +137,40 @@ func newFixture(f service.Family) fixture {
 
 // port is a Service port with one frontend of each kind and one endpoint on each of two
 // nodes.
-func (w fixture) port() *service.Port {
+func (f fixture) port() *service.Port {
 	return &service.Port{
 		Name:   service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
-		Family: w.family,
+		Family: f.family,
 		Frontends: []service.Frontend{
-			{Kind: service.ClusterIP, Addr: w.clusterIP, Port: 80},
+			{Kind: service.ClusterIP, Addr: f.clusterIP, Port: 80},
 			{Kind: service.NodePort, Port: 30080},
-			{Kind: service.ExternalIP, Addr: w.externalIP, Port: 80},
-			{Kind: service.LoadBalancerIP, Addr: w.ingressIP, Port: 80},
+			{Kind: service.ExternalIP, Addr: f.externalIP, Port: 80},
+			{Kind: service.LoadBalancerIP, Addr: f.ingressIP, Port: 80},
 		},
-		Cluster: []service.Endpoint{w.local, w.remote},
+		Cluster: []service.Endpoint{f.local, f.remote},
 	}
 }
 
-func (w fixture) snapshot(ports ...*service.Port) *service.Snapshot {
-	return service.New(1, w.node, ports)
+func (f fixture) snapshot(ports ...*service.Port) *service.Snapshot {
+	return service.New(1, f.node, ports)
 }
 
 // conn dials a frontend of the port from a pod, the node or outside.
-func (w fixture) conn(from string, kind service.Kind) Conn {
+func (f fixture) conn(from string, kind service.Kind) Conn {
 	to := map[service.Kind]netip.AddrPort{
-		service.ClusterIP:      netip.AddrPortFrom(w.clusterIP, 80),
-		service.NodePort:       netip.AddrPortFrom(w.node.Addrs[0], 30080),
-		service.ExternalIP:     netip.AddrPortFrom(w.externalIP, 80),
-		service.LoadBalancerIP: netip.AddrPortFrom(w.ingressIP, 80),
+		service.ClusterIP:      netip.AddrPortFrom(f.clusterIP, 80),
+		service.NodePort:       netip.AddrPortFrom(f.node.Addrs[0], 30080),
+		service.ExternalIP:     netip.AddrPortFrom(f.externalIP, 80),
+		service.LoadBalancerIP: netip.AddrPortFrom(f.ingressIP, 80),
 	}[kind]
 	c := Conn{Protocol: service.TCP, To: to, ToNode: kind == service.NodePort}
 	switch from {
 	case "pod":
-		c.From, c.Interface = w.pod, "veth1"
+		c.From, c.Interface = f.pod, "veth1"
 	case "node":
-		c.From = w.node.Addrs[0]
+		c.From = f.node.Addrs[0]
 	default:
-		c.From, c.Interface = w.outside, "eth0"
+		c.From, c.Interface = f.outside, "eth0"
 	}
 	return c
 }

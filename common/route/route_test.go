@@ -56,24 +56,24 @@ type testCase struct {
 	reason string // part of it
 }
 
-func (s testCase) check(t *testing.T) {
+func (tc testCase) check(t *testing.T) {
 	t.Helper()
 	for _, f := range service.Families {
 		w := newFixture(f)
 		p := w.port()
-		if s.change != nil {
-			s.change(&w, p)
+		if tc.change != nil {
+			tc.change(&w, p)
 		}
-		c := w.conn(s.from, s.kind)
-		if s.dial != nil {
-			s.dial(w, &c)
+		c := w.conn(tc.from, tc.kind)
+		if tc.dial != nil {
+			tc.dial(w, &c)
 		}
 		v := Decide(w.snapshot(p), c)
-		if diff := cmp.Diff(s.want, outcomeOf(w, v)); diff != "" {
+		if diff := cmp.Diff(tc.want, outcomeOf(w, v)); diff != "" {
 			t.Errorf("%s: %s (-want +got):\n%s", f, v.Reason, diff)
 		}
-		if !strings.Contains(v.Reason, s.reason) || v.Reason == "" {
-			t.Errorf("%s: reason %q, want something with %q", f, v.Reason, s.reason)
+		if !strings.Contains(v.Reason, tc.reason) || v.Reason == "" {
+			t.Errorf("%s: reason %q, want something with %q", f, v.Reason, tc.reason)
 		}
 	}
 }

@@ -4,12 +4,14 @@
 package statusview
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
 )
 
@@ -134,16 +136,16 @@ func (p *printer) conditions(r *health.Report) {
 }
 
 // text summarizes the number of Services and of those with faults.
-func (n Summary) text(listed int) string {
-	text := fmt.Sprintf("%d Services", n.Services)
-	if n.Services == 1 {
+func (su Summary) text(listed int) string {
+	text := fmt.Sprintf("%d Services", su.Services)
+	if su.Services == 1 {
 		text = "1 Service"
 	}
 	parts := []string{text + ": "}
 	for _, x := range []struct {
 		n    int
 		what string
-	}{{n.NotProgrammed, "not programmed"}, {n.Problems, "with something skipped"}, {n.Unserved, "with a port that serves no client"}, {n.Unanswered, "with a health check that is not answered"}} {
+	}{{su.NotProgrammed, "not programmed"}, {su.Problems, "with something skipped"}, {su.Unserved, "with a port that serves no client"}, {su.Unanswered, "with a health check that is not answered"}} {
 		if x.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
 		}
@@ -152,11 +154,158 @@ func (n Summary) text(listed int) string {
 		parts = append(parts, "all programmed")
 	}
 	text = parts[0] + strings.Join(parts[1:], ", ")
-	if n.Services == 0 {
+	if su.Services == 0 {
 		text = "No Services"
 	}
-	if listed < n.Services {
+	if listed < su.Services {
 		text += fmt.Sprintf("; %d listed", listed)
+	}
+	return text
+}
+
+// change is what differs between two answers, for one subject.
+type change struct{ about, what string }
+
+// changes lists what is different in b from a: the proxy, its rounds, then Services in the
+// order of names. gone is what happened to a Service that is not in b.
+func changes(a, b *Answer, gone string) []change {
+	var all []change
+	add := func(about, format string, args ...any) {
+		all = append(all, change{sanitize(about), sanitize(fmt.Sprintf(format, args...))})
+	}
+	if !a.Started.Equal(b.Started) {
+		add("proxy", "another process runs, since %s ago", shortDuration(b.Health.CurrentTime.Sub(b.Started)))
+	}
+	if a.Mode != b.Mode {
+		add("proxy", "mode %s, was %s", b.Mode, a.Mode)
+	}
+	if was, is := healthCell(&a.Health).Text, healthCell(&b.Health).Text; was != is {
+		add("proxy", "%s, was %s", is, was)
+	}
+	conditionChanges(&a.Health, &b.Health, add)
+	roundChanges(&a.Health, &b.Health, add)
+	before := map[string]*servicestate.Service{}
+	for i := range a.Services {
+		before[a.Services[i].Namespace+"/"+a.Services[i].Name] = &a.Services[i]
+	}
+	for i := range b.Services {
+		s := &b.Services[i]
+		name := s.Namespace + "/" + s.Name
+		serviceChanges(before[name], s, func(format string, args ...any) { add(name, format, args...) })
+		delete(before, name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		add(name, "%s", gone)
+	}
+	return all
+}
+
+func conditionChanges(a, b *health.Report, add func(string, string, ...any)) {
+	for _, name := range slices.Sorted(maps.Keys(b.Conditions)) {
+		if text := b.Conditions[name]; a.Conditions[name] != text {
+			add("condition "+name, "%s", text)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Conditions)) {
+		if _, still := b.Conditions[name]; !still {
+			add("condition "+name, "over")
+		}
+	}
+}
+
+// roundChanges describes rounds that put another generation in force or failed.
+func roundChanges(a, b *health.Report, add func(string, string, ...any)) {
+	for _, f := range service.Families {
+		was, is := a.Status[f.String()], b.Status[f.String()]
+		if was.Generation != is.Generation {
+			add(f.String(), "generation %d is in force", is.Generation)
+		}
+		if found := is.DriftFound - was.DriftFound; found > 0 {
+			add(f.String(), "%d changes by others were found, %d repaired", found, is.DriftRepaired-was.DriftRepaired)
+		}
+		switch {
+		case is.LastError != was.LastError && is.LastError != "":
+			add(f.String(), "%s", is.LastError)
+		case was.Failing && !is.Failing, is.LastError != was.LastError:
+			add(f.String(), "rounds succeed again")
+		}
+	}
+}
+
+// serviceChanges compares a Service with its former state, which is nil for a new one.
+func serviceChanges(was, is *servicestate.Service, add func(string, ...any)) {
+	if was == nil {
+		add("new, %s, %s endpoints", is.State, cmp.Or(rangeText(is, func(p servicestate.Port) int { return p.Endpoints }), "no"))
+		return
+	}
+	if was.State != is.State {
+		add("%s, was %s", is.State, was.State)
+	}
+	if old, now := problemText(was), problemText(is); old != now {
+		add("%s", cmp.Or(now, "nothing is wrong any more"))
+	}
+	before := map[string]*servicestate.Port{}
+	for i := range was.Ports {
+		before[portKey(&was.Ports[i])] = &was.Ports[i]
+	}
+	for i := range is.Ports {
+		p := &is.Ports[i]
+		old := before[portKey(p)]
+		delete(before, portKey(p))
+		if old == nil {
+			add("port %s is new", portKey(p))
+			continue
+		}
+		portChanges(old, p, add)
+	}
+	for _, key := range slices.Sorted(maps.Keys(before)) {
+		add("port %s is gone", key)
+	}
+}
+
+func portKey(p *servicestate.Port) string {
+	return cmp.Or(p.Port, "-") + "/" + p.Protocol + " " + p.Family
+}
+
+// portChanges compares endpoints. Only answers about one Service list them; for others it
+// compares their numbers.
+func portChanges(was, is *servicestate.Port, add func(string, ...any)) {
+	if was.EndpointList == nil && is.EndpointList == nil {
+		if was.Endpoints != is.Endpoints || was.LocalEndpoints != is.LocalEndpoints {
+			add("port %s: %d endpoints, %d of them here; were %d and %d", portKey(is), is.Endpoints, is.LocalEndpoints, was.Endpoints, was.LocalEndpoints)
+		}
+		return
+	}
+	before := map[string]servicestate.Endpoint{}
+	for _, e := range was.EndpointList {
+		before[e.Address] = e
+	}
+	for _, e := range is.EndpointList {
+		old, known := before[e.Address]
+		delete(before, e.Address)
+		switch text := endpointText(e); {
+		case !known:
+			add("port %s: endpoint %s is new: %s", portKey(is), e.Address, text)
+		case endpointText(old) != text:
+			add("port %s: endpoint %s: %s; was %s", portKey(is), e.Address, text, endpointText(old))
+		}
+	}
+	for _, address := range slices.Sorted(maps.Keys(before)) {
+		add("port %s: endpoint %s is gone", portKey(is), address)
+	}
+}
+
+// endpointText says how an endpoint is used.
+func endpointText(e servicestate.Endpoint) string {
+	text := e.State + ", not used"
+	if e.Cluster.Used || e.ForLocal != nil && e.ForLocal.Used {
+		text = e.State + ", used"
+	}
+	if e.Node != "" {
+		text += " on " + e.Node
+	}
+	if e.Cluster.Why != "" && !e.Cluster.Used {
+		text += " (" + e.Cluster.Why + ")"
 	}
 	return text
 }

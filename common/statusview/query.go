@@ -1,6 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package statusview asks a running proxy for its state and prints the answer.
+//
+// A Query goes in: what to ask, and the address of the metrics server. An Answer comes
+// out, which a View prints as a table or as JSON, and the exit code of kube-proxy status.
+// The package parses no command line and reads no configuration.
 package statusview
 
 import (
@@ -16,9 +21,15 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
+	"kubeproxy/common/document"
+	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/printable"
 )
 
 // DefaultServer is where the metrics server of a proxy listens, unless its configuration
@@ -139,38 +150,38 @@ const wantsTLS = "Client sent an HTTP request to an HTTPS server"
 // get returns the status and body of a response. It asks by HTTP first, and by HTTPS if
 // the server requires that. On loopback it accepts any certificate, because the answer
 // comes from this machine.
-func (a *client) get(ctx context.Context, path string) (int, []byte, error) {
-	status, body, err := a.getBy(ctx, "http://", path)
+func (c *client) get(ctx context.Context, path string) (int, []byte, error) {
+	status, body, err := c.getBy(ctx, "http://", path)
 	if err != nil || status != http.StatusBadRequest || !bytes.HasPrefix(body, []byte(wantsTLS)) {
 		return status, body, err
 	}
-	if addr, err := netip.ParseAddrPort(a.server); err == nil && addr.Addr().IsLoopback() || strings.HasPrefix(a.server, "localhost:") {
-		a.http.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	if addr, err := netip.ParseAddrPort(c.server); err == nil && addr.Addr().IsLoopback() || strings.HasPrefix(c.server, "localhost:") {
+		c.http.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	}
-	return a.getBy(ctx, "https://", path)
+	return c.getBy(ctx, "https://", path)
 }
 
-func (a *client) getBy(ctx context.Context, scheme, path string) (int, []byte, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+a.server+path, nil)
+func (c *client) getBy(ctx context.Context, scheme, path string) (int, []byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+c.server+path, nil)
 	if err != nil {
-		return 0, nil, fmt.Errorf("ask %s: %w", a.server, err)
+		return 0, nil, fmt.Errorf("ask %s: %w", c.server, err)
 	}
-	r.Header.Set("User-Agent", a.userAgent)
+	r.Header.Set("User-Agent", c.userAgent)
 	r.Host = "localhost" // the server knows no other name of the node
-	response, err := a.http.Do(r)
+	response, err := c.http.Do(r)
 	if err != nil {
-		return 0, nil, a.connectError(err)
+		return 0, nil, c.connectError(err)
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
 	if err != nil {
-		return 0, nil, a.connectError(err)
+		return 0, nil, c.connectError(err)
 	}
 	return response.StatusCode, body, nil
 }
 
 // connectError describes why there is no response, and a remedy.
-func (a *client) connectError(err error) error {
+func (c *client) connectError(err error) error {
 	if inner, ok := errors.AsType[*url.Error](err); ok {
 		err = inner.Err // without the URL, which repeats the address
 	}
@@ -179,29 +190,213 @@ func (a *client) connectError(err error) error {
 	timedOut := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
 	switch {
 	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("ask %s: interrupted", a.server)
+		return fmt.Errorf("ask %s: interrupted", c.server)
 	case name:
-		return fmt.Errorf("ask %s: %w: want the name or address of the node in --server", a.server, err)
+		return fmt.Errorf("ask %s: %w: want the name or address of the node in --server", c.server, err)
 	case network && op.Op == "dial" && (timedOut || op.Timeout()):
-		return fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", a.server)
+		return fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", c.server)
 	case network && op.Op == "dial":
-		return fmt.Errorf("nobody answers at %s (%w): %s", a.server, op.Err, noAnswerHint)
+		return fmt.Errorf("nobody answers at %s (%w): %s", c.server, op.Err, noAnswerHint)
 	case timedOut:
-		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", a.server)
+		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", c.server)
 	case strings.Contains(err.Error(), "malformed HTTP"),
 		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // a response before the request
-		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", a.server, DefaultServer)
+		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", c.server, DefaultServer)
 	}
-	return fmt.Errorf("ask %s: the connection broke: %w", a.server, err)
+	return fmt.Errorf("ask %s: the connection broke: %w", c.server, err)
 }
 
 // identifyServer finds out which program responded, if it does not know /services.
-func (a *client) identifyServer(ctx context.Context, status int) error {
-	if code, mode, err := a.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
-		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), a.server)
+func (c *client) identifyServer(ctx context.Context, status int) error {
+	if code, mode, err := c.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
+		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), c.server)
 	}
-	if code, body, err := a.get(ctx, "/healthz"); err == nil && (code == http.StatusOK || code == http.StatusServiceUnavailable) && strings.Contains(string(body), `"lastUpdated"`) {
-		return fmt.Errorf("%s is the health server of a kube-proxy: want its metrics server, by default %s", a.server, DefaultServer)
+	if code, body, err := c.get(ctx, "/healthz"); err == nil && (code == http.StatusOK || code == http.StatusServiceUnavailable) && strings.Contains(string(body), `"lastUpdated"`) {
+		return fmt.Errorf("%s is the health server of a kube-proxy: want its metrics server, by default %s", c.server, DefaultServer)
 	}
-	return fmt.Errorf("what answers at %s is not this proxy (HTTP status %d): want its metrics server, by default %s", a.server, status, DefaultServer)
+	return fmt.Errorf("what answers at %s is not this proxy (HTTP status %d): want its metrics server, by default %s", c.server, status, DefaultServer)
 }
+
+// DialAddress completes an address, and converts a listen address to one to connect to.
+func DialAddress(s string) (string, error) {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		_, port, _ = net.SplitHostPort(DefaultServer)
+		host = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]")
+	}
+	_, badPort := strconv.ParseUint(port, 10, 16)
+	if _, err := netip.ParseAddr(host); badPort != nil || port == "0" || err != nil && strings.ContainsAny(host, ":/[]") {
+		return "", fmt.Errorf("--server: %q is no address: want HOST or HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249", s)
+	}
+	addr, err := netip.ParseAddr(host)
+	switch {
+	case host == "" || err == nil && addr == netip.IPv4Unspecified():
+		host = "127.0.0.1"
+	case err == nil && addr == netip.IPv6Unspecified():
+		host = "::1"
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// Answer is what -o json prints. New versions may add fields, but must not rename or remove any.
+type Answer struct {
+	Server string `json:"server"` // that was asked
+	// OK is what the exit code says: the proxy is healthy, its latest rounds did not fail, nothing
+	// keeps traffic from flowing, and all selected Services are programmed in full, whether they are
+	// listed or not. For one Service that was selected by name, the state of the proxy matters only if
+	// it keeps traffic of its IP families from flowing.
+	OK      bool    `json:"ok"`
+	Summary Summary `json:"summary"`
+	servicestate.Response
+}
+
+// The exit codes of kube-proxy status.
+const (
+	ExitNotOK       = 1
+	ExitUnreachable = 2
+)
+
+// ExitCode returns the exit code for what Ask returned.
+func ExitCode(a *Answer, err error) int {
+	if _, unknown := errors.AsType[*unknownServiceError](err); unknown {
+		return ExitNotOK
+	}
+	switch {
+	case err != nil:
+		return ExitUnreachable
+	case !a.OK:
+		return ExitNotOK
+	}
+	return 0
+}
+
+// Summary counts the selected Services.
+type Summary struct {
+	Services int `json:"services"`
+	// NotProgrammed are Services that are not fully in force. Problems are Services with
+	// parts that were left out or interpreted. Unserved are Services with a port that
+	// serves no client.
+	NotProgrammed int `json:"notProgrammed"`
+	Problems      int `json:"problems"`
+	Unserved      int `json:"unserved"`
+	// Unanswered are Services with a health check that is not answered on all addresses.
+	Unanswered int `json:"unanswered"`
+}
+
+// evaluate sets OK for a response and keeps the part that q selects.
+func (q *Query) evaluate(a *servicestate.Response) (*Answer, error) {
+	services := slices.DeleteFunc(a.Services, func(s servicestate.Service) bool { return q.Name != "" && s.Name != q.Name })
+	if q.Name != "" && len(services) == 0 {
+		return nil, &unknownServiceError{fmt.Sprintf("no Service named %s is known to the proxy in any namespace: it may be headless, of type ExternalName, without ports, or left to another proxy", q.Name)}
+	}
+	d := &Answer{Server: q.Server, Response: *a}
+	d.Summary.Services = len(services)
+	for i := range services {
+		d.Summary.add(&services[i])
+	}
+	well := a.Health.Healthy && !unsynced(&a.Health) && !failing(&a.Health) && len(a.Health.Blocked) == 0
+	if q.Name != "" {
+		well = !slices.ContainsFunc(services, func(s servicestate.Service) bool { return blocked(&s, a.Health.BlockedFamilies) })
+	}
+	d.OK = well && d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unanswered == 0
+	if q.Failing {
+		services = slices.DeleteFunc(services, func(s servicestate.Service) bool {
+			return !notProgrammed(&s) && !unserved(&s) && !healthCheckUnanswered(&s)
+		})
+	}
+	d.Services = services
+	return d, nil
+}
+
+// blocked reports that a Service has a port in one of families.
+func blocked(s *servicestate.Service, families []string) bool {
+	return slices.ContainsFunc(s.Ports, func(p servicestate.Port) bool { return slices.Contains(families, p.Family) })
+}
+
+// failing reports that a family's latest round failed as a whole, though not for
+// long enough to call the proxy unhealthy.
+func failing(r *health.Report) bool {
+	for _, s := range r.Status {
+		if s.Failing {
+			return true
+		}
+	}
+	return false
+}
+
+// unsynced reports that something was never read, such as a broken manifest.
+func unsynced(r *health.Report) bool {
+	return slices.ContainsFunc(r.Sources, func(s health.SourceReport) bool { return !s.Synced })
+}
+
+func (su *Summary) add(s *servicestate.Service) {
+	if s.State != servicestate.Programmed {
+		su.NotProgrammed++
+	}
+	if len(s.Problems) > 0 {
+		su.Problems++
+	}
+	if unserved(s) {
+		su.Unserved++
+	}
+	if healthCheckUnanswered(s) {
+		su.Unanswered++
+	}
+}
+
+// notProgrammed returns whether part of a Service is not in force.
+func notProgrammed(s *servicestate.Service) bool {
+	return s.State != servicestate.Programmed || len(s.Problems) > 0
+}
+
+// unserved returns whether a port of a Service serves no client anywhere. A traffic
+// policy that leaves no endpoint on this node is in order.
+func unserved(s *servicestate.Service) bool {
+	return slices.ContainsFunc(s.Ports, func(p servicestate.Port) bool {
+		return slices.ContainsFunc(p.Frontends, func(f servicestate.Frontend) bool {
+			return slices.Contains([]servicestate.Reason{servicestate.NoEndpoints, servicestate.NoSources, servicestate.UnsupportedByMode}, f.Reason)
+		})
+	})
+}
+
+// healthCheckUnanswered returns whether load balancers cannot reach the health check of a
+// Service on this node, and so regard the node as failed.
+func healthCheckUnanswered(s *servicestate.Service) bool {
+	return s.HealthCheck != nil && s.HealthCheck.Error != ""
+}
+
+// Format is the form of what is printed.
+type Format string
+
+// The formats.
+const (
+	Table Format = "table" // for a terminal
+	Wide  Format = "wide"  // a table with all columns and nothing shortened
+	JSON  Format = "json"
+)
+
+// View is how an answer is printed.
+type View struct {
+	Format Format
+	Full   bool      // each Service in full, instead of the proxy and a line for each; not for JSON
+	Colour bool      // for a terminal; not for JSON
+	Now    time.Time // the end of durations
+}
+
+// Print writes an answer to w.
+func (v *View) Print(w io.Writer, a *Answer) error {
+	if v.Format == JSON {
+		return document.WriteReadable(w, a)
+	}
+	p := &printer{colour: v.Colour, wide: v.Format == Wide, now: v.Now}
+	if v.Full {
+		p.services(a)
+	} else {
+		p.overview(a)
+	}
+	_, err := w.Write(p.text.Bytes())
+	return err
+}
+
+// sanitize converts foreign text to one line without control characters.
+func sanitize(s string) string { return printable.Text(strings.Join(strings.Fields(s), " ")) }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"kubeproxy/common/columns"
 	"kubeproxy/common/document"
 )
 
@@ -33,12 +32,12 @@ const (
 // error. A request that fails after the first one is written as a change, because a proxy
 // that restarts does not answer for a while. As JSON, each state that differs is written
 // in full, and a request that fails as a failure.
-func (x *Watch) Run(ctx context.Context, w io.Writer) error {
-	last, err := x.ask(ctx)
+func (wa *Watch) Run(ctx context.Context, w io.Writer) error {
+	last, err := wa.ask(ctx)
 	if err != nil {
 		return err
 	}
-	if err := x.View.Print(w, last); err != nil {
+	if err := wa.View.Print(w, last); err != nil {
 		return err
 	}
 	fault := ""
@@ -49,7 +48,7 @@ func (x *Watch) Run(ctx context.Context, w io.Writer) error {
 		case <-time.After(pause):
 		}
 		asked := time.Now()
-		now, err := x.ask(ctx)
+		now, err := wa.ask(ctx)
 		pause = max(minPause, askShare*time.Since(asked))
 		if ctx.Err() != nil {
 			return nil
@@ -60,35 +59,35 @@ func (x *Watch) Run(ctx context.Context, w io.Writer) error {
 			continue
 		case err != nil:
 			fault = err.Error()
-			if err := x.writeFailure(w, fault); err != nil {
+			if err := wa.writeFailure(w, fault); err != nil {
 				return err
 			}
 			continue
 		case fault != "":
 			fault = ""
-			all = append([]change{{"proxy", "answers again"}}, x.changes(last, now)...)
+			all = append([]change{{"proxy", "answers again"}}, wa.changes(last, now)...)
 		default:
-			all = x.changes(last, now)
+			all = wa.changes(last, now)
 		}
 		last = now
-		if err := x.write(w, last, all); err != nil {
+		if err := wa.write(w, last, all); err != nil {
 			return err
 		}
 	}
 }
 
 // changes lists what is different in b from a.
-func (x *Watch) changes(a, b *Answer) []change {
-	if x.Query.Failing {
+func (wa *Watch) changes(a, b *Answer) []change {
+	if wa.Query.Failing {
 		return changes(a, b, "nothing is wrong any more")
 	}
 	return changes(a, b, "gone")
 }
 
-func (x *Watch) ask(ctx context.Context) (*Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, x.Timeout)
+func (wa *Watch) ask(ctx context.Context) (*Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, wa.Timeout)
 	defer cancel()
-	return x.Query.Ask(ctx)
+	return wa.Query.Ask(ctx)
 }
 
 // failure is written as JSON in place of an answer.
@@ -99,27 +98,27 @@ type failure struct {
 }
 
 // writeFailure writes that the proxy does not answer.
-func (x *Watch) writeFailure(w io.Writer, what string) error {
-	if x.View.Format == JSON {
-		return document.WriteReadable(w, failure{Server: x.Query.Server, Error: what})
+func (wa *Watch) writeFailure(w io.Writer, what string) error {
+	if wa.View.Format == JSON {
+		return document.WriteReadable(w, failure{Server: wa.Query.Server, Error: what})
 	}
-	return x.write(w, nil, []change{{"proxy", what}})
+	return wa.write(w, nil, []change{{"proxy", what}})
 }
 
 // write writes changes, one line for each.
-func (x *Watch) write(w io.Writer, now *Answer, all []change) error {
+func (wa *Watch) write(w io.Writer, now *Answer, all []change) error {
 	if len(all) == 0 {
 		return nil
 	}
-	if x.View.Format == JSON {
+	if wa.View.Format == JSON {
 		return document.WriteReadable(w, now)
 	}
 	var b bytes.Buffer
 	at := time.Now().Format(time.TimeOnly)
 	for _, c := range all {
 		lines := []string{c.about + ": " + c.what}
-		if x.View.Format != Wide {
-			lines = columns.Wrap(lines[0], columns.Width-len(at)-2)
+		if wa.View.Format != Wide {
+			lines = document.Wrap(lines[0], document.Width-len(at)-2)
 		}
 		b.WriteString(at + "  " + strings.Join(lines, "\n"+strings.Repeat(" ", len(at)+2)) + "\n")
 	}

@@ -18,16 +18,16 @@ type drainingLeftovers struct {
 	fail  error       // of the next call
 }
 
-func (n *drainingLeftovers) Drain(_ context.Context, since time.Time) (string, error) {
-	n.since = append(n.since, since)
-	if err := n.fail; err != nil {
-		n.fail = nil
+func (d *drainingLeftovers) Drain(_ context.Context, since time.Time) (string, error) {
+	d.since = append(d.since, since)
+	if err := d.fail; err != nil {
+		d.fail = nil
 		return "", err
 	}
-	if time.Now().Before(n.until) {
+	if time.Now().Before(d.until) {
 		return "one connection", nil
 	}
-	n.what = ""
+	d.what = ""
 	return "", nil
 }
 

@@ -63,8 +63,8 @@ func TestUnreadIsNotLeft(t *testing.T) {
 // lineFunc is called with each line that is logged.
 type lineFunc func(line string)
 
-func (g lineFunc) Write(line []byte) (int, error) {
-	g(string(line))
+func (l lineFunc) Write(line []byte) (int, error) {
+	l(string(line))
 	return len(line), nil
 }
 

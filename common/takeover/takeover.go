@@ -9,6 +9,7 @@ package takeover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -251,4 +252,181 @@ func (t *Takeover) auditMissing(ctx context.Context, want *service.Snapshot) err
 	}
 	first, more, _ := strings.Cut(p.String(), "\n")
 	return fmt.Errorf("%q and %d more", first, strings.Count(more, "\n"))
+}
+
+// The texts of errors in the log. UnreadText is also for an error that hides the targets
+// themselves.
+const (
+	UnreadText = "It is unknown what an earlier service proxy left; trying again later"
+	stillText  = "What an earlier service proxy left is still there; trying again"
+)
+
+// report shows in the condition why old rules are still there, or may be. Then it logs
+// each new error. err is about all targets. It, or else fallback, is shown for targets
+// without a reason of their own.
+func (t *Takeover) report(fallback string, err error) {
+	if err != nil {
+		fallback = err.Error()
+	}
+	t.setCondition(fallback)
+	if err != nil {
+		t.logOnce(stillText, "", err)
+	}
+	for _, p := range t.targets {
+		switch {
+		case errors.As(p.err, &unreadError{}):
+			t.logOnce(UnreadText, p.String(), p.err)
+		case p.err != nil:
+			t.logOnce(stillText, p.String(), p.err)
+		}
+	}
+}
+
+// setCondition groups the targets by reason.
+func (t *Takeover) setCondition(fallback string) {
+	var order []string // of the texts
+	targets := map[string][]string{}
+	for _, p := range t.targets {
+		text := "an earlier service proxy left rules in %s: " + t.reason(p, fallback)
+		if errors.As(p.err, &unreadError{}) {
+			text = "it is unknown whether an earlier service proxy left rules in %s: " + p.err.Error()
+		}
+		if targets[text] == nil {
+			order = append(order, text)
+		}
+		targets[text] = append(targets[text], p.String())
+	}
+	for i, text := range order {
+		order[i] = strings.Replace(text, "%s", strings.Join(targets[text], ", "), 1)
+	}
+	t.options.Condition(strings.Join(order, "; "))
+}
+
+// reason returns why p is still there.
+func (t *Takeover) reason(p Target, fallback string) string {
+	switch r := t.draining[p.String()]; {
+	case p.err != nil:
+		return p.err.Error()
+	case r != nil:
+		return "it takes no new connections, and stays until its connections end: " + r.remaining
+	}
+	return fallback
+}
+
+// ReportUnprogrammed reports what is in targets whose families no backend programs. The
+// leftovers stay: outdated rules are better than none. show receives the text of the
+// condition of a family.
+func ReportUnprogrammed(ctx context.Context, log klog.Logger, targets []Target, show func(f service.Family, text string)) {
+	left := map[service.Family][]string{}
+	for _, p := range targets {
+		if what, err := p.Find(ctx); err == nil && what != "" {
+			log.Info("Found what an earlier service proxy left; it stays, because nothing replaces it", "family", p.Family.String(), "place", p.String(), "what", what)
+			left[p.Family] = append(left[p.Family], p.String())
+		}
+	}
+	for f, targets := range left {
+		show(f, "an earlier service proxy left rules in "+strings.Join(targets, ", ")+
+			": they stay and get out of date, because nothing replaces them; --cleanup removes them")
+	}
+}
+
+// logOnce logs an error unless it was the last one logged for the target. An empty target
+// stands for all.
+func (t *Takeover) logOnce(what, target string, err error) {
+	if t.logged[target] == err.Error() {
+		return
+	}
+	t.logged[target] = err.Error()
+	var args []any
+	if target != "" {
+		args = []any{"place", target}
+	}
+	t.options.Log.Error(err, what, args...)
+}
+
+// Leftovers are what any service proxy may have left in one place. Remove removes all of
+// it.
+type Leftovers interface {
+	// String names the place.
+	String() string
+	// Find describes what is there, empty for nothing.
+	Find(context.Context) (string, error)
+	// Remove removes it. An empty place is a success.
+	Remove(context.Context) error
+}
+
+// Draining are leftovers that open connections need until they end. Only a cleanup
+// removes them at once.
+type Draining interface {
+	Leftovers
+	// Drain stops new connections to the leftovers and removes the parts that no
+	// connection needs. It returns what stays and for how long at most, empty if all is
+	// gone. since is when the drain began, zero if it begins now.
+	Drain(ctx context.Context, since time.Time) (stays string, err error)
+}
+
+// Target is a place where a mode of ours, or kube-proxy itself, may have left rules.
+type Target struct {
+	Leftovers
+	Family service.Family
+	// IPVS is whether the target is virtual servers and their companions.
+	IPVS bool
+	// Upstream is whether no mode of ours leaves anything there. A cleanup skips the
+	// target.
+	Upstream bool
+	// err is why the target could not be emptied, or an unreadError.
+	err error
+}
+
+// unreadError is why the content of a target is unknown. The target may be empty.
+type unreadError struct{ error }
+
+// Unwrap returns the reason.
+func (e unreadError) Unwrap() error { return e.error }
+
+// UncheckedError is the error of Leftovers that this process may not look for. Only a cleanup
+// reports it: what nobody sees keeps no proxy from its work.
+type UncheckedError struct {
+	// Err says which right is missing.
+	Err error
+	// Suspected is whether there may well be something, so that a cleanup is not complete.
+	Suspected bool
+}
+
+// Error says which right is missing.
+func (e *UncheckedError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what says which right is missing.
+func (e *UncheckedError) Unwrap() error { return e.Err }
+
+// AsUnchecked returns the UncheckedError that err is or wraps, nil if there is none.
+func AsUnchecked(err error) *UncheckedError {
+	if e := (*UncheckedError)(nil); errors.As(err, &e) {
+		return e
+	}
+	return nil
+}
+
+// inspect is Find with an unreadError as its error.
+func (t Target) inspect(ctx context.Context) (string, error) {
+	what, err := t.Find(ctx)
+	if err != nil {
+		return "", unreadError{err}
+	}
+	return what, nil
+}
+
+// removeLeftovers empties a target, and returns what was there.
+func removeLeftovers(ctx context.Context, p Target) (what string, err error) {
+	if what, err = p.inspect(ctx); err != nil || what == "" {
+		return "", err
+	}
+	if err := p.Remove(ctx); err != nil {
+		return "", err
+	}
+	left, err := p.inspect(ctx)
+	if err == nil && left != "" {
+		err = fmt.Errorf("%s has %s again, which was removed: another program makes it", p, left)
+	}
+	return what, err
 }

@@ -29,25 +29,25 @@ type fakeLeftovers struct {
 	unreadable int     // how often Find fails after a removal
 }
 
-func (r *fakeLeftovers) String() string { return "a place" }
+func (f *fakeLeftovers) String() string { return "a place" }
 
-func (r *fakeLeftovers) Find(context.Context) (string, error) {
-	if r.removed > 0 && r.unreadable > 0 {
-		r.unreadable--
+func (f *fakeLeftovers) Find(context.Context) (string, error) {
+	if f.removed > 0 && f.unreadable > 0 {
+		f.unreadable--
 		return "", errSystemTest
 	}
-	return r.what, nil
+	return f.what, nil
 }
 
-func (r *fakeLeftovers) Remove(context.Context) error {
-	r.removed++
-	if len(r.fail) > 0 {
-		err := r.fail[0]
-		r.fail = r.fail[1:]
+func (f *fakeLeftovers) Remove(context.Context) error {
+	f.removed++
+	if len(f.fail) > 0 {
+		err := f.fail[0]
+		f.fail = f.fail[1:]
 		return err
 	}
-	if !r.recreated {
-		r.what = ""
+	if !f.recreated {
+		f.what = ""
 	}
 	return nil
 }
@@ -130,14 +130,14 @@ func advance(d time.Duration) {
 }
 
 // good reports a good round for want.
-func (s *takeoverTest) good(want *service.Snapshot) {
-	s.RecordRound(reconcile.Result{Snapshot: want})
+func (t *takeoverTest) good(want *service.Snapshot) {
+	t.RecordRound(reconcile.Result{Snapshot: want})
 }
 
 // after advances the clock and then reports a round.
-func (s *takeoverTest) after(d time.Duration, err error) {
+func (t *takeoverTest) after(d time.Duration, err error) {
 	time.Sleep(d)
-	s.RecordRound(reconcile.Result{Snapshot: service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), Outcome: reconcile.Outcome{Err: err}})
+	t.RecordRound(reconcile.Result{Snapshot: service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil), Outcome: reconcile.Outcome{Err: err}})
 	synctest.Wait()
 }
 

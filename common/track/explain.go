@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 )
 
@@ -98,11 +100,11 @@ func (t *Tracker) choice(p *service.Port, from []origin) Choice {
 }
 
 // placesOf returns where each address runs. Slices that list an address twice agree on it.
-func (n *interner) placesOf(from []origin) map[netip.Addr]place {
+func (in *interner) placesOf(from []origin) map[netip.Addr]place {
 	at := map[netip.Addr]place{}
 	for _, s := range from {
 		for i, e := range s.slice.endpoints {
-			at[s.slice.addr(i)] = n.places[e.place]
+			at[s.slice.addr(i)] = in.places[e.place]
 		}
 	}
 	return at
@@ -231,4 +233,220 @@ func (t *Tracker) Names(namespace string) []types.NamespacedName {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 	return all
+}
+
+// Kind is the kind of object that a Problem concerns.
+type Kind uint8
+
+// The kinds. EndpointSlices count as parts of their Service.
+const (
+	OfService Kind = iota
+	OfNode         // the own Node
+	OfServiceCIDR
+)
+
+// Problem is content of the cluster that had to be left out or interpreted. It never
+// stops the rest.
+type Problem struct {
+	Kind    Kind
+	Service types.NamespacedName // of kind OfService only
+	Field   string               // the API's path, such as "spec.ports[1].nodePort"
+	Message string
+	// Refused means that an address and port is not served because that would take it
+	// from another owner. ThisNode means that other nodes may decide differently.
+	Refused, ThisNode bool
+}
+
+// String returns the problem on one line, the Service first.
+func (p Problem) String() string {
+	where := "node"
+	if p.Kind == OfService {
+		where = "service " + p.Service.String()
+	}
+	return printable.Text(where + ": " + p.Field + ": " + p.Message)
+}
+
+func compareProblems(a, b Problem) int {
+	return strings.Compare(a.String(), b.String())
+}
+
+// maxNotes bounds what the Tracker stores and reports for one object.
+const maxNotes = 20
+
+// note is a Problem whose Service is known from its container.
+type note struct {
+	field, message    string
+	refused, thisNode bool
+}
+
+// notes collects the problems of one object.
+type notes struct {
+	list []note
+	more int // left out of list
+}
+
+func (n *notes) add(field, format string, args ...any) {
+	if len(n.list) == maxNotes {
+		n.more++
+		return
+	}
+	n.list = append(n.list, note{field: field, message: fmt.Sprintf(format, args...)})
+}
+
+// refuse adds a note about an address that is not served.
+func (n *notes) refuse(field, message string, thisNode bool) {
+	if len(n.list) == maxNotes {
+		n.more++
+		return
+	}
+	n.list = append(n.list, note{field, message, true, thisNode})
+}
+
+// all returns the notes. The last one sums up those that did not fit.
+func (n *notes) all() []note {
+	if n.more > 0 {
+		return append(n.list, note{field: n.list[maxNotes-1].field, message: fmt.Sprintf("and %d more problems", n.more)})
+	}
+	return n.list
+}
+
+// at returns the path of element i of a list.
+func at(field string, i int) string {
+	return field + "[" + strconv.Itoa(i) + "]"
+}
+
+// problemsOf turns notes about an object into sorted Problems without duplicates.
+func problemsOf(kind Kind, service types.NamespacedName, lists ...[]note) []Problem {
+	var all []Problem
+	for _, list := range lists {
+		for _, n := range list {
+			all = append(all, Problem{kind, service, n.field, n.message, n.refused, n.thisNode})
+		}
+	}
+	slices.SortFunc(all, compareProblems)
+	return slices.Compact(all)
+}
+
+// misplaced finds addresses of endpoints that are ClusterIPs, or in a ServiceCIDR. An
+// endpoint can be neither, see
+// https://kubernetes.io/docs/concepts/services-networking/service/#services-without-selectors.
+// Only addresses near ClusterIPs are kept, in claims.endpoints: in most clusters none.
+type misplaced struct {
+	blocks map[netip.Prefix]bool // with a ClusterIP now or earlier
+	ranges []netip.Prefix        // of ServiceCIDRs
+	listed []netip.Addr          // in ranges, sorted
+	stale  bool                  // ranges have changed, or a block is new: all slices are read again
+}
+
+// blockBits is the length of a block. A cluster has few, so all slices are seldom read.
+var blockBits = [...]int{service.IPv4: 16, service.IPv6: 64}
+
+func blockOf(a netip.Addr) netip.Prefix {
+	p, _ := a.Prefix(blockBits[service.FamilyOf(a)]) // never too long
+	return p
+}
+
+// watch notes that a is a ClusterIP.
+func (m *misplaced) watch(a netip.Addr) {
+	if block := blockOf(a); !m.blocks[block] {
+		m.blocks[block], m.stale = true, true
+	}
+}
+
+func (m *misplaced) inRange(a netip.Addr) bool {
+	return slices.ContainsFunc(m.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// in returns the addresses of endpoints in p, one of ranges.
+func (m *misplaced) in(p netip.Prefix) []netip.Addr {
+	first, _ := slices.BinarySearchFunc(m.listed, p.Masked().Addr(), netip.Addr.Compare)
+	rest := m.listed[first:]
+	n, _ := slices.BinarySearchFunc(rest, p, func(a netip.Addr, p netip.Prefix) int {
+		if p.Contains(a) {
+			return -1
+		}
+		return 1
+	})
+	return rest[:n]
+}
+
+// count adds the addresses of s.
+func (t *Tracker) count(s *slice) {
+	m := &t.misplaced
+	for i := range s.endpoints {
+		a := s.addr(i)
+		ranged := m.inRange(a)
+		if !ranged && !m.blocks[blockOf(a)] {
+			continue
+		}
+		if k, found := slices.BinarySearchFunc(m.listed, a, netip.Addr.Compare); ranged && !found && !m.stale {
+			m.listed = slices.Insert(m.listed, k, a)
+		}
+		t.claims.endpoints.add(clusterIPKey(a), s.owner)
+		s.owner.misplaced++
+	}
+}
+
+// uncount removes the addresses of s.
+func (t *Tracker) uncount(s *slice) {
+	m := &t.misplaced
+	for i := range s.endpoints {
+		a := s.addr(i)
+		key := clusterIPKey(a)
+		if t.claims.endpoints[key][s.owner] == 0 {
+			continue
+		}
+		t.claims.endpoints.remove(key, s.owner)
+		s.owner.misplaced--
+		if k, found := slices.BinarySearchFunc(m.listed, a, netip.Addr.Compare); found && t.claims.endpoints[key] == nil {
+			m.listed = slices.Delete(m.listed, k, k+1)
+		}
+	}
+}
+
+// recount reads all slices.
+func (t *Tracker) recount() {
+	m := &t.misplaced
+	m.ranges, m.listed = nil, nil
+	for _, r := range t.cidrs {
+		m.ranges = append(m.ranges, r.prefixes...)
+	}
+	t.claims.endpoints = dependents{}
+	for _, s := range t.services {
+		s.misplaced = 0
+	}
+	for _, s := range t.slices {
+		t.count(s)
+	}
+	m.stale = false
+	for key, owners := range t.claims.endpoints {
+		if a := key.addr(); m.inRange(a) {
+			m.listed = append(m.listed, a)
+		}
+		if t.claims.holder[key].serviceState == nil {
+			continue
+		}
+		for s := range owners {
+			t.markDirty(s)
+		}
+	}
+	slices.SortFunc(m.listed, netip.Addr.Compare)
+}
+
+// clusterIPs returns notes about endpoints that are ClusterIPs.
+func (r *resolver) clusterIPs() []note {
+	var notes notes
+	if r.owner.misplaced == 0 || r.owner.want == nil {
+		return nil
+	}
+	for _, s := range r.owner.slices {
+		for i := range s.endpoints {
+			a := s.addr(i)
+			if holder := r.tracker.claims.holder[clusterIPKey(a)]; holder.serviceState != nil {
+				notes.add("endpointslice "+s.name+" endpoints",
+					"%q is the ClusterIP of service %s, and is not translated a second time; want the address of a pod", a, holder.name)
+			}
+		}
+	}
+	return notes.all()
 }

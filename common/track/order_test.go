@@ -67,19 +67,19 @@ func text(s *service.Snapshot) string {
 }
 
 // fromScratch gives all objects to a new Tracker.
-func (w *clusterObjects) fromScratch(o Options) *Tracker {
+func (c *clusterObjects) fromScratch(o Options) *Tracker {
 	t := New(o)
-	for _, s := range w.services {
+	for _, s := range c.services {
 		t.SetService(s)
 	}
-	for _, s := range w.slices {
+	for _, s := range c.slices {
 		t.SetSlice(s)
 	}
-	if w.node != nil {
-		t.SetNode(w.node)
+	if c.node != nil {
+		t.SetNode(c.node)
 	}
-	if w.ranges != nil {
-		t.SetServiceCIDR(w.ranges)
+	if c.ranges != nil {
+		t.SetServiceCIDR(c.ranges)
 	}
 	t.Synced()
 	t.Latest()
@@ -115,47 +115,47 @@ func checkShared(t *rapid.T, last, next *service.Snapshot) {
 }
 
 // checkLeft checks that the Tracker keeps nothing of deleted objects.
-func (w *clusterObjects) checkLeft(t *rapid.T, live *Tracker) {
+func (c *clusterObjects) checkLeft(t *rapid.T, live *Tracker) {
 	for name, s := range live.services {
-		if len(s.slices) == 0 && w.services[name.Name] == nil {
+		if len(s.slices) == 0 && c.services[name.Name] == nil {
 			t.Errorf("service %s is still known", name)
 		}
 	}
-	if len(w.slices) == 0 && len(live.claims.endpoints)+len(live.misplaced.listed) > 0 {
+	if len(c.slices) == 0 && len(live.claims.endpoints)+len(live.misplaced.listed) > 0 {
 		t.Errorf("endpoints without slices: %v, %v", live.claims.endpoints, live.misplaced.listed)
 	}
-	if len(w.services) == 0 && len(live.claims.holder)+len(live.claims.queue) > 0 {
+	if len(c.services) == 0 && len(live.claims.holder)+len(live.claims.queue) > 0 {
 		t.Errorf("claims without services: %v, %v", live.claims.holder, live.claims.queue)
 	}
 }
 
-func (w *clusterObjects) step(t *rapid.T, to *Tracker) {
+func (c *clusterObjects) step(t *rapid.T, to *Tracker) {
 	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
 	key := types.NamespacedName{Namespace: "d", Name: name}
 	// rapid draws a byte evenly, but not a small number.
 	switch what := rapid.Byte().Draw(t, "what") % 12; what {
 	case 0, 1, 2:
-		w.services[name] = drawService(t, name)
-		to.SetService(w.services[name])
+		c.services[name] = drawService(t, name)
+		to.SetService(c.services[name])
 	case 3, 4, 5:
-		w.slices[name] = drawSlice(t, name)
-		to.SetSlice(w.slices[name])
+		c.slices[name] = drawSlice(t, name)
+		to.SetSlice(c.slices[name])
 	case 6, 7:
-		w.node = drawNode(t)
-		to.SetNode(w.node)
+		c.node = drawNode(t)
+		to.SetNode(c.node)
 	case 8:
-		w.ranges = &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{
+		c.ranges = &networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{
 			CIDRs: drawSome(t, "ranges", "10.96.0.0/24", "fd00:96::/112", "10.1.0.0/30", "10.96.0.1/32", "bad"),
 		}}
-		to.SetServiceCIDR(w.ranges)
+		to.SetServiceCIDR(c.ranges)
 	case 9:
-		w.ranges = nil
+		c.ranges = nil
 		to.DeleteServiceCIDR("")
 	case 10:
-		delete(w.services, name)
+		delete(c.services, name)
 		to.DeleteService(key)
 	default:
-		delete(w.slices, name)
+		delete(c.slices, name)
 		to.DeleteSlice(key)
 	}
 }

@@ -5,8 +5,10 @@ package track
 
 import (
 	"bytes"
+	"math"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -279,4 +281,75 @@ func (p *packer) zones(hints []discoveryv1.ForZone) uint32 {
 // flags may contain spaces.
 func normalize(node string) string {
 	return strings.ToLower(strings.TrimSpace(node))
+}
+
+// interner shares values that occur many times: namespaces, port names, zones and layouts
+// of slices.
+type interner struct {
+	seen    map[string]string
+	layouts map[string]*sliceLayout
+	key     []byte // scratch memory of internLayout
+
+	places     []place // the first one is unknown
+	placeIndex map[place]uint16
+}
+
+// maxInterned bounds the memory that names of deleted objects occupy.
+const maxInterned = 4096
+
+func (in *interner) intern(s string) string {
+	if s == "" {
+		return ""
+	}
+	if have, ok := in.seen[s]; ok {
+		return have
+	}
+	if in.seen == nil || len(in.seen) >= maxInterned {
+		in.seen = map[string]string{}
+	}
+	s = strings.Clone(s)
+	in.seen[s] = s
+	return s
+}
+
+// internLayout returns k or an equal layout that is known already. Layouts with notes are
+// not shared.
+func (in *interner) internLayout(k *sliceLayout) *sliceLayout {
+	if len(k.notes) > 0 {
+		return k
+	}
+	in.key = append(in.key[:0], byte(k.family))
+	for _, p := range k.ports {
+		in.key = append(strconv.AppendQuote(in.key, p.name), byte(p.proto), byte(p.port>>8), byte(p.port))
+	}
+	for _, z := range k.zones {
+		in.key = strconv.AppendQuote(append(in.key, 0), z)
+	}
+	if have := in.layouts[string(in.key)]; have != nil {
+		return have
+	}
+	if in.layouts == nil || len(in.layouts) >= maxInterned {
+		in.layouts = map[string]*sliceLayout{}
+	}
+	in.layouts[string(in.key)] = k
+	return k
+}
+
+// internPlace returns the index of at in places. Places are never forgotten. When the
+// table is full, further ones count as unknown.
+func (in *interner) internPlace(at place) uint16 {
+	if i, ok := in.placeIndex[at]; ok {
+		return i
+	}
+	if in.places == nil {
+		in.places, in.placeIndex = []place{{}}, map[place]uint16{{}: 0}
+		return in.internPlace(at)
+	}
+	if len(in.places) > math.MaxUint16 {
+		return 0
+	}
+	at = place{strings.Clone(at.node), strings.Clone(at.zone)}
+	in.placeIndex[at] = uint16(len(in.places))
+	in.places = append(in.places, at)
+	return in.placeIndex[at]
 }

@@ -9,6 +9,7 @@ package track
 
 import (
 	"cmp"
+	"container/heap"
 	"net/netip"
 	"slices"
 	"sync"
@@ -321,3 +322,155 @@ func (t *Tracker) change(do func() bool) bool {
 }
 
 func bySliceName(a, b *slice) int { return cmp.Compare(a.name, b.name) }
+
+// Reconfigure applies changed settings. It ignores NodeName and IgnoreExternalIPs: the
+// Tracker keeps no objects that it could read again.
+func (t *Tracker) Reconfigure(o Options) {
+	t.change(func() bool {
+		before := t.options.node(t.nodeInfo)
+		t.options.NodeIPs = slices.Clone(o.NodeIPs)
+		t.options.Pods, t.options.PodsFromNode = o.Pods, o.PodsFromNode
+		t.options.NodePorts, t.options.NodePortsPrimary = slices.Clone(o.NodePorts), o.NodePortsPrimary
+		t.options.MasqueradeAll = o.MasqueradeAll
+		now := t.options.node(t.nodeInfo)
+		if sameNode(before, now) {
+			return false
+		}
+		// Addresses affect hairpin traffic and, with NodePorts, which addresses are
+		// refused.
+		if !slices.Equal(before.Addrs, now.Addrs) || !slices.Equal(before.NodePorts, now.NodePorts) {
+			for _, s := range t.services {
+				t.markDirty(s)
+			}
+		}
+		t.nodeDirty = true
+		return true
+	})
+}
+
+// queue holds the claims to one address that another Service holds. Each operation costs
+// the logarithm of their number.
+type queue struct {
+	list  []claim       // a heap, the next holder first
+	place map[claim]int // where in list
+	// again counts claims that one Service makes more than once, as for a NodePort
+	// that is its healthCheckNodePort.
+	again map[claim]int
+}
+
+func (q *queue) push(c claim) {
+	if q.place == nil {
+		q.place, q.again = map[claim]int{}, map[claim]int{}
+	}
+	if _, known := q.place[c]; known {
+		q.again[c]++
+		return
+	}
+	heap.Push((*queueHeap)(q), c)
+}
+
+// pop removes and returns the next holder.
+func (q *queue) pop() claim {
+	first := q.list[0]
+	q.drop(first)
+	return first
+}
+
+// drop removes c and reports whether it was there.
+func (q *queue) drop(c claim) bool {
+	i, known := q.place[c]
+	switch {
+	case !known:
+		return false
+	case q.again[c] > 1:
+		q.again[c]--
+	case q.again[c] == 1:
+		delete(q.again, c)
+	default:
+		heap.Remove((*queueHeap)(q), i)
+	}
+	return true
+}
+
+// queueHeap is what container/heap sees of a queue.
+type queueHeap queue
+
+func (h *queueHeap) Len() int           { return len(h.list) }
+func (h *queueHeap) Less(i, j int) bool { return compareClaims(h.list[i], h.list[j]) < 0 }
+
+func (h *queueHeap) Swap(i, j int) {
+	h.list[i], h.list[j] = h.list[j], h.list[i]
+	h.place[h.list[i]], h.place[h.list[j]] = i, j
+}
+
+func (h *queueHeap) Push(x any) {
+	c := x.(claim)
+	h.place[c] = len(h.list)
+	h.list = append(h.list, c)
+}
+
+func (h *queueHeap) Pop() any {
+	last := len(h.list) - 1
+	c := h.list[last]
+	h.list[last] = claim{}
+	h.list = h.list[:last]
+	delete(h.place, c)
+	return c
+}
+
+// origin is a slice with endpoints of a Port, and the number of the port there.
+type origin struct {
+	slice *slice
+	port  uint16
+}
+
+// index finds the origins of a Service's Ports. A Service with few Ports gets no map; its
+// slices are scanned for each Port.
+type index struct {
+	slices  []*slice
+	origins map[originKey][]origin
+	few     []origin // memory, reused
+}
+
+type originKey struct {
+	family service.Family
+	name   string
+	proto  service.Protocol
+}
+
+// fewPorts is the number of Ports up to which a scan is faster than a map.
+const fewPorts = 8
+
+func indexOf(s *serviceState) index {
+	x := index{slices: s.slices}
+	if len(s.want) <= fewPorts {
+		return x
+	}
+	x.origins = map[originKey][]origin{}
+	for _, from := range s.slices {
+		for _, t := range from.ports {
+			k := originKey{from.family, t.name, t.proto}
+			x.origins[k] = append(x.origins[k], origin{from, t.port})
+		}
+	}
+	return x
+}
+
+// of returns the origins of p. The result is valid until the next call.
+func (i *index) of(p *service.Port) []origin {
+	if i.origins != nil {
+		return i.origins[originKey{p.Family, p.Name.Port, p.Name.Protocol}]
+	}
+	i.few = i.few[:0]
+	for _, s := range i.slices {
+		if s.family != p.Family {
+			continue
+		}
+		for _, t := range s.ports {
+			if t.name == p.Name.Port && t.proto == p.Name.Protocol {
+				i.few = append(i.few, origin{s, t.port})
+			}
+		}
+	}
+	return i.few
+}

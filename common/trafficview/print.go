@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"kubeproxy/common/columns"
+	"kubeproxy/common/document"
 	"kubeproxy/common/printable"
 )
 
@@ -33,14 +33,14 @@ func (v View) Print(w io.Writer, a *Answer) error {
 	t := v.table(a, "SERVICE")
 	shown := limited(len(a.Services), v.Limit)
 	for _, s := range a.Services[:shown] {
-		t.Rows = append(t.Rows, append([]columns.Cell{columns.Plain(printable.Text(s.Namespace + "/" + s.Name))}, a.cells(s.Numbers)...))
+		t.Rows = append(t.Rows, append([]document.Cell{document.Plain(printable.Text(s.Namespace + "/" + s.Name))}, a.cells(s.Numbers)...))
 	}
 	if shown > 1 || shown < len(a.Services) {
 		name := "all"
 		if more := len(a.Services) - shown; more > 0 {
 			name = fmt.Sprintf("all, with %d more", more)
 		}
-		t.Rows = append(t.Rows, append([]columns.Cell{{Text: name, Colour: columns.Bold}}, a.cells(a.Total)...))
+		t.Rows = append(t.Rows, append([]document.Cell{{Text: name, Colour: document.Bold}}, a.cells(a.Total)...))
 	}
 	t.Write(&b)
 	for _, s := range a.Services[:shown] {
@@ -66,13 +66,13 @@ func (v View) head(b *bytes.Buffer, a *Answer) {
 	if a.Seconds > 0 {
 		text += fmt.Sprintf(" Rates cover %s seconds up to %s.", fraction(a.Seconds), a.Time.Format(time.TimeOnly))
 	}
-	for _, l := range columns.Wrap(text, columns.Width) {
+	for _, l := range document.Wrap(text, document.Width) {
 		b.WriteString(l + "\n")
 	}
 	if a.Error != "" {
-		for _, l := range columns.Wrap("Not everything could be read: "+printable.Text(a.Error), columns.Width) {
+		for _, l := range document.Wrap("Not everything could be read: "+printable.Text(a.Error), document.Width) {
 			if v.Colour {
-				l = columns.Cell{Text: l, Colour: columns.Yellow}.Painted()
+				l = document.Cell{Text: l, Colour: document.Yellow}.Painted()
 			}
 			b.WriteString(l + "\n")
 		}
@@ -81,7 +81,7 @@ func (v View) head(b *bytes.Buffer, a *Answer) {
 }
 
 // table returns a table without rows whose first columns are what.
-func (v View) table(a *Answer, what string) *columns.Table {
+func (v View) table(a *Answer, what string) *document.Table {
 	head := what
 	if a.Seconds > 0 {
 		head += "|CONN/S"
@@ -93,7 +93,7 @@ func (v View) table(a *Answer, what string) *columns.Table {
 	if a.Counted.Bytes {
 		head += "|IN|OUT"
 	}
-	return &columns.Table{Head: head, Colours: v.Colour}
+	return &document.Table{Head: head, Colours: v.Colour}
 }
 
 // endpoints prints those of a Service.
@@ -106,11 +106,11 @@ func (v View) endpoints(b *bytes.Buffer, a *Answer, s Service) {
 	if shown < len(s.Endpoints) {
 		head += fmt.Sprintf(", %d of %d", shown, len(s.Endpoints))
 	}
-	fmt.Fprintf(b, "\n%s\n\n", strings.Join(columns.Wrap(head, columns.Width), "\n"))
+	fmt.Fprintf(b, "\n%s\n\n", strings.Join(document.Wrap(head, document.Width), "\n"))
 	t := v.table(a, "PORT|ENDPOINT")
 	for _, e := range s.Endpoints[:shown] {
-		t.Rows = append(t.Rows, append([]columns.Cell{
-			columns.Plain(printable.Text(strings.TrimPrefix(e.Port+"/"+e.Protocol, "/"))), columns.Plain(cmp.Or(printable.Text(e.Address), "those that are gone")),
+		t.Rows = append(t.Rows, append([]document.Cell{
+			document.Plain(printable.Text(strings.TrimPrefix(e.Port+"/"+e.Protocol, "/"))), document.Plain(cmp.Or(printable.Text(e.Address), "those that are gone")),
 		}, a.cells(e.Numbers)...))
 	}
 	t.Write(b)
@@ -124,9 +124,9 @@ func limited(n, limit int) int {
 }
 
 // cells returns the numbers of a row, as table has columns for them.
-func (a *Answer) cells(n Numbers) []columns.Cell {
-	var all []columns.Cell
-	add := func(text string) { all = append(all, columns.Cell{Text: text, Right: true}) }
+func (a *Answer) cells(n Numbers) []document.Cell {
+	var all []document.Cell
+	add := func(text string) { all = append(all, document.Cell{Text: text, Right: true}) }
 	r := n.PerSecond
 	if r != nil {
 		add(fraction(r.Connections))

@@ -25,9 +25,9 @@ type shop struct{ reads uint64 }
 
 func (*shop) Kinds() traffic.Kinds { return traffic.Kinds{Bytes: true} }
 
-func (d *shop) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
-	d.reads++
-	n := 1000 * (d.reads - 1)
+func (s *shop) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
+	s.reads++
+	n := 1000 * (s.reads - 1)
 	return []traffic.Sample{
 		{Counter: counter("web", "10.244.0.1:8080"), Counts: traffic.Counts{Connections: n, BytesIn: 20 * n, BytesOut: 3000 * n}},
 		{Counter: counter("web", "10.244.0.2:8080"), Counts: traffic.Counts{Connections: 2 * n}},

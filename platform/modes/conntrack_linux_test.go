@@ -22,19 +22,19 @@ type table struct {
 	err   error
 }
 
-func (x *table) Dump(_ context.Context, _ conntrack.Filter, each func(conntrack.Flow)) error {
-	if x.entry != nil {
-		each(*x.entry)
+func (t *table) Dump(_ context.Context, _ conntrack.Filter, each func(conntrack.Flow)) error {
+	if t.entry != nil {
+		each(*t.entry)
 	}
-	return x.err
+	return t.err
 }
 
-func (x *table) Delete(context.Context, []conntrack.Flow) (int, error) {
-	x.entry = nil
+func (t *table) Delete(context.Context, []conntrack.Flow) (int, error) {
+	t.entry = nil
 	return 1, nil
 }
 
-func (x *table) Local(context.Context, netip.Addr) (bool, error) { return true, nil }
+func (t *table) Local(context.Context, netip.Addr) (bool, error) { return true, nil }
 
 // rules are a dataplane that holds the frontends of the latest plan, and those that an
 // earlier process left.

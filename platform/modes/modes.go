@@ -6,16 +6,115 @@
 package modes
 
 import (
-	iptables "kubeproxy/platform/linux/iptables/descriptor"
-	ipvs "kubeproxy/platform/linux/ipvs/descriptor"
-	nftables "kubeproxy/platform/linux/nftables/descriptor"
-	userspace "kubeproxy/platform/linux/userspace/descriptor"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"slices"
+
+	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/socketlb"
+	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/platform/mode"
-	kernelspace "kubeproxy/platform/windows/hns/descriptor"
+	"kubeproxy/platform/windows/hns"
 )
 
 // All returns every mode that is built in. Leftovers are removed in this order: chains
 // of iptables lead to the listeners of mode userspace and to the objects of mode ipvs.
 func All() mode.Table {
-	return mode.Table{iptables.Mode(), userspace.Mode(), ipvs.Mode(), nftables.Mode(), kernelspace.Mode()}
+	return mode.Table{iptables.Mode(), userspace.Mode(), ipvs.Mode(), nftables.Mode(), hns.Mode()}
+}
+
+// Open returns the backends of d for each family that this node can have, with what the
+// system needs in every mode, and why other families are missing. It fails if the primary
+// family is missing.
+func Open(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]*mode.Backend, map[service.Family]string, error) {
+	all, unavailable, err := withHints(d).Open(ctx, s)
+	if err != nil {
+		return nil, nil, err
+	}
+	accompany(ctx, d, s, all)
+	return all, unavailable, nil
+}
+
+// Prepare does what --init-only does for d, and for what accompanies it.
+func Prepare(ctx context.Context, d mode.Descriptor, s mode.Setup) error {
+	err := removeAcceleration(ctx, s.Config)
+	if d.System != nil && d.System.Prepare != nil {
+		err = errors.Join(err, d.System.Prepare(ctx, s))
+	}
+	return err
+}
+
+// Pending lists what Prepare would change, one a line. It changes nothing.
+func Pending(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]string, error) {
+	lines, err := pendingAcceleration(ctx, s.Config)
+	if d.System != nil && d.System.Pending != nil {
+		more, pendingErr := d.System.Pending(ctx, s)
+		lines, err = append(lines, more...), errors.Join(err, pendingErr)
+	}
+	return lines, err
+}
+
+// Targets lists where any mode of t, or what accompanies it, may have left something on this
+// node, by family.
+func Targets(ctx context.Context, t mode.Table, s mode.Setup) ([]takeover.Target, error) {
+	of, err := t.Targets(ctx, s)
+	all := append(accelerationTargets(s.Config), of...)
+	slices.SortStableFunc(all, func(a, b takeover.Target) int { return cmp.Compare(a.Family, b.Family) })
+	return all, err
+}
+
+// Render prints what a node would install in mode d, with what accompanies the mode.
+func Render(w io.Writer, d mode.Descriptor, want *service.Snapshot, r mode.Rendering) error {
+	if err := d.Render(w, want, r); err != nil || d.OS != config.Linux || r.Config.SocketAcceleration == config.AccelerateNone {
+		return err
+	}
+	if r.Format != document.Text {
+		r.Note("socket acceleration is part of the text only")
+		return nil
+	}
+	for _, f := range service.Families {
+		if _, err := io.WriteString(w, socketlb.Text(want, f)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Limits lists what mode d, with what accompanies it, would do otherwise than the Services of want ask, a line each.
+func Limits(d mode.Descriptor, want *service.Snapshot, r mode.Rendering) ([]string, error) {
+	var lines []string
+	for _, f := range service.Families {
+		var out reconcile.Outcome
+		if d.Limits != nil {
+			var err error
+			if out, err = d.Limits(want, f, r); err != nil {
+				return nil, err
+			}
+		}
+		if d.ListensOnLocalhost(f) {
+			out.Notes = userspace.LocalhostNotes(want, f)
+		}
+		unsupported, notes := out.Limits(want, f)
+		lines = slices.Concat(lines, unsupported, notes)
+	}
+	return lines, nil
+}
+
+// ReadBack returns what the node holds in mode d, and what it would hold for want, with
+// what accompanies the mode, see mode.System.
+func ReadBack(ctx context.Context, d mode.Descriptor, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+	if held, wanted, err = d.System.ReadBack(ctx, s, f, want); err != nil || d.OS != config.Linux {
+		return held, wanted, err
+	}
+	h, w, err := readBackAcceleration(s.Config, f, want)
+	return held + h, wanted + w, err
 }

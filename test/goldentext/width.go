@@ -8,7 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"kubeproxy/common/columns"
+	"kubeproxy/common/document"
 )
 
 // CheckWidth requires that no line of text is too long for a terminal, and that text has
@@ -16,7 +16,7 @@ import (
 func CheckWidth(t testing.TB, text string, names ...string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
-		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > columns.Width {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > document.Width {
 			t.Errorf("%d columns: %s", n, line)
 		}
 	}

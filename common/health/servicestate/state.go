@@ -129,13 +129,13 @@ const (
 )
 
 // All returns the state of every known Service, by name.
-func (b *Store) All() []Service { return b.find(func(string, string) bool { return true }) }
+func (st *Store) All() []Service { return st.find(func(string, string) bool { return true }) }
 
 // find returns the Services for which fits returns true, in order.
-func (b *Store) find(fits func(namespace, name string) bool) []Service {
-	want, problems := b.wanted(), []Problem(nil)
-	if b.Problems != nil {
-		problems = b.Problems()
+func (st *Store) find(fits func(namespace, name string) bool) []Service {
+	want, problems := st.wanted(), []Problem(nil)
+	if st.Problems != nil {
+		problems = st.Problems()
 	}
 	found := map[key]*Service{}
 	get := func(namespace, name string) *Service {
@@ -145,15 +145,15 @@ func (b *Store) find(fits func(namespace, name string) bool) []Service {
 		}
 		return found[k]
 	}
-	unanswered := b.unanswered()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.pruneProblems(problems)
+	unanswered := st.unanswered()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.pruneProblems(problems)
 	for _, f := range service.Families {
-		for _, port := range b.families[f].ports(want, f) {
+		for _, port := range st.families[f].ports(want, f) {
 			if n := port.Name; fits(n.Namespace, n.Name) {
 				s := get(n.Namespace, n.Name)
-				s.Ports = append(s.Ports, b.state(port, want))
+				s.Ports = append(s.Ports, st.state(port, want))
 				s.setHealthCheck(port, unanswered[key{n.Namespace, n.Name}])
 			}
 		}
@@ -161,7 +161,7 @@ func (b *Store) find(fits func(namespace, name string) bool) []Service {
 	for _, p := range problems {
 		if p.Name != "" && fits(p.Namespace, p.Name) {
 			s := get(p.Namespace, p.Name)
-			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, b.problemsSince[p]})
+			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, st.problemsSince[p]})
 		}
 	}
 	all := make([]Service, 0, len(found))
@@ -179,12 +179,12 @@ func (b *Store) find(fits func(namespace, name string) bool) []Service {
 type key struct{ namespace, name string }
 
 // unanswered returns why health checks are not answered, by Service.
-func (b *Store) unanswered() map[key]string {
+func (st *Store) unanswered() map[key]string {
 	all := map[key]string{}
-	if b.Unanswered == nil {
+	if st.Unanswered == nil {
 		return all
 	}
-	for _, p := range b.Unanswered() {
+	for _, p := range st.Unanswered() {
 		k := key{p.Namespace, p.Name}
 		all[k] = strings.TrimPrefix(all[k]+"; "+p.Message, "; ")
 	}
@@ -204,9 +204,9 @@ func (s *Service) setHealthCheck(port *service.Port, err string) {
 }
 
 // state describes a port that is desired or in force.
-func (b *Store) state(port *service.Port, want *service.Snapshot) Port {
-	s := b.families[port.Family].state(port, want)
-	if why := b.unavailable(port.Family); why != "" {
+func (st *Store) state(port *service.Port, want *service.Snapshot) Port {
+	s := st.families[port.Family].state(port, want)
+	if why := st.unavailable(port.Family); why != "" {
 		s.State, s.Error, s.FailingSince = Skipped, why, nil
 		s.Generation, s.Since = 0, nil
 	}
@@ -214,20 +214,20 @@ func (b *Store) state(port *service.Port, want *service.Snapshot) Port {
 }
 
 // unavailable returns why no port of f is programmed, or "".
-func (b *Store) unavailable(f service.Family) string {
-	return cmp.Or(b.Unavailable[f], b.families[f].unavailable)
+func (st *Store) unavailable(f service.Family) string {
+	return cmp.Or(st.Unavailable[f], st.families[f].unavailable)
 }
 
 // ports returns the ports that are desired or in force.
-func (p *familyState) ports(want *service.Snapshot, f service.Family) []*service.Port {
+func (fs *familyState) ports(want *service.Snapshot, f service.Family) []*service.Port {
 	if want == nil {
 		return nil
 	}
 	all := slices.Collect(want.Ports(f))
-	if p.programmed == nil {
+	if fs.programmed == nil {
 		return all
 	}
-	for c := range service.Diff(p.programmed, want, f) {
+	for c := range service.Diff(fs.programmed, want, f) {
 		if c.New == nil {
 			all = append(all, c.Old)
 		}
@@ -250,7 +250,7 @@ func (s *Service) worst() State {
 	return state
 }
 
-func (p *familyState) state(port *service.Port, want *service.Snapshot) Port {
+func (fs *familyState) state(port *service.Port, want *service.Snapshot) Port {
 	s := Port{
 		Port:           port.Name.Port,
 		Protocol:       port.Name.Protocol.String(),
@@ -263,15 +263,15 @@ func (p *familyState) state(port *service.Port, want *service.Snapshot) Port {
 		protocol:       port.Name.Protocol,
 	}
 	for _, f := range port.Frontends {
-		s.Frontends = append(s.Frontends, p.frontend(port, f))
+		s.Frontends = append(s.Frontends, fs.frontend(port, f))
 	}
-	state, have, wrong := p.evaluate(port, want)
+	state, have, wrong := fs.evaluate(port, want)
 	s.State = state
-	for _, n := range p.notes[port.Name] {
+	for _, n := range fs.notes[port.Name] {
 		s.Notes = append(s.Notes, n.Text)
 	}
 	if have != nil {
-		s.inForce(p.since(have))
+		s.inForce(fs.since(have))
 	}
 	if state == Failed || state == Limited {
 		s.Error, s.FailingSince = wrong.message, &wrong.since
@@ -281,13 +281,13 @@ func (p *familyState) state(port *service.Port, want *service.Snapshot) Port {
 
 // evaluate returns the state of a port that is desired or in force, the part of it that
 // is in force and, for Failed, the failure.
-func (p *familyState) evaluate(port *service.Port, want *service.Snapshot) (s State, have *service.Port, wrong failure) {
-	wrong, failing := p.failed[port.Name]
+func (fs *familyState) evaluate(port *service.Port, want *service.Snapshot) (s State, have *service.Port, wrong failure) {
+	wrong, failing := fs.failed[port.Name]
 	if failing && !wrong.inForce() {
 		return Failed, nil, wrong
 	}
-	if p.programmed != nil {
-		have = p.programmed.Port(port.Family, port.Name)
+	if fs.programmed != nil {
+		have = fs.programmed.Port(port.Family, port.Name)
 	}
 	switch {
 	case failing && have == port && want.Port(port.Family, port.Name) != nil:
@@ -296,15 +296,15 @@ func (p *familyState) evaluate(port *service.Port, want *service.Snapshot) (s St
 		return Removing, have, wrong
 	case have == port:
 		return Programmed, have, wrong
-	case p.err.message != "":
-		return Failed, have, p.err
+	case fs.err.message != "":
+		return Failed, have, fs.err
 	}
 	return Pending, have, wrong
 }
 
-func (s *Port) inForce(m activation) {
+func (p *Port) inForce(m activation) {
 	at := time.Unix(0, m.at).UTC()
-	s.Generation, s.Since = m.generation, &at
+	p.Generation, p.Since = m.generation, &at
 }
 
 // countLocal counts the endpoints on this node. Local may contain some that Cluster
@@ -319,19 +319,19 @@ func countLocal(p *service.Port) int {
 	return max(n, len(p.Local))
 }
 
-func (p *familyState) frontend(port *service.Port, f service.Frontend) Frontend {
+func (fs *familyState) frontend(port *service.Port, f service.Frontend) Frontend {
 	s := Frontend{Kind: f.Kind.String(), Port: f.Port, Endpoints: len(port.Endpoints(f.Kind)), Policy: port.Policy(f.Kind).String()}
 	if f.Addr.IsValid() {
 		s.Address = f.Addr.String()
 	}
-	s.Reason = p.reason(port, f)
+	s.Reason = fs.reason(port, f)
 	return s
 }
 
 // reason returns why clients of a frontend cannot connect, if so.
-func (p *familyState) reason(port *service.Port, f service.Frontend) Reason {
+func (fs *familyState) reason(port *service.Port, f service.Frontend) Reason {
 	switch {
-	case reconcile.Affects(p.failed[port.Name].cause, f):
+	case reconcile.Affects(fs.failed[port.Name].cause, f):
 		return UnsupportedByMode
 	case !port.HasEndpoints():
 		return NoEndpoints
@@ -341,4 +341,100 @@ func (p *familyState) reason(port *service.Port, f service.Frontend) Reason {
 		return NoSources
 	}
 	return ""
+}
+
+// Summary counts Services.
+type Summary struct {
+	States map[State]int `json:"states"` // contains every state
+	// Unserved counts the Services with at least one frontend that has the reason,
+	// whatever their state. It contains every reason.
+	Unserved map[Reason]int `json:"unserved"`
+	Problems int            `json:"problems"` // number of Services with problems
+}
+
+// reasons lists all reasons.
+var reasons = []Reason{NoEndpoints, PolicyLeftNone, NoSources, UnsupportedByMode}
+
+// serviceCounts is what a Summary needs of one Service.
+type serviceCounts struct {
+	worst    int  // in states
+	found    bool // there is a port that is not skipped
+	problem  bool
+	unserved [4]bool // by reasons
+}
+
+// Summary counts Services without describing them, so that frequent calls are cheap.
+func (st *Store) Summary() Summary {
+	want, problems := st.wanted(), []Problem(nil)
+	if st.Problems != nil {
+		problems = st.Problems()
+	}
+	found := map[key]serviceCounts{}
+	st.mu.Lock()
+	for _, f := range service.Families {
+		for _, port := range st.families[f].ports(want, f) {
+			k := key{port.Name.Namespace, port.Name.Name}
+			t := found[k]
+			t.add(st, port, want)
+			found[k] = t
+		}
+	}
+	st.mu.Unlock()
+	for _, p := range problems {
+		k := key{p.Namespace, p.Name}
+		t, ok := found[k]
+		if !ok {
+			t.addState(Skipped)
+		}
+		t.problem = true
+		if p.Name != "" {
+			found[k] = t
+		}
+	}
+	s := Summary{States: map[State]int{}, Unserved: map[Reason]int{}}
+	for _, state := range states {
+		s.States[state] = 0
+	}
+	for _, r := range reasons {
+		s.Unserved[r] = 0
+	}
+	for _, t := range found {
+		s.add(t)
+	}
+	return s
+}
+
+func (s *serviceCounts) add(b *Store, port *service.Port, want *service.Snapshot) {
+	p := &b.families[port.Family]
+	if state, _, _ := p.evaluate(port, want); b.unavailable(port.Family) == "" {
+		s.addState(state)
+	} else {
+		s.addState(Skipped)
+	}
+	for _, f := range port.Frontends {
+		if i := slices.Index(reasons, p.reason(port, f)); i >= 0 {
+			s.unserved[i] = true
+		}
+	}
+}
+
+// addState adds the state of a port, with the same rule as Service.worst.
+func (s *serviceCounts) addState(state State) {
+	i := slices.Index(states, state)
+	if state == Skipped && s.found || state != Skipped && s.found && i < s.worst {
+		return
+	}
+	s.worst, s.found = i, s.found || state != Skipped
+}
+
+func (s *Summary) add(t serviceCounts) {
+	s.States[states[t.worst]]++
+	if t.problem {
+		s.Problems++
+	}
+	for i, r := range reasons {
+		if t.unserved[i] {
+			s.Unserved[r]++
+		}
+	}
 }

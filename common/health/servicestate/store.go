@@ -8,10 +8,13 @@
 package servicestate
 
 import (
+	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -75,33 +78,33 @@ func (f failure) inForce() bool { return reconcile.InForce(f.cause) }
 
 // ProblemFound records that a problem appeared at now. A problem without such a record
 // counts from the first query.
-func (b *Store) ProblemFound(p Problem, now time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.problemsSince == nil {
-		b.problemsSince = map[Problem]time.Time{}
+func (st *Store) ProblemFound(p Problem, now time.Time) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.problemsSince == nil {
+		st.problemsSince = map[Problem]time.Time{}
 	}
-	b.problemsSince[p] = now
+	st.problemsSince[p] = now
 }
 
 // pruneProblems removes the times of problems that are over.
-func (b *Store) pruneProblems(problems []Problem) {
-	old := b.problemsSince
-	b.problemsSince = make(map[Problem]time.Time, len(problems))
+func (st *Store) pruneProblems(problems []Problem) {
+	old := st.problemsSince
+	st.problemsSince = make(map[Problem]time.Time, len(problems))
 	for _, p := range problems {
 		at, ok := old[p]
 		if !ok {
 			at = time.Now()
 		}
-		b.problemsSince[p] = at.UTC()
+		st.problemsSince[p] = at.UTC()
 	}
 }
 
 // Result records a round of f.
-func (b *Store) Result(f service.Family, r reconcile.Result) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := &b.families[f]
+func (st *Store) Result(f service.Family, r reconcile.Result) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	p := &st.families[f]
 	if !reconcile.OnlyPortErrors(r.Err) {
 		p.err = p.err.update(r.Err, r.Start)
 		return
@@ -125,44 +128,44 @@ func (f failure) update(err error, at time.Time) failure {
 }
 
 // setProgrammed records that s is in force, except for failed.
-func (p *familyState) setProgrammed(f service.Family, s *service.Snapshot, failed map[service.PortName]failure, m activation) {
-	if p.programmed == nil {
-		p.firstActivation, p.activations = m, map[*service.Port]activation{}
+func (fs *familyState) setProgrammed(f service.Family, s *service.Snapshot, failed map[service.PortName]failure, m activation) {
+	if fs.programmed == nil {
+		fs.firstActivation, fs.activations = m, map[*service.Port]activation{}
 	} else {
-		for c := range service.Diff(p.programmed, s, f) {
-			delete(p.activations, c.Old)
+		for c := range service.Diff(fs.programmed, s, f) {
+			delete(fs.activations, c.Old)
 			if c.New != nil {
-				p.activations[c.New] = m
+				fs.activations[c.New] = m
 			}
 		}
 	}
-	for name, was := range p.failed {
+	for name, was := range fs.failed {
 		if port := s.Port(f, name); port != nil && !was.inForce() {
-			p.activations[port] = m // came into force now, or is not in force yet
+			fs.activations[port] = m // came into force now, or is not in force yet
 		}
 	}
-	p.programmed, p.failed = s, failed
+	fs.programmed, fs.failed = s, failed
 }
 
-// since returns when a port of p.programmed came into force.
-func (p *familyState) since(port *service.Port) activation {
-	if m, ok := p.activations[port]; ok {
+// since returns when a port of fs.programmed came into force.
+func (fs *familyState) since(port *service.Port) activation {
+	if m, ok := fs.activations[port]; ok {
 		return m
 	}
-	return p.firstActivation
+	return fs.firstActivation
 }
 
 // wanted returns the snapshot to describe.
-func (b *Store) wanted() *service.Snapshot {
-	if b.Latest != nil {
-		if s := b.Latest(); s != nil {
+func (st *Store) wanted() *service.Snapshot {
+	if st.Latest != nil {
+		if s := st.Latest(); s != nil {
 			return s
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	st.mu.Lock()
+	defer st.mu.Unlock()
 	var newest *service.Snapshot
-	for _, p := range b.families {
+	for _, p := range st.families {
 		if p.programmed != nil && (newest == nil || p.programmed.Generation > newest.Generation) {
 			newest = p.programmed
 		}
@@ -172,10 +175,10 @@ func (b *Store) wanted() *service.Snapshot {
 
 // Failing reports whether a port of the Service, or an address of its load balancer,
 // could not be programmed in the latest round that did not fail as a whole.
-func (b *Store) Failing(namespace, name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for f, p := range b.families {
+func (st *Store) Failing(namespace, name string) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for f, p := range st.families {
 		for n, wrong := range p.failed {
 			if n.Namespace == namespace && n.Name == name && (!wrong.inForce() || p.loadBalancerClosed(p.programmed.Port(service.Family(f), n), wrong)) {
 				return true
@@ -186,8 +189,81 @@ func (b *Store) Failing(namespace, name string) bool {
 }
 
 // loadBalancerClosed reports whether port does not serve a load balancer's address.
-func (p *familyState) loadBalancerClosed(port *service.Port, wrong failure) bool {
+func (fs *familyState) loadBalancerClosed(port *service.Port, wrong failure) bool {
 	return port != nil && slices.ContainsFunc(port.Frontends, func(f service.Frontend) bool {
 		return f.Kind == service.LoadBalancerIP && reconcile.Affects(wrong.cause, f)
 	})
+}
+
+// ProxyInfo is the part of an answer about the proxy itself.
+type ProxyInfo struct {
+	Mode    string    `json:"mode"`
+	Node    string    `json:"node"`
+	Version string    `json:"version"`
+	Started time.Time `json:"started"` // of the process
+	// Generation is that of the desired snapshot. Health has the one in force, by family.
+	Generation uint64        `json:"generation"`
+	Health     health.Report `json:"health"`
+	// Accelerated is how many connections sockets made without translation, by family. It
+	// is empty without socket acceleration.
+	Accelerated map[string]uint64 `json:"accelerated,omitempty"`
+}
+
+// Response is the body of /services and the paths below it.
+type Response struct {
+	ProxyInfo
+	Services []Service `json:"services"`
+}
+
+type problem struct {
+	Error string `json:"error"`
+}
+
+// Handler serves /services, /services/NAMESPACE and /services/NAMESPACE/NAME. An unknown
+// Service is answered with 404 and the likely reason. about returns everything except the
+// generation.
+func (st *Store) Handler(about func() ProxyInfo) http.Handler {
+	mux := http.NewServeMux()
+	serve := func(w http.ResponseWriter, q *http.Request) {
+		namespace, name := q.PathValue("namespace"), q.PathValue("name")
+		found := st.find(func(ns, n string) bool {
+			return (namespace == "" || ns == namespace) && (name == "" || n == name)
+		})
+		if name != "" && len(found) == 0 {
+			text := unknownText(namespace, name)
+			if st.wanted() == nil {
+				text = "no Service is known yet: the existing objects have not all been read"
+			}
+			health.ReplyJSON(w, http.StatusNotFound, problem{text})
+			return
+		}
+		if name != "" && st.Endpoints != nil {
+			st.addEndpoints(found)
+		}
+		a := Response{about(), found}
+		if s := st.wanted(); s != nil {
+			a.Generation = s.Generation
+		}
+		health.ReplyJSON(w, http.StatusOK, a)
+	}
+	mux.HandleFunc("GET /services", serve)
+	mux.HandleFunc("GET /services/{$}", serve)
+	mux.HandleFunc("GET /services/{namespace}", serve)
+	mux.HandleFunc("GET /services/{namespace}/{name}", serve)
+	return mux
+}
+
+// addEndpoints fills the lists of endpoints.
+func (st *Store) addEndpoints(all []Service) {
+	for i := range all {
+		for j := range all[i].Ports {
+			p := &all[i].Ports[j]
+			p.EndpointList = st.Endpoints(p.family, service.PortName{Namespace: all[i].Namespace, Name: all[i].Name, Port: p.Port, Protocol: p.protocol})
+		}
+	}
+}
+
+func unknownText(namespace, name string) string {
+	return fmt.Sprintf("service %s/%s is not known here: there is none, or it is headless, of type ExternalName, "+
+		"without ports, or another proxy's by the label service.kubernetes.io/service-proxy-name", namespace, name)
 }

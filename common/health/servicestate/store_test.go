@@ -55,24 +55,24 @@ func newScenario() *scenario {
 }
 
 // setWanted sets the next desired snapshot.
-func (b *scenario) setWanted(ports ...*service.Port) {
+func (sc *scenario) setWanted(ports ...*service.Port) {
 	generation := uint64(1)
-	if b.want != nil {
-		generation = b.want.Generation + 1
+	if sc.want != nil {
+		generation = sc.want.Generation + 1
 	}
-	b.want = service.New(generation, &service.Node{NodePorts: service.AnyAddress()}, ports)
+	sc.want = service.New(generation, &service.Node{NodePorts: service.AnyAddress()}, ports)
 }
 
 // round records a round one second after the last one.
-func (b *scenario) round(f service.Family, err error) {
-	b.seconds++
-	b.Result(f, reconcile.Result{Snapshot: b.want, Generation: b.want.Generation, Start: at(b.seconds).Add(-time.Second), Took: time.Second, Outcome: reconcile.Outcome{Err: err}})
+func (sc *scenario) round(f service.Family, err error) {
+	sc.seconds++
+	sc.Result(f, reconcile.Result{Snapshot: sc.want, Generation: sc.want.Generation, Start: at(sc.seconds).Add(-time.Second), Took: time.Second, Outcome: reconcile.Outcome{Err: err}})
 }
 
 // lines describes the state of every port, one per line.
-func (b *scenario) lines() string {
+func (sc *scenario) lines() string {
 	var text strings.Builder
-	for _, s := range b.All() {
+	for _, s := range sc.All() {
 		fmt.Fprintf(&text, "%s/%s %s\n", s.Namespace, s.Name, s.State)
 		for _, p := range s.Ports {
 			fmt.Fprintf(&text, "  %s %s", p.Family, p.State)
@@ -89,7 +89,7 @@ func (b *scenario) lines() string {
 }
 
 // checkSummary compares the Summary with the described states.
-func (b *scenario) checkSummary(t *testing.T) {
+func (sc *scenario) checkSummary(t *testing.T) {
 	t.Helper()
 	want := Summary{States: map[State]int{}, Unserved: map[Reason]int{}}
 	for _, s := range states {
@@ -98,10 +98,10 @@ func (b *scenario) checkSummary(t *testing.T) {
 	for _, r := range reasons {
 		want.Unserved[r] = 0
 	}
-	for _, s := range b.All() {
+	for _, s := range sc.All() {
 		want.States[s.State]++
 	}
-	if diff := cmp.Diff(want, b.Summary()); diff != "" {
+	if diff := cmp.Diff(want, sc.Summary()); diff != "" {
 		t.Errorf("summary (-described +counted):\n%s", diff)
 	}
 }

@@ -6,17 +6,20 @@ package abstract
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/lease"
-	"kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/proc"
 )
 
 // Socket implements lease.Transport.
@@ -133,7 +136,7 @@ func describe(pid int) lease.Identity {
 	if pid == 0 {
 		return lease.Identity{}
 	}
-	p := process.Describe(os.DirFS("/proc"), pid)
+	p := proc.Describe(os.DirFS("/proc"), pid)
 	return lease.Identity{PID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}
 }
 
@@ -142,4 +145,131 @@ func Self() lease.Identity {
 	i := describe(os.Getpid())
 	i.PID, i.OwnPID = 0, i.PID
 	return i
+}
+
+// protocol is the first byte that a holder sends, and the version of the proof.
+const protocol = 2
+
+// Authenticate implements lease.Transport. The holder sends a challenge, then the client
+// its proof, then the holder its own. See the package's comment.
+func (s Socket) Authenticate(c *lease.Conn) error {
+	u, ok := c.Conn.(*net.UnixConn)
+	if !ok {
+		return fmt.Errorf("%T is no unix socket", c.Conn)
+	}
+	pid, user := peerPID(u)
+	var proved bool
+	var err error
+	own := u.LocalAddr().String()
+	holder := own == s.address().Name
+	if holder {
+		proved, err = s.provenClient(u)
+	} else {
+		proved, err = s.provenHolder(u, own)
+	}
+	c.Trusted = proved && err == nil && user == nil
+	c.Peer = lease.Identity{PID: pid}
+	if c.Trusted || !holder { // else many that prove nothing would cost much
+		c.Peer = describe(pid)
+	}
+	return err
+}
+
+// provenClient reports whether the client at the other end of c proved its rights.
+func (s Socket) provenClient(c *net.UnixConn) (bool, error) {
+	client := c.RemoteAddr().String() // at the time of accept(2)
+	if len(client) != nameSize || !strings.HasPrefix(client, clientPrefix) {
+		return false, fmt.Errorf("%w: a connection from %q", lease.ErrProtocol, client)
+	}
+	challenge := make([]byte, sha256.Size)
+	_, _ = rand.Read(challenge) // never fails
+	if _, err := c.Write(append([]byte{protocol}, challenge...)); err != nil {
+		return false, err
+	}
+	proved, err := receiveProof(c, s.statement("client", client, challenge))
+	if err != nil {
+		return false, err
+	}
+	return proved, sendProof(c, s.statement("holder", client, challenge))
+}
+
+// provenHolder reports whether the holder at the other end of c proved its rights.
+func (s Socket) provenHolder(c *net.UnixConn, client string) (bool, error) {
+	version, challenge := make([]byte, 1), make([]byte, sha256.Size)
+	if _, err := io.ReadFull(c, version); err != nil {
+		return false, err
+	}
+	if version[0] != protocol {
+		return false, fmt.Errorf("%w: version %d of the proof", lease.ErrProtocol, version[0])
+	}
+	if _, err := io.ReadFull(c, challenge); err != nil {
+		return false, err
+	}
+	if err := sendProof(c, s.statement("client", client, challenge)); err != nil {
+		return false, err
+	}
+	return receiveProof(c, s.statement("holder", client, challenge))
+}
+
+// statement returns the name of the proof of one side of a connection.
+func (s Socket) statement(side, client string, challenge []byte) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %x", s.address().Name, side, client, challenge))
+	return Name + "/proof/" + hex.EncodeToString(sum[:])
+}
+
+// sendProof sends the proof of this process. Without the right to make one it sends a
+// socket that proves nothing.
+func sendProof(c *net.UnixConn, statement string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	// Before the option is set: the receiver could bind it too.
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: statement}); err != nil {
+		return fmt.Errorf("bind a proof: %w", err)
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG, 1) // the other side looks
+	_, _, err = c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil)
+	return err
+}
+
+// receiveProof receives what the other side sends as its proof, and reports whether it is
+// one of the statement.
+func receiveProof(c *net.UnixConn, statement string) (proved bool, err error) {
+	const mostFiles = 4 // the kernel closes any further ones
+	control := make([]byte, unix.CmsgSpace(4*mostFiles))
+	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), control)
+	if err != nil {
+		return false, err
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err != nil {
+		return false, fmt.Errorf("read what came with a message: %w", err)
+	}
+	for _, m := range messages {
+		files, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range files {
+			proved = proved || proves(fd, statement)
+			_ = unix.Close(fd)
+		}
+	}
+	return proved, nil
+}
+
+// proves reports whether a process with CAP_NET_ADMIN made the statement with fd.
+func proves(fd int, statement string) bool {
+	set, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DEBUG)
+	if err != nil || set == 0 {
+		return false
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return false
+	}
+	at, ok := name.(*unix.SockaddrUnix)
+	return ok && at.Name == statement
 }

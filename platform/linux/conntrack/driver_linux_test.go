@@ -21,11 +21,11 @@ import (
 
 // flows returns n entries with a reply, from the client to dst, translated to by. The
 // entries for different endpoints and ports do not collide.
-func (p testNet) flows(n int, dst, by netip.AddrPort) []Flow {
+func (tn testNet) flows(n int, dst, by netip.AddrPort) []Flow {
 	first := 1024 + 500*int(by.Addr().As16()[15]) + int(dst.Port())
 	flows := make([]Flow, n)
 	for i := range flows {
-		src := to(p.client, uint16(first+i))
+		src := to(tn.client, uint16(first+i))
 		flows[i] = Flow{Protocol: service.UDP, Src: src, Dst: dst, ReplySrc: by, ReplyDst: src, Answered: true}
 	}
 	return flows

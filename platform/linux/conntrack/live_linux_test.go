@@ -22,21 +22,21 @@ type liveCase struct {
 	nodePortsOnOtherAddr bool
 }
 
-func (w liveCase) snapshot(p *testNet) *service.Snapshot {
+func (l liveCase) snapshot(p *testNet) *service.Snapshot {
 	node := &service.Node{NodePorts: service.AnyAddress(), Name: "n", Addrs: []netip.Addr{p.node}}
-	if w.nodePortsOnOtherAddr {
+	if l.nodePortsOnOtherAddr {
 		node.NodePorts = []netip.Prefix{netip.PrefixFrom(p.remote, p.remote.BitLen())}
 	}
-	dns := port("dns", p.family, w.dns, service.Frontend{Kind: service.ClusterIP, Addr: p.vip, Port: 53})
-	if !w.noNodePort {
+	dns := port("dns", p.family, l.dns, service.Frontend{Kind: service.ClusterIP, Addr: p.vip, Port: 53})
+	if !l.noNodePort {
 		dns.Frontends = append(dns.Frontends, service.Frontend{Kind: service.NodePort, Port: 30053})
 	}
-	late := port("late", p.family, w.late, service.Frontend{Kind: service.ClusterIP, Addr: p.vip2, Port: 53})
-	if w.lateNodePort {
+	late := port("late", p.family, l.late, service.Frontend{Kind: service.ClusterIP, Addr: p.vip2, Port: 53})
+	if l.lateNodePort {
 		late.Frontends = append(late.Frontends, service.Frontend{Kind: service.NodePort, Port: 5400})
 	}
 	ports := []*service.Port{late}
-	if !w.noDNS {
+	if !l.noDNS {
 		ports = append(ports, dns)
 	}
 	return service.New(1, node, ports)
@@ -90,29 +90,29 @@ func to(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a,
 
 // traffic creates entries of every kind. It returns the destinations, without those in
 // gone.
-func (p *testNet) traffic(gone []netip.AddrPort) []string {
-	p.t.Helper()
-	vip, nodePort := to(p.vip, 53), to(p.node, 30053)
-	p.translate(map[netip.AddrPort]netip.AddrPort{vip: p.a, nodePort: p.a})
+func (tn *testNet) traffic(gone []netip.AddrPort) []string {
+	tn.t.Helper()
+	vip, nodePort := to(tn.vip, 53), to(tn.node, 30053)
+	tn.translate(map[netip.AddrPort]netip.AddrPort{vip: tn.a, nodePort: tn.a})
 	var want []string
 	for dst, by := range map[netip.AddrPort]netip.AddrPort{
-		vip:              p.a,
-		nodePort:         p.a,
-		to(p.node, 5400): to(p.node, 5400), // a local server of the node
-		p.b:              p.b,              // an endpoint without a Service
+		vip:               tn.a,
+		nodePort:          tn.a,
+		to(tn.node, 5400): to(tn.node, 5400), // a local server of the node
+		tn.b:              tn.b,              // an endpoint without a Service
 	} {
-		if got := p.query(p.open(dst)); got != by.String() {
-			p.t.Fatalf("%s answered by %s, want %s", dst, got, by)
+		if got := tn.query(tn.open(dst)); got != by.String() {
+			tn.t.Fatalf("%s answered by %s, want %s", dst, got, by)
 		}
 		if !slices.Contains(gone, dst) {
 			want = append(want, dst.String()+" by "+by.String())
 		}
 	}
 	for _, dst := range []netip.AddrPort{
-		to(p.vip2, 53), to(p.vip2, 54), to(p.remote, 53), to(p.remote, 30053), to(p.remote, 5400),
+		to(tn.vip2, 53), to(tn.vip2, 54), to(tn.remote, 53), to(tn.remote, 30053), to(tn.remote, 5400),
 	} {
-		_, err := p.open(dst).Write([]byte("lost"))
-		must(p.t, err)
+		_, err := tn.open(dst).Write([]byte("lost"))
+		must(tn.t, err)
 		if !slices.Contains(gone, dst) {
 			want = append(want, dst.String()+" by "+dst.String())
 		}

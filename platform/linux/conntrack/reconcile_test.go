@@ -32,46 +32,46 @@ type fake struct {
 	dumpErr, deleteErr, localErr error
 }
 
-func (k *fake) Dump(_ context.Context, f Filter, each func(Flow)) error {
-	k.dumps = append(k.dumps, f)
-	time.Sleep(k.dumpDelay)
-	for _, e := range slices.Clone(k.table) {
+func (fa *fake) Dump(_ context.Context, f Filter, each func(Flow)) error {
+	fa.dumps = append(fa.dumps, f)
+	time.Sleep(fa.dumpDelay)
+	for _, e := range slices.Clone(fa.table) {
 		if service.FamilyOf(e.Dst.Addr()) == f.Family && e.Protocol == f.Protocol &&
 			(!f.Addr.IsValid() || f.Addr == e.Dst.Addr()) && (f.Port == 0 || f.Port == e.Dst.Port()) {
 			each(e)
 		}
 	}
-	return k.dumpErr
+	return fa.dumpErr
 }
 
-func (k *fake) Delete(_ context.Context, flows []Flow) (int, error) {
-	k.batches = append(k.batches, len(flows))
-	if k.deleteErr != nil {
-		return 0, k.deleteErr
+func (fa *fake) Delete(_ context.Context, flows []Flow) (int, error) {
+	fa.batches = append(fa.batches, len(flows))
+	if fa.deleteErr != nil {
+		return 0, fa.deleteErr
 	}
-	before := len(k.table)
-	k.table = slices.DeleteFunc(k.table, func(f Flow) bool { return slices.Contains(flows, f) })
-	return before - len(k.table), nil
+	before := len(fa.table)
+	fa.table = slices.DeleteFunc(fa.table, func(f Flow) bool { return slices.Contains(flows, f) })
+	return before - len(fa.table), nil
 }
 
-func (k *fake) Local(_ context.Context, a netip.Addr) (bool, error) {
-	k.localCalls = append(k.localCalls, a)
-	return a == addr("192.0.2.1") && k.localErr == nil, k.localErr
+func (fa *fake) Local(_ context.Context, a netip.Addr) (bool, error) {
+	fa.localCalls = append(fa.localCalls, a)
+	return a == addr("192.0.2.1") && fa.localErr == nil, fa.localErr
 }
 
-func (k *fake) expect(want ...Flow) {
-	k.t.Helper()
-	if d := cmp.Diff(want, k.table, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
-		k.t.Errorf("entries left (-want +got):\n%s", d)
+func (fa *fake) expect(want ...Flow) {
+	fa.t.Helper()
+	if d := cmp.Diff(want, fa.table, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
+		fa.t.Errorf("entries left (-want +got):\n%s", d)
 	}
 }
 
 // sync checks that Sync deletes want entries and returns wantErr.
-func (k *fake) sync(r *Reconciler, now *service.Snapshot, want int, wantErr error) {
-	k.t.Helper()
-	n, err := r.Sync(k.t.Context(), now)
+func (fa *fake) sync(r *Reconciler, now *service.Snapshot, want int, wantErr error) {
+	fa.t.Helper()
+	n, err := r.Sync(fa.t.Context(), now)
 	if n != want || !errors.Is(err, wantErr) {
-		k.t.Errorf("Sync = %d, %v, want %d, %v", n, err, want, wantErr)
+		fa.t.Errorf("Sync = %d, %v, want %d, %v", n, err, want, wantErr)
 	}
 }
 

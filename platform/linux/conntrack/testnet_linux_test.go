@@ -92,19 +92,19 @@ func newTestNet(t *testing.T, f service.Family) *testNet {
 }
 
 // waitForAddresses waits until the addresses work. IPv6 adds their routes a moment later.
-func (p *testNet) waitForAddresses() {
-	p.t.Helper()
+func (tn *testNet) waitForAddresses() {
+	tn.t.Helper()
 	deadline := time.After(time.Minute)
-	for _, a := range []netip.Addr{p.client, p.node, p.a.Addr(), p.b.Addr()} {
+	for _, a := range []netip.Addr{tn.client, tn.node, tn.a.Addr(), tn.b.Addr()} {
 		for {
-			is, err := Netlink{}.Local(p.t.Context(), a)
-			must(p.t, err)
+			is, err := Netlink{}.Local(tn.t.Context(), a)
+			must(tn.t, err)
 			if is {
 				break
 			}
 			select {
 			case <-deadline:
-				p.t.Fatalf("address %s is not there after a minute", a)
+				tn.t.Fatalf("address %s is not there after a minute", a)
 			case <-time.After(time.Millisecond):
 			}
 		}
@@ -123,11 +123,11 @@ func must(t testing.TB, err error) {
 }
 
 // echo answers every packet with its destination address.
-func (p *testNet) echo(at netip.AddrPort) {
-	p.t.Helper()
+func (tn *testNet) echo(at netip.AddrPort) {
+	tn.t.Helper()
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-	must(p.t, err)
-	p.t.Cleanup(func() { c.Close() })
+	must(tn.t, err)
+	tn.t.Cleanup(func() { c.Close() })
 	go func() {
 		b := make([]byte, 64)
 		for {
@@ -141,12 +141,12 @@ func (p *testNet) echo(at netip.AddrPort) {
 }
 
 // translate redirects new flows from each key to its value, and no others.
-func (p *testNet) translate(to map[netip.AddrPort]netip.AddrPort) {
-	p.t.Helper()
+func (tn *testNet) translate(to map[netip.AddrPort]netip.AddrPort) {
+	tn.t.Helper()
 	c, err := nftables.New()
-	must(p.t, err)
+	must(tn.t, err)
 	t := &nftables.Table{Name: "test", Family: nftables.TableFamilyIPv4}
-	if p.family == service.IPv6 {
+	if tn.family == service.IPv6 {
 		t.Family = nftables.TableFamilyIPv6
 	}
 	c.AddTable(t)
@@ -155,14 +155,14 @@ func (p *testNet) translate(to map[netip.AddrPort]netip.AddrPort) {
 	chain := c.AddChain(&nftables.Chain{Name: "output", Table: t, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityNATDest})
 	for from, dst := range to {
-		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: p.dnat(from, dst)})
+		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: tn.dnat(from, dst)})
 	}
-	must(p.t, c.Flush())
+	must(tn.t, c.Flush())
 }
 
-func (p *testNet) dnat(from, to netip.AddrPort) []expr.Any {
+func (tn *testNet) dnat(from, to netip.AddrPort) []expr.Any {
 	offset, family := uint32(16), uint32(unix.NFPROTO_IPV4)
-	if p.family == service.IPv6 {
+	if tn.family == service.IPv6 {
 		offset, family = 24, unix.NFPROTO_IPV6
 	}
 	addr := from.Addr().AsSlice()
@@ -180,31 +180,31 @@ func (p *testNet) dnat(from, to netip.AddrPort) []expr.Any {
 }
 
 // open returns a socket connected to dst.
-func (p *testNet) open(dst netip.AddrPort) *net.UDPConn {
-	p.t.Helper()
-	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.client, 0)), net.UDPAddrFromAddrPort(dst))
-	must(p.t, err)
-	p.t.Cleanup(func() { c.Close() })
+func (tn *testNet) open(dst netip.AddrPort) *net.UDPConn {
+	tn.t.Helper()
+	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(tn.client, 0)), net.UDPAddrFromAddrPort(dst))
+	must(tn.t, err)
+	tn.t.Cleanup(func() { c.Close() })
 	return c
 }
 
 // query sends a packet and returns the answer.
-func (p *testNet) query(c *net.UDPConn) string {
-	p.t.Helper()
+func (tn *testNet) query(c *net.UDPConn) string {
+	tn.t.Helper()
 	_, err := c.Write([]byte("who"))
-	must(p.t, err)
-	must(p.t, c.SetReadDeadline(time.Now().Add(15*time.Second)))
+	must(tn.t, err)
+	must(tn.t, c.SetReadDeadline(time.Now().Add(15*time.Second)))
 	b := make([]byte, 64)
 	n, err := c.Read(b)
-	must(p.t, err)
+	must(tn.t, err)
 	return string(b[:n])
 }
 
 // list returns the original destinations of all entries, sorted.
-func (p *testNet) list() []string {
-	p.t.Helper()
+func (tn *testNet) list() []string {
+	tn.t.Helper()
 	var all []string
-	must(p.t, Netlink{}.Dump(p.t.Context(), Filter{Family: p.family}, func(f Flow) {
+	must(tn.t, Netlink{}.Dump(tn.t.Context(), Filter{Family: tn.family}, func(f Flow) {
 		if f.Protocol == service.UDP {
 			all = append(all, f.Dst.String()+" by "+f.ReplySrc.String())
 		}

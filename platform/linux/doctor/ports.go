@@ -13,8 +13,7 @@ import (
 
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/listeners"
-	"kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/proc"
 )
 
 // Server is a server of the proxy.
@@ -40,12 +39,12 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	found, err := listeners.List(net)
+	found, err := proc.Listeners(net)
 	if err != nil {
 		return doctor.Seen{}, err
 	}
 	seen := doctor.Seen{Note: fmt.Sprintf("listeners: %d", len(found))}
-	for _, h := range listeners.HiddenBy(want, found) {
+	for _, h := range proc.HiddenBy(want, found) {
 		name := h.Port.Name
 		who, fix := n.holder(h.Listener)
 		seen.Findings = append(seen.Findings, doctor.Finding{
@@ -59,8 +58,8 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 }
 
 // holder names the process of a listener, and the command that ends it, or that finds it.
-func (n *Node) holder(l listeners.Listener) (who, fix string) {
-	p, known := process.BySocketInode(n.Proc, l.Inode)
+func (n *Node) holder(l proc.Listener) (who, fix string) {
+	p, known := proc.BySocketInode(n.Proc, l.Inode)
 	if known {
 		return p.String(), fmt.Sprintf("kill %d", p.PID)
 	}
@@ -82,7 +81,7 @@ func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	found, err := listeners.List(net)
+	found, err := proc.Listeners(net)
 	if err != nil {
 		return doctor.Seen{}, err
 	}
@@ -107,8 +106,8 @@ func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 }
 
 // isProxy returns whether a service proxy has the listener: the process own, or another.
-func (n *Node) isProxy(l listeners.Listener, own int) bool {
-	p, known := process.BySocketInode(n.Proc, l.Inode)
+func (n *Node) isProxy(l proc.Listener, own int) bool {
+	p, known := proc.BySocketInode(n.Proc, l.Inode)
 	return known && (p.PID == own || isProxyCommand(p.Command))
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/lease"
-	"kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/proc"
 )
 
 // otherProxies checks that at most one service proxy runs.
@@ -29,21 +29,21 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 }
 
 // running lists the processes of service proxies, except this one.
-func (n *Node) running() []process.Process {
-	return slices.DeleteFunc(process.ByName(n.Proc, proxyName), isAnotherCommand)
+func (n *Node) running() []proc.Process {
+	return slices.DeleteFunc(proc.ByName(n.Proc, proxyName), isAnotherCommand)
 }
 
 // isAnotherCommand returns whether a process of the program runs a command such as
 // status.
-func isAnotherCommand(p process.Process) bool {
+func isAnotherCommand(p proc.Process) bool {
 	words := strings.Fields(p.Command)
 	return len(words) > 1 && !strings.HasPrefix(words[1], "-")
 }
 
 // proxySeen decides what the processes of service proxies mean. holder is the proxy that
 // holds the lease of this node, nil for none.
-func proxySeen(running []process.Process, holder *lease.Identity, name string) doctor.Seen {
-	var others []process.Process
+func proxySeen(running []proc.Process, holder *lease.Identity, name string) doctor.Seen {
+	var others []proc.Process
 	for _, p := range running {
 		if holder == nil || p.PID != holder.PID {
 			others = append(others, p)
@@ -72,7 +72,7 @@ func proxySeen(running []process.Process, holder *lease.Identity, name string) d
 }
 
 // namedProxy returns whether a proxy serves labelled Services only.
-func namedProxy(p process.Process) bool { return strings.Contains(p.Command, "--service-proxy-name") }
+func namedProxy(p proc.Process) bool { return strings.Contains(p.Command, "--service-proxy-name") }
 
 // Target is a place where a service proxy may have left rules.
 type Target struct {

@@ -15,26 +15,26 @@ import (
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/proc"
 )
 
 func TestOtherProxies(t *testing.T) {
-	one, two := process.Process{PID: 7, Command: "kube-proxy --config=x"}, process.Process{PID: 8, Command: "kube-proxy"}
+	one, two := proc.Process{PID: 7, Command: "kube-proxy --config=x"}, proc.Process{PID: 8, Command: "kube-proxy"}
 	for situation, test := range map[string]struct {
-		running []process.Process
+		running []proc.Process
 		holder  *lease.Identity
 		name    string
 		want    []string
 		words   string
 	}{
 		"none":                   {nil, nil, "", nil, ""},
-		"ours":                   {[]process.Process{one}, &lease.Identity{PID: 7}, "", nil, ""},
-		"kube-proxy alone":       {[]process.Process{two}, nil, "", []string{"other-proxy | other-proxy | kill 8"}, "process 8"},
-		"ours and another":       {[]process.Process{one, two}, &lease.Identity{PID: 7}, "", []string{"other-proxy | other-proxy | kill 8"}, "process 7"},
-		"two without a lease":    {[]process.Process{one, two}, nil, "", []string{"other-proxy | other-proxy | kill 7 8"}, "process 8"},
+		"ours":                   {[]proc.Process{one}, &lease.Identity{PID: 7}, "", nil, ""},
+		"kube-proxy alone":       {[]proc.Process{two}, nil, "", []string{"other-proxy | other-proxy | kill 8"}, "process 8"},
+		"ours and another":       {[]proc.Process{one, two}, &lease.Identity{PID: 7}, "", []string{"other-proxy | other-proxy | kill 8"}, "process 7"},
+		"two without a lease":    {[]proc.Process{one, two}, nil, "", []string{"other-proxy | other-proxy | kill 7 8"}, "process 8"},
 		"ours in another space":  {nil, &lease.Identity{OwnPID: 1}, "", nil, ""},
-		"a labelled one":         {[]process.Process{{PID: 9, Command: "kube-proxy --service-proxy-name=edge"}}, nil, "", nil, ""},
-		"this is a labelled one": {[]process.Process{two}, nil, "edge", nil, ""},
+		"a labelled one":         {[]proc.Process{{PID: 9, Command: "kube-proxy --service-proxy-name=edge"}}, nil, "", nil, ""},
+		"this is a labelled one": {[]proc.Process{two}, nil, "edge", nil, ""},
 	} {
 		t.Run(situation, func(t *testing.T) {
 			look := func(context.Context) (doctor.Seen, error) {
@@ -48,7 +48,7 @@ func TestOtherProxies(t *testing.T) {
 		})
 	}
 	for command, is := range map[string]bool{"kube-proxy": false, "kube-proxy --config=x": false, "kube-proxy status shop/web": true, "/bin/kube-proxy doctor": true} {
-		if got := isAnotherCommand(process.Process{Command: command}); got != is {
+		if got := isAnotherCommand(proc.Process{Command: command}); got != is {
 			t.Errorf("%q asks: %t, want %t", command, got, is)
 		}
 	}

@@ -5,7 +5,13 @@ package foreign
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
+	"strings"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // verdict is what a base chain does with the packet.
@@ -271,4 +277,323 @@ func (c Chain) tableName() string {
 		return c.Table
 	}
 	return c.Family + " " + c.Table
+}
+
+// Tables are what the kernel has, without what this program follows elsewhere.
+type Tables interface {
+	// Bases returns the base chains of the family, in any order.
+	Bases() []Base
+	// Rules returns the rules of a chain.
+	Rules(Chain) ([]Rule, error)
+	// Set returns a set or map of a table. Its elements are those of now.
+	Set(table Chain, name string) (*Set, error)
+}
+
+// Chain identifies a chain of nftables, or with an empty name its table.
+type Chain struct{ Family, Table, Name string }
+
+// Base is a base chain.
+type Base struct {
+	Chain
+	Hook     Hook
+	Priority int
+	NAT      bool // of type nat
+	Drops    bool // by its policy
+	// Later means that the table is younger than the one of this program.
+	Later bool
+}
+
+// Hook is a hook of netfilter.
+type Hook uint8
+
+// The hooks, numbered as in include/uapi/linux/netfilter.h.
+const (
+	Prerouting Hook = iota
+	Input
+	Forward
+	Output
+	Postrouting
+)
+
+// String returns the name that nft uses.
+func (h Hook) String() string {
+	return [...]string{"prerouting", "input", "forward", "output", "postrouting"}[h]
+}
+
+// Rule is a rule of nftables.
+type Rule struct {
+	Handle      uint64
+	Comment     string
+	Expressions []Expression
+}
+
+// Set is a set or map.
+type Set struct {
+	// Intervals means that an element with End ends an interval which the one before it
+	// began, as in sets of one field.
+	Intervals bool
+	// Fields are the lengths of the fields of a key, in bytes. They are empty if there is
+	// one field.
+	Fields   []int
+	Elements []Element
+}
+
+// Element is an element of a Set.
+type Element struct {
+	Key []byte
+	// KeyEnd is the end of an interval in a set of several fields, else nil.
+	KeyEnd        []byte
+	End, CatchAll bool
+	// Conditional means that the element has an expression, such as a limit.
+	Conditional bool
+	Data        []byte
+	Verdict     *Verdict
+}
+
+// Expression is one of the types below. Those of the kernel that are not among them are
+// Opaque or Chance.
+type Expression any
+
+// PayloadLoad loads bytes of the packet.
+type PayloadLoad struct {
+	Base         uint8 // link, network or transport header, from 0
+	Offset, Size int
+	To           uint32
+}
+
+// PayloadStore alters bytes of the packet.
+type PayloadStore struct{ Base uint8 }
+
+// MetaLoad loads what the kernel knows of the packet.
+type MetaLoad struct{ Key, To uint32 }
+
+// MetaStore sets it.
+type MetaStore struct{ Key, From uint32 }
+
+// ConntrackLoad loads a property of the connection.
+type ConntrackLoad struct {
+	Key, To   uint32
+	Direction uint8
+}
+
+// ConntrackStore sets it.
+type ConntrackStore struct{ Key, From uint32 }
+
+// Compare compares a register. Op is one of the kernel's nft_cmp_ops.
+type Compare struct {
+	Op   uint32
+	From uint32
+	Data []byte
+}
+
+// Range compares a register with the limits of an interval.
+type Range struct {
+	Not       bool
+	From      uint32
+	Low, High []byte
+}
+
+// Bitwise computes From & Mask ^ Flip.
+type Bitwise struct {
+	From, To   uint32
+	Size       int
+	Mask, Flip []byte
+}
+
+// ByteOrder reverses groups of bytes.
+type ByteOrder struct {
+	From, To     uint32
+	Length, Size int
+}
+
+// Immediate loads constant data.
+type Immediate struct {
+	To   uint32
+	Data []byte
+}
+
+// Verdict ends the rule.
+type Verdict struct {
+	Code  int32 // of the kernel: 0 drop, 1 accept, and nft_verdicts
+	Chain string
+}
+
+// Codes of Verdict.
+const (
+	Drop     = 0
+	Accept   = 1
+	Continue = -1
+	Break    = -2
+	Jump     = -3
+	Goto     = -4
+	Return   = -5
+)
+
+// Lookup looks for a key in a set, or for its value in a map.
+type Lookup struct {
+	Set  string
+	From uint32
+	Not  bool
+	// To is the register for the value of a map. 0 is the verdict. It counts if Map is set.
+	To  uint32
+	Map bool
+}
+
+// Fib asks the routing tables.
+type Fib struct {
+	To                 uint32
+	Source, Interfaces bool // of what; else the destination
+	Type               bool // asks for the type of the address, else for the interface
+	Name, Present      bool // of the interface, or only whether there is one
+}
+
+// Translate replaces the destination or the source of the connection.
+type Translate struct {
+	Source     bool   // replaces the source
+	Redirect   bool   // to the node itself
+	Addr, Port uint32 // registers, 0 for none
+}
+
+// Reject refuses the packet.
+type Reject struct{}
+
+// NoTrack exempts the packet from connection tracking.
+type NoTrack struct{}
+
+// Passive decides nothing.
+type Passive struct{}
+
+// Chance matches some packets, and may load a register.
+type Chance struct {
+	Name string
+	To   uint32 // 0 for none
+}
+
+// Opaque may do anything with the packet.
+type Opaque struct{ Name string }
+
+// Extension is a match or target of iptables.
+type Extension struct {
+	Target   bool
+	Name     string
+	Revision uint32
+	Info     []byte
+}
+
+// Names of properties that are often not known, as nft writes them.
+var (
+	metaNames = map[uint32]string{
+		0: "length", 2: "priority", metaMark: "mark", metaIn: "iif", metaOut: "oif", metaInName: "iifname", metaOutName: "oifname",
+		8: "iiftype", 9: "oiftype", 10: "skuid", 11: "skgid", 13: "rtclassid", 17: "ibrname", 18: "obrname", 20: "cpu",
+		21: "iifgroup", 22: "oifgroup", 23: "cgroup", 24: "random", 26: "iifkind", 27: "oifkind",
+	}
+	ctNames = map[uint32]string{
+		ctStatus: "status", ctMarkKey: "mark", 4: "secmark", 5: "expiration", 6: "helper", ctSource: "saddr", ctSourceIP: "saddr", ctSourceIP6: "saddr",
+		ctDest: "daddr", ctDestIP: "daddr", ctDestIP6: "daddr", 11: "proto-src", 13: "label", 14: "packets", 15: "bytes", 16: "avgpkt", 17: "zone",
+	}
+)
+
+func nameOf(prefix string, names map[uint32]string, key uint32) string {
+	if name := names[key]; name != "" {
+		return prefix + " " + name
+	}
+	return prefix + " key " + strconv.Itoa(int(key))
+}
+
+// payloadName names a part of a header.
+func payloadName(x PayloadLoad) string {
+	switch {
+	case x.Base == transportBase && x.Offset == 0 && x.Size == 2:
+		return "the port of the client"
+	case x.Base == transportBase:
+		return "the transport header"
+	case x.Base == networkBase:
+		return "the network header"
+	}
+	return "bytes of the packet"
+}
+
+// Legacy is a table of iptables-legacy.
+type Legacy struct {
+	Family service.Family
+	Name   string
+	// Tables are what iptables-legacy-save prints of it, nil if it cannot be read.
+	Tables *walk.Tables
+}
+
+// legacyBases are the built-in chains of iptables-legacy (kernel: the table's file in
+// net/ipv4/netfilter).
+var legacyBases = map[string][]Base{
+	"raw":    {{Hook: Prerouting, Priority: -300}, {Hook: Output, Priority: -300}},
+	"mangle": {{Hook: Prerouting, Priority: -150}, {Hook: Input, Priority: -150}, {Hook: Forward, Priority: -150}, {Hook: Output, Priority: -150}, {Hook: Postrouting, Priority: -150}},
+	"nat": {
+		{Hook: Prerouting, Priority: dstNATPosition, NAT: true}, {Hook: Output, Priority: dstNATPosition, NAT: true},
+		{Hook: Input, Priority: srcNATPosition, NAT: true}, {Hook: Postrouting, Priority: srcNATPosition, NAT: true},
+	},
+	"filter":   {{Hook: Input}, {Hook: Forward}, {Hook: Output}},
+	"security": {{Hook: Input, Priority: 50}, {Hook: Forward, Priority: 50}, {Hook: Output, Priority: 50}},
+}
+
+func (l *Legacy) command() string {
+	if l.Family == service.IPv6 {
+		return "ip6tables-legacy-save -t " + l.Name
+	}
+	return "iptables-legacy-save -t " + l.Name
+}
+
+func (l *Legacy) stations(n Node) []*station {
+	var all []*station
+	for _, b := range legacyBases[l.Name] {
+		b.Chain = Chain{Table: l.Name + " of iptables-legacy", Name: strings.ToUpper(b.Hook.String())}
+		s := &station{Base: b, position: b.Priority, look: func(rule) string { return l.command() }}
+		s.run = func(p *packet) (finding, error) { return l.run(n, b, p), nil }
+		all = append(all, s)
+	}
+	return all
+}
+
+// run follows a packet through a built-in chain.
+func (l *Legacy) run(n Node, b Base, p *packet) finding {
+	if l.Tables == nil {
+		return finding{doubts: []doubt{{rule{chain: b.Chain}, drops, "its rules cannot be read without the command iptables-legacy-save"}}}
+	}
+	mark, known := p.mark.number()
+	w := walk.Walker{
+		Tables: l.Tables, Node: walk.Node{Local: n.Local},
+		Packet: walk.Packet{
+			Conn:    route.Conn{Protocol: p.protocol, From: p.from, To: p.to, Interface: p.in.Name},
+			Dialled: p.dialled, Translated: p.translated, Untracked: p.untracked, Mark: mark, Vague: ^known,
+		},
+	}
+	w.Node.AnyInterface = p.in.Unknown
+	if p.out.Name != "" && !p.out.Unknown {
+		w.Node.Leaves = func(netip.Addr) string { return p.out.Name }
+	}
+	at := walk.Chain{Table: l.Name, Name: b.Name}
+	r := w.Hook(at)
+	p.mark = number(w.Packet.Mark, ^w.Packet.Vague)
+	f := finding{verdict: legacyVerdicts[r.Verdict], by: l.rule(b, r.By), empty: len(l.Tables.Rules(at)) == 0}
+	if w.Packet.Untracked && !p.untracked {
+		p.untracked, f.verdict = true, untracks
+	}
+	for _, s := range w.Doubtful {
+		f.doubts = append(f.doubts, doubt{l.rule(b, s), drops, "a part of it that is not known here"})
+	}
+	if len(f.doubts) > 0 && (f.verdict == drops || f.verdict == rejects) {
+		f.doubts = append(f.doubts, doubt{f.by, f.verdict, "unless a rule before accepts it"})
+		f.verdict = passes
+	}
+	return f
+}
+
+var legacyVerdicts = map[walk.Verdict]verdict{
+	walk.Dropped: drops, walk.Rejected: rejects, walk.Translated: translates, walk.Untranslated: translates, walk.Masqueraded: masquerades,
+}
+
+func (l *Legacy) rule(b Base, s walk.Step) rule {
+	r := rule{chain: Chain{Table: b.Table, Name: s.Chain.Name}}
+	if s.Rule != nil {
+		r.text = s.Rule.Text
+	}
+	return r
 }

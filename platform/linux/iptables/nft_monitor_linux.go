@@ -13,7 +13,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/netlink/nft"
-	"kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/proc"
 )
 
 // nftMonitor detects changes in iptables-nft. The kernel sends a notification of every
@@ -24,8 +24,8 @@ type nftMonitor struct {
 	family      byte
 	role        Role
 	dirty       bool
-	relevant    bool            // the current transaction concerns our chains
-	lastProcess process.Process // the last process that changed our chains
+	relevant    bool         // the current transaction concerns our chains
+	lastProcess proc.Process // the last process that changed our chains
 }
 
 // nftMonitorBuffer holds the notifications between two reads of the socket. If it
@@ -114,7 +114,7 @@ func (n *nftMonitor) anyRelevant(b []byte) bool {
 // recordProcess stores the process of a transaction that concerned our chains. attrs are
 // those of the message that ends the transaction.
 func (n *nftMonitor) recordProcess(attrs []byte) {
-	p := process.Process{
+	p := proc.Process{
 		PID:     int(netlink.Uint32(netlink.Attribute(attrs, unix.NFTA_GEN_PROC_PID))),
 		Command: netlink.Text(netlink.Attribute(attrs, unix.NFTA_GEN_PROC_NAME)),
 	}

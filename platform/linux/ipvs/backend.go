@@ -1,9 +1,16 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package ipvs programs the virtual servers of mode ipvs. A service.Snapshot goes in.
+// Virtual servers of IPVS, a dummy interface with local routes for the addresses of
+// Services, and sysctls come out, for one family per Backend. Package companion adds the
+// ipsets and iptables chains for what IPVS cannot do. The package does not select
+// endpoints: the snapshot contains that decision. Only files with the suffix _linux.go
+// use kernel interfaces. All other files build and are tested on any system.
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +24,40 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs/companion"
 )
+
+// Device is the dummy interface that the local routes of Service addresses refer to.
+const Device = "kube-ipvs0"
+
+// DrainTimeout limits how long a removed endpoint keeps its connections.
+const DrainTimeout = time.Hour
+
+// Options are the settings that concern IPVS alone.
+type Options struct {
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that selects packets for
+	// masquerading in the chains.
+	MasqueradeBit int
+	// Scheduler selects among endpoints, see ipvsadm(8). "" means rr.
+	Scheduler string
+	// Exclude are prefixes in which existing virtual servers are never changed.
+	Exclude []netip.Prefix
+	// SyncPeriod limits how long foreign changes stay undetected.
+	SyncPeriod time.Duration
+	// StrictARP makes the node ignore ARP requests for addresses of Services.
+	StrictARP bool
+	// TCP, TCPFin and UDP are the timeouts of idle connections in the kernel. Zero
+	// leaves a timeout unchanged. They apply to all virtual servers of the node.
+	TCP, TCPFin, UDP time.Duration
+}
+
+func (o Options) rulesOptions() companion.Options {
+	return companion.Options{MasqueradeBit: o.MasqueradeBit}
+}
+
+func (o Options) scheduler() string { return cmp.Or(o.Scheduler, "rr") }
+
+func (o Options) excludes(a netip.Addr) bool {
+	return slices.ContainsFunc(o.Exclude, func(p netip.Prefix) bool { return p.Contains(a) })
+}
 
 // Driver is what Backend needs from the kernel, for one family. All methods except Watch
 // are called from one goroutine at a time.
@@ -315,4 +356,76 @@ func (b *Backend) watchDraining(ctx context.Context, touched func()) error {
 func (b *Backend) Close() error {
 	b.driver.close()
 	return b.rules.Close()
+}
+
+// localNode is the node on which virtual servers are made.
+type localNode struct {
+	node *service.Node
+	// reserved are the virtual servers on node addresses that are not for NodePorts,
+	// because a Service has the address as an external one. NodePorts with the same port
+	// number do not answer there.
+	reserved map[key]bool
+}
+
+func newLocalNode(s *service.Snapshot, f service.Family) localNode {
+	at := localNode{s.Node, map[key]bool{}}
+	for p := range s.Ports(f) {
+		for _, k := range at.reservedBy(p) {
+			at.reserved[k] = true
+		}
+	}
+	return at
+}
+
+// reservedBy returns the node addresses and ports that p, which may be nil, reserves.
+func (l localNode) reservedBy(p *service.Port) []key {
+	if p == nil {
+		return nil
+	}
+	var all []key
+	for _, f := range p.Frontends {
+		if f.Kind != service.NodePort && slices.Contains(l.node.Addrs, f.Addr) {
+			all = append(all, key{f.Addr, f.Port, p.Name.Protocol})
+		}
+	}
+	return all
+}
+
+// reservationsChange reports whether cs change the reservations of i, and with them the
+// virtual servers of other Ports.
+func (i *installed) reservationsChange(cs []service.Change) bool {
+	return slices.ContainsFunc(cs, func(c service.Change) bool {
+		return !slices.Equal(i.localNode.reservedBy(c.Old), i.localNode.reservedBy(c.New))
+	})
+}
+
+// pollInterval is the interval between two reads of the kernel state if a read is cheap.
+// For expensive reads, pollShare limits the cost to one part in pollShare of the time.
+const (
+	pollInterval = 2 * time.Second
+	pollShare    = 100
+)
+
+// poller schedules reads of the kernel state between two sync periods. The kernel sends
+// no notification when virtual servers change (kernel: net/netfilter/ipvs/ip_vs_ctl.c),
+// and clients are refused until they are repaired.
+type poller struct {
+	requested atomic.Bool
+	nextPoll  atomic.Int64 // when the next read is due, Unix time in nanoseconds
+}
+
+// polled records a read that began at start.
+func (p *poller) polled(start time.Time) {
+	now := time.Now()
+	p.nextPoll.Store(now.Add(max(pollInterval, pollShare*now.Sub(start))).UnixNano())
+}
+
+// watch requests a read when one is due.
+func (p *poller) watch(ctx context.Context, touched func()) error {
+	return reconcile.Every(ctx, pollInterval, func() {
+		if next := p.nextPoll.Load(); next != 0 && time.Now().UnixNano() >= next {
+			p.requested.Store(true)
+			touched()
+		}
+	})
 }

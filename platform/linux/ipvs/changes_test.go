@@ -43,9 +43,9 @@ func TestChangesAreWhatIsWanted(t *testing.T) {
 }
 
 // drawConns gives some destinations a connection.
-func (k *fake) drawConns(w generate.Cluster) {
-	for _, at := range sortedKeys(k.servers) {
-		dests := k.servers[at].dests
+func (fa *fake) drawConns(w generate.Cluster) {
+	for _, at := range sortedKeys(fa.servers) {
+		dests := fa.servers[at].dests
 		for _, a := range slices.SortedFunc(maps.Keys(dests), netip.AddrPort.Compare) {
 			x := dests[a]
 			x.conns = uint32(w.DrawInt("conns", 2))

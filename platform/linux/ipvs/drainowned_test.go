@@ -16,25 +16,25 @@ import (
 	"kubeproxy/common/service"
 )
 
-// summary returns a line for each virtual server and address in k.
-func (k *fake) summary() []string {
+// summary returns a line for each virtual server and address in fa.
+func (fa *fake) summary() []string {
 	var all []string
-	for _, at := range sortedKeys(k.servers) {
+	for _, at := range sortedKeys(fa.servers) {
 		line := at.String()
-		for _, a := range slices.SortedFunc(maps.Keys(k.servers[at].dests), netip.AddrPort.Compare) {
-			line += fmt.Sprintf(" %s weight %d", a, k.servers[at].dests[a].weight)
+		for _, a := range slices.SortedFunc(maps.Keys(fa.servers[at].dests), netip.AddrPort.Compare) {
+			line += fmt.Sprintf(" %s weight %d", a, fa.servers[at].dests[a].weight)
 		}
 		all = append(all, line)
 	}
-	for _, a := range sortedAddrs(k.routes) {
+	for _, a := range sortedAddrs(fa.routes) {
 		all = append(all, "address "+a.String())
 	}
 	return all
 }
 
 // setConnsOf sets the number of connections of the only destination of Service i.
-func (k *fake) setConnsOf(i int, proto service.Protocol, n uint32) {
-	s := k.servers[key{web(i, 0, proto).Frontends[0].Addr, 80, proto}]
+func (fa *fake) setConnsOf(i int, proto service.Protocol, n uint32) {
+	s := fa.servers[key{web(i, 0, proto).Frontends[0].Addr, 80, proto}]
 	for a, x := range s.dests {
 		x.conns = n
 		s.dests[a] = x

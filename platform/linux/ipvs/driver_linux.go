@@ -7,18 +7,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/moby/ipvs"
+	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/ipvs/companion"
+	kernelnetlink "kubeproxy/platform/linux/netlink"
 )
 
 // New returns the Backend for one family in the network namespace of the calling thread.
@@ -281,4 +290,355 @@ func (k *kernel) defaultSource() netip.Addr {
 // the state changes.
 func isTentative(x netlink.Addr) bool {
 	return x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0
+}
+
+// client sends queries to IPVS.
+type client interface {
+	// listServers returns the family's virtual servers, without destinations.
+	listServers() (map[key]*observedServer, error)
+	// getServer returns a virtual server, without destinations. If it does not exist,
+	// the error is unix.ESRCH.
+	getServer(at key) (server, error)
+	listDests(at key) ([]dest, error)
+	getTimeouts() (timeouts, error)
+	// setTimeouts sets the timeouts that are not zero.
+	setTimeouts(t timeouts) error
+}
+
+// timeouts are the connection timeouts of IPVS.
+type timeouts struct{ tcp, tcpFin, udp time.Duration }
+
+// clientCloser is a client that holds a socket.
+type clientCloser interface {
+	client
+	Close()
+}
+
+// mobyClient is the client that uses moby/ipvs.
+type mobyClient struct {
+	*ipvs.Handle
+	family service.Family
+}
+
+func openMobyClient(f service.Family) (*mobyClient, error) {
+	// The library logs what the returned errors already contain.
+	logrus.SetOutput(io.Discard)
+	h, err := ipvs.New("")
+	return &mobyClient{h, f}, err
+}
+
+// callClient queries through the library, and through the requester once the module was
+// reloaded, see there.
+func callClient[T any](k *kernel, of func(client) (T, error)) (T, error) {
+	if !k.reloaded {
+		answer, err := of(k.moby)
+		if !errors.Is(err, unix.ENOENT) {
+			return answer, err
+		}
+		k.reloaded = true
+	}
+	return of(k.requests)
+}
+
+func (m *mobyClient) listServers() (map[key]*observedServer, error) {
+	all, err := m.GetServices()
+	if err != nil {
+		return nil, err
+	}
+	servers := make(map[key]*observedServer, len(all))
+	for _, s := range all {
+		a, ok := m.addr(s.Address)
+		if s.AddressFamily != af(m.family) || s.FWMark != 0 || !ok {
+			continue
+		}
+		servers[key{a, s.Port, service.Protocol(s.Protocol)}] = &observedServer{server: server{s.SchedName, s.Flags, s.Timeout}}
+	}
+	return servers, nil
+}
+
+func (m *mobyClient) getServer(at key) (server, error) {
+	s, err := m.GetService(m.service(at))
+	if err != nil {
+		return server{}, err
+	}
+	return server{s.SchedName, s.Flags, s.Timeout}, nil
+}
+
+func (m *mobyClient) listDests(at key) ([]dest, error) {
+	list, err := m.GetDestinations(m.service(at))
+	if err != nil {
+		return nil, err
+	}
+	var dests []dest
+	for _, x := range list {
+		if a, ok := m.addr(x.Address); ok {
+			conns, how := uint32(x.ActiveConnections+x.InactiveConnections), x.ConnectionFlags&ipvs.ConnectionFlagFwdMask
+			dests = append(dests, dest{netip.AddrPortFrom(a, x.Port), uint16(x.Weight), conns, how != ipvs.ConnectionFlagMasq})
+		}
+	}
+	slices.SortFunc(dests, func(a, b dest) int { return a.addr.Compare(b.addr) })
+	return dests, nil
+}
+
+func (m *mobyClient) getTimeouts() (timeouts, error) {
+	c, err := m.GetConfig()
+	if err != nil {
+		return timeouts{}, err
+	}
+	return timeouts{c.TimeoutTCP, c.TimeoutTCPFin, c.TimeoutUDP}, nil
+}
+
+func (m *mobyClient) setTimeouts(t timeouts) error {
+	return m.SetConfig(&ipvs.Config{TimeoutTCP: t.tcp, TimeoutTCPFin: t.tcpFin, TimeoutUDP: t.udp})
+}
+
+func (m *mobyClient) service(at key) *ipvs.Service {
+	return &ipvs.Service{
+		Address: net.IP(at.addr.AsSlice()), Protocol: uint16(at.proto), Port: at.port,
+		AddressFamily: af(m.family), Netmask: netmask(m.family),
+	}
+}
+
+func (m *mobyClient) addr(ip net.IP) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(ip)
+	if m.family == service.IPv4 {
+		a = a.Unmap()
+	}
+	return a, ok
+}
+
+// Probe checks, in the network namespace of the calling thread, whether the kernel can
+// do what Backend needs for f. For a moment it makes a virtual server that no packet
+// reaches, and an interface. The error is one sentence that describes what is missing.
+func Probe(f service.Family, o Options) error {
+	if err := companion.Probe(f, o.rulesOptions()); err != nil {
+		return fmt.Errorf("the rules of mode ipvs: %w", err)
+	}
+	k := &kernel{family: f, options: o}
+	if err := k.open(); err != nil {
+		return fmt.Errorf("IPVS for %s: %w", f, err)
+	}
+	defer k.close()
+	if err := k.probeScheduler(o.scheduler()); err != nil {
+		return fmt.Errorf("IPVS for %s: %w", f, err)
+	}
+	if err := k.probeDevice(); err != nil {
+		return fmt.Errorf("IPVS for %s: %w", f, err)
+	}
+	return nil
+}
+
+// probeDevice makes an interface like ours and removes it, unless ours exists.
+func (k *kernel) probeDevice() error {
+	if _, err := k.links.LinkByName(Device); err == nil {
+		return nil
+	}
+	a := netlink.NewLinkAttrs()
+	a.Name = probeDeviceName
+	l := &netlink.Dummy{LinkAttrs: a}
+	if err := k.links.LinkAdd(l); err != nil && !errors.Is(err, unix.EEXIST) { // left by a process that was killed
+		return fmt.Errorf("make a dummy interface: %w", dummyError(err))
+	}
+	return k.links.LinkDel(l)
+}
+
+const probeDeviceName = "kube-ipvs-trial"
+
+// dummyError describes what is missing if the kernel makes no dummy interface.
+func dummyError(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
+	}
+	return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
+}
+
+// genlFamilyID returns the number of IPVS in generic netlink.
+func genlFamilyID() (id uint16, err error) {
+	s, err := kernelnetlink.Dial(unix.NETLINK_GENERIC, kernelnetlink.Options{Timeout: receiveTimeout})
+	if err != nil {
+		return 0, err
+	}
+	defer s.Close()
+	var request kernelnetlink.Encoder
+	request.GenericMessage(unix.GENL_ID_CTRL, 0, unix.CTRL_CMD_GETFAMILY)
+	request.Text(unix.CTRL_ATTR_FAMILY_NAME, "IPVS")
+	request.EndMessage()
+	err = s.Query(context.Background(), request.Buf, func(m kernelnetlink.Message) error {
+		id = kernelnetlink.Native16(kernelnetlink.Attribute(m.Generic(), unix.CTRL_ATTR_FAMILY_ID))
+		return nil
+	})
+	return id, err
+}
+
+// ensureLoaded loads IPVS if necessary, and returns its family ID.
+func ensureLoaded() (uint16, error) {
+	id, err := genlFamilyID()
+	if errors.Is(err, unix.ENOENT) {
+		// With the right capability, the kernel loads the module on request. Some
+		// kernels need the command.
+		_ = exec.Command("modprobe", "ip_vs").Run()
+		id, err = genlFamilyID()
+	}
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return 0, errors.New("the kernel has no IPVS (module ip_vs): it is not loaded, and cannot be")
+	case err != nil:
+		return 0, fmt.Errorf("ask the kernel for IPVS: %w", err)
+	}
+	return id, nil
+}
+
+// Installed reports whether the kernel has IPVS, loading it if necessary.
+func Installed() bool {
+	_, err := ensureLoaded()
+	return err == nil
+}
+
+// setting is a sysctl (docs.kernel.org/networking/ipvs-sysctl.html).
+type setting struct {
+	file, value string
+	// needed describes what fails otherwise. It is empty if the setting is optional.
+	needed string
+}
+
+// settings lists the settings that virtual servers need.
+func (o Options) settings(of settingsScope) []setting {
+	all := []setting{
+		{"net/ipv4/vs/conntrack", "1", "nothing can be masqueraded"},
+		// Clients of a removed endpoint move to another one.
+		{"net/ipv4/vs/expire_nodest_conn", "1", ""},
+		{"net/ipv4/vs/expire_quiescent_template", "1", ""},
+	}
+	if o.StrictARP && of == scopeStartup {
+		all = append(all, setting{"net/ipv4/conf/all/arp_ignore", "1", ""}, setting{"net/ipv4/conf/all/arp_announce", "2", ""})
+	}
+	return all
+}
+
+// MissingSettings implements Driver.
+func (k *kernel) MissingSettings(_ context.Context, of settingsScope) ([]string, error) {
+	var missing []string
+	for _, s := range k.options.settings(of) {
+		if have, err := s.current(); (err != nil || have != s.value) && !k.refused[s.file] {
+			missing = append(missing, s.name()+" = "+s.value)
+		}
+	}
+	if !k.options.hasTimeouts() {
+		return missing, nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c, err := callClient(k, client.getTimeouts)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range []struct {
+		name       string
+		want, have time.Duration
+	}{
+		{"TCP", k.options.TCP, c.tcp}, {"TCP after FIN", k.options.TCPFin, c.tcpFin}, {"UDP", k.options.UDP, c.udp},
+	} {
+		if t.want > 0 && ceilSeconds(t.want) != t.have {
+			missing = append(missing, fmt.Sprintf("timeout of %s = %s", t.name, t.want))
+		}
+	}
+	return missing, nil
+}
+
+// hasTimeouts reports whether o has timeouts to set.
+func (o Options) hasTimeouts() bool { return o.TCP > 0 || o.TCPFin > 0 || o.UDP > 0 }
+
+// ApplySettings implements Driver.
+func (k *kernel) ApplySettings(ctx context.Context, of settingsScope) error {
+	log := klog.FromContext(ctx)
+	for _, s := range k.options.settings(of) {
+		if k.refused[s.file] {
+			continue
+		}
+		err := s.set(log)
+		switch {
+		case err != nil && s.needed != "":
+			return fmt.Errorf("%w: without it %s", err, s.needed)
+		case err != nil:
+			log.Info("Warning: a system setting that IPVS should have cannot be made", "setting", s.file, "want", s.value, "err", err.Error())
+			if k.refused == nil {
+				k.refused = map[string]bool{}
+			}
+			k.refused[s.file] = true
+		}
+	}
+	o := k.options
+	if !o.hasTimeouts() {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, err := callClient(k, func(a client) (struct{}, error) {
+		return struct{}{}, a.setTimeouts(timeouts{ceilSeconds(o.TCP), ceilSeconds(o.TCPFin), ceilSeconds(o.UDP)})
+	})
+	if err != nil {
+		return fmt.Errorf("set the timeouts of IPVS: %w", err)
+	}
+	return nil
+}
+
+// Prepare makes the settings that virtual servers need. In a container that is not
+// privileged they cannot be made, because /proc/sys is read-only there. They exist once the
+// module is loaded, and belong to the network namespace.
+func Prepare(ctx context.Context, o Options) error {
+	if _, err := ensureLoaded(); err != nil {
+		return err
+	}
+	log := klog.FromContext(ctx)
+	var errs []error
+	for _, s := range o.settings(scopeStartup) {
+		if err := s.set(log); err != nil {
+			errs = append(errs, fmt.Errorf("prepare the node for IPVS: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Pending lists what Prepare would change, one a line. It changes nothing, and loads no
+// module.
+func Pending(o Options) ([]string, error) {
+	var lines []string
+	for _, s := range o.settings(scopeStartup) {
+		have, err := s.current()
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			have = "absent until module ip_vs is loaded"
+		case err != nil:
+			return nil, fmt.Errorf("read the settings of IPVS: %w", err)
+		case have == s.value:
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("~ %s: %s -> %s", s.name(), have, s.value))
+	}
+	return lines, nil
+}
+
+// ceilSeconds rounds d up to seconds, the unit of the kernel.
+func ceilSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
+
+func (s setting) path() string { return "/proc/sys/" + s.file }
+
+func (s setting) name() string { return strings.ReplaceAll(s.file, "/", ".") }
+
+func (s setting) current() (string, error) {
+	text, err := os.ReadFile(s.path())
+	return strings.TrimSpace(string(text)), err
+}
+
+// set writes the value if the present one differs.
+func (s setting) set(log klog.Logger) error {
+	have, err := s.current()
+	if err != nil || have == s.value {
+		return err
+	}
+	if err := os.WriteFile(s.path(), []byte(s.value+"\n"), 0o644); err != nil {
+		return err
+	}
+	log.Info("System setting made for IPVS", "setting", s.file, "was", have, "now", s.value)
+	return nil
 }

@@ -68,41 +68,41 @@ func newFake(f service.Family) *fake {
 	}
 }
 
-func (k *fake) MissingSettings(_ context.Context, of settingsScope) ([]string, error) {
-	k.scopes = append(k.scopes, of)
-	return k.missingSettings, nil
+func (fa *fake) MissingSettings(_ context.Context, of settingsScope) ([]string, error) {
+	fa.scopes = append(fa.scopes, of)
+	return fa.missingSettings, nil
 }
 
-func (k *fake) ApplySettings(context.Context, settingsScope) error {
-	for _, s := range k.missingSettings {
-		k.done = append(k.done, "+ setting "+s)
+func (fa *fake) ApplySettings(context.Context, settingsScope) error {
+	for _, s := range fa.missingSettings {
+		fa.done = append(fa.done, "+ setting "+s)
 	}
-	k.missingSettings = nil
+	fa.missingSettings = nil
 	return nil
 }
 
-func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
+func (fa *fake) Commit(_ context.Context, ops []op) map[int]error {
 	var goes []ipset.Entry
 	for _, o := range ops {
 		if o.removesFromSet() {
 			goes = append(goes, o.key.entry())
 		}
 	}
-	closed := k.deleteEntries(companion.VirtualServerSet(k.family), goes...)
+	closed := fa.deleteEntries(companion.VirtualServerSet(fa.family), goes...)
 	failed := applyInOrder(ops, func(o *op) error {
 		if o.removesFromSet() && closed != nil {
 			return closed
 		}
-		if k.refuse != nil {
-			if err := k.refuse(*o); err != nil {
+		if fa.refuse != nil {
+			if err := fa.refuse(*o); err != nil {
 				return err
 			}
 		}
-		if err := k.do(*o); err != nil {
+		if err := fa.do(*o); err != nil {
 			return err
 		}
-		k.ops++
-		k.done = append(k.done, o.text())
+		fa.ops++
+		fa.done = append(fa.done, o.text())
 		return nil
 	})
 	var members []ipset.Member
@@ -114,46 +114,46 @@ func (k *fake) Commit(_ context.Context, ops []op) map[int]error {
 	if len(members) == 0 {
 		return failed
 	}
-	if err := k.sets.Add(companion.VirtualServerSet(k.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
+	if err := fa.sets.Add(companion.VirtualServerSet(fa.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
 		markNotInSet(ops, failed, err)
 	}
 	return failed
 }
 
-func (k *fake) do(o op) error {
-	addrs, a := companion.NodeIPSet(k.family), ipset.Entry{Addr: o.route.addr}
+func (fa *fake) do(o op) error {
+	addrs, a := companion.NodeIPSet(fa.family), ipset.Entry{Addr: o.route.addr}
 	switch o.verb {
 	case addDevice:
-		k.device = true
+		fa.device = true
 		return nil
 	case addRoute, delRoute:
-		return k.route(o)
+		return fa.route(o)
 	case addServerToSet, delServerFromSet: // done for all ops at once
 		return nil
 	case addSets:
-		return errors.Join(k.sets.Create(companion.VirtualServerSet(k.family)), k.sets.Create(addrs))
+		return errors.Join(fa.sets.Create(companion.VirtualServerSet(fa.family)), fa.sets.Create(addrs))
 	case addAddrToSet:
-		return k.sets.Add(addrs, []ipset.Member{{Entry: a}})
+		return fa.sets.Add(addrs, []ipset.Member{{Entry: a}})
 	case delAddrFromSet:
-		return k.deleteEntries(addrs, a)
+		return fa.deleteEntries(addrs, a)
 	}
-	return k.doServer(o)
+	return fa.doServer(o)
 }
 
 // deleteEntries removes entries from s, if the set exists.
-func (k *fake) deleteEntries(s ipset.Set, entries ...ipset.Entry) error {
+func (fa *fake) deleteEntries(s ipset.Set, entries ...ipset.Entry) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	if err := k.sets.Del(s, entries); !errors.Is(err, ipset.ErrMissing) {
+	if err := fa.sets.Del(s, entries); !errors.Is(err, ipset.ErrMissing) {
 		return err
 	}
 	return nil
 }
 
 // readSets reads the sets of virtual servers and addresses.
-func (k *fake) readSets(s *state) {
-	servers, addrs := k.sets.ByName[companion.VirtualServerSet(k.family).Name], k.sets.ByName[companion.NodeIPSet(k.family).Name]
+func (fa *fake) readSets(s *state) {
+	servers, addrs := fa.sets.ByName[companion.VirtualServerSet(fa.family).Name], fa.sets.ByName[companion.NodeIPSet(fa.family).Name]
 	s.serverSet, s.addrSet = map[key]bool{}, map[netip.Addr]bool{}
 	if s.hasSets = servers != nil && addrs != nil; !s.hasSets {
 		return
@@ -166,38 +166,38 @@ func (k *fake) readSets(s *state) {
 	}
 }
 
-func (k *fake) route(o op) error {
-	_, found := k.routes[o.route.addr]
+func (fa *fake) route(o op) error {
+	_, found := fa.routes[o.route.addr]
 	switch {
-	case !k.device:
+	case !fa.device:
 		return errMissing
 	case o.verb == delRoute && !found:
 		return errMissing
 	case o.verb == delRoute:
-		delete(k.routes, o.route.addr)
-	case o.route.source.IsValid() && !slices.Contains(k.addrs, o.route.source):
+		delete(fa.routes, o.route.addr)
+	case o.route.source.IsValid() && !slices.Contains(fa.addrs, o.route.source):
 		return errSource
 	default:
-		k.routes[o.route.addr] = o.route
+		fa.routes[o.route.addr] = o.route
 	}
 	return nil
 }
 
-func (k *fake) doServer(o op) error {
-	s := k.servers[o.key]
+func (fa *fake) doServer(o op) error {
+	s := fa.servers[o.key]
 	switch {
 	case o.verb == addServer && s != nil:
 		return errExists
 	case o.verb == addServer:
 		o.server.flags |= flagHashed
-		k.servers[o.key] = &fakeServer{o.server, map[netip.AddrPort]dest{}}
+		fa.servers[o.key] = &fakeServer{o.server, map[netip.AddrPort]dest{}}
 	case s == nil:
 		return errMissing
 	case o.verb == setServer:
 		o.server.flags |= flagHashed
 		s.server = o.server
 	case o.verb == delServer:
-		delete(k.servers, o.key)
+		delete(fa.servers, o.key)
 	default:
 		return s.do(o)
 	}
@@ -223,56 +223,56 @@ func (s *fakeServer) do(o op) error {
 	return nil
 }
 
-func (k *fake) Read(ctx context.Context) (*state, error) {
-	k.reads++
-	s := &state{device: k.device, servers: map[key]*observedServer{}, oneTimeCost: k.loadTime}
-	time.Sleep(k.loadTime)
-	k.loadTime = 0
-	k.readSets(s)
-	for _, a := range slices.SortedFunc(maps.Keys(k.routes), netip.Addr.Compare) {
-		s.routes = append(s.routes, k.routes[a])
+func (fa *fake) Read(ctx context.Context) (*state, error) {
+	fa.reads++
+	s := &state{device: fa.device, servers: map[key]*observedServer{}, oneTimeCost: fa.loadTime}
+	time.Sleep(fa.loadTime)
+	fa.loadTime = 0
+	fa.readSets(s)
+	for _, a := range slices.SortedFunc(maps.Keys(fa.routes), netip.Addr.Compare) {
+		s.routes = append(s.routes, fa.routes[a])
 	}
-	for at := range k.servers {
-		if !slices.Contains(k.omitted, at) {
-			s.servers[at], _ = k.Server(ctx, at)
-			k.serverReads--
+	for at := range fa.servers {
+		if !slices.Contains(fa.omitted, at) {
+			s.servers[at], _ = fa.Server(ctx, at)
+			fa.serverReads--
 		}
 	}
 	return s, nil
 }
 
-func (k *fake) Server(ctx context.Context, at key) (*observedServer, error) {
-	k.serverReads++
-	x := k.servers[at]
+func (fa *fake) Server(ctx context.Context, at key) (*observedServer, error) {
+	fa.serverReads++
+	x := fa.servers[at]
 	if x == nil {
 		return nil, nil
 	}
-	dests, err := k.Dests(ctx, at)
-	return &observedServer{server: x.server, dests: dests, destsKnown: true, upstream: slices.Contains(k.upstream, at)}, err
+	dests, err := fa.Dests(ctx, at)
+	return &observedServer{server: x.server, dests: dests, destsKnown: true, upstream: slices.Contains(fa.upstream, at)}, err
 }
 
-func (k *fake) Dests(_ context.Context, at key) ([]dest, error) {
-	if k.servers[at] == nil {
+func (fa *fake) Dests(_ context.Context, at key) ([]dest, error) {
+	if fa.servers[at] == nil {
 		return nil, nil
 	}
-	dests := slices.Collect(maps.Values(k.servers[at].dests))
+	dests := slices.Collect(maps.Values(fa.servers[at].dests))
 	slices.SortFunc(dests, func(a, b dest) int { return a.addr.Compare(b.addr) })
 	return dests, nil
 }
 
-func (k *fake) NodeAddrs(context.Context) ([]netip.Addr, error) { return k.addrs, nil }
+func (fa *fake) NodeAddrs(context.Context) ([]netip.Addr, error) { return fa.addrs, nil }
 
-func (k *fake) RemoveDevice(context.Context) error {
-	k.device = false
+func (fa *fake) RemoveDevice(context.Context) error {
+	fa.device = false
 	return nil
 }
 
-func (k *fake) Watch(ctx context.Context, _ func()) error {
+func (fa *fake) Watch(ctx context.Context, _ func()) error {
 	<-ctx.Done()
 	return nil
 }
 
-func (k *fake) close() {}
+func (fa *fake) close() {}
 
 // fakeRules replaces package companion in tests of virtual servers alone. It records the
 // snapshot it was applied for.

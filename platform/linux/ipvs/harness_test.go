@@ -66,10 +66,10 @@ func foreignServers(f service.Family) []key {
 	}
 }
 
-func (k *fake) addForeignServers(f service.Family) {
+func (fa *fake) addForeignServers(f service.Family) {
 	for _, at := range foreignServers(f) {
 		a := netip.AddrPortFrom(at.addr, 8443)
-		k.servers[at] = &fakeServer{server{scheduler: "wlc", flags: flagHashed}, map[netip.AddrPort]dest{a: {addr: a, weight: 7}}}
+		fa.servers[at] = &fakeServer{server{scheduler: "wlc", flags: flagHashed}, map[netip.AddrPort]dest{a: {addr: a, weight: 7}}}
 	}
 }
 

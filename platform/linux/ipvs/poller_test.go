@@ -100,9 +100,9 @@ func TestListLeavesOut(t *testing.T) {
 // slow delays reads of single virtual servers.
 type slow struct{ *fake }
 
-func (k slow) Server(ctx context.Context, at key) (*observedServer, error) {
+func (s slow) Server(ctx context.Context, at key) (*observedServer, error) {
 	time.Sleep(time.Second)
-	return k.fake.Server(ctx, at)
+	return s.fake.Server(ctx, at)
 }
 
 // TestMuchIsGoneAtOnce checks that after many servers were deleted at once, the next

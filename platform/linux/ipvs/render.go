@@ -6,6 +6,7 @@ package ipvs
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -175,4 +176,226 @@ func (s VirtualServer) writeText(w *bufio.Writer) {
 	for _, r := range s.remarks {
 		fmt.Fprintln(w, r)
 	}
+}
+
+// ReadBack returns what the kernel holds, and what it would hold for want, in the text and
+// order of Render. Destinations that drain are left out, because they get no connections.
+func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+	view, err := b.view(ctx, want)
+	if err != nil {
+		return "", "", err
+	}
+	s, err := b.driver.Read(ctx)
+	if err != nil {
+		return "", "", fmt.Errorf("list what IPVS has: %w", err)
+	}
+	would := NewDocument(b.family, view, b.options)
+	have := Document{Family: would.Family, Device: Device, family: b.family, lacksDevice: !s.device}
+	for _, r := range s.routes {
+		have.Addresses = append(have.Addresses, Address{r.addr, r.source})
+	}
+	slices.SortFunc(have.Addresses, func(x, y Address) int { return x.Addr.Compare(y.Addr) })
+	if have.Servers, err = b.readServers(ctx, s, would.Servers); err != nil {
+		return "", "", err
+	}
+	have.Document, would.Document, err = b.rules.ReadBack(ctx, view, b.serverElements(view, s))
+	return have.text(), would.text(), err
+}
+
+// serverElements returns the elements of the sets that depend on virtual servers. The
+// set of these has those of others, too.
+func (b *Backend) serverElements(view *service.Snapshot, s *state) companion.Servers {
+	var all companion.Servers
+	at := newLocalNode(view, b.family)
+	seen := map[key]bool{}
+	add := func(k key) {
+		if !seen[k] {
+			seen[k] = true
+			all.Served = append(all.Served, ipset.Member{Entry: k.entry()})
+		}
+	}
+	for p := range view.Ports(b.family) {
+		for _, w := range b.options.servers(p, at) {
+			if len(w.endpoints) > 0 {
+				add(w.key)
+			}
+		}
+	}
+	for k, l := range s.servers {
+		if !l.owned() || b.options.excludes(k.addr) {
+			add(k)
+		}
+	}
+	for _, a := range ownAddrs(view.Node, b.family) {
+		all.Addrs = append(all.Addrs, ipset.Member{Entry: ipset.Entry{Addr: a}})
+	}
+	return all
+}
+
+// readServers returns our virtual servers, those that are wanted first and in their order.
+func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualServer) ([]VirtualServer, error) {
+	var all []VirtualServer
+	seen := map[key]bool{}
+	add := func(k key, of string) error {
+		l := s.servers[k]
+		if l == nil || seen[k] {
+			return nil
+		}
+		seen[k] = true
+		dests := l.dests
+		if !l.destsKnown {
+			var err error
+			if dests, err = b.driver.Dests(ctx, k); err != nil {
+				return fmt.Errorf("list the endpoints of virtual server %s: %w", k, err)
+			}
+		}
+		all = append(all, observedVirtualServer(k, l, of, dests))
+		return nil
+	}
+	for _, w := range wanted {
+		if err := add(w.key(), w.Service); err != nil {
+			return nil, err
+		}
+	}
+	for _, k := range sortedKeys(s.servers) {
+		if !s.servers[k].owned() {
+			continue
+		}
+		if err := add(k, "of no Service"); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func observedVirtualServer(k key, l *observedServer, of string, dests []dest) VirtualServer {
+	o := l.server.normalized()
+	v := VirtualServer{
+		Service: of, Protocol: k.proto.String(), Address: netip.AddrPortFrom(k.addr, k.port),
+		Scheduler: o.scheduler, Flags: flagWords(o), Persistent: o.timeout,
+	}
+	if !l.owned() {
+		v.Service += ", made by another program"
+	}
+	for _, d := range dests {
+		switch {
+		case d.wrongMode:
+			v.remarks = append(v.remarks, fmt.Sprintf("# %s is not masqueraded", d.addr))
+		case d.weight > 0:
+			v.Destinations = append(v.Destinations, d.addr)
+		}
+	}
+	return v
+}
+
+func (s VirtualServer) key() key {
+	k := key{addr: s.Address.Addr(), port: s.Address.Port()}
+	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+		if p.String() == s.Protocol {
+			k.proto = p
+		}
+	}
+	return k
+}
+
+func (d Document) text() string {
+	var b strings.Builder
+	w := bufio.NewWriter(&b)
+	d.writeText(w)
+	_ = w.Flush() // into memory
+	return b.String()
+}
+
+// In mode ipvs, kube-proxy assigns the addresses of Services to the interface Device. It
+// has virtual servers on these addresses and, for NodePorts, on the node's addresses.
+// Its iptables rules match ipsets, which contain the NodePorts.
+
+// upstreamState is what kube-proxy's mode ipvs left for one family, without virtual
+// servers.
+type upstreamState struct {
+	addrs map[netip.Addr]bool // on Device
+	node  map[netip.Addr]bool // on other interfaces
+	ports map[nodePort]bool
+	sets  []string // names
+}
+
+type nodePort struct {
+	proto service.Protocol
+	port  uint16
+}
+
+// owns reports whether kube-proxy made the virtual server k, as far as that can be
+// determined.
+func (u *upstreamState) owns(k key) bool {
+	return u.addrs[k.addr] || u.node[k.addr] && u.ports[nodePort{k.proto, k.port}]
+}
+
+// upstreamSets are the ipsets of any version of kube-proxy for IPv4, with their types.
+var upstreamSets = map[string]string{
+	"KUBE-LOOP-BACK":                 "hash:ip,port,ip",
+	"KUBE-CLUSTER-IP":                "hash:ip,port",
+	"KUBE-EXTERNAL-IP":               "hash:ip,port",
+	"KUBE-EXTERNAL-IP-LOCAL":         "hash:ip,port",
+	"KUBE-LOAD-BALANCER":             "hash:ip,port",
+	"KUBE-LOAD-BALANCER-LOCAL":       "hash:ip,port",
+	"KUBE-LOAD-BALANCER-FW":          "hash:ip,port",
+	"KUBE-LOAD-BALANCER-SOURCE-IP":   "hash:ip,port,ip",
+	"KUBE-LOAD-BALANCER-SOURCE-CIDR": "hash:ip,port,net",
+	"KUBE-NODE-PORT-TCP":             "bitmap:port",
+	"KUBE-NODE-PORT-LOCAL-TCP":       "bitmap:port",
+	"KUBE-NODE-PORT-UDP":             "bitmap:port",
+	"KUBE-NODE-PORT-LOCAL-UDP":       "bitmap:port",
+	"KUBE-NODE-PORT-SCTP":            "bitmap:port",
+	"KUBE-NODE-PORT-LOCAL-SCTP":      "bitmap:port",
+	"KUBE-NODE-PORT-SCTP-HASH":       "hash:ip,port",
+	"KUBE-NODE-PORT-LOCAL-SCTP-HASH": "hash:ip,port",
+	"KUBE-HEALTH-CHECK-NODE-PORT":    "bitmap:port",
+	"KUBE-IPVS-IPS":                  "hash:ip",
+}
+
+// longestSet is the maximum length of the name of an ipset (kernel:
+// include/uapi/linux/netfilter/ipset/ip_set.h, IPSET_MAXNAMELEN). kube-proxy cuts longer
+// ones.
+const longestSet = 31
+
+// upstreamSet reports whether kube-proxy has an ipset of this name and type for f. It
+// returns the protocol if the set contains NodePorts, 0 otherwise.
+func upstreamSet(f service.Family, name, kind string) (service.Protocol, bool) {
+	for of, has := range upstreamSets {
+		is := of
+		if f == service.IPv6 {
+			is = "KUBE-6-" + strings.TrimPrefix(of, "KUBE-")
+		}
+		if is = is[:min(len(is), longestSet)]; is != name || has != kind {
+			continue
+		}
+		words, found := strings.CutPrefix(of, "KUBE-NODE-PORT-")
+		if !found {
+			return 0, true
+		}
+		switch strings.TrimSuffix(strings.TrimPrefix(words, "LOCAL-"), "-HASH") {
+		case "TCP":
+			return service.TCP, true
+		case "UDP":
+			return service.UDP, true
+		}
+		return service.SCTP, true
+	}
+	return 0, false
+}
+
+// ownedServers returns what in s kube-proxy made and may be removed.
+func (u *upstreamState) ownedServers(s *state, o Options) ownedServers {
+	e := ownedServers{addrOps: map[netip.Addr]op{}}
+	for _, k := range sortedKeys(s.servers) {
+		if l := s.servers[k]; !l.owned() && u.owns(k) && !o.excludes(k.addr) {
+			e.servers = append(e.servers, k)
+		}
+	}
+	for a := range u.addrs {
+		if !o.excludes(a) {
+			e.addrOps[a] = op{verb: delAddr, route: localRoute{addr: a}}
+		}
+	}
+	return e
 }

@@ -37,23 +37,23 @@ func (c traceCase) requireNamed(text string, tamper func(k *fake)) {
 }
 
 // clone copies what tampering changes.
-func (k *fake) clone() *fake {
-	x := &fake{device: k.device, routes: maps.Clone(k.routes), servers: map[key]*fakeServer{}, sets: xtables.NewSets(), tables: &xtables.System{Tables: map[string]xtables.Table{}}}
-	for at, s := range k.servers {
+func (fa *fake) clone() *fake {
+	x := &fake{device: fa.device, routes: maps.Clone(fa.routes), servers: map[key]*fakeServer{}, sets: xtables.NewSets(), tables: &xtables.System{Tables: map[string]xtables.Table{}}}
+	for at, s := range fa.servers {
 		x.servers[at] = &fakeServer{s.server, maps.Clone(s.dests)}
 	}
-	for name, s := range k.sets.ByName {
+	for name, s := range fa.sets.ByName {
 		x.sets.ByName[name] = &xtables.SetContents{Set: s.Set, Members: maps.Clone(s.Members), Altered: s.Altered}
 	}
-	for name, t := range k.tables.Tables {
+	for name, t := range fa.tables.Tables {
 		x.tables.Tables[name] = maps.Clone(t)
 	}
 	return x
 }
 
-func (k *fake) restore(from *fake) {
-	k.device, k.routes, k.servers = from.device, from.routes, from.servers
-	k.sets.ByName, k.tables.Tables, k.tables.DormantTables, k.missingSettings = from.sets.ByName, from.tables.Tables, nil, nil
+func (fa *fake) restore(from *fake) {
+	fa.device, fa.routes, fa.servers = from.device, from.routes, from.servers
+	fa.sets.ByName, fa.tables.Tables, fa.tables.DormantTables, fa.missingSettings = from.sets.ByName, from.tables.Tables, nil, nil
 }
 
 // Whatever a packet meets of IPVS, routes, sets and chains, Trace names what is missing,

@@ -51,9 +51,9 @@ type transition struct {
 }
 
 // has returns the endpoint at a that the Service has in snapshot i.
-func (m transition) has(a netip.AddrPort, i int) (service.Endpoint, bool) {
-	for _, p := range m.ports[i] {
-		if !slices.ContainsFunc(m.verdicts, func(v route.Verdict) bool { return ofService(v.Port, p) }) {
+func (t transition) has(a netip.AddrPort, i int) (service.Endpoint, bool) {
+	for _, p := range t.ports[i] {
+		if !slices.ContainsFunc(t.verdicts, func(v route.Verdict) bool { return ofService(v.Port, p) }) {
 			continue
 		}
 		all := slices.Concat(p.Cluster, p.Local)
@@ -70,19 +70,19 @@ func ofService(p, q *service.Port) bool { return p != nil && p.Name.Name == q.Na
 // wrong describes what is wrong with the outcome of m's connection, "" if nothing is.
 // reached means that the node delivers what no virtual server accepts. lossy means that
 // some ops were refused.
-func (m transition) wrong(got backendtest.Outcome, reached, lossy bool) string {
+func (t transition) wrong(got backendtest.Outcome, reached, lossy bool) string {
 	forwards := func(v route.Verdict) bool { return v.Action == route.Forward }
 	refuses := func(v route.Verdict) bool { return !forwards(v) }
 	switch {
-	case got.Action == route.Forward && !slices.ContainsFunc(m.verdicts, forwards):
+	case got.Action == route.Forward && !slices.ContainsFunc(t.verdicts, forwards):
 		return "nobody should answer it"
-	case got.Action != route.Forward && !lossy && !slices.ContainsFunc(m.verdicts, refuses):
+	case got.Action != route.Forward && !lossy && !slices.ContainsFunc(t.verdicts, refuses):
 		return "nobody answers it"
 	case got.Action == route.Pass && reached:
 		return "a program that listens on all addresses of the node would get it"
 	}
 	for _, a := range got.Targets {
-		if text := m.wrongTarget(a, got.Masq[a]); text != "" {
+		if text := t.wrongTarget(a, got.Masq[a]); text != "" {
 			return text
 		}
 	}
@@ -91,10 +91,10 @@ func (m transition) wrong(got backendtest.Outcome, reached, lossy bool) string {
 
 // wrongTarget judges one of the endpoints that may answer. An endpoint that is being
 // added or removed may miss its own replies.
-func (m transition) wrongTarget(a netip.AddrPort, masq bool) string {
-	known, fine, itself, outside := 0, masq, a.Addr() == m.conn.From, m.conn.Interface == "eth0"
-	for i, v := range m.verdicts {
-		if e, found := m.has(a, i); found {
+func (t transition) wrongTarget(a netip.AddrPort, masq bool) string {
+	known, fine, itself, outside := 0, masq, a.Addr() == t.conn.From, t.conn.Interface == "eth0"
+	for i, v := range t.verdicts {
+		if e, found := t.has(a, i); found {
 			known++
 			fine = fine || !itself && (e.Local || !outside) || v.Action == route.Forward && !v.Masquerades(e)
 		}
@@ -102,7 +102,7 @@ func (m transition) wrongTarget(a netip.AddrPort, masq bool) string {
 	switch {
 	case known == 0:
 		return "an endpoint answers that the Service never had"
-	case fine, itself && known < len(m.verdicts):
+	case fine, itself && known < len(t.verdicts):
 		return ""
 	}
 	return "the endpoint's answer does not come through this node"

@@ -5,6 +5,7 @@ package netlink
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -195,4 +196,162 @@ func wakeAtEnd(ctx context.Context) (fd int, release func(), err error) {
 		}
 		_ = unix.Close(fd)
 	}, nil
+}
+
+// Transact sends messages whose last one requests an acknowledgement, and returns the first
+// error. The kernel processes them within sendto (kernel: net/netlink/af_netlink.c,
+// netlink_unicast_kernel), so all answers are queued when that returns. All are read,
+// because the kernel reports a failed commit of netfilter in addition to the answers to
+// messages (kernel: net/netfilter/nfnetlink.c, nfnetlink_rcv_batch).
+func (s *Socket) Transact(batch []byte) error {
+	s.drain()
+	if err := s.Send(batch); err != nil {
+		return fmt.Errorf("send a transaction of %d bytes: %w", len(batch), err)
+	}
+	answers := 0
+	var first error
+	for {
+		b, err := s.Poll()
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("read the answer to a transaction: %w", err)
+		}
+		for m, err := range Messages(b) {
+			if err == nil && m.Type == unix.NLMSG_ERROR {
+				answers++
+				err = m.Err()
+			}
+			if first == nil {
+				first = err
+			}
+		}
+	}
+	if answers == 0 {
+		return errors.New("the kernel did not answer a transaction")
+	}
+	return first
+}
+
+// Query sends one request and calls each for every answer until the last one. It returns
+// ErrInterrupted if the list changed meanwhile. It skips answers to other requests.
+func (s *Socket) Query(ctx context.Context, request []byte, each func(Message) error) error {
+	s.drain()
+	if err := s.Send(request); err != nil {
+		return err
+	}
+	seq := binary.NativeEndian.Uint32(request[8:])
+	return s.Receive(ctx, func(m Message) (bool, error) {
+		switch {
+		case m.Seq != seq:
+			return true, nil
+		case m.Flags&unix.NLM_F_DUMP_INTR != 0:
+			return false, ErrInterrupted
+		case m.Type == unix.NLMSG_DONE, m.Type == unix.NLMSG_ERROR:
+			return false, m.Err()
+		}
+		return m.Flags&unix.NLM_F_MULTI != 0, each(m)
+	})
+}
+
+// maxAttempts bounds how often a list is requested because it changes each time.
+const maxAttempts = 30
+
+// RetryInterrupted calls list until its error is not ErrInterrupted. The kernel marks a
+// list that changed between two of its parts (NLM_F_DUMP_INTR, see
+// https://docs.kernel.org/userspace-api/netlink/intro.html). Pauses let others complete
+// their changes.
+func RetryInterrupted(list func() error) error {
+	for n := 1; ; n++ {
+		err := list()
+		if !errors.Is(err, ErrInterrupted) {
+			return err
+		}
+		if n == maxAttempts {
+			return fmt.Errorf("%w, %d times in a row", err, n)
+		}
+		time.Sleep(time.Duration(min(n, 10)) * time.Millisecond)
+	}
+}
+
+// drain discards what is left of an earlier exchange.
+func (s *Socket) drain() {
+	for err := error(nil); err == nil || errors.Is(err, unix.ENOBUFS); {
+		_, err = s.Poll()
+	}
+}
+
+// IgnorePort filters out notifications about changes made through a netlink port. The
+// kernel groups notifications by transaction (kernel: net/netfilter/nf_tables_api.c,
+// nft_commit_notify), so the port of the first message, at offset 12 of its header, applies
+// to all.
+func (s *Socket) IgnorePort(port uint32) error {
+	// BPF loads words in network byte order. The header is in host byte order.
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], port)
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 12},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: binary.BigEndian.Uint32(b[:])},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+	}
+	err := unix.SetsockoptSockFprog(s.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	if err != nil {
+		return fmt.Errorf("filter netlink notifications: %w", err)
+	}
+	return nil
+}
+
+// IgnoreNoPort removes the filter of IgnorePort.
+func (s *Socket) IgnoreNoPort() error {
+	err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("stop to filter netlink notifications: %w", err)
+	}
+	return nil
+}
+
+// ErrInterrupted means that a table changed while the kernel listed it.
+var ErrInterrupted = errors.New("the table changed while it was read")
+
+// Err returns the error in a message of type NLMSG_ERROR or NLMSG_DONE, nil for an
+// acknowledgement. It includes the kernel's own words if there are any.
+func (m Message) Err() error {
+	if len(m.Body) < 4 {
+		if m.Type == unix.NLMSG_DONE {
+			return nil
+		}
+		return errors.New("short netlink error")
+	}
+	code := int32(binary.NativeEndian.Uint32(m.Body))
+	if code == 0 || m.Type == unix.NLMSG_DONE && code > 0 {
+		return nil
+	}
+	err := error(unix.Errno(-code))
+	if text := Text(Attribute(m.errorAttributes(), unix.NLMSGERR_ATTR_MSG)); text != "" {
+		err = fmt.Errorf("%w (%s)", err, text)
+	}
+	return err
+}
+
+// errorAttributes returns the attributes of an error. They follow the header of the
+// request, or the whole request if it is repeated, see https://docs.kernel.org/userspace-api/netlink/intro.html.
+func (m Message) errorAttributes() []byte {
+	if m.Flags&unix.NLM_F_ACK_TLVS == 0 {
+		return nil
+	}
+	at := 4
+	if m.Type == unix.NLMSG_ERROR {
+		if len(m.Body) < at+messageHeader {
+			return nil
+		}
+		if m.Flags&unix.NLM_F_CAPPED == 0 {
+			at += align(int(binary.NativeEndian.Uint32(m.Body[at:])))
+		} else {
+			at += messageHeader
+		}
+	}
+	return m.Body[min(max(at, 0), len(m.Body)):]
 }

@@ -13,7 +13,7 @@ import (
 
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/netlink/nft"
-	"kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/proc"
 )
 
 // monitor receives a notification for every change of nftables in the network namespace.
@@ -29,7 +29,7 @@ type monitor struct {
 	mu          sync.Mutex
 	dirty       bool
 	sawOurTable bool // a change of our table was reported since the last generation message
-	changedBy   process.Process
+	changedBy   proc.Process
 	onChange    func() // called when dirty becomes true, nil if there is no watcher
 }
 
@@ -118,7 +118,7 @@ func (m *monitor) recordProcess(x netlink.Message) {
 	}
 	_, body := x.Netfilter()
 	if pid := netlink.Attribute(body, unix.NFTA_GEN_PROC_PID); m.sawOurTable && pid != nil {
-		m.changedBy = process.Process{PID: int(netlink.Uint32(pid)), Command: netlink.Text(netlink.Attribute(body, unix.NFTA_GEN_PROC_NAME))}
+		m.changedBy = proc.Process{PID: int(netlink.Uint32(pid)), Command: netlink.Text(netlink.Attribute(body, unix.NFTA_GEN_PROC_NAME))}
 	}
 	m.sawOurTable = false
 }

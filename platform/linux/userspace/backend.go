@@ -7,10 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
+	"kubeproxy/common/listen"
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
@@ -193,8 +198,15 @@ func (b *Backend) Redirected() *service.Snapshot { return b.redirected }
 // Observe calls Limits.Observe. Both families share the limits.
 func (b *Backend) Observe(report func(text, detail string)) { b.relay.limits.Observe(report) }
 
-// Use calls Limits.Use.
-func (b *Backend) Use() Use { return b.relay.limits.Use() }
+// Use implements mode.Relay.
+func (b *Backend) Use() *metrics.Relay {
+	use := b.relay.limits.Use()
+	all := &metrics.Relay{Open: use.Open, Limit: use.Limit, Refused: map[string]uint64{}}
+	for _, reason := range Reasons() {
+		all.Refused[string(reason)] = use.Refused[reason]
+	}
+	return all
+}
 
 // Limits returns the limits of the relay's open files.
 func (b *Backend) Limits() *Limits { return b.relay.limits }
@@ -241,4 +253,311 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	cancel()
 	checks.Wait()
 	return err
+}
+
+// errNotProgrammed means that there is nothing to hand over.
+var errNotProgrammed = errors.New("nothing has been programmed yet")
+
+// handoverStrategy is a way to let the kernel forward connections without the relay. Each
+// strategy needs fewer kernel features than the one before.
+type handoverStrategy struct {
+	loss   string // what clients lose
+	adjust func(*service.Port)
+}
+
+var handoverStrategies = [...]handoverStrategy{
+	{"", func(*service.Port) {}},
+	{"session affinity, for which the kernel lacks the match recent", func(p *service.Port) { p.Affinity = 0 }},
+	{"session affinity and all endpoints but one of each Service, as the kernel cannot choose", func(p *service.Port) {
+		p.Affinity, p.Cluster, p.Local = 0, pickOne(p.Cluster), pickOne(p.Local)
+	}},
+}
+
+// HandOver changes the rules so that new connections bypass the relay and go directly to
+// the endpoints of the latest sync. After that this process may end. Listeners stay open
+// for connections that are still arriving. HandOver returns what clients lose until a
+// relay runs again. After an error the rules redirect to the listeners as before.
+//
+// No sync may follow.
+func (b *Backend) HandOver(ctx context.Context) (loss string, err error) {
+	if b.wanted == nil {
+		return "", errNotProgrammed
+	}
+	rules := iptables.NewWith(b.family, b.bypassOptions(), b.driver)
+	b.installed = nil
+	for _, w := range handoverStrategies {
+		if err = rules.Replace(ctx, b.withoutRelay(w)); err == nil {
+			b.handedOver = true
+			return w.loss, nil
+		}
+		if iptables.IsBusy(err) || ctx.Err() != nil {
+			break
+		}
+	}
+	return "", fmt.Errorf("lead connections past the relay: %w", err)
+}
+
+// bypassOptions returns the options for rules that bypass the relay. NodePorts on
+// loopback addresses are excluded unless the kernel already routes these addresses.
+func (b *Backend) bypassOptions() iptables.Options {
+	o := b.options.rules()
+	o.Bypass = true
+	if routed, err := b.driver.RouteLocalnetEnabled(); err != nil || !routed {
+		o.LocalhostNodePorts = false
+	}
+	return o
+}
+
+// withoutRelay returns the latest snapshot for rules without the relay. It leaves out
+// what this mode does not forward.
+func (b *Backend) withoutRelay(w handoverStrategy) *service.Snapshot {
+	var all []*service.Port
+	for p := range b.wanted.Ports(b.family) {
+		q := *p
+		if q.Name.Protocol == service.SCTP {
+			q.Cluster, q.Local, q.Draining = nil, nil, nil
+		}
+		w.adjust(&q)
+		all = append(all, &q)
+	}
+	s := service.New(b.wanted.Generation, b.wanted.Node, all)
+	s.Incomplete = b.wanted.Incomplete
+	return s
+}
+
+// pickOne returns one of endpoints, none if there are none.
+func pickOne(endpoints []service.Endpoint) []service.Endpoint {
+	if len(endpoints) == 0 {
+		return nil
+	}
+	i := rand.IntN(len(endpoints))
+	return endpoints[i : i+1]
+}
+
+// arrivalGrace is how long a connection may need to reach its listener: until the end of
+// its handshake, or until its datagram is read.
+const arrivalGrace = 200 * time.Millisecond
+
+// Connections returns the number of TCP connections of the relay, in both families.
+func (b *Backend) Connections() int { return b.relay.limits.Connections() }
+
+// Drain waits until the present TCP connections have ended, or ctx is done. The relay
+// still accepts others meanwhile. After HandOver it also moves UDP clients.
+func (b *Backend) Drain(ctx context.Context) {
+	if b.handedOver {
+		sleep(ctx, arrivalGrace)
+		b.moveClients(ctx)
+	}
+	b.relay.limits.Drain(ctx)
+}
+
+// sleep returns early if ctx is done.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+const (
+	// moveInterval is the interval in which waiting UDP clients are checked.
+	moveInterval = 100 * time.Millisecond
+	// quietBeforeMove is how long a client that got its reply must be silent. Then none
+	// of its datagrams is in transit.
+	quietBeforeMove = 20 * time.Millisecond
+	// moveBatch is the number of clients that move together.
+	moveBatch = 32
+)
+
+// moveClients deletes the conntrack entries of UDP clients of the listeners, each as
+// soon as none of its datagrams is in transit, and the rest when ctx is done. The next
+// datagram of a client then follows the present rules.
+func (b *Backend) moveClients(ctx context.Context) {
+	if b.flows == nil {
+		return
+	}
+	for ctx.Err() == nil {
+		if left, err := b.deleteFlows(ctx, (*udpListener).busy); left == 0 && err == nil {
+			return
+		}
+		sleep(ctx, moveInterval)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), arrivalGrace)
+	defer cancel()
+	// After the end of the process, the kernel rejects clients that still use a
+	// listener.
+	_, _ = b.deleteFlows(ctx, func(*udpListener, netip.AddrPort) bool { return false })
+	sleep(ctx, quietBeforeMove) // time to forward what is in transit
+}
+
+// deleteFlows deletes the conntrack entries to listeners, except those of clients for
+// which keep returns true. It returns the number of exceptions.
+func (b *Backend) deleteFlows(ctx context.Context, keep func(*udpListener, netip.AddrPort) bool) (left int, err error) {
+	at := map[uint16]*udpListener{}
+	for _, l := range b.listeners {
+		if u, ok := l.(*udpListener); ok {
+			at[u.port()] = u
+		}
+	}
+	if len(at) == 0 {
+		return 0, nil
+	}
+	var all []conntrack.Flow
+	err = b.flows.Dump(ctx, conntrack.Filter{Family: b.family, Protocol: service.UDP}, func(f conntrack.Flow) {
+		if f.Protocol == service.UDP && f.ReplySrc.Addr() == b.addr() && at[f.ReplySrc.Port()] != nil {
+			all = append(all, f)
+		}
+	})
+	// A client may become active at any moment, so keep is called as late as possible.
+	for some := range slices.Chunk(all, moveBatch) {
+		n := len(some)
+		some = slices.DeleteFunc(some, func(f conntrack.Flow) bool { return keep(at[f.ReplySrc.Port()], f.ReplyDst) })
+		left += n - len(some)
+		if err == nil && len(some) > 0 {
+			_, err = b.flows.Delete(ctx, some)
+		}
+	}
+	return left, err
+}
+
+// busy reports whether a datagram of client, or a reply to one, may be in transit.
+func (l *udpListener) busy(client netip.AddrPort) bool {
+	if l.hasUnforwarded() {
+		return true
+	}
+	l.mu.Lock()
+	s := l.sessions[client]
+	l.mu.Unlock()
+	if s == nil {
+		return false
+	}
+	return s.awaitsReply() || time.Since(time.Unix(0, s.lastActive.Load())) < quietBeforeMove
+}
+
+// hasUnforwarded reports whether there are datagrams of any client that have not been
+// forwarded. On a busy node that may take longer than arrivalGrace.
+func (l *udpListener) hasUnforwarded() bool {
+	raw, err := l.socket.SyscallConn()
+	return err == nil && hasPacket(raw) || l.forwarding.Load()
+}
+
+// open opens a listener of p: on the port of an earlier process, otherwise on a port of
+// the range, otherwise on a free one.
+func (b *Backend) open(k key, p *service.Port) error {
+	if err := unsupported(p); err != nil {
+		return err
+	}
+	claim := b.targets[k.name].listenerClaim()
+	if !b.relay.limits.acquire(claim) {
+		return fmt.Errorf("listen: no more open files for listeners of the Service: the process may have %d: raise its limit of open files", b.relay.limits.files)
+	}
+	l, err := b.listen(k, p)
+	if err != nil {
+		b.relay.limits.release(claim)
+		return fmt.Errorf("listen: %w", err)
+	}
+	b.listeners[k] = l
+	b.directory.add(location{k.name.Protocol, l.port()}, user{k, b.targets[k.name]})
+	return nil
+}
+
+// unsupported returns what keeps the mode from serving p, nil if nothing does.
+func unsupported(p *service.Port) error {
+	if p.Name.Protocol != service.SCTP {
+		return nil
+	}
+	return &reconcile.UnsupportedError{Text: onlyTCPAndUDP, Affected: p.Frontends}
+}
+
+const onlyTCPAndUDP = "mode userspace forwards TCP and UDP only"
+
+// removeListener removes a listener that is closed, or about to be.
+func (b *Backend) removeListener(k key, l listener) {
+	delete(b.listeners, k)
+	b.directory.remove(location{k.name.Protocol, l.port()}, k)
+}
+
+func (b *Backend) listen(k key, p *service.Port) (listener, error) {
+	s, err := b.socket(k, p)
+	switch {
+	case err != nil:
+		return nil, err
+	case s.udp != nil:
+		return b.relay.serveUDP(s.udp, b.targets[k.name], k.policy), nil
+	}
+	return b.relay.serveTCP(s.tcp, b.targets[k.name], k.policy), nil
+}
+
+// socket is either a TCP listener or a UDP socket.
+type socket struct {
+	tcp *net.TCPListener
+	udp *net.UDPConn
+}
+
+func (b *Backend) socketAt(proto service.Protocol, port uint16) (s socket, err error) {
+	if proto == service.UDP {
+		s.udp, err = b.relay.network.ListenUDP(port)
+	} else {
+		s.tcp, err = b.relay.network.ListenTCP(port)
+	}
+	return s, err
+}
+
+func (s socket) port() uint16 {
+	if s.udp != nil {
+		return s.udp.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	}
+	return s.tcp.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+func (s socket) close() {
+	if s.udp != nil {
+		_ = s.udp.Close()
+		return
+	}
+	_ = s.tcp.Close()
+}
+
+func (b *Backend) socket(k key, p *service.Port) (socket, error) {
+	r := b.options.Ports
+	had := b.previousPorts[iptables.ChainOf(p, k.policy)]
+	if had != 0 && (r.unset() || r.contains(had)) {
+		if s, err := b.socketAt(k.name.Protocol, had); !listen.InUse(err) {
+			return s, err
+		}
+	}
+	if r.unset() {
+		return b.anyFreeSocket(k.name.Protocol)
+	}
+	for range int(r.Last-r.First) + 1 {
+		if b.lastPort++; !r.contains(b.lastPort) {
+			b.lastPort = r.First
+		}
+		if b.avoidPorts[b.lastPort] {
+			continue
+		}
+		if s, err := b.socketAt(k.name.Protocol, b.lastPort); !listen.InUse(err) {
+			return s, err
+		}
+	}
+	return socket{}, fmt.Errorf("every port of the range %d-%d is taken: give --proxy-port-range more", r.First, r.Last)
+}
+
+// anyFreeSocket repeats until the system returns a port that no old rule redirects to.
+func (b *Backend) anyFreeSocket(proto service.Protocol) (socket, error) {
+	const most = 100
+	var unsafe []socket
+	defer func() {
+		for _, s := range unsafe {
+			s.close()
+		}
+	}()
+	for range most {
+		s, err := b.socketAt(proto, 0)
+		if err != nil || !b.avoidPorts[s.port()] {
+			return s, err
+		}
+		unsafe = append(unsafe, s)
+	}
+	return socket{}, fmt.Errorf("the system offered %d ports that rules still lead to", most)
 }

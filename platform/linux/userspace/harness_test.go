@@ -53,19 +53,19 @@ func newSiteWith(f service.Family, tables *xtables.System, o userspace.Options) 
 	return s
 }
 
-func (s *relayNode) Has() (bool, error) { return s.addr, nil }
+func (r *relayNode) Has() (bool, error) { return r.addr, nil }
 
-func (s *relayNode) Add() error {
-	if s.refuse() {
+func (r *relayNode) Add() error {
+	if r.refuse() {
 		return errInjected
 	}
-	s.addr = true
-	s.opened = append(s.opened, "+ address")
+	r.addr = true
+	r.opened = append(r.opened, "+ address")
 	return nil
 }
 
-func (s *relayNode) Remove() error {
-	s.addr = false
+func (r *relayNode) Remove() error {
+	r.addr = false
 	return nil
 }
 
@@ -74,33 +74,33 @@ func (s *relayNode) Remove() error {
 // because the rules are fake.
 var here = net.IPv4(127, 76, byte(os.Getpid()>>8), byte(os.Getpid()))
 
-func (s *relayNode) ListenTCP(port uint16) (*net.TCPListener, error) {
-	if s.refuse() {
+func (r *relayNode) ListenTCP(port uint16) (*net.TCPListener, error) {
+	if r.refuse() {
 		return nil, errInjected
 	}
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: here, Port: int(port)})
 	if err == nil {
-		s.opened = append(s.opened, "+ listener")
+		r.opened = append(r.opened, "+ listener")
 	}
 	return l, err
 }
 
-func (s *relayNode) ListenUDP(port uint16) (*net.UDPConn, error) {
-	if s.refuse() {
+func (r *relayNode) ListenUDP(port uint16) (*net.UDPConn, error) {
+	if r.refuse() {
 		return nil, errInjected
 	}
 	l, err := net.ListenUDP("udp", &net.UDPAddr{IP: here, Port: int(port)})
 	if err == nil {
-		s.opened = append(s.opened, "+ listener")
+		r.opened = append(r.opened, "+ listener")
 	}
 	return l, err
 }
 
-func (s *relayNode) DialTCP(context.Context, netip.AddrPort, int) (*net.TCPConn, error) {
+func (r *relayNode) DialTCP(context.Context, netip.AddrPort, int) (*net.TCPConn, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
-func (s *relayNode) DialUDP(netip.AddrPort, int) (*net.UDPConn, error) {
+func (r *relayNode) DialUDP(netip.AddrPort, int) (*net.UDPConn, error) {
 	return nil, syscall.ECONNREFUSED
 }
 
@@ -301,8 +301,8 @@ func (n *bypassNode) Judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 }
 
 // round runs one sync. It must succeed except for unsupported Services.
-func (s *relayNode) round(t *rapid.T, want *service.Snapshot) {
-	p, err := s.Plan(context.Background(), want)
+func (r *relayNode) round(t *rapid.T, want *service.Snapshot) {
+	p, err := r.Plan(context.Background(), want)
 	if err != nil {
 		t.Fatalf("Plan: %v", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -323,3 +324,72 @@ func (l *Localhost) Close() error {
 
 // Cleanup implements reconcile.Backend. Nothing outlives the process.
 func (l *Localhost) Cleanup(context.Context) error { return l.Close() }
+
+// The hop limit (TTL in IPv4) ends a routing loop. A relay ends one connection and
+// begins another, so each would start with a full hop limit. If the endpoint of a
+// Service is a Service of another node, whose endpoint is a Service of this node, one
+// connection would loop forever. Therefore the relay takes the hop limit of the first
+// packet of a client, reduces it, and uses it for its first packet to the endpoint. The
+// next relay receives nothing else that identifies the client: rules translate its
+// address and port. Rules of the other modes forward packets, and the kernel handles the
+// hop limit. So loops through nodes in different modes end as well.
+//
+// A relay counts as several hops, because each pass uses two open files.
+const (
+	defaultHops  = 64 // maximum that a relay uses; no endpoint is more distant
+	hopsPerRelay = 8
+	minHops      = 4 // maximum distance of an endpoint in the cluster
+)
+
+// nextHops returns the hop limit for sending. in is the received one, 0 if it is not
+// known. The result is false if the relay must refuse the client.
+func nextHops(in int) (int, bool) {
+	if in == 0 {
+		return defaultHops - hopsPerRelay, true
+	}
+	out := min(in, defaultHops) - hopsPerRelay
+	return out, out >= minHops
+}
+
+// reportInterval is the minimum interval between two reports for one Service port.
+const reportInterval = 5 * time.Minute
+
+// ObserveUnreached sets the function that is called for clients of a Service port that
+// could not be served because of its endpoints. clients is their number since the last
+// report for that port, at most one per reportInterval. err is the error of the last
+// attempt. Call it before the first sync. report must not block.
+func (b *Backend) ObserveUnreached(report func(name service.PortName, clients int, err error)) {
+	observeUnreached(b.relay, report)
+}
+
+// observeUnreached is ObserveUnreached for the listeners of r. report may be nil.
+func observeUnreached(r *relay, report func(name service.PortName, clients int, err error)) {
+	if report == nil {
+		return
+	}
+	r.unreached = func(t *target, err error) {
+		if name, n := t.countUnserved(time.Now()); n > 0 {
+			report(name, n, err)
+		}
+	}
+}
+
+// countUnserved counts an unserved client. It returns the count if a report is due, 0
+// otherwise.
+func (t *target) countUnserved(now time.Time) (name service.PortName, clients int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unserved++
+	if !t.reportedAt.IsZero() && now.Sub(t.reportedAt) < reportInterval {
+		return t.name, 0
+	}
+	clients, t.unserved, t.reportedAt = t.unserved, 0, now
+	return t.name, clients
+}
+
+// reportUnserved records that a client of t could not be served because of err.
+func (r *relay) reportUnserved(t *target, err error) {
+	if r.unreached != nil && err != nil && !errors.Is(err, net.ErrClosed) {
+		r.unreached(t, err)
+	}
+}

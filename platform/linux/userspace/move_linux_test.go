@@ -26,28 +26,28 @@ type flows struct {
 	err error // of the next dump
 }
 
-func (k *flows) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.Flow)) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, x := range k.all {
+func (fl *flows) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.Flow)) error {
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	for _, x := range fl.all {
 		each(x)
 	}
-	err := k.err
-	k.err = nil
+	err := fl.err
+	fl.err = nil
 	return err
 }
 
-func (k *flows) Delete(_ context.Context, gone []conntrack.Flow) (int, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.all = slices.DeleteFunc(k.all, func(f conntrack.Flow) bool { return slices.Contains(gone, f) })
+func (fl *flows) Delete(_ context.Context, gone []conntrack.Flow) (int, error) {
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	fl.all = slices.DeleteFunc(fl.all, func(f conntrack.Flow) bool { return slices.Contains(gone, f) })
 	return len(gone), nil
 }
 
-func (k *flows) has(f conntrack.Flow) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Contains(k.all, f)
+func (fl *flows) has(f conntrack.Flow) bool {
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	return slices.Contains(fl.all, f)
 }
 
 // handOver gives n a table of flows, hands over and begins to drain, until ctx is done.
@@ -135,10 +135,10 @@ type blockingDialer struct {
 	proceed  chan bool
 }
 
-func (h *blockingDialer) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
-	h.dialling <- true
-	<-h.proceed
-	return h.node.DialUDP(to, hops)
+func (b *blockingDialer) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
+	b.dialling <- true
+	<-b.proceed
+	return b.node.DialUDP(to, hops)
 }
 
 // TestUDPClientsOnTheirWayStay has datagrams that wait in a blocked process, one of them

@@ -1,19 +1,99 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package userspace implements mode userspace. A service.Snapshot goes in. The package
+// opens listeners for each Service port, redirects connections to them through package
+// iptables, and relays each connection or datagram to an endpoint, for one family per
+// Backend. It also relays NodePorts on loopback addresses for other modes, see Localhost.
+// The snapshot contains which endpoints serve which clients. This package selects among
+// them in turn, implements session affinity, and tries the next endpoint if one does not
+// answer.
+//
+// Only files with the suffix _linux.go need Linux. All other files build and are tested
+// on any system.
 package userspace
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
 )
+
+// Addrs are the addresses that listeners have, by family, unless Options name
+// others. They are added to the loopback interface and mean nothing elsewhere, so no
+// address of the node has a port that answers other clients, and each family has all ports.
+var Addrs = [...]netip.Addr{
+	service.IPv4: netip.MustParseAddr("169.254.107.112"),
+	service.IPv6: netip.MustParseAddr("fd6b:7562:6570:726f:7879::1"),
+}
+
+// DefaultUDPIdle is how long a silent UDP client keeps its endpoint.
+const DefaultUDPIdle = 250 * time.Millisecond
+
+// Options are the settings that concern this mode alone.
+type Options struct {
+	// Rules are for the iptables chains. Relay and RelayPorts are filled in.
+	Rules iptables.Options
+	// Ports are the ports that listeners may use. With the zero value the system selects
+	// them.
+	Ports Range
+	// Listen, by family, is the address of the node that listeners have instead of that
+	// of Addrs, if it is valid. It is used only with Ports, because only these ports of
+	// that address are guarded.
+	Listen [2]netip.Addr
+	// UDPIdle is how long a UDP client without traffic keeps its endpoint, 0
+	// for DefaultUDPIdle.
+	UDPIdle time.Duration
+}
+
+// Range is a range of ports, including both ends.
+type Range struct{ First, Last uint16 }
+
+func (r Range) unset() bool { return r.First == 0 }
+
+func (r Range) contains(port uint16) bool { return r.First <= port && port <= r.Last }
+
+// bound reports whether listeners of f are at an address of the node.
+func (o Options) bound(f service.Family) bool { return o.Listen[f].IsValid() && !o.Ports.unset() }
+
+// addr returns the address of listeners of f.
+func (o Options) addr(f service.Family) netip.Addr {
+	if o.bound(f) {
+		return o.Listen[f]
+	}
+	return Addrs[f]
+}
+
+func (o Options) rules() iptables.Options {
+	for _, f := range service.Families {
+		o.Rules.Relay[f] = o.addr(f)
+		if o.bound(f) {
+			o.Rules.RelayPorts[f] = iptables.Ports(o.Ports)
+		}
+	}
+	return o.Rules
+}
+
+func (o Options) udpIdle() time.Duration {
+	if o.UDPIdle == 0 {
+		return DefaultUDPIdle
+	}
+	return o.UDPIdle
+}
 
 // plan is the change from the installed state to a snapshot.
 type plan struct {
@@ -207,4 +287,291 @@ func (b *Backend) closeLater(k key) {
 		time.AfterFunc(b.relay.arrivalGrace, l.close)
 		b.removeListener(k, l)
 	}
+}
+
+// redirect returns the snapshot for the rules of p: the desired one with listeners
+// instead of endpoints. A Port whose rules do not change stays the same pointer.
+func (b *Backend) redirect(p *plan) *service.Snapshot {
+	want := p.want
+	if b.installed == nil || b.redirected == nil {
+		return b.redirectAll(p)
+	}
+	var changes []service.Change
+	follow := func(name service.PortName, port *service.Port) {
+		c := service.Change{Old: b.redirected.Port(b.family, name)}
+		if port != nil {
+			c.New = b.redirectPort(port, p.assumeOpen)
+		}
+		if c.Old != nil && c.New != nil && sameRules(c.Old, c.New) || c.Old == c.New {
+			return
+		}
+		changes = append(changes, c)
+	}
+	for _, c := range p.changes {
+		follow(c.Name(), c.New)
+	}
+	for _, k := range p.opens { // whose Port may not have changed
+		if !slices.ContainsFunc(changes, func(c service.Change) bool { return c.Name() == k.name }) {
+			follow(k.name, want.Port(b.family, k.name))
+		}
+	}
+	if len(changes) == 0 && b.redirected.Node == want.Node && b.redirected.Incomplete == want.Incomplete {
+		return b.redirected
+	}
+	s := b.redirected.With(want.Generation, want.Node, changes)
+	s.Incomplete = want.Incomplete
+	return s
+}
+
+// redirectAll is redirect if it is not known what changed.
+func (b *Backend) redirectAll(p *plan) *service.Snapshot {
+	var ports []*service.Port
+	for port := range p.want.Ports(b.family) {
+		redirected := b.redirectPort(port, p.assumeOpen)
+		if old := b.redirectedPort(port.Name); old != nil && sameRules(old, redirected) {
+			redirected = old
+		}
+		ports = append(ports, redirected)
+	}
+	s := service.New(p.want.Generation, p.want.Node, ports)
+	s.Incomplete = p.want.Incomplete
+	return s
+}
+
+// redirectedPort returns the Port that the rules were made for.
+func (b *Backend) redirectedPort(name service.PortName) *service.Port {
+	if b.redirected == nil {
+		return nil
+	}
+	return b.redirected.Port(b.family, name)
+}
+
+// redirectPort returns p with listeners as its endpoints. The port of a planned listener
+// is 0. If a listener is missing, p has no endpoints.
+func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
+	return b.options.withListeners(p, func(policy service.Policy) (uint16, bool) {
+		if l := b.listeners[key{p.Name, policy}]; l != nil {
+			return l.port(), true
+		}
+		return 0, assumeOpen
+	})
+}
+
+// withListeners returns p for the rules, with a listener for each policy that has
+// endpoints. listener returns its port, or false if there is none; then p has no
+// endpoints for that policy.
+func (o Options) withListeners(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
+	redirected := &service.Port{
+		Name: p.Name, Family: p.Family, Frontends: p.Frontends,
+		Internal: p.Internal, External: p.External, HealthCheck: p.HealthCheck,
+	}
+	if p.Name.Protocol == service.SCTP {
+		return redirected
+	}
+	listeners := func(policy service.Policy, endpoints []service.Endpoint) []service.Endpoint {
+		if len(endpoints) == 0 {
+			return nil
+		}
+		port, ok := uint16(0), true // no rule redirects to it
+		if iptables.UsesPolicy(p, policy) {
+			port, ok = listener(policy)
+		}
+		if !ok {
+			return nil
+		}
+		return []service.Endpoint{{Addr: netip.AddrPortFrom(o.addr(p.Family), port), Local: true}}
+	}
+	redirected.Cluster = listeners(service.PolicyCluster, p.Cluster)
+	redirected.Local = listeners(service.PolicyLocal, p.Local)
+	return redirected
+}
+
+// sameRules reports whether p and q have the same rules.
+func sameRules(p, q *service.Port) bool {
+	return p.Internal == q.Internal && p.External == q.External && p.HealthCheck == q.HealthCheck &&
+		slices.Equal(p.Cluster, q.Cluster) && slices.Equal(p.Local, q.Local) &&
+		slices.EqualFunc(p.Frontends, q.Frontends, service.Frontend.Equal)
+}
+
+// AssumedPorts are the ports of listeners in rendered output if there is no range: only
+// a running process has the ports that the system selects.
+var AssumedPorts = Range{40000, 65535}
+
+// Render writes the tables of both families that a node would hold for want after a
+// start from nothing, and what the mode cannot do. The output for the same want is the
+// same.
+func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
+	var docs []iptables.Tables
+	for _, f := range service.Families {
+		d, out := Document(f, want, o), Lost(want, f)
+		d.Unsupported, _ = out.Limits(want, f)
+		docs = append(docs, d)
+	}
+	return iptables.WriteDocuments(w, docs, format)
+}
+
+// Lost returns what a round for want says of ports that the mode cannot serve.
+func Lost(want *service.Snapshot, f service.Family) reconcile.Outcome {
+	var errs []error
+	for p := range want.Ports(f) {
+		if err := unsupported(p); err != nil {
+			errs = append(errs, &reconcile.PortError{Family: f, Name: p.Name, Err: err})
+		}
+	}
+	return reconcile.Outcome{Err: errors.Join(errs...)}
+}
+
+// Differences returns what the mode does with c otherwise than Kubernetes says.
+func Differences(want *service.Snapshot, c route.Conn, o iptables.Options) []string {
+	if c.Protocol == service.SCTP && route.Decide(want, c).Port != nil {
+		return []string{onlyTCPAndUDP}
+	}
+	return iptables.Differences(want, c, o)
+}
+
+// Document returns what a node would hold in family f.
+func Document(f service.Family, want *service.Snapshot, o Options) iptables.Tables {
+	return iptables.Document(f, WithAssumedListeners(want, o), o.rules())
+}
+
+// WithAssumedListeners returns want with listeners instead of endpoints, on consecutive
+// ports. If the range is too short, the remaining Ports have no endpoints.
+func WithAssumedListeners(want *service.Snapshot, o Options) *service.Snapshot {
+	ports := o.Ports
+	if ports.unset() {
+		ports = AssumedPorts
+	}
+	var all []*service.Port
+	for _, f := range service.Families {
+		next := map[service.Protocol]int{service.TCP: int(ports.First), service.UDP: int(ports.First)}
+		for p := range want.Ports(f) {
+			all = append(all, o.withListeners(p, func(service.Policy) (uint16, bool) {
+				n := next[p.Name.Protocol]
+				next[p.Name.Protocol]++
+				return uint16(n), n <= int(ports.Last)
+			}))
+		}
+	}
+	redirected := service.New(want.Generation, want.Node, all)
+	redirected.Incomplete = want.Incomplete
+	return redirected
+}
+
+// target selects among the endpoints of one Service port.
+type target struct {
+	mu       sync.Mutex
+	lists    [2]roundRobin       // by policy
+	draining [2][]netip.AddrPort // by policy
+	affinity time.Duration
+	clients  affinityTable
+
+	name       service.PortName // never changes
+	unserved   int              // unserved clients since the last report
+	reportedAt time.Time        // time of the last report
+}
+
+// roundRobin selects endpoints in turn.
+type roundRobin struct {
+	endpoints []netip.AddrPort // sorted
+	next      int
+}
+
+func newTarget(name service.PortName) *target {
+	t := &target{name: name}
+	for i := range t.lists { // start at random, so that nodes differ
+		t.lists[i].next = int(rand.Int32())
+	}
+	return t
+}
+
+// update sets the endpoints and affinity of p.
+func (t *target) update(p *service.Port) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lists[service.PolicyCluster].endpoints = addrs(p.Cluster)
+	t.lists[service.PolicyLocal].endpoints = addrs(p.Local)
+	t.draining[service.PolicyCluster] = addrs(p.Draining)
+	t.draining[service.PolicyLocal] = addrs(onNode(p.Draining))
+	t.affinity = p.Affinity
+	if p.Affinity == 0 {
+		t.clients = affinityTable{}
+	}
+}
+
+// onNode returns the endpoints of this node.
+func onNode(endpoints []service.Endpoint) []service.Endpoint {
+	return slices.DeleteFunc(slices.Clone(endpoints), func(e service.Endpoint) bool { return !e.Local })
+}
+
+func addrs(endpoints []service.Endpoint) []netip.AddrPort {
+	all := make([]netip.AddrPort, len(endpoints))
+	for i, e := range endpoints {
+		all[i] = e.Addr
+	}
+	return all
+}
+
+// listenerClaim returns the claim of a listener.
+func (t *target) listenerClaim() claim {
+	return claim{files: 1, service: serviceName{t.name.Namespace, t.name.Name}}
+}
+
+// clientClaim returns the claim of a client.
+func (t *target) clientClaim(client netip.Prefix, files int) claim {
+	c := t.listenerClaim()
+	c.files, c.client = files, client
+	return c
+}
+
+// choose returns an endpoint for a client, one that is not in tried if possible. It
+// returns false if there is no endpoint.
+func (t *target) choose(policy service.Policy, client netip.Addr, tried []netip.AddrPort) (netip.AddrPort, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := &t.lists[policy]
+	if len(l.endpoints) == 0 {
+		return netip.AddrPort{}, false
+	}
+	now := time.Now()
+	if t.affinity > 0 && len(tried) == 0 {
+		if e, known := t.clients.lookup(client, now, t.affinity); known && l.has(e) {
+			return e, true
+		}
+	}
+	e := l.pick(tried)
+	if t.affinity > 0 {
+		t.clients.store(client, e, now, t.affinity)
+	}
+	return e, true
+}
+
+func (r *roundRobin) has(e netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(r.endpoints, e, netip.AddrPort.Compare)
+	return found
+}
+
+func (r *roundRobin) pick(tried []netip.AddrPort) netip.AddrPort {
+	var e netip.AddrPort
+	for range r.endpoints {
+		r.next = (r.next + 1) % len(r.endpoints)
+		if e = r.endpoints[r.next]; !slices.Contains(tried, e) {
+			break
+		}
+	}
+	return e
+}
+
+// forget removes the affinity of client to e, so that its next connection uses another
+// endpoint.
+func (t *target) forget(client netip.Addr, e netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.clients.forget(client, e)
+}
+
+// serves reports whether a flow that began at e for policy may continue.
+func (t *target) serves(policy service.Policy, e netip.AddrPort) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.lists[policy].has(e) || slices.Contains(t.draining[policy], e)
 }

@@ -4,12 +4,17 @@
 package userspace
 
 import (
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
+	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,51 +39,51 @@ type copier struct {
 
 type pipe struct{ r, w int }
 
-func (m *copier) getPipe() (pipe, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if n := len(m.free); n > 0 {
-		x := m.free[n-1]
-		m.free = m.free[:n-1]
+func (co *copier) getPipe() (pipe, bool) {
+	co.mu.Lock()
+	defer co.mu.Unlock()
+	if n := len(co.free); n > 0 {
+		x := co.free[n-1]
+		co.free = co.free[:n-1]
 		return x, true
 	}
 	var fd [2]int
-	if m.openPipes == maxPipes || m.limits != nil && !m.limits.acquirePipe() {
+	if co.openPipes == maxPipes || co.limits != nil && !co.limits.acquirePipe() {
 		return pipe{}, false
 	}
 	if unix.Pipe2(fd[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
-		m.releasePipe()
+		co.releasePipe()
 		return pipe{}, false
 	}
-	m.openPipes++
+	co.openPipes++
 	_, _ = unix.FcntlInt(uintptr(fd[0]), unix.F_SETPIPE_SZ, pipeSize) // or the default size
 	return pipe{fd[0], fd[1]}, true
 }
 
-func (m *copier) putPipe(x pipe) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.free = append(m.free, x)
+func (co *copier) putPipe(x pipe) {
+	co.mu.Lock()
+	defer co.mu.Unlock()
+	co.free = append(co.free, x)
 }
 
 // discardPipe closes a pipe that still contains data.
-func (m *copier) discardPipe(x pipe) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.openPipes--
+func (co *copier) discardPipe(x pipe) {
+	co.mu.Lock()
+	defer co.mu.Unlock()
+	co.openPipes--
 	_ = unix.Close(x.r)
 	_ = unix.Close(x.w)
-	m.releasePipe()
+	co.releasePipe()
 }
 
-func (m *copier) releasePipe() {
-	if m.limits != nil {
-		m.limits.releasePipe()
+func (co *copier) releasePipe() {
+	if co.limits != nil {
+		co.limits.releasePipe()
 	}
 }
 
-func (m *copier) buffer() *[bufferSize]byte {
-	if b, ok := m.buffers.Get().(*[bufferSize]byte); ok {
+func (co *copier) buffer() *[bufferSize]byte {
+	if b, ok := co.buffers.Get().(*[bufferSize]byte); ok {
 		return b
 	}
 	return new([bufferSize]byte)
@@ -86,7 +91,7 @@ func (m *copier) buffer() *[bufferSize]byte {
 
 // pump copies from src to dst until the end of src, which is no error. It adds the number
 // of bytes to copied, unless that is nil.
-func (m *copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
+func (co *copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
 	to, err := dst.SyscallConn()
 	if err != nil {
 		return err
@@ -99,7 +104,7 @@ func (m *copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
 		return err
 	}
 	for {
-		c := chunk{copier: m, from: from, to: to, dst: dst, copied: copied}
+		c := chunk{copier: co, from: from, to: to, dst: dst, copied: copied}
 		if more, err := c.move(); err != nil || !more {
 			return err
 		}
@@ -219,4 +224,152 @@ func readable(fd uintptr) bool {
 	ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(ready, 0)
 	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+}
+
+// maxUnsent limits the number of unsent bytes in a socket. The kernel would accept
+// several megabytes, which are no longer in any cache of the processor when they are
+// sent.
+const maxUnsent = 512 << 10
+
+// limitUnsent limits the unsent bytes of a socket (TCP_NOTSENT_LOWAT, see
+// tcp_notsent_lowat in docs.kernel.org/networking/ip-sysctl.html). Errors are ignored,
+// because the socket works without the limit.
+func limitUnsent(fd uintptr) {
+	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent)
+}
+
+// congestionControl is the system's default congestion control, if that uses pacing, ""
+// otherwise.
+//
+// BBR delays packets by timers to keep remote queues short. Over short distances that
+// costs half of the throughput of a relay: a paced client in front of a paced relay never
+// measures the capacity of the path. A socket that has used pacing once keeps it after
+// its congestion control changes (kernel: net/ipv4/tcp_bbr.c, bbr_init sets
+// sk_pacing_status). So the relay replaces BBR before it connects, and restores the
+// default for remote peers.
+type congestionControl string
+
+// avoidPacing must be called before a socket is connected. Accepted sockets inherit the
+// setting of their listener.
+func (cc *congestionControl) avoidPacing(fd uintptr) {
+	name, err := unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+	if err == nil && strings.HasPrefix(name, "bbr") {
+		cc.replace(fd, name)
+	}
+}
+
+// replace sets a congestion control that every kernel has and every process may use
+// instead of name.
+func (cc *congestionControl) replace(fd uintptr, name string) {
+	if unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") == nil {
+		*cc = congestionControl(name)
+	}
+}
+
+// avoidPacingOn calls avoidPacing for a listener.
+func avoidPacingOn(l *net.TCPListener) congestionControl {
+	var p congestionControl
+	if raw, err := l.SyscallConn(); err == nil {
+		_ = raw.Control(p.avoidPacing)
+	}
+	return p
+}
+
+// restoreIfFar restores the default of a connected socket, unless the round-trip time is
+// less than near.
+func (cc congestionControl) restoreIfFar(c syscall.Conn, near time.Duration) {
+	if cc == "" {
+		return
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil || time.Duration(info.Min_rtt)*time.Microsecond >= near {
+			_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, string(cc))
+		}
+	})
+}
+
+// saveSYN makes the kernel keep the first packet of each connection for synHops. See
+// TCP_SAVE_SYN in linux/tcp.h, kernel commit cd8ae85299d5.
+func saveSYN(l *net.TCPListener) {
+	onSocket(l, func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SAVE_SYN, 1) })
+}
+
+// synHops returns the hop limit of the first packet of c. It returns 0 if the kernel did
+// not keep the packet, for example because it used SYN cookies.
+func synHops(c *net.TCPConn) (hops int) {
+	onSocket(c, func(fd uintptr) {
+		var b [128]byte
+		n := uint32(len(b))
+		// The call fails if the buffer is too small. The headers have at most 120 bytes.
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_SAVED_SYN,
+			uintptr(unsafe.Pointer(&b)), uintptr(unsafe.Pointer(&n)), 0)
+		if errno == 0 {
+			hops = parseHops(b[:n])
+		}
+	})
+	return hops
+}
+
+// parseHops returns the hop limit in an IP header, 0 if b does not begin with one.
+func parseHops(b []byte) int {
+	const inIPv4, inIPv6, header = 8, 7, 20
+	switch {
+	case len(b) < header:
+	case b[0]>>4 == 4:
+		return int(b[inIPv4])
+	case b[0]>>4 == 6:
+		return int(b[inIPv6])
+	}
+	return 0
+}
+
+// receiveHops makes the kernel pass the hop limit with each datagram of c.
+func receiveHops(c *net.UDPConn) {
+	four := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Is4()
+	onSocket(c, func(fd uintptr) {
+		if four {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVTTL, 1)
+		} else {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1)
+		}
+	})
+}
+
+// datagramHops returns the hop limit in the control messages of a datagram, 0 if there
+// is none.
+func datagramHops(control []byte) int {
+	for len(control) > 0 {
+		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			return 0
+		}
+		four := h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TTL
+		if (four || h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_HOPLIMIT) && len(data) >= 4 {
+			return int(binary.NativeEndian.Uint32(data))
+		}
+		control = rest
+	}
+	return 0
+}
+
+// kernelDefaultHops selects the system's default hop limit.
+const kernelDefaultHops = -1
+
+// sendHops sets the hop limit of a socket that sends to an address.
+func sendHops(fd uintptr, to netip.Addr, hops int) error {
+	if to.Unmap().Is4() {
+		return unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TTL, hops)
+	}
+	return unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops)
+}
+
+func onSocket(c syscall.Conn, do func(fd uintptr)) {
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(do)
+	}
 }

@@ -12,10 +12,10 @@ import (
 )
 
 // count returns the number of pipes, and how many of them are free.
-func (m *copier) count() (made, free int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.openPipes, len(m.free)
+func (co *copier) count() (made, free int) {
+	co.mu.Lock()
+	defer co.mu.Unlock()
+	return co.openPipes, len(co.free)
 }
 
 // TestSplice copies data through a pipe that returns to its pool, and without one when

@@ -36,3 +36,12 @@ func (congestionControl) restoreIfFar(syscall.Conn, time.Duration) {}
 
 // hasPacket is not supported.
 func hasPacket(syscall.RawConn) bool { return false }
+
+// Hop limits are available on Linux only.
+func saveSYN(*net.TCPListener) {}
+
+func synHops(*net.TCPConn) int { return 0 }
+
+func receiveHops(*net.UDPConn) {}
+
+func datagramHops([]byte) int { return 0 }

@@ -206,7 +206,7 @@ func TestTooManyConnections(t *testing.T) {
 		}
 	}
 	answers(t, n.dialFrom(t, web, 1))
-	if use := n.Use(); use.Refused[ClientShare] != 1 || use.Refused[ServiceShare] != 1 || use.Limit != 28 {
+	if use := n.Limits().Use(); use.Refused[ClientShare] != 1 || use.Refused[ServiceShare] != 1 || use.Limit != 28 {
 		t.Errorf("the relay says %+v", use)
 	}
 }
@@ -221,7 +221,7 @@ func TestAcceptFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	poll.Until(t, "six attempts", func() bool { return n.Use().Refused[NoSystem] >= 6 })
+	poll.Until(t, "six attempts", func() bool { return n.Limits().Use().Refused[NoSystem] >= 6 })
 	if took := time.Since(began); took < 31*minBackoff {
 		t.Errorf("six attempts took %s", took)
 	}

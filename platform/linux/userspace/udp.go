@@ -4,9 +4,11 @@
 package userspace
 
 import (
+	"container/list"
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -246,3 +248,134 @@ func (s *session) detach() {
 // close closes the socket, which makes relayReplies end the session. It may be called
 // twice.
 func (s *session) close() { _ = s.socket.Close() }
+
+// maxClients limits the number of clients remembered per Service port. Beyond it, the
+// least recently used clients are dropped.
+const maxClients = 1 << 15
+
+// affinityTable stores the endpoint of each client. The zero value is empty.
+type affinityTable struct {
+	byAddr map[netip.Addr]*list.Element
+	order  list.List // of *affinityEntry, most recently used at the back
+}
+
+type affinityEntry struct {
+	addr netip.Addr
+	at   netip.AddrPort
+	used time.Time
+}
+
+// lookup returns the endpoint that addr used less than ttl ago, and counts as a use.
+func (a *affinityTable) lookup(addr netip.Addr, now time.Time, ttl time.Duration) (netip.AddrPort, bool) {
+	a.expire(now, ttl)
+	e, known := a.byAddr[addr]
+	if !known {
+		return netip.AddrPort{}, false
+	}
+	x := e.Value.(*affinityEntry)
+	x.used = now
+	a.order.MoveToBack(e)
+	return x.at, true
+}
+
+// store records that addr uses the endpoint at.
+func (a *affinityTable) store(addr netip.Addr, at netip.AddrPort, now time.Time, ttl time.Duration) {
+	if e, known := a.byAddr[addr]; known {
+		a.remove(e)
+	}
+	a.expire(now, ttl)
+	if len(a.byAddr) >= maxClients {
+		a.remove(a.order.Front())
+	}
+	if a.byAddr == nil {
+		a.byAddr = map[netip.Addr]*list.Element{}
+	}
+	a.byAddr[addr] = a.order.PushBack(&affinityEntry{addr, at, now})
+}
+
+// forget removes addr if its endpoint is at.
+func (a *affinityTable) forget(addr netip.Addr, at netip.AddrPort) {
+	if e, known := a.byAddr[addr]; known && e.Value.(*affinityEntry).at == at {
+		a.remove(e)
+	}
+}
+
+func (a *affinityTable) expire(now time.Time, ttl time.Duration) {
+	for e := a.order.Front(); e != nil && now.Sub(e.Value.(*affinityEntry).used) >= ttl; e = a.order.Front() {
+		a.remove(e)
+	}
+}
+
+func (a *affinityTable) remove(e *list.Element) {
+	delete(a.byAddr, e.Value.(*affinityEntry).addr)
+	a.order.Remove(e)
+}
+
+// peek is lookup without effect: it does not count as a use.
+func (a *affinityTable) peek(addr netip.Addr, now time.Time, ttl time.Duration) (netip.AddrPort, bool) {
+	e, known := a.byAddr[addr]
+	if !known {
+		return netip.AddrPort{}, false
+	}
+	x := e.Value.(*affinityEntry)
+	return x.at, now.Sub(x.used) < ttl
+}
+
+// tracked is the state of Tracked.
+type tracked struct {
+	redirected, want, merged *service.Snapshot
+}
+
+// Tracked returns the snapshot with the valid destinations of UDP flows in connection
+// tracking. A flow goes to a listener, or directly to an endpoint if it began before
+// this mode was in force. The latter continue as long as the endpoint exists. Tracked
+// returns nil before the first sync.
+func (b *Backend) Tracked() *service.Snapshot { return b.tracked.merged }
+
+// track updates Tracked to what is in force for want. A Port that has not changed stays
+// the same pointer.
+func (b *Backend) track(want *service.Snapshot) {
+	t := &b.tracked
+	if t.merged == nil {
+		none := service.New(0, want.Node, nil)
+		*t = tracked{none, none, none}
+	}
+	var changes []service.Change
+	known := map[service.PortName]bool{}
+	follow := func(name service.PortName) {
+		c := service.Change{Old: t.merged.Port(b.family, name), New: merged(b.redirected.Port(b.family, name), want.Port(b.family, name))}
+		if !known[name] && (c.Old != nil || c.New != nil) {
+			changes = append(changes, c)
+		}
+		known[name] = true
+	}
+	for c := range service.Diff(t.redirected, b.redirected, b.family) {
+		follow(c.Name())
+	}
+	for c := range service.Diff(t.want, want, b.family) {
+		follow(c.Name())
+	}
+	*t = tracked{b.redirected, want, t.merged.With(want.Generation, want.Node, changes)}
+	t.merged.Incomplete = want.Incomplete
+}
+
+// merged returns redirected with the endpoints of want in addition to its listeners.
+func merged(redirected, want *service.Port) *service.Port {
+	if redirected == nil || want == nil || redirected.Name.Protocol != service.UDP {
+		return redirected
+	}
+	p := *redirected
+	p.Cluster, p.Local, p.Draining = mergeEndpoints(redirected.Cluster, want.Cluster), mergeEndpoints(redirected.Local, want.Local), want.Draining
+	return &p
+}
+
+// mergeEndpoints returns listeners and endpoints, sorted as in a Port. Without listeners
+// it returns none.
+func mergeEndpoints(listeners, endpoints []service.Endpoint) []service.Endpoint {
+	if len(listeners) == 0 {
+		return nil
+	}
+	all := slices.Concat(listeners, endpoints)
+	slices.SortFunc(all, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return all
+}

@@ -230,16 +230,16 @@ func TestUDPWithoutSocket(t *testing.T) {
 	if err := n.apply(t, dns); err != nil {
 		t.Fatal(err)
 	}
-	c, open := n.caller(t, dns), n.Use().Open
+	c, open := n.caller(t, dns), n.Limits().Use().Open
 	broken.errs <- syscall.EMFILE
 	_, _ = c.Write([]byte("x"))
-	poll.Until(t, "the error of the system is counted", func() bool { return n.Use().Refused[NoSystem] == 1 })
+	poll.Until(t, "the error of the system is counted", func() bool { return n.Limits().Use().Refused[NoSystem] == 1 })
 	broken.errs <- syscall.ENETUNREACH
 	_, _ = c.Write([]byte("x"))
 	if err := <-unreached; err != syscall.ENETUNREACH {
 		t.Errorf("reported %v", err)
 	}
-	if use := n.Use(); use.Open != open || use.Refused[NoSystem] != 1 {
+	if use := n.Limits().Use(); use.Open != open || use.Refused[NoSystem] != 1 {
 		t.Errorf("the relay says %+v, want %d open", use, open)
 	}
 	if got := c.ask(t, "x", long); got != e.at.String() {

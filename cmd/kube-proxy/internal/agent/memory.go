@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"kubeproxy/platform/linux/cgroup"
+	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/mode"
 )
 
@@ -38,7 +38,7 @@ func LimitMemory(log klog.Logger, root fs.FS, d mode.Descriptor) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
-	limit, version := cgroup.MemoryLimit(root)
+	limit, version := proc.MemoryLimit(root)
 	if limit == 0 {
 		return
 	}

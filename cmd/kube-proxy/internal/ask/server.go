@@ -7,14 +7,26 @@
 package ask
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
+	"os"
+	"path"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/common/document"
 	"kubeproxy/common/statusview"
+	"kubeproxy/common/trafficview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -58,4 +70,124 @@ func (s *Server) Address() (string, error) {
 		return "", fmt.Errorf("%s: metricsBindAddress has port 0, so the proxy serves no metrics and cannot be asked", from)
 	}
 	return statusview.DialAddress(c.MetricsBindAddress)
+}
+
+// containerProxy returns the arguments of the proxy in whose container this process runs, as
+// kubectl exec starts it: the proxy is process 1 there. It returns nil elsewhere: which of the
+// proxies of a host is meant is not to be guessed.
+func containerProxy(proc fs.FS, self int) []string {
+	line, err := fs.ReadFile(proc, "1/cmdline") // see proc_pid_cmdline(5)
+	if err != nil || self == 1 {
+		return nil
+	}
+	var args []string
+	for arg := range bytes.SplitSeq(bytes.TrimSuffix(line, []byte{0}), []byte{0}) {
+		args = append(args, string(arg))
+	}
+	if path.Base(args[0]) != "kube-proxy" {
+		return nil
+	}
+	return args[1:]
+}
+
+// configOf returns the configuration of a proxy with these arguments, nil if it cannot be
+// read, or if they are those of another command.
+func configOf(args []string, modes mode.Table) *config.Config {
+	flags := config.Flags{Modes: modes.Config()}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	fs.ParseErrorsAllowlist.UnknownFlags = true
+	flags.Register(fs)
+	if err := fs.Parse(args); err != nil || fs.NArg() > 0 {
+		return nil
+	}
+	c, err := config.Load(&flags, host.OS)
+	if err != nil { // the file may have got worse since the start
+		return nil
+	}
+	return c
+}
+
+// proxyHere returns the configuration of the proxy in whose container this process runs, nil
+// if there is none.
+func proxyHere(modes mode.Table) *config.Config {
+	args := containerProxy(os.DirFS("/proc"), os.Getpid())
+	if args == nil {
+		return nil
+	}
+	return configOf(args, modes)
+}
+
+// Top asks a running proxy what Services carry.
+type Top struct {
+	Server Server
+	Query  trafficview.Query
+
+	format, order string
+	watch         bool
+	limit         int
+}
+
+// Register registers the flags of t.
+func (t *Top) Register(fs *pflag.FlagSet) {
+	t.Server.Register(fs)
+	fs.StringVarP(&t.Query.Namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
+	fs.StringVarP(&t.format, "output", "o", "table", "`FORMAT` of what is printed: table or json")
+	fs.StringVar(&t.order, "sort", string(trafficview.ByRate), "`ORDER` of Services and endpoints: rate, connections, bytes or name")
+	fs.IntVar(&t.limit, "limit", 20, "print this `NUMBER` of Services, and of endpoints, 0 for all; JSON has all")
+	fs.DurationVar(&t.Query.Interval, "interval", 2*time.Second, "`TIME` between two readings, 0 for totals without rates")
+	fs.BoolVarP(&t.watch, "watch", "w", false, "go on until an interrupt")
+}
+
+func (t *Top) check() error {
+	t.Query.Sort, t.Query.Endpoints = trafficview.Order(t.order), t.Query.Name != ""
+	switch {
+	case t.format != "table" && t.format != "json":
+		return fmt.Errorf("--output: %q is unknown: want table or json", t.format)
+	case !slices.Contains(trafficview.Orders, t.Query.Sort):
+		return fmt.Errorf("--sort: %q is unknown: want rate, connections, bytes or name", t.order)
+	case t.Query.Interval < 0 || t.watch && t.Query.Interval == 0:
+		return fmt.Errorf("--interval: %s is too short: want a time such as 2s", t.Query.Interval)
+	case t.limit < 0:
+		return fmt.Errorf("--limit: %d is too small: want 0 or more", t.limit)
+	}
+	return nil
+}
+
+// Run asks, and writes answers to out. With --watch it goes on until ctx ends, which is
+// no error.
+func (t *Top) Run(ctx context.Context, out, notices io.Writer) error {
+	err := t.check()
+	if err == nil {
+		t.Query.Server, err = t.Server.Address()
+	}
+	if err != nil {
+		return err
+	}
+	t.Query.Timeout = t.Server.Timeout
+	endNotice := sync.OnceFunc(cli.NoticeIfSlow(notices, "kube-proxy: taking two readings of what Services carry ..."))
+	pages := &cli.Pages{To: out}
+	err = t.Query.Follow(ctx, func(a *trafficview.Answer) (bool, error) {
+		endNotice()
+		return t.watch, t.show(a, pages)
+	})
+	endNotice()
+	if t.watch && errors.Is(ctx.Err(), context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+func (t *Top) show(a *trafficview.Answer, pages *cli.Pages) error {
+	if t.format == "json" {
+		return document.WriteReadable(pages.To, a)
+	}
+	var page bytes.Buffer
+	if err := (trafficview.View{Limit: t.limit, Colour: cli.Coloured(pages.To)}).Print(&page, a); err != nil {
+		return err
+	}
+	if t.watch {
+		return pages.Show(page.Bytes())
+	}
+	_, err := pages.To.Write(page.Bytes())
+	return err
 }

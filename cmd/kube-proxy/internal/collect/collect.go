@@ -1,20 +1,29 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package collect makes the parts of the archive of kube-proxy support-dump: answers of
+// the running proxy, what the node has installed, the state of the system, and the log.
+// The configuration goes in; parts come out, which package support writes.
 package collect
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"os/exec"
 	"runtime"
+	"strings"
 	"time"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/common/doctor"
+	"kubeproxy/common/files"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/support"
@@ -63,15 +72,15 @@ func (o Options) Dump(c *config.Config, folder string) *support.Dump {
 	return d
 }
 
-func (x *collector) version(_ context.Context, w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%s\n%s/%s, processors: %d, time: %s\n", x.Build, runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), time.Now().Format(time.RFC3339))
+func (c *collector) version(_ context.Context, w io.Writer) error {
+	_, err := fmt.Fprintf(w, "%s\n%s/%s, processors: %d, time: %s\n", c.Build, runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), time.Now().Format(time.RFC3339))
 	return errors.Join(err, writeSystem(w))
 }
 
 // page is a part that the running proxy serves.
-func (x *collector) page(name, what, path string) support.Part {
+func (c *collector) page(name, what, path string) support.Part {
 	return support.Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
-		body, err := x.query.Page(ctx, path)
+		body, err := c.query.Page(ctx, path)
 		if errors.Is(err, statusview.ErrNoPage) {
 			return support.NotHere(err.Error())
 		}
@@ -83,8 +92,8 @@ func (x *collector) page(name, what, path string) support.Part {
 	}}
 }
 
-func (x *collector) status(ctx context.Context, w io.Writer) error {
-	a, err := x.query.Ask(ctx)
+func (c *collector) status(ctx context.Context, w io.Writer) error {
+	a, err := c.query.Ask(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,16 +102,16 @@ func (x *collector) status(ctx context.Context, w io.Writer) error {
 }
 
 // difference compares what the node has with what it should have.
-func (x *collector) difference(ctx context.Context, w io.Writer) (*plandiff.Difference, error) {
+func (c *collector) difference(ctx context.Context, w io.Writer) (*plandiff.Difference, error) {
 	o := compare.Options{
-		Proxy: x.Proxy, Version: x.Version, From: []string{compare.Node}, Server: x.Server, Timeout: x.Timeout,
+		Proxy: c.Proxy, Version: c.Version, From: []string{compare.Node}, Server: c.Server, Timeout: c.Timeout,
 		Report: func(line string) { fmt.Fprintln(w, line) },
 	}
-	return o.Run(ctx, x.config)
+	return o.Run(ctx, c.config)
 }
 
-func (x *collector) plan(ctx context.Context, w io.Writer) error {
-	d, err := x.difference(ctx, w)
+func (c *collector) plan(ctx context.Context, w io.Writer) error {
+	d, err := c.difference(ctx, w)
 	if err != nil {
 		return err
 	}
@@ -113,9 +122,9 @@ func (x *collector) plan(ctx context.Context, w io.Writer) error {
 	return v.PrintText(w, d)
 }
 
-func (x *collector) rules(ctx context.Context, w io.Writer) error {
-	o := compare.Options{Proxy: x.Proxy, Version: x.Version, Server: x.Server, Timeout: x.Timeout}
-	text, err := o.Installed(ctx, x.config)
+func (c *collector) rules(ctx context.Context, w io.Writer) error {
+	o := compare.Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}
+	text, err := o.Installed(ctx, c.config)
 	var absent compare.NotReadable
 	if errors.As(err, &absent) {
 		return support.NotHere(absent.Error())
@@ -127,8 +136,8 @@ func (x *collector) rules(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-func (x *collector) doctor(ctx context.Context, w io.Writer) error {
-	found, err := examine.Find(ctx, examine.Options{Proxy: x.Proxy, Version: x.Version, Server: x.Server, Timeout: x.Timeout}, x.config)
+func (c *collector) doctor(ctx context.Context, w io.Writer) error {
+	found, err := examine.Find(ctx, examine.Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}, c.config)
 	if err != nil {
 		return err
 	}
@@ -136,8 +145,54 @@ func (x *collector) doctor(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := doctor.Runner{Checks: checks, Timeout: x.Timeout, Patience: x.Timeout, Progress: func(string) {}}
+	r := doctor.Runner{Checks: checks, Timeout: c.Timeout, Patience: c.Timeout, Progress: func(string) {}}
 	report := found.Report()
 	report.Checks, report.Findings = r.Run(ctx)
 	return doctor.View{}.Text(w, report)
+}
+
+// command is a part that a program of the system prints. It is left out if the program
+// does not exist.
+func command(name, what, program string, args ...string) support.Part {
+	return support.Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
+		return run(ctx, w, program, args...)
+	}}
+}
+
+func run(ctx context.Context, w io.Writer, program string, args ...string) error {
+	var stderr bytes.Buffer
+	c := exec.CommandContext(ctx, program, args...)
+	c.Stdout, c.Stderr = w, &stderr
+	err := c.Run()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return support.NotHere("the command " + program + " is missing")
+	case err != nil:
+		return fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, strings.Join(strings.Fields(stderr.String()), " "))
+	}
+	return nil
+}
+
+// Write writes to a new file that only its owner reads, to a device or named pipe, or to out.
+func Write(ctx context.Context, d *support.Dump, path string, out io.Writer) (*support.Result, error) {
+	if path == "-" || isStdout(path) {
+		return d.Write(ctx, out)
+	}
+	f, err := files.Create(path, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	r, err := d.Write(ctx, f)
+	if err != nil {
+		return r, errors.Join(err, f.Discard()) // an incomplete archive looks like a complete one
+	}
+	return r, f.Close()
+}
+
+// isStdout returns whether path, such as /dev/stdout, is a link to standard output.
+func isStdout(path string) bool {
+	link, lstatErr := os.Lstat(path)
+	to, err := os.Stat(path)
+	own, ownErr := os.Stdout.Stat()
+	return errors.Join(lstatErr, err, ownErr) == nil && link.Mode()&fs.ModeSymlink != 0 && os.SameFile(to, own)
 }

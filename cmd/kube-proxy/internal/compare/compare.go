@@ -111,31 +111,31 @@ func (o *Options) Installed(ctx context.Context, c *config.Config) (string, erro
 	return held, err
 }
 
-func (x *comparison) findOffline(context.Context) error {
+func (c *comparison) findOffline(context.Context) error {
 	var err error
-	x.node, err = agent.NodeName(x.config)
+	c.node, err = agent.NodeName(c.config)
 	return err
 }
 
 // findLocal finds the mode of this node.
-func (x *comparison) findLocal(ctx context.Context) error {
-	e, err := examine.Find(ctx, examine.Options{Proxy: x.Proxy, Version: x.Version, Server: x.Server, Timeout: x.Timeout}, x.config)
+func (c *comparison) findLocal(ctx context.Context) error {
+	e, err := examine.Find(ctx, examine.Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}, c.config)
 	if err != nil {
 		return err
 	}
-	x.mode, x.node = e.Mode(), e.Node()
-	now := *x.config
-	now.Mode = x.mode.Name
-	x.config = &now
-	if x.mode.System == nil {
+	c.mode, c.node = e.Mode(), e.Node()
+	now := *c.config
+	now.Mode = c.mode.Name
+	c.config = &now
+	if c.mode.System == nil {
 		return mode.ErrNoSystem
 	}
 	families, lacking := e.Families()
 	for _, l := range lacking {
-		x.note(l)
+		c.note(l)
 	}
-	if x.families = families; len(families) == 0 {
-		return fmt.Errorf("mode %s cannot be looked at here: %s", x.mode.Name, strings.Join(lacking, "; "))
+	if c.families = families; len(families) == 0 {
+		return fmt.Errorf("mode %s cannot be looked at here: %s", c.mode.Name, strings.Join(lacking, "; "))
 	}
 	return nil
 }
@@ -154,10 +154,10 @@ func nameOf(sources []string) string {
 
 // read returns the content of sources, which are paths or API. local means that the node is this
 // one.
-func (x *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
-	r := reading.Reader{Config: x.config, Mode: x.mode, Node: x.node, Version: x.Version, Local: local, Report: x.Report, Assign: x.Assign}
+func (c *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
+	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == API {
-		return r.API(ctx, x.Timeout)
+		return r.API(ctx, c.Timeout)
 	}
 	if r.Report == nil {
 		r.Report = func(string) {}
@@ -167,66 +167,66 @@ func (x *comparison) read(ctx context.Context, sources []string, local bool) (*s
 		return nil, err
 	}
 	if err != nil {
-		x.Unusable = true
+		c.Unusable = true
 		r.Report("warning: " + printable.Error(err) + "; what cannot be used counts as missing")
 	}
 	return t.Latest(), nil
 }
 
 // compareSnapshots compares two states of which none is installed.
-func (x *comparison) compareSnapshots(from, to *service.Snapshot) error {
-	x.out.Snapshots(from, to)
+func (c *comparison) compareSnapshots(from, to *service.Snapshot) error {
+	c.out.Snapshots(from, to)
 	var texts [2]bytes.Buffer
 	for i, s := range []*service.Snapshot{from, to} {
-		err := modes.Render(&texts[i], x.mode, s, mode.Rendering{Config: x.config, Format: document.Text, Note: x.note})
+		err := modes.Render(&texts[i], c.mode, s, mode.Rendering{Config: c.config, Format: document.Text, Note: c.note})
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
 	}
-	return errors.Join(x.out.Texts(texts[0].String(), texts[1].String()), x.limits(to))
+	return errors.Join(c.out.Texts(texts[0].String(), texts[1].String()), c.limits(to))
 }
 
 // limits adds what the mode cannot do for Services, as far as that does not depend on the node.
-func (x *comparison) limits(want *service.Snapshot) error {
-	lines, err := modes.Limits(x.mode, want, mode.Rendering{Config: x.config, Note: x.note})
-	x.out.Limits = append(x.out.Limits, lines...)
+func (c *comparison) limits(want *service.Snapshot) error {
+	lines, err := modes.Limits(c.mode, want, mode.Rendering{Config: c.config, Note: c.note})
+	c.out.Limits = append(c.out.Limits, lines...)
 	return err
 }
 
 // note adds a note unless there is one like it.
-func (x *comparison) note(text string) {
-	for _, n := range x.out.Notes {
+func (c *comparison) note(text string) {
+	for _, n := range c.out.Notes {
 		if n == text {
 			return
 		}
 	}
-	x.out.Notes = append(x.out.Notes, text)
+	c.out.Notes = append(c.out.Notes, text)
 }
 
 // compareNode compares what the node has with what it should have.
-func (x *comparison) compareNode(ctx context.Context, want *service.Snapshot) error {
-	if x.Settings {
-		x.out.AddSettings(append(host.PendingSettings(x.config), host.PendingScore(x.config)...))
+func (c *comparison) compareNode(ctx context.Context, want *service.Snapshot) error {
+	if c.Settings {
+		c.out.AddSettings(append(host.PendingSettings(c.config), host.PendingScore(c.config)...))
 	}
-	x.out.Knows(want)
-	if err := x.plan(ctx, want); err != nil {
+	c.out.Knows(want)
+	if err := c.plan(ctx, want); err != nil {
 		return err
 	}
-	if x.mode.OS == config.Linux { // what HNS can do depends on its version and network, so its plan says it
-		if err := x.limits(want); err != nil {
+	if c.mode.OS == config.Linux { // what HNS can do depends on its version and network, so its plan says it
+		if err := c.limits(want); err != nil {
 			return err
 		}
 	}
-	held, wanted, err := x.readBack(ctx, want)
+	held, wanted, err := c.readBack(ctx, want)
 	var absent NotReadable
 	if errors.As(err, &absent) {
-		x.note(absent.Error())
+		c.note(absent.Error())
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return x.out.Texts(held, wanted)
+	return c.out.Texts(held, wanted)
 }
 
 // NotReadable names a mode that cannot read back what it has installed.
@@ -237,13 +237,13 @@ func (n NotReadable) Error() string {
 }
 
 // readBack returns what the node has, and what it would have for want.
-func (x *comparison) readBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
-	if x.mode.System.ReadBack == nil {
-		return "", "", NotReadable{string(x.mode.Name)}
+func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+	if c.mode.System.ReadBack == nil {
+		return "", "", NotReadable{string(c.mode.Name)}
 	}
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
-	for _, f := range x.families {
-		h, w, err := modes.ReadBack(ctx, x.mode, x.setup(), f, want)
+	for _, f := range c.families {
+		h, w, err := modes.ReadBack(ctx, c.mode, c.setup(), f, want)
 		if err != nil {
 			return "", "", fmt.Errorf("read back what the node has for %s: %w", f, err)
 		}
@@ -253,8 +253,8 @@ func (x *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 }
 
 // setup is for backends that only plan.
-func (x *comparison) setup() mode.Setup {
-	s := agent.Setup(x.config)
+func (c *comparison) setup() mode.Setup {
+	s := agent.Setup(c.config)
 	s.Condition = func(string) func(string) { return func(string) {} }
 	s.DetailedCondition = func(string) func(string, string) { return func(string, string) {} }
 	s.Progress = func() {}
@@ -263,25 +263,25 @@ func (x *comparison) setup() mode.Setup {
 }
 
 // plan adds what a starting proxy would change.
-func (x *comparison) plan(ctx context.Context, want *service.Snapshot) error {
+func (c *comparison) plan(ctx context.Context, want *service.Snapshot) error {
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
-	all, err := x.mode.System.Open(ctx, x.setup(), x.families)
+	all, err := c.mode.System.Open(ctx, c.setup(), c.families)
 	if err != nil {
 		return err
 	}
 	for _, b := range all {
-		b.Mode = string(x.mode.Name)
+		b.Mode = string(c.mode.Name)
 	}
 	var errs []error
-	for _, b := range append(all, modes.Layers(x.config, x.families)...) {
-		errs = append(errs, x.planOne(ctx, b, want), b.Close())
+	for _, b := range append(all, modes.Layers(c.config, c.families)...) {
+		errs = append(errs, c.planOne(ctx, b, want), b.Close())
 	}
 	return errors.Join(errs...)
 }
 
 // planOne plans with a backend without memory. In a mode that relays, only the process
 // with the listeners can plan these, so an audit plans the rules only.
-func (x *comparison) planOne(ctx context.Context, b *mode.Backend, want *service.Snapshot) error {
+func (c *comparison) planOne(ctx context.Context, b *mode.Backend, want *service.Snapshot) error {
 	planner := b.Backend
 	if b.Audit != nil {
 		var err error
@@ -294,16 +294,16 @@ func (x *comparison) planOne(ctx context.Context, b *mode.Backend, want *service
 	if err != nil {
 		return fmt.Errorf("%s: %w", b, err)
 	}
-	x.out.AddPlan(b.Family, p.String())
+	c.out.AddPlan(b.Family, p.String())
 	out := p.Outcome()
 	if text := cmp.Or(out.Unavailable, out.Degraded); text != "" {
-		x.note(fmt.Sprintf("%s: %s", b, text))
+		c.note(fmt.Sprintf("%s: %s", b, text))
 	}
 	if !reconcile.OnlyPortErrors(out.Err) {
 		return fmt.Errorf("%s: %w", b, out.Err)
 	}
 	out.Unavailable = "" // it is a note
 	unsupported, notes := out.Limits(want, b.Family)
-	x.out.Limits = slices.Concat(x.out.Limits, unsupported, notes)
+	c.out.Limits = slices.Concat(c.out.Limits, unsupported, notes)
 	return nil
 }

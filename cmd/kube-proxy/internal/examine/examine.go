@@ -1,6 +1,9 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package examine selects what doctor checks on this node: the running proxy, its mode,
+// and the checks of the node, the API server and the proxy. Options go in; checks come
+// out. Package doctor and those of each system have the checks themselves.
 package examine
 
 import (
@@ -74,33 +77,33 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 }
 
 // Checks returns all checks.
-func (x *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
-	server := newServerChecks(x)
-	read := sync.OnceValues(func() (*service.Snapshot, error) { return x.readServices(ctx, server) })
-	checks, err := systemChecks(ctx, x, func(context.Context) (*service.Snapshot, error) { return read() })
+func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
+	server := newServerChecks(e)
+	read := sync.OnceValues(func() (*service.Snapshot, error) { return e.readServices(ctx, server) })
+	checks, err := systemChecks(ctx, e, func(context.Context) (*service.Snapshot, error) { return read() })
 	if err != nil {
 		return nil, err
 	}
-	if all := x.options.Proxy.Manifests; len(all) > 0 {
-		checks = append(checks, apiserver.ManifestNode(all, x.node, host.InterfaceAddrs, podsOf(x)))
+	if all := e.options.Proxy.Manifests; len(all) > 0 {
+		checks = append(checks, apiserver.ManifestNode(all, e.node, host.InterfaceAddrs, podsOf(e)))
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
-	return append(checks, x.proxy.Check(x.holder)), nil
+	return append(checks, e.proxy.Check(e.holder)), nil
 }
 
 // Mode returns the mode that is examined first: the configured one, that of the running
 // proxy, or the one that would be selected.
-func (x *Examination) Mode() mode.Descriptor { return x.modes[0] }
+func (e *Examination) Mode() mode.Descriptor { return e.modes[0] }
 
 // Node returns the name of the node.
-func (x *Examination) Node() string { return x.node }
+func (e *Examination) Node() string { return e.node }
 
 // Families returns those that the node can serve in Mode, and why it cannot serve the
 // others.
-func (x *Examination) Families() (all []service.Family, lacking []string) {
+func (e *Examination) Families() (all []service.Family, lacking []string) {
 	for _, f := range service.Families {
-		if err := probeMode(x.config, x.Mode(), f); err != nil {
+		if err := probeMode(e.config, e.Mode(), f); err != nil {
 			lacking = append(lacking, fmt.Sprintf("%s is not compared: %v", f, err))
 			continue
 		}
@@ -109,9 +112,9 @@ func (x *Examination) Families() (all []service.Family, lacking []string) {
 	return all, lacking
 }
 
-// Report returns a report on x without findings.
-func (x *Examination) Report() *doctor.Report {
-	return &doctor.Report{Node: x.node, System: string(x.config.OS), Proxy: x.proxy.String(), Modes: x.modes.Names()}
+// Report returns a report on e without findings.
+func (e *Examination) Report() *doctor.Report {
+	return &doctor.Report{Node: e.node, System: string(e.config.OS), Proxy: e.proxy.String(), Modes: e.modes.Names()}
 }
 
 // askTimeout bounds the wait for an answer of the running proxy.
@@ -147,15 +150,15 @@ func leaseHolder(c *config.Config) func(context.Context) (lease.Identity, bool) 
 
 // examined returns the modes to examine: all, the configured one, that of the running
 // proxy, or the one that would be selected. If none works, it is the best one.
-func (x *Examination) examined() mode.Table {
-	c, d := x.config, x.options
+func (e *Examination) examined() mode.Table {
+	c, d := e.config, e.options
 	switch {
 	case d.AllModes:
 		return d.Proxy.Modes.On(c.OS)
 	case c.Mode != "":
-		return mode.Table{x.selected}
-	case x.proxy.Answer != nil:
-		if m, ok := d.Proxy.Modes.Find(x.proxy.Answer.Mode, c.OS); ok {
+		return mode.Table{e.selected}
+	case e.proxy.Answer != nil:
+		if m, ok := d.Proxy.Modes.Find(e.proxy.Answer.Mode, c.OS); ok {
 			return mode.Table{m}
 		}
 	}
@@ -164,7 +167,7 @@ func (x *Examination) examined() mode.Table {
 			return mode.Table{w.Descriptor}
 		}
 	}
-	return mode.Table{x.selected}
+	return mode.Table{e.selected}
 }
 
 func newServerChecks(x *Examination) *apiserver.Server {
@@ -177,12 +180,12 @@ func podsOf(x *Examination) apiserver.Pods {
 }
 
 // readServices returns what the running proxy serves, or what a starting one would serve.
-func (x *Examination) readServices(ctx context.Context, server *apiserver.Server) (*service.Snapshot, error) {
-	if s := x.proxy.Services(); s != nil {
+func (e *Examination) readServices(ctx context.Context, server *apiserver.Server) (*service.Snapshot, error) {
+	if s := e.proxy.Services(); s != nil {
 		return s, nil
 	}
-	r := reading.Reader{Config: x.config, Mode: x.selected, Node: x.node, Version: x.options.Version}
-	if all := x.options.Proxy.Manifests; len(all) > 0 {
+	r := reading.Reader{Config: e.config, Mode: e.selected, Node: e.node, Version: e.options.Version}
+	if all := e.options.Proxy.Manifests; len(all) > 0 {
 		tracker, err := r.Manifests(ctx, all)
 		if s := tracker.Latest(); s != nil {
 			return s, nil // what cannot be used is not the subject here
@@ -193,7 +196,7 @@ func (x *Examination) readServices(ctx context.Context, server *apiserver.Server
 	if to == nil {
 		return nil, nil
 	}
-	return r.Server(ctx, to, x.options.Timeout)
+	return r.Server(ctx, to, e.options.Timeout)
 }
 
 // ownServer is a server of the proxy.

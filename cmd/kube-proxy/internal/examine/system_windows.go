@@ -16,7 +16,6 @@ import (
 	"kubeproxy/platform/mode"
 	windowsdoctor "kubeproxy/platform/windows/doctor"
 	"kubeproxy/platform/windows/hns"
-	kernelspace "kubeproxy/platform/windows/hns/descriptor"
 )
 
 // setClockCommand sets the clock of the node.
@@ -32,7 +31,7 @@ func systemChecks(_ context.Context, x *Examination, want services) ([]doctor.Ch
 	folder := filepath.Dir(hns.StateFile())
 	log := cmp.Or(x.options.Proxy.Flags.LogFile, winservice.LogFile(folder, winservice.Name))
 	n := &windowsdoctor.Node{
-		Options: kernelspace.Options(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: &windowsdoctor.System{}, CNI: windowsdoctor.SystemCNI,
+		Options: hns.OptionsOf(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: &windowsdoctor.System{}, CNI: windowsdoctor.SystemCNI,
 		Program: program, Folder: folder, Files: []string{hns.StateFile(), log},
 		Holder: x.holder, Answered: x.proxy.Answer != nil, Services: want,
 	}

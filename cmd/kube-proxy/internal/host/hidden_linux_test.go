@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/listeners"
+	"kubeproxy/platform/linux/proc"
 )
 
 // TestHidden checks that a listener is reported only if a NodePort really takes its
@@ -42,20 +42,20 @@ func TestHidden(t *testing.T) {
 		t.Run(situation, func(t *testing.T) {
 			node := &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}
 			proto, addr, _ := strings.Cut(test.listen, " ")
-			l := listeners.Listener{Protocol: service.TCP, Addr: netip.MustParseAddrPort(addr)}
+			l := proc.Listener{Protocol: service.TCP, Addr: netip.MustParseAddrPort(addr)}
 			if proto == "udp" {
 				l.Protocol = service.UDP
 			}
-			if got := hiddenListeners(service.New(1, node, test.ports), []listeners.Listener{l}); got != test.want {
+			if got := hiddenListeners(service.New(1, node, test.ports), []proc.Listener{l}); got != test.want {
 				t.Errorf("hidden = %q, want %q", got, test.want)
 			}
 		})
 	}
-	own := []listeners.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
+	own := []proc.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
 	if got := hiddenListeners(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{plain}), own); got != "" {
 		t.Errorf("on loopback, where every address answers: %q", got)
 	}
-	if got := hiddenListeners(nil, []listeners.Listener{{}}); got != "" {
+	if got := hiddenListeners(nil, []proc.Listener{{}}); got != "" {
 		t.Errorf("before the first snapshot: %q", got)
 	}
 }

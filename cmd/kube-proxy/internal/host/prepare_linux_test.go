@@ -131,22 +131,22 @@ type conditionRecorder struct {
 	all map[string]string
 }
 
-func (s *conditionRecorder) set(name, message string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all == nil {
-		s.all = map[string]string{}
+func (c *conditionRecorder) set(name, message string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.all == nil {
+		c.all = map[string]string{}
 	}
-	if s.all[name] = message; message == "" {
-		delete(s.all, name)
+	if c.all[name] = message; message == "" {
+		delete(c.all, name)
 	}
 }
 
 // names returns the names of those that hold, in order.
-func (s *conditionRecorder) names() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return strings.Join(slices.Sorted(maps.Keys(s.all)), " ")
+func (c *conditionRecorder) names() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strings.Join(slices.Sorted(maps.Keys(c.all)), " ")
 }
 
 func newDuration(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }

@@ -4,13 +4,31 @@
 package host
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/abstract"
-	processes "kubeproxy/platform/linux/process"
+	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/foreign"
+	"kubeproxy/platform/linux/proc"
 )
 
 // OS is the system of this program.
@@ -28,8 +46,177 @@ func LeaseTransport(proxyName string) (lease.Transport, lease.Identity) {
 // Processes names the processes that look like service proxies of this node.
 func Processes() string {
 	var all []string
-	for _, p := range processes.ByName(os.DirFS("/proc"), "kube-proxy") {
+	for _, p := range proc.ByName(os.DirFS("/proc"), "kube-proxy") {
 		all = append(all, p.String())
 	}
 	return strings.Join(all, ", ")
+}
+
+// FilesLimit returns how many files this process may open, false if that is unknown. See
+// RLIMIT_NOFILE in getrlimit(2).
+func FilesLimit() (uint64, bool) {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return limit.Cur, err == nil
+}
+
+// sockets returns the socket tables of this thread's network namespace, see proc(5).
+func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
+
+// hiddenInterval is the pause between two checks of WatchHiddenListeners.
+const hiddenInterval = time.Minute
+
+// WatchHiddenListeners checks regularly, until ctx ends, for listeners of programs on the
+// node that NodePorts hide. Such a fault is otherwise silent: the program listens, but
+// its clients reach a Service.
+func WatchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Monitor) {
+	log := klog.FromContext(ctx)
+	latest := ""
+	for {
+		found, err := proc.Listeners(sockets())
+		text := hiddenListeners(t.Latest(), found)
+		if err != nil {
+			text = ""
+			log.V(2).Info("Programs that listen are not known", "err", err)
+		}
+		count, _, _ := strings.Cut(text, ", the first")
+		to.SetDetailedCondition("node-ports", count, text)
+		if text != "" && text != latest {
+			log.Info("Warning: a NodePort hides a program of this node", "what", text)
+		}
+		latest = text
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(hiddenInterval):
+		}
+	}
+}
+
+// hiddenListeners names the listeners that NodePorts of s hide, empty for none.
+func hiddenListeners(s *service.Snapshot, found []proc.Listener) string {
+	all := proc.HiddenBy(s, found)
+	if len(all) == 0 {
+		return ""
+	}
+	first := all[0]
+	return fmt.Sprintf("%d NodePorts are ports that programs of this node listen on, the first of them: %s/%s hides a program that listens on %s/%s",
+		len(all), first.Port.Name.Namespace, first.Port.Name.Name, first.Listener.Addr, first.Listener.Protocol)
+}
+
+// Flows returns the connections of the client of c to its destination that connection
+// tracking knows. want is the snapshot in force.
+func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain.Flow, error) {
+	entries, err := conntrack.Entries(ctx, conntrack.Netlink{}, want, conntrack.Client{Protocol: c.Protocol, From: c.From, To: c.To})
+	var all []explain.Flow
+	for _, e := range entries {
+		f := explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Stale: e.Stale}
+		if e.Stale {
+			f.Remedy = fmt.Sprintf("conntrack -D -p %s -s %s --sport %d -d %s --dport %d", c.Protocol, e.Src.Addr(), e.Src.Port(), c.To.Addr(), c.To.Port())
+		}
+		all = append(all, f)
+	}
+	return all, err
+}
+
+// routeTypes are the types of routes that lead nowhere or here, see ip-route(8).
+var routeTypes = map[int]string{
+	unix.RTN_LOCAL: "to the node itself", unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibited",
+}
+
+// refusedRoutes are the errors that stand for a type of route, over IPv4, see ip-route(8).
+var refusedRoutes = map[unix.Errno]int{unix.EINVAL: unix.RTN_BLACKHOLE, unix.EHOSTUNREACH: unix.RTN_UNREACHABLE, unix.EACCES: unix.RTN_PROHIBIT}
+
+// Route describes how packets of the node get to an address. The error is that of the
+// kernel if there is no route.
+func Route(to netip.Addr) (string, error) {
+	all, err := netlink.RouteGet(to.AsSlice())
+	for errno, t := range refusedRoutes {
+		if errors.Is(err, errno) {
+			return "", errors.New(routeTypes[t])
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	if len(all) == 0 {
+		return "", errors.New("the kernel names none")
+	}
+	r := all[0]
+	if text, known := routeTypes[r.Type]; known {
+		if r.Type == unix.RTN_LOCAL {
+			return text, nil
+		}
+		return "", errors.New(text)
+	}
+	text := "direct"
+	if r.Gw != nil {
+		text = "via " + r.Gw.String()
+	}
+	if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+		text += ", interface " + l.Attrs().Name
+	}
+	if r.Src != nil {
+		text += fmt.Sprintf(", source %s", r.Src)
+	}
+	return text, nil
+}
+
+// AddOthers follows c through the rules of others, and adds to w what they do with it. w is
+// what the mode does. local reports whether an address belongs to the node, marks are the
+// bits of the mark that the mode sets.
+func AddOthers(ctx context.Context, w *explain.Walk, c route.Conn, local func(netip.Addr) bool, marks uint32) error {
+	family := service.FamilyOf(c.To.Addr())
+	kernel, err := foreign.Open(ctx, family, w.Followed)
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	var legacy []*foreign.Legacy
+	if !slices.Contains(w.Followed, explain.LegacyTables) {
+		if legacy, err = foreign.LegacyTables(ctx, family); err != nil {
+			return err
+		}
+	}
+	node := &foreign.System{IsLocal: local}
+	f := &foreign.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks}
+	if c.Interface != "" {
+		f.In = node.Entry(c.Interface, c.From)
+	}
+	all, err := foreign.Follow(kernel, legacy, node, f)
+	w.Others = append(w.Others, all...)
+	if note := f.Note(); note != "" && len(all) > 0 {
+		w.Notes = append(w.Notes, note)
+	}
+	return err
+}
+
+// listeningSockets lists the sockets that programs of the node listen on.
+func listeningSockets() ([]track.Socket, error) {
+	found, err := proc.Listeners(sockets())
+	if err != nil {
+		return nil, err
+	}
+	all := make([]track.Socket, len(found))
+	for i, l := range found {
+		all[i] = track.Socket{Protocol: l.Protocol, Addr: l.Addr}
+	}
+	return all, nil
+}
+
+// PortHolder names the process that listens on the TCP port at, empty if that is unknown.
+func PortHolder(at netip.AddrPort) string {
+	found, err := proc.Listeners(sockets())
+	if err != nil {
+		return ""
+	}
+	for _, l := range found {
+		if l.Protocol != service.TCP || !l.ConflictsWith(at) {
+			continue
+		}
+		if p, known := proc.BySocketInode(os.DirFS("/proc"), l.Inode); known {
+			return p.String()
+		}
+	}
+	return ""
 }

@@ -5,12 +5,15 @@ package host
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"strings"
 
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/track"
 	"kubeproxy/config"
+	"kubeproxy/platform/windows/listeners"
 	"kubeproxy/platform/windows/pipe"
 )
 
@@ -43,3 +46,10 @@ func PendingSettings(*config.Config) []string { return nil }
 
 // PendingScore returns nothing, as there is no such score.
 func PendingScore(*config.Config) []string { return nil }
+
+// listeningSockets returns nothing: HNS itself prevents a load balancer and a socket on
+// one port.
+func listeningSockets() ([]track.Socket, error) { return nil, nil }
+
+// PortHolder names the process that listens on the TCP port at, empty if that is unknown.
+func PortHolder(at netip.AddrPort) string { return listeners.Holding(at) }

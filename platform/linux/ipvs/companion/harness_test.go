@@ -36,21 +36,21 @@ type cluster struct{ generate.Cluster }
 
 // Ports draws ports of which some have an address of the node, maybe where another one
 // has a NodePort.
-func (w cluster) Ports() []*service.Port {
-	ports := w.Cluster.Ports()
+func (c cluster) Ports() []*service.Port {
+	ports := c.Cluster.Ports()
 	for i, p := range ports {
-		if w.DrawInt("own", 4) == 0 {
-			p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[w.Family], Port: uint16(30003 - i)})
+		if c.DrawInt("own", 4) == 0 {
+			p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[c.Family], Port: uint16(30003 - i)})
 		}
 	}
 	return ports
 }
 
 // Node draws a node with one or two addresses.
-func (w cluster) Node() *service.Node {
-	n := w.Cluster.Node()
-	if w.DrawBool("two addresses") {
-		n.Addrs = append(n.Addrs, generate.OtherNodeAddr[w.Family])
+func (c cluster) Node() *service.Node {
+	n := c.Cluster.Node()
+	if c.DrawBool("two addresses") {
+		n.Addrs = append(n.Addrs, generate.OtherNodeAddr[c.Family])
 	}
 	return n
 }

@@ -1,0 +1,76 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// NoticeDelay is how long a command may take without a notice.
+const NoticeDelay = 2 * time.Second
+
+// NoticeIfSlow writes text to w if what follows takes long. end cancels that: nothing is
+// written after it returns.
+func NoticeIfSlow(w io.Writer, text string) (end func()) {
+	written := make(chan struct{})
+	slow := time.AfterFunc(NoticeDelay, func() {
+		defer close(written)
+		fmt.Fprintln(w, text)
+	})
+	return func() {
+		if !slow.Stop() {
+			<-written
+		}
+	}
+}
+
+// Coloured returns whether w is a terminal and its user has not disabled colours.
+func Coloured(w io.Writer) bool {
+	return os.Getenv("NO_COLOR") == "" && takesCodes(w)
+}
+
+// takesCodes returns whether w is a terminal that knows the codes of ECMA-48.
+func takesCodes(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	// Old consoles of Windows print the codes. Windows Terminal sets WT_SESSION.
+	if runtime.GOOS == "windows" && os.Getenv("WT_SESSION") == "" && os.Getenv("TERM") == "" {
+		return false
+	}
+	return Attached(f)
+}
+
+// Attached returns whether somebody reads f on a terminal.
+func Attached(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
+// Pages shows one page after the other.
+type Pages struct {
+	To    io.Writer
+	begun bool
+}
+
+// Show writes a page in place of the one before, if To is a terminal. Elsewhere pages
+// follow each other with an empty line between.
+func (p *Pages) Show(text []byte) error {
+	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K", "\x1b[J"
+	switch {
+	case takesCodes(p.To):
+		text = append([]byte(home), bytes.ReplaceAll(text, []byte("\n"), []byte(clearLine+"\n"))...)
+		text = append(text, clearBelow...)
+	case p.begun:
+		text = append([]byte("\n"), text...)
+	}
+	p.begun = true
+	_, err := p.To.Write(text)
+	return err
+}

@@ -1,0 +1,377 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plandiff says what differs between two states of a node: the Service ports that
+// it must forward, the changes that a backend would make, and the texts of rules.
+// Snapshots, plans and texts go in. A Difference comes out, which prints for people and
+// as JSON.
+package plandiff
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/aymanbagabas/go-udiff"
+
+	"kubeproxy/common/service"
+)
+
+// Difference is what differs between two states. New versions may add fields to its JSON
+// form, but must not rename or remove any.
+type Difference struct {
+	Node string `json:"node"`
+	Mode string `json:"mode"`
+	// From and To name the two states.
+	From string `json:"from"`
+	To   string `json:"to"`
+	Same bool   `json:"same"`
+	// Settings are lines about what does not belong to a Service port.
+	Settings []string `json:"settings"`
+	// Ports are the Service ports that differ. They are empty if one state is what the node
+	// has installed: that has no Services.
+	Ports []PortChange `json:"ports"`
+	// Affected are the names of the Service ports in Ports, Plan and Text. A name that is cut
+	// there is left out if no known Service port begins with it.
+	Affected []string `json:"affected"`
+	// Plan are the changes that the node would make, one a line, if From is what it has
+	// installed.
+	Plan  []string                        `json:"plan"`
+	plans [len(service.Families)][]string // by family
+	// Text is a unified diff of what both states have installed. It is empty if that cannot
+	// be read back.
+	Text string `json:"diff"`
+	// Limits are what the mode does otherwise than the Services of the new state ask, one a line.
+	Limits []string `json:"limits"`
+	Notes  []string `json:"notes"`
+	known  []service.PortName
+}
+
+// New returns a Difference without any.
+func New() *Difference {
+	return &Difference{Same: true, Settings: []string{}, Ports: []PortChange{}, Affected: []string{}, Plan: []string{}, Limits: []string{}, Notes: []string{}}
+}
+
+// The exit codes of a comparison, which are those of kubectl diff.
+const (
+	ExitDiffers = 1
+	ExitFailed  = 2
+)
+
+// ExitCode returns 0 if nothing differs.
+func (d *Difference) ExitCode() int {
+	if d.Same {
+		return 0
+	}
+	return ExitDiffers
+}
+
+// portName finds the name of a Service port in a line of a plan or of rules: in a comment,
+// or behind what the line is about. A name that is too long for a comment ends with dots.
+var portName = regexp.MustCompile(`(?:^[-+~] |"|# |listener of )([a-z0-9-]+/[a-z0-9-]+(?::[a-z0-9-]*)?)(\.\.\.)?(?:"|$| \()`)
+
+// affects adds the names of Service ports in these lines to those that are affected.
+func (d *Difference) affects(lines ...string) {
+	for _, line := range lines {
+		for _, m := range portName.FindAllStringSubmatch(line, -1) {
+			if m[2] == "" {
+				d.Affected = append(d.Affected, m[1])
+			} else {
+				d.Affected = append(d.Affected, d.completions(m[1])...)
+			}
+		}
+	}
+	slices.Sort(d.Affected)
+	d.Affected = slices.Compact(d.Affected)
+}
+
+// Knows makes the ports of s known, whose names may stand in a plan or in rules.
+func (d *Difference) Knows(s *service.Snapshot) {
+	for _, f := range service.Families {
+		for p := range s.Ports(f) {
+			d.known = append(d.known, p.Name)
+		}
+	}
+}
+
+// completions returns the known names that begin with a cut one.
+func (d *Difference) completions(cut string) []string {
+	var all []string
+	for _, n := range d.known {
+		if name := n.String(); strings.HasPrefix(name, cut) {
+			all = append(all, name)
+		}
+	}
+	return all
+}
+
+// changedLines returns the lines of a unified diff that differ.
+func changedLines(text string) []string {
+	var all []string
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "+") || strings.HasPrefix(line, "-") {
+			all = append(all, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return all
+}
+
+// mostNames bounds the names in one sentence.
+const mostNames = 5
+
+// affectedText continues a sentence with the Service ports that are affected.
+func (d *Difference) affectedText() string {
+	names := d.Affected
+	switch n := len(names); {
+	case n == 0:
+		return ""
+	case n == 1:
+		return ", for Service port " + names[0]
+	case n > mostNames+1:
+		return fmt.Sprintf(", for Service ports %s and %d others", strings.Join(names[:mostNames], ", "), n-mostNames)
+	default:
+		return fmt.Sprintf(", for Service ports %s and %s", strings.Join(names[:n-1], ", "), names[n-1])
+	}
+}
+
+// Change is what happens to a Service port.
+type Change string
+
+// The changes.
+const (
+	Added   Change = "added"
+	Changed Change = "changed"
+	Removed Change = "removed"
+)
+
+// PortChange is a Service port that differs, in one IP family.
+type PortChange struct {
+	Service  string `json:"service"` // NAMESPACE/NAME:PORT
+	Protocol string `json:"protocol"`
+	Family   string `json:"family"`
+	Change   Change `json:"change"`
+	// Details are lines that begin with +, - or ~.
+	Details []string `json:"details"`
+}
+
+// Snapshots adds what differs between two snapshots.
+func (d *Difference) Snapshots(from, to *service.Snapshot) {
+	d.Knows(from)
+	d.Knows(to)
+	d.Settings = append(d.Settings, nodeChanges(from.Node, to.Node)...)
+	for _, f := range service.Families {
+		for c := range service.Diff(from, to, f) {
+			if x := portChange(c, f); x.Change != Changed || len(x.Details) > 0 {
+				d.Ports = append(d.Ports, x)
+				d.Affected = append(d.Affected, x.Service)
+			}
+		}
+	}
+	d.affects()
+	slices.SortStableFunc(d.Ports, func(a, b PortChange) int { return strings.Compare(a.Service, b.Service) })
+	d.Same = d.Same && len(d.Settings)+len(d.Ports) == 0
+}
+
+func portChange(c service.Change, f service.Family) PortChange {
+	x := PortChange{Service: c.Name().String(), Protocol: c.Name().Protocol.String(), Family: f.String(), Change: Changed}
+	from, to := c.Old, c.New
+	switch {
+	case from == nil:
+		x.Change, from = Added, &service.Port{}
+	case to == nil:
+		x.Change, to = Removed, &service.Port{}
+	}
+	x.Details = slices.Concat(
+		listChanges("", frontendTexts(from), frontendTexts(to)),
+		listChanges("endpoint ", endpointTexts(from.Cluster), endpointTexts(to.Cluster)),
+		listChanges("endpoint for policy Local ", endpointTexts(from.Local), endpointTexts(to.Local)))
+	if x.Change == Removed {
+		return x
+	}
+	x.Details = append(x.Details, valueChanges(
+		value{"internal traffic policy", from.Internal.String(), to.Internal.String()},
+		value{"external traffic policy", from.External.String(), to.External.String()},
+		value{"session affinity", affinityText(from.Affinity), affinityText(to.Affinity)},
+		value{"health check node port", portText(from.HealthCheck), portText(to.HealthCheck)},
+	)...)
+	return x
+}
+
+// value is a setting of a port.
+type value struct{ name, from, to string }
+
+// valueChanges lists values that differ.
+func valueChanges(all ...value) []string {
+	var lines []string
+	for _, v := range all {
+		if v.from != v.to {
+			lines = append(lines, fmt.Sprintf("~ %s: %s -> %s", v.name, v.from, v.to))
+		}
+	}
+	return lines
+}
+
+func affinityText(d time.Duration) string {
+	if d == 0 {
+		return "none"
+	}
+	return "for " + d.String()
+}
+
+func portText(port uint16) string {
+	if port == 0 {
+		return "none"
+	}
+	return fmt.Sprint(port)
+}
+
+// frontendTexts names the frontends of p with the sources that they admit.
+func frontendTexts(p *service.Port) []string {
+	var all []string
+	for _, f := range p.Frontends {
+		at := fmt.Sprint(f.Port)
+		if f.Addr.IsValid() {
+			at = netip.AddrPortFrom(f.Addr, f.Port).String()
+		}
+		text := fmt.Sprintf("%s %s", f.Kind, at)
+		if f.Sources != nil {
+			text += " for clients in " + prefixTexts(f.Sources)
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+func endpointTexts(list []service.Endpoint) []string {
+	var all []string
+	for _, e := range list {
+		text := e.Addr.String()
+		if e.Local {
+			text += " on this node"
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+func prefixTexts(list []netip.Prefix) string {
+	var all []string
+	for _, p := range list {
+		all = append(all, p.String())
+	}
+	if len(all) == 0 {
+		return "no range"
+	}
+	return strings.Join(all, ", ")
+}
+
+// listChanges lists what is only in one of two lists: first what is removed, then what is added.
+func listChanges(what string, from, to []string) []string {
+	var lines []string
+	in := func(list []string) map[string]bool {
+		set := make(map[string]bool, len(list))
+		for _, s := range list {
+			set[s] = true
+		}
+		return set
+	}
+	had, has := in(from), in(to)
+	for _, s := range from {
+		if !has[s] {
+			lines = append(lines, "- "+what+s)
+		}
+	}
+	for _, s := range to {
+		if !had[s] {
+			lines = append(lines, "+ "+what+s)
+		}
+	}
+	return lines
+}
+
+func nodeChanges(from, to *service.Node) []string {
+	return slices.Concat(
+		listChanges("address of the node ", addrTexts(from.Addrs), addrTexts(to.Addrs)),
+		listChanges("endpoint in a range of ClusterIPs ", addrTexts(from.EndpointsInServiceCIDRs), addrTexts(to.EndpointsInServiceCIDRs)),
+		valueChanges(
+			value{name: "addresses that answer NodePorts", from: prefixTexts(from.NodePorts), to: prefixTexts(to.NodePorts)},
+			value{name: "ranges of ClusterIPs", from: prefixTexts(from.ServiceCIDRs), to: prefixTexts(to.ServiceCIDRs)},
+			value{name: "pods are told from other clients by", from: podsText(from.Pods), to: podsText(to.Pods)},
+			value{name: "masquerade all traffic to ClusterIPs", from: fmt.Sprint(from.MasqueradeAll), to: fmt.Sprint(to.MasqueradeAll)},
+		))
+}
+
+func addrTexts(addrs []netip.Addr) []string {
+	var all []string
+	for _, a := range addrs {
+		all = append(all, a.String())
+	}
+	return all
+}
+
+func podsText(p service.LocalPods) string {
+	switch {
+	case p.Interface != "":
+		return "interface " + p.Interface
+	case p.InterfacePrefix != "":
+		return "interfaces " + p.InterfacePrefix + "*"
+	case len(p.Prefixes) == 0:
+		return "nothing"
+	}
+	return prefixTexts(p.Prefixes)
+}
+
+// contextLines is how many equal lines stand around a difference, as with diff -u.
+const contextLines = 3
+
+// Texts adds the unified diff of the texts of two states.
+func (d *Difference) Texts(from, to string) error {
+	if from == to {
+		return nil
+	}
+	u, err := udiff.ToUnifiedDiff(d.From, d.To, from, udiff.Lines(from, to), contextLines)
+	if err != nil {
+		return err
+	}
+	numberHunks(u.Hunks)
+	text := u.String()
+	d.Text += text
+	d.affects(changedLines(text)...)
+	return nil
+}
+
+// numberHunks sets where hunks begin in the new text. The library leaves out the equal
+// lines between two changes of one hunk, so later hunks would begin too early.
+func numberHunks(hunks []*udiff.Hunk) {
+	added := 0
+	for _, h := range hunks {
+		h.ToLine = h.FromLine + added
+		for _, l := range h.Lines {
+			switch l.Kind {
+			case udiff.Insert:
+				added++
+			case udiff.Delete:
+				added--
+			}
+		}
+	}
+}
+
+// AddSettings adds lines about what does not belong to a Service port.
+func (d *Difference) AddSettings(lines []string) {
+	d.Settings = append(d.Settings, lines...)
+	d.Same = d.Same && len(lines) == 0
+}
+
+// AddPlan adds the lines of a plan for one family.
+func (d *Difference) AddPlan(f service.Family, text string) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		d.Plan, d.plans[f] = append(d.Plan, line), append(d.plans[f], line)
+		d.affects(line)
+		d.Same = false
+	}
+}

@@ -1,0 +1,413 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/events"
+	"kubeproxy/common/health"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+)
+
+// unavailable shows which families rounds of one backend do not program, as the node
+// lacks them.
+type unavailable struct {
+	health *health.Monitor
+	log    klog.Logger
+	reason string // that is shown
+}
+
+// Report implements Reporter. It reports nothing while the family has no Services.
+func (u *unavailable) Report(r Round) {
+	reason, before := r.Unavailable, u.reason
+	if r.Snapshot.Len(r.Family) == 0 {
+		reason = ""
+	}
+	if reason == "" && before == "" {
+		return
+	}
+	u.reason = reason
+	u.health.SetCondition("family-"+r.Family.String(), reason)
+	if reason != "" && reason != before {
+		logUnavailable(u.log, r.Family, reason)
+	}
+}
+
+// reportUnavailable shows which families have no backend.
+func reportUnavailable(to *health.Monitor, log klog.Logger, unavailable map[service.Family]string) {
+	for f, reason := range unavailable {
+		to.SetCondition("family-"+f.String(), reason)
+		logUnavailable(log, f, reason)
+	}
+}
+
+func logUnavailable(log klog.Logger, f service.Family, reason string) {
+	log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", reason)
+}
+
+// unknownPods shows that pods of a family cannot be distinguished from other clients,
+// because the Node lacks the podCIDRs that the configuration relies on.
+type unknownPods struct {
+	health   *health.Monitor
+	node     string
+	fromNode atomic.Bool // see track.Options.PodsFromNode
+}
+
+func newUnknownPods(o Options, to *health.Monitor) *unknownPods {
+	u := &unknownPods{health: to, node: o.Node}
+	u.fromNode.Store(o.PodsFromNode)
+	return u
+}
+
+// Report implements Reporter.
+func (u *unknownPods) Report(r Round) {
+	text := ""
+	if u.fromNode.Load() && r.Snapshot.Len(r.Family) > 0 && !r.Snapshot.Node.Pods.Known(r.Family) {
+		text = "the Node " + u.node + " has no podCIDRs of " + r.Family.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
+	}
+	u.health.SetCondition("pods-"+r.Family.String(), text)
+}
+
+// degraded shows which optional feature the node does not have for one backend, and logs
+// when that begins.
+type degraded struct {
+	health *health.Monitor
+	log    klog.Logger // of the backend
+	reason string      // that was logged last
+}
+
+// Report implements Reporter.
+func (d *degraded) Report(r Round) {
+	d.health.SetCondition("lacking-"+r.Family.String(), r.Degraded)
+	if r.Degraded != "" && r.Degraded != d.reason {
+		d.log.Info("Warning: " + r.Degraded)
+	}
+	d.reason = r.Degraded
+}
+
+// eventExternalIPs is about a feature that Kubernetes is going to remove. All nodes see
+// the same Service.
+var eventExternalIPs = events.Topic{Reason: "ExternalIPsDeprecation", Scope: events.Cluster}
+
+// See kubernetes/enhancements#5707.
+const externalIPsText = "spec.externalIPs is deprecated in Kubernetes and kube-proxy will stop to serve it: use a Service of type LoadBalancer, an Ingress or a Gateway"
+
+// deprecations warns once of each use of a deprecated feature.
+type deprecations struct {
+	log klog.Logger
+	// externalIPsIgnored is true if externalIPs are switched off.
+	externalIPsIgnored bool
+	// name is the label's value of the Services to serve, see track.Options.
+	name string
+
+	mu   sync.Mutex
+	uses map[types.NamespacedName]bool // Services with externalIPs
+}
+
+// update records s, and returns in a few words which deprecated fields it uses, empty for
+// none.
+func (d *deprecations) update(s *corev1.Service) string {
+	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+	served := track.Named(s, d.name) && s.Spec.ClusterIP != corev1.ClusterIPNone && s.Spec.Type != corev1.ServiceTypeExternalName
+	uses := served && !d.externalIPsIgnored && len(s.Spec.ExternalIPs) > 0
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch before := d.uses[n]; {
+	case !uses:
+		delete(d.uses, n)
+		return ""
+	case !before:
+		d.uses[n] = true
+		d.log.Info("Warning: "+externalIPsText, "service", n.String(), "externalIPs", fmt.Sprintf("%q", s.Spec.ExternalIPs))
+	}
+	return externalIPsText
+}
+
+func (d *deprecations) remove(n types.NamespacedName) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.uses, n)
+}
+
+// eventDeprecatedMode is about the mode of this node.
+func eventDeprecatedMode(mode string) events.Topic {
+	return events.Topic{Reason: strings.ToUpper(mode) + "Deprecation"}
+}
+
+// warnDeprecatedMode warns if the mode itself is deprecated, as text says.
+func warnDeprecatedMode(mode, text string, to *Events, log klog.Logger) {
+	if text == "" {
+		return
+	}
+	log.Info("Warning: " + text)
+	if to != nil {
+		to.Failed(to.self(), eventDeprecatedMode(mode), text)
+	}
+}
+
+// maxDeprecationEvents bounds the Events about deprecated fields, so that they leave room
+// for Events about failures.
+const maxDeprecationEvents = 100
+
+// reportDeprecation records which deprecated fields a Service uses. An empty text means
+// none.
+func (ev *Events) reportDeprecation(n types.NamespacedName, text string) {
+	if ev == nil {
+		return
+	}
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	switch {
+	case text == "":
+		delete(ev.deprecated, n)
+	case len(ev.deprecated) >= maxDeprecationEvents && !ev.deprecated[n]:
+		return
+	default:
+		ev.deprecated[n] = true
+	}
+	ev.report(n, eventExternalIPs, text, "")
+}
+
+// eventLimited is about what a mode cannot do for a Service. All nodes in the mode report
+// the same.
+var eventLimited = events.Topic{Reason: "ServiceLimited", Scope: events.Cluster}
+
+// limits shows, by family and Service, what a mode cannot do.
+type limits struct {
+	mode   string
+	health *health.Monitor
+	events *Events
+	log    klog.Logger
+
+	mu  sync.Mutex
+	all [2]map[types.NamespacedName][]string
+}
+
+// limitsOf collects the errors of a round that persist until the Service itself changes.
+func limitsOf(r reconcile.Result) map[types.NamespacedName][]string {
+	all := map[types.NamespacedName][]string{}
+	add := func(n service.PortName, text string) {
+		of := types.NamespacedName{Namespace: n.Namespace, Name: n.Name}
+		all[of] = append(all[of], fmt.Sprintf("port %s/%s: %s", cmp.Or(n.Port, "-"), n.Protocol, strings.ReplaceAll(text, "\n", ", ")))
+	}
+	for _, e := range reconcile.PortErrors(r.Err) {
+		if reconcile.Unsupported(e.Err) {
+			add(e.Name, e.Err.Error())
+		}
+	}
+	for name, notes := range r.Notes {
+		for _, n := range notes {
+			if !n.Transient {
+				add(name, n.Text)
+			}
+		}
+	}
+	return all
+}
+
+// update records the limits of a round of f. It returns the text of each Service whose
+// limits changed, empty if they are gone.
+func (l *limits) update(f service.Family, r reconcile.Result) map[types.NamespacedName]string {
+	now := limitsOf(r)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.all[f]
+	l.all[f] = now
+	changed := map[types.NamespacedName]string{}
+	for n := range now {
+		slices.Sort(now[n])
+		if !slices.Equal(now[n], before[n]) {
+			changed[n] = l.text(n)
+		}
+	}
+	for n := range before {
+		if now[n] == nil {
+			changed[n] = l.text(n)
+		}
+	}
+	return changed
+}
+
+// text describes the limits of a Service, in the same words on every node.
+func (l *limits) text(n types.NamespacedName) string {
+	var all []string
+	for _, of := range l.all {
+		all = append(all, of[n]...)
+	}
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) == 0 {
+		return ""
+	}
+	if len(all) > maxNamed {
+		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(all)-maxNamed))
+	}
+	return "Limits of mode " + l.mode + ": " + strings.Join(all, "; ")
+}
+
+// condition names some of the Services that are limited.
+func (l *limits) condition() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	limited := map[string]bool{}
+	for _, of := range l.all {
+		for n := range of {
+			limited[n.String()] = true
+		}
+	}
+	if len(limited) == 0 {
+		return ""
+	}
+	names := slices.Sorted(maps.Keys(limited))
+	more := ""
+	if n := len(names); n > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n-maxNamed)
+	}
+	return fmt.Sprintf("mode %s cannot do all that Services ask for, see kube-proxy status NAMESPACE/NAME: %s%s", l.mode, strings.Join(names, ", "), more)
+}
+
+// Report implements Reporter.
+func (l *limits) Report(r Round) {
+	changed := l.update(r.Family, r.Result)
+	if len(changed) == 0 {
+		return
+	}
+	if text := l.condition(); text == "" {
+		l.health.SetCondition("unsupported", "")
+	} else {
+		l.health.SetDetailedCondition("unsupported", "mode "+l.mode+" cannot do all that Services ask for, see kube-proxy status", text)
+	}
+	l.logChanged(r, changed)
+	l.events.reportLimits(changed)
+}
+
+// logChanged logs where a round differs from what Services ask for. What it could not do
+// at all is in the log as its error.
+func (l *limits) logChanged(r Round, changed map[types.NamespacedName]string) {
+	var first types.NamespacedName
+	for n, text := range changed {
+		if text != "" && (first.Name == "" || n.String() < first.String()) {
+			first = n
+		}
+	}
+	if first.Name != "" && len(reconcile.PortErrors(r.Result.Err)) == 0 {
+		l.log.Info("Warning: "+l.condition(), "family", r.Family.String(), "service", first.String(), "lacks", changed[first])
+	}
+}
+
+// reportLimits reports what Services cannot have.
+func (ev *Events) reportLimits(changed map[types.NamespacedName]string) {
+	if ev == nil {
+		return
+	}
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	for n, text := range changed {
+		if ev.limits[n] = text; text == "" {
+			delete(ev.limits, n)
+		}
+		ev.report(n, eventLimited, text, "")
+	}
+}
+
+// nodePorts shows that no address serves NodePorts.
+type nodePorts struct{ health *health.Monitor }
+
+// Report implements Reporter.
+func (n nodePorts) Report(r Round) {
+	n.health.SetCondition("node-port-addresses-"+r.Family.String(), ClosedNodePorts(r.Snapshot, r.Family))
+}
+
+// ClosedNodePorts reports that no address serves the NodePorts of f in s, because the
+// addresses of the node are unknown. It returns nothing if they are known, or if f has no
+// Services.
+func ClosedNodePorts(s *service.Snapshot, f service.Family) string {
+	if !s.NodePortsClosed(f) {
+		return ""
+	}
+	return fmt.Sprintf("no %s address answers NodePorts: nodePortAddresses is %q, and no Node named %q with an address is known; "+
+		"addresses that answered before still do; set hostnameOverride to the Node's name, or nodePortAddresses to CIDRs or %q", f, "primary", s.Node.Name, "all")
+}
+
+// DataplaneConditions carries the conditions that a dataplane reports between the results
+// of rounds, such as a round that hangs. It keeps them until there is a subscriber.
+type DataplaneConditions struct {
+	mu         sync.Mutex
+	last       map[string]dataplaneCondition // by name
+	report     func(name string, c dataplaneCondition)
+	onProgress func()
+}
+
+// dataplaneCondition describes a fault: text without names of Services and clients,
+// detail with them if there are any. Both are empty without a fault.
+type dataplaneCondition struct{ text, detail string }
+
+// ReportProgress reports that a round makes progress.
+func (d *DataplaneConditions) ReportProgress() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.onProgress != nil {
+		d.onProgress()
+	}
+}
+
+// Setter returns a function that reports a condition. An empty text clears it.
+func (d *DataplaneConditions) Setter(name string) func(text string) {
+	return func(text string) { d.set(name, dataplaneCondition{text: text}) }
+}
+
+// DetailedSetter is Setter with a second text, which may name Services and clients.
+func (d *DataplaneConditions) DetailedSetter(name string) func(text, detail string) {
+	return func(text, detail string) { d.set(name, dataplaneCondition{text, detail}) }
+}
+
+func (d *DataplaneConditions) set(name string, c dataplaneCondition) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.last == nil {
+		d.last = map[string]dataplaneCondition{}
+	}
+	d.last[name] = c
+	if d.report != nil {
+		d.report(name, c)
+	}
+}
+
+// subscribe sends conditions to report and progress of rounds to onProgress from now on.
+// It first reports the conditions that are already set.
+func (d *DataplaneConditions) subscribe(report func(name string, c dataplaneCondition), onProgress func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.report, d.onProgress = report, onProgress
+	for name, c := range d.last {
+		if c.text != "" {
+			report(name, c)
+		}
+	}
+}
+
+// ObserveDataplane shows what from carries as conditions. It logs the start of a
+// condition and each detail, not every new figure in a text.
+func (r *Reports) ObserveDataplane(from *DataplaneConditions) {
+	active := map[string]bool{}
+	from.subscribe(func(name string, c dataplaneCondition) {
+		r.Health.SetDetailedCondition(name, c.text, cmp.Or(c.detail, c.text))
+		if c.text != "" && (c.detail != "" || !active[name]) {
+			r.log.Info("Warning: " + cmp.Or(c.detail, c.text))
+		}
+		active[name] = c.text != ""
+	}, r.Health.Progress)
+}

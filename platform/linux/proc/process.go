@@ -1,0 +1,181 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package proc reads /proc and /sys of a node: its processes, the sockets that they listen
+// on, and how much memory this process may use. The file systems are given, so that tests
+// can have others.
+package proc
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// Process describes a process. All fields come from outside and are not trustworthy.
+type Process struct {
+	PID       int
+	Command   string // its command line, or its name
+	Pod       string // the UID of its pod
+	Container string // the ID of its container
+}
+
+// WithDetails returns p with the details in /proc, if the process there has the same
+// name. p may have ended, or its PID may belong to another PID namespace.
+func (p Process) WithDetails() Process {
+	proc := os.DirFS("/proc")
+	name, err := fs.ReadFile(proc, path.Join(strconv.Itoa(p.PID), "comm"))
+	if err != nil || strings.TrimSpace(string(name)) != p.Command {
+		return p
+	}
+	return Describe(proc, p.PID)
+}
+
+// String returns one line.
+func (p Process) String() string {
+	text := fmt.Sprintf("process %d", p.PID)
+	if p.Command != "" {
+		text += " (" + p.Command + ")"
+	}
+	if p.Pod != "" {
+		text += ", pod " + p.Pod
+	}
+	if p.Container != "" {
+		text += ", container " + p.Container[:min(12, len(p.Container))]
+	}
+	return text
+}
+
+// maxCommandLength bounds the characters of a command line.
+const maxCommandLength = 200
+
+// Describe returns the details of a process. proc is the file system at /proc.
+func Describe(proc fs.FS, pid int) Process {
+	p := Process{PID: pid}
+	dir := strconv.Itoa(pid)
+	command, err := fs.ReadFile(proc, path.Join(dir, "cmdline"))
+	if err != nil || len(command) == 0 {
+		command, _ = fs.ReadFile(proc, path.Join(dir, "comm"))
+	}
+	p.Command = printable(string(bytes.TrimRight(command, "\x00\n")))
+	if groups, err := fs.ReadFile(proc, path.Join(dir, "cgroup")); err == nil {
+		p.Pod, p.Container = PodUID(string(groups)), containerID.FindString(string(groups))
+	}
+	if p.Pod == "" { // a cgroup namespace hides the pod, see cgroup_namespaces(7)
+		p.Pod = podFromMounts(proc, dir)
+	}
+	return p
+}
+
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	if r := []rune(s); len(r) > maxCommandLength {
+		return string(r[:maxCommandLength]) + " ..."
+	}
+	return s
+}
+
+var (
+	podInCgroup = regexp.MustCompile(`pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})`)
+	podInVolume = regexp.MustCompile(`/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32})/`)
+	containerID = regexp.MustCompile(`[0-9a-f]{64}`)
+	socketLink  = regexp.MustCompile(`^socket:\[(\d+)\]$`)
+)
+
+// PodUID returns the UID of a pod in the names of cgroups, or "". The systemd driver of
+// the kubelet replaces its dashes with underscores.
+func PodUID(groups string) string {
+	if m := podInCgroup.FindStringSubmatch(groups); m != nil {
+		return strings.ReplaceAll(m[1], "_", "-")
+	}
+	return ""
+}
+
+// podFromMounts returns the pod whose volumes the process has mounted, or "".
+func podFromMounts(proc fs.FS, dir string) string {
+	f, err := proc.Open(path.Join(dir, "mountinfo"))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		const root, point = 3, 4
+		fields := strings.Fields(lines.Text())
+		if len(fields) <= point || strings.HasPrefix(fields[point], "/var/lib/kubelet") {
+			continue // of the kubelet, or of the whole node
+		}
+		if m := podInVolume.FindStringSubmatch(fields[root]); m != nil {
+			return m[1]
+		}
+	}
+	return ""
+}
+
+// BySocketInode returns the process that has the socket with this inode open. It returns
+// false if no visible process does.
+func BySocketInode(proc fs.FS, inode uint64) (Process, bool) {
+	all, err := fs.ReadDir(proc, ".")
+	if err != nil {
+		return Process{}, false
+	}
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err == nil && hasSocket(proc, pid, inode) {
+			return Describe(proc, pid), true
+		}
+	}
+	return Process{}, false
+}
+
+func hasSocket(proc fs.FS, pid int, inode uint64) bool {
+	dir := path.Join(strconv.Itoa(pid), "fd")
+	files, err := fs.ReadDir(proc, dir)
+	if err != nil {
+		return false
+	}
+	for _, f := range files {
+		to, err := fs.ReadLink(proc, path.Join(dir, f.Name()))
+		if m := socketLink.FindStringSubmatch(to); err == nil && m != nil && m[1] == strconv.FormatUint(inode, 10) {
+			return true
+		}
+	}
+	return false
+}
+
+// ByName returns the processes with this name in the network namespace of this process,
+// except this process itself.
+func ByName(proc fs.FS, name string) []Process {
+	own, err := fs.ReadLink(proc, "self/ns/net")
+	all, err2 := fs.ReadDir(proc, ".")
+	if err != nil || err2 != nil {
+		return nil
+	}
+	var found []Process
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		comm, err := fs.ReadFile(proc, path.Join(e.Name(), "comm"))
+		if err != nil || strings.TrimSpace(string(comm)) != name {
+			continue
+		}
+		if ns, err := fs.ReadLink(proc, path.Join(e.Name(), "ns/net")); err == nil && ns == own {
+			found = append(found, Describe(proc, pid))
+		}
+	}
+	return found
+}

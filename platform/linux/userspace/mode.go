@@ -1,0 +1,58 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"fmt"
+	"io"
+
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/mode"
+)
+
+// Mode describes mode userspace.
+func Mode() mode.Descriptor {
+	return mode.Descriptor{
+		Mode: config.Mode{
+			Name: config.Userspace, OS: config.Linux, Localhost: config.LocalhostRules,
+			Settings: []string{
+				"iptables.masqueradeBit", "iptables.localhostNodePorts", "iptables.syncPeriod", "iptables.minSyncPeriod", "portRange", "udpIdleTimeout",
+			},
+		},
+		DefaultRank:  3,
+		FallbackRank: 3,
+		Relays:       true,
+		Needs:        "the same",
+		Leaves:       "the same; connections pass through the process",
+		Section:      iptables.SectionOf,
+		Render:       render,
+		Limits: func(want *service.Snapshot, f service.Family, _ mode.Rendering) (reconcile.Outcome, error) {
+			return Lost(want, f), nil
+		},
+		Differences: func(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
+			return Differences(want, c, iptables.OptionsOf(r.Config)), nil
+		},
+		System: system(),
+	}
+}
+
+func optionsOf(c *config.Config) Options {
+	o := Options{Rules: iptables.OptionsOf(c), UDPIdle: c.UDPIdleTimeout}
+	o.Ports.First, o.Ports.Last = c.Listeners()
+	if a := c.ListenAddr(); a.IsValid() {
+		o.Listen[service.FamilyOf(a)] = a
+	}
+	return o
+}
+
+func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
+	if r.Config.PortRange == "" {
+		r.Note(fmt.Sprintf("the system chooses the ports of listeners; this output assumes %d and the following ones", AssumedPorts.First))
+	}
+	return Render(w, want, optionsOf(r.Config), r.Format)
+}

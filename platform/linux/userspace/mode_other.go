@@ -1,0 +1,10 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package userspace
+
+import "kubeproxy/platform/mode"
+
+func system() *mode.System { return nil }

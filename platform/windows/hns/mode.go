@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hns
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+
+	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+)
+
+// Mode describes mode kernelspace.
+func Mode() mode.Descriptor {
+	return mode.Descriptor{
+		Mode: config.Mode{
+			Name: config.Kernelspace, OS: config.Windows,
+			Settings: []string{
+				"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel.networkName", "winkernel.sourceVip", "winkernel.enableDSR",
+				"winkernel.rootHnsEndpointName", "winkernel.forwardHealthCheckVip",
+			},
+		},
+		DefaultRank:     1,
+		ListedEndpoints: true,
+		Needs:           "a network of Host Networking Service",
+		Leaves:          "load balancers and remote endpoints of Host Networking Service",
+		Section:         sectionOf,
+		Render:          render,
+		Limits:          limits,
+		Differences:     differences,
+		System:          system(),
+	}
+}
+
+// sectionOf takes the periods from section iptables, as kube-proxy does.
+func sectionOf(c *config.Config) mode.Section {
+	s := &c.IPTables
+	return mode.Section{MinSyncPeriod: s.MinSyncPeriod.Duration, SyncPeriod: s.SyncPeriod.Duration, MasqueradeAll: s.MasqueradeAll}
+}
+
+// OptionsOf translates section winkernel of the configuration.
+func OptionsOf(c *config.Config) Options {
+	o := Options{
+		NetworkName:         c.Winkernel.NetworkName,
+		EnvName:             os.Getenv("KUBE_NETWORK"),
+		DSR:                 c.Winkernel.EnableDSR,
+		ForwardHealthChecks: c.Winkernel.ForwardHealthCheckVip,
+		RootEndpoint:        c.Winkernel.RootHnsEndpointName,
+		IgnoreSourceRanges:  c.IgnoreSourceRanges,
+	}
+	// The configuration was validated when it was read.
+	o.SourceVIP, _ = ipaddr.Parse(c.Winkernel.SourceVip)
+	if health, err := netip.ParseAddrPort(c.HealthzBindAddress); err == nil {
+		o.HealthzPort = health.Port()
+	}
+	if metrics, err := netip.ParseAddrPort(c.MetricsBindAddress); err == nil {
+		o.MetricsPort = metrics.Port()
+	}
+	return o
+}
+
+// limits assumes what render does.
+func limits(want *service.Snapshot, f service.Family, r mode.Rendering) (reconcile.Outcome, error) {
+	o, kind := assumed(r.Config)
+	return Limits(want, f, AssumedListing(kind, want, o), o)
+}
+
+// differences assumes what render does.
+func differences(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
+	o, kind := assumed(r.Config)
+	return Differences(want, c, AssumedListing(kind, want, o), o)
+}
+
+// assumed returns the options and the type of network of a node of which nothing else is known.
+func assumed(c *config.Config) (Options, Kind) {
+	o := OptionsOf(c)
+	o.NetworkName, o.EnvName = "", ""
+	if o.SourceVIP.IsValid() {
+		return o, Overlay
+	}
+	return o, L2Bridge
+}
+
+// render prints what a Windows node would hold, and what would change if it is known what
+// its HNS holds.
+func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
+	o := OptionsOf(r.Config)
+	if r.State == "" {
+		o, kind := assumed(r.Config)
+		r.Note(fmt.Sprintf("nothing is known of the node's HNS, so the network is assumed to be of type %s; use --hns-state FILE", kind))
+		return Render(w, want, AssumedListing(kind, want, o), o, r.Format)
+	}
+	text, err := os.ReadFile(r.State)
+	if err != nil {
+		return fmt.Errorf("--hns-state: %w", err)
+	}
+	l, err := ReadState(text)
+	if err != nil {
+		return fmt.Errorf("--hns-state: %s: %w", r.State, err)
+	}
+	return Render(w, want, l, o, r.Format)
+}
