@@ -36,6 +36,9 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- if hasKey ($part.nodeSelector | default dict) "kubernetes.io/os" }}
 {{- fail (printf "%s.nodeSelector: kubernetes.io/os is %s in any case; leave it out" $os $os) }}
 {{- end }}
+{{- if and (eq $os "windows") (hasKey ($part.nodeSelector | default dict) "kubernetes.io/arch") }}
+{{- fail "windows.nodeSelector: kubernetes.io/arch is amd64 in any case; leave it out" }}
+{{- end }}
 {{- include "kubeproxy.checkRanges" (list (printf "%s.config.clusterCIDR" $os) ($part.config.clusterCIDR | default "")) }}
 {{- include "kubeproxy.checkFields" (list (include "kubeproxy.config" $part | fromYaml) $os) }}
 {{- $mode := ternary $values.linux.mode "kernelspace" (eq $os "linux") }}

@@ -118,3 +118,45 @@ chart says by itself. So kubeadm's config.conf can be given as it is.
 {{- if or (kindIs "invalid" $value) (eq (toString $value) "") }}{{ $_ := unset $ $key }}{{ end }}
 {{- end }}
 {{- end }}
+
+{{/*
+Fields of a container's securityContext that let it through AppArmor and SELinux. What runtimes give to containers
+without them refuses socket acceleration: AppArmor to write below /sys/fs/bpf, SELinux the use of BPF.
+*/}}
+{{- define "kubeproxy.confinement" -}}
+{{- $sockets := .Values.linux.socketAcceleration }}
+{{- $profile := include "kubeproxy.appArmorProfile" . | fromYaml }}
+{{- if and $profile (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}
+appArmorProfile: {{ toJson $profile }}
+{{- end }}
+{{- with .Values.linux.seLinuxOptions | default (ternary (dict "type" "spc_t" "level" "s0") dict (not (not $sockets))) }}
+seLinuxOptions: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{- define "kubeproxy.appArmorProfile" -}}
+{{- .Values.linux.appArmorProfile | default (ternary (dict "type" "Unconfined") dict (not (not .Values.linux.socketAcceleration))) | toYaml }}
+{{- end }}
+
+{{/* The same for Kubernetes before 1.30, as an annotation of the pod for a container. */}}
+{{- define "kubeproxy.appArmorAnnotation" -}}
+{{- $profile := include "kubeproxy.appArmorProfile" (index . 0) | fromYaml }}
+{{- $names := dict "Unconfined" "unconfined" "RuntimeDefault" "runtime/default" "Localhost" (printf "localhost/%s" ($profile.localhostProfile | default "")) }}
+{{- if and $profile (semverCompare "<1.30.0-0" (index . 0).Capabilities.KubeVersion.Version) }}
+{{- dict (printf "container.apparmor.security.beta.kubernetes.io/%s" (index . 1)) (get $names $profile.type) | toYaml }}
+{{- end }}
+{{- end }}
+
+{{/*
+The affinity of the pods on Linux: that of the values, on nodes for which there is an image. Terms are alternatives,
+so each one gets the condition.
+*/}}
+{{- define "kubeproxy.linuxAffinity" -}}
+{{- $affinity := deepCopy (.Values.linux.affinity | default dict) }}
+{{- $image := dict "key" "kubernetes.io/arch" "operator" "In" "values" (list "amd64" "arm64") }}
+{{- $terms := list }}
+{{- range dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" list $affinity | default (list dict) }}
+{{- $terms = append $terms (merge (dict "matchExpressions" (append (.matchExpressions | default list) $image)) .) }}
+{{- end }}
+{{- mergeOverwrite $affinity (dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms))) | toYaml }}
+{{- end }}

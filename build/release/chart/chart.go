@@ -34,7 +34,11 @@ type Source struct {
 	Release string       // name; empty is that of the chart
 	Image   string       // repository, in place of the one in what is packed
 	Cluster *rest.Config // nil asks none
+	Kube    string       // version of Kubernetes that it is rendered for; empty is a new one
 }
+
+// newKube stands for every version in which nothing is left of what the chart does for older ones.
+const newKube = "v1.36.0"
 
 // Render returns the text of each template with these values, by name, without those
 // that are empty. A value that cannot be used is an error that names it.
@@ -46,7 +50,13 @@ func (s *Source) Render(values map[string]any) (map[string]string, error) {
 	if s.Version != "" {
 		c.Metadata.AppVersion = s.Version
 	}
-	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: cmp.Or(s.Release, c.Name()), Namespace: Namespace, IsInstall: true}, nil)
+	kube, err := chartutil.ParseKubeVersion(cmp.Or(s.Kube, newKube))
+	if err != nil {
+		return nil, err
+	}
+	able := chartutil.DefaultCapabilities.Copy()
+	able.KubeVersion = *kube
+	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: cmp.Or(s.Release, c.Name()), Namespace: Namespace, IsInstall: true}, able)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ package chart
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -167,6 +168,73 @@ func TestPods(t *testing.T) {
 		if want := hostPaths(want); !slices.Equal(paths, want) {
 			t.Errorf("%s: host paths %v, want %v", values, paths, want)
 		}
+	}
+}
+
+// TestConfinement checks what AppArmor and SELinux let the proxy do. The annotation is for Kubernetes before 1.30, whose
+// API server does not know the field.
+func TestConfinement(t *testing.T) {
+	const field, note = `"appArmorProfile":{"type":"Unconfined"}`, `"container.apparmor.security.beta.kubernetes.io/kube-proxy":"unconfined"`
+	const linux = `"seLinuxOptions":{"level":"s0","type":"spc_t"}`
+	for _, c := range []struct {
+		kube, values string
+		want, not    []string
+	}{
+		{"v1.36.0", `{}`, nil, []string{"appArmor", "apparmor", "seLinux"}},
+		{"v1.36.0", `{linux: {socketAcceleration: true}}`, []string{field, linux}, []string{note}},
+		{"v1.30.1-eks-1", `{linux: {socketAcceleration: node}}`, []string{field, linux}, []string{note}},
+		{"v1.29.9+k3s1", `{linux: {socketAcceleration: true}}`, []string{note, linux}, []string{field}},
+		{"v1.29.0", `{linux: {appArmorProfile: {type: Localhost, localhostProfile: p}}, podAnnotations: {a: b}}`, []string{`io/kube-proxy":"localhost/p"`, `"a":"b"`}, []string{"seLinux"}},
+		{"v1.36.0", `{linux: {socketAcceleration: true, appArmorProfile: {type: RuntimeDefault}, seLinuxOptions: {type: mine_t}}}`,
+			[]string{`"appArmorProfile":{"type":"RuntimeDefault"}`, `"seLinuxOptions":{"type":"mine_t"}`}, []string{field, "level"}},
+	} {
+		s := source()
+		s.Kube = c.kube
+		var values map[string]any
+		if err := yaml.Unmarshal([]byte(c.values), &values); err != nil {
+			t.Fatal(err)
+		}
+		manifest, err := s.Manifest(withServer(values))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod, err := json.Marshal(at(objects(t, []byte(manifest))["DaemonSet kubeproxy"], "spec", "template"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(string(pod), w) {
+				t.Errorf("Kubernetes %s, %s: want %s in %s", c.kube, c.values, w, pod)
+			}
+		}
+		for _, n := range c.not {
+			if strings.Contains(string(pod), n) {
+				t.Errorf("Kubernetes %s, %s: %s is in %s", c.kube, c.values, n, pod)
+			}
+		}
+	}
+}
+
+// TestNodesWithAnImage checks that pods go only to nodes for whose processor there is an image, in each of the
+// alternatives that the values have.
+func TestNodesWithAnImage(t *testing.T) {
+	const affinity = `{podAffinity: {}, nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+  {matchExpressions: [{key: pool, operator: Exists}]}, {matchFields: [{key: metadata.name, operator: In, values: [a]}]}]}}}`
+	image := map[string]any{"key": "kubernetes.io/arch", "operator": "In", "values": []any{"amd64", "arm64"}}
+	for values, want := range map[string][]any{
+		"{}": {map[string]any{"matchExpressions": []any{image}}},
+		"{linux: {affinity: " + affinity + "}}": {
+			map[string]any{"matchExpressions": []any{map[string]any{"key": "pool", "operator": "Exists"}, image}},
+			map[string]any{"matchExpressions": []any{image}, "matchFields": []any{map[string]any{"key": "metadata.name", "operator": "In", "values": []any{"a"}}}},
+		},
+	} {
+		got := at(installed(t, values)["DaemonSet kubeproxy"], "spec", "template", "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: nodes with\n%v\nwant\n%v", values, got, want)
+		}
+	}
+	if got := at(installed(t, "{windows: {enabled: true}}")["DaemonSet kubeproxy-windows"], "spec", "template", "spec", "nodeSelector", "kubernetes.io/arch"); got != "amd64" {
+		t.Errorf("pods on Windows go to nodes of %v", got)
 	}
 }
 

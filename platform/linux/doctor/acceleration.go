@@ -51,6 +51,11 @@ func (n *Node) acceleration(ctx context.Context) (doctor.Seen, error) {
 			there[f] = p
 		}
 	}
+	if n.Acceleration.Wanted {
+		var l lacks
+		l.addConfinement(ctx, n, len(there) > 0)
+		seen.Findings = append(seen.Findings, l.found...)
+	}
 	suspected := unseen != nil && unseen.Likely
 	if mounts, err := n.read("proc/self/mounts"); err == nil && (n.Acceleration.Wanted || suspected || len(there) > 0) {
 		seen.Findings = append(seen.Findings, hiddenPins(mounts)...)
@@ -292,15 +297,21 @@ const (
 	capBPF         = 39
 )
 
-// missingCapabilities returns what the proxy that runs may not do, or else this process.
-func (n *Node) missingCapabilities(ctx context.Context, release string) (who string, missing []string, err error) {
-	who = "this process"
-	status, err := n.read("proc/self/status")
+// proxy returns the proxy that runs, if this process sees it, or else this process, and its folder in /proc.
+func (n *Node) proxy(ctx context.Context) (who, dir string) {
 	if holder, ok := n.Holder(ctx); ok && holder.PID > 0 {
-		if text, err := n.read(fmt.Sprintf("proc/%d/status", holder.PID)); err == nil {
-			who, status = holder.String(), text
+		dir = fmt.Sprintf("proc/%d", holder.PID)
+		if _, err := n.read(dir + "/status"); err == nil {
+			return holder.String(), dir
 		}
 	}
+	return "this process", "proc/self"
+}
+
+// missingCapabilities returns what the proxy that runs may not do, or else this process.
+func (n *Node) missingCapabilities(ctx context.Context, release string) (who string, missing []string, err error) {
+	who, dir := n.proxy(ctx)
+	status, err := n.read(dir + "/status")
 	if err != nil {
 		return who, nil, err
 	}
@@ -308,7 +319,7 @@ func (n *Node) missingCapabilities(ctx context.Context, release string) (who str
 	hex, _, _ := strings.Cut(rest, "\n")
 	set, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
 	if !found || err != nil {
-		return who, nil, fmt.Errorf("unexpected line CapEff %q in /proc/self/status", hex)
+		return who, nil, fmt.Errorf("unexpected line CapEff %q in /%s/status", hex, dir)
 	}
 	has := func(bit int) bool { return set&(1<<bit) != 0 }
 	for _, c := range []struct {

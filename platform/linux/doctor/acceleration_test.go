@@ -108,6 +108,51 @@ func merged(a, b map[string]string) map[string]string {
 	return all
 }
 
+// TestConfinement has AppArmor or SELinux confine the proxy. A profile of the user's own may let it pass, and does if
+// the layer is there.
+func TestConfinement(t *testing.T) {
+	const topic = "socket-acceleration | "
+	label := func(text string) map[string]string { return map[string]string{"proc/self/attr/current": text} }
+	const container = "system_u:system_r:container_t:s0:c12,c40\x00"
+	for situation, test := range map[string]struct {
+		files map[string]string
+		there bool
+		want  string
+		words string
+	}{
+		"no module":                     {nil, false, "", ""},
+		"not confined":                  {label("unconfined"), false, "", ""},
+		"containerd's profile":          {label("cri-containerd.apparmor.d (enforce)"), true, topic + "apparmor | ", "profile cri-containerd.apparmor.d, which lets it write nothing below /sys/fs/bpf"},
+		"it only complains":             {label("cri-containerd.apparmor.d (complain)"), false, "", ""},
+		"a profile of the user's":       {label("proxy (enforce)"), false, topic + "apparmor | ", "profile proxy, which may let"},
+		"one that lets it pass":         {label("proxy (enforce)"), true, "", ""},
+		"a container":                   {label(container), false, topic + "selinux | ", "this process has the SELinux type container_t"},
+		"one of another type":           {label("u:r:container_init_t:s0"), false, topic + "selinux | ", "container_init_t"},
+		"a container that may do all":   {label("system_u:system_r:spc_t:s0"), false, "", ""},
+		"a service of the node":         {label("system_u:system_r:unconfined_service_t:s0"), false, "", ""},
+		"SELinux that refuses nothing":  {merged(label(container), map[string]string{"sys/fs/selinux/enforce": "0"}), false, "", ""},
+		"SELinux that says it enforces": {merged(label(container), map[string]string{"sys/fs/selinux/enforce": "1"}), false, topic + "selinux | ", "BPF"},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			n := newAccelerated(test.files, socketlb.Presence{Installed: test.there, Known: true, Pods: true})
+			var want []string
+			if test.want != "" {
+				want = []string{test.want}
+			}
+			expect(t, n.acceleration, want, words(test.words)...)
+			n.Acceleration.Wanted = false
+			if seen, err := n.acceleration(t.Context()); err != nil || len(seen.Findings) > 0 && seen.Findings[0].Subject != "" {
+				t.Errorf("it is off: %+v, %v", seen, err)
+			}
+		})
+	}
+	n := newAccelerated(label(container), socketlb.Presence{})
+	n.Files.(fstest.MapFS)["proc/7/status"] = &fstest.MapFile{Data: []byte(rights)}
+	n.Files.(fstest.MapFS)["proc/7/attr/current"] = &fstest.MapFile{Data: []byte("docker-default (enforce)\n")}
+	n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 7}, true }
+	expect(t, n.acceleration, []string{topic + "apparmor | "}, "process 7", "docker-default")
+}
+
 // TestAccelerationRightsOfTheProxy takes the capabilities of the proxy that runs, not those
 // of doctor.
 func TestAccelerationRightsOfTheProxy(t *testing.T) {
