@@ -17,7 +17,7 @@ import (
 func TestAlerts(t *testing.T) {
 	rules := scaledRules(t)
 	var names []string
-	want, known := map[string]map[string]bool{}, map[string]bool{"KubeproxyAbsent": true}
+	want, known := map[string]map[string]bool{}, map[string]bool{"ServiceProxyAbsent": true}
 	for _, f := range faults {
 		names = append(names, f.node)
 		add(want, f.node, f.alerts...)
@@ -36,7 +36,7 @@ func TestAlerts(t *testing.T) {
 		hosts = append(hosts, n.Host)
 	}
 	p := startPrometheus(t, s.Host(control), rules, hosts...)
-	absent := map[string]map[string]bool{"": {"KubeproxyAbsent": true}}
+	absent := map[string]map[string]bool{"": {"ServiceProxyAbsent": true}}
 	p.awaitFiring(t, absent)
 
 	s.churn(t)
@@ -61,7 +61,7 @@ func TestAlerts(t *testing.T) {
 	}
 	p.awaitFiring(t, nil)
 	writeData(t, p)
-	add(want, "", "KubeproxyAbsent")
+	add(want, "", "ServiceProxyAbsent")
 	missing, extra := compare(want, p.fired(t))
 	if len(missing)+len(extra) > 0 {
 		t.Errorf("alerts that should have fired: %v; that should not: %v", missing, extra)

@@ -29,32 +29,32 @@ type fault struct {
 var faults = []fault{
 	{node: "well"},
 	{
-		node: "down", alerts: []string{"KubeproxyDown"},
+		node: "down", alerts: []string{"ServiceProxyDown"},
 		begin: func(t *testing.T, s *site, n *node) func() { n.proxy.Stop(t); return func() { s.start(t, n, nil) } },
 	},
 	{
-		node: "unsynced", alerts: []string{"KubeproxyNotSynced", "KubeproxySourceStale", "KubeproxyCondition"},
+		node: "unsynced", alerts: []string{"ServiceProxyNotSynced", "ServiceProxySourceStale", "ServiceProxyCondition"},
 		start: func(t *testing.T, s *site, n *node) { n.cut(t, s); s.start(t, n, nil) },
 		begin: func(t *testing.T, _ *site, n *node) func() { return func() { n.mend(t) } },
 	},
 	{
-		node: "cut", alerts: []string{"KubeproxySourceStale", "KubeproxyCondition"},
+		node: "cut", alerts: []string{"ServiceProxySourceStale", "ServiceProxyCondition"},
 		begin: func(t *testing.T, s *site, n *node) func() { n.cut(t, s); return func() { n.mend(t) } },
 	},
 	{
-		node: "broken", alerts: []string{"KubeproxyChangesNotInForce", "KubeproxyRoundsFail"},
+		node: "broken", alerts: []string{"ServiceProxyChangesNotInForce", "ServiceProxyRoundsFail"},
 		start: startBreakable, begin: breakCommands,
 	},
 	{
-		node: "cramped", alerts: []string{"KubeproxyServicePortsFailed", "KubeproxyRoundsFail", "KubeproxyCondition"},
+		node: "cramped", alerts: []string{"ServiceProxyServicePortsFailed", "ServiceProxyRoundsFail", "ServiceProxyCondition"},
 		start: startCramped,
 		begin: func(t *testing.T, s *site, n *node) func() {
 			return func() { n.proxy.Stop(t); s.start(t, n, nil, "--proxy-mode=userspace") }
 		},
 	},
-	{node: "altered", alerts: []string{"KubeproxyRulesAltered", "KubeproxyCondition"}, begin: alter},
+	{node: "altered", alerts: []string{"ServiceProxyRulesAltered", "ServiceProxyCondition"}, begin: alter},
 	{
-		node: "rejected", alerts: []string{"KubeproxyConfigurationRejected", "KubeproxyCondition"},
+		node: "rejected", alerts: []string{"ServiceProxyConfigurationRejected", "ServiceProxyCondition"},
 		start: func(t *testing.T, s *site, n *node) {
 			s.start(t, n, nil, "--config="+n.write(t, "config.yaml", goodConfig))
 		},
@@ -63,8 +63,8 @@ var faults = []fault{
 			return func() { n.write(t, "config.yaml", goodConfig) }
 		},
 	},
-	{node: "full", alerts: []string{"KubeproxyConntrackFull"}, start: startFillable, begin: fill},
-	{node: "besieged", alerts: []string{"KubeproxyRelayRefuses", "KubeproxyCondition"}, start: startLimited, begin: besiege},
+	{node: "full", alerts: []string{"ServiceProxyConntrackFull"}, start: startFillable, begin: fill},
+	{node: "besieged", alerts: []string{"ServiceProxyRelayRefuses", "ServiceProxyCondition"}, start: startLimited, begin: besiege},
 }
 
 const goodConfig = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -139,7 +139,7 @@ var Sequences = []Sequence{
 		{Name: "back", About: "back to kubeadm's kube-proxy, as docs/install.md says", Userspace: Held, Drains: true, Note: relayNote, change: goBack},
 	}},
 	{Embedded: true, Trials: []Trial{
-		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/install.md says for k3s", change: installEmbedded},
+		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/distributions.md says for k3s", change: installEmbedded},
 		{Name: "embedded-back", About: "back to the kube-proxy within another process", Userspace: Held, Drains: true, Note: relayNote, change: goBackEmbedded},
 	}},
 }

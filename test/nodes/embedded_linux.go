@@ -63,7 +63,7 @@ func (c *Cluster) awaitEmbedded(ctx context.Context) error {
 	return err
 }
 
-// installEmbedded is what docs/install.md says for k3s.
+// installEmbedded is what docs/distributions.md says for k3s.
 func installEmbedded(ctx context.Context, c *Cluster, s Setting) error {
 	for i := 1; i <= c.Nodes; i++ {
 		if _, err := c.onNode(ctx, i, "touch", switchedOff); err != nil {
@@ -77,7 +77,7 @@ func installEmbedded(ctx context.Context, c *Cluster, s Setting) error {
 	return c.Install(ctx, s.Chart)
 }
 
-// goBackEmbedded is what docs/install.md says for k3s.
+// goBackEmbedded is what docs/distributions.md says for k3s.
 func goBackEmbedded(ctx context.Context, c *Cluster, s Setting) error {
 	if err := c.leave(ctx, s.Chart); err != nil {
 		return err
