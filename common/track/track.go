@@ -97,7 +97,7 @@ type serviceState struct {
 	slices     []*slice // by name
 	notes      []note
 	// misplaced counts the addresses of its slices in claims.endpoints.
-	misplaced int
+	misplaced int32
 	dirty     bool
 }
 
