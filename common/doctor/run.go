@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/lease"
@@ -256,21 +257,17 @@ func (p *Proxy) String() string {
 // covered are the conditions of a proxy that a topic of its own describes, by the
 // beginning of their names. All others become Findings of ProxyCondition.
 var covered = []struct {
-	prefix string
+	prefix condition.Name
 	topic  Topic
 	fix    string
 }{
-	{"setting-net.ipv4.ip_forward", IPForward, "sysctl -w net.ipv4.ip_forward=1"},
-	{"setting-net.ipv6.conf.all.forwarding", IPForward, "sysctl -w net.ipv6.conf.all.forwarding=1"},
-	{"setting-", Setting, ""},
+	{condition.Setting.Of("net.ipv4.ip_forward"), IPForward, "sysctl -w net.ipv4.ip_forward=1"},
+	{condition.Setting.Of("net.ipv6.conf.all.forwarding"), IPForward, "sysctl -w net.ipv6.conf.all.forwarding=1"},
+	{condition.Setting, Setting, ""},
 	{"other-", OtherProxy, ""},
-	{"leftovers-", Leftovers, ""},
-	{"dynamic-ports", DynamicPorts, ""},
+	{condition.Leftovers, Leftovers, ""},
+	{condition.DynamicPorts, DynamicPorts, ""},
 }
-
-// conditionNodePorts counts what the checks of the node list one by one, and is up to a
-// minute old.
-const conditionNodePorts = "node-ports"
 
 // SubjectOtherProxy is the Subject of OtherProxy, so that the proxy and the node report one
 // Finding.
@@ -310,7 +307,7 @@ func proxyFindings(r *health.Report) []Finding {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Conditions)) {
-		if name != conditionNodePorts {
+		if name != string(condition.NodePorts) { // it counts what the checks of the node list, and is up to a minute old
 			all = append(all, conditionFinding(r, name))
 		}
 	}
@@ -333,8 +330,8 @@ func conditionFinding(r *health.Report, name string) Finding {
 		f.Severity = Blocks
 	}
 	for _, c := range covered {
-		if strings.HasPrefix(name, c.prefix) {
-			f.Topic, f.Subject, f.Fix = c.topic, strings.TrimPrefix(name, "setting-"), c.fix
+		if strings.HasPrefix(name, string(c.prefix)) {
+			f.Topic, f.Subject, f.Fix = c.topic, strings.TrimPrefix(name, string(condition.Setting)), c.fix
 			if c.topic == OtherProxy {
 				f.Subject = SubjectOtherProxy
 			}

@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -57,7 +58,7 @@ type Monitor struct {
 	mu         sync.Mutex
 	families   map[service.Family]*familyState
 	node       node
-	conditions map[string]condition
+	conditions map[condition.Name]shown
 	standby    string
 }
 
@@ -85,7 +86,7 @@ func New(o Options) *Monitor {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &Monitor{options: o, families: map[service.Family]*familyState{}, conditions: map[string]condition{}}
+	m := &Monitor{options: o, families: map[service.Family]*familyState{}, conditions: map[condition.Name]shown{}}
 	for _, f := range o.Families {
 		m.families[f] = &familyState{lastEnd: o.Now()}
 	}
@@ -194,24 +195,24 @@ func (m *Monitor) SetStandby(holder, fault string) {
 //
 // Every client of the health server can read the message, so it must not name Services.
 // Use SetDetailedCondition for messages with names.
-func (m *Monitor) SetCondition(name, message string) {
+func (m *Monitor) SetCondition(name condition.Name, message string) {
 	m.SetDetailedCondition(name, message, message)
 }
 
 // SetDetailedCondition is SetCondition with a second message, which may name Services and
 // clients. The health server does not serve that one.
-func (m *Monitor) SetDetailedCondition(name, message, detail string) {
-	m.setCondition(name, condition{message: message, detail: detail})
+func (m *Monitor) SetDetailedCondition(name condition.Name, message, detail string) {
+	m.setCondition(name, shown{message: message, detail: detail})
 }
 
 // SetBlockingCondition is SetDetailedCondition for what keeps traffic from flowing
 // though all is programmed. Reports name it as blocked; answers of the health server
 // keep their status, see Report.Blocked. families are those of which nothing flows.
-func (m *Monitor) SetBlockingCondition(name, message, detail string, families ...service.Family) {
-	m.setCondition(name, condition{message, detail, true, families})
+func (m *Monitor) SetBlockingCondition(name condition.Name, message, detail string, families ...service.Family) {
+	m.setCondition(name, shown{message, detail, true, families})
 }
 
-func (m *Monitor) setCondition(name string, c condition) {
+func (m *Monitor) setCondition(name condition.Name, c shown) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c.message == "" {
@@ -221,30 +222,27 @@ func (m *Monitor) setCondition(name string, c condition) {
 	m.conditions[name] = c
 }
 
-// condition is a message without names, and one that may contain some.
-type condition struct {
+// shown is the text of a condition: a message without names, and one that may contain some.
+type shown struct {
 	message, detail string
 	blocks          bool
 	families        []service.Family // that it blocks as a whole
 }
 
-// sourcesCondition is the name of the condition that is derived from the sources.
-const sourcesCondition = "sources"
-
 // addConditions adds copies of the conditions and the faults of sources to r.
 func (m *Monitor) addConditions(r *Report) {
 	all := maps.Clone(m.conditions)
 	if text := sourceFaults(r.Sources); text != "" {
-		all[sourcesCondition] = condition{message: text, detail: text}
+		all[condition.Sources] = shown{message: text, detail: text}
 	}
 	if len(all) == 0 {
 		return
 	}
 	r.Conditions, r.publicConditions = make(map[string]string, len(all)), make(map[string]string, len(all))
 	for name, c := range all {
-		r.Conditions[name], r.publicConditions[name] = c.detail, c.message
+		r.Conditions[string(name)], r.publicConditions[string(name)] = c.detail, c.message
 		if c.blocks {
-			r.Blocked = append(r.Blocked, name)
+			r.Blocked = append(r.Blocked, string(name))
 			for _, f := range c.families {
 				r.BlockedFamilies = append(r.BlockedFamilies, f.String())
 			}

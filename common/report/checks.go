@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/health/servicestate"
@@ -155,7 +156,7 @@ func (c *checkServers) report(p servicecheck.Problem) {
 }
 
 func (c *checkServers) showProblems(all []servicecheck.Problem) {
-	c.health.SetBlockingCondition("health-checks", checkProblemsSummary(all), checkProblemsDetail(all))
+	c.health.SetBlockingCondition(condition.HealthChecks, checkProblemsSummary(all), checkProblemsDetail(all))
 }
 
 // unanswered lists the health checks that cannot be reached, by address.
@@ -188,14 +189,6 @@ func checkProblemsDetail(problems []servicecheck.Problem) string {
 	return fmt.Sprintf("health checks of Services are not answered at %d addresses, the first for %s/%s: %v", len(problems), p.Namespace, p.Name, p.Err)
 }
 
-// The names of conditions about other programs that change the rules of the node.
-const (
-	conditionOther  = "other-proxy"
-	conditionHolder = "holder"
-	conditionDrift  = "drift-" // followed by the family
-	conditionRules  = "other-rules-"
-)
-
 // otherProxyEventDelay is how long another service proxy may run before an Event reports
 // it. A rolling update runs two for a while on purpose.
 const otherProxyEventDelay = time.Minute
@@ -223,7 +216,7 @@ func (o *OtherProxies) LeaseChanged(s lease.State) {
 		holder = s.Holder.String()
 	}
 	o.health.SetStandby(holder, s.HolderFault)
-	o.health.SetDetailedCondition(conditionOther, hint(text, "another service proxy runs on this node"), text)
+	o.health.SetDetailedCondition(condition.OtherProxy, hint(text, "another service proxy runs on this node"), text)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.holderChanged(s)
@@ -252,7 +245,7 @@ func (o *OtherProxies) holderChanged(s lease.State) {
 	if s.HolderFault != "" {
 		text = fmt.Sprintf("the rules of the service proxy that programs this node are not in force: %s: %s; see its log, or end it, and this process takes over", s.Holder, s.HolderFault)
 	}
-	o.health.SetDetailedCondition(conditionHolder, hint(text, "the rules of the service proxy that programs this node are not in force"), text)
+	o.health.SetDetailedCondition(condition.Holder, hint(text, "the rules of the service proxy that programs this node are not in force"), text)
 	switch {
 	case (text == "") == (o.holder == ""):
 	case text != "":
@@ -303,7 +296,7 @@ func (o *OtherProxies) Report(x Round) {
 	f, r := x.Family, x.Result
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	name := conditionDrift + f.String()
+	name := condition.Drift.Of(f.String())
 	switch {
 	case r.DriftRounds == 0:
 		if o.drifting[f] {
@@ -323,7 +316,7 @@ func (o *OtherProxies) Report(x Round) {
 // ReportForeignRules shows rules that another program adds again in the places of service
 // proxies after their removal. An empty text means that there are none any more.
 func (o *OtherProxies) ReportForeignRules(f service.Family, what string) {
-	name := conditionRules + f.String()
+	name := condition.OtherRules.Of(f.String())
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	text := ""

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/events"
 	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
@@ -41,7 +42,7 @@ func (u *unavailable) Report(r Round) {
 		return
 	}
 	u.reason = reason
-	u.health.SetCondition("family-"+r.Family.String(), reason)
+	u.health.SetCondition(condition.MissingFamily.Of(r.Family.String()), reason)
 	if reason != "" && reason != before {
 		logUnavailable(u.log, r.Family, reason)
 	}
@@ -50,7 +51,7 @@ func (u *unavailable) Report(r Round) {
 // reportUnavailable shows which families have no backend.
 func reportUnavailable(to *health.Monitor, log klog.Logger, unavailable map[service.Family]string) {
 	for f, reason := range unavailable {
-		to.SetCondition("family-"+f.String(), reason)
+		to.SetCondition(condition.MissingFamily.Of(f.String()), reason)
 		logUnavailable(log, f, reason)
 	}
 }
@@ -79,7 +80,7 @@ func (u *unknownPods) Report(r Round) {
 	if u.fromNode.Load() && r.Snapshot.Len(r.Family) > 0 && !r.Snapshot.Node.Pods.Known(r.Family) {
 		text = "the Node " + u.node + " has no podCIDRs of " + r.Family.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
 	}
-	u.health.SetCondition("pods-"+r.Family.String(), text)
+	u.health.SetCondition(condition.Pods.Of(r.Family.String()), text)
 }
 
 // degraded shows which optional feature the node does not have for one backend, and logs
@@ -92,7 +93,7 @@ type degraded struct {
 
 // Report implements Reporter.
 func (d *degraded) Report(r Round) {
-	d.health.SetCondition("lacking-"+r.Family.String(), r.Degraded)
+	d.health.SetCondition(condition.Lacking.Of(r.Family.String()), r.Degraded)
 	if r.Degraded != "" && r.Degraded != d.reason {
 		d.log.Info("Warning: " + r.Degraded)
 	}
@@ -286,9 +287,9 @@ func (l *limits) Report(r Round) {
 		return
 	}
 	if text := l.condition(); text == "" {
-		l.health.SetCondition("unsupported", "")
+		l.health.SetCondition(condition.Unsupported, "")
 	} else {
-		l.health.SetDetailedCondition("unsupported", "mode "+l.mode+" cannot do all that Services ask for, see kube-proxy status", text)
+		l.health.SetDetailedCondition(condition.Unsupported, "mode "+l.mode+" cannot do all that Services ask for, see kube-proxy status", text)
 	}
 	l.logChanged(r, changed)
 	l.events.reportLimits(changed)
@@ -328,7 +329,7 @@ type nodePorts struct{ health *health.Monitor }
 
 // Report implements Reporter.
 func (n nodePorts) Report(r Round) {
-	n.health.SetCondition("node-port-addresses-"+r.Family.String(), ClosedNodePorts(r.Snapshot, r.Family))
+	n.health.SetCondition(condition.NodePortAddresses.Of(r.Family.String()), ClosedNodePorts(r.Snapshot, r.Family))
 }
 
 // ClosedNodePorts reports that no address serves the NodePorts of f in s, because the
@@ -346,8 +347,8 @@ func ClosedNodePorts(s *service.Snapshot, f service.Family) string {
 // of rounds, such as a round that hangs. It keeps them until there is a subscriber.
 type DataplaneConditions struct {
 	mu         sync.Mutex
-	last       map[string]dataplaneCondition // by name
-	report     func(name string, c dataplaneCondition)
+	last       map[condition.Name]dataplaneCondition // by name
+	report     func(name condition.Name, c dataplaneCondition)
 	onProgress func()
 }
 
@@ -365,20 +366,20 @@ func (d *DataplaneConditions) ReportProgress() {
 }
 
 // Setter returns a function that reports a condition. An empty text clears it.
-func (d *DataplaneConditions) Setter(name string) func(text string) {
+func (d *DataplaneConditions) Setter(name condition.Name) func(text string) {
 	return func(text string) { d.set(name, dataplaneCondition{text: text}) }
 }
 
 // DetailedSetter is Setter with a second text, which may name Services and clients.
-func (d *DataplaneConditions) DetailedSetter(name string) func(text, detail string) {
+func (d *DataplaneConditions) DetailedSetter(name condition.Name) func(text, detail string) {
 	return func(text, detail string) { d.set(name, dataplaneCondition{text, detail}) }
 }
 
-func (d *DataplaneConditions) set(name string, c dataplaneCondition) {
+func (d *DataplaneConditions) set(name condition.Name, c dataplaneCondition) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.last == nil {
-		d.last = map[string]dataplaneCondition{}
+		d.last = map[condition.Name]dataplaneCondition{}
 	}
 	d.last[name] = c
 	if d.report != nil {
@@ -388,7 +389,7 @@ func (d *DataplaneConditions) set(name string, c dataplaneCondition) {
 
 // subscribe sends conditions to report and progress of rounds to onProgress from now on.
 // It first reports the conditions that are already set.
-func (d *DataplaneConditions) subscribe(report func(name string, c dataplaneCondition), onProgress func()) {
+func (d *DataplaneConditions) subscribe(report func(name condition.Name, c dataplaneCondition), onProgress func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.report, d.onProgress = report, onProgress
@@ -402,8 +403,8 @@ func (d *DataplaneConditions) subscribe(report func(name string, c dataplaneCond
 // ObserveDataplane shows what from carries as conditions. It logs the start of a
 // condition and each detail, not every new figure in a text.
 func (r *Reports) ObserveDataplane(from *DataplaneConditions) {
-	active := map[string]bool{}
-	from.subscribe(func(name string, c dataplaneCondition) {
+	active := map[condition.Name]bool{}
+	from.subscribe(func(name condition.Name, c dataplaneCondition) {
 		r.Health.SetDetailedCondition(name, c.text, cmp.Or(c.detail, c.text))
 		if c.text != "" && (c.detail != "" || !active[name]) {
 			r.log.Info("Warning: " + cmp.Or(c.detail, c.text))

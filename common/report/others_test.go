@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
@@ -31,7 +32,7 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 		o, conditions := watched(h)
 		other := lease.State{Standby: true, Holder: lease.Identity{PID: 7, Command: "kube-proxy"}}
 		o.LeaseChanged(other)
-		if text := conditions()[conditionOther]; !strings.Contains(text, "process 7 (kube-proxy)") {
+		if text := conditions()[string(condition.OtherProxy)]; !strings.Contains(text, "process 7 (kube-proxy)") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(otherProxyEventDelay / 2)
@@ -45,7 +46,7 @@ func TestEventsOfAnotherProxy(t *testing.T) {
 		o.LeaseChanged(lease.State{})
 		time.Sleep(time.Hour)
 		o.ReportForeignRules(service.IPv4, "a place: rules")
-		if text := conditions()[conditionRules+"IPv4"]; !strings.Contains(text, "adds rules again after their removal: a place: rules; stop it") {
+		if text := conditions()[string(condition.OtherRules+"IPv4")]; !strings.Contains(text, "adds rules again after their removal: a place: rules; stop it") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(time.Hour)
@@ -68,7 +69,7 @@ func TestHolderCondition(t *testing.T) {
 	o, conditions := watched(nil)
 	s := lease.State{Standby: true, Holder: lease.Identity{PID: 7}, HolderFault: "IPv4: a change waits"}
 	o.LeaseChanged(s)
-	if text := conditions()[conditionHolder]; !strings.Contains(text, "are not in force: process 7: IPv4: a change waits") {
+	if text := conditions()[string(condition.Holder)]; !strings.Contains(text, "are not in force: process 7: IPv4: a change waits") {
 		t.Errorf("condition %q", text)
 	}
 	w := httptest.NewRecorder()
@@ -78,7 +79,7 @@ func TestHolderCondition(t *testing.T) {
 	}
 	s.HolderFault = ""
 	o.LeaseChanged(s)
-	if all := conditions(); all[conditionHolder] != "" || all[conditionOther] == "" {
+	if all := conditions(); all[string(condition.Holder)] != "" || all[string(condition.OtherProxy)] == "" {
 		t.Errorf("conditions %q", all)
 	}
 	o.Stop()
@@ -96,7 +97,7 @@ func TestEventsOfDisputes(t *testing.T) {
 			t.Errorf("conditions %q for single repairs", all)
 		}
 		o.Report(Round{Result: r})
-		if text := conditions()[conditionDrift+"IPv4"]; !strings.Contains(text, "process 9 (nft)") || !strings.Contains(text, "the latest: missing: a rule") {
+		if text := conditions()[string(condition.Drift+"IPv4")]; !strings.Contains(text, "process 9 (nft)") || !strings.Contains(text, "the latest: missing: a rule") {
 			t.Errorf("condition %q", text)
 		}
 		time.Sleep(5 * time.Minute)

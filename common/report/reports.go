@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/kubeclient"
@@ -313,6 +314,6 @@ func (r *Reports) cleanConntrack(b Backend, x Round, log *roundLogger) {
 	if err != nil {
 		text = "stale connections are not removed, so UDP clients stay with endpoints that left until they pause: " + err.Error()
 	}
-	r.Health.SetCondition("stale-connections-"+x.Family.String(), text)
+	r.Health.SetCondition(condition.StaleConnections.Of(x.Family.String()), text)
 	log.logCleanup(err)
 }

@@ -17,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/metrics"
@@ -306,10 +307,11 @@ func endpointsFrom(t *track.Tracker) func(service.Family, service.PortName) []se
 
 // problems shows a sort of problems as a condition.
 type problems struct {
-	health             *health.Monitor
-	tracker            *track.Tracker
-	condition, summary string
-	shows              func(track.Problem) bool
+	health    *health.Monitor
+	tracker   *track.Tracker
+	summary   string
+	condition condition.Name
+	shows     func(track.Problem) bool
 	// pending means that there is a new one, shown that the condition holds.
 	pending, shown atomic.Bool
 }
@@ -317,13 +319,13 @@ type problems struct {
 // newProblems returns what shows addresses of Services that are refused, and what cannot
 // be used of the own Node and of ServiceCIDRs. Other problems are in the states of Services.
 func newProblems(t *track.Tracker, monitor *health.Monitor) []*problems {
-	of := func(condition, summary string, shows func(track.Problem) bool) *problems {
+	of := func(condition condition.Name, summary string, shows func(track.Problem) bool) *problems {
 		return &problems{health: monitor, tracker: t, condition: condition, summary: summary, shows: shows}
 	}
 	return []*problems{
-		of("refused-addresses", "addresses of Services are refused", func(p track.Problem) bool { return p.Refused }),
-		of("service-cidrs", "ServiceCIDRs cannot be used, or not for all addresses", func(p track.Problem) bool { return p.Kind == track.OfServiceCIDR }),
-		of("node-object", "the Node cannot be used as it is", func(p track.Problem) bool { return p.Kind == track.OfNode }),
+		of(condition.RefusedAddresses, "addresses of Services are refused", func(p track.Problem) bool { return p.Refused }),
+		of(condition.ServiceCIDRs, "ServiceCIDRs cannot be used, or not for all addresses", func(p track.Problem) bool { return p.Kind == track.OfServiceCIDR }),
+		of(condition.NodeObject, "the Node cannot be used as it is", func(p track.Problem) bool { return p.Kind == track.OfNode }),
 	}
 }
 

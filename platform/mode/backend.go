@@ -17,9 +17,6 @@ import (
 	"kubeproxy/config"
 )
 
-// RelayCondition is the name of the condition that listeners lack a resource.
-const RelayCondition = "relay"
-
 // Backend is the part of a mode for one family. Fields that may be nil are for some modes
 // only.
 type Backend struct {

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/document"
 	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/reconcile"
@@ -126,10 +127,10 @@ type Setup struct {
 	// NodeName returns the name of the own Node.
 	NodeName func() (string, error)
 	// Condition returns the setter of a condition. An empty text clears it.
-	Condition func(name string) func(text string)
+	Condition func(condition.Name) func(text string)
 	// DetailedCondition is Condition with a second text, which may name Services and
 	// clients. Both are empty without a fault.
-	DetailedCondition func(name string) func(text, detail string)
+	DetailedCondition func(condition.Name) func(text, detail string)
 	// Progress is called when a round makes progress that takes long.
 	Progress func()
 	// Unreached receives how many clients of a Service port were not served by a listener

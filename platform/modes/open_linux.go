@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
@@ -50,7 +51,7 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 			return nil, err
 		}
 		l := userspace.NewLimits(files)
-		l.Observe(s.DetailedCondition(mode.RelayCondition))
+		l.Observe(s.DetailedCondition(condition.Relay))
 		return l, nil
 	})
 	for _, b := range backends {

@@ -6,6 +6,7 @@ package userspace
 import (
 	"context"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
@@ -33,7 +34,7 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		return nil, err
 	}
 	limits := NewLimits(files)
-	limits.Observe(s.DetailedCondition(mode.RelayCondition))
+	limits.Observe(s.DetailedCondition(condition.Relay))
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
 		b, err := New(f, optionsOf(s.Config), limits)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -31,11 +32,11 @@ const grace = 3 * time.Second
 // openFamilies makes no call to HNS.
 func openFamilies(ctx context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
 	calls := &meter{}
-	h, err := newHost(ctx, s, Metered(WithTimeout(NewDriver(), s.Condition("dataplane"), s.Progress), calls.call))
+	h, err := newHost(ctx, s, Metered(WithTimeout(NewDriver(), s.Condition(condition.Dataplane), s.Progress), calls.call))
 	if err != nil {
 		return nil, err
 	}
-	h.OnShortage(s.Condition("dynamic-ports"))
+	h.OnShortage(s.Condition(condition.DynamicPorts))
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
 		return &mode.Backend{
 			Backend: newBackend(h, f, s), Family: f, RegisterMetrics: calls.registerMetrics, Grace: grace,
@@ -46,7 +47,7 @@ func openFamilies(ctx context.Context, s mode.Setup, families []service.Family) 
 
 // readBack makes no change, and saves nothing in the state file.
 func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
-	h, err := newHost(ctx, s, WithTimeout(NewDriver(), s.Condition("dataplane"), s.Progress))
+	h, err := newHost(ctx, s, WithTimeout(NewDriver(), s.Condition(condition.Dataplane), s.Progress))
 	if err != nil {
 		return "", "", err
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
 )
@@ -41,7 +42,7 @@ func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	p := newTestProxy(o, c, klog.Logger{})
 	var shown []string
 	p.log = lineFunc(func(string) {
-		shown = append(shown, p.reports.Health.Report().Conditions[reloadCondition])
+		shown = append(shown, p.reports.Health.Report().Conditions[string(condition.Configuration)])
 	}).logger()
 	r := &reloader{proxy: p, servers: newTestServers(t, "127.0.0.1:0").servers}
 	r.reject(errors.New("no such field"))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"kubeproxy/common/condition"
 	filewatch "kubeproxy/common/files"
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/printable"
@@ -22,9 +23,6 @@ type apiSource struct {
 	key     string // of the kubeconfig in use, as in filewatch.Content
 	server  string // that it names
 }
-
-// kubeconfigCondition is the name of the condition for a kubeconfig that cannot be used.
-const kubeconfigCondition = "kubeconfig"
 
 const (
 	// connectTimeout bounds the wait for the first answer of another API server.
@@ -118,13 +116,13 @@ func (k *kubeconfig) connect(ctx context.Context, key string) {
 func (k *kubeconfig) reject(err error) {
 	if text := err.Error(); text != k.text {
 		k.text = text
-		k.reports.Health.SetCondition(kubeconfigCondition, text)
+		k.reports.Health.SetCondition(condition.Kubeconfig, text)
 		k.log.Error(err, "The kubeconfig cannot be used; the connection in use stays, and a new process would not start")
 	}
 }
 
 func (k *kubeconfig) accept(message string) {
 	k.text, k.tried = "", ""
-	k.reports.Health.SetCondition(kubeconfigCondition, "")
+	k.reports.Health.SetCondition(condition.Kubeconfig, "")
 	k.log.Info(message, "kubeconfig", k.follower.Path, "server", k.api.server)
 }

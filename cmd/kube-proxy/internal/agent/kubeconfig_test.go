@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
@@ -136,7 +137,7 @@ func TestKubeconfigFollowed(t *testing.T) {
 		if err != nil {
 			return err.Error()
 		}
-		return answer.Health.Conditions[kubeconfigCondition]
+		return answer.Health.Conditions[string(condition.Kubeconfig)]
 	}
 	awaitPorts(1)
 	for _, bad := range []struct{ text, want string }{

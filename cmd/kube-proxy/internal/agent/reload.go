@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubeproxy/common/condition"
 	filewatch "kubeproxy/common/files"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
@@ -114,10 +115,7 @@ func (r *reloader) reject(err error) {
 
 // setCondition is called before the log line about the same fact, so that a reader of the
 // log finds the condition.
-func (r *reloader) setCondition(condition string, what metrics.Reload) {
-	r.reports.Health.SetCondition(reloadCondition, condition)
+func (r *reloader) setCondition(text string, what metrics.Reload) {
+	r.reports.Health.SetCondition(condition.Configuration, text)
 	r.reports.Metrics.Reloaded(what, time.Now())
 }
-
-// reloadCondition is the name of the condition for a file that cannot be used.
-const reloadCondition = "configuration"

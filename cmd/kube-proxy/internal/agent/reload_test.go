@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
@@ -66,7 +67,7 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	if err := r.newFollower().CheckNow(t.Context()); err != nil {
 		t.Errorf("look = %v, want the process to go on", err)
 	}
-	why := r.reports.Health.Report().Conditions[reloadCondition]
+	why := r.reports.Health.Report().Conditions[string(condition.Configuration)]
 	if !strings.Contains(why, "clientConnection.kubeconfig") || !strings.Contains(why, "could not start") {
 		t.Errorf("condition %q, want the field that needs a process which could not start", why)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/common/condition"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
@@ -34,7 +35,7 @@ func (p *proxy) newServers(group *errgroup.Group) (*servers, error) {
 			if err != nil {
 				text = err.Error()
 			}
-			p.reports.Health.SetCondition("server-"+name, text)
+			p.reports.Health.SetCondition(condition.Server.Of(name), text)
 			p.reports.Events.ReportServer(name, err)
 		},
 		health: p.reports.Health.Handler(health.Observer{
@@ -63,7 +64,7 @@ func (p *proxy) secure() (*tls.Config, error) {
 		if err != nil {
 			text = err.Error() + "; the servers use the previous one"
 		}
-		p.reports.Health.SetCondition("certificate", text)
+		p.reports.Health.SetCondition(condition.Certificate, text)
 	})
 	if err != nil {
 		return nil, err

@@ -6,15 +6,12 @@ package agent
 import (
 	"context"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/platform/mode"
 )
-
-// conditionLeftovers is the name of the condition about what an earlier service proxy
-// left. The family follows.
-const conditionLeftovers = "leftovers-"
 
 // newTakeover returns the takeover for b, nil if no targets are known. It removes nothing
 // before the first rounds.
@@ -61,5 +58,5 @@ func (p *proxy) showUnprogrammed(ctx context.Context) {
 
 // showLeftovers updates the condition about what an earlier service proxy left.
 func (p *proxy) showLeftovers(f service.Family, text string) {
-	p.reports.Health.SetCondition(conditionLeftovers+f.String(), text)
+	p.reports.Health.SetCondition(condition.Leftovers.Of(f.String()), text)
 }

@@ -22,6 +22,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/common/condition"
 	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/printable"
@@ -255,8 +256,8 @@ func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 // setup is for backends that only plan.
 func (c *comparison) setup() mode.Setup {
 	s := agent.Setup(c.config)
-	s.Condition = func(string) func(string) { return func(string) {} }
-	s.DetailedCondition = func(string) func(string, string) { return func(string, string) {} }
+	s.Condition = func(condition.Name) func(string) { return func(string) {} }
+	s.DetailedCondition = func(condition.Name) func(string, string) { return func(string, string) {} }
 	s.Progress = func() {}
 	s.Unreached = func(service.Family, service.PortName, int, error) {}
 	return s

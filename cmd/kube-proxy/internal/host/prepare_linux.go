@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -66,7 +67,9 @@ func settingsError(all []sysctl.Outcome) error {
 func KeepPrepared(ctx context.Context, with Preparation) {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: with.Health.SetCondition}
 	if !with.Mode.Relays {
-		p.forwarding = func(f service.Family, name, text string) { with.Health.SetBlockingCondition(name, text, text, f) }
+		p.forwarding = func(f service.Family, name condition.Name, text string) {
+			with.Health.SetBlockingCondition(name, text, text, f)
+		}
 	}
 	var others sync.WaitGroup
 	defer others.Wait()
@@ -106,9 +109,9 @@ func Tracked() *metrics.Tracked {
 type nodePreparer struct {
 	files     sysctl.Files
 	log       klog.Logger
-	condition func(name, message string) // nil where nobody asks for them
+	condition func(name condition.Name, message string) // nil where nobody asks for them
 	// forwarding is condition for what forwarding depends on, nil for the same.
-	forwarding func(f service.Family, name, message string)
+	forwarding func(f service.Family, name condition.Name, message string)
 	reported   map[string]string // by setting
 }
 
@@ -177,7 +180,7 @@ func (p *nodePreparer) withdrawUnused(used []service.Family) {
 
 // setCondition shows the fault of a setting, or clears it if text is empty.
 func (p *nodePreparer) setCondition(name, text string) {
-	condition := "setting-" + strings.ReplaceAll(name, " ", "-")
+	condition := condition.Setting.Of(name)
 	f, forwards := sysctl.IsForwarding(name)
 	switch {
 	case forwards && p.forwarding != nil:

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2/textlogger"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
@@ -131,7 +132,8 @@ type conditionRecorder struct {
 	all map[string]string
 }
 
-func (c *conditionRecorder) set(name, message string) {
+func (c *conditionRecorder) set(named condition.Name, message string) {
+	name := string(named)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.all == nil {
@@ -156,9 +158,9 @@ func newDuration(d time.Duration) *metav1.Duration { return &metav1.Duration{Dur
 func TestSettingsThatSuffice(t *testing.T) {
 	files := newSysctlDir(t, map[string]string{connections: "262144", hashsize: "262144", oomScore: "-999"})
 	reported := map[string]string{}
-	p := &nodePreparer{files: readOnly{files}, condition: func(name, message string) {
+	p := &nodePreparer{files: readOnly{files}, condition: func(name condition.Name, message string) {
 		if message != "" {
-			reported[name] = message
+			reported[string(name)] = message
 		}
 	}}
 	c := wantedSettings()

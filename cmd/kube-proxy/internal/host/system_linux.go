@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
@@ -80,7 +81,7 @@ func WatchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Moni
 			log.V(2).Info("Programs that listen are not known", "err", err)
 		}
 		count, _, _ := strings.Cut(text, ", the first")
-		to.SetDetailedCondition("node-ports", count, text)
+		to.SetDetailedCondition(condition.NodePorts, count, text)
 		if text != "" && text != latest {
 			log.Info("Warning: a NodePort hides a program of this node", "what", text)
 		}
