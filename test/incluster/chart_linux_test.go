@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -120,7 +119,6 @@ func testChart(t *testing.T, w *fixture) {
 	})
 	t.Run("beside kubeadm", func(t *testing.T) { testBeside(t, w, tool, admin) })
 	t.Run("second release", func(t *testing.T) { testSecondRelease(t, w, tool) })
-	t.Run("cleanup of Windows", func(t *testing.T) { testCleanupPod(t, w) })
 	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, w, tool) })
 	testServer(t, rendered(t, w, tool, `{apiServer: "https://192.0.2.3"}`, "-kubeconfig="+admin), "https://192.0.2.3")
 }
@@ -145,18 +143,6 @@ func testSecondRelease(t *testing.T, w *fixture, tool string) {
 				t.Errorf("DaemonSet %s selects the pods of %s: %v, %v", sets.Items[j].Name, sets.Items[i].Name, selector.Matches(template), err)
 			}
 		}
-	}
-}
-
-// cleanupPod finds the pod that cleans up a Windows node in a page.
-var cleanupPod = regexp.MustCompile(`(?m)^    apiVersion: v1\n    kind: Pod\n(    .*\n)+`)
-
-// testCleanupPod has the API server check the pod of docs/install.md.
-func testCleanupPod(t *testing.T, w *fixture) {
-	page := read(t, "..", "..", "docs", "install.md")
-	text := strings.ReplaceAll("\n"+string(cleanupPod.Find(page)), "\n    ", "\n")
-	if err := w.api.Try(t.Context(), []byte(strings.ReplaceAll(text, "NODE", "node-a"))); err != nil || text == "\n" {
-		t.Errorf("%v in\n%s", err, text)
 	}
 }
 

@@ -33,12 +33,16 @@ type Chart struct {
 // Install installs this proxy with Helm, and returns when every node has it and the DNS of
 // the cluster answers.
 func (c *Cluster) Install(ctx context.Context, chart Chart) error {
-	values := fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q, socketAcceleration: %t}\nimage: {repository: %q, tag: %q}\n",
-		chart.Server, PodCIDR, chart.Mode, chart.SocketAcceleration, chart.Repository, chart.Tag)
-	if _, err := c.helm(ctx, values, "upgrade", "--install", "kubeproxy", chart.Folder, "--values=-"); err != nil {
+	if _, err := c.helm(ctx, chart.values(), "upgrade", "--install", "kubeproxy", chart.Folder, "--values=-"); err != nil {
 		return err
 	}
 	return c.awaitProxy(ctx, "kubeproxy")
+}
+
+// values are those of the chart, in YAML.
+func (chart Chart) values() string {
+	return fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q, socketAcceleration: %t}\nimage: {repository: %q, tag: %q}\n",
+		chart.Server, PodCIDR, chart.Mode, chart.SocketAcceleration, chart.Repository, chart.Tag)
 }
 
 // Uninstall removes what Install made. Rules stay on the nodes. Helm does not wait for

@@ -6,7 +6,6 @@ package nodes
 import (
 	"context"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -223,19 +222,16 @@ func reinstall(ctx context.Context, c *Cluster, s Setting) error {
 			return err
 		}
 	}
-	return c.Install(ctx, s.Chart)
-}
-
-// debugRights are what kube-proxy --cleanup needs, in the form of kubectl debug --custom.
-const debugRights = `{"securityContext": {"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN", "NET_RAW", "DAC_READ_SEARCH"]}}}`
-
-// cleanUp removes what this proxy left on a node, from where kubectl is, and checks that
-// the node has nothing of it.
-func (c *Cluster) cleanUp(ctx context.Context, i int, chart Chart) error {
-	rights := c.path("cleanup.json")
-	if err := os.WriteFile(rights, []byte(debugRights), 0o644); err != nil {
+	if err := c.Install(ctx, s.Chart); err != nil {
 		return err
 	}
+	_, err := c.helm(ctx, "", "test", "kubeproxy", "--logs", timeout())
+	return err
+}
+
+// cleanUp removes what this proxy left on a node, from where Helm and kubectl are, and checks that the node has nothing
+// of it.
+func (c *Cluster) cleanUp(ctx context.Context, i int, chart Chart) error {
 	before, err := c.rules(ctx, i)
 	if err != nil {
 		return err
@@ -243,14 +239,21 @@ func (c *Cluster) cleanUp(ctx context.Context, i int, chart Chart) error {
 	if before == "" {
 		return fmt.Errorf("%s has no rules before the cleanup, so it shows nothing", node(i))
 	}
-	const ofDebug = "app.kubernetes.io/managed-by=kubectl-debug"
+	version, err := c.Version(ctx)
+	if err != nil {
+		return err
+	}
+	pods, err := c.helm(ctx, chart.values(), "template", "kubeproxy", chart.Folder, "--values=-", "--set=cleanup.linux={"+node(i)+"}", "--kube-version="+version)
+	if err != nil {
+		return err
+	}
+	if _, err := c.kubectl(ctx, pods, "apply", "-f", "-"); err != nil {
+		return err
+	}
+	const ofCleanup = "app.kubernetes.io/component=cleanup"
 	err = c.kubectls(ctx,
-		[]string{
-			"debug", "-n", system, "node/" + node(i), "--profile=netadmin", "--custom=" + rights,
-			"--image=" + chart.Repository + "-iptables:" + chart.Tag, "--", "/usr/local/bin/kube-proxy", "--cleanup",
-		},
-		[]string{"-n", system, "wait", "pod", "-l", ofDebug, "--for=jsonpath={.status.phase}=Succeeded", timeout()},
-		[]string{"-n", system, "delete", "pod", "-l", ofDebug, "--wait=false"})
+		[]string{"-n", system, "wait", "pod", "-l", ofCleanup, "--for=jsonpath={.status.phase}=Succeeded", timeout()},
+		[]string{"-n", system, "delete", "pod", "-l", ofCleanup, "--wait=false"})
 	if err != nil {
 		return err
 	}

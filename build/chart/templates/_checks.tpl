@@ -5,6 +5,9 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- if not (or .Values.linux.enabled .Values.windows.enabled) }}
 {{- fail "linux.enabled, windows.enabled: both are false, so nothing would be installed" }}
 {{- end }}
+{{- if and .Release.IsUpgrade (not (include "kubeproxy.installs" .)) }}
+{{- fail "cleanup: its pods come in place of the proxy, which an upgrade would remove; want helm template, see docs/install.md" }}
+{{- end }}
 {{- if and .Values.linux.enabled (eq .Values.image.variant "plain") (not (has .Values.linux.mode (list "nftables"))) }}
 {{- fail (printf "image.variant: plain lacks the commands that linux.mode %q needs; want image.variant=iptables, or linux.mode=nftables" (.Values.linux.mode | default "")) }}
 {{- end }}

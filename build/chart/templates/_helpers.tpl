@@ -160,3 +160,32 @@ so each one gets the condition.
 {{- end }}
 {{- mergeOverwrite $affinity (dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms))) | toYaml }}
 {{- end }}
+
+{{/* Something unless the chart gives the pods that clean up nodes, and then nothing else. */}}
+{{- define "kubeproxy.installs" -}}
+{{- if not (or .Values.cleanup.linux .Values.cleanup.windows) }}yes{{ end }}
+{{- end }}
+
+{{/* What the pod that cleans up a node has on both systems. It must run there, however full the node is. */}}
+{{- define "kubeproxy.cleanupPod" -}}
+nodeName: {{ index . 1 }}
+hostNetwork: true
+restartPolicy: Never
+automountServiceAccountToken: false
+priorityClassName: system-node-critical
+tolerations:
+- operator: Exists
+{{- with (index . 0).Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A proxy for labelled Services has rules of its own. */}}
+{{- define "kubeproxy.cleanupArgs" -}}
+{{- $args := list "--cleanup" }}
+{{- range .Values.extraArgs }}{{ if hasPrefix "--service-proxy-name=" . }}{{ $args = append $args . }}{{ end }}{{ end }}
+{{- toJson $args }}
+{{- end }}

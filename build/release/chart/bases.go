@@ -76,6 +76,7 @@ func (s *Source) Bases() (map[string]string, error) {
 			files[path.Join(name, file)] = text
 		}
 		delete(texts, "config.yaml")
+		delete(texts, "test.yaml") // kubectl would run it at once
 		objects := "# Generated from build/chart by make manifests.\n"
 		for _, file := range slices.Sorted(maps.Keys(texts)) {
 			if path.Ext(file) == ".yaml" {

@@ -87,6 +87,7 @@ func TestBasesEqualChart(t *testing.T) {
 				t.Fatal(err)
 			}
 			got, want := objects(t, text), objects(t, []byte(manifest))
+			delete(want, "Pod kubeproxy-test") // of helm test
 			for key := range want {
 				if !reflect.DeepEqual(got[key], want[key]) {
 					t.Errorf("%s differs:\n%v\n%v", key, got[key], want[key])
@@ -235,6 +236,66 @@ func TestNodesWithAnImage(t *testing.T) {
 	}
 	if got := at(installed(t, "{windows: {enabled: true}}")["DaemonSet kubeproxy-windows"], "spec", "template", "spec", "nodeSelector", "kubernetes.io/arch"); got != "amd64" {
 		t.Errorf("pods on Windows go to nodes of %v", got)
+	}
+}
+
+// TestCleanup checks the pods that clean up nodes: they come alone, have what a private registry wants, and the lock of
+// the node. Nothing else may come with them, as whoever applies them has uninstalled the proxy.
+func TestCleanup(t *testing.T) {
+	const digest = "@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	all := installed(t, `
+apiServer: ""
+image: {tag: v1, digest: "`+digest[1:]+`", windowsDigest: "`+digest[1:]+`", pullSecrets: [secret]}
+linux: {socketAcceleration: true}
+extraArgs: [--v=2, --service-proxy-name=team]
+cleanup: {linux: [a, b.example], windows: [win]}
+monitoring: {dashboard: {enabled: true}}`)
+	if len(all) != 3 {
+		t.Errorf("%d objects, want a pod for each node: %v", len(all), all)
+	}
+	for name, image := range map[string]string{"a": "localhost/kubeproxy-iptables:v1", "b.example": "localhost/kubeproxy-iptables:v1", "win": "localhost/kubeproxy:v1"} {
+		pod, _ := at(all["Pod kubeproxy-cleanup-"+name], "spec").(map[string]any)
+		if pod == nil {
+			t.Errorf("no pod for node %s", name)
+			continue
+		}
+		container := pod["containers"].([]any)[0].(map[string]any)
+		got := []any{pod["nodeName"], pod["hostNetwork"], container["image"], container["args"], pod["imagePullSecrets"], pod["tolerations"]}
+		want := []any{name, true, image + digest, []any{"--cleanup", "--service-proxy-name=team"}, []any{map[string]any{"name": "secret"}}, []any{map[string]any{"operator": "Exists"}}}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("node %s: %v, want %v", name, got, want)
+		}
+		if name == "win" {
+			continue
+		}
+		if lock := at(pod["volumes"].([]any)[0].(map[string]any), "hostPath", "path"); lock != "/run/xtables.lock" {
+			t.Errorf("node %s: the first volume is %v", name, lock)
+		}
+		if rights := at(container, "securityContext", "capabilities", "add"); !reflect.DeepEqual(rights, []any{"NET_ADMIN", "NET_RAW", "BPF", "PERFMON"}) {
+			t.Errorf("node %s: rights %v", name, rights)
+		}
+	}
+}
+
+// TestHelmTest checks the pod of helm test: it runs where the proxy does, and asks it as a user without rights.
+func TestHelmTest(t *testing.T) {
+	all := installed(t, "{linux: {nodeSelector: {pool: a}}, image: {pullSecrets: [secret]}}")
+	test := all["Pod kubeproxy-test"]
+	if got := at(test, "metadata", "annotations", "helm.sh/hook"); got != "test" {
+		t.Errorf("the pod is a hook for %v", got)
+	}
+	proxy := at(all["DaemonSet kubeproxy"], "spec", "template", "spec").(map[string]any)
+	for _, field := range []string{"nodeSelector", "affinity", "tolerations", "imagePullSecrets", "hostNetwork", "volumes"} {
+		want := proxy[field]
+		if field == "volumes" {
+			want = want.([]any)[:1] // the configuration
+		}
+		if got := at(test, "spec", field); want == nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s of the pod is %v, that of the proxy %v", field, got, want)
+		}
+	}
+	if all := installed(t, "{linux: {enabled: false}, windows: {enabled: true}}"); all["Pod kubeproxy-test"] != nil {
+		t.Error("a test for Linux without a proxy there")
 	}
 }
 
