@@ -83,22 +83,28 @@ func acceptedValues(t *testing.T) []string {
 func (w *fixture) acceptMonitoring(t *testing.T) {
 	t.Helper()
 	for plural, kind := range map[string]string{"podmonitors": "PodMonitor", "prometheusrules": "PrometheusRule"} {
-		crd := fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: %[1]s.monitoring.coreos.com}
-spec:
-  group: monitoring.coreos.com
-  scope: Namespaced
-  names: {plural: %[1]s, kind: %[2]s}
-  versions:
-  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
-`, plural, kind)
-		if err := w.api.Apply(t.Context(), []byte(crd)); err != nil {
-			t.Fatal(err)
-		}
-		one := fmt.Sprintf("apiVersion: monitoring.coreos.com/v1\nkind: %s\nmetadata: {name: one, namespace: default}\n", kind)
-		poll.Until(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
+		w.acceptKind(t, "monitoring.coreos.com", "v1", plural, kind)
 	}
+}
+
+// acceptKind has the API server know a kind, with any fields.
+func (w *fixture) acceptKind(t *testing.T, group, version, plural, kind string) {
+	t.Helper()
+	crd := fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[3]s.%[1]s}
+spec:
+  group: %[1]s
+  scope: Namespaced
+  names: {plural: %[3]s, singular: %[5]s, kind: %[4]s}
+  versions:
+  - {name: %[2]s, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`, group, version, plural, kind, strings.ToLower(kind))
+	if err := w.api.Apply(t.Context(), []byte(crd)); err != nil {
+		t.Fatal(err)
+	}
+	one := fmt.Sprintf("apiVersion: %s/%s\nkind: %s\nmetadata: {name: one, namespace: default}\n", group, version, kind)
+	poll.Until(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
 }
 
 // testChart has the API server check what the chart gives for many values, and installs
