@@ -341,6 +341,52 @@ func TestStranger(t *testing.T) {
 	})
 }
 
+// A holder shows as others only proxies that stand by with rights: neither whoever asks who
+// holds the lease, nor who asks to stand by without rights. Those get one answer.
+func TestOthers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		prove   func(*Conn) error
+		ask     string
+		answers int // within a minute
+		others  int
+	}{
+		"stands by":                {nil, requestWatch, 21, 1},
+		"asks":                     {nil, requestIdentity, 1, 0},
+		"stands by without rights": {func(*Conn) error { return nil }, requestWatch, 1, 0},
+		"takes without rights":     {func(*Conn) error { return nil }, requestTake, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, ctx context.Context) {
+				n := &node{}
+				a := start(ctx, n, "a")
+				if !a.holds(ctx) {
+					t.Fatal("no lease")
+				}
+				c, err := n.dial(ctx, 7, tc.prove)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				if err := send(c, message{Request: tc.ask}, answerTimeout); err != nil {
+					t.Fatal(err)
+				}
+				answers := 0
+				for end := time.Now().Add(time.Minute); time.Now().Before(end); answers++ {
+					if _, err := receive(c, 2*heartbeat); err != nil {
+						break
+					}
+					if s := a.State(); len(s.Others) != tc.others || s.Standby {
+						t.Fatalf("state %+v, want %d others", s, tc.others)
+					}
+				}
+				if answers != tc.answers {
+					t.Errorf("%d answers, want %d", answers, tc.answers)
+				}
+			})
+		})
+	}
+}
+
 // Connections that send nothing take no place from a proxy, and neither do failures of
 // accept(2).
 func TestFlood(t *testing.T) {

@@ -4,6 +4,7 @@
 package iptables
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -55,6 +56,27 @@ func TestEditRightAfterOurs(t *testing.T) {
 		apply(t, b, want)
 		if s.savedAt = time.Now().Add(-uncertainSaveInterval - time.Second); touched(t, b) {
 			t.Error("what is certain is not believed")
+		}
+	})
+}
+
+// TestResetWithoutAnswer has the kernel not answer for tables that exist. The monitor says so,
+// and takes no state for known.
+func TestResetWithoutAnswer(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		s, ok := b.driver.(*runner).monitor.(*legacyMonitor)
+		if !ok {
+			return
+		}
+		apply(t, b, simple(1))
+		socket := s.fd
+		s.fd = -1
+		err := s.reset()
+		if s.fd = socket; err == nil || !strings.Contains(err.Error(), "ask the kernel for the size of table") || s.known {
+			t.Errorf("reset = %v, known: %t", err, s.known)
+		}
+		if err := s.reset(); err != nil || !s.known {
+			t.Errorf("reset with an answer = %v, known: %t", err, s.known)
 		}
 	})
 }

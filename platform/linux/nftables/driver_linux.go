@@ -22,6 +22,7 @@ import (
 func New(f service.Family, o Options) (*Backend, error) {
 	d := &kernel{family: f, table: o.table()}
 	if err := d.open(); err != nil {
+		d.close()
 		return nil, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
 	}
 	return &Backend{family: f, options: o, driver: d}, nil
@@ -160,7 +161,13 @@ func (k *kernel) PruneClients(ctx context.Context, clients *set, keep map[string
 }
 
 func (k *kernel) close() {
-	for _, s := range []*netlink.Socket{k.readSocket, k.writeSocket, k.monitor.sock} {
-		s.Close()
+	sockets := []*netlink.Socket{k.readSocket, k.writeSocket}
+	if k.monitor != nil {
+		sockets = append(sockets, k.monitor.sock)
+	}
+	for _, s := range sockets {
+		if s != nil {
+			s.Close()
+		}
 	}
 }

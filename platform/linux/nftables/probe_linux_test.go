@@ -5,6 +5,7 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -77,6 +78,41 @@ func TestProbeWithoutCapability(t *testing.T) {
 		err := Probe(service.IPv4)
 		if err == nil || !strings.Contains(err.Error(), "the right CAP_NET_ADMIN is needed") {
 			t.Errorf("Probe = %v, want one that names CAP_NET_ADMIN", err)
+		}
+	})
+}
+
+// TestNewWithoutDescriptors has the sockets of a Backend fail one after the other. The error
+// says why, and no descriptor stays open.
+func TestNewWithoutDescriptors(t *testing.T) {
+	inNamespace(t, func() {
+		next := func() int {
+			fd, err := unix.Dup(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = unix.Close(fd)
+			return fd
+		}
+		free := next()
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
+		for sockets := range 3 {
+			lower := limit
+			lower.Cur = uint64(free + sockets)
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lower); err != nil {
+				t.Fatal(err)
+			}
+			_, err := New(service.IPv4, Options{MasqueradeBit: 14})
+			if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); e != nil || !errors.Is(err, unix.EMFILE) {
+				t.Errorf("New with %d sockets = %v, want %v (%v)", sockets, err, unix.EMFILE, e)
+			}
+			if now := next(); now != free {
+				t.Fatalf("New with %d sockets leaves descriptor %d open", sockets, free)
+			}
 		}
 	})
 }

@@ -4,6 +4,7 @@
 package socketlb
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -216,6 +217,30 @@ func TestKubeletStartsLater(t *testing.T) {
 			t.Errorf("plan without a change:\n%s", plan)
 		}
 	})
+}
+
+// TestLookAtSite looks at nodes without a hierarchy, with one that cannot be used, and at a
+// part of the one of this node.
+func TestLookAtSite(t *testing.T) {
+	gone, folder, part := errors.New("gone"), t.TempDir(), newCgroup(t)
+	pods := subgroup(t, part, "kubepods")
+	for name, c := range map[string]struct {
+		root  string
+		found error
+		want  Site
+		err   string
+	}{
+		"no hierarchy":   {"", errNoHierarchy, Site{}, ""},
+		"not to be read": {"", gone, Site{}, gone.Error()},
+		"no folder":      {filepath.Join(folder, "x"), nil, Site{}, "look at cgroup"},
+		"no cgroup":      {folder, nil, Site{Root: folder}, "ask for the programs of the cgroups: "},
+		"a part":         {part, nil, Site{Root: part, Pods: pods}, ""},
+	} {
+		got, err := lookAt(c.root, c.found)
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %+v, %v, want %+v, %q", name, got, err, c.want, c.err)
+		}
+	}
 }
 
 // TestCgroupNamespace has the layer see the cgroups from below the root, as in a node that

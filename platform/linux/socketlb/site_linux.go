@@ -17,8 +17,9 @@ import (
 )
 
 // LookAtSite returns what this node has for the layer. It changes nothing.
-func LookAtSite() (Site, error) {
-	root, err := UnifiedRoot()
+func LookAtSite() (Site, error) { return lookAt(UnifiedRoot()) }
+
+func lookAt(root string, err error) (Site, error) {
 	if errors.Is(err, errNoHierarchy) {
 		return Site{}, nil
 	}
