@@ -158,6 +158,10 @@ func (d document) absolute(err error) error {
 	for _, prefix := range []string{"error converting YAML to JSON: ", "yaml: ", "unmarshal errors:\n  "} {
 		text = strings.TrimPrefix(text, prefix)
 	}
+	text, _, _ = strings.Cut(text, ": map[interface {}]") // Go's view of {{x}}
+	if bytes.Contains(d.text, []byte("{{")) {
+		text += "; it has {{, as templates have: want what helm template prints"
+	}
 	return errors.New(strings.ReplaceAll(text, "\n  ", "; "))
 }
 

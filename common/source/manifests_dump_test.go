@@ -144,6 +144,14 @@ func TestVersions(t *testing.T) {
 				"endpoints: [{addresses: [10.1.0.1], topology: {kubernetes.io/hostname: n1, topology.kubernetes.io/zone: z1}}]\n",
 			note: "discovery.k8s.io/v1beta1 EndpointSlice are read as discovery.k8s.io/v1",
 		},
+		"v1alpha1 slice": {
+			text: "apiVersion: discovery.k8s.io/v1alpha1\nkind: EndpointSlice\nmetadata: {name: a}\naddressType: IP\n" +
+				"endpoints: [{addresses: []}, {addresses: ['fd00::1'], topology: {kubernetes.io/hostname: n1}}]\n",
+			note: "discovery.k8s.io/v1alpha1 EndpointSlice are read as discovery.k8s.io/v1",
+		},
+		"Service of 1.0": {text: serviceWith("", "spec: {clusterIP: None, deprecatedPublicIPs: [203.0.113.7]}"), note: "the field spec.deprecatedPublicIPs"},
+		"template":       {text: serviceWith("", "spec:\n  clusterIP: {{.IP}}"), err: "invalid map key; it has {{, as templates have: want what helm template prints"},
+		"template, more": {text: serviceWith("labels:\n    {{- include \"x\" . }}", "spec: {}"), err: "line 5: did not find expected node content; it has {{"},
 		"retired fields": {text: serviceWith("", "spec: {clusterIP: None, ipFamily: IPv4}"), note: "Service default/a: the field spec.ipFamily"},
 		"clusterName":    {text: serviceWith("clusterName: ''", "spec: {clusterIP: None}"), note: "the field metadata.clusterName"},
 		"newer status":   {text: serviceWith("", "status: {loadBalancer: {ingress: [{shape: round}]}}"), note: "the field status.loadBalancer.ingress.shape"},
@@ -173,6 +181,11 @@ func TestVersions(t *testing.T) {
 				e := got.objects[0].value.(*discoveryv1.EndpointSlice).Endpoints[0]
 				if e.NodeName == nil || *e.NodeName != "n1" || e.Zone == nil || *e.Zone != "z1" {
 					t.Errorf("endpoint = %v, want node n1 and zone z1", e)
+				}
+			}
+			if name == "v1alpha1 slice" {
+				if s := got.objects[0].value.(*discoveryv1.EndpointSlice); s.AddressType != discoveryv1.AddressTypeIPv6 || s.Endpoints[1].NodeName == nil {
+					t.Errorf("slice = %v, want IPv6 and a node", s)
 				}
 			}
 		})

@@ -16,9 +16,10 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// retired are fields of older versions of Kubernetes without a meaning today.
+// retired are fields of older versions of Kubernetes without a meaning today. portalIP and
+// deprecatedPublicIPs came before clusterIP and externalIPs.
 // https://kubernetes.io/docs/reference/using-api/deprecation-guide/.
-var retired = map[string]bool{"spec.ipFamily": true, "spec.topologyKeys": true, "metadata.clusterName": true, "metadata.initializers": true}
+var retired = map[string]bool{"spec.ipFamily": true, "spec.topologyKeys": true, "metadata.clusterName": true, "metadata.initializers": true, "spec.portalIP": true, "spec.deprecatedPublicIPs": true}
 
 var indexes = regexp.MustCompile(`\[\d+\]`)
 
@@ -47,8 +48,10 @@ func (d *decoder) tolerate(i item, value metav1.Object, strict []error, out *dec
 	return rest
 }
 
-// readTopology sets what discovery.k8s.io/v1beta1 has in the topology of an endpoint.
-// https://kubernetes.io/docs/reference/using-api/deprecation-guide/#endpointslice-v125.
+// readTopology sets what discovery.k8s.io/v1beta1 has in the topology of an endpoint, and the
+// family of v1alpha1 in Kubernetes 1.16, whose addressType is IP.
+// https://kubernetes.io/docs/reference/using-api/deprecation-guide/#endpointslice-v125,
+// https://github.com/kubernetes/kubernetes/pull/84971.
 func readTopology(s *discoveryv1.EndpointSlice, text []byte) {
 	var old struct {
 		Endpoints []struct {
@@ -57,6 +60,12 @@ func readTopology(s *discoveryv1.EndpointSlice, text []byte) {
 	}
 	if json.Unmarshal(text, &old) != nil {
 		return
+	}
+	if s.AddressType == "IP" {
+		s.AddressType = discoveryv1.AddressTypeIPv4
+		if strings.Contains(firstAddress(s), ":") {
+			s.AddressType = discoveryv1.AddressTypeIPv6
+		}
 	}
 	set := func(to **string, value string) {
 		if *to == nil && value != "" {
@@ -68,4 +77,14 @@ func readTopology(s *discoveryv1.EndpointSlice, text []byte) {
 		set(&s.Endpoints[i].NodeName, topology[corev1.LabelHostname])
 		set(&s.Endpoints[i].Zone, topology[corev1.LabelTopologyZone])
 	}
+}
+
+// firstAddress returns an address of s, or "".
+func firstAddress(s *discoveryv1.EndpointSlice) string {
+	for _, e := range s.Endpoints {
+		if len(e.Addresses) > 0 {
+			return e.Addresses[0]
+		}
+	}
+	return ""
 }
