@@ -220,6 +220,15 @@ func namespaced(s string) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: namespace, Name: name}, ok && namespace != "" && name != "" && !strings.Contains(name, "/")
 }
 
+// servicePrefixes begin a destination that is a Service by name.
+var servicePrefixes = []string{"svc/", "service/", "services/"}
+
+// isNamespace reports whether text names a namespace of Services, so that a name follows,
+// be it that of a protocol.
+func isNamespace(text string) bool {
+	return strings.Count(text, "/") == 1 && slices.ContainsFunc(servicePrefixes, func(s string) bool { return strings.HasPrefix(text, s) })
+}
+
 // destination sets the destination of conn. A Service is dialled in the first of families
 // in which it has an address.
 func (p *parser) destination(families []service.Family) error {
@@ -228,7 +237,7 @@ func (p *parser) destination(families []service.Family) error {
 		return err
 	}
 	p.conn.Protocol = protocol
-	for _, prefix := range []string{"svc/", "service/", "services/"} {
+	for _, prefix := range servicePrefixes {
 		if name, ok := strings.CutPrefix(text, prefix); ok {
 			return p.service(name, given, families)
 		}
@@ -249,7 +258,7 @@ func (p *parser) destination(families []service.Family) error {
 // whether the destination named one.
 func (p *parser) protocol() (rest string, protocol service.Protocol, given bool, err error) {
 	for _, x := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
-		if rest, ok := strings.CutSuffix(strings.ToLower(p.query.Destination), "/"+x.String()); ok {
+		if rest, ok := strings.CutSuffix(strings.ToLower(p.query.Destination), "/"+x.String()); ok && !isNamespace(rest) {
 			return p.query.Destination[:len(rest)], x, true, nil
 		}
 	}
