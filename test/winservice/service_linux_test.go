@@ -103,12 +103,12 @@ func (s *site) write(t *testing.T, name, text string) {
 
 // run runs the program in its folder and wants an exit code and, in its
 // output, each of some texts.
-func (s *site) run(t *testing.T, args string, code int, texts ...string) {
+func (s *site) run(t *testing.T, args string, code int, texts ...string) (output string) {
 	t.Helper()
-	s.command(t, s.exe, strings.Fields(args), code, texts...)
+	return s.command(t, s.exe, strings.Fields(args), code, texts...)
 }
 
-func (s *site) command(t *testing.T, program string, args []string, code int, texts ...string) {
+func (s *site) command(t *testing.T, program string, args []string, code int, texts ...string) (output string) {
 	t.Helper()
 	got, output, err := s.Run(t.Context(), wine.Program{Path: program, Args: args, Dir: s.folder})
 	if err != nil || got != code {
@@ -119,6 +119,13 @@ func (s *site) command(t *testing.T, program string, args []string, code int, te
 			t.Errorf("%q: want %q in\n%s", args, text, output)
 		}
 	}
+	return output
+}
+
+// registered is what the service manager keeps of the service kube-proxy.
+func (s *site) registered(t *testing.T, texts ...string) string {
+	t.Helper()
+	return s.command(t, "reg", []string{"query", `HKLM\System\CurrentControlSet\Services\kube-proxy`}, 0, texts...)
 }
 
 // log returns the log of a service.
@@ -149,13 +156,20 @@ func TestService(t *testing.T) {
 	s.command(t, "sc", []string{"create", "kube-proxy", "binPath=", `C:\k\nssm.exe`}, 0)
 	s.run(t, "service install "+s.flags(), 1, `is installed already, and runs another program, C:\k\nssm.exe`)
 	s.run(t, "service uninstall", 1, `is none of this program, but runs C:\k\nssm.exe`)
+	s.run(t, "service stop", 1, `is none of this program, but runs C:\k\nssm.exe`)
+	s.run(t, "service start", 1, `is none of this program, but runs C:\k\nssm.exe`)
+	s.registered(t, "ImagePath    REG_SZ    C:\\k\\nssm.exe\n")
 	s.command(t, "sc", []string{"delete", "kube-proxy"}, 0)
-	s.run(t, "service install "+s.flags(), 0, "service kube-proxy is installed")
+	installed := s.run(t, "service install "+s.flags(), 0, "service kube-proxy is installed")
+	// It starts with the system, after HNS. A delayed start, two minutes after the others, would be a level that Wine lacks.
+	text := s.registered(t, "Start    REG_DWORD    0x2", "DependOnService    REG_MULTI_SZ    hns", "Kubernetes service proxy", "Programs the Host Network Service")
+	if n := strings.Count(installed, "Invalid level"); n != 1 || !strings.Contains(installed, "restarts after an end with an exit code: Invalid level") || strings.Contains(text, "DelayedAutostart") {
+		t.Errorf("Wine refuses %d properties, want one, and has no delayed start: %s%s", n, installed, text)
+	}
 	s.run(t, "service install "+s.flags(), 1, "is installed already: uninstall it first")
 	// The blank in the path is quoted, or else another program would start.
 	s.run(t, "service status", 1, "stopped", "automatic",
 		`"`+wine.File(s.exe)+`" --windows-service `, `"--manifests=`+wine.File(s.manifest)+`"`, `--log-file=C:\ProgramData\kube-proxy\kube-proxy.log`)
-	s.command(t, "reg", []string{"query", `HKLM\System\CurrentControlSet\Services\kube-proxy`}, 0, "DependOnService", "hns", "Kubernetes service proxy", "Programs the Host Network Service")
 	s.command(t, "reg", []string{"query", `HKLM\System\CurrentControlSet\Services\EventLog\Application\kube-proxy`}, 0, "EventMessageFile")
 	s.run(t, "service start", 0, "service kube-proxy runs")
 	s.run(t, "service start", 1, "is running already")

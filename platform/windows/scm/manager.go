@@ -16,7 +16,7 @@ type Manager struct {
 	// Timeout bounds how long a service may take to start or to stop.
 	Timeout time.Duration
 	// IsOurs reports whether a service with this command line runs this program. Other
-	// services are neither stopped nor removed. If nil, all count as ours.
+	// services are neither started nor stopped nor removed. If nil, all count as ours.
 	IsOurs func(command string) bool
 	// Log receives progress and minor problems. It must not be nil.
 	Log func(string)
@@ -50,6 +50,9 @@ func (m *Manager) Uninstall(ctx context.Context, name string) error {
 // Start starts a service and returns when it runs.
 func (m *Manager) Start(ctx context.Context, name string) error {
 	const doing = "start"
+	if other := m.foreign(name); other != nil {
+		return foreignError(doing, *other)
+	}
 	w := m.newWait(name, "to start")
 	err := m.Driver.Start(name)
 	for hasCode(err, codeDatabaseLocked) && w.more(ctx) {
@@ -88,7 +91,7 @@ func (m *Manager) Stop(ctx context.Context, name string) error {
 		case err != nil:
 			return explain(doing, name, err)
 		case m.isForeign(status):
-			return fmt.Errorf("%s service %s: %w, but runs %s: sc.exe is for those", doing, name, ErrOtherProgram, status.Command)
+			return foreignError(doing, status)
 		case status.State == Stopped && !asked:
 			return explain(doing, name, codeNotRunning)
 		case status.State == Stopped:
@@ -116,12 +119,26 @@ func (m *Manager) Status(name string) (Status, error) {
 
 // createError explains why a service with that name cannot be created.
 func (m *Manager) createError(name string, err error) error {
-	if hasCode(err, codeInstalled) && m.IsOurs != nil {
-		if existing, failed := m.Driver.Query(name); failed == nil && m.isForeign(existing) {
-			return fmt.Errorf("install service %s: %w, and runs another program, %s: choose another name with --name, or stop and remove that one with sc.exe", name, ErrInstalled, existing.Command)
-		}
+	if other := m.foreign(name); other != nil && hasCode(err, codeInstalled) {
+		return fmt.Errorf("install service %s: %w, and runs another program, %s: choose another name with --name, or stop and remove that one with sc.exe", name, ErrInstalled, other.Command)
 	}
 	return explain("install", name, err)
+}
+
+// foreign returns the service of that name if it certainly runs another program, else nil.
+func (m *Manager) foreign(name string) *Status {
+	if m.IsOurs == nil {
+		return nil
+	}
+	s, err := m.Driver.Query(name)
+	if err != nil || !m.isForeign(s) {
+		return nil
+	}
+	return &s
+}
+
+func foreignError(doing string, s Status) error {
+	return fmt.Errorf("%s service %s: %w, but runs %s: sc.exe is for those", doing, s.Name, ErrOtherProgram, s.Command)
 }
 
 // isForeign reports whether s certainly runs another program.
