@@ -50,8 +50,8 @@ type app struct {
 	target          int32
 	annotations     map[string]string
 	// pods are addresses: /t is terminating and serving, /d terminating and
-	// not serving, /n not ready, /r on the other node though of this one's range, /o no
-	// pod, but outside of the cluster.
+	// not serving, /n not ready, /r on the other node though of this one's range, /h on the
+	// network of this node, /o no pod, but outside of the cluster.
 	pods []string
 }
 
@@ -93,10 +93,10 @@ func (a app) slice() *discoveryv1.EndpointSlice {
 		switch {
 		case how == "o":
 			e.NodeName = nil
-		case how != "r" && strings.HasPrefix(ip, "10.244.1."):
+		case how == "h", how != "r" && strings.HasPrefix(ip, "10.244.1."):
 			e.NodeName = new(netlab.NodeName)
 		}
-		ready := how == "" || how == "r" || how == "o"
+		ready := how == "" || strings.Contains("rho", how)
 		e.Conditions = discoveryv1.EndpointConditions{
 			Ready: &ready, Serving: new(ready || how == "t"), Terminating: new(how == "t" || how == "d"),
 		}
