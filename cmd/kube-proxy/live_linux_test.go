@@ -104,7 +104,7 @@ func installed(t *testing.T, dir string) bool {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%s needs:\n%s", f, p)
+		t.Logf("%s needs:\n%s", f, p.Changes())
 		all = all && p.Empty()
 	}
 	return all

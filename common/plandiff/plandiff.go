@@ -17,6 +17,7 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -366,12 +367,15 @@ func (d *Difference) AddSettings(lines []string) {
 	d.Same = d.Same && len(lines) == 0
 }
 
-// AddPlan adds the lines of a plan for one family.
-func (d *Difference) AddPlan(f service.Family, text string) {
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
+// AddPlan adds the changes of a plan for one family.
+func (d *Difference) AddPlan(f service.Family, changes []reconcile.Change) {
+	for _, c := range changes {
+		line := c.String()
 		d.Plan, d.plans[f] = append(d.Plan, line), append(d.plans[f], line)
-		d.affects(line)
-		d.Same = false
+		if c.Port != (service.PortName{}) {
+			d.Affected = append(d.Affected, c.Port.String())
+		}
 	}
+	d.affects()
+	d.Same = d.Same && len(changes) == 0
 }

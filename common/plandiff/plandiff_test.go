@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -84,7 +85,7 @@ func TestNothingDiffers(t *testing.T) {
 	if err := d.Texts("a\nb\n", "a\nb\n"); err != nil || d.Text != "" {
 		t.Errorf("%v, %q", err, d.Text)
 	}
-	d.AddPlan(service.IPv4, "")
+	d.AddPlan(service.IPv4, nil)
 	var out, doc bytes.Buffer
 	if err := (View{}).Print(&out, d); err != nil || d.ExitCode() != 0 || !strings.HasSuffix(out.String(), "\nNothing differs.\n") {
 		t.Errorf("exit %d, %v: %s", d.ExitCode(), err, out.String())
@@ -153,7 +154,7 @@ func TestHunks(t *testing.T) {
 
 func TestPlan(t *testing.T) {
 	d := New()
-	d.AddPlan(service.IPv4, "+ a\n- b\n")
+	d.AddPlan(service.IPv4, []reconcile.Change{{Text: "+ a"}, {Text: "- b"}})
 	var out, doc bytes.Buffer
 	if err := (View{}).Print(&out, d); err != nil || !strings.Contains(out.String(), "  + a\n  - b\n\nThe node would make 2 changes.\n") || d.Same {
 		t.Errorf("%v: %s", err, out.String())
@@ -167,13 +168,17 @@ func TestPlan(t *testing.T) {
 // TestAffected checks which Service ports the lines of plans name.
 func TestAffected(t *testing.T) {
 	d := New()
-	d.AddPlan(service.IPv4, `+ services: 10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-2
-+ endpoints: 10.96.0.11 . tcp . 80 . 0 : 10.244.1.2 . 80 # shop/cart
-~ shop/dns:dns (udp): 2 endpoints, 1 of them here
-- listener of shop/old:http (tcp) for policy Cluster
-- loadbalancer tcp 10.96.0.9:80 # of no Service
-+ filter rule in INPUT: -d 169.254.0.1/32 -j KUBE-PORTALS
-`)
+	of := func(name, port string) service.PortName {
+		return service.PortName{Namespace: "shop", Name: name, Port: port, Protocol: service.TCP}
+	}
+	d.AddPlan(service.IPv4, []reconcile.Change{
+		{Text: `+ services: 10.96.0.10 . tcp . 80 comment "shop/web:http" : goto cluster-2`, Port: of("web", "http"), Named: true},
+		{Text: "+ endpoints: 10.96.0.11 . tcp . 80 . 0 : 10.244.1.2 . 80", Port: of("cart", "")},
+		{Text: "~ shop/dns:dns (tcp): 2 endpoints, 1 of them here", Port: of("dns", "dns"), Named: true},
+		{Text: "- listener of shop/old:http (tcp) for policy Cluster", Port: of("old", "http"), Named: true},
+		{Text: `- loadbalancer tcp 10.96.0.9:80 # shop/nobody`},
+		{Text: "+ filter rule in INPUT: -d 169.254.0.1/32 -j KUBE-PORTALS"},
+	})
 	old := `-A KUBE-SERVICES -d 10.96.0.9/32 -m comment --comment "shop/same:http" -j ACCEPT
 -A KUBE-HEALTH-PORTS -p tcp --dport 32000 -m comment --comment "shop/same health check" -j ACCEPT
 `
@@ -189,7 +194,10 @@ func TestAffected(t *testing.T) {
 	if !strings.HasSuffix(out.String(), end) || !strings.Contains(out.String(), "changes of the node, IPv4:\n") {
 		t.Errorf("%s", out.String())
 	}
-	d.AddPlan(service.IPv4, "+ a # shop/zoo:http\n")
+	d.AddPlan(service.IPv4, []reconcile.Change{{Text: "+ a", Port: of("zoo", "http")}})
+	if last := d.Plan[len(d.Plan)-1]; last != "+ a # shop/zoo:http" {
+		t.Errorf("printed as %q", last)
+	}
 	if got := d.affectedText(); !strings.HasSuffix(got, "shop/old:http and 2 others") {
 		t.Error(got)
 	}
@@ -202,7 +210,9 @@ func TestAffectedLongName(t *testing.T) {
 	d := New()
 	d.Knows(service.New(1, &service.Node{}, []*service.Port{long, port("web", "10.96.0.11")}))
 	for _, cut := range []string{long.Name.String()[:117], strings.Repeat("a", 63) + "/c", strings.Repeat("a", 63) + "/c:"} {
-		d.AddPlan(service.IPv4, "+ services: 10.96.0.10 . tcp . 80 comment \""+cut+"...\" : goto refuse\n")
+		if err := d.Texts("", "10.96.0.10 . tcp . 80 comment \""+cut+"...\" : goto refuse\n"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if want := []string{long.Name.String()}; !slices.Equal(d.Affected, want) {
 		t.Errorf("%q, want %q", d.Affected, want)
@@ -213,7 +223,7 @@ func TestAffectedLongName(t *testing.T) {
 // steers the terminal, and that colours are there only if they are asked for.
 func TestLongAndForeign(t *testing.T) {
 	d := New()
-	d.AddPlan(service.IPv6, strings.Repeat("+ \x1b[2J\n", mostLines+5))
+	d.AddPlan(service.IPv6, slices.Repeat([]reconcile.Change{{Text: "+ \x1b[2J"}}, mostLines+5))
 	var short, all, coloured bytes.Buffer
 	for v, out := range map[View]*bytes.Buffer{{}: &short, {All: true}: &all, {Colour: true}: &coloured} {
 		if err := v.Print(out, d); err != nil {

@@ -32,7 +32,7 @@ func (p *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) 
 }
 func (p *partialBackend) Cleanup(context.Context) error { return p.endErr }
 func (p *partialBackend) Close() error                  { return p.endErr }
-func (p *partialBackend) String() string                { return p.text }
+func (p *partialBackend) Changes() Changes              { return Changes{{Text: p.text}} }
 func (p *partialBackend) Empty() bool                   { return p.text == "" }
 func (p *partialBackend) Outcome() Outcome              { return Outcome{Notes: p.notes, Degraded: p.degraded} }
 func (p *partialBackend) Apply(context.Context) Outcome {

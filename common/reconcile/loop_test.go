@@ -83,8 +83,8 @@ func (h *harness) Forget() { h.forgets++ }
 
 type fakePlan struct{ *harness }
 
-func (p fakePlan) String() string { return "" }
-func (p fakePlan) Empty() bool    { return p.empty }
+func (p fakePlan) Changes() Changes { return nil }
+func (p fakePlan) Empty() bool      { return p.empty }
 func (p fakePlan) Outcome() Outcome {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -89,7 +89,8 @@ func WatchAll(ctx context.Context, touched func(), watches ...func(context.Conte
 
 // Plan is an ordered list of changes to one dataplane. It is good for one Apply.
 type Plan interface {
-	fmt.Stringer // one change a line
+	// Changes lists the changes in order, as far as they can be told.
+	Changes() Changes
 
 	// Empty reports whether the dataplane already matches. Then Apply is not called.
 	Empty() bool
@@ -101,6 +102,37 @@ type Plan interface {
 	// Apply makes the changes. After a failed change it continues where that is safe, and
 	// it joins the errors.
 	Apply(ctx context.Context) Outcome
+}
+
+// Change is one change of a Plan.
+type Change struct {
+	Text string // one line
+	// Port is the Service port that the change is for, the zero value for none in
+	// particular.
+	Port service.PortName
+	// Named means that Text has the name of Port.
+	Named bool
+}
+
+// String returns the line of a plan for c. It ends in " # " and the name of the Service
+// port, unless the text has the name.
+func (c Change) String() string {
+	if c.Named || c.Port == (service.PortName{}) {
+		return c.Text
+	}
+	return c.Text + " # " + c.Port.String()
+}
+
+// Changes are the changes of a Plan in order.
+type Changes []Change
+
+// String prints one change a line.
+func (all Changes) String() string {
+	var b strings.Builder
+	for _, c := range all {
+		b.WriteString(c.String() + "\n")
+	}
+	return b.String()
 }
 
 // Both returns a Backend that is main and a second one, which serves a part of the same
@@ -156,7 +188,7 @@ func (b *both) Close() error { return errors.Join(b.main.Close(), b.second.Close
 // failedPlan is the placeholder for a plan whose Plan call failed.
 type failedPlan struct{ err error }
 
-func (f failedPlan) String() string                { return "" }
+func (f failedPlan) Changes() Changes              { return nil }
 func (f failedPlan) Empty() bool                   { return false }
 func (f failedPlan) Outcome() Outcome              { return Outcome{Err: fmt.Errorf("plan: %w", f.err)} }
 func (f failedPlan) Apply(context.Context) Outcome { return f.Outcome() }
@@ -164,8 +196,8 @@ func (f failedPlan) Apply(context.Context) Outcome { return f.Outcome() }
 // combinedPlan is two plans as one.
 type combinedPlan struct{ main, second Plan }
 
-// String implements Plan.
-func (c *combinedPlan) String() string { return c.main.String() + c.second.String() }
+// Changes implements Plan.
+func (c *combinedPlan) Changes() Changes { return slices.Concat(c.main.Changes(), c.second.Changes()) }
 
 // Empty implements Plan.
 func (c *combinedPlan) Empty() bool { return c.main.Empty() && c.second.Empty() }
@@ -225,18 +257,6 @@ func Every(ctx context.Context, period time.Duration, do func()) error {
 			do()
 		}
 	}
-}
-
-// lineName stands before the name of a Service port at the end of a line of a plan.
-const lineName = " # "
-
-// LineFor returns a line of a plan that is for the Service port of this name. It ends in
-// " # " and the name, unless text has the name already.
-func LineFor(n service.PortName, text string) string {
-	if name := n.String(); !strings.Contains(text, name) {
-		return text + lineName + name
-	}
-	return text
 }
 
 // ErrWaiting means that a prerequisite that another component creates does not exist yet.

@@ -250,8 +250,11 @@ func (t *Takeover) auditMissing(ctx context.Context, want *service.Snapshot) err
 	if p.Empty() {
 		return nil
 	}
-	first, more, _ := strings.Cut(p.String(), "\n")
-	return fmt.Errorf("%q and %d more", first, strings.Count(more, "\n"))
+	first, more := "", 0
+	if all := p.Changes(); len(all) > 0 { // some work has no text
+		first, more = all[0].String(), len(all)-1
+	}
+	return fmt.Errorf("%q and %d more", first, more)
 }
 
 // The texts of errors in the log. UnreadText is also for an error that hides the targets

@@ -73,9 +73,11 @@ type (
 	emptyPlan    struct{ reconcile.Plan }
 )
 
-func (nonEmptyPlan) Empty() bool    { return false }
-func (nonEmptyPlan) String() string { return "+ something\n" }
-func (emptyPlan) Empty() bool       { return true }
+func (nonEmptyPlan) Empty() bool { return false }
+func (nonEmptyPlan) Changes() reconcile.Changes {
+	return reconcile.Changes{{Text: "+ something"}}
+}
+func (emptyPlan) Empty() bool { return true }
 
 // takeoverTest is a takeover in a synctest bubble, with what it reports.
 type takeoverTest struct {

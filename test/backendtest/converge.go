@@ -55,7 +55,7 @@ func (r *run) requireReadBack() {
 		}
 		r.backend = r.node.Start()
 		if plan := r.plan(); plan.Empty() != (held == wanted) {
-			r.t.Fatalf("%s: the plan is\n%s and the difference (-held +wanted)\n%s", when, plan, cmp.Diff(held, wanted))
+			r.t.Fatalf("%s: the plan is\n%s and the difference (-held +wanted)\n%s", when, plan.Changes(), cmp.Diff(held, wanted))
 		}
 		r.node.Heal()
 		r.node.Tamper(r.draw)
@@ -76,7 +76,7 @@ func (r *run) faultyRound(excused func(error) bool) {
 	text := ""
 	p, err := r.backend.Plan(r.ctx, r.want)
 	if err == nil && !p.Empty() {
-		text = p.String()
+		text = p.Changes().String()
 		err = p.Apply(r.ctx).Err
 	}
 	ok := err == nil || errors.Is(err, ErrInjected) || reconcile.Unsupported(err)

@@ -138,7 +138,7 @@ func (r *run) apply(p reconcile.Plan) {
 	if p.Empty() {
 		return
 	}
-	text := p.String()
+	text := p.Changes().String()
 	if err := p.Apply(r.ctx).Err; err != nil && !reconcile.Unsupported(err) {
 		r.t.Fatalf("Apply: %v\n%s", err, text)
 	}
@@ -158,7 +158,7 @@ func (r *run) requireNothing(when string) {
 	if p.Empty() {
 		return
 	}
-	text := p.String()
+	text := p.Changes().String()
 	r.node.Changes()
 	err := p.Apply(r.ctx).Err
 	if !reconcile.Unsupported(err) {

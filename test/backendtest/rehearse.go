@@ -63,11 +63,11 @@ func diffLines(want, got []string) string {
 	return cmp.Diff(want, got, cmpopts.SortSlices(strings.Compare), cmpopts.EquateEmpty())
 }
 
-// printed returns what the lines of a plan say of changes.
+// printed returns what a plan says of changes, without whom they are for.
 func (r *run) printed(p reconcile.Plan) []string {
 	var all []string
-	for line := range strings.Lines(p.String()) {
-		line, _, _ = strings.Cut(strings.TrimSuffix(line, "\n"), " # ") // whom a change is for
+	for _, c := range p.Changes() {
+		line := c.Text
 		if r.harness.Printed != nil {
 			line = r.harness.Printed(line)
 		}

@@ -22,6 +22,14 @@ func Plan(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan 
 	return p
 }
 
+// Text prints p, which is nil if there is none.
+func Text(p reconcile.Plan) string {
+	if p == nil {
+		return ""
+	}
+	return p.Changes().String()
+}
+
 // Apply runs one round of b that must succeed, and returns its plan, which may have been
 // empty.
 func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan {
@@ -30,7 +38,7 @@ func Apply(t fatalT, b reconcile.Backend, want *service.Snapshot) reconcile.Plan
 		return p
 	}
 	if err := p.Apply(context.Background()).Err; err != nil {
-		t.Fatalf("Apply: %v\n%s", err, p)
+		t.Fatalf("Apply: %v\n%s", err, p.Changes())
 	}
 	return p
 }
@@ -42,6 +50,6 @@ func RequireNoChange(t fatalT, b reconcile.Backend, want *service.Snapshot) {
 		t.Fatalf("Plan of a new backend: %v", err)
 	}
 	if !p.Empty() {
-		t.Fatalf("a new backend would change what is there:\n%s", p)
+		t.Fatalf("a new backend would change what is there:\n%s", p.Changes())
 	}
 }

@@ -126,7 +126,7 @@ func (k *Kernel) Diff(t testing.TB, want *service.Snapshot) string {
 		if err != nil { // it changed while it was read
 			return err.Error()
 		}
-		if lack := p.String(); lack != "" {
+		if lack := p.Changes().String(); lack != "" {
 			return service.Families[i].String() + ":\n" + lack
 		}
 	}
@@ -136,7 +136,7 @@ func (k *Kernel) Diff(t testing.TB, want *service.Snapshot) string {
 		if err != nil {
 			return err.Error()
 		}
-		lack := p.String()
+		lack := p.Changes().String()
 		audit.Forget()
 		if lack != "" {
 			return "socket acceleration of " + service.Families[i].String() + ":\n" + lack

@@ -10,7 +10,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
@@ -45,20 +44,20 @@ func (t *Toy) Mode() mode.Descriptor {
 			return mode.Section{MinSyncPeriod: c.IPTables.MinSyncPeriod.Duration, SyncPeriod: c.IPTables.SyncPeriod.Duration}
 		},
 		Render: func(w io.Writer, want *service.Snapshot, _ mode.Rendering) error {
-			_, err := io.WriteString(w, text(want))
+			_, err := io.WriteString(w, changes(want).String())
 			return err
 		},
 		System: &mode.System{Probe: t.probe, Open: t.open, Targets: noTargets},
 	}
 }
 
-// text has a line for each Service port.
-func text(want *service.Snapshot) string {
-	var b strings.Builder
+// changes has one for each Service port.
+func changes(want *service.Snapshot) reconcile.Changes {
+	var all reconcile.Changes
 	for p := range want.Ports(service.IPv4) {
-		fmt.Fprintf(&b, "%s has %d endpoints\n", p.Name, len(p.Cluster))
+		all = append(all, reconcile.Change{Text: fmt.Sprintf("%s has %d endpoints", p.Name, len(p.Cluster)), Port: p.Name, Named: true})
 	}
-	return b.String()
+	return all
 }
 
 func (t *Toy) probe(_ *config.Config, f service.Family) error {
@@ -97,8 +96,8 @@ type plan struct {
 	want    *service.Snapshot
 }
 
-// String implements reconcile.Plan.
-func (p plan) String() string { return text(p.want) }
+// Changes implements reconcile.Plan.
+func (p plan) Changes() reconcile.Changes { return changes(p.want) }
 
 // Empty implements reconcile.Plan.
 func (p plan) Empty() bool { return p.want == p.backend.last }

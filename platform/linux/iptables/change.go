@@ -91,32 +91,29 @@ func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove(false)
 }
 
-// lines describes c, with one line per chain or jump. names has the Ports of chains that
+// list describes c, with one change per chain or jump. names has the Ports of chains that
 // only one Port uses.
-func (c *change) lines(names map[id]service.PortName) []string {
-	var lines []string
-	add := func(i id, line string) {
-		if n, found := names[i]; found {
-			line = reconcile.LineFor(n, line)
-		}
-		lines = append(lines, line)
+func (c *change) list(names map[id]service.PortName) reconcile.Changes {
+	var all reconcile.Changes
+	add := func(of service.PortName, format string, args ...any) {
+		all = append(all, reconcile.Change{Text: fmt.Sprintf(format, args...), Port: of})
 	}
 	for _, w := range c.writes {
-		add(w.id, fmt.Sprintf("+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules)))
+		add(names[w.id], "+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules))
 	}
 	for _, m := range c.moves {
-		lines = append(lines, fmt.Sprintf("~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.shadowedBy))
+		add(service.PortName{}, "~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.shadowedBy)
 	}
 	for _, j := range c.insertJumps {
-		lines = append(lines, fmt.Sprintf("+ %s rule in %s: %s", j.from.table, j.from.name, j.rule))
+		add(service.PortName{}, "+ %s rule in %s: %s", j.from.table, j.from.name, j.rule)
 	}
 	for _, j := range c.deleteJumps {
-		lines = append(lines, fmt.Sprintf("- %s rule in %s: %s", j.from.table, j.from.name, j.rule))
+		add(service.PortName{}, "- %s rule in %s: %s", j.from.table, j.from.name, j.rule)
 	}
 	for _, d := range c.deletes {
-		add(d, fmt.Sprintf("- %s chain %s", d.table, d.name))
+		add(names[d], "- %s chain %s", d.table, d.name)
 	}
-	return lines
+	return all
 }
 
 // stage collects a change to chains whose sums are known.

@@ -25,7 +25,7 @@ func TestDormantTableOfAnother(t *testing.T) {
 	b := NewWith(service.IPv6, Options{MasqueradeBit: 14}, locked{k})
 	for range 2 {
 		p, err := b.Plan(t.Context(), simple(3))
-		if err != nil || p.Empty() || !strings.Contains(p.String(), "~ nat table: active") {
+		if err != nil || p.Empty() || !strings.Contains(p.Changes().String(), "~ nat table: active") {
 			t.Fatalf("plan %v, %v, want one that activates table nat", p, err)
 		}
 		err = p.Apply(t.Context()).Err

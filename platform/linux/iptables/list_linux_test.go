@@ -26,7 +26,7 @@ func TestKernelHoldsLists(t *testing.T) {
 			apply(t, b, want)
 			b.Forget()
 			if p := apply(t, b, want); !p.Empty() {
-				t.Errorf("%d endpoints: read back, this is to do:\n%s", n, p)
+				t.Errorf("%d endpoints: read back, this is to do:\n%s", n, p.Changes())
 			}
 		}
 	})

@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 )
 
 // TestLoopbackIsClosedAgain lets NodePorts answer on loopback addresses. Then a backend
@@ -59,7 +60,7 @@ func program(t *testing.T, b *Backend) {
 		t.Errorf("program: %v", err)
 	}
 	if p, err := b.Plan(context.Background(), simple(3)); err != nil || !p.Empty() {
-		t.Errorf("once more: %v, still to do:\n%s", err, p)
+		t.Errorf("once more: %v, still to do:\n%s", err, generate.Text(p))
 	}
 }
 
@@ -132,7 +133,7 @@ func TestLoopbackMarkIsNoDrift(t *testing.T) {
 		program(t, b)
 		k.Dirty = true
 		if p, err := b.Plan(t.Context(), simple(3)); err != nil || len(p.Outcome().Drift) > 0 || !p.Empty() {
-			t.Errorf("%s: %v, drift %q, to do:\n%s", name, err, p.Outcome().Drift, p)
+			t.Errorf("%s: %v, drift %q, to do:\n%s", name, err, p.Outcome().Drift, p.Changes())
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 )
 
 // runCommand runs a command of b's variant, as any process may, with or without the
@@ -184,11 +185,11 @@ func TestRestoreKilledHalfWay(t *testing.T) {
 			t.Errorf("Apply = %v, want it to be busy", err)
 		}
 		undo()
-		if half := apply(t, b, want); half.Empty() || strings.Contains(half.String(), "+ nat chain") {
-			t.Errorf("table nat was in force, the plan is:\n%s", half)
+		if half := apply(t, b, want); half.Empty() || strings.Contains(half.Changes().String(), "+ nat chain") {
+			t.Errorf("table nat was in force, the plan is:\n%s", half.Changes())
 		}
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
-			t.Errorf("after the next round: %v, still to do:\n%s", err, p)
+			t.Errorf("after the next round: %v, still to do:\n%s", err, generate.Text(p))
 		}
 	})
 }
@@ -241,7 +242,7 @@ func TestRefusedServiceIsFound(t *testing.T) {
 		replaced()
 		apply(t, b, want)
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
-			t.Errorf("once it is taken: %v, still to do:\n%s", err, p)
+			t.Errorf("once it is taken: %v, still to do:\n%s", err, generate.Text(p))
 		}
 	})
 }
@@ -262,7 +263,7 @@ func TestLostRaceIsRunAgain(t *testing.T) {
 			t.Errorf("Apply = %v, want it to be run again", err)
 		}
 		if p, err := b.Plan(context.Background(), want); err != nil || !p.Empty() {
-			t.Errorf("then: %v, still to do:\n%s", err, p)
+			t.Errorf("then: %v, still to do:\n%s", err, generate.Text(p))
 		}
 	})
 }

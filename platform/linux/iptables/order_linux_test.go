@@ -27,13 +27,13 @@ func TestRuleAheadIsNoticed(t *testing.T) {
 				t.Errorf("%q: drift %q, want one line", rule, p.Outcome().Drift)
 			}
 			if p := apply(t, b, want); !p.Empty() {
-				t.Errorf("%q: not settled:\n%s", rule, p)
+				t.Errorf("%q: not settled:\n%s", rule, p.Changes())
 			}
 		}
 		runCommand(t, b, "-t nat -I PREROUTING 1 -p tcp -i nobody0 -j ACCEPT")
 		runCommand(t, b, "-t nat -I PREROUTING 1 -p icmp -j ACCEPT")
 		if p := apply(t, b, want); !p.Empty() {
-			t.Errorf("rules of others have something changed:\n%s", p)
+			t.Errorf("rules of others have something changed:\n%s", p.Changes())
 		}
 	})
 }

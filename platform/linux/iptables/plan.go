@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -43,25 +42,22 @@ func (p *plan) Outcome() reconcile.Outcome {
 	return out
 }
 
-// String implements reconcile.Plan.
-func (p *plan) String() string {
-	var lines []string
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	var all reconcile.Changes
 	if p.stage != nil {
-		lines = p.lines(p.portNames())
+		all = p.list(p.portNames())
 	}
 	for _, table := range p.dormant {
-		lines = append(lines, "~ "+table+" table: active, no longer dormant")
+		all = append(all, reconcile.Change{Text: "~ " + table + " table: active, no longer dormant"})
 	}
 	if p.enableLocalnet {
-		lines = append(lines, "+ routing of loopback addresses")
+		all = append(all, reconcile.Change{Text: "+ routing of loopback addresses"})
 	}
 	if p.disableLocalnet {
-		lines = append(lines, "- routing of loopback addresses")
+		all = append(all, reconcile.Change{Text: "- routing of loopback addresses"})
 	}
-	if len(lines) == 0 {
-		return ""
-	}
-	return strings.Join(lines, "\n") + "\n"
+	return all
 }
 
 // portNames returns the names of the Ports that have chains of their own, by chain.

@@ -26,7 +26,7 @@ func TestAdoptsWhatIsThere(t *testing.T) {
 	b := newBackend(service.IPv4, k)
 	p := apply(t, b, simple(50))
 	if !p.Empty() || k.Restores != restores {
-		t.Errorf("a new process would do:\n%s", p)
+		t.Errorf("a new process would do:\n%s", p.Changes())
 	}
 	if len(p.Outcome().Drift) > 0 || !p.Outcome().FullSync {
 		t.Errorf("drift %v, whole %v, want none and true", p.Outcome().Drift, p.Outcome().FullSync)
@@ -70,7 +70,7 @@ func TestCostFollowsChange(t *testing.T) {
 			b := newBackend(service.IPv4, k)
 			apply(t, b, first)
 			p := apply(t, b, first.With(2, first.Node, []service.Change{tt.change}))
-			got := strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")
+			got := strings.Split(strings.TrimSuffix(p.Changes().String(), "\n"), "\n")
 			if p.Empty() {
 				got = nil
 			}
@@ -182,7 +182,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	few := service.New(2, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{simplePort(1)})
 	few.Incomplete = true
 	if p := apply(t, b, few); !p.Empty() || len(p.Outcome().Removed) > 0 {
-		t.Errorf("a partial snapshot changes:\n%s", p)
+		t.Errorf("a partial snapshot changes:\n%s", p.Changes())
 	}
 	// Services are added and removed meanwhile.
 	more := few.With(3, few.Node, []service.Change{{New: simplePort(2)}, {New: simplePort(77)}})
@@ -307,7 +307,7 @@ func TestDisturbedListingIsReadAgain(t *testing.T) {
 	k.InterruptedSaves = 2
 	k.Dirty = true
 	if p := apply(t, b, simple(3)); !p.Empty() || len(p.Outcome().Drift) > 0 || k.Saves != saves+3 {
-		t.Errorf("read %d times, drift %v, and would do:\n%s", k.Saves-saves, p.Outcome().Drift, p)
+		t.Errorf("read %d times, drift %v, and would do:\n%s", k.Saves-saves, p.Outcome().Drift, p.Changes())
 	}
 	k.InterruptedSaves, k.Dirty = 99, true
 	if _, err := b.Plan(context.Background(), simple(3)); err == nil || !strings.Contains(err.Error(), "others changed them meanwhile") {
@@ -322,10 +322,10 @@ func TestPlanThatIsNotApplied(t *testing.T) {
 	b := newBackend(service.IPv4, k)
 	apply(t, b, simple(3))
 	if p, err := b.Plan(context.Background(), simple(4)); err != nil || p.Empty() {
-		t.Fatalf("Plan: %v, to do:\n%s", err, p)
+		t.Fatalf("Plan: %v, to do:\n%s", err, generate.Text(p))
 	}
 	apply(t, newBackend(service.IPv4, k), simple(4))
 	if p, err := b.Plan(context.Background(), simple(4)); err != nil || !p.Empty() {
-		t.Errorf("Plan: %v, still to do:\n%s", err, p)
+		t.Errorf("Plan: %v, still to do:\n%s", err, generate.Text(p))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/logtext"
 )
 
@@ -77,7 +78,7 @@ func TestDrainingIsLoggedAfterRestart(t *testing.T) {
 	b.rules = &fakeRules{held: view}
 	for range 2 {
 		if p, err := b.Plan(ctx, less); err != nil || !p.Empty() {
-			t.Fatalf("Plan: %v, want nothing to do:\n%s", err, p)
+			t.Fatalf("Plan: %v, want nothing to do:\n%s", err, generate.Text(p))
 		}
 	}
 	const want = `"Endpoints that left keep their connections until these end" destinations=2 atMost="1h0m0s"`

@@ -307,7 +307,7 @@ func (r *fakeRules) Cleanup(context.Context) error {
 
 func (p *rulesPlan) Empty() bool                { return p.rules.held == p.want }
 func (p *rulesPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
-func (p *rulesPlan) String() string             { return "" }
+func (p *rulesPlan) Changes() reconcile.Changes { return nil }
 
 func (p *rulesPlan) Apply(context.Context) reconcile.Outcome {
 	if p.rules.refuse != nil {

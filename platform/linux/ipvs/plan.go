@@ -92,20 +92,20 @@ func (p *plan) Outcome() reconcile.Outcome {
 	}
 }
 
-// String implements reconcile.Plan.
-func (p *plan) String() string {
-	var b strings.Builder
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	var all reconcile.Changes
 	for _, s := range p.settings {
-		b.WriteString("+ setting " + s + "\n")
+		all = append(all, reconcile.Change{Text: "+ setting " + s})
 	}
 	for of, o := range p.ops() {
-		line := o.text()
+		c := reconcile.Change{Text: o.text()}
 		if of != nil {
-			line = reconcile.LineFor(of.Name, line)
+			c.Port = of.Name
 		}
-		b.WriteString(line + "\n")
+		all = append(all, c)
 	}
-	return b.String() + p.rules.String()
+	return append(all, p.rules.Changes()...)
 }
 
 // Apply implements reconcile.Plan. Virtual servers and rules cannot change in one step.

@@ -38,7 +38,7 @@ func snapshot(ports ...*service.Port) *service.Snapshot {
 
 // lines returns the ops of p, sorted.
 func lines(p reconcile.Plan) []string {
-	all := strings.Split(strings.TrimSpace(p.String()), "\n")
+	all := strings.Split(strings.TrimSpace(p.Changes().String()), "\n")
 	slices.Sort(all)
 	return all
 }
@@ -69,8 +69,8 @@ func TestFirstPlan(t *testing.T) {
 	p.Affinity = 3 * time.Hour
 	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
 	plan := planOf(t, b, snapshot(p))
-	if want := "+ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp # shop/web-0\n"; !strings.Contains(plan.String(), want) {
-		t.Errorf("no %q in\n%s", want, plan)
+	if want := "+ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp # shop/web-0\n"; !strings.Contains(plan.Changes().String(), want) {
+		t.Errorf("no %q in\n%s", want, plan.Changes())
 	}
 	wantLines(t, plan,
 		"+ setting net.ipv4.vs.conntrack = 1",
@@ -167,7 +167,7 @@ func TestAdoption(t *testing.T) {
 	apply(t, newBackend(service.IPv4, k, Options{Scheduler: "mh"}), snapshot(web(0, 3, service.TCP), web(1, 1, service.SCTP)))
 	ops := k.ops
 	p := apply(t, newBackend(service.IPv4, k, Options{Scheduler: "mh"}), snapshot(web(0, 3, service.TCP), web(1, 1, service.SCTP)))
-	if s := p.String(); s != "" || k.ops != ops {
+	if s := p.Changes().String(); s != "" || k.ops != ops {
 		t.Errorf("a new process would do:\n%s", s)
 	}
 }
@@ -186,7 +186,7 @@ func TestDrift(t *testing.T) {
 	k.servers[first].dests[wrongMode] = dest{addr: wrongMode, weight: 1, wrongMode: true}
 	delete(k.routes, second.addr)
 	if p := planOf(t, b, want); !p.Empty() {
-		t.Errorf("the kernel was asked before the sync period was over: %s", p)
+		t.Errorf("the kernel was asked before the sync period was over: %s", p.Changes())
 	}
 	k.clock = k.clock.Add(30 * time.Second)
 	p := planOf(t, b, want)
@@ -205,7 +205,7 @@ func TestDrift(t *testing.T) {
 	}
 	k.clock = k.clock.Add(30 * time.Second)
 	if p := planOf(t, b, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
-		t.Errorf("after the repair: %v\n%s", p.Outcome().Drift, p)
+		t.Errorf("after the repair: %v\n%s", p.Outcome().Drift, p.Changes())
 	}
 }
 
@@ -218,7 +218,7 @@ func TestSetResync(t *testing.T) {
 	clear(k.servers)
 	k.clock = k.clock.Add(5 * time.Second)
 	if p := planOf(t, b, want); !p.Empty() {
-		t.Errorf("the kernel was asked before the sync period was over: %s", p)
+		t.Errorf("the kernel was asked before the sync period was over: %s", p.Changes())
 	}
 	b.SetResync(5 * time.Second)
 	if p := planOf(t, b, want); len(p.Outcome().Drift) != 3 {

@@ -26,7 +26,7 @@ func TestPollingFindsExternalChanges(t *testing.T) {
 		apply(t, b, s)
 		delete(k.servers, first)
 		if p := planOf(t, b, s); !p.Empty() {
-			t.Fatalf("at once: %s", p)
+			t.Fatalf("at once: %s", p.Changes())
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -38,7 +38,7 @@ func TestPollingFindsExternalChanges(t *testing.T) {
 		}
 		p := planOf(t, b, s)
 		if len(p.Outcome().Drift) == 0 {
-			t.Errorf("a virtual server that is gone is no drift: %s", p)
+			t.Errorf("a virtual server that is gone is no drift: %s", p.Changes())
 		}
 		if err := p.Apply(ctx).Err; err != nil || k.servers[first] == nil {
 			t.Errorf("Apply: %v; virtual servers: %v", err, k.servers)
@@ -87,7 +87,7 @@ func TestListLeavesOut(t *testing.T) {
 		k.omitted = []key{first}
 		b.poller.requested.Store(true)
 		if p := planOf(t, b, s); !p.Empty() || len(p.Outcome().Drift) > 0 {
-			t.Errorf("the drift is %q, and to do:\n%s", p.Outcome().Drift, p)
+			t.Errorf("the drift is %q, and to do:\n%s", p.Outcome().Drift, p.Changes())
 		}
 	}
 	delete(k.servers, first)
@@ -151,7 +151,7 @@ func TestSettingsAreCompared(t *testing.T) {
 	}
 	k.missingSettings = []string{"net.ipv4.vs.conntrack = 1"}
 	if p := planOf(t, b, s); !p.Empty() {
-		t.Errorf("a round that compares nothing: %s", p)
+		t.Errorf("a round that compares nothing: %s", p.Changes())
 	}
 	b.poller.requested.Store(true)
 	p := apply(t, b, s)

@@ -31,7 +31,7 @@ func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
 		return
 	}
 	if err := p.Apply(context.Background()).Err; err != nil && !errors.Is(err, errInjected) && !errors.Is(err, errExists) && !errors.Is(err, errMissing) {
-		t.Fatalf("Apply: %v\n%s", err, p)
+		t.Fatalf("Apply: %v\n%s", err, p.Changes())
 	}
 }
 

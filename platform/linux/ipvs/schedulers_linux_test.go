@@ -223,7 +223,7 @@ func TestListDuringDeletesOfOtherFamily(t *testing.T) {
 		})
 		for range 20 {
 			if p := planOf(t, four, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
-				t.Errorf("the drift is %q, and to do:\n%s", p.Outcome().Drift, p)
+				t.Errorf("the drift is %q, and to do:\n%s", p.Outcome().Drift, p.Changes())
 				break
 			}
 		}

@@ -37,7 +37,7 @@ func TestKernelSettings(t *testing.T) {
 			"+ setting net.ipv4.conf.all.arp_ignore = 1", "+ setting net.ipv4.conf.all.arp_announce = 2",
 		} {
 			if !slices.Contains(lines(p), want) {
-				t.Errorf("the plan has no %q:\n%s", want, p)
+				t.Errorf("the plan has no %q:\n%s", want, p.Changes())
 			}
 		}
 		if err := p.Apply(t.Context()).Err; err != nil {
@@ -99,7 +99,7 @@ func TestKernelKeepsSettings(t *testing.T) {
 		}
 		wantARP(t, "0", "0")
 		if p := planOf(t, b, snapshot()); !p.Empty() || len(p.Outcome().Drift) > 0 {
-			t.Errorf("and then there is more to do, %q:\n%s", p.Outcome().Drift, p)
+			t.Errorf("and then there is more to do, %q:\n%s", p.Outcome().Drift, p.Changes())
 		}
 		_ = b.Close()
 	})

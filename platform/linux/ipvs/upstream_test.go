@@ -95,7 +95,7 @@ func TestUpstreamAdopted(t *testing.T) {
 			plan := planOf(t, b, snapshot(p))
 			took := slices.Contains(lines(plan), "~ virtual server 10.96.0.0:80 tcp, scheduler rr # shop/web-0")
 			if err := plan.Apply(t.Context()).Err; took != made || (err == nil) != made {
-				t.Errorf("taken over %t, %v\n%s", took, err, plan)
+				t.Errorf("taken over %t, %v\n%s", took, err, plan.Changes())
 			}
 			if got := k.servers[at]; got.owned() != made || got.dests[held.addr] != held {
 				t.Errorf("there is %v", got)

@@ -21,7 +21,7 @@ func adopt(t *testing.T, k *fake, want *service.Snapshot) string {
 		t.Errorf("Apply: %v", err)
 	}
 	wantUpToDate(t, k, want)
-	return p.String()
+	return p.Changes().String()
 }
 
 // An incompatible table is replaced with everything it needs in one transaction. Any

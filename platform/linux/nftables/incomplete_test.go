@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 )
 
 // TestIncompleteSnapshotKeepsAndChanges has an earlier process leave a Service. The first
@@ -29,6 +30,6 @@ func TestIncompleteSnapshotKeepsAndChanges(t *testing.T) {
 	more.Incomplete = true
 	apply(t, b, more)
 	if p, err := (&Backend{driver: k}).Plan(t.Context(), more); err != nil || !p.Empty() {
-		t.Errorf("still to do: %v\n%s", err, p)
+		t.Errorf("still to do: %v\n%s", err, generate.Text(p))
 	}
 }

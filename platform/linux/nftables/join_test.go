@@ -39,7 +39,7 @@ func TestFrontendMovesAfterRefusal(t *testing.T) {
 		apply(t, b, next)
 		b.have = nil // the next Plan reads the table
 		if left, err := b.Plan(context.Background(), next); err != nil || !left.Empty() {
-			t.Errorf("name %s: %v, and this is still to do:\n%s", name, err, left)
+			t.Errorf("name %s: %v, and this is still to do:\n%s", name, err, generate.Text(left))
 		}
 	}
 }

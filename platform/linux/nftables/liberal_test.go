@@ -36,5 +36,5 @@ func planWith(t *testing.T, k *fake, o Options, want *service.Snapshot) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p.String()
+	return p.Changes().String()
 }

@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 	"kubeproxy/test/nftcommand"
 )
 
@@ -32,7 +33,7 @@ func TestNftAcceptsUnusualNames(t *testing.T) {
 		apply(t, b, want)
 		wantNames(t, "programmed")
 		if p, err := newKernel(t, service.IPv4).Plan(context.Background(), want); err != nil || !p.Empty() {
-			t.Errorf("a new backend finds %v, or something to do:\n%s", err, p)
+			t.Errorf("a new backend finds %v, or something to do:\n%s", err, generate.Text(p))
 		}
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -67,19 +66,19 @@ func (p *plan) Outcome() reconcile.Outcome {
 	return out
 }
 
-// String implements reconcile.Plan.
-func (p *plan) String() string {
-	var b strings.Builder
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	var all reconcile.Changes
 	for _, u := range p.units {
 		for _, o := range u.steps(p.backend.options) {
-			line := o.text(p.backend.family)
+			c := reconcile.Change{Text: o.text(p.backend.family)}
 			if of := u.port(); of != nil {
-				line = reconcile.LineFor(of.Name, line)
+				c.Port, c.Named = of.Name, o.element.comment == of.Name.String()
 			}
-			b.WriteString(line + "\n")
+			all = append(all, c)
 		}
 	}
-	return b.String()
+	return all
 }
 
 // chunk bounds the ops in one transaction. The kernel processes a transaction without a

@@ -21,7 +21,7 @@ func wantUpToDate(t *testing.T, k *fake, want *service.Snapshot) {
 	t.Helper()
 	p, err := (&Backend{family: k.family, driver: k}).Plan(context.Background(), want)
 	if err != nil || !p.Empty() {
-		t.Errorf("Plan = %v, still to do:\n%s", err, p)
+		t.Errorf("Plan = %v, still to do:\n%s", err, generate.Text(p))
 	}
 }
 

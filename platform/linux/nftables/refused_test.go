@@ -103,7 +103,7 @@ func TestCostFollowsChange(t *testing.T) {
 			if err != nil {
 				t.Fatalf("Plan: %v", err)
 			}
-			if got := summary(p.String()); got != tt.want {
+			if got := summary(p.Changes().String()); got != tt.want {
 				t.Errorf("plan = %q, want %q", got, tt.want)
 			}
 			if err := p.Apply(context.Background()).Err; err != nil {

@@ -107,7 +107,7 @@ func wantConverged(t *testing.T, b *Backend, want *service.Snapshot) {
 	defer fresh.driver.(*kernel).close()
 	for who, b := range map[string]*Backend{"the same": b, "a new": fresh} {
 		if p := planOrError(t, b, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
-			t.Errorf("%s backend finds %v:\n%s", who, p.Outcome().Drift, p)
+			t.Errorf("%s backend finds %v:\n%s", who, p.Outcome().Drift, p.Changes())
 		}
 	}
 }

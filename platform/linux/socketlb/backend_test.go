@@ -31,7 +31,7 @@ func round(t *testing.T, b *Backend, s *service.Snapshot) (string, reconcile.Out
 	if p.Empty() {
 		return "", p.Outcome()
 	}
-	return p.String(), p.Apply(context.Background())
+	return p.Changes().String(), p.Apply(context.Background())
 }
 
 // snapshot returns one of TCP ports: pairs of a ClusterIP with port, and its endpoints.

@@ -129,7 +129,7 @@ func (n *node) sync(t *testing.T, s *service.Snapshot) string {
 		if o.Err != nil || o.Degraded != "" {
 			t.Fatalf("%v, %s", o.Err, o.Degraded)
 		}
-		text += p.String() + drift(o)
+		text += p.Changes().String() + drift(o)
 	}
 	return text
 }

@@ -105,26 +105,34 @@ func (p *plan) Empty() bool {
 	return !p.remove && p.rebuild == "" && p.moved == "" && !p.evict && len(p.changes) == 0
 }
 
-// String implements reconcile.Plan.
-func (p *plan) String() string {
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	var all reconcile.Changes
+	add := func(format string, args ...any) {
+		all = append(all, reconcile.Change{Text: fmt.Sprintf(format, args...)})
+	}
 	switch {
 	case p.remove:
-		return fmt.Sprintf("- remove socket acceleration of %s\n", p.backend.family)
+		add("- remove socket acceleration of %s", p.backend.family)
+		return all
 	case p.rebuild != "":
-		return fmt.Sprintf("+ make tables of socket acceleration of %s: %s\n", p.backend.family, p.rebuild)
+		add("+ make tables of socket acceleration of %s: %s", p.backend.family, p.rebuild)
+		return all
 	}
-	var text strings.Builder
 	if p.moved != "" {
-		fmt.Fprintf(&text, "+ take connections of other pods: %s\n", p.moved)
+		add("+ take connections of other pods: %s", p.moved)
 	}
 	if p.evict {
-		fmt.Fprintf(&text, "- detach programs of socket acceleration of %s that an earlier process left\n", p.backend.family)
+		add("- detach programs of socket acceleration of %s that an earlier process left", p.backend.family)
 	}
 	for _, c := range p.changes {
-		text.WriteString(c.String())
-		text.WriteByte('\n')
+		x := reconcile.Change{Text: c.String(), Named: true}
+		if c.port != nil {
+			x.Port = c.port.Name
+		}
+		all = append(all, x)
 	}
-	return text.String()
+	return all
 }
 
 // Outcome implements reconcile.Plan.

@@ -307,6 +307,6 @@ func (r *relayNode) round(t *rapid.T, want *service.Snapshot) {
 		t.Fatalf("Plan: %v", err)
 	}
 	if err := p.Apply(context.Background()).Err; err != nil && !reconcile.Unsupported(err) {
-		t.Fatalf("Apply: %v\n%s", err, p)
+		t.Fatalf("Apply: %v\n%s", err, p.Changes())
 	}
 }

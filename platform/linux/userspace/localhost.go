@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -196,19 +195,19 @@ func (p *localhostPlan) Empty() bool {
 // listener.
 func (p *localhostPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{Notes: p.notes} }
 
-// String implements reconcile.Plan.
-func (p *localhostPlan) String() string {
-	var s strings.Builder
+// Changes implements reconcile.Plan.
+func (p *localhostPlan) Changes() reconcile.Changes {
+	var all reconcile.Changes
 	for _, name := range p.closes {
-		fmt.Fprintf(&s, "- listener of %s (%s) at %s\n", name, name.Protocol, p.addrPort(p.listeners[name].port()))
+		all = append(all, named(name, "- listener of %s (%s) at %s", name, name.Protocol, p.addrPort(p.listeners[name].port())))
 	}
 	for _, port := range p.opens {
-		fmt.Fprintf(&s, "+ listener of %s (%s) at %s\n", port.Name, port.Name.Protocol, p.addrPort(LocalhostPort(p.want, port)))
+		all = append(all, named(port.Name, "+ listener of %s (%s) at %s", port.Name, port.Name.Protocol, p.addrPort(LocalhostPort(p.want, port))))
 	}
 	for _, port := range p.updates {
-		fmt.Fprintf(&s, "~ listener of %s (%s): %d endpoints\n", port.Name, port.Name.Protocol, len(port.Cluster))
+		all = append(all, named(port.Name, "~ listener of %s (%s): %d endpoints", port.Name, port.Name.Protocol, len(port.Cluster)))
 	}
-	return s.String()
+	return all
 }
 
 func (l *Localhost) addrPort(port uint16) netip.AddrPort {

@@ -14,6 +14,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 )
 
 // localNode has the listeners of NodePorts on a loopback address of the test.
@@ -45,7 +46,7 @@ func (n *localNode) apply(ports ...*service.Port) error {
 	}
 	err = p.Apply(n.Context()).Err
 	if again, planErr := n.Plan(n.Context(), want); err == nil && (planErr != nil || !again.Empty()) {
-		n.Errorf("after a round without an error there is still this to do, %v:\n%s", planErr, again)
+		n.Errorf("after a round without an error there is still this to do, %v:\n%s", planErr, generate.Text(again))
 	}
 	return err
 }

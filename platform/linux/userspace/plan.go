@@ -22,7 +22,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -124,25 +123,30 @@ func (p *plan) Outcome() reconcile.Outcome {
 	return out
 }
 
-// String implements reconcile.Plan.
-func (p *plan) String() string {
-	var s strings.Builder
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	var all reconcile.Changes
 	if p.addrMissing {
-		fmt.Fprintf(&s, "+ address %s\n", p.backend.addr())
+		all = append(all, reconcile.Change{Text: fmt.Sprintf("+ address %s", p.backend.addr())})
 	}
 	for _, k := range p.opens {
-		fmt.Fprintf(&s, "+ %s\n", k)
+		all = append(all, named(k.name, "+ %s", k))
 	}
 	for _, c := range p.changes {
 		if c.New != nil {
-			fmt.Fprintf(&s, "~ %s (%s): %d endpoints, %d of them here\n", c.New.Name, c.New.Name.Protocol, len(c.New.Cluster), len(c.New.Local))
+			all = append(all, named(c.New.Name, "~ %s (%s): %d endpoints, %d of them here", c.New.Name, c.New.Name.Protocol, len(c.New.Cluster), len(c.New.Local)))
 		}
 	}
-	s.WriteString(p.rules.String())
+	all = append(all, p.rules.Changes()...)
 	for _, k := range p.closes {
-		fmt.Fprintf(&s, "- %s\n", k)
+		all = append(all, named(k.name, "- %s", k))
 	}
-	return s.String()
+	return all
+}
+
+// named returns a change for the Service port of this name, with a text that has the name.
+func named(n service.PortName, format string, args ...any) reconcile.Change {
+	return reconcile.Change{Text: fmt.Sprintf(format, args...), Port: n, Named: true}
 }
 
 // String describes the listener.

@@ -329,6 +329,6 @@ func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
 func (b *Backend) dryRun(ctx context.Context, p *plan) {
 	dry := newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
-	p.lines, p.creates, p.waiting, p.moved = dry.lines, dry.creates, dry.waiting, dry.moved
+	p.dryChanges, p.creates, p.waiting, p.moved = dry.changes, dry.creates, dry.waiting, dry.moved
 	p.adoptions, p.owned, p.failed = dry.adoptions, dry.owned, dry.failed
 }

@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/generate"
 )
 
 // wantFailed checks that err is about exactly these Services and contains text.
@@ -422,7 +423,7 @@ func TestFamiliesShareAListing(t *testing.T) {
 	}
 	for i := range 4 { // alternately, without a pause
 		if p, err := backends[i%2].Plan(t.Context(), want); err != nil || !p.Empty() {
-			t.Errorf("still to do: %v\n%s", err, p)
+			t.Errorf("still to do: %v\n%s", err, generate.Text(p))
 		}
 	}
 }

@@ -86,7 +86,7 @@ func (p *pass) createEndpoint(t Target) (string, error) {
 		p.createErrs[t.Addr] = err
 		return "", err
 	}
-	p.addLine("+ endpoint %s", e.describe())
+	p.addChange(service.PortName{}, "+ endpoint %s", e.describe())
 	p.model.putEndpoint(&e)
 	if !p.dry {
 		p.host.recordEndpoint(&e)
@@ -235,7 +235,7 @@ func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
 		p.fail(n, err)
 		return
 	}
-	p.addLine("- endpoint %s", e.describe())
+	p.addChange(service.PortName{}, "- endpoint %s", e.describe())
 	p.model.removeEndpoint(e)
 	if !p.dry {
 		p.host.release(e.ID)
@@ -248,8 +248,11 @@ func leftoverName(purpose string, k Key) service.PortName {
 		name, port, _ := strings.Cut(rest, ":")
 		return service.PortName{Namespace: namespace, Name: name, Port: port, Protocol: k.Protocol}
 	}
-	return service.PortName{Namespace: "-", Name: "leftover"}
+	return service.PortName{Namespace: unknownNamespace, Name: "leftover"}
 }
+
+// unknownNamespace is the namespace in a name that stands for no known Service.
+const unknownNamespace = "-"
 
 // formatEndpoints formats the addresses of endpoints.
 func (p *pass) formatEndpoints(ids []string) string {

@@ -52,7 +52,7 @@ func programFamily(t *testing.T, f service.Family, b *testNode, without string) 
 		t.Fatal(err)
 	}
 	if got := p.Outcome().Unavailable; got != without || p.Empty() != (without != "") {
-		t.Fatalf("%s: without %q, want %q; plan:\n%s", f, got, without, p)
+		t.Fatalf("%s: without %q, want %q; plan:\n%s", f, got, without, p.Changes())
 	}
 	if p.Empty() {
 		return

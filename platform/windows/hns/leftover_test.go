@@ -215,7 +215,7 @@ func TestNothingYet(t *testing.T) {
 	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	b.restart()
 	if p, err := b.backend.Plan(t.Context(), want); err == nil {
-		t.Errorf("a plan without a network:\n%s", p)
+		t.Errorf("a plan without a network:\n%s", p.Changes())
 	}
 	if b.store.document == nil {
 		t.Error("the state file is gone")

@@ -65,7 +65,7 @@ func (b *listBench) apply(want *service.Snapshot) string {
 	if err != nil {
 		b.t.Fatalf("Plan: %v", err)
 	}
-	text := p.String()
+	text := p.Changes().String()
 	if p.Empty() {
 		return text
 	}
@@ -192,7 +192,7 @@ func TestNewPodAfterAListing(t *testing.T) {
 		return nil
 	}
 	if p, err := b.rounds.Plan(t.Context(), want); err == nil {
-		t.Errorf("planned without the second look:\n%s", p)
+		t.Errorf("planned without the second look:\n%s", p.Changes())
 	}
 	b.hns.refuse = nil
 	b.apply(want)

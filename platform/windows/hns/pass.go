@@ -26,7 +26,7 @@ type pass struct {
 	family service.Family
 	dry    bool
 
-	lines     []string
+	changes   reconcile.Changes
 	creates   map[Key]service.PortName // load balancers that a dry pass would create
 	adoptions []adoption               // load balancers that a dry pass would keep unchanged
 	owned     map[Key]bool             // load balancers that are certainly ours now
@@ -255,7 +255,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 		return p.explainPortTaken(err, lb)
 	}
 	if p.dry {
-		p.addLineFor(n, "+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
+		p.addChange(n, "+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
 	}
 	p.creates[created.Key] = n
 	p.recordCreated(id, created, n)
@@ -315,7 +315,7 @@ func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 		return err
 	}
 	if p.dry { // a load balancer may have a thousand endpoints
-		p.addLineFor(n, "~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
+		p.addChange(n, "~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
 	}
 	p.release(notIn(have.Endpoints, sent.Endpoints), n)
 	sent.ID = have.ID
@@ -342,7 +342,7 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	if err := p.deleteBalancer(have); err != nil {
 		return err
 	}
-	p.addLineFor(n, "- loadbalancer %s", have.Key)
+	p.addChange(n, "- loadbalancer %s", have.Key)
 	p.forget(have, n)
 	if !p.dry {
 		p.host.noteRepair(have, lb)
@@ -378,7 +378,7 @@ func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 		p.fail(n, err)
 		return
 	}
-	p.addLineFor(n, "- loadbalancer %s", lb.Key)
+	p.addChange(n, "- loadbalancer %s", lb.Key)
 	p.forget(lb, n)
 	if !p.dry {
 		p.host.forgetForm(lb.Key)

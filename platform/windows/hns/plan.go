@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -26,13 +25,13 @@ type plan struct {
 	fullSync bool
 	drift    []string
 
-	lines     []string
-	creates   map[Key]service.PortName
-	adoptions []adoption
-	owned     map[Key]bool // existing load balancers that are ours
-	failed    map[service.PortName][]error
-	waiting   bool
-	moved     bool
+	dryChanges reconcile.Changes
+	creates    map[Key]service.PortName
+	adoptions  []adoption
+	owned      map[Key]bool // existing load balancers that are ours
+	failed     map[service.PortName][]error
+	waiting    bool
+	moved      bool
 }
 
 // desiredChange is the change of one Service port's desired state.
@@ -54,7 +53,7 @@ func (p *plan) delta() claims {
 // Empty implements reconcile.Plan. Failures and limits are work that is not done, so a plan
 // with only these is not empty.
 func (p *plan) Empty() bool {
-	return len(p.lines)+len(p.failed)+len(p.limits()) == 0 && p.reserve == nil
+	return len(p.dryChanges)+len(p.failed)+len(p.limits()) == 0 && p.reserve == nil
 }
 
 // Outcome implements reconcile.Plan.
@@ -65,39 +64,34 @@ func (p *plan) Outcome() reconcile.Outcome {
 	}
 }
 
-// String implements reconcile.Plan.
-func (p *plan) String() string {
-	lines := p.lines
-	if p.reserve != nil {
-		lines = append([]string{p.reserveLine()}, lines...)
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	if p.reserve == nil {
+		return p.dryChanges
 	}
-	if len(lines) == 0 {
-		return ""
-	}
-	return strings.Join(lines, "\n") + "\n"
+	return append(reconcile.Changes{p.reserveChange()}, p.dryChanges...)
 }
 
-// reserveLine is the line of a plan about the source VIP that it reserves.
-func (p *plan) reserveLine() string {
+// reserveChange is the change that reserves a source VIP.
+func (p *plan) reserveChange() reconcile.Change {
 	at := "at an address that HNS chooses"
 	if len(p.reserve.Addrs) > 0 {
 		at = p.reserve.Addrs[0].String()
 	}
-	return fmt.Sprintf("+ endpoint %s %s", p.reserve.Name, at)
+	return reconcile.Change{Text: fmt.Sprintf("+ endpoint %s %s", p.reserve.Name, at)}
 }
 
-// addLine adds a line to the plan that a dry pass makes.
-func (p *pass) addLine(format string, args ...any) {
-	if p.dry {
-		p.lines = append(p.lines, fmt.Sprintf(format, args...))
+// addChange adds a change to the plan that a dry pass makes. n is the Service port of a
+// load balancer.
+func (p *pass) addChange(n service.PortName, format string, args ...any) {
+	if !p.dry {
+		return
 	}
-}
-
-// addLineFor adds a line about a load balancer of the Service port n.
-func (p *pass) addLineFor(n service.PortName, format string, args ...any) {
-	if p.dry {
-		p.lines = append(p.lines, reconcile.LineFor(n, fmt.Sprintf(format, args...)))
+	c := reconcile.Change{Text: fmt.Sprintf(format, args...), Port: n}
+	if n.Namespace == unknownNamespace {
+		c = reconcile.Change{Text: c.String()}
 	}
+	p.changes = append(p.changes, c)
 }
 
 // Apply implements reconcile.Plan. If an answer shows that HNS holds something other than

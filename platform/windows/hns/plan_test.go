@@ -104,7 +104,7 @@ func (b *testNode) round(want *service.Snapshot) (string, error) {
 	if p.Empty() {
 		return "", nil
 	}
-	text := p.String()
+	text := p.Changes().String()
 	return text, p.Apply(context.Background()).Err
 }
 
@@ -116,7 +116,7 @@ func (b *testNode) converge(want *service.Snapshot) string {
 		b.t.Fatalf("Apply: %v\n%s", err, text)
 	}
 	if p := b.plan(want); !p.Empty() {
-		b.t.Fatalf("still to do:\n%s", p)
+		b.t.Fatalf("still to do:\n%s", p.Changes())
 	}
 	if n := b.hns.warnings; len(n) > 0 {
 		b.t.Fatalf("HNS warns: %v", n)

@@ -29,5 +29,5 @@ func (b *Backend) Pending(ctx context.Context, node *service.Node) ([]string, er
 	if err != nil || p.reserve == nil {
 		return nil, err
 	}
-	return []string{p.reserveLine()}, nil
+	return []string{p.reserveChange().Text}, nil
 }

@@ -128,8 +128,9 @@ func (d *rendering) add(f service.Family, p *plan) {
 	dry := newDryPass(context.Background(), p.backend.host, &p.next.site, f, p.next.model)
 	dry.do(p.work)
 	d.addObjects(f, p, dry)
-	d.Changes = append(d.Changes, strings.Split(strings.TrimSuffix(p.String(), "\n"), "\n")...)
-	d.Changes = slices.DeleteFunc(d.Changes, func(s string) bool { return s == "" })
+	for _, c := range p.Changes() {
+		d.Changes = append(d.Changes, c.String())
+	}
 	out := p.Outcome()
 	unsupported, notes := out.Limits(p.next.snapshot, f)
 	d.Unsupported, d.Notes = append(d.Unsupported, unsupported...), append(d.Notes, notes...)

@@ -134,7 +134,7 @@ type audit struct {
 }
 
 func (a audit) Empty() bool                { return a.empty }
-func (a audit) String() string             { return "+ a rule\n" }
+func (a audit) Changes() reconcile.Changes { return reconcile.Changes{{Text: "+ a rule"}} }
 func (a audit) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
 
 // withLeftovers adds a place to take over to the mode, and who audits its rules before.

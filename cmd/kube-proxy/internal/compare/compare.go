@@ -295,7 +295,7 @@ func (c *comparison) planOne(ctx context.Context, b *mode.Backend, want *service
 	if err != nil {
 		return fmt.Errorf("%s: %w", b, err)
 	}
-	c.out.AddPlan(b.Family, p.String())
+	c.out.AddPlan(b.Family, p.Changes())
 	out := p.Outcome()
 	if text := cmp.Or(out.Unavailable, out.Degraded); text != "" {
 		c.note(fmt.Sprintf("%s: %s", b, text))

@@ -62,7 +62,7 @@ func TestCommentFollowsAddress(t *testing.T) {
 				t.Errorf("%s, restart %t: the comment is %q, want %q", name, restart, got, x.want)
 			}
 			if p := planOf(t, b, x.next); !p.Empty() {
-				t.Errorf("%s, restart %t: still to do:\n%s", name, restart, p)
+				t.Errorf("%s, restart %t: still to do:\n%s", name, restart, p.Changes())
 			}
 		}
 	}

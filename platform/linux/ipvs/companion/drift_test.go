@@ -63,7 +63,7 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 			x.tamper(n)
 			if x.later {
 				if p := planOf(t, b, want); !p.Empty() {
-					t.Errorf("all was read before the sync period was over:\n%s", p)
+					t.Errorf("all was read before the sync period was over:\n%s", p.Changes())
 				}
 				n.clock = n.clock.Add(resync)
 			}
@@ -77,7 +77,7 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 			}
 			n.clock = n.clock.Add(resync)
 			if p := planOf(t, b, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
-				t.Errorf("after it was healed: %q\n%s", p.Outcome().Drift, p)
+				t.Errorf("after it was healed: %q\n%s", p.Outcome().Drift, p.Changes())
 			}
 		})
 	}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -104,27 +103,30 @@ func (p *plan) outcome(chains reconcile.Outcome) reconcile.Outcome {
 	return reconcile.Outcome{Drift: slices.Concat(p.drift, chains.Drift), Suspect: chains.Suspect, Degraded: chains.Degraded, Rules: chains.Rules}
 }
 
-// String implements reconcile.Plan.
-func (p *plan) String() string {
-	var b strings.Builder
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	var all reconcile.Changes
+	add := func(format string, args ...any) {
+		all = append(all, reconcile.Change{Text: fmt.Sprintf(format, args...)})
+	}
 	f := p.backend.family
 	for _, name := range p.create {
-		b.WriteString("+ ipset " + iptables.SetName(f, name) + "\n")
+		add("+ ipset %s", iptables.SetName(f, name))
 	}
 	for _, e := range p.sets.add {
-		b.WriteString("+ " + e.text(f) + "\n")
+		add("+ %s", e.text(f))
 	}
 	for _, e := range p.sets.del {
-		b.WriteString("- " + e.text(f) + "\n")
+		add("- %s", e.text(f))
 	}
 	for _, e := range p.sets.rename {
-		fmt.Fprintf(&b, "~ %s has comment %q\n", e.text(f), p.comment(e))
+		add("~ %s has comment %q", e.text(f), p.comment(e))
 	}
-	b.WriteString(p.chains.String())
+	all = append(all, p.chains.Changes()...)
 	if p.otherVariant != "" {
-		b.WriteString("- " + p.otherVariant + ", of the other variant of iptables\n")
+		add("- %s, of the other variant of iptables", p.otherVariant)
 	}
-	return b.String()
+	return all
 }
 
 // A set changes element by element, and independently of the chains. What is matched

@@ -41,8 +41,8 @@ func TestOtherVariant(t *testing.T) {
 	b, v := n.start(service.IPv4), &variant{chains: 3, refusals: 1}
 	b.otherVariant = v
 	p := planOf(t, b, want)
-	if p.Empty() || !strings.Contains(p.String(), "- chains, of the other variant") {
-		t.Fatalf("the plan is empty: %t\n%s", p.Empty(), p)
+	if p.Empty() || !strings.Contains(p.Changes().String(), "- chains, of the other variant") {
+		t.Fatalf("the plan is empty: %t\n%s", p.Empty(), p.Changes())
 	}
 	if err := p.Apply(t.Context()).Err; err == nil || v.chains == 0 {
 		t.Errorf("Apply says %v though chains were not removed", err)
