@@ -87,7 +87,7 @@ func TestRelease(t *testing.T) {
 	t.Run("with commands", func(t *testing.T) {
 		testCommands(t, load(t, filepath.Join(first, "kubeproxy-iptables-v1.2.3-4.oci.tar"), "localhost/kubeproxy-iptables:v1.2.3-4"))
 	})
-	t.Run("chart", func(t *testing.T) { testPacked(t, filepath.Join(first, "kubeproxy-chart-1.2.3-4.tgz")) })
+	t.Run("chart", func(t *testing.T) { testPacked(t, filepath.Join(first, "kubeproxy-1.2.3-4.tgz")) })
 	t.Run("parts", func(t *testing.T) { testParts(t, first) })
 }
 
@@ -113,7 +113,7 @@ func testSame(t *testing.T, first, second string) {
 		"kube-proxy-v1.2.3-4-windows-amd64.cdx.json", "kube-proxy-v1.2.3-4-windows-amd64.exe",
 		"kubectl-svcproxy-v1.2.3-4-linux-amd64", "kubectl-svcproxy-v1.2.3-4-linux-amd64.cdx.json",
 		"kubectl-svcproxy-v1.2.3-4-windows-amd64.cdx.json", "kubectl-svcproxy-v1.2.3-4-windows-amd64.exe",
-		"kubeproxy-chart-1.2.3-4.tgz", "kubeproxy-deploy-v1.2.3-4.tar.gz",
+		"kubeproxy-1.2.3-4.tgz", "kubeproxy-deploy-v1.2.3-4.tar.gz",
 		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",
 		"kubeproxy-iptables-v1.2.3-4.oci.tar", "kubeproxy-v1.2.3-4.oci.tar",
 	}

@@ -23,18 +23,20 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Namespace is where the chart is installed, as system-node-critical pods may be refused
-// elsewhere.
+// Namespace is where the chart is installed if nothing else is said, as system-node-critical
+// pods may be refused elsewhere.
 const Namespace = "kube-system"
 
 // Source is the chart, and the cluster that it may ask for the API server's address.
 type Source struct {
-	Folder  string
-	Version string       // of the application; empty leaves what is in the chart
-	Release string       // name; empty is that of the chart
-	Image   string       // repository, in place of the one in what is packed
-	Cluster *rest.Config // nil asks none
-	Kube    string       // version of Kubernetes that it is rendered for; empty is a new one
+	Folder    string
+	Version   string       // of the application; empty leaves what is in the chart
+	Release   string       // name; empty is that of the chart
+	Namespace string       // of the release; empty is Namespace
+	Image     string       // repository, in place of the one in what is packed
+	Home      string       // where the source is, as a URL, for what is packed
+	Cluster   *rest.Config // nil asks none
+	Kube      string       // version of Kubernetes that it is rendered for; empty is a new one
 }
 
 // newKube stands for every version in which nothing is left of what the chart does for older ones.
@@ -56,7 +58,7 @@ func (s *Source) Render(values map[string]any) (map[string]string, error) {
 	}
 	able := chartutil.DefaultCapabilities.Copy()
 	able.KubeVersion = *kube
-	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: cmp.Or(s.Release, c.Name()), Namespace: Namespace, IsInstall: true}, able)
+	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: cmp.Or(s.Release, c.Name()), Namespace: cmp.Or(s.Namespace, Namespace), IsInstall: true}, able)
 	if err != nil {
 		return nil, err
 	}

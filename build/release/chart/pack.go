@@ -40,8 +40,10 @@ func chartVersion(application string) string {
 // the time, so that the same chart gives the same bytes.
 func (s *Source) Pack(created time.Time) (name string, text []byte, err error) {
 	version := chartVersion(s.Version)
-	versions := strings.NewReplacer("version: 0.0.0", "version: "+version, "appVersion: dev", fmt.Sprintf("appVersion: %q", s.Version))
-	image := strings.NewReplacer("repository: "+localImage, "repository: "+cmp.Or(s.Image, localImage))
+	repository := cmp.Or(s.Image, localImage)
+	versions := strings.NewReplacer("version: 0.0.0", "version: "+version, "appVersion: dev", fmt.Sprintf("appVersion: %q", s.Version),
+		localImage+"-iptables:dev", repository+"-iptables:"+s.Version, localImage+":dev", repository+":"+s.Version)
+	image := strings.NewReplacer("repository: "+localImage, "repository: "+repository)
 	var files []oci.File
 	root := os.DirFS(s.Folder)
 	err = fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
@@ -52,6 +54,9 @@ func (s *Source) Pack(created time.Time) (name string, text []byte, err error) {
 		switch path {
 		case "Chart.yaml":
 			text = []byte(versions.Replace(string(text)))
+			if s.Home != "" {
+				text = fmt.Appendf(text, "home: %[1]q\nsources: [%[1]q]\n", s.Home)
+			}
 		case "values.yaml":
 			text = []byte(image.Replace(string(text)))
 		}
@@ -62,7 +67,7 @@ func (s *Source) Pack(created time.Time) (name string, text []byte, err error) {
 		return "", nil, err
 	}
 	text, err = compressed(files, created)
-	return "kubeproxy-chart-" + version + ".tgz", text, err
+	return "kubeproxy-" + version + ".tgz", text, err
 }
 
 // PackBases returns the kustomize bases as an archive.

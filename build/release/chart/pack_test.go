@@ -5,6 +5,7 @@ package chart
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 // number, with images of a registry.
 func TestPack(t *testing.T) {
 	s := source()
-	s.Version, s.Image = "1234567", "registry.example/team/kubeproxy"
+	s.Version, s.Image, s.Home = "1234567", "registry.example/team/kubeproxy", "https://git.example/kubeproxy"
 	name, text, err := s.Pack(time.Unix(1, 0))
 	if err != nil {
 		t.Fatal(err)
@@ -25,8 +26,12 @@ func TestPack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Validate(); err != nil || name != "kubeproxy-chart-0.0.0-1234567.tgz" || c.Metadata.AppVersion != "1234567" {
+	if err := c.Validate(); err != nil || name != "kubeproxy-0.0.0-1234567.tgz" || c.Metadata.AppVersion != "1234567" {
 		t.Errorf("%s has version %s of the application: %v", name, c.Metadata.AppVersion, err)
+	}
+	if m := c.Metadata; m.Home != s.Home || !slices.Equal(m.Sources, []string{s.Home}) || m.Icon == "" || len(m.Maintainers) == 0 ||
+		m.Annotations["artifacthub.io/images"] != "- name: kubeproxy-iptables\n  image: "+s.Image+"-iptables:1234567\n- name: kubeproxy\n  image: "+s.Image+":1234567\n" {
+		t.Errorf("metadata %+v", m)
 	}
 	if got := at(c.Values, "image", "repository"); got != s.Image {
 		t.Errorf("images are %v, want %s", got, s.Image)
