@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
@@ -59,13 +61,17 @@ func withServer(t *testing.T, values string) string {
 // acceptedValues returns the values that build/release lists for the chart, in YAML.
 func acceptedValues(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "build", "release", "chart", "testdata", "values.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var matrix struct{ Accepted []map[string]any }
-	if err := yaml.Unmarshal(text, &matrix); err != nil || len(matrix.Accepted) < 10 {
-		t.Fatalf("%d values: %v", len(matrix.Accepted), err)
+	for _, name := range []string{"values.yaml", "teams.yaml"} {
+		var one struct{ Accepted []map[string]any }
+		text, err := os.ReadFile(filepath.Join("..", "..", "build", "release", "chart", "testdata", name))
+		if err == nil {
+			err = yaml.Unmarshal(text, &one)
+		}
+		if err != nil || len(one.Accepted) < 10 {
+			t.Fatalf("%s has %d values: %v", name, len(one.Accepted), err)
+		}
+		matrix.Accepted = append(matrix.Accepted, one.Accepted...)
 	}
 	var all []string
 	for _, values := range matrix.Accepted {
@@ -82,7 +88,7 @@ func acceptedValues(t *testing.T) []string {
 // are checked in build/release.
 func (w *fixture) acceptMonitoring(t *testing.T) {
 	t.Helper()
-	for plural, kind := range map[string]string{"podmonitors": "PodMonitor", "prometheusrules": "PrometheusRule"} {
+	for plural, kind := range map[string]string{"podmonitors": "PodMonitor", "servicemonitors": "ServiceMonitor", "prometheusrules": "PrometheusRule"} {
 		w.acceptKind(t, "monitoring.coreos.com", "v1", plural, kind)
 	}
 }
@@ -113,7 +119,8 @@ func testChart(t *testing.T, w *fixture) {
 	tool := program.ChartTool(t)
 	w.acceptMonitoring(t)
 	for _, values := range acceptedValues(t) {
-		if err := w.api.Try(t.Context(), rendered(t, w, tool, values)); err != nil {
+		manifest := rendered(t, w, tool, values)
+		if err := errors.Join(w.api.Try(t.Context(), manifest), readable(manifest)); err != nil {
 			t.Errorf("values %s: %v", values, err)
 		}
 	}
@@ -127,6 +134,24 @@ func testChart(t *testing.T, w *fixture) {
 	t.Run("second release", func(t *testing.T) { testSecondRelease(t, w, tool) })
 	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, w, tool) })
 	testServer(t, rendered(t, w, tool, `{apiServer: "https://192.0.2.3"}`, "-kubeconfig="+admin), "https://192.0.2.3")
+}
+
+// readable reads the configuration files in the objects of the chart as the program does.
+func readable(manifest []byte) error {
+	for document := range strings.SplitSeq(string(manifest), "---\n") {
+		var m corev1.ConfigMap
+		if yaml.Unmarshal([]byte(document), &m) != nil || m.Kind != "ConfigMap" {
+			continue
+		}
+		for _, system := range []config.OS{config.Linux, config.Windows} {
+			text, is := m.Data[string(system)+".yaml"]
+			flags := &config.Flags{Modes: modes.All().Config(), Config: string(system) + ".yaml", StrictConfig: true}
+			if _, err := config.LoadFrom(flags, system, []byte(text)); is && err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // testSecondRelease installs the chart for labelled Services beside the chart for the rest.

@@ -22,10 +22,26 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- fail (printf "extraArgs: %s works in mode nftables alone; want linux.mode=nftables, and windows.enabled=false" .) }}
 {{- end }}
 {{- end }}
-{{- range $key := list "app.kubernetes.io/name" "app.kubernetes.io/component" }}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/component" "app.kubernetes.io/instance" }}
+{{- if .Values.kubeProxyNames }}{{ $own = append $own "k8s-app" }}{{ end }}
+{{- range $key := $own }}
 {{- if hasKey ($.Values.podLabels | default dict) $key }}
 {{- fail (printf "podLabels: %s is the chart's, as selectors find the pods by it; leave it out" $key) }}
 {{- end }}
+{{- end }}
+{{- range $key := concat $own (list "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart") }}
+{{- if hasKey ($.Values.commonLabels | default dict) $key }}
+{{- fail (printf "commonLabels: %s is the chart's; leave it out" $key) }}
+{{- end }}
+{{- end }}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) }}
+{{- fail "serviceAccount.name: serviceAccount.create is false, so the pods have no account; want the name of one" }}
+{{- end }}
+{{- if and (ne .Values.updateStrategy.type "RollingUpdate") .Values.updateStrategy.rollingUpdate }}
+{{- fail (printf "updateStrategy.rollingUpdate: it is not for type %s; leave it out" .Values.updateStrategy.type) }}
+{{- end }}
+{{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.serviceMonitor.enabled }}
+{{- fail "monitoring.serviceMonitor.enabled: monitoring.podMonitor.enabled is true, too, so each node would be read twice; want one of them" }}
 {{- end }}
 {{- range $os := list "linux" "windows" }}
 {{- $part := index $.Values $os }}
@@ -58,8 +74,17 @@ Refuses values that have the right form, which is for the schema, and cannot be 
 {{- if eq (include "kubeproxy.port" $health) (include "kubeproxy.port" $metrics) }}
 {{- fail (printf "metrics.bindAddress: the port of %s is that of health on %s, %s; want another one, such as 10249" $metrics $os $health) }}
 {{- end }}
-{{- if and $values.monitoring.podMonitor.enabled (include "kubeproxy.isLoopback" $metrics) }}
-{{- fail (printf "metrics.bindAddress: no Prometheus reaches %s, which monitoring.podMonitor.enabled wants; set 0.0.0.0:10249 or [::]:10249" $metrics) }}
+{{- range $kind := list "podMonitor" "serviceMonitor" }}
+{{- if and (index $values.monitoring $kind).enabled (include "kubeproxy.isLoopback" $metrics) }}
+{{- fail (printf "metrics.bindAddress: no Prometheus reaches %s, which monitoring.%s.enabled wants; set 0.0.0.0:10249 or [::]:10249" $metrics $kind) }}
+{{- end }}
+{{- end }}
+{{- $volumes := dict }}
+{{- range $part.extraVolumes }}{{ $_ := set $volumes .name true }}{{ end }}
+{{- range $part.extraVolumeMounts }}
+{{- if not (hasKey $volumes .name) }}
+{{- fail (printf "%s.extraVolumeMounts: there is no volume %s in %s.extraVolumes" $os .name $os) }}
+{{- end }}
 {{- end }}
 {{- end }}
 

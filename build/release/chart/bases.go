@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -60,6 +61,9 @@ func withWindows(values map[string]any) map[string]any {
 	return values
 }
 
+// ofHelm finds the labels that say that Helm manages an object.
+var ofHelm = regexp.MustCompile(`(?m)^ +(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n`)
+
 // Bases returns the files of build/deploy, by path.
 func (s *Source) Bases() (map[string]string, error) {
 	_, settings, err := s.settings(map[string]any{"apiServer": noServer})
@@ -80,7 +84,7 @@ func (s *Source) Bases() (map[string]string, error) {
 		objects := "# Generated from build/chart by make manifests.\n"
 		for _, file := range slices.Sorted(maps.Keys(texts)) {
 			if path.Ext(file) == ".yaml" {
-				objects += "---\n" + texts[file]
+				objects += "---\n" + ofHelm.ReplaceAllString(texts[file], "")
 			}
 		}
 		files[path.Join(name, "objects.yaml")] = objects
@@ -118,7 +122,11 @@ configMapGenerator:
   namespace: %[3]s
   files: [%[4]s]
   options:
-    labels: {app.kubernetes.io/name: kubeproxy}
+    labels:
+      app.kubernetes.io/instance: kubeproxy
+      app.kubernetes.io/name: kubeproxy
+      app.kubernetes.io/part-of: kubeproxy
+      app.kubernetes.io/version: %[6]q
 # The proxy follows changes of its configuration while it runs, so the name
 # stays as it is and no pod is replaced.
 generatorOptions:

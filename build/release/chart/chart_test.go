@@ -86,7 +86,7 @@ func TestBasesEqualChart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, want := objects(t, text), objects(t, []byte(manifest))
+			got, want := objects(t, text), objects(t, []byte(ofHelm.ReplaceAllString(manifest, "")))
 			delete(want, "Pod kubeproxy-test") // of helm test
 			for key := range want {
 				if !reflect.DeepEqual(got[key], want[key]) {
@@ -313,9 +313,9 @@ func TestSettings(t *testing.T) {
 // and that health is served to a kubelet that asks by either family.
 func TestPorts(t *testing.T) {
 	for values, want := range map[string][2]any{
-		`{}`: {"[::]:10256", []any{map[string]any{"name": "health", "containerPort": 10256.0}}},
+		`{}`: {"[::]:10256", []any{map[string]any{"containerPort": 10256.0}}},
 		`{linux: {config: {healthzBindAddress: "0.0.0.0:10356", metricsBindAddress: "[::]:10349"}}}`: {"0.0.0.0:10356", []any{
-			map[string]any{"name": "health", "containerPort": 10356.0}, map[string]any{"name": "metrics", "containerPort": 10349.0}}},
+			map[string]any{"containerPort": 10356.0}, map[string]any{"name": "metrics", "containerPort": 10349.0}}},
 	} {
 		all := installed(t, values)
 		var c map[string]any

@@ -77,16 +77,40 @@ func TestMonitoring(t *testing.T) {
 	if port := pods.Spec.PodMetricsEndpoints[0].Port; port == nil || *port != "metrics" || pods.Labels["release"] != "prometheus" {
 		t.Errorf("the PodMonitor reads port %v and has labels %v", port, pods.Labels)
 	}
+	testServiceMonitor(t)
 	if n := len(rules.Spec.Groups[0].Rules); n < 10 {
 		t.Errorf("%d alerts", n)
 	}
 	ports := at(all["DaemonSet kubeproxy"], "spec", "template", "spec", "containers").([]any)[0].(map[string]any)["ports"]
-	if text, _ := json.Marshal(ports); string(text) != `[{"containerPort":10256,"name":"health"},{"containerPort":10249,"name":"metrics"}]` {
+	if text, _ := json.Marshal(ports); string(text) != `[{"containerPort":10256},{"containerPort":10249,"name":"metrics"}]` {
 		t.Errorf("ports %s", text)
 	}
 	var board struct{ Panels []any }
 	text, _ := at(all["ConfigMap kubeproxy-dashboard"], "data", "kubeproxy.json").(string)
 	if err := json.Unmarshal([]byte(text), &board); err != nil || len(board.Panels) < 10 {
 		t.Errorf("dashboard with %d panels: %v", len(board.Panels), err)
+	}
+}
+
+func testServiceMonitor(t *testing.T) {
+	all := installed(t, `
+metrics: {bindAddress: "0.0.0.0:10249"}
+tls: {secretName: kubeproxy-tls}
+monitoring: {serviceMonitor: {enabled: true, jobLabel: job, relabelings: [{sourceLabels: [a], separator: ";", targetLabel: b, regex: x, modulus: 2, replacement: c, action: keep}]}}
+`)
+	var services monitoring.ServiceMonitor
+	text, err := yaml.Marshal(all["ServiceMonitor kubeproxy"])
+	if err == nil {
+		err = yaml.UnmarshalStrict(text, &services)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := services.Spec.Endpoints[0]; e.Port != "metrics" || len(e.RelabelConfigs) != 2 || e.RelabelConfigs[1].TargetLabel != "b" || services.Spec.JobLabel != "job" {
+		t.Errorf("the ServiceMonitor is %+v", services.Spec)
+	}
+	service := all["Service kubeproxy-metrics"]
+	if at(service, "metadata", "labels", "app.kubernetes.io/name") != services.Spec.Selector.MatchLabels["app.kubernetes.io/name"] || at(service, "metadata", "labels", "k8s-app") != nil {
+		t.Errorf("the ServiceMonitor selects %v, the Service has %v", services.Spec.Selector, at(service, "metadata"))
 	}
 }

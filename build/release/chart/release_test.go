@@ -87,8 +87,11 @@ func checkReferences(t *testing.T, all map[string]map[string]any, key, name stri
 func TestSelectorsStay(t *testing.T) {
 	for name, system := range map[string]string{"kubeproxy": "linux", "kubeproxy-windows": "windows"} {
 		want := map[string]any{"app.kubernetes.io/name": "kubeproxy", "app.kubernetes.io/component": system}
-		if got := at(installedAs(t, "kubeproxy")["DaemonSet "+name], "spec", "selector", "matchLabels"); !reflect.DeepEqual(got, want) {
-			t.Errorf("DaemonSet %s selects %v, want %v", name, got, want)
+		labelled := installed(t, "{windows: {enabled: true}, commonLabels: {a: b}, podLabels: {c: d}}")
+		for _, all := range []map[string]map[string]any{installedAs(t, "kubeproxy"), labelled} {
+			if got := at(all["DaemonSet "+name], "spec", "selector", "matchLabels"); !reflect.DeepEqual(got, want) {
+				t.Errorf("DaemonSet %s selects %v, want %v", name, got, want)
+			}
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// matrix is testdata/values.yaml.
+// matrix is testdata/values.yaml and teams.yaml.
 type matrix struct {
 	Accepted []map[string]any
 	Refused  []struct {
@@ -24,12 +24,16 @@ type matrix struct {
 
 func readMatrix(t *testing.T) (m matrix) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", "values.yaml"))
-	if err == nil {
-		err = yaml.UnmarshalStrict(text, &m)
-	}
-	if err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"values.yaml", "teams.yaml"} {
+		var one matrix
+		text, err := os.ReadFile(filepath.Join("testdata", name))
+		if err == nil {
+			err = yaml.UnmarshalStrict(text, &one)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Accepted, m.Refused = append(m.Accepted, one.Accepted...), append(m.Refused, one.Refused...)
 	}
 	return m
 }
