@@ -86,6 +86,9 @@ func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " "
 // first returns the program that a block runs first.
 func (b block) first() string {
 	word, _, _ := strings.Cut(strings.TrimSpace(b.text), " ")
+	if _, value, ok := strings.Cut(word, "=$("); ok { // a variable
+		word = value
+	}
 	return filepath.Base(word)
 }
 
