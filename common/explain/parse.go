@@ -371,11 +371,14 @@ func (p *parser) dialFrontend(x *service.Port, kind service.Kind) bool {
 
 // portLabel names a port in the form that a user types.
 func portLabel(p *service.Port) string {
-	n := clusterPort(p)
-	if p.Name.Port == "" {
-		return fmt.Sprintf("%s/%s", n, p.Name.Protocol)
+	at := clusterPort(p) + "/" + p.Name.Protocol.String()
+	if len(p.Frontends) == 0 { // those that it wants are others'
+		at = p.Name.Protocol.String() + ", at no address"
 	}
-	return fmt.Sprintf("%s (%s/%s)", p.Name.Port, n, p.Name.Protocol)
+	if p.Name.Port == "" {
+		return at
+	}
+	return fmt.Sprintf("%s (%s)", p.Name.Port, at)
 }
 
 // clusterPort returns the number of the port at the ClusterIP.
