@@ -91,6 +91,8 @@ func TestMistakes(t *testing.T) {
 		"no value":                {[]string{"--config"}, "--config wants a value, FILE: read the configuration from this FILE; flags override it"},
 		"unknown command":         {[]string{"rendr"}, `unknown command "rendr"; did you mean "render"?`},
 		"argument":                {[]string{"xyzzy"}, `unexpected argument "xyzzy": want flags only; kube-proxy --help lists them`},
+		"value of a switch":       {[]string{"--masquerade-all", "true"}, `unexpected argument "true": want flags only; kube-proxy --help lists them; a switch takes its value after =, as in --NAME=true`},
+		"value of a unit":         {[]string{"config", "migrate", "--values", "--", "--logtostderr", "false"}, `unexpected argument "false" after --: want flags of kube-proxy; a switch takes its value after =, as in --NAME=false`},
 		"no source":               {[]string{"--logtostderr"}, "nothing to read Services from: want --kubeconfig FILE, --master ADDRESS, --manifests PATH, or to run as a pod in a cluster"},
 		"value out of range":      {[]string{"--iptables-masquerade-bit=32"}, "--iptables-masquerade-bit: iptables.masqueradeBit: 32 is out of range: want 0 to 31\n--iptables-masquerade-bit: nftables.masqueradeBit: 32 is out of range: want 0 to 31"},
 		"no such file":            {[]string{"--config=DIR/nothing"}, "read configuration: stat DIR/nothing: no such file or directory"},

@@ -89,7 +89,7 @@ func unitFlags(cmd *cobra.Command, table mode.Table, args []string) (*config.Fla
 		return nil, cli.FlagError(root, err)
 	}
 	if rest := root.Flags().Args(); len(rest) > 0 {
-		return nil, fmt.Errorf("unexpected argument %.80q after --: want flags of kube-proxy", rest[0])
+		return nil, fmt.Errorf("unexpected argument %.80q after --: want flags of kube-proxy%s", rest[0], cli.SwitchHint(rest[0]))
 	}
 	return &o.Flags, nil
 }

@@ -29,7 +29,15 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	case cmd.HasParent() && len(names) > 0:
 		return fmt.Errorf("unknown command %.80q: %s wants %s", args[0], Path(cmd), alternatives(names))
 	}
-	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them", args[0], cmd.CommandPath())
+	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them%s", args[0], cmd.CommandPath(), SwitchHint(args[0]))
+}
+
+// SwitchHint says how a switch takes its value, if word is one.
+func SwitchHint(word string) string {
+	if word != "true" && word != "false" {
+		return ""
+	}
+	return "; a switch takes its value after =, as in --NAME=" + word
 }
 
 // OneArg accepts exactly one argument. Its error uses the name in the usage of the
