@@ -7,12 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
@@ -170,42 +168,5 @@ func TestChartRefusesWhatFlagsRefuse(t *testing.T) {
 				t.Errorf("%s: the program has exit code %d, want accepted %v\n%s", arg, o.Code, want, o.Err)
 			}
 		}
-	}
-}
-
-// TestCleanupPod checks that the pod with which docs/install.md cleans up a Windows node is
-// a process of the node as the deployed one is, and that its flags exist.
-func TestCleanupPod(t *testing.T) {
-	page, err := os.ReadFile("../../docs/install.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, text, _ := strings.Cut(string(page), "    apiVersion: v1\n    kind: Pod\n")
-	text, _, _ = strings.Cut("    apiVersion: v1\n    kind: Pod\n"+text, "\n\n")
-	lines := slices.Collect(strings.Lines(text))
-	for i := range lines {
-		lines[i] = strings.TrimPrefix(lines[i], "    ")
-	}
-	var pod corev1.Pod
-	if err := yaml.UnmarshalStrict([]byte(strings.Join(lines, "")), &pod); err != nil {
-		t.Fatalf("docs/install.md: %v\n%s", err, text)
-	}
-	got, want := pod.Spec, deployedPod(t, "windows")
-	for name, of := range map[string][2]any{
-		"os":              {got.OS, want.OS},
-		"hostNetwork":     {got.HostNetwork, want.HostNetwork},
-		"securityContext": {got.SecurityContext, want.SecurityContext},
-		"tolerations":     {got.Tolerations, want.Tolerations},
-		"command":         {got.Containers[0].Command, want.Containers[0].Command},
-	} {
-		if d := cmp.Diff(of[1], of[0]); d != "" {
-			t.Errorf("%s differs from that of build/deploy/windows:\n%s", name, d)
-		}
-	}
-	if pod.Namespace == "" || got.NodeName != "NODE" || !strings.HasSuffix(pod.Name, "NODE") || got.RestartPolicy != corev1.RestartPolicyNever {
-		t.Errorf("the pod does not run once on the node NODE: %s in %s, %+v", pod.Name, pod.Namespace, got)
-	}
-	if err := newRoot(streams{}, modes.All()).ParseFlags(got.Containers[0].Args); err != nil || !slices.Contains(got.Containers[0].Args, "--cleanup") {
-		t.Errorf("arguments %q: %v", got.Containers[0].Args, err)
 	}
 }
