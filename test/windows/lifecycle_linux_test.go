@@ -130,17 +130,8 @@ func TestHNSFailures(t *testing.T) {
 			n.hns.Restart(hns.Pods)
 			clear(n.foreign) // Reset of HNS removes them, too
 		},
-		"HNS is away for a while": func(t *testing.T) { n.changeWithoutHNS(t, cart, web, dns) },
-		"a pod is made anew": func(t *testing.T) {
-			for _, e := range n.hns.Objects(hns.Endpoint) {
-				if strings.HasPrefix(e.Name(), "pod-10.244.1.12") {
-					if err := n.hns.Delete(hns.Endpoint, e.ID()); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
-			n.installPod(t, "10.244.1.12")
-		},
+		"HNS is away for a while":        func(t *testing.T) { n.changeWithoutHNS(t, cart, web, dns) },
+		"a pod is made anew":             func(t *testing.T) { n.remakePod(t, "10.244.1.12") },
 		"a pod is not on the switch yet": func(t *testing.T) { n.addRefusedPod(t, web, cart, dns) },
 		"a crash in the middle of a change": func(t *testing.T) {
 			n.hns.Delay("HcnCreate*", 300*time.Millisecond)
@@ -161,6 +152,20 @@ func TestHNSFailures(t *testing.T) {
 		})
 	}
 	n.stop(t)
+}
+
+// remakePod deletes a pod's endpoint and makes another one.
+func (n *node) remakePod(t *testing.T, ip string) {
+	t.Helper()
+	for _, e := range n.hns.Objects(hns.Endpoint) {
+		if e.Name() != "pod-"+ip {
+			continue
+		}
+		if err := n.hns.Delete(hns.Endpoint, e.ID()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.installPod(t, ip)
 }
 
 // changeWithoutHNS changes cart while HNS does not run.
