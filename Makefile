@@ -120,8 +120,11 @@ images   := dist
 # The name of the images, with a registry if they are for one.
 IMAGE ?= localhost/kubeproxy
 
+# The address at which the source is public, for the labels of the images.
+SOURCE ?=
+
 lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -man '$(CURDIR)/$(man)' -plugins '$(CURDIR)/$(plugins)' -out '$(CURDIR)/$(images)' -systems '$(SYSTEMS)' -name '$(IMAGE)' \
-	-version '$(VERSION)' -revision '$(REVISION)' -created '$(DATE)'
+	-version '$(VERSION)' -revision '$(REVISION)' -created '$(DATE)' -source '$(SOURCE)'
 
 .PHONY: binaries
 binaries:
@@ -146,6 +149,10 @@ image: binaries pack ## build the images as archives in dist, and the chart for 
 pack:
 	@echo "== images $(VERSION)"
 	@$(call lay_out,image)
+
+.PHONY: push
+push: binaries ## push the images, with what they are made of, and the chart to the registry of IMAGE=HOST/TEAM/kubeproxy, as docker and helm are logged in; prints digests
+	@$(call lay_out,push)
 
 .PHONY: man
 man: ## write the man pages to build/.cache/man

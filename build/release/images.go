@@ -41,18 +41,23 @@ const (
 	path   = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// saveImages writes an archive for each variant of the image.
+// saveImages writes an archive for each variant of the image, and what each of its images is made of.
 func saveImages(ctx context.Context, o *options) error {
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err
 	}
 	for _, v := range o.variants() {
-		index, err := v.index(ctx, o)
+		built, err := v.build(ctx, o)
 		if err != nil {
 			return fmt.Errorf("image %s: %w", v.about.Title, err)
 		}
+		for name, text := range built.parts {
+			if err := os.WriteFile(filepath.Join(o.out, name), text, 0o644); err != nil {
+				return err
+			}
+		}
 		file := filepath.Join(o.out, v.about.Title+"-"+o.tag()+".oci.tar")
-		if err := oci.Save(file, index, o.name+v.suffix, o.tag()); err != nil {
+		if err := oci.Save(file, built.index, o.name+v.suffix, o.tag()); err != nil {
 			return err
 		}
 		fmt.Printf("%s  %s:%s\n", file, o.name+v.suffix, o.tag())
@@ -69,7 +74,7 @@ type variant struct {
 
 func (o *options) variants() []variant {
 	about := func(title, description, licenses string) oci.About {
-		return oci.About{Title: title, Description: description, Licenses: licenses, Version: o.version, Revision: o.revision, Created: o.created}
+		return oci.About{Title: title, Description: description, Licenses: licenses, Source: o.source, Version: o.version, Revision: o.revision, Created: o.created}
 	}
 	return []variant{
 		{"", about("kubeproxy", "Service proxy for Kubernetes nodes, for mode nftables on Linux and for Windows", bom.License), []func(context.Context, *options, oci.About) ([]v1.Image, error){plain, windows}},
@@ -77,16 +82,62 @@ func (o *options) variants() []variant {
 	}
 }
 
-func (v *variant) index(ctx context.Context, o *options) (v1.ImageIndex, error) {
-	var images []v1.Image
+// built is an index of images, and of what refers to them.
+type built struct {
+	index v1.ImageIndex
+	parts map[string][]byte // lists of what the images are made of, by the names of files
+}
+
+// partsType is the type of the lists, see https://cyclonedx.org/specification/overview/
+const partsType = "application/vnd.cyclonedx+json"
+
+func (v *variant) build(ctx context.Context, o *options) (built, error) {
+	var images, lists []v1.Image
+	parts := map[string][]byte{}
 	for _, build := range v.images {
 		more, err := build(ctx, o, v.about)
 		if err != nil {
-			return nil, err
+			return built{}, err
 		}
 		images = append(images, more...)
 	}
-	return oci.Index(v.about, images...)
+	for _, img := range images {
+		name, text, err := v.parts(o, img)
+		if err != nil {
+			return built{}, err
+		}
+		list, err := oci.Referrer(img, partsType, text)
+		if err != nil {
+			return built{}, err
+		}
+		parts[name], lists = text, append(lists, list)
+	}
+	index, err := oci.Index(v.about, append(images, lists...)...)
+	return built{index, parts}, err
+}
+
+// parts returns the list of what an image is made of, and the name of its file.
+func (v *variant) parts(o *options, img v1.Image) (name string, text []byte, err error) {
+	digest, err := img.Digest()
+	if err != nil {
+		return "", nil, err
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return "", nil, err
+	}
+	system := config.OS + "-" + config.Architecture
+	s := &bom.Subject{
+		Name: v.about.Title, Version: o.version, Created: o.created, Binary: filepath.Join(o.binaries, system, systems()[system]),
+		Image: &bom.Image{Repository: o.name + v.suffix, Tag: o.tag(), OS: config.OS, Arch: config.Architecture, Digest: digest.Hex},
+	}
+	if v.suffix != "" {
+		if s.Image.Packages, err = debian.List(config.Architecture); err != nil {
+			return "", nil, err
+		}
+	}
+	text, err = bom.Text(s)
+	return v.about.Title + "-" + o.tag() + "-" + system + ".cdx.json", text, err
 }
 
 // plain returns the images for Linux that have the program only.

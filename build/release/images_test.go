@@ -6,8 +6,10 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
 	"debug/elf"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -63,7 +65,7 @@ func save(t *testing.T, binaries, plugins string) string {
 	if err := os.WriteFile(filepath.Join(man, "kube-proxy.8"), []byte(".TH\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"release", "-man", man, "-plugins", plugins, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created}
+	args := []string{"release", "-man", man, "-plugins", plugins, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created, "-source", "https://example.com/kubeproxy"}
 	if err := run(t.Context(), args); err != nil {
 		t.Fatal(err)
 	}
@@ -89,6 +91,7 @@ func TestRelease(t *testing.T) {
 	})
 	t.Run("chart", func(t *testing.T) { testPacked(t, filepath.Join(first, "kubeproxy-1.2.3-4.tgz")) })
 	t.Run("parts", func(t *testing.T) { testParts(t, first) })
+	t.Run("push", func(t *testing.T) { testPush(t, programs) })
 }
 
 // testSame compares the files of two releases with each other, and their names with what
@@ -115,7 +118,9 @@ func testSame(t *testing.T, first, second string) {
 		"kubectl-svcproxy-v1.2.3-4-windows-amd64.cdx.json", "kubectl-svcproxy-v1.2.3-4-windows-amd64.exe",
 		"kubeproxy-1.2.3-4.tgz", "kubeproxy-deploy-v1.2.3-4.tar.gz",
 		"kubeproxy-iptables-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-iptables-v1.2.3-4-linux-arm64.cdx.json",
-		"kubeproxy-iptables-v1.2.3-4.oci.tar", "kubeproxy-v1.2.3-4.oci.tar",
+		"kubeproxy-iptables-v1.2.3-4.oci.tar",
+		"kubeproxy-v1.2.3-4-linux-amd64.cdx.json", "kubeproxy-v1.2.3-4-linux-arm64.cdx.json", "kubeproxy-v1.2.3-4-windows-amd64.cdx.json",
+		"kubeproxy-v1.2.3-4.oci.tar",
 	}
 	if !slices.Equal(names, want) {
 		t.Errorf("a release has %q, want %q", names, want)
@@ -133,24 +138,52 @@ func testPacked(t *testing.T, file string) {
 	}
 }
 
-// testParts reads the lists of what programs are made of.
+// testParts reads the lists of what programs and images are made of.
 func testParts(t *testing.T, dir string) {
 	for name, want := range map[string][]string{
 		"kubectl-svcproxy-v1.2.3-4-windows-amd64": {"pkg:golang/std@"}, // it needs no module
 		"kube-proxy-v1.2.3-4-windows-amd64":       {"pkg:golang/std@", "pkg:golang/k8s.io/client-go@"},
+		"kubeproxy-v1.2.3-4-windows-amd64":        {"pkg:golang/k8s.io/client-go@"},
 		"kubeproxy-iptables-v1.2.3-4-linux-arm64": {"pkg:golang/github.com/google/nftables@", "pkg:deb/debian/iptables@1.8.9-2?arch=arm64&distro=bookworm"},
 	} {
-		var list cdx.BOM
-		text := read(t, filepath.Join(dir, name+".cdx.json"))
-		if err := cdx.NewBOMDecoder(bytes.NewReader(text), cdx.BOMFileFormatJSON).Decode(&list); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		list := parts(t, read(t, filepath.Join(dir, name+".cdx.json")))
 		for _, w := range want {
 			if !slices.ContainsFunc(*list.Components, func(c cdx.Component) bool { return strings.HasPrefix(c.PackageURL, w) }) {
 				t.Errorf("%s does not list %s", name, w)
 			}
 		}
 	}
+	binary := parts(t, read(t, filepath.Join(dir, "kube-proxy-v1.2.3-4-linux-amd64.cdx.json"))).Metadata.Component
+	if want := fmt.Sprintf("%x", sha256.Sum256(read(t, filepath.Join(dir, "kube-proxy-v1.2.3-4-linux-amd64")))); (*binary.Hashes)[0].Value != want {
+		t.Errorf("the list of the binary is of %v, which has the SHA-256 %s", *binary.Hashes, want)
+	}
+}
+
+// parts reads a list. Each part has a hash, each module a license, and all hang together.
+func parts(t *testing.T, text []byte) *cdx.BOM {
+	t.Helper()
+	var list cdx.BOM
+	if err := cdx.NewBOMDecoder(bytes.NewReader(text), cdx.BOMFileFormatJSON).Decode(&list); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(list.SerialNumber, "urn:uuid:") {
+		t.Errorf("serial number %q", list.SerialNumber)
+	}
+	reached := map[string]bool{list.Metadata.Component.BOMRef: true}
+	for _, d := range *list.Dependencies {
+		for _, ref := range *d.Dependencies {
+			reached[ref] = reached[d.Ref]
+		}
+	}
+	for _, c := range append(*list.Components, *list.Metadata.Component) {
+		if !reached[c.BOMRef] || c.Hashes == nil && c.Name != "std" {
+			t.Errorf("%s: reached %v, hashes %v", c.BOMRef, reached[c.BOMRef], c.Hashes)
+		}
+		if c.Licenses == nil && !strings.HasPrefix(c.PackageURL, "pkg:deb/") {
+			t.Errorf("%s has no license", c.BOMRef)
+		}
+	}
+	return &list
 }
 
 func read(t *testing.T, file string) []byte {
@@ -182,23 +215,59 @@ func load(t *testing.T, file, name string) map[string]v1.Image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := validate.Index(index); err != nil {
-		t.Errorf("%s: %v", file, err)
-	}
 	manifest, err := index.IndexManifest()
 	if err != nil {
 		t.Fatal(err)
 	}
 	images := map[string]v1.Image{}
+	referred := map[v1.Hash]bool{}
 	for _, m := range manifest.Manifests {
 		img, err := index.Image(m.Digest)
 		if err != nil {
 			t.Fatal(err)
 		}
+		if m.Platform.OS == "unknown" {
+			referred[testReferrer(t, img)] = true
+			continue
+		}
+		if err := validate.Image(img); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
 		images[m.Platform.String()] = img
 		testLabels(t, img)
 	}
+	for system, img := range images {
+		if digest, err := img.Digest(); err != nil || !referred[digest] {
+			t.Errorf("%s: no list of what it is made of refers to %s, %v", system, digest, err)
+		}
+	}
 	return images
+}
+
+// testReferrer reads the list of what an image is made of, and returns the digest of the image.
+func testReferrer(t *testing.T, img v1.Image) v1.Hash {
+	t.Helper()
+	m, err := img.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := img.Layers()
+	if err != nil || len(layers) != 1 || m.Subject == nil || m.ArtifactType != partsType {
+		t.Fatalf("%d layers, %v, in %+v", len(layers), err, m)
+	}
+	content, err := layers[0].Compressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer content.Close()
+	text, err := io.ReadAll(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if of := parts(t, text).Metadata.Component; (*of.Hashes)[0].Value != m.Subject.Digest.Hex || !strings.Contains(of.PackageURL, "@sha256%3A"+m.Subject.Digest.Hex+"?") {
+		t.Errorf("the list is of %s, and refers to %s", of.PackageURL, m.Subject.Digest)
+	}
+	return m.Subject.Digest
 }
 
 func testLabels(t *testing.T, img v1.Image) {
@@ -208,13 +277,17 @@ func testLabels(t *testing.T, img v1.Image) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	manifest, err := img.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
 	labels := config.Config.Labels
 	if strings.HasSuffix(labels["org.opencontainers.image.title"], "-iptables") {
 		licenses = "Apache-2.0 AND GPL-2.0-only AND GPL-2.0-or-later AND LGPL-2.1-or-later"
 	}
-	for key, want := range map[string]string{"version": "v1.2.3+4", "revision": "abc", "created": created, "licenses": licenses} {
-		if got := labels["org.opencontainers.image."+key]; got != want {
-			t.Errorf("label %s is %q, want %q", key, got, want)
+	for key, want := range map[string]string{"source": "https://example.com/kubeproxy", "vendor": "The kubeproxy Authors", "version": "v1.2.3+4", "revision": "abc", "created": created, "licenses": licenses} {
+		if label, note := labels["org.opencontainers.image."+key], manifest.Annotations["org.opencontainers.image."+key]; label != want || note != want {
+			t.Errorf("label %s is %q, the annotation %q, want %q", key, label, note, want)
 		}
 	}
 	if config.OS == "linux" && config.Config.User != nobody {

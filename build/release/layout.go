@@ -14,7 +14,6 @@ import (
 
 	"kubeproxy/build/release/bom"
 	"kubeproxy/build/release/chart"
-	"kubeproxy/build/release/debian"
 )
 
 // checksums is the file with the checksum of every other one, for sha256sum -c.
@@ -116,14 +115,14 @@ func packMan(_ context.Context, o *options) error {
 	return os.WriteFile(filepath.Join(o.out, "kube-proxy-"+o.tag()+"-man.tar.gz"), text, 0o644)
 }
 
-// source returns the chart for the images of this version.
-func (o *options) source() *chart.Source {
+// ofImages returns the chart for the images of this version.
+func (o *options) ofImages() *chart.Source {
 	return &chart.Source{Folder: o.chart, Version: o.tag(), Image: o.name}
 }
 
 // saveChart writes the chart, and returns the name of its file.
 func (o *options) saveChart() (string, error) {
-	name, text, err := o.source().Pack(o.created)
+	name, text, err := o.ofImages().Pack(o.created)
 	if err != nil {
 		return "", err
 	}
@@ -146,30 +145,18 @@ func packChart(_ context.Context, o *options) error {
 	if _, err := o.saveChart(); err != nil {
 		return err
 	}
-	text, err := o.source().PackBases(o.created)
+	text, err := o.ofImages().PackBases(o.created)
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(o.out, "kubeproxy-deploy-"+o.tag()+".tar.gz"), text, 0o644)
 }
 
-// listParts writes what each binary and each image with more than a binary is made of.
+// listParts writes what each binary is made of. Those of images come with them.
 func listParts(_ context.Context, o *options) error {
 	for system, name := range systems() {
 		s := &bom.Subject{Name: "kube-proxy", Version: o.version, Created: o.created, Binary: filepath.Join(o.binaries, system, name)}
 		if err := o.listOf(s, system); err != nil {
-			return err
-		}
-		arch, linux := strings.CutPrefix(system, "linux-")
-		if !linux {
-			continue
-		}
-		s.Name = "kubeproxy-iptables"
-		var err error
-		if s.Packages, err = debian.List(arch); err == nil {
-			err = o.listOf(s, system)
-		}
-		if err != nil {
 			return err
 		}
 	}
@@ -177,15 +164,11 @@ func listParts(_ context.Context, o *options) error {
 }
 
 func (o *options) listOf(s *bom.Subject, system string) error {
-	f, err := os.Create(filepath.Join(o.out, s.Name+"-"+o.tag()+"-"+system+".cdx.json"))
+	text, err := bom.Text(s)
 	if err != nil {
 		return err
 	}
-	if err := bom.Write(f, s); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	return os.WriteFile(filepath.Join(o.out, s.Name+"-"+o.tag()+"-"+system+".cdx.json"), text, 0o644)
 }
 
 // sum writes the checksum of every file.

@@ -40,6 +40,7 @@ type options struct {
 	name     string // of the image, without a tag
 	version  string
 	revision string
+	source   string // where the source is
 	created  time.Time
 
 	chart      string // folder
@@ -58,9 +59,10 @@ func run(ctx context.Context, args []string) error {
 		"manifests": writeManifests,
 		"render":    printManifest,
 		"pack":      packImages,
+		"push":      push,
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands image, chart, release, pins, manifests, render, pack")
+		return errors.New("want one of the commands image, chart, release, pins, manifests, render, pack, push")
 	}
 	o := &options{}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -72,6 +74,7 @@ func run(ctx context.Context, args []string) error {
 	flags.StringVar(&o.name, "name", "localhost/kubeproxy", "name of the image, with a registry if it is for one")
 	flags.StringVar(&o.version, "version", "dev", "version, which becomes the tag")
 	flags.StringVar(&o.revision, "revision", "", "commit")
+	flags.StringVar(&o.source, "source", "", "address at which the source is public")
 	flags.StringVar(&o.chart, "chart", filepath.Join("..", "chart"), "folder of the chart")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "cluster that render asks")
 	flags.StringVar(&o.release, "release", "", "name of the release that render renders")
