@@ -168,7 +168,7 @@ release: binaries plugins man ## lay out in dist what is released: images, binar
 	@$(call lay_out,release)
 
 .PHONY: manifests
-manifests: ## rewrite build/deploy from the chart
+manifests: ## rewrite build/deploy and the README of the chart from the chart
 	@cd build/release && rm -rf ../deploy && go run . manifests -out ../deploy
 
 .PHONY: pins

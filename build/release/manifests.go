@@ -16,10 +16,18 @@ import (
 	"kubeproxy/build/release/chart"
 )
 
-// writeManifests writes the kustomize bases that follow from the chart.
+// writeManifests writes what follows from the chart: the kustomize bases, and its README.
 func writeManifests(_ context.Context, o *options) error {
-	files, err := (&chart.Source{Folder: o.chart}).Bases()
+	source := &chart.Source{Folder: o.chart}
+	files, err := source.Bases()
 	if err != nil {
+		return err
+	}
+	readme, err := source.Readme()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(o.chart, "README.md"), []byte(readme), 0o644); err != nil {
 		return err
 	}
 	for name, text := range files {

@@ -69,6 +69,22 @@ func TestBasesAreGenerated(t *testing.T) {
 	}
 }
 
+// TestReadmeIsGenerated compares the README of the chart with its values, and wants a form
+// and a default for each.
+func TestReadmeIsGenerated(t *testing.T) {
+	want, err := source().Readme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(source().Folder, "README.md"))
+	if err != nil || string(got) != want {
+		t.Errorf("build/chart/README.md is not what the chart gives (%v): run make manifests", err)
+	}
+	if row := "| `linux.mode` | `\"\"`, `\"nftables\"`, `\"iptables\"`, `\"ipvs\"`, `\"userspace\"` | `\"nftables\"` | "; !strings.Contains(want, row) {
+		t.Errorf("want %s in\n%s", row, want)
+	}
+}
+
 // TestBasesEqualChart builds each folder as kubectl apply -k does, and compares its
 // objects with those of helm template.
 func TestBasesEqualChart(t *testing.T) {

@@ -59,6 +59,8 @@ func (s *Source) Pack(created time.Time) (name string, text []byte, err error) {
 			}
 		case "values.yaml":
 			text = []byte(image.Replace(string(text)))
+		case "README.md":
+			text = []byte(strings.ReplaceAll(string(text), `"`+localImage+`"`, `"`+cmp.Or(s.Image, localImage)+`"`))
 		}
 		files = append(files, oci.File{Name: "kubeproxy/" + path, Mode: 0o644, Content: text})
 		return err

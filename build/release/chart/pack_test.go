@@ -36,6 +36,11 @@ func TestPack(t *testing.T) {
 	if got := at(c.Values, "image", "repository"); got != s.Image {
 		t.Errorf("images are %v, want %s", got, s.Image)
 	}
+	if !slices.ContainsFunc(c.Files, func(f *helm.File) bool {
+		return f.Name == "README.md" && bytes.Contains(f.Data, []byte("| `image.repository` | string | `\""+s.Image+"\"` |"))
+	}) {
+		t.Error("the packed chart has no README, or one with another image")
+	}
 }
 
 // TestChartVersions checks that Helm takes the version of each commit.
