@@ -51,7 +51,8 @@ var layers = []layer{
 	{"common/route/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/statusview/", []string{"k8s.io", "sigs.k8s.io"}, nil},
 	{"common/track/", []string{"k8s.io/client-go"}, nil},
-	{"common/takeover/", []string{"k8s.io", "sigs.k8s.io"}, []string{"k8s.io/klog"}},
+	{"common/plandiff/", []string{"regexp"}, nil}, // changes and objects have their Service port
+	{"common/takeover/", []string{"k8s.io", "sigs.k8s.io", "regexp"}, []string{"k8s.io/klog"}},
 	{"config/", []string{module + "/platform", module + "/cmd"}, nil},
 	{"cmd/kubectl-svcproxy/", []string{std}, []string{module + "/common/printable"}},
 	{"platform/", []string{module + "/config", module + "/cmd"}, nil}, // see describesModes

@@ -10,7 +10,6 @@ package plandiff
 import (
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -35,8 +34,8 @@ type Difference struct {
 	// Ports are the Service ports that differ. They are empty if one state is what the node
 	// has installed: that has no Services.
 	Ports []PortChange `json:"ports"`
-	// Affected are the names of the Service ports in Ports, Plan and Text. A name that is cut
-	// there is left out if no known Service port begins with it.
+	// Affected are the names of the Service ports in Ports and Plan, and of those whose
+	// objects differ.
 	Affected []string `json:"affected"`
 	// Plan are the changes that the node would make, one a line, if From is what it has
 	// installed.
@@ -48,7 +47,6 @@ type Difference struct {
 	// Limits are what the mode does otherwise than the Services of the new state ask, one a line.
 	Limits []string `json:"limits"`
 	Notes  []string `json:"notes"`
-	known  []service.PortName
 }
 
 // New returns a Difference without any.
@@ -70,54 +68,16 @@ func (d *Difference) ExitCode() int {
 	return ExitDiffers
 }
 
-// portName finds the name of a Service port in a line of a plan or of rules: in a comment,
-// or behind what the line is about. A name that is too long for a comment ends with dots.
-var portName = regexp.MustCompile(`(?:^[-+~] |"|# |listener of )([a-z0-9-]+/[a-z0-9-]+(?::[a-z0-9-]*)?)(\.\.\.)?(?:"|$| \()`)
-
-// affects adds the names of Service ports in these lines to those that are affected.
-func (d *Difference) affects(lines ...string) {
-	for _, line := range lines {
-		for _, m := range portName.FindAllStringSubmatch(line, -1) {
-			if m[2] == "" {
-				d.Affected = append(d.Affected, m[1])
-			} else {
-				d.Affected = append(d.Affected, d.completions(m[1])...)
-			}
+// affects adds the names of Service ports to those that are affected. The zero value
+// stands for none.
+func (d *Difference) affects(all ...service.PortName) {
+	for _, n := range all {
+		if n != (service.PortName{}) {
+			d.Affected = append(d.Affected, n.String())
 		}
 	}
 	slices.Sort(d.Affected)
 	d.Affected = slices.Compact(d.Affected)
-}
-
-// Knows makes the ports of s known, whose names may stand in a plan or in rules.
-func (d *Difference) Knows(s *service.Snapshot) {
-	for _, f := range service.Families {
-		for p := range s.Ports(f) {
-			d.known = append(d.known, p.Name)
-		}
-	}
-}
-
-// completions returns the known names that begin with a cut one.
-func (d *Difference) completions(cut string) []string {
-	var all []string
-	for _, n := range d.known {
-		if name := n.String(); strings.HasPrefix(name, cut) {
-			all = append(all, name)
-		}
-	}
-	return all
-}
-
-// changedLines returns the lines of a unified diff that differ.
-func changedLines(text string) []string {
-	var all []string
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "+") || strings.HasPrefix(line, "-") {
-			all = append(all, strings.TrimSuffix(line, "\n"))
-		}
-	}
-	return all
 }
 
 // mostNames bounds the names in one sentence.
@@ -160,8 +120,6 @@ type PortChange struct {
 
 // Snapshots adds what differs between two snapshots.
 func (d *Difference) Snapshots(from, to *service.Snapshot) {
-	d.Knows(from)
-	d.Knows(to)
 	d.Settings = append(d.Settings, nodeChanges(from.Node, to.Node)...)
 	for _, f := range service.Families {
 		for c := range service.Diff(from, to, f) {
@@ -328,37 +286,56 @@ func podsText(p service.LocalPods) string {
 // contextLines is how many equal lines stand around a difference, as with diff -u.
 const contextLines = 3
 
-// Texts adds the unified diff of the texts of two states.
-func (d *Difference) Texts(from, to string) error {
-	if from == to {
+// AddObjects adds the unified diff of what two states have installed.
+func (d *Difference) AddObjects(from, to reconcile.Objects) error {
+	before, after := from.String(), to.String()
+	if before == after {
 		return nil
 	}
-	u, err := udiff.ToUnifiedDiff(d.From, d.To, from, udiff.Lines(from, to), contextLines)
+	u, err := udiff.ToUnifiedDiff(d.From, d.To, before, udiff.Lines(before, after), contextLines)
 	if err != nil {
 		return err
 	}
-	numberHunks(u.Hunks)
-	text := u.String()
-	d.Text += text
-	d.affects(changedLines(text)...)
+	d.affects(numberHunks(u.Hunks, portsByLine(from), portsByLine(to))...)
+	d.Text += u.String()
 	return nil
 }
 
-// numberHunks sets where hunks begin in the new text. The library leaves out the equal
-// lines between two changes of one hunk, so later hunks would begin too early.
-func numberHunks(hunks []*udiff.Hunk) {
+// portsByLine returns the Service port of each line of objects.
+func portsByLine(objects reconcile.Objects) []service.PortName {
+	var ports []service.PortName
+	for _, o := range objects {
+		for range strings.Count(o.Text, "\n") {
+			ports = append(ports, o.Port)
+		}
+	}
+	return ports
+}
+
+// numberHunks sets where hunks begin in the new text, and returns the Service ports of the
+// lines that differ. The library leaves out the equal lines between two changes of one
+// hunk, so later hunks would begin too early.
+func numberHunks(hunks []*udiff.Hunk, from, to []service.PortName) []service.PortName {
+	var changed []service.PortName
 	added := 0
 	for _, h := range hunks {
 		h.ToLine = h.FromLine + added
+		at := h.FromLine - 1 // in from; added is how far the line in to is behind it
 		for _, l := range h.Lines {
 			switch l.Kind {
 			case udiff.Insert:
+				changed = append(changed, to[at+added])
 				added++
 			case udiff.Delete:
+				changed = append(changed, from[at])
+				at++
 				added--
+			default:
+				at++
 			}
 		}
 	}
+	return changed
 }
 
 // AddSettings adds lines about what does not belong to a Service port.
@@ -369,13 +346,12 @@ func (d *Difference) AddSettings(lines []string) {
 
 // AddPlan adds the changes of a plan for one family.
 func (d *Difference) AddPlan(f service.Family, changes []reconcile.Change) {
+	var ports []service.PortName
 	for _, c := range changes {
 		line := c.String()
 		d.Plan, d.plans[f] = append(d.Plan, line), append(d.plans[f], line)
-		if c.Port != (service.PortName{}) {
-			d.Affected = append(d.Affected, c.Port.String())
-		}
+		ports = append(ports, c.Port)
 	}
-	d.affects()
+	d.affects(ports...)
 	d.Same = d.Same && len(changes) == 0
 }

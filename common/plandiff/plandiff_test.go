@@ -35,6 +35,15 @@ func port(name, ip string, list ...service.Endpoint) *service.Port {
 	}
 }
 
+// lines are objects of a line each.
+func lines(all ...string) reconcile.Objects {
+	var objects reconcile.Objects
+	for _, line := range all {
+		objects.Add("%s\n", line)
+	}
+	return objects
+}
+
 func compared(from, to *service.Snapshot) *Difference {
 	d := New()
 	d.Node, d.Mode, d.From, d.To = "node-a", "nftables", "old", "new"
@@ -82,7 +91,7 @@ func TestNothingDiffers(t *testing.T) {
 		return service.New(1, &service.Node{Name: "node-a"}, []*service.Port{port("web", "10.96.0.10", endpoints("10.244.1.2:80")...)})
 	}
 	d := compared(s(), s())
-	if err := d.Texts("a\nb\n", "a\nb\n"); err != nil || d.Text != "" {
+	if err := d.AddObjects(lines("a", "b"), lines("a", "b")); err != nil || d.Text != "" {
 		t.Errorf("%v, %q", err, d.Text)
 	}
 	d.AddPlan(service.IPv4, nil)
@@ -100,21 +109,21 @@ func TestNothingDiffers(t *testing.T) {
 	}
 }
 
-// TestTexts checks that the diff names both states, is as small as the difference, and is
+// TestAddObjects checks that the diff names both states, is as small as the difference, and is
 // one that patch accepts.
-func TestTexts(t *testing.T) {
-	lines := func(skip int) string {
-		var b strings.Builder
+func TestAddObjects(t *testing.T) {
+	without := func(skip int) reconcile.Objects {
+		var all []string
 		for i := range 2000 {
 			if i != skip {
-				b.WriteString(strings.Repeat("x", i%7) + "\n")
+				all = append(all, strings.Repeat("x", i%7))
 			}
 		}
-		return b.String()
+		return lines(all...)
 	}
 	d := New()
 	d.From, d.To = "old", "new"
-	if err := d.Texts(lines(-1), lines(1000)); err != nil {
+	if err := d.AddObjects(without(-1), without(1000)); err != nil {
 		t.Fatal(err)
 	}
 	if got := d.Text; !strings.HasPrefix(got, "--- old\n+++ new\n@@ -") || strings.Count(got, "\n") != 3+7 || strings.Count(got, "\n-") != 1 {
@@ -138,7 +147,7 @@ func TestHunks(t *testing.T) {
 	}
 	to = append(to, "last")
 	d := New()
-	if err := d.Texts(strings.Join(from, "\n")+"\n", strings.Join(to, "\n")+"\n"); err != nil {
+	if err := d.AddObjects(lines(from...), lines(to...)); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -179,11 +188,20 @@ func TestAffected(t *testing.T) {
 		{Text: `- loadbalancer tcp 10.96.0.9:80 # shop/nobody`},
 		{Text: "+ filter rule in INPUT: -d 169.254.0.1/32 -j KUBE-PORTALS"},
 	})
-	old := `-A KUBE-SERVICES -d 10.96.0.9/32 -m comment --comment "shop/same:http" -j ACCEPT
--A KUBE-HEALTH-PORTS -p tcp --dport 32000 -m comment --comment "shop/same health check" -j ACCEPT
-`
-	if err := d.Texts(old+"-A KUBE-SERVICES --comment \"shop/gone:http\" -j KUBE-SVC-A\n", old+"loadbalancer tcp 10.96.0.7:80 # shop/come:http\n"); err != nil {
+	old := reconcile.Objects{
+		{Text: "# for iptables-restore\n"},
+		{Text: "-A KUBE-SERVICES -d 10.96.0.9/32 -j ACCEPT\n-A KUBE-SERVICES -d 10.96.0.8/32 -j ACCEPT\n", Port: of("same", "http")},
+	}
+	gone := reconcile.Object{Text: "-A KUBE-SERVICES --comment \"shop/nobody:http\" -j KUBE-SVC-A\n", Port: of("gone", "http")}
+	come := reconcile.Object{Text: "loadbalancer tcp 10.96.0.7:80\n\t10.244.1.2:80\n", Port: of("come", "http")}
+	if err := d.AddObjects(append(old, gone), slices.Concat(reconcile.Objects{{Text: "# new\n"}}, old, reconcile.Objects{come})); err != nil {
 		t.Fatal(err)
+	}
+	for _, states := range [][2]reconcile.Objects{{nil, {come}}, {{come}, nil}} { // nothing is installed on one side
+		other := New()
+		if err := other.AddObjects(states[0], states[1]); err != nil || !slices.Equal(other.Affected, []string{"shop/come:http"}) {
+			t.Errorf("%v, %q", err, other.Affected)
+		}
 	}
 	want := []string{"shop/cart", "shop/come:http", "shop/dns:dns", "shop/gone:http", "shop/old:http", "shop/web:http"}
 	var out bytes.Buffer
@@ -200,22 +218,6 @@ func TestAffected(t *testing.T) {
 	}
 	if got := d.affectedText(); !strings.HasSuffix(got, "shop/old:http and 2 others") {
 		t.Error(got)
-	}
-}
-
-// TestAffectedLongName checks that a name that is cut is completed, or left out.
-func TestAffectedLongName(t *testing.T) {
-	long := port(strings.Repeat("b", 63), "10.96.0.10")
-	long.Name.Namespace = strings.Repeat("a", 63)
-	d := New()
-	d.Knows(service.New(1, &service.Node{}, []*service.Port{long, port("web", "10.96.0.11")}))
-	for _, cut := range []string{long.Name.String()[:117], strings.Repeat("a", 63) + "/c", strings.Repeat("a", 63) + "/c:"} {
-		if err := d.Texts("", "10.96.0.10 . tcp . 80 comment \""+cut+"...\" : goto refuse\n"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if want := []string{long.Name.String()}; !slices.Equal(d.Affected, want) {
-		t.Errorf("%q, want %q", d.Affected, want)
 	}
 }
 

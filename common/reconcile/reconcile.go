@@ -126,11 +126,46 @@ func (c Change) String() string {
 // Changes are the changes of a Plan in order.
 type Changes []Change
 
+// Add adds a change with a formatted text for no Service port in particular.
+func (all *Changes) Add(format string, args ...any) {
+	*all = append(*all, Change{Text: fmt.Sprintf(format, args...)})
+}
+
 // String prints one change a line.
 func (all Changes) String() string {
 	var b strings.Builder
 	for _, c := range all {
 		b.WriteString(c.String() + "\n")
+	}
+	return b.String()
+}
+
+// Object is a part of what a dataplane holds, or would hold.
+type Object struct {
+	Text string // whole lines
+	// Port is the Service port that the object is for, the zero value for none in
+	// particular.
+	Port service.PortName
+}
+
+// Objects are the parts of a dataplane in order.
+type Objects []Object
+
+// Add adds an object with a formatted text for no Service port in particular.
+func (all *Objects) Add(format string, args ...any) {
+	all.AddFor(service.PortName{}, format, args...)
+}
+
+// AddFor adds an object with a formatted text for the Service port of this name.
+func (all *Objects) AddFor(n service.PortName, format string, args ...any) {
+	*all = append(*all, Object{fmt.Sprintf(format, args...), n})
+}
+
+// String prints all objects.
+func (all Objects) String() string {
+	var b strings.Builder
+	for _, o := range all {
+		b.WriteString(o.Text)
 	}
 	return b.String()
 }

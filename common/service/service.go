@@ -83,6 +83,20 @@ func (n PortName) String() string {
 	return s
 }
 
+// ParsePortName reads a name as String writes it, which has no protocol. It returns the
+// zero value for other texts.
+func ParsePortName(text string) PortName {
+	service, port, hasPort := strings.Cut(text, ":")
+	namespace, name, hasName := strings.Cut(service, "/")
+	isLabel := func(s string) bool {
+		return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
+	}
+	if !hasName || !isLabel(namespace) || !isLabel(name) || hasPort && !isLabel(port) {
+		return PortName{}
+	}
+	return PortName{Namespace: namespace, Name: name, Port: port}
+}
+
 // Compare orders names alphabetically, then by protocol number.
 func (n PortName) Compare(m PortName) int {
 	return cmp.Or(

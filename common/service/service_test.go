@@ -151,6 +151,31 @@ func checkDiff(t *rapid.T, from, to *Snapshot, changes []Change) {
 	}
 }
 
+// TestParsePortName reads names back, and nothing else.
+func TestParsePortName(t *testing.T) {
+	for _, n := range []PortName{{Namespace: "shop", Name: "web"}, {Namespace: "kube-system", Name: "kube-dns", Port: "dns-tcp"}} {
+		if got := ParsePortName(n.String()); got != n {
+			t.Errorf("%q is read as %+v", n, got)
+		}
+	}
+	for _, text := range []string{"", "web", "shop/", "/web", "shop/web:", "shop/web health check", "shop/web...", "shop/web:http...", "a/b/c", "shop/web:a:b"} {
+		if got := ParsePortName(text); got != (PortName{}) {
+			t.Errorf("%q is read as %q", text, got)
+		}
+	}
+}
+
+// TestCommented finds Service ports by what is left of their names, if that is of one only.
+func TestCommented(t *testing.T) {
+	s := New(1, &Node{}, []*Port{port(1, IPv4), port(12, IPv4), port(13, IPv4), port(2, IPv6)})
+	find := s.Commented(IPv4, func(n PortName) string { return n.String()[:min(6, len(n.String()))] + "..." })
+	for comment, want := range map[string]PortName{"d/s000...": port(1, IPv4).Name, "d/s001...": {}, "d/s0002": {Namespace: "d", Name: "s0002"}, "other": {}} {
+		if got := find(comment); got != want {
+			t.Errorf("%q is for %q, want %q", comment, got, want)
+		}
+	}
+}
+
 func TestDiffStops(t *testing.T) {
 	s := New(1, &Node{}, []*Port{port(1, IPv4), port(2, IPv4)})
 	for range Diff(nil, s, IPv4) {

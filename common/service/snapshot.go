@@ -250,3 +250,24 @@ func skipShared(a, b *cursor) {
 		a.chunks, b.chunks = a.chunks[1:], b.chunks[1:]
 	}
 }
+
+// Commented returns a function that finds the Service port that a comment in a dataplane
+// names: a port of s, or else one whose name the comment is. comment returns what the
+// dataplane has for a name. If it cuts long names to the same comment, none is found.
+func (s *Snapshot) Commented(f Family, comment func(PortName) string) func(string) PortName {
+	names := map[string]PortName{}
+	for p := range s.Ports(f) {
+		c := comment(p.Name)
+		if _, twice := names[c]; twice {
+			names[c] = PortName{}
+		} else {
+			names[c] = p.Name
+		}
+	}
+	return func(c string) PortName {
+		if n, found := names[c]; found {
+			return n
+		}
+		return ParsePortName(c)
+	}
+}

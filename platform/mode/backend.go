@@ -124,7 +124,7 @@ func Each(families []service.Family, open func(service.Family) (*Backend, error)
 type Reader interface {
 	reconcile.Backend
 	// ReadBack is System.ReadBack for the family of the backend.
-	ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error)
+	ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error)
 }
 
 // OpenEach returns System.Open of a mode that keeps all state in the system, so that one
@@ -148,11 +148,11 @@ func OpenEach[B Tracer](create func(*config.Config, service.Family) (B, error), 
 }
 
 // ReadBack returns System.ReadBack of a mode whose backends are those of create.
-func ReadBack[B Reader](create func(*config.Config, service.Family) (B, error)) func(context.Context, Setup, service.Family, *service.Snapshot) (held, wanted string, err error) {
-	return func(ctx context.Context, s Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+func ReadBack[B Reader](create func(*config.Config, service.Family) (B, error)) func(context.Context, Setup, service.Family, *service.Snapshot) (held, wanted reconcile.Objects, err error) {
+	return func(ctx context.Context, s Setup, f service.Family, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 		b, err := create(s.Config, f)
 		if err != nil {
-			return "", "", err
+			return nil, nil, err
 		}
 		defer b.Close()
 		return b.ReadBack(ctx, want)

@@ -110,7 +110,7 @@ type System struct {
 	// ReadBack, if set, returns what the node holds of a family, and what it would hold for
 	// a snapshot, both in the text of Render and in one order, so that they can be compared.
 	// It changes nothing.
-	ReadBack func(context.Context, Setup, service.Family, *service.Snapshot) (held, wanted string, err error)
+	ReadBack func(context.Context, Setup, service.Family, *service.Snapshot) (held, wanted reconcile.Objects, err error)
 	// Dump, if set, returns what the node holds, for Rendering.State.
 	Dump func() ([]byte, error)
 	// Conntrack is whether the kernel tracks the connections of the mode, so that entries

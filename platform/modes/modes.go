@@ -82,7 +82,7 @@ func Render(w io.Writer, d mode.Descriptor, want *service.Snapshot, r mode.Rende
 		return nil
 	}
 	for _, f := range service.Families {
-		if _, err := io.WriteString(w, socketlb.Text(want, f)); err != nil {
+		if _, err := io.WriteString(w, socketlb.Objects(want, f).String()); err != nil {
 			return err
 		}
 	}
@@ -111,10 +111,10 @@ func Limits(d mode.Descriptor, want *service.Snapshot, r mode.Rendering) ([]stri
 
 // ReadBack returns what the node holds in mode d, and what it would hold for want, with
 // what accompanies the mode, see mode.System.
-func ReadBack(ctx context.Context, d mode.Descriptor, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+func ReadBack(ctx context.Context, d mode.Descriptor, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	if held, wanted, err = d.System.ReadBack(ctx, s, f, want); err != nil || d.OS != config.Linux {
 		return held, wanted, err
 	}
 	h, w, err := readBackAcceleration(s.Config, f, want)
-	return held + h, wanted + w, err
+	return append(held, h...), append(wanted, w...), err
 }

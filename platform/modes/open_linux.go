@@ -180,7 +180,7 @@ func newLayer(c *config.Config, f service.Family) *socketlb.Backend {
 	return socketlb.New(f, socketlb.NewDriver(f, o), o)
 }
 
-func readBackAcceleration(c *config.Config, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+func readBackAcceleration(c *config.Config, f service.Family, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	l := newLayer(c, f)
 	defer l.Close()
 	return l.ReadBack(want)

@@ -8,6 +8,7 @@ package modes
 import (
 	"context"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -27,6 +28,6 @@ func pendingAcceleration(context.Context, *config.Config) ([]string, error) { re
 // Layers returns backends that plan what accompanies any mode: nothing here.
 func Layers(*config.Config, []service.Family) []*mode.Backend { return nil }
 
-func readBackAcceleration(*config.Config, service.Family, *service.Snapshot) (held, wanted string, err error) {
-	return "", "", nil
+func readBackAcceleration(*config.Config, service.Family, *service.Snapshot) (held, wanted reconcile.Objects, err error) {
+	return nil, nil, nil
 }

@@ -5,6 +5,7 @@ package backendtest
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -54,12 +55,31 @@ func (r *run) requireReadBack() {
 			r.t.Fatalf("%s: read back: %v", when, err)
 		}
 		r.backend = r.node.Start()
-		if plan := r.plan(); plan.Empty() != (held == wanted) {
-			r.t.Fatalf("%s: the plan is\n%s and the difference (-held +wanted)\n%s", when, plan.Changes(), cmp.Diff(held, wanted))
+		if plan := r.plan(); plan.Empty() != (held.String() == wanted.String()) {
+			r.t.Fatalf("%s: the plan is\n%s and the difference (-held +wanted)\n%s", when, plan.Changes(), cmp.Diff(held.String(), wanted.String()))
+		}
+		if names := r.namesOf(wanted); held.String() == wanted.String() && !slices.Equal(names, r.namesOf(held)) {
+			r.t.Fatalf("%s: the same is held for %q and wanted for %q", when, r.namesOf(held), names)
 		}
 		r.node.Heal()
 		r.node.Tamper(r.draw)
 	}
+}
+
+// namesOf returns the Service ports that objects are for, which must be of the snapshot.
+func (r *run) namesOf(objects reconcile.Objects) []service.PortName {
+	var names []service.PortName
+	for _, o := range objects {
+		if o.Port == (service.PortName{}) {
+			continue
+		}
+		if !slices.ContainsFunc(r.ports, func(p *service.Port) bool { return p.Name == o.Port }) {
+			r.t.Fatalf("%s is no Service port:\n%s", o.Port, o.Text)
+		}
+		names = append(names, o.Port)
+	}
+	slices.SortFunc(names, service.PortName.Compare)
+	return slices.Compact(names)
 }
 
 // faultyRound runs a round that may fail or end the process.

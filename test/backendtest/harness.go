@@ -40,7 +40,7 @@ type Harness struct {
 	Volatile bool
 	// ReadBack returns what a backend reads back, and what it would have for a snapshot, both
 	// as text, see mode.System. Nil skips that.
-	ReadBack func(context.Context, reconcile.Backend, *service.Snapshot) (held, wanted string, err error)
+	ReadBack func(context.Context, reconcile.Backend, *service.Snapshot) (held, wanted reconcile.Objects, err error)
 }
 
 // Cluster draws snapshots, and connections to what is in them.

@@ -169,7 +169,7 @@ func TestTextIsOfIpset(t *testing.T) {
 		all[1].Comment = `a "quoted" word\`
 		must(t, k.Add(s, all))
 		var text strings.Builder
-		s.WriteText(&text, all)
+		s.Write(all, func(line, _ string) { text.WriteString(line) })
 		if diff := cmp.Diff(lines(run(t, "", "ipset", "save", s.Name)), lines(text.String())); diff != "" {
 			t.Errorf("text (-ipset +ours):\n%s", diff)
 		}

@@ -16,7 +16,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -158,24 +157,24 @@ func netText(p netip.Prefix) string {
 	return fmt.Sprintf("%s/%d", addrText(p.Addr()), p.Bits())
 }
 
-// WriteText writes the set in the format of "ipset save", sorted and without duplicates.
-// "ipset restore" creates the set from it if there is none of that name. hashsize is
-// always the initial size.
-func (s Set) WriteText(w io.Writer, members []Member) {
+// Write calls write with each line of the set in the format of "ipset save", sorted and
+// without duplicates, and with the comment of an element. "ipset restore" creates the set
+// from it if there is none of that name. hashsize is always the initial size.
+func (s Set) Write(members []Member, write func(line, comment string)) {
 	family := "inet"
 	if s.Family == service.IPv6 {
 		family = "inet6"
 	}
-	fmt.Fprintf(w, "create %s %s family %s hashsize 1024 maxelem %d comment\n", s.Name, s.Type, family, maxElements)
+	write(fmt.Sprintf("create %s %s family %s hashsize 1024 maxelem %d comment\n", s.Name, s.Type, family, maxElements), "")
 	all := normalize(members)
 	slices.SortStableFunc(all, func(a, b Member) int { return a.Compare(b.Entry) })
 	all = slices.CompactFunc(all, func(a, b Member) bool { return a.Entry == b.Entry })
 	for _, m := range all {
-		fmt.Fprintf(w, "add %s %s", s.Name, s.Text(m.Entry))
+		line := fmt.Sprintf("add %s %s", s.Name, s.Text(m.Entry))
 		if m.Comment != "" {
-			fmt.Fprintf(w, " comment \"%s\"", m.Comment)
+			line += fmt.Sprintf(" comment \"%s\"", m.Comment)
 		}
-		fmt.Fprintln(w)
+		write(line+"\n", m.Comment)
 	}
 }
 

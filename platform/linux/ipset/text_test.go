@@ -44,11 +44,12 @@ func TestNormalize(t *testing.T) {
 func TestWriteText(t *testing.T) {
 	s := Set{"KUBE-LB", HashIPPortNet, service.IPv4}
 	var text strings.Builder
-	s.WriteText(&text, []Member{
+	write := func(line, _ string) { text.WriteString(line) }
+	s.Write([]Member{
 		{entry("192.0.2.1", service.TCP, 80, "0.0.0.0/0"), `default/web:"http"`},
 		{entry("192.0.2.1", service.TCP, 80, "128.0.0.0/1"), "again"},
 		{entry("10.0.0.1", service.UDP, 53, "10.0.0.0/8"), ""},
-	})
+	}, write)
 	want := `create KUBE-LB hash:ip,port,net family inet hashsize 1024 maxelem 1048576 comment
 add KUBE-LB 10.0.0.1,udp:53,10.0.0.0/8
 add KUBE-LB 192.0.2.1,tcp:80,0.0.0.0/1 comment "default/web:'http'"
@@ -58,7 +59,7 @@ add KUBE-LB 192.0.2.1,tcp:80,128.0.0.0/1 comment "default/web:'http'"
 		t.Errorf("text (-want +got):\n%s", diff)
 	}
 	text.Reset()
-	Set{"A", HashIP, service.IPv6}.WriteText(&text, nil)
+	Set{"A", HashIP, service.IPv6}.Write(nil, write)
 	if got, want := text.String(), "create A hash:ip family inet6 hashsize 1024 maxelem 1048576 comment\n"; got != want {
 		t.Errorf("text of an empty set = %s, want %s", got, want)
 	}

@@ -95,23 +95,20 @@ func (c *change) writeJumps(body *strings.Builder, table string) {
 // only one Port uses.
 func (c *change) list(names map[id]service.PortName) reconcile.Changes {
 	var all reconcile.Changes
-	add := func(of service.PortName, format string, args ...any) {
-		all = append(all, reconcile.Change{Text: fmt.Sprintf(format, args...), Port: of})
-	}
 	for _, w := range c.writes {
-		add(names[w.id], "+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules))
+		all = append(all, reconcile.Change{Text: fmt.Sprintf("+ %s chain %s (rules: %d)", w.table, w.name, len(w.rules)), Port: names[w.id]})
 	}
 	for _, m := range c.moves {
-		add(service.PortName{}, "~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.shadowedBy)
+		all.Add("~ %s rule in %s: %s: ahead of %s", m.from.table, m.from.name, m.jump.rule, m.shadowedBy)
 	}
 	for _, j := range c.insertJumps {
-		add(service.PortName{}, "+ %s rule in %s: %s", j.from.table, j.from.name, j.rule)
+		all.Add("+ %s rule in %s: %s", j.from.table, j.from.name, j.rule)
 	}
 	for _, j := range c.deleteJumps {
-		add(service.PortName{}, "- %s rule in %s: %s", j.from.table, j.from.name, j.rule)
+		all.Add("- %s rule in %s: %s", j.from.table, j.from.name, j.rule)
 	}
 	for _, d := range c.deletes {
-		add(names[d], "- %s chain %s", d.table, d.name)
+		all = append(all, reconcile.Change{Text: fmt.Sprintf("- %s chain %s", d.table, d.name), Port: names[d]})
 	}
 	return all
 }

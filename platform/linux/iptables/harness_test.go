@@ -35,7 +35,7 @@ func runSuites(t *testing.T, piece int, o Options) {
 	backendtest.Run(t, backendtest.Harness{
 		New:     func(w generate.Cluster) backendtest.Node { return newNode(w.Family, piece, o) },
 		Cluster: func(w generate.Cluster) backendtest.Cluster { return generate.WithoutServiceCIDRs{Cluster: w} },
-		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted string, err error) {
+		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 			return b.(*Backend).ReadBack(ctx, want)
 		},
 	})

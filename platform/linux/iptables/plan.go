@@ -46,34 +46,18 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	if p.stage != nil {
-		all = p.list(p.portNames())
+		all = p.list(p.layout.portNames(p.from, p.next))
 	}
 	for _, table := range p.dormant {
-		all = append(all, reconcile.Change{Text: "~ " + table + " table: active, no longer dormant"})
+		all.Add("~ %s table: active, no longer dormant", table)
 	}
 	if p.enableLocalnet {
-		all = append(all, reconcile.Change{Text: "+ routing of loopback addresses"})
+		all.Add("+ routing of loopback addresses")
 	}
 	if p.disableLocalnet {
-		all = append(all, reconcile.Change{Text: "- routing of loopback addresses"})
+		all.Add("- routing of loopback addresses")
 	}
 	return all
-}
-
-// portNames returns the names of the Ports that have chains of their own, by chain.
-func (p *plan) portNames() map[id]service.PortName {
-	names := map[id]service.PortName{}
-	for _, of := range []*installed{p.from, p.next} {
-		if of == nil || of.snapshot == nil {
-			continue
-		}
-		for port := range of.snapshot.Ports(p.backend.family) {
-			for _, c := range p.layout.portChains(port, of.snapshot.Node) {
-				names[c.id] = port.Name
-			}
-		}
-	}
-	return names
 }
 
 // ErrBusy means that iptables did not run or could not finish. Its input is not the

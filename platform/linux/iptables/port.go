@@ -17,6 +17,22 @@ func (l layout) portChains(p *service.Port, node *service.Node) []chain {
 	return chains
 }
 
+// portNames returns the names of the Ports that have chains of their own, by chain.
+func (l layout) portNames(all ...*installed) map[id]service.PortName {
+	names := map[id]service.PortName{}
+	for _, of := range all {
+		if of == nil || of.snapshot == nil {
+			continue
+		}
+		for p := range of.snapshot.Ports(l.family) {
+			for _, c := range l.portChains(p, of.snapshot.Node) {
+				names[c.id] = p.Name
+			}
+		}
+	}
+	return names
+}
+
 // changedChains returns the chains that only p uses, except for those branches of lists
 // that are the same as in old, which may be nil. same are these, without what is below.
 func (l layout) changedChains(p, old *service.Port, node *service.Node) (all []chain, same []id) {

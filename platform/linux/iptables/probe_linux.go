@@ -4,7 +4,6 @@
 package iptables
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -99,12 +98,11 @@ func (r *runner) probeIsolated(l layout, prepare func() error) error {
 // probe restores the rules that any node has. If they are refused, it finds the cause.
 func (r *runner) probe(l layout, args []string) error {
 	needs := l.requirements()
-	var b bytes.Buffer
-	Document(r.family, service.New(0, &service.Node{NodePorts: service.AnyAddress()}, nil), l.options).WriteText(&b)
+	rules := Document(r.family, service.New(0, &service.Node{NodePorts: service.AnyAddress()}, nil), l.options).Objects().String()
 	for _, n := range needs {
-		b.WriteString(n.text())
+		rules += n.text()
 	}
-	allErr := r.tryRestore(b.String(), args)
+	allErr := r.tryRestore(rules, args)
 	if allErr == nil || errors.Is(allErr, ErrBusy) || errors.Is(allErr, errNoSocket) {
 		return allErr
 	}

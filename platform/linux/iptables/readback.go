@@ -7,20 +7,18 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // ReadBack returns the chains that the tables hold, and those that they would hold for
 // want, in the text and order of Render. Of the chains of others it has the rules that
 // jump to ours. Both texts are equal if no chain has to change for want.
-func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	have, would, err := b.ReadTables(ctx, want)
-	if err != nil {
-		return "", "", err
-	}
-	return have.text(), would.text(), nil
+	return have.Objects(), would.Objects(), err
 }
 
 // ReadTables returns what ReadBack returns, as tables.
@@ -30,14 +28,37 @@ func (b *Backend) ReadTables(ctx context.Context, want *service.Snapshot) (held,
 	if err != nil {
 		return Tables{}, Tables{}, err
 	}
-	wanted = b.document(b.withPendingNodePorts(want, t))
-	return t.inOrderOf(wanted), wanted, nil
+	want = b.withPendingNodePorts(want, t)
+	wanted = b.document(want)
+	held = t.inOrderOf(wanted)
+	wanted.portOf = b.portFinder(want)
+	held.portOf = wanted.portOf
+	return held, wanted, nil
 }
 
-func (d Tables) text() string {
-	var b strings.Builder
-	d.WriteText(&b)
-	return b.String()
+// portFinder returns a function that finds the Service port of a rule, or of a chain if
+// the rule is empty: in want, or else by the comment of the rule.
+func (l layout) portFinder(want *service.Snapshot) func(in id, rule string) service.PortName {
+	chains, rules := l.portNames(&installed{snapshot: want}), map[string]service.PortName{}
+	for p := range want.Ports(l.family) {
+		for _, e := range l.entries(p, want.Node) {
+			if e.port == 0 {
+				continue // is for each port of the Service
+			}
+			for _, r := range e.rules {
+				rules[r] = p.Name
+			}
+		}
+	}
+	return func(in id, rule string) service.PortName {
+		if n, found := chains[in]; found {
+			return n
+		}
+		if n, found := rules[rule]; found {
+			return n
+		}
+		return service.ParsePortName(walk.Argument(walk.Split(rule), "--comment"))
+	}
 }
 
 // inOrderOf returns the chains of h, those that d has first and in its order.

@@ -5,11 +5,11 @@ package iptables
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"slices"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -19,6 +19,8 @@ type Tables struct {
 	Tables  []Table `json:"tables"`
 	// Unsupported is what the mode cannot do, by Service port.
 	Unsupported []string `json:"unsupported,omitempty"`
+
+	portOf func(in id, rule string) service.PortName // see portFinder; nil for none
 }
 
 // Table is one table.
@@ -50,7 +52,7 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format document.Form
 func WriteDocuments(w io.Writer, docs []Tables, format document.Format) error {
 	return format.Write(w, docs, func(b *bufio.Writer) {
 		for _, d := range docs {
-			d.WriteText(b)
+			b.WriteString(d.Objects().String())
 		}
 	})
 }
@@ -94,26 +96,33 @@ func (t *Table) jump(j jump) {
 	t.Chains[i].Rules = append(t.Chains[i].Rules, j.rule)
 }
 
-// WriteText writes d in the format of iptables-restore.
-func (d Tables) WriteText(w io.Writer) {
-	fmt.Fprintf(w, "# for %s-restore\n", d.Command)
+// Objects returns d in the format of iptables-restore.
+func (d Tables) Objects() reconcile.Objects {
+	var all reconcile.Objects
+	none := service.PortName{}
+	portOf := d.portOf
+	if portOf == nil {
+		portOf = func(id, string) service.PortName { return none }
+	}
+	all.Add("# for %s-restore\n", d.Command)
 	for _, s := range d.Unsupported {
-		fmt.Fprintf(w, "# unsupported: %s\n", s)
+		all.Add("# unsupported: %s\n", s)
 	}
 	for _, t := range d.Tables {
-		fmt.Fprintf(w, "*%s\n", t.Name)
+		all.Add("*%s\n", t.Name)
 		for _, c := range t.Chains {
-			policy := "-"
-			if (id{t.Name, c.Name}).isSystem() {
+			i, policy := id{t.Name, c.Name}, "-"
+			if i.isSystem() {
 				policy = "ACCEPT"
 			}
-			fmt.Fprintf(w, ":%s %s [0:0]\n", c.Name, policy)
+			all.AddFor(portOf(i, ""), ":%s %s [0:0]\n", c.Name, policy)
 		}
 		for _, c := range t.Chains {
 			for _, r := range c.Rules {
-				fmt.Fprintf(w, "-A %s %s\n", c.Name, r)
+				all.AddFor(portOf(id{t.Name, c.Name}, r), "-A %s %s\n", c.Name, r)
 			}
 		}
-		fmt.Fprint(w, "COMMIT\n")
+		all.Add("COMMIT\n")
 	}
+	return all
 }

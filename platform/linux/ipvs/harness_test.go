@@ -32,7 +32,7 @@ func TestSuites(t *testing.T) {
 		},
 		Cluster:     func(w generate.Cluster) backendtest.Cluster { return clusterWithNodeAddrs{w} },
 		CleanRounds: 2, // what drains goes in the second one
-		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted string, err error) {
+		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 			return b.(*Backend).ReadBack(ctx, want)
 		},
 	})

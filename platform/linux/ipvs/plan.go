@@ -96,7 +96,7 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	for _, s := range p.settings {
-		all = append(all, reconcile.Change{Text: "+ setting " + s})
+		all.Add("+ setting %s", s)
 	}
 	for of, o := range p.ops() {
 		c := reconcile.Change{Text: o.text()}

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/ipvs/companion"
@@ -49,6 +50,7 @@ type VirtualServer struct {
 	Destinations []netip.AddrPort `json:"destinations"`
 
 	remarks []string // lines, in text only
+	port    service.PortName
 }
 
 // schedulerWords are the names in ipvsadm(8) of the flags whose meaning depends on the
@@ -71,7 +73,7 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format document.Form
 	}
 	return format.Write(w, docs, func(b *bufio.Writer) {
 		for _, d := range docs {
-			d.writeText(b)
+			b.WriteString(d.objects().String())
 		}
 	})
 }
@@ -104,7 +106,7 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 
 func newVirtualServer(p *service.Port, s desiredServer) VirtualServer {
 	v := VirtualServer{
-		Service: p.Name.String(), Protocol: s.proto.String(), Address: netip.AddrPortFrom(s.addr, s.port),
+		port: p.Name, Service: p.Name.String(), Protocol: s.proto.String(), Address: netip.AddrPortFrom(s.addr, s.port),
 		Scheduler: s.scheduler, Persistent: s.timeout, Flags: flagWords(s.server),
 	}
 	for _, e := range s.endpoints {
@@ -124,30 +126,32 @@ func flagWords(s server) []string {
 	return words
 }
 
-func (d Document) writeText(w *bufio.Writer) {
+// objects returns d as text.
+func (d Document) objects() reconcile.Objects {
+	var all reconcile.Objects
 	ip := "ip"
 	if d.family == service.IPv6 {
 		ip = "ip -6"
 	}
-	fmt.Fprintf(w, "# for %s -batch -\n", ip)
+	all.Add("# for %s -batch -\n", ip)
 	switch {
 	case d.lacksDevice:
-		fmt.Fprintf(w, "# there is no interface %s\n", Device)
+		all.Add("# there is no interface %s\n", Device)
 	case d.family == service.IPv4:
-		fmt.Fprintf(w, "link add %s type dummy\nlink set %s up\n", Device, Device)
+		all.Add("link add %s type dummy\nlink set %s up\n", Device, Device)
 	}
 	for _, a := range d.Addresses {
 		src := ""
 		if a.Source.IsValid() {
 			src = " src " + a.Source.String()
 		}
-		fmt.Fprintf(w, "route replace local %s dev %s table local proto 107 metric 1024%s\n", a.Addr, Device, src)
+		all.Add("route replace local %s dev %s table local proto 107 metric 1024%s\n", a.Addr, Device, src)
 	}
-	fmt.Fprint(w, "# for grep ^- | ipvsadm -R\n")
+	all.Add("# for grep ^- | ipvsadm -R\n")
 	for _, s := range d.Servers {
-		s.writeText(w)
+		all.AddFor(s.port, "%s", s.text())
 	}
-	d.Document.WriteText(w)
+	return append(all, d.Document.Objects()...)
 }
 
 // at returns the ipvsadm options that identify s.
@@ -167,27 +171,28 @@ func (s VirtualServer) String() string {
 	return text
 }
 
-// writeText writes s in the format of ipvsadm -S -n, after its Service.
-func (s VirtualServer) writeText(w *bufio.Writer) {
-	fmt.Fprintf(w, "# %s\n%s\n", s.Service, s)
+// text returns s in the format of ipvsadm -S -n, after its Service.
+func (s VirtualServer) text() string {
+	text := fmt.Sprintf("# %s\n%s\n", s.Service, s)
 	for _, a := range s.Destinations {
-		fmt.Fprintf(w, "-a %s -r %s -m -w 1\n", s.at(), a)
+		text += fmt.Sprintf("-a %s -r %s -m -w 1\n", s.at(), a)
 	}
 	for _, r := range s.remarks {
-		fmt.Fprintln(w, r)
+		text += r + "\n"
 	}
+	return text
 }
 
 // ReadBack returns what the kernel holds, and what it would hold for want, in the text and
 // order of Render. Destinations that drain are left out, because they get no connections.
-func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	view, err := b.view(ctx, want)
 	if err != nil {
-		return "", "", err
+		return nil, nil, err
 	}
 	s, err := b.driver.Read(ctx)
 	if err != nil {
-		return "", "", fmt.Errorf("list what IPVS has: %w", err)
+		return nil, nil, fmt.Errorf("list what IPVS has: %w", err)
 	}
 	would := NewDocument(b.family, view, b.options)
 	have := Document{Family: would.Family, Device: Device, family: b.family, lacksDevice: !s.device}
@@ -196,10 +201,12 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 	}
 	slices.SortFunc(have.Addresses, func(x, y Address) int { return x.Addr.Compare(y.Addr) })
 	if have.Servers, err = b.readServers(ctx, s, would.Servers); err != nil {
-		return "", "", err
+		return nil, nil, err
 	}
-	have.Document, would.Document, err = b.rules.ReadBack(ctx, view, b.serverElements(view, s))
-	return have.text(), would.text(), err
+	if have.Document, would.Document, err = b.rules.ReadBack(ctx, view, b.serverElements(view, s)); err != nil {
+		return nil, nil, err
+	}
+	return have.objects(), would.objects(), nil
 }
 
 // serverElements returns the elements of the sets that depend on virtual servers. The
@@ -236,7 +243,7 @@ func (b *Backend) serverElements(view *service.Snapshot, s *state) companion.Ser
 func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualServer) ([]VirtualServer, error) {
 	var all []VirtualServer
 	seen := map[key]bool{}
-	add := func(k key, of string) error {
+	add := func(k key, of string, port service.PortName) error {
 		l := s.servers[k]
 		if l == nil || seen[k] {
 			return nil
@@ -249,11 +256,13 @@ func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualSer
 				return fmt.Errorf("list the endpoints of virtual server %s: %w", k, err)
 			}
 		}
-		all = append(all, observedVirtualServer(k, l, of, dests))
+		v := observedVirtualServer(k, l, of, dests)
+		v.port = port
+		all = append(all, v)
 		return nil
 	}
 	for _, w := range wanted {
-		if err := add(w.key(), w.Service); err != nil {
+		if err := add(w.key(), w.Service, w.port); err != nil {
 			return nil, err
 		}
 	}
@@ -261,7 +270,7 @@ func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualSer
 		if !s.servers[k].owned() {
 			continue
 		}
-		if err := add(k, "of no Service"); err != nil {
+		if err := add(k, "of no Service", service.PortName{}); err != nil {
 			return nil, err
 		}
 	}
@@ -296,14 +305,6 @@ func (s VirtualServer) key() key {
 		}
 	}
 	return k
-}
-
-func (d Document) text() string {
-	var b strings.Builder
-	w := bufio.NewWriter(&b)
-	d.writeText(w)
-	_ = w.Flush() // into memory
-	return b.String()
 }
 
 // In mode ipvs, kube-proxy assigns the addresses of Services to the interface Device. It

@@ -30,7 +30,7 @@ var refusals = []error{errInjected, fmt.Errorf("%w: %w", errInjected, syscall.EN
 func TestSuites(t *testing.T) {
 	backendtest.Run(t, backendtest.Harness{
 		New: func(w generate.Cluster) backendtest.Node { return &node{&fake{family: w.Family}} },
-		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted string, err error) {
+		ReadBack: func(ctx context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 			return b.(*Backend).ReadBack(ctx, want)
 		},
 	})

@@ -4,13 +4,13 @@
 package nftables
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -19,24 +19,19 @@ import (
 //
 // The kernel stores rules as expressions, not as text. So a rule is recognized by its
 // fingerprint: it is printed if this node could have a rule with that fingerprint.
-func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	t, err := b.driver.Read(ctx)
 	if err != nil {
-		return "", "", fmt.Errorf("read table %s: %w", b.name(), err)
+		return nil, nil, fmt.Errorf("read table %s: %w", b.name(), err)
 	}
 	b.liberal = b.options.DropInvalid && b.driver.Liberal()
 	d := renderedAfter(t, b.family, want, b.effectiveOptions())
-	var have, would strings.Builder
 	if t != nil {
 		r := &tablePrinter{rendered: d, table: t, rules: b.ruleTexts(t, want)}
-		r.write(&have)
+		r.write()
+		held = r.out
 	}
-	w := bufio.NewWriter(&would)
-	d.writeText(w)
-	if err := w.Flush(); err != nil {
-		return "", "", err
-	}
-	return have.String(), would.String(), nil
+	return held, d.objects(), nil
 }
 
 // ruleTexts returns the rules that t may have for want, by fingerprint.
@@ -55,14 +50,13 @@ type tablePrinter struct {
 	rendered *renderedTable
 	table    *table
 	rules    map[string]string // by fingerprint
-	out      *bufio.Writer
+	out      reconcile.Objects
 }
 
-func (r *tablePrinter) write(to *strings.Builder) {
-	r.out = bufio.NewWriter(to)
-	fmt.Fprintf(r.out, "table %s %s {\n", r.rendered.Family, r.rendered.Name)
+func (r *tablePrinter) write() {
+	r.out.Add("table %s %s {\n", r.rendered.Family, r.rendered.Name)
 	if r.table.dormant {
-		r.out.WriteString("\tflags dormant\n")
+		r.out.Add("\tflags dormant\n")
 	}
 	known := map[string]bool{}
 	for _, s := range r.rendered.sets {
@@ -73,7 +67,7 @@ func (r *tablePrinter) write(to *strings.Builder) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.table.sets)) {
 		if !known[name] {
-			fmt.Fprintf(r.out, "\tset or map %s {\n\t\t# not one that is wanted, elements: %d\n\t}\n", name, len(r.table.sets[name].elements))
+			r.out.Add("\tset or map %s {\n\t\t# not one that is wanted, elements: %d\n\t}\n", name, len(r.table.sets[name].elements))
 		}
 	}
 	clear(known)
@@ -88,8 +82,7 @@ func (r *tablePrinter) write(to *strings.Builder) {
 			r.chain(name, nil, r.table.chains[name])
 		}
 	}
-	r.out.WriteString("}\n")
-	_ = r.out.Flush() // into memory
+	r.out.Add("}\n")
 }
 
 func (r *tablePrinter) set(s *set, observed *observedSet) {
@@ -106,7 +99,7 @@ func (r *tablePrinter) set(s *set, observed *observedSet) {
 		e.in = s
 		elements = append(elements, e)
 	}
-	writeSet(r.out, declaration, r.rendered.texts(elements))
+	r.rendered.addSet(&r.out, declaration, elements, r.rendered.texts(elements))
 }
 
 // chain prints a chain. h is the hook that it should have.
@@ -119,16 +112,16 @@ func (r *tablePrinter) chain(name string, h *hook, observed *observedChain) {
 	if observed.policyDrop {
 		text = strings.Replace(text, "policy accept", "policy drop", 1)
 	}
-	r.out.WriteString(text)
+	r.out.Add("%s", text)
 	if c.hook == nil && observed.hook != "" {
-		fmt.Fprintf(r.out, "\t\t# at hook %s\n", observed.hook)
+		r.out.Add("\t\t# at hook %s\n", observed.hook)
 	}
 	for _, f := range observed.fingerprints {
 		if rule, known := r.rules[f]; known {
-			fmt.Fprintf(r.out, "\t\t%s\n", rule)
+			r.out.Add("\t\t%s\n", rule)
 		} else {
-			r.out.WriteString("\t\t# a rule that others wrote, or kube-proxy with other settings\n")
+			r.out.Add("\t\t# a rule that others wrote, or kube-proxy with other settings\n")
 		}
 	}
-	r.out.WriteString("\t}\n")
+	r.out.Add("\t}\n")
 }

@@ -42,17 +42,17 @@ func TestRenderIsWhatNftLists(t *testing.T) {
 		want := servicesWith(20, 3)
 		apply(t, b, want)
 		held, wanted, err := b.ReadBack(t.Context(), want)
-		if diff := cmp.Diff(wanted, held); err != nil || diff != "" {
+		if diff := cmp.Diff(wanted.String(), held.String()); err != nil || diff != "" {
 			t.Fatalf("read back: %v (-wanted +held):\n%s", err, diff)
 		}
 		var rendered bytes.Buffer
 		if err := Render(&rendered, want, b.options, document.Text); err != nil {
 			t.Fatal(err)
 		}
-		if ours, _, _ := strings.Cut(rendered.String(), "table ip6"); ours != held {
-			t.Errorf("render prints something else than is read back:\n%s", cmp.Diff(ours, held))
+		if ours, _, _ := strings.Cut(rendered.String(), "table ip6"); ours != held.String() {
+			t.Errorf("render prints something else than is read back:\n%s", cmp.Diff(ours, held.String()))
 		}
-		if diff := cmp.Diff(listedLines(held), listedLines(runNft(t, "", "-s", "list", "table", "ip", TableName))); diff != "" {
+		if diff := cmp.Diff(listedLines(held.String()), listedLines(runNft(t, "", "-s", "list", "table", "ip", TableName))); diff != "" {
 			t.Errorf("nft lists something else than is read back (-held +nft):\n%s", diff)
 		}
 	})

@@ -4,10 +4,12 @@
 package nftables
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -33,13 +35,19 @@ func TestReadBackNames(t *testing.T) {
 	k := &fake{family: service.IPv4}
 	b := &Backend{family: service.IPv4, options: Options{MasqueradeBit: 14}, driver: k}
 	want := simple(1)
-	if held, wanted, err := b.ReadBack(t.Context(), want); err != nil || held != "" || !strings.HasPrefix(wanted, "table ip kube-services {\n") {
+	if held, wanted, err := b.ReadBack(t.Context(), want); err != nil || held != nil || !strings.HasPrefix(wanted.String(), "table ip kube-services {\n") {
 		t.Errorf("without a table: %v, %q", err, held)
 	}
 	apply(t, b, want)
 	held, wanted, err := b.ReadBack(t.Context(), want)
-	if err != nil || held != wanted {
+	if err != nil || held.String() != wanted.String() {
 		t.Errorf("%v; held:\n%s\nwanted:\n%s", err, held, wanted)
+	}
+	for _, objects := range []reconcile.Objects{held, wanted} {
+		of := service.PortName{Namespace: "shop", Name: "web-000", Protocol: service.TCP}
+		if !slices.ContainsFunc(objects, func(o reconcile.Object) bool { return o.Port == of }) {
+			t.Errorf("nothing is for %s in\n%s", of, objects)
+		}
 	}
 	k.table.chains[dispatchChain].rules = append(k.table.chains[dispatchChain].rules, rule{verdict{code: verdictAccept}})
 	k.table.chains["foreign"] = &fakeChain{}
@@ -47,11 +55,11 @@ func TestReadBackNames(t *testing.T) {
 	clear(k.table.sets[clusterIPs.name].elements)
 	held, _, err = b.ReadBack(t.Context(), want)
 	for _, text := range []string{"# a rule that others wrote", "chain foreign {", "set or map foreign {\n\t\t# not one that is wanted"} {
-		if err != nil || !strings.Contains(held, text) {
+		if err != nil || !strings.Contains(held.String(), text) {
 			t.Errorf("%v, no %q in\n%s", err, text, held)
 		}
 	}
-	if !strings.Contains(wanted, "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") || strings.Contains(held, "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") {
+	if !strings.Contains(wanted.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") || strings.Contains(held.String(), "set cluster-ips {\n\t\ttypeof ip daddr\n\t\telements") {
 		t.Errorf("an emptied set is read back as\n%s", held)
 	}
 }

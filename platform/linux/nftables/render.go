@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"kubeproxy/common/document"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink/nft"
 )
@@ -24,7 +25,7 @@ func Render(w io.Writer, want *service.Snapshot, o Options, format document.Form
 	}
 	return format.Write(w, map[string]any{"tables": docs}, func(b *bufio.Writer) {
 		for _, d := range docs {
-			d.writeText(b)
+			b.WriteString(d.objects().String())
 		}
 	})
 }
@@ -36,9 +37,11 @@ type renderedTable struct {
 	Sets   []renderedPart `json:"sets"`
 	Chains []renderedPart `json:"chains"`
 
-	sets   []*set
-	chains []*chain
-	family service.Family
+	sets     []*set
+	chains   []*chain
+	elements map[string][]element // by set
+	family   service.Family
+	portOf   func(comment string) service.PortName
 }
 
 // renderedPart is a set with its elements, or a chain with its rules.
@@ -58,7 +61,7 @@ func newRenderedTable(f service.Family, want *service.Snapshot, o Options) *rend
 // renderedAfter returns the table that t becomes for want: endpoints keep their slots, and
 // chains of size classes stay. t is nil if there is none.
 func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options) *renderedTable {
-	d := &renderedTable{Family: nft.FamilyName(f), Name: o.table(), family: f}
+	d := &renderedTable{Family: nft.FamilyName(f), Name: o.table(), family: f, elements: map[string][]element{}, portOf: want.Commented(f, comment)}
 	d.sets = slices.Clone(o.sets())
 	d.chains = baseChains(f, want.Node, o)
 	need := baseClasses
@@ -68,7 +71,6 @@ func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options
 		need = need.union(before.observedClasses())
 	}
 	var own []*chain
-	elements := map[string][]element{}
 	shared := newShared()
 	for p := range want.Ports(f) {
 		l := layout{}
@@ -81,22 +83,22 @@ func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options
 		own = append(own, affinityChains(p, o)...)
 		shared.add(p, 1)
 		for _, e := range l.elements() {
-			elements[e.in.name] = append(elements[e.in.name], e)
+			d.elements[e.in.name] = append(d.elements[e.in.name], e)
 		}
 	}
 	for _, e := range shared.elements() {
-		elements[e.in.name] = append(elements[e.in.name], e)
+		d.elements[e.in.name] = append(d.elements[e.in.name], e)
 	}
 	d.chains = append(append(d.chains, need.chains(o)...), own...)
-	d.describe(elements)
+	d.describe()
 	return d
 }
 
 // describe fills in the texts of sets and chains.
-func (d *renderedTable) describe(elements map[string][]element) {
+func (d *renderedTable) describe() {
 	f := d.family
 	for _, s := range d.sets {
-		d.Sets = append(d.Sets, renderedPart{Name: s.name, Type: typeof(s.key, f), Elements: d.texts(elements[s.name])})
+		d.Sets = append(d.Sets, renderedPart{Name: s.name, Type: typeof(s.key, f), Elements: d.texts(d.elements[s.name])})
 	}
 	for _, c := range d.chains {
 		x := renderedPart{Name: c.name}
@@ -119,28 +121,31 @@ func (d *renderedTable) texts(elements []element) []string {
 	return texts
 }
 
-func (d *renderedTable) writeText(w *bufio.Writer) {
-	fmt.Fprintf(w, "table %s %s {\n", d.Family, d.Name)
+// objects returns the table as text.
+func (d *renderedTable) objects() reconcile.Objects {
+	var all reconcile.Objects
+	all.Add("table %s %s {\n", d.Family, d.Name)
 	for i, s := range d.sets {
-		writeSet(w, s.text(d.family), d.Sets[i].Elements)
+		d.addSet(&all, s.text(d.family), d.elements[s.name], d.Sets[i].Elements)
 	}
 	for _, c := range d.chains {
-		w.WriteString(c.text(d.family))
+		all.Add("%s", c.text(d.family))
 	}
-	w.WriteString("}\n")
+	all.Add("}\n")
+	return all
 }
 
-// writeSet writes a set after its declaration.
-func writeSet(w *bufio.Writer, declaration string, elements []string) {
-	w.WriteString(declaration)
+// addSet adds a set with elements, which have texts, after its declaration.
+func (d *renderedTable) addSet(to *reconcile.Objects, declaration string, elements []element, texts []string) {
+	to.Add("%s", declaration)
+	if len(elements) > 0 {
+		to.Add("\t\telements = {\n")
+	}
 	for i, e := range elements {
-		if i == 0 {
-			w.WriteString("\t\telements = {\n")
-		}
-		fmt.Fprintf(w, "\t\t\t%s,\n", e)
+		to.AddFor(d.portOf(e.comment), "\t\t\t%s,\n", texts[i])
 	}
 	if len(elements) > 0 {
-		w.WriteString("\t\t}\n")
+		to.Add("\t\t}\n")
 	}
-	w.WriteString("\t}\n")
+	to.Add("\t}\n")
 }

@@ -122,7 +122,7 @@ func (k *killer) checkLast(t *testing.T, n *node) {
 	n.sync(t, want)
 	for _, b := range n.backends {
 		held, wanted, err := b.ReadBack(want)
-		if err != nil || held != wanted || held == "" {
+		if err != nil || held.String() != wanted.String() || held == nil {
 			t.Errorf("at last: %v\n%s\nwant\n%s", err, held, wanted)
 		}
 		if folders, err := b.driver.(*kernel).folders(); err != nil || len(folders) != 1 {

@@ -26,7 +26,7 @@ func TestSuites(t *testing.T) {
 	h := backendtest.Harness{
 		New:     func(w generate.Cluster) backendtest.Node { return &fakeNode{fake: &fake{family: w.Family}} },
 		Cluster: func(w generate.Cluster) backendtest.Cluster { return &steadyCluster{Cluster: w} },
-		ReadBack: func(_ context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted string, err error) {
+		ReadBack: func(_ context.Context, b reconcile.Backend, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 			return b.(*Backend).ReadBack(want)
 		},
 	}
@@ -91,10 +91,10 @@ func (n *fakeNode) requireNoOldLists(t *rapid.T) {
 		return
 	}
 	held, wanted, err := n.backend.ReadBack(last)
-	if err != nil || held != wanted && held != "" {
+	if err != nil || held.String() != wanted.String() && held != nil {
 		t.Fatalf("%v: a round left\n%s, and was to write\n%s", err, held, wanted)
 	}
-	if held == "" && n.backend.fault == "" {
+	if held == nil && n.backend.fault == "" {
 		t.Fatal("nothing is in force, and no fault is known")
 	}
 }
@@ -139,7 +139,7 @@ func (n *fakeNode) held() string {
 	if err != nil {
 		return err.Error()
 	}
-	return held
+	return held.String()
 }
 
 func (n *fakeNode) Changes() []string { return nil }

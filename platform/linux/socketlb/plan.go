@@ -108,22 +108,19 @@ func (p *plan) Empty() bool {
 // Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
-	add := func(format string, args ...any) {
-		all = append(all, reconcile.Change{Text: fmt.Sprintf(format, args...)})
-	}
 	switch {
 	case p.remove:
-		add("- remove socket acceleration of %s", p.backend.family)
+		all.Add("- remove socket acceleration of %s", p.backend.family)
 		return all
 	case p.rebuild != "":
-		add("+ make tables of socket acceleration of %s: %s", p.backend.family, p.rebuild)
+		all.Add("+ make tables of socket acceleration of %s: %s", p.backend.family, p.rebuild)
 		return all
 	}
 	if p.moved != "" {
-		add("+ take connections of other pods: %s", p.moved)
+		all.Add("+ take connections of other pods: %s", p.moved)
 	}
 	if p.evict {
-		add("- detach programs of socket acceleration of %s that an earlier process left", p.backend.family)
+		all.Add("- detach programs of socket acceleration of %s that an earlier process left", p.backend.family)
 	}
 	for _, c := range p.changes {
 		x := reconcile.Change{Text: c.String(), Named: true}

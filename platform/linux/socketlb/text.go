@@ -4,11 +4,10 @@
 package socketlb
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -19,10 +18,10 @@ type shown struct {
 	fault     string // of its list
 }
 
-// Text returns the lists that s asks for in family f, as comments that nft,
+// Objects returns the lists that s asks for in family f, as comments that nft,
 // iptables-restore, ipvsadm and ipset ignore: each frontend, and each of its endpoints in
 // a line of its own, by address.
-func Text(s *service.Snapshot, f service.Family) string {
+func Objects(s *service.Snapshot, f service.Family) reconcile.Objects {
 	var all []shown
 	for x := range allFrontends(s, f) {
 		to := shown{addr: x.addr}
@@ -31,22 +30,22 @@ func Text(s *service.Snapshot, f service.Family) string {
 		}
 		all = append(all, to)
 	}
-	return text(s, f, "", all)
+	return objects(s, f, "", all)
 }
 
 // ReadBack returns the lists that the kernel has, and those that it would have for want,
-// both as Text does. Nothing is held if there are no programs, and nothing wanted if the
+// both as Objects does. Nothing is held if there are no programs, and nothing wanted if the
 // layer is off.
-func (b *Backend) ReadBack(want *service.Snapshot) (held, wanted string, err error) {
+func (b *Backend) ReadBack(want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	if !b.off {
-		wanted = Text(want, b.family)
+		wanted = Objects(want, b.family)
 	}
 	if there, err := b.driver.Installed(); err != nil || !there {
-		return "", wanted, err
+		return nil, wanted, err
 	}
 	s, err := b.Inspect()
 	if err != nil || s == nil {
-		return "", wanted, err
+		return nil, wanted, err
 	}
 	var all []shown
 	for i := range s.entries() {
@@ -59,11 +58,11 @@ func (b *Backend) ReadBack(want *service.Snapshot) (held, wanted string, err err
 			all = append(all, to)
 		}
 	}
-	return text(want, b.family, s.Fault, all), wanted, nil
+	return objects(want, b.family, s.Fault, all), wanted, nil
 }
 
-// text writes frontends, with the names that want has for them.
-func text(want *service.Snapshot, f service.Family, fault string, all []shown) string {
+// objects returns frontends, with the names that want has for them.
+func objects(want *service.Snapshot, f service.Family, fault string, all []shown) reconcile.Objects {
 	names := map[netip.AddrPort]service.PortName{}
 	for p := range want.Ports(f) {
 		for _, x := range p.Frontends {
@@ -72,25 +71,26 @@ func text(want *service.Snapshot, f service.Family, fault string, all []shown) s
 			}
 		}
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "# socket acceleration, %s\n", f)
+	var out reconcile.Objects
+	none := service.PortName{}
+	out.Add("# socket acceleration, %s\n", f)
 	if fault != "" {
-		fmt.Fprintf(&b, "# not in force: %s\n", fault)
+		out.Add("# not in force: %s\n", fault)
 	}
 	slices.SortFunc(all, func(a, b shown) int { return a.addr.Compare(b.addr) })
 	for _, to := range all {
-		of := "of no Service"
-		if n, ok := names[to.addr]; ok {
-			of = n.String()
+		of, owner := names[to.addr], "of no Service"
+		if of != none {
+			owner = of.String()
 		}
-		fmt.Fprintf(&b, "# connect tcp %s, %s\n", to.addr, of)
+		out.AddFor(of, "# connect tcp %s, %s\n", to.addr, owner)
 		if to.fault != "" {
-			fmt.Fprintf(&b, "#   %s\n", to.fault)
+			out.AddFor(of, "#   %s\n", to.fault)
 		}
 		slices.SortFunc(to.endpoints, netip.AddrPort.Compare)
 		for _, e := range to.endpoints {
-			fmt.Fprintf(&b, "#   %s\n", e)
+			out.AddFor(of, "#   %s\n", e)
 		}
 	}
-	return b.String()
+	return out
 }

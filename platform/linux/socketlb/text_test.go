@@ -47,7 +47,7 @@ func TestReadBack(t *testing.T) {
 				c.alter(k)
 			}
 			held, wanted, err := New(service.IPv4, k, Options{Off: c.off}).ReadBack(want)
-			if diff := cmp.Diff([2]string{c.held, c.wanted}, [2]string{held, wanted}); err != nil || diff != "" {
+			if diff := cmp.Diff([2]string{c.held, c.wanted}, [2]string{held.String(), wanted.String()}); err != nil || diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
 		})

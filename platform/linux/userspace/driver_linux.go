@@ -367,10 +367,10 @@ func (a *Audit) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Pla
 }
 
 // ReadBack returns the rules of the kernel and those for want, see iptables.Backend.
-func (a *Audit) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+func (a *Audit) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	redirected, err := a.redirected(ctx, want)
 	if err != nil {
-		return "", "", err
+		return nil, nil, err
 	}
 	return a.rules().ReadBack(ctx, redirected)
 }

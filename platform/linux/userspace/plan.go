@@ -127,7 +127,7 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	if p.addrMissing {
-		all = append(all, reconcile.Change{Text: fmt.Sprintf("+ address %s", p.backend.addr())})
+		all.Add("+ address %s", p.backend.addr())
 	}
 	for _, k := range p.opens {
 		all = append(all, named(k.name, "+ %s", k))

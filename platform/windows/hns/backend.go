@@ -294,13 +294,13 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 	if p.work == nil {
 		return b.planAll(ctx, want)
 	}
-	if b.dryRun(ctx, p); p.waiting && !h.relistEndpoints {
+	if b.dryRun(ctx, p); p.dry.waiting && !h.relistEndpoints {
 		if err := b.relist(ctx, &next); err != nil {
 			return nil, err
 		}
 		b.dryRun(ctx, p)
 	}
-	if p.moved { // the network plugin made the network again, under another ID
+	if p.dry.moved { // the network plugin made the network again, under another ID
 		return b.planAll(ctx, want)
 	}
 	return p, nil
@@ -327,8 +327,6 @@ func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
 
 // dryRun computes what p would do.
 func (b *Backend) dryRun(ctx context.Context, p *plan) {
-	dry := newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
-	dry.do(p.work)
-	p.dryChanges, p.creates, p.waiting, p.moved = dry.changes, dry.creates, dry.waiting, dry.moved
-	p.adoptions, p.owned, p.failed = dry.adoptions, dry.owned, dry.failed
+	p.dry = newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
+	p.dry.do(p.work)
 }

@@ -244,9 +244,9 @@ func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
 
 // leftoverName returns a name for an object that belongs to no Service of the snapshot.
 func leftoverName(purpose string, k Key) service.PortName {
-	if namespace, rest, ok := strings.Cut(purpose, "/"); ok {
-		name, port, _ := strings.Cut(rest, ":")
-		return service.PortName{Namespace: namespace, Name: name, Port: port, Protocol: k.Protocol}
+	if n := service.ParsePortName(purpose); n != (service.PortName{}) {
+		n.Protocol = k.Protocol
+		return n
 	}
 	return service.PortName{Namespace: unknownNamespace, Name: "leftover"}
 }

@@ -104,7 +104,7 @@ func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan
 		return nil, fmt.Errorf("list what HNS holds: %w", l.err)
 	}
 	p, err := b.planFrom(ctx, want, before, held{listing, l.ended, l.took})
-	if err == nil && p.waiting { // the endpoint may have come after the listing had passed it
+	if err == nil && p.dry.waiting { // the endpoint may have come after the listing had passed it
 		err = b.relistAll(ctx, p, before)
 	}
 	return p, err

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/condition"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -46,10 +47,10 @@ func openFamilies(ctx context.Context, s mode.Setup, families []service.Family) 
 }
 
 // readBack makes no change, and saves nothing in the state file.
-func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted string, err error) {
+func readBack(ctx context.Context, s mode.Setup, f service.Family, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	h, err := newHost(ctx, s, WithTimeout(NewDriver(), s.Condition(condition.Dataplane), s.Progress))
 	if err != nil {
-		return "", "", err
+		return nil, nil, err
 	}
 	return newBackend(h, f, s).ReadBack(ctx, want)
 }

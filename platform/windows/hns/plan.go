@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is the work of one sync. Its lines come from a dry run of the same work.
+// plan is the work of one sync. Its changes come from a dry run of the same work.
 type plan struct {
 	backend *Backend
 	next    *state
@@ -25,13 +25,7 @@ type plan struct {
 	fullSync bool
 	drift    []string
 
-	dryChanges reconcile.Changes
-	creates    map[Key]service.PortName
-	adoptions  []adoption
-	owned      map[Key]bool // existing load balancers that are ours
-	failed     map[service.PortName][]error
-	waiting    bool
-	moved      bool
+	dry *pass // p.work without effects
 }
 
 // desiredChange is the change of one Service port's desired state.
@@ -53,13 +47,13 @@ func (p *plan) delta() claims {
 // Empty implements reconcile.Plan. Failures and limits are work that is not done, so a plan
 // with only these is not empty.
 func (p *plan) Empty() bool {
-	return len(p.dryChanges)+len(p.failed)+len(p.limits()) == 0 && p.reserve == nil
+	return len(p.dry.changes)+len(p.dry.failed)+len(p.limits()) == 0 && p.reserve == nil
 }
 
 // Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	return reconcile.Outcome{
-		Err: errors.Join(portErrors(p.backend.family, p.failed, p.limits())...), FullSync: p.fullSync, Drift: p.drift,
+		Err: errors.Join(portErrors(p.backend.family, p.dry.failed, p.limits())...), FullSync: p.fullSync, Drift: p.drift,
 		Notes: p.next.notes, Unavailable: p.next.site.Unavailable,
 	}
 }
@@ -67,9 +61,9 @@ func (p *plan) Outcome() reconcile.Outcome {
 // Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	if p.reserve == nil {
-		return p.dryChanges
+		return p.dry.changes
 	}
-	return append(reconcile.Changes{p.reserveChange()}, p.dryChanges...)
+	return append(reconcile.Changes{p.reserveChange()}, p.dry.changes...)
 }
 
 // reserveChange is the change that reserves a source VIP.
@@ -144,7 +138,7 @@ func (p *plan) replan(ctx context.Context) error {
 
 func (p *plan) execute(ctx context.Context) *pass {
 	b := p.backend
-	b.host.recordPending(p.creates)
+	b.host.recordPending(p.dry.creates)
 	applied := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	applied.do(p.work)
 	b.host.markWritten()
@@ -191,10 +185,10 @@ func (p *plan) finish(done *pass) {
 	b.reportNotes(next)
 	b.host.reportShortage(b.family, done.shortageText())
 	if done == nil {
-		for _, a := range p.adoptions {
+		for _, a := range p.dry.adoptions {
 			b.host.recordBalancer(a.lb, a.name.String())
 		}
-		b.host.confirm(p.owned)
+		b.host.confirm(p.dry.owned)
 		b.host.save()
 		next.clean = true
 		b.state = next

@@ -4,29 +4,25 @@
 package hns
 
 import (
-	"bufio"
 	"context"
-	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
 // ReadBack returns the objects that HNS holds for this proxy, and those that it would hold
 // for want, in the text and order of Render. It changes nothing.
-func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	p, err := b.planAll(ctx, want)
 	if err != nil {
-		return "", "", err
+		return nil, nil, err
 	}
-	at := newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
-	held = p.text(at)
-	at.do(p.work)
-	return held, p.text(at), nil
+	return p.objects(newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)), p.objects(p.dry), nil
 }
 
-// text returns the objects of the model of at: first those of Service ports, then others
+// objects returns the objects of the model of at: first those of Service ports, then others
 // that this proxy made.
-func (p *plan) text(at *pass) string {
+func (p *plan) objects(at *pass) reconcile.Objects {
 	b, d := p.backend, &rendering{}
 	d.addObjects(b.family, p, at)
 	desired := map[Key]bool{}
@@ -37,7 +33,7 @@ func (p *plan) text(at *pass) string {
 	}
 	for _, lb := range p.next.model.sortedBalancers(b.family) {
 		if !desired[lb.Key] && at.model.balancer(lb.Key) != nil && b.isLeftover(p.next, lb) {
-			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, "of no Service"))
+			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, service.PortName{}))
 		}
 	}
 	for _, e := range p.next.model.sortedRemotes(b.family) {
@@ -46,9 +42,5 @@ func (p *plan) text(at *pass) string {
 		}
 	}
 	d.sortEndpoints()
-	var s strings.Builder
-	w := bufio.NewWriter(&s)
-	d.writeObjects(w)
-	_ = w.Flush() // into memory
-	return s.String()
+	return d.objects()
 }

@@ -16,14 +16,14 @@ import (
 // readBack reads what HNS holds, as another process does.
 func (n *suiteNode) readBack(t *rapid.T, want *service.Snapshot) (held, wanted string) {
 	writes := n.hns.writes()
-	held, wanted, err := n.Fresh().(*suiteNode).backend.ReadBack(t.Context(), want)
+	have, would, err := n.Fresh().(*suiteNode).backend.ReadBack(t.Context(), want)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if d := n.hns.writes() - writes; d > 0 {
 		t.Fatalf("to read made %d calls that change HNS", d)
 	}
-	return held, wanted
+	return have.String(), would.String()
 }
 
 // TestReadBack compares what HNS holds with what it should: nothing differs on a node in
@@ -57,10 +57,11 @@ func TestReadBack(t *testing.T) {
 // TestReadBackTampered names what another program changed and deleted.
 func TestReadBackTampered(t *testing.T) {
 	b, want := dsrNode(t)
-	held, _, err := b.backend.ReadBack(t.Context(), want)
+	objects, _, err := b.backend.ReadBack(t.Context(), want)
 	if err != nil {
 		t.Fatal(err)
 	}
+	held := objects.String()
 	for id, lb := range b.hns.balancers {
 		switch {
 		case lb.VIP == addr("10.96.0.10"):
@@ -71,16 +72,16 @@ func TestReadBackTampered(t *testing.T) {
 		}
 	}
 	b.restart()
-	now, wanted, err := b.backend.ReadBack(t.Context(), want)
-	if err != nil || wanted != held {
+	observed, wanted, err := b.backend.ReadBack(t.Context(), want)
+	now := observed.String()
+	if err != nil || wanted.String() != held {
 		t.Errorf("%v; wanted:\n%s\nheld before:\n%s", err, wanted, held)
 	}
 	if !strings.Contains(held, "tcp 10.96.0.10:80 ") || strings.Contains(now, "tcp 10.96.0.10:80 ") || !strings.Contains(now, "30080 -> :9090") {
 		t.Errorf("held:\n%s\nafter others changed it:\n%s", held, now)
 	}
-	none, gone := snapshot(2), ""
-	now, gone, err = b.backend.ReadBack(t.Context(), none)
-	if err != nil || !strings.Contains(now, "# of no Service") || strings.Contains(gone, "loadbalancer") {
-		t.Errorf("%v; without Services held:\n%s\nwanted:\n%s", err, now, gone)
+	observed, gone, err := b.backend.ReadBack(t.Context(), snapshot(2))
+	if err != nil || !strings.Contains(observed.String(), "# of no Service") || strings.Contains(gone.String(), "loadbalancer") {
+		t.Errorf("%v; without Services held:\n%s\nwanted:\n%s", err, observed, gone)
 	}
 }

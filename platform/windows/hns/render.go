@@ -120,14 +120,12 @@ type renderedBalancer struct {
 	TargetPort uint16   `json:"targetPort"`
 	Properties string   `json:"properties"`
 	Endpoints  []string `json:"endpoints"`
-	head       string
+	port       service.PortName
 }
 
 // add adds the state of one family after p.
 func (d *rendering) add(f service.Family, p *plan) {
-	dry := newDryPass(context.Background(), p.backend.host, &p.next.site, f, p.next.model)
-	dry.do(p.work)
-	d.addObjects(f, p, dry)
+	d.addObjects(f, p, p.dry)
 	for _, c := range p.Changes() {
 		d.Changes = append(d.Changes, c.String())
 	}
@@ -148,7 +146,7 @@ func (d *rendering) addObjects(f service.Family, p *plan, at *pass) {
 			for _, id := range lb.Endpoints {
 				used[id] = true
 			}
-			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, w.PortName.String()))
+			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, w.PortName))
 		}
 		for _, t := range u.vips {
 			if e := at.model.endpointAt(t.Addr, Remote); e != nil {
@@ -169,11 +167,15 @@ func (d *rendering) sortEndpoints() {
 	d.Endpoints = slices.CompactFunc(d.Endpoints, func(a, b renderedEndpoint) bool { return a == b })
 }
 
-// rendered returns lb, which belongs to the Service port of this name.
-func (p *pass) rendered(lb *LoadBalancer, of string) renderedBalancer {
+// rendered returns lb, which belongs to the Service port of this name, or to no Service.
+func (p *pass) rendered(lb *LoadBalancer, n service.PortName) renderedBalancer {
+	of := "of no Service"
+	if n != (service.PortName{}) {
+		of = n.String()
+	}
 	return renderedBalancer{
-		Service: of, Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.describe(),
-		Endpoints: p.endpointTexts(lb.Endpoints), head: fmt.Sprintf("loadbalancer %s %s # %s", lb.Key, lb.describe(), of),
+		port: n, Service: of, Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.describe(),
+		Endpoints: p.endpointTexts(lb.Endpoints),
 	}
 }
 
@@ -190,7 +192,7 @@ func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
 
 func (d *rendering) writeText(w *bufio.Writer) {
 	fmt.Fprintf(w, "network %s %s, HNS %s\n", d.Network, d.Kind, d.HNS)
-	d.writeObjects(w)
+	w.WriteString(d.objects().String())
 	for _, s := range d.Unsupported {
 		fmt.Fprintf(w, "unsupported: %s\n", s)
 	}
@@ -206,16 +208,19 @@ func (d *rendering) writeText(w *bufio.Writer) {
 	}
 }
 
-func (d *rendering) writeObjects(w *bufio.Writer) {
+// objects returns the endpoints and load balancers as text.
+func (d *rendering) objects() reconcile.Objects {
+	var all reconcile.Objects
 	for _, e := range d.Endpoints {
-		fmt.Fprintf(w, "endpoint %s\n", e.text)
+		all.Add("endpoint %s\n", e.text)
 	}
 	for _, lb := range d.LoadBalancers {
-		fmt.Fprintf(w, "%s\n", lb.head)
+		all.AddFor(lb.port, "loadbalancer %s %s # %s\n", lb.Key, lb.Properties, lb.Service)
 		for _, e := range lb.Endpoints {
-			fmt.Fprintf(w, "\t%s\n", e)
+			all.AddFor(lb.port, "\t%s\n", e)
 		}
 	}
+	return all
 }
 
 // assumedName is the name of the network in an AssumedListing.

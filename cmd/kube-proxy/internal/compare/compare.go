@@ -6,7 +6,6 @@
 package compare
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -109,7 +108,7 @@ func (o *Options) Installed(ctx context.Context, c *config.Config) (string, erro
 		want = service.New(0, &service.Node{Name: x.node}, nil)
 	}
 	held, _, err := x.readBack(ctx, want)
-	return held, err
+	return held.String(), err
 }
 
 func (c *comparison) findOffline(context.Context) error {
@@ -177,14 +176,16 @@ func (c *comparison) read(ctx context.Context, sources []string, local bool) (*s
 // compareSnapshots compares two states of which none is installed.
 func (c *comparison) compareSnapshots(from, to *service.Snapshot) error {
 	c.out.Snapshots(from, to)
-	var texts [2]bytes.Buffer
+	var rules [2]reconcile.Objects
 	for i, s := range []*service.Snapshot{from, to} {
-		err := modes.Render(&texts[i], c.mode, s, mode.Rendering{Config: c.config, Format: document.Text, Note: c.note})
+		var text strings.Builder
+		err := modes.Render(&text, c.mode, s, mode.Rendering{Config: c.config, Format: document.Text, Note: c.note})
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
+		rules[i].Add("%s", &text)
 	}
-	return errors.Join(c.out.Texts(texts[0].String(), texts[1].String()), c.limits(to))
+	return errors.Join(c.out.AddObjects(rules[0], rules[1]), c.limits(to))
 }
 
 // limits adds what the mode cannot do for Services, as far as that does not depend on the node.
@@ -209,7 +210,6 @@ func (c *comparison) compareNode(ctx context.Context, want *service.Snapshot) er
 	if c.Settings {
 		c.out.AddSettings(append(host.PendingSettings(c.config), host.PendingScore(c.config)...))
 	}
-	c.out.Knows(want)
 	if err := c.plan(ctx, want); err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (c *comparison) compareNode(ctx context.Context, want *service.Snapshot) er
 	if err != nil {
 		return err
 	}
-	return c.out.Texts(held, wanted)
+	return c.out.AddObjects(held, wanted)
 }
 
 // NotReadable names a mode that cannot read back what it has installed.
@@ -238,17 +238,17 @@ func (n NotReadable) Error() string {
 }
 
 // readBack returns what the node has, and what it would have for want.
-func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held, wanted string, err error) {
+func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	if c.mode.System.ReadBack == nil {
-		return "", "", NotReadable{string(c.mode.Name)}
+		return nil, nil, NotReadable{string(c.mode.Name)}
 	}
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
 	for _, f := range c.families {
 		h, w, err := modes.ReadBack(ctx, c.mode, c.setup(), f, want)
 		if err != nil {
-			return "", "", fmt.Errorf("read back what the node has for %s: %w", f, err)
+			return nil, nil, fmt.Errorf("read back what the node has for %s: %w", f, err)
 		}
-		held, wanted = held+h, wanted+w
+		held, wanted = append(held, h...), append(wanted, w...)
 	}
 	return held, wanted, nil
 }

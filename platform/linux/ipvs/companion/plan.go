@@ -106,25 +106,22 @@ func (p *plan) outcome(chains reconcile.Outcome) reconcile.Outcome {
 // Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
-	add := func(format string, args ...any) {
-		all = append(all, reconcile.Change{Text: fmt.Sprintf(format, args...)})
-	}
 	f := p.backend.family
 	for _, name := range p.create {
-		add("+ ipset %s", iptables.SetName(f, name))
+		all.Add("+ ipset %s", iptables.SetName(f, name))
 	}
 	for _, e := range p.sets.add {
-		add("+ %s", e.text(f))
+		all.Add("+ %s", e.text(f))
 	}
 	for _, e := range p.sets.del {
-		add("- %s", e.text(f))
+		all.Add("- %s", e.text(f))
 	}
 	for _, e := range p.sets.rename {
-		add("~ %s has comment %q", e.text(f), p.comment(e))
+		all.Add("~ %s has comment %q", e.text(f), p.comment(e))
 	}
 	all = append(all, p.chains.Changes()...)
 	if p.otherVariant != "" {
-		add("- %s, of the other variant of iptables", p.otherVariant)
+		all.Add("- %s, of the other variant of iptables", p.otherVariant)
 	}
 	return all
 }

@@ -4,7 +4,6 @@
 package companion
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"slices"
 
 	"kubeproxy/common/explain"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
@@ -25,6 +25,7 @@ type Document struct {
 	Chains iptables.Tables `json:"chains"`
 
 	family service.Family
+	portOf func(comment string) service.PortName // of elements
 }
 
 // Set is a set with its elements, each in the format of ipset.
@@ -50,7 +51,7 @@ type Servers struct{ Served, Addrs []ipset.Member }
 // NewDocument returns what a node would hold in family f after a start from nothing.
 func NewDocument(f service.Family, want *service.Snapshot, o Options, servers Servers) Document {
 	b := &Backend{family: f}
-	return Document{Sets: b.wantedSets(want, servers, nil), Chains: iptables.Document(f, want, o.chains()), family: f}
+	return Document{Sets: b.wantedSets(want, servers, nil), Chains: iptables.Document(f, want, o.chains()), family: f, portOf: service.ParsePortName}
 }
 
 // wantedSets returns the sets for want. held are the existing elements.
@@ -77,20 +78,21 @@ func newSet(s ipset.Set, members []ipset.Member) Set {
 	return x
 }
 
-// WriteText writes the sets in the format of ipset restore, and then the chains in that
-// of iptables-restore.
-func (d Document) WriteText(w *bufio.Writer) {
-	w.WriteString("# for ipset restore\n")
+// Objects returns the sets in the format of ipset restore, and then the chains in that of
+// iptables-restore.
+func (d Document) Objects() reconcile.Objects {
+	all := reconcile.Objects{{Text: "# for ipset restore\n"}}
 	for _, s := range d.Sets {
-		s.set.WriteText(w, s.members)
+		s.set.Write(s.members, func(line, comment string) { all.AddFor(d.portOf(comment), "%s", line) })
 	}
-	d.Chains.WriteText(w)
+	return append(all, d.Chains.Objects()...)
 }
 
 // ReadBack returns the sets and chains that the kernel holds, and those that it would hold
 // for want, both in the same order.
 func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot, servers Servers) (held, wanted Document, err error) {
-	held.family, wanted.family = b.family, b.family
+	wanted.family, wanted.portOf = b.family, want.Commented(b.family, func(n service.PortName) string { return ipset.Comment(n.String()) })
+	held.family, held.portOf = wanted.family, wanted.portOf
 	elements := map[element]use{}
 	for _, name := range allNames() {
 		s := setOf(b.family, name)
