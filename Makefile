@@ -120,7 +120,7 @@ images   := dist
 # The name of the images, with a registry if they are for one.
 IMAGE ?= localhost/kubeproxy
 
-# The address at which the source is public, for the labels of the images.
+# The address at which the source is public, for the labels of the images and the chart.
 SOURCE ?=
 
 lay_out = cd build/release && go run . $(1) -binaries '$(CURDIR)/$(binaries)' -man '$(CURDIR)/$(man)' -plugins '$(CURDIR)/$(plugins)' -out '$(CURDIR)/$(images)' -systems '$(SYSTEMS)' -name '$(IMAGE)' \

@@ -117,7 +117,7 @@ func packMan(_ context.Context, o *options) error {
 
 // ofImages returns the chart for the images of this version.
 func (o *options) ofImages() *chart.Source {
-	return &chart.Source{Folder: o.chart, Version: o.tag(), Image: o.name}
+	return &chart.Source{Folder: o.chart, Version: o.tag(), Image: o.name, Home: o.source}
 }
 
 // saveChart writes the chart, and returns the name of its file.
