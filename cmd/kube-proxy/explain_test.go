@@ -57,6 +57,11 @@ kind: Service
 metadata: {name: local, namespace: shop}
 spec: {type: LoadBalancer, externalTrafficPolicy: Local, clusterIP: 10.96.0.24, ports: [{name: http, port: 80, targetPort: 8080, nodePort: 30024}]}
 status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: two, namespace: shop}
+spec: {clusterIP: 10.96.0.25, ports: [{name: http, port: 80, targetPort: http}]}
 `
 	const slice = `---
 apiVersion: discovery.k8s.io/v1
@@ -70,6 +75,8 @@ endpoints: [{addresses: [10.244.2.11], nodeName: other, conditions: {ready: true
 	for _, name := range []string{"ranges", "kept", "local"} {
 		manifests += strings.ReplaceAll(slice, "NAME", name)
 	}
+	two := strings.ReplaceAll(slice, "NAME-1", "two-2")
+	manifests += strings.ReplaceAll(slice, "NAME", "two") + strings.NewReplacer("NAME", "two", "8080", "9090", "2.11", "2.12").Replace(two)
 	manifests += "---\napiVersion: v1\nkind: Node\nmetadata: {name: win}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.10}]}\n"
 	dir := files(t, map[string]string{"all.yaml": manifests})
 	for _, tt := range []struct{ from, to, want string }{
@@ -77,6 +84,7 @@ endpoints: [{addresses: [10.244.2.11], nodeName: other, conditions: {ready: true
 		{"198.51.100.9", "192.0.2.10:30022", "preserve-destination leads load balancer's addresses and NodePorts to endpoints of this node only"},
 		{"10.244.1.5", "10.96.0.23:80", "HNS can neither refuse nor drop a connection"},
 		{"10.244.1.5", "203.0.113.9:80", "external policy Local applies to all clients"},
+		{"10.244.1.5", "10.96.0.25:80", "only the 1 with port 8080 get traffic, not 1 with ports [9090]"},
 		{"10.244.1.5", "10.96.0.21:80", ""},
 	} {
 		got := call(t, dir, "explain", "--manifests", dir, "--proxy-mode", "kernelspace", "--hostname-override", "win", "--cluster-cidr", "10.244.0.0/16", "-o", "json", tt.from, tt.to)

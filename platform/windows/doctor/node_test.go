@@ -162,7 +162,7 @@ func hnsFaults() map[string]faultCase {
 		}, nil},
 		"pods in nat": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {
 			l.Networks = append(l.Networks, hns.Network{ID: "2", Name: "nat", Kind: "NAT"})
-			l.Endpoints = []hns.Endpoint{endpoint("a", "10.244.1.7", "1"), endpoint("b", "172.25.74.145", "2"), endpoint("c", "172.25.74.146", "2")}
+			l.Endpoints = []hns.Endpoint{endpoint("a", "10.244.1.7", "1"), {Name: "b", Network: "2", Addrs: addrs("172.25.74.145"), HasNamespace: true}, endpoint("c", "172.25.74.146", "2")}
 			l.Endpoints = append(l.Endpoints, hns.Endpoint{Network: "3", Remote: true, HasNamespace: true}, hns.Endpoint{Name: "of no pod", Network: "3"})
 		}, []string{"stray-pods | nat | "}},
 		"another VIP than Calico's": {func(_ *Node, l *hns.Listing, _ *fakeWindows) {

@@ -144,6 +144,13 @@ func TestFile(t *testing.T) {
 			t.Fatalf("Load = %s, %v, want %s", b, err, s)
 		}
 	}
+	victim := filepath.Join(t.TempDir(), "of-others")
+	if err := errors.Join(os.WriteFile(victim, []byte("theirs"), 0o600), os.Symlink(victim, string(f)+".next")); err == nil { // Wine makes no links
+		err = f.Save([]byte("three"))
+		if b, _ := os.ReadFile(victim); string(b) != "theirs" || err != nil {
+			t.Errorf("through a link of others: %q, %v", b, err)
+		}
+	}
 	for range 2 {
 		if err := f.Save(nil); err != nil {
 			t.Fatalf("removal: %v", err)

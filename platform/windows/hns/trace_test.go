@@ -224,7 +224,9 @@ func TestTraceSaysLimits(t *testing.T) {
 	b.pods("10.244.1.11")
 	ranges, empty := allKinds("10.244.1.11:80"), clusterIP("empty", "10.96.0.11")
 	ranges.Frontends[3].Sources = []netip.Prefix{prefix("203.0.113.0/24")}
-	want := snapshot(1, ranges, empty)
+	kept := clusterIP("kept", "10.96.0.12", "10.244.1.11:80", "10.244.2.11:80@b")
+	kept.KeepVIP, kept.Frontends = true, append(kept.Frontends, frontend(service.LoadBalancerIP, "203.0.113.12", 80))
+	want := snapshot(1, ranges, empty, kept)
 	for range 2 {
 		b.now = b.now.Add(2 * listingTTL)
 		b.plan(want).Apply(t.Context())
@@ -232,6 +234,7 @@ func TestTraceSaysLimits(t *testing.T) {
 	for destination, text := range map[string]string{
 		"10.96.0.11:80":   "HNS can neither refuse nor drop a connection",
 		"203.0.113.10:80": "HNS has no source ranges: 203.0.113.10 is not programmed",
+		"203.0.113.12:80": keptHere,
 	} {
 		x, w := b.look(want, to(destination))
 		if x.Verdict != explain.Agree || !strings.Contains(w.ByDesign, text) {
