@@ -248,6 +248,7 @@ func (p *typist) typeInstall(t *testing.T) {
 		case strings.HasPrefix(b.text, "resources:"):
 			p.write(t, "overlay/kustomization.yaml", b.text)
 			p.write(t, "overlay/kubeconfig.conf", serverAt("https://192.0.2.1:6443"))
+			p.write(t, "overlay/linux.yaml", string(read(t, folder, "linux", "linux.yaml")))
 			p.script(t, block{section, "", "kubectl kustomize overlay | grep 192.0.2.1\n"})
 		default:
 			p.file(t, b)
