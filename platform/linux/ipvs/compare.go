@@ -276,7 +276,7 @@ func (p *plan) describeDrift(d failedPorts) []string {
 		if o.verb == delDest && o.dest.weight == 0 || o.verb == delServer && p.drainedServers[o.key] || p.causedByOthers(o) {
 			continue
 		}
-		r.Add(func() string { return driftText(o) })
+		r.Add(func() string { return o.driftText() })
 	}
 	return r.Lines()
 }

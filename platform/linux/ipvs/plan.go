@@ -624,45 +624,51 @@ func markNotInSet(ops []op, failed map[int]error, err error) {
 // that before it deletes the server.
 func (o op) removesFromSet() bool { return o.verb == delServerFromSet || o.verb == delServer }
 
-// text describes o in one line.
-func (o op) text() string {
+// text describes o in one line of a plan.
+func (o op) text() string { return o.describe("+ ", "- ", "~ ") }
+
+// driftText describes the foreign change that makes o necessary.
+func (o op) driftText() string { return o.describe("missing: ", "foreign: ", "altered: ") }
+
+// describe describes o after the word for what it does.
+func (o op) describe(add, del, set string) string {
 	switch o.verb {
 	case addDevice:
-		return "+ interface " + Device
+		return add + "interface " + Device
 	case addSets:
-		return "+ ipsets of virtual servers and of the node's addresses"
+		return add + "ipsets of virtual servers and of the node's addresses"
 	case addServerToSet:
-		return fmt.Sprintf("+ %s in the ipset of virtual servers", o.key)
+		return add + fmt.Sprintf("%s in the ipset of virtual servers", o.key)
 	case delServerFromSet:
-		return fmt.Sprintf("- %s in the ipset of virtual servers", o.key)
+		return del + fmt.Sprintf("%s in the ipset of virtual servers", o.key)
 	case addAddrToSet:
-		return fmt.Sprintf("+ %s in the ipset of the node's addresses", o.route.addr)
+		return add + fmt.Sprintf("%s in the ipset of the node's addresses", o.route.addr)
 	case delAddrFromSet:
-		return fmt.Sprintf("- %s in the ipset of the node's addresses", o.route.addr)
+		return del + fmt.Sprintf("%s in the ipset of the node's addresses", o.route.addr)
 	case addServer:
-		return fmt.Sprintf("+ virtual server %s%s", o.key, o.server.text())
+		return add + fmt.Sprintf("virtual server %s%s", o.key, o.server.text())
 	case setServer:
-		return fmt.Sprintf("~ virtual server %s%s", o.key, o.server.text())
+		return set + fmt.Sprintf("virtual server %s%s", o.key, o.server.text())
 	case delServer:
-		return fmt.Sprintf("- virtual server %s", o.key)
+		return del + fmt.Sprintf("virtual server %s", o.key)
 	case addDest:
-		return fmt.Sprintf("+ destination %s of %s", o.dest.addr, o.key)
+		return add + fmt.Sprintf("destination %s of %s", o.dest.addr, o.key)
 	case delDest:
-		return fmt.Sprintf("- destination %s of %s", o.dest.addr, o.key)
+		return del + fmt.Sprintf("destination %s of %s", o.dest.addr, o.key)
 	case addRoute:
 		if o.route.source.IsValid() {
-			return fmt.Sprintf("+ address %s, reached from %s", o.route.addr, o.route.source)
+			return add + fmt.Sprintf("address %s, reached from %s", o.route.addr, o.route.source)
 		}
-		return fmt.Sprintf("+ address %s", o.route.addr)
+		return add + fmt.Sprintf("address %s", o.route.addr)
 	case delRoute:
-		return fmt.Sprintf("- address %s", o.route.addr)
+		return del + fmt.Sprintf("address %s", o.route.addr)
 	case delAddr:
-		return fmt.Sprintf("- address %s of interface %s", o.route.addr, Device)
+		return del + fmt.Sprintf("address %s of interface %s", o.route.addr, Device)
 	}
 	if o.dest.weight == 0 {
-		return fmt.Sprintf("~ destination %s of %s drains, for %s at most", o.dest.addr, o.key, DrainTimeout)
+		return set + fmt.Sprintf("destination %s of %s drains, for %s at most", o.dest.addr, o.key, DrainTimeout)
 	}
-	return fmt.Sprintf("~ destination %s of %s has weight %d", o.dest.addr, o.key, o.dest.weight)
+	return set + fmt.Sprintf("destination %s of %s has weight %d", o.dest.addr, o.key, o.dest.weight)
 }
 
 func (s server) text() string {
@@ -672,16 +678,4 @@ func (s server) text() string {
 		fmt.Fprintf(&b, ", clients stay for %d s", s.timeout)
 	}
 	return b.String()
-}
-
-// driftText describes the foreign change that makes o necessary.
-func driftText(o op) string {
-	text := o.text()
-	switch o.verb {
-	case addDevice, addSets, addServerToSet, addAddrToSet, addServer, addDest, addRoute:
-		return "missing: " + strings.TrimPrefix(text, "+ ")
-	case delServerFromSet, delAddrFromSet, delServer, delDest, delRoute:
-		return "foreign: " + strings.TrimPrefix(text, "- ")
-	}
-	return "altered: " + strings.TrimPrefix(text, "~ ")
 }

@@ -4,10 +4,7 @@
 package nftables
 
 import (
-	"strings"
-
 	"kubeproxy/common/reconcile"
-	"kubeproxy/common/service"
 )
 
 // drift describes what other processes changed in a table that held h, by the steps that
@@ -23,20 +20,11 @@ func (b *Backend) drift(t *table, h *installed) []string {
 	}
 	for _, u := range p.units {
 		for _, o := range u.ops {
-			r.Add(func() string { return describeDrift(o, b.family) })
+			r.Add(func() string { return o.driftText(b.family) })
 		}
 		for _, c := range u.shared {
-			r.Add(func() string { return describeDrift(c.op(), b.family) })
+			r.Add(func() string { return c.op().driftText(b.family) })
 		}
 	}
 	return r.Lines()
-}
-
-// describeDrift describes the change that made o necessary.
-func describeDrift(o op, f service.Family) string {
-	text := o.text(f)
-	if rest, missing := strings.CutPrefix(text, "+ "); missing {
-		return "missing: " + rest
-	}
-	return "foreign: " + strings.TrimPrefix(text, "- ")
 }

@@ -38,33 +38,39 @@ type op struct {
 	element element
 }
 
-// text returns o as one line for plans and drift reports.
-func (o op) text(f service.Family) string {
+// text describes o in one line of a plan.
+func (o op) text(f service.Family) string { return o.describe(f, "+ ", "- ") }
+
+// driftText describes the foreign change that makes o necessary.
+func (o op) driftText(f service.Family) string { return o.describe(f, "missing: ", "foreign: ") }
+
+// describe describes o after the word for what it does.
+func (o op) describe(f service.Family, add, del string) string {
 	switch o.verb {
 	case delTable:
-		return "- table " + cmp.Or(o.table, TableName)
+		return del + "table " + cmp.Or(o.table, TableName)
 	case addTable:
-		return "+ table " + cmp.Or(o.table, TableName)
+		return add + "table " + cmp.Or(o.table, TableName)
 	case clearDormant:
-		return "- flag dormant of table " + cmp.Or(o.table, TableName)
+		return del + "flag dormant of table " + cmp.Or(o.table, TableName)
 	case addSet:
-		return "+ set " + o.set.name
+		return add + "set " + o.set.name
 	case delSet:
-		return "- set " + o.set.name
+		return del + "set " + o.set.name
 	case addChain:
-		return "+ chain " + o.chain.name
+		return add + "chain " + o.chain.name
 	case acceptPolicy:
-		return "- policy drop of chain " + o.chain.name
+		return del + "policy drop of chain " + o.chain.name
 	case delChain:
-		return "- chain " + o.chain.name
+		return del + "chain " + o.chain.name
 	case flushChain:
-		return "- rules of chain " + o.chain.name
+		return del + "rules of chain " + o.chain.name
 	case addRules:
-		return fmt.Sprintf("+ rules of chain %s (%d)", o.chain.name, len(o.chain.rules))
+		return add + fmt.Sprintf("rules of chain %s (%d)", o.chain.name, len(o.chain.rules))
 	case delElement:
-		return fmt.Sprintf("- %s: %s", o.element.in.name, o.element.text(f))
+		return del + fmt.Sprintf("%s: %s", o.element.in.name, o.element.text(f))
 	}
-	return fmt.Sprintf("+ %s: %s", o.element.in.name, o.element.text(f))
+	return add + fmt.Sprintf("%s: %s", o.element.in.name, o.element.text(f))
 }
 
 // appendChain appends the ops that create chains.

@@ -34,15 +34,18 @@ type change struct {
 	port      *service.Port // nil if the snapshot does not have it
 }
 
-func (c change) String() string {
+func (c change) String() string { return c.describe("+ ", "- ") }
+
+// describe describes c after the word for what it does.
+func (c change) describe(add, del string) string {
 	if len(c.endpoints) == 0 {
-		return fmt.Sprintf("- take no connection to %s", c.addr)
+		return del + fmt.Sprintf("take no connection to %s", c.addr)
 	}
 	var all []string
 	for _, e := range c.endpoints {
 		all = append(all, e.Addr.String())
 	}
-	return fmt.Sprintf("+ take connections to %s, %s: %s", c.addr, c.port.Name, strings.Join(all, " "))
+	return add + fmt.Sprintf("take connections to %s, %s: %s", c.addr, c.port.Name, strings.Join(all, " "))
 }
 
 // compare finds all that differs from the tables. first is whether an earlier process
@@ -69,7 +72,7 @@ func (p *plan) compare(first bool) {
 	if !first {
 		var r reconcile.DriftReport
 		for _, c := range b.tables.differences(b.have, b.family) {
-			r.Add(func() string { return "altered: " + strings.TrimLeft(c.String(), "+- ") })
+			r.Add(func() string { return c.describe("altered: ", "altered: ") })
 		}
 		p.drift = r.Lines()
 	}
