@@ -10,14 +10,21 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/errtree"
+	"kubeproxy/common/files"
+	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/printable"
 )
 
@@ -229,4 +236,217 @@ func (b *build) warnf(path, format string, args ...any) {
 
 func (b *build) notef(path, format string, args ...any) {
 	b.notes = append(b.notes, Note{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
+}
+
+// The proxy modes that settings of the configuration are about, as spelled in files and
+// flags. Flags.Modes has those that exist.
+const (
+	IPTables    v1alpha1.ProxyMode = "iptables"
+	IPVS        v1alpha1.ProxyMode = "ipvs"
+	NFTables    v1alpha1.ProxyMode = "nftables"
+	Userspace   v1alpha1.ProxyMode = "userspace"
+	Kernelspace v1alpha1.ProxyMode = "kernelspace"
+)
+
+// Mode is what the configuration needs to know of a proxy mode.
+type Mode struct {
+	Name v1alpha1.ProxyMode
+	OS   OS
+	// Settings lists the settings that the mode uses and not every mode uses, such as
+	// ipvs.scheduler.
+	Settings []string
+	// Localhost is what answers NodePorts on loopback addresses.
+	Localhost Localhost
+}
+
+// Localhost is what answers NodePorts on loopback addresses, if nodePortAddresses
+// includes them.
+type Localhost uint8
+
+// The ways to answer there.
+const (
+	LocalhostNobody    Localhost = iota
+	LocalhostListeners           // listeners of the process
+	LocalhostRules               // over IPv4 rules, which iptables.localhostNodePorts switches; over IPv6 listeners
+)
+
+// uses reports whether the mode uses a setting that not every mode uses.
+func (m Mode) uses(path string) bool { return slices.Contains(m.Settings, path) }
+
+// ModesOf lists the names of the modes of os, sorted.
+func ModesOf(modes []Mode, os OS) []v1alpha1.ProxyMode {
+	var all []v1alpha1.ProxyMode
+	for _, m := range modes {
+		if m.OS == os {
+			all = append(all, m.Name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// modeHelp is the help of --proxy-mode.
+func modeHelp(modes []Mode) string {
+	var on []string
+	for _, s := range []struct {
+		os   OS
+		name string
+	}{{Linux, "Linux"}, {Windows, "Windows"}} {
+		if names := texts(ModesOf(modes, s.os)); len(names) > 0 {
+			on = append(on, list(names)+" on "+s.name)
+		}
+	}
+	return "`MODE` that forwards traffic: " + strings.Join(on, ", ") + "; empty for the best one that works"
+}
+
+// usersOf names the modes of a system that use a setting, as "a or b".
+func (b *build) usersOf(path string, os OS) string {
+	var names []string
+	for _, m := range b.modes {
+		if m.OS == os && m.uses(path) {
+			names = append(names, string(m.Name))
+		}
+	}
+	slices.Sort(names)
+	return list(names)
+}
+
+// mode returns what is known of the configured mode, nothing if none is.
+func (b *build) mode() Mode {
+	for _, m := range b.modes {
+		if m.Name == b.Mode && m.OS == b.os {
+			return m
+		}
+	}
+	return Mode{}
+}
+
+// usesNFTables reports whether mode is nftables, explicitly or by default.
+func usesNFTables(mode v1alpha1.ProxyMode, os OS) bool {
+	return mode == NFTables || mode == "" && os == Linux
+}
+
+// maxFile bounds a configuration file. A file with all settings has 2 kB.
+const maxFile = 1 << 20
+
+// ReadFile reads the file that f names. It returns nil if f names none.
+func (f *Flags) ReadFile() ([]byte, error) {
+	if f.Config == "" {
+		return nil, nil
+	}
+	return readFile(f.Config)
+}
+
+// Read reads a configuration of at most the size that ReadFile takes.
+func Read(from io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(from, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("it has more than %d bytes", maxFile)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return data, nil
+}
+
+// readFile reads a regular file. Symbolic links are followed.
+func readFile(path string) ([]byte, error) {
+	data, _, err := files.Read(path, maxFile)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return data, nil
+}
+
+// The default ports of the two servers.
+const (
+	healthzPort = 10256
+	metricsPort = 10249
+)
+
+// setDefaults sets empty fields. A period of 0 counts as empty, except for a
+// minSyncPeriod that was given, where 0 means no pause.
+func setDefaults(c *v1alpha1.KubeProxyConfiguration, os OS, given func(path string) bool) {
+	c.APIVersion, c.Kind = apiVersion, kind
+	c.HostnameOverride = normalName(c.HostnameOverride)
+	setIfZero(&c.BindAddress, "0.0.0.0")
+	any4, loop4 := "0.0.0.0", "127.0.0.1"
+	if a, err := ipaddr.Parse(c.BindAddress); err == nil && a.Is6() {
+		any4, loop4 = "::", "::1"
+	}
+	setIfZero(&c.HealthzBindAddress, any4)
+	setIfZero(&c.MetricsBindAddress, loop4)
+	c.HealthzBindAddress = withPort(c.HealthzBindAddress, healthzPort)
+	c.MetricsBindAddress = withPort(c.MetricsBindAddress, metricsPort)
+
+	setIfZero(&c.ClientConnection.ContentType, "application/vnd.kubernetes.protobuf")
+	setIfZero(&c.ClientConnection.QPS, 5)
+	setIfZero(&c.ClientConnection.Burst, 10)
+	setIfZero(&c.Logging.Format, "text")
+	setIfZero(&c.Logging.FlushFrequency, logsapi.TimeOrMetaDuration{Duration: metav1.Duration{Duration: 5 * time.Second}, SerializeAsString: true})
+	setIfZero(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
+	setIfNil(&c.OOMScoreAdj, -999)
+	if os == Linux {
+		setIfZero(&c.DetectLocalMode, ClusterCIDR)
+	}
+	setModeDefaults(c, given)
+	setConntrackDefaults(&c.Conntrack)
+}
+
+func setModeDefaults(c *v1alpha1.KubeProxyConfiguration, given func(path string) bool) {
+	setIfNil(&c.IPTables.MasqueradeBit, 14)
+	setIfNil(&c.NFTables.MasqueradeBit, 14)
+	setIfNil(&c.IPTables.LocalhostNodePorts, true)
+	setIfZero(&c.IPTables.SyncPeriod.Duration, 30*time.Second)
+	setIfZero(&c.NFTables.SyncPeriod.Duration, 30*time.Second)
+	setIfZero(&c.IPVS.SyncPeriod.Duration, 30*time.Second)
+	if !given("iptables.minSyncPeriod") {
+		setIfZero(&c.IPTables.MinSyncPeriod.Duration, time.Second)
+	}
+	if !given("nftables.minSyncPeriod") {
+		setIfZero(&c.NFTables.MinSyncPeriod.Duration, time.Second)
+	}
+	setIfZero(&c.Winkernel.RootHnsEndpointName, "cbr0")
+}
+
+// setConntrackDefaults distinguishes 0, which keeps the system's value, from null, which
+// means the default.
+func setConntrackDefaults(c *v1alpha1.KubeProxyConntrackConfiguration) {
+	setIfNil(&c.MaxPerCore, 32768)
+	setIfNil(&c.Min, 131072)
+	setIfNil(&c.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
+	setIfNil(&c.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
+}
+
+// setIfZero sets *p to v if it is zero.
+func setIfZero[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// setIfNil sets *p to v if it is nil.
+func setIfNil[T any](p **T, v T) {
+	if *p == nil {
+		*p = &v
+	}
+}
+
+// withPort appends port to an IP address without one. Any other string remains as it is,
+// and is rejected later.
+func withPort(addr string, port int) string {
+	ip, err := netip.ParseAddr(unbracket(addr))
+	if err != nil {
+		return addr
+	}
+	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
+}
+
+// unbracket removes the brackets of "[::1]".
+func unbracket(addr string) string {
+	if n := len(addr); n > 2 && addr[0] == '[' && addr[n-1] == ']' {
+		return addr[1 : n-1]
+	}
+	return addr
 }

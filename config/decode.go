@@ -19,10 +19,12 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	componentbase "k8s.io/component-base/config/v1alpha1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/printable"
+	"kubeproxy/common/suggest"
 )
 
 // The kind of the file, and the version that Write writes.
@@ -371,4 +373,211 @@ func describe(n *yaml.Node) string {
 		return "a list"
 	}
 	return fmt.Sprintf("%.80q", n.Value)
+}
+
+// removedField is a field of an earlier v1alpha1 that old files may contain.
+type removedField struct {
+	kind reflect.Type // nil for one that nothing ever read
+	why  string
+}
+
+var removedFields = map[string]removedField{
+	"enableContentionProfiling": {reflect.TypeFor[bool](), "is ignored: it is a field that components share, and there is no profile of contention here"},
+	"leaderElection":            {reflect.TypeFor[componentbase.LeaderElectionConfiguration](), "is ignored: it is a field that components share, and every node has a proxy of its own"},
+
+	udpIdlePath:              {reflect.TypeFor[metav1.Duration](), udpIdleText},
+	"udpTimeoutMilliseconds": {reflect.TypeFor[metav1.Duration](), udpIdleText}, // its name before 1.10
+	"metadata":               {nil, "is ignored: kind writes it, and no version has read it"},
+	"resourceContainer":      {reflect.TypeFor[string](), "is ignored: the container runtime places the process in its cgroup"},
+	"conntrack.max":          {reflect.TypeFor[int32](), "is ignored: set conntrack.maxPerCore and conntrack.min"},
+}
+
+func joinPath(parent, key string) string {
+	if parent == "" {
+		return key
+	}
+	return parent + "." + key
+}
+
+// jsonName returns the name of a field in a file, or "" for an inlined struct.
+func jsonName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name
+}
+
+// fieldOf returns the field of v, a struct, with the given JSON name. Unlike
+// encoding/json it is case-sensitive, so that files are portable.
+func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if f.Anonymous && jsonName(f) == "" {
+			if in, ok := fieldOf(v.Field(i), name); ok {
+				return in, true
+			}
+			continue
+		}
+		if name != "" && jsonName(f) == name {
+			return v.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+// fieldAt returns the field of c at a dotted path, which must exist.
+func fieldAt(c *v1alpha1.KubeProxyConfiguration, path string) reflect.Value {
+	v := reflect.ValueOf(c).Elem()
+	for name := range strings.SplitSeq(path, ".") {
+		v, _ = fieldOf(v, name)
+	}
+	return v
+}
+
+// paths lists the dotted paths of every field of t, a struct. Sections precede their
+// fields.
+func paths(t reflect.Type, parent string) []string {
+	var all []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		path := parent
+		if name := jsonName(f); name != "" {
+			path = joinPath(parent, name)
+			all = append(all, path)
+		}
+		if f.Type.Kind() == reflect.Struct && !reflect.PointerTo(f.Type).Implements(reflect.TypeFor[json.Unmarshaler]()) {
+			all = append(all, paths(f.Type, path)...)
+		}
+	}
+	return all
+}
+
+// showValue renders a field for an Override in the form of a JSON file.
+func showValue(v reflect.Value) string {
+	text, err := json.Marshal(v.Interface())
+	if err != nil {
+		return "?"
+	}
+	return string(text)
+}
+
+// describeType describes the permitted values for a field of type t.
+func describeType(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[metav1.Duration]():
+		return "a duration such as 30s or 1h30m"
+	case reflect.TypeFor[logsapi.TimeOrMetaDuration]():
+		return "a duration such as 5s, or nanoseconds"
+	case reflect.TypeFor[Acceleration]():
+		return wantAcceleration
+	case reflect.TypeFor[resource.QuantityValue]():
+		return "a quantity such as 64Ki"
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return "text"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int32:
+		return "a whole number that fits into 32 bits"
+	case reflect.Uint32:
+		return "a whole number, 0 or more"
+	case reflect.Float32:
+		return "a number"
+	case reflect.Slice:
+		return "a list"
+	}
+	return "a mapping"
+}
+
+// didYouMean renders a suggestion, which may be empty, for the end of an error.
+func didYouMean(name string) string {
+	if name == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %s?", name)
+}
+
+// closestPath searches for a misspelt key first in its section, then everywhere by its
+// own name, because a known field may be in the wrong section.
+func closestPath(path string) string {
+	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
+	for _, s := range ownSwitches {
+		all = append(all, s.path)
+	}
+	i := strings.LastIndexByte(path, '.') + 1
+	parent, key := path[:i], path[i:]
+	var near, names []string
+	byName := map[string]string{}
+	for _, p := range all {
+		j := strings.LastIndexByte(p, '.') + 1
+		if p[:j] == parent {
+			near = append(near, p[j:])
+		}
+		if _, dup := byName[p[j:]]; !dup {
+			byName[p[j:]] = p
+			names = append(names, p[j:])
+		}
+	}
+	if c := suggest.Closest(key, near); c != "" {
+		return parent + c
+	}
+	return byName[suggest.Closest(key, names)]
+}
+
+// inheritedFields are the settings of section nftables that section iptables has too.
+// Periods are inherited together, because one limits the other.
+var inheritedFields = [][]string{{"masqueradeAll"}, {"masqueradeBit"}, {"minSyncPeriod", "syncPeriod"}}
+
+// inheritFields makes mode nftables use the settings in section iptables, if the file
+// sets neither a mode nor the same settings in section nftables. When such a file was
+// written, no mode meant iptables. For a file that names one of the two modes,
+// inheritFields adds notes about settings that exist for the other mode only.
+func (b *build) inheritFields() {
+	if b.os != Linux {
+		return
+	}
+	for _, names := range inheritedFields {
+		switch b.Mode {
+		case "":
+			if b.setsAny("iptables", names) && !b.setsAny("nftables", names) {
+				b.copyFields(names)
+			}
+		case NFTables:
+			b.noteOther("iptables", "nftables", names)
+		case IPTables:
+			b.noteOther("nftables", "iptables", names)
+		}
+	}
+}
+
+// setsAny reports whether the file or a flag sets one of the settings of section to a
+// value other than its default. A period of 0 counts as the default.
+func (b *build) setsAny(section string, names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool { return b.differs(section + "." + name) })
+}
+
+func (b *build) differs(path string) bool {
+	plain := v1alpha1.KubeProxyConfiguration{}
+	setDefaults(&plain, b.os, func(string) bool { return false })
+	v := fieldAt(&b.KubeProxyConfiguration, path)
+	return b.given(path) && !v.IsZero() && showValue(v) != showValue(fieldAt(&plain, path))
+}
+
+func (b *build) copyFields(names []string) {
+	for _, name := range names {
+		from, to := "iptables."+name, "nftables."+name
+		fieldAt(&b.KubeProxyConfiguration, to).Set(fieldAt(&b.KubeProxyConfiguration, from))
+		if b.differs(from) {
+			b.notef(from, "applies to mode nftables, too, because neither mode nor %s is set", to)
+		}
+	}
+}
+
+// noteOther adds notes about settings that are set for the mode other, but not for mine,
+// the present one.
+func (b *build) noteOther(other, mine string, names []string) {
+	for _, name := range names {
+		if b.differs(other+"."+name) && !b.setsAny(mine, names) {
+			b.notef(other+"."+name, "has no effect in mode %s: set %s.%s", mine, mine, name)
+		}
+	}
 }

@@ -4,18 +4,24 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"mime"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/service"
 	"kubeproxy/common/suggest"
 )
 
@@ -230,4 +236,353 @@ func orColon(question string) string {
 		return ":"
 	}
 	return question
+}
+
+// noteFamilies adds notes about settings that omit an IP family. None is an error,
+// because a cluster may have one family.
+func (b *build) noteFamilies() {
+	primary := familyName(b.BindAddress)
+	b.noteNodePorts()
+	if all, _ := clusterCIDRs(b.ClusterCIDR); len(all) > 0 && b.DetectLocalMode == ClusterCIDR && !hasFamily(all, primary) {
+		b.notef("clusterCIDR", "has no prefix of the primary family %s, so pods of that family cannot be distinguished from other clients", primary)
+	}
+	if excluded := prefixes(b.IPVS.ExcludeCIDRs); len(excluded) > 0 && b.Mode == IPVS && !hasFamily(excluded, primary) {
+		b.notef("ipvs.excludeCIDRs", "has no prefix of the primary family %s", primary)
+	}
+	if vip := b.Winkernel.SourceVip; vip != "" && b.os == Windows && familyName(vip) != primary {
+		b.notef("winkernel.sourceVip", "is not of the primary family %s", primary)
+	}
+	b.noteListener("healthzBindAddress", b.HealthzBindAddress, primary)
+	b.noteListener("metricsBindAddress", b.MetricsBindAddress, primary)
+}
+
+// noteListener adds a note about a server that is unreachable over the primary family. On
+// [::] it is reachable over both, and loopback is for the node alone.
+func (b *build) noteListener(path, addr, primary string) {
+	at, err := netip.ParseAddrPort(addr)
+	if err != nil || at.Port() == 0 || at.Addr().IsLoopback() || at.Addr() == netip.IPv6Unspecified() || familyOf(at.Addr()) == primary {
+		return
+	}
+	b.notef(path, "%s answers %s only, while the primary family is %s", addr, familyOf(at.Addr()), primary)
+}
+
+func (b *build) noteNodePorts() {
+	words := b.NodePortAddresses
+	if b.os == Windows {
+		if len(words) > 0 {
+			b.notef("nodePortAddresses", "applies on %s to health checks of Services only: NodePorts answer on every address of the node", b.os)
+		}
+		return
+	}
+	if len(words) == 0 && !usesNFTables(b.Mode, b.os) {
+		b.notef("nodePortAddresses", "is not set: every address of the node answers NodePorts; %q restricts that to the node's own", wordPrimary)
+	}
+	all := prefixes(words)
+	if len(all) == 0 || slices.Contains(words, wordPrimary) || slices.Contains(words, wordAll) || slices.Contains(words, wordLocalhost) {
+		return
+	}
+	for _, f := range []string{ipv4, ipv6} {
+		if !hasFamily(all, f) {
+			b.notef("nodePortAddresses", "has no prefix of %s, so every %s address of the node answers NodePorts", f, f)
+		}
+	}
+}
+
+// The families, as people write them.
+const (
+	ipv4 = "IPv4"
+	ipv6 = "IPv6"
+)
+
+func familyOf(a netip.Addr) string {
+	if a.Unmap().Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+// familyName returns the family of an address that passed the checks.
+func familyName(s string) string {
+	a, _ := ipaddr.Parse(s)
+	return familyOf(a)
+}
+
+// prefixes returns those words that are prefixes.
+func prefixes(words []string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, w := range words {
+		if p, err := parsePrefix(w); err == nil {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func hasFamily(all []netip.Prefix, family string) bool {
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return familyOf(p.Addr()) == family })
+}
+
+const sourceRangesFlag = "ignore-source-ranges"
+
+// registerSourceRanges adds a flag without a field in the file. It opens Services that
+// their owners restricted, so each Windows node must set it on its own.
+func (f *Flags) registerSourceRanges(fs *pflag.FlagSet) {
+	fs.BoolVar(&f.IgnoreSourceRanges, sourceRangesFlag, false,
+		"serve addresses of load balancers that have loadBalancerSourceRanges to every client, as HNS has no source ranges; otherwise they are not served")
+	group(fs, sourceRangesFlag, groupWindows)
+}
+
+// noteSourceRanges adds a note about the flag on systems that implement source ranges.
+func (b *build) noteSourceRanges(f *Flags) {
+	if f.IgnoreSourceRanges && b.os != Windows {
+		b.notes = append(b.notes, Note{Origin: "--" + sourceRangesFlag, Text: "has no effect on " + string(b.os) + ": source ranges apply there"})
+	}
+}
+
+// udpIdlePath is the removed field for what is now a flag only.
+const udpIdlePath = "udpIdleTimeout"
+
+const udpIdleText = "is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has"
+
+const defaultUDPIdle = 250 * time.Millisecond
+
+func (f *Flags) registerUDPIdle(fs *pflag.FlagSet) {
+	const name = "udp-timeout"
+	fs.DurationVar(&f.udpIdle, name, defaultUDPIdle, "`TIME` that mode userspace keeps a UDP client which is silent, more than 0")
+	group(fs, name, groupTraffic)
+}
+
+// applyUDPIdle determines the timeout. The mode must be known.
+func (b *build) applyUDPIdle(f *Flags) {
+	_, inFile := b.file.Lines[udpIdlePath]
+	b.udpIdle = defaultUDPIdle
+	if inFile {
+		b.udpIdle = b.file.UDPIdleTimeout
+	}
+	if f.changed("udp-timeout") {
+		if inFile && b.udpIdle != f.udpIdle {
+			b.overrides = append(b.overrides, Override{"udp-timeout", udpIdlePath, b.udpIdle.String(), f.udpIdle.String()})
+		}
+		b.udpIdle = f.udpIdle
+		b.flagged[udpIdlePath] = "udp-timeout"
+		if !b.mode().uses(udpIdlePath) {
+			b.notes = append(b.notes, Note{Origin: "--udp-timeout", Text: fmt.Sprintf("has an effect in mode %s only, see --conntrack-udp-timeout", b.usersOf(udpIdlePath, Linux))})
+		}
+	}
+	b.period(udpIdlePath, b.udpIdle)
+}
+
+// Listeners returns the range of ports for the listeners of mode userspace, or 0 and 0 if
+// the system chooses them.
+func (c *Config) Listeners() (first, last uint16) {
+	from, to, _ := portRange(c.PortRange) // validated when it was read
+	return uint16(from), uint16(to)
+}
+
+// ListenAddr returns the address of the node for the listeners of mode userspace of its
+// family. It is invalid if they have an address of their own. That is so without a range
+// of ports, because it would be unknown which ports of the node's address are theirs.
+func (c *Config) ListenAddr() netip.Addr {
+	if first, _ := c.Listeners(); first == 0 || !listenable(c.NodeIP()) {
+		return netip.Addr{}
+	}
+	return c.NodeIP()
+}
+
+// listenable reports whether rules can lead packets from any source to a.
+func listenable(a netip.Addr) bool {
+	return a.IsValid() && a.Zone() == "" && !a.IsLoopback() && !a.IsMulticast() && (a.Is4() || !a.IsLinkLocalUnicast())
+}
+
+// The words that nodePortAddresses accepts besides prefixes.
+const (
+	wordPrimary   = "primary"
+	wordAll       = "all"
+	wordLocalhost = "localhost"
+)
+
+// normalName converts a node's name to the form that the API uses.
+func normalName(name string) string { return strings.ToLower(strings.TrimSpace(name)) }
+
+// NodeName returns the name of the node. host is the system's host name.
+func (c *Config) NodeName(host string) string {
+	if c.HostnameOverride != "" {
+		return c.HostnameOverride
+	}
+	return normalName(host)
+}
+
+// NodeIP returns the address that the operator set for the node. It is invalid if the
+// Node object decides.
+func (c *Config) NodeIP() netip.Addr {
+	a, _ := ipaddr.Parse(c.BindAddress)
+	if a.IsUnspecified() {
+		return netip.Addr{}
+	}
+	return a
+}
+
+// ClusterCIDRs returns the prefixes of all pods, at most one per family.
+func (c *Config) ClusterCIDRs() []netip.Prefix {
+	all, _ := clusterCIDRs(c.ClusterCIDR)
+	return all
+}
+
+// NodePortRange selects the addresses of the node that serve NodePorts.
+type NodePortRange struct {
+	Prefixes []netip.Prefix // length zero means all addresses
+	Primary  bool           // the node's primary addresses too
+}
+
+// NodePorts returns nodePortAddresses, resolved. Without the word primary, a family
+// without a prefix serves on all addresses. If the setting is empty, mode nftables uses
+// the primary addresses, unlike the other modes:
+// https://kubernetes.io/docs/reference/networking/virtual-ips/.
+func (c *Config) NodePorts() NodePortRange {
+	words := c.NodePortAddresses
+	if len(words) == 0 && usesNFTables(c.Mode, c.OS) {
+		words = []string{wordPrimary}
+	}
+	r, _ := nodePorts(words)
+	if !r.Primary {
+		r.Prefixes = service.OrAnyAddress(r.Prefixes)
+	}
+	return r
+}
+
+func (b *build) validateAddresses() {
+	if _, err := ipaddr.Parse(b.BindAddress); err != nil {
+		b.errorf("bindAddress", "%q is no IP address: want one such as 192.0.2.1, or 0.0.0.0 or :: for the node's own", b.BindAddress)
+	}
+	b.hostPort("healthzBindAddress", b.HealthzBindAddress, "0.0.0.0:10256 or [::]:10256")
+	b.hostPort("metricsBindAddress", b.MetricsBindAddress, "127.0.0.1:10249 or [::1]:10249")
+	b.checkServersDiffer()
+	if _, err := clusterCIDRs(b.ClusterCIDR); err != nil {
+		b.errorf("clusterCIDR", "%v", err)
+	}
+	if _, err := nodePorts(b.NodePortAddresses); err != nil {
+		b.errorf("nodePortAddresses", "%v", err)
+	}
+	for i, s := range b.IPVS.ExcludeCIDRs {
+		if _, err := parsePrefix(s); err != nil {
+			b.errorf(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), "%v", err)
+		}
+	}
+	if vip := b.Winkernel.SourceVip; vip != "" {
+		if _, err := ipaddr.Parse(vip); err != nil {
+			b.errorf("winkernel.sourceVip", "%q is no IP address: want one such as 192.0.2.1", vip)
+		}
+	}
+}
+
+// hostPort validates an address with a port. Port 0 means no server.
+func (b *build) hostPort(path, s, example string) {
+	if _, err := netip.ParseAddrPort(s); err != nil {
+		b.errorf(path, "%.80q is no IP address with a port: want one such as %s, port 0 for none", s, example)
+	}
+}
+
+// checkServersDiffer checks for two servers on the same address. Old versions had one
+// server for everything, so old units have such addresses. Then the health server serves,
+// and the other one waits for the address.
+func (b *build) checkServersDiffer() {
+	health, err1 := netip.ParseAddrPort(b.HealthzBindAddress)
+	metrics, err2 := netip.ParseAddrPort(b.MetricsBindAddress)
+	if err1 != nil || err2 != nil || health.Port() != metrics.Port() || health.Port() == 0 {
+		return
+	}
+	x, y := health.Addr(), metrics.Addr()
+	all := netip.IPv6Unspecified()
+	if x != y && x != all && y != all && (x.Is4() != y.Is4() || !x.IsUnspecified() && !y.IsUnspecified()) {
+		return
+	}
+	if b.BindAddressHardFail {
+		b.errorf("metricsBindAddress", "%s is taken by healthzBindAddress %s: want another port", metrics, health)
+		return
+	}
+	b.warnf("metricsBindAddress", "%s is taken by healthzBindAddress %s, so metrics are not served: want another port", metrics, health)
+}
+
+func clusterCIDRs(s string) ([]netip.Prefix, error) {
+	if strings.TrimSpace(s) == "" {
+		return nil, nil
+	}
+	var all []netip.Prefix
+	for _, part := range strings.Split(s, ",") {
+		p, err := parsePrefix(strings.TrimSpace(part))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+	}
+	if len(all) > 2 || len(all) == 2 && all[0].Addr().Is4() == all[1].Addr().Is4() {
+		return nil, fmt.Errorf("%q holds more than one prefix of a family: want one, or one IPv4 and one IPv6", s)
+	}
+	return all, nil
+}
+
+func nodePorts(words []string) (NodePortRange, error) {
+	var r NodePortRange
+	var errs []error
+	seen := map[string]bool{}
+	for _, word := range words {
+		canon := word
+		switch word {
+		case wordPrimary:
+			r.Primary = true
+		case wordAll:
+			r.Prefixes = append(r.Prefixes, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
+		case wordLocalhost:
+			r.Prefixes = append(r.Prefixes, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		default:
+			p, err := parsePrefix(word)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%w, or one of the words %s, %s, %s", err, wordPrimary, wordAll, wordLocalhost))
+				continue
+			}
+			canon = p.String()
+			r.Prefixes = append(r.Prefixes, p)
+		}
+		if seen[canon] {
+			errs = append(errs, fmt.Errorf("%q is there twice: want it once", word))
+		}
+		seen[canon] = true
+	}
+	slices.SortFunc(r.Prefixes, netip.Prefix.Compare)
+	return r, oneLine(errs)
+}
+
+// parsePrefix returns the prefix with its host bits cleared.
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := ipaddr.ParsePrefix(s)
+	switch {
+	case err != nil:
+		return p, fmt.Errorf("%.80q is no prefix: want one such as 10.0.0.0/8 or fd00::/48", s)
+	case p.Addr().Is4In6():
+		return p, fmt.Errorf("%q is IPv4 inside IPv6: want the IPv4 form", s)
+	}
+	return p.Masked(), nil
+}
+
+// oneLine joins errs with semicolons.
+func oneLine(errs []error) error {
+	var all []string
+	for _, err := range errs {
+		all = append(all, err.Error())
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(all, "; "))
+}
+
+// checkProxyName rejects a name that is invalid as a label value.
+func (b *build) checkProxyName(f *Flags) {
+	const flag = "service-proxy-name"
+	switch {
+	case f.changed(flag) && f.ProxyName == "":
+		b.errs = append(b.errs, fmt.Errorf("--%s: is empty: want the value of a label such as my-proxy, or leave it out", flag))
+	case validation.IsValidLabelValue(f.ProxyName) != nil:
+		b.errs = append(b.errs, fmt.Errorf("--%s: %.80q is no value of a label: want at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends", flag, f.ProxyName))
+	}
 }

@@ -109,15 +109,15 @@ type scenarioOptions struct {
 	HNS              hnsScenarioOptions
 }
 
-func (c scenarioOptions) options() track.Options {
-	o := track.Options{NodeName: c.NodeName, NodePortsPrimary: c.NodePortsPrimary, MasqueradeAll: c.MasqueradeAll}
-	for _, s := range c.Pods {
+func (so scenarioOptions) options() track.Options {
+	o := track.Options{NodeName: so.NodeName, NodePortsPrimary: so.NodePortsPrimary, MasqueradeAll: so.MasqueradeAll}
+	for _, s := range so.Pods {
 		o.Pods.Prefixes = append(o.Pods.Prefixes, netip.MustParsePrefix(s))
 	}
-	for _, s := range c.NodePorts {
+	for _, s := range so.NodePorts {
 		o.NodePorts = append(o.NodePorts, netip.MustParsePrefix(s))
 	}
-	if !c.NodePortsPrimary {
+	if !so.NodePortsPrimary {
 		o.NodePorts = service.OrAnyAddress(o.NodePorts)
 	}
 	return o

@@ -112,21 +112,21 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	return failsWith(exitUnknown, cmd)
 }
 
-func (x *explainOptions) run(ctx context.Context, to streams, args []string) error {
+func (e *explainOptions) run(ctx context.Context, to streams, args []string) error {
 	switch {
 	case len(args) != 2:
 		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d of them, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
-	case x.format != "text" && x.format != "json":
-		return fmt.Errorf("--output: %q is unknown: want text or json", x.format)
+	case e.format != "text" && e.format != "json":
+		return fmt.Errorf("--output: %q is unknown: want text or json", e.format)
 	}
-	if len(x.Manifests) > 0 && len(x.podAddrs) > 0 {
+	if len(e.Manifests) > 0 && len(e.podAddrs) > 0 {
 		return errors.New("--pod-address is for the proxy that runs: want it without --manifests, which have the pod")
 	}
-	x.query.Source, x.query.Destination = args[0], args[1]
-	if len(x.Manifests) == 0 {
-		return x.askProxy(ctx, to)
+	e.query.Source, e.query.Destination = args[0], args[1]
+	if len(e.Manifests) == 0 {
+		return e.askProxy(ctx, to)
 	}
-	c, err := config.Load(&x.Flags, x.systemOfMode())
+	c, err := config.Load(&e.Flags, e.systemOfMode())
 	if err != nil {
 		return err
 	}
@@ -135,45 +135,45 @@ func (x *explainOptions) run(ctx context.Context, to streams, args []string) err
 		return err
 	}
 	defer cli.NoticeIfSlow(os.Stderr, "kube-proxy: still reading the manifests ...")()
-	model, err := x.read(ctx, c, node, to)
+	model, err := e.read(ctx, c, node, to)
 	if err != nil {
 		return err
 	}
-	answer, err := x.answer(model, c)
+	answer, err := e.answer(model, c)
 	if err != nil {
 		return err
 	}
-	return x.print(to, answer)
+	return e.print(to, answer)
 }
 
-func (x *explainOptions) print(to streams, answer *explain.Explanation) error {
-	if x.format == "json" {
+func (e *explainOptions) print(to streams, answer *explain.Explanation) error {
+	if e.format == "json" {
 		return document.WriteJSON(to.out, answer)
 	}
-	return explain.View{All: x.all}.Print(to.out, answer)
+	return explain.View{All: e.all}.Print(to.out, answer)
 }
 
 // askProxy asks the running proxy.
-func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
-	server, err := (&ask.Server{Config: x.Flags.Config, Addr: x.server, Modes: x.Modes}).Address()
+func (e *explainOptions) askProxy(ctx context.Context, to streams) error {
+	server, err := (&ask.Server{Config: e.Flags.Config, Addr: e.server, Modes: e.Modes}).Address()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, x.timeout)
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
-	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: x.kubeconfig, PodNode: x.podNode}
-	for _, ip := range x.podAddrs {
+	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: e.kubeconfig, PodNode: e.podNode}
+	for _, ip := range e.podAddrs {
 		if addr, ok := netip.AddrFromSlice(ip); ok {
 			client.PodAddresses = append(client.PodAddresses, addr.Unmap())
 		}
 	}
-	answer, err := client.Explain(ctx, x.query)
+	answer, err := client.Explain(ctx, e.query)
 	stopNotice()
 	if err != nil {
 		return err
 	}
-	if err := x.print(to, answer); err != nil {
+	if err := e.print(to, answer); err != nil {
 		return err
 	}
 	switch answer.Verdict {
@@ -187,36 +187,36 @@ func (x *explainOptions) askProxy(ctx context.Context, to streams) error {
 
 // read reads the manifests. Objects that cannot be used are reported, and the others
 // count.
-func (x *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
-	ranges, err := reading.Ranges(x.assign)
+func (e *explainOptions) read(ctx context.Context, c *config.Config, node string, to streams) (explain.Model, error) {
+	ranges, err := reading.Ranges(e.assign)
 	if err != nil {
 		return explain.Model{}, err
 	}
 	var pods *explain.Pods
 	r := reading.Reader{
 		Assign: ranges,
-		Config: c, Mode: x.Modes.Of(c), Node: node, Report: writeLines(to.err),
+		Config: c, Mode: e.Modes.Of(c), Node: node, Report: writeLines(to.err),
 		Wrap: func(t *track.Tracker) source.Sink {
 			pods = explain.NewPods(t)
 			return pods
 		},
 	}
-	tracker, loadErr := r.Manifests(ctx, x.Manifests)
-	m := explain.Model{Tracker: tracker, Snapshot: tracker.Latest(), Relays: x.Modes.Of(c).Relays}
+	tracker, loadErr := r.Manifests(ctx, e.Manifests)
+	m := explain.Model{Tracker: tracker, Snapshot: tracker.Latest(), Relays: e.Modes.Of(c).Relays}
 	if m.Snapshot == nil {
 		return m, loadErr
 	}
 	if loadErr != nil {
 		fmt.Fprintf(to.err, "warning: %s\n", printable.Error(loadErr))
 	}
-	x.query.Pod = pods.Find
+	e.query.Pod = pods.Find
 	return m, nil
 }
 
 // answer explains the connection, and notes what the mode does otherwise.
-func (x *explainOptions) answer(m explain.Model, c *config.Config) (*explain.Explanation, error) {
-	answer, conn, err := m.Answer(x.query)
-	d := x.Modes.Of(c)
+func (e *explainOptions) answer(m explain.Model, c *config.Config) (*explain.Explanation, error) {
+	answer, conn, err := m.Answer(e.query)
+	d := e.Modes.Of(c)
 	if err != nil || d.Differences == nil || !conn.To.IsValid() {
 		return answer, err
 	}

@@ -74,19 +74,19 @@ func withoutSignals(ctx context.Context) context.Context {
 // waitForSignal requests a stop at the first signal. It returns an exit code when the
 // process must exit at once: when the stop exceeds its limit, or at a second signal.
 // Programmed rules stay in force in both cases.
-func (e *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
+func (s *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
 	first := <-signals
-	for e.ignoreSignals.Load() {
+	for s.ignoreSignals.Load() {
 		first = <-signals
 	}
 	now := time.Now()
-	e.requestedAt.Store(&now)
-	e.cancel()
+	s.requestedAt.Store(&now)
+	s.cancel()
 	select {
 	case second := <-signals:
 		return signalCode(second)
-	case <-time.After(e.limit):
-		fmt.Fprintf(e.log, "kube-proxy: not ended %s after the signal, as something hangs; ending now, and what is programmed stays in force\n", e.limit)
+	case <-time.After(s.limit):
+		fmt.Fprintf(s.log, "kube-proxy: not ended %s after the signal, as something hangs; ending now, and what is programmed stays in force\n", s.limit)
 		return signalCode(first)
 	}
 }

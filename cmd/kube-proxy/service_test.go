@@ -29,37 +29,37 @@ type fakeSCM struct {
 	command string
 }
 
-func (d *fakeSCM) Create(s scm.Spec) error {
-	if d.spec != nil {
+func (f *fakeSCM) Create(s scm.Spec) error {
+	if f.spec != nil {
 		return syscall.Errno(1073)
 	}
-	d.spec, d.state, d.command = &s, scm.Stopped, "kube-proxy.exe x"
+	f.spec, f.state, f.command = &s, scm.Stopped, "kube-proxy.exe x"
 	return nil
 }
 
-func (d *fakeSCM) Configure(scm.Spec) error { return nil }
+func (f *fakeSCM) Configure(scm.Spec) error { return nil }
 
 // withService calls do with the service of that name.
-func (d *fakeSCM) withService(name string, do func()) error {
-	if d.spec == nil || d.spec.Name != name {
+func (f *fakeSCM) withService(name string, do func()) error {
+	if f.spec == nil || f.spec.Name != name {
 		return syscall.Errno(1060)
 	}
 	do()
 	return nil
 }
 
-func (d *fakeSCM) Delete(name string) error { return d.withService(name, func() { d.spec = nil }) }
-func (d *fakeSCM) Start(name string) error {
-	return d.withService(name, func() { d.state = scm.Running })
+func (f *fakeSCM) Delete(name string) error { return f.withService(name, func() { f.spec = nil }) }
+func (f *fakeSCM) Start(name string) error {
+	return f.withService(name, func() { f.state = scm.Running })
 }
-func (d *fakeSCM) Stop(name string) error {
-	return d.withService(name, func() { d.state = scm.Stopped })
+func (f *fakeSCM) Stop(name string) error {
+	return f.withService(name, func() { f.state = scm.Stopped })
 }
 
-func (d *fakeSCM) Query(name string) (s scm.Status, err error) {
-	err = d.withService(name, func() {
-		s = scm.Status{Name: name, State: d.state, StartType: "automatic", Command: d.command, DependsOn: d.spec.DependsOn}
-		if d.state == scm.Running {
+func (f *fakeSCM) Query(name string) (s scm.Status, err error) {
+	err = f.withService(name, func() {
+		s = scm.Status{Name: name, State: f.state, StartType: "automatic", Command: f.command, DependsOn: f.spec.DependsOn}
+		if f.state == scm.Running {
 			s.PID = 7
 		} else {
 			s.ExitCode = 2

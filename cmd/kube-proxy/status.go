@@ -87,11 +87,11 @@ func newStatus(to streams, table mode.Table) *cobra.Command {
 	return failsWith(exitUnreachable, cmd)
 }
 
-func (q *statusOptions) check() error {
-	switch statusview.Format(q.format) {
+func (s *statusOptions) check() error {
+	switch statusview.Format(s.format) {
 	case statusview.Table, statusview.Wide, statusview.JSON:
 	default:
-		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", q.format, statusview.Table, statusview.Wide, statusview.JSON)
+		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", s.format, statusview.Table, statusview.Wide, statusview.JSON)
 	}
 	return nil
 }
@@ -118,24 +118,24 @@ func selectService(q *statusview.Query, cmd *cobra.Command, args []string) error
 	return nil
 }
 
-func (q *statusOptions) run(ctx context.Context, to streams) error {
+func (s *statusOptions) run(ctx context.Context, to streams) error {
 	var err error
-	if q.query.Server, err = q.server.Address(); err != nil {
+	if s.query.Server, err = s.server.Address(); err != nil {
 		return err
 	}
-	q.query.Version = buildInfo().Version
-	view := statusview.View{Format: statusview.Format(q.format), Full: q.query.Name != "", Colour: cli.Coloured(to.out), Now: time.Now()}
-	if q.watch {
-		err := (&statusview.Watch{Query: &q.query, View: view, Timeout: q.server.Timeout}).Run(ctx, to.out)
+	s.query.Version = buildInfo().Version
+	view := statusview.View{Format: statusview.Format(s.format), Full: s.query.Name != "", Colour: cli.Coloured(to.out), Now: time.Now()}
+	if s.watch {
+		err := (&statusview.Watch{Query: &s.query, View: view, Timeout: s.server.Timeout}).Run(ctx, to.out)
 		if err != nil {
 			return &exit{statusview.ExitCode(nil, err), err}
 		}
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, q.server.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, s.server.Timeout)
 	defer cancel()
-	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+q.query.Server+" ...")
-	answer, err := q.query.Ask(ctx)
+	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+s.query.Server+" ...")
+	answer, err := s.query.Ask(ctx)
 	stopNotice()
 	if err != nil {
 		return &exit{statusview.ExitCode(nil, err), err}

@@ -80,25 +80,25 @@ func (n *node) Authenticate(c *Conn) error {
 	return nil
 }
 
-func (l *name) Accept() (*Conn, error) {
-	if l.fail > 0 {
-		l.fail--
+func (n *name) Accept() (*Conn, error) {
+	if n.fail > 0 {
+		n.fail--
 		return nil, errors.New("too many open files")
 	}
 	select {
-	case <-l.gone:
+	case <-n.gone:
 		return nil, net.ErrClosed
-	case c := <-l.new:
+	case c := <-n.new:
 		return c, nil
 	}
 }
 
-func (l *name) Close() error {
-	l.once.Do(func() {
-		close(l.gone)
-		l.node.mu.Lock()
-		defer l.node.mu.Unlock()
-		l.node.holder = nil
+func (n *name) Close() error {
+	n.once.Do(func() {
+		close(n.gone)
+		n.node.mu.Lock()
+		defer n.node.mu.Unlock()
+		n.node.holder = nil
 	})
 	return nil
 }

@@ -127,14 +127,14 @@ func (c Change) String() string {
 type Changes []Change
 
 // Add adds a change with a formatted text for no Service port in particular.
-func (all *Changes) Add(format string, args ...any) {
-	*all = append(*all, Change{Text: fmt.Sprintf(format, args...)})
+func (ch *Changes) Add(format string, args ...any) {
+	*ch = append(*ch, Change{Text: fmt.Sprintf(format, args...)})
 }
 
 // String prints one change a line.
-func (all Changes) String() string {
+func (ch Changes) String() string {
 	var b strings.Builder
-	for _, c := range all {
+	for _, c := range ch {
 		b.WriteString(c.String() + "\n")
 	}
 	return b.String()
@@ -152,19 +152,19 @@ type Object struct {
 type Objects []Object
 
 // Add adds an object with a formatted text for no Service port in particular.
-func (all *Objects) Add(format string, args ...any) {
-	all.AddFor(service.PortName{}, format, args...)
+func (ob *Objects) Add(format string, args ...any) {
+	ob.AddFor(service.PortName{}, format, args...)
 }
 
 // AddFor adds an object with a formatted text for the Service port of this name.
-func (all *Objects) AddFor(n service.PortName, format string, args ...any) {
-	*all = append(*all, Object{fmt.Sprintf(format, args...), n})
+func (ob *Objects) AddFor(n service.PortName, format string, args ...any) {
+	*ob = append(*ob, Object{fmt.Sprintf(format, args...), n})
 }
 
 // String prints all objects.
-func (all Objects) String() string {
+func (ob Objects) String() string {
 	var b strings.Builder
-	for _, o := range all {
+	for _, o := range ob {
 		b.WriteString(o.Text)
 	}
 	return b.String()

@@ -62,11 +62,11 @@ func TestStopInOutage(t *testing.T) {
 // forbiddingTransport forbids ServiceCIDRs and fails for all other kinds.
 type forbiddingTransport struct{ requests atomic.Int32 }
 
-func (g *forbiddingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+func (f *forbiddingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !strings.HasSuffix(r.URL.Path, "/"+kindCIDRs) {
 		return nil, syscall.ECONNREFUSED
 	}
-	g.requests.Add(1)
+	f.requests.Add(1)
 	const text = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`
 	return &http.Response{
 		StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
@@ -103,10 +103,10 @@ func TestForbiddenIsRetried(t *testing.T) {
 // cannedTransport answers every request with one text.
 type cannedTransport string
 
-func (s cannedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+func (c cannedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{
 		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
-		Body: io.NopCloser(strings.NewReader(string(s))),
+		Body: io.NopCloser(strings.NewReader(string(c))),
 	}, nil
 }
 

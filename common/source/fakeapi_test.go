@@ -64,15 +64,15 @@ func newFakeAPI(revision int) *fakeAPI {
 }
 
 // set creates or changes an object. Its note makes it differ.
-func (s *fakeAPI) set(kind, name string, more map[string]any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (f *fakeAPI) set(kind, name string, more map[string]any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	verb := "ADDED"
-	if s.objects[kind][name] != nil {
+	if f.objects[kind][name] != nil {
 		verb = "MODIFIED"
 	}
-	s.revision++
-	meta := map[string]any{"name": name, "resourceVersion": strconv.Itoa(s.revision)}
+	f.revision++
+	meta := map[string]any{"name": name, "resourceVersion": strconv.Itoa(f.revision)}
 	if kind == kindServices || kind == kindSlices {
 		meta["namespace"] = "d"
 	}
@@ -80,41 +80,41 @@ func (s *fakeAPI) set(kind, name string, more map[string]any) {
 	for k, v := range more {
 		o[k] = v
 	}
-	s.objects[kind][name] = o
-	s.send(kind, verb, o)
+	f.objects[kind][name] = o
+	f.send(kind, verb, o)
 }
 
-func (s *fakeAPI) remove(kind, name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	o := s.objects[kind][name]
-	delete(s.objects[kind], name)
-	s.revision++
-	o["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(s.revision)
-	s.send(kind, "DELETED", o)
+func (f *fakeAPI) remove(kind, name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	o := f.objects[kind][name]
+	delete(f.objects[kind], name)
+	f.revision++
+	o["metadata"].(map[string]any)["resourceVersion"] = strconv.Itoa(f.revision)
+	f.send(kind, "DELETED", o)
 }
 
 // send sends an event to the watches that it is new to. The lock is held.
-func (s *fakeAPI) send(kind, verb string, o map[string]any) {
-	for w := range s.watches {
-		if w.kind == kind && s.revision > w.from {
+func (f *fakeAPI) send(kind, verb string, o map[string]any) {
+	for w := range f.watches {
+		if w.kind == kind && f.revision > w.from {
 			w.events <- map[string]any{"type": verb, "object": o}
 		}
 	}
 }
 
 // restore sets the revision back. All connections break.
-func (s *fakeAPI) restore(revision int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.revision = revision
-	for w := range s.watches {
+func (f *fakeAPI) restore(revision int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revision = revision
+	for w := range f.watches {
 		close(w.broken)
 	}
-	clear(s.watches)
+	clear(f.watches)
 }
 
-func (s *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+func (f *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	kind, q := path.Base(r.URL.Path), r.URL.Query()
 	version := q.Get("resourceVersion")
 	from, _ := strconv.Atoi(version) // empty is 0
@@ -125,54 +125,54 @@ func (s *fakeAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	if q.Get("limit") == "1" {
 		verb = "probe"
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.requests = append(s.requests, apiRequest{time.Now(), kind, verb, version})
-	if s.refuse != nil {
-		if answer := s.refuse(r); answer != nil {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests = append(f.requests, apiRequest{time.Now(), kind, verb, version})
+	if f.refuse != nil {
+		if answer := f.refuse(r); answer != nil {
 			answer.Request = r
 			return answer, nil
 		}
 	}
 	initial := q.Get("sendInitialEvents") == "true"
 	switch {
-	case verb == "watch" && initial && !s.streams:
+	case verb == "watch" && initial && !f.streams:
 		return statusAnswer(http.StatusUnprocessableEntity, `"reason":"Invalid"`), nil
 	case verb == "watch":
-		return s.watch(r, kind, from, initial), nil
-	case from > s.revision:
+		return f.watch(r, kind, from, initial), nil
+	case from > f.revision:
 		return statusAnswer(http.StatusGatewayTimeout, `"reason":"Timeout","details":{"retryAfterSeconds":1,"causes":[{"reason":"ResourceVersionTooLarge"}]}`), nil
 	}
 	items := []any{}
-	for _, o := range s.objects[kind] {
+	for _, o := range f.objects[kind] {
 		items = append(items, o)
 	}
 	text, _ := json.Marshal(map[string]any{
 		"kind": apiKinds[kind][0] + "List", "apiVersion": apiKinds[kind][1],
-		"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.revision)}, "items": items,
+		"metadata": map[string]any{"resourceVersion": strconv.Itoa(f.revision)}, "items": items,
 	})
 	return answer(http.StatusOK, io.NopCloser(strings.NewReader(string(text)))), nil
 }
 
 // watch answers a watch. The lock is held.
-func (s *fakeAPI) watch(r *http.Request, kind string, from int, initial bool) *http.Response {
+func (f *fakeAPI) watch(r *http.Request, kind string, from int, initial bool) *http.Response {
 	w := &fakeWatch{kind: kind, from: from, events: make(chan map[string]any, 100), broken: make(chan struct{})}
 	if initial {
-		for _, o := range s.objects[kind] {
+		for _, o := range f.objects[kind] {
 			w.events <- map[string]any{"type": "ADDED", "object": o}
 		}
-		w.events <- s.bookmark(kind, map[string]any{"k8s.io/initial-events-end": "true"})
+		w.events <- f.bookmark(kind, map[string]any{"k8s.io/initial-events-end": "true"})
 	}
-	s.watches[w] = true
+	f.watches[w] = true
 	body, out := io.Pipe()
 	seconds, _ := strconv.Atoi(r.URL.Query().Get("timeoutSeconds"))
 	go func() {
 		over, minute := time.After(time.Duration(seconds)*time.Second), time.NewTicker(time.Minute)
 		defer minute.Stop()
 		defer func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			delete(s.watches, w)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			delete(f.watches, w)
 		}()
 		for {
 			var e map[string]any
@@ -188,11 +188,11 @@ func (s *fakeAPI) watch(r *http.Request, kind string, from int, initial bool) *h
 				return
 			case e = <-w.events:
 			case <-minute.C:
-				s.mu.Lock()
-				if s.revision >= from && !s.mute {
-					e = s.bookmark(kind, nil)
+				f.mu.Lock()
+				if f.revision >= from && !f.mute {
+					e = f.bookmark(kind, nil)
 				}
-				s.mu.Unlock()
+				f.mu.Unlock()
 			}
 			if e != nil {
 				text, _ := json.Marshal(e)
@@ -203,25 +203,25 @@ func (s *fakeAPI) watch(r *http.Request, kind string, from int, initial bool) *h
 	return answer(http.StatusOK, body)
 }
 
-func (s *fakeAPI) bookmark(kind string, annotations map[string]any) map[string]any {
+func (f *fakeAPI) bookmark(kind string, annotations map[string]any) map[string]any {
 	return map[string]any{"type": "BOOKMARK", "object": map[string]any{
 		"kind": apiKinds[kind][0], "apiVersion": apiKinds[kind][1],
-		"metadata": map[string]any{"resourceVersion": strconv.Itoa(s.revision), "annotations": annotations},
+		"metadata": map[string]any{"resourceVersion": strconv.Itoa(f.revision), "annotations": annotations},
 	}}
 }
 
 // goBack sets the revision back. Connections stay.
-func (s *fakeAPI) goBack(revision int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.revision = revision
+func (f *fakeAPI) goBack(revision int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revision = revision
 }
 
 // asked returns the requests for a kind.
-func (s *fakeAPI) asked(kind string) []apiRequest {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(s.requests), func(r apiRequest) bool { return r.kind != kind })
+func (f *fakeAPI) asked(kind string) []apiRequest {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(f.requests), func(r apiRequest) bool { return r.kind != kind })
 }
 
 func answer(code int, body io.ReadCloser) *http.Response {
@@ -240,11 +240,11 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// follow runs a, which reads s, with to as Sink in a bubble while test runs.
-func (s *fakeAPI) follow(t *testing.T, a *APIServer, to Sink, test func()) {
+// follow runs a, which reads f, with to as Sink in a bubble while test runs.
+func (f *fakeAPI) follow(t *testing.T, a *APIServer, to Sink, test func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
-	a.Config, a.NodeName = &rest.Config{Host: "https://192.0.2.1", Transport: s, QPS: -1}, "a"
+	a.Config, a.NodeName = &rest.Config{Host: "https://192.0.2.1", Transport: f, QPS: -1}, "a"
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

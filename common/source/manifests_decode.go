@@ -57,11 +57,11 @@ type rejection struct {
 }
 
 // name identifies the object within a file.
-func (b rejection) name() string {
-	if b.key.kind == "" {
-		return b.where
+func (r rejection) name() string {
+	if r.key.kind == "" {
+		return r.where
 	}
-	return b.key.String()
+	return r.key.String()
 }
 
 // decode returns the content of a file.
@@ -572,4 +572,142 @@ func checkNames(o metav1.Object) []error {
 		}
 	}
 	return errs
+}
+
+//lint:file-ignore SA1019 People still write Endpoints, so they are read here.
+
+// endpoints is the older API for the endpoints of a Service.
+type endpoints = corev1.Endpoints
+
+// slicesOf mirrors Endpoints like the EndpointSliceMirroring controller: one slice for
+// each subset and family. The names contain a slash, so they differ from those of all
+// real slices. See
+// https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/.
+func slicesOf(e *endpoints) []*discoveryv1.EndpointSlice {
+	if e.Labels[discoveryv1.LabelSkipMirror] == "true" {
+		return nil
+	}
+	var all []*discoveryv1.EndpointSlice
+	for i := range e.Subsets {
+		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+			s := subsetSlice(e, &e.Subsets[i], family)
+			if len(s.Endpoints) > 0 {
+				s.Name = e.Name + "/" + strconv.Itoa(i) + "/" + string(family)
+				all = append(all, s)
+			}
+		}
+	}
+	return all
+}
+
+func subsetSlice(e *endpoints, from *corev1.EndpointSubset, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{AddressType: family}
+	s.Namespace = e.Namespace
+	s.Labels = map[string]string{discoveryv1.LabelServiceName: e.Name}
+	if v, ok := e.Labels[corev1.IsHeadlessService]; ok {
+		s.Labels[corev1.IsHeadlessService] = v
+	}
+	for _, p := range from.Ports {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &p.Port, Protocol: &p.Protocol})
+		if p.Protocol == "" {
+			s.Ports[len(s.Ports)-1].Protocol = nil
+		}
+	}
+	add := func(addrs []corev1.EndpointAddress, ready bool) {
+		for _, a := range addrs {
+			if addressType(a.IP) == family {
+				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+					Addresses:  []string{a.IP},
+					Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+					NodeName:   a.NodeName,
+				})
+			}
+		}
+	}
+	add(from.Addresses, true)
+	add(from.NotReadyAddresses, false)
+	return s
+}
+
+// addressType only looks at the notation. The sink rejects what is not an address.
+func addressType(ip string) discoveryv1.AddressType {
+	for _, c := range ip {
+		if c == ':' {
+			return discoveryv1.AddressTypeIPv6
+		}
+	}
+	return discoveryv1.AddressTypeIPv4
+}
+
+// retired are fields of older versions of Kubernetes without a meaning today. portalIP and
+// deprecatedPublicIPs came before clusterIP and externalIPs.
+// https://kubernetes.io/docs/reference/using-api/deprecation-guide/.
+var retired = map[string]bool{"spec.ipFamily": true, "spec.topologyKeys": true, "metadata.clusterName": true, "metadata.initializers": true, "spec.portalIP": true, "spec.deprecatedPublicIPs": true}
+
+var indexes = regexp.MustCompile(`\[\d+\]`)
+
+// tolerate notes unknown fields that another version of Kubernetes may have written, and
+// returns the other errors. An object with a UID comes from an API server, and what a
+// server or a kubelet writes has no typos.
+func (d *decoder) tolerate(i item, value metav1.Object, strict []error, out *decoded) []error {
+	h := i.header
+	_, node := value.(*corev1.Node)
+	lenient := node || h.Metadata.UID != "" || h.APIVersion != "v1" && !strings.HasSuffix(h.APIVersion, "/v1")
+	var rest []error
+	for _, err := range strict {
+		parent, last, ok := fieldOf(err)
+		field := indexes.ReplaceAllString(strings.TrimPrefix(parent+"."+last, "."), "")
+		switch {
+		case !ok || !strings.Contains(err.Error(), "unknown field") ||
+			!lenient && !retired[field] && !strings.HasPrefix(field, "status."):
+			rest = append(rest, err)
+		case field == "endpoints.topology": // see readTopology
+		case out.fields < maxProblems && !d.noted[h.Kind+" "+field]:
+			out.fields++
+			d.noteOnce(h.Kind+" "+field, fmt.Sprintf("manifest %s: %s: %s: the field %s, unknown to this version, is ignored, here and elsewhere",
+				printable.Text(d.path), i.doc.position(), i.key, printable.Text(field)))
+		}
+	}
+	return rest
+}
+
+// readTopology sets what discovery.k8s.io/v1beta1 has in the topology of an endpoint, and the
+// family of v1alpha1 in Kubernetes 1.16, whose addressType is IP.
+// https://kubernetes.io/docs/reference/using-api/deprecation-guide/#endpointslice-v125,
+// https://github.com/kubernetes/kubernetes/pull/84971.
+func readTopology(s *discoveryv1.EndpointSlice, text []byte) {
+	var old struct {
+		Endpoints []struct {
+			Topology map[string]string `json:"topology"`
+		} `json:"endpoints"`
+	}
+	if json.Unmarshal(text, &old) != nil {
+		return
+	}
+	if s.AddressType == "IP" {
+		s.AddressType = discoveryv1.AddressTypeIPv4
+		if strings.Contains(firstAddress(s), ":") {
+			s.AddressType = discoveryv1.AddressTypeIPv6
+		}
+	}
+	set := func(to **string, value string) {
+		if *to == nil && value != "" {
+			*to = &value
+		}
+	}
+	for i := range min(len(old.Endpoints), len(s.Endpoints)) {
+		topology := old.Endpoints[i].Topology
+		set(&s.Endpoints[i].NodeName, topology[corev1.LabelHostname])
+		set(&s.Endpoints[i].Zone, topology[corev1.LabelTopologyZone])
+	}
+}
+
+// firstAddress returns an address of s, or "".
+func firstAddress(s *discoveryv1.EndpointSlice) string {
+	for _, e := range s.Endpoints {
+		if len(e.Addresses) > 0 {
+			return e.Addresses[0]
+		}
+	}
+	return ""
 }

@@ -4,8 +4,12 @@
 package source
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -16,9 +20,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
+	kjson "sigs.k8s.io/json"
 
 	"kubeproxy/common/files"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/suggest"
 )
 
 // key identifies an object. The zero key means that the object is unknown.
@@ -108,98 +114,98 @@ func normalizeNode(name string) string {
 // refresh reads all files that changed and delivers the difference to the sink.
 // hindrance, if not nil, is why changes cannot be watched. It is reported with the other
 // problems.
-func (l *manifestStore) refresh(sink Sink, hindrance error) {
-	l.problems = nil
+func (m *manifestStore) refresh(sink Sink, hindrance error) {
+	m.problems = nil
 	if hindrance != nil {
-		l.problems = append(l.problems, problem{object: "changes of files", err: hindrance})
+		m.problems = append(m.problems, problem{object: "changes of files", err: hindrance})
 	}
-	all := l.readFiles(time.Now())
-	wanted := l.merge(all)
+	all := m.readFiles(time.Now())
+	wanted := m.merge(all)
 	// A renamed port changes both in a Service and in its slices.
 	sink.Batch(func() {
-		l.deliver(sink, wanted)
-		l.reportUnread(sink, all)
+		m.deliver(sink, wanted)
+		m.reportUnread(sink, all)
 	})
-	l.reported = l.reported.report(l.problems, l.report)
+	m.reported = m.reported.report(m.problems, m.report)
 }
 
 // reportUnread counts the files with content of which no good version was ever read, and
 // the directories that were never listed. Their previous content is unknown.
-func (l *manifestStore) reportUnread(sink Sink, all []*file) {
+func (m *manifestStore) reportUnread(sink Sink, all []*file) {
 	unread := 0
-	l.never, l.held = 0, false
+	m.never, m.held = 0, false
 	for _, f := range all {
-		l.held = l.held || len(f.objects) > 0
+		m.held = m.held || len(f.objects) > 0
 		if f.unknown {
 			unread++
 		}
 		if f.unknown && len(f.objects) == 0 {
-			l.never++
+			m.never++
 		}
 	}
-	for _, dir := range l.listings {
+	for _, dir := range m.listings {
 		if dir.err != nil && len(dir.files) == 0 {
 			unread++
-			l.never++
+			m.never++
 		}
 	}
-	if unread != l.unread {
-		l.unread = unread
+	if unread != m.unread {
+		m.unread = unread
 		sink.Unread(unread)
 	}
 }
 
 // readFiles refreshes the files and returns them in order.
-func (l *manifestStore) readFiles(now time.Time) []*file {
+func (m *manifestStore) readFiles(now time.Time) []*file {
 	var order []*file
 	seen := map[string]*file{}
-	for _, path := range l.paths {
-		if l.listings[path] == nil {
-			l.listings[path] = &listing{}
+	for _, path := range m.paths {
+		if m.listings[path] == nil {
+			m.listings[path] = &listing{}
 		}
-		dir := l.listings[path]
-		if l.contents[path] != nil {
+		dir := m.listings[path]
+		if m.contents[path] != nil {
 			*dir = listing{files: []string{path}}
 		} else {
 			dir.list(path)
 		}
 		if dir.err != nil {
-			l.problems = append(l.problems, problem{object: path, err: dir.err})
+			m.problems = append(m.problems, problem{object: path, err: dir.err})
 		} else if len(dir.files) == 0 {
-			l.decoder.noteOnce(path, fmt.Sprintf("%s: no file in it ends in .yaml, .yml or .json; folders in it are not read", path))
+			m.decoder.noteOnce(path, fmt.Sprintf("%s: no file in it ends in .yaml, .yml or .json; folders in it are not read", path))
 		}
 		for _, name := range dir.files {
 			if seen[name] != nil {
 				continue
 			}
-			f := l.files[name]
+			f := m.files[name]
 			if f == nil {
 				f = &file{path: name}
 			}
-			if content := l.contents[path]; content != nil {
-				f.parse(&l.decoder, files.Text(content))
+			if content := m.contents[path]; content != nil {
+				f.parse(&m.decoder, files.Text(content))
 			} else if dir.err == nil {
-				f.refresh(&l.decoder, now)
+				f.refresh(&m.decoder, now)
 			}
 			seen[name] = f
 			order = append(order, f)
 		}
 	}
-	l.files = seen
+	m.files = seen
 	return order
 }
 
 // merge returns the combined content of the files: the first object of each name, and
 // Endpoints only for Services without slices.
-func (l *manifestStore) merge(all []*file) map[key]any {
+func (m *manifestStore) merge(all []*file) map[key]any {
 	type first struct {
 		object
 		path string
 	}
-	seen := make(map[key]first, len(l.delivered))
+	seen := make(map[key]first, len(m.delivered))
 	sliced := map[types.NamespacedName]bool{}
 	for _, f := range all {
-		l.problems = append(l.problems, f.problems...)
+		m.problems = append(m.problems, f.problems...)
 		var twice []problem
 		for _, o := range f.objects {
 			if have, dup := seen[o.key]; dup {
@@ -215,7 +221,7 @@ func (l *manifestStore) merge(all []*file) map[key]any {
 				sliced[types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}] = true
 			}
 		}
-		l.problems = append(l.problems, firstProblems(f.path, twice)...)
+		m.problems = append(m.problems, firstProblems(f.path, twice)...)
 	}
 	wanted := make(map[key]any, len(seen))
 	for k, o := range seen {
@@ -225,7 +231,7 @@ func (l *manifestStore) merge(all []*file) map[key]any {
 				addSlices(wanted, v)
 			}
 		case *corev1.Node:
-			if normalizeNode(v.Name) == l.node {
+			if normalizeNode(v.Name) == m.node {
 				wanted[k] = v
 			}
 		default:
@@ -253,16 +259,16 @@ func addSlices(to map[key]any, e *endpoints) {
 
 // deliver passes the difference to the sink. New objects come before deletions, so that
 // endpoints which move between slices are never missing.
-func (l *manifestStore) deliver(sink Sink, wanted map[key]any) {
+func (m *manifestStore) deliver(sink Sink, wanted map[key]any) {
 	var fresh, deleted []key // sorting everything would take longer than comparing it
 	for k, v := range wanted {
-		if old, ok := l.delivered[k]; ok && (old == v || reflect.DeepEqual(old, v)) {
+		if old, ok := m.delivered[k]; ok && (old == v || reflect.DeepEqual(old, v)) {
 			wanted[k] = old
 			continue
 		}
 		fresh = append(fresh, k)
 	}
-	for k := range l.delivered {
+	for k := range m.delivered {
 		if _, ok := wanted[k]; !ok {
 			deleted = append(deleted, k)
 		}
@@ -275,7 +281,7 @@ func (l *manifestStore) deliver(sink Sink, wanted map[key]any) {
 	for _, k := range deleted {
 		sinkDelete(sink, k)
 	}
-	l.delivered = wanted
+	m.delivered = wanted
 }
 
 func sinkSet(sink Sink, v any) {
@@ -305,11 +311,193 @@ func sinkDelete(sink Sink, k key) {
 }
 
 // recheckAfter returns the time until the next check without a notification.
-func (l *manifestStore) recheckAfter() time.Duration {
-	for _, f := range l.files {
+func (m *manifestStore) recheckAfter() time.Duration {
+	for _, f := range m.files {
 		if !f.emptySince.IsZero() {
 			return emptyGrace / 4
 		}
 	}
 	return time.Duration(1<<63 - 1)
+}
+
+// typeError describes which field has a value of the wrong type. It decodes again with
+// the standard library, because only that reports the whole path.
+func typeError(text []byte, like any, err error) error {
+	into := reflect.New(reflect.TypeOf(like).Elem()).Interface()
+	var wrong *json.UnmarshalTypeError
+	if !errors.As(json.Unmarshal(text, into), &wrong) {
+		return err
+	}
+	if wrong.Field == "" {
+		return fmt.Errorf("want an object, found %s", article(wrong.Value))
+	}
+	return fmt.Errorf("%s: want %s, found %s", wrong.Field, expected(wrong.Type), article(wrong.Value))
+}
+
+func article(value string) string {
+	if strings.HasPrefix(value, "number ") {
+		return value
+	}
+	switch value {
+	case "array":
+		return "a list"
+	case "bool":
+		return "true or false"
+	case "object":
+		return "an object"
+	}
+	return "a " + value
+}
+
+func expected(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map, reflect.Pointer:
+		return "an object"
+	}
+	return "a number that fits " + t.Kind().String()
+}
+
+// explainAll explains strict decoding errors, as many as out has room for.
+func (i item) explainAll(value any, strict []error, out *decoded) []error {
+	if len(strict) == 0 {
+		return nil
+	}
+	room := max(maxProblems-len(out.rejected), 1)
+	var more error
+	if len(strict) > room {
+		more = fmt.Errorf("and %d more", len(strict)-room)
+		strict = strict[:room]
+	}
+	lines := map[string]int{}
+	for _, err := range strict {
+		if _, last, ok := fieldOf(err); ok {
+			lines[last] = 0
+		}
+	}
+	if len(out.rejected) < maxProblems {
+		i.doc.findLines(lines)
+	}
+	var errs []error
+	for _, err := range strict {
+		errs = append(errs, i.explain(value, err, lines))
+	}
+	if more != nil {
+		errs = append(errs, more)
+	}
+	return errs
+}
+
+// fieldOf returns the field that a strict decoding error is about.
+func fieldOf(err error) (parent, last string, ok bool) {
+	var field kjson.FieldError
+	if !errors.As(err, &field) {
+		return "", "", false
+	}
+	path := field.FieldPath()
+	if n := strings.LastIndexByte(path, '.'); n >= 0 {
+		return path[:n], path[n+1:], true
+	}
+	return "", path, true
+}
+
+// explain adds the line, if it is unambiguous, and a suggestion for the field name to a
+// strict decoding error.
+func (i item) explain(value any, err error, lines map[string]int) error {
+	parent, last, ok := fieldOf(err)
+	if !ok {
+		return err
+	}
+	if strings.Contains(err.Error(), "unknown field") {
+		if near := suggest.Closest(last, fieldsAt(reflect.TypeOf(value), parent)); near != "" {
+			err = fmt.Errorf("%w; did you mean %s?", err, near)
+		}
+	}
+	if line := lines[last]; line > 0 {
+		err = fmt.Errorf("line %d: %w", line, err)
+	}
+	return err
+}
+
+// findLines sets for each key in lines the number of its line, or 0 unless exactly one
+// line has the key.
+func (d document) findLines(lines map[string]int) {
+	seen := make(map[string]bool, len(lines))
+	line := d.line - 1
+	for row := range bytes.Lines(d.text) {
+		line++
+		row = bytes.TrimPrefix(bytes.TrimLeft(row, " \t-{"), []byte(`"`))
+		n := bytes.IndexAny(row, "\": \t")
+		if n < 0 || !bytes.HasPrefix(bytes.TrimLeft(row[n:], "\" \t"), []byte(":")) {
+			continue
+		}
+		name := string(row[:n])
+		if _, wanted := lines[name]; !wanted {
+			continue
+		}
+		if lines[name] = line; seen[name] {
+			lines[name] = 0
+		}
+		seen[name] = true
+	}
+}
+
+// fieldsAt lists the JSON names of the fields in a type under path, such as
+// "spec.ports[0]".
+func fieldsAt(t reflect.Type, path string) []string {
+	for _, step := range strings.Split(path, ".") {
+		name, _, _ := strings.Cut(step, "[")
+		next, ok := fieldNames(t)[name]
+		if name != "" && !ok {
+			return nil
+		}
+		if name != "" {
+			t = next
+		}
+	}
+	return slices.Sorted(maps.Keys(fieldNames(t)))
+}
+
+// fieldNames returns a struct's fields by JSON name, including those of inlined structs.
+func fieldNames(t reflect.Type) map[string]reflect.Type {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Map {
+		t = t.Elem()
+	}
+	fields := map[string]reflect.Type{}
+	if t.Kind() != reflect.Struct {
+		return fields
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case name != "" && name != "-":
+			fields[name] = f.Type
+		case f.Anonymous && name == "":
+			for n, sub := range fieldNames(f.Type) {
+				fields[n] = sub
+			}
+		}
+	}
+	return fields
+}
+
+// joinLine joins errors on one line.
+func joinLine(errs []error) error {
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	texts := make([]string, len(errs))
+	for i, err := range errs {
+		texts[i] = err.Error()
+	}
+	return errors.New(strings.Join(texts, "; "))
 }

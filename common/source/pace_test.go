@@ -26,9 +26,9 @@ type returningTransport struct {
 	requests atomic.Int32
 }
 
-func (s *returningTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	s.requests.Add(1)
-	if !s.back.Load() {
+func (t *returningTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	t.requests.Add(1)
+	if !t.back.Load() {
 		return nil, syscall.ECONNREFUSED
 	}
 	const event = `{"type":"BOOKMARK","object":{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}`

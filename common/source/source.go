@@ -8,11 +8,24 @@ package source
 
 import (
 	"context"
+	"fmt"
+	"reflect"
+	"regexp"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"kubeproxy/common/files"
+	"kubeproxy/common/retryafter"
 )
 
 // Sink receives the objects of a cluster. A Source calls it from one goroutine at a time.
@@ -55,4 +68,278 @@ type Fault struct {
 // error it cannot recover from.
 type Source interface {
 	Run(ctx context.Context, sink Sink) error
+}
+
+// feed delivers one kind of objects. It is the store that a reflector fills. It holds
+// names only, to detect what a new list lacks.
+type feed struct {
+	kind      string
+	prototype runtime.Object
+	of        func(*clients) *rest.RESTClient // its client
+	from      requests
+	set       func(any)
+	remove    func(types.NamespacedName)
+	contact   func(string)
+	pace      *pacer
+	history   *history
+
+	optional bool // the API server may lack the kind
+
+	known    map[types.NamespacedName]bool
+	complete bool          // known was complete at least once
+	listed   chan struct{} // closed when nothing needs to wait for it any longer
+	once     sync.Once     // to close it
+}
+
+var (
+	_ cache.ReflectorStore         = (*feed)(nil)
+	_ cache.TransformingStore      = (*feed)(nil)
+	_ cache.ReflectorBookmarkStore = (*feed)(nil)
+)
+
+// Transformer implements cache.TransformingStore. The library collects all existing
+// objects before it calls Replace. The transformer delivers each one at once and lets the
+// library collect only its name, so the objects are never all in memory. With 10,000
+// Services of ten endpoints the program's resident set peaks at 81 MB instead of 195 MB,
+// which is 0.8 kB per endpoint including the program itself. BenchmarkMemory in
+// test/apisource measures it.
+func (f *feed) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) {
+		n, err := nameOf(o)
+		if err != nil {
+			return nil, err
+		}
+		f.known[n] = true // it may be deleted before Replace is called
+		f.set(o)
+		return n, nil
+	}
+}
+
+// check returns an error if list is not one of the feed's kind. A proxy between this
+// process and the API server may answer with another one, and the library accepts it. It
+// would even accept an empty one, which would delete everything.
+func (f *feed) check(list runtime.Object) error {
+	items, err := meta.GetItemsPtr(list)
+	if err != nil || reflect.TypeOf(items).Elem().Elem() != reflect.TypeOf(f.prototype).Elem() {
+		return fmt.Errorf("the answer is a %T, not a list of %s: want the address of an API server", list, f.kind)
+	}
+	return nil
+}
+
+// Add implements cache.ReflectorStore.
+func (f *feed) Add(o any) error {
+	n, err := nameOf(o)
+	if err != nil {
+		return err
+	}
+	f.reportContact()
+	f.known[n] = true
+	f.set(o)
+	return nil
+}
+
+// Update implements cache.ReflectorStore.
+func (f *feed) Update(o any) error { return f.Add(o) }
+
+// Delete implements cache.ReflectorStore.
+func (f *feed) Delete(o any) error {
+	n, err := nameOf(o)
+	if err != nil {
+		return err
+	}
+	f.reportContact()
+	delete(f.known, n)
+	f.remove(n)
+	return nil
+}
+
+// Replace implements cache.ReflectorStore. It delivers new objects before it deletes old
+// ones, so that endpoints which move between slices are never missing.
+func (f *feed) Replace(list []any, _ string) error {
+	now := make(map[types.NamespacedName]bool, len(list))
+	for _, o := range list {
+		if n, ok := o.(types.NamespacedName); ok { // delivered by the transformer
+			now[n] = true
+			continue
+		}
+		n, err := nameOf(o)
+		if err != nil {
+			return err
+		}
+		now[n] = true
+		f.set(o)
+	}
+	for n := range f.known {
+		if !now[n] {
+			f.remove(n)
+		}
+	}
+	f.known, f.complete = now, true
+	f.reportContact()
+	f.markListed()
+	return nil
+}
+
+// Resync implements cache.ReflectorStore. It does nothing, because consumers of the
+// snapshot do their own resyncs.
+func (f *feed) Resync() error { return nil }
+
+// Bookmark implements cache.ReflectorBookmarkStore. A bookmark shows that the watch is
+// alive.
+func (f *feed) Bookmark(string) error {
+	f.reportContact()
+	return nil
+}
+
+// markListed ends the wait for f.
+func (f *feed) markListed() { f.once.Do(func() { close(f.listed) }) }
+
+// reportContact reports a sign of life. Events before the first complete list are none.
+func (f *feed) reportContact() {
+	if f.complete {
+		f.alive()
+	}
+}
+
+// alive reports a sign of life. Any goroutine may call it.
+func (f *feed) alive() {
+	f.pace.read(f.kind)
+	if f.contact != nil {
+		f.contact(f.kind)
+	}
+}
+
+// contactReporter returns a function that reports that f's watch was granted at its
+// present state. Any goroutine may call the function.
+func (f *feed) contactReporter() func() {
+	if !f.complete {
+		return func() {}
+	}
+	return f.alive
+}
+
+func nameOf(o any) (types.NamespacedName, error) {
+	m, err := meta.Accessor(o)
+	if err != nil {
+		return types.NamespacedName{}, fmt.Errorf("read the name of a %T: %w", o, err)
+	}
+	return types.NamespacedName{Namespace: m.GetNamespace(), Name: m.GetName()}, nil
+}
+
+// faults are the faults that were reported and still exist, in their order.
+type faults struct {
+	objects []string
+	errs    map[string]error // by object
+}
+
+// report reports the difference between problems and old, and returns the new faults.
+// Problems of one object make one fault. to may be nil.
+func (f faults) report(problems []problem, to func(Fault)) faults {
+	byObject := map[string][]error{}
+	var now faults
+	for _, p := range problems {
+		if byObject[p.object] == nil {
+			now.objects = append(now.objects, p.object)
+		}
+		byObject[p.object] = append(byObject[p.object], p.err)
+	}
+	now.errs = make(map[string]error, len(byObject))
+	for object, errs := range byObject {
+		now.errs[object] = joinLine(errs)
+	}
+	if to == nil {
+		return now
+	}
+	for _, object := range f.objects {
+		if now.errs[object] == nil {
+			to(Fault{Object: object})
+		}
+	}
+	for _, object := range now.objects {
+		err, before := now.errs[object], f.errs[object]
+		if before == nil || before.Error() != err.Error() {
+			to(Fault{object, err})
+		}
+	}
+	return now
+}
+
+// ReadNode requests the Node once, for settings that are needed before Run. It returns
+// nil if there is none of that name. It needs no permissions beyond those of Run.
+func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
+	client, err := newClient(a.Config, corev1.SchemeGroupVersion, "/api", a.limits())
+	if err != nil {
+		return nil, err
+	}
+	var found corev1.NodeList
+	o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", a.NodeName).String()}
+	ctx = retryafter.NewContext(ctx)
+	err = client.Get().Resource(kindNodes).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(&found)
+	a.pace.bar(kindNodes, retryafter.Asked(ctx, err))
+	if err != nil {
+		return nil, fmt.Errorf("read the Node %s at the API server: %w", a.NodeName, err)
+	}
+	if len(found.Items) == 0 {
+		return nil, nil
+	}
+	return &found.Items[0], nil
+}
+
+// ReadNode reads the files once for the Node, for settings that are needed before Run. It
+// returns nil if there is none of that name. Run reports problems with the files.
+func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
+	mentions := regexp.MustCompile(`\bNode\b`) // few files do, and parsing the others takes time
+	d := decoder{noted: map[string]bool{}}
+	for _, path := range m.Paths {
+		var dir listing
+		dir.list(path)
+		for _, name := range dir.files {
+			content, _, err := files.Read(name, maxFile)
+			content = files.Text(content)
+			if err != nil || !mentions.Match(content) {
+				continue
+			}
+			if n := m.ownNode(d.decode(content).objects); n != nil {
+				return n, nil
+			}
+		}
+	}
+	return nil, nil
+}
+
+// ownNode returns the own Node, or nil if it is not in all.
+func (m *Manifests) ownNode(all []object) *corev1.Node {
+	for _, o := range all {
+		if n, is := o.value.(*corev1.Node); is && normalizeNode(n.Name) == normalizeNode(m.NodeName) {
+			return n
+		}
+	}
+	return nil
+}
+
+// Lookup reads single objects of an API server, for commands that a user runs.
+type Lookup struct{ Config *rest.Config }
+
+// Slices returns the EndpointSlices of a namespace.
+func (l Lookup) Slices(ctx context.Context, namespace string) ([]discoveryv1.EndpointSlice, error) {
+	a := &APIServer{Config: l.Config}
+	c, err := newClient(a.Config, discoveryv1.SchemeGroupVersion, "/apis", a.limits())
+	if err != nil {
+		return nil, err
+	}
+	var list discoveryv1.EndpointSliceList
+	err = c.Get().Namespace(namespace).Resource(kindSlices).MaxRetries(0).Do(ctx).Into(&list)
+	return list.Items, err
+}
+
+// Pod returns a pod. It needs the right to get pods, which service proxies do not have.
+func (l Lookup) Pod(ctx context.Context, id types.NamespacedName) (*corev1.Pod, error) {
+	a := &APIServer{Config: l.Config}
+	c, err := newClient(a.Config, corev1.SchemeGroupVersion, "/api", a.limits())
+	if err != nil {
+		return nil, err
+	}
+	pod := &corev1.Pod{}
+	err = c.Get().Namespace(id.Namespace).Resource("pods").Name(id.Name).MaxRetries(0).Do(ctx).Into(pod)
+	return pod, err
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,10 +19,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"kubeproxy/common/retryafter"
 )
@@ -257,46 +260,46 @@ type timeoutWatch struct {
 }
 
 // Stop implements apiwatch.Interface.
-func (h *timeoutWatch) Stop() {
-	h.stop()
-	h.in.Stop()
+func (t *timeoutWatch) Stop() {
+	t.stop()
+	t.in.Stop()
 }
 
 // ResultChan implements apiwatch.Interface.
-func (h *timeoutWatch) ResultChan() <-chan apiwatch.Event { return h.out }
+func (t *timeoutWatch) ResultChan() <-chan apiwatch.Event { return t.out }
 
 // forward passes on events until the watch ends. It returns ErrNoAnswer after too long a
 // silence. It returns ErrCutOff if the watch ended before it counted as granted: a proxy
 // on the way may cut it off, perhaps every time.
-func (h *timeoutWatch) forward(silence time.Duration) error {
-	defer h.in.Stop()
+func (t *timeoutWatch) forward(silence time.Duration) error {
+	defer t.in.Stop()
 	alarm, good := time.NewTimer(silence), time.NewTimer(minWatchTime)
 	defer alarm.Stop()
 	defer good.Stop()
 	relied := false
 	for {
 		select {
-		case e, ok := <-h.in.ResultChan():
+		case e, ok := <-t.in.ResultChan():
 			if !ok && !relied {
 				return ErrCutOff
 			}
 			if !ok {
 				return nil
 			}
-			h.seen(e)
+			t.seen(e)
 			select {
-			case h.out <- e:
-			case <-h.stopped:
+			case t.out <- e:
+			case <-t.stopped:
 				return nil
 			}
-			relied = relied || isComplete(e, h.granted == nil)
+			relied = relied || isComplete(e, t.granted == nil)
 			alarm.Reset(silence) // only now, because the receiver may have taken long
 		case <-good.C:
-			if h.granted != nil {
-				h.granted()
+			if t.granted != nil {
+				t.granted()
 				relied = true
 			}
-		case <-h.stopped:
+		case <-t.stopped:
 			return nil
 		case <-alarm.C:
 			return ErrNoAnswer
@@ -315,4 +318,118 @@ func isComplete(e apiwatch.Event, first bool) bool {
 	}
 	m, err := meta.Accessor(e.Object)
 	return e.Type == apiwatch.Bookmark && err == nil && m.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
+}
+
+// history remembers the newest resource version of each kind, to notice that the API
+// server went back in time: etcd was restored from a backup. What happened since the
+// backup is void then, for all kinds, and a watch from a version that is not reached again
+// yet is granted and says nothing: kubernetes/kubernetes#107457. So all kinds are listed
+// again. Versions of different kinds are not compared, because each kind may have an etcd
+// of its own.
+type history struct {
+	restored func(kind, before, now string) // may be nil
+
+	mu     sync.Mutex
+	newest map[string]string // by kind
+	turns  map[string]turn   // the present ones, by kind
+}
+
+// turn is one turn of a watcher. A kind is listed without a version at the start of each.
+type turn struct {
+	ctx context.Context
+	end context.CancelCauseFunc
+}
+
+// These end turns: the API server went back in time, or there is another one.
+var (
+	errRestored = errors.New("the resource version went backwards")
+	errReplaced = errors.New("another connection is in use")
+)
+
+func newHistory(restored func(kind, before, now string)) *history {
+	return &history{restored: restored, newest: map[string]string{}, turns: map[string]turn{}}
+}
+
+// begin returns a new turn of a kind.
+func (h *history) begin(ctx context.Context, kind string) turn {
+	ctx, end := context.WithCancelCause(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.turns[kind] = turn{ctx, end}
+	return h.turns[kind]
+}
+
+// forget ends the turns of all kinds: versions of another connection have no order with these.
+func (h *history) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.newest)
+	for _, t := range h.turns {
+		t.end(errReplaced)
+	}
+}
+
+// sight is where a version was seen.
+type sight uint8
+
+const (
+	inOrder sight = iota // an event, a bookmark, or an answer that may be no older than the version before
+	anew                 // an answer to a list without a version
+	probed               // an answer of which nothing is delivered
+)
+
+// see compares a version with the newest one. If it is older, see ends the turns of all
+// kinds, except for one that was listed anew: that one is up to date.
+func (h *history) see(kind, version string, how sight) {
+	if before, is := h.backwards(kind, version, how); is && h.restored != nil {
+		h.restored(kind, before, version)
+	}
+}
+
+func (h *history) backwards(kind, version string, how sight) (before string, is bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.turns[kind].ctx.Err() != nil { // the rest of a turn that is over
+		return "", false
+	}
+	before = h.newest[kind]
+	order, err := resourceversion.CompareResourceVersion(version, before)
+	if before != "" && err != nil { // they have no order
+		return "", false
+	}
+	if is = before != "" && order < 0; is {
+		clear(h.newest)
+		for k, t := range h.turns {
+			if k != kind || how != anew {
+				t.end(errRestored)
+			}
+		}
+	}
+	if how == anew || how == inOrder && !is {
+		h.newest[kind] = version
+	}
+	return before, is
+}
+
+// stoppableClock is a clock for one turn of a watcher. The library pauses after some
+// failures without checking its context, and would delay a stop by that: client-go
+// tools/cache/reflector.go.
+type stoppableClock struct {
+	clock.RealClock
+	ended <-chan struct{}
+}
+
+// After implements clock.Clock, but also fires at the end of the turn.
+func (c stoppableClock) After(d time.Duration) <-chan time.Time {
+	over := make(chan time.Time, 1)
+	t := time.NewTimer(d)
+	go func() {
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-c.ended:
+		}
+		over <- time.Now()
+	}()
+	return over
 }

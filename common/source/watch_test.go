@@ -202,34 +202,34 @@ func TestSilentWatch(t *testing.T) {
 }
 
 // forceBookmark and forceEvent send to watches from any version.
-func (s *fakeAPI) forceBookmark(kind string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for w := range s.watches {
+func (f *fakeAPI) forceBookmark(kind string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for w := range f.watches {
 		if w.kind == kind {
-			w.events <- s.bookmark(kind, nil)
+			w.events <- f.bookmark(kind, nil)
 		}
 	}
 }
 
-func (s *fakeAPI) forceEvent(kind string) {
-	s.mu.Lock()
-	for w := range s.watches {
-		w.from = min(w.from, s.revision)
+func (f *fakeAPI) forceEvent(kind string) {
+	f.mu.Lock()
+	for w := range f.watches {
+		w.from = min(w.from, f.revision)
 		if w.kind != kind {
 			w.from = 1 << 30 // this kind is silent
 		}
 	}
-	s.mu.Unlock()
-	s.set(kind, "new", nil)
+	f.mu.Unlock()
+	f.set(kind, "new", nil)
 }
 
 // growLater raises the revision after some seconds.
-func (s *fakeAPI) growLater(by int) {
+func (f *fakeAPI) growLater(by int) {
 	time.AfterFunc(8*time.Second, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.revision += by
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.revision += by
 	})
 }
 

@@ -1,6 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package doctor has checks of a Linux node for common/doctor.
+//
+// The files of the node and what the kernel lists go in, checks come out. All decisions
+// are made on values that were read, so they are built and tested on any system. Files
+// ending in _linux.go only read.
 package doctor
 
 import (
@@ -8,6 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os/exec"
+	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -251,4 +259,169 @@ func statistics(text string) (map[string]uint64, error) {
 		}
 	}
 	return sum, nil
+}
+
+// Mode is a mode to check for.
+type Mode struct {
+	Name string
+	// Primary is the family without which the mode does not start.
+	Primary service.Family
+	// Optional is whether the proxy works without the mode.
+	Optional bool
+	// Probe says in one sentence what the node lacks for a family. It changes nothing.
+	Probe func(service.Family) error
+}
+
+// modeCheck returns the Check whether the node has what the mode needs.
+func (n *Node) modeCheck(m Mode) doctor.Check {
+	return doctor.Check{Name: "mode " + m.Name, Look: func(context.Context) (doctor.Seen, error) {
+		families, err := n.families()
+		if err != nil {
+			return doctor.Seen{}, err
+		}
+		families = slices.DeleteFunc(families, func(f service.Family) bool { return f == m.Primary })
+		families = slices.Insert(families, 0, m.Primary)
+		seen := doctor.Seen{Note: "kernel and commands for " + familyNames(families)}
+		for _, f := range families {
+			err := m.Probe(f)
+			if errors.Is(err, fs.ErrPermission) {
+				return seen, fmt.Errorf("%w; run this as root, or with the rights of the proxy", err)
+			}
+			if err != nil {
+				seen.Findings = append(seen.Findings, m.finding(f, err))
+			}
+			if err != nil && f == m.Primary {
+				break // no other family works without it
+			}
+		}
+		return seen, nil
+	}}
+}
+
+func (m Mode) finding(f service.Family, err error) doctor.Finding {
+	found := doctor.Finding{Topic: doctor.ModeUnavailable, Subject: f.String(), Mode: m.Name, What: err.Error(), Severity: doctor.Risk,
+		Advice: "the mode goes on without the family"}
+	if f == m.Primary {
+		found.Severity, found.Advice = doctor.Blocks, "or set another --proxy-mode; kube-proxy doctor --all-modes shows which works"
+	}
+	if m.Optional {
+		found.Severity, found.Advice = doctor.Risk, "nothing to do as long as the node uses another mode"
+	}
+	if all := modules(err.Error()); len(all) > 0 {
+		found.Fix = "modprobe -a " + strings.Join(all, " ")
+	} else if errors.Is(err, exec.ErrNotFound) {
+		found.Advice = "install iptables, in a container take the image kubeproxy-iptables, which has both variants; " + found.Advice
+	}
+	return found
+}
+
+var (
+	moduleNames = regexp.MustCompile(`\((?:kernel )?module ([^)]*)\)`)
+	moduleName  = regexp.MustCompile(`^[a-z0-9]+(_[A-Za-z0-9]+)+$|^dummy$`)
+)
+
+// modules returns the kernel modules that a text names in parentheses.
+func modules(text string) []string {
+	var all []string
+	for _, m := range moduleNames.FindAllStringSubmatch(text, -1) {
+		for word := range strings.FieldsSeq(m[1]) {
+			if word == "or" { // the modules of the two families
+				break
+			}
+			if moduleName.MatchString(word) && !slices.Contains(all, word) {
+				all = append(all, word)
+			}
+		}
+	}
+	return all
+}
+
+// Variants is what is known of the two variants of iptables.
+type Variants struct {
+	Used    string   // the variant that the proxy takes
+	Kubelet []string // the variants in which kubelet made chains
+}
+
+// variants checks that the proxy uses the variant of iptables that kubelet uses.
+func (n *Node) variants(context.Context) (doctor.Seen, error) {
+	if n.only("nftables") {
+		return doctor.NothingToSee("mode nftables needs none"), nil
+	}
+	v, err := n.IPTables()
+	if err != nil {
+		return doctor.NothingToSee("%v", err), nil // the probe of the mode says what is missing
+	}
+	return variantsSeen(v), nil
+}
+
+func variantsSeen(v Variants) doctor.Seen {
+	seen := doctor.Seen{Note: "iptables-" + v.Used}
+	f := doctor.Finding{Topic: doctor.IPTablesVariants}
+	switch {
+	case len(v.Kubelet) > 1:
+		f.What = fmt.Sprintf("kubelet made chains with both variants of iptables, and the proxy takes iptables-%s", v.Used)
+		f.Advice = "kubelet makes them anew at its start, with the variant of the host: delete table mangle of the other one, or restart the node"
+	case len(v.Kubelet) == 1 && v.Kubelet[0] != v.Used:
+		f.What = fmt.Sprintf("kubelet uses iptables-%s, and there are only commands of iptables-%s for the proxy", v.Kubelet[0], v.Used)
+		f.Fix = "update-alternatives --set iptables /usr/sbin/iptables-" + v.Kubelet[0]
+		f.Advice = "in a container, take an image with both variants"
+	default:
+		return seen
+	}
+	seen.Findings = []doctor.Finding{f}
+	return seen
+}
+
+// lockFile is the lock that the users of iptables-legacy share, see iptables(8).
+const lockFile = "/run/xtables.lock"
+
+// xtablesLock checks that a container has the lock of the host.
+func (n *Node) xtablesLock(context.Context) (doctor.Seen, error) {
+	if n.only("nftables") {
+		return doctor.NothingToSee("mode nftables needs none"), nil
+	}
+	if v, err := n.IPTables(); err == nil && v.Used == "nft" {
+		return doctor.NothingToSee("iptables-nft needs none"), nil
+	}
+	mounts, err := n.read("proc/self/mountinfo")
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	return lockSeen(mounts), nil
+}
+
+// lockSeen decides from the mounts of the process, see proc_pid_mountinfo(5). A
+// container has an overlay as its root.
+func lockSeen(mounts string) doctor.Seen {
+	container, covering, kind := false, "", ""
+	for line := range strings.Lines(mounts) {
+		const point = 4
+		before, after, ok := strings.Cut(line, " - ")
+		fields, types := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) <= point || len(types) == 0 {
+			continue
+		}
+		at := fields[point]
+		if at == "/" && strings.Contains(types[0], "overlay") {
+			container = true
+		}
+		if covers(at, lockFile) && len(at) >= len(covering) {
+			covering, kind = at, types[0]
+		}
+	}
+	switch {
+	case !container:
+		return doctor.Seen{Note: "this is no container"}
+	case covering == lockFile, covering != "/" && kind != "tmpfs":
+		return doctor.Seen{Note: "mounted from the host, as it seems"}
+	}
+	return doctor.Seen{Findings: []doctor.Finding{{
+		Topic: doctor.XtablesLock, What: lockFile + " belongs to this container, not to the host, so it does not exclude programs outside of the container",
+		Advice: "mount the file of the host with hostPath " + lockFile + ", type FileOrCreate, as build/deploy/linux does",
+	}}}
+}
+
+// covers returns whether a mount point holds a file.
+func covers(at, file string) bool {
+	return at == "/" || at == file || strings.HasPrefix(file, path.Clean(at)+"/")
 }

@@ -4,15 +4,19 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"path"
 	"slices"
+	"strings"
 
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -135,3 +139,284 @@ func (d dryFiles) WriteFile(name string, _ []byte) error {
 
 // Writable implements sysctl.Files.
 func (d dryFiles) Writable(name string) bool { return d.n.Writable(name) }
+
+// Server is a server of the proxy.
+type Server struct {
+	Name string         // "health" or "metrics"
+	Flag string         // that sets its address
+	Addr netip.AddrPort // where it is to listen
+}
+
+// sockets returns the socket tables of this thread's network namespace, see proc(5).
+func (n *Node) sockets() (fs.FS, error) { return fs.Sub(n.Files, "proc/thread-self/net") }
+
+// hiddenListeners checks for programs whose port is the NodePort of a Service.
+func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
+	want, err := n.Services(ctx)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	if want == nil {
+		return doctor.NothingToSee("no Services are known"), nil
+	}
+	net, err := n.sockets()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	found, err := proc.Listeners(net)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	seen := doctor.Seen{Note: fmt.Sprintf("listeners: %d", len(found))}
+	for _, h := range proc.HiddenBy(want, found) {
+		name := h.Port.Name
+		who, fix := n.holder(h.Listener)
+		seen.Findings = append(seen.Findings, doctor.Finding{
+			Topic: doctor.NodePortHidden, Subject: fmt.Sprintf("%d/%s", h.NodePort, name.Protocol),
+			What:   fmt.Sprintf("the NodePort %d/%s of Service %s/%s hides %s, which listens on %s", h.NodePort, name.Protocol, name.Namespace, name.Name, who, h.Listener.Addr),
+			Fix:    fix,
+			Advice: "or let the program listen on another port, or give the Service another NodePort",
+		})
+	}
+	return seen, nil
+}
+
+// holder names the process of a listener, and the command that ends it, or that finds it.
+func (n *Node) holder(l proc.Listener) (who, fix string) {
+	p, known := proc.BySocketInode(n.Proc, l.Inode)
+	if known {
+		return p.String(), fmt.Sprintf("kill %d", p.PID)
+	}
+	option := "t"
+	if l.Protocol == service.UDP {
+		option = "u"
+	}
+	return "a program", fmt.Sprintf("ss -ln%sp 'sport = :%d'", option, l.Addr.Port())
+}
+
+// takenPorts checks that the servers of the proxy can listen. It ignores other service
+// proxies, because otherProxies reports them.
+func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
+	if n.Answered {
+		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil
+	}
+	own, _ := n.Holder(ctx)
+	net, err := n.sockets()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	found, err := proc.Listeners(net)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var names []string
+	var seen doctor.Seen
+	for _, s := range n.Servers {
+		names = append(names, fmt.Sprintf("%s %s", s.Name, s.Addr))
+		for _, l := range found {
+			if l.Protocol != service.TCP || !l.ConflictsWith(s.Addr) || n.isProxy(l, own.PID) {
+				continue
+			}
+			who, fix := n.holder(l)
+			seen.Findings = append(seen.Findings, doctor.Finding{
+				Topic: doctor.PortTaken, Subject: s.Addr.String(), What: fmt.Sprintf("the %s server of the proxy cannot listen on %s: %s listens on %s", s.Name, s.Addr, who, l.Addr),
+				Fix: fix, Advice: "or give the server of the proxy another address with --" + s.Flag,
+			})
+			break
+		}
+	}
+	seen.Note = strings.Join(names, ", ")
+	return seen, nil
+}
+
+// isProxy returns whether a service proxy has the listener: the process own, or another.
+func (n *Node) isProxy(l proc.Listener, own int) bool {
+	p, known := proc.BySocketInode(n.Proc, l.Inode)
+	return known && (p.PID == own || isProxyCommand(p.Command))
+}
+
+// proxyName is the name of the program of Kubernetes, and of this one.
+const proxyName = "kube-proxy"
+
+func isProxyCommand(command string) bool {
+	program, _, _ := strings.Cut(command, " ")
+	return path.Base(program) == proxyName
+}
+
+// otherProxies checks that at most one service proxy runs.
+func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
+	var holder *lease.Identity
+	if who, ok := n.Holder(ctx); ok {
+		holder = &who
+	}
+	running := n.running()
+	if holder == nil && n.Answered && len(running) == 1 {
+		return doctor.Seen{Note: fmt.Sprintf("one runs, process %d", running[0].PID)}, nil
+	}
+	return proxySeen(running, holder, n.ProxyName), nil
+}
+
+// running lists the processes of service proxies, except this one.
+func (n *Node) running() []proc.Process {
+	return slices.DeleteFunc(proc.ByName(n.Proc, proxyName), isAnotherCommand)
+}
+
+// isAnotherCommand returns whether a process of the program runs a command such as
+// status.
+func isAnotherCommand(p proc.Process) bool {
+	words := strings.Fields(p.Command)
+	return len(words) > 1 && !strings.HasPrefix(words[1], "-")
+}
+
+// proxySeen decides what the processes of service proxies mean. holder is the proxy that
+// holds the lease of this node, nil for none.
+func proxySeen(running []proc.Process, holder *lease.Identity, name string) doctor.Seen {
+	var others []proc.Process
+	for _, p := range running {
+		if holder == nil || p.PID != holder.PID {
+			others = append(others, p)
+		}
+	}
+	switch {
+	case holder == nil && len(others) == 0:
+		return doctor.Seen{Note: "none runs"}
+	case len(others) == 0:
+		return doctor.Seen{Note: fmt.Sprintf("one runs, process %d", cmp.Or(holder.PID, holder.OwnPID))}
+	case name != "" || len(others) == 1 && holder == nil && namedProxy(others[0]):
+		return doctor.Seen{Note: "each serves Services of its own"} // distinguished by labels of Services
+	}
+	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: fmt.Sprintf("kill %d", others[0].PID)}
+	what := others[0].String()
+	for _, p := range others[1:] {
+		what += "; " + p.String()
+		f.Fix += fmt.Sprintf(" %d", p.PID)
+	}
+	f.What = "another service proxy runs on this node: " + what
+	if holder != nil {
+		f.What = fmt.Sprintf("%s programs this node, and another service proxy runs: %s", holder, what)
+	}
+	f.Advice = "wait if a rolling update is under way; what starts it must stop, too: kubectl -n kube-system get daemonset lists the DaemonSets, systemctl the units"
+	return doctor.Seen{Findings: []doctor.Finding{f}}
+}
+
+// namedProxy returns whether a proxy serves labelled Services only.
+func namedProxy(p proc.Process) bool { return strings.Contains(p.Command, "--service-proxy-name") }
+
+// Target is a place where a service proxy may have left rules.
+type Target struct {
+	Name string
+	// Upstream is whether only kube-proxy of Kubernetes leaves something there.
+	Upstream bool
+	Find     func(context.Context) (string, error)
+}
+
+// leftovers checks for rules of earlier proxies. While a proxy runs, it removes them
+// itself, and its conditions say what it cannot.
+func (n *Node) leftovers(ctx context.Context) (doctor.Seen, error) {
+	if _, runs := n.Holder(ctx); runs || n.Answered {
+		return doctor.NothingToSee("the running proxy removes them; its conditions say what stays"), nil
+	}
+	if len(n.running()) > 0 {
+		return doctor.NothingToSee("the rules are those of a proxy that runs"), nil
+	}
+	var seen doctor.Seen
+	for _, t := range n.Targets {
+		what, err := t.Find(ctx)
+		if err != nil {
+			return seen, fmt.Errorf("%s: %w", t.Name, err)
+		}
+		if what == "" {
+			continue
+		}
+		f := doctor.Finding{Topic: doctor.Leftovers, Subject: t.Name, What: fmt.Sprintf("%s has what an earlier proxy left: %s", t.Name, what),
+			Fix: n.CleanupCommand, Advice: "it removes the rules of every mode; to lose no connection, start the proxy in place of it, which removes them when its own rules are in force"}
+		if t.Upstream {
+			f.Fix, f.Advice = "", "start the proxy once: it removes them when its own rules are in force"
+		}
+		seen.Findings = append(seen.Findings, f)
+	}
+	seen.Note = fmt.Sprintf("%d places", len(n.Targets))
+	return seen, nil
+}
+
+// mostRoutes bounds how many routes are looked up.
+const mostRoutes = 1000
+
+// serviceRoutes checks that processes of the node have a route to ClusterIPs.
+func (n *Node) serviceRoutes(ctx context.Context) (doctor.Seen, error) {
+	if n.only("ipvs") {
+		return doctor.NothingToSee("the mode makes routes itself"), nil
+	}
+	want, err := n.Services(ctx)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	if want == nil {
+		return doctor.NothingToSee("no Services are known"), nil
+	}
+	looked := 0
+	var seen doctor.Seen
+	for _, f := range service.Families {
+		var lost []netip.Addr
+		var why error
+		for _, a := range clusterIPs(want, f) {
+			looked++
+			if err := n.Route(a); err != nil {
+				lost, why = append(lost, a), cmp.Or(why, err)
+			}
+		}
+		if len(lost) == 0 {
+			continue
+		}
+		seen.Findings = append(seen.Findings, doctor.Finding{
+			Topic: doctor.ServiceRoute, Subject: f.String(),
+			What:   fmt.Sprintf("the node has no route to %d ClusterIPs, the first is %s: %v", len(lost), lost[0], why),
+			Fix:    n.routeCommand(f, serviceRange(want.Node, lost)),
+			Advice: "or give the node a default route",
+		})
+	}
+	seen.Note = fmt.Sprintf("ClusterIPs: %d", looked)
+	return seen, nil
+}
+
+// clusterIPs returns ClusterIPs of a family, sorted.
+func clusterIPs(s *service.Snapshot, f service.Family) []netip.Addr {
+	var all []netip.Addr
+	for p := range s.Ports(f) {
+		for _, x := range p.Frontends {
+			if x.Kind == service.ClusterIP {
+				all = append(all, x.Addr)
+			}
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	all = slices.Compact(all)
+	return all[:min(len(all), mostRoutes)]
+}
+
+// serviceRange returns a range that holds sorted ClusterIPs: the known one, or else the
+// smallest.
+func serviceRange(n *service.Node, all []netip.Addr) netip.Prefix {
+	first, last := all[0], all[len(all)-1]
+	for _, x := range n.ServiceCIDRs {
+		if x.Contains(first) && x.Contains(last) {
+			return x
+		}
+	}
+	p := netip.PrefixFrom(first, first.BitLen())
+	for !p.Contains(last) {
+		p = netip.PrefixFrom(first, p.Bits()-1).Masked()
+	}
+	return p
+}
+
+// routeCommand returns a command that makes a route through an interface of the node. No
+// packet leaves by it, because the rules translate the address.
+func (n *Node) routeCommand(f service.Family, to netip.Prefix) string {
+	links, err := n.Kernel.Links()
+	i := slices.IndexFunc(links, func(l Link) bool { return l.Global[f] && l.Master == "" })
+	if err != nil || i < 0 {
+		return ""
+	}
+	return fmt.Sprintf("ip route replace %s dev %s", to, links[i].Name)
+}

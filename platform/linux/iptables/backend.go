@@ -5,13 +5,17 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Driver is what Backend needs from the system, for one family. All methods except Watch
@@ -209,11 +213,11 @@ func (b *Backend) planChanges(want *service.Snapshot, settingsChanged bool) *pla
 
 // dropRetained removes the keys in has from the retained entries: a Port of the snapshot
 // has them now.
-func (h *installed) dropRetained(has []key) {
-	if len(has) == 0 || len(h.retained) == 0 {
+func (i *installed) dropRetained(has []key) {
+	if len(has) == 0 || len(i.retained) == 0 {
 		return
 	}
-	h.retained = slices.DeleteFunc(slices.Clone(h.retained), func(e entry) bool { return slices.Contains(has, e.key) })
+	i.retained = slices.DeleteFunc(slices.Clone(i.retained), func(e entry) bool { return slices.Contains(has, e.key) })
 }
 
 // stageAll compares all chains of want with the sums in h.
@@ -234,3 +238,169 @@ func (b *Backend) Close() error {
 	b.driver.Close()
 	return nil
 }
+
+// activate clears the flag dormant that others have set on tables. The kernel keeps the
+// chains and rules of a dormant table and evaluates none of them (nft(8)). iptables
+// neither prints nor changes the flag, so no rule of ours could repair this.
+func (p *plan) activate() error {
+	var errs []error
+	for _, table := range p.dormant {
+		if err := p.backend.driver.Activate(table); err != nil {
+			name := nft.FamilyName(p.backend.family) + " " + table
+			errs = append(errs, fmt.Errorf("activate table %s, which is dormant, so none of its rules works: %w: try nft add table %s", name, err, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Ports is a range of ports, both ends included.
+type Ports struct{ First, Last uint16 }
+
+// String returns the range in the form of a match.
+func (p Ports) String() string {
+	if p.First == p.Last {
+		return strconv.Itoa(int(p.First))
+	}
+	return fmt.Sprintf("%d:%d", p.First, p.Last)
+}
+
+// bound reports whether the relay listens at an address that other programs use, too.
+func (l layout) bound() bool { return l.relays() && l.options.RelayPorts[l.family] != Ports{} }
+
+// guard returns the rules for packets to and from the listeners of a relay. They accept
+// translated packets, which belong to Services, before other rules see them. They drop
+// all others: those of clients that guess a port, and late datagrams to clients whose
+// flow is forgotten. At an address of the node, a port may also belong to a connection
+// that the node began; packets of such connections are not new, so they pass.
+func (l layout) guard() chain {
+	drop := "-j DROP"
+	if l.bound() {
+		drop = "-m conntrack --ctstate NEW,UNTRACKED " + drop
+	}
+	return chain{id{filter, relayChain}, []string{"-m conntrack --ctstate DNAT -j ACCEPT", drop}}
+}
+
+// guardJumps lead to guard. At an address of the node, the mark distinguishes packets of
+// listeners from those of other programs.
+func (l layout) guardJumps() []jump {
+	addr, to := hostPrefix(l.options.Relay[l.family]), "-j "+relayChain
+	in, out := id{filter, "INPUT"}, id{filter, "OUTPUT"}
+	if !l.bound() {
+		return []jump{{in, "-d " + addr + " " + to}, {out, "-s " + addr + " " + to}}
+	}
+	return []jump{
+		{in, l.listeners("tcp") + to},
+		{in, l.listeners("udp") + to},
+		{out, "-s " + addr + " -p udp -m udp --sport " + l.options.RelayPorts[l.family].String() + " -m mark --mark " + l.options.marked() + " " + to},
+	}
+}
+
+// listeners matches packets to the ports of a relay at an address of the node.
+func (l layout) listeners(proto string) string {
+	return fmt.Sprintf("-d %s -p %s -m %s --dport %s ", hostPrefix(l.options.Relay[l.family]), proto, proto, l.options.RelayPorts[l.family])
+}
+
+// hidden excludes the listeners of a relay from the rules that accept health checks.
+func (l layout) hidden() string {
+	if l.bound() {
+		return l.listeners("tcp") + "-j RETURN"
+	}
+	return "-d " + hostPrefix(l.options.Relay[l.family]) + " -j RETURN"
+}
+
+// Guard puts only the rules of guard in force. A relay at an address that others reach
+// calls it before it opens listeners.
+func (b *Backend) Guard(ctx context.Context) error {
+	b.installed = nil
+	t, err := b.read(ctx)
+	if err != nil {
+		return err
+	}
+	p := &plan{backend: b, dormant: t.dormant}
+	if err := p.activate(); err != nil {
+		return err
+	}
+	s := &stage{layout: b.layout, sums: t.sums()}
+	s.ensure(b.guard())
+	s.insertJumps, s.insertAfter, s.moves = t.missingJumps(b.guardJumps()), t.insertAfter, t.misplaced(b.guardJumps())
+	if s.empty() {
+		return nil
+	}
+	return b.program(ctx, s.text())
+}
+
+// pending replaces the node while the addresses that answer NodePorts are not known yet.
+// The addresses that answered when the tables were first read stay in use.
+type pending struct {
+	prefixes []netip.Prefix
+	from     *service.Node
+	node     *service.Node     // from with prefixes
+	want     *service.Snapshot // snapshot with node from
+	snapshot *service.Snapshot // snapshot with node node
+	read     bool              // prefixes have been read
+}
+
+// withPendingNodePorts returns want with the NodePort addresses that the tables use now,
+// while those of the node are pending. t is nil if the tables were not read. The same
+// want returns the same pointer.
+func (b *Backend) withPendingNodePorts(want *service.Snapshot, t *observed) *service.Snapshot {
+	v := &b.pending
+	if !want.Node.NodePortsPending[b.family] {
+		*v = pending{read: true}
+		return want
+	}
+	if t != nil && !v.read {
+		v.read, v.prefixes = true, b.nodePortsIn(t)
+	}
+	if len(v.prefixes) == 0 {
+		return want
+	}
+	if v.from != want.Node {
+		node := *want.Node
+		node.NodePorts = append(slices.Clone(node.NodePorts), v.prefixes...)
+		v.from, v.node = want.Node, &node
+	}
+	if v.want != want {
+		v.want, v.snapshot = want, want.With(want.Generation, v.node, nil)
+	}
+	return v.snapshot
+}
+
+// nodePortsIn reads from the rules in t which addresses answer NodePorts, by rules
+// of ours or of kube-proxy.
+func (l layout) nodePortsIn(t *observed) []netip.Prefix {
+	var all []netip.Prefix
+	for _, r := range l.roots(nat) {
+		for _, rule := range t.chains[id{nat, r.services}] {
+			match, is := strings.CutSuffix(jump{rule: rule}.bare().rule, "-j "+r.nodePorts)
+			if !is {
+				continue
+			}
+			if p, ok := l.opened(match); ok && !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// opened returns the addresses for which a rule of this match leads to NodePorts.
+// kube-proxy leaves out loopback addresses in a match of all local ones, which
+// nodePortRules does by a rule of its own, and names single addresses without asking
+// whether they are local (kubernetes/kubernetes, pkg/proxy/iptables/proxier.go).
+func (l layout) opened(match string) (netip.Prefix, bool) {
+	all := netip.PrefixFrom(unspecified[l.family], 0)
+	match = strings.TrimPrefix(match, "! -d "+loopback[l.family].String()+" ")
+	rest, local := strings.CutSuffix(match, localOnly)
+	if rest == "" {
+		return all, local
+	}
+	to, named := strings.CutPrefix(rest, "-d ")
+	p, err := netip.ParsePrefix(strings.TrimSpace(to))
+	if !named || err != nil || service.FamilyOf(p.Addr()) != l.family {
+		return all, false
+	}
+	return p, local || p.IsSingleIP()
+}
+
+var unspecified = [...]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}

@@ -4,13 +4,17 @@
 package iptables
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // jump is a rule in a built-in chain that leads to a chain of ours.
@@ -246,4 +250,456 @@ func (l layout) nodePortRules(node *service.Node, chain string) []string {
 		}
 	}
 	return rules
+}
+
+// Role is the purpose of a set of chains. Chains of different roles have different names
+// and do not affect each other.
+type Role uint8
+
+// The roles.
+const (
+	Standalone    Role = iota // the chains implement Services alone
+	IPVSCompanion             // the chains add what IPVS and ipsets cannot do
+)
+
+// tables returns the tables that hold chains of the role.
+func (r Role) tables() []string {
+	if r == IPVSCompanion {
+		return allTables
+	}
+	return tables
+}
+
+// owns reports whether a chain belongs to a service proxy in this role.
+func (r Role) owns(i id) bool {
+	if r == IPVSCompanion {
+		return strings.HasPrefix(i.name, ipvsPrefix) || strings.HasPrefix(i.name, ipvsAddrPrefix)
+	}
+	return i.isOwned()
+}
+
+// comesAfter reports whether jumps of the role are placed behind jumps to i, a chain of
+// another mode. During a change of modes the other mode continues to translate, and to
+// reject what it did not translate.
+func (r Role) comesAfter(i id) bool { return r == IPVSCompanion && i.isOwned() }
+
+func (l layout) isIPVS() bool { return l.options.Role == IPVSCompanion }
+
+// root returns the chain where the tree of addresses begins.
+func (l layout) root() string {
+	if l.isIPVS() {
+		return ipvsTargetsChain
+	}
+	return servicesChain
+}
+
+// branchPrefix returns the prefix of the names of its branches.
+func (l layout) branchPrefix() string {
+	if l.isIPVS() {
+		return ipvsAddrPrefix
+	}
+	return addrPrefix
+}
+
+// entries returns the entries of p, which may be nil. Entries for all ports of an
+// address may occur more than once.
+func (l layout) entries(p *service.Port, node *service.Node) []entry {
+	switch {
+	case p == nil:
+		return nil
+	case l.isIPVS():
+		return ipvsEntries(p, node)
+	}
+	return standaloneEntries(p)
+}
+
+// keys returns the keys for which p, which may be nil, may have entries, now or in
+// another state.
+func (l layout) keys(p *service.Port, node *service.Node) []key {
+	switch {
+	case p == nil:
+		return nil
+	case l.isIPVS():
+		return ipvsKeys(p, node)
+	}
+	return standaloneKeys(p)
+}
+
+// portChains returns the chains that only p uses.
+func (l layout) portChains(p *service.Port, node *service.Node) []chain {
+	chains, _ := l.changedChains(p, nil, node)
+	return chains
+}
+
+// portNames returns the names of the Ports that have chains of their own, by chain.
+func (l layout) portNames(all ...*installed) map[id]service.PortName {
+	names := map[id]service.PortName{}
+	for _, of := range all {
+		if of == nil || of.snapshot == nil {
+			continue
+		}
+		for p := range of.snapshot.Ports(l.family) {
+			for _, c := range l.portChains(p, of.snapshot.Node) {
+				names[c.id] = p.Name
+			}
+		}
+	}
+	return names
+}
+
+// changedChains returns the chains that only p uses, except for those branches of lists
+// that are the same as in old, which may be nil. same are these, without what is below.
+func (l layout) changedChains(p, old *service.Port, node *service.Node) (all []chain, same []id) {
+	if l.isIPVS() {
+		return nil, nil
+	}
+	for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
+		if UsesPolicy(p, policy) {
+			chains, stay := l.listChains(p, old, policy)
+			all, same = append(all, chains...), append(same, stay...)
+		}
+	}
+	if !forwardsExternal(p) {
+		return all, same
+	}
+	add := func(name string, rules []string) { all = append(all, chain{id{nat, name}, rules}) }
+	add(portChainName(externalPrefix, p), l.externalRules(p, node))
+	for i := range p.Frontends {
+		if f := &p.Frontends[i]; f.Sources != nil {
+			add(firewallName(p, f), firewallRules(p, f))
+		}
+	}
+	return all, same
+}
+
+// frontendKinds reports which kinds of frontends p has.
+func frontendKinds(p *service.Port) (internal, external bool) {
+	for i := range p.Frontends {
+		if p.Frontends[i].Kind.External() {
+			external = true
+		} else {
+			internal = true
+		}
+	}
+	return internal, external
+}
+
+// forwardsExternal reports whether some client of an external frontend of p may reach an
+// endpoint.
+func forwardsExternal(p *service.Port) bool {
+	_, external := frontendKinds(p)
+	return external && (len(p.Cluster) > 0 || p.External == service.PolicyLocal && len(p.Local) > 0)
+}
+
+// hostPrefix returns the prefix that contains only a.
+func hostPrefix(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+// jumpAccept ends table nat for a connection that will be rejected: neither a NodePort
+// rule nor another component may translate it before table filter sees it.
+const jumpAccept = "-j ACCEPT"
+
+// externalRules are for packets to an external frontend. With policy Local, pods and the
+// node itself may reach every endpoint. External clients reach only the endpoints of
+// this node.
+func (l layout) externalRules(p *service.Port, node *service.Node) []string {
+	anywhere := jumpAccept
+	if len(p.Cluster) > 0 {
+		anywhere = "-j " + portChainName(clusterPrefix, p)
+	}
+	if p.External == service.PolicyCluster {
+		return l.markRules("", anywhere)
+	}
+	rules := podRules(p.Family, node, anywhere)
+	const own = "-m addrtype --src-type LOCAL "
+	rules = append(rules, l.markRules(own, anywhere)...)
+	if len(p.Local) == 0 {
+		return append(rules, jumpAccept)
+	}
+	return append(rules, "-j "+portChainName(localPrefix, p))
+}
+
+// markRules mark matching packets for masquerading and continue with then. With a relay
+// nothing is marked here: the relay has an address of its own, and with Bypass all
+// packets are marked elsewhere.
+func (l layout) markRules(match, then string) []string {
+	if l.relays() {
+		return []string{match + then}
+	}
+	return []string{match + "-j " + markChain, match + then}
+}
+
+func firewallName(p *service.Port, f *service.Frontend) string {
+	return hashedName(firewallPrefix, p.Name.String(), p.Name.Protocol.String(), f.Addr.String())
+}
+
+// firewallRules admit the allowed sources of f.
+func firewallRules(p *service.Port, f *service.Frontend) []string {
+	return append(sourceRules(f.Sources, "-j "+portChainName(externalPrefix, p)), jumpAccept)
+}
+
+// sourceRules apply then to packets from one of the sources.
+func sourceRules(sources []netip.Prefix, then string) []string {
+	var rules []string
+	for _, s := range sources {
+		if s.Bits() == 0 {
+			return []string{then}
+		}
+		rules = append(rules, "-s "+s.Masked().String()+" "+then)
+	}
+	return rules
+}
+
+// podRules apply then to packets from pods, with one rule for each way in which node
+// detects them.
+func podRules(f service.Family, node *service.Node, then string) []string {
+	switch pods := node.Pods; {
+	case pods.Interface != "":
+		return []string{"-i " + pods.Interface + " " + then}
+	case pods.InterfacePrefix != "":
+		return []string{"-i " + pods.InterfacePrefix + "+ " + then}
+	default:
+		return sourceRules(slices.Clone(service.InFamily(pods.Prefixes, f)), then)
+	}
+}
+
+// comment returns the rule comment that names p.
+func comment(p *service.Port) string { return commentOf(p.Name.String()) }
+
+// commentOf returns the match for a rule comment. It replaces characters that iptables
+// would quote or escape, and truncates text to 200 bytes.
+func commentOf(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {
+			return '_'
+		}
+		return r
+	}, text)
+	return "-m comment --comment \"" + text[:min(len(text), 200)] + "\" "
+}
+
+// localnetMark is an empty chain that records that this proxy enabled route_localnet, so
+// that a later process can disable it. Without the rule that protects them, loopback
+// addresses would be reachable from the network (kubernetes/kubernetes#92315). A setting
+// that others made is never changed.
+var localnetMark = id{filter, "KUBE-LOCALNET"}
+
+// readSettings reads the kernel settings that rules depend on. It reports whether one of
+// them has changed.
+func (b *Backend) readSettings() (changed bool) {
+	was := b.liberal
+	b.liberal = b.options.DropInvalid && !b.relays() && b.driver.Liberal()
+	return b.readLocalnet() || b.liberal != was
+}
+
+// readLocalnet checks whether loopback addresses are or can be routed. It reports
+// whether the result has changed. If they cannot be routed, rules for them would let
+// clients run into timeouts.
+func (b *Backend) readLocalnet() (changed bool) {
+	if b.family != service.IPv4 || !b.options.LocalhostNodePorts || b.relays() {
+		return false
+	}
+	b.localnetRouted, b.localnetErr = b.driver.RouteLocalnetEnabled()
+	was := b.noLocalnet
+	b.noLocalnet = b.localnetErr != nil
+	return b.noLocalnet != was
+}
+
+// planLocalnet sets in p whether route_localnet is to be enabled or disabled.
+func (b *Backend) planLocalnet(p *plan) {
+	want := p.next.snapshot
+	b.degradedReason = ""
+	switch {
+	case b.relays() || !b.localhost(want.Node):
+		p.enableLocalnet, p.disableLocalnet = false, b.localnetMarked && !want.Incomplete
+		if b.noLocalnet && b.wantsLocalhost(want.Node) && hasNodePort(want, b.family) {
+			b.degradedReason = fmt.Sprintf("NodePorts do not answer on 127.0.0.1, because loopback addresses cannot be routed: %v: "+
+				"set net.ipv4.conf.all.route_localnet to 1, or iptables.localhostNodePorts to false", b.localnetErr)
+		}
+	case hasNodePort(want, b.family):
+		p.enableLocalnet = p.enableLocalnet || !b.localnetRouted
+	}
+}
+
+// readLocalnetMark looks for the mark in t. If others have removed it, the plan adds it
+// again.
+func (b *Backend) readLocalnetMark(p *plan, t *observed) {
+	_, there := t.chains[localnetMark]
+	if b.localnetMarked && !there {
+		p.enableLocalnet = true
+		return
+	}
+	b.localnetMarked = there
+}
+
+func hasNodePort(s *service.Snapshot, f service.Family) bool {
+	for p := range s.Ports(f) {
+		for i := range p.Frontends {
+			if p.Frontends[i].Kind == service.NodePort {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// routeLocalnet enables route_localnet. The rule that protects loopback addresses exists
+// at this point.
+func (p *plan) routeLocalnet(ctx context.Context) error {
+	if !p.enableLocalnet {
+		return nil
+	}
+	b := p.backend
+	mark := change{writes: []chain{{id: localnetMark}}}
+	if err := b.restore(ctx, &mark); err != nil {
+		return fmt.Errorf("note that loopback addresses are routed: %w", err)
+	}
+	b.localnetMarked = true
+	if err := b.driver.EnableRouteLocalnet(); err != nil {
+		return fmt.Errorf("route loopback addresses for NodePorts: %w", err)
+	}
+	return nil
+}
+
+// stopRoutingLocalnet disables route_localnet, before the rule is removed.
+func (p *plan) stopRoutingLocalnet(ctx context.Context) error {
+	if !p.disableLocalnet {
+		return nil
+	}
+	b := p.backend
+	if err := b.driver.DisableRouteLocalnet(); err != nil {
+		return fmt.Errorf("stop to route loopback addresses: %w", err)
+	}
+	mark := change{deletes: []id{localnetMark}}
+	if err := b.restore(ctx, &mark); err != nil {
+		return fmt.Errorf("note that loopback addresses are not routed: %w", err)
+	}
+	b.localnetMarked = false
+	return nil
+}
+
+// relays reports whether the endpoints are listeners of a relay on this node.
+func (l layout) relays() bool { return l.options.Relay[l.family].IsValid() }
+
+// bypasses reports whether new connections bypass the relay.
+func (l layout) bypasses() bool { return l.relays() && l.options.Bypass }
+
+// root names the chains that are the roots of the trees of a table.
+type root struct {
+	services, nodePorts string
+	before              []string // rules ahead of the tree
+}
+
+// roots returns those of table. With a relay, table nat has two, because packets of the
+// relay itself must not come back to it. At an address of the node, a listener may have
+// the port number of a NodePort that is refused. So packets that were redirected to a
+// listener do not enter the tree of refusals.
+func (l layout) roots(table string) []root {
+	if table == filter && l.bound() {
+		return []root{{servicesChain, nodePortsChain, []string{"-m conntrack --ctstate DNAT -j RETURN"}}}
+	}
+	if table != nat || !l.relays() {
+		return []root{{services: servicesChain, nodePorts: nodePortsChain}}
+	}
+	return []root{
+		{services: portalsInChain, nodePorts: nodePortsInChain},
+		{portalsOutChain, nodePortsOutChain, []string{"-m mark --mark " + l.options.marked() + " -j RETURN"}},
+	}
+}
+
+// relayBase returns the chains that do not depend on Services. A relay forwards no
+// packets. But connections that present or earlier rules led past it are forwarded, so
+// chain FORWARD accepts them against other rules. With Bypass it accepts them before
+// table nat redirects any, because tables change one after the other.
+func (l layout) relayBase() []chain {
+	mark := l.options.marked()
+	chains := []chain{l.rejectChain(), l.guard(), {id{filter, forwardChain}, []string{
+		"-m mark --mark " + mark + " -j ACCEPT",
+		"-m conntrack --ctstate NEW -j RETURN",
+		"-m conntrack --ctstate DNAT -j ACCEPT",
+	}}}
+	if !l.bypasses() {
+		return chains
+	}
+	return append(chains,
+		chain{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
+		chain{id{nat, postroutingChain}, l.masqueradeMarked()})
+}
+
+func (l layout) relayJumps() []jump {
+	jumps := append([]jump{
+		{id{nat, "PREROUTING"}, "-j " + portalsInChain},
+		{id{nat, "OUTPUT"}, "-j " + portalsOutChain},
+	}, l.guardJumps()...)
+	if l.bypasses() {
+		jumps = append(jumps, jump{id{nat, "POSTROUTING"}, "-j " + postroutingChain})
+	}
+	return jumps
+}
+
+// NewWith returns the Backend for one family that uses d.
+func NewWith(f service.Family, o Options, d Driver) *Backend {
+	return &Backend{layout: layout{family: f, options: o}, driver: d, rules: reconcile.Rules{Written: perTable()}}
+}
+
+// Replace changes all chains of b to those of want, whatever their present state. It
+// changes all of them or none.
+func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
+	b.installed = nil
+	t, err := b.read(ctx)
+	if err != nil {
+		return err
+	}
+	p := b.planAll(t, nil, want)
+	if p.Empty() {
+		return nil
+	}
+	return b.program(ctx, p.text())
+}
+
+// program gives a text to iptables-restore.
+func (b *Backend) program(ctx context.Context, text string) error {
+	if err := b.driver.Restore(ctx, text); err != nil {
+		return fmt.Errorf("program the tables of %s: %w", command(b.family), err)
+	}
+	return nil
+}
+
+// IsBusy reports whether err means that iptables did not run, rather than that it
+// refused the rules.
+func IsBusy(err error) bool { return errors.Is(err, ErrBusy) }
+
+// Destinations returns the translation targets of the chains in the tables, by chain
+// name. It returns one endpoint per chain; with a relay there is only one.
+func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, error) {
+	h, err := b.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]netip.AddrPort{}
+	for i, rules := range h.chains {
+		for _, r := range rules {
+			if to, err := netip.ParseAddrPort(walk.Argument(walk.Split(r), "--to-destination")); err == nil {
+				all[i.name] = to
+			}
+		}
+	}
+	return all, nil
+}
+
+// ChainOf returns the name of the chain that translates to the endpoints of p for
+// policy.
+func ChainOf(p *service.Port, policy service.Policy) string {
+	if policy == service.PolicyLocal {
+		return portChainName(localPrefix, p)
+	}
+	return portChainName(clusterPrefix, p)
+}
+
+// UsesPolicy reports whether some frontend of p uses its endpoints for policy.
+func UsesPolicy(p *service.Port, policy service.Policy) bool {
+	internal, external := frontendKinds(p)
+	if policy == service.PolicyLocal {
+		return len(p.Local) > 0 && (external && p.External == policy || internal && p.Internal == policy)
+	}
+	return len(p.Cluster) > 0 && (external || internal && p.Internal == policy)
 }

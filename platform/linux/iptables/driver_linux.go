@@ -5,6 +5,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,8 +22,10 @@ import (
 	"time"
 
 	"github.com/coreos/go-iptables/iptables"
+	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -385,4 +389,234 @@ func disableRouteLocalnet() error {
 		return nil
 	}
 	return os.WriteFile(routeLocalnetPath, []byte("0\n"), 0o644)
+}
+
+// nftChains lists the chains in the tables of iptables-nft.
+func nftChains(f service.Family) ([]id, error) {
+	s, err := dialNetfilter()
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	found, err := nft.Chains(context.Background(), s, nft.Family(f))
+	if err != nil {
+		return nil, nft.WithHint(err)
+	}
+	all := make([]id, len(found))
+	for i, c := range found {
+		all[i] = id{c.Table, c.Name}
+	}
+	return all, nil
+}
+
+// legacyChains lists the chains in the tables of iptables-legacy. It reads only tables
+// that exist, because a request for another one would create it (kernel:
+// net/netfilter/x_tables.c, xt_find_table_lock).
+func legacyChains(f service.Family) ([]id, error) {
+	names, err := LegacyTables(f)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, nil // no capability is needed in this case
+	}
+	s, err := newLegacyMonitor(f, Standalone, nil)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil // the kernel lacks the family, so there are no chains
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	var all []id
+	for _, table := range names {
+		if !slices.Contains(allTables, table) {
+			continue
+		}
+		rules, err := s.chains(table)
+		if err != nil {
+			return nil, fmt.Errorf("read table %s from the kernel: %w", table, err)
+		}
+		all = append(all, rules...)
+	}
+	return all, nil
+}
+
+// maxTries limits how often a table is read because others change it meanwhile.
+const maxTries = 30
+
+// chains lists the user-defined chains of a table.
+func (l *legacyMonitor) chains(table string) ([]id, error) {
+	var all []id
+	err := error(unix.EAGAIN)
+	for try := 0; try < maxTries && errors.Is(err, unix.EAGAIN); try++ {
+		var info tableInfo
+		copy(info[:], table)
+		if err := l.getsockopt(getInfo, info[:]); err != nil {
+			return nil, err
+		}
+		all = nil
+		err = l.entries(table, info, func(rules []byte) {
+			(&blob{table: table, family: l.family, bytes: rules}).rules(func(r blobRule) bool {
+				if name, ok := r.chainStart(); ok && name != errorTarget { // marks the end of the table
+					all = append(all, id{table, strings.Clone(name)})
+				}
+				return true
+			})
+		})
+	}
+	return all, err
+}
+
+// kubeletChains are the chains that kubelet makes in table mangle in any case. They show
+// which variant a node uses (kubernetes/kubernetes#109059).
+var kubeletChains = []id{{"mangle", "KUBE-IPTABLES-HINT"}, {"mangle", "KUBE-KUBELET-CANARY"}}
+
+// commandPrefix returns the name of the iptables commands for f, without suffix. A
+// container has its own commands, and rules of the wrong variant are not in the tables
+// that all other components of the node use. So if kubelet has used exactly one variant
+// and there are commands for it, the result is that variant. Otherwise it is the short
+// name.
+func commandPrefix(f service.Family) string {
+	var used []string
+	for _, v := range Variants {
+		long := Leftovers{Variant: v, Family: f}.String()
+		if !UsedByKubelet(v) {
+			continue
+		}
+		_, err := exec.LookPath(long + "-restore")
+		if _, noSave := exec.LookPath(long + "-save"); err == nil && noSave == nil {
+			used = append(used, long)
+		}
+	}
+	if len(used) == 1 {
+		return used[0]
+	}
+	return command(f)
+}
+
+// UsedByKubelet reports whether kubelet has made a chain with v, in any family.
+func UsedByKubelet(v Variant) bool {
+	list := legacyChains
+	if v == NFT {
+		list = nftChains
+	}
+	return slices.ContainsFunc(service.Families[:], func(f service.Family) bool {
+		all, err := list(f)
+		return err == nil && slices.ContainsFunc(all, func(i id) bool { return slices.Contains(kubeletChains, i) })
+	})
+}
+
+// requirement is a feature that our rules use.
+type requirement struct{ name, table, rule string }
+
+// requirements are what the rules of any node need. With a relay, only the first
+// relayRequirements of them are needed. Session affinity also needs the match recent;
+// without it, only Services with affinity are refused.
+var requirements = []requirement{
+	{"match comment (kernel module xt_comment)", nat, "-m comment --comment probe -j RETURN"},
+	{"match tcp (kernel module xt_tcpudp)", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
+	{"match conntrack (kernel module xt_conntrack)", filter, "-m conntrack --ctstate NEW -j RETURN"},
+	{"match addrtype (kernel module xt_addrtype)", nat, "-m addrtype --dst-type LOCAL -j RETURN"},
+	{"match mark (kernel module xt_mark)", filter, "-m mark --mark 0x1/0x1 -j RETURN"},
+	{"target DNAT (kernel module xt_nat)", nat, "-p tcp -j DNAT --to-destination :1"},
+	{"target REJECT (kernel module ipt_REJECT or ip6t_REJECT)", filter, "-p tcp -j REJECT --reject-with tcp-reset"},
+	{"match statistic (kernel module xt_statistic)", nat, "-m statistic --mode random --probability 0.5 -j RETURN"},
+	{"match bpf (kernel module xt_bpf)", nat, "-m bpf --bytecode \"1,6 0 0 0\" -j RETURN"},
+	{"target MARK (kernel module xt_mark)", nat, "-j MARK --set-xmark 0x1/0x1"},
+	{"target MASQUERADE with --random-fully (kernel module xt_MASQUERADE)", nat, "-j MASQUERADE --random-fully"},
+}
+
+// relayRequirements is the number of requirements that apply with a relay.
+const relayRequirements = 7
+
+// requirements returns those of l's rules.
+func (l layout) requirements() []requirement {
+	switch {
+	case l.relays():
+		return requirements[:relayRequirements]
+	case l.isIPVS():
+		return append(requirements[:len(requirements):len(requirements)], requirement{"match set (kernel module xt_set)", nat, l.inSet(SetVirtualIPs, "dst") + "-j RETURN"})
+	}
+	return requirements
+}
+
+// probeTimeout limits the run time of a command.
+const probeTimeout = 30 * time.Second
+
+// Probe checks whether the node has an iptables that accepts our rules for f. It changes
+// nothing. The error is one sentence that describes what is missing. Probe tries the
+// rules in a network namespace of its own. If it cannot create one, only the command
+// checks the rules, not the kernel.
+func Probe(f service.Family, o Options) error {
+	return ProbeWith(f, o, func() error { return nil })
+}
+
+// ProbeWith is Probe for rules that refer to objects which prepare creates first, in the
+// private network namespace. Without such a namespace it does not try them.
+func ProbeWith(f service.Family, o Options, prepare func() error) error {
+	r := &runner{family: f, role: o.Role, isolated: true}
+	if err := r.open(); err != nil {
+		return fmt.Errorf("iptables for %s: %w", f, err)
+	}
+	defer r.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+		done <- r.probeIsolated(layout{family: f, options: o}, prepare)
+	}()
+	return <-done
+}
+
+// probeIsolated runs probe in a network namespace of its own thread.
+func (r *runner) probeIsolated(l layout, prepare func() error) error {
+	args := []string{"--noflush", "-w", lockSeconds}
+	if unix.Unshare(unix.CLONE_NEWNET) != nil {
+		if l.isIPVS() {
+			return nil // the test would need sets outside of a private namespace
+		}
+		args = append(args, "--test")
+	} else if err := prepare(); err != nil {
+		return err
+	}
+	if err := r.probe(l, args); err != nil {
+		return fmt.Errorf("iptables for %s: %w", l.family, err)
+	}
+	return nil
+}
+
+// probe restores the rules that any node has. If they are refused, it finds the cause.
+func (r *runner) probe(l layout, args []string) error {
+	needs := l.requirements()
+	rules := Document(r.family, service.New(0, &service.Node{NodePorts: service.AnyAddress()}, nil), l.options).Objects().String()
+	for _, n := range needs {
+		rules += n.text()
+	}
+	allErr := r.tryRestore(rules, args)
+	if allErr == nil || errors.Is(allErr, ErrBusy) || errors.Is(allErr, errNoSocket) {
+		return allErr
+	}
+	var missing []string
+	var first error // the error for all rules would contain a word about each
+	for _, n := range needs {
+		if err := r.tryRestore(n.text(), args); err != nil {
+			missing = append(missing, n.name)
+			first = cmp.Or(first, err)
+		}
+	}
+	if first == nil {
+		return fmt.Errorf("the command refuses the rules: %w", allErr)
+	}
+	return fmt.Errorf("there is no %s: %w", strings.Join(missing, ", no "), first)
+}
+
+func (r *runner) tryRestore(text string, args []string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	return r.run(ctx, text, args...)
+}
+
+// text returns the iptables-restore input that tests n, in a chain that nothing uses.
+func (r requirement) text() string {
+	return "*" + r.table + "\n:KUBE-PROBE - [0:0]\n-A KUBE-PROBE " + r.rule + "\nCOMMIT\n"
 }

@@ -49,11 +49,11 @@ var foreignChains = map[id][]string{
 	{nat, "KUBE-KUBELET-CANARY"}: nil,
 }
 
-func (k *fake) addForeignChains() {
+func (f *fake) addForeignChains() {
 	for i, rules := range foreignChains {
-		k.Tables[i.table][i.name] = slices.Clone(rules)
+		f.Tables[i.table][i.name] = slices.Clone(rules)
 	}
-	k.Tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
+	f.Tables[nat]["PREROUTING"] = []string{"-j CNI-HOSTPORT"}
 }
 
 func wantForeignChains(t fataler, k *fake) {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 
@@ -55,26 +56,26 @@ type Leftovers struct {
 }
 
 // String returns the name of the tables, such as iptables-nft.
-func (r Leftovers) String() string { return command(r.Family) + "-" + string(r.Variant) }
+func (l Leftovers) String() string { return command(l.Family) + "-" + string(l.Variant) }
 
 // Find describes the leftovers, "" if there are none. It asks the kernel, so that it
 // works without the commands.
-func (r Leftovers) Find(context.Context) (string, error) {
+func (l Leftovers) Find(context.Context) (string, error) {
 	list := legacyChains
-	if r.Variant == NFT {
+	if l.Variant == NFT {
 		list = nftChains
 	}
-	all, err := list(r.Family)
+	all, err := list(l.Family)
 	if err != nil {
-		return "", fmt.Errorf("look for chains of %s: %w", r, err)
+		return "", fmt.Errorf("look for chains of %s: %w", l, err)
 	}
-	return describeLeftovers(all, r.Role), nil
+	return describeLeftovers(all, l.Role), nil
 }
 
 // Remove removes the chains and the rules of the built-in chains that jump there. A
 // chain that rules of others refer to is flushed and kept, and is reported as an error.
-func (r Leftovers) Remove(ctx context.Context) error {
-	t, err := r.read(ctx)
+func (l Leftovers) Remove(ctx context.Context) error {
+	t, err := l.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -83,60 +84,60 @@ func (r Leftovers) Remove(ctx context.Context) error {
 			return fmt.Errorf("stop to route loopback addresses: %w", err)
 		}
 	}
-	return errors.Join(r.restore(ctx, t.extraneous(nil).removal()), t.inUse())
+	return errors.Join(l.restore(ctx, t.extraneous(nil).removal()), t.inUse())
 }
 
 // Disarm removes the chains of tables nat and mangle. After that nothing is marked,
 // dropped or translated. Chains that rules of others refer to are flushed and kept.
-func (r Leftovers) Disarm(ctx context.Context) error {
-	t, err := r.read(ctx)
+func (l Leftovers) Disarm(ctx context.Context) error {
+	t, err := l.read(ctx)
 	if err != nil {
 		return err
 	}
-	return r.restore(ctx, t.extraneous(nil).textOf([]string{nat, mangle}))
+	return l.restore(ctx, t.extraneous(nil).textOf([]string{nat, mangle}))
 }
 
 // read returns the contents of the tables.
-func (r Leftovers) read(ctx context.Context) (*observed, error) {
-	path, err := r.path()
+func (l Leftovers) read(ctx context.Context) (*observed, error) {
+	path, err := l.path()
 	if err != nil {
 		return nil, err
 	}
-	text, err := r.run(ctx, "", path+"-save")
+	text, err := l.run(ctx, "", path+"-save")
 	if err != nil {
-		return nil, fmt.Errorf("read the tables of %s: %w", r, err)
+		return nil, fmt.Errorf("read the tables of %s: %w", l, err)
 	}
-	return parse(text, r.Role), nil
+	return parse(text, l.Role), nil
 }
 
 // restore applies a text that removes chains. An empty text does nothing.
-func (r Leftovers) restore(ctx context.Context, text string) error {
-	path, err := r.path()
+func (l Leftovers) restore(ctx context.Context, text string) error {
+	path, err := l.path()
 	if err != nil || text == "" {
 		return err
 	}
-	if _, err := r.run(ctx, text, path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
-		return fmt.Errorf("remove the chains of %s: %w", r, err)
+	if _, err := l.run(ctx, text, path+"-restore", "--noflush", "-w", lockSeconds); err != nil {
+		return fmt.Errorf("remove the chains of %s: %w", l, err)
 	}
 	return nil
 }
 
 // path returns the name of the variant's commands without suffix. With a single variant
 // installed, the commands may have only short names.
-func (r Leftovers) path() (string, error) {
-	long := r.String()
+func (l Leftovers) path() (string, error) {
+	long := l.String()
 	if _, err := exec.LookPath(long + "-restore"); err == nil {
 		return long, nil
 	}
-	short := command(r.Family)
+	short := command(l.Family)
 	out, err := exec.Command(short, "--version").Output()
-	if err == nil && variantOf(string(out)) == r.Variant {
+	if err == nil && variantOf(string(out)) == l.Variant {
 		return short, nil
 	}
 	return "", fmt.Errorf("the command %s-restore is missing: install it to have the chains removed", long)
 }
 
-func (r Leftovers) run(ctx context.Context, text, name string, args ...string) (string, error) {
+func (l Leftovers) run(ctx context.Context, text, name string, args ...string) (string, error) {
 	c := exec.CommandContext(ctx, name, args...)
 	var out, stderr bytes.Buffer
 	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(text), &out, &stderr
@@ -146,6 +147,27 @@ func (r Leftovers) run(ctx context.Context, text, name string, args ...string) (
 			return "", err
 		}
 		return "", fmt.Errorf("%w: %s", err, message)
+	}
+	return out.String(), nil
+}
+
+// NewCounters returns the Counters of one family. It uses only Dir and Role of o.
+func NewCounters(f service.Family, o Options) *Counters {
+	r := &runner{family: f, role: o.Role, dir: o.Dir}
+	r.chooseName()
+	r.resolvePrograms()
+	return &Counters{family: f, list: r.saveCounters}
+}
+
+// saveCounters lists table nat with counters. It reads without the lock, so that no other
+// process finds the lock taken.
+func (r *runner) saveCounters(ctx context.Context) (string, error) {
+	c := r.command(ctx, "-save", "-c", "-t", nat)
+	c.Env = append(os.Environ(), noLockEnv)
+	var out, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &out, &stderr
+	if err := c.Run(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, strings.Join(strings.Fields(stderr.String()), " "))
 	}
 	return out.String(), nil
 }

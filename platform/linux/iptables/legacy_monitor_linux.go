@@ -147,122 +147,122 @@ func newLegacyMonitor(f service.Family, of Role, l *lock) (*legacyMonitor, error
 	return s, nil
 }
 
-func (s *legacyMonitor) close() { _ = unix.Close(s.fd) }
+func (l *legacyMonitor) close() { _ = unix.Close(l.fd) }
 
 // beginRestore detects changes that others made before ours. We hold the lock at this
 // point.
-func (s *legacyMonitor) beginRestore(int) error {
-	if !s.known || s.dirty {
+func (l *legacyMonitor) beginRestore(int) error {
+	if !l.known || l.dirty {
 		return nil
 	}
-	return s.compare(true)
+	return l.compare(true)
 }
 
 // endRestore records the state that we left. We still hold the lock.
-func (s *legacyMonitor) endRestore() error {
-	now, err := s.readInfos()
-	s.infos, s.known, s.sumValid, s.maybeChanged = now, err == nil, false, false
-	if err == nil && (s.lock == nil || !s.lock.notifies() || time.Since(s.othersLockedAt) < othersLockWindow) {
-		s.sum, err = s.checksum(now)
-		s.sumValid = err == nil
+func (l *legacyMonitor) endRestore() error {
+	now, err := l.readInfos()
+	l.infos, l.known, l.sumValid, l.maybeChanged = now, err == nil, false, false
+	if err == nil && (l.lock == nil || !l.lock.notifies() || time.Since(l.othersLockedAt) < othersLockWindow) {
+		l.sum, err = l.checksum(now)
+		l.sumValid = err == nil
 	}
-	s.uncertain = s.uncertain || !s.sumValid
+	l.uncertain = l.uncertain || !l.sumValid
 	return err
 }
 
 // reset records the present state. If a table does not exist yet, the next change of
 // ours records the state, because a request here would create the table.
-func (s *legacyMonitor) reset() error {
-	s.known, s.sumValid, s.maybeChanged, s.uncertain, s.dirty, s.savedAt = false, false, false, false, false, time.Now()
-	if s.lock != nil {
-		s.lock.usedByOthers()
+func (l *legacyMonitor) reset() error {
+	l.known, l.sumValid, l.maybeChanged, l.uncertain, l.dirty, l.savedAt = false, false, false, false, false, time.Now()
+	if l.lock != nil {
+		l.lock.usedByOthers()
 	}
-	there, err := LegacyTables(s.family)
+	there, err := LegacyTables(l.family)
 	if err != nil {
 		return err
 	}
-	for _, t := range s.role.tables() {
+	for _, t := range l.role.tables() {
 		if !slices.Contains(there, t) {
 			return nil
 		}
 	}
 	// The following iptables-save reads a state that is at least as new as this one.
-	if s.infos, err = s.readInfos(); err != nil {
+	if l.infos, err = l.readInfos(); err != nil {
 		return err
 	}
-	s.sum, err = s.checksum(s.infos)
-	s.known, s.sumValid = err == nil, err == nil
+	l.sum, err = l.checksum(l.infos)
+	l.known, l.sumValid = err == nil, err == nil
 	return err
 }
 
-func (s *legacyMonitor) touched() (bool, error) {
+func (l *legacyMonitor) touched() (bool, error) {
 	var err error
 	switch {
-	case s.dirty:
-	case !s.known:
-		err = s.endRestore()
-	case s.sumValid || !s.due():
-		err = s.compare(false)
-	case s.lock.try(): // no other process is changing the tables
-		err = s.compare(false)
-		if err == nil && !s.dirty {
-			s.sum, err = s.checksum(s.infos)
-			s.sumValid = err == nil
+	case l.dirty:
+	case !l.known:
+		err = l.endRestore()
+	case l.sumValid || !l.due():
+		err = l.compare(false)
+	case l.lock.try(): // no other process is changing the tables
+		err = l.compare(false)
+		if err == nil && !l.dirty {
+			l.sum, err = l.checksum(l.infos)
+			l.sumValid = err == nil
 		}
-		s.lock.release()
+		l.lock.release()
 	}
 	maxAge := saveInterval
-	if s.uncertain {
+	if l.uncertain {
 		maxAge = uncertainSaveInterval
 	}
-	return s.dirty || time.Since(s.savedAt) > maxAge, err
+	return l.dirty || time.Since(l.savedAt) > maxAge, err
 }
 
 // due reports whether the next checksum is affordable.
-func (s *legacyMonitor) due() bool {
-	return time.Since(s.readAt) > min(max(minReadInterval, readShare*s.readCost), maxReadInterval)
+func (l *legacyMonitor) due() bool {
+	return time.Since(l.readAt) > min(max(minReadInterval, readShare*l.readCost), maxReadInterval)
 }
 
 // compare sets dirty if the tables differ from what we left. last is set before a change
 // of ours: then compare computes the checksum whatever it costs.
-func (s *legacyMonitor) compare(last bool) error {
-	othersLocked := s.lock != nil && s.lock.notifies() && s.lock.usedByOthers()
-	now, err := s.readInfos()
+func (l *legacyMonitor) compare(last bool) error {
+	othersLocked := l.lock != nil && l.lock.notifies() && l.lock.usedByOthers()
+	now, err := l.readInfos()
 	if err != nil {
 		return err
 	}
 	if othersLocked {
-		s.othersLockedAt = time.Now()
+		l.othersLockedAt = time.Now()
 	}
-	s.maybeChanged = s.maybeChanged || othersLocked || now != s.infos
+	l.maybeChanged = l.maybeChanged || othersLocked || now != l.infos
 	switch {
-	case !s.sumValid:
-		s.dirty = s.maybeChanged
-	case s.maybeChanged && (last || time.Since(s.readAt) > changedReadShare*(s.readCost-cheapRead)), s.due():
-		sum, err := s.checksum(now)
+	case !l.sumValid:
+		l.dirty = l.maybeChanged
+	case l.maybeChanged && (last || time.Since(l.readAt) > changedReadShare*(l.readCost-cheapRead)), l.due():
+		sum, err := l.checksum(now)
 		if err != nil {
 			return err
 		}
-		s.infos, s.maybeChanged, s.dirty = now, false, sum != s.sum
+		l.infos, l.maybeChanged, l.dirty = now, false, sum != l.sum
 	}
 	return nil
 }
 
-func (s *legacyMonitor) readInfos() (tableInfos, error) {
+func (l *legacyMonitor) readInfos() (tableInfos, error) {
 	var all tableInfos
-	for i, table := range s.role.tables() {
+	for i, table := range l.role.tables() {
 		info := &all[i]
 		copy(info[:], table)
-		if err := s.getsockopt(getInfo, info[:]); err != nil {
+		if err := l.getsockopt(getInfo, info[:]); err != nil {
 			return all, fmt.Errorf("ask the kernel for the size of table %s: %w", table, err)
 		}
 	}
 	return all, nil
 }
 
-func (s *legacyMonitor) getsockopt(option uintptr, b []byte) error {
+func (l *legacyMonitor) getsockopt(option uintptr, b []byte) error {
 	size := uint32(len(b))
-	_, _, code := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), uintptr(s.level), option,
+	_, _, code := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(l.fd), uintptr(l.level), option,
 		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
 	if code != 0 {
 		return code
@@ -272,33 +272,33 @@ func (s *legacyMonitor) getsockopt(option uintptr, b []byte) error {
 
 // checksum returns a checksum of the rules that concern us. For a table that changes
 // meanwhile, or that cannot be parsed, it uses the size instead.
-func (s *legacyMonitor) checksum(infos tableInfos) (uint64, error) {
+func (l *legacyMonitor) checksum(infos tableInfos) (uint64, error) {
 	began := time.Now()
 	total := uint64(0)
-	for i, table := range s.role.tables() {
-		sum, err := s.tableChecksum(table, infos[i])
+	for i, table := range l.role.tables() {
+		sum, err := l.tableChecksum(table, infos[i])
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			sum = maphash.Bytes(s.seed, infos[i][:])
+			sum = maphash.Bytes(l.seed, infos[i][:])
 		case err != nil:
 			return 0, fmt.Errorf("ask the kernel for table %s: %w", table, err)
 		}
 		total = total*31 + sum
 	}
-	s.readAt, s.readCost = time.Now(), time.Since(began)
+	l.readAt, l.readCost = time.Now(), time.Since(began)
 	return total, nil
 }
 
-func (s *legacyMonitor) tableChecksum(table string, info tableInfo) (sum uint64, err error) {
-	err = s.entries(table, info, func(rules []byte) {
-		sum = s.rulesChecksum(table, info, rules)
+func (l *legacyMonitor) tableChecksum(table string, info tableInfo) (sum uint64, err error) {
+	err = l.entries(table, info, func(rules []byte) {
+		sum = l.rulesChecksum(table, info, rules)
 	})
 	return sum, err
 }
 
 // entries calls use with the rules of a table. use must not keep the slice. The error is
 // EAGAIN if the table has changed since info was read.
-func (s *legacyMonitor) entries(table string, info tableInfo, use func([]byte)) error {
+func (l *legacyMonitor) entries(table string, info tableInfo, use func([]byte)) error {
 	size := binary.NativeEndian.Uint32(info[infoSize:])
 	// On the heap, the memory for the largest table would never be returned.
 	all, err := unix.Mmap(-1, 0, entriesHead+int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
@@ -308,24 +308,24 @@ func (s *legacyMonitor) entries(table string, info tableInfo, use func([]byte)) 
 	defer func() { _ = unix.Munmap(all) }()
 	copy(all, table)
 	binary.NativeEndian.PutUint32(all[entriesHead-8:], size)
-	if err := s.getsockopt(getEntries, all); err != nil {
+	if err := l.getsockopt(getEntries, all); err != nil {
 		return err
 	}
 	use(all[entriesHead:])
 	return nil
 }
 
-func (s *legacyMonitor) rulesChecksum(table string, info tableInfo, rules []byte) uint64 {
-	b := &blob{table: table, role: s.role, family: s.family, bytes: rules, hooks: map[int]string{}}
+func (l *legacyMonitor) rulesChecksum(table string, info tableInfo, rules []byte) uint64 {
+	b := &blob{table: table, role: l.role, family: l.family, bytes: rules, hooks: map[int]string{}}
 	has := binary.NativeEndian.Uint32(info[infoHooks:])
 	for i, name := range hookNames {
 		if has&(1<<i) != 0 {
 			b.hooks[int(binary.NativeEndian.Uint32(info[infoStarts+4*i:]))] = name
 		}
 	}
-	sum, understood := b.sum(s.seed)
+	sum, understood := b.sum(l.seed)
 	if !understood {
-		return maphash.Bytes(s.seed, info[:])
+		return maphash.Bytes(l.seed, info[:])
 	}
 	return sum
 }

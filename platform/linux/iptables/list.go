@@ -5,14 +5,19 @@ package iptables
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/base32"
 	"fmt"
 	"hash/crc32"
 	"math"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // A chain with many endpoints would be written whole for each one that comes or goes:
@@ -95,9 +100,9 @@ func (l layout) listSize() int { return cmp.Or(l.options.ListSize, listSize) }
 
 // members returns endpoints in the order of the tree. A list that is not split keeps its
 // order, and so do endpoints with the same checksum.
-func (t *list) members(endpoints []service.Endpoint) []member {
+func (l *list) members(endpoints []service.Endpoint) []member {
 	all := make([]member, len(endpoints))
-	if len(endpoints) <= t.listSize() {
+	if len(endpoints) <= l.listSize() {
 		for i, e := range endpoints {
 			all[i].addr = e.Addr
 		}
@@ -121,8 +126,8 @@ func checksum(a netip.AddrPort) uint32 {
 }
 
 // isLeaf reports whether members need no branches below depth, in bits.
-func (t *list) isLeaf(members []member, depth int) bool {
-	return len(members) <= t.listSize() || depth == 32
+func (l *list) isLeaf(members []member, depth int) bool {
+	return len(members) <= l.listSize() || depth == 32
 }
 
 // branch is a part of a list.
@@ -155,21 +160,21 @@ func branches(members, was []member, depth int, path string) []branch {
 }
 
 // stays reports whether the chains of b are the same as before.
-func (t *list) stays(b branch) bool { return t.known && slices.Equal(b.members, b.was) }
+func (l *list) stays(b branch) bool { return l.known && slices.Equal(b.members, b.was) }
 
 // drawing returns the rules that send a connection to one of members, and adds the
 // chains below. The members were there before.
-func (t *list) drawing(members, was []member, depth int, path string) []string {
-	if t.isLeaf(members, depth) {
-		return t.draw(nil, members, len(members))
+func (l *list) drawing(members, was []member, depth int, path string) []string {
+	if l.isLeaf(members, depth) {
+		return l.draw(nil, members, len(members))
 	}
 	var rules []string
 	left := len(members)
-	for _, b := range branches(members, t.split(was, depth), depth, path) {
-		if n := len(b.members); n <= t.listSize()/listInline {
-			rules = t.draw(rules, b.members, left)
+	for _, b := range branches(members, l.split(was, depth), depth, path) {
+		if n := len(b.members); n <= l.listSize()/listInline {
+			rules = l.draw(rules, b.members, left)
 		} else {
-			name := t.add("/", b, func() []string { return t.drawing(b.members, b.was, depth+listBits, b.path) })
+			name := l.add("/", b, func() []string { return l.drawing(b.members, b.was, depth+listBits, b.path) })
 			rules = append(rules, randomMatch(n, left)+"-j "+name)
 		}
 		left -= len(b.members)
@@ -178,42 +183,42 @@ func (t *list) drawing(members, was []member, depth int, path string) []string {
 }
 
 // split returns was if it had branches, too.
-func (t *list) split(was []member, depth int) []member {
-	if t.isLeaf(was, depth) {
+func (l *list) split(was []member, depth int) []member {
+	if l.isLeaf(was, depth) {
 		return nil
 	}
 	return was
 }
 
 // draw appends rules for members, which are among the left ones that may still be drawn.
-func (t *list) draw(rules []string, members []member, left int) []string {
+func (l *list) draw(rules []string, members []member, left int) []string {
 	for i, m := range members {
 		match := randomMatch(1, left-i)
-		if t.port.Affinity > 0 {
-			match += recentMatch(t.port, m.addr, "--set")
+		if l.port.Affinity > 0 {
+			match += recentMatch(l.port, m.addr, "--set")
 		}
-		rules = append(rules, dnat(t.port, m.addr, match))
+		rules = append(rules, dnat(l.port, m.addr, match))
 	}
 	return rules
 }
 
 // returning returns the rules that send a client to the one of members that it had
 // before, and adds the chains below.
-func (t *list) returning(members, was []member, depth int, path string) []string {
+func (l *list) returning(members, was []member, depth int, path string) []string {
 	var rules []string
-	if t.isLeaf(members, depth) {
-		again := fmt.Sprintf("--update --seconds %d --reap", t.port.Affinity/time.Second)
+	if l.isLeaf(members, depth) {
+		again := fmt.Sprintf("--update --seconds %d --reap", l.port.Affinity/time.Second)
 		for _, m := range members {
-			rules = append(rules, dnat(t.port, m.addr, recentMatch(t.port, m.addr, again)))
+			rules = append(rules, dnat(l.port, m.addr, recentMatch(l.port, m.addr, again)))
 		}
 		return rules
 	}
-	for _, b := range branches(members, t.split(was, depth), depth, path) {
-		below := func() []string { return t.returning(b.members, b.was, depth+listBits, b.path) }
-		if len(b.members) <= t.listSize()/listInline {
+	for _, b := range branches(members, l.split(was, depth), depth, path) {
+		below := func() []string { return l.returning(b.members, b.was, depth+listBits, b.path) }
+		if len(b.members) <= l.listSize()/listInline {
 			rules = append(rules, below()...)
 		} else {
-			rules = append(rules, "-j "+t.add("/again/", b, below))
+			rules = append(rules, "-j "+l.add("/again/", b, below))
 		}
 	}
 	return rules
@@ -221,12 +226,12 @@ func (t *list) returning(members, was []member, depth int, path string) []string
 
 // add adds the chain of a branch, and returns its name. kube-proxy removes chains with
 // such names, so the way back to it leaves none.
-func (t *list) add(kind string, b branch, rules func() []string) string {
-	i := id{nat, hashedName(t.prefix, t.port.Name.String(), t.port.Name.Protocol.String(), kind+b.path)}
-	if t.stays(b) {
-		t.same = append(t.same, i)
+func (l *list) add(kind string, b branch, rules func() []string) string {
+	i := id{nat, hashedName(l.prefix, l.port.Name.String(), l.port.Name.Protocol.String(), kind+b.path)}
+	if l.stays(b) {
+		l.same = append(l.same, i)
 	} else {
-		t.chains = append(t.chains, chain{i, rules()})
+		l.chains = append(l.chains, chain{i, rules()})
 	}
 	return i.name
 }
@@ -257,4 +262,353 @@ func fullMask(f service.Family) string {
 		return "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
 	}
 	return "255.255.255.255"
+}
+
+// entry is an element of a tree: the rules for packets to one address and port, to a
+// NodePort, or to any port of an address.
+type entry struct {
+	key
+	rules []string
+	// lowPriority means that another entry with the same key takes precedence.
+	lowPriority bool
+}
+
+// key identifies an entry.
+type key struct {
+	table string
+	addr  netip.Addr // invalid for a port of the node
+	port  uint16     // 0 for all ports of addr without an entry of their own
+	proto service.Protocol
+	check bool // port is a healthCheckNodePort, not a NodePort
+}
+
+// healthKey returns the key for the health check of p.
+func healthKey(p *service.Port) key {
+	return key{table: filter, port: p.HealthCheck, proto: service.TCP, check: true}
+}
+
+// healthRule accepts health checks of p. It does not match a connection state. So with
+// policy DROP in INPUT no other rule is needed for the following packets.
+func healthRule(p *service.Port) string {
+	return healthKey(p).match() + commentOf(p.Name.Namespace+"/"+p.Name.Name+" health check") + "-j ACCEPT"
+}
+
+func boolToInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// compare groups the entries of one tree. Of one address, the entry for all ports comes
+// last.
+func (k key) compare(l key) int {
+	return cmp.Or(
+		cmp.Compare(k.table, l.table),
+		k.addr.Compare(l.addr),
+		cmp.Compare(boolToInt(k.check), boolToInt(l.check)),
+		cmp.Compare(k.port-1, l.port-1),
+		cmp.Compare(k.proto, l.proto),
+	)
+}
+
+// match returns the first part of a rule for k.
+func (k key) match() string {
+	var s string
+	if k.addr.IsValid() {
+		s = "-d " + hostPrefix(k.addr) + " "
+	}
+	if k.port != 0 {
+		proto := k.proto.String()
+		s += "-p " + proto + " -m " + proto + " --dport " + strconv.Itoa(int(k.port)) + " "
+	}
+	return s
+}
+
+// frontend returns the frontend that k stands for.
+func (k key) frontend() service.Frontend {
+	f := service.Frontend{Kind: service.NodePort, Port: k.port}
+	if k.addr.IsValid() {
+		f.Kind, f.Addr = service.ExternalIP, k.addr // or another kind with address
+	}
+	return f
+}
+
+// standaloneEntries returns the entries of p. Entries for all ports of an address may
+// occur more than once.
+func standaloneEntries(p *service.Port) []entry {
+	var all []entry
+	about := comment(p)
+	add := func(k key, rules ...string) {
+		start := k.match()
+		if k.port != 0 {
+			start += about
+		}
+		e := entry{key: k}
+		for _, r := range rules {
+			// iptables prints the source first.
+			source, then, found := strings.Cut(r, " -j ")
+			if !found {
+				source, then = "", strings.TrimPrefix(r, "-j ")
+			} else {
+				source += " "
+			}
+			e.rules = append(e.rules, source+start+"-j "+then)
+		}
+		all = append(all, e)
+	}
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		k := key{table: nat, addr: f.Addr, port: f.Port, proto: p.Name.Protocol}
+		if to := targetChain(p, f); to != "" {
+			add(k, "-j "+to)
+		} else if f.Addr.IsValid() { // the node may own the address and the port
+			add(k, jumpAccept)
+		}
+		k.table = filter
+		if rules := rejectRules(p, f); len(rules) > 0 {
+			add(k, rules...)
+		}
+		if f.Kind == service.ClusterIP {
+			add(key{table: filter, addr: f.Addr}, "-j "+refuseChain)
+		}
+	}
+	if p.HealthCheck != 0 {
+		all = append(all, entry{key: healthKey(p), rules: []string{healthRule(p)}})
+	}
+	return all
+}
+
+// standaloneKeys returns the keys for which p may have entries, now or in another state.
+func standaloneKeys(p *service.Port) []key {
+	var all []key
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		for _, table := range tables {
+			all = append(all, key{table: table, addr: f.Addr, port: f.Port, proto: p.Name.Protocol})
+		}
+		if f.Kind == service.ClusterIP {
+			all = append(all, key{table: filter, addr: f.Addr})
+		}
+	}
+	if p.HealthCheck != 0 {
+		all = append(all, healthKey(p))
+	}
+	return all
+}
+
+// targetChain returns the chain that translates packets to f, "" if there is none.
+func targetChain(p *service.Port, f *service.Frontend) string {
+	switch {
+	case f.Kind.External() && !forwardsExternal(p):
+		return ""
+	case f.Kind.External() && f.Sources != nil:
+		return firewallName(p, f)
+	case f.Kind.External():
+		return portChainName(externalPrefix, p)
+	case len(p.Endpoints(f.Kind)) == 0:
+		return ""
+	case p.Internal == service.PolicyLocal:
+		return portChainName(localPrefix, p)
+	}
+	return portChainName(clusterPrefix, p)
+}
+
+// rejectRules returns the rules for untranslated packets to f, nil if every client is
+// sent to an endpoint.
+func rejectRules(p *service.Port, f *service.Frontend) []string {
+	refuse := "-j " + refuseChain
+	const drop = "-j DROP"
+	switch {
+	case !p.HasEndpoints() && f.Sources != nil:
+		return append(sourceRules(f.Sources, refuse), drop)
+	case !p.HasEndpoints() && f.Kind == service.ClusterIP: // treated as any port of a ClusterIP
+		return nil
+	case !p.HasEndpoints():
+		return []string{refuse}
+	case f.Sources != nil, len(p.Endpoints(f.Kind)) == 0,
+		f.Kind.External() && len(p.Cluster) == 0:
+		return []string{drop}
+	}
+	return nil
+}
+
+// sameEntries reports whether a change leaves the trees as they are.
+func (l layout) sameEntries(c service.Change, node *service.Node) bool {
+	return slices.EqualFunc(l.entries(c.Old, node), l.entries(c.New, node), func(a, b entry) bool {
+		return a.key == b.key && slices.Equal(a.rules, b.rules)
+	})
+}
+
+// The tables that hold our chains.
+const (
+	nat      = "nat"
+	filter   = "filter"
+	mangle   = "mangle"
+	rawTable = "raw"
+)
+
+var tables = []string{nat, filter}
+
+// id identifies a chain.
+type id struct{ table, name string }
+
+func (i id) compare(j id) int {
+	return cmp.Or(-cmp.Compare(i.table, j.table), cmp.Compare(i.name, j.name))
+}
+
+// chain is a chain with its rules. Each rule is what iptables-save prints after the name
+// of the chain.
+type chain struct {
+	id
+	rules []string
+}
+
+// sum is a checksum of the rules of a chain.
+type sum struct {
+	hash  [16]byte
+	rules int
+}
+
+// sum is equal for chains that are equal to iptables, whatever their quotation marks
+// are.
+func (c chain) sum() sum {
+	h := sha256.New()
+	for _, r := range c.rules {
+		h.Write([]byte(unquoted(r)))
+		h.Write([]byte{'\n'})
+	}
+	return sum{[16]byte(h.Sum(nil)), len(c.rules)}
+}
+
+// unquoted returns r without quotation marks, with a separator that no argument
+// contains.
+func unquoted(r string) string {
+	if !strings.Contains(r, "\"") {
+		return strings.ReplaceAll(r, " ", "\x00")
+	}
+	return strings.Join(walk.Split(r), "\x00")
+}
+
+// Names of chains. Prefixes end with a dash.
+const (
+	servicesChain    = "KUBE-SERVICES"
+	nodePortsChain   = "KUBE-NODEPORTS"
+	postroutingChain = "KUBE-POSTROUTING"
+	markChain        = "KUBE-MARK-MASQ"
+	markClusterChain = "KUBE-MARK-CLUSTER"
+	forwardChain     = "KUBE-FORWARD"
+	refuseChain      = "KUBE-REFUSE"
+	relayChain       = "KUBE-PORTALS" // protects the address of a relay
+	healthChain      = "KUBE-HEALTH-CHECKS"
+	healthPortsChain = "KUBE-HEALTH-PORTS"
+
+	// With a relay, these are the roots in table nat, as in mode userspace of
+	// kube-proxy: for incoming packets and for packets of the node itself.
+	portalsInChain    = "KUBE-PORTALS-CONTAINER"
+	portalsOutChain   = "KUBE-PORTALS-HOST"
+	nodePortsInChain  = "KUBE-NODEPORT-CONTAINER"
+	nodePortsOutChain = "KUBE-NODEPORT-HOST"
+
+	clusterPrefix  = "KUBE-SVC-" // the endpoints for policy Cluster
+	localPrefix    = "KUBE-SVL-" // the endpoints for policy Local
+	externalPrefix = "KUBE-EXT-" // packets to an external address
+	firewallPrefix = "KUBE-FW-"  // the same, with allowed sources
+	recentPrefix   = "KUBE-SEP-" // not a chain but a list of clients
+	addrPrefix     = "KUBE-IP-"  // a branch of the tree of addresses
+	portPrefix     = "KUBE-NP-"  // a branch of the tree of NodePorts
+	healthPrefix   = "KUBE-HC-"  // a branch of the tree of healthCheckNodePorts
+)
+
+// proxyChainNames and proxyChainPrefixes are the names that only a service proxy gives
+// to its chains. Some of them are not used by this proxy. Chains of kubelet, such as
+// KUBE-MARK-DROP, KUBE-FIREWALL and KUBE-KUBELET-CANARY, are not among them.
+var (
+	proxyChainNames = map[string][]string{
+		nat: {servicesChain, nodePortsChain, postroutingChain, markChain, markClusterChain,
+			portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain},
+		filter: {servicesChain, nodePortsChain, forwardChain, refuseChain, "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL",
+			relayChain, healthChain, healthPortsChain, localnetMark.name, "KUBE-NODEPORT-NON-LOCAL"},
+	}
+	proxyChainPrefixes = []string{
+		clusterPrefix, localPrefix, externalPrefix, firewallPrefix, recentPrefix, "KUBE-XLB-",
+	}
+)
+
+// entryChains are the chains to which some version of a service proxy jumps from the
+// built-in chains.
+var entryChains = []string{
+	servicesChain, nodePortsChain, postroutingChain, forwardChain,
+	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain, healthChain,
+}
+
+// isOwned reports whether a chain belongs to the service proxy of the node.
+func (i id) isOwned() bool {
+	if slices.Contains(proxyChainNames[i.table], i.name) || slices.Contains(upstreamChainNames[i.table], i.name) {
+		return true
+	}
+	return i.table != mangle && i.isBranch() && !IPVSCompanion.owns(i) || i.table == nat &&
+		slices.ContainsFunc(proxyChainPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
+}
+
+// isBranch reports whether a chain is a branch of a tree, not its root. kube-proxy has
+// no such chains, so the rest of the name must match, too: other names with the same
+// prefix belong to other components.
+func (i id) isBranch() bool {
+	of, found := strings.CutPrefix(i.name, addrPrefix)
+	if !found {
+		of, found = strings.CutPrefix(i.name, ipvsAddrPrefix)
+	}
+	if found {
+		p, err := netip.ParsePrefix(of)
+		return err == nil && p.Addr().Is4() || len(of) == hashLen && strings.Trim(of, base32Digits) == ""
+	}
+	of, found = strings.CutPrefix(i.name, portPrefix)
+	if !found {
+		of, found = strings.CutPrefix(i.name, healthPrefix)
+	}
+	proto, _, _ := strings.Cut(of, "-")
+	return found && slices.Contains([]string{"TCP", "UDP", "SCTP"}, proto)
+}
+
+// isTree reports whether a chain is part of a tree. The roots for packets of the node
+// itself are left out, because they hold the same entries as those for incoming packets.
+func (i id) isTree() bool {
+	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, healthPortsChain, "KUBE-EXTERNAL-SERVICES", ipvsTargetsChain}, i.name) ||
+		i.isBranch()
+}
+
+const (
+	hashLen      = 16
+	base32Digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+)
+
+// hashedName returns prefix with hashLen characters of a hash of parts.
+func hashedName(prefix string, parts ...string) string {
+	s := sha256.Sum256([]byte(strings.Join(parts, "")))
+	return prefix + base32.StdEncoding.EncodeToString(s[:])[:hashLen]
+}
+
+// portChainName returns the name of a chain of p.
+func portChainName(prefix string, p *service.Port) string {
+	return hashedName(prefix, p.Name.String(), p.Name.Protocol.String())
+}
+
+// addrBranch returns the name of the branch for the addresses in p. prefix begins the
+// names of all branches of the tree.
+func addrBranch(prefix string, p netip.Prefix) string {
+	if p.Addr().Is4() {
+		return prefix + p.String()
+	}
+	return hashedName(prefix, p.String())
+}
+
+// portBranch returns the name of the branch for the ports from low to high. prefix
+// begins the names of all branches of the tree.
+func portBranch(prefix string, proto service.Protocol, low, high uint16) string {
+	name := prefix + strings.ToUpper(proto.String())
+	if low == 0 && high == 1<<16-1 {
+		return name
+	}
+	return fmt.Sprintf("%s-%d-%d", name, low, high)
 }

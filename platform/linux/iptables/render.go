@@ -5,12 +5,18 @@ package iptables
 
 import (
 	"bufio"
+	"context"
+	"fmt"
 	"io"
+	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/traffic"
 )
 
 // Tables are the tables of a node in one family.
@@ -96,19 +102,19 @@ func (t *Table) jump(j jump) {
 	t.Chains[i].Rules = append(t.Chains[i].Rules, j.rule)
 }
 
-// Objects returns d in the format of iptables-restore.
-func (d Tables) Objects() reconcile.Objects {
+// Objects returns ta in the format of iptables-restore.
+func (ta Tables) Objects() reconcile.Objects {
 	var all reconcile.Objects
 	none := service.PortName{}
-	portOf := d.portOf
+	portOf := ta.portOf
 	if portOf == nil {
 		portOf = func(id, string) service.PortName { return none }
 	}
-	all.Add("# for %s-restore\n", d.Command)
-	for _, s := range d.Unsupported {
+	all.Add("# for %s-restore\n", ta.Command)
+	for _, s := range ta.Unsupported {
 		all.Add("# unsupported: %s\n", s)
 	}
-	for _, t := range d.Tables {
+	for _, t := range ta.Tables {
 		all.Add("*%s\n", t.Name)
 		for _, c := range t.Chains {
 			i, policy := id{t.Name, c.Name}, "-"
@@ -125,4 +131,115 @@ func (d Tables) Objects() reconcile.Objects {
 		all.Add("COMMIT\n")
 	}
 	return all
+}
+
+// restore applies c and counts the result.
+func (b *Backend) restore(ctx context.Context, c *change) error {
+	if err := b.driver.Restore(ctx, c.text()); err != nil {
+		b.rules.Refused = true
+		return err
+	}
+	for _, w := range c.writes {
+		b.rules.Written[w.table] += len(w.rules)
+	}
+	for _, j := range c.insertJumps {
+		b.rules.Written[j.from.table]++
+	}
+	return nil
+}
+
+// restoreInPieces applies the change of s. Its last piece brings it into force.
+func (b *Backend) restoreInPieces(ctx context.Context, s *stage) error {
+	for _, c := range s.pieces(s.sums, b.driver.PieceRules()) {
+		if err := b.restore(ctx, &c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recordInstalled records that the tables hold h.
+func (b *Backend) recordInstalled(h *installed) {
+	b.installed = h
+	b.rules.Held = perTable()
+	for i, s := range h.sums {
+		b.rules.Held[i.table] += s.rules
+	}
+}
+
+func perTable() map[string]int {
+	n := map[string]int{}
+	for _, t := range tables {
+		n[t] = 0
+	}
+	return n
+}
+
+// Counters reads how often the rules that translate connections have matched. It
+// implements traffic.Reader.
+//
+// The kernel counts for each rule in any case, and table nat sees one packet of a
+// connection, so a connection costs nothing more. Reading the counters lists table nat,
+// and the cost grows with the number of endpoints. A rule counts from 0 again when its
+// chain is written, for example when the endpoints of the Service change.
+type Counters struct {
+	family service.Family
+	list   func(context.Context) (string, error) // table nat with counters, as iptables-save prints it
+}
+
+// Kinds implements traffic.Reader.
+func (c *Counters) Kinds() traffic.Kinds { return traffic.Kinds{} }
+
+// Read implements traffic.Reader.
+func (c *Counters) Read(ctx context.Context, want *service.Snapshot) ([]traffic.Sample, error) {
+	text, err := c.list(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s what its rules have counted: %w", command(c.family), err)
+	}
+	ports := map[string]service.PortName{}
+	for p := range want.Ports(c.family) {
+		for _, x := range c.lists(p) {
+			ports[x.name] = p.Name
+		}
+	}
+	sums := map[traffic.Counter]uint64{}
+	for line := range strings.Lines(text) {
+		chain, to, n := parseTranslation(line)
+		if name, known := ports[chain]; known && to.IsValid() {
+			sums[traffic.Counter{Name: name, Endpoint: to}] += n
+		}
+	}
+	all := make([]traffic.Sample, 0, len(sums))
+	for k, n := range sums {
+		all = append(all, traffic.Sample{Counter: k, Counts: traffic.Counts{Connections: n}})
+	}
+	return all, nil
+}
+
+// lists returns the chains that hold endpoints of p.
+func (c *Counters) lists(p *service.Port) []chain {
+	l := layout{family: c.family}
+	cluster, _ := l.listChains(p, nil, service.PolicyCluster)
+	local, _ := l.listChains(p, nil, service.PolicyLocal)
+	return append(cluster, local...)
+}
+
+// parseTranslation parses "[PACKETS:BYTES] -A CHAIN ... --to-destination ENDPOINT". The
+// endpoint of another line is invalid.
+func parseTranslation(line string) (chain string, to netip.AddrPort, packets uint64) {
+	const destination = " --to-destination "
+	i := strings.Index(line, destination)
+	count, rest, found := strings.Cut(line, "] -A ")
+	if i < 0 || !found {
+		return "", netip.AddrPort{}, 0
+	}
+	chain, _, _ = strings.Cut(rest, " ")
+	number, _, _ := strings.Cut(strings.TrimPrefix(count, "["), ":")
+	packets, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return "", netip.AddrPort{}, 0
+	}
+	address, _, _ := strings.Cut(strings.TrimSpace(line[i+len(destination):]), " ")
+	to, _ = netip.ParseAddrPort(address)
+	return chain, to, packets
 }

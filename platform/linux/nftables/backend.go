@@ -1,16 +1,59 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package nftables programs one nftables table per IP family. A service.Snapshot goes in.
+// A plan comes out. Its transactions make the kernel's table match the snapshot. The
+// package decides nothing about Services: the snapshot already names the endpoints of
+// each frontend. It leaves conntrack entries and sysctls to other packages. Only files
+// with the suffix _linux.go access the kernel. All other files build, and are tested, on
+// any system.
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink/nft"
 )
+
+// TableName is the name of the table in both families. A table with this name is ours,
+// even if another process created it. The package changes nothing outside of it.
+const TableName = "kube-services"
+
+// TableOf returns the name of the table of the proxy that serves the Services
+// labelled with name, TableName if name is empty.
+func TableOf(name string) string {
+	if name == "" {
+		return TableName
+	}
+	return TableName + "-" + name
+}
+
+// Options are the choices that concern nftables alone.
+type Options struct {
+	// Table is the table's name, TableName if it is empty.
+	Table string
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, for which postrouting
+	// masquerades. It is cleared again there.
+	MasqueradeBit int
+	// DropInvalid drops forwarded TCP packets in connection tracking state INVALID. It
+	// has no effect while net.netfilter.nf_conntrack_tcp_be_liberal makes the kernel
+	// accept packets outside of the window as valid, apart from resets, see
+	// https://docs.kernel.org/networking/nf_conntrack-sysctl.html.
+	DropInvalid bool
+	// CountConnections counts connections, see Counters.
+	CountConnections bool
+}
+
+func (o Options) table() string { return cmp.Or(o.Table, TableName) }
+
+func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
 
 // Driver is the access to the kernel that Backend needs, for one family. Its methods are
 // called from one goroutine at a time, except Watch.
@@ -67,11 +110,11 @@ type installed struct {
 	shared  shared
 }
 
-func (h *installed) layout(p *service.Port) layout {
+func (i *installed) layout(p *service.Port) layout {
 	if p == nil {
 		return layout{}
 	}
-	return layout{p, h.slots[p.Name]}
+	return layout{p, i.slots[p.Name]}
 }
 
 // Plan implements reconcile.Backend. If no other process changed the table, the cost
@@ -195,4 +238,165 @@ func (p *plan) planSharedChanges() {
 		}
 	}
 	p.units = appendShared(p.units, changes)
+}
+
+// drift describes what other processes changed in a table that held h, by the steps that
+// would restore it.
+func (b *Backend) drift(t *table, h *installed) []string {
+	p := b.compare(t, h.snapshot)
+	var r reconcile.DriftReport
+	for _, m := range p.incompatible {
+		r.Add(func() string { return "altered: " + m })
+	}
+	if len(p.incompatible) > 0 {
+		return r.Lines()
+	}
+	for _, u := range p.units {
+		for _, o := range u.ops {
+			r.Add(func() string { return o.driftText(b.family) })
+		}
+		for _, c := range u.shared {
+			r.Add(func() string { return c.op().driftText(b.family) })
+		}
+	}
+	return r.Lines()
+}
+
+// observedSet is a set with its elements, by elementKey. A table has two elements for each
+// endpoint, so they are kept in little memory.
+type observedSet struct {
+	spec     setSpec
+	elements map[string]observedElement
+}
+
+// observedElement is an element without its key.
+type observedElement struct {
+	value string
+	more  *element // nil if there is nothing but a key and a value
+}
+
+func newObservedSet(spec setSpec) *observedSet {
+	return &observedSet{spec, map[string]observedElement{}}
+}
+
+// put adds a copy of e. It reports false if there is an element with the same key.
+func (s *observedSet) put(e element) bool {
+	k := elementKey(e)
+	if _, found := s.elements[k]; found {
+		return false
+	}
+	x := observedElement{value: string(e.value)}
+	if e.end != nil || e.verdict != (verdict{}) || e.comment != "" || e.catchAll || e.expressions {
+		x.more = &element{end: slices.Clone(e.end), verdict: e.verdict, comment: e.comment, catchAll: e.catchAll, expressions: e.expressions}
+	}
+	s.elements[k] = x
+	return true
+}
+
+// same reports whether x and e, which have the same key, are equal.
+func (o observedElement) same(e element) bool {
+	old := element{}
+	if o.more != nil {
+		old = *o.more
+	}
+	old.value = e.value
+	return o.value == string(e.value) && old.same(e)
+}
+
+// get returns the element with an elementKey. It does not contain the set.
+func (s *observedSet) get(k string) (element, bool) {
+	x, found := s.elements[k]
+	if !found {
+		return element{}, false
+	}
+	e := element{}
+	if x.more != nil {
+		e = *x.more
+	}
+	if !e.catchAll {
+		e.key = []byte(k[:len(k)-len(e.end)])
+	}
+	if x.value != "" {
+		e.value = []byte(x.value)
+	}
+	return e, true
+}
+
+// probeTable is the name of the table in dry runs. It is never created.
+const probeTable = "kube-services-probe"
+
+// kernelFeature is a feature of the kernel that the table needs.
+type kernelFeature struct {
+	name   string
+	module string // the module that usually provides it
+	ops    []op
+	// dependsOn is the module of a feature that this one needs. While that is missing,
+	// the probe has no result.
+	dependsOn string
+}
+
+// kernelFeatures lists what a table for f needs, dependencies first.
+func kernelFeatures(f service.Family) []kernelFeature {
+	clients := &set{name: "clients", kind: addrMap, key: clientKey, timeout: time.Hour, limit: clientLimit}
+	nat := func(rules ...rule) *chain {
+		return &chain{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: rules}
+	}
+	post := &chain{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: []rule{{masquerade{}}}}
+	plain := &chain{name: "plain", rules: []rule{{recordClient{clients}}}}
+	const chains = "nft_chain_nat"
+	return []kernelFeature{
+		{"tables for " + f.String(), "nf_tables", nil, ""},
+		{"chains of type nat", chains, appendChain(nil, nat()), ""},
+		{"the type of an address in rules", "nft_fib_" + strings.ToLower(f.String()), appendChain(nil, nat(rule{isLocal{daddr}})), chains},
+		{"connection tracking in rules", "nft_ct", appendChain(nil, nat(rule{translated{}})), chains},
+		{"random numbers and translation in rules", "nft_numgen and nft_nat", appendChain([]op{{verb: addSet, set: endpoints}}, nat(dnatRule)), chains},
+		{"masquerading in rules", "nft_masq", appendChain(nil, post), chains},
+		{"rejecting in rules", "nft_reject_" + strings.ToLower(f.String()), appendChain(nil, nat(rule{reject{}})), chains},
+		{"sets of ranges in several fields", "nf_tables of Linux 5.6", []op{{verb: addSet, set: sources}}, ""},
+		{"maps that rules write", "nf_tables of Linux 5.6", appendChain([]op{{verb: addSet, set: clients}}, plain), "nft_ct"},
+	}
+}
+
+// dnatRule is a rule that selects an endpoint.
+var dnatRule = rule{dnat{endpoints.key, 1, endpoints}}
+
+// completeTable returns the ops that create a table without Services, and the parts that
+// Service ports and session affinity add.
+func completeTable(f service.Family) []op {
+	ops := []op{{verb: addTable}}
+	for _, s := range baseSets {
+		ops = append(ops, op{verb: addSet, set: s})
+	}
+	ops = appendChain(ops, baseChains(f, &service.Node{NodePorts: service.AnyAddress()}, Options{DropInvalid: true})...)
+	ops = appendChain(ops, &chain{name: "draw", rules: []rule{dnatRule}})
+	return append(ops, kernelFeatures(f)[len(kernelFeatures(f))-1].ops...)
+}
+
+// probeFeatures reports which of the features for f the kernel lacks. try makes the
+// kernel check a transaction without applying it.
+func probeFeatures(f service.Family, try func([]op) error) error {
+	first := try(completeTable(f))
+	if first == nil {
+		return nil
+	}
+	var missing []string
+	missingModules := map[string]bool{}
+	for _, n := range kernelFeatures(f) {
+		if missingModules[n.dependsOn] {
+			continue
+		}
+		err := try(append([]op{{verb: addTable}}, n.ops...))
+		if err == nil {
+			continue
+		}
+		missingModules[n.module] = true
+		missing = append(missing, fmt.Sprintf("%s (module %s)", n.name, n.module))
+		if n.ops == nil { // without tables nothing else can work
+			break
+		}
+	}
+	if len(missing) == 0 {
+		return fmt.Errorf("the kernel refuses the rules: %w", first)
+	}
+	return fmt.Errorf("the kernel lacks %s: %w", strings.Join(missing, ", "), first)
 }

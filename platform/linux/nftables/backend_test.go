@@ -22,26 +22,26 @@ type faultyDriver struct {
 	readErr, touchedErr, pruneErr error
 }
 
-func (u *faultyDriver) Read(ctx context.Context) (*table, error) {
-	t, err := u.fake.Read(ctx)
-	if u.readErr != nil {
-		return nil, u.readErr
+func (f *faultyDriver) Read(ctx context.Context) (*table, error) {
+	t, err := f.fake.Read(ctx)
+	if f.readErr != nil {
+		return nil, f.readErr
 	}
 	return t, err
 }
 
-func (u *faultyDriver) Touched(ctx context.Context) (bool, error) {
-	if u.touchedErr != nil {
-		return false, u.touchedErr
+func (f *faultyDriver) Touched(ctx context.Context) (bool, error) {
+	if f.touchedErr != nil {
+		return false, f.touchedErr
 	}
-	return u.fake.Touched(ctx)
+	return f.fake.Touched(ctx)
 }
 
-func (u *faultyDriver) PruneClients(ctx context.Context, s *set, keep map[string]bool) error {
-	if u.pruneErr != nil {
-		return u.pruneErr
+func (f *faultyDriver) PruneClients(ctx context.Context, s *set, keep map[string]bool) error {
+	if f.pruneErr != nil {
+		return f.pruneErr
 	}
-	return u.fake.PruneClients(ctx, s, keep)
+	return f.fake.PruneClients(ctx, s, keep)
 }
 
 // After a failed read the next plan reads again. It repairs another process's change,

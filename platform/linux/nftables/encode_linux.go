@@ -4,7 +4,9 @@
 package nftables
 
 import (
+	"encoding/binary"
 	"fmt"
+	"net"
 	"slices"
 
 	"github.com/google/nftables/expr"
@@ -333,4 +335,340 @@ func (e *encoder) endElements() {
 		e.EndMessage()
 		e.list = 0
 	}
+}
+
+// register returns the number of the n-th register of four bytes. Every fourth one has an
+// older number, which the kernel uses in listings (kernel: net/netfilter/nf_tables_api.c,
+// nft_dump_register).
+func register(n int) uint32 {
+	if n%4 == 0 {
+		return uint32(unix.NFT_REG_1 + n/4)
+	}
+	return uint32(unix.NFT_REG32_00 + n)
+}
+
+// expressions returns the kernel's expressions for s.
+func expressions(s statement, family service.Family) ([]expr.Any, error) {
+	switch s := s.(type) {
+	case lookup:
+		return append(load(s.fields, 0, 0, family), &expr.Lookup{SourceRegister: register(0), SetName: s.in.name, Invert: s.not}), nil
+	case dispatch:
+		return append(load(s.fields, 0, 0, family), &expr.Lookup{
+			SourceRegister: register(0), SetName: s.in.name, IsDestRegSet: true,
+		}), nil
+	case dnat:
+		return dnatExprs(s, family), nil
+	case affinityDNAT:
+		return affinityDNATExprs(s, family), nil
+	case recordClient:
+		return append(append(load([]field{origSaddr}, 0, 0, family), load(targetFields[:1], 4, 0, family)...), &expr.Dynset{
+			SrcRegKey: register(0), SrcRegData: register(4), SetName: s.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE,
+		}), nil
+	case countConnection:
+		return append(load(countedFields, 0, 0, family), &expr.Dynset{
+			SrcRegKey: register(0), SetName: s.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{&expr.Counter{}},
+		}), nil
+	case verdict:
+		return []expr.Any{verdictExpr(s)}, nil
+	case mark, unmark, marked:
+		return markExprs(s), nil
+	case masquerade:
+		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
+	case reject:
+		return []expr.Any{rejectExpr(s, family)}, nil
+	case counter:
+		return []expr.Any{&expr.Counter{}}, nil
+	}
+	return matchExprs(s, family)
+}
+
+func dnatExprs(t dnat, family service.Family) []expr.Any {
+	return append(load(t.fields, 0, t.mod, family), value(t.in), natExpr(daddr.size(family)/4, family))
+}
+
+func affinityDNATExprs(s affinityDNAT, family service.Family) []expr.Any {
+	const port = 4
+	return append(load(clientKey, 0, 0, family), value(s.in),
+		&expr.Immediate{Register: register(port), Data: binary.BigEndian.AppendUint16(nil, s.port)},
+		natExpr(port, family))
+}
+
+// value replaces the key in the first registers by its value in a map.
+func value(in *set) expr.Any {
+	return &expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: in.name}
+}
+
+// natExpr translates to the address in the first register and the port in register n.
+func natExpr(n int, family service.Family) expr.Any {
+	nf := uint32(unix.NFPROTO_IPV4)
+	if family == service.IPv6 {
+		nf = unix.NFPROTO_IPV6
+	}
+	return &expr.NAT{
+		Type: expr.NATTypeDestNAT, Family: nf,
+		RegAddrMin: register(0), RegAddrMax: register(0), RegProtoMin: register(n), RegProtoMax: register(n),
+	}
+}
+
+// load loads fields into consecutive registers, the first into register at. A slot is a
+// random number below mod.
+func load(fields []field, at int, mod uint32, family service.Family) []expr.Any {
+	var out []expr.Any
+	for _, f := range fields {
+		out = append(out, loadField(f, register(at), mod, family))
+		at += f.size(family) / 4
+	}
+	return out
+}
+
+func loadField(f field, reg, mod uint32, family service.Family) expr.Any {
+	offset, size := uint32(12), uint32(4) // offset and size of the source address in an IPv4 header
+	if family == service.IPv6 {
+		offset, size = 8, 16
+	}
+	switch f {
+	case daddr:
+		offset += size
+	case proto:
+		return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}
+	case dport:
+		return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
+	case origSaddr, origDaddr, origDport:
+		return original(f, reg, family)
+	case slot:
+		return &expr.Numgen{Register: reg, Modulus: mod, Type: unix.NFT_NG_RANDOM}
+	}
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size}
+}
+
+// Keys of the ct expression that name the family (kernel:
+// include/uapi/linux/netfilter/nf_tables.h, NFT_CT_SRC_IP and following).
+const (
+	ctSourceIPv4      = 19
+	ctDestinationIPv4 = 20
+	ctSourceIPv6      = 21
+	ctDestinationIPv6 = 22
+)
+
+func original(f field, reg uint32, family service.Family) expr.Any {
+	key := map[field][2]expr.CtKey{
+		origSaddr: {ctSourceIPv4, ctSourceIPv6},
+		origDaddr: {ctDestinationIPv4, ctDestinationIPv6},
+		origDport: {expr.CtKeyPROTODST, expr.CtKeyPROTODST},
+	}[f][family]
+	return &expr.Ct{Register: reg, Key: key}
+}
+
+func verdictExpr(v verdict) expr.Any {
+	kinds := map[verdictCode]expr.VerdictKind{
+		verdictJump: expr.VerdictJump, verdictGoto: expr.VerdictGoto, verdictReturn: expr.VerdictReturn,
+		verdictDrop: expr.VerdictDrop, verdictAccept: expr.VerdictAccept,
+	}
+	return &expr.Verdict{Kind: kinds[v.code], Chain: v.chain}
+}
+
+func rejectExpr(r reject, family service.Family) expr.Any {
+	const icmpPortUnreachable, icmpv6PortUnreachable = 3, 4
+	switch {
+	case r.tcp:
+		return &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}
+	case family == service.IPv6:
+		return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpv6PortUnreachable}
+	}
+	return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}
+}
+
+func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+
+// masked sets register 0 to (register 0 & mask) ^ xor.
+func masked(mask, xor []byte) expr.Any {
+	return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)), Mask: mask, Xor: xor}
+}
+
+func equals(data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: data}
+}
+
+func differs(data []byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: data}
+}
+
+func markExprs(s statement) []expr.Any {
+	read := &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}
+	write := &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0), SourceRegister: true}
+	switch s := s.(type) {
+	case mark:
+		return []expr.Any{read, masked(native(^s.bits), native(s.bits)), write}
+	case unmark:
+		return []expr.Any{read, masked(native(^s.bits), native(0)), write}
+	}
+	bits := s.(marked).bits
+	return []expr.Any{read, masked(native(bits), native(0)), equals(native(bits))}
+}
+
+const statusTranslated = 1 << 5 // IPS_DST_NAT
+
+func matchExprs(s statement, family service.Family) ([]expr.Any, error) {
+	switch s := s.(type) {
+	case within:
+		return prefixExprs(s, family), nil
+	case fromInterface:
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, s.name)
+		if n := len(s.name) - 1; n >= 0 && s.name[n] == '*' {
+			name = name[:n]
+		}
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}, equals(name)}, nil
+	case isProto:
+		return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(0)}, equals([]byte{byte(s.proto)})}, nil
+	case isLocal:
+		return []expr.Any{
+			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.field == saddr, FlagDADDR: s.field == daddr},
+			equals(native(unix.RTN_LOCAL)),
+		}, nil
+	case toPort:
+		return append(load([]field{dport}, 0, 0, family), equals(binary.BigEndian.AppendUint16(nil, s.port))), nil
+	case invalid:
+		return []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: register(0)},
+			masked(native(expr.CtStateBitINVALID), native(0)), differs(native(0)),
+		}, nil
+	case translated:
+		return []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
+			masked(native(statusTranslated), native(0)), differs(native(0)),
+		}, nil
+	}
+	return nil, fmt.Errorf("no expression for statement %T", s)
+}
+
+func prefixExprs(w within, family service.Family) []expr.Any {
+	out := load([]field{w.field}, 0, 0, family)
+	if !w.prefix.IsSingleIP() {
+		mask := []byte(net.CIDRMask(w.prefix.Bits(), w.prefix.Addr().BitLen()))
+		out = append(out, masked(mask, make([]byte, len(mask))))
+	}
+	compare := equals
+	if w.not {
+		compare = differs
+	}
+	return append(out, compare(w.prefix.Masked().Addr().AsSlice()))
+}
+
+// The kernel stores user data with a set and does not interpret it. nft keeps the
+// declaration of the set there. Without it nft could not load its own listing of our maps
+// again. The constants below describe that format, as nft 1.0.6 to 1.1 write and read it:
+// type, length and value, of one byte, one byte and length bytes, with numbers in host
+// byte order.
+const (
+	udataKeyOrder   = 0
+	udataDataOrder  = 1
+	udataKeyTypeof  = 3
+	udataDataTypeof = 4
+	udataDataRange  = 6
+
+	orderMixed  = 0
+	orderHost   = 1
+	orderBig    = 2
+	exprVerdict = 1
+	exprPayload = 7
+	exprMeta    = 9
+	exprConcat  = 13
+	exprNumgen  = 23
+
+	headerTransport, fieldDestinationPort = 11, 2
+	headerIPv4, fieldIPv4Source           = 12, 11
+	headerIPv6, fieldIPv6Source           = 13, 8
+	metaL4Proto                           = 16
+)
+
+func tlv(b []byte, typ byte, value []byte) []byte {
+	return append(append(b, typ, byte(len(value))), value...)
+}
+
+func tlv32(b []byte, typ byte, n uint32) []byte {
+	return tlv(b, typ, binary.NativeEndian.AppendUint32(nil, n))
+}
+
+// typeofExpr encodes an expression by its kind and the data of that kind.
+func typeofExpr(kind uint32, data []byte) []byte {
+	return tlv(tlv32(nil, 0, kind), 1, data)
+}
+
+func typeofField(f field, family service.Family) []byte {
+	switch f {
+	case proto:
+		return typeofExpr(exprMeta, tlv32(nil, 0, metaL4Proto))
+	case dport, origDport:
+		return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, headerTransport), 1, fieldDestinationPort))
+	case slot:
+		return typeofExpr(exprNumgen, tlv32(tlv32(tlv32(nil, 0, 1), 1, 65536), 2, 0))
+	}
+	header, source := uint32(headerIPv4), uint32(fieldIPv4Source)
+	if family == service.IPv6 {
+		header, source = headerIPv6, fieldIPv6Source
+	}
+	if f == daddr || f == origDaddr {
+		source++
+	}
+	return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, header), 1, source))
+}
+
+// typeofFields encodes one field, or several as a concatenation. It also returns the byte
+// order.
+func typeofFields(fields []field, family service.Family) (desc []byte, order uint32) {
+	if len(fields) == 1 {
+		order = orderBig
+		if fields[0] == slot {
+			order = orderHost
+		}
+		return typeofField(fields[0], family), order
+	}
+	var parts []byte
+	for i, f := range fields {
+		parts = tlv(parts, byte(i), typeofField(f, family))
+	}
+	return typeofExpr(exprConcat, parts), orderMixed
+}
+
+// userData returns the declaration of s for nft.
+func (s *set) userData(family service.Family) []byte {
+	key, keyOrder := typeofFields(s.key, family)
+	b := tlv32(nil, udataKeyOrder, keyOrder)
+	if s.kind == plainSet {
+		return tlv(b, udataKeyTypeof, key)
+	}
+	data, order := typeofExpr(exprVerdict, nil), uint32(orderMixed)
+	if s.kind != verdictMap {
+		data, order = typeofFields(s.valueFields(), family)
+	}
+	b = tlv32(b, udataDataOrder, order)
+	b = tlv(tlv(b, udataKeyTypeof, key), udataDataTypeof, data)
+	return tlv32(b, udataDataRange, 0)
+}
+
+// typeID returns nft's number for the type of f. The kernel stores it and does not
+// interpret it.
+func (f field) typeID(family service.Family) uint32 {
+	const ipv4Addr, ipv6Addr, inetProto, inetService, integer = 7, 8, 12, 13, 4
+	switch {
+	case f.isAddr() && family == service.IPv6:
+		return ipv6Addr
+	case f.isAddr():
+		return ipv4Addr
+	case f == proto:
+		return inetProto
+	case f == slot:
+		return integer
+	}
+	return inetService
+}
+
+// typeIDs returns the type of a concatenation, with six bits for each part.
+func typeIDs(fields []field, family service.Family) uint32 {
+	id := uint32(0)
+	for _, f := range fields {
+		id = id<<6 | f.typeID(family)
+	}
+	return id
 }

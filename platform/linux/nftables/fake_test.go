@@ -49,27 +49,27 @@ var (
 	errBusy  = errors.New("device or resource busy")
 )
 
-func (k *fake) Commit(_ context.Context, ops []op) error {
-	if k.refuse != nil {
-		if err := k.refuse(ops); err != nil {
+func (f *fake) Commit(_ context.Context, ops []op) error {
+	if f.refuse != nil {
+		if err := f.refuse(ops); err != nil {
 			return err
 		}
 	}
-	next := k.table.clone()
+	next := f.table.clone()
 	for _, o := range ops {
 		var err error
 		if next, err = next.do(o); err != nil {
-			return fmt.Errorf("%s: %w", o.text(k.family), err)
+			return fmt.Errorf("%s: %w", o.text(f.family), err)
 		}
 	}
 	if err := next.check(); err != nil {
 		return err
 	}
-	k.table = next
-	k.commits++
-	k.ops += len(ops)
+	f.table = next
+	f.commits++
+	f.ops += len(ops)
 	for _, o := range ops {
-		k.done = append(k.done, o.text(k.family))
+		f.done = append(f.done, o.text(f.family))
 	}
 	return nil
 }
@@ -212,22 +212,22 @@ func (t *fakeTable) checkReferences(s statement) error {
 	return nil
 }
 
-func (k *fake) Read(context.Context) (*table, error) {
-	k.reads++
-	k.touched = false
-	if k.table == nil {
+func (f *fake) Read(context.Context) (*table, error) {
+	f.reads++
+	f.touched = false
+	if f.table == nil {
 		return nil, nil
 	}
 	t := &table{chains: map[string]*observedChain{}, sets: map[string]*observedSet{}}
-	for n, c := range k.table.chains {
+	for n, c := range f.table.chains {
 		observed := &observedChain{hook: c.hook.spec()}
 		for _, r := range c.rules {
-			observed.fingerprints = append(observed.fingerprints, r.fingerprint(k.family))
+			observed.fingerprints = append(observed.fingerprints, r.fingerprint(f.family))
 		}
 		t.chains[n] = observed
 	}
-	for n, s := range k.table.sets {
-		t.sets[n] = newObservedSet(s.spec(k.family))
+	for n, s := range f.table.sets {
+		t.sets[n] = newObservedSet(s.spec(f.family))
 		for _, e := range s.elements {
 			t.sets[n].put(e)
 		}
@@ -235,12 +235,12 @@ func (k *fake) Read(context.Context) (*table, error) {
 	return t, nil
 }
 
-func (k *fake) Liberal() bool { return k.liberal }
+func (f *fake) Liberal() bool { return f.liberal }
 
-func (k *fake) Touched(context.Context) (bool, error) { return k.touched, nil }
+func (f *fake) Touched(context.Context) (bool, error) { return f.touched, nil }
 
-func (k *fake) PruneClients(_ context.Context, clients *set, keep map[string]bool) error {
-	s := k.table.sets[clients.name]
+func (f *fake) PruneClients(_ context.Context, clients *set, keep map[string]bool) error {
+	s := f.table.sets[clients.name]
 	if s == nil {
 		return errNone
 	}
@@ -248,13 +248,13 @@ func (k *fake) PruneClients(_ context.Context, clients *set, keep map[string]boo
 	return nil
 }
 
-func (k *fake) Watch(ctx context.Context, _ func()) error {
+func (f *fake) Watch(ctx context.Context, _ func()) error {
 	<-ctx.Done()
 	return nil
 }
 
-func (k *fake) Suspect() string { return "" }
-func (k *fake) close()          {}
+func (f *fake) Suspect() string { return "" }
+func (f *fake) close()          {}
 
 // rules implements ruleset.
 func (t *fakeTable) rules(chain string) []rule { return t.chains[chain].rules }

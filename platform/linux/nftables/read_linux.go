@@ -5,13 +5,17 @@ package nftables
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/common/service"
+	"kubeproxy/common/traffic"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/netlink/nft"
 )
@@ -220,4 +224,213 @@ func (r *reader) generation() (uint32, error) {
 		err = errors.New("the kernel reported no generation")
 	}
 	return id, err
+}
+
+// UpstreamTable is the table name of upstream kube-proxy.
+const UpstreamTable = "kube-proxy"
+
+// Leftovers is a table that another service proxy may have left in the network namespace
+// of the calling thread.
+type Leftovers struct {
+	Family service.Family
+	Table  string
+}
+
+// String returns the table's family and name as in nft.
+func (l Leftovers) String() string {
+	return "nftables table " + nft.FamilyName(l.Family) + " " + l.Table
+}
+
+// Find returns a description of what exists, or "" if the table does not exist.
+func (l Leftovers) Find(ctx context.Context) (string, error) {
+	found := false
+	err := l.withSocket(func(s *netlink.Socket, e *encoder) error {
+		e.NetfilterMessage(nft.Type(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
+		e.EndMessage()
+		return nft.Dump(ctx, s, e.Buf, func() { found = false }, func(family uint8, table []byte) error {
+			found = found || family == e.nf && netlink.Text(netlink.Attribute(table, unix.NFTA_TABLE_NAME)) == l.Table
+			return nil
+		})
+	})
+	switch {
+	case nft.IsUnsupported(err):
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("look for %s: %w", l, nft.WithHint(err))
+	case !found:
+		return "", nil
+	}
+	return "the table", nil
+}
+
+// Remove deletes the table and everything in it. It succeeds if there is none.
+//
+// Packets must not meet a partly deleted table. When the kernel deletes a table, it
+// deactivates the elements of maps, and those of sets stay until nobody reads them
+// (kernel: net/netfilter/nf_tables_api.c, nft_delset and nft_mapelem_deactivate). So a
+// ClusterIP would seem to have no such port. Remove therefore first flushes the chains
+// where new connections enter. It deletes the rest after the packets inside the table
+// have left it.
+func (l Leftovers) Remove(ctx context.Context) error {
+	err := l.withSocket(func(s *netlink.Socket, e *encoder) error {
+		entries, err := l.entryChains(ctx, s, e)
+		if err != nil {
+			return err
+		}
+		if len(entries) > 0 {
+			if err := transact(s, e, entries); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(drainTime):
+			}
+		}
+		return transact(s, e, []op{{verb: delTable}})
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) && !nft.IsUnsupported(err) {
+		return fmt.Errorf("delete %s: %w", l, nft.WithHint(err))
+	}
+	return nil
+}
+
+// drainTime is longer than a packet spends in a table.
+const drainTime = 50 * time.Millisecond
+
+// entryChains returns ops that flush the chains where packets enter the table before
+// routing. The later chains stay, because translated packets may still need masquerading.
+func (l Leftovers) entryChains(ctx context.Context, s *netlink.Socket, e *encoder) ([]op, error) {
+	all, err := nft.Chains(ctx, s, e.nf)
+	var ops []op
+	for _, c := range all {
+		if c.Table != l.Table || c.Base == nil {
+			continue
+		}
+		switch c.Base.Hook {
+		case unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT, unix.NF_INET_FORWARD:
+			ops = append(ops, op{verb: flushChain, chain: &chain{name: c.Name}})
+		}
+	}
+	return ops, err
+}
+
+func transact(s *netlink.Socket, e *encoder, ops []op) error {
+	batch, err := e.batch(ops)
+	if err != nil {
+		return err
+	}
+	return s.Transact(batch)
+}
+
+func (l Leftovers) withSocket(do func(*netlink.Socket, *encoder) error) error {
+	s, err := dial()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	e := newEncoder(l.Family)
+	e.name = l.Table
+	return do(s, e)
+}
+
+// Counters reads the counts of connections that a table with Options.CountConnections
+// has. It implements traffic.Reader.
+type Counters struct {
+	reader reader
+	family service.Family
+}
+
+// NewCounters returns the Counters of one family, in the network namespace of the calling
+// thread.
+func NewCounters(f service.Family, o Options) (*Counters, error) {
+	s, err := dial()
+	if err != nil {
+		return nil, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
+	}
+	k := &kernel{family: f, table: o.table(), readSocket: s}
+	return &Counters{reader: *k.reader(), family: f}, nil
+}
+
+// Kinds implements traffic.Reader.
+func (c *Counters) Kinds() traffic.Kinds { return traffic.Kinds{} }
+
+// Read implements traffic.Reader. Without a table there are no counts.
+func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
+	var all []traffic.Sample
+	seen := map[traffic.Counter]bool{}
+	r := &c.reader
+	err := retryRead(func() error {
+		all = all[:0]
+		clear(seen)
+		fill := func() { r.Text(unix.NFTA_SET_ELEM_LIST_SET, connections.name) }
+		return r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
+			for _, b := range netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				x, ok := counterOf(decodeElement(b).key, c.family)
+				if !ok || seen[x] {
+					continue
+				}
+				seen[x] = true
+				all = append(all, traffic.Sample{Counter: x, Counts: traffic.Counts{Connections: countOf(b)}})
+			}
+			return nil
+		})
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list set %s: %w", connections.name, err)
+	}
+	return all, nil
+}
+
+// countOf returns the packets of the counter of an element. Only the first packet of a
+// connection gets there.
+func countOf(element []byte) uint64 {
+	x := netlink.Attribute(element, unix.NFTA_SET_ELEM_EXPR)
+	if x == nil {
+		x = netlink.Attribute(netlink.Attribute(element, nft.ElemExprs), unix.NFTA_LIST_ELEM)
+	}
+	return packetsOf(x)
+}
+
+// packetsOf returns the packets of a counter expression.
+func packetsOf(x []byte) uint64 {
+	n := netlink.Attribute(netlink.Attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
+	if len(n) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(n)
+}
+
+// Unrelayed returns how many packets refuseUnrelayed has refused since the rule was made, 0
+// without the rule. It reads the network namespace of the calling thread.
+func Unrelayed(f service.Family, o Options) (uint64, error) {
+	s, err := dial()
+	if err != nil {
+		return 0, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
+	}
+	defer s.Close()
+	n, ours := uint64(0), refuseUnrelayed(f).fingerprint(f)
+	r := (&kernel{family: f, table: o.table(), readSocket: s}).reader()
+	fill := func() { r.Text(unix.NFTA_RULE_CHAIN, outputChain) }
+	err = retryRead(func() error {
+		n = 0
+		return r.request(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, fill, func(body []byte) error {
+			if string(userdata.Get(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), ruleTag)) != ours {
+				return nil
+			}
+			for _, x := range netlink.Attributes(netlink.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)) {
+				if netlink.Text(netlink.Attribute(x, unix.NFTA_EXPR_NAME)) == "counter" {
+					n += packetsOf(x)
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return 0, fmt.Errorf("list the rules of chain %s: %w", outputChain, err)
+	}
+	return n, nil
 }

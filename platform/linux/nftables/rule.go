@@ -4,6 +4,7 @@
 package nftables
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -121,20 +122,20 @@ func (d dispatch) text(f service.Family) string {
 	return typeof(d.fields, f) + " vmap @" + d.in.name
 }
 
-func (t dnat) text(f service.Family) string {
+func (d dnat) text(f service.Family) string {
 	var parts []string
-	for _, x := range t.fields {
+	for _, x := range d.fields {
 		if x == slot {
-			parts = append(parts, fmt.Sprintf("numgen random mod %d", t.mod))
+			parts = append(parts, fmt.Sprintf("numgen random mod %d", d.mod))
 		} else {
 			parts = append(parts, x.text(f))
 		}
 	}
-	return fmt.Sprintf("dnat %s to %s map @%s", nft.FamilyName(f), strings.Join(parts, " . "), t.in.name)
+	return fmt.Sprintf("dnat %s to %s map @%s", nft.FamilyName(f), strings.Join(parts, " . "), d.in.name)
 }
 
-func (s affinityDNAT) text(f service.Family) string {
-	return fmt.Sprintf("dnat %s to %s map @%s : %d", nft.FamilyName(f), saddr.text(f), s.in.name, s.port)
+func (a affinityDNAT) text(f service.Family) string {
+	return fmt.Sprintf("dnat %s to %s map @%s : %d", nft.FamilyName(f), saddr.text(f), a.in.name, a.port)
 }
 
 func (r recordClient) text(f service.Family) string {
@@ -198,4 +199,379 @@ func (r rule) text(f service.Family) string {
 		parts = append(parts, s.text(f))
 	}
 	return strings.Join(parts, " ")
+}
+
+// hook is where packets enter a base chain. A chain of type nat sees only the first
+// packet of each connection, see nft(8).
+type hook struct {
+	name     string
+	priority int
+	filter   bool // the type is filter instead of nat: the chain sees every packet
+}
+
+func (h *hook) typ() string {
+	if h.filter {
+		return "filter"
+	}
+	return "nat"
+}
+
+// chain is a named list of rules.
+type chain struct {
+	name  string
+	hook  *hook // nil for a chain that is not a base chain
+	rules []rule
+}
+
+// text returns c in the syntax of nft(8).
+func (c *chain) text(family service.Family) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\tchain %s {\n", c.name)
+	if c.hook != nil {
+		fmt.Fprintf(&b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.hook.typ(), c.hook.name, c.hook.priority)
+	}
+	for _, r := range c.rules {
+		fmt.Fprintf(&b, "\t\t%s\n", r.text(family))
+	}
+	b.WriteString("\t}\n")
+	return b.String()
+}
+
+// dstNAT and srcNAT are netfilter's priorities for the translation of the destination and
+// the source (kernel: include/uapi/linux/netfilter_ipv4.h, NF_IP_PRI_NAT_DST and
+// NF_IP_PRI_NAT_SRC).
+const (
+	dstNAT = -100
+	srcNAT = 100
+)
+
+// Names of chains that verdict maps refer to.
+const (
+	refuseChain        = "refuse"
+	localChain         = "external-local"
+	nodePortLocalChain = "nodeport-external-local"
+	markChain          = "mark-unless-pod"
+	dispatchChain      = "dispatch"
+	outputChain        = "output"
+	nodePortChain      = "nodeport-dispatch"
+	rememberChain      = "remember"
+	unallocatedChain   = "unallocated"
+)
+
+var (
+	addrKey     = []field{daddr, proto, dport}
+	nodePortKey = []field{proto, dport}
+)
+
+func jumpVerdict(name string) verdict { return verdict{verdictJump, name} }
+func gotoVerdict(name string) verdict { return verdict{verdictGoto, name} }
+
+// baseChains returns the chains that the table of family f always contains. The order
+// ensures that each chain refers only to chains before it and to sets.
+func baseChains(f service.Family, node *service.Node, o Options) []*chain {
+	bit := o.mark()
+	return append(append(filterChains(o), countChains(o)...), []*chain{
+		{name: refuseChain, rules: []rule{
+			{isProto{service.TCP}, reject{tcp: true}},
+			{reject{}},
+		}},
+		{name: markChain, rules: markRules(f, node, bit)},
+		{name: localChain, rules: localRules(f, node, bit, addrKey, internalClients, externalClients)},
+		{name: nodePortLocalChain, rules: localRules(f, node, bit, nodePortKey, nodePortInternalClients, nodePortExternalClients)},
+		{name: nodePortChain, rules: []rule{
+			{lookup{nodePortKey, nodePortLocal, false}, gotoVerdict(nodePortLocalChain)},
+			{dispatch{nodePortKey, nodePorts}},
+		}},
+		{name: dispatchChain, rules: dispatchRules(f, node)},
+		{name: rememberChain, rules: rememberRules()},
+		{name: unallocatedChain, rules: unallocatedRules(f, node)},
+		{name: "prerouting", hook: &hook{name: "prerouting", priority: dstNAT}, rules: []rule{{jumpVerdict(dispatchChain)}}},
+		{name: outputChain, hook: &hook{name: "output", priority: dstNAT}, rules: append(unrelayedRules(f, node), rule{jumpVerdict(dispatchChain)})},
+		{name: "input", hook: &hook{name: "input", priority: srcNAT}, rules: append(countingRules(o), rule{translated{}, jumpVerdict(rememberChain)})},
+		{name: "postrouting", hook: &hook{name: "postrouting", priority: srcNAT}, rules: append(append(rangeRules(f, node), countingRules(o)...),
+			rule{translated{}, jumpVerdict(rememberChain)},
+			rule{marked{bit}, translated{}, unmark{bit}, masquerade{}}, // others may set the bit, too: kubernetes/kubernetes#113659
+			rule{lookup{[]field{saddr, daddr}, hairpin, false}, masquerade{}},
+		)},
+	}...)
+}
+
+// filterChains returns chains that see every packet, so there is none unless an option
+// needs it. Connection tracking does not translate the source of a reply outside of the
+// TCP window. The client does not know such a packet and would answer with a reset, see
+// kubernetes/kubernetes#74839.
+func filterChains(o Options) []*chain {
+	if !o.DropInvalid {
+		return nil
+	}
+	return []*chain{{name: "forward", hook: &hook{name: "forward", filter: true}, rules: []rule{
+		{isProto{service.TCP}, invalid{}, verdict{code: verdictDrop}},
+	}}}
+}
+
+// unallocatedRules drop packets to an address in a Service CIDR that neither a Service
+// nor, as far as is known, a pod has. With a default route such a packet would leave the
+// node for nothing, or come back in a loop.
+func unallocatedRules(f service.Family, node *service.Node) []rule {
+	rules := []rule{
+		{translated{}, verdict{code: verdictReturn}},
+		{isLocal{daddr}, verdict{code: verdictReturn}},
+	}
+	for _, a := range node.EndpointsInServiceCIDRs {
+		if service.FamilyOf(a) == f {
+			rules = append(rules, rule{within{daddr, netip.PrefixFrom(a, a.BitLen()), false}, verdict{code: verdictReturn}})
+		}
+	}
+	return append(rules, rule{verdict{code: verdictDrop}})
+}
+
+// rangeRules lead to unallocatedRules. They run last, in postrouting, so that another
+// proxy on the node can translate the packet first.
+func rangeRules(f service.Family, node *service.Node) []rule {
+	var rules []rule
+	for _, p := range service.InFamily(node.ServiceCIDRs, f) {
+		rules = append(rules, rule{within{daddr, p.Masked(), false}, jumpVerdict(unallocatedChain)})
+	}
+	return rules
+}
+
+// dispatchRules find the frontend. The address of a Service comes first. After that every
+// other port of a ClusterIP is refused, so that such packets do not loop through a
+// default route. The node's own addresses come last.
+func dispatchRules(f service.Family, node *service.Node) []rule {
+	rules := []rule{
+		{lookup{addrKey, restricted, false}, lookup{append(addrKey[:3:3], saddr), sources, true}, verdict{code: verdictDrop}},
+		{lookup{addrKey, externalLocal, false}, gotoVerdict(localChain)},
+		{dispatch{addrKey, services}},
+		{lookup{[]field{daddr}, clusterIPs, false}, gotoVerdict(refuseChain)},
+	}
+	loopback := within{daddr, loopbackPrefix(f), true}
+	toNode := rule{isLocal{daddr}, loopback, gotoVerdict(nodePortChain)}
+	for _, p := range node.NodePortPrefixes(f) {
+		switch {
+		case p.Bits() == 0:
+			return append(rules, toNode)
+		case !service.LoopbackOnly(p): // the local listeners for NodePorts serve loopback addresses
+			rules = append(rules, append(rule{within{daddr, p.Masked(), false}}, toNode...))
+		}
+	}
+	return rules
+}
+
+// refuseUnrelayed returns the rule that refuses NodePorts at the loopback address of f for
+// which the local listeners cannot serve the protocol. The kernel never confirms the
+// connection of a packet that is refused, so each further packet gets there and is counted.
+func refuseUnrelayed(f service.Family) rule {
+	at := service.Localhost(f)
+	return rule{within{daddr, netip.PrefixFrom(at, at.BitLen()), false}, lookup{nodePortKey, unrelayed, false}, counter{}, reject{}}
+}
+
+// unrelayedRules are there if the operator wants NodePorts on the loopback address.
+func unrelayedRules(f service.Family, node *service.Node) []rule {
+	if !node.LocalhostNodePorts(f) {
+		return nil
+	}
+	return []rule{refuseUnrelayed(f)}
+}
+
+// podRules returns rules that run then for traffic from pods, one for each of the ways in
+// which node identifies pods.
+func podRules(f service.Family, node *service.Node, then ...statement) []rule {
+	var rules []rule
+	add := func(is statement) { rules = append(rules, append(rule{is}, then...)) }
+	switch pods := node.Pods; {
+	case pods.Interface != "":
+		add(fromInterface{pods.Interface})
+	case pods.InterfacePrefix != "":
+		add(fromInterface{pods.InterfacePrefix + "*"})
+	default:
+		for _, p := range service.InFamily(pods.Prefixes, f) {
+			add(within{saddr, p.Masked(), false})
+		}
+	}
+	return rules
+}
+
+// markRules mark packets to a ClusterIP for masquerading.
+func markRules(f service.Family, node *service.Node, bit uint32) []rule {
+	switch {
+	case node.MasqueradeAll:
+		return []rule{{mark{bit}}}
+	case node.Pods.Known(f):
+		return append(podRules(f, node, verdict{code: verdictReturn}), rule{mark{bit}})
+	}
+	return nil
+}
+
+// localRules implement policy Local for external addresses. Pods and the node itself
+// reach any endpoint. Other clients reach only the endpoints on this node.
+func localRules(f service.Family, node *service.Node, bit uint32, key []field, clientMaps ...*set) []rule {
+	rules := podRules(f, node, dispatch{key, clientMaps[0]})
+	return append(rules,
+		rule{isLocal{saddr}, mark{bit}, dispatch{key, clientMaps[0]}},
+		rule{dispatch{key, clientMaps[1]}},
+		rule{verdict{code: verdictDrop}})
+}
+
+// rememberRules jump to the chain that records the client of a connection. They match the
+// protocol first, because without it nft cannot determine the type of a port.
+func rememberRules() []rule {
+	var rules []rule
+	for _, s := range []*set{affinity, nodePortAffinity} {
+		key := []field{proto, origDport}
+		if s == affinity {
+			key = []field{origDaddr, proto, origDport}
+		}
+		for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+			rules = append(rules, rule{isProto{p}, dispatch{key, s}})
+		}
+	}
+	return rules
+}
+
+// field is a value that a rule reads from a packet or its connection, or a random number.
+// It is also the type of one part of a map key.
+type field uint8
+
+const (
+	saddr     field = iota // source address
+	daddr                  // destination address
+	proto                  // transport protocol
+	dport                  // destination port
+	origSaddr              // the connection's source before any NAT
+	origDaddr              // the connection's destination before any NAT
+	origDport              // the connection's destination port before any NAT
+	slot                   // a random number below a modulus that the rule gives
+)
+
+// text returns f as nft writes it in a rule or a typeof. For slot it returns a fixed
+// modulus, because only the rule knows its own.
+func (f field) text(family service.Family) string {
+	ip := nft.FamilyName(family)
+	switch f {
+	case saddr:
+		return ip + " saddr"
+	case daddr:
+		return ip + " daddr"
+	case proto:
+		return "meta l4proto"
+	case dport:
+		return "th dport"
+	case origSaddr:
+		return "ct original " + ip + " saddr"
+	case origDaddr:
+		return "ct original " + ip + " daddr"
+	case origDport:
+		return "ct original proto-dst"
+	}
+	return "numgen random mod 65536"
+}
+
+func (f field) isAddr() bool {
+	return f == saddr || f == daddr || f == origSaddr || f == origDaddr
+}
+
+// size returns the number of bytes of f in a key. Each part is padded to a multiple of
+// four.
+func (f field) size(family service.Family) int {
+	if f.isAddr() && family == service.IPv6 {
+		return 16
+	}
+	return 4
+}
+
+func keySize(fields []field, family service.Family) int {
+	n := 0
+	for _, f := range fields {
+		n += f.size(family)
+	}
+	return n
+}
+
+// A key is the concatenation of its fields in the kernel's format: addresses and ports in
+// network byte order, the protocol in the first byte, slots in host byte order.
+
+func appendAddr(key []byte, a netip.Addr) []byte {
+	return append(key, a.AsSlice()...)
+}
+
+func appendProto(key []byte, p service.Protocol) []byte {
+	return append(key, byte(p), 0, 0, 0)
+}
+
+func appendPort(key []byte, port uint16) []byte {
+	return append(key, byte(port>>8), byte(port), 0, 0)
+}
+
+func appendSlot(key []byte, n uint32) []byte {
+	return binary.NativeEndian.AppendUint32(key, n)
+}
+
+// keyText formats a key as nft lists it: "10.96.0.10 . tcp . 80". end is the upper bound
+// of an interval key, otherwise nil.
+func keyText(fields []field, family service.Family, key, end []byte) string {
+	var parts []string
+	for _, f := range fields {
+		n := f.size(family)
+		if len(key) < n {
+			return fmt.Sprintf("%x", key)
+		}
+		if f.isAddr() && end != nil {
+			parts = append(parts, prefixText(key[:n], end[:n]))
+		} else {
+			parts = append(parts, partText(f, key[:n]))
+		}
+		key = key[n:]
+		if end != nil {
+			end = end[n:]
+		}
+	}
+	return strings.Join(parts, " . ")
+}
+
+func partText(f field, b []byte) string {
+	switch f {
+	case proto:
+		return service.Protocol(b[0]).String()
+	case dport, origDport:
+		return fmt.Sprint(binary.BigEndian.Uint16(b))
+	case slot:
+		return fmt.Sprint(binary.NativeEndian.Uint32(b))
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a.String()
+}
+
+// prefixText formats the range from first to last, which must be a prefix. A single
+// address has no prefix length, as in nft.
+func prefixText(first, last []byte) string {
+	a, _ := netip.AddrFromSlice(first)
+	bits := len(first) * 8
+	for i := range first {
+		for diff := first[i] ^ last[i]; diff != 0; diff >>= 1 {
+			bits--
+		}
+	}
+	if bits == a.BitLen() {
+		return a.String()
+	}
+	return netip.PrefixFrom(a, bits).String()
+}
+
+// lastAddr returns the highest address in p.
+func lastAddr(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// loopbackPrefix returns the loopback addresses of f.
+func loopbackPrefix(f service.Family) netip.Prefix {
+	if f == service.IPv6 {
+		return netip.PrefixFrom(netip.IPv6Loopback(), 128)
+	}
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
 }

@@ -1,16 +1,66 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package socketlb connects TCP sockets of the node and its pods to an endpoint of a
+// Service at connect(2), so that their packets need no translation. It is a layer above
+// the rules of a mode, which stay complete: they handle each connection that the layer
+// does not take. A service.Snapshot goes in. Tables come out, which programs of the
+// kernel read. They stand in memory that the kernel shares, so a changed list costs a few
+// stores and no system call. If anything fails, the layer is removed from the kernel, and
+// only speed is lost.
+//
+// The parts: frontends.go says which frontends are taken, table.go and slots.go lay out
+// the memory, backend.go and plan.go find out what changes, driver_linux.go loads and
+// attaches bpf/socketlb.c. All others build, and are tested, on any system.
 package socketlb
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
+	"strings"
 	"time"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
+
+// bpffs is where systemd mounts the BPF file system.
+const bpffs = "/sys/fs/bpf"
+
+// Name is the folder of the layer below the BPF file system.
+const Name = "kube-services"
+
+// Options are what an operator decides.
+type Options struct {
+	// Off has the layer removed that an earlier process left.
+	Off bool
+	// NodeOnly leaves pods to the rules.
+	NodeOnly bool
+	// Connections, if set, is how a Backend finds out that it takes no connection of pods.
+	Connections Connections
+	// Name is that of the folder, Name if it is empty.
+	Name string
+	// Cgroup is the cgroup whose processes are taken, as a path. If it is empty, it is the
+	// root of the hierarchy of version 2 that is mounted here.
+	Cgroup string
+	// Pins is where the BPF file system is mounted, /sys/fs/bpf if it is empty.
+	Pins string
+}
+
+// NameOf returns Options.Name for a proxy that serves labelled Services. A label may have
+// dots, which the BPF file system refuses in names (kernel: kernel/bpf/inode.c, bpf_lookup),
+// and no plus.
+func NameOf(proxy string) string {
+	if proxy == "" {
+		return Name
+	}
+	return Name + "-" + strings.ReplaceAll(proxy, ".", "+")
+}
+
+// labels name the families in paths.
+var labels = [...]string{service.IPv4: "ipv4", service.IPv6: "ipv6"}
 
 // Driver is the access to the kernel that Backend needs, for one family. Its methods are
 // called from one goroutine at a time, except Attached, Watch and Taken.
@@ -195,4 +245,144 @@ func (b *Backend) Forget() {
 func (b *Backend) Close() error {
 	b.Forget()
 	return nil
+}
+
+// Connections calls each for the TCP connections of a family that the kernel tracks, with
+// the addresses that clients used.
+type Connections func(ctx context.Context, f service.Family, each func(from, to netip.AddrPort)) error
+
+// missed finds out that no connection of pods is taken, whatever the reason: that the
+// programs are attached, and the tables are right, does not say that a socket meets them.
+type missed struct {
+	list Connections // nil to find out nothing
+	last uint64      // connections of pods that were taken, at the last look
+	seen map[[2]netip.AddrPort]bool
+	next time.Time // not before
+	text string    // empty if some were taken, or none was made
+}
+
+const (
+	// fewMissed is how many connections may meet the rules for a reason of their own, as
+	// those of sockets that are bound.
+	fewMissed = 3
+	// missedPause bounds the cost of the looks: 2 % of the time, as of all looks into
+	// connection tracking.
+	missedPause = 50
+)
+
+// look compares what was taken of pods since the last look with the new connections of pods
+// to addresses of the tables. The rules have seen those.
+func (m *missed) look(ctx context.Context, b *Backend, want *service.Snapshot) {
+	now := time.Now()
+	if m.list == nil || now.Before(m.next) {
+		return
+	}
+	taken, err := b.driver.Taken()
+	if err != nil || taken.Pods != m.last {
+		*m = missed{list: m.list, last: taken.Pods}
+		return
+	}
+	seen := map[[2]netip.AddrPort]bool{}
+	fresh, example := 0, [2]netip.AddrPort{}
+	err = m.list(ctx, b.family, func(from, to netip.AddrPort) {
+		i, found := b.tables.find(nameOf(to))
+		if !found || b.tables.list(i) == 0 || !inPods(want.Node, from.Addr()) {
+			return
+		}
+		c := [2]netip.AddrPort{from, to}
+		seen[c] = true
+		if m.seen != nil && !m.seen[c] {
+			fresh, example = fresh+1, c
+		}
+	})
+	m.next = now.Add(missedPause * time.Since(now))
+	if err != nil {
+		return
+	}
+	if m.seen = seen; fresh >= fewMissed {
+		m.text = fmt.Sprintf("the rules saw %d new connections of pods, as from %s to %s, and none of a pod was taken since: "+
+			"the cgroups of these pods are not where a kubelet makes them, or other programs decide first", fresh, example[0], example[1])
+	}
+}
+
+// inPods reports whether an address is that of a pod of this node. Without prefixes nobody
+// knows.
+func inPods(n *service.Node, a netip.Addr) bool {
+	return n.Pods.Interface == "" && n.Pods.InterfacePrefix == "" && n.Pods.Contains(a, "pod")
+}
+
+// Site is what a node has for the layer, as a process sees it.
+type Site struct {
+	// Root is where the cgroup hierarchy of version 2 is mounted, empty if it is not.
+	Root string
+	// Whole is whether the hierarchy at Root begins at the root of the node.
+	Whole bool
+	// Pods is the cgroup of all pods, empty if there is none below Root.
+	Pods string
+	// NoPrograms is whether the kernel runs no programs in cgroups.
+	NoPrograms bool
+}
+
+// Presence is what the kernel has of the layer of one family.
+type Presence struct {
+	// Installed is whether there is anything. The other fields are those of a State. They
+	// count if Known, which needs the BPF file system that has the pins.
+	Installed, Known bool
+	Fault, Others    string
+	Pods             bool
+}
+
+// unavailable is the Driver of a system without what the layer needs. Nothing of the layer
+// can be in such a kernel.
+type unavailable struct{ reason error }
+
+func (u unavailable) Adopt() (*Memory, error)         { return nil, nil }
+func (u unavailable) Build(int, int) (*Memory, error) { return nil, u.reason }
+func (u unavailable) Activate() error                 { return u.reason }
+func (u unavailable) Attached() error                 { return nil }
+func (u unavailable) Moved() (string, error)          { return "", u.reason }
+func (u unavailable) Follow() error                   { return u.reason }
+func (u unavailable) Barrier() error                  { return u.reason }
+func (u unavailable) Inspect() (*State, error)        { return nil, u.reason }
+func (u unavailable) Others() (Others, error)         { return Others{}, nil }
+func (u unavailable) Evict() error                    { return nil }
+func (u unavailable) Installed() (bool, error)        { return false, nil }
+func (u unavailable) Remove() error                   { return nil }
+func (u unavailable) Release()                        {}
+func (u unavailable) Taken() (Taken, error)           { return Taken{}, nil }
+
+// UnseenError is why this process cannot tell whether the layer is in the kernel.
+type UnseenError struct {
+	Family service.Family
+	// Likely is whether each place of the programs of the layer has one, whoever attached
+	// it.
+	Likely bool
+	// Err is what the kernel answered, if not Likely.
+	Err error
+}
+
+// Error says which rights the process needs.
+func (e *UnseenError) Error() string {
+	const want = "want the capability SYS_ADMIN, or the BPF file system of the node at " + bpffs
+	if e.Likely {
+		return fmt.Sprintf("programs are attached where socket acceleration of %s attaches its own, and this process may not see whose they are: %s", e.Family, want)
+	}
+	return fmt.Sprintf("this process may not look for programs of socket acceleration (%v): %s", e.Err, want)
+}
+
+// suspicion returns what err says if the layer is likely in the kernel, else nothing.
+func suspicion(err error) string {
+	if unseen := (*UnseenError)(nil); errors.As(err, &unseen) && unseen.Likely {
+		return unseen.Error()
+	}
+	return ""
+}
+
+// known returns err, or nil for an UnseenError. A round must not fail for a layer that this
+// process neither made nor sees.
+func known(err error) error {
+	if unseen := (*UnseenError)(nil); errors.As(err, &unseen) {
+		return nil
+	}
+	return err
 }

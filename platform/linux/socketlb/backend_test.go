@@ -125,7 +125,7 @@ func numbered(generation uint64, sizes []int) *service.Snapshot {
 }
 
 // readAll connects to all services until end is closed.
-func (k *fake) readAll(t *testing.T, services int, end chan struct{}) {
+func (f *fake) readAll(t *testing.T, services int, end chan struct{}) {
 	for i := 0; ; i++ {
 		select {
 		case <-end:
@@ -133,7 +133,7 @@ func (k *fake) readAll(t *testing.T, services int, end chan struct{}) {
 		default:
 		}
 		to := netip.AddrFrom4([4]byte{10, 96, 0, byte(i % services)})
-		e, ok := k.connect(netip.AddrPortFrom(to, 80), i)
+		e, ok := f.connect(netip.AddrPortFrom(to, 80), i)
 		if a := e.Addr().As4(); ok && (a[1] != 1 || a[2] != byte(i%services)) {
 			t.Errorf("%s led to %s", to, e)
 			return
@@ -217,9 +217,9 @@ func TestDrift(t *testing.T) {
 	}
 }
 
-func (k *fake) entry(to netip.AddrPort, l list) {
-	i, _ := k.active.find(nameOf(to))
-	k.active.setList(i, l)
+func (f *fake) entry(to netip.AddrPort, l list) {
+	i, _ := f.active.find(nameOf(to))
+	f.active.setList(i, l)
 }
 
 // TestPodsAppear has the kubelet make its cgroups after the layer is in force, and remake

@@ -118,25 +118,25 @@ type marked struct {
 }
 
 // Adopt finds nothing if the process is to have other programs than the last one.
-func (d marked) Adopt() (*Memory, error) {
-	if atomic.LoadUint64(&d.p.upgrade) != 0 {
+func (ma marked) Adopt() (*Memory, error) {
+	if atomic.LoadUint64(&ma.p.upgrade) != 0 {
 		return nil, nil
 	}
-	m, err := d.Driver.Adopt()
+	m, err := ma.Driver.Adopt()
 	if m != nil {
-		atomic.AddUint64(&d.p.adopted, 1)
+		atomic.AddUint64(&ma.p.adopted, 1)
 	}
 	return m, err
 }
 
-func (d marked) Build(frontends, slots int) (*Memory, error) {
-	atomic.StoreUint64(&d.p.phase, phaseBuilds)
-	return d.Driver.Build(frontends, slots)
+func (ma marked) Build(frontends, slots int) (*Memory, error) {
+	atomic.StoreUint64(&ma.p.phase, phaseBuilds)
+	return ma.Driver.Build(frontends, slots)
 }
 
-func (d marked) Activate() error {
-	atomic.StoreUint64(&d.p.phase, phaseActivates)
-	return d.Driver.Activate()
+func (ma marked) Activate() error {
+	atomic.StoreUint64(&ma.p.phase, phaseActivates)
+	return ma.Driver.Activate()
 }
 
 // proxyForever adopts or makes the layer, and changes one Service after the other.

@@ -36,104 +36,104 @@ type fake struct {
 
 var errInjected = backendtest.ErrInjected
 
-func (k *fake) fail(call string) error {
-	if k.crashes == call {
+func (f *fake) fail(call string) error {
+	if f.crashes == call {
 		panic(backendtest.ErrCrash)
 	}
-	if k.fails[call] {
+	if f.fails[call] {
 		return errInjected
 	}
 	return nil
 }
 
-func (k *fake) Adopt() (*Memory, error) { return k.active, k.fail("Adopt") }
+func (f *fake) Adopt() (*Memory, error) { return f.active, f.fail("Adopt") }
 
-func (k *fake) Build(frontends, slots int) (*Memory, error) {
-	w := words[k.family]
+func (f *fake) Build(frontends, slots int) (*Memory, error) {
+	w := words[f.family]
 	var seed uint64
-	if len(k.seeds) > 0 {
-		seed, k.seeds = k.seeds[0], k.seeds[1:]
+	if len(f.seeds) > 0 {
+		seed, f.seeds = f.seeds[0], f.seeds[1:]
 	}
-	k.built = &Memory{family: k.family, seed: seed, frontends: make([]uint64, frontends*(w+1)), slots: make([]uint64, slots*w)}
-	return k.built, k.fail("Build")
+	f.built = &Memory{family: f.family, seed: seed, frontends: make([]uint64, frontends*(w+1)), slots: make([]uint64, slots*w)}
+	return f.built, f.fail("Build")
 }
 
-func (k *fake) Activate() error {
-	if err := k.fail("Activate"); err != nil {
+func (f *fake) Activate() error {
+	if err := f.fail("Activate"); err != nil {
 		return err
 	}
-	k.programs.Lock()
-	defer k.programs.Unlock()
-	k.active, k.built, k.detached, k.followed = k.built, nil, nil, k.pods
+	f.programs.Lock()
+	defer f.programs.Unlock()
+	f.active, f.built, f.detached, f.followed = f.built, nil, nil, f.pods
 	return nil
 }
 
-func (k *fake) Attached() error { return k.detached }
+func (f *fake) Attached() error { return f.detached }
 
-func (k *fake) Moved() (string, error) {
-	if k.pods == k.followed {
-		return "", k.fail("Moved")
+func (f *fake) Moved() (string, error) {
+	if f.pods == f.followed {
+		return "", f.fail("Moved")
 	}
-	return "the cgroup of all pods is " + k.pods, k.fail("Moved")
+	return "the cgroup of all pods is " + f.pods, f.fail("Moved")
 }
 
-func (k *fake) Follow() error {
-	k.followed = k.pods
-	return k.fail("Follow")
+func (f *fake) Follow() error {
+	f.followed = f.pods
+	return f.fail("Follow")
 }
 
-func (k *fake) Barrier() error {
-	k.programs.Lock()
-	defer k.programs.Unlock()
-	k.barriers++
-	return k.fail("Barrier")
+func (f *fake) Barrier() error {
+	f.programs.Lock()
+	defer f.programs.Unlock()
+	f.barriers++
+	return f.fail("Barrier")
 }
 
-func (k *fake) Inspect() (*State, error) {
-	if k.active == nil {
-		return nil, k.fail("Inspect")
+func (f *fake) Inspect() (*State, error) {
+	if f.active == nil {
+		return nil, f.fail("Inspect")
 	}
-	s := &State{Memory: k.active, Pods: k.followed != "", Others: k.unknown}
-	if k.detached != nil {
-		s.Fault = k.detached.Error()
+	s := &State{Memory: f.active, Pods: f.followed != "", Others: f.unknown}
+	if f.detached != nil {
+		s.Fault = f.detached.Error()
 	}
-	return s, k.fail("Inspect")
+	return s, f.fail("Inspect")
 }
 
-func (k *fake) Others() (Others, error) {
-	if k.strays > 0 {
-		return Others{Strays: k.strays, Text: "strays"}, k.fail("Others")
+func (f *fake) Others() (Others, error) {
+	if f.strays > 0 {
+		return Others{Strays: f.strays, Text: "strays"}, f.fail("Others")
 	}
-	return Others{Text: k.unknown}, k.fail("Others")
+	return Others{Text: f.unknown}, f.fail("Others")
 }
 
-func (k *fake) Evict() error {
-	if err := k.fail("Evict"); err != nil {
+func (f *fake) Evict() error {
+	if err := f.fail("Evict"); err != nil {
 		return err
 	}
-	k.strays = 0
+	f.strays = 0
 	return nil
 }
 
-func (k *fake) Installed() (bool, error) { return k.active != nil, k.fail("Installed") }
+func (f *fake) Installed() (bool, error) { return f.active != nil, f.fail("Installed") }
 
-func (k *fake) Remove() error {
-	if err := k.fail("Remove"); err != nil {
+func (f *fake) Remove() error {
+	if err := f.fail("Remove"); err != nil {
 		return err
 	}
-	k.active = nil
+	f.active = nil
 	return nil
 }
 
-func (k *fake) Release() {}
+func (f *fake) Release() {}
 
-func (k *fake) Taken() (Taken, error) { return k.taken, k.fail("Taken") }
+func (f *fake) Taken() (Taken, error) { return f.taken, f.fail("Taken") }
 
 // connect does what the programs do, and returns the endpoint with number choice.
-func (k *fake) connect(to netip.AddrPort, choice int) (netip.AddrPort, bool) {
-	k.programs.RLock()
-	defer k.programs.RUnlock()
-	m := k.active
+func (f *fake) connect(to netip.AddrPort, choice int) (netip.AddrPort, bool) {
+	f.programs.RLock()
+	defer f.programs.RUnlock()
+	m := f.active
 	if m == nil {
 		return to, false
 	}
@@ -150,10 +150,10 @@ func (k *fake) connect(to netip.AddrPort, choice int) (netip.AddrPort, bool) {
 }
 
 // endpoints returns where connections to an address lead, in the order of the list.
-func (k *fake) endpoints(to netip.AddrPort) []netip.AddrPort {
+func (f *fake) endpoints(to netip.AddrPort) []netip.AddrPort {
 	var all []netip.AddrPort
 	for i := 0; ; i++ {
-		e, ok := k.connect(to, i)
+		e, ok := f.connect(to, i)
 		if !ok || slices.Contains(all, e) {
 			return all
 		}

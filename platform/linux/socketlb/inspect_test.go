@@ -91,9 +91,9 @@ func tracedSnapshot() *service.Snapshot {
 }
 
 // foreign puts a list where the layer has none.
-func (k *fake) foreign(to netip.AddrPort, l list) {
+func (f *fake) foreign(to netip.AddrPort, l list) {
 	n := nameOf(to)
-	i, _ := k.active.find(n)
-	k.active.claim(i, n)
-	k.active.setList(i, l)
+	i, _ := f.active.find(n)
+	f.active.claim(i, n)
+	f.active.setList(i, l)
 }

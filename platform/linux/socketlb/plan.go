@@ -6,7 +6,10 @@ package socketlb
 import (
 	"context"
 	"fmt"
+	"iter"
+	"math/bits"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"kubeproxy/common/reconcile"
@@ -274,4 +277,211 @@ func (b *Backend) lookAround() Others {
 	}
 	b.others = o.Text
 	return o
+}
+
+// frontend is a ClusterIP and port whose connections are taken, with its endpoints. There
+// is at least one.
+type frontend struct {
+	addr      netip.AddrPort
+	endpoints []service.Endpoint
+	port      *service.Port
+}
+
+// frontendsOf yields the frontends of p that mean the same at connect(2) as in a rule.
+// The rules keep the others: UDP, whose sockets would stay at an endpoint that left;
+// session affinity, of which the rules keep the clients; and lists without an endpoint,
+// which the rules refuse.
+func frontendsOf(p *service.Port) iter.Seq[frontend] {
+	return func(yield func(frontend) bool) {
+		if p == nil || p.Name.Protocol != service.TCP || p.Affinity != 0 || len(p.Endpoints(service.ClusterIP)) == 0 {
+			return
+		}
+		for _, f := range p.Frontends {
+			if f.Kind == service.ClusterIP && !yield(frontend{netip.AddrPortFrom(f.Addr, f.Port), p.Endpoints(service.ClusterIP), p}) {
+				return
+			}
+		}
+	}
+}
+
+// takes reports whether anything is taken on a node. With masqueradeAll, an endpoint must
+// see the address of the node, which connect cannot arrange for a pod.
+func takes(n *service.Node) bool { return !n.MasqueradeAll }
+
+// allFrontends yields what is taken of s in family f.
+func allFrontends(s *service.Snapshot, f service.Family) iter.Seq[frontend] {
+	return func(yield func(frontend) bool) {
+		if !takes(s.Node) {
+			return
+		}
+		for p := range s.Ports(f) {
+			for x := range frontendsOf(p) {
+				if !yield(x) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// allocator hands out slots. A run of slots that was given back may still be read by a
+// program that found it before, so it cools until the driver's barrier, after which no
+// such program runs.
+type allocator struct {
+	next, size int // the slots from next on were never used
+	live       int
+	free       map[int][]int // first slots, by length
+	cooling    map[int][]int
+	cold       bool // the slots from next on may be in use by a program, too
+}
+
+func newAllocator(size int) *allocator {
+	return &allocator{size: size, free: map[int][]int{}, cooling: map[int][]int{}}
+}
+
+// runFor returns the length of the run for a list of n. Lists that grow or shrink a
+// little find runs of the same length again.
+func runFor(n int) int {
+	step := 1 << max(bits.Len(uint(n))-3, 0)
+	return (n + step - 1) &^ (step - 1)
+}
+
+// take returns the first slot of a run for n, or false if there is none without a barrier.
+func (a *allocator) take(n int) (first int, ok bool) {
+	run := runFor(n)
+	if same := a.free[run]; len(same) > 0 {
+		first = same[len(same)-1]
+		a.free[run] = same[:len(same)-1]
+		a.live += run
+		return first, true
+	}
+	if a.cold || a.next+run > a.size {
+		return 0, false
+	}
+	first, a.next = a.next, a.next+run
+	a.live += run
+	return first, true
+}
+
+// give takes back the run of l.
+func (a *allocator) give(l list) {
+	if l.len() == 0 {
+		return
+	}
+	run := runFor(l.len())
+	a.live -= run
+	a.cooling[run] = append(a.cooling[run], l.first())
+}
+
+// hopeful reports whether a barrier can be worth its time: it frees a good part of the
+// slots, so that the next one is far.
+func (a *allocator) hopeful() bool { return a.cold || a.live <= a.size/2 && len(a.cooling) > 0 }
+
+// cool frees what was given back. It follows a barrier.
+func (a *allocator) cool() {
+	for run, firsts := range a.cooling {
+		a.free[run] = append(a.free[run], firsts...)
+	}
+	clear(a.cooling)
+	a.cold = false
+}
+
+// adopt returns the allocator of m, which another process has filled.
+func adopt(m *Memory) (a *allocator, live int) {
+	a = newAllocator(m.size())
+	a.cold = true
+	for i := range m.entries() {
+		if m.used(m.at(i)) {
+			live++
+		}
+		if l := m.list(i); l.len() > 0 {
+			a.live += runFor(l.len())
+			a.next = max(a.next, l.first()+runFor(l.len()))
+		}
+	}
+	return a, live
+}
+
+// shown is a frontend as text shows it.
+type shown struct {
+	addr      netip.AddrPort
+	endpoints []netip.AddrPort
+	fault     string // of its list
+}
+
+// Objects returns the lists that s asks for in family f, as comments that nft,
+// iptables-restore, ipvsadm and ipset ignore: each frontend, and each of its endpoints in
+// a line of its own, by address.
+func Objects(s *service.Snapshot, f service.Family) reconcile.Objects {
+	var all []shown
+	for x := range allFrontends(s, f) {
+		to := shown{addr: x.addr}
+		for _, e := range x.endpoints {
+			to.endpoints = append(to.endpoints, e.Addr)
+		}
+		all = append(all, to)
+	}
+	return objects(s, f, "", all)
+}
+
+// ReadBack returns the lists that the kernel has, and those that it would have for want,
+// both as Objects does. Nothing is held if there are no programs, and nothing wanted if the
+// layer is off.
+func (b *Backend) ReadBack(want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
+	if !b.off {
+		wanted = Objects(want, b.family)
+	}
+	if there, err := b.driver.Installed(); err != nil || !there {
+		return nil, wanted, err
+	}
+	s, err := b.Inspect()
+	if err != nil || s == nil {
+		return nil, wanted, err
+	}
+	var all []shown
+	for i := range s.entries() {
+		if n := s.at(i); s.used(n) && s.list(i) != 0 {
+			to := shown{addr: n.addrPort(b.family)}
+			damaged := false
+			if to.endpoints, damaged = s.endpoints(to.addr); damaged {
+				to.fault = "its list is damaged"
+			}
+			all = append(all, to)
+		}
+	}
+	return objects(want, b.family, s.Fault, all), wanted, nil
+}
+
+// objects returns frontends, with the names that want has for them.
+func objects(want *service.Snapshot, f service.Family, fault string, all []shown) reconcile.Objects {
+	names := map[netip.AddrPort]service.PortName{}
+	for p := range want.Ports(f) {
+		for _, x := range p.Frontends {
+			if x.Kind == service.ClusterIP && p.Name.Protocol == service.TCP {
+				names[netip.AddrPortFrom(x.Addr, x.Port)] = p.Name
+			}
+		}
+	}
+	var out reconcile.Objects
+	none := service.PortName{}
+	out.Add("# socket acceleration, %s\n", f)
+	if fault != "" {
+		out.Add("# not in force: %s\n", fault)
+	}
+	slices.SortFunc(all, func(a, b shown) int { return a.addr.Compare(b.addr) })
+	for _, to := range all {
+		of, owner := names[to.addr], "of no Service"
+		if of != none {
+			owner = of.String()
+		}
+		out.AddFor(of, "# connect tcp %s, %s\n", to.addr, owner)
+		if to.fault != "" {
+			out.AddFor(of, "#   %s\n", to.fault)
+		}
+		slices.SortFunc(to.endpoints, netip.AddrPort.Compare)
+		for _, e := range to.endpoints {
+			out.AddFor(of, "#   %s\n", e)
+		}
+	}
+	return out
 }

@@ -9,10 +9,18 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/common/service"
 )
 
 // scope selects the sockets that are taken, in the form that the programs read.
@@ -155,4 +163,339 @@ func (k *kernel) Follow() error {
 		return fmt.Errorf("write scope: %w", err)
 	}
 	return nil
+}
+
+// LookAtSite returns what this node has for the layer. It changes nothing.
+func LookAtSite() (Site, error) { return lookAt(UnifiedRoot()) }
+
+func lookAt(root string, err error) (Site, error) {
+	if errors.Is(err, errNoHierarchy) {
+		return Site{}, nil
+	}
+	if err != nil {
+		return Site{}, err
+	}
+	id, err := cgroupID(root)
+	if err != nil {
+		return Site{}, err
+	}
+	dir, err := os.Open(root)
+	if err != nil {
+		return Site{}, err
+	}
+	defer dir.Close()
+	s := Site{Root: root, Whole: id == rootID, Pods: findPlace(root).pods()}
+	s.NoPrograms, err = lacksPrograms(int(dir.Fd()))
+	return s, err
+}
+
+// lacksPrograms asks the kernel for the programs of a cgroup. Without CONFIG_CGROUP_BPF it
+// answers EINVAL, see cgroup_bpf_prog_query in include/linux/bpf-cgroup.h. It answers EPERM
+// to a process without rights, for whom nothing is known.
+func lacksPrograms(cgroup int) (bool, error) {
+	switch _, err := programsAt(cgroup, ebpf.AttachCGroupInet4Connect, 0); {
+	case err == nil, errors.Is(err, unix.EPERM):
+		return false, nil
+	case lacking(err):
+		return true, nil
+	default:
+		return false, fmt.Errorf("ask for the programs of the cgroups: %w", err)
+	}
+}
+
+// attachedPrograms are the programs at a place of a cgroup.
+type attachedPrograms struct {
+	ids   []ebpf.ProgramID
+	flags uint32 // with which they were attached, 0 for those of several cgroups
+}
+
+// programsAt returns what is attached at a place of a cgroup. With BPF_F_QUERY_EFFECTIVE,
+// those of the cgroups above it count, also if these are not to be seen here.
+// link.QueryPrograms is no help: it takes a process without rights for a kernel that cannot
+// answer.
+func programsAt(cgroup int, at ebpf.AttachType, flags uint32) (attachedPrograms, error) {
+	// Linux writes the last field even if the size does not include it (6.18:
+	// kernel/bpf/cgroup.c, __cgroup_bpf_query).
+	query := struct {
+		target, attach, flags, attached      uint32
+		programs                             uint64
+		count, _                             uint32
+		programFlags, links, linkFlags, last uint64
+	}{target: uint32(cgroup), attach: uint32(at), flags: flags, count: mostPrograms}
+	ids := make([]ebpf.ProgramID, mostPrograms)
+	query.programs = uint64(uintptr(unsafe.Pointer(&ids[0])))
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_QUERY, uintptr(unsafe.Pointer(&query)), unsafe.Sizeof(query))
+	runtime.KeepAlive(ids)
+	if errno != 0 {
+		return attachedPrograms{}, errno
+	}
+	return attachedPrograms{ids[:query.count], query.attached}, nil
+}
+
+// mostPrograms is how many programs Linux lets be attached at one place of a cgroup (kernel:
+// include/linux/bpf-cgroup-defs.h and kernel/bpf/cgroup.c, BPF_CGROUP_MAX_PROGS), and those of
+// the cgroups above it.
+const mostPrograms = 64 * 16
+
+// lacking reports whether err is that of a kernel without what the layer consists of.
+func lacking(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, ebpf.ErrNotSupported)
+}
+
+// LookFor returns what the kernel has of the layer of family f. It changes nothing.
+func LookFor(f service.Family, o Options) (Presence, error) {
+	d := NewDriver(f, o)
+	if l, is := d.(unavailable); is {
+		return Presence{}, l.reason
+	}
+	defer d.Release()
+	found, err := d.Installed()
+	if err != nil || !found {
+		return Presence{}, err
+	}
+	s, err := d.Inspect()
+	if err != nil {
+		return Presence{Installed: true}, fmt.Errorf("read back socket acceleration of %s: %w", f, err)
+	}
+	if s == nil {
+		return Presence{Installed: true}, nil
+	}
+	return Presence{Installed: true, Known: true, Fault: s.Fault, Others: s.Others, Pods: s.Pods}, nil
+}
+
+// podsDepth bounds how deep the cgroup of all pods is looked for.
+const podsDepth = 3
+
+// place is where a process is among the cgroups.
+type place struct {
+	root string // where the hierarchy is mounted
+	own  string // the cgroup of the process below root, empty if it is not there
+	// machine is whether the process has the network of the machine, and known whether
+	// that is known.
+	machine, known bool
+}
+
+// findPlace returns the place of this process.
+func findPlace(root string) place {
+	p := place{root: root, own: cgroupOf(root, os.Getpid())}
+	first := cgroupOf(root, 1)
+	if first == "" || inContainer(root, first) {
+		return p
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	its, err2 := os.Readlink("/proc/1/ns/net")
+	p.known = err == nil && err2 == nil
+	p.machine = p.known && own == its
+	return p
+}
+
+// cgroupOf returns the cgroup of a process below root, or none. /proc names it from the root
+// of a cgroup namespace, which may be another one. So the processes of the cgroup decide.
+func cgroupOf(root string, pid int) string {
+	wanted := strconv.Itoa(pid)
+	has := func(dir string) bool {
+		text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		return err == nil && slices.Contains(strings.Fields(string(text)), wanted)
+	}
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	for line := range strings.Lines(string(text)) {
+		if path, is := strings.CutPrefix(strings.TrimSpace(line), "0::"); is && has(filepath.Join(root, path)) {
+			return filepath.Join(root, path)
+		}
+	}
+	found := ""
+	_ = filepath.WalkDir(root, func(dir string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil || !d.IsDir(): // it may go at any time
+			return nil
+		case has(dir):
+			found = dir
+			return filepath.SkipAll
+		}
+		return nil
+	})
+	return found
+}
+
+// pods returns the cgroup of all pods of the node of this process, or none. Pods of another
+// cluster may be on the same machine, if the node is a container, or if containers on the
+// node are nodes.
+//
+// A process in a container is in that of a node, of a pod of the node, or of neither. In the
+// last case it has no pods, unless the container is on the network of the machine.
+func (p place) pods() string {
+	container, above := p.ancestor(containers), p.ancestor(hasPods)
+	if container == "" {
+		if p.known && !p.machine && p.whole() {
+			return "" // it was started in another network namespace, to try it
+		}
+		return highestPods(p.root)
+	}
+	if inside := highestPods(container); inside != "" {
+		return inside
+	}
+	switch {
+	case above != "" && holdsContainer(above, p.own):
+		return above
+	case above == "" && p.machine:
+		return highestPods(p.root)
+	}
+	return ""
+}
+
+func (p place) whole() bool {
+	id, err := cgroupID(p.root)
+	return err == nil && id == rootID
+}
+
+// ancestor returns the deepest cgroup above the process, or its own, that is so, or none.
+func (p place) ancestor(is func(string) bool) string {
+	for dir := p.own; len(dir) > len(p.root); dir = filepath.Dir(dir) {
+		if is(dir) {
+			return dir
+		}
+	}
+	return ""
+}
+
+func inContainer(root, cgroup string) bool {
+	return place{root: root, own: cgroup}.ancestor(containers) != ""
+}
+
+// holdsContainer reports whether cgroup is that of a container of one of pods, or directly in
+// one, as bpf/socketlb.c has it.
+func holdsContainer(pods, cgroup string) bool {
+	rel, err := filepath.Rel(pods, cgroup)
+	if err != nil {
+		return false
+	}
+	below := strings.Split(rel, "/")
+	if slices.Contains(classes(pods), filepath.Join(pods, below[0])) {
+		below = below[1:]
+	}
+	return len(below) == 2 || len(below) == 3
+}
+
+// classes returns the cgroups below that of all pods which hold pods of a class of service.
+func classes(pods string) []string {
+	prefix, suffix, systemd := filepath.Base(pods), ".slice", false
+	if prefix, systemd = strings.CutSuffix(prefix, suffix); systemd {
+		prefix += "-"
+	} else {
+		prefix, suffix = "", ""
+	}
+	return []string{filepath.Join(pods, prefix+"burstable"+suffix), filepath.Join(pods, prefix+"besteffort"+suffix)}
+}
+
+// highestPods returns the cgroup of all pods in the upper levels below cgroup, or none. Those
+// in containers belong to other clusters. A kubelet whose driver was changed leaves the
+// cgroup of the other driver, often empty. So one with processes comes first, then a higher
+// one, then one with cgroups of pods, then the one that was made last.
+func highestPods(cgroup string) string {
+	var empty string
+	level := []string{cgroup}
+	for range podsDepth {
+		var next []string
+		for _, dir := range level {
+			next = append(next, below(dir)...)
+		}
+		all := slices.DeleteFunc(slices.Clone(next), func(dir string) bool { return !hasPods(dir) })
+		slices.SortFunc(all, func(a, b string) int { return cmp.Or(podsIn(b)-podsIn(a), cmp.Compare(idOf(b), idOf(a))) })
+		if i := slices.IndexFunc(all, populated); i >= 0 {
+			return all[i]
+		}
+		if len(all) > 0 {
+			empty = cmp.Or(empty, all[0])
+		}
+		level = next
+	}
+	return empty
+}
+
+// podsIn returns 1 if a cgroup of all pods holds that of one, else 0.
+func podsIn(pods string) int {
+	classes := classes(pods)
+	for _, dir := range append([]string{pods}, classes...) {
+		if slices.ContainsFunc(below(dir), func(pod string) bool { return !slices.Contains(classes, pod) }) {
+			return 1
+		}
+	}
+	return 0
+}
+
+// idOf returns the number of a cgroup. Later ones have higher numbers.
+func idOf(cgroup string) uint64 {
+	id, _ := cgroupID(cgroup) // it may go at any time
+	return id
+}
+
+// populated reports whether a cgroup, or one below it, has processes, see
+// https://docs.kernel.org/admin-guide/cgroup-v2.html#un-populated-notification.
+func populated(cgroup string) bool {
+	text, err := os.ReadFile(filepath.Join(cgroup, "cgroup.events"))
+	return err == nil && strings.Contains(string(text), "populated 1")
+}
+
+func hasPods(cgroup string) bool {
+	base := filepath.Base(cgroup)
+	return base == "kubepods" || base == "kubepods.slice" || strings.HasSuffix(base, "-kubepods.slice")
+}
+
+// below returns the cgroups directly below one, but those of containers.
+func below(cgroup string) []string {
+	entries, _ := os.ReadDir(cgroup) // it may go at any time
+	var all []string
+	for _, e := range entries {
+		if e.IsDir() && !containers(e.Name()) {
+			all = append(all, filepath.Join(cgroup, e.Name()))
+		}
+	}
+	return all
+}
+
+// containers reports whether a cgroup has the name of one of a container.
+func containers(cgroup string) bool { return container.MatchString(filepath.Base(cgroup)) }
+
+// container matches what Docker, containerd, CRI-O, Podman, LXC and systemd-machined name the
+// cgroup of a container: by its id, or as lxc.payload.NAME and machine-NAME.scope.
+var container = regexp.MustCompile(`[0-9a-f]{64}|^lxc\.payload|^machine-.*\.scope$|^systemd-nspawn@`)
+
+// Inspect implements Driver.
+func (k *kernel) Inspect() (*State, error) {
+	numbers, err := k.folders()
+	if err != nil || len(numbers) == 0 {
+		return nil, err
+	}
+	folder := k.folder(slices.Max(numbers)) // an Activate may run
+	for _, name := range []string{"scope", "frontends", "slots"} {
+		if k.maps[name], err = ebpf.LoadPinnedMap(filepath.Join(folder, name), nil); err != nil {
+			k.Release()
+			return nil, fmt.Errorf("open map %s: %w", name, err)
+		}
+	}
+	s, err := k.readScope()
+	if err != nil {
+		return nil, err
+	}
+	found := &State{Pods: s.Pods != 0}
+	for _, a := range attachments[k.family] {
+		switch err := k.adoptLink(folder, a); {
+		case errors.Is(err, os.ErrNotExist):
+			found.Fault = fmt.Sprintf("the pin of program %s is gone", a.program)
+		case err != nil:
+			return nil, err
+		}
+	}
+	if err := k.Attached(); err != nil && found.Fault == "" {
+		found.Fault = err.Error()
+	}
+	if found.Fault == "" { // else the programs of a process that runs may count as others
+		others, err := k.Others()
+		if err != nil {
+			return nil, err
+		}
+		found.Others = others.Text
+	}
+	found.Memory, err = k.memory(s.Seed, k.maps, &k.mapped)
+	return found, err
 }

@@ -73,7 +73,7 @@ func changes(t *testing.T, d Dir) map[string]string {
 // readOnly is a Dir as an unprivileged container sees it.
 type readOnly struct{ Dir }
 
-func (d readOnly) WriteFile(name string, _ []byte) error {
+func (r readOnly) WriteFile(name string, _ []byte) error {
 	return &fs.PathError{Op: "open", Path: "/" + name, Err: fs.ErrPermission}
 }
 

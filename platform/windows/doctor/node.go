@@ -1,13 +1,22 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package doctor has checks of a Windows node for common/doctor.
+//
+// What HNS and Windows list, and the options of the backend, go in; checks come out.
+// Decisions use functions of the backend where it has them. They are built and tested on
+// any system. Files ending in _windows.go only read.
 package doctor
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
 	"sync"
 
 	"kubeproxy/common/doctor"
@@ -135,4 +144,290 @@ func (n *Node) service(ctx context.Context) (doctor.Seen, error) {
 		return doctor.Seen{}, err
 	}
 	return doctor.Seen{Findings: []doctor.Finding{f}}, nil
+}
+
+// takenPorts checks that the servers of the proxy can listen. It ignores other service
+// proxies, because otherProxies reports them.
+func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
+	if n.Answered {
+		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil
+	}
+	found, err := n.Windows.Listeners()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	var seen doctor.Seen
+	var names []string
+	for _, s := range n.Servers {
+		names = append(names, fmt.Sprintf("%s %s", s.Name, s.Addr))
+		for _, l := range found {
+			who := n.Windows.Describe(l.PID)
+			if !l.Keeps(s.Addr) || strings.Contains(strings.ToLower(who), program) {
+				continue
+			}
+			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.PortTaken, Subject: s.Addr.String(),
+				What: fmt.Sprintf("the %s server of the proxy cannot listen on %s: %s listens on %s", s.Name, s.Addr, who, l.Addr),
+				Fix:  fmt.Sprintf("taskkill /F /PID %d", l.PID), Advice: "or give the server of the proxy another address with --" + s.Flag})
+			break
+		}
+	}
+	seen.Note = strings.Join(names, ", ")
+	return seen, nil
+}
+
+// hiddenListeners checks for programs whose port is the NodePort of a Service. HNS of
+// Windows Server 2019 refuses the load balancer (kubernetes/community#8883), a newer one
+// takes the clients of the program.
+func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
+	want, err := n.Services(ctx)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	if want == nil {
+		return doctor.NothingToSee("no Services are known"), nil
+	}
+	found, err := n.Windows.Listeners()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	seen := doctor.Seen{Note: fmt.Sprintf("listeners: %d", len(found))}
+	for p := range want.Ports(service.IPv4) {
+		port := p.NodePort()
+		for _, l := range found {
+			if port == 0 || p.Name.Protocol != service.TCP || l.Addr.Addr().IsLoopback() || !l.Keeps(netip.AddrPortFrom(netip.IPv4Unspecified(), port)) {
+				continue
+			}
+			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.NodePortHidden, Subject: fmt.Sprintf("%d/%s", port, p.Name.Protocol),
+				What: fmt.Sprintf("the NodePort %d/%s of Service %s/%s is the port of %s, which listens on %s", port, p.Name.Protocol, p.Name.Namespace, p.Name.Name, n.Windows.Describe(l.PID), l.Addr),
+				Fix:  fmt.Sprintf("taskkill /F /PID %d", l.PID), Advice: "or let the program listen on another port, or give the Service another NodePort"})
+			break
+		}
+	}
+	return seen, nil
+}
+
+// program is the name of the program of Kubernetes, and of this one. nssm runs programs as services.
+const (
+	program = "kube-proxy.exe"
+	nssm    = "nssm"
+)
+
+// retiring is the document that says how to retire the other proxy. The part that follows is one of the ways below.
+const retiring = "docs/windows.md#"
+
+// The ways in which kube-proxy is started, as headings of the document.
+const (
+	byNSSM    = "a-service-of-nssm"
+	byService = "a-service-of-its-own"
+	byAKS     = "aks"
+	byScript  = "a-script"
+	byRKE2    = "rke2"
+	byPod     = "a-daemonset"
+)
+
+// way returns how kube-proxy is started. parent is the name of the program that did so, empty if it is not known, and s
+// the service that it belongs to, or nil. The table in the document has the sources.
+func way(parent string, s *scm.Status) string {
+	parent = strings.TrimSuffix(strings.ToLower(parent), ".exe")
+	shell := slices.Contains([]string{"powershell", "pwsh", "cmd"}, parent)
+	switch {
+	case parent == byRKE2:
+		return byRKE2
+	case s == nil && shell:
+		return byScript
+	case s == nil:
+		return byPod
+	case strings.EqualFold(s.Name, "Kubeproxy") && parent != nssm,
+		strings.Contains(strings.ToLower(s.Command), "kubeproxystart"):
+		return byAKS
+	case parent == nssm || shell || strings.HasPrefix(executable(s.Command), nssm):
+		return byNSSM
+	}
+	return byService
+}
+
+// executable returns the program of a command line, in lower case and without its folder.
+func executable(command string) string {
+	path := programOf(command)
+	return strings.ToLower(path[strings.LastIndexAny(path, `/\`)+1:])
+}
+
+// programOf returns the path of the program of a command line, whose quotes may lack.
+func programOf(command string) string {
+	if rest, quoted := strings.CutPrefix(command, `"`); quoted {
+		path, _, _ := strings.Cut(rest, `"`)
+		return path
+	}
+	if i := strings.Index(strings.ToLower(command), ".exe"); i >= 0 {
+		return command[:i+len(".exe")]
+	}
+	return command
+}
+
+// otherProxies checks that at most one service proxy runs, and that no service starts another one.
+func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
+	all, err := n.Windows.Processes(program)
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	services, err := n.Windows.Services()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	holder, known := n.Holder(ctx)
+	seen := doctor.Seen{Note: "none runs"}
+	if known {
+		seen.Note = fmt.Sprintf("one runs, %s", holder)
+	}
+	var others []Process
+	busy := map[string]bool{} // services of the processes
+	for _, p := range all {
+		if s := serviceOf(p, services); s != nil {
+			busy[s.Name] = true
+		}
+		switch {
+		case known && ownPID(holder) == p.PID:
+		case !known && n.Answered && len(all) == 1:
+			seen.Note = "one runs, " + n.Windows.Describe(p.PID)
+		default:
+			others = append(others, p)
+		}
+	}
+	if len(others) > 0 {
+		f := n.runningProxies(others, services)
+		if !known {
+			seen.Note = ""
+		} else {
+			f.What = fmt.Sprintf("%s programs this node; %s", holder, f.What)
+		}
+		seen.Findings = append(seen.Findings, f)
+	}
+	seen.Findings = append(seen.Findings, n.idleServices(services, busy)...)
+	return seen, nil
+}
+
+// ownPID returns the process ID, of which Windows has one space.
+func ownPID(i lease.Identity) uint32 {
+	if i.PID > 0 {
+		return uint32(i.PID)
+	}
+	return uint32(i.OwnPID)
+}
+
+// serviceOf returns the service that p belongs to, or nil.
+func serviceOf(p Process, services []scm.Status) *scm.Status {
+	for i := range services {
+		s := &services[i]
+		above := slices.ContainsFunc(p.Above, func(a Parent) bool { return a.PID == s.PID })
+		if s.PID != 0 && namesProxy(s) && (above || s.PID == p.PID) {
+			return s
+		}
+	}
+	return nil
+}
+
+var proxyName = regexp.MustCompile(`(?i)kube-?proxy`)
+
+func namesProxy(s *scm.Status) bool { return proxyName.MatchString(s.Name + " " + s.Command) }
+
+// runningProxies describes proxies that run beside ours. One that something starts again is not to be killed.
+func (n *Node) runningProxies(others []Process, services []scm.Status) doctor.Finding {
+	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: "taskkill /F",
+		Advice: "wait if a rolling update is under way, and see that it is no other command of this program; else retire it:"}
+	var names, ways []string
+	restarted := false
+	for _, p := range others {
+		parent, name := "", n.Windows.Describe(p.PID)
+		s := serviceOf(p, services)
+		if s != nil {
+			name += " of the service " + s.Name
+		}
+		if len(p.Above) > 0 {
+			parent = p.Above[0].Name
+			name += ", started by " + parent
+		}
+		w := way(parent, s)
+		names, ways = append(names, name), append(ways, retiring+w)
+		restarted = restarted || s != nil || w == byRKE2
+		f.Fix += fmt.Sprintf(" /PID %d", p.PID)
+	}
+	if restarted {
+		f.Fix = ""
+	}
+	slices.Sort(ways)
+	f.Advice += " " + strings.Join(slices.Compact(ways), ", ")
+	f.What = "another service proxy runs on this node: " + strings.Join(names, "; ")
+	return f
+}
+
+// idleServices finds services that can start another proxy.
+func (n *Node) idleServices(services []scm.Status, busy map[string]bool) []doctor.Finding {
+	var all []doctor.Finding
+	for i := range services {
+		s := &services[i]
+		if !namesProxy(s) || busy[s.Name] || s.StartType == "disabled" || strings.EqualFold(programOf(s.Command), n.Program) {
+			continue
+		}
+		all = append(all, doctor.Finding{Topic: doctor.OtherProxy, Subject: s.Name, Severity: doctor.Risk,
+			What:   fmt.Sprintf("the service %s, %s, can start another service proxy: %s", s.Name, s.State, s.Command),
+			Fix:    fmt.Sprintf(`sc.exe config "%s" start= disabled`, s.Name),
+			Advice: "see " + retiring + way("", s)})
+	}
+	return all
+}
+
+// writableFiles checks that only administrators may change what the proxy reads and runs as the system.
+func (n *Node) writableFiles(context.Context) (doctor.Seen, error) {
+	services, err := n.Windows.Services()
+	if err != nil {
+		return doctor.Seen{}, err
+	}
+	type object struct{ path, inherit string } // inherit is what icacls needs to give files in a folder the same rights
+	all := []object{{n.Folder, inherited}}
+	for _, path := range n.Files {
+		all = append(all, object{path, ""})
+	}
+	for i := range services {
+		path := programOf(services[i].Command)
+		if at := strings.LastIndexAny(path, `/\`); at > 0 && (executable(path) == program || strings.EqualFold(path, n.Program)) {
+			all = append(all, object{path[:at], inherited}, object{path, ""})
+		}
+	}
+	var seen doctor.Seen
+	for _, o := range all {
+		writers, err := n.Windows.Writers(o.path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return seen, err
+		}
+		seen.Note = strings.TrimPrefix(seen.Note+", "+o.path, ", ")
+		if len(writers) > 0 {
+			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.WritableFiles, Subject: o.path,
+				What:   fmt.Sprintf("%s may be changed by %s", o.path, strings.Join(writers, ", ")),
+				Fix:    readOnly(o.path, o.inherit, writers),
+				Advice: fmt.Sprintf(`if one of them is the owner, first: icacls "%s" /setowner *S-1-5-32-544`, o.path)})
+		}
+	}
+	if seen.Note == "" {
+		return doctor.NothingToSee("there are none yet"), nil
+	}
+	return seen, nil
+}
+
+// inherited has files in a folder inherit a right.
+const inherited = "(OI)(CI)"
+
+// readOnly returns the command that leaves all rights to SYSTEM and Administrators, and to others that they may read
+// (https://learn.microsoft.com/windows-server/administration/windows-commands/icacls).
+func readOnly(path, inherit string, others []string) string {
+	command := fmt.Sprintf(`icacls "%s" /inheritance:r /grant:r "*S-1-5-18:%sF" "*S-1-5-32-544:%sF"`, path, inherit, inherit)
+	for _, name := range others {
+		if strings.HasPrefix(name, "S-1-") { // an account without a name
+			name = "*" + name
+		}
+		command += fmt.Sprintf(` "%s:%sRX"`, name, inherit)
+	}
+	return command
 }

@@ -1,13 +1,23 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Package hns programs the Windows Host Networking Service (HNS). A service.Snapshot goes
+// in. A plan comes out, which creates one load balancer for each frontend and remote
+// endpoints for the pods of other nodes. The package decides nothing about Services: the
+// snapshot already names the endpoints of each frontend. The network plugin creates
+// networks and the endpoints of local pods. Only the driver calls Windows. All other
+// files build, and are tested, on any system.
 package hns
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"kubeproxy/common/reconcile"
@@ -268,14 +278,14 @@ func (b *Backend) isLeftover(at *state, lb *LoadBalancer) bool {
 }
 
 // setLimits records what HNS cannot provide for a Service port.
-func (n *state) setLimits(name service.PortName, w DesiredState) {
-	delete(n.limits, name)
-	delete(n.notes, name)
+func (s *state) setLimits(name service.PortName, w DesiredState) {
+	delete(s.limits, name)
+	delete(s.notes, name)
 	if len(w.Limits) > 0 {
-		n.limits[name] = w.Limits
+		s.limits[name] = w.Limits
 	}
 	if len(w.Notes) > 0 {
-		n.notes[name] = w.Notes
+		s.notes[name] = w.Notes
 	}
 }
 
@@ -329,4 +339,228 @@ func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
 func (b *Backend) dryRun(ctx context.Context, p *plan) {
 	p.dry = newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
 	p.dry.do(p.work)
+}
+
+// Prepare creates what the proxy needs before it programs anything: it chooses the
+// network and reserves the source VIP. It does not wait for missing objects.
+func (b *Backend) Prepare(ctx context.Context, node *service.Node) error {
+	p, err := b.planAll(ctx, service.New(0, node, nil))
+	if err != nil {
+		return err
+	}
+	if p.reserve != nil {
+		err = p.reserveVIP(ctx)
+	}
+	b.host.save()
+	return err
+}
+
+// Pending lists what Prepare would create, one a line. It creates nothing.
+func (b *Backend) Pending(ctx context.Context, node *service.Node) ([]string, error) {
+	p, err := b.planAll(ctx, service.New(0, node, nil))
+	if err != nil || p.reserve == nil {
+		return nil, err
+	}
+	return []string{p.reserveChange().Text}, nil
+}
+
+// changeWork collects the work that changes one snapshot into the next.
+type changeWork struct {
+	*plan
+	before *state
+	// gone and wanted are the keys of load balancers of changed ports, before and after.
+	gone, wanted map[Key]bool
+	changed      map[service.PortName]bool
+	units        []unit
+}
+
+// workChanges returns nil if a Service gives up a key that shadowed forwarded health
+// checks. The Services of these health checks did not change, so only planAll finds them.
+func (b *Backend) workChanges(p *plan, before *state) *work {
+	c := &changeWork{plan: p, before: before, gone: map[Key]bool{}, wanted: map[Key]bool{}, changed: map[service.PortName]bool{}}
+	for x := range service.Diff(before.snapshot, p.next.snapshot, b.family) {
+		c.add(x)
+	}
+	for _, n := range before.retry {
+		if x := p.next.snapshot.Port(b.family, n); x != nil && !c.changed[n] {
+			c.add(service.Change{Old: x, New: x})
+		}
+	}
+	return c.finish()
+}
+
+// add plans the change of one port, as if no other port had its keys.
+func (c *changeWork) add(x service.Change) {
+	var from, to DesiredState
+	if x.Old != nil {
+		from = Desired(x.Old, &c.before.site)
+	}
+	if x.New != nil {
+		to = c.backend.host.limitForms(Desired(x.New, &c.next.site))
+	}
+	c.changed[x.Name()] = true
+	c.changes = append(c.changes, desiredChange{x.Name(), from, to})
+	u := unit{name: x.Name(), desired: to.LoadBalancers, vips: to.VIPs}
+	for _, lb := range to.LoadBalancers {
+		c.wanted[lb.Key] = true
+	}
+	for _, lb := range from.LoadBalancers {
+		c.gone[lb.Key] = true
+		if held := c.next.model.balancer(lb.Key); held != nil {
+			u.deletes = append(u.deletes, held)
+		}
+	}
+	for _, t := range from.VIPs {
+		u.releasedAddrs = append(u.releasedAddrs, t.Addr)
+	}
+	u.releasedAddrs = append(u.releasedAddrs, from.Listed...)
+	c.units = append(c.units, u)
+}
+
+// finish returns the work without what other ports still need, or nil, see workChanges.
+func (c *changeWork) finish() *work {
+	had, more := c.before.claims, c.delta()
+	plain := func(k Key) bool { return had.plain[k]+more.plain[k] > 0 }
+	shared := func(k Key) bool { return had.shared[k]+more.shared[k] > 0 }
+	preserved := func(k Key) bool { return had.preserved[k]+more.preserved[k] > 0 }
+	for k := range c.gone {
+		changed := had.preserved[k] > 0 != preserved(k)
+		if shared(k) && (had.plain[k] > 0 && !plain(k) || changed && !c.wanted[k]) {
+			return nil
+		}
+	}
+	shareFlags(c.units, preserved)
+	for i, u := range c.units {
+		c.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Key) })
+		c.units[i].deletes = slices.DeleteFunc(u.deletes, func(lb *LoadBalancer) bool {
+			return c.wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !c.backend.owns(c.next, lb)
+		})
+	}
+	return &work{
+		units:  c.units,
+		inUse:  func(a netip.Addr) bool { return had.vips[a]+more.vips[a] > 0 },
+		listed: func(a netip.Addr) bool { return had.listed[a]+more.listed[a] > 0 },
+	}
+}
+
+// maxNamed is how many objects an error of --cleanup names.
+const maxNamed = 20
+
+// drift describes what other processes changed in our load balancers and endpoints since
+// before was listed.
+func (b *Backend) drift(before, now *model) []string {
+	var r reconcile.DriftReport
+	for _, lb := range before.sortedBalancers(b.family) {
+		have := now.balancer(lb.Key)
+		switch {
+		case !b.host.ownedUntilListing(lb.ID):
+		case have == nil:
+			r.Add(func() string { return "missing: loadbalancer " + lb.Key.String() })
+		case !have.equal(lb):
+			r.Add(func() string { return "altered: loadbalancer " + lb.Key.String() })
+		}
+	}
+	for _, e := range before.sortedRemotes(b.family) {
+		if (ownsEndpoint(e) || b.host.ownedUntilListing(e.ID)) && now.endpoint(e.ID) == nil {
+			r.Add(func() string { return "missing: endpoint " + e.describe() })
+		}
+	}
+	return r.Lines()
+}
+
+// maxReportedNotes bounds the notes that are reported one by one.
+const maxReportedNotes = 10
+
+// reportNotes reports what works differently from what Services request.
+func (b *Backend) reportNotes(h *state) {
+	n := 0
+	for _, name := range slices.SortedFunc(maps.Keys(h.notes), service.PortName.Compare) {
+		for _, note := range h.notes[name] {
+			if n++; n <= maxReportedNotes {
+				b.host.report(fmt.Sprintf("Service port %s (%s, %s): %s", name, name.Protocol, b.family, note.Text))
+			}
+		}
+	}
+	if n > maxReportedNotes {
+		b.host.report(fmt.Sprintf("More Service ports work a little differently (%s): %d in all", b.family, n))
+	}
+}
+
+// Cleanup implements reconcile.Backend. The record and properties that only our objects
+// have identify what is ours. Without the record, load balancers that use only local pods
+// cannot be identified, and stay. The error names what remains of ours, even if HNS
+// reported its deletion.
+func (b *Backend) Cleanup(ctx context.Context) error {
+	b.state = nil
+	l, err := b.host.list(ctx, b.family)
+	if err != nil {
+		return fmt.Errorf("list what HNS holds: %w", err)
+	}
+	at := &state{site: Site{Version: l.Version}, model: newModel(l, "")}
+	balancers, endpoints := b.leftovers(at)
+	p := newPass(ctx, b.host, &at.site, b.family, at.model)
+	for _, lb := range balancers {
+		p.drop(lb, leftoverName(b.host.purposeOf(lb.ID), lb.Key))
+	}
+	for _, e := range endpoints {
+		p.removeEndpoint(e, leftoverName("", Key{}))
+	}
+	b.host.markWritten()
+	errs := append(portErrors(b.family, p.failed), p.fatal)
+	if len(balancers)+len(endpoints) > 0 && p.fatal == nil {
+		if l, err = b.host.list(ctx, b.family); err != nil {
+			errs = append(errs, fmt.Errorf("list what HNS holds now: %w", err))
+		} else {
+			at.model = newModel(l, "")
+		}
+	}
+	if len(l.Networks) == 0 {
+		b.host.clearRecord()
+	}
+	b.host.save()
+	return errors.Join(append(errs, b.leftoverError(at))...)
+}
+
+// leftovers returns our objects in the family, sorted by key and by address.
+func (b *Backend) leftovers(at *state) (balancers []*LoadBalancer, endpoints []*Endpoint) {
+	for _, lb := range at.model.sortedBalancers(b.family) {
+		if b.isLeftover(at, lb) {
+			balancers = append(balancers, lb)
+		}
+	}
+	for _, e := range at.model.endpoints {
+		if ownsEndpoint(e) && len(e.Addrs) > 0 && service.FamilyOf(e.Addrs[0]) == b.family {
+			endpoints = append(endpoints, e)
+		}
+	}
+	slices.SortFunc(endpoints, func(a, b *Endpoint) int {
+		return cmp.Or(a.Addrs[0].Compare(b.Addrs[0]), cmp.Compare(a.ID, b.ID))
+	})
+	return balancers, endpoints
+}
+
+// leftoverError returns an error that names what could not be removed.
+func (b *Backend) leftoverError(at *state) error {
+	var names []string
+	balancers, endpoints := b.leftovers(at)
+	for _, lb := range balancers {
+		names = append(names, "load balancer "+lb.Key.String())
+	}
+	p := newPass(context.Background(), b.host, &at.site, b.family, at.model)
+	for _, e := range endpoints {
+		name := "endpoint " + e.Name
+		for _, lb := range p.balancersUsing(map[string]bool{e.ID: true}) {
+			if !b.isLeftover(at, lb) {
+				name += fmt.Sprintf(" (load balancer %s, which is not ours, leads to it)", lb.ID)
+			}
+		}
+		names = append(names, name)
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	if n := len(names); n > maxNamed {
+		names = append(names[:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
+	}
+	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
 }

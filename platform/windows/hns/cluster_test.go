@@ -21,13 +21,13 @@ type generator struct {
 	family service.Family
 }
 
-func (w generator) drawInt(label string, n int) int { return rapid.IntRange(0, n-1).Draw(w.t, label) }
-func (w generator) drawBool(label string) bool      { return rapid.Bool().Draw(w.t, label) }
+func (g generator) drawInt(label string, n int) int { return rapid.IntRange(0, n-1).Draw(g.t, label) }
+func (g generator) drawBool(label string) bool      { return rapid.Bool().Draw(g.t, label) }
 
 // nth returns the n-th address after the base of the family.
-func (w generator) nth(v4, v6 string, n int) netip.Addr {
+func (g generator) nth(v4, v6 string, n int) netip.Addr {
 	base := v4
-	if w.family == service.IPv6 {
+	if g.family == service.IPv6 {
 		base = v6
 	}
 	b := addr(base).AsSlice()
@@ -37,58 +37,58 @@ func (w generator) nth(v4, v6 string, n int) netip.Addr {
 }
 
 // Node is always the same.
-func (w generator) Node() *service.Node { return theNode }
+func (g generator) Node() *service.Node { return theNode }
 
 // localPod is the address of a pod of this node, remotePod that of another node's pod.
-func (w generator) localPod(n int) netip.Addr  { return w.nth("10.244.1.10", "fd00:10:244:1::10", n) }
-func (w generator) remotePod(n int) netip.Addr { return w.nth("10.244.2.10", "fd00:10:244:2::10", n) }
+func (g generator) localPod(n int) netip.Addr  { return g.nth("10.244.1.10", "fd00:10:244:1::10", n) }
+func (g generator) remotePod(n int) netip.Addr { return g.nth("10.244.2.10", "fd00:10:244:2::10", n) }
 
 // foreignPod is the remote pod that has an endpoint of another owner in HNS.
 const foreignPod = 6
 
-func (w generator) network() Network {
-	if w.family == service.IPv4 && w.drawBool("overlay") {
+func (g generator) network() Network {
+	if g.family == service.IPv4 && g.drawBool("overlay") {
 		return overlayN
 	}
 	n := bridgeN
-	n.Kind = rapid.SampledFrom([]Kind{L2Bridge, L2Tunnel}).Draw(w.t, "kind")
+	n.Kind = rapid.SampledFrom([]Kind{L2Bridge, L2Tunnel}).Draw(g.t, "kind")
 	return n
 }
 
-func (w generator) version() Version {
+func (g generator) version() Version {
 	all := []Version{{9, 5}, {13, 3}, {15, 4}, {15, 5}}
-	if w.family == service.IPv6 {
+	if g.family == service.IPv6 {
 		all = all[1:]
 	}
-	return rapid.SampledFrom(all).Draw(w.t, "version")
+	return rapid.SampledFrom(all).Draw(g.t, "version")
 }
 
-func (w generator) options() Options {
-	return Options{DSR: w.drawBool("dsr"), ForwardHealthChecks: w.drawBool("forward"), RootEndpoint: "cbr0", HealthzPort: 10256, IgnoreSourceRanges: w.drawBool("ignore ranges")}
+func (g generator) options() Options {
+	return Options{DSR: g.drawBool("dsr"), ForwardHealthChecks: g.drawBool("forward"), RootEndpoint: "cbr0", HealthzPort: 10256, IgnoreSourceRanges: g.drawBool("ignore ranges")}
 }
 
-func (w generator) endpoint() service.Endpoint {
+func (g generator) endpoint() service.Endpoint {
 	port := uint16(8080)
-	if w.drawInt("other port", 8) == 0 {
+	if g.drawInt("other port", 8) == 0 {
 		port = 9090
 	}
-	switch w.drawInt("where", 8) {
+	switch g.drawInt("where", 8) {
 	case 0, 1, 2:
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.localPod(w.drawInt("pod", 6)), port), Local: true}
+		return service.Endpoint{Addr: netip.AddrPortFrom(g.localPod(g.drawInt("pod", 6)), port), Local: true}
 	case 3: // location unknown
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", 6)), port)}
+		return service.Endpoint{Addr: netip.AddrPortFrom(g.remotePod(g.drawInt("pod", 6)), port)}
 	case 4: // a pod on a node's host network
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.nth("192.0.2.11", "2001:db8::11", 0), port), Remote: true}
+		return service.Endpoint{Addr: netip.AddrPortFrom(g.nth("192.0.2.11", "2001:db8::11", 0), port), Remote: true}
 	case 5: // another node reuses the address of a local pod
-		return service.Endpoint{Addr: netip.AddrPortFrom(w.localPod(w.drawInt("pod", 6)), port), Remote: true}
+		return service.Endpoint{Addr: netip.AddrPortFrom(g.localPod(g.drawInt("pod", 6)), port), Remote: true}
 	}
-	return service.Endpoint{Addr: netip.AddrPortFrom(w.remotePod(w.drawInt("pod", foreignPod+1)), port), Remote: true}
+	return service.Endpoint{Addr: netip.AddrPortFrom(g.remotePod(g.drawInt("pod", foreignPod+1)), port), Remote: true}
 }
 
-func (w generator) endpoints(label string, only func(service.Endpoint) bool) []service.Endpoint {
+func (g generator) endpoints(label string, only func(service.Endpoint) bool) []service.Endpoint {
 	var all []service.Endpoint
-	for range rapid.SampledFrom([]int{0, 1, 2, 3, 5, 8}).Draw(w.t, label) {
-		if e := w.endpoint(); only(e) {
+	for range rapid.SampledFrom([]int{0, 1, 2, 3, 5, 8}).Draw(g.t, label) {
+		if e := g.endpoint(); only(e) {
 			all = append(all, e)
 		}
 	}
@@ -97,71 +97,71 @@ func (w generator) endpoints(label string, only func(service.Endpoint) bool) []s
 }
 
 // port draws the n-th port. It shares no frontend with others.
-func (w generator) port(n int) *service.Port {
+func (g generator) port(n int) *service.Port {
 	p := &service.Port{
-		Name:   service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", n), Port: "http", Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}).Draw(w.t, "protocol")},
-		Family: w.family, Cluster: w.endpoints("cluster", func(service.Endpoint) bool { return true }),
-		Internal: service.Policy(w.drawInt("internal", 2)), External: service.Policy(w.drawInt("external", 2)),
+		Name:   service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%d", n), Port: "http", Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}).Draw(g.t, "protocol")},
+		Family: g.family, Cluster: g.endpoints("cluster", func(service.Endpoint) bool { return true }),
+		Internal: service.Policy(g.drawInt("internal", 2)), External: service.Policy(g.drawInt("external", 2)),
 	}
-	for _, e := range w.endpoints("listed", func(e service.Endpoint) bool { return !e.Local && !slices.Contains(p.Cluster, e) }) {
+	for _, e := range g.endpoints("listed", func(e service.Endpoint) bool { return !e.Local && !slices.Contains(p.Cluster, e) }) {
 		p.Listed = append(p.Listed, e.Addr.Addr())
 	}
 	p.Listed = slices.Compact(p.Listed)
 	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
-		p.Local = w.endpoints("local", func(e service.Endpoint) bool { return e.Local })
+		p.Local = g.endpoints("local", func(e service.Endpoint) bool { return e.Local })
 	}
-	if w.drawInt("affinity", 3) == 0 {
+	if g.drawInt("affinity", 3) == 0 {
 		p.Affinity = time.Hour
 	}
 	add := func(k service.Kind, a netip.Addr, port uint16, sources []netip.Prefix) {
 		p.Frontends = append(p.Frontends, service.Frontend{Kind: k, Addr: a, Port: port, Sources: sources})
 	}
-	add(service.ClusterIP, w.nth("10.96.0.10", "fd00:10:96::10", n/2), uint16(80+n), nil) // two ports share the address
-	if w.drawBool("node port") {
+	add(service.ClusterIP, g.nth("10.96.0.10", "fd00:10:96::10", n/2), uint16(80+n), nil) // two ports share the address
+	if g.drawBool("node port") {
 		add(service.NodePort, netip.Addr{}, uint16(30000+n), nil)
 	}
-	if w.drawBool("external ip") {
-		add(service.ExternalIP, w.nth("198.51.100.10", "2001:db8:1::10", n), 80, nil)
+	if g.drawBool("external ip") {
+		add(service.ExternalIP, g.nth("198.51.100.10", "2001:db8:1::10", n), 80, nil)
 	}
-	if w.drawBool("load balancer") {
+	if g.drawBool("load balancer") {
 		var sources []netip.Prefix
-		if w.drawInt("sources", 4) == 0 {
+		if g.drawInt("sources", 4) == 0 {
 			sources = []netip.Prefix{prefix("203.0.113.0/25")}
 		}
-		add(service.LoadBalancerIP, w.nth("203.0.113.200", "2001:db8:3::200", n/2), uint16(80+n), sources)
-		p.HealthCheck = uint16(w.drawInt("health check", 2) * (31000 + n/2))
+		add(service.LoadBalancerIP, g.nth("203.0.113.200", "2001:db8:3::200", n/2), uint16(80+n), sources)
+		p.HealthCheck = uint16(g.drawInt("health check", 2) * (31000 + n/2))
 	}
 	return p
 }
 
 // Ports draws the ports of up to four Services.
-func (w generator) Ports() []*service.Port {
+func (g generator) Ports() []*service.Port {
 	var ports []*service.Port
-	for n := range w.drawInt("ports", 5) {
-		if w.drawInt("there", 5) > 0 {
-			ports = append(ports, w.port(n))
+	for n := range g.drawInt("ports", 5) {
+		if g.drawInt("there", 5) > 0 {
+			ports = append(ports, g.port(n))
 		}
 	}
 	return ports
 }
 
 // Conn draws a connection to a frontend of the ports, or to another address.
-func (w generator) Conn(ports []*service.Port) route.Conn {
-	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(w.remotePod(0), 80), From: w.nth("203.0.113.1", "2001:db8:2::1", 0), Interface: "eth0"}
+func (g generator) Conn(ports []*service.Port) route.Conn {
+	c := route.Conn{Protocol: service.TCP, To: netip.AddrPortFrom(g.remotePod(0), 80), From: g.nth("203.0.113.1", "2001:db8:2::1", 0), Interface: "eth0"}
 	if len(ports) > 0 {
-		p := ports[w.drawInt("to", len(ports))]
-		f := p.Frontends[w.drawInt("frontend", len(p.Frontends))]
+		p := ports[g.drawInt("to", len(ports))]
+		f := p.Frontends[g.drawInt("frontend", len(p.Frontends))]
 		to := f.Addr
 		if c.ToNode = f.Kind == service.NodePort; c.ToNode {
-			to = w.nth("192.0.2.10", "2001:db8::10", 0)
+			to = g.nth("192.0.2.10", "2001:db8::10", 0)
 		}
-		c.Protocol, c.To = p.Name.Protocol, netip.AddrPortFrom(to, f.Port+uint16(w.drawInt("beside", 8)/7))
+		c.Protocol, c.To = p.Name.Protocol, netip.AddrPortFrom(to, f.Port+uint16(g.drawInt("beside", 8)/7))
 	}
-	switch w.drawInt("from", 3) {
+	switch g.drawInt("from", 3) {
 	case 0:
-		c.From, c.Interface = w.localPod(30), "vEthernet"
+		c.From, c.Interface = g.localPod(30), "vEthernet"
 	case 1:
-		c.From, c.Interface = w.nth("192.0.2.10", "2001:db8::10", 0), ""
+		c.From, c.Interface = g.nth("192.0.2.10", "2001:db8::10", 0), ""
 	}
 	return c
 }

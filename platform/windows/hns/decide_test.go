@@ -78,16 +78,16 @@ func rootAddr(f service.Family) netip.Addr {
 	return generator{family: f}.nth("10.244.1.250", "fd00:10:244:1::fa", 0)
 }
 
-func (b *testNode) setFamily(f service.Family) {
-	h := b.backend.host
-	b.backend = New(h, f, b.options, 30*time.Second)
-	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
+func (tn *testNode) setFamily(f service.Family) {
+	h := tn.backend.host
+	tn.backend = New(h, f, tn.options, 30*time.Second)
+	tn.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
 }
 
-func (b *testNode) addRootEndpoint() {
-	b.t.Helper()
-	root := Endpoint{Name: "cbr0", Network: b.hns.networks[0].ID, Addrs: []netip.Addr{rootAddr(b.backend.family)}}
-	if _, err := b.hns.CreateEndpoint(context.Background(), root); err != nil {
-		b.t.Fatal(err)
+func (tn *testNode) addRootEndpoint() {
+	tn.t.Helper()
+	root := Endpoint{Name: "cbr0", Network: tn.hns.networks[0].ID, Addrs: []netip.Addr{rootAddr(tn.backend.family)}}
+	if _, err := tn.hns.CreateEndpoint(context.Background(), root); err != nil {
+		tn.t.Fatal(err)
 	}
 }

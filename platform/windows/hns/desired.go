@@ -5,6 +5,7 @@ package hns
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -153,18 +154,18 @@ func (s *Site) servesSourceRanges(w *DesiredState, f service.Frontend) bool {
 	return true
 }
 
-func (w *DesiredState) addLimit(lost []service.Frontend, format string, args ...any) {
-	w.Limits = append(w.Limits, &reconcile.UnsupportedError{Text: fmt.Sprintf(format, args...), Affected: lost})
+func (d *DesiredState) addLimit(lost []service.Frontend, format string, args ...any) {
+	d.Limits = append(d.Limits, &reconcile.UnsupportedError{Text: fmt.Sprintf(format, args...), Affected: lost})
 }
 
 // noteAffinity records how session affinity differs.
-func (w *DesiredState) noteAffinity(p *service.Port, s *Site) {
+func (d *DesiredState) noteAffinity(p *service.Port, s *Site) {
 	switch {
-	case p.Affinity == 0 || len(w.LoadBalancers) == 0:
+	case p.Affinity == 0 || len(d.LoadBalancers) == 0:
 	case s.Version.Features().Affinity:
-		w.Notes = append(w.Notes, reconcile.Note{Text: "session affinity has no timeout: HNS has none"})
+		d.Notes = append(d.Notes, reconcile.Note{Text: "session affinity has no timeout: HNS has none"})
 	default:
-		w.addLimit(nil, "HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
+		d.addLimit(nil, "HNS %s has no session affinity: want Windows Server 2022 or newer", s.Version)
 	}
 }
 
@@ -176,17 +177,17 @@ const (
 )
 
 // noteReach records where clients reach fewer endpoints than the Service says, or more addresses.
-func (w *DesiredState) noteReach(p *service.Port, s *Site) {
+func (d *DesiredState) noteReach(p *service.Port, s *Site) {
 	elsewhere := slices.ContainsFunc(p.Cluster, func(e service.Endpoint) bool { return !e.Local })
 	if elsewhere && slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return s.keepsHere(p, f) }) {
-		w.Notes = append(w.Notes, reconcile.Note{Text: keptHere, Transient: true})
+		d.Notes = append(d.Notes, reconcile.Note{Text: keptHere, Transient: true})
 	}
 	external := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind.External() })
 	if elsewhere && external && p.External == service.PolicyLocal {
-		w.Notes = append(w.Notes, reconcile.Note{Text: localForAll, Transient: true})
+		d.Notes = append(d.Notes, reconcile.Note{Text: localForAll, Transient: true})
 	}
 	if p.NodePort() != 0 && s.restrictsNodePorts(p.Family) {
-		w.Notes = append(w.Notes, reconcile.Note{Text: everyNodePort})
+		d.Notes = append(d.Notes, reconcile.Note{Text: everyNodePort})
 	}
 }
 
@@ -212,14 +213,14 @@ func (s *Site) preservesDIP(p *service.Port, f service.Frontend) bool {
 }
 
 // limitDSR records a limit where client addresses are lost.
-func (w *DesiredState) limitDSR(p *service.Port, s *Site) {
-	external := slices.ContainsFunc(w.LoadBalancers, func(l DesiredLoadBalancer) bool { return l.Flags&VIPExternalIP != 0 })
+func (d *DesiredState) limitDSR(p *service.Port, s *Site) {
+	external := slices.ContainsFunc(d.LoadBalancers, func(l DesiredLoadBalancer) bool { return l.Flags&VIPExternalIP != 0 })
 	lb := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.LoadBalancerIP })
 	if p.KeepVIP && lb && !s.Version.Features().DSR {
-		w.addLimit(nil, "HNS %s has no direct server return: the annotation preserve-destination has no effect", s.Version)
+		d.addLimit(nil, "HNS %s has no direct server return: the annotation preserve-destination has no effect", s.Version)
 	}
 	if external && p.External == service.PolicyLocal && !s.Version.Features().DSR {
-		w.addLimit(nil, "HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
+		d.addLimit(nil, "HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
 	}
 }
 
@@ -406,4 +407,145 @@ func urgent(n service.PortName) bool {
 	api := n.Namespace == "default" && n.Name == "kubernetes"
 	dns := n.Namespace == "kube-system" && slices.Contains([]string{"dns", "dns-tcp"}, n.Port)
 	return api || dns
+}
+
+// claims counts the objects that several Service ports share, and the external addresses
+// that one port has for itself. The latter take precedence over forwarded health checks.
+type claims struct {
+	vips   map[netip.Addr]int
+	listed map[netip.Addr]int
+	shared map[Key]int
+	plain  map[Key]int
+	// preserved counts those in shared that a port needs with preserveFlags.
+	preserved map[Key]int
+}
+
+func newClaims() claims {
+	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}, map[Key]int{}}
+}
+
+// add adds w if n is 1, and removes it if n is -1.
+func (c claims) add(w DesiredState, n int) {
+	for _, t := range w.VIPs {
+		if c.vips[t.Addr] += n; c.vips[t.Addr] == 0 {
+			delete(c.vips, t.Addr)
+		}
+	}
+	for _, a := range w.Listed {
+		if c.listed[a] += n; c.listed[a] == 0 {
+			delete(c.listed, a)
+		}
+	}
+	for _, x := range w.LoadBalancers {
+		of := c.plain
+		if x.Shared {
+			of = c.shared
+			if x.Flags&preserveFlags != 0 {
+				c.preserved[x.Key] += n
+			}
+		} else if x.Flags&VIPExternalIP == 0 || !x.VIP.IsValid() {
+			continue
+		}
+		if of[x.Key] += n; of[x.Key] == 0 {
+			delete(of, x.Key)
+		}
+	}
+}
+
+// shareFlags gives a load balancer that several ports share the flags that one of them needs.
+func shareFlags(units []unit, preserved func(Key) bool) {
+	for _, u := range units {
+		for i := range u.desired {
+			if x := &u.desired[i]; x.Shared && preserved(x.Key) {
+				x.Flags |= preserveFlags
+			}
+		}
+	}
+}
+
+// retains reports whether e stays for existing connections although no load balancer
+// needs it. That is so if an EndpointSlice lists its address, its route is correct, and
+// no local pod has the address.
+func (s *state) retains(e *Endpoint) bool {
+	a := e.Addrs[0]
+	if s.claims.listed[a] == 0 || s.model.endpointAt(a, Local) != nil {
+		return false
+	}
+	t, err := s.site.target(service.Endpoint{Addr: netip.AddrPortFrom(a, 0), Remote: true})
+	return err == nil && !misrouted(e, t)
+}
+
+// createBalancer creates lb. If local pods were deleted, or their switch ports do not
+// exist yet, it creates lb without their endpoints. It returns what it created.
+// partialErr is the reason for missing endpoints. before holds the endpoints of the load
+// balancer that lb replaces.
+func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadBalancer, id string, partialErr, err error) {
+	made, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
+	var left []string
+	switch {
+	case errors.Is(err, ErrNotFound):
+		left = p.existingEndpoints(lb.Endpoints)
+	case isSwitchPortMissing(err):
+		left, partialErr = p.attachedEndpoints(lb.Endpoints, before), err
+	}
+	if len(left) == 0 || len(left) == len(lb.Endpoints) {
+		return lb, made.ID, nil, err
+	}
+	if partialErr != nil {
+		p.host.startBackoff(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return has(left, id) }))
+	}
+	lb = lb.withEndpoints(left)
+	made, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
+	return lb, made.ID, partialErr, err
+}
+
+// updateBalancer does the same as createBalancer for a change in place.
+func (p *pass) updateBalancer(lb LoadBalancer, before []string) (sent, got LoadBalancer, partialErr, err error) {
+	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
+	if !isSwitchPortMissing(err) {
+		return lb, got, nil, err
+	}
+	left := p.attachedEndpoints(lb.Endpoints, before)
+	if len(left) == 0 || len(left) == len(lb.Endpoints) {
+		return lb, got, nil, err
+	}
+	lb.Endpoints, partialErr = left, err
+	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
+	return lb, got, partialErr, err
+}
+
+// isSwitchPortMissing reports whether HNS rejected a load balancer because one of its
+// endpoints has no switch port yet (HCN_E_PORT_NOT_FOUND, see microsoft/hcsshim#1043).
+// HNS does not name the endpoint.
+func isSwitchPortMissing(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == 0x803b0007
+}
+
+// attachedEndpoints returns the endpoints that are certainly on the switch: remote ones
+// need no port there, and others are in load balancers already.
+func (p *pass) attachedEndpoints(ids, before []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		e := p.model.endpoint(id)
+		return (e == nil || !e.Remote) && !has(before, id) && p.model.refCount(id) == 0
+	})
+}
+
+// existingEndpoints returns ids without the local endpoints that no longer exist. The
+// network plugin deletes them without a notification. Until the next listing the Service
+// uses the remaining ones.
+func (p *pass) existingEndpoints(ids []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		e := p.model.endpoint(id)
+		if e == nil || e.Remote {
+			return false
+		}
+		has, err := p.driver.HasEndpoint(p.ctx, id)
+		if has || err != nil {
+			return false
+		}
+		p.model.removeEndpoint(e)
+		p.stale = true
+		return true
+	})
 }

@@ -7,8 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
 
 	"kubeproxy/common/errtree"
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
 )
 
 // ObjectKinds is a set of the kinds of objects to list.
@@ -184,4 +191,553 @@ func onlyPostponed(err error) bool { return errtree.Every(err, isPostponed) }
 func isPostponed(err error) bool {
 	_, postponed := err.(postponedError)
 	return postponed
+}
+
+// appendUnique appends err, or each error that it joins, unless errs contains the text
+// already. The frontends of a port often fail for the same reason.
+func appendUnique(errs []error, err error) []error {
+	errtree.Walk(err, func(err error) bool {
+		if errtree.Joins(err) && !isHNSError(err) {
+			return true
+		}
+		errs = appendOne(errs, err)
+		return false
+	})
+	return errs
+}
+
+func appendOne(errs []error, err error) []error {
+	i := slices.IndexFunc(errs, func(e error) bool { return e.Error() == err.Error() })
+	if i < 0 {
+		return append(errs, err)
+	}
+	if reconcile.InForce(errs[i]) { // err may be worse
+		errs[i] = err
+	}
+	return errs
+}
+
+func isHNSError(err error) bool {
+	_, ok := err.(*Error)
+	return ok
+}
+
+// portErrors returns one PortError for each Service port that failed or has limits,
+// sorted by name.
+func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
+	joined := map[service.PortName][]error{}
+	for _, of := range all {
+		for n, errs := range of {
+			joined[n] = append(joined[n], errs...)
+		}
+	}
+	var errs []error
+	for _, n := range slices.SortedFunc(maps.Keys(joined), service.PortName.Compare) {
+		errs = append(errs, &reconcile.PortError{Family: f, Name: n, Err: errors.Join(joined[n]...)})
+	}
+	return errs
+}
+
+// degraded wraps err in a DegradedError. It returns nil for nil.
+func degraded(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &reconcile.DegradedError{Err: err}
+}
+
+// refusal is a load balancer that HNS rejected.
+type refusal struct {
+	backoff
+	want LoadBalancer
+	text string // the error text
+	// portTaken means that HNS reported the port as taken, although no load balancer with
+	// that key was replaced.
+	portTaken bool
+}
+
+// serviceName identifies a Service.
+type serviceName struct{ namespace, name string }
+
+func serviceNameOf(n service.PortName) serviceName { return serviceName{n.Namespace, n.Name} }
+
+// minServiceBackoff is the first period in which the load balancers of a Service are not
+// replaced, after HNS rejected one that it had before. Like other backoffs it doubles.
+const minServiceBackoff = time.Minute
+
+// postponedError is the error for what is not tried now, because HNS rejected it
+// recently.
+type postponedError string
+
+func (p postponedError) Error() string { return string(p) }
+
+// next returns r after one more failure at the time now.
+func (b backoff) next(now time.Time, first time.Duration) backoff {
+	switch {
+	case b.delay == 0:
+		b.delay = first
+	case now.Before(b.until):
+		return b
+	default:
+		b.delay = min(2*b.delay, maxBackoff)
+	}
+	b.until = now.Add(b.delay)
+	return b
+}
+
+// recordRefusal records that HNS rejected lb, and whether because its port is taken. It
+// returns whether the reason is new. A port that HNS reports as taken after it rejected lb
+// for another reason may be that of a load balancer that the listing does not have.
+func (h *Host) recordRefusal(lb *LoadBalancer, text string, taken bool) (first bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.refusals) >= 1024 { // mostly of deleted Services
+		clear(h.refusals)
+	}
+	r, known := h.refusals[lb.Key]
+	first = !known || taken && !r.portTaken
+	if first || !taken && !r.want.equal(lb) { // a taken port stays taken for any endpoints
+		r.backoff = backoff{}
+	}
+	r.backoff, r.want, r.text, r.portTaken = r.next(h.now(), minBackoff), *lb, text, taken
+	h.refusals[lb.Key] = r
+	return first
+}
+
+// recentRefusal returns the error text for lb if HNS rejected it so recently that another
+// attempt is pointless.
+func (h *Host) recentRefusal(lb *LoadBalancer) (text string, recently bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r, known := h.refusals[lb.Key]
+	return r.text, known && (r.portTaken || r.want.equal(lb)) && h.now().Before(r.until)
+}
+
+// clearPortTaken records that a load balancer with key k exists.
+func (h *Host) clearPortTaken(k Key) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.refusals[k].portTaken {
+		delete(h.refusals, k)
+	}
+}
+
+// explainPortTaken explains an error that does not name the cause. The first time, the
+// backend lists HNS to find a load balancer with that port. If there is none, it retries
+// at growing intervals without listing.
+func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
+	var e *Error
+	if !errors.As(err, &e) || e.Code != 0x803b0013 || p.dry {
+		return err
+	}
+	if lack := p.checkPortShortage(lb); lack != nil {
+		return lack
+	}
+	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Key, p.site.listenerHint(lb))
+	if p.host.recordRefusal(lb, err.Error(), true) {
+		return err
+	}
+	return postponedError(err.Error() + "; it is tried again in a while")
+}
+
+// listenerHint returns what probably listens on the port of lb, and the remedy. HNS of
+// Windows Server 2019 creates no load balancer for a port that a program listens on at
+// all addresses of the node (kubernetes/community#8883).
+func (s *Site) listenerHint(lb *LoadBalancer) string {
+	const newer = ", or use Windows Server 2022 or newer"
+	switch o := s.Options; {
+	case lb.Protocol != service.TCP:
+	case o.HealthzPort != 0 && lb.Port == o.HealthzPort:
+		return fmt.Sprintf("kube-proxy itself, for healthzBindAddress; set --healthz-bind-address to one address of the node, such as %s%s", s.nodeAddrPort(lb.Port), newer)
+	case o.MetricsPort != 0 && lb.Port == o.MetricsPort:
+		return fmt.Sprintf("kube-proxy itself, for metricsBindAddress; set --metrics-bind-address to one address of the node, such as %s, or to another port%s", s.nodeAddrPort(lb.Port), newer)
+	case lb.Use() == "healthcheck":
+		return "kube-proxy itself, for the healthCheckNodePort; set --nodeport-addresses to addresses of the node" + newer
+	}
+	command := "Get-NetTCPConnection -State Listen"
+	if lb.Protocol == service.UDP {
+		command = "Get-NetUDPEndpoint"
+	}
+	return fmt.Sprintf("%s -LocalPort %d names its process; have it listen elsewhere", command, lb.Port)
+}
+
+// nodeAddrPort formats an address and port of the node.
+func (s *Site) nodeAddrPort(port uint16) string {
+	if !s.NodeIP.IsValid() {
+		return fmt.Sprintf("NODE-IP:%d", port)
+	}
+	return netip.AddrPortFrom(s.NodeIP, port).String()
+}
+
+// startServiceBackoff records that HNS rejects a load balancer that Service o had before.
+func (h *Host) startServiceBackoff(o serviceName) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.serviceBackoff) >= 1024 {
+		clear(h.serviceBackoff)
+	}
+	h.serviceBackoff[o] = h.serviceBackoff[o].next(h.now(), minServiceBackoff)
+}
+
+func (h *Host) serviceInBackoff(o serviceName) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now().Before(h.serviceBackoff[o].until)
+}
+
+// clearRefusal records that HNS created lb for Service o.
+func (h *Host) clearRefusal(lb *LoadBalancer, o serviceName) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.refusals, lb.Key)
+	if !lb.DSR {
+		delete(h.portBackoff, portPoolOf(lb.Key))
+	}
+	delete(h.serviceBackoff, o)
+}
+
+// checkBackoff returns an error if have must not be replaced by lb now. Each attempt
+// leaves the frontend without a load balancer for a moment, or for long if HNS then
+// rejects both lb and have.
+func (p *pass) checkBackoff(have, lb *LoadBalancer, n service.PortName) error {
+	if text, recently := p.host.recentRefusal(lb); recently {
+		return postponedError(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Key, p.formatEndpoints(have.Endpoints)))
+	}
+	if p.refusedServices[serviceNameOf(n)] || p.host.serviceInBackoff(serviceNameOf(n)) {
+		return postponedError(fmt.Sprintf("HNS refuses another load balancer of the Service: %s leads to %s as before, and is tried again in a while", have.Key, p.formatEndpoints(have.Endpoints)))
+	}
+	return nil
+}
+
+// restore creates have again after HNS rejected lb with err.
+func (p *pass) restore(have, lb *LoadBalancer, n service.PortName, err error) error {
+	if p.dry || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotInstalled) || p.ctx.Err() != nil {
+		return err
+	}
+	p.refusedServices[serviceNameOf(n)] = true
+	p.host.recordRefusal(lb, err.Error(), false)
+	old := have.withEndpoints(have.Endpoints)
+	old.ID = ""
+	created, id, _, restoreErr := p.createBalancer(old, have.Endpoints)
+	if restoreErr != nil {
+		p.markUncertain(old)
+		if !errors.Is(restoreErr, ErrExists) { // otherwise HNS rejects the port, not the Service
+			p.host.startServiceBackoff(serviceNameOf(n))
+		}
+		return fmt.Errorf("%w; what was there before is refused as well: %w", err, restoreErr)
+	}
+	p.recordCreated(id, created, n)
+	return fmt.Errorf("%w; it leads to %s as before", err, p.formatEndpoints(created.Endpoints))
+}
+
+// Call is a completed call to HNS.
+type Call struct {
+	Operation string // one of Operations
+	Took      time.Duration
+	Err       error
+	// Balancer is the load balancer that the call concerned, otherwise nil.
+	Balancer *LoadBalancer
+}
+
+// The operations that change load balancers.
+const (
+	CreateBalancer = "create_load_balancer"
+	ChangeBalancer = "change_load_balancer"
+	DeleteBalancer = "delete_load_balancer"
+)
+
+// Operations lists all operations. A listing of everything counts as one call, although
+// HNS receives several.
+var Operations = []string{
+	"list", "list_endpoints", "find_endpoint", "create_endpoint", "delete_endpoint", CreateBalancer, ChangeBalancer, DeleteBalancer,
+}
+
+// classes are the names of the error classes.
+var classes = []struct {
+	err  error
+	name string
+}{
+	{ErrNotFound, "not_found"}, {ErrNotRunning, "not_running"}, {ErrExists, "exists"},
+	{ErrBusy, "busy"}, {ErrRefused, "refused"}, {ErrNotInstalled, "not_installed"},
+}
+
+// Classes returns the names of the error classes.
+func Classes() []string {
+	var names []string
+	for _, c := range classes {
+		names = append(names, c.name)
+	}
+	return append(names, otherError)
+}
+
+const otherError = "other"
+
+// Class returns the class of the call's error, "" for success.
+func (c *Call) Class() string {
+	if c.Err == nil {
+		return ""
+	}
+	for _, x := range classes {
+		if errors.Is(c.Err, x.err) {
+			return x.name
+		}
+	}
+	return otherError
+}
+
+// Cause returns the cause of the call's error as kube-proxy's metrics name it, "" for
+// success.
+func (c *Call) Cause() string {
+	var e *Error
+	if c.Err == nil {
+		return ""
+	}
+	if errors.As(c.Err, &e) {
+		switch e.Code {
+		case 0x803b0001:
+			return "network_not_found"
+		case 0x803b0013:
+			return "port_already_exists"
+		case notImplemented:
+			return "not_implemented"
+		case 0x803b001e, 0x803b002f:
+			return "invalid_ip"
+		}
+	}
+	return otherError
+}
+
+// Use returns the purpose of a load balancer as kube-proxy's metrics name it. For a load
+// balancer that this process did not create, the result may be an external IP or a
+// ClusterIP instead.
+func (lb *LoadBalancer) Use() string {
+	switch {
+	case !lb.VIP.IsValid():
+		return "nodeport"
+	case lb.Flags&VIPExternalIP == 0 && lb.Kind == service.LoadBalancerIP:
+		return "healthcheck"
+	case lb.Flags&VIPExternalIP == 0:
+		return "clusterip"
+	case lb.Kind == service.LoadBalancerIP:
+		return "ingressip"
+	}
+	return "externalip"
+}
+
+// Metered returns a Driver that calls report after each call of d.
+func Metered(d Driver, report func(Call)) Driver { return meteredDriver{d, report} }
+
+type meteredDriver struct {
+	driver Driver
+	report func(Call)
+}
+
+func (m meteredDriver) reportCall(operation string, began time.Time, err error) {
+	m.report(Call{Operation: operation, Took: time.Since(began), Err: err})
+}
+
+func (m meteredDriver) reportBalancerCall(operation string, lb LoadBalancer, began time.Time, err error) {
+	m.report(Call{Operation: operation, Took: time.Since(began), Err: err, Balancer: &lb})
+}
+
+func (m meteredDriver) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+	began, operation := time.Now(), "list"
+	if what == Endpoints {
+		operation = "list_endpoints"
+	}
+	l, err := m.driver.List(ctx, what)
+	m.reportCall(operation, began, err)
+	return l, err
+}
+
+func (m meteredDriver) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	began := time.Now()
+	created, err := m.driver.CreateEndpoint(ctx, e)
+	m.reportCall("create_endpoint", began, err)
+	return created, err
+}
+
+func (m meteredDriver) HasEndpoint(ctx context.Context, id string) (bool, error) {
+	began := time.Now()
+	has, err := m.driver.HasEndpoint(ctx, id)
+	m.reportCall("find_endpoint", began, err)
+	return has, err
+}
+
+func (m meteredDriver) DeleteEndpoint(ctx context.Context, id string) error {
+	began := time.Now()
+	err := m.driver.DeleteEndpoint(ctx, id)
+	m.reportCall("delete_endpoint", began, err)
+	return err
+}
+
+func (m meteredDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	began := time.Now()
+	made, err := m.driver.CreateLoadBalancer(ctx, lb)
+	m.reportBalancerCall(CreateBalancer, lb, began, err)
+	return made, err
+}
+
+func (m meteredDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	began := time.Now()
+	now, err := m.driver.UpdateLoadBalancer(ctx, lb)
+	m.reportBalancerCall(ChangeBalancer, lb, began, err)
+	return now, err
+}
+
+// PortsLeft is not reported, because it does not call HNS.
+func (m meteredDriver) PortsLeft(ctx context.Context, k Key) (bool, error) {
+	return m.driver.PortsLeft(ctx, k)
+}
+
+func (m meteredDriver) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
+	began := time.Now()
+	err := m.driver.DeleteLoadBalancer(ctx, lb)
+	m.reportBalancerCall(DeleteBalancer, lb, began, err)
+	return err
+}
+
+// How long HNS may take before the call is reported. A listing makes several calls for
+// each object, other operations make a few. On a node with many load balancers, some take
+// half a minute (kubernetes/kubernetes#109162).
+const (
+	slowCallThreshold = 10 * time.Second
+	slowListThreshold = time.Minute
+	// maxListProgress is the longest time in which a listing, seen from outside, may
+	// still make progress: ten thousand objects on a slow HNS.
+	maxListProgress      = 20 * time.Minute
+	listProgressInterval = 10 * time.Second
+)
+
+// WithTimeout returns a Driver whose calls return when their context ends, even if HNS
+// has not answered. The result of such a call is unknown. It calls reportSlow with a text
+// while HNS does not answer, and with "" once it has. It calls reportProgress as long as
+// work progresses.
+func WithTimeout(d Driver, reportSlow func(text string), reportProgress func()) Driver {
+	return &timeoutDriver{driver: d, reportSlow: reportSlow, reportProgress: reportProgress}
+}
+
+type timeoutDriver struct {
+	driver         Driver
+	reportSlow     func(text string)
+	reportProgress func()
+
+	mu        sync.Mutex
+	lateCalls int // calls that reportSlow reported
+}
+
+// reportLate reports one more late call, or with "" one less.
+func (t *timeoutDriver) reportLate(text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if text != "" {
+		t.lateCalls++
+		t.reportSlow(text)
+	} else if t.lateCalls--; t.lateCalls == 0 {
+		t.reportSlow("")
+	}
+}
+
+// unawaited is the key of a context in which no round waits for the call.
+type unawaited struct{}
+
+// withoutWaiting returns ctx for a call that no round waits for.
+func withoutWaiting(ctx context.Context) context.Context {
+	return context.WithValue(ctx, unawaited{}, true)
+}
+
+// consequence describes what a late call prevents.
+func consequence(ctx context.Context) string {
+	if ctx.Value(unawaited{}) != nil {
+		return "what others change in HNS is not seen meanwhile; changes of Services are programmed"
+	}
+	return "nothing can be programmed meanwhile"
+}
+
+// await returns the result of do, unless ctx ends before.
+func await[T any](ctx context.Context, p *timeoutDriver, op string, do func() (T, error)) (T, error) {
+	var none T
+	if ctx.Err() != nil {
+		return none, fmt.Errorf("%s: left undone: %w", op, ctx.Err())
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1) // HNS may answer after await returned
+	go func() {
+		value, err := do()
+		answers <- answer{value, err}
+	}()
+	after := slowCallThreshold
+	var beat <-chan time.Time
+	if op == opList {
+		after = slowListThreshold
+		beats := time.NewTicker(listProgressInterval)
+		defer beats.Stop()
+		beat = beats.C
+	}
+	begun := time.Now()
+	late := time.NewTimer(after)
+	defer late.Stop()
+	for reported := false; ; {
+		select {
+		case a := <-answers:
+			if reported {
+				p.reportLate("")
+			}
+			if a.err == nil {
+				p.reportProgress()
+			}
+			return a.value, a.err
+		case <-beat:
+			if time.Since(begun) < maxListProgress {
+				p.reportProgress()
+			}
+		case <-late.C:
+			reported = true
+			p.reportLate(fmt.Sprintf("HNS has not answered for %s (%s), and %s; if it stays so, restart it: Restart-Service hns", after, op, consequence(ctx)))
+		case <-ctx.Done():
+			if reported {
+				p.reportLate("")
+			}
+			return none, fmt.Errorf("%s: HNS has not answered: %w", op, ctx.Err())
+		}
+	}
+}
+
+const opList = "list all objects"
+
+func (t *timeoutDriver) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+	return await(ctx, t, opList, func() (Listing, error) { return t.driver.List(ctx, what) })
+}
+
+func (t *timeoutDriver) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	return await(ctx, t, "create endpoint "+e.Name, func() (Endpoint, error) { return t.driver.CreateEndpoint(ctx, e) })
+}
+
+func (t *timeoutDriver) HasEndpoint(ctx context.Context, id string) (bool, error) {
+	return await(ctx, t, "find endpoint "+id, func() (bool, error) { return t.driver.HasEndpoint(ctx, id) })
+}
+
+func (t *timeoutDriver) DeleteEndpoint(ctx context.Context, id string) error {
+	_, err := await(ctx, t, "delete endpoint "+id, func() (any, error) { return nil, t.driver.DeleteEndpoint(ctx, id) })
+	return err
+}
+
+func (t *timeoutDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	return await(ctx, t, "create load balancer "+lb.Key.String(), func() (LoadBalancer, error) { return t.driver.CreateLoadBalancer(ctx, lb) })
+}
+
+func (t *timeoutDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	return await(ctx, t, "change load balancer "+lb.Key.String(), func() (LoadBalancer, error) { return t.driver.UpdateLoadBalancer(ctx, lb) })
+}
+
+func (t *timeoutDriver) PortsLeft(ctx context.Context, k Key) (bool, error) {
+	return await(ctx, t, "look for dynamic ports", func() (bool, error) { return t.driver.PortsLeft(ctx, k) })
+}
+
+func (t *timeoutDriver) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
+	_, err := await(ctx, t, "delete load balancer "+lb.Key.String(), func() (any, error) { return nil, t.driver.DeleteLoadBalancer(ctx, lb) })
+	return err
 }

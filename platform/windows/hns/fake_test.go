@@ -44,41 +44,41 @@ func newFake(v Version, networks ...Network) *fake {
 
 func codeError(op string, code uint32) error { return &Error{Op: op, Code: code} }
 
-func (k *fake) id(kind string) string {
-	k.next++
-	return fmt.Sprintf("%s-%06d", kind, k.next)
+func (fa *fake) id(kind string) string {
+	fa.next++
+	return fmt.Sprintf("%s-%06d", kind, fa.next)
 }
 
 // begin counts a call and may fail it.
-func (k *fake) begin(op string) error {
-	k.calls[op]++
-	if k.down {
+func (fa *fake) begin(op string) error {
+	fa.calls[op]++
+	if fa.down {
 		return codeError(op, 0x6ba)
 	}
-	if k.refuse != nil {
-		return k.refuse(op)
+	if fa.refuse != nil {
+		return fa.refuse(op)
 	}
 	return nil
 }
 
-func (k *fake) end(op string) error {
-	if k.after != nil {
-		return k.after(op)
+func (fa *fake) end(op string) error {
+	if fa.after != nil {
+		return fa.after(op)
 	}
 	return nil
 }
 
 // log records what was changed.
-func (k *fake) log(text func() string) {
-	if !k.silent {
-		k.done = append(k.done, text())
+func (fa *fake) log(text func() string) {
+	if !fa.silent {
+		fa.done = append(fa.done, text())
 	}
 }
 
 // writes counts the calls that change something.
-func (k *fake) writes() int {
+func (fa *fake) writes() int {
 	n := 0
-	for op, times := range k.calls {
+	for op, times := range fa.calls {
 		if op[:4] != "list" {
 			n += times
 		}
@@ -86,44 +86,44 @@ func (k *fake) writes() int {
 	return n
 }
 
-func (k *fake) List(_ context.Context, what ObjectKinds) (Listing, error) {
+func (fa *fake) List(_ context.Context, what ObjectKinds) (Listing, error) {
 	for w, name := range map[ObjectKinds]string{Networks: "list networks", Endpoints: "list endpoints", LoadBalancers: "list load balancers"} {
 		if what&w == 0 {
 			continue
 		}
-		if err := k.begin(name); err != nil {
+		if err := fa.begin(name); err != nil {
 			return Listing{}, err
 		}
 	}
-	l := Listing{Version: k.version, Networks: slices.Clone(k.networks)}
+	l := Listing{Version: fa.version, Networks: slices.Clone(fa.networks)}
 	if what&Endpoints != 0 {
-		for _, id := range slices.Sorted(maps.Keys(k.endpoints)) {
-			l.Endpoints = append(l.Endpoints, k.endpoints[id])
+		for _, id := range slices.Sorted(maps.Keys(fa.endpoints)) {
+			l.Endpoints = append(l.Endpoints, fa.endpoints[id])
 		}
 	}
 	if what&LoadBalancers != 0 {
-		for _, id := range slices.Sorted(maps.Keys(k.balancers)) {
-			l.LoadBalancers = append(l.LoadBalancers, k.balancers[id])
+		for _, id := range slices.Sorted(maps.Keys(fa.balancers)) {
+			l.LoadBalancers = append(l.LoadBalancers, fa.balancers[id])
 		}
 	}
 	return l, nil
 }
 
-func (k *fake) network(id string) *Network {
-	for i := range k.networks {
-		if k.networks[i].ID == id {
-			return &k.networks[i]
+func (fa *fake) network(id string) *Network {
+	for i := range fa.networks {
+		if fa.networks[i].ID == id {
+			return &fa.networks[i]
 		}
 	}
 	return nil
 }
 
-func (k *fake) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
+func (fa *fake) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
 	const op = "create endpoint"
-	if err := k.begin(op); err != nil {
+	if err := fa.begin(op); err != nil {
 		return Endpoint{}, err
 	}
-	n := k.network(e.Network)
+	n := fa.network(e.Network)
 	switch {
 	case n == nil:
 		return Endpoint{}, codeError(op, 0x803b0001)
@@ -133,41 +133,41 @@ func (k *fake) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
 		return Endpoint{}, codeError(op, 0x803b000d)
 	}
 	if len(e.Addrs) == 0 {
-		e.Addrs = []netip.Addr{k.freeAddr(n)}
+		e.Addrs = []netip.Addr{fa.freeAddr(n)}
 	}
 	for _, a := range e.Addrs {
 		switch {
-		case k.hasAddr(n.ID, a, e.Remote) && e.Remote:
+		case fa.hasAddr(n.ID, a, e.Remote) && e.Remote:
 			return Endpoint{}, codeError(op, 0x80071392)
-		case k.hasAddr(n.ID, a, e.Remote), !e.Remote && slices.Contains(n.Gateways, a):
+		case fa.hasAddr(n.ID, a, e.Remote), !e.Remote && slices.Contains(n.Gateways, a):
 			return Endpoint{}, codeError(op, 0x803b002f)
 		case !e.Remote && !n.contains(a):
 			return Endpoint{}, codeError(op, 0x803b001e)
 		}
 	}
-	e.ID = k.id("endpoint")
+	e.ID = fa.id("endpoint")
 	line := "+ endpoint " + e.describe()
 	if e.Name == sourceVIPName {
 		line = "+ endpoint " + e.Name
 	}
-	k.done = append(k.done, line)
+	fa.done = append(fa.done, line)
 	if e.MAC == "" {
-		e.MAC = fmt.Sprintf("00-15-5d-00-%02x-%02x", k.next>>8&0xff, k.next&0xff)
+		e.MAC = fmt.Sprintf("00-15-5d-00-%02x-%02x", fa.next>>8&0xff, fa.next&0xff)
 	}
-	k.endpoints[e.ID] = e
-	return e, k.end(op)
+	fa.endpoints[e.ID] = e
+	return e, fa.end(op)
 }
 
-func (k *fake) freeAddr(n *Network) netip.Addr {
+func (fa *fake) freeAddr(n *Network) netip.Addr {
 	a := n.Subnets[0].Masked().Addr().Next().Next()
-	for k.hasAddr(n.ID, a, false) {
+	for fa.hasAddr(n.ID, a, false) {
 		a = a.Next()
 	}
 	return a
 }
 
-func (k *fake) hasAddr(network string, a netip.Addr, remote bool) bool {
-	for _, e := range k.endpoints {
+func (fa *fake) hasAddr(network string, a netip.Addr, remote bool) bool {
+	for _, e := range fa.endpoints {
 		if e.Network == network && e.Remote == remote && e.HasAddr(a) {
 			return true
 		}
@@ -175,50 +175,50 @@ func (k *fake) hasAddr(network string, a netip.Addr, remote bool) bool {
 	return false
 }
 
-func (k *fake) HasEndpoint(_ context.Context, id string) (bool, error) {
+func (fa *fake) HasEndpoint(_ context.Context, id string) (bool, error) {
 	const op = "find endpoint"
-	if err := k.begin(op); err != nil {
+	if err := fa.begin(op); err != nil {
 		return false, err
 	}
-	_, ok := k.endpoints[id]
-	return ok, k.end(op)
+	_, ok := fa.endpoints[id]
+	return ok, fa.end(op)
 }
 
-func (k *fake) DeleteEndpoint(_ context.Context, id string) error {
+func (fa *fake) DeleteEndpoint(_ context.Context, id string) error {
 	const op = "delete endpoint"
-	if err := k.begin(op); err != nil {
+	if err := fa.begin(op); err != nil {
 		return err
 	}
-	e, ok := k.endpoints[id]
+	e, ok := fa.endpoints[id]
 	if !ok {
 		return codeError(op, 0x803b0002)
 	}
-	for _, lb := range k.balancers {
+	for _, lb := range fa.balancers {
 		if slices.Contains(lb.Endpoints, id) {
-			k.warnings = append(k.warnings, fmt.Sprintf("endpoint %s deleted while load balancer %s has it", id, lb.ID))
+			fa.warnings = append(fa.warnings, fmt.Sprintf("endpoint %s deleted while load balancer %s has it", id, lb.ID))
 		}
 	}
-	k.done = append(k.done, "- endpoint "+e.describe())
-	delete(k.endpoints, id)
-	return k.end(op)
+	fa.done = append(fa.done, "- endpoint "+e.describe())
+	delete(fa.endpoints, id)
+	return fa.end(op)
 }
 
 // check validates a load balancer that is to have the given ID.
-func (k *fake) check(op string, lb LoadBalancer) error {
+func (fa *fake) check(op string, lb LoadBalancer) error {
 	network := ""
 	for _, id := range lb.Endpoints {
-		e, ok := k.endpoints[id]
+		e, ok := fa.endpoints[id]
 		switch {
 		case !ok:
 			return codeError(op, 0x803b0002)
 		case network != "" && network != e.Network:
 			return codeError(op, 0x80070057)
-		case k.unattached[id]:
+		case fa.unattached[id]:
 			return codeError(op, 0x803b0007)
 		}
 		network = e.Network
 	}
-	f := k.version.Features()
+	f := fa.version.Features()
 	v6 := lb.Family == service.IPv6
 	switch {
 	case len(lb.Endpoints) == 0, lb.TargetPort == 0, lb.Port == 0,
@@ -227,10 +227,10 @@ func (k *fake) check(op string, lb LoadBalancer) error {
 		return codeError(op, 0x80070057)
 	case lb.VIP.IsValid() && lb.VIP.Is6() != v6, lb.SourceVIP.IsValid() && lb.SourceVIP.Is6() != v6:
 		return codeError(op, 0x803b001e)
-	case k.heldPorts[lb.Key]:
+	case fa.heldPorts[lb.Key]:
 		return codeError(op, 0x803b0013)
 	}
-	for _, other := range k.balancers {
+	for _, other := range fa.balancers {
 		if other.ID != lb.ID && (other.Key == lb.Key || slices.Contains(other.ExtraKeys, lb.Key)) {
 			return codeError(op, 0x803b0013)
 		}
@@ -238,28 +238,28 @@ func (k *fake) check(op string, lb LoadBalancer) error {
 	return nil
 }
 
-func (k *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+func (fa *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	const op = "create load balancer"
-	if err := k.begin(op); err != nil {
+	if err := fa.begin(op); err != nil {
 		return LoadBalancer{}, err
 	}
 	lb.ID = ""
-	if err := k.check(op, lb); err != nil {
+	if err := fa.check(op, lb); err != nil {
 		return LoadBalancer{}, err
 	}
-	if k.portBlocks > 0 && !lb.DSR && k.usedBlocks(lb.Key) >= k.portBlocks {
+	if fa.portBlocks > 0 && !lb.DSR && fa.usedBlocks(lb.Key) >= fa.portBlocks {
 		return LoadBalancer{}, codeError(op, 0x803b0013)
 	}
-	lb.ID = k.id("balancer")
-	k.log(func() string { return k.balancerText("+ loadbalancer ", &lb) })
-	k.balancers[lb.ID] = lb
-	return lb, k.end(op)
+	lb.ID = fa.id("balancer")
+	fa.log(func() string { return fa.balancerText("+ loadbalancer ", &lb) })
+	fa.balancers[lb.ID] = lb
+	return lb, fa.end(op)
 }
 
 // usedBlocks counts the blocks of dynamic ports that load balancers hold.
-func (k *fake) usedBlocks(like Key) int {
+func (fa *fake) usedBlocks(like Key) int {
 	n := 0
-	for _, lb := range k.balancers {
+	for _, lb := range fa.balancers {
 		if !lb.DSR && lb.Family == like.Family && lb.Protocol == like.Protocol {
 			n++
 		}
@@ -267,50 +267,50 @@ func (k *fake) usedBlocks(like Key) int {
 	return n
 }
 
-func (k *fake) PortsLeft(_ context.Context, like Key) (bool, error) {
-	if k.portsUnknown {
+func (fa *fake) PortsLeft(_ context.Context, like Key) (bool, error) {
+	if fa.portsUnknown {
 		return false, errors.ErrUnsupported
 	}
-	return k.portBlocks == 0 || k.usedBlocks(like) < k.portBlocks, nil
+	return fa.portBlocks == 0 || fa.usedBlocks(like) < fa.portBlocks, nil
 }
 
-func (k *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+func (fa *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
 	const op = "update load balancer"
-	if err := k.begin(op); err != nil {
+	if err := fa.begin(op); err != nil {
 		return LoadBalancer{}, err
 	}
-	have, ok := k.balancers[lb.ID]
+	have, ok := fa.balancers[lb.ID]
 	switch {
-	case !k.version.atLeast(15, 4):
+	case !fa.version.atLeast(15, 4):
 		return LoadBalancer{}, codeError(op, notImplemented)
 	case !ok:
 		return LoadBalancer{}, codeError(op, 0x80070490)
 	}
-	if err := k.check(op, lb); err != nil {
+	if err := fa.check(op, lb); err != nil {
 		return LoadBalancer{}, err
 	}
-	if !k.version.atLeast(15, 5) {
+	if !fa.version.atLeast(15, 5) {
 		return have, nil
 	}
-	k.log(func() string {
-		return fmt.Sprintf("~ loadbalancer %s %s %s", lb.Key, lb.describe(), k.pass(lb.Family).formatDiff(have.Endpoints, lb.Endpoints))
+	fa.log(func() string {
+		return fmt.Sprintf("~ loadbalancer %s %s %s", lb.Key, lb.describe(), fa.pass(lb.Family).formatDiff(have.Endpoints, lb.Endpoints))
 	})
-	k.balancers[lb.ID] = lb
-	return lb, k.end(op)
+	fa.balancers[lb.ID] = lb
+	return lb, fa.end(op)
 }
 
-func (k *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
+func (fa *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
 	const op = "delete load balancer"
 	id := lb.ID
-	if err := k.begin(op); err != nil {
+	if err := fa.begin(op); err != nil {
 		return err
 	}
-	if _, ok := k.balancers[id]; !ok {
+	if _, ok := fa.balancers[id]; !ok {
 		return codeError(op, 0x80070490)
 	}
-	k.done = append(k.done, "- loadbalancer "+k.balancers[id].Key.String())
-	delete(k.balancers, id)
-	return k.end(op)
+	fa.done = append(fa.done, "- loadbalancer "+fa.balancers[id].Key.String())
+	delete(fa.balancers, id)
+	return fa.end(op)
 }
 
 // memoryStore is a Store in memory.

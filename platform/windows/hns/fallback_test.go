@@ -99,10 +99,10 @@ func TestInForceButFor(t *testing.T) {
 }
 
 // unplug removes a pod from the switch.
-func (b *testNode) unplug(pod string) {
-	b.hns.unattached = map[string]bool{}
-	for id, e := range b.hns.endpoints {
-		b.hns.unattached[id] = e.HasAddr(addr(pod))
+func (tn *testNode) unplug(pod string) {
+	tn.hns.unattached = map[string]bool{}
+	for id, e := range tn.hns.endpoints {
+		tn.hns.unattached[id] = e.HasAddr(addr(pod))
 	}
 }
 

@@ -22,62 +22,62 @@ type interceptor struct {
 	intercept func(op string, do func()) (done bool)
 }
 
-func (x *interceptor) CreateEndpoint(ctx context.Context, e Endpoint) (created Endpoint, err error) {
-	if !x.intercept("create endpoint", func() { created, err = x.fake.CreateEndpoint(ctx, e) }) {
+func (i *interceptor) CreateEndpoint(ctx context.Context, e Endpoint) (created Endpoint, err error) {
+	if !i.intercept("create endpoint", func() { created, err = i.fake.CreateEndpoint(ctx, e) }) {
 		created = e
-		created.ID = x.id("never")
+		created.ID = i.id("never")
 	}
 	return created, err
 }
 
-func (x *interceptor) DeleteEndpoint(ctx context.Context, id string) (err error) {
-	x.intercept("delete endpoint", func() { err = x.fake.DeleteEndpoint(ctx, id) })
+func (i *interceptor) DeleteEndpoint(ctx context.Context, id string) (err error) {
+	i.intercept("delete endpoint", func() { err = i.fake.DeleteEndpoint(ctx, id) })
 	return err
 }
 
-func (x *interceptor) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
-	if !x.intercept("create load balancer", func() { made, err = x.fake.CreateLoadBalancer(ctx, lb) }) {
+func (i *interceptor) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
+	if !i.intercept("create load balancer", func() { made, err = i.fake.CreateLoadBalancer(ctx, lb) }) {
 		made = lb
-		made.ID = x.id("never")
+		made.ID = i.id("never")
 	}
 	return made, err
 }
 
-func (x *interceptor) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
-	if !x.intercept("update load balancer", func() { now, err = x.fake.UpdateLoadBalancer(ctx, lb) }) {
+func (i *interceptor) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
+	if !i.intercept("update load balancer", func() { now, err = i.fake.UpdateLoadBalancer(ctx, lb) }) {
 		now = lb
 	}
 	return now, err
 }
 
-func (x *interceptor) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) (err error) {
-	x.intercept("delete load balancer", func() { err = x.fake.DeleteLoadBalancer(ctx, lb) })
+func (i *interceptor) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) (err error) {
+	i.intercept("delete load balancer", func() { err = i.fake.DeleteLoadBalancer(ctx, lb) })
 	return err
 }
 
 // pass knows what HNS holds, for texts.
-func (k *fake) pass(f service.Family) *pass {
+func (fa *fake) pass(f service.Family) *pass {
 	l := Listing{}
-	for _, e := range k.endpoints {
+	for _, e := range fa.endpoints {
 		l.Endpoints = append(l.Endpoints, e)
 	}
 	return &pass{model: newModel(l, ""), family: f}
 }
 
 // balancerText describes a load balancer as a plan does.
-func (k *fake) balancerText(start string, lb *LoadBalancer) string {
-	return fmt.Sprintf("%s%s %s %s", start, lb.Key, lb.describe(), k.pass(lb.Family).formatEndpoints(lb.Endpoints))
+func (fa *fake) balancerText(start string, lb *LoadBalancer) string {
+	return fmt.Sprintf("%s%s %s %s", start, lb.Key, lb.describe(), fa.pass(lb.Family).formatEndpoints(lb.Endpoints))
 }
 
 // balancerTexts returns HNS's load balancers with the addresses of their endpoints.
-func (b *testNode) balancerTexts() []string {
+func (tn *testNode) balancerTexts() []string {
 	l := Listing{}
-	for _, e := range b.hns.endpoints {
+	for _, e := range tn.hns.endpoints {
 		l.Endpoints = append(l.Endpoints, e)
 	}
 	p := pass{model: newModel(l, "")}
 	all := []string{}
-	for _, lb := range b.hns.balancers {
+	for _, lb := range tn.hns.balancers {
 		all = append(all, lb.Key.String()+" "+p.formatEndpoints(lb.Endpoints))
 	}
 	slices.Sort(all)

@@ -72,13 +72,13 @@ func TestOtherForms(t *testing.T) {
 }
 
 // testOtherForm follows resyncs, which repair something in vain or not, and a change of endpoints.
-func (b *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
+func (tn *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 	want := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
-	b.rounds(t, want, 1)
+	tn.rounds(t, want, 1)
 	for resync := 1; resync <= 5; resync++ {
-		b.now = b.now.Add(31 * time.Second)
-		_, err := b.round(want)
-		if n, repairs := b.hns.writes(), repaired && resync <= maxRepairs; (n > 0) != repairs {
+		tn.now = tn.now.Add(31 * time.Second)
+		_, err := tn.round(want)
+		if n, repairs := tn.hns.writes(), repaired && resync <= maxRepairs; (n > 0) != repairs {
 			t.Errorf("resync %d: %d writes, want some: %v", resync, n, repairs)
 		}
 		if left := repaired && resync > maxRepairs; (err != nil) != left || left && !strings.Contains(err.Error(), report+", also after it was made again") {
@@ -86,19 +86,19 @@ func (b *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 		}
 	}
 	want = snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80", "10.244.2.11:80@b"))
-	_, _ = b.round(want) // the report goes on
-	for _, lb := range b.hns.balancers {
+	_, _ = tn.round(want) // the report goes on
+	for _, lb := range tn.hns.balancers {
 		if len(lb.Endpoints) != 3 {
 			t.Errorf("%s has %d endpoints after a change, want 3", lb.Key, len(lb.Endpoints))
 		}
 	}
 	want = snapshot(3, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
-	if _, _ = b.round(want); b.hns.calls["create load balancer"] > 0 {
+	if _, _ = tn.round(want); tn.hns.calls["create load balancer"] > 0 {
 		t.Error("a second change of endpoints makes load balancers again")
 	}
-	b.now = b.now.Add(31 * time.Second)
-	_, _ = b.round(want)
-	if n := b.hns.writes(); n > 0 {
+	tn.now = tn.now.Add(31 * time.Second)
+	_, _ = tn.round(want)
+	if n := tn.hns.writes(); n > 0 {
 		t.Errorf("%d writes after the change of endpoints", n)
 	}
 }
@@ -247,10 +247,10 @@ func pick[T any](first bool, a, b T) T {
 }
 
 // rounds does rounds that must succeed.
-func (b *testNode) rounds(t *testing.T, want *service.Snapshot, n int) {
+func (tn *testNode) rounds(t *testing.T, want *service.Snapshot, n int) {
 	t.Helper()
 	for range n {
-		if _, err := b.round(want); err != nil {
+		if _, err := tn.round(want); err != nil {
 			t.Fatal(err)
 		}
 	}

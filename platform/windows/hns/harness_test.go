@@ -150,15 +150,15 @@ func printed(line string) string {
 
 // addForeign adds objects of another owner: a load balancer, and its remote endpoint, which
 // Services may lead to as well.
-func (w generator) addForeign(b *testNode) {
-	n, a := b.hns.networks[0], w.remotePod(foreignPod)
-	provider := w.nth("192.0.2.10", "2001:db8::10", 0)
+func (g generator) addForeign(b *testNode) {
+	n, a := b.hns.networks[0], g.remotePod(foreignPod)
+	provider := g.nth("192.0.2.10", "2001:db8::10", 0)
 	if n.Kind == Overlay {
 		provider = n.Routes[0].Provider
 	}
 	e := Endpoint{ID: "foreign-endpoint", Network: n.ID, Name: "other", Remote: true, MAC: remoteMAC(a), Provider: provider, Addrs: []netip.Addr{a}}
 	b.hns.endpoints[e.ID] = e
-	lb := LoadBalancer{ID: "foreign-balancer", Key: Key{Family: w.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
+	lb := LoadBalancer{ID: "foreign-balancer", Key: Key{Family: g.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
 	b.hns.balancers[lb.ID] = lb
 }
 
@@ -232,8 +232,8 @@ func (n *suiteNode) Tamper(c generate.Cluster) {
 	}
 }
 
-func (w generator) replacePod(b *testNode) {
-	a := w.localPod(w.drawInt("pod", 6))
+func (g generator) replacePod(b *testNode) {
+	a := g.localPod(g.drawInt("pod", 6))
 	for id, e := range b.hns.endpoints {
 		if e.HasAddr(a) && !e.Remote {
 			delete(b.hns.endpoints, id)
@@ -244,7 +244,7 @@ func (w generator) replacePod(b *testNode) {
 	}
 }
 
-func (w generator) renewNetwork(b *testNode) {
+func (g generator) renewNetwork(b *testNode) {
 	b.hns.networks[0].ID = b.hns.id("network")
 	for id, e := range b.hns.endpoints {
 		if e.ID == "foreign-endpoint" {
@@ -254,11 +254,11 @@ func (w generator) renewNetwork(b *testNode) {
 		}
 		delete(b.hns.endpoints, id)
 	}
-	w.restorePods(b)
+	g.restorePods(b)
 }
 
 // restorePods creates the missing pods, as the network plugin does.
-func (w generator) restorePods(b *testNode) {
+func (g generator) restorePods(b *testNode) {
 	n := b.hns.networks[0].ID
 	create := func(name string, a netip.Addr) {
 		if !b.hns.hasAddr(n, a, false) {
@@ -267,9 +267,9 @@ func (w generator) restorePods(b *testNode) {
 		}
 	}
 	for i := range 6 {
-		create(fmt.Sprintf("pod-%d", i), w.localPod(i))
+		create(fmt.Sprintf("pod-%d", i), g.localPod(i))
 	}
-	create("cbr0", rootAddr(w.family))
+	create("cbr0", rootAddr(g.family))
 }
 
 // Check wants exactly what Services need, and the objects of the other owner.
@@ -285,14 +285,14 @@ func (n *suiteNode) Check(t *rapid.T, want *service.Snapshot) {
 
 // checkLeftovers checks that HNS holds exactly what ports need, and the objects of other
 // owners.
-func (w generator) checkLeftovers(b *testNode, want *service.Snapshot) {
+func (g generator) checkLeftovers(b *testNode, want *service.Snapshot) {
 	l, _ := b.hns.List(context.Background(), All)
 	site, _, err := b.backend.discover(l, theNode)
 	if err != nil {
-		w.t.Fatalf("survey: %v", err)
+		g.t.Fatalf("survey: %v", err)
 	}
 	wanted, vips := map[Key]bool{}, map[netip.Addr]bool{}
-	for p := range want.Ports(w.family) {
+	for p := range want.Ports(g.family) {
 		d := Desired(p, &site)
 		for _, x := range d.LoadBalancers {
 			wanted[x.Key] = true
@@ -307,18 +307,18 @@ func (w generator) checkLeftovers(b *testNode, want *service.Snapshot) {
 	used := map[string]bool{}
 	for id, lb := range b.hns.balancers {
 		if id != "foreign-balancer" && !wanted[lb.Key] {
-			w.t.Fatalf("load balancer %s is left over", lb.Key)
+			g.t.Fatalf("load balancer %s is left over", lb.Key)
 		}
 		for _, e := range lb.Endpoints {
 			used[e] = true
 		}
 	}
 	if len(b.hns.balancers)-1 != len(wanted) {
-		w.t.Fatalf("%d load balancers, want %d", len(b.hns.balancers)-1, len(wanted))
+		g.t.Fatalf("%d load balancers, want %d", len(b.hns.balancers)-1, len(wanted))
 	}
 	for id, e := range b.hns.endpoints {
 		if e.Remote && !used[id] && !vips[e.Addrs[0]] {
-			w.t.Fatalf("endpoint %s is left over", e.describe())
+			g.t.Fatalf("endpoint %s is left over", e.describe())
 		}
 	}
 }

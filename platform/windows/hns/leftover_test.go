@@ -14,8 +14,8 @@ import (
 )
 
 // ownEndpoints returns the names of our endpoints with their networks.
-func (b *testNode) ownEndpoints() (names []string) {
-	for _, e := range b.hns.endpoints {
+func (tn *testNode) ownEndpoints() (names []string) {
+	for _, e := range tn.hns.endpoints {
 		if strings.HasPrefix(e.Name, "kube-proxy-") {
 			names = append(names, e.Network+" "+e.Name+" "+e.Addrs[0].String())
 		}

@@ -13,8 +13,8 @@ import (
 )
 
 // remote returns the ID of the remote endpoint with an address, "" if there is none.
-func (b *testNode) remote(a string) string {
-	for id, e := range b.hns.endpoints {
+func (tn *testNode) remote(a string) string {
+	for id, e := range tn.hns.endpoints {
 		if e.Remote && e.HasAddr(addr(a)) {
 			return id
 		}

@@ -47,37 +47,37 @@ type roundKey struct{}
 var errEnded = errors.New("the process has ended")
 
 // start begins with a process. Its Backend is to be used as wrap returns it.
-func (s *lister) start(k *fake) {
-	s.end()
-	s.fake, s.calls, s.ended = k, make(chan *listCall), make(chan struct{})
+func (l *lister) start(k *fake) {
+	l.end()
+	l.fake, l.calls, l.ended = k, make(chan *listCall), make(chan struct{})
 }
 
 // wrap returns b so that no round waits for a listing.
-func (s *lister) wrap(b *Backend) reconcile.Backend {
+func (l *lister) wrap(b *Backend) reconcile.Backend {
 	b.host.patience = 1
-	return &listedBackend{b, s}
+	return &listedBackend{b, l}
 }
 
 // end lets the listings of a process end.
-func (s *lister) end() {
-	if s.ended != nil {
-		close(s.ended)
+func (l *lister) end() {
+	if l.ended != nil {
+		close(l.ended)
 	}
-	s.ended, s.open, s.pending = nil, nil, nil
+	l.ended, l.open, l.pending = nil, nil, nil
 }
 
 // List waits for the test if no round waits for it.
-func (s *lister) List(ctx context.Context, what ObjectKinds) (Listing, error) {
+func (l *lister) List(ctx context.Context, what ObjectKinds) (Listing, error) {
 	if ctx.Value(unawaited{}) == nil {
 		if what == All {
-			s.begun++
+			l.begun++
 		}
-		return s.fake.List(ctx, what)
+		return l.fake.List(ctx, what)
 	}
 	c := &listCall{round: ctx.Value(roundKey{}).(int), done: make(chan struct{})}
 	ended := ctx.Value(endedKey{}).(chan struct{})
 	select {
-	case s.calls <- c:
+	case l.calls <- c:
 	case <-ended:
 		return Listing{}, errEnded
 	}
@@ -111,102 +111,102 @@ func (b *listedBackend) Plan(ctx context.Context, want *service.Snapshot) (recon
 }
 
 // begin begins the listing of this round. Earlier ones do not count any more.
-func (s *lister) begin() {
-	for s.open = <-s.calls; s.open.round != s.round; s.open = <-s.calls {
-		s.open.err = errEnded
-		close(s.open.done)
+func (l *lister) begin() {
+	for l.open = <-l.calls; l.open.round != l.round; l.open = <-l.calls {
+		l.open.err = errEnded
+		close(l.open.done)
 	}
-	s.begun++
-	c := s.open
-	if c.listing, c.err = s.fake.List(context.Background(), Networks); c.err != nil {
-		s.close()
+	l.begun++
+	c := l.open
+	if c.listing, c.err = l.fake.List(context.Background(), Networks); c.err != nil {
+		l.close()
 		return
 	}
-	c.endpoints, c.balancers = slices.Sorted(maps.Keys(s.endpoints)), slices.Sorted(maps.Keys(s.balancers))
+	c.endpoints, c.balancers = slices.Sorted(maps.Keys(l.endpoints)), slices.Sorted(maps.Keys(l.balancers))
 }
 
 // proceed draws how many objects are listed, up to most.
-func (s *lister) proceed(most int) {
-	if s.open == nil || s.draw == nil {
+func (l *lister) proceed(most int) {
+	if l.open == nil || l.draw == nil {
 		return
 	}
-	for range s.draw(most) {
-		if s.open != nil {
-			s.next()
+	for range l.draw(most) {
+		if l.open != nil {
+			l.next()
 		}
 	}
 }
 
 // next lists an object, or ends after the last one.
-func (s *lister) next() {
-	c := s.open
-	s.pause()
+func (l *lister) next() {
+	c := l.open
+	l.pause()
 	switch {
 	case len(c.endpoints) > 0:
-		if e, ok := s.endpoints[c.endpoints[0]]; ok {
+		if e, ok := l.endpoints[c.endpoints[0]]; ok {
 			c.listing.Endpoints = append(c.listing.Endpoints, e)
 		}
 		c.endpoints = c.endpoints[1:]
 	case len(c.balancers) > 0:
-		lb, ok := s.balancers[c.balancers[0]]
+		lb, ok := l.balancers[c.balancers[0]]
 		if ok {
 			c.listing.LoadBalancers = append(c.listing.LoadBalancers, lb)
-		} else if s.strict {
+		} else if l.strict {
 			c.err = codeError("list load balancers", 0x490)
-			s.close()
+			l.close()
 			return
 		}
 		c.balancers = c.balancers[1:]
 	default:
-		s.close()
+		l.close()
 	}
 }
 
 // close has the process receive the listing.
-func (s *lister) close() {
-	close(s.open.done)
-	<-s.pending.done
-	s.open = nil
+func (l *lister) close() {
+	close(l.open.done)
+	<-l.pending.done
+	l.open = nil
 }
 
 // failed reports whether the latest listing failed, of which a later round learns.
-func (s *lister) failed() bool { return s.pending != nil && s.open == nil && s.pending.err != nil }
+func (l *lister) failed() bool { return l.pending != nil && l.open == nil && l.pending.err != nil }
 
 // finish lists the rest. It reports whether a listing went on.
-func (s *lister) finish() bool {
-	open := s.open != nil
-	for s.open != nil {
-		s.next()
+func (l *lister) finish() bool {
+	open := l.open != nil
+	for l.open != nil {
+		l.next()
 	}
 	return open
 }
 
-func (s *lister) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	s.proceed(2)
-	defer s.proceed(2)
-	return s.fake.CreateEndpoint(ctx, e)
+func (l *lister) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	l.proceed(2)
+	defer l.proceed(2)
+	return l.fake.CreateEndpoint(ctx, e)
 }
 
-func (s *lister) DeleteEndpoint(ctx context.Context, id string) error {
-	s.proceed(2)
-	defer s.proceed(2)
-	return s.fake.DeleteEndpoint(ctx, id)
+func (l *lister) DeleteEndpoint(ctx context.Context, id string) error {
+	l.proceed(2)
+	defer l.proceed(2)
+	return l.fake.DeleteEndpoint(ctx, id)
 }
 
-func (s *lister) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	s.proceed(2)
-	defer s.proceed(2)
-	return s.fake.CreateLoadBalancer(ctx, lb)
+func (l *lister) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	l.proceed(2)
+	defer l.proceed(2)
+	return l.fake.CreateLoadBalancer(ctx, lb)
 }
 
-func (s *lister) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	s.proceed(2)
-	defer s.proceed(2)
-	return s.fake.UpdateLoadBalancer(ctx, lb)
+func (l *lister) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	l.proceed(2)
+	defer l.proceed(2)
+	return l.fake.UpdateLoadBalancer(ctx, lb)
 }
 
-func (s *lister) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
-	s.proceed(2)
-	defer s.proceed(2)
-	return s.fake.DeleteLoadBalancer(ctx, lb)
+func (l *lister) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
+	l.proceed(2)
+	defer l.proceed(2)
+	return l.fake.DeleteLoadBalancer(ctx, lb)
 }

@@ -8,8 +8,10 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"sync/atomic"
 
 	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -106,4 +108,28 @@ func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
 		return fmt.Errorf("--hns-state: %s: %w", r.State, err)
 	}
 	return Render(w, want, l, o, r.Format)
+}
+
+// meter counts calls to HNS once registerMetrics has been called.
+type meter struct{ metrics atomic.Pointer[metrics.HNS] }
+
+// registerMetrics counts calls in m from now on. It is called for each backend.
+func (me *meter) registerMetrics(m *metrics.Metrics) {
+	if me.metrics.Load() == nil {
+		me.metrics.Store(m.HNS(Operations, Classes()))
+	}
+}
+
+func (me *meter) call(c Call) {
+	m := me.metrics.Load()
+	if m == nil {
+		return
+	}
+	m.Call(c.Operation, c.Class(), c.Took)
+	what := map[string]string{CreateBalancer: "create", ChangeBalancer: "update", DeleteBalancer: "delete"}[c.Operation]
+	// Deleting an object that does not exist is a success.
+	if c.Err == nil || what == "" || what == "delete" && c.Class() == "not_found" {
+		return
+	}
+	m.BalancerFailed(what, metrics.Balancer{Family: c.Balancer.Family.String(), Use: c.Balancer.Use(), Error: c.Cause()})
 }

@@ -25,7 +25,7 @@ import (
 // simulated calls a simulated HNS as hcsshim does, within the process.
 type simulated struct{ *sim.Simulator }
 
-func (d simulated) call(op string, q sim.Request, document any) (sim.Reply, error) {
+func (s simulated) call(op string, q sim.Request, document any) (sim.Reply, error) {
 	q.Args[0] = "{}"
 	if document != nil {
 		text, err := json.Marshal(document)
@@ -34,7 +34,7 @@ func (d simulated) call(op string, q sim.Request, document any) (sim.Reply, erro
 		}
 		q.Args[0] = string(text)
 	}
-	r := d.CallAs(sim.Caller, q)
+	r := s.CallAs(sim.Caller, q)
 	if r.Code != sim.OK {
 		return r, &Error{Op: op, Code: uint32(r.Code)}
 	}
@@ -42,13 +42,13 @@ func (d simulated) call(op string, q sim.Request, document any) (sim.Reply, erro
 }
 
 // with opens an object, or creates it with a document, does the rest with its handle, and closes it.
-func (d simulated) with(op string, q sim.Request, document any, do func(handle uint64) error) error {
-	r, err := d.call(op, q, document)
+func (s simulated) with(op string, q sim.Request, document any, do func(handle uint64) error) error {
+	r, err := s.call(op, q, document)
 	if err != nil {
 		return err
 	}
 	kind := strings.TrimPrefix(strings.TrimPrefix(q.Function, "HcnOpen"), "HcnCreate")
-	defer d.CallAs(sim.Caller, sim.Request{Function: "HcnClose" + kind, Handle: r.Handle})
+	defer s.CallAs(sim.Caller, sim.Request{Function: "HcnClose" + kind, Handle: r.Handle})
 	return do(r.Handle)
 }
 
@@ -90,70 +90,70 @@ func listed[T any](d simulated, kind string, parse func([]byte) (T, error)) (all
 	return all, err
 }
 
-func (d simulated) List(_ context.Context, what ObjectKinds) (l Listing, err error) {
-	v := d.Version()
+func (s simulated) List(_ context.Context, what ObjectKinds) (l Listing, err error) {
+	v := s.Version()
 	l.Version = Version{v.Major, v.Minor}
 	if what&Networks != 0 {
-		l.Networks, err = listed(d, "Network", parseNetwork)
+		l.Networks, err = listed(s, "Network", parseNetwork)
 	}
 	if what&Endpoints != 0 && err == nil {
-		l.Endpoints, err = listed(d, "Endpoint", parseEndpoint)
+		l.Endpoints, err = listed(s, "Endpoint", parseEndpoint)
 	}
 	if what&LoadBalancers != 0 && err == nil {
-		l.LoadBalancers, err = listed(d, "LoadBalancer", parseBalancer)
+		l.LoadBalancers, err = listed(s, "LoadBalancer", parseBalancer)
 	}
 	return l, err
 }
 
-func (d simulated) CreateEndpoint(_ context.Context, e Endpoint) (made Endpoint, err error) {
+func (s simulated) CreateEndpoint(_ context.Context, e Endpoint) (made Endpoint, err error) {
 	op := "create endpoint " + e.Name
-	err = d.with(op, open("Network", e.Network), nil, func(network uint64) error {
-		return d.with(op, sim.Request{Function: "HcnCreateEndpoint", Handle: network}, e.document(), func(handle uint64) error {
-			made, err = read(d, op, "Endpoint", handle, parseEndpoint)
+	err = s.with(op, open("Network", e.Network), nil, func(network uint64) error {
+		return s.with(op, sim.Request{Function: "HcnCreateEndpoint", Handle: network}, e.document(), func(handle uint64) error {
+			made, err = read(s, op, "Endpoint", handle, parseEndpoint)
 			return err
 		})
 	})
 	return made, err
 }
 
-func (d simulated) HasEndpoint(_ context.Context, id string) (bool, error) {
-	err := d.with("find endpoint", open("Endpoint", id), nil, func(uint64) error { return nil })
+func (s simulated) HasEndpoint(_ context.Context, id string) (bool, error) {
+	err := s.with("find endpoint", open("Endpoint", id), nil, func(uint64) error { return nil })
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-func (d simulated) DeleteEndpoint(_ context.Context, id string) error {
-	_, err := d.call("delete endpoint "+id, sim.Request{Function: "HcnDeleteEndpoint", ID: id}, nil)
+func (s simulated) DeleteEndpoint(_ context.Context, id string) error {
+	_, err := s.call("delete endpoint "+id, sim.Request{Function: "HcnDeleteEndpoint", ID: id}, nil)
 	return err
 }
 
-func (d simulated) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
+func (s simulated) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
 	op := "create load balancer " + lb.Key.String()
-	err = d.with(op, sim.Request{Function: "HcnCreateLoadBalancer"}, lb.document(), func(handle uint64) error {
-		made, err = read(d, op, "LoadBalancer", handle, parseBalancer)
+	err = s.with(op, sim.Request{Function: "HcnCreateLoadBalancer"}, lb.document(), func(handle uint64) error {
+		made, err = read(s, op, "LoadBalancer", handle, parseBalancer)
 		return err
 	})
 	return made, err
 }
 
-func (d simulated) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
+func (s simulated) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
 	op := "change load balancer " + lb.Key.String()
-	err = d.with(op, open("LoadBalancer", lb.ID), nil, func(handle uint64) error {
-		if _, err := d.call(op, sim.Request{Function: "HcnModifyLoadBalancer", Handle: handle}, lb.document()); err != nil {
+	err = s.with(op, open("LoadBalancer", lb.ID), nil, func(handle uint64) error {
+		if _, err := s.call(op, sim.Request{Function: "HcnModifyLoadBalancer", Handle: handle}, lb.document()); err != nil {
 			return err
 		}
-		now, err = read(d, op, "LoadBalancer", handle, parseBalancer)
+		now, err = read(s, op, "LoadBalancer", handle, parseBalancer)
 		return err
 	})
 	return now, err
 }
 
-func (d simulated) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
+func (s simulated) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
 
-func (d simulated) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
-	_, err := d.call("delete load balancer "+lb.Key.String(), sim.Request{Function: "HcnDeleteLoadBalancer", ID: lb.ID}, nil)
+func (s simulated) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
+	_, err := s.call("delete load balancer "+lb.Key.String(), sim.Request{Function: "HcnDeleteLoadBalancer", ID: lb.ID}, nil)
 	return err
 }
 
@@ -176,71 +176,71 @@ func newSimulatedNode(t *testing.T, p sim.Personality, n Network) *simulatedNode
 	return b
 }
 
-func (b *simulatedNode) makeNetwork() {
-	if _, err := b.sim.AddNetwork(b.network); err != nil {
-		b.t.Fatal(err)
+func (s *simulatedNode) makeNetwork() {
+	if _, err := s.sim.AddNetwork(s.network); err != nil {
+		s.t.Fatal(err)
 	}
-	b.pods("10.244.1.11", "10.244.1.12", "10.244.1.13")
+	s.pods("10.244.1.11", "10.244.1.12", "10.244.1.13")
 }
 
-func (b *simulatedNode) pods(addrs ...string) {
-	b.t.Helper()
+func (s *simulatedNode) pods(addrs ...string) {
+	s.t.Helper()
 	for _, a := range addrs {
-		if _, err := b.sim.AddPod("net0", "pod-"+a, addr(a)); err != nil {
-			b.t.Fatalf("the network plugin cannot make pod %s: %v", a, err)
+		if _, err := s.sim.AddPod("net0", "pod-"+a, addr(a)); err != nil {
+			s.t.Fatalf("the network plugin cannot make pod %s: %v", a, err)
 		}
 	}
 }
 
-func (b *simulatedNode) deletePod(a string) {
-	for _, e := range b.sim.Objects(sim.Endpoint) {
+func (s *simulatedNode) deletePod(a string) {
+	for _, e := range s.sim.Objects(sim.Endpoint) {
 		if e.Name() == "pod-"+a {
-			if err := b.sim.Delete(sim.Endpoint, e.ID()); err != nil {
-				b.t.Fatal(err)
+			if err := s.sim.Delete(sim.Endpoint, e.ID()); err != nil {
+				s.t.Fatal(err)
 			}
 		}
 	}
 }
 
 // round is that of a sync period, in which writes calls changed something.
-func (b *simulatedNode) round(want *service.Snapshot) (writes int, err error) {
-	before := b.sim.Calls()
-	b.now = b.now.Add(31 * time.Second)
-	p, err := b.backend.Plan(b.t.Context(), want)
+func (s *simulatedNode) round(want *service.Snapshot) (writes int, err error) {
+	before := s.sim.Calls()
+	s.now = s.now.Add(31 * time.Second)
+	p, err := s.backend.Plan(s.t.Context(), want)
 	if err == nil && !p.Empty() {
-		err = p.Apply(b.t.Context()).Err
+		err = p.Apply(s.t.Context()).Err
 	}
-	return b.sim.Calls().Sub(before).Writes(""), err
+	return s.sim.Calls().Sub(before).Writes(""), err
 }
 
 // mostRounds is how many sync periods a goal may take.
 const mostRounds = 8
 
 // reach reaches want, after which resyncs must write nothing.
-func (b *simulatedNode) reach(when string, want *service.Snapshot) {
-	b.t.Helper()
+func (s *simulatedNode) reach(when string, want *service.Snapshot) {
+	s.t.Helper()
 	var log []string
 	for range mostRounds {
-		writes, err := b.round(want)
+		writes, err := s.round(want)
 		log = append(log, fmt.Sprintf("%d writes, %v", writes, err))
 		if writes > 0 || err != nil && !reconcile.Unsupported(err) {
 			continue
 		}
-		if diff := cmp.Diff(b.wanted(want), b.served()); diff != "" {
-			b.t.Errorf("%s (-want +got):\n%s", when, diff)
+		if diff := cmp.Diff(s.wanted(want), s.served()); diff != "" {
+			s.t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 		for resync := 1; resync <= 3; resync++ {
-			if writes, err := b.round(want); writes > 0 {
-				b.t.Errorf("%s: resync %d after the goal writes %d times, %v", when, resync, writes, err)
+			if writes, err := s.round(want); writes > 0 {
+				s.t.Errorf("%s: resync %d after the goal writes %d times, %v", when, resync, writes, err)
 			}
 		}
 		return
 	}
-	b.t.Fatalf("%s: not reached: %s", when, strings.Join(log, "\n"))
+	s.t.Fatalf("%s: not reached: %s", when, strings.Join(log, "\n"))
 }
 
 // wanted is the endpoints by address and port, and served those that HNS leads to.
-func (b *simulatedNode) wanted(want *service.Snapshot) map[string]string {
+func (s *simulatedNode) wanted(want *service.Snapshot) map[string]string {
 	all := map[string]string{}
 	for p := range want.Ports(service.IPv4) {
 		for _, f := range p.Frontends {
@@ -257,16 +257,16 @@ func (b *simulatedNode) wanted(want *service.Snapshot) map[string]string {
 	return all
 }
 
-func (b *simulatedNode) served() map[string]string {
+func (s *simulatedNode) served() map[string]string {
 	at, all := map[string]netip.Addr{}, map[string]string{}
-	for _, e := range b.sim.Objects(sim.Endpoint) {
+	for _, e := range s.sim.Objects(sim.Endpoint) {
 		at[e.ID()] = e.IPs()[0]
 	}
-	for _, d := range b.sim.Objects(sim.LoadBalancer) {
+	for _, d := range s.sim.Objects(sim.LoadBalancer) {
 		text, _ := json.Marshal(d)
 		lb, err := parseBalancer(text)
 		if err != nil {
-			b.t.Fatal(err)
+			s.t.Fatal(err)
 		}
 		var to []netip.Addr
 		for _, id := range d.Endpoints() {
@@ -290,54 +290,54 @@ func TestPersonalities(t *testing.T) {
 	}
 }
 
-func (b *simulatedNode) live() {
+func (s *simulatedNode) live() {
 	sticky := func(endpoints ...string) *service.Port {
 		p := clusterIP("cart", "10.96.0.11", endpoints...)
 		p.Affinity, p.External = time.Hour, service.PolicyLocal
 		return p
 	}
 	first := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b", "10.244.2.12:80@b"), sticky("10.244.1.12:80"))
-	b.reach("the start", first)
+	s.reach("the start", first)
 	for i := 2; i < 10; i++ { // the network plugin's IPAM, which does not ask HNS
-		b.pods(fmt.Sprintf("10.244.1.%d", i))
+		s.pods(fmt.Sprintf("10.244.1.%d", i))
 	}
 	second := snapshot(2, allKinds("10.244.1.12:80", "10.244.1.13:80", "10.244.2.12:80@b"), sticky("10.244.1.12:80", "10.244.2.13:80@b"))
-	b.reach("other endpoints", second)
-	b.restartOn(simulated{b.sim})
-	if writes, err := b.round(second); writes > 0 {
-		b.t.Errorf("a new process writes %d times, %v", writes, err)
+	s.reach("other endpoints", second)
+	s.restartOn(simulated{s.sim})
+	if writes, err := s.round(second); writes > 0 {
+		s.t.Errorf("a new process writes %d times, %v", writes, err)
 	}
-	b.reach("a new process", second)
-	b.deletePod("10.244.1.12")
-	b.pods("10.244.1.12")
-	b.reach("a pod made again", second)
-	b.sim.Restart(sim.Everything)
-	b.reach("HNS starts again", second)
-	b.sim.Restart(sim.Pods)
-	b.reach("HNS has lost everything but pods", second)
-	for _, o := range b.sim.Objects(sim.Network) {
-		if err := b.sim.Delete(sim.Network, o.ID()); err != nil {
-			b.t.Fatal(err)
+	s.reach("a new process", second)
+	s.deletePod("10.244.1.12")
+	s.pods("10.244.1.12")
+	s.reach("a pod made again", second)
+	s.sim.Restart(sim.Everything)
+	s.reach("HNS starts again", second)
+	s.sim.Restart(sim.Pods)
+	s.reach("HNS has lost everything but pods", second)
+	for _, o := range s.sim.Objects(sim.Network) {
+		if err := s.sim.Delete(sim.Network, o.ID()); err != nil {
+			s.t.Fatal(err)
 		}
 	}
-	b.makeNetwork()
-	b.reach("the network is made again", second)
-	b.reach("no Services", snapshot(3))
-	b.reach("Services again", snapshot(4, allKinds("10.244.1.11:80", "10.244.2.11:80@b")))
+	s.makeNetwork()
+	s.reach("the network is made again", second)
+	s.reach("no Services", snapshot(3))
+	s.reach("Services again", snapshot(4, allKinds("10.244.1.11:80", "10.244.2.11:80@b")))
 	for range mostRounds {
-		if b.backend.Cleanup(b.t.Context()) == nil {
+		if s.backend.Cleanup(s.t.Context()) == nil {
 			break
 		}
 	}
-	if n := len(b.sim.Objects(sim.LoadBalancer)); n > 0 || b.sim.Handles() > 0 {
-		b.t.Errorf("%d load balancers left, %d handles", n, b.sim.Handles())
+	if n := len(s.sim.Objects(sim.LoadBalancer)); n > 0 || s.sim.Handles() > 0 {
+		s.t.Errorf("%d load balancers left, %d handles", n, s.sim.Handles())
 	}
-	for _, e := range b.sim.Objects(sim.Endpoint) {
+	for _, e := range s.sim.Objects(sim.Endpoint) {
 		if e.Remote() {
-			b.t.Errorf("endpoint %s is left", e.Name())
+			s.t.Errorf("endpoint %s is left", e.Name())
 		}
 	}
-	if w := b.sim.Warnings(); len(w) > 0 {
-		b.t.Errorf("HNS warns: %q", w)
+	if w := s.sim.Warnings(); len(w) > 0 {
+		s.t.Errorf("HNS warns: %q", w)
 	}
 }

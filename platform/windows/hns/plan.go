@@ -5,11 +5,19 @@ package hns
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
+	"kubeproxy/common/files"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -234,4 +242,200 @@ func (p *plan) limits() map[service.PortName][]error {
 		}
 	}
 	return all
+}
+
+// Store keeps a small document across restarts.
+type Store interface {
+	// Load returns the document that was saved last, or nil.
+	Load() ([]byte, error)
+	// Save replaces the document atomically. A nil document deletes it.
+	Save(document []byte) error
+}
+
+// FileStore is a Store in the file with that path. Save creates its directory.
+type FileStore string
+
+// StateFile returns the path of the file in which a node records its HNS objects. It is in
+// the folder for data of system programs.
+func StateFile() string {
+	data := os.Getenv("ProgramData")
+	if data == "" {
+		data = `C:\ProgramData`
+	}
+	return filepath.Join(data, "kube-proxy", "hns-state.json")
+}
+
+// maxRecordSize exceeds the size of any node's record.
+const maxRecordSize = 64 << 20
+
+// Load implements Store. A file that others may have written would say which objects the system deletes, so it is not
+// used.
+func (f FileStore) Load() ([]byte, error) {
+	for _, path := range []string{filepath.Dir(string(f)), string(f)} {
+		switch writers, err := files.Writers(path); {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, nil
+		case err != nil:
+			return nil, err
+		case len(writers) > 0:
+			return nil, fmt.Errorf("others may write to %s: %s", path, strings.Join(writers, ", "))
+		}
+	}
+	b, _, err := files.Read(string(f), maxRecordSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+// Save implements Store.
+func (f FileStore) Save(document []byte) error {
+	if document == nil {
+		if err := os.Remove(string(f)); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if err := files.Protect(filepath.Dir(string(f))); err != nil {
+		return err
+	}
+	// The name is fixed, so that crashes leave at most one such file.
+	next := string(f) + ".next"
+	if err := writeFile(next, document); err != nil {
+		return err
+	}
+	return os.Rename(next, string(f))
+}
+
+// writeFile makes a file anew, in place of what a crash has left.
+func writeFile(path string, b []byte) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) // follows no link
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// record lists the objects that this proxy created, and their purpose. HNS load balancers
+// have no names. A later process recognises ours by the record, and otherwise by their
+// properties.
+type record struct {
+	Version int    `json:"version"`
+	Node    string `json:"node"`
+	// LoadBalancers and Endpoints map IDs to purposes, and Keys those of load balancers to their keys.
+	LoadBalancers map[string]string `json:"loadBalancers"`
+	Keys          map[string]string `json:"keys"`
+	Endpoints     map[string]string `json:"endpoints"`
+	// Pending holds the keys of load balancers that are being created, for the case that
+	// this process ends before it records their IDs.
+	Pending map[string]string `json:"intended,omitempty"`
+	// Forms, by key, and Routes are of objects that HNS gives back in another form.
+	Forms  map[string]answer          `json:"forms,omitempty"`
+	Routes map[netip.Addr]routeAnswer `json:"routes,omitempty"`
+}
+
+const recordVersion = 1
+
+func newRecord(node string) record {
+	return record{
+		Version: recordVersion, Node: node, LoadBalancers: map[string]string{}, Keys: map[string]string{}, Endpoints: map[string]string{},
+		Pending: map[string]string{}, Forms: map[string]answer{},
+	}
+}
+
+// readRecord never fails. note describes what cannot be used. Then our objects are
+// recognised by their properties.
+func readRecord(s Store, node string) (r record, note string) {
+	r = newRecord(node)
+	b, err := s.Load()
+	if err != nil {
+		return r, fmt.Sprintf("The state file cannot be read; objects of an earlier process are recognized by their properties: %v", err)
+	}
+	if b == nil {
+		return r, ""
+	}
+	var read record
+	switch err := json.Unmarshal(b, &read); {
+	case err != nil:
+		return r, fmt.Sprintf("The state file is damaged and will be replaced; objects of an earlier process are recognized by their properties: %v", err)
+	case read.Version != recordVersion:
+		return r, fmt.Sprintf("The state file has version %d, want %d; it will be replaced, and objects of an earlier process are recognized by their properties", read.Version, recordVersion)
+	case read.Node != node:
+		return r, fmt.Sprintf("The state file is of node %q, not of %q; it will be replaced, and nothing in it counts as ours", read.Node, node)
+	}
+	for _, m := range []struct{ to, from map[string]string }{
+		{r.LoadBalancers, read.LoadBalancers}, {r.Keys, read.Keys}, {r.Endpoints, read.Endpoints}, {r.Pending, read.Pending},
+	} {
+		for k, v := range m.from {
+			m.to[k] = v
+		}
+	}
+	maps.Copy(r.Forms, read.Forms)
+	r.Routes = read.Routes
+	return r, ""
+}
+
+func (r *record) empty() bool { return len(r.LoadBalancers)+len(r.Endpoints)+len(r.Pending) == 0 }
+
+// backoff is the period in which no working load balancer is deleted for an endpoint that
+// HNS rejects.
+type backoff struct {
+	delay time.Duration
+	until time.Time
+}
+
+// minBackoff and maxBackoff are the first and the longest period.
+const minBackoff, maxBackoff = 2 * time.Second, 5 * time.Minute
+
+// startBackoff records that HNS now rejects the endpoints.
+func (h *Host) startBackoff(ids []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.endpointBackoff) >= 1024 { // mostly of deleted pods
+		clear(h.endpointBackoff)
+	}
+	for _, id := range ids {
+		h.endpointBackoff[id] = h.endpointBackoff[id].next(h.now(), minBackoff)
+	}
+}
+
+// resetBackoff records that HNS accepts the endpoints.
+func (h *Host) resetBackoff(ids []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.endpointBackoff) == 0 {
+		return
+	}
+	for _, id := range ids {
+		delete(h.endpointBackoff, id)
+	}
+}
+
+func (h *Host) inBackoff(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now().Before(h.endpointBackoff[id].until)
+}
+
+// replaceSkippingBackoff replaces have with lb, without the endpoints in backoff. The
+// load balancer cannot be changed in place, so each attempt to add an endpoint removes
+// the Service's load balancer for a moment.
+func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName) error {
+	less := lb.withEndpoints(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool {
+		return !has(have.Endpoints, id) && p.host.inBackoff(id)
+	}))
+	if len(less.Endpoints) == 0 || len(less.Endpoints) == len(lb.Endpoints) {
+		return p.replace(have, lb, n)
+	}
+	err := error(&reconcile.DegradedError{Err: pendingError(fmt.Sprintf("HNS refused load balancer %s with %s, whose switch port is not there yet; it is tried again in a while", lb.Key, p.formatDiff(less.Endpoints, lb.Endpoints)))})
+	if have.equal(less) {
+		have.Kind = lb.Kind
+		p.recordOwned(have, n)
+		return err
+	}
+	return errors.Join(p.replace(have, less, n), err)
 }

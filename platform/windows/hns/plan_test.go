@@ -65,42 +65,42 @@ func dsrNode(t testing.TB) (*testNode, *service.Snapshot) {
 }
 
 // restart replaces the process. HNS and the state file keep their content.
-func (b *testNode) restart() { b.restartOn(b.hns) }
+func (tn *testNode) restart() { tn.restartOn(tn.hns) }
 
-func (b *testNode) restartOn(d Driver) {
-	h := NewHost(d, b.store, "node-a", func(s string) { b.notes = append(b.notes, s) })
-	h.now = func() time.Time { return b.now }
+func (tn *testNode) restartOn(d Driver) {
+	h := NewHost(d, tn.store, "node-a", func(s string) { tn.notes = append(tn.notes, s) })
+	h.now = func() time.Time { return tn.now }
 	h.patience = 0 // no listing goes on beside what a test does
-	b.backend = New(h, service.IPv4, b.options, 30*time.Second)
-	b.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
+	tn.backend = New(h, service.IPv4, tn.options, 30*time.Second)
+	tn.backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
 }
 
 // pods creates local endpoints, as the network plugin does.
-func (b *testNode) pods(addrs ...string) {
-	b.t.Helper()
+func (tn *testNode) pods(addrs ...string) {
+	tn.t.Helper()
 	for _, a := range addrs {
-		if _, err := b.hns.CreateEndpoint(context.Background(), Endpoint{Name: "pod-" + a, Network: b.hns.networks[0].ID, Addrs: []netip.Addr{addr(a)}}); err != nil {
-			b.t.Fatal(err)
+		if _, err := tn.hns.CreateEndpoint(context.Background(), Endpoint{Name: "pod-" + a, Network: tn.hns.networks[0].ID, Addrs: []netip.Addr{addr(a)}}); err != nil {
+			tn.t.Fatal(err)
 		}
 	}
-	clear(b.hns.calls)
+	clear(tn.hns.calls)
 }
 
-func (b *testNode) plan(want *service.Snapshot) reconcile.Plan {
-	b.t.Helper()
-	p, err := b.backend.Plan(context.Background(), want)
+func (tn *testNode) plan(want *service.Snapshot) reconcile.Plan {
+	tn.t.Helper()
+	p, err := tn.backend.Plan(context.Background(), want)
 	if err != nil {
-		b.t.Fatalf("Plan: %v", err)
+		tn.t.Fatalf("Plan: %v", err)
 	}
 	return p
 }
 
 // round runs one sync as the loop does.
-func (b *testNode) round(want *service.Snapshot) (string, error) {
-	b.t.Helper()
-	clear(b.hns.calls)
-	b.now = b.now.Add(time.Second)
-	p := b.plan(want)
+func (tn *testNode) round(want *service.Snapshot) (string, error) {
+	tn.t.Helper()
+	clear(tn.hns.calls)
+	tn.now = tn.now.Add(time.Second)
+	p := tn.plan(want)
 	if p.Empty() {
 		return "", nil
 	}
@@ -109,17 +109,17 @@ func (b *testNode) round(want *service.Snapshot) (string, error) {
 }
 
 // converge runs a sync that must succeed and leave nothing to do.
-func (b *testNode) converge(want *service.Snapshot) string {
-	b.t.Helper()
-	text, err := b.round(want)
+func (tn *testNode) converge(want *service.Snapshot) string {
+	tn.t.Helper()
+	text, err := tn.round(want)
 	if err != nil {
-		b.t.Fatalf("Apply: %v\n%s", err, text)
+		tn.t.Fatalf("Apply: %v\n%s", err, text)
 	}
-	if p := b.plan(want); !p.Empty() {
-		b.t.Fatalf("still to do:\n%s", p.Changes())
+	if p := tn.plan(want); !p.Empty() {
+		tn.t.Fatalf("still to do:\n%s", p.Changes())
 	}
-	if n := b.hns.warnings; len(n) > 0 {
-		b.t.Fatalf("HNS warns: %v", n)
+	if n := tn.hns.warnings; len(n) > 0 {
+		tn.t.Fatalf("HNS warns: %v", n)
 	}
 	return text
 }

@@ -124,18 +124,18 @@ type renderedBalancer struct {
 }
 
 // add adds the state of one family after p.
-func (d *rendering) add(f service.Family, p *plan) {
-	d.addObjects(f, p, p.dry)
+func (r *rendering) add(f service.Family, p *plan) {
+	r.addObjects(f, p, p.dry)
 	for _, c := range p.Changes() {
-		d.Changes = append(d.Changes, c.String())
+		r.Changes = append(r.Changes, c.String())
 	}
 	out := p.Outcome()
 	unsupported, notes := out.Limits(p.next.snapshot, f)
-	d.Unsupported, d.Notes = append(d.Unsupported, unsupported...), append(d.Notes, notes...)
+	r.Unsupported, r.Notes = append(r.Unsupported, unsupported...), append(r.Notes, notes...)
 }
 
 // addObjects adds the objects that the Service ports of p have in the model of at.
-func (d *rendering) addObjects(f service.Family, p *plan, at *pass) {
+func (r *rendering) addObjects(f service.Family, p *plan, at *pass) {
 	used := map[string]bool{}
 	for _, u := range p.work.units {
 		for _, w := range u.desired {
@@ -146,7 +146,7 @@ func (d *rendering) addObjects(f service.Family, p *plan, at *pass) {
 			for _, id := range lb.Endpoints {
 				used[id] = true
 			}
-			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, w.PortName))
+			r.LoadBalancers = append(r.LoadBalancers, at.rendered(lb, w.PortName))
 		}
 		for _, t := range u.vips {
 			if e := at.model.endpointAt(t.Addr, Remote); e != nil {
@@ -156,15 +156,15 @@ func (d *rendering) addObjects(f service.Family, p *plan, at *pass) {
 	}
 	for id := range used {
 		if e := at.model.endpoint(id); e != nil && len(e.Addrs) > 0 {
-			d.Endpoints = append(d.Endpoints, newRenderedEndpoint(e, f))
+			r.Endpoints = append(r.Endpoints, newRenderedEndpoint(e, f))
 		}
 	}
-	d.sortEndpoints()
+	r.sortEndpoints()
 }
 
-func (d *rendering) sortEndpoints() {
-	slices.SortFunc(d.Endpoints, func(a, b renderedEndpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.text, b.text)) })
-	d.Endpoints = slices.CompactFunc(d.Endpoints, func(a, b renderedEndpoint) bool { return a == b })
+func (r *rendering) sortEndpoints() {
+	slices.SortFunc(r.Endpoints, func(a, b renderedEndpoint) int { return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.text, b.text)) })
+	r.Endpoints = slices.CompactFunc(r.Endpoints, func(a, b renderedEndpoint) bool { return a == b })
 }
 
 // rendered returns lb, which belongs to the Service port of this name, or to no Service.
@@ -190,31 +190,31 @@ func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
 	return x
 }
 
-func (d *rendering) writeText(w *bufio.Writer) {
-	fmt.Fprintf(w, "network %s %s, HNS %s\n", d.Network, d.Kind, d.HNS)
-	w.WriteString(d.objects().String())
-	for _, s := range d.Unsupported {
+func (r *rendering) writeText(w *bufio.Writer) {
+	fmt.Fprintf(w, "network %s %s, HNS %s\n", r.Network, r.Kind, r.HNS)
+	w.WriteString(r.objects().String())
+	for _, s := range r.Unsupported {
 		fmt.Fprintf(w, "unsupported: %s\n", s)
 	}
-	for _, s := range d.Notes {
+	for _, s := range r.Notes {
 		fmt.Fprintf(w, "note: %s\n", s)
 	}
-	if d.Network == assumedName || len(d.Changes) == 0 {
+	if r.Network == assumedName || len(r.Changes) == 0 {
 		return
 	}
 	fmt.Fprintf(w, "\nto change:\n")
-	for _, s := range d.Changes {
+	for _, s := range r.Changes {
 		fmt.Fprintf(w, "%s\n", s)
 	}
 }
 
 // objects returns the endpoints and load balancers as text.
-func (d *rendering) objects() reconcile.Objects {
+func (r *rendering) objects() reconcile.Objects {
 	var all reconcile.Objects
-	for _, e := range d.Endpoints {
+	for _, e := range r.Endpoints {
 		all.Add("endpoint %s\n", e.text)
 	}
-	for _, lb := range d.LoadBalancers {
+	for _, lb := range r.LoadBalancers {
 		all.AddFor(lb.port, "loadbalancer %s %s # %s\n", lb.Key, lb.Properties, lb.Service)
 		for _, e := range lb.Endpoints {
 			all.AddFor(lb.port, "\t%s\n", e)
@@ -249,4 +249,39 @@ func hostMACFrom(l Listing) string {
 		}
 	}
 	return ""
+}
+
+// ReadBack returns the objects that HNS holds for this proxy, and those that it would hold
+// for want, in the text and order of Render. It changes nothing.
+func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
+	p, err := b.planAll(ctx, want)
+	if err != nil {
+		return nil, nil, err
+	}
+	return p.objects(newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)), p.objects(p.dry), nil
+}
+
+// objects returns the objects of the model of at: first those of Service ports, then others
+// that this proxy made.
+func (p *plan) objects(at *pass) reconcile.Objects {
+	b, d := p.backend, &rendering{}
+	d.addObjects(b.family, p, at)
+	desired := map[Key]bool{}
+	for _, u := range p.work.units {
+		for _, w := range u.desired {
+			desired[w.Key] = true
+		}
+	}
+	for _, lb := range p.next.model.sortedBalancers(b.family) {
+		if !desired[lb.Key] && at.model.balancer(lb.Key) != nil && b.isLeftover(p.next, lb) {
+			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, service.PortName{}))
+		}
+	}
+	for _, e := range p.next.model.sortedRemotes(b.family) {
+		if ownsEndpoint(e) && at.model.endpoint(e.ID) != nil {
+			d.Endpoints = append(d.Endpoints, newRenderedEndpoint(e, b.family))
+		}
+	}
+	d.sortEndpoints()
+	return d.objects()
 }

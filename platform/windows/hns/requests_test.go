@@ -17,13 +17,13 @@ type creations struct {
 	texts []string
 }
 
-func (r *creations) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+func (c *creations) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
 	text, err := json.Marshal(e.document())
 	if err != nil {
 		return Endpoint{}, err
 	}
-	r.texts = append(r.texts, string(text))
-	return r.Driver.CreateEndpoint(ctx, e)
+	c.texts = append(c.texts, string(text))
+	return c.Driver.CreateEndpoint(ctx, e)
 }
 
 // TestEndpointRequests asks HNS for endpoints as kube-proxy 1.37 does, apart from names: with a provider address on an

@@ -16,18 +16,18 @@ import (
 // addKubeProxyObjects creates what kube-proxy creates for a Service of allKinds with the
 // source VIP. It returns the IDs of the load balancers. Port flags are 0 for a ClusterIP,
 // 18 for a NodePort, and 16 for external addresses. Endpoints have no names.
-func (b *testNode) addKubeProxyObjects(vip netip.Addr) []string {
-	b.t.Helper()
-	network := b.hns.networks[0].ID
+func (tn *testNode) addKubeProxyObjects(vip netip.Addr) []string {
+	tn.t.Helper()
+	network := tn.hns.networks[0].ID
 	create := func(e Endpoint) string {
 		e.Network = network
-		created, err := b.hns.CreateEndpoint(b.t.Context(), e)
+		created, err := tn.hns.CreateEndpoint(tn.t.Context(), e)
 		if err != nil {
-			b.t.Fatal(err)
+			tn.t.Fatal(err)
 		}
 		return created.ID
 	}
-	if b.hns.networks[0].Kind == Overlay {
+	if tn.hns.networks[0].Kind == Overlay {
 		create(Endpoint{Addrs: []netip.Addr{vip}})
 		create(Endpoint{Addrs: []netip.Addr{addr("10.96.0.10")}, MAC: "00-15-5D-AA-AA-AA", Provider: nodeA, Remote: true})
 	}
@@ -42,12 +42,12 @@ func (b *testNode) addKubeProxyObjects(vip netip.Addr) []string {
 		if x.vip != "" {
 			lb.VIP = addr(x.vip)
 		}
-		if _, err := b.hns.CreateLoadBalancer(b.t.Context(), lb); err != nil {
-			b.t.Fatal(err)
+		if _, err := tn.hns.CreateLoadBalancer(tn.t.Context(), lb); err != nil {
+			tn.t.Fatal(err)
 		}
 	}
-	clear(b.hns.calls)
-	return slices.Sorted(maps.Keys(b.hns.balancers))
+	clear(tn.hns.calls)
+	return slices.Sorted(maps.Keys(tn.hns.balancers))
 }
 
 // Objects of kube-proxy are taken over unchanged. Only on a network of type L2Bridge or

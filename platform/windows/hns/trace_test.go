@@ -20,15 +20,15 @@ import (
 )
 
 // look follows c and compares it with route.Decide.
-func (b *testNode) look(want *service.Snapshot, c route.Conn) (*explain.Explanation, *explain.Walk) {
-	b.t.Helper()
-	writes := b.hns.writes()
-	w, err := b.backend.Trace(b.t.Context(), want, c, func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) })
+func (tn *testNode) look(want *service.Snapshot, c route.Conn) (*explain.Explanation, *explain.Walk) {
+	tn.t.Helper()
+	writes := tn.hns.writes()
+	w, err := tn.backend.Trace(tn.t.Context(), want, c, func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) })
 	if err != nil {
-		b.t.Fatal(err)
+		tn.t.Fatal(err)
 	}
-	if n := b.hns.writes(); n > writes {
-		b.t.Fatalf("to look made %d calls that change HNS", n-writes)
+	if n := tn.hns.writes(); n > writes {
+		tn.t.Fatalf("to look made %d calls that change HNS", n-writes)
 	}
 	v := route.Decide(want, c)
 	x := &explain.Explanation{Action: v.Action.String()}

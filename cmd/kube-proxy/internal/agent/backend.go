@@ -5,9 +5,25 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/common/condition"
+	"kubeproxy/common/metrics"
+	"kubeproxy/common/report"
+	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/takeover"
+	"kubeproxy/common/traffic"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 // firstRetry is the pause after a first failed round. It doubles from there to the sync
@@ -33,4 +49,289 @@ func (m *member) watch(ctx context.Context) error {
 		m.loop.DataplaneChanged()
 	}
 	return nil
+}
+
+// Selected is a mode that works here, with its backends.
+type Selected struct {
+	mode.Descriptor
+	Config   *config.Config  // with the mode
+	Origin   string          // what selected it
+	Backends []*mode.Backend // at least one
+	// Unavailable holds why a family has no backend.
+	Unavailable map[service.Family]string
+	// conditions carries what the dataplane reports to the Reports that are made later.
+	conditions *report.DataplaneConditions
+	traffic    *traffic.Collector // nil if nothing is counted
+}
+
+// Candidate is a mode that may be selected.
+type Candidate struct {
+	mode.Descriptor
+	origin   string // what requests it
+	disabled bool   // a feature gate forbids it
+}
+
+// Candidates lists the modes to try, in order. annotated is the mode in the annotation of
+// the Node. It is used only if no mode is configured.
+func (o *Options) Candidates(c *config.Config, annotated v1alpha1.ProxyMode) []Candidate {
+	var all []Candidate
+	if d, ok := o.Modes.Find(string(c.Mode), c.OS); ok {
+		all = append(all, Candidate{Descriptor: d, origin: o.modeOrigin()})
+		if !o.Fallback || d.FallbackRank == 0 {
+			return all
+		}
+		for _, next := range o.Modes.Fallbacks(c.OS) {
+			if next.FallbackRank > d.FallbackRank {
+				all = append(all, Candidate{Descriptor: next, origin: fmt.Sprintf("--proxy-mode-fallback, since %s cannot work here", c.Mode)})
+			}
+		}
+		return all
+	}
+	if d, ok := o.Modes.Find(string(annotated), c.OS); ok {
+		all = append(all, Candidate{d, "the Node's annotation " + modeAnnotation, c.SwitchedOff(annotated)})
+	}
+	for _, d := range o.Modes.Defaults(c.OS) {
+		if d.Name != annotated {
+			all = append(all, Candidate{Descriptor: d, origin: "the best that works here"})
+		}
+	}
+	return all
+}
+
+// modeOrigin returns where the mode is configured.
+func (o *Options) modeOrigin() string {
+	if o.FlagSet != nil && o.FlagSet.Changed("proxy-mode") {
+		return "--proxy-mode"
+	}
+	return o.Flags.Config
+}
+
+// selectMode opens the candidates in order and returns the first that works. It logs why
+// earlier ones do not. If none works, the error lists the reason of each.
+func selectMode(log klog.Logger, all []Candidate, open func(Candidate) (*Selected, error)) (*Selected, error) {
+	if len(all) == 0 {
+		return nil, mode.ErrNoSystem
+	}
+	var errs []error
+	for i, w := range all {
+		x, err := w.open(open)
+		if err == nil {
+			return x, nil
+		}
+		errs = append(errs, err)
+		if i+1 < len(all) {
+			log.Info("Warning: a mode cannot work here; trying the next", "mode", w.Name, "next", all[i+1].Name, "err", err.Error(), "nextFrom", all[i+1].origin)
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (ca Candidate) open(open func(Candidate) (*Selected, error)) (*Selected, error) {
+	if ca.disabled {
+		return nil, fmt.Errorf("mode %s is switched off by a feature gate", ca.Name)
+	}
+	return open(ca)
+}
+
+// configFor returns c with the mode of w.
+func (ca Candidate) configFor(c *config.Config) *config.Config {
+	now := *c
+	now.Mode = ca.Name
+	return &now
+}
+
+// newBackends selects a mode and returns its backends. c decides; if c names no mode, the
+// annotation of the Node decides.
+func (o *Options) newBackends(ctx context.Context, c *config.Config, annotated v1alpha1.ProxyMode) (*Selected, error) {
+	return selectMode(klog.FromContext(ctx), o.Candidates(c, annotated), func(w Candidate) (*Selected, error) { return o.open(ctx, c, w) })
+}
+
+// open returns the backends of candidate w, or an error of one sentence if the mode
+// cannot work on this node.
+func (o *Options) open(ctx context.Context, c *config.Config, w Candidate) (*Selected, error) {
+	if err := o.Modes.CheckNamed(c, w.Descriptor); err != nil {
+		return nil, err
+	}
+	x := &Selected{Descriptor: w.Descriptor, Config: w.configFor(c), Origin: w.origin, conditions: &report.DataplaneConditions{}}
+	var err error
+	x.Backends, x.Unavailable, err = modes.Open(ctx, w.Descriptor, x.setup(klog.FromContext(ctx)))
+	if errors.Is(err, mode.ErrNoSystem) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("mode %s cannot work here: %w", w.Name, err)
+	}
+	return x, nil
+}
+
+// setup returns what the mode of x gets from the process.
+func (se *Selected) setup(log klog.Logger) mode.Setup {
+	s := Setup(se.Config)
+	s.Condition, s.DetailedCondition, s.Progress = se.conditions.Setter, se.conditions.DetailedSetter, se.conditions.ReportProgress
+	s.Unreached = logUnreached(log)
+	return s
+}
+
+// Setup returns what modes get from a command that opens no backend.
+func Setup(c *config.Config) mode.Setup {
+	return mode.Setup{Config: c, NodeName: func() (string, error) { return NodeName(c) }}
+}
+
+// Targets lists the places where any mode of ours, or kube-proxy, may have left something.
+func (o *Options) Targets(ctx context.Context, c *config.Config) ([]takeover.Target, error) {
+	return modes.Targets(ctx, o.Modes, Setup(c))
+}
+
+// modeRequest holds the requests for a mode that a process started with.
+type modeRequest struct {
+	configured v1alpha1.ProxyMode
+	annotated  v1alpha1.ProxyMode // by the Node
+}
+
+var (
+	_ nodeReader = (*apiSource)(nil)
+	_ nodeReader = (*source.Manifests)(nil)
+)
+
+// newModeRequest reads the Node if no mode is configured. The proxy starts even if the
+// Node cannot be read.
+func newModeRequest(ctx context.Context, c *config.Config, o *Options, from source.Source) modeRequest {
+	w := modeRequest{configured: c.Mode}
+	if reader, is := from.(nodeReader); is && c.Mode == "" && c.OS == config.Linux {
+		w.annotated = nodeMode(ctx, reader, config.ModesOf(o.Flags.Modes, c.OS))
+	}
+	return w
+}
+
+// The times of a stop.
+const (
+	// StopTime bounds a stop from the signal on, if no call hangs.
+	StopTime = 4 * time.Second
+	// handOverTime is the part of StopTime for the redirection of new connections. Open
+	// connections may go on for the rest.
+	handOverTime = 3 * time.Second
+)
+
+// shutDown handles connections when the proxy ends. In modes with a relay, it redirects
+// new ones past the process, and lets open ones end first.
+func (p *proxy) shutDown(ctx context.Context) {
+	log, backends := p.log, p.selected.Backends
+	name, deadline := string(p.selected.Name), p.process.StopBegan(ctx).Add(StopTime)
+	standby := p.lease != nil && p.lease.State().Standby
+	relay := backends[0].Relay // it counts the connections of all families
+	if relay == nil {
+		log.Info("Stopped; the rules stay in force", "mode", name)
+		return
+	}
+	drain := func() {
+		log.Info("Stopping; connections through this process may end", "mode", name,
+			"within", time.Until(deadline).Round(time.Millisecond).String(), "connections", relay.Connections())
+		forEachBackend(backends, deadline, func(ctx context.Context, b *mode.Backend) bool {
+			b.Relay.Drain(ctx)
+			return true
+		})
+	}
+	if standby { // another process owns the rules and goes on
+		drain()
+		log.Info("Stopped; another service proxy programs this node", "mode", name, "brokenOff", relay.Connections())
+		return
+	}
+	handed := forEachBackend(backends, deadline.Add(handOverTime-StopTime), func(ctx context.Context, b *mode.Backend) bool { return handOver(ctx, log, b) })
+	drain()
+	what := "Stopped; new connections to Services go to endpoints without a process"
+	if !handed {
+		what = "Stopped; until the next start, new connections to Services are refused, except where the log says that they are led past this process"
+	}
+	log.Info(what, "mode", name, "brokenOff", relay.Connections())
+}
+
+// forEachBackend calls do with all backends in parallel. It returns whether all calls
+// returned true by the deadline.
+func forEachBackend(backends []*mode.Backend, deadline time.Time, do func(context.Context, *mode.Backend) bool) bool {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	var all sync.WaitGroup
+	var failed atomic.Bool
+	for _, b := range backends {
+		all.Go(func() {
+			if !do(ctx, b) {
+				failed.Store(true)
+			}
+		})
+	}
+	all.Wait()
+	return !failed.Load()
+}
+
+// handOver redirects new connections past the relay b, and logs the result.
+func handOver(ctx context.Context, log klog.Logger, b *mode.Backend) bool {
+	start := time.Now()
+	loss, err := b.Relay.HandOver(ctx)
+	log = log.WithValues("backend", b.String())
+	switch {
+	case err != nil:
+		log.Error(err, "Connections cannot be led past this process; new ones are refused from its end to the next start")
+		return false
+	case loss != "":
+		log.Info("New connections go straight to endpoints until the next start, without "+loss, "took", time.Since(start))
+	default:
+		log.Info("New connections go straight to endpoints until the next start", "took", time.Since(start))
+	}
+	return true
+}
+
+// logUnreached returns a function that logs connections that a relay could not serve.
+func logUnreached(log klog.Logger) func(service.Family, service.PortName, int, error) {
+	return func(f service.Family, name service.PortName, clients int, err error) {
+		log.Info("Warning: connections to a Service fail, because its endpoints do not answer",
+			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "clients", clients, "err", err)
+	}
+}
+
+// newTakeover returns the takeover for b, nil if no targets are known. It removes nothing
+// before the first rounds.
+func (p *proxy) newTakeover(ctx context.Context, b *mode.Backend, kick func()) (*takeover.Takeover, error) {
+	if len(b.Owned) == 0 {
+		return nil, nil
+	}
+	all, err := p.options.Targets(ctx, p.selected.Config)
+	if err != nil {
+		return nil, err
+	}
+	return takeover.New(takeover.Options{
+		Family: b.Family, Targets: all, Owned: b.Owned, Audit: b.Audit, Enter: p.leaseEnter(), Log: p.log.WithValues("backend", b.String()),
+		Condition:          func(text string) { p.showLeftovers(b.Family, text) },
+		ReportForeignRules: func(what string) { p.reports.OtherProxies.ReportForeignRules(b.Family, what) },
+		CountFailure:       func() { p.reports.Metrics.CleanupFailed(metrics.Backend{Mode: b.Mode, Family: b.Family}) },
+		OnRemoved: func() {
+			if b.Conntrack != nil {
+				b.Conntrack.Recheck()
+			}
+			kick()
+		},
+	}), nil
+}
+
+// showUnprogrammed shows the leftovers of families that are not programmed.
+func (p *proxy) showUnprogrammed(ctx context.Context) {
+	unavailable := p.selected.Unavailable
+	if len(unavailable) == 0 {
+		return
+	}
+	all, err := p.options.Targets(ctx, p.selected.Config)
+	if err != nil {
+		p.log.Error(err, takeover.UnreadText)
+	}
+	var unprogrammed []takeover.Target
+	for _, t := range all {
+		if unavailable[t.Family] != "" {
+			unprogrammed = append(unprogrammed, t)
+		}
+	}
+	takeover.ReportUnprogrammed(ctx, p.log, unprogrammed, p.showLeftovers)
+}
+
+// showLeftovers updates the condition about what an earlier service proxy left.
+func (p *proxy) showLeftovers(f service.Family, text string) {
+	p.reports.Health.SetCondition(condition.Leftovers.Of(f.String()), text)
 }

@@ -19,13 +19,13 @@ import (
 // lineFunc is called with each line that is logged.
 type lineFunc func(line string)
 
-func (g lineFunc) Write(line []byte) (int, error) {
-	g(string(line))
+func (l lineFunc) Write(line []byte) (int, error) {
+	l(string(line))
 	return len(line), nil
 }
 
-func (g lineFunc) logger() klog.Logger {
-	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(g)))
+func (l lineFunc) logger() klog.Logger {
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l)))
 }
 
 // TestReloadIsReportedBeforeItIsLogged checks that a log line about the configuration

@@ -17,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/common/nodemode"
 	"kubeproxy/common/source"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
@@ -27,7 +26,7 @@ import (
 // TestModeRequest reads the annotation of the Node if no mode is configured.
 func TestModeRequest(t *testing.T) {
 	node := func(mode string) string {
-		return fmt.Sprintf(`{"kind": "NodeList", "apiVersion": "v1", "items": [{"metadata": {"name": "node-a", "annotations": {%q: %q}}}]}`, nodemode.Annotation, mode)
+		return fmt.Sprintf(`{"kind": "NodeList", "apiVersion": "v1", "items": [{"metadata": {"name": "node-a", "annotations": {%q: %q}}}]}`, modeAnnotation, mode)
 	}
 	for situation, tt := range map[string]struct {
 		mode      v1alpha1.ProxyMode // that is configured

@@ -5,10 +5,33 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/common/explain"
 	"kubeproxy/common/metrics"
+	"kubeproxy/common/report"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/common/traffic"
+	"kubeproxy/common/trafficview"
+	"kubeproxy/config"
+	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/mode"
 )
 
@@ -79,4 +102,227 @@ func acceleratedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
 // unrelayedMetrics returns how many packets rules refused on loopback addresses, by family.
 func unrelayedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
 	return countedByFamily(backends, func(b *mode.Backend) func() (uint64, error) { return b.Unrelayed })
+}
+
+// newReports returns what is reported of the backends of x. In o are the node, the
+// build, the sources, the tracker, and the log.
+func (s System) newReports(x *Selected, o report.Options) *report.Reports {
+	c := x.Config
+	var families []service.Family
+	for _, b := range x.Backends {
+		families = append(families, b.Family)
+	}
+	o.Mode, o.Families, o.Unavailable, o.Observe = string(x.Name), families, x.Unavailable, func(seen *metrics.Observation) {
+		seen.Tracked = s.Tracked()
+		x.observe(seen)
+	}
+	o.SyncPeriod, o.PodsFromNode, o.ProxyName, o.ExternalIPsIgnored = x.Section(c).SyncPeriod, c.DetectLocalMode == config.NodeCIDR, c.ProxyName, c.IgnoreExternalIPs()
+	o.DeprecatedMode = x.Deprecated
+	o.Features = featureMetrics(c)
+	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections(host.FilesLimit())
+	r := report.New(o)
+	r.ObserveDataplane(x.conditions)
+	for _, b := range x.Backends {
+		if b.RegisterMetrics != nil {
+			b.RegisterMetrics(r.Metrics)
+		}
+	}
+	return r
+}
+
+// apiOf returns the API server that a source reads, nil for none.
+func apiOf(from source.Source) *rest.Config {
+	if api, ok := from.(*apiSource); ok {
+		return api.Config
+	}
+	return nil
+}
+
+// observe adds to seen what the backends count.
+func (se *Selected) observe(seen *metrics.Observation) {
+	seen.Packets, seen.Relay = packetMetrics(se.Backends), relayMetrics(se.Backends)
+	seen.Localhost, seen.Traffic = localhostMetrics(se.Backends), se.named()
+	seen.Accelerated, seen.Unrelayed = acceleratedMetrics(se.Backends), unrelayedMetrics(se.Backends)
+}
+
+func featureMetrics(c *config.Config) []metrics.Feature {
+	var all []metrics.Feature
+	for _, f := range c.Features() {
+		all = append(all, metrics.Feature(f))
+	}
+	return all
+}
+
+// newCollector returns what counts the traffic of x, nil if nothing is counted.
+func newCollector(x *Selected, tracker *track.Tracker) *traffic.Collector {
+	readers := map[service.Family]traffic.Reader{}
+	for _, b := range x.Backends {
+		if b.Traffic != nil {
+			readers[b.Family] = b.Traffic
+		}
+	}
+	if len(readers) == 0 {
+		return nil
+	}
+	return &traffic.Collector{Latest: tracker.Latest, Readers: readers}
+}
+
+// trafficHandler answers what Services carry.
+func (p *proxy) trafficHandler() http.Handler {
+	s := &trafficview.Server{Mode: string(p.selected.Name), Node: p.node, Collector: p.selected.traffic}
+	switch {
+	case s.Collector != nil:
+	case p.selected.Config.CountTraffic:
+		s.Lack = "mode " + s.Mode + " cannot count what Services carry"
+	default:
+		s.Lack = "the proxy does not count what Services carry: start it with --count-traffic, or with countTraffic: true in its configuration"
+	}
+	return s.Handler()
+}
+
+// trafficTimeout bounds how long a scrape waits for counters.
+const trafficTimeout = 5 * time.Second
+
+// named returns what metrics show of traffic, nil if nothing is counted.
+func (se *Selected) named() *traffic.Named {
+	if se.traffic == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), trafficTimeout)
+	defer cancel()
+	return se.traffic.Named(ctx)
+}
+
+// trace follows c through the dataplane. It returns nil where the mode cannot do that.
+func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
+	i := slices.IndexFunc(p.selected.Backends, func(b *mode.Backend) bool { return b.Family == service.FamilyOf(c.To.Addr()) })
+	if i < 0 || p.selected.Backends[i].Tracer == nil {
+		return nil, nil
+	}
+	t, err := p.selected.Backends[i].Tracer()
+	if err != nil {
+		return nil, err
+	}
+	defer t.Close()
+	local := func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || isLocal(a) }
+	w, err := t.Trace(ctx, want, c, local)
+	if err != nil {
+		return nil, err
+	}
+	addRoutes(w, c, local)
+	if err := host.AddOthers(ctx, w, c, local, p.marks()); err != nil {
+		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
+	}
+	flows, err := host.Flows(ctx, want, c)
+	if err != nil {
+		w.Notes = append(w.Notes, "whether connection tracking has an entry could not be read: "+err.Error())
+	}
+	w.SetFlows(flows)
+	return w, nil
+}
+
+// marks returns the bits of the mark that the modes set.
+func (p *proxy) marks() uint32 {
+	c := p.active.config()
+	return 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit
+}
+
+// mostRoutes bounds how many routes are looked up.
+const mostRoutes = 100
+
+// addRoutes looks up how the node gets to the targets of w. A missing route is a fault. The
+// kernel looks for a route to the destination of its own processes, too, before any rule
+// translates that (kernel: net/ipv4/tcp_ipv4.c, tcp_v4_connect). What it forwards is
+// translated before.
+func addRoutes(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
+	if to := c.To.Addr(); c.Interface == "" && w.Action == route.Forward && !w.Taken && !local(to) {
+		if _, err := host.Route(to); err != nil {
+			w.Faults = append(w.Faults, fmt.Sprintf("the node has no route to %s: %v; without one its own processes cannot connect, only pods and others can", to, err))
+		}
+	}
+	w.Routes = map[netip.Addr]string{}
+	for _, to := range slices.SortedFunc(maps.Keys(w.Targets), netip.AddrPort.Compare) {
+		if _, known := w.Routes[to.Addr()]; known || len(w.Routes) == mostRoutes {
+			continue
+		}
+		text, err := host.Route(to.Addr())
+		if err != nil {
+			w.Faults = append(w.Faults, fmt.Sprintf("the node has no route to %s: %v", to.Addr(), err))
+		}
+		w.Routes[to.Addr()] = text
+	}
+}
+
+// pod looks a pod up in the EndpointSlices that refer to it. A service proxy may not read
+// pods themselves.
+func (p *proxy) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, string, error) {
+	if len(p.options.Manifests) > 0 {
+		pods := explain.NewPods(track.New(TrackOptions(p.selected.Descriptor, p.active.config(), p.node)))
+		files := source.Manifests{Paths: p.options.Manifests, NodeName: p.node}
+		// What cannot be read is reported by the running source.
+		_ = files.Load(ctx, pods)
+		return pods.Find(id)
+	}
+	to, err := KubeClient(p.active.config(), p.process.Build.GitVersion).Config()
+	if err != nil {
+		return nil, "", err
+	}
+	all, err := source.Lookup{Config: to}.Slices(ctx, id.Namespace)
+	if err != nil {
+		return nil, "", fmt.Errorf("list the EndpointSlices of namespace %s: %w", id.Namespace, err)
+	}
+	pods := explain.NewPods(nil)
+	for i := range all {
+		pods.SetSlice(&all[i])
+	}
+	return pods.Find(id)
+}
+
+// isLocal reports whether an interface of the node has the address a, or a is a loopback
+// address.
+func isLocal(a netip.Addr) bool {
+	if a.IsLoopback() {
+		return true
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(all, func(x net.Addr) bool {
+		p, err := netip.ParsePrefix(x.String())
+		return err == nil && p.Addr().Unmap() == a
+	})
+}
+
+// The part of the memory limit that the Go runtime may fill before it collects garbage
+// more often: a percentage, but so little that reserved bytes are left, and at least
+// half. The limit also covers the kernel's memory for rules and sockets, and the pages of
+// the program, of which about 20 MB are in use.
+const (
+	memoryPercent  = 90
+	memoryReserved = 24 << 20
+)
+
+func softLimit(limit int64, d mode.Descriptor) int64 {
+	if d.MemoryShare > 1 {
+		return limit / int64(d.MemoryShare)
+	}
+	return max(min(limit/100*memoryPercent, limit-memoryReserved), limit/2)
+}
+
+// LimitMemory sets the soft limit of the Go runtime according to the cgroup's memory
+// limit in mode d, unless GOMEMLIMIT is set. Without a soft limit, the heap may double
+// before garbage is collected, and the kernel would kill the process. See
+// https://pkg.go.dev/runtime/debug#SetMemoryLimit.
+func LimitMemory(log klog.Logger, root fs.FS, d mode.Descriptor) {
+	if os.Getenv("GOMEMLIMIT") != "" {
+		return
+	}
+	limit, version := proc.MemoryLimit(root)
+	if limit == 0 {
+		return
+	}
+	soft := softLimit(limit, d)
+	debug.SetMemoryLimit(soft)
+	log.V(1).Info("Garbage is collected so that memory stays within the cgroup's limit", "limitBytes", limit, "softLimitBytes", soft, "cgroupVersion", version)
 }

@@ -14,7 +14,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/common/nodemode"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
@@ -46,7 +45,7 @@ var selectCases = map[string]selectCase{
 	"a flag that cannot":       {args: []string{"--proxy-mode=iptables"}, broken: []string{"iptables"}, err: "iptables lacks something"},
 	"a file":                   {file: "iptables", want: "iptables, kube-proxy.yaml"},
 	"a file and an annotation": {file: "iptables", annotated: "nftables", want: "iptables, kube-proxy.yaml"},
-	"an annotation":            {annotated: "iptables", want: "iptables, the Node's annotation " + nodemode.Annotation},
+	"an annotation":            {annotated: "iptables", want: "iptables, the Node's annotation " + modeAnnotation},
 	"an annotation that cannot": {
 		annotated: "iptables", broken: []string{"iptables"}, want: "nftables, the best that works here",
 		logged: "iptables lacks something",
