@@ -84,7 +84,7 @@ func TestSupportDump(t *testing.T) {
 	}
 	t.Logf("%d bytes\n%s", len(archive), said)
 	checkArchive(t, archive, map[string]string{
-		"version.txt": "buildinfo.Build{", "config.yaml": "kind: KubeProxyConfiguration", "configz.json": "clusterCIDR", "flagz.txt": "manifests=",
+		"version.txt": "cli.Build{", "config.yaml": "kind: KubeProxyConfiguration", "configz.json": "clusterCIDR", "flagz.txt": "manifests=",
 		"status.txt": "shop/web", "services.json": `"name":`, "metrics.txt": "kubeproxy_", "rules.txt": "table ip kube-services", "plan.txt": "Nothing differs.",
 		"log.txt": "the last line of the log", "doctor.txt": "", "conntrack.txt": "nf_conntrack", "nft.txt": "kube-services", "addresses.txt": "192.0.2.10",
 		"CONTENTS.txt": "events.json",
