@@ -39,10 +39,12 @@ func (c *Cluster) Install(ctx context.Context, chart Chart) error {
 	return c.awaitProxy(ctx, "kubeproxy")
 }
 
-// values are those of the chart, in YAML.
+// values are those of the chart, in YAML. Specs of Kubernetes want NodePorts on loopback
+// addresses, too.
 func (chart Chart) values() string {
-	return fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q, socketAcceleration: %t}\nimage: {repository: %q, tag: %q}\n",
-		chart.Server, PodCIDR, chart.Mode, chart.SocketAcceleration, chart.Repository, chart.Tag)
+	const nodePorts = "config: {nodePortAddresses: [primary, localhost]}"
+	return fmt.Sprintf("apiServer: %q\nclusterCIDR: %q\nlinux: {mode: %q, socketAcceleration: %t, %s}\nimage: {repository: %q, tag: %q}\n",
+		chart.Server, PodCIDR, chart.Mode, chart.SocketAcceleration, nodePorts, chart.Repository, chart.Tag)
 }
 
 // Uninstall removes what Install made. Rules stay on the nodes. Helm does not wait for
