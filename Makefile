@@ -181,11 +181,16 @@ MODE ?= nftables
 # Any text turns socket acceleration on in a cluster.
 ACCELERATION ?=
 
+# What connects the pods of a cluster, and a port of loopback for the API server. Without, these
+# are routes, and its address.
+NETWORK ?=
+API_PORT ?=
+
 # The name of a cluster, for more than one at a time.
 CLUSTER ?=
 
 # The parts of a cluster from this tree: the image with the commands of iptables, and the chart.
-ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)' $(if $(ACCELERATION),-socket-acceleration)
+ours = -chart build/chart -image $(images)/kubeproxy-iptables-$(VERSION).oci.tar -repository '$(IMAGE)' -tag '$(VERSION)' -mode $(MODE) -cluster '$(CLUSTER)' -network '$(NETWORK)' -api-port '$(API_PORT)' $(if $(ACCELERATION),-socket-acceleration)
 
 # For mode ipvs, a cluster may have to be in a virtual machine: where this kernel has no
 # IPVS, and where KERNEL is given.
@@ -197,7 +202,7 @@ cluster conformance changes test-cluster ready-cluster: SYSTEMS := linux-$(shell
 cluster conformance changes test-cluster ready-cluster: images := build/.cache/images
 
 .PHONY: cluster
-cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration
+cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration, NETWORK=flannel for flannel between the pods, API_PORT=7445 for the API server there on loopback, as Talos has it
 	@echo "== cluster: the first time, Kubernetes and containerd are built from source, which takes long"
 	@$(nodes) up $(ours)
 

@@ -30,6 +30,12 @@ type Cluster struct {
 	// Embedded is the mode of a kube-proxy that runs on each node without a pod, and empty
 	// if there is none.
 	Embedded string
+	// Network is what connects the pods of different nodes: Flannel, or routes that every
+	// host has from its start if it is empty.
+	Network string
+	// LocalPort is a port of each node's loopback that leads to the API server, as with
+	// Talos. Kubelet uses it. There is none if it is 0.
+	LocalPort int
 	// Tests is a folder with the tests of Kubernetes. Without, they are built when they are
 	// needed.
 	Tests string

@@ -5,6 +5,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -49,7 +50,7 @@ func (c *Cluster) startControl(ctx context.Context) error {
 		return fmt.Errorf("make certificates: %w", err)
 	}
 	m := c.Machine(control)
-	if err := connectControl(m); err != nil {
+	if err := errors.Join(connectControl(m), c.barDetour(m)); err != nil {
 		return err
 	}
 	m.Forward = "127.0.0.1:6443"
@@ -105,14 +106,14 @@ func (c *Cluster) certify(forHost string) error {
 		if err != nil {
 			return err
 		}
-		if err := c.login(c.path(name+".conf"), name, Server); err != nil {
+		if err := c.login(c.path(name+".conf"), name, c.nodeServer()); err != nil {
 			return err
 		}
 	}
 	for file, login := range map[string][2]string{
 		"admin.conf": {"admin", forHost}, "inside.conf": {"admin", Server},
 		"controllers.conf": {"controllers", Server}, "scheduler.conf": {"scheduler", Server},
-		"proxy.conf": {"proxy", loopbackServer},
+		"proxy.conf": {"proxy", LocalServer(embeddedPort)}, "flannel.conf": {"admin", clusterIPServer},
 	} {
 		if err := c.login(c.path(file), login[0], login[1]); err != nil {
 			return err

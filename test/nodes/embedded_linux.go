@@ -14,8 +14,8 @@ import (
 // part of what runs on each node anyhow, which also forwards a port of loopback to the API
 // server.
 
-// loopbackServer is the API server's address on each node, as with k3s.
-const loopbackServer = "https://127.0.0.1:6444"
+// embeddedPort is that of the API server on each node's loopback, as with k3s.
+const embeddedPort = 6444
 
 // switchedOff is the file that stands for k3s' flag --disable-kube-proxy.
 const switchedOff = "/var/lib/disable-kube-proxy"
@@ -31,10 +31,7 @@ func (c *Cluster) embed(m *Machine, mode string) ([]Step, error) {
 		return nil, fmt.Errorf("configure the kube-proxy of %s: %w", m.Name, err)
 	}
 	run := fmt.Sprintf("test -e %s && exec sleep infinity; exec kube-proxy --config=%s --hostname-override=%s", switchedOff, m.path("kube-proxy.yaml"), m.Name)
-	return []Step{
-		{"to-server", []string{"socat", "TCP-LISTEN:6444,bind=127.0.0.1,fork,reuseaddr", "TCP:" + controlIPv4 + ":6443"}, Forever},
-		{"kube-proxy", []string{"sh", "-c", run}, Forever},
-	}, nil
+	return append(localSteps(embeddedPort), Step{"kube-proxy", []string{"sh", "-c", run}, Forever}), nil
 }
 
 // restartEmbedded starts anew what a restart of k3s does. Pods go on.
@@ -73,7 +70,7 @@ func installEmbedded(ctx context.Context, c *Cluster, s Setting) error {
 			return err
 		}
 	}
-	s.Chart.Server = loopbackServer
+	s.Chart.Server = LocalServer(embeddedPort)
 	return c.Install(ctx, s.Chart)
 }
 

@@ -133,7 +133,8 @@ func (c *Cluster) disconnectNode(i int) error {
 }
 
 // connectNode plugs a node into the network. Each host has a route to the pods of each
-// node, and everything else goes to the control plane's machine, which knows no way on.
+// node, unless the nodes find their ways to each other by themselves, and everything else
+// goes to the control plane's machine, which knows no way on.
 func (c *Cluster) connectNode(i int) error {
 	m, to := c.Machine(node(i)), c.Machine(control)
 	if err := m.addNamespace(); err != nil {
@@ -158,7 +159,7 @@ func (c *Cluster) connectNode(i int) error {
 		"route add ::/0 via " + controlIPv6,
 	}
 	for j := 1; j <= c.Nodes; j++ {
-		if j != i {
+		if j != i && c.Network == "" {
 			v4, v6 := podCIDRs(j)
 			lines = append(lines, "route add "+v4+" via "+NodeIPv4(j), "route add "+v6+" via "+NodeIPv6(j))
 		}

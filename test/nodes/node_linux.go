@@ -39,6 +39,7 @@ func (c *Cluster) startNode(ctx context.Context, i int) error {
 		return err
 	}
 	m.Steps = append(m.containerdSteps(m.path("containerd.toml")), m.importSteps(c.Archives)...)
+	m.Steps = append(append(m.Steps, localSteps(c.LocalPort)...), c.networkSteps(m)...)
 	if c.Embedded != "" {
 		more, err := c.embed(m, c.Embedded)
 		if err != nil {
@@ -89,14 +90,16 @@ func (m *Machine) copyStore(from string) error {
 // configureNode writes the node's configuration files.
 func (c *Cluster) configureNode(i int) error {
 	m := c.Machine(node(i))
-	all, err := template.ParseFS(files, "files/node/*")
+	all, err := template.ParseFS(files, "files/node/*", c.networkFiles())
 	if err != nil {
 		return err
 	}
 	v4, v6 := podCIDRs(i)
+	pods4, pods6, _ := strings.Cut(PodCIDR, ",")
 	about := map[string]string{
 		"CA": c.pki("ca.crt"), "Certificate": c.pki(m.Name + ".crt"), "Key": c.pki(m.Name + ".key"),
-		"DNS": dnsIP, "PodCIDRv4": v4, "PodCIDRv6": v6, "ResolvConf": m.path("resolv.conf"), "CNI": m.path("cni"),
+		"DNS": dnsIP, "PodCIDRv4": v4, "PodCIDRv6": v6, "PodsIPv4": pods4, "PodsIPv6": pods6,
+		"ResolvConf": m.path("resolv.conf"), "CNI": m.path("cni"),
 	}
 	if err := os.MkdirAll(m.path("cni"), 0o755); err != nil {
 		return err

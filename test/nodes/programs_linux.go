@@ -21,14 +21,17 @@ import (
 // clusterPrograms are those that machines run.
 var clusterPrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet", "kube-proxy"}
 
-// parts are the programs that machines run, by the modules that have them.
+// parts are the programs that machines run, by the modules that have them, and those that
+// only a network of pods needs.
 var parts = []struct {
 	module   thirdparty.Module
 	programs []string
+	network  string
 }{
-	{thirdparty.Kubernetes, clusterPrograms},
-	{thirdparty.Containerd, []string{"containerd", "containerd-shim-runc-v2", "ctr"}},
-	{thirdparty.Release, []string{"helm"}},
+	{thirdparty.Kubernetes, clusterPrograms, ""},
+	{thirdparty.Containerd, []string{"containerd", "containerd-shim-runc-v2", "ctr"}, ""},
+	{thirdparty.Release, []string{"helm"}, ""},
+	{thirdparty.Flannel, []string{"flannel"}, Flannel},
 }
 
 // Missing returns the programs of a cluster and of its tests that are not built yet.
@@ -42,7 +45,9 @@ func Missing(ctx context.Context) ([]string, error) {
 	}
 	var errs []error
 	for _, p := range parts {
-		errs = append(errs, add(p.module, p.programs...))
+		if p.network == "" {
+			errs = append(errs, add(p.module, p.programs...))
+		}
 	}
 	for name, module := range imagePrograms {
 		errs = append(errs, add(module, name))
@@ -54,9 +59,12 @@ func Missing(ctx context.Context) ([]string, error) {
 
 // Build makes everything that a cluster consists of, and is there already the second time.
 // It returns a description for Up.
-func Build(ctx context.Context, out io.Writer, count int) (*Cluster, error) {
+func Build(ctx context.Context, out io.Writer, count int, network string) (*Cluster, error) {
 	var files []string
 	for _, p := range parts {
+		if p.network != "" && p.network != network {
+			continue
+		}
 		folder, err := p.module.Build(ctx, out, p.programs...)
 		if err != nil {
 			return nil, err
@@ -69,7 +77,7 @@ func Build(ctx context.Context, out io.Writer, count int) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Nodes: count, Archives: []string{images}, out: out}
+	c := &Cluster{Nodes: count, Network: network, Archives: []string{images}, out: out}
 	if c.Programs, err = join(ctx, out, files); err != nil {
 		return nil, fmt.Errorf("collect programs: %w", err)
 	}

@@ -51,6 +51,11 @@ var CoreDNS = Module{folder: "test/e2e/coredns", programs: map[string]string{
 	"coredns": "kubeproxy/test/e2e/coredns",
 }}
 
+// Flannel has the daemon of a network of pods, with what a cluster needs of it.
+var Flannel = Module{folder: "test/e2e/flannel", programs: map[string]string{
+	"flannel": "kubeproxy/test/e2e/flannel",
+}}
+
 // Release has the program helm, and ours that makes images and charts.
 var Release = Module{folder: "build/release", programs: map[string]string{
 	"helm": "helm.sh/helm/v3/cmd/helm",

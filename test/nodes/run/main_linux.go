@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 
 	"kubeproxy/test/nodes"
@@ -54,6 +55,8 @@ type proxyFlags struct {
 	cluster string
 	chart   nodes.Chart
 	image   string
+	network string
+	port    int // of the API server on the nodes' loopback
 }
 
 func (p *proxyFlags) add(flags *flag.FlagSet) {
@@ -64,6 +67,24 @@ func (p *proxyFlags) add(flags *flag.FlagSet) {
 	flags.StringVar(&p.chart.Tag, "tag", "", "tag of the image")
 	flags.StringVar(&p.chart.Mode, "mode", "nftables", "mode of the proxy")
 	flags.BoolVar(&p.chart.SocketAcceleration, "socket-acceleration", false, "sockets get endpoints when they connect")
+	flags.Func("network", "what connects the pods: "+nodes.Flannel+"; empty takes routes", func(text string) (err error) {
+		p.network, err = nodes.ParseNetwork(text)
+		return err
+	})
+	flags.Func("api-port", "`port` of each node's loopback at which kubelet and this proxy find the API server, such as 7445 of Talos; empty takes its address", p.setPort)
+}
+
+// setPort has the nodes and the chart use the API server at a port of loopback.
+func (p *proxyFlags) setPort(text string) error {
+	if text == "" {
+		return nil
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return errors.New("want a port, 1 to 65535")
+	}
+	p.port, p.chart.Server = int(port), nodes.LocalServer(int(port))
+	return nil
 }
 
 func clusterFlag(flags *flag.FlagSet, name *string) {
@@ -95,11 +116,11 @@ func (p *proxyFlags) build(ctx context.Context, count int) (*nodes.Cluster, erro
 	if err != nil {
 		return nil, err
 	}
-	c, err := nodes.Build(ctx, os.Stdout, count)
+	c, err := nodes.Build(ctx, os.Stdout, count, p.network)
 	if err != nil {
 		return nil, err
 	}
-	c.Name = p.cluster
+	c.Name, c.LocalPort = p.cluster, p.port
 	c.Archives = append(c.Archives, image)
 	return c, nil
 }

@@ -35,3 +35,14 @@ func TestArchive(t *testing.T) {
 		t.Errorf("an image: %q, %v", got, err)
 	}
 }
+
+// TestAPIPort checks which ports the flag takes, and that the chart has the address.
+func TestAPIPort(t *testing.T) {
+	for text, want := range map[string]string{"": "", "7445": "https://127.0.0.1:7445", "0": "error", "70000": "error", "a": "error"} {
+		var p proxyFlags
+		err := p.setPort(text)
+		if failed := err != nil; failed != (want == "error") || !failed && p.chart.Server != want {
+			t.Errorf("port %q: %v, server %q, want %s", text, err, p.chart.Server, want)
+		}
+	}
+}

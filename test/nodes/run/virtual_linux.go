@@ -63,6 +63,9 @@ const (
 
 // inMachine runs the command in a virtual machine, and records what it found.
 func (t *trial) inMachine(ctx context.Context, command string, args []string) (err error) {
+	if t.network != "" || t.port != 0 {
+		return errors.New("-network and -api-port are not for a virtual machine")
+	}
 	if _, err := t.archive(); err != nil { // before anything that takes long
 		return err
 	}
