@@ -79,7 +79,6 @@ Profiles on Linux 6.18 show what is behind the larger figures:
   of the CPU time at 10,000 Services and two thirds at 30,000.
 - **connection**: most of the difference to a direct one is connection tracking,
   which translation needs and which a direct connection beside the table pays
-  as well. Where it takes long to wake a thread on another processor, as on
-  many virtual machines, that is part of both and makes their ratio smaller;
-  "connect alone" wakes nobody.
+  as well. Client and server run on one processor, so that nothing waits until
+  another one wakes; "connect alone" wakes nobody at all.
 `
