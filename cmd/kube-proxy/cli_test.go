@@ -18,7 +18,7 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/platform/modes"
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 const configHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -45,7 +45,7 @@ func callUntil(ctx context.Context, t *testing.T, dir string, args ...string) ou
 	if dir == "" {
 		return outcome{code, out.String(), err.String()}
 	}
-	return outcome{code, goldentext.Normalize(out.String(), dir), goldentext.Normalize(err.String(), dir)}
+	return outcome{code, kit.Normalize(out.String(), dir), kit.Normalize(err.String(), dir)}
 }
 
 // files writes files into a new directory, by their names.

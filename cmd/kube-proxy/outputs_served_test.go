@@ -28,7 +28,7 @@ import (
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/eventsink"
+	"kubeproxy/test/kit"
 )
 
 // hostileServers has s in what the servers for health and Services answer.
@@ -93,7 +93,7 @@ func hostileMetrics(t *testing.T, s string) {
 // are valid.
 func hostileEvents(t *testing.T, s string) {
 	t.Helper()
-	sink := &eventsink.Sink{}
+	sink := &kit.EventSink{}
 	node := strings.Repeat("node-a.", 35) + "example"
 	web := events.Object{Kind: "Service", Namespace: "shop", Name: "web", UID: "1"}
 	messages := []string{s, errors.Join(errors.New(s), errors.New(s)).Error(), strings.Repeat(s, 100), strings.Repeat("x", 990) + s}

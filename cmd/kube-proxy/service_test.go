@@ -19,7 +19,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
 	"kubeproxy/platform/windows/scm"
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 // fakeSCM is a service control manager with one service at most.
@@ -80,7 +80,7 @@ func runServiceCommand(t *testing.T, d *fakeSCM, dir string, args ...string) out
 	}
 	root.SetArgs(append([]string{"service"}, args...))
 	code := exitCode(root.ExecuteContext(context.Background()), &errs)
-	return outcome{code, out.String(), goldentext.Normalize(errs.String(), dir)}
+	return outcome{code, out.String(), kit.Normalize(errs.String(), dir)}
 }
 
 func TestServiceCommands(t *testing.T) {

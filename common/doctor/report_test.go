@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	"kubeproxy/common/document"
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata")
@@ -21,9 +21,9 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		goldentext.Write(t, path, got)
+		kit.WriteGolden(t, path, got)
 	}
-	goldentext.Compare(t, path, got)
+	kit.CompareGolden(t, path, got)
 }
 
 // reports are a node on which all is well, and one with a foreign text that would move

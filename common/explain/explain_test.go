@@ -25,7 +25,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 var update = flag.Bool("update", false, "rewrite the files in testdata")
@@ -65,9 +65,9 @@ func TestExplain(t *testing.T) {
 func golden(t *testing.T, path, got string) {
 	t.Helper()
 	if *update {
-		goldentext.Write(t, path, got)
+		kit.WriteGolden(t, path, got)
 	}
-	goldentext.Compare(t, path, got)
+	kit.CompareGolden(t, path, got)
 	for line := range strings.Lines(got) {
 		if n := len([]rune(line)); n > 101 && !strings.HasPrefix(line, "error") {
 			t.Errorf("%d columns: %s", n-1, line)

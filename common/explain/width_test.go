@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 // TestWidth prints the longest names that Kubernetes allows. Only a command that mends
@@ -34,6 +34,6 @@ func TestWidth(t *testing.T) {
 	if err := (View{}).Print(&out, x); err != nil {
 		t.Fatal(err)
 	}
-	goldentext.CheckWidth(t, out.String(), name, zone, node, address)
+	kit.CheckWidth(t, out.String(), name, zone, node, address)
 	t.Logf("\n%s", out.String())
 }

@@ -9,14 +9,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // TestClientsDoNotFillTheLog checks that a thousand connections without TLS take a line a
 // minute, and that a panic is not lost among them.
 func TestClientsDoNotFillTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		logger, text := logtext.New(0)
+		logger, text := kit.NewLog(0)
 		log := newErrorLog(logger, "metrics").standard()
 		for range 2 {
 			for range 500 {

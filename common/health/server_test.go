@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 	"net"
 	"net/http"
 	"os"
@@ -44,7 +44,7 @@ func fetch(t *testing.T, addr net.Addr, path string) (int, string) {
 }
 
 func TestServerServesUntilTheEnd(t *testing.T) {
-	logger, log := logtext.New(0)
+	logger, log := kit.NewLog(0)
 	ctx := klog.NewContext(t.Context(), logger)
 	ctx, cancel := context.WithCancel(ctx)
 	bound, done := make(chan net.Addr, 1), make(chan error, 1)
@@ -133,7 +133,7 @@ func (s *stuckListener) Addr() net.Addr { return &net.TCPAddr{} }
 // An address that cannot be bound is retried every five seconds, and logged once.
 func TestSoftFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		logger, log := logtext.New(0)
+		logger, log := kit.NewLog(0)
 		ctx := klog.NewContext(t.Context(), logger)
 		ctx, cancel := context.WithCancel(ctx)
 		var tried []time.Duration

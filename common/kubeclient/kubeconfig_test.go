@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 const goodKubeconfig = `apiVersion: v1
@@ -81,7 +81,7 @@ func checkRefusal(t *testing.T, file, master string, want []string) {
 	if err == nil {
 		t.Fatalf("no error, want one with %q", want)
 	}
-	text := goldentext.Normalize(err.Error(), filepath.Dir(file))
+	text := kit.Normalize(err.Error(), filepath.Dir(file))
 	for _, words := range append(want, "DIR/"+filepath.Base(file)) {
 		if !strings.Contains(text, words) {
 			t.Errorf("error %q, want %q in it", text, words)

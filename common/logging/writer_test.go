@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // blockedWriter is a Writer that blocks until it is opened.
@@ -79,7 +79,7 @@ func TestLostLog(t *testing.T) {
 		fmt.Fprint(w, first)
 		b.read = true
 		fmt.Fprint(w, first)
-		poll.Until(t, "the log is written", func() bool {
+		kit.Until(t, "the log is written", func() bool {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return !w.writing

@@ -10,7 +10,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 // TestWidth prints the longest names that Kubernetes allows. A unified diff is not
@@ -25,6 +25,6 @@ func TestWidth(t *testing.T) {
 	if err := (View{}).Print(&out, d); err != nil {
 		t.Fatal(err)
 	}
-	goldentext.CheckWidth(t, out.String(), name, d.From, "goto external-1024")
+	kit.CheckWidth(t, out.String(), name, d.From, "goto external-1024")
 	t.Logf("\n%s", out.String())
 }

@@ -29,7 +29,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
-	"kubeproxy/test/eventsink"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -38,7 +38,7 @@ func recordedEvents(t *testing.T, scenario func(h *Events)) []string {
 	t.Helper()
 	var all []string
 	synctest.Test(t, func(t *testing.T) {
-		server := &eventsink.Sink{}
+		server := &kit.EventSink{}
 		h := newEvents(Options{
 			API: &rest.Config{Host: "http://api", Transport: server}, Node: "node-a",
 			Tracker: track.New(track.Options{}), Build: metrics.Build{GitVersion: "v1"}, Log: klog.Background(),

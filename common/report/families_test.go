@@ -22,7 +22,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // TestUnknownPods checks that podCIDRs are required only of families that have Services.
@@ -52,7 +52,7 @@ func TestUnknownPods(t *testing.T) {
 // TestFamilyOutOfReach checks a round that finds that the node lacks a family. It matters
 // only if the family has Services.
 func TestFamilyOutOfReach(t *testing.T) {
-	log, text := logtext.New(0)
+	log, text := kit.NewLog(0)
 	r := newTestReports(Options{Mode: "kernelspace", Families: []service.Family{service.IPv6}, Log: log})
 	rounds := r.Sequence(Backend{})
 	round := func(why string, ports ...*service.Port) string {
@@ -66,7 +66,7 @@ func TestFamilyOutOfReach(t *testing.T) {
 			t.Errorf("round %d: condition %q, want %q", i, got, want)
 		}
 	}
-	if diff := cmp.Diff([]string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, logtext.Lines(text)); diff != "" {
+	if diff := cmp.Diff([]string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, kit.LogLines(text)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }
@@ -154,7 +154,7 @@ func TestNodeProblemsAreReported(t *testing.T) {
 
 // TestManyProblems wants the first of many problems logged, and the rest counted.
 func TestManyProblems(t *testing.T) {
-	log, text := logtext.New(0)
+	log, text := kit.NewLog(0)
 	r := newTestReports(Options{Log: log})
 	const services = 100
 	for i := range services {

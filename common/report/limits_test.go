@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 func noRanges(f service.Family, name string) *reconcile.PortError {
@@ -72,7 +72,7 @@ func TestEventsOfLimits(t *testing.T) {
 
 // A difference from what a Service asks for is logged when it begins.
 func TestLogOfLimits(t *testing.T) {
-	log, b := logtext.New(0)
+	log, b := kit.NewLog(0)
 	l := &limits{log: log, health: health.New(health.Options{}), mode: "nftables"}
 	for _, notes := range []reconcile.Notes{noted("web", "no SCTP"), noted("web", "no SCTP"), nil} {
 		l.Report(Round{Result: reconcile.Result{Outcome: reconcile.Outcome{Notes: notes}}})
@@ -84,14 +84,14 @@ func TestLogOfLimits(t *testing.T) {
 
 // A limit is logged once, and is no failure.
 func TestLogLimits(t *testing.T) {
-	log, b := logtext.New(0)
+	log, b := kit.NewLog(0)
 	r := newRoundLogger(log)
 	limit := noRanges(v4, "web")
 	for _, err := range []error{limit, limit, errors.Join(limit, errRefused), limit, nil, limit} {
 		r.logRound(reconcile.Result{Generation: 1, Outcome: reconcile.Outcome{Err: err}})
 	}
 	var got []string
-	for _, line := range logtext.Lines(b) {
+	for _, line := range kit.LogLines(b) {
 		if text, _, ok := strings.Cut(line, "\" "); ok { // not further lines of an error
 			got = append(got, text)
 		}

@@ -13,11 +13,11 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 func TestRoundLogger(t *testing.T) {
-	log, b := logtext.New(2)
+	log, b := kit.NewLog(2)
 	r := newRoundLogger(log)
 	now := time.Unix(0, 0)
 	r.now = func() time.Time { return now }
@@ -46,20 +46,20 @@ func TestRoundLogger(t *testing.T) {
 		`I "Others had altered our rules" changes=2 first="a; b"`,
 		`I "Programmed again" generation=5 took="0s" failingFor="1m12s"`,
 	}
-	if diff := cmp.Diff(want, logtext.Lines(b)); diff != "" {
+	if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }
 
 func TestLogCleanup(t *testing.T) {
-	log, b := logtext.New(0)
+	log, b := kit.NewLog(0)
 	r := newRoundLogger(log)
 	for _, err := range []error{nil, errors.New("a"), errors.New("a"), errors.New("b"), nil, nil, errors.New("b")} {
 		r.logCleanup(err)
 	}
 	const failure = `E "Stale connections could not all be removed" err=`
 	want := []string{failure + `"a"`, failure + `"b"`, `I "Stale connections are removed again"`, failure + `"b"`}
-	if diff := cmp.Diff(want, logtext.Lines(b)); diff != "" {
+	if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
 	}
 }
@@ -67,7 +67,7 @@ func TestLogCleanup(t *testing.T) {
 // TestLogRepeatedDrift checks that a repeated change is logged once a minute, and another
 // change at once, up to a bound.
 func TestLogRepeatedDrift(t *testing.T) {
-	log, b := logtext.New(0)
+	log, b := kit.NewLog(0)
 	r := newRoundLogger(log)
 	now := time.Unix(0, 0)
 	r.now = func() time.Time { return now }
@@ -85,14 +85,14 @@ func TestLogRepeatedDrift(t *testing.T) {
 		`I "Others had altered our rules" changes=1 first="b" rounds=1000 notLogged=58`,
 		`I "Others had altered our rules" changes=1 first="a" rounds=1000 notLogged=0`,
 	}
-	if diff := cmp.Diff(want, logtext.Lines(b)); diff != "" {
+	if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
 		t.Errorf("the log (- want, + got):\n%s", diff)
 	}
 	b.Reset()
 	for i := range 50 {
 		round(strconv.Itoa(i))
 	}
-	if n := len(logtext.Lines(b)); n != maxLoggedDrift-1 {
+	if n := len(kit.LogLines(b)); n != maxLoggedDrift-1 {
 		t.Errorf("%d more lines within a minute, want %d", n, maxLoggedDrift-1)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"kubeproxy/common/track"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // TestUnknownNodeIsLogged waits until nodeTimeout.
@@ -25,7 +25,7 @@ func TestUnknownNodeIsLogged(t *testing.T) {
 		{true, true, []string{"API server has not sent the Node", "NodePorts"}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			logger, log := logtext.New(0)
+			logger, log := kit.NewLog(0)
 			l := &nodeLog{log: logger, name: "node-x"}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()

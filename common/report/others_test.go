@@ -16,7 +16,7 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // watched returns OtherProxies that write Events to h, and the conditions that they show.
@@ -124,12 +124,12 @@ func wantEvents(t *testing.T, got []string, want ...string) {
 
 // TestForeignRulesAreLoggedOnce logs when rules of others come and go, and not while they stay.
 func TestForeignRulesAreLoggedOnce(t *testing.T) {
-	log, text := logtext.New(0)
+	log, text := kit.NewLog(0)
 	o := &OtherProxies{log: log, health: health.New(health.Options{}), processes: func() string { return "" }}
 	for _, what := range []string{"", "a place: rules", "a place: rules", "two places: rules", "", ""} {
 		o.ReportForeignRules(service.IPv4, what)
 	}
-	got := logtext.Lines(text)
+	got := kit.LogLines(text)
 	if len(got) != 2 || !strings.Contains(got[0], "a place: rules") || !strings.Contains(got[1], "No other program adds its rules any more") {
 		t.Errorf("logged:\n%s", strings.Join(got, "\n"))
 	}

@@ -19,7 +19,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // scraped returns the samples of /metrics whose name begins with one of prefixes, by the
@@ -112,7 +112,7 @@ func TestMetricsWithoutChanges(t *testing.T) {
 // TestNodeEligibilityIsLogged marks a Node for deletion, unmarks it and marks it again.
 // Each change is one log line; other changes of the Node are none.
 func TestNodeEligibilityIsLogged(t *testing.T) {
-	log, text := logtext.New(0)
+	log, text := kit.NewLog(0)
 	h := newTestReports(Options{Sources: NewSources(), Log: log}).Sink()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
 	marked := node.DeepCopy()
@@ -142,7 +142,7 @@ func TestNodeEligibilityIsLogged(t *testing.T) {
 
 // TestProblemWithoutService checks that a problem of the node names no Service.
 func TestProblemWithoutService(t *testing.T) {
-	log, text := logtext.New(0)
+	log, text := kit.NewLog(0)
 	r := newTestReports(Options{Log: log})
 	for want, p := range map[string]track.Problem{
 		`"unusable" field="spec.podCIDRs[0]"`:              {Kind: track.OfNode, Field: "spec.podCIDRs[0]", Message: "unusable"},

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 // run starts m on the paths and waits for Synced. It returns the calls before Synced.
@@ -238,7 +238,7 @@ func TestRunKeepsTheLastGoodState(t *testing.T) {
 					return fmt.Sprintf("calls = %q, want none; problems = %q, want %q", calls, errs, tt.errs)
 				}
 				for i, want := range tt.errs {
-					if got := goldentext.Normalize(errs[i], dir); !strings.HasPrefix(got, want) {
+					if got := kit.Normalize(errs[i], dir); !strings.HasPrefix(got, want) {
 						return fmt.Sprintf("problem = %q, want %q", got, want)
 					}
 				}

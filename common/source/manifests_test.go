@@ -22,7 +22,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 // recorder is a Sink that records the calls as text.
@@ -286,7 +286,7 @@ func compareErrors(t *testing.T, dir string, want []string, err error) {
 		t.Fatalf("errors = %v, want %d", err, len(want))
 	}
 	for i, w := range want {
-		if g := goldentext.Normalize(got[i].Error(), dir); !strings.HasPrefix(g, w) {
+		if g := kit.Normalize(got[i].Error(), dir); !strings.HasPrefix(g, w) {
 			t.Errorf("error %d = %q, want %q", i, g, w)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 // TestWidth prints the longest names that Kubernetes allows. Lines fit, and names are whole.
@@ -49,7 +49,7 @@ func TestWidth(t *testing.T) {
 		if err := (&View{Format: Table, Full: full, Now: noon}).Print(&out, a); err != nil {
 			t.Fatal(err)
 		}
-		goldentext.CheckWidth(t, out.String(), names...)
+		kit.CheckWidth(t, out.String(), names...)
 		t.Logf("\n%s", out.String())
 	}
 	var out bytes.Buffer
@@ -60,5 +60,5 @@ func TestWidth(t *testing.T) {
 	if err := x.write(&out, a, changes(&b, a, "gone")); err != nil {
 		t.Fatal(err)
 	}
-	goldentext.CheckWidth(t, out.String(), name)
+	kit.CheckWidth(t, out.String(), name)
 }

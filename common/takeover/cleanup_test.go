@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/errtree"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 func TestOnlyForbidden(t *testing.T) {
@@ -56,7 +56,7 @@ func TestCleanup(t *testing.T) {
 		"somebody makes": {left: fakeLeftovers{what: "rules", recreated: true}, removed: 1, text: "clean up a place: a place has rules again"},
 	} {
 		t.Run(situation, func(t *testing.T) {
-			logger, log := logtext.New(2)
+			logger, log := kit.NewLog(2)
 			ctx := klog.NewContext(t.Context(), logger)
 			tt.target.Leftovers = &tt.left
 			skip := func(p Target) string {

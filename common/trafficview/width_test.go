@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"kubeproxy/common/traffic"
-	"kubeproxy/test/goldentext"
+	"kubeproxy/test/kit"
 )
 
 // TestWidth prints the longest names that Kubernetes allows, and all columns.
@@ -28,6 +28,6 @@ func TestWidth(t *testing.T) {
 	if err := (View{}).Print(&out, a); err != nil {
 		t.Fatal(err)
 	}
-	goldentext.CheckWidth(t, out.String(), name, address)
+	kit.CheckWidth(t, out.String(), name, address)
 	t.Logf("\n%s", out.String())
 }

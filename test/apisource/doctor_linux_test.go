@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -81,7 +81,7 @@ func TestDoctor(t *testing.T) {
 	if err := w.Apply(t.Context(), []byte(account)); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the rights of the deployment", func() bool { d = w.diagnose(t, deployed); return d.find("missing-rights") == "" })
+	kit.Until(t, "the rights of the deployment", func() bool { d = w.diagnose(t, deployed); return d.find("missing-rights") == "" })
 	d.expect(t, "clock-skew")
 	d.expect(t, "node-unknown", "there is no Node of the name "+netlab.NodeName)
 

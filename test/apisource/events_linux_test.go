@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // deployed is the account of the deployment. Its certificate says what a pod's
@@ -60,7 +60,7 @@ func TestEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := w.start(t, deployed)
-	poll.Until(t, "the node starts", func() bool { return w.event(t, "Starting") != nil })
+	kit.Until(t, "the node starts", func() bool { return w.event(t, "Starting") != nil })
 	node := w.event(t, "Starting")
 	if node.InvolvedObject.Kind != "Node" || node.InvolvedObject.UID != netlab.NodeName || node.Namespace != "default" || node.Source.Host != netlab.NodeName {
 		t.Errorf("Starting: %+v of %+v", node.InvolvedObject, node.Source)
@@ -91,11 +91,11 @@ func testEventsForbidden(t *testing.T, w fixture, account string) {
 	p := w.start(t, deployed)
 	p.AwaitLog(t, "An Event could not be written", "forbidden")
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
-	poll.Until(t, "it is counted", func() bool {
+	kit.Until(t, "it is counted", func() bool {
 		n, _ := p.Metric(t, "kubeproxy_events_dropped_total", "reason", "forbidden")
 		return n > 0
 	})
-	poll.Until(t, "the check fails", func() bool { return p.Log.Has("A health check of a Service is not served") })
+	kit.Until(t, "the check fails", func() bool { return p.Log.Has("A health check of a Service is not served") })
 	if n := p.Log.Count("An Event could not be written"); n != 1 {
 		t.Errorf("said %d times, want once", n)
 	}
@@ -106,7 +106,7 @@ func testEventsForbidden(t *testing.T, w fixture, account string) {
 }
 
 func testEventOfCheck(t *testing.T, w fixture, taken func()) {
-	poll.Until(t, "the taken port is reported", func() bool { return w.event(t, "FailedToStartServiceHealthcheck") != nil })
+	kit.Until(t, "the taken port is reported", func() bool { return w.event(t, "FailedToStartServiceHealthcheck") != nil })
 	e := w.event(t, "FailedToStartServiceHealthcheck")
 	s, err := w.Client.CoreV1().Services(namespace).Get(t.Context(), "checked", metav1.GetOptions{})
 	if err != nil {
@@ -117,7 +117,7 @@ func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 		t.Errorf("%+v: %s %s %s", e.InvolvedObject, e.Type, e.ReportingInstance, e.Message)
 	}
 	taken()
-	poll.Until(t, "the free port is reported", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
+	kit.Until(t, "the free port is reported", func() bool { return w.event(t, "StartedServiceHealthcheck") != nil })
 	again := takePort(t, w.lab.Node, otherCheckPort)
 	defer again()
 	s.Spec.HealthCheckNodePort = otherCheckPort // cannot be changed, so it is another Service
@@ -127,7 +127,7 @@ func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 		t.Fatal(err)
 	}
 	w.set(t, s)
-	poll.Until(t, "the next Service has an Event of its own", func() bool {
+	kit.Until(t, "the next Service has an Event of its own", func() bool {
 		return slices.ContainsFunc(w.events(t), func(e corev1.Event) bool {
 			return e.Reason == "FailedToStartServiceHealthcheck" && e.InvolvedObject.UID == s.UID
 		})
@@ -141,11 +141,11 @@ func testEventOfMany(t *testing.T, w fixture, began time.Time) {
 	seen := func(p string) bool {
 		return slices.ContainsFunc(w.events(t), func(e corev1.Event) bool { return e.Reason == "Starting" && e.InvolvedObject.Name == p })
 	}
-	poll.Until(t, "node-b starts", func() bool { return seen("node-b") })
+	kit.Until(t, "node-b starts", func() bool { return seen("node-b") })
 	// Both nodes have written by the time that each has had its turn, half a
 	// minute at most; the first is usually sooner.
 	for range 3 {
-		if poll.Soon(func() bool { return w.event(t, "ServiceSkipped") != nil }) {
+		if kit.Soon(func() bool { return w.event(t, "ServiceSkipped") != nil }) {
 			break
 		}
 	}

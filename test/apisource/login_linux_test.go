@@ -13,7 +13,7 @@ import (
 
 	"kubeproxy/test/authority"
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -37,7 +37,7 @@ func TestLoginFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := kubeProxy.Start(t, w.lab.Node, "--kubeconfig="+tc.config)
 			p.AwaitLog(t, tc.want...)
-			poll.Until(t, "the failure among the sources", func() bool {
+			kit.Until(t, "the failure among the sources", func() bool {
 				health, err := program.Fetch(t.Context(), w.lab.Node, program.HealthAddr, "/healthz")
 				if err != nil || health.Status != http.StatusServiceUnavailable {
 					return false

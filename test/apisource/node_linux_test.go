@@ -13,8 +13,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -55,10 +55,10 @@ func TestNodeArrivesInParts(t *testing.T) {
 	w.set(t, full)
 	p.AwaitLog(t, `"The Node has changed"`, `nodeIPs="[192.0.2.10 2001:db8:2::10]"`)
 	p.AwaitLog(t, `"The Node has changed"`, `podCIDRs="[10.244.1.0/24 fd00:10:244:1::/64]"`)
-	poll.Until(t, "rules for pods", func() bool { return strings.Contains(w.nft(t, "chain", "mark-unless-pod"), "10.244.1.0/24") })
+	kit.Until(t, "rules for pods", func() bool { return strings.Contains(w.nft(t, "chain", "mark-unless-pod"), "10.244.1.0/24") })
 	full.Labels = map[string]string{corev1.LabelTopologyZone: "far"}
 	w.set(t, full)
-	poll.Until(t, "the zone's endpoint alone", func() bool { return w.endpoints(t, web) == 1 })
+	kit.Until(t, "the zone's endpoint alone", func() bool { return w.endpoints(t, web) == 1 })
 	p.Stop(t)
 	if n := len(lines(p, "Warning: the API server has no Node")); n != 0 {
 		t.Errorf("%d warnings about a Node that came in time", n)
@@ -90,24 +90,24 @@ func TestNodeLeaves(t *testing.T) {
 	w.set(t, node, newService("web"))
 	p := w.start(t, cluster.Login{})
 	status := func(path string) int { return p.Status(t, program.HealthAddr, path) }
-	poll.Until(t, "healthy", func() bool { return status("/healthz") == http.StatusOK })
+	kit.Until(t, "healthy", func() bool { return status("/healthz") == http.StatusOK })
 	before := program.Generation(t, w.lab.Node)
 
 	node.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}}
 	w.set(t, node)
-	poll.Until(t, "unhealthy for the taint", func() bool { return status("/healthz") == http.StatusServiceUnavailable })
+	kit.Until(t, "unhealthy for the taint", func() bool { return status("/healthz") == http.StatusServiceUnavailable })
 	node.Spec.Taints = nil
 	w.set(t, node)
-	poll.Until(t, "healthy again", func() bool { return status("/healthz") == http.StatusOK })
+	kit.Until(t, "healthy again", func() bool { return status("/healthz") == http.StatusOK })
 	if err := w.Delete(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "unhealthy without the Node", func() bool { return status("/healthz") == http.StatusServiceUnavailable })
+	kit.Until(t, "unhealthy without the Node", func() bool { return status("/healthz") == http.StatusServiceUnavailable })
 	if got := status("/livez"); got != http.StatusOK {
 		t.Errorf("/livez = %d, want %d", got, http.StatusOK)
 	}
 	w.set(t, newNode())
-	poll.Until(t, "healthy with a Node again", func() bool { return status("/healthz") == http.StatusOK })
+	kit.Until(t, "healthy with a Node again", func() bool { return status("/healthz") == http.StatusOK })
 	if now := program.Generation(t, w.lab.Node); now != before {
 		t.Errorf("the rules were written %d times, want none", now-before)
 	}

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 	"kubeproxy/test/thirdparty"
 )
@@ -61,7 +61,7 @@ func TestKubectlPlugin(t *testing.T) {
 // run makes a pod that runs on a node.
 func (w fixture) run(t *testing.T, namespace, name, node, app string) {
 	t.Helper()
-	poll.Until(t, "namespace "+namespace, func() bool {
+	kit.Until(t, "namespace "+namespace, func() bool {
 		_, err := w.Client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
 		return err == nil
 	})

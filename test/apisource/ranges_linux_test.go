@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -31,13 +31,13 @@ func TestServiceCIDRs(t *testing.T) {
 	drops := func(prefix string) func() bool {
 		return func() bool { return strings.Contains(w.nft(t, "chain", "postrouting"), prefix+" jump unallocated") }
 	}
-	poll.Until(t, "the first range", drops(cluster.ServiceCIDRv4))
+	kit.Until(t, "the first range", drops(cluster.ServiceCIDRv4))
 	more := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"172.20.0.0/16"}}}
 	ranges := w.Client.NetworkingV1().ServiceCIDRs()
 	if _, err := ranges.Create(t.Context(), more, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "another range", drops("172.20.0.0/16"))
+	kit.Until(t, "another range", drops("172.20.0.0/16"))
 	// No controller runs that would see that no Service needs it.
 	now, err := ranges.Get(t.Context(), more.Name, metav1.GetOptions{})
 	if err != nil {
@@ -50,7 +50,7 @@ func TestServiceCIDRs(t *testing.T) {
 	if err := ranges.Delete(t.Context(), more.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the range to go", func() bool { return !drops("172.20.0.0/16")() })
+	kit.Until(t, "the range to go", func() bool { return !drops("172.20.0.0/16")() })
 	if !drops(cluster.ServiceCIDRv4)() {
 		t.Error("the first range went, too")
 	}
@@ -84,7 +84,7 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 	p := w.start(t, cluster.Login{User: "old"})
 	p.AwaitLog(t, "Going on without", `kind="servicecidrs"`, "forbidden")
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
-	poll.Until(t, "healthy", func() bool { return p.Status(t, program.HealthAddr, "/healthz") == 200 })
+	kit.Until(t, "healthy", func() bool { return p.Status(t, program.HealthAddr, "/healthz") == 200 })
 	if _, found := p.Metric(t, "kubeproxy_source_synced", "source", "servicecidrs"); found {
 		t.Error("a source that nobody has counts as one")
 	}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"kubeproxy/common/events"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // newRecorder makes a Recorder that runs on a node, and a count of what the
@@ -59,17 +59,17 @@ func testEventsCounted(t *testing.T, w fixture) {
 	a.Failed(about, mistake, "the same")
 	b.Failed(about, mistake, "the same")
 	b.Failed(about, broken, "first")
-	poll.Until(t, "b reports its own failure", func() bool { return w.event(t, "TestBroken") != nil })
-	poll.Until(t, "one reports the mistake", func() bool { return writtenA.Load()+writtenB.Load() >= 2 })
+	kit.Until(t, "b reports its own failure", func() bool { return w.event(t, "TestBroken") != nil })
+	kit.Until(t, "one reports the mistake", func() bool { return writtenA.Load()+writtenB.Load() >= 2 })
 	b.Recovered(about, broken, "mended")
 	// b reports this later, so it has handled the mistake before.
-	poll.Until(t, "b reports that it is over", func() bool { return w.event(t, "TestMended") != nil })
+	kit.Until(t, "b reports that it is over", func() bool { return w.event(t, "TestMended") != nil })
 	b.Failed(about, broken, "second")
-	poll.Until(t, "the failure is counted", func() bool {
+	kit.Until(t, "the failure is counted", func() bool {
 		e := w.event(t, "TestBroken")
 		return e.Count == 2 && e.Message == "second" && e.ReportingInstance == "node-b" && e.InvolvedObject.UID == about.UID
 	})
-	poll.Until(t, "the recorders hear of it", func() bool { return writtenA.Load()+writtenB.Load() >= 4 })
+	kit.Until(t, "the recorders hear of it", func() bool { return writtenA.Load()+writtenB.Load() >= 4 })
 	n := map[string]int{}
 	for _, e := range w.events(t) {
 		n[e.Reason]++

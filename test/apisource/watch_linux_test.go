@@ -18,8 +18,8 @@ import (
 
 	"kubeproxy/common/source"
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -148,8 +148,8 @@ func TestSilentAPIServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := w.follow(t, cluster.Login{Server: fault.server})
-			poll.Until(t, "all that exists", func() bool { return s.hasAll("service before", "node "+netlab.NodeName, "range kubernetes") })
-			poll.Until(t, "watches that are quiet are asked for again", func() bool {
+			kit.Until(t, "all that exists", func() bool { return s.hasAll("service before", "node "+netlab.NodeName, "range kubernetes") })
+			kit.Until(t, "watches that are quiet are asked for again", func() bool {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				return s.silentFor["nodes"] > 1 && s.silentFor["servicecidrs"] > 1
@@ -158,14 +158,14 @@ func TestSilentAPIServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, kind := range kinds {
-				poll.Until(t, "a complaint about "+kind, func() bool { return s.reportedFailure(kind, "no answer in 1s") })
+				kit.Until(t, "a complaint about "+kind, func() bool { return s.reportedFailure(kind, "no answer in 1s") })
 			}
 			if err := fault.over(); err != nil {
 				t.Fatal(err)
 			}
 			after := strings.ReplaceAll("after "+name, " ", "-")
 			w.set(t, newService(after))
-			poll.Until(t, "what comes later", func() bool { return s.hasAll("service "+after, "service before") })
+			kit.Until(t, "what comes later", func() bool { return s.hasAll("service "+after, "service before") })
 			if len(s.gone) > 0 {
 				t.Errorf("forgotten meanwhile: %q", s.gone)
 			}

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // requests are those that the proxy made, in their order.
@@ -102,7 +102,7 @@ func TestContentTypes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			seen, config := w.refusingServer(t)
 			p := kubeProxy.Start(t, w.lab.Node, append(tc.flags, "--kubeconfig="+config)...)
-			poll.Until(t, "requests", func() bool { return len(seen.services()) > 0 })
+			kit.Until(t, "requests", func() bool { return len(seen.services()) > 0 })
 			q := seen.services()[0]
 			if got := q.Header.Get("Accept"); !strings.HasPrefix(got, tc.want) {
 				t.Errorf("Accept = %q, want %q", got, tc.want)
@@ -131,7 +131,7 @@ func TestRateLimits(t *testing.T) {
 	begin := time.Now() // and not the first arrival, which may be late
 	p := kubeProxy.Start(t, w.lab.Node, "--kubeconfig="+config, "--kube-api-qps=1", "--kube-api-burst=1")
 	const n = 5
-	poll.Until(t, "lists", func() bool { return len(seen.lists()) >= n })
+	kit.Until(t, "lists", func() bool { return len(seen.lists()) >= n })
 	if took := seen.lists()[n-1].Sub(begin); took < (n-1)*time.Second {
 		t.Errorf("%d lists within %s, want one a second", n, took)
 	}

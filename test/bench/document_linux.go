@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"kubeproxy/test/markdown"
+	"kubeproxy/test/kit"
 )
 
 // document is the file with a section for each part. A run replaces the sections that it
@@ -88,7 +88,7 @@ func (d *document) text() string {
 		cells = append(cells, []string{p.name, o.date, o.commit, o.before, o.during, o.took, fmt.Sprint(o.met), fmt.Sprint(o.missed)})
 		b.WriteString("\n" + text)
 	}
-	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, markdown.Numbers(cells), b.String())
+	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, kit.Numbers(cells), b.String())
 }
 
 // overview is the summary of a section.

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"kubeproxy/test/markdown"
+	"kubeproxy/test/kit"
 )
 
 // table is everything that was measured with one number of Services.
@@ -231,7 +231,7 @@ func (t *table) text() string {
 		cells[i] = c
 	}
 	var b strings.Builder
-	b.WriteString(markdown.Numbers(cells))
+	b.WriteString(kit.Numbers(cells))
 	for _, note := range t.notes() {
 		fmt.Fprintf(&b, "\n%s\n", note)
 	}

@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // clientOn returns the client of a program on h with the kubeconfig.
@@ -86,7 +86,7 @@ func testExpiredServer(t *testing.T, lab *netlab.Lab, c *Cluster) {
 		if err := c.SetServerCertificate(time.Now().Add(step.until)); err != nil {
 			t.Fatal(err)
 		}
-		poll.Until(t, "the certificate's change", func() bool {
+		kit.Until(t, "the certificate's change", func() bool {
 			return step.ok(list(t.Context(), clientOn(t, lab.Node, path)))
 		})
 	}

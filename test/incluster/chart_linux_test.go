@@ -21,7 +21,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -110,7 +110,7 @@ spec:
 		t.Fatal(err)
 	}
 	one := fmt.Sprintf("apiVersion: %s/%s\nkind: %s\nmetadata: {name: one, namespace: default}\n", group, version, kind)
-	poll.Until(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
+	kit.Until(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
 }
 
 // testChart has the API server check what the chart gives for many values, and installs

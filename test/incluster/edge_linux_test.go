@@ -18,8 +18,8 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/judge"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -232,7 +232,7 @@ func testEdgeCases(t *testing.T, w *fixture) {
 	}
 	w.remove(t, alien)
 	w.awaitProgrammed(t)
-	poll.Until(t, "/services reports no problem any more", func() bool { return !hasProblem(t, p, "/services", "") })
+	kit.Until(t, "/services reports no problem any more", func() bool { return !hasProblem(t, p, "/services", "") })
 	traffic.stop(t)
 	p.Stop(t)
 }
@@ -244,7 +244,7 @@ func (w *fixture) checkEdgeCase(t *testing.T, p *program.Proxy, now judge.Judge,
 		t.Errorf("%s: status %d, but unknown is %t", path, page.Status, o.unknown)
 	}
 	if o.field != "" {
-		poll.Until(t, path+" reports "+o.field, func() bool { return hasProblem(t, p, path, o.field) })
+		kit.Until(t, path+" reports "+o.field, func() bool { return hasProblem(t, p, path, o.field) })
 	}
 	for _, ip := range o.service.Spec.ClusterIPs {
 		calls := w.dial(judge.Call{Name: "ClusterIP of " + o.service.Name}, ip, o.service.Spec.Ports[0].Port, corev1.ProtocolTCP)

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -55,7 +55,7 @@ func testIPVSByAnnotation(t *testing.T, w *fixture) {
 	if mode := string(p.Fetch(t, program.MetricsAddr, "/proxyMode").Body); mode != "ipvs" {
 		t.Errorf("/proxyMode is %q, want ipvs", mode)
 	}
-	poll.Until(t, "the Event that the proxy starts", func() bool { return w.hasEvent(t, "Starting") })
+	kit.Until(t, "the Event that the proxy starts", func() bool { return w.hasEvent(t, "Starting") })
 
 	web := newService("web")
 	w.set(t, append(endpoints("web", w.webs(4)...), web)...)

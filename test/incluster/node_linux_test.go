@@ -13,15 +13,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
 // awaitHealth waits for the HTTP status of /healthz and /livez.
 func awaitHealth(t *testing.T, p *program.Proxy, when string, eligible, alive int) {
 	t.Helper()
-	poll.Until(t, when+": health", func() bool {
+	kit.Until(t, when+": health", func() bool {
 		return p.Status(t, program.HealthAddr, "/healthz") == eligible && p.Status(t, program.HealthAddr, "/livez") == alive
 	})
 }

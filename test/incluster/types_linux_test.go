@@ -11,8 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/test/judge"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -149,7 +149,7 @@ func (w *fixture) checkHealth(t *testing.T, s stage, port int32) {
 	}
 	for _, host := range []string{"192.0.2.10", "[2001:db8:2::10]"} {
 		var got int
-		poll.Until(t, fmt.Sprintf("%s: status %d of its health check at %s", s.name, want, host), func() bool {
+		kit.Until(t, fmt.Sprintf("%s: status %d of its health check at %s", s.name, want, host), func() bool {
 			page, err := program.Fetch(t.Context(), w.Host("customer"), fmt.Sprintf("%s:%d", host, port), "/")
 			got = page.Status
 			return err == nil && got == want

@@ -21,8 +21,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -69,13 +69,13 @@ func TestHTTPS(t *testing.T) {
 	first := served(t, c.Node, program.MetricsAddr)
 	writeKeyPair(t, cert, key)
 	for _, addr := range []string{program.HealthAddr, program.MetricsAddr} {
-		poll.Until(t, "the renewed certificate at "+addr, func() bool { return served(t, c.Node, addr).Cmp(first) != 0 })
+		kit.Until(t, "the renewed certificate at "+addr, func() bool { return served(t, c.Node, addr).Cmp(first) != 0 })
 	}
 	if err := os.WriteFile(key, []byte("torn"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	renewed := served(t, c.Node, program.MetricsAddr)
-	poll.Until(t, "status with a word on the torn key", func() bool {
+	kit.Until(t, "status with a word on the torn key", func() bool {
 		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status"))
 		return err == nil && strings.Contains(strings.Join(strings.Fields(out), " "), "failed to find any PEM data in key input")
 	})

@@ -15,8 +15,8 @@ import (
 	"github.com/google/nftables"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -154,7 +154,7 @@ func TestAffinity(t *testing.T) {
 		if n := h.affinityEntries(t); n != len(h.addrs) && time.Since(first) < h.affinityTimeout() {
 			t.Errorf("%d clients remembered, want %d", n, len(h.addrs))
 		}
-		poll.Until(t, "no client is remembered", func() bool { return h.affinityEntries(t) == 0 })
+		kit.Until(t, "no client is remembered", func() bool { return h.affinityEntries(t) == 0 })
 		if took := time.Since(last); took < h.affinityTimeout()*3/4 || took > program.ReplyTimeout {
 			t.Errorf("forgotten after %s, want %s", took, h.affinityTimeout())
 		}
@@ -182,7 +182,7 @@ func TestAffinityWithServerThatLeaves(t *testing.T) {
 	gone := h.server[h.addrs[0]]
 	c.save(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
 	c.awaitProgrammed(t)
-	poll.Until(t, "every client of the server moves", func() bool { return h.allMovedFrom(t, gone) })
+	kit.Until(t, "every client of the server moves", func() bool { return h.allMovedFrom(t, gone) })
 	if moved := h.movedClients(t); len(moved) > 0 {
 		t.Errorf("moved once more: %v", moved)
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -34,7 +34,7 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 	var asked []string
 	says := func(code int, words ...string) {
 		t.Helper()
-		poll.Until(t, "status to say "+strings.Join(words, ", "), func() bool {
+		kit.Until(t, "status to say "+strings.Join(words, ", "), func() bool {
 			cmd := exec.Command(kubeProxy.Path, append([]string{"status"}, asked...)...)
 			out, err := program.Run(t, c.Node, cmd)
 			if err != nil && cmd.ProcessState == nil {

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -99,7 +99,7 @@ func contained(self string, rights []string) []string {
 func (c *cluster) failsBehind(t *testing.T, missing string, prefix ...string) {
 	t.Helper()
 	p := c.launchBehind(t, prefix...)
-	ended := poll.Soon(func() bool { return p.Ended() || p.Log.Has("CAP_"+strings.ToUpper(missing)) })
+	ended := kit.Soon(func() bool { return p.Ended() || p.Log.Has("CAP_"+strings.ToUpper(missing)) })
 	if !ended || !p.Log.Has("CAP_"+strings.ToUpper(missing)) {
 		t.Errorf("without %s the proxy says\n%s", missing, p.Log)
 	}

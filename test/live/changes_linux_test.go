@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // change is a version of a Service, possibly with other Services, saved in one file.
@@ -93,7 +93,7 @@ func changesUnderLoad(t *testing.T, m mode) {
 		for i, l := range loads {
 			made[i] = l.Report().Connections
 		}
-		poll.Until(t, "clients connect once more", func() bool {
+		kit.Until(t, "clients connect once more", func() bool {
 			for i, l := range loads {
 				if l.Report().Connections < made[i]+2 {
 					return false

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"kubeproxy/test/judge"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // conversations are open connections, each with the server of its first answer.
@@ -119,7 +119,7 @@ const pollTimeout = 5 * netlab.SilenceTimeout
 func (all conversations) await(t *testing.T, what string, ok func(conversation, netlab.Answer) bool) {
 	t.Helper()
 	for _, o := range all {
-		poll.Until(t, o.name+" "+what, func() bool {
+		kit.Until(t, o.name+" "+what, func() bool {
 			a, err := o.conn.AskFor(t.Context(), pollTimeout)
 			if err != nil {
 				t.Fatalf("%s: %v", o.name, err)

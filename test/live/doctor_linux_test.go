@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -89,13 +89,13 @@ func (c *cluster) mends(t *testing.T, id string, fault func()) {
 	}
 	fault()
 	var d diagnosis
-	poll.Until(t, "doctor to find "+id, func() bool { d = c.diagnose(t); return d.has(id) && d.Code == 1 })
+	kit.Until(t, "doctor to find "+id, func() bool { d = c.diagnose(t); return d.has(id) && d.Code == 1 })
 	fix, _ := d.find(id)
 	if fix == "" {
 		t.Fatalf("%s has no command: %s", id, d)
 	}
 	c.shell(t, fix)
-	poll.Until(t, fmt.Sprintf("%s to be gone after %s", id, fix), func() bool { d = c.diagnose(t); return !d.has(id) })
+	kit.Until(t, fmt.Sprintf("%s to be gone after %s", id, fix), func() bool { d = c.diagnose(t); return !d.has(id) })
 }
 
 func (d diagnosis) has(id string) bool {
@@ -107,7 +107,7 @@ func (d diagnosis) has(id string) bool {
 func (c *cluster) awaitSound(t *testing.T, args ...string) {
 	t.Helper()
 	var d diagnosis
-	if !poll.Soon(func() bool { d = c.diagnose(t, args...); return d.Code == 0 }) {
+	if !kit.Soon(func() bool { d = c.diagnose(t, args...); return d.Code == 0 }) {
 		t.Fatalf("doctor finds something on a sound node: %s", d)
 	}
 }
@@ -141,7 +141,7 @@ func (c *cluster) listen(t *testing.T, at string) {
 	must(t, c.Node.Start(cmd))
 	go func() { _ = cmd.Wait() }()
 	_, port, _ := net.SplitHostPort(at)
-	poll.Until(t, "the program to listen", func() bool {
+	kit.Until(t, "the program to listen", func() bool {
 		x, err := c.Node.Dial(t.Context(), "tcp", net.JoinHostPort("127.0.0.1", port))
 		if err == nil {
 			_ = x.Close()
@@ -187,7 +187,7 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 	l, err := c.Node.Listen(t.Context(), "tcp4", taken.String())
 	must(t, err)
 	c.write(t, "checked.yaml", []byte(strings.NewReplacer("NUMBER", "1", "PORT", "30100").Replace(checkedApp)))
-	poll.Until(t, "doctor to find what the proxy reports", func() bool {
+	kit.Until(t, "doctor to find what the proxy reports", func() bool {
 		d := c.diagnose(t)
 		return slices.ContainsFunc(d.Findings, func(f struct{ ID, Subject, What, Fix, Severity string }) bool {
 			return f.ID == "proxy-condition" && f.Subject == "health-checks" && f.Severity == "blocks"
@@ -220,7 +220,7 @@ func TestDoctorOfHealthChecks(t *testing.T) {
 		p.AwaitLog(t, `"Programmed"`, c.mode.proxyMode()+" "+f.String())
 	}
 	answered := func() bool { return healthCheckOwner(c.Host("customer"), "http://192.0.2.10:30100/") == "checked-1" }
-	poll.Until(t, "the health check", answered)
+	kit.Until(t, "the health check", answered)
 	c.mends(t, "input-policy", func() {
 		c.shell(t, "iptables-nft -A INPUT -i lo -j ACCEPT && iptables-nft -P INPUT DROP")
 		if answered() {

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -165,14 +165,14 @@ func (c *cluster) ask(t *testing.T, args ...string) (code int, out string) {
 func (c *cluster) explainAltered(t *testing.T, s shown) {
 	t.Helper()
 	var out string
-	poll.Until(t, "explain to see what somebody altered", func() bool {
+	kit.Until(t, "explain to see what somebody altered", func() bool {
 		c.sh(t, s.altered)
 		var code int
 		code, out = c.runExplain(t, "node", "10.96.0.10:80")
 		if code == 1 {
 			return true
 		}
-		poll.Until(t, "it to be repaired", func() bool { return c.sh(t, "if "+strings.TrimSpace(s.repaired)+"; then echo yes; fi\n") != "" })
+		kit.Until(t, "it to be repaired", func() bool { return c.sh(t, "if "+strings.TrimSpace(s.repaired)+"; then echo yes; fi\n") != "" })
 		return false
 	})
 	for _, w := range []string{"The node does not do what it should", s.named} {

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // conflictingService has ports of node-a's address that a program, a NodePort and a
@@ -81,7 +81,7 @@ func checkConflictingService(t *testing.T, m mode) {
 		return got
 	}
 	customer := c.Host("customer")
-	poll.Until(t, "a port that nobody has to lead to the Service", func() bool { return asked(customer, "192.0.2.10:8443").Backend == c.Host("web-2").Name })
+	kit.Until(t, "a port that nobody has to lead to the Service", func() bool { return asked(customer, "192.0.2.10:8443").Backend == c.Host("web-2").Name })
 	for at, want := range map[string]*netlab.Host{"192.0.2.10:22": c.Node, "192.0.2.10:30010": c.Host("web-1")} {
 		for range 5 {
 			if got := asked(customer, at); got.Outcome != netlab.Answered || got.Backend != want.Name {
@@ -92,7 +92,7 @@ func checkConflictingService(t *testing.T, m mode) {
 	if got := asked(c.Host("shopper"), "10.96.0.10:22"); got.Outcome != netlab.Refused {
 		t.Errorf("another port of a ClusterIP: %s by %q, want it refused", got.Outcome, got.Backend)
 	}
-	poll.Until(t, "the health check to be answered for its Service", func() bool { return healthCheckOwner(customer, "http://192.0.2.10:30090/") == "victim" })
+	kit.Until(t, "the health check to be answered for its Service", func() bool { return healthCheckOwner(customer, "http://192.0.2.10:30090/") == "victim" })
 	p.AwaitLog(t, "192.0.2.10:22/tcp is refused", "a program of the node listens")
 	p.AwaitLog(t, "192.0.2.10:30010/tcp is refused", "NodePort or healthCheckNodePort of service shop/web")
 	p.AwaitLog(t, "10.96.0.10:22/tcp is refused", "the ClusterIP of service shop/web")

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // checkedApps is the number of Services with a health check: more than fit into one
@@ -59,7 +59,7 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 		for _, at := range []string{"192.0.2.10", "[2001:db8:2::10]"} {
 			url := fmt.Sprintf("http://%s:%d/", at, 30100+n)
 			want := fmt.Sprintf("checked-%d", n+1)
-			poll.Until(t, url+" to be answered", func() bool { return healthCheckOwner(customer, url) == want })
+			kit.Until(t, url+" to be answered", func() bool { return healthCheckOwner(customer, url) == want })
 		}
 	}
 	closed := []netip.AddrPort{

@@ -15,10 +15,9 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
-	"kubeproxy/test/session"
 )
 
 var updateInsight = flag.Bool("update-insight", false, "rewrite the sessions in docs/insight.md")
@@ -30,7 +29,7 @@ const shownFolder = "/srv/services"
 
 // insight is a session at a node.
 type insight struct {
-	session.Session
+	kit.Session
 	cluster *cluster
 	dir     string // stands for shownFolder
 }
@@ -99,9 +98,9 @@ func TestInsight(t *testing.T) {
 	const flags = " --manifests " + shownFolder + " --hostname-override node-a --cluster-cidr 10.244.0.0/16,fd00:10:244::/48"
 	dir := c.linkAsShown(t)
 	started := func(name string) *insight {
-		return &insight{session.Session{Name: name, Prompt: "$", Status: "echo $?"}, c, dir}
+		return &insight{kit.Session{Name: name, Prompt: "$", Status: "echo $?"}, c, dir}
 	}
-	var all []*session.Session
+	var all []*kit.Session
 	shows := func(name string, lines ...string) {
 		s := started(name)
 		for _, line := range lines {
@@ -119,7 +118,7 @@ func TestInsight(t *testing.T) {
 	all = append(all, &s.Session)
 
 	c.set(t, "net/ipv4/ip_forward", "0")
-	poll.Until(t, "the proxy to see that the node does not forward", func() bool {
+	kit.Until(t, "the proxy to see that the node does not forward", func() bool {
 		_, out := c.ask(t, "status")
 		return strings.Contains(out, "traffic is blocked")
 	})
@@ -139,7 +138,7 @@ func TestInsight(t *testing.T) {
 	p.Stop(t)
 	nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
 	shows("rule", "kube-proxy diff"+flags, "kube-proxy diff -o diff"+flags)
-	session.Page{Path: insightPage, Rewrite: *updateInsight}.Compare(t, all...)
+	kit.Page{Path: insightPage, Rewrite: *updateInsight}.Compare(t, all...)
 }
 
 // staleEntry has a client of UDP keep its port while the pod of its Service is replaced.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -38,13 +38,13 @@ func (c *cluster) awaitLocalhost(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, proto := range []string{"tcp", "udp"} {
 		q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
-		poll.Until(t, proto+" on 127.0.0.1 to be "+want.String(), func() bool {
+		kit.Until(t, proto+" on 127.0.0.1 to be "+want.String(), func() bool {
 			got, err := c.Node.Ask(t.Context(), q)
 			return err == nil && got.Outcome == want
 		})
 	}
 	open := want == netlab.Answered
-	poll.Until(t, "the kernel and the guard to fit", func() bool {
+	kit.Until(t, "the kernel and the guard to fit", func() bool {
 		return c.routesLocalnet(t) == open && strings.Contains(c.listing(t), "! -s 127.0.0.0/8 -d 127.0.0.0/8") == open
 	})
 }
@@ -122,7 +122,7 @@ func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 		p := program.Start(t, c.Node, program.With(exec.Command("unshare", args...), c.commands))
 		p.AwaitLog(t, `"Programmed"`, "iptables IPv4")
 		p.AwaitLog(t, "Warning: NodePorts do not answer on 127.0.0.1", "read-only file system")
-		poll.Until(t, "health of both families, and the condition", func() bool {
+		kit.Until(t, "health of both families, and the condition", func() bool {
 			page := p.Fetch(t, program.HealthAddr, "/healthz")
 			return page.Status == http.StatusOK && strings.Contains(string(page.Body), "lacking-IPv4")
 		})
@@ -132,7 +132,7 @@ func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 			t.Fatalf("sysctl: %v\n%s", err, out)
 		}
 		c.awaitLocalhost(t, web, netlab.Answered)
-		poll.Until(t, "the condition to go", func() bool {
+		kit.Until(t, "the condition to go", func() bool {
 			return !strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "lacking")
 		})
 	})

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -42,7 +42,7 @@ func TestIPTablesLockIsKept(t *testing.T) {
 	c.save(t, web.on(c.Host("web-2")))
 	held := fmt.Sprintf("the lock %s is held by process %d (", lock, os.Getpid())
 	p.AwaitLog(t, held)
-	poll.Until(t, "status to name who has the lock", func() bool {
+	kit.Until(t, "status to name who has the lock", func() bool {
 		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "-o=wide"))
 		return err != nil && strings.Contains(out, "is held by process")
 	})

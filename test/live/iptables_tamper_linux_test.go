@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -42,7 +42,7 @@ func (c *cluster) listing(t *testing.T) string {
 	t.Helper()
 	var all string
 	for _, name := range []string{"iptables-save", "ip6tables-save"} {
-		poll.Until(t, "a listing that nobody disturbed", func() bool {
+		kit.Until(t, "a listing that nobody disturbed", func() bool {
 			text := c.iptables(t, "", name)
 			if listedTwice(text) {
 				return false
@@ -146,9 +146,9 @@ func (c *cluster) tamperAndAwaitRepair(t *testing.T, p *program.Proxy, want *ser
 	found, _ := p.Metric(t, "kubeproxy_drift_repaired_total")
 	c.iptables(t, deed, "iptables-restore", "--noflush", program.AwaitLock)
 	c.awaitSnapshot(t, want)
-	poll.Until(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
+	kit.Until(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
 	for _, name := range []string{"kubeproxy_drift_found_total", "kubeproxy_drift_repaired_total"} {
-		poll.Until(t, name, func() bool { n, _ := p.Metric(t, name); return n > found })
+		kit.Until(t, name, func() bool { n, _ := p.Metric(t, name); return n > found })
 	}
 }
 

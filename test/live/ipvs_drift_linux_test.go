@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -83,6 +83,6 @@ func (c *cluster) tamperIPVSAndAwaitRepair(t *testing.T, p *program.Proxy, deed 
 	}
 	reported, before := p.Log.Count("Others had altered our rules"), repaired()
 	c.sh(t, deed+"\n")
-	poll.Until(t, deed+" is in "+driftMetric, func() bool { return repaired() > before })
-	poll.Until(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
+	kit.Until(t, deed+" is in "+driftMetric, func() bool { return repaired() > before })
+	kit.Until(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
 }

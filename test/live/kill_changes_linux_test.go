@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -40,7 +40,7 @@ func killedUnderChanges(t *testing.T, m mode) {
 		v, was := variants[n%(len(variants)-1)], program.Generation(t, c.Node)
 		c.write(t, "many.json", v.text)
 		if n%2 == 0 && m.iptables != "legacy" { // which the generation does not count
-			poll.Until(t, "the proxy writes", func() bool { return program.Generation(t, c.Node) != was })
+			kit.Until(t, "the proxy writes", func() bool { return program.Generation(t, c.Node) != was })
 		} else {
 			time.Sleep(time.Duration(rand.Int64N(int64(200 * time.Millisecond))))
 		}
@@ -58,7 +58,7 @@ func killedUnderChanges(t *testing.T, m mode) {
 	lines.checkSameServer(t)
 	t.Logf("%d kills, %d before all was in force; %d connections", kills, partial, connectionsOf(loads))
 	lossless(t, loads)
-	poll.Until(t, "as many rules as before", func() bool { return c.countRules(t) == before })
+	kit.Until(t, "as many rules as before", func() bool { return c.countRules(t) == before })
 	p.Stop(t)
 }
 

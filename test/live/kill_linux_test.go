@@ -12,7 +12,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/judge"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -61,7 +61,7 @@ func (c *cluster) killOnce(t *testing.T, after time.Duration) {
 	t.Helper()
 	before := program.Generation(t, c.Node)
 	p := c.launch(t)
-	poll.Until(t, "the proxy writes", func() bool {
+	kit.Until(t, "the proxy writes", func() bool {
 		return program.Generation(t, c.Node) != before || p.Log.Has(`"Programmed"`)
 	})
 	time.Sleep(after)

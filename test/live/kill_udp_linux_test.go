@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -33,7 +33,7 @@ func TestUDPEndsThoughKilled(t *testing.T) {
 				}
 				before := program.Generation(t, c.Node)
 				c.remove(t, "gone.yaml")
-				poll.Until(t, "the proxy writes", func() bool { return program.Generation(t, c.Node) != before })
+				kit.Until(t, "the proxy writes", func() bool { return program.Generation(t, c.Node) != before })
 				time.Sleep(time.Duration(try) * time.Millisecond)
 				p.Kill()
 				c.start(t).Kill()

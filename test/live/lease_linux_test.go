@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/platform/linux/abstract"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -185,7 +185,7 @@ func TestLeaseAttacks(t *testing.T) {
 	p := c.start(t)
 	c.awaitReached(t, web, "web-1")
 	condition := func() string { return reportOf(t, p, program.MetricsAddr).Conditions["other-proxy"] }
-	poll.Until(t, "that the proxy names the process", func() bool {
+	kit.Until(t, "that the proxy names the process", func() bool {
 		return strings.Contains(condition(), fmt.Sprintf("may not program this node, process %d (", holder.Pid()))
 	})
 	if !p.Log.Has("Warning: it is unknown which service proxy programs this node") {
@@ -194,11 +194,11 @@ func TestLeaseAttacks(t *testing.T) {
 	c.save(t, web.on(c.Host("web-2")))
 	c.awaitReached(t, web, "web-2")
 	holder.Kill()
-	poll.Until(t, "that the proxy has the lease", func() bool { return condition() == "" })
+	kit.Until(t, "that the proxy has the lease", func() bool { return condition() == "" })
 	attacks := []*program.Proxy{c.attackLease(t, askForIt), c.attackLease(t, floodRoot), c.attackLease(t, floodUsers)}
 	d, q := c.startSecond(t, defaultMode(), web.on(c.Host("web-1")))
 	d.awaitReached(t, web, "web-1")
-	poll.Until(t, "that the first proxy stands by", func() bool {
+	kit.Until(t, "that the first proxy stands by", func() bool {
 		return strings.Contains(condition(), fmt.Sprintf("process %d (", q.Pid()))
 	})
 	d.save(t, web.on(c.Host("web-2")))
@@ -210,5 +210,5 @@ func TestLeaseAttacks(t *testing.T) {
 		a.Kill()
 	}
 	q.Stop(t)
-	poll.Until(t, "that the first proxy is alone", func() bool { return condition() == "" })
+	kit.Until(t, "that the first proxy is alone", func() bool { return condition() == "" })
 }

@@ -13,8 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -87,7 +87,7 @@ func (c *cluster) awaitLoopback(t *testing.T, a app, want netlab.Outcome) {
 	for _, f := range service.Families {
 		for _, proto := range []string{"tcp", "udp"} {
 			q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(service.Localhost(f), a.nodePort())}
-			poll.Until(t, proto+" at "+q.To.String()+" to be "+want.String(), func() bool {
+			kit.Until(t, proto+" at "+q.To.String()+" to be "+want.String(), func() bool {
 				got, err := c.Node.Ask(t.Context(), q)
 				return err == nil && got.Outcome == want
 			})
@@ -130,7 +130,7 @@ func (c *cluster) checkUnrelayed(t *testing.T, p *program.Proxy) {
 			t.Errorf("%s: %v packets counted at first, found %t, want 0", f, n, found)
 		}
 		to, sent := netip.AddrPortFrom(service.Localhost(f), late.nodePort()), 0
-		poll.Until(t, "SCTP at "+to.String()+" to be refused", func() bool {
+		kit.Until(t, "SCTP at "+to.String()+" to be refused", func() bool {
 			refused := false
 			err := c.Node.Do(func() (err error) {
 				refused, err = netlab.RefusesSCTP(to)
@@ -141,7 +141,7 @@ func (c *cluster) checkUnrelayed(t *testing.T, p *program.Proxy) {
 			}
 			return err == nil && sent == 3
 		})
-		poll.Until(t, "3 packets of "+f.String()+" to be counted", func() bool {
+		kit.Until(t, "3 packets of "+f.String()+" to be counted", func() bool {
 			n, _ := p.Metric(t, counter, labels...)
 			return n == 3
 		})

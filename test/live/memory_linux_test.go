@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -69,7 +69,7 @@ func (g group) startProxy(t *testing.T, c *cluster, m mode) (p *program.Proxy, t
 	cmd := c.command(append(m.flags, "--manifests="+c.dir)...)
 	p = program.Start(t, c.Node, g.command(cmd))
 	start := time.Now()
-	poll.Until(t, "all that is to be in force, or the end", func() bool {
+	kit.Until(t, "all that is to be in force, or the end", func() bool {
 		return p.Ended() || p.Log.Has(`"Programmed"`, "IPv4")
 	})
 	return p, time.Since(start)
@@ -141,7 +141,7 @@ func memoryGroup(t *testing.T, limit int) group {
 // large transaction has to see it through first.
 func removeGroup(t *testing.T, dir string) {
 	t.Helper()
-	poll.Until(t, "that the cgroup is empty", func() bool {
+	kit.Until(t, "that the cgroup is empty", func() bool {
 		err := os.Remove(dir)
 		return err == nil || os.IsNotExist(err)
 	})

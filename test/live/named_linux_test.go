@@ -10,8 +10,8 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -91,7 +91,7 @@ func (c *cluster) awaitClusterIPs(t *testing.T, all map[string]app) {
 	t.Helper()
 	for host, a := range all {
 		for _, f := range service.Families {
-			poll.Until(t, "that "+host+" answers", func() bool {
+			kit.Until(t, "that "+host+" answers", func() bool {
 				r, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, f)})
 				return err == nil && r.Backend == host
 			})

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -55,7 +55,7 @@ func TestNFTablesRepairsTampering(t *testing.T) {
 			begin := time.Now()
 			c.awaitSnapshot(t, want)
 			t.Logf("healed after %s", time.Since(begin))
-			poll.Until(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
+			kit.Until(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
 			if diff := cmp.Diff(rules, ours(t, c.Node)); diff != "" {
 				t.Errorf("our rules are not as they were (-before +after):\n%s", diff)
 			}

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // TestNodeLocalDNS checks that a cache on the node that has the ClusterIP of the DNS server
@@ -30,7 +30,7 @@ func checkNodeLocalDNS(t *testing.T, m mode) {
 	at := netip.AddrPortFrom(dns.address(service.ClusterIP, service.IPv4), 80)
 	askers := []*netlab.Host{c.Host("shopper"), c.Node}
 	for _, h := range askers {
-		poll.Until(t, h.Name+" to be answered by the endpoint", func() bool {
+		kit.Until(t, h.Name+" to be answered by the endpoint", func() bool {
 			got, err := h.Ask(t.Context(), netlab.Query{Proto: "udp", To: at})
 			return err == nil && got.Backend == "web-1"
 		})
@@ -56,7 +56,7 @@ func checkNodeLocalDNS(t *testing.T, m mode) {
 		}
 	}()
 	for _, h := range askers {
-		poll.Until(t, h.Name+" to be answered by the cache", func() bool { return asksDatagram(t, h, at) == "cache" })
+		kit.Until(t, h.Name+" to be answered by the cache", func() bool { return asksDatagram(t, h, at) == "cache" })
 	}
 }
 

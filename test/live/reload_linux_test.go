@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -85,7 +85,7 @@ func TestReload(t *testing.T) {
 	c.check(t, want, c.cells(c.clientHosts(), web))
 	c.checkNodePorts(t, want, web)
 	lines.checkSameServer(t)
-	poll.Until(t, "the health server at its new address", func() bool {
+	kit.Until(t, "the health server at its new address", func() bool {
 		return p.Status(t, program.HealthAddr, "/healthz") == http.StatusOK && p.Status(t, "192.0.2.10:10256", "/healthz") == 0
 	})
 	if report := load.Stop(); report.Lost() > 0 {
@@ -149,7 +149,7 @@ func TestReloadBadFile(t *testing.T) {
 	if err := syscall.Kill(p.Pid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "a second look, which was asked for", func() bool { return p.Log.Count("means the same") == 2 })
+	kit.Until(t, "a second look, which was asked for", func() bool { return p.Log.Count("means the same") == 2 })
 	if page := p.Fetch(t, program.HealthAddr, "/healthz"); strings.Contains(string(page.Body), "configuration") {
 		t.Errorf("the condition stays: %s", page.Body)
 	}

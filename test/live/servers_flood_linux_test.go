@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -76,7 +76,7 @@ func (c *cluster) changeTimes(t *testing.T, name string, times int) time.Duratio
 		a := app{name: name, number: 20 + i}.on(c.webs()...)
 		start := time.Now()
 		c.save(t, a)
-		poll.Until(t, "a Service at its new address", func() bool {
+		kit.Until(t, "a Service at its new address", func() bool {
 			got, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout})
 			return err == nil && got.Outcome == netlab.Answered
 		})

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -22,7 +22,7 @@ func TestFaultsOfManifestsEnd(t *testing.T) {
 	shows := func(words, absent []string) {
 		t.Helper()
 		var out string
-		poll.Until(t, "the status with "+strings.Join(words, ", ")+" and without "+strings.Join(absent, ", "), func() bool {
+		kit.Until(t, "the status with "+strings.Join(words, ", ")+" and without "+strings.Join(absent, ", "), func() bool {
 			out, _ = program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status", "--output=wide"))
 			has := func(w string) bool { return strings.Contains(out, w) }
 			for _, w := range words {

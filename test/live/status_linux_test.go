@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -48,7 +48,7 @@ func TestStatus(t *testing.T) {
 
 	odd := app{name: "odd", number: 12}.yaml(t)
 	c.write(t, "odd.yaml", bytes.ReplaceAll(odd, []byte("10.96.0.12"), []byte("127.0.0.1")))
-	poll.Until(t, "what is wrong shows", func() bool {
+	kit.Until(t, "what is wrong shows", func() bool {
 		code, out := status(t, "--failing")
 		return code == 1 && strings.Contains(out, "shop/odd") && strings.Contains(out, "clusterIP")
 	})

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/judge"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -204,7 +204,7 @@ func TestSwitchWithoutCommands(t *testing.T) {
 				linkLegacyCommands(t, dir)
 			}
 			p.AwaitLog(t, "Removed what an earlier service proxy left", "iptables-legacy", "chains of this proxy")
-			poll.Until(t, "the condition goes", func() bool {
+			kit.Until(t, "the condition goes", func() bool {
 				return !strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "leftovers")
 			})
 			c.checkOnlyMode(t, "nftables")
@@ -223,7 +223,7 @@ func (c *cluster) startWithLeftovers(t *testing.T, dir string) *program.Proxy {
 	cmd.Env = append(os.Environ(), "PATH="+dir)
 	p := program.Start(t, c.Node, cmd)
 	p.AwaitLog(t, "still there; trying again", "IPv4", "the command iptables-legacy-restore is missing")
-	poll.Until(t, "both families to be in force, and the condition to show", func() bool {
+	kit.Until(t, "both families to be in force, and the condition to show", func() bool {
 		page := p.Fetch(t, program.HealthAddr, "/healthz")
 		return page.Status == 200 && strings.Contains(string(page.Body), "an earlier service proxy left rules in iptables-legacy")
 	})

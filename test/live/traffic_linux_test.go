@@ -17,8 +17,8 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/trafficview"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -121,7 +121,7 @@ func (c *cluster) awaitCounts(t *testing.T, made counts) *trafficview.Answer {
 	t.Helper()
 	var a *trafficview.Answer
 	var got counts
-	if !poll.Soon(func() bool { a, got = c.carried(t); return maps.Equal(made, got) }) {
+	if !kit.Soon(func() bool { a, got = c.carried(t); return maps.Equal(made, got) }) {
 		t.Fatalf("connections (-made +counted):\n%s", cmp.Diff(made, got))
 	}
 	return a

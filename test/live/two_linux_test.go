@@ -13,8 +13,8 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -108,10 +108,10 @@ func twoProxies(t *testing.T, first, second string) {
 	for _, f := range service.Families {
 		q.AwaitLog(t, `"Programmed"`, d.mode.proxyMode()+" "+f.String())
 	}
-	poll.Until(t, "that the first proxy stands by", func() bool {
+	kit.Until(t, "that the first proxy stands by", func() bool {
 		return strings.Contains(reportOf(t, p, program.MetricsAddr).Conditions["other-proxy"], fmt.Sprintf("process %d (", q.Pid()))
 	})
-	poll.Until(t, "that the second proxy names the first", func() bool {
+	kit.Until(t, "that the second proxy names the first", func() bool {
 		return strings.Contains(reportOf(t, q, secondMetrics).Conditions["other-proxy"], fmt.Sprintf("process %d (", p.Pid()))
 	})
 	before := rounds(reportOf(t, p, program.MetricsAddr))
@@ -130,7 +130,7 @@ func twoProxies(t *testing.T, first, second string) {
 		t.Errorf("said %d times that another proxy programs the node, want once", n)
 	}
 	q.Stop(t)
-	poll.Until(t, "that the first proxy is alone", func() bool {
+	kit.Until(t, "that the first proxy is alone", func() bool {
 		r := reportOf(t, p, program.MetricsAddr)
 		return r.Conditions["other-proxy"] == "" && r.Standby == ""
 	})
@@ -156,7 +156,7 @@ func twoProxies(t *testing.T, first, second string) {
 func (c *cluster) awaitReached(t *testing.T, a app, host string) {
 	t.Helper()
 	for _, f := range service.Families {
-		poll.Until(t, "that "+host+" answers", func() bool {
+		kit.Until(t, "that "+host+" answers", func() bool {
 			r, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.NodePort, f)})
 			return err == nil && r.Backend == host
 		})
@@ -191,7 +191,7 @@ func TestScriptAgainstRules(t *testing.T) {
 	p := c.start(t)
 	want := c.awaitProgrammed(t)
 	deeds := 0
-	poll.Until(t, "a condition that names nft", func() bool {
+	kit.Until(t, "a condition that names nft", func() bool {
 		nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
 		deeds++
 		c.awaitSnapshot(t, want)

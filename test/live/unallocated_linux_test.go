@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -72,7 +72,7 @@ func checkUnallocated(t *testing.T, m mode) {
 			for _, a := range all {
 				asked.Go(func() {
 					q := netlab.Query{Proto: "tcp", To: netip.AddrPortFrom(a, target), Timeout: 4 * time.Second}
-					if !poll.Soon(func() bool { got, err := h.Ask(t.Context(), q); return err == nil && got.Outcome == want }) {
+					if !kit.Soon(func() bool { got, err := h.Ask(t.Context(), q); return err == nil && got.Outcome == want }) {
 						t.Errorf("what %s sends to %s is not %s", h.Name, a, want)
 					}
 				})
@@ -101,7 +101,7 @@ endpoints: [{addresses: ["%s"]}]
 	await(listed, left)
 	await(unused, dropped)
 	p.AwaitLog(t, `of service tenant/mine`, "packets to them are not dropped")
-	poll.Until(t, "the status to name the range", func() bool {
+	kit.Until(t, "the status to name the range", func() bool {
 		_, out := c.ask(t, "status")
 		return strings.Contains(out, "service-cidrs") && strings.Contains(out, "tenant/mine")
 	})

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -93,7 +93,7 @@ func (c *cluster) askNodePort(t *testing.T, a app, f service.Family) netlab.Outc
 func (c *cluster) nodePorts(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, f := range service.Families {
-		poll.Until(t, f.String()+" NodePort to be "+want.String(), func() bool { return c.askNodePort(t, a, f) == want })
+		kit.Until(t, f.String()+" NodePort to be "+want.String(), func() bool { return c.askNodePort(t, a, f) == want })
 	}
 }
 

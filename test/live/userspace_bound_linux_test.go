@@ -12,8 +12,8 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -133,7 +133,7 @@ func TestUserspaceBoundSwitch(t *testing.T) {
 			p = c.launch(t)
 			want := c.awaitProgrammed(t)
 			for _, f := range service.Families {
-				poll.Until(t, "the listeners' own address where it is needed", func() bool {
+				kit.Until(t, "the listeners' own address where it is needed", func() bool {
 					return (c.finds(t, userspace.Leftovers{Family: f}) != "") == !m.bound.Listen[f].IsValid()
 				})
 			}

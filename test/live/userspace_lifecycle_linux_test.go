@@ -17,8 +17,8 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/judge"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -39,7 +39,7 @@ func TestUserspaceRollout(t *testing.T) {
 			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, Workers: 2, Pause: time.Millisecond,
 		})
 		answers := func(h *netlab.Host) {
-			poll.Until(t, h.Name+" to answer", func() bool { return load.Report().Backends[h.Name] != nil })
+			kit.Until(t, h.Name+" to answer", func() bool { return load.Report().Backends[h.Name] != nil })
 		}
 		answers(one)
 		for _, hosts := range [][]*netlab.Host{{two}, {two, three}, {three}} {
@@ -148,7 +148,7 @@ func TestUserspaceCrash(t *testing.T) {
 		ended := time.Now()
 		p = c.launch(t)
 		q := netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}
-		poll.Until(t, "an answer", func() bool {
+		kit.Until(t, "an answer", func() bool {
 			a, err := c.Host("customer").Ask(t.Context(), q)
 			return err == nil && a.Outcome == netlab.Answered
 		})
@@ -179,7 +179,7 @@ func TestUserspaceKilledUnderLoad(t *testing.T) {
 		for range 3 {
 			lines := c.converse(t, "tcp", web, 1)
 			answered := load.Report().Outcomes[netlab.Answered]
-			poll.Until(t, "load", func() bool { return load.Report().Outcomes[netlab.Answered] > answered+100 })
+			kit.Until(t, "load", func() bool { return load.Report().Outcomes[netlab.Answered] > answered+100 })
 			p.Kill()
 			for _, x := range lines {
 				if a, err := x.conn.Ask(t.Context()); err != nil || a.Outcome != netlab.Broken {
@@ -222,7 +222,7 @@ func TestUserspaceRepairAndCleanup(t *testing.T) {
 			if out, err := program.Run(t, c.Node, exec.Command(args[0], args[1:]...)); err != nil {
 				t.Fatalf("%s: %v\n%s", args, err, out)
 			}
-			poll.Until(t, "answers after "+strings.Join(args, " "), func() bool {
+			kit.Until(t, "answers after "+strings.Join(args, " "), func() bool {
 				a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout})
 				return err == nil && a.Outcome == netlab.Answered
 			})
@@ -307,7 +307,7 @@ func TestUserspaceWithoutIPv6(t *testing.T) {
 		p := c.launch(t)
 		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
 		p.AwaitLog(t, "Services are not programmed for a family", "IPv6", "net.ipv6.conf.lo.disable_ipv6 is 1")
-		poll.Until(t, "health of the family that is left, and the conditions of the other", func() bool {
+		kit.Until(t, "health of the family that is left, and the conditions of the other", func() bool {
 			page := p.Fetch(t, program.HealthAddr, "/healthz")
 			return page.Status == http.StatusOK && strings.Contains(string(page.Body), `"family-IPv6"`) && strings.Contains(string(page.Body), `"leftovers-IPv6"`)
 		})

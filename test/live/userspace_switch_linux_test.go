@@ -15,7 +15,7 @@ import (
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -53,7 +53,7 @@ func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 		want := c.awaitProgrammed(t)
 		for _, f := range service.Families {
 			p.AwaitLog(t, "Found what an earlier service proxy left", f.String())
-			poll.Until(t, "the listeners' address, if it is needed, and nothing of other modes", func() bool {
+			kit.Until(t, "the listeners' address, if it is needed, and nothing of other modes", func() bool {
 				return (c.finds(t, userspace.Leftovers{Family: f}) != "") == into && c.finds(t, nftablesOf(f)) != "" == (name == "nftables")
 			})
 			if c.mode.ipvs {
@@ -61,7 +61,7 @@ func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 				continue
 			}
 			for _, v := range program.IPTablesVariants { // while old chains exist, they forward clients, too
-				poll.Until(t, "no chains but those of the mode", func() bool {
+				kit.Until(t, "no chains but those of the mode", func() bool {
 					left := c.finds(t, iptables.Leftovers{Variant: iptables.Variant(v), Family: f})
 					return (left != "") == strings.HasSuffix(name, "-"+v)
 				})

@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/test/judge"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // TestClientsThatWait checks a client whose first packet went to an endpoint that never
@@ -74,7 +74,7 @@ func clientsThatWait(t *testing.T, m mode, p service.Protocol) {
 	for i := range calls {
 		clients.Go(func() { c.checkLateAnswer(t, calls[i]) })
 	}
-	poll.Until(t, "all clients wait", func() bool { return c.opening(t, deaf, p) >= len(calls) })
+	kit.Until(t, "all clients wait", func() bool { return c.opening(t, deaf, p) >= len(calls) })
 	c.save(t, web.on(c.Host("web-1"), c.Host("web-4")))
 	clients.Wait()
 	other.checkSameServer(t)

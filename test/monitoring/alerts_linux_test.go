@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -41,7 +41,7 @@ func TestAlerts(t *testing.T) {
 
 	s.churn(t)
 	s.startAll(t)
-	poll.Until(t, "a scrape of each proxy", func() bool { // only what was seen once can be missed
+	kit.Until(t, "a scrape of each proxy", func() bool { // only what was seen once can be missed
 		return len(p.during(t, "kubeproxy_standby")) == len(s.nodes)
 	})
 	load := s.Host("customer").Load(t.Context(), netlab.LoadConfig{Query: netlab.Query{Proto: "tcp", To: webAddr}, Pause: 20 * time.Millisecond})
@@ -83,7 +83,7 @@ func (s *site) startAll(t *testing.T) {
 		if n.Name == "unsynced" {
 			continue
 		}
-		poll.Until(t, "the proxy of "+n.Name, func() bool { return n.proxy.Status(t, program.HealthAddr, "/livez") == 200 })
+		kit.Until(t, "the proxy of "+n.Name, func() bool { return n.proxy.Status(t, program.HealthAddr, "/livez") == 200 })
 		n.proxy.AwaitLog(t, `"Programmed"`)
 	}
 }

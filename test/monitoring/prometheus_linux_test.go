@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 	"kubeproxy/test/thirdparty"
 )
@@ -80,7 +80,7 @@ func startPrometheus(t *testing.T, h *netlab.Host, rules string, nodes ...*netla
 		}
 	})
 	p := &prometheus{host: h, started: time.Now()}
-	poll.Until(t, "Prometheus is ready", func() bool {
+	kit.Until(t, "Prometheus is ready", func() bool {
 		page, err := program.Fetch(t.Context(), h, prometheusAddr, "/-/ready")
 		return err == nil && page.Status == http.StatusOK
 	})

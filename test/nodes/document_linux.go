@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"kubeproxy/test/markdown"
+	"kubeproxy/test/kit"
 )
 
 // Run is what a Selection gave with one proxy in one mode.
@@ -185,7 +185,7 @@ func (d *Document) Page() string {
 			r.Took.Round(time.Second).String(), r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly),
 		})
 	}
-	out.WriteString(markdown.Table(rows) + "\nThe specs:\n\n")
+	out.WriteString(kit.Table(rows) + "\nThe specs:\n\n")
 	for _, s := range Selections {
 		if slices.ContainsFunc(d.Runs, func(r Run) bool { return r.Selection == s.Name }) {
 			fmt.Fprintf(&out, "- %s: %s\n", s.Name, s.About)
@@ -248,7 +248,7 @@ func (d *Document) writeChanges(out *strings.Builder) {
 			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
 		})
 	}
-	out.WriteString(markdown.Table(rows) + "\nWhat was lost:\n\n")
+	out.WriteString(kit.Table(rows) + "\nWhat was lost:\n\n")
 	none := true
 	for _, c := range d.Changes {
 		if sum, losers := c.sum(); len(losers) > 0 {

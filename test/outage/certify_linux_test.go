@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // Validities of a certificate, from now on.
@@ -25,7 +25,7 @@ func (s *site) certify(t *testing.T, valid time.Duration) {
 	if err := s.SetServerCertificate(until); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the server's new certificate", func() bool {
+	kit.Until(t, "the server's new certificate", func() bool {
 		conn, err := s.Host("control").Dial(t.Context(), "tcp", strings.TrimPrefix(s.Server, "https://"))
 		if err != nil {
 			return false

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/nftmonitor"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -48,7 +48,7 @@ func testKilled(t *testing.T, s *site) {
 
 	s.APIServer.Kill()
 	starts.start(t, cluster.Login{})
-	poll.Until(t, "the failure is known", func() bool { return runs.source(t, "services").Error != "" })
+	kit.Until(t, "the failure is known", func() bool { return runs.source(t, "services").Error != "" })
 	if r, status := runs.report(t); status != http.StatusOK || !r.Sources[0].Synced {
 		t.Errorf("API server down: /healthz has status %d, %+v; want 200, for a restart would help nobody", status, r)
 	}
@@ -62,7 +62,7 @@ func testKilled(t *testing.T, s *site) {
 	for _, family := range []string{"IPv4", "IPv6"} {
 		starts.AwaitLog(t, `"Programmed"`, family, "changed=false")
 	}
-	poll.Until(t, "the failure is over", func() bool { return runs.source(t, "services").Error == "" })
+	kit.Until(t, "the failure is over", func() bool { return runs.source(t, "services").Error == "" })
 	checkWrites(t, "during the outage", runs.counts(t).Since(before), nftmonitor.Counts{})
 	checkWrites(t, "by the proxy that started", starts.counts(t).Since(earlier), nftmonitor.Counts{})
 	if err := s.save(t.Context(), more); err != nil {
@@ -82,7 +82,7 @@ func testKilled(t *testing.T, s *site) {
 // neverProgrammed requires that a proxy which could not read anything reports that.
 func (n *node) neverProgrammed(t *testing.T) {
 	t.Helper()
-	poll.Until(t, "/healthz answers", func() bool { return n.Status(t, program.HealthAddr, "/healthz") != 0 })
+	kit.Until(t, "/healthz answers", func() bool { return n.Status(t, program.HealthAddr, "/healthz") != 0 })
 	r, status := n.report(t)
 	const reason = "nothing was ever programmed"
 	if status != http.StatusServiceUnavailable || r.Status["IPv4"].Reason != reason {
@@ -128,7 +128,7 @@ func testCompacted(t *testing.T, s *site) {
 	if err := errors.Join(s.Etcd.Restart(t.Context()), s.APIServer.Restart(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the failure is known", func() bool { return n.source(t, "services").Error != "" })
+	kit.Until(t, "the failure is known", func() bool { return n.source(t, "services").Error != "" })
 	checkWrites(t, "during the outage", n.counts(t).Since(before), nftmonitor.Counts{})
 	front.SetFault(cluster.Fault{})
 	n.awaitProgrammed(t)
@@ -156,14 +156,14 @@ func testPaused(t *testing.T, s *site) {
 	if err := s.APIServer.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the silence is noticed", func() bool { return n.source(t, "services").Error != "" })
+	kit.Until(t, "the silence is noticed", func() bool { return n.source(t, "services").Error != "" })
 	if r, status := n.report(t); status != http.StatusOK {
 		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
 	}
 	if err := s.APIServer.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
+	kit.Until(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
 	checkWrites(t, "during the silence", n.counts(t).Since(before), nftmonitor.Counts{})
 	if err := s.save(t.Context(), late); err != nil {
 		t.Fatal(err)
@@ -189,8 +189,8 @@ func testServerCertificate(t *testing.T, s *site) {
 	load := runs.load(t, web)
 	s.certify(t, past)
 	starts.start(t, cluster.Login{})
-	poll.Until(t, "the proxy answers", func() bool { return starts.Status(t, program.HealthAddr, "/healthz") != 0 })
-	poll.Until(t, "the certificate is complained of", func() bool { return starts.Log.Has("certificate has expired") })
+	kit.Until(t, "the proxy answers", func() bool { return starts.Status(t, program.HealthAddr, "/healthz") != 0 })
+	kit.Until(t, "the certificate is complained of", func() bool { return starts.Log.Has("certificate has expired") })
 	starts.neverProgrammed(t)
 	if _, status := runs.report(t); status != http.StatusOK {
 		t.Errorf("the proxy that was connected has status %d", status)

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftmonitor"
-	"kubeproxy/test/poll"
 )
 
 // apiFault is a fault of the requests of the node of that name.
@@ -57,7 +57,7 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 	n := s.join(t, x.name)
 	front.SetFault(x.fault)
 	n.start(t, cluster.Login{Server: front.URL})
-	poll.Until(t, "requests are spoiled", func() bool { return front.FaultCount() >= x.minFaults() })
+	kit.Until(t, "requests are spoiled", func() bool { return front.FaultCount() >= x.minFaults() })
 	n.neverProgrammed(t)
 	checkWrites(t, "before anything was read", n.counts(t), nftmonitor.Counts{})
 	front.SetFault(cluster.Fault{})
@@ -70,12 +70,12 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 	if err := s.save(t.Context(), meanwhile); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "requests are spoiled again", func() bool { return front.FaultCount() >= spoiled+x.minFaults() })
+	kit.Until(t, "requests are spoiled again", func() bool { return front.FaultCount() >= spoiled+x.minFaults() })
 	r, status := n.report(t)
 	if status != http.StatusOK || !r.Healthy {
 		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
 	}
-	poll.Until(t, "the failure is known", func() bool { return n.source(t, "endpointslices").Error != "" })
+	kit.Until(t, "the failure is known", func() bool { return n.source(t, "endpointslices").Error != "" })
 	if x.fault.Only == "" { // else what can be read is programmed
 		checkWrites(t, "during the outage", n.counts(t).Since(before), nftmonitor.Counts{})
 	}
@@ -84,7 +84,7 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 		t.Fatal(err)
 	}
 	n.awaitProgrammed(t)
-	poll.Until(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
+	kit.Until(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
 	lossless(t, load)
 	n.checkLogSize(t)
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"kubeproxy/test/cluster"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -26,7 +26,7 @@ func testExpired(t *testing.T, s *site) {
 // add the user later, and reports the reason.
 func testUnknownUser(t *testing.T, n *node, l cluster.Login) {
 	n.start(t, l)
-	poll.Until(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
+	kit.Until(t, "the log says why", func() bool { return n.Log.Has("nauthorized") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
 	n.neverProgrammed(t)
 	if e := n.source(t, "services").Error; e == "" {
@@ -85,8 +85,8 @@ func testNoNodes(t *testing.T, s *site) {
 	n := s.join(t, "no-nodes")
 	s.grant(t, "no-nodes", readServices(), readSlices(), readRanges())
 	n.start(t, cluster.Login{User: "no-nodes"})
-	poll.Until(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
-	poll.Until(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
+	kit.Until(t, "the log says why", func() bool { return n.Log.Has("nodes", "forbidden") })
+	kit.Until(t, "the proxy lives", func() bool { return n.Status(t, program.HealthAddr, "/livez") == http.StatusOK })
 	if !n.answers(t, webOf(s)) {
 		t.Error("the Service does not answer")
 	}
@@ -105,7 +105,7 @@ func testNoSlices(t *testing.T, s *site) {
 	n := s.join(t, "no-slices")
 	s.grant(t, "no-slices", readServices(), readNodes(), readRanges())
 	n.start(t, cluster.Login{User: "no-slices"})
-	poll.Until(t, "the log says why", func() bool { return n.Log.Has("endpointslices", "forbidden") })
+	kit.Until(t, "the log says why", func() bool { return n.Log.Has("endpointslices", "forbidden") })
 	n.AwaitLog(t, "Still reading and programming for the first time")
 	n.neverProgrammed(t)
 	s.grant(t, "no-slices", readSlices())

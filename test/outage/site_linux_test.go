@@ -21,9 +21,9 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftmonitor"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -158,18 +158,18 @@ func (n *node) want(t *testing.T) *service.Snapshot {
 func (n *node) awaitProgrammed(t *testing.T) {
 	t.Helper()
 	lacks := ""
-	for deadline := time.Now().Add(poll.Limit); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(kit.Limit); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if lacks = n.kernel.Diff(t, n.want(t)); lacks == "" {
 			return
 		}
 	}
-	t.Fatalf("after %s the kernel of %s lacks:\n%s", poll.Limit, n.host.Name, lacks)
+	t.Fatalf("after %s the kernel of %s lacks:\n%s", kit.Limit, n.host.Name, lacks)
 }
 
 // healthy waits until the proxy reports that it is healthy.
 func (n *node) healthy(t *testing.T) {
 	t.Helper()
-	poll.Until(t, n.host.Name+" is healthy", func() bool { return n.Status(t, program.HealthAddr, "/healthz") == 200 })
+	kit.Until(t, n.host.Name+" is healthy", func() bool { return n.Status(t, program.HealthAddr, "/healthz") == 200 })
 }
 
 // report is the content and the status of /healthz.
@@ -221,7 +221,7 @@ func (n *node) counts(t *testing.T) nftmonitor.Counts {
 func (n *node) load(t *testing.T, a app) *netlab.Load {
 	t.Helper()
 	l := n.host.Load(context.WithoutCancel(t.Context()), netlab.LoadConfig{Query: netlab.Query{Proto: "tcp", To: a.addr()}, Workers: 1})
-	poll.Until(t, "a first answer of "+a.name, func() bool { return l.Report().Outcomes[netlab.Answered] > 0 })
+	kit.Until(t, "a first answer of "+a.name, func() bool { return l.Report().Outcomes[netlab.Answered] > 0 })
 	return l
 }
 

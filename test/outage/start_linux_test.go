@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 )
 
@@ -42,7 +42,7 @@ func testPort(t *testing.T, n *node, server, port string) {
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the address is served", func() bool { return n.Status(t, "127.0.0.1:"+port, "/healthz") == 200 })
+	kit.Until(t, "the address is served", func() bool { return n.Status(t, "127.0.0.1:"+port, "/healthz") == 200 })
 	n.AwaitLog(t, "Serving after all", port)
 	n.healthy(t)
 }

@@ -15,9 +15,9 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/socketlb"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftmonitor"
-	"kubeproxy/test/poll"
 )
 
 // Kernel reads what is in force on a host without changing it.
@@ -106,8 +106,8 @@ func (k *Kernel) Taken(t testing.TB) (n uint64) {
 // flow that want does not allow.
 func (k *Kernel) AwaitProgrammed(t testing.TB, want *service.Snapshot) {
 	t.Helper()
-	if !poll.Soon(func() bool { return k.Diff(t, want) == "" && k.StaleFlows(t, want) == 0 }) {
-		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", poll.Limit, k.StaleFlows(t, want), k.Diff(t, want))
+	if !kit.Soon(func() bool { return k.Diff(t, want) == "" && k.StaleFlows(t, want) == 0 }) {
+		t.Fatalf("after %s the kernel still has %d stale UDP flows and lacks:\n%s", kit.Limit, k.StaleFlows(t, want), k.Diff(t, want))
 	}
 }
 

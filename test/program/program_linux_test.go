@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 var kubeProxy Program
@@ -32,7 +32,7 @@ func TestProxyAnswers(t *testing.T) {
 	before := Generation(t, lab.Node)
 	p := kubeProxy.Start(t, lab.Node, "--manifests="+file, "--cluster-cidr="+netlab.ClusterCIDR)
 	p.AwaitLog(t, `"Programmed"`, "nftables IPv4")
-	poll.Until(t, "it is alive", func() bool { return p.Status(t, HealthAddr, "/livez") == http.StatusOK })
+	kit.Until(t, "it is alive", func() bool { return p.Status(t, HealthAddr, "/livez") == http.StatusOK })
 	if Generation(t, lab.Node) == before {
 		t.Error("the rules have the generation of the start, want a later one")
 	}

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // Proxy is a running kube-proxy.
@@ -72,7 +72,7 @@ func (r *Proxy) Wait(t testing.TB) error {
 	select {
 	case <-r.ended:
 		return r.err
-	case <-time.After(poll.Limit): // see Kill
+	case <-time.After(kit.Limit): // see Kill
 		t.Fatal("the proxy does not end")
 		return nil
 	}
@@ -101,5 +101,5 @@ func (r *Proxy) Kill() {
 // AwaitLog waits until one line of the log contains all of words.
 func (r *Proxy) AwaitLog(t testing.TB, words ...string) {
 	t.Helper()
-	poll.Until(t, "a line of the log with "+strings.Join(words, " and "), func() bool { return r.Log.Has(words...) })
+	kit.Until(t, "a line of the log with "+strings.Join(words, " and "), func() bool { return r.Log.Has(words...) })
 }

@@ -13,7 +13,7 @@ import (
 
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/wine"
 )
 
@@ -35,7 +35,7 @@ func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 		}
 		return false
 	}
-	deadline := time.Now().Add(poll.Limit)
+	deadline := time.Now().Add(kit.Limit)
 	for !reported() {
 		if time.Now().Before(deadline) {
 			time.Sleep(200 * time.Millisecond)

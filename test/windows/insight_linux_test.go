@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/session"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/wine"
 )
 
@@ -46,8 +46,8 @@ func TestInsight(t *testing.T) {
 	for _, x := range notWindows {
 		out = x.pattern.ReplaceAllString(out, x.shown)
 	}
-	s := &session.Session{Name: "dsr", Prompt: ">", Status: "echo %ERRORLEVEL%"}
+	s := &kit.Session{Name: "dsr", Prompt: ">", Status: "echo %ERRORLEVEL%"}
 	s.Typed(line, out, code)
 	n.stop(t)
-	session.Page{Path: "../../docs/insight.md", Rewrite: *updateInsight}.Compare(t, s)
+	kit.Page{Path: "../../docs/insight.md", Rewrite: *updateInsight}.Compare(t, s)
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/wine"
 )
 
@@ -70,7 +70,7 @@ func (n *node) restarts(t *testing.T, apps ...app) {
 	before := n.hns.Calls()
 	n.awaitProgrammed(t, apps...) // a stop changes nothing
 	n.start(t)
-	poll.Until(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
+	kit.Until(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
 	n.checkIdle(t, "after a restart")
 	if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
 		t.Errorf("a restart: %s, want no call that changes something", calls)
@@ -78,7 +78,7 @@ func (n *node) restarts(t *testing.T, apps ...app) {
 	n.kill(t)
 	before = n.hns.Calls()
 	n.start(t)
-	poll.Until(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
+	kit.Until(t, "a look at HNS", func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > 0 })
 	n.checkIdle(t, "after a crash")
 	if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
 		t.Errorf("a crash: %s, want no call that changes something", calls)
@@ -138,7 +138,7 @@ func TestHNSFailures(t *testing.T) {
 			before := n.hns.Calls()
 			more := app{"more", 40, []string{"10.244.2.21", "10.244.2.22", "10.244.2.23"}}
 			n.save(t, more)
-			poll.Until(t, "the change begins", func() bool { return n.hns.Calls().Sub(before).Writes("") > 1 })
+			kit.Until(t, "the change begins", func() bool { return n.hns.Calls().Sub(before).Writes("") > 1 })
 			n.kill(t)
 			n.hns.ClearFaults()
 			n.remove(t, more)
@@ -175,7 +175,7 @@ func (n *node) changeWithoutHNS(t *testing.T, cart app, others ...app) {
 	n.hns.Stop(hns.ServerUnavailable)
 	n.save(t, less)
 	before := n.hns.Calls()
-	poll.Until(t, "the proxy asks in vain", func() bool { return n.hns.Calls().Sub(before).Lists("") > 1 })
+	kit.Until(t, "the proxy asks in vain", func() bool { return n.hns.Calls().Sub(before).Lists("") > 1 })
 	n.hns.Start(hns.Everything)
 	n.awaitProgrammed(t, append(others, less)...)
 	n.save(t, cart)

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -59,7 +59,7 @@ func (n *node) awaitLoadBalancers(t *testing.T, all int) {
 	t.Helper()
 	for at := 0; at < all; {
 		before := n.hns.Calls()
-		poll.Until(t, fmt.Sprintf("more than %d of %d load balancers", at, all), func() bool {
+		kit.Until(t, fmt.Sprintf("more than %d of %d load balancers", at, all), func() bool {
 			return n.hns.Calls().Sub(before).Writes("") > 100 || len(n.hns.Objects(hns.LoadBalancer)) == all
 		})
 		at = len(n.hns.Objects(hns.LoadBalancer))
@@ -72,7 +72,7 @@ func (n *node) removeEndpoint(t *testing.T, a app) {
 	before := n.hns.Calls()
 	n.write(t, "first.yaml", manyAppsManifest(t, []app{a.on(a.pods[1:]...)}))
 	var leads int
-	poll.Until(t, "one endpoint less", func() bool {
+	kit.Until(t, "one endpoint less", func() bool {
 		for _, lb := range n.hns.Objects(hns.LoadBalancer) {
 			if lb.VIPs()[0] == "10.96.0.1" {
 				leads = len(lb.Endpoints())

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 	"kubeproxy/test/wine"
 )
@@ -162,7 +162,7 @@ func (n *node) health(t *testing.T) program.Response {
 // await polls, and prints health and the log if it fails.
 func (n *node) await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	if !poll.Soon(ok) {
+	if !kit.Soon(ok) {
 		page := n.health(t)
 		t.Fatalf("waited in vain for %s; health: %d %s\n%s", what, page.Status, page.Body, n.process.Tail())
 	}

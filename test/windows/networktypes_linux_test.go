@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/test/goldentext"
 	"kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -83,9 +83,9 @@ func (n *node) compare(t *testing.T, golden string) {
 	t.Helper()
 	have := n.describe() + n.unsupported(t)
 	if *update {
-		goldentext.Write(t, golden, have)
+		kit.WriteGolden(t, golden, have)
 	}
-	goldentext.Compare(t, golden, have)
+	kit.CompareGolden(t, golden, have)
 }
 
 // describe lists endpoints and load balancers in words, sorted.

@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/program"
 	"kubeproxy/test/wine"
 )
@@ -149,7 +149,7 @@ func (n *node) stop(t *testing.T) {
 	}
 	select {
 	case <-n.process.Ended():
-	case <-time.After(poll.Limit):
+	case <-time.After(kit.Limit):
 		t.Fatal("the proxy does not stop")
 	}
 	if code, err := n.process.Wait(t.Context()); err != nil || code != 0 {
@@ -163,7 +163,7 @@ func (n *node) kill(t *testing.T) {
 	t.Helper()
 	n.process.Kill()
 	n.hns.DropConnections() // Wine may keep the sockets of a killed program open
-	poll.Until(t, "the last call is over", func() bool { return n.hns.Connections() == 0 })
+	kit.Until(t, "the last call is over", func() bool { return n.hns.Connections() == 0 })
 }
 
 // programmed returns the load balancers of HNS by their frontends.
@@ -199,7 +199,7 @@ func (n *node) awaitProgrammed(t *testing.T, apps ...app) {
 	for _, a := range apps {
 		a.adds(want)
 	}
-	for deadline := time.Now().Add(poll.Limit); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(kit.Limit); ; time.Sleep(20 * time.Millisecond) {
 		diff := cmp.Diff(want, n.programmed())
 		if diff == "" {
 			break
@@ -216,7 +216,7 @@ func (n *node) awaitProgrammed(t *testing.T, apps ...app) {
 func (n *node) awaitIdle(t *testing.T) {
 	t.Helper()
 	before := n.hns.Calls()
-	poll.Until(t, "two resyncs without a change", func() bool {
+	kit.Until(t, "two resyncs without a change", func() bool {
 		calls := n.hns.Calls().Sub(before)
 		if calls.Writes("") > 0 {
 			before = n.hns.Calls()
@@ -228,7 +228,7 @@ func (n *node) awaitIdle(t *testing.T) {
 // awaitNoLeftovers waits until there are no leftovers.
 func (n *node) awaitNoLeftovers(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(poll.Limit); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(kit.Limit); ; time.Sleep(20 * time.Millisecond) {
 		litter := n.leftovers()
 		if litter == "" {
 			return
@@ -266,7 +266,7 @@ func (n *node) checkIdle(t *testing.T, why string) {
 	t.Helper()
 	before := n.hns.Calls()
 	lists := func() int { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) }
-	poll.Until(t, "two resyncs", func() bool { return lists() >= 3 })
+	kit.Until(t, "two resyncs", func() bool { return lists() >= 3 })
 	if n := n.hns.Calls().Sub(before); n.Writes("") != 0 {
 		t.Errorf("%s: calls that change something where nothing is to be done: %s", why, n)
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // TestDynamicPorts has more Services than the default number of dynamic ports on Windows
@@ -40,7 +40,7 @@ func TestDynamicPorts(t *testing.T) {
 	// The slower a listing is, the longer is the pause until the next one.
 	before := n.hns.Calls()
 	for i := range 2 {
-		poll.Until(t, fmt.Sprintf("resync %d", i+1), func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > i })
+		kit.Until(t, fmt.Sprintf("resync %d", i+1), func() bool { return n.hns.Calls().Sub(before).Lists(hns.LoadBalancer) > i })
 	}
 	if calls := n.hns.Calls().Sub(before); calls["HcnCreateLoadBalancer"] > more {
 		t.Errorf("HNS is asked in vain again and again: %s", calls)

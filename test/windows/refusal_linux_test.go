@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // TestRefusedCreates makes HNS refuse new load balancers while the endpoints of a Service
@@ -26,7 +26,7 @@ func TestRefusedCreates(t *testing.T) {
 	less := web.on(web.pods[0])
 	before := n.hns.Calls()
 	n.save(t, less)
-	poll.Until(t, "four refused load balancers", func() bool {
+	kit.Until(t, "four refused load balancers", func() bool {
 		if have := len(n.programmed()); have < 3 {
 			t.Fatalf("%d of 4 load balancers left: %v", have, n.programmed())
 		}

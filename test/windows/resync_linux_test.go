@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // TestChangesPassResyncs has an HNS that takes 5 ms for each call, 150 load balancers,
@@ -40,7 +40,7 @@ func changesPassResyncs(t *testing.T, v hns.Version) {
 	most := 2*slices.Max(alone) + longest
 	for try := range 3 { // on a machine that has much else to do
 		lists := n.hns.Calls().Lists(hns.Endpoint)
-		poll.Until(t, "another listing", func() bool { return n.hns.Calls().Lists(hns.Endpoint) > lists })
+		kit.Until(t, "another listing", func() bool { return n.hns.Calls().Lists(hns.Endpoint) > lists })
 		whileListed := n.hurry(t, all[0], changes)
 		t.Logf("try %d: a change takes %v, and while HNS is listed %v", try, alone, whileListed)
 		if slices.Max(whileListed) <= most {
@@ -58,7 +58,7 @@ func (n *node) hurry(t *testing.T, a app, times int) (took []time.Duration) {
 		begin := time.Now()
 		n.write(t, "first.yaml", manyAppsManifest(t, []app{a.on(pods...)}))
 		for !strings.HasSuffix(n.programmed()["6 10.96.0.1:80"], " on "+pods[0]) {
-			if time.Since(begin) > poll.Limit {
+			if time.Since(begin) > kit.Limit {
 				t.Fatalf("change %d is not programmed: %v", i, n.programmed()["6 10.96.0.1:80"])
 			}
 			time.Sleep(5 * time.Millisecond)

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
@@ -63,7 +63,7 @@ func TestEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		poll.Until(t, "the program runs", func() bool { return strings.Contains(p.Log(), "waiting") })
+		kit.Until(t, "the program runs", func() bool { return strings.Contains(p.Log(), "waiting") })
 		return p
 	}
 	p := begin()

@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // step is a change in the life of some Services.
@@ -120,7 +120,7 @@ func deleteLoadBalancer(vip string) func(*testing.T, *side) {
 func (d *parity) awaitRecovered(t *testing.T, name string) {
 	t.Helper()
 	var rest string
-	for deadline := time.Now().Add(poll.Limit); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(kit.Limit); ; time.Sleep(50 * time.Millisecond) {
 		have := d.ours.programmed()
 		maps.DeleteFunc(have, func(f, _ string) bool { return strings.HasPrefix(f, markerVIP) })
 		maps.DeleteFunc(d.before, func(f, _ string) bool { return strings.HasPrefix(f, markerVIP) })
@@ -137,7 +137,7 @@ func (d *parity) awaitRecovered(t *testing.T, name string) {
 func (d *parity) awaitOurs(t *testing.T, s step) {
 	t.Helper()
 	for _, x := range s.differ {
-		poll.Until(t, fmt.Sprintf("%s: ours has %s at %s", s.name, x.ours, x.frontend), func() bool { return d.ours.programmed()["6 "+x.frontend] == x.ours })
+		kit.Until(t, fmt.Sprintf("%s: ours has %s at %s", s.name, x.ours, x.frontend), func() bool { return d.ours.programmed()["6 "+x.frontend] == x.ours })
 	}
 }
 

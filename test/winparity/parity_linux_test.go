@@ -20,8 +20,8 @@ import (
 
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 	"kubeproxy/test/wine"
 )
 
@@ -168,7 +168,7 @@ func (d *parity) awaitMarker(t *testing.T) {
 		if s.process == nil {
 			continue
 		}
-		poll.Until(t, s.name+" has the marker "+want, func() bool { return s.programmed()[want] != "" })
+		kit.Until(t, s.name+" has the marker "+want, func() bool { return s.programmed()[want] != "" })
 	}
 }
 
@@ -177,7 +177,7 @@ func (d *parity) awaitMarker(t *testing.T) {
 func (d *parity) compare(t *testing.T, known differences) string {
 	t.Helper()
 	var rest string
-	for deadline := time.Now().Add(poll.Limit / 2); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(kit.Limit / 2); ; time.Sleep(50 * time.Millisecond) {
 		rest = known.unexplained(d.upstream.programmed(), d.ours.programmed())
 		if rest == "" || time.Now().After(deadline) {
 			return rest
@@ -252,7 +252,7 @@ func (s *side) stop(t *testing.T) {
 	}
 	select {
 	case <-s.process.Ended():
-	case <-time.After(poll.Limit / 4): // kube-proxy.exe may hang
+	case <-time.After(kit.Limit / 4): // kube-proxy.exe may hang
 		s.process.Kill()
 	}
 	s.process = nil
@@ -263,7 +263,7 @@ func (s *side) kill(t *testing.T) {
 	t.Helper()
 	s.process.Kill()
 	s.hns.DropConnections()
-	poll.Until(t, "the last call is over", func() bool { return s.hns.Connections() == 0 })
+	kit.Until(t, "the last call is over", func() bool { return s.hns.Connections() == 0 })
 	s.process = nil
 }
 

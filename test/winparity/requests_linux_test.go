@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // reasons are those of requests that differ from kube-proxy's, by kind of object and field, each with its public
@@ -355,7 +355,7 @@ func TestRequests(t *testing.T) {
 			for _, s := range d.situations() {
 				d.run(t, []step{s})
 				var known, ours map[string]request
-				poll.Until(t, "both programs hold the same", func() bool { // kube-proxy makes many objects again
+				kit.Until(t, "both programs hold the same", func() bool { // kube-proxy makes many objects again
 					known, ours = d.upstream.requests(d), d.ours.requests(d)
 					return len(lacking(known, ours, both))+len(lacking(ours, known, both)) == 0
 				})

@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"kubeproxy/test/hns"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/wine"
 )
 
@@ -174,7 +174,7 @@ func TestService(t *testing.T) {
 	s.run(t, "service start", 0, "service kube-proxy runs")
 	s.run(t, "service start", 1, "is running already")
 	s.run(t, "service status", 0, "running, process ")
-	poll.Until(t, "the Service is programmed", func() bool { return s.balancers() == 1 && strings.Contains(s.log("kube-proxy"), `"Programmed"`) })
+	kit.Until(t, "the Service is programmed", func() bool { return s.balancers() == 1 && strings.Contains(s.log("kube-proxy"), `"Programmed"`) })
 	s.run(t, "status --server="+s.metrics, 0, "mode kernelspace", "shop/web")
 	s.run(t, "service stop", 0, "is stopped; what it programmed stays in force")
 	s.run(t, "service stop", 1, "is not running")
@@ -187,7 +187,7 @@ func TestService(t *testing.T) {
 	}
 	made := s.hns.CreatedCount(hns.LoadBalancer)
 	s.run(t, "service start", 0)
-	poll.Until(t, "the Service is adopted", func() bool { return strings.Count(s.log("kube-proxy"), "\"Starting\"") == 2 })
+	kit.Until(t, "the Service is adopted", func() bool { return strings.Count(s.log("kube-proxy"), "\"Starting\"") == 2 })
 	s.run(t, "service uninstall", 0, "is uninstalled; what it programmed stays in force") // stops it, too
 	s.run(t, "service uninstall", 1, "is not installed")
 	if n, again := s.balancers(), s.hns.CreatedCount(hns.LoadBalancer)-made; n != 1 || again != 0 {
@@ -211,10 +211,10 @@ func TestServiceFails(t *testing.T) {
 	good := head + "bindAddress: 192.0.2.1\nhealthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: " + s.metrics + "\n"
 	s.write(t, "c.yaml", good+"hostnameOverride: win\n")
 	s.run(t, "service start --name changing", 0)
-	poll.Until(t, "it works", func() bool { return s.balancers() == 1 })
+	kit.Until(t, "it works", func() bool { return s.balancers() == 1 })
 	s.write(t, "c.yaml", good+"hostnameOverride: win-2\n")
-	poll.Until(t, "it has taken in the change", func() bool { return strings.Contains(s.log("changing"), "asks to be started again") })
-	poll.Until(t, "it has stopped, with exit code 2", func() bool {
+	kit.Until(t, "it has taken in the change", func() bool { return strings.Contains(s.log("changing"), "asks to be started again") })
+	kit.Until(t, "it has stopped, with exit code 2", func() bool {
 		code, output, err := s.Run(t.Context(), wine.Program{Path: s.exe, Args: strings.Fields("service status --name changing"), Dir: s.folder})
 		return err == nil && code == 1 && strings.Contains(output, "stopped, with exit code 2")
 	})
@@ -231,7 +231,7 @@ func TestServiceByConfig(t *testing.T) {
 	command := `"` + wine.File(s.exe) + `" --config "` + wine.File(filepath.Join(s.folder, "c.yaml")) + `" --manifests "` + wine.File(s.manifest) + `"`
 	s.command(t, "sc", []string{"create", "plain", "binPath=", command}, 0)
 	s.run(t, "service start --name plain", 0, "service plain runs")
-	poll.Until(t, "the Service is programmed", func() bool { return s.balancers() == 1 })
+	kit.Until(t, "the Service is programmed", func() bool { return s.balancers() == 1 })
 	s.run(t, "service uninstall --name plain", 0)
 	// In Wine, services have another ProgramData than programs.
 	log, err := os.ReadFile(filepath.Join(s.Prefix(), "drive_c", "users", "Public", "kube-proxy", "kube-proxy.log"))
@@ -272,7 +272,7 @@ func TestServicePaths(t *testing.T) {
 		s.command(t, exe, []string{"service", "status"}, 1, quoted(in+"kube-proxy.exe")+" --windows-service "+
 			quoted("--config="+in+"kube-proxy.yaml")+" "+quoted("--kubeconfig="+in+"config")+` "--log-file=`+in+`the log.txt"`)
 		s.command(t, exe, []string{"service", "start"}, 0, "service kube-proxy runs")
-		poll.Until(t, "it reads its files in "+folder, func() bool {
+		kit.Until(t, "it reads its files in "+folder, func() bool {
 			text, _ := os.ReadFile(filepath.Join(s.folder, "the log.txt"))
 			return strings.Contains(string(text), `node="win"`) && strings.Contains(string(text), "The API server cannot be read")
 		})

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/lease"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // proxy is one participant of a lease.
@@ -90,8 +90,8 @@ func TestLease(t *testing.T) {
 	if !<-taken || a.holdsLease(t) {
 		t.Error("the later proxy does not have the lease")
 	}
-	poll.Until(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
-	poll.Until(t, "a says that b has it", func() bool { x := a.state.Load(); return x.Standby && x.Holder.Mode == "b" })
+	kit.Until(t, "b says that a stands by", func() bool { x := b.state.Load().Others; return len(x) == 1 && x[0].Mode == "a" })
+	kit.Until(t, "a says that b has it", func() bool { x := a.state.Load(); return x.Standby && x.Holder.Mode == "b" })
 	if x := a.state.Load().Holder; x.PID != os.Getpid() || !strings.Contains(x.String(), "test") {
 		t.Errorf("the holder is %s, want process %d with its command", x, os.Getpid())
 	}
@@ -99,12 +99,12 @@ func TestLease(t *testing.T) {
 	if !c.holdsLease(t) || b.holdsLease(t) {
 		t.Error("the third proxy does not have the lease")
 	}
-	poll.Until(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
+	kit.Until(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
 	if who, ok := lease.QueryHolder(t.Context(), s); !ok || who.Mode != "c" {
 		t.Errorf("asked, %s has the lease, %t", who, ok)
 	}
 	c.end()
-	poll.Until(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })
+	kit.Until(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })
 }
 
 // A process without rights cannot prevent a proxy from programming the node with the
@@ -140,7 +140,7 @@ func TestUntrustedPeer(t *testing.T) {
 			if !p.holdsLease(t) {
 				t.Error("the proxy leaves the node alone")
 			}
-			poll.Until(t, "the proxy says what is wrong", func() bool { return p.state.Load().Fault != "" })
+			kit.Until(t, "the proxy says what is wrong", func() bool { return p.state.Load().Fault != "" })
 		})
 	}
 }
@@ -253,7 +253,7 @@ func TestUntrustedPeerAsksForLease(t *testing.T) {
 			t.Errorf("%s: got the lease: %q", name, answer)
 		}
 	}
-	poll.Until(t, "the holder says that another version asks", func() bool { return strings.Contains(p.state.Load().Fault, "another version") })
+	kit.Until(t, "the holder says that another version asks", func() bool { return strings.Contains(p.state.Load().Fault, "another version") })
 }
 
 // acceptRaw returns the next connection of l, for somebody who is no proxy.
@@ -455,12 +455,12 @@ func TestFloodOfUsers(t *testing.T) {
 			}
 		}
 	}()
-	poll.Until(t, "the flood", func() bool { return made.Load() > 1000 })
+	kit.Until(t, "the flood", func() bool { return made.Load() > 1000 })
 	q := start(t, s, "q")
 	if !q.holdsLease(t) || p.holdsLease(t) {
 		t.Errorf("the later proxy does not have the lease: %+v, %+v", p.state.Load(), q.state.Load())
 	}
-	poll.Until(t, "p stands by", func() bool { return p.state.Load().Standby })
+	kit.Until(t, "p stands by", func() bool { return p.state.Load().Standby })
 	close(stop)
 	<-flooding
 }

@@ -15,7 +15,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // TestDrainingIsLogged checks that the log contains how long connections of removed
@@ -68,7 +68,7 @@ func TestDrainingIsLoggedAfterRestart(t *testing.T) {
 	setConns(k, 3)
 	less := snapshot(web(0, 1, service.TCP))
 	apply(t, b, less)
-	logger, out := logtext.New(0)
+	logger, out := kit.NewLog(0)
 	ctx := klog.NewContext(t.Context(), logger)
 	b = newBackend(service.IPv4, k, Options{})
 	view, err := b.view(ctx, less)

@@ -14,8 +14,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
-	"kubeproxy/test/poll"
 )
 
 // TestProgramsTellTheCookie compares what a program sees of network namespaces with what the
@@ -54,7 +54,7 @@ func TestProgramsTellTheCookie(t *testing.T) {
 		t.Errorf("two network namespaces have the cookies %v", seen)
 	}
 	// Another proxy may ask at this moment.
-	if !poll.Soon(func() bool { return !isAsked(t, root) }) {
+	if !kit.Soon(func() bool { return !isAsked(t, root) }) {
 		t.Errorf("the program stays in %s", root)
 	}
 }

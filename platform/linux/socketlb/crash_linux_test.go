@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // Four proxies are killed one after the other, so often, or as long as this.
@@ -86,7 +86,7 @@ func (k *killer) kill(condition func() bool, within time.Duration) {
 	k.t.Helper()
 	k.phase = phaseNone
 	proxy := startRole(k.t, k.role, k.cgroup, k.file)
-	for end := time.Now().Add(poll.Limit); !condition(); {
+	for end := time.Now().Add(kit.Limit); !condition(); {
 		if time.Now().After(end) {
 			k.t.Fatal("a proxy does not get on")
 		}

@@ -15,7 +15,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // flows is a fake conntrack table.
@@ -91,7 +91,7 @@ func TestUDPClientsMove(t *testing.T) {
 	if _, err := waits.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "both are known", func() bool { return n.sessions(dns) == 1 && n.sessions(slow) == 1 })
+	kit.Until(t, "both are known", func() bool { return n.sessions(dns) == 1 && n.sessions(slow) == 1 })
 	client := func(c caller) netip.AddrPort { return netip.MustParseAddrPort(c.LocalAddr().String()) }
 	answered, waiting := n.to(t, dns, client(asked)), n.to(t, slow, client(waits))
 	forgotten := n.to(t, dns, netip.MustParseAddrPort("10.244.1.9:4000"))
@@ -102,7 +102,7 @@ func TestUDPClientsMove(t *testing.T) {
 	k := &flows{all: []conntrack.Flow{answered, waiting, forgotten, other, direct}, err: errors.New("try again")}
 	ctx, stop := context.WithCancel(t.Context())
 	done := n.handOver(ctx, t, k)
-	poll.Until(t, "those with an answer and the forgotten one move", func() bool { return !k.has(answered) && !k.has(forgotten) })
+	kit.Until(t, "those with an answer and the forgotten one move", func() bool { return !k.has(answered) && !k.has(forgotten) })
 	if !k.has(waiting) {
 		t.Error("a client moved whose answer is to come")
 	}
@@ -184,7 +184,7 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	ask()
 	wantBusy("another one waits")
 	proceed()
-	poll.Until(t, "both may move", func() bool {
+	kit.Until(t, "both may move", func() bool {
 		return n.sessions(dns) == 2 && !l.busy(clients[0]) && !l.busy(clients[1])
 	})
 }
@@ -210,7 +210,7 @@ func TestUDPClientsThatWaitStay(t *testing.T) {
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "the client has to stay", func() bool { return l.busy(client) })
+	kit.Until(t, "the client has to stay", func() bool { return l.busy(client) })
 }
 
 // TestDrainCounts checks the number of connections that have not ended.
@@ -223,10 +223,10 @@ func TestDrainCounts(t *testing.T) {
 	late := n.dial(t, web) // was still arriving
 	answers(t, late)
 	_ = one.Close()
-	poll.Until(t, "two are left", func() bool { return n.Connections() == 2 })
+	kit.Until(t, "two are left", func() bool { return n.Connections() == 2 })
 	_, _ = two.Close(), late.Close()
 	<-done // does not wait for the late connection
-	poll.Until(t, "none is left", func() bool { return n.Connections() == 0 })
+	kit.Until(t, "none is left", func() bool { return n.Connections() == 0 })
 }
 
 // TestTracked checks that flows directly to a present endpoint continue.

@@ -8,7 +8,7 @@ import (
 	"io"
 	"testing"
 
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // count returns the number of pipes, and how many of them are free.
@@ -67,7 +67,7 @@ func TestIdleConnectionsHoldNoPipe(t *testing.T) {
 
 func allFree(t *testing.T, m *copier) {
 	t.Helper()
-	poll.Until(t, "all pipes are free", func() bool {
+	kit.Until(t, "all pipes are free", func() bool {
 		made, free := m.count()
 		return free == made
 	})

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // answers reads the first line, which identifies the server.
@@ -43,7 +43,7 @@ func TestHalfClose(t *testing.T) {
 	if err != nil || !bytes.Equal(got, append([]byte(e.at.String()+"\n"), sent...)) {
 		t.Errorf("%d bytes came back, want %d: %v", len(got), len(sent), err)
 	}
-	poll.Until(t, "all files are given back", func() bool {
+	kit.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
 		return n.limits.used == 1
@@ -112,7 +112,7 @@ func TestResetPassesOn(t *testing.T) {
 	c := n.dial(t, web)
 	answers(t, c)
 	reset(c)
-	poll.Until(t, "all files are given back", func() bool {
+	kit.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
 		return n.limits.used == 1
@@ -143,7 +143,7 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 			}
 		}
 	}
-	poll.Until(t, "nobody listens after the Service left", func() bool {
+	kit.Until(t, "nobody listens after the Service left", func() bool {
 		c, err := net.Dial("tcp", was.String())
 		if err == nil {
 			_ = c.Close()
@@ -221,7 +221,7 @@ func TestAcceptFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	poll.Until(t, "six attempts", func() bool { return n.Limits().Use().Refused[NoSystem] >= 6 })
+	kit.Until(t, "six attempts", func() bool { return n.Limits().Use().Refused[NoSystem] >= 6 })
 	if took := time.Since(began); took < 31*minBackoff {
 		t.Errorf("six attempts took %s", took)
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 // caller is a UDP client that keeps its port.
@@ -95,7 +95,7 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	if err := n.apply(t); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "all files are given back", func() bool {
+	kit.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
 		return n.limits.used == 0
@@ -113,8 +113,8 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 	c := n.caller(t, dns)
 	for range 3 {
 		// The session may end before the reply arrives.
-		poll.Until(t, "an answer", func() bool { return c.ask(t, "x", time.Second) == e.at.String() })
-		poll.Until(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
+		kit.Until(t, "an answer", func() bool { return c.ask(t, "x", time.Second) == e.at.String() })
+		kit.Until(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
 	}
 }
 
@@ -141,7 +141,7 @@ func TestUDPLateAnswer(t *testing.T) {
 		if _, from[i], err = slow.ReadFromUDPAddrPort(b); err != nil {
 			t.Fatal(err)
 		}
-		poll.Until(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
+		kit.Until(t, "the client is forgotten", func() bool { return n.sessions(dns) == 0 })
 	}
 	for _, to := range from {
 		_ = c.SetReadDeadline(time.Now().Add(long))
@@ -168,7 +168,7 @@ func TestUDPNextEndpoint(t *testing.T) {
 	}
 	for range 4 {
 		c := n.caller(t, dns)
-		poll.Until(t, "an answer", func() bool { return c.ask(t, "x", 20*time.Millisecond) == e.at.String() })
+		kit.Until(t, "an answer", func() bool { return c.ask(t, "x", 20*time.Millisecond) == e.at.String() })
 	}
 }
 
@@ -233,7 +233,7 @@ func TestUDPWithoutSocket(t *testing.T) {
 	c, open := n.caller(t, dns), n.Limits().Use().Open
 	broken.errs <- syscall.EMFILE
 	_, _ = c.Write([]byte("x"))
-	poll.Until(t, "the error of the system is counted", func() bool { return n.Limits().Use().Refused[NoSystem] == 1 })
+	kit.Until(t, "the error of the system is counted", func() bool { return n.Limits().Use().Refused[NoSystem] == 1 })
 	broken.errs <- syscall.ENETUNREACH
 	_, _ = c.Write([]byte("x"))
 	if err := <-unreached; err != syscall.ENETUNREACH {
@@ -298,7 +298,7 @@ func TestRangeOfPorts(t *testing.T) {
 	if err := n.apply(t, b, c); err == nil { // a closes only after b has opened
 		t.Error("two listeners on one port")
 	}
-	poll.Until(t, "once there is room, b has it", func() bool {
+	kit.Until(t, "once there is room, b has it", func() bool {
 		return n.apply(t, b, c) == nil && n.at(t, b).Port() == first
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"kubeproxy/test/markdown"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/vm"
 )
 
@@ -41,7 +41,7 @@ func (all outcomes) page() string {
 		}
 		rows = append(rows, row)
 	}
-	return about + markdown.Table(rows) + all.skipped()
+	return about + kit.Table(rows) + all.skipped()
 }
 
 // skipped lists the skipped tests, and the reasons.

@@ -22,7 +22,7 @@ import (
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/toymode"
 )
 
@@ -198,25 +198,25 @@ func TestHandover(t *testing.T) {
 	shop := fmt.Sprintf(balancedShop, check.Port())
 	write(t, filepath.Join(p.dir, "shop.yaml"), shop)
 
-	poll.Until(t, "audits after rounds", func() bool { return a.asked.Load() > 1 || !left.filled.Load() })
+	kit.Until(t, "audits after rounds", func() bool { return a.asked.Load() > 1 || !left.filled.Load() })
 	if !left.filled.Load() {
 		t.Error("the old rules go before the new ones are in force")
 	}
 	a.good.Store(true)
-	poll.Until(t, "the old rules go", func() bool { return !left.filled.Load() })
+	kit.Until(t, "the old rules go", func() bool { return !left.filled.Load() })
 
 	leave, ok := later.Enter(ctx)
 	if !ok {
 		t.Fatal("the later proxy does not get the node")
 	}
 	leave()
-	poll.Until(t, "stands by", func() bool {
+	kit.Until(t, "stands by", func() bool {
 		answer, err := (&statusview.Query{Server: p.server}).Ask(t.Context())
 		return err == nil && answer.Health.Standby != ""
 	})
 	left.filled.Store(true)
 	write(t, filepath.Join(p.dir, "shop.yaml"), shop+shopEndpoint)
-	poll.Until(t, "a health check counts the new endpoint", func() bool {
+	kit.Until(t, "a health check counts the new endpoint", func() bool {
 		answer, err := http.Get("http://" + check.String())
 		if err != nil {
 			return false
@@ -236,7 +236,7 @@ func TestHandover(t *testing.T) {
 	}
 	end()
 	<-ended
-	poll.Until(t, "the rules of the later proxy go", func() bool { return !left.filled.Load() })
+	kit.Until(t, "the rules of the later proxy go", func() bool { return !left.filled.Load() })
 	if !p.log.Has("Found what another service proxy left meanwhile") {
 		t.Errorf("the rules of the later proxy are somebody's:\n%s", &p.log)
 	}

@@ -23,7 +23,7 @@ import (
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/toymode"
 )
 
@@ -125,7 +125,7 @@ func TestKubeconfigFollowed(t *testing.T) {
 	latest := 0
 	awaitPorts := func(n int) {
 		t.Helper()
-		poll.Until(t, fmt.Sprint(n, " ports"), func() bool {
+		kit.Until(t, fmt.Sprint(n, " ports"), func() bool {
 			for len(toy.Programmed) > 0 {
 				latest = (<-toy.Programmed).Len(service.IPv4)
 			}
@@ -146,16 +146,16 @@ func TestKubeconfigFollowed(t *testing.T) {
 		{second.kubeconfig("three"), second.URL + " does not work"},
 	} {
 		put(bad.text)
-		poll.Until(t, "a condition with "+bad.want, func() bool { return strings.Contains(condition(), bad.want) })
+		kit.Until(t, "a condition with "+bad.want, func() bool { return strings.Contains(condition(), bad.want) })
 	}
 	if awaitPorts(1); first.watches.Load() != 3 || second.watches.Load() != 0 {
 		t.Errorf("%d watches of the API server in use, %d of the other one", first.watches.Load(), second.watches.Load())
 	}
 	put(first.kubeconfig("one"))
-	poll.Until(t, "no condition", func() bool { return condition() == "" })
+	kit.Until(t, "no condition", func() bool { return condition() == "" })
 	put(second.kubeconfig("two"))
 	awaitPorts(2)
-	poll.Until(t, "watches of the other API server alone", func() bool { return first.watches.Load() == 0 && second.watches.Load() == 3 })
+	kit.Until(t, "watches of the other API server alone", func() bool { return first.watches.Load() == 0 && second.watches.Load() == 3 })
 	if text := condition(); text != "" || !strings.Contains(p.log.String(), "The kubeconfig changed and is in force") {
 		t.Errorf("condition %q, log:\n%s", text, p.log.String())
 	}

@@ -20,7 +20,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // TestModeRequest reads the annotation of the Node if no mode is configured.
@@ -61,7 +61,7 @@ func TestModeRequest(t *testing.T) {
 			defer server.Close()
 			c := &config.Config{OS: tt.os}
 			c.Mode = tt.mode
-			logger, log := logtext.New(0)
+			logger, log := kit.NewLog(0)
 			ctx := klog.NewContext(t.Context(), logger)
 			got := newModeRequest(ctx, c, NewOptions(modes.All()), &source.APIServer{Config: &rest.Config{Host: server.URL}, NodeName: "node-a"})
 			if want := (modeRequest{tt.mode, tt.annotated}); got != want || !strings.Contains(log.String(), tt.logged) || tt.logged == "" && log.Len() > 0 {

@@ -11,12 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/report"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log, b := logtext.New(0)
+		log, b := kit.NewLog(0)
 		p := newProgress(log, report.NewSources().Unsynced)
 		p.expect("x")
 		p.expect("y")
@@ -34,7 +34,7 @@ func TestProgress(t *testing.T) {
 			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, x, y" elapsed="2s"`,
 			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, y" elapsed="6s"`,
 		}
-		if diff := cmp.Diff(want, logtext.Lines(b)); diff != "" {
+		if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
 			t.Errorf("log (-want +got):\n%s", diff)
 		}
 	})

@@ -26,8 +26,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
-	"kubeproxy/test/logtext"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 )
 
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -89,7 +88,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Mode = config.NFTables // as mode selection does
-	log, logText := logtext.New(2)
+	log, logText := kit.NewLog(2)
 	r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
 	f := r.newFollower()
 	check := func() {
@@ -112,7 +111,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 func TestUnusedSettingsCauseNothing(t *testing.T) {
 	o, c := NewOptions(modes.All()), &config.Config{}
 	c.Mode, c.HealthzBindAddress, c.MetricsBindAddress = config.NFTables, "127.0.0.1:0", "127.0.0.1:0"
-	log, text := logtext.New(2)
+	log, text := kit.NewLog(2)
 	for effect, warns := range map[config.Effect]bool{config.Unused: false, config.Hot: true} {
 		text.Reset()
 		r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
@@ -225,7 +224,7 @@ func TestServersMove(t *testing.T) {
 	addrs := freeAddrs(t, 2)
 	first, second := addrs[0], addrs[1]
 	s := newTestServers(t, first)
-	poll.Until(t, "the first address", func() bool { return answers(first) })
+	kit.Until(t, "the first address", func() bool { return answers(first) })
 
 	other, err := net.Listen("tcp", second)
 	if err != nil {
@@ -238,13 +237,13 @@ func TestServersMove(t *testing.T) {
 		t.Error("the old address was given up for one that cannot be had")
 	}
 	other.Close()
-	poll.Until(t, "the second address", func() bool { return answers(second) && !answers(first) })
+	kit.Until(t, "the second address", func() bool { return answers(second) && !answers(first) })
 
 	all := "0.0.0.0:" + portOf(second) // which includes the second
 	if err := s.moveTo(t, all); err != nil {
 		t.Errorf("to every address: %v", err)
 	}
-	poll.Until(t, "every address", func() bool { return answers("127.0.0.2:" + portOf(second)) })
+	kit.Until(t, "every address", func() bool { return answers("127.0.0.2:" + portOf(second)) })
 	if err := s.moveTo(t, "127.0.0.1:0"); err != nil || answers(second) {
 		t.Errorf("switched off: %v, it answers: %v", err, answers(second))
 	}

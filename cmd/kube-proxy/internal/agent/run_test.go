@@ -25,7 +25,7 @@ import (
 	"kubeproxy/common/statusview"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
-	"kubeproxy/test/poll"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 	"kubeproxy/test/toymode"
 )
@@ -128,7 +128,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	await(1, false)
-	poll.Until(t, "status knows the mode and the Service", func() bool {
+	kit.Until(t, "status knows the mode and the Service", func() bool {
 		answer, err := (&statusview.Query{Server: p.server}).Ask(t.Context())
 		return err == nil && answer.Mode == "toy" && len(answer.Services) == 1 && answer.Services[0].State == servicestate.Programmed &&
 			len(answer.Health.Sources) == 1 && answer.Health.Sources[0].Name == report.ManifestSource
@@ -146,7 +146,7 @@ func TestRun(t *testing.T) {
 	write(t, third, strings.NewReplacer("web", "third", "10.96.0.10", "10.96.0.12").Replace(testShop))
 	await(3, false)
 	write(t, p.file, p.config+"clusterCIDR: 10.244.0.0/16\n")
-	poll.Until(t, "the file is in force", func() bool { return strings.Contains(p.log.String(), "The configuration file changed and is in force") })
+	kit.Until(t, "the file is in force", func() bool { return strings.Contains(p.log.String(), "The configuration file changed and is in force") })
 	write(t, p.file, p.config+"mode: other\n")
 	select {
 	case err := <-p.ended:

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
-	"kubeproxy/test/logtext"
+	"kubeproxy/test/kit"
 )
 
 // selectCase is a case of TestSelectMode.
@@ -88,7 +88,7 @@ func TestSelectMode(t *testing.T) {
 			if tt.file != "" {
 				c.Mode, o.Flags.Config = tt.file, "kube-proxy.yaml"
 			}
-			logger, log := logtext.New(0)
+			logger, log := kit.NewLog(0)
 			x, err := selectMode(logger, o.Candidates(c, tt.annotated), func(w Candidate) (*Selected, error) {
 				if slices.Contains(tt.broken, string(w.Name)) {
 					return nil, fmt.Errorf("%s lacks something", w.Name)

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package goldentext
+package kit
 
 import "testing"
 
@@ -14,7 +14,7 @@ func TestNormalize(t *testing.T) {
 		{`C:\other\a`, `C:\tmp\1`, `C:\other\a`},
 	} {
 		if got := Normalize(tc.text, tc.dir); got != tc.want {
-			t.Errorf("Text(%q) = %q, want %q", tc.text, got, tc.want)
+			t.Errorf("Normalize(%q) = %q, want %q", tc.text, got, tc.want)
 		}
 	}
 }

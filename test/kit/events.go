@@ -1,8 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package eventsink is an API server in memory that accepts every Event.
-package eventsink
+package kit
 
 import (
 	"bytes"
@@ -14,26 +13,27 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Sink is the transport to it. The zero value is ready.
-type Sink struct {
+// EventSink is the transport to an API server in memory that accepts every Event. The zero
+// value is ready.
+type EventSink struct {
 	mu      sync.Mutex
-	written []Request
+	written []EventRequest
 }
 
-// Request is one that wrote an Event.
-type Request struct {
+// EventRequest is one that wrote an Event.
+type EventRequest struct {
 	Method string // POST creates an Event, PATCH counts it once more
 	Event  corev1.Event
 	Body   string
 }
 
 // RoundTrip implements http.RoundTripper.
-func (s *Sink) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s *EventSink) RoundTrip(r *http.Request) (*http.Response, error) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, err
 	}
-	q := Request{Method: r.Method, Body: string(body)}
+	q := EventRequest{Method: r.Method, Body: string(body)}
 	if err := json.Unmarshal(body, &q.Event); err != nil {
 		return nil, err
 	}
@@ -47,8 +47,8 @@ func (s *Sink) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // Written returns the requests so far, in order.
-func (s *Sink) Written() []Request {
+func (s *EventSink) Written() []EventRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append([]Request(nil), s.written...)
+	return append([]EventRequest(nil), s.written...)
 }

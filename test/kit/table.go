@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package markdown
+package kit
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Table returns a table whose columns are aligned in the source, too. The first row has
-// the titles, and every other one as many cells.
+// Table returns a table of a page in docs. Its columns are aligned in the source, too. The
+// first row has the titles, and every other one as many cells.
 func Table(rows [][]string) string { return table(rows, len(rows[0])) }
 
 // Numbers is a Table in which all columns but the first are flush right.

@@ -1,9 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package session keeps sessions in documents true. A test types commands as a user does,
-// and compares them and what they print with the page that shows them.
-package session
+package kit
 
 import (
 	"fmt"

@@ -1,8 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package poll waits in tests for what must happen, but takes an unknown time.
-package poll
+package kit
 
 import (
 	"testing"
