@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 	netfilter "kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/packet"
 )
 
 // Writable implements Writable of Node for the running system.
@@ -100,7 +100,7 @@ func (Netlink) FilterChains(ctx context.Context) ([]Chain, error) {
 		}
 	}
 	for f, command := range [...]string{service.IPv4: "iptables-legacy", service.IPv6: "ip6tables-legacy"} {
-		tables, err := iptables.LegacyTables(service.Family(f))
+		tables, err := packet.LegacyNames(service.Family(f))
 		if err != nil {
 			return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 		}

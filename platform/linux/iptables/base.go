@@ -14,7 +14,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // jump is a rule in a built-in chain that leads to a chain of ours.
@@ -678,7 +678,7 @@ func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, 
 	all := map[string]netip.AddrPort{}
 	for i, rules := range h.chains {
 		for _, r := range rules {
-			if to, err := netip.ParseAddrPort(walk.Argument(walk.Split(r), "--to-destination")); err == nil {
+			if to, err := netip.ParseAddrPort(packet.Argument(packet.Split(r), "--to-destination")); err == nil {
 				all[i.name] = to
 			}
 		}

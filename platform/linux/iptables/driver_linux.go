@@ -26,6 +26,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -413,7 +414,7 @@ func nftChains(f service.Family) ([]id, error) {
 // that exist, because a request for another one would create it (kernel:
 // net/netfilter/x_tables.c, xt_find_table_lock).
 func legacyChains(f service.Family) ([]id, error) {
-	names, err := LegacyTables(f)
+	names, err := packet.LegacyNames(f)
 	if err != nil {
 		return nil, err
 	}

@@ -8,15 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"os"
 	"slices"
-	"strings"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/packet"
 )
 
 // legacyMonitor detects changes in iptables-legacy. The kernel sends no notification of
@@ -102,27 +101,6 @@ const (
 
 var hookNames = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-// LegacyTables lists the tables of iptables-legacy that exist in the network namespace of
-// the calling thread. There are none without the kernel module. The kernel makes the user
-// root of the network namespace the owner of the file that it reads, with mode 0440
-// (kernel: net/netfilter/x_tables.c, xt_proto_init). Other users need CAP_DAC_READ_SEARCH,
-// whatever other capabilities they have
-// (https://man7.org/linux/man-pages/man7/capabilities.7.html).
-func LegacyTables(f service.Family) ([]string, error) {
-	file := "/proc/thread-self/net/ip_tables_names"
-	if f == service.IPv6 {
-		file = "/proc/thread-self/net/ip6_tables_names"
-	}
-	names, err := os.ReadFile(file)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil, nil
-	case errors.Is(err, os.ErrPermission):
-		return nil, fmt.Errorf("%w: run as root, because only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW", err)
-	}
-	return strings.Fields(string(names)), err
-}
-
 func newLegacyMonitor(f service.Family, of Role, l *lock) (*legacyMonitor, error) {
 	s := &legacyMonitor{family: f, role: of, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP}
 	domain := unix.AF_INET
@@ -177,7 +155,7 @@ func (l *legacyMonitor) reset() error {
 	if l.lock != nil {
 		l.lock.usedByOthers()
 	}
-	there, err := LegacyTables(l.family)
+	there, err := packet.LegacyNames(l.family)
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // A chain with many endpoints would be written whole for each one that comes or goes:
@@ -487,7 +487,7 @@ func unquoted(r string) string {
 	if !strings.Contains(r, "\"") {
 		return strings.ReplaceAll(r, " ", "\x00")
 	}
-	return strings.Join(walk.Split(r), "\x00")
+	return strings.Join(packet.Split(r), "\x00")
 }
 
 // Names of chains. Prefixes end with a dash.

@@ -15,7 +15,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/test/generate"
 )
 
@@ -44,13 +44,13 @@ func shares(t *testing.T, k *fake, chain string, share float64, all map[string]f
 	t.Helper()
 	left := share
 	for n, r := range k.Tables[nat][chain] {
-		w := walk.Split(r)
+		w := packet.Split(r)
 		to, below := targetOf(w), 0
 		if to == markClusterChain {
 			continue
 		}
 		p := left
-		if text := walk.Argument(w, "--probability"); text != "" {
+		if text := packet.Argument(w, "--probability"); text != "" {
 			f, err := strconv.ParseFloat(text, 64)
 			if err != nil {
 				t.Fatal(err)
@@ -58,7 +58,7 @@ func shares(t *testing.T, k *fake, chain string, share float64, all map[string]f
 			p = left * f
 		}
 		if to == "DNAT" {
-			all[walk.Argument(w, "--to-destination")] += p
+			all[packet.Argument(w, "--to-destination")] += p
 		} else {
 			below = shares(t, k, to, p, all)
 		}

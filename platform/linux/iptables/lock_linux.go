@@ -23,7 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // lock is the lock file that all users of iptables-legacy on a node share (iptables(8),
@@ -305,7 +305,7 @@ func parseRecent(line string) (netip.Addr, uint, error) {
 	if err != nil {
 		return a, 0, err
 	}
-	seen, err := strconv.ParseUint(walk.Argument(w, "last_seen:"), 10, strconv.IntSize)
+	seen, err := strconv.ParseUint(packet.Argument(w, "last_seen:"), 10, strconv.IntSize)
 	return a, uint(seen), err
 }
 

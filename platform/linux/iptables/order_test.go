@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // TestJumpsBehindWhatPasses inserts foreign rules ahead of ours. If one lets all packets
@@ -51,7 +51,7 @@ func TestJumpsBehindWhatPasses(t *testing.T) {
 				t.Errorf("chain %s is\n%s\nwant\n%s", tc.in.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
 			line := strings.Join(p.Outcome().Drift, "\n")
-			if reported := strings.Contains(line, "hidden: rule") && strings.Contains(line, "-j "+targetOf(walk.Split(tc.rule))); reported != tc.moves {
+			if reported := strings.Contains(line, "hidden: rule") && strings.Contains(line, "-j "+targetOf(packet.Split(tc.rule))); reported != tc.moves {
 				t.Errorf("reported %t, want %t: %q", reported, tc.moves, p.Outcome().Drift)
 			}
 		})

@@ -13,7 +13,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // plan is the change from the installed state to a snapshot.
@@ -417,7 +417,7 @@ func (s *splitter) add(i id) {
 	}
 	s.done[i] = true // chains do not lead back to themselves
 	for _, r := range c.rules {
-		if to := targetOf(walk.Split(r)); to != "" {
+		if to := targetOf(packet.Split(r)); to != "" {
 			s.add(id{i.table, to})
 		}
 	}

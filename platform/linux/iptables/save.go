@@ -15,7 +15,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // observed is the part of the output of iptables-save that concerns us.
@@ -69,7 +69,7 @@ func (o *observed) rule(in id, rule string) {
 		return
 	}
 	o.rules[in]++
-	w := walk.Split(rule)
+	w := packet.Split(rule)
 	to := id{in.table, targetOf(w)}
 	if o.role.comesAfter(to) {
 		o.insertAfter[in] = o.rules[in]
@@ -89,10 +89,10 @@ func (o *observed) rule(in id, rule string) {
 
 // targetOf returns the target of a rule.
 func targetOf(words []string) string {
-	if to := walk.Argument(words, "-j"); to != "" {
+	if to := packet.Argument(words, "-j"); to != "" {
 		return to
 	}
-	return walk.Argument(words, "-g")
+	return packet.Argument(words, "-g")
 }
 
 func (o *observed) sums() map[id]sum {
@@ -110,7 +110,7 @@ func (i id) isSystem() bool {
 
 // bare returns j without a comment.
 func (j jump) bare() jump {
-	w := walk.Split(j.rule)
+	w := packet.Split(j.rule)
 	if i := slices.Index(w, "--comment"); i > 1 && i+1 < len(w) {
 		w = slices.Delete(w, i-2, i+2)
 	}
@@ -141,7 +141,7 @@ func (o *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 	seen := map[jump]bool{}
 	for _, l := range o.references {
 		b := l.bare()
-		target := targetOf(walk.Split(b.rule))
+		target := targetOf(packet.Split(b.rule))
 		match, _ := strings.CutSuffix(b.rule, "-j "+target)
 		plain := (slices.Contains(entryChains, target) || o.role == IPVSCompanion) && slices.Contains([]string{"", newOnly, localOnly}, match)
 		plain = plain || target == relayChain // where the relay of an earlier process was
@@ -162,7 +162,7 @@ func (o *observed) extraneous(stay map[id]bool) *change {
 	c := &change{}
 	used := map[id]bool{}
 	for _, l := range o.references {
-		to := id{l.from.table, targetOf(walk.Split(l.rule))}
+		to := id{l.from.table, targetOf(packet.Split(l.rule))}
 		switch {
 		case stay[to]:
 		case l.from.isSystem():
@@ -188,7 +188,7 @@ func (o *observed) inUse() error {
 	var errs []error
 	for _, l := range o.references {
 		if !l.from.isSystem() {
-			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which another program made", targetOf(walk.Split(l.rule)), l.from.table, l.from.name, l.rule))
+			errs = append(errs, fmt.Errorf("chain %s of table %s is in use: chain %s has the rule %q, which another program made", targetOf(packet.Split(l.rule)), l.from.table, l.from.name, l.rule))
 		}
 	}
 	return errors.Join(errs...)
@@ -202,7 +202,7 @@ func (o *observed) entries() []entry {
 			continue
 		}
 		for _, r := range o.chains[i] {
-			w := walk.Split(r)
+			w := packet.Split(r)
 			k, ok := keyOf(i.table, w)
 			if !ok || (id{i.table, targetOf(w)}).isTree() {
 				continue
@@ -224,7 +224,7 @@ func (o *observed) entries() []entry {
 // keyOf parses the key from the words of a rule.
 func keyOf(table string, w []string) (key, bool) {
 	k := key{table: table}
-	if d := walk.Argument(w, "-d"); d != "" {
+	if d := packet.Argument(w, "-d"); d != "" {
 		p, err := netip.ParsePrefix(d)
 		if err != nil || !p.IsSingleIP() || slices.Contains(w, "!") {
 			return k, false
@@ -232,11 +232,11 @@ func keyOf(table string, w []string) (key, bool) {
 		k.addr = p.Addr()
 	}
 	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
-		if walk.Argument(w, "-p") == p.String() {
+		if packet.Argument(w, "-p") == p.String() {
 			k.proto = p
 		}
 	}
-	if port := walk.Argument(w, "--dport"); port != "" {
+	if port := packet.Argument(w, "--dport"); port != "" {
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil {
 			return k, false
@@ -434,7 +434,7 @@ func (l layout) portFinder(want *service.Snapshot) func(in id, rule string) serv
 		if n, found := rules[rule]; found {
 			return n
 		}
-		return service.ParsePortName(walk.Argument(walk.Split(rule), "--comment"))
+		return service.ParsePortName(packet.Argument(packet.Split(rule), "--comment"))
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
 	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/packet"
 )
 
 // Question is a connection to follow through the tables.
@@ -37,10 +37,10 @@ type Companion interface {
 	// Local reports whether packets to an address are delivered to the node.
 	Local(netip.Addr) bool
 	// InSet reports whether fields of p, such as dst,src, are in a set.
-	InSet(set, fields string, p walk.Packet) walk.Match
+	InSet(set, fields string, p packet.Packet) packet.Match
 	// Server returns the destinations that take new connections of the virtual server
 	// for p. found is false if there is none.
-	Server(p walk.Packet) (to []netip.AddrPort, found bool)
+	Server(p packet.Packet) (to []netip.AddrPort, found bool)
 }
 
 // Trace reads the tables and returns what they do with the first packet of c. want is the
@@ -61,7 +61,7 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 		return nil, err
 	}
 	want := b.withPendingNodePorts(q.Want, t)
-	observed, expected := walk.Parse(text), b.expectedTables(want)
+	observed, expected := packet.Parse(text), b.expectedTables(want)
 	for _, table := range t.dormant {
 		observed.Remove(table)
 	}
@@ -115,35 +115,35 @@ func (b *Backend) needsLocalnet(q Question, node *service.Node, plan *path) bool
 }
 
 // expectedTables returns the tables as they should be.
-func (b *Backend) expectedTables(want *service.Snapshot) *walk.Tables {
-	t := walk.NewTables()
+func (b *Backend) expectedTables(want *service.Snapshot) *packet.Saved {
+	t := packet.NewSaved()
 	for p := range want.Ports(b.family) {
 		for _, c := range b.portChains(p, want.Node) {
-			t.Append(walk.Chain{Table: c.table, Name: c.name}, c.rules...)
+			t.Append(packet.Chain{Table: c.table, Name: c.name}, c.rules...)
 		}
 	}
 	for _, c := range b.shared(want.Node, want.Ports(b.family), nil) {
-		t.Append(walk.Chain{Table: c.table, Name: c.name}, c.rules...)
+		t.Append(packet.Chain{Table: c.table, Name: c.name}, c.rules...)
 	}
 	for _, j := range b.jumps() {
-		t.Append(walk.Chain{Table: j.from.table, Name: j.from.name}, j.rule)
+		t.Append(packet.Chain{Table: j.from.table, Name: j.from.name}, j.rule)
 	}
 	return t
 }
 
 // node returns the answers for rules that depend on more than the headers of a packet.
-func (b *Backend) node(q Question, c Companion, listed func(list, seconds string, p walk.Packet) walk.Match) walk.Node {
-	hairpin := walk.Argument(walk.Split(b.hairpinMatch()+"-j"), "--bytecode")
-	n := walk.Node{
+func (b *Backend) node(q Question, c Companion, listed func(list, seconds string, p packet.Packet) packet.Match) packet.Answers {
+	hairpin := packet.Argument(packet.Split(b.hairpinMatch()+"-j"), "--bytecode")
+	n := packet.Answers{
 		Local: q.Local, Listed: listed, AnyInterface: true,
-		Bytecode: func(code string, p walk.Packet) walk.Match {
+		Bytecode: func(code string, p packet.Packet) packet.Match {
 			switch {
 			case code != hairpin:
-				return walk.Unknown
+				return packet.Unknown
 			case p.From == p.To.Addr():
-				return walk.Yes
+				return packet.Yes
 			}
-			return walk.No
+			return packet.No
 		},
 	}
 	if c != nil {
@@ -154,9 +154,9 @@ func (b *Backend) node(q Question, c Companion, listed func(list, seconds string
 
 // lists returns a function that reports whether a client is in a list of xt_recent. It
 // reads each list once.
-func (b *Backend) lists() func(list, seconds string, p walk.Packet) walk.Match {
+func (b *Backend) lists() func(list, seconds string, p packet.Packet) packet.Match {
 	known := map[string]map[netip.Addr]time.Duration{}
-	return func(list, seconds string, p walk.Packet) walk.Match {
+	return func(list, seconds string, p packet.Packet) packet.Match {
 		clients, asked := known[list]
 		if !asked {
 			var err error
@@ -169,11 +169,11 @@ func (b *Backend) lists() func(list, seconds string, p walk.Packet) walk.Match {
 		limit, err := strconv.Atoi(seconds)
 		switch {
 		case clients == nil, err != nil && seconds != "":
-			return walk.Chance
+			return packet.Random
 		case found && (seconds == "" || age < time.Duration(limit)*time.Second):
-			return walk.Yes
+			return packet.Yes
 		}
-		return walk.No
+		return packet.No
 	}
 }
 
@@ -214,8 +214,8 @@ func (c *traceComparison) fault(format string, args ...any) {
 }
 
 // compareChain compares the rules of a chain that concern one of the packets.
-func (c *traceComparison) compareChain(i id, packets []walk.Packet) {
-	at := walk.Chain{Table: i.table, Name: i.name}
+func (c *traceComparison) compareChain(i id, packets []packet.Packet) {
+	at := packet.Chain{Table: i.table, Name: i.name}
 	switch {
 	case !c.have.tables.Has(at):
 		c.fault("chain %s of table %s is missing", i.name, i.table)
@@ -230,10 +230,10 @@ func (c *traceComparison) compareChain(i id, packets []walk.Packet) {
 }
 
 // concerning returns those of rules that concern one of the packets.
-func (c *traceComparison) concerning(rules []*walk.Rule, packets []walk.Packet) []string {
+func (c *traceComparison) concerning(rules []*packet.Rule, packets []packet.Packet) []string {
 	var all []string
 	for _, r := range rules {
-		if slices.ContainsFunc(packets, func(p walk.Packet) bool { return c.have.node.Concerns(r, p) }) {
+		if slices.ContainsFunc(packets, func(p packet.Packet) bool { return c.have.node.Concerns(r, p) }) {
 			all = append(all, r.Text)
 		}
 	}
@@ -292,7 +292,7 @@ func (c *traceComparison) compareJumps(from id) {
 	}
 	stay := map[id]bool{}
 	for _, j := range jumps {
-		stay[id{from.table, targetOf(walk.Split(j.rule))}] = true
+		stay[id{from.table, targetOf(packet.Split(j.rule))}] = true
 	}
 	for _, j := range c.tables.extraJumps(stay, jumps) {
 		if j.from == from {
@@ -325,7 +325,7 @@ func (c *traceComparison) translates(to string) bool {
 		if !c.options.Role.owns(i) {
 			continue
 		}
-		for _, r := range c.have.tables.Rules(walk.Chain{Table: i.table, Name: i.name}) {
+		for _, r := range c.have.tables.Rules(packet.Chain{Table: i.table, Name: i.name}) {
 			if strings.Contains(r.Text, "--to-destination "+to) {
 				return true
 			}
@@ -335,7 +335,7 @@ func (c *traceComparison) translates(to string) bool {
 }
 
 // purpose says what the rules of a chain do.
-func (p *path) purpose(c walk.Chain) string {
+func (p *path) purpose(c packet.Chain) string {
 	if p.relays() && !p.bypasses() && strings.HasPrefix(c.Name, "KUBE-SV") {
 		return "redirect it to a listener of kube-proxy"
 	}

@@ -11,27 +11,27 @@ import (
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // path is the path of the first packet of a connection through the hooks of the kernel.
 // After a translation it has a branch for each destination.
 type path struct {
 	layout
-	tables *walk.Tables
-	node   walk.Node
+	tables *packet.Saved
+	node   packet.Answers
 	ipvs   Companion // nil without IPVS
 
 	targets     map[netip.AddrPort]bool // whether it is masqueraded on the way there
 	remembered  netip.AddrPort
 	passes      bool // untranslated
 	ends        []end
-	accepted    []walk.Step // rules of others that let it pass, so that later ones do not see it
-	doubtful    []end       // rules of others that cannot be evaluated, see walk.Walker
-	masqueraded []end       // rules of others that masquerade it
-	served      bool        // by a virtual server
+	accepted    []packet.Step // rules of others that let it pass, so that later ones do not see it
+	doubtful    []end         // rules of others that cannot be evaluated, see packet.Walker
+	masqueraded []end         // rules of others that masquerade it
+	served      bool          // by a virtual server
 	// visits are the packets that came to each chain, on all branches.
-	visits map[id][]walk.Packet
+	visits map[id][]packet.Packet
 	// hops are those of the first branch. quiet ends them.
 	hops  []explain.Hop
 	quiet bool
@@ -40,21 +40,21 @@ type path struct {
 
 // end is a place where a packet ends.
 type end struct {
-	action route.Action
-	by     walk.Step
-	to     netip.AddrPort
-	at     string // the built-in chain
+	does explain.Deed
+	by   packet.Step
+	to   netip.AddrPort
+	at   string // the built-in chain
 }
 
-func newPath(l layout, t *walk.Tables, n walk.Node) *path {
-	return &path{layout: l, tables: t, node: n, targets: map[netip.AddrPort]bool{}, visits: map[id][]walk.Packet{}}
+func newPath(l layout, t *packet.Saved, n packet.Answers) *path {
+	return &path{layout: l, tables: t, node: n, targets: map[netip.AddrPort]bool{}, visits: map[id][]packet.Packet{}}
 }
 
 // follow sends the first packet of c. The order of the hooks is that of the kernel, see
 // the priorities in include/uapi/linux/netfilter_ipv4.h.
 func (p *path) follow(c route.Conn, ipvs Companion) {
 	p.ipvs = ipvs
-	pk := walk.Packet{Conn: c, Dialled: c.To}
+	pk := packet.Packet{Conn: c, Dialled: c.To}
 	hook, then := "PREROUTING", p.arrive
 	if c.Interface == "" {
 		hook, then = "OUTPUT", p.leave
@@ -64,13 +64,15 @@ func (p *path) follow(c route.Conn, ipvs Companion) {
 	}
 }
 
+var actions = map[explain.Deed]route.Action{explain.Drops: route.Drop, explain.Refuses: route.Reject}
+
 // action is what happens to the packet.
 func (p *path) action() route.Action {
 	switch {
 	case len(p.targets) > 0:
 		return route.Forward
 	case len(p.ends) > 0 && !p.passes:
-		return p.ends[0].action
+		return actions[p.ends[0].does]
 	}
 	return route.Pass
 }
@@ -84,13 +86,13 @@ func (p *path) walk() *explain.Walk {
 }
 
 // hook runs a built-in chain on pk, and records what the packet meets.
-func (p *path) hook(pk *walk.Packet, table, name string) walk.Result {
-	c := walk.Chain{Table: table, Name: name}
+func (p *path) hook(pk *packet.Packet, table, name string) packet.Result {
+	c := packet.Chain{Table: table, Name: name}
 	p.at = name
 	if p.tables.Has(c) {
 		p.visits[id{table, name}] = append(p.visits[id{table, name}], *pk)
 	}
-	w := walk.Walker{Tables: p.tables, Node: p.node, Packet: *pk}
+	w := packet.Walker{Tables: p.tables, Node: p.node, Packet: *pk}
 	r := w.Hook(c)
 	for _, s := range w.Steps {
 		if i := idOf(s.Chain); s.Rule == nil && i.table+i.name != table+name {
@@ -98,36 +100,33 @@ func (p *path) hook(pk *walk.Packet, table, name string) walk.Result {
 		}
 	}
 	p.show(w.Steps)
-	doubtful := slices.DeleteFunc(w.Doubtful, func(s walk.Step) bool { return p.owns(s.Chain) })
+	doubtful := slices.DeleteFunc(w.Doubtful, func(s packet.Step) bool { return p.owns(s.Chain) })
 	for _, s := range doubtful {
 		p.doubt(s, pk.To)
 	}
 	pk.Mark, pk.Untracked = w.Packet.Mark, w.Packet.Untracked
-	if len(doubtful) > 0 && !p.owns(r.By.Chain) && (r.Verdict == walk.Dropped || r.Verdict == walk.Rejected) {
+	if len(doubtful) > 0 && !p.owns(r.By.Chain) && (r.Does == explain.Drops || r.Does == explain.Refuses) {
 		p.doubt(r.By, pk.To) // an earlier rule may have let it pass
-		r.Verdict = walk.Continue
+		r.Does = ""
 	}
-	if r.Verdict == walk.Accepted && !p.owns(r.By.Chain) {
+	if r.Does == explain.Passes && !p.owns(r.By.Chain) {
 		p.accepted = append(p.accepted, r.By)
 	}
 	return r
 }
 
-func idOf(c walk.Chain) id { return id{c.Table, c.Name} }
+func idOf(c packet.Chain) id { return id{c.Table, c.Name} }
 
-func (p *path) owns(c walk.Chain) bool { return p.options.Role.owns(idOf(c)) }
+func (p *path) owns(c packet.Chain) bool { return p.options.Role.owns(idOf(c)) }
 
 // pass runs the chains of one hook in tables. It reports whether the packet goes on.
-func (p *path) pass(pk *walk.Packet, hook string, tables ...string) bool {
+func (p *path) pass(pk *packet.Packet, hook string, tables ...string) bool {
 	for _, table := range tables {
-		switch r := p.hook(pk, table, hook); r.Verdict {
-		case walk.Dropped:
-			p.ends = append(p.ends, end{route.Drop, r.By, pk.To, p.at})
+		switch r := p.hook(pk, table, hook); r.Does {
+		case explain.Drops, explain.Refuses:
+			p.ends = append(p.ends, end{r.Does, r.By, pk.To, p.at})
 			return false
-		case walk.Rejected:
-			p.ends = append(p.ends, end{route.Reject, r.By, pk.To, p.at})
-			return false
-		case walk.Untranslated:
+		case explain.Translates:
 			p.doubt(r.By, pk.To)
 		}
 	}
@@ -136,15 +135,15 @@ func (p *path) pass(pk *walk.Packet, hook string, tables ...string) bool {
 
 // translate runs table nat, which may replace the destination, and follows the packet to
 // each of the new destinations.
-func (p *path) translate(pk walk.Packet, hook string, then func(walk.Packet)) {
-	var r walk.Result
+func (p *path) translate(pk packet.Packet, hook string, then func(packet.Packet)) {
+	var r packet.Result
 	if !pk.Untracked { // the kernel runs table nat for tracked connections only
 		r = p.hook(&pk, nat, hook)
 	}
-	if r.Verdict == walk.Untranslated {
+	if r.Does == explain.Translates && !r.By.To.IsValid() {
 		p.doubt(r.By, pk.To)
 	}
-	if r.Verdict == walk.Translated && len(r.Targets) == 1 && slices.Contains(r.By.Rule.Words(), "--update") {
+	if r.By.To.IsValid() && len(r.Targets) == 1 && slices.Contains(r.By.Rule.Words(), "--update") {
 		p.remembered = r.Targets[0]
 	}
 	for _, to := range r.Targets {
@@ -159,7 +158,7 @@ func (p *path) translate(pk walk.Packet, hook string, then func(walk.Packet)) {
 }
 
 // arrive follows a packet from another machine or a pod after the routing decision.
-func (p *path) arrive(pk walk.Packet) {
+func (p *path) arrive(pk packet.Packet) {
 	if !p.node.Local(pk.To.Addr()) {
 		if p.pass(&pk, "FORWARD", mangle, filter) {
 			p.deliver(pk)
@@ -175,7 +174,7 @@ func (p *path) arrive(pk walk.Packet) {
 }
 
 // leave follows a packet of the node itself. IPVS takes it before table filter sees it.
-func (p *path) leave(pk walk.Packet) {
+func (p *path) leave(pk packet.Packet) {
 	if p.serve(pk) || !p.pass(&pk, "OUTPUT", filter) {
 		return
 	}
@@ -193,7 +192,7 @@ func (p *path) leave(pk walk.Packet) {
 // serve follows the packet to each destination of its virtual server. It reports whether
 // there is one. The packet leaves like one of the node itself, except that table nat has
 // translated it before (kernel: net/netfilter/ipvs/ip_vs_xmit.c, ip_vs_nat_send_or_cont).
-func (p *path) serve(pk walk.Packet) bool {
+func (p *path) serve(pk packet.Packet) bool {
 	if p.ipvs == nil {
 		return false
 	}
@@ -204,7 +203,7 @@ func (p *path) serve(pk walk.Packet) bool {
 	server := "virtual server " + pk.To.String() + " " + pk.Protocol.String()
 	if len(to) == 0 {
 		p.hop(server, "it has no destination that takes new connections, so it refuses")
-		p.ends = append(p.ends, end{route.Reject, walk.Step{}, pk.To, p.at})
+		p.ends = append(p.ends, end{explain.Refuses, packet.Step{}, pk.To, p.at})
 		return true
 	}
 	p.served = true
@@ -222,7 +221,7 @@ func (p *path) serve(pk walk.Packet) bool {
 
 // deliver follows the packet to its destination. Masquerading is recorded for endpoints
 // on the node, too, as in package route.
-func (p *path) deliver(pk walk.Packet) {
+func (p *path) deliver(pk packet.Packet) {
 	if pk.To == pk.Dialled {
 		p.passes = true
 		return
@@ -235,11 +234,11 @@ func (p *path) deliver(pk walk.Packet) {
 		return
 	}
 	switch r := p.hook(&pk, nat, "POSTROUTING"); {
-	case r.Verdict != walk.Masqueraded:
+	case r.Does != explain.Masquerades:
 	case p.owns(r.By.Chain):
 		p.targets[pk.To] = true
 	default:
-		p.masqueraded = append(p.masqueraded, end{route.Forward, r.By, pk.To, p.at})
+		p.masqueraded = append(p.masqueraded, end{explain.Masquerades, r.By, pk.To, p.at})
 	}
 }
 
@@ -251,7 +250,7 @@ func (p *path) hop(object, format string, args ...any) {
 
 // show records the chains of ours that the packet entered, and the rules that matched it.
 // Rules of one chain that translate are shown together.
-func (p *path) show(steps []walk.Step) {
+func (p *path) show(steps []packet.Step) {
 	steps = withoutBranches(steps)
 	for len(steps) > 0 {
 		s, n := steps[0], translations(steps)
@@ -270,8 +269,8 @@ func (p *path) show(steps []walk.Step) {
 
 // withoutBranches leaves out the ways from a list of endpoints to its branches, so that
 // all its endpoints are shown together.
-func withoutBranches(steps []walk.Step) []walk.Step {
-	var all []walk.Step
+func withoutBranches(steps []packet.Step) []packet.Step {
+	var all []packet.Step
 	leads := false // the step before led to a branch
 	for _, s := range steps {
 		entered := leads && s.Rule == nil
@@ -289,15 +288,15 @@ func isList(chain string) bool {
 }
 
 // translations counts the first of steps that translate.
-func translations(steps []walk.Step) int {
-	n := slices.IndexFunc(steps, func(s walk.Step) bool { return !s.To.IsValid() })
+func translations(steps []packet.Step) int {
+	n := slices.IndexFunc(steps, func(s packet.Step) bool { return !s.To.IsValid() })
 	if n < 0 {
 		return len(steps)
 	}
 	return n
 }
 
-func (p *path) showTargets(steps []walk.Step) {
+func (p *path) showTargets(steps []packet.Step) {
 	var to []netip.AddrPort
 	for _, s := range steps {
 		if !slices.Contains(to, s.To) {
@@ -317,13 +316,13 @@ func (p *path) showTargets(steps []walk.Step) {
 
 // leadsOn reports whether a rule only leads to another chain of ours, which is shown
 // itself. A rule with a comment names the Service, so it is shown, too.
-func (p *path) leadsOn(r *walk.Rule) bool {
+func (p *path) leadsOn(r *packet.Rule) bool {
 	w := r.Words()
 	return !slices.Contains(w, "--comment") && strings.HasPrefix(targetOf(w), "KUBE-")
 }
 
 // stepText names a rule, or the policy of a built-in chain.
-func stepText(s walk.Step) string {
+func stepText(s packet.Step) string {
 	where := fmt.Sprintf("chain %s of table %s", s.Chain.Name, s.Chain.Table)
 	if s.Rule == nil {
 		return "the policy of " + where
@@ -332,9 +331,9 @@ func stepText(s walk.Step) string {
 }
 
 // doubt records a rule of others that may decide.
-func (p *path) doubt(s walk.Step, to netip.AddrPort) {
+func (p *path) doubt(s packet.Step, to netip.AddrPort) {
 	if !p.owns(s.Chain) {
-		p.doubtful = append(p.doubtful, end{route.Drop, s, to, p.at})
+		p.doubtful = append(p.doubtful, end{explain.Drops, s, to, p.at})
 	}
 }
 
@@ -346,18 +345,14 @@ func (p *path) others() []explain.Other {
 		if e.by.Chain.Name == "" || p.owns(e.by.Chain) {
 			continue
 		}
-		does := explain.Drops
-		if e.action == route.Reject {
-			does = explain.Refuses
-		}
-		all = p.addOther(all, does, e)
+		all = p.addOther(all, e)
 	}
 	for _, e := range p.masqueraded {
-		all = p.addOther(all, explain.Masquerades, e)
+		all = p.addOther(all, e)
 	}
 	for _, e := range p.doubtful {
 		o := p.other(explain.Passes, e)
-		o.Doubts = []explain.Doubt{{Rule: stepText(e.by), Does: explain.Drops, Why: "a part of it that is not known here", Look: o.Look}}
+		o.Doubts = []explain.Doubt{{Rule: stepText(e.by), Does: e.does, Why: "a part of it that is not known here", Look: o.Look}}
 		if !slices.ContainsFunc(all, func(x explain.Other) bool { return x.Alike(&o) }) {
 			o.Look, o.To = "", []string{e.to.String()}
 			all = append(all, o)
@@ -367,8 +362,8 @@ func (p *path) others() []explain.Other {
 }
 
 // addOther adds where a packet ends to a list, in which each rule stands once.
-func (p *path) addOther(all []explain.Other, does explain.Deed, e end) []explain.Other {
-	o := p.other(does, e)
+func (p *path) addOther(all []explain.Other, e end) []explain.Other {
+	o := p.other(e.does, e)
 	o.Rule = stepText(e.by)
 	i := slices.IndexFunc(all, func(x explain.Other) bool { return x.Alike(&o) })
 	if i < 0 {

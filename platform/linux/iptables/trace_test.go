@@ -18,7 +18,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 )
@@ -47,7 +47,7 @@ func (c traceCase) requireNamed(text string, tamper func(k *fake)) {
 // met returns the chains that the packet meets.
 func (c traceCase) met() *path {
 	q := Question{Want: c.Want, Conn: c.Conn, Local: generate.IsNodeLocal}
-	p := newPath(c.b.layout, walk.Parse(c.k.Text()), c.b.node(q, nil, c.b.lists()))
+	p := newPath(c.b.layout, packet.Parse(c.k.Text()), c.b.node(q, nil, c.b.lists()))
 	p.follow(c.Conn, nil)
 	return p
 }
@@ -101,12 +101,12 @@ func (c traceCase) prepend(i id, rule string) {
 }
 
 // tamperChain adds a rule, and removes and alters one of those that concern the packet.
-func (c traceCase) tamperChain(p *path, i id, packets []walk.Packet, where string) {
+func (c traceCase) tamperChain(p *path, i id, packets []packet.Packet, where string) {
 	c.requireNamed(where+` has the rule "-j DROP"`, func(*fake) { c.prepend(i, "-j DROP") })
 	var concerning []int
-	rules := p.tables.Rules(walk.Chain{Table: i.table, Name: i.name})
+	rules := p.tables.Rules(packet.Chain{Table: i.table, Name: i.name})
 	for n, r := range rules {
-		if slices.ContainsFunc(packets, func(pk walk.Packet) bool { return p.node.Concerns(r, pk) }) {
+		if slices.ContainsFunc(packets, func(pk packet.Packet) bool { return p.node.Concerns(r, pk) }) {
 			concerning = append(concerning, n)
 		}
 	}
@@ -149,7 +149,7 @@ func TestTraceRemembers(t *testing.T) {
 
 func traceRemembers(t *testing.T, k *fake, b *Backend, want *service.Snapshot, p *service.Port) {
 	client := netip.MustParseAddr("10.244.1.99")
-	list := walk.Argument(walk.Split(recentMatch(p, p.Cluster[1].Addr, "--update")), "--name")
+	list := packet.Argument(packet.Split(recentMatch(p, p.Cluster[1].Addr, "--update")), "--name")
 	for age, remembered := range map[time.Duration]bool{time.Minute: true, 2 * time.Hour: false} {
 		k.RecentClients = map[string]map[netip.Addr]time.Duration{list: {client: age}}
 		w, err := b.Trace(t.Context(), want, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "eth0"}, generate.IsNodeLocal)

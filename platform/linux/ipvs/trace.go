@@ -14,8 +14,8 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/iptables/walk"
 	"kubeproxy/platform/linux/ipvs/companion"
+	"kubeproxy/platform/linux/packet"
 )
 
 // Trace reads virtual servers, routes, ipsets and chains, and returns what they do with
@@ -137,7 +137,7 @@ func (k observedKernel) Local(a netip.Addr) bool {
 }
 
 // Server implements companion.IPVS.
-func (k observedKernel) Server(p walk.Packet) ([]netip.AddrPort, bool) {
+func (k observedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	l := k.checkServer(keyOf(p))
 	if l == nil {
 		return nil, false
@@ -151,7 +151,7 @@ func (k observedKernel) Server(p walk.Packet) ([]netip.AddrPort, bool) {
 	return to, true
 }
 
-func keyOf(p walk.Packet) key { return key{p.To.Addr(), p.To.Port(), p.Protocol} }
+func keyOf(p packet.Packet) key { return key{p.To.Addr(), p.To.Port(), p.Protocol} }
 
 // readServer returns the virtual server at k with its destinations, nil if there is none.
 // The list s may have left it out, see Driver.
@@ -236,7 +236,7 @@ func (k expectedKernel) Local(a netip.Addr) bool {
 }
 
 // Server implements companion.IPVS.
-func (k expectedKernel) Server(p walk.Packet) ([]netip.AddrPort, bool) {
+func (k expectedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	w, found := k.desired[keyOf(p)]
 	if !found {
 		return nil, false

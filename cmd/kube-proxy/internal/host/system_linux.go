@@ -28,7 +28,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/abstract"
 	"kubeproxy/platform/linux/conntrack"
-	"kubeproxy/platform/linux/foreign"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/proc"
 )
 
@@ -168,23 +168,23 @@ func Route(to netip.Addr) (string, error) {
 // bits of the mark that the mode sets.
 func AddOthers(ctx context.Context, w *explain.Walk, c route.Conn, local func(netip.Addr) bool, marks uint32) error {
 	family := service.FamilyOf(c.To.Addr())
-	kernel, err := foreign.Open(ctx, family, w.Followed)
+	kernel, err := packet.Open(ctx, family, w.Followed)
 	if err != nil {
 		return err
 	}
 	defer kernel.Close()
-	var legacy []*foreign.Legacy
+	var legacy []*packet.Legacy
 	if !slices.Contains(w.Followed, explain.LegacyTables) {
-		if legacy, err = foreign.LegacyTables(ctx, family); err != nil {
+		if legacy, err = packet.LegacyTables(ctx, family); err != nil {
 			return err
 		}
 	}
-	node := &foreign.System{IsLocal: local}
-	f := &foreign.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks}
+	node := &packet.System{IsLocal: local}
+	f := &packet.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks}
 	if c.Interface != "" {
 		f.In = node.Entry(c.Interface, c.From)
 	}
-	all, err := foreign.Follow(kernel, legacy, node, f)
+	all, err := packet.Follow(kernel, legacy, node, f)
 	w.Others = append(w.Others, all...)
 	if note := f.Note(); note != "" && len(all) > 0 {
 		w.Notes = append(w.Notes, note)

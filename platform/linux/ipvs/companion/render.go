@@ -16,7 +16,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/platform/linux/iptables/walk"
+	"kubeproxy/platform/linux/packet"
 )
 
 // Document is what a node would hold in one family.
@@ -127,7 +127,7 @@ type IPVS interface {
 	Local(netip.Addr) bool
 	// Server returns the destinations that take new connections of the virtual server
 	// for p. found is false if there is none.
-	Server(p walk.Packet) (to []netip.AddrPort, found bool)
+	Server(p packet.Packet) (to []netip.AddrPort, found bool)
 	// InSet reports whether an element should be in VirtualServerSet or NodeIPSet.
 	InSet(ipset.Set, ipset.Entry) bool
 }
@@ -179,7 +179,7 @@ type observedSets struct {
 }
 
 // InSet implements iptables.Companion.
-func (s observedSets) InSet(set, fields string, p walk.Packet) walk.Match {
+func (s observedSets) InSet(set, fields string, p packet.Packet) packet.Match {
 	have, _ := s.ask(set, fields, p)
 	return have
 }
@@ -190,7 +190,7 @@ type expectedSets struct {
 }
 
 // InSet implements iptables.Companion.
-func (s expectedSets) InSet(set, fields string, p walk.Packet) walk.Match {
+func (s expectedSets) InSet(set, fields string, p packet.Packet) packet.Match {
 	_, want := s.ask(set, fields, p)
 	return want
 }
@@ -202,16 +202,16 @@ func (t *setTrace) fault(format string, args ...any) {
 }
 
 // ask returns whether fields of p are in a set, and whether they should be.
-func (t *setTrace) ask(name, fields string, p walk.Packet) (have, want walk.Match) {
+func (t *setTrace) ask(name, fields string, p packet.Packet) (have, want packet.Match) {
 	f := t.backend.family
 	i := slices.IndexFunc(allNames(), func(n string) bool { return iptables.SetName(f, n) == name })
 	if i < 0 {
-		return walk.Unknown, walk.Unknown
+		return packet.Unknown, packet.Unknown
 	}
 	s := setOf(f, allNames()[i])
 	e, from, ok := entryOf(s, fields, p)
 	if !ok {
-		return walk.Unknown, walk.Unknown
+		return packet.Unknown, packet.Unknown
 	}
 	haveIt, isPresent := find(t.elements(s), e, from)
 	wantIt, isWanted := find(t.want[name], e, from)
@@ -227,16 +227,16 @@ func (t *setTrace) ask(name, fields string, p walk.Packet) (have, want walk.Matc
 	return answer(isPresent), answer(isWanted)
 }
 
-func answer(is bool) walk.Match {
+func answer(is bool) packet.Match {
 	if is {
-		return walk.Yes
+		return packet.Yes
 	}
-	return walk.No
+	return packet.No
 }
 
 // entryOf returns the element that fields of p form in s, and the client if it is one of
 // them.
-func entryOf(s ipset.Set, fields string, p walk.Packet) (e ipset.Entry, from netip.Addr, ok bool) {
+func entryOf(s ipset.Set, fields string, p packet.Packet) (e ipset.Entry, from netip.Addr, ok bool) {
 	e.Addr = p.To.Addr()
 	if s.Type != ipset.HashIP {
 		e.Protocol, e.Port = p.Protocol, p.To.Port()

@@ -1,12 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package walk follows the first packet of a connection through rules of iptables. The
-// output of iptables-save and a packet go in. The chains and rules that the packet meets,
-// and the possible verdicts, come out. Where a rule matches at random, both cases are
-// followed. The package knows no chain of kube-proxy. It asks a Node for what only the
-// node knows.
-package walk
+package packet
 
 import (
 	"net/netip"
@@ -14,21 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
-)
-
-// Verdict is what a built-in chain does with a packet.
-type Verdict uint8
-
-// The verdicts.
-const (
-	Continue     Verdict = iota // the packet goes on, as after ACCEPT of the next table
-	Accepted                    // by a rule or policy of the table: later rules of the chain do not see it
-	Dropped                     // without an answer
-	Rejected                    // with an answer
-	Translated                  // to one of the targets
-	Masqueraded                 // the source is going to be replaced
-	Untranslated                // it goes to a place that the package does not know
 )
 
 // Step is a chain that the packet entered, or a rule that matched it.
@@ -40,10 +22,11 @@ type Step struct {
 	To netip.AddrPort
 }
 
-// Result is what a built-in chain does.
+// Result is what a built-in chain does. Zero means that the packet goes on.
 type Result struct {
-	Verdict Verdict
-	// By is the step that decided. Its Rule is nil if that was the policy of the chain.
+	Does explain.Deed
+	// By is the step that decided. Its Rule is nil if that was the policy of the chain. Its To
+	// is invalid if it is not known where it translates to.
 	By Step
 	// Targets are all destinations to which the packet may be translated.
 	Targets []netip.AddrPort
@@ -51,8 +34,8 @@ type Result struct {
 
 // Walker follows one packet. It changes Packet on the way, except for its addresses.
 type Walker struct {
-	Tables *Tables
-	Node   Node
+	Tables *Saved
+	Node   Answers
 	Packet Packet
 	// Steps are what the packet has met.
 	Steps []Step
@@ -64,14 +47,11 @@ type Walker struct {
 	depth  int
 }
 
-// deepest bounds how many chains lead to each other. The kernel refuses loops.
-const deepest = 100
-
 // Hook runs a built-in chain. A missing one continues.
 func (w *Walker) Hook(c Chain) Result {
 	w.result = Result{}
 	if w.chain(c) != final && w.Tables.policies[c] == "DROP" {
-		w.result.Verdict, w.result.By = Dropped, Step{Chain: c}
+		w.result.Does, w.result.By = explain.Drops, Step{Chain: c}
 	}
 	return w.result
 }
@@ -109,17 +89,17 @@ func (w *Walker) chain(c Chain) outcome {
 }
 
 // passive are targets that do not decide what happens to a packet.
-var passive = []string{"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "MARK", "CONNMARK", "CONNSECMARK", "SECMARK", "TCPMSS", "TOS", "DSCP", "TTL", "HL", "CHECKSUM", "CLASSIFY", "SET", "RATEEST", "TEE", "LED", "IDLETIMER", "HMARK", "TCPOPTSTRIP", "ECN", "CT", "NOTRACK"}
+var passiveTargets = []string{"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "MARK", "CONNMARK", "CONNSECMARK", "SECMARK", "TCPMSS", "TOS", "DSCP", "TTL", "HL", "CHECKSUM", "CLASSIFY", "SET", "RATEEST", "TEE", "LED", "IDLETIMER", "HMARK", "TCPOPTSTRIP", "ECN", "CT", "NOTRACK"}
 
-// Passive reports whether a target does not decide what happens to a packet.
-func Passive(target string) bool { return slices.Contains(passive, target) }
+// isPassive reports whether a target does not decide what happens to a packet.
+func isPassive(target string) bool { return slices.Contains(passiveTargets, target) }
 
 // rule applies a rule that matches, or may match.
 func (w *Walker) rule(s Step) outcome {
 	name, forGood, args := s.Rule.target()
-	isPassive := Passive(name)
+	passive := isPassive(name)
 	switch {
-	case isPassive:
+	case passive:
 		if s.Match != Unknown {
 			w.Steps = append(w.Steps, s)
 		}
@@ -129,7 +109,7 @@ func (w *Walker) rule(s Step) outcome {
 		w.Doubtful = append(w.Doubtful, s)
 		return next
 	}
-	if to := (Chain{s.Chain.Table, name}); w.Tables.Has(to) {
+	if to := (Chain{Table: s.Chain.Table, Name: name}); w.Tables.Has(to) {
 		w.Steps = append(w.Steps, s)
 		o := w.chain(to)
 		if o == next && forGood {
@@ -159,9 +139,9 @@ func (w *Walker) change(m Match, name string, args []string) {
 }
 
 // verdicts are those of targets without arguments that matter.
-var verdicts = map[string]Verdict{
-	"ACCEPT": Accepted, "DROP": Dropped, "REJECT": Rejected, "TARPIT": Rejected,
-	"MASQUERADE": Masqueraded, "SNAT": Masqueraded,
+var verdicts = map[string]explain.Deed{
+	"ACCEPT": explain.Passes, "DROP": explain.Drops, "REJECT": explain.Refuses, "TARPIT": explain.Refuses,
+	"MASQUERADE": explain.Masquerades, "SNAT": explain.Masquerades,
 }
 
 // decide applies a target that ends the table.
@@ -173,27 +153,27 @@ func (w *Walker) decide(s Step, name string, args []string) outcome {
 	case name == "DNAT":
 		to, err := netip.ParseAddrPort(Argument(args, "--to-destination"))
 		if err != nil {
-			w.end(s, Untranslated)
+			w.end(s, explain.Translates)
 			return final
 		}
 		s.To = to
 		if !slices.Contains(w.result.Targets, to) {
 			w.result.Targets = append(w.result.Targets, to)
 		}
-		w.end(s, Translated)
+		w.end(s, explain.Translates)
 	case known:
 		w.end(s, v)
 	default: // such as REDIRECT, NETMAP, TPROXY and NFQUEUE
-		w.end(s, Untranslated)
+		w.end(s, explain.Translates)
 	}
 	return final
 }
 
 // end records what decided. A rule that matches by chance decides only for some packets.
-func (w *Walker) end(s Step, v Verdict) {
+func (w *Walker) end(s Step, v explain.Deed) {
 	w.Steps = append(w.Steps, s)
 	if s.Match == Yes {
-		w.result.Verdict, w.result.By = v, s
+		w.result.Does, w.result.By = v, s
 	}
 }
 
@@ -216,7 +196,7 @@ type Match uint8
 const (
 	No Match = iota
 	Yes
-	Chance  // by a random number, or a list of earlier clients
+	Random  // by a random number, or a list of earlier clients
 	Unknown // the package cannot evaluate it
 )
 
@@ -227,8 +207,8 @@ func matchIf(b bool) Match {
 	return No
 }
 
-// Node answers what only the node knows.
-type Node struct {
+// Answers are what only the node knows.
+type Answers struct {
 	// Local reports whether an address belongs to the node.
 	Local func(netip.Addr) bool
 	// InSet reports whether fields of p, such as dst,src, are in an ipset.
@@ -251,13 +231,13 @@ var modules = []string{"comment", "tcp", "udp", "sctp", "multiport", "conntrack"
 
 // Matches evaluates the matches of r for p. A part that certainly does not match decides,
 // whatever the others are.
-func (n Node) Matches(r *Rule, p Packet) Match {
+func (n Answers) Matches(r *Rule, p Packet) Match {
 	return n.evaluate(r, func(option string, args []string) (Match, int) { return n.option(option, args, p) })
 }
 
 // Concerns reports whether r may match p or a later packet of its connection, judged by
 // addresses, protocol and ports alone. It ignores marks, states, lists and the rest.
-func (n Node) Concerns(r *Rule, p Packet) bool {
+func (n Answers) Concerns(r *Rule, p Packet) bool {
 	return n.evaluate(r, func(option string, args []string) (Match, int) {
 		switch option {
 		case "-s", "-d", "-p", "--dport", "--dports", "--destination-ports", "-i":
@@ -269,7 +249,7 @@ func (n Node) Concerns(r *Rule, p Packet) bool {
 
 // evaluate combines the options of r up to its target. option returns the answer for one
 // option, and how many arguments belong to it.
-func (n Node) evaluate(r *Rule, option func(string, []string) (Match, int)) Match {
+func (n Answers) evaluate(r *Rule, option func(string, []string) (Match, int)) Match {
 	all, not := Yes, false
 	for w := r.Words(); len(w) > 0; w = w[1:] {
 		switch {
@@ -305,7 +285,7 @@ func (m Match) negated() Match {
 }
 
 // option evaluates one option. args are the words that follow it.
-func (n Node) option(name string, args []string, p Packet) (Match, int) {
+func (n Answers) option(name string, args []string, p Packet) (Match, int) {
 	if harmless(name) {
 		return Yes, 0
 	}
@@ -355,7 +335,7 @@ func harmless(name string) bool {
 }
 
 // state evaluates the options about connections, marks, lists and random numbers.
-func (n Node) state(name string, args []string, p Packet) (Match, int) {
+func (n Answers) state(name string, args []string, p Packet) (Match, int) {
 	arg := args[0]
 	switch name {
 	case "--comment", "--name", "--mask", "--seconds", "--mode":
@@ -373,7 +353,7 @@ func (n Node) state(name string, args []string, p Packet) (Match, int) {
 		}
 		return p.marked(value, mask), 1
 	case "--probability":
-		return Chance, 1
+		return Random, 1
 	case "--update", "--rcheck":
 		if n.Listed == nil {
 			return Unknown, 0
@@ -431,26 +411,24 @@ func inPrefix(text string, a netip.Addr) Match {
 }
 
 // enters compares the interface by which p comes in with a name, which may end in +.
-func (n Node) enters(name string, p Packet) Match {
+func (n Answers) enters(name string, p Packet) Match {
 	if wild, found := strings.CutSuffix(name, "+"); found && strings.HasPrefix(p.Interface, wild) || name == p.Interface {
 		return Yes
 	}
-	if n.AnyInterface && p.Interface != "" && p.Interface != loopbackName {
+	if n.AnyInterface && p.Interface != "" && p.Interface != loopback {
 		return Unknown
 	}
 	return No
 }
 
-const loopbackName = "lo"
-
 // leaves compares the interface by which p goes out with a name.
-func (n Node) leaves(name string, p Packet) Match {
+func (n Answers) leaves(name string, p Packet) Match {
 	switch local := n.Local(p.To.Addr()); {
 	case n.Leaves != nil:
 		out := n.Leaves(p.To.Addr())
 		wild, found := strings.CutSuffix(name, "+")
 		return matchIf(out == name || found && strings.HasPrefix(out, wild))
-	case name == loopbackName:
+	case name == loopback:
 		return matchIf(local)
 	case local:
 		return No
@@ -459,7 +437,7 @@ func (n Node) leaves(name string, p Packet) Match {
 }
 
 // addrType compares the type of an address, see addrtype in iptables-extensions(8).
-func (n Node) addrType(name string, a netip.Addr) Match {
+func (n Answers) addrType(name string, a netip.Addr) Match {
 	if name != "LOCAL" {
 		return Unknown
 	}
@@ -496,28 +474,19 @@ func marks(text string) (value, mask uint32, ok bool) {
 	return uint32(a), uint32(b), err == nil && err2 == nil
 }
 
-// Chain identifies a chain.
-type Chain struct{ Table, Name string }
-
-// Rule is a rule of a chain.
-type Rule struct {
-	Text  string // as iptables-save prints it, after the name of the chain
-	words []string
-}
-
-// Tables are chains with their rules.
-type Tables struct {
+// Saved are chains with their rules, as iptables-save prints them.
+type Saved struct {
 	rules map[Chain][]*Rule
 	// policies are those of built-in chains.
 	policies map[Chain]string
 }
 
-// NewTables returns tables without chains.
-func NewTables() *Tables { return &Tables{map[Chain][]*Rule{}, map[Chain]string{}} }
+// NewSaved returns tables without chains.
+func NewSaved() *Saved { return &Saved{map[Chain][]*Rule{}, map[Chain]string{}} }
 
 // Parse reads the output of iptables-save.
-func Parse(text string) *Tables {
-	t := NewTables()
+func Parse(text string) *Saved {
+	t := NewSaved()
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
@@ -527,17 +496,17 @@ func Parse(text string) *Tables {
 		case strings.HasPrefix(line, ":"):
 			name, rest, _ := strings.Cut(line[1:], " ")
 			policy, _, _ := strings.Cut(rest, " ")
-			t.rules[Chain{table, name}], t.policies[Chain{table, name}] = nil, policy
+			t.rules[Chain{Table: table, Name: name}], t.policies[Chain{Table: table, Name: name}] = nil, policy
 		case strings.HasPrefix(line, "-A "):
 			name, rule, _ := strings.Cut(line[3:], " ")
-			t.Append(Chain{table, name}, rule)
+			t.Append(Chain{Table: table, Name: name}, rule)
 		}
 	}
 	return t
 }
 
 // Append adds rules to a chain, which it creates if necessary.
-func (t *Tables) Append(to Chain, rules ...string) {
+func (t *Saved) Append(to Chain, rules ...string) {
 	all := t.rules[to]
 	for _, r := range rules {
 		all = append(all, &Rule{Text: strings.Clone(r)})
@@ -546,16 +515,16 @@ func (t *Tables) Append(to Chain, rules ...string) {
 }
 
 // Has reports whether a chain exists.
-func (t *Tables) Has(c Chain) bool {
+func (t *Saved) Has(c Chain) bool {
 	_, found := t.rules[c]
 	return found
 }
 
 // Rules returns the rules of a chain.
-func (t *Tables) Rules(c Chain) []*Rule { return t.rules[c] }
+func (t *Saved) Rules(c Chain) []*Rule { return t.rules[c] }
 
 // Remove removes a table, as if the kernel evaluated none of its chains.
-func (t *Tables) Remove(table string) {
+func (t *Saved) Remove(table string) {
 	for c := range t.rules {
 		if c.Table == table {
 			delete(t.rules, c)

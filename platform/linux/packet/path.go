@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package foreign
+package packet
 
 import (
 	"cmp"
@@ -88,7 +88,7 @@ func newStation(t Tables, b Base) *station {
 		}
 	}
 	s.run = func(p *packet) (finding, error) {
-		w := &walker{tables: t, packet: p}
+		w := &walker{tables: t, packet: p, finding: finding{verdict: explain.Passes}}
 		err := w.run(b)
 		return w.finding, err
 	}
@@ -317,18 +317,18 @@ func (s *stage) visit(at *station) bool {
 		s.err = fmt.Errorf("%s: %w", at.Chain.describe(), err)
 		return false
 	}
-	if found.verdict == translates && s.translate != nil && s.conn.Action == route.Forward && at.Priority == dstNATPosition && !at.Later {
-		found.doubts = append(found.doubts, doubt{found.by, translates, "if it was made after the rules of kube-proxy, it comes first"})
-		found.verdict = passes
+	if found.verdict == explain.Translates && s.translate != nil && s.conn.Action == route.Forward && at.Priority == dstNATPosition && !at.Later {
+		found.doubts = append(found.doubts, doubt{found.by, explain.Translates, "if it was made after the rules of kube-proxy, it comes first"})
+		found.verdict = explain.Passes
 	}
-	if found.verdict == passes && s.unmarked() {
-		found.verdict, found.by = unmarks, rule{chain: at.Chain, whole: true}
+	if found.verdict == explain.Passes && s.unmarked() {
+		found.verdict, found.by = explain.Unmarks, rule{chain: at.Chain, whole: true}
 	}
 	s.record(at, &found)
 	switch found.verdict {
-	case drops, rejects, translates, unmarks:
+	case explain.Drops, explain.Refuses, explain.Translates, explain.Unmarks:
 		return false
-	case masquerades:
+	case explain.Masquerades:
 		s.packet.from, s.settled = netip.Addr{}, true
 	}
 	return true
@@ -347,15 +347,15 @@ func (s *stage) unmarked() bool {
 
 // record adds what a base chain does with a packet to the answer.
 func (s *stage) record(at *station, found *finding) {
-	if found.empty && found.verdict == passes {
+	if found.empty && found.verdict == explain.Passes {
 		return
 	}
-	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: does[found.verdict]}
-	if found.verdict != passes {
+	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: found.verdict}
+	if found.verdict != explain.Passes {
 		o.Rule, o.Look = found.by.describe(), at.look(found.by)
 	}
 	for _, d := range found.doubts {
-		o.Doubts = append(o.Doubts, explain.Doubt{Rule: d.describe(), Does: does[d.does], Why: d.why, Look: at.look(d.rule)})
+		o.Doubts = append(o.Doubts, explain.Doubt{Rule: d.describe(), Does: d.does, Why: d.why, Look: at.look(d.rule)})
 	}
 	to := s.packet.to.String()
 	for i := range s.others {
@@ -368,11 +368,6 @@ func (s *stage) record(at *station, found *finding) {
 	}
 	o.To = []string{to}
 	s.others = append(s.others, o)
-}
-
-var does = map[verdict]explain.Deed{
-	passes: explain.Passes, drops: explain.Drops, rejects: explain.Refuses,
-	translates: explain.Translates, masquerades: explain.Masquerades, untracks: explain.Untracks, unmarks: explain.Unmarks,
 }
 
 func (c Chain) describe() string { return "chain " + c.Name + " of table " + c.tableName() }

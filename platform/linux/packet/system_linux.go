@@ -1,21 +1,20 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package foreign
+package packet
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // System asks the running system.
@@ -73,9 +72,30 @@ func (s *System) Entry(name string, client netip.Addr) Link {
 	return Link{Unknown: true}
 }
 
+// LegacyNames lists the tables of iptables-legacy that exist in the network namespace of
+// the calling thread. There are none without the kernel module. The kernel makes the user
+// root of the network namespace the owner of the file that it reads, with mode 0440
+// (kernel: net/netfilter/x_tables.c, xt_proto_init). Other users need CAP_DAC_READ_SEARCH,
+// whatever other capabilities they have
+// (https://man7.org/linux/man-pages/man7/capabilities.7.html).
+func LegacyNames(f service.Family) ([]string, error) {
+	file := "/proc/thread-self/net/ip_tables_names"
+	if f == service.IPv6 {
+		file = "/proc/thread-self/net/ip6_tables_names"
+	}
+	names, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, nil
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("%w: run as root, because only user 0 may read it, or with the right CAP_DAC_READ_SEARCH besides CAP_NET_ADMIN and CAP_NET_RAW", err)
+	}
+	return strings.Fields(string(names)), err
+}
+
 // LegacyTables reads the tables of iptables-legacy that exist.
 func LegacyTables(ctx context.Context, f service.Family) ([]*Legacy, error) {
-	names, err := iptables.LegacyTables(f)
+	names, err := LegacyNames(f)
 	if err != nil {
 		return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
 	}
@@ -85,7 +105,7 @@ func LegacyTables(ctx context.Context, f service.Family) ([]*Legacy, error) {
 		command := strings.Fields(l.command())
 		out, err := exec.CommandContext(ctx, command[0], command[1:]...).Output()
 		if err == nil {
-			l.Tables = walk.Parse(string(out))
+			l.Tables = Parse(string(out))
 		} else if !errors.Is(err, exec.ErrNotFound) {
 			return nil, fmt.Errorf("%s: %w", l.command(), err)
 		}

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package foreign
+package packet
 
 import (
 	"fmt"
@@ -12,7 +12,6 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // tables are those of a test.
@@ -163,8 +162,8 @@ func TestLegacyMark(t *testing.T) {
 		"-m mark --mark 0x1/0x1 -j DROP":         "forward pass ",
 		"-m mark --mark 0x0/0x1 -j DROP":         "forward drop ",
 	} {
-		x := walk.NewTables()
-		x.Append(walk.Chain{Table: "filter", Name: "FORWARD"}, rule)
+		x := NewSaved()
+		x.Append(Chain{Table: "filter", Name: "FORWARD"}, rule)
 		all, err := Follow(&tables{}, []*Legacy{{Name: "filter", Tables: x}}, lab{}, lab{}.conn())
 		got := ""
 		for _, o := range all {

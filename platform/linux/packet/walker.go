@@ -1,30 +1,18 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package foreign
+package packet
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
-)
-
-// verdict is what a base chain does with the packet.
-type verdict uint8
-
-const (
-	passes verdict = iota
-	drops
-	rejects
-	translates // replaces the destination
-	masquerades
-	unmarks  // it clears the mark for masquerading
-	untracks // it exempts the packet from connection tracking
 )
 
 // rule identifies a rule, or the policy of a base chain.
@@ -39,13 +27,13 @@ type rule struct {
 // doubt is a rule that may end the packet.
 type doubt struct {
 	rule
-	does verdict
+	does explain.Deed
 	why  string
 }
 
 // finding is what a base chain does with a packet.
 type finding struct {
-	verdict verdict
+	verdict explain.Deed
 	by      rule
 	doubts  []doubt
 	empty   bool // it has no rules
@@ -76,12 +64,12 @@ func (w *walker) run(b Base) error {
 	if err != nil || f.ended || !b.Drops {
 		return err
 	}
-	w.end(drops, rule{chain: b.Chain}, !f.mayEnd)
+	w.end(explain.Drops, rule{chain: b.Chain}, !f.mayEnd)
 	return nil
 }
 
 // end records that a rule drops or rejects the packet, if it comes there.
-func (w *walker) end(v verdict, r rule, sure bool) {
+func (w *walker) end(v explain.Deed, r rule, sure bool) {
 	if sure {
 		w.verdict, w.by = v, r
 		return
@@ -89,7 +77,7 @@ func (w *walker) end(v verdict, r rule, sure bool) {
 	w.doubt(v, r, w.escapes)
 }
 
-func (w *walker) doubt(v verdict, r rule, why string) {
+func (w *walker) doubt(v explain.Deed, r rule, why string) {
 	for _, d := range w.doubts {
 		if d.rule == r {
 			return
@@ -131,7 +119,7 @@ func (w *walker) chain(c Chain, sure bool) (flow, error) {
 			return flow{}, err
 		}
 		if tracked && w.packet.untracked {
-			w.verdict, w.by = untracks, at
+			w.verdict, w.by = explain.Untracks, at
 		}
 		if e.match == no {
 			continue
@@ -151,16 +139,16 @@ func (v *visit) apply(x any, e *effect, at rule) (over bool, err error) {
 	sure := v.sure && e.match == yes
 	switch x := x.(type) {
 	case Reject:
-		return v.drop(rejects, e, at), nil
+		return v.drop(explain.Refuses, e, at), nil
 	case Translate:
 		return v.translate(x, e, at), nil
 	case Opaque:
-		v.walker.doubt(drops, at, x.Name)
+		v.walker.doubt(explain.Drops, at, x.Name)
 		return e.match == yes && v.finish(false), nil
 	case Verdict:
 		switch x.Code {
 		case Drop:
-			return v.drop(drops, e, at), nil
+			return v.drop(explain.Drops, e, at), nil
 		case Jump, Goto:
 			return v.enter(x, e, sure)
 		case Return:
@@ -180,7 +168,7 @@ func (v *visit) finish(dropped bool) bool {
 	return true
 }
 
-func (v *visit) drop(how verdict, e *effect, at rule) bool {
+func (v *visit) drop(how explain.Deed, e *effect, at rule) bool {
 	if e.match == maybe {
 		v.walker.doubt(how, at, e.reason())
 		return false
@@ -242,9 +230,9 @@ func (v *visit) enter(x Verdict, e *effect, sure bool) (over bool, err error) {
 
 // translate applies the replacement of an address. The first one of a connection counts.
 func (v *visit) translate(x Translate, e *effect, at rule) bool {
-	what := translates
+	what := explain.Translates
 	if x.Source {
-		what = masquerades
+		what = explain.Masquerades
 	}
 	if e.match == maybe || !v.sure {
 		if !x.Source {
@@ -289,7 +277,8 @@ type Tables interface {
 	Set(table Chain, name string) (*Set, error)
 }
 
-// Chain identifies a chain of nftables, or with an empty name its table.
+// Chain identifies a chain, or with an empty name its table. Those that iptables-save prints
+// have no family.
 type Chain struct{ Family, Table, Name string }
 
 // Base is a base chain.
@@ -320,11 +309,15 @@ func (h Hook) String() string {
 	return [...]string{"prerouting", "input", "forward", "output", "postrouting"}[h]
 }
 
-// Rule is a rule of nftables.
+// Rule is a rule of nftables, or one of iptables as iptables-save prints it after the name of
+// its chain.
 type Rule struct {
 	Handle      uint64
 	Comment     string
 	Expressions []Expression
+
+	Text  string
+	words []string // of Text
 }
 
 // Set is a set or map.
@@ -518,7 +511,7 @@ type Legacy struct {
 	Family service.Family
 	Name   string
 	// Tables are what iptables-legacy-save prints of it, nil if it cannot be read.
-	Tables *walk.Tables
+	Tables *Saved
 }
 
 // legacyBases are the built-in chains of iptables-legacy (kernel: the table's file in
@@ -555,12 +548,12 @@ func (l *Legacy) stations(n Node) []*station {
 // run follows a packet through a built-in chain.
 func (l *Legacy) run(n Node, b Base, p *packet) finding {
 	if l.Tables == nil {
-		return finding{doubts: []doubt{{rule{chain: b.Chain}, drops, "its rules cannot be read without the command iptables-legacy-save"}}}
+		return finding{verdict: explain.Passes, doubts: []doubt{{rule{chain: b.Chain}, explain.Drops, "its rules cannot be read without the command iptables-legacy-save"}}}
 	}
 	mark, known := p.mark.number()
-	w := walk.Walker{
-		Tables: l.Tables, Node: walk.Node{Local: n.Local},
-		Packet: walk.Packet{
+	w := Walker{
+		Tables: l.Tables, Node: Answers{Local: n.Local},
+		Packet: Packet{
 			Conn:    route.Conn{Protocol: p.protocol, From: p.from, To: p.to, Interface: p.in.Name},
 			Dialled: p.dialled, Translated: p.translated, Untracked: p.untracked, Mark: mark, Vague: ^known,
 		},
@@ -569,28 +562,24 @@ func (l *Legacy) run(n Node, b Base, p *packet) finding {
 	if p.out.Name != "" && !p.out.Unknown {
 		w.Node.Leaves = func(netip.Addr) string { return p.out.Name }
 	}
-	at := walk.Chain{Table: l.Name, Name: b.Name}
+	at := Chain{Table: l.Name, Name: b.Name}
 	r := w.Hook(at)
 	p.mark = number(w.Packet.Mark, ^w.Packet.Vague)
-	f := finding{verdict: legacyVerdicts[r.Verdict], by: l.rule(b, r.By), empty: len(l.Tables.Rules(at)) == 0}
+	f := finding{verdict: cmp.Or(r.Does, explain.Passes), by: l.rule(b, r.By), empty: len(l.Tables.Rules(at)) == 0}
 	if w.Packet.Untracked && !p.untracked {
-		p.untracked, f.verdict = true, untracks
+		p.untracked, f.verdict = true, explain.Untracks
 	}
 	for _, s := range w.Doubtful {
-		f.doubts = append(f.doubts, doubt{l.rule(b, s), drops, "a part of it that is not known here"})
+		f.doubts = append(f.doubts, doubt{l.rule(b, s), explain.Drops, "a part of it that is not known here"})
 	}
-	if len(f.doubts) > 0 && (f.verdict == drops || f.verdict == rejects) {
+	if len(f.doubts) > 0 && (f.verdict == explain.Drops || f.verdict == explain.Refuses) {
 		f.doubts = append(f.doubts, doubt{f.by, f.verdict, "unless a rule before accepts it"})
-		f.verdict = passes
+		f.verdict = explain.Passes
 	}
 	return f
 }
 
-var legacyVerdicts = map[walk.Verdict]verdict{
-	walk.Dropped: drops, walk.Rejected: rejects, walk.Translated: translates, walk.Untranslated: translates, walk.Masqueraded: masquerades,
-}
-
-func (l *Legacy) rule(b Base, s walk.Step) rule {
+func (l *Legacy) rule(b Base, s Step) rule {
 	r := rule{chain: Chain{Table: b.Table, Name: s.Chain.Name}}
 	if s.Rule != nil {
 		r.text = s.Rule.Text

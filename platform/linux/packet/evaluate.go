@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package foreign
+package packet
 
 import (
 	"bytes"
@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables/walk"
 )
 
 // evaluator evaluates the rules of one chain for a packet.
@@ -387,7 +386,7 @@ func (e *evaluator) target(x Extension) {
 		e.mark = either(e.mark, e.mark.masked(keep, value), certainly)
 	case x.Name == "CT" && len(x.Info) >= 2 && binary.NativeEndian.Uint16(x.Info)&1 != 0: // XT_CT_NOTRACK
 		e.change(NoTrack{})
-	case walk.Passive(x.Name):
+	case isPassive(x.Name):
 	case x.Name == "REJECT" || x.Name == "TARPIT":
 		e.effect.ends = append(e.effect.ends, Reject{})
 	case x.Name == "DNAT":
