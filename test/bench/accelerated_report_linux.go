@@ -105,6 +105,9 @@ func acceleratedPaths(size string) []row {
 			{"mode iptables", "iptables", aim{}},
 			{"peer", "known", aim{}},
 		} {
+			if size == manyName && x.name == "known" {
+				continue // it has few Services only
+			}
 			metric := "connect." + part.name + size + "." + x.name
 			all = append(all, row{label: part.label + ", " + x.label, metric: metric, floor: direct, ratio: metric + ".ratio",
 				unit: inSeconds, spread: true, aim: x.aim, why: whyTracked})
@@ -134,13 +137,9 @@ func acceleratedCosts() []row {
 	}
 	return []row{
 		of("start, CPU", "start.cpu", inSeconds, aim{most: always(0.5)}),
-		of("start, time", "start.wall", inSeconds, aim{}),
-		of("start with tables of an earlier process, CPU", "restart.cpu", inSeconds, aim{}),
 		of("memory for each endpoint", "memory", inBytes, aim{most: always(64)}),
 		of("one endpoint replaced, p50", "replace.p50", inSeconds, aim{most: always(5e-6)}),
-		of("one endpoint replaced, p99", "replace.p99", inSeconds, aim{}),
 		of("one endpoint added or removed, p50", "scale.p50", inSeconds, aim{most: always(5e-6)}),
-		of("one endpoint added or removed, p99", "scale.p99", inSeconds, aim{}),
 	}
 }
 
@@ -157,27 +156,19 @@ func acceleratedEntries() []row {
 }
 
 const howAccelerated = `
-Socket acceleration, **the layer**, gives a socket its endpoint when it connects. Connections go from a
-client in the cgroup of a pod's container through the node to a server, as in the first part. Those of
-both tables take turns of 30 ms in 150 rounds, each of which has another order. They go to all Services one after the other,
-and the direct ones to as many other addresses. **direct** is in a network without any rules,
-and the ratio is the median of the rounds' ratios. 95 % is where the true median is with that probability,
-by the binomial distribution.
+**The layer** gives a socket its endpoint when it connects. Connections of a client in a pod's cgroup go to all
+Services in turn, and **direct** ones to as many other addresses, in a network without rules. Paths take turns in 150
+rounds; a ratio is the median of the rounds', and 95 % is where the true one is with that probability.
 
-- **the layer without rules** is alone on its node: what it costs itself.
-- **the layer above these rules** is what a node has: the rules of mode nftables are complete and in force.
-  Translation needs connection tracking, which the kernel then does for all connections of the node, so
-  a direct connection beside the rules is there, too. mode nftables is the same node, for a client
-  that the layer does not take.
+- **the layer without rules** is what it costs itself.
+- **the layer above these rules** is what a node has. Translation needs connection tracking, and the kernel then tracks
+  direct connections, too: compare those beside the rules.
 - **mode iptables** uses iptables-legacy.
 
-Starts, memory, and changes are measured as in the first part. A start of the layer is the median of five, each
-without tables of an earlier process. Memory is that of the kernel and the Go heap. A change takes what
-a round does between a new snapshot and the kernel, so choosing the endpoints is not in it; one of
-2,000 for each kind. Entries of connection tracking are counted on the node while the connections are open.
+A start is the median of five without tables of an earlier process. A change is one of 2,000, from the snapshot to the
+kernel. Entries of connection tracking are counted while the connections are open.
 `
 
 const howKnown = `
-- **peer** is the program that PEER_KUBE_PROXY named, in mode nftables. It has 10 Services only: the first part
-  tells what more take.
+- **peer** is the program that PEER_KUBE_PROXY named, in mode nftables, with 10 Services only.
 `

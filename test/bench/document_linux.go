@@ -64,18 +64,14 @@ func (d *document) write() error {
 }
 
 const documentIntro = documentHead + `
-` + "`make bench`" + ` measures and writes this file; ` + "`make bench PART=served`" + ` measures one part
-and leaves the sections of the others as they are, so each tells when, where and
-for how long it was measured, and with what load (an average over a minute).
-
-Times of a busy machine are longer than need be, mostly the p99; CPU time, medians
-and ratios bear it better. The bench itself brings the load to about 1, an API server
-or another proxy to about 2.
+` + "`make bench`" + ` measures and writes this file, and ` + "`make bench PART=served`" + ` one part of it. So each section tells when and
+where it was measured, and with what load (an average over a minute). The bench itself brings it to about 1, an API
+server or another proxy to about 2. A higher load makes times longer, mostly the p99; CPU time and ratios bear it.
 `
 
 // text is the whole file.
 func (d *document) text() string {
-	cells := [][]string{{"part", "measured", "commit", "load before", "at most", "took", "aims met", "missed"}}
+	cells := [][]string{{"part", "measured", "load at most", "aims met", "missed"}}
 	var all overview
 	var b strings.Builder
 	for _, p := range parts {
@@ -85,7 +81,7 @@ func (d *document) text() string {
 		}
 		o := overviewOf(text)
 		all.met, all.missed = all.met+o.met, all.missed+o.missed
-		cells = append(cells, []string{p.name, o.date, o.commit, o.before, o.during, o.took, fmt.Sprint(o.met), fmt.Sprint(o.missed)})
+		cells = append(cells, []string{p.name, o.date, o.during, fmt.Sprint(o.met), fmt.Sprint(o.missed)})
 		b.WriteString("\n" + text)
 	}
 	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, kit.Numbers(cells), b.String())
@@ -93,8 +89,8 @@ func (d *document) text() string {
 
 // overview is the summary of a section.
 type overview struct {
-	date, commit, before, during, took string
-	met, missed                        int
+	date, before, during, took string
+	met, missed                int
 }
 
 // overviewOf parses a section's text, of any run.
@@ -116,8 +112,6 @@ func overviewOf(text string) overview {
 		switch word {
 		case "date":
 			o.date = rest
-		case "commit":
-			o.commit = rest
 		case "load":
 			o.before, o.during, _ = strings.Cut(rest, " before, at most ")
 		case "took":

@@ -50,8 +50,8 @@ func TestVirtualTables(t *testing.T) {
 	f := newFigures()
 	for name, v := range map[string]float64{
 		"library.first.wall": 1.2, "mode ipvs.first.wall": 1.8,
-		"many.replace.cpu": 11e-3,
-		"few.connect.last": 3e-3, "few.connect.last.ratio": 1.5, "few.nftables.connect.last": 2e-3,
+		"many.replace.cpu":  11e-3,
+		"many.connect.last": 3e-3, "many.connect.last.ratio": 1.5, "many.nftables.connect.last": 2e-3,
 	} {
 		f.set(name, v)
 	}
@@ -59,7 +59,7 @@ func TestVirtualTables(t *testing.T) {
 	for i, want := range map[int]string{
 		0: "| first program, time |  1.20 s | 1.80 s |        1.50x | <= 1.3x library | missed |\n",
 		1: "| one endpoint replaced, CPU | 11.0 ms | <= 10.0 ms | missed |\n",
-		2: "| connection, last Service, p50          |   2.0 ms | 3.0 ms |         1.50x |     |    |\n",
+		2: "| connection, last Service, p50                           |   2.0 ms | 3.0 ms |         1.50x |     |    |\n",
 	} {
 		if text := tables[i].text(); !strings.Contains(text, want) {
 			t.Errorf("table %d has no row %q:\n%s", i, want, text)

@@ -41,8 +41,8 @@ func (b *bench) measureVirtualServers(ctx context.Context, s *section) error {
 	return nil
 }
 
-const emulated = "The machine is emulated, and its clock counts instructions, two nanoseconds each. So other work on " +
-	"the machine around it changes no figure, and what figures tell is how they stand to each other."
+const emulated = "The machine is emulated, and its clock counts instructions: figures tell how they stand to each other, and " +
+	"other work changes none."
 
 // virtualMemory is the memory of the machine, in MB.
 const virtualMemory = 3072
@@ -95,15 +95,10 @@ func virtualTables(f *figures, t task) []table {
 		{services: program, base: "library", rows: virtualRows(), title: fmt.Sprintf("Making %s Services of %d endpoints", thousands(program), perService)},
 		{services: many, rows: virtualChangeRows(), title: fmt.Sprintf("One change among %s Services of %d endpoints", thousands(many), perService)},
 	}
-	for _, x := range []struct {
-		prefix   string
-		services int
-	}{{"few.", fewServices}, {"many.", many}} {
-		tables = append(tables, table{
-			services: x.services, base: "nftables", head: "ipvs", rows: virtualPathRows(x.prefix),
-			title: fmt.Sprintf("Connections through %s Services", thousands(x.services)),
-		})
-	}
+	tables = append(tables, table{
+		services: many, base: "nftables", head: "ipvs", rows: virtualPathRows("many."),
+		title: fmt.Sprintf("Connections through %s Services", thousands(many)),
+	})
 	for i := range tables {
 		tables[i].add(roleOurs, &figures{Values: f.Values})
 	}
@@ -127,10 +122,8 @@ func virtualChangeRows() []row {
 	return []row{
 		{label: "one endpoint replaced, CPU", metric: "many.replace.cpu", unit: inSeconds, aim: aim{most: always(10e-3)}, why: why},
 		{label: "one endpoint replaced, p50", metric: "many.replace.p50", unit: inSeconds},
-		{label: "one endpoint replaced, p99", metric: "many.replace.p99", unit: inSeconds},
 		{label: "one endpoint added or removed, CPU", metric: "many.scale.cpu", unit: inSeconds, aim: aim{most: always(10e-3)}, why: why},
 		{label: "one endpoint added or removed, p50", metric: "many.scale.p50", unit: inSeconds},
-		{label: "one endpoint added or removed, p99", metric: "many.scale.p99", unit: inSeconds},
 		{label: "first program, CPU", metric: "many.first.cpu", unit: inSeconds},
 		{label: "restart on what is there, CPU", metric: "many.restart.cpu", unit: inSeconds},
 		{label: "comparison once in a sync period, CPU", metric: "many.again.cpu", unit: inSeconds},
@@ -141,25 +134,18 @@ func virtualChangeRows() []row {
 func virtualPathRows(prefix string) []row {
 	var rows []row
 	for _, x := range []struct{ label, name string }{
-		{"direct connection, p50", "direct"}, {"direct connection beside the rules, p50", "beside"},
-		{"connection, first Service, p50", "first"}, {"connection, last Service, p50", "last"},
+		{"connection, first Service", "first"}, {"connection, last Service", "last"},
 	} {
 		metric := "connect." + x.name
-		rows = append(rows, row{label: x.label, metric: prefix + metric, floor: prefix + "nftables." + metric, unit: inSeconds})
-		if x.name != "direct" {
-			metric += ".ratio"
-			rows = append(rows, row{label: "the same as a multiple of a direct one", metric: prefix + metric, floor: prefix + "nftables." + metric, unit: times})
-		}
+		rows = append(rows,
+			row{label: x.label + ", p50", metric: prefix + metric, floor: prefix + "nftables." + metric, unit: inSeconds},
+			row{label: x.label + ", as a multiple of a direct one", metric: prefix + metric + ".ratio", floor: prefix + "nftables." + metric + ".ratio", unit: times})
 	}
 	return rows
 }
 
 const howVirtual = `
-What is measured, and how, is as in the first part, with objects as there. **library**
-is a bare loop over github.com/moby/ipvs that makes the same virtual servers with the
-same destinations, one call after the other. **ours** is a whole round, with the
-addresses, ipsets and rules that the mode needs besides. These take turns three times,
-and the table has the medians. A change is one of 400 of its kind, spread over all Services,
-from the call with the EndpointSlice; CPU is that of the whole process. For connections
-the mode stands beside mode nftables in a network of its own, each against a direct one.
+**library** is a bare loop over github.com/moby/ipvs that makes the same virtual servers. **ours** is a whole round,
+with addresses, ipsets and rules. The two take turns three times, and the table has the medians. A change is one of
+400, spread over all Services. For connections the mode stands beside mode nftables, each against a direct one.
 `

@@ -35,22 +35,15 @@ func relayRows() []row {
 	return []row{
 		{label: "one long flow, median", metric: "flow.through", floor: "flow.direct", ratio: "flow.ratio", unit: inGigabytes, aim: aim{least: 0.6},
 			why: "Every packet passes through two more sockets, on the same processors as both its ends."},
-		{label: "the pair with the lowest ratio", metric: "flow.worst.through", floor: "flow.worst.direct", ratio: "flow.worst", unit: inGigabytes},
 		{label: "proxy's CPU for each GB", metric: "flow.cpu", unit: inSeconds},
 		{label: "connection, p50", metric: "connect.first", floor: "connect.direct", ratio: "connect.first.ratio", unit: inSeconds},
-		{label: "connect alone, p50", metric: "connect.made.first", floor: "connect.made.direct", ratio: "connect.made.first.ratio", unit: inSeconds},
 		{label: "connections at once", metric: "many.count", unit: inWhole},
 		{label: "memory (RSS) for each of them", metric: "many.memory", unit: inKilobytes},
-		{label: "open files for each of them", metric: "many.files", unit: inNumbers},
 	}
 }
 
 const howRelayed = `
-The whole program in mode userspace, between a client, the node and a server in
-namespaces of their own. A **flow** is one TCP connection over which the client sends
-as much as it can for two seconds, past the proxy (**direct**) and through a Service; the two
-take turns 16 times, and the ratio is the median of the pairs' ratios. Client,
-server, and proxy share the processors. Connections are measured as in the first
-part. Those **at once** have all been answered and are silent; kernel memory of their
-sockets comes on top.
+The whole program between client, node and server, which share the processors. A **flow** is one TCP connection at full
+speed for two seconds. Direct ones and those through a Service take turns 16 times; the ratio is the median of the
+pairs'. Connections **at once** are answered and silent; kernel memory of their sockets comes on top.
 `

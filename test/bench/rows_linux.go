@@ -3,17 +3,11 @@
 
 package main
 
-import "strings"
-
 // through is a row of connections, whose floor is a direct one.
 func through(label, metric string, a aim) row {
 	metric = "connect." + metric
-	floor := "connect.direct"
-	if strings.HasPrefix(metric, "connect.made.") {
-		floor = "connect.made.direct"
-	}
 	return row{
-		label: label, metric: metric, unit: inSeconds, aim: a, floor: floor, ratio: metric + ".ratio",
+		label: label, metric: metric, unit: inSeconds, aim: a, floor: "connect.direct", ratio: metric + ".ratio",
 		why: "Only the first packet of a connection meets our rules, but all of them meet connection tracking, " +
 			"without which no translation works: compare the row for a direct connection beside the table.",
 	}
@@ -29,21 +23,14 @@ const (
 )
 
 var rows = []row{
-	{label: "objects to tracker, time", metric: "feed.wall", unit: inSeconds},
-	{label: "objects to tracker, CPU", metric: "feed.cpu", unit: inSeconds},
 	{label: "first program, time", metric: "first.wall", unit: inSeconds, aim: aim{times: 3}, why: whyFirst},
 	{label: "first program, CPU", metric: "first.cpu", unit: inSeconds, aim: aim{most: firstCPU}, why: whyFirst},
-	{label: "process start to programmed, time", metric: "start.wall", unit: inSeconds},
-	{label: "process start to programmed, CPU", metric: "start.cpu", unit: inSeconds},
 	{label: "one endpoint replaced, p50", metric: "replace.p50", unit: inSeconds, aim: aim{most: oneChange}},
 	{label: "one endpoint replaced, p99", metric: "replace.p99", unit: inSeconds},
 	{label: "one endpoint added or removed, p50", metric: "scale.p50", unit: inSeconds, aim: aim{most: oneChange}},
-	{label: "one endpoint added or removed, p99", metric: "scale.p99", unit: inSeconds},
 	{label: "the same across a power of two, p50", metric: "cross.p50", unit: inSeconds, aim: aim{most: oneChange}, why: whyCross},
-	{label: "the same across a power of two, p99", metric: "cross.p99", unit: inSeconds},
 	{label: "1,000 Services changed at once", metric: "many", unit: inSeconds, aim: aim{most: always(60e-3)}, why: whyMany},
 	{label: "restart on its own table, time", metric: "restart.wall", unit: inSeconds},
-	{label: "restart on its own table, CPU", metric: "restart.cpu", unit: inSeconds},
 	{label: "Go heap per endpoint", metric: "heap", unit: inBytes, aim: aim{most: always(150)}, why: whyHeap},
 	{label: "peak RSS", metric: "rss", unit: inMegabytes},
 	{label: "kernel memory", metric: "kernel", unit: inMegabytes},
@@ -51,6 +38,5 @@ var rows = []row{
 	through("connection, first Service, p50", "first", aim{times: 1.3}),
 	through("connection, middle Service, p50", "middle", aim{times: 1.3}),
 	through("connection, last Service, p50", "last", aim{times: 1.3}),
-	through("connect alone, last Service, p50", "made.last", aim{}),
 	{label: "last Service against 10 Services", metric: overFew, unit: inPercent, aim: aim{most: always(0.1)}},
 }

@@ -103,32 +103,47 @@ func (s *section) text() string {
 		fmt.Fprintf(&d, "\n%s\n", note)
 	}
 	d.WriteString(s.how)
+	said := map[string]bool{} // notes, each of which is printed once
 	for i := range s.tables {
 		t := &s.tables[i]
 		if t.title != "" {
 			d.WriteString("\n### " + t.title + "\n")
 		}
-		d.WriteString("\n" + t.text())
+		d.WriteString("\n" + t.grid())
+		for _, note := range t.notes() {
+			if !said[note] {
+				fmt.Fprintf(&d, "\n%s\n", note)
+			}
+			said[note] = true
+		}
 	}
 	d.WriteString(s.after)
 	d.WriteString(s.missed())
 	return d.String()
 }
 
-// missed lists the aims that were not reached, and why.
+// missed lists the rows whose aims were not reached, by reason.
 func (s *section) missed() string {
-	var d strings.Builder
+	var reasons []string
+	rows := map[string][]string{}
 	for i := range s.tables {
-		t := &s.tables[i]
-		for _, l := range t.lines() {
-			if l.met == aimMissed {
-				fmt.Fprintf(&d, "- %s, %s: %s, aim %s. %s\n", cmp.Or(t.title, s.title), l.label,
-					cmp.Or(l.reached, "not measured"), l.aim, cmp.Or(l.why, "Why is not known yet."))
+		for _, l := range s.tables[i].lines() {
+			why := cmp.Or(l.why, "Why is not known yet.")
+			if l.met != aimMissed || slices.Contains(rows[why], l.label) {
+				continue
 			}
+			if rows[why] == nil {
+				reasons = append(reasons, why)
+			}
+			rows[why] = append(rows[why], l.label)
 		}
 	}
-	if d.Len() == 0 {
+	if len(reasons) == 0 {
 		return ""
+	}
+	var d strings.Builder
+	for _, why := range reasons {
+		fmt.Fprintf(&d, "- **%s**: %s\n", strings.Join(rows[why], "; "), why)
 	}
 	return "\n### Missed aims\n\n" + d.String()
 }

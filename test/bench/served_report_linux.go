@@ -68,9 +68,7 @@ func servedRows() []row {
 		{label: "one endpoint changed, p50", metric: "served.single.p50", unit: inSeconds, aim: aim{most: always(20e-3)}, why: whySingle},
 		{label: "one endpoint changed, p99", metric: "served.single.p99", unit: inSeconds, aim: aim{most: always(250e-3)}, why: whySingle},
 		{label: "Services made at once, p50", metric: "served.together.p50", unit: inSeconds},
-		{label: "Services made at once, p90", metric: "served.together.p90", unit: inSeconds},
 		{label: "Services made at once, p99", metric: "served.together.p99", unit: inSeconds},
-		{label: "Services made at once, last", metric: "served.together.max", unit: inSeconds},
 		{label: "steady changes, CPU for each", metric: "served.steady.cpu", unit: inSeconds},
 		{label: "steady changes, p50", metric: "served.steady.p50", unit: inSeconds},
 		{label: "steady changes, p99", metric: "served.steady.p99", unit: inSeconds},
@@ -82,19 +80,12 @@ func servedRows() []row {
 }
 
 const howServed = `
-The whole program, with its default configuration, reads a real etcd and
-kube-apiserver on the same machine, over TLS, and the kernel's own notices tell
-when a change is in force. Every time begins when the request to the API server
-does, so the API server's part is in it, and it shares the processors. Where there
-is a peer, it has the same configuration and an API server of its own with the
-same objects.
+The whole program reads a real etcd and kube-apiserver on the same machine, over TLS. Every time begins with the request
+to the API server and ends when the kernel reports the change. A peer has the same configuration and objects.
 
-- **one endpoint changed**: with %s Services of 10 endpoints, %d changes, one
-  after the other, 1.1 s apart.
-- **Services made at once**: %s more, as fast as the API server takes them, from
-  the write of each EndpointSlice.
+- **one endpoint changed**: with %s Services of 10 endpoints, %d changes, 1.1 s apart.
+- **Services made at once**: %s more, as fast as the API server takes them.
 - **steady changes**: one endpoint each, %d a second for %s.
-- **memory**: with %s Services of 10 endpoints, resident when the program rests;
-  then every endpoint of every Service is replaced, %d times. Growth is between
-  the first and the last of these.
+- **memory**: with %s Services of 10 endpoints, at rest; then every endpoint is replaced, %d times. Growth is
+  between the first and the last of these.
 `

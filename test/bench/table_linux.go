@@ -122,7 +122,6 @@ type line struct {
 	spread            string // of it
 	peerOver          string // the peer as a multiple of ours
 	aim, met          string
-	reached           string // the value that the aim limits
 	why               string
 }
 
@@ -160,18 +159,18 @@ func (t *table) line(r row) (line, bool) {
 	}
 	var reached, limit float64
 	if r.aim.times > 0 {
-		reached, limit, l.reached = ratio, r.aim.times, l.overFloor
+		reached, limit = ratio, r.aim.times
 		l.aim = fmt.Sprintf("<= %.3gx %s", limit, t.base)
 	} else if r.aim.least > 0 {
-		reached, limit, l.reached = -ratio, -r.aim.least, l.overFloor
+		reached, limit = -ratio, -r.aim.least
 		l.aim = fmt.Sprintf(">= %.3gx %s", r.aim.least, t.base)
 	} else if r.aim.most != nil {
-		reached, limit, l.reached = ours, r.aim.most(t.services), l.ours
+		reached, limit = ours, r.aim.most(t.services)
 		l.aim = "<= " + strings.TrimPrefix(r.unit(limit), "+")
 	}
 	switch {
 	case limit == 0:
-		l.aim, l.reached = "", ""
+		l.aim = ""
 	case reached <= limit:
 		l.met = aimMet
 	default: // a figure that is missing too
@@ -210,6 +209,16 @@ func cell(u unit, v float64) string {
 
 // text returns t as an aligned Markdown table, followed by its notes.
 func (t *table) text() string {
+	var b strings.Builder
+	b.WriteString(t.grid())
+	for _, note := range t.notes() {
+		fmt.Fprintf(&b, "\n%s\n", note)
+	}
+	return b.String()
+}
+
+// grid returns t as an aligned Markdown table.
+func (t *table) grid() string {
 	head := cmp.Or(t.head, "ours")
 	cells := [][]string{{"", t.base, head, head + "/" + firstWord(t.base), "95 %", "aim", "", "peer", "peer/" + head}}
 	spread := false
@@ -230,12 +239,7 @@ func (t *table) text() string {
 		}
 		cells[i] = c
 	}
-	var b strings.Builder
-	b.WriteString(kit.Numbers(cells))
-	for _, note := range t.notes() {
-		fmt.Fprintf(&b, "\n%s\n", note)
-	}
-	return b.String()
+	return kit.Numbers(cells)
 }
 
 func firstWord(s string) string {

@@ -79,16 +79,14 @@ func countingRows() []row {
 		if r.name == "counted" {
 			a = aim{times: 1.03}
 		}
-		all = append(all,
-			row{label: "connection " + r.label + ", p50", metric: "connect." + r.name, unit: inSeconds, aim: a, floor: "connect.direct", ratio: "connect." + r.name + ".ratio", why: why},
-			row{label: "connect alone " + r.label + ", p50", metric: "connect.made." + r.name, unit: inSeconds, floor: "connect.made.direct", ratio: "connect.made." + r.name + ".ratio", why: why})
+		all = append(all, row{label: "connection " + r.label + ", p50", metric: "connect." + r.name, unit: inSeconds, aim: a,
+			floor: "connect.direct", ratio: "connect." + r.name + ".ratio", why: why})
 	}
 	return all
 }
 
 const howCounting = `
-The same Services stand in two networks, in mode nftables: in one the rules count connections
-(` + "`--count-traffic`" + `), in the other they do not. Connections through both take turns, as in the first part, and the
-ratio is that of a round's medians. A second turn through the rules that do not count says how much of a difference is
-chance. Modes iptables and ipvs count nothing that the kernel does not count anyway.
+Two networks in mode nftables: the rules of one count connections (` + "`--count-traffic`" + `). Connections through both take
+turns, and a second turn without counting shows what is chance. Modes iptables and ipvs count nothing that the kernel
+does not count anyway.
 `
