@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -167,23 +168,32 @@ const pageHead = `# Conformance
 
 Results of Kubernetes' own tests for this proxy and for the kube-proxy of the same version, in a cluster of three real
 nodes on one machine, and the connections that were lost while something was changed there. Written by
-` + "`make conformance` and `make changes`" + `; nothing here was written by hand. A kernel of Debian's, such as
-6.1.0-56-cloud-amd64, is that of a virtual machine, for mode ipvs; times are by its clock then.
+` + "`make conformance` and `make changes`" + `; nothing here was written by hand. docs/conformance.json has all figures, with
+times, kernels and versions. A kernel of Debian's is that of a virtual machine, for mode ipvs.
 
 ## Kubernetes' own tests
 
+A cell has the specs that passed, failed and were skipped.
+
 `
+
+// contenders are the proxies, as a run names them, in the order of the columns.
+var contenders = []string{"kubeproxy", "kube-proxy"}
 
 // Page returns the document as Markdown.
 func (d *Document) Page() string {
 	var out strings.Builder
 	out.WriteString(pageHead)
-	rows := [][]string{{"specs", "mode", "proxy", "passed", "failed", "skipped", "took", "Kubernetes", "kernel", "day"}}
+	rows := [][]string{{"specs", "mode", "this proxy", "kube-proxy", "Kubernetes", "kernel", "day"}}
+	var last string
 	for _, r := range d.Runs {
-		rows = append(rows, []string{
-			r.Selection + r.Part.suffix(), r.setting(), r.Proxy + " " + r.Version, fmt.Sprint(r.Passed), fmt.Sprint(len(r.Failed)), fmt.Sprint(len(r.Skipped)),
-			r.Took.Round(time.Second).String(), r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly),
-		})
+		if key := r.Selection + r.Part.suffix() + " " + r.setting(); key != last {
+			last = key
+			rows = append(rows, []string{r.Selection + r.Part.suffix(), r.setting(), "", "", "", "", ""})
+		}
+		row := rows[len(rows)-1]
+		row[2+slices.Index(contenders, r.Proxy)] = fmt.Sprintf("%d, %d, %d", r.Passed, len(r.Failed), len(r.Skipped))
+		row[4], row[5], row[6] = r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly)
 	}
 	out.WriteString(kit.Table(rows) + "\nThe specs:\n\n")
 	for _, s := range Selections {
@@ -197,34 +207,56 @@ func (d *Document) Page() string {
 	return out.String()
 }
 
-// writeSpecs lists specs, with the runs that have them.
+// writeSpecs lists specs by the reason, with the runs that have them.
 func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) []Spec) {
-	in := map[Spec][]string{}
-	var order []Spec
+	names, in := map[string][]string{}, map[string][]string{}
+	var order []string
 	for _, r := range d.Runs {
 		for _, s := range of(r) {
-			s.Message = shorten(s.Message)
+			why := shorten(s.Message)
 			if reason := Unfit(r.Mode, s.Name); reason != "" && r.Proxy == "kubeproxy" {
-				s.Message = "by the nature of the mode, " + reason
+				why = "by the nature of the mode, " + reason
 			}
-			if in[s] == nil {
-				order = append(order, s)
+			if names[why] == nil {
+				order = append(order, why)
 			}
-			in[s] = append(in[s], r.Proxy+" in mode "+r.setting())
+			names[why], in[why] = also(names[why], brief(s.Name)), also(in[why], r.Proxy+" in mode "+r.setting())
 		}
 	}
 	if len(order) == 0 {
 		return
 	}
 	fmt.Fprintf(out, "\n%s:\n\n", title)
-	for _, s := range order {
-		fmt.Fprintf(out, "- `%s` (%s): %s\n", s.Name, strings.Join(in[s], ", "), s.Message)
+	for _, why := range order {
+		who := strings.Join(in[why], ", ")
+		if len(in[why]) > 3 {
+			who = "most runs"
+		}
+		fmt.Fprintf(out, "- %s: %s (%s)\n", why, "`"+strings.Join(names[why], "`, `")+"`", who)
 	}
 }
 
-// shorten cuts a message that is long, such as one with a whole answer of the API server.
+// also adds text to a list that lacks it.
+func also(list []string, text string) []string {
+	if slices.Contains(list, text) {
+		return list
+	}
+	return append(list, text)
+}
+
+var (
+	tags      = regexp.MustCompile(` ?\[[^\]]*\]`)
+	fractions = regexp.MustCompile(`(\d)\.\d+s`)
+)
+
+// brief is the name of a spec without its labels.
+func brief(name string) string { return strings.TrimSpace(tags.ReplaceAllString(name, "")) }
+
+// shorten cuts a message that is long, such as one with a whole answer of the API server, and fractions of seconds,
+// in which messages differ.
 func shorten(text string) string {
 	const most = 200
+	text = fractions.ReplaceAllString(text, "${1}s")
 	if r := []rune(text); len(r) > most {
 		return string(r[:most]) + "..."
 	}
@@ -235,35 +267,77 @@ func (d *Document) writeChanges(out *strings.Builder) {
 	if len(d.Changes) == 0 {
 		return
 	}
-	fmt.Fprintf(out, "\n## Changes under load\n\nClients open connections at a steady rate, or as many of those due as the machine manages, and hold some open,\n"+
-		"from a pod, from a node and from outside, over TCP and UDP. A connection is lost when it is refused, broken or not\n"+
-		"answered within 3 seconds, and slow when that took more than half a second. Where many are slow, the machine was\n"+
-		"busy with other things, and some are lost for that reason. Virtual servers of mode ipvs stay as long as connections\n"+
-		"need them: where they have to go, clients hold a connection for %.0f seconds, and open another.\n\n", drainingLife.Seconds())
-	rows := [][]string{{"change", "mode", "new connections", "lost", "slow", "requests on held ones", "broken", "took", "version", "kernel", "day"}}
+	fmt.Fprintf(out, "\n## Changes under load\n\nClients open connections at a steady rate and hold some open, from a pod, from a node and from outside, over TCP and\n"+
+		"UDP. A connection is lost when it is refused, broken or not answered within 3 seconds. Virtual servers of mode ipvs\n"+
+		"stay as long as connections need them: where they have to go, clients hold a connection for %.0f seconds. A cell has\n"+
+		"the new connections that were lost, of all; and the requests on held ones that were lost.\n\n", drainingLife.Seconds())
+	rows := [][]string{{"change"}}
 	for _, c := range d.Changes {
-		sum, _ := c.sum()
-		rows = append(rows, []string{
-			c.About, c.setting(), sum.made(), fmt.Sprint(sum.NewLost), fmt.Sprint(sum.Slow), fmt.Sprint(sum.Held), fmt.Sprint(sum.HeldLost),
-			c.Took.Round(time.Second).String(), c.Version, c.Kernel, c.On.Format(time.DateOnly),
-		})
+		rows[0] = also(rows[0], c.setting())
 	}
-	out.WriteString(kit.Table(rows) + "\nWhat was lost:\n\n")
-	none := true
+	slices.Sort(rows[0][1:])
 	for _, c := range d.Changes {
-		if sum, losers := c.sum(); len(losers) > 0 {
-			none = false
-			clients := strings.Join(losers, "; ")
-			if len(losers) == len(c.Flows) {
-				clients = "all clients"
-			}
-			fmt.Fprintf(out, "- %s, mode %s: %s (%s)%s\n", c.About, c.setting(), kinds(sum), clients, c.unready())
+		if rows[len(rows)-1][0] != c.title() {
+			rows = append(rows, make([]string, len(rows[0])))
+			rows[len(rows)-1][0] = c.title()
+		}
+		sum, _ := c.sum()
+		rows[len(rows)-1][slices.Index(rows[0], c.setting())] = fmt.Sprintf("%d of %d; %d", sum.NewLost, sum.New, sum.HeldLost)
+	}
+	out.WriteString(kit.Table(rows) + "\nWhat was lost, and why:\n\n")
+	var losses []string
+	for _, row := range rows[1:] {
+		if loss := d.loss(row[0]); loss != "" {
+			losses = append(losses, loss)
 		}
 	}
-	if none {
-		out.WriteString("- nothing\n")
+	if losses == nil {
+		losses = []string{"- nothing\n"}
 	}
-	d.writeNotes(out)
+	out.WriteString(strings.Join(losses, "") + "- over UDP, a client that takes a port again within 30 seconds is the same flow to the kernel, and goes to the same\n" +
+		"  endpoint, also when that one has just ended\n")
+}
+
+// loss says for how long connections were lost in each mode during a change, and why; "" if none was.
+func (d *Document) loss(title string) string {
+	var in []string
+	why := ""
+	for _, c := range d.Changes {
+		sum, losers := c.sum()
+		if c.title() != title || len(losers) == 0 {
+			continue
+		}
+		in = append(in, fmt.Sprintf("%s %s%s", c.setting(), sum.Last.Sub(sum.FirstLost).Round(100*time.Millisecond), c.unready()))
+		if t, ok := c.trial(); ok && (t.Tolerated > Nothing || c.Mode == "userspace") {
+			why = t.Note
+		}
+	}
+	if in == nil {
+		return ""
+	}
+	text := "- " + title + ", within this time: " + strings.Join(in, ", ")
+	if why != "" {
+		text += ": " + why
+	}
+	return text + "\n"
+}
+
+// trial returns the trial that a change was.
+func (c Change) trial() (t Trial, ok bool) {
+	for _, s := range Sequences {
+		if i := slices.IndexFunc(s.Trials, func(t Trial) bool { return t.Name == c.Name }); i >= 0 {
+			return s.Trials[i], true
+		}
+	}
+	return t, false
+}
+
+// title is what rows of all modes call a change.
+func (c Change) title() string {
+	if t, ok := c.trial(); ok {
+		return t.About
+	}
+	return c.About
 }
 
 // sum returns what became of all loads, and the names of those that lost something.
@@ -291,41 +365,4 @@ func (c *Change) sum() (sum Counts, losers []string) {
 		}
 	}
 	return sum, losers
-}
-
-// writeNotes says why changes lose what they lose.
-func (d *Document) writeNotes(out *strings.Builder) {
-	out.WriteString("\nWhy:\n\n- over UDP, a client that takes a port again within 30 seconds is the same flow to the kernel, and goes to the same\n" +
-		"  endpoint, also when that one has just ended\n")
-	for _, s := range Sequences {
-		for _, t := range s.Trials {
-			if t.Note != "" && slices.ContainsFunc(d.Changes, t.concernedBy) {
-				fmt.Fprintf(out, "- %s: %s\n", t.About, t.Note)
-			}
-		}
-	}
-}
-
-// concernedBy returns whether the note of a trial says why a change lost something.
-func (t Trial) concernedBy(c Change) bool {
-	sum, _ := c.sum()
-	return c.Name == t.Name && sum.Lost() > 0 && (t.Tolerated > Nothing || c.Mode == "userspace")
-}
-
-// made says how many connections there were, of how many due if that is known.
-func (c Counts) made() string {
-	if c.Due == 0 {
-		return fmt.Sprint(c.New)
-	}
-	return fmt.Sprintf("%d of %d", c.New, c.Due)
-}
-
-// kinds says how connections were lost.
-func kinds(c Counts) string {
-	var all []string
-	for k, n := range c.Kinds {
-		all = append(all, fmt.Sprintf("%d %s", n, k))
-	}
-	slices.Sort(all)
-	return strings.Join(all, ", ") + fmt.Sprintf(", within %s", c.Last.Sub(c.FirstLost).Round(10*time.Millisecond))
 }

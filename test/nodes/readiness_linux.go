@@ -158,5 +158,5 @@ func (c *Change) unready() string {
 	if lost == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; %d of them while the API server named no endpoint that the client could go to, which was for up to %s", lost, longest.Round(10*time.Millisecond))
+	return fmt.Sprintf(" (%d while the API server named no endpoint that the client could go to, for up to %s)", lost, longest.Round(10*time.Millisecond))
 }
