@@ -420,10 +420,7 @@ func NewPods(sink source.Sink) *Pods {
 }
 
 // SetSlice implements source.Sink.
-func (p *Pods) SetSlice(o *discoveryv1.EndpointSlice) {
-	if p.Sink != nil {
-		p.Sink.SetSlice(o)
-	}
+func (p *Pods) SetSlice(o *discoveryv1.EndpointSlice) bool {
 	for i := range o.Endpoints {
 		e := &o.Endpoints[i]
 		if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || len(e.Addresses) == 0 {
@@ -443,6 +440,7 @@ func (p *Pods) SetSlice(o *discoveryv1.EndpointSlice) {
 		}
 		p.known[id] = known
 	}
+	return p.Sink == nil || p.Sink.SetSlice(o)
 }
 
 // Find returns the addresses of a pod and the name of its node. It knows the pods that

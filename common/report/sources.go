@@ -231,41 +231,49 @@ type sink struct {
 	deprecations *deprecations
 }
 
-func (si sink) SetService(s *corev1.Service) {
+func (si sink) SetService(s *corev1.Service) bool {
 	si.metrics.ServiceChanged()
 	si.events.setService(s)
 	si.events.reportDeprecation(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, si.deprecations.update(s))
-	if !si.UpdateService(s) {
+	changed := si.Tracker.SetService(s)
+	if !changed {
 		si.metrics.ServiceUnchanged()
 	}
+	return changed
 }
 
-func (si sink) DeleteService(n types.NamespacedName) {
+func (si sink) DeleteService(n types.NamespacedName) bool {
 	si.metrics.ServiceChanged()
 	si.events.removeService(n)
 	si.deprecations.remove(n)
-	if !si.RemoveService(n) {
+	changed := si.Tracker.DeleteService(n)
+	if !changed {
 		si.metrics.ServiceUnchanged()
 	}
+	return changed
 }
 
 // SetSlice withdraws the latency record of a slice that changes nothing for the tracker.
 // No round follows such a slice, and the next round has nothing to do with it.
-func (si sink) SetSlice(s *discoveryv1.EndpointSlice) {
+func (si sink) SetSlice(s *discoveryv1.EndpointSlice) bool {
 	si.metrics.EndpointsChanged()
 	pending := si.latency.sliceChanged(s)
-	if !si.UpdateSlice(s) {
+	changed := si.Tracker.SetSlice(s)
+	if !changed {
 		si.metrics.EndpointsUnchanged()
 		si.latency.withdraw(pending)
 	}
+	return changed
 }
 
-func (si sink) DeleteSlice(n types.NamespacedName) {
+func (si sink) DeleteSlice(n types.NamespacedName) bool {
 	si.metrics.EndpointsChanged()
 	si.latency.sliceDeleted(n)
-	if !si.RemoveSlice(n) {
+	changed := si.Tracker.DeleteSlice(n)
+	if !changed {
 		si.metrics.EndpointsUnchanged()
 	}
+	return changed
 }
 
 func (si sink) SetNode(n *corev1.Node) {

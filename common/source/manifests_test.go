@@ -36,22 +36,23 @@ type recorder struct {
 	open     bool // a batch
 }
 
-func (r *recorder) add(format string, args ...any) {
+func (r *recorder) add(format string, args ...any) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.open && format != "synced" {
 		panic("reported outside of a batch: " + fmt.Sprintf(format, args...))
 	}
 	r.calls = append(r.calls, fmt.Sprintf(format, args...))
+	return true
 }
 
-func (r *recorder) SetService(s *corev1.Service) {
-	r.add("set service %s/%s %s", s.Namespace, s.Name, s.Spec.ClusterIP)
+func (r *recorder) SetService(s *corev1.Service) bool {
+	return r.add("set service %s/%s %s", s.Namespace, s.Name, s.Spec.ClusterIP)
 }
 
-func (r *recorder) DeleteService(n types.NamespacedName) { r.add("delete service %s", n) }
+func (r *recorder) DeleteService(n types.NamespacedName) bool { return r.add("delete service %s", n) }
 
-func (r *recorder) SetSlice(s *discoveryv1.EndpointSlice) {
+func (r *recorder) SetSlice(s *discoveryv1.EndpointSlice) bool {
 	var eps []string
 	for _, e := range s.Endpoints {
 		state := ""
@@ -64,10 +65,10 @@ func (r *recorder) SetSlice(s *discoveryv1.EndpointSlice) {
 	for _, p := range s.Ports {
 		ports += fmt.Sprintf(" %d", *p.Port)
 	}
-	r.add("set slice %s/%s of %s%s %v", s.Namespace, s.Name, s.Labels[discoveryv1.LabelServiceName], ports, eps)
+	return r.add("set slice %s/%s of %s%s %v", s.Namespace, s.Name, s.Labels[discoveryv1.LabelServiceName], ports, eps)
 }
 
-func (r *recorder) DeleteSlice(n types.NamespacedName) { r.add("delete slice %s", n) }
+func (r *recorder) DeleteSlice(n types.NamespacedName) bool { return r.add("delete slice %s", n) }
 func (r *recorder) SetNode(n *corev1.Node)             { r.add("set node %s", n.Name) }
 func (r *recorder) DeleteNode()                        { r.add("delete node") }
 func (r *recorder) SetServiceCIDR(o *networkingv1.ServiceCIDR) {

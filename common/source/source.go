@@ -31,11 +31,13 @@ import (
 // Sink receives the objects of a cluster. A Source calls it from one goroutine at a time.
 // The objects are shared and read-only. Its methods must return quickly.
 type Sink interface {
-	SetService(*corev1.Service)
-	DeleteService(types.NamespacedName)
+	// The calls about Services and EndpointSlices return whether the object differs from before
+	// in anything that matters. If it does not, no round follows.
+	SetService(*corev1.Service) bool
+	DeleteService(types.NamespacedName) bool
 
-	SetSlice(*discoveryv1.EndpointSlice)
-	DeleteSlice(types.NamespacedName)
+	SetSlice(*discoveryv1.EndpointSlice) bool
+	DeleteSlice(types.NamespacedName) bool
 
 	SetNode(*corev1.Node) // the own Node
 	DeleteNode()

@@ -170,9 +170,9 @@ func TestEndpointIsClusterIP(t *testing.T) {
 		"victim":      func(t *Tracker) { t.SetService(victim) },
 		"mine":        func(t *Tracker) { t.SetService(mine) },
 		"slice":       func(t *Tracker) { t.SetSlice(slice) },
-		"victim gone": func(t *Tracker) { t.RemoveService(named(victim)) },
-		"slice gone":  func(t *Tracker) { t.RemoveSlice(named(slice)) },
-		"mine gone":   func(t *Tracker) { t.RemoveService(named(mine)) },
+		"victim gone": func(t *Tracker) { t.DeleteService(named(victim)) },
+		"slice gone":  func(t *Tracker) { t.DeleteSlice(named(slice)) },
+		"mine gone":   func(t *Tracker) { t.DeleteService(named(mine)) },
 	}
 	const problem = `service ns-1/service-1: endpointslice service-1-x7k2p endpoints: "10.96.0.10" is the ClusterIP of service ` +
 		`ns-9/service-9, and is not translated a second time; want the address of a pod`

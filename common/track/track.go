@@ -135,11 +135,7 @@ func notifyChanged(all []Listener) {
 }
 
 // SetService adds or replaces a Service.
-func (t *Tracker) SetService(o *corev1.Service) { t.UpdateService(o) }
-
-// UpdateService is SetService for callers that need to know whether the Service differs
-// from before in anything that matters. If it does not, no round follows.
-func (t *Tracker) UpdateService(o *corev1.Service) bool {
+func (t *Tracker) SetService(o *corev1.Service) bool {
 	return t.change(func() bool {
 		b := builder{service: o, interner: &t.interner, ignoreExternal: t.options.IgnoreExternalIPs, proxyName: t.options.ProxyName}
 		want := b.build()
@@ -163,18 +159,12 @@ func (t *Tracker) UpdateService(o *corev1.Service) bool {
 }
 
 // DeleteService removes a Service. Its slices remain.
-func (t *Tracker) DeleteService(name types.NamespacedName) { t.RemoveService(name) }
-
-// RemoveService is DeleteService, and returns whether that changed anything.
-func (t *Tracker) RemoveService(name types.NamespacedName) bool {
+func (t *Tracker) DeleteService(name types.NamespacedName) bool {
 	return t.change(func() bool { return t.removeService(name) })
 }
 
 // SetSlice adds or replaces an EndpointSlice.
-func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) { t.UpdateSlice(o) }
-
-// UpdateSlice is SetSlice, and returns whether that changed anything.
-func (t *Tracker) UpdateSlice(o *discoveryv1.EndpointSlice) bool {
+func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) bool {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	return t.change(func() bool {
 		if !relevant(o) {
@@ -201,10 +191,7 @@ func (t *Tracker) UpdateSlice(o *discoveryv1.EndpointSlice) bool {
 }
 
 // DeleteSlice removes an EndpointSlice.
-func (t *Tracker) DeleteSlice(name types.NamespacedName) { t.RemoveSlice(name) }
-
-// RemoveSlice is DeleteSlice, and returns whether that changed anything.
-func (t *Tracker) RemoveSlice(name types.NamespacedName) bool {
+func (t *Tracker) DeleteSlice(name types.NamespacedName) bool {
 	return t.change(func() bool { return t.removeSlice(name) })
 }
 

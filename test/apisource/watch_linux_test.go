@@ -35,23 +35,25 @@ type sink struct {
 
 func newSink() *sink { return &sink{have: map[string]bool{}, silentFor: map[string]int{}} }
 
-func (s *sink) set(what string) {
+func (s *sink) set(what string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.have[what] = true
+	return true
 }
 
-func (s *sink) drop(what string) {
+func (s *sink) drop(what string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.have, what)
 	s.gone = append(s.gone, what)
+	return true
 }
 
-func (s *sink) SetService(o *corev1.Service)               { s.set("service " + o.Name) }
-func (s *sink) DeleteService(n types.NamespacedName)       { s.drop("service " + n.Name) }
-func (s *sink) SetSlice(o *discoveryv1.EndpointSlice)      { s.set("slice " + o.Name) }
-func (s *sink) DeleteSlice(n types.NamespacedName)         { s.drop("slice " + n.Name) }
+func (s *sink) SetService(o *corev1.Service) bool          { return s.set("service " + o.Name) }
+func (s *sink) DeleteService(n types.NamespacedName) bool  { return s.drop("service " + n.Name) }
+func (s *sink) SetSlice(o *discoveryv1.EndpointSlice) bool { return s.set("slice " + o.Name) }
+func (s *sink) DeleteSlice(n types.NamespacedName) bool    { return s.drop("slice " + n.Name) }
 func (s *sink) SetNode(o *corev1.Node)                     { s.set("node " + o.Name) }
 func (s *sink) DeleteNode()                                { s.drop("node") }
 func (s *sink) SetServiceCIDR(o *networkingv1.ServiceCIDR) { s.set("range " + o.Name) }

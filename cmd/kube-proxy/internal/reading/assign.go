@@ -33,7 +33,10 @@ type assigner struct {
 }
 
 // SetService implements source.Sink.
-func (a *assigner) SetService(s *corev1.Service) { a.services = append(a.services, s) }
+func (a *assigner) SetService(s *corev1.Service) bool {
+	a.services = append(a.services, s)
+	return true
+}
 
 // Synced implements source.Sink.
 func (a *assigner) Synced() {
