@@ -148,6 +148,30 @@ func (f Frontend) Equal(g Frontend) bool {
 	return f.SameAddress(g) && (f.Sources == nil) == (g.Sources == nil) && slices.Equal(f.Sources, g.Sources)
 }
 
+// Address is what a Frontend occupies. No two Services have the same one.
+type Address struct {
+	Addr     netip.Addr // invalid for a port of the node
+	Port     uint16
+	Protocol Protocol
+	Family   Family
+}
+
+// AddressOf returns the Address at a, an address with a port.
+func AddressOf(p Protocol, a netip.AddrPort) Address {
+	return Address{a.Addr(), a.Port(), p, FamilyOf(a.Addr())}
+}
+
+// OnNode returns the port of the node that a has.
+func (a Address) OnNode() Address {
+	a.Addr = netip.Addr{}
+	return a
+}
+
+// Address returns what f, a Frontend of p, occupies.
+func (p *Port) Address(f Frontend) Address {
+	return Address{f.Addr, f.Port, p.Name.Protocol, p.Family}
+}
+
 // Endpoint is a destination of traffic.
 type Endpoint struct {
 	Addr netip.AddrPort

@@ -41,7 +41,7 @@ type builder struct {
 	sources  [2][]netip.Prefix // of balancer addresses
 
 	nodePorts bool
-	taken     map[address]string // the path of the port that has it
+	taken     map[service.Address]string // the path of the port that has it
 }
 
 // build returns nil for a Service that this proxy does not handle.
@@ -50,7 +50,7 @@ func (b *builder) build() []*service.Port {
 		return nil
 	}
 	b.addresses()
-	b.taken = make(map[address]string)
+	b.taken = make(map[service.Address]string)
 	ports := make([]*service.Port, 0, len(b.service.Spec.Ports))
 	seen := make(map[service.PortName]string, len(b.service.Spec.Ports))
 	template := b.template()
@@ -226,7 +226,7 @@ func (b *builder) frontends(i int, p *service.Port) []service.Frontend {
 	list := make([]service.Frontend, 0, 1)
 	add := func(kind service.Kind, addr netip.Addr, port uint16, sources []netip.Prefix) {
 		f := service.Frontend{Kind: kind, Addr: addr, Port: port, Sources: sources}
-		a := addressOf(p, f)
+		a := p.Address(f)
 		if first, dup := b.taken[a]; !dup {
 			b.taken[a] = path
 			list = append(list, f)

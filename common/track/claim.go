@@ -19,30 +19,6 @@ import (
 	"kubeproxy/common/service"
 )
 
-// address is what a Frontend occupies. Two Services cannot have the same one.
-type address struct {
-	ip     [16]byte // zero for a NodePort
-	port   uint16
-	proto  service.Protocol
-	family service.Family
-}
-
-func addressOf(p *service.Port, f service.Frontend) address {
-	a := address{port: f.Port, proto: p.Name.Protocol, family: p.Family}
-	if f.Addr.IsValid() {
-		a.ip = f.Addr.As16()
-	}
-	return a
-}
-
-// addr is the inverse of clusterIPKey.
-func (a address) addr() netip.Addr {
-	if a.family == service.IPv4 {
-		return netip.AddrFrom16(a.ip).Unmap()
-	}
-	return netip.AddrFrom16(a.ip)
-}
-
 // claims records which Service holds an address and which others claim it. The
 // ClusterIP's owner comes first, because the API server assigned it to one Service alone.
 // Then comes the owner of the load balancer's address, which a controller assigned.
@@ -51,8 +27,8 @@ func (a address) addr() netip.Addr {
 // Service that was created first holds the address, and by name among those of the same
 // second.
 type claims struct {
-	holder map[address]claim
-	queue  map[address]*queue // the others that claim it
+	holder map[service.Address]claim
+	queue  map[service.Address]*queue // the others that claim it
 	// external are the Services with external addresses, by what may take precedence: a
 	// ClusterIP with all its ports, or a port of the node.
 	external dependents
@@ -60,7 +36,7 @@ type claims struct {
 	endpoints dependents
 	// was has the former holder of each address whose holder has changed since the last
 	// update.
-	was   map[address]claim
+	was   map[service.Address]claim
 	touch func(*serviceState) // queues a Service for the next update
 }
 
@@ -71,7 +47,7 @@ type claim struct {
 }
 
 func newClaims(touch func(*serviceState)) claims {
-	return claims{map[address]claim{}, map[address]*queue{}, dependents{}, dependents{}, map[address]claim{}, touch}
+	return claims{map[service.Address]claim{}, map[service.Address]*queue{}, dependents{}, dependents{}, map[service.Address]claim{}, touch}
 }
 
 // rank is the precedence of a claim, lower is better. NodePorts compete with NodePorts
@@ -103,7 +79,7 @@ func (c claim) reason(other service.Kind) string {
 }
 
 // add adds a claim to a.
-func (c *claims) add(a address, s claim) {
+func (c *claims) add(a service.Address, s claim) {
 	first, taken := c.holder[a]
 	if !taken || compareClaims(s, first) < 0 {
 		c.hold(a, first, s)
@@ -121,7 +97,7 @@ func (c *claims) add(a address, s claim) {
 }
 
 // remove removes a claim to a.
-func (c *claims) remove(a address, s claim) {
+func (c *claims) remove(a service.Address, s claim) {
 	q := c.queue[a]
 	switch {
 	case q != nil && q.drop(s):
@@ -142,7 +118,7 @@ func (c *claims) remove(a address, s claim) {
 // only if the holder at the next update is another one. So until then the change is only
 // recorded, because an update may change the holder as often as there are claims. A later
 // claimant is queued anyway.
-func (c *claims) hold(a address, old, now claim) {
+func (c *claims) hold(a service.Address, old, now claim) {
 	if now.serviceState == nil {
 		delete(c.holder, a)
 	} else {
@@ -179,7 +155,7 @@ func (c *claims) resolve() {
 			c.touch(s)
 		}
 	}
-	c.was = map[address]claim{} // clearing it would cost as much as its largest size
+	c.was = map[service.Address]claim{} // clearing it would cost as much as its largest size
 }
 
 var (
@@ -303,13 +279,8 @@ func (t *Tracker) SetHost(h Host) {
 }
 
 // clusterIPKey is the key of a ClusterIP with all its ports.
-func clusterIPKey(a netip.Addr) address {
-	return address{ip: a.As16(), family: service.FamilyOf(a)}
-}
-
-// nodePortKey is the key of the NodePort that occupies f's port on the node's addresses.
-func nodePortKey(p *service.Port, f service.Frontend) address {
-	return addressOf(p, service.Frontend{Kind: service.NodePort, Port: f.Port})
+func clusterIPKey(a netip.Addr) service.Address {
+	return service.AddressOf(0, netip.AddrPortFrom(a, 0))
 }
 
 func isExternalAddress(k service.Kind) bool {
@@ -317,16 +288,16 @@ func isExternalAddress(k service.Kind) bool {
 }
 
 // dependents counts, by key, what Services have there that depends on its holder.
-type dependents map[address]map[*serviceState]int
+type dependents map[service.Address]map[*serviceState]int
 
-func (d dependents) add(a address, s *serviceState) {
+func (d dependents) add(a service.Address, s *serviceState) {
 	if d[a] == nil {
 		d[a] = map[*serviceState]int{}
 	}
 	d[a][s]++
 }
 
-func (d dependents) remove(a address, s *serviceState) {
+func (d dependents) remove(a service.Address, s *serviceState) {
 	if d[a][s]--; d[a][s] <= 0 {
 		delete(d[a], s)
 	}
@@ -351,7 +322,7 @@ func (r *resolver) refused(p *service.Port, f service.Frontend) (why string, thi
 	if !named && (f.Kind == service.LoadBalancerIP || !t.host.has(f.Addr)) {
 		return "", false
 	}
-	if holder := t.claims.holder[nodePortKey(p, f)]; holder.serviceState != nil && holder.serviceState != r.owner && r.node.AnswersNodePorts(f.Addr) {
+	if holder := t.claims.holder[p.Address(f).OnNode()]; holder.serviceState != nil && holder.serviceState != r.owner && r.node.AnswersNodePorts(f.Addr) {
 		return fmt.Sprintf("%s is refused: the address is node %s's, and the port a NodePort or healthCheckNodePort of service %s",
 			describe(p, f), r.node.Name, holder.name), true
 	}
@@ -381,10 +352,10 @@ func (s *serviceState) healthCheckPort() uint16 {
 
 // checkKeys returns what a health check occupies: a TCP port of the node in both
 // families.
-func checkKeys(port uint16) []address {
-	var keys []address
+func checkKeys(port uint16) []service.Address {
+	var keys []service.Address
 	for _, f := range service.Families {
-		keys = append(keys, address{port: port, proto: service.TCP, family: f})
+		keys = append(keys, service.Address{Port: port, Protocol: service.TCP, Family: f})
 	}
 	return keys
 }

@@ -170,7 +170,7 @@ type Claimants struct {
 func (t *Tracker) Claimants(p *service.Port, f service.Frontend) Claimants {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	a := addressOf(p, f)
+	a := p.Address(f)
 	holder, taken := t.claims.holder[a]
 	if !taken {
 		return Claimants{}
@@ -420,7 +420,7 @@ func (t *Tracker) recount() {
 	}
 	m.stale = false
 	for key, owners := range t.claims.endpoints {
-		if a := key.addr(); m.inRange(a) {
+		if a := key.Addr; m.inRange(a) {
 			m.listed = append(m.listed, a)
 		}
 		if t.claims.holder[key].serviceState == nil {

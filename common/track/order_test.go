@@ -93,7 +93,7 @@ func checkShared(t *rapid.T, last, next *service.Snapshot) {
 	if same && last.Node != next.Node {
 		t.Errorf("equal nodes are not shared")
 	}
-	taken := map[address]*service.Port{}
+	taken := map[service.Address]*service.Port{}
 	for _, f := range service.Families {
 		same = same && last.Len(f) == next.Len(f)
 		for p := range next.Ports(f) {

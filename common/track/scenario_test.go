@@ -219,7 +219,7 @@ func printEndpoints(b *bytes.Buffer, name string, list []service.Endpoint) {
 // checkSnapshot checks the guarantees of package service about snapshots.
 func checkSnapshot(t *testing.T, s *service.Snapshot) {
 	t.Helper()
-	taken := map[address]*service.Port{}
+	taken := map[service.Address]*service.Port{}
 	for _, family := range service.Families {
 		for p := range s.Ports(family) {
 			if err := checkPort(p, taken); err != "" {
@@ -229,7 +229,7 @@ func checkSnapshot(t *testing.T, s *service.Snapshot) {
 	}
 }
 
-func checkPort(p *service.Port, taken map[address]*service.Port) string {
+func checkPort(p *service.Port, taken map[service.Address]*service.Port) string {
 	for _, f := range p.Frontends {
 		if f.Port == 0 {
 			return "frontend with port 0"
@@ -237,10 +237,10 @@ func checkPort(p *service.Port, taken map[address]*service.Port) string {
 		if f.Kind != service.NodePort && (!f.Addr.IsValid() || service.FamilyOf(f.Addr) != p.Family) {
 			return fmt.Sprintf("frontend address %v", f.Addr)
 		}
-		if other := taken[addressOf(p, f)]; other != nil {
+		if other := taken[p.Address(f)]; other != nil {
 			return fmt.Sprintf("%s also belongs to %s", describe(p, f), other.Name)
 		}
-		taken[addressOf(p, f)] = p
+		taken[p.Address(f)] = p
 		if f.Sources != nil && f.Kind != service.LoadBalancerIP {
 			return describe(p, f) + " has sources"
 		}

@@ -61,7 +61,7 @@ func (t *Tracker) removeSlice(key types.NamespacedName) bool {
 
 // claim adds a claim of s to every address that it specifies; release removes them.
 func (t *Tracker) claim(s *serviceState) {
-	add := func(a address, k service.Kind) { t.claims.add(a, claim{s, k}) }
+	add := func(a service.Address, k service.Kind) { t.claims.add(a, claim{s, k}) }
 	eachClaim(s, add, t.claims.external.add)
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
@@ -73,21 +73,21 @@ func (t *Tracker) claim(s *serviceState) {
 }
 
 func (t *Tracker) release(s *serviceState) {
-	remove := func(a address, k service.Kind) { t.claims.remove(a, claim{s, k}) }
+	remove := func(a service.Address, k service.Kind) { t.claims.remove(a, claim{s, k}) }
 	eachClaim(s, remove, t.claims.external.remove)
 }
 
-// eachClaim calls change for every address that s claims, and guest for every key of
-// external.go.
-func eachClaim(s *serviceState, change func(address, service.Kind), external func(address, *serviceState)) {
+// eachClaim calls change for every address that s claims, and external for every key of
+// claims.external.
+func eachClaim(s *serviceState, change func(service.Address, service.Kind), external func(service.Address, *serviceState)) {
 	var seen [2]bool // ClusterIPs, by family
 	for _, p := range s.want {
 		for _, f := range p.Frontends {
-			change(addressOf(p, f), f.Kind)
+			change(p.Address(f), f.Kind)
 			switch {
 			case isExternalAddress(f.Kind):
 				external(clusterIPKey(f.Addr), s)
-				external(nodePortKey(p, f), s)
+				external(p.Address(f).OnNode(), s)
 			case f.Kind != service.NodePort && !seen[p.Family]:
 				seen[p.Family] = true
 				change(clusterIPKey(f.Addr), f.Kind)
@@ -279,7 +279,7 @@ func sameList[T any](old, now []T) bool {
 func (r *resolver) frontends(want *service.Port) []service.Frontend {
 	list, own := want.Frontends, true
 	for i, f := range want.Frontends {
-		holder := r.tracker.claims.holder[addressOf(want, f)]
+		holder := r.tracker.claims.holder[want.Address(f)]
 		sources, widened := hairpin(f, r.node)
 		why, thisNode := r.refused(want, f)
 		if own && (holder.serviceState != r.owner || widened || why != "") {

@@ -5,7 +5,6 @@ package traffic
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 
 	"kubeproxy/common/service"
@@ -88,23 +87,16 @@ func (r *ranking) choose(totals map[serviceName]Counts) {
 // names finds the Service port of an address.
 type names struct {
 	snapshot *service.Snapshot
-	at       map[frontend]service.PortName
-}
-
-// frontend is an address that clients dial. A NodePort has a port only.
-type frontend struct {
-	protocol service.Protocol
-	addr     netip.AddrPort
+	at       map[service.Address]service.PortName
 }
 
 // namesOf returns the names in s.
 func namesOf(s *service.Snapshot) *names {
-	n := &names{s, map[frontend]service.PortName{}}
+	n := &names{s, map[service.Address]service.PortName{}}
 	for _, f := range service.Families {
 		for p := range s.Ports(f) {
-			for i := range p.Frontends {
-				x := &p.Frontends[i]
-				n.at[frontend{p.Name.Protocol, netip.AddrPortFrom(x.Addr, x.Port)}] = p.Name
+			for _, x := range p.Frontends {
+				n.at[p.Address(x)] = p.Name
 			}
 		}
 	}
@@ -114,9 +106,10 @@ func namesOf(s *service.Snapshot) *names {
 // find returns the Service port of the address that clients of c dialled, false if that
 // is no Service's. A NodePort has every address of the node.
 func (n *names) find(c Counter) (service.PortName, bool) {
-	name, found := n.at[frontend{c.Protocol, c.Frontend}]
+	at := service.AddressOf(c.Protocol, c.Frontend)
+	name, found := n.at[at]
 	if !found {
-		name, found = n.at[frontend{c.Protocol, netip.AddrPortFrom(netip.Addr{}, c.Frontend.Port())}]
+		name, found = n.at[at.OnNode()]
 	}
 	return name, found
 }

@@ -60,7 +60,7 @@ func TestStale(t *testing.T) {
 		"frontend moved, old endpoint":      {append(left, rule(clusterIP, epC)), flow("10.96.0.10:53", epA), true},
 		"frontend moved, not translated":    {append(left, rule(clusterIP, epC)), flow("10.96.0.10:53", "10.96.0.10:53"), true},
 		"two rules, fine with the first":    {append(alive, rule(clusterIP, epC)), flow("10.96.0.10:53", epB), false},
-		"VIP of its own on NodePort's port": {append(alive, Rule{Protocol: service.UDP, Addr: addr("192.0.2.1"), Port: 30053, Endpoints: ats(epB)}), flow("192.0.2.1:30053", epB), false},
+		"VIP of its own on NodePort's port": {append(alive, Rule{Address: service.Address{Protocol: service.UDP, Addr: addr("192.0.2.1"), Port: 30053}, Endpoints: ats(epB)}), flow("192.0.2.1:30053", epB), false},
 		"policy Local, local":               {[]Rule{local}, flow("203.0.113.5:53", epA), false},
 		"policy Local, remote":              {[]Rule{local}, flow("203.0.113.5:53", epB), true},
 		"policy Local, remote, masqueraded": {[]Rule{local}, masqueraded(flow("203.0.113.5:53", epB)), true},
@@ -247,9 +247,11 @@ func TestBetweenAgreesWithModel(t *testing.T) {
 }
 
 func TestFilters(t *testing.T) {
-	six := func(s string) Rule { return Rule{Family: service.IPv6, Protocol: service.UDP, Addr: addr(s), Port: 53} }
+	six := func(s string) Rule {
+		return Rule{Address: service.Address{Family: service.IPv6, Protocol: service.UDP, Addr: addr(s), Port: 53}}
+	}
 	vip := func(n, port int) Rule {
-		return Rule{Protocol: service.UDP, Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(n)}), Port: uint16(port)}
+		return Rule{Address: service.Address{Protocol: service.UDP, Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(n)}), Port: uint16(port)}}
 	}
 	tests := map[string]struct {
 		rules []Rule

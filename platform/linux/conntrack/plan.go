@@ -25,10 +25,7 @@ import (
 
 // Rule describes which endpoints may answer the flows to one frontend.
 type Rule struct {
-	Family   service.Family
-	Protocol service.Protocol
-	Addr     netip.Addr // the zero value for a NodePort
-	Port     uint16
+	service.Address
 	// Endpoints are the permitted endpoints, sorted. If there are none, every flow is
 	// stale.
 	Endpoints []netip.AddrPort
@@ -41,9 +38,6 @@ type Rule struct {
 	// stale. The others were never flows to a Service.
 	Deleted bool
 }
-
-// frontend returns the frontend of r. A NodePort has no valid address.
-func (r Rule) frontend() netip.AddrPort { return netip.AddrPortFrom(r.Addr, r.Port) }
 
 // All returns a rule for each frontend of s in family f.
 func All(s *service.Snapshot, f service.Family) []Rule {
@@ -92,14 +86,14 @@ func Changes(old, new *service.Port) []Rule {
 func compareRules(before, after []Rule) []Rule {
 	var changed []Rule
 	for _, r := range after {
-		i := slices.IndexFunc(before, func(b Rule) bool { return b.frontend() == r.frontend() })
+		i := slices.IndexFunc(before, func(b Rule) bool { return b.Address == r.Address })
 		if i < 0 || invalidates(before[i].Endpoints, r.Endpoints) || invalidates(before[i].outside(), r.outside()) ||
 			r.OnlyLocal && !before[i].OnlyLocal {
 			changed = append(changed, r)
 		}
 	}
 	for _, r := range before {
-		if !slices.ContainsFunc(after, func(a Rule) bool { return a.frontend() == r.frontend() }) {
+		if !slices.ContainsFunc(after, func(a Rule) bool { return a.Address == r.Address }) {
 			r.Endpoints, r.Local, r.OnlyLocal, r.Deleted = nil, nil, false, true
 			changed = append(changed, r)
 		}
@@ -147,14 +141,14 @@ func rules(p *service.Port) []Rule {
 	internal, external, local := allowedEndpoints(p)
 	var all []Rule
 	for _, f := range p.Frontends {
-		r := Rule{Family: p.Family, Protocol: p.Name.Protocol, Addr: f.Addr, Port: f.Port, Endpoints: internal}
+		r := Rule{Address: p.Address(f), Endpoints: internal}
 		if f.Kind.External() {
 			r.Endpoints = external
 			if p.External == service.PolicyLocal {
 				r.OnlyLocal, r.Local = true, local
 			}
 		}
-		i := slices.IndexFunc(all, func(a Rule) bool { return a.frontend() == r.frontend() })
+		i := slices.IndexFunc(all, func(a Rule) bool { return a.Address == r.Address })
 		if i < 0 {
 			all = append(all, r)
 		} else { // the same address for two kinds of frontend
@@ -282,7 +276,7 @@ func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
 // rule permits it. A frontend that moves to another Service thus keeps the flows that are
 // valid for its new owner.
 type matcher struct {
-	verdicts map[frontendKey]Rule
+	verdicts map[service.Address]Rule
 	// isNodePort reports whether packets to the address reach the NodePorts of this node.
 	// It is false for addresses that are frontends themselves.
 	isNodePort func(service.Protocol, netip.AddrPort) bool
@@ -290,20 +284,13 @@ type matcher struct {
 	isOutside func(netip.Addr) bool
 }
 
-type frontendKey struct {
-	family   service.Family
-	protocol service.Protocol
-	frontend netip.AddrPort // a NodePort has no address
-}
-
 func newMatcher(rules []Rule, nodePort func(service.Protocol, netip.AddrPort) bool, outside func(netip.Addr) bool) *matcher {
-	m := &matcher{make(map[frontendKey]Rule, len(rules)), nodePort, outside}
+	m := &matcher{make(map[service.Address]Rule, len(rules)), nodePort, outside}
 	for _, r := range rules {
-		t := frontendKey{r.Family, r.Protocol, r.frontend()}
-		if have, ok := m.verdicts[t]; ok {
+		if have, ok := m.verdicts[r.Address]; ok {
 			r = have.or(r)
 		}
-		m.verdicts[t] = r
+		m.verdicts[r.Address] = r
 	}
 	return m
 }
@@ -327,13 +314,11 @@ func (m *matcher) stale(f Flow) bool {
 	if f.protected() {
 		return false
 	}
-	t := frontendKey{service.FamilyOf(f.Dst.Addr()), f.Protocol, f.Dst}
+	t := service.AddressOf(f.Protocol, f.Dst)
 	v, ok := m.verdicts[t]
-	viaNode := false
-	if !ok {
-		t.frontend = netip.AddrPortFrom(netip.Addr{}, f.Dst.Port())
-		v, ok = m.verdicts[t]
-		viaNode = true
+	viaNode := !ok
+	if viaNode {
+		v, ok = m.verdicts[t.OnNode()]
 	}
 	switch {
 	case !ok || m.permits(&v, f):

@@ -52,7 +52,7 @@ func with(p *service.Port, edit func(*service.Port)) *service.Port {
 }
 
 func rule(f service.Frontend, endpoints ...string) Rule {
-	return Rule{Protocol: service.UDP, Addr: f.Addr, Port: f.Port, Endpoints: ats(endpoints...)}
+	return Rule{Address: service.Address{Protocol: service.UDP, Addr: f.Addr, Port: f.Port}, Endpoints: ats(endpoints...)}
 }
 
 func onlyLocal(r Rule, endpoints ...string) Rule {

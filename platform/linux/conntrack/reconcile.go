@@ -272,12 +272,12 @@ type hostLookup struct {
 	now    *service.Snapshot
 
 	local     map[netip.Addr]bool
-	frontends map[frontendKey]bool
+	frontends map[service.Address]bool
 	err       error // the first error of Local
 }
 
 func newHostLookup(d Driver, now *service.Snapshot) *hostLookup {
-	return &hostLookup{driver: d, now: now, local: map[netip.Addr]bool{}, frontends: map[frontendKey]bool{}}
+	return &hostLookup{driver: d, now: now, local: map[netip.Addr]bool{}, frontends: map[service.Address]bool{}}
 }
 
 func (h *hostLookup) matcher(ctx context.Context, rules []Rule) *matcher {
@@ -299,7 +299,7 @@ func (h *hostLookup) isOutside(ctx context.Context, client netip.Addr) bool {
 
 func (h *hostLookup) answers(ctx context.Context, p service.Protocol, to netip.AddrPort) bool {
 	return h.now.Node.AnswersNodePorts(to.Addr()) && h.isLocal(ctx, to.Addr()) &&
-		!h.isFrontend(frontendKey{service.FamilyOf(to.Addr()), p, to})
+		!h.isFrontend(service.AddressOf(p, to))
 }
 
 // isLocal queries the kernel, because the API contains only some of a node's addresses.
@@ -319,15 +319,13 @@ func (h *hostLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
 
 // isFrontend reports whether t is itself a frontend, which takes precedence over
 // NodePorts.
-func (h *hostLookup) isFrontend(t frontendKey) bool {
+func (h *hostLookup) isFrontend(t service.Address) bool {
 	known, ok := h.frontends[t]
 	if ok {
 		return known
 	}
-	for p := range h.now.Ports(t.family) {
-		if p.Name.Protocol == t.protocol && slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool {
-			return f.Port == t.frontend.Port() && f.Addr == t.frontend.Addr()
-		}) {
+	for p := range h.now.Ports(t.Family) {
+		if slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return p.Address(f) == t }) {
 			known = true
 			break
 		}
@@ -387,17 +385,14 @@ func withoutTaken(ports []*service.Port, s *service.Snapshot) []*service.Port {
 	if len(ports) == 0 {
 		return nil
 	}
-	taken := map[frontendKey]bool{}
-	key := func(p *service.Port, x service.Frontend) frontendKey {
-		return frontendKey{p.Family, p.Name.Protocol, Rule{Addr: x.Addr, Port: x.Port}.frontend()}
-	}
+	taken := map[service.Address]bool{}
 	for p := range s.Ports(ports[0].Family) {
 		for _, x := range p.Frontends {
-			taken[key(p, x)] = true
+			taken[p.Address(x)] = true
 		}
 	}
 	return slices.DeleteFunc(ports, func(p *service.Port) bool {
-		k := key(p, p.Frontends[0])
+		k := p.Address(p.Frontends[0])
 		defer func() { taken[k] = true }()
 		return taken[k]
 	})

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"kubeproxy/common/reconcile"
@@ -425,21 +424,15 @@ func appendChainChanges(ops []op, old, next []*chain) []op {
 	return ops
 }
 
-// frontendKey is the part of an element's key that identifies a frontend.
-type frontendKey struct {
-	addr     netip.AddrPort // a NodePort has no address
-	protocol service.Protocol
-}
-
 // frontendsOnlyIn returns the frontends of p, which may be nil, that q does not have.
-func frontendsOnlyIn(p, q *service.Port) []frontendKey {
+func frontendsOnlyIn(p, q *service.Port) []service.Address {
 	if p == nil {
 		return nil
 	}
-	var all []frontendKey
+	var all []service.Address
 	for _, f := range p.Frontends {
 		if q == nil || !slices.ContainsFunc(q.Frontends, f.SameAddress) {
-			all = append(all, frontendKey{netip.AddrPortFrom(f.Addr, f.Port), p.Name.Protocol})
+			all = append(all, p.Address(f))
 		}
 	}
 	return all
@@ -450,7 +443,7 @@ func frontendsOnlyIn(p, q *service.Port) []frontendKey {
 // Then one unit deletes the element that the other adds, which only works in one
 // transaction.
 func joinMoves(units []unit) []unit {
-	losing := map[frontendKey]int{}
+	losing := map[service.Address]int{}
 	for i, u := range units {
 		if u.ops == nil {
 			for _, d := range frontendsOnlyIn(u.from.port, u.to.port) {

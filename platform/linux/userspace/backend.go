@@ -457,7 +457,7 @@ func (b *Backend) open(k key, p *service.Port) error {
 		return fmt.Errorf("listen: %w", err)
 	}
 	b.listeners[k] = l
-	b.directory.add(location{k.name.Protocol, l.port()}, user{k, b.targets[k.name]})
+	b.directory.add(b.at(k, l), user{k, b.targets[k.name]})
 	return nil
 }
 
@@ -471,10 +471,15 @@ func unsupported(p *service.Port) error {
 
 const onlyTCPAndUDP = "mode userspace forwards TCP and UDP only"
 
+// at returns the address of a listener.
+func (b *Backend) at(k key, l listener) service.Address {
+	return service.AddressOf(k.name.Protocol, netip.AddrPortFrom(b.addr(), l.port()))
+}
+
 // removeListener removes a listener that is closed, or about to be.
 func (b *Backend) removeListener(k key, l listener) {
 	delete(b.listeners, k)
-	b.directory.remove(location{k.name.Protocol, l.port()}, k)
+	b.directory.remove(b.at(k, l), k)
 }
 
 func (b *Backend) listen(k key, p *service.Port) (listener, error) {

@@ -20,14 +20,8 @@ import (
 // directory is the part of a Backend that goroutines other than that of the loop may read.
 type directory struct {
 	mu         sync.RWMutex
-	listeners  map[location]user
+	listeners  map[service.Address]user
 	redirected *service.Snapshot
-}
-
-// location is the address of a listener.
-type location struct {
-	protocol service.Protocol
-	port     uint16
 }
 
 // user is the Service port and policy of a listener.
@@ -36,17 +30,17 @@ type user struct {
 	target *target
 }
 
-func (d *directory) add(l location, r user) {
+func (d *directory) add(l service.Address, r user) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.listeners == nil {
-		d.listeners = map[location]user{}
+		d.listeners = map[service.Address]user{}
 	}
 	d.listeners[l] = r
 }
 
 // remove removes k from l, unless another listener is there now.
-func (d *directory) remove(l location, k key) {
+func (d *directory) remove(l service.Address, k key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.listeners[l].key == k {
@@ -54,7 +48,7 @@ func (d *directory) remove(l location, k key) {
 	}
 }
 
-func (d *directory) find(l location) (user, bool) {
+func (d *directory) find(l service.Address) (user, bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	r, found := d.listeners[l]
@@ -121,7 +115,7 @@ func (b *Backend) resolveListeners(w *explain.Walk, c route.Conn) {
 			continue
 		}
 		object := fmt.Sprintf("listener %s %s", to, c.Protocol)
-		r, found := b.directory.find(location{c.Protocol, to.Port()})
+		r, found := b.directory.find(service.AddressOf(c.Protocol, to))
 		if !found {
 			w.Faults = append(w.Faults, fmt.Sprintf("kube-proxy has no listener at %s, where rules lead", to))
 			continue
