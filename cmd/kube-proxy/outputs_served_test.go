@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 
@@ -28,6 +29,7 @@ import (
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/test/kit"
 )
 
@@ -37,8 +39,8 @@ func hostileServers(t *testing.T, s string) {
 	m := health.New(health.Options{Families: []service.Family{service.IPv4}})
 	m.SetCondition("x", s)
 	m.Result(service.IPv4, reconcile.Result{Outcome: reconcile.Outcome{Err: errors.New(s)}})
-	b := &servicestate.Store{Problems: func() []servicestate.Problem {
-		return []servicestate.Problem{{Namespace: "shop", Name: s, Field: s, Message: s}}
+	b := &servicestate.Store{Problems: func() []track.Problem {
+		return []track.Problem{{Service: types.NamespacedName{Namespace: "shop", Name: s}, Field: s, Message: s}}
 	}}
 	about := func() servicestate.ProxyInfo { return servicestate.ProxyInfo{Mode: s, Node: s, Health: m.Report()} }
 	for path, h := range map[string]http.Handler{"/healthz": m.Handler(health.Observer{}), "/services": b.Handler(about)} {

@@ -62,12 +62,7 @@ type Step struct {
 
 // Endpoint is an address that EndpointSlices list for the Service port.
 type Endpoint struct {
-	Address string `json:"address"`
-	Node    string `json:"node,omitempty"`
-	Zone    string `json:"zone,omitempty"`
-	Local   bool   `json:"local"` // on this node
-	// State is ready, terminating, serving (terminating, but still in service) or not ready.
-	State string `json:"state"`
+	track.Listed
 	// Chosen means that the connection may go there. All chosen ones are equally likely.
 	Chosen bool   `json:"chosen"`
 	Why    string `json:"why"`
@@ -252,16 +247,13 @@ func (e *explainer) endpoints() {
 	ready := 0
 	for _, c := range choice.Candidates {
 		use := c.Cluster
-		if byPolicy {
-			use = c.ForLocal
+		if byPolicy && c.ForLocal != nil {
+			use = *c.ForLocal
 		}
 		if c.Ready {
 			ready++
 		}
-		x := Endpoint{
-			Address: c.Addr.String(), Node: c.Node, Zone: c.Zone, Local: c.Local, State: c.State(),
-			Chosen: use.Used && e.verdict.Action == route.Forward, Why: use.Why,
-		}
+		x := Endpoint{Listed: c.Listed, Chosen: use.Used && e.verdict.Action == route.Forward, Why: use.Why}
 		if use.Used && !x.Chosen {
 			x.Why = "the connection does not get this far"
 		}
@@ -289,7 +281,7 @@ func count(all, ready int) string {
 
 // seenAs returns the address that the endpoint sees as the client's.
 func (e *explainer) seenAs(c track.Candidate) string {
-	i := slices.IndexFunc(e.verdict.Endpoints, func(x service.Endpoint) bool { return x.Addr == c.Addr })
+	i := slices.IndexFunc(e.verdict.Endpoints, func(x service.Endpoint) bool { return x.Addr.String() == c.Address })
 	if e.Relays || i >= 0 && e.verdict.Masquerades(e.verdict.Endpoints[i]) {
 		return clientMasqueraded
 	}

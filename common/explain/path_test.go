@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/route"
+	"kubeproxy/common/track"
 )
 
 var (
@@ -18,7 +19,7 @@ var (
 
 // compared compares w with an Explanation that leads to good, unmasqueraded.
 func compared(w *Walk) *Explanation {
-	x := &Explanation{Source: "10.244.1.2", Action: "forward", Endpoints: []Endpoint{{Address: good.String(), Chosen: true, Client: "kept"}}}
+	x := &Explanation{Source: "10.244.1.2", Action: "forward", Endpoints: []Endpoint{{Listed: track.Listed{Address: good.String()}, Chosen: true, Client: "kept"}}}
 	x.Compare(w.Path())
 	return x
 }
@@ -45,7 +46,7 @@ func TestCompare(t *testing.T) {
 
 // The client itself is reached with an address of the node, wherever it is.
 func TestCompareHairpin(t *testing.T) {
-	x := &Explanation{Source: good.Addr().String(), Action: "forward", Endpoints: []Endpoint{{Address: good.String(), Chosen: true, Client: "kept"}}}
+	x := &Explanation{Source: good.Addr().String(), Action: "forward", Endpoints: []Endpoint{{Listed: track.Listed{Address: good.String()}, Chosen: true, Client: "kept"}}}
 	x.Compare((&Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}}).Path())
 	if x.Verdict != Agree {
 		t.Errorf("%q", x.Differences)

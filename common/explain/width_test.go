@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/common/track"
 	"kubeproxy/test/kit"
 )
 
@@ -21,7 +22,7 @@ func TestWidth(t *testing.T) {
 	x := &Explanation{
 		Node: node, Source: address, Destination: address, Protocol: "sctp", Action: "drop", Why: strings.Repeat("a reason ", 20),
 		Steps:     []Step{{"destination", "the ClusterIP of port lines of service " + strings.Repeat("n", 63) + "/" + name}},
-		Endpoints: []Endpoint{{Address: address, Node: node, Zone: zone, State: "terminating", Client: "masqueraded", Why: strings.Repeat("not ready ", 9)}},
+		Endpoints: []Endpoint{{Listed: track.Listed{Address: address, Node: node, Zone: zone, State: "terminating"}, Client: "masqueraded", Why: strings.Repeat("not ready ", 9)}},
 		Problems:  []string{strings.Repeat("a problem ", 20)}, Notes: []string{strings.Repeat("a note ", 30)},
 		Verdict: Differ, Differences: []string{strings.Repeat("a difference ", 20)},
 		Installed: &Path{

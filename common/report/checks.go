@@ -13,15 +13,16 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicecheck"
-	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 )
 
 // checks updates the health check servers of Services from the programmed snapshots.
@@ -160,10 +161,10 @@ func (c *checkServers) showProblems(all []servicecheck.Problem) {
 }
 
 // unanswered lists the health checks that cannot be reached, by address.
-func (c *checkServers) unanswered() []servicestate.Problem {
-	var all []servicestate.Problem
+func (c *checkServers) unanswered() []track.Problem {
+	var all []track.Problem
 	for _, p := range c.Problems() {
-		all = append(all, servicestate.Problem{Namespace: p.Namespace, Name: p.Name, Message: p.Err.Error()})
+		all = append(all, track.Problem{Service: types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, Message: p.Err.Error()})
 	}
 	return all
 }

@@ -77,7 +77,7 @@ func TestChecksThatCannotListen(t *testing.T) {
 	if got := follow(checkedPort(service.IPv4, "web", 31000, 1)); !strings.HasPrefix(got, want) {
 		t.Errorf("condition %q, want %s... of IPv4 alone", got, want)
 	}
-	if got := r.Services.Unanswered(); len(got) != 1 || got[0].Name != "web" || got[0].Message != "refused" {
+	if got := r.Services.Unanswered(); len(got) != 1 || got[0].Service.Name != "web" || got[0].Message != "refused" {
 		t.Errorf("%+v is not answered, want what is refused to web", got)
 	}
 	if got := follow(); got != "" {

@@ -92,8 +92,8 @@ func New(o Options) *Reports {
 	events := newEvents(o, counts)
 	servers := newCheckServers(o, monitor, events)
 	services := &servicestate.Store{
-		Latest: o.Tracker.Latest, Problems: func() []servicestate.Problem { return problemsOf(o.Tracker.Problems()) },
-		Unanswered: servers.unanswered, Unavailable: o.Unavailable, Endpoints: endpointsFrom(o.Tracker),
+		Latest: o.Tracker.Latest, Problems: o.Tracker.Problems,
+		Unanswered: servers.unanswered, Unavailable: o.Unavailable, Endpoints: o.Tracker.Choice,
 	}
 	r := &Reports{
 		Health: monitor, Metrics: counts, Services: services, Events: events,
@@ -169,7 +169,7 @@ func (r *Reports) problemsFound(all []track.Problem) {
 		r.log.Error(nil, "There are more problems: kube-proxy status and /services have them all", "more", n)
 	}
 	for _, p := range all {
-		r.Services.ProblemFound(problemOf(p), time.Now())
+		r.Services.ProblemFound(p, time.Now())
 		for _, x := range r.problems {
 			x.problemFound(p)
 		}
@@ -190,20 +190,6 @@ func (r *Reports) logProblem(p track.Problem) {
 		return
 	}
 	r.log.Error(nil, p.Message, "service", p.Service.String(), "field", p.Field)
-}
-
-func problemsOf(all []track.Problem) []servicestate.Problem {
-	var problems []servicestate.Problem
-	for _, p := range all {
-		problems = append(problems, problemOf(p))
-	}
-	return problems
-}
-
-func problemOf(p track.Problem) servicestate.Problem {
-	return servicestate.Problem{
-		Namespace: p.Service.Namespace, Name: p.Service.Name, Field: p.Field, Message: p.Message,
-	}
 }
 
 // Round is a round of one backend.

@@ -69,8 +69,8 @@ func (r *recorder) SetSlice(s *discoveryv1.EndpointSlice) bool {
 }
 
 func (r *recorder) DeleteSlice(n types.NamespacedName) bool { return r.add("delete slice %s", n) }
-func (r *recorder) SetNode(n *corev1.Node)             { r.add("set node %s", n.Name) }
-func (r *recorder) DeleteNode()                        { r.add("delete node") }
+func (r *recorder) SetNode(n *corev1.Node)                  { r.add("set node %s", n.Name) }
+func (r *recorder) DeleteNode()                             { r.add("delete node") }
 func (r *recorder) SetServiceCIDR(o *networkingv1.ServiceCIDR) {
 	r.add("set range %s %v", o.Name, o.Spec.CIDRs)
 }

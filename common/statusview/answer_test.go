@@ -20,10 +20,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata")
@@ -76,11 +79,11 @@ func populatedStore() *servicestate.Store {
 	round(service.IPv4, 7, 90*time.Second, refused, lb, lb6, empty, broken)
 	round(service.IPv6, 7, 90*time.Second, nil, lb, lb6, empty, broken)
 	want = service.New(8, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{lb, lb6, empty, broken, late})
-	skipped := servicestate.Problem{Namespace: "shop", Name: "odd", Field: "spec.clusterIPs[0]", Message: "127.0.0.1 is a loopback address"}
-	part := servicestate.Problem{Namespace: "shop", Name: "empty", Field: "spec.externalIPs[1]", Message: "belongs to service shop/other, which was there first"}
-	b.Problems = func() []servicestate.Problem { return []servicestate.Problem{skipped, part} }
-	b.Unanswered = func() []servicestate.Problem {
-		return []servicestate.Problem{{Namespace: "shop", Name: lb.Name.Name, Message: "listen tcp4 192.0.2.1:31000: bind: address already in use"}}
+	skipped := track.Problem{Service: types.NamespacedName{Namespace: "shop", Name: "odd"}, Field: "spec.clusterIPs[0]", Message: "127.0.0.1 is a loopback address"}
+	part := track.Problem{Service: types.NamespacedName{Namespace: "shop", Name: "empty"}, Field: "spec.externalIPs[1]", Message: "belongs to service shop/other, which was there first"}
+	b.Problems = func() []track.Problem { return []track.Problem{skipped, part} }
+	b.Unanswered = func() []track.Problem {
+		return []track.Problem{{Service: types.NamespacedName{Namespace: "shop", Name: lb.Name.Name}, Message: "listen tcp4 192.0.2.1:31000: bind: address already in use"}}
 	}
 	b.ProblemFound(skipped, ago(3*time.Minute))
 	b.ProblemFound(part, ago(90*time.Second))
@@ -352,14 +355,14 @@ func TestEndpointsOfAService(t *testing.T) {
 		shopPort(service.IPv4, "web", 1, front(service.ClusterIP, "10.96.0.1", 80)),
 	})
 	b := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
-	b.Endpoints = func(f service.Family, n service.PortName) []servicestate.Endpoint {
+	b.Endpoints = func(f service.Family, n service.PortName) track.Choice {
 		if f != service.IPv4 || n.Name != "web" || n.Port != "http" || n.Protocol != service.TCP {
-			return nil
+			return track.Choice{}
 		}
-		return []servicestate.Endpoint{
-			{Address: "10.244.1.1:8080", Node: "node-a", Zone: "east", Local: true, State: "ready", Cluster: servicestate.Use{Used: true, Why: "it is ready"}, ForLocal: &servicestate.Use{Used: true, Why: "it is ready"}},
-			{Address: "10.244.2.1:8080", Node: "node-b\x1b", State: "ready", Cluster: servicestate.Use{Used: true, Why: "it is ready"}, ForLocal: &servicestate.Use{Why: "it is not on this node"}},
-		}
+		return track.Choice{Candidates: []track.Candidate{
+			{Listed: track.Listed{Address: "10.244.1.1:8080", Node: "node-a", Zone: "east", Local: true, State: "ready"}, Cluster: track.Use{Used: true, Why: "it is ready"}, ForLocal: &track.Use{Used: true, Why: "it is ready"}},
+			{Listed: track.Listed{Address: "10.244.2.1:8080", Node: "node-b\x1b", State: "ready"}, Cluster: track.Use{Used: true, Why: "it is ready"}, ForLocal: &track.Use{Why: "it is not on this node"}},
+		}}
 	}
 	b.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: ago(time.Hour)})
 	server := serveStore(t, b, health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true}}})

@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 )
 
 // overview prints the state of the proxy, and a line for each Service.
@@ -276,7 +277,7 @@ func portChanges(was, is *servicestate.Port, add func(string, ...any)) {
 		}
 		return
 	}
-	before := map[string]servicestate.Endpoint{}
+	before := map[string]track.Candidate{}
 	for _, e := range was.EndpointList {
 		before[e.Address] = e
 	}
@@ -296,7 +297,7 @@ func portChanges(was, is *servicestate.Port, add func(string, ...any)) {
 }
 
 // endpointText says how an endpoint is used.
-func endpointText(e servicestate.Endpoint) string {
+func endpointText(e track.Candidate) string {
 	text := e.State + ", not used"
 	if e.Cluster.Used || e.ForLocal != nil && e.ForLocal.Used {
 		text = e.State + ", used"

@@ -15,6 +15,7 @@ import (
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/track"
 )
 
 // list prints a line for each Service. Of its addresses there are two if that leaves each
@@ -295,7 +296,7 @@ func (p *printer) endpoints(s *servicestate.Service) {
 	}
 }
 
-func endpointRow(p *servicestate.Port, e servicestate.Endpoint) []cell {
+func endpointRow(p *servicestate.Port, e track.Candidate) []cell {
 	node := sanitize(e.Node)
 	if e.Local {
 		node = strings.TrimSpace(node + " (here)")
@@ -314,7 +315,7 @@ func endpointRow(p *servicestate.Port, e servicestate.Endpoint) []cell {
 }
 
 // used says whether an endpoint gets new connections.
-func used(u servicestate.Use) cell {
+func used(u track.Use) cell {
 	if u.Used {
 		return painted("yes", green)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/track"
 )
 
 // state returns an answer about shop/web with these endpoints, all used unless their
@@ -29,11 +30,11 @@ func state(generation uint64, endpoints ...string) *Answer {
 	p := servicestate.Port{Port: "http", Protocol: "tcp", Family: "IPv4", State: servicestate.Programmed, Endpoints: len(endpoints)}
 	for _, e := range endpoints {
 		addr, how, _ := strings.Cut(e, " ")
-		use := servicestate.Use{Used: how == "ready"}
+		use := track.Use{Used: how == "ready"}
 		if !use.Used {
 			use.Why = "is " + how
 		}
-		p.EndpointList = append(p.EndpointList, servicestate.Endpoint{Address: addr, Node: "node-a", State: how, Cluster: use})
+		p.EndpointList = append(p.EndpointList, track.Candidate{Listed: track.Listed{Address: addr, Node: "node-a", State: how}, Cluster: use})
 	}
 	a.Services = []servicestate.Service{{Namespace: "shop", Name: "web", State: servicestate.Programmed, Ports: []servicestate.Port{p}}}
 	return a

@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/track"
 	"kubeproxy/test/kit"
 )
 
@@ -31,9 +32,9 @@ func TestWidth(t *testing.T) {
 				{Kind: "LoadBalancerIP", Address: "2001:db8:1111:2222:3333:4444:5555:6666", Port: 65535, Endpoints: 12345, Policy: "Cluster", Reason: servicestate.NoSources},
 				{Kind: "NodePort", Port: 32767, Policy: "Local"},
 			},
-			EndpointList: []servicestate.Endpoint{{
-				Address: "[2001:db8:1111:2222:3333:4444:5555:7777]:65535", Node: node, Zone: zone, State: "terminating",
-				Cluster: servicestate.Use{Why: "another endpoint is ready, and this one is not"}, ForLocal: &servicestate.Use{Used: true, Why: "why"},
+			EndpointList: []track.Candidate{{
+				Listed:  track.Listed{Address: "[2001:db8:1111:2222:3333:4444:5555:7777]:65535", Node: node, Zone: zone, State: "terminating"},
+				Cluster: track.Use{Why: "another endpoint is ready, and this one is not"}, ForLocal: &track.Use{Used: true, Why: "why"},
 			}},
 		})
 	}

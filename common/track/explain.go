@@ -17,27 +17,35 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Candidate is an address that EndpointSlices list for a Service port, and how it is
-// used.
-type Candidate struct {
-	Addr                        netip.AddrPort
-	Node, Zone                  string // as the slice says, "" if it does not
-	Local                       bool   // on this node
-	Ready, Serving, Terminating bool
-	// Cluster and ForLocal say whether it gets new connections under the traffic policy
-	// Cluster and Local. ForLocal is zero if neither policy of the port is Local.
-	Cluster, ForLocal Use
+// Listed is an address that EndpointSlices list for a Service port. The JSON form of this
+// and the types below is in answers to users.
+type Listed struct {
+	Address string `json:"address"`        // with its port
+	Node    string `json:"node,omitempty"` // as the slice says
+	Zone    string `json:"zone,omitempty"`
+	Local   bool   `json:"local"` // on this node
+	// State is ready, not ready, serving (terminating, but still in service) or terminating.
+	State string `json:"state"`
 }
 
-// State returns ready, not ready, serving (terminating, but still in service) or
-// terminating.
-func (c Candidate) State() string {
+// Candidate is a Listed address, and how it is used.
+type Candidate struct {
+	Listed
+	Ready bool `json:"-"` // may terminate, too
+	// Cluster and ForLocal say whether it gets new connections under the traffic policy
+	// Cluster and Local. ForLocal is nil if neither policy of the port is Local.
+	Cluster  Use  `json:"cluster"`
+	ForLocal *Use `json:"forLocal,omitempty"`
+}
+
+// text returns the State of a Listed.
+func (s state) text() string {
 	switch {
-	case c.Terminating && c.Serving:
+	case s.has(terminating | serving):
 		return "serving"
-	case c.Terminating:
+	case s.has(terminating):
 		return "terminating"
-	case c.Ready:
+	case s.has(ready):
 		return "ready"
 	}
 	return "not ready"
@@ -45,8 +53,8 @@ func (c Candidate) State() string {
 
 // Use says whether an endpoint gets new connections, and why, as one clause.
 type Use struct {
-	Used bool
-	Why  string
+	Used bool   `json:"used"`
+	Why  string `json:"why"`
 }
 
 // Choice explains which endpoints a Port got.
@@ -85,15 +93,13 @@ func (t *Tracker) choice(p *service.Port, from []origin) Choice {
 			but = fmt.Sprintf(", but its address is the ClusterIP of service %s", holder.name)
 		}
 		x := Candidate{
-			Addr: e.addr, Node: where.node, Zone: where.zone, Local: e.state.has(local),
-			Ready: e.state.has(ready), Serving: e.state.has(serving), Terminating: e.state.has(terminating),
-			Cluster: c.use(e, c.cluster, c.wantCluster),
+			Listed: Listed{e.addr.String(), where.node, where.zone, e.state.has(local), e.state.text()},
+			Ready:  e.state.has(ready), Cluster: c.use(e, c.cluster, c.wantCluster, but),
 		}
 		if c.wantLocal != 0 {
-			x.ForLocal = c.use(e, c.local, c.wantLocal)
-			x.ForLocal.Why += but
+			use := c.use(e, c.local, c.wantLocal, but)
+			x.ForLocal = &use
 		}
-		x.Cluster.Why += but
 		out.Candidates = append(out.Candidates, x)
 	}
 	return out
@@ -110,33 +116,38 @@ func (in *interner) placesOf(from []origin) map[netip.Addr]place {
 	return at
 }
 
-// use says whether e is in list, which holds the candidates with all of want.
-func (c *chooser) use(e candidate, list []service.Endpoint, want state) Use {
+// use says whether e is in list, which holds the candidates with all of want. The reason
+// ends with but.
+func (c *chooser) use(e candidate, list []service.Endpoint, want state, but string) Use {
 	_, used := slices.BinarySearchFunc(list, e.addr, func(x service.Endpoint, a netip.AddrPort) int { return x.Addr.Compare(a) })
+	return Use{used, c.reason(e, want, used) + but}
+}
+
+func (c *chooser) reason(e candidate, want state, used bool) string {
 	missing := want &^ e.state
 	switch {
 	case used && want.has(terminating|local):
-		return Use{true, "it still serves, none here is ready"}
+		return "it still serves, none here is ready"
 	case used && want.has(terminating):
-		return Use{true, "it still serves, none is ready"}
+		return "it still serves, none is ready"
 	case used:
-		return Use{true, "it is ready"}
+		return "it is ready"
 	case missing.has(local):
-		return Use{false, "it is not on this node"}
+		return "it is not on this node"
 	case missing.has(ready) && e.state.has(terminating):
-		return Use{false, "it terminates, and others are ready"}
+		return "it terminates, and others are ready"
 	case missing.has(ready):
-		return Use{false, "it is not ready"}
+		return "it is not ready"
 	case missing.has(terminating):
-		return Use{false, "it is not ready, and does not terminate"}
+		return "it is not ready, and does not terminate"
 	case missing.has(serving):
-		return Use{false, "it terminates and serves no more"}
+		return "it terminates and serves no more"
 	case missing.has(forNode):
-		return Use{false, "its hints are for other nodes"}
+		return "its hints are for other nodes"
 	case missing.has(forZone):
-		return Use{false, fmt.Sprintf("its hints are for other zones than %s", c.zone)}
+		return "its hints are for other zones than " + c.zone
 	}
-	return Use{false, fmt.Sprintf("only the first %d by address are served", maxEndpoints)}
+	return fmt.Sprintf("only the first %d by address are served", maxEndpoints)
 }
 
 // topologyText says how the hints of ready endpoints are used.

@@ -184,8 +184,8 @@ func printChoices(b *bytes.Buffer, t *Tracker, s *service.Snapshot) {
 		c := t.Choice(p.Family, p.Name)
 		fmt.Fprintf(b, "choice of %s: %q\n", p.Name, c.Topology)
 		for _, x := range c.Candidates {
-			fmt.Fprintf(b, "\t%s %s: %t, %s", x.Addr, x.State(), x.Cluster.Used, x.Cluster.Why)
-			if x.ForLocal != (Use{}) {
+			fmt.Fprintf(b, "\t%s %s: %t, %s", x.Address, x.State, x.Cluster.Used, x.Cluster.Why)
+			if x.ForLocal != nil {
 				fmt.Fprintf(b, "; Local %t, %s", x.ForLocal.Used, x.ForLocal.Why)
 			}
 			fmt.Fprintf(b, " (node %q, zone %q, local %t)\n", x.Node, x.Zone, x.Local)

@@ -7,6 +7,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 )
 
 // Explain returns v as far as a Walk is compared with it. hairpin is as in Expect.
@@ -17,7 +18,7 @@ func Explain(v route.Verdict, hairpin func(service.Endpoint) bool) *explain.Expl
 		if v.Masquerades(e) || hairpin(e) {
 			client = "masqueraded"
 		}
-		x.Endpoints = append(x.Endpoints, explain.Endpoint{Address: e.Addr.String(), Chosen: true, Client: client})
+		x.Endpoints = append(x.Endpoints, explain.Endpoint{Listed: track.Listed{Address: e.Addr.String()}, Chosen: true, Client: client})
 	}
 	return x
 }

@@ -11,6 +11,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 )
 
 // Service is the state of one Service.
@@ -79,30 +80,10 @@ type Port struct {
 	Notes []string `json:"notes,omitempty"`
 	// EndpointList has each endpoint that EndpointSlices list, and how it is used. It is
 	// only in answers about one Service.
-	EndpointList []Endpoint `json:"endpointList,omitempty"`
+	EndpointList []track.Candidate `json:"endpointList,omitempty"`
 
 	family   service.Family
 	protocol service.Protocol
-}
-
-// Endpoint is an address that EndpointSlices list for a port.
-type Endpoint struct {
-	Address string `json:"address"`
-	Node    string `json:"node,omitempty"`
-	Zone    string `json:"zone,omitempty"`
-	Local   bool   `json:"local"` // on this node
-	// State is ready, not ready, serving (it terminates, and is in service) or terminating.
-	State string `json:"state"`
-	// Cluster and ForLocal say whether it gets new connections under the traffic policies
-	// Cluster and Local. ForLocal is nil if neither policy of the port is Local.
-	Cluster  Use  `json:"cluster"`
-	ForLocal *Use `json:"forLocal,omitempty"`
-}
-
-// Use says whether an endpoint gets new connections, and why.
-type Use struct {
-	Used bool   `json:"used"`
-	Why  string `json:"why"`
 }
 
 // Frontend is an address that clients connect to, and what it serves.
@@ -133,7 +114,7 @@ func (st *Store) All() []Service { return st.find(func(string, string) bool { re
 
 // find returns the Services for which fits returns true, in order.
 func (st *Store) find(fits func(namespace, name string) bool) []Service {
-	want, problems := st.wanted(), []Problem(nil)
+	want, problems := st.wanted(), []track.Problem(nil)
 	if st.Problems != nil {
 		problems = st.Problems()
 	}
@@ -159,8 +140,8 @@ func (st *Store) find(fits func(namespace, name string) bool) []Service {
 		}
 	}
 	for _, p := range problems {
-		if p.Name != "" && fits(p.Namespace, p.Name) {
-			s := get(p.Namespace, p.Name)
+		if n := p.Service; n.Name != "" && fits(n.Namespace, n.Name) {
+			s := get(n.Namespace, n.Name)
 			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, st.problemsSince[p]})
 		}
 	}
@@ -185,7 +166,7 @@ func (st *Store) unanswered() map[key]string {
 		return all
 	}
 	for _, p := range st.Unanswered() {
-		k := key{p.Namespace, p.Name}
+		k := key{p.Service.Namespace, p.Service.Name}
 		all[k] = strings.TrimPrefix(all[k]+"; "+p.Message, "; ")
 	}
 	return all
@@ -365,7 +346,7 @@ type serviceCounts struct {
 
 // Summary counts Services without describing them, so that frequent calls are cheap.
 func (st *Store) Summary() Summary {
-	want, problems := st.wanted(), []Problem(nil)
+	want, problems := st.wanted(), []track.Problem(nil)
 	if st.Problems != nil {
 		problems = st.Problems()
 	}
@@ -381,13 +362,13 @@ func (st *Store) Summary() Summary {
 	}
 	st.mu.Unlock()
 	for _, p := range problems {
-		k := key{p.Namespace, p.Name}
+		k := key{p.Service.Namespace, p.Service.Name}
 		t, ok := found[k]
 		if !ok {
 			t.addState(Skipped)
 		}
 		t.problem = true
-		if p.Name != "" {
+		if k.name != "" {
 			found[k] = t
 		}
 	}

@@ -15,8 +15,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"kubeproxy/common/health"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 )
 
 func TestWhyFrontendsServeNobody(t *testing.T) {
@@ -71,11 +74,11 @@ func TestSkippedServices(t *testing.T) {
 	b := newScenario()
 	b.setWanted(port("web", service.IPv4, 1))
 	b.round(service.IPv4, nil)
-	b.Problems = func() []Problem {
-		return []Problem{
-			{"", "", "metadata.labels", "of the node"},
-			{"shop", "bad", "spec.clusterIPs[0]", "is a loopback address"},
-			{"shop", "web", "spec.externalIPs[1]", "belongs to shop/api"},
+	b.Problems = func() []track.Problem {
+		return []track.Problem{
+			{Kind: track.OfNode, Field: "metadata.labels", Message: "of the node"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "bad"}, Field: "spec.clusterIPs[0]", Message: "is a loopback address"},
+			{Service: types.NamespacedName{Namespace: "shop", Name: "web"}, Field: "spec.externalIPs[1]", Message: "belongs to shop/api"},
 		}
 	}
 	b.ProblemFound(b.Problems()[2], at(9))
@@ -163,7 +166,9 @@ func TestHandlerOfMany(t *testing.T) {
 		ports, want = append(ports, p), append(want, p.Name.Name)
 	}
 	b.setWanted(ports...)
-	b.Endpoints = func(_ service.Family, n service.PortName) []Endpoint { return []Endpoint{{Address: n.Name}} }
+	b.Endpoints = func(_ service.Family, n service.PortName) track.Choice {
+		return track.Choice{Candidates: []track.Candidate{{Listed: track.Listed{Address: n.Name}}}}
+	}
 	h := b.Handler(func() ProxyInfo { return ProxyInfo{} })
 	for path, listed := range map[string]bool{"/services": false, "/services/shop": false, "/services/shop/s07": true} {
 		w := httptest.NewRecorder()

@@ -17,13 +17,8 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 )
-
-// Problem is a part of a Service that had to be left out or interpreted.
-type Problem struct {
-	Namespace, Name string // of the Service
-	Field, Message  string
-}
 
 // Store holds the state. All methods may be called from any goroutine.
 type Store struct {
@@ -31,19 +26,19 @@ type Store struct {
 	// are visible. It may return nil.
 	Latest func() *service.Snapshot
 	// Problems, if set, returns what could not be used of the Services.
-	Problems func() []Problem
+	Problems func() []track.Problem
 	// Unanswered, if set, returns health checks that load balancers get no answer to.
 	// Each message names an address.
-	Unanswered func() []Problem
+	Unanswered func() []track.Problem
 	// Endpoints, if set, returns how each endpoint of a port is used. It is called for
 	// requests about one Service only.
-	Endpoints func(service.Family, service.PortName) []Endpoint
+	Endpoints func(service.Family, service.PortName) track.Choice
 	// Unavailable is why a family is not programmed at all.
 	Unavailable map[service.Family]string
 
 	mu            sync.Mutex
 	families      [2]familyState // by family
-	problemsSince map[Problem]time.Time
+	problemsSince map[track.Problem]time.Time
 }
 
 // familyState is the state of one family.
@@ -78,19 +73,19 @@ func (f failure) inForce() bool { return reconcile.InForce(f.cause) }
 
 // ProblemFound records that a problem appeared at now. A problem without such a record
 // counts from the first query.
-func (st *Store) ProblemFound(p Problem, now time.Time) {
+func (st *Store) ProblemFound(p track.Problem, now time.Time) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.problemsSince == nil {
-		st.problemsSince = map[Problem]time.Time{}
+		st.problemsSince = map[track.Problem]time.Time{}
 	}
 	st.problemsSince[p] = now
 }
 
 // pruneProblems removes the times of problems that are over.
-func (st *Store) pruneProblems(problems []Problem) {
+func (st *Store) pruneProblems(problems []track.Problem) {
 	old := st.problemsSince
-	st.problemsSince = make(map[Problem]time.Time, len(problems))
+	st.problemsSince = make(map[track.Problem]time.Time, len(problems))
 	for _, p := range problems {
 		at, ok := old[p]
 		if !ok {
@@ -258,7 +253,7 @@ func (st *Store) addEndpoints(all []Service) {
 	for i := range all {
 		for j := range all[i].Ports {
 			p := &all[i].Ports[j]
-			p.EndpointList = st.Endpoints(p.family, service.PortName{Namespace: all[i].Namespace, Name: all[i].Name, Port: p.Port, Protocol: p.protocol})
+			p.EndpointList = st.Endpoints(p.family, service.PortName{Namespace: all[i].Namespace, Name: all[i].Name, Port: p.Port, Protocol: p.protocol}).Candidates
 		}
 	}
 }

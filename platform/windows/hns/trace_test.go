@@ -16,6 +16,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/test/generate"
 )
 
@@ -33,7 +34,7 @@ func (tn *testNode) look(want *service.Snapshot, c route.Conn) (*explain.Explana
 	v := route.Decide(want, c)
 	x := &explain.Explanation{Action: v.Action.String()}
 	for _, e := range v.Endpoints {
-		x.Endpoints = append(x.Endpoints, explain.Endpoint{Address: e.Addr.String(), Chosen: true, Client: "kept"})
+		x.Endpoints = append(x.Endpoints, explain.Endpoint{Listed: track.Listed{Address: e.Addr.String()}, Chosen: true, Client: "kept"})
 	}
 	x.Compare(w.Path())
 	return x, w

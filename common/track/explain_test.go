@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package report
+package track
 
 import (
 	"testing"
@@ -11,13 +11,11 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
-	"kubeproxy/common/track"
 )
 
-func TestEndpointsFrom(t *testing.T) {
-	tracker := track.New(track.Options{NodeName: "a"})
+func TestChoice(t *testing.T) {
+	tracker := New(Options{NodeName: "a"})
 	port := int32(8080)
 	tracker.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
@@ -36,15 +34,15 @@ func TestEndpointsFrom(t *testing.T) {
 	})
 	tracker.Synced()
 	tracker.Latest()
-	got := endpointsFrom(tracker)(service.IPv4, service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP})
-	want := []servicestate.Endpoint{
+	got := tracker.Choice(service.IPv4, service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}).Candidates
+	want := []Candidate{
 		{
-			Address: "10.244.1.1:8080", Node: "A", Zone: "east", Local: true, State: "ready",
-			Cluster: servicestate.Use{Used: true, Why: "it is ready"}, ForLocal: &servicestate.Use{Used: true, Why: "it is ready"},
+			Listed: Listed{Address: "10.244.1.1:8080", Node: "A", Zone: "east", Local: true, State: "ready"}, Ready: true,
+			Cluster: Use{Used: true, Why: "it is ready"}, ForLocal: &Use{Used: true, Why: "it is ready"},
 		},
 		{
-			Address: "10.244.2.1:8080", Node: "b", State: "not ready",
-			Cluster: servicestate.Use{Why: "it is not ready"}, ForLocal: &servicestate.Use{Why: "it is not on this node"},
+			Listed:  Listed{Address: "10.244.2.1:8080", Node: "b", State: "not ready"},
+			Cluster: Use{Why: "it is not ready"}, ForLocal: &Use{Why: "it is not on this node"},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
