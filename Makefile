@@ -37,7 +37,14 @@ RACED := ./cmd/... ./common/... ./config/... ./platform/... ./test/apisource ./t
 LONG := Killed|KilledWhileClientsConnect|MountedVolume|ObjectIsCompiled|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|UserspaceSwitch|IPTablesLockIsKept
 
 # Tests that the race detector leaves out: long ones in which one goroutine does everything.
-LONE := Suites|SuitesInPieces|TraceFindsTampering|CountsAtScale
+# They run without it, in full, in these packages.
+LONE := Suites|SuitesInPieces|TraceFindsTampering|CountsAtScale|Floods|BypassDecidesAsRouteDoes|PersonalitiesConverge
+LONE_IN := ./common/source ./platform/linux/iptables ./platform/linux/ipvs/... ./platform/linux/nftables ./platform/linux/socketlb ./platform/linux/userspace ./platform/windows/hns
+
+# What make test leaves to make rest. Random tests draw a fifth of their cases in it; make rest
+# and make nightly draw all. Most tests on real packets wait for silence, so four run at a time.
+LATER := $(LONG)|CountsAtScale|Floods
+BRIEF := -short -parallel=4
 
 # Live tests that make check runs once more, with socket acceleration; make nightly runs all.
 ACCELERATED := EveryCell|Restart|IPTablesRestart|Hairpin|RefusedAtOnce|ChangesUnderLoad
@@ -75,7 +82,7 @@ for cpus in 1 2; do \
 	echo "== virtual machine with kernel $$release, processors: $$cpus"; \
 	mark=vm$${cpus#1}:; \
 	go run ./build/testreport -skips=$(SKIPS) -again=$(AGAIN) -owed=build/skips.txt -mark=$$mark -- \
-		-count=1 -p 1 -timeout 60m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
+		-count=1 -p $$((3 - cpus)) -timeout 90m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
 done
 endef
 
@@ -85,8 +92,10 @@ echo "== images and release"; \
 cd build/release && go vet ./... && go test -count=1 ./...
 endef
 
-# Runs a few of Kubernetes' own tests in a cluster, if all that this takes is built. In a
-# variable, as make -n would run a line that names MAKE.
+# Variables, as make -n would run a line that names MAKE.
+static = $(MAKE) --no-print-directory vet lint
+
+# Runs a few of Kubernetes' own tests in a cluster, if all that this takes is built.
 define in_cluster
 CGO_ENABLED=0 go build -o $(nodes) ./test/nodes/run && obstacle=$$($(nodes) obstacle) && \
 if [[ -z $$obstacle ]]; then $(MAKE) --no-print-directory ready-cluster; \
@@ -250,19 +259,22 @@ test: ## what to run after a change: units, scenarios, simulated systems, real p
 	@build/setup.sh packets
 	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
 	@echo "   7 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
-	@$(report) -timeout 20m -skip '^Test($(LONG))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
+	@$(report) $(BRIEF) -timeout 20m -skip '^Test($(LATER))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
 
 .PHONY: check
 check: test rest ## everything that runs for a commit
 
 .PHONY: rest
-rest: setup formatted vet lint controlplane prefix machine ## what make check runs after make test: the race detector, all systems, API server, Wine, virtual machine
+rest: setup formatted controlplane prefix machine ## what make check runs after make test: the race detector, all systems, API server, Wine, virtual machine
 	@race=-race; failed=0; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
-	echo "== tests $$race, then the long ones; an hour on two cores; beside them, a virtual machine, whose output comes after"; \
 	set -m; ( $(in_vm) ) >$(vm).log 2>&1 & machine=$$!; set +m; \
 	trap 'kill -- -$$machine 2>/dev/null || true' EXIT; \
+	$(static); \
+	echo "== tests $$race, then the long ones; an hour on two cores; beside them, a virtual machine, whose output comes after"; \
 	$(report) $$race -timeout 30m -skip '^Test($(LONE))$$' $(RACED) || failed=1; \
+	echo "== long tests of one goroutine"; \
+	$(report) -timeout 30m -run '^Test($(LONE))$$' $(LONE_IN) || failed=1; \
 	echo "== API server, Wine, and the long tests on real packets"; \
 	KUBEPROXY_SOAK=30s $(report) -timeout 30m $(filter-out $(RACED),$(SLOW)) || failed=1; \
 	$(report) -timeout 30m -run '^Test($(LONG))$$' ./test/live || failed=1; \

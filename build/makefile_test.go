@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -75,4 +76,70 @@ func TestMakeWithoutEarlierVersion(t *testing.T) {
 	if err == nil || !strings.Contains(string(said), "EARLIER=COMMIT names one") {
 		t.Errorf("make earlier: %v, and it says\n%s", err, said)
 	}
+}
+
+// TestLeftOutTestsRun checks that each test that make leaves out of a run exists, and that
+// another run has it, in every package where it is left out.
+func TestLeftOutTestsRun(t *testing.T) {
+	made, err := exec.Command("make", "-C", "..", "-n", "test", "rest").CombinedOutput()
+	if err != nil {
+		t.Fatalf("make -n: %v: %s", err, made)
+	}
+	var runs []testRun
+	for line := range strings.Lines(string(made)) {
+		if strings.Contains(line, "build/testreport") && !strings.Contains(line, "-exec") && !strings.Contains(line, "SOCKET_ACCELERATION=1") {
+			runs = append(runs, readRun(line))
+		}
+	}
+	where := map[string][]string{} // the packages with a test, by its name
+	for path, text := range tree(t, func(path string) bool { return strings.HasSuffix(path, "_test.go") }) {
+		for _, m := range regexp.MustCompile(`(?m)^func Test(\w+)\(`).FindAllSubmatch(text, -1) {
+			where[string(m[1])] = append(where[string(m[1])], filepath.ToSlash(filepath.Dir(path)))
+		}
+	}
+	for _, r := range runs {
+		for _, name := range r.skip {
+			if len(where[name]) == 0 {
+				t.Errorf("there is no Test%s, which make leaves out", name)
+			}
+			elsewhere := func(dir string) bool {
+				return !r.has(dir) || slices.ContainsFunc(runs, func(r testRun) bool { return r.runs(name, dir) })
+			}
+			if lost := slices.DeleteFunc(slices.Clone(where[name]), elsewhere); len(lost) > 0 {
+				t.Errorf("make leaves out Test%s of %q, and runs it nowhere else", name, lost)
+			}
+		}
+	}
+}
+
+// testRun is a call of go test: packages, and names of tests without the word Test.
+type testRun struct{ packages, only, skip []string }
+
+func readRun(line string) testRun {
+	_, line, _ = strings.Cut(line, " -- ")
+	line, _, _ = strings.Cut(line, " ||")
+	names := func(flag string) []string {
+		if m := regexp.MustCompile(flag + ` '\^Test\((.*?)\)\$'`).FindStringSubmatch(line); m != nil {
+			return strings.Split(m[1], "|")
+		}
+		return nil
+	}
+	r := testRun{nil, names("-run"), names("-skip")}
+	for _, word := range strings.Fields(line) {
+		if pkg := strings.TrimPrefix(strings.TrimPrefix(word, "./"), module+"/"); pkg != word {
+			r.packages = append(r.packages, pkg)
+		}
+	}
+	return r
+}
+
+func (r testRun) has(dir string) bool {
+	return slices.ContainsFunc(r.packages, func(pkg string) bool {
+		above, below := strings.CutSuffix(pkg, "/...")
+		return dir == above || below && strings.HasPrefix(dir, above+"/")
+	})
+}
+
+func (r testRun) runs(name, dir string) bool {
+	return r.has(dir) && !slices.Contains(r.skip, name) && (r.only == nil || slices.Contains(r.only, name))
 }

@@ -182,3 +182,11 @@ func contains(err error, text string) bool {
 	}
 	return strings.Contains(err.Error(), text)
 }
+
+// TestSelection checks that the package with most tests, which ends last, comes first.
+func TestSelection(t *testing.T) {
+	want := []string{"-run", "^(TestA|TestB)$", "m/most", "m/a", "m/b"}
+	if diff := cmp.Diff(want, selection([]string{"m/a TestA", "m/b TestA", "m/most TestA", "m/most TestB"})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

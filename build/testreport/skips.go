@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -69,16 +70,21 @@ func (a allowed) requiredElsewhere(mark string) []string {
 	return tests
 }
 
-// selection returns the arguments of go test that run tests, and hardly any other.
+// selection returns the arguments of go test that run tests, and hardly any other. The package
+// with most of them comes first, as it ends last.
 func selection(tests []string) []string {
-	var names, packages []string
+	var names []string
+	packages := map[string]int{}
 	for _, t := range tests {
 		pkg, name, _ := strings.Cut(t, " ")
-		names, packages = append(names, regexp.QuoteMeta(name)), append(packages, pkg)
+		names = append(names, regexp.QuoteMeta(name))
+		packages[pkg]++
 	}
 	slices.Sort(names)
 	pattern := "^(" + strings.Join(slices.Compact(names), "|") + ")$"
-	return append([]string{"-run", pattern}, slices.Compact(packages)...)
+	return append([]string{"-run", pattern}, slices.SortedFunc(maps.Keys(packages), func(a, b string) int {
+		return cmp.Or(packages[b]-packages[a], strings.Compare(a, b))
+	})...)
 }
 
 // notPassed returns the tests that did not pass.
