@@ -300,6 +300,10 @@ func TestHelmTest(t *testing.T) {
 	if got := at(test, "metadata", "annotations", "helm.sh/hook"); got != "test" {
 		t.Errorf("the pod is a hook for %v", got)
 	}
+	// It outlives helm uninstall, after which docs/install.md waits for the end of pods with this label.
+	if got := at(test, "metadata", "labels", "app.kubernetes.io/name"); got != nil {
+		t.Errorf("the pod has the name %v of the proxies", got)
+	}
 	proxy := at(all["DaemonSet kubeproxy"], "spec", "template", "spec").(map[string]any)
 	for _, field := range []string{"nodeSelector", "affinity", "tolerations", "imagePullSecrets", "hostNetwork", "volumes"} {
 		want := proxy[field]
