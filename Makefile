@@ -211,7 +211,7 @@ cluster conformance changes test-cluster ready-cluster: SYSTEMS := linux-$(shell
 cluster conformance changes test-cluster ready-cluster: images := build/.cache/images
 
 .PHONY: cluster
-cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration, NETWORK=flannel for flannel between the pods, API_PORT=7445 for the API server there on loopback, as Talos has it
+cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration, NETWORK=flannel or kube-router for these between the pods, API_PORT=7445 for the API server there on loopback, as Talos has it
 	@echo "== cluster: the first time, Kubernetes and containerd are built from source, which takes long"
 	@$(nodes) up $(ours)
 

@@ -30,7 +30,7 @@ type Cluster struct {
 	// Embedded is the mode of a kube-proxy that runs on each node without a pod, and empty
 	// if there is none.
 	Embedded string
-	// Network is what connects the pods of different nodes: Flannel, or routes that every
+	// Network is what connects the pods of different nodes: Flannel, KubeRouter, or routes that every
 	// host has from its start if it is empty.
 	Network string
 	// LocalPort is a port of each node's loopback that leads to the API server, as with

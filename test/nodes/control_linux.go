@@ -113,7 +113,7 @@ func (c *Cluster) certify(forHost string) error {
 	for file, login := range map[string][2]string{
 		"admin.conf": {"admin", forHost}, "inside.conf": {"admin", Server},
 		"controllers.conf": {"controllers", Server}, "scheduler.conf": {"scheduler", Server},
-		"proxy.conf": {"proxy", LocalServer(embeddedPort)}, "flannel.conf": {"admin", clusterIPServer},
+		"proxy.conf": {"proxy", LocalServer(embeddedPort)}, "network.conf": {"admin", clusterIPServer},
 	} {
 		if err := c.login(c.path(file), login[0], login[1]); err != nil {
 			return err

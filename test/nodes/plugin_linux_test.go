@@ -20,8 +20,9 @@ func TestNetworks(t *testing.T) {
 		files  []string
 		steps  int
 	}{
-		"":      {"ptp", []string{"cni/10-pods.conflist"}, 0},
-		Flannel: {"bridge", []string{"cni/10-flannel.conflist", "net-conf.json"}, 1},
+		"":         {"ptp", []string{"cni/10-pods.conflist"}, 0},
+		Flannel:    {"bridge", []string{"cni/10-flannel.conflist", "net-conf.json"}, 1},
+		KubeRouter: {"bridge", []string{"cni/10-kuberouter.conflist"}, 2},
 	} {
 		c := &Cluster{Network: network, folder: t.TempDir()}
 		if err := c.configureNode(2); err != nil {

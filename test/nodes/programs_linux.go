@@ -32,6 +32,7 @@ var parts = []struct {
 	{thirdparty.Containerd, []string{"containerd", "containerd-shim-runc-v2", "ctr"}, ""},
 	{thirdparty.Release, []string{"helm"}, ""},
 	{thirdparty.Flannel, []string{"flannel"}, Flannel},
+	{thirdparty.KubeRouter, []string{"kube-router"}, KubeRouter},
 }
 
 // Missing returns the programs of a cluster and of its tests that are not built yet.

@@ -56,6 +56,11 @@ var Flannel = Module{folder: "test/e2e/flannel", programs: map[string]string{
 	"flannel": "kubeproxy/test/e2e/flannel",
 }}
 
+// KubeRouter has the program of another network of pods.
+var KubeRouter = Module{folder: "test/e2e/kuberouter", programs: map[string]string{
+	"kube-router": "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+}}
+
 // Release has the program helm, and ours that makes images and charts.
 var Release = Module{folder: "build/release", programs: map[string]string{
 	"helm": "helm.sh/helm/v3/cmd/helm",

@@ -67,7 +67,7 @@ func (p *proxyFlags) add(flags *flag.FlagSet) {
 	flags.StringVar(&p.chart.Tag, "tag", "", "tag of the image")
 	flags.StringVar(&p.chart.Mode, "mode", "nftables", "mode of the proxy")
 	flags.BoolVar(&p.chart.SocketAcceleration, "socket-acceleration", false, "sockets get endpoints when they connect")
-	flags.Func("network", "what connects the pods: "+nodes.Flannel+"; empty takes routes", func(text string) (err error) {
+	flags.Func("network", "what connects the pods: "+nodes.Flannel+" or "+nodes.KubeRouter+"; empty takes routes", func(text string) (err error) {
 		p.network, err = nodes.ParseNetwork(text)
 		return err
 	})
