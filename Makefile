@@ -207,8 +207,8 @@ in_machine = $(if $(filter-out file,$(origin KERNEL)),-kernel $(KERNEL))
 setup_machine = $(if $(in_machine)$(filter ipvs,$(MODE)),build/setup.sh machine)
 
 # A cluster needs an image for this machine alone.
-cluster conformance changes test-cluster ready-cluster: SYSTEMS := linux-$(shell go env GOARCH)
-cluster conformance changes test-cluster ready-cluster: images := build/.cache/images
+cluster conformance changes test-cluster test-pages ready-cluster: SYSTEMS := linux-$(shell go env GOARCH)
+cluster conformance changes test-cluster test-pages ready-cluster: images := build/.cache/images
 
 .PHONY: cluster
 cluster: root $(nodes) image ## a cluster of three real nodes with this proxy, its chart and a demo application; MODE=iptables for another mode, ACCELERATION=1 for socket acceleration, NETWORK=flannel or kube-router for these between the pods, API_PORT=7445 for the API server there on loopback, as Talos has it
@@ -294,6 +294,7 @@ nightly: setup controlplane prefix machine ## the long forms of all tests: campa
 	@echo "== live tests with socket acceleration"
 	@KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -count=1 -timeout 2h ./test/live
 	@$(MAKE) --no-print-directory test-cluster
+	@$(MAKE) --no-print-directory test-pages
 	@echo "== fuzz"
 	@build/fuzz.sh $(FUZZTIME)
 
@@ -312,6 +313,11 @@ test-cluster: root $(nodes) image ## a cluster of real nodes: a few minutes of K
 	@echo "== cluster"
 	@$(nodes) conformance $(ours) -proxy ours -only short -json ''
 	@$(nodes) changes $(ours) -only install,roll,back -json ''
+
+.PHONY: test-pages
+test-pages: root $(nodes) image ## docs/install.md typed from top to bottom in a cluster of real nodes, and the EKS part of docs/distributions.md with objects as EKS has them
+	@echo "== pages in a cluster"
+	@$(nodes) pages $(ours) -chart "$$(ls -t $(images)/kubeproxy-*.tgz | head -1)" -program $(binaries)/linux-$(shell go env GOARCH)/kube-proxy
 
 .PHONY: check-cluster
 check-cluster: ## 15 of Kubernetes' own tests in a cluster of real nodes, if its programs are built already; make test-cluster builds them

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 	"kubeproxy/test/thirdparty"
@@ -32,71 +33,16 @@ var untyped = []string{"aws", "az", "ctr", "curl", "kind", "kubeadm", "kubectl s
 // runnable are the programs that a test runs for the pages.
 var runnable = []string{"for", "helm", "kube-proxy", "kubectl", "sed"}
 
-// block is what a page has in one indented block.
-type block struct {
-	section string // its heading
-	about   string // the paragraph before it
-	text    string
-}
+// block is a block of a page.
+type block struct{ kit.Block }
 
-// blocks returns the blocks of a page. One begins after a blank line, further to the right
-// than the text of any list.
-func blocks(page string) []block {
-	var all []block
-	section, about, blank := "", "", true
-	lines := strings.Split(page, "\n")
-	for i := 0; i < len(lines); i++ {
-		line := lines[i]
-		switch {
-		case strings.HasPrefix(line, "## "), strings.HasPrefix(line, "### "):
-			section = strings.TrimLeft(line, "# ")
-		case blank && indent(line) >= 4:
-			text, n := cut(lines[i:])
-			all = append(all, block{section, about, text})
-			i += n - 1
-		case line == "":
-		case blank:
-			about = line
-		default:
-			about += "\n" + line
-		}
-		blank = lines[i] == ""
-	}
-	return all
-}
-
-// cut returns the block at the begin of lines, and how many lines it has.
-func cut(lines []string) (text string, n int) {
-	margin := indent(lines[0])
-	for i, line := range lines {
-		switch {
-		case line == "":
-		case indent(line) < margin:
-			return text, n
-		default:
-			text += strings.Repeat("\n", i-n) + line[margin:] + "\n"
-			n = i + 1
-		}
-	}
-	return text, n
-}
-
-func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " ")) }
-
-// first returns the program that a block runs first.
-func (b block) first() string {
-	word, _, _ := strings.Cut(strings.TrimSpace(b.text), " ")
-	if _, value, ok := strings.Cut(word, "=$("); ok { // a variable
-		word = value
-	}
-	return filepath.Base(word)
-}
+func command(section, text string) block { return block{kit.Block{Section: section, Text: text}} }
 
 func (b block) isScript() bool {
-	return slices.Contains(runnable, b.first()) || slices.Contains(untyped, b.first())
+	return slices.Contains(runnable, b.Program()) || slices.Contains(untyped, b.Program())
 }
 
-func (b block) isValues() bool { return strings.Contains(b.about, "**Values.**") && !b.isScript() }
+func (b block) isValues() bool { return strings.Contains(b.About, "**Values.**") && !b.isScript() }
 
 // namedFile finds the name of a file in the paragraph before its content.
 var namedFile = regexp.MustCompile("`[^`]*?([a-z0-9-]+\\.(?:yaml|json))`")
@@ -200,13 +146,13 @@ var placeholders = strings.NewReplacer(
 // script types a block.
 func (p *typist) script(t *testing.T, b block) {
 	t.Helper()
-	cmd := exec.Command("bash", "-euo", "pipefail", "-c", placeholders.Replace(b.text))
+	cmd := exec.Command("bash", "-euo", "pipefail", "-c", placeholders.Replace(b.Text))
 	cmd.Dir = p.dir
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(p.dir, "bin")+":"+os.Getenv("PATH"),
 		"HOME="+p.dir, "KUBECONFIG="+p.admin, "KUBECTL="+p.kubectl, "HELM="+p.helm, "UNTYPED="+filepath.Join(p.dir, "untyped"),
 		"HELM_CACHE_HOME="+p.dir, "HELM_CONFIG_HOME="+p.dir, "HELM_DATA_HOME="+p.dir)
 	if out, err := program.Run(t, p.Host("control"), cmd); err != nil {
-		t.Errorf("%s: %v\n%s\n%s", b.section, err, b.text, out)
+		t.Errorf("%s: %v\n%s\n%s", b.Section, err, b.Text, out)
 	}
 }
 
@@ -214,11 +160,11 @@ func (p *typist) script(t *testing.T, b block) {
 func (p *typist) file(t *testing.T, b block) {
 	t.Helper()
 	var content map[string]any
-	if err := yaml.UnmarshalStrict([]byte(b.text), &content); err != nil {
-		t.Errorf("%s: neither a command nor YAML: %v\n%s", b.section, err, b.text)
+	if err := yaml.UnmarshalStrict([]byte(b.Text), &content); err != nil {
+		t.Errorf("%s: neither a command nor YAML: %v\n%s", b.Section, err, b.Text)
 	}
-	if names := namedFile.FindAllStringSubmatch(b.about, -1); names != nil {
-		p.write(t, names[len(names)-1][1], b.text)
+	if names := namedFile.FindAllStringSubmatch(b.About, -1); names != nil {
+		p.write(t, names[len(names)-1][1], b.Text)
 	}
 }
 
@@ -236,20 +182,21 @@ func (p *typist) write(t *testing.T, name, text string) {
 // typeInstall types docs/install.md. Each section begins with the chart installed.
 func (p *typist) typeInstall(t *testing.T) {
 	section := ""
-	for _, b := range blocks(string(read(t, "..", "..", "docs", "install.md"))) {
-		if b.section != section {
-			section = b.section
-			p.script(t, block{section, "", "helm install kubeproxy CHART -n kube-system --set clusterCIDR=POD_RANGE\n"})
+	for _, m := range kit.Blocks(string(read(t, "..", "..", "docs", "install.md"))) {
+		b := block{m}
+		if b.Section != section {
+			section = b.Section
+			p.script(t, command(section, "helm install kubeproxy CHART -n kube-system --set clusterCIDR=POD_RANGE\n"))
 		}
 		switch {
 		case b.isScript():
 			p.script(t, b)
 			p.checkSettings(t, b)
-		case strings.HasPrefix(b.text, "resources:"):
-			p.write(t, "overlay/kustomization.yaml", b.text)
+		case strings.HasPrefix(b.Text, "resources:"):
+			p.write(t, "overlay/kustomization.yaml", b.Text)
 			p.write(t, "overlay/kubeconfig.conf", serverAt("https://192.0.2.1:6443"))
 			p.write(t, "overlay/linux.yaml", string(read(t, folder, "linux", "linux.yaml")))
-			p.script(t, block{section, "", "kubectl kustomize overlay | grep 192.0.2.1\n"})
+			p.script(t, command(section, "kubectl kustomize overlay | grep 192.0.2.1\n"))
 		default:
 			p.file(t, b)
 		}
@@ -267,16 +214,17 @@ func (p *typist) typeDistributions(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.configMap(t, system, "kube-proxy", "kubeconfig", serverAt("https://192.0.2.5"))
-	all := blocks(page)
+	all := kit.Blocks(page)
 	install := all[0]
-	if !strings.Contains(install.text, "-f values.yaml") {
-		t.Fatalf("the page does not begin with the installation, but with %s", install.text)
+	if !strings.Contains(install.Text, "-f values.yaml") {
+		t.Fatalf("the page does not begin with the installation, but with %s", install.Text)
 	}
-	for _, b := range all[1:] {
+	for _, m := range all[1:] {
+		b := block{m}
 		switch {
 		case b.isValues():
-			p.write(t, "values.yaml", b.text)
-			p.script(t, block{b.section, "", install.text})
+			p.write(t, "values.yaml", b.Text)
+			p.script(t, command(b.Section, install.Text))
 			p.checkSettings(t, b)
 		case b.isScript():
 			p.script(t, b)
@@ -340,7 +288,7 @@ func (p *typist) checkSettings(t *testing.T, b block) {
 			file := filepath.Join(p.dir, "settings.yaml")
 			cmd := exec.Command(kubeProxy.Path, "config", "validate", "--os="+name, file)
 			if out, err := program.Run(t, p.Host("control"), cmd); err != nil {
-				t.Errorf("%s: settings of %s: %v\n%s\n%s", b.section, m.Name, err, out, text)
+				t.Errorf("%s: settings of %s: %v\n%s\n%s", b.Section, m.Name, err, out, text)
 			}
 		}
 	}

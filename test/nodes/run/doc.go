@@ -8,6 +8,7 @@
 //	run enter HOST COMMAND...  a command on n1, n2, n3 or control
 //	run conformance  Kubernetes' own tests, with this proxy and with kube-proxy
 //	run changes      installs, rolls, drains, reboots and goes back under load
+//	run pages        types docs/install.md and the EKS part of docs/distributions.md
 //	run page         writes docs/conformance.md again
 //	run obstacle     prints why no cluster could start within a minute
 package main

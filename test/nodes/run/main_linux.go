@@ -38,11 +38,11 @@ func exit(err error) {
 
 func run(ctx context.Context, args []string) error {
 	commands := map[string]func(context.Context, []string) error{
-		"up": up, "down": down, "enter": enter, conformanceCommand: conformance, changesCommand: changes, "page": page, "obstacle": obstacle,
+		"up": up, "down": down, "enter": enter, conformanceCommand: conformance, changesCommand: changes, pagesCommand: pages, "page": page, "obstacle": obstacle,
 		nodes.LoadCommand: func(ctx context.Context, _ []string) error { return nodes.RunLoad(ctx) },
 	}
 	if len(args) == 0 || commands[args[0]] == nil {
-		return errors.New("want one of the commands up, down, enter, conformance, changes, page, obstacle")
+		return errors.New("want one of the commands up, down, enter, conformance, changes, pages, page, obstacle")
 	}
 	if os.Geteuid() != 0 && args[0] != "obstacle" && args[0] != "page" {
 		return errors.New("a cluster needs root, for network namespaces and for containers")

@@ -22,6 +22,7 @@ import (
 const (
 	conformanceCommand = "conformance"
 	changesCommand     = "changes"
+	pagesCommand       = "pages"
 )
 
 // trial is what conformance and changes have in common: clusters that last as long as the
@@ -285,6 +286,29 @@ func (t *trial) changesOf(ctx context.Context, sequence nodes.Sequence, s nodes.
 		}
 		return errors.Join(errs...)
 	})
+}
+
+// pages types pages in a new cluster.
+func pages(ctx context.Context, args []string) error {
+	var t trial
+	p := nodes.Pages{Docs: "docs", Deploy: "build/deploy"}
+	err := t.parse(pagesCommand, args, nodes.PageParts, func(flags *flag.FlagSet) {
+		flags.StringVar(&p.Program, "program", "bin/kube-proxy", "kube-proxy on the machine of the user")
+	})
+	if err == nil {
+		p.Image, err = t.archive()
+	}
+	if err == nil {
+		p.Program, err = filepath.Abs(p.Program)
+	}
+	if err == nil {
+		t.chart.Folder, err = filepath.Abs(t.chart.Folder)
+	}
+	if err != nil {
+		return err
+	}
+	p.Chart = t.chart
+	return t.in(ctx, known, usual, func(c *nodes.Cluster) error { return c.TypePages(ctx, p, t.wants) })
 }
 
 // page writes the page again, from what is known, and what is newer in more documents.
