@@ -65,11 +65,11 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	for _, table := range t.dormant {
 		observed.Remove(table)
 	}
-	lists := b.lists()
-	have := newPath(b.layout, observed, b.node(q, q.Observed, lists))
-	have.follow(q.Conn, q.Observed)
-	plan := newPath(b.layout, expected, b.node(q, q.Expected, lists))
-	plan.follow(q.Conn, q.Expected)
+	have := newPath(b.layout, observed, b.node(q, q.Observed))
+	have.follow(q.Conn)
+	plan := newPath(b.layout, expected, b.node(q, q.Expected))
+	plan.lists = have.lists
+	plan.follow(q.Conn)
 	c := &traceComparison{layout: b.layout, tables: t, have: have, plan: plan}
 	w := have.walk()
 	w.Followed, w.Served = b.driver.SavedTables(), b.isIPVS() && have.served
@@ -131,50 +131,75 @@ func (b *Backend) expectedTables(want *service.Snapshot) *packet.Saved {
 	return t
 }
 
-// node returns the answers for rules that depend on more than the headers of a packet.
-func (b *Backend) node(q Question, c Companion, listed func(list, seconds string, p packet.Packet) packet.Match) packet.Answers {
+// node answers for rules that depend on more than the headers of a packet.
+func (b *Backend) node(q Question, c Companion) *traceNode {
 	hairpin := packet.Argument(packet.Split(b.hairpinMatch()+"-j"), "--bytecode")
-	n := packet.Answers{
-		Local: q.Local, Listed: listed, AnyInterface: true,
-		Bytecode: func(code string, p packet.Packet) packet.Match {
-			switch {
-			case code != hairpin:
-				return packet.Unknown
-			case p.From == p.To.Addr():
-				return packet.Yes
-			}
-			return packet.No
-		},
-	}
-	if c != nil {
-		n.Local, n.InSet = c.Local, c.InSet
-	}
-	return n
+	return &traceNode{companion: c, local: q.Local, hairpin: hairpin, recent: b.driver.Recent, lists: map[string]map[netip.Addr]time.Duration{}}
 }
 
-// lists returns a function that reports whether a client is in a list of xt_recent. It
-// reads each list once.
-func (b *Backend) lists() func(list, seconds string, p packet.Packet) packet.Match {
-	known := map[string]map[netip.Addr]time.Duration{}
-	return func(list, seconds string, p packet.Packet) packet.Match {
-		clients, asked := known[list]
-		if !asked {
-			var err error
-			if clients, err = b.driver.Recent(list); err == nil && clients == nil {
-				clients = map[netip.Addr]time.Duration{}
-			}
-			known[list] = clients // nil if they cannot be read
-		}
-		age, found := clients[p.From]
-		limit, err := strconv.Atoi(seconds)
-		switch {
-		case clients == nil, err != nil && seconds != "":
-			return packet.Random
-		case found && (seconds == "" || age < time.Duration(limit)*time.Second):
-			return packet.Yes
-		}
-		return packet.No
+// traceNode implements packet.Node and packet.Lists.
+type traceNode struct {
+	companion Companion // nil in other modes than ipvs
+	local     func(netip.Addr) bool
+	hairpin   string
+	recent    func(list string) (map[netip.Addr]time.Duration, error)
+	lists     map[string]map[netip.Addr]time.Duration // those that were read
+}
+
+// Local implements packet.Node.
+func (n *traceNode) Local(a netip.Addr) bool {
+	if n.companion != nil {
+		return n.companion.Local(a)
 	}
+	return n.local(a)
+}
+
+// Route implements packet.Node. It knows addresses of the node only.
+func (n *traceNode) Route(a netip.Addr) (packet.Link, uint8) {
+	if n.Local(a) {
+		return packet.Loopback(), packet.Local
+	}
+	return packet.Link{Unknown: true}, 0
+}
+
+// InSet implements packet.Lists.
+func (n *traceNode) InSet(name, fields string, p packet.Packet) packet.Match {
+	if n.companion == nil {
+		return packet.Maybe
+	}
+	return n.companion.InSet(name, fields, p)
+}
+
+// Bytecode implements packet.Lists. It knows the program that we write.
+func (n *traceNode) Bytecode(code string, p packet.Packet) packet.Match {
+	switch {
+	case code != n.hairpin:
+		return packet.Maybe
+	case p.From == p.To.Addr():
+		return packet.Yes
+	}
+	return packet.No
+}
+
+// Listed implements packet.Lists. It reads each list once.
+func (n *traceNode) Listed(list, seconds string, client netip.Addr) packet.Match {
+	clients, asked := n.lists[list]
+	if !asked {
+		var err error
+		if clients, err = n.recent(list); err == nil && clients == nil {
+			clients = map[netip.Addr]time.Duration{}
+		}
+		n.lists[list] = clients // nil if they cannot be read
+	}
+	age, found := clients[client]
+	limit, err := strconv.Atoi(seconds)
+	switch {
+	case clients == nil, err != nil && seconds != "":
+		return packet.Maybe
+	case found && (seconds == "" || age < time.Duration(limit)*time.Second):
+		return packet.Yes
+	}
+	return packet.No
 }
 
 // traceComparison compares what a packet meets in the tables with what it should meet.
@@ -224,17 +249,17 @@ func (c *traceComparison) compareChain(i id, packets []packet.Packet) {
 		c.fault("chain %s of table %s is not one of kube-proxy's now", i.name, i.table)
 		return
 	}
-	have := c.concerning(c.have.tables.Rules(at), packets)
-	want := c.concerning(c.plan.tables.Rules(at), packets)
+	have := concerning(c.have.tables.List(at), packets)
+	want := concerning(c.plan.tables.List(at), packets)
 	c.compareRules(i, have, want)
 }
 
 // concerning returns those of rules that concern one of the packets.
-func (c *traceComparison) concerning(rules []*packet.Rule, packets []packet.Packet) []string {
+func concerning(rules []packet.Rule, packets []packet.Packet) []string {
 	var all []string
-	for _, r := range rules {
-		if slices.ContainsFunc(packets, func(p packet.Packet) bool { return c.have.node.Concerns(r, p) }) {
-			all = append(all, r.Text)
+	for i := range rules {
+		if slices.ContainsFunc(packets, func(p packet.Packet) bool { return packet.Concerns(&rules[i], p) }) {
+			all = append(all, rules[i].Text)
 		}
 	}
 	return all
@@ -307,7 +332,7 @@ func (c *traceComparison) foreign() {
 		return
 	}
 	for _, s := range c.have.accepted {
-		c.fault("%s lets the packet pass, so that later rules do not see it, and is not kube-proxy's", stepText(s))
+		c.fault("%s lets the packet pass, so that later rules do not see it, and is not kube-proxy's", s)
 	}
 	for to := range c.have.targets {
 		if _, planned := c.plan.targets[to]; !planned && !c.translates(to.String()) {
@@ -325,7 +350,7 @@ func (c *traceComparison) translates(to string) bool {
 		if !c.options.Role.owns(i) {
 			continue
 		}
-		for _, r := range c.have.tables.Rules(packet.Chain{Table: i.table, Name: i.name}) {
+		for _, r := range c.have.tables.List(packet.Chain{Table: i.table, Name: i.name}) {
 			if strings.Contains(r.Text, "--to-destination "+to) {
 				return true
 			}

@@ -4,6 +4,7 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,18 +19,18 @@ import (
 // After a translation it has a branch for each destination.
 type path struct {
 	layout
+	*traceNode
 	tables *packet.Saved
-	node   packet.Answers
-	ipvs   Companion // nil without IPVS
+	err    error
 
-	targets     map[netip.AddrPort]bool // whether it is masqueraded on the way there
-	remembered  netip.AddrPort
-	passes      bool // untranslated
-	ends        []end
-	accepted    []packet.Step // rules of others that let it pass, so that later ones do not see it
-	doubtful    []end         // rules of others that cannot be evaluated, see packet.Walker
-	masqueraded []end         // rules of others that masquerade it
-	served      bool          // by a virtual server
+	targets    map[netip.AddrPort]bool // whether it is masqueraded on the way there
+	remembered netip.AddrPort
+	passes     bool // untranslated
+	ends       []end
+	accepted   []packet.Place // rules of others that let it pass, so that later ones do not see it
+	doubtful   []end          // rules of others that may decide
+	noted      []end          // rules of others that masquerade or do not track it
+	served     bool           // by a virtual server
 	// visits are the packets that came to each chain, on all branches.
 	visits map[id][]packet.Packet
 	// hops are those of the first branch. quiet ends them.
@@ -41,23 +42,25 @@ type path struct {
 // end is a place where a packet ends.
 type end struct {
 	does explain.Deed
-	by   packet.Step
+	by   packet.Place
+	why  string // of a doubt
 	to   netip.AddrPort
 	at   string // the built-in chain
 }
 
-func newPath(l layout, t *packet.Saved, n packet.Answers) *path {
-	return &path{layout: l, tables: t, node: n, targets: map[netip.AddrPort]bool{}, visits: map[id][]packet.Packet{}}
+func newPath(l layout, t *packet.Saved, n *traceNode) *path {
+	return &path{layout: l, tables: t, traceNode: n, targets: map[netip.AddrPort]bool{}, visits: map[id][]packet.Packet{}}
 }
 
 // follow sends the first packet of c. The order of the hooks is that of the kernel, see
 // the priorities in include/uapi/linux/netfilter_ipv4.h.
-func (p *path) follow(c route.Conn, ipvs Companion) {
-	p.ipvs = ipvs
-	pk := packet.Packet{Conn: c, Dialled: c.To}
+func (p *path) follow(c route.Conn) {
+	pk := *packet.New(p.traceNode, c)
 	hook, then := "PREROUTING", p.arrive
 	if c.Interface == "" {
 		hook, then = "OUTPUT", p.leave
+	} else { // the name may stand for several interfaces
+		pk.In = packet.Link{Name: c.Interface, Guess: c.Interface != packet.Loopback().Name}
 	}
 	if p.pass(&pk, hook, rawTable, mangle) {
 		p.translate(pk, hook, then)
@@ -86,33 +89,31 @@ func (p *path) walk() *explain.Walk {
 }
 
 // hook runs a built-in chain on pk, and records what the packet meets.
-func (p *path) hook(pk *packet.Packet, table, name string) packet.Result {
+func (p *path) hook(pk *packet.Packet, table, name string) packet.Finding {
 	c := packet.Chain{Table: table, Name: name}
 	p.at = name
-	if p.tables.Has(c) {
-		p.visits[id{table, name}] = append(p.visits[id{table, name}], *pk)
-	}
-	w := packet.Walker{Tables: p.tables, Node: p.node, Packet: *pk}
-	r := w.Hook(c)
-	for _, s := range w.Steps {
-		if i := idOf(s.Chain); s.Rule == nil && i.table+i.name != table+name {
-			p.visits[i] = append(p.visits[i], *pk)
+	pk.Seen = pk.Seen || table != rawTable && !pk.Untracked
+	pk.Out, _ = p.Route(pk.To.Addr())
+	w := packet.Walk{Tables: p.tables, Packet: pk, Owns: p.owns}
+	before := *pk
+	f, err := w.Run(p.tables.Base(c))
+	p.err = errors.Join(p.err, err)
+	for _, s := range f.Steps {
+		if s.Rule == nil && p.tables.Has(s.Chain) {
+			p.visits[idOf(s.Chain)] = append(p.visits[idOf(s.Chain)], before)
 		}
 	}
-	p.show(w.Steps)
-	doubtful := slices.DeleteFunc(w.Doubtful, func(s packet.Step) bool { return p.owns(s.Chain) })
-	for _, s := range doubtful {
-		p.doubt(s, pk.To)
+	p.show(f.Steps)
+	for _, d := range f.Doubts {
+		p.doubtful = append(p.doubtful, end{d.Does, d.Place, d.Why, pk.To, p.at})
 	}
-	pk.Mark, pk.Untracked = w.Packet.Mark, w.Packet.Untracked
-	if len(doubtful) > 0 && !p.owns(r.By.Chain) && (r.Does == explain.Drops || r.Does == explain.Refuses) {
-		p.doubt(r.By, pk.To) // an earlier rule may have let it pass
-		r.Does = ""
+	if f.Does == explain.Untracks {
+		p.noted = append(p.noted, end{f.Does, f.By, "", pk.To, p.at})
 	}
-	if r.Does == explain.Passes && !p.owns(r.By.Chain) {
-		p.accepted = append(p.accepted, r.By)
+	if at := f.Accepted; at.Chain.Name != "" && !p.owns(at.Chain) {
+		p.accepted = append(p.accepted, at)
 	}
-	return r
+	return f
 }
 
 func idOf(c packet.Chain) id { return id{c.Table, c.Name} }
@@ -124,10 +125,8 @@ func (p *path) pass(pk *packet.Packet, hook string, tables ...string) bool {
 	for _, table := range tables {
 		switch r := p.hook(pk, table, hook); r.Does {
 		case explain.Drops, explain.Refuses:
-			p.ends = append(p.ends, end{r.Does, r.By, pk.To, p.at})
+			p.ends = append(p.ends, end{r.Does, r.By, "", pk.To, p.at})
 			return false
-		case explain.Translates:
-			p.doubt(r.By, pk.To)
 		}
 	}
 	return true
@@ -136,14 +135,14 @@ func (p *path) pass(pk *packet.Packet, hook string, tables ...string) bool {
 // translate runs table nat, which may replace the destination, and follows the packet to
 // each of the new destinations.
 func (p *path) translate(pk packet.Packet, hook string, then func(packet.Packet)) {
-	var r packet.Result
+	var r packet.Finding
 	if !pk.Untracked { // the kernel runs table nat for tracked connections only
 		r = p.hook(&pk, nat, hook)
 	}
-	if r.Does == explain.Translates && !r.By.To.IsValid() {
-		p.doubt(r.By, pk.To)
+	if r.Does == explain.Translates && !r.To.IsValid() && !p.owns(r.By.Chain) {
+		p.doubtful = append(p.doubtful, end{r.Does, r.By, "where it leads is not known here", pk.To, p.at})
 	}
-	if r.By.To.IsValid() && len(r.Targets) == 1 && slices.Contains(r.By.Rule.Words(), "--update") {
+	if r.To.IsValid() && len(r.Targets) == 1 && slices.Contains(packet.Split(r.By.Text), "--update") {
 		p.remembered = r.Targets[0]
 	}
 	for _, to := range r.Targets {
@@ -159,7 +158,7 @@ func (p *path) translate(pk packet.Packet, hook string, then func(packet.Packet)
 
 // arrive follows a packet from another machine or a pod after the routing decision.
 func (p *path) arrive(pk packet.Packet) {
-	if !p.node.Local(pk.To.Addr()) {
+	if !p.Local(pk.To.Addr()) {
 		if p.pass(&pk, "FORWARD", mangle, filter) {
 			p.deliver(pk)
 		}
@@ -178,12 +177,12 @@ func (p *path) leave(pk packet.Packet) {
 	if p.serve(pk) || !p.pass(&pk, "OUTPUT", filter) {
 		return
 	}
-	if !p.node.Local(pk.To.Addr()) {
+	if !p.Local(pk.To.Addr()) {
 		p.deliver(pk)
 		return
 	}
 	in := pk
-	in.Interface = "lo"
+	in.In = packet.Loopback()
 	if p.pass(&in, "INPUT", mangle, filter) {
 		p.deliver(pk)
 	}
@@ -193,24 +192,24 @@ func (p *path) leave(pk packet.Packet) {
 // there is one. The packet leaves like one of the node itself, except that table nat has
 // translated it before (kernel: net/netfilter/ipvs/ip_vs_xmit.c, ip_vs_nat_send_or_cont).
 func (p *path) serve(pk packet.Packet) bool {
-	if p.ipvs == nil {
+	if p.companion == nil {
 		return false
 	}
-	to, found := p.ipvs.Server(pk)
+	to, found := p.companion.Server(pk)
 	if !found {
 		return false
 	}
 	server := "virtual server " + pk.To.String() + " " + pk.Protocol.String()
 	if len(to) == 0 {
 		p.hop(server, "it has no destination that takes new connections, so it refuses")
-		p.ends = append(p.ends, end{explain.Refuses, packet.Step{}, pk.To, p.at})
+		p.ends = append(p.ends, end{explain.Refuses, packet.Place{}, "", pk.To, p.at})
 		return true
 	}
 	p.served = true
 	p.hop(server, "%s", explain.OneOf("destinations", to))
 	for _, a := range to {
 		next := pk
-		next.To, next.Interface = a, ""
+		next.To, next.In = a, packet.Link{}
 		if p.pass(&next, "OUTPUT", mangle, filter) {
 			p.deliver(next)
 		}
@@ -238,7 +237,7 @@ func (p *path) deliver(pk packet.Packet) {
 	case p.owns(r.By.Chain):
 		p.targets[pk.To] = true
 	default:
-		p.masqueraded = append(p.masqueraded, end{explain.Masquerades, r.By, pk.To, p.at})
+		p.noted = append(p.noted, end{r.Does, r.By, "", pk.To, p.at})
 	}
 }
 
@@ -321,22 +320,6 @@ func (p *path) leadsOn(r *packet.Rule) bool {
 	return !slices.Contains(w, "--comment") && strings.HasPrefix(targetOf(w), "KUBE-")
 }
 
-// stepText names a rule, or the policy of a built-in chain.
-func stepText(s packet.Step) string {
-	where := fmt.Sprintf("chain %s of table %s", s.Chain.Name, s.Chain.Table)
-	if s.Rule == nil {
-		return "the policy of " + where
-	}
-	return fmt.Sprintf("rule %q of %s", s.Rule.Text, where)
-}
-
-// doubt records a rule of others that may decide.
-func (p *path) doubt(s packet.Step, to netip.AddrPort) {
-	if !p.owns(s.Chain) {
-		p.doubtful = append(p.doubtful, end{explain.Drops, s, to, p.at})
-	}
-}
-
 // others returns the rules of others that decide what happens to the connection, or may
 // decide it.
 func (p *path) others() []explain.Other {
@@ -347,12 +330,12 @@ func (p *path) others() []explain.Other {
 		}
 		all = p.addOther(all, e)
 	}
-	for _, e := range p.masqueraded {
+	for _, e := range p.noted {
 		all = p.addOther(all, e)
 	}
 	for _, e := range p.doubtful {
 		o := p.other(explain.Passes, e)
-		o.Doubts = []explain.Doubt{{Rule: stepText(e.by), Does: e.does, Why: "a part of it that is not known here", Look: o.Look}}
+		o.Doubts = []explain.Doubt{{Rule: e.by.String(), Does: e.does, Why: e.why, Look: o.Look}}
 		if !slices.ContainsFunc(all, func(x explain.Other) bool { return x.Alike(&o) }) {
 			o.Look, o.To = "", []string{e.to.String()}
 			all = append(all, o)
@@ -364,7 +347,7 @@ func (p *path) others() []explain.Other {
 // addOther adds where a packet ends to a list, in which each rule stands once.
 func (p *path) addOther(all []explain.Other, e end) []explain.Other {
 	o := p.other(e.does, e)
-	o.Rule = stepText(e.by)
+	o.Rule = e.by.String()
 	i := slices.IndexFunc(all, func(x explain.Other) bool { return x.Alike(&o) })
 	if i < 0 {
 		i, all = len(all), append(all, o)

@@ -47,8 +47,8 @@ func (c traceCase) requireNamed(text string, tamper func(k *fake)) {
 // met returns the chains that the packet meets.
 func (c traceCase) met() *path {
 	q := Question{Want: c.Want, Conn: c.Conn, Local: generate.IsNodeLocal}
-	p := newPath(c.b.layout, packet.Parse(c.k.Text()), c.b.node(q, nil, c.b.lists()))
-	p.follow(c.Conn, nil)
+	p := newPath(c.b.layout, packet.Parse(c.k.Text()), c.b.node(q, nil))
+	p.follow(c.Conn)
 	return p
 }
 
@@ -104,9 +104,9 @@ func (c traceCase) prepend(i id, rule string) {
 func (c traceCase) tamperChain(p *path, i id, packets []packet.Packet, where string) {
 	c.requireNamed(where+` has the rule "-j DROP"`, func(*fake) { c.prepend(i, "-j DROP") })
 	var concerning []int
-	rules := p.tables.Rules(packet.Chain{Table: i.table, Name: i.name})
-	for n, r := range rules {
-		if slices.ContainsFunc(packets, func(pk packet.Packet) bool { return p.node.Concerns(r, pk) }) {
+	rules := p.tables.List(packet.Chain{Table: i.table, Name: i.name})
+	for n := range rules {
+		if slices.ContainsFunc(packets, func(pk packet.Packet) bool { return packet.Concerns(&rules[n], pk) }) {
 			concerning = append(concerning, n)
 		}
 	}

@@ -5,32 +5,30 @@ package packet
 
 import (
 	"bytes"
-	"encoding/binary"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
-
-	"kubeproxy/common/service"
 )
 
 // evaluator evaluates the rules of one chain for a packet.
 type evaluator struct {
-	*packet
+	*Packet
 	tables Tables
 	chain  Chain
 	regs   registers
 	effect effect
 	vague  string // what was loaded last of which not all is known
+	// guess means that what was loaded last may have another value.
+	guess bool
 	// sure means that the packet certainly comes to the rule.
 	sure bool
 }
 
 // evaluate returns what a rule does.
-func (w *walker) evaluate(r *Rule, c Chain, sure bool) (effect, error) {
-	e := &evaluator{packet: w.packet, tables: w.tables, chain: c, regs: newRegisters(), effect: effect{match: yes}, sure: sure}
+func (v *visit) evaluate(r *Rule) (effect, error) {
+	e := &evaluator{Packet: v.Packet, tables: v.Tables, chain: v.in, regs: newRegisters(), effect: effect{match: Yes}, sure: v.sure || v.own}
 	for _, x := range r.Expressions {
-		if err := e.expression(x); err != nil || e.effect.match == no {
+		if err := e.expression(x); err != nil || e.effect.match == No {
 			return e.effect, err
 		}
 		if len(e.effect.ends) > 0 {
@@ -38,6 +36,18 @@ func (w *walker) evaluate(r *Rule, c Chain, sure bool) (effect, error) {
 		}
 	}
 	return e.effect, nil
+}
+
+// Concerns reports whether a rule of iptables may match p or a later packet of its connection,
+// judged by addresses, protocol and ports alone.
+func Concerns(r *Rule, p Packet) bool {
+	e := &evaluator{Packet: &p, regs: newRegisters(), effect: effect{match: Yes}}
+	for _, x := range r.headers {
+		if err := e.expression(x); err != nil || e.effect.match == No {
+			return err != nil
+		}
+	}
+	return true
 }
 
 // expression evaluates one expression.
@@ -48,7 +58,7 @@ func (e *evaluator) expression(x Expression) error {
 	case PayloadStore, MetaStore, ConntrackStore, NoTrack:
 		e.change(x)
 	case Compare:
-		e.narrow(x.matches(e.regs), e.vague)
+		e.compare(x.matches(e.regs), x.Op == cmpNotEqual)
 	case Range:
 		e.narrow(x.matches(e.regs), e.vague)
 	case Lookup:
@@ -58,22 +68,88 @@ func (e *evaluator) expression(x Expression) error {
 	case Translate, Reject, Opaque:
 		e.effect.ends = append(e.effect.ends, x)
 	case Extension:
-		e.extension(x)
-	case Chance:
-		e.effect.doubt("expression " + x.Name)
-		if x.To != 0 {
-			e.regs.store(x.To, unknown(ifNameSize))
+		for _, y := range x.expressions() {
+			if err := e.expression(y); err != nil || e.effect.match == No {
+				return err
+			}
 		}
+	case State, AddrType, InSet, Recent, Bytecode, Chance:
+		e.ask(x)
 	}
 	return nil
 }
 
-// narrow applies the answer of a condition.
-func (e *evaluator) narrow(m match, why string) {
+// ask evaluates conditions that nftables does not have as expressions, and those that are not
+// known.
+func (e *evaluator) ask(x Expression) {
+	lists, _ := e.Node.(Lists)
+	m, not, why, random := Maybe, false, "", false
+	switch x := x.(type) {
+	case State:
+		m, not, why = matches(x.Mask&e.stateBits() != 0), x.Not, "match conntrack"
+	case AddrType:
+		m, not, why = e.addrType(x), x.Not, "match addrtype"
+	case InSet:
+		if not, why = x.Not, "match set"; lists != nil {
+			m = lists.InSet(x.Name, x.Fields, *e.Packet)
+		}
+	case Recent:
+		if not, why = x.Not, "match recent"; lists != nil && e.From.IsValid() {
+			m = lists.Listed(x.List, x.Seconds, e.From)
+		}
+		random = true
+	case Bytecode:
+		if not, why = x.Not, "match bpf"; lists != nil {
+			m = lists.Bytecode(x.Code, *e.Packet)
+		}
+	case Chance:
+		why, random = x.Name, x.Random
+		if x.To != 0 {
+			e.regs.store(x.To, unknown(ifNameSize))
+		}
+	}
+	if not {
+		m = m.negated()
+	}
+	unknown := e.effect.unknown
+	e.narrow(m, why)
+	e.effect.unknown = unknown || m == Maybe && !random
+}
+
+// addrType compares the type of an address.
+func (e *evaluator) addrType(x AddrType) Match {
+	addr := e.To.Addr()
+	if x.Source {
+		addr = e.From
+	}
 	switch {
-	case m == no:
-		e.effect.match = no
-	case m == maybe:
+	case !addr.IsValid():
+		return Maybe
+	case e.Node.Local(addr):
+		return matches(x.Mask&(1<<Local) != 0)
+	case x.Mask&^(1<<Local) == 0:
+		return No
+	}
+	if link, typ := e.Node.Route(addr); !link.Unknown {
+		return matches(x.Mask&(1<<typ) != 0)
+	}
+	return Maybe
+}
+
+// compare applies the answer of a comparison. What is guessed may have another value.
+func (e *evaluator) compare(m Match, not bool) {
+	if e.guess && (m == Yes) == not {
+		m = Maybe
+	}
+	e.narrow(m, e.vague)
+}
+
+// narrow applies the answer of a condition.
+func (e *evaluator) narrow(m Match, why string) {
+	switch {
+	case m == No:
+		e.effect.match = No
+	case m == Maybe:
 		e.effect.doubt(why)
 	}
 }
@@ -82,7 +158,7 @@ func (e *evaluator) verdict(v Verdict) {
 	switch v.Code {
 	case Continue:
 	case Break:
-		e.effect.match = no
+		e.effect.match = No
 	default:
 		e.effect.ends = append(e.effect.ends, v)
 	}
@@ -95,10 +171,13 @@ func (e *evaluator) load(x Expression) {
 		e.read(x.To, e.header(x.Base).part(x.Offset, x.Size), payloadName(x))
 	case MetaLoad:
 		e.read(x.To, e.meta(x.Key), nameOf("meta", metaNames, x.Key))
+		if e.guess = x.Key == metaInName && e.In.Guess; e.guess {
+			e.vague = nameOf("meta", metaNames, x.Key)
+		}
 	case ConntrackLoad:
 		b, has := e.conntrack(x.Key, x.Direction)
 		if !has {
-			e.effect.match = no
+			e.effect.match = No
 			return
 		}
 		e.read(x.To, b, nameOf("ct", ctNames, x.Key))
@@ -116,6 +195,7 @@ func (e *evaluator) load(x Expression) {
 // read stores what is known of a property of the packet.
 func (e *evaluator) read(register uint32, b bits, name string) {
 	e.regs.store(register, b)
+	e.guess = false
 	if !b.isKnown() {
 		e.vague = name
 	}
@@ -124,7 +204,7 @@ func (e *evaluator) read(register uint32, b bits, name string) {
 // change evaluates expressions that change the packet. If it is not certain that the rule
 // matches, both cases are possible from then on.
 func (e *evaluator) change(x Expression) {
-	certainly := e.sure && e.effect.match == yes
+	certainly := e.sure && e.effect.match == Yes
 	switch x := x.(type) {
 	case PayloadStore:
 		e.altered = true
@@ -137,8 +217,8 @@ func (e *evaluator) change(x Expression) {
 			e.ctMark = either(e.ctMark, e.regs.load(x.From, 4), certainly)
 		}
 	case NoTrack:
-		if !e.seen && certainly {
-			e.untracked = true
+		if !e.Seen && certainly {
+			e.Untracked = true
 		}
 	}
 }
@@ -159,21 +239,25 @@ func either(before, after bits, certainly bool) bits {
 // lookup looks for a key in a set. If it is not certain which element has it, all of them
 // count.
 func (e *evaluator) lookup(x Lookup) error {
-	s, err := e.tables.Set(e.chain, x.Set)
-	if err != nil {
-		return err
+	s, why := x.In, e.vague
+	if s == nil {
+		var err error
+		if s, err = e.tables.Set(e.chain, x.Set); err != nil {
+			return err
+		}
+		why = "set or map " + x.Set
 	}
 	found, hits := s.find(func(size int) bits { return e.regs.load(x.From, size) })
 	if x.Not {
 		found = found.negated()
 	}
-	e.narrow(found, "set or map "+x.Set)
-	if !x.Map || found == no {
+	e.narrow(found, why)
+	if !x.Map || found == No {
 		return nil
 	}
 	if x.To != 0 {
 		b := unknown(ifNameSize)
-		if len(hits) == 1 && found == yes {
+		if len(hits) == 1 && found == Yes {
 			b = certain(hits[0].Data...)
 		}
 		e.regs.store(x.To, b)
@@ -189,11 +273,11 @@ func (e *evaluator) lookup(x Lookup) error {
 
 // find looks for a key. found says whether an element has it. hits are the elements that
 // have it, or may have it.
-func (s *Set) find(key func(size int) bits) (found match, hits []Element) {
+func (s *Set) find(key func(size int) bits) (found Match, hits []Element) {
 	var all *Element
 	for i := range s.Elements {
 		e := &s.Elements[i]
-		m := no
+		m := No
 		switch {
 		case e.CatchAll:
 			all = e
@@ -205,20 +289,20 @@ func (s *Set) find(key func(size int) bits) (found match, hits []Element) {
 		default:
 			m = key(len(e.Key)).equals(e.Key)
 		}
-		if m == yes && e.Conditional {
-			m = maybe
+		if m == Yes && e.Conditional {
+			m = Maybe
 		}
 		switch m {
-		case yes:
-			return yes, []Element{*e}
-		case maybe:
-			found, hits = maybe, append(hits, *e)
+		case Yes:
+			return Yes, []Element{*e}
+		case Maybe:
+			found, hits = Maybe, append(hits, *e)
 		}
 	}
 	if all != nil {
 		hits = append(hits, *all)
-		if found == no {
-			found = yes
+		if found == No {
+			found = Yes
 		}
 	}
 	return found, hits
@@ -231,10 +315,10 @@ func (s *Set) sort() {
 
 // inInterval reports whether key is in the interval that element i begins. The next element
 // ends it.
-func (s *Set) inInterval(i int, key bits) match {
+func (s *Set) inInterval(i int, key bits) Match {
 	e := s.Elements[i]
 	if e.End {
-		return no
+		return No
 	}
 	m := atLeast(key, e.Key)
 	for _, next := range s.Elements[i+1:] {
@@ -247,8 +331,8 @@ func (s *Set) inInterval(i int, key bits) match {
 }
 
 // inRanges reports whether each field of key is between those of the element.
-func (s *Set) inRanges(e *Element, key bits) match {
-	m, from := yes, 0
+func (s *Set) inRanges(e *Element, key bits) Match {
+	m, from := Yes, 0
 	fields := s.Fields
 	if len(fields) == 0 {
 		fields = []int{len(e.Key)}
@@ -266,28 +350,28 @@ func (s *Set) inRanges(e *Element, key bits) match {
 }
 
 // atLeast compares numbers in network byte order.
-func atLeast(b bits, limit []byte) match {
+func atLeast(b bits, limit []byte) Match {
 	switch {
 	case bytes.Compare(b.least(), limit) >= 0:
-		return yes
+		return Yes
 	case bytes.Compare(b.most(), limit) < 0:
-		return no
+		return No
 	}
-	return maybe
+	return Maybe
 }
 
-func between(b bits, low, high []byte) match {
+func between(b bits, low, high []byte) Match {
 	return min(atLeast(b, low), moreThan(b, high).negated())
 }
 
-func moreThan(b bits, limit []byte) match {
+func moreThan(b bits, limit []byte) Match {
 	switch {
 	case bytes.Compare(b.least(), limit) > 0:
-		return yes
+		return Yes
 	case bytes.Compare(b.most(), limit) <= 0:
-		return no
+		return No
 	}
-	return maybe
+	return Maybe
 }
 
 // Operations of Compare (kernel: nf_tables.h, nft_cmp_ops).
@@ -300,7 +384,7 @@ const (
 	cmpAtLeast
 )
 
-func (c Compare) matches(r registers) match {
+func (c Compare) matches(r registers) Match {
 	b := r.load(c.From, len(c.Data))
 	switch c.Op {
 	case cmpEqual:
@@ -316,10 +400,10 @@ func (c Compare) matches(r registers) match {
 	case cmpAtLeast:
 		return atLeast(b, c.Data)
 	}
-	return maybe
+	return Maybe
 }
 
-func (ra Range) matches(r registers) match {
+func (ra Range) matches(r registers) Match {
 	m := between(r.load(ra.From, len(ra.Low)), ra.Low, ra.High)
 	if ra.Not {
 		return m.negated()
@@ -329,15 +413,18 @@ func (ra Range) matches(r registers) match {
 
 // effect is what a rule does with a packet.
 type effect struct {
-	match match
+	match Match
 	// ends are what may end the rule: a Verdict, Translate, Reject or Opaque. There are
 	// several if a map has several values for what is known.
 	ends []any
 	why  []string // what of the rule cannot be told
+	// unknown means that it may match, and that this does not depend on chance alone.
+	unknown bool
 }
 
 func (e *effect) doubt(why string) {
-	e.match = min(e.match, maybe)
+	e.unknown = true
+	e.match = min(e.match, Maybe)
 	if !slices.Contains(e.why, why) {
 		e.why = append(e.why, why)
 	}
@@ -346,214 +433,29 @@ func (e *effect) doubt(why string) {
 // reason says what of the rule cannot be told.
 func (e *effect) reason() string { return strings.Join(e.why, ", ") }
 
-// extension evaluates a match or target of iptables. The kernel stores its settings as a
-// struct of C in the byte order of the machine.
-func (e *evaluator) extension(x Extension) {
-	if x.Target {
-		e.target(x)
-		return
-	}
-	m := maybe
-	switch x.Name + " " + strconv.Itoa(int(x.Revision)) {
-	case "comment 0":
-		m = yes
-	case "tcp 0":
-		m = e.ports(service.TCP, x.Info)
-	case "udp 0":
-		m = e.ports(service.UDP, x.Info)
-	case "multiport 1":
-		m = e.multiport(x.Info)
-	case "mark 1":
-		m = e.marked(x.Info)
-	case "addrtype 1":
-		m = e.addrType(x.Info)
-	case "conntrack 1", "conntrack 2", "conntrack 3", "state 0":
-		m = e.connection(x)
-	}
-	e.narrow(m, "match "+x.Name)
-}
-
-// target applies a target of iptables. Its verdicts are those of nftables.
-func (e *evaluator) target(x Extension) {
-	certainly := e.sure && e.effect.match == yes
-	switch {
-	case x.Name == "MARK" && x.Revision == 2 && len(x.Info) >= 8: // struct xt_mark_tginfo2
-		value, mask := x.Info[:4], x.Info[4:8]
-		keep := make([]byte, 4)
-		for i := range keep {
-			keep[i] = ^mask[i]
-		}
-		e.mark = either(e.mark, e.mark.masked(keep, value), certainly)
-	case x.Name == "CT" && len(x.Info) >= 2 && binary.NativeEndian.Uint16(x.Info)&1 != 0: // XT_CT_NOTRACK
-		e.change(NoTrack{})
-	case isPassive(x.Name):
-	case x.Name == "REJECT" || x.Name == "TARPIT":
-		e.effect.ends = append(e.effect.ends, Reject{})
-	case x.Name == "DNAT":
-		e.effect.ends = append(e.effect.ends, Translate{})
-	case x.Name == "REDIRECT":
-		e.effect.ends = append(e.effect.ends, Translate{Redirect: true})
-	case x.Name == "SNAT" || x.Name == "MASQUERADE":
-		e.effect.ends = append(e.effect.ends, Translate{Source: true})
-	default:
-		e.effect.ends = append(e.effect.ends, Opaque{"target " + x.Name})
-	}
-}
-
-// ports evaluates the matches tcp and udp (kernel: include/uapi/linux/netfilter/xt_tcpudp.h).
-func (e *evaluator) ports(p service.Protocol, info []byte) match {
-	const notSource, notDest, notFlags = 1, 2, 4
-	if e.protocol != p {
-		return no
-	}
-	size, not := 9, at(info, 8)
-	if p == service.TCP {
-		size, not = 12, at(info, 11)
-	}
-	if len(info) < size {
-		return maybe
-	}
-	u := func(i int) uint16 { return binary.NativeEndian.Uint16(info[i:]) }
-	m := yes
-	if u(0) != 0 || u(2) != 0xffff {
-		m = maybe // the port of the client is not known
-	}
-	dest := matches(u(4) <= e.to.Port() && e.to.Port() <= u(6))
-	if not&notDest != 0 {
-		dest = dest.negated()
-	}
-	m = min(m, dest)
-	if p != service.TCP {
-		return m
-	}
-	flags := e.transport().part(13, 1).masked(info[9:10], nil).equals(info[10:11])
-	if not&notFlags != 0 {
-		flags = flags.negated()
-	}
-	if info[8] != 0 { // an option
-		m = min(m, maybe)
-	}
-	_ = notSource // with the port of the client unknown, the answer is the same
-	return min(m, flags)
-}
-
-// multiport evaluates struct xt_multiport_v1.
-func (e *evaluator) multiport(info []byte) match {
-	const flags, count, firstPort, firstRange, not, dest, size = 0, 1, 2, 32, 47, 1, 48
-	if len(info) < size {
-		return maybe
-	}
-	if info[flags] != dest {
-		return maybe // the port of the client counts, too
-	}
-	m := no
-	for i := 0; i < int(info[count]) && i < 15; i++ {
-		port := func(i int) uint16 { return binary.NativeEndian.Uint16(info[firstPort+2*i:]) }
-		low, high := port(i), port(i)
-		if info[firstRange+i] != 0 && i+1 < 15 {
-			i++
-			high = port(i)
-		}
-		if low <= e.to.Port() && e.to.Port() <= high {
-			m = yes
-		}
-	}
-	if info[not] != 0 {
-		return m.negated()
-	}
-	return m
-}
-
-// marked evaluates struct xt_mark_mtinfo1.
-func (e *evaluator) marked(info []byte) match {
-	if len(info) < 9 {
-		return maybe
-	}
-	m := e.mark.masked(info[4:8], nil).equals(info[:4])
-	if info[8] != 0 {
-		return m.negated()
-	}
-	return m
-}
-
-// addrType evaluates struct xt_addrtype_info_v1. A mask has a bit for each type of an
-// address, by the numbers of linux/rtnetlink.h.
-func (e *evaluator) addrType(info []byte) match {
-	const notSource, notDest, limited = 1, 2, 4 | 8
-	if len(info) < 8 {
-		return maybe
-	}
-	flags := binary.NativeEndian.Uint32(info[4:])
-	m := yes
-	for _, side := range []struct {
-		mask uint16
-		not  uint32
-		addr netip.Addr
-	}{{binary.NativeEndian.Uint16(info), notSource, e.from}, {binary.NativeEndian.Uint16(info[2:]), notDest, e.to.Addr()}} {
-		if side.mask == 0 {
-			continue
-		}
-		one := maybe
-		if side.addr.IsValid() && flags&limited == 0 {
-			one = matches(side.mask&(1<<e.typeOf(side.addr)) != 0)
-		}
-		if flags&side.not != 0 {
-			one = one.negated()
-		}
-		m = min(m, one)
-	}
-	return m
-}
-
-func (p *packet) typeOf(a netip.Addr) uint8 {
-	if p.node.Local(a) {
-		return addrLocal
-	}
-	_, typ := p.node.Route(a)
-	return typ
-}
-
-// connection evaluates the match state, and struct xt_conntrack_mtinfo3 and its forerunners
-// as far as they ask for the state or the original direction.
-func (e *evaluator) connection(x Extension) match {
-	const byState, byDirection, byAlias = 1, 1 << 12, 1 << 13
-	if x.Name == "state" && len(x.Info) >= 4 { // struct xt_state_info
-		return matches(binary.NativeEndian.Uint32(x.Info)&e.stateBits() != 0)
-	}
-	const flagsAt, size = 146, 152
-	if len(x.Info) < size {
-		return maybe
-	}
-	flags, not := binary.NativeEndian.Uint16(x.Info[flagsAt:]), binary.NativeEndian.Uint16(x.Info[flagsAt+2:])
-	mask := uint32(binary.NativeEndian.Uint16(x.Info[flagsAt+4:]))
-	if x.Revision == 1 { // one byte for each mask
-		mask &= 0xff
-	}
-	m := yes
-	if flags&^(byState|byDirection|byAlias) != 0 {
-		m = maybe
-	}
-	if flags&byDirection != 0 && not&byDirection != 0 { // the reply
-		return no
-	}
-	if flags&byState != 0 {
-		s := matches(mask&e.stateBits() != 0)
-		if not&byState != 0 {
-			s = s.negated()
-		}
-		m = min(m, s)
-	}
-	return m
-}
+// Bits of the states of xt_conntrack.h.
+const xtDNAT, xtUntracked = 1 << 7, 1 << 8
 
 // stateBits returns the states of the connection as xt_conntrack.h numbers them.
-func (p *packet) stateBits() uint32 {
-	const dnat, untracked = 1 << 7, 1 << 8
+func (p *Packet) stateBits() uint32 {
 	switch {
-	case p.untracked:
-		return untracked
-	case p.translated:
-		return stateNew | dnat
+	case p.Untracked:
+		return xtUntracked
+	case p.Translated:
+		return stateNew | xtDNAT
 	}
 	return p.state()
+}
+
+// byChance reports whether a rule that may match does so at random only.
+func (e *effect) byChance() bool { return e.match == Maybe && !e.unknown }
+
+// dest returns where the rule translates to, if it says so.
+func (e *effect) dest() netip.AddrPort {
+	for _, x := range e.ends {
+		if t, ok := x.(Translate); ok {
+			return t.Dest
+		}
+	}
+	return netip.AddrPort{}
 }

@@ -190,20 +190,20 @@ func TestSets(t *testing.T) {
 	for name, tt := range map[string]struct {
 		in   *Set
 		key  bits
-		want match
+		want Match
 	}{
-		"begins":            {intervals, certain(0, 80), yes},
-		"within":            {intervals, certain(0, 200), yes},
-		"below":             {intervals, certain(0, 79), no},
-		"open end":          {intervals, certain(255, 255), yes},
-		"unknown":           {intervals, unknown(2), maybe},
-		"high byte unknown": {intervals, bits{[]byte{0, 80}, []byte{0, 255}}, maybe},
-		"fields":            {ranges, certain(17, 0, 0, 0, 31, 144, 0, 0), yes},
-		"one field too low": {ranges, certain(5, 0, 0, 0, 31, 144, 0, 0), no},
-		"one unknown":       {ranges, bits{[]byte{6, 0, 0, 0, 0, 0, 0, 0}, []byte{255, 255, 255, 255, 0, 0, 255, 255}}, maybe},
-		"hash":              {hash, certain(0, 80), yes},
-		"conditional":       {hash, certain(1, 187), maybe},
-		"all others":        {hash, certain(9, 9), yes},
+		"begins":            {intervals, certain(0, 80), Yes},
+		"within":            {intervals, certain(0, 200), Yes},
+		"below":             {intervals, certain(0, 79), No},
+		"open end":          {intervals, certain(255, 255), Yes},
+		"unknown":           {intervals, unknown(2), Maybe},
+		"high byte unknown": {intervals, bits{[]byte{0, 80}, []byte{0, 255}}, Maybe},
+		"fields":            {ranges, certain(17, 0, 0, 0, 31, 144, 0, 0), Yes},
+		"one field too low": {ranges, certain(5, 0, 0, 0, 31, 144, 0, 0), No},
+		"one unknown":       {ranges, bits{[]byte{6, 0, 0, 0, 0, 0, 0, 0}, []byte{255, 255, 255, 255, 0, 0, 255, 255}}, Maybe},
+		"hash":              {hash, certain(0, 80), Yes},
+		"conditional":       {hash, certain(1, 187), Maybe},
+		"all others":        {hash, certain(9, 9), Yes},
 	} {
 		found, _ := tt.in.find(func(size int) bits { return tt.key.part(0, size) })
 		if found != tt.want {

@@ -6,8 +6,9 @@
 // that is not this program's, those of iptables included, and the chains of iptables-legacy.
 // It knows no chain of kube-proxy. What a chain does is an explain.Deed.
 //
-// Rules of others are evaluated as the kernel stores them, as expressions, with what is
-// known of the packet. Each bit of a register is known or not. So a rule matches, does not
+// Rules are evaluated as expressions of nftables, with what is known of the packet. Those of
+// iptables are translated into them, from text and from what the kernel stores (xtables.go). A
+// Walk runs one base chain. Each bit of a register is known or not. So a rule matches, does not
 // match, or may match. A rule that may match decides nothing; it is named if that could end
 // the packet.
 //
@@ -21,24 +22,24 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 )
 
-// packet is the first packet of a connection at a hook.
-type packet struct {
-	node      Node
-	family    service.Family
-	protocol  service.Protocol
-	from      netip.Addr // invalid if a rule has replaced it
-	dialled   netip.AddrPort
-	to        netip.AddrPort
-	in, out   Link
-	mark      bits
-	ctMark    bits
-	untracked bool
-	// seen means that connection tracking has seen it, and decided that the routing
-	// decision for the destination was made.
-	seen, translated bool
+// Packet is the first packet of a connection at some point of its path.
+type Packet struct {
+	Node     Node
+	Protocol service.Protocol
+	From     netip.Addr     // invalid if a rule has replaced it
+	Dialled  netip.AddrPort // the destination before any translation
+	To       netip.AddrPort
+	In, Out  Link
+	// Seen means that connection tracking has seen it, Untracked that a rule exempted it.
+	Seen, Untracked bool
+	// Translated means that its destination was replaced, or never will be.
+	Translated bool
+
+	mark, ctMark bits
 	// sourceOpen means that the source of the connection may be about to change.
 	sourceOpen bool
 	// marked means that the mode has marked it for masquerading.
@@ -47,12 +48,21 @@ type packet struct {
 	altered bool
 }
 
+// New returns the first packet of c.
+func New(n Node, c route.Conn) *Packet {
+	const all = ^uint32(0)
+	return &Packet{Node: n, Protocol: c.Protocol, From: c.From, Dialled: c.To, To: c.To, mark: number(0, all), ctMark: number(0, all)}
+}
+
+func (p *Packet) family() service.Family { return service.FamilyOf(p.To.Addr()) }
+
 // Link is an interface. The zero value is none.
 type Link struct {
 	Name  string
 	Index uint32
-	// Unknown means that the packet has an interface, but it is not known which.
-	Unknown bool
+	// Unknown means that the packet has an interface, but it is not known which. Guess means
+	// that it may be another one.
+	Unknown, Guess bool
 }
 
 // Node answers what only the node knows.
@@ -64,17 +74,28 @@ type Node interface {
 	Route(netip.Addr) (Link, uint8)
 }
 
+// Lists is what a Node may implement: it answers what rules of iptables ask of objects beside
+// them.
+type Lists interface {
+	// InSet reports whether fields of p, such as dst,src, are in an ipset.
+	InSet(name, fields string, p Packet) Match
+	// Listed reports whether a client is in a list of xt_recent and was there within the
+	// seconds that the rule says, "" for any time.
+	Listed(list, seconds string, client netip.Addr) Match
+	// Bytecode evaluates a program of xt_bpf.
+	Bytecode(code string, p Packet) Match
+}
+
 const (
 	networkBase   = 1
 	transportBase = 2
-	loopback      = "lo"
 )
 
 // header returns what is known of a header.
-func (p *packet) header(base uint8) bits {
+func (p *Packet) header(base uint8) bits {
 	switch {
 	case p.altered:
-	case base == networkBase && p.family == service.IPv4:
+	case base == networkBase && p.family() == service.IPv4:
 		return p.header4()
 	case base == networkBase:
 		return p.header6()
@@ -88,19 +109,19 @@ func (p *packet) header(base uint8) bits {
 var protocolNumbers = map[service.Protocol]byte{service.TCP: 6, service.UDP: 17, service.SCTP: 132}
 
 // header4 returns the header of IPv4. The first packet of a connection is no fragment.
-func (p *packet) header4() bits {
+func (p *Packet) header4() bits {
 	h := unknown(20)
 	set(h, 6, 0, 0x3f)
 	set(h, 7, 0, 0xff)
-	set(h, 9, protocolNumbers[p.protocol], 0xff)
+	set(h, 9, protocolNumbers[p.Protocol], 0xff)
 	p.addresses(h, 12)
 	return h
 }
 
-func (p *packet) header6() bits {
+func (p *Packet) header6() bits {
 	h := unknown(40)
 	set(h, 0, 0x60, 0xf0)
-	set(h, 6, protocolNumbers[p.protocol], 0xff)
+	set(h, 6, protocolNumbers[p.Protocol], 0xff)
 	p.addresses(h, 8)
 	return h
 }
@@ -108,26 +129,26 @@ func (p *packet) header6() bits {
 func set(b bits, i int, value, known byte) { b.value[i], b.known[i] = value&known, known }
 
 // addresses writes the source and the destination at an offset.
-func (p *packet) addresses(h bits, offset int) {
-	size := p.to.Addr().BitLen() / 8
-	if p.from.IsValid() {
-		for i, b := range p.from.AsSlice() {
+func (p *Packet) addresses(h bits, offset int) {
+	size := p.To.Addr().BitLen() / 8
+	if p.From.IsValid() {
+		for i, b := range p.From.AsSlice() {
 			set(h, offset+i, b, 0xff)
 		}
 	}
-	for i, b := range p.to.Addr().AsSlice() {
+	for i, b := range p.To.Addr().AsSlice() {
 		set(h, offset+size+i, b, 0xff)
 	}
 }
 
 // transport returns the header of TCP, UDP or SCTP. The port of the client is unknown. The
 // flags of TCP are SYN alone, apart from those for congestion (RFC 3168).
-func (p *packet) transport() bits {
+func (p *Packet) transport() bits {
 	h := unknown(20)
-	port := binary.BigEndian.AppendUint16(nil, p.to.Port())
+	port := binary.BigEndian.AppendUint16(nil, p.To.Port())
 	set(h, 2, port[0], 0xff)
 	set(h, 3, port[1], 0xff)
-	if p.protocol == service.TCP {
+	if p.Protocol == service.TCP {
 		set(h, 13, tcpSYN, 0x3f)
 	}
 	return h
@@ -151,31 +172,31 @@ const (
 const ifNameSize = 16
 
 // meta returns what the kernel knows of the packet by a key.
-func (p *packet) meta(key uint32) bits {
+func (p *Packet) meta(key uint32) bits {
 	const v4, v6 = 2, 10 // NFPROTO_IPV4 and NFPROTO_IPV6
 	switch key {
 	case metaProtocol:
-		if p.family == service.IPv6 {
+		if p.family() == service.IPv6 {
 			return certain(0x86, 0xdd)
 		}
 		return certain(0x08, 0x00)
 	case metaMark:
 		return p.mark
 	case metaIn:
-		return p.in.index()
+		return p.In.index()
 	case metaOut:
-		return p.out.index()
+		return p.Out.index()
 	case metaInName:
-		return p.in.name()
+		return p.In.name()
 	case metaOutName:
-		return p.out.name()
+		return p.Out.name()
 	case metaFamily:
-		if p.family == service.IPv6 {
+		if p.family() == service.IPv6 {
 			return certain(v6)
 		}
 		return certain(v4)
 	case metaL4:
-		return certain(protocolNumbers[p.protocol])
+		return certain(protocolNumbers[p.Protocol])
 	case metaPktType:
 		return certain(0) // PACKET_HOST
 	}
@@ -222,11 +243,11 @@ const (
 )
 
 // state returns the state bit of the connection.
-func (p *packet) state() uint32 {
+func (p *Packet) state() uint32 {
 	switch {
-	case p.untracked:
+	case p.Untracked:
 		return stateUntracked
-	case !p.seen:
+	case !p.Seen:
 		return stateInvalid
 	}
 	return stateNew
@@ -234,11 +255,11 @@ func (p *packet) state() uint32 {
 
 // conntrack returns a property of the connection. It has none if it is not tracked, apart
 // from the state; then the rule does not match.
-func (p *packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
+func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 	if key == ctState {
 		return number(p.state(), ^uint32(0)), true
 	}
-	if p.untracked || !p.seen {
+	if p.Untracked || !p.Seen {
 		return bits{}, false
 	}
 	const original = 0
@@ -247,7 +268,7 @@ func (p *packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 		return certain(original), true
 	case key == ctStatus:
 		status := uint32(0)
-		if p.translated {
+		if p.Translated {
 			status = statusDNAT
 		}
 		unsure := uint32(statusPrivate)
@@ -260,49 +281,53 @@ func (p *packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 	case key == ctL3:
 		return p.meta(metaFamily), true
 	case key == ctProto:
-		return certain(protocolNumbers[p.protocol]), true
+		return certain(protocolNumbers[p.Protocol]), true
 	case direction != original:
 	case key == ctDest, key == ctDestIP, key == ctDestIP6:
-		return certain(p.dialled.Addr().AsSlice()...), true
+		return certain(p.Dialled.Addr().AsSlice()...), true
 	case key == ctDestPort:
-		return certain(binary.BigEndian.AppendUint16(nil, p.dialled.Port())...), true
-	case (key == ctSource || key == ctSourceIP || key == ctSourceIP6) && p.from.IsValid():
-		return certain(p.from.AsSlice()...), true
+		return certain(binary.BigEndian.AppendUint16(nil, p.Dialled.Port())...), true
+	case (key == ctSource || key == ctSourceIP || key == ctSourceIP6) && p.From.IsValid():
+		return certain(p.From.AsSlice()...), true
 	}
 	return unknown(ifNameSize), true
 }
 
 // fib answers a question to the routing tables.
-func (p *packet) fib(f Fib) bits {
-	addr := p.to.Addr()
+func (p *Packet) fib(f Fib) bits {
+	addr := p.To.Addr()
 	if f.Source {
-		addr = p.from
+		addr = p.From
 	}
-	if !addr.IsValid() || f.Interfaces && p.in.Unknown {
+	if !addr.IsValid() || f.Interfaces && (p.In.Unknown || p.In.Guess) {
 		return unknown(ifNameSize)
 	}
-	link, typ := p.node.Route(addr)
+	link, typ := p.Node.Route(addr)
 	if f.Type {
-		if p.node.Local(addr) {
-			typ = addrLocal
+		if p.Node.Local(addr) {
+			typ = Local
 		}
 		return number(uint32(typ), ^uint32(0))
 	}
-	if f.Interfaces && link.Index != p.in.Index {
+	if f.Interfaces && link.Index != p.In.Index {
 		link = Link{}
 	}
 	switch {
 	case link.Unknown:
 		return unknown(ifNameSize)
 	case f.Present:
-		return certain(byte(matches(link.Index != 0) / yes))
+		return certain(byte(matches(link.Index != 0) / Yes))
 	case f.Name:
 		return link.name()
 	}
 	return link.index()
 }
 
-const addrLocal = 2 // RTN_LOCAL of linux/rtnetlink.h
+// Local is the type of addresses of the node (linux/rtnetlink.h, RTN_LOCAL).
+const Local = 2
+
+// Loopback returns the interface by which the node reaches itself.
+func Loopback() Link { return Link{Name: "lo", Index: 1} }
 
 // bits is data of which some bits are known. Unknown bits are 0 in value.
 type bits struct{ value, known []byte }
@@ -353,17 +378,17 @@ func (b bits) isKnown() bool {
 }
 
 // equals compares b with data.
-func (b bits) equals(data []byte) match {
-	result := yes
+func (b bits) equals(data []byte) Match {
+	result := Yes
 	for i, v := range b.value {
 		if i >= len(data) {
 			break
 		}
 		if (v^data[i])&b.known[i] != 0 {
-			return no
+			return No
 		}
 		if b.known[i] != 0xff {
-			result = maybe
+			result = Maybe
 		}
 	}
 	return result
@@ -413,23 +438,24 @@ func (b bits) swapped(size int) bits {
 	return r
 }
 
-// match says whether a packet matches.
-type match uint8
+// Match says whether a packet matches.
+type Match uint8
 
+// The answers.
 const (
-	no match = iota
-	maybe
-	yes
+	No Match = iota
+	Maybe
+	Yes
 )
 
-func matches(b bool) match {
+func matches(b bool) Match {
 	if b {
-		return yes
+		return Yes
 	}
-	return no
+	return No
 }
 
-func (m match) negated() match { return yes - m }
+func (m Match) negated() Match { return Yes - m }
 
 // registers are those of the kernel: 64 bytes, addressed in words of 4 or 16 bytes (kernel:
 // include/uapi/linux/netfilter/nf_tables.h, nft_registers).

@@ -12,7 +12,6 @@ import (
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
-	"kubeproxy/common/service"
 )
 
 // Connection is a connection, and what the mode does with it.
@@ -59,18 +58,18 @@ type station struct {
 	Base
 	position int
 	// run follows a packet through the chain. It may change the packet.
-	run  func(*packet) (finding, error)
-	look func(rule) string // a command that shows a rule
+	run  func(*Packet) (Finding, error)
+	look func(Place) string // a command that shows a rule
 }
 
 // Follow returns what the base chains of others do with the first packet of c.
 func Follow(t Tables, legacy []*Legacy, n Node, c *Connection) ([]explain.Other, error) {
 	f := &follower{node: n, conn: c}
 	for _, b := range t.Bases() {
-		f.stations = append(f.stations, newStation(t, b))
+		f.stations = append(f.stations, newStation(t, b, lookNFT))
 	}
 	for _, l := range legacy {
-		f.stations = append(f.stations, l.stations(n)...)
+		f.stations = append(f.stations, l.stations()...)
 	}
 	slices.SortStableFunc(f.stations, func(a, b *station) int {
 		return cmp.Or(cmp.Compare(a.position, b.position), cmp.Compare(a.Priority, b.Priority))
@@ -79,21 +78,22 @@ func Follow(t Tables, legacy []*Legacy, n Node, c *Connection) ([]explain.Other,
 	return f.others, f.err
 }
 
-func newStation(t Tables, b Base) *station {
-	s := &station{Base: b, position: b.Priority}
+// lookNFT returns a command that shows a rule of nftables.
+func lookNFT(at Place) string {
+	return fmt.Sprintf("nft -a list chain %s %s %s", at.Chain.Family, at.Chain.Table, at.Chain.Name)
+}
+
+func newStation(t Tables, b Base, look func(Place) string) *station {
+	s := &station{Base: b, position: b.Priority, look: look}
 	if b.NAT {
 		s.position = dstNATPosition
 		if b.Hook == Postrouting || b.Hook == Input {
 			s.position = srcNATPosition
 		}
 	}
-	s.run = func(p *packet) (finding, error) {
-		w := &walker{tables: t, packet: p, finding: finding{verdict: explain.Passes}}
-		err := w.run(b)
-		return w.finding, err
-	}
-	s.look = func(r rule) string {
-		return fmt.Sprintf("nft -a list chain %s %s %s", r.chain.Family, r.chain.Table, r.chain.Name)
+	s.run = func(p *Packet) (Finding, error) {
+		w := &Walk{Tables: t, Packet: p}
+		return w.Run(b)
 	}
 	return s
 }
@@ -145,12 +145,10 @@ func (f *follower) toEach(targets map[netip.AddrPort]bool, step func(netip.AddrP
 }
 
 // start returns the packet as a client sends it to an address.
-func (f *follower) start(to netip.AddrPort) *packet {
-	const all = ^uint32(0)
-	return &packet{
-		node: f.node, family: service.FamilyOf(to.Addr()), protocol: f.conn.Protocol,
-		from: f.conn.From, dialled: to, to: to, mark: number(0, all), ctMark: number(0, all),
-	}
+func (f *follower) start(to netip.AddrPort) *Packet {
+	p := New(f.node, f.conn.Conn)
+	p.Dialled, p.To = to, to
+	return p
 }
 
 // enter follows the packet of the client to an address that it is translated to. It reports
@@ -158,10 +156,10 @@ func (f *follower) start(to netip.AddrPort) *packet {
 func (f *follower) enter(to netip.AddrPort, masquerade bool) bool {
 	p := f.start(f.conn.To)
 	s := &stage{follower: f, packet: p, hook: Prerouting, translate: func() bool { return f.translate(p, to) }}
-	p.in = f.conn.In
+	p.In = f.conn.In
 	if f.conn.Interface == "" {
-		s.hook, p.in = Output, Link{}
-		p.out, _ = f.node.Route(p.to.Addr())
+		s.hook, p.In = Output, Link{}
+		p.Out, _ = f.node.Route(p.To.Addr())
 	}
 	s.until = last
 	if f.conn.Served && s.hook == Output {
@@ -178,28 +176,28 @@ func (f *follower) enter(to netip.AddrPort, masquerade bool) bool {
 
 // translate does what the rules of the mode do at the position of DNAT. It reports whether
 // the packet goes on.
-func (f *follower) translate(p *packet, to netip.AddrPort) bool {
+func (f *follower) translate(p *Packet, to netip.AddrPort) bool {
 	switch f.conn.Action {
 	case route.Reject, route.Drop:
 		return false
 	}
-	if p.untracked {
+	if p.Untracked {
 		return true
 	}
 	known := make([]byte, 4)
 	_, k := p.mark.number()
 	copy(known, number(k&^f.conn.Marks, ^uint32(0)).value)
 	p.mark = bits{p.mark.masked(known, nil).value, known}
-	if to != p.to {
+	if to != p.To {
 		p.marked = f.conn.Targets[to] && f.conn.Marks != 0
-		p.to, p.translated = to, true
+		p.To, p.Translated = to, true
 	}
 	return true
 }
 
 // deliver follows a packet from the routing decision on.
-func (f *follower) deliver(p *packet, from Hook, masquerade bool) bool {
-	local := f.node.Local(p.to.Addr())
+func (f *follower) deliver(p *Packet, from Hook, masquerade bool) bool {
+	local := f.node.Local(p.To.Addr())
 	hooks := []Hook{Forward, Postrouting}
 	switch {
 	case from == Prerouting && local:
@@ -212,29 +210,29 @@ func (f *follower) deliver(p *packet, from Hook, masquerade bool) bool {
 	for _, h := range hooks {
 		s := &stage{follower: f, packet: p, hook: h, until: last, settled: h != Postrouting || masquerade}
 		f.links(p, h, local)
-		if f.conn.Served && !p.translated && h == Input {
+		if f.conn.Served && !p.Translated && h == Input {
 			s.until = ipvsInputPosition
 		}
 		if !s.run() {
 			return false
 		}
 		if h == Postrouting && masquerade {
-			p.from = netip.Addr{}
+			p.From = netip.Addr{}
 		}
 	}
 	return true
 }
 
 // links sets the interfaces that rules of a hook see.
-func (f *follower) links(p *packet, h Hook, local bool) {
+func (f *follower) links(p *Packet, h Hook, local bool) {
 	switch {
 	case h == Prerouting || h == Input:
-		p.out = Link{}
+		p.Out = Link{}
 		if local && f.conn.Interface == "" {
-			p.in, _ = f.node.Route(p.to.Addr())
+			p.In, _ = f.node.Route(p.To.Addr())
 		}
 	default:
-		p.out, _ = f.node.Route(p.to.Addr())
+		p.Out, _ = f.node.Route(p.To.Addr())
 	}
 }
 
@@ -242,8 +240,8 @@ func (f *follower) links(p *packet, h Hook, local bool) {
 // itself (kernel: net/netfilter/ipvs/ip_vs_xmit.c, ip_vs_nat_send_or_cont).
 func (f *follower) serve(to netip.AddrPort, masquerade bool) bool {
 	p := f.start(f.conn.To)
-	p.to, p.seen, p.translated = to, true, true
-	p.out, _ = f.node.Route(to.Addr())
+	p.To, p.Seen, p.Translated = to, true, true
+	p.Out, _ = f.node.Route(to.Addr())
 	s := &stage{follower: f, packet: p, hook: Output, until: last, settled: true}
 	return s.run() && f.deliver(p, Output, masquerade)
 }
@@ -251,8 +249,8 @@ func (f *follower) serve(to netip.AddrPort, masquerade bool) bool {
 // relay follows the connection that the process of kube-proxy opens to an endpoint.
 func (f *follower) relay(to netip.AddrPort, _ bool) bool {
 	p := f.start(to)
-	p.from = netip.Addr{}
-	p.out, _ = f.node.Route(to.Addr())
+	p.From = netip.Addr{}
+	p.Out, _ = f.node.Route(to.Addr())
 	s := &stage{follower: f, packet: p, hook: Output, until: last}
 	return s.run() && f.deliver(p, Output, false)
 }
@@ -260,7 +258,7 @@ func (f *follower) relay(to netip.AddrPort, _ bool) bool {
 // stage is a packet at a hook.
 type stage struct {
 	*follower
-	packet *packet
+	packet *Packet
 	hook   Hook
 	// translate, if set, does what the mode does at the position of DNAT.
 	translate func() bool
@@ -280,15 +278,15 @@ func (s *stage) run() bool {
 		if s.translate != nil && s.oursFirst(at) && !s.ours() {
 			return false
 		}
-		s.packet.seen = s.packet.seen || at.position > conntrackPosition && !s.packet.untracked
-		if at.NAT && (s.settled || s.packet.untracked) {
+		s.packet.Seen = s.packet.Seen || at.position > conntrackPosition && !s.packet.Untracked
+		if at.NAT && (s.settled || s.packet.Untracked) {
 			continue
 		}
 		if !s.visit(at) {
 			return false
 		}
 	}
-	s.packet.seen = !s.packet.untracked
+	s.packet.Seen = !s.packet.Untracked
 	return s.translate == nil || s.ours()
 }
 
@@ -296,7 +294,7 @@ func (s *stage) run() bool {
 func (s *stage) ours() bool {
 	goesOn := s.translate()
 	s.translate = nil
-	s.settled = s.settled || s.packet.translated
+	s.settled = s.settled || s.packet.Translated
 	return goesOn
 }
 
@@ -317,19 +315,19 @@ func (s *stage) visit(at *station) bool {
 		s.err = fmt.Errorf("%s: %w", at.Chain.describe(), err)
 		return false
 	}
-	if found.verdict == explain.Translates && s.translate != nil && s.conn.Action == route.Forward && at.Priority == dstNATPosition && !at.Later {
-		found.doubts = append(found.doubts, doubt{found.by, explain.Translates, "if it was made after the rules of kube-proxy, it comes first"})
-		found.verdict = explain.Passes
+	if found.Does == explain.Translates && s.translate != nil && s.conn.Action == route.Forward && at.Priority == dstNATPosition && !at.Later {
+		found.Doubts = append(found.Doubts, Doubt{found.By, explain.Translates, "if it was made after the rules of kube-proxy, it comes first"})
+		found.Does = explain.Passes
 	}
-	if found.verdict == explain.Passes && s.unmarked() {
-		found.verdict, found.by = explain.Unmarks, rule{chain: at.Chain, whole: true}
+	if found.Does == explain.Passes && s.unmarked() {
+		found.Does, found.By = explain.Unmarks, Place{Chain: at.Chain, whole: true}
 	}
 	s.record(at, &found)
-	switch found.verdict {
+	switch found.Does {
 	case explain.Drops, explain.Refuses, explain.Translates, explain.Unmarks:
 		return false
 	case explain.Masquerades:
-		s.packet.from, s.settled = netip.Addr{}, true
+		s.packet.From, s.settled = netip.Addr{}, true
 	}
 	return true
 }
@@ -338,7 +336,7 @@ func (s *stage) visit(at *station) bool {
 // answer takes another way. A packet to its own sender is recognized by its addresses, and
 // answers to the node itself come back in any case.
 func (s *stage) unmarked() bool {
-	if !s.packet.translated || !s.packet.marked || s.packet.from == s.packet.to.Addr() || s.conn.Interface == "" {
+	if !s.packet.Translated || !s.packet.marked || s.packet.From == s.packet.To.Addr() || s.conn.Interface == "" {
 		return false
 	}
 	value, known := s.packet.mark.number()
@@ -346,18 +344,18 @@ func (s *stage) unmarked() bool {
 }
 
 // record adds what a base chain does with a packet to the answer.
-func (s *stage) record(at *station, found *finding) {
-	if found.empty && found.verdict == explain.Passes {
+func (s *stage) record(at *station, found *Finding) {
+	if found.empty && found.Does == explain.Passes {
 		return
 	}
-	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: found.verdict}
-	if found.verdict != explain.Passes {
-		o.Rule, o.Look = found.by.describe(), at.look(found.by)
+	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: found.Does}
+	if found.Does != explain.Passes {
+		o.Rule, o.Look = found.By.String(), at.look(found.By)
 	}
-	for _, d := range found.doubts {
-		o.Doubts = append(o.Doubts, explain.Doubt{Rule: d.describe(), Does: d.does, Why: d.why, Look: at.look(d.rule)})
+	for _, d := range found.Doubts {
+		o.Doubts = append(o.Doubts, explain.Doubt{Rule: d.String(), Does: d.Does, Why: d.Why, Look: at.look(d.Place)})
 	}
-	to := s.packet.to.String()
+	to := s.packet.To.String()
 	for i := range s.others {
 		if x := &s.others[i]; x.Alike(&o) {
 			if !slices.Contains(x.To, to) {

@@ -269,7 +269,7 @@ func decode(family uint8, name string, data []byte) Expression {
 		return Passive{}
 	}
 	if attribute, known := chances[name]; known {
-		c := Chance{Name: name}
+		c := Chance{Name: "expression " + name}
 		if attribute != 0 {
 			c.To = netlink.Uint32(netlink.Attribute(data, attribute))
 		}
@@ -317,7 +317,7 @@ func decodeLoad(family uint8, name string, data []byte) Expression {
 			return u
 		}
 		if x.FlagOIF || x.FlagSADDR && x.FlagDADDR {
-			return Chance{name, x.Register}
+			return Chance{Name: "expression " + name, To: x.Register}
 		}
 		return Fib{To: x.Register, Source: x.FlagSADDR, Interfaces: x.FlagIIF, Type: x.ResultADDRTYPE, Name: x.ResultOIFNAME, Present: x.FlagPRESENT}
 	}
@@ -342,7 +342,7 @@ func decodeComputation(family uint8, name string, data []byte) Expression {
 		var x expr.Bitwise
 		u := unmarshal(family, name, data, &x)
 		if u == nil && netlink.Uint32(netlink.Attribute(data, bitwiseOp)) != 0 {
-			return Chance{name, x.DestRegister}
+			return Chance{Name: "expression " + name, To: x.DestRegister}
 		}
 		if u != nil {
 			return u
@@ -391,12 +391,12 @@ func decodeMatch(family uint8, name string, data []byte) Expression {
 		if netlink.Attribute(data, unix.NFTA_DYNSET_EXPR) == nil && netlink.Attribute(data, nft.DynsetExprs) == nil {
 			return Passive{}
 		}
-		return Chance{Name: name}
+		return Chance{Name: "expression " + name}
 	}
 	if typ := int(netlink.Uint32(netlink.Attribute(data, unix.NFTA_OBJREF_IMM_TYPE))); slices.Contains(passiveObjects, typ) {
 		return Passive{}
 	}
-	return Chance{Name: name}
+	return Chance{Name: "expression " + name}
 }
 
 func decodeTranslation(family uint8, name string, data []byte) Expression {

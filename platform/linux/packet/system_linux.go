@@ -33,7 +33,7 @@ type system struct {
 // node has no such address then.
 func (s *System) Local(a netip.Addr) bool {
 	_, typ := s.Route(a)
-	return typ == addrLocal || s.IsLocal(a)
+	return typ == Local || s.IsLocal(a)
 }
 
 // Route implements Node. It asks once for each address.

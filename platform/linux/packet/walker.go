@@ -4,46 +4,62 @@
 package packet
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
-	"strings"
 
 	"kubeproxy/common/explain"
-	"kubeproxy/common/route"
-	"kubeproxy/common/service"
 )
 
-// rule identifies a rule, or the policy of a base chain.
-type rule struct {
-	chain   Chain
-	handle  uint64 // 0 for the policy
+// Place identifies a rule, the policy of a base chain, or a chain as a whole.
+type Place struct {
+	Chain   Chain
+	Text    string // of a rule of iptables
+	handle  uint64 // of one of nftables
 	comment string
-	text    string // of a rule of iptables-legacy
-	whole   bool   // the chain as a whole, no single rule
+	whole   bool
 }
 
-// doubt is a rule that may end the packet.
-type doubt struct {
-	rule
-	does explain.Deed
-	why  string
+// Doubt is a rule that may end the packet.
+type Doubt struct {
+	Place
+	Does explain.Deed
+	Why  string
 }
 
-// finding is what a base chain does with a packet.
-type finding struct {
-	verdict explain.Deed
-	by      rule
-	doubts  []doubt
-	empty   bool // it has no rules
+// Step is a chain that the packet entered, or a rule that matched it.
+type Step struct {
+	Chain Chain
+	Rule  *Rule // nil for entering the chain
+	// To is the new destination, if the rule translates it.
+	To netip.AddrPort
 }
 
-// walker follows a packet through the rules of one base chain.
-type walker struct {
-	tables Tables
-	packet *packet
-	finding
+// Finding is what a base chain does with a packet.
+type Finding struct {
+	Does explain.Deed
+	By   Place
+	// To is where By translates to, if it says so. Targets has what other rules may choose, too.
+	To      netip.AddrPort
+	Targets []netip.AddrPort
+	// Accepted is the rule that lets the packet pass, so that later ones do not see it.
+	Accepted Place
+	Doubts   []Doubt
+	// Steps are what the packet has met.
+	Steps []Step
+	empty bool // it has no rules
+}
+
+// Walk follows a packet through the rules of one base chain. It may change the packet.
+type Walk struct {
+	Tables Tables
+	Packet *Packet
+	// Owns, if set, reports whether a chain is the mode's. Rules there that match at random are
+	// followed, those that may match for another reason count as not matching, and verdicts
+	// count even if a rule of others may have ended the packet before.
+	Owns func(Chain) bool
+	Finding
 	depth   int
 	escapes string // why the packet may have left the base chain before
 }
@@ -55,73 +71,80 @@ type flow struct {
 	mayEnd  bool // it may have been accepted
 }
 
-// run runs a base chain.
-func (w *walker) run(b Base) error {
+// Run runs a base chain. A missing one lets the packet pass.
+func (w *Walk) Run(b Base) (Finding, error) {
+	w.Finding = Finding{Does: explain.Passes}
 	f, err := w.chain(b.Chain, true)
-	if rules, listErr := w.tables.Rules(b.Chain); listErr == nil {
+	if rules, listErr := w.Tables.Rules(b.Chain); listErr == nil {
 		w.empty = len(rules) == 0
 	}
-	if err != nil || f.ended || !b.Drops {
-		return err
+	if err == nil && !f.ended && b.Drops {
+		w.end(explain.Drops, Place{Chain: b.Chain}, !f.mayEnd)
 	}
-	w.end(explain.Drops, rule{chain: b.Chain}, !f.mayEnd)
-	return nil
+	return w.Finding, err
 }
 
 // end records that a rule drops or rejects the packet, if it comes there.
-func (w *walker) end(v explain.Deed, r rule, sure bool) {
-	if sure {
-		w.verdict, w.by = v, r
+func (w *Walk) end(v explain.Deed, at Place, sure bool) {
+	if sure || w.owns(at.Chain) {
+		w.Does, w.By = v, at
 		return
 	}
-	w.doubt(v, r, w.escapes)
+	w.doubt(v, at, w.escapes)
 }
 
-func (w *walker) doubt(v explain.Deed, r rule, why string) {
-	for _, d := range w.doubts {
-		if d.rule == r {
-			return
-		}
+func (w *Walk) owns(c Chain) bool { return w.Owns != nil && w.Owns(c) }
+
+// doubt records what a rule of others may do.
+func (w *Walk) doubt(v explain.Deed, at Place, why string) {
+	if w.owns(at.Chain) || slices.ContainsFunc(w.Doubts, func(d Doubt) bool { return d.Place == at }) {
+		return
 	}
-	w.doubts = append(w.doubts, doubt{r, v, why})
+	w.Doubts = append(w.Doubts, Doubt{at, v, why})
 }
 
 // deepest bounds how many chains lead to each other. The kernel bounds it lower (kernel:
-// include/net/netfilter/nf_tables.h, NFT_JUMP_STACK_SIZE).
+// include/net/netfilter/nf_tables.h, NFT_JUMP_STACK_SIZE), and refuses loops.
 const deepest = 64
 
 // visit is a packet in a chain.
 type visit struct {
-	*walker
+	*Walk
 	flow
-	in Chain
+	in  Chain
+	own bool // the chain is the mode's
 	// sure means that the packet certainly comes to the next rule, unless it was dropped.
 	sure bool
 	// mayReturn means that it may have gone back to the chain that led here.
 	mayReturn bool
 }
 
-func (w *walker) chain(c Chain, sure bool) (flow, error) {
+func (w *Walk) chain(c Chain, sure bool) (flow, error) {
 	if w.depth == deepest {
 		return flow{}, nil
 	}
 	w.depth++
 	defer func() { w.depth-- }()
-	rules, err := w.tables.Rules(c)
+	rules, err := w.Tables.Rules(c)
 	if err != nil {
 		return flow{}, err
 	}
-	v := &visit{walker: w, in: c, sure: sure}
+	w.Steps = append(w.Steps, Step{Chain: c})
+	v := &visit{Walk: w, in: c, own: w.owns(c), sure: sure}
 	for i := range rules {
-		at, tracked := rule{chain: c, handle: rules[i].Handle, comment: rules[i].Comment}, !w.packet.untracked
-		e, err := w.evaluate(&rules[i], c, v.sure)
+		r, tracked := &rules[i], !w.Packet.Untracked
+		at := Place{Chain: c, Text: r.Text, handle: r.Handle, comment: r.Comment}
+		e, err := v.evaluate(r)
 		if err != nil {
 			return flow{}, err
 		}
-		if tracked && w.packet.untracked {
-			w.verdict, w.by = explain.Untracks, at
+		if tracked && w.Packet.Untracked {
+			w.Does, w.By = explain.Untracks, at
 		}
-		if e.match == no {
+		if e.match == Yes || v.own && e.byChance() {
+			w.Steps = append(w.Steps, Step{c, r, e.dest()})
+		}
+		if e.match == No {
 			continue
 		}
 		for _, x := range e.ends {
@@ -135,22 +158,21 @@ func (w *walker) chain(c Chain, sure bool) (flow, error) {
 }
 
 // apply applies what ends a rule. It reports whether the chain is over.
-func (v *visit) apply(x any, e *effect, at rule) (over bool, err error) {
-	sure := v.sure && e.match == yes
+func (v *visit) apply(x any, e *effect, at Place) (over bool, err error) {
 	switch x := x.(type) {
 	case Reject:
 		return v.drop(explain.Refuses, e, at), nil
 	case Translate:
 		return v.translate(x, e, at), nil
 	case Opaque:
-		v.walker.doubt(explain.Drops, at, x.Name)
-		return e.match == yes && v.finish(false), nil
+		v.doubt(explain.Drops, at, x.Name)
+		return e.match == Yes && v.finish(false), nil
 	case Verdict:
 		switch x.Code {
 		case Drop:
 			return v.drop(explain.Drops, e, at), nil
 		case Jump, Goto:
-			return v.enter(x, e, sure)
+			return v.enter(x, e, at)
 		case Return:
 			return v.leave(e), nil
 		}
@@ -168,57 +190,48 @@ func (v *visit) finish(dropped bool) bool {
 	return true
 }
 
-func (v *visit) drop(how explain.Deed, e *effect, at rule) bool {
-	if e.match == maybe {
-		v.walker.doubt(how, at, e.reason())
+func (v *visit) drop(how explain.Deed, e *effect, at Place) bool {
+	if e.match == Maybe {
+		v.doubt(how, at, e.reason())
 		return false
 	}
 	v.end(how, at, v.sure)
 	return v.finish(true)
 }
 
-func (v *visit) accept(e *effect, at rule) bool {
-	if e.match == yes {
+func (v *visit) accept(e *effect, at Place) bool {
+	if e.match == Yes {
+		v.Accepted = at
 		return v.finish(false)
 	}
-	v.escape(e, at)
+	v.escape(e, "unless "+at.String()+" accepts it before: ")
 	return false
 }
 
 // escape records that the packet may have been accepted.
-func (v *visit) escape(e *effect, at rule) {
-	v.sure, v.mayEnd = false, true
-	v.escapes = "unless " + at.describe() + " accepts it before: " + e.reason()
+func (v *visit) escape(e *effect, why string) {
+	if !v.own {
+		v.sure, v.mayEnd, v.escapes = false, true, why+e.reason()
+	}
 }
 
 func (v *visit) leave(e *effect) bool {
-	if e.match == yes {
+	switch {
+	case e.match == Yes:
 		return true
+	case !v.own:
+		v.sure, v.mayReturn, v.escapes = false, true, "a rule before may not lead there: "+e.reason()
 	}
-	v.sure, v.mayReturn = false, true
-	v.escapes = "a rule before may not lead there: " + e.reason()
 	return false
 }
 
 // enter follows a jump or goto.
-func (v *visit) enter(x Verdict, e *effect, sure bool) (over bool, err error) {
-	escapes := v.escapes
-	if e.match == maybe {
-		v.escapes = "if a rule before leads there: " + e.reason()
+func (v *visit) enter(x Verdict, e *effect, at Place) (over bool, err error) {
+	to := Chain{v.in.Family, v.in.Table, x.Chain}
+	if e.match == Maybe {
+		return false, v.mayEnter(x, to, e, at)
 	}
-	f, err := v.chain(Chain{v.in.Family, v.in.Table, x.Chain}, sure)
-	v.escapes = escapes
-	accepted := f.mayEnd || f.ended && !f.dropped
-	if e.match == maybe {
-		if accepted {
-			v.sure, v.mayEnd = false, true
-			v.escapes = "unless chain " + x.Chain + " accepts it before: " + e.reason()
-		}
-		if x.Code == Goto {
-			v.sure, v.mayReturn = false, true
-		}
-		return false, err
-	}
+	f, err := v.chain(to, v.sure)
 	if f.ended {
 		return v.finish(f.dropped), err
 	}
@@ -228,41 +241,73 @@ func (v *visit) enter(x Verdict, e *effect, sure bool) (over bool, err error) {
 	return x.Code == Goto, err
 }
 
+// mayEnter follows a jump or goto of a rule that may match.
+func (v *visit) mayEnter(x Verdict, to Chain, e *effect, at Place) error {
+	switch {
+	case v.own && e.byChance():
+		_, err := v.chain(to, v.sure)
+		return err
+	case v.own:
+		return nil
+	case v.owns(to):
+		v.doubt(explain.Translates, at, e.reason())
+		return nil
+	}
+	escapes := v.escapes
+	v.escapes = "if a rule before leads there: " + e.reason()
+	f, err := v.chain(to, false)
+	v.escapes = escapes
+	if f.mayEnd || f.ended && !f.dropped {
+		v.escape(e, "unless chain "+x.Chain+" accepts it before: ")
+	}
+	if x.Code == Goto {
+		v.sure, v.mayReturn = false, true
+	}
+	return err
+}
+
 // translate applies the replacement of an address. The first one of a connection counts.
-func (v *visit) translate(x Translate, e *effect, at rule) bool {
+func (v *visit) translate(x Translate, e *effect, at Place) bool {
 	what := explain.Translates
 	if x.Source {
 		what = explain.Masquerades
 	}
-	if e.match == maybe || !v.sure {
+	sure := e.match == Yes && (v.sure || v.own)
+	if (sure || v.own && e.byChance()) && x.Dest.IsValid() && !slices.Contains(v.Targets, x.Dest) {
+		v.Targets = append(v.Targets, x.Dest)
+	}
+	if !sure {
 		if !x.Source {
-			v.walker.doubt(what, at, e.reason())
+			v.doubt(what, at, e.reason())
 		}
 		return v.accept(e, at)
 	}
-	v.verdict, v.by = what, at
+	v.Does, v.By, v.To = what, at, x.Dest
 	return v.finish(false)
 }
 
-// describe names the rule as a user can find it.
-func (r rule) describe() string {
-	where := "chain " + r.chain.Name + " of table " + r.chain.tableName()
+// String names the rule as a user can find it.
+func (p Place) String() string {
+	where := p.Chain.describe()
 	switch {
-	case r.whole:
+	case p.whole:
 		return where
-	case r.text != "":
-		return "rule " + strconv.Quote(r.text) + " of " + where
-	case r.handle == 0:
+	case p.Text != "":
+		return "rule " + strconv.Quote(p.Text) + " of " + where
+	case p.handle == 0:
 		return "the policy of " + where
-	case r.comment != "":
-		return fmt.Sprintf("rule %q (handle %d) of %s", r.comment, r.handle, where)
+	case p.comment != "":
+		return fmt.Sprintf("rule %q (handle %d) of %s", p.comment, p.handle, where)
 	}
-	return fmt.Sprintf("the rule with handle %d of %s", r.handle, where)
+	return fmt.Sprintf("the rule with handle %d of %s", p.handle, where)
 }
 
 func (c Chain) tableName() string {
-	if c.Family == "" {
+	switch c.Family {
+	case "":
 		return c.Table
+	case legacyFamily:
+		return c.Table + " of " + legacyFamily
 	}
 	return c.Family + " " + c.Table
 }
@@ -316,8 +361,9 @@ type Rule struct {
 	Comment     string
 	Expressions []Expression
 
-	Text  string
-	words []string // of Text
+	Text    string
+	words   []string     // of Text
+	headers []Expression // see Concerns
 }
 
 // Set is a set or map.
@@ -425,6 +471,7 @@ const (
 // Lookup looks for a key in a set, or for its value in a map.
 type Lookup struct {
 	Set  string
+	In   *Set // of rules of iptables, in place of the name
 	From uint32
 	Not  bool
 	// To is the register for the value of a map. 0 is the verdict. It counts if Map is set.
@@ -445,6 +492,8 @@ type Translate struct {
 	Source     bool   // replaces the source
 	Redirect   bool   // to the node itself
 	Addr, Port uint32 // registers, 0 for none
+	// Dest is the new destination, if the rule names it.
+	Dest netip.AddrPort
 }
 
 // Reject refuses the packet.
@@ -458,9 +507,39 @@ type Passive struct{}
 
 // Chance matches some packets, and may load a register.
 type Chance struct {
-	Name string
-	To   uint32 // 0 for none
+	Name   string
+	To     uint32 // 0 for none
+	Random bool   // by a random number
 }
+
+// State compares the state of the connection with a mask (see stateNames).
+type State struct {
+	Mask uint32
+	Not  bool
+}
+
+// AddrType compares the type of an address with a mask (see addrTypes).
+type AddrType struct {
+	Source bool
+	Mask   uint16
+	Not    bool
+}
+
+// InSet asks an ipset, Recent a list of clients, and Bytecode a program, see Lists.
+type (
+	InSet struct {
+		Name, Fields string
+		Not          bool
+	}
+	Recent struct {
+		List, Seconds string
+		Not           bool
+	}
+	Bytecode struct {
+		Code string
+		Not  bool
+	}
+)
 
 // Opaque may do anything with the packet.
 type Opaque struct{ Name string }
@@ -504,85 +583,4 @@ func payloadName(x PayloadLoad) string {
 		return "the network header"
 	}
 	return "bytes of the packet"
-}
-
-// Legacy is a table of iptables-legacy.
-type Legacy struct {
-	Family service.Family
-	Name   string
-	// Tables are what iptables-legacy-save prints of it, nil if it cannot be read.
-	Tables *Saved
-}
-
-// legacyBases are the built-in chains of iptables-legacy (kernel: the table's file in
-// net/ipv4/netfilter).
-var legacyBases = map[string][]Base{
-	"raw":    {{Hook: Prerouting, Priority: -300}, {Hook: Output, Priority: -300}},
-	"mangle": {{Hook: Prerouting, Priority: -150}, {Hook: Input, Priority: -150}, {Hook: Forward, Priority: -150}, {Hook: Output, Priority: -150}, {Hook: Postrouting, Priority: -150}},
-	"nat": {
-		{Hook: Prerouting, Priority: dstNATPosition, NAT: true}, {Hook: Output, Priority: dstNATPosition, NAT: true},
-		{Hook: Input, Priority: srcNATPosition, NAT: true}, {Hook: Postrouting, Priority: srcNATPosition, NAT: true},
-	},
-	"filter":   {{Hook: Input}, {Hook: Forward}, {Hook: Output}},
-	"security": {{Hook: Input, Priority: 50}, {Hook: Forward, Priority: 50}, {Hook: Output, Priority: 50}},
-}
-
-func (l *Legacy) command() string {
-	if l.Family == service.IPv6 {
-		return "ip6tables-legacy-save -t " + l.Name
-	}
-	return "iptables-legacy-save -t " + l.Name
-}
-
-func (l *Legacy) stations(n Node) []*station {
-	var all []*station
-	for _, b := range legacyBases[l.Name] {
-		b.Chain = Chain{Table: l.Name + " of iptables-legacy", Name: strings.ToUpper(b.Hook.String())}
-		s := &station{Base: b, position: b.Priority, look: func(rule) string { return l.command() }}
-		s.run = func(p *packet) (finding, error) { return l.run(n, b, p), nil }
-		all = append(all, s)
-	}
-	return all
-}
-
-// run follows a packet through a built-in chain.
-func (l *Legacy) run(n Node, b Base, p *packet) finding {
-	if l.Tables == nil {
-		return finding{verdict: explain.Passes, doubts: []doubt{{rule{chain: b.Chain}, explain.Drops, "its rules cannot be read without the command iptables-legacy-save"}}}
-	}
-	mark, known := p.mark.number()
-	w := Walker{
-		Tables: l.Tables, Node: Answers{Local: n.Local},
-		Packet: Packet{
-			Conn:    route.Conn{Protocol: p.protocol, From: p.from, To: p.to, Interface: p.in.Name},
-			Dialled: p.dialled, Translated: p.translated, Untracked: p.untracked, Mark: mark, Vague: ^known,
-		},
-	}
-	w.Node.AnyInterface = p.in.Unknown
-	if p.out.Name != "" && !p.out.Unknown {
-		w.Node.Leaves = func(netip.Addr) string { return p.out.Name }
-	}
-	at := Chain{Table: l.Name, Name: b.Name}
-	r := w.Hook(at)
-	p.mark = number(w.Packet.Mark, ^w.Packet.Vague)
-	f := finding{verdict: cmp.Or(r.Does, explain.Passes), by: l.rule(b, r.By), empty: len(l.Tables.Rules(at)) == 0}
-	if w.Packet.Untracked && !p.untracked {
-		p.untracked, f.verdict = true, explain.Untracks
-	}
-	for _, s := range w.Doubtful {
-		f.doubts = append(f.doubts, doubt{l.rule(b, s), explain.Drops, "a part of it that is not known here"})
-	}
-	if len(f.doubts) > 0 && (f.verdict == explain.Drops || f.verdict == explain.Refuses) {
-		f.doubts = append(f.doubts, doubt{f.by, f.verdict, "unless a rule before accepts it"})
-		f.verdict = explain.Passes
-	}
-	return f
-}
-
-func (l *Legacy) rule(b Base, s Step) rule {
-	r := rule{chain: Chain{Table: b.Table, Name: s.Chain.Name}}
-	if s.Rule != nil {
-		r.text = s.Rule.Text
-	}
-	return r
 }

@@ -206,12 +206,12 @@ func (t *setTrace) ask(name, fields string, p packet.Packet) (have, want packet.
 	f := t.backend.family
 	i := slices.IndexFunc(allNames(), func(n string) bool { return iptables.SetName(f, n) == name })
 	if i < 0 {
-		return packet.Unknown, packet.Unknown
+		return packet.Maybe, packet.Maybe
 	}
 	s := setOf(f, allNames()[i])
 	e, from, ok := entryOf(s, fields, p)
 	if !ok {
-		return packet.Unknown, packet.Unknown
+		return packet.Maybe, packet.Maybe
 	}
 	haveIt, isPresent := find(t.elements(s), e, from)
 	wantIt, isWanted := find(t.want[name], e, from)
