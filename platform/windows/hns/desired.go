@@ -212,14 +212,15 @@ func (s *Site) preservesDIP(p *service.Port, f service.Frontend) bool {
 	return p.KeepVIP && f.Kind == service.LoadBalancerIP && s.Version.Features().DSR
 }
 
-// limitDSR records a limit where client addresses are lost.
+// limitDSR records what a Service port lacks on an HNS without direct server return.
 func (d *DesiredState) limitDSR(p *service.Port, s *Site) {
-	external := slices.ContainsFunc(d.LoadBalancers, func(l DesiredLoadBalancer) bool { return l.Flags&VIPExternalIP != 0 })
-	lb := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.LoadBalancerIP })
-	if p.KeepVIP && lb && !s.Version.Features().DSR {
+	if s.Version.Features().DSR {
+		return
+	}
+	if p.KeepVIP && slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.LoadBalancerIP }) {
 		d.addLimit(nil, "HNS %s has no direct server return: the annotation preserve-destination has no effect", s.Version)
 	}
-	if external && p.External == service.PolicyLocal && !s.Version.Features().DSR {
+	if p.External == service.PolicyLocal && slices.ContainsFunc(d.LoadBalancers, func(lb DesiredLoadBalancer) bool { return lb.Flags&VIPExternalIP != 0 }) {
 		d.addLimit(nil, "HNS %s has no direct server return: endpoints do not see the addresses of clients", s.Version)
 	}
 }
@@ -424,31 +425,32 @@ func newClaims() claims {
 	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}, map[Key]int{}}
 }
 
-// add adds w if n is 1, and removes it if n is -1.
-func (c claims) add(w DesiredState, n int) {
-	for _, t := range w.VIPs {
-		if c.vips[t.Addr] += n; c.vips[t.Addr] == 0 {
-			delete(c.vips, t.Addr)
+// add counts the claims of d n times more: n is -1 for a state that a Service port had.
+func (c claims) add(d DesiredState, n int) {
+	for _, t := range d.VIPs {
+		count(c.vips, t.Addr, n)
+	}
+	for _, a := range d.Listed {
+		count(c.listed, a, n)
+	}
+	for _, lb := range d.LoadBalancers {
+		external := lb.VIP.IsValid() && lb.Flags&VIPExternalIP != 0
+		switch {
+		case lb.Shared:
+			count(c.shared, lb.Key, n)
+		case external:
+			count(c.plain, lb.Key, n)
+		}
+		if lb.Shared && lb.Flags&preserveFlags != 0 {
+			count(c.preserved, lb.Key, n)
 		}
 	}
-	for _, a := range w.Listed {
-		if c.listed[a] += n; c.listed[a] == 0 {
-			delete(c.listed, a)
-		}
-	}
-	for _, x := range w.LoadBalancers {
-		of := c.plain
-		if x.Shared {
-			of = c.shared
-			if x.Flags&preserveFlags != 0 {
-				c.preserved[x.Key] += n
-			}
-		} else if x.Flags&VIPExternalIP == 0 || !x.VIP.IsValid() {
-			continue
-		}
-		if of[x.Key] += n; of[x.Key] == 0 {
-			delete(of, x.Key)
-		}
+}
+
+// count adds n to the count of k.
+func count[K comparable](of map[K]int, k K, n int) {
+	if of[k] += n; of[k] == 0 {
+		delete(of, k)
 	}
 }
 

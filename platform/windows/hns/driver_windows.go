@@ -148,25 +148,29 @@ func (driver) List(_ context.Context, what ObjectKinds) (l Listing, err error) {
 	return l, err
 }
 
-func (driver) CreateEndpoint(_ context.Context, e Endpoint) (created Endpoint, err error) {
-	op := "create endpoint " + e.Name
-	err = call(op, func() error {
-		var h hcn.HostComputeEndpoint
-		if err := toHCN(e.document(), &h); err != nil {
+// write sends a document to HNS, and returns what HNS made of it.
+func write[H, T any](r request, document any, parse func([]byte) (T, error), send func(*H) (any, error)) (made T, err error) {
+	err = call(r.String(), func() error {
+		var h H
+		if err := toHCN(document, &h); err != nil {
 			return err
 		}
-		network := hcn.HostComputeNetwork{Id: e.Network}
-		got, err := network.CreateEndpoint(&h)
+		got, err := send(&h)
 		if err == nil {
-			created, err = convert(got, parseEndpoint)
+			made, err = convert(got, parse)
 		}
 		return err
 	})
-	return created, err
+	return made, err
+}
+
+func (driver) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
+	network := hcn.HostComputeNetwork{Id: e.Network}
+	return write(request{opCreateEndpoint, e}, e.document(), parseEndpoint, func(h *hcn.HostComputeEndpoint) (any, error) { return network.CreateEndpoint(h) })
 }
 
 func (driver) HasEndpoint(_ context.Context, id string) (bool, error) {
-	err := call("find endpoint "+id, func() error {
+	err := call(request{opFindEndpoint, id}.String(), func() error {
 		_, err := hcn.GetEndpointByID(id)
 		return err
 	})
@@ -177,41 +181,19 @@ func (driver) HasEndpoint(_ context.Context, id string) (bool, error) {
 }
 
 func (driver) DeleteEndpoint(_ context.Context, id string) error {
-	return call("delete endpoint "+id, func() error { return (&hcn.HostComputeEndpoint{Id: id}).Delete() })
+	return call(request{opDeleteEndpoint, id}.String(), func() error { return (&hcn.HostComputeEndpoint{Id: id}).Delete() })
 }
 
-func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
-	err = call("create load balancer "+lb.Key.String(), func() error {
-		var h hcn.HostComputeLoadBalancer
-		if err := toHCN(lb.document(), &h); err != nil {
-			return err
-		}
-		got, err := h.Create()
-		if err == nil {
-			made, err = convert(got, parseBalancer)
-		}
-		return err
-	})
-	return made, err
+func (driver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	return write(request{CreateBalancer, lb}, lb.document(), parseBalancer, func(h *hcn.HostComputeLoadBalancer) (any, error) { return h.Create() })
 }
 
-func (driver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
-	err = call("change load balancer "+lb.Key.String(), func() error {
-		var h hcn.HostComputeLoadBalancer
-		if err := toHCN(lb.document(), &h); err != nil {
-			return err
-		}
-		got, err := h.Update(lb.ID)
-		if err == nil {
-			now, err = convert(got, parseBalancer)
-		}
-		return err
-	})
-	return now, err
+func (driver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
+	return write(request{ChangeBalancer, lb}, lb.document(), parseBalancer, func(h *hcn.HostComputeLoadBalancer) (any, error) { return h.Update(lb.ID) })
 }
 
 func (driver) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
-	return call("delete load balancer "+lb.Key.String(), func() error { return (&hcn.HostComputeLoadBalancer{Id: lb.ID}).Delete() })
+	return call(request{DeleteBalancer, lb}.String(), func() error { return (&hcn.HostComputeLoadBalancer{Id: lb.ID}).Delete() })
 }
 
 // acquireReservation is SIO_ACQUIRE_PORT_RESERVATION of mstcpip.h. Closing the socket

@@ -73,7 +73,7 @@ func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 		endpointBackoff: map[string]backoff{}, refusals: map[Key]refusal{}, serviceBackoff: map[serviceName]backoff{}, portBackoff: map[portPool]backoff{}, routes: map[netip.Addr]*routeAnswer{},
 		patience: listPatience, touched: map[service.Family]func(){},
 	}
-	h.driver = &writeRecorder{d, h}
+	h.driver = intercept(d, h.recordWrites)
 	return h
 }
 

@@ -266,64 +266,50 @@ func (h *Host) noteWrite(objects ...string) {
 	}
 }
 
-// writeRecorder is a Driver that notes each write before and after the call, because a
-// listing may begin or end during the call. Load balancers are listed as they were asked for.
-type writeRecorder struct {
-	Driver
-	host *Host
-}
-
-// List implements Driver.
-func (w *writeRecorder) List(ctx context.Context, what ObjectKinds) (Listing, error) {
-	l, err := w.Driver.List(ctx, what)
-	w.host.asAsked(l.LoadBalancers)
-	w.host.endpointsAsAsked(l.Endpoints)
-	return l, err
-}
-
-// CreateEndpoint implements Driver.
-func (w *writeRecorder) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	made, err := w.Driver.CreateEndpoint(ctx, e)
-	w.host.noteWrite(made.ID)
-	if err == nil {
-		made = w.host.noteEndpoint(e, made)
+// recordWrites is an interception. It notes each write before and after the call, because a
+// listing may begin or end during the call. Objects are listed and returned as they were
+// asked for.
+func (h *Host) recordWrites(_ context.Context, r request, do func() (any, error)) (any, error) {
+	var objects []string
+	switch of := r.of.(type) {
+	case LoadBalancer:
+		if objects = []string{of.Key.String()}; r.operation != CreateBalancer {
+			objects = append(objects, of.ID)
+		}
+	case string:
+		if r.operation == opDeleteEndpoint {
+			objects = []string{of}
+		}
 	}
-	return made, err
-}
-
-// DeleteEndpoint implements Driver.
-func (w *writeRecorder) DeleteEndpoint(ctx context.Context, id string) error {
-	w.host.noteWrite(id)
-	defer w.host.noteWrite(id)
-	return w.Driver.DeleteEndpoint(ctx, id)
-}
-
-// CreateLoadBalancer implements Driver.
-func (w *writeRecorder) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	w.host.noteWrite(lb.Key.String())
-	made, err := w.Driver.CreateLoadBalancer(ctx, lb)
-	w.host.noteWrite(lb.Key.String(), made.ID)
-	if err == nil {
-		w.host.noteMade(&lb, &made)
+	h.noteWrite(objects...)
+	answer, err := do()
+	switch got := answer.(type) {
+	case Listing:
+		h.asAsked(got.LoadBalancers)
+		h.endpointsAsAsked(got.Endpoints)
+	case Endpoint:
+		if h.noteWrite(got.ID); err == nil {
+			answer = h.noteEndpoint(r.of.(Endpoint), got)
+		}
+	case LoadBalancer:
+		if h.noteWrite(got.ID); err == nil {
+			answer = h.noteBalancer(r, got)
+		}
 	}
-	return made, err
+	h.noteWrite(objects...)
+	return answer, err
 }
 
-// UpdateLoadBalancer implements Driver.
-func (w *writeRecorder) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	w.host.noteWrite(lb.ID, lb.Key.String())
-	defer w.host.noteWrite(lb.ID, lb.Key.String())
-	now, err := w.Driver.UpdateLoadBalancer(ctx, lb)
-	got := []LoadBalancer{now}
-	w.host.asAsked(got)
-	return got[0], err
-}
-
-// DeleteLoadBalancer implements Driver.
-func (w *writeRecorder) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
-	w.host.noteWrite(lb.ID, lb.Key.String())
-	defer w.host.noteWrite(lb.ID, lb.Key.String())
-	return w.Driver.DeleteLoadBalancer(ctx, lb)
+// noteBalancer notes how HNS gave back a load balancer that it has just made or changed,
+// and returns one that was changed as it was asked for.
+func (h *Host) noteBalancer(r request, got LoadBalancer) LoadBalancer {
+	if asked := r.of.(LoadBalancer); r.operation == CreateBalancer {
+		h.noteMade(&asked, &got)
+		return got
+	}
+	now := []LoadBalancer{got}
+	h.asAsked(now)
+	return now[0]
 }
 
 // HNS may give an object back in another form than it was asked for: with a flag left out, say, or another source VIP. Such

@@ -307,7 +307,7 @@ func (l *beginningLister) DeleteLoadBalancer(context.Context, LoadBalancer) erro
 func TestListingBeginsDuringAWrite(t *testing.T) {
 	k := &beginningLister{fake: newFake(v15)}
 	k.host = NewHost(k, &memoryStore{}, "node", nil)
-	w := &writeRecorder{Driver: k, host: k.host}
+	w := intercept(k, k.host.recordWrites)
 	lb, e := LoadBalancer{ID: "1", Key: Key{VIP: addr("10.96.0.10"), Port: 80}}, Endpoint{ID: "2"}
 	for name, write := range map[string]func() error{
 		"create endpoint":      func() error { _, err := w.CreateEndpoint(t.Context(), e); return err },

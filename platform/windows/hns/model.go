@@ -301,6 +301,11 @@ type Endpoint struct {
 // HasAddr reports whether e has the address a.
 func (e *Endpoint) HasAddr(a netip.Addr) bool { return slices.Contains(e.Addrs, a) }
 
+// inFamily reports whether e has an address of family f.
+func (e *Endpoint) inFamily(f service.Family) bool {
+	return slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return service.FamilyOf(a) == f })
+}
+
 // Key is what HNS matches packets by. HNS permits only one load balancer with a key.
 type Key struct {
 	VIP      netip.Addr // the zero value for a NodePort

@@ -27,11 +27,31 @@ type pass struct {
 	family service.Family
 	dry    bool
 
-	changes   reconcile.Changes
+	outcome
+	attempts
+}
+
+// outcome is what a pass did, and what it found on the way.
+type outcome struct {
+	changes   reconcile.Changes        // those of a dry pass
 	creates   map[Key]service.PortName // load balancers that a dry pass would create
 	adoptions []adoption               // load balancers that a dry pass would keep unchanged
 	owned     map[Key]bool             // load balancers that are certainly ours now
 	failed    map[service.PortName][]error
+	fatal     error // ends the pass
+	// waiting means that a local endpoint is missing. moved means that it is in another
+	// network, and the network of the model has no local endpoints any more. stale means
+	// that an answer did not match the model. stateUnknown means that a call failed, so
+	// that what HNS holds is unknown. relistEndpoints means that a failure may disappear
+	// after a new listing of endpoints.
+	waiting, moved, stale, stateUnknown, relistEndpoints bool
+	// missingByPool counts load balancers that are missing due to a lack of dynamic
+	// ports.
+	missingByPool map[portPool]int
+}
+
+// attempts is what the steps of a pass have to know of earlier ones.
+type attempts struct {
 	// released holds endpoints that a load balancer no longer uses, and its Service port.
 	released   map[string]service.PortName
 	createErrs map[netip.Addr]error // endpoints that could not be created
@@ -41,32 +61,24 @@ type pass struct {
 	// refusedServices holds Services for which HNS rejected a replacement in this pass.
 	// Their other load balancers are not replaced.
 	refusedServices map[serviceName]bool
-	// missingByPool counts load balancers that are missing due to a lack of dynamic
-	// ports.
-	missingByPool map[portPool]int
-	// waiting means that a local endpoint is missing. moved means that it is in another
-	// network, and the network of the model has no local endpoints any more. stale means that an answer did not
-	// match the model. stateUnknown means that a call failed, so that what HNS holds is
-	// unknown.
-	waiting, moved, stale, stateUnknown bool
-	// relistEndpoints means that a failure may disappear after a new listing of
-	// endpoints.
-	relistEndpoints bool
-	fatal           error // ends the pass
 }
 
 func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
-		creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{},
-		released: map[string]service.PortName{}, createErrs: map[netip.Addr]error{}, uncertain: map[string]bool{}, refusedServices: map[serviceName]bool{}, missingByPool: map[portPool]int{},
+		outcome: outcome{
+			creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{}, missingByPool: map[portPool]int{},
+		},
+		attempts: attempts{
+			released: map[string]service.PortName{}, createErrs: map[netip.Addr]error{}, uncertain: map[string]bool{}, refusedServices: map[serviceName]bool{},
+		},
 	}
 }
 
 // newDryPass returns a pass without effects.
 func newDryPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) *pass {
 	p := newPass(ctx, h, s, f, m.fork())
-	p.dry, p.driver = true, &dryRunDriver{}
+	p.dry, p.driver = true, dryRun(Listing{})
 	return p
 }
 
@@ -415,41 +427,56 @@ func ownsEndpoint(e *Endpoint) bool {
 
 // ensureEndpoint returns the ID of the endpoint for t. It creates remote endpoints.
 func (p *pass) ensureEndpoint(t Target) (string, error) {
-	switch t.Location {
-	case Root:
-		e := p.model.endpointNamed(p.site.Options.RootEndpoint)
-		if e == nil {
-			p.waiting = true
-			return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node: network %q has no endpoint %q: want --root-hnsendpoint-name", p.site.Network.Name, p.site.Options.RootEndpoint))
-		}
-		if !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return service.FamilyOf(a) == p.family }) {
-			p.waiting = true
-			return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node over %s: endpoint %q has no such address", p.family, e.Name))
-		}
-		return e.ID, nil
-	case Local, Unknown:
-		if e := p.model.endpointAt(t.Addr, Local); e != nil {
-			if remote := p.model.endpointAt(t.Addr, Remote); remote != nil { // of a pod that had the address before
-				p.released[remote.ID] = leftoverName("", Key{})
-			}
-			return e.ID, nil
+	if t.Location == Root {
+		return p.rootEndpoint()
+	}
+	remote := p.model.endpointAt(t.Addr, Remote)
+	if t.Location != Remote {
+		if pod := p.model.endpointAt(t.Addr, Local); pod != nil {
+			p.releaseUnnamed(remote) // it is of a pod that had the address before
+			return pod.ID, nil
 		}
 	}
-	if t.Location == Local {
+	switch {
+	case t.Location == Local:
+		return "", p.waitForPod(t.Addr)
+	case remote == nil:
+		return p.createEndpoint(t)
+	case misrouted(remote, t) && !ownsEndpoint(remote):
+		return "", fmt.Errorf("endpoint %s leads elsewhere, and is not ours: %s, want %s", remote.ID, remote.describe(), t.describe())
+	}
+	return remote.ID, nil
+}
+
+// rootEndpoint returns the ID of the node's own endpoint, which the network plugin makes.
+func (p *pass) rootEndpoint() (string, error) {
+	e := p.model.endpointNamed(p.site.Options.RootEndpoint)
+	switch {
+	case e == nil:
 		p.waiting = true
-		p.moved = p.moved || p.dry && p.model.moved(t.Addr)
-		if other := p.model.elsewhere(t.Addr); other != "" {
-			return "", pendingError(fmt.Sprintf("endpoint %s is in network %q, not in %q, which is for Services: see the network plugin and the CNI configuration of the container runtime", t.Addr, other, p.site.Network.Name))
-		}
-		return "", pendingError(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", t.Addr, p.site.Network.Name))
+		return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node: network %q has no endpoint %q: want --root-hnsendpoint-name", p.site.Network.Name, p.site.Options.RootEndpoint))
+	case !e.inFamily(p.family):
+		p.waiting = true
+		return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node over %s: endpoint %q has no such address", p.family, e.Name))
 	}
-	if e := p.model.endpointAt(t.Addr, Remote); e != nil {
-		if misrouted(e, t) && !ownsEndpoint(e) {
-			return "", fmt.Errorf("endpoint %s leads elsewhere, and is not ours: %s, want %s", e.ID, e.describe(), t.describe())
-		}
-		return e.ID, nil
+	return e.ID, nil
+}
+
+// waitForPod records that a pod of this node has no endpoint yet, and returns the reason.
+func (p *pass) waitForPod(a netip.Addr) error {
+	p.waiting = true
+	p.moved = p.moved || p.dry && p.model.moved(a)
+	if other := p.model.elsewhere(a); other != "" {
+		return pendingError(fmt.Sprintf("endpoint %s is in network %q, not in %q, which is for Services: see the network plugin and the CNI configuration of the container runtime", a, other, p.site.Network.Name))
 	}
-	return p.createEndpoint(t)
+	return pendingError(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", a, p.site.Network.Name))
+}
+
+// releaseUnnamed releases e, if there is one, for no Service port in particular.
+func (p *pass) releaseUnnamed(e *Endpoint) {
+	if e != nil {
+		p.released[e.ID] = leftoverName("", Key{})
+	}
 }
 
 // misrouted reports whether e does not lead to t. A MAC that is not known, of the node in a dump, fits all.
@@ -707,35 +734,3 @@ func notIn(all, others []string) []string {
 	}
 	return rest
 }
-
-// dryRunDriver is the driver of dry passes. Every call succeeds and has no effect.
-type dryRunDriver struct{ created int }
-
-func (d *dryRunDriver) id() string {
-	d.created++
-	return fmt.Sprintf("new-%08d", d.created)
-}
-
-func (d *dryRunDriver) List(context.Context, ObjectKinds) (Listing, error) { return Listing{}, nil }
-
-func (d *dryRunDriver) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
-	e.ID = d.id()
-	return e, nil
-}
-
-func (d *dryRunDriver) HasEndpoint(context.Context, string) (bool, error) { return true, nil }
-
-func (d *dryRunDriver) DeleteEndpoint(context.Context, string) error { return nil }
-
-func (d *dryRunDriver) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	lb.ID = d.id()
-	return lb, nil
-}
-
-func (d *dryRunDriver) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	return lb, nil
-}
-
-func (d *dryRunDriver) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
-
-func (d *dryRunDriver) DeleteLoadBalancer(context.Context, LoadBalancer) error { return nil }

@@ -76,7 +76,7 @@ func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format do
 
 // planOffline returns the plan for want of a node whose HNS holds l.
 func planOffline(want *service.Snapshot, f service.Family, l Listing, o Options) (*plan, error) {
-	b := New(NewHost(&readOnlyDriver{listing: l}, discardStore{}, want.Node.Name, nil), f, o, time.Hour)
+	b := New(NewHost(dryRun(l), discardStore{}, want.Node.Name, nil), f, o, time.Hour)
 	b.hostMAC = func(netip.Addr) (string, error) { return hostMACFrom(l), nil }
 	return b.planAll(context.Background(), want)
 }
@@ -225,14 +225,6 @@ func (r *rendering) objects() reconcile.Objects {
 
 // assumedName is the name of the network in an AssumedListing.
 const assumedName = "assumed"
-
-// readOnlyDriver is a Driver that returns a fixed Listing and changes nothing.
-type readOnlyDriver struct {
-	dryRunDriver
-	listing Listing
-}
-
-func (r *readOnlyDriver) List(context.Context, ObjectKinds) (Listing, error) { return r.listing, nil }
 
 // discardStore is a Store that stores nothing.
 type discardStore struct{}
