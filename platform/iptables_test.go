@@ -4,12 +4,10 @@
 package platform
 
 import (
-	"bytes"
 	"slices"
 	"strings"
 	"testing"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 )
@@ -18,11 +16,8 @@ var iptablesOptions = iptables.Options{MasqueradeBit: 14, LocalhostNodePorts: tr
 
 func renderIPTables(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()
-	var b bytes.Buffer
-	if err := iptables.Render(&b, want, iptablesOptions, document.Text); err != nil {
-		t.Fatalf("render: %v", err)
-	}
-	return b.Bytes()
+	all, _ := iptables.Render(want, iptablesOptions)
+	return []byte(all.String())
 }
 
 // writeIPTables writes the chains that are not in the skeleton or differ there: what a

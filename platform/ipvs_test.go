@@ -4,12 +4,10 @@
 package platform
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
 	"testing"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
 )
@@ -18,11 +16,8 @@ var ipvsOptions = ipvs.Options{MasqueradeBit: 14}
 
 func renderIPVS(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()
-	var b bytes.Buffer
-	if err := ipvs.Render(&b, want, ipvsOptions, document.Text); err != nil {
-		t.Fatalf("render: %v", err)
-	}
-	return b.Bytes()
+	all, _ := ipvs.Render(want, ipvsOptions)
+	return []byte(all.String())
 }
 
 // writeIPVS writes addresses and virtual servers, the elements of all sets, and the

@@ -4,11 +4,9 @@
 package platform
 
 import (
-	"bytes"
 	"net/netip"
 	"testing"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/windows/hns"
 )
@@ -32,9 +30,9 @@ func writeKernelspace(t *testing.T, want *service.Snapshot, c scenarioOptions) s
 	if c.HNS.Kind != "" {
 		kind = c.HNS.Kind
 	}
-	var b bytes.Buffer
-	if err := hns.Render(&b, want, hns.AssumedListing(kind, want, o), o, document.Text); err != nil {
+	all, _, err := hns.Render(want, hns.AssumedListing(kind, want, o), o)
+	if err != nil {
 		t.Fatalf("render: %v", err)
 	}
-	return b.String()
+	return all.String()
 }

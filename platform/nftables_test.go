@@ -4,6 +4,7 @@
 package platform
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -24,7 +25,8 @@ var emptySnapshot = service.New(1, &service.Node{NodePorts: service.AnyAddress()
 func renderNFTables(t *testing.T, want *service.Snapshot, format document.Format) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := nftables.Render(&b, want, nftablesOptions, format); err != nil {
+	all, doc := nftables.Render(want, nftablesOptions)
+	if err := format.Write(&b, doc, func(w *bufio.Writer) { w.WriteString(all.String()) }); err != nil {
 		t.Fatalf("render: %v", err)
 	}
 	return b.Bytes()

@@ -4,10 +4,8 @@
 package platform
 
 import (
-	"bytes"
 	"testing"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/userspace"
@@ -17,11 +15,8 @@ var userspaceOptions = userspace.Options{Rules: iptablesOptions}
 
 func renderUserspace(t *testing.T, want *service.Snapshot) []byte {
 	t.Helper()
-	var b bytes.Buffer
-	if err := userspace.Render(&b, want, userspaceOptions, document.Text); err != nil {
-		t.Fatalf("render: %v", err)
-	}
-	return b.Bytes()
+	all, _ := userspace.Render(want, userspaceOptions)
+	return []byte(all.String())
 }
 
 // writeUserspace writes the chains that are not in the skeleton or differ there.

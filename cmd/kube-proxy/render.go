@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -133,7 +134,10 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 	for _, line := range reading.LocalhostListeners(d, want) {
 		note(line)
 	}
-	err = modes.Render(to.out, d, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
+	objects, doc, err := modes.Render(d, want, mode.Rendering{Config: c, Format: r.format, State: r.hnsState, Note: note})
+	if err == nil {
+		err = r.format.Write(to.out, doc, func(b *bufio.Writer) { b.WriteString(objects.String()) })
+	}
 	switch {
 	case err != nil && r.hnsState != "":
 		return err // it names the flag

@@ -170,6 +170,17 @@ func (ob Objects) String() string {
 	return b.String()
 }
 
+// Families returns the documents of both families, and their objects, IPv4 first.
+func Families[D interface{ Objects() Objects }](document func(service.Family) D) (Objects, []D) {
+	var all Objects
+	var docs []D
+	for _, f := range service.Families {
+		d := document(f)
+		all, docs = append(all, d.Objects()...), append(docs, d)
+	}
+	return all, docs
+}
+
 // Both returns a Backend that is main and a second one, which serves a part of the same
 // snapshots. Neither depends on the other: if one fails, the other continues, and the
 // errors are joined. Of the Outcome of the second one, only Err, Drift, Notes and

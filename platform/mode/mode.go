@@ -12,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
@@ -58,8 +57,9 @@ type Descriptor struct {
 
 	// Section returns the section of the configuration for the mode.
 	Section func(*config.Config) Section
-	// Render prints what a node would install for a snapshot. It needs no system.
-	Render func(w io.Writer, want *service.Snapshot, r Rendering) error
+	// Render returns what a node would install for a snapshot, as text and as a document for
+	// JSON. It needs no system.
+	Render func(want *service.Snapshot, r Rendering) (reconcile.Objects, any, error)
 	// Limits, if set, returns what a round for a family of want would say of Service ports that the mode cannot serve as
 	// they ask. It needs no system.
 	Limits func(want *service.Snapshot, f service.Family, r Rendering) (reconcile.Outcome, error)

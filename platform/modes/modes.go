@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"slices"
 
 	"kubeproxy/common/document"
@@ -72,21 +71,20 @@ func Targets(ctx context.Context, t mode.Table, s mode.Setup) ([]takeover.Target
 	return all, err
 }
 
-// Render prints what a node would install in mode d, with what accompanies the mode.
-func Render(w io.Writer, d mode.Descriptor, want *service.Snapshot, r mode.Rendering) error {
-	if err := d.Render(w, want, r); err != nil || d.OS != config.Linux || r.Config.SocketAcceleration == config.AccelerateNone {
-		return err
-	}
-	if r.Format != document.Text {
+// Render returns what a node would install in mode d, with what accompanies the mode, see
+// mode.Descriptor.
+func Render(d mode.Descriptor, want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {
+	all, doc, err := d.Render(want, r)
+	switch {
+	case err != nil || d.OS != config.Linux || r.Config.SocketAcceleration == config.AccelerateNone:
+		return all, doc, err
+	case r.Format != document.Text:
 		r.Note("socket acceleration is part of the text only")
-		return nil
 	}
 	for _, f := range service.Families {
-		if _, err := io.WriteString(w, socketlb.Objects(want, f).String()); err != nil {
-			return err
-		}
+		all = append(all, socketlb.Objects(want, f)...)
 	}
-	return nil
+	return all, doc, nil
 }
 
 // Limits lists what mode d, with what accompanies it, would do otherwise than the Services of want ask, a line each.

@@ -9,7 +9,6 @@ package toymode
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 
@@ -43,9 +42,8 @@ func (t *Toy) Mode() mode.Descriptor {
 		Section: func(c *config.Config) mode.Section {
 			return mode.Section{MinSyncPeriod: c.IPTables.MinSyncPeriod.Duration, SyncPeriod: c.IPTables.SyncPeriod.Duration}
 		},
-		Render: func(w io.Writer, want *service.Snapshot, _ mode.Rendering) error {
-			_, err := io.WriteString(w, changes(want).String())
-			return err
+		Render: func(want *service.Snapshot, _ mode.Rendering) (reconcile.Objects, any, error) {
+			return reconcile.Objects{{Text: changes(want).String()}}, nil, nil
 		},
 		System: &mode.System{Probe: t.probe, Open: t.open, Targets: noTargets},
 	}

@@ -4,8 +4,7 @@
 package iptables
 
 import (
-	"io"
-
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -53,6 +52,7 @@ func OptionsOf(c *config.Config) Options {
 	}
 }
 
-func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
-	return Render(w, want, OptionsOf(r.Config), r.Format)
+func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {
+	all, doc := Render(want, OptionsOf(r.Config))
+	return all, doc, nil
 }

@@ -4,16 +4,13 @@
 package iptables
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
@@ -41,26 +38,13 @@ type Chain struct {
 	Rules []string `json:"rules,omitempty"`
 }
 
-// Render writes the tables of both families that a node would hold for want after a
+// Render returns the tables of both families that a node would hold for want after a
 // start with empty tables. The output for the same want is the same. The text is the
 // output of iptables-save for such tables, IPv4 first. iptables-restore or
-// ip6tables-restore accept their part of it. JSON contains the same rules in a list per
-// chain.
-func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
-	var docs []Tables
-	for _, f := range service.Families {
-		docs = append(docs, Document(f, want, o))
-	}
-	return WriteDocuments(w, docs, format)
-}
-
-// WriteDocuments writes docs as Render does.
-func WriteDocuments(w io.Writer, docs []Tables, format document.Format) error {
-	return format.Write(w, docs, func(b *bufio.Writer) {
-		for _, d := range docs {
-			b.WriteString(d.Objects().String())
-		}
-	})
+// ip6tables-restore accept their part of it. The document contains the same rules in a
+// list per chain.
+func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
+	return reconcile.Families(func(f service.Family) Tables { return Document(f, want, o) })
 }
 
 // Document returns the tables that a node would hold in family f.

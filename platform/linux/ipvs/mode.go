@@ -4,9 +4,8 @@
 package ipvs
 
 import (
-	"io"
-
 	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -61,6 +60,7 @@ func optionsOf(c *config.Config) Options {
 	return o
 }
 
-func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
-	return Render(w, want, optionsOf(r.Config), r.Format)
+func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {
+	all, doc := Render(want, optionsOf(r.Config))
+	return all, doc, nil
 }

@@ -4,17 +4,14 @@
 package ipvs
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
@@ -60,22 +57,14 @@ var schedulerWords = map[uint32]map[string]string{
 	flagSched2: {"mh": "mh-port", "sh": "sh-port"},
 }
 
-// Render writes what a node would hold for want in both families after a start from
+// Render returns what a node would hold for want in both families after a start from
 // nothing, with exactly the addresses that the snapshot names. The output for the same
 // want is the same. The text has parts for each family, each headed by the command that
 // accepts it: ip, ipvsadm, which does not accept comments, ipset and iptables or
 // ip6tables. The last three have the format of ipvsadm -S, ipset save and iptables-save.
-// JSON contains the same in lists.
-func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
-	var docs []Document
-	for _, f := range service.Families {
-		docs = append(docs, NewDocument(f, want, o))
-	}
-	return format.Write(w, docs, func(b *bufio.Writer) {
-		for _, d := range docs {
-			b.WriteString(d.objects().String())
-		}
-	})
+// The document contains the same in lists.
+func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
+	return reconcile.Families(func(f service.Family) Document { return NewDocument(f, want, o) })
 }
 
 // NewDocument returns what a node would hold in family f.
@@ -126,8 +115,8 @@ func flagWords(s server) []string {
 	return words
 }
 
-// objects returns d as text.
-func (d Document) objects() reconcile.Objects {
+// Objects returns d as text.
+func (d Document) Objects() reconcile.Objects {
 	var all reconcile.Objects
 	ip := "ip"
 	if d.family == service.IPv6 {
@@ -206,7 +195,7 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 	if have.Document, would.Document, err = b.rules.ReadBack(ctx, view, b.serverElements(view, s)); err != nil {
 		return nil, nil, err
 	}
-	return have.objects(), would.objects(), nil
+	return have.Objects(), would.Objects(), nil
 }
 
 // serverElements returns the elements of the sets that depend on virtual servers. The

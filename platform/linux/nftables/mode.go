@@ -4,8 +4,7 @@
 package nftables
 
 import (
-	"io"
-
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -39,6 +38,7 @@ func optionsOf(c *config.Config) Options {
 	return Options{Table: TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal, CountConnections: c.CountTraffic}
 }
 
-func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
-	return Render(w, want, optionsOf(r.Config), r.Format)
+func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {
+	all, doc := Render(want, optionsOf(r.Config))
+	return all, doc, nil
 }

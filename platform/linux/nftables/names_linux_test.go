@@ -4,12 +4,10 @@
 package nftables
 
 import (
-	"bytes"
 	"context"
 	"strings"
 	"testing"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/nftcommand"
@@ -21,10 +19,7 @@ func TestNftAcceptsUnusualNames(t *testing.T) {
 	nftcommand.NeedTables(t)
 	want := service.New(1, &service.Node{NodePorts: service.AnyAddress(), Name: "node-a"}, unusualPorts())
 	inNamespace(t, func() {
-		var text bytes.Buffer
-		if err := Render(&text, want, Options{MasqueradeBit: 14}, document.Text); err != nil {
-			t.Errorf("Render: %v", err)
-		}
+		text, _ := Render(want, Options{MasqueradeBit: 14})
 		runNft(t, text.String(), "-f", "-")
 		wantNames(t, "loaded by nft")
 		runNft(t, "", "flush", "ruleset")

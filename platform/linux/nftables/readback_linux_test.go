@@ -4,7 +4,6 @@
 package nftables
 
 import (
-	"bytes"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 )
 
@@ -45,10 +43,7 @@ func TestRenderIsWhatNftLists(t *testing.T) {
 		if diff := cmp.Diff(wanted.String(), held.String()); err != nil || diff != "" {
 			t.Fatalf("read back: %v (-wanted +held):\n%s", err, diff)
 		}
-		var rendered bytes.Buffer
-		if err := Render(&rendered, want, b.options, document.Text); err != nil {
-			t.Fatal(err)
-		}
+		rendered, _ := Render(want, b.options)
 		if ours, _, _ := strings.Cut(rendered.String(), "table ip6"); ours != held.String() {
 			t.Errorf("render prints something else than is read back:\n%s", cmp.Diff(ours, held.String()))
 		}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -16,13 +15,10 @@ import (
 // TestSlotsInOrder checks that the endpoints of a Service are listed by number, also where
 // the bytes of the number are in another order.
 func TestSlotsInOrder(t *testing.T) {
-	var b strings.Builder
-	if err := Render(&b, servicesWith(1, 300), Options{MasqueradeBit: 14}, document.Text); err != nil {
-		t.Fatal(err)
-	}
+	all, _ := Render(servicesWith(1, 300), Options{MasqueradeBit: 14})
 	at := -1
 	for _, n := range []string{" . 1 : ", " . 2 : ", " . 255 : ", " . 256 : ", " . 257 : ", " . 299 : "} {
-		next := strings.Index(b.String(), n)
+		next := strings.Index(all.String(), n)
 		if next < at || next < 0 {
 			t.Errorf("%q stands before what has a lower number", n)
 		}

@@ -4,37 +4,28 @@
 package nftables
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
 	"kubeproxy/platform/linux/netlink/nft"
 )
 
-// Render writes the tables of both families that a node would hold for want if it started
+// Render returns the tables of both families that a node would hold for want if it started
 // without tables. Equal snapshots give equal bytes. The text has the syntax of nft, which
-// nft -c -f accepts. JSON holds the same statements in one list per chain and set.
-func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
-	var docs []*renderedTable
-	for _, f := range service.Families {
-		docs = append(docs, newRenderedTable(f, want, o))
-	}
-	return format.Write(w, map[string]any{"tables": docs}, func(b *bufio.Writer) {
-		for _, d := range docs {
-			b.WriteString(d.objects().String())
-		}
-	})
+// nft -c -f accepts. The document holds the same statements in one list per chain and set.
+func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
+	all, docs := reconcile.Families(func(f service.Family) *renderedTable { return renderedAfter(nil, f, want, o) })
+	return all, map[string]any{"tables": docs}
 }
 
 // renderedTable is one table in printable form.
@@ -44,11 +35,11 @@ type renderedTable struct {
 	Sets   []renderedPart `json:"sets"`
 	Chains []renderedPart `json:"chains"`
 
-	sets     []*set
-	chains   []*chain
-	elements map[string][]element // by set
-	family   service.Family
-	portOf   func(comment string) service.PortName
+	sets    []*set
+	chains  []*chain
+	dormant bool
+	family  service.Family
+	portOf  func(comment string) service.PortName
 }
 
 // renderedPart is a set with its elements, or a chain with its rules.
@@ -57,20 +48,18 @@ type renderedPart struct {
 	Type     string   `json:"type,omitempty"`
 	Elements []string `json:"elements,omitempty"`
 	Rules    []string `json:"rules,omitempty"`
-}
 
-// newRenderedTable returns the table that a node would hold for want if it started without a
-// table.
-func newRenderedTable(f service.Family, want *service.Snapshot, o Options) *renderedTable {
-	return renderedAfter(nil, f, want, o)
+	head  string             // its text before elements and rules
+	ports []service.PortName // of Elements
 }
 
 // renderedAfter returns the table that t becomes for want: endpoints keep their slots, and
 // chains of size classes stay. t is nil if there is none.
 func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options) *renderedTable {
-	d := &renderedTable{Family: nft.FamilyName(f), Name: o.table(), family: f, elements: map[string][]element{}, portOf: want.Commented(f, comment)}
+	d := &renderedTable{Family: nft.FamilyName(f), Name: o.table(), family: f, portOf: want.Commented(f, comment)}
 	d.sets = slices.Clone(o.sets())
 	d.chains = baseChains(f, want.Node, o)
+	elements := map[string][]element{} // by set
 	need := baseClasses
 	var before *comparison
 	if t != nil {
@@ -90,71 +79,68 @@ func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options
 		own = append(own, affinityChains(p, o)...)
 		shared.add(p, 1)
 		for _, e := range l.elements() {
-			d.elements[e.in.name] = append(d.elements[e.in.name], e)
+			elements[e.in.name] = append(elements[e.in.name], e)
 		}
 	}
 	for _, e := range shared.elements() {
-		d.elements[e.in.name] = append(d.elements[e.in.name], e)
+		elements[e.in.name] = append(elements[e.in.name], e)
 	}
 	d.chains = append(append(d.chains, need.chains(o)...), own...)
-	d.describe()
+	for _, s := range d.sets {
+		d.addSet(s, elements[s.name], "")
+	}
+	for _, c := range d.chains {
+		d.addChain(c)
+	}
 	return d
 }
 
-// describe fills in the texts of sets and chains.
-func (t *renderedTable) describe() {
-	f := t.family
-	for _, s := range t.sets {
-		t.Sets = append(t.Sets, renderedPart{Name: s.name, Type: typeof(s.key, f), Elements: t.texts(t.elements[s.name])})
-	}
-	for _, c := range t.chains {
-		x := renderedPart{Name: c.name}
-		if c.hook != nil {
-			x.Type = fmt.Sprintf("nat %s %d", c.hook.name, c.hook.priority)
-		}
-		for _, r := range c.rules {
-			x.Rules = append(x.Rules, r.text(f))
-		}
-		t.Chains = append(t.Chains, x)
-	}
-}
-
-func (t *renderedTable) texts(elements []element) []string {
+// addSet adds a set with elements. remark are lines after its declaration.
+func (t *renderedTable) addSet(s *set, elements []element, remark string) {
+	x := renderedPart{Name: s.name, Type: typeof(s.key, t.family), head: s.text(t.family) + remark}
 	slices.SortFunc(elements, compareListed)
-	var texts []string
 	for _, e := range elements {
-		texts = append(texts, e.text(t.family))
+		x.Elements, x.ports = append(x.Elements, e.text(t.family)), append(x.ports, t.portOf(e.comment))
 	}
-	return texts
+	t.Sets = append(t.Sets, x)
 }
 
-// objects returns the table as text.
-func (t *renderedTable) objects() reconcile.Objects {
+func (t *renderedTable) addChain(c *chain) {
+	x := renderedPart{Name: c.name, head: c.head()}
+	if c.hook != nil {
+		x.Type = fmt.Sprintf("nat %s %d", c.hook.name, c.hook.priority)
+	}
+	for _, r := range c.rules {
+		x.Rules = append(x.Rules, r.text(t.family))
+	}
+	t.Chains = append(t.Chains, x)
+}
+
+// Objects returns the table as text.
+func (t *renderedTable) Objects() reconcile.Objects {
 	var all reconcile.Objects
 	all.Add("table %s %s {\n", t.Family, t.Name)
-	for i, s := range t.sets {
-		t.addSet(&all, s.text(t.family), t.elements[s.name], t.Sets[i].Elements)
+	if t.dormant {
+		all.Add("\tflags dormant\n")
 	}
-	for _, c := range t.chains {
-		all.Add("%s", c.text(t.family))
+	for _, x := range slices.Concat(t.Sets, t.Chains) {
+		all.Add("%s", x.head)
+		if len(x.Elements) > 0 {
+			all.Add("\t\telements = {\n")
+		}
+		for i, e := range x.Elements {
+			all.AddFor(x.ports[i], "\t\t\t%s,\n", e)
+		}
+		if len(x.Elements) > 0 {
+			all.Add("\t\t}\n")
+		}
+		for _, r := range x.Rules {
+			all.Add("\t\t%s\n", r)
+		}
+		all.Add("\t}\n")
 	}
 	all.Add("}\n")
 	return all
-}
-
-// addSet adds a set with elements, which have texts, after its declaration.
-func (t *renderedTable) addSet(to *reconcile.Objects, declaration string, elements []element, texts []string) {
-	to.Add("%s", declaration)
-	if len(elements) > 0 {
-		to.Add("\t\telements = {\n")
-	}
-	for i, e := range elements {
-		to.AddFor(t.portOf(e.comment), "\t\t\t%s,\n", texts[i])
-	}
-	if len(elements) > 0 {
-		to.Add("\t\t}\n")
-	}
-	to.Add("\t}\n")
 }
 
 // ReadBack returns the table that the kernel holds, and the one that it would hold for
@@ -170,11 +156,9 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 	b.liberal = b.options.DropInvalid && b.driver.Liberal()
 	d := renderedAfter(t, b.family, want, b.effectiveOptions())
 	if t != nil {
-		r := &tablePrinter{rendered: d, table: t, rules: b.ruleTexts(t, want)}
-		r.write()
-		held = r.out
+		held = d.held(t, b.ruleTexts(t, want)).Objects()
 	}
-	return held, d.objects(), nil
+	return held, d.Objects(), nil
 }
 
 // ruleTexts returns the rules that t may have for want, by fingerprint.
@@ -188,50 +172,42 @@ func (b *Backend) ruleTexts(t *table, want *service.Snapshot) map[string]string 
 	return texts
 }
 
-// tablePrinter prints the table of the kernel in the order of a renderedTable.
-type tablePrinter struct {
-	rendered *renderedTable
-	table    *table
-	rules    map[string]string // by fingerprint
-	out      reconcile.Objects
-}
-
-func (t *tablePrinter) write() {
-	t.out.Add("table %s %s {\n", t.rendered.Family, t.rendered.Name)
-	if t.table.dormant {
-		t.out.Add("\tflags dormant\n")
-	}
+// held returns the table of the kernel in the order of t. rules are those that are known,
+// by fingerprint.
+func (t *renderedTable) held(observed *table, rules map[string]string) *renderedTable {
+	h := &renderedTable{Family: t.Family, Name: t.Name, family: t.family, portOf: t.portOf, dormant: observed.dormant}
 	known := map[string]bool{}
-	for _, s := range t.rendered.sets {
+	for _, s := range t.sets {
 		known[s.name] = true
-		if observed := t.table.sets[s.name]; observed != nil {
-			t.set(s, observed)
+		if has := observed.sets[s.name]; has != nil {
+			h.addObservedSet(s, has)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.table.sets)) {
+	for _, name := range slices.Sorted(maps.Keys(observed.sets)) {
 		if !known[name] {
-			t.out.Add("\tset or map %s {\n\t\t# not one that is wanted, elements: %d\n\t}\n", name, len(t.table.sets[name].elements))
+			head := fmt.Sprintf("\tset or map %s {\n\t\t# not one that is wanted, elements: %d\n", name, len(observed.sets[name].elements))
+			h.Sets = append(h.Sets, renderedPart{Name: name, head: head})
 		}
 	}
 	clear(known)
-	for _, c := range t.rendered.chains {
+	for _, c := range t.chains {
 		known[c.name] = true
-		if observed := t.table.chains[c.name]; observed != nil {
-			t.chain(c.name, c.hook, observed)
+		if has := observed.chains[c.name]; has != nil {
+			h.addObservedChain(c.name, c.hook, has, rules)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(t.table.chains)) {
+	for _, name := range slices.Sorted(maps.Keys(observed.chains)) {
 		if !known[name] {
-			t.chain(name, nil, t.table.chains[name])
+			h.addObservedChain(name, nil, observed.chains[name], rules)
 		}
 	}
-	t.out.Add("}\n")
+	return h
 }
 
-func (t *tablePrinter) set(s *set, observed *observedSet) {
-	declaration := s.text(t.rendered.family)
-	if observed.spec != s.spec(t.rendered.family) {
-		declaration += "\t\t# of another kind or size\n"
+func (t *renderedTable) addObservedSet(s *set, observed *observedSet) {
+	remark := ""
+	if observed.spec != s.spec(t.family) {
+		remark = "\t\t# of another kind or size\n"
 	}
 	var elements []element
 	for k := range observed.elements {
@@ -242,31 +218,26 @@ func (t *tablePrinter) set(s *set, observed *observedSet) {
 		e.in = s
 		elements = append(elements, e)
 	}
-	t.rendered.addSet(&t.out, declaration, elements, t.rendered.texts(elements))
+	t.addSet(s, elements, remark)
 }
 
-// chain prints a chain. h is the hook that it should have.
-func (t *tablePrinter) chain(name string, h *hook, observed *observedChain) {
+// addObservedChain adds a chain, which should have the hook h.
+func (t *renderedTable) addObservedChain(name string, h *hook, observed *observedChain, rules map[string]string) {
 	c := &chain{name: name}
 	if observed.hook == h.spec() {
 		c.hook = h
 	}
-	text := strings.TrimSuffix(c.text(t.rendered.family), "\t}\n")
+	x := renderedPart{Name: name, head: c.head()}
 	if observed.policyDrop {
-		text = strings.Replace(text, "policy accept", "policy drop", 1)
+		x.head = strings.Replace(x.head, "policy accept", "policy drop", 1)
 	}
-	t.out.Add("%s", text)
 	if c.hook == nil && observed.hook != "" {
-		t.out.Add("\t\t# at hook %s\n", observed.hook)
+		x.head += fmt.Sprintf("\t\t# at hook %s\n", observed.hook)
 	}
 	for _, f := range observed.fingerprints {
-		if rule, known := t.rules[f]; known {
-			t.out.Add("\t\t%s\n", rule)
-		} else {
-			t.out.Add("\t\t# a rule that others wrote, or kube-proxy with other settings\n")
-		}
+		x.Rules = append(x.Rules, cmp.Or(rules[f], "# a rule that others wrote, or kube-proxy with other settings"))
 	}
-	t.out.Add("\t}\n")
+	t.Chains = append(t.Chains, x)
 }
 
 // Connections are counted after their destination was translated, in the set connections.

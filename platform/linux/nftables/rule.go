@@ -226,15 +226,21 @@ type chain struct {
 // text returns c in the syntax of nft(8).
 func (c *chain) text(family service.Family) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\tchain %s {\n", c.name)
-	if c.hook != nil {
-		fmt.Fprintf(&b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.hook.typ(), c.hook.name, c.hook.priority)
-	}
+	b.WriteString(c.head())
 	for _, r := range c.rules {
 		fmt.Fprintf(&b, "\t\t%s\n", r.text(family))
 	}
 	b.WriteString("\t}\n")
 	return b.String()
+}
+
+// head returns the text of c before its rules.
+func (c *chain) head() string {
+	text := fmt.Sprintf("\tchain %s {\n", c.name)
+	if c.hook != nil {
+		text += fmt.Sprintf("\t\ttype %s hook %s priority %d; policy accept;\n", c.hook.typ(), c.hook.name, c.hook.priority)
+	}
+	return text
 }
 
 // dstNAT and srcNAT are netfilter's priorities for the translation of the destination and

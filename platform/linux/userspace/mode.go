@@ -5,7 +5,6 @@ package userspace
 
 import (
 	"fmt"
-	"io"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
@@ -50,9 +49,10 @@ func optionsOf(c *config.Config) Options {
 	return o
 }
 
-func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
+func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {
 	if r.Config.PortRange == "" {
 		r.Note(fmt.Sprintf("the system chooses the ports of listeners; this output assumes %d and the following ones", AssumedPorts.First))
 	}
-	return Render(w, want, optionsOf(r.Config), r.Format)
+	all, doc := Render(want, optionsOf(r.Config))
+	return all, doc, nil
 }

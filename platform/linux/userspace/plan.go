@@ -17,7 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -25,7 +24,6 @@ import (
 	"sync"
 	"time"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -401,17 +399,15 @@ func sameRules(p, q *service.Port) bool {
 // a running process has the ports that the system selects.
 var AssumedPorts = Range{40000, 65535}
 
-// Render writes the tables of both families that a node would hold for want after a
+// Render returns the tables of both families that a node would hold for want after a
 // start from nothing, and what the mode cannot do. The output for the same want is the
 // same.
-func Render(w io.Writer, want *service.Snapshot, o Options, format document.Format) error {
-	var docs []iptables.Tables
-	for _, f := range service.Families {
+func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
+	return reconcile.Families(func(f service.Family) iptables.Tables {
 		d, out := Document(f, want, o), Lost(want, f)
 		d.Unsupported, _ = out.Limits(want, f)
-		docs = append(docs, d)
-	}
-	return iptables.WriteDocuments(w, docs, format)
+		return d
+	})
 }
 
 // Lost returns what a round for want says of ports that the mode cannot serve.

@@ -4,6 +4,7 @@
 package userspace_test
 
 import (
+	"bufio"
 	"strings"
 	"testing"
 
@@ -17,9 +18,10 @@ import (
 func TestRenderUnsupported(t *testing.T) {
 	p := &service.Port{Name: service.PortName{Namespace: "shop", Name: "signal", Port: "s", Protocol: service.SCTP}}
 	want := service.New(1, &service.Node{}, []*service.Port{p})
+	all, doc := userspace.Render(want, userspace.Options{Rules: iptables.Options{MasqueradeBit: 14}})
 	for _, format := range []document.Format{document.Text, document.JSON} {
 		var b strings.Builder
-		if err := userspace.Render(&b, want, userspace.Options{Rules: iptables.Options{MasqueradeBit: 14}}, format); err != nil {
+		if err := format.Write(&b, doc, func(w *bufio.Writer) { w.WriteString(all.String()) }); err != nil {
 			t.Fatal(err)
 		}
 		if text := "service port shop/signal:s (sctp, IPv4): mode userspace forwards TCP and UDP only"; strings.Count(b.String(), text) != 1 {

@@ -5,7 +5,6 @@ package hns
 
 import (
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"sync/atomic"
@@ -92,22 +91,22 @@ func assumed(c *config.Config) (Options, Kind) {
 
 // render prints what a Windows node would hold, and what would change if it is known what
 // its HNS holds.
-func render(w io.Writer, want *service.Snapshot, r mode.Rendering) error {
+func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {
 	o := OptionsOf(r.Config)
 	if r.State == "" {
 		o, kind := assumed(r.Config)
 		r.Note(fmt.Sprintf("nothing is known of the node's HNS, so the network is assumed to be of type %s; use --hns-state FILE", kind))
-		return Render(w, want, AssumedListing(kind, want, o), o, r.Format)
+		return Render(want, AssumedListing(kind, want, o), o)
 	}
 	text, err := os.ReadFile(r.State)
 	if err != nil {
-		return fmt.Errorf("--hns-state: %w", err)
+		return nil, nil, fmt.Errorf("--hns-state: %w", err)
 	}
 	l, err := ReadState(text)
 	if err != nil {
-		return fmt.Errorf("--hns-state: %s: %w", r.State, err)
+		return nil, nil, fmt.Errorf("--hns-state: %s: %w", r.State, err)
 	}
-	return Render(w, want, l, o, r.Format)
+	return Render(want, l, o)
 }
 
 // meter counts calls to HNS once registerMetrics has been called.

@@ -4,18 +4,15 @@
 package hns
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
-	"kubeproxy/common/document"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
@@ -57,21 +54,22 @@ func endpointsIn(want *service.Snapshot) []service.Endpoint {
 	return slices.SortedFunc(maps.Values(all), func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
 }
 
-// Render writes what HNS would hold for want on a node whose HNS holds l. If l was not
-// assumed, it also writes what would change. Equal input gives equal bytes.
-func Render(w io.Writer, want *service.Snapshot, l Listing, o Options, format document.Format) error {
+// Render returns what HNS would hold for want on a node whose HNS holds l. If l was not
+// assumed, the text also says what would change, as the document does. Equal input gives
+// equal bytes.
+func Render(want *service.Snapshot, l Listing, o Options) (reconcile.Objects, any, error) {
 	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unsupported: []string{}, Notes: []string{}}
 	for i, f := range service.Families {
 		p, err := planOffline(want, f, l, o)
 		if err != nil {
-			return fmt.Errorf("render: %w", err)
+			return nil, nil, fmt.Errorf("render: %w", err)
 		}
 		if i == 0 {
 			d.Network, d.Kind, d.HNS = p.next.site.Network.Name, p.next.site.Network.Kind, l.Version.String()
 		}
 		d.add(f, p)
 	}
-	return format.Write(w, d, d.writeText)
+	return d.text(), d, nil
 }
 
 // planOffline returns the plan for want of a node whose HNS holds l.
@@ -190,22 +188,20 @@ func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
 	return x
 }
 
-func (r *rendering) writeText(w *bufio.Writer) {
-	fmt.Fprintf(w, "network %s %s, HNS %s\n", r.Network, r.Kind, r.HNS)
-	w.WriteString(r.objects().String())
+// text returns all of r as text.
+func (r *rendering) text() reconcile.Objects {
+	var head, tail reconcile.Objects
+	head.Add("network %s %s, HNS %s\n", r.Network, r.Kind, r.HNS)
 	for _, s := range r.Unsupported {
-		fmt.Fprintf(w, "unsupported: %s\n", s)
+		tail.Add("unsupported: %s\n", s)
 	}
 	for _, s := range r.Notes {
-		fmt.Fprintf(w, "note: %s\n", s)
+		tail.Add("note: %s\n", s)
 	}
-	if r.Network == assumedName || len(r.Changes) == 0 {
-		return
+	if r.Network != assumedName && len(r.Changes) > 0 {
+		tail.Add("\nto change:\n%s\n", strings.Join(r.Changes, "\n"))
 	}
-	fmt.Fprintf(w, "\nto change:\n")
-	for _, s := range r.Changes {
-		fmt.Fprintf(w, "%s\n", s)
-	}
+	return slices.Concat(head, r.objects(), tail)
 }
 
 // objects returns the endpoints and load balancers as text.

@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-
-	"kubeproxy/common/document"
 )
 
 // TestRenderUnknownMAC renders for a dump in which kube-proxy has endpoints with the MAC of the node, which the dump does
@@ -18,18 +16,19 @@ func TestRenderUnknownMAC(t *testing.T) {
 	l := Listing{Version: v13, Networks: []Network{overlayN}, Endpoints: []Endpoint{
 		{ID: "k", Name: "Ethernet", Network: overlayN.ID, Addrs: []netip.Addr{addr("10.96.0.10")}, MAC: "00-15-5D-AA-AA-AA", Provider: nodeA, Remote: true},
 	}}
-	var b strings.Builder
-	if err := Render(&b, want, l, Options{}, document.Text); err != nil {
+	all, _, err := Render(want, l, Options{})
+	if err != nil {
 		t.Fatal(err)
 	}
+	text := all.String()
 	for _, line := range []string{
 		"endpoint 10.96.0.10 remote 00-15-5D-AA-AA-AA via 192.0.2.10", "endpoint 10.96.0.11 remote the node's MAC via 192.0.2.10",
 	} {
-		if !strings.Contains(b.String(), line+"\n") {
-			t.Errorf("want %q in\n%s", line, &b)
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("want %q in\n%s", line, text)
 		}
 	}
-	if strings.Contains(b.String(), "leads elsewhere") || strings.Contains(b.String(), "00-00-00") {
-		t.Errorf("an unknown MAC counts:\n%s", &b)
+	if strings.Contains(text, "leads elsewhere") || strings.Contains(text, "00-00-00") {
+		t.Errorf("an unknown MAC counts:\n%s", text)
 	}
 }

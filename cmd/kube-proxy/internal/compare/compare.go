@@ -178,12 +178,11 @@ func (c *comparison) compareSnapshots(from, to *service.Snapshot) error {
 	c.out.Snapshots(from, to)
 	var rules [2]reconcile.Objects
 	for i, s := range []*service.Snapshot{from, to} {
-		var text strings.Builder
-		err := modes.Render(&text, c.mode, s, mode.Rendering{Config: c.config, Format: document.Text, Note: c.note})
+		objects, _, err := modes.Render(c.mode, s, mode.Rendering{Config: c.config, Format: document.Text, Note: c.note})
 		if err != nil {
 			return fmt.Errorf("render: %w", err)
 		}
-		rules[i].Add("%s", &text)
+		rules[i].Add("%s", objects) // those that are affected follow from the snapshots
 	}
 	return errors.Join(c.out.AddObjects(rules[0], rules[1]), c.limits(to))
 }
