@@ -178,7 +178,7 @@ func (b *Backend) workAll(next *state, before *state) *work {
 	w.listed = func(a netip.Addr) bool { return next.claims.listed[a] > 0 }
 	w.units = withoutShadowedHealthChecks(w.units)
 	shareFlags(w.units, func(k Key) bool { return next.claims.preserved[k] > 0 })
-	for _, lb := range next.model.sortedBalancers(b.family) {
+	for _, lb := range next.model.balancersOf(b.family) {
 		if wanted[lb.Key] || !b.isLeftover(next, lb) || next.snapshot.Incomplete && !b.wantedBefore(before, next, lb) {
 			continue
 		}
@@ -348,9 +348,7 @@ func (b *Backend) Prepare(ctx context.Context, node *service.Node) error {
 	if err != nil {
 		return err
 	}
-	if p.reserve != nil {
-		err = p.reserveVIP(ctx)
-	}
+	err = p.reserveVIP(ctx)
 	b.host.save()
 	return err
 }
@@ -450,7 +448,7 @@ const maxNamed = 20
 // before was listed.
 func (b *Backend) drift(before, now *model) []string {
 	var r reconcile.DriftReport
-	for _, lb := range before.sortedBalancers(b.family) {
+	for _, lb := range before.balancersOf(b.family) {
 		have := now.balancer(lb.Key)
 		switch {
 		case !b.host.ownedUntilListing(lb.ID):
@@ -523,7 +521,7 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 
 // leftovers returns our objects in the family, sorted by key and by address.
 func (b *Backend) leftovers(at *state) (balancers []*LoadBalancer, endpoints []*Endpoint) {
-	for _, lb := range at.model.sortedBalancers(b.family) {
+	for _, lb := range at.model.balancersOf(b.family) {
 		if b.isLeftover(at, lb) {
 			balancers = append(balancers, lb)
 		}
@@ -546,10 +544,9 @@ func (b *Backend) leftoverError(at *state) error {
 	for _, lb := range balancers {
 		names = append(names, "load balancer "+lb.Key.String())
 	}
-	p := newPass(context.Background(), b.host, &at.site, b.family, at.model)
 	for _, e := range endpoints {
 		name := "endpoint " + e.Name
-		for _, lb := range p.balancersUsing(map[string]bool{e.ID: true}) {
+		for _, lb := range at.model.balancersUsing(map[string]bool{e.ID: true}) {
 			if !b.isLeftover(at, lb) {
 				name += fmt.Sprintf(" (load balancer %s, which is not ours, leads to it)", lb.ID)
 			}

@@ -32,7 +32,7 @@ type Host struct {
 	patience time.Duration
 
 	mu           sync.Mutex
-	spoils       int                       // consecutive listings that failed because of changes
+	spoiled      int                       // consecutive listings, see countSpoiled
 	pending      *pendingList              // the latest, nil if another listing came after it
 	touched      map[service.Family]func() // called after listings that no round waited for
 	listing      Listing
@@ -142,6 +142,13 @@ func (h *Host) reportLocked(text string) {
 	}
 }
 
+// locked locks h, whose record is read then, and returns what unlocks it.
+func (h *Host) locked() func() {
+	h.mu.Lock()
+	h.load()
+	return h.mu.Unlock
+}
+
 func (h *Host) load() {
 	if h.loaded {
 		return
@@ -157,9 +164,7 @@ func (h *Host) load() {
 
 // owns reports whether this proxy created the load balancer or endpoint with this ID.
 func (h *Host) owns(id string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	_, lb := h.record.LoadBalancers[id]
 	_, e := h.record.Endpoints[id]
 	return lb || e
@@ -179,26 +184,20 @@ func (h *Host) ownedUntilListing(id string) bool {
 // isPending reports whether the record contains the intent to create a load balancer with
 // this key.
 func (h *Host) isPending(k Key) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	_, yes := h.record.Pending[k.String()]
 	return yes
 }
 
 // purposeOf returns the purpose of the load balancer with this ID, or "" if unknown.
 func (h *Host) purposeOf(id string) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	return h.record.LoadBalancers[id]
 }
 
 // recordBalancer records a load balancer of ours.
 func (h *Host) recordBalancer(lb *LoadBalancer, purpose string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	if key := lb.Key.String(); h.record.LoadBalancers[lb.ID] != purpose || h.record.Keys[lb.ID] != key {
 		h.record.LoadBalancers[lb.ID], h.record.Keys[lb.ID] = purpose, key
 		h.markChanged()
@@ -222,9 +221,7 @@ func (h *Host) markWritten() {
 
 // confirm removes pending load balancers from the record, because their IDs are known.
 func (h *Host) confirm(keys map[Key]bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	if len(h.record.Pending) == 0 {
 		return
 	}
@@ -237,9 +234,7 @@ func (h *Host) confirm(keys map[Key]bool) {
 }
 
 func (h *Host) recordEndpoint(e *Endpoint) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	if _, known := h.record.Endpoints[e.ID]; !known && len(e.Addrs) > 0 {
 		h.record.Endpoints[e.ID] = e.Addrs[0].String()
 		h.markChanged()
@@ -248,9 +243,7 @@ func (h *Host) recordEndpoint(e *Endpoint) {
 
 // release removes a deleted object from the record.
 func (h *Host) release(id string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	before := len(h.record.LoadBalancers) + len(h.record.Endpoints)
 	delete(h.record.LoadBalancers, id)
 	delete(h.record.Keys, id)
@@ -262,9 +255,7 @@ func (h *Host) release(id string) {
 
 // clearRecord empties the record, for a node that the proxy leaves for good.
 func (h *Host) clearRecord() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	h.record, h.dirty = newRecord(h.node), true
 }
 
@@ -444,7 +435,7 @@ func (p *pass) portsExhausted(k Key) bool {
 	if err == nil {
 		return !left
 	}
-	holders := p.balancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) })
+	holders := p.model.sortedBalancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) })
 	return (len(holders)+1)*PortBlockSize > UsualDynamicPorts
 }
 

@@ -93,8 +93,12 @@ func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan
 		return b.planChanges(ctx, want)
 	}
 	listing, ok := h.since(l, b.family, b.state)
+	spoiled := 0
+	if ok {
+		spoiled = h.countSpoiled(l)
+	}
 	switch {
-	case ok && h.invalidated(l):
+	case spoiled > 0 && spoiled <= maxSpoiled:
 		return b.planChanges(ctx, want) // and the next round begins another
 	case !ok || errors.Is(l.err, ErrNotFound):
 		return b.planAll(ctx, want)
@@ -191,20 +195,18 @@ func (l *pendingList) await(ctx context.Context, wait time.Duration) bool {
 	return false
 }
 
-// maxInvalidated is how many consecutive listings may fail because of changes.
-const maxInvalidated = 5
+// maxSpoiled is how many listings in a row may be spoiled. Then changes wait for the next one.
+const maxSpoiled = 5
 
-// invalidated records that l failed because an object disappeared meanwhile, perhaps by a
-// change of ours. After too many such failures, changes wait for the next listing.
-func (h *Host) invalidated(l *pendingList) bool {
+// countSpoiled returns how many listings in a row, up to l, were spoiled: each failed because
+// an object disappeared meanwhile, perhaps by a change of ours.
+func (h *Host) countSpoiled(l *pendingList) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !errors.Is(l.err, ErrNotFound) || len(l.wrote) == 0 {
-		h.spoils = 0
-		return false
+	if h.spoiled++; !errors.Is(l.err, ErrNotFound) || len(l.wrote) == 0 {
+		h.spoiled = 0
 	}
-	h.spoils++
-	return h.spoils <= maxInvalidated
+	return h.spoiled
 }
 
 // since returns what HNS holds, for one family: the listing l, except for objects that
@@ -370,9 +372,7 @@ type answer struct {
 // noteMade notes how HNS gave back a load balancer that it has just made.
 func (h *Host) noteMade(asked, made *LoadBalancer) {
 	a := answer{Asked: asked.form(), Got: made.form(), Settled: true}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	if len(h.record.Forms) >= maxForms {
 		clear(h.record.Forms)
 	}
@@ -389,9 +389,7 @@ func (h *Host) noteMade(asked, made *LoadBalancer) {
 
 // noteRepair notes that have is replaced by want.
 func (h *Host) noteRepair(have, want *LoadBalancer) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	k := want.Key.String()
 	a := h.record.Forms[k]
 	if a.Asked != want.form() || a.Got != have.form() {
@@ -407,9 +405,7 @@ func (h *Host) noteRepair(have, want *LoadBalancer) {
 
 // forgetForm forgets how HNS gives back a load balancer that nobody wants any more.
 func (h *Host) forgetForm(k Key) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	delete(h.record.Forms, k.String())
 }
 
@@ -445,9 +441,7 @@ func (h *Host) noteEndpoint(asked, made Endpoint) Endpoint {
 	if !asked.Remote || len(asked.Addrs) == 0 {
 		return made
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	a := asked.Addrs[0]
 	r := h.routes[a]
 	if len(h.routes) >= maxForms { // mostly of deleted pods
@@ -471,9 +465,7 @@ func (h *Host) noteEndpoint(asked, made Endpoint) Endpoint {
 
 // endpointsAsAsked is asAsked for endpoints of ours.
 func (h *Host) endpointsAsAsked(listed []Endpoint) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.load()
+	defer h.locked()()
 	for i := range listed {
 		e := &listed[i]
 		if _, ours := h.record.Endpoints[e.ID]; ours && e.Name == "" && len(e.Addrs) > 0 {
@@ -503,9 +495,8 @@ func (h *Host) endpointsAsAsked(listed []Endpoint) {
 
 // asAsked gives listed load balancers the form that they were asked for, where HNS gives that form back as another one.
 func (h *Host) asAsked(listed []LoadBalancer) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.load(); len(h.record.Forms) == 0 {
+	defer h.locked()()
+	if len(h.record.Forms) == 0 {
 		return
 	}
 	for i := range listed {
@@ -525,9 +516,8 @@ func (h *Host) asAsked(listed []LoadBalancer) {
 
 // limitForms adds what was repaired in vain to the limits of w.
 func (h *Host) limitForms(w DesiredState) DesiredState {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.load(); len(h.record.Forms) == 0 && !h.oddRoutes {
+	defer h.locked()()
+	if len(h.record.Forms) == 0 && !h.oddRoutes {
 		return w
 	}
 	told := map[netip.Addr]bool{}

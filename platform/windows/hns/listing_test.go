@@ -253,7 +253,7 @@ func TestChangesSpoilListings(t *testing.T) {
 		moved++
 		return apps(uint64(moved), 6, map[int]string{5: fmt.Sprintf("10.244.2.%d:80@b", moved)})
 	}
-	for n := range maxInvalidated {
+	for n := range maxSpoiled {
 		b.resync(spoil)
 		if b.begun != 2+n || b.backend.listingAge() < time.Minute {
 			t.Fatalf("spoilt %d times: listed %d times, the last one used is %s old", n+1, b.begun, b.backend.listingAge())
@@ -261,7 +261,7 @@ func TestChangesSpoilListings(t *testing.T) {
 	}
 	b.resync(spoil)
 	if b.backend.listingAge() > 2*time.Second {
-		t.Errorf("after %d spoilt listings the last one used is %s old, want one that changes wait for", maxInvalidated, b.backend.listingAge())
+		t.Errorf("after %d spoilt listings the last one used is %s old, want one that changes wait for", maxSpoiled, b.backend.listingAge())
 	}
 	b.resync(func(int) *service.Snapshot { return nil })
 	if b.backend.listingAge() > 2*time.Second {

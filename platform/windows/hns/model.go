@@ -74,14 +74,16 @@ func (m *model) endpoint(id string) *Endpoint {
 }
 
 func (m *model) balancer(k Key) *LoadBalancer {
-	id := ""
 	for at := m; at != nil; at = at.base {
-		if x, ok := at.keys[k]; ok {
-			id = x
-			break
+		if id, ok := at.keys[k]; ok {
+			return m.balancerByID(id)
 		}
 	}
-	for ; m != nil && id != ""; m = m.base {
+	return nil
+}
+
+func (m *model) balancerByID(id string) *LoadBalancer {
+	for ; m != nil; m = m.base {
 		if lb, ok := m.balancers[id]; ok {
 			return lb
 		}
@@ -112,13 +114,18 @@ func (m *model) endpointAt(a netip.Addr, w Location) *Endpoint {
 	return nil
 }
 
-// endpointNamed returns the endpoint of the network with this name, or nil. It uses only
-// listed endpoints.
-func (m *model) endpointNamed(name string) *Endpoint {
+// listed returns the model that m is a fork of, which has what was listed.
+func (m *model) listed() *model {
 	for m.base != nil {
 		m = m.base
 	}
-	for _, e := range m.endpoints {
+	return m
+}
+
+// endpointNamed returns the endpoint of the network with this name, or nil. It uses only
+// listed endpoints.
+func (m *model) endpointNamed(name string) *Endpoint {
+	for _, e := range m.listed().endpoints {
 		if e != nil && e.Name == name && e.Network == m.network {
 			return e
 		}
@@ -139,10 +146,7 @@ func setEntry[K, V comparable](m *model, of map[K]V, k K, v V) {
 
 // elsewhere returns the network in which a pod has address a, the one of m aside, empty if none is listed.
 func (m *model) elsewhere(a netip.Addr) string {
-	for m.base != nil {
-		m = m.base
-	}
-	for _, e := range m.endpoints {
+	for _, e := range m.listed().endpoints {
 		if e != nil && e.usedByPod() && e.Network != m.network && e.HasAddr(a) {
 			return cmp.Or(m.names[e.Network], e.Network)
 		}
@@ -153,9 +157,7 @@ func (m *model) elsewhere(a netip.Addr) string {
 // moved reports whether the local endpoint with address a is in another network, and the
 // network of m has no local endpoints. It uses only listed endpoints.
 func (m *model) moved(a netip.Addr) bool {
-	for m.base != nil {
-		m = m.base
-	}
+	m = m.listed()
 	if len(m.local) > 0 {
 		return false
 	}
@@ -222,17 +224,30 @@ func (m *model) changeBalancer(from, lb *LoadBalancer) {
 	}
 }
 
-// sortedBalancers returns the load balancers of a family in key order. m must not be a
-// fork.
-func (m *model) sortedBalancers(f service.Family) []*LoadBalancer {
+// sortedBalancers returns the load balancers for which fit returns true, in key order.
+func (m *model) sortedBalancers(fit func(*LoadBalancer) bool) []*LoadBalancer {
 	var all []*LoadBalancer
-	for _, lb := range m.balancers {
-		if lb != nil && lb.Family == f {
-			all = append(all, lb)
+	for at := m; at != nil; at = at.base {
+		for id, lb := range at.balancers {
+			if lb != nil && fit(lb) && m.balancerByID(id) == lb {
+				all = append(all, lb)
+			}
 		}
 	}
 	slices.SortFunc(all, func(a, b *LoadBalancer) int { return a.Key.Compare(b.Key) })
 	return all
+}
+
+// balancersOf returns the load balancers of a family in key order.
+func (m *model) balancersOf(f service.Family) []*LoadBalancer {
+	return m.sortedBalancers(func(lb *LoadBalancer) bool { return lb.Family == f })
+}
+
+// balancersUsing returns the load balancers that have one of the endpoints, in key order.
+func (m *model) balancersUsing(of map[string]bool) []*LoadBalancer {
+	return m.sortedBalancers(func(lb *LoadBalancer) bool {
+		return slices.ContainsFunc(lb.Endpoints, func(id string) bool { return of[id] })
+	})
 }
 
 // sortedRemotes returns the network's remote endpoints with an address of family f, in

@@ -538,7 +538,7 @@ func (p *pass) detach(misrouted []*Endpoint) {
 	for _, e := range misrouted {
 		wrong[e.ID] = true
 	}
-	for _, lb := range p.balancersUsing(wrong) {
+	for _, lb := range p.model.balancersUsing(wrong) {
 		if p.fatal != nil {
 			return
 		}
@@ -559,38 +559,11 @@ func (p *pass) detach(misrouted []*Endpoint) {
 	}
 }
 
-// balancersUsing returns the load balancers that have one of the endpoints, in key order.
-func (p *pass) balancersUsing(of map[string]bool) []*LoadBalancer {
-	return p.balancers(func(lb *LoadBalancer) bool {
-		return slices.ContainsFunc(lb.Endpoints, func(id string) bool { return of[id] })
-	})
-}
-
-// balancers returns the load balancers for which fit returns true, in key order.
-func (p *pass) balancers(fit func(*LoadBalancer) bool) []*LoadBalancer {
-	seen := map[string]*LoadBalancer{}
-	for m := p.model; m != nil; m = m.base {
-		for k, lb := range m.balancers {
-			if _, newer := seen[k]; !newer {
-				seen[k] = lb
-			}
-		}
-	}
-	var all []*LoadBalancer
-	for _, lb := range seen {
-		if lb != nil && fit(lb) {
-			all = append(all, lb)
-		}
-	}
-	slices.SortFunc(all, func(a, b *LoadBalancer) int { return a.Key.Compare(b.Key) })
-	return all
-}
-
 // deleteUnused deletes our endpoints that are no longer needed.
 func (p *pass) deleteUnused(w *work) {
 	for _, e := range w.unused {
 		if _, known := p.released[e.ID]; !known {
-			p.released[e.ID] = leftoverName("", Key{})
+			p.releaseUnnamed(e)
 		}
 	}
 	for _, u := range w.units {
@@ -634,7 +607,7 @@ func (p *pass) retains(a netip.Addr, w *work) bool {
 
 // usedAsSourceVIP reports whether a load balancer of any owner uses e as its source VIP.
 func (p *pass) usedAsSourceVIP(e *Endpoint) bool {
-	return len(p.balancers(func(lb *LoadBalancer) bool { return e.HasAddr(lb.SourceVIP) })) > 0
+	return len(p.model.sortedBalancers(func(lb *LoadBalancer) bool { return e.HasAddr(lb.SourceVIP) })) > 0
 }
 
 // removeEndpoint deletes e unless a load balancer of any owner has it.

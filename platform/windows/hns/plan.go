@@ -99,49 +99,37 @@ func (p *pass) addChange(n service.PortName, format string, args ...any) {
 // Apply implements reconcile.Plan. If an answer shows that HNS holds something other than
 // the listing, Apply lists, compares and applies once more.
 func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
-	err := p.program(ctx)
-	out := p.Outcome() // of the plan that was made again, if one was
-	out.Err = err
+	last, err := p.program(ctx)
+	out := last.Outcome()
+	out.Err, out.FullSync, out.Drift = err, p.fullSync, p.drift
 	return out
 }
 
-// program makes the changes of p.
-func (p *plan) program(ctx context.Context) error {
+// program makes the changes of p. It returns the last plan that it made.
+func (p *plan) program(ctx context.Context) (last *plan, err error) {
 	b := p.backend
 	b.state = nil
-	if p.reserve != nil {
-		if err := p.reserveVIP(ctx); err != nil {
-			return err
-		}
+	if err := p.reserveVIP(ctx); err != nil {
+		return p, err
 	}
 	done := p.execute(ctx)
+	b.host.save()
 	if done.stale && done.fatal == nil {
-		b.host.save()
-		if err := p.replan(ctx); err != nil {
-			return errors.Join(append(portErrors(b.family, done.failed), err)...)
+		again, err := b.planAll(ctx, p.next.snapshot)
+		if err == nil {
+			p, err = again, again.reserveVIP(ctx)
+		}
+		if err != nil {
+			return p, errors.Join(append(portErrors(b.family, done.failed), err)...)
 		}
 		done = p.execute(ctx)
+		b.host.save()
 	}
-	b.host.save()
 	if done.fatal != nil {
-		return fmt.Errorf("program HNS: %w", done.fatal)
+		return p, fmt.Errorf("program HNS: %w", done.fatal)
 	}
 	p.finish(done)
-	return errors.Join(portErrors(b.family, done.failed, p.limits())...)
-}
-
-// replan computes p again from a new listing.
-func (p *plan) replan(ctx context.Context) error {
-	fresh, err := p.backend.planAll(ctx, p.next.snapshot)
-	if err != nil {
-		return err
-	}
-	fresh.drift, fresh.fullSync = p.drift, p.fullSync
-	*p = *fresh
-	if p.reserve != nil {
-		return p.reserveVIP(ctx)
-	}
-	return nil
+	return p, errors.Join(portErrors(b.family, done.failed, p.limits())...)
 }
 
 func (p *plan) execute(ctx context.Context) *pass {
@@ -154,9 +142,12 @@ func (p *plan) execute(ctx context.Context) *pass {
 	return applied
 }
 
-// reserveVIP creates the source VIP's endpoint. HNS may assign another address than
-// requested, which changes the desired state of every load balancer.
+// reserveVIP creates the source VIP's endpoint if p needs it. HNS may assign another address
+// than requested, which changes the desired state of every load balancer.
 func (p *plan) reserveVIP(ctx context.Context) error {
+	if p.reserve == nil {
+		return nil
+	}
 	b := p.backend
 	defer b.host.markWritten()
 	e, err := b.host.driver.CreateEndpoint(ctx, *p.reserve)

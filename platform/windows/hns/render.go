@@ -260,7 +260,7 @@ func (p *plan) objects(at *pass) reconcile.Objects {
 			desired[w.Key] = true
 		}
 	}
-	for _, lb := range p.next.model.sortedBalancers(b.family) {
+	for _, lb := range p.next.model.balancersOf(b.family) {
 		if !desired[lb.Key] && at.model.balancer(lb.Key) != nil && b.isLeftover(p.next, lb) {
 			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, service.PortName{}))
 		}

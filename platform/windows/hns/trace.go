@@ -56,7 +56,7 @@ func Differences(want *service.Snapshot, c route.Conn, l Listing, o Options) ([]
 	dry := newDryPass(context.Background(), b.host, &p.next.site, b.family, p.next.model)
 	dry.do(p.work)
 	t := &tracer{backend: b, want: want, conn: c, site: p.next.site, model: dry.model, out: &explain.Walk{}}
-	for _, lb := range dry.balancers(func(*LoadBalancer) bool { return true }) {
+	for _, lb := range dry.model.sortedBalancers(func(*LoadBalancer) bool { return true }) {
 		t.balancers = append(t.balancers, *lb)
 	}
 	t.follow(c.ToNode)
@@ -108,7 +108,7 @@ func (t *tracer) at(k Key) bool {
 	t.intended = cmp.Or(t.intended, want)
 	var found []*LoadBalancer
 	for i := range t.balancers {
-		if lb := &t.balancers[i]; lb.Key == k || lb.hasExtraKey(k) {
+		if lb := &t.balancers[i]; lb.Key == k || slices.Contains(lb.ExtraKeys, k) {
 			found = append(found, lb)
 		}
 	}
@@ -133,15 +133,6 @@ func ownerText(want *DesiredLoadBalancer) string {
 		return ""
 	}
 	return ", of " + want.PortName.String()
-}
-
-func (lb *LoadBalancer) hasExtraKey(k Key) bool {
-	for _, x := range lb.ExtraKeys {
-		if x == k {
-			return true
-		}
-	}
-	return false
 }
 
 // desired returns the load balancer that should have the key k, nil if none should.
