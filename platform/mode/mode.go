@@ -76,7 +76,7 @@ type Section struct {
 	MasqueradeAll             bool
 }
 
-// Rendering says how Render prints.
+// Rendering is what Render needs beside a snapshot.
 type Rendering struct {
 	Config *config.Config
 	Format document.Format

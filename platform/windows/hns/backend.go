@@ -329,12 +329,6 @@ func (b *Backend) relist(ctx context.Context, next *state) error {
 	return nil
 }
 
-// owns reports whether lb, whose key was in the last snapshot, is ours.
-func (b *Backend) owns(at *state, lb *LoadBalancer) bool {
-	p := pass{host: b.host, model: at.model}
-	return p.owns(lb)
-}
-
 // dryRun computes what p would do.
 func (b *Backend) dryRun(ctx context.Context, p *plan) {
 	p.dry = newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
@@ -431,7 +425,7 @@ func (c *changeWork) finish() *work {
 	for i, u := range c.units {
 		c.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Key) })
 		c.units[i].deletes = slices.DeleteFunc(u.deletes, func(lb *LoadBalancer) bool {
-			return c.wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !c.backend.owns(c.next, lb)
+			return c.wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !c.backend.host.mayChange(lb, c.next.model)
 		})
 	}
 	return &work{

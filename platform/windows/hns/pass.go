@@ -222,7 +222,7 @@ func (p *pass) ensureBalancer(lb *LoadBalancer, n service.PortName) error {
 			return p.portShortageError(lb)
 		}
 		return p.create(lb, n, nil)
-	case !p.owns(have):
+	case !p.host.mayChange(have, p.model):
 		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
 	case have.equal(lb):
 		have.Kind = lb.Kind
@@ -242,19 +242,19 @@ func (lb *LoadBalancer) withEndpoints(endpoints []string) *LoadBalancer {
 	return &x
 }
 
-// owns reports whether have, which has a desired key, may be changed. Load balancers have
-// no names, so the key decides. A load balancer with further keys, or with endpoints in
-// another network, belongs to another owner.
-func (p *pass) owns(have *LoadBalancer) bool {
-	if p.host.owns(have.ID) {
+// mayChange reports whether have, which has a desired key, may be changed. Load balancers
+// have no names, so the key decides. A load balancer with further keys, or with endpoints in
+// another network than that of m, belongs to another owner.
+func (h *Host) mayChange(have *LoadBalancer, m *model) bool {
+	if h.owns(have.ID) {
 		return true
 	}
 	if len(have.ExtraKeys) > 0 {
 		return false
 	}
 	return !slices.ContainsFunc(have.Endpoints, func(id string) bool {
-		e := p.model.endpoint(id)
-		return e != nil && e.Network != p.model.network
+		e := m.endpoint(id)
+		return e != nil && e.Network != m.network
 	})
 }
 
@@ -546,7 +546,7 @@ func (p *pass) detach(misrouted []*Endpoint) {
 		remaining.ID = ""
 		remaining.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return wrong[id] })
 		n := leftoverName(p.host.purposeOf(lb.ID), lb.Key)
-		if !p.owns(lb) {
+		if !p.host.mayChange(lb, p.model) {
 			p.fail(n, fmt.Errorf("load balancer %s, which is not ours, has an endpoint of ours that leads to the wrong node", lb.ID))
 		} else if len(remaining.Endpoints) == 0 {
 			p.drop(lb, n)

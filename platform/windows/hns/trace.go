@@ -329,7 +329,6 @@ func (t *tracer) endpointFor(x Target) *Endpoint {
 
 // compare records where lb, which has the key k, differs from the desired load balancer.
 func (t *tracer) compare(lb *LoadBalancer, k Key, want *DesiredLoadBalancer) {
-	owner := &pass{host: t.backend.host, model: t.model}
 	switch {
 	case want == nil && t.isLeftover(lb):
 		if !t.want.Incomplete {
@@ -339,7 +338,7 @@ func (t *tracer) compare(lb *LoadBalancer, k Key, want *DesiredLoadBalancer) {
 		t.fault("load balancer %s has %s, and is not kube-proxy's", lb.ID, k)
 	case want == nil:
 		t.hop("load balancer "+lb.ID, "is not kube-proxy's")
-	case !owner.owns(lb):
+	case !t.backend.host.mayChange(lb, t.model):
 		t.fault("load balancer %s has %s of %s, and is not kube-proxy's", lb.ID, k, want.PortName)
 		t.compareEndpoints(lb, want)
 	default:
