@@ -108,7 +108,8 @@ func (v fieldValues) text(on int) string {
 	return strings.Join(parts, "; ")
 }
 
-// markdown is the table, as platform/windows/hns/README.md has it. Objects that agree in a field share a row.
+// markdown is the table, as platform/windows/hns/README.md has it: the fields that differ. Objects that agree in one
+// share a row.
 func (x *requestTable) markdown() string {
 	objects, kinds := map[[4]string][]string{}, map[string]map[string]bool{} // those of each row, and of each kind
 	networks := map[string]fieldValues{}                                     // of each object
@@ -120,16 +121,15 @@ func (x *requestTable) markdown() string {
 	}
 	for key, row := range x.rows {
 		kind, _, _ := strings.Cut(key[0], ", ")
-		ours, why := "the same", ""
-		if x.diff[key] != "" {
-			ours, why = row[1].text(len(networks[key[0]])), reasonFor(key)
-		}
-		cells := [4]string{kind, key[1], row[0].text(len(networks[key[0]])) + " | " + ours, why}
-		objects[cells] = append(objects[cells], strings.TrimPrefix(strings.TrimPrefix(key[0], kind), ", "))
 		if kinds[kind] == nil {
 			kinds[kind] = map[string]bool{}
 		}
 		kinds[kind][key[0]] = true
+		if x.diff[key] == "" {
+			continue
+		}
+		cells := [4]string{kind, key[1], row[0].text(len(networks[key[0]])) + " | " + row[1].text(len(networks[key[0]])), reasonFor(key)}
+		objects[cells] = append(objects[cells], strings.TrimPrefix(strings.TrimPrefix(key[0], kind), ", "))
 	}
 	var rows [][]string
 	for cells, of := range objects {
