@@ -53,18 +53,9 @@ func files(t *testing.T, content map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range content {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, filepath.Join(dir, name), text)
 	}
 	return dir
-}
-
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestMistakes(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
@@ -63,9 +64,9 @@ func live(t *testing.T) {
 
 	second := startProxy(t, args)
 	second.await(t, `"Programmed" backend="nftables IPv4" generation=1`, "changed=false", "oom_score_adj is 0 already")
-	write(t, filepath.Join(dir, "bad.yaml"), "kind: [\n")
+	kit.WriteFile(t, filepath.Join(dir, "bad.yaml"), "kind: [\n")
 	second.await(t, "bad.yaml")
-	write(t, filepath.Join(dir, "shop.yaml"), strings.Replace(shop, "10.244.1.11", "10.244.1.12", 1))
+	kit.WriteFile(t, filepath.Join(dir, "shop.yaml"), strings.Replace(shop, "10.244.1.11", "10.244.1.12", 1))
 	second.await(t, `"Programmed a change" backend="nftables IPv4"`)
 	second.end(t)
 	if in := installed(t, dir); !in {

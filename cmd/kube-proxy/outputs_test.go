@@ -22,6 +22,7 @@ import (
 	"kubeproxy/common/logging"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/statusview"
+	"kubeproxy/test/kit"
 )
 
 // forged is the beginning of a line that foreign text tries to insert into an output.
@@ -107,9 +108,9 @@ func hostileObjects(t *testing.T, s string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		write(t, filepath.Join(dir, string(rune('a'+i))+".json"), string(text))
+		kit.WriteFile(t, filepath.Join(dir, string(rune('a'+i))+".json"), string(text))
 	}
-	write(t, filepath.Join(dir, "y.yaml"), "kind: \""+s+"\nmetadata: {"+s)
+	kit.WriteFile(t, filepath.Join(dir, "y.yaml"), "kind: \""+s+"\nmetadata: {"+s)
 	name := filepath.Join(dir, strings.NewReplacer("/", "_", "\x00", "_").Replace(s)+".yaml")
 	if err := os.WriteFile(name, []byte("kind: ["), 0o600); err != nil {
 		t.Log(err) // some systems reject the name
@@ -137,8 +138,8 @@ func hostileFile(t *testing.T, s string) {
 	}
 	dir := t.TempDir()
 	file, other := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
-	write(t, file, string(text))
-	write(t, other, configHead+s)
+	kit.WriteFile(t, file, string(text))
+	kit.WriteFile(t, other, configHead+s)
 	for _, f := range []string{file, other} {
 		runPrinted(t, "config", "validate", f)
 		runPrinted(t, "config", "migrate", f)

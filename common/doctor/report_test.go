@@ -21,7 +21,7 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		kit.WriteGolden(t, path, got)
+		kit.WriteFile(t, path, got)
 	}
 	kit.CompareGolden(t, path, got)
 }

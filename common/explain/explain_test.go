@@ -65,7 +65,7 @@ func TestExplain(t *testing.T) {
 func golden(t *testing.T, path, got string) {
 	t.Helper()
 	if *update {
-		kit.WriteGolden(t, path, got)
+		kit.WriteFile(t, path, got)
 	}
 	kit.CompareGolden(t, path, got)
 	for line := range strings.Lines(got) {

@@ -13,15 +13,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubeproxy/test/kit"
 )
 
 // TestFollowerWaitsForStableFile checks that a file does not count while it is being
 // written.
 func TestFollowerWaitsForStableFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, path, "half")
 	f := &Follower{Read: func() ([]byte, error) { return os.ReadFile(path) }}
 	synctest.Test(t, func(t *testing.T) {
 		go func() {

@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/kit"
 )
 
 // TestReadDoesNotBlock reads files that would block a reader.
 func TestReadDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "file"), "text")
+	kit.WriteFile(t, filepath.Join(dir, "file"), "text")
 	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +72,7 @@ func TestOpenPipe(t *testing.T) {
 func TestReadWhileAPipeTakesTheFilesPlace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
-	write(t, path, "text")
+	kit.WriteFile(t, path, "text")
 	ended := make(chan struct{})
 	swapped := make(chan struct{})
 	go func() {

@@ -10,17 +10,12 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"kubeproxy/test/kit"
 )
 
 // never is longer than any test may take. A Wait of that length missed the change.
 const never = time.Minute
-
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestNoticed changes a file in each way that people and tools use.
 func TestNoticed(t *testing.T) {
@@ -36,7 +31,7 @@ func TestNoticed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "c.yaml")
-			write(t, path, "a")
+			kit.WriteFile(t, path, "a")
 			expectNoticed(t, path, func() error { return change(path) })
 		})
 	}

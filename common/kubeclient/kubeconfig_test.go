@@ -55,9 +55,7 @@ func TestKubeconfigs(t *testing.T) {
 				text = strings.Replace(goodKubeconfig, tc.old, tc.now, 1)
 			}
 			file := filepath.Join(t.TempDir(), "kubeconfig")
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kit.WriteFile(t, file, text)
 			checkRefusal(t, file, tc.master, tc.want)
 		})
 	}
@@ -110,9 +108,7 @@ func TestRootedPaths(t *testing.T) {
 	}
 	for path, text := range want {
 		file := filepath.Join(t.TempDir(), "kubeconfig")
-		if err := os.WriteFile(file, []byte(strings.Replace(goodKubeconfig, "token: secret", "tokenFile: "+path, 1)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, file, strings.Replace(goodKubeconfig, "token: secret", "tokenFile: "+path, 1))
 		to, err := readKubeconfig(file, "")
 		if err != nil {
 			t.Errorf("%s: %v", path, err)

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -81,9 +80,7 @@ func (w fixture) refusingServer(t *testing.T) (seen *requests, config string) {
 	u := url.URL{Scheme: "http", Host: l.Addr().String()}
 	seen.server = u.String()
 	text := `{apiVersion: v1, kind: Config, clusters: [{name: a, cluster: {server: "` + u.String() + `"}}], users: [{name: a, user: {}}], contexts: [{name: a, context: {cluster: a, user: a}}], current-context: a}`
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, config, text)
 	return seen, config
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/kit"
 )
 
 // measured is a section with one aim met and one missed.
@@ -84,9 +86,7 @@ func TestDocumentOfOthers(t *testing.T) {
 		"# Benchmarks\n\n## Mode iptables\n\n## By hand\n": `section "By hand" is of no part that is measured`,
 	} {
 		path := filepath.Join(t.TempDir(), "benchmarks.md")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, path, text)
 		b := &bench{options: options{out: path}}
 		if err := b.measure(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("measure with a document %q: %v, want an error with %q", text, err, want)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
@@ -107,9 +108,7 @@ func TestReadTable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "expected.txt")
-			if err := os.WriteFile(file, []byte(tc.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kit.WriteFile(t, file, tc.text)
 			if _, err := readTable(file); err == nil || !strings.HasSuffix(err.Error(), tc.want) {
 				t.Errorf("error %v, want %s", err, tc.want)
 			}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/test/cluster"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -150,9 +151,7 @@ func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, f
 			t.Fatalf("volume %s: %v", v.Name, err)
 		}
 		file = filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(file, []byte(m.Data[spec.NodeSelector[corev1.LabelOSStable]+".yaml"]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, file, m.Data[spec.NodeSelector[corev1.LabelOSStable]+".yaml"])
 	}
 	return spec, file
 }

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 	"kubeproxy/test/thirdparty"
 )
@@ -125,9 +126,7 @@ func (w *fixture) testAddonConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "config.conf")
-	if err := os.WriteFile(file, []byte(m.Data["config.conf"]), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, file, m.Data["config.conf"])
 	if out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "config", "validate", file)); err != nil {
 		t.Errorf("kubeadm's configuration: %v\n%s", err, out)
 	}

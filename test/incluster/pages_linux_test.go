@@ -174,9 +174,7 @@ func (p *typist) write(t *testing.T, name, text string) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, file, text)
 }
 
 // typeInstall types docs/install.md. Each section begins with the chart installed.

@@ -38,14 +38,6 @@ func Normalize(text, dir string) string {
 	return systemTexts.Replace(text)
 }
 
-// WriteGolden makes got the text of a golden file.
-func WriteGolden(t testing.TB, path, got string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // CompareGolden requires that got is the text of a golden file.
 func CompareGolden(t testing.TB, path, got string) {
 	t.Helper()

@@ -71,9 +71,7 @@ func TestHTTPS(t *testing.T) {
 	for _, addr := range []string{program.HealthAddr, program.MetricsAddr} {
 		kit.Until(t, "the renewed certificate at "+addr, func() bool { return served(t, c.Node, addr).Cmp(first) != 0 })
 	}
-	if err := os.WriteFile(key, []byte("torn"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, key, "torn")
 	renewed := served(t, c.Node, program.MetricsAddr)
 	kit.Until(t, "status with a word on the torn key", func() bool {
 		out, err := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status"))

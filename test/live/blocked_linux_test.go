@@ -23,7 +23,7 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 	c := newCluster(t, defaultMode())
 	switches := []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}
 	set := func(file, value string) {
-		must(t, c.Node.Do(func() error { return os.WriteFile(file, []byte(value), 0) }))
+		kit.Must(t, c.Node.Do(func() error { return os.WriteFile(file, []byte(value), 0) }))
 	}
 	for _, file := range switches {
 		set(file, "0")
@@ -65,9 +65,9 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 
 	taken := netip.MustParseAddrPort("192.0.2.10:30100")
 	l, err := c.Node.Listen(t.Context(), "tcp4", taken.String())
-	must(t, err)
+	kit.Must(t, err)
 	c.write(t, "checked.yaml", []byte(strings.NewReplacer("NUMBER", "1", "PORT", "30100").Replace(checkedApp)))
 	says(1, "blocked by health-checks", "shop/checked-1", "1 with a health check that is not answered")
-	must(t, l.Close())
+	kit.Must(t, l.Close())
 	says(0, ": healthy")
 }

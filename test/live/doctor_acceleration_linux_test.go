@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -170,12 +171,12 @@ func (c *pinned) mends(t *testing.T, id, word string, args []string, fault func(
 func (c *cluster) startNamesake(t *testing.T) {
 	t.Helper()
 	tail, err := exec.LookPath("tail")
-	must(t, err)
+	kit.Must(t, err)
 	text, err := os.ReadFile(tail)
-	must(t, err)
+	kit.Must(t, err)
 	name := filepath.Join(t.TempDir(), "kube-proxy")
-	must(t, os.WriteFile(name, text, 0o700))
+	kit.Must(t, os.WriteFile(name, text, 0o700))
 	cmd := exec.Command(name, "-f", "/dev/null")
-	must(t, c.Node.Start(cmd))
+	kit.Must(t, c.Node.Start(cmd))
 	go func() { _ = cmd.Wait() }()
 }

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestDoctorOfFullConntrack fills the table of a node until the kernel drops entries. Only
@@ -46,7 +48,7 @@ func TestDoctorOfFullConntrack(t *testing.T) {
 // have is in use, and a few more.
 func (c *cluster) fillConntrack(t *testing.T, p netip.Prefix) {
 	t.Helper()
-	must(t, c.Node.Do(func() error {
+	kit.Must(t, c.Node.Do(func() error {
 		text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_max")
 		if err != nil {
 			return err

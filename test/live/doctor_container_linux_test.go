@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -34,7 +35,7 @@ func TestDoctorInAContainer(t *testing.T) {
 		cmd := c.command(append([]string{"doctor", "-o=json", "--manifests=" + c.dir}, c.mode.flags...)...)
 		prefix := []string{"unshare", "--mount", "sh", "-c", strings.Replace(container, "LOCK", lock, 1), "sh"}
 		path, err := exec.LookPath(prefix[0])
-		must(t, err)
+		kit.Must(t, err)
 		cmd.Args, cmd.Path = slices.Concat(prefix, []string{cmd.Path}, cmd.Args[1:]), path
 		var out strings.Builder
 		cmd.Stdout = &out

@@ -135,10 +135,10 @@ func listening() {
 func (c *cluster) listen(t *testing.T, at string) {
 	t.Helper()
 	self, err := os.Executable()
-	must(t, err)
+	kit.Must(t, err)
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), listenAt+"="+at)
-	must(t, c.Node.Start(cmd))
+	kit.Must(t, c.Node.Start(cmd))
 	go func() { _ = cmd.Wait() }()
 	_, port, _ := net.SplitHostPort(at)
 	kit.Until(t, "the program to listen", func() bool {
@@ -152,7 +152,7 @@ func (c *cluster) listen(t *testing.T, at string) {
 
 func (c *cluster) set(t *testing.T, name, value string) {
 	t.Helper()
-	must(t, c.Node.Do(func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }))
+	kit.Must(t, c.Node.Do(func() error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0) }))
 }
 
 // TestDoctorOfARunningProxy makes faults on a node with a proxy. Doctor names each, and
@@ -185,7 +185,7 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 	// These have no command that a test may run.
 	taken := netip.MustParseAddrPort("192.0.2.10:30100")
 	l, err := c.Node.Listen(t.Context(), "tcp4", taken.String())
-	must(t, err)
+	kit.Must(t, err)
 	c.write(t, "checked.yaml", []byte(strings.NewReplacer("NUMBER", "1", "PORT", "30100").Replace(checkedApp)))
 	kit.Until(t, "doctor to find what the proxy reports", func() bool {
 		d := c.diagnose(t)
@@ -193,7 +193,7 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 			return f.ID == "proxy-condition" && f.Subject == "health-checks" && f.Severity == "blocks"
 		})
 	})
-	must(t, l.Close())
+	kit.Must(t, l.Close())
 	c.shell(t, "nft 'add table inet firewalld; add chain inet firewalld x' && iptables-nft -N ufw-user-input")
 	for _, name := range []string{"firewalld", "ufw"} {
 		if d := c.diagnose(t); !slices.ContainsFunc(d.Findings, func(f struct{ ID, Subject, What, Fix, Severity string }) bool {
@@ -244,7 +244,7 @@ func TestDoctorBeforeTheStart(t *testing.T) {
 	c.mends(t, "port-taken", func() { c.listen(t, "0.0.0.0:10256") })
 	c.mends(t, "leftovers", func() {
 		file := filepath.Join(t.TempDir(), "tables")
-		must(t, os.WriteFile(file, []byte(upstreamTables(service.IPv4, web)), 0o600))
+		kit.Must(t, os.WriteFile(file, []byte(upstreamTables(service.IPv4, web)), 0o600))
 		c.shell(t, "iptables-legacy-restore < "+file)
 	})
 	c.mends(t, "other-proxy", func() { c.startNamesake(t) })

@@ -46,7 +46,7 @@ func letsHealthChecksIn(t *testing.T, m mode) {
 	if _, err := c.Node.Echo("", other); err != nil {
 		t.Fatal(err)
 	}
-	must(t, c.Node.AddAddr(spare))
+	kit.Must(t, c.Node.AddAddr(spare))
 	c.dropInput(t)
 	var all strings.Builder
 	for n := range checkedApps {

@@ -39,7 +39,7 @@ type insight struct {
 func (c *cluster) linkAsShown(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join("/tmp", fmt.Sprintf("%0*d", len(shownFolder)-len("/tmp/"), os.Getpid()))
-	must(t, os.Symlink(c.dir, path))
+	kit.Must(t, os.Symlink(c.dir, path))
 	t.Cleanup(func() { _ = os.Remove(path) })
 	return path
 }
@@ -130,9 +130,9 @@ func TestInsight(t *testing.T) {
 
 	next := dir + ".new"
 	t.Cleanup(func() { _ = os.RemoveAll(next) })
-	must(t, os.CopyFS(next, os.DirFS(c.dir)))
+	kit.Must(t, os.CopyFS(next, os.DirFS(c.dir)))
 	text := app{name: "web", number: 10, sticky: 600, plain: true}.on(c.Host("web-1"), c.Host("web-2")).yaml(t)
-	must(t, os.WriteFile(filepath.Join(next, "web.yaml"), text, 0o600))
+	kit.Must(t, os.WriteFile(filepath.Join(next, "web.yaml"), text, 0o600))
 	shows("change", "kube-proxy diff --from "+shownFolder+" --manifests "+shownFolder+".new --hostname-override node-a")
 
 	p.Stop(t)

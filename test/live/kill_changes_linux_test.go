@@ -32,7 +32,7 @@ func killedUnderChanges(t *testing.T, m mode) {
 	before, last := c.countRules(t), variants[len(variants)-1]
 	loads, lines := c.loads(t, web), c.converse(t, "tcp", web, 1)
 	kills := 4
-	if nightly() {
+	if kit.Nightly() {
 		kills = 30
 	}
 	partial := 0

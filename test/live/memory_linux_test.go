@@ -34,7 +34,7 @@ func TestStartsWithLittleMemory(t *testing.T) {
 	} {
 		t.Run(tt.way, func(t *testing.T) {
 			services, limit := tt.few, tt.limitOfFew
-			if nightly() {
+			if kit.Nightly() {
 				services, limit = tt.many, tt.ofMany
 			}
 			m := switchableModes()[tt.way]

@@ -43,7 +43,7 @@ func checkNodeLocalDNS(t *testing.T, m mode) {
 }
 `)
 	cache, err := c.Node.ListenPacket(t.Context(), "udp", at.String())
-	must(t, err)
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = cache.Close() })
 	go func() {
 		question := make([]byte, 512)
@@ -63,7 +63,7 @@ func checkNodeLocalDNS(t *testing.T, m mode) {
 // asksDatagram returns what answers a datagram.
 func asksDatagram(t *testing.T, h *netlab.Host, at netip.AddrPort) string {
 	conn, err := h.Dial(t.Context(), "udp", at.String())
-	must(t, err)
+	kit.Must(t, err)
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(time.Second))
 	_, err = conn.Write([]byte("question"))

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -84,7 +85,7 @@ func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed n
 		t.Fatal(err)
 	}
 	ip := [...]uint16{unix.ETH_P_IP, unix.ETH_P_IPV6}[service.FamilyOf(dialed)]
-	must(t, unix.Bind(wire, &unix.SockaddrLinklayer{Protocol: ip<<8 | ip>>8}))
+	kit.Must(t, unix.Bind(wire, &unix.SockaddrLinklayer{Protocol: ip<<8 | ip>>8}))
 	a, err := o.conn.Ask(t.Context())
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Fatalf("%s: %s, %v", o.name, a.Outcome, err)
@@ -104,18 +105,11 @@ func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed n
 		t.Fatalf("%s: no packet came from %s", o.name, a.Client)
 	}
 	to := netip.AddrPortFrom(a.Client.Addr(), 0) // a raw socket has no ports
-	must(t, unix.Sendto(raw, last.outOfWindow(), 0, sockaddr(to)))
+	kit.Must(t, unix.Sendto(raw, last.outOfWindow(), 0, sockaddr(to)))
 	for range 20 { // the effect takes a moment
 		if a, err := o.conn.Ask(t.Context()); err != nil || a.Backend != o.server {
 			t.Fatalf("%s: %s %s, %v; want %s to go on", o.name, a.Outcome, a.Backend, err, o.server)
 		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -25,7 +25,7 @@ import (
 func TestServersUnderFlood(t *testing.T) {
 	t.Parallel()
 	total, changes := 600, 3
-	if nightly() {
+	if kit.Nightly() {
 		total, changes = 5000, 31
 	}
 	for _, most := range []int{256, 4096} {
@@ -44,10 +44,10 @@ func TestServersUnderFlood(t *testing.T) {
 			}
 			slowest := quiet + quiet/10 + 5*time.Millisecond
 			busy := c.changeTimes(t, "busy", changes)
-			for try := 0; nightly() && busy > slowest && try < 3; try++ { // the machine may have much else to do
+			for try := 0; kit.Nightly() && busy > slowest && try < 3; try++ { // the machine may have much else to do
 				busy = min(busy, c.changeTimes(t, "busy", changes))
 			}
-			if nightly() && busy > slowest {
+			if kit.Nightly() && busy > slowest {
 				t.Errorf("half of %d changes took more than %s, want at most %s", changes, busy, slowest)
 			}
 			t.Logf("half of %d changes took less than %s alone, and than %s under %d hostile connections", changes, quiet, busy, total)

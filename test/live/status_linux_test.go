@@ -86,7 +86,7 @@ func TestStatusWatch(t *testing.T) {
 	p.AwaitLog(t, "shop/web: port lines/tcp IPv4: endpoint 10.244.1.11:8080 is new: ready, used")
 	c.save(t, web)
 	p.AwaitLog(t, "shop/web: port lines/tcp IPv4: endpoint 10.244.1.11:8080 is gone")
-	must(t, syscall.Kill(p.Pid(), syscall.SIGINT))
+	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGINT))
 	if err := p.Wait(t); err != nil {
 		t.Errorf("an interrupt ends it with %v, want exit code 0", err)
 	}

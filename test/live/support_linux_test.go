@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -46,9 +47,7 @@ users:
 - {name: v, user: {client-key-data: "` + code(secretKey) + `", client-certificate-data: "` + code(secretCert) + `"}}
 `
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, path, text)
 	return path
 }
 
@@ -65,9 +64,7 @@ func TestSupportDump(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := filepath.Join(t.TempDir(), "proxy.log")
-	if err := os.WriteFile(log, slices.Concat([]byte("the first line of the log\n"), text, []byte(secretKey+secretCert+"Authorization: Bearer "+secretToken+"\nthe last line of the log\n")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, log, "the first line of the log\n"+string(text)+secretKey+secretCert+"Authorization: Bearer "+secretToken+"\nthe last line of the log\n")
 	path := filepath.Join(t.TempDir(), "dump.tar.gz")
 	cmd := c.command(append([]string{"--manifests=" + c.dir, "--kubeconfig=" + kubeconfig, "--log-file=" + log}, c.mode.flags...)...)
 	cmd.Args = append(slices.Insert(cmd.Args, 1, "support-dump", path), "--timeout=20s")

@@ -18,16 +18,14 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
-// nightly returns whether tests run for long, in a run of their own.
-func nightly() bool { return os.Getenv("KUBEPROXY_NIGHTLY") != "" }
-
 // flooding is how long hostile clients go on.
 func flooding() time.Duration {
-	if nightly() {
+	if kit.Nightly() {
 		return time.Minute
 	}
 	return 3 * time.Second
@@ -97,7 +95,7 @@ func checkPrompt(t *testing.T, took []time.Duration) {
 	p99 := took[(len(took)-1)*99/100]
 	t.Logf("a neighbour made %d connections: half of them within %s, 99 %% within %s", len(took), took[len(took)/2], p99)
 	most := time.Second // on a machine that may run other tests
-	if nightly() {
+	if kit.Nightly() {
 		most = 50 * time.Millisecond
 	}
 	if p99 > most {

@@ -61,9 +61,7 @@ func startPrometheus(t *testing.T, h *netlab.Host, rules string, nodes ...*netla
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"prometheus.yaml": string(config), "rules.yaml": rules} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, filepath.Join(dir, name), text)
 	}
 	cmd := exec.Command(filepath.Join(programs, "prometheus"),
 		"--config.file="+filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+prometheusAddr)

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/kit"
 )
 
 const junit = `<?xml version="1.0" encoding="UTF-8"?>
@@ -31,9 +33,7 @@ const junit = `<?xml version="1.0" encoding="UTF-8"?>
 // count once.
 func TestReadReport(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "junit.xml")
-	if err := os.WriteFile(file, []byte(junit), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, file, junit)
 	got, err := readReport(file)
 	want := Results{
 		Passed:  1,
@@ -49,9 +49,7 @@ func TestReadReport(t *testing.T) {
 		suite + `<properties><property name="SpecialSuiteFailureReason" value="Suite Timeout Elapsed"></property></properties>` + spec + "</testsuite>": "Suite Timeout Elapsed",
 		suite + spec + `<testcase name="[AfterSuite]" status="failed"><failure message="no room"></failure></testcase></testsuite>`:                     "[AfterSuite]: no room",
 	} {
-		if err := os.WriteFile(file, []byte("<testsuites>"+text+"</testsuites>"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, file, "<testsuites>"+text+"</testsuites>")
 		if _, err := readReport(file); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
@@ -167,9 +165,7 @@ func TestParts(t *testing.T) {
 // TestFocusOn checks that the names in a report of a dry run select these specs alone.
 func TestFocusOn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), reportFile)
-	if err := os.WriteFile(file, []byte(junit), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, file, junit)
 	names, err := readNames(file)
 	if want := []string{"[sig-network] Services should serve"}; err != nil || !slices.Equal(names, want) {
 		t.Fatalf("%q, %v; want %q", names, err, want)

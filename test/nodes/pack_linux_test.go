@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestOpenParts checks that a cluster of packed parts has as many nodes as are asked for,
@@ -16,9 +18,7 @@ import (
 func TestOpenParts(t *testing.T) {
 	folder := t.TempDir()
 	text := `{"Nodes": 0, "Programs": "/disk/programs", "Tests": "/disk/programs", "Store": "/disk/containerd"}`
-	if err := os.WriteFile(filepath.Join(folder, partsFile), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, filepath.Join(folder, partsFile), text)
 	c, err := OpenParts(io.Discard, folder, 3)
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package outage
 
 import (
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -73,9 +72,7 @@ func TestBadKubeconfig(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "kubeconfig")
 			if tc.text != "" {
-				if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				kit.WriteFile(t, path, tc.text)
 			}
 			out, err := program.Run(t, lab.Node, kubeProxy.Command("--kubeconfig="+path))
 			wantExit(t, err, 1)
@@ -110,9 +107,7 @@ users: [{name: u, user: {token: t}}]
 // start later.
 func testNoAPIServer(t *testing.T, lab *netlab.Lab) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(path, []byte(kubeconfigFor("https://192.0.2.11:6443")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, path, kubeconfigFor("https://192.0.2.11:6443"))
 	p := kubeProxy.Start(t, lab.Node, "--kubeconfig="+path)
 	p.AwaitLog(t, "connection refused", "192.0.2.11:6443")
 	p.AwaitLog(t, "Still reading and programming for the first time")

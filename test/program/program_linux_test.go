@@ -26,9 +26,7 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.10}]}
 func TestProxyAnswers(t *testing.T) {
 	lab := netlab.Start(t, netlab.Config{})
 	file := filepath.Join(t.TempDir(), "node.yaml")
-	if err := os.WriteFile(file, []byte(node), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, file, node)
 	before := Generation(t, lab.Node)
 	p := kubeProxy.Start(t, lab.Node, "--manifests="+file, "--cluster-cidr="+netlab.ClusterCIDR)
 	p.AwaitLog(t, `"Programmed"`, "nftables IPv4")

@@ -6,13 +6,13 @@ package windows
 import (
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 	"kubeproxy/test/wine"
 )
@@ -116,9 +116,7 @@ func TestStateFiles(t *testing.T) {
 		`{"version":1,"node":"node-z","loadBalancers":{},"endpoints":{}}`: `The state file is of node "node-z", not of "node-a"`,
 		`{"version":99}`: "The state file has version 99",
 	} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, path, text)
 		before := n.hns.Calls()
 		n.start(t)
 		n.await(t, words, func() bool { return has(n.process.Log(), words) })
@@ -147,9 +145,7 @@ func TestRenderKnowsTheNode(t *testing.T) {
 		t.Errorf("hns-state: exit code %d, %s\n%s", code, calls, text)
 	}
 	path := filepath.Join(t.TempDir(), "state.json")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, path, text)
 	render := []string{"render", "--proxy-mode=kernelspace", "--hostname-override=node-a", "--manifests=" + wine.File(n.dir), "--hns-state=" + wine.File(path)}
 	var output string
 	if code, output = n.run(t, render...); code != 0 || strings.Contains(output, "\n+ ") || strings.Contains(output, "\n- ") || !has(output, "tcp 10.96.0.10:80") {

@@ -83,7 +83,7 @@ func (n *node) compare(t *testing.T, golden string) {
 	t.Helper()
 	have := n.describe() + n.unsupported(t)
 	if *update {
-		kit.WriteGolden(t, golden, have)
+		kit.WriteFile(t, golden, have)
 	}
 	kit.CompareGolden(t, golden, have)
 }

@@ -6,22 +6,19 @@ package winparity
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 )
-
-// nightly says that tests have hours.
-func nightly() bool { return os.Getenv("KUBEPROXY_NIGHTLY") != "" }
 
 // TestNightlyLifecycle plays what is rare in the life of Services, by night, on an HNS that
 // can change load balancers and on one that cannot.
 func TestNightlyLifecycle(t *testing.T) {
-	if !nightly() {
+	if !kit.Nightly() {
 		return
 	}
 	for _, s := range []setting{{hns.Version{Major: 15, Minor: 5}, "Overlay"}, {hns.Version{Major: 13, Minor: 3}, "L2Bridge"}} {

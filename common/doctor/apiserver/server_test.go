@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,6 +18,7 @@ import (
 
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/kubeclient"
+	"kubeproxy/test/kit"
 )
 
 // fakeServer is an API server as far as the checks use one.
@@ -174,9 +174,7 @@ func TestUnreached(t *testing.T) {
 	s.Client.Connection.Kubeconfig = file
 	found, _ = look(t, s)
 	expect(t, found, "kubeconfig |  | read kubeconfig ... no such file")
-	if err := os.WriteFile(file, []byte("kind: Pod\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, file, "kind: Pod\n")
 	s = &Server{Client: s.Client}
 	found, _ = look(t, s)
 	expect(t, found, "kubeconfig |  | read kubeconfig")

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // flows returns n entries with a reply, from the client to dst, translated to by. The
@@ -35,7 +36,7 @@ func (tn testNet) flows(n int, dst, by netip.AddrPort) []Flow {
 func dumped(t *testing.T, f Filter) []Flow {
 	t.Helper()
 	var all []Flow
-	must(t, Netlink{}.Dump(t.Context(), f, func(f Flow) { all = append(all, f) }))
+	kit.Must(t, Netlink{}.Dump(t.Context(), f, func(f Flow) { all = append(all, f) }))
 	return sorted(all)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // liveCase describes snapshots of two Services: dns, with a VIP and NodePort 30053, and
@@ -73,11 +74,11 @@ func TestSupervise(t *testing.T) {
 				r := &Reconciler{Driver: Netlink{}, Family: f}
 				if test.before != nil {
 					_, err := r.Sync(t.Context(), test.before.snapshot(p))
-					must(t, err)
+					kit.Must(t, err)
 				}
 				want := p.traffic(test.gone)
 				n, err := r.Sync(t.Context(), test.after.snapshot(p))
-				must(t, err)
+				kit.Must(t, err)
 				if got := p.list(); !cmp.Equal(want, got) || n != len(test.gone) {
 					t.Errorf("deleted %d, want %d; entries left (-want +got):\n%s", n, len(test.gone), cmp.Diff(want, got))
 				}
@@ -112,7 +113,7 @@ func (tn *testNet) traffic(gone []netip.AddrPort) []string {
 		to(tn.vip2, 53), to(tn.vip2, 54), to(tn.remote, 53), to(tn.remote, 30053), to(tn.remote, 5400),
 	} {
 		_, err := tn.open(dst).Write([]byte("lost"))
-		must(tn.t, err)
+		kit.Must(tn.t, err)
 		if !slices.Contains(gone, dst) {
 			want = append(want, dst.String()+" by "+dst.String())
 		}
@@ -130,14 +131,14 @@ func TestBlackHole(t *testing.T) {
 			p := newTestNet(t, f)
 			r := &Reconciler{Driver: Netlink{}, Family: f}
 			_, err := r.Sync(t.Context(), liveCase{dns: []netip.AddrPort{p.a}}.snapshot(p))
-			must(t, err)
+			kit.Must(t, err)
 			p.translate(map[netip.AddrPort]netip.AddrPort{to(p.vip, 53): p.a})
 			c := p.open(to(p.vip, 53))
 			first := p.query(c)
 			p.translate(map[netip.AddrPort]netip.AddrPort{to(p.vip, 53): p.b})
 			second := p.query(c)
 			_, err = r.Sync(t.Context(), liveCase{dns: []netip.AddrPort{p.b}}.snapshot(p))
-			must(t, err)
+			kit.Must(t, err)
 			got := []string{first, second, p.query(c)}
 			if want := []string{p.a.String(), p.a.String(), p.b.String()}; !cmp.Equal(want, got) {
 				t.Errorf("answers (-want +got):\n%s", cmp.Diff(want, got))

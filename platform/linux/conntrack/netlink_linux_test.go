@@ -13,13 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/test/kit"
 )
 
 // TestReadDump reads recorded messages. A dump that the kernel interrupted is an error, so
 // that it is done again.
 func TestReadDump(t *testing.T) {
 	raw, err := hex.DecodeString(entryV4)
-	must(t, err)
+	kit.Must(t, err)
 	entry := netlink.Message{Body: raw}
 	done := netlink.Message{Type: unix.NLMSG_DONE, Body: make([]byte, 4)}
 	marked := func(m netlink.Message) netlink.Message { m.Flags |= unix.NLM_F_DUMP_INTR; return m }

@@ -20,6 +20,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/test/kit"
 )
 
 // testNet is one family's part of a test's network namespace. It has the node's address,
@@ -68,19 +69,19 @@ func newTestNet(t *testing.T, f service.Family) *testNet {
 	t.Helper()
 	p := newAddresses(f)
 	p.t = t
-	must(t, rtnl.LinkAdd(&rtnl.Veth{LinkAttrs: rtnl.LinkAttrs{Name: "out"}, PeerName: "nowhere"}))
+	kit.Must(t, rtnl.LinkAdd(&rtnl.Veth{LinkAttrs: rtnl.LinkAttrs{Name: "out"}, PeerName: "nowhere"}))
 	for _, name := range []string{"lo", "nowhere", "out"} {
 		link, err := rtnl.LinkByName(name)
-		must(t, err)
-		must(t, rtnl.LinkSetUp(link))
+		kit.Must(t, err)
+		kit.Must(t, rtnl.LinkSetUp(link))
 		switch name {
 		case "lo":
 			for _, a := range []netip.Addr{p.client, p.node, p.a.Addr(), p.b.Addr()} {
-				must(t, rtnl.AddrAdd(link, &rtnl.Addr{IPNet: single(a), Flags: unix.IFA_F_NODAD}))
+				kit.Must(t, rtnl.AddrAdd(link, &rtnl.Addr{IPNet: single(a), Flags: unix.IFA_F_NODAD}))
 			}
 		case "out":
 			for _, dst := range []netip.Addr{p.vip, p.vip2, p.remote} {
-				must(t, rtnl.RouteAdd(&rtnl.Route{LinkIndex: link.Attrs().Index, Dst: single(dst)}))
+				kit.Must(t, rtnl.RouteAdd(&rtnl.Route{LinkIndex: link.Attrs().Index, Dst: single(dst)}))
 			}
 		}
 	}
@@ -98,7 +99,7 @@ func (tn *testNet) waitForAddresses() {
 	for _, a := range []netip.Addr{tn.client, tn.node, tn.a.Addr(), tn.b.Addr()} {
 		for {
 			is, err := Netlink{}.Local(tn.t.Context(), a)
-			must(tn.t, err)
+			kit.Must(tn.t, err)
 			if is {
 				break
 			}
@@ -115,18 +116,11 @@ func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // echo answers every packet with its destination address.
 func (tn *testNet) echo(at netip.AddrPort) {
 	tn.t.Helper()
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-	must(tn.t, err)
+	kit.Must(tn.t, err)
 	tn.t.Cleanup(func() { c.Close() })
 	go func() {
 		b := make([]byte, 64)
@@ -144,7 +138,7 @@ func (tn *testNet) echo(at netip.AddrPort) {
 func (tn *testNet) translate(to map[netip.AddrPort]netip.AddrPort) {
 	tn.t.Helper()
 	c, err := nftables.New()
-	must(tn.t, err)
+	kit.Must(tn.t, err)
 	t := &nftables.Table{Name: "test", Family: nftables.TableFamilyIPv4}
 	if tn.family == service.IPv6 {
 		t.Family = nftables.TableFamilyIPv6
@@ -157,7 +151,7 @@ func (tn *testNet) translate(to map[netip.AddrPort]netip.AddrPort) {
 	for from, dst := range to {
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: tn.dnat(from, dst)})
 	}
-	must(tn.t, c.Flush())
+	kit.Must(tn.t, c.Flush())
 }
 
 func (tn *testNet) dnat(from, to netip.AddrPort) []expr.Any {
@@ -183,7 +177,7 @@ func (tn *testNet) dnat(from, to netip.AddrPort) []expr.Any {
 func (tn *testNet) open(dst netip.AddrPort) *net.UDPConn {
 	tn.t.Helper()
 	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(tn.client, 0)), net.UDPAddrFromAddrPort(dst))
-	must(tn.t, err)
+	kit.Must(tn.t, err)
 	tn.t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -192,11 +186,11 @@ func (tn *testNet) open(dst netip.AddrPort) *net.UDPConn {
 func (tn *testNet) query(c *net.UDPConn) string {
 	tn.t.Helper()
 	_, err := c.Write([]byte("who"))
-	must(tn.t, err)
-	must(tn.t, c.SetReadDeadline(time.Now().Add(15*time.Second)))
+	kit.Must(tn.t, err)
+	kit.Must(tn.t, c.SetReadDeadline(time.Now().Add(15*time.Second)))
 	b := make([]byte, 64)
 	n, err := c.Read(b)
-	must(tn.t, err)
+	kit.Must(tn.t, err)
 	return string(b[:n])
 }
 
@@ -204,7 +198,7 @@ func (tn *testNet) query(c *net.UDPConn) string {
 func (tn *testNet) list() []string {
 	tn.t.Helper()
 	var all []string
-	must(tn.t, Netlink{}.Dump(tn.t.Context(), Filter{Family: tn.family}, func(f Flow) {
+	kit.Must(tn.t, Netlink{}.Dump(tn.t.Context(), Filter{Family: tn.family}, func(f Flow) {
 		if f.Protocol == service.UDP {
 			all = append(all, f.Dst.String()+" by "+f.ReplySrc.String())
 		}
@@ -225,8 +219,8 @@ func inject(t testing.TB, flows []Flow) {
 		}
 		e.AddFlags(unix.NLM_F_ACK)
 		s, err := dial(t.Context())
-		must(t, err)
-		must(t, s.Transact(e.Buf))
+		kit.Must(t, err)
+		kit.Must(t, s.Transact(e.Buf))
 		s.Close()
 	}
 }

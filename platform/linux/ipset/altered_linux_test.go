@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // TestAlteredSets checks that a set that another process made in the place of ours is
@@ -23,16 +24,16 @@ func TestAlteredSets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			alone(t, func(k *Kernel) {
 				s := Set{"A", HashIPPort, service.IPv4}
-				must(t, k.Create(s), k.Add(s, members(s)))
+				kit.Must(t, k.Create(s), k.Add(s, members(s)))
 				wantAltered(t, k, false)
 				setRule(t, "-A")
 				run(t, "", "ipset", append([]string{"create", "B", "hash:ip,port"}, strings.Fields(options)...)...)
 				run(t, "", "ipset", "swap", "A", "B")
 				run(t, "", "ipset", "destroy", "B")
 				wantAltered(t, k, true)
-				must(t, k.Create(s))
+				kit.Must(t, k.Create(s))
 				wantAltered(t, k, false)
-				must(t, k.Add(s, members(s)), k.Create(s))
+				kit.Must(t, k.Add(s, members(s)), k.Create(s))
 				wantList(t, k, s, entries(members(s))...)
 				setRule(t, "-D")
 			})
@@ -44,7 +45,7 @@ func TestAlteredSets(t *testing.T) {
 func wantAltered(t *testing.T, k *Kernel, want bool) {
 	t.Helper()
 	heads, err := k.Headers()
-	must(t, err)
+	kit.Must(t, err)
 	if len(heads) != 1 || heads[0].Altered != want {
 		t.Errorf("heads %+v, want one, altered %t", heads, want)
 	}
@@ -57,7 +58,7 @@ func TestSetsAsMade(t *testing.T) {
 		for _, f := range service.Families {
 			alone(t, func(k *Kernel) {
 				s := Set{"A", kind, f}
-				must(t, k.Create(s), k.Add(s, members(s)))
+				kit.Must(t, k.Create(s), k.Add(s, members(s)))
 				wantAltered(t, k, false)
 			})
 		}

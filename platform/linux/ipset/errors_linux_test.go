@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // wantError checks the text of an error, and its kind unless that is nil.
@@ -30,7 +31,7 @@ func TestOtherSet(t *testing.T) {
 	for _, s := range []Set{{"A", HashIP, service.IPv4}, {"A", HashIPPortNet, service.IPv4}, {"A", HashIPPort, service.IPv6}} {
 		t.Run(fmt.Sprint(s.Type, s.Family), func(t *testing.T) {
 			alone(t, func(k *Kernel) {
-				must(t, k.Create(there), k.Add(there, members(there)))
+				kit.Must(t, k.Create(there), k.Add(there, members(there)))
 				text := fmt.Sprintf("it is hash:ip,port for IPv4, want %s for %s", s.Type, s.Family)
 				_, err := k.List(s)
 				wantError(t, err, "list ipset A: ", ErrTypeMismatch)
@@ -61,7 +62,7 @@ func TestSetThatCannotBe(t *testing.T) {
 		longest := strings.Repeat("x", 31)
 		wantError(t, k.Create(Set{longest + "x", HashIP, service.IPv4}), "32 bytes", nil)
 		wantError(t, k.Create(Set{"", HashIP, service.IPv4}), "0 bytes", nil)
-		must(t, k.Create(Set{longest, HashIP, service.IPv4}), k.Destroy(longest))
+		kit.Must(t, k.Create(Set{longest, HashIP, service.IPv4}), k.Destroy(longest))
 	})
 }
 
@@ -85,7 +86,7 @@ func TestElementThatCannotBe(t *testing.T) {
 				s := Set{"A", HashIPPortNet, service.IPv4}
 				bad := good
 				tt.spoil(&bad)
-				must(t, k.Create(s))
+				kit.Must(t, k.Create(s))
 				wantError(t, k.Add(s, []Member{{Entry: good}, {Entry: bad}}), "add to ipset A: ", nil)
 				wantError(t, k.Add(s, []Member{{Entry: good}, {Entry: bad}}), tt.want, nil)
 				wantList(t, k, s, good)
@@ -97,7 +98,7 @@ func TestElementThatCannotBe(t *testing.T) {
 func TestZeroAddress(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		s := Set{"A", HashIP, service.IPv4}
-		must(t, k.Create(s))
+		kit.Must(t, k.Create(s))
 		err := k.Add(s, []Member{{Entry: Entry{Addr: netip.IPv4Unspecified()}}})
 		wantError(t, err, "add to ipset A: 0.0.0.0: no set takes the zero address", nil)
 	})
@@ -112,7 +113,7 @@ func TestFullSet(t *testing.T) {
 		wantError(t, err, "add to ipset A: ", nil)
 		wantError(t, err, ": the set is full", nil)
 		got, err := k.List(s)
-		must(t, err)
+		kit.Must(t, err)
 		// How many more than maxelem fit depends on the kernel.
 		if len(got) == len(all) || !slices.Equal(got, entries(all[:len(got)])) {
 			t.Errorf("the set has %d elements of %d, and these in order: %v", len(got), len(all), slices.Equal(got, entries(all[:len(got)])))
@@ -129,10 +130,10 @@ func setRule(t *testing.T, how string) {
 func TestSetInUse(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		s := Set{"A", HashIP, service.IPv4}
-		must(t, k.Create(s))
+		kit.Must(t, k.Create(s))
 		setRule(t, "-A")
 		heads, err := k.Headers()
-		must(t, err)
+		kit.Must(t, err)
 		if len(heads) != 1 || heads[0].References == 0 {
 			t.Errorf("heads of the set = %v, want references", heads)
 		}
@@ -144,7 +145,7 @@ func TestSetInUse(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- k.Destroy("A") }()
 		setRule(t, "-D")
-		must(t, <-done)
+		kit.Must(t, <-done)
 		_, err = k.List(s)
 		wantError(t, err, "", ErrMissing)
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -36,7 +37,7 @@ func alone(t *testing.T, f func(k *Kernel)) {
 		if err := k.Create(Set{Name: "probe", Type: HashIP}); errors.Is(err, errors.ErrUnsupported) {
 			t.Skip(err)
 		}
-		must(t, k.Destroy("probe"))
+		kit.Must(t, k.Destroy("probe"))
 		f(k)
 	})
 }
@@ -53,19 +54,11 @@ func run(t *testing.T, input, name string, args ...string) string {
 	return string(out)
 }
 
-// must fails the test if one of errs is not nil.
-func must(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // wantList checks that the kernel lists entries, in this order.
 func wantList(t *testing.T, k *Kernel, s Set, want ...Entry) {
 	t.Helper()
 	got, err := k.List(s)
-	must(t, err)
+	kit.Must(t, err)
 	if diff := cmp.Diff(want, got, cmp.Comparer(same)); diff != "" {
 		t.Errorf("ipset %s (-want +got):\n%s", s.Name, diff)
 	}
@@ -125,7 +118,7 @@ func each(t *testing.T, f func(t *testing.T, k *Kernel, s Set)) {
 			t.Run(fmt.Sprint(typ, family), func(t *testing.T) {
 				alone(t, func(k *Kernel) {
 					s := Set{"KUBE-SOME-SET", typ, family}
-					must(t, k.Create(s))
+					kit.Must(t, k.Create(s))
 					f(t, k, s)
 				})
 			})
@@ -140,13 +133,13 @@ func TestElements(t *testing.T) {
 		wantList(t, k, s)
 		all := members(s)
 		last := len(all) - 1
-		must(t, k.Add(s, all[1:]))
-		must(t, k.Add(s, all), k.Create(s))
+		kit.Must(t, k.Add(s, all[1:]))
+		kit.Must(t, k.Add(s, all), k.Create(s))
 		wantList(t, k, s, entries(all)...)
-		must(t, k.Del(s, entries(all[last:])))
-		must(t, k.Del(s, entries(all[last:])))
+		kit.Must(t, k.Del(s, entries(all[last:])))
+		kit.Must(t, k.Del(s, entries(all[last:])))
 		wantList(t, k, s, entries(all[:last])...)
-		must(t, k.Add(s, nil), k.Del(s, nil), k.Destroy(s.Name), k.Destroy(s.Name))
+		kit.Must(t, k.Add(s, nil), k.Del(s, nil), k.Destroy(s.Name), k.Destroy(s.Name))
 		if _, err := k.List(s); !errors.Is(err, ErrMissing) {
 			t.Errorf("list of no set: %v", err)
 		}
@@ -167,18 +160,18 @@ func TestTextIsOfIpset(t *testing.T) {
 	each(t, func(t *testing.T, k *Kernel, s Set) {
 		all := members(s)
 		all[1].Comment = `a "quoted" word\`
-		must(t, k.Add(s, all))
+		kit.Must(t, k.Add(s, all))
 		var text strings.Builder
 		s.Write(all, func(line, _ string) { text.WriteString(line) })
 		if diff := cmp.Diff(lines(run(t, "", "ipset", "save", s.Name)), lines(text.String())); diff != "" {
 			t.Errorf("text (-ipset +ours):\n%s", diff)
 		}
-		must(t, k.Destroy(s.Name))
+		kit.Must(t, k.Destroy(s.Name))
 		run(t, text.String(), "ipset", "restore")
 		if diff := cmp.Diff(lines(text.String()), lines(run(t, "", "ipset", "save"))); diff != "" {
 			t.Errorf("restored (-ours +ipset):\n%s", diff)
 		}
-		must(t, k.Create(s))
+		kit.Must(t, k.Create(s))
 		wantList(t, k, s, entries(all)...)
 	})
 }
@@ -190,11 +183,11 @@ func TestWholeIsTwoHalves(t *testing.T) {
 			s := Set{"SET-" + f.String(), HashIPPortNet, f}
 			m := members(s)[0]
 			m.Net = netip.MustParsePrefix(whole)
-			must(t, k.Create(s), k.Add(s, []Member{m}))
+			kit.Must(t, k.Create(s), k.Add(s, []Member{m}))
 			low, high := m.Entry, m.Entry
 			low.Net, high.Net = Halves(m.Net)[0], Halves(m.Net)[1]
 			wantList(t, k, s, low, high)
-			must(t, k.Del(s, []Entry{m.Entry}))
+			kit.Must(t, k.Del(s, []Entry{m.Entry}))
 			wantList(t, k, s)
 		}
 	})
@@ -206,9 +199,9 @@ func TestCommentsAreRenewed(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		s := Set{"A", HashIP, service.IPv4}
 		m := members(s)[1]
-		must(t, k.Create(s))
+		kit.Must(t, k.Create(s))
 		for _, m.Comment = range []string{"one", strings.Repeat("x", 300), ""} {
-			must(t, k.Add(s, []Member{m}))
+			kit.Must(t, k.Add(s, []Member{m}))
 			want := "add A " + m.Addr.String()
 			if m.Comment != "" {
 				want += fmt.Sprintf(" comment %q", m.Comment[:min(len(m.Comment), 255)])
@@ -217,7 +210,7 @@ func TestCommentsAreRenewed(t *testing.T) {
 				t.Errorf("saved\n%s\nwant %s", got, want)
 			}
 			got, err := k.Members(s)
-			must(t, err)
+			kit.Must(t, err)
 			if len(got) != 1 || got[0].Comment != Comment(m.Comment) {
 				t.Errorf("listed %v, want comment %q", got, Comment(m.Comment))
 			}
@@ -230,7 +223,7 @@ func TestSetWithoutComments(t *testing.T) {
 	alone(t, func(k *Kernel) {
 		s := Set{"A", HashIP, service.IPv4}
 		run(t, "", "ipset", "create", s.Name, string(s.Type))
-		must(t, k.Create(s), k.Add(s, members(s)))
+		kit.Must(t, k.Create(s), k.Add(s, members(s)))
 		wantList(t, k, s, entries(members(s))...)
 	})
 }
@@ -239,9 +232,9 @@ func TestSetWithoutComments(t *testing.T) {
 func TestManyElements(t *testing.T) {
 	each(t, func(t *testing.T, k *Kernel, s Set) {
 		all := many(s, 20000)
-		must(t, k.Add(s, all))
+		kit.Must(t, k.Add(s, all))
 		wantList(t, k, s, entries(all)...)
-		must(t, k.Del(s, entries(all[:19000])))
+		kit.Must(t, k.Del(s, entries(all[:19000])))
 		wantList(t, k, s, entries(all[19000:])...)
 	})
 }
@@ -268,9 +261,9 @@ func TestHeaders(t *testing.T) {
 		before := run(t, "", "ipset", "save")
 		s := Set{"A", HashIPPort, service.IPv6}
 		// So many that the kernel would list the set in several parts.
-		must(t, k.Create(s), k.Add(s, many(s, 5000)))
+		kit.Must(t, k.Create(s), k.Add(s, many(s, 5000)))
 		got, err := k.Headers()
-		must(t, err)
+		kit.Must(t, err)
 		slices.SortFunc(got, func(a, b Header) int { return strings.Compare(a.Name, b.Name) })
 		want := []Header{
 			{"A", HashIPPort, service.IPv6, 5000, 0, false},
@@ -281,7 +274,7 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("heads (-want +got):\n%s", diff)
 		}
 		// Without a name, the kernel would destroy all sets.
-		must(t, k.Destroy(""), k.Destroy("A"))
+		kit.Must(t, k.Destroy(""), k.Destroy("A"))
 		if after := run(t, "", "ipset", "save"); after != before {
 			t.Errorf("others' sets were\n%s\nand are\n%s", before, after)
 		}

@@ -63,10 +63,10 @@ func TestProgramsTellTheCookie(t *testing.T) {
 func isAsked(t *testing.T, cgroup string) bool {
 	t.Helper()
 	dir, err := os.Open(cgroup)
-	must(t, err)
+	kit.Must(t, err)
 	defer dir.Close()
 	all, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupInet4Connect})
-	must(t, err)
+	kit.Must(t, err)
 	return slices.ContainsFunc(all.Programs, func(at link.AttachedProgram) bool {
 		p, err := ebpf.NewProgramFromID(at.ID)
 		if err != nil {
@@ -74,7 +74,7 @@ func isAsked(t *testing.T, cgroup string) bool {
 		}
 		defer p.Close()
 		info, err := p.Info()
-		must(t, err)
+		kit.Must(t, err)
 		return info.Name == questionName
 	})
 }
@@ -92,10 +92,10 @@ func TestQuestionLetsOthersPass(t *testing.T) {
 		moveTo(t, cgroup)
 		defer moveTo(t, filepath.Dir(cgroup))
 		answer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-		must(t, err)
+		kit.Must(t, err)
 		defer answer.Close()
 		l, err := attachQuestion(cgroup, asked, answer)
-		must(t, err)
+		kit.Must(t, err)
 		defer l.Close()
 		for name, c := range map[string]struct {
 			kind int
@@ -108,7 +108,7 @@ func TestQuestionLetsOthersPass(t *testing.T) {
 			"another port":    {unix.SOCK_DGRAM, unix.SockaddrInet4{Addr: asked.Addr, Port: asked.Port + 1}, nil},
 		} {
 			s, err := unix.Socket(unix.AF_INET, c.kind|unix.SOCK_CLOEXEC, 0)
-			must(t, err)
+			kit.Must(t, err)
 			if err := unix.Connect(s, &c.to); !errors.Is(err, c.want) {
 				t.Errorf("%s: %v, want %v", name, err, c.want)
 			}

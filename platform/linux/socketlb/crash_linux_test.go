@@ -96,7 +96,7 @@ func (k *killer) kill(condition func() bool, within time.Duration) {
 	for end := time.Now().Add(time.Duration(k.rand.Int64N(int64(within)))); time.Now().Before(end); {
 		continue
 	}
-	must(k.t, proxy.Process.Kill())
+	kit.Must(k.t, proxy.Process.Kill())
 	if err := proxy.Wait(); !killedBy(err) {
 		k.t.Errorf("a proxy has ended itself: %v", err)
 	}
@@ -134,11 +134,11 @@ func (k *killer) checkLast(t *testing.T, n *node) {
 func newProgress(t *testing.T) (*progress, *os.File) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("progress", unix.MFD_CLOEXEC)
-	must(t, err)
+	kit.Must(t, err)
 	file := os.NewFile(uintptr(fd), "progress")
 	t.Cleanup(func() { file.Close() })
 	p, err := mapProgress(file)
-	must(t, err)
+	kit.Must(t, err)
 	return p, file
 }
 
@@ -158,25 +158,18 @@ func serveEverywhere() error {
 func startRole(t *testing.T, role, cgroup string, file *os.File) *exec.Cmd {
 	t.Helper()
 	dir, err := os.Open(cgroup)
-	must(t, err)
+	kit.Must(t, err)
 	defer dir.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), role)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Pdeathsig: syscall.SIGKILL}
-	must(t, cmd.Start())
+	kit.Must(t, cmd.Start())
 	return cmd
 }
 
 func killedBy(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -23,6 +23,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
+	"kubeproxy/test/kit"
 )
 
 // deniedVariable makes the test program look for the layer below a folder, and print what
@@ -104,10 +105,10 @@ func TestSearchWithoutRights(t *testing.T) {
 func attachedAbove(t *testing.T, cgroup string) bool {
 	t.Helper()
 	dir, err := os.Open(filepath.Dir(cgroup))
-	must(t, err)
+	kit.Must(t, err)
 	defer dir.Close()
 	there, err := programsAt(int(dir.Fd()), ebpf.AttachCgroupInet6GetPeername, unix.BPF_F_QUERY_EFFECTIVE)
-	must(t, err)
+	kit.Must(t, err)
 	return len(there.ids) > 0
 }
 
@@ -125,7 +126,7 @@ func search(t *testing.T, lacks []int, l Leftovers) string {
 		case e != nil:
 			found = "unchecked"
 		default:
-			must(t, err)
+			kit.Must(t, err)
 		}
 		all = append(all, found)
 	}
@@ -140,10 +141,10 @@ func TestRemoveReachesEachPlace(t *testing.T) {
 		hidden := n.options
 		hidden.Pins = t.TempDir()
 		dir, err := os.Open(n.options.Cgroup)
-		must(t, err)
+		kit.Must(t, err)
 		defer dir.Close()
 		for _, f := range service.Families {
-			must(t, Leftovers{Family: f, Options: hidden}.Remove(t.Context()))
+			kit.Must(t, Leftovers{Family: f, Options: hidden}.Remove(t.Context()))
 		}
 		for _, places := range attachments {
 			for _, a := range places {
@@ -160,13 +161,13 @@ func without(t *testing.T, lacks []int, fn func()) {
 	t.Helper()
 	self := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var all [2]unix.CapUserData
-	must(t, unix.Capget(&self, &all[0]))
+	kit.Must(t, unix.Capget(&self, &all[0]))
 	fewer := all
 	for _, right := range lacks {
 		fewer[right/32].Effective &^= 1 << (right % 32)
 	}
-	must(t, unix.Capset(&self, &fewer[0]))
-	defer func() { must(t, unix.Capset(&self, &all[0])) }()
+	kit.Must(t, unix.Capset(&self, &fewer[0]))
+	defer func() { kit.Must(t, unix.Capset(&self, &all[0])) }()
 	fn()
 }
 
@@ -221,7 +222,7 @@ func TestFailedBuildsLeaveNothing(t *testing.T) {
 				t.Fatalf("Build = %v", err)
 			}
 			open, err := os.ReadDir("/proc/self/fd")
-			must(t, err)
+			kit.Must(t, err)
 			files[i] = len(open)
 		}
 		if files[5]-files[0] > 10 { // each has a file for each map and program

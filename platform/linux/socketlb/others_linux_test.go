@@ -17,6 +17,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 const someService = "10.96.0.10:80"
@@ -24,11 +25,11 @@ const someService = "10.96.0.10:80"
 // mountOver mounts a BPF file system over the one with the pins.
 func (n *node) mountOver(t *testing.T) (unmount func()) {
 	t.Helper()
-	must(t, unix.Mount("bpf", n.options.Pins, "bpf", 0, ""))
+	kit.Must(t, unix.Mount("bpf", n.options.Pins, "bpf", 0, ""))
 	mounted := true
 	unmount = func() {
 		if mounted {
-			must(t, unix.Unmount(n.options.Pins, 0))
+			kit.Must(t, unix.Unmount(n.options.Pins, 0))
 		}
 		mounted = false
 	}
@@ -54,7 +55,7 @@ func (n *node) leadsTo(t *testing.T, situation, endpoint string) {
 func (n *node) attached(t *testing.T) (sum int) {
 	t.Helper()
 	dir, err := os.Open(n.options.Cgroup)
-	must(t, err)
+	kit.Must(t, err)
 	defer dir.Close()
 	places := map[ebpf.AttachType]bool{} // IPv4-mapped addresses share some with IPv6
 	for _, all := range attachments {
@@ -64,7 +65,7 @@ func (n *node) attached(t *testing.T) (sum int) {
 	}
 	for at := range places {
 		there, err := programsAt(int(dir.Fd()), at, 0)
-		must(t, err)
+		kit.Must(t, err)
 		sum += len(there.ids)
 	}
 	return sum
@@ -171,13 +172,13 @@ func TestEvict(t *testing.T) {
 		hidden.Pins = t.TempDir()
 		before := n.attached(t)
 		for _, f := range service.Families {
-			must(t, Leftovers{Family: f, Options: hidden}.Evict())
+			kit.Must(t, Leftovers{Family: f, Options: hidden}.Evict())
 		}
 		if got := n.attached(t); got != before {
 			t.Errorf("where no pins are to be seen, %d of %d programs are left", got, before)
 		}
 		for _, f := range service.Families {
-			must(t, Leftovers{Family: f, Options: n.options}.Evict())
+			kit.Must(t, Leftovers{Family: f, Options: n.options}.Evict())
 		}
 		n.leadsTo(t, "after Evict", at)
 	})
@@ -206,14 +207,14 @@ func TestOtherVersionIsReplaced(t *testing.T) {
 		n.sync(t, snapshot([]string{someService, greeter(t, "127.0.0.1:0").String()}))
 		n.close(t)
 		scopes, err := filepath.Glob(filepath.Join(n.options.Pins, Name, "*", "*", "*", "scope"))
-		must(t, err)
+		kit.Must(t, err)
 		for _, path := range scopes {
 			m, err := ebpf.LoadPinnedMap(path, nil)
-			must(t, err)
+			kit.Must(t, err)
 			var s scope
-			must(t, m.Lookup(uint32(0), &s))
+			kit.Must(t, m.Lookup(uint32(0), &s))
 			s.Program++
-			must(t, m.Put(uint32(0), &s))
+			kit.Must(t, m.Put(uint32(0), &s))
 			m.Close()
 		}
 		n.open(t)
@@ -231,22 +232,22 @@ func TestExclusiveProgram(t *testing.T) {
 	inNode(t, func(n *node) {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "other", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect,
 			License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
-		must(t, err)
+		kit.Must(t, err)
 		defer p.Close()
 		info, err := p.Info()
-		must(t, err)
+		kit.Must(t, err)
 		id, _ := info.ID()
 		s := snapshot([]string{someService, "127.0.0.1:1"})
 		for flags, alone := range map[uint32]bool{0: true, unix.BPF_F_ALLOW_OVERRIDE: true, unix.BPF_F_ALLOW_MULTI: false} {
 			dir, err := os.Open(n.options.Cgroup)
-			must(t, err)
-			must(t, link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect, Flags: flags}))
+			kit.Must(t, err)
+			kit.Must(t, link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect, Flags: flags}))
 			n.open(t)
 			_, o := round(t, n.backends[service.IPv4], s)
 			if got := strings.Contains(o.Degraded, "program "+strconv.Itoa(int(id))+" of somebody is attached there exclusively"); got != alone || o.Err != nil {
 				t.Errorf("with flags %d: %v, %q", flags, o.Err, o.Degraded)
 			}
-			must(t, link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect}))
+			kit.Must(t, link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect}))
 			dir.Close()
 			n.cleanUp(t)
 		}
@@ -260,7 +261,7 @@ func TestNamesOfProxies(t *testing.T) {
 		if got := NameOf(proxy); got != want {
 			t.Errorf("%q: %q, want %q", proxy, got, want)
 		}
-		must(t, os.Mkdir(filepath.Join(pins, NameOf(proxy)), 0o700))
+		kit.Must(t, os.Mkdir(filepath.Join(pins, NameOf(proxy)), 0o700))
 	}
 }
 

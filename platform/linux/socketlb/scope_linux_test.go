@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // TestWhoIsTaken has processes in all sorts of cgroups and network namespaces connect. A
@@ -113,9 +114,9 @@ func TestPodsOfTheNode(t *testing.T) {
 		root := t.TempDir()
 		for _, below := range c.folders {
 			below, has := strings.CutSuffix(below, "!")
-			must(t, os.MkdirAll(filepath.Join(root, below), 0o755))
+			kit.Must(t, os.MkdirAll(filepath.Join(root, below), 0o755))
 			if has {
-				must(t, os.WriteFile(filepath.Join(root, below, "cgroup.events"), []byte("populated 1\nfrozen 0\n"), 0o600))
+				kit.Must(t, os.WriteFile(filepath.Join(root, below, "cgroup.events"), []byte("populated 1\nfrozen 0\n"), 0o600))
 			}
 		}
 		p := place{root: root, known: true, machine: c.machine}
@@ -157,7 +158,7 @@ func TestOwnCgroup(t *testing.T) {
 		t.Errorf("a process that is not below: %q", got)
 	}
 	whole, err := UnifiedRoot()
-	must(t, err)
+	kit.Must(t, err)
 	if got, want := cgroupOf(whole, c.pid), filepath.Join(root, "a/b"); got != want {
 		t.Errorf("below all: %q, want %q", got, want)
 	}

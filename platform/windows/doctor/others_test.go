@@ -12,6 +12,7 @@ import (
 
 	"kubeproxy/platform/windows/hns"
 	"kubeproxy/platform/windows/scm"
+	"kubeproxy/test/kit"
 )
 
 // TestWay has the ways of docs/windows.md to start kube-proxy. Each is a heading there.
@@ -81,9 +82,7 @@ func TestIPAM(t *testing.T) {
 			t.Fatal(err)
 		}
 		for path, text := range map[string]string{test.file: test.text, "b.conf": `{"type": "win-bridge"}`, "leases/net/10.244.1.9": ""} {
-			if err := os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kit.WriteFile(t, filepath.Join(dir, path), text)
 		}
 		got := ""
 		for _, f := range n.alsoVIP(*l, overlay, vip) {

@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/condition"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/kit"
 )
 
 // lineFunc is called with each line that is logged.
@@ -32,7 +33,7 @@ func (l lineFunc) logger() klog.Logger {
 // follows the condition in the health report.
 func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	write(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
+	kit.WriteFile(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
 	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := config.Load(&o.Flags, config.Linux)

@@ -18,6 +18,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/kit"
 )
 
 // page returns what a server answers.
@@ -30,7 +31,7 @@ func page(from http.Handler, path string) string {
 // TestCounted has what the API server does, and each health check, reach the metrics.
 func TestCounted(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	write(t, kubeconfig, newFakeCluster(t, "one", 1).kubeconfig("one"))
+	kit.WriteFile(t, kubeconfig, newFakeCluster(t, "one", 1).kubeconfig("one"))
 	o, c := NewOptions(modes.All()), &config.Config{}
 	c.ClientConnection.Kubeconfig = kubeconfig
 	sources := report.NewSources()

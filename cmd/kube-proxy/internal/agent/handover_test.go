@@ -196,7 +196,7 @@ func TestHandover(t *testing.T) {
 	system.LeaseTransport = func(string) (lease.Transport, lease.Identity) { return lock, lease.Identity{} }
 	p := startProxy(t, system, mode.Table{withLeftovers(toy.Mode(), left, a)})
 	shop := fmt.Sprintf(balancedShop, check.Port())
-	write(t, filepath.Join(p.dir, "shop.yaml"), shop)
+	kit.WriteFile(t, filepath.Join(p.dir, "shop.yaml"), shop)
 
 	kit.Until(t, "audits after rounds", func() bool { return a.asked.Load() > 1 || !left.filled.Load() })
 	if !left.filled.Load() {
@@ -215,7 +215,7 @@ func TestHandover(t *testing.T) {
 		return err == nil && answer.Health.Standby != ""
 	})
 	left.filled.Store(true)
-	write(t, filepath.Join(p.dir, "shop.yaml"), shop+shopEndpoint)
+	kit.WriteFile(t, filepath.Join(p.dir, "shop.yaml"), shop+shopEndpoint)
 	kit.Until(t, "a health check counts the new endpoint", func() bool {
 		answer, err := http.Get("http://" + check.String())
 		if err != nil {

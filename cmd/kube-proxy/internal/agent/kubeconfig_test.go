@@ -108,14 +108,14 @@ func TestKubeconfigFollowed(t *testing.T) {
 		swap++
 		data := fmt.Sprint("..data-", swap)
 		err := os.Mkdir(filepath.Join(volume, data), 0o700)
-		write(t, filepath.Join(volume, data, "kubeconfig.conf"), text)
+		kit.WriteFile(t, filepath.Join(volume, data, "kubeconfig.conf"), text)
 		next := filepath.Join(volume, "..next")
 		if err := errors.Join(err, os.Symlink(data, next), os.Rename(next, filepath.Join(volume, "..data"))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if runtime.GOOS == "windows" { // Wine renames no symbolic links
-		put = func(text string) { write(t, file, text) }
+		put = func(text string) { kit.WriteFile(t, file, text) }
 	} else if err := os.Symlink(filepath.Join("..data", "kubeconfig.conf"), file); err != nil {
 		t.Fatal(err)
 	}

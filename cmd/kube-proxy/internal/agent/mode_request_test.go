@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -83,9 +82,7 @@ func TestModeRequestOfManifests(t *testing.T) {
 		"b.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: node-b, annotations: {net.experimental.kubernetes.io/proxy-mode: ipvs}}\n",
 		"c.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: node-a, annotations: {net.experimental.kubernetes.io/proxy-mode: userspace}}\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, filepath.Join(dir, name), text)
 	}
 	c := &config.Config{OS: config.Linux}
 	from := &source.Manifests{Paths: []string{filepath.Join(dir, "missing"), dir}, NodeName: "Node-A"}

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -43,18 +42,11 @@ func newTestProxy(o *Options, c *config.Config, log klog.Logger) *proxy {
 	}
 }
 
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestReloadNeedsProcessThatStarts checks that a file with which no process could start
 // does not end the running one.
 func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
-	write(t, path, confHead)
+	kit.WriteFile(t, path, confHead)
 	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := config.Load(&o.Flags, config.Linux)
@@ -62,7 +54,7 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &reloader{proxy: newTestProxy(o, c, klog.Logger{})}
-	write(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
+	kit.WriteFile(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
 	if err := r.newFollower().CheckNow(t.Context()); err != nil {
 		t.Errorf("look = %v, want the process to go on", err)
 	}
@@ -80,7 +72,7 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 func TestReloadKnowsWhatWasRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	const quiet = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n"
-	write(t, path, quiet)
+	kit.WriteFile(t, path, quiet)
 	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := o.Load(config.Linux)
@@ -101,7 +93,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	if check(); logText.Len() > 0 {
 		t.Errorf("nothing has changed, and the log says:\n%s", logText)
 	}
-	write(t, path, quiet+"mode: nftables\n")
+	kit.WriteFile(t, path, quiet+"mode: nftables\n")
 	if check(); !strings.Contains(logText.String(), "means the same") {
 		t.Errorf("the log says %q, want a word of the change", logText)
 	}

@@ -75,8 +75,8 @@ func startProxyOf(t *testing.T, s System, modes mode.Table, change func(*Options
 	t.Helper()
 	p := &runningProxy{dir: t.TempDir(), file: filepath.Join(t.TempDir(), "c.yaml"), server: freeAddress(t), ended: make(chan error, 1)}
 	p.config = confHead + "healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: " + p.server + "\nhostnameOverride: node-a\n"
-	write(t, filepath.Join(p.dir, "shop.yaml"), testShop)
-	write(t, p.file, p.config)
+	kit.WriteFile(t, filepath.Join(p.dir, "shop.yaml"), testShop)
+	kit.WriteFile(t, p.file, p.config)
 	o := NewOptions(modes)
 	o.Flags.Config, o.Manifests, o.FlagSet = p.file, []string{p.dir}, pflag.NewFlagSet("", pflag.ContinueOnError)
 	c, err := o.Load(config.Linux)
@@ -138,16 +138,16 @@ func TestRun(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	write(t, filepath.Join(p.dir, "shop.yaml"), testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
+	kit.WriteFile(t, filepath.Join(p.dir, "shop.yaml"), testShop+"---\n"+strings.NewReplacer("web", "api", "10.96.0.10", "10.96.0.11").Replace(testShop))
 	await(2, false)
 	third := filepath.Join(p.dir, "third.yaml")
-	write(t, third, "kind: Service\nmetadata: {name: [")
+	kit.WriteFile(t, third, "kind: Service\nmetadata: {name: [")
 	await(2, true) // so no backend takes away what the file may have held before
-	write(t, third, strings.NewReplacer("web", "third", "10.96.0.10", "10.96.0.12").Replace(testShop))
+	kit.WriteFile(t, third, strings.NewReplacer("web", "third", "10.96.0.10", "10.96.0.12").Replace(testShop))
 	await(3, false)
-	write(t, p.file, p.config+"clusterCIDR: 10.244.0.0/16\n")
+	kit.WriteFile(t, p.file, p.config+"clusterCIDR: 10.244.0.0/16\n")
 	kit.Until(t, "the file is in force", func() bool { return strings.Contains(p.log.String(), "The configuration file changed and is in force") })
-	write(t, p.file, p.config+"mode: other\n")
+	kit.WriteFile(t, p.file, p.config+"mode: other\n")
 	select {
 	case err := <-p.ended:
 		if !errors.Is(err, ErrRestart) || !strings.Contains(p.log.String(), "Stopped; the rules stay in force") {

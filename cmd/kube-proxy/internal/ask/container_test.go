@@ -4,21 +4,19 @@
 package ask
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
 
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/kit"
 )
 
 // TestProxyOfContainer finds the address of the proxy that is process 1, and of no other.
 func TestProxyOfContainer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmetricsBindAddress: 127.0.0.1:10349\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.WriteFile(t, file, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmetricsBindAddress: 127.0.0.1:10349\n")
 	for line, want := range map[string]string{
 		"/usr/local/bin/kube-proxy --config=" + file + " --hostname-override=a --kube-api-burst=7": "127.0.0.1:10349",
 		"kube-proxy --config " + file + " --metrics-bind-address [::]:10449 --v=2":                 "[::]:10449",

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/support"
+	"kubeproxy/test/kit"
 )
 
 // TestWriteToPipe writes an archive to a named pipe whose reader ends. The pipe stays.
@@ -67,9 +68,7 @@ func TestLogsShare(t *testing.T) {
 	dir := t.TempDir()
 	long, short, pipe := filepath.Join(dir, "long.log"), filepath.Join(dir, "short.log"), filepath.Join(dir, "pipe.log")
 	for path, text := range map[string]string{long: strings.Repeat("long\n", 2<<20) + "\x1b]0;owned\a the end of it\n", short: "short\r\n"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.WriteFile(t, path, text)
 	}
 	hour := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(long, hour, hour); err != nil {

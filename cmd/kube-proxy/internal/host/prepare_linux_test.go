@@ -25,6 +25,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/sysctl"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
 )
 
@@ -44,16 +45,9 @@ func newSysctlDir(t *testing.T, files map[string]string) sysctl.Dir {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		write(t, path, text+"\n")
+		kit.WriteFile(t, path, text+"\n")
 	}
 	return sysctl.Dir(dir)
-}
-
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func wantedSettings() *config.Config {
@@ -92,7 +86,7 @@ func TestKeepPrepared(t *testing.T) {
 			}
 		}
 		pass := func() { time.Sleep(2 * settingsRetry); synctest.Wait() }
-		put := func(name, text string) { write(t, filepath.Join(string(files), name), text) }
+		put := func(name, text string) { kit.WriteFile(t, filepath.Join(string(files), name), text) }
 
 		synctest.Wait()
 		expect("at first", "setting-net.ipv4.ip_forward setting-oom_score_adj")
