@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -195,11 +196,16 @@ func (c *cluster) explainRandom(t *testing.T, r *ruleMaker) string {
 	}
 	nft(t, c.Node, table)
 	defer nft(t, c.Node, "delete table inet other\n")
-	a, err := r.client.Ask(t.Context(), netlab.Query{Proto: proto, To: to, Timeout: 700 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var a netlab.Answer
+	var asked sync.WaitGroup
+	asked.Go(func() { // meanwhile explain reads the rules
+		var err error
+		if a, err = r.client.Ask(t.Context(), netlab.Query{Proto: proto, To: to, Timeout: 700 * time.Millisecond}); err != nil {
+			t.Error(err)
+		}
+	})
 	_, out := c.runExplain(t, source, to.String()+"/"+proto, "-o", "json")
+	asked.Wait()
 	var x explain.Explanation
 	if err := json.Unmarshal([]byte(out), &x); err != nil {
 		t.Fatalf("%v in\n%s", err, out)
