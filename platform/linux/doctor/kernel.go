@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"os/exec"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -307,33 +306,16 @@ func (m Mode) finding(f service.Family, err error) doctor.Finding {
 	if m.Optional {
 		found.Severity, found.Advice = doctor.Risk, "nothing to do as long as the node uses another mode"
 	}
-	if all := modules(err.Error()); len(all) > 0 {
-		found.Fix = "modprobe -a " + strings.Join(all, " ")
+	var modules []string
+	for e, is := errors.AsType[*sysctl.MissingError](err); is; e, is = errors.AsType[*sysctl.MissingError](e.Unwrap()) {
+		modules = append(modules, slices.DeleteFunc(slices.Clone(e.Modules), func(m string) bool { return slices.Contains(modules, m) })...)
+	}
+	if len(modules) > 0 {
+		found.Fix = "modprobe -a " + strings.Join(modules, " ")
 	} else if errors.Is(err, exec.ErrNotFound) {
 		found.Advice = "install iptables, in a container take the image kubeproxy-iptables, which has both variants; " + found.Advice
 	}
 	return found
-}
-
-var (
-	moduleNames = regexp.MustCompile(`\((?:kernel )?module ([^)]*)\)`)
-	moduleName  = regexp.MustCompile(`^[a-z0-9]+(_[A-Za-z0-9]+)+$|^dummy$`)
-)
-
-// modules returns the kernel modules that a text names in parentheses.
-func modules(text string) []string {
-	var all []string
-	for _, m := range moduleNames.FindAllStringSubmatch(text, -1) {
-		for word := range strings.FieldsSeq(m[1]) {
-			if word == "or" { // the modules of the two families
-				break
-			}
-			if moduleName.MatchString(word) && !slices.Contains(all, word) {
-				all = append(all, word)
-			}
-		}
-	}
-	return all
 }
 
 // Variants is what is known of the two variants of iptables.

@@ -509,23 +509,23 @@ func UsedByKubelet(v Variant) bool {
 }
 
 // requirement is a feature that our rules use.
-type requirement struct{ name, table, rule string }
+type requirement struct{ name, module, table, rule string }
 
 // requirements are what the rules of any node need. With a relay, only the first
 // relayRequirements of them are needed. Session affinity also needs the match recent;
 // without it, only Services with affinity are refused.
 var requirements = []requirement{
-	{"match comment (kernel module xt_comment)", nat, "-m comment --comment probe -j RETURN"},
-	{"match tcp (kernel module xt_tcpudp)", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
-	{"match conntrack (kernel module xt_conntrack)", filter, "-m conntrack --ctstate NEW -j RETURN"},
-	{"match addrtype (kernel module xt_addrtype)", nat, "-m addrtype --dst-type LOCAL -j RETURN"},
-	{"match mark (kernel module xt_mark)", filter, "-m mark --mark 0x1/0x1 -j RETURN"},
-	{"target DNAT (kernel module xt_nat)", nat, "-p tcp -j DNAT --to-destination :1"},
-	{"target REJECT (kernel module ipt_REJECT or ip6t_REJECT)", filter, "-p tcp -j REJECT --reject-with tcp-reset"},
-	{"match statistic (kernel module xt_statistic)", nat, "-m statistic --mode random --probability 0.5 -j RETURN"},
-	{"match bpf (kernel module xt_bpf)", nat, "-m bpf --bytecode \"1,6 0 0 0\" -j RETURN"},
-	{"target MARK (kernel module xt_mark)", nat, "-j MARK --set-xmark 0x1/0x1"},
-	{"target MASQUERADE with --random-fully (kernel module xt_MASQUERADE)", nat, "-j MASQUERADE --random-fully"},
+	{"match comment", "xt_comment", nat, "-m comment --comment probe -j RETURN"},
+	{"match tcp", "xt_tcpudp", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
+	{"match conntrack", "xt_conntrack", filter, "-m conntrack --ctstate NEW -j RETURN"},
+	{"match addrtype", "xt_addrtype", nat, "-m addrtype --dst-type LOCAL -j RETURN"},
+	{"match mark", "xt_mark", filter, "-m mark --mark 0x1/0x1 -j RETURN"},
+	{"target DNAT", "xt_nat", nat, "-p tcp -j DNAT --to-destination :1"},
+	{"target REJECT", "ipt_REJECT", filter, "-p tcp -j REJECT --reject-with tcp-reset"},
+	{"match statistic", "xt_statistic", nat, "-m statistic --mode random --probability 0.5 -j RETURN"},
+	{"match bpf", "xt_bpf", nat, "-m bpf --bytecode \"1,6 0 0 0\" -j RETURN"},
+	{"target MARK", "xt_mark", nat, "-j MARK --set-xmark 0x1/0x1"},
+	{"target MASQUERADE with --random-fully", "xt_MASQUERADE", nat, "-j MASQUERADE --random-fully"},
 }
 
 // relayRequirements is the number of requirements that apply with a relay.
@@ -537,7 +537,7 @@ func (l layout) requirements() []requirement {
 	case l.relays():
 		return requirements[:relayRequirements]
 	case l.isIPVS():
-		return append(requirements[:len(requirements):len(requirements)], requirement{"match set (kernel module xt_set)", nat, l.inSet(SetVirtualIPs, "dst") + "-j RETURN"})
+		return append(requirements[:len(requirements):len(requirements)], requirement{"match set", "xt_set", nat, l.inSet(SetVirtualIPs, "dst") + "-j RETURN"})
 	}
 	return requirements
 }
@@ -597,18 +597,23 @@ func (r *runner) probe(l layout, args []string) error {
 	if allErr == nil || errors.Is(allErr, ErrBusy) || errors.Is(allErr, errNoSocket) {
 		return allErr
 	}
-	var missing []string
+	var missing, modules []string
 	var first error // the error for all rules would contain a word about each
 	for _, n := range needs {
 		if err := r.tryRestore(n.text(), args); err != nil {
-			missing = append(missing, n.name)
+			module := n.module
+			if r.family == service.IPv6 {
+				module = strings.Replace(module, "ipt_", "ip6t_", 1)
+			}
+			missing = append(missing, fmt.Sprintf("%s (kernel module %s)", n.name, module))
+			modules = append(modules, module)
 			first = cmp.Or(first, err)
 		}
 	}
 	if first == nil {
 		return fmt.Errorf("the command refuses the rules: %w", allErr)
 	}
-	return fmt.Errorf("there is no %s: %w", strings.Join(missing, ", no "), first)
+	return sysctl.Missing(fmt.Errorf("there is no %s: %w", strings.Join(missing, ", no "), first), modules...)
 }
 
 func (r *runner) tryRestore(text string, args []string) error {

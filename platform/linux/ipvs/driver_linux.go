@@ -28,6 +28,7 @@ import (
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/ipvs/companion"
 	kernelnetlink "kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // New returns the Backend for one family in the network namespace of the calling thread.
@@ -449,7 +450,7 @@ func dummyError(err error) error {
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
 	}
-	return fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err)
+	return sysctl.Missing(fmt.Errorf("%w: a kernel with dummy interfaces is needed (module dummy)", err), "dummy")
 }
 
 // genlFamilyID returns the number of IPVS in generic netlink.
@@ -481,7 +482,7 @@ func ensureLoaded() (uint16, error) {
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return 0, errors.New("the kernel has no IPVS (module ip_vs): it is not loaded, and cannot be")
+		return 0, sysctl.Missing(errors.New("the kernel has no IPVS (module ip_vs): it is not loaded, and cannot be"), "ip_vs")
 	case err != nil:
 		return 0, fmt.Errorf("ask the kernel for IPVS: %w", err)
 	}

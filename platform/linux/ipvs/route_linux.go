@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // The address of a Service is not assigned to an interface. A route of type local
@@ -332,7 +333,8 @@ func (k *kernel) probeScheduler(scheduler string) error {
 			has = append(has, s)
 		}
 	}
-	return fmt.Errorf("the kernel has no scheduler %q (module ip_vs_%s): it has %s", scheduler, scheduler, strings.Join(slices.Sorted(slices.Values(has)), ", "))
+	err := fmt.Errorf("the kernel has no scheduler %q (module ip_vs_%s): it has %s", scheduler, scheduler, strings.Join(slices.Sorted(slices.Values(has)), ", "))
+	return sysctl.Missing(err, "ip_vs_"+scheduler)
 }
 
 func (k *kernel) tryScheduler(scheduler string) error {

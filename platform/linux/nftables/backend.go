@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // TableName is the name of the table in both families. A table with this name is ours,
@@ -327,10 +328,11 @@ const probeTable = "kube-services-probe"
 
 // kernelFeature is a feature of the kernel that the table needs.
 type kernelFeature struct {
-	name   string
-	module string // the module that usually provides it
-	ops    []op
-	// dependsOn is the module of a feature that this one needs. While that is missing,
+	name    string
+	modules []string // that usually provide it
+	since   string   // with which version of the kernel, if that is not as old as all
+	ops     []op
+	// dependsOn is a module of a feature that this one needs. While that is missing,
 	// the probe has no result.
 	dependsOn string
 }
@@ -345,15 +347,15 @@ func kernelFeatures(f service.Family) []kernelFeature {
 	plain := &chain{name: "plain", rules: []rule{{recordClient{clients}}}}
 	const chains = "nft_chain_nat"
 	return []kernelFeature{
-		{"tables for " + f.String(), "nf_tables", nil, ""},
-		{"chains of type nat", chains, appendChain(nil, nat()), ""},
-		{"the type of an address in rules", "nft_fib_" + strings.ToLower(f.String()), appendChain(nil, nat(rule{isLocal{daddr}})), chains},
-		{"connection tracking in rules", "nft_ct", appendChain(nil, nat(rule{translated{}})), chains},
-		{"random numbers and translation in rules", "nft_numgen and nft_nat", appendChain([]op{{verb: addSet, set: endpoints}}, nat(dnatRule)), chains},
-		{"masquerading in rules", "nft_masq", appendChain(nil, post), chains},
-		{"rejecting in rules", "nft_reject_" + strings.ToLower(f.String()), appendChain(nil, nat(rule{reject{}})), chains},
-		{"sets of ranges in several fields", "nf_tables of Linux 5.6", []op{{verb: addSet, set: sources}}, ""},
-		{"maps that rules write", "nf_tables of Linux 5.6", appendChain([]op{{verb: addSet, set: clients}}, plain), "nft_ct"},
+		{"tables for " + f.String(), []string{"nf_tables"}, "", nil, ""},
+		{"chains of type nat", []string{chains}, "", appendChain(nil, nat()), ""},
+		{"the type of an address in rules", []string{"nft_fib_" + strings.ToLower(f.String())}, "", appendChain(nil, nat(rule{isLocal{daddr}})), chains},
+		{"connection tracking in rules", []string{"nft_ct"}, "", appendChain(nil, nat(rule{translated{}})), chains},
+		{"random numbers and translation in rules", []string{"nft_numgen", "nft_nat"}, "", appendChain([]op{{verb: addSet, set: endpoints}}, nat(dnatRule)), chains},
+		{"masquerading in rules", []string{"nft_masq"}, "", appendChain(nil, post), chains},
+		{"rejecting in rules", []string{"nft_reject_" + strings.ToLower(f.String())}, "", appendChain(nil, nat(rule{reject{}})), chains},
+		{"sets of ranges in several fields", []string{"nf_tables"}, " of Linux 5.6", []op{{verb: addSet, set: sources}}, ""},
+		{"maps that rules write", []string{"nf_tables"}, " of Linux 5.6", appendChain([]op{{verb: addSet, set: clients}}, plain), "nft_ct"},
 	}
 }
 
@@ -379,18 +381,17 @@ func probeFeatures(f service.Family, try func([]op) error) error {
 	if first == nil {
 		return nil
 	}
-	var missing []string
-	missingModules := map[string]bool{}
+	var missing, modules []string
 	for _, n := range kernelFeatures(f) {
-		if missingModules[n.dependsOn] {
+		if slices.Contains(modules, n.dependsOn) {
 			continue
 		}
 		err := try(append([]op{{verb: addTable}}, n.ops...))
 		if err == nil {
 			continue
 		}
-		missingModules[n.module] = true
-		missing = append(missing, fmt.Sprintf("%s (module %s)", n.name, n.module))
+		modules = append(modules, n.modules...)
+		missing = append(missing, fmt.Sprintf("%s (module %s%s)", n.name, strings.Join(n.modules, " and "), n.since))
 		if n.ops == nil { // without tables nothing else can work
 			break
 		}
@@ -398,5 +399,5 @@ func probeFeatures(f service.Family, try func([]op) error) error {
 	if len(missing) == 0 {
 		return fmt.Errorf("the kernel refuses the rules: %w", first)
 	}
-	return fmt.Errorf("the kernel lacks %s: %w", strings.Join(missing, ", "), first)
+	return sysctl.Missing(fmt.Errorf("the kernel lacks %s: %w", strings.Join(missing, ", "), first), modules...)
 }

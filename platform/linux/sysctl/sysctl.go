@@ -214,8 +214,20 @@ func WithConntrackHint(files Files, err error) error {
 	if err == nil || HasConntrack(files) {
 		return err
 	}
-	return fmt.Errorf("the kernel has no connection tracking (module nf_conntrack): %w", err)
+	return Missing(fmt.Errorf("the kernel has no connection tracking (module nf_conntrack): %w", err), "nf_conntrack")
 }
+
+// MissingError means that the kernel lacks what modules usually provide.
+type MissingError struct {
+	error   // names them
+	Modules []string
+}
+
+// Unwrap returns the error without the list.
+func (e *MissingError) Unwrap() error { return e.error }
+
+// Missing returns err with the modules that it names.
+func Missing(err error, modules ...string) error { return &MissingError{err, modules} }
 
 // Files is the access to the kernel's files. Names are separated by slashes, without a
 // leading slash, as in "proc/sys/net/ipv4/ip_forward".

@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // New returns the Backend for one family in the network namespace of the calling thread.
@@ -65,7 +66,8 @@ func probe(f service.Family) error {
 	for _, name := range allNames() {
 		s := setOf(f, name)
 		if err := k.Create(s); err != nil {
-			return fmt.Errorf("there are no ipsets of type %s (kernel modules ip_set and %s): %w", s.Type, module(s.Type), err)
+			err = fmt.Errorf("there are no ipsets of type %s (kernel modules ip_set and %s): %w", s.Type, module(s.Type), err)
+			return sysctl.Missing(err, "ip_set", module(s.Type))
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // Type returns the netlink type of a message, such as unix.NFT_MSG_GETCHAIN.
@@ -35,7 +36,7 @@ func WithHint(err error) error {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)
 	case IsUnsupported(err):
-		return fmt.Errorf("%w: a kernel with nf_tables is needed (module nf_tables)", err)
+		return sysctl.Missing(fmt.Errorf("%w: a kernel with nf_tables is needed (module nf_tables)", err), "nf_tables")
 	}
 	return err
 }
