@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,80 +23,64 @@ import (
 	"kubeproxy/common/track"
 )
 
-// unavailable shows which families rounds of one backend do not program, as the node
-// lacks them.
-type unavailable struct {
-	health *health.Monitor
-	log    klog.Logger
-	reason string // that is shown
+// fromRound returns the conditions that follow from the rounds of one backend alone.
+func (r *Reports) fromRound(backend klog.Logger) []roundCondition {
+	return []roundCondition{
+		{condition.Lacking, func(x Round) string { return x.Degraded }, func(_ service.Family, text string) { backend.Info("Warning: " + text) }, ""},
+		{condition.MissingFamily, unavailable, r.logUnavailable, ""},
+		{condition.Pods, r.unknownPods, nil, ""},
+		{condition.NodePortAddresses, func(x Round) string { return ClosedNodePorts(x.Snapshot, x.Family) }, nil, ""},
+	}
 }
 
-// Report implements Reporter. It reports nothing while the family has no Services.
-func (u *unavailable) Report(r Round) {
-	reason, before := r.Unavailable, u.reason
-	if r.Snapshot.Len(r.Family) == 0 {
-		reason = ""
+// roundCondition is a condition of a family, and its text after a round, empty without it.
+type roundCondition struct {
+	name condition.Name
+	text func(Round) string
+	warn func(f service.Family, text string) // of a new text; nil logs nothing
+	last string
+}
+
+func (r *Reports) reportConditions(all []roundCondition, x Round) {
+	for i := range all {
+		c, text := &all[i], all[i].text(x)
+		r.Health.SetCondition(c.name.Of(x.Family.String()), text)
+		if c.warn != nil && text != "" && text != c.last {
+			c.warn(x.Family, text)
+		}
+		c.last = text
 	}
-	if reason == "" && before == "" {
-		return
+}
+
+// unavailable is why a round does not program its family, as the node lacks it. It does
+// not matter while the family has no Services.
+func unavailable(x Round) string {
+	if x.Snapshot.Len(x.Family) == 0 {
+		return ""
 	}
-	u.reason = reason
-	u.health.SetCondition(condition.MissingFamily.Of(r.Family.String()), reason)
-	if reason != "" && reason != before {
-		logUnavailable(u.log, r.Family, reason)
-	}
+	return x.Unavailable
 }
 
 // reportUnavailable shows which families have no backend.
-func reportUnavailable(to *health.Monitor, log klog.Logger, unavailable map[service.Family]string) {
+func (r *Reports) reportUnavailable(unavailable map[service.Family]string) {
 	for f, reason := range unavailable {
-		to.SetCondition(condition.MissingFamily.Of(f.String()), reason)
-		logUnavailable(log, f, reason)
+		r.Health.SetCondition(condition.MissingFamily.Of(f.String()), reason)
+		r.logUnavailable(f, reason)
 	}
 }
 
-func logUnavailable(log klog.Logger, f service.Family, reason string) {
-	log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", reason)
+func (r *Reports) logUnavailable(f service.Family, reason string) {
+	r.log.Info("Warning: Services are not programmed for a family", "family", f.String(), "err", reason)
 }
 
-// unknownPods shows that pods of a family cannot be distinguished from other clients,
+// unknownPods says that pods of a family cannot be distinguished from other clients,
 // because the Node lacks the podCIDRs that the configuration relies on.
-type unknownPods struct {
-	health   *health.Monitor
-	node     string
-	fromNode atomic.Bool // see track.Options.PodsFromNode
-}
-
-func newUnknownPods(o Options, to *health.Monitor) *unknownPods {
-	u := &unknownPods{health: to, node: o.Node}
-	u.fromNode.Store(o.PodsFromNode)
-	return u
-}
-
-// Report implements Reporter.
-func (u *unknownPods) Report(r Round) {
-	text := ""
-	if u.fromNode.Load() && r.Snapshot.Len(r.Family) > 0 && !r.Snapshot.Node.Pods.Known(r.Family) {
-		text = "the Node " + u.node + " has no podCIDRs of " + r.Family.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
+func (r *Reports) unknownPods(x Round) string {
+	node := x.Snapshot.Node
+	if !r.podsFromNode.Load() || x.Snapshot.Len(x.Family) == 0 || node.Pods.Known(x.Family) {
+		return ""
 	}
-	u.health.SetCondition(condition.Pods.Of(r.Family.String()), text)
-}
-
-// degraded shows which optional feature the node does not have for one backend, and logs
-// when that begins.
-type degraded struct {
-	health *health.Monitor
-	log    klog.Logger // of the backend
-	reason string      // that was logged last
-}
-
-// Report implements Reporter.
-func (d *degraded) Report(r Round) {
-	d.health.SetCondition(condition.Lacking.Of(r.Family.String()), r.Degraded)
-	if r.Degraded != "" && r.Degraded != d.reason {
-		d.log.Info("Warning: " + r.Degraded)
-	}
-	d.reason = r.Degraded
+	return "the Node " + r.node + " has no podCIDRs of " + x.Family.String() + ", so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
 }
 
 // eventExternalIPs is about a feature that Kubernetes is going to remove. All nodes see
@@ -322,14 +305,6 @@ func (ev *Events) reportLimits(changed map[types.NamespacedName]string) {
 		}
 		ev.report(n, eventLimited, text, "")
 	}
-}
-
-// nodePorts shows that no address serves NodePorts.
-type nodePorts struct{ health *health.Monitor }
-
-// Report implements Reporter.
-func (n nodePorts) Report(r Round) {
-	n.health.SetCondition(condition.NodePortAddresses.Of(r.Family.String()), ClosedNodePorts(r.Snapshot, r.Family))
 }
 
 // ClosedNodePorts reports that no address serves the NodePorts of f in s, because the

@@ -12,6 +12,7 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -70,12 +71,14 @@ type Reports struct {
 	Events       *Events
 	OtherProxies *OtherProxies
 
-	sink    sink
-	checks  *checks
-	limits  *limits
-	pods    *unknownPods
-	latency *latency
-	log     klog.Logger
+	sink   sink
+	checks *checks
+	limits *limits
+	node   string
+	// podsFromNode is as in track.Options.
+	podsFromNode atomic.Bool
+	latency      *latency
+	log          klog.Logger
 	// problems are those that conditions show.
 	problems []*problems
 }
@@ -100,7 +103,7 @@ func New(o Options) *Reports {
 		OtherProxies: &OtherProxies{health: monitor, events: events, processes: o.Processes, log: o.Log},
 		checks:       newChecks(servers, services.Failing, o.Unavailable),
 		limits:       &limits{mode: o.Mode, health: monitor, events: events, log: o.Log},
-		pods:         newUnknownPods(o, monitor),
+		node:         o.Node,
 		problems:     newProblems(o.Tracker, monitor),
 		latency:      newLatency(started),
 		log:          o.Log,
@@ -113,7 +116,8 @@ func New(o Options) *Reports {
 	x := &metricsReader{health: monitor, services: services, sources: o.Sources, tracker: o.Tracker, dataplane: o.Observe, started: started}
 	counts.Observe(x.observe)
 	o.Tracker.Subscribe(track.Listener{Found: r.problemsFound})
-	reportUnavailable(monitor, o.Log, o.Unavailable)
+	r.podsFromNode.Store(o.PodsFromNode)
+	r.reportUnavailable(o.Unavailable)
 	warnDeprecatedMode(o.Mode, o.DeprecatedMode, events, o.Log)
 	return r
 }
@@ -140,7 +144,7 @@ func (r *Reports) Run(ctx context.Context) {
 }
 
 // Reconfigure applies changed settings of the Tracker.
-func (r *Reports) Reconfigure(o track.Options) { r.pods.fromNode.Store(o.PodsFromNode) }
+func (r *Reports) Reconfigure(o track.Options) { r.podsFromNode.Store(o.PodsFromNode) }
 
 // Queued records that a backend has a pending change from now on.
 func (r *Reports) Queued(mode string, f service.Family) {
@@ -252,7 +256,7 @@ type Backend struct {
 // condition. Cleanup of conntrack entries comes last, as it takes long.
 func (r *Reports) Sequence(b Backend) Sequence {
 	log := newRoundLogger(b.Log)
-	inForce := Round.InForce
+	inForce, conditions := Round.InForce, r.fromRound(b.Log)
 	s := Sequence{
 		{"health", nil, Func(func(x Round) { r.Health.Result(x.Family, x.Result) })},
 		{"metrics", nil, Func(r.countRound)},
@@ -260,12 +264,9 @@ func (r *Reports) Sequence(b Backend) Sequence {
 		{"events", nil, r.Events},
 		{"drift", nil, r.OtherProxies},
 		{"limits", inForce, r.limits},
-		{"degraded", inForce, &degraded{health: r.Health, log: b.Log}},
-		{"unavailable", inForce, &unavailable{health: r.Health, log: r.log}},
+		{"conditions", inForce, Func(func(x Round) { r.reportConditions(conditions, x) })},
 		{"latency", inForce, Func(r.countInForce)},
 		{"checks", inForce, r.checks},
-		{"pods", inForce, r.pods},
-		{"nodeports", inForce, nodePorts{r.Health}},
 		{"problems", inForce, Func(r.reportProblems)},
 		{"log", nil, log},
 	}

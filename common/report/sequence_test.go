@@ -55,7 +55,7 @@ func wholeSequence() Sequence {
 func TestSequence(t *testing.T) {
 	all := wholeSequence()
 	always := []string{"health", "metrics", "services", "events", "drift"}
-	inForce := []string{"limits", "degraded", "unavailable", "latency", "checks", "pods", "nodeports", "problems"}
+	inForce := []string{"limits", "conditions", "latency", "checks", "problems"}
 	after := []string{"log", "takeover"}
 	port := portError(v4, "web", errRefused)
 	for situation, tt := range map[string]struct {

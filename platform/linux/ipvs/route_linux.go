@@ -333,7 +333,7 @@ func (k *kernel) probeScheduler(scheduler string) error {
 			has = append(has, s)
 		}
 	}
-	err := fmt.Errorf("the kernel has no scheduler %q (module ip_vs_%s): it has %s", scheduler, scheduler, strings.Join(slices.Sorted(slices.Values(has)), ", "))
+	err = fmt.Errorf("the kernel has no scheduler %q (module ip_vs_%s): it has %s", scheduler, scheduler, strings.Join(slices.Sorted(slices.Values(has)), ", "))
 	return sysctl.Missing(err, "ip_vs_"+scheduler)
 }
 
