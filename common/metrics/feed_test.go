@@ -63,24 +63,26 @@ func TestEverythingHasAValue(t *testing.T) {
 
 // Counters exist from the start, even if they never increase.
 func TestCountersStartAtZero(t *testing.T) {
-	m := New(Options{Backends: []Backend{v4, legacy}})
 	values{
-		"drift_found_total nftables IPv4":                               0,
-		"drift_repaired_total nftables IPv4":                            0,
+		"drift_found_total nftables IPv4":                       0,
+		"drift_repaired_total nftables IPv4":                    0,
+		"failed_service_ports nftables IPv4":                    0,
+		"proxy_healthz_total 503":                               0,
+		"proxy_livez_total 200":                                 0,
+		"sync_proxy_rules_service_changes_pending ":             0,
+		"sync_proxy_rules_endpoint_changes_total ":              0,
+		"sync_proxy_rules_nftables_sync_failures_total IPv4":    0,
+		"sync_proxy_rules_nftables_sync_failures_total IPv6":    -1,
+		"sync_proxy_rules_nftables_cleanup_failures_total IPv4": 0,
+		"sync_proxy_rules_iptables_restore_failures_total IPv4": -1,
+	}.check(t, New(Options{Backends: []Backend{v4}, Groups: []string{NFTables, Conntrack}}))
+	values{
 		"sync_failures_total iptables IPv6":                             0,
-		"failed_service_ports nftables IPv4":                            0,
-		"proxy_healthz_total 503":                                       0,
-		"proxy_livez_total 200":                                         0,
-		"sync_proxy_rules_service_changes_pending ":                     0,
-		"sync_proxy_rules_endpoint_changes_total ":                      0,
 		"conntrack_reconciler_deleted_entries_total IPv6":               0,
-		"sync_proxy_rules_nftables_sync_failures_total IPv4":            0,
 		"sync_proxy_rules_nftables_sync_failures_total IPv6":            -1,
-		"sync_proxy_rules_nftables_cleanup_failures_total IPv4":         0,
 		"sync_proxy_rules_iptables_restore_failures_total IPv6":         0,
-		"sync_proxy_rules_iptables_restore_failures_total IPv4":         -1,
 		"sync_proxy_rules_iptables_partial_restore_failures_total IPv6": 0,
-	}.check(t, m)
+	}.check(t, New(Options{Backends: []Backend{legacy}, Groups: []string{IPTables, Conntrack}}))
 	values{
 		"conntrack_reconciler_deleted_entries_total IPv4": -1,
 		"sync_failures_total kernelspace IPv4":            0,
@@ -153,7 +155,7 @@ func TestRounds(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := New(Options{Backends: []Backend{v4}})
+			m := New(Options{Backends: []Backend{v4}, Groups: []string{NFTables}})
 			r := reconcile.Result{Start: start, Took: 2 * time.Second, Snapshot: cluster(), Outcome: reconcile.Outcome{Drift: []string{"a", "b"}, Err: tt.err}}
 			m.Result(v4, r)
 			tt.want.check(t, m)
@@ -199,13 +201,15 @@ func TestChanges(t *testing.T) {
 }
 
 func TestAnswersAndChecks(t *testing.T) {
-	m := New(Options{})
+	m := New(Options{Groups: []string{NFTables}})
 	m.HealthAnswered("/healthz", 503)
 	m.HealthAnswered("/livez", 200)
 	m.HealthAnswered("/else", 200)
 	m.CleanupFailed(Backend{"nftables", service.IPv6})
-	m.CleanupFailed(Backend{"iptables", service.IPv4})
-	values{"proxy_healthz_total 503": 1, "proxy_healthz_total 200": 0, "proxy_livez_total 200": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv6": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv4": -1}.check(t, m)
+	values{"proxy_healthz_total 503": 1, "proxy_healthz_total 200": 0, "proxy_livez_total 200": 1, "sync_proxy_rules_nftables_cleanup_failures_total IPv6": 1}.check(t, m)
+	legacy := New(Options{Groups: []string{IPTables}})
+	legacy.CleanupFailed(Backend{"iptables", service.IPv4})
+	values{"sync_proxy_rules_nftables_cleanup_failures_total IPv4": -1}.check(t, legacy)
 	m.Checked(Check{"IPv4", "livez", true})
 	m.Checked(Check{"IPv4", "livez", false})
 	for key, want := range map[string]float64{"IPv4 success livez": 1, "IPv4 error livez": 1} {

@@ -120,7 +120,7 @@ var (
 // fed returns Metrics that have recorded everything once.
 func fed() *Metrics {
 	m := New(Options{
-		Backends: []Backend{v4, legacy},
+		Backends: []Backend{v4, legacy}, Groups: []string{NFTables, IPTables, Conntrack},
 		Build:    Build{Major: "1", Minor: "37", GitVersion: "v1.37.0", Platform: "linux/amd64"},
 		Features: []Feature{{"WinDSR", "", true}, {"Slow", "ALPHA", false}},
 	})

@@ -5,6 +5,7 @@ package metrics
 
 import (
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -207,24 +208,19 @@ func union(a, b []service.Endpoint) int {
 	return n + len(a) + len(b)
 }
 
-// The modes with metrics of their own, and kernelspace, where the state of connections is
-// unknown.
+// The groups of metrics that only some modes have, by a word in their names.
 const (
-	nftables    = "nftables"
-	iptables    = "iptables"
-	userspace   = "userspace" // has rules of iptables
-	kernelspace = "kernelspace"
+	NFTables  = "nftables"
+	IPTables  = "iptables"
+	Conntrack = "conntrack"
 )
 
-// appliesTo reports whether mode can increase the counter with the given name.
-func appliesTo(name, mode string) bool {
-	switch {
-	case strings.Contains(name, nftables):
-		return mode == nftables
-	case strings.Contains(name, iptables):
-		return mode == iptables || mode == userspace
-	case strings.Contains(name, "conntrack"):
-		return mode != kernelspace
+// applies reports whether the mode can increase the counter with the given name.
+func (m *Metrics) applies(name string) bool {
+	for _, group := range []string{NFTables, IPTables, Conntrack} {
+		if strings.Contains(name, group) && !slices.Contains(m.options.Groups, group) {
+			return false
+		}
 	}
 	return true
 }
@@ -247,7 +243,7 @@ func (m *Metrics) Result(b Backend, r reconcile.Result) {
 	} else {
 		m.counters["sync_failures_total"].WithLabelValues(b.labels()...).Inc()
 	}
-	if !r.Done() && b.Mode == nftables {
+	if !r.Done() && slices.Contains(m.options.Groups, NFTables) {
 		m.counters["sync_proxy_rules_nftables_sync_failures_total"].WithLabelValues(f).Inc()
 	}
 	if r.Rules != nil {
@@ -350,7 +346,7 @@ func (m *Metrics) Conntrack(f service.Family, took time.Duration, deleted int) {
 // CleanupFailed counts a failed attempt of b to remove leftover rules of an earlier
 // process. Other stale rules are removed in the round that makes them stale.
 func (m *Metrics) CleanupFailed(b Backend) {
-	if b.Mode == nftables {
+	if slices.Contains(m.options.Groups, NFTables) {
 		m.counters["sync_proxy_rules_nftables_cleanup_failures_total"].WithLabelValues(b.Family.String()).Inc()
 	}
 }

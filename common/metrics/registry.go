@@ -23,6 +23,7 @@ type Options struct {
 	Backends []Backend
 	Build    Build
 	Features []Feature
+	Groups   []string // of metrics that the mode has
 }
 
 // Build describes the build of the program.
@@ -226,7 +227,7 @@ func (m *Metrics) initBackendSeries(b Backend) {
 		switch {
 		case len(c.labels) == 2:
 			m.counters[name].WithLabelValues(b.labels()...)
-		case len(c.labels) == 1 && c.labels[0] == family[0] && appliesTo(name, b.Mode):
+		case len(c.labels) == 1 && c.labels[0] == family[0] && m.applies(name):
 			m.counters[name].WithLabelValues(b.Family.String())
 		}
 	}

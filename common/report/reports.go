@@ -42,6 +42,8 @@ type Options struct {
 	SyncPeriod time.Duration
 	Build      metrics.Build
 	Features   []metrics.Feature
+	// MetricGroups is as in metrics.Options.
+	MetricGroups []string
 	// PodsFromNode is whether pods are identified by the Node's podCIDRs.
 	PodsFromNode bool
 	// ProxyName and ExternalIPsIgnored are as in track.Options.
@@ -90,7 +92,7 @@ func New(o Options) *Reports {
 	monitor := health.New(health.Options{
 		Families: o.Families, SyncPeriod: o.SyncPeriod, NodeRequired: o.Sources.api, Sources: o.Sources.report,
 	})
-	counts := metrics.New(metrics.Options{Backends: backendsOf(o), Build: o.Build, Features: o.Features})
+	counts := metrics.New(metrics.Options{Backends: backendsOf(o), Build: o.Build, Features: o.Features, Groups: o.MetricGroups})
 	kubeclient.CountRequests(counts)
 	events := newEvents(o, counts)
 	servers := newCheckServers(o, monitor, events)

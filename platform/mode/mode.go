@@ -45,6 +45,13 @@ type Descriptor struct {
 	Deprecated string
 	// Relays is whether connections pass through the process, not only through rules.
 	Relays bool
+	// XTables is whether its rules are those of iptables, which accept in table filter what they
+	// translated, and health checks.
+	XTables bool
+	// Routes is whether the mode makes routes to the addresses of Services itself.
+	Routes bool
+	// MetricGroups are the words in names of metrics that count the mode, see metrics.NFTables.
+	MetricGroups []string
 	// ListedEndpoints is whether the mode needs to know endpoints that are not ready.
 	ListedEndpoints bool
 	// MemoryShare divides the memory of the cgroup: the process uses one such part and

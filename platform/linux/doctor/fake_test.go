@@ -27,7 +27,11 @@ func (k *fakeKernel) FirewallNames(context.Context) ([]string, error) { return k
 func noHolder(context.Context) (lease.Identity, bool)                 { return lease.Identity{}, false }
 func noServices(context.Context) (s *service.Snapshot, err error)     { return nil, nil }
 func both(v4, v6 bool) [2]bool                                        { return [2]bool{service.IPv4: v4, service.IPv6: v6} }
-func mode(name string) []Mode                                         { return []Mode{{Name: name}} }
+
+func mode(name string) []Mode {
+	return []Mode{{Name: name, Relays: name == "userspace", XTables: name != "nftables", Routes: name == "ipvs"}}
+}
+
 func link(name, master string) Link {
 	return Link{Name: name, Master: master, Global: both(master == "", false), Subnet: master == ""}
 }

@@ -91,7 +91,7 @@ func includes(list string, port uint16) bool {
 // inputPolicy checks that load balancers reach the health checks of Services. Modes that
 // use iptables accept them there.
 func (n *Node) inputPolicy(ctx context.Context) (doctor.Seen, error) {
-	if !n.has("nftables") {
+	if n.all(Mode.xtables) {
 		return doctor.NothingToSee("the rules of the mode accept health checks"), nil
 	}
 	chains, err := n.filters(ctx, Input)
@@ -169,7 +169,7 @@ var ownJumps = []string{"DOCKER", "br-", "docker0"}
 // forwardPolicy checks that a chain which drops by its policy lets pods through. Mode
 // nftables cannot accept in tables of others. The rules of network plugins do.
 func (n *Node) forwardPolicy(ctx context.Context) (doctor.Seen, error) {
-	if !n.has("nftables") {
+	if n.all(Mode.xtables) {
 		return doctor.NothingToSee("the rules of the mode accept what they translated"), nil
 	}
 	chains, err := n.filters(ctx, Forward)

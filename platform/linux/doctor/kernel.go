@@ -29,7 +29,7 @@ func trim(b []byte) string { return strings.TrimSpace(string(b)) }
 // forwarding checks that the kernel forwards. IPv6 counts if an interface has an address
 // of it.
 func (n *Node) forwarding(context.Context) (doctor.Seen, error) {
-	if n.only("userspace") {
+	if n.all(Mode.relays) {
 		return doctor.NothingToSee("mode userspace relays connections itself"), nil
 	}
 	families, err := n.families()
@@ -127,7 +127,7 @@ func (n *Node) filterOf(link string) (int, error) {
 
 // bridges checks that packets between ports of a bridge pass netfilter.
 func (n *Node) bridges(context.Context) (doctor.Seen, error) {
-	if n.only("userspace") {
+	if n.all(Mode.relays) {
 		return doctor.NothingToSee("mode userspace relays connections itself"), nil
 	}
 	links, err := n.Kernel.Links()
@@ -187,7 +187,7 @@ func (n *Node) settings(context.Context) (doctor.Seen, error) {
 		}
 		found = append(found, f)
 	}
-	if sysctl.TCPBeLiberal(dryFiles{n}) && !n.Settings.TCPBeLiberal && n.has("nftables", "iptables", "ipvs") {
+	if sysctl.TCPBeLiberal(dryFiles{n}) && !n.Settings.TCPBeLiberal && !n.all(Mode.relays) {
 		const name = "net.netfilter.nf_conntrack_tcp_be_liberal"
 		found = append(found, doctor.Finding{Topic: doctor.Liberal, Subject: name, What: name + " is 1, which the configuration does not ask for",
 			Fix: "sysctl -w " + name + "=0", Advice: "where routes are asymmetric, keep it and set conntrack.tcpBeLiberal"})
@@ -267,9 +267,15 @@ type Mode struct {
 	Primary service.Family
 	// Optional is whether the proxy works without the mode.
 	Optional bool
+	// Relays, XTables and Routes are as in mode.Descriptor.
+	Relays, XTables, Routes bool
 	// Probe says in one sentence what the node lacks for a family. It changes nothing.
 	Probe func(service.Family) error
 }
+
+func (m Mode) relays() bool  { return m.Relays }
+func (m Mode) xtables() bool { return m.XTables }
+func (m Mode) routes() bool  { return m.Routes }
 
 // modeCheck returns the Check whether the node has what the mode needs.
 func (n *Node) modeCheck(m Mode) doctor.Check {
@@ -326,7 +332,7 @@ type Variants struct {
 
 // variants checks that the proxy uses the variant of iptables that kubelet uses.
 func (n *Node) variants(context.Context) (doctor.Seen, error) {
-	if n.only("nftables") {
+	if !n.any(Mode.xtables) {
 		return doctor.NothingToSee("mode nftables needs none"), nil
 	}
 	v, err := n.IPTables()
@@ -359,7 +365,7 @@ const lockFile = "/run/xtables.lock"
 
 // xtablesLock checks that a container has the lock of the host.
 func (n *Node) xtablesLock(context.Context) (doctor.Seen, error) {
-	if n.only("nftables") {
+	if !n.any(Mode.xtables) {
 		return doctor.NothingToSee("mode nftables needs none"), nil
 	}
 	if v, err := n.IPTables(); err == nil && v.Used == "nft" {

@@ -81,14 +81,11 @@ type Link struct {
 	Subnet bool
 }
 
-// only returns whether all modes to check for are among names.
-func (n *Node) only(names ...string) bool {
-	return !slices.ContainsFunc(n.Modes, func(m Mode) bool { return !slices.Contains(names, m.Name) })
-}
+// any and all return whether a mode to check for has a trait, or all do.
+func (n *Node) any(trait func(Mode) bool) bool { return slices.ContainsFunc(n.Modes, trait) }
 
-// has returns whether a mode to check for is among names.
-func (n *Node) has(names ...string) bool {
-	return slices.ContainsFunc(n.Modes, func(m Mode) bool { return slices.Contains(names, m.Name) })
+func (n *Node) all(trait func(Mode) bool) bool {
+	return !n.any(func(m Mode) bool { return !trait(m) })
 }
 
 // Checks returns all checks of the node.
@@ -344,7 +341,7 @@ const mostRoutes = 1000
 
 // serviceRoutes checks that processes of the node have a route to ClusterIPs.
 func (n *Node) serviceRoutes(ctx context.Context) (doctor.Seen, error) {
-	if n.only("ipvs") {
+	if n.all(Mode.routes) {
 		return doctor.NothingToSee("the mode makes routes itself"), nil
 	}
 	want, err := n.Services(ctx)

@@ -4,6 +4,7 @@
 package iptables
 
 import (
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -25,11 +26,13 @@ func Mode() mode.Descriptor {
 		FallbackRank: 2,
 		// iptables-restore needs several times what the proxy does, in the same cgroup:
 		// iptables-nft about 150 MB for 5,000 Services of ten endpoints.
-		MemoryShare: 4,
-		Needs:       "the commands of iptables 1.6.2 or later, legacy or nft",
-		Leaves:      "`KUBE-` chains in tables nat and filter",
-		Section:     SectionOf,
-		Render:      render,
+		MemoryShare:  4,
+		XTables:      true,
+		MetricGroups: []string{metrics.IPTables, metrics.Conntrack},
+		Needs:        "the commands of iptables 1.6.2 or later, legacy or nft",
+		Leaves:       "`KUBE-` chains in tables nat and filter",
+		Section:      SectionOf,
+		Render:       render,
 		Differences: func(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
 			return Differences(want, c, OptionsOf(r.Config)), nil
 		},

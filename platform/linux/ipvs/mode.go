@@ -5,6 +5,7 @@ package ipvs
 
 import (
 	"kubeproxy/common/ipaddr"
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -23,6 +24,9 @@ func Mode() mode.Descriptor {
 			},
 		},
 		FallbackRank: 1,
+		XTables:      true,
+		Routes:       true,
+		MetricGroups: []string{metrics.Conntrack},
 		// See kubernetes/enhancements#5495.
 		Deprecated: "mode ipvs is deprecated in Kubernetes and may be removed in a future version: use mode nftables, or iptables where the kernel is older than 5.13",
 		Needs:      "IPVS, dummy interfaces and ipsets in the kernel, and the commands of iptables",

@@ -4,6 +4,7 @@
 package nftables
 
 import (
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -19,13 +20,14 @@ func Mode() mode.Descriptor {
 				"nftables.masqueradeBit", "nftables.masqueradeAll", "nftables.syncPeriod", "nftables.minSyncPeriod", "conntrack.tcpBeLiberal",
 			},
 		},
-		DefaultRank: 1,
-		Named:       "the table has the name in its own",
-		Needs:       "nftables in the kernel",
-		Leaves:      "tables `ip kube-services` and `ip6 kube-services`",
-		Section:     sectionOf,
-		Render:      render,
-		System:      system(),
+		DefaultRank:  1,
+		MetricGroups: []string{metrics.NFTables, metrics.Conntrack},
+		Named:        "the table has the name in its own",
+		Needs:        "nftables in the kernel",
+		Leaves:       "tables `ip kube-services` and `ip6 kube-services`",
+		Section:      sectionOf,
+		Render:       render,
+		System:       system(),
 	}
 }
 

@@ -6,6 +6,7 @@ package userspace
 import (
 	"fmt"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -26,6 +27,8 @@ func Mode() mode.Descriptor {
 		DefaultRank:  3,
 		FallbackRank: 3,
 		Relays:       true,
+		XTables:      true,
+		MetricGroups: []string{metrics.IPTables, metrics.Conntrack},
 		Needs:        "the same",
 		Leaves:       "the same; connections pass through the process",
 		Section:      iptables.SectionOf,

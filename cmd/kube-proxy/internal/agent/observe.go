@@ -117,7 +117,7 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 		x.observe(seen)
 	}
 	o.SyncPeriod, o.PodsFromNode, o.ProxyName, o.ExternalIPsIgnored = x.Section(c).SyncPeriod, c.DetectLocalMode == config.NodeCIDR, c.ProxyName, c.IgnoreExternalIPs()
-	o.DeprecatedMode = x.Deprecated
+	o.DeprecatedMode, o.MetricGroups = x.Deprecated, x.MetricGroups
 	o.Features = featureMetrics(c)
 	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections(host.FilesLimit())
 	r := report.New(o)

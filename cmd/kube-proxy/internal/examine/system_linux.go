@@ -43,6 +43,7 @@ func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.
 	for _, m := range x.modes {
 		n.Modes = append(n.Modes, linuxdoctor.Mode{
 			Name: string(m.Name), Primary: mode.PrimaryFamily(x.config), Optional: len(x.modes) > 1 && m.Name != x.config.Mode,
+			Relays: m.Relays, XTables: m.XTables, Routes: m.Routes,
 			Probe: func(f service.Family) error { return probeMode(x.config, m, f) },
 		})
 	}
