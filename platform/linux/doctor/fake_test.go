@@ -22,7 +22,6 @@ type fakeKernel struct {
 }
 
 func (k *fakeKernel) Links() ([]Link, error)                          { return k.links, nil }
-func (k *fakeKernel) FilterChains(context.Context) ([]Chain, error)   { return k.chains, nil }
 func (k *fakeKernel) FirewallNames(context.Context) ([]string, error) { return k.names, nil }
 func noHolder(context.Context) (lease.Identity, bool)                 { return lease.Identity{}, false }
 func noServices(context.Context) (s *service.Snapshot, err error)     { return nil, nil }
@@ -34,6 +33,15 @@ func mode(name string) []Mode {
 
 func link(name, master string) Link {
 	return Link{Name: name, Master: master, Global: both(master == "", false), Subnet: master == ""}
+}
+
+func (k *fakeKernel) FilterChains(_ context.Context, each func(*Chain) error) error {
+	for i := range k.chains {
+		if err := each(&k.chains[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newNode returns a node with these files, which nobody may write.

@@ -6,13 +6,15 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"regexp"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	"kubeproxy/common/doctor"
+	"kubeproxy/common/explain"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/packet"
 )
 
 // Hook is where a chain filters.
@@ -31,9 +33,8 @@ type Chain struct {
 	Family, Table, Name string
 	// Legacy is whether the chain is one of iptables-legacy.
 	Legacy bool
-	// Rules are the rules as nft or iptables-legacy prints them, a line each. They are
-	// empty if the command is missing.
-	Rules []string
+	Tables packet.Tables
+	Base   packet.Base // of Tables
 }
 
 // String names the chain and its table.
@@ -61,32 +62,30 @@ func (c *Chain) command() string {
 	return name + "-nft"
 }
 
-var portWords = regexp.MustCompile(`(?:--dports? |dport |-p tcp.*--dports )(!?=? ?\{? ?[0-9:,\- ]+)`)
-
-// accepts returns whether a rule of the chain lets TCP connections to a port in.
-func (c *Chain) accepts(port uint16) bool {
-	return slices.ContainsFunc(c.Rules, func(rule string) bool {
-		if !strings.Contains(strings.ToLower(rule), "accept") {
-			return false
-		}
-		m := portWords.FindStringSubmatch(rule)
-		return m != nil && !strings.Contains(m[1], "!") && includes(m[1], port)
-	})
+// drops returns whether the chain certainly drops what p is like.
+func (c *Chain) drops(p *packet.Packet) (bool, error) {
+	w := packet.Walk{Tables: c.Tables, Packet: p}
+	f, err := w.Run(c.Base)
+	return f.Does == explain.Drops || f.Does == explain.Refuses, err
 }
 
-// includes returns whether a list of ports, in the words of nft or iptables, has a port.
-func includes(list string, port uint16) bool {
-	words := strings.FieldsFunc(list, func(r rune) bool { return r == ' ' || r == ',' || r == '{' || r == '}' })
-	return slices.ContainsFunc(words, func(w string) bool {
-		first, last, isRange := strings.Cut(strings.ReplaceAll(w, ":", "-"), "-")
-		if !isRange {
-			last = first
-		}
-		low, err := strconv.Atoi(first)
-		high, err2 := strconv.Atoi(last)
-		return err == nil && err2 == nil && low <= int(port) && int(port) <= high
-	})
+// family is that of packets to ask the chain about.
+func (c *Chain) family() service.Family {
+	if c.Family == "ip6" {
+		return service.IPv6
+	}
+	return service.IPv4
 }
+
+// local and remote are where packets lead.
+type local struct{}
+type remote struct{}
+
+func (local) Local(netip.Addr) bool                 { return true }
+func (local) Route(netip.Addr) (packet.Link, uint8) { return packet.Loopback(), packet.Local }
+
+func (remote) Local(netip.Addr) bool                 { return false }
+func (remote) Route(netip.Addr) (packet.Link, uint8) { return packet.Link{Unknown: true}, 0 }
 
 // inputPolicy checks that load balancers reach the health checks of Services. Modes that
 // use iptables accept them there.
@@ -94,38 +93,68 @@ func (n *Node) inputPolicy(ctx context.Context) (doctor.Seen, error) {
 	if n.all(Mode.xtables) {
 		return doctor.NothingToSee("the rules of the mode accept health checks"), nil
 	}
-	chains, err := n.filters(ctx, Input)
-	if err != nil {
-		return doctor.Seen{}, err
-	}
-	if len(chains) == 0 {
-		return doctor.Seen{Note: "no chain drops by its policy"}, nil
-	}
 	want, err := n.Services(ctx)
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	if want == nil {
-		return doctor.NothingToSee("a chain drops by its policy, and no Services are known"), nil
+	var checks []uint16
+	if want != nil {
+		checks = healthChecks(want)
 	}
-	checks := healthChecks(want)
-	if len(checks) == 0 {
-		return doctor.Seen{Note: "a chain drops by its policy, and no Service has a health check node port"}, nil
+	entries, err := n.entries()
+	if err != nil {
+		return doctor.Seen{}, err
 	}
-	seen := doctor.Seen{Note: fmt.Sprintf("%d health check node ports", len(checks))}
-	for i := range chains {
-		c := &chains[i]
+	seen := doctor.Seen{Note: "no chain drops by its policy"}
+	err = n.filters(ctx, Input, func(c *Chain) error {
+		seen.Note = fmt.Sprintf("%d health check node ports", len(checks))
 		var closed []string
-		for _, p := range checks {
-			if !c.accepts(p) {
-				closed = append(closed, strconv.Itoa(int(p)))
+		for _, port := range checks {
+			drops, err := c.dropsAll(entries, port)
+			if err != nil {
+				return err
+			}
+			if drops {
+				closed = append(closed, strconv.Itoa(int(port)))
 			}
 		}
 		if len(closed) > 0 {
 			seen.Findings = append(seen.Findings, c.inputFinding(closed))
 		}
+		return nil
+	})
+	if want == nil && err == nil && seen.Note != "no chain drops by its policy" {
+		return doctor.NothingToSee("a chain drops by its policy, and no Services are known"), nil
 	}
-	return seen, nil
+	return seen, err
+}
+
+// entries lists the interfaces by which load balancers may reach the node.
+func (n *Node) entries() ([]packet.Link, error) {
+	links, err := n.Kernel.Links()
+	var all []packet.Link
+	for _, l := range links {
+		if !l.Bridge && l.Master == "" && (l.Global[service.IPv4] || l.Global[service.IPv6]) {
+			all = append(all, packet.Link{Name: l.Name, Index: l.Index})
+		}
+	}
+	if len(all) == 0 {
+		all = []packet.Link{{Guess: true}}
+	}
+	return all, err
+}
+
+// dropsAll returns whether the chain certainly drops connections to a port of the node,
+// whatever the interface.
+func (c *Chain) dropsAll(entries []packet.Link, port uint16) (bool, error) {
+	for _, in := range entries {
+		p := packet.Unaddressed(local{}, c.family(), service.TCP, port)
+		p.In = in
+		if drops, err := c.drops(p); err != nil || !drops {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 func (c *Chain) inputFinding(closed []string) doctor.Finding {
@@ -154,17 +183,19 @@ func healthChecks(s *service.Snapshot) []uint16 {
 	return slices.Compact(all)
 }
 
-func (n *Node) filters(ctx context.Context, h Hook) ([]Chain, error) {
-	all, err := n.Kernel.FilterChains(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(all, func(c Chain) bool { return c.Hook != h }), nil
+// filters calls each for the chains at a hook.
+func (n *Node) filters(ctx context.Context, h Hook, each func(*Chain) error) error {
+	return n.Kernel.FilterChains(ctx, func(c *Chain) error {
+		if c.Hook != h {
+			return nil
+		}
+		return each(c)
+	})
 }
 
-// ownJumps are the prefixes of chains in which container runtimes accept only packets of
+// runtimeLinks begin the names of bridges of container runtimes, which accept only packets of
 // their own networks.
-var ownJumps = []string{"DOCKER", "br-", "docker0"}
+const runtimeLinks = "docker br- podman"
 
 // forwardPolicy checks that a chain which drops by its policy lets pods through. Mode
 // nftables cannot accept in tables of others. The rules of network plugins do.
@@ -172,18 +203,17 @@ func (n *Node) forwardPolicy(ctx context.Context) (doctor.Seen, error) {
 	if n.all(Mode.xtables) {
 		return doctor.NothingToSee("the rules of the mode accept what they translated"), nil
 	}
-	chains, err := n.filters(ctx, Forward)
-	if err != nil {
-		return doctor.Seen{}, err
-	}
-	seen := doctor.Seen{Note: "no chain drops by its policy"}
-	if len(chains) > 0 {
-		seen.Note = fmt.Sprintf("%d chains that drop by their policy", len(chains))
-	}
-	for i := range chains {
-		c := &chains[i]
-		if slices.ContainsFunc(c.Rules, acceptsPods) {
-			continue
+	seen, chains := doctor.Seen{Note: "no chain drops by its policy"}, 0
+	err := n.filters(ctx, Forward, func(c *Chain) error {
+		chains++
+		seen.Note = fmt.Sprintf("%d chains that drop by their policy", chains)
+		p := packet.Unaddressed(remote{}, c.family(), service.TCP, 0)
+		p.Translated = true
+		p.In = packet.Link{Guess: true, Except: runtimeLinks}
+		p.Out = p.In
+		drops, err := c.drops(p)
+		if err != nil || !drops {
+			return err
 		}
 		f := doctor.Finding{Topic: doctor.ForwardPolicy, Subject: c.String(), Mode: "nftables",
 			What:   fmt.Sprintf("%s drops by its policy, and no rule of a network plugin accepts pods", c),
@@ -193,19 +223,9 @@ func (n *Node) forwardPolicy(ctx context.Context) (doctor.Seen, error) {
 			f.Fix = fmt.Sprintf("%s -P %s ACCEPT", c.command(), c.Name)
 		}
 		seen.Findings = append(seen.Findings, f)
-	}
-	return seen, nil
-}
-
-// acceptsPods returns whether a rule accepts, or leads to a chain that may, and is not a
-// container runtime's for its own networks.
-func acceptsPods(rule string) bool {
-	lower := strings.ToLower(rule)
-	leads := strings.Contains(lower, "accept") || strings.Contains(lower, "jump ") || strings.Contains(lower, "goto ") || strings.Contains(rule, "-j ")
-	if !leads || strings.HasPrefix(rule, "-P ") || strings.Contains(lower, "policy drop") {
-		return false
-	}
-	return !slices.ContainsFunc(ownJumps, func(s string) bool { return strings.Contains(rule, s) })
+		return nil
+	})
+	return seen, err
 }
 
 // firewalls checks for firewall services. They are recognized by the names of their chains

@@ -4,13 +4,12 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
-	"os/exec"
 	"runtime"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,7 +47,7 @@ func (Netlink) Links() ([]Link, error) {
 		if a.Flags&net.FlagLoopback != 0 || a.Flags&net.FlagUp == 0 || l.Type() == "dummy" {
 			continue
 		}
-		one := Link{Name: a.Name, Bridge: l.Type() == "bridge", Master: names[a.MasterIndex]}
+		one := Link{Name: a.Name, Index: uint32(a.Index), Bridge: l.Type() == "bridge", Master: names[a.MasterIndex]}
 		for f, family := range []int{service.IPv4: unix.AF_INET, service.IPv6: unix.AF_INET6} {
 			addrs, err := h.AddrList(l, family)
 			if err != nil {
@@ -79,57 +78,48 @@ func nftChains(ctx context.Context) ([]nft.Chain, error) {
 	return slices.DeleteFunc(all, func(c nft.Chain) bool { return nft.FamilyNames[c.Family] == "" }), nil
 }
 
-// hooks are the numbers of linux/netfilter.h.
-var hooks = map[uint32]Hook{unix.NF_INET_LOCAL_IN: Input, unix.NF_INET_FORWARD: Forward}
+var hooks = map[packet.Hook]Hook{packet.Input: Input, packet.Forward: Forward}
 
 // FilterChains implements Kernel.
-func (Netlink) FilterChains(ctx context.Context) ([]Chain, error) {
-	found, err := nftChains(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var all []Chain
-	for _, c := range found {
-		if c.Base == nil || !c.Base.Drops {
-			continue
-		}
-		if hook, filters := hooks[c.Base.Hook]; filters {
-			family := nft.FamilyNames[c.Family]
-			rules := output(ctx, "nft", "-nn", "list", "chain", family, c.Table, c.Name)
-			all = append(all, Chain{Hook: hook, Family: family, Table: c.Table, Name: c.Name, Rules: rules})
-		}
-	}
-	for f, command := range [...]string{service.IPv4: "iptables-legacy", service.IPv6: "ip6tables-legacy"} {
-		tables, err := packet.LegacyNames(service.Family(f))
+func (Netlink) FilterChains(ctx context.Context, each func(*Chain) error) error {
+	for _, f := range service.Families {
+		k, err := packet.Open(ctx, f, nil)
 		if err != nil {
-			return nil, fmt.Errorf("list tables of iptables-legacy: %w", err)
+			return nft.WithHint(err)
 		}
-		if !slices.Contains(tables, "filter") { // the command would make it
-			continue
+		err = filterChains(f, k, each)
+		k.Close()
+		if err != nil {
+			return err
 		}
-		for hook, name := range map[Hook]string{Input: "INPUT", Forward: "FORWARD"} {
-			rules := output(ctx, command, "-S", name)
-			if slices.Contains(rules, "-P "+name+" DROP") {
-				all = append(all, Chain{Hook: hook, Family: nft.FamilyName(service.Family(f)), Table: "filter", Name: name, Legacy: true, Rules: rules})
+		legacy, err := packet.LegacyTables(ctx, f)
+		if err != nil {
+			return err
+		}
+		for _, l := range legacy {
+			if l.Name != "filter" || l.Tables == nil {
+				continue
+			}
+			if err := filterChains(f, l.Tables, each); err != nil {
+				return err
 			}
 		}
 	}
-	return all, nil
+	return nil
 }
 
-// output returns the trimmed lines that a command prints, nothing if it fails.
-func output(ctx context.Context, name string, args ...string) []string {
-	text, err := exec.CommandContext(ctx, name, args...).Output()
-	if err != nil {
-		return nil
-	}
-	var all []string
-	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line != "" {
-			all = append(all, line)
+func filterChains(f service.Family, t packet.Tables, each func(*Chain) error) error {
+	for _, b := range t.Bases() {
+		hook, filters := hooks[b.Hook]
+		if !b.Drops || !filters || b.Family == "inet" && f == service.IPv6 { // seen for IPv4
+			continue
+		}
+		c := &Chain{Hook: hook, Family: cmp.Or(b.Family, nft.FamilyName(f)), Table: b.Table, Name: b.Name, Legacy: b.Family == "", Tables: t, Base: b}
+		if err := each(c); err != nil {
+			return err
 		}
 	}
-	return all
+	return nil
 }
 
 // FirewallNames implements Kernel.

@@ -60,9 +60,9 @@ type Node struct {
 type Kernel interface {
 	// Links lists the network interfaces.
 	Links() ([]Link, error)
-	// FilterChains lists the chains that filter packets to this node, and those that it
-	// forwards, and drop what no rule accepts.
-	FilterChains(ctx context.Context) ([]Chain, error)
+	// FilterChains calls each for the chains that filter packets to this node, and those that
+	// it forwards, and drop what no rule accepts. Their rules can be read meanwhile.
+	FilterChains(ctx context.Context, each func(*Chain) error) error
 	// FirewallNames lists the tables and chains by whose names firewall services are
 	// known.
 	FirewallNames(context.Context) ([]string, error)
@@ -71,6 +71,7 @@ type Kernel interface {
 // Link is a network interface.
 type Link struct {
 	Name   string
+	Index  uint32
 	Bridge bool
 	// Master is the bridge that it is a port of, empty for none.
 	Master string

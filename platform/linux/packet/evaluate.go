@@ -18,8 +18,8 @@ type evaluator struct {
 	regs   registers
 	effect effect
 	vague  string // what was loaded last of which not all is known
-	// guess means that what was loaded last may have another value.
-	guess bool
+	// guess is the interface that was loaded last, if that may be another one.
+	guess Link
 	// sure means that the packet certainly comes to the rule.
 	sure bool
 }
@@ -58,7 +58,7 @@ func (e *evaluator) expression(x Expression) error {
 	case PayloadStore, MetaStore, ConntrackStore, NoTrack:
 		e.change(x)
 	case Compare:
-		e.compare(x.matches(e.regs), x.Op == cmpNotEqual)
+		e.compare(x)
 	case Range:
 		e.narrow(x.matches(e.regs), e.vague)
 	case Lookup:
@@ -136,9 +136,10 @@ func (e *evaluator) addrType(x AddrType) Match {
 	return Maybe
 }
 
-// compare applies the answer of a comparison. What is guessed may have another value.
-func (e *evaluator) compare(m Match, not bool) {
-	if e.guess && (m == Yes) == not {
+// compare applies the answer of a comparison. An interface may be another one.
+func (e *evaluator) compare(x Compare) {
+	m, not := x.matches(e.regs), x.Op == cmpNotEqual
+	if e.guess.Guess && (m == Yes) == not && e.guess.mayBe(strings.TrimRight(string(x.Data), "\x00")) {
 		m = Maybe
 	}
 	e.narrow(m, e.vague)
@@ -171,8 +172,11 @@ func (e *evaluator) load(x Expression) {
 		e.read(x.To, e.header(x.Base).part(x.Offset, x.Size), payloadName(x))
 	case MetaLoad:
 		e.read(x.To, e.meta(x.Key), nameOf("meta", metaNames, x.Key))
-		if e.guess = x.Key == metaInName && e.In.Guess; e.guess {
-			e.vague = nameOf("meta", metaNames, x.Key)
+		switch {
+		case x.Key == metaInName && e.In.Guess:
+			e.guess, e.vague = e.In, "meta iifname"
+		case x.Key == metaOutName && e.Out.Guess:
+			e.guess, e.vague = e.Out, "meta oifname"
 		}
 	case ConntrackLoad:
 		b, has := e.conntrack(x.Key, x.Direction)
@@ -195,7 +199,7 @@ func (e *evaluator) load(x Expression) {
 // read stores what is known of a property of the packet.
 func (e *evaluator) read(register uint32, b bits, name string) {
 	e.regs.store(register, b)
-	e.guess = false
+	e.guess = Link{}
 	if !b.isKnown() {
 		e.vague = name
 	}

@@ -21,6 +21,8 @@ package packet
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -44,14 +46,25 @@ type Packet struct {
 	sourceOpen bool
 	// marked means that the mode has marked it for masquerading.
 	marked bool
-	// altered means that a rule changed bytes of it.
-	altered bool
+	// altered means that a rule changed bytes of it, anywhere that its destination is not
+	// known, apart from the port.
+	altered, anywhere bool
 }
 
 // New returns the first packet of c.
 func New(n Node, c route.Conn) *Packet {
 	const all = ^uint32(0)
 	return &Packet{Node: n, Protocol: c.Protocol, From: c.From, Dialled: c.To, To: c.To, mark: number(0, all), ctMark: number(0, all)}
+}
+
+// Unaddressed returns a packet of a tracked connection to a port, 0 if that is not known. Its
+// addresses and mark are not known.
+func Unaddressed(n Node, f service.Family, p service.Protocol, port uint16) *Packet {
+	to := netip.AddrPortFrom(netip.IPv4Unspecified(), port)
+	if f == service.IPv6 {
+		to = netip.AddrPortFrom(netip.IPv6Unspecified(), port)
+	}
+	return &Packet{Node: n, Protocol: p, Dialled: to, To: to, Seen: true, anywhere: true, mark: unknown(4), ctMark: unknown(4)}
 }
 
 func (p *Packet) family() service.Family { return service.FamilyOf(p.To.Addr()) }
@@ -61,8 +74,10 @@ type Link struct {
 	Name  string
 	Index uint32
 	// Unknown means that the packet has an interface, but it is not known which. Guess means
-	// that it may be another one.
+	// that it may be another one, apart from lo, and from those whose names begin with a word
+	// of Except.
 	Unknown, Guess bool
+	Except         string
 }
 
 // Node answers what only the node knows.
@@ -136,6 +151,9 @@ func (p *Packet) addresses(h bits, offset int) {
 			set(h, offset+i, b, 0xff)
 		}
 	}
+	if p.anywhere {
+		return
+	}
 	for i, b := range p.To.Addr().AsSlice() {
 		set(h, offset+size+i, b, 0xff)
 	}
@@ -145,9 +163,10 @@ func (p *Packet) addresses(h bits, offset int) {
 // flags of TCP are SYN alone, apart from those for congestion (RFC 3168).
 func (p *Packet) transport() bits {
 	h := unknown(20)
-	port := binary.BigEndian.AppendUint16(nil, p.To.Port())
-	set(h, 2, port[0], 0xff)
-	set(h, 3, port[1], 0xff)
+	if to := p.To.Port(); to != 0 {
+		set(h, 2, byte(to>>8), 0xff)
+		set(h, 3, byte(to), 0xff)
+	}
 	if p.Protocol == service.TCP {
 		set(h, 13, tcpSYN, 0x3f)
 	}
@@ -204,10 +223,15 @@ func (p *Packet) meta(key uint32) bits {
 }
 
 func (l Link) index() bits {
-	if l.Unknown {
+	if l.Unknown || l.Guess {
 		return unknown(4)
 	}
 	return number(l.Index, ^uint32(0))
+}
+
+// mayBe reports whether a guess may have a name, or one that begins with it.
+func (l Link) mayBe(name string) bool {
+	return name != Loopback().Name && !slices.ContainsFunc(strings.Fields(l.Except), func(s string) bool { return strings.HasPrefix(name, s) })
 }
 
 func (l Link) name() bits {
@@ -282,7 +306,7 @@ func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 		return p.meta(metaFamily), true
 	case key == ctProto:
 		return certain(protocolNumbers[p.Protocol]), true
-	case direction != original:
+	case direction != original, p.anywhere:
 	case key == ctDest, key == ctDestIP, key == ctDestIP6:
 		return certain(p.Dialled.Addr().AsSlice()...), true
 	case key == ctDestPort:
