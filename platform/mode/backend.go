@@ -37,6 +37,9 @@ type Backend struct {
 	Relay Relay
 	// Localhost, if set, answers NodePorts on the loopback address.
 	Localhost Localhost
+	// LacksLocalhost is set if rules of the mode answer them, and cannot in this process:
+	// it may not make the setting that they need. Then the process listens instead.
+	LacksLocalhost bool
 	// Unrelayed, if set, returns how many packets the rules refused at the loopback address
 	// because Localhost does not relay their protocol, SCTP. It is safe for concurrent use.
 	Unrelayed func() (uint64, error)

@@ -63,7 +63,7 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 				b.Backend = retiring{b.Backend, c}
 			}
 		}
-		if b.Localhost == nil && d.ListensOnLocalhost(b.Family) {
+		if b.Localhost == nil && (b.LacksLocalhost || d.ListensOnLocalhost(b.Family)) {
 			unreached := func(name service.PortName, clients int, err error) { s.Unreached(b.Family, name, clients, err) }
 			b.Localhost = userspace.NewLocalhost(b.Family, 0, userspace.LocalhostParts{Limits: limits, Unreached: unreached})
 		}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +37,16 @@ func (c *cluster) routesLocalnet(t *testing.T) bool {
 // want, and the sysctl and its guard rule match that.
 func (c *cluster) awaitLocalhost(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
+	c.askLocalhost(t, a, want)
+	open := want == netlab.Answered
+	kit.Until(t, "the kernel and the guard to fit", func() bool {
+		return c.routesLocalnet(t) == open && strings.Contains(c.listing(t), "! -s 127.0.0.0/8 -d 127.0.0.0/8") == open
+	})
+}
+
+// askLocalhost waits until a NodePort of a at 127.0.0.1 is as wanted.
+func (c *cluster) askLocalhost(t *testing.T, a app, want netlab.Outcome) {
+	t.Helper()
 	for _, proto := range []string{"tcp", "udp"} {
 		q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
 		kit.Until(t, proto+" on 127.0.0.1 to be "+want.String(), func() bool {
@@ -43,10 +54,6 @@ func (c *cluster) awaitLocalhost(t *testing.T, a app, want netlab.Outcome) {
 			return err == nil && got.Outcome == want
 		})
 	}
-	open := want == netlab.Answered
-	kit.Until(t, "the kernel and the guard to fit", func() bool {
-		return c.routesLocalnet(t) == open && strings.Contains(c.listing(t), "! -s 127.0.0.0/8 -d 127.0.0.0/8") == open
-	})
 }
 
 // checkLocalhostClosed sends packets from outside to a NodePort of a at 127.0.0.1 of the
@@ -107,6 +114,32 @@ func TestIPTablesLocalhostByReload(t *testing.T) {
 	})
 }
 
+// startReadOnly starts a proxy that may not write sysctls.
+func (c *cluster) startReadOnly(t *testing.T, more ...string) *program.Proxy {
+	t.Helper()
+	flags := slices.Concat([]string{kubeProxy.Path, "--manifests=" + c.dir, "--proxy-mode=iptables", "--iptables-sync-period=1s"}, defaultMode().flags, more)
+	const closed = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\""
+	args := kubeProxy.Command().Args
+	args = append([]string{"--mount", "sh", "-c", closed, "sh"}, append(flags, args[1:]...)...)
+	return program.Start(t, c.Node, program.With(exec.Command("unshare", args...), c.commands))
+}
+
+// TestIPTablesLocalhostListens checks that such a process listens on 127.0.0.1 itself, if
+// nodePortAddresses has it.
+func TestIPTablesLocalhostListens(t *testing.T) {
+	eachVariant(t, func(t *testing.T, m mode) {
+		c := newCluster(t, m)
+		web := app{name: "web", number: 10}.on(c.webs()...)
+		c.save(t, web)
+		p := c.startReadOnly(t, "--nodeport-addresses=primary,localhost")
+		p.AwaitLog(t, `"Programmed"`, "iptables IPv4")
+		c.askLocalhost(t, web, netlab.Answered)
+		if page := p.Fetch(t, program.HealthAddr, "/healthz"); strings.Contains(string(page.Body), "lacking") {
+			t.Errorf("a condition although listeners answer:\n%s", page.Body)
+		}
+	})
+}
+
 // TestIPTablesLocalhostWithoutSetting checks a process that may not write sysctls.
 // NodePorts answer on all addresses except 127.0.0.1, and there as soon as another
 // process has written the sysctl.
@@ -115,11 +148,7 @@ func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		c.save(t, web)
-		flags := append([]string{kubeProxy.Path, "--manifests=" + c.dir, "--proxy-mode=iptables", "--iptables-sync-period=1s"}, defaultMode().flags...)
-		const closed = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec \"$@\""
-		args := kubeProxy.Command().Args
-		args = append([]string{"--mount", "sh", "-c", closed, "sh"}, append(flags, args[1:]...)...)
-		p := program.Start(t, c.Node, program.With(exec.Command("unshare", args...), c.commands))
+		p := c.startReadOnly(t)
 		p.AwaitLog(t, `"Programmed"`, "iptables IPv4")
 		p.AwaitLog(t, "Warning: NodePorts do not answer on 127.0.0.1", "read-only file system")
 		kit.Until(t, "health of both families, and the condition", func() bool {

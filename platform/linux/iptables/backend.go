@@ -76,6 +76,7 @@ type Backend struct {
 	// localnetRouted means that the kernel routes loopback addresses.
 	localnetMarked, localnetRouted bool
 	localnetErr                    error // why it cannot route them
+	listeners                      bool  // there are listeners for what cannot be routed
 	degradedReason                 string
 	pending                        pending
 }

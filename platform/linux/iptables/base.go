@@ -504,6 +504,15 @@ func (b *Backend) readLocalnet() (changed bool) {
 	return b.noLocalnet != was
 }
 
+// NeedListeners reports whether listeners of the process have to answer NodePorts on
+// loopback addresses, because it may not let the kernel route these. The caller provides
+// listeners if it does.
+func (b *Backend) NeedListeners() bool {
+	b.readLocalnet()
+	b.listeners = b.noLocalnet
+	return b.listeners
+}
+
 // planLocalnet sets in p whether route_localnet is to be enabled or disabled.
 func (b *Backend) planLocalnet(p *plan) {
 	want := p.next.snapshot
@@ -511,9 +520,11 @@ func (b *Backend) planLocalnet(p *plan) {
 	switch {
 	case b.relays() || !b.localhost(want.Node):
 		p.enableLocalnet, p.disableLocalnet = false, b.localnetMarked && !want.Incomplete
-		if b.noLocalnet && b.wantsLocalhost(want.Node) && hasNodePort(want, b.family) {
+		listens := b.listeners && want.Node.LocalhostNodePorts(b.family)
+		if b.noLocalnet && !listens && b.wantsLocalhost(want.Node) && hasNodePort(want, b.family) {
 			b.degradedReason = fmt.Sprintf("NodePorts do not answer on 127.0.0.1, because loopback addresses cannot be routed: %v: "+
-				"set net.ipv4.conf.all.route_localnet to 1, or iptables.localhostNodePorts to false", b.localnetErr)
+				"set net.ipv4.conf.all.route_localnet to 1, iptables.localhostNodePorts to false, or let nodePortAddresses have localhost, "+
+				"for which the process itself listens", b.localnetErr)
 		}
 	case hasNodePort(want, b.family):
 		p.enableLocalnet = p.enableLocalnet || !b.localnetRouted

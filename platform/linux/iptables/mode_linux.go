@@ -16,7 +16,7 @@ import (
 func system() *mode.System {
 	return &mode.System{
 		Probe:     func(c *config.Config, f service.Family) error { return Probe(f, OptionsOf(c)) },
-		Open:      mode.OpenEach(newOf, addCounters),
+		Open:      mode.OpenEach(newOf, complete),
 		Owned:     Owned,
 		Targets:   targets,
 		ReadBack:  mode.ReadBack(newOf),
@@ -28,7 +28,9 @@ func newOf(c *config.Config, f service.Family) (*Backend, error) {
 	return New(f, OptionsOf(c))
 }
 
-func addCounters(s mode.Setup, x *mode.Backend, b *Backend) error {
+// complete adds to x counters, and what the rules of b cannot do here.
+func complete(s mode.Setup, x *mode.Backend, b *Backend) error {
+	x.LacksLocalhost = b.NeedListeners()
 	x.Packets = func(ctx context.Context) (metrics.Packets, error) {
 		p, err := b.Packets(ctx)
 		return metrics.Packets(p), err
