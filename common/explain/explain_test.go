@@ -133,6 +133,30 @@ func checkReason(t *rapid.T, e Endpoint) {
 	}
 }
 
+// TestPolicyThatChanged explains with a snapshot that is older than the Service.
+func TestPolicyThatChanged(t *testing.T) {
+	tracker, port := track.New(track.Options{NodeName: "a"}), int32(8080)
+	set := func(policy corev1.ServiceInternalTrafficPolicy) {
+		tracker.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: "s"},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}, InternalTrafficPolicy: &policy},
+		})
+	}
+	set(corev1.ServiceInternalTrafficPolicyLocal)
+	tracker.SetSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "d", Name: "s-1", Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.1"}, NodeName: new("a")}},
+	})
+	tracker.Synced()
+	m := Model{Tracker: tracker, Snapshot: tracker.Latest()}
+	set(corev1.ServiceInternalTrafficPolicyCluster)
+	x := m.Explain(route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("10.244.1.9"), Interface: "veth", To: netip.MustParseAddrPort("10.96.0.1:80")})
+	if len(x.Endpoints) != 1 || x.Endpoints[0].Why != "it is ready" {
+		t.Errorf("endpoints %+v; want the one that is ready", x.Endpoints)
+	}
+}
+
 func drawModel(t *rapid.T) Model {
 	o := track.Options{NodeName: "a", NodePorts: service.AnyAddress(), NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.10")}}
 	if rapid.Bool().Draw(t, "pods are recognized") {
