@@ -38,6 +38,7 @@ const (
 	Relay             Name = "relay"
 	Dataplane         Name = "dataplane"
 	DynamicPorts      Name = "dynamic-ports"
+	SharedMark        Name = "shared-mark-"
 )
 
 // Of returns n for what it is about, such as a family.
@@ -77,6 +78,7 @@ func Kinds() []Kind {
 		{Server, "NAME", "a server of this process cannot listen", false},
 		{ServiceCIDRs, "", "ServiceCIDRs cannot be used, or not for all their addresses", false},
 		{Setting, "NAME", "a setting of the system is not as wanted; those of forwarding stop traffic", true},
+		{SharedMark, family, "another program marks packets with the masquerade bit, and mode ipvs masquerades them, too", false},
 		{Sources, "", "objects or files cannot be read", false},
 		{StaleConnections, family, "entries of connections to endpoints that are gone cannot be deleted", false},
 		{Unsupported, "", "the mode cannot do all that Services ask for", false},

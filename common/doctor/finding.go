@@ -111,6 +111,7 @@ const (
 	ServiceRoute      Topic = "service-route"
 	InputPolicy       Topic = "input-policy"
 	ForwardPolicy     Topic = "forward-policy"
+	SharedMark        Topic = "shared-mark"
 	Firewall          Topic = "firewall"
 	ReversePathFilter Topic = "rp-filter"
 	BridgeNetfilter   Topic = "br-netfilter"
@@ -168,6 +169,7 @@ var topics = map[Topic]about{
 	ServiceRoute:      {18, Risk, "processes of the node, such as kubelet and an API server that calls webhooks, reach no Service; pods do"},
 	InputPolicy:       {19, Risk, "load balancers get no answer from the health check, and send no traffic of policy Local to this node"},
 	ForwardPolicy:     {20, Blocks, "connections that are translated to pods are dropped afterwards: clients outside and on other nodes reach no pod of this node"},
+	SharedMark:        {46, Risk, "packets of the other program leave from a random port, so its peers may not know them: tunnels break"},
 	Firewall:          {21, Risk, "a firewall service drops what it does not know, and may drop traffic to pods or flush rules at a reload"},
 	ReversePathFilter: {22, Risk, "replies that leave by another interface than requests came in by are dropped: clients of NodePorts wait for a timeout"},
 	BridgeNetfilter:   {23, Risk, "replies between two pods on one bridge are not translated back: a pod that reaches its neighbour through a Service gets no answer"},

@@ -36,6 +36,7 @@ func TestConditions(t *testing.T) {
 		"another setting":     {health.Report{Conditions: map[string]string{"setting-net.netfilter.nf_conntrack_max": "stays"}}, []string{"setting net.netfilter.nf_conntrack_max risk"}},
 		"two proxies":         {health.Report{Conditions: map[string]string{"other-proxy": "x", "other-rules-IPv4": "y"}}, []string{"other-proxy other-proxy risk", "other-proxy other-proxy risk"}},
 		"leftovers":           {health.Report{Conditions: map[string]string{"leftovers-IPv4": "x"}}, []string{"leftovers leftovers-IPv4 risk"}},
+		"a shared mark":       {health.Report{Conditions: map[string]string{"shared-mark-IPv4": "x"}}, []string{"shared-mark shared-mark-IPv4 risk"}},
 		"a check unanswered":  {health.Report{Conditions: map[string]string{"health-checks": "x"}, Blocked: []string{"health-checks"}}, []string{"proxy-condition health-checks blocks"}},
 		"hidden NodePorts":    {health.Report{Conditions: map[string]string{"node-ports": "2 NodePorts"}}, nil}, // which the node's own check lists
 		"an unknown one":      {health.Report{Conditions: map[string]string{"some-new": "x"}}, []string{"proxy-condition some-new risk"}},

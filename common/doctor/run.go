@@ -267,6 +267,7 @@ var covered = []struct {
 	{"other-", OtherProxy, ""},
 	{condition.Leftovers, Leftovers, ""},
 	{condition.DynamicPorts, DynamicPorts, ""},
+	{condition.SharedMark, SharedMark, ""},
 }
 
 // SubjectOtherProxy is the Subject of OtherProxy, so that the proxy and the node report one

@@ -306,3 +306,24 @@ func TestDoctorOfABridge(t *testing.T) {
 	c.awaitSound(t)
 	c.mends(t, "br-netfilter", func() { c.set(t, name, "0") })
 }
+
+// TestDoctorOfMarks has another program route by a mark with the masquerade bit, as wg-quick
+// does. Only mode ipvs is concerned, with that bit.
+func TestDoctorOfMarks(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	c.save(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
+	c.start(t)
+	found := func(want bool, args ...string) {
+		t.Helper()
+		if d := c.diagnose(t, args...); d.has("shared-mark") != want {
+			t.Errorf("%v: want shared-mark: %t, found %s", args, want, d)
+		}
+	}
+	found(false, "--all-modes")
+	c.shell(t, "ip rule add not fwmark 51820 table 51820 && ip -6 rule add not fwmark 51820 table 51820")
+	found(true, "--all-modes")
+	found(true, "--proxy-mode=ipvs")
+	found(false, "--all-modes", "--iptables-masquerade-bit=16")
+	found(false)
+}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
@@ -52,6 +53,9 @@ type Node struct {
 	IPTables func() (Variants, error)
 	// Route returns an error if packets of the node cannot leave for an address.
 	Route func(netip.Addr) error
+	// SharedMark says by which rule another program uses the masquerade bit, empty if none does. It is
+	// nil in modes that know what they translated without it.
+	SharedMark func(service.Family) (string, error)
 	// Acceleration is socket acceleration.
 	Acceleration Acceleration
 }
@@ -103,6 +107,7 @@ func (n *Node) Checks() []doctor.Check {
 		{Name: "connection tracking", Look: n.conntrack},
 		{Name: "firewalls", Look: n.firewalls},
 		{Name: "routes to Services", Look: n.serviceRoutes},
+		{Name: "marks of others", Look: n.sharedMark},
 		{Name: "policy of INPUT", Look: n.inputPolicy},
 		{Name: "policy of FORWARD", Look: n.forwardPolicy},
 		{Name: "iptables variants", Look: n.variants},
@@ -374,6 +379,27 @@ func (n *Node) serviceRoutes(ctx context.Context) (doctor.Seen, error) {
 		})
 	}
 	seen.Note = fmt.Sprintf("ClusterIPs: %d", looked)
+	return seen, nil
+}
+
+// sharedMark checks that no other program uses the masquerade bit.
+func (n *Node) sharedMark(context.Context) (doctor.Seen, error) {
+	if n.SharedMark == nil {
+		return doctor.NothingToSee("only mode ipvs cannot tell them from its own"), nil
+	}
+	seen := doctor.Seen{Note: "rules of policy routing"}
+	for _, f := range service.Families {
+		text, err := n.SharedMark(f)
+		if err != nil {
+			return doctor.Seen{}, err
+		}
+		if text != "" {
+			seen.Findings = append(seen.Findings, doctor.Finding{
+				Topic: doctor.SharedMark, Subject: string(condition.SharedMark.Of(f.String())), What: text,
+				Advice: "or give the other program a mark without the bit, as FwMark of wg-quick does",
+			})
+		}
+	}
 	return seen, nil
 }
 

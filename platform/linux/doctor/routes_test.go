@@ -50,3 +50,12 @@ func TestServiceRoutes(t *testing.T) {
 		})
 	}
 }
+
+func TestSharedMark(t *testing.T) {
+	n := newNode(nil)
+	expect(t, n.sharedMark, nil)
+	n.SharedMark = func(f service.Family) (string, error) {
+		return map[service.Family]string{service.IPv6: "another program"}[f], nil
+	}
+	expect(t, n.sharedMark, []string{"shared-mark | shared-mark-IPv6 | "})
+}

@@ -82,6 +82,8 @@ type Driver interface {
 	// link-local addresses, and addresses that are not usable yet. The source address of
 	// the default route is the first. The others are sorted.
 	NodeAddrs(ctx context.Context) ([]netip.Addr, error)
+	// MarkRules returns the rules of policy routing that ask for the mark of packets.
+	MarkRules(ctx context.Context) ([]markRule, error)
 	// RemoveDevice removes the interface if nothing else uses it. It succeeds if there is
 	// none.
 	RemoveDevice(ctx context.Context) error
@@ -155,6 +157,8 @@ type Backend struct {
 	drainLogged    bool        // the limit of draining has been logged
 	node           nodeView
 	pending        pendingNodePorts
+	// showSharedMark, if set, gets what sharedMark says, see condition.SharedMark.
+	showSharedMark func(text string)
 }
 
 // installed describes virtual servers that match a snapshot. It stores what they were

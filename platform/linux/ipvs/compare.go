@@ -33,6 +33,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed) error {
 	start := time.Now()
 	defer func() { b.poller.polled(start) }()
 	b.installed = nil // until p has been applied
+	b.lookAtMarks(ctx)
 	if b.prepared {
 		for _, s := range p.settings {
 			p.alteredSettings = append(p.alteredSettings, "altered: setting "+s)

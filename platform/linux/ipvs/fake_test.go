@@ -33,6 +33,8 @@ type fake struct {
 	routes          map[netip.Addr]localRoute
 	servers         map[key]*fakeServer
 	missingSettings []string
+	marks           []markRule
+	marksErr        error
 	scopes          []settingsScope // that were compared
 	loadTime        time.Duration
 	// upstream are virtual servers that kube-proxy made.
@@ -80,6 +82,8 @@ func (fa *fake) ApplySettings(context.Context, settingsScope) error {
 	fa.missingSettings = nil
 	return nil
 }
+
+func (fa *fake) MarkRules(context.Context) ([]markRule, error) { return fa.marks, fa.marksErr }
 
 func (fa *fake) Commit(_ context.Context, ops []op) map[int]error {
 	var goes []ipset.Entry

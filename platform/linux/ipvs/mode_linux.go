@@ -6,6 +6,7 @@ package ipvs
 import (
 	"context"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -17,7 +18,7 @@ func system() *mode.System {
 		Probe: func(c *config.Config, f service.Family) error { return Probe(f, optionsOf(c)) },
 		// The probe makes a virtual server and an interface.
 		ProbeLeavesTraces: true,
-		Open:              mode.OpenEach(newOf, addTraffic),
+		Open:              mode.OpenEach(newOf, complete),
 		Owned:             owned,
 		Targets:           targets,
 		Prepare:           func(ctx context.Context, s mode.Setup) error { return Prepare(ctx, optionsOf(s.Config)) },
@@ -31,7 +32,8 @@ func newOf(c *config.Config, f service.Family) (*Backend, error) {
 	return New(f, optionsOf(c))
 }
 
-func addTraffic(s mode.Setup, x *mode.Backend, _ *Backend) (err error) {
+func complete(s mode.Setup, x *mode.Backend, b *Backend) (err error) {
+	b.showSharedMark = s.Condition(condition.SharedMark.Of(x.Family.String()))
 	if s.Config.CountTraffic {
 		x.Traffic, err = NewCounters(x.Family)
 	}

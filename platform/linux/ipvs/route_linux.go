@@ -245,6 +245,38 @@ func (l links) RouteListFiltered(family int, filter *netlink.Route, mask uint64)
 	return retryInterrupted(func() ([]netlink.Route, error) { return l.Handle.RouteListFiltered(family, filter, mask) })
 }
 
+// markRules returns the rules that ask for marks. A kernel without policy routing has none.
+func (l links) markRules(f service.Family) ([]markRule, error) {
+	all, err := retryInterrupted(func() ([]netlink.Rule, error) { return l.Handle.RuleList(int(af(f))) })
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	var rules []markRule
+	for _, r := range all {
+		if r.Mask != nil {
+			rules = append(rules, markRule{r.Priority, r.Invert, r.Mark, *r.Mask, r.Table})
+		}
+	}
+	return rules, err
+}
+
+// MarkRules implements Driver.
+func (k *kernel) MarkRules(context.Context) ([]markRule, error) { return k.links.markRules(k.family) }
+
+// SharedMark says by which rule of the node another program uses the masquerade bit of f, empty if none does.
+func SharedMark(f service.Family, bit int) (string, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return "", err
+	}
+	defer h.Close()
+	rules, err := links{h}.markRules(f)
+	if err != nil {
+		return "", fmt.Errorf("list the rules of policy routing: %w", err)
+	}
+	return Options{MasqueradeBit: bit}.sharedMark(f, rules), nil
+}
+
 // maxListAttempts limits the number of interrupted attempts. One takes less than a
 // millisecond.
 const maxListAttempts = 20

@@ -6,11 +6,16 @@ package ipvs
 import (
 	"net/netip"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/service"
+	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 	"kubeproxy/test/netlab"
 )
 
@@ -65,5 +70,43 @@ func wantRoutes(t *testing.T, k *kernel, usable bool, n int) {
 	got, routes, err := k.readRoutes()
 	if err != nil || got != usable || len(routes) != n {
 		t.Errorf("%s: readRoutes = %t, %v, %v; want %t and %d routes", k.family, got, routes, err, usable, n)
+	}
+}
+
+// TestMarkRules reads a rule as wg-quick makes it.
+func TestMarkRules(t *testing.T) {
+	for f, command := range map[service.Family]string{service.IPv4: "-4", service.IPv6: "-6"} {
+		netlab.InNamespace(t, func() {
+			shared := func(want string) {
+				t.Helper()
+				if got, err := SharedMark(f, 14); err != nil || (got == "") != (want == "") || !strings.Contains(got, want) {
+					t.Errorf("%s: %q, %v; want %q", f, got, err, want)
+				}
+			}
+			rule := func(words ...string) {
+				t.Helper()
+				if out, err := exec.Command("ip", append([]string{command, "rule", "add"}, words...)...).CombinedOutput(); err != nil {
+					t.Errorf("%v: %v, %s", words, err, out)
+				}
+			}
+			rule("from", "all", "lookup", "7")
+			rule("fwmark", "1", "lookup", "100")
+			rule("fwmark", "0x200/0xf00", "lookup", "2004")
+			shared("")
+			rule("pref", "32764", "not", "fwmark", "51820", "table", "51820")
+			shared(`"32764: not fwmark 0xca6c lookup 51820"`)
+		})
+	}
+}
+
+// TestSharedMarkIsCondition checks what mode ipvs gives to the proxy.
+func TestSharedMarkIsCondition(t *testing.T) {
+	shown, b := map[condition.Name]string{}, &Backend{}
+	s := mode.Setup{Config: &config.Config{}, Condition: func(name condition.Name) func(string) { return func(text string) { shown[name] = text } }}
+	if err := complete(s, &mode.Backend{Family: service.IPv6}, b); err != nil {
+		t.Fatal(err)
+	}
+	if b.showSharedMark("used"); shown["shared-mark-IPv6"] != "used" {
+		t.Errorf("conditions: %v", shown)
 	}
 }

@@ -45,6 +45,15 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		t.fault("a setting of the kernel should be %s", line)
 	}
 	w.Faults = append(w.Faults, t.faults...)
+	if route.Decide(view, c).Action == route.Pass {
+		rules, err := b.driver.MarkRules(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("list the rules of policy routing: %w", err)
+		}
+		if text := b.options.sharedMark(b.family, rules); text != "" {
+			w.Notes = append(w.Notes, text)
+		}
+	}
 	if t.refs[c.To.Addr()] > 0 && w.Action == route.Reject && route.Decide(view, c).Action == route.Pass {
 		w.ByDesign = onlyServicePorts(c)
 	}
