@@ -18,7 +18,6 @@ import (
 	"slices"
 	"time"
 
-	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
@@ -80,20 +79,11 @@ type Driver interface {
 	Close() error
 }
 
-// Chains is what Backend needs of iptables, see iptables.Backend.
-type Chains interface {
-	reconcile.Backend
-	// ReadTables returns the existing chains, and those for a snapshot.
-	ReadTables(context.Context, *service.Snapshot) (held, wanted iptables.Tables, err error)
-	// Follow returns what chains do with the first packet of a connection.
-	Follow(context.Context, iptables.Question) (*explain.Walk, error)
-}
-
 // Backend keeps the sets and chains of one family in the desired state. It implements
 // reconcile.Backend.
 type Backend struct {
 	family service.Family
-	chains Chains
+	chains *iptables.Backend
 	sets   Driver
 	now    func() time.Time
 	resync time.Duration
@@ -112,7 +102,7 @@ type leftoverChains interface {
 
 // NewWith returns the Backend for one family. chains must have the role
 // iptables.IPVSCompanion. It changes nothing yet.
-func NewWith(f service.Family, chains Chains, sets Driver, now func() time.Time) *Backend {
+func NewWith(f service.Family, chains *iptables.Backend, sets Driver, now func() time.Time) *Backend {
 	return &Backend{family: f, chains: chains, sets: sets, now: now}
 }
 
