@@ -222,7 +222,7 @@ func (p *path) serve(pk packet.Packet) bool {
 // on the node, too, as in package route.
 func (p *path) deliver(pk packet.Packet) {
 	if pk.To == pk.Dialled {
-		p.passes = true
+		p.passes = p.Local(pk.To.Addr()) || p.pass(&pk, "POSTROUTING", mangle)
 		return
 	}
 	if !p.pass(&pk, "POSTROUTING", mangle) {

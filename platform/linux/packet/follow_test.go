@@ -229,6 +229,23 @@ func TestClearedMark(t *testing.T) {
 	}
 }
 
+// TestMasqueradedSource checks that rules which run after the mode has masqueraded a packet do
+// not see the client any more.
+func TestMasqueradedSource(t *testing.T) {
+	source := []Expression{PayloadLoad{networkBase, 12, 4, 1}, Compare{cmpEqual, 1, netip.MustParseAddr("10.244.1.7").AsSlice()}, drop}
+	for priority, want := range map[int]string{0: "postrouting drop 1 []", 150: "postrouting pass 0 [1]"} {
+		conn := lab{}.conn()
+		for to := range conn.Targets {
+			conn.Targets[to] = true
+		}
+		base := Base{Chain: Chain{"inet", "t", "base"}, Hook: Postrouting, Priority: priority}
+		all, err := Follow(&tables{[]Base{base}, map[string][]Rule{"base": rulesOf(source)}, nil}, nil, lab{}, conn)
+		if err != nil || len(all) != 1 || summary(&all[0]) != want {
+			t.Errorf("priority %d: %v, %v; want %s", priority, all, err, want)
+		}
+	}
+}
+
 // TestManyTargets checks that it is said if some endpoints are not followed.
 func TestManyTargets(t *testing.T) {
 	for n, want := range map[int]string{

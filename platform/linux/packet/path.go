@@ -208,7 +208,7 @@ func (f *follower) deliver(p *Packet, from Hook, masquerade bool) bool {
 		hooks = []Hook{Postrouting}
 	}
 	for _, h := range hooks {
-		s := &stage{follower: f, packet: p, hook: h, until: last, settled: h != Postrouting || masquerade}
+		s := &stage{follower: f, packet: p, hook: h, until: last, settled: h != Postrouting || masquerade, masquerade: h == Postrouting && masquerade}
 		f.links(p, h, local)
 		if f.conn.Served && !p.Translated && h == Input {
 			s.until = ipvsInputPosition
@@ -266,6 +266,8 @@ type stage struct {
 	// settled means that the connection has its addresses, so that chains of type nat do not
 	// run.
 	settled bool
+	// masquerade means that the mode replaces the source at its position.
+	masquerade bool
 }
 
 // run runs the base chains of the hook. It reports whether the packet goes on.
@@ -279,6 +281,9 @@ func (s *stage) run() bool {
 			return false
 		}
 		s.packet.Seen = s.packet.Seen || at.position > conntrackPosition && !s.packet.Untracked
+		if s.masquerade && at.position > srcNATPosition {
+			s.packet.From = netip.Addr{}
+		}
 		if at.NAT && (s.settled || s.packet.Untracked) {
 			continue
 		}
@@ -336,7 +341,7 @@ func (s *stage) visit(at *station) bool {
 // answer takes another way. A packet to its own sender is recognized by its addresses, and
 // answers to the node itself come back in any case.
 func (s *stage) unmarked() bool {
-	if !s.packet.Translated || !s.packet.marked || s.packet.From == s.packet.To.Addr() || s.conn.Interface == "" {
+	if !s.packet.Translated || !s.packet.marked || !s.packet.From.IsValid() || s.packet.From == s.packet.To.Addr() || s.conn.Interface == "" {
 		return false
 	}
 	value, known := s.packet.mark.number()

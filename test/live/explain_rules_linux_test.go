@@ -1,0 +1,542 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"net/url"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"kubeproxy/common/explain"
+	"kubeproxy/common/service"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+var (
+	explainSeed  = flag.Uint64("explain-seed", 7, "the seed of TestExplainRules, 0 for any; the log has it")
+	explainTimes = flag.Int("explain-times", 1, "times 300 packets are what TestExplainRules sends")
+)
+
+// TestExplainRules has random rules of others meet packets, and requires that explain says of
+// each packet what the kernel does: which rule ends it by the counters of the rules, and
+// where it arrives.
+func TestExplainRules(t *testing.T) {
+	t.Parallel()
+	explainRules(t, *explainTimes)
+}
+
+// batchSize is how many packets meet one set of rules of others.
+const batchSize = 25
+
+// explainRules compares batches of rules, times as many for each way to write them.
+func explainRules(t *testing.T, times int) {
+	seed := *explainSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	inIPTables := func(variant string) mode {
+		m := defaultMode()
+		m.flags = append(m.flags, "--proxy-mode=iptables", "--iptables-localhost-nodeports=false")
+		m.iptables = variant
+		return m
+	}
+	for _, x := range []struct {
+		name    string
+		mode    mode
+		variant string // of iptables, "" for nft
+		batches int
+	}{
+		{"mode nftables, rules of nft", defaultMode(), "", 4},
+		{"mode nftables, rules of iptables-nft", defaultMode(), "nft", 2},
+		{"mode nftables, rules of iptables-legacy", defaultMode(), "legacy", 2},
+		{"mode iptables, rules of nft", inIPTables("nft"), "", 2},
+		{"mode iptables, rules of iptables-nft", inIPTables("nft"), "nft", 2},
+		{"mode iptables, rules of iptables-legacy", inIPTables("legacy"), "legacy", 2},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			r := newRulesRun(t, x.mode, x.variant, seed)
+			for n := range x.batches * times {
+				r.batch(t, n)
+			}
+			r.judgeDoubts(t)
+		})
+	}
+}
+
+// rulesRun compares explain with a kernel.
+type rulesRun struct {
+	*cluster
+	proxy   *program.Proxy
+	wire    *wire
+	variant string
+	seed    uint64
+	cases   int
+	told    int // without a doubt
+	doubts  map[string]*doubted
+	spent   time.Duration
+}
+
+// doubted is how many rules of a sort were in doubt.
+type doubted struct{ rules, doubts int }
+
+// Clients of cases are in these prefixes, by family: outside, pods, the node.
+var caseClients = [2][3]string{{"198.18.0.", "10.244.3.", "198.18.1."}, {"2001:db8:18::", "fd00:10:244:3::", "2001:db8:18:1::"}}
+
+func newRulesRun(t *testing.T, m mode, variant string, seed uint64) *rulesRun {
+	t.Helper()
+	r := &rulesRun{cluster: newCluster(t, m), variant: variant, seed: seed, doubts: map[string]*doubted{}}
+	r.save(t, app{name: "far", number: 10, plain: true}.on(r.Host("web-3")), app{name: "near", number: 11, plain: true}.on(r.Host("web-1")))
+	var b strings.Builder
+	for i := range batchSize {
+		for _, f := range service.Families {
+			fmt.Fprintf(&b, "ip addr add %s%d dev lo nodad\n", caseClients[f][2], i+1)
+		}
+	}
+	fmt.Fprintf(&b, "ipset create near4 hash:net\nipset create near6 hash:net family inet6\nipset add near4 10.244.1.0/24\nipset add near6 fd00:10:244:1::/64\n")
+	r.sh(t, b.String())
+	r.proxy = r.start(t)
+	r.awaitProgrammed(t)
+	r.wire = newWire(t, r.Node, r.Host("web-1"), r.Host("web-2"), r.Host("web-3"), r.Host("customer"), r.Host("shopper"))
+	if variant != "" {
+		r.prepareIPTables(t)
+	}
+	return r
+}
+
+// batch compares one set of rules.
+func (r *rulesRun) batch(t *testing.T, n int) {
+	t.Helper()
+	m := &ruleMaker{Rand: rand.New(rand.NewPCG(r.seed, uint64(n))), family: service.Families[n%2]}
+	m.conditions, m.writing, m.verdict = nftConditions, nftRule, nftVerdict
+	if r.variant != "" {
+		m.conditions, m.writing, m.verdict = iptablesConditions, iptablesRule, iptablesVerdict
+	}
+	var cases []*ruleCase
+	for i := range batchSize {
+		cases = append(cases, r.newCase(m, i+1))
+	}
+	var k kernelRules
+	if r.variant == "" {
+		k = r.loadNFT(t, m, cases)
+	} else {
+		k = r.loadIPTables(t, m, cases)
+	}
+	seen := r.measure(t, m.family, cases, k)
+	for _, c := range cases {
+		q := url.Values{"source": {c.probe.from.Addr().String()}, "destination": {c.probe.to.String() + "/" + c.probe.proto.String()}, "interface": {c.device}}
+		var x explain.Explanation
+		begun := time.Now()
+		r.proxy.JSON(t, "/explain?"+q.Encode(), &x)
+		r.spent += time.Since(begun)
+		r.cases++
+		j := &comparison{ruleCase: c, kernelRules: k, answer: &x, seen: seen[c]}
+		if wrong := j.compare(); wrong != "" {
+			t.Errorf("seed %d, batch %d: %s\n%s", r.seed, n, wrong, j.report())
+		}
+		r.count(j)
+	}
+}
+
+// newCase draws a connection.
+func (r *rulesRun) newCase(m *ruleMaker, number int) *ruleCase {
+	f := m.family
+	pods := [2][2]string{{"10.244.1.11", "10.244.2.11"}, {"fd00:10:244:1::11", "fd00:10:244:2::11"}}[f]
+	node := [2]string{"192.0.2.10", "2001:db8:2::10"}[f]
+	far := app{number: 10}
+	near := app{number: 11}
+	c := &ruleCase{number: number, rules: map[string]*madeRule{}}
+	sort := pick(m, 0, 0, 0, 1, 1, 1, 2)
+	c.client, c.device = pick(m, r.Host("customer"), r.Host("shopper")), ""
+	switch {
+	case sort == 2:
+		c.client = r.Node
+	case c.client == r.Host("customer"):
+		c.device = "eth0"
+	default:
+		c.device = "veth-shopper"
+	}
+	at := func(text string, port uint16) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr(text), port)
+	}
+	switch m.IntN(8) {
+	case 0, 1:
+		c.probe.to, c.leads, c.leave = far.at(service.ClusterIP, f), at(pods[1], 8080), "eth0"
+	case 2, 3:
+		c.probe.to, c.leads, c.leave = near.at(service.ClusterIP, f), at(pods[0], 8080), "veth-web-1"
+	case 4:
+		c.probe.to, c.leads, c.leave = far.at(service.NodePort, f), at(pods[1], 8080), "eth0"
+	case 5:
+		c.probe.to, c.leads, c.leave = near.at(service.LoadBalancerIP, f), at(pods[0], 8080), "veth-web-1"
+	case 6:
+		c.probe.to, c.leave = at(pods[0], pick[uint16](m, 80, 8080)), "veth-web-1"
+	case 7:
+		c.probe.to, c.local = at(node, pick[uint16](m, 22, 80)), true
+	}
+	if !c.leads.IsValid() {
+		c.leads = c.probe.to
+	}
+	c.probe.proto = pick(m, service.TCP, service.UDP)
+	c.probe.from = at(fmt.Sprintf("%s%d", caseClients[f][sort], number), 1)
+	return c
+}
+
+// kernelRules are what the kernel has loaded.
+type kernelRules struct {
+	counters func() map[string]int // of rules, by id
+	// ids are those of rules that are known by a handle, as "table chain handle".
+	ids map[string]string
+}
+
+// outcome is what the kernel did.
+type outcome struct {
+	hits map[string]int
+	arrival
+}
+
+// measure sends the packets, and again those that nothing shows, as a busy kernel drops some.
+func (r *rulesRun) measure(t *testing.T, f service.Family, cases []*ruleCase, k kernelRules) map[*ruleCase]outcome {
+	t.Helper()
+	numbers := map[uint32]*ruleCase{}
+	seen := map[*ruleCase]outcome{}
+	open := cases
+	for range 3 {
+		for _, c := range open {
+			c.probe.number = r.wire.next()
+			c.probe.from = netip.AddrPortFrom(c.probe.from.Addr(), r.wire.port())
+			numbers[c.probe.number] = c
+			r.wire.send(t, c.client, c.probe)
+		}
+		customer, shopper := r.Host("customer"), r.Host("shopper")
+		r.wire.await(t, f, [][2]*netlab.Host{{customer, r.Host("web-1")}, {customer, r.Node}, {shopper, r.Host("web-3")}, {shopper, r.Node}, {r.Node, r.Host("web-1")}, {r.Node, r.Host("web-3")}, {r.Node, r.Node}})
+		hits := k.counters()
+		for n, c := range numbers {
+			o := outcome{hits: hits, arrival: seen[c].arrival}
+			if a, came := r.wire.arrived[n]; came {
+				o.arrival = a
+			}
+			seen[c] = o
+		}
+		open = slices.DeleteFunc(slices.Clone(open), func(c *ruleCase) bool { return seen[c].host != nil || len(c.ended(hits)) > 0 })
+	}
+	return seen
+}
+
+// ended returns the rules that ended the packet.
+func (c *ruleCase) ended(hits map[string]int) (ids []string) {
+	for id, x := range c.rules {
+		if x.ends && hits[id] > 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// comparison compares what explain says of a packet with what the kernel does.
+type comparison struct {
+	*ruleCase
+	kernelRules
+	answer *explain.Explanation
+	seen   outcome
+}
+
+// doubt returns whether explain names a rule as one that may end the packet, or one that may
+// lead to it. An empty id stands for policies, and rules without one.
+func (j *comparison) doubt(id string) bool {
+	if x := j.rules[id]; x != nil {
+		for _, from := range j.rules {
+			if strings.HasSuffix(from.text, " "+x.chain) && j.doubt(from.id) {
+				return true
+			}
+		}
+	}
+	for _, o := range j.answer.Installed.Others {
+		if slices.ContainsFunc(o.Doubts, func(d explain.Doubt) bool { return j.id(d.Rule) == id }) {
+			return true
+		}
+	}
+	return false
+}
+
+func (j *comparison) doubts() bool {
+	return slices.ContainsFunc(j.answer.Installed.Others, func(o explain.Other) bool { return len(o.Doubts) > 0 })
+}
+
+// id returns the id of a rule in the words of explain.
+func (j *comparison) id(rule string) string {
+	if id := regexp.MustCompile(`\br\d+\.\d+\b`).FindString(rule); id != "" {
+		return id
+	}
+	m := regexp.MustCompile(`handle (\d+)\)? of chain (\S+) of table (.+)`).FindStringSubmatch(rule)
+	if m == nil {
+		return ""
+	}
+	return j.ids[m[3]+" "+m[2]+" "+m[1]]
+}
+
+// compare returns what is wrong, "" for nothing.
+func (j *comparison) compare() string {
+	if j.answer.Installed == nil || slices.ContainsFunc(j.answer.Notes, func(s string) bool { return strings.Contains(s, "could not be") }) {
+		return fmt.Sprintf("explain did not follow it: %v", j.answer.Notes)
+	}
+	hits := j.seen.hits
+	fired := false // a rule of which explain cannot tell
+	for id := range j.rules {
+		fired = fired || hits[id] > 0 && j.doubt(id)
+	}
+	fired = fired || j.doubt("") && j.seen.host == nil
+	ends := false
+	for _, o := range j.answer.Installed.Others {
+		if o.Does == explain.Passes || o.Does == explain.Unmarks {
+			continue
+		}
+		if id := j.id(o.Rule); id != "" && hits[id] == 0 && !fired {
+			return fmt.Sprintf("explain says that rule %s does something (%s), and no packet came to it", id, o.Does)
+		}
+		ends = ends || o.Does == explain.Drops || o.Does == explain.Refuses || o.Does == explain.Translates
+		if (o.Does == explain.Drops || o.Does == explain.Refuses) && j.seen.host != nil {
+			return fmt.Sprintf("explain says that %s ends it (%s), and it arrived", o.Rule, o.Does)
+		}
+	}
+	if ends {
+		return ""
+	}
+	for _, id := range j.ended(hits) {
+		// What arrived was not stopped: then the node itself sent more, as it refuses answers.
+		stops := strings.Contains(strings.ToLower(j.rules[id].text), " drop") || strings.Contains(strings.ToLower(j.rules[id].text), " reject")
+		if !j.doubt(id) && !j.elsewhere() && (j.seen.host == nil || !stops) {
+			return fmt.Sprintf("rule %s ended it, and explain does not say so", id)
+		}
+	}
+	return j.compareArrival()
+}
+
+// elsewhere reports whether explain names a difference, as it does in mode iptables where
+// a rule of others translates.
+func (j *comparison) elsewhere() bool { return j.answer.Verdict != explain.Agree }
+
+// compareArrival compares where the packet arrived, if explain names no rule that ends it.
+func (j *comparison) compareArrival() string {
+	switch {
+	case j.doubts(), j.elsewhere():
+		return ""
+	case j.seen.host == nil:
+		return "explain says that it passes, and it did not arrive"
+	}
+	path := j.answer.Installed
+	if path.Action != "forward" {
+		return ""
+	}
+	at := j.seen.host.Addr(j.probe.to.Addr())
+	i := slices.IndexFunc(path.Targets, func(x explain.Target) bool { return netip.MustParseAddrPort(x.Address).Addr() == at })
+	if i < 0 {
+		return fmt.Sprintf("explain says that it goes to %v, and it arrived at %s", path.Targets, at)
+	}
+	// Rules that change the mark may clear the one by which the mode masquerades.
+	for _, x := range j.rules {
+		if strings.Contains(x.text, "mark set ") || strings.Contains(x.text, "MARK --set") {
+			return ""
+		}
+	}
+	masqueraded := path.Targets[i].Client == "masqueraded" || slices.ContainsFunc(path.Others, func(o explain.Other) bool { return o.Does == explain.Masquerades })
+	if masqueraded != (j.seen.from != j.probe.from.Addr()) && path.Targets[i].Client != "unknown" {
+		return fmt.Sprintf("explain says that its source is masqueraded: %t, and it came from %s", masqueraded, j.seen.from)
+	}
+	return ""
+}
+
+// report describes the connection, its rules and the answer.
+func (j *comparison) report() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s -> %s from %s\n", j.probe.proto, j.probe.from, j.probe.to, j.client.Name)
+	for _, id := range slices.SortedFunc(maps.Keys(j.rules), func(a, b string) int { return number(a) - number(b) }) {
+		fmt.Fprintf(&b, "  %-14s packets %d  %s\n", j.rules[id].chain, j.seen.hits[id], j.rules[id].text)
+	}
+	arrived := "nowhere"
+	if j.seen.host != nil {
+		arrived = j.seen.host.Name + " from " + j.seen.from.String()
+	}
+	fmt.Fprintf(&b, "arrived: %s\nexplain: %s %q\n", arrived, j.answer.Verdict, j.answer.Differences)
+	if j.answer.Installed != nil {
+		fmt.Fprintf(&b, "targets %v\n", j.answer.Installed.Targets)
+		for _, o := range j.answer.Installed.Others {
+			fmt.Fprintf(&b, "  %+v\n", o)
+		}
+	}
+	return b.String()
+}
+
+// number returns the number of a rule within its case.
+func number(id string) int {
+	_, n, _ := strings.Cut(id, ".")
+	i, _ := strconv.Atoi(n)
+	return i
+}
+
+// count counts the doubts about rules by what they ask for. Rules that ask for something
+// vague count for that alone.
+func (r *rulesRun) count(j *comparison) {
+	if !j.doubts() {
+		r.told++
+	}
+	for id, x := range j.rules {
+		kinds := slices.DeleteFunc(slices.Clone(x.kinds), func(k string) bool { return !r.isVague(k) })
+		if len(kinds) == 0 {
+			kinds = x.kinds
+		}
+		for _, k := range kinds {
+			if r.doubts[k] == nil {
+				r.doubts[k] = &doubted{}
+			}
+			r.doubts[k].rules++
+			if j.doubt(id) {
+				r.doubts[k].doubts++
+			}
+		}
+	}
+}
+
+func (r *rulesRun) isVague(kind string) bool {
+	all := nftConditions
+	if r.variant != "" {
+		all = iptablesConditions
+	}
+	i := slices.IndexFunc(all, func(c condition) bool { return c.kind == kind })
+	return i >= 0 && all[i].vague
+}
+
+// judgeDoubts requires that explain can tell about most packets, and about rules that ask for
+// what it knows.
+func (r *rulesRun) judgeDoubts(t *testing.T) {
+	t.Helper()
+	rules := 0
+	for _, k := range slices.Sorted(maps.Keys(r.doubts)) {
+		d := r.doubts[k]
+		rules += d.rules
+		t.Logf("%-24s rules %4d, in doubt %4d", k, d.rules, d.doubts)
+		if !r.isVague(k) && d.doubts > 3+d.rules/5 {
+			t.Errorf("explain cannot tell about %d of %d rules with %q", d.doubts, d.rules, k)
+		}
+	}
+	t.Logf("seed %d: %d packets, %d without a doubt, explain took %s, cpu %s", r.seed, r.cases, r.told, r.spent/time.Duration(r.cases), r.proxy.CPU(t)/time.Duration(r.cases))
+	if r.told < r.cases*6/10 {
+		t.Errorf("explain can tell about %d of %d packets", r.told, r.cases)
+	}
+}
+
+// loadNFT loads the rules of cases as one table of nft.
+func (r *rulesRun) loadNFT(t *testing.T, m *ruleMaker, cases []*ruleCase) kernelRules {
+	t.Helper()
+	type base struct {
+		hook     string
+		nat      bool
+		priority int
+		policy   string
+		entries  []string
+	}
+	bases := []*base{}
+	for _, hook := range []string{"prerouting", "input", "forward", "output", "postrouting"} {
+		priorities := []int{-250, -150, -110, -50, 0, 50, 150}
+		if strings.HasSuffix(hook, "routing") && m.IntN(3) == 0 || hook == "prerouting" && m.IntN(3) == 0 {
+			priorities = []int{-300}
+		}
+		bases = append(bases, &base{hook, false, pick(m, priorities...), pick(m, "accept", "accept", "accept", "drop"), nil})
+		if hook != "forward" && m.IntN(3) == 0 {
+			bases = append(bases, &base{hook, true, map[string]int{"prerouting": -110, "output": -110, "input": 90, "postrouting": 90}[hook] + pick(m, 0, 20), "accept", nil})
+		}
+	}
+	var chains []string
+	for _, c := range cases {
+		for _, b := range bases {
+			if !slices.Contains(c.hooks(), b.hook) || m.IntN(2) == 0 || b.nat && b.hook == "input" {
+				continue
+			}
+			m.ruleCase, m.hook, m.nat, m.early, m.text, m.chains = c, b.hook, b.nat, b.priority == -300, nil, len(chains)
+			b.entries = append(b.entries, c.probe.from.Addr().String()+" : jump "+m.chain(0))
+			chains = append(chains, m.text...)
+		}
+	}
+	ip := m.ip()
+	type4, near, ports := "ipv4_addr", "10.244.1.0/24, 10.96.0.10", "10.96.0.10 . tcp . 80, 10.244.2.11 . tcp . 8080, 10.244.1.11 . udp . 8080"
+	if m.family == service.IPv6 {
+		type4, near, ports = "ipv6_addr", "fd00:10:244:1::/64, fd00:10:96::a", "fd00:10:96::a . tcp . 80, fd00:10:244:2::11 . tcp . 8080, fd00:10:244:1::11 . udp . 8080"
+	}
+	var b strings.Builder
+	family, others := pick(m, "inet", ip), ""
+	if family == "inet" {
+		others = "meta nfproto " + m.byFamily("ipv6", "ipv4") + " accept\n"
+	}
+	fmt.Fprintf(&b, "table %s other {\nset near { type %s; flags interval; elements = { %s }; }\nset ports { type %s . inet_proto . inet_service; elements = { %s }; }\n", family, type4, near, type4, ports)
+	for _, c := range chains {
+		b.WriteString(c)
+	}
+	for i, x := range bases {
+		typ := map[bool]string{false: "filter", true: "nat"}[x.nat]
+		fmt.Fprintf(&b, "chain base%d {\ntype %s hook %s priority %d; policy %s;\n%s%s saddr != { %s } accept\n", i, typ, x.hook, x.priority, x.policy, others, ip, strings.Join(casePrefixes(m.family), ", "))
+		if len(x.entries) > 0 {
+			fmt.Fprintf(&b, "%s saddr vmap { %s }\n", ip, strings.Join(x.entries, ", "))
+		}
+		fmt.Fprintf(&b, "}\n")
+	}
+	b.WriteString("}\n")
+	r.nftLoad(t, b.String())
+	return kernelRules{counters: func() map[string]int {
+		return counters(r.sh(t, "nft list ruleset\n"), `counter packets (\d+) bytes \d+.* comment "(r[\d.]+)"`)
+	}}
+}
+
+// casePrefixes are those of the clients of cases.
+func casePrefixes(f service.Family) []string {
+	var all []string
+	for _, s := range caseClients[f] {
+		all = append(all, s+[2]string{"0/24", "/64"}[f])
+	}
+	return all
+}
+
+// nftLoad replaces the table of others. Rules that nft refuses, such as contradictions, are
+// left out.
+func (r *rulesRun) nftLoad(t *testing.T, text string) {
+	t.Helper()
+	r.sh(t, "for f in inet ip ip6; do nft \"delete table $f other\" 2>/dev/null || true; done\n")
+	lines := strings.Split(text, "\n")
+	for range len(lines) / 10 {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(strings.Join(lines, "\n"))
+		out, err := program.Run(t, r.Node, cmd)
+		if err == nil {
+			return
+		}
+		refused := regexp.MustCompile(`(?m)^/dev/stdin:(\d+):\d+-\d+: Error: `).FindAllStringSubmatch(out, -1)
+		if len(refused) == 0 {
+			t.Fatalf("nft: %v\n%s\n%s", err, out, text)
+		}
+		for _, x := range refused {
+			n, _ := strconv.Atoi(x[1])
+			t.Logf("nft refuses %q:\n%s", lines[n-1], out)
+			lines[n-1] = ""
+		}
+	}
+	t.Fatalf("nft refuses more than a tenth of\n%s", text)
+}
+
+// counters finds packets and ids of rules in a listing.
+func counters(listing, pattern string) map[string]int {
+	hits := map[string]int{}
+	for _, x := range regexp.MustCompile(pattern).FindAllStringSubmatch(listing, -1) {
+		n, _ := strconv.Atoi(x[1])
+		hits[x[2]] += n
+	}
+	return hits
+}
