@@ -93,7 +93,9 @@ func (p *path) hook(pk *packet.Packet, table, name string) packet.Finding {
 	c := packet.Chain{Table: table, Name: name}
 	p.at = name
 	pk.Seen = pk.Seen || table != rawTable && !pk.Untracked
-	pk.Out, _ = p.Route(pk.To.Addr())
+	if pk.Out, _ = p.Route(pk.To.Addr()); pk.Out.Unknown { // the address is not of the node
+		pk.Out = packet.Link{Guess: true}
+	}
 	w := packet.Walk{Tables: p.tables, Packet: pk, Owns: p.owns}
 	before := *pk
 	f, err := w.Run(p.tables.Base(c))
