@@ -6,6 +6,7 @@ package live
 import (
 	"encoding/json"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"kubeproxy/common/service"
@@ -85,4 +86,26 @@ func (c *cluster) tamperIPVSAndAwaitRepair(t *testing.T, p *program.Proxy, deed 
 	c.sh(t, deed+"\n")
 	kit.Until(t, deed+" is in "+driftMetric, func() bool { return repaired() > before })
 	kit.Until(t, deed+" is in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
+}
+
+// TestIPVSSharedMark checks the condition that another program uses the bit of the mark for
+// masquerading, while a rule of policy routing says so, as that of wg-quick.
+func TestIPVSSharedMark(t *testing.T) {
+	withIPVS(t, func(t *testing.T, m mode) {
+		m.flags = append(m.flags, "--ipvs-sync-period=1s")
+		c := newCluster(t, m)
+		c.save(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
+		p := c.start(t)
+		shows := func() bool {
+			out, _ := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status")) // it fails while there are conditions
+			return strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "shared-mark-IPv4") && strings.Contains(string(out), "fwmark 0xca6c")
+		}
+		if shows() {
+			t.Error("the condition is there before the rule")
+		}
+		c.shell(t, "ip rule add not fwmark 51820 table 51820")
+		kit.Until(t, "the condition", shows)
+		c.shell(t, "ip rule del not fwmark 51820 table 51820")
+		kit.Until(t, "the condition to go", func() bool { return !shows() })
+	})
 }
