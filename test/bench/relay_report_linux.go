@@ -28,7 +28,6 @@ func (b *bench) measureUserspace(ctx context.Context, s *section) error {
 
 func inGigabytes(v float64) string { return fmt.Sprintf("%.2f GB/s", v/1e9) }
 func inKilobytes(v float64) string { return fmt.Sprintf("%.1f kB", v/1e3) }
-func inNumbers(v float64) string   { return fmt.Sprintf("%.1f", v) }
 func inWhole(v float64) string     { return thousands(int(v)) }
 
 func relayRows() []row {
