@@ -257,7 +257,9 @@ wait until its ConfigMap is there.
 {{- if eq (index . 1) "linux" }}
 {{- if $part.mode }}{{ $_ := set $file "mode" $part.mode }}{{ end }}
 {{- if $part.socketAcceleration }}{{ $_ := set $file "socketAcceleration" $part.socketAcceleration }}{{ end }}
-{{- if has $part.mode (list "iptables" "userspace") }}{{ $_ := set $file "iptables" (dict "localhostNodePorts" false) }}{{ end }}
+{{- /* Rules for loopback addresses need a setting that pods cannot make. Who asks for these addresses gets listeners. */}}
+{{- $asked := regexMatch "(^| )(localhost|127\\.[0-9./]+)( |$)" (join " " ($part.config.nodePortAddresses | default list)) }}
+{{- if and (has $part.mode (list "iptables" "userspace")) (not $asked) }}{{ $_ := set $file "iptables" (dict "localhostNodePorts" false) }}{{ end }}
 {{- end }}
 {{- mergeOverwrite $file (include "kubeproxy.config" $part | fromYaml) | toYaml }}
 {{- end }}

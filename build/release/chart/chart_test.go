@@ -301,8 +301,8 @@ func TestHelmTest(t *testing.T) {
 		t.Errorf("the pod is a hook for %v", got)
 	}
 	// It outlives helm uninstall, after which docs/install.md waits for the end of pods with this label.
-	if got := at(test, "metadata", "labels", "app.kubernetes.io/name"); got != nil {
-		t.Errorf("the pod has the name %v of the proxies", got)
+	if got := at(test, "metadata", "labels", "app.kubernetes.io/name"); got != "kubeproxy-test" {
+		t.Errorf("the pod has the name %v, want one of its own", got)
 	}
 	proxy := at(all["DaemonSet kubeproxy"], "spec", "template", "spec").(map[string]any)
 	for _, field := range []string{"nodeSelector", "affinity", "tolerations", "imagePullSecrets", "hostNetwork", "volumes"} {

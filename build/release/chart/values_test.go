@@ -93,6 +93,12 @@ func TestMigrated(t *testing.T) {
 	if text := data["linux.yaml"].(string); !strings.Contains(text, "mode: iptables\n") || !strings.Contains(text, "localhostNodePorts: false\n") {
 		t.Errorf("linux.yaml has not what the chart sets:\n%s", text)
 	}
+	for asked, none := range map[string]bool{"primary": false, "primary, localhost": true, "127.0.0.1/32": true, "1.127.0.0/16": false} {
+		data := at(installed(t, "linux: {mode: iptables, config: {nodePortAddresses: ["+asked+"]}}")["ConfigMap kubeproxy"], "data").(map[string]any)
+		if strings.Contains(data["linux.yaml"].(string), "localhostNodePorts") == none {
+			t.Errorf("nodePortAddresses %s: no word of localhostNodePorts: want %t in\n%s", asked, none, data["linux.yaml"])
+		}
+	}
 	for _, sections := range []string{"{winkernel: null, ipvs: null, detectLocal: null, clientConnection: null, mode: nftables}", "{conntrack: {}}"} {
 		installed(t, "linux: {config: "+sections+"}")
 	}
