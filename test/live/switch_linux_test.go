@@ -4,13 +4,18 @@
 package live
 
 import (
+	"bytes"
 	"context"
+	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
@@ -302,4 +307,313 @@ func TestSwitchByReload(t *testing.T) {
 	c.checkOnlyMode(t, "iptables-nft")
 	lines.checkSameServer(t)
 	lossless(t, loads)
+}
+
+// TestCleanup checks that a cleanup removes the rules of every mode, reports what it
+// removed, and leaves foreign rules unchanged, however often it runs.
+func TestCleanup(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	c.installForeignRules(t)
+	theirs := c.listAllRules(t)
+	c.installLeftovers(t)
+	said := c.cleanUp(t, "", 0)
+	for _, word := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft", "nftables table ip kube-services", "nftables table ip6 kube-services"} {
+		if !strings.Contains(said, `"Cleaned up" place="`+word+`" removed=`) {
+			t.Errorf("no word of what was removed from %s:\n%s", word, said)
+		}
+	}
+	if diff := cmp.Diff(theirs, c.listAllRules(t)); diff != "" {
+		t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
+	}
+	c.checkOnlyMode(t, "no mode")
+	if lists := c.recentLists(t); len(lists) > 0 {
+		t.Errorf("lists of clients are left: %q", lists)
+	}
+	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
+		t.Errorf("a second cleanup found something:\n%s", again)
+	}
+}
+
+// TestCleanupWithoutCommands checks that a cleanup without the iptables commands removes
+// what it can, and names the rest, which may or may not exist.
+func TestCleanupWithoutCommands(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	none := t.TempDir()
+	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+	c.start(t).Stop(t)
+	c.cleanUp(t, none, 0)
+	c.installLeftovers(t)
+	said := c.cleanUp(t, none, 1)
+	for _, word := range []string{"iptables-legacy", "ip6tables-legacy", "iptables-nft", "ip6tables-nft"} {
+		if !strings.Contains(said, "clean up "+word+": the command "+word+"-restore is missing: install it to have the chains removed") {
+			t.Errorf("no word of what was not removed from %s:\n%s", word, said)
+		}
+	}
+	if !strings.Contains(said, `"Cleaned up" place="nftables table ip6 kube-services"`) {
+		t.Errorf("it did not go on:\n%s", said)
+	}
+	c.cleanUp(t, "", 0)
+	c.checkOnlyMode(t, "no mode")
+}
+
+// TestCleanupWithoutRights checks that a cleanup without privileges reports that, and
+// claims no success.
+func TestCleanupWithoutRights(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	cmd := exec.Command("setpriv", "--bounding-set=-all", "--inh-caps=-all", kubeProxy.Path, "--cleanup")
+	out, err := program.Run(t, c.Node, cmd)
+	if err == nil || err.Error() != "exit status 1" || !strings.Contains(out, "CAP_NET_ADMIN") {
+		t.Errorf("ended with %v, want exit status 1 and the right that is missing:\n%s", err, out)
+	}
+}
+
+// installLeftovers installs the rules of every mode at the same time, without any
+// takeover.
+func (c *cluster) installLeftovers(t *testing.T) {
+	t.Helper()
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
+	c.save(t, web, sticky)
+	if m, found := switchableModes()["ipvs"]; found {
+		c.setMode(t, m)
+		c.start(t).Stop(t)
+	}
+	for _, m := range switchableModes() {
+		if m.ipvs {
+			continue
+		}
+		if m.iptables == "" {
+			c.installNFTables(t)
+			continue
+		}
+		cmd := c.command(append([]string{"render", "--manifests=" + c.dir}, m.flags...)...)
+		text, err := program.Run(t, c.Node, cmd)
+		if err != nil {
+			t.Fatalf("render: %v\n%s", err, text)
+		}
+		_, four, _ := strings.Cut(text, "# for iptables-restore\n")
+		four, six, found := strings.Cut(four, "# for ip6tables-restore\n")
+		if !found {
+			t.Fatalf("no part for IPv6:\n%s", text)
+		}
+		c.restore(t, service.IPv4, m.iptables, four)
+		c.restore(t, service.IPv6, m.iptables, six)
+	}
+	if lists := c.recentLists(t); len(lists) == 0 {
+		t.Fatal("there are no lists of clients")
+	}
+}
+
+// installNFTables installs our tables without the program, which would remove the rules
+// of other modes.
+func (c *cluster) installNFTables(t *testing.T) {
+	t.Helper()
+	want := c.want(t)
+	for _, f := range service.Families {
+		err := c.Node.Do(func() error {
+			b, err := nftables.New(f, nftables.Options{MasqueradeBit: 14})
+			if err != nil {
+				return err
+			}
+			p, err := b.Plan(t.Context(), want)
+			if err == nil {
+				err = p.Apply(t.Context()).Err
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// recentLists returns the names of the kernel's lists of the recent match, see
+// iptables-extensions(8).
+func (c *cluster) recentLists(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	err := c.Node.Do(func() (err error) {
+		all, err = filepath.Glob("/proc/thread-self/net/xt_recent/*")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// cleanUp runs a cleanup and returns its output. If path is not empty, only the commands
+// in it are available.
+func (c *cluster) cleanUp(t *testing.T, path string, exit int) string {
+	t.Helper()
+	cmd := kubeProxy.Command("--cleanup")
+	if path != "" {
+		cmd.Env = append(os.Environ(), "PATH="+path)
+	}
+	out, err := program.Run(t, c.Node, cmd)
+	if got := cmd.ProcessState.ExitCode(); got != exit {
+		t.Errorf("cleanup: %v, want exit status %d\n%s", err, exit, out)
+	}
+	return out
+}
+
+// change is a version of a Service, possibly with other Services, saved in one file.
+type change struct {
+	name string
+	app  app
+	// rename gives its ports other names.
+	rename bool
+}
+
+// changes are versions in which every client has an endpoint. Each differs from the one
+// before.
+func (c *cluster) changes() []change {
+	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+	web := app{name: "web", number: 10}.on(one, two, three)
+	moved, local, inside, outside, sticky, open := web, web, web, web, web, web
+	moved.name = "other"
+	local.internal, local.external = "Local", "Local"
+	inside.internal, outside.external = "Local", "Local"
+	sticky.sticky = 60
+	open.ranges = []string{"192.0.2.0/24", "2001:db8:2::/64"}
+	leaving := app{name: "web", number: 10}.with(one, terminating).with(three, terminating)
+	return []change{
+		{name: "ports get other names", app: web, rename: true},
+		{name: "and back", app: web},
+		{name: "another Service gets the addresses", app: moved},
+		{name: "and back", app: web},
+		{name: "internal policy Local", app: inside},
+		{name: "internal policy Cluster", app: web},
+		{name: "both policies Local", app: local},
+		{name: "external policy Local alone", app: outside},
+		{name: "both policies Cluster", app: web},
+		{name: "session affinity", app: sticky},
+		{name: "none", app: web},
+		{name: "source ranges", app: open},
+		{name: "other endpoints", app: web.on(one)},
+		{name: "all are leaving", app: leaving},
+		{name: "they are back", app: web},
+	}
+}
+
+func (x change) text(t *testing.T) []byte {
+	text := x.app.yaml(t)
+	if x.rename {
+		for _, name := range []string{"lines", "packets", "messages"} {
+			text = bytes.ReplaceAll(text, []byte(`"`+name+`"`), []byte(`"`+name+`-too"`))
+			text = bytes.ReplaceAll(text, []byte(": "+name+"\n"), []byte(": "+name+"-too\n"))
+		}
+	}
+	return text
+}
+
+// TestChangesUnderLoad changes a Service in every way. As long as it has an endpoint, no
+// connection may be refused or lost. A UDP datagram may be lost if its endpoint is
+// removed before it answers, so UDP has tests of its own.
+func TestChangesUnderLoad(t *testing.T) {
+	withoutIPVS(t, changesUnderLoad)
+}
+
+func TestIPVSChangesUnderLoad(t *testing.T) { withIPVS(t, changesUnderLoad) }
+
+func TestUserspaceChangesUnderLoad(t *testing.T) { withUserspace(t, changesUnderLoad) }
+
+func changesUnderLoad(t *testing.T, m mode) {
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}.on(c.webs()[:3]...)
+	c.save(t, web)
+	c.start(t)
+	loads := slices.DeleteFunc(c.loadsAt(t, 10*time.Millisecond, web), func(l load) bool {
+		if l.call.Proto == service.UDP {
+			l.Stop()
+		}
+		return l.call.Proto == service.UDP
+	})
+	lost := map[int]int{}
+	for _, x := range c.changes() {
+		c.write(t, "web.yaml", x.text(t))
+		c.awaitProgrammed(t)
+		made := make([]int, len(loads))
+		for i, l := range loads {
+			made[i] = l.Report().Connections
+		}
+		kit.Until(t, "clients connect once more", func() bool {
+			for i, l := range loads {
+				if l.Report().Connections < made[i]+2 {
+					return false
+				}
+			}
+			return true
+		})
+		for i, l := range loads {
+			if r := l.Report(); r.Lost() > lost[i] {
+				t.Errorf("%s: %s: %s", x.name, l.call, r)
+				lost[i] = r.Lost()
+			}
+		}
+	}
+	for _, l := range loads {
+		l.Stop()
+	}
+}
+
+// TestStatusOfBlockedTraffic checks that status fails while no traffic can flow, although
+// the rules are in force: the kernel does not forward, or a health check of a load
+// balancer cannot be answered. Health pages keep their status, as a restart would not
+// help.
+func TestStatusOfBlockedTraffic(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	switches := []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}
+	set := func(file, value string) {
+		kit.Must(t, c.Node.Do(func() error { return os.WriteFile(file, []byte(value), 0) }))
+	}
+	for _, file := range switches {
+		set(file, "0")
+	}
+	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+	p := c.start(t)
+	// says waits until status exits with code and has all words.
+	var asked []string
+	says := func(code int, words ...string) {
+		t.Helper()
+		kit.Until(t, "status to say "+strings.Join(words, ", "), func() bool {
+			cmd := exec.Command(kubeProxy.Path, append([]string{"status"}, asked...)...)
+			out, err := program.Run(t, c.Node, cmd)
+			if err != nil && cmd.ProcessState == nil {
+				t.Fatal(err)
+			}
+			out = strings.Join(strings.Fields(out), " ") // without the breaks of lines
+			for _, w := range words {
+				if !strings.Contains(out, w) {
+					return false
+				}
+			}
+			return cmd.ProcessState.ExitCode() == code
+		})
+	}
+	says(1, ": not healthy", "net.ipv4.ip_forward is 0 and should be 1", "net.ipv6.conf.all.forwarding is 0 and should be 1")
+	for _, path := range []string{"/healthz", "/livez"} {
+		if page := p.Fetch(t, program.HealthAddr, path); page.Status != 200 || !strings.Contains(string(page.Body), `"blocked":["setting-net.ipv4.ip_forward",`) {
+			t.Errorf("%s: %d %s; want 200 and what blocks", path, page.Status, page.Body)
+		}
+	}
+	asked = []string{"shop/web"}
+	says(1, "is not healthy, as traffic is blocked by setting-net.ipv4.ip_forward", "shop/web: programmed")
+	asked = nil
+	set(switches[0], "1")
+	says(1, ": not healthy", "blocked by setting-net.ipv6.conf.all.forwarding")
+	set(switches[1], "1")
+	says(0, ": healthy")
+
+	taken := netip.MustParseAddrPort("192.0.2.10:30100")
+	l, err := c.Node.Listen(t.Context(), "tcp4", taken.String())
+	kit.Must(t, err)
+	c.write(t, "checked.yaml", []byte(strings.NewReplacer("NUMBER", "1", "PORT", "30100").Replace(checkedApp)))
+	says(1, "blocked by health-checks", "shop/checked-1", "1 with a health check that is not answered")
+	kit.Must(t, l.Close())
+	says(0, ": healthy")
 }
