@@ -7,10 +7,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
 // TestEffectsAreComplete fails if a field of the type has no entry in effects.
@@ -173,5 +177,273 @@ func TestLoadFromAgain(t *testing.T) {
 	}
 	if len(loaded[1].Overrides) != 2 {
 		t.Errorf("overrides %v, want those of both flags", loaded[1].Overrides)
+	}
+}
+
+// TestSwitches checks that a flag takes precedence over the field, and that a written
+// configuration has the field only if it is on.
+func TestSwitches(t *testing.T) {
+	for _, o := range ownSwitches {
+		for name, tt := range map[string]struct {
+			body string
+			args []string
+			want bool
+		}{
+			"neither":       {"", nil, false},
+			"file":          {o.path + ": true\n", nil, true},
+			"file, in YAML": {o.path + ": yes\n", nil, true},
+			"flag":          {"", []string{"--" + o.flag}, true},
+			"flag as text":  {"", []string{"--" + o.flag + "=1"}, true},
+			"both":          {o.path + ": true\n", []string{"--" + o.flag + "=false"}, false},
+			"null":          {o.path + ": null\n", nil, false},
+			"the same":      {o.path + ": true\n", []string{"--" + o.flag}, true},
+		} {
+			t.Run(o.flag+", "+name, func(t *testing.T) {
+				c := mustLoad(t, Linux, tt.body, tt.args...)
+				if on, overrides := !off(o.of(&c.Switches)), len(c.Overrides); on != tt.want || (name == "both") != (overrides == 1) || len(c.Warnings) > 0 {
+					t.Errorf("on: %v, want %v; overrides %v, warnings %v", on, tt.want, c.Overrides, c.Warnings)
+				}
+				text := written(c)
+				file, err := Parse("again", []byte(text))
+				if err != nil || off(o.of(&file.Switches)) == tt.want || strings.Contains(text, o.path) != tt.want {
+					t.Errorf("written: %v, %v, %v, want %v", err, file.Switches, text, tt.want)
+				}
+			})
+		}
+		o.checkField(t)
+	}
+}
+
+// checkField checks how the field is refused, compared and misspelt.
+func (o *ownSwitch) checkField(t *testing.T) {
+	t.Helper()
+	if _, err := load(t, Linux, o.path+": 7\n"); err == nil || !strings.Contains(err.Error(), o.path) {
+		t.Errorf("%s: 7 gives %v", o.path, err)
+	}
+	on, off := mustLoad(t, Linux, o.path+": true\n"), mustLoad(t, Linux, "")
+	if c := Diff(off, on, in(NFTables)); len(c) != 1 || c[0].String() != o.path+": false -> "+o.of(&on.Switches).String() || c[0].Effect != Restart {
+		t.Errorf("Diff = %v", c)
+	}
+	windows := mustLoad(t, Windows, o.path+": true\n")
+	if n := windows.Notes; len(n) != 1 || !strings.Contains(n[0].Text, o.windows) {
+		t.Errorf("notes %v, want that %s", n, o.windows)
+	}
+	file, err := Parse("f", []byte(head+o.path[:len(o.path)-2]+": true\n"))
+	if err != nil || len(file.Warnings) != 1 || !strings.Contains(file.Warnings[0].Text, o.path) {
+		t.Errorf("%v, %v: want the name that was meant", err, file.Warnings)
+	}
+}
+
+// TestAcceleration reads whose sockets are accelerated, from a flag and from a file.
+func TestAcceleration(t *testing.T) {
+	for text, want := range map[string]Acceleration{
+		"node": AccelerateNode, "all": AccelerateAll, "true": AccelerateAll, "on": AccelerateAll, "false": AccelerateNone, "off": AccelerateNone, "Node": AccelerateNode,
+		`"true"`: AccelerateAll,
+	} {
+		file := mustLoad(t, Linux, "socketAcceleration: "+text+"\n")
+		flag := mustLoad(t, Linux, "", "--socket-acceleration="+strings.Trim(text, `"`))
+		if file.SocketAcceleration != want || flag.SocketAcceleration != want {
+			t.Errorf("%s: file %q, flag %q, want %q", text, file.SocketAcceleration, flag.SocketAcceleration, want)
+		}
+		if again, err := Parse("again", []byte(written(file))); err != nil || again.SocketAcceleration != want {
+			t.Errorf("%s, written: %q, %v", text, again.SocketAcceleration, err)
+		}
+	}
+	for _, text := range []string{"pods", "7", "[node]", `""`} {
+		_, err := load(t, Linux, "socketAcceleration: "+text+"\n")
+		if err == nil || !strings.Contains(err.Error(), "socketAcceleration") || !strings.Contains(err.Error(), "want node, all, true for all, or false") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	node, all := mustLoad(t, Linux, "", "--socket-acceleration=node"), mustLoad(t, Linux, "socketAcceleration: true\n")
+	if c := Diff(node, all, in(NFTables)); len(c) != 1 || c[0].String() != "socketAcceleration: node -> all" || c[0].Effect != Restart {
+		t.Errorf("Diff = %v", c)
+	}
+	both := mustLoad(t, Linux, "socketAcceleration: all\n", "--socket-acceleration=node")
+	if len(both.Overrides) != 1 || both.SocketAcceleration != AccelerateNode {
+		t.Errorf("%q, %v", both.SocketAcceleration, both.Overrides)
+	}
+}
+
+// documented has every flag that any documented proxy had, except help and version.
+const documented = `
+azure-container-registry-config bind-address cleanup cleanup-iptables cleanup-ipvs cluster-cidr config config-sync-period
+conntrack-max-per-core conntrack-min conntrack-tcp-timeout-established conntrack-tcp-timeout-close-wait feature-gates
+healthz-bind-address healthz-port hostname-override iptables-masquerade-bit iptables-min-sync-period iptables-sync-period
+ipvs-exclude-cidrs ipvs-min-sync-period ipvs-sync-period ipvs-scheduler ipvs-strict-arp kube-api-burst kube-api-qps
+kube-api-content-type kubeconfig master log-flush-frequency masquerade-all metrics-bind-address metrics-port nodeport-addresses
+oom-score-adj profiling proxy-mode proxy-port-range udp-timeout write-config-to conntrack-max resource-container windows-service
+source-vip network-name enable-dsr bind-address-hard-fail detect-local-mode ipvs-tcp-timeout ipvs-tcpfin-timeout
+ipvs-udp-timeout show-hidden-metrics-for-version pod-bridge-interface pod-interface-name-prefix root-hnsendpoint-name
+forward-healthcheck-vip iptables-localhost-nodeports conntrack-tcp-be-liberal conntrack-udp-timeout
+conntrack-udp-timeout-stream init-only v vmodule logging-format log-json-info-buffer-size log-json-split-stream
+log-text-info-buffer-size log-text-split-stream log-dir log-file logtostderr`
+
+func TestEveryFlag(t *testing.T) {
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	new(Flags).Register(fs)
+	for _, name := range strings.Fields(documented) {
+		if fs.Lookup(name) == nil {
+			t.Errorf("--%s is missing", name)
+		}
+	}
+	fs.VisitAll(func(f *pflag.Flag) {
+		if len(f.Annotations[GroupAnnotation]) != 1 {
+			t.Errorf("--%s has no group", f.Name)
+		}
+		if shared := slices.Contains(strings.Fields(sharedFlags+" "+sharedSwitches), f.Name); f.Hidden != shared || f.Deprecated != "" {
+			t.Errorf("--%s is hidden from help: %t, want %t", f.Name, f.Hidden, shared)
+		}
+	})
+}
+
+// Almost every field has a flag, and every flag has a field.
+func TestEveryField(t *testing.T) {
+	all := paths(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
+	flagged := map[string]bool{}
+	for _, s := range settings {
+		flagged[s.path], flagged[s.nftables] = true, true
+		if !fieldAt(&v1alpha1.KubeProxyConfiguration{}, s.path).IsValid() {
+			t.Errorf("--%s sets %s, which does not exist", s.flag, s.path)
+		}
+	}
+	var without []string
+	for _, p := range all {
+		section := strings.Contains(strings.Join(all, "\n"), p+".")
+		if !section && !flagged[p] {
+			without = append(without, p)
+		}
+	}
+	want := []string{"kind", "apiVersion", "clientConnection.acceptContentTypes"}
+	if diff := cmp.Diff(want, without); diff != "" {
+		t.Errorf("fields without flag (-want +got):\n%s", diff)
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	const body = "clusterCIDR: 10.0.0.0/8\nmode: nftables\nnftables: {syncPeriod: 10s}\nfeatureGates: {WinDSR: true, WinOverlay: true}\nenableProfiling: true\n"
+	c := mustLoad(t, Linux, body, "--cluster-cidr=11.0.0.0/8", "--iptables-sync-period=20s", "--profiling=false",
+		"--masquerade-all", "--proxy-mode=nftables", "--feature-gates=WinDSR=false", "--oom-score-adj=1")
+	var got []string
+	for _, o := range c.Overrides {
+		got = append(got, o.String())
+	}
+	want := []string{
+		`--profiling overrides enableProfiling of the configuration file: false, not true`,
+		`--cluster-cidr overrides clusterCIDR of the configuration file: "11.0.0.0/8", not "10.0.0.0/8"`,
+		`--iptables-sync-period overrides nftables.syncPeriod of the configuration file: "20s", not "10s"`,
+		`--feature-gates overrides featureGates[WinDSR] of the configuration file: false, not true`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("overrides (-want +got):\n%s", diff)
+	}
+	if c.ClusterCIDR != "11.0.0.0/8" || c.EnableProfiling || !c.NFTables.MasqueradeAll || *c.OOMScoreAdj != 1 {
+		t.Errorf("a flag lost against the file:\n%s", written(c))
+	}
+	if diff := cmp.Diff(map[string]bool{"WinDSR": false, "WinOverlay": true}, c.FeatureGates); diff != "" {
+		t.Errorf("gates (-want +got):\n%s", diff)
+	}
+}
+
+// The sync flags belong to iptables by name. In mode nftables they set its periods too. In
+// other modes they do not.
+func TestSyncFlagsByMode(t *testing.T) {
+	tests := map[string]struct {
+		os   OS
+		args []string
+		want string
+	}{
+		"default":     {Linux, nil, "9s 9s"},
+		"nftables":    {Linux, []string{"--proxy-mode=nftables"}, "9s 9s"},
+		"iptables":    {Linux, []string{"--proxy-mode=iptables"}, "9s 30s"},
+		"kernelspace": {Windows, nil, "9s 30s"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := mustLoad(t, tt.os, "", append(tt.args, "--iptables-sync-period=9s")...)
+			if got := c.IPTables.SyncPeriod.Duration.String() + " " + c.NFTables.SyncPeriod.Duration.String(); got != tt.want {
+				t.Errorf("iptables, nftables = %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestBadFlagValues(t *testing.T) {
+	for _, arg := range []string{
+		"--udp-timeout=soon", "--feature-gates=WinDSR", "--feature-gates==true=x",
+		"--v=x", "--vmodule=a", "--log-json-info-buffer-size=much", "--cleanup=perhaps", "--ipvs-sync-period=30",
+	} {
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		new(Flags).Register(fs)
+		if err := fs.Parse([]string{arg}); err == nil {
+			t.Errorf("%s is accepted", arg)
+		}
+	}
+}
+
+func TestOldSpellings(t *testing.T) {
+	f := &Flags{Modes: testModes}
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	f.Register(fs)
+	args := []string{
+		"--cleanup-iptables", "--cleanup-ipvs", "--proxy-port-range=0-0", "--conntrack-max=0", "--resource-container=/x",
+		"--azure-container-registry-config=", "--feature-gates=A=true", "--feature-gates=B=false",
+	}
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	if !f.Cleanup {
+		t.Error("--cleanup-iptables does not clean up")
+	}
+	if diff := cmp.Diff(map[string]bool{"A": true, "B": false}, f.values.FeatureGates); diff != "" {
+		t.Errorf("gates (-want +got):\n%s", diff)
+	}
+}
+
+// TestSharedFlags checks the flags that kube-proxy had from cAdvisor and cloud providers.
+func TestSharedFlags(t *testing.T) {
+	args := []string{"--google-json-key=", "--housekeeping-interval=10s", "--docker_only", "--event-storage-age-limit=default=0", "--enable-load-reader=false"}
+	flags := &Flags{Modes: testModes}
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	fs.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
+	flags.Register(fs)
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	c, err := complete(&File{}, flags, Linux, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(notesText(c), ": is deprecated: ignored, never concerned the proxy"); n != len(args) {
+		t.Errorf("%d notes, want %d:\n%s", n, len(args), notesText(c))
+	}
+}
+
+// TestGatesOverride checks that a gate of a flag which says the same as the file is no
+// override.
+func TestGatesOverride(t *testing.T) {
+	for flag, want := range map[string]int{"WinDSR=true": 0, "WinDSR=false": 1, "WinOverlay=false": 0} {
+		if c := mustLoad(t, Linux, "featureGates: {WinDSR: true}\n", "--feature-gates="+flag); len(c.Overrides) != want {
+			t.Errorf("%s: %v, want %d", flag, c.Overrides, want)
+		}
+	}
+}
+
+// TestPortOverride checks that a port which says the same as the file is no override.
+func TestPortOverride(t *testing.T) {
+	for flag, want := range map[string]string{
+		"--metrics-port=10249": "",
+		"--metrics-port=7":     `--metrics-port overrides metricsBindAddress of the configuration file: "127.0.0.1:7", not "127.0.0.1:10249"`,
+		"--healthz-port=7":     "", // the file does not set it
+	} {
+		var got string
+		for _, o := range mustLoad(t, Linux, "metricsBindAddress: 127.0.0.1:10249\n", flag).Overrides {
+			got += o.String()
+		}
+		if got != want {
+			t.Errorf("%s: overrides %q, want %q", flag, got, want)
+		}
 	}
 }

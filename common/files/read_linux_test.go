@@ -4,6 +4,9 @@
 package files
 
 import (
+	"errors"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -122,4 +125,127 @@ func TestReadWhileAPipeTakesTheFilesPlace(t *testing.T) {
 	}
 	close(ended)
 	<-swapped
+}
+
+// folder has files of every kind that whoever makes files there can prepare.
+func folder(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	err := errors.Join(
+		os.WriteFile(filepath.Join(dir, "file"), []byte("before\n"), 0o640),
+		os.WriteFile(filepath.Join(dir, "victim"), []byte("root\n"), 0o600),
+		os.Mkdir(filepath.Join(dir, "folder"), 0o700),
+		os.Symlink(filepath.Join(dir, "victim"), filepath.Join(dir, "link")),
+		os.Symlink(filepath.Join(dir, "none"), filepath.Join(dir, "dangling")),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// unchanged requires that nothing that was there is different, but for one name.
+func unchanged(t *testing.T, dir, but string) {
+	t.Helper()
+	for name, want := range map[string]string{"file": "before\n", "victim": "root\n"} {
+		if text, err := os.ReadFile(filepath.Join(dir, name)); name != but && (err != nil || string(text) != want) {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	for _, name := range []string{"link", "dangling"} {
+		if info, err := os.Lstat(filepath.Join(dir, name)); err != nil || info.Mode()&fs.ModeSymlink == 0 {
+			t.Errorf("%s is no link any more: %v", name, err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "none")); err == nil {
+		t.Error("a file was made where a link leads")
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.next")); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestCreate(t *testing.T) {
+	dir := folder(t)
+	for name, want := range map[string]string{
+		"file": "exists and is a regular file: want the name of a new file", "link": "is a symbolic link", "dangling": "is a symbolic link", "folder": "is a directory",
+	} {
+		if _, err := Create(filepath.Join(dir, name), 0o600); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	for _, replaced := range []bool{false, true} {
+		path := filepath.Join(dir, "new")
+		f, err := Create(path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if replaced {
+			if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("of another"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Discard(); err != nil {
+			t.Error(err)
+		}
+		if _, err = os.Lstat(path); (err == nil) != replaced {
+			t.Errorf("replaced by another: %t, still there: %t", replaced, err == nil)
+		}
+	}
+	unchanged(t, dir, "")
+}
+
+func TestAppend(t *testing.T) {
+	dir := folder(t)
+	for name, want := range map[string]string{"link": "is a symbolic link: want a regular file", "dangling": "is a symbolic link", "folder": "is a directory"} {
+		if _, err := Append(filepath.Join(dir, name), 0o600); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+	for name, want := range map[string]string{"file": "before\nafter\n", "new": "after\n"} {
+		f, err := Append(filepath.Join(dir, name), 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.WriteString(f, "after\n")
+		text, readErr := os.ReadFile(f.Name())
+		if err := errors.Join(err, readErr, f.Close()); err != nil || string(text) != want {
+			t.Errorf("%s: %q, %v, want %q", name, text, err, want)
+		}
+	}
+	unchanged(t, dir, "file")
+}
+
+func TestReplace(t *testing.T) {
+	dir := folder(t)
+	after := func(w io.Writer) error {
+		_, err := io.WriteString(w, "after\n")
+		return err
+	}
+	failing := func(w io.Writer) error { return errors.Join(after(w), errors.New("disk full")) }
+	for _, tt := range []struct {
+		name  string
+		write func(io.Writer) error
+		want  string
+	}{
+		{"link", after, "is a symbolic link: want a regular file"}, {"dangling", after, "is a symbolic link"}, {"folder", after, "is a directory"},
+		{"file", failing, "disk full"}, {"new", failing, "disk full"},
+	} {
+		if err := Replace(filepath.Join(dir, tt.name), 0o644, tt.write); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+		unchanged(t, dir, "")
+	}
+	for name, mode := range map[string]fs.FileMode{"file": 0o640, "new": 0o604} {
+		path := filepath.Join(dir, name)
+		if err := Replace(path, 0o604, after); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(path)
+		info, statErr := os.Stat(path)
+		if err := errors.Join(err, statErr); err != nil || string(text) != "after\n" || info.Mode().Perm() != mode {
+			t.Errorf("%s: %q, %v, %v, want mode %v", name, text, info.Mode(), err, mode)
+		}
+	}
+	unchanged(t, dir, "file")
 }

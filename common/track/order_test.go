@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -275,5 +277,145 @@ func TestUpdateCost(t *testing.T) {
 	t.Logf("one endpoint changed at 10,000 Services: %v to the next snapshot", each)
 	if each > 5*time.Millisecond {
 		t.Errorf("a change costs %v, which cannot be independent of the number of Services", each)
+	}
+}
+
+// wide returns a Service of many ports, and its slices. Each slice has at most 100 ports
+// and as many endpoints, the limit of the API.
+func wide(ports, endpoints int) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	const most = 100
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "wide"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol}},
+	}
+	var all []*discoveryv1.EndpointSlice
+	for first := 0; first < ports; first += most {
+		var targets []discoveryv1.EndpointPort
+		for i := first; i < min(first+most, ports); i++ {
+			name, port, proto := fmt.Sprintf("port-%d", i), int32(8000+i), corev1.ProtocolTCP
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: port, Protocol: proto})
+			targets = append(targets, discoveryv1.EndpointPort{Name: &name, Port: &port, Protocol: &proto})
+		}
+		for i := 0; i < endpoints; i += most {
+			e := plainSlice(0, min(most, endpoints-i))
+			e.Name, e.Ports = fmt.Sprintf("wide-%d-%d", first, i), targets
+			e.Namespace, e.Labels = "shop", map[string]string{discoveryv1.LabelServiceName: "wide"}
+			for j := range e.Endpoints {
+				e.Endpoints[j].Addresses = []string{fmt.Sprintf("10.128.%d.%d", (i+j)/250, (i+j)%250+1)}
+				e.Endpoints[j].Hints = nil
+			}
+			all = append(all, e)
+		}
+	}
+	return s, all
+}
+
+// flip sets the readiness of the first endpoint in some of the slices.
+func flip(t *Tracker, all []*discoveryv1.EndpointSlice, to bool) {
+	for _, s := range all {
+		if s.Endpoints[0].Addresses[0] == "10.128.0.1" {
+			s.Endpoints[0].Conditions.Ready = &to
+			t.SetSlice(s)
+		}
+	}
+}
+
+func BenchmarkFlip(b *testing.B) {
+	for _, ports := range []int{1, 500} {
+		b.Run(fmt.Sprint(ports, " ports"), func(b *testing.B) { benchmarkFlip(b, ports) })
+	}
+}
+
+func benchmarkFlip(b *testing.B, ports int) {
+	t := New(Options{})
+	s, all := wide(ports, 1000)
+	t.SetService(s)
+	for _, e := range all {
+		t.SetSlice(e)
+	}
+	t.Synced()
+	t.Latest()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		flip(t, all, i%2 == 1)
+		for p := range t.Latest().Ports(service.IPv4) {
+			if n := len(p.Cluster); n != 999+i%2 {
+				b.Fatalf("%d endpoints", n)
+			}
+		}
+	}
+}
+
+// fill10x gives t n Services with ten endpoints each. It creates every object again, like
+// a watch, and keeps none.
+func fill10x(t *Tracker, n int) {
+	for i := range n {
+		t.SetService(plainService(i))
+		t.SetSlice(plainSlice(i, 10))
+	}
+	t.Synced()
+}
+
+func plainService(i int) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprintf("ns-%d", i%100), Name: fmt.Sprintf("service-%d", i)},
+		Spec: corev1.ServiceSpec{
+			ClusterIP:  fmt.Sprintf("10.96.%d.%d", i/250, i%250+1),
+			IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports:      []corev1.ServicePort{{Name: strings.Clone("http"), Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+}
+
+func plainSlice(i, endpoints int) *discoveryv1.EndpointSlice {
+	name, port, proto := strings.Clone("http"), int32(8080), corev1.ProtocolTCP
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: fmt.Sprintf("ns-%d", i%100),
+			Name:      fmt.Sprintf("service-%d-x7k2p", i),
+			Labels:    map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("service-%d", i)},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}},
+	}
+	yes, no := true, false
+	for j := range endpoints {
+		node, zone, k := fmt.Sprintf("node-%d", j*7%50), fmt.Sprintf("zone-%d", j%3), i*endpoints+j
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{fmt.Sprintf("10.%d.%d.%d", 128+k/65536, k/256%256, k%256)},
+			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
+			NodeName:   &node, Zone: &zone,
+			Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
+		})
+	}
+	return s
+}
+
+func heapInUse() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// bytesPerEndpoint measures the memory of a Tracker and its snapshot.
+func bytesPerEndpoint(services int) float64 {
+	before := heapInUse()
+	t := New(Options{NodeName: "node-1"})
+	fill10x(t, services)
+	s := t.Latest()
+	used := heapInUse() - before
+	runtime.KeepAlive(s)
+	runtime.KeepAlive(t)
+	return float64(used) / float64(services*10)
+}
+
+func TestMemory(t *testing.T) {
+	const services, limit = 10_000, 150
+	got := bytesPerEndpoint(services)
+	t.Logf("%.0f bytes of heap per endpoint at %d Services of 10", got, services)
+	if got > limit {
+		t.Errorf("bytes per endpoint = %.0f, want at most %d", got, limit)
 	}
 }

@@ -6,6 +6,7 @@ package track
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -257,4 +259,404 @@ func FuzzObjects(f *testing.F) {
 			_ = fmt.Sprint(p)
 		}
 	})
+}
+
+// A port's name is in the Service and in its slices. Between the two updates the port has
+// no endpoints, and no snapshot may show that.
+func TestBatch(t *testing.T) {
+	w := newRecordingTracker()
+	w.SetService(plainService(1))
+	w.SetSlice(plainSlice(1, 3))
+	w.Synced()
+	before, changes := w.Latest(), w.changes
+	renamed, slice := plainService(1), plainSlice(1, 3)
+	other := "other"
+	renamed.Spec.Ports[0].Name, slice.Ports[0].Name = other, &other
+	w.Batch(func() {
+		w.SetService(renamed)
+		if w.Latest() != before || w.changes != changes {
+			t.Errorf("within a batch: another snapshot %v, Changed %d times; want neither", w.Latest() != before, w.changes-changes)
+		}
+		w.SetSlice(slice)
+	})
+	if w.changes != changes+1 {
+		t.Errorf("Changed called %d times; want once", w.changes-changes)
+	}
+	after := w.Latest()
+	if after.Generation != before.Generation+1 {
+		t.Errorf("generation %d after %d; want the next one", after.Generation, before.Generation)
+	}
+	for p := range after.Ports(service.IPv4) {
+		if p.Name.Port != other || len(p.Cluster) != 3 {
+			t.Errorf("port %q with %d endpoints; want %q with 3", p.Name.Port, len(p.Cluster), other)
+		}
+	}
+}
+
+// If Latest was called within a batch, Changed is called after it, even if nothing was
+// published before.
+func TestBatchIsReported(t *testing.T) {
+	w := newRecordingTracker()
+	w.Synced()
+	changes := w.changes
+	w.Batch(func() {
+		if s := w.Latest(); s != nil {
+			t.Errorf("Latest within the first batch = %v, want nil", s)
+		}
+	})
+	if w.changes != changes+1 || w.Latest() == nil {
+		t.Errorf("Changed called %d times, Latest %v; want once and a snapshot", w.changes-changes, w.Latest())
+	}
+	changes = w.changes
+	w.Batch(func() {})
+	if w.changes != changes {
+		t.Errorf("Changed called after a batch without anything in it")
+	}
+}
+
+// balanced is a Service whose load balancer admits clients of ranges.
+func balanced(ranges ...string) *corev1.Service {
+	s := plainService(1)
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	s.Spec.LoadBalancerSourceRanges = ranges
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+	return s
+}
+
+func keepVIP(s *corev1.Service) *corev1.Service {
+	s.Annotations = map[string]string{annotationKeepVIP: "true"}
+	return s
+}
+
+func nodeA(zone, addr string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{corev1.LabelTopologyZone: zone}},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr}}},
+	}
+}
+
+// owned is a slice of Service number i, with the name of a slice of Service 1, on node.
+func owned(i int, node string) *discoveryv1.EndpointSlice {
+	s := plainSlice(1, 3)
+	s.Labels[discoveryv1.LabelServiceName] = plainService(i).Name
+	for j := range s.Endpoints {
+		s.Endpoints[j].NodeName = &node
+	}
+	return s
+}
+
+type event func(*Tracker)
+
+func setService(s *corev1.Service) event          { return func(t *Tracker) { t.SetService(s) } }
+func setSlice(s *discoveryv1.EndpointSlice) event { return func(t *Tracker) { t.SetSlice(s) } }
+func setNode(n *corev1.Node) event                { return func(t *Tracker) { t.SetNode(n) } }
+func setUnread(n int) event                       { return func(t *Tracker) { t.Unread(n) } }
+
+func setRange(cidr string) event {
+	return func(t *Tracker) {
+		t.SetServiceCIDR(&networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{cidr}}})
+	}
+}
+
+func objectName(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+func unready() *discoveryv1.EndpointSlice {
+	s := owned(1, "a")
+	no := false
+	s.Endpoints[0].Conditions.Ready, s.Endpoints[0].Conditions.Serving = &no, &no
+	return s
+}
+
+// changes are applied on top of base. Service 101 is in the namespace of Service 1.
+var changes = map[string]struct{ base, before, after []event }{
+	"annotation": {
+		[]event{setSlice(plainSlice(1, 3))}, []event{setService(plainService(1))}, []event{setService(keepVIP(plainService(1)))},
+	},
+	"zone": {
+		[]event{setService(plainService(1)), setSlice(plainSlice(1, 3))},
+		[]event{setNode(nodeA("zone-0", "192.168.0.1"))}, []event{setNode(nodeA("zone-1", "192.168.0.1"))},
+	},
+	"address in a range": {
+		[]event{setService(balanced("192.168.0.0/24"))},
+		[]event{setNode(nodeA("z", "192.168.9.1"))}, []event{setNode(nodeA("z", "192.168.0.1"))},
+	},
+	"ranges that are all bad": {
+		nil, []event{setService(balanced())}, []event{setService(balanced("bad"))},
+	},
+	"slice of another Service": {
+		[]event{setService(plainService(1)), setService(plainService(101))},
+		[]event{setSlice(owned(1, "a"))}, []event{setSlice(owned(101, "a"))},
+	},
+	"from here to there": {
+		[]event{setService(balanced())}, []event{setSlice(owned(1, "b"))}, []event{setSlice(owned(1, "c")), setSlice(owned(1, "a"))},
+	},
+	"one endpoint down": {
+		[]event{setService(balanced())}, []event{setSlice(owned(1, "a"))}, []event{setSlice(unready())},
+	},
+	"headless from now on": {
+		nil, []event{setService(plainService(1))},
+		[]event{func(t *Tracker) {
+			s := plainService(1)
+			s.Spec.ClusterIP = corev1.ClusterIPNone
+			t.SetService(s)
+		}},
+	},
+	"slices before the Service": {
+		nil, []event{setSlice(owned(1, "a"))}, []event{setSlice(owned(1, "a")), setService(plainService(1))},
+	},
+	"Service deleted": {
+		nil, []event{setService(plainService(1))}, []event{func(t *Tracker) { t.DeleteService(objectName(plainService(1))) }},
+	},
+	"slice deleted": {
+		[]event{setService(plainService(1))}, []event{setSlice(owned(1, "a"))},
+		[]event{func(t *Tracker) { t.DeleteSlice(objectName(owned(1, "a"))) }},
+	},
+	"ServiceCIDR": {
+		nil, []event{setRange("10.96.0.0/16")}, []event{setRange("10.97.0.0/16")},
+	},
+	"ServiceCIDR deleted": {
+		nil, []event{setRange("10.96.0.0/16")}, []event{func(t *Tracker) { t.DeleteServiceCIDR("") }},
+	},
+	"address of the host in the only ServiceCIDR": {
+		[]event{setRange("10.96.0.0/16")},
+		nil, []event{func(t *Tracker) { t.SetHost(Host{Addrs: []netip.Prefix{netip.MustParsePrefix("10.96.0.7/16")}}) }},
+	},
+	"an object cannot be read": {
+		[]event{setService(plainService(1))}, nil, []event{setUnread(1)},
+	},
+	"all objects can be read": {
+		[]event{setService(plainService(1))}, []event{setUnread(1)}, []event{setUnread(0)},
+	},
+}
+
+// Each change alone is announced and reaches the next snapshot, which equals that of a
+// Tracker which saw only the final objects.
+func TestChangeIsNoticed(t *testing.T) {
+	for name, tt := range changes {
+		t.Run(name, func(t *testing.T) {
+			live, scratch := New(Options{NodeName: "a"}), New(Options{NodeName: "a"})
+			live.Synced()
+			for _, e := range append(tt.base, tt.before...) {
+				e(live)
+			}
+			first := text(live.Latest())
+			announced := false
+			live.Subscribe(Listener{Changed: func() { announced = true }})
+			for _, e := range tt.after {
+				announced = false
+				e(live)
+			}
+			if !announced {
+				t.Error("the last change was not announced")
+			}
+			for _, e := range append(tt.base, tt.after...) {
+				e(scratch)
+			}
+			scratch.Synced()
+			got := text(live.Latest())
+			if diff := cmp.Diff(text(scratch.Latest()), got); diff != "" {
+				t.Errorf("snapshot (-want +got):\n%s", diff)
+			}
+			if got == first {
+				t.Errorf("the change made no difference:\n%s", got)
+			}
+			checkSnapshot(t, live.Latest())
+		})
+	}
+}
+
+// A Service whose endpoints differ for policy Local only gets a new Port.
+func TestLocalAloneChanges(t *testing.T) {
+	yes, no := true, false
+	state := func(serving *bool) *discoveryv1.EndpointSlice {
+		s := owned(1, "a")
+		s.Endpoints = s.Endpoints[:2]
+		b := "b"
+		s.Endpoints[0].NodeName = &b
+		s.Endpoints[1].Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: serving, Terminating: &yes}
+		return s
+	}
+	tracker := New(Options{NodeName: "a"})
+	tracker.SetService(balanced())
+	tracker.SetSlice(state(&no))
+	tracker.Synced()
+	before := tracker.Latest()
+	tracker.SetSlice(state(&yes))
+	for p := range tracker.Latest().Ports(0) {
+		if old := before.Port(p.Family, p.Name); len(p.Local) != 1 || len(old.Local) != 0 || &p.Cluster[0] != &old.Cluster[0] {
+			t.Errorf("Local = %v after %v, Cluster shared %v; want one after none, and shared",
+				p.Local, old.Local, &p.Cluster[0] == &old.Cluster[0])
+		}
+	}
+}
+
+func TestChoice(t *testing.T) {
+	tracker := New(Options{NodeName: "a"})
+	port := int32(8080)
+	tracker.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}},
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyLocal),
+		},
+	})
+	tracker.SetSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.244.1.1"}, NodeName: new("A"), Zone: new("east")},
+			{Addresses: []string{"10.244.2.1"}, NodeName: new("b"), Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
+		},
+	})
+	tracker.Synced()
+	tracker.Latest()
+	got := tracker.Choice(service.IPv4, service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}).Candidates
+	want := []Candidate{
+		{
+			Listed: Listed{Address: "10.244.1.1:8080", Node: "A", Zone: "east", Local: true, State: "ready"}, Ready: true,
+			Cluster: Use{Used: true, Why: "it is ready"}, ForLocal: &Use{Used: true, Why: "it is ready"},
+		},
+		{
+			Listed:  Listed{Address: "10.244.2.1:8080", Node: "b", State: "not ready"},
+			Cluster: Use{Why: "it is not ready"}, ForLocal: &Use{Why: "it is not on this node"},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// listedSlice has endpoints 1 to 5: ready, not ready, terminating, ready on this node,
+// and terminating on this node.
+func listedSlice() *discoveryv1.EndpointSlice {
+	s := plainSlice(1, 5)
+	yes, no, here, there := true, false, "a", "b"
+	for i, c := range []discoveryv1.EndpointConditions{
+		{Ready: &yes}, {Ready: &no, Serving: &no}, {Ready: &no, Serving: &yes, Terminating: &yes}, {Ready: &yes}, {Ready: &no, Serving: &yes, Terminating: &yes},
+	} {
+		s.Endpoints[i].Conditions, s.Endpoints[i].NodeName = c, &there
+		if i > 2 {
+			s.Endpoints[i].NodeName = &here
+		}
+	}
+	return s
+}
+
+// With Options.Listed the snapshot contains addresses of other nodes that get no traffic,
+// and nothing else changes. Without it, the snapshot lacks them.
+func TestListed(t *testing.T) {
+	for _, wanted := range []bool{true, false} {
+		t.Run(fmt.Sprint(wanted), func(t *testing.T) {
+			tracker := New(Options{NodeName: "a", Listed: wanted})
+			tracker.SetService(plainService(1))
+			tracker.SetSlice(listedSlice())
+			tracker.Synced()
+			port := func() *service.Port {
+				for p := range tracker.Latest().Ports(service.IPv4) {
+					return p
+				}
+				t.Fatal("no port")
+				return nil
+			}
+			first := port()
+			addr := func(i int) string { return listedSlice().Endpoints[i].Addresses[0] }
+			want := "[]"
+			if wanted {
+				want = fmt.Sprintf("[%s %s]", addr(1), addr(2))
+			}
+			if got := fmt.Sprint(first.Listed); got != want || len(first.Cluster) != 2 {
+				t.Errorf("listed %s beside %v, want %s", got, first.Cluster, want)
+			}
+			gone := listedSlice()
+			gone.Endpoints = append(gone.Endpoints[:2:2], gone.Endpoints[3:]...)
+			tracker.SetSlice(gone)
+			if now := port(); (now == first) == wanted {
+				t.Errorf("a terminating endpoint is listed no more: the port is another one: %t", now != first)
+			}
+			label := gone.DeepCopy()
+			label.Labels["x"] = "y"
+			before := port()
+			tracker.SetSlice(label)
+			if port() != before {
+				t.Error("nothing changed, and the port is another one")
+			}
+		})
+	}
+}
+
+// Reconfigure leads to the same snapshot as these Options from the start, and keeps the
+// Ports that they do not affect.
+func TestReconfigure(t *testing.T) {
+	for name, o := range map[string]Options{
+		"pods":                 {Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}},
+		"pods from the node":   {PodsFromNode: true},
+		"by interface":         {Pods: service.LocalPods{Interface: "br0"}},
+		"NodePort addresses":   {NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
+		"the node's primary":   {NodePortsPrimary: true},
+		"masquerade all":       {MasqueradeAll: true},
+		"address of the node":  {NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.99")}, NodePortsPrimary: true},
+		"in reach of a Source": {NodeIPs: []netip.Addr{netip.MustParseAddr("203.0.113.1")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newRecordingTracker()
+			feed(w.Tracker)
+			before := w.Latest()
+			changes := w.changes
+			w.Reconfigure(o)
+			if w.changes != changes+1 {
+				t.Errorf("Changed called %d times, want once", w.changes-changes)
+			}
+			o.NodeName = "a"
+			fresh := New(o)
+			feed(fresh)
+			if diff := cmp.Diff(contents(fresh), contents(w.Tracker)); diff != "" {
+				t.Errorf("(-from the start +reconfigured):\n%s", diff)
+			}
+			if w.Latest() == before || len(o.NodeIPs) == 0 && !samePorts(before, w.Latest()) {
+				t.Error("the same snapshot, or other Ports than before")
+			}
+			latest := w.Latest()
+			w.Reconfigure(o)
+			if w.Latest() != latest || w.changes != changes+1 {
+				t.Error("the same choices again are a change")
+			}
+		})
+	}
+}
+
+// contents describes t's latest snapshot.
+func contents(t *Tracker) []string {
+	s := t.Latest()
+	all := []string{fmt.Sprintf("%+v", *s.Node)}
+	for p := range s.Ports(service.IPv4) {
+		all = append(all, fmt.Sprintf("%+v", *p))
+	}
+	return all
+}
+
+func samePorts(a, b *service.Snapshot) bool {
+	for range service.Diff(a, b, service.IPv4) {
+		return false
+	}
+	return true
+}
+
+// feed gives t a node, and a Service with source ranges that depend on the node's
+// addresses.
+func feed(t *Tracker) {
+	n := &corev1.Node{}
+	n.Name, n.Spec.PodCIDR = "a", "10.1.0.0/24"
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
+	t.SetNode(n)
+	t.SetService(plainService(1))
+	s := plainService(2)
+	s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"203.0.113.0/24"}
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "198.51.100.7"}}
+	t.SetService(s)
+	t.SetSlice(plainSlice(1, 3))
+	t.SetSlice(plainSlice(2, 3))
+	t.Synced()
 }

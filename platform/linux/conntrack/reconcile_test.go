@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -199,5 +200,74 @@ func TestReconcileReports(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("Reconcile = %v, which lacks %q", err, part)
 		}
+	}
+}
+
+// syn returns the entry of a client that waits for a reply from by.
+func syn(by string) Flow {
+	f := flow("10.96.0.10:53", by)
+	f.Protocol, f.State = service.TCP, tcpSynSent
+	return f
+}
+
+// If dumps take long, connections are checked less often than datagrams, and every check
+// happens in the end.
+func TestConnectionScansAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const slow = 100 * time.Millisecond
+		k := &fake{t: t, dumpDelay: slow}
+		r := &Reconciler{Driver: k}
+		both := func(endpoint string) *service.Snapshot {
+			web := *udp(endpoint)
+			web.Name.Name, web.Name.Protocol = "web", service.TCP
+			return snapshot(udp(endpoint), &web)
+		}
+		scans, left := 0, 0
+		for i := range 20 {
+			endpoint := []string{epA, epB}[i%2]
+			gone := []string{epB, epA}[i%2]
+			k.table = []Flow{flow("10.96.0.10:53", gone), syn(gone)}
+			if _, err := r.Sync(t.Context(), both(endpoint)); err != nil {
+				t.Fatal(err)
+			}
+			if len(k.table) == 0 {
+				scans++
+			} else if k.expect(syn(gone)); r.ResyncAfter() <= 0 {
+				t.Errorf("Due = %v with a connection left", r.ResyncAfter())
+			}
+			left = len(k.table)
+		}
+		if scans < 1 || scans > 5 || left == 0 {
+			t.Errorf("connections were looked at %d times in 20 rounds at once, the last time too: %v", scans, left == 0)
+		}
+		time.Sleep(r.ResyncAfter())
+		k.sync(r, both(epB), 1, nil)
+		k.expect()
+		if r.ResyncAfter() != 0 {
+			t.Errorf("Due = %v with nothing left", r.ResyncAfter())
+		}
+	})
+}
+
+// TestEntries looks up a client's entries among those of others, and checks which ones a
+// Reconciler deletes.
+func TestEntries(t *testing.T) {
+	at := netip.MustParseAddrPort
+	client, to, endpoint, gone := at("10.244.1.7:1001"), at("10.96.0.10:53"), at("10.244.2.1:53"), at("10.244.2.2:53")
+	p := &service.Port{
+		Name: service.PortName{Namespace: "dns", Name: "dns", Protocol: service.UDP}, Family: service.IPv4,
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: to.Addr(), Port: to.Port()}},
+		Cluster:   []service.Endpoint{{Addr: endpoint}},
+	}
+	flow := func(src, dst, replySrc netip.AddrPort) Flow {
+		return Flow{Protocol: service.UDP, Src: src, Dst: dst, ReplySrc: replySrc, ReplyDst: src}
+	}
+	other := netip.AddrPortFrom(client.Addr(), 1002)
+	k := &fake{table: []Flow{
+		flow(other, to, gone), flow(client, to, endpoint), flow(client, at("10.96.0.11:53"), gone), flow(at("10.244.1.8:1001"), to, gone),
+	}}
+	got, err := Entries(t.Context(), k, service.New(1, &service.Node{}, []*service.Port{p}), Client{service.UDP, client.Addr(), to})
+	if err != nil || len(got) != 2 || got[0].Src != client || got[0].Stale || got[1].Src != other || !got[1].Stale {
+		t.Errorf("%+v, %v; want a good and a stale one", got, err)
 	}
 }

@@ -5,6 +5,9 @@ package nftables
 
 import (
 	"context"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -135,5 +138,118 @@ func TestExtraneousObjectsAreDeleted(t *testing.T) {
 		if strings.HasPrefix(name, "affinity-") || strings.HasPrefix(name, "remember-") {
 			t.Errorf("chain %s is left of\n%s", name, gone)
 		}
+	}
+}
+
+// Objects of another kind have wanted names.
+func TestIncompatibleObjectsAreReplaced(t *testing.T) {
+	sticky := *simple(1).Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-000", Protocol: service.TCP})
+	sticky.Affinity = time.Hour
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{&sticky})
+	spoil := map[string]func(*fakeTable){
+		"base set":            func(x *fakeTable) { x.sets["services"].set = hairpin },
+		"base chain":          func(x *fakeTable) { x.chains["output"].hook = &hook{name: "input", priority: srcNAT} },
+		"a Service's own set": func(x *fakeTable) { x.sets[memberSet(&sticky, clusterList).name].set = hairpin },
+		"a Service's own chain": func(x *fakeTable) {
+			x.chains[objectName("affinity", clusterList, sticky.Name)].hook = &hook{name: "output", priority: dstNAT}
+		},
+	}
+	for name, do := range spoil {
+		t.Run(name, func(t *testing.T) {
+			k := &fake{}
+			apply(t, &Backend{driver: k}, want)
+			do(k.table)
+			b := &Backend{driver: k}
+			apply(t, b, want)
+			fresh := &fake{}
+			apply(t, &Backend{driver: fresh}, want)
+			for n, s := range fresh.table.sets {
+				if got := k.table.sets[n]; got == nil || got.spec(service.IPv4) != s.spec(service.IPv4) || len(got.elements) != len(s.elements) {
+					t.Errorf("set %s is not as in a new table", n)
+				}
+			}
+			for n, c := range fresh.table.chains {
+				if got := k.table.chains[n]; got == nil || got.hook.spec() != c.hook.spec() {
+					t.Errorf("chain %s is not as in a new table", n)
+				}
+			}
+		})
+	}
+}
+
+// The stored parts of an element are enough to delete, compare and print it.
+func TestObservedElements(t *testing.T) {
+	for name, e := range map[string]element{
+		"a key":           {in: hairpin, key: []byte("key")},
+		"an address":      {in: endpoints, key: []byte("key"), value: []byte("value")},
+		"a verdict":       {in: services, key: []byte("key"), verdict: gotoVerdict("pick-2"), comment: "shop/web"},
+		"a drop":          {in: services, key: []byte("key"), verdict: verdict{code: verdictDrop}},
+		"a range":         {in: sources, key: []byte("from"), end: []byte("upto")},
+		"all":             {in: services, catchAll: true, verdict: verdict{code: verdictDrop}},
+		"with expression": {in: hairpin, key: []byte("key"), expressions: true},
+	} {
+		s := newObservedSet(setSpec{})
+		if !s.put(e) || s.put(e) {
+			t.Errorf("%s: put does not say what is new", name)
+		}
+		got, found := s.get(elementKey(e))
+		got.in = e.in
+		if !found || got.compare(e) != 0 || !got.same(e) || got.catchAll != e.catchAll || !s.elements[elementKey(e)].same(e) {
+			t.Errorf("%s: %+v is kept as %+v", name, e, got)
+		}
+		e.comment += "x"
+		if s.elements[elementKey(e)].same(e) {
+			t.Errorf("%s: another comment is the same", name)
+		}
+	}
+	if _, found := newObservedSet(setSpec{}).get("key"); found {
+		t.Error("an empty set has an element")
+	}
+}
+
+// TestChangedElements checks that changedElements leads to the same changes as elements,
+// for Ports of all routes.
+func TestChangedElements(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	draw := func(kinds []service.Kind, internal, external service.Policy) *service.Port {
+		p := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Internal: internal, External: external}
+		for i, k := range kinds {
+			f := service.Frontend{Kind: k, Port: uint16(80 + i)}
+			if k != service.NodePort {
+				f.Addr = netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})
+			}
+			p.Frontends = append(p.Frontends, f)
+		}
+		for i := range r.IntN(8) {
+			if e := (service.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(i)}), 8080)}); r.IntN(3) > 0 {
+				p.Cluster = append(p.Cluster, e)
+				if r.IntN(2) > 0 {
+					p.Local = append(p.Local, e)
+				}
+			}
+		}
+		return p
+	}
+	kinds := []service.Kind{service.ClusterIP, service.NodePort, service.ExternalIP, service.LoadBalancerIP}
+	policies := []service.Policy{service.PolicyCluster, service.PolicyLocal}
+	sameRouted := 0
+	for range 5000 {
+		some := kinds[:1+r.IntN(len(kinds))]
+		internal, external := policies[r.IntN(2)], policies[r.IntN(2)]
+		from := layout{}.next(draw(some, internal, external))
+		to := from.next(draw(some, internal, external))
+		if r.IntN(9) == 0 {
+			to = from.next(draw(some, policies[r.IntN(2)], policies[r.IntN(2)]))
+		}
+		if sameRoutes(from.port, to.port) {
+			sameRouted++
+		}
+		got, want := portOps(from, to, Options{}), appendAffinityChanges(appendElements(nil, from.elements(), to.elements()), from.port, to.port, Options{})
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("from %+v to %+v:\n%v, want\n%v", from.port, to.port, got, want)
+		}
+	}
+	if sameRouted < 1000 {
+		t.Errorf("only %d pairs have the same routes", sameRouted)
 	}
 }

@@ -6,15 +6,25 @@ package nftables
 import (
 	"bytes"
 	"context"
+	"errors"
+	"net/netip"
+	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"kubeproxy/common/explain"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
@@ -111,4 +121,475 @@ func blocks(listing string) map[string]string {
 		found[lines[0]] = strings.Join(lines[1:], "\n")
 	}
 	return found
+}
+
+// listed returns our IPv4 table as nft lists it, see blocks.
+func listed(t *testing.T) map[string]string {
+	t.Helper()
+	return blocks(runNft(t, "", "-s", "list", "table", "ip", TableName))
+}
+
+// The changes need more elements than fit into one message, both to add and, after a
+// restart, to delete.
+func TestLargeChanges(t *testing.T) {
+	inNamespace(t, func() {
+		for _, want := range []*service.Snapshot{servicesWith(100, 60), servicesWith(100, 3), servicesWith(200, 30), servicesWith(0, 0)} {
+			b := newKernel(t, service.IPv4)
+			apply(t, b, want)
+			wantConverged(t, b, want)
+			b.driver.(*kernel).close()
+		}
+	})
+}
+
+// Lists come in messages of the largest size that the kernel has. For each message the
+// kernel walks from the first element again, see README.md.
+func TestListsAreLargeMessages(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, servicesWith(100, 60))
+		s, err := dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		r := &reader{Socket: s, nf: unix.NFPROTO_IPV4, name: TableName}
+		largest := 0
+		fill := func() { r.Text(unix.NFTA_SET_ELEM_LIST_SET, endpoints.name) }
+		err = r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
+			largest = max(largest, len(body))
+			return nil
+		})
+		if err != nil || largest < 31<<10 {
+			t.Errorf("the largest message has %d bytes, %v, want almost 32 KiB", largest, err)
+		}
+	})
+}
+
+// A transaction that the kernel rejects in part changes nothing. The error is the
+// kernel's.
+func TestCommitIsAllOrNothing(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		want := simple(1)
+		apply(t, b, want)
+		element := func(v verb, last byte) op {
+			return op{verb: v, element: element{in: clusterIPs, key: []byte{10, 96, 9, last}}}
+		}
+		for name, tt := range map[string]struct {
+			ops  []op
+			want error
+		}{
+			"a bad one first":  {[]op{element(delElement, 1), element(addElement, 2)}, unix.ENOENT},
+			"a bad one last":   {[]op{element(addElement, 1), element(delElement, 2)}, unix.ENOENT},
+			"two bad ones":     {[]op{element(delElement, 1), {verb: addSet, set: clusterIPs}}, unix.ENOENT},
+			"a set there is":   {[]op{{verb: addSet, set: clusterIPs}}, unix.EEXIST},
+			"a chain in use":   {[]op{{verb: flushChain, chain: &chain{name: dispatchChain}}, {verb: delChain, chain: &chain{name: dispatchChain}}}, unix.EBUSY},
+			"a way to nowhere": {[]op{element(addElement, 1), {verb: addRules, chain: &chain{name: dispatchChain, rules: []rule{{gotoVerdict("nowhere")}}}}}, unix.ENOENT},
+		} {
+			if err := b.driver.Commit(context.Background(), tt.ops); !errors.Is(err, tt.want) {
+				t.Errorf("%s: Commit = %v, want %v", name, err, tt.want)
+			}
+		}
+		wantConverged(t, b, want)
+	})
+}
+
+// Lost notifications count as a change of our table.
+func TestTouchedWhenMessagesAreLost(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, simple(1))
+		small, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Buffer: 1})
+		if err == nil {
+			err = small.Join(unix.NFNLGRP_NFTABLES)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := b.driver.(*kernel).monitor
+		m.sock.Close()
+		m.sock = small
+		for range 20 {
+			runNft(t, strings.Repeat("add table ip x\ndelete table ip x\n", 100), "-f", "-")
+		}
+		if !wasTouched(t, b) {
+			t.Error("not touched, though messages were lost")
+		}
+		apply(t, b, simple(1))
+		if wasTouched(t, b) {
+			t.Error("still touched after a look at the table")
+		}
+	})
+}
+
+// The table is replaced if another process changed a base chain.
+func TestForeignBaseChains(t *testing.T) {
+	for name, script := range map[string]string{
+		"a policy":   "add chain ip kube-services prerouting { policy drop; }",
+		"a type":     "delete chain ip kube-services output\nadd chain ip kube-services output { type filter hook output priority -100; }",
+		"a priority": "delete chain ip kube-services output\nadd chain ip kube-services output { type nat hook output priority 5; }",
+		"a hook":     "delete chain ip kube-services output\nadd chain ip kube-services output { type nat hook prerouting priority -100; }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				want := simple(1)
+				apply(t, b, want)
+				before := listed(t)
+				runNft(t, "flush chain ip kube-services output\n"+script, "-f", "-")
+				apply(t, b, want)
+				if diff := cmp.Diff(before, listed(t)); diff != "" {
+					t.Errorf("after the repair (-before +after):\n%s", diff)
+				}
+				wantConverged(t, b, want)
+			})
+		})
+	}
+}
+
+// TestNftAcceptsUnusualNames checks that nft reads the output of Render, and that the
+// kernel and nft keep every name unchanged.
+func TestNftAcceptsUnusualNames(t *testing.T) {
+	nftcommand.NeedTables(t)
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress(), Name: "node-a"}, unusualPorts())
+	inNamespace(t, func() {
+		text, _ := Render(want, Options{MasqueradeBit: 14})
+		runNft(t, text.String(), "-f", "-")
+		wantNames(t, "loaded by nft")
+		runNft(t, "", "flush", "ruleset")
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, want)
+		wantNames(t, "programmed")
+		if p, err := newKernel(t, service.IPv4).Plan(context.Background(), want); err != nil || !p.Empty() {
+			t.Errorf("a new backend finds %v, or something to do:\n%s", err, generate.Text(p))
+		}
+	})
+}
+
+func wantNames(t *testing.T, how string) {
+	t.Helper()
+	listing := runNft(t, "", "list", "table", "ip", TableName)
+	for _, p := range unusualPorts() {
+		for _, n := range affinityNames(p) {
+			if !strings.Contains(listing, " "+n+" {\n") {
+				t.Errorf("%s: the listing lacks %q", how, n)
+			}
+		}
+		if c := `comment "` + comment(p.Name) + `" :`; !strings.Contains(listing, c) {
+			t.Errorf("%s: the listing lacks %s", how, c)
+		}
+	}
+}
+
+// shop returns the snapshot of node-a for the example in the documents.
+func shop(t *testing.T) *service.Snapshot {
+	t.Helper()
+	tracker := track.New(track.Options{NodeName: "node-a", NodePorts: service.AnyAddress(), Pods: service.LocalPods{
+		Prefixes: []netip.Prefix{prefix("10.244.0.0/16"), prefix("fd00:10:244::/48")},
+	}})
+	m := source.Manifests{Paths: []string{"../../../docs/examples/shop"}, NodeName: "node-a"}
+	if err := m.Load(context.Background(), tracker); err != nil {
+		t.Fatalf("load the example: %v", err)
+	}
+	return tracker.Latest()
+}
+
+// example is a command of the README and its documented output.
+type example struct {
+	command string
+	output  []string
+}
+
+// examples returns the indented lines that begin with a prompt, and the lines after each.
+func examples(readme string) []example {
+	var found []example
+	open := false
+	for line := range strings.SplitSeq(readme, "\n") {
+		text, indented := strings.CutPrefix(line, "    ")
+		command, prompt := strings.CutPrefix(text, "$ ")
+		switch {
+		case !indented:
+			open = false
+		case prompt:
+			found, open = append(found, example{command: command}), true
+		case open:
+			last := &found[len(found)-1]
+			last.output = append(last.output, text)
+		}
+	}
+	return found
+}
+
+// TestReadme runs the commands of the README in a namespace with the example.
+func TestReadme(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, want := examples(string(text)), shop(t)
+	if len(list) < 10 {
+		t.Fatalf("%d examples found, want at least 10", len(list))
+	}
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			b := newKernel(t, f)
+			defer b.driver.(*kernel).close()
+			apply(t, b, want)
+		}
+		for _, e := range list {
+			out, err := exec.Command("sh", "-c", e.command).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", e.command, err, out)
+				continue
+			}
+			if diff := cmp.Diff(plain(e.output), plain(strings.Split(string(out), "\n"))); diff != "" {
+				t.Errorf("%s (-README +nft):\n%s", e.command, diff)
+			}
+		}
+	})
+}
+
+// plain removes differences that do not matter: the order of elements, their separators
+// and indentation, and empty lines.
+func plain(lines []string) []string {
+	var out []string
+	for l := range strings.SplitSeq(strings.Join(lines, ",\n"), ",") {
+		l = strings.TrimPrefix(strings.Join(strings.Fields(l), " "), "elements = { ")
+		if l = strings.TrimRight(l, "} "); l != "" {
+			out = append(out, l)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// words are what nft lists in other words than it reads, as far as our rules have it.
+var words = strings.NewReplacer(
+	"priority dstnat;", "priority -100;", "priority srcnat;", "priority 100;", "priority filter;", "priority 0;",
+)
+
+// listedLines returns the lines of a listing in one form, sorted: nft 1.0.6 orders elements
+// by the bytes of their keys, the last one first (nftables: src/mergesort.c,
+// concat_expr_msort_value).
+func listedLines(text string) []string {
+	text = regexp.MustCompile(`\s+`).ReplaceAllString(words.Replace(text), " ")
+	text = strings.ReplaceAll(text, ", }", " }")
+	text = strings.ReplaceAll(text, "meta l4proto tcp reject with tcp reset", "reject with tcp reset")
+	lines := regexp.MustCompile(`([{};,]) `).Split(text, -1)
+	slices.Sort(lines)
+	return lines
+}
+
+// TestRenderIsWhatNftLists checks that what render prints, what is read back and what nft
+// lists have the same lines.
+func TestRenderIsWhatNftLists(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		want := servicesWith(20, 3)
+		apply(t, b, want)
+		held, wanted, err := b.ReadBack(t.Context(), want)
+		if diff := cmp.Diff(wanted.String(), held.String()); err != nil || diff != "" {
+			t.Fatalf("read back: %v (-wanted +held):\n%s", err, diff)
+		}
+		rendered, _ := Render(want, b.options)
+		if ours, _, _ := strings.Cut(rendered.String(), "table ip6"); ours != held.String() {
+			t.Errorf("render prints something else than is read back:\n%s", cmp.Diff(ours, held.String()))
+		}
+		if diff := cmp.Diff(listedLines(held.String()), listedLines(runNft(t, "", "-s", "list", "table", "ip", TableName))); diff != "" {
+			t.Errorf("nft lists something else than is read back (-held +nft):\n%s", diff)
+		}
+	})
+}
+
+// TestProbe checks that this kernel passes, and that the probe leaves nothing behind and
+// does not change a table in use.
+func TestProbe(t *testing.T) {
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			if err := Probe(f); err != nil {
+				t.Errorf("Probe(%s) = %v", f, err)
+			}
+			for _, n := range kernelFeatures(f) {
+				if err := dryRun(t, f, n.ops); err != nil {
+					t.Errorf("%s: %s: %v", f, n.name, err)
+				}
+			}
+		}
+		if got := runNft(t, "", "list", "ruleset"); got != "" {
+			t.Errorf("after the probe:\n%s", got)
+		}
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil))
+		before := runNft(t, "", "list", "ruleset")
+		if err := Probe(service.IPv4); err != nil {
+			t.Errorf("beside our table: %v", err)
+		}
+		if after := runNft(t, "", "list", "ruleset"); after != before {
+			t.Errorf("the probe changed the rules:\n%s", after)
+		}
+		if touched, err := b.driver.Touched(context.Background()); touched || err != nil {
+			t.Errorf("the probe was noticed as a change: %v, %v", touched, err)
+		}
+		if err := dryRun(t, service.IPv4, []op{{verb: addChain, chain: &chain{name: strings.Repeat("x", 500)}}}); err == nil {
+			t.Error("a rehearsal accepts what the kernel cannot hold")
+		}
+	})
+}
+
+func dryRun(t *testing.T, f service.Family, ops []op) error {
+	t.Helper()
+	s, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	e := newEncoder(f)
+	e.name = probeTable
+	batch, err := e.dryRun(append([]op{{verb: addTable}}, ops...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Transact(batch)
+}
+
+// The error names the missing capability.
+func TestProbeWithoutCapability(t *testing.T) {
+	inNamespace(t, func() {
+		// The thread ends with the test, and so does the loss of capabilities.
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var none [2]unix.CapUserData
+		if err := unix.Capset(&header, &none[0]); err != nil {
+			t.Fatal(err)
+		}
+		err := Probe(service.IPv4)
+		if err == nil || !strings.Contains(err.Error(), "the right CAP_NET_ADMIN is needed") {
+			t.Errorf("Probe = %v, want one that names CAP_NET_ADMIN", err)
+		}
+	})
+}
+
+// TestNewWithoutDescriptors has the sockets of a Backend fail one after the other. The error
+// says why, and no descriptor stays open.
+func TestNewWithoutDescriptors(t *testing.T) {
+	inNamespace(t, func() {
+		next := func() int {
+			fd, err := unix.Dup(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = unix.Close(fd)
+			return fd
+		}
+		free := next()
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
+		for sockets := range 3 {
+			lower := limit
+			lower.Cur = uint64(free + sockets)
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lower); err != nil {
+				t.Fatal(err)
+			}
+			_, err := New(service.IPv4, Options{MasqueradeBit: 14})
+			if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); e != nil || !errors.Is(err, unix.EMFILE) {
+				t.Errorf("New with %d sockets = %v, want %v (%v)", sockets, err, unix.EMFILE, e)
+			}
+			if now := next(); now != free {
+				t.Fatalf("New with %d sockets leaves descriptor %d open", sockets, free)
+			}
+		}
+	})
+}
+
+// onLoopback is a node with an SCTP NodePort 30090 and a TCP NodePort 30080, which answer
+// at the addresses in nodePorts.
+func onLoopback(f service.Family, nodePorts ...string) *service.Snapshot {
+	node := &service.Node{Name: "node-a"}
+	for _, p := range nodePorts {
+		node.NodePorts = append(node.NodePorts, prefix(p))
+	}
+	var ports []*service.Port
+	for protocol, port := range map[service.Protocol]uint16{service.SCTP: 30090, service.TCP: 30080} {
+		ports = append(ports, &service.Port{
+			Name: service.PortName{Namespace: "shop", Name: "web", Port: protocol.String(), Protocol: protocol}, Family: f,
+			Frontends: []service.Frontend{{Kind: service.NodePort, Port: port}},
+			Cluster:   []service.Endpoint{{Addr: addrPort([]string{"10.244.1.1:8080", "[fd00:10:244::1]:8080"}[f])}},
+		})
+	}
+	return service.New(1, node, ports)
+}
+
+// TestUnrelayed sends SCTP packets to NodePorts of the loopback addresses. Those packets
+// are refused and counted, also by the next process, and others are left alone.
+func TestUnrelayed(t *testing.T) {
+	inNamespace(t, func() {
+		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Fatalf("lo: %v\n%s", err, out)
+		}
+		for _, f := range service.Families {
+			on, off := onLoopback(f, "127.0.0.0/8", "::1/128"), onLoopback(f, "127.0.0.2/32")
+			count := func(want uint64) {
+				t.Helper()
+				if n, err := Unrelayed(f, Options{}); n != want || err != nil {
+					t.Errorf("%s: %d packets counted, %v, want %d", f, n, err, want)
+				}
+			}
+			send := func(port uint16, want bool) {
+				t.Helper()
+				refused, err := netlab.RefusesSCTP(netip.AddrPortFrom(service.Localhost(f), port))
+				if refused != want || err != nil {
+					t.Errorf("%s, port %d: refused %t, %v, want %t", f, port, refused, err, want)
+				}
+			}
+			count(0)
+			b := newKernel(t, f)
+			defer b.Close()
+			apply(t, b, on)
+			send(30090, true)
+			send(30090, true)
+			send(30080, false)
+			send(30091, false)
+			count(2)
+			next := newKernel(t, f)
+			defer next.Close()
+			apply(t, next, on)
+			count(2)
+			traceUnrelayed(t, next, on)
+			apply(t, next, off)
+			send(30090, false)
+			count(0)
+			traceUnrelayed(t, next, off)
+		}
+	})
+}
+
+// traceUnrelayed follows such a packet through the table. Rules for another node are
+// named.
+func traceUnrelayed(t *testing.T, b *Backend, want *service.Snapshot) {
+	t.Helper()
+	at := service.Localhost(b.family)
+	c := route.Conn{Protocol: service.SCTP, From: at, To: netip.AddrPortFrom(at, 30090), ToNode: true}
+	w, err := b.Trace(context.Background(), want, c, netip.Addr.IsLoopback)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := explain.Model{Snapshot: want}.Explain(c)
+	x.Compare(w.Path())
+	if on := want.Node.LocalhostNodePorts(b.family); x.Verdict != explain.Agree || (w.Action == route.Reject) != on || on != strings.Contains(w.ByDesign, "does not relay sctp") {
+		t.Errorf("%s, enabled %t: %s, by design %q, %s %q", b.family, on, w.Action, w.ByDesign, x.Verdict, x.Differences)
+	}
+	w, err = b.Trace(context.Background(), onLoopback(b.family), c, netip.Addr.IsLoopback)
+	if err != nil || (len(w.Faults) > 0) != want.Node.LocalhostNodePorts(b.family) {
+		t.Errorf("%s: faults %q, %v, where nodePortAddresses lacks loopback addresses", b.family, w.Faults, err)
+	}
 }

@@ -6,10 +6,13 @@ package nftables
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -208,4 +211,346 @@ func checkPrune(t *testing.T, f service.Family, restart bool) {
 		t.Errorf("remembered (-want +got):\n%s", diff)
 	}
 	wantConverged(t, b, after)
+}
+
+// Drift of flags and policies is reported and repaired too.
+func TestDriftOfFlags(t *testing.T) {
+	for name, tt := range map[string]struct {
+		script string
+		want   []string
+	}{
+		"the table sleeps": {"add table ip kube-services { flags dormant; }", []string{"foreign: flag dormant of table kube-services"}},
+		"a policy drops":   {"add chain ip kube-services output { policy drop; }", []string{"foreign: policy drop of chain output"}},
+		"a chain has another hook and priority": {
+			"delete chain ip kube-services input\n" +
+				"add chain ip kube-services input { type nat hook input priority 55; policy accept; }",
+			[]string{"altered: hook of chain input"},
+		},
+		"a chain has another type": {
+			"delete chain ip kube-services output\n" +
+				"add chain ip kube-services output { type filter hook output priority -100; policy accept; }",
+			[]string{"altered: hook of chain output"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() { checkDrift(t, tt.script, tt.want) })
+		})
+	}
+}
+
+// Changes to sets that only newer kernels support are repaired as well. On an older
+// kernel the script changes nothing.
+func TestDriftOfSets(t *testing.T) {
+	for name, tt := range map[string]struct{ script, shows, want string }{
+		"a set catches all":       {"add element ip kube-services cluster-ips { * }", "*", "foreign: cluster-ips: *"},
+		"a map catches all":       {"add element ip kube-services services { * : drop }", "* : drop", "foreign: services: * : drop"},
+		"an interval catches all": {"add element ip kube-services sources { * }", "*", "foreign: sources: *"},
+		"a set is full":           {"add set ip kube-services cluster-ips { type ipv4_addr; size 1; }", "size 1\n", "altered: set cluster-ips"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				want := simple(2)
+				apply(t, b, want)
+				if out, err := exec.Command("nft", tt.script).CombinedOutput(); err != nil {
+					t.Logf("an old kernel: %v, %s", err, out)
+				}
+				var drift []string
+				if strings.Contains(runNft(t, "", "list", "table", "ip", TableName), tt.shows) {
+					drift = []string{tt.want}
+					wantChangesPlanned(t, want)
+				}
+				p := planOrError(t, b, want)
+				if diff := cmp.Diff(drift, p.Outcome().Drift); diff != "" {
+					t.Errorf("drift (-want +got):\n%s", diff)
+				}
+				if err := p.Apply(context.Background()).Err; err != nil {
+					t.Errorf("Apply: %v", err)
+				}
+				wantConverged(t, b, want)
+			})
+		})
+	}
+}
+
+// A table with the flag owner of another process is an error that explains it. It is
+// created again after that process ended.
+func TestReservedTable(t *testing.T) {
+	inNamespace(t, func() {
+		other, err := dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := newEncoder(service.IPv4)
+		e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+		e.EndMessage()
+		e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE|unix.NLM_F_ACK, e.nf, 0)
+		e.Text(unix.NFTA_TABLE_NAME, TableName)
+		e.Uint32(unix.NFTA_TABLE_FLAGS, nft.TableOwned)
+		e.EndMessage()
+		e.NetfilterMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+		e.EndMessage()
+		if err := other.Transact(e.Buf); err != nil {
+			t.Logf("an old kernel: %v", err)
+			other.Close()
+			return
+		}
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		want := simple(2)
+		if _, err := b.Plan(context.Background(), want); err == nil || !strings.Contains(err.Error(), "has reserved it") {
+			t.Errorf("Plan = %v, want an error that says whose the table is", err)
+		}
+		other.Close()
+		apply(t, b, want)
+		wantConverged(t, b, want)
+	})
+}
+
+// foreignChanges are changes by nft. touches states whether they concern the IPv4 table
+// of simple(2).
+var foreignChanges = map[string]struct {
+	script  string
+	touches bool
+}{
+	"an element goes":                  {"delete element ip kube-services services { 10.96.0.1 . tcp . 80 }", true},
+	"an element comes":                 {"add element ip kube-services cluster-ips { 10.9.9.9 }", true},
+	"a rule comes":                     {"add rule ip kube-services refuse drop", true},
+	"a chain is flushed":               {"flush chain ip kube-services dispatch", true},
+	"a chain comes":                    {"add chain ip kube-services x", true},
+	"a set comes":                      {"add set ip kube-services x { type ipv4_addr; }", true},
+	"the table is flushed":             {"flush table ip kube-services", true},
+	"the table goes":                   {"delete table ip kube-services", true},
+	"everything goes":                  {"flush ruleset", true},
+	"ours among others":                {"add table ip a\nadd chain ip kube-services x\nadd table ip b", true},
+	"another table":                    {"add table ip other\nadd chain ip other x\nadd rule ip other x drop", false},
+	"a table whose name begins so":     {"add table ip kube-services-2\nadd chain ip kube-services-2 x", false},
+	"the table of the other family":    {"add table ip6 kube-services\nadd chain ip6 kube-services x", false},
+	"a table of that name for bridges": {"add table bridge kube-services", false},
+}
+
+func TestTouched(t *testing.T) {
+	for name, tt := range foreignChanges {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				apply(t, b, simple(2))
+				apply(t, b, simple(3)) // our own changes
+				if wasTouched(t, b) {
+					t.Error("touched by ourselves")
+				}
+				runNft(t, tt.script, "-f", "-")
+				if got := wasTouched(t, b); got != tt.touches {
+					t.Errorf("touched = %v, want %v", got, tt.touches)
+				}
+				apply(t, b, simple(3))
+				if wasTouched(t, b) {
+					t.Error("still touched after the repair")
+				}
+			})
+		})
+	}
+}
+
+func wasTouched(t *testing.T, b *Backend) bool {
+	t.Helper()
+	touched, err := b.driver.Touched(context.Background())
+	if err != nil {
+		t.Errorf("Touched: %v", err)
+	}
+	return touched
+}
+
+// whileWatching runs body while b watches. calls has room for all calls.
+func whileWatching(t *testing.T, b *Backend, body func(calls <-chan struct{})) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	calls, done := make(chan struct{}, 100), make(chan error, 1)
+	go func() { done <- b.Watch(ctx, func() { calls <- struct{}{} }) }()
+	body(calls)
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("Watch = %v, want nil", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("Watch goes on after its context ended")
+	}
+}
+
+func wantCall(t *testing.T, calls <-chan struct{}, when string) {
+	t.Helper()
+	select {
+	case <-calls:
+	case <-time.After(time.Minute):
+		t.Errorf("%s: not reported", when)
+	}
+}
+
+// Watch reports each change that a sync then repairs, and also the next one, whatever we
+// changed in between.
+func TestWatch(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		apply(t, b, simple(2))
+		whileWatching(t, b, func(calls <-chan struct{}) {
+			for _, when := range []string{"a first change", "a second one", "a third one"} {
+				runNft(t, "", "add", "rule", "ip", TableName, refuseChain, "drop")
+				wantCall(t, calls, when)
+				apply(t, b, simple(2))
+			}
+		})
+	})
+}
+
+// Watch reports neither changes of other tables nor our own.
+func TestWatchIsQuiet(t *testing.T) {
+	inNamespace(t, func() {
+		b := newKernel(t, service.IPv4)
+		defer b.driver.(*kernel).close()
+		whileWatching(t, b, func(calls <-chan struct{}) {
+			for n := range 5 {
+				apply(t, b, simple(n))
+				runNft(t, "", "add", "table", "ip", "other")
+				runNft(t, "", "delete", "table", "ip", "other")
+			}
+			wasTouched(t, b) // reads all notifications
+			if n := len(calls); n != 0 {
+				t.Errorf("reported %d times", n)
+			}
+		})
+	})
+}
+
+// A change whose notification arrives during our commit is reported too, because that
+// sync has already read the table. So is a change from before the watch began.
+func TestWatchReportsChangesSeenDuringCommit(t *testing.T) {
+	for name, late := range map[string]bool{"watched": false, "watched later": true} {
+		t.Run(name, func(t *testing.T) {
+			inNamespace(t, func() {
+				b := newKernel(t, service.IPv4)
+				defer b.driver.(*kernel).close()
+				apply(t, b, simple(2))
+				if !late {
+					whileWatching(t, b, func(calls <-chan struct{}) {
+						changeBetweenPlanAndApply(t, b)
+						wantCall(t, calls, "a change within a round")
+					})
+					return
+				}
+				changeBetweenPlanAndApply(t, b)
+				whileWatching(t, b, func(calls <-chan struct{}) { wantCall(t, calls, "a change from before") })
+			})
+		})
+	}
+}
+
+// changeBetweenPlanAndApply runs a sync in which another process changes the table
+// between Plan and Apply.
+func changeBetweenPlanAndApply(t *testing.T, b *Backend) {
+	t.Helper()
+	p, err := b.Plan(context.Background(), simple(3))
+	if err != nil {
+		t.Errorf("Plan: %v", err)
+		return
+	}
+	runNft(t, "", "add", "chain", "ip", TableName, "x")
+	if err := p.Apply(context.Background()).Err; err != nil {
+		t.Errorf("Apply: %v", err)
+	}
+}
+
+// TestLeftoverTables finds and deletes one table, and leaves tables with similar names.
+func TestLeftoverTables(t *testing.T) {
+	inNamespace(t, func() {
+		const others = "table ip kube-proxy-2 {\n}\ntable inet kube-proxy {\n}\n"
+		runNft(t, others+"table ip kube-proxy {\n\tchain a {\n\t}\n}\ntable ip6 kube-proxy {\n}\n", "-f", "-")
+		for _, f := range service.Families {
+			for _, name := range []string{UpstreamTable, TableName} {
+				r := Leftovers{f, name}
+				if name == TableName {
+					apply(t, newKernel(t, f), simple(0))
+				}
+				wantFound(t, r, "the table")
+				remove(t, r)
+				remove(t, r)
+				wantFound(t, r, "")
+			}
+		}
+		if got := strings.ReplaceAll(runNft(t, "", "list", "ruleset"), "\n\n", "\n"); got != others {
+			t.Errorf("what is left: %s, want %s", got, others)
+		}
+	})
+}
+
+// TestLeftoverTablesWhileOthersWrite searches a table while another process keeps
+// changing its own.
+func TestLeftoverTablesWhileOthersWrite(t *testing.T) {
+	inNamespace(t, func() {
+		r := Leftovers{service.IPv4, TableName}
+		apply(t, newKernel(t, r.Family), simple(0))
+		end := churnTable(t, Leftovers{service.IPv6, "others"})
+		defer end()
+		for range 2000 {
+			if wantFound(t, r, "the table"); t.Failed() {
+				return
+			}
+		}
+		for range 20 {
+			apply(t, newKernel(t, r.Family), simple(0))
+			remove(t, r)
+			wantFound(t, r, "")
+		}
+	})
+}
+
+// churnTable creates and deletes a table until the returned function is called.
+func churnTable(t *testing.T, r Leftovers) (end func()) {
+	t.Helper()
+	s, err := dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEncoder(r.Family)
+	e.name = r.Table
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer s.Close()
+		for {
+			for _, verb := range []verb{addTable, delTable} {
+				if err := transact(s, e, []op{{verb: verb}}); err != nil {
+					t.Errorf("somebody else's table: %v", err)
+					return
+				}
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(200 * time.Microsecond):
+			}
+		}
+	}()
+	return func() {
+		close(stop)
+		<-ended
+	}
+}
+
+func wantFound(t *testing.T, r Leftovers, want string) {
+	t.Helper()
+	if got, err := r.Find(t.Context()); got != want || err != nil {
+		t.Errorf("%s: Find = %q, %v; want %q", r, got, err, want)
+	}
+}
+
+func remove(t *testing.T, r Leftovers) {
+	t.Helper()
+	if err := r.Remove(t.Context()); err != nil {
+		t.Errorf("%s: Remove: %v", r, err)
+	}
 }

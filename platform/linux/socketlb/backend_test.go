@@ -4,6 +4,7 @@
 package socketlb
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -15,9 +16,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
+	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 )
 
@@ -204,7 +207,7 @@ func TestDrift(t *testing.T) {
 			round(t, b, s)
 			c.alter(k)
 			_, o := round(t, b, s)
-			if diff := cmp.Diff([]string{c.want}, o.Drift); diff != "" {
+			if diff := gocmp.Diff([]string{c.want}, o.Drift); diff != "" {
 				t.Errorf("drift (-want +got):\n%s", diff)
 			}
 			if got := k.endpoints(to); len(got) != 1 || got[0].String() != "10.1.0.1:80" {
@@ -301,7 +304,7 @@ func TestPlanText(t *testing.T) {
 + take connections to 10.96.0.10:80, shop/web-000: 10.1.0.1:80 10.1.0.3:80
 - take no connection to 10.96.0.11:80
 `
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -443,4 +446,209 @@ func TestOthers(t *testing.T) {
 	if _, o := round(t, b, s); !strings.Contains(o.Degraded, "may not be what decides") {
 		t.Errorf("nobody knows: %q", o.Degraded)
 	}
+}
+
+// TestMissedPods has clients connect whose connections the rules see.
+func TestMissedPods(t *testing.T) {
+	pods := service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
+	for name, c := range map[string]struct {
+		from, to string
+		taken    Taken // in each round
+		pods     service.LocalPods
+		options  Options
+		want     bool
+	}{
+		"all of pods":           {"10.1.0.9", "10.96.0.10:80", Taken{}, pods, Options{}, true},
+		"but those of the node": {"10.1.0.9", "10.96.0.10:80", Taken{Node: 1}, pods, Options{}, true},
+		"some are taken":        {"10.1.0.9", "10.96.0.10:80", Taken{Pods: 1}, pods, Options{}, false},
+		"of the node":           {"192.0.2.1", "10.96.0.10:80", Taken{}, pods, Options{}, false},
+		"to another address":    {"10.1.0.9", "10.96.0.10:81", Taken{}, pods, Options{}, false},
+		"pods are not known":    {"10.1.0.9", "10.96.0.10:80", Taken{}, service.LocalPods{}, Options{}, false},
+		"pods by interface":     {"10.1.0.9", "10.96.0.10:80", Taken{}, service.LocalPods{InterfacePrefix: "veth"}, Options{}, false},
+		"pods keep the rules":   {"10.1.0.9", "10.96.0.10:80", Taken{}, pods, Options{NodeOnly: true}, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			k := &fake{family: service.IPv4}
+			port := uint16(1000)
+			o := c.options
+			o.Connections = func(_ context.Context, _ service.Family, each func(from, to netip.AddrPort)) error {
+				each(netip.MustParseAddrPort("10.1.0.8:7"), netip.MustParseAddrPort("10.96.0.10:80")) // an old one
+				for range fewMissed {
+					port++
+					each(netip.AddrPortFrom(netip.MustParseAddr(c.from), port), netip.MustParseAddrPort(c.to))
+				}
+				return nil
+			}
+			b := New(service.IPv4, k, o)
+			all := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80"})
+			node := *nodeA
+			node.Pods = c.pods
+			s := service.New(1, &node, allPorts(all))
+			var said string
+			for range 4 {
+				_, out := round(t, b, s)
+				said = out.Degraded
+				k.taken.Node += c.taken.Node
+				k.taken.Pods += c.taken.Pods
+				time.Sleep(time.Second)
+			}
+			if got := strings.Contains(said, "takes no connection of pods: the rules saw 3 new connections of pods, as from 10.1.0.9:"); got != c.want || !c.want && said != "" {
+				t.Errorf("%s: %q", name, said)
+			}
+			k.taken.Pods += 2
+			if _, out := round(t, b, s); out.Degraded != "" {
+				t.Errorf("%s, then taken: %q", name, out.Degraded)
+			}
+			o.Connections = func(context.Context, service.Family, func(from, to netip.AddrPort)) error {
+				return fmt.Errorf("no conntrack")
+			}
+			b.missed.list = o.Connections
+			if _, out := round(t, b, s); out.Degraded != "" {
+				t.Errorf("%s, table not read: %q", name, out.Degraded)
+			}
+		})
+	}
+}
+
+func allPorts(s *service.Snapshot) (all []*service.Port) {
+	for p := range s.Ports(service.IPv4) {
+		all = append(all, p)
+	}
+	return all
+}
+
+// TestReadBack compares what the tables hold with what they should hold, as text.
+func TestReadBack(t *testing.T) {
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	const whole = `# socket acceleration, IPv4
+# connect tcp 10.96.0.10:80, shop/web-000
+#   10.1.0.1:80
+#   10.1.0.2:80
+`
+	for name, c := range map[string]struct {
+		alter        func(k *fake)
+		off          bool
+		held, wanted string
+	}{
+		"as it should be": {held: whole, wanted: whole},
+		"nothing there":   {alter: func(k *fake) { k.active = nil }, wanted: whole},
+		"switched off":    {off: true, held: whole},
+		"list shortened":  {alter: func(k *fake) { k.entry(to, listOf(0, 1)) }, held: strings.Replace(whole, "#   10.1.0.1:80\n", "", 1), wanted: whole},
+		"list emptied":    {alter: func(k *fake) { k.entry(to, 0) }, held: "# socket acceleration, IPv4\n", wanted: whole},
+		"list outside":    {alter: func(k *fake) { k.entry(to, listOf(1<<30, 1)) }, held: "# socket acceleration, IPv4\n# connect tcp 10.96.0.10:80, shop/web-000\n#   its list is damaged\n", wanted: whole},
+		"detached":        {alter: func(k *fake) { k.detached = errInjected }, held: strings.Replace(whole, "IPv4\n", "IPv4\n# not in force: injected\n", 1), wanted: whole},
+		"list of none": {
+			alter:  func(k *fake) { k.foreign(netip.MustParseAddrPort("10.96.0.9:80"), listOf(0, 1)) },
+			held:   strings.Replace(whole, "IPv4\n", "IPv4\n# connect tcp 10.96.0.9:80, of no Service\n#   10.1.0.2:80\n", 1),
+			wanted: whole,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := &fake{family: service.IPv4}
+			want := snapshot([]string{to.String(), "10.1.0.2:80", "10.1.0.1:80"}, []string{"10.96.0.11:80"})
+			round(t, New(service.IPv4, k, Options{}), want)
+			if c.alter != nil {
+				c.alter(k)
+			}
+			held, wanted, err := New(service.IPv4, k, Options{Off: c.off}).ReadBack(want)
+			if diff := gocmp.Diff([2]string{c.held, c.wanted}, [2]string{held.String(), wanted.String()}); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// TestUnseenError says whether programs are there, or why nothing is known.
+func TestUnseenError(t *testing.T) {
+	for likely, want := range map[bool]string{
+		true:  "programs are attached where socket acceleration of IPv6 attaches its own",
+		false: "may not look for programs of socket acceleration (injected)",
+	} {
+		if err := (&UnseenError{Family: service.IPv6, Likely: likely, Err: errInjected}); !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestTrace asks what happens to connections of all sorts, with sound and altered tables.
+func TestTrace(t *testing.T) {
+	to := netip.MustParseAddrPort("10.96.0.10:80")
+	all := "gives the socket one of 10.1.0.1:80, 10.1.0.2:80; a socket that the program bound"
+	const nodes = "a socket of the node gets the address that the route to the endpoint has"
+	for name, c := range map[string]struct {
+		to       string
+		protocol service.Protocol
+		iface    string
+		from     string
+		alter    func(k *fake)
+		says     string
+		fault    string
+		note     string
+	}{
+		"of the node":     {says: all, note: nodes},
+		"of an endpoint":  {iface: "pod", from: "10.1.0.1", says: all, note: "the server sees 10.1.0.1"},
+		"of a pod":        {iface: "pod", from: "10.1.0.9", says: all},
+		"pods not found":  {iface: "pod", from: "10.1.0.9", alter: func(k *fake) { k.followed = "" }, says: "the cgroup of all pods was not found"},
+		"from outside":    {iface: "eth0", from: "192.0.2.1", says: "it is on another machine"},
+		"UDP":             {protocol: service.UDP, says: "UDP sockets would keep an endpoint that left"},
+		"no Service":      {to: "10.96.0.99:80", says: "no Service has 10.96.0.99:80"},
+		"external":        {to: "192.0.2.7:80", says: "only ClusterIPs are accelerated"},
+		"no endpoints":    {to: "10.96.0.11:80", says: "without endpoints the rules refuse it"},
+		"affinity":        {to: "10.96.0.12:80", says: "the rules know the clients of sessionAffinity"},
+		"detached":        {alter: func(k *fake) { k.detached = errInjected }, says: "rules: injected", fault: "socket acceleration is not in force: injected"},
+		"others":          {alter: func(k *fake) { k.unknown = "program 7" }, says: "10.1.0.2:80, unless another program has changed its address: program 7", fault: "may not be what decides: program 7", note: nodes},
+		"nothing there":   {alter: func(k *fake) { k.active = nil }, says: "no program is attached", fault: "socket acceleration is not in force: no program is attached"},
+		"list emptied":    {alter: func(k *fake) { k.entry(to, 0) }, says: "no table has 10.96.0.10:80", fault: "never gives 10.1.0.1:80"},
+		"list shortened":  {alter: func(k *fake) { k.entry(to, listOf(0, 1)) }, says: "gives the socket one of 10.1.0.1:80;", fault: "never gives 10.1.0.2:80", note: nodes},
+		"list of another": {to: "10.96.0.12:80", alter: func(k *fake) { k.foreign(netip.MustParseAddrPort("10.96.0.12:80"), listOf(0, 1)) }, says: "gives the socket one of 10.1.0.1:80;", fault: "also gives 10.1.0.1:80", note: nodes},
+		"list outside":    {alter: func(k *fake) { k.entry(to, listOf(1<<30, 1)) }, says: "no table has", fault: "the list of 10.96.0.10:80 is damaged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := &fake{family: service.IPv4, pods: "/kubepods"}
+			want := tracedSnapshot()
+			round(t, New(service.IPv4, k, Options{}), want)
+			if c.alter != nil {
+				c.alter(k)
+			}
+			conn := route.Conn{From: netip.MustParseAddr("192.0.2.10"), To: to, Protocol: cmp.Or(c.protocol, service.TCP), Interface: c.iface}
+			if c.from != "" {
+				conn.From = netip.MustParseAddr(c.from)
+			}
+			if c.to != "" {
+				conn.To = netip.MustParseAddrPort(c.to)
+			}
+			w := &explain.Walk{Hops: []explain.Hop{{Object: "a rule"}}}
+			if err := New(service.IPv4, k, Options{}).Trace(want, conn, w); err != nil {
+				t.Fatal(err)
+			}
+			if len(w.Hops) != 2 || w.Hops[0].Object != "connect(2)" || !strings.Contains(w.Hops[0].Does, c.says) {
+				t.Errorf("hops %+v, want %q", w.Hops, c.says)
+			}
+			if got := strings.Join(w.Notes, "; "); !strings.Contains(got, c.note) || (c.note == "") != (got == "") {
+				t.Errorf("notes %q, want %q", got, c.note)
+			}
+			if got := strings.Join(w.Faults, "; "); !strings.Contains(got, c.fault) || (c.fault == "") != (got == "") {
+				t.Errorf("faults %q, want %q", got, c.fault)
+			}
+		})
+	}
+}
+
+// tracedSnapshot has 10.96.0.10:80 with two endpoints and an external IP, 10.96.0.11:80
+// without endpoints, and 10.96.0.12:80 with session affinity.
+func tracedSnapshot() *service.Snapshot {
+	node := &service.Node{Name: "node-a", Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}}
+	s := snapshot([]string{"10.96.0.10:80", "10.1.0.1:80", "10.1.0.2:80"}, []string{"10.96.0.11:80"}, []string{"10.96.0.12:80", "10.1.0.3:80"})
+	all := slices.Collect(s.Ports(service.IPv4))
+	all[0].Frontends = append(all[0].Frontends, service.Frontend{Kind: service.ExternalIP, Addr: netip.MustParseAddr("192.0.2.7"), Port: 80})
+	all[2].Affinity = 10
+	return service.New(1, node, all)
+}
+
+// foreign puts a list where the layer has none.
+func (f *fake) foreign(to netip.AddrPort, l list) {
+	n := nameOf(to)
+	i, _ := f.active.find(n)
+	f.active.claim(i, n)
+	f.active.setList(i, l)
 }

@@ -6,8 +6,11 @@ package socketlb
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -168,4 +171,253 @@ func (n *fakeNode) Check(t *rapid.T, _ *service.Snapshot) {
 	if n.backend.fault != "" || n.followed != n.pods {
 		t.Fatalf("fault %q, pods %q of %q", n.backend.fault, n.followed, n.pods)
 	}
+}
+
+// fake is a Driver without a kernel. Programs are calls of connect.
+type fake struct {
+	family service.Family
+	// programs is held by each program, and by Barrier until they have ended.
+	programs sync.RWMutex
+
+	built, active *Memory
+	detached      error
+	// fails are the calls that fail, and crashes the one in which the process dies.
+	fails    map[string]bool
+	crashes  string
+	barriers int
+	// pods is the cgroup of all pods, and followed the one whose pods are taken.
+	pods, followed string
+	// strays counts programs of an earlier process, and unknown names those of somebody.
+	strays  int
+	unknown string
+	taken   Taken
+	seeds   []uint64 // of the next tables
+}
+
+var errInjected = backendtest.ErrInjected
+
+func (f *fake) fail(call string) error {
+	if f.crashes == call {
+		panic(backendtest.ErrCrash)
+	}
+	if f.fails[call] {
+		return errInjected
+	}
+	return nil
+}
+
+func (f *fake) Adopt() (*Memory, error) { return f.active, f.fail("Adopt") }
+
+func (f *fake) Build(frontends, slots int) (*Memory, error) {
+	w := words[f.family]
+	var seed uint64
+	if len(f.seeds) > 0 {
+		seed, f.seeds = f.seeds[0], f.seeds[1:]
+	}
+	f.built = &Memory{family: f.family, seed: seed, frontends: make([]uint64, frontends*(w+1)), slots: make([]uint64, slots*w)}
+	return f.built, f.fail("Build")
+}
+
+func (f *fake) Activate() error {
+	if err := f.fail("Activate"); err != nil {
+		return err
+	}
+	f.programs.Lock()
+	defer f.programs.Unlock()
+	f.active, f.built, f.detached, f.followed = f.built, nil, nil, f.pods
+	return nil
+}
+
+func (f *fake) Attached() error { return f.detached }
+
+func (f *fake) Moved() (string, error) {
+	if f.pods == f.followed {
+		return "", f.fail("Moved")
+	}
+	return "the cgroup of all pods is " + f.pods, f.fail("Moved")
+}
+
+func (f *fake) Follow() error {
+	f.followed = f.pods
+	return f.fail("Follow")
+}
+
+func (f *fake) Barrier() error {
+	f.programs.Lock()
+	defer f.programs.Unlock()
+	f.barriers++
+	return f.fail("Barrier")
+}
+
+func (f *fake) Inspect() (*State, error) {
+	if f.active == nil {
+		return nil, f.fail("Inspect")
+	}
+	s := &State{Memory: f.active, Pods: f.followed != "", Others: f.unknown}
+	if f.detached != nil {
+		s.Fault = f.detached.Error()
+	}
+	return s, f.fail("Inspect")
+}
+
+func (f *fake) Others() (Others, error) {
+	if f.strays > 0 {
+		return Others{Strays: f.strays, Text: "strays"}, f.fail("Others")
+	}
+	return Others{Text: f.unknown}, f.fail("Others")
+}
+
+func (f *fake) Evict() error {
+	if err := f.fail("Evict"); err != nil {
+		return err
+	}
+	f.strays = 0
+	return nil
+}
+
+func (f *fake) Installed() (bool, error) { return f.active != nil, f.fail("Installed") }
+
+func (f *fake) Remove() error {
+	if err := f.fail("Remove"); err != nil {
+		return err
+	}
+	f.active = nil
+	return nil
+}
+
+func (f *fake) Release() {}
+
+func (f *fake) Taken() (Taken, error) { return f.taken, f.fail("Taken") }
+
+// connect does what the programs do, and returns the endpoint with number choice.
+func (f *fake) connect(to netip.AddrPort, choice int) (netip.AddrPort, bool) {
+	f.programs.RLock()
+	defer f.programs.RUnlock()
+	m := f.active
+	if m == nil {
+		return to, false
+	}
+	i, found := m.find(nameOf(to))
+	if !found {
+		return to, false
+	}
+	l := m.list(i)
+	if l.len() == 0 {
+		return to, false
+	}
+	runtime.Gosched() // a program can be interrupted here
+	return m.slot(l.first() + choice%l.len()), true
+}
+
+// endpoints returns where connections to an address lead, in the order of the list.
+func (f *fake) endpoints(to netip.AddrPort) []netip.AddrPort {
+	var all []netip.AddrPort
+	for i := 0; ; i++ {
+		e, ok := f.connect(to, i)
+		if !ok || slices.Contains(all, e) {
+			return all
+		}
+		all = append(all, e)
+	}
+}
+
+// randomCluster is a random cluster that changes.
+type randomCluster struct {
+	*rand.Rand
+	family   service.Family
+	ports    map[service.PortName]*service.Port
+	snapshot *service.Snapshot
+}
+
+func newRandomCluster(seed uint64, f service.Family) *randomCluster {
+	w := &randomCluster{Rand: rand.New(rand.NewPCG(seed, 1)), family: f, ports: map[service.PortName]*service.Port{}}
+	w.snapshot = service.New(1, &service.Node{Name: "a"}, nil)
+	return w
+}
+
+func (r *randomCluster) addr(net, n int) netip.Addr {
+	if r.family == service.IPv4 {
+		return netip.AddrFrom4([4]byte{10, byte(net), byte(n >> 8), byte(n)})
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfd, 2: byte(net), 14: byte(n >> 8), 15: byte(n)})
+}
+
+// step changes some ports.
+func (r *randomCluster) step() {
+	var changes []service.Change
+	for range 1 + r.IntN(4) {
+		n := r.IntN(40)
+		name := service.PortName{Namespace: "shop", Name: fmt.Sprintf("s%02d", n), Protocol: service.TCP}
+		old := r.ports[name]
+		if slices.ContainsFunc(changes, func(c service.Change) bool { return c.Name() == name }) {
+			continue
+		}
+		next := r.port(name, n)
+		switch {
+		case old == nil && next == nil:
+			continue
+		case next == nil:
+			delete(r.ports, name)
+		default:
+			r.ports[name] = next
+		}
+		changes = append(changes, service.Change{Old: old, New: next})
+	}
+	node := r.snapshot.Node
+	if r.IntN(20) == 0 {
+		node = &service.Node{Name: "a", MasqueradeAll: !node.MasqueradeAll}
+	}
+	r.snapshot = r.snapshot.With(r.snapshot.Generation+1, node, changes)
+}
+
+func (r *randomCluster) port(name service.PortName, n int) *service.Port {
+	if r.IntN(4) == 0 {
+		return nil
+	}
+	p := &service.Port{Name: name, Family: r.family}
+	// Addresses move between Services: n and n+100 take turns with the parity of a draw.
+	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ClusterIP, Addr: r.addr(96, n), Port: uint16(80 + r.IntN(2))})
+	if r.IntN(3) == 0 {
+		p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: r.addr(97, n), Port: 80})
+	}
+	for i := range r.IntN(12) {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.AddrPortFrom(r.addr(1, n*16+i), 8080)})
+	}
+	switch r.IntN(6) {
+	case 0:
+		p.Affinity = time.Hour
+	case 1:
+		p.Internal = service.PolicyLocal
+		if len(p.Cluster) > 2 {
+			p.Local = p.Cluster[:2]
+		}
+	}
+	return p
+}
+
+func (r *randomCluster) judge(t *testing.T, k *fake) {
+	t.Helper()
+	for n := range 40 {
+		for port := range uint16(2) {
+			to := netip.AddrPortFrom(r.addr(96, n), 80+port)
+			if want, got := r.expected(to), k.endpoints(to); !slices.Equal(got, want) {
+				t.Errorf("%s leads to %s, judge %s", to, got, want)
+			}
+		}
+		if e, ok := k.connect(netip.AddrPortFrom(r.addr(97, n), 80), 0); ok {
+			t.Errorf("an external address leads to %s", e)
+		}
+	}
+}
+
+// expected returns where the judge forwards connections that the layer may take.
+func (r *randomCluster) expected(to netip.AddrPort) (want []netip.AddrPort) {
+	v := route.Decide(r.snapshot, route.Conn{Protocol: service.TCP, From: r.addr(1, 9999), To: to})
+	if v.Action != route.Forward || v.Port.Affinity != 0 || r.snapshot.Node.MasqueradeAll {
+		return nil
+	}
+	for _, e := range v.Endpoints {
+		want = append(want, e.Addr)
+	}
+	return want
 }

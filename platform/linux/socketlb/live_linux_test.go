@@ -4,6 +4,7 @@
 package socketlb
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,15 +12,21 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -310,4 +317,286 @@ func TestDetachedProgramsAreFound(t *testing.T) {
 			}
 		}
 	})
+}
+
+const someService = "10.96.0.10:80"
+
+// mountOver mounts a BPF file system over the one with the pins.
+func (n *node) mountOver(t *testing.T) (unmount func()) {
+	t.Helper()
+	kit.Must(t, unix.Mount("bpf", n.options.Pins, "bpf", 0, ""))
+	mounted := true
+	unmount = func() {
+		if mounted {
+			kit.Must(t, unix.Unmount(n.options.Pins, 0))
+		}
+		mounted = false
+	}
+	t.Cleanup(func() {
+		n.cleanUp(t) // what is pinned there
+		unmount()
+	})
+	return unmount
+}
+
+// leadsTo requires that a client gets an endpoint, from one program at each place.
+func (n *node) leadsTo(t *testing.T, situation, endpoint string) {
+	t.Helper()
+	if a := startClient(t, n.options.Cgroup, 0).call(t, call{To: someService}); a.Greeting != endpoint || a.Peer != someService {
+		t.Errorf("%s: %+v, want %s", situation, a, endpoint)
+	}
+	if got := n.attached(t); got != len(attachments[service.IPv4])+len(attachments[service.IPv6]) {
+		t.Errorf("%s: %d programs are attached", situation, got)
+	}
+}
+
+// attached counts the programs at all places of the layer.
+func (n *node) attached(t *testing.T) (sum int) {
+	t.Helper()
+	dir, err := os.Open(n.options.Cgroup)
+	kit.Must(t, err)
+	defer dir.Close()
+	places := map[ebpf.AttachType]bool{} // IPv4-mapped addresses share some with IPv6
+	for _, all := range attachments {
+		for _, a := range all {
+			places[a.attach] = true
+		}
+	}
+	for at := range places {
+		there, err := programsAt(int(dir.Fd()), at, 0)
+		kit.Must(t, err)
+		sum += len(there.ids)
+	}
+	return sum
+}
+
+// TestSecondBPFFileSystem mounts a BPF file system over the one that has the pins, while the
+// proxy runs and while it does not. The lists that clients meet are those of the last round.
+func TestSecondBPFFileSystem(t *testing.T) {
+	inNode(t, func(n *node) {
+		var greeters []string
+		next := func() (string, *service.Snapshot) {
+			greeters = append(greeters, greeter(t, "127.0.0.1:0").String())
+			at := greeters[len(greeters)-1]
+			return at, snapshot([]string{someService, at})
+		}
+		at, s := next()
+		n.sync(t, s)
+		n.leadsTo(t, "before", at)
+
+		unmount := n.mountOver(t)
+		at, s = next()
+		without(t, []int{unix.CAP_SYS_ADMIN}, func() { // as in a pod: it cannot detach what it does not have
+			n.sync(t, s)                   // the programs are those of before
+			for _, b := range n.backends { // until the last one has pinned its programs, they are not known
+				if plan, o := round(t, b, s); !strings.Contains(plan, "the pin of program") || o.Err != nil {
+					t.Errorf("the mount is not found: %s, %v", plan, o.Err)
+				}
+			}
+			n.sync(t, s)
+		})
+		n.leadsTo(t, "mounted while the proxy runs", at)
+		unmount()
+		at, s = next()
+		n.sync(t, s)
+		n.sync(t, s)
+		n.leadsTo(t, "unmounted again", at)
+
+		n.close(t)
+		n.mountOver(t)
+		n.open(t)
+		at, s = next()
+		n.sync(t, s)
+		n.leadsTo(t, "mounted between two processes", at)
+	})
+}
+
+// TestSecondBPFFileSystemWithoutRights does so for processes that may not look for programs.
+// They say what may be there, and what has the rights mends it.
+func TestSecondBPFFileSystemWithoutRights(t *testing.T) {
+	inNode(t, func(n *node) {
+		n.sync(t, snapshot([]string{someService, greeter(t, "127.0.0.1:0").String()}))
+		n.close(t)
+		n.mountOver(t)
+		at := greeter(t, "127.0.0.1:0").String()
+		s := snapshot([]string{someService, at})
+		unprivileged := func(situation, want string) {
+			t.Helper()
+			n.open(t)
+			for _, b := range n.backends {
+				var o reconcile.Outcome
+				without(t, []int{unix.CAP_SYS_ADMIN}, func() { _, o = round(t, b, s) })
+				if o.Err != nil || !strings.Contains(o.Degraded, want) {
+					t.Errorf("%s: %v, %q, want %q", situation, o.Err, o.Degraded, want)
+				}
+				without(t, []int{unix.CAP_SYS_ADMIN}, func() { _, o = round(t, b, s) })
+				if !strings.Contains(o.Degraded, want) {
+					t.Errorf("%s, later: %q, want %q", situation, o.Degraded, want)
+				}
+			}
+			n.close(t)
+		}
+		unprivileged("on", "may not be what decides: programs with the ids ")
+		seen, err := New(service.IPv4, NewDriver(service.IPv4, n.options), n.options).Inspect()
+		if err != nil || !strings.Contains(seen.Others, "an earlier process") {
+			t.Errorf("%+v, %v: programs of an earlier process are not seen", seen, err)
+		}
+		n.options.Off = true
+		unprivileged("off", "which is off, may be in force")
+		n.options.Off = false
+		n.open(t)
+		n.sync(t, s)
+		n.leadsTo(t, "with the rights", at)
+		n.close(t)
+		hidden := n.options
+		n.options.Pins, n.options.Off = t.TempDir(), true
+		unprivileged("off, without pins", "which is off, may be in force")
+		n.options = hidden
+		n.open(t)
+	})
+}
+
+// TestEvict has an init container remove what the proxy itself may not see.
+func TestEvict(t *testing.T) {
+	inNode(t, func(n *node) {
+		n.sync(t, snapshot([]string{someService, greeter(t, "127.0.0.1:0").String()}))
+		n.close(t)
+		n.mountOver(t)
+		n.open(t)
+		at := greeter(t, "127.0.0.1:0").String()
+		for _, b := range n.backends {
+			without(t, []int{unix.CAP_SYS_ADMIN}, func() { round(t, b, snapshot([]string{someService, at})) })
+		}
+		hidden := n.options
+		hidden.Pins = t.TempDir()
+		before := n.attached(t)
+		for _, f := range service.Families {
+			kit.Must(t, Leftovers{Family: f, Options: hidden}.Evict())
+		}
+		if got := n.attached(t); got != before {
+			t.Errorf("where no pins are to be seen, %d of %d programs are left", got, before)
+		}
+		for _, f := range service.Families {
+			kit.Must(t, Leftovers{Family: f, Options: n.options}.Evict())
+		}
+		n.leadsTo(t, "after Evict", at)
+	})
+}
+
+// TestOffWithHiddenPins switches the layer off where its pins are hidden.
+func TestOffWithHiddenPins(t *testing.T) {
+	inNode(t, func(n *node) {
+		s := snapshot([]string{someService, greeter(t, "127.0.0.1:0").String()})
+		n.sync(t, s)
+		n.close(t)
+		n.mountOver(t)
+		n.options.Off = true
+		n.open(t)
+		n.sync(t, s)
+		if got := n.attached(t); got != 0 {
+			t.Errorf("%d programs are left", got)
+		}
+		n.options.Off = false
+	})
+}
+
+// TestOtherVersionIsReplaced has a process find tables of a program that it does not know.
+func TestOtherVersionIsReplaced(t *testing.T) {
+	inNode(t, func(n *node) {
+		n.sync(t, snapshot([]string{someService, greeter(t, "127.0.0.1:0").String()}))
+		n.close(t)
+		scopes, err := filepath.Glob(filepath.Join(n.options.Pins, Name, "*", "*", "*", "scope"))
+		kit.Must(t, err)
+		for _, path := range scopes {
+			m, err := ebpf.LoadPinnedMap(path, nil)
+			kit.Must(t, err)
+			var s scope
+			kit.Must(t, m.Lookup(uint32(0), &s))
+			s.Program++
+			kit.Must(t, m.Put(uint32(0), &s))
+			m.Close()
+		}
+		n.open(t)
+		at := greeter(t, "127.0.0.1:0").String()
+		if plan := n.sync(t, snapshot([]string{someService, at})); strings.Count(plan, "make tables") != len(scopes) || len(scopes) != 2 {
+			t.Errorf("tables of another program are adopted: %s", plan)
+		}
+		n.leadsTo(t, "after the other version", at)
+	})
+}
+
+// TestExclusiveProgram has somebody attach a program that lets no other be attached. What is
+// said names it.
+func TestExclusiveProgram(t *testing.T) {
+	inNode(t, func(n *node) {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "other", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect,
+			License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+		kit.Must(t, err)
+		defer p.Close()
+		info, err := p.Info()
+		kit.Must(t, err)
+		id, _ := info.ID()
+		s := snapshot([]string{someService, "127.0.0.1:1"})
+		for flags, alone := range map[uint32]bool{0: true, unix.BPF_F_ALLOW_OVERRIDE: true, unix.BPF_F_ALLOW_MULTI: false} {
+			dir, err := os.Open(n.options.Cgroup)
+			kit.Must(t, err)
+			kit.Must(t, link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect, Flags: flags}))
+			n.open(t)
+			_, o := round(t, n.backends[service.IPv4], s)
+			if got := strings.Contains(o.Degraded, "program "+strconv.Itoa(int(id))+" of somebody is attached there exclusively"); got != alone || o.Err != nil {
+				t.Errorf("with flags %d: %v, %q", flags, o.Err, o.Degraded)
+			}
+			kit.Must(t, link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: p, Attach: ebpf.AttachCGroupInet4Connect}))
+			dir.Close()
+			n.cleanUp(t)
+		}
+	})
+}
+
+// TestNamesOfProxies has the names that a label may have become folders of a BPF file system.
+func TestNamesOfProxies(t *testing.T) {
+	pins := mountPins(t)
+	for proxy, want := range map[string]string{"": Name, "edge": Name + "-edge", "edge.example.com": Name + "-edge+example+com", "Edge_1": Name + "-Edge_1"} {
+		if got := NameOf(proxy); got != want {
+			t.Errorf("%q: %q, want %q", proxy, got, want)
+		}
+		kit.Must(t, os.Mkdir(filepath.Join(pins, NameOf(proxy)), 0o700))
+	}
+}
+
+// TestNodeOnly leaves pods to the rules, also those that appear later.
+func TestNodeOnly(t *testing.T) {
+	inNode(t, func(n *node) {
+		n.options.NodeOnly = true
+		n.open(t)
+		pod := subgroup(t, n.options.Cgroup, "kubepods/pod1/c1")
+		at := greeter(t, "127.0.0.1:0").String()
+		s := snapshot([]string{someService, at})
+		n.sync(t, s)
+		n.leadsTo(t, "a process of the node", at)
+		if a := startClient(t, pod, unix.CLONE_NEWNET).call(t, call{To: someService}); a.Err != "network is unreachable" {
+			t.Errorf("a pod: %+v, want it left to the rules", a)
+		}
+		if plan := n.sync(t, s); plan != "" {
+			t.Errorf("plan without a change:\n%s", plan)
+		}
+	})
+}
+
+// TestObjectIsCompiled compares the committed programs with their source.
+func TestObjectIsCompiled(t *testing.T) {
+	if _, err := exec.LookPath("clang-14"); err != nil {
+		t.Skipf("the programs are compiled with clang-14, which build/setup.sh bpf installs: %v", err)
+	}
+	out := filepath.Join(t.TempDir(), "socketlb.o")
+	if text, err := exec.Command("bpf/compile.sh", out).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	fresh, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(fresh, object) {
+		t.Error("bpf/socketlb.o is not what bpf/socketlb.c compiles to: run make bpf")
+	}
 }

@@ -10,10 +10,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
@@ -247,4 +251,224 @@ func (n *node) dialFrom(t *testing.T, p *service.Port, client byte) *net.TCPConn
 func (n *node) dialRejectedFrom(t *testing.T, p *service.Port, client byte) error {
 	t.Helper()
 	return rejection(&net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, n.at(t, p))
+}
+
+func endpoint(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(n)}), 8080)
+}
+
+func who(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, byte(n >> 8), byte(n)}) }
+
+// TestRoundRobin checks that all endpoints are selected in turn, except one that was
+// tried.
+func TestRoundRobin(t *testing.T) {
+	x := newTarget(service.PortName{})
+	x.update(port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3)))
+	var seen []netip.AddrPort
+	for range 6 {
+		e, _ := x.choose(service.PolicyCluster, who(1), nil)
+		seen = append(seen, e)
+	}
+	if !slices.Equal(seen[:3], seen[3:]) || seen[0] == seen[1] || seen[1] == seen[2] || seen[0] == seen[2] {
+		t.Errorf("in turn came %v", seen)
+	}
+	for range 6 {
+		if e, _ := x.choose(service.PolicyCluster, who(1), []netip.AddrPort{endpoint(1), endpoint(3)}); e != endpoint(2) {
+			t.Errorf("after 1 and 3 comes %s", e)
+		}
+	}
+	if _, ok := x.choose(service.PolicyLocal, who(1), nil); ok {
+		t.Error("there is an endpoint for policy Local")
+	}
+}
+
+// TestAffinity checks that clients return to their endpoint until their affinity expires
+// or the endpoint is removed.
+func TestAffinity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newTarget(service.PortName{})
+		p := port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3))
+		p.Local, p.Affinity = p.Cluster[:2], 10*time.Second
+		x.update(p)
+		first, _ := x.choose(service.PolicyCluster, who(1), nil)
+		for range 5 {
+			time.Sleep(9 * time.Second)
+			if e, _ := x.choose(service.PolicyCluster, who(1), nil); e != first {
+				t.Fatalf("came to %s, was at %s", e, first)
+			}
+			_, _ = x.choose(service.PolicyCluster, who(2), nil) // other clients have no influence
+		}
+		if x.forget(who(1), endpoint(9)); len(x.clients.byAddr) != 2 {
+			t.Error("forgotten for an endpoint that it did not use")
+		}
+		x.forget(who(1), first)
+		if e, _ := x.choose(service.PolicyCluster, who(1), nil); e == first {
+			t.Errorf("came back to %s, which does not answer", e)
+		}
+		time.Sleep(11 * time.Second)
+		_, _ = x.choose(service.PolicyCluster, who(3), nil)
+		if n := len(x.clients.byAddr); n != 1 || x.clients.order.Len() != 1 {
+			t.Errorf("%d clients are remembered, want the last", n)
+		}
+		at, _ := x.choose(service.PolicyCluster, who(3), nil)
+		q := port("web", service.TCP, endpoint(1), endpoint(2), endpoint(3))
+		q.Affinity = p.Affinity
+		q.Cluster = slices.DeleteFunc(q.Cluster, func(e service.Endpoint) bool { return e.Addr == at })
+		x.update(q)
+		if e, _ := x.choose(service.PolicyCluster, who(3), nil); e == at {
+			t.Errorf("led to %s, which left", e)
+		}
+	})
+}
+
+// TestClientsAreBounded checks that the least recently used clients are dropped.
+func TestClientsAreBounded(t *testing.T) {
+	var c affinityTable
+	now := time.Unix(1000, 0)
+	for i := range maxClients + 10 {
+		addr := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		c.store(addr, endpoint(1), now, time.Hour)
+		_, _ = c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour)
+	}
+	if len(c.byAddr) != maxClients || c.order.Len() != maxClients {
+		t.Errorf("%d clients are remembered, want %d", len(c.byAddr), maxClients)
+	}
+	if _, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 0}), now, time.Hour); !known {
+		t.Error("the one that comes all the time is forgotten")
+	}
+	if _, known := c.lookup(netip.AddrFrom4([4]byte{10, 0, 0, 1}), now, time.Hour); known {
+		t.Error("the oldest is remembered")
+	}
+}
+
+// count returns the number of pipes, and how many of them are free.
+func (co *copier) count() (made, free int) {
+	co.mu.Lock()
+	defer co.mu.Unlock()
+	return co.openPipes, len(co.free)
+}
+
+// TestSplice copies data through a pipe that returns to its pool, and without one when
+// there are no more.
+func TestSplice(t *testing.T) {
+	e := newEcho(t)
+	n, web := newWeb(t, e.at)
+	m := &n.relay.copier
+	pass := func() {
+		t.Helper()
+		c := n.dial(t, web)
+		answers(t, c)
+		sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+		go func() {
+			_, _ = c.Write(sent)
+			_ = c.CloseWrite()
+		}()
+		if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, sent) {
+			t.Errorf("%d bytes came back, want %d: %v", len(got), len(sent), err)
+		}
+	}
+	pass()
+	if made, _ := m.count(); made == 0 || made > 2 {
+		t.Errorf("%d pipes for one connection", made)
+	}
+	allFree(t, m)
+	m.mu.Lock()
+	m.openPipes, m.free = maxPipes, nil
+	m.mu.Unlock()
+	pass()
+	if _, free := m.count(); free != 0 {
+		t.Error("there are more pipes than may be")
+	}
+}
+
+// TestIdleConnectionsHoldNoPipe opens many connections that become idle.
+func TestIdleConnectionsHoldNoPipe(t *testing.T) {
+	e := newEcho(t)
+	n, web := newWeb(t, e.at)
+	for range 50 {
+		answers(t, n.dial(t, web))
+	}
+	m := &n.relay.copier
+	allFree(t, m)
+	if made, _ := m.count(); made > 10 {
+		t.Errorf("%d pipes for 50 idle connections", made)
+	}
+}
+
+func allFree(t *testing.T, m *copier) {
+	t.Helper()
+	kit.Until(t, "all pipes are free", func() bool {
+		made, free := m.count()
+		return free == made
+	})
+}
+
+// TestPacing checks that sockets of a listener do not use the system's congestion
+// control with near peers, and use it with distant ones.
+func TestPacing(t *testing.T) {
+	l, at := listenAt(t)
+	raw, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	chosen := control(t, l)
+	var p congestionControl
+	if err := raw.Control(func(fd uintptr) { p.replace(fd, chosen) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		near time.Duration
+		want string
+	}{
+		{"near", time.Minute, "reno"},
+		{"far", 0, chosen},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := net.Dial("tcp", at.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			s, err := l.AcceptTCP()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			p.restoreIfFar(s, tt.near)
+			if got := control(t, s); got != tt.want {
+				t.Errorf("congestion control %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// TestAvoidPacing checks that the congestion control of a socket is replaced if, and
+// only if, the default uses pacing.
+func TestAvoidPacing(t *testing.T) {
+	l, _ := listenAt(t)
+	chosen := control(t, l)
+	p, got := avoidPacingOn(l), control(t, l)
+	switch {
+	case chosen == "bbr" && (got != "reno" || p != "bbr"):
+		t.Errorf("a paced listener has %q and remembers %q", got, p)
+	case chosen != "bbr" && (got != chosen || p != ""):
+		t.Errorf("a listener with %q has %q now and remembers %q", chosen, got, p)
+	}
+}
+
+// control returns the congestion control of a socket.
+func control(t *testing.T, c syscall.Conn) string {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var name string
+	if ctl := raw.Control(func(fd uintptr) {
+		name, err = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+	}); ctl != nil || err != nil {
+		t.Fatal(ctl, err)
+	}
+	return name
 }
