@@ -27,7 +27,7 @@ type observer struct {
 func newObserver(m *Metrics) *observer {
 	o := &observer{m, map[string]*prometheus.Desc{}}
 	for name, x := range observed {
-		o.descs[name] = prometheus.NewDesc(namespace+"_"+name, x.help, x.labels, nil)
+		o.descs[name] = prometheus.NewDesc(Namespace+"_"+name, x.help, x.labels, nil)
 	}
 	return o
 }

@@ -4,6 +4,7 @@
 package metrics
 
 import (
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -126,16 +127,16 @@ func New(o Options) *Metrics {
 		programmed: map[Backend]programmed{},
 	}
 	for name, c := range counters {
-		m.counters[name] = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: c.help}, c.labels)
+		m.counters[name] = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: Namespace, Name: name, Help: c.help}, c.labels)
 		m.registry.MustRegister(m.counters[name])
 	}
 	for name, g := range gauges {
-		m.gauges[name] = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: g.help}, g.labels)
+		m.gauges[name] = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: Namespace, Name: name, Help: g.help}, g.labels)
 		m.registry.MustRegister(m.gauges[name])
 	}
 	for name, h := range histograms {
 		m.histograms[name] = prometheus.NewHistogramVec(
-			prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: h.help, Buckets: buckets(name)}, h.labels)
+			prometheus.HistogramOpts{Namespace: Namespace, Name: name, Help: h.help, Buckets: buckets(name)}, h.labels)
 		m.registry.MustRegister(m.histograms[name])
 	}
 	m.registry.MustRegister(newObserver(m), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -233,6 +234,16 @@ func (m *Metrics) initBackendSeries(b Backend) {
 	}
 	m.gauges["failed_service_ports"].WithLabelValues(b.labels()...)
 	m.gauges["limited_service_ports"].WithLabelValues(b.labels()...)
+}
+
+// Register adds metrics of a mode. Those that are registered already are left out.
+func (m *Metrics) Register(all []prometheus.Collector) {
+	for _, c := range all {
+		var already prometheus.AlreadyRegisteredError
+		if err := m.registry.Register(c); err != nil && !errors.As(err, &already) {
+			panic(err) // two metrics of one name: a mistake in the program
+		}
+	}
 }
 
 // Handler serves all metrics except the results of health checks.

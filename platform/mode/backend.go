@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"kubeproxy/common/explain"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
@@ -51,8 +53,8 @@ type Backend struct {
 	// Accelerated, if set, returns how many connections of the family sockets made without
 	// translation. It is safe for concurrent use.
 	Accelerated func() (uint64, error)
-	// RegisterMetrics, if set, registers the metrics that only this mode has.
-	RegisterMetrics func(*metrics.Metrics)
+	// Collectors are the metrics that only this mode has. Backends may share some.
+	Collectors []prometheus.Collector
 	// Grace bounds what a round may still take at a stop, 0 for no bound.
 	Grace time.Duration
 }

@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"sync/atomic"
 
 	"kubeproxy/common/ipaddr"
-	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -107,28 +105,4 @@ func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, e
 		return nil, nil, fmt.Errorf("--hns-state: %s: %w", r.State, err)
 	}
 	return Render(want, l, o)
-}
-
-// meter counts calls to HNS once registerMetrics has been called.
-type meter struct{ metrics atomic.Pointer[metrics.HNS] }
-
-// registerMetrics counts calls in m from now on. It is called for each backend.
-func (me *meter) registerMetrics(m *metrics.Metrics) {
-	if me.metrics.Load() == nil {
-		me.metrics.Store(m.HNS(Operations, Classes()))
-	}
-}
-
-func (me *meter) call(c Call) {
-	m := me.metrics.Load()
-	if m == nil {
-		return
-	}
-	m.Call(c.Operation, c.Class(), c.Took)
-	what := map[string]string{CreateBalancer: "create", ChangeBalancer: "update", DeleteBalancer: "delete"}[c.Operation]
-	// Deleting an object that does not exist is a success.
-	if c.Err == nil || what == "" || what == "delete" && c.Class() == "not_found" {
-		return
-	}
-	m.BalancerFailed(what, metrics.Balancer{Family: c.Balancer.Family.String(), Use: c.Balancer.Use(), Error: c.Cause()})
 }

@@ -17,10 +17,9 @@ import (
 // TestMeter counts calls to HNS of both families together, and the load balancers among
 // them whose failure affects Services.
 func TestMeter(t *testing.T) {
-	c, m := &meter{}, metrics.New(metrics.Options{})
-	c.call(Call{Operation: "list"}) // not registered yet
-	c.registerMetrics(m)
-	c.registerMetrics(m)
+	c, m := newMeter(), metrics.New(metrics.Options{})
+	m.Register(c.collectors())
+	m.Register(c.collectors()) // by the second family
 	lb := LoadBalancer{Key: Key{VIP: netip.MustParseAddr("10.96.0.10")}}
 	refused, gone := &Error{Op: "x", Code: 0x803b0013}, &Error{Op: "x", Code: 0x490}
 	for _, x := range []Call{
@@ -42,6 +41,8 @@ func TestMeter(t *testing.T) {
 		`hns_call_failures_total{class="not_running",operation="list"} 1`,
 		`hns_call_failures_total{class="not_found",operation="delete_load_balancer"} 1`,
 		`hns_call_failures_total{class="busy",operation="create_endpoint"} 0`,
+		`hns_call_duration_seconds_count{operation="create_endpoint"} 0`,
+		`hns_call_duration_seconds_bucket{operation="list",le="262.144"} 2`,
 		`winkernel_lb_create_failures_total{error="port_already_exists",ip_family="IPv4",lb_type="clusterip"} 1`,
 		`winkernel_lb_update_failures_total{error="other",ip_family="IPv4",lb_type="clusterip"} 1`,
 		`winkernel_lb_delete_failures_total{error="port_already_exists",ip_family="IPv4",lb_type="clusterip"} 1`,

@@ -32,7 +32,7 @@ const grace = 3 * time.Second
 
 // openFamilies makes no call to HNS.
 func openFamilies(ctx context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
-	calls := &meter{}
+	calls := newMeter()
 	h, err := newHost(ctx, s, Metered(WithTimeout(NewDriver(), s.Condition(condition.Dataplane), s.Progress), calls.call))
 	if err != nil {
 		return nil, err
@@ -40,7 +40,7 @@ func openFamilies(ctx context.Context, s mode.Setup, families []service.Family) 
 	h.OnShortage(s.Condition(condition.DynamicPorts))
 	return mode.Each(families, func(f service.Family) (*mode.Backend, error) {
 		return &mode.Backend{
-			Backend: newBackend(h, f, s), Family: f, RegisterMetrics: calls.registerMetrics, Grace: grace,
+			Backend: newBackend(h, f, s), Family: f, Collectors: calls.collectors(), Grace: grace,
 			Tracer: func() (mode.Tracer, error) { return newBackend(h, f, s), nil },
 		}, nil
 	})

@@ -123,9 +123,7 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 	r := report.New(o)
 	r.ObserveDataplane(x.conditions)
 	for _, b := range x.Backends {
-		if b.RegisterMetrics != nil {
-			b.RegisterMetrics(r.Metrics)
-		}
+		r.Metrics.Register(b.Collectors)
 	}
 	return r
 }
