@@ -49,38 +49,38 @@ type Kind struct {
 	Name   Name
 	About  string // what ends the name, empty if it is whole
 	What   string // a clause for documents
-	Blocks bool   // traffic may not flow
+	Blocks bool   // may stop traffic
 }
 
 // Kinds returns all conditions there are, which docs/troubleshooting.md lists.
 func Kinds() []Kind {
 	const family = "FAMILY"
 	return []Kind{
-		{Certificate, "", "the certificate of the servers cannot be read again; they use the previous one", false},
-		{Configuration, "", "the changed configuration file cannot be used; the previous one stays in force", false},
+		{Certificate, "", "the new certificate of the servers cannot be read; the previous one stays", false},
+		{Configuration, "", "the changed file cannot be used; the previous one stays", false},
 		{Dataplane, "", "Host Networking Service does not answer", false},
-		{Drift, family, "another program alters the rules of this proxy again and again", false},
-		{DynamicPorts, "", "the node runs out of dynamic ports, of which each load balancer without DSR takes some", false},
-		{MissingFamily, family, "the node cannot have this IP family, so its Services are not programmed", false},
-		{HealthChecks, "", "a health check node port is not served, so a load balancer may leave this node out", true},
-		{Holder, "", "this process stands by, and the rules of the one that programs the node are not in force", false},
-		{Kubeconfig, "", "the changed kubeconfig cannot be used; the previous connection stays", false},
+		{Drift, family, "another program alters our rules again and again", false},
+		{DynamicPorts, "", "dynamic ports run out; load balancers without DSR take them", false},
+		{MissingFamily, family, "the node cannot have this IP family", false},
+		{HealthChecks, "", "a health check node port is not served", true},
+		{Holder, "", "this process stands by, and the rules of the other are not in force", false},
+		{Kubeconfig, "", "the changed file cannot be used; the previous connection stays", false},
 		{Lacking, family, "the rules are in force without something that is tried again", false},
-		{Leftovers, family, "rules of an earlier proxy or mode are still there", false},
+		{Leftovers, family, "rules of an earlier proxy or mode are there", false},
 		{NodeObject, "", "something of the own Node cannot be used", false},
 		{NodePortAddresses, family, "no address of the node answers NodePorts", false},
-		{NodePorts, "", "a program of the node listens on a NodePort, which hides it", false},
+		{NodePorts, "", "a NodePort hides a program of the node", false},
 		{OtherProxy, "", "another service proxy runs on this node", false},
-		{OtherRules, family, "another program adds rules of a service proxy again after their removal", false},
+		{OtherRules, family, "another program writes rules of a service proxy again", false},
 		{Pods, family, "pods cannot be told from other clients", false},
-		{RefusedAddresses, "", "addresses of Services are refused, as they belong to others", false},
+		{RefusedAddresses, "", "addresses of Services belong to others", false},
 		{Relay, "", "the relay lacks open files, or refuses clients", false},
 		{Server, "NAME", "a server of this process cannot listen", false},
 		{ServiceCIDRs, "", "ServiceCIDRs cannot be used, or not for all their addresses", false},
-		{Setting, "NAME", "a setting of the system is not as wanted; those of forwarding stop traffic", true},
-		{SharedMark, family, "another program marks packets with the masquerade bit, and mode ipvs masquerades them, too", false},
+		{Setting, "NAME", "a setting of the system, such as forwarding, is not as wanted", true},
+		{SharedMark, family, "another program uses the masquerade bit, so mode ipvs masquerades its packets", false},
 		{Sources, "", "objects or files cannot be read", false},
-		{StaleConnections, family, "entries of connections to endpoints that are gone cannot be deleted", false},
+		{StaleConnections, family, "entries that lead to old endpoints cannot be deleted", false},
 		{Unsupported, "", "the mode cannot do all that Services ask for", false},
 	}
 }

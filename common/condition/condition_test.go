@@ -16,9 +16,9 @@ func TestKinds(t *testing.T) {
 	for _, k := range Kinds() {
 		effect := ""
 		if k.Blocks {
-			effect = "yes"
+			effect = " (may stop traffic)"
 		}
-		fmt.Fprintf(&want, "| `%s%s` | %s | %s |\n", k.Name, k.About, k.What, effect)
+		fmt.Fprintf(&want, "- `%s%s`: %s%s\n", k.Name, k.About, k.What, effect)
 		if (k.About != "") != strings.HasSuffix(string(k.Name), "-") {
 			t.Errorf("%s: About is %q", k.Name, k.About)
 		}
@@ -32,7 +32,7 @@ func TestKinds(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	var got strings.Builder
 	for line := range strings.Lines(section) {
-		if strings.HasPrefix(line, "| `") {
+		if strings.HasPrefix(line, "- `") {
 			got.WriteString(line)
 		}
 	}

@@ -86,7 +86,7 @@ func sorted(all []Finding) []Finding {
 	return kept
 }
 
-// Topic is a kind of Finding. It is also the heading about it in docs/troubleshooting.md.
+// Topic is a kind of Finding.
 type Topic string
 
 // The topics.
@@ -144,65 +144,63 @@ const (
 type about struct {
 	order    int
 	severity Severity
+	more     string // the chapter in folder docs that says more
 	why      string // why it matters, and to whom
 }
 
-// topics has every topic. A test compares it with the document.
+// topics has every topic.
 var topics = map[Topic]about{
-	ModeUnavailable:   {1, Blocks, "the proxy cannot program this node in the mode, so clients of this node would reach no Service"},
-	ProxyUnhealthy:    {2, Blocks, "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
-	ProxySilent:       {3, Risk, "nobody can read the state of the proxy: neither status nor a monitoring system"},
-	IPForward:         {4, Blocks, "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
-	ProxyCondition:    {5, Risk, "the running proxy reports it: clients of a Service, a whole IP family or the monitoring of the node are affected"},
-	Kubeconfig:        {6, Blocks, "the proxy cannot connect to the API server, so it knows no Services and does not start"},
-	APIServer:         {7, Blocks, "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},
-	MissingRights:     {8, Blocks, "the API server refuses what the proxy must read, so it programs nothing or without topology"},
-	ClockSkew:         {9, Risk, "certificates and tokens count as expired or not yet valid, so the API server may refuse the proxy and kubelet"},
-	NodeUnknown:       {10, Blocks, "no endpoint counts as local: Services with policy Local are dropped here, and NodePorts of nodePortAddresses primary stay closed"},
-	PodCIDR:           {11, Risk, "pods of this node count as clients outside: their connections are masqueraded or dropped by policy Local, and endpoints lose the client's address"},
-	OtherProxy:        {12, Blocks, "two service proxies write rules for the same Services: each undoes the changes of the other, and a connection may reach an old endpoint"},
-	Leftovers:         {13, Risk, "rules of an earlier proxy translate connections first, to endpoints of that time"},
-	IPTablesVariants:  {14, Risk, "rules of the two variants do not see each other: kubelet, network plugin and proxy may work against each other"},
-	XtablesLock:       {15, Risk, "programs of the node write iptables at the same moment, and one of the two changes is lost"},
-	PortTaken:         {16, Blocks, "the server of the proxy does not start: probes restart the pod, load balancers leave the node, or nobody can ask for metrics"},
-	NodePortHidden:    {17, Risk, "clients of that program reach a Service in place of it"},
-	ServiceRoute:      {18, Risk, "processes of the node, such as kubelet and an API server that calls webhooks, reach no Service; pods do"},
-	InputPolicy:       {19, Risk, "load balancers get no answer from the health check, and send no traffic of policy Local to this node"},
-	ForwardPolicy:     {20, Blocks, "connections that are translated to pods are dropped afterwards: clients outside and on other nodes reach no pod of this node"},
-	SharedMark:        {46, Risk, "packets of the other program leave from a random port, so its peers may not know them: tunnels break"},
-	Firewall:          {21, Risk, "a firewall service drops what it does not know, and may drop traffic to pods or flush rules at a reload"},
-	ReversePathFilter: {22, Risk, "replies that leave by another interface than requests came in by are dropped: clients of NodePorts wait for a timeout"},
-	BridgeNetfilter:   {23, Risk, "replies between two pods on one bridge are not translated back: a pod that reaches its neighbour through a Service gets no answer"},
-	Liberal:           {24, Risk, "the kernel does not mark late packets as invalid, so they pass untranslated and the client resets its connection"},
-	Setting:           {25, Risk, "the setting that the configuration asks for is not in force, and the proxy may not write it"},
-	ConntrackFull:     {26, Blocks, "the kernel drops the first packet of each new connection of any program on this node"},
-	EarlyDrop:         {27, Risk, "the table of connections was full: the kernel dropped connections of any program on this node"},
-	InsertFailed:      {28, Risk, "two packets raced for one connection and one was lost: mostly DNS queries, which then take five seconds"},
-	HNS:               {29, Blocks, "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
-	HNSVersion:        {30, Risk, "this version of HNS lacks what the configuration or Services ask for"},
-	HNSNetwork:        {31, Blocks, "the proxy does not know where pods are, waits, and programs no Service"},
-	StrayPods:         {45, Risk, "no Service leads to these pods, and they may reach no pods of other nodes"},
-	SourceVIP:         {32, Blocks, "answers of pods on other nodes do not come back, so connections to them hang"},
-	VFPExtension:      {33, Blocks, "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
-	DSROff:            {34, Risk, "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
-	DSRLoopback:       {43, Risk, "a pod that connects to its own Service and is the endpoint gets no answer"},
-	WritableFiles:     {44, Risk, "the proxy works as the system: who may change its program or its files decides what it runs, or what it takes for its own"},
-	DynamicPorts:      {35, Blocks, "HNS refuses further load balancers, and programs of the node cannot connect out"},
+	ModeUnavailable:   {1, Blocks, "troubleshooting.md#the-program-ends-at-its-start", "the proxy cannot program this node in the mode, so clients of this node would reach no Service"},
+	ProxyUnhealthy:    {2, Blocks, "troubleshooting.md#healthz-answers-503", "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
+	ProxySilent:       {3, Risk, "troubleshooting.md#first-look", "nobody can read the state of the proxy: neither status nor a monitoring system"},
+	IPForward:         {4, Blocks, "troubleshooting.md#a-service-does-not-answer", "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
+	ProxyCondition:    {5, Risk, "troubleshooting.md#all-conditions", "the running proxy reports it: clients of a Service, a whole IP family or the monitoring of the node are affected"},
+	Kubeconfig:        {6, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the proxy cannot connect to the API server, so it knows no Services and does not start"},
+	APIServer:         {7, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},
+	MissingRights:     {8, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the API server refuses what the proxy must read, so it programs nothing or without topology"},
+	ClockSkew:         {9, Risk, "troubleshooting.md#the-api-server-is-unreachable", "certificates and tokens count as expired or not yet valid, so the API server may refuse the proxy and kubelet"},
+	NodeUnknown:       {10, Blocks, "troubleshooting.md#the-node-is-unknown", "no endpoint counts as local: Services with policy Local are dropped here, and NodePorts of nodePortAddresses primary stay closed"},
+	PodCIDR:           {11, Risk, "troubleshooting.md#the-client-address-is-lost", "pods of this node count as clients outside: their connections are masqueraded or dropped by policy Local, and endpoints lose the client's address"},
+	OtherProxy:        {12, Blocks, "troubleshooting.md#two-proxies-on-a-node", "two service proxies write rules for the same Services: each undoes the changes of the other, and a connection may reach an old endpoint"},
+	Leftovers:         {13, Risk, "troubleshooting.md#rules-of-another-proxy-come-back", "rules of an earlier proxy translate connections first, to endpoints of that time"},
+	IPTablesVariants:  {14, Risk, "troubleshooting.md#iptables-legacy-and-nft-are-mixed", "rules of the two variants do not see each other: kubelet, network plugin and proxy may work against each other"},
+	XtablesLock:       {15, Risk, "troubleshooting.md#the-xtables-lock-is-held", "programs of the node write iptables at the same moment, and one of the two changes is lost"},
+	PortTaken:         {16, Blocks, "troubleshooting.md#the-program-ends-at-its-start", "the server of the proxy does not start: probes restart the pod, load balancers leave the node, or nobody can ask for metrics"},
+	NodePortHidden:    {17, Risk, "troubleshooting.md#a-nodeport-does-not-answer-from-outside", "clients of that program reach a Service in place of it"},
+	ServiceRoute:      {18, Risk, "troubleshooting.md#a-service-does-not-answer", "processes of the node, such as kubelet and an API server that calls webhooks, reach no Service; pods do"},
+	InputPolicy:       {19, Risk, "modes.md#health-checks-of-load-balancers", "load balancers get no answer from the health check, and send no traffic of policy Local to this node"},
+	ForwardPolicy:     {20, Blocks, "troubleshooting.md#a-service-does-not-answer", "connections that are translated to pods are dropped afterwards: clients outside and on other nodes reach no pod of this node"},
+	SharedMark:        {46, Risk, "troubleshooting.md#the-client-address-is-lost", "packets of the other program leave from a random port, so its peers may not know them: tunnels break"},
+	Firewall:          {21, Risk, "troubleshooting.md#a-nodeport-does-not-answer-from-outside", "a firewall service drops what it does not know, and may drop traffic to pods or flush rules at a reload"},
+	ReversePathFilter: {22, Risk, "troubleshooting.md#a-nodeport-does-not-answer-from-outside", "replies that leave by another interface than requests came in by are dropped: clients of NodePorts wait for a timeout"},
+	BridgeNetfilter:   {23, Risk, "troubleshooting.md#a-pod-cannot-reach-itself-through-its-service", "replies between two pods on one bridge are not translated back: a pod that reaches its neighbour through a Service gets no answer"},
+	Liberal:           {24, Risk, "troubleshooting.md#connections-are-reset", "the kernel does not mark late packets as invalid, so they pass untranslated and the client resets its connection"},
+	Setting:           {25, Risk, "troubleshooting.md#all-conditions", "the setting that the configuration asks for is not in force, and the proxy may not write it"},
+	ConntrackFull:     {26, Blocks, "troubleshooting.md#the-conntrack-table-is-full", "the kernel drops the first packet of each new connection of any program on this node"},
+	EarlyDrop:         {27, Risk, "troubleshooting.md#the-conntrack-table-is-full", "the table of connections was full: the kernel dropped connections of any program on this node"},
+	InsertFailed:      {28, Risk, "troubleshooting.md#udp-or-dns-uses-an-old-endpoint", "two packets raced for one connection and one was lost: mostly DNS queries, which then take five seconds"},
+	HNS:               {29, Blocks, "troubleshooting.md#windows", "the proxy programs Windows through the Host Networking Service: no client of this node reaches a Service"},
+	HNSVersion:        {30, Risk, "windows.md#what-a-node-needs", "this version of HNS lacks what the configuration or Services ask for"},
+	HNSNetwork:        {31, Blocks, "windows.md#the-network-and-the-source-vip", "the proxy does not know where pods are, waits, and programs no Service"},
+	StrayPods:         {45, Risk, "troubleshooting.md#windows", "no Service leads to these pods, and they may reach no pods of other nodes"},
+	SourceVIP:         {32, Blocks, "windows.md#the-network-and-the-source-vip", "answers of pods on other nodes do not come back, so connections to them hang"},
+	VFPExtension:      {33, Blocks, "troubleshooting.md#windows", "HNS has no switch to put load balancers into: Services are accepted and forward nothing"},
+	DSROff:            {34, Risk, "windows.md#when-dynamic-ports-run-out", "each load balancer takes 64 dynamic ports of the node: after some 250 of them new Services fail"},
+	DSRLoopback:       {43, Risk, "troubleshooting.md#a-pod-cannot-reach-itself-through-its-service", "a pod that connects to its own Service and is the endpoint gets no answer"},
+	WritableFiles:     {44, Risk, "troubleshooting.md#windows", "the proxy works as the system: who may change its program or its files decides what it runs, or what it takes for its own"},
+	DynamicPorts:      {35, Blocks, "windows.md#when-dynamic-ports-run-out", "HNS refuses further load balancers, and programs of the node cannot connect out"},
 
-	AccelerationLeft:     {36, Risk, "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},
-	AccelerationOthers:   {37, Risk, "other programs give sockets endpoints before socket acceleration does, perhaps from old lists: clients of this node may connect to endpoints that are gone"},
-	AccelerationMounts:   {38, Risk, "programs of socket acceleration that are pinned in the hidden one stay in force, with old lists, and a process without SYS_ADMIN cannot remove them"},
-	AccelerationDetached: {39, Risk, "the rules serve connections that are not taken; a client of this node may see the address of an endpoint where it expects the ClusterIP"},
-	AccelerationLacks:    {40, Risk, "the rules serve all connections, so clients of this node reach every Service, without the speed that the configuration asks for"},
-	AccelerationPods:     {41, Risk, "the rules serve connections of pods, so only programs on the network of the node get the speed that the configuration asks for"},
-	AccelerationPeers:    {42, Risk, "a program that asks late for the peer of its connection to a ClusterIP gets the endpoint: some clients, and some logs, name an address that they did not ask for"},
+	AccelerationLeft:     {36, Risk, "acceleration.md#stop-removal-disputes", "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},
+	AccelerationOthers:   {37, Risk, "acceleration.md#stop-removal-disputes", "other programs give sockets endpoints before socket acceleration does, perhaps from old lists: clients of this node may connect to endpoints that are gone"},
+	AccelerationMounts:   {38, Risk, "acceleration.md#stop-removal-disputes", "programs of socket acceleration that are pinned in the hidden one stay in force, with old lists, and a process without SYS_ADMIN cannot remove them"},
+	AccelerationDetached: {39, Risk, "acceleration.md#stop-removal-disputes", "the rules serve connections that are not taken; a client of this node may see the address of an endpoint where it expects the ClusterIP"},
+	AccelerationLacks:    {40, Risk, "acceleration.md#what-it-needs", "the rules serve all connections, so clients of this node reach every Service, without the speed that the configuration asks for"},
+	AccelerationPods:     {41, Risk, "acceleration.md#which-cgroups", "the rules serve connections of pods, so only programs on the network of the node get the speed that the configuration asks for"},
+	AccelerationPeers:    {42, Risk, "acceleration.md#what-it-needs", "a program that asks late for the peer of its connection to a ClusterIP gets the endpoint: some clients, and some logs, name an address that they did not ask for"},
 }
 
-// Document is where each topic has a heading.
-const Document = "docs/troubleshooting.md"
-
 // Link returns where to read more.
-func (t Topic) Link() string { return Document + "#" + string(t) }
+func (t Topic) Link() string { return "docs/" + topics[t].more }
 
 // Why returns why the topic matters, and to whom.
 func (t Topic) Why() string { return topics[t].why }
