@@ -3,7 +3,7 @@
 //
 // One DLL, installed as computenetwork.dll and as vmcompute.dll. It passes each
 // call to the simulated HNS at $HNS_SIM_ADDR, "host:port", over TCP; the frames
-// are told in test/hns/README.md. The documents travel as they are, nothing
+// are described in test/hns/wire.go. The documents travel as they are, nothing
 // here reads them. One call runs at a time, as in HNS.
 #define WIN32_LEAN_AND_MEAN
 #include <winsock2.h>
