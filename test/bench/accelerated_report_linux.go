@@ -84,7 +84,7 @@ const (
 	requestLimit = 1.03
 )
 
-const whyTracked = "The rules make the kernel track all connections of the node, those to endpoints too: see the row of a direct connection beside the rules."
+const whyTracked = "The rules make the kernel track all connections of the node, those to endpoints too."
 
 // acceleratedPaths are rows on connections with one number of Services.
 func acceleratedPaths(size string) []row {
@@ -92,15 +92,15 @@ func acceleratedPaths(size string) []row {
 	for _, part := range []struct {
 		label, name string
 		limit       float64
-	}{{"connect alone", "made.", connectLimit}, {"request and response", "", requestLimit}} {
+	}{{"connect", "made.", connectLimit}, {"request", "", requestLimit}} {
 		direct := "connect." + part.name + size + "." + directName
 		for _, x := range []struct {
 			label, name string
 			aim         aim
 		}{
-			{"the layer without rules", "alone", aim{times: part.limit}},
-			{"direct, beside the rules of mode nftables", "beside", aim{}},
-			{"the layer above these rules", "layer", aim{times: part.limit}},
+			{"layer alone", "alone", aim{times: part.limit}},
+			{"direct, beside the rules", "beside", aim{}},
+			{"layer above the rules", "layer", aim{times: part.limit}},
 			{"mode nftables", "nftables", aim{}},
 			{"mode iptables", "iptables", aim{}},
 			{"peer", "known", aim{}},
@@ -110,9 +110,9 @@ func acceleratedPaths(size string) []row {
 			}
 			metric := "connect." + part.name + size + "." + x.name
 			all = append(all, row{label: part.label + ", " + x.label, metric: metric, floor: direct, ratio: metric + ".ratio",
-				unit: inSeconds, spread: true, aim: x.aim, why: whyTracked})
+				unit: inSeconds, spread: true, aim: x.aim, cited: part.name != "", why: whyTracked})
 		}
-		all = append(all, row{label: part.label + ", the layer against direct, both beside the rules", metric: "connect." + part.name + size + ".layer",
+		all = append(all, row{label: part.label + ", layer/direct, both beside the rules", metric: "connect." + part.name + size + ".layer",
 			floor: "connect." + part.name + size + ".beside", ratio: "beside." + part.name + size, unit: inSeconds, spread: true, aim: aim{times: part.limit}})
 	}
 	return all
@@ -121,8 +121,8 @@ func acceleratedPaths(size string) []row {
 // acceleratedSizes are rows on what more Services cost.
 func acceleratedSizes() []row {
 	var all []row
-	for _, part := range []struct{ label, name string }{{"connect alone", "made."}, {"request and response", ""}} {
-		for _, path := range []struct{ label, name string }{{"the layer without rules", "alone"}, {"the layer above the rules", "layer"}} {
+	for _, part := range []struct{ label, name string }{{"connect", "made."}, {"request", ""}} {
+		for _, path := range []struct{ label, name string }{{"layer alone", "alone"}, {"layer above the rules", "layer"}} {
 			all = append(all, row{label: fmt.Sprintf("%s, %s, against %d Services", part.label, path.label, fewServices),
 				metric: "more." + part.name + path.name, unit: inPercent, spread: true, aim: aim{most: always(0.02)}})
 		}
@@ -147,8 +147,8 @@ func acceleratedCosts() []row {
 func acceleratedEntries() []row {
 	var all []row
 	for _, x := range []struct{ label, name string }{
-		{"direct", directName}, {"the layer without rules", "alone"}, {"direct, beside the rules of mode nftables", "beside"},
-		{"the layer above these rules", "layer"}, {"mode nftables", "nftables"}, {"mode iptables", "iptables"}, {"peer", "known"},
+		{"direct", directName}, {"layer alone", "alone"}, {"direct, beside the rules", "beside"},
+		{"layer above the rules", "layer"}, {"mode nftables", "nftables"}, {"mode iptables", "iptables"}, {"peer", "known"},
 	} {
 		all = append(all, row{label: x.label, metric: "translated.few." + x.name, floor: "entries.few." + x.name, unit: inWhole})
 	}
@@ -156,19 +156,13 @@ func acceleratedEntries() []row {
 }
 
 const howAccelerated = `
-**The layer** gives a socket its endpoint when it connects. Connections of a client in a pod's cgroup go to all
-Services in turn, and **direct** ones to as many other addresses, in a network without rules. Paths take turns in 150
-rounds; a ratio is the median of the rounds', and 95 % is where the true one is with that probability.
-
-- **the layer without rules** is what it costs itself.
-- **the layer above these rules** is what a node has. Translation needs connection tracking, and the kernel then tracks
-  direct connections, too: compare those beside the rules.
-- **mode iptables** uses iptables-legacy.
-
-A start is the median of five without tables of an earlier process. A change is one of 2,000, from the snapshot to the
-kernel. Entries of connection tracking are counted while the connections are open.
+**The layer** gives a socket its endpoint when it connects. A client in a pod's cgroup connects to all Services in turn;
+**direct** connections go to as many other addresses, in a network without rules. A ratio is the median of 150 rounds, and
+95 % is where the true one is with that probability. **The rules** are those of mode nftables. They make the kernel track
+direct connections, too, so compare the layer above them with those. Mode iptables uses iptables-legacy. A start is the
+median of five; a change is one of 2,000, from the snapshot to the kernel.
 `
 
 const howKnown = `
-- **peer** is the program that PEER_KUBE_PROXY named, in mode nftables, with 10 Services only.
+**peer** is the program that PEER_KUBE_PROXY named, in mode nftables, with 10 Services only.
 `

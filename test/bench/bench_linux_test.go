@@ -46,7 +46,7 @@ func TestQuickRun(t *testing.T) {
 	if err != nil {
 		t.Fatalf("read the document: %v", err)
 	}
-	for _, want := range []string{"\n## From objects to the kernel\n", "\n### 1,100 Services of 10 endpoints\n", "| first program, CPU ", "\n### Where the time goes\n", noPeer} {
+	for _, want := range []string{"\n## From objects to the kernel\n", "\n### 1,100 Services of 10 endpoints\n", "| first program, CPU ", noPeer} {
 		if !strings.Contains(string(document), want) {
 			t.Errorf("the document does not contain %q:\n%s", want, document)
 		}
@@ -103,7 +103,7 @@ func TestQuickRunOfConnect(t *testing.T) {
 	}
 	_, entries, _ := strings.Cut(out.String(), "\nEntries of connection tracking")
 	for label, want := range map[string][2]string{
-		"direct": {"0", "0"}, "the layer without rules": {"0", "0"}, "the layer above these rules": {"100", "0"}, "mode nftables": {"100", "100"},
+		"direct": {"0", "0"}, "layer alone": {"0", "0"}, "layer above the rules": {"100", "0"}, "mode nftables": {"100", "100"},
 	} {
 		if found := rowOf(entries, label); found[2] != want[0] || found[3] != want[1] {
 			t.Errorf("entries of %s: %q, want %q", label, found, want)

@@ -117,7 +117,6 @@ func pathRows() []row {
 
 const howChains = `
 The **known layout** is the one that Services have had in iptables for years: one list of all, a chain for each, and a
-chain for each endpoint. The bench gives it to iptables-restore, so its figures are those of that command, while
-**ours** begin at the tracker. The two take turns three times, and the tables have the medians. CPU has all commands in
-it. iptables-nft gets two minutes for the layout in one piece, and for changes gets it in pieces.
+chain for each endpoint. Its figures are those of iptables-restore, while **ours** begin at the tracker. The tables have the
+medians of three turns, CPU with all commands. iptables-nft gets two minutes for the layout in one piece.
 `

@@ -10,8 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-
-	"kubeproxy/test/kit"
 )
 
 // document is the file with a section for each part. A run replaces the sections that it
@@ -64,77 +62,41 @@ func (d *document) write() error {
 }
 
 const documentIntro = documentHead + `
-` + "`make bench`" + ` measures and writes this file, and ` + "`make bench PART=served`" + ` one part of it. So each section tells when and
-where it was measured, and with what load (an average over a minute). The bench itself brings it to about 1, an API
-server or another proxy to about 2. A higher load makes times longer, mostly the p99; CPU time and ratios bear it.
+` + "`make bench`" + ` measures and writes this file, and ` + "`make bench PART=served`" + ` one part of it. Rows without an aim are printed while it
+runs; the file has few of them. The bench itself brings the load (an average over a minute) to about 1, an API server or
+another proxy to about 2. A higher load makes times longer, mostly the p99; CPU time and ratios bear it.
 `
 
 // text is the whole file.
 func (d *document) text() string {
-	cells := [][]string{{"part", "measured", "load at most", "aims met", "missed"}}
-	var all overview
+	var met, missed int
 	var b strings.Builder
 	for _, p := range parts {
 		text, ok := d.sections[p.title]
 		if !ok {
 			continue
 		}
-		o := overviewOf(text)
-		all.met, all.missed = all.met+o.met, all.missed+o.missed
-		cells = append(cells, []string{p.name, o.date, o.during, fmt.Sprint(o.met), fmt.Sprint(o.missed)})
+		m, n := aims(text)
+		met, missed = met+m, missed+n
 		b.WriteString("\n" + text)
 	}
-	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n\n%s%s", documentIntro, all.met, all.missed, kit.Numbers(cells), b.String())
+	return fmt.Sprintf("%s\n**%d aims met, %d missed.**\n%s", documentIntro, met, missed, b.String())
 }
 
-// overview is the summary of a section.
-type overview struct {
-	date, before, during, took string
-	met, missed                int
-}
-
-// overviewOf parses a section's text, of any run.
-func overviewOf(text string) overview {
-	var o overview
-	fences := 0 // the facts are between the first two
+// aims counts the aims in the tables of a section, of any run.
+func aims(text string) (met, missed int) {
 	for line := range strings.Lines(text) {
-		word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		rest = strings.TrimSpace(rest)
-		if strings.HasPrefix(word, "|") {
-			o.count(rest)
-		}
-		if word == fence {
-			fences++
-		}
-		if fences != 1 {
+		if !strings.HasPrefix(line, "|") {
 			continue
 		}
-		switch word {
-		case "date":
-			o.date = rest
-		case "load":
-			o.before, o.during, _ = strings.Cut(rest, " before, at most ")
-		case "took":
-			o.took = rest
+		for cell := range strings.SplitSeq(line, "|") {
+			switch strings.TrimSpace(cell) {
+			case aimMet:
+				met++
+			case aimMissed:
+				missed++
+			}
 		}
 	}
-	return o
-}
-
-// count counts the row of a table.
-func (o *overview) count(row string) {
-	for cell := range strings.SplitSeq(row, "|") {
-		switch strings.TrimSpace(cell) {
-		case aimMet:
-			o.met++
-		case aimMissed:
-			o.missed++
-		}
-	}
-}
-
-// String is the last line about a part.
-func (o overview) String() string {
-	return fmt.Sprintf("%d aims met, %d missed. Load average (1 min) %s before, at most %s during. Took %s.",
-		o.met, o.missed, o.before, o.during, o.took)
+	return met, missed
 }

@@ -23,10 +23,8 @@ type facts struct {
 	commit     string
 	kernel     string
 	cpu        string
-	memory     float64 // bytes
 	loadBefore load
 	loadDuring load // the highest sample
-	took       time.Duration
 	// still is whether no other load on the machine changes the figures.
 	still bool
 }
@@ -40,11 +38,7 @@ func readFacts(ctx context.Context, now time.Time) (facts, error) {
 	if err := unix.Uname(&u); err != nil {
 		return facts{}, fmt.Errorf("read the kernel's release: %w", err)
 	}
-	kB, err := field("/proc/meminfo", "MemTotal:")
-	if err != nil {
-		return facts{}, fmt.Errorf("read the size of the memory: %w", err)
-	}
-	f := facts{date: now, commit: commit(ctx), memory: kB * 1024}
+	f := facts{date: now, commit: commit(ctx)}
 	f.kernel = fmt.Sprintf("Linux %s %s", unix.ByteSliceToString(u.Release[:]), runtime.GOARCH)
 	f.cpu = fmt.Sprintf("%d of %s", runtime.NumCPU(), cpuModel())
 	f.loadBefore = readLoad()
@@ -107,14 +101,12 @@ func (f *facts) machine() string {
 commit  %s
 kernel  %s
 cpu     %s
-memory  %.0f GiB
-go      %s
-`, f.date.UTC().Format("2006-01-02 15:04 MST"), f.commit, f.kernel, f.cpu, f.memory/(1<<30), runtime.Version())
+`, f.date.UTC().Format("2006-01-02 15:04 MST"), f.commit, f.kernel, f.cpu)
 }
 
 // text is the head of a section.
 func (f *facts) text() string {
-	return fmt.Sprintf("%sload    %s before, at most %s\ntook    %.0f s\n", f.machine(), f.loadBefore, f.loadDuring, f.took.Seconds())
+	return fmt.Sprintf("%sload    %s before, at most %s\n", f.machine(), f.loadBefore, f.loadDuring)
 }
 
 // busy is a load that neither the bench nor a peer causes.

@@ -135,7 +135,7 @@ func (b *bench) measure(ctx context.Context) error {
 
 // measureInside measures the path between a source and the kernel.
 func (b *bench) measureInside(ctx context.Context, s *section) error {
-	s.how, s.after = howMeasured, whereTimeGoes
+	s.how = howMeasured
 	b.notePeer(s, howPeer)
 	few, err := b.child(ctx, task{Role: roleFew, Services: fewServices})
 	if err != nil {

@@ -134,11 +134,3 @@ func (t task) kernelMemory() (float64, error) {
 	}
 	return strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
 }
-
-// memorySource describes the source of kernelMemory.
-func (t task) memorySource() string {
-	if t.Group == "" {
-		return "Slab in /proc/meminfo"
-	}
-	return "memory.kmem.usage_in_bytes of an own cgroup"
-}

@@ -174,7 +174,6 @@ func (t task) first(ctx context.Context, f *figures, r *pipeline) error {
 	}
 	f.set("kernel", after-kernel)
 	f.set("heap", (heapInUse()-heap)/float64(t.Services*perService))
-	f.note("Kernel memory: %s.", t.memorySource())
 	runtime.KeepAlive(r)
 	return nil
 }

@@ -96,8 +96,7 @@ func (p *peer) measure(ctx context.Context, f *figures) error {
 	if err == nil {
 		var after float64
 		after, err = p.kernelMemory()
-		f.set("kernel", after-kernel)
-		f.note("Peer: peak RSS is that of the largest of its processes, kernel memory includes their page tables.")
+		f.set("kernel", after-kernel) // with the page tables of its processes
 	}
 	if err == nil {
 		err = p.changes(ctx, f, running)
@@ -185,7 +184,7 @@ func (p *peer) changes(ctx context.Context, f *figures, running *process) error 
 		f.set(c.metric+".p50", quantile(took, 0.5))
 		counts = append(counts, fmt.Sprintf("%s %d", c.metric, len(took)))
 	}
-	f.note("Peer: number of changes measured: %s.", strings.Join(counts, ", "))
+	f.note("Peer: changes measured: %s.", strings.Join(counts, ", "))
 	return p.many(ctx, f, running)
 }
 

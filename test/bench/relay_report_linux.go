@@ -35,14 +35,13 @@ func relayRows() []row {
 		{label: "one long flow, median", metric: "flow.through", floor: "flow.direct", ratio: "flow.ratio", unit: inGigabytes, aim: aim{least: 0.6},
 			why: "Every packet passes through two more sockets, on the same processors as both its ends."},
 		{label: "proxy's CPU for each GB", metric: "flow.cpu", unit: inSeconds},
-		{label: "connection, p50", metric: "connect.first", floor: "connect.direct", ratio: "connect.first.ratio", unit: inSeconds},
+		{label: "connection, p50", metric: "connect.first", floor: "connect.direct", ratio: "connect.first.ratio", unit: inSeconds, cited: true},
 		{label: "connections at once", metric: "many.count", unit: inWhole},
-		{label: "memory (RSS) for each of them", metric: "many.memory", unit: inKilobytes},
+		{label: "memory (RSS) for each of them", metric: "many.memory", unit: inKilobytes, cited: true},
 	}
 }
 
 const howRelayed = `
 The whole program between client, node and server, which share the processors. A **flow** is one TCP connection at full
-speed for two seconds. Direct ones and those through a Service take turns 16 times; the ratio is the median of the
-pairs'. Connections **at once** are answered and silent; kernel memory of their sockets comes on top.
+speed for two seconds; its ratio is the median of 16 pairs. Connections **at once** are answered and silent.
 `

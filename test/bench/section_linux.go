@@ -59,7 +59,6 @@ type section struct {
 	how    string   // how it is measured
 	notes  []string // of the run
 	tables []table
-	after  string // what the figures mean
 }
 
 // add adds t and prints it as progress.
@@ -89,9 +88,10 @@ func (b *bench) run(ctx context.Context, p part) (*section, error) {
 	if err := p.measure(b, ctx, s); err != nil {
 		return nil, err
 	}
-	b.facts.took = time.Since(began)
 	s.facts = b.facts
-	fmt.Fprintf(b.out, "\n%s\n", overviewOf(s.text()))
+	met, missed := aims(s.text())
+	fmt.Fprintf(b.out, "\n%d aims met, %d missed. Load average (1 min) %s before, at most %s during. Took %.0f s.\n",
+		met, missed, s.facts.loadBefore, s.facts.loadDuring, time.Since(began).Seconds())
 	return s, nil
 }
 
@@ -105,7 +105,10 @@ func (s *section) text() string {
 	d.WriteString(s.how)
 	said := map[string]bool{} // notes, each of which is printed once
 	for i := range s.tables {
-		t := &s.tables[i]
+		t := s.tables[i].short()
+		if len(t.rows) == 0 {
+			continue
+		}
 		if t.title != "" {
 			d.WriteString("\n### " + t.title + "\n")
 		}
@@ -117,7 +120,6 @@ func (s *section) text() string {
 			said[note] = true
 		}
 	}
-	d.WriteString(s.after)
 	d.WriteString(s.missed())
 	return d.String()
 }

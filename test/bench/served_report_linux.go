@@ -20,7 +20,7 @@ func (b *bench) measureServed(ctx context.Context, s *section) error {
 	}
 	defer remove()
 	x := task{Quick: b.quick}.extent()
-	s.how = fmt.Sprintf(howServed, thousands(x.services), x.samples, thousands(x.together), x.rate, x.long, thousands(x.most), x.churns)
+	s.how = fmt.Sprintf(howServed, thousands(x.services), x.samples, thousands(x.most), x.churns)
 	b.notePeer(s, "")
 	t := table{services: x.services, rows: servedRows()}
 	programs := map[role]program{roleOurs: ours}
@@ -67,8 +67,11 @@ func servedRows() []row {
 	return []row{
 		{label: "one endpoint changed, p50", metric: "served.single.p50", unit: inSeconds, aim: aim{most: always(20e-3)}, why: whySingle},
 		{label: "one endpoint changed, p99", metric: "served.single.p99", unit: inSeconds, aim: aim{most: always(250e-3)}, why: whySingle},
+		{label: "changes of one endpoint", metric: "served.single.count", unit: inWhole},
+		{label: "Services made at once, by the API server", metric: "served.together.written", unit: inSeconds},
 		{label: "Services made at once, p50", metric: "served.together.p50", unit: inSeconds},
 		{label: "Services made at once, p99", metric: "served.together.p99", unit: inSeconds},
+		{label: "steady changes in a second", metric: "served.steady.rate", unit: inWhole},
 		{label: "steady changes, CPU for each", metric: "served.steady.cpu", unit: inSeconds},
 		{label: "steady changes, p50", metric: "served.steady.p50", unit: inSeconds},
 		{label: "steady changes, p99", metric: "served.steady.p99", unit: inSeconds},
@@ -80,12 +83,10 @@ func servedRows() []row {
 }
 
 const howServed = `
-The whole program reads a real etcd and kube-apiserver on the same machine, over TLS. Every time begins with the request
-to the API server and ends when the kernel reports the change. A peer has the same configuration and objects.
+The whole program reads a real etcd and kube-apiserver on the same machine, over TLS. A time begins with the request to the
+API server and ends when the kernel reports the change. A peer has the same configuration and objects.
 
 - **one endpoint changed**: with %s Services of 10 endpoints, %d changes, 1.1 s apart.
-- **Services made at once**: %s more, as fast as the API server takes them.
-- **steady changes**: one endpoint each, %d a second for %s.
 - **memory**: with %s Services of 10 endpoints, at rest; then every endpoint is replaced, %d times. Growth is
   between the first and the last of these.
 `

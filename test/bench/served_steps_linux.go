@@ -27,7 +27,7 @@ func (s *served) singles(ctx context.Context, f *figures) error {
 		took = append(took, one...)
 	}
 	s.spread(f, "served.single", took)
-	f.note("%s: %d single changes.", s.Program.Name, len(took))
+	f.set("served.single.count", float64(len(took)))
 	return nil
 }
 
@@ -44,7 +44,7 @@ func (s *served) atOnce(ctx context.Context, f *figures) error {
 		return err
 	}
 	s.spread(f, "served.together", took)
-	f.note("%s: the API server took %.1f s to make %s Services at once.", s.Program.Name, written.Seconds(), thousands(s.together))
+	f.seconds("served.together.written", written)
 	return nil
 }
 
@@ -62,7 +62,7 @@ func (s *served) steady(ctx context.Context, f *figures) error {
 	}
 	f.seconds("served.steady.cpu", (s.process.usedCPU()-cpu)/time.Duration(n))
 	s.spread(f, "served.steady", took)
-	f.note("%s: %.0f changes a second came about, for %s.", s.Program.Name, float64(n)/s.long.Seconds(), s.long)
+	f.set("served.steady.rate", float64(n)/s.long.Seconds())
 	return nil
 }
 

@@ -81,6 +81,8 @@ type row struct {
 	// spread is whether the limits of the ratio, or of the metric if it has none, are shown.
 	spread bool
 	aim    aim
+	// cited is whether the document has the row though it has no aim.
+	cited bool
 	// why is what limits the figure.
 	why string
 }
@@ -109,6 +111,8 @@ func oneChange(services int) float64 {
 	}
 	return 2e-3
 }
+
+func (a aim) none() bool { return a.most == nil && a.times == 0 && a.least == 0 }
 
 // overFew compares the costs of a connection with those with few Services, both as
 // multiples of a direct one.
@@ -240,6 +244,12 @@ func (t *table) grid() string {
 		cells[i] = c
 	}
 	return kit.Numbers(cells)
+}
+
+// short is t without what the document leaves out: rows without an aim that nothing cites.
+func (t table) short() table {
+	t.rows = slices.DeleteFunc(slices.Clone(t.rows), func(r row) bool { return r.aim.none() && !r.cited })
+	return t
 }
 
 func firstWord(s string) string {

@@ -80,13 +80,12 @@ func countingRows() []row {
 			a = aim{times: 1.03}
 		}
 		all = append(all, row{label: "connection " + r.label + ", p50", metric: "connect." + r.name, unit: inSeconds, aim: a,
-			floor: "connect.direct", ratio: "connect." + r.name + ".ratio", why: why})
+			floor: "connect.direct", ratio: "connect." + r.name + ".ratio", cited: true, why: why})
 	}
 	return all
 }
 
 const howCounting = `
-Two networks in mode nftables: the rules of one count connections (` + "`--count-traffic`" + `). Connections through both take
-turns, and a second turn without counting shows what is chance. Modes iptables and ipvs count nothing that the kernel
-does not count anyway.
+Two networks in mode nftables: the rules of one count connections (` + "`--count-traffic`" + `). A second turn without counting
+shows what is chance.
 `
