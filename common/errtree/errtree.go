@@ -1,11 +1,14 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package errtree walks the trees that errors.Join and %w make of errors. No other
-// package looks into an error that joins several.
+// Package errtree walks the trees that errors.Join and %w make of errors, and finds in them
+// what systems call differently. No other package looks into an error that joins several.
 package errtree
 
-import "errors"
+import (
+	"errors"
+	"syscall"
+)
 
 // Causes returns the errors that err wraps directly: none, one, or those that it joins.
 func Causes(err error) []error {
@@ -71,4 +74,12 @@ func Find[T error](err error) []T {
 		return !ok
 	})
 	return found
+}
+
+// InUse reports that err says that an address is in use. Windows has a number of its own
+// for that, WSAEADDRINUSE:
+// https://learn.microsoft.com/en-us/windows/win32/winsock/windows-sockets-error-codes-2
+func InUse(err error) bool {
+	const wsaAddrInUse = syscall.Errno(10048)
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddrInUse)
 }

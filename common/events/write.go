@@ -27,7 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubeproxy/common/printable"
-	"kubeproxy/common/retryafter"
+	"kubeproxy/common/source"
 )
 
 // Run writes Events until ctx ends.
@@ -213,10 +213,10 @@ type writer interface {
 
 // write adds n to its series, or creates a new Event.
 func (r *Recorder) write(ctx context.Context, n *pendingEvent) error {
-	ctx, cancel := context.WithTimeout(retryafter.NewContext(ctx), 10*time.Second)
+	ctx, cancel := context.WithTimeout(source.WithRetryAfter(ctx), 10*time.Second)
 	defer cancel()
 	err := r.attempt(ctx, n)
-	n.asked = retryafter.Asked(ctx, err)
+	n.asked = source.RetryAfter(ctx, err)
 	return err
 }
 
@@ -326,7 +326,7 @@ func newClient(to *rest.Config) (client, error) {
 	c.APIPath, c.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c.QPS, c.RateLimiter, c.WarningHandler = -1, nil, rest.NoWarnings{}
-	retryafter.Wrap(c)
+	source.NoteRetryAfter(c)
 	api, err := rest.RESTClientFor(c)
 	return client{api}, err
 }

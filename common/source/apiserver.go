@@ -28,8 +28,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
-
-	"kubeproxy/common/retryafter"
 )
 
 // APIServer is a Source that lists and watches objects of a Kubernetes API server. It
@@ -245,7 +243,7 @@ func newClient(to *rest.Config, gv schema.GroupVersion, path string, limits flow
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	c := rest.CopyConfig(to)
 	c.RateLimiter = limits
-	retryafter.Wrap(c)
+	NoteRetryAfter(c)
 	c.APIPath, c.GroupVersion = path, &gv
 	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(c)

@@ -25,7 +25,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"kubeproxy/common/files"
-	"kubeproxy/common/retryafter"
 )
 
 // Sink receives the objects of a cluster. A Source calls it from one goroutine at a time.
@@ -275,9 +274,9 @@ func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
 	}
 	var found corev1.NodeList
 	o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", a.NodeName).String()}
-	ctx = retryafter.NewContext(ctx)
+	ctx = WithRetryAfter(ctx)
 	err = client.Get().Resource(kindNodes).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(&found)
-	a.pace.bar(kindNodes, retryafter.Asked(ctx, err))
+	a.pace.bar(kindNodes, RetryAfter(ctx, err))
 	if err != nil {
 		return nil, fmt.Errorf("read the Node %s at the API server: %w", a.NodeName, err)
 	}

@@ -25,8 +25,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-
-	"kubeproxy/common/retryafter"
 )
 
 // run lists and watches until ctx ends. If the API server lacks the kind or forbids it,
@@ -125,7 +123,7 @@ func isAny(version string) bool { return version == "" || version == "0" }
 
 // ask lists once. It returns the list and its version.
 func (w *watcher) ask(ctx context.Context, o metav1.ListOptions) (l runtime.Object, version string, err error) {
-	ctx, cancel := context.WithTimeoutCause(retryafter.NewContext(ctx), w.timeout, ErrNoAnswer)
+	ctx, cancel := context.WithTimeoutCause(WithRetryAfter(ctx), w.timeout, ErrNoAnswer)
 	defer cancel()
 	l, err = w.feed.from.list(ctx, o)
 	if err == nil {
@@ -162,7 +160,7 @@ func (w *watcher) watch(ctx context.Context, o metav1.ListOptions) (apiwatch.Int
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithCancelCause(retryafter.NewContext(ctx)) // cancels the response too, not just the request
+	ctx, cancel := context.WithCancelCause(WithRetryAfter(ctx)) // cancels the response too, not just the request
 	alarm := time.AfterFunc(w.timeout, func() { cancel(ErrNoAnswer) })
 	in, err := w.feed.from.watch(ctx, o)
 	alarm.Stop()
@@ -204,7 +202,7 @@ func (w *watcher) seer(o metav1.ListOptions) func(apiwatch.Event) {
 	ordered := o.SendInitialEvents == nil && !isAny(o.ResourceVersion)
 	return func(e apiwatch.Event) {
 		if e.Type == apiwatch.Error {
-			w.feed.pace.bar(w.feed.kind, retryafter.Asked(w.ctx, apierrors.FromObject(e.Object)))
+			w.feed.pace.bar(w.feed.kind, RetryAfter(w.ctx, apierrors.FromObject(e.Object)))
 			return
 		}
 		how := inOrder
@@ -224,7 +222,7 @@ func (w *watcher) report(ctx context.Context, err error) error {
 	if err == nil || w.ctx.Err() != nil {
 		return err
 	}
-	w.feed.pace.bar(w.feed.kind, retryafter.Asked(ctx, err))
+	w.feed.pace.bar(w.feed.kind, RetryAfter(ctx, err))
 	if isNormalEnd(err) {
 		return err
 	}

@@ -23,8 +23,8 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/abstract"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/proc"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
@@ -70,7 +70,7 @@ func attackingLease() {
 
 // holdLease has the name of the lease, sends proofs back and claims to have yielded.
 func holdLease() {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: abstract.Name})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: proc.LeaseName})
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
@@ -137,13 +137,13 @@ func floodLease() {
 func dialLease(withAddress bool) *net.UnixConn {
 	var from *net.UnixAddr
 	if withAddress {
-		name := abstract.Name + "/client/"
+		name := proc.LeaseName + "/client/"
 		for len(name) < 108 {
 			name += fmt.Sprintf("%x", rand.N(16))
 		}
 		from = &net.UnixAddr{Net: "unix", Name: name}
 	}
-	c, err := net.DialUnix("unix", from, &net.UnixAddr{Net: "unix", Name: abstract.Name})
+	c, err := net.DialUnix("unix", from, &net.UnixAddr{Net: "unix", Name: proc.LeaseName})
 	if err != nil {
 		return nil
 	}

@@ -16,7 +16,6 @@ import (
 
 	"kubeproxy/common/service"
 	netfilter "kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/platform/linux/packet"
 )
 
@@ -65,17 +64,17 @@ func (Netlink) Links() ([]Link, error) {
 }
 
 // nftChains lists the chains of nftables in tables that see packets of IPv4 or IPv6.
-func nftChains(ctx context.Context) ([]nft.Chain, error) {
+func nftChains(ctx context.Context) ([]netfilter.Chain, error) {
 	s, err := netfilter.Dial(unix.NETLINK_NETFILTER, netfilter.Options{})
 	if err != nil {
 		return nil, fmt.Errorf("netfilter: %w", err)
 	}
 	defer s.Close()
-	all, err := nft.Chains(ctx, s, unix.NFPROTO_UNSPEC)
+	all, err := netfilter.Chains(ctx, s, unix.NFPROTO_UNSPEC)
 	if err != nil {
-		return nil, nft.WithHint(err)
+		return nil, netfilter.NFTHint(err)
 	}
-	return slices.DeleteFunc(all, func(c nft.Chain) bool { return nft.FamilyNames[c.Family] == "" }), nil
+	return slices.DeleteFunc(all, func(c netfilter.Chain) bool { return netfilter.FamilyNames[c.Family] == "" }), nil
 }
 
 var hooks = map[packet.Hook]Hook{packet.Input: Input, packet.Forward: Forward}
@@ -85,7 +84,7 @@ func (Netlink) FilterChains(ctx context.Context, each func(*Chain) error) error 
 	for _, f := range service.Families {
 		k, err := packet.Open(ctx, f, nil)
 		if err != nil {
-			return nft.WithHint(err)
+			return netfilter.NFTHint(err)
 		}
 		err = filterChains(f, k, each)
 		k.Close()
@@ -114,7 +113,7 @@ func filterChains(f service.Family, t packet.Tables, each func(*Chain) error) er
 		if !b.Drops || !filters || b.Family == "inet" && f == service.IPv6 { // seen for IPv4
 			continue
 		}
-		c := &Chain{Hook: hook, Family: cmp.Or(b.Family, nft.FamilyName(f)), Table: b.Table, Name: b.Name, Legacy: b.Family == "", Tables: t, Base: b}
+		c := &Chain{Hook: hook, Family: cmp.Or(b.Family, netfilter.FamilyName(f)), Table: b.Table, Name: b.Name, Legacy: b.Family == "", Tables: t, Base: b}
 		if err := each(c); err != nil {
 			return err
 		}

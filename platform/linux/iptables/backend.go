@@ -15,7 +15,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // Driver is what Backend needs from the system, for one family. All methods except Watch
@@ -247,7 +247,7 @@ func (p *plan) activate() error {
 	var errs []error
 	for _, table := range p.dormant {
 		if err := p.backend.driver.Activate(table); err != nil {
-			name := nft.FamilyName(p.backend.family) + " " + table
+			name := netlink.FamilyName(p.backend.family) + " " + table
 			errs = append(errs, fmt.Errorf("activate table %s, which is dormant, so none of its rules works: %w: try nft add table %s", name, err, name))
 		}
 	}

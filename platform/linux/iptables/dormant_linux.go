@@ -13,7 +13,6 @@ import (
 
 	"kubeproxy/common/explain"
 	"kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // tableTimeout limits the time that the kernel has for a reply about a table.
@@ -26,7 +25,7 @@ func (r *runner) SavedTables() []string {
 	}
 	var all []string
 	for _, name := range []string{rawTable, mangle, nat, filter} {
-		all = append(all, nft.FamilyName(r.family)+" "+name)
+		all = append(all, netlink.FamilyName(r.family)+" "+name)
 	}
 	return all
 }
@@ -89,7 +88,7 @@ func dialNetfilter() (*netlink.Socket, error) {
 // tableFlags returns the flags of a table, 0 if the table does not exist.
 func tableFlags(ctx context.Context, s *netlink.Socket, family byte, table string) (uint32, error) {
 	e := &netlink.Encoder{}
-	e.NetfilterMessage(nft.Type(unix.NFT_MSG_GETTABLE), 0, family, 0)
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETTABLE), 0, family, 0)
 	e.Text(unix.NFTA_TABLE_NAME, table)
 	e.EndMessage()
 	var flags uint32
@@ -110,7 +109,7 @@ func setTableFlags(s *netlink.Socket, family byte, table string, flags uint32) e
 	e := &netlink.Encoder{}
 	e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 	e.EndMessage()
-	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWTABLE), unix.NLM_F_ACK, family, 0)
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_ACK, family, 0)
 	e.Text(unix.NFTA_TABLE_NAME, table)
 	e.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 	e.EndMessage()

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // TestDormantTables makes a table dormant, before the first sync and later. The backend
@@ -22,7 +22,7 @@ func TestDormantTables(t *testing.T) {
 		want := simple(3)
 		apply(t, b, want)
 		for _, table := range tables {
-			name := nft.FamilyName(b.family) + " " + table
+			name := netlink.FamilyName(b.family) + " " + table
 			dormant := "add table " + name + " { flags dormant; }"
 			runNFT(t, dormant)
 			if !poll(func() bool { return touched(t, b) }) {

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/sysctl"
 )
@@ -399,9 +399,9 @@ func nftChains(f service.Family) ([]id, error) {
 		return nil, err
 	}
 	defer s.Close()
-	found, err := nft.Chains(context.Background(), s, nft.Family(f))
+	found, err := netlink.Chains(context.Background(), s, netlink.NFTFamily(f))
 	if err != nil {
-		return nil, nft.WithHint(err)
+		return nil, netlink.NFTHint(err)
 	}
 	all := make([]id, len(found))
 	for i, c := range found {

@@ -12,7 +12,6 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/platform/linux/proc"
 )
 
@@ -37,7 +36,7 @@ func newNFTMonitor(f service.Family, of Role) (*nftMonitor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netfilter: %w", err)
 	}
-	n := &nftMonitor{role: of, family: nft.Family(f), sock: s}
+	n := &nftMonitor{role: of, family: netlink.NFTFamily(f), sock: s}
 	err = s.Join(unix.NFNLGRP_NFTABLES)
 	if errors.Is(err, unix.EPERM) {
 		err = fmt.Errorf("%w: the right CAP_NET_ADMIN is needed", err)

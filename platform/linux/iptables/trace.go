@@ -16,7 +16,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/packet"
 )
 
@@ -213,7 +213,7 @@ type traceComparison struct {
 // faults lists the differences. Rules that concern other packets only are left out.
 func (c *traceComparison) faults() []string {
 	for _, table := range c.tables.dormant {
-		c.fault("table %s %s has the flag dormant, so the kernel runs none of its chains", nft.FamilyName(c.family), table)
+		c.fault("table %s %s has the flag dormant, so the kernel runs none of its chains", netlink.FamilyName(c.family), table)
 	}
 	visits := maps.Clone(c.plan.visits)
 	for i, all := range c.have.visits {

@@ -5,7 +5,8 @@
 // writes requests, Messages and Attributes read answers, Socket sends and receives. Callers
 // know the subsystem. The package has what general libraries lack: one acknowledgement for
 // a transaction, one buffer for all answers instead of memory for each attribute, and
-// notifications without those about a caller's own changes.
+// notifications without those about a caller's own changes. It also has what everybody
+// needs who talks to nf_tables, whatever the tables are for.
 package netlink
 
 import (

@@ -19,7 +19,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -184,7 +184,7 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-func (b *Backend) name() string { return nft.FamilyName(b.family) + " " + b.options.table() }
+func (b *Backend) name() string { return netlink.FamilyName(b.family) + " " + b.options.table() }
 
 // planIncremental plans the step from the installed snapshot to want, without reading the
 // table.

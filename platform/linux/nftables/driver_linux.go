@@ -14,7 +14,6 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/linux/sysctl"
 )
@@ -25,7 +24,7 @@ func New(f service.Family, o Options) (*Backend, error) {
 	d := &kernel{family: f, table: o.table()}
 	if err := d.open(); err != nil {
 		d.close()
-		return nil, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
+		return nil, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
 	return &Backend{family: f, options: o, driver: d}, nil
 }
@@ -46,7 +45,7 @@ func (k *kernel) open() (err error) {
 	if k.writeSocket, err = dial(); err != nil {
 		return err
 	}
-	if k.monitor, err = newMonitor(nft.Family(k.family), k.table, k.writeSocket.PortID()); err != nil {
+	if k.monitor, err = newMonitor(netlink.NFTFamily(k.family), k.table, k.writeSocket.PortID()); err != nil {
 		return err
 	}
 	k.encoder = newEncoder(k.family)
@@ -56,7 +55,7 @@ func (k *kernel) open() (err error) {
 }
 
 func (k *kernel) reader() *reader {
-	return &reader{Socket: k.readSocket, nf: nft.Family(k.family), name: k.table}
+	return &reader{Socket: k.readSocket, nf: netlink.NFTFamily(k.family), name: k.table}
 }
 
 // Commit implements Driver.
@@ -191,7 +190,7 @@ func dial() (*netlink.Socket, error) {
 // is missing.
 func Probe(f service.Family) error {
 	if err := probe(f); err != nil {
-		return fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
+		return fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
 	return nil
 }
@@ -328,14 +327,14 @@ func (m *monitor) readPending() {
 // NFT_MSG_NEWGEN begin with the table's name.
 func (m *monitor) aboutOurTable(x netlink.Message) bool {
 	family, body := x.Netfilter()
-	return x.Type != nft.Type(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME)) == m.name
+	return x.Type != netlink.NFTType(unix.NFT_MSG_NEWGEN) && family == m.nf && netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME)) == m.name
 }
 
 // recordProcess records which process made a transaction that changed our table. The kernel
 // ends each transaction with a message that contains the process, by its PID in the initial
 // PID namespace (kernel: net/netfilter/nf_tables_api.c, nf_tables_fill_gen_info).
 func (m *monitor) recordProcess(x netlink.Message) {
-	if x.Type != nft.Type(unix.NFT_MSG_NEWGEN) {
+	if x.Type != netlink.NFTType(unix.NFT_MSG_NEWGEN) {
 		return
 	}
 	_, body := x.Netfilter()

@@ -15,7 +15,6 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // ruleTag is the type of the user data that holds a rule's fingerprint. nft skips types
@@ -39,7 +38,7 @@ type encoder struct {
 }
 
 func newEncoder(f service.Family) *encoder {
-	return &encoder{name: TableName, family: f, nf: nft.Family(f)}
+	return &encoder{name: TableName, family: f, nf: netlink.NFTFamily(f)}
 }
 
 // maxKeptBuffer bounds the buffer that an encoder keeps for the next batch.
@@ -121,7 +120,7 @@ func (e *encoder) table(v verb) {
 	if v == clearDormant {
 		flags = 0
 	}
-	e.NetfilterMessage(nft.Type(msg), flags, e.nf, 0)
+	e.NetfilterMessage(netlink.NFTType(msg), flags, e.nf, 0)
 	e.Text(unix.NFTA_TABLE_NAME, e.name)
 	if v == clearDormant {
 		e.Uint32(unix.NFTA_TABLE_FLAGS, 0)
@@ -131,23 +130,23 @@ func (e *encoder) table(v verb) {
 
 // acceptPolicy sets the policy of an existing base chain to accept.
 func (e *encoder) acceptPolicy(chain string) {
-	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_NEWCHAIN), 0, e.nf, 0)
 	e.Text(unix.NFTA_CHAIN_TABLE, e.name)
 	e.Text(unix.NFTA_CHAIN_NAME, chain)
-	e.Uint32(unix.NFTA_CHAIN_POLICY, nft.Accept)
+	e.Uint32(unix.NFTA_CHAIN_POLICY, netlink.Accept)
 	e.EndMessage()
 }
 
 // namedMessage writes a message that needs only a table and a name.
 func (e *encoder) namedMessage(msg int, table, attr uint16, name string) {
-	e.NetfilterMessage(nft.Type(msg), 0, e.nf, 0)
+	e.NetfilterMessage(netlink.NFTType(msg), 0, e.nf, 0)
 	e.Text(table, e.name)
 	e.Text(attr, name)
 	e.EndMessage()
 }
 
 func (e *encoder) set(s *set) {
-	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_NEWSET), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
 	e.Text(unix.NFTA_SET_TABLE, e.name)
 	e.Text(unix.NFTA_SET_NAME, s.name)
 	e.Uint32(unix.NFTA_SET_FLAGS, s.flags())
@@ -182,10 +181,10 @@ func (e *encoder) describe(s *set) {
 		e.Uint32(unix.NFTA_SET_DESC_SIZE, s.limit)
 	}
 	if s.interval {
-		concat := e.Nest(nft.SetDescConcat)
+		concat := e.Nest(netlink.SetDescConcat)
 		for _, f := range s.key {
 			elem := e.Nest(unix.NFTA_LIST_ELEM)
-			e.Uint32(nft.SetFieldLen, f.bareSize(e.family))
+			e.Uint32(netlink.SetFieldLen, f.bareSize(e.family))
 			e.EndNest(elem)
 		}
 		e.EndNest(concat)
@@ -211,7 +210,7 @@ var hookNumbers = map[string]uint32{
 }
 
 func (e *encoder) chain(c *chain) {
-	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_NEWCHAIN), unix.NLM_F_CREATE|unix.NLM_F_EXCL, e.nf, 0)
 	e.Text(unix.NFTA_CHAIN_TABLE, e.name)
 	e.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if c.hook != nil {
@@ -219,14 +218,14 @@ func (e *encoder) chain(c *chain) {
 		e.Uint32(unix.NFTA_HOOK_HOOKNUM, hookNumbers[c.hook.name])
 		e.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(int32(c.hook.priority)))
 		e.EndNest(hook)
-		e.Uint32(unix.NFTA_CHAIN_POLICY, nft.Accept)
+		e.Uint32(unix.NFTA_CHAIN_POLICY, netlink.Accept)
 		e.Text(unix.NFTA_CHAIN_TYPE, c.hook.typ())
 	}
 	e.EndMessage()
 }
 
 func (e *encoder) rule(chain string, r rule) error {
-	e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_NEWRULE), unix.NLM_F_CREATE|unix.NLM_F_APPEND, e.nf, 0)
 	e.Text(unix.NFTA_RULE_TABLE, e.name)
 	e.Text(unix.NFTA_RULE_CHAIN, chain)
 	list := e.Nest(unix.NFTA_RULE_EXPRESSIONS)
@@ -279,7 +278,7 @@ func (e *encoder) element(o *op) {
 		if o.verb == delElement {
 			msg, flags = unix.NFT_MSG_DELSETELEM, 0
 		}
-		e.NetfilterMessage(nft.Type(msg), flags, e.nf, 0)
+		e.NetfilterMessage(netlink.NFTType(msg), flags, e.nf, 0)
 		e.Text(unix.NFTA_SET_ELEM_LIST_TABLE, e.name)
 		e.Text(unix.NFTA_SET_ELEM_LIST_SET, o.element.in.name)
 		e.verb, e.in, e.list = o.verb, o.element.in, e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
@@ -287,12 +286,12 @@ func (e *encoder) element(o *op) {
 	x := &o.element
 	elem := e.Nest(unix.NFTA_LIST_ELEM)
 	if x.catchAll {
-		e.Uint32(unix.NFTA_SET_ELEM_FLAGS, nft.ElemCatchAll)
+		e.Uint32(unix.NFTA_SET_ELEM_FLAGS, netlink.ElemCatchAll)
 	} else {
 		e.value(unix.NFTA_SET_ELEM_KEY, x.key)
 	}
 	if x.end != nil {
-		e.value(nft.ElemKeyEnd, x.end)
+		e.value(netlink.ElemKeyEnd, x.end)
 	}
 	if o.verb == addElement {
 		e.data(x)
@@ -313,7 +312,7 @@ func (e *encoder) data(x *element) {
 	case verdictMap:
 		data := e.Nest(unix.NFTA_SET_ELEM_DATA)
 		v := e.Nest(unix.NFTA_DATA_VERDICT)
-		code := uint32(nft.Drop)
+		code := uint32(netlink.Drop)
 		if x.verdict.code == verdictGoto {
 			code = uint32(0xffffffff & unix.NFT_GOTO)
 		}

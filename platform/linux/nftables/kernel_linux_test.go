@@ -25,7 +25,6 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftcommand"
@@ -90,12 +89,12 @@ func TestNftReadsTables(t *testing.T) {
 			b := newKernel(rt, w.Family)
 			apply(rt, b, want)
 			b.driver.(*kernel).close()
-			listing := runNft(t, "", "-s", "list", "table", nft.FamilyName(w.Family), TableName)
+			listing := runNft(t, "", "-s", "list", "table", netlink.FamilyName(w.Family), TableName)
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
 			text, _ := Render(want, b.options)
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
-			again := runNft(t, "", "-s", "list", "table", nft.FamilyName(w.Family), TableName)
+			again := runNft(t, "", "-s", "list", "table", netlink.FamilyName(w.Family), TableName)
 			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
 				rt.Fatalf("netlink differs from the text (-text +netlink):\n%s", diff)
 			}

@@ -17,7 +17,6 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
 	"kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // reader reads our table from the kernel.
@@ -33,7 +32,7 @@ type reader struct {
 // not nil, writes further attributes.
 func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
 	r.Buf = r.Buf[:0]
-	r.NetfilterMessage(nft.Type(msg), unix.NLM_F_DUMP, r.nf, 0)
+	r.NetfilterMessage(netlink.NFTType(msg), unix.NLM_F_DUMP, r.nf, 0)
 	r.Text(tableAttr, r.name)
 	if fill != nil {
 		fill()
@@ -55,8 +54,8 @@ func (r *reader) find() error {
 	r.table = nil
 	return r.request(unix.NFT_MSG_GETTABLE, unix.NFTA_TABLE_NAME, nil, func(body []byte) error {
 		flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))
-		if flags&nft.TableOwned != 0 {
-			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", netlink.Uint32(netlink.Attribute(body, nft.TableOwner)))
+		if flags&netlink.TableOwned != 0 {
+			return fmt.Errorf("another process, of netlink port %d, has reserved it (flag owner): end that process", netlink.Uint32(netlink.Attribute(body, netlink.TableOwner)))
 		}
 		r.table = &table{
 			dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, otherFlags: flags&^unix.NFT_TABLE_F_DORMANT != 0,
@@ -95,10 +94,10 @@ func (r *reader) chain(body []byte) error {
 		if typ := netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_TYPE)); typ != "nat" {
 			c.hook += " " + typ
 		}
-		if flags := netlink.Uint32(netlink.Attribute(body, nft.ChainFlags)) &^ nft.ChainBase; flags != 0 {
+		if flags := netlink.Uint32(netlink.Attribute(body, netlink.ChainFlags)) &^ netlink.ChainBase; flags != 0 {
 			c.hook += fmt.Sprintf(" flags %d", flags)
 		}
-		c.policyDrop = netlink.Uint32(netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)) != nft.Accept
+		c.policyDrop = netlink.Uint32(netlink.Attribute(body, unix.NFTA_CHAIN_POLICY)) != netlink.Accept
 	}
 	r.table.chains[netlink.Text(netlink.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	return nil
@@ -136,7 +135,7 @@ func (r *reader) set(body []byte) error {
 		key:         int(netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_KEY_LEN))),
 		verdicts:    netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_DATA_TYPE)) == unix.NFT_DATA_VERDICT,
 		size:        netlink.Uint32(netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE)),
-		expressions: netlink.Attribute(body, nft.SetExpr) != nil || netlink.Attribute(body, nft.SetExprs) != nil,
+		expressions: netlink.Attribute(body, netlink.SetExpr) != nil || netlink.Attribute(body, netlink.SetExprs) != nil,
 	}
 	if flags&unix.NFT_SET_MAP != 0 && !spec.verdicts {
 		spec.value = int(netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_DATA_LEN)))
@@ -173,10 +172,10 @@ func decodeElement(b []byte) element {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.key = netlink.Attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_FLAGS:
-			e.catchAll = netlink.Uint32(v)&nft.ElemCatchAll != 0
-		case unix.NFTA_SET_ELEM_EXPR, nft.ElemExprs:
+			e.catchAll = netlink.Uint32(v)&netlink.ElemCatchAll != 0
+		case unix.NFTA_SET_ELEM_EXPR, netlink.ElemExprs:
 			e.expressions = true
-		case nft.ElemKeyEnd:
+		case netlink.ElemKeyEnd:
 			e.end = netlink.Attribute(v, unix.NFTA_DATA_VALUE)
 		case unix.NFTA_SET_ELEM_DATA:
 			if x := netlink.Attribute(v, unix.NFTA_DATA_VERDICT); x != nil {
@@ -200,7 +199,7 @@ func decodeVerdict(b []byte) verdict {
 		v.code = verdictJump
 	case unix.NFT_RETURN:
 		v.code = verdictReturn
-	case nft.Drop:
+	case netlink.Drop:
 		v.code = verdictDrop
 	default:
 		v.code = verdictAccept
@@ -212,7 +211,7 @@ func decodeVerdict(b []byte) verdict {
 // increments.
 func (r *reader) generation() (uint32, error) {
 	r.Buf = r.Buf[:0]
-	r.NetfilterMessage(nft.Type(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
+	r.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
 	r.EndMessage()
 	var id uint32
 	err := r.Query(context.Background(), r.Buf, func(m netlink.Message) error {
@@ -238,25 +237,25 @@ type Leftovers struct {
 
 // String returns the table's family and name as in nft.
 func (l Leftovers) String() string {
-	return "nftables table " + nft.FamilyName(l.Family) + " " + l.Table
+	return "nftables table " + netlink.FamilyName(l.Family) + " " + l.Table
 }
 
 // Find returns a description of what exists, or "" if the table does not exist.
 func (l Leftovers) Find(ctx context.Context) (string, error) {
 	found := false
 	err := l.withSocket(func(s *netlink.Socket, e *encoder) error {
-		e.NetfilterMessage(nft.Type(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
+		e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETTABLE), unix.NLM_F_DUMP, e.nf, 0)
 		e.EndMessage()
-		return nft.Dump(ctx, s, e.Buf, func() { found = false }, func(family uint8, table []byte) error {
+		return netlink.DumpNFT(ctx, s, e.Buf, func() { found = false }, func(family uint8, table []byte) error {
 			found = found || family == e.nf && netlink.Text(netlink.Attribute(table, unix.NFTA_TABLE_NAME)) == l.Table
 			return nil
 		})
 	})
 	switch {
-	case nft.IsUnsupported(err):
+	case netlink.LacksNFTables(err):
 		return "", nil
 	case err != nil:
-		return "", fmt.Errorf("look for %s: %w", l, nft.WithHint(err))
+		return "", fmt.Errorf("look for %s: %w", l, netlink.NFTHint(err))
 	case !found:
 		return "", nil
 	}
@@ -289,8 +288,8 @@ func (l Leftovers) Remove(ctx context.Context) error {
 		}
 		return transact(s, e, []op{{verb: delTable}})
 	})
-	if err != nil && !errors.Is(err, unix.ENOENT) && !nft.IsUnsupported(err) {
-		return fmt.Errorf("delete %s: %w", l, nft.WithHint(err))
+	if err != nil && !errors.Is(err, unix.ENOENT) && !netlink.LacksNFTables(err) {
+		return fmt.Errorf("delete %s: %w", l, netlink.NFTHint(err))
 	}
 	return nil
 }
@@ -301,7 +300,7 @@ const drainTime = 50 * time.Millisecond
 // entryChains returns ops that flush the chains where packets enter the table before
 // routing. The later chains stay, because translated packets may still need masquerading.
 func (l Leftovers) entryChains(ctx context.Context, s *netlink.Socket, e *encoder) ([]op, error) {
-	all, err := nft.Chains(ctx, s, e.nf)
+	all, err := netlink.Chains(ctx, s, e.nf)
 	var ops []op
 	for _, c := range all {
 		if c.Table != l.Table || c.Base == nil {
@@ -346,7 +345,7 @@ type Counters struct {
 func NewCounters(f service.Family, o Options) (*Counters, error) {
 	s, err := dial()
 	if err != nil {
-		return nil, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
+		return nil, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
 	k := &kernel{family: f, table: o.table(), readSocket: s}
 	return &Counters{reader: *k.reader(), family: f}, nil
@@ -390,7 +389,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 func countOf(element []byte) uint64 {
 	x := netlink.Attribute(element, unix.NFTA_SET_ELEM_EXPR)
 	if x == nil {
-		x = netlink.Attribute(netlink.Attribute(element, nft.ElemExprs), unix.NFTA_LIST_ELEM)
+		x = netlink.Attribute(netlink.Attribute(element, netlink.ElemExprs), unix.NFTA_LIST_ELEM)
 	}
 	return packetsOf(x)
 }
@@ -409,7 +408,7 @@ func packetsOf(x []byte) uint64 {
 func Unrelayed(f service.Family, o Options) (uint64, error) {
 	s, err := dial()
 	if err != nil {
-		return 0, fmt.Errorf("nftables for %s: %w", f, nft.WithHint(err))
+		return 0, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
 	defer s.Close()
 	n, ours := uint64(0), refuseUnrelayed(f).fingerprint(f)

@@ -17,7 +17,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // Render returns the tables of both families that a node would hold for want if it started
@@ -56,7 +56,7 @@ type renderedPart struct {
 // renderedAfter returns the table that t becomes for want: endpoints keep their slots, and
 // chains of size classes stay. t is nil if there is none.
 func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options) *renderedTable {
-	d := &renderedTable{Family: nft.FamilyName(f), Name: o.table(), family: f, portOf: want.Commented(f, comment)}
+	d := &renderedTable{Family: netlink.FamilyName(f), Name: o.table(), family: f, portOf: want.Commented(f, comment)}
 	d.sets = slices.Clone(o.sets())
 	d.chains = baseChains(f, want.Node, o)
 	elements := map[string][]element{} // by set

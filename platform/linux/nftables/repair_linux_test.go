@@ -16,7 +16,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 )
 
 func planOrError(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
@@ -156,10 +156,10 @@ func affinityClients(t *testing.T, f service.Family, port int, add string) []str
 	p := sticky(f).Port(f, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
 	name := clientSet(p, clusterList, uint16(port)).name
 	if add != "" {
-		runNft(t, "", "add", "element", nft.FamilyName(f), TableName, name, "{ "+add+" }")
+		runNft(t, "", "add", "element", netlink.FamilyName(f), TableName, name, "{ "+add+" }")
 	}
 	var clients []string
-	listing := runNft(t, "", "list", "map", nft.FamilyName(f), TableName, name)
+	listing := runNft(t, "", "list", "map", netlink.FamilyName(f), TableName, name)
 	for _, word := range strings.Fields(listing) {
 		if a, err := parseAddr(word); err == nil {
 			clients = append(clients, a)
@@ -285,9 +285,9 @@ func TestReservedTable(t *testing.T) {
 		e := newEncoder(service.IPv4)
 		e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 		e.EndMessage()
-		e.NetfilterMessage(nft.Type(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE|unix.NLM_F_ACK, e.nf, 0)
+		e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE|unix.NLM_F_ACK, e.nf, 0)
 		e.Text(unix.NFTA_TABLE_NAME, TableName)
-		e.Uint32(unix.NFTA_TABLE_FLAGS, nft.TableOwned)
+		e.Uint32(unix.NFTA_TABLE_FLAGS, netlink.TableOwned)
 		e.EndMessage()
 		e.NetfilterMessage(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 		e.EndMessage()

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink/nft"
+	"kubeproxy/platform/linux/netlink"
 )
 
 // rule is a list of statements. It ends at the first statement that does not match.
@@ -131,11 +131,11 @@ func (d dnat) text(f service.Family) string {
 			parts = append(parts, x.text(f))
 		}
 	}
-	return fmt.Sprintf("dnat %s to %s map @%s", nft.FamilyName(f), strings.Join(parts, " . "), d.in.name)
+	return fmt.Sprintf("dnat %s to %s map @%s", netlink.FamilyName(f), strings.Join(parts, " . "), d.in.name)
 }
 
 func (a affinityDNAT) text(f service.Family) string {
-	return fmt.Sprintf("dnat %s to %s map @%s : %d", nft.FamilyName(f), saddr.text(f), a.in.name, a.port)
+	return fmt.Sprintf("dnat %s to %s map @%s : %d", netlink.FamilyName(f), saddr.text(f), a.in.name, a.port)
 }
 
 func (r recordClient) text(f service.Family) string {
@@ -453,7 +453,7 @@ const (
 // text returns f as nft writes it in a rule or a typeof. For slot it returns a fixed
 // modulus, because only the rule knows its own.
 func (f field) text(family service.Family) string {
-	ip := nft.FamilyName(family)
+	ip := netlink.FamilyName(family)
 	switch f {
 	case saddr:
 		return ip + " saddr"

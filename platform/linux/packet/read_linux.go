@@ -15,7 +15,6 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
-	"kubeproxy/platform/linux/netlink/nft"
 )
 
 // Kernel reads tables of nftables. It changes nothing. It reads the rules of a chain and the
@@ -48,17 +47,17 @@ func (k *Kernel) Close() { k.socket.Close() }
 // query asks for a list and passes each part to each. begin is called before each attempt.
 func (k *Kernel) query(ctx context.Context, e *netlink.Encoder, begin func(), each func(family uint8, body []byte) error) error {
 	e.EndMessage()
-	return nft.Dump(ctx, k.socket, e.Buf, begin, each)
+	return netlink.DumpNFT(ctx, k.socket, e.Buf, begin, each)
 }
 
 func request(msg int, family uint8) *netlink.Encoder {
 	e := &netlink.Encoder{}
-	e.NetfilterMessage(nft.Type(msg), unix.NLM_F_DUMP, family, 0)
+	e.NetfilterMessage(netlink.NFTType(msg), unix.NLM_F_DUMP, family, 0)
 	return e
 }
 
 func familyNumber(name string) uint8 {
-	for n, text := range nft.FamilyNames {
+	for n, text := range netlink.FamilyNames {
 		if text == name {
 			return n
 		}
@@ -71,15 +70,15 @@ func familyNumber(name string) uint8 {
 func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) error {
 	var tables []string // that count, by name
 	var later []string  // those younger than a followed one
-	names := []string{"inet", nft.FamilyName(f)}
+	names := []string{"inet", netlink.FamilyName(f)}
 	begin := func() { tables, later = nil, nil }
 	err := k.query(ctx, request(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC), begin, func(family uint8, body []byte) error {
-		name := nft.FamilyNames[family] + " " + netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME))
+		name := netlink.FamilyNames[family] + " " + netlink.Text(netlink.Attribute(body, unix.NFTA_TABLE_NAME))
 		flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_TABLE_FLAGS))
 		switch {
 		case slices.Contains(followed, name):
 			later = []string{}
-		case !slices.Contains(names, nft.FamilyNames[family]), flags&unix.NFT_TABLE_F_DORMANT != 0:
+		case !slices.Contains(names, netlink.FamilyNames[family]), flags&unix.NFT_TABLE_F_DORMANT != 0:
 		default:
 			tables = append(tables, name)
 			if later != nil {
@@ -88,18 +87,18 @@ func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) 
 		}
 		return nil
 	})
-	if nft.IsUnsupported(err) {
+	if netlink.LacksNFTables(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("list tables of nftables: %w", err)
 	}
-	found, err := nft.Chains(ctx, k.socket, unix.NFPROTO_UNSPEC)
+	found, err := netlink.Chains(ctx, k.socket, unix.NFPROTO_UNSPEC)
 	if err != nil {
 		return err
 	}
 	for _, x := range found {
-		c := Chain{Family: nft.FamilyNames[x.Family], Table: x.Table, Name: x.Name}
+		c := Chain{Family: netlink.FamilyNames[x.Family], Table: x.Table, Name: x.Name}
 		if x.Base == nil || Hook(x.Base.Hook) > Postrouting || !slices.Contains(tables, c.tableName()) { // such as ingress
 			continue
 		}
@@ -124,7 +123,7 @@ func (k *Kernel) Rules(c Chain) ([]Rule, error) {
 	e.Text(unix.NFTA_RULE_CHAIN, c.Name)
 	var all []Rule
 	err := k.query(context.Background(), e, func() { all = nil }, func(family uint8, body []byte) error {
-		at := Chain{nft.FamilyNames[family], netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_TABLE)), netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_CHAIN))}
+		at := Chain{netlink.FamilyNames[family], netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_TABLE)), netlink.Text(netlink.Attribute(body, unix.NFTA_RULE_CHAIN))}
 		if at != c {
 			return nil
 		}
@@ -191,11 +190,11 @@ func (k *Kernel) Set(in Chain, name string) (*Set, error) {
 // describe takes over the description of a set.
 func (s *Set) describe(body []byte) {
 	flags := netlink.Uint32(netlink.Attribute(body, unix.NFTA_SET_FLAGS))
-	concat := netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), nft.SetDescConcat)
+	concat := netlink.Attribute(netlink.Attribute(body, unix.NFTA_SET_DESC), netlink.SetDescConcat)
 	for _, field := range netlink.Attributes(concat) {
-		s.Fields = append(s.Fields, int(netlink.Uint32(netlink.Attribute(field, nft.SetFieldLen))))
+		s.Fields = append(s.Fields, int(netlink.Uint32(netlink.Attribute(field, netlink.SetFieldLen))))
 	}
-	s.Intervals = flags&unix.NFT_SET_INTERVAL != 0 && flags&nft.SetConcatenated == 0 && len(s.Fields) < 2
+	s.Intervals = flags&unix.NFT_SET_INTERVAL != 0 && flags&netlink.SetConcatenated == 0 && len(s.Fields) < 2
 }
 
 func decodeElement(b []byte) Element {
@@ -204,14 +203,14 @@ func decodeElement(b []byte) Element {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = slices.Clone(netlink.Attribute(v, unix.NFTA_DATA_VALUE))
-		case nft.ElemKeyEnd:
+		case netlink.ElemKeyEnd:
 			e.KeyEnd = slices.Clone(netlink.Attribute(v, unix.NFTA_DATA_VALUE))
 		case unix.NFTA_SET_ELEM_FLAGS:
 			flags := netlink.Uint32(v)
-			e.End, e.CatchAll = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0, flags&nft.ElemCatchAll != 0
+			e.End, e.CatchAll = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0, flags&netlink.ElemCatchAll != 0
 		case unix.NFTA_SET_ELEM_EXPR:
 			e.Conditional = e.Conditional || conditional(v)
-		case nft.ElemExprs:
+		case netlink.ElemExprs:
 			for _, x := range netlink.Attributes(v) {
 				e.Conditional = e.Conditional || conditional(x)
 			}
@@ -388,7 +387,7 @@ func decodeMatch(family uint8, name string, data []byte) Expression {
 		}
 		return Lookup{Set: x.SetName, From: x.SourceRegister, Not: x.Invert, To: x.DestRegister, Map: x.IsDestRegSet}
 	case "dynset":
-		if netlink.Attribute(data, unix.NFTA_DYNSET_EXPR) == nil && netlink.Attribute(data, nft.DynsetExprs) == nil {
+		if netlink.Attribute(data, unix.NFTA_DYNSET_EXPR) == nil && netlink.Attribute(data, netlink.DynsetExprs) == nil {
 			return Passive{}
 		}
 		return Chance{Name: "expression " + name}

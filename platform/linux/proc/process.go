@@ -3,7 +3,7 @@
 
 // Package proc reads /proc and /sys of a node: its processes, the sockets that they listen
 // on, and how much memory this process may use. The file systems are given, so that tests
-// can have others.
+// can have others. It also has the socket by which processes agree who programs the node.
 package proc
 
 import (

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"kubeproxy/common/listen"
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -527,7 +527,7 @@ func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 	r := b.options.Ports
 	had := b.previousPorts[iptables.ChainOf(p, k.policy)]
 	if had != 0 && (r.unset() || r.contains(had)) {
-		if s, err := b.socketAt(k.name.Protocol, had); !listen.InUse(err) {
+		if s, err := b.socketAt(k.name.Protocol, had); !errtree.InUse(err) {
 			return s, err
 		}
 	}
@@ -541,7 +541,7 @@ func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 		if b.avoidPorts[b.lastPort] {
 			continue
 		}
-		if s, err := b.socketAt(k.name.Protocol, b.lastPort); !listen.InUse(err) {
+		if s, err := b.socketAt(k.name.Protocol, b.lastPort); !errtree.InUse(err) {
 			return s, err
 		}
 	}

@@ -23,7 +23,7 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/windows/hns"
-	"kubeproxy/platform/windows/listeners"
+	"kubeproxy/platform/windows/proc"
 	"kubeproxy/platform/windows/scm"
 )
 
@@ -57,7 +57,7 @@ type Windows interface {
 	// Service returns the state of a service.
 	Service(name string) (ServiceState, error)
 	// Listeners lists the TCP listeners. Describe names their processes.
-	Listeners() ([]listeners.Listener, error)
+	Listeners() ([]proc.Listener, error)
 	Describe(pid uint32) string
 	// Processes returns the processes of this program's name, without this one.
 	Processes(name string) ([]Process, error)

@@ -18,23 +18,23 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/windows/hns"
-	"kubeproxy/platform/windows/listeners"
+	"kubeproxy/platform/windows/proc"
 	"kubeproxy/platform/windows/scm"
 )
 
 // fakeWindows has what a test says.
 type fakeWindows struct {
 	state     ServiceState
-	listening []listeners.Listener
+	listening []proc.Listener
 	processes []Process
 	services  []scm.Status
 	writers   map[string][]string // by path, which others lack
 }
 
-func (w *fakeWindows) Service(string) (ServiceState, error)     { return w.state, nil }
-func (w *fakeWindows) Listeners() ([]listeners.Listener, error) { return w.listening, nil }
-func (w *fakeWindows) Processes(string) ([]Process, error)      { return w.processes, nil }
-func (w *fakeWindows) Services() ([]scm.Status, error)          { return w.services, nil }
+func (w *fakeWindows) Service(string) (ServiceState, error) { return w.state, nil }
+func (w *fakeWindows) Listeners() ([]proc.Listener, error)  { return w.listening, nil }
+func (w *fakeWindows) Processes(string) ([]Process, error)  { return w.processes, nil }
+func (w *fakeWindows) Services() ([]scm.Status, error)      { return w.services, nil }
 func (w *fakeWindows) Writers(path string) ([]string, error) {
 	if all, ok := w.writers[path]; ok {
 		return all, nil
@@ -216,15 +216,15 @@ func portFaults() map[string]faultCase {
 			`writable-files | C:\k 2 | icacls "C:\k 2" /inheritance:r /grant:r "*S-1-5-18:(OI)(CI)F" "*S-1-5-32-544:(OI)(CI)F" "BUILTIN\Users:(OI)(CI)RX" "Everyone:(OI)(CI)RX"`}},
 		"a port taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
-			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 9}}
+			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 9}}
 		}, []string{"port-taken | 0.0.0.0:10256 | taskkill /F /PID 9"}},
 		"a port of a proxy": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
-			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 42}}
+			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 42}}
 		}, nil},
 		"a NodePort taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Services = with(service.Port{Name: service.PortName{Protocol: service.TCP}, Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}})
-			w.listening = []listeners.Listener{{Addr: netip.MustParseAddrPort("127.0.0.1:30080"), PID: 8}, {Addr: netip.MustParseAddrPort("0.0.0.0:30080"), PID: 9}}
+			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("127.0.0.1:30080"), PID: 8}, {Addr: netip.MustParseAddrPort("0.0.0.0:30080"), PID: 9}}
 		}, []string{"nodeport-hidden | 30080/tcp | taskkill /F /PID 9"}},
 	}
 }

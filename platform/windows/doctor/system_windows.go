@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/windows/svc/mgr"
 
 	"kubeproxy/common/files"
-	"kubeproxy/platform/windows/listeners"
+	"kubeproxy/platform/windows/proc"
 	"kubeproxy/platform/windows/scm"
 )
 
@@ -38,10 +38,10 @@ type System struct {
 }
 
 // Listeners implements Windows.
-func (*System) Listeners() ([]listeners.Listener, error) { return listeners.List() }
+func (*System) Listeners() ([]proc.Listener, error) { return proc.List() }
 
 // Describe implements Windows.
-func (*System) Describe(pid uint32) string { return listeners.Describe(pid) }
+func (*System) Describe(pid uint32) string { return proc.Describe(pid) }
 
 // Writers implements Windows.
 func (*System) Writers(path string) ([]string, error) { return files.Writers(path) }

@@ -22,10 +22,10 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/common/condition"
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
-	"kubeproxy/common/listen"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
@@ -137,7 +137,7 @@ func (s *servers) move(ctx context.Context, to health.Server) *runningServer {
 // 0.0.0.0 overlaps 127.0.0.1, and is stopped for it.
 func (s *servers) listen(ctx context.Context, name, network string, l *runningServer) (net.Listener, error) {
 	bound, err := listenOn(ctx, network, l.addr)
-	if err == nil || !listen.InUse(err) {
+	if err == nil || !errtree.InUse(err) {
 		return bound, err
 	}
 	before := s.stop(name, l, portOf(l.addr))
@@ -152,7 +152,7 @@ func (s *servers) listen(ctx context.Context, name, network string, l *runningSe
 func listenOn(ctx context.Context, network, addr string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, network, addr)
-	if err == nil || !listen.InUse(err) {
+	if err == nil || !errtree.InUse(err) {
 		return l, err
 	}
 	if at, parseErr := netip.ParseAddrPort(addr); parseErr == nil {

@@ -26,7 +26,6 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
-	"kubeproxy/platform/linux/abstract"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/proc"
@@ -41,7 +40,7 @@ const Privileges = "run this as root, or with the rights CAP_NET_ADMIN, CAP_NET_
 // LeaseTransport returns the transport by which service proxies of a node find each
 // other, and the identity of this one. Proxies of other Services have another name.
 func LeaseTransport(proxyName string) (lease.Transport, lease.Identity) {
-	return abstract.Of(proxyName), abstract.Self()
+	return proc.LeaseSocket(proxyName), proc.Self()
 }
 
 // Processes names the processes that look like service proxies of this node.

@@ -13,8 +13,7 @@ import (
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
-	"kubeproxy/platform/windows/listeners"
-	"kubeproxy/platform/windows/pipe"
+	"kubeproxy/platform/windows/proc"
 )
 
 // OS is the system of this program.
@@ -35,7 +34,7 @@ func Tracked() *metrics.Tracked { return nil }
 // LeaseTransport returns the transport by which service proxies of a node find each
 // other, and the identity of this one.
 func LeaseTransport(string) (lease.Transport, lease.Identity) {
-	return pipe.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
+	return proc.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
 }
 
 // Processes returns nothing.
@@ -52,4 +51,4 @@ func PendingScore(*config.Config) []string { return nil }
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
 // PortHolder names the process that listens on the TCP port at, empty if that is unknown.
-func PortHolder(at netip.AddrPort) string { return listeners.Holding(at) }
+func PortHolder(at netip.AddrPort) string { return proc.Holding(at) }

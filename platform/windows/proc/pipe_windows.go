@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package pipe
+package proc
 
 import (
 	"context"
@@ -16,20 +16,27 @@ import (
 	"kubeproxy/common/lease"
 )
 
-// Name is the name of the pipe by which proxies find each other. Windows lets only
+// PipeName is the name of the pipe by which proxies find each other. Windows lets only
 // administrators create a pipe with this prefix.
-const Name = `\\.\pipe\ProtectedPrefix\Administrators\kube-services\lease`
+const PipeName = `\\.\pipe\ProtectedPrefix\Administrators\kube-services\lease`
 
 // adminsOnlySDDL permits only the system and administrators to connect, see
 // https://learn.microsoft.com/windows/win32/secauthz/security-descriptor-string-format.
 const adminsOnlySDDL = "D:P(A;;GA;;;SY)(A;;GA;;;BA)"
 
-// Pipe implements lease.Transport.
+// Pipe implements lease.Transport with a named pipe, by which the service proxies
+// of a Windows node find each other. The pipe disappears with its process. Package lease
+// defines what the proxies exchange.
+//
+// The system keeps others out, so that no proof is exchanged that could be sent back or
+// passed on: only administrators can create a pipe with its prefix, and its access list
+// lets only them connect. Bounds for a holder that hangs or keeps the name are those of
+// package lease.
 type Pipe struct{}
 
 // Listen implements lease.Transport.
 func (Pipe) Listen() (lease.Listener, error) {
-	l, err := winio.ListenPipe(Name, &winio.PipeConfig{SecurityDescriptor: adminsOnlySDDL})
+	l, err := winio.ListenPipe(PipeName, &winio.PipeConfig{SecurityDescriptor: adminsOnlySDDL})
 	if errors.Is(err, windows.ERROR_ACCESS_DENIED) || errors.Is(err, windows.ERROR_ALREADY_EXISTS) || errors.Is(err, windows.ERROR_PIPE_BUSY) {
 		return nil, fmt.Errorf("%w: %w", lease.ErrHeld, err)
 	}
@@ -53,7 +60,7 @@ func (l listener) Accept() (*lease.Conn, error) {
 
 // Dial implements lease.Transport.
 func (Pipe) Dial(ctx context.Context) (*lease.Conn, error) {
-	c, err := winio.DialPipeContext(ctx, Name)
+	c, err := winio.DialPipeContext(ctx, PipeName)
 	if err != nil {
 		return nil, err
 	}

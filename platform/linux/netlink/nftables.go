@@ -1,11 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nft has what everybody needs who exchanges messages with nf_tables, whichever
-// tables they are about: the types of messages, the numbers and names of families, the
-// constants that golang.org/x/sys/unix lacks, and lists that are complete although others
-// change the ruleset meanwhile. Its callers know what the tables are for.
-package nft
+package netlink
 
 import "kubeproxy/common/service"
 

@@ -1,9 +1,10 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package listeners finds the process that listens on a TCP port of a Windows node, in
-// the tables of GetExtendedTcpTable. Only files ending in _windows.go call Windows.
-package listeners
+// Package proc finds the process that listens on a TCP port of a Windows node, in the
+// tables of GetExtendedTcpTable, and has the pipe by which processes agree who programs
+// the node. Only files ending in _windows.go call Windows.
+package proc
 
 import (
 	"encoding/binary"

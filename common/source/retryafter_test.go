@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package retryafter
+package source
 
 import (
 	"net/http"
@@ -33,8 +33,8 @@ func TestAsked(t *testing.T) {
 		"the longer one":        {429, "3", inBody, 7 * time.Second},
 		"date":                  {503, "Mon, 02 Jan 2006 15:04:35 GMT", "", 30 * time.Second},
 		"date in the past":      {503, "Mon, 02 Jan 2006 15:04:01 GMT", "", 0},
-		"absurd":                {429, "4000000000", "", Longest},
-		"absurd date":           {429, "Mon, 02 Jan 2096 15:04:05 GMT", "", Longest},
+		"absurd":                {429, "4000000000", "", MaxRetryAfter},
+		"absurd date":           {429, "Mon, 02 Jan 2096 15:04:05 GMT", "", MaxRetryAfter},
 		"no number":             {429, "soon", "", 0},
 		"negative":              {429, "-4", "", 0},
 		"not found":             {404, "20", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`, 20 * time.Second},
@@ -55,24 +55,24 @@ func TestAsked(t *testing.T) {
 				GroupVersion:         &schema.GroupVersion{Version: "v1"},
 				NegotiatedSerializer: serializer.NewCodecFactory(scheme).WithoutConversion(),
 			}}
-			Wrap(config)
+			NoteRetryAfter(config)
 			client, err := rest.RESTClientFor(config)
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx := NewContext(t.Context())
+			ctx := WithRetryAfter(t.Context())
 			err = client.Get().Resource("services").MaxRetries(0).Do(ctx).Error()
 			if refused := c.code != http.StatusOK; (err != nil) != refused {
 				t.Fatalf("the request failed: %v", err)
 			}
-			if got := Asked(ctx, err); got != c.want {
+			if got := RetryAfter(ctx, err); got != c.want {
 				t.Errorf("Asked = %s, want %s", got, c.want)
 			}
 		})
 	}
 	// Without a clock of the server, that of this node counts.
 	now := time.Date(2006, 1, 2, 15, 4, 5, 0, time.UTC)
-	if got := inHeader(http.Header{"Retry-After": {"Mon, 02 Jan 2006 15:04:15 GMT"}}, now); got != 10*time.Second {
+	if got := retryInHeader(http.Header{"Retry-After": {"Mon, 02 Jan 2006 15:04:15 GMT"}}, now); got != 10*time.Second {
 		t.Errorf("inHeader without Date = %s, want 10s", got)
 	}
 }

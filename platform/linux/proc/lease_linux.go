@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package abstract
+package proc
 
 import (
 	"context"
@@ -19,31 +19,61 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/lease"
-	"kubeproxy/platform/linux/proc"
 )
 
-// Socket implements lease.Transport.
+// Socket implements lease.Transport with an abstract unix socket, by which the
+// service proxies of one network namespace find each other. Like the rules, the socket
+// belongs to the network namespace, whatever file systems and PIDs a container has. It
+// disappears with its process (unix(7)). Package lease defines what the proxies exchange.
+//
+// Any process in the network namespace can take the socket's name or connect to it, so
+// each side proves that it has CAP_NET_ADMIN. A proof is a socket that its maker bound to
+// a name and then set SO_DEBUG on. The kernel lets only CAP_NET_ADMIN of the first user
+// namespace set that option (sk_setsockopt in
+// https://github.com/torvalds/linux/blob/v6.12/net/core/sock.c), which has no other effect
+// there, and never lets a bound socket get another name (unix_bind in
+// https://github.com/torvalds/linux/blob/v6.12/net/unix/af_unix.c). So the name is a
+// statement that nobody without the capability can make or alter. A process makes such
+// sockets itself and never sets the option on one that it received.
+//
+// The statement says: "the holder (or the client) of the connection from the address A,
+// challenged with C, is me". A is the random name to which the client bound its end of the
+// connection, and C is random, from the holder, made after it read A from the connection.
+//   - A statement that is sent back to its maker, or passed on to a third process, names
+//     another connection: two sockets that exist cannot have one name. A name has the
+//     greatest length, so that no other name reads the same.
+//   - A statement that is kept until the client's end is closed, when somebody else can
+//     take its name, has an old C. A client finds a fresh A itself.
+//   - Statements of a client and of a holder differ, so that none serves as the other.
+//
+// An intermediary between two proxies therefore gets statements about its own connections
+// with them only from itself. Processes of the users that cannot have the capability are
+// turned away when they connect (SO_PEERCRED), before they take any place.
+//
+// Releases whose proof is another one do not trust this one, nor the other way round:
+// neither yields, both program the node with the same rules, and each says in the
+// condition other-proxy that it met the other.
 type Socket struct {
-	// Name is the name of the socket. If it is empty, the constant Name applies.
+	// Name is the name of the socket. If it is empty, LeaseName applies.
 	Name string
 }
 
-// Name is the name of the socket by which proxies find each other.
-const Name = "@kube-services/lease"
+// LeaseName is the name of the socket by which proxies find each other.
+const LeaseName = "@kube-services/lease"
 
-// Of returns the socket of proxies that serve the Services labelled with proxyName,
+// LeaseSocket returns the socket of proxies that serve the Services labelled with proxyName,
 // or those without a label if it is empty.
-func Of(proxyName string) Socket {
+func LeaseSocket(proxyName string) Socket {
 	if proxyName == "" {
 		return Socket{}
 	}
-	return Socket{Name: Name + "/" + proxyName}
+	return Socket{Name: LeaseName + "/" + proxyName}
 }
 
 func (s Socket) address() *net.UnixAddr {
 	name := s.Name
 	if name == "" {
-		name = Name
+		name = LeaseName
 	}
 	return &net.UnixAddr{Net: "unix", Name: name}
 }
@@ -99,7 +129,7 @@ func (s Socket) Dial(ctx context.Context) (*lease.Conn, error) {
 
 // clientPrefix is what the names of clients begin with. A label of Services has no slash,
 // so that none of them is the name of a lease.
-const clientPrefix = Name + "/client/"
+const clientPrefix = LeaseName + "/client/"
 
 // nameSize is the greatest length of a name. Shorter names read the same with NUL
 // characters at their end, though the kernel has them for different ones.
@@ -136,7 +166,7 @@ func describe(pid int) lease.Identity {
 	if pid == 0 {
 		return lease.Identity{}
 	}
-	p := proc.Describe(os.DirFS("/proc"), pid)
+	p := Describe(os.DirFS("/proc"), pid)
 	return lease.Identity{PID: p.PID, Command: p.Command, Pod: p.Pod, Container: p.Container}
 }
 
@@ -214,7 +244,7 @@ func (s Socket) provenHolder(c *net.UnixConn, client string) (bool, error) {
 // statement returns the name of the proof of one side of a connection.
 func (s Socket) statement(side, client string, challenge []byte) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %x", s.address().Name, side, client, challenge))
-	return Name + "/proof/" + hex.EncodeToString(sum[:])
+	return LeaseName + "/proof/" + hex.EncodeToString(sum[:])
 }
 
 // sendProof sends the proof of this process. Without the right to make one it sends a

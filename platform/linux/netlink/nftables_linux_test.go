@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package nft
+package netlink
 
 import (
 	"fmt"
@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/test/netlab"
 )
 
@@ -37,14 +36,14 @@ func TestChains(t *testing.T) {
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("nft: %v\n%s", err, out)
 		}
-		s, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{})
+		s, err := Dial(unix.NETLINK_NETFILTER, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer s.Close()
 		v4, v6 := []string{"ip one guard filter 2 -5 true", "ip one plain"}, []string{"ip6 two nat nat 4 100 false"}
 		for family, want := range map[uint8][]string{
-			Family(service.IPv4): v4, Family(service.IPv6): v6, unix.NFPROTO_BRIDGE: nil,
+			NFTFamily(service.IPv4): v4, NFTFamily(service.IPv6): v6, unix.NFPROTO_BRIDGE: nil,
 			unix.NFPROTO_UNSPEC: slices.Concat([]string{"inet three in filter 1 0 false"}, v4, v6),
 		} {
 			if got := listed(t, s, family); !slices.Equal(got, want) {
@@ -55,7 +54,7 @@ func TestChains(t *testing.T) {
 }
 
 // listed returns a line for each chain, in order.
-func listed(t *testing.T, s *netlink.Socket, family uint8) []string {
+func listed(t *testing.T, s *Socket, family uint8) []string {
 	t.Helper()
 	all, err := Chains(t.Context(), s, family)
 	if err != nil {
