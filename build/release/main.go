@@ -7,16 +7,27 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/registry"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+
+	"kubeproxy/build/release/chart"
 	"kubeproxy/build/release/debian"
 )
 
@@ -125,4 +136,113 @@ func writePins(ctx context.Context, o *options) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(o.out, "packages.txt"), []byte(text), 0o644)
+}
+
+// writeManifests writes what follows from the chart: the kustomize bases, and its README.
+func writeManifests(_ context.Context, o *options) error {
+	source := &chart.Source{Folder: o.chart}
+	files, err := source.Bases()
+	if err != nil {
+		return err
+	}
+	readme, err := source.Readme()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(o.chart, "README.md"), []byte(readme), 0o644); err != nil {
+		return err
+	}
+	for name, text := range files {
+		file := filepath.Join(o.out, filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printManifest prints what helm template would, for the values on standard input. With
+// a kubeconfig the chart asks the cluster, as helm install does.
+func printManifest(_ context.Context, o *options) error {
+	text, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return err
+	}
+	var values map[string]any
+	if err := yaml.UnmarshalStrict(text, &values); err != nil {
+		return fmt.Errorf("values: %w", err)
+	}
+	s := &chart.Source{Folder: o.chart, Release: o.release}
+	if o.kubeconfig != "" {
+		if s.Cluster, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
+			return err
+		}
+	}
+	manifest, err := s.Manifest(values)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Print(manifest)
+	return err
+}
+
+// push writes the images and the chart to the registry in the name of the image. With an image it pushes what it is
+// made of, which refers to it. Who may write is what docker login and helm registry login know.
+func push(ctx context.Context, o *options) error {
+	first, err := name.NewTag(o.name + ":" + o.tag())
+	if err != nil {
+		return err
+	}
+	if first.RegistryStr() == "localhost" {
+		return fmt.Errorf("%s names no registry: want make push IMAGE=HOST/TEAM/kubeproxy", o.name)
+	}
+	for _, v := range o.variants() {
+		tag, err := name.NewTag(o.name + v.suffix + ":" + o.tag())
+		if err != nil {
+			return err
+		}
+		built, err := v.build(ctx, o)
+		if err != nil {
+			return fmt.Errorf("image %s: %w", v.about.Title, err)
+		}
+		if err := remote.WriteIndex(tag, built.index, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)); err != nil {
+			return fmt.Errorf("push %s: %w", tag, err)
+		}
+		digest, err := built.index.Digest()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s@%s\n", tag, digest)
+	}
+	return o.pushChart(first)
+}
+
+// pushChart writes the chart beside the images. Its name is that of the image, so it has a folder of its own.
+func (o *options) pushChart(image name.Tag) error {
+	_, text, err := o.ofImages().Pack(o.created)
+	if err != nil {
+		return err
+	}
+	c, err := loader.LoadArchive(bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	var options []registry.ClientOption
+	if image.Scheme() == "http" {
+		options = append(options, registry.ClientOptPlainHTTP())
+	}
+	client, err := registry.NewClient(options...)
+	if err != nil {
+		return err
+	}
+	at := image.Repository.Name()
+	at = at[:strings.LastIndex(at, "/")] + "/charts/" + c.Name()
+	if _, err := client.Push(text, at+":"+c.Metadata.Version, registry.PushOptCreationTime(o.created.Format(time.RFC3339))); err != nil {
+		return fmt.Errorf("push the chart: %w", err)
+	}
+	fmt.Printf("oci://%s --version %s\n", at, c.Metadata.Version)
+	return nil
 }

@@ -5,6 +5,14 @@ package apisource
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -237,5 +246,294 @@ func TestRelist(t *testing.T) {
 	awaitSlowLog(t, p, "The API server can be read again")
 	if now := program.Generation(t, w.lab.Node); now != before {
 		t.Errorf("the rules were written %d times, want none", now-before)
+	}
+}
+
+// requests are those that the proxy made, in their order.
+type requests struct {
+	server string
+
+	mu  sync.Mutex
+	all []*http.Request
+	at  []time.Time
+}
+
+func (r *requests) add(q *http.Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all, r.at = append(r.all, q), append(r.at, time.Now())
+}
+
+// services returns the requests for Services.
+func (r *requests) services() []*http.Request {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []*http.Request
+	for _, q := range r.all {
+		if strings.HasSuffix(q.URL.Path, "/services") {
+			all = append(all, q)
+		}
+	}
+	return all
+}
+
+// lists returns when lists were asked for.
+func (r *requests) lists() []time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []time.Time
+	for i, q := range r.all {
+		if q.Method == http.MethodGet && q.URL.Query().Get("watch") == "" { // Events are written, too
+			all = append(all, r.at[i])
+		}
+	}
+	return all
+}
+
+// refusingServer starts an API server on the control host that refuses everything, and
+// returns what it is asked.
+func (w fixture) refusingServer(t *testing.T) (seen *requests, config string) {
+	t.Helper()
+	l, err := w.lab.Host("control").Listen(t.Context(), "tcp", "192.0.2.100:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen = &requests{}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		seen.add(q.Clone(context.Background()))
+		http.Error(w, "no", http.StatusServiceUnavailable)
+	}))
+	server.Listener.Close()
+	server.Listener = l
+	server.Start()
+	t.Cleanup(server.Close)
+	config = filepath.Join(t.TempDir(), "kubeconfig")
+	u := url.URL{Scheme: "http", Host: l.Addr().String()}
+	seen.server = u.String()
+	text := `{apiVersion: v1, kind: Config, clusters: [{name: a, cluster: {server: "` + u.String() + `"}}], users: [{name: a, user: {}}], contexts: [{name: a, context: {cluster: a, user: a}}], current-context: a}`
+	kit.WriteFile(t, config, text)
+	return seen, config
+}
+
+// The API server receives the content types of the configuration, and requests to stream
+// existing objects. Its refusals are logged once.
+func TestContentTypes(t *testing.T) {
+	t.Parallel()
+	w := newLab(t)
+	for name, tc := range map[string]struct {
+		flags []string
+		want  string
+	}{
+		"default": {nil, "application/vnd.kubernetes.protobuf"},
+		"JSON":    {[]string{"--kube-api-content-type=application/json"}, "application/json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen, config := w.refusingServer(t)
+			p := kubeProxy.Start(t, w.lab.Node, append(tc.flags, "--kubeconfig="+config)...)
+			kit.Until(t, "requests", func() bool { return len(seen.services()) > 0 })
+			q := seen.services()[0]
+			if got := q.Header.Get("Accept"); !strings.HasPrefix(got, tc.want) {
+				t.Errorf("Accept = %q, want %q", got, tc.want)
+			}
+			if got := q.Header.Get("User-Agent"); !strings.HasPrefix(got, "kube-proxy/") {
+				t.Errorf("User-Agent = %q", got)
+			}
+			if q.URL.Query().Get("sendInitialEvents") != "true" || q.URL.Query().Get("allowWatchBookmarks") != "true" {
+				t.Errorf("query %q, want a stream of what exists, with bookmarks", q.URL.RawQuery)
+			}
+			p.AwaitLog(t, "The API server cannot be read")
+			p.Stop(t)
+			if n := p.Log.Count("The API server cannot be read"); n > 1 {
+				t.Errorf("%d lines for one sort of failure", n)
+			}
+		})
+	}
+}
+
+// The limits hold for all kinds together. They are for lists, of which the
+// API server has to make an answer each time, and not for watches.
+func TestRateLimits(t *testing.T) {
+	t.Parallel()
+	w := newLab(t)
+	seen, config := w.refusingServer(t)
+	begin := time.Now() // and not the first arrival, which may be late
+	p := kubeProxy.Start(t, w.lab.Node, "--kubeconfig="+config, "--kube-api-qps=1", "--kube-api-burst=1")
+	const n = 5
+	kit.Until(t, "lists", func() bool { return len(seen.lists()) >= n })
+	if took := seen.lists()[n-1].Sub(begin); took < (n-1)*time.Second {
+		t.Errorf("%d lists within %s, want one a second", n, took)
+	}
+	host := strings.TrimPrefix(seen.server, "http://")
+	for _, name := range []string{"rest_client_request_duration_seconds", "rest_client_rate_limiter_duration_seconds"} {
+		if n, _ := p.Metric(t, name, "verb", "GET", "host", host); n == 0 {
+			t.Errorf("metric %s of %s has counted nothing", name, host)
+		}
+	}
+	p.Stop(t)
+}
+
+// Requests to the API server are counted under the names that dashboards of Kubernetes
+// use.
+func TestClientMetrics(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t, cluster.Options{})
+	p := w.start(t, cluster.Login{})
+	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	host := strings.TrimPrefix(w.Server, "https://")
+	if n, _ := p.Metric(t, "rest_client_requests_total", "code", "200", "method", "GET", "host", host); n < 4 {
+		t.Errorf("%v requests, want at least one for each kind", n)
+	}
+	for _, kind := range []string{"services", "endpointslices", "nodes", "servicecidrs"} {
+		if n, _ := p.Metric(t, "kubeproxy_source_synced", "source", kind); n != 1 {
+			t.Errorf("source %s is not synced", kind)
+		}
+	}
+}
+
+// The cluster whose memory is measured.
+const (
+	manyServices = 10000
+	perService   = 10
+	churns       = 10
+)
+
+// BenchmarkMemory shows what the program takes to follow 10,000 Services with
+// ten endpoints each, at first and while all endpoints are replaced again and
+// again. It runs for many minutes, most of which the API server writes.
+func BenchmarkMemory(b *testing.B) {
+	w := newFixture(b, cluster.Options{Flags: []string{"--enable-priority-and-fairness=false", "--max-requests-inflight=0", "--max-mutating-requests-inflight=0"}})
+	w.set(b, newNode())
+	var services []metav1.Object
+	for i := range manyServices {
+		services = append(services, newService(fmt.Sprintf("service-%d", i)))
+	}
+	w.set(b, services...)
+	w.churn(b, 0)
+	for b.Loop() {
+		p := w.start(b, cluster.Login{}, "--iptables-min-sync-period=1s")
+		awaitEndpoints(b, p)
+		measure(b, p, "first")
+		for n := range churns {
+			w.churn(b, n+1)
+			time.Sleep(3 * time.Second) // what is written is programmed a second later
+			measure(b, p, fmt.Sprintf("churn-%d", n+1))
+		}
+		p.Stop(b)
+	}
+}
+
+// churn gives every Service endpoints that none had before.
+func (w fixture) churn(b *testing.B, n int) {
+	b.Helper()
+	var slices []metav1.Object
+	for i := range manyServices {
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], 0x0b000000+uint32(n*manyServices+i)*perService)
+		slices = append(slices, newSlice(fmt.Sprintf("service-%d", i), netip.AddrFrom4(a), perService))
+	}
+	w.set(b, slices...)
+}
+
+func awaitEndpoints(b *testing.B, p *program.Proxy) {
+	b.Helper()
+	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if p.Status(b, program.MetricsAddr, "/metrics") != 0 {
+			if n, _ := p.Metric(b, "kubeproxy_programmed_endpoints", "ip_family", "IPv4"); n >= manyServices*perService {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			b.Fatal("not all endpoints were programmed in time")
+		}
+	}
+}
+
+// measure prints what p takes now, and the most it ever took.
+func measure(b *testing.B, p *program.Proxy, when string) {
+	b.Helper()
+	time.Sleep(2 * time.Second)
+	now, peak := p.Memory(b)
+	heap, _ := p.Metric(b, "go_memstats_heap_alloc_bytes")
+	idle, _ := p.Metric(b, "go_memstats_heap_idle_bytes")
+	released, _ := p.Metric(b, "go_memstats_heap_released_bytes")
+	fmt.Printf("%s: RSS %d MB, peak %d MB, heap %.0f MB, idle and kept %.0f MB\n", when, now>>20, peak>>20, heap/1e6, (idle-released)/1e6)
+	b.ReportMetric(float64(now>>20), when+"-RSS-MB")
+}
+
+// nftCommand lists something of the IPv4 table: its type and its name.
+func nftCommand(what []string) *exec.Cmd {
+	return exec.Command("nft", "list", what[0], "ip", "kube-services", what[1])
+}
+
+// A ServiceCIDR that comes or goes changes the rules, without anything else
+// having changed.
+func TestServiceCIDRs(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
+	p := w.start(t, cluster.Login{User: "system:kube-proxy"})
+	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	drops := func(prefix string) func() bool {
+		return func() bool { return strings.Contains(w.nft(t, "chain", "postrouting"), prefix+" jump unallocated") }
+	}
+	kit.Until(t, "the first range", drops(cluster.ServiceCIDRv4))
+	more := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "more"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"172.20.0.0/16"}}}
+	ranges := w.Client.NetworkingV1().ServiceCIDRs()
+	if _, err := ranges.Create(t.Context(), more, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kit.Until(t, "another range", drops("172.20.0.0/16"))
+	// No controller runs that would see that no Service needs it.
+	now, err := ranges.Get(t.Context(), more.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now.Finalizers = nil
+	if _, err := ranges.Update(t.Context(), now, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := ranges.Delete(t.Context(), more.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kit.Until(t, "the range to go", func() bool { return !drops("172.20.0.0/16")() })
+	if !drops(cluster.ServiceCIDRv4)() {
+		t.Error("the first range went, too")
+	}
+}
+
+// oldClusterRole are those of a kube-proxy before ServiceCIDRs.
+const oldClusterRole = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: old}
+rules:
+- {apiGroups: [""], resources: [services, nodes], verbs: [list, watch]}
+- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: old}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: old}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: old}]
+`
+
+// A proxy that may not read ServiceCIDRs works without them, logs that once, and is in
+// sync.
+func TestWithoutServiceCIDRs(t *testing.T) {
+	t.Parallel()
+	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
+	if err := w.Apply(t.Context(), []byte(oldClusterRole)); err != nil {
+		t.Fatal(err)
+	}
+	w.set(t, newNode())
+	p := w.start(t, cluster.Login{User: "old"})
+	p.AwaitLog(t, "Going on without", `kind="servicecidrs"`, "forbidden")
+	p.AwaitLog(t, `"Programmed"`, "IPv4")
+	kit.Until(t, "healthy", func() bool { return p.Status(t, program.HealthAddr, "/healthz") == 200 })
+	if _, found := p.Metric(t, "kubeproxy_source_synced", "source", "servicecidrs"); found {
+		t.Error("a source that nobody has counts as one")
+	}
+	p.Stop(t)
+	if n := p.Log.Count("servicecidrs"); n != 1 {
+		t.Errorf("%d lines about them, want one", n)
 	}
 }

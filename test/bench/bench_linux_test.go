@@ -4,18 +4,28 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
+	"flag"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"kubeproxy/platform/linux/ipvs"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -253,5 +263,339 @@ func TestAddresses(t *testing.T) {
 	}
 	if thousands(1234567) != "1,234,567" || thousands(100) != "100" {
 		t.Errorf("thousands = %s and %s", thousands(1234567), thousands(100))
+	}
+}
+
+// fetch decodes a response of the server.
+func fetch[T any](t *testing.T, s *httptest.Server, path string) (into T, code int) {
+	t.Helper()
+	r, err := s.Client().Get(s.URL + path)
+	if err != nil {
+		t.Fatalf("GET %s: %v", path, err)
+	}
+	defer r.Body.Close()
+	if err := json.NewDecoder(r.Body).Decode(&into); err != nil {
+		t.Fatalf("GET %s: %v", path, err)
+	}
+	return into, r.StatusCode
+}
+
+func TestAPIServerLists(t *testing.T) {
+	api := newAPIServer(3, func() time.Duration { return time.Second })
+	s := httptest.NewServer(api)
+	defer s.Close()
+	services, _ := fetch[corev1.ServiceList](t, s, servicesPath)
+	parts, _ := fetch[discoveryv1.EndpointSliceList](t, s, slicesPath)
+	want := []*corev1.Service{newService(0), newService(1), newService(2)}
+	for i := range services.Items {
+		if diff := cmp.Diff(want[i], &services.Items[i]); diff != "" {
+			t.Errorf("Service %d (-want +got):\n%s", i, diff)
+		}
+	}
+	if len(services.Items) != 3 || len(parts.Items) != 3 || len(parts.Items[2].Endpoints) != perService {
+		t.Errorf("%d Services and %d EndpointSlices, want 3 and 3", len(services.Items), len(parts.Items))
+	}
+	for path, want := range map[string]int{
+		cidrsPath: 200, nodesPath: 200, nodesPath + "/" + ownNode: 200, nodesPath + "/other": 404, "/api/v1/pods": 404,
+		servicesPath + "?watch=true&sendInitialEvents=true": 422,
+	} {
+		if _, code := fetch[map[string]any](t, s, path); code != want {
+			t.Errorf("GET %s: status %d, want %d", path, code, want)
+		}
+	}
+	if _, _, ok := api.whenDelivered(); ok {
+		t.Error("everything is delivered before anybody watches")
+	}
+}
+
+func TestAPIServerWatch(t *testing.T) {
+	api := newAPIServer(1, func() time.Duration { return time.Second })
+	s := httptest.NewServer(api)
+	defer s.Close()
+	var watches []*http.Response
+	for _, path := range []string{servicesPath, slicesPath} {
+		fetch[map[string]any](t, s, path)
+		r, err := s.Client().Get(s.URL + path + "?watch=1")
+		if err != nil {
+			t.Fatalf("watch %s: %v", path, err)
+		}
+		defer r.Body.Close()
+		watches = append(watches, r)
+	}
+	if _, cpu, ok := api.whenDelivered(); !ok || cpu != time.Second {
+		t.Errorf("whenDelivered = %s, %v, want 1s, true", cpu, ok)
+	}
+	send, err := api.update(newSlice(0, []int{5}))
+	if err != nil {
+		t.Fatalf("update: %v", err)
+	}
+	send()
+	line, err := bufio.NewReader(watches[1].Body).ReadBytes('\n')
+	if err != nil {
+		t.Fatalf("read an event: %v", err)
+	}
+	var got struct {
+		Type   string
+		Object discoveryv1.EndpointSlice
+	}
+	if err := json.Unmarshal(line, &got); err != nil {
+		t.Fatalf("decode an event: %v", err)
+	}
+	want := newSlice(0, []int{5})
+	want.ResourceVersion = "2"
+	if diff := cmp.Diff(want, &got.Object); diff != "" || got.Type != "MODIFIED" {
+		t.Errorf("event %s (-want +got):\n%s", got.Type, diff)
+	}
+	api.forget()
+	if _, _, ok := api.whenDelivered(); ok {
+		t.Error("a client that has yet to come has everything")
+	}
+}
+
+// TestQuickRunOfIPVS requires a figure in every row of all tables.
+func TestQuickRunOfIPVS(t *testing.T) {
+	if !ipvs.Installed() {
+		t.Skip("the kernel has no IPVS; make vm runs this on one that has")
+	}
+	var out bytes.Buffer
+	o := options{quick: true, only: "ipvs", kernel: ownKernel, out: filepath.Join(t.TempDir(), "benchmarks.md")}
+	if err := run(t.Context(), o, &out); err != nil {
+		t.Fatalf("run: %v\n%s", err, &out)
+	}
+	document, err := os.ReadFile(o.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range virtualTables(newFigures(), task{Quick: true}) {
+		if !strings.Contains(string(document), "\n### "+x.title+"\n") {
+			t.Errorf("the document has no table %q:\n%s", x.title, document)
+		}
+		_, text, _ := strings.Cut(out.String(), "\n"+x.title+"\n")
+		for _, r := range x.rows {
+			column := 2
+			if x.base != "" {
+				column = 3
+			}
+			if found := rowOf(text, r.label); len(found) <= column || found[2] == "" || found[column] == "" {
+				t.Errorf("%s: row %q = %q, want figures", x.title, r.label, found)
+			}
+		}
+	}
+}
+
+// TestVirtualTables checks that each ratio is of the right two figures.
+func TestVirtualTables(t *testing.T) {
+	f := newFigures()
+	for name, v := range map[string]float64{
+		"library.first.wall": 1.2, "mode ipvs.first.wall": 1.8,
+		"many.replace.cpu":  11e-3,
+		"many.connect.last": 3e-3, "many.connect.last.ratio": 1.5, "many.nftables.connect.last": 2e-3,
+	} {
+		f.set(name, v)
+	}
+	tables := virtualTables(f, task{})
+	for i, want := range map[int]string{
+		0: "| first program, time |  1.20 s | 1.80 s |        1.50x | <= 1.3x library | missed |\n",
+		1: "| one endpoint replaced, CPU | 11.0 ms | <= 10.0 ms | missed |\n",
+		2: "| connection, last Service, p50                           |   2.0 ms | 3.0 ms |         1.50x |     |    |\n",
+	} {
+		if text := tables[i].text(); !strings.Contains(text, want) {
+			t.Errorf("table %d has no row %q:\n%s", i, want, text)
+		}
+	}
+}
+
+// TestReadmeFigures holds the figures of README.md to docs/benchmarks.md, within their rounding.
+func TestReadmeFigures(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := openDocument(filepath.Join("..", "..", "docs", "benchmarks.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const inside, served = "From objects to the kernel", "Through the API server"
+	for _, x := range []struct{ shown, section, table, row string }{
+		{"an endpoint is replaced: until the rule is in force", inside, "### 10,000 Services", "one endpoint replaced, p50"},
+		{"first rules on an empty node", inside, "### 10,000 Services", "first program, time"},
+		{"a restart on its own rules", inside, "### 10,000 Services", "restart on its own table, time"},
+		{"memory of the process, at most", inside, "### 10,000 Services", "peak RSS"},
+		{"one change through a real API server, at 5,000 Services", served, "", "one endpoint changed, p50"},
+	} {
+		_, table, _ := strings.Cut(d.sections[x.section], x.table)
+		head, measured, shown := rowOf(table, ""), rowOf(table, x.row), rowOf(string(readme), x.shown)
+		if len(head) == 0 || len(measured) != len(head) || len(shown) < 4 {
+			t.Errorf("%s: README has %q, the page %q below %q", x.row, shown, measured, head)
+			continue
+		}
+		for i, name := range head {
+			column := map[string]int{"ours": 2, "peer": 3}[name]
+			if column > 0 && !rounded(t, shown[column], measured[i]) {
+				t.Errorf("README.md, %s: %s, want it rounded from %s, the row %q of column %s in docs/benchmarks.md", x.shown, shown[column], measured[i], x.row, name)
+			}
+		}
+	}
+}
+
+// rounded is whether the text short begins with a figure that long may be rounded to.
+// What is not measured has a dash.
+func rounded(t *testing.T, short, long string) bool {
+	t.Helper()
+	if long == "" {
+		return strings.HasPrefix(short, "-")
+	}
+	digits, _, _ := strings.Cut(short, " ")
+	whole, fraction, _ := strings.Cut(digits, ".")
+	step := math.Pow10(len(whole) - len(strings.TrimRight(whole, "0")))
+	if fraction != "" {
+		step = math.Pow10(-len(fraction))
+	}
+	a, unit := quantity(t, short)
+	b, _ := quantity(t, long)
+	return math.Abs(a-b) <= step*unit/2*(1+1e-9)
+}
+
+// quantity returns a figure in seconds or bytes, and its unit.
+func quantity(t *testing.T, text string) (value, unit float64) {
+	t.Helper()
+	fields := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == ',' })
+	if len(fields) < 2 {
+		t.Fatalf("%q: want a figure and a unit", text)
+	}
+	unit = map[string]float64{"µs": 1e-6, "ms": 1e-3, "s": 1, "MB": 1e6}[fields[1]]
+	value, err := strconv.ParseFloat(fields[0], 64)
+	if err != nil || unit == 0 {
+		t.Fatalf("%q: want a figure in µs, ms, s or MB", text)
+	}
+	return value * unit, unit
+}
+
+// TestQuickRunOfUserspace requires a figure in every row, and a direct one beside it
+// where that exists.
+func TestQuickRunOfUserspace(t *testing.T) {
+	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
+		t.Skip(err)
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), options{quick: true, only: "userspace"}, &out); err != nil {
+		t.Fatalf("run: %v\n%s", err, &out)
+	}
+	for _, r := range relayRows() {
+		if found := rowOf(out.String(), r.label); len(found) < 5 || found[3] == "" || r.floor != "" && (found[2] == "" || found[4] == "") {
+			t.Errorf("row %q = %q, want figures", r.label, found)
+		}
+	}
+}
+
+// measured is a section with one aim met and one missed.
+func measured(title, date string, during load) *section {
+	took, err := time.Parse(time.DateOnly, date)
+	if err != nil {
+		panic(err)
+	}
+	t := table{services: 10, rows: []row{
+		{label: "good", metric: "good", unit: inSeconds, aim: aim{most: always(2)}},
+		{label: "bad", metric: "bad", unit: inSeconds, aim: aim{most: always(2)}, why: "It is slow."},
+		{label: "printed while it runs", metric: "good", unit: inSeconds},
+	}}
+	t.add(roleOurs, &figures{Values: map[string]float64{"good": 1, "bad": 3}})
+	return &section{
+		title: title, tables: []table{t}, how: "\nHow of " + date + ".\n",
+		facts: facts{date: took, commit: "0123456789ab", kernel: "Linux", cpu: "2", loadBefore: "0.50", loadDuring: during},
+	}
+}
+
+// TestDocumentKeepsOtherParts measures two parts, then one of them again.
+func TestDocumentKeepsOtherParts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "benchmarks.md")
+	for _, s := range []*section{
+		measured("Mode iptables", "2026-01-03", "9.50"),
+		measured("Through the API server", "2026-01-01", "1.00"),
+		measured("Through the API server", "2026-01-02", "1.00"),
+	} {
+		d, err := openDocument(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.put(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	intro, rest, _ := strings.Cut(string(text), "\n**")
+	if intro != strings.TrimSuffix(documentIntro, "\n")+"\n" {
+		t.Errorf("the document begins with\n%s", intro)
+	}
+	section := func(title, date, during, note string) string {
+		return "\n## " + title + "\n\n```\ndate    " + date + " 00:00 UTC\ncommit  0123456789ab\nkernel  Linux\ncpu     2\nload    0.50 before, at most " + during + "\n```\n" + note + "\nHow of " + date + ".\n\n" +
+			"|      |   ours |       aim |        |\n" +
+			"|------|-------:|----------:|-------:|\n" +
+			"| good | 1.00 s | <= 2.00 s |    met |\n" +
+			"| bad  | 3.00 s | <= 2.00 s | missed |\n" +
+			"\n### Missed aims\n\n- **bad**: It is slow.\n"
+	}
+	want := "2 aims met, 2 missed.**\n" +
+		section("Through the API server", "2026-01-02", "1.00", "") +
+		section("Mode iptables", "2026-01-03", "9.50", "\nOther work shared the processors, with a load of up to 9.5: read the times as upper bounds.\n")
+	if diff := cmp.Diff(want, rest); diff != "" {
+		t.Errorf("the document (-want +got):\n%s", diff)
+	}
+}
+
+// TestDocumentOfOthers checks that a foreign file is refused before anything is measured.
+func TestDocumentOfOthers(t *testing.T) {
+	for text, want := range map[string]string{
+		"# Notes\n": `begins with something else than "# Benchmarks"`,
+		"# Benchmarks\n\n## Mode iptables\n\n## By hand\n": `section "By hand" is of no part that is measured`,
+	} {
+		path := filepath.Join(t.TempDir(), "benchmarks.md")
+		kit.WriteFile(t, path, text)
+		b := &bench{options: options{out: path}}
+		if err := b.measure(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("measure with a document %q: %v, want an error with %q", text, err, want)
+		}
+		if now, err := os.ReadFile(path); err != nil || string(now) != text {
+			t.Errorf("the document became %q, %v", now, err)
+		}
+	}
+}
+
+func TestChosen(t *testing.T) {
+	if all, err := chosen(""); err != nil || len(all) != len(parts) {
+		t.Errorf("no name chooses %d of %d parts, %v", len(all), len(parts), err)
+	}
+	if one, err := chosen("iptables"); err != nil || len(one) != 1 || one[0].title != "Mode iptables" {
+		t.Errorf("iptables chooses %d parts, %v", len(one), err)
+	}
+	if _, err := chosen("iptable"); err == nil || !strings.Contains(err.Error(), "want one of "+partNames()) {
+		t.Errorf("iptable: %v, want an error with all names", err)
+	}
+}
+
+var update = flag.Bool("update", false, "rewrite the overview of the kept document")
+
+// TestDocumentOfTheProject checks that the tool would write the project's document
+// unchanged, so that it can replace parts of it.
+func TestDocumentOfTheProject(t *testing.T) {
+	path := filepath.Join("..", "..", "docs", "benchmarks.md")
+	d, err := openDocument(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := d.write(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(d.text(), string(text)); diff != "" {
+		t.Errorf("the overview is not of the sections below (-want +got), run make update:\n%s", diff)
 	}
 }

@@ -7,13 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubeproxy/common/service"
+	own "kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftmonitor"
@@ -187,3 +191,274 @@ func (s *served) spread(f *figures, metric string, values []time.Duration) {
 	f.seconds(metric+".p99", x.P99)
 	f.seconds(metric+".max", x.Max)
 }
+
+// measureServed measures our program, and the peer, through an API server.
+func (b *bench) measureServed(ctx context.Context, s *section) error {
+	ours, remove, err := buildProgram(ctx)
+	if err != nil {
+		return err
+	}
+	defer remove()
+	x := task{Quick: b.quick}.extent()
+	s.how = fmt.Sprintf(howServed, thousands(x.services), x.samples, thousands(x.most), x.churns)
+	b.notePeer(s, "")
+	t := table{services: x.services, rows: servedRows()}
+	programs := map[role]program{roleOurs: ours}
+	if b.peer != "" {
+		programs[rolePeer] = program{"Peer", b.peer}
+	}
+	for _, r := range []role{roleOurs, rolePeer} {
+		p, ok := programs[r]
+		if !ok {
+			continue
+		}
+		f, err := b.child(ctx, task{Role: roleServed, Services: x.services, Program: p})
+		if err != nil {
+			return err
+		}
+		t.add(r, f)
+	}
+	s.add(b.out, t)
+	return nil
+}
+
+// buildProgram builds the proxy; remove deletes it.
+func buildProgram(ctx context.Context) (ours program, remove func() error, err error) {
+	dir, err := os.MkdirTemp("", "bench-program-")
+	if err != nil {
+		return ours, nil, fmt.Errorf("make temporary directory: %w", err)
+	}
+	remove = func() error { return os.RemoveAll(dir) }
+	ours = program{"Ours", filepath.Join(dir, "kube-proxy")}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", ours.Path, "kubeproxy/cmd/kube-proxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := build.CombinedOutput(); err != nil {
+		return ours, nil, errors.Join(fmt.Errorf("build the proxy: %w\n%s", err, text), remove())
+	}
+	return ours, remove, nil
+}
+
+// servedRows are the lines of the table, with the aims for the whole extent.
+func servedRows() []row {
+	const (
+		whySingle = "It has the API server's own write in it."
+		whyMemory = "It grows with what was programmed last."
+	)
+	return []row{
+		{label: "one endpoint changed, p50", metric: "served.single.p50", unit: inSeconds, aim: aim{most: always(20e-3)}, why: whySingle},
+		{label: "one endpoint changed, p99", metric: "served.single.p99", unit: inSeconds, aim: aim{most: always(250e-3)}, why: whySingle},
+		{label: "changes of one endpoint", metric: "served.single.count", unit: inWhole},
+		{label: "Services made at once, by the API server", metric: "served.together.written", unit: inSeconds},
+		{label: "Services made at once, p50", metric: "served.together.p50", unit: inSeconds},
+		{label: "Services made at once, p99", metric: "served.together.p99", unit: inSeconds},
+		{label: "steady changes in a second", metric: "served.steady.rate", unit: inWhole},
+		{label: "steady changes, CPU for each", metric: "served.steady.cpu", unit: inSeconds},
+		{label: "steady changes, p50", metric: "served.steady.p50", unit: inSeconds},
+		{label: "steady changes, p99", metric: "served.steady.p99", unit: inSeconds},
+		{label: "memory (RSS) with all Services", metric: "served.rss", unit: inMegabytes, aim: aim{most: always(110e6)}, why: whyMemory},
+		{label: "memory after changes of everything", metric: "served.after", unit: inMegabytes},
+		{label: "peak memory", metric: "served.peak", unit: inMegabytes},
+		{label: "growth from the first to the last of them", metric: "served.growth", unit: inPercent, aim: aim{most: always(0.1)}, why: whyMemory},
+	}
+}
+
+const howServed = `
+The whole program reads a real etcd and kube-apiserver on the same machine, over TLS. A time begins with the request to the
+API server and ends when the kernel reports the change. A peer has the same configuration and objects.
+
+- **one endpoint changed**: with %s Services of 10 endpoints, %d changes, 1.1 s apart.
+- **memory**: with %s Services of 10 endpoints, at rest; then every endpoint is replaced, %d times. Growth is
+  between the first and the last of these.
+`
+
+// singles changes one endpoint at a time, each after a pause.
+func (s *served) singles(ctx context.Context, f *figures) error {
+	s.logf("single changes")
+	var took []time.Duration
+	next := time.Now()
+	for i, end := 0, time.Now().Add(servedLimit); i < s.samples && time.Now().Before(end); i++ {
+		pause(ctx, time.Until(next))
+		next = time.Now().Add(spacing)
+		if err := s.workload.ReplaceOne(ctx, i*7919); err != nil {
+			return err
+		}
+		one, err := s.inForce(ctx, "a single change")
+		if err != nil {
+			return err
+		}
+		took = append(took, one...)
+	}
+	s.spread(f, "served.single", took)
+	f.set("served.single.count", float64(len(took)))
+	return nil
+}
+
+// atOnce creates many Services as fast as the API server can.
+func (s *served) atOnce(ctx context.Context, f *figures) error {
+	s.logf("Services made at once")
+	began := time.Now()
+	if err := s.workload.Grow(ctx, s.together); err != nil {
+		return err
+	}
+	written := time.Since(began)
+	took, err := s.inForce(ctx, "Services made at once")
+	if err != nil {
+		return err
+	}
+	s.spread(f, "served.together", took)
+	f.seconds("served.together.written", written)
+	return nil
+}
+
+// steady changes endpoints at a rate.
+func (s *served) steady(ctx context.Context, f *figures) error {
+	s.logf("steady changes")
+	cpu := s.process.usedCPU()
+	n, err := s.workload.ReplaceAtRate(ctx, s.rate, s.long)
+	if err != nil {
+		return err
+	}
+	took, err := s.inForce(ctx, "steady changes")
+	if err != nil {
+		return err
+	}
+	f.seconds("served.steady.cpu", (s.process.usedCPU()-cpu)/time.Duration(n))
+	s.spread(f, "served.steady", took)
+	f.set("served.steady.rate", float64(n)/s.long.Seconds())
+	return nil
+}
+
+// memory changes everything, again and again.
+func (s *served) memory(ctx context.Context, f *figures) error {
+	s.logf("memory")
+	if err := s.workload.Grow(ctx, max(0, s.most-s.workload.Len())); err != nil {
+		return err
+	}
+	if _, err := s.inForce(ctx, "the last Services"); err != nil {
+		return err
+	}
+	first, err := s.resident(ctx)
+	if err != nil {
+		return err
+	}
+	f.set("served.rss", first)
+	last := first
+	for i := range s.churns {
+		if last, err = s.churn(ctx); err != nil {
+			return err
+		}
+		if i == 0 { // by then everything has been done once
+			first = last
+		}
+	}
+	peak, err := peakRSS(s.process.pid())
+	f.set("served.growth", last/first-1)
+	f.set("served.peak", peak)
+	f.set("served.after", last)
+	return err
+}
+
+// churn changes everything once and returns the memory afterwards.
+func (s *served) churn(ctx context.Context) (float64, error) {
+	if err := s.workload.ReplaceAll(ctx); err != nil {
+		return 0, err
+	}
+	if _, err := s.inForce(ctx, "a change of everything"); err != nil {
+		return 0, err
+	}
+	return s.resident(ctx)
+}
+
+// resident returns the resident set of the program when it is idle.
+func (s *served) resident(ctx context.Context) (float64, error) {
+	pause(ctx, rest)
+	kB, err := field("/proc/"+s.process.pid()+"/status", "VmRSS:")
+	if err != nil {
+		return 0, fmt.Errorf("memory of %s: %w", s.Program.Name, err)
+	}
+	return kB * 1024, nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(max(d, 0)):
+	}
+}
+
+// measureCounting measures connections through rules that count them, beside the same
+// connections through rules that do not.
+func (b *bench) measureCounting(ctx context.Context, s *section) error {
+	s.how = howCounting
+	t := table{services: 10, base: "not counted", rows: countingRows()}
+	f, err := b.child(ctx, task{Role: roleCounting, Services: t.services})
+	if err != nil {
+		return err
+	}
+	t.add(roleOurs, f)
+	s.add(b.out, t)
+	return nil
+}
+
+// measureCounted compares two networks with the same Services.
+func measureCounted(ctx context.Context, t task) (*figures, error) {
+	plain, err := newNetwork()
+	if err != nil {
+		return nil, err
+	}
+	defer plain.close()
+	counting, err := newNetwork()
+	if err != nil {
+		return nil, err
+	}
+	defer counting.close()
+	err = errors.Join(t.program(ctx, plain, own.Options{MasqueradeBit: masqueradeBy}),
+		t.program(ctx, counting, own.Options{MasqueradeBit: masqueradeBy, CountConnections: true}))
+	if err != nil {
+		return nil, err
+	}
+	t.logf("connections")
+	to := netip.AddrPortFrom(clusterIP(0), servicePort)
+	f := newFigures()
+	return f, t.compare(f, []target{{name: directName, from: plain, to: to}, {name: "counted", from: counting, to: to}, {name: "again", from: plain, to: to}})
+}
+
+// program programs the Services of t in n, and starts a server there.
+func (t task) program(ctx context.Context, n *network, o own.Options) error {
+	r, err := newPipeline(n)
+	if err != nil {
+		return err
+	}
+	err = n.node.Do(func() (err error) {
+		r.backend, err = own.New(service.IPv4, o)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r.feed(t.Services)
+	r.tracker.Synced()
+	if _, err := r.apply(ctx); err != nil {
+		return fmt.Errorf("program Services: %w", err)
+	}
+	return errors.Join(n.shortenConntrackTimeouts(), n.echo())
+}
+
+func countingRows() []row {
+	const why = "Each first packet of a connection makes one more lookup, and adds to a counter."
+	all := []row{}
+	for _, r := range []struct{ label, name string }{{"counted", "counted"}, {"not counted, a second time", "again"}} {
+		a := aim{}
+		if r.name == "counted" {
+			a = aim{times: 1.03}
+		}
+		all = append(all, row{label: "connection " + r.label + ", p50", metric: "connect." + r.name, unit: inSeconds, aim: a,
+			floor: "connect.direct", ratio: "connect." + r.name + ".ratio", cited: true, why: why})
+	}
+	return all
+}
+
+const howCounting = `
+Two networks in mode nftables: the rules of one count connections (` + "`--count-traffic`" + `). A second turn without counting
+shows what is chance.
+`

@@ -4,17 +4,32 @@
 package cluster
 
 import (
+	"bufio"
+	"bytes"
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
+	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
+
+	"kubeproxy/test/authority"
 )
 
 // atOnce is how many requests Set and Delete have under way. More does not make them
@@ -139,4 +154,139 @@ func put[T any, P object[T]](ctx context.Context, s store[P], o P) error {
 	}
 	*o = *stored
 	return nil
+}
+
+// fieldManager is the field manager of Apply.
+const fieldManager = "kubeproxy-test"
+
+// Apply applies the YAML documents of a manifest in order, as kubectl apply --server-side
+// --validate=strict does: an unknown or duplicate field is an error. Namespaced objects
+// without a namespace go to the default one. It stops at the first error, as later
+// documents may need earlier ones.
+func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
+	return c.applyAll(ctx, manifest)
+}
+
+// Try has the API server check a manifest as Apply does, and changes nothing.
+func (c *Cluster) Try(ctx context.Context, manifest []byte) error {
+	return c.applyAll(ctx, manifest, metav1.DryRunAll)
+}
+
+// applyAll applies the documents in order, dry if dryRun says so.
+func (c *Cluster) applyAll(ctx context.Context, manifest []byte, dryRun ...string) error {
+	documents := yamlreader.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifest)))
+	for n := 1; ; n++ {
+		text, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = c.apply(ctx, text, dryRun)
+		}
+		if err != nil {
+			return fmt.Errorf("apply document %d: %w", n, err)
+		}
+	}
+}
+
+func (c *Cluster) apply(ctx context.Context, document []byte, dryRun []string) error {
+	var o *metav1.PartialObjectMetadata
+	if err := yaml.Unmarshal(document, &o); err != nil {
+		return err
+	}
+	if o == nil { // nothing but comments
+		return nil
+	}
+	path, err := c.resource(o)
+	if err != nil {
+		return err
+	}
+	// Strict validation needs the original text, as duplicates do not survive parsing.
+	request := c.Client.Discovery().RESTClient().Patch(types.ApplyYAMLPatchType).AbsPath(path...).
+		Param("fieldManager", fieldManager).Param("fieldValidation", "Strict").
+		SetHeader("Accept", "application/json").Body(document)
+	for _, d := range dryRun {
+		request.Param("dryRun", d)
+	}
+	if _, err := request.DoRaw(ctx); err != nil {
+		return fmt.Errorf("%s %s: %w", o.Kind, o.Name, err)
+	}
+	return nil
+}
+
+// resource returns the elements of the object's path, from the discovery of the API
+// server.
+func (c *Cluster) resource(o *metav1.PartialObjectMetadata) ([]string, error) {
+	version, err := schema.ParseGroupVersion(o.APIVersion)
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := c.Client.Discovery().ServerResourcesForGroupVersion(o.APIVersion)
+	if err != nil {
+		return nil, fmt.Errorf("find kinds of %q: %w", o.APIVersion, err)
+	}
+	path := []string{"apis", version.Group, version.Version}
+	if version.Group == "" {
+		path = []string{"api", version.Version}
+	}
+	for _, k := range kinds.APIResources {
+		if k.Kind != o.Kind || strings.Contains(k.Name, "/") { // a subresource
+			continue
+		}
+		if k.Namespaced {
+			path = append(path, "namespaces", cmp.Or(o.Namespace, metav1.NamespaceDefault))
+		}
+		return append(path, k.Name, o.Name), nil
+	}
+	return nil, fmt.Errorf("kind %q of %q: the API server has none", o.Kind, o.APIVersion)
+}
+
+// Login is the identity of a client, and its server. The zero Login is an
+// administrator's.
+type Login struct {
+	// Token, if set, is the client's bearer token.
+	Token string
+	// User and Groups, if set, are in the client's certificate, which is valid until
+	// Until, by default for some days.
+	User   string
+	Groups []string
+	Until  time.Time
+	// Server is the URL of the server, by default Cluster.Server.
+	Server string
+}
+
+// Kubeconfig writes a kubeconfig with embedded credentials, and returns its path.
+func (c *Cluster) Kubeconfig(l Login) (string, error) {
+	who := clientcmdapi.NewAuthInfo()
+	switch {
+	case l.User != "":
+		if err := c.certifyUser(who, l); err != nil {
+			return "", err
+		}
+	default:
+		who.Token = cmp.Or(l.Token, c.token)
+	}
+	where := clientcmdapi.NewCluster()
+	where.Server, where.CertificateAuthorityData = cmp.Or(l.Server, c.Server), c.ca.PEM
+	config := clientcmdapi.NewConfig()
+	config.Clusters["test"], config.AuthInfos["user"] = where, who
+	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "user"}
+	config.CurrentContext = "test"
+	path := c.path("kubeconfig-" + rand.Text())
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		return "", fmt.Errorf("write kubeconfig: %w", err)
+	}
+	return path, nil
+}
+
+func (c *Cluster) certifyUser(who *clientcmdapi.AuthInfo, l Login) error {
+	key, err := authority.NewKey()
+	if err != nil {
+		return fmt.Errorf("make a key for %s: %w", l.User, err)
+	}
+	if who.ClientKeyData, err = authority.KeyPEM(key); err != nil {
+		return err
+	}
+	who.ClientCertificateData, err = c.ca.Issue(authority.Subject{Name: l.User, Groups: l.Groups, Until: l.Until}, key)
+	return err
 }

@@ -7,23 +7,234 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	yamlreader "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
+	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/program"
+	"kubeproxy/test/thirdparty"
 )
+
+// rendered returns the chart's objects for values in YAML and flags of the tool. With a
+// kubeconfig, the chart asks the cluster for the address of the API server.
+func rendered(t *testing.T, w *fixture, tool, values string, flags ...string) []byte {
+	t.Helper()
+	if !strings.Contains(strings.Join(flags, " "), "-kubeconfig=") {
+		values = withServer(t, values)
+	}
+	out, err := render(t, w, tool, values, flags...)
+	if err != nil {
+		t.Fatalf("render with %s: %v\n%s", values, err, out)
+	}
+	return []byte(out)
+}
+
+func render(t *testing.T, w *fixture, tool, values string, flags ...string) (string, error) {
+	t.Helper()
+	cmd := exec.Command(tool, append([]string{"render", "-chart", filepath.Join("..", "..", "build", "chart")}, flags...)...)
+	cmd.Stdin = strings.NewReader(values)
+	return program.Run(t, w.Host("control"), cmd)
+}
+
+// withServer returns values that have an address of the API server.
+func withServer(t *testing.T, values string) string {
+	t.Helper()
+	all := map[string]any{"apiServer": "https://192.0.2.9"}
+	err := yaml.Unmarshal([]byte(values), &all)
+	text, marshalErr := yaml.Marshal(all)
+	if err := errors.Join(err, marshalErr); err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// acceptedValues returns the values that build/release lists for the chart, in YAML.
+func acceptedValues(t *testing.T) []string {
+	t.Helper()
+	var matrix struct{ Accepted []map[string]any }
+	for _, name := range []string{"values.yaml", "teams.yaml"} {
+		var one struct{ Accepted []map[string]any }
+		text, err := os.ReadFile(filepath.Join("..", "..", "build", "release", "chart", "testdata", name))
+		if err == nil {
+			err = yaml.Unmarshal(text, &one)
+		}
+		if err != nil || len(one.Accepted) < 10 {
+			t.Fatalf("%s has %d values: %v", name, len(one.Accepted), err)
+		}
+		matrix.Accepted = append(matrix.Accepted, one.Accepted...)
+	}
+	var all []string
+	for _, values := range matrix.Accepted {
+		text, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(text))
+	}
+	return all
+}
+
+// acceptMonitoring has the API server know the kinds of Prometheus' operator. Their fields
+// are checked in build/release.
+func (w *fixture) acceptMonitoring(t *testing.T) {
+	t.Helper()
+	for plural, kind := range map[string]string{"podmonitors": "PodMonitor", "servicemonitors": "ServiceMonitor", "prometheusrules": "PrometheusRule"} {
+		w.acceptKind(t, "monitoring.coreos.com", "v1", plural, kind)
+	}
+}
+
+// acceptKind has the API server know a kind, with any fields.
+func (w *fixture) acceptKind(t *testing.T, group, version, plural, kind string) {
+	t.Helper()
+	crd := fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[3]s.%[1]s}
+spec:
+  group: %[1]s
+  scope: Namespaced
+  names: {plural: %[3]s, singular: %[5]s, kind: %[4]s}
+  versions:
+  - {name: %[2]s, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`, group, version, plural, kind, strings.ToLower(kind))
+	if err := w.api.Apply(t.Context(), []byte(crd)); err != nil {
+		t.Fatal(err)
+	}
+	one := fmt.Sprintf("apiVersion: %s/%s\nkind: %s\nmetadata: {name: one, namespace: default}\n", group, version, kind)
+	kit.Until(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
+}
+
+// testChart has the API server check what the chart gives for many values, and installs
+// it beside the objects of kubeadm.
+func testChart(t *testing.T, w *fixture) {
+	tool := program.ChartTool(t)
+	w.acceptMonitoring(t)
+	for _, values := range acceptedValues(t) {
+		manifest := rendered(t, w, tool, values)
+		if err := errors.Join(w.api.Try(t.Context(), manifest), readable(manifest)); err != nil {
+			t.Errorf("values %s: %v", values, err)
+		}
+	}
+	admin := w.kubeconfig(t, cluster.Login{})
+	t.Run("without an address", func(t *testing.T) { testNoAddress(t, w, tool, admin) })
+	t.Run("cluster-info", func(t *testing.T) {
+		w.configMap(t, metav1.NamespacePublic, "cluster-info", "kubeconfig", serverAt("https://192.0.2.1:6443"))
+		testServer(t, rendered(t, w, tool, "{}", "-kubeconfig="+admin), "https://192.0.2.1:6443")
+	})
+	t.Run("beside kubeadm", func(t *testing.T) { testBeside(t, w, tool, admin) })
+	t.Run("second release", func(t *testing.T) { testSecondRelease(t, w, tool) })
+	t.Run("pod security", func(t *testing.T) { testPodSecurity(t, w, tool) })
+	testServer(t, rendered(t, w, tool, `{apiServer: "https://192.0.2.3"}`, "-kubeconfig="+admin), "https://192.0.2.3")
+}
+
+// readable reads the configuration files in the objects of the chart as the program does.
+func readable(manifest []byte) error {
+	for document := range strings.SplitSeq(string(manifest), "---\n") {
+		var m corev1.ConfigMap
+		if yaml.Unmarshal([]byte(document), &m) != nil || m.Kind != "ConfigMap" {
+			continue
+		}
+		for _, system := range []config.OS{config.Linux, config.Windows} {
+			text, is := m.Data[string(system)+".yaml"]
+			flags := &config.Flags{Modes: modes.All().Config(), Config: string(system) + ".yaml", StrictConfig: true}
+			if _, err := config.LoadFrom(flags, system, []byte(text)); is && err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// testSecondRelease installs the chart for labelled Services beside the chart for the rest.
+func testSecondRelease(t *testing.T, w *fixture, tool string) {
+	values := "{extraArgs: [--service-proxy-name=team], metrics: {bindAddress: '127.0.0.1:10349'}, linux: {config: {healthzBindAddress: '[::]:10356'}}}"
+	for _, manifest := range [][]byte{rendered(t, w, tool, "{}"), rendered(t, w, tool, values, "-release", "team")} {
+		if err := w.api.Apply(t.Context(), manifest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sets, err := w.api.Client.AppsV1().DaemonSets(system).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range sets.Items {
+		template := labels.Set(sets.Items[i].Spec.Template.Labels)
+		for j := range sets.Items {
+			selector, err := metav1.LabelSelectorAsSelector(sets.Items[j].Spec.Selector)
+			if err != nil || selector.Matches(template) != (i == j) {
+				t.Errorf("DaemonSet %s selects the pods of %s: %v, %v", sets.Items[j].Name, sets.Items[i].Name, selector.Matches(template), err)
+			}
+		}
+	}
+}
+
+// serverAt returns a kubeconfig with a server.
+func serverAt(address string) string {
+	return "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster: {server: '" + address + "'}\n"
+}
+
+// configMap creates a ConfigMap. It stays: testBeside checks that kubeadm's goes first, and
+// deletes both.
+func (w *fixture) configMap(t *testing.T, namespace, name, key, text string) {
+	t.Helper()
+	client := w.api.Client.CoreV1()
+	_, err := client.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{key: text}}
+	if _, err := client.ConfigMaps(namespace).Create(t.Context(), m, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubeconfigOf returns the kubeconfig in the objects of the chart.
+func kubeconfigOf(t *testing.T, manifest []byte) string {
+	t.Helper()
+	for document := range strings.SplitSeq(string(manifest), "---\n") {
+		var m corev1.ConfigMap
+		if yaml.Unmarshal([]byte(document), &m) == nil && m.Kind == "ConfigMap" && m.Name == "kubeproxy" {
+			return m.Data["kubeconfig.conf"]
+		}
+	}
+	t.Fatalf("no ConfigMap in\n%s", manifest)
+	return ""
+}
+
+func testServer(t *testing.T, manifest []byte, want string) {
+	t.Helper()
+	if text := kubeconfigOf(t, manifest); !strings.Contains(text, `server: "`+want+`"`) {
+		t.Errorf("want the server %s in\n%s", want, text)
+	}
+}
+
+// testNoAddress installs the chart in a cluster in which it finds no address.
+func testNoAddress(t *testing.T, w *fixture, tool, admin string) {
+	out, err := render(t, w, tool, "{}", "-kubeconfig="+admin)
+	if err == nil || !strings.Contains(out, "apiServer is not set, and no ConfigMap of the cluster has the address") {
+		t.Errorf("rendered without an address: %v\n%s", err, out)
+	}
+}
 
 // folder contains the manifests that users apply, each deployment in a folder of its own.
 var folder = filepath.Join("..", "..", "build", "deploy")
@@ -207,4 +418,176 @@ func testWindowsDeployment(t *testing.T, w *fixture) {
 	p := w.run(t, "--config="+file, "--kubeconfig="+w.login)
 	w.awaitProgrammed(t).Check(t, w.calls(t, web))
 	p.Stop(t)
+}
+
+// testPodSecurity asks the API server what the levels of Pod Security have against the
+// pods of the chart. docs/SECURITY.md lists all of it, and nothing else.
+func testPodSecurity(t *testing.T, w *fixture, tool string) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "SECURITY.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, listed, _ := strings.Cut(string(page), "### Pod Security")
+	listed, _, _ = strings.Cut(listed, "\n#")
+	var want strings.Builder
+	for _, p := range []struct{ name, values string }{
+		{"Linux, every mode", "{}"},
+		{"Linux, `linux.socketAcceleration: true`", "{linux: {socketAcceleration: true}}"},
+		{"Linux, `image.variant: plain`", "{image: {variant: plain}}"},
+		{"Windows", "{linux: {enabled: false}, windows: {enabled: true}}"},
+	} {
+		pod := podOf(t, rendered(t, w, tool, p.values))
+		for _, level := range []string{"baseline", "restricted"} {
+			want.WriteString("| " + p.name + " | " + level + " | " + strings.Join(w.objections(t, pod, level), "; ") + " |\n")
+		}
+	}
+	if !strings.HasSuffix(strings.TrimSpace(listed), strings.TrimSpace(want.String())) {
+		t.Errorf("docs/SECURITY.md has another table; the API server says\n%s", want.String())
+	}
+}
+
+// podOf returns the pod of the DaemonSet in the objects of the chart.
+func podOf(t *testing.T, manifest []byte) *corev1.Pod {
+	t.Helper()
+	for document := range strings.SplitSeq(string(manifest), "---\n") {
+		var d appsv1.DaemonSet
+		if yaml.Unmarshal([]byte(document), &d) == nil && d.Kind == "DaemonSet" {
+			return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "kubeproxy-"}, Spec: d.Spec.Template.Spec}
+		}
+	}
+	t.Fatalf("no DaemonSet in\n%s", manifest)
+	return nil
+}
+
+// objections returns what the API server has against pod in a namespace of a level.
+func (w *fixture) objections(t *testing.T, pod *corev1.Pod, level string) []string {
+	t.Helper()
+	client := w.api.Client.CoreV1()
+	space, err := client.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		GenerateName: "level-", Labels: map[string]string{"pod-security.kubernetes.io/warn": level},
+	}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := client.RESTClient().Post().Namespace(space.Name).Resource("pods").Body(pod).
+		VersionedParams(&metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, scheme.ParameterCodec).Do(t.Context())
+	if err := result.Error(); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, x := range result.Warnings() {
+		_, text, _ := strings.Cut(x.Text, ": ")
+		all = append(all, text)
+	}
+	return all
+}
+
+// testBeside installs the chart in a cluster whose kube-proxy is kubeadm's. The objects of
+// kubeadm do not change, and the chart finds the API server there.
+func testBeside(t *testing.T, w *fixture, tool, admin string) {
+	w.installAddon(t, admin)
+	before := w.stock(t)
+	manifest := rendered(t, w, tool, "{}", "-kubeconfig="+admin)
+	testServer(t, manifest, "https://192.0.2.2:6443")
+	if err := w.api.Apply(t.Context(), manifest); err != nil {
+		t.Fatal(err)
+	}
+	if after := w.stock(t); after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("kubeadm's DaemonSet was changed:\n%s", cmp.Diff(before.Spec, after.Spec))
+	}
+	w.testAside(t, admin, before)
+	w.testAddonConfig(t)
+	// When kubeadm's ConfigMap goes, an upgrade keeps the address that is installed.
+	for _, m := range [][2]string{{system, "kube-proxy"}, {metav1.NamespacePublic, "cluster-info"}} {
+		if err := w.api.Client.CoreV1().ConfigMaps(m[0]).Delete(t.Context(), m[1], metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	testServer(t, rendered(t, w, tool, "{}", "-kubeconfig="+admin), "https://192.0.2.2:6443")
+}
+
+// installAddon has kubeadm create what it creates for kube-proxy, or restore it as its
+// upgrade does.
+func (w *fixture) installAddon(t *testing.T, admin string) {
+	t.Helper()
+	programs, err := thirdparty.Kubeadm.Build(t.Context(), os.Stderr, "kubeadm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, err := w.api.Client.Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(programs, "kubeadm"), "init", "phase", "addon", "kube-proxy", "--kubeconfig="+admin,
+		"--kubernetes-version="+version.GitVersion, "--apiserver-advertise-address=192.0.2.2", "--pod-network-cidr=10.244.0.0/16")
+	if out, err := program.Run(t, w.Host("control"), cmd); err != nil {
+		t.Fatalf("kubeadm: %v\n%s", err, out)
+	}
+}
+
+// stock returns kubeadm's DaemonSet.
+func (w *fixture) stock(t *testing.T) *appsv1.DaemonSet {
+	t.Helper()
+	d, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), "kube-proxy", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// stockPatch finds patches of kubeadm's DaemonSet in a page.
+var stockPatch = regexp.MustCompile(`kubectl -n kube-system patch daemonset kube-proxy --type=merge (?:\\\s+)?-p '([^']+)'`)
+
+// testAside applies the patches of docs/install.md: kube-proxy put aside, or moved aside
+// node by node, and started again. An upgrade by kubeadm that does not skip the addon
+// takes them back, as that page says.
+func (w *fixture) testAside(t *testing.T, admin string, before *appsv1.DaemonSet) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "install.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	patches := stockPatch.FindAllSubmatch(page, -1)
+	if len(patches) != 3 {
+		t.Fatalf("docs/install.md has %d patches of kubeadm's DaemonSet, want three", len(patches))
+	}
+	aside, byNode, back := patches[0][1], patches[1][1], patches[2][1]
+	patch := func(text []byte) *appsv1.DaemonSet {
+		t.Helper()
+		d, err := w.api.Client.AppsV1().DaemonSets(system).Patch(t.Context(), "kube-proxy", types.MergePatchType, text, metav1.PatchOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	isAside := func(d *appsv1.DaemonSet) bool { return d.Spec.Template.Spec.NodeSelector["service-proxy"] != "" }
+	if d := patch(aside); !isAside(d) || d.Spec.Template.Spec.NodeSelector["kubernetes.io/os"] != "linux" {
+		t.Errorf("put aside: the node selector is %v", d.Spec.Template.Spec.NodeSelector)
+	}
+	if d := patch(back); !cmp.Equal(d.Spec, before.Spec) {
+		t.Errorf("back: -kubeadm's +ours:\n%s", cmp.Diff(before.Spec, d.Spec))
+	}
+	patch(aside)
+	if d := patch(byNode); !strings.Contains(d.Spec.Template.Spec.Affinity.String(), "service-proxy") {
+		t.Errorf("node by node: the affinity is %v", d.Spec.Template.Spec.Affinity)
+	}
+	if d := patch(back); !cmp.Equal(d.Spec, before.Spec) {
+		t.Errorf("back: -kubeadm's +ours:\n%s", cmp.Diff(before.Spec, d.Spec))
+	}
+	patch(aside)
+	if w.installAddon(t, admin); isAside(w.stock(t)) {
+		t.Error("kubeadm keeps kube-proxy aside; docs/install.md says that it starts it again")
+	}
+}
+
+// testAddonConfig checks that this proxy takes kubeadm's configuration as it is.
+func (w *fixture) testAddonConfig(t *testing.T) {
+	m, err := w.api.Client.CoreV1().ConfigMaps(system).Get(t.Context(), "kube-proxy", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "config.conf")
+	kit.WriteFile(t, file, m.Data["config.conf"])
+	if out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "config", "validate", file)); err != nil {
+		t.Errorf("kubeadm's configuration: %v\n%s", err, out)
+	}
 }

@@ -6,19 +6,28 @@ package incluster
 import (
 	"bytes"
 	"maps"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
+	"kubeproxy/common/service"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -305,4 +314,221 @@ func (p *typist) checkUntyped(t *testing.T) {
 		t.Errorf("not typed: %q, want %q", got, untyped)
 	}
 	t.Logf("not typed, as they need the distribution: %s", strings.Join(untyped, ", "))
+}
+
+// testExplain asks the running proxy about connections of pods by name. It has the rights
+// of the deployment, which do not include pods. So it knows only endpoints, and the
+// command has to look up other pods.
+func testExplain(t *testing.T, w *fixture) {
+	slice := newSlice("web", service.IPv4, w.webs(3)...)
+	for i := range slice.Endpoints {
+		slice.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: space, Name: []string{"web-1", "web-2", "web-3"}[i]}
+	}
+	w.set(t, newService("web"), slice)
+	pods := w.api.Client.CoreV1().Pods(space)
+	batch, err := pods.Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "batch"},
+		Spec:       corev1.PodSpec{NodeName: "node-b", Containers: []corev1.Container{{Name: "batch", Image: "none"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		now := int64(0)
+		if err := pods.Delete(t.Context(), "batch", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+			t.Error(err)
+		}
+	}()
+	batch.Status.PodIPs = []corev1.PodIP{{IP: "10.244.2.77"}}
+	batch.Status.PodIP = "10.244.2.77"
+	if _, err := pods.UpdateStatus(t.Context(), batch, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p := w.start(t)
+	admin := w.kubeconfig(t, cluster.Login{})
+	for _, tc := range []struct {
+		pod, kubeconfig string
+		code            int
+		want            string
+	}{
+		{"web-1", "", 0, "10.244.1.11 -> "},
+		{"web-3", "", 0, "pod " + space + "/web-3 runs on node node-b"},
+		{"batch", admin, 0, "10.244.2.77 -> "},
+		{"batch", admin, 0, "pod " + space + "/batch runs on node node-b"},
+		{"batch", w.login, 2, "want the right to get pods in namespace " + space},
+		{"batch", "", 2, "want --kubeconfig FILE"},
+		{"nobody", admin, 2, "has no pod " + space + "/nobody"},
+	} {
+		cmd := exec.Command(kubeProxy.Path, "explain", "--kubeconfig="+tc.kubeconfig, "pod/"+space+"/"+tc.pod, "svc/"+space+"/web:"+portName(corev1.ProtocolTCP))
+		cmd.Env = []string{"HOME=" + t.TempDir()}
+		out, err := program.Run(t, w.Node, cmd)
+		if err != nil && cmd.ProcessState == nil {
+			t.Fatal(err)
+		}
+		if code := cmd.ProcessState.ExitCode(); code != tc.code || !strings.Contains(strings.Join(strings.Fields(out), " "), tc.want) {
+			t.Errorf("%s with kubeconfig %q: exit %d, want %d and %q; got\n%s", tc.pod, tc.kubeconfig, code, tc.code, tc.want, out)
+		}
+	}
+	p.Stop(t)
+}
+
+// testLogins connects to the API server in every supported way.
+func testLogins(t *testing.T, w *fixture) {
+	web := newService("web")
+	w.set(t, append(endpoints("web", w.webs(2)...), web)...)
+	calls := w.calls(t, web)
+	for _, tc := range []struct {
+		name string
+		args func(*testing.T) []string
+	}{
+		{"kubeconfig", func(*testing.T) []string { return []string{"--kubeconfig=" + w.login} }},
+		{"kubeconfig of somebody with the role that API servers make", func(t *testing.T) []string {
+			return []string{"--kubeconfig=" + w.kubeconfig(t, cluster.Login{User: "system:kube-proxy"})}
+		}},
+		{"kubeconfig and another address", func(t *testing.T) []string {
+			return []string{
+				"--kubeconfig=" + w.kubeconfig(t, cluster.Login{Token: w.token, Server: "https://192.0.2.100:1"}),
+				"--master=" + w.api.Server,
+			}
+		}},
+		{"address alone", func(t *testing.T) []string { return []string{"--master=" + w.serveWithoutLogin(t)} }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := w.run(t, append(tc.args(t), "--cluster-cidr="+netlab.ClusterCIDR)...)
+			w.awaitProgrammed(t).Check(t, calls)
+			p.Stop(t)
+			if p.Log.Has("forbidden") {
+				t.Error("the account lacks a right")
+			}
+		})
+	}
+	t.Run("in a pod", func(t *testing.T) {
+		w.cleanUp(t)
+		p := program.Start(t, w.Node, w.inPod(t, "--cluster-cidr="+netlab.ClusterCIDR))
+		w.awaitProgrammed(t).Check(t, calls)
+		p.Stop(t)
+	})
+	t.Run("no rights", func(t *testing.T) {
+		before := program.Generation(t, w.Node)
+		p := w.run(t, "--kubeconfig="+w.kubeconfig(t, cluster.Login{User: "somebody"}), "--cluster-cidr="+netlab.ClusterCIDR)
+		p.AwaitLog(t, "The API server cannot be read", "forbidden")
+		awaitHealth(t, p, "nothing was read", http.StatusServiceUnavailable, http.StatusServiceUnavailable)
+		if p.Ended() || program.Generation(t, w.Node) != before {
+			t.Errorf("ended: %t, rules changed %d times; want neither", p.Ended(), program.Generation(t, w.Node)-before)
+		}
+		p.Stop(t)
+	})
+}
+
+func (w *fixture) kubeconfig(t *testing.T, l cluster.Login) string {
+	t.Helper()
+	path, err := w.api.Kubeconfig(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// serveWithoutLogin serves the API without authentication, and returns its address.
+func (w *fixture) serveWithoutLogin(t *testing.T) string {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", w.login)
+	if err != nil {
+		t.Fatal(err)
+	}
+	control := w.Host("control")
+	config.Dial = control.Dial
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := url.Parse(w.api.Server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := control.Listen(t.Context(), "tcp", net.JoinHostPort(control.IPv4.String(), "8001"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(to) },
+		Transport: transport, FlushInterval: -1,
+	}}
+	go func() { _ = server.Serve(l) }() // ends with Close
+	t.Cleanup(func() { server.Close() })
+	return "http://" + l.Addr().String()
+}
+
+// podScript mounts the files of a ServiceAccount at their path in pods, in a mount
+// namespace of its own, and executes the program.
+const podScript = `set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /var/run/secrets/kubernetes.io
+cp -r "$1" /var/run/secrets/kubernetes.io/serviceaccount
+shift
+exec "$@"`
+
+// inPod prepares the proxy as in a pod: with the files of its ServiceAccount and the
+// address of the API server in the environment. See
+// https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
+func (w *fixture) inPod(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	config, err := clientcmd.LoadFromFile(w.login)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, text := range map[string][]byte{
+		"token": []byte(w.token), "namespace": []byte(system),
+		"ca.crt": config.Clusters[config.Contexts[config.CurrentContext].Cluster].CertificateAuthorityData,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	proxy := kubeProxy.Command(args...)
+	cmd := exec.Command("/bin/sh", append([]string{"-c", podScript, "pod", dir}, proxy.Args...)...)
+	cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+w.Host("control").IPv4.String(), "KUBERNETES_SERVICE_PORT=6443")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+	return cmd
+}
+
+// testRestart stops and kills the proxy while connections are made all the time. None is
+// lost, and a proxy that finds the desired state writes nothing.
+func testRestart(t *testing.T, w *fixture) {
+	web := newService("web", typed(corev1.ServiceTypeNodePort))
+	sticky := newService("sticky", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+	w.set(t, append(endpoints("web", w.webs(4)...), web)...)
+	w.set(t, append(endpoints("sticky", w.webs(4)...), sticky)...)
+	p := w.start(t)
+	traffic, more := w.load(t, web), w.load(t, sticky)
+	before := program.Generation(t, w.Node)
+
+	for _, end := range []struct {
+		how string
+		do  func()
+	}{{"killed", func() { p.Kill() }}, {"stopped", func() { p.Stop(t) }}} {
+		end.do()
+		p = w.launch(t)
+		for _, f := range service.Families {
+			p.AwaitLog(t, `"Programmed"`, "nftables "+f.String(), "changed=false")
+		}
+		if now := program.Generation(t, w.Node); now != before {
+			t.Errorf("%s and started again, the proxy wrote the rules %d times", end.how, now-before)
+		}
+		w.awaitProgrammed(t)
+	}
+
+	// The new process programs what changed in between, and nothing else. The removed
+	// endpoint serves on for a while, as terminating pods do.
+	p.Kill()
+	w.set(t, endpoints("web", w.webs(10)[1:]...)...)
+	w.remove(t, append(endpoints("sticky"), sticky)...)
+	gone := more.calls
+	more.stop(t)
+	p = w.launch(t)
+	w.awaitProgrammed(t).Check(t, gone)
+	traffic.stop(t)
+	p.Stop(t)
 }

@@ -31,3 +31,22 @@
 // The namespaces have no names in the file system. The kernel removes them when the
 // program ends, in whatever way.
 package netlab
+
+import (
+	"net"
+)
+
+// Serve calls talk for each connection to l, in parallel, and closes the connection when
+// talk returns. It ends when l is closed. Calls of talk that are running then go on.
+func Serve(l net.Listener, talk func(net.Conn)) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			talk(c)
+		}()
+	}
+}

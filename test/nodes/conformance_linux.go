@@ -5,16 +5,22 @@ package nodes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/thirdparty"
 )
 
@@ -329,4 +335,353 @@ func readReport(file string) (Results, error) {
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	return line
+}
+
+// Run is what a Selection gave with one proxy in one mode.
+type Run struct {
+	Proxy, Mode, Selection string
+	SocketAcceleration     bool   `json:",omitempty"`
+	Part                   Part   `json:",omitzero"`
+	Version                string // of the proxy
+	Kubernetes, Kernel     string
+	On                     time.Time
+	Results
+}
+
+// setting is what rows and specs call a mode.
+func setting(mode string, socketAcceleration bool) string {
+	if socketAcceleration {
+		return mode + " with socket acceleration"
+	}
+	return mode
+}
+
+func (r Run) setting() string { return setting(r.Mode, r.SocketAcceleration) }
+
+// key is what runs have in common of which the last one counts.
+func (r Run) key() string { return r.Selection + " " + r.setting() + " " + r.Proxy }
+
+// covers returns whether other is of the same key and in r, as all parts are in all of it.
+func (r Run) covers(other Run) bool {
+	return r.key() == other.key() && (r.Part == Part{} || r.Part == other.Part)
+}
+
+// Change is what became of connections while something was changed.
+type Change struct {
+	Name, Mode, About  string
+	SocketAcceleration bool   `json:",omitempty"`
+	Version            string // of this proxy
+	Kernel             string
+	On                 time.Time
+	Took               time.Duration
+	Flows              []Flow
+}
+
+func (c Change) setting() string { return setting(c.Mode, c.SocketAcceleration) }
+
+// key is what changes have in common of which the last one counts.
+func (c Change) key() string { return c.Name + " " + c.setting() }
+
+// Flow is one of the loads meanwhile.
+type Flow struct {
+	Name string
+	Node string `json:",omitempty"` // of the endpoints, for policy Local
+	Counts
+	// Unready is how long the API server named no endpoint that the client could go to, and
+	// LostUnready how much of what was lost had begun then.
+	Unready     time.Duration `json:",omitempty"`
+	LostUnready int           `json:",omitempty"`
+	// LostInCalm is how much of what was lost had begun when all was over.
+	LostInCalm int `json:",omitempty"`
+}
+
+// Document is all that is known, and what docs/conformance.md is made of.
+type Document struct {
+	Runs    []Run
+	Changes []Change
+}
+
+// Update adds a run or a change to the document in a file, in place of an older one of the
+// same sort, and writes it with its page.
+func Update(file, page string, run *Run, change *Change) error {
+	d, err := ReadDocument(file)
+	if err != nil {
+		return err
+	}
+	if run != nil {
+		d.addRun(*run)
+	}
+	if change != nil {
+		d.addChange(*change)
+	}
+	return d.write(file, page)
+}
+
+// Merge adds what is newer in the document of another file to that of file.
+func Merge(file, page, other string) error {
+	d, err := ReadDocument(file)
+	if err != nil {
+		return err
+	}
+	more, err := ReadDocument(other)
+	if err != nil {
+		return err
+	}
+	for _, run := range more.Runs {
+		if !slices.ContainsFunc(d.Runs, func(r Run) bool { return r.covers(run) && !r.On.Before(run.On) }) {
+			d.addRun(run)
+		}
+	}
+	for _, change := range more.Changes {
+		if !slices.ContainsFunc(d.Changes, func(c Change) bool { return c.key() == change.key() && !c.On.Before(change.On) }) {
+			d.addChange(change)
+		}
+	}
+	return d.write(file, page)
+}
+
+func (d *Document) addRun(run Run) {
+	d.Runs = append(slices.DeleteFunc(d.Runs, run.covers), run)
+	if run.Part.Count > 0 {
+		d.Runs = addUp(d.Runs, run)
+	}
+}
+
+func (d *Document) addChange(change Change) {
+	d.Changes = append(slices.DeleteFunc(d.Changes, func(c Change) bool { return c.key() == change.key() }), change)
+}
+
+func (d *Document) write(file, page string) error {
+	d.order()
+	text, err := json.MarshalIndent(d, "", "\t")
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile(file, append(text, '\n'), 0o644), os.WriteFile(page, []byte(d.Page()), 0o644))
+}
+
+// ReadDocument reads the document in a file, which is empty if there is none.
+func ReadDocument(file string) (Document, error) {
+	var d Document
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &d)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return d, fmt.Errorf("read %s: %w", file, err)
+	}
+	return d, nil
+}
+
+func (d *Document) order() {
+	slices.SortFunc(d.Runs, func(a, b Run) int {
+		return cmp.Or(strings.Compare(a.key(), b.key()), cmp.Compare(a.Part.Number, b.Part.Number))
+	})
+	order := Names()
+	slices.SortFunc(d.Changes, func(a, b Change) int {
+		return cmp.Or(cmp.Compare(slices.Index(order, a.Name), slices.Index(order, b.Name)), strings.Compare(a.setting(), b.setting()))
+	})
+}
+
+const pageHead = `# Conformance
+
+Results of Kubernetes' own tests for this proxy and for the kube-proxy of the same version, in a cluster of three real
+nodes on one machine, and the connections that were lost while something was changed there. Written by
+` + "`make conformance` and `make changes`" + `; nothing here was written by hand. docs/conformance.json has all figures, with
+times, kernels and versions. A kernel of Debian's is that of a virtual machine, for mode ipvs.
+
+## Kubernetes' own tests
+
+A cell has the specs that passed, failed and were skipped.
+
+`
+
+// contenders are the proxies, as a run names them, in the order of the columns.
+var contenders = []string{"kubeproxy", "kube-proxy"}
+
+// Page returns the document as Markdown.
+func (d *Document) Page() string {
+	var out strings.Builder
+	out.WriteString(pageHead)
+	rows := [][]string{{"specs", "mode", "this proxy", "kube-proxy", "Kubernetes", "kernel", "day"}}
+	var last string
+	for _, r := range d.Runs {
+		if key := r.Selection + r.Part.suffix() + " " + r.setting(); key != last {
+			last = key
+			rows = append(rows, []string{r.Selection + r.Part.suffix(), r.setting(), "", "", "", "", ""})
+		}
+		row := rows[len(rows)-1]
+		row[2+slices.Index(contenders, r.Proxy)] = fmt.Sprintf("%d, %d, %d", r.Passed, len(r.Failed), len(r.Skipped))
+		row[4], row[5], row[6] = r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly)
+	}
+	out.WriteString(kit.Table(rows) + "\nThe specs:\n\n")
+	for _, s := range Selections {
+		if slices.ContainsFunc(d.Runs, func(r Run) bool { return r.Selection == s.Name }) {
+			fmt.Fprintf(&out, "- %s: %s\n", s.Name, s.About)
+		}
+	}
+	d.writeSpecs(&out, "Failed", func(r Run) []Spec { return r.Failed })
+	d.writeSpecs(&out, "Skipped", func(r Run) []Spec { return r.Skipped })
+	d.writeChanges(&out)
+	return out.String()
+}
+
+// writeSpecs lists specs by the reason, with the runs that have them.
+func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) []Spec) {
+	names, in := map[string][]string{}, map[string][]string{}
+	var order []string
+	for _, r := range d.Runs {
+		for _, s := range of(r) {
+			why := shorten(s.Message)
+			if reason := Unfit(r.Mode, s.Name); reason != "" && r.Proxy == "kubeproxy" {
+				why = "by the nature of the mode, " + reason
+			}
+			if names[why] == nil {
+				order = append(order, why)
+			}
+			names[why], in[why] = also(names[why], brief(s.Name)), also(in[why], r.Proxy+" in mode "+r.setting())
+		}
+	}
+	if len(order) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\n%s:\n\n", title)
+	for _, why := range order {
+		who := strings.Join(in[why], ", ")
+		if len(in[why]) > 3 {
+			who = "most runs"
+		}
+		fmt.Fprintf(out, "- %s: %s (%s)\n", why, "`"+strings.Join(names[why], "`, `")+"`", who)
+	}
+}
+
+// also adds text to a list that lacks it.
+func also(list []string, text string) []string {
+	if slices.Contains(list, text) {
+		return list
+	}
+	return append(list, text)
+}
+
+var (
+	tags      = regexp.MustCompile(` ?\[[^\]]*\]`)
+	fractions = regexp.MustCompile(`(\d)\.\d+s`)
+)
+
+// brief is the name of a spec without its labels.
+func brief(name string) string { return strings.TrimSpace(tags.ReplaceAllString(name, "")) }
+
+// shorten cuts a message that is long, such as one with a whole answer of the API server, and fractions of seconds,
+// in which messages differ.
+func shorten(text string) string {
+	const most = 200
+	text = fractions.ReplaceAllString(text, "${1}s")
+	if r := []rune(text); len(r) > most {
+		return string(r[:most]) + "..."
+	}
+	return text
+}
+
+func (d *Document) writeChanges(out *strings.Builder) {
+	if len(d.Changes) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\n## Changes under load\n\nClients open connections at a steady rate and hold some open, from a pod, from a node and from outside, over TCP and\n"+
+		"UDP. A connection is lost when it is refused, broken or not answered within 3 seconds. Virtual servers of mode ipvs\n"+
+		"stay as long as connections need them: where they have to go, clients hold a connection for %.0f seconds. A cell has\n"+
+		"the new connections that were lost, of all; and the requests on held ones that were lost.\n\n", drainingLife.Seconds())
+	rows := [][]string{{"change"}}
+	for _, c := range d.Changes {
+		rows[0] = also(rows[0], c.setting())
+	}
+	slices.Sort(rows[0][1:])
+	for _, c := range d.Changes {
+		if rows[len(rows)-1][0] != c.title() {
+			rows = append(rows, make([]string, len(rows[0])))
+			rows[len(rows)-1][0] = c.title()
+		}
+		sum, _ := c.sum()
+		rows[len(rows)-1][slices.Index(rows[0], c.setting())] = fmt.Sprintf("%d of %d; %d", sum.NewLost, sum.New, sum.HeldLost)
+	}
+	out.WriteString(kit.Table(rows) + "\nWhat was lost, and why:\n\n")
+	var losses []string
+	for _, row := range rows[1:] {
+		if loss := d.loss(row[0]); loss != "" {
+			losses = append(losses, loss)
+		}
+	}
+	if losses == nil {
+		losses = []string{"- nothing\n"}
+	}
+	out.WriteString(strings.Join(losses, "") + "- over UDP, a client that takes a port again within 30 seconds is the same flow to the kernel, and goes to the same\n" +
+		"  endpoint, also when that one has just ended\n")
+}
+
+// loss says for how long connections were lost in each mode during a change, and why; "" if none was.
+func (d *Document) loss(title string) string {
+	var in []string
+	why := ""
+	for _, c := range d.Changes {
+		sum, losers := c.sum()
+		if c.title() != title || len(losers) == 0 {
+			continue
+		}
+		in = append(in, fmt.Sprintf("%s %s%s", c.setting(), sum.Last.Sub(sum.FirstLost).Round(100*time.Millisecond), c.unready()))
+		if t, ok := c.trial(); ok && (t.Tolerated > Nothing || c.Mode == "userspace") {
+			why = t.Note
+		}
+	}
+	if in == nil {
+		return ""
+	}
+	text := "- " + title + ", within this time: " + strings.Join(in, ", ")
+	if why != "" {
+		text += ": " + why
+	}
+	return text + "\n"
+}
+
+// trial returns the trial that a change was.
+func (c Change) trial() (t Trial, ok bool) {
+	for _, s := range Sequences {
+		if i := slices.IndexFunc(s.Trials, func(t Trial) bool { return t.Name == c.Name }); i >= 0 {
+			return s.Trials[i], true
+		}
+	}
+	return t, false
+}
+
+// title is what rows of all modes call a change.
+func (c Change) title() string {
+	if t, ok := c.trial(); ok {
+		return t.About
+	}
+	return c.About
+}
+
+// sum returns what became of all loads, and the names of those that lost something.
+func (c *Change) sum() (sum Counts, losers []string) {
+	sum.Kinds = map[string]int{}
+	for _, f := range c.Flows {
+		sum.New += f.New
+		sum.Due += f.Due
+		sum.NewLost += f.NewLost
+		sum.Slow += f.Slow
+		sum.Held += f.Held
+		sum.HeldLost += f.HeldLost
+		if f.Lost() == 0 {
+			continue
+		}
+		losers = append(losers, f.Name)
+		for k, n := range f.Kinds {
+			sum.Kinds[k] += n
+		}
+		if sum.FirstLost.IsZero() || f.FirstLost.Before(sum.FirstLost) {
+			sum.FirstLost = f.FirstLost
+		}
+		if f.Last.After(sum.Last) {
+			sum.Last = f.Last
+		}
+	}
+	return sum, losers
 }

@@ -7,14 +7,21 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubeproxy/common/health"
@@ -243,4 +250,338 @@ func (n *node) answers(t *testing.T, a app) bool {
 		t.Fatal(err)
 	}
 	return answer.Outcome == netlab.Answered
+}
+
+const (
+	space  = metav1.NamespaceDefault
+	target = 8080 // where servers listen
+)
+
+// app is a Service with a ClusterIP of its own in each family, and its endpoints.
+type app struct {
+	name   string
+	number int // of its addresses
+	// on holds the addresses of the endpoints, alternating between the families.
+	on []netip.Addr
+}
+
+// newApp returns an app with endpoints on hosts.
+func newApp(name string, number int, hosts ...*netlab.Host) app {
+	a := app{name: name, number: number}
+	return a.moved(hosts...)
+}
+
+func (a app) moved(hosts ...*netlab.Host) app {
+	a.on = nil
+	for _, h := range hosts {
+		a.on = append(a.on, h.IPv4, h.IPv6)
+	}
+	return a
+}
+
+// addr is the ClusterIP for IPv4 with the Service's port.
+func (a app) addr() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(100 + a.number>>8), byte(a.number)}), 80)
+}
+
+func (a app) addr6() netip.Addr {
+	return netip.MustParseAddr(fmt.Sprintf("fd00:10:96::%x", 0x1000+a.number))
+}
+
+func (a app) service() *corev1.Service {
+	both := corev1.IPFamilyPolicyRequireDualStack
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: space, Name: a.name},
+		Spec: corev1.ServiceSpec{
+			IPFamilyPolicy: &both, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			ClusterIP: a.addr().Addr().String(), ClusterIPs: []string{a.addr().Addr().String(), a.addr6().String()},
+			Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+}
+
+// slices returns an EndpointSlice for each family.
+func (a app) slices() []*discoveryv1.EndpointSlice {
+	var all []*discoveryv1.EndpointSlice
+	for _, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		name, port, proto := "http", int32(target), corev1.ProtocolTCP
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: space, Name: a.name + map[discoveryv1.AddressType]string{"IPv4": "-4", "IPv6": "-6"}[kind],
+				Labels: map[string]string{discoveryv1.LabelServiceName: a.name},
+			},
+			AddressType: kind,
+			Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &proto}},
+		}
+		for _, ip := range a.on {
+			if ip.Is4() != (kind == discoveryv1.AddressTypeIPv4) {
+				continue
+			}
+			yes := true
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{ip.String()}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
+			})
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+func (a app) objects() []metav1.Object {
+	all := []metav1.Object{a.service()}
+	for _, s := range a.slices() {
+		all = append(all, s)
+	}
+	return all
+}
+
+// save writes apps to the API server.
+func (s *site) save(ctx context.Context, apps ...app) error {
+	var all []metav1.Object
+	for _, a := range apps {
+		all = append(all, a.objects()...)
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	return s.Set(ctx, all...)
+}
+
+// remove deletes apps.
+func (s *site) remove(ctx context.Context, apps ...app) error {
+	var all []metav1.Object
+	for _, a := range apps {
+		all = append(all, a.objects()...)
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	return s.Delete(ctx, all...)
+}
+
+// nodeObject is the Node of h.
+func nodeObject(h *netlab.Host) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: h.Name},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: h.IPv4.String()},
+			{Type: corev1.NodeInternalIP, Address: h.IPv6.String()},
+		}},
+	}
+}
+
+func testHealthPort(t *testing.T, s *site) { testPort(t, s.join(t, "health"), "health", "10256") }
+
+func testMetricsPort(t *testing.T, s *site) { testPort(t, s.join(t, "metrics"), "metrics", "10249") }
+
+// testPort occupies the listen address of a proxy.
+func testPort(t *testing.T, n *node, server, port string) {
+	taken, err := n.host.Listen(t.Context(), "tcp", "0.0.0.0:"+port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	out, err := program.Run(t, n.host, kubeProxy.Command(n.flags(t, cluster.Login{}, "--bind-address-hard-fail=true")...))
+	wantExit(t, err, 1)
+	for _, word := range []string{server + " server", port, "address already in use"} {
+		if !strings.Contains(out, word) {
+			t.Errorf("with --bind-address-hard-fail the proxy says nothing of %q:\n%s", word, out)
+		}
+	}
+
+	n.start(t, cluster.Login{})
+	n.awaitProgrammed(t)
+	n.AwaitLog(t, "Not served", "address already in use", port)
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kit.Until(t, "the address is served", func() bool { return n.Status(t, "127.0.0.1:"+port, "/healthz") == 200 })
+	n.AwaitLog(t, "Serving after all", port)
+	n.healthy(t)
+}
+
+func wantExit(t *testing.T, err error, want int) {
+	t.Helper()
+	var exit *exec.ExitError
+	if got := errors.As(err, &exit); !got || exit.ExitCode() != want {
+		t.Errorf("the proxy ended with %v, want exit status %d", err, want)
+	}
+}
+
+// TestBadKubeconfig checks that the start fails if no API server can ever be reached.
+func TestBadKubeconfig(t *testing.T) {
+	t.Parallel()
+	lab := netlab.Start(t, netlab.Config{})
+	for name, tc := range map[string]struct {
+		text string // empty: there is no file
+		want []string
+	}{
+		"missing":     {"", []string{"no such file", "kubeconfig"}},
+		"no YAML":     {"clusters: [", []string{"yaml", "kubeconfig"}},
+		"other kind":  {"apiVersion: v1\nkind: Service\n", []string{"Service", "kubeconfig"}},
+		"empty":       {"apiVersion: v1\nkind: Config\n", []string{"names no cluster", "kubeconfig"}},
+		"no context":  {"apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters: [{name: c, cluster: {server: https://192.0.2.1}}]\n", []string{"context"}},
+		"bad address": {kubeconfigFor("https://192.0.2.1:port"), []string{"192.0.2.1:port"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "kubeconfig")
+			if tc.text != "" {
+				kit.WriteFile(t, path, tc.text)
+			}
+			out, err := program.Run(t, lab.Node, kubeProxy.Command("--kubeconfig="+path))
+			wantExit(t, err, 1)
+			for _, word := range tc.want {
+				if !strings.Contains(out, word) {
+					t.Errorf("the proxy says nothing of %q:\n%s", word, out)
+				}
+			}
+		})
+	}
+	t.Run("none", func(t *testing.T) {
+		out, err := program.Run(t, lab.Node, kubeProxy.Command())
+		wantExit(t, err, 1)
+		if !strings.Contains(out, "--kubeconfig") {
+			t.Errorf("the proxy does not say what it wants:\n%s", out)
+		}
+	})
+	t.Run("nobody there", func(t *testing.T) { testNoAPIServer(t, lab) })
+}
+
+func kubeconfigFor(server string) string {
+	return `apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "` + server + `"}}]
+users: [{name: u, user: {token: t}}]
+`
+}
+
+// testNoAPIServer checks that the start does not fail if the API server is down: it may
+// start later.
+func testNoAPIServer(t *testing.T, lab *netlab.Lab) {
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	kit.WriteFile(t, path, kubeconfigFor("https://192.0.2.11:6443"))
+	p := kubeProxy.Start(t, lab.Node, "--kubeconfig="+path)
+	p.AwaitLog(t, "connection refused", "192.0.2.11:6443")
+	p.AwaitLog(t, "Still reading and programming for the first time")
+	if status := p.Status(t, program.HealthAddr, "/healthz"); status != 503 {
+		t.Errorf("/healthz has status %d, want 503", status)
+	}
+	p.Stop(t)
+}
+
+// apiFault is a fault of the requests of the node of that name.
+type apiFault struct {
+	name  string
+	fault cluster.Fault
+}
+
+func apiFaults() []apiFault {
+	return []apiFault{
+		{"error", cluster.Fault{Status: http.StatusInternalServerError}},
+		{"overload", cluster.Fault{Status: http.StatusServiceUnavailable, RetryAfter: time.Second}},
+		{"throttle", cluster.Fault{Status: http.StatusTooManyRequests, RetryAfter: time.Second}},
+		{"refused", cluster.Fault{Status: http.StatusUnauthorized}},
+		{"reset", cluster.Fault{Cut: truncatedLength, Reset: true}},
+		{"truncated", cluster.Fault{Cut: truncatedLength}},
+		{"halves", cluster.Fault{Status: http.StatusInternalServerError, Only: "endpointslices"}},
+	}
+}
+
+// truncatedLength is less than the size of any list or event of a Service, so that none
+// gets through a watch.
+const truncatedLength = 200
+
+// minFaults is how many spoiled requests show that the proxy retries.
+func (x apiFault) minFaults() int {
+	if x.fault.Only != "" {
+		return 2
+	}
+	return 4
+}
+
+// test spoils the requests of a proxy when it starts, and again when it runs. It creates
+// one Service during the fault, which silent watches must miss, and one when all is well.
+func (x apiFault) test(t *testing.T, s *site, number int) {
+	meanwhile := newApp("with-"+x.name, number, s.webs()...)
+	after := newApp("after-"+x.name, number+1, s.webs()...)
+	front, err := s.NewFaultProxy(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = front.Close() })
+	n := s.join(t, x.name)
+	front.SetFault(x.fault)
+	n.start(t, cluster.Login{Server: front.URL})
+	kit.Until(t, "requests are spoiled", func() bool { return front.FaultCount() >= x.minFaults() })
+	n.neverProgrammed(t)
+	checkWrites(t, "before anything was read", n.counts(t), nftmonitor.Counts{})
+	front.SetFault(cluster.Fault{})
+	n.awaitProgrammed(t)
+	n.healthy(t)
+
+	load := n.load(t, newApp("web", 1))
+	spoiled := front.FaultCount()
+	before := n.cutOff(t, front, x.fault)
+	if err := s.save(t.Context(), meanwhile); err != nil {
+		t.Fatal(err)
+	}
+	kit.Until(t, "requests are spoiled again", func() bool { return front.FaultCount() >= spoiled+x.minFaults() })
+	r, status := n.report(t)
+	if status != http.StatusOK || !r.Healthy {
+		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
+	}
+	kit.Until(t, "the failure is known", func() bool { return n.source(t, "endpointslices").Error != "" })
+	if x.fault.Only == "" { // else what can be read is programmed
+		checkWrites(t, "during the outage", n.counts(t).Since(before), nftmonitor.Counts{})
+	}
+	front.SetFault(cluster.Fault{})
+	if err := s.save(t.Context(), after); err != nil {
+		t.Fatal(err)
+	}
+	n.awaitProgrammed(t)
+	kit.Until(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
+	lossless(t, load)
+	n.checkLogSize(t)
+}
+
+// cutOff spoils the requests of a node that has programmed everything, and returns the
+// notifications about its rules until then. Other parts write nothing meanwhile, as it
+// would be programmed after the count.
+func (n *node) cutOff(t *testing.T, front *cluster.FaultProxy, how cluster.Fault) nftmonitor.Counts {
+	t.Helper()
+	n.site.saving.Lock()
+	defer n.site.saving.Unlock()
+	n.awaitProgrammed(t)
+	reported := n.counts(t)
+	front.SetFault(how)
+	return reported
+}
+
+// checkLogSize requires that the log does not repeat itself without end.
+func (n *node) checkLogSize(t *testing.T) {
+	t.Helper()
+	const most = 8
+	lines := n.Log.Count(`"err"`) + n.Log.Count("err=")
+	t.Logf("%d lines with an error", lines)
+	if lines > most {
+		t.Errorf("%d lines with an error, want at most %d", lines, most)
+	}
+}
+
+// testSlow delays every response to a proxy.
+func testSlow(t *testing.T, s *site) {
+	front, err := s.NewFaultProxy(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = front.Close() })
+	n := s.join(t, "slow")
+	front.SetFault(cluster.Fault{Delay: 2 * time.Second})
+	n.start(t, cluster.Login{Server: front.URL})
+	n.AwaitLog(t, "Still reading and programming for the first time")
+	n.awaitProgrammed(t)
+	n.healthy(t)
+	if a, err := n.host.Ask(t.Context(), netlab.Query{Proto: "tcp", To: newApp("web", 1).addr()}); err != nil || a.Outcome != netlab.Answered {
+		t.Errorf("the Service: %s, %v", a.Outcome, err)
+	}
 }

@@ -4,21 +4,28 @@
 package vm
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/cache"
 )
 
 // The errors of a machine without a result.
@@ -164,4 +171,420 @@ func tail(folder string) string {
 	}
 	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(string(text)), "\r", ""), "\n")
 	return "the console's last lines:\n" + strings.Join(lines[max(0, len(lines)-50):], "\n")
+}
+
+// ErrMissing means that this machine cannot run virtual machines.
+var ErrMissing = errors.New("something that virtual machines are made of is missing; on Debian: apt-get install " +
+	"qemu-system-x86 iptables ipset ipvsadm nftables conntrack iproute2 kmod busybox-static xz-utils zstd")
+
+// emulator is QEMU.
+const emulator = "qemu-system-x86_64"
+
+// Machine is a kernel with the programs that are available to every command.
+type Machine struct {
+	kernel kernel
+	base   string // path of the image's first part
+	cache  string
+}
+
+// Files in the cache folder that processes lock.
+const (
+	lockFile  = "lock"
+	proxyLock = "proxy.lock"
+)
+
+// Prepare returns the Machine with one of the Kernels. The first call for a kernel
+// downloads it, which is reported to out; later ones find it in the folder kubeproxy/vm
+// of the user's cache.
+func Prepare(ctx context.Context, name string, out io.Writer) (Machine, error) {
+	if !slices.Contains(Kernels, name) {
+		return Machine{}, unknownKernelError(name)
+	}
+	if runtime.GOARCH != "amd64" {
+		return Machine{}, fmt.Errorf("%w: the kernels are for amd64, this machine is %s", ErrMissing, runtime.GOARCH)
+	}
+	if _, err := locate(emulator); err != nil {
+		return Machine{}, err
+	}
+	folder, err := cache.Folder("vm")
+	if err != nil {
+		return Machine{}, err
+	}
+	m := Machine{cache: folder}
+	if err := os.MkdirAll(m.cache, 0o755); err != nil {
+		return m, err
+	}
+	unlock, err := cache.Lock(ctx, filepath.Join(m.cache, lockFile), nil)
+	if err != nil {
+		return m, err
+	}
+	defer unlock()
+	if err := m.fetch(ctx, name, out); err != nil {
+		return m, fmt.Errorf("kernel %s: %w", name, err)
+	}
+	if err := m.build(); err != nil {
+		return m, fmt.Errorf("make the image for kernel %s: %w", name, err)
+	}
+	return m, cache.Prune(m.cache, lockFile, proxyLock)
+}
+
+// Release is the kernel's version as uname prints it.
+func (m Machine) Release() string { return m.kernel.release }
+
+// fetch finds the kernel, or downloads it.
+func (m *Machine) fetch(ctx context.Context, name string, out io.Writer) error {
+	folder := filepath.Join(m.cache, "kernel-"+name)
+	if !cache.Touch(folder) {
+		part, lists := folder+".part", filepath.Join(m.cache, "apt")
+		err := errors.Join(os.RemoveAll(part), os.RemoveAll(lists), os.MkdirAll(lists, 0o755))
+		if err == nil {
+			err = apt{folder: lists, out: out}.fetch(ctx, name, part)
+		}
+		if err == nil {
+			err = os.Rename(part, folder)
+			cache.Touch(folder) // its time was that of the package
+		}
+		if err := errors.Join(err, os.RemoveAll(part), os.RemoveAll(lists)); err != nil {
+			return err
+		}
+	}
+	var err error
+	m.kernel, err = openKernel(folder)
+	return err
+}
+
+// build finds the first part of the image, or writes it.
+func (m *Machine) build() error {
+	t, err := base(m.kernel)
+	if err != nil {
+		return err
+	}
+	key, err := t.key()
+	if err != nil {
+		return err
+	}
+	m.base = filepath.Join(m.cache, "image-"+m.kernel.release+"-"+key)
+	if cache.Touch(m.base) {
+		return nil
+	}
+	part := m.base + ".part"
+	f, err := os.Create(part)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(t.write(f), f.Close())
+	if err == nil {
+		err = os.Rename(part, m.base)
+	}
+	return err
+}
+
+// Job is a command to run in a machine.
+type Job struct {
+	// Command and its arguments. A path is one of this machine, and the program is
+	// copied; a name without a slash is looked up in the machine.
+	Command []string
+	// Dir is where the command runs; the folder is created.
+	Dir string
+	// Env is added to the environment, NAME=VALUE each.
+	Env []string
+	// Files are copied in: it maps a path on this machine, which may be a folder, to a
+	// path in the machine.
+	Files map[string]string
+	// Outputs are copied out: it maps a path in the machine to a path on this machine.
+	// Files that do not exist when the command has ended are left out.
+	Outputs map[string]string
+	// Proxy installs kube-proxy, freshly built, for tests that run it. The calling
+	// program must run below this module.
+	Proxy bool
+	// Modules are loaded first, with those that are always loaded.
+	Modules []string
+	// CPUs are 1 if 0. With one processor, the machine's clock counts instructions and
+	// skips pauses, so that no test is too slow. With more, and with RealTime, the clock
+	// is this machine's.
+	CPUs     int
+	RealTime bool
+	// Fast makes a machine with a clock of its own twice as fast by that clock.
+	Fast bool
+	// Cmpxchg16b gives the processors that instruction, which QEMU emulates incorrectly:
+	// kernel 6.12 crashes. BPF local storage of kernels from 6.19 on works with it alone.
+	Cmpxchg16b bool
+	// Disk is a file with the image of an ext4 file system, which the machine finds at
+	// /disk. What the machine writes there is lost. Nodes of a cluster can run in a machine
+	// with a disk, with their files in /root/.cache.
+	Disk    string
+	Memory  int           // in MB, 0 means 2048
+	Timeout time.Duration // in this machine's time, 0 means 10 minutes
+	// Stdout and Stderr receive the command's output while it runs. They may be the same
+	// writer.
+	Stdout, Stderr io.Writer
+}
+
+// Run runs j in a new machine and returns the command's exit code. An error means that
+// there is none.
+func (m Machine) Run(ctx context.Context, j Job) (int, error) {
+	if len(j.Command) == 0 {
+		return 0, errors.New("no command")
+	}
+	j = j.complete()
+	folder, err := os.MkdirTemp("", "kubeproxy-vm-")
+	if err != nil {
+		return 0, err
+	}
+	code, err := m.run(ctx, j, folder)
+	return code, errors.Join(err, os.RemoveAll(folder))
+}
+
+func (j Job) complete() Job {
+	if j.CPUs == 0 {
+		j.CPUs = 1
+	}
+	if j.Memory == 0 {
+		j.Memory = 2048
+	}
+	if j.Timeout == 0 {
+		j.Timeout = 10 * time.Minute
+	}
+	if j.Dir == "" {
+		j.Dir = "/root"
+	}
+	if j.Stdout == nil {
+		j.Stdout = io.Discard
+	}
+	if j.Stderr == nil {
+		j.Stderr = io.Discard
+	}
+	return j
+}
+
+func (m Machine) run(ctx context.Context, j Job, folder string) (int, error) {
+	if err := m.image(ctx, j, filepath.Join(folder, "image")); err != nil {
+		return 0, fmt.Errorf("make the image: %w", err)
+	}
+	code, files, err := j.boot(ctx, m.kernel, folder)
+	if err != nil {
+		return 0, err
+	}
+	if err := j.extract(files); err != nil {
+		return 0, fmt.Errorf("fetch the files that the command left, of %d bytes: %w\n%s", len(files), err, tail(folder))
+	}
+	return code, nil
+}
+
+// image writes the base and the files of j, one archive after the other.
+func (m Machine) image(ctx context.Context, j Job, file string) error {
+	if j.Proxy {
+		release, err := m.addProxy(ctx, &j)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	t, err := j.tree()
+	if err != nil {
+		return err
+	}
+	base, err := os.Open(m.base)
+	if err != nil {
+		return err
+	}
+	defer base.Close()
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	_, err = f.ReadFrom(base)
+	return errors.Join(err, t.write(f), f.Close())
+}
+
+// tree returns the files of j.
+func (j Job) tree() (tree, error) {
+	t := tree{j.Dir: entry{dir: true}, "/tmp": entry{dir: true}}
+	for from, to := range j.Files {
+		if err := t.addProgram(from, to); err != nil {
+			return nil, err
+		}
+	}
+	if program := j.Command[0]; strings.Contains(program, "/") {
+		file, err := filepath.Abs(program)
+		if err == nil {
+			err = t.addProgram(file, file)
+		}
+		if err != nil {
+			return nil, err
+		}
+		j.Command = append([]string{file}, j.Command[1:]...)
+	}
+	for file, to := range j.Outputs {
+		if info, err := os.Stat(to); err != nil || !info.IsDir() {
+			file = filepath.Dir(file)
+		}
+		t[guestPath(file)] = entry{dir: true} // a program may expect it
+	}
+	disk := ""
+	if j.Disk != "" {
+		disk = diskInside
+	}
+	t["/vm/conf"] = entry{text: fmt.Sprintf("DISK=%s\nMODULES=%s\nOUTPUTS=%s\n", disk,
+		quote(strings.Join(slices.Concat(modules, j.Modules), " ")),
+		quote(strings.Join(slices.Sorted(maps.Keys(j.Outputs)), " ")))}
+	var run strings.Builder
+	fmt.Fprintf(&run, "cd %s\n", quote(j.Dir))
+	for _, e := range j.Env {
+		name, value, ok := strings.Cut(e, "=")
+		if !ok {
+			return nil, fmt.Errorf("variable %q: must be NAME=VALUE", e)
+		}
+		fmt.Fprintf(&run, "export %s=%s\n", name, quote(value))
+	}
+	run.WriteString("exec")
+	for _, word := range j.Command {
+		run.WriteString(" " + quote(word))
+	}
+	t["/vm/run"] = entry{text: run.String() + "\n"}
+	return t, nil
+}
+
+// diskInside is where a machine has its disk.
+const diskInside = "/disk"
+
+// quote quotes word for a shell.
+func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
+// extract writes the files of an archive to the paths in j.Outputs.
+func (j Job) extract(files []byte) error {
+	if len(j.Outputs) == 0 {
+		return nil
+	}
+	for r := tar.NewReader(bytes.NewReader(files)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		to, ok := j.target("/" + h.Name)
+		if !ok || h.Typeflag != tar.TypeReg {
+			continue
+		}
+		if err := save(to, r, fs.FileMode(h.Mode).Perm()); err != nil {
+			return err
+		}
+	}
+}
+
+// target returns the path on this machine for a file of the machine.
+func (j Job) target(name string) (string, bool) {
+	name = filepath.Clean(name)
+	for from, to := range j.Outputs {
+		if rest, err := filepath.Rel(from, name); err == nil && filepath.IsLocal(rest) {
+			return filepath.Join(to, rest), true
+		}
+	}
+	return "", false
+}
+
+func save(file string, content io.Reader, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode|0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, content)
+	return errors.Join(err, f.Close())
+}
+
+// Kernels are the names of the available kernels, oldest first.
+var Kernels = []string{"5.10", "6.1", "6.12", "newest"}
+
+// DefaultKernel is the kernel for tests that select none.
+const DefaultKernel = "6.1"
+
+// releases are the Debian releases with these kernels, and the suites that are searched
+// in each.
+var releases = map[string][]suite{
+	"5.10":   {{main, "bullseye"}, {security, "bullseye-security"}},
+	"6.1":    {{main, "bookworm"}, {security, "bookworm-security"}},
+	"6.12":   {{main, "trixie"}, {security, "trixie-security"}},
+	"newest": {{main, "sid"}},
+}
+
+// suite is a part of one of Debian's archives.
+type suite struct{ archive, name string }
+
+// The labels of Debian's archives.
+const (
+	main     = "Debian"
+	security = "Debian-Security"
+)
+
+// kernel is a kernel that was downloaded.
+type kernel struct {
+	folder  string
+	release string // as uname reports it, such as 6.1.0-56-cloud-amd64
+}
+
+// openKernel reads the folder of an unpacked kernel.
+func openKernel(folder string) (kernel, error) {
+	found, err := filepath.Glob(filepath.Join(folder, "usr/lib/modules/*"))
+	if err != nil || len(found) != 1 {
+		return kernel{}, errors.Join(fmt.Errorf("%s holds %d kernels, want 1", folder, len(found)), err)
+	}
+	k := kernel{folder: folder, release: filepath.Base(found[0])}
+	_, err = os.Stat(k.image())
+	return k, err
+}
+
+// modules is the folder of k's modules.
+func (k kernel) modules() string { return filepath.Join(k.folder, "usr/lib/modules", k.release) }
+
+// image is the file to boot. Since 7.x Debian installs it beside the modules.
+func (k kernel) image() string {
+	image := filepath.Join(k.modules(), "vmlinuz")
+	if _, err := os.Stat(image); err == nil {
+		return image
+	}
+	return filepath.Join(k.folder, "boot", "vmlinuz-"+k.release)
+}
+
+// unknownKernelError is the error for the name of a kernel that does not exist.
+func unknownKernelError(name string) error {
+	return fmt.Errorf("kernel %q: must be one of %s", name, strings.Join(Kernels, ", "))
+}
+
+// Environment variables in a machine.
+const (
+	Variable      = "KUBEPROXY_VM"      // the name of its kernel
+	ProxyVariable = "KUBEPROXY_PROGRAM" // path of the proxy that tests run
+	// ControlPlaneVariable is a folder with etcd and kube-apiserver.
+	ControlPlaneVariable = "KUBEPROXY_CONTROL_PLANE"
+)
+
+// proxyInside is the proxy's path in a machine.
+const proxyInside = "/usr/local/bin/kube-proxy"
+
+// addProxy adds the proxy to the files of j, freshly built if its sources changed. After
+// release, another process may replace the file.
+func (m Machine) addProxy(ctx context.Context, j *Job) (release func(), err error) {
+	release, err = cache.Lock(ctx, filepath.Join(m.cache, proxyLock), nil)
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(m.cache, "kube-proxy")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", file, "kubeproxy/cmd/kube-proxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		release()
+		return nil, fmt.Errorf("build the proxy: %w\n%s", err, out)
+	}
+	files := map[string]string{file: proxyInside}
+	for from, to := range j.Files {
+		files[from] = to
+	}
+	j.Files = files
+	j.Env = append(j.Env[:len(j.Env):len(j.Env)], ProxyVariable+"="+proxyInside)
+	return release, nil
 }

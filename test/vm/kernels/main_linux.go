@@ -4,19 +4,27 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/vm"
 )
 
@@ -122,4 +130,168 @@ func loadOutcomes(file string) (outcomes, error) {
 func (all outcomes) save(file string) error {
 	text, err := json.MarshalIndent(all, "", "\t")
 	return errors.Join(err, os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, text, 0o644))
+}
+
+// about is the text of the page before its table.
+const about = `# Kernels
+
+Results of the live tests on Debian's kernels, oldest first, each in a virtual
+machine. Written by ` + "`make test-kernels`" + `; [CONTRIBUTING](../CONTRIBUTING.md) has
+more on the machine. A cell has the number of tests that passed, of those that
+failed if some did, and how long it took: the processor is emulated, and other
+programs may have run beside it.
+
+`
+
+// page returns the page with the table of all outcomes.
+func (all outcomes) page() string {
+	var rows [][]string
+	head := []string{"tests"}
+	for _, k := range vm.Kernels {
+		head = append(head, all.release(k))
+	}
+	rows = append(rows, head)
+	for _, s := range suites {
+		row := []string{s.title}
+		for _, k := range vm.Kernels {
+			o, ok := all[k][s.name]
+			row = append(row, o.cell(ok))
+		}
+		rows = append(rows, row)
+	}
+	return about + kit.Table(rows) + all.skipped()
+}
+
+// skipped lists the skipped tests, and the reasons.
+func (all outcomes) skipped() string {
+	var text strings.Builder
+	for _, k := range vm.Kernels {
+		for _, s := range suites {
+			why := all[k][s.name].Reasons
+			for _, test := range slices.Sorted(maps.Keys(why)) {
+				fmt.Fprintf(&text, "- %s on %s: %s\n", test, all.release(k), why[test])
+			}
+		}
+	}
+	if text.Len() == 0 {
+		return ""
+	}
+	return "\nSkipped:\n\n" + text.String()
+}
+
+// release is the version of a kernel, as recorded by a suite.
+func (all outcomes) release(kernel string) string {
+	for _, o := range all[kernel] {
+		if o.Release != "" {
+			return o.Release
+		}
+	}
+	return kernel
+}
+
+// cell returns the outcome of a suite for the table, if it was run.
+func (o outcome) cell(ran bool) string {
+	if !ran {
+		return "not run"
+	}
+	if !o.Ended {
+		return "no result"
+	}
+	text := fmt.Sprintf("%d passed", o.Passed)
+	if o.Failed > 0 {
+		text += fmt.Sprintf(", **%d failed**", o.Failed)
+	}
+	if o.Skipped > 0 {
+		text += fmt.Sprintf(", %d skipped", o.Skipped)
+	}
+	return text + ", " + o.Took.Round(time.Second).String()
+}
+
+// suite is a selection of tests.
+type suite struct {
+	name, title string
+	packages    []string
+	run, skip   string // patterns of go test
+}
+
+const cells = "^(TestEveryCell|TestIPTablesEveryCell)$"
+
+// suites are in the order of the page.
+var suites = []suite{
+	{"nftables", "mode nftables: every sort of connection, TCP, UDP, SCTP", []string{"./test/live"}, "^TestEveryCell$", ""},
+	{"iptables-legacy", "mode iptables, legacy: the same", []string{"./test/live"}, "^TestIPTablesEveryCell$/^legacy$", ""},
+	{"iptables-nft", "mode iptables, nft: the same", []string{"./test/live"}, "^TestIPTablesEveryCell$/^nft$", ""},
+	{"ipvs", "mode ipvs: the same", []string{"./test/live"}, "^TestIPVSEveryCell$", ""},
+	{"userspace", "mode userspace", []string{"./test/live"}, "^TestUserspace", ""},
+	{"bridge", "pods on a bridge, modes nftables and iptables", []string{"./test/live"}, "^(TestBridge|TestIPTablesBridge)$", ""},
+	{"live-ipvs", "mode ipvs: the rest", []string{"./test/live"}, "^TestIPVS", "^TestIPVSEveryCell$"},
+	{"live-nftables", "mode nftables: updates, restarts, affinity, changes by others; switches of modes", []string{"./test/live"}, "", "^TestIP|^TestUserspace|^TestSCTP$|" + cells + "|^TestBridge$"},
+	{"live-iptables", "mode iptables: the same", []string{"./test/live"}, "^TestIPTables", "^TestIPTables(SCTP|Bridge)$|" + cells},
+	{"backends", "the kernel's part of nftables, iptables, ipvs, conntrack, sysctls",
+		[]string{"./platform/linux/nftables", "./platform/linux/iptables", "./platform/linux/ipvs", "./platform/linux/conntrack", "./platform/linux/sysctl"}, "", ""},
+	// A compiler is not in the machine, and one emulated processor starts too few proxies to kill.
+	{"acceleration", "socket acceleration", []string{"./platform/linux/socketlb"}, "", "^Test(ObjectIsCompiled|KilledWhileClientsConnect)$"},
+	{"ground", "the harness of live tests: networks, SCTP, notifications", []string{"./test/netlab", "./test/nftmonitor"}, "", ""},
+}
+
+// outcome is the result of a suite on a kernel.
+type outcome struct {
+	Release                 string // of the kernel
+	Passed, Failed, Skipped int
+	Ended                   bool // it ran to its end, with success or not
+	Took                    time.Duration
+	Reasons                 map[string]string `json:",omitempty"` // by the test that was skipped
+}
+
+// counts matches the last line of a report.
+var counts = regexp.MustCompile(`(?m)^(\d+) passed, (\d+) failed, (\d+) skipped$`)
+
+// skips matches a line about a skipped test in a report, with its reason.
+var skips = regexp.MustCompile(`(?m)^  kubeproxy/\S+ +(Test\S+) +(\S.*)$`)
+
+// reasons returns why tests were skipped.
+func reasons(report string) map[string]string {
+	all := map[string]string{}
+	for _, found := range skips.FindAllStringSubmatch(report, -1) {
+		all[found[1]] = found[2]
+	}
+	return all
+}
+
+// runOn runs a suite on a kernel. An error means that it could not run.
+func (s suite) runOn(ctx context.Context, runner, kernel string, out io.Writer) (outcome, error) {
+	release, err := exec.CommandContext(ctx, runner, "-kernel", kernel, "-fetch").Output()
+	if err != nil {
+		return outcome{}, fmt.Errorf("fetch the kernel %s: %w", kernel, err)
+	}
+	o := outcome{Release: strings.TrimSpace(string(release))}
+	fmt.Fprintf(out, "== kernel %s: %s\n", o.Release, s.title)
+	args := []string{"run", "./build/testreport", "-slowest=0", "-allow=build/skips.txt", "--", "-count=1", "-p", "1", "-timeout", "60m"}
+	args = append(args, "-exec", runner+" -proxy -kernel "+kernel)
+	if s.run != "" {
+		args = append(args, "-run", s.run)
+	}
+	if s.skip != "" {
+		args = append(args, "-skip", s.skip)
+	}
+	start := time.Now()
+	cmd := exec.CommandContext(ctx, "go", append(args, s.packages...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	var text bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(out, &text), os.Stderr
+	runErr := cmd.Run()
+	if ctx.Err() != nil {
+		return o, ctx.Err()
+	}
+	o.Took = time.Since(start)
+	found := counts.FindStringSubmatch(text.String())
+	if found == nil {
+		return o, fmt.Errorf("suite %s on kernel %s came to no result: %v", s.name, kernel, runErr)
+	}
+	o.Ended = true
+	o.Reasons = reasons(text.String())
+	for i, n := range []*int{&o.Passed, &o.Failed, &o.Skipped} {
+		*n, _ = strconv.Atoi(found[i+1]) // digits
+	}
+	return o, nil
 }
