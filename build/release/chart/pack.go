@@ -120,9 +120,8 @@ A service proxy for Kubernetes nodes on Linux and Windows, in place of kube-prox
 
     helm install kubeproxy CHART -n kube-system --set clusterCIDR=10.244.0.0/16
 
-The chart finds the address of the API server in clusters that kubeadm made. Elsewhere it fails until ` + "`apiServer`" + ` is
-set. The documents of the release say how to put kube-proxy aside, and how to go back: docs/install.md and
-docs/distributions.md.
+In clusters that kubeadm did not make, set ` + "`apiServer`" + `. docs/install.md and docs/distributions.md say how to put
+kube-proxy aside, and how to go back.
 
 Generated from values.yaml and values.schema.json by make manifests.
 
