@@ -242,12 +242,16 @@ func Until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// Soon returns whether ok became true within Limit.
+// Soon returns whether ok became true within Limit. It asks every two milliseconds, then less
+// and less often: a question can cost more than what it waits for, above all where the
+// processor is emulated.
 func Soon(ok func() bool) bool {
-	for deadline := time.Now().Add(Limit); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	for begin := time.Now(); !ok(); {
+		waited := time.Since(begin)
+		if waited > Limit {
 			return false
 		}
+		time.Sleep(min(max(2*time.Millisecond, waited/8), 100*time.Millisecond))
 	}
 	return true
 }
