@@ -4,8 +4,11 @@
 package windows
 
 import (
+	"flag"
+	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +18,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/test/cluster"
 	"kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 	"kubeproxy/test/wine"
@@ -136,4 +140,114 @@ func TestMixedCluster(t *testing.T) {
 	m.checkIdle(t, "at the end")
 	m.stop(t)
 	linux.Stop(t)
+}
+
+// serviceCount is how many Services TestManyServices has. Users have reported that 2000
+// Services, with 5000 remote endpoints, took other proxies 22 minutes to 3 hours.
+var serviceCount = flag.Int("services", 40, "how many Services TestManyServices has")
+
+// callTakes is how long HNS takes for each call in TestManyServices.
+const callTakes = 20 * time.Millisecond
+
+// TestManyServices programs many Services on an empty and slow HNS: no object is created
+// twice, and a kind is listed once and not for each object.
+func TestManyServices(t *testing.T) {
+	n := newNode(t, hns.Options{})
+	network := overlay("vxlan0")
+	network.Routes[0].Prefix = netip.MustParsePrefix("10.244.128.0/17")
+	n.install(t, networkCase{networks: []hns.NetworkConfig{network}})
+	services, endpoints := manyApps(*serviceCount)
+	n.write(t, "all.yaml", manyAppsManifest(t, services[1:]))
+	n.write(t, "first.yaml", manyAppsManifest(t, services[:1]))
+	n.hns.Delay("Hcn*", callTakes)
+	begin := time.Now()
+	n.start(t, "--iptables-sync-period=1h")
+	n.awaitLoadBalancers(t, len(services))
+	calls := n.hns.Calls()
+	t.Logf("%d Services, %d endpoints elsewhere, %v for each call: %v; %s", len(services), endpoints, callTakes, time.Since(begin).Round(time.Second), calls)
+	// On an overlay a ClusterIP is an endpoint, too, and so is the source VIP.
+	if most := endpoints + 2*len(services) + 1; calls.Writes("") > most {
+		t.Errorf("%d calls that change something, for %d objects", calls.Writes(""), most)
+	}
+	n.removeEndpoint(t, services[0])
+	n.stop(t)
+	for _, kind := range []hns.Kind{hns.LoadBalancer, hns.Endpoint} {
+		if lists := n.hns.Calls().Lists(kind); lists != 1 {
+			t.Errorf("%s listed %d times, want once", kind, lists)
+		}
+	}
+}
+
+// awaitLoadBalancers waits until there are that many load balancers. It has no time limit
+// while their number grows.
+func (n *node) awaitLoadBalancers(t *testing.T, all int) {
+	t.Helper()
+	for at := 0; at < all; {
+		before := n.hns.Calls()
+		kit.Until(t, fmt.Sprintf("more than %d of %d load balancers", at, all), func() bool {
+			return n.hns.Calls().Sub(before).Writes("") > 100 || len(n.hns.Objects(hns.LoadBalancer)) == all
+		})
+		at = len(n.hns.Objects(hns.LoadBalancer))
+	}
+}
+
+// removeEndpoint removes one endpoint of many from a.
+func (n *node) removeEndpoint(t *testing.T, a app) {
+	t.Helper()
+	before := n.hns.Calls()
+	n.write(t, "first.yaml", manyAppsManifest(t, []app{a.on(a.pods[1:]...)}))
+	var leads int
+	kit.Until(t, "one endpoint less", func() bool {
+		for _, lb := range n.hns.Objects(hns.LoadBalancer) {
+			if lb.VIPs()[0] == "10.96.0.1" {
+				leads = len(lb.Endpoints())
+			}
+		}
+		return leads == len(a.pods)-1
+	})
+	if calls := n.hns.Calls().Sub(before); calls.Writes("") > 4 {
+		t.Errorf("one endpoint of %d left: %s, want at most 4 calls that change something", len(a.pods), calls)
+	}
+}
+
+// manyApps returns a number of Services and of the endpoints that they share: two and a
+// half for each, and each has three. The first has a hundred.
+func manyApps(services int) (all []app, endpoints int) {
+	pool := max(100, services*5/2)
+	for i := range services {
+		a := app{name: fmt.Sprintf("app-%d", i), number: 1 + i}
+		several := 3
+		if i == 0 {
+			several = 100
+		}
+		for k := range several {
+			a.pods = append(a.pods, remoteIP((i*5/2+k)%pool))
+		}
+		all = append(all, a)
+	}
+	used := map[string]bool{}
+	for _, a := range all {
+		for _, pod := range a.pods {
+			used[pod] = true
+		}
+	}
+	return all, len(used)
+}
+
+// manyAppsManifest has apps with ClusterIPs only, of which there may be many.
+func manyAppsManifest(t *testing.T, apps []app) []byte {
+	t.Helper()
+	var objects []any
+	for _, a := range apps {
+		s, vip := a.service(), netip.AddrFrom4([4]byte{10, 96, byte(a.number / 250), byte(a.number % 250)}).String()
+		s.Spec.Type, s.Spec.ClusterIP, s.Spec.ClusterIPs = corev1.ServiceTypeClusterIP, vip, []string{vip}
+		s.Spec.Ports[0].NodePort = 0
+		objects = append(objects, s, a.slice())
+	}
+	return program.Manifest[any](t, objects...)
+}
+
+// remoteIP is the address of a pod on the other node.
+func remoteIP(i int) string {
+	return netip.AddrFrom4([4]byte{10, 244, byte(128 + i/250), byte(1 + i%250)}).String()
 }

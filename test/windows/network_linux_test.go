@@ -4,12 +4,15 @@
 package windows
 
 import (
+	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -234,6 +237,220 @@ func TestIncompleteHNS(t *testing.T) {
 	n.await(t, "a remedy in health", func() bool { return has(n.fetch(t, "/services"), "HNS is not installed, or is too old", "Containers") })
 	if code, output := n.run(t, "--cleanup", "--hostname-override=node-a"); code != 1 || !has(output, "too old", "Containers") || strings.Contains(output, "goroutine") {
 		t.Errorf("--cleanup: exit code %d\n%s", code, output)
+	}
+	n.stop(t)
+}
+
+var update = flag.Bool("update", false, "rewrite the goldens in testdata")
+
+// kind is a node whose network is of one kind, and how the proxy runs there.
+type kind struct {
+	network hns.NetworkConfig
+	version hns.Version
+	flags   []string
+}
+
+func kinds() map[string]kind {
+	four, six := podSubnet, netip.MustParsePrefix("fd00:10:244:1::/64")
+	forward := []string{"--enable-dsr", "--forward-healthcheck-vip", "--root-hnsendpoint-name=cbr0"}
+	return map[string]kind{
+		"overlay":      {overlay("vxlan0"), hns.Version{Major: 13, Minor: 3}, []string{"--source-vip=10.244.1.77"}},
+		"overlay-2019": {overlay("vxlan0"), hns.Version{Major: 9, Minor: 5}, []string{"--enable-dsr"}},
+		"l2bridge":     {hns.NetworkConfig{Name: "cbr0", Type: "L2Bridge", Subnets: []netip.Prefix{four, six}}, hns.Version{Major: 15, Minor: 5}, forward},
+		"l2tunnel":     {hns.NetworkConfig{Name: "azure", Type: "L2Tunnel", Subnets: []netip.Prefix{four}}, hns.Version{Major: 13, Minor: 3}, forward[:1]},
+	}
+}
+
+// TestNetworkTypes programs the same Services on networks of each kind. The resulting
+// objects of HNS are in testdata in a readable form.
+func TestNetworkTypes(t *testing.T) {
+	shop, err := os.ReadFile("testdata/shop.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, k := range kinds() {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, hns.Options{Version: k.version})
+			n.install(t, networkCase{networks: []hns.NetworkConfig{k.network}})
+			n.installPods(t, k.network)
+			n.write(t, "node-a.yaml", shop)
+			n.start(t, k.flags...)
+			n.await(t, "two resyncs", func() bool { return n.hns.Calls().Lists(hns.LoadBalancer) >= 4 })
+			n.checkIdle(t, "once all is there")
+			n.compare(t, "testdata/"+name+".txt")
+			n.stop(t)
+		})
+	}
+}
+
+// installPods creates the endpoints of the node's pods, and the node's own.
+func (n *node) installPods(t *testing.T, network hns.NetworkConfig) {
+	t.Helper()
+	pods := map[string][]netip.Addr{
+		"web":  {netip.MustParseAddr("10.244.1.11")},
+		"live": {netip.MustParseAddr("10.244.1.12")},
+		"cbr0": {netip.MustParseAddr("10.244.1.2")},
+	}
+	if len(network.Subnets) > 1 {
+		pods["web"] = append(pods["web"], netip.MustParseAddr("fd00:10:244:1::11"))
+	}
+	for name, ips := range pods {
+		if _, err := n.hns.AddPod(network.Name, name, ips...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// compare compares HNS with a golden file.
+func (n *node) compare(t *testing.T, golden string) {
+	t.Helper()
+	have := n.describe() + n.unsupported(t)
+	if *update {
+		kit.WriteFile(t, golden, have)
+	}
+	kit.CompareGolden(t, golden, have)
+}
+
+// describe lists endpoints and load balancers in words, sorted.
+func (n *node) describe() string {
+	var lines []string
+	names := map[string]string{}
+	for _, e := range n.hns.Objects(hns.Endpoint) {
+		var ips []string
+		for _, ip := range e.IPs() {
+			ips = append(ips, ip.String())
+		}
+		names[e.ID()] = strings.Join(ips, ",")
+		line := fmt.Sprintf("endpoint %s %s", names[e.ID()], e.Name())
+		if e.Remote() {
+			mac := e.MAC()
+			if !strings.HasPrefix(mac, "02-11-") {
+				mac = "the node's" // differs in each run
+			}
+			line += fmt.Sprintf(" remote %s%s", mac, provider(e))
+		}
+		lines = append(lines, line)
+	}
+	for _, lb := range n.hns.Objects(hns.LoadBalancer) {
+		var leads []string
+		for _, id := range lb.Endpoints() {
+			leads = append(leads, names[id])
+		}
+		slices.Sort(leads)
+		vip := strings.Join(append(lb.VIPs(), "node")[:1], "")
+		for _, p := range lb.Ports() {
+			lines = append(lines, fmt.Sprintf("loadbalancer %v [%s]:%v -> :%v of %s, flags %d, port flags %v, distribution %v, source %q",
+				p["Protocol"], vip, p["ExternalPort"], p["InternalPort"], strings.Join(leads, " "), lb.Flags(), number(p["Flags"]), number(p["DistributionType"]), lb.SourceVIP()))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+func number(v any) any {
+	if v == nil {
+		return 0
+	}
+	return v
+}
+
+func provider(e hns.Document) string {
+	policies, _ := e["Policies"].([]any)
+	for _, p := range policies {
+		m, _ := p.(map[string]any)
+		if settings, ok := m["Settings"].(map[string]any); ok && m["Type"] == "ProviderAddress" {
+			return fmt.Sprintf(" via %v", settings["ProviderAddress"])
+		}
+	}
+	return ""
+}
+
+// unsupported is the program's report about Services that are not fully supported.
+func (n *node) unsupported(t *testing.T) string {
+	t.Helper()
+	var page struct {
+		Services []struct {
+			Name  string
+			Ports []struct{ Port, Family, State, Error string }
+		}
+	}
+	answer, err := program.Fetch(t.Context(), n.Node, program.MetricsAddr, "/services")
+	if err == nil {
+		err = json.Unmarshal(answer.Body, &page)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := ""
+	for _, s := range page.Services {
+		for _, p := range s.Ports {
+			if p.Error != "" {
+				text += fmt.Sprintf("%s:%s %s %s: %s\n", s.Name, p.Port, p.Family, p.State, p.Error)
+			}
+		}
+	}
+	return text
+}
+
+// TestPersonalities runs the program on the personalities of HNS that differ most: a start, a pod that is made again, and a
+// new process, which writes nothing. Each change takes effect, and then resyncs write nothing. Objects that were made again
+// in vain are reported. All personalities live longer in platform/windows/hns.
+func TestPersonalities(t *testing.T) {
+	for _, tt := range []struct{ name, reported string }{
+		{"drops flags", ""},
+		{"leaves out source VIPs later", "with SourceVIP none, not 10.244.1.254"},
+		{"other order and notation", ""},
+		{"MACs of its own later", "with MacAddress 00-15-5D-99-00-01, not 02-11-0a-f4-02-0"},
+		{"load balancers go with endpoints", ""},
+		{"fails twice in a row, 15.5", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p, err := hns.FindPersonality(tt.name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := newNode(t, hns.Options{Personality: p})
+			web, cart, dns := shop()
+			n.save(t, web, cart, dns)
+			n.start(t)
+			n.awaitProgrammed(t, web, cart, dns)
+			n.awaitIdle(t)
+			const again = "made again 2 times"
+			n.await(t, tt.reported, func() bool {
+				page := n.fetch(t, "/services")
+				return has(page, tt.reported) && has(page, again) == (tt.reported != "")
+			})
+			n.remakePod(t, dns.pods[0])
+			n.awaitProgrammed(t, web, cart, dns)
+			n.awaitIdle(t)
+			n.stop(t)
+			before := n.hns.Calls()
+			n.start(t)
+			n.awaitIdle(t)
+			if calls := n.hns.Calls().Sub(before); calls.Writes("") != 0 {
+				t.Errorf("a new process: %s, want no call that changes something", calls)
+			}
+			n.awaitProgrammed(t, web, cart, dns)
+			n.stop(t)
+		})
+	}
+}
+
+// TestNoDirectReturn configures direct server return on an HNS without it: the proxy
+// reports that, and Services work without.
+func TestNoDirectReturn(t *testing.T) {
+	n := newNode(t, hns.Options{Version: hns.Version{Major: 10, Minor: 1}})
+	web := app{"web", 10, []string{"10.244.1.11", "10.244.2.11"}}
+	n.save(t, web)
+	n.start(t, "--enable-dsr")
+	n.awaitProgrammed(t, web)
+	n.await(t, "a word about it", func() bool {
+		return has(n.process.Log(), "--enable-dsr", "HNS 10.1 has no direct server return", "want Windows Server 2019")
+	})
+	for _, lb := range n.hns.Objects(hns.LoadBalancer) {
+		if lb.Flags() != 0 {
+			t.Errorf("flags %d of %v, want none", lb.Flags(), lb.VIPs())
+		}
 	}
 	n.stop(t)
 }

@@ -4,24 +4,63 @@
 package windows
 
 import (
+	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
 
+	"kubeproxy/test/cluster"
 	"kubeproxy/test/hns"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 	"kubeproxy/test/wine"
 )
+
+// soakFor is how long TestSoak runs.
+var soakFor = flag.Duration("soak", usualSoak(), "how long faults are made at random, both versions of HNS together; by default $KUBEPROXY_SOAK or 15s")
+
+func usualSoak() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("KUBEPROXY_SOAK")); err == nil {
+		return d
+	}
+	return 15 * time.Second
+}
+
+// kubeProxy is the program for Linux, exe that for Windows, both freshly built for each
+// run of the tests and in one folder.
+var (
+	kubeProxy program.Program
+	exe       = sync.OnceValues(build)
+)
+
+func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
+
+func build() (string, error) {
+	path := filepath.Join(filepath.Dir(kubeProxy.Path), "kube-proxy.exe")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, "kubeproxy/cmd/kube-proxy")
+	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build kube-proxy.exe: %w\n%s", err, text)
+	}
+	return path, nil
+}
 
 // node is a Windows node: node-a of a lab, with an overlay network that CNI created, and
 // manifests.
@@ -269,5 +308,244 @@ func (n *node) checkIdle(t *testing.T, why string) {
 	kit.Until(t, "two resyncs", func() bool { return lists() >= 3 })
 	if n := n.hns.Calls().Sub(before); n.Writes("") != 0 {
 		t.Errorf("%s: calls that change something where nothing is to be done: %s", why, n)
+	}
+}
+
+// app is a Service in namespace shop and its endpoints. Its ClusterIP and its node port
+// follow from its number, 1 to 250.
+type app struct {
+	name   string
+	number int
+	pods   []string // addresses; those in 10.244.1.0/24 are on the Windows node
+}
+
+func (a app) clusterIP() string { return fmt.Sprintf("10.96.0.%d", a.number) }
+func (a app) nodePort() int32   { return int32(30000 + a.number) }
+
+// on returns a with other endpoints.
+func (a app) on(pods ...string) app {
+	a.pods = pods
+	return a
+}
+
+const target = 8080
+
+// adds adds the expected load balancers of a to want, their endpoints by their frontends.
+func (a app) adds(want map[string]string) {
+	if len(a.pods) == 0 {
+		return
+	}
+	pods := slices.Sorted(slices.Values(a.pods))
+	leads := fmt.Sprintf("%d on %s", target, strings.Join(pods, " "))
+	want[fmt.Sprintf("6 %s:80", a.clusterIP())] = leads
+	want[fmt.Sprintf("6 node:%d", a.nodePort())] = leads
+}
+
+func (a app) service() *corev1.Service {
+	s := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
+	s.Namespace, s.Name = "shop", a.name
+	s.Spec.Type = corev1.ServiceTypeNodePort
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = a.clusterIP(), []string{a.clusterIP()}
+	s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol}
+	s.Spec.Ports = []corev1.ServicePort{{Name: "web", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: a.nodePort()}}
+	return s
+}
+
+func (a app) slice() *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}}
+	s.Namespace, s.Name = "shop", a.name
+	s.Labels = map[string]string{discoveryv1.LabelServiceName: a.name}
+	s.AddressType = discoveryv1.AddressTypeIPv4
+	s.Ports = []discoveryv1.EndpointPort{{Name: new("web"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(target))}}
+	for _, ip := range a.pods {
+		node := netlab.OtherName
+		if strings.HasPrefix(ip, "10.244.1.") {
+			node = netlab.NodeName
+		}
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{ip}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
+		})
+	}
+	return s
+}
+
+// nodes are both nodes of the lab: the first one runs Windows.
+func nodes() []*corev1.Node {
+	var list []*corev1.Node
+	for i, name := range []string{netlab.NodeName, netlab.OtherName} {
+		n := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+		n.Name = name
+		n.Spec.PodCIDR = fmt.Sprintf("10.244.%d.0/24", i+1)
+		n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
+		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("192.0.2.%d", 10+i)}}
+		list = append(list, n)
+	}
+	return list
+}
+
+// hostProcess is the HostProcess pod that the chart gives, on a node.
+type hostProcess struct {
+	*mixed
+	pod    corev1.PodSpec
+	config map[string]string // data of the ConfigMap
+	// mount is the folder of the image and the volumes, below drive C. Since containerd 1.7 it is
+	// "hpc" for each pod, and volumes are at their mountPath, too:
+	// https://kubernetes.io/docs/tasks/configure-pod-container/create-hostprocess-pod/#volume-mounts
+	mount string
+}
+
+const kubeSystem = "kube-system"
+
+// newHostProcess installs the chart in a cluster.
+func newHostProcess(t *testing.T) *hostProcess {
+	t.Helper()
+	h := &hostProcess{mixed: &mixed{node: newNode(t, hns.Options{})}}
+	h.Cluster = cluster.Start(t, cluster.Options{
+		Host: h.Host("control"), Authorization: cluster.RBAC, Flags: []string{"--allow-privileged=true"},
+	})
+	h.idle = []string{"10.96.0.1"} // the API server's own
+	for _, namespace := range []string{"shop", kubeSystem} {
+		h.set(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	}
+	for _, n := range nodes() {
+		h.set(t, n)
+	}
+	cmd := exec.CommandContext(t.Context(), program.ChartTool(t), "render", "-chart", filepath.Join("..", "..", "build", "chart"))
+	cmd.Stdin = strings.NewReader("{apiServer: '" + h.Server + "', clusterCIDR: 10.244.0.0/16, linux: {enabled: false}, windows: {enabled: true}}")
+	manifest, err := cmd.Output()
+	if err == nil {
+		err = h.Apply(t.Context(), manifest)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := h.Client.AppsV1().DaemonSets(kubeSystem).Get(t.Context(), "kubeproxy-windows", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := h.Client.CoreV1().ConfigMaps(kubeSystem).Get(t.Context(), "kubeproxy", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.pod, h.config = set.Spec.Template.Spec, config.Data
+	return h
+}
+
+// put writes a file of a volume where the runtime mounts it, in one step.
+func (h *hostProcess) put(t *testing.T, name string, text []byte) {
+	t.Helper()
+	roots := []string{h.mount}
+	if h.mount == "hpc" {
+		roots = append(roots, "")
+	}
+	for _, root := range roots {
+		path := filepath.Join(h.wine.Prefix(), "drive_c", root, filepath.FromSlash(name))
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".next", text, 0o755), os.Rename(path+".next", path))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+const account = "var/run/secrets/kubernetes.io/serviceaccount/"
+
+// rotate writes a token that is valid until revoke is called.
+func (h *hostProcess) rotate(t *testing.T, name string) (revoke func()) {
+	t.Helper()
+	bound := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem, Name: name}}
+	secrets := h.Client.CoreV1().Secrets(kubeSystem)
+	bound, err := secrets.Create(t.Context(), bound, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: name, UID: bound.UID},
+	}}
+	token, err := h.Client.CoreV1().ServiceAccounts(kubeSystem).CreateToken(t.Context(), h.pod.ServiceAccountName, ask, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.put(t, account+"token", []byte(token.Status.Token))
+	return func() {
+		if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// startPod starts the container as containerd does.
+func (h *hostProcess) startPod(t *testing.T) {
+	t.Helper()
+	c := h.pod.Containers[0]
+	mount := `C:\` + strings.ReplaceAll(h.mount, "/", `\`)
+	words := strings.NewReplacer("$env:CONTAINER_SANDBOX_MOUNT_POINT", mount, "$(NODE_NAME)", netlab.NodeName)
+	var line []string
+	for _, word := range append(c.Command, c.Args...) {
+		line = append(line, words.Replace(word))
+	}
+	env := []string{`CONTAINER_SANDBOX_MOUNT_POINT=` + mount + `\`, "NODE_NAME=" + netlab.NodeName}
+	var err error
+	if h.process, err = h.wine.Start(wine.Program{Path: line[0], Args: line[1:], Env: env}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHostProcess runs the pod of the chart with its files where containerd 1.6 and 1.7 have
+// them, until Services are in force. A new token and a kubeconfig with the paths of Linux work,
+// too.
+func TestHostProcess(t *testing.T) {
+	h := newHostProcess(t)
+	file, err := exe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	login, err := h.Kubeconfig(cluster.Login{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, err := clientcmd.LoadFromFile(login)
+	if err != nil {
+		t.Fatal(err)
+	}
+	web, cart, dns := shop()
+	for _, mount := range []string{"C/0d5b", "hpc"} {
+		t.Run(mount, func(t *testing.T) {
+			h.mount = mount
+			h.put(t, "kube-proxy.exe", image)
+			for name, text := range h.config {
+				h.put(t, "etc/kubeproxy/"+name, []byte(text))
+			}
+			h.put(t, account+"ca.crt", admin.Clusters[admin.Contexts[admin.CurrentContext].Cluster].CertificateAuthorityData)
+			revoke := h.rotate(t, "first")
+			h.publish(t, web)
+			h.startPod(t)
+			h.node.awaitProgrammed(t, web)
+
+			// The API server forgets connections and answers about tokens.
+			renewed := h.rotate(t, "second")
+			revoke()
+			if err := h.APIServer.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			h.publish(t, cart)
+			h.node.awaitProgrammed(t, web, cart)
+			h.stop(t)
+
+			h.put(t, "etc/kubeproxy/kubeconfig.conf", []byte(strings.ReplaceAll(h.config["kubeconfig.conf"], "../../var", "/var")))
+			h.publish(t, dns)
+			h.startPod(t)
+			h.node.awaitProgrammed(t, web, cart, dns)
+			h.stop(t)
+			renewed()
+			for _, a := range []app{web, cart, dns} {
+				if err := h.Delete(t.Context(), a.service(), a.slice()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -4,16 +4,23 @@
 package wine
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"kubeproxy/test/hns"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
@@ -209,5 +216,278 @@ func TestPatch(t *testing.T) {
 		if got != tc.want || (err != nil) != (tc.want == "") {
 			t.Errorf("patch(%q, %q, %q) = %q, %v, want %q", tc.text, tc.old, tc.new, got, err, tc.want)
 		}
+	}
+}
+
+// TestConcurrentCopies creates and removes many copies in parallel, as the tests of
+// several packages do. No copy in use may be removed.
+func TestConcurrentCopies(t *testing.T) {
+	w := Windows{runs: t.TempDir()}
+	dead := filepath.Join(w.runs, "dead")
+	if err := errors.Join(os.Mkdir(dead, 0o755), os.WriteFile(dead+".lock", nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 25 {
+				folder, release, err := w.createCopy(t.Context())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := errors.Join(os.Remove(folder), release()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	left, err := filepath.Glob(filepath.Join(w.runs, "*"))
+	if err != nil || len(left) != 1 { // only the lock of lockCopies
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// hcsshim is the module whose package hcn is the client of HNS.
+const hcsshim = "github.com/Microsoft/hcsshim@v0.15.0"
+
+// firstInterfaceTests are hcsshim's tests of HNS's first interface, of which the
+// simulator has only the version request.
+const firstInterfaceTests = "^(TestEndpoint|TestEndpointGetAll|TestEndpointStatsAll|TestNetwork|TestNetworkGetAll|TestAccelnetNnvManagementMacAddresses)$"
+
+// modifyTest is hcsshim's test of a load balancer that changes, which works in 15.5 only.
+const modifyTest = "|^TestCreateUpdateDeleteLoadBalancer$"
+
+// TestConformance runs hcsshim's own tests for a real HNS, to show that the simulator
+// behaves like one for hcsshim. They require the same spelling of identities in an object
+// and in its references.
+func TestConformance(t *testing.T) {
+	exe := buildHcnTests(t)
+	w := Start(t, Options{})
+	for _, v := range hns.Versions() {
+		for _, spelling := range []hns.Case{hns.LowerCase, hns.UpperCase} {
+			o := hns.Options{Version: v, Case: spelling, Steady: true}
+			t.Run(v.String()+string(spelling), func(t *testing.T) { conform(t, w, exe, o) })
+		}
+	}
+}
+
+func conform(t *testing.T, w *Wine, exe string, o hns.Options) {
+	s := hns.Start(t, o)
+	skip := firstInterfaceTests + modifyTest
+	if o.Version == (hns.Version{Major: 15, Minor: 5}) {
+		skip = firstInterfaceTests
+	}
+	code, output, err := w.Run(t.Context(), Program{
+		Path: exe, Args: []string{"-test.v", "-test.skip=" + skip}, Env: []string{"HNS_SIM_ADDR=" + s.Addr},
+	})
+	if n := strings.Count(output, "--- PASS: "); err != nil || code != 0 || n < 70 || strings.Contains(output, "--- SKIP: ") {
+		t.Errorf("exit code %d, %v, %d tests passed:\n%s", code, err, n, output)
+	}
+	for kind, objects := range s.State().Objects {
+		if len(objects) != 0 {
+			t.Errorf("%d objects left of kind %s", len(objects), kind)
+		}
+	}
+}
+
+// buildHcnTests builds the tests in the module cache: the module has requirements of its
+// own.
+func buildHcnTests(t *testing.T) string {
+	t.Helper()
+	if _, err := installed(); err != nil {
+		t.Skipf("%v", err)
+	}
+	text, err := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", hcsshim).Output()
+	if err != nil {
+		t.Fatalf("go mod download %s: %v", hcsshim, err)
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(text, &module); err != nil {
+		t.Fatal(err)
+	}
+	exe := filepath.Join(t.TempDir(), "hcn.test.exe")
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-tags=integration", "-o", exe, "./hcn")
+	cmd.Dir = module.Dir
+	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build hcsshim's tests: %v\n%s", err, text)
+	}
+	return exe
+}
+
+// TestHNSUnreachable runs a program without an HNS. It must get an error, not an empty
+// list of objects.
+func TestHNSUnreachable(t *testing.T) {
+	exe := buildHcnTests(t)
+	w := Start(t, Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), awaitTimeout)
+	defer cancel()
+	for env, want := range map[string]string{
+		"":                                   "(0x6ba)",
+		"HNS_SIM_ADDR=sesame":                "(0x6ba)",
+		"HNS_SIM_ADDR=127.0.0.1:1":           "(0x6ba)",
+		"HNS_SIM_ADDR=" + closingListener(t): "(0x6be)",
+		"HNS_SIM_ADDR=" + garbageListener(t): "(0x6be)",
+	} {
+		code, output, err := w.Run(ctx, Program{Path: exe, Args: []string{"-test.run=^TestListNetwork$"}, Env: []string{env}})
+		if err != nil || code != 1 || !strings.Contains(output, want) {
+			t.Errorf("%q: exit code %d, %v, want %q:\n%s", env, code, err, want, output)
+		}
+	}
+}
+
+// closingListener closes each connection; garbageListener first answers with bytes that
+// are no frame.
+func closingListener(t *testing.T) string { return answering(t, "") }
+func garbageListener(t *testing.T) string { return answering(t, "\xff\xff\xff\xff") }
+
+func answering(t *testing.T, answer string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go netlab.Serve(l, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 4))
+		_, _ = c.Write([]byte(answer))
+	})
+	return l.Addr().String()
+}
+
+// skippedUnderWine are tests that cannot pass under Wine, each with the reason. They run
+// on Linux all the same.
+var skippedUnderWine = []struct{ test, why string }{
+	{"TestModesToCome", "it is about modes of Linux"},
+	{"TestMistakes/value_out_of_range", "it is about modes of Linux"},
+	{"TestMistakes/every_error_of_a_file", "it names the modes of Linux"},
+	{"TestFileLinks", "Wine makes no symbolic links"},
+	{"TestSwapped", "Wine renames no symbolic links"},
+	{"TestRunVolume", "Wine renames no symbolic links"},
+	{"TestRunKeepsTheLastGoodState/link_to_nowhere", "Wine renames no symbolic links"},
+	{"TestRefreshNotices/same_time_and_size,_other_inode", "on Windows Go asks for a file's identity too late to compare it"},
+}
+
+// TestWindowsPackages runs the tests of all packages of the Windows program, built for
+// Windows.
+func TestWindowsPackages(t *testing.T) {
+	w := Start(t, Options{})
+	overlay, err := Overlay(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	skip := []string{}
+	for _, e := range skippedUnderWine {
+		skip = append(skip, e.test)
+	}
+	slices.Sort(skip)
+	args := []string{"test", "-json", "-vet=off", "-overlay=" + overlay, "-exec=" + strings.Join(w.Command(), " "), "-skip=" + skipping(skip)}
+	cmd := exec.CommandContext(t.Context(), "go", append(args, packages(t)...)...)
+	cmd.Env = append(w.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	report(t, read(t, out))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("go test for windows: %v", err)
+	}
+}
+
+// skipping joins tests to a pattern of go test. In it, slashes separate the patterns of
+// each level.
+func skipping(tests []string) string {
+	for i, test := range tests {
+		names := strings.Split(test, "/")
+		for j, name := range names {
+			names[j] = "^" + name + "$"
+		}
+		tests[i] = strings.Join(names, "/")
+	}
+	return strings.Join(tests, "|")
+}
+
+// packages are those packages of kube-proxy.exe that have tests, and platform, which has
+// tests of all backends together.
+func packages(t *testing.T) []string {
+	t.Helper()
+	const format = `{{with .Module}}{{if .Main}}{{if or $.TestGoFiles $.XTestGoFiles}}{{$.ImportPath}}{{end}}{{end}}{{end}}`
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", format, "kubeproxy/cmd/kube-proxy", "kubeproxy/platform")
+	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
+	text, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list for windows: %v", err)
+	}
+	list := strings.Fields(string(text))
+	if len(list) < 10 || !slices.Contains(list, "kubeproxy/cmd/kube-proxy") {
+		t.Fatalf("packages of kube-proxy.exe: %v", list)
+	}
+	return list
+}
+
+// event is a line of go test -json.
+type event struct{ Action, Package, ImportPath, Test, Output string }
+
+// result is the result of a package.
+type result struct {
+	name, action string
+	output       []string
+	skipped      map[string]string // tests, with their output
+	passed       int
+}
+
+func read(t *testing.T, events io.Reader) []*result {
+	t.Helper()
+	results := map[string]*result{}
+	var order []*result
+	for d := json.NewDecoder(events); ; {
+		var e event
+		if err := d.Decode(&e); errors.Is(err, io.EOF) {
+			return order
+		} else if err != nil {
+			t.Fatalf("read what go test says: %v", err)
+		}
+		name, _, _ := strings.Cut(cmp.Or(e.Package, e.ImportPath), " ") // A package that does not build has only ImportPath.
+		r := results[name]
+		if r == nil {
+			r = &result{name: name, skipped: map[string]string{}}
+			results[name], order = r, append(order, r)
+		}
+		r.handle(e)
+	}
+}
+
+func (r *result) handle(e event) {
+	switch {
+	case e.Action == "output" || e.Action == "build-output":
+		r.output = append(r.output, e.Output)
+	case e.Test == "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip"):
+		r.action = e.Action
+	case e.Action == "skip":
+		r.skipped[e.Test] = strings.Join(r.output[max(0, len(r.output)-3):], "")
+	case e.Action == "pass":
+		r.passed++
+	}
+}
+
+// report shows the packages as subtests, and their skipped tests as skipped.
+func report(t *testing.T, results []*result) {
+	t.Helper()
+	for _, r := range results {
+		t.Run(strings.TrimPrefix(r.name, "kubeproxy/"), func(t *testing.T) {
+			if r.action != "pass" || r.passed == 0 {
+				t.Errorf("%s, %d tests passed:\n%s", r.action, r.passed, strings.Join(r.output, ""))
+			}
+			t.Logf("%d tests passed", r.passed)
+			for test, said := range r.skipped {
+				t.Run(test, func(t *testing.T) { t.Skip(said) })
+			}
+		})
 	}
 }

@@ -231,6 +231,39 @@ func TestDrift(t *testing.T) {
 	}
 }
 
+// What the first plan of a round found counts, also where Apply has to list and plan once more.
+func TestFirstPlanCounts(t *testing.T) {
+	web, api := clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")
+	taken := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 81, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}}
+	for name, full := range map[string]bool{"resync": true, "change": false} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, bridgeN)
+			b.pods("10.244.1.11")
+			want, drift := snapshot(1, api), ""
+			if full {
+				want, drift = snapshot(1, api, web), "missing: loadbalancer tcp 10.96.0.10:80"
+			}
+			b.converge(want)
+			maps.DeleteFunc(b.hns.balancers, func(_ string, lb LoadBalancer) bool { return lb.VIP == taken.VIP })
+			if b.now = b.now.Add(time.Second); !full {
+				want = snapshot(2, api, web)
+			}
+			p := b.plan(want)
+			if _, err := b.hns.CreateLoadBalancer(t.Context(), taken); err != nil {
+				t.Fatal(err)
+			}
+			b.hns.calls["list load balancers"] = 0
+			out := p.Apply(t.Context())
+			if out.Err != nil || b.hns.calls["list load balancers"] != 1 {
+				t.Fatalf("Apply listed %d times, %v: want it to find the load balancer of another program", b.hns.calls["list load balancers"], out.Err)
+			}
+			if got := strings.Join(out.Drift, "\n"); got != drift || out.FullSync != full {
+				t.Errorf("full sync %v, drift %q: want %v, %q", out.FullSync, got, full, drift)
+			}
+		})
+	}
+}
+
 // The API and DNS come first, whatever their names are.
 func TestUrgentFirst(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
@@ -425,5 +458,163 @@ func TestFamiliesShareAListing(t *testing.T) {
 		if p, err := backends[i%2].Plan(t.Context(), want); err != nil || !p.Empty() {
 			t.Errorf("still to do: %v\n%s", err, generate.Text(p))
 		}
+	}
+}
+
+// TestFamiliesOfNetworks checks that the families that a network and its HNS support are
+// programmed. The reason for an unsupported one is reported, without a call that changes
+// anything.
+func TestFamiliesOfNetworks(t *testing.T) {
+	only4, only6 := bridgeN, bridgeN
+	only4.Subnets, only6.Subnets = bridgeN.Subnets[:1], bridgeN.Subnets[1:]
+	for name, tt := range map[string]struct {
+		network Network
+		version Version
+		without [2]string
+	}{
+		"both":               {bridgeN, v13, [2]string{}},
+		"an old HNS":         {bridgeN, Version{9, 5}, [2]string{1: "HNS 9.5 has no dual stack: want Windows Server 2022 or newer"}},
+		"an overlay":         {overlayN, v15, [2]string{1: "HNS has no IPv6 on overlay networks"}},
+		"IPv4 subnets alone": {only4, v13, [2]string{1: `network "cbr0" has no IPv6 subnet`}},
+		"IPv6 subnets alone": {only6, v13, [2]string{`network "cbr0" has no IPv4 subnet`, ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, f := range service.Families {
+				programFamily(t, f, newTestNode(t, tt.version, tt.network), tt.without[f])
+			}
+		})
+	}
+}
+
+func programFamily(t *testing.T, f service.Family, b *testNode, without string) {
+	t.Helper()
+	h := NewHost(b.hns, b.store, "node-a", nil)
+	backend := New(h, f, Options{SourceVIP: addr("10.244.1.2")}, time.Minute)
+	backend.hostMAC = func(netip.Addr) (string, error) { return "00-15-5d-aa-aa-aa", nil }
+	web := clusterIP("web", "10.96.0.10", "10.244.2.11:80@b")
+	if f == service.IPv6 {
+		web = clusterIP("web", "fd00:10:96::10", "[fd00:10:244:2::11]:80@b")
+		web.Family = f
+	}
+	want := snapshot(1, web)
+	p, err := backend.Plan(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := p.Outcome().Unavailable; got != without || p.Empty() != (without != "") {
+		t.Fatalf("%s: without %q, want %q; plan:\n%s", f, got, without, p.Changes())
+	}
+	if p.Empty() {
+		return
+	}
+	if err := p.Apply(t.Context()).Err; err != nil || len(b.hns.balancers) != 1 {
+		t.Errorf("%s: %d load balancers, %v", f, len(b.hns.balancers), err)
+	}
+}
+
+// Notes are returned after each sync, also by one without changes. Notes that were
+// returned are never modified.
+func TestNotesOfRounds(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	notesOf := func(want *service.Snapshot) reconcile.Notes {
+		b.now = b.now.Add(time.Second)
+		p := b.plan(want)
+		if !p.Empty() {
+			if err := p.Apply(t.Context()).Err; err != nil {
+				t.Fatal(err)
+			}
+		}
+		return p.Outcome().Notes
+	}
+	const timeout, refuse = "session affinity has no timeout: HNS has none", "it has no ready endpoint, and HNS cannot refuse connections: they time out"
+	sticky := clusterIP("sticky", "10.96.0.10", "10.244.1.11:80")
+	sticky.Affinity = time.Hour
+	plain := clusterIP("plain", "10.96.0.11", "10.244.1.11:80")
+	first := notesOf(snapshot(1, sticky, plain))
+	var all []string
+	for i, want := range []*service.Snapshot{
+		snapshot(2, sticky, plain),
+		snapshot(3, sticky, clusterIP("plain", "10.96.0.11")),
+		snapshot(4, sticky, clusterIP("plain", "10.96.0.11")),
+		snapshot(5, clusterIP("sticky", "10.96.0.10", "10.244.1.11:80"), plain),
+	} {
+		notes := notesOf(want)
+		for _, name := range []service.PortName{plain.Name, sticky.Name} {
+			for _, n := range notes[name] {
+				all = append(all, fmt.Sprint(i, " ", name.Name, " ", n.Text, " ", n.Transient))
+			}
+		}
+	}
+	want := []string{
+		"0 sticky " + timeout + " false", "1 plain " + refuse + " true", "1 sticky " + timeout + " false",
+		"2 plain " + refuse + " true", "2 sticky " + timeout + " false",
+	}
+	if diff := cmp.Diff(want, all); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(reconcile.Notes{sticky.Name: {{Text: timeout}}}, first); diff != "" {
+		t.Errorf("what was reported first (-want +now):\n%s", diff)
+	}
+}
+
+// slowLister calls takes before each listing.
+type slowLister struct {
+	*fake
+	takes func()
+}
+
+func (s *slowLister) List(ctx context.Context, w ObjectKinds) (Listing, error) {
+	s.takes()
+	return s.fake.List(ctx, w)
+}
+
+// Slow listings leave time for other work, and changes need not wait for them.
+func TestSlowListingsAreRare(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.restartOn(&slowLister{b.hns, func() { b.now = b.now.Add(time.Minute) }})
+	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
+	listed := 0
+	round := func(rounds int) {
+		for range rounds {
+			if _, err := b.round(want); err != nil {
+				t.Fatal(err)
+			}
+			listed += b.hns.calls["list load balancers"]
+			b.now = b.now.Add(29 * time.Second) // each sync adds one
+		}
+	}
+	round(1)
+	listed = 0
+	round(9)
+	want = snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("cart", "10.96.0.11", "10.244.1.11:80"))
+	round(9)
+	if listed != 0 || len(b.hns.balancers) != 2 {
+		t.Errorf("listed %d times in 9 minutes, want not yet; %d load balancers, want 2", listed, len(b.hns.balancers))
+	}
+	round(4)
+	if listed != 1 {
+		t.Errorf("listed %d times in 11 minutes, want once", listed)
+	}
+	b.backend.SetResync(3 * time.Minute)
+	listed = 0
+	round(9)
+	if listed != 9 {
+		t.Errorf("listed %d times in 9 resyncs of which a listing takes a third, want in each", listed)
+	}
+}
+
+// The sync period of a reloaded configuration applies.
+func TestSetResync(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+	b.backend.SetResync(5 * time.Second)
+	b.now = b.now.Add(10 * time.Second)
+	clear(b.hns.calls)
+	b.plan(snapshot(2))
+	if n := b.hns.calls["list load balancers"]; n != 1 {
+		t.Errorf("a change after two sync periods: listed %d times, want once", n)
 	}
 }

@@ -6,10 +6,14 @@ package hns
 import (
 	"errors"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/windows"
 
 	"kubeproxy/common/service"
 	sim "kubeproxy/test/hns"
@@ -186,5 +190,101 @@ func TestBackendOnSimulator(t *testing.T) {
 				t.Errorf("%d load balancers, %d endpoints left, want 0 and the 2 pods", n, m)
 			}
 		})
+	}
+}
+
+// ReadState of a dump equals a listing.
+func TestDump(t *testing.T) {
+	s := startSimulator(t, v15, sim.MixedCase)
+	b := newTestNode(t, v15, overlayN)
+	b.restartOn(NewDriver())
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
+	writes := s.Calls().Writes("")
+	text, err := Dump()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ReadState(text)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	want, err := NewDriver().List(t.Context(), All)
+	if err != nil || len(want.LoadBalancers) != 1 {
+		t.Fatalf("%d load balancers, %v", len(want.LoadBalancers), err)
+	}
+	if diff := cmp.Diff(want, got, sameAddrs); diff != "" || s.Calls().Writes("") != writes {
+		t.Errorf("(-listed +dumped):\n%s", diff)
+	}
+	s.Stop(sim.ServerUnavailable)
+	if _, err := Dump(); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "HNS is not running: Start-Service hns starts it (0x6ba)") {
+		t.Errorf("Dump while HNS is down = %v", err)
+	}
+}
+
+// TestVersionErrors covers the one call whose error code the library reports only as
+// text.
+func TestVersionErrors(t *testing.T) {
+	s := startSimulator(t, v13, sim.MixedCase)
+	for code, want := range map[sim.Code]error{sim.ServerUnavailable: ErrNotRunning, sim.GeneralFailure: ErrBusy, 0x80070005: ErrRefused} {
+		if err := s.Inject(sim.Fault{Function: "HNSCall", Code: code, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := version(); !errors.Is(err, want) || !strings.Contains(err.Error(), "(0x") {
+			t.Errorf("%v becomes %v, want %v", code, err, want)
+		}
+	}
+	if v, err := version(); err != nil || v != v13 {
+		t.Errorf("version = %v, %v", v, err)
+	}
+}
+
+// TestPortsLeft queries the system, which has free ports wherever tests run. A system
+// without this function, such as Wine, must return an error.
+func TestPortsLeft(t *testing.T) {
+	for _, k := range []Key{
+		{Protocol: service.TCP}, {Protocol: service.UDP}, {Family: service.IPv6, Protocol: service.TCP}, {Family: service.IPv6, Protocol: service.UDP},
+	} {
+		left, err := NewDriver().PortsLeft(t.Context(), k)
+		if err == nil && !left {
+			t.Errorf("%s over %s: none are left", k.Protocol, k.Family)
+		}
+		t.Logf("%s over %s: %t, %v", k.Protocol, k.Family, left, err)
+	}
+	if in, out := unsafe.Sizeof(portRange{}), unsafe.Sizeof(portReservation{}); in != 4 || out != 16 {
+		t.Errorf("%d and %d bytes, want 4 and 16 as in mstcpip.h", in, out)
+	}
+}
+
+// TestFileOfOthers has a state file that everybody may write to, or its folder.
+func TestFileOfOthers(t *testing.T) {
+	for _, open := range []string{"", "state.json"} {
+		dir := filepath.Join(t.TempDir(), "data")
+		f := FileStore(filepath.Join(dir, "state.json"))
+		if err := f.Save([]byte("ours")); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := f.Load(); string(b) != "ours" || err != nil {
+			t.Errorf("before: %q, %v", b, err)
+		}
+		openToAll(t, filepath.Join(dir, open))
+		if b, err := f.Load(); b != nil || err == nil || !strings.Contains(err.Error(), "others may write to "+filepath.Join(dir, open)) {
+			t.Errorf("%q is open to all: %q, %v", open, b, err)
+		}
+	}
+}
+
+// openToAll lets everybody write to a file or folder.
+func openToAll(t *testing.T, path string) {
+	t.Helper()
+	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;FA;;;WD)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dacl, _, err := sd.DACL()
+	if err == nil {
+		err = windows.SetNamedSecurityInfo(path, windows.SE_FILE_OBJECT, windows.DACL_SECURITY_INFORMATION|windows.PROTECTED_DACL_SECURITY_INFORMATION, nil, nil, dacl, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

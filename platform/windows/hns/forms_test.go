@@ -5,13 +5,21 @@ package hns
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	sim "kubeproxy/test/hns"
 )
 
 // normalizer is an HNS that holds objects in another form than it was asked for. Where it is silent, only listings show
@@ -253,5 +261,325 @@ func (tn *testNode) rounds(t *testing.T, want *service.Snapshot, n int) {
 		if _, err := tn.round(want); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// simulated calls a simulated HNS as hcsshim does, within the process.
+type simulated struct{ *sim.Simulator }
+
+func (s simulated) call(op string, q sim.Request, document any) (sim.Reply, error) {
+	q.Args[0] = "{}"
+	if document != nil {
+		text, err := json.Marshal(document)
+		if err != nil {
+			return sim.Reply{}, err
+		}
+		q.Args[0] = string(text)
+	}
+	r := s.CallAs(sim.Caller, q)
+	if r.Code != sim.OK {
+		return r, &Error{Op: op, Code: uint32(r.Code)}
+	}
+	return r, nil
+}
+
+// with opens an object, or creates it with a document, does the rest with its handle, and closes it.
+func (s simulated) with(op string, q sim.Request, document any, do func(handle uint64) error) error {
+	r, err := s.call(op, q, document)
+	if err != nil {
+		return err
+	}
+	kind := strings.TrimPrefix(strings.TrimPrefix(q.Function, "HcnOpen"), "HcnCreate")
+	defer s.CallAs(sim.Caller, sim.Request{Function: "HcnClose" + kind, Handle: r.Handle})
+	return do(r.Handle)
+}
+
+func open(kind, id string) sim.Request { return sim.Request{Function: "HcnOpen" + kind, ID: id} }
+
+func read[T any](d simulated, op, kind string, handle uint64, parse func([]byte) (T, error)) (T, error) {
+	r, err := d.call(op, sim.Request{Function: "HcnQuery" + kind + "Properties", Handle: handle}, nil)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return parse([]byte(r.Output))
+}
+
+// listed begins again if an object disappears meanwhile, as the driver for Windows does.
+func listed[T any](d simulated, kind string, parse func([]byte) (T, error)) (all []T, err error) {
+	op := "list " + kind
+	for range 4 {
+		all = nil
+		var r sim.Reply
+		if r, err = d.call(op, sim.Request{Function: "HcnEnumerate" + kind + "s"}, nil); err != nil {
+			return nil, err
+		}
+		var ids []string
+		if err = json.Unmarshal([]byte(r.Output), &ids); err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			err = errors.Join(err, d.with(op, open(kind, id), nil, func(handle uint64) error {
+				x, err := read(d, op, kind, handle, parse)
+				all = append(all, x)
+				return err
+			}))
+		}
+		if !errors.Is(err, ErrNotFound) {
+			break
+		}
+	}
+	return all, err
+}
+
+func (s simulated) List(_ context.Context, what ObjectKinds) (l Listing, err error) {
+	v := s.Version()
+	l.Version = Version{v.Major, v.Minor}
+	if what&Networks != 0 {
+		l.Networks, err = listed(s, "Network", parseNetwork)
+	}
+	if what&Endpoints != 0 && err == nil {
+		l.Endpoints, err = listed(s, "Endpoint", parseEndpoint)
+	}
+	if what&LoadBalancers != 0 && err == nil {
+		l.LoadBalancers, err = listed(s, "LoadBalancer", parseBalancer)
+	}
+	return l, err
+}
+
+func (s simulated) CreateEndpoint(_ context.Context, e Endpoint) (made Endpoint, err error) {
+	op := "create endpoint " + e.Name
+	err = s.with(op, open("Network", e.Network), nil, func(network uint64) error {
+		return s.with(op, sim.Request{Function: "HcnCreateEndpoint", Handle: network}, e.document(), func(handle uint64) error {
+			made, err = read(s, op, "Endpoint", handle, parseEndpoint)
+			return err
+		})
+	})
+	return made, err
+}
+
+func (s simulated) HasEndpoint(_ context.Context, id string) (bool, error) {
+	err := s.with("find endpoint", open("Endpoint", id), nil, func(uint64) error { return nil })
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (s simulated) DeleteEndpoint(_ context.Context, id string) error {
+	_, err := s.call("delete endpoint "+id, sim.Request{Function: "HcnDeleteEndpoint", ID: id}, nil)
+	return err
+}
+
+func (s simulated) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
+	op := "create load balancer " + lb.Key.String()
+	err = s.with(op, sim.Request{Function: "HcnCreateLoadBalancer"}, lb.document(), func(handle uint64) error {
+		made, err = read(s, op, "LoadBalancer", handle, parseBalancer)
+		return err
+	})
+	return made, err
+}
+
+func (s simulated) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
+	op := "change load balancer " + lb.Key.String()
+	err = s.with(op, open("LoadBalancer", lb.ID), nil, func(handle uint64) error {
+		if _, err := s.call(op, sim.Request{Function: "HcnModifyLoadBalancer", Handle: handle}, lb.document()); err != nil {
+			return err
+		}
+		now, err = read(s, op, "LoadBalancer", handle, parseBalancer)
+		return err
+	})
+	return now, err
+}
+
+func (s simulated) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
+
+func (s simulated) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
+	_, err := s.call("delete load balancer "+lb.Key.String(), sim.Request{Function: "HcnDeleteLoadBalancer", ID: lb.ID}, nil)
+	return err
+}
+
+// simulatedNode is a node with an HNS of one personality.
+type simulatedNode struct {
+	*testNode
+	sim     *sim.Simulator
+	network sim.NetworkConfig
+}
+
+func newSimulatedNode(t *testing.T, p sim.Personality, n Network) *simulatedNode {
+	b := &simulatedNode{testNode: newTestNode(t, v13, n), sim: sim.New(sim.Options{Personality: p})}
+	b.network = sim.NetworkConfig{Name: "net0", Type: string(n.Kind), Subnets: n.Subnets}
+	for _, r := range n.Routes {
+		b.network.Routes = append(b.network.Routes, routeTo(r))
+	}
+	b.makeNetwork()
+	b.options.DSR = true
+	b.restartOn(simulated{b.sim})
+	return b
+}
+
+func (s *simulatedNode) makeNetwork() {
+	if _, err := s.sim.AddNetwork(s.network); err != nil {
+		s.t.Fatal(err)
+	}
+	s.pods("10.244.1.11", "10.244.1.12", "10.244.1.13")
+}
+
+func (s *simulatedNode) pods(addrs ...string) {
+	s.t.Helper()
+	for _, a := range addrs {
+		if _, err := s.sim.AddPod("net0", "pod-"+a, addr(a)); err != nil {
+			s.t.Fatalf("the network plugin cannot make pod %s: %v", a, err)
+		}
+	}
+}
+
+func (s *simulatedNode) deletePod(a string) {
+	for _, e := range s.sim.Objects(sim.Endpoint) {
+		if e.Name() == "pod-"+a {
+			if err := s.sim.Delete(sim.Endpoint, e.ID()); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// round is that of a sync period, in which writes calls changed something.
+func (s *simulatedNode) round(want *service.Snapshot) (writes int, err error) {
+	before := s.sim.Calls()
+	s.now = s.now.Add(31 * time.Second)
+	p, err := s.backend.Plan(s.t.Context(), want)
+	if err == nil && !p.Empty() {
+		err = p.Apply(s.t.Context()).Err
+	}
+	return s.sim.Calls().Sub(before).Writes(""), err
+}
+
+// mostRounds is how many sync periods a goal may take.
+const mostRounds = 8
+
+// reach reaches want, after which resyncs must write nothing.
+func (s *simulatedNode) reach(when string, want *service.Snapshot) {
+	s.t.Helper()
+	var log []string
+	for range mostRounds {
+		writes, err := s.round(want)
+		log = append(log, fmt.Sprintf("%d writes, %v", writes, err))
+		if writes > 0 || err != nil && !reconcile.Unsupported(err) {
+			continue
+		}
+		if diff := cmp.Diff(s.wanted(want), s.served()); diff != "" {
+			s.t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+		for resync := 1; resync <= 3; resync++ {
+			if writes, err := s.round(want); writes > 0 {
+				s.t.Errorf("%s: resync %d after the goal writes %d times, %v", when, resync, writes, err)
+			}
+		}
+		return
+	}
+	s.t.Fatalf("%s: not reached: %s", when, strings.Join(log, "\n"))
+}
+
+// wanted is the endpoints by address and port, and served those that HNS leads to.
+func (s *simulatedNode) wanted(want *service.Snapshot) map[string]string {
+	all := map[string]string{}
+	for p := range want.Ports(service.IPv4) {
+		for _, f := range p.Frontends {
+			var to []string
+			for _, e := range p.Endpoints(f.Kind) {
+				to = append(to, e.Addr.Addr().String())
+			}
+			k := Key{VIP: f.Addr, Port: f.Port, Protocol: p.Name.Protocol}
+			if len(to) > 0 {
+				all[k.String()] = strings.Join(to, " ")
+			}
+		}
+	}
+	return all
+}
+
+func (s *simulatedNode) served() map[string]string {
+	at, all := map[string]netip.Addr{}, map[string]string{}
+	for _, e := range s.sim.Objects(sim.Endpoint) {
+		at[e.ID()] = e.IPs()[0]
+	}
+	for _, d := range s.sim.Objects(sim.LoadBalancer) {
+		text, _ := json.Marshal(d)
+		lb, err := parseBalancer(text)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		var to []netip.Addr
+		for _, id := range d.Endpoints() {
+			to = append(to, at[id])
+		}
+		slices.SortFunc(to, netip.Addr.Compare)
+		all[lb.Key.String()] = strings.Trim(fmt.Sprint(to), "[]")
+	}
+	return all
+}
+
+// TestPersonalities lives one life on each personality of HNS. Each change takes effect, and after it resyncs write
+// nothing, also in a new process.
+func TestPersonalities(t *testing.T) {
+	for _, p := range sim.Personalities() {
+		for _, n := range []Network{bridgeN, overlayN} {
+			t.Run(p.Name+", "+string(n.Kind), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { newSimulatedNode(t, p, n).live() })
+			})
+		}
+	}
+}
+
+func (s *simulatedNode) live() {
+	sticky := func(endpoints ...string) *service.Port {
+		p := clusterIP("cart", "10.96.0.11", endpoints...)
+		p.Affinity, p.External = time.Hour, service.PolicyLocal
+		return p
+	}
+	first := snapshot(1, allKinds("10.244.1.11:80", "10.244.2.11:80@b", "10.244.2.12:80@b"), sticky("10.244.1.12:80"))
+	s.reach("the start", first)
+	for i := 2; i < 10; i++ { // the network plugin's IPAM, which does not ask HNS
+		s.pods(fmt.Sprintf("10.244.1.%d", i))
+	}
+	second := snapshot(2, allKinds("10.244.1.12:80", "10.244.1.13:80", "10.244.2.12:80@b"), sticky("10.244.1.12:80", "10.244.2.13:80@b"))
+	s.reach("other endpoints", second)
+	s.restartOn(simulated{s.sim})
+	if writes, err := s.round(second); writes > 0 {
+		s.t.Errorf("a new process writes %d times, %v", writes, err)
+	}
+	s.reach("a new process", second)
+	s.deletePod("10.244.1.12")
+	s.pods("10.244.1.12")
+	s.reach("a pod made again", second)
+	s.sim.Restart(sim.Everything)
+	s.reach("HNS starts again", second)
+	s.sim.Restart(sim.Pods)
+	s.reach("HNS has lost everything but pods", second)
+	for _, o := range s.sim.Objects(sim.Network) {
+		if err := s.sim.Delete(sim.Network, o.ID()); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	s.makeNetwork()
+	s.reach("the network is made again", second)
+	s.reach("no Services", snapshot(3))
+	s.reach("Services again", snapshot(4, allKinds("10.244.1.11:80", "10.244.2.11:80@b")))
+	for range mostRounds {
+		if s.backend.Cleanup(s.t.Context()) == nil {
+			break
+		}
+	}
+	if n := len(s.sim.Objects(sim.LoadBalancer)); n > 0 || s.sim.Handles() > 0 {
+		s.t.Errorf("%d load balancers left, %d handles", n, s.sim.Handles())
+	}
+	for _, e := range s.sim.Objects(sim.Endpoint) {
+		if e.Remote() {
+			s.t.Errorf("endpoint %s is left", e.Name())
+		}
+	}
+	if w := s.sim.Warnings(); len(w) > 0 {
+		s.t.Errorf("HNS warns: %q", w)
 	}
 }

@@ -6,12 +6,15 @@ package hns
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 )
 
@@ -218,4 +221,435 @@ func TestTakenAfterAnotherRefusal(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The network plugin deletes endpoints of pods without a notification. A Service that
+// still uses one of them works while everything is listed.
+func TestPodsVanish(t *testing.T) {
+	for name, tt := range map[string]struct {
+		gone []string
+		want []string // calls while the Service has no load balancer
+		left string
+	}{
+		"one of two": {[]string{"10.244.1.12"}, []string{"create load balancer", "find endpoint", "find endpoint", "create load balancer"}, "[10.244.1.11]"},
+		"none":       {nil, []string{"create load balancer"}, "[10.244.1.11 10.244.1.12]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, overlayN)
+			b.pods("10.244.1.11", "10.244.1.12")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80", "10.244.2.11:80@b")))
+			for id, e := range b.hns.endpoints {
+				if slices.Contains(tt.gone, e.Addrs[0].String()) {
+					delete(b.hns.endpoints, id)
+				}
+			}
+			next := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80"))
+			p := b.plan(next)
+			var calls []string
+			b.hns.refuse = func(op string) error {
+				if len(b.hns.balancers) == 0 {
+					calls = append(calls, op)
+				}
+				return nil
+			}
+			err := p.Apply(context.Background()).Err
+			b.hns.refuse = nil
+			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 " + tt.left}, b.balancerTexts()); diff != "" || (err != nil) != (len(tt.gone) > 0) {
+				t.Errorf("Apply = %v (-want +got):\n%s", err, diff)
+			}
+			if diff := cmp.Diff(tt.want, calls); diff != "" {
+				t.Errorf("calls while the Service has no load balancer (-want +got):\n%s", diff)
+			}
+			b.pods(tt.gone...)
+			b.converge(next)
+			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts()); diff != "" {
+				t.Errorf("once the pod is back (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A Service that lacks one pod for now, or the health checks of a load balancer, is still
+// in force. A Service without any pod is not.
+func TestInForceButFor(t *testing.T) {
+	pods := func(more ...string) *service.Port { return clusterIP("web", "10.96.0.10", more...) }
+	balanced := pods("10.244.1.11:80")
+	balanced.Frontends = append(balanced.Frontends, service.Frontend{Kind: service.LoadBalancerIP, Addr: addr("203.0.113.5"), Port: 80})
+	local := pods("10.244.1.12:80", "10.244.2.11:80@b")
+	local.Frontends = append(local.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
+	local.External, local.Local = service.PolicyLocal, local.Cluster[:1]
+	for name, tt := range map[string]struct {
+		port *service.Port
+		want bool
+	}{
+		"a pod is not there yet":        {pods("10.244.1.11:80", "10.244.1.12:80"), true},
+		"the only one":                  {pods("10.244.1.12:80"), false},
+		"the only one here":             {local, false},
+		"no route to one":               {pods("10.244.1.11:80", "10.244.9.9:80@b"), true},
+		"no route to the only one":      {pods("10.244.9.9:80@b"), false},
+		"no endpoint for health checks": {balanced, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, overlayN)
+			b.options = Options{ForwardHealthChecks: true, RootEndpoint: "cbr0", HealthzPort: 10256}
+			b.restart()
+			b.pods("10.244.1.11")
+			node := *theNode
+			node.Pods = service.LocalPods{Prefixes: []netip.Prefix{prefix("10.244.0.0/16")}}
+			_, err := b.round(service.New(1, &node, []*service.Port{tt.port}))
+			wantFailed(t, err, "web", "web")
+			if got := reconcile.InForce(err); got != tt.want || reconcile.Unsupported(err) {
+				t.Errorf("in force %t, want %t, and to be tried again: %v", got, tt.want, err)
+			}
+		})
+	}
+}
+
+// unplug removes a pod from the switch.
+func (tn *testNode) unplug(pod string) {
+	tn.hns.unattached = map[string]bool{}
+	for id, e := range tn.hns.endpoints {
+		tn.hns.unattached[id] = e.HasAddr(addr(pod))
+	}
+}
+
+// HNS rejects a whole load balancer if a pod has no switch port yet. Meanwhile the
+// Service keeps the other pods, and loses those that are deleted.
+func TestPodNotOnTheSwitch(t *testing.T) {
+	for _, v := range []Version{v13, v15} {
+		t.Run(v.String(), func(t *testing.T) {
+			b := newTestNode(t, v, bridgeN)
+			b.pods("10.244.1.11", "10.244.1.12", "10.244.1.13")
+			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
+			b.unplug("10.244.1.13")
+			want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.13:80"),
+				clusterIP("cart", "10.96.0.11", "10.244.1.13:80", "10.244.2.11:80@b"), clusterIP("alone", "10.96.0.12", "10.244.1.13:80"))
+			for range 2 {
+				_, err := b.round(want)
+				wantFailed(t, err, "switch port", "alone", "cart", "web")
+				all := reconcile.PortErrors(err)
+				if reconcile.InForce(all[0].Err) || !reconcile.InForce(all[1].Err) || !reconcile.InForce(all[2].Err) {
+					t.Errorf("in force all but alone: %v", err)
+				}
+				if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11]", "tcp 10.96.0.11:80 [10.244.2.11]"}, b.balancerTexts()); diff != "" {
+					t.Errorf("meanwhile (-want +got):\n%s", diff)
+				}
+			}
+			b.hns.unattached = nil
+			b.converge(want)
+		})
+	}
+}
+
+// A pod that stays without a switch port costs the Service its load balancer for a
+// moment, at growing intervals.
+func TestPodStaysOffTheSwitch(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
+	b.unplug("10.244.1.12")
+	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80"))
+	begin, cuts := b.now, 0
+	for b.now.Sub(begin) < time.Hour {
+		_, err := b.round(want)
+		wantFailed(t, err, "switch port", "web")
+		cuts += b.hns.calls["delete load balancer"]
+		if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11]"}, b.balancerTexts()); diff != "" {
+			t.Fatalf("meanwhile (-want +got):\n%s", diff)
+		}
+		b.now = b.now.Add(9 * time.Second)
+	}
+	if cuts < 12 || cuts > 20 {
+		t.Errorf("%d attempts in an hour, want one every 5 minutes and some before", cuts)
+	}
+	b.hns.unattached = nil
+	b.now = b.now.Add(maxBackoff)
+	b.converge(want)
+}
+
+func webName(i int) string { return fmt.Sprintf("web-%03d", i) }
+
+// webNames returns the names of those from first on.
+func webNames(first, n int) []string {
+	var all []string
+	for i := range n {
+		all = append(all, webName(first+i))
+	}
+	return all
+}
+
+// manyServices is a snapshot of n Services with a ClusterIP, whose names count from 0.
+func manyServices(generation uint64, n int) *service.Snapshot {
+	var all []*service.Port
+	for i := range n {
+		all = append(all, clusterIP(webName(i), fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250), "10.244.1.11:80"))
+	}
+	return snapshot(generation, all...)
+}
+
+// TestDynamicPortsRunOut checks load balancers that HNS rejects without dynamic ports.
+// The error names the remedy and does not blame a listening program. There are few calls
+// and no listings, and available ports are noticed. If the system does not report what is
+// left, load balancers are counted.
+func TestDynamicPortsRunOut(t *testing.T) {
+	for name, tt := range map[string]struct {
+		blocks int
+		silent bool
+	}{"asked": {3, false}, "counted": {UsualDynamicPorts / PortBlockSize, true}} {
+		t.Run(name, func(t *testing.T) {
+			b := newTestNode(t, v13, bridgeN)
+			b.pods("10.244.1.11")
+			var condition string
+			b.backend.host.OnShortage(func(text string) { condition = text })
+			b.hns.portBlocks, b.hns.portsUnknown = tt.blocks, tt.silent
+			want := manyServices(1, tt.blocks+4)
+			creates, lists := 0, 0
+			for range 33 { // one second each
+				_, err := b.round(want)
+				wantFailed(t, err, "no 64 dynamic TCP ports of the node are left; --enable-dsr or winkernel.enableDSR", webNames(tt.blocks, 4)...)
+				if strings.Contains(err.Error(), "listens") {
+					t.Fatalf("somebody is said to listen: %v", err)
+				}
+				creates += b.hns.calls["create load balancer"]
+				lists += b.hns.calls["list load balancers"]
+			}
+			if len(b.hns.balancers) != tt.blocks || creates > tt.blocks+6 || lists > 3 {
+				t.Errorf("%d load balancers by %d creating calls and %d listings", len(b.hns.balancers), creates, lists)
+			}
+			if !strings.HasPrefix(condition, "4 load balancers over IPv4 and TCP are missing") || strings.Contains(condition, "web") {
+				t.Errorf("the condition is %q", condition)
+			}
+			b.hns.portBlocks += 10
+			b.now = b.now.Add(maxBackoff)
+			b.converge(want)
+			if condition != "" {
+				t.Errorf("the condition stays: %q", condition)
+			}
+		})
+	}
+}
+
+// TestDirectReturnNeedsNoPorts applies the remedy.
+func TestDirectReturnNeedsNoPorts(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.hns.portBlocks = 3
+	want := manyServices(1, 7)
+	_, err := b.round(want)
+	wantFailed(t, err, "dynamic TCP ports", webNames(3, 4)...)
+	b.options.DSR = true
+	b.restart()
+	b.converge(want)
+	if len(b.hns.balancers) != 7 {
+		t.Errorf("%d load balancers, want 7", len(b.hns.balancers))
+	}
+}
+
+// An exhausted pool does not block load balancers that need no port of it.
+func TestOtherPoolsGoOn(t *testing.T) {
+	b := newTestNode(t, v13, bridgeN)
+	b.pods("10.244.1.11")
+	b.hns.portBlocks = 1
+	udp := clusterIP("dns", "10.96.0.10", "10.244.1.11:53")
+	udp.Name.Protocol = service.UDP
+	local := clusterIP("zz-local", "10.96.0.12", "10.244.1.11:80")
+	local.External, local.Local = service.PolicyLocal, local.Cluster
+	local.Frontends = []service.Frontend{{Kind: service.ExternalIP, Addr: addr("198.51.100.10"), Port: 80}}
+	want := snapshot(1, clusterIP("a", "10.96.0.13", "10.244.1.11:80"), clusterIP("b", "10.96.0.14", "10.244.1.11:80"), udp, local)
+	_, err := b.round(want)
+	wantFailed(t, err, "dynamic TCP ports", "b")
+	if len(b.hns.balancers) != 3 {
+		t.Errorf("%v, want all but one", b.balancerTexts())
+	}
+}
+
+func TestMorePorts(t *testing.T) {
+	tcp, udp6 := Key{Protocol: service.TCP}, Key{Family: service.IPv6, Protocol: service.UDP}
+	for _, tt := range []struct {
+		site Site
+		key  Key
+		want string
+	}{
+		{Site{Version: Version{10, 1}}, tcp, "HNS 10.1 has no direct server return, which needs none: netsh int ipv4 set dynamicportrange tcp"},
+		{Site{Version: v13}, tcp, "--enable-dsr or winkernel.enableDSR serves ClusterIPs without them"},
+		{Site{Version: v13, Options: Options{DSR: true}}, udp6, "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; netsh int ipv6 set dynamicportrange udp"},
+	} {
+		if got := tt.site.portShortageHint(tt.key); !strings.HasPrefix(got, tt.want) {
+			t.Errorf("%q, want %q", got, tt.want)
+		}
+	}
+}
+
+// TestDriversPassPortsOn calls PortsLeft through the program's wrapping drivers.
+func TestDriversPassPortsOn(t *testing.T) {
+	k := newFake(v13)
+	k.portBlocks = 1
+	d := Metered(WithTimeout(k, func(string) {}, func() {}), func(Call) { t.Error("that is no call to HNS") })
+	for _, want := range []bool{true, false} {
+		if left, err := d.PortsLeft(t.Context(), Key{Protocol: service.TCP}); err != nil || left != want {
+			t.Errorf("left %t, %v; want %t", left, err, want)
+		}
+		k.balancers["x"] = LoadBalancer{ID: "x", Key: Key{Protocol: service.TCP}}
+	}
+	k.portsUnknown = true
+	if _, err := d.PortsLeft(t.Context(), Key{}); err == nil {
+		t.Error("no error where nobody knows")
+	}
+}
+
+// interceptor wraps HNS. It calls intercept for each writing call. intercept decides
+// whether HNS receives the call.
+type interceptor struct {
+	*fake
+	intercept func(op string, do func()) (done bool)
+}
+
+func (i *interceptor) CreateEndpoint(ctx context.Context, e Endpoint) (created Endpoint, err error) {
+	if !i.intercept("create endpoint", func() { created, err = i.fake.CreateEndpoint(ctx, e) }) {
+		created = e
+		created.ID = i.id("never")
+	}
+	return created, err
+}
+
+func (i *interceptor) DeleteEndpoint(ctx context.Context, id string) (err error) {
+	i.intercept("delete endpoint", func() { err = i.fake.DeleteEndpoint(ctx, id) })
+	return err
+}
+
+func (i *interceptor) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
+	if !i.intercept("create load balancer", func() { made, err = i.fake.CreateLoadBalancer(ctx, lb) }) {
+		made = lb
+		made.ID = i.id("never")
+	}
+	return made, err
+}
+
+func (i *interceptor) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
+	if !i.intercept("update load balancer", func() { now, err = i.fake.UpdateLoadBalancer(ctx, lb) }) {
+		now = lb
+	}
+	return now, err
+}
+
+func (i *interceptor) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) (err error) {
+	i.intercept("delete load balancer", func() { err = i.fake.DeleteLoadBalancer(ctx, lb) })
+	return err
+}
+
+// pass knows what HNS holds, for texts.
+func (fa *fake) pass(f service.Family) *pass {
+	l := Listing{}
+	for _, e := range fa.endpoints {
+		l.Endpoints = append(l.Endpoints, e)
+	}
+	return &pass{model: newModel(l, ""), family: f}
+}
+
+// balancerText describes a load balancer as a plan does.
+func (fa *fake) balancerText(start string, lb *LoadBalancer) string {
+	return fmt.Sprintf("%s%s %s %s", start, lb.Key, lb.describe(), fa.pass(lb.Family).formatEndpoints(lb.Endpoints))
+}
+
+// balancerTexts returns HNS's load balancers with the addresses of their endpoints.
+func (tn *testNode) balancerTexts() []string {
+	l := Listing{}
+	for _, e := range tn.hns.endpoints {
+		l.Endpoints = append(l.Endpoints, e)
+	}
+	p := pass{model: newModel(l, "")}
+	all := []string{}
+	for _, lb := range tn.hns.balancers {
+		all = append(all, lb.Key.String()+" "+p.formatEndpoints(lb.Endpoints))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// HNS reports success for a call without effect. The next resync finds that, also in
+// another process. A load balancer that should be deleted is still known as ours,
+// although it uses only local pods.
+func TestFalseSuccess(t *testing.T) {
+	for _, v := range []Version{v13, v15} {
+		for _, op := range []string{"create endpoint", "delete endpoint", "create load balancer", "update load balancer", "delete load balancer"} {
+			for _, restart := range []bool{false, true} {
+				t.Run(fmt.Sprintf("HNS %s, %s, restart %t", v, op, restart), func(t *testing.T) { runFalseSuccess(t, v, op, restart) })
+			}
+		}
+	}
+}
+
+func runFalseSuccess(t *testing.T, v Version, op string, restart bool) {
+	b := newTestNode(t, v, bridgeN)
+	d := &interceptor{b.hns, func(_ string, do func()) bool { do(); return true }}
+	passThrough := d.intercept
+	b.restartOn(d)
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
+	d.intercept = func(x string, do func()) bool {
+		if x != op {
+			do()
+		}
+		return x != op
+	}
+	want := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.12:80@b"), clusterIP("new", "10.96.0.12", "10.244.1.12:80"))
+	_, _ = b.round(want) // the result does not matter
+	d.intercept = passThrough
+	if restart {
+		b.restartOn(d)
+	}
+	b.now = b.now.Add(time.Minute)
+	if _, err := b.round(want); err != nil {
+		t.Fatalf("the next resync: %v", err)
+	}
+	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.2.12]", "tcp 10.96.0.12:80 [10.244.1.12]"}, b.balancerTexts()); diff != "" {
+		t.Errorf("load balancers (-want +got):\n%s", diff)
+	}
+	if n := len(b.hns.endpoints); n != 3 {
+		t.Errorf("%d endpoints, want two pods and one elsewhere: %v", n, b.hns.endpoints)
+	}
+}
+
+// The process dies before or after each of its calls. The Services may differ when the
+// next process starts. It recognises all our objects and needs one sync.
+func TestCrashAtEachCall(t *testing.T) {
+	first := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
+	second := snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.12:80"), clusterIP("new", "10.96.0.12", "10.244.1.12:80"), clusterIP("out", "10.96.0.13", "10.244.2.12:80@b"))
+	for name, then := range map[string]*service.Snapshot{"nothing": snapshot(3), "what was": first, "what was to be": second} {
+		for _, v := range []Version{v13, v15} {
+			t.Run(fmt.Sprintf("%s, HNS %s", name, v), func(t *testing.T) {
+				for call := 1; crashAt(t, newTestNode(t, v, bridgeN), call, []*service.Snapshot{first, second, then}); call++ {
+				}
+				for call := 1; crashAt(t, newTestNode(t, v, overlayN), call, []*service.Snapshot{first, second, then}); call++ {
+				}
+			})
+		}
+	}
+}
+
+// crashAt returns whether there was such a call. Calls with odd numbers have no effect.
+func crashAt(t *testing.T, b *testNode, call int, snapshots []*service.Snapshot) (crashed bool) {
+	b.pods("10.244.1.11", "10.244.1.12")
+	b.converge(snapshots[0])
+	at := 0
+	b.restartOn(&interceptor{b.hns, func(_ string, do func()) bool {
+		if at++; at == call {
+			panic(errCrash)
+		}
+		do()
+		if at++; at == call {
+			panic(errCrash)
+		}
+		return true
+	}})
+	func() {
+		defer func() { crashed = recover() != nil }()
+		_, _ = b.round(snapshots[1])
+	}()
+	b.restart()
+	b.converge(snapshots[2])
+	if left := len(b.hns.endpoints); snapshots[2].Len(service.IPv4) == 0 && (len(b.hns.balancers) > 0 || left > 3) { // the pods and a source VIP
+		t.Errorf("call %d: left are %v, %v", call, b.balancerTexts(), b.hns.endpoints)
+	}
+	return crashed
 }
