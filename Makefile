@@ -74,7 +74,7 @@ done
 endef
 
 # Runs the tests that build/skips.txt says run in a virtual machine, of one
-# processor or two.
+# processor or two. Where VM_FLAGS has -short, random tests draw a fifth of their cases.
 define in_vm
 release=$$($(vm) -kernel $(KERNEL) -fetch); \
 if [[ -z $$release && $(SKIPS) == show ]]; then exit 0; fi; \
@@ -82,7 +82,7 @@ for cpus in 1 2; do \
 	echo "== virtual machine with kernel $$release, processors: $$cpus"; \
 	mark=vm$${cpus#1}:; \
 	go run ./build/testreport -skips=$(SKIPS) -again=$(AGAIN) -owed=build/skips.txt -mark=$$mark -- \
-		-count=1 -p $$((3 - cpus)) -timeout 90m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
+		-count=1 $(VM_FLAGS) -p $$((3 - cpus)) -timeout 90m -exec "$(CURDIR)/$(vm) -kernel $(KERNEL) -cpus $$cpus -proxy -controlplane"; \
 done
 endef
 
@@ -265,6 +265,7 @@ test: ## what to run after a change: units, scenarios, simulated systems, real p
 check: test rest ## everything that runs for a commit
 
 .PHONY: rest
+rest: VM_FLAGS := -short
 rest: setup formatted controlplane prefix machine ## what make check runs after make test: the race detector, all systems, API server, Wine, virtual machine
 	@race=-race; failed=0; \
 	if ! command -v "$${CC:-gcc}" >/dev/null; then race=; echo "no C compiler: testing without the race detector"; fi; \
