@@ -490,7 +490,6 @@ var rooms = []struct {
 	{"cmd/kube-proxy/internal/agent/", 25, 0},
 	{"cmd/kube-proxy/internal/examine/", 25, 0},
 	{"cmd/kube-proxy/internal/host/", 25, 0},
-	{"cmd/kube-proxy/internal/winservice/", 25, 0},
 	{"common/report/", 25, 0},
 }
 

@@ -12,9 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
-	"kubeproxy/cmd/kube-proxy/internal/compare"
+	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
@@ -48,7 +47,7 @@ const diffExample = `  kube-proxy diff --kubeconfig /etc/kubernetes/kube-proxy.c
 // diffOptions are the flags of diff.
 type diffOptions struct {
 	options
-	compared compare.Options
+	compared examine.Diff
 	format   string
 	all      bool
 	assign   []string
@@ -67,10 +66,10 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 	d.registerReading(cmd.Flags())
 	registerAssign(cmd.Flags(), &d.assign)
 	fs := cmd.Flags()
-	fs.StringArrayVar(&d.compared.From, "from", []string{compare.Node}, "the old `STATE`: node for what this node has installed, api for the API server, or a file or directory of manifests; paths are repeatable")
+	fs.StringArrayVar(&d.compared.From, "from", []string{examine.FromNode}, "the old `STATE`: node for what this node has installed, api for the API server, or a file or directory of manifests; paths are repeatable")
 	fs.StringVarP(&d.format, "output", "o", "plan", "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, or json")
 	fs.BoolVar(&d.all, "all", false, "print all of a long list, not only its beginning")
-	fs.StringVar(&d.compared.Server, "server", "", ask.ServerHelp)
+	fs.StringVar(&d.compared.Server, "server", "", reading.ServerHelp)
 	fs.DurationVar(&d.compared.Timeout, "timeout", 45*time.Second, "how much `TIME` the API server has to answer")
 	return failsWith(plandiff.ExitFailed, cmd)
 }
@@ -80,7 +79,7 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 		return fmt.Errorf("--output: %q is unknown: want plan, diff or json", d.format)
 	}
 	system := d.systemOfMode()
-	if slices.Equal(d.compared.From, []string{compare.Node}) {
+	if slices.Equal(d.compared.From, []string{examine.FromNode}) {
 		system = host.OS
 	}
 	c, err := config.Load(&d.Flags, system)

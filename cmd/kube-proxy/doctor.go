@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/doctor"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
@@ -63,7 +63,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 	d.registerReading(cmd.Flags())
 	cmd.Flags().BoolVar(&d.examined.AllModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
 	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
-	cmd.Flags().StringVar(&d.examined.Server, "server", "", ask.ServerHelp)
+	cmd.Flags().StringVar(&d.examined.Server, "server", "", reading.ServerHelp)
 	cmd.Flags().DurationVar(&d.examined.Timeout, "timeout", 45*time.Second, "how much `TIME` each check has")
 	return failsWith(doctor.ExitFailed, cmd)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
-	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
@@ -104,7 +103,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	registerAssign(cmd.Flags(), &x.assign)
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
-	cmd.Flags().StringVar(&x.server, "server", "", ask.ServerHelp)
+	cmd.Flags().StringVar(&x.server, "server", "", reading.ServerHelp)
 	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().IPSliceVar(&x.podAddrs, "pod-address", nil, "`ADDRESS` of the pod in SOURCE, one of each family, if the proxy does not know that pod")
 	cmd.Flags().StringVar(&x.podNode, "pod-node", "", "the `NODE` of that pod")
@@ -155,7 +154,7 @@ func (e *explainOptions) print(to streams, answer *explain.Explanation) error {
 
 // askProxy asks the running proxy.
 func (e *explainOptions) askProxy(ctx context.Context, to streams) error {
-	server, err := (&ask.Server{Config: e.Flags.Config, Addr: e.server, Modes: e.Modes}).Address()
+	server, err := (&reading.Server{Config: e.Flags.Config, Addr: e.server, Modes: e.Modes}).Address()
 	if err != nil {
 		return err
 	}

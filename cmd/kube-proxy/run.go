@@ -19,9 +19,8 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
-	"kubeproxy/cmd/kube-proxy/internal/compare"
+	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
-	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	filewriter "kubeproxy/common/files"
 	"kubeproxy/common/logging"
 	"kubeproxy/common/plandiff"
@@ -29,6 +28,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
 	"kubeproxy/platform/windows/hns"
+	"kubeproxy/platform/windows/scm"
 )
 
 // run is the command without a subcommand: one of the actions that end by themselves, or
@@ -45,7 +45,7 @@ func run(ctx context.Context, o *options, to streams) error {
 		return act(ctx, &action{o, c, started}, to)
 	}
 	if o.asService(c) {
-		service := winservice.Runner{LogFile: cmp.Or(o.Flags.LogFile, serviceLog(winservice.Name)), MaxSize: int(o.Flags.LogFileMaxSize), Restart: agent.ErrRestart}
+		service := scm.Runner{LogFile: cmp.Or(o.Flags.LogFile, serviceLog(scm.ServiceName)), MaxSize: int(o.Flags.LogFileMaxSize), Restart: agent.ErrRestart}
 		// A user who logs off ends programs, but not services. See
 		// https://learn.microsoft.com/windows/console/handlerroutine
 		return service.Run(withoutSignals(ctx), func(ctx context.Context, log io.Writer, started func()) error {
@@ -111,8 +111,8 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 	case o.Flags.InitOnly:
 		return o.listPending(ctx, c, to.out)
 	}
-	x := compare.Options{
-		Proxy: &o.Options, Version: buildInfo().Version, From: []string{compare.Node}, Timeout: rehearsalTimeout, Settings: true, Report: writeLines(to.err),
+	x := examine.Diff{
+		Proxy: &o.Options, Version: buildInfo().Version, From: []string{examine.FromNode}, Timeout: rehearsalTimeout, Settings: true, Report: writeLines(to.err),
 	}
 	found, err := x.Run(ctx, c)
 	if err != nil {
@@ -176,7 +176,7 @@ func (o *options) asService(c *config.Config) bool {
 }
 
 // serviceLog is the default log file of a service, in the folder of the state file.
-func serviceLog(name string) string { return winservice.LogFile(filepath.Dir(hns.StateFile()), name) }
+func serviceLog(name string) string { return scm.LogFile(filepath.Dir(hns.StateFile()), name) }
 
 // cleanup removes what any mode ever installed, and prints what it removed. Virtual
 // servers stay with --cleanup-ipvs=false.

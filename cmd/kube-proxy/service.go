@@ -17,7 +17,6 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
-	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/windows/scm"
@@ -43,7 +42,7 @@ type serviceCommands struct {
 }
 
 func newServiceCommand(to streams, table mode.Table) *cobra.Command {
-	return newServiceCommandFor(&serviceCommands{to: to, modes: table, driver: winservice.Driver})
+	return newServiceCommandFor(&serviceCommands{to: to, modes: table, driver: scm.SystemDriver})
 }
 
 func newServiceCommandFor(s *serviceCommands) *cobra.Command {
@@ -97,7 +96,7 @@ func (s *serviceCommands) command(name, short string, do func(*cobra.Command, *s
 }
 
 func (s *serviceCommands) register(fs *pflag.FlagSet) {
-	fs.StringVar(&s.name, "name", winservice.Name, "`NAME` of the service")
+	fs.StringVar(&s.name, "name", scm.ServiceName, "`NAME` of the service")
 	fs.DurationVar(&s.timeout, "timeout", time.Minute, "how much `TIME` the service has to start or stop")
 }
 
@@ -109,7 +108,7 @@ func (s *serviceCommands) manager() (*scm.Manager, error) {
 	if s.name == "" || len(s.name) > 256 || strings.ContainsAny(s.name, `/\`) {
 		return nil, fmt.Errorf("--name: %.80q names no service: want 1 to 256 letters without slashes", s.name)
 	}
-	return &scm.Manager{Driver: d, Timeout: s.timeout, IsOurs: winservice.RunsProxy, Log: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
+	return &scm.Manager{Driver: d, Timeout: s.timeout, IsOurs: scm.RunsProxy, Log: func(text string) { fmt.Fprintln(s.to.err, text) }}, nil
 }
 
 func newServiceStatus(s *serviceCommands) *cobra.Command {
@@ -134,7 +133,7 @@ or cannot be asked about. kube-proxy status prints the state of the proxy in it.
 			if err != nil {
 				return &exit{exitUnreachable, err}
 			}
-			if err := winservice.Print(s.to.out, format, status); err != nil {
+			if err := scm.PrintStatus(s.to.out, format, status); err != nil {
 				return &exit{exitUnreachable, err}
 			}
 			if status.State != scm.Running {
@@ -187,7 +186,7 @@ func newServiceInstall(s *serviceCommands) *cobra.Command {
 	}
 	o.register(cmd.Flags())
 	listOnly(cmd.Flags(), append([]string{"enable-dsr", "log-file", "network-name", "root-hnsendpoint-name", "source-vip"}, usualSettings...)...)
-	cmd.Flags().StringVar(&s.name, "name", winservice.Name, "`NAME` of the service")
+	cmd.Flags().StringVar(&s.name, "name", scm.ServiceName, "`NAME` of the service")
 	return cmd
 }
 
@@ -198,7 +197,7 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 			return scm.Spec{}, fmt.Errorf("--%s is an action that ends by itself, so a service cannot run it: leave it out", name)
 		}
 	}
-	args, err := winservice.Arguments(o.FlagSet, filepath.Abs)
+	args, err := scm.Arguments(o.FlagSet, filepath.Abs)
 	if err != nil {
 		return scm.Spec{}, err
 	}
@@ -220,7 +219,7 @@ func (s *serviceCommands) spec(o *options, exe string) (scm.Spec, error) {
 		return scm.Spec{}, fmt.Errorf("the service could not start: %w", err)
 	}
 	display := "Kubernetes service proxy"
-	if s.name != winservice.Name {
+	if s.name != scm.ServiceName {
 		display += " (" + s.name + ")"
 	}
 	return scm.Spec{
@@ -247,7 +246,7 @@ func (s *serviceCommands) checkSource(o *options, c *config.Config) error {
 		}
 		return nil
 	}
-	if file := c.ClientConnection.Kubeconfig; !o.FlagSet.Changed("kubeconfig") && winservice.IsRelative(file) {
+	if file := c.ClientConnection.Kubeconfig; !o.FlagSet.Changed("kubeconfig") && scm.IsRelative(file) {
 		return fmt.Errorf("%s: clientConnection.kubeconfig: %q is no absolute path, and a service starts in the folder of the system: want one with drive and folders", o.Flags.Config, file)
 	}
 	if file := c.ClientConnection.Kubeconfig; file != "" {

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/statusview"
 	"kubeproxy/platform/mode"
 )
@@ -58,14 +58,14 @@ const (
 
 // statusOptions are the flags and arguments of status.
 type statusOptions struct {
-	server ask.Server
+	server reading.Server
 	query  statusview.Query
 	format string
 	watch  bool
 }
 
 func newStatus(to streams, table mode.Table) *cobra.Command {
-	q := &statusOptions{server: ask.Server{Modes: table}}
+	q := &statusOptions{server: reading.Server{Modes: table}}
 	cmd := &cobra.Command{
 		Use:     "status [NAMESPACE/NAME | NAME] [flags]",
 		Short:   "Print the state of the running proxy",

@@ -16,8 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
@@ -140,7 +140,7 @@ func TestStatusAddress(t *testing.T) {
 		{"", "[fd00::1]", "[fd00::1]:10249"},
 		{"", "::", "[::1]:10249"},
 	} {
-		q := &ask.Server{Addr: tt.server}
+		q := &reading.Server{Addr: tt.server}
 		if tt.config != "" {
 			q.Config = filepath.Join(dir, tt.config)
 		}

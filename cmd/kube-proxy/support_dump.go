@@ -14,14 +14,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
-	"kubeproxy/cmd/kube-proxy/internal/ask"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/collect"
 	"kubeproxy/cmd/kube-proxy/internal/host"
-	"kubeproxy/cmd/kube-proxy/internal/winservice"
-	"kubeproxy/common/support"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
+	"kubeproxy/platform/windows/scm"
 )
 
 const supportText = `Collect what a maintainer asks for into one archive.
@@ -38,7 +37,7 @@ the rights of root, and changes nothing.
 Without FILE, the archive is named after the node and the time. FILE is a new
 file, a device or a named pipe. With - the archive goes to standard output. It
 has at most 50 MB. What could not be collected is named in the archive, in
-` + support.Contents + `, and on standard error.
+` + collect.Contents + `, and on standard error.
 
 The exit code is 0 if all was collected, 1 if a part was not, and 2 if there is
 no archive.`
@@ -64,7 +63,7 @@ func newSupportDump(to streams, table mode.Table) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, args []string) error { return s.run(cmd.Context(), to, args) },
 	}
 	s.registerReading(cmd.Flags())
-	cmd.Flags().StringVar(&s.server, "server", "", ask.ServerHelp)
+	cmd.Flags().StringVar(&s.server, "server", "", reading.ServerHelp)
 	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how much `TIME` each part has")
 	return failsWith(exitUnreachable, cmd)
 }
@@ -81,14 +80,14 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	server, err := (&ask.Server{Modes: s.Modes, Addr: s.server, Config: s.Flags.Config}).Address()
+	server, err := (&reading.Server{Modes: s.Modes, Addr: s.server, Config: s.Flags.Config}).Address()
 	if err != nil {
 		return err
 	}
 	name := fmt.Sprintf("kube-proxy-%s-%s", node, time.Now().UTC().Format("20060102T150405"))
 	dump := collect.Options{
 		Proxy: &s.Options, Build: fmt.Sprintf("%#v", buildInfo()), Version: buildInfo().Version, Server: server, Timeout: s.timeout,
-		LogFiles: []string{s.Flags.LogFile, serviceLog(winservice.Name)},
+		LogFiles: []string{s.Flags.LogFile, serviceLog(scm.ServiceName)},
 	}.Dump(c, name)
 	dump.Progress = progressOn(to.err)
 	path := name + ".tar.gz"
@@ -103,7 +102,7 @@ func (s *supportOptions) run(ctx context.Context, to streams, args []string) err
 		fmt.Fprintln(to.out, path)
 	}
 	if len(result.Failed) > 0 {
-		return &exit{exitNotOK, fmt.Errorf("not collected: %s; %s in the archive says why", strings.Join(result.Failed, ", "), support.Contents)}
+		return &exit{exitNotOK, fmt.Errorf("not collected: %s; %s in the archive says why", strings.Join(result.Failed, ", "), collect.Contents)}
 	}
 	return nil
 }

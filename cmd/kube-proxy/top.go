@@ -6,7 +6,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"kubeproxy/cmd/kube-proxy/internal/ask"
+	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/platform/mode"
 )
 
@@ -27,7 +27,7 @@ const topExample = `  kube-proxy top
   kube-proxy top -o json --interval 0 | jq '.services[] | select(.connections > 1000)'`
 
 func newTop(to streams, table mode.Table) *cobra.Command {
-	top := &ask.Top{Server: ask.Server{Modes: table}}
+	top := &reading.Top{Server: reading.Server{Modes: table}}
 	cmd := &cobra.Command{
 		Use:     "top [NAMESPACE/NAME | NAME] [flags]",
 		Short:   "Print which Services carry most traffic",

@@ -7,7 +7,7 @@
 // Checks go in; they read the node, the API server or a running proxy and change nothing.
 // A Report of Findings comes out, as text or JSON. The checks of the systems are in
 // platform/linux/doctor and platform/windows/doctor, those of the API server in
-// common/doctor/apiserver.
+// Cluster here.
 package doctor
 
 import (

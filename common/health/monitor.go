@@ -3,7 +3,7 @@
 
 // Package health determines whether the proxy works, and serves that over HTTP. Results
 // of rounds, the own Node and conditions go in, a Report comes out. It does not control
-// rounds. Answers about single Services are in packages servicecheck and servicestate
+// rounds. Answers about single Services are CheckServers and package servicestate
 // below it.
 package health
 

@@ -18,7 +18,6 @@ import (
 
 	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
-	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -34,7 +33,7 @@ type checks struct {
 	mu         sync.Mutex
 	programmed [2]*service.Snapshot
 	counts     map[uint16]*checkCount // by healthCheckNodePort
-	desired    servicecheck.Desired
+	desired    health.DesiredChecks
 }
 
 // checkCount counts, for one Service and each family, its ports and their local ready
@@ -86,10 +85,10 @@ func (c *checks) add(p *service.Port, n int) {
 	}
 }
 
-func (c *checks) desiredChecks(node *service.Node) servicecheck.Desired {
-	want := servicecheck.Desired{Addrs: c.addrs(node), Checks: map[uint16]servicecheck.Check{}, Within: node.NodePorts}
+func (c *checks) desiredChecks(node *service.Node) health.DesiredChecks {
+	want := health.DesiredChecks{Addrs: c.addrs(node), Checks: map[uint16]health.Check{}, Within: node.NodePorts}
 	for port, k := range c.counts {
-		x := servicecheck.Check{
+		x := health.Check{
 			Namespace: k.name.Namespace, Name: k.name.Name,
 			Unprogrammed: c.failing(k.name.Namespace, k.name.Name),
 		}
@@ -126,8 +125,8 @@ func (c *checks) addrs(node *service.Node) []netip.Addr {
 	return addrs
 }
 
-func sameDesired(a, b servicecheck.Desired) bool {
-	return slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Within, b.Within) && maps.EqualFunc(a.Checks, b.Checks, func(x, y servicecheck.Check) bool {
+func sameDesired(a, b health.DesiredChecks) bool {
+	return slices.Equal(a.Addrs, b.Addrs) && slices.Equal(a.Within, b.Within) && maps.EqualFunc(a.Checks, b.Checks, func(x, y health.Check) bool {
 		return x.Namespace == y.Namespace && x.Name == y.Name && x.LocalEndpoints == y.LocalEndpoints &&
 			x.Unprogrammed == y.Unprogrammed && slices.Equal(x.Families, y.Families)
 	})
@@ -135,7 +134,7 @@ func sameDesired(a, b servicecheck.Desired) bool {
 
 // checkServers answers the health checks of Services, and shows which it cannot answer.
 type checkServers struct {
-	*servicecheck.Servers
+	*health.CheckServers
 	health *health.Monitor
 	events *Events
 	log    klog.Logger
@@ -143,12 +142,12 @@ type checkServers struct {
 
 func newCheckServers(o Options, to *health.Monitor, events *Events) *checkServers {
 	c := &checkServers{health: to, events: events, log: o.Log}
-	c.Servers = &servicecheck.Servers{Serving: to.Serving, Listen: o.Listen, Connections: health.NewConnections(o.MaxConnections), Report: c.report}
+	c.CheckServers = &health.CheckServers{Serving: to.Serving, Listen: o.Listen, Connections: health.NewConnections(o.MaxConnections), Report: c.report}
 	return c
 }
 
 // report reports a problem that appears or is over.
-func (c *checkServers) report(p servicecheck.Problem) {
+func (c *checkServers) report(p health.CheckProblem) {
 	c.showProblems(c.Problems())
 	c.events.reportHealthCheck(p)
 	if p.Err != nil {
@@ -156,7 +155,7 @@ func (c *checkServers) report(p servicecheck.Problem) {
 	}
 }
 
-func (c *checkServers) showProblems(all []servicecheck.Problem) {
+func (c *checkServers) showProblems(all []health.CheckProblem) {
 	c.health.SetBlockingCondition(condition.HealthChecks, checkProblemsSummary(all), checkProblemsDetail(all))
 }
 
@@ -171,7 +170,7 @@ func (c *checkServers) unanswered() []track.Problem {
 
 // checkProblemsSummary is the text of the condition for clients without authentication:
 // it names no Service.
-func checkProblemsSummary(problems []servicecheck.Problem) string {
+func checkProblemsSummary(problems []health.CheckProblem) string {
 	if len(problems) == 0 {
 		return ""
 	}
@@ -179,7 +178,7 @@ func checkProblemsSummary(problems []servicecheck.Problem) string {
 }
 
 // checkProblemsDetail returns a message about problems, empty without any.
-func checkProblemsDetail(problems []servicecheck.Problem) string {
+func checkProblemsDetail(problems []health.CheckProblem) string {
 	if len(problems) == 0 {
 		return ""
 	}

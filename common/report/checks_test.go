@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/health"
-	"kubeproxy/common/health/servicecheck"
 	"kubeproxy/common/service"
 )
 
@@ -37,19 +36,19 @@ func TestChecksUpdate(t *testing.T) {
 	steps := []struct {
 		situation string
 		ports     []*service.Port
-		want      map[uint16]servicecheck.Check
+		want      map[uint16]health.Check
 	}{
-		{"nothing to check", []*service.Port{checkedPort(service.IPv4, "plain", 0, 0)}, map[uint16]servicecheck.Check{}},
-		{"one family so far", []*service.Port{checkedPort(service.IPv4, "web", 31000, 1)}, map[uint16]servicecheck.Check{
+		{"nothing to check", []*service.Port{checkedPort(service.IPv4, "plain", 0, 0)}, map[uint16]health.Check{}},
+		{"one family so far", []*service.Port{checkedPort(service.IPv4, "web", 31000, 1)}, map[uint16]health.Check{
 			31000: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}, Families: []service.Family{service.IPv4}},
 		}},
-		{"both, with a count of their own", []*service.Port{checkedPort(service.IPv4, "web", 31000, 1), checkedPort(service.IPv6, "web", 31000, 2)}, map[uint16]servicecheck.Check{
+		{"both, with a count of their own", []*service.Port{checkedPort(service.IPv4, "web", 31000, 1), checkedPort(service.IPv6, "web", 31000, 2)}, map[uint16]health.Check{
 			31000: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1, 2}, Families: []service.Family{service.IPv4, service.IPv6}},
 		}},
-		{"the last one here leaves", []*service.Port{checkedPort(service.IPv4, "web", 31000, 0)}, map[uint16]servicecheck.Check{
+		{"the last one here leaves", []*service.Port{checkedPort(service.IPv4, "web", 31000, 0)}, map[uint16]health.Check{
 			31000: {Namespace: "shop", Name: "web", Families: []service.Family{service.IPv4}},
 		}},
-		{"deleted", nil, map[uint16]servicecheck.Check{}},
+		{"deleted", nil, map[uint16]health.Check{}},
 	}
 	for i, s := range steps {
 		snapshot := service.New(uint64(i), node, s.ports)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubeproxy/common/events"
-	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/health"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -273,7 +273,7 @@ func (ev *Events) reportEach(t events.Topic, reported map[types.NamespacedName]b
 }
 
 // reportHealthCheck reports whether the listener of a Service's health check works.
-func (ev *Events) reportHealthCheck(p servicecheck.Problem) {
+func (ev *Events) reportHealthCheck(p health.CheckProblem) {
 	if ev == nil {
 		return
 	}

@@ -24,7 +24,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"kubeproxy/common/health/servicecheck"
+	"kubeproxy/common/health"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -203,7 +203,7 @@ func TestEventsOfServers(t *testing.T) {
 		web := newService("web", "u1")
 		web.Spec.HealthCheckNodePort = 31000
 		h.setService(web)
-		p := servicecheck.Problem{Namespace: "shop", Name: "web", Addr: netip.MustParseAddrPort("0.0.0.0:31000"), Err: errors.New("address in use")}
+		p := health.CheckProblem{Namespace: "shop", Name: "web", Addr: netip.MustParseAddrPort("0.0.0.0:31000"), Err: errors.New("address in use")}
 		h.reportHealthCheck(p)
 		other := p
 		other.Addr = netip.MustParseAddrPort("[::]:31000")
@@ -320,7 +320,7 @@ func TestNoEventReporter(t *testing.T) {
 	h.reportDeprecation(types.NamespacedName{}, "x")
 	h.problemFound()
 	h.Report(Round{})
-	h.reportHealthCheck(servicecheck.Problem{})
+	h.reportHealthCheck(health.CheckProblem{})
 	h.ReportServer("health", nil)
 	h.Run(t.Context())
 }
@@ -338,7 +338,7 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 		for range 2 {
 			h.setService(web)
 			h.reportDeprecation(n, d.update(web))
-			h.reportHealthCheck(servicecheck.Problem{Namespace: n.Namespace, Name: n.Name, Err: errRefused})
+			h.reportHealthCheck(health.CheckProblem{Namespace: n.Namespace, Name: n.Name, Err: errRefused})
 			h.problemFound()
 			runRound(h, v4)
 			h.removeService(n)
@@ -349,7 +349,7 @@ func TestDeletedServicesAreForgotten(t *testing.T) {
 		}
 		d.update(web)
 		h.setService(web)
-		h.reportHealthCheck(servicecheck.Problem{Namespace: n.Namespace, Name: n.Name, Err: errRefused})
+		h.reportHealthCheck(health.CheckProblem{Namespace: n.Namespace, Name: n.Name, Err: errRefused})
 		h.problemFound()
 		runRound(h, v4)
 		problems, web = nil, newService("web", "u1")

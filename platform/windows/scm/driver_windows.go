@@ -259,3 +259,10 @@ func (e events) close() {
 		_ = e.log.Close()
 	}
 }
+
+// SystemDriver returns the service control manager of this system.
+func SystemDriver() (Driver, error) { return System{}, nil }
+
+func runService(ctx context.Context, name string, work Work) error {
+	return Run(ctx, name, work)
+}

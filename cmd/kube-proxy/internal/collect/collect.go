@@ -3,7 +3,8 @@
 
 // Package collect makes the parts of the archive of kube-proxy support-dump: answers of
 // the running proxy, what the node has installed, the state of the system, and the log.
-// The configuration goes in; parts come out, which package support writes.
+// The configuration goes in; parts come out, which Dump writes without secrets, bounded in
+// size, with a list of what is in the archive and of what is not.
 package collect
 
 import (
@@ -20,13 +21,11 @@ import (
 	"time"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
-	"kubeproxy/cmd/kube-proxy/internal/compare"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/files"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/statusview"
-	"kubeproxy/common/support"
 	"kubeproxy/config"
 )
 
@@ -50,10 +49,10 @@ type collector struct {
 }
 
 // Dump returns the parts that there are on this system.
-func (o Options) Dump(c *config.Config, folder string) *support.Dump {
+func (o Options) Dump(c *config.Config, folder string) *Dump {
 	x := &collector{Options: o, config: c, query: statusview.Query{Server: o.Server, Version: o.Version}, client: newAPIClient(c, o.Version)}
-	d := &support.Dump{Folder: folder, Timeout: o.Timeout, Secrets: x.client.secrets()}
-	d.Parts = []support.Part{
+	d := &Dump{Folder: folder, Timeout: o.Timeout, Secrets: x.client.secrets()}
+	d.Parts = []Part{
 		{Name: "version.txt", What: "this program and its system", Collect: x.version},
 		{Name: "config.yaml", What: "the configuration of this command", Collect: func(_ context.Context, w io.Writer) error { return c.Write(w) }},
 		x.page("configz.json", "the configuration of the running proxy", "/configz"),
@@ -78,11 +77,11 @@ func (c *collector) version(_ context.Context, w io.Writer) error {
 }
 
 // page is a part that the running proxy serves.
-func (c *collector) page(name, what, path string) support.Part {
-	return support.Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
+func (c *collector) page(name, what, path string) Part {
+	return Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
 		body, err := c.query.Page(ctx, path)
 		if errors.Is(err, statusview.ErrNoPage) {
-			return support.NotHere(err.Error())
+			return NotHere(err.Error())
 		}
 		if err != nil {
 			return err
@@ -103,8 +102,8 @@ func (c *collector) status(ctx context.Context, w io.Writer) error {
 
 // difference compares what the node has with what it should have.
 func (c *collector) difference(ctx context.Context, w io.Writer) (*plandiff.Difference, error) {
-	o := compare.Options{
-		Proxy: c.Proxy, Version: c.Version, From: []string{compare.Node}, Server: c.Server, Timeout: c.Timeout,
+	o := examine.Diff{
+		Proxy: c.Proxy, Version: c.Version, From: []string{examine.FromNode}, Server: c.Server, Timeout: c.Timeout,
 		Report: func(line string) { fmt.Fprintln(w, line) },
 	}
 	return o.Run(ctx, c.config)
@@ -123,11 +122,11 @@ func (c *collector) plan(ctx context.Context, w io.Writer) error {
 }
 
 func (c *collector) rules(ctx context.Context, w io.Writer) error {
-	o := compare.Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}
+	o := examine.Diff{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}
 	text, err := o.Installed(ctx, c.config)
-	var absent compare.NotReadable
+	var absent examine.NotReadable
 	if errors.As(err, &absent) {
-		return support.NotHere(absent.Error())
+		return NotHere(absent.Error())
 	}
 	if err != nil {
 		return err
@@ -153,8 +152,8 @@ func (c *collector) doctor(ctx context.Context, w io.Writer) error {
 
 // command is a part that a program of the system prints. It is left out if the program
 // does not exist.
-func command(name, what, program string, args ...string) support.Part {
-	return support.Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
+func command(name, what, program string, args ...string) Part {
+	return Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
 		return run(ctx, w, program, args...)
 	}}
 }
@@ -166,7 +165,7 @@ func run(ctx context.Context, w io.Writer, program string, args ...string) error
 	err := c.Run()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return support.NotHere("the command " + program + " is missing")
+		return NotHere("the command " + program + " is missing")
 	case err != nil:
 		return fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, strings.Join(strings.Fields(stderr.String()), " "))
 	}
@@ -174,7 +173,7 @@ func run(ctx context.Context, w io.Writer, program string, args ...string) error
 }
 
 // Write writes to a new file that only its owner reads, to a device or named pipe, or to out.
-func Write(ctx context.Context, d *support.Dump, path string, out io.Writer) (*support.Result, error) {
+func Write(ctx context.Context, d *Dump, path string, out io.Writer) (*Result, error) {
 	if path == "-" || isStdout(path) {
 		return d.Write(ctx, out)
 	}

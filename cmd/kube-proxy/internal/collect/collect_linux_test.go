@@ -4,9 +4,7 @@
 package collect
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"io"
 	"io/fs"
@@ -19,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kubeproxy/common/support"
 	"kubeproxy/test/kit"
 )
 
@@ -33,7 +30,7 @@ func TestWriteToPipe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &support.Dump{Folder: "x", Timeout: time.Minute, Secrets: &support.Secrets{}, Parts: []support.Part{{Name: "a", Collect: func(_ context.Context, w io.Writer) error {
+	d := &Dump{Folder: "x", Timeout: time.Minute, Secrets: &Secrets{}, Parts: []Part{{Name: "a", Collect: func(_ context.Context, w io.Writer) error {
 		reader.Close()
 		_, err := io.WriteString(w, "text")
 		return err
@@ -75,12 +72,12 @@ func TestLogsShare(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := &collector{Options: Options{LogFiles: []string{short, long, "", short, filepath.Join(dir, "none.log")}}}
-	d := &support.Dump{Folder: "x", Timeout: time.Minute, Secrets: &support.Secrets{}, Parts: []support.Part{x.logPart()}}
+	d := &Dump{Folder: "x", Timeout: time.Minute, Secrets: &Secrets{}, Parts: []Part{x.logPart()}}
 	var archive bytes.Buffer
 	if _, err := d.Write(t.Context(), &archive); err != nil {
 		t.Fatal(err)
 	}
-	files := unpack(t, &archive)
+	files := unpack(t, archive.Bytes())
 	log := files["x/log.txt"]
 	if len(log) < mostLog || len(log) > mostLog+1000 || !strings.Contains(log, `\x1b]0;owned\a the end of it`) || !strings.Contains(log, "short.log, 7 bytes <==\nshort\n") ||
 		strings.Index(log, "long.log") > strings.Index(log, "short.log") {
@@ -95,28 +92,5 @@ func TestLogsShare(t *testing.T) {
 	x = &collector{Options: Options{LogFiles: []string{pipe}}}
 	if err := x.log(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "is a named pipe") {
 		t.Errorf("a named pipe: %v", err)
-	}
-}
-
-func unpack(t *testing.T, archive io.Reader) map[string]string {
-	t.Helper()
-	zip, err := gzip.NewReader(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string]string{}
-	for r := tar.NewReader(zip); ; {
-		h, err := r.Next()
-		if err == io.EOF {
-			return all
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[h.Name] = string(text)
 	}
 }

@@ -27,7 +27,6 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/document"
 	"kubeproxy/common/files"
-	"kubeproxy/common/support"
 	"kubeproxy/config"
 )
 
@@ -44,8 +43,8 @@ func newAPIClient(c *config.Config, version string) *apiClient {
 }
 
 // secrets returns what gives access to the API server.
-func (a *apiClient) secrets() *support.Secrets {
-	s := &support.Secrets{}
+func (a *apiClient) secrets() *Secrets {
+	s := &Secrets{}
 	for _, secret := range inKubeconfig(a.file) {
 		s.Add(secret)
 	}
@@ -105,7 +104,7 @@ const mostEvents = "500"
 // do not include that.
 func (a *apiClient) events(ctx context.Context, w io.Writer) error {
 	if a.err != nil {
-		return support.NotHere("there is no API server to ask: " + a.err.Error())
+		return NotHere("there is no API server to ask: " + a.err.Error())
 	}
 	c := rest.CopyConfig(a.to)
 	c.APIPath, c.GroupVersion = "/api", &corev1.SchemeGroupVersion
@@ -118,7 +117,7 @@ func (a *apiClient) events(ctx context.Context, w io.Writer) error {
 		SetHeader("Accept", "application/json").Do(ctx).Raw()
 	switch {
 	case apierrors.IsForbidden(err):
-		return support.NotHere("the user of the kubeconfig may not list them: add the output of kubectl get events -A --field-selector reportingComponent=kube-proxy")
+		return NotHere("the user of the kubeconfig may not list them: add the output of kubectl get events -A --field-selector reportingComponent=kube-proxy")
 	case err != nil:
 		return fmt.Errorf("list Events: %w", err)
 	}
@@ -137,9 +136,9 @@ const (
 )
 
 // logPart is the part with all logs. The list of contents names them.
-func (c *collector) logPart() support.Part {
+func (c *collector) logPart() Part {
 	details := func() string { return strings.Join(c.logs, ", ") }
-	return support.Part{Name: "log.txt", What: "the last lines of the log", Tail: true, Collect: c.log, Details: details}
+	return Part{Name: "log.txt", What: "the last lines of the log", Tail: true, Collect: c.log, Details: details}
 }
 
 // log writes the end of each log file that is found, the newest last.
@@ -172,7 +171,7 @@ func (c *collector) log(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	if len(c.logs) == 0 {
-		return support.NotHere("no log file was found: name it with --log-file, or add the output of kubectl logs")
+		return NotHere("no log file was found: name it with --log-file, or add the output of kubectl logs")
 	}
 	return nil
 }

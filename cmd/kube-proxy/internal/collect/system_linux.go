@@ -11,8 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"kubeproxy/common/support"
 )
 
 // logPatterns are where the log of a proxy is that a pod, a static pod or a unit runs. kubelet
@@ -26,7 +24,7 @@ func logPatterns(namespace string) []string {
 func writeJournal(ctx context.Context, w io.Writer) (bool, error) {
 	var out strings.Builder
 	err := run(ctx, &out, "journalctl", "--unit", "kube-proxy", "--lines", "5000", "--no-pager", "--quiet")
-	var absent support.NotHere
+	var absent NotHere
 	if errors.As(err, &absent) || err != nil || out.Len() == 0 {
 		return false, nil // a node without systemd has no journal, or none that can be read
 	}
@@ -44,8 +42,8 @@ func writeSystem(w io.Writer) error {
 }
 
 // systemParts are the output of the kernel and of commands of a Linux node.
-func systemParts(*collector) []support.Part {
-	return []support.Part{
+func systemParts(*collector) []Part {
+	return []Part{
 		{Name: "conntrack.txt", What: "counters of connection tracking", Collect: settings("/proc/net/stat/nf_conntrack", "/proc/sys/net/netfilter/nf_conntrack_*")},
 		{Name: "sysctl.txt", What: "settings of the kernel", Collect: settings(
 			"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/conf/*/rp_filter", "/proc/sys/net/ipv4/conf/*/route_localnet",
@@ -57,7 +55,7 @@ func systemParts(*collector) []support.Part {
 		command("ip6tables.txt", "all rules of iptables for IPv6, with counters", "ip6tables-save", "-c"),
 		{Name: "ipvs.txt", What: "virtual servers, with counters", Collect: func(ctx context.Context, w io.Writer) error {
 			if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
-				return support.NotHere("the kernel has no IPVS loaded") // ipvsadm would load it
+				return NotHere("the kernel has no IPVS loaded") // ipvsadm would load it
 			}
 			return run(ctx, w, "ipvsadm", "-Ln", "--stats")
 		}},
@@ -90,7 +88,7 @@ func settings(patterns ...string) func(context.Context, io.Writer) error {
 			}
 		}
 		if !found {
-			return support.NotHere("the kernel has none of " + strings.Join(patterns, ", "))
+			return NotHere("the kernel has none of " + strings.Join(patterns, ", "))
 		}
 		return nil
 	}

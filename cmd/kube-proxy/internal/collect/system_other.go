@@ -8,8 +8,6 @@ package collect
 import (
 	"context"
 	"io"
-
-	"kubeproxy/common/support"
 )
 
 // logPatterns returns none: the proxy does not run here.
@@ -19,4 +17,4 @@ func writeJournal(context.Context, io.Writer) (bool, error) { return false, nil 
 
 func writeSystem(io.Writer) error { return nil }
 
-func systemParts(*collector) []support.Part { return nil }
+func systemParts(*collector) []Part { return nil }

@@ -6,8 +6,6 @@ package collect
 import (
 	"context"
 	"io"
-
-	"kubeproxy/common/support"
 )
 
 // logPatterns returns none, because the service knows where its log is.
@@ -18,8 +16,8 @@ func writeJournal(context.Context, io.Writer) (bool, error) { return false, nil 
 func writeSystem(w io.Writer) error { return run(context.Background(), w, "cmd", "/c", "ver") }
 
 // systemParts are the output of HNS and of commands of a Windows node.
-func systemParts(x *collector) []support.Part {
-	return []support.Part{
+func systemParts(x *collector) []Part {
+	return []Part{
 		{Name: "hns.json", What: "what HNS holds", Collect: func(_ context.Context, w io.Writer) error {
 			for _, d := range x.Proxy.Modes {
 				if d.System == nil || d.System.Dump == nil {
@@ -31,7 +29,7 @@ func systemParts(x *collector) []support.Part {
 				}
 				return err
 			}
-			return support.NotHere("no mode of this program uses HNS")
+			return NotHere("no mode of this program uses HNS")
 		}},
 		command("services.txt", "Windows services", "sc.exe", "query"),
 		command("ports.txt", "ports that are excluded for TCP", "netsh", "interface", "ipv4", "show", "excludedportrange", "tcp"),

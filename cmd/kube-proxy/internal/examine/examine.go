@@ -3,7 +3,8 @@
 
 // Package examine selects what doctor checks on this node: the running proxy, its mode,
 // and the checks of the node, the API server and the proxy. Options go in; checks come
-// out. Package doctor and those of each system have the checks themselves.
+// out. Package doctor and those of each system have the checks themselves. It also reads
+// the two states that diff compares.
 package examine
 
 import (
@@ -19,7 +20,6 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/doctor"
-	"kubeproxy/common/doctor/apiserver"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
@@ -85,7 +85,7 @@ func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 		return nil, err
 	}
 	if all := e.options.Proxy.Manifests; len(all) > 0 {
-		checks = append(checks, apiserver.ManifestNode(all, e.node, host.InterfaceAddrs, podsOf(e)))
+		checks = append(checks, doctor.ManifestNode(all, e.node, host.InterfaceAddrs, podsOf(e)))
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
@@ -170,17 +170,17 @@ func (e *Examination) examined() mode.Table {
 	return mode.Table{e.selected}
 }
 
-func newServerChecks(x *Examination) *apiserver.Server {
-	return &apiserver.Server{Client: agent.KubeClient(x.config, x.options.Version), Node: x.node, Addrs: host.InterfaceAddrs, Pods: podsOf(x), SetClock: setClockCommand}
+func newServerChecks(x *Examination) *doctor.Cluster {
+	return &doctor.Cluster{Client: agent.KubeClient(x.config, x.options.Version), Node: x.node, Addrs: host.InterfaceAddrs, Pods: podsOf(x), SetClock: setClockCommand}
 }
 
-func podsOf(x *Examination) apiserver.Pods {
+func podsOf(x *Examination) doctor.Pods {
 	o := agent.TrackOptions(x.selected, x.config, "")
-	return apiserver.Pods{CIDRs: o.Pods.Prefixes, FromNode: o.PodsFromNode}
+	return doctor.Pods{CIDRs: o.Pods.Prefixes, FromNode: o.PodsFromNode}
 }
 
 // readServices returns what the running proxy serves, or what a starting one would serve.
-func (e *Examination) readServices(ctx context.Context, server *apiserver.Server) (*service.Snapshot, error) {
+func (e *Examination) readServices(ctx context.Context, server *doctor.Cluster) (*service.Snapshot, error) {
 	if s := e.proxy.Services(); s != nil {
 		return s, nil
 	}

@@ -9,13 +9,13 @@ import (
 	"os"
 	"path/filepath"
 
-	"kubeproxy/cmd/kube-proxy/internal/winservice"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	windowsdoctor "kubeproxy/platform/windows/doctor"
 	"kubeproxy/platform/windows/hns"
+	"kubeproxy/platform/windows/scm"
 )
 
 // setClockCommand sets the clock of the node.
@@ -29,7 +29,7 @@ func systemChecks(_ context.Context, x *Examination, want services) ([]doctor.Ch
 		return nil, err
 	}
 	folder := filepath.Dir(hns.StateFile())
-	log := cmp.Or(x.options.Proxy.Flags.LogFile, winservice.LogFile(folder, winservice.Name))
+	log := cmp.Or(x.options.Proxy.Flags.LogFile, scm.LogFile(folder, scm.ServiceName))
 	n := &windowsdoctor.Node{
 		Options: hns.OptionsOf(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: &windowsdoctor.System{}, CNI: windowsdoctor.SystemCNI,
 		Program: program, Folder: folder, Files: []string{hns.StateFile(), log},

@@ -3,7 +3,7 @@
 
 // Package reading reads once what a node must forward, for commands that change nothing.
 // The configuration and manifests, or an API server, go in. A snapshot comes out. A
-// Client asks a running proxy instead.
+// Server says where the running proxy is, which a Client or Top asks instead.
 package reading
 
 import (

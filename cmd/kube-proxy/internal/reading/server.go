@@ -1,10 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ask has the code that commands share to ask a running proxy: where it is, and
-// how answers are written to a terminal. Packages such as statusview and trafficview
-// decide what is asked, and how it is printed.
-package ask
+package reading
 
 import (
 	"bytes"

@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package apiserver
+package doctor
 
 import (
 	"encoding/json"
@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"kubeproxy/common/doctor"
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/test/kit"
 )
@@ -84,12 +83,12 @@ func node(name, addr string, podCIDRs ...string) corev1.Node {
 }
 
 // look runs all checks and returns the findings, and the states of the checks.
-func look(t *testing.T, s *Server) (found []doctor.Finding, states string) {
+func look(t *testing.T, s *Cluster) (found []Finding, states string) {
 	t.Helper()
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	s.Addrs = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.10")}, nil }
 	s.SetClock = "set the clock"
-	r := doctor.Runner{Checks: s.Checks(), Timeout: time.Minute, Patience: time.Minute}
+	r := Runner{Checks: s.Checks(), Timeout: time.Minute, Patience: time.Minute}
 	results, found := r.Run(t.Context())
 	for _, c := range results {
 		states += string(c.State) + " "
@@ -99,7 +98,7 @@ func look(t *testing.T, s *Server) (found []doctor.Finding, states string) {
 
 // expect compares the findings, a line for each: topic, severity, fix and words of what
 // it says.
-func expect(t *testing.T, found []doctor.Finding, want ...string) {
+func expect(t *testing.T, found []Finding, want ...string) {
 	t.Helper()
 	var got []string
 	for i, f := range found {
@@ -149,7 +148,7 @@ func TestServer(t *testing.T) {
 		t.Run(situation, func(t *testing.T) {
 			at := httptest.NewServer(&test.server)
 			defer at.Close()
-			found, states := look(t, &Server{Client: &kubeclient.Options{Master: at.URL}, Node: test.name, Pods: test.pods})
+			found, states := look(t, &Cluster{Client: &kubeclient.Options{Master: at.URL}, Node: test.name, Pods: test.pods})
 			expect(t, found, test.want...)
 			if states != test.states {
 				t.Errorf("states %s, want %s", states, test.states)
@@ -160,22 +159,22 @@ func TestServer(t *testing.T) {
 
 // TestUnreached has no server to ask.
 func TestUnreached(t *testing.T) {
-	found, states := look(t, &Server{Client: &kubeclient.Options{}})
+	found, states := look(t, &Cluster{Client: &kubeclient.Options{}})
 	expect(t, found)
 	if states != "skipped skipped skipped" {
 		t.Errorf("nothing is configured: %s", states)
 	}
 	closed := httptest.NewServer(http.NotFoundHandler())
 	closed.Close()
-	found, _ = look(t, &Server{Client: &kubeclient.Options{Master: closed.URL}})
+	found, _ = look(t, &Cluster{Client: &kubeclient.Options{Master: closed.URL}})
 	expect(t, found, "api-server ... nobody listens there: check --master")
 	file := filepath.Join(t.TempDir(), "config")
-	s := &Server{Client: &kubeclient.Options{}}
+	s := &Cluster{Client: &kubeclient.Options{}}
 	s.Client.Connection.Kubeconfig = file
 	found, _ = look(t, s)
 	expect(t, found, "kubeconfig |  | read kubeconfig ... no such file")
 	kit.WriteFile(t, file, "kind: Pod\n")
-	s = &Server{Client: s.Client}
+	s = &Cluster{Client: s.Client}
 	found, _ = look(t, s)
 	expect(t, found, "kubeconfig |  | read kubeconfig")
 }

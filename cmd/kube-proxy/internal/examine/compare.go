@@ -1,9 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compare reads the two states of a node that kube-proxy diff compares: those of
-// manifests or an API server, and what the node has installed. It changes nothing.
-package compare
+package examine
 
 import (
 	"cmp"
@@ -18,7 +16,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
-	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/condition"
@@ -35,12 +32,13 @@ import (
 
 // The sources beside the paths of manifests.
 const (
-	API  = "api"  // the API server
-	Node = "node" // what the node has installed
+	FromAPI  = "api"  // the API server
+	FromNode = "node" // what the node has installed
 )
 
-// Options are what the caller asks for.
-type Options struct {
+// Diff compares the two states of a node: those of manifests or an API server, and what
+// the node has installed. It changes nothing.
+type Diff struct {
 	Proxy   *agent.Options // as the proxy gets them; Manifests are the state to come
 	Version string         // of this program
 	From    []string       // paths of manifests, API or Node
@@ -57,7 +55,7 @@ type Options struct {
 
 // comparison is one run.
 type comparison struct {
-	*Options
+	*Diff
 	config *config.Config
 	mode   mode.Descriptor
 	node   string
@@ -67,9 +65,9 @@ type comparison struct {
 }
 
 // Run compares the two states.
-func (o *Options) Run(ctx context.Context, c *config.Config) (*plandiff.Difference, error) {
-	x := &comparison{Options: o, config: c, mode: o.Proxy.Modes.Of(c), out: plandiff.New()}
-	installed := len(o.From) == 1 && o.From[0] == Node
+func (o *Diff) Run(ctx context.Context, c *config.Config) (*plandiff.Difference, error) {
+	x := &comparison{Diff: o, config: c, mode: o.Proxy.Modes.Of(c), out: plandiff.New()}
+	installed := len(o.From) == 1 && o.From[0] == FromNode
 	find := x.findOffline
 	if installed {
 		find = x.findLocal
@@ -98,8 +96,8 @@ func (o *Options) Run(ctx context.Context, c *config.Config) (*plandiff.Differen
 
 // Installed returns what the node has installed, as text. The snapshot is optional; it
 // adds what some rules are for.
-func (o *Options) Installed(ctx context.Context, c *config.Config) (string, error) {
-	x := &comparison{Options: o, config: c, out: plandiff.New()}
+func (o *Diff) Installed(ctx context.Context, c *config.Config) (string, error) {
+	x := &comparison{Diff: o, config: c, out: plandiff.New()}
 	if err := x.findLocal(ctx); err != nil {
 		return "", err
 	}
@@ -119,7 +117,7 @@ func (c *comparison) findOffline(context.Context) error {
 
 // findLocal finds the mode of this node.
 func (c *comparison) findLocal(ctx context.Context) error {
-	e, err := examine.Find(ctx, examine.Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}, c.config)
+	e, err := Find(ctx, Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}, c.config)
 	if err != nil {
 		return err
 	}
@@ -143,9 +141,9 @@ func (c *comparison) findLocal(ctx context.Context) error {
 // nameOf names the sources in one line.
 func nameOf(sources []string) string {
 	switch all := strings.Join(sources, ", "); all {
-	case "", API:
+	case "", FromAPI:
 		return "the API server"
-	case Node:
+	case FromNode:
 		return "what the node has"
 	default:
 		return all
@@ -156,7 +154,7 @@ func nameOf(sources []string) string {
 // one.
 func (c *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
 	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign}
-	if len(sources) == 0 || len(sources) == 1 && sources[0] == API {
+	if len(sources) == 0 || len(sources) == 1 && sources[0] == FromAPI {
 		return r.API(ctx, c.Timeout)
 	}
 	if r.Report == nil {

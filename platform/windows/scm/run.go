@@ -1,10 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package winservice runs the proxy as a Windows service. It has the arguments of its
-// installation, the code that runs it, and the output of its state. Package scm controls
-// services.
-package winservice
+package scm
 
 import (
 	"context"
@@ -21,7 +18,6 @@ import (
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/logging"
-	"kubeproxy/platform/windows/scm"
 )
 
 // IsRelative returns whether path depends on the folder in which a program runs. A path
@@ -63,8 +59,8 @@ func Arguments(flags *pflag.FlagSet, abs func(string) (string, error)) ([]string
 	return args, nil
 }
 
-// Print prints the state of a service, as "text" or "json".
-func Print(w io.Writer, format string, s scm.Status) error {
+// PrintStatus prints the state of a service, as "text" or "json".
+func PrintStatus(w io.Writer, format string, s Status) error {
 	if format == "json" {
 		return document.WriteReadable(w, s)
 	}
@@ -93,11 +89,11 @@ func RunsProxy(command string) bool {
 	command = strings.ToLower(command)
 	path, _, _ := strings.Cut(command, ".exe")
 	name := path[strings.LastIndexAny(path, `/\"`)+1:]
-	return name == Name || strings.Contains(command, " --windows-service")
+	return name == ServiceName || strings.Contains(command, " --windows-service")
 }
 
-// Name is the default name of the service.
-const Name = "kube-proxy"
+// ServiceName is the default name of the service.
+const ServiceName = "kube-proxy"
 
 // ErrNotWindows is the error on other systems.
 var ErrNotWindows = errors.New("service is for Windows: there it installs the proxy as a Windows service; here the DaemonSet of build/deploy/linux or a unit of systemd runs it")
@@ -116,7 +112,7 @@ type Runner struct {
 
 // Run runs work as the service. work calls started when the proxy runs.
 func (r Runner) Run(ctx context.Context, work func(ctx context.Context, log io.Writer, started func()) error) error {
-	return runService(ctx, Name, func(ctx context.Context, started func()) error {
+	return runService(ctx, ServiceName, func(ctx context.Context, started func()) error {
 		file := logging.OpenFile(r.LogFile, r.MaxSize)
 		defer file.Close()
 		log := logging.NewWriter(file)
@@ -125,7 +121,7 @@ func (r Runner) Run(ctx context.Context, work func(ctx context.Context, log io.W
 		}
 		err := work(ctx, log, started)
 		if errors.Is(err, r.Restart) {
-			err = fmt.Errorf("%w, since %w", scm.ErrRestart, err)
+			err = fmt.Errorf("%w, since %w", ErrRestart, err)
 		}
 		if err != nil {
 			fmt.Fprintf(log, "%s kube-proxy: %v\n", time.Now().UTC().Format(time.RFC3339), err)

@@ -1,10 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package servicecheck answers probes of load balancers on a Service's
-// healthCheckNodePort: does this node have endpoints of the Service? The ports, the
-// counts and the proxy's health go in. It decides none of them.
-package servicecheck
+package health
 
 import (
 	"cmp"
@@ -18,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"kubeproxy/common/health"
 	"kubeproxy/common/service"
 )
 
@@ -38,8 +34,8 @@ type Check struct {
 	Unprogrammed bool
 }
 
-// Desired is everything to be answered.
-type Desired struct {
+// DesiredChecks is everything to be answered.
+type DesiredChecks struct {
 	// Addrs are the node's addresses to listen on. An unspecified one stands for all of
 	// its family.
 	Addrs  []netip.Addr
@@ -49,33 +45,33 @@ type Desired struct {
 	Within []netip.Prefix
 }
 
-// Problem is an address of a Service's check that cannot be bound. It is retried every
+// CheckProblem is an address of a Service's check that cannot be bound. It is retried every
 // five seconds and at every Sync.
-type Problem struct {
+type CheckProblem struct {
 	Namespace, Name string
 	Addr            netip.AddrPort
 	Err             error
 }
 
-// Servers holds one listener per address and port. Set the exported fields before use.
+// CheckServers holds one listener per address and port. Set the exported fields before use.
 // All methods may be called from any goroutine.
-type Servers struct {
+type CheckServers struct {
 	// Serving reports whether at least one of the families is programmed, see
 	// health.Monitor.Serving. Nil means always.
 	Serving func(families ...service.Family) bool
 	// Report, if set, is called for each Problem when it appears. It is called again with
 	// a nil Err when the Problem is over and the check still exists.
-	Report func(Problem)
+	Report func(CheckProblem)
 	// Connections bounds the connections to all listeners together. Nil means
 	// health.MaxConnections.
-	Connections *health.Connections
+	Connections *Connections
 	// Listen, if set, replaces the system's function.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
 
 	mu       sync.Mutex
-	desired  Desired
+	desired  DesiredChecks
 	running  map[netip.AddrPort]*running
-	problems map[netip.AddrPort]Problem
+	problems map[netip.AddrPort]CheckProblem
 	closed   bool
 }
 
@@ -90,9 +86,9 @@ const retryInterval = 5 * time.Second
 
 // Sync starts missing listeners and stops those that are not desired. Others keep their
 // listener and use the new numbers at once. It returns the present problems, sorted.
-func (s *Servers) Sync(want Desired) []Problem {
+func (s *CheckServers) Sync(want DesiredChecks) []CheckProblem {
 	s.mu.Lock()
-	want = Desired{slices.Clone(want.Addrs), maps.Clone(want.Checks), slices.Clone(want.Within)}
+	want = DesiredChecks{slices.Clone(want.Addrs), maps.Clone(want.Checks), slices.Clone(want.Within)}
 	s.desired = want
 	s.stopUnwanted()
 	fresh := s.startMissing()
@@ -103,14 +99,14 @@ func (s *Servers) Sync(want Desired) []Problem {
 }
 
 // Problems returns the present problems, sorted.
-func (s *Servers) Problems() []Problem {
+func (s *CheckServers) Problems() []CheckProblem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.list()
 }
 
 // Run retries failed listeners until ctx ends. Then it stops all servers permanently.
-func (s *Servers) Run(ctx context.Context) {
+func (s *CheckServers) Run(ctx context.Context) {
 	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
 	for {
@@ -124,21 +120,21 @@ func (s *Servers) Run(ctx context.Context) {
 	}
 }
 
-func (s *Servers) retryMissing() {
+func (s *CheckServers) retryMissing() {
 	s.mu.Lock()
 	fresh := s.startMissing()
 	s.mu.Unlock()
 	s.report(fresh)
 }
 
-func (s *Servers) close() {
+func (s *CheckServers) close() {
 	s.mu.Lock()
-	s.desired, s.closed = Desired{}, true
+	s.desired, s.closed = DesiredChecks{}, true
 	s.stopUnwanted()
 	s.mu.Unlock()
 }
 
-func (s *Servers) report(problems []Problem) {
+func (s *CheckServers) report(problems []CheckProblem) {
 	if s.Report == nil {
 		return
 	}
@@ -147,33 +143,33 @@ func (s *Servers) report(problems []Problem) {
 	}
 }
 
-func (s *Servers) stopUnwanted() {
+func (s *CheckServers) stopUnwanted() {
 	for at, r := range s.running {
 		if !s.isDesired(at) {
 			r.stop()
 			delete(s.running, at)
 		}
 	}
-	maps.DeleteFunc(s.problems, func(at netip.AddrPort, _ Problem) bool { return !s.isDesired(at) })
+	maps.DeleteFunc(s.problems, func(at netip.AddrPort, _ CheckProblem) bool { return !s.isDesired(at) })
 }
 
-func (s *Servers) isDesired(at netip.AddrPort) bool {
+func (s *CheckServers) isDesired(at netip.AddrPort) bool {
 	_, ok := s.desired.Checks[at.Port()]
 	return ok && slices.Contains(s.desired.Addrs, at.Addr())
 }
 
 // startMissing returns the new problems, in order, and those that are over.
-func (s *Servers) startMissing() []Problem {
+func (s *CheckServers) startMissing() []CheckProblem {
 	if s.closed {
 		return nil
 	}
 	if s.Connections == nil {
-		s.Connections = health.NewConnections(health.MaxConnections)
+		s.Connections = NewConnections(MaxConnections)
 	}
 	if s.running == nil {
-		s.running, s.problems = map[netip.AddrPort]*running{}, map[netip.AddrPort]Problem{}
+		s.running, s.problems = map[netip.AddrPort]*running{}, map[netip.AddrPort]CheckProblem{}
 	}
-	var fresh []Problem
+	var fresh []CheckProblem
 	for _, port := range slices.Sorted(maps.Keys(s.desired.Checks)) {
 		for _, addr := range s.desired.Addrs {
 			fresh = append(fresh, s.ensure(netip.AddrPortFrom(addr, port))...)
@@ -183,19 +179,19 @@ func (s *Servers) startMissing() []Problem {
 }
 
 // ensure listens on at. It returns what to report.
-func (s *Servers) ensure(at netip.AddrPort) []Problem {
+func (s *CheckServers) ensure(at netip.AddrPort) []CheckProblem {
 	if r := s.running[at]; r != nil && !r.stopped() {
 		return nil
 	}
 	c := s.desired.Checks[at.Port()]
-	p := Problem{Namespace: c.Namespace, Name: c.Name, Addr: at}
+	p := CheckProblem{Namespace: c.Namespace, Name: c.Name, Addr: at}
 	r, err := s.start(at)
 	old, had := s.problems[at]
 	if err == nil {
 		s.running[at] = r
 		delete(s.problems, at)
 		if had {
-			return []Problem{p}
+			return []CheckProblem{p}
 		}
 		return nil
 	}
@@ -204,7 +200,7 @@ func (s *Servers) ensure(at netip.AddrPort) []Problem {
 	if had && old.Err.Error() == err.Error() && old.Namespace == p.Namespace && old.Name == p.Name {
 		return nil
 	}
-	return []Problem{p}
+	return []CheckProblem{p}
 }
 
 // stopped reports whether the listener failed.
@@ -217,7 +213,7 @@ func (r *running) stopped() bool {
 	}
 }
 
-func (s *Servers) start(at netip.AddrPort) (*running, error) {
+func (s *CheckServers) start(at netip.AddrPort) (*running, error) {
 	listen := s.Listen
 	if listen == nil {
 		var lc net.ListenConfig
@@ -241,14 +237,14 @@ func (s *Servers) start(at netip.AddrPort) (*running, error) {
 	}}
 	go func() {
 		defer stop()
-		health.Serve(ctx, "health check", l, s.handler(at.Port()), s.Connections) // a failed one is restarted
+		Serve(ctx, "health check", l, s.handler(at.Port()), s.Connections) // a failed one is restarted
 		close(r.ended)
 	}()
 	return r, nil
 }
 
 // admits reports whether health checks are answered on the local address.
-func (s *Servers) admits(local net.Addr) bool {
+func (s *CheckServers) admits(local net.Addr) bool {
 	at, err := netip.ParseAddrPort(local.String())
 	if err != nil {
 		return false
@@ -288,14 +284,14 @@ func (l *onceListener) Close() error {
 	return l.err
 }
 
-func (s *Servers) list() []Problem {
-	return slices.SortedFunc(maps.Values(s.problems), func(a, b Problem) int {
+func (s *CheckServers) list() []CheckProblem {
+	return slices.SortedFunc(maps.Values(s.problems), func(a, b CheckProblem) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), a.Addr.Compare(b.Addr))
 	})
 }
 
 // Error makes a Problem usable as an error.
-func (p Problem) Error() string {
+func (p CheckProblem) Error() string {
 	if p.Err == nil {
 		return p.subject() + ": served"
 	}
@@ -303,9 +299,9 @@ func (p Problem) Error() string {
 }
 
 // Unwrap returns the cause.
-func (p Problem) Unwrap() error { return p.Err }
+func (p CheckProblem) Unwrap() error { return p.Err }
 
-func (p Problem) subject() string {
+func (p CheckProblem) subject() string {
 	return "health check of service " + p.Namespace + "/" + p.Name + " on " + p.Addr.String()
 }
 
@@ -326,7 +322,7 @@ type answer struct {
 // handler answers every path and method, because load balancers may be configured with
 // any. The status is 200 if this node has ready endpoints and the proxy is healthy, and
 // 503 otherwise.
-func (s *Servers) handler(port uint16) http.Handler {
+func (s *CheckServers) handler(port uint16) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		s.mu.Lock()
 		c, ok := s.desired.Checks[port]
@@ -342,11 +338,11 @@ func (s *Servers) handler(port uint16) http.Handler {
 			status = http.StatusOK
 		}
 		w.Header().Set(weightHeader, strconv.Itoa(a.LocalEndpoints))
-		health.ReplyJSON(w, status, a)
+		ReplyJSON(w, status, a)
 	})
 }
 
-func (s *Servers) healthy(c Check, q *http.Request) bool {
+func (s *CheckServers) healthy(c Check, q *http.Request) bool {
 	return !c.Unprogrammed && (s.Serving == nil || s.Serving(c.families(q)...))
 }
 

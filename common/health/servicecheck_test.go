@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package servicecheck
+package health
 
 import (
 	"context"
@@ -81,9 +81,9 @@ func (n *fakeNode) ask(t *testing.T, addr string) string {
 }
 
 // newServers returns servers that stop with the test.
-func newServers(t *testing.T) (*Servers, *fakeNode) {
+func newServers(t *testing.T) (*CheckServers, *fakeNode) {
 	n := &fakeNode{bound: map[string]net.Addr{}, refuse: map[string]error{}}
-	s := &Servers{Listen: n.listen, Serving: func(...service.Family) bool { return true }}
+	s := &CheckServers{Listen: n.listen, Serving: func(...service.Family) bool { return true }}
 	t.Cleanup(s.close)
 	return s, n
 }
@@ -118,7 +118,7 @@ func TestAnswers(t *testing.T) {
 				return slices.ContainsFunc(families, func(f service.Family) bool { return !slices.Contains(tt.stuck, f) })
 			}
 			tt.check.Namespace, tt.check.Name = "shop", "web"
-			s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: tt.check}})
+			s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: tt.check}})
 			if diff := cmp.Diff(tt.v4, n.ask(t, "127.0.0.1:30001")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -130,7 +130,7 @@ func TestAnswers(t *testing.T) {
 func TestServingUnset(t *testing.T) {
 	s, n := newServers(t)
 	s.Serving = nil
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}}}})
+	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}}}})
 	if diff := cmp.Diff("200 1 "+body("web", 1, true), n.ask(t, "127.0.0.1:30001")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -142,19 +142,19 @@ func TestSyncByDifference(t *testing.T) {
 	addrs := []netip.Addr{loop4}
 	for _, step := range []struct {
 		situation string
-		want      Desired
+		want      DesiredChecks
 		opened    int // so far
 		first     string
 		second    string
 	}{
-		{"nothing yet", Desired{}, 0, "", ""},
-		{"a Service comes", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web}}, 1, "200 1 " + body("web", 1, true), ""},
-		{"another one", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: api}}, 2, "200 1 " + body("web", 1, true), "503 0 " + body("api", 0, true)},
-		{"only numbers change", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: api, 2: web}}, 2, "503 0 " + body("api", 0, true), "200 1 " + body("web", 1, true)},
-		{"one goes", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{2: web}}, 2, "", "200 1 " + body("web", 1, true)},
-		{"it comes again", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: web}}, 3, "200 1 " + body("web", 1, true), "200 1 " + body("web", 1, true)},
-		{"no address", Desired{Within: service.AnyAddress(), Addrs: nil, Checks: map[uint16]Check{1: web, 2: web}}, 3, "", ""},
-		{"all go", Desired{Within: service.AnyAddress(), Addrs: addrs, Checks: nil}, 3, "", ""},
+		{"nothing yet", DesiredChecks{}, 0, "", ""},
+		{"a Service comes", DesiredChecks{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web}}, 1, "200 1 " + body("web", 1, true), ""},
+		{"another one", DesiredChecks{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: api}}, 2, "200 1 " + body("web", 1, true), "503 0 " + body("api", 0, true)},
+		{"only numbers change", DesiredChecks{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: api, 2: web}}, 2, "503 0 " + body("api", 0, true), "200 1 " + body("web", 1, true)},
+		{"one goes", DesiredChecks{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{2: web}}, 2, "", "200 1 " + body("web", 1, true)},
+		{"it comes again", DesiredChecks{Within: service.AnyAddress(), Addrs: addrs, Checks: map[uint16]Check{1: web, 2: web}}, 3, "200 1 " + body("web", 1, true), "200 1 " + body("web", 1, true)},
+		{"no address", DesiredChecks{Within: service.AnyAddress(), Addrs: nil, Checks: map[uint16]Check{1: web, 2: web}}, 3, "", ""},
+		{"all go", DesiredChecks{Within: service.AnyAddress(), Addrs: addrs, Checks: nil}, 3, "", ""},
 	} {
 		if problems := s.Sync(step.want); problems != nil {
 			t.Errorf("%s: problems %v", step.situation, problems)
@@ -191,8 +191,8 @@ func TestAddressIsFreeAfterSync(t *testing.T) {
 		l, err := n.listen(ctx, network, addr)
 		return closing{l, &closed}, err
 	}
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {}}})
-	s.Sync(Desired{})
+	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {}}})
+	s.Sync(DesiredChecks{})
 	if !closed {
 		t.Error("still listening")
 	}
@@ -200,11 +200,11 @@ func TestAddressIsFreeAfterSync(t *testing.T) {
 
 func TestAddressesOfBothFamilies(t *testing.T) {
 	var networks []string
-	s := &Servers{Listen: func(_ context.Context, network, addr string) (net.Listener, error) {
+	s := &CheckServers{Listen: func(_ context.Context, network, addr string) (net.Listener, error) {
 		networks = append(networks, network+" "+addr)
 		return nil, errors.New("refused")
 	}}
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, Checks: map[uint16]Check{7: {}}})
+	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, Checks: map[uint16]Check{7: {}}})
 	if diff := cmp.Diff([]string{"tcp4 127.0.0.1:7", "tcp6 [::1]:7", "tcp6 [::]:7"}, networks); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -248,7 +248,7 @@ func TestNarrowedDown(t *testing.T) {
 		{[]string{"fd00::/8"}, false},
 		{nil, false},
 	} {
-		want := Desired{Addrs: []netip.Addr{netip.IPv4Unspecified()}, Checks: checks}
+		want := DesiredChecks{Addrs: []netip.Addr{netip.IPv4Unspecified()}, Checks: checks}
 		for _, p := range tt.within {
 			want.Within = append(want.Within, netip.MustParsePrefix(p))
 		}
@@ -275,9 +275,9 @@ func TestPortTaken(t *testing.T) {
 	}
 	defer other.Close()
 	at := netip.MustParseAddrPort(other.Addr().String())
-	s := &Servers{}
+	s := &CheckServers{}
 	t.Cleanup(s.close)
-	want := Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
+	want := DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{at.Port(): {Namespace: "shop", Name: "web"}}}
 	problems := s.Sync(want)
 	if len(problems) != 1 || problems[0].Addr != at || problems[0].Name != "web" || problems[0].Err == nil {
 		t.Fatalf("problems = %v, want one of shop/web on %s", problems, at)
@@ -297,8 +297,8 @@ func TestRetriesAndReports(t *testing.T) {
 		var mu sync.Mutex
 		var reports []string
 		begin, attempts := time.Now(), 0
-		s := &Servers{}
-		s.Report = func(p Problem) {
+		s := &CheckServers{}
+		s.Report = func(p CheckProblem) {
 			mu.Lock()
 			defer mu.Unlock()
 			reports = append(reports, fmt.Sprintf("%s %s", time.Since(begin), p.Error()))
@@ -314,7 +314,7 @@ func TestRetriesAndReports(t *testing.T) {
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
 		checks := map[uint16]Check{30001: {Namespace: "shop", Name: "web"}}
-		s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks})
+		s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks})
 		time.Sleep(time.Minute + time.Second)
 		synctest.Wait()
 		if attempts != 13 {
@@ -327,7 +327,7 @@ func TestRetriesAndReports(t *testing.T) {
 		}
 		cancel()
 		<-done
-		if s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks}); attempts != 13 || len(s.Problems()) > 0 {
+		if s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks}); attempts != 13 || len(s.Problems()) > 0 {
 			t.Errorf("%d attempts, problems %v after the end", attempts, s.Problems())
 		}
 	})
@@ -336,10 +336,10 @@ func TestRetriesAndReports(t *testing.T) {
 // An address that could not be bound is served later, and that is reported.
 func TestHealsItself(t *testing.T) {
 	s, n := newServers(t)
-	healed := make(chan Problem, 8)
-	s.Report = func(p Problem) { healed <- p }
+	healed := make(chan CheckProblem, 8)
+	s.Report = func(p CheckProblem) { healed <- p }
 	n.refuse["127.0.0.1:7"] = errors.New("taken")
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
 	if p := <-healed; p.Err == nil || len(s.Problems()) != 1 {
 		t.Errorf("reported %v, problems %v", p, s.Problems())
 	}
@@ -363,7 +363,7 @@ func TestBrokenListener(t *testing.T) {
 		}
 		return l, err
 	}
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
+	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {Namespace: "shop", Name: "web"}}})
 	ended := s.running[netip.AddrPortFrom(loop4, 7)].ended
 	first.Close()
 	<-ended
@@ -375,7 +375,7 @@ func TestBrokenListener(t *testing.T) {
 
 func TestRunStopsEverything(t *testing.T) {
 	s, n := newServers(t)
-	s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: [2]int{1}}}})
+	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: {LocalEndpoints: [2]int{1}}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s.Run(ctx)
@@ -389,9 +389,9 @@ func TestTakenPortChangesHands(t *testing.T) {
 	s, n := newServers(t)
 	n.refuse["127.0.0.1:7"] = errors.New("taken")
 	var reports []string
-	s.Report = func(p Problem) { reports = append(reports, p.Namespace+"/"+p.Name) }
+	s.Report = func(p CheckProblem) { reports = append(reports, p.Namespace+"/"+p.Name) }
 	for _, c := range []Check{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "api"}, {Namespace: "test", Name: "api"}} {
-		s.Sync(Desired{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: c}})
+		s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{7: c}})
 	}
 	if want := []string{"shop/web", "shop/api", "test/api"}; !slices.Equal(reports, want) {
 		t.Errorf("reported %q, want %q", reports, want)
