@@ -24,8 +24,8 @@ import (
 
 	"kubeproxy/common/errtree"
 	"kubeproxy/common/files"
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/service"
 )
 
 // OS is the operating system that a configuration is for. It may differ from the one that
@@ -371,7 +371,7 @@ func setDefaults(c *v1alpha1.KubeProxyConfiguration, os OS, given func(path stri
 	c.HostnameOverride = normalName(c.HostnameOverride)
 	setIfZero(&c.BindAddress, "0.0.0.0")
 	any4, loop4 := "0.0.0.0", "127.0.0.1"
-	if a, err := ipaddr.Parse(c.BindAddress); err == nil && a.Is6() {
+	if a, err := service.ParseAddr(c.BindAddress); err == nil && a.Is6() {
 		any4, loop4 = "::", "::1"
 	}
 	setIfZero(&c.HealthzBindAddress, any4)

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 	"kubeproxy/common/suggest"
 )
@@ -81,7 +80,7 @@ func (b *build) noteOtherModes(path string) {
 // noteBind adds a note about an address for the listeners of mode userspace: kube-proxy's
 // mode userspace listened there.
 func (b *build) noteBind() {
-	a, err := ipaddr.Parse(b.BindAddress)
+	a, err := service.ParseAddr(b.BindAddress)
 	first, _, ranged := portRange(b.PortRange)
 	switch {
 	case err != nil || a.IsUnspecified() || b.os != Linux || b.Mode != Userspace:

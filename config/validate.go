@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 	"kubeproxy/common/suggest"
 )
@@ -303,7 +302,7 @@ func familyOf(a netip.Addr) string {
 
 // familyName returns the family of an address that passed the checks.
 func familyName(s string) string {
-	a, _ := ipaddr.Parse(s)
+	a, _ := service.ParseAddr(s)
 	return familyOf(a)
 }
 
@@ -415,7 +414,7 @@ func (c *Config) NodeName(host string) string {
 // NodeIP returns the address that the operator set for the node. It is invalid if the
 // Node object decides.
 func (c *Config) NodeIP() netip.Addr {
-	a, _ := ipaddr.Parse(c.BindAddress)
+	a, _ := service.ParseAddr(c.BindAddress)
 	if a.IsUnspecified() {
 		return netip.Addr{}
 	}
@@ -451,7 +450,7 @@ func (c *Config) NodePorts() NodePortRange {
 }
 
 func (b *build) validateAddresses() {
-	if _, err := ipaddr.Parse(b.BindAddress); err != nil {
+	if _, err := service.ParseAddr(b.BindAddress); err != nil {
 		b.errorf("bindAddress", "%q is no IP address: want one such as 192.0.2.1, or 0.0.0.0 or :: for the node's own", b.BindAddress)
 	}
 	b.hostPort("healthzBindAddress", b.HealthzBindAddress, "0.0.0.0:10256 or [::]:10256")
@@ -469,7 +468,7 @@ func (b *build) validateAddresses() {
 		}
 	}
 	if vip := b.Winkernel.SourceVip; vip != "" {
-		if _, err := ipaddr.Parse(vip); err != nil {
+		if _, err := service.ParseAddr(vip); err != nil {
 			b.errorf("winkernel.sourceVip", "%q is no IP address: want one such as 192.0.2.1", vip)
 		}
 	}
@@ -554,7 +553,7 @@ func nodePorts(words []string) (NodePortRange, error) {
 
 // parsePrefix returns the prefix with its host bits cleared.
 func parsePrefix(s string) (netip.Prefix, error) {
-	p, err := ipaddr.ParsePrefix(s)
+	p, err := service.ParsePrefix(s)
 	switch {
 	case err != nil:
 		return p, fmt.Errorf("%.80q is no prefix: want one such as 10.0.0.0/8 or fd00::/48", s)

@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -326,7 +325,7 @@ func nodeSeen(m Machine, n *corev1.Node, others []corev1.Node) Seen {
 func addrsOf(n *corev1.Node) []string {
 	var all []string
 	for _, a := range n.Status.Addresses {
-		if _, err := ipaddr.Parse(a.Address); err == nil {
+		if _, err := service.ParseAddr(a.Address); err == nil {
 			all = append(all, a.Address)
 		}
 	}
@@ -338,7 +337,7 @@ func addrsOf(n *corev1.Node) []string {
 func isThisMachine(n *corev1.Node, addrs []netip.Addr) bool {
 	all := addrsOf(n)
 	return len(all) == 0 || slices.ContainsFunc(all, func(s string) bool {
-		a, err := ipaddr.Parse(s)
+		a, err := service.ParseAddr(s)
 		return err == nil && slices.Contains(addrs, a)
 	})
 }
@@ -355,7 +354,7 @@ func podFindings(p Pods, n *corev1.Node) []Finding {
 	}
 	var all []Finding
 	for _, text := range own {
-		pods, err := ipaddr.ParsePrefix(text)
+		pods, err := service.ParsePrefix(text)
 		if err != nil {
 			continue
 		}

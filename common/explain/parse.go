@@ -14,7 +14,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -146,7 +145,7 @@ func (p *parser) source() (client, error) {
 	case kind == "pod" || kind == "po" || kind == "pods":
 		return p.pod(name)
 	}
-	a, err := ipaddr.Parse(p.query.Source)
+	a, err := service.ParseAddr(p.query.Source)
 	if err != nil {
 		return client{}, fmt.Errorf("source %q: %s", p.query.Source, sourceForms)
 	}
@@ -245,7 +244,7 @@ func (p *parser) destination(families []service.Family) error {
 	if port, ok := strings.CutPrefix(text, "node:"); ok {
 		return p.nodePort(port, given, families)
 	}
-	to, err := ipaddr.ParsePort(text)
+	to, err := service.ParseAddrPort(text)
 	if err != nil || to.Port() == 0 {
 		return fmt.Errorf("destination %q: %s", p.query.Destination, destinationForms)
 	}
@@ -426,7 +425,7 @@ func (p *Pods) SetSlice(o *discoveryv1.EndpointSlice) bool {
 		if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || len(e.Addresses) == 0 {
 			continue
 		}
-		addr, err := ipaddr.Parse(e.Addresses[0])
+		addr, err := service.ParseAddr(e.Addresses[0])
 		if err != nil {
 			continue // the tracker reports it
 		}

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/health"
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -67,7 +66,7 @@ func (s *Server) pods(ctx context.Context, v url.Values) func(types.NamespacedNa
 	if given := v["podAddress"]; len(given) > 0 {
 		return func(types.NamespacedName) (addrs []netip.Addr, node string, err error) {
 			for _, text := range given {
-				a, err := ipaddr.Parse(text)
+				a, err := service.ParseAddr(text)
 				if err != nil {
 					return nil, "", fmt.Errorf("podAddress: %w", err)
 				}

@@ -15,7 +15,6 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 )
 
@@ -177,7 +176,7 @@ func parseAddr(s string) (netip.Addr, error) {
 // parseAssigned is parseAddr for an address that the API server or a load balancer's
 // controller assigned. It may be link-local, because the range of ClusterIPs may be.
 func parseAssigned(s string) (netip.Addr, error) {
-	a, err := ipaddr.Parse(s)
+	a, err := service.ParseAddr(s)
 	switch {
 	case err != nil:
 		return netip.Addr{}, err
@@ -194,7 +193,7 @@ func broadcast() netip.Addr { return netip.AddrFrom4([4]byte{255, 255, 255, 255}
 // parsePrefix parses a CIDR and clears its host bits.
 func parsePrefix(s string) (netip.Prefix, error) {
 	s = strings.TrimSpace(s)
-	p, err := ipaddr.ParsePrefix(s)
+	p, err := service.ParsePrefix(s)
 	if err != nil {
 		return netip.Prefix{}, err
 	}

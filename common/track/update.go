@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/service"
 )
 
@@ -364,7 +363,7 @@ func readNode(n *corev1.Node) *nodeInfo {
 		default:
 			continue
 		}
-		addr, err := ipaddr.Parse(a.Address)
+		addr, err := service.ParseAddr(a.Address)
 		if err != nil || addr.Zone() != "" || addr.IsUnspecified() {
 			notes.add(at("status.addresses", i)+".address", "%.80q is not an IP address of a node", a.Address)
 			continue

@@ -18,7 +18,6 @@ import (
 
 	"kubeproxy/common/condition"
 	"kubeproxy/common/document"
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -147,7 +146,7 @@ type Setup struct {
 
 // PrimaryFamily returns the IP family without which the proxy does not start.
 func PrimaryFamily(c *config.Config) service.Family {
-	if a, err := ipaddr.Parse(c.BindAddress); err == nil && a.Is6() {
+	if a, err := service.ParseAddr(c.BindAddress); err == nil && a.Is6() {
 		return service.IPv6
 	}
 	return service.IPv4

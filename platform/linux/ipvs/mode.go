@@ -4,7 +4,6 @@
 package ipvs
 
 import (
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
@@ -57,7 +56,7 @@ func optionsOf(c *config.Config) Options {
 		UDP:           c.IPVS.UDPTimeout.Duration,
 	}
 	for _, s := range c.IPVS.ExcludeCIDRs {
-		if p, err := ipaddr.ParsePrefix(s); err == nil { // validation has refused others
+		if p, err := service.ParsePrefix(s); err == nil { // validation has refused others
 			o.Exclude = append(o.Exclude, p.Masked())
 		}
 	}

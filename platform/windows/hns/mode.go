@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
@@ -55,7 +54,7 @@ func OptionsOf(c *config.Config) Options {
 		IgnoreSourceRanges:  c.IgnoreSourceRanges,
 	}
 	// The configuration was validated when it was read.
-	o.SourceVIP, _ = ipaddr.Parse(c.Winkernel.SourceVip)
+	o.SourceVIP, _ = service.ParseAddr(c.Winkernel.SourceVip)
 	if health, err := netip.ParseAddrPort(c.HealthzBindAddress); err == nil {
 		o.HealthzPort = health.Port()
 	}

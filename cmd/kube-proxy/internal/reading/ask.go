@@ -19,9 +19,9 @@ import (
 	baseconfig "k8s.io/component-base/config/v1alpha1"
 
 	"kubeproxy/common/explain"
-	"kubeproxy/common/ipaddr"
 	"kubeproxy/common/kubeclient"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/statusview"
 )
@@ -118,7 +118,7 @@ func (c Client) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr,
 	}
 	var addrs []netip.Addr
 	for _, x := range pod.Status.PodIPs {
-		if addr, err := ipaddr.Parse(x.IP); err == nil {
+		if addr, err := service.ParseAddr(x.IP); err == nil {
 			addrs = append(addrs, addr)
 		}
 	}
