@@ -17,6 +17,7 @@ import (
 	"golang.org/x/tools/txtar"
 	"sigs.k8s.io/yaml"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
@@ -151,4 +152,51 @@ func openScenarioWithOptions(t *testing.T, path string) (*txtar.Archive, *servic
 		t.Fatalf("cluster.yaml: %v", err)
 	}
 	return a, tracker.Latest(), c
+}
+
+// backend is what the scenarios know of a backend. A new one adds a row to backends.
+type backend struct {
+	name string
+	// write returns what the backend makes of a cluster and its node, without what is in
+	// the skeleton. A scenario has it in the file with the backend's name.
+	write func(*testing.T, *service.Snapshot, scenarioOptions) string
+	// skeleton is the file with what every node has, "" if that is nothing. render
+	// returns all that a node has.
+	skeleton string
+	render   func(*testing.T, *service.Snapshot) []byte
+}
+
+var backends = []backend{
+	{"nftables", writeNFTables, skeletonPath, func(t *testing.T, s *service.Snapshot) []byte { return renderNFTables(t, s, document.Text) }},
+	{"iptables", writeIPTables, "testdata/skeleton.iptables", renderIPTables},
+	{"ipvs", writeIPVS, "testdata/skeleton.ipvs", renderIPVS},
+	{"userspace", writeUserspace, "testdata/skeleton.userspace", renderUserspace},
+	{"kernelspace", writeKernelspace, "", nil},
+}
+
+const skeletonPath = "testdata/skeleton.nft"
+
+// TestSkeleton shows what every node has in each mode.
+func TestSkeleton(t *testing.T) {
+	for _, b := range backends {
+		if b.skeleton == "" {
+			continue
+		}
+		t.Run(b.name, func(t *testing.T) {
+			path, got := b.skeleton, b.render(t, emptySnapshot)
+			if *update {
+				if err := os.WriteFile(path, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), string(got)); diff != "" {
+				t.Errorf("skeleton (-want +got):\n%s", diff)
+			}
+		})
+	}
 }

@@ -5,8 +5,18 @@ package main
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"kubeproxy/config"
+	"kubeproxy/platform/modes"
 )
 
 const chart = `kind: Service
@@ -95,6 +105,226 @@ func TestDiffWithoutABadObject(t *testing.T) {
 		got := call(t, dir, "diff", "--from=DIR/old.yaml", "--manifests=DIR/new.yaml", "--hostname-override=node-a")
 		if got.Code != want || !strings.Contains(got.Err, "warning: manifest ") {
 			t.Errorf("exit %d, want %d; %s\n%s", got.Code, want, got.Err, got.Out)
+		}
+	}
+}
+
+// TestChartValues compares values of the chart, which a test of the chart renders, and what
+// the command says of them.
+func TestChartValues(t *testing.T) {
+	const dir = "testdata/values/"
+	noServer := "apiServer: is not known here: helm install asks the cluster, and helm template needs one like https://192.0.2.1:6443"
+	notLocal := "linux.config.iptables.localhostNodePorts: is false in the chart: NodePorts no longer answer on 127.0.0.1; true keeps that"
+	primary := "linux.config.nodePortAddresses: is [primary] in mode nftables: NodePorts answer on the addresses of the Node, no longer on all of the machine; [all] keeps that"
+	ipvs := []string{
+		noServer,
+		"metricsBindAddress: is left out: the chart always has this server",
+		"DIR/ipvs.yaml:13: conntrack.max: is ignored: set conntrack.maxPerCore and conntrack.min",
+		"DIR/ipvs.yaml:12: iptables.localhostNodePorts: has no effect in mode ipvs, only in mode iptables or userspace",
+		"DIR/ipvs.yaml:14: winkernel.networkName: has no effect on linux",
+		"DIR/ipvs.yaml:13: conntrack.tcpBeLiberal: has no effect in mode ipvs, only in mode iptables or nftables",
+		"DIR/ipvs.yaml:11: ipvs.excludeCIDRs: has no prefix of the primary family IPv6",
+		"DIR/ipvs.yaml:6: healthzBindAddress: 0.0.0.0:10356 answers IPv4 only, while the primary family is IPv6",
+		"DIR/ipvs.yaml:16: nodePortAddress: unknown field; did you mean nodePortAddresses?",
+	}
+	rke2 := "--cluster-cidr=10.42.0.0/16 --conntrack-max-per-core=0 --conntrack-tcp-timeout-close-wait=0s --conntrack-tcp-timeout-established=0s " +
+		"--healthz-bind-address=127.0.0.1 --hostname-override=node-a --kubeconfig=/var/lib/rancher/rke2/agent/kubeproxy.kubeconfig"
+	for name, tt := range map[string]struct {
+		file, flags string
+		notes       []string
+	}{
+		"kubeadm": {"kubeadm.yaml", "", []string{
+			"linux.mode: is iptables, kube-proxy's mode where none is set; with -- --proxy-mode=nftables the values are for nftables, the default of the chart", notLocal}},
+		"kubeadm-nftables": {"kubeadm.yaml", "--proxy-mode=nftables", []string{
+			"linux.mode: is nftables, and was iptables", "linux.config.nodePortAddresses: has no localhost: NodePorts no longer answer on 127.0.0.1; with it they do", primary}},
+		"kubeadm-all":       {"kubeadm.yaml", "--proxy-mode=nftables --nodeport-addresses=all,localhost", []string{"linux.mode: is nftables, and was iptables"}},
+		"kubeadm-localhost": {"kubeadm.yaml", "--iptables-localhost-nodeports=true --proxy-mode=iptables", nil},
+		"eks": {"eks.yaml", "", []string{notLocal,
+			"DIR/eks.yaml:62: udpIdleTimeout: is not a field any more; it has an effect in mode userspace, like --udp-timeout, and elsewhere conntrack.udpTimeout has"}},
+		"rke2": {"", rke2 + " --proxy-mode=ipvs --ipvs-strict-arp", []string{noServer,
+			"linux.config.healthzBindAddress: is left out: the kubelet does not reach 127.0.0.1:10256; the chart has [::]:10256"}},
+		"ipvs": {"ipvs.yaml", "", ipvs},
+		"ipvs-nftables": {"ipvs.yaml", "--proxy-mode=nftables --masquerade-all --service-proxy-name=team --nodeport-addresses=primary,10.0.0.0/8 --master=https://192.0.2.1:6443",
+			append([]string{"linux.mode: is nftables, and was ipvs", ipvs[1], ipvs[2],
+				"DIR/ipvs.yaml:12: iptables.localhostNodePorts: has no effect in mode nftables, only in mode iptables or userspace",
+				"DIR/ipvs.yaml:11: ipvs.minSyncPeriod: has no effect in mode nftables, only in mode ipvs",
+				"DIR/ipvs.yaml:11: ipvs.scheduler: has no effect in mode nftables, only in mode ipvs",
+				"DIR/ipvs.yaml:11: ipvs.excludeCIDRs: has no effect in mode nftables, only in mode ipvs",
+				"DIR/ipvs.yaml:11: ipvs.strictARP: has no effect in mode nftables, only in mode ipvs", ipvs[4]}, ipvs[7:]...)},
+		"userspace": {"", "--proxy-mode=userspace --udp-timeout=1s --expose-admin-pages --cleanup-ipvs --socket-acceleration=node --count-traffic --iptables-localhost-nodeports=false --metrics-bind-address=0.0.0.0:9999", []string{
+			"--expose-admin-pages: is left out: other values, such as extraArgs, have its effect", noServer,
+			"--cleanup-ipvs: is deprecated: --cleanup removes what mode ipvs made, too; only false has an effect, which leaves that alone"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"config", "migrate", "--values"}
+			if tt.file != "" {
+				args = append(args, dir+tt.file)
+			}
+			want, err := os.ReadFile(dir + name + ".values.yaml")
+			if err != nil {
+				t.Error(err)
+			}
+			var notes strings.Builder
+			for _, n := range tt.notes {
+				notes.WriteString("note: " + strings.ReplaceAll(n, "DIR/", dir) + "\n")
+			}
+			got := call(t, "", append(append(args, "--"), strings.Fields(tt.flags)...)...)
+			if diff := cmp.Diff(outcome{0, string(want), notes.String()}, got); diff != "" {
+				t.Errorf("outcome (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDeployedConfig checks that the proxy has no remarks on the deployed configuration.
+func TestDeployedConfig(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		os   config.OS
+	}{
+		{"linux", config.Linux}, {"iptables", config.Linux}, {"ipvs", config.Linux}, {"userspace", config.Linux},
+		{"windows", config.Windows}, {"mixed", config.Linux}, {"mixed", config.Windows},
+	} {
+		t.Run(tt.name+" on "+string(tt.os), func(t *testing.T) {
+			c, err := config.Load(&config.Flags{Modes: modes.All().Config(), Config: "../../build/deploy/" + tt.name + "/" + string(tt.os) + ".yaml", StrictConfig: true}, tt.os)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range c.Notes {
+				if mode := c.Mode; mode == "nftables" || mode == "" { // the others are advised against
+					t.Errorf("note: %s: %s", n.Path, n.Text)
+				}
+			}
+		})
+	}
+}
+
+// TestDeployedStartWaits checks that a proxy that starts without an API server waits for
+// an hour before kubelet restarts it.
+func TestDeployedStartWaits(t *testing.T) {
+	for _, name := range []string{"linux", "windows"} {
+		for _, c := range deployedPod(t, name).Containers {
+			p := c.StartupProbe
+			if p == nil || time.Duration(p.PeriodSeconds*p.FailureThreshold)*time.Second < time.Hour {
+				t.Errorf("%s: container %s has the startup probe %v, want one that waits for an hour", name, c.Name, p)
+			}
+		}
+	}
+}
+
+// deployedPod returns the pod of a folder's DaemonSet.
+func deployedPod(t *testing.T, name string) corev1.PodSpec {
+	t.Helper()
+	text, err := os.ReadFile("../../build/deploy/" + name + "/objects.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(string(text), "---\n") {
+		var set struct {
+			Kind string
+			Spec struct{ Template corev1.PodTemplateSpec }
+		}
+		if err := yaml.Unmarshal([]byte(document), &set); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if set.Kind == "DaemonSet" {
+			return set.Spec.Template.Spec
+		}
+	}
+	t.Fatalf("%s has no DaemonSet", name)
+	return corev1.PodSpec{}
+}
+
+// TestDeployedMetricsAreForTheNode checks that metrics are served to the node only, as
+// they name Services of all namespaces.
+func TestDeployedMetricsAreForTheNode(t *testing.T) {
+	var files []string
+	for _, system := range []config.OS{config.Linux, config.Windows} {
+		found, err := filepath.Glob("../../build/deploy/*/" + string(system) + ".yaml")
+		if err != nil || len(found) < 2 {
+			t.Fatalf("%q, %v", found, err)
+		}
+		files = append(files, found...)
+	}
+	for _, f := range files {
+		system := config.OS(strings.TrimSuffix(filepath.Base(f), ".yaml"))
+		c, err := config.Load(&config.Flags{Modes: modes.All().Config(), Config: f, StrictConfig: true}, system)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.MetricsBindAddress != "127.0.0.1:10249" {
+			t.Errorf("%s: metrics are at %s", f, c.MetricsBindAddress)
+		}
+	}
+}
+
+// chartFlags returns the patterns of the flags that extraArgs of the chart may have.
+func chartFlags(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../build/chart/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema struct {
+		Properties struct {
+			ExtraArgs struct {
+				Items struct{ AnyOf []struct{ Pattern string } }
+			}
+		}
+	}
+	if err := yaml.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, p := range schema.Properties.ExtraArgs.Items.AnyOf {
+		all = append(all, p.Pattern)
+	}
+	return all
+}
+
+// TestChartKnowsFlags checks that each flag that extraArgs of the chart may have is one of
+// the program.
+func TestChartKnowsFlags(t *testing.T) {
+	var names []string
+	for _, pattern := range chartFlags(t) {
+		_, list, _ := strings.Cut(pattern, "(")
+		list, _, _ = strings.Cut(list, ")")
+		names = append(names, strings.Split(list, "|")...)
+	}
+	if len(names) < 5 {
+		t.Errorf("flags %q", names)
+	}
+	flags := newRoot(streams{}, modes.All()).Flags()
+	for _, name := range names {
+		if flags.Lookup(name) == nil {
+			t.Errorf("there is no flag --%s", name)
+		}
+	}
+}
+
+// TestChartRefusesWhatFlagsRefuse compares the patterns of extraArgs with the program. The
+// program also takes a flag and its value in two arguments, and a list there has one for each.
+func TestChartRefusesWhatFlagsRefuse(t *testing.T) {
+	pattern := regexp.MustCompile(strings.Join(chartFlags(t), "|"))
+	for want, args := range map[bool][]string{
+		true: {
+			"--v=2", "--vmodule=round=3,nft*=4", "--logging-format=json", "--service-proxy-name=team", "--service-proxy-name=A.b_c-9",
+			"--expose-admin-pages", "--strict-config=false", "--ignore-source-ranges=true", "--kube-api-burst=20", "--kube-api-qps=7.5",
+			"--kube-api-content-type=application/json", "--udp-timeout=1m30s", "--udp-timeout=250ms", "--proxy-mode-fallback",
+		},
+		false: {
+			"--v=abc", "--v=-1", "--v", "--vmodule=round", "--vmodule==3", "--logging-format=xml", "--service-proxy-name", "--service-proxy-name=",
+			"--service-proxy-name=a/b", "--service-proxy-name=-a", "--expose-admin-pages=maybe", "--kube-api-burst=many", "--kube-api-qps=fast",
+			"--kube-api-content-type=text/plain", "--udp-timeout=250", "--udp-timeout=1.2.3s", "--no-such-flag",
+		},
+	} {
+		for _, arg := range args {
+			if got := pattern.MatchString(arg); got != want {
+				t.Errorf("%s: the chart accepts it: %v, want %v", arg, got, want)
+			}
+			if o := call(t, "", arg, "--write-config-to=-"); (o.Code == 0) != want {
+				t.Errorf("%s: the program has exit code %d, want accepted %v\n%s", arg, o.Code, want, o.Err)
+			}
 		}
 	}
 }

@@ -6,14 +6,19 @@ package main
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 
 	"kubeproxy/cmd/kube-proxy/internal/cli"
@@ -321,4 +326,133 @@ func TestConfigFromStandardInput(t *testing.T) {
 			t.Errorf("%.200s: no %q in %s", text, want, got)
 		}
 	}
+}
+
+// TestOneWordForOneThing reads all help texts side by side: a flag of one name means the
+// same in every command, texts fit on a screen, and no word has another one beside it.
+func TestOneWordForOneThing(t *testing.T) {
+	usages := map[string]string{}
+	each(newRoot(streams{}, modes.All()), func(cmd *cobra.Command) {
+		for line := range strings.Lines(cmd.Long) {
+			if n := utf8.RuneCountInString(line); n > 83 {
+				t.Errorf("%s: a line of %d letters: %s", cmd.CommandPath(), n, line)
+			}
+		}
+		for other, word := range map[string]string{"Tell": "Say", "Show": "Print", "seconds to wait": "how much TIME", "bundle": "archive"} {
+			if text := cmd.Short + "\n" + cmd.Long; strings.Contains(text, other) {
+				t.Errorf("%s: %q in the help: other commands have %q", cmd.CommandPath(), other, word)
+			}
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			switch f.Name {
+			case "help", "output", "timeout", "manifests", "config", "strict-config", "metrics-bind-address": // of each command
+				return
+			}
+			if before, seen := usages[f.Name]; seen && before != f.Usage {
+				t.Errorf("%s --%s: %q, elsewhere %q", cmd.CommandPath(), f.Name, f.Usage, before)
+			}
+			usages[f.Name] = f.Usage
+		})
+	})
+}
+
+// each calls do for cmd and the commands below it, except for those that cobra writes.
+func each(cmd *cobra.Command, do func(*cobra.Command)) {
+	if cmd.Name() == "completion" || cmd.Name() == "help" {
+		return
+	}
+	do(cmd)
+	for _, c := range cmd.Commands() {
+		each(c, do)
+	}
+}
+
+// TestCompletion asks as the scripts of shells do.
+func TestCompletion(t *testing.T) {
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"mode":"nftables","health":{"status":{"IPv4":{"healthy":true}}},"services":[{"namespace":"shop","name":"web","state":"programmed","ports":[{"port":"lines","protocol":"TCP","family":"IPv4"},{"port":"lines","protocol":"TCP","family":"IPv6"},{"port":"names","protocol":"UDP","family":"IPv4"}]},{"namespace":"shop","name":"cart","state":"programmed"}]}`))
+	}))
+	defer proxy.Close()
+	server := "--server=" + strings.TrimPrefix(proxy.URL, "http://")
+	for _, tt := range []struct{ line, want string }{
+		{"--proxy-mode ", "iptables userspace ipvs nftables kernelspace"},
+		{"render --proxy-mode ", "iptables userspace ipvs nftables kernelspace"},
+		{"render -o ", "text json"},
+		{"diff -o ", "plan diff json"},
+		{"status -o ", "table wide json"},
+		{"service status -o ", "text json"},
+		{"doctor -o ", "text json"},
+		{"explain -o ", "text json"},
+		{"config validate --os ", "linux windows"},
+		{"--detect-local-mode ", "ClusterCIDR NodeCIDR BridgeInterface InterfaceNamePrefix"},
+		{"status " + server + " ", "shop/web shop/cart"},
+		{"explain " + server + " ", "node outside"},
+		{"explain " + server + " outside ", "svc/shop/web svc/shop/cart"},
+		{"explain " + server + " outside svc/shop/web ", ""},
+		{"explain " + server + " outside svc/shop/web:", "svc/shop/web:lines svc/shop/web:names/udp"},
+		{"explain " + server + " outside svc/shop/cart:", ""},
+		{"status --server=127.0.0.1:1 ", ""},
+	} {
+		args := strings.Split(tt.line, " ")
+		got := call(t, "", append([]string{cobra.ShellCompNoDescRequestCmd}, args...)...)
+		values, _, _ := strings.Cut("\n"+got.Out, "\n:") // then a number for the shell
+		if got.Code != 0 || strings.Join(strings.Fields(values), " ") != tt.want {
+			t.Errorf("%q: exit %d, %q, want %q", tt.line, got.Code, got.Out, tt.want)
+		}
+	}
+}
+
+// TestOutputsAreCompleted checks that no command has formats that shells do not know of.
+func TestOutputsAreCompleted(t *testing.T) {
+	var check func(*cobra.Command)
+	check = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if _, completed := cmd.GetFlagCompletionFunc(f.Name); f.Name == "output" && !completed {
+				t.Errorf("%s: the values of --output are not completed", cmd.CommandPath())
+			}
+		})
+		for _, c := range cmd.Commands() {
+			check(c)
+		}
+	}
+	check(newRoot(streams{}, modes.All()))
+}
+
+// manFolder is where make release wants the pages. They are written by a test, so that the
+// program does not link what writes them.
+var manFolder = flag.String("man", "", "write the man pages to this folder")
+
+// TestManPages writes the man pages, one for each command, and checks that each has what
+// the help has.
+func TestManPages(t *testing.T) {
+	folder := *manFolder
+	if folder == "" {
+		folder = t.TempDir()
+	} else if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root := newRoot(streams{}, modes.All())
+	root.DisableAutoGenTag = true // which has a date of its own
+	header := &doc.GenManHeader{Title: "KUBE-PROXY", Section: "8", Source: "kube-proxy " + buildInfo().Version, Manual: "Service proxy"}
+	if err := doc.GenManTree(root, header, folder); err != nil {
+		t.Fatal(err)
+	}
+	each(root, func(cmd *cobra.Command) {
+		name := strings.ReplaceAll(cmd.CommandPath(), " ", "-") + ".8"
+		text, err := os.ReadFile(filepath.Join(folder, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		page := strings.ReplaceAll(string(text), `\-`, "-")
+		for _, want := range append([]string{".TH", cmd.Short}, strings.Fields(cmd.Use)[:1]...) {
+			if !strings.Contains(page, want) {
+				t.Errorf("%s lacks %q", name, want)
+			}
+		}
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != "help" && !f.Hidden && !strings.Contains(page, "--"+f.Name) {
+				t.Errorf("%s lacks --%s", name, f.Name)
+			}
+		})
+	})
 }

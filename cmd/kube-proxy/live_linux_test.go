@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -150,5 +152,13 @@ func (p *process) end(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Fatalf("does not stop:\n%s", p.log.String())
+	}
+}
+
+// TestHNSStateUnsupportedOS checks that the error names the system of the command.
+func TestHNSStateUnsupportedOS(t *testing.T) {
+	want := outcome{1, "", "kube-proxy: " + errNoHNS.Error() + "\n"}
+	if diff := cmp.Diff(want, call(t, t.TempDir(), "hns-state")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

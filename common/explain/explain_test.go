@@ -240,3 +240,136 @@ func drawConn(t *rapid.T, s *service.Snapshot) (route.Conn, bool) {
 	c.ToNode = c.To.Addr() == s.Node.Addrs[0]
 	return c, true
 }
+
+// TestOthers checks what rules of others make of the verdict, and that they are printed.
+func TestOthers(t *testing.T) {
+	one := func(does Deed, doubts ...Doubt) Other {
+		return Other{Hook: "forward", Table: "inet fw", Chain: "guard", Does: does, Rule: "the rule R", Look: "nft -a list chain inet fw guard", To: []string{"10.0.0.1:80"}, Doubts: doubts}
+	}
+	doubt := Doubt{Rule: "the rule D", Does: Drops, Why: "expression limit", Look: "nft LOOK"}
+	for name, tt := range map[string]struct {
+		action  string
+		other   Other
+		verdict Agreement
+		want    string
+	}{
+		"drops":            {"forward", one(Drops), Differ, "the rule R drops packets to 10.0.0.1:80, and is not kube-proxy's\n  look  nft -a list chain inet fw guard"},
+		"drops any":        {"pass", one(Drops), Differ, "drops packets"},
+		"drops what drops": {"drop", one(Drops), Agree, "note: the rule R drops"},
+		"translates":       {"forward", one(Translates), Differ, "another destination"},
+		"translates other": {"pass", one(Translates), Agree, "note: the rule R gives"},
+		"masquerades":      {"forward", one(Masquerades), Agree, "note: the rule R masquerades"},
+		"doubt":            {"forward", one(Passes, doubt), Agree, "as far as the rules of others can be followed:\n  the rule D may drop it (expression limit)\n  look  nft LOOK"},
+		"passes":           {"forward", one(Passes), Agree, "lets it pass\n\nThe node does what it should.\n"},
+	} {
+		x := &Explanation{Action: tt.action}
+		x.Compare(&Path{Action: tt.action, Others: []Other{tt.other}})
+		var b bytes.Buffer
+		if err := (View{}).Print(&b, x); err != nil || x.Verdict != tt.verdict || !strings.Contains(b.String(), tt.want) {
+			t.Errorf("%s: %s, %v, want %s and %q in\n%s", name, x.Verdict, err, tt.verdict, tt.want, b.String())
+		}
+	}
+}
+
+var (
+	good  = netip.MustParseAddrPort("10.244.1.1:8080")
+	other = netip.MustParseAddrPort("10.244.1.2:8080")
+)
+
+// compared compares w with an Explanation that leads to good, unmasqueraded.
+func compared(w *Walk) *Explanation {
+	x := &Explanation{Source: "10.244.1.2", Action: "forward", Endpoints: []Endpoint{{Listed: track.Listed{Address: good.String()}, Chosen: true, Client: "kept"}}}
+	x.Compare(w.Path())
+	return x
+}
+
+func TestCompare(t *testing.T) {
+	for name, tc := range map[string]struct {
+		walk    Walk
+		want    Agreement
+		differs []string
+	}{
+		"same":       {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false}}, Agree, nil},
+		"masquerade": {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}}, Differ, []string{"the client's address is masqueraded on the way to 10.244.1.1:8080, and should be kept"}},
+		"unknown":    {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}, ClientUnknown: true}, Agree, nil},
+		"one more":   {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false, other: false}}, Differ, []string{"the node also sends it to 10.244.1.2:8080, which should not get it"}},
+		"another":    {Walk{Action: route.Reject}, Differ, []string{"the node does reject, and should forward"}},
+		"by design":  {Walk{Action: route.Reject, ByDesign: "the mode never does that"}, Agree, nil},
+		"fault":      {Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false}, Faults: []string{"x"}}, Differ, []string{"x"}},
+	} {
+		if x := compared(&tc.walk); x.Verdict != tc.want || !slices.Equal(x.Differences, tc.differs) {
+			t.Errorf("%s: %s %q, want %s %q", name, x.Verdict, x.Differences, tc.want, tc.differs)
+		}
+	}
+}
+
+// The client itself is reached with an address of the node, wherever it is.
+func TestCompareHairpin(t *testing.T) {
+	x := &Explanation{Source: good.Addr().String(), Action: "forward", Endpoints: []Endpoint{{Listed: track.Listed{Address: good.String()}, Chosen: true, Client: "kept"}}}
+	x.Compare((&Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}}).Path())
+	if x.Verdict != Agree {
+		t.Errorf("%q", x.Differences)
+	}
+}
+
+func TestFlows(t *testing.T) {
+	client := netip.MustParseAddrPort("10.244.1.7:1001")
+	for name, tc := range map[string]struct {
+		flow          Flow
+		via           []netip.AddrPort
+		faults, notes int
+	}{
+		"to an endpoint":       {Flow{Target: good}, nil, 0, 0},
+		"stale":                {Flow{Target: other, Stale: true}, nil, 1, 0},
+		"open, of before":      {Flow{Target: other, Answered: true}, nil, 0, 1},
+		"to a listener":        {Flow{Target: other, Stale: true}, []netip.AddrPort{other}, 0, 0},
+		"to one of before":     {Flow{Target: other, Stale: true}, []netip.AddrPort{good}, 1, 0},
+		"elsewhere, by design": {Flow{Target: other}, nil, 0, 1},
+	} {
+		tc.flow.Client = client
+		w := &Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false}, Via: tc.via}
+		if w.SetFlows([]Flow{tc.flow}); len(w.Faults) != tc.faults || len(w.Notes) != tc.notes || len(w.Path().Flows) != 1 {
+			t.Errorf("%s: %+v", name, w)
+		}
+	}
+}
+
+// TestRemainingConnections counts the connections to one endpoint that gets no new ones.
+func TestRemainingConnections(t *testing.T) {
+	w := &Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: true}}
+	at := func(port uint16, to netip.AddrPort) Flow {
+		return Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("10.244.1.9"), port), Target: to}
+	}
+	third := netip.MustParseAddrPort("10.244.1.3:8080")
+	w.SetFlows([]Flow{at(1, third), at(2, other), at(3, good), at(4, other)})
+	want := []string{"2 connections go on to 10.244.1.2:8080, which gets no new ones", "the connection of 10.244.1.9:1 goes on to 10.244.1.3:8080, which gets no new ones"}
+	if !slices.Equal(w.Notes, want) || len(w.Flows) != 4 {
+		t.Errorf("got %q, %d flows, want %q", w.Notes, len(w.Flows), want)
+	}
+}
+
+// TestWidth prints the longest names that Kubernetes allows. Only a command that mends
+// something is not wrapped, to be copied.
+func TestWidth(t *testing.T) {
+	name, node, zone := strings.Repeat("service-", 7)+"is-long", strings.Repeat("node-of-a-", 6)+"long.name.example.org", strings.Repeat("zone", 15)
+	const address = "[2001:db8:1111:2222:3333:4444:5555:7777]:65535"
+	client := netip.MustParseAddrPort(address)
+	x := &Explanation{
+		Node: node, Source: address, Destination: address, Protocol: "sctp", Action: "drop", Why: strings.Repeat("a reason ", 20),
+		Steps:     []Step{{"destination", "the ClusterIP of port lines of service " + strings.Repeat("n", 63) + "/" + name}},
+		Endpoints: []Endpoint{{Listed: track.Listed{Address: address, Node: node, Zone: zone, State: "terminating"}, Client: "masqueraded", Why: strings.Repeat("not ready ", 9)}},
+		Problems:  []string{strings.Repeat("a problem ", 20)}, Notes: []string{strings.Repeat("a note ", 30)},
+		Verdict: Differ, Differences: []string{strings.Repeat("a difference ", 20)},
+		Installed: &Path{
+			Hops:    []Hop{{"chain " + strings.Repeat("long-", 30), strings.Repeat("does it ", 20)}},
+			Targets: []Target{{Address: address, Route: strings.Repeat("via interface ", 12)}},
+			Flows:   []Flow{{Client: client, Target: client}},
+		},
+	}
+	var out bytes.Buffer
+	if err := (View{}).Print(&out, x); err != nil {
+		t.Fatal(err)
+	}
+	kit.CheckWidth(t, out.String(), name, zone, node, address)
+	t.Logf("\n%s", out.String())
+}

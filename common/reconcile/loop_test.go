@@ -383,3 +383,193 @@ func TestBackoff(t *testing.T) {
 		t.Errorf("after very many failures = %s, want %s", d, b.Max)
 	}
 }
+
+// A new Timing applies at once, even during a long pause of the old one.
+func TestSetTiming(t *testing.T) {
+	brisk := Timing{MinInterval: time.Second, Resync: 20 * time.Second, Retry: Backoff{First: time.Second, Max: 2 * time.Second}}
+	for name, tt := range map[string]struct {
+		set   func(*harness)
+		story func(*harness)
+		want  []time.Duration
+	}{
+		"sooner resyncs": {nil, func(b *harness) {
+			b.pass(5 * time.Second)
+			b.SetTiming(brisk)
+			b.pass(50 * time.Second)
+		}, []time.Duration{0, 5 * time.Second, 25 * time.Second, 45 * time.Second}},
+		"out of a long least interval": {func(b *harness) { b.MinInterval = time.Hour }, func(b *harness) {
+			b.after(time.Second)
+			b.SetTiming(brisk)
+			b.after(500 * ms)
+			b.pass(10 * time.Second)
+		}, []time.Duration{0, time.Second, 2 * time.Second}},
+		"out of a long pause after a failure": {func(b *harness) {
+			b.Retry = Backoff{First: time.Hour, Max: time.Hour}
+			b.applies = []error{errRefused, errRefused, errRefused}
+		}, func(b *harness) {
+			b.pass(10 * time.Second)
+			b.SetTiming(brisk)
+			b.pass(4 * time.Second)
+		}, []time.Duration{0, 10 * time.Second, 12 * time.Second, 14 * time.Second}},
+		"the latest of two": {nil, func(b *harness) {
+			b.applyTime = time.Second
+			b.Kick()
+			b.pass(1500 * ms)
+			b.SetTiming(Timing{MinInterval: time.Hour, Resync: time.Hour})
+			b.SetTiming(brisk)
+			b.pass(22 * time.Second)
+		}, []time.Duration{0, time.Second, 2 * time.Second, 22 * time.Second}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, tt.set, func(b *harness) {
+				tt.story(b)
+				b.at(tt.want...)
+			})
+		})
+	}
+}
+
+// resyncBackend records calls of SetResync.
+type resyncBackend struct {
+	Backend
+	resyncs []time.Duration
+}
+
+func (r *resyncBackend) SetResync(d time.Duration) { r.resyncs = append(r.resyncs, d) }
+
+// The Backend gets the longest pause.
+func TestSetResync(t *testing.T) {
+	p := &resyncBackend{}
+	run(t, func(b *harness) {
+		p.Backend = b.Backend
+		b.Backend = p
+	}, func(b *harness) {
+		b.pass(time.Second)
+		b.SetTiming(Timing{Resync: 20 * time.Second})
+		b.pass(time.Second)
+		if len(p.resyncs) != 1 || p.resyncs[0] != 20*time.Second {
+			t.Errorf("the backend heard of %s", p.resyncs)
+		}
+	})
+}
+
+// Rules are altered after every repair. The first few times the Loop repairs them at
+// once, then once in Drift.Max. Changes of Services are still programmed. A quiet minute
+// ends the dispute.
+func TestRepeatedDrift(t *testing.T) {
+	run(t, func(b *harness) {
+		b.MinInterval = 0
+		b.Drift = Backoff{First: 100 * ms, Max: time.Second}
+		b.drift = []string{"missing: chain x"}
+	}, func(b *harness) {
+		alter := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); {
+				b.DataplaneChanged()
+				b.pass(10 * ms)
+			}
+		}
+		for i := range contestedRounds/2 - 1 { // the first round found drift, too
+			n := b.count()
+			b.DataplaneChanged()
+			b.pass(ms)
+			if b.count() != n+1 {
+				t.Errorf("change %d was not repaired at once", i+1)
+			}
+		}
+		alter(5 * time.Second)
+		if r := b.last(); !r.Contested() {
+			t.Errorf("after %d rounds that found drift it is no dispute", r.DriftRounds)
+		}
+		n := b.count()
+		alter(20 * time.Second)
+		if got := b.count() - n; got < 19 || got > 21 {
+			t.Errorf("%d rounds in 20 s in which others alter rules all the time, want 20", got)
+		}
+		n = b.count()
+		b.latest = service.New(2, &service.Node{}, nil)
+		b.SnapshotChanged()
+		b.pass(ms)
+		if got := b.count() - n; got != 1 {
+			t.Errorf("%d rounds for a change of Services, want 1 at once", got)
+		}
+		n = b.count()
+		b.Kick()
+		b.pass(ms)
+		if got := b.count() - n; got != 1 {
+			t.Errorf("%d rounds after a kick, want 1 at once", got)
+		}
+		b.setDrift(nil)
+		b.pass(2 * time.Minute)
+		if r := b.last(); r.DriftRounds != 0 {
+			t.Errorf("after two quiet minutes the dispute counts %d rounds", r.DriftRounds)
+		}
+	})
+}
+
+// Long rounds repair drift less often.
+func TestRepeatedDriftOfLongRounds(t *testing.T) {
+	run(t, func(b *harness) {
+		b.MinInterval, b.applyTime = 0, 200*ms
+		b.Drift, b.DriftCostFactor = Backoff{First: 100 * ms, Max: time.Second}, 20
+		b.drift = []string{"missing: chain x"}
+	}, func(b *harness) {
+		for range 4000 {
+			b.DataplaneChanged()
+			b.pass(10 * ms)
+		}
+		if n := b.count(); n > 15 {
+			t.Errorf("%d rounds of 200 ms in 40 s", n)
+		}
+	})
+}
+
+// While another process programs the dataplane, the Loop does not touch it, and the Backend
+// forgets it. Afterwards it reads it again.
+func TestStandby(t *testing.T) {
+	mine, standbys := false, 0
+	run(t, func(b *harness) {
+		b.Enter = func(context.Context) (func(), bool) { return func() {}, mine }
+		b.Standby = func(*service.Snapshot) { standbys++ }
+	}, func(b *harness) {
+		b.SnapshotChanged()
+		b.pass(10 * time.Second)
+		if b.count() != 0 || standbys == 0 {
+			t.Errorf("%d rounds, reported standing by %d times", b.count(), standbys)
+		}
+		for i := range 3 {
+			if b.forgets != i {
+				t.Errorf("forgot %d times what it had programmed, want %d", b.forgets, i)
+			}
+			mine = true
+			b.Kick()
+			b.pass(time.Second)
+			if b.count() != i+1 {
+				t.Errorf("%d rounds once it may, want %d", b.count(), i+1)
+			}
+			mine = false
+			b.Kick()
+			b.pass(time.Second)
+		}
+	})
+}
+
+// TestDriftReport checks that what is beyond the limit is counted and not put in words.
+func TestDriftReport(t *testing.T) {
+	for n, want := range map[int]int{0: 0, MaxDrift: MaxDrift, MaxDrift + 7: MaxDrift + 1} {
+		var r DriftReport
+		words := 0
+		for range n {
+			r.Add(func() string {
+				words++
+				return "altered: a chain"
+			})
+		}
+		lines := r.Lines()
+		if len(lines) != want || words != min(n, MaxDrift) {
+			t.Errorf("%d changes: %d lines, %d put in words; want %d lines", n, len(lines), words, want)
+		}
+		if n > MaxDrift && lines[MaxDrift] != "and 7 more" {
+			t.Errorf("%d changes: the last line is %q", n, lines[MaxDrift])
+		}
+	}
+}

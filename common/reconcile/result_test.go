@@ -4,6 +4,7 @@
 package reconcile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -157,5 +158,263 @@ func TestUnsupportedIsNotRetried(t *testing.T) {
 		b.after(0)
 		b.pass(30 * time.Second)
 		b.at(0, 30*time.Second, 32*time.Second)
+	})
+}
+
+// Errors about single ports only are partial success, however they are nested.
+func TestOnlyPortErrors(t *testing.T) {
+	port := &PortError{Err: errRefused}
+	for name, tt := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"nothing":                           {nil, true},
+		"no port's":                         {errRefused, false},
+		"a port's":                          {port, true},
+		"two":                               {errors.Join(port, port), true},
+		"a port's in words":                 {fmt.Errorf("apply: %w", port), true}, // where definitions differed
+		"two in words":                      {fmt.Errorf("apply: %w", errors.Join(port, port)), true},
+		"two in one format":                 {fmt.Errorf("%w and %w", port, port), true},
+		"a port's and another":              {errors.Join(port, errRefused), false},
+		"a port's and another, in a format": {fmt.Errorf("%w and %w", port, errRefused), false},
+		"deeper":                            {errors.Join(port, fmt.Errorf("x: %w", errors.Join(port, errRefused))), false},
+		"deeper, all of ports":              {errors.Join(port, fmt.Errorf("x: %w", errors.Join(port))), true},
+		"what never will":                   {&PortError{Err: &UnsupportedError{Text: "never"}}, true},
+		"several within a port's":           {&PortError{Err: errors.Join(errRefused, errRefused)}, true},
+		"a list of none":                    {noErrors{}, false},
+	} {
+		if got := OnlyPortErrors(tt.err); got != tt.want {
+			t.Errorf("%s: %t, want %t", name, got, tt.want)
+		}
+	}
+}
+
+// noErrors is an error that joins none.
+type noErrors struct{}
+
+func (noErrors) Error() string   { return "" }
+func (noErrors) Unwrap() []error { return nil }
+
+func TestInForce(t *testing.T) {
+	never, now := &UnsupportedError{Text: "never"}, &DegradedError{errRefused}
+	for name, tt := range map[string]struct {
+		err                  error
+		inForce, unsupported bool
+	}{
+		"never":           {&PortError{Err: never}, true, true},
+		"for now":         {&PortError{Err: now}, true, false},
+		"both":            {&PortError{Err: errors.Join(never, now)}, true, false},
+		"worse":           {&PortError{Err: errors.Join(never, now, errRefused)}, false, false},
+		"another is":      {errors.Join(&PortError{Err: now}, &PortError{Err: errRefused}), false, false},
+		"nothing at all":  {nil, false, false},
+		"what never will": {&DegradedError{never}, true, true},
+		"both in words":   {&PortError{Err: fmt.Errorf("x: %w", errors.Join(never, now))}, true, false},
+	} {
+		if InForce(tt.err) != tt.inForce || Unsupported(tt.err) != tt.unsupported {
+			t.Errorf("%s: in force %t, unsupported %t; want %t, %t", name, InForce(tt.err), Unsupported(tt.err), tt.inForce, tt.unsupported)
+		}
+	}
+}
+
+// partialBackend is a Backend and its only plan.
+type partialBackend struct {
+	Base
+	text              string
+	planErr, applyErr error
+	endErr            error // of Cleanup and Close
+	notes             Notes
+	degraded          string
+	applied           int
+}
+
+func (p *partialBackend) Plan(context.Context, *service.Snapshot) (Plan, error) {
+	if p.planErr != nil {
+		return nil, p.planErr
+	}
+	return p, nil
+}
+func (p *partialBackend) Cleanup(context.Context) error { return p.endErr }
+func (p *partialBackend) Close() error                  { return p.endErr }
+func (p *partialBackend) Changes() Changes              { return Changes{{Text: p.text}} }
+func (p *partialBackend) Empty() bool                   { return p.text == "" }
+func (p *partialBackend) Outcome() Outcome              { return Outcome{Notes: p.notes, Degraded: p.degraded} }
+func (p *partialBackend) Apply(context.Context) Outcome {
+	p.applied++
+	return Outcome{Err: p.applyErr, Notes: p.notes}
+}
+
+// Both reports the failure of one Backend and still plans for the other.
+func TestBothGoesOn(t *testing.T) {
+	broken := errors.New("broken")
+	for name, tt := range map[string]struct {
+		main, second partialBackend
+		planned      bool
+		applied      [2]int
+		broken       bool
+	}{
+		"both":              {partialBackend{text: "a"}, partialBackend{text: "b"}, true, [2]int{1, 1}, false},
+		"one only":          {partialBackend{}, partialBackend{text: "b"}, true, [2]int{0, 1}, false},
+		"main unplanned":    {partialBackend{text: "a", planErr: broken}, partialBackend{text: "b"}, true, [2]int{0, 1}, true},
+		"nothing to do":     {partialBackend{text: "a", planErr: broken}, partialBackend{}, false, [2]int{}, true},
+		"second unplanned":  {partialBackend{text: "a"}, partialBackend{planErr: broken}, true, [2]int{1, 0}, true},
+		"neither planned":   {partialBackend{planErr: broken}, partialBackend{planErr: broken}, false, [2]int{}, true},
+		"main not applied":  {partialBackend{text: "a", applyErr: broken}, partialBackend{text: "b"}, true, [2]int{1, 1}, true},
+		"other not applied": {partialBackend{text: "a"}, partialBackend{text: "b", applyErr: broken}, true, [2]int{1, 1}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := Both(&tt.main, &tt.second).Plan(t.Context(), service.New(1, &service.Node{}, nil))
+			if planned := err == nil; planned != tt.planned {
+				t.Fatalf("planned: %v", err)
+			}
+			if err == nil {
+				err = p.Apply(t.Context()).Err
+			}
+			if errors.Is(err, broken) != tt.broken {
+				t.Errorf("error %v", err)
+			}
+			if got := [2]int{tt.main.applied, tt.second.applied}; got != tt.applied {
+				t.Errorf("applied %v, want %v", got, tt.applied)
+			}
+		})
+	}
+}
+
+func TestBothNotes(t *testing.T) {
+	x, y := service.PortName{Name: "x"}, service.PortName{Name: "y"}
+	main, second := partialBackend{notes: Notes{x: {{Text: "a"}}}}, partialBackend{notes: Notes{x: {{Text: "b"}}, y: {{Text: "c"}}}}
+	p, err := Both(&main, &second).Plan(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Notes{x: {{Text: "a"}, {Text: "b"}}, y: {{Text: "c"}}}
+	if diff := cmp.Diff(want, p.Outcome().Notes); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if len(main.notes) != 1 || len(second.notes) != 2 {
+		t.Error("a plan's own notes changed")
+	}
+}
+
+func TestBothDegraded(t *testing.T) {
+	for want, tt := range map[string][2]string{"": {}, "a": {"a", ""}, "b": {"", "b"}, "a; b": {"a", "b"}} {
+		p, err := Both(&partialBackend{degraded: tt[0]}, &partialBackend{degraded: tt[1]}).Plan(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Outcome().Degraded; got != want {
+			t.Errorf("%q and %q: %q, want %q", tt[0], tt[1], got, want)
+		}
+	}
+}
+
+// TestBothEnds checks that the errors of both are returned.
+func TestBothEnds(t *testing.T) {
+	x, y := errors.New("x"), errors.New("y")
+	b := Both(&partialBackend{endErr: x}, &partialBackend{endErr: y})
+	for what, err := range map[string]error{"cleanup": b.Cleanup(t.Context()), "close": b.Close()} {
+		if !errors.Is(err, x) || !errors.Is(err, y) {
+			t.Errorf("%s: %v, want the errors of both", what, err)
+		}
+	}
+}
+
+// TestWatchAll checks that watches go on until one of them ends, and that the others end then.
+func TestWatchAll(t *testing.T) {
+	broken, began := errors.New("broken"), make(chan struct{})
+	lasting := func(ctx context.Context, touched func()) error {
+		touched()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	failing := func(context.Context, func()) error {
+		<-began
+		return broken
+	}
+	err := WatchAll(t.Context(), func() { close(began) }, lasting, failing)
+	if !errors.Is(err, broken) || !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want the errors of both", err)
+	}
+}
+
+// signalAfter sleeps for d, then calls SnapshotChanged, with another snapshot if changed.
+func (h *harness) signalAfter(d time.Duration, changed bool) {
+	h.pass(d)
+	if changed {
+		h.latest = h.latest.With(h.latest.Generation+1, h.latest.Node, nil)
+	}
+	h.SnapshotChanged()
+	h.pass(0)
+}
+
+func TestSnapshotChanged(t *testing.T) {
+	const sec = time.Second
+	for name, tt := range map[string]struct {
+		set   func(*harness)
+		story func(*harness)
+		want  []time.Duration
+	}{
+		"of something": {nil, func(b *harness) { b.signalAfter(10*sec, true) }, []time.Duration{0, 10 * sec}},
+		"of nothing":   {nil, func(b *harness) { b.signalAfter(10*sec, false) }, []time.Duration{0}},
+		"of nothing, and a kick": {nil, func(b *harness) {
+			b.pass(500 * ms)
+			b.SnapshotChanged()
+			b.Kick()
+			b.pass(10 * sec)
+		}, []time.Duration{0, sec}},
+		"of nothing, while something failed": {
+			func(b *harness) { b.applies = []error{errRefused, errRefused} },
+			func(b *harness) { b.signalAfter(1500*ms, false); b.pass(sec) },
+			[]time.Duration{0, 1500 * ms},
+		},
+		"of the first snapshot": {
+			func(b *harness) { b.latest = nil },
+			func(b *harness) {
+				b.pass(sec)
+				b.latest = service.New(1, &service.Node{NodePorts: service.AnyAddress()}, nil)
+				b.signalAfter(0, false)
+				b.pass(time.Hour)
+			},
+			[]time.Duration{sec, sec + time.Hour},
+		},
+		"come during a round and are in it": {
+			func(b *harness) { b.applyTime = 3 * sec },
+			func(b *harness) { b.signalAfter(2*sec, false); b.pass(time.Minute) },
+			[]time.Duration{0},
+		},
+		"do not put the look at what others did off": {nil, func(b *harness) {
+			b.signalAfter(40*time.Minute, true)
+			b.signalAfter(10*time.Minute, false)
+			b.pass(70 * time.Minute)
+		}, []time.Duration{0, 40 * time.Minute, time.Hour, 2 * time.Hour}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, tt.set, func(b *harness) { tt.story(b); b.at(tt.want...) })
+		})
+	}
+}
+
+// A round with FullSync postpones the next resync, whatever triggered the round.
+func TestFullSyncPostponesResync(t *testing.T) {
+	run(t, func(b *harness) { b.fullSync = true }, func(b *harness) {
+		b.signalAfter(40*time.Minute, true)
+		b.pass(61 * time.Minute)
+		b.at(0, 40*time.Minute, 100*time.Minute)
+	})
+}
+
+// An unchanged snapshot is reported as the latest result, with the present time.
+func TestUnchangedSnapshotIsReported(t *testing.T) {
+	run(t, func(b *harness) {
+		b.drift = []string{"x"}
+		b.applies = []error{&PortError{Err: &UnsupportedError{Text: "never"}}}
+	}, func(b *harness) {
+		b.signalAfter(10*time.Second, false)
+		if len(b.results) != 2 {
+			t.Fatalf("%d results, want 2", len(b.results))
+		}
+		r := b.results[1]
+		if at := r.Start.Sub(b.begin); at != 10*time.Second || r.Took != 0 || r.Changed || len(r.Drift)+len(r.Removed)+r.Rules.Written["nat"] > 0 || r.Generation != 1 || !Unsupported(r.Err) {
+			t.Errorf("after %s: %+v", at, r)
+		}
 	})
 }

@@ -7,14 +7,21 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
 
+	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // refuseListen keeps tests from listening.
@@ -84,5 +91,121 @@ func TestChecksThatCannotListen(t *testing.T) {
 	}
 	if got, want := r.Health.Report().Conditions["family-IPv6"], "the kernel has no IPv6"; got != want {
 		t.Errorf("condition %q, want %q", got, want)
+	}
+}
+
+// watched returns OtherProxies that write Events to h, and the conditions that they show.
+func watched(h *Events) (o *OtherProxies, conditions func() map[string]string) {
+	o = &OtherProxies{events: h, log: klog.Background(), health: health.New(health.Options{}), processes: func() string { return "" }}
+	return o, func() map[string]string { return o.health.Report().Conditions }
+}
+
+// Another service proxy is a condition at once, and an Event when it stays longer than
+// in a rolling update.
+func TestEventsOfAnotherProxy(t *testing.T) {
+	got := recordedEvents(t, func(h *Events) {
+		o, conditions := watched(h)
+		other := lease.State{Standby: true, Holder: lease.Identity{PID: 7, Command: "kube-proxy"}}
+		o.LeaseChanged(other)
+		if text := conditions()[string(condition.OtherProxy)]; !strings.Contains(text, "process 7 (kube-proxy)") {
+			t.Errorf("condition %q", text)
+		}
+		time.Sleep(otherProxyEventDelay / 2)
+		o.LeaseChanged(lease.State{})
+		if all := conditions(); len(all) > 0 {
+			t.Errorf("conditions %q when it is gone", all)
+		}
+		time.Sleep(time.Hour)
+		o.LeaseChanged(other)
+		time.Sleep(time.Hour)
+		o.LeaseChanged(lease.State{})
+		time.Sleep(time.Hour)
+		o.ReportForeignRules(service.IPv4, "a place: rules")
+		if text := conditions()[string(condition.OtherRules+"IPv4")]; !strings.Contains(text, "adds rules again after their removal: a place: rules; stop it") {
+			t.Errorf("condition %q", text)
+		}
+		time.Sleep(time.Hour)
+		o.ReportForeignRules(service.IPv4, "")
+		if all := conditions(); len(all) > 0 {
+			t.Errorf("conditions %q when nobody makes rules", all)
+		}
+		time.Sleep(time.Hour)
+	})
+	wantEvents(t, got,
+		"Warning OtherServiceProxy node-a node-a: another service proxy programs this node, as it started later: process 7 (kube-proxy)",
+		"Normal OtherServiceProxyGone node-a node-a: No other service proxy runs on this node",
+		"Warning OtherServiceProxy node-a node-a: another service proxy adds rules again after their removal",
+		"Normal OtherServiceProxyGone node-a node-a: No other service proxy runs on this node")
+}
+
+// A standby says when the rules of the holder are not in force, with names only where they
+// may be read.
+func TestHolderCondition(t *testing.T) {
+	o, conditions := watched(nil)
+	s := lease.State{Standby: true, Holder: lease.Identity{PID: 7}, HolderFault: "IPv4: a change waits"}
+	o.LeaseChanged(s)
+	if text := conditions()[string(condition.Holder)]; !strings.Contains(text, "are not in force: process 7: IPv4: a change waits") {
+		t.Errorf("condition %q", text)
+	}
+	w := httptest.NewRecorder()
+	o.health.Handler(health.Observer{}).ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
+	if text := w.Body.String(); !strings.Contains(text, `"holder":`) || strings.Contains(text, "process 7") {
+		t.Errorf("/healthz answers %s", text)
+	}
+	s.HolderFault = ""
+	o.LeaseChanged(s)
+	if all := conditions(); all[string(condition.Holder)] != "" || all[string(condition.OtherProxy)] == "" {
+		t.Errorf("conditions %q", all)
+	}
+	o.Stop()
+}
+
+// Rules that somebody alters again and again are an Event that names who does.
+func TestEventsOfDisputes(t *testing.T) {
+	got := recordedEvents(t, func(h *Events) {
+		o, conditions := watched(h)
+		r := reconcile.Result{Outcome: reconcile.Outcome{Drift: []string{"missing: a rule"}, Suspect: "process 9 (nft)"}}
+		for r.DriftRounds = 1; !r.Contested(); r.DriftRounds++ {
+			o.Report(Round{Result: r})
+		}
+		if all := conditions(); len(all) > 0 {
+			t.Errorf("conditions %q for single repairs", all)
+		}
+		o.Report(Round{Result: r})
+		if text := conditions()[string(condition.Drift+"IPv4")]; !strings.Contains(text, "process 9 (nft)") || !strings.Contains(text, "the latest: missing: a rule") {
+			t.Errorf("condition %q", text)
+		}
+		time.Sleep(5 * time.Minute)
+		o.Report(Round{})
+		if all := conditions(); len(all) > 0 {
+			t.Errorf("conditions %q when it is over", all)
+		}
+		time.Sleep(5 * time.Minute)
+	})
+	wantEvents(t, got,
+		"Warning RulesAlteredByOthers node-a node-a: The rules of this proxy are altered again and again by process 9 (nft)",
+		"Normal RulesNotAlteredAnyMore node-a node-a: The rules of this proxy are not altered any more")
+}
+
+// wantEvents wants each of got to begin as one of want does, in this order.
+func wantEvents(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	for i := range max(len(got), len(want)) {
+		if i >= len(got) || i >= len(want) || !strings.HasPrefix(got[i], want[i]) {
+			t.Fatalf("Events\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+// TestForeignRulesAreLoggedOnce logs when rules of others come and go, and not while they stay.
+func TestForeignRulesAreLoggedOnce(t *testing.T) {
+	log, text := kit.NewLog(0)
+	o := &OtherProxies{log: log, health: health.New(health.Options{}), processes: func() string { return "" }}
+	for _, what := range []string{"", "a place: rules", "a place: rules", "two places: rules", "", ""} {
+		o.ReportForeignRules(service.IPv4, what)
+	}
+	got := kit.LogLines(text)
+	if len(got) != 2 || !strings.Contains(got[0], "a place: rules") || !strings.Contains(got[1], "No other program adds its rules any more") {
+		t.Errorf("logged:\n%s", strings.Join(got, "\n"))
 	}
 }

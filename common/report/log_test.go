@@ -4,15 +4,19 @@
 package report
 
 import (
+	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/test/kit"
 )
 
@@ -94,5 +98,35 @@ func TestLogRepeatedDrift(t *testing.T) {
 	}
 	if n := len(kit.LogLines(b)); n != maxLoggedDrift-1 {
 		t.Errorf("%d more lines within a minute, want %d", n, maxLoggedDrift-1)
+	}
+}
+
+// TestUnknownNodeIsLogged waits until nodeTimeout.
+func TestUnknownNodeIsLogged(t *testing.T) {
+	for _, tt := range []struct {
+		api, primary bool
+		want         []string
+	}{
+		{false, true, []string{"no manifest has a Node of this name", "NodePorts", "remedy"}},
+		{false, false, nil},
+		{true, true, []string{"API server has not sent the Node", "NodePorts"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			logger, log := kit.NewLog(0)
+			l := &nodeLog{log: logger, name: "node-x"}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			sources := NewManifestSources()
+			sources.api = tt.api
+			l.warnIfUnknown(ctx, sources, track.New(track.Options{NodeName: "node-x", NodePortsPrimary: tt.primary}))
+			if (log.Len() > 0) != (tt.want != nil) {
+				t.Errorf("%+v: logged %q", tt, log.String())
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(log.String(), w) {
+					t.Errorf("%+v: %q is missing in %q", tt, w, log.String())
+				}
+			}
+		})
 	}
 }

@@ -6,13 +6,23 @@ package report
 import (
 	"errors"
 	"fmt"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
 	"kubeproxy/common/source"
+	"kubeproxy/common/track"
+	"kubeproxy/test/kit"
 )
 
 func TestSourceStatus(t *testing.T) {
@@ -134,4 +144,138 @@ func TestManifestsGoStale(t *testing.T) {
 			t.Errorf("after it was looked at again: %+v, want it not stale", s)
 		}
 	})
+}
+
+// scraped returns the samples of /metrics whose name begins with one of prefixes, by the
+// text before the value.
+func scraped(r *Reports, prefixes ...string) map[string]string {
+	w := httptest.NewRecorder()
+	r.Metrics.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	all := map[string]string{}
+	for line := range strings.Lines(w.Body.String()) {
+		for _, p := range prefixes {
+			if at := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, p) {
+				all[line[:at]] = strings.TrimSpace(line[at:])
+			}
+		}
+	}
+	return all
+}
+
+// TestUnchangedObjectsAreNotPending writes a slice and a Service again with the same
+// meaning. No round follows, so no metric may count them as pending; the next round is
+// half a minute later.
+func TestUnchangedObjectsAreNotPending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTestReports(Options{Sources: NewSources()})
+		h := r.Sink()
+		yes, port := true, int32(8080)
+		slice := func(trigger time.Time) *discoveryv1.EndpointSlice {
+			return &discoveryv1.EndpointSlice{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"},
+					Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger.Format(time.RFC3339Nano)},
+				},
+				AddressType: discoveryv1.AddressTypeIPv4,
+				Ports:       []discoveryv1.EndpointPort{{Port: &port}},
+				Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}}},
+			}
+		}
+		web := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}},
+		}
+		time.Sleep(time.Second)
+		h.SetService(web)
+		h.SetSlice(slice(time.Now()))
+		h.Synced()
+		round := func() { r.round(service.IPv4, r.sink.Latest(), reconcile.Result{Generation: 1, Start: time.Now()}) }
+		time.Sleep(time.Second)
+		round()
+		h.SetService(web)
+		h.SetSlice(slice(time.Now()))
+		pending := scraped(r, "kubeproxy_sync_proxy_rules_endpoint_changes", "kubeproxy_sync_proxy_rules_service_changes")
+		time.Sleep(30 * time.Second)
+		round()
+		want := map[string]string{
+			"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "0", "kubeproxy_sync_proxy_rules_endpoint_changes_total": "2",
+			"kubeproxy_sync_proxy_rules_service_changes_pending": "0", "kubeproxy_sync_proxy_rules_service_changes_total": "2",
+		}
+		if diff := cmp.Diff(want, pending); diff != "" {
+			t.Errorf("changes (-want +got):\n%s", diff)
+		}
+		const took = `kubeproxy_network_programming_duration_seconds_`
+		got := scraped(r, took+"sum", took+"count")
+		if diff := cmp.Diff(map[string]string{took + `sum{ip_family="IPv4"}`: "1", took + `count{ip_family="IPv4"}`: "1"}, got); diff != "" {
+			t.Errorf("time to program (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestMetricsWithoutChanges checks the staleness of unread sources, and that nothing is
+// pending.
+func TestMetricsWithoutChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTestReports(Options{Sources: NewSources()})
+		time.Sleep(time.Minute)
+		r.sink.sources.RecordContact("services")
+		time.Sleep(time.Second)
+		got := scraped(r, "kubeproxy_oldest_pending", "kubeproxy_source_staleness")
+		want := map[string]string{
+			`kubeproxy_oldest_pending_change_age_seconds{ip_family="IPv4"}`: "0",
+			`kubeproxy_source_staleness_seconds{source="services"}`:         "1",
+			`kubeproxy_source_staleness_seconds{source="endpointslices"}`:   "61",
+			`kubeproxy_source_staleness_seconds{source="nodes"}`:            "61",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestNodeEligibilityIsLogged marks a Node for deletion, unmarks it and marks it again.
+// Each change is one log line; other changes of the Node are none.
+func TestNodeEligibilityIsLogged(t *testing.T) {
+	log, text := kit.NewLog(0)
+	h := newTestReports(Options{Sources: NewSources(), Log: log}).Sink()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	marked := node.DeepCopy()
+	marked.Spec.Taints = []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
+	for i, step := range []struct {
+		do   func()
+		want string // in the only line, empty for no line
+	}{
+		{func() { h.SetNode(node) }, "The Node is known"},
+		{func() { h.SetNode(marked) }, "are told to leave this node, by /healthz\" node=\"node-a\" reason=\"the Node has the taint"},
+		{func() { h.SetNode(marked) }, ""},
+		{func() { h.SetNode(node) }, "are not told to leave this node any more"},
+		{func() { h.DeleteNode() }, "was deleted"},
+		{func() { h.SetNode(node) }, "are not told"},
+	} {
+		lines := 1
+		if step.want == "" {
+			lines = 0
+		}
+		text.Reset()
+		step.do()
+		if got := text.String(); strings.Count(got, "\n") != lines || !strings.Contains(got, step.want) {
+			t.Errorf("step %d logs %q, want %q", i, got, step.want)
+		}
+	}
+}
+
+// TestProblemWithoutService checks that a problem of the node names no Service.
+func TestProblemWithoutService(t *testing.T) {
+	log, text := kit.NewLog(0)
+	r := newTestReports(Options{Log: log})
+	for want, p := range map[string]track.Problem{
+		`"unusable" field="spec.podCIDRs[0]"`:              {Kind: track.OfNode, Field: "spec.podCIDRs[0]", Message: "unusable"},
+		`"unusable" service="shop/web" field="spec.ports"`: {Service: types.NamespacedName{Namespace: "shop", Name: "web"}, Field: "spec.ports", Message: "unusable"},
+	} {
+		text.Reset()
+		r.problemsFound([]track.Problem{p})
+		if got := text.String(); !strings.Contains(got, want) {
+			t.Errorf("log %q, want %s", got, want)
+		}
+	}
 }

@@ -8,16 +8,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"kubeproxy/common/errtree"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // fakeLeftovers are leftovers whose removal fails as the test configures.
@@ -321,5 +328,312 @@ func TestTakeoverInPart(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func TestOnlyForbidden(t *testing.T) {
+	other := errors.New("other")
+	tests := map[string]struct {
+		err  error
+		want bool
+	}{
+		"nothing":       {nil, false},
+		"not permitted": {fmt.Errorf("look: %w: as root", syscall.EPERM), true},
+		"unread":        {unreadError{&fs.PathError{Op: "open", Path: "x", Err: syscall.EACCES}}, true},
+		"several":       {fmt.Errorf("look: %w", errors.Join(syscall.EPERM, syscall.EACCES)), true},
+		"another":       {fmt.Errorf("look: %w", other), false},
+		"mixed":         {errors.Join(syscall.EPERM, other), false},
+	}
+	for name, tt := range tests {
+		if got := errtree.Only(tt.err, fs.ErrPermission); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+// TestCleanup empties targets of each kind, and checks what is logged and returned.
+func TestCleanup(t *testing.T) {
+	for situation, tt := range map[string]struct {
+		target    Target
+		left      fakeLeftovers
+		removed   int
+		log, text string // of the only line, and of the error
+	}{
+		"nothing there":  {log: "Nothing to clean up"},
+		"rules":          {left: fakeLeftovers{what: "rules"}, removed: 1, log: `"Cleaned up" place="a place" removed="rules"`},
+		"of kube-proxy":  {target: Target{Upstream: true}, left: fakeLeftovers{what: "rules"}},
+		"skipped":        {target: Target{IPVS: true}, left: fakeLeftovers{what: "rules"}, log: "Left alone, as the test asks for"},
+		"removal fails":  {left: fakeLeftovers{what: "rules", fail: []error{errSystemTest}}, removed: 1, text: "clean up a place: the kernel is out of order"},
+		"no privileges":  {left: fakeLeftovers{what: "rules", fail: []error{syscall.EPERM}}, removed: 1, log: "Not allowed to clean up", text: "clean up a place: permission denied: ask root"},
+		"unchecked":      {left: fakeLeftovers{what: "rules", fail: []error{&UncheckedError{Err: errSystemTest}}}, removed: 1, log: "Warning: not checked, for want of rights"},
+		"suspected":      {left: fakeLeftovers{what: "rules", fail: []error{&UncheckedError{Err: errSystemTest, Suspected: true}}}, removed: 1, text: "clean up a place: the kernel is out of order"},
+		"somebody makes": {left: fakeLeftovers{what: "rules", recreated: true}, removed: 1, text: "clean up a place: a place has rules again"},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			logger, log := kit.NewLog(2)
+			ctx := klog.NewContext(t.Context(), logger)
+			tt.target.Leftovers = &tt.left
+			skip := func(p Target) string {
+				if p.IPVS {
+					return "the test"
+				}
+				return ""
+			}
+			text := ""
+			if err := Cleanup(ctx, []Target{tt.target}, CleanupOptions{Skip: skip, Privileges: "ask root"}); err != nil {
+				text = err.Error()
+			}
+			if !strings.HasPrefix(text, tt.text) || tt.text == "" && text != "" || tt.left.removed != tt.removed {
+				t.Errorf("removed %d times, error %q; want %d, %q", tt.left.removed, text, tt.removed, tt.text)
+			}
+			if !strings.Contains(log.String(), tt.log) || tt.log == "" && log.Len() > 0 {
+				t.Errorf("log %q, want %q", log.String(), tt.log)
+			}
+		})
+	}
+}
+
+// drainingLeftovers are leftovers that connections need for a while.
+type drainingLeftovers struct {
+	fakeLeftovers
+	until time.Time
+	since []time.Time // the arguments of Drain
+	fail  error       // of the next call
+}
+
+func (d *drainingLeftovers) Drain(_ context.Context, since time.Time) (string, error) {
+	d.since = append(d.since, since)
+	if err := d.fail; err != nil {
+		d.fail = nil
+		return "", err
+	}
+	if time.Now().Before(d.until) {
+		return "one connection", nil
+	}
+	d.what = ""
+	return "", nil
+}
+
+// TestDraining checks that what connections need stays until they end, that a condition
+// shows it, and that a round is requested at the start and at the end of the drain.
+func TestDraining(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		fail     error
+		duration time.Duration
+		done     int
+	}{{"none", nil, 0, 1}, {"for a while", nil, time.Minute, 2}, {"it fails at first", errSystemTest, time.Minute, 2}} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := &drainingLeftovers{fakeLeftovers: fakeLeftovers{what: "virtual servers"}, fail: tt.fail}
+			runTakeovers(t, []Target{{Leftovers: n}}, &fakeAuditor{}, func(s *takeoverTest) {
+				began := time.Now()
+				n.until = began.Add(tt.duration)
+				s.after(0, nil)
+				advance(2 * time.Minute)
+				if s.done != tt.done || n.what != "" || len(s.targets) > 0 {
+					t.Errorf("done %d times, left %q in %d places; want %d times", s.done, n.what, len(s.targets), tt.done)
+				}
+				if conditions := strings.Join(s.conditions, "\n"); tt.duration > 0 != strings.Contains(conditions, "stays until its connections end: one connection") || s.conditions[len(s.conditions)-1] != "" {
+					t.Errorf("conditions %q", s.conditions)
+				}
+				if text := s.logText.String(); strings.Count(text, "takes no new connections from now on") != tt.done-1 || strings.Count(text, "Removed what") != 1 {
+					t.Errorf("log:\n%s", text)
+				}
+				if last := n.since[len(n.since)-1]; tt.duration > 0 && (!n.since[0].IsZero() || last.IsZero() || last.Sub(began) > 2*time.Second) {
+					t.Errorf("it was reported that it began at %v", n.since)
+				}
+			})
+		})
+	}
+}
+
+// unreadableLeftovers is an empty place whose first reads fail.
+type unreadableLeftovers struct{ times int }
+
+func (u *unreadableLeftovers) String() string { return "another place" }
+
+func (u *unreadableLeftovers) Find(context.Context) (string, error) {
+	if u.times--; u.times >= 0 {
+		return "", errUnreadableTest
+	}
+	return "", nil
+}
+
+func (u *unreadableLeftovers) Remove(context.Context) error { return nil }
+
+var errUnreadableTest = errors.New("it is dark")
+
+// TestUnreadIsNotLeft checks that an unreadable place is not reported as occupied, nor an
+// occupied one as unreadable, and that each is logged once.
+func TestUnreadIsNotLeft(t *testing.T) {
+	const (
+		dark  = "it is unknown whether an earlier service proxy left rules in another place: it is dark"
+		there = "an earlier service proxy left rules in a place: "
+	)
+	stuck := &fakeLeftovers{what: "rules", fail: []error{errSystemTest, errSystemTest, errSystemTest}}
+	runTakeovers(t, []Target{{Leftovers: stuck}, {Leftovers: &unreadableLeftovers{times: 3}}}, &fakeAuditor{}, func(s *takeoverTest) {
+		s.after(0, nil)
+		advance(10 * time.Second)
+		want := []string{
+			there + "they are removed as soon as the new rules are in force; " + dark,
+			there + "the kernel is out of order; " + dark,
+			there + "the kernel is out of order; " + dark,
+			there + "the kernel is out of order",
+			"",
+		}
+		if !slices.Equal(s.conditions, want) {
+			t.Errorf("conditions\n%s\nwant\n%s", strings.Join(s.conditions, "\n"), strings.Join(want, "\n"))
+		}
+		for _, once := range []string{UnreadText, stillText} {
+			if n := strings.Count(s.logText.String(), once); n != 1 {
+				t.Errorf("%q was logged %d times:\n%s", once, n, s.logText)
+			}
+		}
+	})
+}
+
+// lineFunc is called with each line that is logged.
+type lineFunc func(line string)
+
+func (l lineFunc) Write(line []byte) (int, error) {
+	l(string(line))
+	return len(line), nil
+}
+
+// TestErrorIsReportedBeforeItIsLogged checks that a log line about old rules follows the
+// condition in the health report.
+func TestErrorIsReportedBeforeItIsLogged(t *testing.T) {
+	var condition string
+	logged := 0
+	line := func(line string) {
+		logged++
+		if !strings.Contains(condition, "no right") {
+			t.Errorf("%q is said, and %q shown", line, condition)
+		}
+	}
+	x := New(Options{
+		Targets:   []Target{{Leftovers: &fakeLeftovers{}, err: errors.New("no right")}},
+		Condition: func(text string) { condition = text },
+		Log:       textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(lineFunc(line)))),
+	})
+	if x.report("", nil); logged != 1 {
+		t.Errorf("said %d times", logged)
+	}
+}
+
+// TestErrorsNameTheirPlace logs an error about all places, and one with the place that it is of.
+func TestErrorsNameTheirPlace(t *testing.T) {
+	var text bytes.Buffer
+	s := New(Options{Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&text))), Condition: func(string) {}})
+	s.targets = []Target{{Leftovers: &fakeLeftovers{}, err: errSystemTest}, {Leftovers: &unreadableLeftovers{}, err: unreadError{errUnreadableTest}}}
+	s.report("", errors.New("nothing can be planned"))
+	for _, want := range []string{
+		stillText + `" err="nothing can be planned"` + "\n",
+		stillText + `" err="the kernel is out of order" place="a place"` + "\n", UnreadText + `" err="it is dark" place="another place"` + "\n",
+	} {
+		if strings.Count(text.String(), want) != 1 {
+			t.Errorf("want %q once in\n%s", want, text.String())
+		}
+	}
+}
+
+// sharedLeftovers are leftovers that a test changes while a takeover runs.
+type sharedLeftovers struct {
+	mu   sync.Mutex
+	fake fakeLeftovers
+}
+
+func (l *sharedLeftovers) String() string { return l.fake.String() }
+
+func (l *sharedLeftovers) Find(ctx context.Context) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fake.Find(ctx)
+}
+
+func (l *sharedLeftovers) Remove(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fake.Remove(ctx)
+}
+
+// set says what is there.
+func (l *sharedLeftovers) set(what string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fake.what = what
+}
+
+// state returns what is there, and how often it was removed.
+func (l *sharedLeftovers) state() (what string, removed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.fake.what, l.fake.removed
+}
+
+// runReappearing runs do beside a takeover that goes on, and returns what reappeared and
+// when, in minutes.
+func runReappearing(t *testing.T, left *sharedLeftovers, do func(*takeoverTest)) []string {
+	t.Helper()
+	var seen []string
+	runTakeovers(t, []Target{{Leftovers: left}}, &fakeAuditor{}, func(s *takeoverTest) {
+		s.after(0, nil)
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		go func() {
+			s.Run(ctx)
+			close(ended)
+		}()
+		do(s)
+		cancel()
+		<-ended
+		seen = s.foreign
+	})
+	return seen
+}
+
+// TestRulesReappear has another program add rules again and again. They are removed at
+// growing intervals, and reported until nobody adds them.
+func TestRulesReappear(t *testing.T) {
+	left := &sharedLeftovers{}
+	got := runReappearing(t, left, func(*takeoverTest) {
+		advance(90 * time.Second)
+		for range 48 {
+			left.set("rules")
+			advance(time.Minute)
+		}
+		if what, removed := left.state(); removed != 6 || what != "rules" {
+			t.Errorf("removed %d times, want 6, and %q is there", removed, what)
+		}
+		advance(16 * time.Minute)
+		left.set("")
+		advance(17 * time.Minute)
+	})
+	want := []string{"1 ", "2 a place: rules", "4 a place: rules", "8 a place: rules", "16 a place: rules", "32 a place: rules", "48 a place: rules", "64 a place: rules", "80 ", "81 ", "82 "}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestLeftByAnotherHolder checks that rules of a process that had the node for a while
+// are not reported as foreign.
+func TestLeftByAnotherHolder(t *testing.T) {
+	left := &sharedLeftovers{}
+	got := runReappearing(t, left, func(s *takeoverTest) {
+		advance(time.Second)
+		s.Standby()
+		left.set("rules")
+		advance(time.Second)
+		if _, removed := left.state(); removed > 0 {
+			t.Error("removed while another process had the node")
+		}
+		s.after(0, nil)
+		advance(time.Second)
+		if _, removed := left.state(); removed != 1 {
+			t.Errorf("removed %d times, want once", removed)
+		}
+	})
+	if len(got) > 0 {
+		t.Errorf("reported as foreign: %q", got)
 	}
 }

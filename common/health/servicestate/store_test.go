@@ -6,6 +6,7 @@ package servicestate
 import (
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -263,5 +264,154 @@ func TestActivationsFollowPorts(t *testing.T) {
 	b.setWanted(fixed)
 	if b.round(service.IPv4, nil); len(b.families[service.IPv4].activations) != 0 {
 		t.Errorf("marks %v for ports that never changed", b.families[service.IPv4].activations)
+	}
+}
+
+// many returns a Store with 10,000 ports of 10 endpoints in force.
+func many() (*Store, *service.Snapshot) {
+	var ports []*service.Port
+	for i := range 10000 {
+		ports = append(ports, port(fmt.Sprintf("s%05d", i), service.IPv4, 10))
+	}
+	b, s := &Store{}, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
+	b.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: 1})
+	return b, s
+}
+
+// BenchmarkOneChange records a round for one port of 10,000.
+func BenchmarkOneChange(b *testing.B) {
+	store, s := many()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		name := service.PortName{Namespace: "shop", Name: fmt.Sprintf("s%05d", i*7919%10000), Protocol: service.TCP}
+		next := port(name.Name, service.IPv4, 9)
+		s = s.With(s.Generation+1, s.Node, []service.Change{{Old: s.Port(service.IPv4, name), New: next}})
+		store.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: s.Generation})
+	}
+}
+
+// BenchmarkAll answers /services with 10,000 Services.
+func BenchmarkAll(b *testing.B) {
+	store, _ := many()
+	h := store.Handler(func() ProxyInfo { return ProxyInfo{} })
+	b.ReportAllocs()
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "/services", nil))
+		b.SetBytes(int64(w.Body.Len()))
+	}
+}
+
+// BenchmarkOne answers for one Service of 10,000.
+func BenchmarkOne(b *testing.B) {
+	store, _ := many()
+	h := store.Handler(func() ProxyInfo { return ProxyInfo{} })
+	b.ReportAllocs()
+	for b.Loop() {
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/services/shop/s05000", nil))
+	}
+}
+
+// A limit of a mode is reported for the affected address only. The rest of the Service is
+// in force and does not count as failed.
+func TestLimits(t *testing.T) {
+	web := port("web", service.IPv4, 1)
+	vip := service.Frontend{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
+	lb := service.Frontend{Kind: service.LoadBalancerIP, Addr: netip.MustParseAddr("203.0.113.5"), Port: 80}
+	web.Frontends = []service.Frontend{vip, lb}
+	about := func(err error) error {
+		return errors.Join(&reconcile.PortError{Family: web.Family, Name: web.Name, Err: err})
+	}
+	no := func(lost ...service.Frontend) error {
+		return errors.Join(&reconcile.UnsupportedError{Text: "cannot", Affected: lost})
+	}
+	for name, tt := range map[string]struct {
+		err     error
+		want    string
+		reasons []Reason
+		failing bool
+	}{
+		"an address": {about(no(lb)), "limited", []Reason{"", UnsupportedByMode}, true},
+		"a detail":   {about(no()), "limited", []Reason{"", ""}, false},
+		"another":    {about(no(vip)), "limited", []Reason{UnsupportedByMode, ""}, false},
+		"for now":    {about(errors.Join(&reconcile.DegradedError{Err: errRefused}, no())), "limited", []Reason{"", ""}, false},
+		"and worse":  {about(errors.Join(no(vip), errRefused)), "failed", []Reason{UnsupportedByMode, ""}, true},
+		"none":       {nil, "programmed", []Reason{"", ""}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newScenario()
+			b.setWanted(web)
+			b.round(service.IPv4, tt.err)
+			b.round(service.IPv4, tt.err)
+			s := b.All()[0]
+			if string(s.State) != tt.want || b.Summary().States[s.State] != 1 || b.Failing("shop", "web") != tt.failing {
+				t.Errorf("%s, failing %v; want %s, %v", s.State, b.Failing("shop", "web"), tt.want, tt.failing)
+			}
+			for i, f := range s.Ports[0].Frontends {
+				if f.Reason != tt.reasons[i] {
+					t.Errorf("%s: %q, want %q", f.Address, f.Reason, tt.reasons[i])
+				}
+			}
+			if p := s.Ports[0]; (p.Since == nil) != (tt.want == "failed") || p.Since != nil && !p.Since.Equal(at(1)) {
+				t.Errorf("in force since %v, want the end of the first round", p.Since)
+			}
+		})
+	}
+}
+
+// Notes appear when they are in force, and disappear with them.
+func TestNotes(t *testing.T) {
+	b := newScenario()
+	web := port("web", service.IPv4, 1)
+	b.setWanted(web)
+	round := func(n reconcile.Notes, err error) []string {
+		b.Result(service.IPv4, reconcile.Result{Snapshot: b.want, Generation: 1, Start: begin, Took: time.Second, Outcome: reconcile.Outcome{Notes: n, Err: err}})
+		return b.All()[0].Ports[0].Notes
+	}
+	some := reconcile.Notes{web.Name: {{Text: "no timeout"}, {Text: "no reject", Transient: true}}}
+	if diff := cmp.Diff([]string{"no timeout", "no reject"}, round(some, nil)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := round(nil, errRefused); len(got) != 2 {
+		t.Errorf("notes %q after a round that did nothing", got)
+	}
+	if got := round(nil, nil); got != nil {
+		t.Errorf("notes %q, want none any more", got)
+	}
+}
+
+// TestUnavailableFamily checks that a Service shows why one family is unavailable, and
+// that the other family determines its state.
+func TestUnavailableFamily(t *testing.T) {
+	for name, known := range map[string]func(*Store, *service.Snapshot){
+		"from the start": func(b *Store, _ *service.Snapshot) {
+			b.Unavailable = map[service.Family]string{service.IPv6: "the kernel has no IPv6"}
+		},
+		"by a round": func(b *Store, s *service.Snapshot) {
+			b.Result(service.IPv6, reconcile.Result{Snapshot: s, Generation: 1, Start: at(0), Outcome: reconcile.Outcome{Unavailable: "the kernel has no IPv6"}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) { checkUnavailable(t, known) })
+	}
+}
+
+func checkUnavailable(t *testing.T, known func(*Store, *service.Snapshot)) {
+	t.Helper()
+	s := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{port("both", service.IPv4, 1), port("both", service.IPv6, 1), port("six", service.IPv6, 1)})
+	b := &Store{Latest: func() *service.Snapshot { return s }}
+	known(b, s)
+	b.Result(service.IPv4, reconcile.Result{Snapshot: s, Generation: 1, Start: at(0), Took: time.Second})
+	want := map[string]State{"both": Programmed, "six": Skipped}
+	for _, x := range b.All() {
+		if x.State != want[x.Name] {
+			t.Errorf("%s is %s, want %s", x.Name, x.State, want[x.Name])
+		}
+		last := x.Ports[len(x.Ports)-1]
+		if last.Family != "IPv6" || last.State != Skipped || last.Error != "the kernel has no IPv6" || last.Since != nil {
+			t.Errorf("%s: %+v, want IPv6 skipped with the reason", x.Name, last)
+		}
+	}
+	if n := b.Summary().States; n[Programmed] != 1 || n[Skipped] != 1 {
+		t.Errorf("counted %v, want one programmed and one skipped", n)
 	}
 }

@@ -4,11 +4,16 @@
 package doctor
 
 import (
+	"context"
+	"errors"
 	"maps"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -153,5 +158,151 @@ func TestConntrack(t *testing.T) {
 	expect(t, newNode(nil).conntrack, nil)
 	if _, err := newNode(map[string]string{count: "1", limit: "1000", statistics: head + "x"}).conntrack(t.Context()); err == nil {
 		t.Error("an odd line is no error")
+	}
+}
+
+func TestServiceRoutes(t *testing.T) {
+	port := func(name, addr string, kind service.Kind) *service.Port {
+		a := netip.MustParseAddr(addr)
+		return &service.Port{Name: service.PortName{Namespace: "shop", Name: name}, Family: service.FamilyOf(a), Frontends: []service.Frontend{{Kind: kind, Addr: a, Port: 80}}}
+	}
+	ports := []*service.Port{
+		port("web", "10.96.0.10", service.ClusterIP), port("dns", "10.96.0.9", service.ClusterIP),
+		port("six", "fd96::1", service.ClusterIP), port("lb", "203.0.113.1", service.LoadBalancerIP),
+	}
+	unreachable := errors.New("network is unreachable")
+	all := map[string]error{"10.96.0.9": unreachable, "10.96.0.10": unreachable, "fd96::1": unreachable, "203.0.113.1": unreachable}
+	for name, tt := range map[string]struct {
+		mode   string
+		routes map[string]error
+		ranges []netip.Prefix
+		want   []string
+	}{
+		"routes":   {"nftables", map[string]error{"203.0.113.1": unreachable}, nil, nil},
+		"ipvs":     {"ipvs", all, nil, nil},
+		"one lost": {"iptables", map[string]error{"10.96.0.10": unreachable}, nil, []string{"service-route | IPv4 | ip route replace 10.96.0.10/32 dev eth0"}},
+		"range not known": {"iptables", map[string]error{"10.96.0.9": unreachable, "10.96.0.10": unreachable}, nil,
+			[]string{"service-route | IPv4 | ip route replace 10.96.0.8/30 dev eth0"}},
+		"no route": {"nftables", all, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, []string{
+			"service-route | IPv4 | ip route replace 10.96.0.0/16 dev eth0", "service-route | IPv6 | ",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(nil)
+			n.Modes = mode(tt.mode)
+			n.Kernel = &fakeKernel{links: []Link{{Name: "eth0", Global: both(true, false)}}}
+			n.Route = func(a netip.Addr) error { return tt.routes[a.String()] }
+			n.Services = func(context.Context) (*service.Snapshot, error) {
+				return service.New(1, &service.Node{ServiceCIDRs: tt.ranges}, ports), nil
+			}
+			expect(t, n.serviceRoutes, tt.want)
+		})
+	}
+}
+
+func TestSharedMark(t *testing.T) {
+	n := newNode(nil)
+	expect(t, n.sharedMark, nil)
+	n.SharedMark = func(f service.Family) (string, error) {
+		return map[service.Family]string{service.IPv6: "another program"}[f], nil
+	}
+	expect(t, n.sharedMark, []string{"shared-mark | shared-mark-IPv6 | "})
+}
+
+// with gives c its rules, and an empty chain OTHER, as iptables-save prints them.
+func (c Chain) with(rules ...string) Chain {
+	tables := packet.NewSaved()
+	tables.Append(packet.Chain{Table: "filter", Name: "OTHER"})
+	tables.Append(packet.Chain{Table: "filter", Name: "FLANNEL-FWD"}, "-s 10.244.0.0/16 -j ACCEPT")
+	tables.Append(packet.Chain{Table: "filter", Name: "DOCKER-USER"}, "-j RETURN")
+	c.Base = packet.Base{Chain: packet.Chain{Table: "filter", Name: c.Name}, Drops: true}
+	tables.Append(c.Base.Chain, rules...)
+	c.Tables = tables
+	return c
+}
+
+func TestInputPolicy(t *testing.T) {
+	nft := Chain{Hook: Input, Family: "ip", Table: "filter", Name: "INPUT"}.with
+	own := Chain{Hook: Input, Family: "inet", Table: "firewall", Name: "in"}.with()
+	legacy := Chain{Hook: Input, Family: "ip6", Table: "filter", Name: "INPUT", Legacy: true}.with()
+	for situation, test := range map[string]struct {
+		chain  Chain
+		mode   string
+		checks []uint16
+		want   []string
+	}{
+		"nothing accepted": {nft("-i lo -j ACCEPT", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-i docker0 -j ACCEPT", "-j OTHER"), "nftables", []uint16{31000, 30100},
+			[]string{"input-policy | chain INPUT of table ip filter of nftables | iptables-nft -I INPUT -p tcp -m multiport --dports 30100,31000 -j ACCEPT"}},
+		"of nftables": {own, "nftables", []uint16{31000},
+			[]string{"input-policy | chain in of table inet firewall of nftables | nft insert rule inet firewall in tcp dport '{ 31000 }' accept"}},
+		"of iptables-legacy": {legacy, "nftables", []uint16{31000},
+			[]string{"input-policy | chain INPUT of ip6tables-legacy | ip6tables-legacy -I INPUT -p tcp -m multiport --dports 31000 -j ACCEPT"}},
+		"one of two accepted": {nft("-p tcp -m tcp --dport 31000 -j ACCEPT"), "nftables", []uint16{31000, 31001},
+			[]string{"input-policy | chain INPUT of table ip filter of nftables | iptables-nft -I INPUT -p tcp -m multiport --dports 31001 -j ACCEPT"}},
+		"accepted on the way in":  {nft("-i eth0 -j ACCEPT"), "nftables", []uint16{31000}, nil},
+		"accepted for some":       {nft("-s 10.0.0.0/8 -p tcp -m tcp --dport 31000 -j ACCEPT"), "nftables", []uint16{31000}, nil},
+		"accepted by multiport":   {nft("-p tcp -m multiport --dports 22,31000:31002 -j ACCEPT"), "nftables", []uint16{31001}, nil},
+		"accepted by a range":     {nft("-p tcp -m tcp --dport 30000:32767 -j ACCEPT"), "nftables", []uint16{31001}, nil},
+		"dropped":                 {nft("-p tcp -m tcp --dport 31000 -j DROP", "-j ACCEPT"), "nftables", []uint16{31000}, []string{"input-policy | chain INPUT of table ip filter of nftables | iptables-nft -I INPUT -p tcp -m multiport --dports 31000 -j ACCEPT"}},
+		"all but it":              {nft("-p tcp -m tcp ! --dport 31000 -j ACCEPT"), "nftables", []uint16{31000}, []string{"input-policy | chain INPUT of table ip filter of nftables | iptables-nft -I INPUT -p tcp -m multiport --dports 31000 -j ACCEPT"}},
+		"no health checks":        {nft(), "nftables", nil, nil},
+		"a mode that accepts":     {nft(), "iptables", []uint16{31000}, nil},
+		"a chain for other hooks": {Chain{Hook: Forward}.with(), "nftables", []uint16{31000}, nil},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			n := newNode(nil)
+			n.Modes, n.Kernel = mode(test.mode), &fakeKernel{links: []Link{link("eth0", "")}, chains: []Chain{test.chain}}
+			var ports []*service.Port
+			for i, p := range test.checks {
+				ports = append(ports, &service.Port{Name: service.PortName{Name: string(rune('a' + i))}, HealthCheck: p})
+			}
+			n.Services = func(context.Context) (*service.Snapshot, error) { return service.New(1, &service.Node{}, ports), nil }
+			expect(t, n.inputPolicy, test.want)
+		})
+	}
+	n := newNode(nil) // no Services are known
+	n.Kernel = &fakeKernel{chains: []Chain{nft()}}
+	expect(t, n.inputPolicy, nil)
+}
+
+func TestForwardPolicy(t *testing.T) {
+	filter := Chain{Hook: Forward, Family: "ip", Table: "filter", Name: "FORWARD"}.with
+	for situation, test := range map[string]struct {
+		chain Chain
+		mode  string
+		want  []string
+	}{
+		"docker alone": {filter("-j DOCKER-USER", "-o docker0 -j ACCEPT", "-i docker0 ! -o docker0 -j ACCEPT", "-i br-12ab -j ACCEPT"), "nftables",
+			[]string{"forward-policy | chain FORWARD of table ip filter of nftables | iptables-nft -P FORWARD ACCEPT"}},
+		"known connections": {filter("-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-j OTHER"), "nftables",
+			[]string{"forward-policy | chain FORWARD of table ip filter of nftables | iptables-nft -P FORWARD ACCEPT"}},
+		"of iptables-legacy": {Chain{Hook: Forward, Family: "ip", Table: "filter", Name: "FORWARD", Legacy: true}.with("-j DOCKER-USER"), "nftables",
+			[]string{"forward-policy | chain FORWARD of iptables-legacy | iptables-legacy -P FORWARD ACCEPT"}},
+		"of nftables": {Chain{Hook: Forward, Family: "inet", Table: "firewall", Name: "fwd"}.with(), "nftables",
+			[]string{"forward-policy | chain fwd of table inet firewall of nftables | nft add chain inet firewall fwd '{ policy accept; }'"}},
+		"a network plugin accepts": {filter("-j DOCKER-USER", "-j FLANNEL-FWD"), "nftables", nil},
+		"addresses of pods":        {filter("-d 10.244.0.0/16 -j ACCEPT"), "nftables", nil},
+		"an interface of pods":     {filter("-i cni0 -j ACCEPT"), "nftables", nil},
+		"what was translated":      {filter("-m conntrack --ctstate DNAT -j ACCEPT"), "nftables", nil},
+		"a mode that accepts":      {filter(), "ipvs", nil},
+		"another hook":             {Chain{Hook: Input}.with(), "nftables", nil},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			n := newNode(nil)
+			n.Modes, n.Kernel = mode(test.mode), &fakeKernel{chains: []Chain{test.chain}}
+			expect(t, n.forwardPolicy, test.want)
+		})
+	}
+}
+
+func TestFirewalls(t *testing.T) {
+	for name, want := range map[string][]string{
+		"kube-services":    nil,
+		"firewalld":        {"firewall | firewalld | systemctl disable --now firewalld"},
+		"ufw-before-input": {"firewall | ufw | ufw disable"},
+	} {
+		n := newNode(nil)
+		n.Kernel = &fakeKernel{names: []string{"filter", name}}
+		expect(t, n.firewalls, want)
 	}
 }

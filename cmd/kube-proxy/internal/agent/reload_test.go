@@ -4,28 +4,43 @@
 package agent
 
 import (
+	"encoding/json"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/condition"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
 	"kubeproxy/test/kit"
+	"kubeproxy/test/toymode"
 )
 
 const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -238,5 +253,239 @@ func TestServersMove(t *testing.T) {
 	kit.Until(t, "every address", func() bool { return answers("127.0.0.2:" + portOf(second)) })
 	if err := s.moveTo(t, "127.0.0.1:0"); err != nil || answers(second) {
 		t.Errorf("switched off: %v, it answers: %v", err, answers(second))
+	}
+}
+
+// lineFunc is called with each line that is logged.
+type lineFunc func(line string)
+
+func (l lineFunc) Write(line []byte) (int, error) {
+	l(string(line))
+	return len(line), nil
+}
+
+func (l lineFunc) logger() klog.Logger {
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l)))
+}
+
+// TestReloadIsReportedBeforeItIsLogged checks that a log line about the configuration
+// follows the condition in the health report.
+func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c.yaml")
+	kit.WriteFile(t, path, confHead+"healthzBindAddress: 127.0.0.1:0\nmetricsBindAddress: 127.0.0.1:0\n")
+	o := NewOptions(modes.All())
+	o.Flags.Config = path
+	c, err := config.Load(&o.Flags, config.Linux)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newTestProxy(o, c, klog.Logger{})
+	var shown []string
+	p.log = lineFunc(func(string) {
+		shown = append(shown, p.reports.Health.Report().Conditions[string(condition.Configuration)])
+	}).logger()
+	r := &reloader{proxy: p, servers: newTestServers(t, "127.0.0.1:0").servers}
+	r.reject(errors.New("no such field"))
+	if err := r.adopt(t.Context(), c, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(shown) != 2 || shown[0] != "no such field" || shown[1] != "" {
+		t.Errorf("shown when the file was said to be bad, and then good: %q", shown)
+	}
+}
+
+func TestTrackOptions(t *testing.T) {
+	prefix := netip.MustParsePrefix
+	tests := map[string]struct {
+		change func(*config.Config)
+		want   track.Options
+	}{
+		"defaults":           {func(*config.Config) {}, track.Options{NodePortsPrimary: true}},
+		"masquerade all":     {func(c *config.Config) { c.NFTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true, MasqueradeAll: true}},
+		"for iptables only":  {func(c *config.Config) { c.IPTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true}},
+		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{NodePorts: service.AnyAddress(), MasqueradeAll: true}},
+		"node IP":            {func(c *config.Config) { c.BindAddress = "192.0.2.1" }, track.Options{NodePortsPrimary: true, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
+		"no external IPs":    {func(c *config.Config) { c.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false} }, track.Options{NodePortsPrimary: true, IgnoreExternalIPs: true}},
+		"node port prefixes": {func(c *config.Config) { c.NodePortAddresses = []string{"10.0.0.0/8"} }, track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}}},
+		"cluster CIDRs": {
+			func(c *config.Config) { c.DetectLocalMode, c.ClusterCIDR = config.ClusterCIDR, "10.0.0.0/8,fd00::/48" },
+			track.Options{NodePortsPrimary: true, Pods: service.LocalPods{Prefixes: []netip.Prefix{prefix("10.0.0.0/8"), prefix("fd00::/48")}}},
+		},
+		"node CIDRs": {func(c *config.Config) { c.DetectLocalMode = config.NodeCIDR }, track.Options{NodePortsPrimary: true, PodsFromNode: true}},
+		"bridge": {
+			func(c *config.Config) {
+				c.DetectLocalMode, c.DetectLocal.BridgeInterface = config.BridgeInterface, "cni0"
+			},
+			track.Options{NodePortsPrimary: true, Pods: service.LocalPods{Interface: "cni0"}},
+		},
+		"interface prefix": {
+			func(c *config.Config) {
+				c.DetectLocalMode, c.DetectLocal.InterfaceNamePrefix = config.InterfaceNamePrefix, "veth"
+			},
+			track.Options{NodePortsPrimary: true, Pods: service.LocalPods{InterfacePrefix: "veth"}},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := &config.Config{OS: config.Linux}
+			c.BindAddress = "0.0.0.0"
+			tt.change(c)
+			tt.want.NodeName = "n"
+			ips := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+			prefixes := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+			if diff := cmp.Diff(tt.want, TrackOptions(modes.All().Of(c), c, "n"), ips, prefixes); diff != "" {
+				t.Errorf("options (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSyncPeriods(t *testing.T) {
+	c := &config.Config{OS: config.Linux}
+	of := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
+	c.NFTables.MinSyncPeriod, c.NFTables.SyncPeriod = of(1), of(2)
+	c.IPVS.MinSyncPeriod, c.IPVS.SyncPeriod = of(3), of(4)
+	c.IPTables.MinSyncPeriod, c.IPTables.SyncPeriod = of(5), of(6)
+	for name, want := range map[v1alpha1.ProxyMode][2]time.Duration{"": {1, 2}, "nftables": {1, 2}, "ipvs": {3, 4}, "iptables": {5, 6}, "userspace": {5, 6}, "kernelspace": {5, 6}} {
+		if c.Mode, c.OS = name, config.Linux; name == config.Kernelspace {
+			c.OS = config.Windows
+		}
+		if s := modes.All().Of(c).Section(c); s.MinSyncPeriod != want[0] || s.SyncPeriod != want[1] {
+			t.Errorf("mode %q: %v, %v, want %v", name, s.MinSyncPeriod, s.SyncPeriod, want)
+		}
+	}
+}
+
+// fakeCluster is an API server that has Services and nothing else, and knows one token.
+type fakeCluster struct {
+	*httptest.Server
+	token    string
+	services int
+	watches  atomic.Int32
+}
+
+func newFakeCluster(t *testing.T, token string, services int) *fakeCluster {
+	t.Helper()
+	c := &fakeCluster{token: token, services: services}
+	c.Server = httptest.NewTLSServer(c)
+	t.Cleanup(func() {
+		c.CloseClientConnections()
+		c.Close()
+	})
+	return c
+}
+
+// ServeHTTP implements http.Handler. Watches say nothing.
+func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	refuse := func(code int, reason string) {
+		w.WriteHeader(code)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"reason":%q}`, code, reason)
+	}
+	kind, version := map[string]string{"services": "ServiceList", "endpointslices": "EndpointSliceList", "nodes": "NodeList"}[path.Base(q.URL.Path)], "v1"
+	if strings.Contains(q.URL.Path, "discovery") {
+		version = "discovery.k8s.io/v1"
+	}
+	switch {
+	case q.Header.Get("Authorization") != "Bearer "+c.token:
+		refuse(http.StatusUnauthorized, "Unauthorized")
+	case kind == "":
+		refuse(http.StatusNotFound, "NotFound")
+	case q.URL.Query().Get("sendInitialEvents") != "":
+		refuse(http.StatusUnprocessableEntity, "Invalid")
+	case q.URL.Query().Get("watch") != "":
+		c.watches.Add(1)
+		defer c.watches.Add(-1)
+		w.(http.Flusher).Flush()
+		<-q.Context().Done()
+	default:
+		items := []any{}
+		for i := range c.services {
+			items = append(items, map[string]any{
+				"metadata": map[string]any{"namespace": "shop", "name": fmt.Sprint("web-", i), "resourceVersion": "7"},
+				"spec":     map[string]any{"clusterIP": fmt.Sprint("10.96.0.", i+1), "ports": []any{map[string]any{"port": 80}}},
+			})
+		}
+		if kind != "ServiceList" {
+			items = items[:0]
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind, "apiVersion": version, "metadata": map[string]any{"resourceVersion": "7"}, "items": items})
+	}
+}
+
+// kubeconfig returns a kubeconfig for c.
+func (c *fakeCluster) kubeconfig(token string) string {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Certificate().Raw})
+	text, _ := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "Config", "current-context": "a",
+		"clusters": []any{map[string]any{"name": "a", "cluster": map[string]any{"server": c.URL, "certificate-authority-data": ca}}},
+		"users":    []any{map[string]any{"name": "a", "user": map[string]any{"token": token}}},
+		"contexts": []any{map[string]any{"name": "a", "context": map[string]any{"cluster": "a", "user": "a"}}},
+	})
+	return string(text)
+}
+
+// TestKubeconfigFollowed moves a running proxy from one API server to another one by its kubeconfig, which is
+// in a volume of a pod. Files that cannot be used are a condition, and change nothing.
+func TestKubeconfigFollowed(t *testing.T) {
+	first, second := newFakeCluster(t, "one", 1), newFakeCluster(t, "two", 2)
+	volume := t.TempDir()
+	file := filepath.Join(volume, "kubeconfig.conf")
+	swap := 0
+	put := func(text string) { // as kubelet does
+		t.Helper()
+		swap++
+		data := fmt.Sprint("..data-", swap)
+		err := os.Mkdir(filepath.Join(volume, data), 0o700)
+		kit.WriteFile(t, filepath.Join(volume, data, "kubeconfig.conf"), text)
+		next := filepath.Join(volume, "..next")
+		if err := errors.Join(err, os.Symlink(data, next), os.Rename(next, filepath.Join(volume, "..data"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if runtime.GOOS == "windows" { // Wine renames no symbolic links
+		put = func(text string) { kit.WriteFile(t, file, text) }
+	} else if err := os.Symlink(filepath.Join("..data", "kubeconfig.conf"), file); err != nil {
+		t.Fatal(err)
+	}
+	put(first.kubeconfig("one"))
+	toy := toymode.New("toy")
+	p := startProxyOf(t, testSystem(), mode.Table{toy.Mode()}, func(o *Options, c *config.Config) { o.Manifests, c.ClientConnection.Kubeconfig = nil, file })
+	latest := 0
+	awaitPorts := func(n int) {
+		t.Helper()
+		kit.Until(t, fmt.Sprint(n, " ports"), func() bool {
+			for len(toy.Programmed) > 0 {
+				latest = (<-toy.Programmed).Len(service.IPv4)
+			}
+			return latest == n
+		})
+	}
+	condition := func() string {
+		answer, err := (&statusview.Query{Server: p.server}).Ask(t.Context())
+		if err != nil {
+			return err.Error()
+		}
+		return answer.Health.Conditions[string(condition.Kubeconfig)]
+	}
+	awaitPorts(1)
+	for _, bad := range []struct{ text, want string }{
+		{strings.Replace(first.kubeconfig("one"), first.URL, "", 1), "clusters[a].cluster.server is missing"},
+		{"kind: [", "kubeconfig.conf: "},
+		{second.kubeconfig("three"), second.URL + " does not work"},
+	} {
+		put(bad.text)
+		kit.Until(t, "a condition with "+bad.want, func() bool { return strings.Contains(condition(), bad.want) })
+	}
+	if awaitPorts(1); first.watches.Load() != 3 || second.watches.Load() != 0 {
+		t.Errorf("%d watches of the API server in use, %d of the other one", first.watches.Load(), second.watches.Load())
+	}
+	put(first.kubeconfig("one"))
+	kit.Until(t, "no condition", func() bool { return condition() == "" })
+	put(second.kubeconfig("two"))
+	awaitPorts(2)
+	kit.Until(t, "watches of the other API server alone", func() bool { return first.watches.Load() == 0 && second.watches.Load() == 3 })
+	if text := condition(); text != "" || !strings.Contains(p.log.String(), "The kubeconfig changed and is in force") {
+		t.Errorf("condition %q, log:\n%s", text, p.log.String())
 	}
 }

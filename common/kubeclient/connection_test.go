@@ -4,14 +4,66 @@
 package kubeclient
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"kubeproxy/common/source"
 	"kubeproxy/test/kit"
 )
+
+// TestRedirectsAreRefused asks a server that sends its clients elsewhere.
+func TestRedirectsAreRefused(t *testing.T) {
+	followed := false
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { followed = true }))
+	defer elsewhere.Close()
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		server := httptest.NewServer(http.RedirectHandler(elsewhere.URL+"/secret", status))
+		defer server.Close()
+		to, err := (&Options{Master: server.URL}).Config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := rest.HTTPClientFor(to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, _ := http.NewRequestWithContext(context.Background(), "GET", server.URL, nil)
+		if _, err := client.Do(q); err == nil || followed || !strings.Contains(err.Error(), "a redirect to") {
+			t.Errorf("status %d: %v, followed: %t", status, err, followed)
+		}
+	}
+}
+
+// TestMaster checks that --master is validated with a kubeconfig and without, and that
+// the error names the flag, not the field that it replaces.
+func TestMaster(t *testing.T) {
+	for master, good := range map[string]bool{
+		"192.0.2.1:6443": true, "https://192.0.2.1:6443": true, "http://localhost:8080": true, "https://[2001:db8::1]": true, "api.example": true,
+		":::bad": false, "ftp://192.0.2.1": false, "http://192.0.2.1:port": false, "192.0.2.1:66666": false, "https://": false, "https://:6443": false,
+	} {
+		_, err := (&Options{Master: master}).Config()
+		switch {
+		case good && err != nil:
+			t.Errorf("--master %s: %v", master, err)
+		case !good && (err == nil || !strings.Contains(err.Error(), "--master: ") || !strings.Contains(err.Error(), "want one like https://")):
+			t.Errorf("--master %s: %v, want an error that names the flag and the form", master, err)
+		}
+	}
+}
 
 const goodKubeconfig = `apiVersion: v1
 kind: Config
@@ -116,6 +168,33 @@ func TestRootedPaths(t *testing.T) {
 		}
 		if got, err := os.ReadFile(to.BearerTokenFile); err != nil || string(got) != text {
 			t.Errorf("%s: %q of %s, %v, want %q", path, got, to.BearerTokenFile, err, text)
+		}
+	}
+}
+
+// TestRemedies checks that the remedy is for the component at fault: an HTTP proxy on the
+// way may be the one that refuses a connection.
+func TestRemedies(t *testing.T) {
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	o := &Options{Master: "192.0.2.1:6443"}
+	for name, tc := range map[string]struct {
+		err  error
+		want string // empty for no remedy
+	}{
+		"nobody listens":       {refused, "nobody listens there: check --master"},
+		"no proxy":             {fmt.Errorf("get: %w", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: refused}), "HTTPS_PROXY"},
+		"HTTP instead of TLS":  {apierrors.NewGenericServerResponse(400, "get", schema.GroupResource{}, "", "", 0, true), "--master begins with https://"},
+		"login":                {apierrors.NewUnauthorized("no"), "credentials in the service account"},
+		"HTML for a watch":     {runtime.NegotiateError{ContentType: "text/html", Stream: true}, "and of no API server: check --master"},
+		"HTML for a list":      {errors.New("serializer for text/html doesn't exist"), "and of no API server: check --master"},
+		"another server":       {&source.ReadError{Kind: "nodes", Err: apierrors.NewGenericServerResponse(404, "get", schema.GroupResource{}, "", "", 0, true)}, "it is no API server, or older"},
+		"silence":              {fmt.Errorf("%w in 30s", source.ErrNoAnswer), "check --master, that its name is resolved"},
+		"an end":               {&source.ReadError{Kind: "nodes", Err: source.ErrCutOff}, "speaks TLS"},
+		"nothing can be known": {errors.New("a fault"), ""},
+	} {
+		got := o.Remedy(tc.err)
+		if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+			t.Errorf("%s: remedy %q, want %q in it", name, got, tc.want)
 		}
 	}
 }

@@ -7,7 +7,9 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,10 +26,100 @@ import (
 	"kubeproxy/common/condition"
 	"kubeproxy/common/service"
 	"kubeproxy/config"
+	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/linux/sysctl"
 	"kubeproxy/test/kit"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
+
+// TestHidden checks that a listener is reported only if a NodePort really takes its
+// clients away.
+func TestHidden(t *testing.T) {
+	port := func(f service.Family, proto service.Protocol, kind service.Kind) *service.Port {
+		return &service.Port{
+			Name:      service.PortName{Namespace: "shop", Name: "web", Protocol: proto},
+			Family:    f,
+			Frontends: []service.Frontend{{Kind: kind, Port: 30080}},
+		}
+	}
+	plain := port(service.IPv4, service.TCP, service.NodePort)
+	for situation, test := range map[string]struct {
+		ports  []*service.Port
+		listen string
+		want   string
+	}{
+		"on every address":           {[]*service.Port{plain}, "tcp 0.0.0.0:30080", "1 NodePorts are ports that programs of this node listen on, the first of them: shop/web hides a program that listens on 0.0.0.0:30080/tcp"},
+		"on every address of both":   {[]*service.Port{plain}, "tcp [::]:30080", "1 NodePorts are ports that programs of this node listen on, the first of them: shop/web hides a program that listens on [::]:30080/tcp"},
+		"on an answering address":    {[]*service.Port{plain}, "tcp 192.0.2.1:30080", "1 NodePorts are ports that programs of this node listen on, the first of them: shop/web hides a program that listens on 192.0.2.1:30080/tcp"},
+		"both families":              {[]*service.Port{plain, port(service.IPv6, service.TCP, service.NodePort)}, "tcp [::]:30080", "2 NodePorts are ports that programs of this node listen on, the first of them: shop/web hides a program that listens on [::]:30080/tcp"},
+		"on another of the node's":   {[]*service.Port{plain}, "tcp 198.51.100.1:30080", ""},
+		"on loopback":                {[]*service.Port{plain}, "tcp 127.0.0.1:30080", ""},
+		"another port":               {[]*service.Port{plain}, "tcp 0.0.0.0:30081", ""},
+		"another protocol":           {[]*service.Port{plain}, "udp 0.0.0.0:30080", ""},
+		"another family":             {[]*service.Port{port(service.IPv6, service.TCP, service.NodePort)}, "tcp 0.0.0.0:30080", ""},
+		"the port of an external IP": {[]*service.Port{port(service.IPv4, service.TCP, service.ExternalIP)}, "tcp 0.0.0.0:30080", ""},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			node := &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}
+			proto, addr, _ := strings.Cut(test.listen, " ")
+			l := proc.Listener{Protocol: service.TCP, Addr: netip.MustParseAddrPort(addr)}
+			if proto == "udp" {
+				l.Protocol = service.UDP
+			}
+			if got := hiddenListeners(service.New(1, node, test.ports), []proc.Listener{l}); got != test.want {
+				t.Errorf("hidden = %q, want %q", got, test.want)
+			}
+		})
+	}
+	own := []proc.Listener{{Protocol: service.TCP, Addr: netip.MustParseAddrPort("127.0.0.1:30080")}}
+	if got := hiddenListeners(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{plain}), own); got != "" {
+		t.Errorf("on loopback, where every address answers: %q", got)
+	}
+	if got := hiddenListeners(nil, []proc.Listener{{}}); got != "" {
+		t.Errorf("before the first snapshot: %q", got)
+	}
+}
+
+// TestRoute looks up routes that lead somewhere and nowhere, over both families.
+func TestRoute(t *testing.T) {
+	lab := netlab.Start(t, netlab.Config{})
+	err := lab.Node.Do(func() error {
+		for _, line := range strings.Split(`link add out type bridge
+link set out up
+addr add 198.18.0.1/24 dev out
+route add 198.18.1.0/24 via 198.18.0.9
+route add blackhole 198.18.2.0/24
+route add unreachable 198.18.3.0/24
+route add prohibit 198.18.4.0/24
+route add blackhole 2001:db8:99::/64`, "\n") {
+			if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+				t.Errorf("ip %s: %v\n%s", line, err, out)
+			}
+		}
+		for to, want := range map[string]string{
+			"198.18.0.7":     "direct, interface out, source 198.18.0.1",
+			"198.18.1.7":     "via 198.18.0.9, interface out, source 198.18.0.1",
+			"198.18.0.1":     "to the node itself",
+			"198.18.2.1":     "blackhole",
+			"198.18.3.1":     "unreachable",
+			"198.18.4.1":     "prohibited",
+			"2001:db8:99::1": "blackhole",
+		} {
+			got, err := Route(netip.MustParseAddr(to))
+			if err != nil {
+				got = err.Error()
+			}
+			if leads := strings.Contains(want, " "); got != want || leads != (err == nil) {
+				t.Errorf("%s: %q, %v, want %q", to, got, err, want)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 const (
 	connections = "proc/sys/net/netfilter/nf_conntrack_max"

@@ -1,0 +1,270 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/common/document"
+	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/lease"
+	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
+	"kubeproxy/test/kit"
+)
+
+// TestConditions checks that each condition of a running proxy becomes a finding, of the
+// topic that the checks of the node use if there is one.
+func TestConditions(t *testing.T) {
+	healthy := map[string]health.FamilyReport{"IPv4": {Healthy: true}}
+	for situation, test := range map[string]struct {
+		report health.Report
+		want   []string // topic, subject, severity
+	}{
+		"all is well":         {health.Report{Healthy: true, Status: healthy}, nil},
+		"a failing family":    {health.Report{Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, Failing: true, LastError: "refused"}}}, []string{"proxy-unhealthy IPv4 blocks"}},
+		"an unhealthy family": {health.Report{Status: map[string]health.FamilyReport{"IPv6": {Reason: "a change waits"}}}, []string{"proxy-unhealthy IPv6 blocks"}},
+		"no forwarding": {health.Report{Conditions: map[string]string{"setting-net.ipv4.ip_forward": "is 0"}, Blocked: []string{"setting-net.ipv4.ip_forward"}},
+			[]string{"ip-forward net.ipv4.ip_forward blocks"}},
+		"another setting":     {health.Report{Conditions: map[string]string{"setting-net.netfilter.nf_conntrack_max": "stays"}}, []string{"setting net.netfilter.nf_conntrack_max risk"}},
+		"two proxies":         {health.Report{Conditions: map[string]string{"other-proxy": "x", "other-rules-IPv4": "y"}}, []string{"other-proxy other-proxy risk", "other-proxy other-proxy risk"}},
+		"leftovers":           {health.Report{Conditions: map[string]string{"leftovers-IPv4": "x"}}, []string{"leftovers leftovers-IPv4 risk"}},
+		"a shared mark":       {health.Report{Conditions: map[string]string{"shared-mark-IPv4": "x"}}, []string{"shared-mark shared-mark-IPv4 risk"}},
+		"a check unanswered":  {health.Report{Conditions: map[string]string{"health-checks": "x"}, Blocked: []string{"health-checks"}}, []string{"proxy-condition health-checks blocks"}},
+		"hidden NodePorts":    {health.Report{Conditions: map[string]string{"node-ports": "2 NodePorts"}}, nil}, // which the node's own check lists
+		"an unknown one":      {health.Report{Conditions: map[string]string{"some-new": "x"}}, []string{"proxy-condition some-new risk"}},
+		"a source that fails": {health.Report{Sources: []health.SourceReport{{Name: "services", Synced: true, Error: "refused"}, {Name: "nodes", Synced: true}}}, []string{"api-server services risk"}},
+		"a source unread":     {health.Report{Sources: []health.SourceReport{{Name: "services"}}}, []string{"api-server services risk"}},
+		"a source silent":     {health.Report{Sources: []health.SourceReport{{Name: "services", Synced: true, Stale: true}}}, []string{"api-server services risk"}},
+	} {
+		t.Run(situation, func(t *testing.T) {
+			p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Health: test.report}}}}
+			seen, err := p.Check(nil).Look(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, f := range seen.Findings {
+				got = append(got, strings.Join([]string{string(f.Topic), f.Subject, string(f.severity())}, " "))
+				if f.What == "" || f.Fix+f.Advice == "" {
+					t.Errorf("says nothing: %+v", f)
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestSilentProxy checks that a proxy which holds the lease and cannot be asked is found,
+// and that no proxy is no finding.
+func TestSilentProxy(t *testing.T) {
+	p := &Proxy{Err: errors.New("refused")}
+	for runs, want := range map[bool]int{true: 1, false: 0} {
+		seen, err := p.Check(func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 7}, runs }).Look(t.Context())
+		if err != nil || len(seen.Findings) != want || seen.Absent == runs {
+			t.Errorf("runs %t: %+v, %v", runs, seen, err)
+		}
+	}
+	if p.String() != "" || p.Services() != nil {
+		t.Errorf("says %q and serves %v", p, p.Services())
+	}
+}
+
+// TestServices checks that ClusterIPs, NodePorts and health checks come through.
+func TestServices(t *testing.T) {
+	p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{Services: []servicestate.Service{{
+		Namespace: "shop", Name: "web", HealthCheck: &servicestate.HealthCheck{Port: 31000},
+		Ports: []servicestate.Port{
+			{Port: "dns", Protocol: "UDP", Family: "IPv6", Frontends: []servicestate.Frontend{{Kind: "ClusterIP", Address: "fd00::1", Port: 53}, {Kind: "NodePort", Port: 30053}}},
+		},
+	}}}}}
+	var got []service.Port
+	for x := range p.Services().Ports(service.IPv6) {
+		got = append(got, *x)
+	}
+	want := []service.Port{{Family: service.IPv6, Name: service.PortName{Namespace: "shop", Name: "web", Port: "dns", Protocol: service.UDP}, HealthCheck: 31000,
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("fd00::1"), Port: 53}, {Kind: service.NodePort, Port: 30053}}}}
+	if len(got) != 1 || got[0].Name != want[0].Name || got[0].HealthCheck != 31000 || !slices.EqualFunc(got[0].Frontends, want[0].Frontends, service.Frontend.Equal) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// TestLinks checks that each topic leads to a heading of a document, and is complete.
+func TestLinks(t *testing.T) {
+	dropped := regexp.MustCompile("[^a-z0-9_ -]")
+	headings := map[string]bool{}
+	for _, name := range []string{"acceleration.md", "modes.md", "troubleshooting.md", "windows.md"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if level, heading, is := strings.Cut(strings.TrimSpace(line), " "); is && strings.Trim(level, "#") == "" {
+				anchor := strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
+				headings["docs/"+name+"#"+anchor] = true
+			}
+		}
+	}
+	orders := map[int]Topic{}
+	for topic, about := range topics {
+		if !headings[topic.Link()] {
+			t.Errorf("the link of %s leads to no heading: %s", topic, topic.Link())
+		}
+		if strings.ContainsAny(string(topic), " _ABCDEFGHIJKLMNOPQRSTUVWXYZ") {
+			t.Errorf("%s: want lower case and hyphens", topic)
+		}
+		if other, taken := orders[about.order]; taken || about.why == "" || about.severity == "" {
+			t.Errorf("%s: order of %q, why %q, severity %q", topic, other, about.why, about.severity)
+		}
+		orders[about.order] = topic
+	}
+}
+
+var update = flag.Bool("update", false, "rewrite the goldens in testdata")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		kit.WriteFile(t, path, got)
+	}
+	kit.CompareGolden(t, path, got)
+}
+
+// reports are a node on which all is well, and one with a foreign text that would move
+// the cursor of a terminal.
+func reports() map[string]*Report {
+	return map[string]*Report{
+		"healthy": {
+			Node: "node-a", System: "linux", Modes: []string{"nftables"}, Proxy: "kube-proxy v1.0.0 answers at 127.0.0.1:10249, mode nftables, node node-a", Findings: []Finding{},
+			Checks: []CheckResult{{"forwarding", OK, "of IPv4"}, {"bridges", Skipped, "no bridge has a port"}},
+		},
+		"broken": {
+			Node: "node-a", System: "linux", Modes: []string{"nftables", "iptables"},
+			Findings: sorted([]Finding{
+				{Topic: NodePortHidden, Subject: "30080/tcp", What: "the NodePort 30080/tcp of Service shop/web hides process 4242 (nginx\x1b[2J -g daemon off), which listens on 0.0.0.0:30080",
+					Fix: "kill 4242", Advice: "or let the program listen on another port, or give the Service another NodePort"},
+				{Topic: ModeUnavailable, Mode: "iptables", Subject: "IPv4", What: "there is no match statistic (kernel module xt_statistic)", Fix: "modprobe -a xt_statistic"},
+				{Topic: IPForward, Subject: "net.ipv4.ip_forward", What: "net.ipv4.ip_forward is 0 and should be 1", Fix: "sysctl -w net.ipv4.ip_forward=1"},
+				{Topic: PodCIDR, What: "the podCIDR 10.1.0.0/24 of Node node-a is not in the clusterCIDR 10.244.0.0/16", Advice: "set clusterCIDR"},
+			}),
+			Checks: []CheckResult{{"forwarding", Found, "of IPv4"}, {"rights", Failed, "ask whether the account may list services: Post \"https://192.0.2.1:6443/apis/authorization.k8s.io/v1/selfsubjectaccessreviews\": net/http: TLS handshake timeout"}, {"firewalls", OK, ""}},
+		},
+	}
+}
+
+// TestReports compares both forms with goldens. The text fits 100 columns and has no
+// codes but colours, which JSON does not have.
+func TestReports(t *testing.T) {
+	for name, r := range reports() {
+		var text, coloured, inJSON bytes.Buffer
+		if err := (View{}).Text(&text, r); err != nil {
+			t.Fatal(err)
+		}
+		if err := (View{Colour: true}).Text(&coloured, r); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.JSON(&inJSON); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, name+".txt", text.String())
+		golden(t, name+".json", inJSON.String())
+		for line := range strings.Lines(text.String()) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > document.Width {
+				t.Errorf("%s: %d columns: %s", name, n, line)
+			}
+		}
+		plain := coloured.String()
+		for _, c := range []document.Colour{document.Green, document.Yellow, document.Red, document.Bold, "\x1b[0m"} {
+			plain = strings.ReplaceAll(plain, string(c), "")
+		}
+		if plain != text.String() || plain == coloured.String() || strings.Contains(plain+inJSON.String(), "\x1b") {
+			t.Errorf("%s: other text with colours than without:\n%q", name, coloured.String())
+		}
+	}
+}
+
+func check(name string, seen Seen, err error) Check {
+	return Check{name, func(context.Context) (Seen, error) { return seen, err }}
+}
+
+// TestRun checks that results have the order of the checks, findings that of their
+// weight, and that a check which fails or hangs stops no other.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		risk, blocks := Finding{Topic: ReversePathFilter, What: "a"}, Finding{Topic: ConntrackFull, What: "b"}
+		forward := func(subject, what string) Finding { return Finding{Topic: IPForward, Subject: subject, What: what} }
+		hangs := make(chan struct{})
+		defer close(hangs)
+		r := Runner{Timeout: 30 * time.Second, Patience: 2 * time.Second, Checks: []Check{
+			check("first", Seen{Findings: []Finding{risk, blocks}, Note: "all"}, nil),
+			{"hanging", func(context.Context) (Seen, error) { <-hangs; return Seen{}, nil }},
+			check("absent", NothingToSee("no %s", "bridge"), nil),
+			check("failing", Seen{}, errors.New("read\nit: denied")),
+			check("node", Seen{Findings: []Finding{forward("v6", "of the node"), forward("v4", "of the node")}}, nil),
+			check("proxy", Seen{Findings: []Finding{forward("v4", "of the proxy")}}, nil),
+			check("good", Seen{}, nil),
+		}}
+		results, found := r.Run(t.Context())
+		want := []CheckResult{
+			{"first", Found, "all"}, {"hanging", Failed, "no answer within 30s"}, {"absent", Skipped, "no bridge"}, {"failing", Failed, "read it: denied"},
+			{"node", Found, ""}, {"proxy", Found, ""}, {"good", OK, ""},
+		}
+		if diff := cmp.Diff(want, results); diff != "" {
+			t.Errorf("results (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]Finding{forward("v4", "of the node"), forward("v6", "of the node"), blocks, risk}, found); diff != "" {
+			t.Errorf("findings (-want +got):\n%s", diff)
+		}
+		for code, r := range map[int]Report{0: {Checks: results[6:]}, 1: {Checks: results[4:], Findings: found}, 2: {Checks: results, Findings: found}} {
+			if got := r.ExitCode(); got != code {
+				t.Errorf("exit code %d, want %d", got, code)
+			}
+		}
+	})
+}
+
+// TestProgress checks that only a long run says what it waits for.
+func TestProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for took, want := range map[time.Duration][]string{
+			time.Second:     nil,
+			5 * time.Second: {"1 of 2 checks done, still looking at: slow", "1 of 2 checks done, still looking at: slow"},
+		} {
+			var said []string
+			r := Runner{Timeout: time.Minute, Patience: 2 * time.Second, Progress: func(s string) { said = append(said, s) }, Checks: []Check{
+				check("quick", Seen{}, nil),
+				{"slow", func(ctx context.Context) (Seen, error) {
+					select {
+					case <-time.After(took):
+					case <-ctx.Done():
+					}
+					return Seen{}, nil
+				}},
+			}}
+			r.Run(t.Context())
+			if diff := cmp.Diff(want, said); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", took, diff)
+			}
+		}
+	})
+}
