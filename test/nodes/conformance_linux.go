@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -485,14 +486,12 @@ func (d *Document) order() {
 
 const pageHead = `# Conformance
 
-Results of Kubernetes' own tests for this proxy and for the kube-proxy of the same version, in a cluster of three real
-nodes on one machine, and the connections that were lost while something was changed there. Written by
-` + "`make conformance` and `make changes`" + `; nothing here was written by hand. docs/conformance.json has all figures, with
-times, kernels and versions. A kernel of Debian's is that of a virtual machine, for mode ipvs.
+In a cluster of three real nodes on one machine. Written by ` + "`make conformance` and `make changes`" + `, nothing by hand;
+docs/conformance.json has all figures, with times, kernels and versions. Mode ipvs ran in a virtual machine.
 
 ## Kubernetes' own tests
 
-A cell has the specs that passed, failed and were skipped.
+With this proxy, and with the kube-proxy of the same version. A cell has the specs that passed, failed and were skipped.
 
 `
 
@@ -503,16 +502,16 @@ var contenders = []string{"kubeproxy", "kube-proxy"}
 func (d *Document) Page() string {
 	var out strings.Builder
 	out.WriteString(pageHead)
-	rows := [][]string{{"specs", "mode", "this proxy", "kube-proxy", "Kubernetes", "kernel", "day"}}
+	rows := [][]string{{"specs", "mode", "this proxy", "kube-proxy", "Kubernetes", "day"}}
 	var last string
 	for _, r := range d.Runs {
 		if key := r.Selection + r.Part.suffix() + " " + r.setting(); key != last {
 			last = key
-			rows = append(rows, []string{r.Selection + r.Part.suffix(), r.setting(), "", "", "", "", ""})
+			rows = append(rows, []string{r.Selection + r.Part.suffix(), r.setting(), "", "", "", ""})
 		}
 		row := rows[len(rows)-1]
 		row[2+slices.Index(contenders, r.Proxy)] = fmt.Sprintf("%d, %d, %d", r.Passed, len(r.Failed), len(r.Skipped))
-		row[4], row[5], row[6] = r.Kubernetes, r.Kernel, r.On.Format(time.DateOnly)
+		row[4], row[5] = r.Kubernetes, r.On.Format(time.DateOnly)
 	}
 	out.WriteString(kit.Table(rows) + "\nThe specs:\n\n")
 	for _, s := range Selections {
@@ -520,14 +519,14 @@ func (d *Document) Page() string {
 			fmt.Fprintf(&out, "- %s: %s\n", s.Name, s.About)
 		}
 	}
-	d.writeSpecs(&out, "Failed", func(r Run) []Spec { return r.Failed })
-	d.writeSpecs(&out, "Skipped", func(r Run) []Spec { return r.Skipped })
+	d.writeSpecs(&out, "Failed", func(r Run) []Spec { return r.Failed }, func(names []string) string { return "`" + strings.Join(names, "`, `") + "`" })
+	d.writeSpecs(&out, "Skipped", func(r Run) []Spec { return r.Skipped }, func(names []string) string { return strconv.Itoa(len(names)) })
 	d.writeChanges(&out)
 	return out.String()
 }
 
-// writeSpecs lists specs by the reason, with the runs that have them.
-func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) []Spec) {
+// writeSpecs lists specs by the reason, as text says, with the runs that have them.
+func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) []Spec, text func(names []string) string) {
 	names, in := map[string][]string{}, map[string][]string{}
 	var order []string
 	for _, r := range d.Runs {
@@ -551,7 +550,7 @@ func (d *Document) writeSpecs(out *strings.Builder, title string, of func(Run) [
 		if len(in[why]) > 3 {
 			who = "most runs"
 		}
-		fmt.Fprintf(out, "- %s: %s (%s)\n", why, "`"+strings.Join(names[why], "`, `")+"`", who)
+		fmt.Fprintf(out, "- %s: %s (%s)\n", why, text(names[why]), who)
 	}
 }
 
@@ -587,9 +586,9 @@ func (d *Document) writeChanges(out *strings.Builder) {
 		return
 	}
 	fmt.Fprintf(out, "\n## Changes under load\n\nClients open connections at a steady rate and hold some open, from a pod, from a node and from outside, over TCP and\n"+
-		"UDP. A connection is lost when it is refused, broken or not answered within 3 seconds. Virtual servers of mode ipvs\n"+
-		"stay as long as connections need them: where they have to go, clients hold a connection for %.0f seconds. A cell has\n"+
-		"the new connections that were lost, of all; and the requests on held ones that were lost.\n\n", drainingLife.Seconds())
+		"UDP. One is lost when it is refused, broken or not answered within 3 seconds. A cell has the new connections that were\n"+
+		"lost, of all; the requests on held ones that were lost; and within which time. Where virtual servers of mode ipvs have to\n"+
+		"go, clients hold a connection for %.0f seconds.\n\n", drainingLife.Seconds())
 	rows := [][]string{{"change"}}
 	for _, c := range d.Changes {
 		rows[0] = also(rows[0], c.setting())
@@ -600,45 +599,43 @@ func (d *Document) writeChanges(out *strings.Builder) {
 			rows = append(rows, make([]string, len(rows[0])))
 			rows[len(rows)-1][0] = c.title()
 		}
-		sum, _ := c.sum()
-		rows[len(rows)-1][slices.Index(rows[0], c.setting())] = fmt.Sprintf("%d of %d; %d", sum.NewLost, sum.New, sum.HeldLost)
-	}
-	out.WriteString(kit.Table(rows) + "\nWhat was lost, and why:\n\n")
-	var losses []string
-	for _, row := range rows[1:] {
-		if loss := d.loss(row[0]); loss != "" {
-			losses = append(losses, loss)
+		sum, losers := c.sum()
+		cell := fmt.Sprintf("%d/%d; %d", sum.NewLost, sum.New, sum.HeldLost)
+		if len(losers) > 0 {
+			cell += fmt.Sprintf(" in %s", sum.Last.Sub(sum.FirstLost).Round(100*time.Millisecond))
 		}
+		rows[len(rows)-1][slices.Index(rows[0], c.setting())] = cell
 	}
-	if losses == nil {
-		losses = []string{"- nothing\n"}
-	}
-	out.WriteString(strings.Join(losses, "") + "- over UDP, a client that takes a port again within 30 seconds is the same flow to the kernel, and goes to the same\n" +
-		"  endpoint, also when that one has just ended\n")
+	out.WriteString(kit.Table(rows) + "\nWhy they were lost:\n\n" + d.losses() + "- over UDP, a client that takes a port again within " +
+		"30 seconds is the same flow to the kernel, and goes to the same\n  endpoint, also when that one has just ended\n")
 }
 
-// loss says for how long connections were lost in each mode during a change, and why; "" if none was.
-func (d *Document) loss(title string) string {
-	var in []string
-	why := ""
+// losses lists the changes during which connections were lost, by the reason.
+func (d *Document) losses() string {
+	var order []string
+	titles, unready := map[string][]string{}, map[string][]string{}
 	for _, c := range d.Changes {
-		sum, losers := c.sum()
-		if c.title() != title || len(losers) == 0 {
+		if _, losers := c.sum(); len(losers) == 0 {
 			continue
 		}
-		in = append(in, fmt.Sprintf("%s %s%s", c.setting(), sum.Last.Sub(sum.FirstLost).Round(100*time.Millisecond), c.unready()))
+		why := "no reason is known"
 		if t, ok := c.trial(); ok && (t.Tolerated > Nothing || c.Mode == "userspace") {
 			why = t.Note
 		}
+		order, titles[why] = also(order, why), also(titles[why], c.title())
+		if text := c.unready(); text != "" {
+			unready[why] = append(unready[why], text)
+		}
 	}
-	if in == nil {
-		return ""
+	var out strings.Builder
+	for _, why := range order {
+		out.WriteString("- **" + strings.Join(titles[why], "; ") + "**: " + why)
+		if list := unready[why]; list != nil {
+			out.WriteString(" (without a ready endpoint: " + strings.Join(list, ", ") + ")")
+		}
+		out.WriteString("\n")
 	}
-	text := "- " + title + ", within this time: " + strings.Join(in, ", ")
-	if why != "" {
-		text += ": " + why
-	}
-	return text + "\n"
+	return out.String()
 }
 
 // trial returns the trial that a change was.

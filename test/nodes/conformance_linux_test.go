@@ -117,12 +117,12 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| network | nftables                          | 131, 1, 0  |            | v1.36.3    | 6.1    | 2026-01-02 |",
-		"| network | nftables with socket acceleration | 131, 1, 0  |            | v1.36.3    | 6.1    | 2026-01-02 |",
+		"| network | nftables                          | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
+		"| network | nftables with socket acceleration | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
 		"- why: `one` (kubeproxy in mode nftables, kubeproxy in mode nftables with socket acceleration)\n",
-		"| the DaemonSet rolled     | 2 of 30; 0 | 0 of 40; 0                        |",
-		"- the DaemonSet rolled, within this time: nftables 1s\n",
-		"- a node drained, and back, within this time: nftables 1s: " + endsNote + "\n",
+		"| the DaemonSet rolled     | 2/30; 0 in 1s | 0/40; 0                           |",
+		"- **the DaemonSet rolled**: no reason is known\n",
+		"- **a node drained, and back**: " + endsNote + "\n",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("want %q in\n%s", want, text)

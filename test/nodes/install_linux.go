@@ -576,7 +576,7 @@ func (c *Change) unready() string {
 	if lost == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (%d while the API server named no endpoint that the client could go to, for up to %s)", lost, longest.Round(10*time.Millisecond))
+	return fmt.Sprintf("%s %d in up to %s", c.setting(), lost, longest.Round(10*time.Millisecond))
 }
 
 // Part is one of Count parts of a Selection, counted from 1. They are of one size, for

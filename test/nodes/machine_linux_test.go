@@ -398,7 +398,7 @@ func TestExplainLosses(t *testing.T) {
 		t.Errorf("without a ready endpoint for %s, lost %d then, times kept: %t; want 3.5s, 4 and false", f.Unready, f.LostUnready, f.LostAt != nil)
 	}
 	d := Document{Changes: []Change{{Name: "api", About: "away", Flows: []Flow{f, {Name: "b", Unready: time.Hour}}}}}
-	if want := " (4 while the API server named no endpoint that the client could go to, for up to 3.5s): "; !strings.Contains(d.Page(), want) {
+	if want := " 4 in up to 3.5s)\n"; !strings.Contains(d.Page(), want) {
 		t.Errorf("want %q in the page:\n%s", want, d.Page())
 	}
 }
