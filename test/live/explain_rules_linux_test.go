@@ -24,10 +24,8 @@ import (
 	"kubeproxy/test/program"
 )
 
-// The seed is one that agrees. With rules of iptables others do not yet: a MASQUERADE that may
-// match is no doubt, --src-type LOCAL,UNICAST over IPv6 wants both types, and a drop after a
-// DNAT that may match is said for certain. More than one time counts rules of iptables wrongly,
-// as their chains stay; only the rules of nft bear it.
+// More than one time counts rules of iptables wrongly, as their chains stay; only the rules of
+// nft bear it.
 var (
 	explainSeed  = flag.Uint64("explain-seed", 7, "the seed of TestExplainRules, 0 for any; the log has it")
 	explainTimes = flag.Int("explain-times", 1, "times 300 packets are what TestExplainRules sends")

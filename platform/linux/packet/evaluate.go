@@ -116,22 +116,36 @@ func (e *evaluator) ask(x Expression) {
 	e.effect.unknown = unknown || m == Maybe && !random
 }
 
-// addrType compares the type of an address.
+// addrType compares the type of an address. For IPv6 each type that an address has by itself
+// must hold, and one of those that it has by its route
+// (https://github.com/torvalds/linux/blob/v6.12/net/netfilter/xt_addrtype.c, match_type6).
 func (e *evaluator) addrType(x AddrType) Match {
 	addr := e.To.Addr()
 	if x.Source {
 		addr = e.From
 	}
-	switch {
-	case !addr.IsValid():
+	if !addr.IsValid() {
 		return Maybe
-	case e.Node.Local(addr):
-		return matches(x.Mask&(1<<Local) != 0)
-	case x.Mask&^(1<<Local) == 0:
-		return No
 	}
-	if link, typ := e.Node.Route(addr); !link.Unknown {
-		return matches(x.Mask&(1<<typ) != 0)
+	types, mask := e.types(addr), x.Mask
+	if addr.Is6() {
+		const byRoute = 1<<Local | 1<<anycast | 1<<unreachable
+		none := addr.IsUnspecified() && !e.anywhere
+		switch {
+		case mask&(1<<multicast) != 0 && !addr.IsMulticast(), mask&(1<<unicast) != 0 && (addr.IsMulticast() || none), mask&(1<<unspecified) != 0 && !none:
+			return No
+		case mask&byRoute == 0:
+			return Yes
+		}
+		if mask &= byRoute; mask&(1<<unreachable) != 0 {
+			mask |= noRoute
+		}
+	}
+	switch types & mask {
+	case 0:
+		return No
+	case types:
+		return Yes
 	}
 	return Maybe
 }
@@ -221,9 +235,8 @@ func (e *evaluator) change(x Expression) {
 			e.ctMark = either(e.ctMark, e.regs.load(x.From, 4), certainly)
 		}
 	case NoTrack:
-		if !e.Seen && certainly {
-			e.Untracked = true
-		}
+		e.Untracked = e.Untracked || !e.Seen && certainly
+		e.effect.untracks = !e.Seen && !certainly
 	}
 }
 
@@ -422,6 +435,8 @@ type effect struct {
 	// several if a map has several values for what is known.
 	ends []any
 	why  []string // what of the rule cannot be told
+	// untracks means that the rule may exempt the packet from connection tracking.
+	untracks bool
 	// unknown means that it may match, and that this does not depend on chance alone.
 	unknown bool
 }

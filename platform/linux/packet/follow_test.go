@@ -109,6 +109,42 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// TestDiverted checks that what follows a rule that may translate a packet, or not track it, is
+// in doubt.
+func TestDiverted(t *testing.T) {
+	source := []Expression{PayloadLoad{networkBase, 12, 4, 1}, Compare{cmpEqual, 1, netip.MustParseAddr("10.244.1.7").AsSlice()}, drop}
+	for name, tt := range map[string]struct {
+		first, second Base
+		rules         []Rule // of the first
+		then          []Expression
+		want          string
+	}{
+		"translated":         {Base{Hook: Prerouting, Priority: -110, NAT: true}, Base{Hook: Forward}, rulesOf([]Expression{limit, Translate{}}), []Expression{drop}, "prerouting pass 0 [1] forward pass 0 [1] "},
+		"policy after it":    {Base{Hook: Prerouting, Priority: -110, NAT: true}, Base{Hook: Forward, Drops: true}, rulesOf([]Expression{limit, Translate{}}), nil, "prerouting pass 0 [1] forward pass 0 [0] "},
+		"after a jump":       {Base{Hook: Prerouting, Priority: -110, NAT: true}, Base{Hook: Forward}, rulesOf([]Expression{limit, Verdict{Jump, "sub"}}), []Expression{drop}, "prerouting pass 0 [1] forward pass 0 [1] "},
+		"untracked":          {Base{Hook: Prerouting, Priority: -300}, Base{Hook: Forward}, rulesOf([]Expression{limit, NoTrack{}}), []Expression{drop}, "prerouting pass 0 [1] forward pass 0 [1] "},
+		"untracked too late": {Base{Hook: Prerouting}, Base{Hook: Forward}, rulesOf([]Expression{limit, NoTrack{}}), []Expression{drop}, "prerouting pass 0 [] forward drop 1 [] "},
+		"masqueraded":        {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 150}, rulesOf([]Expression{limit, Translate{Source: true}}), source, "postrouting pass 0 [1] postrouting pass 0 [1] "},
+		"any source":         {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 150}, rulesOf([]Expression{limit, Translate{Source: true}}), []Expression{drop}, "postrouting pass 0 [1] postrouting drop 1 [] "},
+		"masqueraded twice":  {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 5, NAT: true}, rulesOf([]Expression{limit, Translate{Source: true}}), []Expression{drop}, "postrouting pass 0 [1] postrouting pass 0 [1] "},
+		"taken":              {Base{Hook: Forward}, Base{Hook: Postrouting}, rulesOf([]Expression{limit, Opaque{"queue"}}, []Expression{drop}), nil, "forward pass 0 [1 2] "},
+	} {
+		tt.first.Chain, tt.second.Chain = Chain{"inet", "t", "first"}, Chain{"inet", "t", "second"}
+		rules := map[string][]Rule{"first": tt.rules, "sub": rulesOf([]Expression{Translate{}})}
+		if tt.then != nil {
+			rules["second"] = rulesOf(tt.then)
+		}
+		all, err := Follow(&tables{[]Base{tt.first, tt.second}, rules, nil}, nil, lab{}, lab{}.conn())
+		got := ""
+		for i := range all {
+			got += summary(&all[i]) + " "
+		}
+		if err != nil || got != tt.want {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, tt.want)
+		}
+	}
+}
+
 // serving is a node with mode ipvs, on which the address of the Service is local.
 type serving struct{ lab }
 

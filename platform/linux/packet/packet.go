@@ -49,6 +49,9 @@ type Packet struct {
 	// altered means that a rule changed bytes of it, anywhere that its destination is not
 	// known, apart from the port.
 	altered, anywhere bool
+	// unsure is why the packet may go another way from here on, "" if it does not. Rules of type
+	// nat may not see it for unsureNAT.
+	unsure, unsureNAT string
 }
 
 // New returns the first packet of c.
@@ -326,13 +329,10 @@ func (p *Packet) fib(f Fib) bits {
 	if !addr.IsValid() || f.Interfaces && (p.In.Unknown || p.In.Guess) {
 		return unknown(ifNameSize)
 	}
-	link, typ := p.Node.Route(addr)
 	if f.Type {
-		if p.Node.Local(addr) {
-			typ = Local
-		}
-		return number(uint32(typ), ^uint32(0))
+		return p.fibType(addr, f.Interfaces)
 	}
+	link, _ := p.Node.Route(addr)
 	if f.Interfaces && link.Index != p.In.Index {
 		link = Link{}
 	}
@@ -347,8 +347,53 @@ func (p *Packet) fib(f Fib) bits {
 	return link.index()
 }
 
-// Local is the type of addresses of the node (linux/rtnetlink.h, RTN_LOCAL).
-const Local = 2
+// fibType returns the type of an address. That on one interface may differ, as local
+// addresses do.
+func (p *Packet) fibType(addr netip.Addr, ofInterface bool) bits {
+	mask := p.types(addr)
+	for typ := range uint32(16) {
+		if mask == 1<<typ && (!ofInterface || typ == unicast) {
+			return number(typ, ^uint32(0))
+		}
+	}
+	return unknown(ifNameSize)
+}
+
+// Types of addresses (linux/rtnetlink.h). Local is that of addresses of the node.
+const (
+	unspecified = 0
+	unicast     = 1
+	Local       = 2
+	broadcast   = 3
+	anycast     = 4
+	multicast   = 5
+	unreachable = 7
+	noRoute     = 1<<6 | 1<<unreachable | 1<<8 | 1<<9 // the ways to say so, as a mask
+)
+
+// types returns the types that an address may have, as a mask. For IPv4 the kernel looks into
+// its table of local addresses only
+// (https://github.com/torvalds/linux/blob/v6.12/net/ipv4/fib_frontend.c, __inet_dev_addr_type).
+// For IPv6 it takes the route
+// (https://github.com/torvalds/linux/blob/v6.12/net/ipv6/netfilter/nft_fib_ipv6.c).
+func (p *Packet) types(addr netip.Addr) uint16 {
+	link, typ := p.Node.Route(addr)
+	switch {
+	case p.Node.Local(addr):
+		return 1 << Local
+	case addr.IsMulticast():
+		return 1 << multicast
+	case addr.Is4() && link.Unknown:
+		return 1<<unicast | 1<<broadcast | 1<<anycast
+	case addr.Is4() && typ != broadcast && typ != anycast:
+		return 1 << unicast
+	case link.Unknown:
+		return 1<<unicast | 1<<anycast | noRoute
+	case typ == unspecified:
+		return noRoute
+	}
+	return 1 << typ
+}
 
 // Loopback returns the interface by which the node reaches itself.
 func Loopback() Link { return Link{Name: "lo", Index: 1} }

@@ -350,7 +350,7 @@ func (s *stage) unmarked() bool {
 
 // record adds what a base chain does with a packet to the answer.
 func (s *stage) record(at *station, found *Finding) {
-	if found.empty && found.Does == explain.Passes {
+	if found.empty && found.Does == explain.Passes && len(found.Doubts) == 0 {
 		return
 	}
 	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: found.Does}

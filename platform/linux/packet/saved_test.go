@@ -65,7 +65,7 @@ func TestMatches(t *testing.T) {
 		"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN": Yes, "-p tcp -m tcp --tcp-flags FIN FIN": No,
 		"-p tcp -m tcp --tcp-flags ACK NONE": Yes, "-p tcp -m tcp --tcp-flags FIN,SYN NONE": No, "-p tcp -m tcp ! --tcp-flags ACK NONE": No,
 		"-p tcp -m tcp --tcp-flags NONE NONE": Yes, "-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK": No, "-p tcp -m tcp --tcp-flags ALL SYN": Yes,
-		"-m addrtype --dst-type LOCAL": Yes, "-m addrtype ! --dst-type LOCAL": No, "-m addrtype --src-type LOCAL": No, "-m addrtype --dst-type MULTICAST": No, "-m addrtype --src-type MULTICAST": Maybe,
+		"-m addrtype --dst-type LOCAL": Yes, "-m addrtype ! --dst-type LOCAL": No, "-m addrtype --src-type LOCAL": No, "-m addrtype --dst-type MULTICAST": No, "-m addrtype --src-type MULTICAST": No, "-m addrtype --src-type UNICAST": Maybe, "-m addrtype --src-type UNICAST,BROADCAST,ANYCAST": Yes,
 		"-m conntrack --ctstate NEW": Yes, "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT": Yes, "-m conntrack --ctdir REPLY": No, "-m state --state ESTABLISHED": No,
 		"-m conntrack --ctorigdst 10.0.0.0/8": Yes, "-m mark --mark 0x4000/0x4000": Yes, "-m mark ! --mark 0x4000/0x4000": No, "-m mark --mark 0x4000": Yes,
 		"-o lo": Yes, "! -o lo": No, "-o eth0": No,
@@ -80,6 +80,48 @@ func TestMatches(t *testing.T) {
 	} {
 		if got := matchOf(t, rule, syn(0x4000, ^uint32(0))); got != want {
 			t.Errorf("%q: %d, want %d", rule, got, want)
+		}
+	}
+}
+
+// routed is a node that knows the types of addresses by their last byte. Some have no route.
+type routed struct{}
+
+func (routed) Local(a netip.Addr) bool { return a.AsSlice()[a.BitLen()/8-1] == Local }
+func (routed) Route(a netip.Addr) (Link, uint8) {
+	return Link{Name: "eth0", Index: 2}, a.AsSlice()[a.BitLen()/8-1]
+}
+
+// TestAddressTypes checks what iptables and nftables call an address. Types of IPv6 are all to
+// hold, apart from those by route.
+func TestAddressTypes(t *testing.T) {
+	const net4, net6 = "192.0.2.", "2001:db8::"
+	for _, tt := range []struct {
+		addr, types string
+		want        Match
+		fib         uint32
+	}{
+		{net4 + "2", "LOCAL,UNICAST", Yes, Local}, {net4 + "1", "LOCAL,UNICAST", Yes, unicast}, {net4 + "1", "LOCAL", No, unicast},
+		{net4 + "3", "BROADCAST", Yes, broadcast}, {net4 + "3", "UNICAST", No, broadcast}, {"224.0.0.1", "MULTICAST", Yes, multicast},
+		{net4 + "6", "BLACKHOLE", No, unicast}, {net4 + "0", "UNICAST", Yes, unicast}, {net4 + "0", "UNSPEC", No, unicast},
+		{net6 + "2", "LOCAL,UNICAST", Yes, Local}, {net6 + "1", "LOCAL,UNICAST", No, unicast}, {net6 + "1", "UNICAST", Yes, unicast},
+		{net6 + "2", "UNICAST", Yes, Local}, {net6 + "4", "LOCAL,ANYCAST", Yes, anycast}, {net6 + "2", "UNICAST,MULTICAST", No, Local},
+		{net6 + "6", "UNREACHABLE", Yes, 6}, {net6 + "0", "UNREACHABLE", Yes, 0}, {net6 + "1", "UNREACHABLE", No, unicast},
+		{"ff02::1", "MULTICAST", Yes, multicast}, {"ff02::1", "UNICAST", No, multicast}, {net6 + "1", "UNSPEC", No, unicast},
+	} {
+		p := New(routed{}, route.Conn{Protocol: service.TCP, From: client, To: netip.AddrPortFrom(netip.MustParseAddr(tt.addr), 80)})
+		if got := matchOf(t, "-m addrtype --dst-type "+tt.types, p); got != tt.want {
+			t.Errorf("%s %s: %d, want %d", tt.addr, tt.types, got, tt.want)
+		}
+		if got := matchOf(t, "-m addrtype ! --dst-type "+tt.types, p); got != tt.want.negated() {
+			t.Errorf("%s ! %s: %d, want %d", tt.addr, tt.types, got, tt.want.negated())
+		}
+		value, known := p.fib(Fib{Type: true}).number()
+		if value != tt.fib || tt.fib != 0 && known != ^uint32(0) {
+			t.Errorf("%s: fib says %d of %#x, want %d", tt.addr, value, known, tt.fib)
+		}
+		if _, known = p.fib(Fib{Type: true, Interfaces: true}).number(); (known != 0) != (tt.fib == unicast) {
+			t.Errorf("%s: fib knows %#x of the type on an interface", tt.addr, known)
 		}
 	}
 }

@@ -4,6 +4,7 @@
 package packet
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -74,12 +75,19 @@ type flow struct {
 // Run runs a base chain. A missing one lets the packet pass.
 func (w *Walk) Run(b Base) (Finding, error) {
 	w.Finding = Finding{Does: explain.Passes}
-	f, err := w.chain(b.Chain, true)
+	if w.escapes = w.Packet.unsure; b.NAT {
+		w.escapes = cmp.Or(w.escapes, w.Packet.unsureNAT)
+	}
+	sure := w.escapes == ""
+	f, err := w.chain(b.Chain, sure)
 	if rules, listErr := w.Tables.Rules(b.Chain); listErr == nil {
 		w.empty = len(rules) == 0
 	}
 	if err == nil && !f.ended && b.Drops {
-		w.end(explain.Drops, Place{Chain: b.Chain}, !f.mayEnd)
+		w.end(explain.Drops, Place{Chain: b.Chain}, sure && !f.mayEnd)
+	}
+	if w.Packet.unsureNAT != "" {
+		w.Packet.From = netip.Addr{}
 	}
 	return w.Finding, err
 }
@@ -141,6 +149,9 @@ func (w *Walk) chain(c Chain, sure bool) (flow, error) {
 		if tracked && w.Packet.Untracked {
 			w.Does, w.By = explain.Untracks, at
 		}
+		if e.untracks {
+			v.mayDivert(explain.Untracks, &e, at)
+		}
 		if e.match == Yes || v.own && e.byChance() {
 			w.Steps = append(w.Steps, Step{c, r, e.dest()})
 		}
@@ -166,7 +177,11 @@ func (v *visit) apply(x any, e *effect, at Place) (over bool, err error) {
 		return v.translate(x, e, at), nil
 	case Opaque:
 		v.doubt(explain.Drops, at, x.Name)
-		return e.match == Yes && v.finish(false), nil
+		if e.match == Yes {
+			return v.finish(false), nil
+		}
+		v.escape(e, "unless "+at.String()+" takes it before: ")
+		return false, nil
 	case Verdict:
 		switch x.Code {
 		case Drop:
@@ -250,7 +265,7 @@ func (v *visit) mayEnter(x Verdict, to Chain, e *effect, at Place) error {
 	case v.own:
 		return nil
 	case v.owns(to):
-		v.doubt(explain.Translates, at, e.reason())
+		v.mayDivert(explain.Translates, e, at)
 		return nil
 	}
 	escapes := v.escapes
@@ -277,13 +292,27 @@ func (v *visit) translate(x Translate, e *effect, at Place) bool {
 		v.Targets = append(v.Targets, x.Dest)
 	}
 	if !sure {
-		if !x.Source {
-			v.doubt(what, at, e.reason())
-		}
+		v.mayDivert(what, e, at)
 		return v.accept(e, at)
 	}
 	v.Does, v.By, v.To = what, at, x.Dest
 	return v.finish(false)
+}
+
+// mayDivert records that a rule of others may translate the packet, or exempt it from connection
+// tracking. Then what follows is for one that goes another way, or may.
+func (v *visit) mayDivert(does explain.Deed, e *effect, at Place) {
+	if v.own {
+		return
+	}
+	why := cmp.Or(e.reason(), v.escapes)
+	v.doubt(does, at, why)
+	switch why = "unless " + at.String() + " concerns it before: " + why; does {
+	case explain.Masquerades:
+		v.Packet.unsureNAT = cmp.Or(v.Packet.unsureNAT, why)
+	default:
+		v.Packet.unsure = cmp.Or(v.Packet.unsure, why)
+	}
 }
 
 // String names the rule as a user can find it.
