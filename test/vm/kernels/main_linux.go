@@ -135,11 +135,8 @@ func (all outcomes) save(file string) error {
 // about is the text of the page before its table.
 const about = `# Kernels
 
-Results of the live tests on Debian's kernels, oldest first, each in a virtual
-machine. Written by ` + "`make test-kernels`" + `; [CONTRIBUTING](../CONTRIBUTING.md) has
-more on the machine. A cell has the number of tests that passed, of those that
-failed if some did, and how long it took: the processor is emulated, and other
-programs may have run beside it.
+Results of the live tests on Debian's kernels, oldest first, each in an emulated [virtual
+machine](../CONTRIBUTING.md#other-kernels). Written by ` + "`make test-kernels`" + ` from docs/kernels.json, which has the times, too.
 
 `
 
@@ -162,21 +159,27 @@ func (all outcomes) page() string {
 	return about + kit.Table(rows) + all.skipped()
 }
 
-// skipped lists the skipped tests, and the reasons.
+// skipped lists the skipped tests by the reason.
 func (all outcomes) skipped() string {
-	var text strings.Builder
+	tests := map[string][]string{}
 	for _, k := range vm.Kernels {
 		for _, s := range suites {
 			why := all[k][s.name].Reasons
 			for _, test := range slices.Sorted(maps.Keys(why)) {
-				fmt.Fprintf(&text, "- %s on %s: %s\n", test, all.release(k), why[test])
+				if reason := why[test]; !slices.Contains(tests[reason], test) {
+					tests[reason] = append(tests[reason], test)
+				}
 			}
 		}
 	}
-	if text.Len() == 0 {
+	if len(tests) == 0 {
 		return ""
 	}
-	return "\nSkipped:\n\n" + text.String()
+	text := "\nSkipped:\n\n"
+	for _, why := range slices.Sorted(maps.Keys(tests)) {
+		text += "- " + why + ": " + strings.Join(tests[why], ", ") + "\n"
+	}
+	return text
 }
 
 // release is the version of a kernel, as recorded by a suite.
@@ -204,7 +207,7 @@ func (o outcome) cell(ran bool) string {
 	if o.Skipped > 0 {
 		text += fmt.Sprintf(", %d skipped", o.Skipped)
 	}
-	return text + ", " + o.Took.Round(time.Second).String()
+	return text
 }
 
 // suite is a selection of tests.
