@@ -166,9 +166,7 @@ func (all outcomes) skipped() string {
 		for _, s := range suites {
 			why := all[k][s.name].Reasons
 			for _, test := range slices.Sorted(maps.Keys(why)) {
-				if reason := why[test]; !slices.Contains(tests[reason], test) {
-					tests[reason] = append(tests[reason], test)
-				}
+				tests[why[test]] = append(tests[why[test]], test)
 			}
 		}
 	}
@@ -177,7 +175,8 @@ func (all outcomes) skipped() string {
 	}
 	text := "\nSkipped:\n\n"
 	for _, why := range slices.Sorted(maps.Keys(tests)) {
-		text += "- " + why + ": " + strings.Join(tests[why], ", ") + "\n"
+		slices.Sort(tests[why])
+		text += "- " + why + ": " + strings.Join(slices.Compact(tests[why]), ", ") + "\n"
 	}
 	return text
 }
