@@ -127,12 +127,14 @@ func TestInsight(t *testing.T) {
 	all = append(all, &s.Session)
 
 	c.set(t, "net/ipv4/ip_forward", "0")
-	kit.Until(t, "the proxy to see that the node does not forward", func() bool {
+	blocked := func() bool {
 		_, out := c.ask(t, "status")
 		return strings.Contains(out, "traffic is blocked")
-	})
+	}
+	kit.Until(t, "the proxy to see that the node does not forward", blocked)
 	shows("status", "kube-proxy status", "kube-proxy status shop/web")
 	c.set(t, "net/ipv4/ip_forward", "1")
+	kit.Until(t, "the proxy to see that the node forwards", func() bool { return !blocked() })
 
 	c.listen(t, "0.0.0.0:30010")
 	shows("listener", "kube-proxy doctor"+flags)
