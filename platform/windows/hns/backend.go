@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -27,11 +26,7 @@ import (
 // Backend programs the load balancers of one family. It implements reconcile.Backend.
 type Backend struct {
 	reconcile.Base
-	host    *Host
-	family  service.Family
-	options Options
-	// hostMAC returns the hardware address of the interface with an address.
-	hostMAC func(netip.Addr) (string, error)
+	binding
 	// resync is the maximum age of a listing for incremental plans.
 	resync time.Duration
 	// state is what HNS holds. It is nil while that is unknown.
@@ -41,25 +36,7 @@ type Backend struct {
 // New returns a Backend for one family. The Backend lists HNS again once its listing is
 // older than resync.
 func New(h *Host, f service.Family, o Options, resync time.Duration) *Backend {
-	return &Backend{host: h, family: f, options: o, hostMAC: hostMAC, resync: resync}
-}
-
-// state describes what HNS holds, and the inputs that produced it.
-type state struct {
-	snapshot     *service.Snapshot
-	site         Site
-	model        *model
-	listedAt     time.Time
-	listDuration time.Duration // of the listing
-	relisted     *pendingList  // that began before endpoints were listed last
-	claims       claims
-	limits       map[service.PortName][]error
-	notes        reconcile.Notes // cloned before a change
-	// retry are the Service ports that wait for a local endpoint.
-	retry []service.PortName
-	// relistEndpoints means that the next plan lists endpoints again because of retry.
-	relistEndpoints bool
-	clean           bool // HNS matched the desired state
+	return &Backend{binding: binding{h, f, o, hostMAC}, resync: resync}
 }
 
 // Plan implements reconcile.Backend. While the last listing is fresh enough, its cost
@@ -157,138 +134,6 @@ func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *
 	return p, nil
 }
 
-// workAll returns the work that changes a listing into the desired state of next.
-func (b *Backend) workAll(next *state, before *state) *work {
-	next.claims = newClaims()
-	next.limits, next.notes = map[service.PortName][]error{}, reconcile.Notes{}
-	w := &work{}
-	wanted, targets := map[Key]bool{}, map[netip.Addr]Target{}
-	for p := range next.snapshot.Ports(b.family) {
-		x := b.host.limitForms(Desired(p, &next.site))
-		next.claims.add(x, 1)
-		next.setLimits(p.Name, x)
-		w.units = append(w.units, unit{name: p.Name, desired: x.LoadBalancers, vips: x.VIPs})
-		for _, lb := range x.LoadBalancers {
-			wanted[lb.Key] = true
-			addTargets(targets, lb.Targets)
-		}
-		addTargets(targets, x.VIPs)
-	}
-	w.inUse = func(a netip.Addr) bool { return next.claims.vips[a] > 0 }
-	w.listed = func(a netip.Addr) bool { return next.claims.listed[a] > 0 }
-	w.units = withoutShadowedHealthChecks(w.units)
-	shareFlags(w.units, func(k Key) bool { return next.claims.preserved[k] > 0 })
-	for _, lb := range next.model.balancersOf(b.family) {
-		if wanted[lb.Key] || !b.isLeftover(next, lb) || next.snapshot.Incomplete && !b.wantedBefore(before, next, lb) {
-			continue
-		}
-		n := leftoverName(b.host.purposeOf(lb.ID), lb.Key)
-		w.units = append(w.units, unit{name: n, deletes: []*LoadBalancer{lb}})
-	}
-	for _, e := range next.model.sortedRemotes(b.family) {
-		t, used := targets[e.Addrs[0]]
-		switch {
-		case !ownsEndpoint(e):
-		case used && misrouted(e, t):
-			w.misrouted = append(w.misrouted, e)
-		case !used && next.retains(e):
-		case !used && !next.snapshot.Incomplete:
-			w.unused = append(w.unused, e)
-		}
-	}
-	if !next.snapshot.Incomplete {
-		w.unused = append(w.unused, b.staleEndpoints(next)...)
-	}
-	return w
-}
-
-// staleEndpoints returns our endpoints that the present network does not use: those of a
-// network that was chosen before, and earlier source VIPs.
-func (b *Backend) staleEndpoints(at *state) []*Endpoint {
-	var all []*Endpoint
-	for _, e := range at.model.endpoints {
-		if len(e.Addrs) == 0 || service.FamilyOf(e.Addrs[0]) != b.family || !ownsEndpoint(e) {
-			continue
-		}
-		if e.Network != at.site.Network.ID || !e.Remote && !e.HasAddr(at.site.SourceVIP) && at.site.SourceVIP.IsValid() {
-			all = append(all, e)
-		}
-	}
-	return all
-}
-
-func addTargets(to map[netip.Addr]Target, targets []Target) {
-	for _, t := range targets {
-		if t.Location == Remote || t.Location == Unknown {
-			to[t.Addr] = t
-		}
-	}
-}
-
-// withoutShadowedHealthChecks removes forwarded health checks whose address and port
-// belong to a Service.
-func withoutShadowedHealthChecks(units []unit) []unit {
-	plain := map[Key]bool{}
-	for _, u := range units {
-		for _, w := range u.desired {
-			plain[w.Key] = plain[w.Key] || !w.Shared
-		}
-	}
-	for i, u := range units {
-		units[i].desired = slices.DeleteFunc(u.desired, func(w DesiredLoadBalancer) bool { return w.Shared && plain[w.Key] })
-	}
-	return units
-}
-
-// wantedBefore reports whether the previous snapshot contained lb. Then lb is deleted
-// even while the snapshot is incomplete.
-func (b *Backend) wantedBefore(before, next *state, lb *LoadBalancer) bool {
-	if before == nil {
-		return false
-	}
-	for c := range service.Diff(before.snapshot, next.snapshot, b.family) {
-		if c.Old == nil {
-			continue
-		}
-		for _, w := range Desired(c.Old, &before.site).LoadBalancers {
-			if w.Key == lb.Key {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// isLeftover reports whether lb, which is not desired, was created by this proxy. The
-// record shows that, or properties that only our load balancers have.
-func (b *Backend) isLeftover(at *state, lb *LoadBalancer) bool {
-	if b.host.owns(lb.ID) {
-		return true
-	}
-	if len(lb.ExtraKeys) > 0 || lb.Unsupported {
-		return false
-	}
-	if b.host.isPending(lb.Key) {
-		return true
-	}
-	return slices.ContainsFunc(lb.Endpoints, func(id string) bool {
-		e := at.model.endpoint(id)
-		return e != nil && e.Remote && ownsEndpoint(e)
-	})
-}
-
-// setLimits records what HNS cannot provide for a Service port.
-func (s *state) setLimits(name service.PortName, w DesiredState) {
-	delete(s.limits, name)
-	delete(s.notes, name)
-	if len(w.Limits) > 0 {
-		s.limits[name] = w.Limits
-	}
-	if len(w.Notes) > 0 {
-		s.notes[name] = w.Notes
-	}
-}
-
 // planChanges plans the step from one snapshot to the next.
 func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	h := b.state
@@ -300,7 +145,7 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 		}
 	}
 	p := &plan{backend: b, next: &next}
-	p.work = b.workChanges(p, h)
+	p.work, p.changes = b.workChanges(&next, h)
 	if p.work == nil {
 		return b.planAll(ctx, want)
 	}
@@ -356,109 +201,8 @@ func (b *Backend) Pending(ctx context.Context, node *service.Node) ([]string, er
 	return []string{p.reserveChange().Text}, nil
 }
 
-// changeWork collects the work that changes one snapshot into the next.
-type changeWork struct {
-	*plan
-	before *state
-	// gone and wanted are the keys of load balancers of changed ports, before and after.
-	gone, wanted map[Key]bool
-	changed      map[service.PortName]bool
-	units        []unit
-}
-
-// workChanges returns nil if a Service gives up a key that shadowed forwarded health
-// checks. The Services of these health checks did not change, so only planAll finds them.
-func (b *Backend) workChanges(p *plan, before *state) *work {
-	c := &changeWork{plan: p, before: before, gone: map[Key]bool{}, wanted: map[Key]bool{}, changed: map[service.PortName]bool{}}
-	for x := range service.Diff(before.snapshot, p.next.snapshot, b.family) {
-		c.add(x)
-	}
-	for _, n := range before.retry {
-		if x := p.next.snapshot.Port(b.family, n); x != nil && !c.changed[n] {
-			c.add(service.Change{Old: x, New: x})
-		}
-	}
-	return c.finish()
-}
-
-// add plans the change of one port, as if no other port had its keys.
-func (c *changeWork) add(x service.Change) {
-	var from, to DesiredState
-	if x.Old != nil {
-		from = Desired(x.Old, &c.before.site)
-	}
-	if x.New != nil {
-		to = c.backend.host.limitForms(Desired(x.New, &c.next.site))
-	}
-	c.changed[x.Name()] = true
-	c.changes = append(c.changes, desiredChange{x.Name(), from, to})
-	u := unit{name: x.Name(), desired: to.LoadBalancers, vips: to.VIPs}
-	for _, lb := range to.LoadBalancers {
-		c.wanted[lb.Key] = true
-	}
-	for _, lb := range from.LoadBalancers {
-		c.gone[lb.Key] = true
-		if held := c.next.model.balancer(lb.Key); held != nil {
-			u.deletes = append(u.deletes, held)
-		}
-	}
-	for _, t := range from.VIPs {
-		u.releasedAddrs = append(u.releasedAddrs, t.Addr)
-	}
-	u.releasedAddrs = append(u.releasedAddrs, from.Listed...)
-	c.units = append(c.units, u)
-}
-
-// finish returns the work without what other ports still need, or nil, see workChanges.
-func (c *changeWork) finish() *work {
-	had, more := c.before.claims, c.delta()
-	plain := func(k Key) bool { return had.plain[k]+more.plain[k] > 0 }
-	shared := func(k Key) bool { return had.shared[k]+more.shared[k] > 0 }
-	preserved := func(k Key) bool { return had.preserved[k]+more.preserved[k] > 0 }
-	for k := range c.gone {
-		changed := had.preserved[k] > 0 != preserved(k)
-		if shared(k) && (had.plain[k] > 0 && !plain(k) || changed && !c.wanted[k]) {
-			return nil
-		}
-	}
-	shareFlags(c.units, preserved)
-	for i, u := range c.units {
-		c.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Key) })
-		c.units[i].deletes = slices.DeleteFunc(u.deletes, func(lb *LoadBalancer) bool {
-			return c.wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !c.backend.host.mayChange(lb, c.next.model)
-		})
-	}
-	return &work{
-		units:  c.units,
-		inUse:  func(a netip.Addr) bool { return had.vips[a]+more.vips[a] > 0 },
-		listed: func(a netip.Addr) bool { return had.listed[a]+more.listed[a] > 0 },
-	}
-}
-
 // maxNamed is how many objects an error of --cleanup names.
 const maxNamed = 20
-
-// drift describes what other processes changed in our load balancers and endpoints since
-// before was listed.
-func (b *Backend) drift(before, now *model) []string {
-	var r reconcile.DriftReport
-	for _, lb := range before.balancersOf(b.family) {
-		have := now.balancer(lb.Key)
-		switch {
-		case !b.host.ownedUntilListing(lb.ID):
-		case have == nil:
-			r.Add(func() string { return "missing: loadbalancer " + lb.Key.String() })
-		case !have.equal(lb):
-			r.Add(func() string { return "altered: loadbalancer " + lb.Key.String() })
-		}
-	}
-	for _, e := range before.sortedRemotes(b.family) {
-		if (ownsEndpoint(e) || b.host.ownedUntilListing(e.ID)) && now.endpoint(e.ID) == nil {
-			r.Add(func() string { return "missing: endpoint " + e.describe() })
-		}
-	}
-	return r.Lines()
-}
 
 // maxReportedNotes bounds the notes that are reported one by one.
 const maxReportedNotes = 10
@@ -554,4 +298,245 @@ func (b *Backend) leftoverError(at *state) error {
 		names = append(names[:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
 	}
 	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
+}
+
+// plan is the work of one sync. Its changes come from a dry run of the same work.
+type plan struct {
+	backend *Backend
+	next    *state
+	work    *work
+	changes []desiredChange
+	// reserve, if not nil, is the source VIP's endpoint that must be created.
+	reserve  *Endpoint
+	fullSync bool
+	drift    []string
+
+	dry *pass // p.work without effects
+}
+
+// Empty implements reconcile.Plan. Failures and limits are work that is not done, so a plan
+// with only these is not empty.
+func (p *plan) Empty() bool {
+	return len(p.dry.changes)+len(p.dry.failed)+len(p.limits()) == 0 && p.reserve == nil
+}
+
+// Outcome implements reconcile.Plan.
+func (p *plan) Outcome() reconcile.Outcome {
+	return reconcile.Outcome{
+		Err: errors.Join(portErrors(p.backend.family, p.dry.failed, p.limits())...), FullSync: p.fullSync, Drift: p.drift,
+		Notes: p.next.notes, Unavailable: p.next.site.Unavailable,
+	}
+}
+
+// limits returns what HNS cannot provide for each Service port after this plan.
+func (p *plan) limits() map[service.PortName][]error {
+	if len(p.changes) == 0 {
+		return p.next.limits
+	}
+	all := maps.Clone(p.next.limits)
+	for _, x := range p.changes {
+		delete(all, x.name)
+		if len(x.to.Limits) > 0 {
+			all[x.name] = x.to.Limits
+		}
+	}
+	return all
+}
+
+// Changes implements reconcile.Plan.
+func (p *plan) Changes() reconcile.Changes {
+	if p.reserve == nil {
+		return p.dry.changes
+	}
+	return append(reconcile.Changes{p.reserveChange()}, p.dry.changes...)
+}
+
+// reserveChange is the change that reserves a source VIP.
+func (p *plan) reserveChange() reconcile.Change {
+	at := "at an address that HNS chooses"
+	if len(p.reserve.Addrs) > 0 {
+		at = p.reserve.Addrs[0].String()
+	}
+	return reconcile.Change{Text: fmt.Sprintf("+ endpoint %s %s", p.reserve.Name, at)}
+}
+
+// Apply implements reconcile.Plan. If an answer shows that HNS holds something other than
+// the listing, Apply lists, compares and applies once more.
+func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
+	last, err := p.program(ctx)
+	out := last.Outcome()
+	out.Err, out.FullSync, out.Drift = err, p.fullSync, p.drift
+	return out
+}
+
+// program makes the changes of p. It returns the last plan that it made.
+func (p *plan) program(ctx context.Context) (last *plan, err error) {
+	b := p.backend
+	b.state = nil
+	if err := p.reserveVIP(ctx); err != nil {
+		return p, err
+	}
+	done := p.execute(ctx)
+	b.host.save()
+	if done.stale && done.fatal == nil {
+		again, err := b.planAll(ctx, p.next.snapshot)
+		if err == nil {
+			p, err = again, again.reserveVIP(ctx)
+		}
+		if err != nil {
+			return p, errors.Join(append(portErrors(b.family, done.failed), err)...)
+		}
+		done = p.execute(ctx)
+		b.host.save()
+	}
+	if done.fatal != nil {
+		return p, fmt.Errorf("program HNS: %w", done.fatal)
+	}
+	p.finish(done)
+	return p, errors.Join(portErrors(b.family, done.failed, p.limits())...)
+}
+
+func (p *plan) execute(ctx context.Context) *pass {
+	b := p.backend
+	b.host.recordPending(p.dry.creates)
+	applied := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
+	applied.do(p.work)
+	b.host.markWritten()
+	b.host.confirm(applied.owned)
+	return applied
+}
+
+// reserveVIP creates the source VIP's endpoint if p needs it. HNS may assign another address
+// than requested, which changes the desired state of every load balancer.
+func (p *plan) reserveVIP(ctx context.Context) error {
+	if p.reserve == nil {
+		return nil
+	}
+	b := p.backend
+	defer b.host.markWritten()
+	e, err := b.host.driver.CreateEndpoint(ctx, *p.reserve)
+	if (errors.Is(err, ErrExists) || errors.Is(err, ErrRefused)) && !b.options.SourceVIP.IsValid() && len(p.reserve.Addrs) > 0 {
+		free := *p.reserve
+		free.Addrs = nil
+		e, err = b.host.driver.CreateEndpoint(ctx, free)
+	}
+	if err != nil {
+		return fmt.Errorf("reserve the source VIP in network %q: %w; want --source-vip with an address that is free", p.next.site.Network.Name, err)
+	}
+	if len(e.Addrs) == 0 {
+		return fmt.Errorf("reserve the source VIP in network %q: HNS gave endpoint %s no address; want --source-vip", p.next.site.Network.Name, e.ID)
+	}
+	b.host.recordEndpoint(&e)
+	b.host.report(fmt.Sprintf("Source VIP: reserved %s in network %q as endpoint %s", e.Addrs[0], p.next.site.Network.Name, e.Name))
+	p.next.model.putEndpoint(&e)
+	p.reserve = nil
+	if p.next.site.SourceVIP != e.Addrs[0] {
+		p.next.site.SourceVIP = e.Addrs[0]
+		p.work = b.workAll(p.next, nil)
+		b.dryRun(ctx, p)
+	}
+	return nil
+}
+
+// finish records what HNS holds now, as far as that is known. A nil pass means that there
+// was nothing to do.
+func (p *plan) finish(done *pass) {
+	b, next := p.backend, p.next
+	if len(p.changes) > 0 {
+		p.commitChanges()
+	}
+	b.reportNotes(next)
+	b.host.reportShortage(b.family, done.shortageText())
+	if done == nil {
+		for _, a := range p.dry.adoptions {
+			b.host.recordBalancer(a.lb, a.name.String())
+		}
+		b.host.confirm(p.dry.owned)
+		b.host.save()
+		next.clean = true
+		b.state = next
+		return
+	}
+	next.clean = len(done.failed) == 0
+	next.retry = slices.SortedFunc(maps.Keys(done.failed), service.PortName.Compare)
+	next.relistEndpoints = done.relistEndpoints
+	if done.stateUnknown || slices.ContainsFunc(slices.Collect(maps.Values(next.limits)), isTemporary) {
+		return // the next plan lists
+	}
+	b.state = next
+}
+
+// commitChanges applies the changes to the claims, limits and notes in next.
+func (p *plan) commitChanges() {
+	if slices.ContainsFunc(p.changes, func(x desiredChange) bool { return len(x.from.Notes)+len(x.to.Notes) > 0 }) {
+		p.next.notes = maps.Clone(p.next.notes)
+	}
+	for _, x := range p.changes {
+		p.next.claims.add(x.from, -1)
+		p.next.claims.add(x.to, 1)
+		p.next.setLimits(x.name, x.to)
+	}
+	p.changes = nil
+}
+
+// isTemporary reports whether a limit may disappear on its own.
+func isTemporary(limits []error) bool {
+	return slices.ContainsFunc(limits, func(err error) bool { return !errors.Is(err, errors.ErrUnsupported) })
+}
+
+// Watch implements reconcile.Backend. Changes by others are found when a listing ends
+// that no round waited for.
+func (b *Backend) Watch(ctx context.Context, touched func()) error {
+	b.host.onListed(b.family, touched)
+	<-ctx.Done()
+	b.host.onListed(b.family, nil)
+	return nil
+}
+
+// planListed compares everything with a listing that runs in the background. Until it has
+// ended, changes are planned from the model.
+func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan, error) {
+	h := b.host
+	if h.patience == 0 {
+		return b.planAll(ctx, want)
+	}
+	l := h.listFor(ctx, b.family)
+	var wait time.Duration
+	if b.state.snapshot == want {
+		wait = time.Until(l.begun.Add(h.patience))
+	}
+	if !l.await(ctx, wait) {
+		return b.planChanges(ctx, want)
+	}
+	listing, ok := h.since(l, b.family, b.state.model, b.state.relisted == l)
+	spoiled := 0
+	if ok {
+		spoiled = h.countSpoiled(l)
+	}
+	switch {
+	case spoiled > 0 && spoiled <= maxSpoiled:
+		return b.planChanges(ctx, want) // and the next round begins another
+	case !ok || errors.Is(l.err, ErrNotFound):
+		return b.planAll(ctx, want)
+	}
+	before := b.state
+	b.state = nil
+	if l.err != nil {
+		return nil, fmt.Errorf("list what HNS holds: %w", l.err)
+	}
+	p, err := b.planFrom(ctx, want, before, held{listing, l.ended, l.took})
+	if err == nil && p.dry.waiting { // the endpoint may have come after the listing had passed it
+		err = b.relistAll(ctx, p, before)
+	}
+	return p, err
+}
+
+// relistAll lists the endpoints again for p, which was planned from a listing.
+func (b *Backend) relistAll(ctx context.Context, p *plan, before *state) error {
+	if err := b.relist(ctx, p.next); err != nil {
+		return err
+	}
+	p.work = b.workAll(p.next, before)
+	b.dryRun(ctx, p)
+	return nil
 }

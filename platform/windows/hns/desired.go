@@ -5,7 +5,6 @@ package hns
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -50,29 +49,6 @@ type Options struct {
 	HealthzPort uint16
 	// MetricsPort is the port of the proxy's own metrics server, 0 if there is none.
 	MetricsPort uint16
-}
-
-// Location is where a target is. It determines which process creates its endpoint.
-type Location uint8
-
-// The locations.
-const (
-	Local   Location = iota // a pod of this node: the network plugin creates the endpoint
-	Remote                  // on another node or outside: we create a remote endpoint
-	Unknown                 // the node is not known: use an existing endpoint, otherwise a remote one
-	Root                    // the node's own endpoint, found by its name
-)
-
-// Target is one destination of a load balancer.
-type Target struct {
-	Addr     netip.Addr // the zero value for Root
-	Location Location
-	// MAC and Provider are set for a remote endpoint. Provider is for overlay networks
-	// only.
-	MAC      string
-	Provider netip.Addr
-	// needsNodeIP means that replies must return to the node's own address.
-	needsNodeIP bool
 }
 
 // DesiredLoadBalancer is a load balancer that should exist. Its ID and Endpoints are not
@@ -403,151 +379,47 @@ func (s *Site) healthChecks(w *DesiredState, p *service.Port) {
 	}
 }
 
-// urgent reports whether other Services depend on this one: the API and DNS.
-func urgent(n service.PortName) bool {
-	api := n.Namespace == "default" && n.Name == "kubernetes"
-	dns := n.Namespace == "kube-system" && slices.Contains([]string{"dns", "dns-tcp"}, n.Port)
-	return api || dns
-}
-
-// claims counts the objects that several Service ports share, and the external addresses
-// that one port has for itself. The latter take precedence over forwarded health checks.
-type claims struct {
-	vips   map[netip.Addr]int
-	listed map[netip.Addr]int
-	shared map[Key]int
-	plain  map[Key]int
-	// preserved counts those in shared that a port needs with preserveFlags.
-	preserved map[Key]int
-}
-
-func newClaims() claims {
-	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}, map[Key]int{}}
-}
-
-// add counts the claims of d n times more: n is -1 for a state that a Service port had.
-func (c claims) add(d DesiredState, n int) {
-	for _, t := range d.VIPs {
-		count(c.vips, t.Addr, n)
+// portShortageHint returns the remedy for a lack of ports.
+func (s *Site) portShortageHint(k Key) string {
+	family, netsh := "ipv4", ""
+	if k.Family == service.IPv6 {
+		family = "ipv6"
 	}
-	for _, a := range d.Listed {
-		count(c.listed, a, n)
-	}
-	for _, lb := range d.LoadBalancers {
-		external := lb.VIP.IsValid() && lb.Flags&VIPExternalIP != 0
-		switch {
-		case lb.Shared:
-			count(c.shared, lb.Key, n)
-		case external:
-			count(c.plain, lb.Key, n)
-		}
-		if lb.Shared && lb.Flags&preserveFlags != 0 {
-			count(c.preserved, lb.Key, n)
-		}
-	}
-}
-
-// count adds n to the count of k.
-func count[K comparable](of map[K]int, k K, n int) {
-	if of[k] += n; of[k] == 0 {
-		delete(of, k)
-	}
-}
-
-// shareFlags gives a load balancer that several ports share the flags that one of them needs.
-func shareFlags(units []unit, preserved func(Key) bool) {
-	for _, u := range units {
-		for i := range u.desired {
-			if x := &u.desired[i]; x.Shared && preserved(x.Key) {
-				x.Flags |= preserveFlags
-			}
-		}
-	}
-}
-
-// retains reports whether e stays for existing connections although no load balancer
-// needs it. That is so if an EndpointSlice lists its address, its route is correct, and
-// no local pod has the address.
-func (s *state) retains(e *Endpoint) bool {
-	a := e.Addrs[0]
-	if s.claims.listed[a] == 0 || s.model.endpointAt(a, Local) != nil {
-		return false
-	}
-	t, err := s.site.target(service.Endpoint{Addr: netip.AddrPortFrom(a, 0), Remote: true})
-	return err == nil && !misrouted(e, t)
-}
-
-// createBalancer creates lb. If local pods were deleted, or their switch ports do not
-// exist yet, it creates lb without their endpoints. It returns what it created.
-// partialErr is the reason for missing endpoints. before holds the endpoints of the load
-// balancer that lb replaces.
-func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadBalancer, id string, partialErr, err error) {
-	made, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
-	var left []string
+	netsh = fmt.Sprintf("netsh int %s set dynamicportrange %s start=FIRST num=COUNT widens the range", family, k.Protocol)
 	switch {
-	case errors.Is(err, ErrNotFound):
-		left = p.existingEndpoints(lb.Endpoints)
-	case isSwitchPortMissing(err):
-		left, partialErr = p.attachedEndpoints(lb.Endpoints, before), err
+	case !s.Version.Features().DSR:
+		return fmt.Sprintf("HNS %s has no direct server return, which needs none: %s", s.Version, netsh)
+	case !s.Options.DSR:
+		return "--enable-dsr or winkernel.enableDSR serves ClusterIPs without them, and externalTrafficPolicy Local other addresses; " + netsh
 	}
-	if len(left) == 0 || len(left) == len(lb.Endpoints) {
-		return lb, made.ID, nil, err
-	}
-	if partialErr != nil {
-		p.host.startBackoff(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return has(left, id) }))
-	}
-	lb = lb.withEndpoints(left)
-	made, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
-	return lb, made.ID, partialErr, err
+	return "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; " + netsh
 }
 
-// updateBalancer does the same as createBalancer for a change in place.
-func (p *pass) updateBalancer(lb LoadBalancer, before []string) (sent, got LoadBalancer, partialErr, err error) {
-	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
-	if !isSwitchPortMissing(err) {
-		return lb, got, nil, err
+// listenerHint returns what probably listens on the port of lb, and the remedy. HNS of
+// Windows Server 2019 creates no load balancer for a port that a program listens on at
+// all addresses of the node (kubernetes/community#8883).
+func (s *Site) listenerHint(lb *LoadBalancer) string {
+	const newer = ", or use Windows Server 2022 or newer"
+	switch o := s.Options; {
+	case lb.Protocol != service.TCP:
+	case o.HealthzPort != 0 && lb.Port == o.HealthzPort:
+		return fmt.Sprintf("kube-proxy itself, for healthzBindAddress; set --healthz-bind-address to one address of the node, such as %s%s", s.nodeAddrPort(lb.Port), newer)
+	case o.MetricsPort != 0 && lb.Port == o.MetricsPort:
+		return fmt.Sprintf("kube-proxy itself, for metricsBindAddress; set --metrics-bind-address to one address of the node, such as %s, or to another port%s", s.nodeAddrPort(lb.Port), newer)
+	case lb.Use() == "healthcheck":
+		return "kube-proxy itself, for the healthCheckNodePort; set --nodeport-addresses to addresses of the node" + newer
 	}
-	left := p.attachedEndpoints(lb.Endpoints, before)
-	if len(left) == 0 || len(left) == len(lb.Endpoints) {
-		return lb, got, nil, err
+	command := "Get-NetTCPConnection -State Listen"
+	if lb.Protocol == service.UDP {
+		command = "Get-NetUDPEndpoint"
 	}
-	lb.Endpoints, partialErr = left, err
-	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
-	return lb, got, partialErr, err
+	return fmt.Sprintf("%s -LocalPort %d names its process; have it listen elsewhere", command, lb.Port)
 }
 
-// isSwitchPortMissing reports whether HNS rejected a load balancer because one of its
-// endpoints has no switch port yet (HCN_E_PORT_NOT_FOUND, see microsoft/hcsshim#1043).
-// HNS does not name the endpoint.
-func isSwitchPortMissing(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Code == 0x803b0007
-}
-
-// attachedEndpoints returns the endpoints that are certainly on the switch: remote ones
-// need no port there, and others are in load balancers already.
-func (p *pass) attachedEndpoints(ids, before []string) []string {
-	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-		e := p.model.endpoint(id)
-		return (e == nil || !e.Remote) && !has(before, id) && p.model.refCount(id) == 0
-	})
-}
-
-// existingEndpoints returns ids without the local endpoints that no longer exist. The
-// network plugin deletes them without a notification. Until the next listing the Service
-// uses the remaining ones.
-func (p *pass) existingEndpoints(ids []string) []string {
-	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-		e := p.model.endpoint(id)
-		if e == nil || e.Remote {
-			return false
-		}
-		has, err := p.driver.HasEndpoint(p.ctx, id)
-		if has || err != nil {
-			return false
-		}
-		p.model.removeEndpoint(e)
-		p.stale = true
-		return true
-	})
+// nodeAddrPort formats an address and port of the node.
+func (s *Site) nodeAddrPort(port uint16) string {
+	if !s.NodeIP.IsValid() {
+		return fmt.Sprintf("NODE-IP:%d", port)
+	}
+	return netip.AddrPortFrom(s.NodeIP, port).String()
 }

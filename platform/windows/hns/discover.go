@@ -147,10 +147,6 @@ func candidateNames(fit []Network, pods map[string]int) string {
 	return strings.Join(names, ", ")
 }
 
-// CalicoVIPName is the endpoint that Calico makes as a source VIP for service proxies
-// (rancher/rke2, reserveCalicoVIP).
-const CalicoVIPName = "Calico_ep"
-
 // ChooseSourceVIP returns the source address of load balancers on an overlay network. If
 // it is not reserved yet, it also returns the endpoint to create. If that has no address,
 // HNS chooses one.
@@ -230,13 +226,6 @@ func checkSourceVIP(l Listing, n Network, given netip.Addr) error {
 	return nil
 }
 
-// usedByPod distinguishes the endpoint of a pod from one that reserves a source VIP. The
-// latter may be in the host's namespace, but its name contains "vip", or is that of Calico.
-func (e *Endpoint) usedByPod() bool {
-	reserved := strings.EqualFold(e.Name, CalicoVIPName) || strings.Contains(strings.ToLower(e.Name), "vip")
-	return !e.Remote && e.HasNamespace && !reserved
-}
-
 // broadcastAddr returns the broadcast address of an IPv4 prefix.
 func broadcastAddr(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().As4()
@@ -246,9 +235,18 @@ func broadcastAddr(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
+// binding is what a Backend is for: the HNS of a node, in one family, with the operator's settings.
+type binding struct {
+	host    *Host
+	family  service.Family
+	options Options
+	// hostMAC returns the hardware address of the interface with an address.
+	hostMAC func(netip.Addr) (string, error)
+}
+
 // discover returns the site for l, and the endpoint of the source VIP if that does not
 // exist yet.
-func (b *Backend) discover(l Listing, node *service.Node) (Site, *Endpoint, error) {
+func (b *binding) discover(l Listing, node *service.Node) (Site, *Endpoint, error) {
 	s := Site{Version: l.Version, Node: node, Options: b.options}
 	c, err := ChooseNetwork(l, b.options, node.PodCIDRs)
 	for _, text := range c.Log {
@@ -316,7 +314,7 @@ func (s *Site) unavailable(f service.Family) string {
 	return ""
 }
 
-func (b *Backend) discoverOverlay(s Site, l Listing) (Site, *Endpoint, error) {
+func (b *binding) discoverOverlay(s Site, l Listing) (Site, *Endpoint, error) {
 	var err error
 	switch {
 	case !s.Version.Features().RemoteSubnet:

@@ -24,8 +24,8 @@ type Host struct {
 	store    Store
 	node     string
 	notify   func(string)
-	now      func() time.Time
 	listLock chan struct{} // full during a listing
+	backoffs
 
 	// patience is how long a resync waits for its listing, 0 for as long as it
 	// takes.
@@ -47,16 +47,8 @@ type Host struct {
 	saveErrText  string // the last error of save, so that each is reported once
 	reported     map[string]bool
 	// inPlace is false once HNS ignored a change in place.
-	inPlace         bool
-	endpointBackoff map[string]backoff // by endpoint ID
-	// refusals holds load balancers that HNS rejected. serviceBackoff holds Services that
-	// lost a load balancer by that.
-	refusals       map[Key]refusal
-	serviceBackoff map[serviceName]backoff
-	// portBackoff holds pools without ports. shortageTexts is the last report for each
-	// family.
-	portBackoff   map[portPool]backoff
-	shortageTexts [2]string
+	inPlace       bool
+	shortageTexts [2]string // the last reports of a lack of ports, by family
 	// routes are those of all remote endpoints that were made, oddRoutes is whether HNS gives one back in another
 	// form, and routesTold whether that was reported.
 	routes                map[netip.Addr]*routeAnswer
@@ -69,9 +61,8 @@ type Host struct {
 // sentence each, once.
 func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 	h := &Host{
-		store: s, node: node, notify: notify, now: time.Now, listLock: make(chan struct{}, 1), reported: map[string]bool{}, inPlace: true,
-		endpointBackoff: map[string]backoff{}, refusals: map[Key]refusal{}, serviceBackoff: map[serviceName]backoff{}, portBackoff: map[portPool]backoff{}, routes: map[netip.Addr]*routeAnswer{},
-		patience: listPatience, touched: map[service.Family]func(){},
+		store: s, node: node, notify: notify, backoffs: newBackoffs(), listLock: make(chan struct{}, 1), reported: map[string]bool{}, inPlace: true,
+		routes: map[netip.Addr]*routeAnswer{}, patience: listPatience, touched: map[service.Family]func(){},
 	}
 	h.driver = intercept(d, h.recordWrites)
 	return h
@@ -82,44 +73,6 @@ func (h *Host) reload() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.loaded, h.listed, h.pending = false, time.Time{}, nil
-}
-
-// listingTTL is how long the listing of one family also serves the other one, whose sync
-// begins at about the same time.
-const listingTTL = 2 * time.Second
-
-// list lists everything. A family never receives the same listing twice.
-func (h *Host) list(ctx context.Context, f service.Family) (Listing, error) {
-	h.listLock <- struct{}{}
-	defer func() { <-h.listLock }()
-	l, known, fresh := h.cachedListing(f)
-	if fresh {
-		return l, nil
-	}
-	l, err := h.driver.List(ctx, All) // it may take long, so h.mu is not held
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err != nil {
-		h.listed = time.Time{}
-		return Listing{}, err
-	}
-	h.pruneRecord(l, known)
-	h.listing, h.listed, h.seenBy, h.pending = l, h.now(), [2]bool{}, nil
-	h.seenBy[f] = true
-	return l, nil
-}
-
-// cachedListing returns the listing of the other family if it is recent. Otherwise it
-// returns the recorded IDs to compare with a new one.
-func (h *Host) cachedListing(f service.Family) (l Listing, known []string, fresh bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.listed.IsZero() || h.seenBy[f] || h.listingEpoch != h.writeEpoch || h.now().Sub(h.listed) >= listingTTL {
-		h.listingEpoch = h.writeEpoch
-		return Listing{}, h.recordedIDs(), false
-	}
-	h.seenBy[f] = true
-	return h.listing, nil, true
 }
 
 // report reports a decision, unless it did so before.
@@ -354,56 +307,9 @@ func (h *Host) disableInPlace(v Version) {
 	h.reportLocked(fmt.Sprintf("HNS %s does not change load balancers in place; they are deleted and made again instead", v))
 }
 
-// For each load balancer without direct server return, HNS allocates a block of ports
-// from the node's dynamic port range. If none is left, HNS returns the same error as for
-// a port that a program listens on (MicrosoftDocs/Virtualization-Documentation, "Load
-// balancers are plumbed inconsistently across the cluster nodes").
-const (
-	// PortBlockSize is the size that portReservationTest.ps1 of microsoft/SDN uses to
-	// imitate HNS.
-	PortBlockSize = 64
-	// UsualDynamicPorts is the size of the range by default: 49152 to 65535.
-	UsualDynamicPorts = 16384
-)
-
-// PortBlocks counts the load balancers in l with the family and protocol of k that have a
-// block of ports.
-func (l *Listing) PortBlocks(k Key) int {
-	n := 0
-	for i := range l.LoadBalancers {
-		if lb := &l.LoadBalancers[i]; !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) {
-			n++
-		}
-	}
-	return n
-}
-
-// portPool is the source of ports for the load balancers of a family and protocol.
-type portPool struct {
-	family   service.Family
-	protocol service.Protocol
-}
-
-func portPoolOf(k Key) portPool { return portPool{k.Family, k.Protocol} }
-
 // OnShortage sets the function that receives reports about a lack of ports, and "" once
 // there are enough. Call it before the first sync.
 func (h *Host) OnShortage(f func(text string)) { h.onShortage = f }
-
-// portsShort reports whether HNS recently lacked ports for a load balancer like lb, so
-// that another attempt is pointless.
-func (h *Host) portsShort(lb *LoadBalancer) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return !lb.DSR && h.now().Before(h.portBackoff[portPoolOf(lb.Key)].until)
-}
-
-// recordPortShortage records that HNS lacks ports.
-func (h *Host) recordPortShortage(of portPool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.portBackoff[of] = h.portBackoff[of].next(h.now(), minBackoff)
-}
 
 // reportShortage reports the lack of ports in a sync of family f, "" if there was none.
 func (h *Host) reportShortage(f service.Family, text string) {
@@ -418,63 +324,234 @@ func (h *Host) reportShortage(f service.Family, text string) {
 	}
 }
 
-// checkPortShortage returns an error if HNS rejected lb, with the error for a port in
-// use, because of a lack of dynamic ports.
-func (p *pass) checkPortShortage(lb *LoadBalancer) error {
-	if lb.DSR || !p.portsExhausted(lb.Key) {
-		return nil
-	}
-	p.host.recordPortShortage(portPoolOf(lb.Key))
-	return p.portShortageError(lb)
+// pendingList is a listing that goes on while changes are programmed. Its information
+// about objects that were written meanwhile is not used.
+type pendingList struct {
+	begun   time.Time
+	done    chan struct{}   // closed when the rest is set
+	wrote   map[string]bool // IDs and keys that were written since it began
+	seen    [2]bool         // families that have used it
+	listing Listing
+	ended   time.Time
+	took    time.Duration
+	err     error
 }
 
-// portsExhausted reports whether no block of ports is left. If the system does not report
-// that, it counts the load balancers that need one, as if each had a block of its own.
-func (p *pass) portsExhausted(k Key) bool {
-	left, err := p.driver.PortsLeft(p.ctx, k)
-	if err == nil {
-		return !left
+// listPatience is how long a round that is a resync waits for a listing. One that
+// takes longer goes on while changes are programmed, and a later round uses it.
+const listPatience = 100 * time.Millisecond
+
+// noteWrite notes objects that are written, by ID or key.
+func (h *Host) noteWrite(objects ...string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.pending == nil {
+		return
 	}
-	holders := p.model.sortedBalancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) })
-	return (len(holders)+1)*PortBlockSize > UsualDynamicPorts
+	for _, x := range objects {
+		h.pending.wrote[x] = true
+	}
 }
 
-// portShortageError returns the error for lb, which is not created now.
-func (p *pass) portShortageError(lb *LoadBalancer) error {
-	p.missingByPool[portPoolOf(lb.Key)]++
-	return postponedError(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
-		lb.Key, PortBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Key)))
-}
-
-// portShortageHint returns the remedy for a lack of ports.
-func (s *Site) portShortageHint(k Key) string {
-	family, netsh := "ipv4", ""
-	if k.Family == service.IPv6 {
-		family = "ipv6"
-	}
-	netsh = fmt.Sprintf("netsh int %s set dynamicportrange %s start=FIRST num=COUNT widens the range", family, k.Protocol)
-	switch {
-	case !s.Version.Features().DSR:
-		return fmt.Sprintf("HNS %s has no direct server return, which needs none: %s", s.Version, netsh)
-	case !s.Options.DSR:
-		return "--enable-dsr or winkernel.enableDSR serves ClusterIPs without them, and externalTrafficPolicy Local other addresses; " + netsh
-	}
-	return "externalTrafficPolicy Local serves other addresses than ClusterIPs without them; " + netsh
-}
-
-// shortageText describes the lack of ports in the pass, without names of Services. For a
-// nil pass it returns "".
-func (p *pass) shortageText() string {
-	if p == nil {
-		return ""
-	}
-	var all []string
-	for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
-		k := Key{Family: p.family, Protocol: protocol}
-		if n := p.missingByPool[portPoolOf(k)]; n > 0 {
-			all = append(all, fmt.Sprintf("%d load balancers over %s and %s are missing: each one without direct server return takes %d dynamic ports of the node, and so many are not left; %s",
-				n, p.family, strings.ToUpper(protocol.String()), PortBlockSize, p.site.portShortageHint(k)))
+// recordWrites is an interception. It notes each write before and after the call, because a
+// listing may begin or end during the call. Objects are listed and returned as they were
+// asked for.
+func (h *Host) recordWrites(_ context.Context, r request, do func() (any, error)) (any, error) {
+	var objects []string
+	switch of := r.of.(type) {
+	case LoadBalancer:
+		if objects = []string{of.Key.String()}; r.operation != CreateBalancer {
+			objects = append(objects, of.ID)
+		}
+	case string:
+		if r.operation == opDeleteEndpoint {
+			objects = []string{of}
 		}
 	}
-	return strings.Join(all, "; ")
+	h.noteWrite(objects...)
+	answer, err := do()
+	switch got := answer.(type) {
+	case Listing:
+		h.asAsked(got.LoadBalancers)
+		h.endpointsAsAsked(got.Endpoints)
+	case Endpoint:
+		if h.noteWrite(got.ID); err == nil {
+			answer = h.noteEndpoint(r.of.(Endpoint), got)
+		}
+	case LoadBalancer:
+		if h.noteWrite(got.ID); err == nil {
+			answer = h.noteBalancer(r, got)
+		}
+	}
+	h.noteWrite(objects...)
+	return answer, err
+}
+
+// noteBalancer notes how HNS gave back a load balancer that it has just made or changed,
+// and returns one that was changed as it was asked for.
+func (h *Host) noteBalancer(r request, got LoadBalancer) LoadBalancer {
+	if asked := r.of.(LoadBalancer); r.operation == CreateBalancer {
+		h.noteMade(&asked, &got)
+		return got
+	}
+	now := []LoadBalancer{got}
+	h.asAsked(now)
+	return now[0]
+}
+
+// noteMade notes how HNS gave back a load balancer that it has just made.
+func (h *Host) noteMade(asked, made *LoadBalancer) {
+	a := answer[form]{Asked: asked.form(), Got: made.form(), Settled: true}
+	defer h.locked()()
+	if len(h.record.Forms) >= maxForms {
+		clear(h.record.Forms)
+	}
+	k := asked.Key.String()
+	if h.record.Forms[k].Asked != a.Asked {
+		delete(h.record.Forms, k)
+	}
+	if made.Key != asked.Key || a.Asked == a.Got {
+		return
+	}
+	h.record.Forms[k], h.dirty = a, true
+	h.reportLocked("HNS gives load balancers back in another form than it was asked for, and they count as right: " + a.Asked.differences(a.Got))
+}
+
+// noteRepair notes that have is replaced by want.
+func (h *Host) noteRepair(have, want *LoadBalancer) {
+	defer h.locked()()
+	k := want.Key.String()
+	a := h.record.Forms[k]
+	if a.Asked != want.form() || a.Got != have.form() {
+		a = answer[form]{Asked: want.form(), Got: have.form()}
+	}
+	if a.Asked == a.Got {
+		return // other endpoints
+	}
+	a.Repairs++
+	a.Settled = a.Repairs >= maxRepairs
+	h.record.Forms[k], h.dirty = a, true
+}
+
+// forgetForm forgets how HNS gives back a load balancer that nobody wants any more.
+func (h *Host) forgetForm(k Key) {
+	defer h.locked()()
+	delete(h.record.Forms, k.String())
+}
+
+// noteEndpoint notes how HNS gave back a remote endpoint that it has just made, and returns it as it was asked for.
+func (h *Host) noteEndpoint(asked, made Endpoint) Endpoint {
+	if !asked.Remote || len(asked.Addrs) == 0 {
+		return made
+	}
+	defer h.locked()()
+	a := asked.Addrs[0]
+	r := h.routes[a]
+	if len(h.routes) >= maxForms { // mostly of deleted pods
+		clear(h.routes)
+	}
+	if r == nil || r.Asked.differs(&asked) {
+		r = &routeAnswer{Asked: routeOf(&asked)}
+		h.routes[a] = r
+	}
+	if r.Got.MAC != "" { // a listing had it in this form
+		r.Repairs++
+		r.Settled = r.Settled || r.Repairs >= maxRepairs
+	}
+	h.oddRoutes = h.oddRoutes || r.Settled || r.Asked.differs(&made)
+	if r.Asked.differs(&made) {
+		r.Got, r.Settled = routeOf(&made), true
+		made.MAC, made.Provider = asked.MAC, asked.Provider
+	}
+	return made
+}
+
+// endpointsAsAsked is asAsked for endpoints of ours.
+func (h *Host) endpointsAsAsked(listed []Endpoint) {
+	defer h.locked()()
+	for i := range listed {
+		e := &listed[i]
+		if _, ours := h.record.Endpoints[e.ID]; ours && e.Name == "" && len(e.Addrs) > 0 {
+			if e.Name = sourceVIPName; e.Remote {
+				e.Name = remoteName(e.Addrs[0])
+			}
+		}
+		if !e.Remote || len(e.Addrs) == 0 || e.Name != remoteName(e.Addrs[0]) {
+			continue
+		}
+		r := h.routes[e.Addrs[0]]
+		switch {
+		case r == nil:
+		case !r.Asked.differs(e):
+			r.Got, r.Repairs, r.Settled = endpointRoute{}, 0, false
+		case r.Settled && routeOf(e) == r.Got:
+			if !h.routesTold {
+				h.routesTold = true
+				h.reportLocked(fmt.Sprintf("HNS has remote endpoints in another form than it was asked for, and they are left so: the one of %s with %s", e.Addrs[0], r.Asked.differences(r.Got)))
+			}
+			e.MAC, e.Provider = r.Asked.MAC, r.Asked.Provider
+		default:
+			r.Got = routeOf(e)
+		}
+	}
+}
+
+// asAsked gives listed load balancers the form that they were asked for, where HNS gives that form back as another one.
+func (h *Host) asAsked(listed []LoadBalancer) {
+	defer h.locked()()
+	if len(h.record.Forms) == 0 {
+		return
+	}
+	for i := range listed {
+		lb := &listed[i]
+		k := lb.Key.String()
+		a, known := h.record.Forms[k]
+		switch {
+		case !known || len(lb.ExtraKeys) > 0:
+		case a.Settled && lb.form() == a.Got:
+			lb.setForm(a.Asked)
+		case lb.form() == a.Asked: // the repair was of use
+			delete(h.record.Forms, k)
+			h.dirty = true
+		}
+	}
+}
+
+// limitForms adds what was repaired in vain to the limits of w.
+func (h *Host) limitForms(w DesiredState) DesiredState {
+	defer h.locked()()
+	if len(h.record.Forms) == 0 && !h.oddRoutes {
+		return w
+	}
+	told := map[netip.Addr]bool{}
+	for _, lb := range w.LoadBalancers {
+		if a := h.record.Forms[lb.Key.String()]; a.Settled && a.Repairs > 0 && a.Asked == lb.form() {
+			w.limitForm("load balancer "+lb.Key.String(), a.Asked.differences(a.Got), a.Repairs)
+		}
+		for _, t := range lb.Targets {
+			if r := h.routes[t.Addr]; r != nil && r.Settled && r.Repairs > 0 && !told[t.Addr] {
+				told[t.Addr] = true
+				w.limitForm("the remote endpoint of "+t.Addr.String(), r.Asked.differences(r.Got), r.Repairs)
+			}
+		}
+	}
+	return w
+}
+
+func (d *DesiredState) limitForm(object, differences string, repairs int) {
+	d.addLimit(nil, "HNS has %s with %s, also after it was made again %d times: it is left so", object, differences, repairs)
+}
+
+// saveRoutes puts the routes into the record that HNS gives back in another form.
+func (h *Host) saveRoutes() {
+	h.record.Routes = map[netip.Addr]routeAnswer{}
+	if !h.oddRoutes {
+		return
+	}
+	for _, at := range h.record.Endpoints {
+		a, _ := netip.ParseAddr(at)
+		if r := h.routes[a]; r != nil && r.Settled {
+			h.record.Routes[a] = *r
+		}
+	}
 }

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"kubeproxy/common/service"
 )
 
 // request is a call of a method of Driver.
@@ -198,23 +196,6 @@ func (c *Call) Cause() string {
 		}
 	}
 	return otherError
-}
-
-// Use returns the purpose of a load balancer as kube-proxy's metrics name it. For a load
-// balancer that this process did not create, the result may be an external IP or a
-// ClusterIP instead.
-func (lb *LoadBalancer) Use() string {
-	switch {
-	case !lb.VIP.IsValid():
-		return "nodeport"
-	case lb.Flags&VIPExternalIP == 0 && lb.Kind == service.LoadBalancerIP:
-		return "healthcheck"
-	case lb.Flags&VIPExternalIP == 0:
-		return "clusterip"
-	case lb.Kind == service.LoadBalancerIP:
-		return "ingressip"
-	}
-	return "externalip"
 }
 
 // Metered returns a Driver that calls report after each call of d.

@@ -5,7 +5,6 @@ package hns
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-
 	"kubeproxy/common/metrics"
 )
 

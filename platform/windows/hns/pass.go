@@ -4,7 +4,6 @@
 package hns
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +46,7 @@ type outcome struct {
 	waiting, moved, stale, stateUnknown, relistEndpoints bool
 	// missingByPool counts load balancers that are missing due to a lack of dynamic
 	// ports.
-	missingByPool map[portPool]int
+	missingByPool map[Key]int
 }
 
 // attempts is what the steps of a pass have to know of earlier ones.
@@ -67,7 +66,7 @@ func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) 
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
 		outcome: outcome{
-			creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{}, missingByPool: map[portPool]int{},
+			creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{}, missingByPool: map[Key]int{},
 		},
 		attempts: attempts{
 			released: map[string]service.PortName{}, createErrs: map[netip.Addr]error{}, uncertain: map[string]bool{}, refusedServices: map[serviceName]bool{},
@@ -80,82 +79,6 @@ func newDryPass(ctx context.Context, h *Host, s *Site, f service.Family, m *mode
 	p := newPass(ctx, h, s, f, m.fork())
 	p.dry, p.driver = true, dryRun(Listing{})
 	return p
-}
-
-// unit is the work for one Service port: its desired state, and the objects that it no
-// longer needs.
-type unit struct {
-	name          service.PortName
-	desired       []DesiredLoadBalancer
-	vips          []Target
-	deletes       []*LoadBalancer
-	releasedAddrs []netip.Addr // addresses whose remote endpoints may be unused
-}
-
-// work is the input of a pass.
-type work struct {
-	units []unit
-	// misrouted are our remote endpoints with a wrong route.
-	misrouted []*Endpoint
-	// unused are endpoints that may be unused.
-	unused []*Endpoint
-	// inUse reports whether an endpoint is needed other than by load balancers.
-	inUse func(netip.Addr) bool
-	// listed reports whether an EndpointSlice lists an address of another node.
-	listed func(netip.Addr) bool
-}
-
-// do applies w in an order that interrupts no Service for long. Urgent Services come
-// first. An endpoint is created before the load balancers that use it. It is deleted
-// after them, when no load balancer of any owner uses it. Unneeded load balancers are
-// deleted before others are created, because they occupy ports.
-func (p *pass) do(w *work) {
-	slices.SortStableFunc(w.units, func(a, b unit) int {
-		return cmp.Or(priority(a.name)-priority(b.name), a.name.Compare(b.name))
-	})
-	p.detach(w.misrouted)
-	for _, u := range w.units {
-		if urgent(u.name) {
-			p.ensureAll(u)
-		}
-	}
-	for _, u := range w.units {
-		for _, lb := range u.deletes {
-			p.drop(lb, u.name)
-		}
-	}
-	for _, u := range w.units {
-		if !urgent(u.name) {
-			p.ensureAll(u)
-		}
-	}
-	p.deleteUnused(w)
-}
-
-func priority(n service.PortName) int {
-	if urgent(n) {
-		return 0
-	}
-	return 1
-}
-
-func (p *pass) ensureAll(u unit) {
-	for _, t := range u.vips {
-		if p.fatal != nil {
-			return
-		}
-		if _, err := p.ensureEndpoint(t); err != nil {
-			p.fail(u.name, err)
-		}
-	}
-	for i := range u.desired {
-		if p.fatal != nil {
-			return
-		}
-		if err := p.ensure(&u.desired[i]); err != nil {
-			p.fail(u.name, err)
-		}
-	}
 }
 
 // fail records an error of one Service port. If HNS is not running, or the context ended,
@@ -176,37 +99,6 @@ func (p *pass) fail(n service.PortName, err error) {
 	p.failed[n] = appendUnique(p.failed[n], err)
 }
 
-// ensure makes HNS hold w. If some endpoints are missing, it uses the others. If all are
-// missing, it changes nothing.
-func (p *pass) ensure(w *DesiredLoadBalancer) error {
-	lb := w.LoadBalancer
-	lb.Endpoints = make([]string, 0, len(w.Targets))
-	var missing []error
-	for _, t := range w.Targets {
-		id, err := p.ensureEndpoint(t)
-		if p.fatal != nil {
-			return nil
-		}
-		if err != nil {
-			missing = append(missing, err)
-			continue
-		}
-		lb.Endpoints = append(lb.Endpoints, id)
-	}
-	slices.Sort(lb.Endpoints)
-	lb.Endpoints = slices.Compact(lb.Endpoints)
-	if len(lb.Endpoints) == 0 && !w.Shared {
-		return errors.Join(missing...)
-	}
-	for i, err := range missing {
-		missing[i] = &reconcile.DegradedError{Err: err}
-	}
-	if len(lb.Endpoints) > 0 {
-		missing = append(missing, p.ensureBalancer(&lb, w.PortName))
-	}
-	return errors.Join(missing...)
-}
-
 // ensureBalancer makes HNS hold lb, whose ID is not set.
 func (p *pass) ensureBalancer(lb *LoadBalancer, n service.PortName) error {
 	have := p.model.balancer(lb.Key)
@@ -218,7 +110,7 @@ func (p *pass) ensureBalancer(lb *LoadBalancer, n service.PortName) error {
 		if text, recently := p.host.recentRefusal(lb); recently {
 			return postponedError(text + "; it is tried again in a while")
 		}
-		if p.host.portsShort(lb) {
+		if !lb.DSR && p.host.inBackoff(portPoolOf(lb.Key)) {
 			return p.portShortageError(lb)
 		}
 		return p.create(lb, n, nil)
@@ -232,14 +124,6 @@ func (p *pass) ensureBalancer(lb *LoadBalancer, n service.PortName) error {
 		return p.update(have, lb, n)
 	}
 	return p.replaceSkippingBackoff(have, lb, n)
-}
-
-// withEndpoints returns lb with other endpoints. As far as is known, HNS can change
-// nothing else in place.
-func (lb *LoadBalancer) withEndpoints(endpoints []string) *LoadBalancer {
-	x := *lb
-	x.Endpoints = endpoints
-	return &x
 }
 
 // mayChange reports whether have, which has a desired key, may be changed. Load balancers
@@ -273,8 +157,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 	p.creates[created.Key] = n
 	p.recordCreated(id, created, n)
 	if !p.dry {
-		p.host.resetBackoff(created.Endpoints)
-		p.host.clearRefusal(created, serviceNameOf(n))
+		p.host.accepted(created, serviceNameOf(n))
 	}
 	return degraded(partialErr)
 }
@@ -411,219 +294,197 @@ func (p *pass) deleteBalancer(lb *LoadBalancer) error {
 	return err
 }
 
-// The names of our endpoints, which identify them.
-const (
-	remotePrefix  = "kube-proxy-remote-"
-	sourceVIPName = "kube-proxy-source-vip"
-)
-
-// remoteName has dashes for colons: nothing public says that a name of HNS may have them.
-func remoteName(a netip.Addr) string { return remotePrefix + strings.ReplaceAll(a.String(), ":", "-") }
-
-// ownsEndpoint reports whether this proxy created e.
-func ownsEndpoint(e *Endpoint) bool {
-	return e.Name == sourceVIPName || strings.HasPrefix(e.Name, remotePrefix)
-}
-
-// ensureEndpoint returns the ID of the endpoint for t. It creates remote endpoints.
-func (p *pass) ensureEndpoint(t Target) (string, error) {
-	if t.Location == Root {
-		return p.rootEndpoint()
-	}
-	remote := p.model.endpointAt(t.Addr, Remote)
-	if t.Location != Remote {
-		if pod := p.model.endpointAt(t.Addr, Local); pod != nil {
-			p.releaseUnnamed(remote) // it is of a pod that had the address before
-			return pod.ID, nil
-		}
-	}
+// createBalancer creates lb. If local pods were deleted, or their switch ports do not
+// exist yet, it creates lb without their endpoints. It returns what it created.
+// partialErr is the reason for missing endpoints. before holds the endpoints of the load
+// balancer that lb replaces.
+func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadBalancer, id string, partialErr, err error) {
+	made, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
+	var left []string
 	switch {
-	case t.Location == Local:
-		return "", p.waitForPod(t.Addr)
-	case remote == nil:
-		return p.createEndpoint(t)
-	case misrouted(remote, t) && !ownsEndpoint(remote):
-		return "", fmt.Errorf("endpoint %s leads elsewhere, and is not ours: %s, want %s", remote.ID, remote.describe(), t.describe())
+	case errors.Is(err, ErrNotFound):
+		left = p.existingEndpoints(lb.Endpoints)
+	case isSwitchPortMissing(err):
+		left, partialErr = p.attachedEndpoints(lb.Endpoints, before), err
 	}
-	return remote.ID, nil
-}
-
-// rootEndpoint returns the ID of the node's own endpoint, which the network plugin makes.
-func (p *pass) rootEndpoint() (string, error) {
-	e := p.model.endpointNamed(p.site.Options.RootEndpoint)
-	switch {
-	case e == nil:
-		p.waiting = true
-		return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node: network %q has no endpoint %q: want --root-hnsendpoint-name", p.site.Network.Name, p.site.Options.RootEndpoint))
-	case !e.inFamily(p.family):
-		p.waiting = true
-		return "", pendingError(fmt.Sprintf("health checks of the load balancer cannot reach the node over %s: endpoint %q has no such address", p.family, e.Name))
+	if len(left) == 0 || len(left) == len(lb.Endpoints) {
+		return lb, made.ID, nil, err
 	}
-	return e.ID, nil
-}
-
-// waitForPod records that a pod of this node has no endpoint yet, and returns the reason.
-func (p *pass) waitForPod(a netip.Addr) error {
-	p.waiting = true
-	p.moved = p.moved || p.dry && p.model.moved(a)
-	if other := p.model.elsewhere(a); other != "" {
-		return pendingError(fmt.Sprintf("endpoint %s is in network %q, not in %q, which is for Services: see the network plugin and the CNI configuration of the container runtime", a, other, p.site.Network.Name))
-	}
-	return pendingError(fmt.Sprintf("endpoint %s is of this node, but network %q does not have it yet: the network plugin makes it", a, p.site.Network.Name))
-}
-
-// releaseUnnamed releases e, if there is one, for no Service port in particular.
-func (p *pass) releaseUnnamed(e *Endpoint) {
-	if e != nil {
-		p.released[e.ID] = leftoverName("", Key{})
-	}
-}
-
-// misrouted reports whether e does not lead to t. A MAC that is not known, of the node in a dump, fits all.
-func misrouted(e *Endpoint, t Target) bool {
-	return t.MAC != "" && !equalMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
-}
-
-func (p *pass) createEndpoint(t Target) (string, error) {
-	if err := p.createErrs[t.Addr]; err != nil {
-		return "", err // one attempt is enough, but each Service reports the error
-	}
-	request := Endpoint{
-		Name: remoteName(t.Addr), Network: p.site.Network.ID, Addrs: []netip.Addr{t.Addr},
-		MAC: t.MAC, Provider: t.Provider, Remote: true,
-	}
-	e, err := p.driver.CreateEndpoint(p.ctx, request)
-	if err != nil {
-		p.createErrs[t.Addr] = err
-		return "", err
-	}
-	p.addChange(service.PortName{}, "+ endpoint %s", e.describe())
-	p.model.putEndpoint(&e)
-	if !p.dry {
-		p.host.recordEndpoint(&e)
-	}
-	return e.ID, nil
-}
-
-// describe returns a text about e for plans and errors.
-func (e *Endpoint) describe() string {
-	var addrs []string
-	for _, a := range e.Addrs {
-		addrs = append(addrs, a.String())
-	}
-	s := strings.Join(addrs, ",")
-	if !e.Remote {
-		return s + " local"
-	}
-	s += " remote " + cmp.Or(e.MAC, "the node's MAC")
-	if e.Provider.IsValid() {
-		s += " via " + e.Provider.String()
-	}
-	return s
-}
-
-// describe returns a text about the remote endpoint for t.
-func (t *Target) describe() string {
-	e := Endpoint{Addrs: []netip.Addr{t.Addr}, MAC: t.MAC, Provider: t.Provider, Remote: true}
-	return e.describe()
-}
-
-// detach removes endpoints with a wrong route from our load balancers and deletes them,
-// so that correct ones can be created.
-func (p *pass) detach(misrouted []*Endpoint) {
-	if len(misrouted) == 0 {
-		return
-	}
-	wrong := map[string]bool{}
-	for _, e := range misrouted {
-		wrong[e.ID] = true
-	}
-	for _, lb := range p.model.balancersUsing(wrong) {
-		if p.fatal != nil {
-			return
-		}
-		remaining := *lb
-		remaining.ID = ""
-		remaining.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return wrong[id] })
-		n := leftoverName(p.host.purposeOf(lb.ID), lb.Key)
-		if !p.host.mayChange(lb, p.model) {
-			p.fail(n, fmt.Errorf("load balancer %s, which is not ours, has an endpoint of ours that leads to the wrong node", lb.ID))
-		} else if len(remaining.Endpoints) == 0 {
-			p.drop(lb, n)
-		} else if err := p.ensureBalancer(&remaining, n); err != nil {
-			p.fail(n, err)
+	if partialErr != nil {
+		for _, id := range notIn(lb.Endpoints, left) {
+			p.host.startBackoff(id, minBackoff)
 		}
 	}
-	for _, e := range misrouted {
-		p.removeEndpoint(e, leftoverName("", Key{}))
-	}
+	lb = lb.withEndpoints(left)
+	made, err = p.driver.CreateLoadBalancer(p.ctx, *lb)
+	return lb, made.ID, partialErr, err
 }
 
-// deleteUnused deletes our endpoints that are no longer needed.
-func (p *pass) deleteUnused(w *work) {
-	for _, e := range w.unused {
-		if _, known := p.released[e.ID]; !known {
-			p.releaseUnnamed(e)
-		}
+// updateBalancer does the same as createBalancer for a change in place.
+func (p *pass) updateBalancer(lb LoadBalancer, before []string) (sent, got LoadBalancer, partialErr, err error) {
+	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
+	if !isSwitchPortMissing(err) {
+		return lb, got, nil, err
 	}
-	for _, u := range w.units {
-		for _, a := range u.releasedAddrs {
-			if e := p.model.endpointAt(a, Remote); e != nil {
-				p.released[e.ID] = u.name
-			}
-		}
+	left := p.attachedEndpoints(lb.Endpoints, before)
+	if len(left) == 0 || len(left) == len(lb.Endpoints) {
+		return lb, got, nil, err
 	}
-	var unused []*Endpoint
-	for id := range p.released {
+	lb.Endpoints, partialErr = left, err
+	got, err = p.driver.UpdateLoadBalancer(p.ctx, lb)
+	return lb, got, partialErr, err
+}
+
+// isSwitchPortMissing reports whether HNS rejected a load balancer because one of its
+// endpoints has no switch port yet (HCN_E_PORT_NOT_FOUND, see microsoft/hcsshim#1043).
+// HNS does not name the endpoint.
+func isSwitchPortMissing(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == 0x803b0007
+}
+
+// attachedEndpoints returns the endpoints that are certainly on the switch: remote ones
+// need no port there, and others are in load balancers already.
+func (p *pass) attachedEndpoints(ids, before []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		e := p.model.endpoint(id)
-		if e != nil && p.isUnused(e, w) {
-			unused = append(unused, e)
+		return (e == nil || !e.Remote) && !has(before, id) && p.model.refCount(id) == 0
+	})
+}
+
+// existingEndpoints returns ids without the local endpoints that no longer exist. The
+// network plugin deletes them without a notification. Until the next listing the Service
+// uses the remaining ones.
+func (p *pass) existingEndpoints(ids []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		e := p.model.endpoint(id)
+		if e == nil || e.Remote {
+			return false
+		}
+		has, err := p.driver.HasEndpoint(p.ctx, id)
+		if has || err != nil {
+			return false
+		}
+		p.model.removeEndpoint(e)
+		p.stale = true
+		return true
+	})
+}
+
+// replaceSkippingBackoff replaces have with lb, without the endpoints in backoff. The
+// load balancer cannot be changed in place, so each attempt to add an endpoint removes
+// the Service's load balancer for a moment.
+func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName) error {
+	less := lb.withEndpoints(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool {
+		return !has(have.Endpoints, id) && p.host.inBackoff(id)
+	}))
+	if len(less.Endpoints) == 0 || len(less.Endpoints) == len(lb.Endpoints) {
+		return p.replace(have, lb, n)
+	}
+	err := error(&reconcile.DegradedError{Err: pendingError(fmt.Sprintf("HNS refused load balancer %s with %s, whose switch port is not there yet; it is tried again in a while", lb.Key, p.formatDiff(less.Endpoints, lb.Endpoints)))})
+	if have.equal(less) {
+		have.Kind = lb.Kind
+		p.recordOwned(have, n)
+		return err
+	}
+	return errors.Join(p.replace(have, less, n), err)
+}
+
+// checkBackoff returns an error if have must not be replaced by lb now. Each attempt
+// leaves the frontend without a load balancer for a moment, or for long if HNS then
+// rejects both lb and have.
+func (p *pass) checkBackoff(have, lb *LoadBalancer, n service.PortName) error {
+	if text, recently := p.host.recentRefusal(lb); recently {
+		return postponedError(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Key, p.formatEndpoints(have.Endpoints)))
+	}
+	if p.refusedServices[serviceNameOf(n)] || p.host.inBackoff(serviceNameOf(n)) {
+		return postponedError(fmt.Sprintf("HNS refuses another load balancer of the Service: %s leads to %s as before, and is tried again in a while", have.Key, p.formatEndpoints(have.Endpoints)))
+	}
+	return nil
+}
+
+// restore creates have again after HNS rejected lb with err.
+func (p *pass) restore(have, lb *LoadBalancer, n service.PortName, err error) error {
+	if p.dry || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotInstalled) || p.ctx.Err() != nil {
+		return err
+	}
+	p.refusedServices[serviceNameOf(n)] = true
+	p.host.recordRefusal(lb, err.Error(), false)
+	old := have.withEndpoints(have.Endpoints)
+	old.ID = ""
+	created, id, _, restoreErr := p.createBalancer(old, have.Endpoints)
+	if restoreErr != nil {
+		p.markUncertain(old)
+		if !errors.Is(restoreErr, ErrExists) { // otherwise HNS rejects the port, not the Service
+			p.host.startBackoff(serviceNameOf(n), minServiceBackoff)
+		}
+		return fmt.Errorf("%w; what was there before is refused as well: %w", err, restoreErr)
+	}
+	p.recordCreated(id, created, n)
+	return fmt.Errorf("%w; it leads to %s as before", err, p.formatEndpoints(created.Endpoints))
+}
+
+// explainPortTaken explains an error that does not name the cause. The first time, the
+// backend lists HNS to find a load balancer with that port. If there is none, it retries
+// at growing intervals without listing.
+func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
+	var e *Error
+	if !errors.As(err, &e) || e.Code != 0x803b0013 || p.dry {
+		return err
+	}
+	if lack := p.checkPortShortage(lb); lack != nil {
+		return lack
+	}
+	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Key, p.site.listenerHint(lb))
+	if p.host.recordRefusal(lb, err.Error(), true) {
+		return err
+	}
+	return postponedError(err.Error() + "; it is tried again in a while")
+}
+
+// checkPortShortage returns an error if HNS rejected lb, with the error for a port in
+// use, because of a lack of dynamic ports.
+func (p *pass) checkPortShortage(lb *LoadBalancer) error {
+	if lb.DSR || !p.portsExhausted(lb.Key) {
+		return nil
+	}
+	p.host.startBackoff(portPoolOf(lb.Key), minBackoff)
+	return p.portShortageError(lb)
+}
+
+// portsExhausted reports whether no block of ports is left. If the system does not report
+// that, it counts the load balancers that need one, as if each had a block of its own.
+func (p *pass) portsExhausted(k Key) bool {
+	left, err := p.driver.PortsLeft(p.ctx, k)
+	if err == nil {
+		return !left
+	}
+	holders := p.model.sortedBalancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) })
+	return (len(holders)+1)*PortBlockSize > UsualDynamicPorts
+}
+
+// portShortageError returns the error for lb, which is not created now.
+func (p *pass) portShortageError(lb *LoadBalancer) error {
+	p.missingByPool[portPoolOf(lb.Key)]++
+	return postponedError(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
+		lb.Key, PortBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Key)))
+}
+
+// shortageText describes the lack of ports in the pass, without names of Services. For a
+// nil pass it returns "".
+func (p *pass) shortageText() string {
+	if p == nil {
+		return ""
+	}
+	var all []string
+	for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
+		k := Key{Family: p.family, Protocol: protocol}
+		if n := p.missingByPool[portPoolOf(k)]; n > 0 {
+			all = append(all, fmt.Sprintf("%d load balancers over %s and %s are missing: each one without direct server return takes %d dynamic ports of the node, and so many are not left; %s",
+				n, p.family, strings.ToUpper(protocol.String()), PortBlockSize, p.site.portShortageHint(k)))
 		}
 	}
-	slices.SortFunc(unused, func(a, b *Endpoint) int { return a.Addrs[0].Compare(b.Addrs[0]) })
-	for _, e := range unused {
-		p.removeEndpoint(e, p.released[e.ID])
-	}
-}
-
-// isUnused reports whether e is ours and only load balancers may still need it.
-func (p *pass) isUnused(e *Endpoint, w *work) bool {
-	switch {
-	case len(e.Addrs) == 0 || !ownsEndpoint(e):
-		return false
-	case !e.Remote: // a source VIP, which load balancers refer to by its address
-		return slices.Contains(w.unused, e) && !p.usedAsSourceVIP(e)
-	}
-	return e.Network != p.model.network || !slices.ContainsFunc(e.Addrs, func(a netip.Addr) bool { return p.retains(a, w) }) || slices.Contains(w.unused, e)
-}
-
-// retains reports whether the remote endpoint with address a stays although no load
-// balancer has it. Connections to a terminating or unready pod need it
-// (microsoft/Windows-Containers#631). If a pod of this node received the address, the
-// remote endpoint must be deleted (kubernetes/kubernetes#130963).
-func (p *pass) retains(a netip.Addr, w *work) bool {
-	return w.inUse(a) || w.listed(a) && p.model.endpointAt(a, Local) == nil
-}
-
-// usedAsSourceVIP reports whether a load balancer of any owner uses e as its source VIP.
-func (p *pass) usedAsSourceVIP(e *Endpoint) bool {
-	return len(p.model.sortedBalancers(func(lb *LoadBalancer) bool { return e.HasAddr(lb.SourceVIP) })) > 0
-}
-
-// removeEndpoint deletes e unless a load balancer of any owner has it.
-func (p *pass) removeEndpoint(e *Endpoint, n service.PortName) {
-	if p.fatal != nil || p.model.refCount(e.ID) > 0 || p.uncertain[e.ID] {
-		return
-	}
-	if err := p.driver.DeleteEndpoint(p.ctx, e.ID); err != nil && !errors.Is(err, ErrNotFound) {
-		p.fail(n, err)
-		return
-	}
-	p.addChange(service.PortName{}, "- endpoint %s", e.describe())
-	p.model.removeEndpoint(e)
-	if !p.dry {
-		p.host.release(e.ID)
-	}
+	return strings.Join(all, "; ")
 }
 
 // leftoverName returns a name for an object that belongs to no Service of the snapshot.
@@ -637,6 +498,19 @@ func leftoverName(purpose string, k Key) service.PortName {
 
 // unknownNamespace is the namespace in a name that stands for no known Service.
 const unknownNamespace = "-"
+
+// addChange adds a change to the plan that a dry pass makes. n is the Service port of a
+// load balancer.
+func (p *pass) addChange(n service.PortName, format string, args ...any) {
+	if !p.dry {
+		return
+	}
+	c := reconcile.Change{Text: fmt.Sprintf(format, args...), Port: n}
+	if n.Namespace == unknownNamespace {
+		c = reconcile.Change{Text: c.String()}
+	}
+	p.changes = append(p.changes, c)
+}
 
 // formatEndpoints formats the addresses of endpoints.
 func (p *pass) formatEndpoints(ids []string) string {
@@ -665,16 +539,6 @@ func (p *pass) endpointTexts(ids []string) []string {
 	return append(texts, odd...)
 }
 
-// addrIn returns the address of e in family f, otherwise its first one.
-func (e *Endpoint) addrIn(f service.Family) netip.Addr {
-	for _, a := range e.Addrs {
-		if service.FamilyOf(a) == f {
-			return a
-		}
-	}
-	return e.Addrs[0]
-}
-
 // formatDiff formats the difference between two sorted lists of endpoints, by address:
 // before Apply, endpoints have other IDs.
 func (p *pass) formatDiff(from, to []string) string {
@@ -686,24 +550,4 @@ func (p *pass) formatDiff(from, to []string) string {
 		parts = append(parts, "+"+text)
 	}
 	return "[" + strings.Join(parts, " ") + "]"
-}
-
-// has reports whether the sorted list all has x.
-func has(all []string, x string) bool {
-	_, found := slices.BinarySearch(all, x)
-	return found
-}
-
-// notIn returns the elements of all that others lacks. Both are sorted.
-func notIn(all, others []string) []string {
-	var rest []string
-	for _, x := range all {
-		for len(others) > 0 && others[0] < x {
-			others = others[1:]
-		}
-		if len(others) == 0 || others[0] != x {
-			rest = append(rest, x)
-		}
-	}
-	return rest
 }

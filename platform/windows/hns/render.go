@@ -226,7 +226,8 @@ const assumedName = "assumed"
 type discardStore struct{}
 
 func (discardStore) Load() ([]byte, error) { return nil, nil }
-func (discardStore) Save([]byte) error     { return nil }
+
+func (discardStore) Save([]byte) error { return nil }
 
 // hostMACFrom returns the node's hardware address. In a dump, only our endpoints for
 // Services contain it. Without any, it is not known.

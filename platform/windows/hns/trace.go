@@ -190,12 +190,6 @@ func (t *tracer) forward(lb *LoadBalancer, k Key, want *DesiredLoadBalancer) {
 	}
 }
 
-// targetPort returns the port to which lb leads k. Of load balancers with several port
-// mappings, only the first one is known.
-func (lb *LoadBalancer) targetPort(k Key) (port uint16, known bool) {
-	return lb.TargetPort, k.Port == lb.Port && k.Protocol == lb.Protocol
-}
-
 // concernsService reports whether the destination belongs to a Service.
 func (t *tracer) concernsService() bool { return route.Decide(t.want, t.conn).Port != nil }
 
@@ -375,13 +369,6 @@ func onOff(b bool) string {
 	return "off"
 }
 
-func addrText(a netip.Addr) string {
-	if !a.IsValid() {
-		return "none"
-	}
-	return a.String()
-}
-
 // compareEndpoints compares the endpoints of lb with the targets of want.
 func (t *tracer) compareEndpoints(lb *LoadBalancer, want *DesiredLoadBalancer) {
 	known := map[string]bool{}
@@ -415,32 +402,6 @@ func (t *Target) subject(o Options) string {
 		return t.Addr.String() + " of this node: the network plugin makes it"
 	}
 	return t.describe()
-}
-
-// refusalText returns why HNS refused a load balancer with key k the last time, empty if
-// it did not.
-func (h *Host) refusalText(k Key) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.refusals[k].text
-}
-
-// String names the flags, separated by spaces, or returns "none".
-func (f PortFlags) String() string {
-	var all []string
-	for _, x := range flagWords {
-		if f&x.flag != 0 {
-			all = append(all, x.word)
-			f &^= x.flag
-		}
-	}
-	if f != 0 {
-		all = append(all, fmt.Sprintf("0x%x", uint32(f)))
-	}
-	if len(all) == 0 {
-		return "none"
-	}
-	return strings.Join(all, " ")
 }
 
 // affects reports whether the limit err concerns the frontend f.
