@@ -78,7 +78,7 @@ func (d *document) write() error {
 const documentIntro = documentHead + `
 ` + "`make bench`" + ` measures and writes this file, and ` + "`make bench PART=served`" + ` one part of it. Rows without an aim are printed while it
 runs; the file has few of them. The bench itself brings the load (an average over a minute) to about 1, an API server or
-another proxy to about 2. A higher load makes times longer, mostly the p99; CPU time and ratios bear it.
+another proxy to about 2. Above 3 read times as upper bounds, mostly the p99; CPU time and ratios bear it.
 `
 
 // text is the whole file.
@@ -123,8 +123,6 @@ type facts struct {
 	cpu        string
 	loadBefore load
 	loadDuring load // the highest sample
-	// still is whether no other load on the machine changes the figures.
-	still bool
 }
 
 // load is the average number of runnable processes in the last minute, as the kernel
@@ -205,18 +203,6 @@ cpu     %s
 // text is the head of a section.
 func (f *facts) text() string {
 	return fmt.Sprintf("%sload    %s before, at most %s\n", f.machine(), f.loadBefore, f.loadDuring)
-}
-
-// busy is a load that neither the bench nor a peer causes.
-const busy = 3
-
-// notes qualify the figures.
-func (f *facts) notes() []string {
-	most, err := strconv.ParseFloat(string(f.loadDuring), 64)
-	if err != nil || most <= busy || f.still {
-		return nil
-	}
-	return []string{fmt.Sprintf("Other work shared the processors, with a load of up to %.1f: read the times as upper bounds.", most)}
 }
 
 // part can be measured by itself. It has a section of its own in the document.
@@ -305,7 +291,7 @@ func (b *bench) run(ctx context.Context, p part) (*section, error) {
 func (s *section) text() string {
 	var d strings.Builder
 	fmt.Fprintf(&d, "## %s\n\n%s\n%s%s\n", s.title, fence, s.facts.text(), fence)
-	for _, note := range append(s.facts.notes(), s.notes...) {
+	for _, note := range s.notes {
 		fmt.Fprintf(&d, "\n%s\n", note)
 	}
 	d.WriteString(s.how)

@@ -338,7 +338,6 @@ func (b *bench) inside(ctx context.Context, t task) (*figures, error) {
 	}
 	b.facts.kernel = fmt.Sprintf("Linux %s, in a virtual machine", m.Release())
 	b.facts.cpu = "1, emulated on " + b.facts.cpu
-	b.facts.still = true
 	fmt.Fprintf(b.out, "\nIt is measured in a virtual machine with Linux %s.\n", m.Release())
 	t.Quick = b.quick
 	text, err := json.Marshal(t)

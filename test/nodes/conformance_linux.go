@@ -622,14 +622,14 @@ func (d *Document) losses() string {
 		if t, ok := c.trial(); ok && (t.Tolerated > Nothing || c.Mode == "userspace") {
 			why = t.Note
 		}
-		order, titles[why] = also(order, why), also(titles[why], c.title())
+		order, titles[why] = also(order, why), also(titles[why], c.Name)
 		if text := c.unready(); text != "" {
 			unready[why] = append(unready[why], text)
 		}
 	}
 	var out strings.Builder
 	for _, why := range order {
-		out.WriteString("- **" + strings.Join(titles[why], "; ") + "**: " + why)
+		out.WriteString("- **" + strings.Join(titles[why], ", ") + "**: " + why)
 		if list := unready[why]; list != nil {
 			out.WriteString(" (without a ready endpoint: " + strings.Join(list, ", ") + ")")
 		}
@@ -651,7 +651,7 @@ func (c Change) trial() (t Trial, ok bool) {
 // title is what rows of all modes call a change.
 func (c Change) title() string {
 	if t, ok := c.trial(); ok {
-		return t.About
+		return t.Name + ": " + t.About
 	}
 	return c.About
 }

@@ -120,9 +120,9 @@ func TestUpdate(t *testing.T) {
 		"| network | nftables                          | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
 		"| network | nftables with socket acceleration | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
 		"- why: `one` (kubeproxy in mode nftables, kubeproxy in mode nftables with socket acceleration)\n",
-		"| the DaemonSet rolled     | 2/30; 0 in 1s | 0/40; 0                           |",
-		"- **the DaemonSet rolled**: no reason is known\n",
-		"- **a node drained, and back**: " + endsNote + "\n",
+		"| roll: the DaemonSet rolled      | 2/30; 0 in 1s | 0/40; 0                           |",
+		"- **roll**: no reason is known\n",
+		"- **drain**: " + endsNote + "\n",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("want %q in\n%s", want, text)
