@@ -87,7 +87,7 @@ func diffGates(old map[string]bool, next *Config) []Change {
 		c := Change{Path: "featureGates[" + name + "]", From: from, To: to}
 		// Honored gates are enabled unless they are set to false.
 		if acts(name) && (from == "false") != (to == "false") && (name != ipvsGate || mayBeIPVS(next)) {
-			c.Effect = effects["featureGates"].effect
+			c.Effect = Restart
 		}
 		all = append(all, c)
 	}
@@ -114,11 +114,11 @@ func leafPaths() []string {
 }
 
 func (u Use) effect(path string, now *Config) Effect {
-	e := effects[path]
+	e, someModes := effectOf(path)
 	switch {
 	case path == "mode" && now.Mode == u.Mode.Name: // the mode equals the one that was detected
 		return Unused
-	case e.someModes && !u.Mode.uses(path):
+	case someModes && !u.Mode.uses(path):
 		return Unused
 	case strings.HasPrefix(path, "clientConnection.") && !u.APIServer:
 		return Unused
@@ -127,88 +127,18 @@ func (u Use) effect(path string, now *Config) Effect {
 	case isOtherOS(now.OS, path):
 		return Unused
 	}
-	return e.effect
+	return e
 }
 
-// settingEffect is the effect of a setting.
-type settingEffect struct {
-	effect    Effect
-	someModes bool // the setting has no effect in modes that do not list it
-}
-
-// effects has every setting. A setting requires a restart if no running part can apply
-// it, such as the connection to the API server, or the mark bit, which other programs may
-// use.
-var effects = map[string]settingEffect{
-	"kind":         {effect: Unused}, // there is only one
-	"apiVersion":   {effect: Unused},
-	"featureGates": {effect: Restart}, // gate by gate, see diffGates
-
-	"clientConnection.kubeconfig":         {effect: Restart},
-	"clientConnection.acceptContentTypes": {effect: Restart},
-	"clientConnection.contentType":        {effect: Restart},
-	"clientConnection.qps":                {effect: Restart},
-	"clientConnection.burst":              {effect: Restart},
-	"configSyncPeriod":                    {effect: Unused}, // the API server is watched
-
-	"logging.format":                      {effect: Restart},
-	"logging.flushFrequency":              {effect: Hot},
-	"logging.verbosity":                   {effect: Hot},
-	"logging.vmodule":                     {effect: Hot},
-	"logging.options.text.splitStream":    {effect: Unused},
-	"logging.options.text.infoBufferSize": {effect: Unused},
-	"logging.options.json.splitStream":    {effect: Unused},
-	"logging.options.json.infoBufferSize": {effect: Unused},
-
-	"hostnameOverride":            {effect: Restart},
-	"bindAddress":                 {effect: Restart},
-	"healthzBindAddress":          {effect: Hot},
-	"metricsBindAddress":          {effect: Hot},
-	"bindAddressHardFail":         {effect: Hot},
-	"enableProfiling":             {effect: Hot},
-	"showHiddenMetricsForVersion": {effect: Unused}, // none is hidden
-	"oomScoreAdj":                 {effect: Hot},
-	"portRange":                   {Restart, true},
-	"windowsRunAsService":         {effect: Restart},
-
-	"mode":                            {effect: Restart},
-	"detectLocalMode":                 {effect: Hot},
-	"detectLocal.bridgeInterface":     {effect: Hot},
-	"detectLocal.interfaceNamePrefix": {effect: Hot},
-	"clusterCIDR":                     {effect: Hot},
-	"nodePortAddresses":               {effect: Hot},
-
-	"iptables.masqueradeBit":      {Restart, true},
-	"iptables.masqueradeAll":      {Hot, true},
-	"iptables.localhostNodePorts": {Restart, true},
-	"iptables.syncPeriod":         {Hot, true},
-	"iptables.minSyncPeriod":      {Hot, true},
-
-	"nftables.masqueradeBit": {Restart, true},
-	"nftables.masqueradeAll": {Hot, true},
-	"nftables.syncPeriod":    {Hot, true},
-	"nftables.minSyncPeriod": {Hot, true},
-
-	"ipvs.syncPeriod":    {Hot, true},
-	"ipvs.minSyncPeriod": {Hot, true},
-	"ipvs.scheduler":     {Restart, true},
-	"ipvs.excludeCIDRs":  {Restart, true},
-	"ipvs.strictARP":     {Restart, true},
-	"ipvs.tcpTimeout":    {Restart, true},
-	"ipvs.tcpFinTimeout": {Restart, true},
-	"ipvs.udpTimeout":    {Restart, true},
-
-	"winkernel.networkName":           {Restart, true},
-	"winkernel.sourceVip":             {Restart, true},
-	"winkernel.enableDSR":             {Restart, true},
-	"winkernel.rootHnsEndpointName":   {Restart, true},
-	"winkernel.forwardHealthCheckVip": {Restart, true},
-
-	"conntrack.maxPerCore":            {effect: Hot},
-	"conntrack.min":                   {effect: Hot},
-	"conntrack.tcpEstablishedTimeout": {effect: Hot},
-	"conntrack.tcpCloseWaitTimeout":   {effect: Hot},
-	"conntrack.tcpBeLiberal":          {effect: Hot},
-	"conntrack.udpTimeout":            {effect: Hot},
-	"conntrack.udpStreamTimeout":      {effect: Hot},
+// effectOf returns the effect of a setting, and whether modes that do not list it ignore it.
+func effectOf(path string) (e Effect, someModes bool) {
+	for _, s := range settings {
+		if path == s.path || path == s.nftables {
+			return s.effect, s.someModes
+		}
+	}
+	if path == "clientConnection.acceptContentTypes" { // it has no flag
+		return Restart, false
+	}
+	return Unused, false
 }

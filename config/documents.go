@@ -5,15 +5,14 @@ package config
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf16"
 
 	yaml "go.yaml.in/yaml/v3"
 
+	"kubeproxy/common/files"
 	"kubeproxy/common/printable"
 )
 
@@ -308,25 +307,8 @@ func scalar(n *yaml.Node) string {
 	return n.Value
 }
 
-// plainText returns data in UTF-8. PowerShell writes UTF-16 with a byte order mark.
-func plainText(data []byte) string {
-	var order binary.ByteOrder
-	switch s := string(data); {
-	case strings.HasPrefix(s, "\xff\xfe"):
-		order = binary.LittleEndian
-	case strings.HasPrefix(s, "\xfe\xff"):
-		order = binary.BigEndian
-	default:
-		return strings.TrimPrefix(s, "\ufeff")
-	}
-	var units []uint16
-	for pair := range slices.Chunk(data[2:], 2) {
-		if len(pair) == 2 {
-			units = append(units, order.Uint16(pair))
-		}
-	}
-	return string(utf16.Decode(units))
-}
+// plainText returns data in UTF-8 without a byte order mark.
+func plainText(data []byte) string { return string(files.Text(data)) }
 
 // maxExpanded bounds the values that the aliases of a file stand for. A file with all
 // settings has a hundred values.

@@ -89,14 +89,16 @@ func (f *Flags) registerDeprecated(fs *pflag.FlagSet) {
 	fs.BoolVar(&f.Cleanup, "cleanup-iptables", false, "the same as --cleanup")
 	fs.BoolVar(&f.CleanupIPVS, "cleanup-ipvs", true, "with --cleanup, remove the virtual servers of IPVS, too")
 	for _, d := range oldFlags() {
-		if d.value != nil {
-			fs.Var(d.value(), d.flag, d.help)
+		switch value := d.value.(type) {
+		case bool:
+			fs.Bool(d.flag, value, d.help)
+		case int32:
+			fs.Int32(d.flag, value, d.help)
+		case string:
+			fs.String(d.flag, value, d.help)
 		}
 		flag := fs.Lookup(d.flag)
 		flag.Usage += " (deprecated: " + d.why + ")"
-		if flag.Value.Type() == "bool" {
-			flag.NoOptDefVal = "true"
-		}
 		flag.Hidden = d.value != nil && d.help == ""
 		group(fs, d.flag, groupDeprecated)
 	}
@@ -310,69 +312,73 @@ type setting struct {
 	flag, path, group, help string
 	nftables                string // field that it also sets in mode nftables
 	positive                bool   // a period that must not be 0
+	effect                  Effect // of a change
+	someModes               bool   // the setting has no effect in modes that do not list it
 }
 
-// settings holds every flag that has a field.
+// settings holds every flag that has a field. A change requires a restart if no running part
+// can apply it, such as the connection to the API server, or the mark bit, which other
+// programs may use.
 var settings = []setting{
-	{flag: "proxy-mode", path: "mode", group: groupGeneral, help: "`MODE` that forwards traffic"}, // see modeHelp
-	{flag: "feature-gates", path: "featureGates", group: groupGeneral, help: "switch features, such as `NAME=true,OTHER=false`; " + featureHelp()},
-	{flag: "oom-score-adj", path: "oomScoreAdj", group: groupGeneral, help: "the process's highest `SCORE` for the kernel's out-of-memory killer, -1000 to 1000; Linux only"},
-	{flag: "profiling", path: "enableProfiling", group: groupGeneral, help: "serve profiles under /debug/pprof of the metrics server"},
+	{flag: "proxy-mode", path: "mode", effect: Restart, group: groupGeneral, help: "`MODE` that forwards traffic"}, // see modeHelp
+	{flag: "feature-gates", path: "featureGates", effect: Restart, group: groupGeneral, help: "switch features, such as `NAME=true,OTHER=false`; " + featureHelp()},
+	{flag: "oom-score-adj", path: "oomScoreAdj", effect: Hot, group: groupGeneral, help: "the process's highest `SCORE` for the kernel's out-of-memory killer, -1000 to 1000; Linux only"},
+	{flag: "profiling", path: "enableProfiling", effect: Hot, group: groupGeneral, help: "serve profiles under /debug/pprof of the metrics server"},
 	{flag: "show-hidden-metrics-for-version", path: "showHiddenMetricsForVersion", group: groupGeneral, help: "show metrics hidden since `VERSION`, the minor version before this one"},
 
-	{flag: "kubeconfig", path: "clientConnection.kubeconfig", group: groupAPI, help: "kubeconfig `FILE`, with the address of the API server and credentials"},
-	{flag: "kube-api-content-type", path: "clientConnection.contentType", group: groupAPI, help: "media `TYPE` of requests"},
-	{flag: "kube-api-qps", path: "clientConnection.qps", group: groupAPI, help: "requests a second, `NUMBER`, in the long run"},
-	{flag: "kube-api-burst", path: "clientConnection.burst", group: groupAPI, help: "`NUMBER` of requests that may exceed that rate for a moment"},
+	{flag: "kubeconfig", path: "clientConnection.kubeconfig", effect: Restart, group: groupAPI, help: "kubeconfig `FILE`, with the address of the API server and credentials"},
+	{flag: "kube-api-content-type", path: "clientConnection.contentType", effect: Restart, group: groupAPI, help: "media `TYPE` of requests"},
+	{flag: "kube-api-qps", path: "clientConnection.qps", effect: Restart, group: groupAPI, help: "requests a second, `NUMBER`, in the long run"},
+	{flag: "kube-api-burst", path: "clientConnection.burst", effect: Restart, group: groupAPI, help: "`NUMBER` of requests that may exceed that rate for a moment"},
 	{flag: "config-sync-period", path: "configSyncPeriod", group: groupAPI, positive: true, help: "`TIME` between two full reads of what the API server holds, more than 0; ignored, because the API server is watched"},
 
-	{flag: "hostname-override", path: "hostnameOverride", group: groupNode, help: "`NAME` of the Node of this machine, if it is not the host name"},
-	{flag: "bind-address", path: "bindAddress", group: groupNode, help: "primary `IP` of the node; 0.0.0.0 or :: takes the Node's address of that family. Listeners of mode userspace are there if --proxy-port-range is given; else nothing listens on it"},
-	{flag: "bind-address-hard-fail", path: "bindAddressHardFail", group: groupNode, help: "exit if the health or metrics address is taken, instead of trying again"},
-	{flag: "healthz-bind-address", path: "healthzBindAddress", group: groupNode, help: "`IP:PORT` of the health server, port 0 for none"},
-	{flag: "metrics-bind-address", path: "metricsBindAddress", group: groupNode, help: "`IP:PORT` of the metrics server, port 0 for none"},
+	{flag: "hostname-override", path: "hostnameOverride", effect: Restart, group: groupNode, help: "`NAME` of the Node of this machine, if it is not the host name"},
+	{flag: "bind-address", path: "bindAddress", effect: Restart, group: groupNode, help: "primary `IP` of the node; 0.0.0.0 or :: takes the Node's address of that family. Listeners of mode userspace are there if --proxy-port-range is given; else nothing listens on it"},
+	{flag: "bind-address-hard-fail", path: "bindAddressHardFail", effect: Hot, group: groupNode, help: "exit if the health or metrics address is taken, instead of trying again"},
+	{flag: "healthz-bind-address", path: "healthzBindAddress", effect: Hot, group: groupNode, help: "`IP:PORT` of the health server, port 0 for none"},
+	{flag: "metrics-bind-address", path: "metricsBindAddress", effect: Hot, group: groupNode, help: "`IP:PORT` of the metrics server, port 0 for none"},
 
-	{flag: "proxy-port-range", path: "portRange", group: groupTraffic, help: "ports of the listeners of mode userspace, `FIRST-LAST`, which nothing else on the node may use; empty lets the system choose"},
-	{flag: "cluster-cidr", path: "clusterCIDR", group: groupTraffic, help: "`CIDR` of all pods, or one of each family with a comma between"},
-	{flag: "detect-local-mode", path: "detectLocalMode", group: groupTraffic, help: "`HOW` to distinguish pods of this node from other clients: ClusterCIDR (the default on Linux), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
-	{flag: "pod-bridge-interface", path: "detectLocal.bridgeInterface", group: groupTraffic, help: "bridge `NAME` for --detect-local-mode BridgeInterface"},
-	{flag: "pod-interface-name-prefix", path: "detectLocal.interfaceNamePrefix", group: groupTraffic, help: "beginning of interface `NAMES` for --detect-local-mode InterfaceNamePrefix"},
-	{flag: "masquerade-all", path: "iptables.masqueradeAll", nftables: "nftables.masqueradeAll", group: groupTraffic, help: "masquerade all traffic to ClusterIPs"},
-	{flag: "nodeport-addresses", path: "nodePortAddresses", group: groupTraffic, help: "`CIDRS` of the node's addresses that answer NodePorts, and the words primary, localhost and all; unset means primary in mode nftables, all in the others"},
+	{flag: "proxy-port-range", path: "portRange", effect: Restart, someModes: true, group: groupTraffic, help: "ports of the listeners of mode userspace, `FIRST-LAST`, which nothing else on the node may use; empty lets the system choose"},
+	{flag: "cluster-cidr", path: "clusterCIDR", effect: Hot, group: groupTraffic, help: "`CIDR` of all pods, or one of each family with a comma between"},
+	{flag: "detect-local-mode", path: "detectLocalMode", effect: Hot, group: groupTraffic, help: "`HOW` to distinguish pods of this node from other clients: ClusterCIDR (the default on Linux), NodeCIDR, BridgeInterface or InterfaceNamePrefix"},
+	{flag: "pod-bridge-interface", path: "detectLocal.bridgeInterface", effect: Hot, group: groupTraffic, help: "bridge `NAME` for --detect-local-mode BridgeInterface"},
+	{flag: "pod-interface-name-prefix", path: "detectLocal.interfaceNamePrefix", effect: Hot, group: groupTraffic, help: "beginning of interface `NAMES` for --detect-local-mode InterfaceNamePrefix"},
+	{flag: "masquerade-all", path: "iptables.masqueradeAll", nftables: "nftables.masqueradeAll", effect: Hot, someModes: true, group: groupTraffic, help: "masquerade all traffic to ClusterIPs"},
+	{flag: "nodeport-addresses", path: "nodePortAddresses", effect: Hot, group: groupTraffic, help: "`CIDRS` of the node's addresses that answer NodePorts, and the words primary, localhost and all; unset means primary in mode nftables, all in the others"},
 
-	{flag: "iptables-localhost-nodeports", path: "iptables.localhostNodePorts", group: groupIPTables, help: "answer NodePorts on 127.0.0.1 by rules; modes iptables and userspace only"},
-	{flag: "iptables-masquerade-bit", path: "iptables.masqueradeBit", nftables: "nftables.masqueradeBit", group: groupIPTables, help: "`BIT` of the packet mark that asks for masquerading, 0 to 31"},
-	{flag: "iptables-sync-period", path: "iptables.syncPeriod", nftables: "nftables.syncPeriod", positive: true, group: groupIPTables, help: "longest `TIME` between two checks of the rules, more than 0"},
-	{flag: "iptables-min-sync-period", path: "iptables.minSyncPeriod", nftables: "nftables.minSyncPeriod", group: groupIPTables, help: "least `TIME` between two changes of the rules, 0 for none"},
+	{flag: "iptables-localhost-nodeports", path: "iptables.localhostNodePorts", effect: Restart, someModes: true, group: groupIPTables, help: "answer NodePorts on 127.0.0.1 by rules; modes iptables and userspace only"},
+	{flag: "iptables-masquerade-bit", path: "iptables.masqueradeBit", nftables: "nftables.masqueradeBit", effect: Restart, someModes: true, group: groupIPTables, help: "`BIT` of the packet mark that asks for masquerading, 0 to 31"},
+	{flag: "iptables-sync-period", path: "iptables.syncPeriod", nftables: "nftables.syncPeriod", positive: true, effect: Hot, someModes: true, group: groupIPTables, help: "longest `TIME` between two checks of the rules, more than 0"},
+	{flag: "iptables-min-sync-period", path: "iptables.minSyncPeriod", nftables: "nftables.minSyncPeriod", effect: Hot, someModes: true, group: groupIPTables, help: "least `TIME` between two changes of the rules, 0 for none"},
 
-	{flag: "ipvs-scheduler", path: "ipvs.scheduler", group: groupIPVS, help: "`NAME` of a scheduler the kernel has: rr (the default), lc, dh, sh, sed, nq and others"},
-	{flag: "ipvs-strict-arp", path: "ipvs.strictARP", group: groupIPVS, help: "answer ARP only for addresses of the interface that is asked"},
-	{flag: "ipvs-exclude-cidrs", path: "ipvs.excludeCIDRs", group: groupIPVS, help: "`CIDRS` of virtual servers to leave alone"},
-	{flag: "ipvs-sync-period", path: "ipvs.syncPeriod", positive: true, group: groupIPVS, help: "longest `TIME` between two checks of the virtual servers, more than 0"},
-	{flag: "ipvs-min-sync-period", path: "ipvs.minSyncPeriod", group: groupIPVS, help: "least `TIME` between two changes, 0 for none"},
-	{flag: "ipvs-tcp-timeout", path: "ipvs.tcpTimeout", group: groupIPVS, help: "`TIME` an idle TCP session is kept, 0 for the system's value"},
-	{flag: "ipvs-tcpfin-timeout", path: "ipvs.tcpFinTimeout", group: groupIPVS, help: "`TIME` a TCP session is kept after its FIN, 0 for the system's value"},
-	{flag: "ipvs-udp-timeout", path: "ipvs.udpTimeout", group: groupIPVS, help: "`TIME` an idle UDP session is kept, 0 for the system's value"},
+	{flag: "ipvs-scheduler", path: "ipvs.scheduler", effect: Restart, someModes: true, group: groupIPVS, help: "`NAME` of a scheduler the kernel has: rr (the default), lc, dh, sh, sed, nq and others"},
+	{flag: "ipvs-strict-arp", path: "ipvs.strictARP", effect: Restart, someModes: true, group: groupIPVS, help: "answer ARP only for addresses of the interface that is asked"},
+	{flag: "ipvs-exclude-cidrs", path: "ipvs.excludeCIDRs", effect: Restart, someModes: true, group: groupIPVS, help: "`CIDRS` of virtual servers to leave alone"},
+	{flag: "ipvs-sync-period", path: "ipvs.syncPeriod", positive: true, effect: Hot, someModes: true, group: groupIPVS, help: "longest `TIME` between two checks of the virtual servers, more than 0"},
+	{flag: "ipvs-min-sync-period", path: "ipvs.minSyncPeriod", effect: Hot, someModes: true, group: groupIPVS, help: "least `TIME` between two changes, 0 for none"},
+	{flag: "ipvs-tcp-timeout", path: "ipvs.tcpTimeout", effect: Restart, someModes: true, group: groupIPVS, help: "`TIME` an idle TCP session is kept, 0 for the system's value"},
+	{flag: "ipvs-tcpfin-timeout", path: "ipvs.tcpFinTimeout", effect: Restart, someModes: true, group: groupIPVS, help: "`TIME` a TCP session is kept after its FIN, 0 for the system's value"},
+	{flag: "ipvs-udp-timeout", path: "ipvs.udpTimeout", effect: Restart, someModes: true, group: groupIPVS, help: "`TIME` an idle UDP session is kept, 0 for the system's value"},
 
-	{flag: "network-name", path: "winkernel.networkName", group: groupWindows, help: "`NAME` of the HNS network"},
-	{flag: "source-vip", path: "winkernel.sourceVip", group: groupWindows, help: "`IP` that overlay networks masquerade with"},
-	{flag: "enable-dsr", path: "winkernel.enableDSR", group: groupWindows, help: "let replies go straight to the client (direct server return)"},
-	{flag: "root-hnsendpoint-name", path: "winkernel.rootHnsEndpointName", group: groupWindows, help: "`NAME` of the host's own endpoint on an l2bridge network"},
-	{flag: "forward-healthcheck-vip", path: "winkernel.forwardHealthCheckVip", group: groupWindows, help: "forward load balancers' health checks to the node"},
-	{flag: "windows-service", path: "windowsRunAsService", group: groupWindows, help: "run under the Windows service manager"},
+	{flag: "network-name", path: "winkernel.networkName", effect: Restart, someModes: true, group: groupWindows, help: "`NAME` of the HNS network"},
+	{flag: "source-vip", path: "winkernel.sourceVip", effect: Restart, someModes: true, group: groupWindows, help: "`IP` that overlay networks masquerade with"},
+	{flag: "enable-dsr", path: "winkernel.enableDSR", effect: Restart, someModes: true, group: groupWindows, help: "let replies go straight to the client (direct server return)"},
+	{flag: "root-hnsendpoint-name", path: "winkernel.rootHnsEndpointName", effect: Restart, someModes: true, group: groupWindows, help: "`NAME` of the host's own endpoint on an l2bridge network"},
+	{flag: "forward-healthcheck-vip", path: "winkernel.forwardHealthCheckVip", effect: Restart, someModes: true, group: groupWindows, help: "forward load balancers' health checks to the node"},
+	{flag: "windows-service", path: "windowsRunAsService", effect: Restart, group: groupWindows, help: "run under the Windows service manager"},
 
-	{flag: "conntrack-max-per-core", path: "conntrack.maxPerCore", group: groupConntrack, help: "most connections to track, `NUMBER` for each CPU; 0 leaves the system's limit alone"},
-	{flag: "conntrack-min", path: "conntrack.min", group: groupConntrack, help: "connections to track at least, `NUMBER` in all, whatever --conntrack-max-per-core gives"},
-	{flag: "conntrack-tcp-timeout-established", path: "conntrack.tcpEstablishedTimeout", group: groupConntrack, help: "`TIME` an idle TCP connection is kept, 0 for the system's value"},
-	{flag: "conntrack-tcp-timeout-close-wait", path: "conntrack.tcpCloseWaitTimeout", group: groupConntrack, help: "`TIME` a TCP connection is kept in CLOSE_WAIT, 0 for the system's value"},
-	{flag: "conntrack-tcp-be-liberal", path: "conntrack.tcpBeLiberal", group: groupConntrack, help: "let packets outside the TCP window pass"},
-	{flag: "conntrack-udp-timeout", path: "conntrack.udpTimeout", group: groupConntrack, help: "`TIME` a UDP flow without answer is kept, 0 for the system's value"},
-	{flag: "conntrack-udp-timeout-stream", path: "conntrack.udpStreamTimeout", group: groupConntrack, help: "`TIME` a UDP flow with answers is kept, 0 for the system's value"},
+	{flag: "conntrack-max-per-core", path: "conntrack.maxPerCore", effect: Hot, group: groupConntrack, help: "most connections to track, `NUMBER` for each CPU; 0 leaves the system's limit alone"},
+	{flag: "conntrack-min", path: "conntrack.min", effect: Hot, group: groupConntrack, help: "connections to track at least, `NUMBER` in all, whatever --conntrack-max-per-core gives"},
+	{flag: "conntrack-tcp-timeout-established", path: "conntrack.tcpEstablishedTimeout", effect: Hot, group: groupConntrack, help: "`TIME` an idle TCP connection is kept, 0 for the system's value"},
+	{flag: "conntrack-tcp-timeout-close-wait", path: "conntrack.tcpCloseWaitTimeout", effect: Hot, group: groupConntrack, help: "`TIME` a TCP connection is kept in CLOSE_WAIT, 0 for the system's value"},
+	{flag: "conntrack-tcp-be-liberal", path: "conntrack.tcpBeLiberal", effect: Hot, group: groupConntrack, help: "let packets outside the TCP window pass"},
+	{flag: "conntrack-udp-timeout", path: "conntrack.udpTimeout", effect: Hot, group: groupConntrack, help: "`TIME` a UDP flow without answer is kept, 0 for the system's value"},
+	{flag: "conntrack-udp-timeout-stream", path: "conntrack.udpStreamTimeout", effect: Hot, group: groupConntrack, help: "`TIME` a UDP flow with answers is kept, 0 for the system's value"},
 
-	{flag: "v", path: "logging.verbosity", group: groupLogs, help: "`LEVEL` of detail, 0 for the least"},
-	{flag: "vmodule", path: "logging.vmodule", group: groupLogs, help: "levels of single source files, such as `FILE=2,OTHER*=4`; format text only"},
-	{flag: "logging-format", path: "logging.format", group: groupLogs, help: "`FORM` of a line: text or json"},
-	{flag: "log-flush-frequency", path: "logging.flushFrequency", group: groupLogs, help: "longest `TIME` a line may wait to be written"},
+	{flag: "v", path: "logging.verbosity", effect: Hot, group: groupLogs, help: "`LEVEL` of detail, 0 for the least"},
+	{flag: "vmodule", path: "logging.vmodule", effect: Hot, group: groupLogs, help: "levels of single source files, such as `FILE=2,OTHER*=4`; format text only"},
+	{flag: "logging-format", path: "logging.format", effect: Restart, group: groupLogs, help: "`FORM` of a line: text or json"},
+	{flag: "log-flush-frequency", path: "logging.flushFrequency", effect: Hot, group: groupLogs, help: "longest `TIME` a line may wait to be written"},
 	{flag: "log-json-info-buffer-size", path: "logging.options.json.infoBufferSize", group: groupLogs, help: "`BYTES` of JSON lines to buffer; ignored, nothing is buffered"},
 	{flag: "log-json-split-stream", path: "logging.options.json.splitStream", group: groupLogs, help: "split JSON lines between standard output and error; ignored"},
 	{flag: "log-text-info-buffer-size", path: "logging.options.text.infoBufferSize", group: groupLogs, help: "`BYTES` of text lines to buffer; ignored, nothing is buffered"},
@@ -383,7 +389,7 @@ var settings = []setting{
 // still works and is registered elsewhere.
 type deprecatedFlag struct {
 	flag  string
-	value func() pflag.Value
+	value any // of its type, the default
 	help  string
 	why   string
 }
@@ -394,20 +400,20 @@ var deprecatedFlags = []deprecatedFlag{
 	{flag: "metrics-port", why: "write the port into --metrics-bind-address"},
 	{flag: "cleanup-iptables", why: "use --cleanup"},
 	{flag: "cleanup-ipvs", why: "--cleanup removes what mode ipvs made, too; only false has an effect, which leaves that alone"},
-	{"boot-id-file", text("/proc/sys/kernel/random/boot_id"), "`FILES` with the boot ID of the node", neverConcerned},
-	{"machine-id-file", text("/etc/machine-id,/var/lib/dbus/machine-id"), "`FILES` with the machine ID of the node", neverConcerned},
-	{"conntrack-max", number(), "most connections to track, `NUMBER` in all", "ignored, use --conntrack-max-per-core and --conntrack-min"},
-	{"resource-container", text("/kube-proxy"), "`NAME` of the cgroup to run in", "ignored, the container runtime does that"},
-	{"azure-container-registry-config", text(""), "`FILE` with registry credentials", neverConcerned},
-	{"add-dir-header", boolean(false), "name the directory in log lines", "ignored"},
-	{"alsologtostderr", boolean(false), "log to standard error too", "ignored, logs always go there"},
-	{"log-backtrace-at", text(""), "dump the stack at `FILE:LINE`", "ignored"},
-	{"log-dir", text(""), "`DIRECTORY` for log files", "ignored, redirect standard error"},
-	{"logtostderr", boolean(true), "log to standard error", "ignored, logs always go there"},
-	{"one-output", boolean(false), "write each line to one log file only", "ignored"},
-	{"skip-headers", boolean(false), "leave out the head of log lines", "ignored"},
-	{"skip-log-headers", boolean(false), "leave out the head of log files", "ignored"},
-	{"stderrthreshold", text("2"), "least `SEVERITY` to show", "ignored, logs always go to standard error"},
+	{"boot-id-file", "/proc/sys/kernel/random/boot_id", "`FILES` with the boot ID of the node", neverConcerned},
+	{"machine-id-file", "/etc/machine-id,/var/lib/dbus/machine-id", "`FILES` with the machine ID of the node", neverConcerned},
+	{"conntrack-max", int32(0), "most connections to track, `NUMBER` in all", "ignored, use --conntrack-max-per-core and --conntrack-min"},
+	{"resource-container", "/kube-proxy", "`NAME` of the cgroup to run in", "ignored, the container runtime does that"},
+	{"azure-container-registry-config", "", "`FILE` with registry credentials", neverConcerned},
+	{"add-dir-header", false, "name the directory in log lines", "ignored"},
+	{"alsologtostderr", false, "log to standard error too", "ignored, logs always go there"},
+	{"log-backtrace-at", "", "dump the stack at `FILE:LINE`", "ignored"},
+	{"log-dir", "", "`DIRECTORY` for log files", "ignored, redirect standard error"},
+	{"logtostderr", true, "log to standard error", "ignored, logs always go there"},
+	{"one-output", false, "write each line to one log file only", "ignored"},
+	{"skip-headers", false, "leave out the head of log lines", "ignored"},
+	{"skip-log-headers", false, "leave out the head of log files", "ignored"},
+	{"stderrthreshold", "2", "least `SEVERITY` to show", "ignored, logs always go to standard error"},
 }
 
 // sharedFlags and sharedSwitches were listed by kube-proxy 1.2 to 1.18, because it was
@@ -427,39 +433,15 @@ ir-namespace-only log-cadvisor-usage storage-driver-secure`
 func oldFlags() []deprecatedFlag {
 	all := slices.Clone(deprecatedFlags)
 	for name := range strings.FieldsSeq(sharedFlags) {
-		all = append(all, deprecatedFlag{name, text(""), "", neverConcerned})
+		all = append(all, deprecatedFlag{name, "", "", neverConcerned})
 	}
 	for name := range strings.FieldsSeq(sharedSwitches) {
-		all = append(all, deprecatedFlag{name, boolean(false), "", neverConcerned})
+		all = append(all, deprecatedFlag{name, false, "", neverConcerned})
 	}
 	return all
 }
 
 const neverConcerned = "ignored, never concerned the proxy"
-
-func boolean(def bool) func() pflag.Value {
-	return func() pflag.Value {
-		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-		fs.Bool("x", def, "")
-		return fs.Lookup("x").Value
-	}
-}
-
-func number() func() pflag.Value {
-	return func() pflag.Value {
-		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-		fs.Int32("x", 0, "")
-		return fs.Lookup("x").Value
-	}
-}
-
-func text(def string) func() pflag.Value {
-	return func() pflag.Value {
-		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-		fs.String("x", def, "")
-		return fs.Lookup("x").Value
-	}
-}
 
 // Switches are settings that kube-proxy does not have. It warns of their fields and
 // ignores them.
