@@ -191,6 +191,9 @@ const (
 	PolicyLocal
 )
 
+// Policies are both.
+var Policies = [...]Policy{PolicyCluster, PolicyLocal}
+
 // String returns the API's word for p.
 func (p Policy) String() string {
 	if p == PolicyLocal {
@@ -246,8 +249,11 @@ func (p *Port) Policy(k Kind) Policy {
 // Endpoints returns the endpoints for traffic to a frontend of kind k. It does not cover
 // pods and the node itself, which reach an external frontend with policy Local through
 // the Cluster endpoints.
-func (p *Port) Endpoints(k Kind) []Endpoint {
-	if p.Policy(k) == PolicyLocal {
+func (p *Port) Endpoints(k Kind) []Endpoint { return p.EndpointsFor(p.Policy(k)) }
+
+// EndpointsFor returns the endpoints for traffic of a policy.
+func (p *Port) EndpointsFor(policy Policy) []Endpoint {
+	if policy == PolicyLocal {
 		return p.Local
 	}
 	return p.Cluster

@@ -157,12 +157,8 @@ func (k *kernel) Adopt() (*Memory, error) {
 }
 
 func (k *kernel) adopt(folder string) (*Memory, error) {
-	for _, name := range []string{"scope", "frontends", "slots"} {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(folder, name), nil)
-		if err != nil {
-			return nil, err
-		}
-		k.maps[name] = m
+	if err := k.openTables(folder); err != nil {
+		return nil, err
 	}
 	taken, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, "taken"), nil)
 	if err != nil {
@@ -182,6 +178,18 @@ func (k *kernel) adopt(folder string) (*Memory, error) {
 		return nil, nil // as good as none
 	}
 	return k.memory(s.Seed, k.maps, &k.mapped)
+}
+
+// openTables opens the maps that are pinned in a folder.
+func (k *kernel) openTables(folder string) error {
+	for _, name := range []string{"scope", "frontends", "slots"} {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(folder, name), nil)
+		if err != nil {
+			return fmt.Errorf("open map %s: %w", name, err)
+		}
+		k.maps[name] = m
+	}
+	return nil
 }
 
 func (k *kernel) adoptLink(folder string, a attachment) error {

@@ -30,7 +30,8 @@ type plan struct {
 	drift   []string
 }
 
-// change sets the list of a frontend, or releases it if no endpoint is left.
+// change is a ClusterIP and port whose connections are taken, with its endpoints. Without
+// any, connections are not taken any more.
 type change struct {
 	addr      netip.AddrPort
 	endpoints []service.Endpoint
@@ -93,7 +94,7 @@ func (p *plan) follow() {
 	for c := range service.Diff(b.have, p.want, b.family) {
 		for f := range frontendsOf(c.New) {
 			set[f.addr] = true
-			p.changes = append(p.changes, change(f))
+			p.changes = append(p.changes, f)
 		}
 		for f := range frontendsOf(c.Old) {
 			released = append(released, change{addr: f.addr})
@@ -251,7 +252,7 @@ func (p *plan) fill() (*tables, error) {
 	}
 	t := newTables(m)
 	for f := range allFrontends(p.want, b.family) {
-		if ok, err := t.set(change(f), b.driver.Barrier); err != nil {
+		if ok, err := t.set(f, b.driver.Barrier); err != nil {
 			return nil, err
 		} else if !ok {
 			return nil, fmt.Errorf("new tables have no room for %s", f.addr)
@@ -279,25 +280,17 @@ func (b *Backend) lookAround() Others {
 	return o
 }
 
-// frontend is a ClusterIP and port whose connections are taken, with its endpoints. There
-// is at least one.
-type frontend struct {
-	addr      netip.AddrPort
-	endpoints []service.Endpoint
-	port      *service.Port
-}
-
 // frontendsOf yields the frontends of p that mean the same at connect(2) as in a rule.
 // The rules keep the others: UDP, whose sockets would stay at an endpoint that left;
 // session affinity, of which the rules keep the clients; and lists without an endpoint,
 // which the rules refuse.
-func frontendsOf(p *service.Port) iter.Seq[frontend] {
-	return func(yield func(frontend) bool) {
+func frontendsOf(p *service.Port) iter.Seq[change] {
+	return func(yield func(change) bool) {
 		if p == nil || p.Name.Protocol != service.TCP || p.Affinity != 0 || len(p.Endpoints(service.ClusterIP)) == 0 {
 			return
 		}
 		for _, f := range p.Frontends {
-			if f.Kind == service.ClusterIP && !yield(frontend{netip.AddrPortFrom(f.Addr, f.Port), p.Endpoints(service.ClusterIP), p}) {
+			if f.Kind == service.ClusterIP && !yield(change{netip.AddrPortFrom(f.Addr, f.Port), p.Endpoints(service.ClusterIP), p}) {
 				return
 			}
 		}
@@ -309,8 +302,8 @@ func frontendsOf(p *service.Port) iter.Seq[frontend] {
 func takes(n *service.Node) bool { return !n.MasqueradeAll }
 
 // allFrontends yields what is taken of s in family f.
-func allFrontends(s *service.Snapshot, f service.Family) iter.Seq[frontend] {
-	return func(yield func(frontend) bool) {
+func allFrontends(s *service.Snapshot, f service.Family) iter.Seq[change] {
+	return func(yield func(change) bool) {
 		if !takes(s.Node) {
 			return
 		}

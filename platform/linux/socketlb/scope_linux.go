@@ -127,14 +127,19 @@ func checkRoot(cgroup, pods string) error {
 	return fmt.Errorf("the cgroup hierarchy at %s begins below the root of the node, and no pods are in it: mount the folder /sys/fs/cgroup of the host into the container", cgroup)
 }
 
+// scopes returns the scope of the tables, and what it should be.
+func (k *kernel) scopes() (have, want scope, err error) {
+	if have, err = k.readScope(); err != nil {
+		return have, want, fmt.Errorf("read scope: %w", err)
+	}
+	want, err = k.scope()
+	want.Mask, want.Program, want.Seed = have.Mask, have.Program, have.Seed
+	return have, want, err
+}
+
 // Moved implements Driver.
 func (k *kernel) Moved() (string, error) {
-	have, err := k.readScope()
-	if err != nil {
-		return "", fmt.Errorf("read scope: %w", err)
-	}
-	want, err := k.scope()
-	switch want.Mask, want.Program, want.Seed = have.Mask, have.Program, have.Seed; {
+	switch have, want, err := k.scopes(); {
 	case err != nil:
 		return "", err
 	case want == have:
@@ -150,15 +155,10 @@ func (k *kernel) Moved() (string, error) {
 // Follow implements Driver. Programs that run meanwhile see parts of both scopes. Then they
 // may leave a pod to the rules, and take none that they should not.
 func (k *kernel) Follow() error {
-	have, err := k.readScope()
-	if err != nil {
-		return fmt.Errorf("read scope: %w", err)
-	}
-	want, err := k.scope()
+	_, want, err := k.scopes()
 	if err != nil {
 		return err
 	}
-	want.Mask, want.Program, want.Seed = have.Mask, have.Program, have.Seed
 	if err := k.maps["scope"].Put(uint32(0), &want); err != nil {
 		return fmt.Errorf("write scope: %w", err)
 	}
@@ -467,11 +467,9 @@ func (k *kernel) Inspect() (*State, error) {
 		return nil, err
 	}
 	folder := k.folder(slices.Max(numbers)) // an Activate may run
-	for _, name := range []string{"scope", "frontends", "slots"} {
-		if k.maps[name], err = ebpf.LoadPinnedMap(filepath.Join(folder, name), nil); err != nil {
-			k.Release()
-			return nil, fmt.Errorf("open map %s: %w", name, err)
-		}
+	if err := k.openTables(folder); err != nil {
+		k.Release()
+		return nil, err
 	}
 	s, err := k.readScope()
 	if err != nil {

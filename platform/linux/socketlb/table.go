@@ -282,7 +282,7 @@ func (t *tables) differences(s *service.Snapshot, f service.Family) []change {
 			wanted[i/64] |= 1 << (i % 64)
 		}
 		if !found || !t.holds(t.list(i), x.endpoints) {
-			changes = append(changes, change(x))
+			changes = append(changes, x)
 		}
 	}
 	if s.Incomplete {

@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kubeproxy/common/errtree"
@@ -44,7 +44,7 @@ type Backend struct {
 
 	targets   map[service.PortName]*target
 	listeners map[key]listener
-	directory directory                 // of listeners and rules, for others
+	directory directory                 // of listeners, for others
 	failed    map[service.PortName]bool // at least one of their listeners is missing
 	lastPort  uint16                    // last port that was tried in the range
 	// previousPorts are the ports of an earlier process's listeners, by chain, until the
@@ -53,10 +53,12 @@ type Backend struct {
 	previousPorts map[string]uint16
 	avoidPorts    map[uint16]bool
 
-	// installed is the snapshot in force, nil if that is not known. redirected is the
-	// snapshot that the rules were made for. wanted is that of the latest sync.
-	installed, redirected, wanted *service.Snapshot
-	tracked                       tracked
+	// installed is the snapshot in force, nil if that is not known. wanted is that of the
+	// latest sync. redirected is the snapshot that the rules were made for, which any
+	// goroutine may read.
+	installed, wanted *service.Snapshot
+	redirected        atomic.Pointer[service.Snapshot]
+	tracked           tracked
 	// driver and flows are used by HandOver, which sets handedOver.
 	driver     iptables.Driver
 	flows      conntrack.Driver
@@ -87,6 +89,7 @@ func NewWith(f service.Family, o Options, p Parts) *Backend {
 		driver: p.Driver, flows: p.Flows,
 		address: p.Address, relay: newRelay(p.Network, p.Limits, o.udpIdle()),
 		targets: map[service.PortName]*target{}, listeners: map[key]listener{}, failed: map[service.PortName]bool{},
+		directory: directory{listeners: map[service.Address]user{}},
 	}
 }
 
@@ -106,7 +109,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if err != nil {
 		return nil, fmt.Errorf("look for address %s: %w", b.addr(), err)
 	}
-	p := &plan{backend: b, want: want, addrMissing: !there, firstRound: b.redirected == nil, assumeOpen: true}
+	p := &plan{backend: b, want: want, addrMissing: !there, firstRound: b.redirected.Load() == nil, assumeOpen: true}
 	b.compare(p)
 	p.redirected = b.redirect(p)
 	rules, err := b.rules.Plan(ctx, p.redirected)
@@ -116,7 +119,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	p.rules = rules
 	if p.Empty() {
 		b.installed, b.wanted = want, want
-		b.setRedirected(p.redirected)
+		b.redirected.Store(p.redirected)
 		b.track(want)
 	}
 	return p, nil
@@ -154,7 +157,7 @@ func (b *Backend) compare(p *plan) {
 // comparePort compares the listeners of the Port with this name. port is nil if it was
 // deleted.
 func (b *Backend) comparePort(p *plan, name service.PortName, port *service.Port) {
-	for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
+	for _, policy := range service.Policies {
 		k := key{name, policy}
 		needed := port != nil && iptables.UsesPolicy(port, policy)
 		switch l := b.listeners[k]; {
@@ -188,25 +191,18 @@ func (b *Backend) adopt(ctx context.Context) error {
 func (b *Backend) Forget() {
 	b.rules.Forget()
 	b.installed, b.previousPorts = nil, nil
-	b.setRedirected(nil)
+	b.redirected.Store(nil)
 }
 
 // Redirected returns the snapshot that the rules are for, whose endpoints are listeners.
 // It is nil before the first sync.
-func (b *Backend) Redirected() *service.Snapshot { return b.redirected }
+func (b *Backend) Redirected() *service.Snapshot { return b.redirected.Load() }
 
 // Observe calls Limits.Observe. Both families share the limits.
 func (b *Backend) Observe(report func(text, detail string)) { b.relay.limits.Observe(report) }
 
 // Use implements mode.Relay.
-func (b *Backend) Use() *metrics.Relay {
-	use := b.relay.limits.Use()
-	all := &metrics.Relay{Open: use.Open, Limit: use.Limit, Refused: map[string]uint64{}}
-	for _, reason := range Reasons() {
-		all.Refused[string(reason)] = use.Refused[reason]
-	}
-	return all
-}
+func (b *Backend) Use() *metrics.Relay { return b.relay.limits.Use() }
 
 // Limits returns the limits of the relay's open files.
 func (b *Backend) Limits() *Limits { return b.relay.limits }
@@ -447,13 +443,8 @@ func (b *Backend) open(k key, p *service.Port) error {
 	if err := unsupported(p); err != nil {
 		return err
 	}
-	claim := b.targets[k.name].listenerClaim()
-	if !b.relay.limits.acquire(claim) {
-		return fmt.Errorf("listen: no more open files for listeners of the Service: the process may have %d: raise its limit of open files", b.relay.limits.files)
-	}
-	l, err := b.listen(k, p)
+	l, err := b.relay.listen(b.targets[k.name], k.policy, func() (socket, error) { return b.socket(k, p) })
 	if err != nil {
-		b.relay.limits.release(claim)
 		return fmt.Errorf("listen: %w", err)
 	}
 	b.listeners[k] = l
@@ -482,52 +473,11 @@ func (b *Backend) removeListener(k key, l listener) {
 	b.directory.remove(b.at(k, l), k)
 }
 
-func (b *Backend) listen(k key, p *service.Port) (listener, error) {
-	s, err := b.socket(k, p)
-	switch {
-	case err != nil:
-		return nil, err
-	case s.udp != nil:
-		return b.relay.serveUDP(s.udp, b.targets[k.name], k.policy), nil
-	}
-	return b.relay.serveTCP(s.tcp, b.targets[k.name], k.policy), nil
-}
-
-// socket is either a TCP listener or a UDP socket.
-type socket struct {
-	tcp *net.TCPListener
-	udp *net.UDPConn
-}
-
-func (b *Backend) socketAt(proto service.Protocol, port uint16) (s socket, err error) {
-	if proto == service.UDP {
-		s.udp, err = b.relay.network.ListenUDP(port)
-	} else {
-		s.tcp, err = b.relay.network.ListenTCP(port)
-	}
-	return s, err
-}
-
-func (s socket) port() uint16 {
-	if s.udp != nil {
-		return s.udp.LocalAddr().(*net.UDPAddr).AddrPort().Port()
-	}
-	return s.tcp.Addr().(*net.TCPAddr).AddrPort().Port()
-}
-
-func (s socket) close() {
-	if s.udp != nil {
-		_ = s.udp.Close()
-		return
-	}
-	_ = s.tcp.Close()
-}
-
 func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 	r := b.options.Ports
 	had := b.previousPorts[iptables.ChainOf(p, k.policy)]
 	if had != 0 && (r.unset() || r.contains(had)) {
-		if s, err := b.socketAt(k.name.Protocol, had); !errtree.InUse(err) {
+		if s, err := b.relay.socketAt(k.name.Protocol, had); !errtree.InUse(err) {
 			return s, err
 		}
 	}
@@ -541,11 +491,11 @@ func (b *Backend) socket(k key, p *service.Port) (socket, error) {
 		if b.avoidPorts[b.lastPort] {
 			continue
 		}
-		if s, err := b.socketAt(k.name.Protocol, b.lastPort); !errtree.InUse(err) {
+		if s, err := b.relay.socketAt(k.name.Protocol, b.lastPort); !errtree.InUse(err) {
 			return s, err
 		}
 	}
-	return socket{}, fmt.Errorf("every port of the range %d-%d is taken: give --proxy-port-range more", r.First, r.Last)
+	return nil, fmt.Errorf("every port of the range %d-%d is taken: give --proxy-port-range more", r.First, r.Last)
 }
 
 // anyFreeSocket repeats until the system returns a port that no old rule redirects to.
@@ -554,15 +504,15 @@ func (b *Backend) anyFreeSocket(proto service.Protocol) (socket, error) {
 	var unsafe []socket
 	defer func() {
 		for _, s := range unsafe {
-			s.close()
+			_ = s.Close()
 		}
 	}()
 	for range most {
-		s, err := b.socketAt(proto, 0)
-		if err != nil || !b.avoidPorts[s.port()] {
+		s, err := b.relay.socketAt(proto, 0)
+		if err != nil || !b.avoidPorts[portOf(s)] {
 			return s, err
 		}
 		unsafe = append(unsafe, s)
 	}
-	return socket{}, fmt.Errorf("the system offered %d ports that rules still lead to", most)
+	return nil, fmt.Errorf("the system offered %d ports that rules still lead to", most)
 }

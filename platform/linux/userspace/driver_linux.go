@@ -4,6 +4,7 @@
 package userspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,16 +71,17 @@ func ipv6Disabled(f service.Family) error {
 
 // host is the Network of a real node.
 type host struct {
-	family service.Family
-	mark   int
-	at     netip.Addr
+	mark int
+	at   netip.Addr
 	// ports, if set, is the range of listeners: rules treat datagrams from these ports of
 	// at, if they have the mark, as those of listeners.
 	ports Range
+	// onListen, if set, is done to the sockets of listeners.
+	onListen func(network, address string, c syscall.RawConn) error
 }
 
 func newHost(f service.Family, o Options) host {
-	h := host{family: f, mark: 1 << o.Rules.MasqueradeBit, at: o.addr(f)}
+	h := host{mark: 1 << o.Rules.MasqueradeBit, at: o.addr(f)}
 	if o.bound(f) {
 		h.ports = o.Ports
 	}
@@ -91,7 +93,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Minute, Interva
 
 // ListenTCP implements Network.
 func (h host) ListenTCP(port uint16) (*net.TCPListener, error) {
-	c := net.ListenConfig{KeepAliveConfig: keepAlive}
+	c := net.ListenConfig{KeepAliveConfig: keepAlive, Control: h.onListen}
 	c.SetMultipathTCP(false)
 	l, err := c.Listen(context.Background(), "tcp", netip.AddrPortFrom(h.at, port).String())
 	if err != nil {
@@ -102,7 +104,7 @@ func (h host) ListenTCP(port uint16) (*net.TCPListener, error) {
 
 // ListenUDP implements Network.
 func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
-	var c net.ListenConfig
+	c := net.ListenConfig{Control: h.onListen}
 	if !h.ports.unset() {
 		c.Control = h.setMark
 	}
@@ -172,11 +174,14 @@ const mostTaken = 16
 
 // setMark marks the packets of a socket, so that rules do not redirect them.
 func (h host) setMark(_, _ string, c syscall.RawConn) error {
+	return withFD(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, h.mark) })
+}
+
+// withFD does something to a socket before it is bound or connected.
+func withFD(c syscall.RawConn, do func(fd int) error) error {
 	var err error
-	if ctlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.mark) }); ctlErr != nil {
-		return ctlErr
-	}
-	return err
+	ctlErr := c.Control(func(fd uintptr) { err = do(int(fd)) })
+	return cmp.Or(ctlErr, err)
 }
 
 func addressOf(f service.Family, o Options) Address {
@@ -192,10 +197,14 @@ type nodeAddress struct{ netip.Addr }
 // Has implements Address.
 func (a nodeAddress) Has() (bool, error) {
 	all, err := net.InterfaceAddrs()
+	return hasAddr(all, a.Addr), err
+}
+
+func hasAddr(all []net.Addr, a netip.Addr) bool {
 	return slices.ContainsFunc(all, func(x net.Addr) bool {
 		p, err := netip.ParsePrefix(x.String())
-		return err == nil && p.Addr() == a.Addr
-	}), err
+		return err == nil && p.Addr() == a
+	})
 }
 
 // Add implements Address.
@@ -218,12 +227,7 @@ func (l loopback) Has() (bool, error) {
 		return false, err
 	}
 	all, err := lo.Addrs()
-	for _, a := range all {
-		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr() == Addrs[l.family] {
-			return true, nil
-		}
-	}
-	return false, err
+	return hasAddr(all, Addrs[l.family]), err
 }
 
 // Add implements Address.
@@ -445,46 +449,13 @@ func (l Leftovers) Remove(context.Context) error {
 // NewLocalhost returns the Localhost of one family for a real node. It sets p.Network.
 // Its packets to endpoints have mark, 0 for none.
 func NewLocalhost(f service.Family, mark int, p LocalhostParts) *Localhost {
-	p.Network = loopbackHost{host{family: f, mark: mark}}
+	p.Network = host{mark: mark, at: service.Localhost(f), onListen: onLoopback}
 	return NewLocalhostWith(f, p)
-}
-
-// loopbackHost is the Network of a real node whose listeners are on its loopback
-// address.
-type loopbackHost struct{ host }
-
-// ListenTCP implements Network.
-func (h loopbackHost) ListenTCP(port uint16) (*net.TCPListener, error) {
-	c := net.ListenConfig{KeepAliveConfig: keepAlive, Control: onLoopback}
-	c.SetMultipathTCP(false)
-	l, err := c.Listen(context.Background(), "tcp", h.addrPort(port))
-	if err != nil {
-		return nil, err
-	}
-	return l.(*net.TCPListener), nil
-}
-
-// ListenUDP implements Network.
-func (h loopbackHost) ListenUDP(port uint16) (*net.UDPConn, error) {
-	c := net.ListenConfig{Control: onLoopback}
-	l, err := c.ListenPacket(context.Background(), "udp", h.addrPort(port))
-	if err != nil {
-		return nil, err
-	}
-	return l.(*net.UDPConn), nil
-}
-
-func (h loopbackHost) addrPort(port uint16) string {
-	return netip.AddrPortFrom(service.Localhost(h.family), port).String()
 }
 
 // onLoopback makes a socket accept only packets that arrive on interface lo, which those
 // of local processes to a loopback address do. With route_localnet the kernel would also
 // accept packets from the local network (CVE-2020-8558, kubernetes/kubernetes#92315).
 func onLoopback(_, _ string, c syscall.RawConn) error {
-	var err error
-	if ctlErr := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), loopbackName) }); ctlErr != nil {
-		return ctlErr
-	}
-	return err
+	return withFD(c, func(fd int) error { return unix.BindToDevice(fd, loopbackName) })
 }

@@ -258,32 +258,13 @@ func (p *localhostPlan) listen(port *service.Port) error {
 	}
 	t := p.targets[port.Name]
 	t.update(port)
-	if !p.relay.limits.acquire(t.listenerClaim()) {
-		return fmt.Errorf("listen at %s: no more open files for listeners of the Service: the process may have %d: raise its limit of open files", p.addrPort(LocalhostPort(p.want, port)), p.relay.limits.files)
-	}
-	l, err := p.serve(port, t)
+	number := LocalhostPort(p.want, port)
+	l, err := p.relay.listen(t, service.PolicyCluster, func() (socket, error) { return p.relay.socketAt(port.Name.Protocol, number) })
 	if err != nil {
-		p.relay.limits.release(t.listenerClaim())
-		return err
+		return p.listenError(number, err)
 	}
 	p.listeners[port.Name] = l
 	return nil
-}
-
-func (p *localhostPlan) serve(port *service.Port, t *target) (listener, error) {
-	number := LocalhostPort(p.want, port)
-	if port.Name.Protocol == service.UDP {
-		socket, err := p.relay.network.ListenUDP(number)
-		if err != nil {
-			return nil, p.listenError(number, err)
-		}
-		return p.relay.serveUDP(socket, t, service.PolicyCluster), nil
-	}
-	socket, err := p.relay.network.ListenTCP(number)
-	if err != nil {
-		return nil, p.listenError(number, err)
-	}
-	return p.relay.serveTCP(socket, t, service.PolicyCluster), nil
 }
 
 // listenError describes what err means for the NodePort.

@@ -14,6 +14,7 @@
 package userspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -185,7 +186,7 @@ func (p *plan) change(ctx context.Context, out *reconcile.Outcome) error {
 		}
 		p.rules = rules
 	}
-	b.setRedirected(p.redirected)
+	b.redirected.Store(p.redirected)
 	b.track(p.want)
 	if !p.rules.Empty() {
 		done := p.rules.Apply(ctx)
@@ -242,7 +243,7 @@ func (p *plan) updateTargets() {
 			b.targets[name] = newTarget(name)
 		}
 		b.targets[name].update(transitional(c.New, closing))
-		for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
+		for _, policy := range service.Policies {
 			if l := b.listeners[key{name, policy}]; l != nil {
 				l.refresh()
 			}
@@ -294,13 +295,13 @@ func (b *Backend) closeLater(k key) {
 // redirect returns the snapshot for the rules of p: the desired one with listeners
 // instead of endpoints. A Port whose rules do not change stays the same pointer.
 func (b *Backend) redirect(p *plan) *service.Snapshot {
-	want := p.want
-	if b.installed == nil || b.redirected == nil {
+	want, before := p.want, b.redirected.Load()
+	if b.installed == nil || before == nil {
 		return b.redirectAll(p)
 	}
 	var changes []service.Change
 	follow := func(name service.PortName, port *service.Port) {
-		c := service.Change{Old: b.redirected.Port(b.family, name)}
+		c := service.Change{Old: before.Port(b.family, name)}
 		if port != nil {
 			c.New = b.redirectPort(port, p.assumeOpen)
 		}
@@ -317,10 +318,10 @@ func (b *Backend) redirect(p *plan) *service.Snapshot {
 			follow(k.name, want.Port(b.family, k.name))
 		}
 	}
-	if len(changes) == 0 && b.redirected.Node == want.Node && b.redirected.Incomplete == want.Incomplete {
-		return b.redirected
+	if len(changes) == 0 && before.Node == want.Node && before.Incomplete == want.Incomplete {
+		return before
 	}
-	s := b.redirected.With(want.Generation, want.Node, changes)
+	s := before.With(want.Generation, want.Node, changes)
 	s.Incomplete = want.Incomplete
 	return s
 }
@@ -328,9 +329,10 @@ func (b *Backend) redirect(p *plan) *service.Snapshot {
 // redirectAll is redirect if it is not known what changed.
 func (b *Backend) redirectAll(p *plan) *service.Snapshot {
 	var ports []*service.Port
+	before := cmp.Or(b.redirected.Load(), &service.Snapshot{})
 	for port := range p.want.Ports(b.family) {
 		redirected := b.redirectPort(port, p.assumeOpen)
-		if old := b.redirectedPort(port.Name); old != nil && sameRules(old, redirected) {
+		if old := before.Port(b.family, port.Name); old != nil && sameRules(old, redirected) {
 			redirected = old
 		}
 		ports = append(ports, redirected)
@@ -338,14 +340,6 @@ func (b *Backend) redirectAll(p *plan) *service.Snapshot {
 	s := service.New(p.want.Generation, p.want.Node, ports)
 	s.Incomplete = p.want.Incomplete
 	return s
-}
-
-// redirectedPort returns the Port that the rules were made for.
-func (b *Backend) redirectedPort(name service.PortName) *service.Port {
-	if b.redirected == nil {
-		return nil
-	}
-	return b.redirected.Port(b.family, name)
 }
 
 // redirectPort returns p with listeners as its endpoints. The port of a planned listener

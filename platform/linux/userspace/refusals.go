@@ -5,7 +5,6 @@ package userspace
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,27 +12,22 @@ import (
 	"time"
 )
 
-// Reason is why the relay refuses a client.
-type Reason string
-
-// The reasons, as label values of metrics.
+// The reasons why the relay refuses a client, as label values of metrics.
 const (
-	ServiceShare   Reason = "service"   // the Service has its share of open files
-	NamespaceShare Reason = "namespace" // the Services of the namespace have theirs
-	ClientShare    Reason = "client"    // the client has its share
-	NoFiles        Reason = "files"     // all of them are in use
-	NoSystem       Reason = "system"    // an error of the system
-	Loop           Reason = "loop"      // it passed too many relays
+	ServiceShare   = "service"   // the Service has its share of open files
+	NamespaceShare = "namespace" // the Services of the namespace have theirs
+	ClientShare    = "client"    // the client has its share
+	NoFiles        = "files"     // all of them are in use
+	NoSystem       = "system"    // an error of the system
+	Loop           = "loop"      // it passed too many relays
 )
 
-// Reasons lists all of them.
-func Reasons() []Reason {
-	return []Reason{ServiceShare, NamespaceShare, ClientShare, NoFiles, NoSystem, Loop}
-}
+// reasons lists all of them.
+var reasons = []string{ServiceShare, NamespaceShare, ClientShare, NoFiles, NoSystem, Loop}
 
 // refusal is one refused client.
 type refusal struct {
-	reason  Reason
+	reason  string
 	service serviceName
 	client  netip.Prefix
 	text    string // the error of the system
@@ -42,8 +36,8 @@ type refusal struct {
 // refusals collects recent refusals. The zero value is ready for use.
 type refusals struct {
 	mu       sync.Mutex
-	total    map[Reason]uint64
-	episodes map[Reason]*episode
+	total    map[string]uint64
+	episodes map[string]*episode
 	detail   string
 	report   func(text, detail string)
 }
@@ -72,7 +66,7 @@ func (r *refusals) record(x refusal, l *Limits) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.total == nil {
-		r.total, r.episodes = map[Reason]uint64{}, map[Reason]*episode{}
+		r.total, r.episodes = map[string]uint64{}, map[string]*episode{}
 	}
 	r.total[x.reason]++
 	e := r.episodes[x.reason]
@@ -87,7 +81,7 @@ func (r *refusals) record(x refusal, l *Limits) {
 }
 
 // expire removes an episode unless it continues.
-func (r *refusals) expire(why Reason, quietPeriod time.Duration) {
+func (r *refusals) expire(why string, quietPeriod time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.episodes[why]
@@ -111,10 +105,15 @@ func (r *refusals) reportChange() {
 	}
 }
 
-func (r *refusals) counts() map[Reason]uint64 {
+// counts returns the number of refusals for each reason.
+func (r *refusals) counts() map[string]uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return maps.Clone(r.total)
+	all := map[string]uint64{}
+	for _, why := range reasons {
+		all[why] = r.total[why]
+	}
+	return all
 }
 
 // addName adds the name of the Service, namespace or client of x.
@@ -143,7 +142,7 @@ func (e *episode) addName(x refusal) {
 // summarize describes all present refusals, without names and with them.
 func (r *refusals) summarize() (text, detail string) {
 	var without, with []string
-	for _, why := range Reasons() {
+	for _, why := range reasons {
 		e := r.episodes[why]
 		if e == nil {
 			continue

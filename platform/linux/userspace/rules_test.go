@@ -78,8 +78,8 @@ func portsOf(f service.Family) []*service.Port {
 		}
 	}
 	checked := port("checked", 30082, endpoint)
-	checked.External, checked.HealthCheck = service.PolicyLocal, 20002
-	return []*service.Port{port("at", 30080, endpoint), port("idle", 20001, nil), checked}
+	checked.External, checked.HealthCheck = service.PolicyLocal, 22002
+	return []*service.Port{port("at", 30080, endpoint), port("idle", 22001, nil), checked}
 }
 
 // TestBoundGuard wants nobody at a listener but who was led there, and nothing else
@@ -88,7 +88,7 @@ func TestBoundGuard(t *testing.T) {
 	for _, f := range service.Families {
 		t.Run(f.String(), func(t *testing.T) {
 			tables := xtables.New(nil)
-			s := newSiteWith(f, tables, boundTo(generate.NodeAddr[f], userspace.Range{First: 20001, Last: 20002}))
+			s := newSiteWith(f, tables, boundTo(generate.NodeAddr[f], userspace.Range{First: 22001, Last: 22002}))
 			defer s.Close()
 			opened := 0
 			s.refuse = func() bool {
@@ -103,7 +103,7 @@ func TestBoundGuard(t *testing.T) {
 			if err != nil || opened == 0 {
 				t.Fatalf("%d listeners: %v", opened, err)
 			}
-			for port, want := range map[uint16]route.Action{30080: route.Forward, 20001: route.Reject, 20002: route.Drop, 20003: route.Pass, 22: route.Pass} {
+			for port, want := range map[uint16]route.Action{30080: route.Forward, 22001: route.Reject, 22002: route.Drop, 22003: route.Pass, 22: route.Pass} {
 				judgeBound(t, tables, netip.AddrPortFrom(generate.NodeAddr[f], port), want)
 			}
 		})

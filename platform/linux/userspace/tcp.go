@@ -6,6 +6,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
 )
@@ -62,6 +64,40 @@ func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
 	return r
 }
 
+// socket is a *net.TCPListener or a *net.UDPConn.
+type socket interface{ Close() error }
+
+func portOf(s socket) uint16 {
+	if u, is := s.(*net.UDPConn); is {
+		return u.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	}
+	return s.(*net.TCPListener).Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+func (r *relay) socketAt(proto service.Protocol, port uint16) (socket, error) {
+	if proto == service.UDP {
+		return r.network.ListenUDP(port)
+	}
+	return r.network.ListenTCP(port)
+}
+
+// listen relays what reaches a new socket to the endpoints of t for policy.
+func (r *relay) listen(t *target, policy service.Policy, open func() (socket, error)) (listener, error) {
+	claim := t.listenerClaim()
+	if !r.limits.acquire(claim) {
+		return nil, fmt.Errorf("no more open files for listeners of the Service: the process may have %d: raise its limit of open files", r.limits.files)
+	}
+	s, err := open()
+	if err != nil {
+		r.limits.release(claim)
+		return nil, err
+	}
+	if udp, is := s.(*net.UDPConn); is {
+		return r.serveUDP(udp, t, policy), nil
+	}
+	return r.serveTCP(s.(*net.TCPListener), t, policy), nil
+}
+
 // dialTimeouts are those of a real node.
 var dialTimeouts = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 
@@ -86,7 +122,7 @@ func (r *relay) serveTCP(socket *net.TCPListener, t *target, policy service.Poli
 	return l
 }
 
-func (l *tcpListener) port() uint16 { return l.socket.Addr().(*net.TCPAddr).AddrPort().Port() }
+func (l *tcpListener) port() uint16 { return portOf(l.socket) }
 
 func (l *tcpListener) refresh() {}
 
@@ -414,7 +450,7 @@ func (l *Limits) acquire(c claim) bool {
 }
 
 // check reports whether c may have its files, and the reason if not.
-func (l *Limits) check(c claim) (Reason, bool) {
+func (l *Limits) check(c claim) (why string, ok bool) {
 	free := l.max - l.used - c.files
 	switch {
 	case free < 0, !c.client.IsValid() && l.listenerFiles+c.files > l.max/4*3:
@@ -499,7 +535,7 @@ func (l *Limits) hasSpare(c claim) bool {
 }
 
 // recordRefusal records that c is refused.
-func (l *Limits) recordRefusal(why Reason, c claim) {
+func (l *Limits) recordRefusal(why string, c claim) {
 	l.refusals.record(refusal{why, c.service, c.client, ""}, l)
 }
 
@@ -508,17 +544,11 @@ func (l *Limits) recordSystemError(err error) {
 	l.refusals.record(refusal{reason: NoSystem, text: err.Error()}, l)
 }
 
-// Use is the number of open files of the relay, its limit, and the refusals.
-type Use struct {
-	Open, Limit int
-	Refused     map[Reason]uint64
-}
-
-// Use returns the present use.
-func (l *Limits) Use() Use {
+// Use returns the number of open files of the relay, its limit, and the refusals.
+func (l *Limits) Use() *metrics.Relay {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Use{Open: l.used, Limit: l.max, Refused: l.refusals.counts()}
+	return &metrics.Relay{Open: l.used, Limit: l.max, Refused: l.refusals.counts()}
 }
 
 // Connections returns the number of TCP connections.

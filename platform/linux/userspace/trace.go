@@ -17,11 +17,10 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// directory is the part of a Backend that goroutines other than that of the loop may read.
+// directory has the listeners of a Backend, for goroutines other than that of the loop.
 type directory struct {
-	mu         sync.RWMutex
-	listeners  map[service.Address]user
-	redirected *service.Snapshot
+	mu        sync.RWMutex
+	listeners map[service.Address]user
 }
 
 // user is the Service port and policy of a listener.
@@ -33,9 +32,6 @@ type user struct {
 func (d *directory) add(l service.Address, r user) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.listeners == nil {
-		d.listeners = map[service.Address]user{}
-	}
 	d.listeners[l] = r
 }
 
@@ -55,30 +51,12 @@ func (d *directory) find(l service.Address) (user, bool) {
 	return r, found
 }
 
-func (d *directory) setRedirected(s *service.Snapshot) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.redirected = s
-}
-
-func (d *directory) snapshot() *service.Snapshot {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	return d.redirected
-}
-
-// setRedirected sets the snapshot that the rules are for.
-func (b *Backend) setRedirected(s *service.Snapshot) {
-	b.redirected = s
-	b.directory.setRedirected(s)
-}
-
 // TraceWith reads the tables with d, and returns what they and the listeners do with the
 // first packet of c. want is what should be in force. local reports whether an address
 // belongs to the node. It may be called from any goroutine. d must not be the driver of
 // b, which only the loop uses.
 func (b *Backend) TraceWith(ctx context.Context, d iptables.Driver, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
-	redirected := b.directory.snapshot()
+	redirected := b.redirected.Load()
 	if redirected == nil {
 		return &explain.Walk{Faults: []string{errNotProgrammed.Error()}}, nil
 	}

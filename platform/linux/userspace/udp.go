@@ -61,7 +61,7 @@ func (r *relay) serveUDP(socket *net.UDPConn, t *target, policy service.Policy) 
 	return l
 }
 
-func (l *udpListener) port() uint16 { return l.socket.LocalAddr().(*net.UDPAddr).AddrPort().Port() }
+func (l *udpListener) port() uint16 { return portOf(l.socket) }
 
 // refresh ends the sessions with removed endpoints, so that the next datagrams of their
 // clients reach other ones.
@@ -335,7 +335,7 @@ func (b *Backend) Tracked() *service.Snapshot { return b.tracked.merged }
 // track updates Tracked to what is in force for want. A Port that has not changed stays
 // the same pointer.
 func (b *Backend) track(want *service.Snapshot) {
-	t := &b.tracked
+	t, redirected := &b.tracked, b.redirected.Load()
 	if t.merged == nil {
 		none := service.New(0, want.Node, nil)
 		*t = tracked{none, none, none}
@@ -343,19 +343,19 @@ func (b *Backend) track(want *service.Snapshot) {
 	var changes []service.Change
 	known := map[service.PortName]bool{}
 	follow := func(name service.PortName) {
-		c := service.Change{Old: t.merged.Port(b.family, name), New: merged(b.redirected.Port(b.family, name), want.Port(b.family, name))}
+		c := service.Change{Old: t.merged.Port(b.family, name), New: merged(redirected.Port(b.family, name), want.Port(b.family, name))}
 		if !known[name] && (c.Old != nil || c.New != nil) {
 			changes = append(changes, c)
 		}
 		known[name] = true
 	}
-	for c := range service.Diff(t.redirected, b.redirected, b.family) {
+	for c := range service.Diff(t.redirected, redirected, b.family) {
 		follow(c.Name())
 	}
 	for c := range service.Diff(t.want, want, b.family) {
 		follow(c.Name())
 	}
-	*t = tracked{b.redirected, want, t.merged.With(want.Generation, want.Node, changes)}
+	*t = tracked{redirected, want, t.merged.With(want.Generation, want.Node, changes)}
 	t.merged.Incomplete = want.Incomplete
 }
 
