@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"kubeproxy/test/kit"
 )
 
 // sample is a file for a rule. want lists the expected findings in order, nothing for a
@@ -44,9 +44,7 @@ func TestRules(t *testing.T) {
 		for name, s := range samples[r.name] {
 			t.Run(r.name+"/"+name, func(t *testing.T) {
 				file, err := parse(orDefault(s.path), []byte(header+s.text))
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, err)
 				compare(t, s.want, r.check(file))
 			})
 		}
@@ -71,9 +69,7 @@ func compare(t *testing.T, want []string, found []finding) {
 		}
 		got = append(got, text)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("findings (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "findings (-want +got)", want, got)
 }
 
 func TestHeader(t *testing.T) {
@@ -89,9 +85,7 @@ func TestHeader(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := parse("p.go", []byte(c.text))
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if bad := len(checkHeader(s)) > 0; bad != c.bad {
 				t.Errorf("at fault = %v, want %v", bad, c.bad)
 			}
@@ -113,14 +107,10 @@ func TestPackageComments(t *testing.T) {
 			comments := map[string]int{}
 			for path, text := range c.files {
 				s, err := parse(path, []byte(text))
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, err)
 				countComment(comments, s)
 			}
-			if diff := cmp.Diff(c.want, misdocumented(comments)); diff != "" {
-				t.Errorf("misdocumented (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "misdocumented (-want +got)", c.want, misdocumented(comments))
 		})
 	}
 }

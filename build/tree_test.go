@@ -19,7 +19,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"kubeproxy/test/kit"
 )
 
 // TestMakeNotesRevision checks that make passes the commit to its builds, as the compiler
@@ -178,7 +178,7 @@ func TestLinks(t *testing.T) {
 // documents lists the documents of the tree, without those that make downloads or builds.
 func documents(t *testing.T) (files []string) {
 	t.Helper()
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+	kit.Must(t, filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()
 		switch {
 		case err != nil:
@@ -189,10 +189,7 @@ func documents(t *testing.T) (files []string) {
 			files = append(files, strings.TrimPrefix(path, "../"))
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return files
 }
 
@@ -222,10 +219,7 @@ func checkLink(t *testing.T, file, link string) {
 // readDocument returns the text of a document without its examples.
 func readDocument(t *testing.T, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, filepath.Join("..", file))
 	return example.ReplaceAllString(string(text), "")
 }
 
@@ -249,23 +243,14 @@ func TestLinkedPackages(t *testing.T) {
 	for _, system := range []string{"linux", "windows"} {
 		t.Run(system, func(t *testing.T) {
 			linked, err := linkedPackages(system)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			file := "deps-" + system + ".txt"
 			text := strings.Join(linked, "\n") + "\n"
 			if *update {
-				if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, os.WriteFile(file, []byte(text), 0o644))
 			}
-			committed, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(committed), text); diff != "" {
-				t.Errorf("build/%s is not what %s links; if that is meant, run make deps (-committed +linked):\n%s", file, program, diff)
-			}
+			committed := kit.ReadFile(t, file)
+			kit.Same(t, fmt.Sprintf("build/%s is not what %s links; if that is meant, run make deps (-committed +linked)", file, program), string(committed), text)
 			if len(linked) > maxLinked {
 				t.Errorf("%s links %d packages on %s, limit %d", program, len(linked), system, maxLinked)
 			}

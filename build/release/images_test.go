@@ -74,13 +74,9 @@ func plugins(t *testing.T) string {
 func save(t *testing.T, binaries, plugins string) string {
 	t.Helper()
 	out, man := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(man, "kube-proxy.8"), []byte(".TH\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(man, "kube-proxy.8"), []byte(".TH\n"), 0o644))
 	args := []string{"release", "-man", man, "-plugins", plugins, "-binaries", binaries, "-out", out, "-version", "v1.2.3+4", "-revision", "abc", "-created", created, "-source", "https://example.com/kubeproxy"}
-	if err := run(t.Context(), args); err != nil {
-		t.Fatal(err)
-	}
+	must(t, run(t.Context(), args))
 	return out
 }
 
@@ -111,9 +107,7 @@ func TestRelease(t *testing.T) {
 func testSame(t *testing.T, first, second string) {
 	t.Helper()
 	found, err := os.ReadDir(first)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, f := range found {
 		names = append(names, f.Name())
@@ -142,9 +136,7 @@ func testSame(t *testing.T, first, second string) {
 // testPacked loads the chart as helm install does.
 func testPacked(t *testing.T, file string) {
 	c, err := loader.Load(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := c.Validate(); err != nil || c.Metadata.Version != "1.2.3-4" || c.Metadata.AppVersion != "v1.2.3-4" {
 		t.Errorf("chart %s for version %s: %v", c.Metadata.Version, c.Metadata.AppVersion, err)
 	}
@@ -175,9 +167,7 @@ func testParts(t *testing.T, dir string) {
 func parts(t *testing.T, text []byte) *cdx.BOM {
 	t.Helper()
 	var list cdx.BOM
-	if err := cdx.NewBOMDecoder(bytes.NewReader(text), cdx.BOMFileFormatJSON).Decode(&list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cdx.NewBOMDecoder(bytes.NewReader(text), cdx.BOMFileFormatJSON).Decode(&list))
 	if !strings.HasPrefix(list.SerialNumber, "urn:uuid:") {
 		t.Errorf("serial number %q", list.SerialNumber)
 	}
@@ -201,9 +191,7 @@ func parts(t *testing.T, text []byte) *cdx.BOM {
 func read(t *testing.T, file string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return text
 }
 
@@ -213,9 +201,7 @@ func load(t *testing.T, file, name string) map[string]v1.Image {
 	dir := t.TempDir()
 	untar(t, bytes.NewReader(read(t, file)), dir)
 	outer, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list, err := outer.IndexManifest()
 	if err != nil || len(list.Manifests) != 1 {
 		t.Fatalf("%s: %v, want one index", file, err)
@@ -224,20 +210,14 @@ func load(t *testing.T, file, name string) map[string]v1.Image {
 		t.Errorf("%s: name %q, want %q", file, got, name)
 	}
 	index, err := outer.ImageIndex(list.Manifests[0].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	manifest, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	images := map[string]v1.Image{}
 	referred := map[v1.Hash]bool{}
 	for _, m := range manifest.Manifests {
 		img, err := index.Image(m.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if m.Platform.OS == "unknown" {
 			referred[testReferrer(t, img)] = true
 			continue
@@ -260,22 +240,16 @@ func load(t *testing.T, file, name string) map[string]v1.Image {
 func testReferrer(t *testing.T, img v1.Image) v1.Hash {
 	t.Helper()
 	m, err := img.Manifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	layers, err := img.Layers()
 	if err != nil || len(layers) != 1 || m.Subject == nil || m.ArtifactType != partsType {
 		t.Fatalf("%d layers, %v, in %+v", len(layers), err, m)
 	}
 	content, err := layers[0].Compressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer content.Close()
 	text, err := io.ReadAll(content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if of := parts(t, text).Metadata.Component; (*of.Hashes)[0].Value != m.Subject.Digest.Hex || !strings.Contains(of.PackageURL, "@sha256%3A"+m.Subject.Digest.Hex+"?") {
 		t.Errorf("the list is of %s, and refers to %s", of.PackageURL, m.Subject.Digest)
 	}
@@ -286,13 +260,9 @@ func testLabels(t *testing.T, img v1.Image) {
 	t.Helper()
 	licenses := "Apache-2.0"
 	config, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	manifest, err := img.Manifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	labels := config.Config.Labels
 	if strings.HasSuffix(labels["org.opencontainers.image.title"], "-iptables") {
 		licenses = "Apache-2.0 AND GPL-2.0-only AND GPL-2.0-or-later AND LGPL-2.1-or-later"
@@ -327,9 +297,7 @@ func untar(t *testing.T, from io.Reader, dir string) {
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" {
 			t.Errorf("%s belongs to %d:%d", h.Name, h.Uid, h.Gid)
 		}
@@ -345,9 +313,7 @@ func untar(t *testing.T, from io.Reader, dir string) {
 				err = os.WriteFile(to, text, h.FileInfo().Mode())
 			}
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
@@ -401,9 +367,7 @@ func inRoot(t *testing.T, root, want string, args ...string) {
 func testMachine(t *testing.T, file string, want elf.Machine) {
 	t.Helper()
 	f, err := elf.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	if f.Machine != want {
 		t.Errorf("%s is for %v, want %v", file, f.Machine, want)
@@ -427,9 +391,7 @@ func testLibraries(t *testing.T, root, file string, machine elf.Machine) {
 			t.Fatalf("what %s loads: %v", file, err)
 		}
 		needed, err := f.ImportedLibraries()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, n := range needed {
 			if at := filepath.Join(folders[0], n); !strings.HasPrefix(n, "libc.so") && !strings.HasPrefix(n, "ld-linux") && !slices.Contains(load, at) {
 				load = append(load, at)
@@ -447,9 +409,7 @@ func testPush(t *testing.T, binaries string) {
 	host := strings.TrimPrefix(server.URL, "http://")
 	args := []string{"push", "-binaries", binaries, "-name", host + "/team/kubeproxy", "-version", "v1.2.3", "-revision", "abc", "-created", created}
 	for range 2 { // the second one finds all there
-		if err := run(t.Context(), args); err != nil {
-			t.Fatal(err)
-		}
+		must(t, run(t.Context(), args))
 	}
 	for _, image := range []string{"kubeproxy", "kubeproxy-iptables"} {
 		testReferrers(t, host+"/team/"+image+":v1.2.3")
@@ -464,25 +424,17 @@ func testPush(t *testing.T, binaries string) {
 func testReferrers(t *testing.T, image string) {
 	t.Helper()
 	tag, err := name.NewTag(image)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	index, err := remote.Index(tag)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	list, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, m := range list.Manifests {
 		if m.Platform.OS == "unknown" {
 			continue
 		}
 		found, err := remote.Referrers(tag.Digest(m.Digest.String()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all, err := found.IndexManifest()
 		if err != nil || len(all.Manifests) != 1 {
 			t.Fatalf("%s for %s: %+v refer to it, %v", image, m.Platform, all, err)
@@ -496,9 +448,7 @@ func testReferrers(t *testing.T, image string) {
 func fetch(t *testing.T, ref name.Digest) v1.Image {
 	t.Helper()
 	img, err := remote.Image(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return img
 }
 
@@ -506,9 +456,7 @@ func fetch(t *testing.T, ref name.Digest) v1.Image {
 func testInstall(t *testing.T, chart, image string) {
 	t.Helper()
 	client, err := helmregistry.NewClient(helmregistry.ClientOptPlainHTTP())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	able := chartutil.DefaultCapabilities.Copy()
 	able.KubeVersion = chartutil.KubeVersion{Version: "v1.36.0", Major: "1", Minor: "36"}
 	helm := &action.Configuration{
@@ -520,13 +468,9 @@ func testInstall(t *testing.T, chart, image string) {
 	settings := cli.New()
 	settings.RepositoryCache = t.TempDir()
 	file, err := install.LocateChart(chart, settings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := loader.Load(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	release, err := install.Run(c, map[string]any{"kubeconfig": map[string]any{"configMapName": "mine"}})
 	if err != nil || !strings.Contains(release.Manifest, "image: "+image+"\n") {
 		t.Fatalf("%v: want image %s in\n%s", err, image, release.Manifest)
@@ -537,5 +481,13 @@ func testInstall(t *testing.T, chart, image string) {
 	}
 	if _, err := os.Stat(filepath.Join(settings.RepositoryCache, "kubeproxy-1.2.3.tgz")); err != nil {
 		t.Error(err)
+	}
+}
+
+// must fails the test of err.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

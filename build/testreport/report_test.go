@@ -11,8 +11,9 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
+
+	"kubeproxy/test/kit"
 )
 
 // TestReport reads the events and the allow file of a case and compares the report.
@@ -25,30 +26,20 @@ func TestReport(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			part := sections(t, file)
 			list := filepath.Join(t.TempDir(), "skips.txt")
-			if err := os.WriteFile(list, []byte(part["allow"]), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.WriteFile(list, []byte(part["allow"]), 0o600))
 			a, err := readAllowed(list)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			synctest.Test(t, func(t *testing.T) { // no time passes
 				var out strings.Builder
 				r := newReport(&out, a)
-				if err := r.read(strings.NewReader(part["events"])); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, r.read(strings.NewReader(part["events"])))
 				r.summary(2)
 				var names []string
 				for _, s := range r.unlisted() {
 					names = append(names, s.test+"\n")
 				}
-				if diff := cmp.Diff(part["report"], out.String()); diff != "" {
-					t.Errorf("report (-want +got):\n%s", diff)
-				}
-				if diff := cmp.Diff(part["unexcused"], strings.Join(names, "")); diff != "" {
-					t.Errorf("unexcused (-want +got):\n%s", diff)
-				}
+				kit.Same(t, "report (-want +got)", part["report"], out.String())
+				kit.Same(t, "unexcused (-want +got)", part["unexcused"], strings.Join(names, ""))
 			})
 		})
 	}
@@ -57,9 +48,7 @@ func TestReport(t *testing.T) {
 func sections(t *testing.T, file string) map[string]string {
 	t.Helper()
 	archive, err := txtar.ParseFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	part := map[string]string{}
 	for _, f := range archive.Files {
 		part[f.Name] = string(f.Data)
@@ -80,16 +69,12 @@ func TestReadAllowed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "skips.txt")
-			if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.WriteFile(file, []byte(c.text), 0o600))
 			got, err := readAllowed(file)
 			if c.err != "" && (err == nil || !strings.HasSuffix(err.Error(), c.err)) {
 				t.Fatalf("error = %v, want one that ends in %q", err, c.err)
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("allowed (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "allowed (-want +got)", c.want, got)
 		})
 	}
 }
@@ -117,18 +102,12 @@ func TestRunRefuses(t *testing.T) {
 // imitate.
 func TestRealRuns(t *testing.T) {
 	archive, err := txtar.ParseFile("testdata/module/module.txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	dir := t.TempDir()
 	for _, f := range archive.Files {
 		path := filepath.Join(dir, f.Name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, f.Data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		kit.Must(t, os.WriteFile(path, f.Data, 0o600))
 	}
 	t.Chdir(dir)
 	for name, c := range map[string]struct {
@@ -186,7 +165,5 @@ func contains(err error, text string) bool {
 // TestSelection checks that the package with most tests, which ends last, comes first.
 func TestSelection(t *testing.T) {
 	want := []string{"-run", "^(TestA|TestB)$", "m/most", "m/a", "m/b"}
-	if diff := cmp.Diff(want, selection([]string{"m/a TestA", "m/b TestA", "m/most TestA", "m/most TestB"})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, selection([]string{"m/a TestA", "m/b TestA", "m/most TestA", "m/most TestB"}))
 }

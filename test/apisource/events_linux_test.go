@@ -6,7 +6,6 @@ package apisource
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -52,17 +51,12 @@ func TestEvents(t *testing.T) {
 		s.Spec.ExternalIPs = []string{"198.51.100.7"}
 		w.set(t, s)
 	}
-	objects, err := os.ReadFile(filepath.Join("..", "..", "build", "deploy", "linux", "objects.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := kit.ReadFile(t, filepath.Join("..", "..", "build", "deploy", "linux", "objects.yaml"))
 	account, _, _ := strings.Cut(string(objects), "---\napiVersion: apps/v1\n") // without the DaemonSet
 	taken := takePort(t, w.lab.Node, checkPort)
 
 	t.Run("forbidden", func(t *testing.T) { testEventsForbidden(t, w, account) })
-	if err := w.Apply(t.Context(), []byte(account)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Apply(t.Context(), []byte(account)))
 	p := w.start(t, deployed)
 	kit.Until(t, "the node starts", func() bool { return w.event(t, "Starting") != nil })
 	node := w.event(t, "Starting")
@@ -89,9 +83,7 @@ func testEventsForbidden(t *testing.T, w fixture, account string) {
 		t.Fatalf("no rule about events in\n%s", account)
 	}
 	_, after, _ = strings.Cut(after, "---\n")
-	if err := w.Apply(t.Context(), []byte(before+"---\n"+after)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Apply(t.Context(), []byte(before+"---\n"+after)))
 	p := w.start(t, deployed)
 	p.AwaitLog(t, "An Event could not be written", "forbidden")
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
@@ -113,9 +105,7 @@ func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 	kit.Until(t, "the taken port is reported", func() bool { return w.event(t, "FailedToStartServiceHealthcheck") != nil })
 	e := w.event(t, "FailedToStartServiceHealthcheck")
 	s, err := w.Client.CoreV1().Services(namespace).Get(t.Context(), "checked", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	want := corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: "checked", UID: s.UID}
 	if e.InvolvedObject != want || e.Type != "Warning" || e.ReportingInstance != netlab.NodeName || !strings.Contains(e.Message, "Node node-a") || !strings.Contains(e.Message, "address already in use") {
 		t.Errorf("%+v: %s %s %s", e.InvolvedObject, e.Type, e.ReportingInstance, e.Message)
@@ -127,9 +117,7 @@ func testEventOfCheck(t *testing.T, w fixture, taken func()) {
 	s.Spec.HealthCheckNodePort = otherCheckPort // cannot be changed, so it is another Service
 	s.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "checked"}
 	s.Spec.Ports[0].NodePort, s.Spec.ClusterIP, s.Spec.ClusterIPs = 0, "", nil
-	if err := w.Delete(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Delete(t.Context(), s))
 	w.set(t, s)
 	kit.Until(t, "the next Service has an Event of its own", func() bool {
 		return slices.ContainsFunc(w.events(t), func(e corev1.Event) bool {
@@ -179,9 +167,7 @@ func shared(since time.Time) int {
 func takePort(t *testing.T, h *netlab.Host, port int) (leave func()) {
 	t.Helper()
 	l, err := h.Listen(t.Context(), "tcp4", fmt.Sprintf("0.0.0.0:%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	leave = func() { _ = l.Close() }
 	t.Cleanup(leave)
 	return leave
@@ -190,9 +176,7 @@ func takePort(t *testing.T, h *netlab.Host, port int) (leave func()) {
 func (w fixture) events(t *testing.T) []corev1.Event {
 	t.Helper()
 	list, err := w.Client.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return slices.DeleteFunc(list.Items, func(e corev1.Event) bool { return e.Source.Component != "kube-proxy" })
 }
 
@@ -212,9 +196,7 @@ func (w fixture) event(t *testing.T, reason string) *corev1.Event {
 func (w fixture) newRecorder(t *testing.T, node string) (*events.Recorder, *atomic.Int32) {
 	t.Helper()
 	to, err := clientcmd.BuildConfigFromFlags("", w.kubeconfig(t, deployed))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	to.Dial = w.lab.Node.Dial
 	to.ContentType, to.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	written := &atomic.Int32{}
@@ -223,9 +205,7 @@ func (w fixture) newRecorder(t *testing.T, node string) (*events.Recorder, *atom
 		Report:  func(err error) { t.Errorf("%s: %v", node, err) },
 		Written: func() { written.Add(1) },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -61,17 +61,13 @@ func (w fixture) start(t testing.TB, l cluster.Login, args ...string) *program.P
 func (w fixture) kubeconfig(t testing.TB, l cluster.Login) string {
 	t.Helper()
 	path, err := w.Kubeconfig(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return path
 }
 
 func (w fixture) set(t testing.TB, objects ...metav1.Object) {
 	t.Helper()
-	if err := w.Set(t.Context(), objects...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Set(t.Context(), objects...))
 }
 
 // namespace is where the tests have their Services.
@@ -160,19 +156,13 @@ func newOther(t *testing.T, w fixture) string {
 	t.Helper()
 	path := w.kubeconfig(t, cluster.Login{})
 	config, err := clientcmd.LoadFromFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	other, err := authority.New(time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, c := range config.Clusters {
 		c.CertificateAuthorityData = other.PEM
 	}
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, clientcmd.WriteToFile(*config, path))
 	return path
 }
 
@@ -183,9 +173,7 @@ func TestLoginRecovers(t *testing.T) {
 	w.set(t, newNode())
 	p := w.start(t, cluster.Login{User: "old"})
 	p.AwaitLog(t, "The API server cannot be read", "forbidden")
-	if err := w.Apply(t.Context(), []byte(oldClusterRole)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Apply(t.Context(), []byte(oldClusterRole)))
 	awaitSlowLog(t, p, `"Programmed"`, "IPv4")
 	awaitSlowLog(t, p, "The API server can be read again")
 }
@@ -200,9 +188,7 @@ func TestDiffWithTheAPIServer(t *testing.T) {
 	folder, other := t.TempDir(), newService("other")
 	other.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 	other.Spec.ClusterIP, other.Spec.ClusterIPs = "10.96.0.77", []string{"10.96.0.77"}
-	if err := os.WriteFile(filepath.Join(folder, "web.yaml"), program.Manifest[any](t, other), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(filepath.Join(folder, "web.yaml"), program.Manifest[any](t, other), 0o600))
 	run := func(args ...string) (code int, out string) {
 		cmd := exec.Command(kubeProxy.Path, append(args, "--hostname-override=node-a")...)
 		out, err := program.Run(t, w.lab.Node, cmd)
@@ -278,14 +264,9 @@ func TestDoctor(t *testing.T) {
 	d := w.diagnose(t, deployed)
 	d.expect(t, "missing-rights", "may not list services, watch services, list endpointslices", "--serviceaccount=kube-system:kubeproxy")
 
-	objects, err := os.ReadFile(filepath.Join("..", "..", "build", "deploy", "linux", "objects.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := kit.ReadFile(t, filepath.Join("..", "..", "build", "deploy", "linux", "objects.yaml"))
 	account, _, _ := strings.Cut(string(objects), "---\napiVersion: apps/v1\n") // without the DaemonSet
-	if err := w.Apply(t.Context(), []byte(account)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Apply(t.Context(), []byte(account)))
 	kit.Until(t, "the rights of the deployment", func() bool { d = w.diagnose(t, deployed); return d.find("missing-rights") == "" })
 	d.expect(t, "clock-skew")
 	d.expect(t, "node-unknown", "there is no Node of the name "+netlab.NodeName)
@@ -304,9 +285,7 @@ func TestDoctorOfClocks(t *testing.T) {
 	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode())
 	front, err := w.NewFaultProxy(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer front.Close()
 	for _, tt := range []struct {
 		by   time.Duration
@@ -398,9 +377,7 @@ func TestNodeLeaves(t *testing.T) {
 	node.Spec.Taints = nil
 	w.set(t, node)
 	kit.Until(t, "healthy again", func() bool { return status("/healthz") == http.StatusOK })
-	if err := w.Delete(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Delete(t.Context(), node))
 	kit.Until(t, "unhealthy without the Node", func() bool { return status("/healthz") == http.StatusServiceUnavailable })
 	if got := status("/livez"); got != http.StatusOK {
 		t.Errorf("/livez = %d, want %d", got, http.StatusOK)
@@ -489,9 +466,7 @@ func (w fixture) run(t *testing.T, namespace, name, node, app string) {
 		p.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.244.1.7", PodIPs: []corev1.PodIP{{IP: "10.244.1.7"}, {IP: "fd00:10:244::7"}}}
 		_, err = pods.UpdateStatus(t.Context(), p, metav1.UpdateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 }
 
 // plugin returns a folder with kubectl and the plugin. Kubectl ends with 3 in place of
@@ -499,17 +474,13 @@ func (w fixture) run(t *testing.T, namespace, name, node, app string) {
 func (w fixture) plugin(t *testing.T) string {
 	t.Helper()
 	programs, err := thirdparty.Kubernetes.Build(t.Context(), os.Stderr, "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	folder := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(folder, "kubectl-svcproxy"), "kubeproxy/cmd/kubectl-svcproxy")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the plugin: %v\n%s", err, out)
 	}
 	script := fmt.Sprintf("#!/bin/sh\nfor a; do case $a in exec) echo \"$@\"; exit 3;; --) break;; esac; done\nexec %s \"$@\"\n", filepath.Join(programs, "kubectl"))
-	if err := os.WriteFile(filepath.Join(folder, "kubectl"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(filepath.Join(folder, "kubectl"), []byte(script), 0o755))
 	return folder
 }

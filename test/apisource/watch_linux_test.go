@@ -92,9 +92,7 @@ func (s *sink) hasAll(all ...string) bool {
 func (w fixture) follow(t *testing.T, l cluster.Login) *sink {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", w.kubeconfig(t, l))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	config.Dial, config.ContentType = w.lab.Node.Dial, "application/vnd.kubernetes.protobuf"
 	s := newSink()
 	a := &source.APIServer{
@@ -143,9 +141,7 @@ func TestSilentAPIServer(t *testing.T) {
 	w := newFixture(t, cluster.Options{})
 	w.set(t, newNode(), newService("before"))
 	front, err := w.NewFaultProxy(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = front.Close() })
 	for name, fault := range map[string]struct {
 		server      string
@@ -165,15 +161,11 @@ func TestSilentAPIServer(t *testing.T) {
 				defer s.mu.Unlock()
 				return s.silentFor["nodes"] > 1 && s.silentFor["servicecidrs"] > 1
 			})
-			if err := fault.begin(); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, fault.begin())
 			for _, kind := range kinds {
 				kit.Until(t, "a complaint about "+kind, func() bool { return s.reportedFailure(kind, "no answer in 1s") })
 			}
-			if err := fault.over(); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, fault.over())
 			after := strings.ReplaceAll("after "+name, " ", "-")
 			w.set(t, newService(after))
 			kit.Until(t, "what comes later", func() bool { return s.hasAll("service "+after, "service before") })
@@ -196,13 +188,9 @@ func TestDeadConnection(t *testing.T) {
 	p.AwaitLog(t, `"Programmed"`, "IPv4")
 	p.AwaitLog(t, `"Programmed"`, "IPv6")
 	before := program.Generation(t, w.lab.Node)
-	if err := w.APIServer.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.APIServer.Pause())
 	awaitSlowLog(t, p, "The API server cannot be read")
-	if err := w.APIServer.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.APIServer.Resume())
 	awaitSlowLog(t, p, "The API server can be read again")
 	if now := program.Generation(t, w.lab.Node); now != before {
 		t.Errorf("the rules were written %d times, want none", now-before)
@@ -234,15 +222,9 @@ func TestRelist(t *testing.T) {
 	before := program.Generation(t, w.lab.Node)
 	w.APIServer.Kill()
 	p.AwaitLog(t, "The API server cannot be read", "remedy")
-	if err := w.Compact(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Etcd.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.APIServer.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Compact(t.Context()))
+	kit.Must(t, w.Etcd.Restart(t.Context()))
+	kit.Must(t, w.APIServer.Start(t.Context()))
 	awaitSlowLog(t, p, "The API server can be read again")
 	if now := program.Generation(t, w.lab.Node); now != before {
 		t.Errorf("the rules were written %d times, want none", now-before)
@@ -295,9 +277,7 @@ func (r *requests) lists() []time.Time {
 func (w fixture) refusingServer(t *testing.T) (seen *requests, config string) {
 	t.Helper()
 	l, err := w.lab.Host("control").Listen(t.Context(), "tcp", "192.0.2.100:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	seen = &requests{}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		seen.add(q.Clone(context.Background()))
@@ -484,16 +464,12 @@ func TestServiceCIDRs(t *testing.T) {
 	kit.Until(t, "another range", drops("172.20.0.0/16"))
 	// No controller runs that would see that no Service needs it.
 	now, err := ranges.Get(t.Context(), more.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	now.Finalizers = nil
 	if _, err := ranges.Update(t.Context(), now, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := ranges.Delete(t.Context(), more.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, ranges.Delete(t.Context(), more.Name, metav1.DeleteOptions{}))
 	kit.Until(t, "the range to go", func() bool { return !drops("172.20.0.0/16")() })
 	if !drops(cluster.ServiceCIDRv4)() {
 		t.Error("the first range went, too")
@@ -521,9 +497,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: old}]
 func TestWithoutServiceCIDRs(t *testing.T) {
 	t.Parallel()
 	w := newFixture(t, cluster.Options{Authorization: cluster.RBAC})
-	if err := w.Apply(t.Context(), []byte(oldClusterRole)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Apply(t.Context(), []byte(oldClusterRole)))
 	w.set(t, newNode())
 	p := w.start(t, cluster.Login{User: "old"})
 	p.AwaitLog(t, "Going on without", `kind="servicecidrs"`, "forbidden")

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -168,9 +169,7 @@ func TestLine(t *testing.T) {
 			table.add(roleFloor, &figures{Values: tc.floor})
 			table.add(roleOurs, &figures{Values: tc.ours})
 			got, printed := table.line(tc.row)
-			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(line{})); diff != "" {
-				t.Errorf("line (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "line (-want +got)", tc.want, got, cmp.AllowUnexported(line{}))
 			if want := tc.ours != nil; printed != want {
 				t.Errorf("printed = %v, want %v", printed, want)
 			}
@@ -192,9 +191,7 @@ func TestSizes(t *testing.T) {
 		} else {
 			got = s.String()
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("Set(%q) (-want +got):\n%s", text, diff)
-		}
+		kit.Same(t, fmt.Sprintf("Set(%q) (-want +got)", text), want, got)
 	}
 }
 
@@ -239,9 +236,7 @@ func TestMedians(t *testing.T) {
 		return f
 	}
 	want := &figures{Values: map[string]float64{"m": 2}, Notes: []string{"once"}}
-	if diff := cmp.Diff(want, medians([]*figures{run(1), run(9), run(2)})); diff != "" {
-		t.Errorf("medians (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "medians (-want +got)", want, medians([]*figures{run(1), run(9), run(2)}))
 }
 
 // TestAddresses checks that the server listens at every endpoint, and that no two
@@ -288,9 +283,7 @@ func TestAPIServerLists(t *testing.T) {
 	parts, _ := fetch[discoveryv1.EndpointSliceList](t, s, slicesPath)
 	want := []*corev1.Service{newService(0), newService(1), newService(2)}
 	for i := range services.Items {
-		if diff := cmp.Diff(want[i], &services.Items[i]); diff != "" {
-			t.Errorf("Service %d (-want +got):\n%s", i, diff)
-		}
+		kit.Same(t, fmt.Sprintf("Service %d (-want +got)", i), want[i], &services.Items[i])
 	}
 	if len(services.Items) != 3 || len(parts.Items) != 3 || len(parts.Items[2].Endpoints) != perService {
 		t.Errorf("%d Services and %d EndpointSlices, want 3 and 3", len(services.Items), len(parts.Items))
@@ -362,10 +355,7 @@ func TestQuickRunOfIPVS(t *testing.T) {
 	if err := run(t.Context(), o, &out); err != nil {
 		t.Fatalf("run: %v\n%s", err, &out)
 	}
-	document, err := os.ReadFile(o.out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := kit.ReadFile(t, o.out)
 	for _, x := range virtualTables(newFigures(), task{Quick: true}) {
 		if !strings.Contains(string(document), "\n### "+x.title+"\n") {
 			t.Errorf("the document has no table %q:\n%s", x.title, document)
@@ -407,14 +397,9 @@ func TestVirtualTables(t *testing.T) {
 
 // TestReadmeFigures holds the figures of README.md to docs/benchmarks.md, within their rounding.
 func TestReadmeFigures(t *testing.T) {
-	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := kit.ReadFile(t, filepath.Join("..", "..", "README.md"))
 	d, err := openDocument(filepath.Join("..", "..", "docs", "benchmarks.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	const inside, served = "From objects to the kernel", "Through the API server"
 	for _, x := range []struct{ shown, section, table, row string }{
 		{"an endpoint is replaced: until the rule is in force", inside, "### 10,000 Services", "one endpoint replaced, p50"},
@@ -515,17 +500,10 @@ func TestDocumentKeepsOtherParts(t *testing.T) {
 		measured("Through the API server", "2026-01-02", "1.00"),
 	} {
 		d, err := openDocument(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := d.put(s); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
+		kit.Must(t, d.put(s))
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, path)
 	intro, rest, _ := strings.Cut(string(text), "\n**")
 	if intro != strings.TrimSuffix(documentIntro, "\n")+"\n" {
 		t.Errorf("the document begins with\n%s", intro)
@@ -541,9 +519,7 @@ func TestDocumentKeepsOtherParts(t *testing.T) {
 	want := "2 aims met, 2 missed.**\n" +
 		section("Through the API server", "2026-01-02", "1.00") +
 		section("Mode iptables", "2026-01-03", "9.50")
-	if diff := cmp.Diff(want, rest); diff != "" {
-		t.Errorf("the document (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "the document (-want +got)", want, rest)
 }
 
 // TestDocumentOfOthers checks that a foreign file is refused before anything is measured.
@@ -583,19 +559,10 @@ var update = flag.Bool("update", false, "rewrite the overview of the kept docume
 func TestDocumentOfTheProject(t *testing.T) {
 	path := filepath.Join("..", "..", "docs", "benchmarks.md")
 	d, err := openDocument(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if *update {
-		if err := d.write(); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, d.write())
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(d.text(), string(text)); diff != "" {
-		t.Errorf("the overview is not of the sections below (-want +got), run make update:\n%s", diff)
-	}
+	text := kit.ReadFile(t, path)
+	kit.Same(t, "the overview is not of the sections below (-want +got), run make update", d.text(), string(text))
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/vm"
 )
@@ -58,9 +58,7 @@ spec:
 
 func testApply(t *testing.T, c *Cluster) {
 	for range 2 { // the second changes nothing
-		if err := c.Apply(t.Context(), []byte(deployment)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, c.Apply(t.Context(), []byte(deployment)))
 	}
 	if _, err := c.Client.AppsV1().DaemonSets("kube-system").Get(t.Context(), "proxy", metav1.GetOptions{}); err != nil {
 		t.Error(err)
@@ -96,9 +94,7 @@ func TestControlPlaneComesUp(t *testing.T) {
 	begin := time.Now()
 	_, c := start(t, Options{})
 	version, err := c.Client.Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if got, want := version.GitVersion, "v1.37.2"; got != want {
 		t.Errorf("version = %s, want %s", got, want)
 	}
@@ -116,13 +112,9 @@ func TestControlPlaneComesUp(t *testing.T) {
 func TestCloseLeavesNoProcess(t *testing.T) {
 	lab := netlab.Start(t, netlab.Config{Clients: []string{"control"}})
 	programs, err := Build(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	c, err := New(t.Context(), programs, Options{Host: lab.Host("control"), Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	pids := []int{c.Etcd.Pid(), c.APIServer.Pid()}
 	if err := c.Close(); err != nil {
 		t.Error(err)
@@ -200,19 +192,11 @@ func addressesOf(s *corev1.Service) addresses {
 func testEveryType(t *testing.T, c *Cluster) {
 	for name, tc := range everyType() {
 		t.Run(name, func(t *testing.T) {
-			if err := c.Set(t.Context(), tc.object); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, c.Set(t.Context(), tc.object))
 			stored, err := c.Client.CoreV1().Services(space).Get(t.Context(), tc.object.Name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tc.want, addressesOf(stored)); diff != "" {
-				t.Errorf("Service, -want +got:\n%s", diff)
-			}
-			if diff := cmp.Diff(stored, tc.object); diff != "" {
-				t.Errorf("object after Set, -stored +got:\n%s", diff)
-			}
+			kit.Must(t, err)
+			kit.Same(t, "Service, -want +got", tc.want, addressesOf(stored))
+			kit.Same(t, "object after Set, -stored +got", stored, tc.object)
 		})
 	}
 }
@@ -222,16 +206,12 @@ func testSetAgain(t *testing.T, c *Cluster) {
 	first := newService("again", corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort})
 	second := newService("again", corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, SessionAffinity: corev1.ServiceAffinityClientIP})
 	for _, s := range []*corev1.Service{first, second} {
-		if err := c.Set(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, c.Set(t.Context(), s))
 	}
 	if second.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
 		t.Errorf("affinity = %q, want that of the second Set", second.Spec.SessionAffinity)
 	}
-	if diff := cmp.Diff(first.Spec.ClusterIPs, second.Spec.ClusterIPs); diff != "" {
-		t.Errorf("ClusterIPs, -first +second:\n%s", diff)
-	}
+	kit.Same(t, "ClusterIPs, -first +second", first.Spec.ClusterIPs, second.Spec.ClusterIPs)
 	if first.UID != second.UID {
 		t.Errorf("UID = %s, then %s: the Service was made anew", first.UID, second.UID)
 	}
@@ -253,28 +233,18 @@ func testNode(t *testing.T, c *Cluster) {
 		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.10"}}},
 	}
 	want := n.DeepCopy()
-	if err := c.Set(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.Set(t.Context(), n))
 	got, err := c.Client.CoreV1().Nodes().Get(t.Context(), n.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want.Status.Addresses, got.Status.Addresses); diff != "" {
-		t.Errorf("addresses, -want +got:\n%s", diff)
-	}
-	if diff := cmp.Diff(want.Spec.PodCIDRs, got.Spec.PodCIDRs); diff != "" {
-		t.Errorf("pod CIDRs, -want +got:\n%s", diff)
-	}
+	kit.Must(t, err)
+	kit.Same(t, "addresses, -want +got", want.Status.Addresses, got.Status.Addresses)
+	kit.Same(t, "pod CIDRs, -want +got", want.Spec.PodCIDRs, got.Spec.PodCIDRs)
 }
 
 func testNamespace(t *testing.T, c *Cluster) {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
 	s := newService("web", corev1.ServiceSpec{})
 	s.Namespace = ns.Name
-	if err := c.Set(t.Context(), ns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.Set(t.Context(), ns))
 	if err := c.Set(t.Context(), s); err != nil {
 		t.Error(err)
 	}
@@ -284,9 +254,7 @@ func testNamespace(t *testing.T, c *Cluster) {
 func testWatch(t *testing.T, c *Cluster) {
 	slicesOf := c.Client.DiscoveryV1().EndpointSlices(space)
 	w, err := slicesOf.Watch(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=watched"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer w.Stop()
 	object := func(ips ...string) *discoveryv1.EndpointSlice {
 		s := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
@@ -298,13 +266,9 @@ func testWatch(t *testing.T, c *Cluster) {
 		return s
 	}
 	for _, s := range []*discoveryv1.EndpointSlice{object("10.244.1.11"), object("10.244.1.11", "10.244.2.11")} {
-		if err := c.Set(t.Context(), s); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, c.Set(t.Context(), s))
 	}
-	if err := c.Delete(t.Context(), object()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.Delete(t.Context(), object()))
 	type seen struct {
 		Type      watch.EventType
 		Endpoints int

@@ -25,14 +25,10 @@ import (
 func clientOn(t *testing.T, h *netlab.Host, kubeconfig string) kubernetes.Interface {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	config.Dial = h.Dial
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return client
 }
 
@@ -60,9 +56,7 @@ func TestLogins(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path, err := c.Kubeconfig(tc.login)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if err := list(t.Context(), clientOn(t, lab.Node, path)); !tc.ok(err) {
 				t.Errorf("list of Services: %v", err)
 			}
@@ -73,9 +67,7 @@ func TestLogins(t *testing.T) {
 
 func testExpiredServer(t *testing.T, lab *netlab.Lab, c *Cluster) {
 	path, err := c.Kubeconfig(Login{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, step := range []struct {
 		until time.Duration
 		ok    func(error) bool
@@ -83,9 +75,7 @@ func testExpiredServer(t *testing.T, lab *netlab.Lab, c *Cluster) {
 		{-time.Hour, func(err error) bool { return err != nil && strings.Contains(err.Error(), "expired") }},
 		{time.Hour, func(err error) bool { return err == nil }},
 	} {
-		if err := c.SetServerCertificate(time.Now().Add(step.until)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, c.SetServerCertificate(time.Now().Add(step.until)))
 		kit.Until(t, "the certificate's change", func() bool {
 			return step.ok(list(t.Context(), clientOn(t, lab.Node, path)))
 		})
@@ -96,9 +86,7 @@ func testExpiredServer(t *testing.T, lab *netlab.Lab, c *Cluster) {
 func TestFaults(t *testing.T) {
 	_, c := start(t, Options{})
 	kept := newService("kept", corev1.ServiceSpec{})
-	if err := c.Set(t.Context(), kept); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.Set(t.Context(), kept))
 	for name, test := range map[string]func(*testing.T, *Cluster){
 		"API server killed":  testKilled,
 		"API server paused":  testPaused,
@@ -119,49 +107,35 @@ func testKilled(t *testing.T, c *Cluster) {
 	if err := list(t.Context(), c.Client); err == nil {
 		t.Error("a killed API server answers")
 	}
-	if err := c.APIServer.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.APIServer.Start(t.Context()))
 	if err := c.APIServer.Start(t.Context()); err == nil {
 		t.Error("second Start: no error, want one that says it runs")
 	}
 }
 
 func testPaused(t *testing.T, c *Cluster) {
-	if err := c.APIServer.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.APIServer.Pause())
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if err := list(ctx, c.Client); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("paused: %v, want silence", err)
 	}
-	if err := c.APIServer.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.APIServer.Resume())
 }
 
 // testCompacted continues a watch from a version that was compacted.
 func testCompacted(t *testing.T, c *Cluster) {
 	old, err := c.Client.CoreV1().Services(space).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, name := range []string{"one", "two"} {
-		if err := c.Set(t.Context(), newService(name, corev1.ServiceSpec{})); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, c.Set(t.Context(), newService(name, corev1.ServiceSpec{})))
 	}
-	if err := c.Compact(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.Compact(t.Context()))
 	at := map[string]any{"key": []byte("/"), "limit": 1, "revision": old.ResourceVersion}
 	if err := c.etcd(t.Context(), http.MethodPost, "/v3/kv/range", at, &struct{}{}); err == nil || !strings.Contains(err.Error(), "compacted") {
 		t.Errorf("read of revision %s: %v, want one that says compacted", old.ResourceVersion, err)
 	}
-	if err := errors.Join(c.Etcd.Restart(t.Context()), c.APIServer.Restart(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(c.Etcd.Restart(t.Context()), c.APIServer.Restart(t.Context())))
 	w, err := c.Client.CoreV1().Services(space).Watch(t.Context(), metav1.ListOptions{ResourceVersion: old.ResourceVersion})
 	if err == nil {
 		defer w.Stop()
@@ -177,14 +151,10 @@ func testCompacted(t *testing.T, c *Cluster) {
 func TestFaultProxy(t *testing.T) {
 	lab, c := start(t, Options{})
 	f, err := c.NewFaultProxy(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer f.Close()
 	path, err := c.Kubeconfig(Login{Server: f.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	client := clientOn(t, lab.Node, path)
 	if err := list(t.Context(), client); err != nil {
 		t.Fatalf("list, not spoiled: %v", err)
@@ -250,9 +220,7 @@ func giveUp(ctx context.Context, cancel func(), happened func() bool) {
 func testBrokenWatch(t *testing.T, client kubernetes.Interface, change func(), f *FaultProxy) {
 	t.Helper()
 	w, err := client.CoreV1().Services(space).Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer w.Stop()
 	change()
 	for event := range w.ResultChan() {

@@ -13,8 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
@@ -32,9 +30,7 @@ func TestDemo(t *testing.T) {
 	}
 	const shop = "../../docs/examples/shop"
 	table, err := readTable(filepath.Join(shop, "expected.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var out strings.Builder
 	d := &demo{options: options{proxy: kubeProxy.Path, manifests: shop}, out: &printer{to: &out}}
 	if err := d.run(t.Context()); err != nil || len(d.problems) > 0 {
@@ -94,9 +90,7 @@ func TestParseRow(t *testing.T) {
 			if err != nil {
 				got = err.Error()
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tc.want, got)
 		})
 	}
 }
@@ -121,9 +115,7 @@ func TestReadTable(t *testing.T) {
 func TestTableFitsManifests(t *testing.T) {
 	const dir = "../../docs/examples/shop"
 	table, err := readTable(filepath.Join(dir, "expected.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if len(table) != 3 {
 		t.Fatalf("%d groups, want 3", len(table))
 	}

@@ -160,21 +160,13 @@ func (w *fixture) want(t *testing.T) *service.Snapshot {
 	}
 	tracker := track.New(o)
 	services, err := w.api.Client.CoreV1().Services("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	parts, err := w.api.Client.DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	nodes, err := w.api.Client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	ranges, err := w.api.Client.NetworkingV1().ServiceCIDRs().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for i := range nodes.Items {
 		if nodes.Items[i].Name == netlab.NodeName {
 			w.known = &nodes.Items[i]
@@ -211,17 +203,13 @@ func (w *fixture) awaitProgrammed(t *testing.T) judge.Judge {
 // set writes objects.
 func (w *fixture) set(t *testing.T, objects ...metav1.Object) {
 	t.Helper()
-	if err := w.api.Set(t.Context(), objects...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.api.Set(t.Context(), objects...))
 }
 
 // remove deletes objects.
 func (w *fixture) remove(t *testing.T, objects ...metav1.Object) {
 	t.Helper()
-	if err := w.api.Delete(t.Context(), objects...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.api.Delete(t.Context(), objects...))
 }
 
 // clear deletes all objects but the Service of the API server itself, and restores the
@@ -229,13 +217,9 @@ func (w *fixture) remove(t *testing.T, objects ...metav1.Object) {
 func (w *fixture) clear(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	if err := w.api.Client.DiscoveryV1().EndpointSlices(space).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.api.Client.DiscoveryV1().EndpointSlices(space).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 	services, err := w.api.Client.CoreV1().Services(space).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	services.Items = slices.DeleteFunc(services.Items, func(s corev1.Service) bool { return s.Name == "kubernetes" })
 	var old []metav1.Object
 	for i := range services.Items {
@@ -321,9 +305,7 @@ func node() *corev1.Node {
 func (w *fixture) calls(t *testing.T, s *corev1.Service) []judge.Call {
 	t.Helper()
 	stored, err := w.api.Client.CoreV1().Services(s.Namespace).Get(t.Context(), s.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	addrs := map[string][]string{"ClusterIP": stored.Spec.ClusterIPs, "external IP": stored.Spec.ExternalIPs}
 	for _, in := range stored.Status.LoadBalancer.Ingress {
 		addrs["load-balancer IP"] = append(addrs["load-balancer IP"], in.IP)

@@ -63,9 +63,7 @@ func withServer(t *testing.T, values string) string {
 	all := map[string]any{"apiServer": "https://192.0.2.9"}
 	err := yaml.Unmarshal([]byte(values), &all)
 	text, marshalErr := yaml.Marshal(all)
-	if err := errors.Join(err, marshalErr); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(err, marshalErr))
 	return string(text)
 }
 
@@ -87,9 +85,7 @@ func acceptedValues(t *testing.T) []string {
 	var all []string
 	for _, values := range matrix.Accepted {
 		text, err := yaml.Marshal(values)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		all = append(all, string(text))
 	}
 	return all
@@ -117,9 +113,7 @@ spec:
   versions:
   - {name: %[2]s, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
 `, group, version, plural, kind, strings.ToLower(kind))
-	if err := w.api.Apply(t.Context(), []byte(crd)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.api.Apply(t.Context(), []byte(crd)))
 	one := fmt.Sprintf("apiVersion: %s/%s\nkind: %s\nmetadata: {name: one, namespace: default}\n", group, version, kind)
 	kit.Until(t, "the kind "+kind, func() bool { return w.api.Try(t.Context(), []byte(one)) == nil })
 }
@@ -169,14 +163,10 @@ func readable(manifest []byte) error {
 func testSecondRelease(t *testing.T, w *fixture, tool string) {
 	values := "{extraArgs: [--service-proxy-name=team], metrics: {bindAddress: '127.0.0.1:10349'}, linux: {config: {healthzBindAddress: '[::]:10356'}}}"
 	for _, manifest := range [][]byte{rendered(t, w, tool, "{}"), rendered(t, w, tool, values, "-release", "team")} {
-		if err := w.api.Apply(t.Context(), manifest); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, w.api.Apply(t.Context(), manifest))
 	}
 	sets, err := w.api.Client.AppsV1().DaemonSets(system).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for i := range sets.Items {
 		template := labels.Set(sets.Items[i].Spec.Template.Labels)
 		for j := range sets.Items {
@@ -260,10 +250,7 @@ type kustomization struct {
 // read returns a file of the deployment.
 func read(t *testing.T, path ...string) []byte {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(path...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, filepath.Join(path...))
 	return text
 }
 
@@ -325,9 +312,7 @@ func (w *fixture) deploy(t *testing.T) {
 	}
 	token, err := w.api.Client.CoreV1().ServiceAccounts(system).
 		CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	w.token = token.Status.Token
 	if w.login, err = w.api.Kubeconfig(cluster.Login{Token: w.token}); err != nil {
 		t.Fatal(err)
@@ -339,9 +324,7 @@ func (w *fixture) deploy(t *testing.T) {
 func (w *fixture) pods(t *testing.T, name, image string) (spec corev1.PodSpec, file string) {
 	t.Helper()
 	set, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	spec = set.Spec.Template.Spec
 	spec.NodeName = node().Name
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: system, GenerateName: name + "-", Labels: set.Spec.Template.Labels}, Spec: spec}
@@ -423,10 +406,7 @@ func testWindowsDeployment(t *testing.T, w *fixture) {
 // testPodSecurity asks the API server what the level baseline of Pod Security has against the
 // pods of the chart. docs/SECURITY.md lists all of it, and nothing else.
 func testPodSecurity(t *testing.T, w *fixture, tool string) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "SECURITY.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := kit.ReadFile(t, filepath.Join("..", "..", "docs", "SECURITY.md"))
 	_, listed, _ := strings.Cut(string(page), "### Pod Security")
 	listed, _, _ = strings.Cut(listed, "\n#")
 	var want strings.Builder
@@ -464,14 +444,10 @@ func (w *fixture) objections(t *testing.T, pod *corev1.Pod) []string {
 	space, err := client.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		GenerateName: "level-", Labels: map[string]string{"pod-security.kubernetes.io/warn": "baseline"},
 	}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	result := client.RESTClient().Post().Namespace(space.Name).Resource("pods").Body(pod).
 		VersionedParams(&metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}, scheme.ParameterCodec).Do(t.Context())
-	if err := result.Error(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, result.Error())
 	var all []string
 	for _, x := range result.Warnings() {
 		_, text, _ := strings.Cut(x.Text, ": ")
@@ -487,9 +463,7 @@ func testBeside(t *testing.T, w *fixture, tool, admin string) {
 	before := w.stock(t)
 	manifest := rendered(t, w, tool, "{}", "-kubeconfig="+admin)
 	testServer(t, manifest, "https://192.0.2.2:6443")
-	if err := w.api.Apply(t.Context(), manifest); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.api.Apply(t.Context(), manifest))
 	if after := w.stock(t); after.ResourceVersion != before.ResourceVersion {
 		t.Errorf("kubeadm's DaemonSet was changed:\n%s", cmp.Diff(before.Spec, after.Spec))
 	}
@@ -509,13 +483,9 @@ func testBeside(t *testing.T, w *fixture, tool, admin string) {
 func (w *fixture) installAddon(t *testing.T, admin string) {
 	t.Helper()
 	programs, err := thirdparty.Kubeadm.Build(t.Context(), os.Stderr, "kubeadm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	version, err := w.api.Client.Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	cmd := exec.Command(filepath.Join(programs, "kubeadm"), "init", "phase", "addon", "kube-proxy", "--kubeconfig="+admin,
 		"--kubernetes-version="+version.GitVersion, "--apiserver-advertise-address=192.0.2.2", "--pod-network-cidr=10.244.0.0/16")
 	if out, err := program.Run(t, w.Host("control"), cmd); err != nil {
@@ -527,9 +497,7 @@ func (w *fixture) installAddon(t *testing.T, admin string) {
 func (w *fixture) stock(t *testing.T) *appsv1.DaemonSet {
 	t.Helper()
 	d, err := w.api.Client.AppsV1().DaemonSets(system).Get(t.Context(), "kube-proxy", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return d
 }
 
@@ -540,10 +508,7 @@ var stockPatch = regexp.MustCompile(`kubectl -n kube-system patch daemonset kube
 // node by node, and started again. An upgrade by kubeadm that does not skip the addon
 // takes them back, as that page says.
 func (w *fixture) testAside(t *testing.T, admin string, before *appsv1.DaemonSet) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "install.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := kit.ReadFile(t, filepath.Join("..", "..", "docs", "install.md"))
 	patches := stockPatch.FindAllSubmatch(page, -1)
 	if len(patches) != 3 {
 		t.Fatalf("docs/install.md has %d patches of kubeadm's DaemonSet, want three", len(patches))
@@ -552,9 +517,7 @@ func (w *fixture) testAside(t *testing.T, admin string, before *appsv1.DaemonSet
 	patch := func(text []byte) *appsv1.DaemonSet {
 		t.Helper()
 		d, err := w.api.Client.AppsV1().DaemonSets(system).Patch(t.Context(), "kube-proxy", types.MergePatchType, text, metav1.PatchOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		return d
 	}
 	isAside := func(d *appsv1.DaemonSet) bool { return d.Spec.Template.Spec.NodeSelector["service-proxy"] != "" }
@@ -580,9 +543,7 @@ func (w *fixture) testAside(t *testing.T, admin string, before *appsv1.DaemonSet
 // testAddonConfig checks that this proxy takes kubeadm's configuration as it is.
 func (w *fixture) testAddonConfig(t *testing.T) {
 	m, err := w.api.Client.CoreV1().ConfigMaps(system).Get(t.Context(), "kube-proxy", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	file := filepath.Join(t.TempDir(), "config.conf")
 	kit.WriteFile(t, file, m.Data["config.conf"])
 	if out, err := program.Run(t, w.Node, exec.Command(kubeProxy.Path, "config", "validate", file)); err != nil {

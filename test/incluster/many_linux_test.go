@@ -61,9 +61,7 @@ func testMany(t *testing.T, w *fixture) {
 	p := w.start(t)
 	seen := &programmingTimes{last: map[netip.Addr]time.Time{}}
 	listener, err := nftmonitor.Listen(w.Node, seen.observe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer listener.Close()
 	all, written := w.writeMany(t)
 	whole := w.awaitProgrammed(t)
@@ -223,14 +221,10 @@ func testNodeAddress(t *testing.T, w *fixture) {
 	w.set(t, append(endpoints("web", w.webs(3)...), web)...)
 	p := w.start(t)
 	second := netip.MustParseAddr("192.0.2.77")
-	if err := w.Node.AddAddr(second); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Node.AddAddr(second))
 	calls := w.calls(t, web)
 	at, err := w.api.Client.CoreV1().Services(space).Get(t.Context(), web.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	moved := w.dial(calls[len(calls)-1], second.String(), at.Spec.Ports[0].NodePort, corev1.ProtocolTCP)
 	for i := range moved {
 		moved[i].ToNode, moved[i].Name = true, "NodePort at the new address"
@@ -240,9 +234,7 @@ func testNodeAddress(t *testing.T, w *fixture) {
 	n.Status.Addresses[0].Address = second.String()
 	w.set(t, n)
 	w.awaitProgrammed(t).Check(t, append(calls, moved...))
-	if err := w.Node.DelAddr(second); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Node.DelAddr(second))
 	p.Stop(t)
 }
 

@@ -114,18 +114,12 @@ func newTypist(t *testing.T, w *fixture) *typist {
 func (p *typist) programs(t *testing.T) {
 	t.Helper()
 	kubernetes, err := thirdparty.Kubernetes.Build(t.Context(), os.Stderr, "kubectl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	release, err := thirdparty.Release.Build(t.Context(), os.Stderr, "helm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	p.kubectl, p.helm = filepath.Join(kubernetes, "kubectl"), filepath.Join(release, "helm")
 	here, err := filepath.Abs("testdata/typed")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	links := map[string]string{
 		"bin/kubectl": here + "/kubectl", "bin/helm": here + "/helm", "bin/kube-proxy": kubeProxy.Path,
 		"build": filepath.Join(here, "../../../../build"),
@@ -135,13 +129,9 @@ func (p *typist) programs(t *testing.T) {
 			links["bin/"+name] = here + "/untyped"
 		}
 	}
-	if err := os.Mkdir(filepath.Join(p.dir, "bin"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Mkdir(filepath.Join(p.dir, "bin"), 0o755))
 	for name, to := range links {
-		if err := os.Symlink(to, filepath.Join(p.dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Symlink(to, filepath.Join(p.dir, name)))
 	}
 }
 
@@ -180,9 +170,7 @@ func (p *typist) file(t *testing.T, b block) {
 func (p *typist) write(t *testing.T, name, text string) {
 	t.Helper()
 	file := filepath.Join(p.dir, name)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.MkdirAll(filepath.Dir(file), 0o755))
 	kit.WriteFile(t, file, text)
 }
 
@@ -247,9 +235,7 @@ func (p *typist) typeDistributions(t *testing.T) {
 func (p *typist) acceptControlPlanes(t *testing.T) {
 	t.Helper()
 	p.acceptKind(t, "controlplane.cluster.x-k8s.io", "v1beta1", "kubeadmcontrolplanes", "KubeadmControlPlane")
-	if err := p.api.Apply(t.Context(), []byte("apiVersion: controlplane.cluster.x-k8s.io/v1beta1\nkind: KubeadmControlPlane\nmetadata: {name: team, namespace: default}\n")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, p.api.Apply(t.Context(), []byte("apiVersion: controlplane.cluster.x-k8s.io/v1beta1\nkind: KubeadmControlPlane\nmetadata: {name: team, namespace: default}\n")))
 }
 
 // checkOrder checks that each distribution has its parts in one order.
@@ -282,9 +268,7 @@ func checkOrder(t *testing.T, page string) {
 func (p *typist) checkSettings(t *testing.T, b block) {
 	t.Helper()
 	list, err := p.api.Client.CoreV1().ConfigMaps(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, m := range list.Items {
 		for _, name := range []string{"linux", "windows"} {
 			text, ok := m.Data[name+".yaml"]
@@ -330,9 +314,7 @@ func testExplain(t *testing.T, w *fixture) {
 		ObjectMeta: metav1.ObjectMeta{Name: "batch"},
 		Spec:       corev1.PodSpec{NodeName: "node-b", Containers: []corev1.Container{{Name: "batch", Image: "none"}}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer func() {
 		now := int64(0)
 		if err := pods.Delete(t.Context(), "batch", metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
@@ -423,9 +405,7 @@ func testLogins(t *testing.T, w *fixture) {
 func (w *fixture) kubeconfig(t *testing.T, l cluster.Login) string {
 	t.Helper()
 	path, err := w.api.Kubeconfig(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return path
 }
 
@@ -433,23 +413,15 @@ func (w *fixture) kubeconfig(t *testing.T, l cluster.Login) string {
 func (w *fixture) serveWithoutLogin(t *testing.T) string {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", w.login)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	control := w.Host("control")
 	config.Dial = control.Dial
 	transport, err := rest.TransportFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	to, err := url.Parse(w.api.Server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	l, err := control.Listen(t.Context(), "tcp", net.JoinHostPort(control.IPv4.String(), "8001"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	server := &http.Server{Handler: &httputil.ReverseProxy{
 		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(to) },
 		Transport: transport, FlushInterval: -1,
@@ -475,17 +447,13 @@ exec "$@"`
 func (w *fixture) inPod(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(w.login)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	dir := t.TempDir()
 	for name, text := range map[string][]byte{
 		"token": []byte(w.token), "namespace": []byte(system),
 		"ca.crt": config.Clusters[config.Contexts[config.CurrentContext].Cluster].CertificateAuthorityData,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
 	proxy := kubeProxy.Command(args...)
 	cmd := exec.Command("/bin/sh", append([]string{"-c", podScript, "pod", dir}, proxy.Args...)...)

@@ -253,15 +253,11 @@ func testEdgeCases(t *testing.T, w *fixture) {
 	}
 	for _, o := range strange {
 		w.set(t, o.slices...)
-		if err := w.api.Store(t.Context(), "/registry/services/specs/"+space+"/"+o.service.Name, o.service); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, w.api.Store(t.Context(), "/registry/services/specs/"+space+"/"+o.service.Name, o.service))
 	}
 	alien := newSlice("new-distribution", service.IPv4)
 	alien.APIVersion, alien.Kind, alien.Name, alien.AddressType = "discovery.k8s.io/v1", "EndpointSlice", "alien", "IPX"
-	if err := w.api.Store(t.Context(), "/registry/endpointslices/"+space+"/alien", alien); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.api.Store(t.Context(), "/registry/endpointslices/"+space+"/alien", alien))
 	all := append(regular, strange...)
 	held := all[slices.IndexFunc(all, func(o edgeCase) bool { return o.service.Name == "held" })].service
 	w.remove(t, held) // its finalizer keeps it
@@ -411,9 +407,7 @@ func testIPVSByAnnotation(t *testing.T, w *fixture) {
 func (w *fixture) hasEvent(t *testing.T, reason string) bool {
 	t.Helper()
 	list, err := w.api.Client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
 		return e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == netlab.NodeName && e.Reason == reason
 	})
@@ -426,9 +420,7 @@ func (w *fixture) wantVirtualServers(t *testing.T, s *corev1.Service) {
 	var want, got []string
 	if s != nil {
 		stored, err := w.api.Client.CoreV1().Services(s.Namespace).Get(t.Context(), s.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		for _, a := range stored.Spec.ClusterIPs {
 			if strings.Contains(a, ":") {
 				a = "[" + a + "]"

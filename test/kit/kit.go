@@ -155,13 +155,7 @@ func Normalize(text, dir string) string {
 // CompareGolden requires that got is the text of a golden file.
 func CompareGolden(t testing.TB, path, got string) {
 	t.Helper()
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
+	Same(t, path+" (-want +got)", string(ReadFile(t, path)), got)
 }
 
 // CheckWidth requires that no line of text is too long for a terminal, and that text has
@@ -219,6 +213,23 @@ func Must(t testing.TB, errs ...error) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Same fails the test where got is not what was wanted, or not what was there before. The
+// title says which sign has which: "tally (-want +got)".
+func Same(t testing.TB, title string, want, got any, o ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, o...); diff != "" {
+		t.Errorf("%s:\n%s", title, diff)
+	}
+}
+
+// ReadFile returns the content of a file.
+func ReadFile(t testing.TB, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	Must(t, err)
+	return text
 }
 
 // WriteFile makes text the content of a file, which only its owner may read and write.
@@ -285,11 +296,8 @@ type Page struct {
 // Compare requires that the page shows all sessions as they are, or rewrites them.
 func (p Page) Compare(t *testing.T, all ...*Session) {
 	t.Helper()
-	text, err := os.ReadFile(p.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := string(text)
+	text := ReadFile(t, p.Path)
+	now, err := string(text), error(nil)
 	for _, s := range all {
 		if now, err = replace(now, s); err != nil {
 			t.Fatalf("%s %v", p.Path, err)
@@ -301,9 +309,7 @@ func (p Page) Compare(t *testing.T, all ...*Session) {
 	case !p.Rewrite:
 		t.Errorf("%s shows something else; -update-insight rewrites it (-page +session):\n%s", p.Path, diff)
 	default:
-		if err := os.WriteFile(p.Path, []byte(now), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		Must(t, os.WriteFile(p.Path, []byte(now), 0o644))
 	}
 }
 

@@ -4,8 +4,10 @@
 package kit
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -65,5 +67,24 @@ func TestTables(t *testing.T) {
 		if diff := cmp.Diff(tc.want, "\n"+tc.got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
+	}
+}
+
+// complaints are the errors of a test.
+type complaints struct {
+	testing.TB
+	all []string
+}
+
+func (c *complaints) Errorf(format string, args ...any) {
+	c.all = append(c.all, fmt.Sprintf(format, args...))
+}
+
+func TestSame(t *testing.T) {
+	c := &complaints{TB: t}
+	Same(c, "equal", []int{1}, []int{1})
+	Same(c, "other (-want +got)", 1, 2)
+	if len(c.all) != 1 || !strings.HasPrefix(c.all[0], "other (-want +got):\n") || !strings.Contains(c.all[0], "-") {
+		t.Errorf("complaints %q, want one", c.all)
 	}
 }

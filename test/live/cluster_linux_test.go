@@ -164,20 +164,14 @@ func (c *cluster) save(t *testing.T, apps ...app) {
 func (c *cluster) write(t *testing.T, name string, text []byte) {
 	t.Helper()
 	next := filepath.Join(c.dir, name+".next")
-	if err := os.WriteFile(next, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(next, filepath.Join(c.dir, name)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(next, text, 0o600))
+	kit.Must(t, os.Rename(next, filepath.Join(c.dir, name)))
 }
 
 // remove removes a file.
 func (c *cluster) remove(t *testing.T, name string) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(c.dir, name)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Remove(filepath.Join(c.dir, name)))
 }
 
 // want reads the manifests as the proxy does.
@@ -260,9 +254,7 @@ func TestModeWithFewCommands(t *testing.T) {
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	for _, suffix := range []string{"-save", "-restore"} {
 		dir := program.IPTables(t, "nft")
-		if err := os.Remove(filepath.Join(dir, "iptables"+suffix)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Remove(filepath.Join(dir, "iptables"+suffix)))
 		for _, mode := range []string{"iptables", "userspace"} {
 			cmd := kubeProxy.Command("--manifests="+c.dir, "--proxy-mode="+mode)
 			cmd.Env = append(os.Environ(), "PATH="+dir)
@@ -518,13 +510,10 @@ func (c *cluster) open(t *testing.T, proto string, a app, count int) conversatio
 // https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 func (c *cluster) extendUDPTimeout(t *testing.T) {
 	t.Helper()
-	err := c.Node.Do(func() error {
+	kit.Must(t, c.Node.Do(func() error {
 		const setting = "/proc/sys/net/netfilter/nf_conntrack_udp_timeout"
 		return errors.Join(os.WriteFile(setting, []byte("600"), 0), os.WriteFile(setting+"_stream", []byte("600"), 0))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // port is the client's own port of the next conversation. No other connection gets it:
@@ -654,12 +643,9 @@ func clientsThatWait(t *testing.T, m mode, p service.Protocol) {
 func (c *cluster) extendSCTPTimeout(t *testing.T) {
 	t.Helper()
 	const setting = "/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_"
-	err := c.Node.Do(func() error {
+	kit.Must(t, c.Node.Do(func() error {
 		return errors.Join(os.WriteFile(setting+"closed", []byte("120"), 0), os.WriteFile(setting+"cookie_wait", []byte("120"), 0))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // checkLateAnswer makes one connection, and requires an answer. The timeout is shorter
@@ -695,16 +681,13 @@ func (c *cluster) opening(t *testing.T, h *netlab.Host, p service.Protocol) int 
 	t.Helper()
 	n := 0
 	for _, f := range service.Families {
-		err := c.Node.Do(func() error {
+		kit.Must(t, c.Node.Do(func() error {
 			return conntrack.Netlink{}.Dump(t.Context(), conntrack.Filter{Family: f}, func(x conntrack.Flow) {
 				if x.Protocol == p && !x.Answered && x.ReplySrc.Addr() == h.Addr(x.ReplySrc.Addr()) {
 					n++
 				}
 			})
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	return n
 }

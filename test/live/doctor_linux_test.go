@@ -17,8 +17,6 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -285,9 +283,7 @@ func TestDoctorChangesNothing(t *testing.T) {
 	before := look()
 	c.diagnose(t, "--all-modes")
 	c.diagnose(t)
-	if diff := gocmp.Diff(before, look()); diff != "" {
-		t.Errorf("doctor changed the node (-before +after):\n%s", diff)
-	}
+	kit.Same(t, "doctor changed the node (-before +after)", before, look())
 }
 
 // TestDoctorOfABridge has pods on a bridge whose packets do not pass netfilter.
@@ -485,8 +481,7 @@ func (c *cluster) startNamesake(t *testing.T) {
 	t.Helper()
 	tail, err := exec.LookPath("tail")
 	kit.Must(t, err)
-	text, err := os.ReadFile(tail)
-	kit.Must(t, err)
+	text := kit.ReadFile(t, tail)
 	name := filepath.Join(t.TempDir(), "kube-proxy")
 	kit.Must(t, os.WriteFile(name, text, 0o700))
 	cmd := exec.Command(name, "-f", "/dev/null")

@@ -635,13 +635,9 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%v: %+v, want three Services and not ok, in\n%s", err, d, out)
 	}
 
-	if err := netlab.Pause(p.Pid()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, netlab.Pause(p.Pid()))
 	check(t, 2, []string{"accepts connections but does not answer in time"}, "--timeout=3s")
-	if err := syscall.Kill(p.Pid(), syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGCONT))
 	p.Stop(t)
 	check(t, 2, []string{"nobody answers at"})
 }

@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
@@ -189,9 +188,7 @@ func hold(t *testing.T, lock string) (release func()) {
 		t.Fatalf("the proxy does not use the lock: %v", err)
 	}
 	t.Cleanup(func() { f.Close() })
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	return func() {
 		if err := f.Close(); err != nil {
 			t.Error(err)
@@ -377,18 +374,14 @@ func TestIPTablesRepairsTampering(t *testing.T) {
 		} {
 			t.Run(deed.name, func(t *testing.T) { c.tamperAndAwaitRepair(t, p, want, deed.text) })
 		}
-		if diff := gocmp.Diff(rules, c.listing(t)); diff != "" {
-			t.Errorf("the rules are not as they were (-before +after):\n%s", diff)
-		}
+		kit.Same(t, "the rules are not as they were (-before +after)", rules, c.listing(t))
 		c.check(t, want, c.cells(c.clientHosts()[:1], web, sticky))
 		p.Stop(t)
 		if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
 			t.Errorf("cleanup: %v\n%s", err, out)
 		}
 		// An empty table may also be missing.
-		if diff := gocmp.Diff(theirs, c.listing(t)); diff != "" {
-			t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
-		}
+		kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, c.listing(t))
 	})
 }
 
@@ -557,9 +550,7 @@ var ownRuleEdits = []string{
 func (h *tamperer) tamper(t *testing.T) string {
 	t.Helper()
 	now := foreignRules(h.cluster.listing(t))
-	if diff := gocmp.Diff(h.lastRules, now); diff != "" {
-		t.Errorf("rules of others changed (-as they were left +now):\n%s", diff)
-	}
+	kit.Same(t, "rules of others changed (-as they were left +now)", h.lastRules, now)
 	list := ruleTamperings
 	switch {
 	case h.done == 0:
@@ -616,9 +607,7 @@ func TestIPTablesHostileEdits(t *testing.T) {
 			}
 		}
 		want := c.awaitProgrammed(t)
-		if diff := gocmp.Diff(h.lastRules, foreignRules(c.listing(t))); diff != "" {
-			t.Errorf("rules of others changed (-as they were left +now):\n%s", diff)
-		}
+		kit.Same(t, "rules of others changed (-as they were left +now)", h.lastRules, foreignRules(c.listing(t)))
 		lines.checkSameServer(t)
 		packets.checkSameServer(t)
 		c.check(t, want, c.cells(c.clientHosts()[:2], web, cart))
@@ -651,12 +640,8 @@ func (c *cluster) refuseMatches(t *testing.T, matches ...string) {
 			text = strings.Replace(text, "for m in ''", "for m in", 1)
 		}
 		next := filepath.Join(c.commands, "next")
-		if err := os.WriteFile(next, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(next, filepath.Join(c.commands, name+"-restore")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(next, []byte(text), 0o755))
+		kit.Must(t, os.Rename(next, filepath.Join(c.commands, name+"-restore")))
 	}
 }
 

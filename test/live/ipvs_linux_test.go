@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/test/kit"
@@ -132,9 +130,7 @@ func TestIPVSHostPorts(t *testing.T) {
 			listener, err = net.Listen("tcp", ":9999")
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		t.Cleanup(func() { listener.Close() })
 		web := app{name: "web", number: 10}.on(c.Host("web-1"))
 		c.save(t, web)
@@ -260,14 +256,10 @@ func TestIPVSRender(t *testing.T) {
 		c.save(t, c.matrix()...)
 		args := append([]string{"render", "--manifests=" + c.dir, "--hostname-override=node-a"}, m.flags...)
 		out, err := exec.Command(kubeProxy.Path, args...).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		rendered := c.pipe(t, string(out))
 		routes := c.routesIPVS(t)
-		if diff := gocmp.Diff(rendered, c.savedState(t)); diff != "" {
-			t.Errorf("the commands have something else than they were given (-given +have):\n%s", diff)
-		}
+		kit.Same(t, "the commands have something else than they were given (-given +have)", rendered, c.savedState(t))
 		c.sh(t, "ipvsadm -C\n")
 		c.cleanUp(t, "", 0)
 		for command, lines := range c.savedState(t) {
@@ -277,12 +269,8 @@ func TestIPVSRender(t *testing.T) {
 		}
 		c.useVariant(t, variant)
 		c.start(t)
-		if diff := gocmp.Diff(rendered, c.savedState(t)); diff != "" {
-			t.Errorf("the proxy makes something else (-rendered +made):\n%s", diff)
-		}
-		if diff := gocmp.Diff(routes, c.routesIPVS(t)); diff != "" {
-			t.Errorf("the proxy makes other routes (-rendered +made):\n%s", diff)
-		}
+		kit.Same(t, "the proxy makes something else (-rendered +made)", rendered, c.savedState(t))
+		kit.Same(t, "the proxy makes other routes (-rendered +made)", routes, c.routesIPVS(t))
 	})
 }
 
@@ -508,9 +496,7 @@ func TestIPVSCleanup(t *testing.T) {
 	wantWords(t, c.cleanUp(t, "", 0),
 		`"Cleaned up" place="virtual servers of IPVS for IPv4" removed="`, `"Cleaned up" place="virtual servers of IPVS for IPv6" removed="`,
 	)
-	if diff := gocmp.Diff(theirs, c.listIPVS(t)); diff != "" {
-		t.Errorf("after a cleanup (-what others have +all):\n%s", diff)
-	}
+	kit.Same(t, "after a cleanup (-what others have +all)", theirs, c.listIPVS(t))
 	c.checkOnlyMode(t, "no mode")
 	if again := c.cleanUp(t, "", 0); strings.Contains(again, "Cleaned up") {
 		t.Errorf("a second cleanup found something:\n%s", again)
@@ -657,9 +643,7 @@ func fromUpstreamIPVS(t *testing.T, to string) {
 	}
 	p.Stop(t)
 	c.cleanUp(t, "", 0)
-	if diff := gocmp.Diff(theirs, c.listIPVS(t)); diff != "" {
-		t.Errorf("after a cleanup (-what others have +all):\n%s", diff)
-	}
+	kit.Same(t, "after a cleanup (-what others have +all)", theirs, c.listIPVS(t))
 }
 
 // awaitGone waits until a place is empty, for as long as IPVS keeps entries of closed

@@ -169,9 +169,7 @@ func sayLease(c net.Conn, text string) {
 func (c *cluster) attackLease(t *testing.T, attack string) *program.Proxy {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	const rights = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap"
 	cmd := exec.Command("setpriv", "--inh-caps=-all", "--bounding-set="+rights, self)
 	cmd.Env = append(os.Environ(), leaseAttack+"="+attack)
@@ -247,9 +245,7 @@ func reportOf(t *testing.T, p *program.Proxy, metrics string) health.Report {
 		t.Errorf("/healthz at %s: status %d, want 200 and no process\n%s", at, page.Status, page.Body)
 	}
 	var r struct{ Health health.Report }
-	if err := json.Unmarshal(p.Fetch(t, metrics, "/services").Body, &r); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, json.Unmarshal(p.Fetch(t, metrics, "/services").Body, &r))
 	return r.Health
 }
 
@@ -514,9 +510,7 @@ func (c *cluster) launchAll(t *testing.T) *program.Proxy {
 func (c *cluster) askNodePort(t *testing.T, a app, f service.Family) netlab.Outcome {
 	t.Helper()
 	got, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.NodePort, f)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return got.Outcome
 }
 

@@ -110,13 +110,10 @@ func (c *cluster) checkPortInUse(t *testing.T, p *program.Proxy) {
 	late := app{name: "late", number: 13, plain: true}.on(c.webs()...)
 	var l net.Listener
 	at := netip.AddrPortFrom(netip.IPv6Loopback(), late.nodePort())
-	err := c.Node.Do(func() (err error) {
+	kit.Must(t, c.Node.Do(func() (err error) {
 		l, err = net.Listen("tcp", at.String())
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	c.save(t, late)
 	p.AwaitLog(t, "shop/late", "address already in use by another program of the node")
 	_ = l.Close()
@@ -161,13 +158,10 @@ func (c *cluster) checkUnrelayed(t *testing.T, p *program.Proxy) {
 func (c *cluster) routesLocalnet(t *testing.T) bool {
 	t.Helper()
 	var text []byte
-	err := c.Node.Do(func() (err error) {
+	kit.Must(t, c.Node.Do(func() (err error) {
 		text, err = os.ReadFile("/proc/sys/net/ipv4/conf/all/route_localnet")
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return strings.TrimSpace(string(text)) == "1"
 }
 
@@ -600,9 +594,7 @@ func TestHairpin(t *testing.T) {
 	pod := c.Host("web-1")
 	for _, x := range c.cells([]*netlab.Host{pod}, web) {
 		a, err := pod.Ask(t.Context(), netlab.Query{Proto: x.Proto.String(), To: x.To})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		want := c.judge(nil).NodeTowards(pod.Addr(a.At.Addr()))
 		if c.accelerated && x.Proto == service.TCP && x.Name == "ClusterIP of web" {
 			want = pod.Addr(a.At.Addr()) // it connects to itself, and nothing leaves it
@@ -655,9 +647,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 	c.start(t)
 	for _, f := range service.Families {
 		vip := web.address(service.LoadBalancerIP, f)
-		if err := c.Node.AddAddr(vip); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, c.Node.AddAddr(vip))
 		a, err := c.Node.Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.LoadBalancerIP, f)})
 		if err != nil || a.Outcome != netlab.Answered || a.From.Addr() != vip {
 			t.Errorf("node-a to %s: %s from %s, %v", vip, a.Outcome, a.From, err)
@@ -677,9 +667,7 @@ func checkServers(t *testing.T, from *netlab.Host, to netip.AddrPort, want strin
 	// One of two servers is missed with probability 2^-49.
 	for missed := 0; missed < 50; missed++ {
 		a, err := from.Ask(t.Context(), q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if a.Outcome != netlab.Answered {
 			break
 		}

@@ -279,14 +279,10 @@ func TestBrokenFile(t *testing.T) {
 	}
 	t.Run("a directory", func(t *testing.T) {
 		c.remove(t, "cart.yaml")
-		if err := os.Mkdir(filepath.Join(c.dir, "cart.yaml"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Mkdir(filepath.Join(c.dir, "cart.yaml"), 0o755))
 		p.AwaitLog(t, "cart.yaml", "directory")
 		c.check(t, want, c.cells(c.clientHosts()[:1], web))
-		if err := os.Remove(filepath.Join(c.dir, "cart.yaml")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Remove(filepath.Join(c.dir, "cart.yaml")))
 	})
 	t.Run("another file changes meanwhile", func(t *testing.T) {
 		c.write(t, "broken.yaml", []byte("kind: [\n"))
@@ -307,9 +303,7 @@ func TestMountedVolume(t *testing.T) {
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}
 	c.mount(t, "..first", web.on(c.Host("web-1")))
-	if err := os.Symlink(filepath.Join("..data", "web.yaml"), filepath.Join(c.dir, "web.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Symlink(filepath.Join("..data", "web.yaml"), filepath.Join(c.dir, "web.yaml")))
 	p := c.start(t)
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
 	c.swap(t, "..second", web.on(c.Host("web-2")))
@@ -384,9 +378,7 @@ const readOnlyRoot = "mount -t tmpfs run /run && mount --bind /proc/sys /proc/sy
 // in deploy have it, and behind a filter of system calls like containerd's.
 func TestConfined(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for name, prefix := range map[string][]string{
 		"read-only root": {"unshare", "--mount", "sh", "-c", readOnlyRoot, "sh"},
 		"seccomp":        {"env", confine + "=1", self},
@@ -435,9 +427,7 @@ func (c *cluster) launchBehind(t *testing.T, prefix ...string) *program.Proxy {
 	t.Helper()
 	cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms"}, c.mode.flags...)...)
 	path, err := exec.LookPath(prefix[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	cmd.Args = slices.Concat(prefix, []string{cmd.Path}, cmd.Args[1:])
 	cmd.Path = path
 	return program.Start(t, c.Node, cmd)
@@ -544,9 +534,7 @@ func TestIPVSRights(t *testing.T) {
 // worksWithRights checks that a mode needs each of some capabilities, and no others.
 func worksWithRights(t *testing.T, m mode, rights []string) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	c := newCluster(t, m)
 	c.withoutBPF(t)
 	web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
@@ -624,10 +612,7 @@ func TestSupportDump(t *testing.T) {
 	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
 	c.start(t)
 	kubeconfig := writeKubeconfig(t)
-	text, err := os.ReadFile(kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, kubeconfig)
 	log := filepath.Join(t.TempDir(), "proxy.log")
 	kit.WriteFile(t, log, "the first line of the log\n"+string(text)+secretKey+secretCert+"Authorization: Bearer "+secretToken+"\nthe last line of the log\n")
 	path := filepath.Join(t.TempDir(), "dump.tar.gz")
@@ -640,10 +625,7 @@ func TestSupportDump(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(said, "not collected: events.json;") {
 		t.Errorf("exit %d, want 1 for Events alone: %s", code, said)
 	}
-	archive, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive := kit.ReadFile(t, path)
 	t.Logf("%d bytes\n%s", len(archive), said)
 	checkArchive(t, archive, map[string]string{
 		"version.txt": "cli.Build{", "config.yaml": "kind: KubeProxyConfiguration", "configz.json": "clusterCIDR", "flagz.txt": "manifests=",
@@ -657,22 +639,16 @@ func TestSupportDump(t *testing.T) {
 func checkArchive(t *testing.T, archive []byte, want map[string]string) {
 	t.Helper()
 	zip, err := gzip.NewReader(bytes.NewReader(archive))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	found := map[string]bool{}
 	for r := tar.NewReader(zip); ; {
 		h, err := r.Next()
 		if err == io.EOF {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		text, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		name := filepath.Base(h.Name)
 		found[name] = true
 		if !strings.Contains(string(text), want[name]) {

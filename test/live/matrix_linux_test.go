@@ -243,9 +243,7 @@ func newAffinityClients(t *testing.T, c *cluster, a app) *affinityClients {
 	for _, format := range []string{"192.0.2.2%02d", "2001:db8:2::2%02d"} {
 		for i := range 8 {
 			addr := netip.MustParseAddr(fmt.Sprintf(format, i))
-			if err := c.Host("customer").AddAddr(addr); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, c.Host("customer").AddAddr(addr))
 			h.addrs = append(h.addrs, addr)
 		}
 	}
@@ -285,9 +283,7 @@ func (h *affinityClients) askServer(t *testing.T, client netip.Addr, k service.K
 	h.asked[client] = time.Now()
 	q := netlab.Query{Proto: "tcp", From: netip.AddrPortFrom(client, 0), To: h.app.at(k, service.FamilyOf(client))}
 	a, err := h.Host("customer").Ask(t.Context(), q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if a.Outcome != netlab.Answered {
 		t.Fatalf("%s to %s: %s", client, q.To, a.Outcome)
 	}
@@ -310,7 +306,7 @@ func (h *affinityClients) movedClients(t *testing.T) map[netip.Addr]string {
 func (h *affinityClients) affinityEntries(t *testing.T) int {
 	t.Helper()
 	n := 0
-	err := h.Node.Do(func() error {
+	kit.Must(t, h.Node.Do(func() error {
 		conn, err := nftables.New()
 		if err != nil {
 			return err
@@ -332,10 +328,7 @@ func (h *affinityClients) affinityEntries(t *testing.T) int {
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return n
 }
 
@@ -541,12 +534,9 @@ func outsideOfTheWindow(t *testing.T, m mode) {
 	c.checkOutOfWindow(t, web, own)
 	// With nf_conntrack_tcp_be_liberal such packets are valid, so none may be dropped.
 	// See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
-	err := c.Node.Do(func() error {
+	kit.Must(t, c.Node.Do(func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal", []byte("1"), 0)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	c.checkOutOfWindow(t, web, own)
 }
 
@@ -581,9 +571,7 @@ func sendOutOfWindow(t *testing.T, server *netlab.Host, o conversation, dialed n
 	})
 	defer unix.Close(wire)
 	defer unix.Close(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	ip := [...]uint16{unix.ETH_P_IP, unix.ETH_P_IPV6}[service.FamilyOf(dialed)]
 	kit.Must(t, unix.Bind(wire, &unix.SockaddrLinklayer{Protocol: ip<<8 | ip>>8}))
 	a, err := o.conn.Ask(t.Context())

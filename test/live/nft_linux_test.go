@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -201,27 +199,21 @@ func TestNFTablesRepairsTampering(t *testing.T) {
 			c.awaitSnapshot(t, want)
 			t.Logf("healed after %s", time.Since(begin))
 			kit.Until(t, "a word of it in the log", func() bool { return p.Log.Count("Others had altered our rules") > reported })
-			if diff := cmp.Diff(rules, ours(t, c.Node)); diff != "" {
-				t.Errorf("our rules are not as they were (-before +after):\n%s", diff)
-			}
+			kit.Same(t, "our rules are not as they were (-before +after)", rules, ours(t, c.Node))
 		})
 	}
 	c.check(t, want, c.cells(c.clientHosts(), web, sticky))
 	c.save(t, web.on(c.Host("web-1")))
 	c.remove(t, "sticky.yaml")
 	c.awaitProgrammed(t)
-	if diff := cmp.Diff(theirs, foreign(t, c.Node)); diff != "" {
-		t.Errorf("the rules of others changed (-before +after):\n%s", diff)
-	}
+	kit.Same(t, "the rules of others changed (-before +after)", theirs, foreign(t, c.Node))
 
 	p.Stop(t)
 	out, err := program.Run(t, c.Node, kubeProxy.Command("--cleanup"))
 	if err != nil {
 		t.Errorf("cleanup: %v\n%s", err, out)
 	}
-	if diff := cmp.Diff(theirs, nft(t, c.Node, "list ruleset\n", "-a")); diff != "" {
-		t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
-	}
+	kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, nft(t, c.Node, "list ruleset\n", "-a"))
 }
 
 // TestFlushedRuleset checks that our rules are soon back after a flush of the whole

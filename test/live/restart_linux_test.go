@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
@@ -65,9 +64,7 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	if moved := home.movedClients(t); len(moved) > 0 {
 		t.Errorf("clients were forgotten: %v", moved)
 	}
-	if diff := cmp.Diff(before, rules(c)); diff != "" {
-		t.Errorf("the rules changed (-before +after):\n%s", diff)
-	}
+	kit.Same(t, "the rules changed (-before +after)", before, rules(c))
 }
 
 // TestChangedMeanwhile checks that only what changed while the proxy was down changes
@@ -123,9 +120,7 @@ func (c *cluster) variant(t *testing.T, n int) variant {
 		items = append(items, a.service(), a.slice(service.IPv4), a.slice(service.IPv6))
 	}
 	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	c.write(t, "many.json", text)
 	samples := c.cells(c.clientHosts()[:1], apps[0], apps[len(apps)/2], apps[len(apps)-1], absent[0], absent[len(absent)/2])
 	return variant{text, c.want(t), samples}
@@ -354,14 +349,11 @@ type volume struct{ dir string }
 func (v volume) mount(t *testing.T, version, body string) {
 	t.Helper()
 	dir, next := filepath.Join(v.dir, version), filepath.Join(v.dir, "..data_tmp")
-	err := errors.Join(
+	kit.Must(t, errors.Join(
 		os.Mkdir(dir, 0o755),
 		os.WriteFile(filepath.Join(dir, "config.conf"), []byte(configHead+body), 0o600),
 		os.Symlink(version, next),
-		os.Rename(next, filepath.Join(v.dir, "..data")))
-	if err != nil {
-		t.Fatal(err)
-	}
+		os.Rename(next, filepath.Join(v.dir, "..data"))))
 }
 
 // newVolume mounts a first version and returns the file's path as well.
@@ -370,9 +362,7 @@ func newVolume(t *testing.T, body string) (v volume, path string) {
 	v = volume{t.TempDir()}
 	v.mount(t, "..first", body)
 	path = filepath.Join(v.dir, "config.conf")
-	if err := os.Symlink(filepath.Join("..data", "config.conf"), path); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Symlink(filepath.Join("..data", "config.conf"), path))
 	return v, path
 }
 
@@ -435,9 +425,7 @@ func TestReloadBadFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	put := func(body string) { // in one step: half a file may be taken for a faulty one
 		t.Helper()
-		if err := errors.Join(os.WriteFile(path+".next", []byte(configHead+body), 0o600), os.Rename(path+".next", path)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(os.WriteFile(path+".next", []byte(configHead+body), 0o600), os.Rename(path+".next", path)))
 	}
 	put("nodePortAddresses: [10.244.1.0/24]\n")
 	c.mode.flags = append(c.mode.flags, "--config="+path)
@@ -469,9 +457,7 @@ func TestReloadBadFile(t *testing.T) {
 	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 	put("# good again\nnodePortAddresses: [10.244.1.0/24]\n")
 	p.AwaitLog(t, "means the same")
-	if err := syscall.Kill(p.Pid(), syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGHUP))
 	kit.Until(t, "a second look, which was asked for", func() bool { return p.Log.Count("means the same") == 2 })
 	if page := p.Fetch(t, program.HealthAddr, "/healthz"); strings.Contains(string(page.Body), "configuration") {
 		t.Errorf("the condition stays: %s", page.Body)
@@ -526,9 +512,7 @@ func TestReloadEarly(t *testing.T) {
 	c.mode.flags = append(c.mode.flags, "--config="+path)
 	p := c.launch(t)
 	p.AwaitLog(t, "Services come from manifests")
-	if err := syscall.Kill(p.Pid(), syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGHUP))
 	p.AwaitLog(t, "was read again")
 	p.Stop(t)
 }
@@ -540,9 +524,7 @@ func TestStalledLogDoesNotBlock(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer r.Close()
 	if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4096); err != nil {
 		t.Fatal(err)
@@ -555,9 +537,7 @@ func TestStalledLogDoesNotBlock(t *testing.T) {
 		c.save(t, app{name: "web", number: 10 + i}.on(c.webs()...))
 		c.awaitProgrammed(t)
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 	endsInTime(t, ended, 5*time.Second)
 }
 
@@ -571,9 +551,7 @@ func TestLogWithoutReader(t *testing.T) {
 			c := newCluster(t, defaultMode())
 			cmd := c.command(append([]string{"--manifests=" + c.dir, "--iptables-min-sync-period=10ms", "-v=4", "--logging-format=" + format}, c.mode.flags...)...)
 			r, w, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			cmd.Stderr, cmd.Stdout = w, w
 			ended := startOnNode(t, c, cmd)
 			w.Close()
@@ -585,9 +563,7 @@ func TestLogWithoutReader(t *testing.T) {
 				c.save(t, app{name: "web", number: 10 + i}.on(c.webs()...))
 				c.awaitProgrammed(t)
 			}
-			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 			endsInTime(t, ended, 5*time.Second)
 			if !cmd.ProcessState.Success() {
 				t.Errorf("ended with %s", cmd.ProcessState)
@@ -597,9 +573,7 @@ func TestLogWithoutReader(t *testing.T) {
 	for _, args := range [][]string{{"--help"}, {"--write-config-to=-"}} {
 		cmd := kubeProxy.Command(args...)
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		r.Close()
 		var problems strings.Builder
 		cmd.Stdout, cmd.Stderr = w, &problems
@@ -621,12 +595,8 @@ func TestPipesAndKernelFilesAreRefused(t *testing.T) {
 	swap := func(make func(path string) error) {
 		t.Helper()
 		next := filepath.Join(c.dir, ".next")
-		if err := make(next); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(next, filepath.Join(c.dir, "odd.yaml")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, make(next))
+		kit.Must(t, os.Rename(next, filepath.Join(c.dir, "odd.yaml")))
 	}
 	swap(func(path string) error { return unix.Mkfifo(path, 0o600) })
 	p.AwaitLog(t, "odd.yaml", "is a named pipe; want a regular file")
@@ -643,9 +613,7 @@ func TestPipesAndKernelFilesAreRefused(t *testing.T) {
 // startOnNode starts cmd on the node, and returns a channel that receives its error.
 func startOnNode(t *testing.T, c *cluster, cmd *exec.Cmd) <-chan error {
 	t.Helper()
-	if err := c.Node.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.Node.Start(cmd))
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() { _ = cmd.Process.Kill() })

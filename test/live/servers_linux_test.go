@@ -312,10 +312,7 @@ type group struct{ dir, peak string }
 // memoryGroup makes a cgroup with a limit in bytes, of whichever version there is.
 func memoryGroup(t *testing.T, limit int) group {
 	t.Helper()
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := kit.ReadFile(t, "/proc/self/cgroup")
 	for line := range strings.Lines(string(own)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(parts) != 3 {
@@ -601,16 +598,10 @@ func (c *cluster) withPins(t *testing.T) func(*exec.Cmd) *exec.Cmd {
 	t.Helper()
 	holder := exec.Command("unshare", "--mount", "sh", "-c", "mount -t bpf bpf /sys/fs/bpf && echo mounted && exec cat")
 	in, err := holder.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	out, err := holder.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := holder.Start(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	kit.Must(t, holder.Start())
 	t.Cleanup(func() {
 		in.Close()
 		_ = holder.Wait()
@@ -674,9 +665,7 @@ func (c *cluster) checkTracked(t *testing.T, a app, want bool) {
 		dst := a.at(service.ClusterIP, f).Addr()
 		cmd := exec.Command("conntrack", "-L", "-f", strings.ToLower(f.String()), "-p", "tcp", "--orig-dst", dst.String())
 		out, err := program.Run(t, c.Node, cmd)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if got := strings.Contains(out, "dst="); got != want {
 			t.Errorf("connections to %s are tracked: %v, want %v\n%s", dst, got, want, out)
 		}

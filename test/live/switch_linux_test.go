@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/ipvs"
@@ -177,13 +175,10 @@ type finder interface {
 func (c *cluster) finds(t *testing.T, f finder) string {
 	t.Helper()
 	var what string
-	err := c.Node.Do(func() (err error) {
+	kit.Must(t, c.Node.Do(func() (err error) {
 		what, err = f.Find(t.Context())
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return what
 }
 
@@ -248,9 +243,7 @@ func linkLegacyCommands(t *testing.T, dir string) {
 			if err != nil {
 				path = "/usr/sbin/" + c + suffix
 			}
-			if err := os.Symlink(path, dir+"/"+c+suffix); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Symlink(path, dir+"/"+c+suffix))
 		}
 	}
 }
@@ -323,9 +316,7 @@ func TestCleanup(t *testing.T) {
 			t.Errorf("no word of what was removed from %s:\n%s", word, said)
 		}
 	}
-	if diff := cmp.Diff(theirs, c.listAllRules(t)); diff != "" {
-		t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
-	}
+	kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, c.listAllRules(t))
 	c.checkOnlyMode(t, "no mode")
 	if lists := c.recentLists(t); len(lists) > 0 {
 		t.Errorf("lists of clients are left: %q", lists)
@@ -413,7 +404,7 @@ func (c *cluster) installNFTables(t *testing.T) {
 	t.Helper()
 	want := c.want(t)
 	for _, f := range service.Families {
-		err := c.Node.Do(func() error {
+		kit.Must(t, c.Node.Do(func() error {
 			b, err := nftables.New(f, nftables.Options{MasqueradeBit: 14})
 			if err != nil {
 				return err
@@ -423,10 +414,7 @@ func (c *cluster) installNFTables(t *testing.T) {
 				err = p.Apply(t.Context()).Err
 			}
 			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 }
 
@@ -435,13 +423,10 @@ func (c *cluster) installNFTables(t *testing.T) {
 func (c *cluster) recentLists(t *testing.T) []string {
 	t.Helper()
 	var all []string
-	err := c.Node.Do(func() (err error) {
+	kit.Must(t, c.Node.Do(func() (err error) {
 		all, err = filepath.Glob("/proc/thread-self/net/xt_recent/*")
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 

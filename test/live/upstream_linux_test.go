@@ -24,8 +24,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/nftables"
@@ -218,9 +216,7 @@ func TestTakeoverFromUpstream(t *testing.T) {
 			if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
 				t.Errorf("cleanup: %v\n%s", err, out)
 			}
-			if diff := cmp.Diff(theirs, c.listAllRules(t)); diff != "" {
-				t.Errorf("after a cleanup (-rules of others +all rules):\n%s", diff)
-			}
+			kit.Same(t, "after a cleanup (-rules of others +all rules)", theirs, c.listAllRules(t))
 			for _, f := range service.Families {
 				if what := c.finds(t, nftables.Leftovers{Family: f, Table: nftables.UpstreamTable}); what != "" {
 					t.Errorf("kube-proxy still has %s", what)
@@ -372,14 +368,10 @@ func TestHTTPS(t *testing.T) {
 func served(t *testing.T, h *netlab.Host, addr string) *big.Int {
 	t.Helper()
 	raw, err := h.Dial(t.Context(), "tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer raw.Close()
 	c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true}) // it is signed by itself
-	if err := c.HandshakeContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.HandshakeContext(t.Context()))
 	return c.ConnectionState().PeerCertificates[0].SerialNumber
 }
 
@@ -387,22 +379,14 @@ func served(t *testing.T, h *netlab.Host, addr string) *big.Int {
 func writeKeyPair(t *testing.T, cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), NotAfter: time.Now().Add(time.Hour)}
 	public, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	err = errors.Join(
 		os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: public}), 0o600),
 		os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 }

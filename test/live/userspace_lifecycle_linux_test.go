@@ -113,15 +113,11 @@ func TestUserspaceRestart(t *testing.T) {
 		p := c.start(t)
 		want := c.awaitProgrammed(t)
 		loads, lines, packets := c.loads(t, web, local), c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
-		if err := syscall.Kill(p.Pid(), syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGTERM))
 		p.AwaitLog(t, "New connections go straight to endpoints", "IPv4")
 		p.AwaitLog(t, "New connections go straight to endpoints", "IPv6")
 		lines.checkSameServer(t)
-		if err := p.Wait(t); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, p.Wait(t))
 		p.AwaitLog(t, `"Stopped; new connections to Services go to endpoints without a process"`, fmt.Sprintf("brokenOff=%d", len(lines)))
 		c.check(t, want, c.cells(c.clientHosts(), web, local, sticky))
 		packets.checkAnswered(t)

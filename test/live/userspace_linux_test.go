@@ -295,9 +295,7 @@ func limited(cmd *exec.Cmd, files int) *exec.Cmd {
 func files(t *testing.T, p *program.Proxy) int {
 	t.Helper()
 	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return len(all)
 }
 

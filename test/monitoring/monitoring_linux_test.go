@@ -157,9 +157,7 @@ func testDashboard(t *testing.T, p *prometheus) {
 func ask(t *testing.T, p *prometheus) []panel {
 	t.Helper()
 	var board struct{ Panels []panel }
-	if err := json.Unmarshal([]byte(chartFile(t, "dashboard.json")), &board); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, json.Unmarshal([]byte(chartFile(t, "dashboard.json")), &board))
 	// What Grafana puts in: all nodes, and four scrapes.
 	variables := strings.NewReplacer("$instance", ".*", "$__rate_interval", (4 * scrapeInterval).String())
 	for _, panel := range board.Panels {
@@ -244,25 +242,19 @@ const goodConfig = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProx
 func (n *node) cut(t *testing.T, s *site) {
 	t.Helper()
 	script := `table inet cut { chain out { type filter hook output priority 0; ip daddr %s tcp dport 6443 reject with tcp reset; }; }`
-	if err := n.nft(t.Context(), fmt.Sprintf(script, s.Host(control).IPv4)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.nft(t.Context(), fmt.Sprintf(script, s.Host(control).IPv4)))
 }
 
 func (n *node) mend(t *testing.T) {
 	t.Helper()
-	if err := n.nft(t.Context(), "delete table inet cut"); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.nft(t.Context(), "delete table inet cut"))
 }
 
 // startBreakable starts the proxy in mode iptables, with commands that fail while a file
 // exists.
 func startBreakable(t *testing.T, s *site, n *node) {
 	dir := filepath.Join(n.dir, "commands")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Mkdir(dir, 0o755))
 	for _, c := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-restore", "-save"} {
 			script := fmt.Sprintf("#!/bin/sh\nif [ -e %s/broken ]; then echo 'out of memory' >&2; exit 4; fi\nexec /usr/sbin/%s-nft%s \"$@\"\n", n.dir, c, suffix)
@@ -275,9 +267,7 @@ func startBreakable(t *testing.T, s *site, n *node) {
 func breakCommands(t *testing.T, _ *site, n *node) func() {
 	path := n.write(t, "broken", "")
 	return func() {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Remove(path))
 	}
 }
 
@@ -309,9 +299,7 @@ func fill(t *testing.T, s *site, n *node) func() {
 	var all []net.Conn
 	for range fillable * 95 / 100 {
 		c, err := n.Dial(t.Context(), "udp", netip.AddrPortFrom(s.webs()[0].IPv4, target).String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		all = append(all, c)
 	}
 	stop := repeat(t, 5*time.Second, func(context.Context, int) error {
@@ -325,9 +313,7 @@ func fill(t *testing.T, s *site, n *node) func() {
 		for _, c := range all {
 			_ = c.Close()
 		}
-		if err := n.run(t.Context(), "", "conntrack", "--delete", "--proto=udp"); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.run(t.Context(), "", "conntrack", "--delete", "--proto=udp"))
 	}
 }
 

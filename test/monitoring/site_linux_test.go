@@ -64,9 +64,7 @@ func newSite(t *testing.T, names ...string) *site {
 		n.forward(t)
 		s.nodes = append(s.nodes, n)
 	}
-	if err := s.Set(t.Context(), s.objects(0)...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.Set(t.Context(), s.objects(0)...))
 	return s
 }
 
@@ -94,9 +92,7 @@ func (s *site) node(name string) *node {
 func (s *site) start(t *testing.T, n *node, wrap []string, args ...string) {
 	t.Helper()
 	kubeconfig, err := s.Kubeconfig(cluster.Login{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	cmd := kubeProxy.Command(append([]string{
 		"--kubeconfig=" + kubeconfig, "--hostname-override=" + n.Name, "--cluster-cidr=" + netlab.ClusterCIDR, "--metrics-bind-address=0.0.0.0:10249",
 	}, args...)...)
@@ -122,9 +118,7 @@ func (n *node) commands() string {
 func (n *node) write(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(n.dir, name)
-	if err := errors.Join(os.WriteFile(path+".next", []byte(text), 0o755), os.Rename(path+".next", path)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(os.WriteFile(path+".next", []byte(text), 0o755), os.Rename(path+".next", path)))
 	return path
 }
 
@@ -211,9 +205,7 @@ const prometheusAddr = "127.0.0.1:9090"
 func startPrometheus(t *testing.T, h *netlab.Host, rules string, nodes ...*netlab.Host) *prometheus {
 	t.Helper()
 	programs, err := thirdparty.Prometheus.Build(t.Context(), os.Stderr, "prometheus")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	dir := t.TempDir()
 	type target struct {
 		Targets []string          `json:"targets"`
@@ -229,9 +221,7 @@ func startPrometheus(t *testing.T, h *netlab.Host, rules string, nodes ...*netla
 		"rule_files":     []string{"rules.yaml"},
 		"scrape_configs": []any{map[string]any{"job_name": "kubeproxy", "static_configs": targets}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for name, text := range map[string]string{"prometheus.yaml": string(config), "rules.yaml": rules} {
 		kit.WriteFile(t, filepath.Join(dir, name), text)
 	}
@@ -239,9 +229,7 @@ func startPrometheus(t *testing.T, h *netlab.Host, rules string, nodes ...*netla
 		"--config.file="+filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+prometheusAddr)
 	log := &program.Log{}
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := h.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, h.Start(cmd))
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -261,9 +249,7 @@ func startPrometheus(t *testing.T, h *netlab.Host, rules string, nodes ...*netla
 func (p *prometheus) get(t *testing.T, path string, parameters url.Values, into any) {
 	t.Helper()
 	page, err := program.Fetch(t.Context(), p.host, prometheusAddr, "/api/v1/"+path+"?"+parameters.Encode())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	answer := struct {
 		Data  any    `json:"data"`
 		Error string `json:"error"`
@@ -368,10 +354,7 @@ func compare(want, got map[string]map[string]bool) (missing, extra []string) {
 // chartFile reads a file of the chart.
 func chartFile(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "build", "chart", "files", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, filepath.Join("..", "..", "build", "chart", "files", name))
 	return string(text)
 }
 
@@ -401,9 +384,7 @@ func replaceNumbers(t *testing.T, text string, pattern *regexp.Regexp, by func(i
 	t.Helper()
 	return pattern.ReplaceAllStringFunc(text, func(match string) string {
 		n, err := strconv.Atoi(pattern.FindStringSubmatch(match)[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		return by(n)
 	})
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/kit"
 )
 
 // role selects another role of the test program, as a process in a lab.
@@ -133,9 +135,7 @@ func TestSourceOfChoice(t *testing.T) {
 	pod, client := lab.Host("pod"), lab.Host("client")
 	startEcho(t, pod)
 	second := netip.MustParseAddr("192.0.2.200")
-	if err := client.AddAddr(second); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, client.AddAddr(second))
 	for name, from := range map[string]netip.AddrPort{
 		"address and port": netip.AddrPortFrom(second, 5555),
 		"port only":        netip.AddrPortFrom(netip.Addr{}, 5556),
@@ -153,9 +153,7 @@ func TestSourceOfChoice(t *testing.T) {
 			}
 		})
 	}
-	if err := client.DelAddr(second); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, client.DelAddr(second))
 	if _, err := client.Ask(t.Context(), Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 8080), From: netip.AddrPortFrom(second, 0)}); err == nil {
 		t.Error("asked from an address that was removed")
 	}
@@ -177,9 +175,7 @@ func TestAddressesUsableAtOnce(t *testing.T) {
 	}
 	for i := range 8 {
 		a := netip.MustParseAddr(fmt.Sprintf("2001:db8:2::2%02d", i))
-		if err := lab.Host("client").AddAddr(a); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, lab.Host("client").AddAddr(a))
 		inUse(lab.Host("client"), a)
 	}
 }
@@ -189,26 +185,16 @@ func TestProcesses(t *testing.T) {
 	if errors.Is(err, ErrNotAllowed) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var out strings.Builder
 	list := self("list")
 	list.Stdout = &out
-	if err := errors.Join(lab.Node.Start(list), list.Wait()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"lo", "eth0", "veth-pod"}, strings.Fields(out.String())); diff != "" {
-		t.Errorf("interfaces of the node (-want +got):\n%s", diff)
-	}
+	kit.Must(t, errors.Join(lab.Node.Start(list), list.Wait()))
+	kit.Same(t, "interfaces of the node (-want +got)", []string{"lo", "eth0", "veth-pod"}, strings.Fields(out.String()))
 	wait := self("wait")
 	pipe, err := wait.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.Start(wait); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	kit.Must(t, lab.Node.Start(wait))
 	if _, err := pipe.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -222,9 +208,7 @@ func TestProcesses(t *testing.T) {
 
 func TestDoRestoresNamespace(t *testing.T) {
 	home, err := os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	lab := Start(t, Config{Pods: []string{"pod"}})
 	var all sync.WaitGroup
 	for range 20 {
@@ -295,9 +279,7 @@ func TestBadConfig(t *testing.T) {
 func rules(t *testing.T, node *Host, to netip.AddrPort) {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(node.ns)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	table := conn.AddTable(&nftables.Table{Name: "by-hand", Family: nftables.TableFamilyIPv4})
 	chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority) *nftables.Chain {
 		return conn.AddChain(&nftables.Chain{Name: name, Table: table, Type: typ, Hooknum: hook, Priority: prio})
@@ -319,9 +301,7 @@ func rules(t *testing.T, node *Host, to netip.AddrPort) {
 	conn.AddRule(&nftables.Rule{Table: table, Chain: raw, Exprs: port(81, &expr.Verdict{Kind: expr.VerdictDrop})})
 	post := chain("post", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 	conn.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: []expr.Any{&expr.Masq{}}})
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, conn.Flush())
 }
 
 // TestClientPortsRotate checks that each client gets a port of its own, whatever protocol
@@ -332,9 +312,7 @@ func TestClientPortsRotate(t *testing.T) {
 	pod, client := lab.Host("pod"), lab.Host("client")
 	startEcho(t, pod)
 	taken, err := client.Listen(t.Context(), "tcp4", ":33001")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { taken.Close() })
 	for _, next := range []struct {
 		proto string
@@ -386,9 +364,7 @@ func TestOutcomes(t *testing.T) {
 			}
 			got.Took, got.From = 0, netip.AddrPort{}
 			got.Client = netip.AddrPortFrom(got.Client.Addr(), tc.want.Client.Port())
-			if diff := cmp.Diff(tc.want, got, cmp.Comparer(samePort)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tc.want, got, cmp.Comparer(samePort))
 		})
 	}
 }
@@ -397,9 +373,7 @@ func TestOutcomes(t *testing.T) {
 func acceptAndClose(t *testing.T, h *Host) {
 	t.Helper()
 	l, err := h.Listen(t.Context(), "tcp", netip.AddrPortFrom(h.IPv4, 8081).String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go Serve(l, func(c net.Conn) { _, _ = c.Read(make([]byte, 1)) })
 }
@@ -433,9 +407,7 @@ func TestOwnRules(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}})
 	pod := lab.Host("pod")
 	conn, err := nftables.New(nftables.WithNetNSFd(int(pod.ns)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	table := conn.AddTable(&nftables.Table{Name: "own", Family: nftables.TableFamilyINet})
 	chain := conn.AddChain(&nftables.Chain{
 		Name: "output", Table: table, Type: nftables.ChainTypeFilter,
@@ -451,9 +423,7 @@ func TestOwnRules(t *testing.T) {
 			then,
 		}})
 	}
-	if err := conn.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, conn.Flush())
 	for port, want := range map[uint16]Outcome{7: TimedOut, 9: Refused} {
 		for _, addr := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} {
 			q := Query{Proto: "udp", To: netip.AddrPortFrom(addr, port)}
@@ -471,9 +441,7 @@ func TestOpenConversation(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
 	echo, err := pod.Echo("other-name", 8080)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for proto, after := range map[string]Outcome{"tcp": Broken, "udp": Refused} {
 		c, a, err := client.Open(t.Context(), Query{Proto: proto, To: netip.AddrPortFrom(pod.IPv6, 8080)})
 		if err != nil || a.Outcome != Answered {
@@ -501,9 +469,7 @@ func TestLoad(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
 	echo, err := pod.Echo("", 8080)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	query := Query{Proto: "tcp", To: netip.AddrPortFrom(pod.IPv4, 8080)}
 	r := client.Load(t.Context(), LoadConfig{Query: query, Workers: 4, Total: 500}).Wait()
 	if r.Connections != 500 || r.Lost() != 0 || r.Backends["pod"].Count != 500 {
@@ -542,9 +508,7 @@ func TestSCTP(t *testing.T) {
 	lab := Start(t, Config{Pods: []string{"pod"}, Clients: []string{"client"}})
 	pod, client := lab.Host("pod"), lab.Host("client")
 	echo, err := pod.Echo("", 8080)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	rules(t, lab.Node, netip.AddrPortFrom(pod.IPv4, 8080)) // drop port 81
 	vip := netip.MustParseAddr("10.96.0.10")
 	for name, tc := range map[string]struct {

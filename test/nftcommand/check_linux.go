@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -52,9 +53,7 @@ const protocol = `table ip t {
 // The proxy itself does without nft.
 func NeedTables(t *testing.T) {
 	t.Helper()
-	if err := Check(protocol); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, Check(protocol))
 	refused := Check(protocolInIntervals)
 	if refused == nil {
 		return

@@ -5,14 +5,15 @@ package nftmonitor
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/nftables"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -28,9 +29,7 @@ func TestListen(t *testing.T) {
 			heard.Add(1)
 		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	table := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "t"}
 	set := &nftables.Set{Table: table, Name: "s", KeyType: nftables.TypeIPAddr}
 	element := []nftables.SetElement{{Key: address}}
@@ -40,14 +39,10 @@ func TestListen(t *testing.T) {
 	})
 	before := counts(t, l)
 	want := Counts{"new table": 1, "new set": 1, NewElement: 1, Commit: 1}
-	if diff := cmp.Diff(want, before); diff != "" {
-		t.Errorf("tally (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "tally (-want +got)", want, before)
 	write(t, lab.Node, func(c *nftables.Conn) error { return c.SetDeleteElements(set, element) })
 	more := counts(t, l).Since(before)
-	if diff := cmp.Diff(Counts{DeletedElement: 1, Commit: 1}, more); diff != "" {
-		t.Errorf("tally since (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "tally since (-want +got)", Counts{DeletedElement: 1, Commit: 1}, more)
 	if got, want := more.String(), "commit 1, gone element 1"; got != want {
 		t.Errorf("String() = %q, want %q", got, want)
 	}
@@ -61,7 +56,7 @@ func TestListen(t *testing.T) {
 
 func write(t *testing.T, h *netlab.Host, change func(*nftables.Conn) error) {
 	t.Helper()
-	err := h.Do(func() error {
+	kit.Must(t, h.Do(func() error {
 		c, err := nftables.New()
 		if err != nil {
 			return err
@@ -70,18 +65,13 @@ func write(t *testing.T, h *netlab.Host, change func(*nftables.Conn) error) {
 			return err
 		}
 		return c.Flush()
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 func counts(t *testing.T, l *Listener) Counts {
 	t.Helper()
 	tally, err := l.Counts()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return tally
 }
 
@@ -90,9 +80,7 @@ func counts(t *testing.T, l *Listener) Counts {
 func TestCountsWaitForLatestCommit(t *testing.T) {
 	lab := netlab.Start(t, netlab.Config{})
 	l, err := Listen(lab.Node, func(Event) { time.Sleep(50 * time.Millisecond) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	for _, name := range []string{"one", "two"} {
 		before := counts(t, l)
@@ -100,8 +88,6 @@ func TestCountsWaitForLatestCommit(t *testing.T) {
 			c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: name})
 			return nil
 		})
-		if diff := cmp.Diff(Counts{"new table": 1, Commit: 1}, counts(t, l).Since(before)); diff != "" {
-			t.Errorf("%s: tally since (-want +got):\n%s", name, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s: tally since (-want +got)", name), Counts{"new table": 1, Commit: 1}, counts(t, l).Since(before))
 	}
 }

@@ -97,9 +97,7 @@ func TestUpdate(t *testing.T) {
 		run.Results = Results{Passed: passed, Failed: []Spec{{"one", "why"}}, Took: time.Minute}
 		accelerated := run
 		accelerated.SocketAcceleration, accelerated.Version = true, "v2"
-		if err := errors.Join(Update(file, page, &run, nil), Update(file, page, &accelerated, nil)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(Update(file, page, &run, nil), Update(file, page, &accelerated, nil)))
 	}
 	change := Change{Name: "roll", Mode: "nftables", About: "rolled", Version: "v1", Kernel: "6.1", On: day, Flows: []Flow{
 		{Name: "pod", Counts: Counts{New: 10, NewLost: 2, Slow: 3, Held: 5, Kinds: map[string]int{"new: timeout": 2}, FirstLost: day, Last: day.Add(time.Second)}},
@@ -108,14 +106,9 @@ func TestUpdate(t *testing.T) {
 	accelerated := Change{Name: "roll", Mode: "nftables", SocketAcceleration: true, About: "rolled", On: day, Flows: []Flow{{Name: "pod", Counts: Counts{New: 40, Due: 50}}}}
 	drained := Change{Name: "drain", Mode: "nftables", About: "drained", On: day, Flows: change.Flows}
 	for _, c := range []*Change{&change, &accelerated, &drained} {
-		if err := Update(file, page, nil, c); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, Update(file, page, nil, c))
 	}
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, page)
 	for _, want := range []string{
 		"| network | nftables                          | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
 		"| network | nftables with socket acceleration | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
@@ -206,13 +199,9 @@ func TestAddUp(t *testing.T) {
 	}{
 		{whole, "9/0"}, {first, "9/0 4/0"}, {other, "9/0 4/0 4/1"}, {first, "9/0 4/0 4/1"}, {second, "8/1"}, {first, "8/1 4/0"}, {whole, "9/0"},
 	} {
-		if err := Update(file, page, &step.run, nil); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, Update(file, page, &step.run, nil))
 		d, err := ReadDocument(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		var got []string
 		for _, r := range d.Runs {
 			got = append(got, fmt.Sprintf("%d/%d", r.Passed, len(r.Failed)))
@@ -240,13 +229,9 @@ func TestMerge(t *testing.T) {
 		Update(other, page, run("newer here", 1, 10, Part{}), change("roll", 1)), Update(other, page, run("newer there", 2, 20, Part{}), change("drain", 2)),
 		Update(other, page, run("whole", 2, 30, Part{1, 2}), nil), Update(other, page, run("parts", 2, 40, Part{2, 2}), nil),
 		Merge(file, page, other))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	d, err := ReadDocument(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var got []string
 	for _, r := range d.Runs {
 		got = append(got, fmt.Sprintf("%s %d%s", r.Selection, r.Passed, r.Part.suffix()))
@@ -266,9 +251,7 @@ func TestNarrow(t *testing.T) {
 	script := "#!/bin/sh\ncat >" + filepath.Join(folder, reportFile) + " <<'END'\n" + `<testsuites><testsuite>
 <testcase name="[It] one [a]" status="passed"></testcase><testcase name="[It] two [a]" status="passed"></testcase>
 </testsuite></testsuites>` + "\nEND\n"
-	if err := os.WriteFile(filepath.Join(folder, "ginkgo"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(filepath.Join(folder, "ginkgo"), []byte(script), 0o700))
 	for part, want := range map[Part]string{{}: "all", {1, 2}: "(?:one)$", {2, 2}: "(?:two)$", {3, 3}: "has no part 3/3"} {
 		s, err := part.narrow(t.Context(), Selection{Focus: "all"}, folder, folder)
 		if got := s.Focus; err == nil && got != want || err != nil && !strings.Contains(err.Error(), want) {
@@ -379,14 +362,10 @@ func TestSelect(t *testing.T) {
 // TestReusedPorts checks that a lost request is recognized if its port was used before.
 func TestReusedPorts(t *testing.T) {
 	server, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	l := &load{Load: Load{Network: "udp", Address: server.LocalAddr().String()}, ports: map[int]time.Time{}}
 	client, err := net.Dial("udp", l.Address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if l.reusesPort(client) || !l.reusesPort(client) {
 		t.Error("want the first use of a port to be new, and the second one not to be")
 	}
@@ -394,9 +373,7 @@ func TestReusedPorts(t *testing.T) {
 	if l.reusesPort(client) {
 		t.Error("a port that was used an hour ago counts")
 	}
-	if err := client.Close(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, client.Close())
 	go func() {
 		_, to, err := server.ReadFrom(make([]byte, 512))
 		if err == nil {
@@ -417,13 +394,9 @@ func TestReusedPorts(t *testing.T) {
 // TestUnreachable checks that what was never answered does not count as lost, but as due.
 func TestUnreachable(t *testing.T) {
 	server, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	l := Load{Network: "udp", Address: server.LocalAddr().String(), Rate: 100, Held: 1}
-	if err := server.Close(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, server.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if got := l.Run(ctx); got.New > 0 || got.Lost() > 0 || got.Due < 5 {
@@ -434,9 +407,7 @@ func TestUnreachable(t *testing.T) {
 // TestLife checks that a held connection gives way to another after its life.
 func TestLife(t *testing.T) {
 	server, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = server.Close() }) // the test is over
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -488,13 +459,9 @@ func answer(c net.Conn) {
 func testKey(t *testing.T) ssh.Signer {
 	t.Helper()
 	key, err := authority.NewKey()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	s, err := ssh.NewSignerFromKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return s
 }
 
@@ -502,9 +469,7 @@ func testKey(t *testing.T) ssh.Signer {
 func logIn(t *testing.T, m *Machine, key ssh.Signer) (client *ssh.Client, err error) {
 	t.Helper()
 	var c net.Conn
-	if err := m.inside(func() (err error) { c, err = net.Dial("tcp", "127.0.0.1"+sshPort); return err }); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, m.inside(func() (err error) { c, err = net.Dial("tcp", "127.0.0.1"+sshPort); return err }))
 	t.Cleanup(func() { _ = c.Close() }) // the client closes it, too
 	conn, channels, requests, err := ssh.NewClientConn(c, m.Name, &ssh.ClientConfig{
 		User: "root", Auth: []ssh.AuthMethod{ssh.PublicKeys(key)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
@@ -521,17 +486,11 @@ func TestLogin(t *testing.T) {
 	m, key := testMachine(t, Step{"up", []string{"sh", "-c", "echo up >/var/tmp/up"}, Once}), testKey(t)
 	startMachine(t, m, nil)
 	awaitFile(t, m.path("var/tmp/up"), 1) // it has its name
-	if err := newLogin(m, key).listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, newLogin(m, key).listen(t.Context()))
 	client, err := logIn(t, m, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	session, err := client.NewSession()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var said strings.Builder
 	session.Stderr = &said
 	out, err := session.Output("sudo hostname; echo worse >&2; exit 3")
@@ -558,9 +517,7 @@ func TestNetworks(t *testing.T) {
 		KubeRouter: {"bridge", []string{"cni/10-kuberouter.conflist"}, 2},
 	} {
 		c := &Cluster{Network: network, folder: t.TempDir()}
-		if err := c.configureNode(2); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, c.configureNode(2))
 		cni, err := filepath.Glob(c.path("n2", "cni", "*"))
 		if err != nil || len(cni) != 1 {
 			t.Errorf("network %q: %v, want one file in folder cni, have %q", network, err, cni)
@@ -575,9 +532,7 @@ func TestNetworks(t *testing.T) {
 				t.Fatalf("network %q, %s: %v\n%s", network, file, err, text)
 			}
 		}
-		if diff := cmp.Diff(want.plugin, config.Plugins[0].Type); diff != "" {
-			t.Errorf("network %q: plugin, -want +got:\n%s", network, diff)
-		}
+		kit.Same(t, fmt.Sprintf("network %q: plugin, -want +got", network), want.plugin, config.Plugins[0].Type)
 		if network == Flannel && config.Network+","+config.IPv6Network != PodCIDR {
 			t.Errorf("flannel has the ranges %+v, want %s", config, PodCIDR)
 		}
@@ -594,9 +549,7 @@ func TestOpenParts(t *testing.T) {
 	text := `{"Nodes": 0, "Programs": "/disk/programs", "Tests": "/disk/programs", "Store": "/disk/containerd"}`
 	kit.WriteFile(t, filepath.Join(folder, partsFile), text)
 	c, err := OpenParts(io.Discard, folder, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if c.Nodes != 3 || c.Programs != "/disk/programs" || c.Store != "/disk/containerd" {
 		t.Errorf("the cluster is %+v", c)
 	}
@@ -628,25 +581,19 @@ func TestJoin(t *testing.T) {
 	cache := t.TempDir()
 	program := func(folder, name string) string {
 		file := filepath.Join(cache, folder, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(folder), 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(folder), 0o755)))
 		return file
 	}
 	var folders []string
 	for _, version := range []string{"old", "new", "new"} {
 		folder, err := join(t.Context(), io.Discard, []string{program(version, "containerd"), program("other", "helm")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		folders = append(folders, folder)
 	}
 	if folders[0] == folders[1] || folders[1] != folders[2] {
 		t.Errorf("the folders are %v", folders)
 	}
-	if err := os.RemoveAll(filepath.Join(cache, "old")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.RemoveAll(filepath.Join(cache, "old")))
 	if text, err := os.ReadFile(filepath.Join(folders[0], "containerd")); err != nil || string(text) != "old" {
 		t.Errorf("the old cluster has containerd %q, %v", text, err)
 	}

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubeproxy/test/kit"
 )
 
 // TestMain is process 1 of the machines that tests start.
@@ -47,12 +49,8 @@ func startMachine(t *testing.T, m *Machine, l *net.TCPListener) {
 			t.Errorf("left behind: %s", found)
 		}
 	})
-	if err := errors.Join(m.addNamespace(), m.ips("link set lo up")); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.boot(l); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(m.addNamespace(), m.ips("link set lo up")))
+	kit.Must(t, m.boot(l))
 }
 
 // leftovers returns what names the machine: mounts, network namespaces, cgroups and
@@ -60,10 +58,7 @@ func startMachine(t *testing.T, m *Machine, l *net.TCPListener) {
 func leftovers(t *testing.T, m *Machine) []string {
 	t.Helper()
 	var found []string
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := kit.ReadFile(t, "/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, m.Folder) || strings.Contains(line, m.namespace()) {
 			found = append(found, "mount "+line)
@@ -72,7 +67,7 @@ func leftovers(t *testing.T, m *Machine) []string {
 	if _, err := os.Stat("/run/netns/" + m.namespace()); err == nil {
 		found = append(found, "network namespace")
 	}
-	err = filepath.WalkDir(cgroupRoot, func(path string, d os.DirEntry, err error) error {
+	err := filepath.WalkDir(cgroupRoot, func(path string, d os.DirEntry, err error) error {
 		if errors.Is(err, os.ErrNotExist) { // others come and go
 			return nil
 		}
@@ -81,9 +76,7 @@ func leftovers(t *testing.T, m *Machine) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return append(found, running(t, m.Folder)...)
 }
 
@@ -91,9 +84,7 @@ func leftovers(t *testing.T, m *Machine) []string {
 func running(t *testing.T, part string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var found []string
 	for _, file := range files {
 		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), part) {
@@ -123,21 +114,14 @@ func TestMachine(t *testing.T) {
 	awaitFile(t, m.path("var/tmp/orphans"), 1)
 	awaitFile(t, m.path("var/tmp/forever"), 1)
 	cmd, err := m.Command(t.Context(), "sh", "-c", "hostname; readlink /proc/1/exe >/dev/null && ls -d /sys/fs/cgroup/*; cat /proc/sys/kernel/panic; ls /sys/class/net; kill $(cat /var/tmp/forever)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	text, err := output(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if !strings.HasPrefix(text, m.Name+"\n") || !strings.HasSuffix(text, "\nlo\n") {
 		t.Errorf("a command sees another host than %s with a loopback interface:\n%s", m.Name, text)
 	}
 	awaitFile(t, m.path("var/tmp/forever"), 2) // it was started again
-	before, err := os.ReadFile("/proc/sys/kernel/panic")
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := kit.ReadFile(t, "/proc/sys/kernel/panic")
 	if cmd, err = m.Command(t.Context(), "sh", "-c", "echo 77 >/proc/sys/kernel/panic"); err != nil {
 		t.Fatal(err)
 	}
@@ -165,15 +149,11 @@ func awaitFile(t *testing.T, file string, lines int) {
 // TestForward checks that connections to the listener on the host reach the machine.
 func TestForward(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	m := testMachine(t, Step{"echo", []string{"socat", "TCP-LISTEN:7,fork,reuseaddr", "EXEC:cat"}, Forever})
 	m.Forward = "127.0.0.1:7"
 	startMachine(t, m, l.(*net.TCPListener))
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, l.Close())
 	const said = "hello"
 	var got []byte
 	err = poll(t.Context(), 20*time.Second, func() (bool, error) {
@@ -202,9 +182,7 @@ func TestClusterNames(t *testing.T) {
 	folders, namespaces := map[string]bool{}, map[string]bool{}
 	for _, name := range []string{"", "a", "b2"} {
 		folder, err := Folder(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		c := &Cluster{Name: name, folder: folder}
 		folders[folder], namespaces[c.Machine("n1").namespace()] = true, true
 	}
@@ -222,13 +200,9 @@ func TestClusterNames(t *testing.T) {
 func TestUpRefuses(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	folder, err := Folder("there")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	file := filepath.Join(folder, "cluster.json")
-	if err := errors.Join(os.MkdirAll(folder, 0o700), os.WriteFile(file, []byte("{}"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(os.MkdirAll(folder, 0o700), os.WriteFile(file, []byte("{}"), 0o600)))
 	if err := Up(t.Context(), io.Discard, &Cluster{Name: "there", Nodes: 3}); !errors.Is(err, ErrThere) || !strings.Contains(err.Error(), "make cluster-down CLUSTER=there") {
 		t.Errorf("a second cluster of that name: %v", err)
 	}
@@ -268,9 +242,7 @@ func TestCommandEndsWithContext(t *testing.T) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	awaitFile(t, begun, 1)
 	cancel()
 	if err := cmd.Wait(); err == nil {
@@ -303,9 +275,7 @@ func TestDownWithoutDescription(t *testing.T) {
 			m.Steps = []Step{{"ready", []string{"sh", "-c", "echo ready >/var/tmp/ready"}, Once}}
 			startMachine(t, m, nil)
 			awaitFile(t, m.path("var/tmp/ready"), 1)
-			if err := errors.Join(c.save(), lose(c)); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, errors.Join(c.save(), lose(c)))
 			if _, err := Open(io.Discard, c.Name); err == nil || !strings.Contains(err.Error(), "make cluster") {
 				t.Errorf("without %s: %v", what, err)
 			}
@@ -313,9 +283,7 @@ func TestDownWithoutDescription(t *testing.T) {
 			if err == nil {
 				err = found.Down()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if left := leftovers(t, m); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
 			}

@@ -34,9 +34,7 @@ func TestCrash(t *testing.T) {
 // meanwhile, on a node that has its rules from before.
 func testKilled(t *testing.T, s *site) {
 	web, more := newApp("web", 1, s.webs()...), newApp("more", 2, s.webs()...)
-	if err := s.save(t.Context(), web); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), web))
 	runs, starts := s.join(t, "runs"), s.join(t, "starts")
 	for _, n := range []*node{runs, starts} {
 		n.start(t, cluster.Login{})
@@ -60,9 +58,7 @@ func testKilled(t *testing.T, s *site) {
 	starts.AwaitLog(t, "Still reading and programming for the first time", "IPv4", "IPv6")
 	starts.neverProgrammed(t)
 
-	if err := s.APIServer.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.APIServer.Start(t.Context()))
 	starts.healthy(t)
 	for _, family := range []string{"IPv4", "IPv6"} {
 		starts.AwaitLog(t, `"Programmed"`, family, "changed=false")
@@ -70,9 +66,7 @@ func testKilled(t *testing.T, s *site) {
 	kit.Until(t, "the failure is over", func() bool { return runs.source(t, "services").Error == "" })
 	checkWrites(t, "during the outage", runs.counts(t).Since(before), nftmonitor.Counts{})
 	checkWrites(t, "by the proxy that started", starts.counts(t).Since(earlier), nftmonitor.Counts{})
-	if err := s.save(t.Context(), more); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), more))
 	for _, n := range []*node{runs, starts} {
 		n.awaitProgrammed(t)
 		if !n.answers(t, more) {
@@ -109,13 +103,9 @@ func checkWrites(t *testing.T, when string, got, want nftmonitor.Counts) {
 func testCompacted(t *testing.T, s *site) {
 	kept, gone := newApp("kept", 11, s.webs()...), newApp("gone", 12, s.webs()...)
 	moved, fresh := newApp("moved", 13, s.Host("web-1")), newApp("fresh", 14, s.webs()...)
-	if err := s.save(t.Context(), kept, gone, moved); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), kept, gone, moved))
 	front, err := s.NewFaultProxy(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer front.Close()
 	n := s.join(t, "runs")
 	n.start(t, cluster.Login{Server: front.URL})
@@ -127,12 +117,8 @@ func testCompacted(t *testing.T, s *site) {
 
 	front.SetFault(cluster.Fault{Status: http.StatusServiceUnavailable})
 	err = errors.Join(s.remove(t.Context(), gone), s.save(t.Context(), fresh, moved.moved(s.Host("web-2"))), s.Compact(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(s.Etcd.Restart(t.Context()), s.APIServer.Restart(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	kit.Must(t, errors.Join(s.Etcd.Restart(t.Context()), s.APIServer.Restart(t.Context())))
 	kit.Until(t, "the failure is known", func() bool { return n.source(t, "services").Error != "" })
 	checkWrites(t, "during the outage", n.counts(t).Since(before), nftmonitor.Counts{})
 	front.SetFault(cluster.Fault{})
@@ -148,9 +134,7 @@ func testCompacted(t *testing.T, s *site) {
 // pings, by default every 30 seconds, distinguish that from a watch without events.
 func testPaused(t *testing.T, s *site) {
 	kept, late := newApp("kept", 11, s.webs()...), newApp("late", 15, s.webs()...)
-	if err := s.save(t.Context(), kept); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), kept))
 	n := s.join(t, "runs")
 	pings := []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1"}
 	n.launch(t, n.flags(t, cluster.Login{}), pings)
@@ -158,21 +142,15 @@ func testPaused(t *testing.T, s *site) {
 	n.awaitProgrammed(t)
 	load := n.load(t, kept)
 	before := n.counts(t)
-	if err := s.APIServer.Pause(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.APIServer.Pause())
 	kit.Until(t, "the silence is noticed", func() bool { return n.source(t, "services").Error != "" })
 	if r, status := n.report(t); status != http.StatusOK {
 		t.Errorf("/healthz has status %d, want 200: %+v", status, r)
 	}
-	if err := s.APIServer.Resume(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.APIServer.Resume())
 	kit.Until(t, "the failure is over", func() bool { return n.source(t, "services").Error == "" })
 	checkWrites(t, "during the silence", n.counts(t).Since(before), nftmonitor.Counts{})
-	if err := s.save(t.Context(), late); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), late))
 	n.awaitProgrammed(t)
 	if !n.answers(t, late) {
 		t.Error("a Service made after the silence does not answer")
@@ -185,9 +163,7 @@ func testPaused(t *testing.T, s *site) {
 // one that is connected.
 func testServerCertificate(t *testing.T, s *site) {
 	web := newApp("web", 1, s.webs()...)
-	if err := s.save(t.Context(), web); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), web))
 	runs, starts := s.join(t, "runs"), s.join(t, "starts")
 	runs.start(t, cluster.Login{})
 	runs.healthy(t)
@@ -230,9 +206,7 @@ func TestAnswers(t *testing.T) {
 		names = append(names, p.name)
 	}
 	s := newSite(t, cluster.Options{Authorization: cluster.RBAC}, names...)
-	if err := s.save(t.Context(), webOf(s)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), webOf(s)))
 	for i, x := range apiFaults() {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
@@ -260,9 +234,7 @@ const (
 func (s *site) certify(t *testing.T, valid time.Duration) {
 	t.Helper()
 	until := time.Now().Add(valid)
-	if err := s.SetServerCertificate(until); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.SetServerCertificate(until))
 	kit.Until(t, "the server's new certificate", func() bool {
 		conn, err := s.Host("control").Dial(t.Context(), "tcp", strings.TrimPrefix(s.Server, "https://"))
 		if err != nil {
@@ -384,14 +356,10 @@ func TestScale(t *testing.T) {
 	const services, perSecond, long, churns = 2000, 200, 5 * time.Second, 2
 	s := newSite(t, cluster.Options{}, "busy")
 	web := webOf(s)
-	if err := s.save(t.Context(), web); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), web))
 	many := scale.New(s.Client, "many", services)
 	began := time.Now()
-	if err := many.Create(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, many.Create(t.Context()))
 	t.Logf("%d Services of %d endpoints written in %s", services, scale.PerService, time.Since(began).Round(time.Millisecond))
 	n := s.join(t, "busy")
 	n.start(t, cluster.Login{})
@@ -404,18 +372,14 @@ func TestScale(t *testing.T) {
 
 	cpu := n.CPU(t)
 	changes, err := many.ReplaceAtRate(t.Context(), perSecond, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	n.awaitProgrammed(t)
 	cpu = n.CPU(t) - cpu
 	t.Logf("%d changes in %s: %s of CPU for each", changes, long, (cpu / time.Duration(changes)).Round(time.Microsecond))
 	first := n.size(t, "changes of one")
 	var last size
 	for range churns {
-		if err := many.ReplaceAll(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, many.ReplaceAll(t.Context()))
 		n.awaitProgrammed(t)
 		last = n.size(t, "change of all")
 	}

@@ -63,9 +63,7 @@ func newSite(t *testing.T, o cluster.Options, nodes ...string) *site {
 	for _, name := range nodes {
 		all = append(all, nodeObject(s.Host(name)))
 	}
-	if err := s.Set(t.Context(), all...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.Set(t.Context(), all...))
 	return s
 }
 
@@ -106,9 +104,7 @@ func (n *node) start(t *testing.T, l cluster.Login, args ...string) {
 func (n *node) flags(t *testing.T, l cluster.Login, args ...string) []string {
 	t.Helper()
 	kubeconfig, err := n.site.Kubeconfig(l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return append([]string{
 		"--kubeconfig=" + kubeconfig, "--hostname-override=" + n.host.Name, "--cluster-cidr=" + netlab.ClusterCIDR,
 	}, args...)
@@ -131,30 +127,22 @@ func (n *node) want(t *testing.T) *service.Snapshot {
 	tracker := track.New(o)
 	api, all := n.site.Client, metav1.ListOptions{}
 	services, err := api.CoreV1().Services("").List(t.Context(), all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for i := range services.Items {
 		tracker.SetService(&services.Items[i])
 	}
 	slices, err := api.DiscoveryV1().EndpointSlices("").List(t.Context(), all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for i := range slices.Items {
 		tracker.SetSlice(&slices.Items[i])
 	}
 	ranges, err := api.NetworkingV1().ServiceCIDRs().List(t.Context(), all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for i := range ranges.Items {
 		tracker.SetServiceCIDR(&ranges.Items[i])
 	}
 	own, err := api.CoreV1().Nodes().Get(t.Context(), n.host.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	tracker.SetNode(own)
 	tracker.Synced()
 	return tracker.Latest()
@@ -246,9 +234,7 @@ func lossless(t *testing.T, l *netlab.Load) {
 func (n *node) answers(t *testing.T, a app) bool {
 	t.Helper()
 	answer, err := n.host.Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.addr()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return answer.Outcome == netlab.Answered
 }
 
@@ -375,9 +361,7 @@ func testMetricsPort(t *testing.T, s *site) { testPort(t, s.join(t, "metrics"), 
 // testPort occupies the listen address of a proxy.
 func testPort(t *testing.T, n *node, server, port string) {
 	taken, err := n.host.Listen(t.Context(), "tcp", "0.0.0.0:"+port)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer taken.Close()
 	out, err := program.Run(t, n.host, kubeProxy.Command(n.flags(t, cluster.Login{}, "--bind-address-hard-fail=true")...))
 	wantExit(t, err, 1)
@@ -390,9 +374,7 @@ func testPort(t *testing.T, n *node, server, port string) {
 	n.start(t, cluster.Login{})
 	n.awaitProgrammed(t)
 	n.AwaitLog(t, "Not served", "address already in use", port)
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, taken.Close())
 	kit.Until(t, "the address is served", func() bool { return n.Status(t, "127.0.0.1:"+port, "/healthz") == 200 })
 	n.AwaitLog(t, "Serving after all", port)
 	n.healthy(t)
@@ -505,9 +487,7 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 	meanwhile := newApp("with-"+x.name, number, s.webs()...)
 	after := newApp("after-"+x.name, number+1, s.webs()...)
 	front, err := s.NewFaultProxy(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = front.Close() })
 	n := s.join(t, x.name)
 	front.SetFault(x.fault)
@@ -522,9 +502,7 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 	load := n.load(t, newApp("web", 1))
 	spoiled := front.FaultCount()
 	before := n.cutOff(t, front, x.fault)
-	if err := s.save(t.Context(), meanwhile); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), meanwhile))
 	kit.Until(t, "requests are spoiled again", func() bool { return front.FaultCount() >= spoiled+x.minFaults() })
 	r, status := n.report(t)
 	if status != http.StatusOK || !r.Healthy {
@@ -535,9 +513,7 @@ func (x apiFault) test(t *testing.T, s *site, number int) {
 		checkWrites(t, "during the outage", n.counts(t).Since(before), nftmonitor.Counts{})
 	}
 	front.SetFault(cluster.Fault{})
-	if err := s.save(t.Context(), after); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.save(t.Context(), after))
 	n.awaitProgrammed(t)
 	kit.Until(t, "the failure is over", func() bool { return n.source(t, "endpointslices").Error == "" })
 	lossless(t, load)
@@ -571,9 +547,7 @@ func (n *node) checkLogSize(t *testing.T) {
 // testSlow delays every response to a proxy.
 func testSlow(t *testing.T, s *site) {
 	front, err := s.NewFaultProxy(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = front.Close() })
 	n := s.join(t, "slow")
 	front.SetFault(cluster.Fault{Delay: 2 * time.Second})

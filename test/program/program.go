@@ -26,6 +26,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"kubeproxy/test/kit"
 )
 
 // Log is the output of a program that may still run.
@@ -72,9 +74,7 @@ func Manifest[T any](t *testing.T, objects ...T) []byte {
 	var out bytes.Buffer
 	for _, o := range objects {
 		text, err := yaml.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		out.WriteString("---\n")
 		out.Write(text)
 	}

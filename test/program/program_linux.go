@@ -221,9 +221,7 @@ func IPTables(t testing.TB, variant string) string {
 	dir := t.TempDir()
 	for _, c := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-restore", "-save"} {
-			if err := os.Symlink(filepath.Join("/usr/sbin", c+"-"+variant+suffix), filepath.Join(dir, c+suffix)); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Symlink(filepath.Join("/usr/sbin", c+"-"+variant+suffix), filepath.Join(dir, c+suffix)))
 		}
 	}
 	return dir
@@ -279,13 +277,10 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 	k := &Kernel{host: h}
 	for _, f := range service.Families {
 		var b reconcile.Backend
-		err := h.Do(func() (err error) {
+		kit.Must(t, h.Do(func() (err error) {
 			b, err = audit(f)
 			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 		t.Cleanup(func() { _ = b.Close() }) // inotify instances and netlink sockets are scarce
 		k.backends = append(k.backends, b)
 	}
@@ -296,13 +291,10 @@ func newKernel(t testing.TB, h *netlab.Host, audit func(service.Family) (reconci
 func (k *Kernel) Accelerate(t testing.TB, o socketlb.Options) {
 	t.Helper()
 	for _, f := range service.Families {
-		err := k.host.Do(func() error {
+		kit.Must(t, k.host.Do(func() error {
 			k.layers = append(k.layers, socketlb.New(f, socketlb.NewDriver(f, o), o))
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 }
 
@@ -311,9 +303,7 @@ func (k *Kernel) Taken(t testing.TB) (n uint64) {
 	t.Helper()
 	for _, b := range k.layers {
 		taken, err := b.Taken()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		n += taken
 	}
 	return n
@@ -404,9 +394,7 @@ func (readOnlyConntrack) Delete(_ context.Context, flows []conntrack.Flow) (int,
 func Generation(t testing.TB, h *netlab.Host) uint32 {
 	t.Helper()
 	id, err := nftmonitor.Generation(h)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return id
 }
 
@@ -479,9 +467,7 @@ func Run(t testing.TB, h *netlab.Host, cmd *exec.Cmd) (string, error) {
 		cmd.Stdout = out
 	}
 	cmd.Stderr = out
-	if err := h.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, h.Start(cmd))
 	limit := time.AfterFunc(RunTimeout, func() { _ = cmd.Process.Kill() })
 	err := cmd.Wait()
 	if !limit.Stop() {
@@ -518,9 +504,7 @@ func Start(t testing.TB, h *netlab.Host, cmd *exec.Cmd) *Proxy {
 	t.Helper()
 	r := &Proxy{Log: &Log{}, host: h, cmd: cmd, ended: make(chan struct{})}
 	r.cmd.Stdout, r.cmd.Stderr = r.Log, r.Log
-	if err := h.Start(r.cmd); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, h.Start(r.cmd))
 	go func() {
 		r.err = r.cmd.Wait()
 		close(r.ended)

@@ -8,8 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"kubeproxy/test/kit"
 	"kubeproxy/test/nftmonitor"
 )
 
@@ -34,9 +33,7 @@ func TestDelays(t *testing.T) {
 		{at(2), "three", address(4)},
 	}
 	want := []time.Duration{2 * time.Second, 3 * time.Second, 3 * time.Second}
-	if diff := cmp.Diff(want, a.Delays(writes)); diff != "" {
-		t.Errorf("Delays, latest write first (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "Delays, latest write first (-want +got)", want, a.Delays(writes))
 	if got := a.Missing(writes); got != 1 {
 		t.Errorf("Missing = %d, want 1", got)
 	}

@@ -14,9 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/test/cache"
+	"kubeproxy/test/kit"
 )
 
 // toolchain stands for the go command: it creates files instead of programs.
@@ -55,9 +54,7 @@ func testBuilder(t *testing.T, g *toolchain) builder {
 	t.Helper()
 	b := builder{module: Kubernetes, recipe: t.TempDir(), cache: filepath.Join(t.TempDir(), "a", "b"), out: &strings.Builder{}, run: g.run}
 	for _, name := range []string{"go.mod", "go.sum"} {
-		if err := os.WriteFile(filepath.Join(b.recipe, name), []byte(name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(filepath.Join(b.recipe, name), []byte(name), 0o600))
 	}
 	return b
 }
@@ -68,19 +65,13 @@ func TestBuildUsesCache(t *testing.T) {
 	g := &toolchain{}
 	b := testBuilder(t, g)
 	first, err := b.folder(t.Context(), builtOnce)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	second, err := b.folder(t.Context(), builtOnce)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if first != second {
 		t.Errorf("programs = %v, then %v", first, second)
 	}
-	if diff := cmp.Diff(builtOnce, g.built); diff != "" {
-		t.Errorf("built, -want +got:\n%s", diff)
-	}
+	kit.Same(t, "built, -want +got", builtOnce, g.built)
 	for _, name := range builtOnce {
 		want := Kubernetes.programs[name]
 		if text, err := os.ReadFile(filepath.Join(first, name)); err != nil || string(text) != want {
@@ -97,15 +88,11 @@ func TestChangedRecipeBuildsAnew(t *testing.T) {
 			if _, err := b.folder(t.Context(), builtOnce); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(b.recipe, name), []byte("other"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.WriteFile(filepath.Join(b.recipe, name), []byte("other"), 0o600))
 			if _, err := b.folder(t.Context(), builtOnce); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(append(builtOnce, builtOnce...), g.built); diff != "" {
-				t.Errorf("built, -want +got:\n%s", diff)
-			}
+			kit.Same(t, "built, -want +got", append(builtOnce, builtOnce...), g.built)
 		})
 	}
 }
@@ -117,9 +104,7 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "build kube-apiserver: no space left") {
 		t.Errorf("folder = %v, want the build's error", err)
 	}
-	if diff := cmp.Diff([]string{"etcd", "lock"}, names(t, folder)); diff != "" {
-		t.Errorf("built, -want +got:\n%s", diff)
-	}
+	kit.Same(t, "built, -want +got", []string{"etcd", "lock"}, names(t, folder))
 	g.broken = ""
 	if _, err := b.folder(t.Context(), builtOnce); err != nil {
 		t.Errorf("the next try: %v", err)
@@ -150,36 +135,26 @@ func TestTwoBuildersBuildOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff(builtOnce, g.built); diff != "" {
-		t.Errorf("built, -want +got:\n%s", diff)
-	}
+	kit.Same(t, "built, -want +got", builtOnce, g.built)
 }
 
 func TestPruneOldPrograms(t *testing.T) {
 	b := testBuilder(t, &toolchain{})
 	for name, age := range map[string]time.Duration{"old": cache.Lifetime + time.Hour, "recent": time.Hour} {
 		folder, when := filepath.Join(b.cache, name), time.Now().Add(-age)
-		if err := errors.Join(os.MkdirAll(folder, 0o755), os.Chtimes(folder, when, when)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(os.MkdirAll(folder, 0o755), os.Chtimes(folder, when, when)))
 	}
 	p, err := b.folder(t.Context(), builtOnce)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	want := []string{filepath.Base(p), "recent"}
 	slices.Sort(want)
-	if diff := cmp.Diff(want, names(t, b.cache)); diff != "" {
-		t.Errorf("cache, -want +got:\n%s", diff)
-	}
+	kit.Same(t, "cache, -want +got", want, names(t, b.cache))
 }
 
 func names(t *testing.T, folder string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var all []string
 	for _, e := range entries {
 		all = append(all, e.Name())
@@ -210,9 +185,7 @@ func TestBuildsWhatIsMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"etcd", "kubelet", "e2e.test"}, g.built); diff != "" {
-		t.Errorf("built, -want +got:\n%s", diff)
-	}
+	kit.Same(t, "built, -want +got", []string{"etcd", "kubelet", "e2e.test"}, g.built)
 	if _, err := b.folder(t.Context(), []string{"kubemark"}); err == nil || !strings.Contains(err.Error(), "test/e2e has no program kubemark") {
 		t.Errorf("folder = %v, want the unknown program's name", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/vm"
 )
 
@@ -25,9 +26,7 @@ func machine(t *testing.T) vm.Machine {
 	if errors.Is(err, vm.ErrMissing) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return m
 }
 
@@ -38,9 +37,7 @@ func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"in/one": "1", "in/deep/two": "2"} {
 		file := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)))
 	}
 	const script = `pwd; echo "$0|$1|$WORD"; echo complaint >&2; uname -r; nproc
 mkdir -p /root/out/deep; cp /in/one /root/out; cp /in/deep/two /root/out/deep; exit 7`
@@ -109,16 +106,11 @@ func TestDisk(t *testing.T) {
 	dir := t.TempDir()
 	disk, parts := filepath.Join(dir, "disk"), filepath.Join(dir, "parts")
 	err := errors.Join(os.Mkdir(parts, 0o755), os.WriteFile(filepath.Join(parts, "file"), []byte("content\n"), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if out, err := exec.Command("/sbin/mkfs.ext4", "-q", "-d", parts, disk, "8M").CombinedOutput(); err != nil {
 		t.Fatalf("mkfs.ext4: %v\n%s", err, out)
 	}
-	before, err := os.ReadFile(disk)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := kit.ReadFile(t, disk)
 	const script = `pwd; cat /disk/file; echo changed >/disk/file; sync; cat /disk/file; cp /disk/file /root/out
 grep -o ' /root/.cache tmpfs' /proc/mounts | sort -u
 unshare --mount bash -c 'mkdir /x; mount -t tmpfs x /x; mkdir /x/old; cd /x; pivot_root . old && echo pivoted'`

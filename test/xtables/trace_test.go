@@ -10,6 +10,7 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/test/kit"
 )
 
 // TestMatches matches a TCP packet from 192.0.2.7 to port 80 of 10.0.0.1 against rules.
@@ -22,12 +23,8 @@ func TestMatches(t *testing.T) {
 	for set, e := range map[ipset.Set]ipset.Entry{
 		{Name: "A", Type: ipset.HashIP}: {Addr: to.Addr()}, {Name: "P", Type: ipset.HashIPPort}: front, {Name: "N", Type: ipset.HashIPPortNet}: from,
 	} {
-		if err := sets.Create(set); err != nil {
-			t.Fatal(err)
-		}
-		if err := sets.Add(set, []ipset.Member{{Entry: e}}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, sets.Create(set))
+		kit.Must(t, sets.Add(set, []ipset.Member{{Entry: e}}))
 	}
 	local := func(a netip.Addr) bool { return a == to.Addr() }
 	for rule, matches := range map[string]bool{

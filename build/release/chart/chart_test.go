@@ -56,13 +56,9 @@ func TestLint(t *testing.T) {
 // TestBasesAreGenerated compares build/deploy with what the chart gives.
 func TestBasesAreGenerated(t *testing.T) {
 	want, err := source().Bases()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found, err := filepath.Glob(deploy("*", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(found)+1 != len(want) { // kubeconfig.conf is in no folder
 		t.Errorf("the folders of build/deploy have %d files, the chart gives %d", len(found), len(want)-1)
 	}
@@ -78,9 +74,7 @@ func TestBasesAreGenerated(t *testing.T) {
 // and a default for each.
 func TestReadmeIsGenerated(t *testing.T) {
 	want, err := source().Readme()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, err := os.ReadFile(filepath.Join(source().Folder, "README.md"))
 	if err != nil || string(got) != want {
 		t.Errorf("build/chart/README.md is not what the chart gives (%v): run make manifests", err)
@@ -96,17 +90,11 @@ func TestBasesEqualChart(t *testing.T) {
 	for name, b := range bases {
 		t.Run(name, func(t *testing.T) {
 			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), deploy(name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			text, err := built.AsYaml()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			manifest, err := source().Manifest(b.values)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got, want := objects(t, text), objects(t, []byte(ofHelm.ReplaceAllString(manifest, "")))
 			delete(want, "Pod kubeproxy-test") // of helm test
 			for key := range want {
@@ -150,13 +138,9 @@ func objects(t *testing.T, text []byte) map[string]map[string]any {
 func installed(t *testing.T, values string) map[string]map[string]any {
 	t.Helper()
 	var v map[string]any
-	if err := yaml.UnmarshalStrict([]byte(values), &v); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict([]byte(values), &v))
 	manifest, err := source().Manifest(withServer(v))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects(t, []byte(manifest))
 }
 
@@ -213,17 +197,11 @@ func TestConfinement(t *testing.T) {
 		s := source()
 		s.Kube = c.kube
 		var values map[string]any
-		if err := yaml.Unmarshal([]byte(c.values), &values); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal([]byte(c.values), &values))
 		manifest, err := s.Manifest(withServer(values))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pod, err := json.Marshal(at(objects(t, []byte(manifest))["DaemonSet kubeproxy"], "spec", "template"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, w := range c.want {
 			if !strings.Contains(string(pod), w) {
 				t.Errorf("Kubernetes %s, %s: want %s in %s", c.kube, c.values, w, pod)
@@ -344,9 +322,7 @@ func TestPorts(t *testing.T) {
 	} {
 		all := installed(t, values)
 		var c map[string]any
-		if err := yaml.Unmarshal([]byte(at(all["ConfigMap kubeproxy"], "data", "linux.yaml").(string)), &c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal([]byte(at(all["ConfigMap kubeproxy"], "data", "linux.yaml").(string)), &c))
 		container := at(all["DaemonSet kubeproxy"], "spec", "template", "spec", "containers").([]any)[0].(map[string]any)
 		if got := [2]any{c["healthzBindAddress"], container["ports"]}; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %v, want %v", values, got, want)
@@ -411,9 +387,7 @@ func TestKubeconfigOfItsOwn(t *testing.T) {
 // TestNotes checks the commands that Helm prints after an installation.
 func TestNotes(t *testing.T) {
 	texts, err := source().Render(withServer(map[string]any{"metrics": map[string]any{"bindAddress": "127.0.0.1:10349"}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, want := range []string{
 		"The proxy asks the API server at " + noServer + ".\n",
 		"kubectl -n kube-system exec daemonset/kubeproxy -- kube-proxy status --config /etc/kubeproxy/linux.yaml\n", // whatever its port is
@@ -538,9 +512,7 @@ winkernel: {enableDSR: false, networkName: ""}
 		s := source()
 		s.Cluster = configMaps{name: {key: c.conf}}.cluster(t)
 		texts, err := s.Render(withServer(c.values))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, w := range c.want {
 			if !strings.Contains(texts["NOTES.txt"], w) {
 				t.Errorf("%s: want %s in\n%s", c.conf, w, texts["NOTES.txt"])
@@ -565,9 +537,7 @@ func TestAlerts(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, to), text, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	promtool := filepath.Join(dir, "promtool")
 	// Without discovery of services, which is most of the program.
@@ -599,9 +569,7 @@ func TestMonitoring(t *testing.T) {
 			"dashboard":  map[string]any{"enabled": true},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all := objects(t, []byte(manifest))
 	var pods monitoring.PodMonitor
 	var rules monitoring.PrometheusRule
@@ -643,14 +611,20 @@ monitoring: {serviceMonitor: {enabled: true, jobLabel: job, relabelings: [{sourc
 	if err == nil {
 		err = yaml.UnmarshalStrict(text, &services)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if e := services.Spec.Endpoints[0]; e.Port != "metrics" || len(e.RelabelConfigs) != 2 || e.RelabelConfigs[1].TargetLabel != "b" || services.Spec.JobLabel != "job" {
 		t.Errorf("the ServiceMonitor is %+v", services.Spec)
 	}
 	service := all["Service kubeproxy-metrics"]
 	if at(service, "metadata", "labels", "app.kubernetes.io/name") != services.Spec.Selector.MatchLabels["app.kubernetes.io/name"] || at(service, "metadata", "labels", "k8s-app") != nil {
 		t.Errorf("the ServiceMonitor selects %v, the Service has %v", services.Spec.Selector, at(service, "metadata"))
+	}
+}
+
+// must fails the test of err.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -38,9 +38,7 @@ func readMatrix(t *testing.T) (m matrix) {
 		if err == nil {
 			err = yaml.UnmarshalStrict(text, &one)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		m.Accepted, m.Refused = append(m.Accepted, one.Accepted...), append(m.Refused, one.Refused...)
 	}
 	return m
@@ -72,9 +70,7 @@ func TestMigrated(t *testing.T) {
 	}
 	for _, name := range found {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		installed(t, string(text))
 	}
 	var o struct{ Data map[string]string }
@@ -82,9 +78,7 @@ func TestMigrated(t *testing.T) {
 	if err == nil {
 		err = yaml.Unmarshal(text, &o)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	given := strings.ReplaceAll("\n"+o.Data["config.conf"], "\n", "\n    ")
 	data := at(installed(t, "windows:\n  enabled: true\n  config:"+given+"\nlinux:\n  mode: iptables\n  config:"+given)["ConfigMap kubeproxy"], "data").(map[string]any)
 	for _, system := range []string{"linux.yaml", "windows.yaml"} {
@@ -115,13 +109,9 @@ func TestMigrated(t *testing.T) {
 // TestEveryValue checks that the matrix has each value of the schema, accepted and refused.
 func TestEveryValue(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(source().Folder, "values.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var schema map[string]any
-	if err := yaml.Unmarshal(text, &schema); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(text, &schema))
 	m := readMatrix(t)
 	fields := fieldsOf(schema, schema)
 	if len(fields) < 30 {
@@ -238,9 +228,7 @@ func TestSharedNames(t *testing.T) {
 		s := source()
 		s.Namespace = namespace
 		manifest, err := s.Manifest(everything)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		all := objects(t, []byte(manifest))
 		for key, o := range all {
 			within, _ := at(o, "metadata", "namespace").(string)
@@ -264,9 +252,7 @@ func TestLabels(t *testing.T) {
 		values[key] = value
 	}
 	manifest, err := s.Manifest(values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for key, o := range objects(t, []byte(manifest)) {
 		labels, _ := at(o, "metadata", "labels").(map[string]any)
 		if key == "Pod team-kubeproxy-test" { // see TestHelmTest
@@ -356,21 +342,15 @@ func TestApplyOverRelease(t *testing.T) {
 			}
 		}
 		meta, err := strategicpatch.NewPatchMetaFromStruct(appsv1.DaemonSet{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		patch, err := strategicpatch.CreateThreeWayMergePatch(nil, texts[1], texts[0], meta, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		merged, err := strategicpatch.StrategicMergePatch(texts[0], patch, appsv1.DaemonSet{})
 		var set appsv1.DaemonSet
 		if err == nil {
 			err = json.Unmarshal(merged, &set)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		seen := map[string]bool{}
 		for _, p := range set.Spec.Template.Spec.Containers[0].Ports {
 			if p.Name != "" && seen[p.Name] {
@@ -387,13 +367,9 @@ func TestPack(t *testing.T) {
 	s := source()
 	s.Version, s.Image, s.Home = "1234567", "registry.example/team/kubeproxy", "https://git.example/kubeproxy"
 	name, text, err := s.Pack(time.Unix(1, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := loader.LoadArchive(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := c.Validate(); err != nil || name != "kubeproxy-0.0.0-1234567.tgz" || c.Metadata.AppVersion != "1234567" {
 		t.Errorf("%s has version %s of the application: %v", name, c.Metadata.AppVersion, err)
 	}
@@ -439,9 +415,7 @@ func installedAs(t *testing.T, release string) map[string]map[string]any {
 	s := source()
 	s.Release = release
 	manifest, err := s.Manifest(everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects(t, []byte(manifest))
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/nodes"
 )
 
@@ -16,9 +17,7 @@ import (
 func TestArchive(t *testing.T) {
 	folder := t.TempDir()
 	file := filepath.Join(folder, "image.tar")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(file, nil, 0o600))
 	for _, c := range []struct{ image, tag, want string }{
 		{"", "v1", "want -image and -tag"},
 		{file, "", "want -image and -tag"},

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/kit"
 )
 
 const someReport = `ok    kubeproxy/test/live                      50.51s  3 tests
@@ -30,13 +32,9 @@ func TestPage(t *testing.T) {
 		"6.1": {"nftables": {}},
 	}
 	file := filepath.Join(t.TempDir(), "folder", "kernels.json")
-	if err := all.save(file); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, all.save(file))
 	all, err := loadOutcomes(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var got []string
 	for line := range strings.Lines(all.page()) {
 		if strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|-") {
@@ -48,9 +46,7 @@ func TestPage(t *testing.T) {
 		"5.10.0-46|6.1", "12 passed|no result", "not run|not run", "not run|not run", "not run|not run", "not run|not run",
 		"3 passed, **2 failed**, 1 skipped|not run",
 	}
-	if diff := cmp.Diff(want, got[:min(len(want), len(got))]); diff != "" {
-		t.Errorf("cells (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "cells (-want +got)", want, got[:min(len(want), len(got))])
 	const skipped = "|\n\nSkipped:\n\n- NOT ALLOWED: no sockets: TestSCTP/udp\n- nft is too old: TestRendered\n"
 	if page := all.page(); !strings.HasSuffix(page, skipped) {
 		t.Errorf("the page does not end with %q:\n%s", skipped, page)
