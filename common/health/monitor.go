@@ -83,14 +83,23 @@ type familyState struct {
 
 // New returns a Monitor without any events.
 func New(o Options) *Monitor {
+	m := &Monitor{conditions: map[condition.Name]shown{}}
+	m.Configure(o)
+	return m
+}
+
+// Configure replaces the options of a Monitor that knows of no round yet. Conditions stay: a
+// dataplane that is being opened reports some before its families are known.
+func (m *Monitor) Configure(o Options) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	m := &Monitor{options: o, families: map[service.Family]*familyState{}, conditions: map[condition.Name]shown{}}
+	m.options, m.families = o, map[service.Family]*familyState{}
 	for _, f := range o.Families {
 		m.families[f] = &familyState{lastEnd: o.Now()}
 	}
-	return m
 }
 
 // Queued records that f has something to do from now on. Earlier entries remain, and the

@@ -318,72 +318,30 @@ func ClosedNodePorts(s *service.Snapshot, f service.Family) string {
 		"addresses that answered before still do; set hostnameOverride to the Node's name, or nodePortAddresses to CIDRs or %q", f, "primary", s.Node.Name, "all")
 }
 
-// DataplaneConditions carries the conditions that a dataplane reports between the results
-// of rounds, such as a round that hangs. It keeps them until there is a subscriber.
-type DataplaneConditions struct {
-	mu         sync.Mutex
-	last       map[condition.Name]dataplaneCondition // by name
-	report     func(name condition.Name, c dataplaneCondition)
-	onProgress func()
+// Dataplane shows the conditions that a dataplane reports between the results of rounds, such
+// as a round that hangs.
+type Dataplane struct {
+	Health *health.Monitor
+	Log    klog.Logger
+
+	mu     sync.Mutex
+	active map[condition.Name]bool
 }
 
-// dataplaneCondition describes a fault: text without names of Services and clients,
-// detail with them if there are any. Both are empty without a fault.
-type dataplaneCondition struct{ text, detail string }
-
-// ReportProgress reports that a round makes progress.
-func (d *DataplaneConditions) ReportProgress() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.onProgress != nil {
-		d.onProgress()
-	}
-}
-
-// Setter returns a function that reports a condition. An empty text clears it.
-func (d *DataplaneConditions) Setter(name condition.Name) func(text string) {
-	return func(text string) { d.set(name, dataplaneCondition{text: text}) }
-}
-
-// DetailedSetter is Setter with a second text, which may name Services and clients.
-func (d *DataplaneConditions) DetailedSetter(name condition.Name) func(text, detail string) {
-	return func(text, detail string) { d.set(name, dataplaneCondition{text, detail}) }
-}
-
-func (d *DataplaneConditions) set(name condition.Name, c dataplaneCondition) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.last == nil {
-		d.last = map[condition.Name]dataplaneCondition{}
-	}
-	d.last[name] = c
-	if d.report != nil {
-		d.report(name, c)
-	}
-}
-
-// subscribe sends conditions to report and progress of rounds to onProgress from now on.
-// It first reports the conditions that are already set.
-func (d *DataplaneConditions) subscribe(report func(name condition.Name, c dataplaneCondition), onProgress func()) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.report, d.onProgress = report, onProgress
-	for name, c := range d.last {
-		if c.text != "" {
-			report(name, c)
-		}
-	}
-}
-
-// ObserveDataplane shows what from carries as conditions. It logs the start of a
+// Condition returns the setter of a condition: a text without names of Services and clients,
+// and one with them if there are any. Both are empty without a fault. It logs the start of a
 // condition and each detail, not every new figure in a text.
-func (r *Reports) ObserveDataplane(from *DataplaneConditions) {
-	active := map[condition.Name]bool{}
-	from.subscribe(func(name condition.Name, c dataplaneCondition) {
-		r.Health.SetDetailedCondition(name, c.text, cmp.Or(c.detail, c.text))
-		if c.text != "" && (c.detail != "" || !active[name]) {
-			r.log.Info("Warning: " + cmp.Or(c.detail, c.text))
+func (d *Dataplane) Condition(name condition.Name) func(text, detail string) {
+	return func(text, detail string) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.Health.SetDetailedCondition(name, text, cmp.Or(detail, text))
+		if text != "" && (detail != "" || !d.active[name]) {
+			d.Log.Info("Warning: " + cmp.Or(detail, text))
 		}
-		active[name] = c.text != ""
-	}, r.Health.Progress)
+		if d.active == nil {
+			d.active = map[condition.Name]bool{}
+		}
+		d.active[name] = text != ""
+	}
 }

@@ -184,18 +184,19 @@ func shopService(name, clusterIP string) *corev1.Service {
 }
 
 // TestDataplaneConditions checks that each condition begins and ends by itself, that a
-// condition from before ObserveDataplane is reported, and that its start is logged once,
-// but each detail.
+// condition from before the Reports is kept, and that its start is logged once, but each
+// detail.
 func TestDataplaneConditions(t *testing.T) {
 	var log strings.Builder
-	o := newTestReports(Options{Log: logr.FromSlogHandler(slog.NewTextHandler(io.Writer(&log), nil))})
-	r := &DataplaneConditions{}
-	hangs, ports, refuses := r.Setter("dataplane"), r.Setter("dynamic-ports"), r.DetailedSetter("relay")
-	ports("4 are missing")
+	monitor := health.New(health.Options{})
+	d := &Dataplane{Health: monitor, Log: logr.FromSlogHandler(slog.NewTextHandler(io.Writer(&log), nil))}
+	ports, refuses := d.Condition("dynamic-ports"), d.Condition("relay")
+	hangs := func(text string) { d.Condition("dataplane")(text, "") }
+	ports("4 are missing", "")
 	refuses("clients are refused", "clients of ns/a are refused")
-	o.ObserveDataplane(r)
+	o := newTestReports(Options{Health: monitor})
 	hangs("HNS has not answered")
-	ports("5 are missing")
+	ports("5 are missing", "")
 	conditions := o.Health.Report().Conditions
 	if conditions["dataplane"] != "HNS has not answered" || conditions["dynamic-ports"] != "5 are missing" || conditions["relay"] != "clients of ns/a are refused" {
 		t.Errorf("conditions %v", conditions)
@@ -209,7 +210,7 @@ func TestDataplaneConditions(t *testing.T) {
 	if n := strings.Count(log.String(), "Warning: "); n != 4 || strings.Contains(log.String(), "5 are") {
 		t.Errorf("logged:\n%s", log.String())
 	}
-	ports("")
+	ports("", "")
 	if conditions = o.Health.Report().Conditions; len(conditions) != 0 {
 		t.Errorf("conditions %v", conditions)
 	}

@@ -9,6 +9,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"sync"
@@ -51,7 +52,9 @@ type Options struct {
 	ExternalIPsIgnored bool
 
 	// API is where Events are written, nil for nowhere.
-	API     *rest.Config
+	API *rest.Config
+	// Health, if set, has conditions of the dataplane already.
+	Health  *health.Monitor
 	Tracker *track.Tracker
 	Sources *Sources
 	// Observe, if set, adds what backends count to an observation.
@@ -89,7 +92,8 @@ type Reports struct {
 // it uses.
 func New(o Options) *Reports {
 	started := time.Now()
-	monitor := health.New(health.Options{
+	monitor := cmp.Or(o.Health, health.New(health.Options{}))
+	monitor.Configure(health.Options{
 		Families: o.Families, SyncPeriod: o.SyncPeriod, NodeRequired: o.Sources.api, Sources: o.Sources.report,
 	})
 	counts := metrics.New(metrics.Options{Backends: backendsOf(o), Build: o.Build, Features: o.Features, Groups: o.MetricGroups})

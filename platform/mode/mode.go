@@ -117,6 +117,9 @@ type System struct {
 	// a snapshot, both in the text of Render and in one order, so that they can be compared.
 	// It changes nothing.
 	ReadBack func(context.Context, Setup, service.Family, *service.Snapshot) (held, wanted reconcile.Objects, err error)
+	// SharedMark, if set, says by which rule another program uses the bit with which the mode
+	// marks packets of a family, empty if none does.
+	SharedMark func(*config.Config, service.Family) (string, error)
 	// Dump, if set, returns what the node holds, for Rendering.State.
 	Dump func() ([]byte, error)
 	// Conntrack is whether the kernel tracks the connections of the mode, so that entries
@@ -132,16 +135,20 @@ type Setup struct {
 	Config *config.Config
 	// NodeName returns the name of the own Node.
 	NodeName func() (string, error)
-	// Condition returns the setter of a condition. An empty text clears it.
-	Condition func(condition.Name) func(text string)
-	// DetailedCondition is Condition with a second text, which may name Services and
-	// clients. Both are empty without a fault.
+	// DetailedCondition returns the setter of a condition. The second text may name Services
+	// and clients. Both are empty without a fault.
 	DetailedCondition func(condition.Name) func(text, detail string)
 	// Progress is called when a round makes progress that takes long.
 	Progress func()
 	// Unreached receives how many clients of a Service port were not served by a listener
 	// because endpoints failed.
 	Unreached func(f service.Family, name service.PortName, clients int, err error)
+}
+
+// Condition is DetailedCondition without names of Services and clients.
+func (s Setup) Condition(name condition.Name) func(text string) {
+	set := s.DetailedCondition(name)
+	return func(text string) { set(text, "") }
 }
 
 // PrimaryFamily returns the IP family without which the proxy does not start.

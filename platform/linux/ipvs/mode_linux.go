@@ -24,7 +24,10 @@ func system() *mode.System {
 		Prepare:           func(ctx context.Context, s mode.Setup) error { return Prepare(ctx, optionsOf(s.Config)) },
 		Pending:           func(_ context.Context, s mode.Setup) ([]string, error) { return Pending(optionsOf(s.Config)) },
 		ReadBack:          mode.ReadBack(newOf),
-		Conntrack:         true,
+		SharedMark: func(c *config.Config, f service.Family) (string, error) {
+			return SharedMark(f, int(*c.IPTables.MasqueradeBit))
+		},
+		Conntrack: true,
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/condition"
+	"kubeproxy/common/health"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
@@ -59,9 +60,8 @@ type Selected struct {
 	Backends []*mode.Backend // at least one
 	// Unavailable holds why a family has no backend.
 	Unavailable map[service.Family]string
-	// conditions carries what the dataplane reports to the Reports that are made later.
-	conditions *report.DataplaneConditions
-	traffic    *traffic.Collector // nil if nothing is counted
+	health      *health.Monitor    // which the backends know
+	traffic     *traffic.Collector // nil if nothing is counted
 }
 
 // Candidate is a mode that may be selected.
@@ -152,7 +152,7 @@ func (o *Options) open(ctx context.Context, c *config.Config, w Candidate) (*Sel
 	if err := o.Modes.CheckNamed(c, w.Descriptor); err != nil {
 		return nil, err
 	}
-	x := &Selected{Descriptor: w.Descriptor, Config: w.configFor(c), Origin: w.origin, conditions: &report.DataplaneConditions{}}
+	x := &Selected{Descriptor: w.Descriptor, Config: w.configFor(c), Origin: w.origin, health: health.New(health.Options{})}
 	var err error
 	x.Backends, x.Unavailable, err = modes.Open(ctx, w.Descriptor, x.setup(klog.FromContext(ctx)))
 	if errors.Is(err, mode.ErrNoSystem) {
@@ -167,14 +167,19 @@ func (o *Options) open(ctx context.Context, c *config.Config, w Candidate) (*Sel
 // setup returns what the mode of x gets from the process.
 func (se *Selected) setup(log klog.Logger) mode.Setup {
 	s := Setup(se.Config)
-	s.Condition, s.DetailedCondition, s.Progress = se.conditions.Setter, se.conditions.DetailedSetter, se.conditions.ReportProgress
+	s.DetailedCondition, s.Progress = (&report.Dataplane{Health: se.health, Log: log}).Condition, se.health.Progress
 	s.Unreached = logUnreached(log)
 	return s
 }
 
-// Setup returns what modes get from a command that opens no backend.
+// Setup returns what modes get from a command, which reports nothing of rounds.
 func Setup(c *config.Config) mode.Setup {
-	return mode.Setup{Config: c, NodeName: func() (string, error) { return NodeName(c) }}
+	return mode.Setup{
+		Config: c, NodeName: func() (string, error) { return NodeName(c) },
+		DetailedCondition: func(condition.Name) func(string, string) { return func(string, string) {} },
+		Progress:          func() {},
+		Unreached:         func(service.Family, service.PortName, int, error) {},
+	}
 }
 
 // Targets lists the places where any mode of ours, or kube-proxy, may have left something.

@@ -120,8 +120,8 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 	o.DeprecatedMode, o.MetricGroups = x.Deprecated, x.MetricGroups
 	o.Features = featureMetrics(c)
 	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections(host.FilesLimit())
+	o.Health = x.health
 	r := report.New(o)
-	r.ObserveDataplane(x.conditions)
 	for _, b := range x.Backends {
 		r.Metrics.Register(b.Collectors)
 	}

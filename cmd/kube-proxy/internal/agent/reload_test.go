@@ -49,7 +49,7 @@ const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyC
 func newTestProxy(o *Options, c *config.Config, log klog.Logger) *proxy {
 	s := System{OS: config.Linux, Tracked: func() *metrics.Tracked { return nil }, Processes: func() string { return "" }}
 	d, _ := o.Modes.Find("nftables", config.Linux)
-	x := &Selected{Descriptor: d, Config: c, conditions: &report.DataplaneConditions{}, Backends: []*mode.Backend{{Mode: "nftables", Family: service.IPv4}}}
+	x := &Selected{Descriptor: d, Config: c, Backends: []*mode.Backend{{Mode: "nftables", Family: service.IPv4}}}
 	sources, tracker := report.NewSources(), track.New(TrackOptions(d, c, "node-a"))
 	return &proxy{
 		options: o, system: s, node: "node-a", active: newActiveConfig(o.Flags.Config, c), selected: x, tracker: tracker,

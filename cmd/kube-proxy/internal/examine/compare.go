@@ -18,7 +18,6 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
-	"kubeproxy/common/condition"
 	"kubeproxy/common/document"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/printable"
@@ -241,7 +240,7 @@ func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 	}
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
 	for _, f := range c.families {
-		h, w, err := modes.ReadBack(ctx, c.mode, c.setup(), f, want)
+		h, w, err := modes.ReadBack(ctx, c.mode, agent.Setup(c.config), f, want)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read back what the node has for %s: %w", f, err)
 		}
@@ -250,20 +249,10 @@ func (c *comparison) readBack(ctx context.Context, want *service.Snapshot) (held
 	return held, wanted, nil
 }
 
-// setup is for backends that only plan.
-func (c *comparison) setup() mode.Setup {
-	s := agent.Setup(c.config)
-	s.Condition = func(condition.Name) func(string) { return func(string) {} }
-	s.DetailedCondition = func(condition.Name) func(string, string) { return func(string, string) {} }
-	s.Progress = func() {}
-	s.Unreached = func(service.Family, service.PortName, int, error) {}
-	return s
-}
-
 // plan adds what a starting proxy would change.
 func (c *comparison) plan(ctx context.Context, want *service.Snapshot) error {
 	ctx = klog.NewContext(ctx, klog.Logger{}) // a comparison is no log
-	all, err := c.mode.System.Open(ctx, c.setup(), c.families)
+	all, err := c.mode.System.Open(ctx, agent.Setup(c.config), c.families)
 	if err != nil {
 		return err
 	}

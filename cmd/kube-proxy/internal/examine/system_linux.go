@@ -17,7 +17,6 @@ import (
 	"kubeproxy/config"
 	linuxdoctor "kubeproxy/platform/linux/doctor"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/mode"
 )
@@ -47,10 +46,8 @@ func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.
 			Relays: m.Relays, XTables: m.XTables, Routes: m.Routes,
 			Probe: func(f service.Family) error { return probeMode(x.config, m, f) },
 		})
-	}
-	if slices.ContainsFunc(x.modes, func(m mode.Descriptor) bool { return m.Name == config.IPVS }) {
-		n.SharedMark = func(f service.Family) (string, error) {
-			return ipvs.SharedMark(f, int(*x.config.IPTables.MasqueradeBit))
+		if m.System != nil && m.System.SharedMark != nil {
+			n.SharedMark = func(f service.Family) (string, error) { return m.System.SharedMark(x.config, f) }
 		}
 	}
 	for _, s := range serverAddrs(x.config) {
