@@ -102,7 +102,9 @@ func TestMarkRules(t *testing.T) {
 // TestSharedMarkIsCondition checks what mode ipvs gives to the proxy.
 func TestSharedMarkIsCondition(t *testing.T) {
 	shown, b := map[condition.Name]string{}, &Backend{}
-	s := mode.Setup{Config: &config.Config{}, DetailedCondition: func(name condition.Name) func(text, detail string) { return func(text, _ string) { shown[name] = text } }}
+	s := mode.Setup{Config: &config.Config{}, DetailedCondition: func(name condition.Name) func(text, detail string) {
+		return func(text, _ string) { shown[name] = text }
+	}}
 	if err := complete(s, &mode.Backend{Family: service.IPv6}, b); err != nil {
 		t.Fatal(err)
 	}

@@ -6,13 +6,24 @@ package cli
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"kubeproxy/common/document"
+	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/printable"
+	"kubeproxy/common/statusview"
+	"kubeproxy/common/suggest"
 	"kubeproxy/config"
+	"kubeproxy/platform/mode"
 )
 
 // HelpWidth is the longest line of a help text.
@@ -79,4 +90,254 @@ func printOwn(w io.Writer, cmd *cobra.Command) {
 	if settings {
 		fmt.Fprintf(w, "\nThe other settings of the proxy are flags here, too: kube-proxy --help lists them.\n")
 	}
+}
+
+// NoArgs accepts flags only. Its error names the command that was meant, or those there
+// are.
+func NoArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	names := commandNames(cmd)
+	near := suggest.Closest(args[0], names)
+	switch {
+	case near != "":
+		return fmt.Errorf("unknown command %.80q; did you mean %q?", args[0], near)
+	case cmd.HasParent() && len(names) > 0:
+		return fmt.Errorf("unknown command %.80q: %s wants %s", args[0], Path(cmd), alternatives(names))
+	}
+	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them%s", args[0], cmd.CommandPath(), SwitchHint(args[0]))
+}
+
+// SwitchHint says how a switch takes its value, if word is one.
+func SwitchHint(word string) string {
+	if word != "true" && word != "false" {
+		return ""
+	}
+	return "; a switch takes its value after =, as in --NAME=" + word
+}
+
+// OneArg accepts exactly one argument. Its error uses the name in the usage of the
+// command.
+func OneArg(cmd *cobra.Command, args []string) error {
+	if len(args) == 1 {
+		return nil
+	}
+	_, rest, _ := strings.Cut(cmd.Use, " ")
+	name, _, _ := strings.Cut(rest, " ")
+	return fmt.Errorf("%s wants one %s, not %d: %s", Path(cmd), name, len(args), cmd.UseLine())
+}
+
+// RequireCommand is the action of a command that only groups others.
+func RequireCommand(cmd *cobra.Command, _ []string) error {
+	return fmt.Errorf("%s wants a command: %s", Path(cmd), alternatives(commandNames(cmd)))
+}
+
+// commandNames lists the commands of cmd that help shows.
+func commandNames(cmd *cobra.Command) []string {
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return names
+}
+
+// Path names cmd in an error, which begins with the name of the program.
+func Path(cmd *cobra.Command) string {
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+}
+
+// alternatives formats names as "a, b or c".
+func alternatives(names []string) string {
+	last := len(names) - 1
+	if last < 1 {
+		return strings.Join(names, "")
+	}
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
+// CheckGenerated makes the commands that cobra adds handle mistakes like the others.
+func CheckGenerated(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			cmd.Args, cmd.RunE = NoArgs, RequireCommand
+			for _, shell := range cmd.Commands() {
+				shell.Args = NoArgs
+			}
+		case "help":
+			cmd.Args = knownTopic
+		}
+	}
+}
+
+// knownTopic checks the topic of help.
+func knownTopic(cmd *cobra.Command, args []string) error {
+	about, rest, err := cmd.Root().Find(args)
+	if err != nil || len(rest) == 0 {
+		return err
+	}
+	return NoArgs(about, rest)
+}
+
+// FlagError converts an error of pflag into one line with the flag, its value and the
+// values that it accepts.
+func FlagError(cmd *cobra.Command, err error) error {
+	if errors.Is(err, pflag.ErrHelp) {
+		return err
+	}
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return unknownFlag(cmd, unknown)
+	}
+	if missing, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		name, usage := pflag.UnquoteUsage(missing.GetFlag())
+		return fmt.Errorf("--%s wants a value, %s: %s", missing.GetFlag().Name, name, usage)
+	}
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if invalid.GetFlag().Value.Type() == "gates" { // the cause names the gate
+			return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, invalid.Unwrap())
+		}
+		return fmt.Errorf("--%s: %q is %s", invalid.GetFlag().Name, invalid.GetValue(), invalidValueText(invalid))
+	}
+	return errors.New(printable.Text(err.Error()))
+}
+
+func unknownFlag(cmd *cobra.Command, e *pflag.NotExistError) error {
+	name := printable.Text(e.GetSpecifiedName())
+	if letters := printable.Text(e.GetSpecifiedShortnames()); letters != "" {
+		// -name is a common slip for --name.
+		if cmd.Flags().Lookup(letters) != nil {
+			return fmt.Errorf("unknown flag -%s; did you mean --%s?", letters, letters)
+		}
+		return fmt.Errorf("unknown flag -%s; %s --help lists all", letters, cmd.CommandPath())
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if near := suggest.Closest(name, names); near != "" {
+		return fmt.Errorf("unknown flag --%s; did you mean --%s?", name, near)
+	}
+	return fmt.Errorf("unknown flag --%s; %s --help lists all", name, cmd.CommandPath())
+}
+
+// invalidValueText describes why a flag's value is invalid and which values it accepts.
+func invalidValueText(e *pflag.InvalidValueError) string {
+	switch e.GetFlag().Value.Type() {
+	case "bool":
+		return "neither true nor false"
+	case "int32", "Level":
+		return "no number it accepts: want a whole number that fits into 32 bits"
+	case "float32":
+		return "no number"
+	case "duration":
+		return "no duration: want one such as 30s or 1h30m"
+	}
+	return "not accepted: " + printable.Text(strings.ReplaceAll(e.Unwrap().Error(), "\n", " "))
+}
+
+// completedValues are the values of flags that shells complete, by the path of the command
+// and the flag. The path "" is for every command that has the flag.
+var completedValues = map[string]map[string][]string{
+	"": {
+		"detect-local-mode": {string(config.ClusterCIDR), string(config.NodeCIDR), string(config.BridgeInterface), string(config.InterfaceNamePrefix)},
+		"logging-format":    {"text", "json"},
+		"os":                {string(config.Linux), string(config.Windows)},
+	},
+	"diff":           {"output": {"plan", "diff", "json"}},
+	"doctor":         {"output": {"text", "json"}},
+	"explain":        {"output": {"text", "json"}},
+	"render":         {"output": {string(document.Text), string(document.JSON)}},
+	"service status": {"output": {"text", "json"}},
+	"status":         {"output": {string(statusview.Table), string(statusview.Wide), string(statusview.JSON)}},
+	"top":            {"output": {"table", "json"}, "sort": {"rate", "connections", "bytes", "name"}},
+}
+
+// RegisterCompletion makes shells complete the values of flags and arguments of cmd and its
+// commands. Paths are completed by the shell itself. version is that of this program.
+func RegisterCompletion(cmd *cobra.Command, table mode.Table, version string) {
+	values := map[string][]string{"proxy-mode": table.Names()}
+	_, path, _ := strings.Cut(cmd.CommandPath(), " ")
+	for _, p := range []string{"", path} {
+		for flag, list := range completedValues[p] {
+			values[flag] = list
+		}
+	}
+	for flag, list := range values {
+		if cmd.Flags().Lookup(flag) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(list, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+		}
+	}
+	switch path {
+	case "status", "top":
+		cmd.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return services(c, "", version), cobra.ShellCompDirectiveNoFileComp
+		}
+	case "explain":
+		cmd.ValidArgsFunction = func(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+			switch len(args) {
+			case 0:
+				return []string{"node", "outside"}, cobra.ShellCompDirectiveNoFileComp
+			case 1:
+				return destinations(c, begun, version), cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	for _, c := range cmd.Commands() {
+		RegisterCompletion(c, table, version)
+	}
+}
+
+// timeout bounds how long a shell waits for names. It is short, because the user waits.
+const timeout = time.Second
+
+// services returns the names of the Services of the running proxy after prefix.
+func services(cmd *cobra.Command, prefix, version string) []string {
+	var names []string
+	for _, s := range ask(cmd, version) {
+		names = append(names, prefix+s.Namespace+"/"+s.Name)
+	}
+	return names
+}
+
+// destinations returns Services, or the ports of the one whose name is complete.
+func destinations(cmd *cobra.Command, begun, version string) []string {
+	name, _, complete := strings.Cut(begun, ":")
+	if !complete {
+		return services(cmd, "svc/", version)
+	}
+	var names []string
+	for _, s := range ask(cmd, version) {
+		for _, p := range s.Ports {
+			one := name + ":" + p.Port
+			if p.Protocol != "TCP" {
+				one += "/" + strings.ToLower(p.Protocol)
+			}
+			if "svc/"+s.Namespace+"/"+s.Name == name && p.Port != "" && !slices.Contains(names, one) {
+				names = append(names, one)
+			}
+		}
+	}
+	return names
+}
+
+// ask returns the Services of the running proxy, none if it cannot be asked.
+func ask(cmd *cobra.Command, version string) []servicestate.Service {
+	server, err := statusview.DialAddress(cmd.Flags().Lookup("server").Value.String())
+	if server == "" || err != nil {
+		server = statusview.DefaultServer
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	answer, err := (&statusview.Query{Server: server, Version: version}).Ask(ctx)
+	if err != nil {
+		return nil
+	}
+	return answer.Services
 }
