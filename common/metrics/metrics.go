@@ -70,8 +70,8 @@ var gauges = map[string]metric{
 	"sync_proxy_rules_last_queued_timestamp_seconds": {family, "When a round was last requested, as a Unix time."},
 	"sync_proxy_rules_endpoint_changes_pending":      {nil, "Changes to endpoints that no round has included yet."},
 	"sync_proxy_rules_service_changes_pending":       {nil, "Changes to Services that no round has included yet."},
-	rulesHeld:    {table, "Rules in the proxy's chains of iptables."},
-	rulesWritten: {table, "Rules of iptables that the latest round wrote."},
+	"sync_proxy_rules_iptables_total":                {table, "Rules in the proxy's chains of iptables."},
+	"sync_proxy_rules_iptables_last":                 {table, "Rules of iptables that the latest round wrote."},
 	// Ours.
 	"config_last_reload_successful":                {nil, "1 if the configuration file, as it is now, can be used, else 0."},
 	"config_last_reload_success_timestamp_seconds": {nil, "When the configuration in force was read, as a Unix time."},
@@ -82,77 +82,39 @@ var gauges = map[string]metric{
 // observed are gauges whose values are computed at each scrape.
 var observed = map[string]metric{
 	// kube-proxy's.
-	droppedInvalid:     {nil, "Packets that were dropped because connection tracking called them invalid."},
-	acceptedLoopback:   {nil, "Packets that came to NodePorts of loopback addresses, one for each connection."},
-	accelerated:        {family, "Connections that sockets made to an endpoint at once, by socket acceleration."},
-	localhostListeners: {family, "NodePorts that the proxy itself answers on a loopback address, in whichever mode."},
-	localhostFailures:  {family, "Attempts to listen for a NodePort on a loopback address that failed."},
-	localhostRejected:  {[]string{"ip_family", "protocol"}, "Packets to NodePorts of a loopback address that were refused because the proxy does not relay the protocol."},
-	noLocal:            {policy, "Service ports with traffic policy Local that have endpoints, but none on this node."},
+	"iptables_ct_state_invalid_dropped_packets_total":              {nil, "Packets that were dropped because connection tracking called them invalid."},
+	"iptables_localhost_nodeports_accepted_packets_total":          {nil, "Packets that came to NodePorts of loopback addresses, one for each connection."},
+	"socket_acceleration_connections_total":                        {family, "Connections that sockets made to an endpoint at once, by socket acceleration."},
+	"nftables_localhost_nodeport_listeners":                        {family, "NodePorts that the proxy itself answers on a loopback address, in whichever mode."},
+	"nftables_localhost_nodeport_listener_creation_failures_total": {family, "Attempts to listen for a NodePort on a loopback address that failed."},
+	"nftables_localhost_nodeport_rejected_packets_total":           {[]string{"ip_family", "protocol"}, "Packets to NodePorts of a loopback address that were refused because the proxy does not relay the protocol."},
+	"sync_proxy_rules_no_local_endpoints_total":                    {policy, "Service ports with traffic policy Local that have endpoints, but none on this node."},
 	// Ours.
-	programmedPorts:     {backend, "Service ports in force."},
-	programmedEndpoints: {backend, "Endpoints in force, counted once for each Service port."},
-	oldestPending:       {family, "Age of the oldest change that is not in force yet, 0 without any."},
-	sourceStaleness:     {[]string{"source"}, "Time since the source was last known to be up to date, or since the start."},
-	sourceSynced:        {[]string{"source"}, "Whether the source has delivered everything that existed at the start."},
+	"programmed_service_ports":          {backend, "Service ports in force."},
+	"programmed_endpoints":              {backend, "Endpoints in force, counted once for each Service port."},
+	"oldest_pending_change_age_seconds": {family, "Age of the oldest change that is not in force yet, 0 without any."},
+	"source_staleness_seconds":          {[]string{"source"}, "Time since the source was last known to be up to date, or since the start."},
+	"source_synced":                     {[]string{"source"}, "Whether the source has delivered everything that existed at the start."},
 	// By state and reason only: a series for each Service and node would outnumber all
 	// others, and /services has that information.
-	services:         {[]string{"state"}, "Services by the state of their worst port."},
-	unservedServices: {reason, "Services with an address where clients are not served, by reason."},
-	skippedObjects:   {reason, "Parts of the cluster's objects that had to be left out, by the faulty field."},
-	trackedEntries:   {nil, "Connections that the kernel tracks in the node's network."},
-	trackedLimit:     {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
-	sourceFaults:     {[]string{"source"}, "Things of the source that cannot be read or used now, such as objects in manifests."},
-	silentWatches:    {[]string{"source"}, "Watches that were given up because they were silent for too long; the kind was listed again."},
-	restoredSources:  {[]string{"source"}, "How often the resource version went backwards, as after a restore of etcd; everything was listed again."},
-	relayFiles:       {nil, "Files that the relay of mode userspace has open: listeners, connections and UDP clients."},
-	relayFilesLimit:  {nil, "Files that the relay of mode userspace may have open."},
-	relayRefused:     {reason, "Connections and datagrams that the relay of mode userspace refused, by reason."},
-	standby:          {nil, "1 while another service proxy programs the node in place of this one, else 0."},
-	condition:        {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
+	"services":                    {[]string{"state"}, "Services by the state of their worst port."},
+	"unserved_services":           {reason, "Services with an address where clients are not served, by reason."},
+	"skipped_objects":             {reason, "Parts of the cluster's objects that had to be left out, by the faulty field."},
+	"conntrack_entries":           {nil, "Connections that the kernel tracks in the node's network."},
+	"conntrack_limit":             {nil, "Connections that the kernel tracks at most. New ones beyond that fail."},
+	"source_faults":               {[]string{"source"}, "Things of the source that cannot be read or used now, such as objects in manifests."},
+	"source_silent_watches_total": {[]string{"source"}, "Watches that were given up because they were silent for too long; the kind was listed again."},
+	"source_restores_total":       {[]string{"source"}, "How often the resource version went backwards, as after a restore of etcd; everything was listed again."},
+	"relay_open_files":            {nil, "Files that the relay of mode userspace has open: listeners, connections and UDP clients."},
+	"relay_open_files_limit":      {nil, "Files that the relay of mode userspace may have open."},
+	"relay_refused_total":         {reason, "Connections and datagrams that the relay of mode userspace refused, by reason."},
+	"standby":                     {nil, "1 while another service proxy programs the node in place of this one, else 0."},
+	"condition":                   {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 	// With countTraffic only. MostNamed of package traffic bounds the Services.
-	serviceConnections: {carried, "Connections that Services took, by Service for those with the most; without a name, those of all others together."},
-	servicePackets:     {directed, "Packets that Services carried, in to endpoints and out from them, by Service like the connections."},
-	serviceBytes:       {directed, "Bytes that Services carried, like the packets."},
+	"service_connections_total": {carried, "Connections that Services took, by Service for those with the most; without a name, those of all others together."},
+	"service_packets_total":     {directed, "Packets that Services carried, in to endpoints and out from them, by Service like the connections."},
+	"service_bytes_total":       {directed, "Bytes that Services carried, like the packets."},
 }
-
-// Names of gauges about iptables.
-const (
-	rulesHeld    = "sync_proxy_rules_iptables_total"
-	rulesWritten = "sync_proxy_rules_iptables_last"
-)
-
-// Names of metrics in observed.
-const (
-	droppedInvalid      = "iptables_ct_state_invalid_dropped_packets_total"
-	acceptedLoopback    = "iptables_localhost_nodeports_accepted_packets_total"
-	accelerated         = "socket_acceleration_connections_total"
-	localhostListeners  = "nftables_localhost_nodeport_listeners"
-	localhostFailures   = "nftables_localhost_nodeport_listener_creation_failures_total"
-	localhostRejected   = "nftables_localhost_nodeport_rejected_packets_total"
-	noLocal             = "sync_proxy_rules_no_local_endpoints_total"
-	programmedPorts     = "programmed_service_ports"
-	programmedEndpoints = "programmed_endpoints"
-	oldestPending       = "oldest_pending_change_age_seconds"
-	sourceStaleness     = "source_staleness_seconds"
-	sourceSynced        = "source_synced"
-	services            = "services"
-	unservedServices    = "unserved_services"
-	skippedObjects      = "skipped_objects"
-	trackedEntries      = "conntrack_entries"
-	trackedLimit        = "conntrack_limit"
-	sourceFaults        = "source_faults"
-	silentWatches       = "source_silent_watches_total"
-	restoredSources     = "source_restores_total"
-	standby             = "standby"
-	condition           = "condition"
-	serviceConnections  = "service_connections_total"
-	servicePackets      = "service_packets_total"
-	serviceBytes        = "service_bytes_total"
-	relayFiles          = "relay_open_files"
-	relayFilesLimit     = "relay_open_files_limit"
-	relayRefused        = "relay_refused_total"
-)
 
 // histograms, by the name without its prefix. All are kube-proxy's.
 var histograms = map[string]metric{

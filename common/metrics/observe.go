@@ -62,28 +62,28 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	s.collectProgrammed(all)
 	now := o.metrics.observation()
 	for _, x := range now.Sources {
-		s.gauge(sourceStaleness, x.Staleness.Seconds(), x.Name)
-		s.gauge(sourceSynced, boolValue(x.Synced), x.Name)
-		s.gauge(sourceFaults, float64(x.Faults), x.Name)
-		s.counter(silentWatches, uint64(x.Silent), x.Name)
-		s.counter(restoredSources, uint64(x.Restored), x.Name)
+		s.gauge("source_staleness_seconds", x.Staleness.Seconds(), x.Name)
+		s.gauge("source_synced", boolValue(x.Synced), x.Name)
+		s.gauge("source_faults", float64(x.Faults), x.Name)
+		s.counter("source_silent_watches_total", uint64(x.Silent), x.Name)
+		s.counter("source_restores_total", uint64(x.Restored), x.Name)
 	}
 	for state, n := range now.Services {
-		s.gauge(services, float64(n), state)
+		s.gauge("services", float64(n), state)
 	}
 	for reason, n := range now.Unserved {
-		s.gauge(unservedServices, float64(n), reason)
+		s.gauge("unserved_services", float64(n), reason)
 	}
 	for reason, n := range now.Skipped {
-		s.gauge(skippedObjects, float64(n), reason)
+		s.gauge("skipped_objects", float64(n), reason)
 	}
 	if t := now.Tracked; t != nil {
-		s.gauge(trackedEntries, float64(t.Entries))
-		s.gauge(trackedLimit, float64(t.Limit))
+		s.gauge("conntrack_entries", float64(t.Entries))
+		s.gauge("conntrack_limit", float64(t.Limit))
 	}
 	if p := now.Packets; p != nil {
-		s.counter(droppedInvalid, p.Invalid)
-		s.counter(acceptedLoopback, p.Loopback)
+		s.counter("iptables_ct_state_invalid_dropped_packets_total", p.Invalid)
+		s.counter("iptables_localhost_nodeports_accepted_packets_total", p.Loopback)
 	}
 	if r := now.Relay; r != nil {
 		s.collectRelay(r)
@@ -92,9 +92,9 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		s.collectTraffic(t)
 	}
 	s.collectByFamily(now)
-	s.gauge(standby, boolValue(now.Standby))
+	s.gauge("standby", boolValue(now.Standby))
 	for _, name := range now.Conditions {
-		s.gauge(condition, 1, name)
+		s.gauge("condition", 1, name)
 	}
 }
 
@@ -104,53 +104,53 @@ func (s sink) collectProgrammed(all map[Backend]programmed) {
 	missingLocal := map[service.Family]count{}
 	for b, p := range all {
 		n := p.count(b.Family)
-		s.gauge(programmedPorts, float64(n.ports), b.labels()...)
-		s.gauge(programmedEndpoints, float64(n.endpoints), b.labels()...)
+		s.gauge("programmed_service_ports", float64(n.ports), b.labels()...)
+		s.gauge("programmed_endpoints", float64(n.endpoints), b.labels()...)
 		if most := missingLocal[b.Family]; n.internal+n.external >= most.internal+most.external {
 			missingLocal[b.Family] = n
 		}
 	}
 	for f, n := range missingLocal {
-		s.gauge(noLocal, float64(n.internal), "internal", f.String())
-		s.gauge(noLocal, float64(n.external), "external", f.String())
+		s.gauge("sync_proxy_rules_no_local_endpoints_total", float64(n.internal), "internal", f.String())
+		s.gauge("sync_proxy_rules_no_local_endpoints_total", float64(n.external), "external", f.String())
 	}
 }
 
 func (s sink) collectRelay(r *Relay) {
-	s.gauge(relayFiles, float64(r.Open))
-	s.gauge(relayFilesLimit, float64(r.Limit))
+	s.gauge("relay_open_files", float64(r.Open))
+	s.gauge("relay_open_files_limit", float64(r.Limit))
 	for why, n := range r.Refused {
-		s.counter(relayRefused, n, why)
+		s.counter("relay_refused_total", n, why)
 	}
 }
 
 func (s sink) collectByFamily(now Observation) {
 	for f, age := range now.OldestPending {
-		s.gauge(oldestPending, age.Seconds(), f.String())
+		s.gauge("oldest_pending_change_age_seconds", age.Seconds(), f.String())
 	}
 	for f, n := range now.Accelerated {
-		s.counter(accelerated, n, f.String())
+		s.counter("socket_acceleration_connections_total", n, f.String())
 	}
 	for f, n := range now.Unrelayed {
-		s.counter(localhostRejected, n, f.String(), "SCTP")
+		s.counter("nftables_localhost_nodeport_rejected_packets_total", n, f.String(), "SCTP")
 	}
 	for f, l := range now.Localhost {
-		s.gauge(localhostListeners, float64(l.Listeners), f.String())
-		s.counter(localhostFailures, uint64(l.Failures), f.String())
+		s.gauge("nftables_localhost_nodeport_listeners", float64(l.Listeners), f.String())
+		s.counter("nftables_localhost_nodeport_listener_creation_failures_total", uint64(l.Failures), f.String())
 	}
 }
 
 // collectTraffic sets the metrics of what Services carried.
 func (s sink) collectTraffic(t *traffic.Named) {
 	for _, x := range append(t.Services, traffic.Service{Counts: t.Rest}) {
-		s.counter(serviceConnections, x.Connections, x.Namespace, x.Name)
+		s.counter("service_connections_total", x.Connections, x.Namespace, x.Name)
 		if t.Counted.Packets {
-			s.counter(servicePackets, x.PacketsIn, x.Namespace, x.Name, "in")
-			s.counter(servicePackets, x.PacketsOut, x.Namespace, x.Name, "out")
+			s.counter("service_packets_total", x.PacketsIn, x.Namespace, x.Name, "in")
+			s.counter("service_packets_total", x.PacketsOut, x.Namespace, x.Name, "out")
 		}
 		if t.Counted.Bytes {
-			s.counter(serviceBytes, x.BytesIn, x.Namespace, x.Name, "in")
-			s.counter(serviceBytes, x.BytesOut, x.Namespace, x.Name, "out")
+			s.counter("service_bytes_total", x.BytesIn, x.Namespace, x.Name, "in")
+			s.counter("service_bytes_total", x.BytesOut, x.Namespace, x.Name, "out")
 		}
 	}
 }
@@ -260,10 +260,10 @@ func (m *Metrics) countRestore(family string, r reconcile.Result) {
 		m.counters["sync_proxy_rules_iptables_partial_restore_failures_total"].WithLabelValues(family).Inc()
 	}
 	for table, n := range r.Rules.Held {
-		m.gauges[rulesHeld].WithLabelValues(table, family).Set(float64(n))
+		m.gauges["sync_proxy_rules_iptables_total"].WithLabelValues(table, family).Set(float64(n))
 	}
 	for table, n := range r.Rules.Written {
-		m.gauges[rulesWritten].WithLabelValues(table, family).Set(float64(n))
+		m.gauges["sync_proxy_rules_iptables_last"].WithLabelValues(table, family).Set(float64(n))
 	}
 }
 
