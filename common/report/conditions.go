@@ -236,10 +236,7 @@ func (l *limits) text(n types.NamespacedName) string {
 	if all = slices.Compact(all); len(all) == 0 {
 		return ""
 	}
-	if len(all) > maxNamed {
-		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(all)-maxNamed))
-	}
-	return "Limits of mode " + l.mode + ": " + strings.Join(all, "; ")
+	return "Limits of mode " + l.mode + ": " + joinFirst(all)
 }
 
 // condition names some of the Services that are limited.

@@ -213,17 +213,22 @@ func (ev *Events) reportRules() {
 // maxNamed is how many failed ports an Event names.
 const maxNamed = 3
 
+// joinFirst joins the first texts, and counts the rest.
+func joinFirst(all []string) string {
+	if len(all) > maxNamed {
+		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(all)-maxNamed))
+	}
+	return strings.Join(all, "; ")
+}
+
 func (ev *Events) reportPorts(n types.NamespacedName) {
 	var all []string
 	for _, f := range service.Families {
 		all = append(all, ev.failedPorts[f][n]...)
 	}
-	if len(all) > maxNamed {
-		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", len(all)-maxNamed))
-	}
 	failure := ""
 	if len(all) > 0 {
-		failure = "Node " + ev.node + " could not program " + strings.Join(all, "; ")
+		failure = "Node " + ev.node + " could not program " + joinFirst(all)
 	}
 	ev.report(n, eventPorts, failure, "Node "+ev.node+" has programmed the Service")
 }

@@ -5,10 +5,8 @@ package report
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -337,9 +335,6 @@ func (pr *problems) report() {
 		}
 	}
 	pr.shown.Store(len(all) > 0)
-	if n := len(all); n > maxNamed {
-		all = append(all[:maxNamed:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
-	}
-	text := strings.Join(all, "; ")
+	text := joinFirst(all)
 	pr.health.SetDetailedCondition(pr.condition, hint(text, pr.summary), text)
 }
