@@ -38,70 +38,30 @@ import (
 // packetsTimeout bounds how long a scrape waits for the packet counters of rules.
 const packetsTimeout = 2 * time.Second
 
-// packetMetrics sums the packet counters of the rules of all backends. It returns nil in
-// modes without counters, and the previous values if the counters cannot be read now.
-func packetMetrics(backends []*mode.Backend) *metrics.Packets {
-	ctx, cancel := context.WithTimeout(context.Background(), packetsTimeout)
-	defer cancel()
-	var all *metrics.Packets
+// accelerated returns how many connections socket acceleration took, by family, nil without it.
+func accelerated(backends []*mode.Backend) map[service.Family]uint64 {
+	var all map[service.Family]uint64
 	for _, b := range backends {
-		if b.Packets == nil {
-			continue
-		}
-		p, _ := b.Packets(ctx)
-		if all == nil {
-			all = &metrics.Packets{}
-		}
-		all.Invalid += p.Invalid
-		all.Loopback += p.Loopback
+		all = counted(all, b.Family, b.Accelerated)
 	}
 	return all
 }
 
-// relayMetrics returns what the relay counts for all families, nil without a relay.
-func relayMetrics(backends []*mode.Backend) *metrics.Relay {
-	if r := backends[0].Relay; r != nil {
-		return r.Use()
+// counted adds to all what read returns for f. A counter that there is not, or that cannot
+// be read, is left out.
+func counted(all map[service.Family]uint64, f service.Family, read func() (uint64, error)) map[service.Family]uint64 {
+	if read == nil {
+		return all
 	}
-	return nil
-}
-
-// localhostMetrics returns the state of the listeners on loopback addresses, empty
-// without any.
-func localhostMetrics(backends []*mode.Backend) map[service.Family]metrics.Localhost {
-	all := map[service.Family]metrics.Localhost{}
-	for _, b := range backends {
-		if b.Localhost != nil {
-			all[b.Family] = metrics.Localhost{Listeners: b.Localhost.Listeners(), Failures: b.Localhost.Failures()}
-		}
+	n, err := read()
+	if err != nil {
+		return all
 	}
+	if all == nil {
+		all = map[service.Family]uint64{}
+	}
+	all[f] = n
 	return all
-}
-
-// countedByFamily returns what of reads, by family. Counters that cannot be read are left
-// out.
-func countedByFamily(backends []*mode.Backend, of func(*mode.Backend) func() (uint64, error)) map[service.Family]uint64 {
-	all := map[service.Family]uint64{}
-	for _, b := range backends {
-		read := of(b)
-		if read == nil {
-			continue
-		}
-		if n, err := read(); err == nil {
-			all[b.Family] = n
-		}
-	}
-	return all
-}
-
-// acceleratedMetrics returns how many connections socket acceleration took, by family.
-func acceleratedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
-	return countedByFamily(backends, func(b *mode.Backend) func() (uint64, error) { return b.Accelerated })
-}
-
-// unrelayedMetrics returns how many packets rules refused on loopback addresses, by family.
-func unrelayedMetrics(backends []*mode.Backend) map[service.Family]uint64 {
-	return countedByFamily(backends, func(b *mode.Backend) func() (uint64, error) { return b.Unrelayed })
 }
 
 // newReports returns what is reported of the backends of x. In o are the node, the
@@ -136,11 +96,30 @@ func apiOf(from source.Source) *rest.Config {
 	return nil
 }
 
-// observe adds to seen what the backends count.
+// observe adds to seen what the backends count. What cannot be read now has its previous
+// value, or is left out.
 func (se *Selected) observe(seen *metrics.Observation) {
-	seen.Packets, seen.Relay = packetMetrics(se.Backends), relayMetrics(se.Backends)
-	seen.Localhost, seen.Traffic = localhostMetrics(se.Backends), se.named()
-	seen.Accelerated, seen.Unrelayed = acceleratedMetrics(se.Backends), unrelayedMetrics(se.Backends)
+	ctx, cancel := context.WithTimeout(context.Background(), packetsTimeout)
+	defer cancel()
+	seen.Localhost = map[service.Family]metrics.Localhost{}
+	for _, b := range se.Backends {
+		if b.Packets != nil {
+			p, _ := b.Packets(ctx)
+			if seen.Packets == nil {
+				seen.Packets = &metrics.Packets{}
+			}
+			seen.Packets.Invalid += p.Invalid
+			seen.Packets.Loopback += p.Loopback
+		}
+		if b.Localhost != nil {
+			seen.Localhost[b.Family] = metrics.Localhost{Listeners: b.Localhost.Listeners(), Failures: b.Localhost.Failures()}
+		}
+		seen.Unrelayed = counted(seen.Unrelayed, b.Family, b.Unrelayed)
+	}
+	if r := se.Backends[0].Relay; r != nil {
+		seen.Relay = r.Use()
+	}
+	seen.Traffic, seen.Accelerated = se.named(), accelerated(se.Backends)
 }
 
 func featureMetrics(c *config.Config) []metrics.Feature {

@@ -289,7 +289,7 @@ func (p *proxy) admin() health.Admin {
 		Services: r.Services.Handler(func() servicestate.ProxyInfo {
 			return servicestate.ProxyInfo{
 				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
-				Accelerated: byName(acceleratedMetrics(p.selected.Backends)),
+				Accelerated: byName(accelerated(p.selected.Backends)),
 			}
 		}),
 		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Relays: p.selected.Relays, Pod: p.pod}).Handler(),
