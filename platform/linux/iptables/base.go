@@ -353,7 +353,7 @@ func (l layout) changedChains(p, old *service.Port, node *service.Node) (all []c
 	if l.isIPVS() {
 		return nil, nil
 	}
-	for _, policy := range []service.Policy{service.PolicyCluster, service.PolicyLocal} {
+	for _, policy := range service.Policies {
 		if UsesPolicy(p, policy) {
 			chains, stay := l.listChains(p, old, policy)
 			all, same = append(all, chains...), append(same, stay...)

@@ -60,10 +60,10 @@ func (l layout) listChains(p, old *service.Port, policy service.Policy) (chains 
 	if policy == service.PolicyLocal {
 		t.prefix = localPrefix
 	}
-	members := t.members(listed(p, policy))
+	members := t.members(p.EndpointsFor(policy))
 	var was []member
 	if t.known = old != nil && old.Affinity == p.Affinity && UsesPolicy(old, policy); t.known {
-		was = t.members(listed(old, policy))
+		was = t.members(old.EndpointsFor(policy))
 	}
 	rules := l.listMarks(p, policy)
 	if p.Affinity > 0 {
@@ -71,14 +71,6 @@ func (l layout) listChains(p, old *service.Port, policy service.Policy) (chains 
 	}
 	rules = append(rules, t.drawing(members, was, 0, "")...)
 	return append([]chain{{id{nat, portChainName(t.prefix, p)}, rules}}, t.chains...), t.same
-}
-
-// listed returns the endpoints of p for policy.
-func listed(p *service.Port, policy service.Policy) []service.Endpoint {
-	if policy == service.PolicyLocal {
-		return p.Local
-	}
-	return p.Cluster
 }
 
 // listMarks are the rules at the head of a list.

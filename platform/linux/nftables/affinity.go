@@ -42,8 +42,8 @@ func servicePortID(n service.PortName) string {
 
 // objectName returns the name of an object for one of the endpoint lists of n. It holds
 // only letters, digits, slashes, hyphens and dots, so nft reads it without quotes.
-func objectName(what string, w endpointList, n service.PortName) string {
-	if w == localList {
+func objectName(what string, w service.Policy, n service.PortName) string {
+	if w == service.PolicyLocal {
 		what += "-local"
 	}
 	return what + "-" + servicePortID(n)
@@ -58,13 +58,13 @@ type group struct {
 
 // groups returns the groups of w, sorted by port. It returns nil if the Port has no
 // session affinity or does not use w.
-func (l layout) groups(w endpointList) []group {
+func (l layout) groups(w service.Policy) []group {
 	p := l.port
 	if p == nil || p.Affinity == 0 || !usesList(p, w) {
 		return nil
 	}
 	var groups []group
-	for _, e := range endpointsOf(p, w) {
+	for _, e := range p.EndpointsFor(w) {
 		i, found := slices.BinarySearchFunc(groups, e.Addr.Port(), func(g group, port uint16) int {
 			return int(g.port) - int(port)
 		})
@@ -79,22 +79,22 @@ func (l layout) groups(w endpointList) []group {
 // clientSet returns the clients map for one target port. Its name contains the timeout,
 // because a kernel without commit 123b99619cca (Linux 6.2) ignores another timeout for an
 // existing map.
-func clientSet(p *service.Port, w endpointList, port uint16) *set {
+func clientSet(p *service.Port, w service.Policy, port uint16) *set {
 	name := objectName(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
 	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity, limit: clientLimit}
 }
 
-func memberSet(p *service.Port, w endpointList) *set {
+func memberSet(p *service.Port, w service.Policy) *set {
 	return &set{name: objectName("members", w, p.Name), kind: plainSet, key: targetFields}
 }
 
-func choiceSet(p *service.Port, w endpointList) *set {
+func choiceSet(p *service.Port, w service.Policy) *set {
 	return &set{name: objectName("choices", w, p.Name), kind: targetMap, key: slotKey}
 }
 
 // clientChain returns the name of the affinity chain for list w. entry selects the
 // variant that marks packets first. An empty entry selects the one that does not mark.
-func (b *builder) clientChain(w endpointList, entry string) string {
+func (b *builder) clientChain(w service.Policy, entry string) string {
 	switch entry {
 	case "":
 		return objectName("affinity", w, b.port.Name)
@@ -105,12 +105,12 @@ func (b *builder) clientChain(w endpointList, entry string) string {
 }
 
 // usesList reports whether a frontend of p may send traffic to list w.
-func usesList(p *service.Port, w endpointList) bool {
-	if len(endpointsOf(p, w)) == 0 {
+func usesList(p *service.Port, w service.Policy) bool {
+	if len(p.EndpointsFor(w)) == 0 {
 		return false
 	}
 	for _, f := range p.Frontends {
-		if (p.Policy(f.Kind) == service.PolicyLocal) == (w == localList) || w == clusterList && f.Kind.External() {
+		if p.Policy(f.Kind) == w || w == service.PolicyCluster && f.Kind.External() {
 			return true
 		}
 	}
@@ -123,7 +123,7 @@ func (b *builder) affinityElements() {
 	if b.port.Affinity == 0 || !b.port.HasEndpoints() {
 		return
 	}
-	for _, w := range []endpointList{clusterList, localList} {
+	for _, w := range service.Policies {
 		if !usesList(b.port, w) {
 			continue
 		}
@@ -143,7 +143,7 @@ func (b *builder) affinityElements() {
 		if f.Kind == service.NodePort {
 			in = nodePortAffinity
 		}
-		b.verdict(in, f, gotoVerdict(objectName("remember", clusterList, b.port.Name)))
+		b.verdict(in, f, gotoVerdict(objectName("remember", service.PolicyCluster, b.port.Name)))
 	}
 }
 
@@ -153,7 +153,7 @@ func affinitySets(p *service.Port) []*set {
 	if p == nil || p.Affinity == 0 || !p.HasEndpoints() {
 		return nil
 	}
-	for _, w := range []endpointList{clusterList, localList} {
+	for _, w := range service.Policies {
 		if usesList(p, w) {
 			sets = append(sets, memberSet(p, w), choiceSet(p, w))
 			for _, g := range (layout{port: p}).groups(w) {
@@ -169,9 +169,9 @@ func affinityChains(p *service.Port, o Options) []*chain {
 	if p == nil || p.Affinity == 0 || !p.HasEndpoints() {
 		return nil
 	}
-	recorder := &chain{name: objectName("remember", clusterList, p.Name)}
+	recorder := &chain{name: objectName("remember", service.PolicyCluster, p.Name)}
 	chains := []*chain{recorder}
-	for _, w := range []endpointList{clusterList, localList} {
+	for _, w := range service.Policies {
 		if !usesList(p, w) {
 			continue
 		}
@@ -181,7 +181,7 @@ func affinityChains(p *service.Port, o Options) []*chain {
 			recorder.rules = append(recorder.rules, rule{toPort{g.port}, lookup{targetFields, memberSet(p, w), false}, recordClient{g.clients}})
 			chooser.rules = append(chooser.rules, rule{is, affinityDNAT{g.clients, g.port}})
 		}
-		chooser.rules = append(chooser.rules, rule{is, dnat{slotKey, uint32(len(endpointsOf(p, w))), choiceSet(p, w)}})
+		chooser.rules = append(chooser.rules, rule{is, dnat{slotKey, uint32(len(p.EndpointsFor(w))), choiceSet(p, w)}})
 		chains = append(chains, chooser,
 			&chain{name: objectName("affinity-cluster", w, p.Name), rules: []rule{{jumpVerdict(markChain)}, {gotoVerdict(chooser.name)}}},
 			&chain{name: objectName("affinity-external", w, p.Name), rules: []rule{{mark{o.mark()}}, {gotoVerdict(chooser.name)}}})
@@ -219,8 +219,8 @@ func (s shared) replace(from, to *service.Port) {
 	}
 	s.addFrontends(from, -1)
 	s.addFrontends(to, 1)
-	for _, w := range []endpointList{clusterList, localList} {
-		removed, added := service.TrimCommon(endpointsOf(from, w), endpointsOf(to, w))
+	for _, w := range service.Policies {
+		removed, added := service.TrimCommon(from.EndpointsFor(w), to.EndpointsFor(w))
 		s.addEndpoints(removed, -1)
 		s.addEndpoints(added, 1)
 	}

@@ -195,7 +195,7 @@ func (c *comparison) port(l layout) {
 	if ops = c.compareElements(ops, l.elements()...); len(ops) > 0 {
 		c.units = append(c.units, unit{to: l, ops: ops})
 	}
-	for _, w := range []endpointList{clusterList, localList} {
+	for _, w := range service.Policies {
 		for _, g := range l.groups(w) {
 			if c.hasStaleClients(g.clients, g.members) {
 				c.staleClients = append(c.staleClients, l)
@@ -326,14 +326,13 @@ func (c *comparison) observedLayout(p *service.Port) layout {
 		if f.Kind == service.NodePort {
 			main, in = nodePortEndpoints, nodePortInternalEndpoints
 		}
-		w := clusterList
-		if p.Policy(f.Kind) == service.PolicyLocal {
-			w = localList
-			c.readEndpointList(&l, clusterList, in, func(n int) []byte { return b.key(f, n) })
+		w := p.Policy(f.Kind)
+		if w == service.PolicyLocal {
+			c.readEndpointList(&l, service.PolicyCluster, in, func(n int) []byte { return b.key(f, n) })
 		}
 		c.readEndpointList(&l, w, main, func(n int) []byte { return b.key(f, n) })
 	}
-	for _, w := range []endpointList{clusterList, localList} {
+	for _, w := range service.Policies {
 		if p.Affinity > 0 {
 			c.readEndpointList(&l, w, choiceSet(p, w), func(n int) []byte { return appendSlot(nil, uint32(n)) })
 		}
@@ -343,7 +342,7 @@ func (c *comparison) observedLayout(p *service.Port) layout {
 
 // readEndpointList reads one list of l from a map, unless it was read before. The list
 // stays in slot order, which arrange accepts.
-func (c *comparison) readEndpointList(l *layout, w endpointList, in *set, key func(int) []byte) {
+func (c *comparison) readEndpointList(l *layout, w service.Policy, in *set, key func(int) []byte) {
 	observed := c.table.sets[in.name]
 	if observed == nil || l.len(w) > 0 {
 		return
@@ -356,7 +355,7 @@ func (c *comparison) readEndpointList(l *layout, w endpointList, in *set, key fu
 		}
 		found = append(found, service.Endpoint{Addr: targetOf(e.value)})
 	}
-	if w == localList {
+	if w == service.PolicyLocal {
 		l.port.Local = found
 	} else {
 		l.port.Cluster = found

@@ -122,7 +122,7 @@ func TestExtraneousObjectsAreDeleted(t *testing.T) {
 	cart := sticky(service.IPv4, 2, 3)
 	apply(t, &Backend{driver: k}, cart)
 	p := cart.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
-	clients := k.table.sets[clientSet(p, clusterList, 8080).name]
+	clients := k.table.sets[clientSet(p, service.PolicyCluster, 8080).name]
 	client, at := addr("192.0.2.7").AsSlice(), addr("10.244.1.2").AsSlice()
 	clients.elements[string(client)] = element{in: clients.set, key: client, value: at}
 	if plan := adopt(t, k, cart); plan != "" {
@@ -149,9 +149,9 @@ func TestIncompatibleObjectsAreReplaced(t *testing.T) {
 	spoil := map[string]func(*fakeTable){
 		"base set":            func(x *fakeTable) { x.sets["services"].set = hairpin },
 		"base chain":          func(x *fakeTable) { x.chains["output"].hook = &hook{name: "input", priority: srcNAT} },
-		"a Service's own set": func(x *fakeTable) { x.sets[memberSet(&sticky, clusterList).name].set = hairpin },
+		"a Service's own set": func(x *fakeTable) { x.sets[memberSet(&sticky, service.PolicyCluster).name].set = hairpin },
 		"a Service's own chain": func(x *fakeTable) {
-			x.chains[objectName("affinity", clusterList, sticky.Name)].hook = &hook{name: "output", priority: dstNAT}
+			x.chains[objectName("affinity", service.PolicyCluster, sticky.Name)].hook = &hook{name: "output", priority: dstNAT}
 		},
 	}
 	for name, do := range spoil {

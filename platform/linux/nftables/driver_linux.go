@@ -58,6 +58,15 @@ func (k *kernel) reader() *reader {
 	return &reader{Socket: k.readSocket, nf: netlink.NFTFamily(k.family), name: k.table}
 }
 
+// dialReader returns a reader of what a Backend with options o has. The caller must close it.
+func dialReader(f service.Family, o Options) (*reader, error) {
+	s, err := dial()
+	if err != nil {
+		return nil, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
+	}
+	return (&kernel{family: f, table: o.table(), readSocket: s}).reader(), nil
+}
+
 // Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) error {
 	batch, err := k.encoder.batch(ops)
@@ -223,11 +232,7 @@ func probe(f service.Family) error {
 
 // checkFamily reports an error if the kernel does not support the family.
 func checkFamily(f service.Family) error {
-	domain := unix.AF_INET
-	if f == service.IPv6 {
-		domain = unix.AF_INET6
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(int(netlink.NFTFamily(f)), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("the kernel has no %s: it is built without or was started with ipv6.disable=1", f)
 	}

@@ -399,12 +399,8 @@ func value(in *set) expr.Any {
 
 // natExpr translates to the address in the first register and the port in register n.
 func natExpr(n int, family service.Family) expr.Any {
-	nf := uint32(unix.NFPROTO_IPV4)
-	if family == service.IPv6 {
-		nf = unix.NFPROTO_IPV6
-	}
 	return &expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: nf,
+		Type: expr.NATTypeDestNAT, Family: uint32(netlink.NFTFamily(family)),
 		RegAddrMin: register(0), RegAddrMax: register(0), RegProtoMin: register(n), RegProtoMax: register(n),
 	}
 }

@@ -232,7 +232,7 @@ func (a *applier) pruneClients() error {
 	var errs []error
 	b := a.plan.backend
 	for _, l := range a.plan.staleClients {
-		for _, g := range append(l.groups(clusterList), l.groups(localList)...) {
+		for _, g := range append(l.groups(service.PolicyCluster), l.groups(service.PolicyLocal)...) {
 			if err := b.driver.PruneClients(a.ctx, g.clients, g.members); err != nil {
 				b.have = nil
 				err = fmt.Errorf("forget clients of endpoints that left: %w", err)

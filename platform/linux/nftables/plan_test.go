@@ -299,7 +299,7 @@ func TestPruneClientsFails(t *testing.T) {
 	first, want := sticky(service.IPv4, 1, 3), sticky(service.IPv4, 3)
 	apply(t, b, first)
 	p := first.Port(service.IPv4, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
-	clients := u.table.sets[clientSet(p, clusterList, 8081).name]
+	clients := u.table.sets[clientSet(p, service.PolicyCluster, 8081).name]
 	client, gone := addr("192.0.2.7").AsSlice(), addr("10.244.1.1").AsSlice()
 	clients.elements[string(client)] = element{in: clients.set, key: client, value: gone}
 

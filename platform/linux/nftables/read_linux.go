@@ -336,19 +336,18 @@ func (l Leftovers) withSocket(do func(*netlink.Socket, *encoder) error) error {
 // Counters reads the counts of connections that a table with Options.CountConnections
 // has. It implements traffic.Reader.
 type Counters struct {
-	reader reader
+	reader *reader
 	family service.Family
 }
 
 // NewCounters returns the Counters of one family, in the network namespace of the calling
 // thread.
 func NewCounters(f service.Family, o Options) (*Counters, error) {
-	s, err := dial()
+	r, err := dialReader(f, o)
 	if err != nil {
-		return nil, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
+		return nil, err
 	}
-	k := &kernel{family: f, table: o.table(), readSocket: s}
-	return &Counters{reader: *k.reader(), family: f}, nil
+	return &Counters{reader: r, family: f}, nil
 }
 
 // Kinds implements traffic.Reader.
@@ -358,7 +357,7 @@ func (c *Counters) Kinds() traffic.Kinds { return traffic.Kinds{} }
 func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
 	var all []traffic.Sample
 	seen := map[traffic.Counter]bool{}
-	r := &c.reader
+	r := c.reader
 	err := retryRead(func() error {
 		all = all[:0]
 		clear(seen)
@@ -406,13 +405,12 @@ func packetsOf(x []byte) uint64 {
 // Unrelayed returns how many packets refuseUnrelayed has refused since the rule was made, 0
 // without the rule. It reads the network namespace of the calling thread.
 func Unrelayed(f service.Family, o Options) (uint64, error) {
-	s, err := dial()
+	r, err := dialReader(f, o)
 	if err != nil {
-		return 0, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
+		return 0, err
 	}
-	defer s.Close()
+	defer r.Close()
 	n, ours := uint64(0), refuseUnrelayed(f).fingerprint(f)
-	r := (&kernel{family: f, table: o.table(), readSocket: s}).reader()
 	fill := func() { r.Text(unix.NFTA_RULE_CHAIN, outputChain) }
 	err = retryRead(func() error {
 		n = 0

@@ -154,7 +154,7 @@ func TestDriftOutlivesAPlan(t *testing.T) {
 func affinityClients(t *testing.T, f service.Family, port int, add string) []string {
 	t.Helper()
 	p := sticky(f).Port(f, service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP})
-	name := clientSet(p, clusterList, uint16(port)).name
+	name := clientSet(p, service.PolicyCluster, uint16(port)).name
 	if add != "" {
 		runNft(t, "", "add", "element", netlink.FamilyName(f), TableName, name, "{ "+add+" }")
 	}

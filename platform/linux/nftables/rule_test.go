@@ -175,7 +175,7 @@ func letterEndpoints(letters string) []service.Endpoint {
 }
 
 // slotOrder returns the letters of the endpoints in slot order.
-func slotOrder(l layout, w endpointList) string {
+func slotOrder(l layout, w service.Policy) string {
 	var b strings.Builder
 	for _, a := range l.targets(w) {
 		b.WriteByte(a.Addr().As4()[3])
@@ -189,7 +189,7 @@ func layoutOf(letters string) layout {
 	slices.Sort(sorted)
 	l := layout{port: &service.Port{Cluster: letterEndpoints(string(sorted))}}
 	for _, c := range []byte(letters) {
-		l.slots[clusterList] = append(l.slots[clusterList], uint16(slices.Index(sorted, c)))
+		l.slots[service.PolicyCluster] = append(l.slots[service.PolicyCluster], uint16(slices.Index(sorted, c)))
 	}
 	return l
 }
@@ -209,7 +209,7 @@ func TestArrange(t *testing.T) {
 		"two of four leave":                    {"abcd", "bd", "db"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := slotOrder(layoutOf(tt.old).next(&service.Port{Cluster: letterEndpoints(tt.want)}), clusterList); got != tt.now {
+			if got := slotOrder(layoutOf(tt.old).next(&service.Port{Cluster: letterEndpoints(tt.want)}), service.PolicyCluster); got != tt.now {
 				t.Errorf("%q lies as %q, want %q", tt.want, got, tt.now)
 			}
 		})
@@ -231,9 +231,9 @@ func TestArrangeChangesAsLittleAsPossible(t *testing.T) {
 		letters := rapid.SliceOfNDistinct(rapid.ByteRange('a', 'z'), 0, 20, rapid.ID[byte])
 		old, want := string(letters.Draw(t, "old")), letters.Draw(t, "want")
 		slices.Sort(want)
-		perm := arrange(layoutOf(old).targets(clusterList), letterEndpoints(string(want)))
-		l := layout{port: &service.Port{Cluster: letterEndpoints(string(want))}, slots: slots{clusterList: perm}}
-		now := slotOrder(l, clusterList)
+		perm := arrange(layoutOf(old).targets(service.PolicyCluster), letterEndpoints(string(want)))
+		l := layout{port: &service.Port{Cluster: letterEndpoints(string(want))}, slots: slots{service.PolicyCluster: perm}}
+		now := slotOrder(l, service.PolicyCluster)
 		for i := range min(len(old), len(want)) {
 			if strings.IndexByte(string(want), old[i]) >= 0 && now[i] != old[i] {
 				t.Fatalf("%s to %s: %c was moved", old, now, old[i])
@@ -255,13 +255,13 @@ func TestNextKeepsTheOtherList(t *testing.T) {
 	l := layoutOf("cab")
 	l.port.Local = letterEndpoints("xy")
 	next := l.next(&service.Port{Cluster: letterEndpoints("abc"), Local: letterEndpoints("yz")})
-	if got := slotOrder(next, clusterList); got != "cab" || &next.slots[clusterList][0] != &l.slots[clusterList][0] {
+	if got := slotOrder(next, service.PolicyCluster); got != "cab" || &next.slots[service.PolicyCluster][0] != &l.slots[service.PolicyCluster][0] {
 		t.Errorf("unchanged list lies as %q", got)
 	}
-	if got := slotOrder(next, localList); got != "zy" {
+	if got := slotOrder(next, service.PolicyLocal); got != "zy" {
 		t.Errorf("local list lies as %q, want zy", got)
 	}
-	if next.slots.identity() || !(slots{}).identity() || (slots{localList: {1, 0}}).identity() {
+	if next.slots.identity() || !(slots{}).identity() || (slots{service.PolicyLocal: {1, 0}}).identity() {
 		t.Error("identity is wrong")
 	}
 }

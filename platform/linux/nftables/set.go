@@ -277,7 +277,7 @@ func (b *builder) verdict(in *set, f *service.Frontend, v verdict) {
 
 // pick adds the slots of list w to the map of p and returns the verdict that leads to one
 // of its endpoints. entry names the entry chain. "" stands for the chain of p.
-func (b *builder) pick(p *picker, f *service.Frontend, w endpointList, entry string) verdict {
+func (b *builder) pick(p *picker, f *service.Frontend, w service.Policy, entry string) verdict {
 	n := b.layout.len(w)
 	if n == 0 {
 		return verdict{code: verdictDrop}
@@ -321,19 +321,15 @@ func (b *builder) route(f *service.Frontend) (*set, verdict) {
 	if f.Kind == service.NodePort {
 		entry, in, pickIn = "nodeport-external", nodePorts, pickNodePort
 	}
-	w := clusterList
 	switch {
 	case !b.port.HasEndpoints():
 		return in, gotoVerdict(refuseChain)
 	case f.Kind == service.ClusterIP:
 		entry = "cluster"
-		if b.port.Internal == service.PolicyLocal {
-			w = localList
-		}
 	case b.port.External == service.PolicyLocal:
 		return b.routeLocal(f), verdict{}
 	}
-	return in, b.pick(pickIn, f, w, entry)
+	return in, b.pick(pickIn, f, b.port.Policy(f.Kind), entry)
 }
 
 // routeLocal adds the elements of an external frontend with policy Local. Pods and the
@@ -341,12 +337,12 @@ func (b *builder) route(f *service.Frontend) (*set, verdict) {
 // frontend's element.
 func (b *builder) routeLocal(f *service.Frontend) *set {
 	if f.Kind == service.NodePort {
-		b.verdict(nodePortInternalClients, f, b.pick(pickNodePortInternal, f, clusterList, ""))
-		b.verdict(nodePortExternalClients, f, b.pick(pickNodePort, f, localList, ""))
+		b.verdict(nodePortInternalClients, f, b.pick(pickNodePortInternal, f, service.PolicyCluster, ""))
+		b.verdict(nodePortExternalClients, f, b.pick(pickNodePort, f, service.PolicyLocal, ""))
 		return nodePortLocal
 	}
-	b.verdict(internalClients, f, b.pick(pickInternal, f, clusterList, ""))
-	b.verdict(externalClients, f, b.pick(pickAddr, f, localList, ""))
+	b.verdict(internalClients, f, b.pick(pickInternal, f, service.PolicyCluster, ""))
+	b.verdict(externalClients, f, b.pick(pickAddr, f, service.PolicyLocal, ""))
 	return externalLocal
 }
 
@@ -396,38 +392,23 @@ func (l layout) neededClasses() classes {
 	return c
 }
 
-// endpointList selects one of a Port's two lists of endpoints.
-type endpointList uint8
-
-const (
-	clusterList endpointList = iota
-	localList
-)
-
 // slots assigns endpoints to slots, for each list of a Port. Slot i holds the endpoint
-// with index slots[list][i]. A nil list means that slot i holds endpoint i, as in a new
+// with index slots[policy][i]. A nil list means that slot i holds endpoint i, as in a new
 // table.
 type slots [2][]uint16
 
-func endpointsOf(p *service.Port, w endpointList) []service.Endpoint {
-	if w == localList {
-		return p.Local
-	}
-	return p.Cluster
-}
-
-func (l layout) len(w endpointList) int { return len(endpointsOf(l.port, w)) }
+func (l layout) len(w service.Policy) int { return len(l.port.EndpointsFor(w)) }
 
 // at returns the endpoint in slot i of list w.
-func (l layout) at(w endpointList, i int) netip.AddrPort {
+func (l layout) at(w service.Policy, i int) netip.AddrPort {
 	if l.slots[w] != nil {
 		i = int(l.slots[w][i])
 	}
-	return endpointsOf(l.port, w)[i].Addr
+	return l.port.EndpointsFor(w)[i].Addr
 }
 
 // targets returns the endpoints of w in slot order.
-func (l layout) targets(w endpointList) []netip.AddrPort {
+func (l layout) targets(w service.Policy) []netip.AddrPort {
 	t := make([]netip.AddrPort, l.len(w))
 	for i := range t {
 		t[i] = l.at(w, i)
@@ -440,8 +421,8 @@ func (l layout) targets(w endpointList) []netip.AddrPort {
 // order.
 func (l layout) next(p *service.Port) layout {
 	n := layout{port: p}
-	for _, w := range []endpointList{clusterList, localList} {
-		if l.port != nil && slices.Equal(endpointsOf(l.port, w), endpointsOf(p, w)) {
+	for _, w := range service.Policies {
+		if l.port != nil && slices.Equal(l.port.EndpointsFor(w), p.EndpointsFor(w)) {
 			n.slots[w] = l.slots[w]
 			continue
 		}
@@ -449,7 +430,7 @@ func (l layout) next(p *service.Port) layout {
 		if l.port != nil {
 			old = l.targets(w)
 		}
-		n.slots[w] = arrange(old, endpointsOf(p, w))
+		n.slots[w] = arrange(old, p.EndpointsFor(w))
 	}
 	return n
 }
@@ -498,7 +479,9 @@ func arrange(old []netip.AddrPort, want []service.Endpoint) []uint16 {
 }
 
 // identity reports whether every endpoint is in the slot of its index.
-func (s slots) identity() bool { return s[clusterList] == nil && s[localList] == nil }
+func (s slots) identity() bool {
+	return s[service.PolicyCluster] == nil && s[service.PolicyLocal] == nil
+}
 
 // Flags of sets (kernel: include/uapi/linux/netfilter/nf_tables.h).
 const (
