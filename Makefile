@@ -38,8 +38,8 @@ LONG := Killed|KilledWhileClientsConnect|KilledWhileManifestsChange|MountedVolum
 
 # Tests that the race detector leaves out: long ones in which one goroutine does everything.
 # They run without it, in full, in these packages.
-LONE := Suites|SuitesInPieces|TraceFindsTampering|CountsAtScale|Floods|BypassDecidesAsRouteDoes|PersonalitiesConverge
-LONE_IN := ./common/source ./platform/linux/iptables ./platform/linux/ipvs/... ./platform/linux/nftables ./platform/linux/socketlb ./platform/linux/userspace ./platform/windows/hns
+LONE := LogsShare|Personalities|Size|Suites|SuitesDuringListings|SuitesInPieces|TraceFindsTampering|CountsAtScale|Floods|BypassDecidesAsRouteDoes|PersonalitiesConverge
+LONE_IN := ./cmd/kube-proxy/internal/collect ./common/source ./platform/linux/iptables ./platform/linux/ipvs/... ./platform/linux/nftables ./platform/linux/socketlb ./platform/linux/userspace ./platform/windows/hns
 
 # What make test leaves to make rest. Random tests draw a fifth of their cases in it; make rest
 # and make nightly draw all. Most tests on real packets wait for silence, so four run at a time.
