@@ -515,3 +515,35 @@ func (p *printer) verdict(r *Report) {
 
 // oneLine converts foreign text to one line without control characters.
 func oneLine(s string) string { return printable.Text(strings.Join(strings.Fields(s), " ")) }
+
+// Server is a server of the proxy.
+type Server struct {
+	Name string         // "health" or "metrics"
+	Flag string         // that sets its address
+	Addr netip.AddrPort // where it is to listen
+}
+
+// Holder is a program that listens on an address.
+type Holder struct {
+	Name string         // empty for none
+	Addr netip.AddrPort // where it listens
+	End  string         // the command that ends it, or that finds it
+}
+
+// TakenPorts checks that servers of the proxy can listen. holder returns who prevents that,
+// other service proxies left out.
+func TakenPorts(servers []Server, holder func(netip.AddrPort) Holder) Seen {
+	var names []string
+	var seen Seen
+	for _, s := range servers {
+		names = append(names, fmt.Sprintf("%s %s", s.Name, s.Addr))
+		if h := holder(s.Addr); h.Name != "" {
+			seen.Findings = append(seen.Findings, Finding{
+				Topic: PortTaken, Subject: s.Addr.String(), What: fmt.Sprintf("the %s server of the proxy cannot listen on %s: %s listens on %s", s.Name, s.Addr, h.Name, h.Addr),
+				Fix: h.End, Advice: "or give the server of the proxy another address with --" + s.Flag,
+			})
+		}
+	}
+	seen.Note = strings.Join(names, ", ")
+	return seen
+}

@@ -40,7 +40,7 @@ type Node struct {
 	// Proc is the file system at /proc.
 	Proc fs.FS
 	// Servers are those of the proxy.
-	Servers []Server
+	Servers []doctor.Server
 	// Holder returns the proxy that programs the node, false for none that can be asked.
 	Holder func(context.Context) (lease.Identity, bool)
 	// Answered is whether a proxy of this kind runs and answered.
@@ -143,13 +143,6 @@ func (d dryFiles) WriteFile(name string, _ []byte) error {
 // Writable implements sysctl.Files.
 func (d dryFiles) Writable(name string) bool { return d.n.Writable(name) }
 
-// Server is a server of the proxy.
-type Server struct {
-	Name string         // "health" or "metrics"
-	Flag string         // that sets its address
-	Addr netip.AddrPort // where it is to listen
-}
-
 // sockets returns the socket tables of this thread's network namespace, see proc(5).
 func (n *Node) sockets() (fs.FS, error) { return fs.Sub(n.Files, "proc/thread-self/net") }
 
@@ -212,24 +205,16 @@ func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	var names []string
-	var seen doctor.Seen
-	for _, s := range n.Servers {
-		names = append(names, fmt.Sprintf("%s %s", s.Name, s.Addr))
+	return doctor.TakenPorts(n.Servers, func(at netip.AddrPort) (h doctor.Holder) {
 		for _, l := range found {
-			if l.Protocol != service.TCP || !l.ConflictsWith(s.Addr) || n.isProxy(l, own.PID) {
-				continue
+			if l.Protocol == service.TCP && l.ConflictsWith(at) && !n.isProxy(l, own.PID) {
+				h.Addr = l.Addr
+				h.Name, h.End = n.holder(l)
+				break
 			}
-			who, fix := n.holder(l)
-			seen.Findings = append(seen.Findings, doctor.Finding{
-				Topic: doctor.PortTaken, Subject: s.Addr.String(), What: fmt.Sprintf("the %s server of the proxy cannot listen on %s: %s listens on %s", s.Name, s.Addr, who, l.Addr),
-				Fix: fix, Advice: "or give the server of the proxy another address with --" + s.Flag,
-			})
-			break
 		}
-	}
-	seen.Note = strings.Join(names, ", ")
-	return seen, nil
+		return h
+	}), nil
 }
 
 // isProxy returns whether a service proxy has the listener: the process own, or another.

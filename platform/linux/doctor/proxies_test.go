@@ -86,7 +86,7 @@ func TestTakenPorts(t *testing.T) {
 	} {
 		t.Run(situation, func(t *testing.T) {
 			n := newNode(map[string]string{"proc/thread-self/net/tcp": tcpTable})
-			n.Proc, n.Servers = test.proc, []Server{{"health", "healthz-bind-address", test.addr}}
+			n.Proc, n.Servers = test.proc, []doctor.Server{{Name: "health", Flag: "healthz-bind-address", Addr: test.addr}}
 			expect(t, n.takenPorts, test.want)
 			if situation == "another program" { // in fact ours, under another name
 				n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 42}, true }

@@ -39,7 +39,7 @@ type Node struct {
 	Program, Folder string
 	Files           []string
 	// Servers are those of the proxy.
-	Servers []Server
+	Servers []doctor.Server
 	// Holder returns the proxy that programs the node, false for none that can be asked.
 	Holder func(context.Context) (lease.Identity, bool)
 	// Answered is whether a proxy of this kind runs and answered.
@@ -88,13 +88,6 @@ const (
 	Stopped ServiceState = "stopped"
 	Missing ServiceState = "missing"
 )
-
-// Server is a server of the proxy.
-type Server struct {
-	Name string         // "health" or "metrics"
-	Flag string         // that sets its address
-	Addr netip.AddrPort // where it is to listen
-}
 
 // Checks returns all checks of the node.
 func (n *Node) Checks() []doctor.Check {
@@ -156,23 +149,14 @@ func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	var seen doctor.Seen
-	var names []string
-	for _, s := range n.Servers {
-		names = append(names, fmt.Sprintf("%s %s", s.Name, s.Addr))
+	return doctor.TakenPorts(n.Servers, func(at netip.AddrPort) (h doctor.Holder) {
 		for _, l := range found {
-			who := n.Windows.Describe(l.PID)
-			if !l.Keeps(s.Addr) || strings.Contains(strings.ToLower(who), program) {
-				continue
+			if who := n.Windows.Describe(l.PID); l.Keeps(at) && !strings.Contains(strings.ToLower(who), program) {
+				return doctor.Holder{Name: who, Addr: l.Addr, End: fmt.Sprintf("taskkill /F /PID %d", l.PID)}
 			}
-			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.PortTaken, Subject: s.Addr.String(),
-				What: fmt.Sprintf("the %s server of the proxy cannot listen on %s: %s listens on %s", s.Name, s.Addr, who, l.Addr),
-				Fix:  fmt.Sprintf("taskkill /F /PID %d", l.PID), Advice: "or give the server of the proxy another address with --" + s.Flag})
-			break
 		}
-	}
-	seen.Note = strings.Join(names, ", ")
-	return seen, nil
+		return h
+	}), nil
 }
 
 // hiddenListeners checks for programs whose port is the NodePort of a Service. HNS of

@@ -218,11 +218,11 @@ func portFaults() map[string]faultCase {
 		}, []string{`writable-files | C:\data\state | icacls "C:\data\state" /inheritance:r /grant:r "*S-1-5-18:F" "*S-1-5-32-544:F" "*S-1-5-7:RX"`,
 			`writable-files | C:\k 2 | icacls "C:\k 2" /inheritance:r /grant:r "*S-1-5-18:(OI)(CI)F" "*S-1-5-32-544:(OI)(CI)F" "BUILTIN\Users:(OI)(CI)RX" "Everyone:(OI)(CI)RX"`}},
 		"a port taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
-			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
+			n.Servers = []doctor.Server{{Name: "health", Flag: "healthz-bind-address", Addr: netip.MustParseAddrPort("0.0.0.0:10256")}}
 			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 9}}
 		}, []string{"port-taken | 0.0.0.0:10256 | taskkill /F /PID 9"}},
 		"a port of a proxy": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
-			n.Servers = []Server{{"health", "healthz-bind-address", netip.MustParseAddrPort("0.0.0.0:10256")}}
+			n.Servers = []doctor.Server{{Name: "health", Flag: "healthz-bind-address", Addr: netip.MustParseAddrPort("0.0.0.0:10256")}}
 			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 42}}
 		}, nil},
 		"a NodePort taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {

@@ -199,20 +199,14 @@ func (e *Examination) readServices(ctx context.Context, server *doctor.Cluster) 
 	return r.Server(ctx, to, e.options.Timeout)
 }
 
-// ownServer is a server of the proxy.
-type ownServer struct {
-	name, flag string
-	addr       netip.AddrPort
-}
-
-// serverAddrs returns where the servers of the proxy are to listen.
-func serverAddrs(c *config.Config) []ownServer {
-	var all []ownServer
+// serversOf returns where the servers of the proxy are to listen.
+func serversOf(c *config.Config) []doctor.Server {
+	var all []doctor.Server
 	for _, s := range []struct{ name, flag, addr string }{
 		{"health", "healthz-bind-address", c.HealthzBindAddress}, {"metrics", "metrics-bind-address", c.MetricsBindAddress},
 	} {
 		if a, err := netip.ParseAddrPort(s.addr); err == nil && a.Port() != 0 {
-			all = append(all, ownServer{s.name, s.flag, a})
+			all = append(all, doctor.Server{Name: s.name, Flag: s.flag, Addr: a})
 		}
 	}
 	return all

@@ -33,7 +33,7 @@ func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.
 	n := &linuxdoctor.Node{
 		Files: os.DirFS("/"), Proc: os.DirFS("/proc"), Writable: linuxdoctor.Writable, Kernel: linuxdoctor.Netlink{},
 		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil,
-		Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
+		Servers: serversOf(x.config), Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 		Acceleration: acceleration(x),
 		Route: func(to netip.Addr) error {
 			_, err := host.Route(to)
@@ -49,9 +49,6 @@ func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.
 		if m.System != nil && m.System.SharedMark != nil {
 			n.SharedMark = func(f service.Family) (string, error) { return m.System.SharedMark(x.config, f) }
 		}
-	}
-	for _, s := range serverAddrs(x.config) {
-		n.Servers = append(n.Servers, linuxdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})
 	}
 	return n.Checks(), nil
 }

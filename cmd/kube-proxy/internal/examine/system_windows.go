@@ -33,10 +33,7 @@ func systemChecks(_ context.Context, x *Examination, want services) ([]doctor.Ch
 	n := &windowsdoctor.Node{
 		Options: hns.OptionsOf(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: &windowsdoctor.System{}, CNI: windowsdoctor.SystemCNI,
 		Program: program, Folder: folder, Files: []string{hns.StateFile(), log},
-		Holder: x.holder, Answered: x.proxy.Answer != nil, Services: want,
-	}
-	for _, s := range serverAddrs(x.config) {
-		n.Servers = append(n.Servers, windowsdoctor.Server{Name: s.name, Flag: s.flag, Addr: s.addr})
+		Holder: x.holder, Answered: x.proxy.Answer != nil, Services: want, Servers: serversOf(x.config),
 	}
 	return n.Checks(), nil
 }
