@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"kubeproxy/common/kubeclient"
+	"kubeproxy/common/printable"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
 )
@@ -361,19 +362,11 @@ func podFindings(p Pods, n *corev1.Node) []Finding {
 		same := service.InFamily(p.CIDRs, service.FamilyOf(pods.Addr()))
 		fits := slices.ContainsFunc(same, func(c netip.Prefix) bool { return c.Bits() <= pods.Bits() && c.Contains(pods.Addr()) })
 		if len(same) > 0 && !fits {
-			all = append(all, Finding{Topic: PodCIDR, Subject: text, What: fmt.Sprintf("the podCIDR %s of Node %s is not in the clusterCIDR %s", text, n.Name, prefixes(same)),
+			all = append(all, Finding{Topic: PodCIDR, Subject: text, What: fmt.Sprintf("the podCIDR %s of Node %s is not in the clusterCIDR %s", text, n.Name, printable.Join(same, ", ")),
 				Advice: "set --cluster-cidr, or clusterCIDR, to the range of all pods"})
 		}
 	}
 	return all
-}
-
-func prefixes(all []netip.Prefix) string {
-	var names []string
-	for _, p := range all {
-		names = append(names, p.String())
-	}
-	return strings.Join(names, ", ")
 }
 
 // right is what the account needs.

@@ -161,11 +161,7 @@ func outsideReason(p service.LocalPods, f service.Family) string {
 	case p.InterfacePrefix != "":
 		return "it does not come through an interface " + p.InterfacePrefix + "*"
 	}
-	var all []string
-	for _, x := range service.InFamily(p.Prefixes, f) {
-		all = append(all, x.String())
-	}
-	return "its address is not in " + strings.Join(all, " or ")
+	return "its address is not in " + printable.Join(service.InFamily(p.Prefixes, f), " or ")
 }
 
 // destination says which Service has the destination, and which others claim it.

@@ -265,11 +265,7 @@ type Hop struct {
 // what they are, such as endpoints.
 func OneOf(what string, all []netip.AddrPort) string {
 	const most = 3
-	var names []string
-	for _, a := range all[:min(most, len(all))] {
-		names = append(names, a.String())
-	}
-	text := fmt.Sprintf("one of %d %s: %s", len(all), what, strings.Join(names, ", "))
+	text := fmt.Sprintf("one of %d %s: %s", len(all), what, printable.Join(all[:min(most, len(all))], ", "))
 	if n := len(all) - most; n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}

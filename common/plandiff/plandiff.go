@@ -221,14 +221,10 @@ func endpointTexts(list []service.Endpoint) []string {
 }
 
 func prefixTexts(list []netip.Prefix) string {
-	var all []string
-	for _, p := range list {
-		all = append(all, p.String())
-	}
-	if len(all) == 0 {
+	if len(list) == 0 {
 		return "no range"
 	}
-	return strings.Join(all, ", ")
+	return printable.Join(list, ", ")
 }
 
 // listChanges lists what is only in one of two lists: first what is removed, then what is added.

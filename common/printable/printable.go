@@ -9,6 +9,7 @@ package printable
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"io/fs"
 	"regexp"
@@ -26,6 +27,15 @@ func Text(s string) string { return escape(s, "") }
 // Lines returns s with its line breaks and tabs. It is for text that this program
 // composed of parts that are quoted or were passed through Text.
 func Lines(s string) string { return escape(s, "\n\t") }
+
+// Join joins the texts of values, as strings.Join does. It escapes nothing.
+func Join[T fmt.Stringer](values []T, sep string) string {
+	texts := make([]string, len(values))
+	for i, v := range values {
+		texts[i] = v.String()
+	}
+	return strings.Join(texts, sep)
+}
 
 // escape writes unprintable characters as in a quoted Go string. Besides control
 // characters, these are characters that change the direction of text, and invalid UTF-8.

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
+	"kubeproxy/common/printable"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -284,11 +284,7 @@ func otherProxyText(s lease.State) string {
 	case len(s.Others) == 0:
 		return ""
 	}
-	var all []string
-	for _, x := range s.Others {
-		all = append(all, x.String())
-	}
-	return fmt.Sprintf("another service proxy runs on this node and stands by, as this one started later: %s; stop one of the two, unless this is a rolling update", strings.Join(all, "; "))
+	return fmt.Sprintf("another service proxy runs on this node and stands by, as this one started later: %s; stop one of the two, unless this is a rolling update", printable.Join(s.Others, "; "))
 }
 
 // Report implements Reporter: it shows the foreign changes that rounds found.

@@ -143,7 +143,7 @@ func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config
 		}
 		r.reports.Metrics.Reloaded(metrics.Restart, time.Now())
 		r.log.Info("The configuration file changed in a setting that only a new process can apply; ending, so that the supervisor starts a new one",
-			"file", r.active.file, "changes", changesText(changes), "need", needed)
+			"file", r.active.file, "changes", printable.Join(changes, "; "), "need", needed)
 		return ErrRestart
 	}
 	if err := r.apply(ctx, c, changes); err != nil {
@@ -158,11 +158,11 @@ func (r *reloader) adopt(ctx context.Context, c *config.Config, changes []config
 	r.setCondition("", metrics.Applied)
 	switch unused := pathsWith(changes, config.Unused); {
 	case len(unused) == len(changes):
-		r.log.Info("The configuration file changed in nothing that is in use", "file", r.active.file, "changes", changesText(changes))
+		r.log.Info("The configuration file changed in nothing that is in use", "file", r.active.file, "changes", printable.Join(changes, "; "))
 	case len(unused) > 0:
-		r.log.Info("The configuration file changed and is in force", "file", r.active.file, "changes", changesText(changes), "notInUse", unused)
+		r.log.Info("The configuration file changed and is in force", "file", r.active.file, "changes", printable.Join(changes, "; "), "notInUse", unused)
 	default:
-		r.log.Info("The configuration file changed and is in force", "file", r.active.file, "changes", changesText(changes))
+		r.log.Info("The configuration file changed and is in force", "file", r.active.file, "changes", printable.Join(changes, "; "))
 	}
 	return nil
 }
@@ -188,14 +188,6 @@ func pathsWith(changes []config.Change, e config.Effect) []string {
 		}
 	}
 	return all
-}
-
-func changesText(changes []config.Change) string {
-	var all []string
-	for _, c := range changes {
-		all = append(all, c.String())
-	}
-	return strings.Join(all, "; ")
 }
 
 // checkStartable returns why a process with c would not start. A proxy that works must

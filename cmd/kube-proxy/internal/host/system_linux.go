@@ -22,6 +22,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
+	"kubeproxy/common/printable"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -45,11 +46,7 @@ func LeaseTransport(proxyName string) (lease.Transport, lease.Identity) {
 
 // Processes names the processes that look like service proxies of this node.
 func Processes() string {
-	var all []string
-	for _, p := range proc.ByName(os.DirFS("/proc"), "kube-proxy") {
-		all = append(all, p.String())
-	}
-	return strings.Join(all, ", ")
+	return printable.Join(proc.ByName(os.DirFS("/proc"), "kube-proxy"), ", ")
 }
 
 // FilesLimit returns how many files this process may open, false if that is unknown. See
