@@ -112,10 +112,7 @@ func (p *printer) sources(r *health.Report) {
 		}
 		rows = append(rows, []cell{plain(sanitize(s.Name)), state, plain(contact), plain(sanitize(sourceError(s)))})
 	}
-	if rows != nil {
-		p.line("")
-		p.table("", "SOURCE|STATE|LAST HEARD OF|LAST ERROR", rows)
-	}
+	p.section("", "SOURCE|STATE|LAST HEARD OF|LAST ERROR", rows)
 }
 
 // sourceError returns the latest error of a source, and the number of others.
@@ -135,10 +132,7 @@ func (p *printer) conditions(r *health.Report) {
 		}
 		rows = append(rows, []cell{painted(sanitize(name), colour), plain(sanitize(r.Conditions[name]))})
 	}
-	if rows != nil {
-		p.line("")
-		p.table("", "CONDITION|WHAT IS WRONG", rows)
-	}
+	p.section("", "CONDITION|WHAT IS WRONG", rows)
 }
 
 // text summarizes the number of Services and of those with faults.
@@ -552,31 +546,21 @@ func (p *printer) service(s *servicestate.Service) {
 			frontends = append(frontends, frontendRow(&x, f))
 		}
 	}
-	if ports != nil {
-		p.line("")
-		p.table("  ", "PORT|PROTOCOL|FAMILY|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", ports)
-	}
-	if frontends != nil {
-		p.line("")
-		p.table("  ", "ADDRESS|PORT|TYPE|POLICY|ENDPOINTS|CLIENTS", frontends)
-	}
+	p.section("  ", "PORT|PROTOCOL|FAMILY|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", ports)
+	p.section("  ", "ADDRESS|PORT|TYPE|POLICY|ENDPOINTS|CLIENTS", frontends)
 	p.endpoints(s)
 	if h := s.HealthCheck; h != nil {
 		answer := painted("an answer", green)
 		if healthCheckUnanswered(s) {
 			answer = painted("no answer: "+sanitize(h.Error), yellow)
 		}
-		p.line("")
-		p.table("  ", "HEALTH CHECK|READY HERE|LOAD BALANCERS GET", [][]cell{{plain(fmt.Sprintf("node:%d", h.Port)), number(h.LocalEndpoints), answer}})
+		p.section("  ", "HEALTH CHECK|READY HERE|LOAD BALANCERS GET", [][]cell{{plain(fmt.Sprintf("node:%d", h.Port)), number(h.LocalEndpoints), answer}})
 	}
 	var problems [][]cell
 	for _, x := range s.Problems {
 		problems = append(problems, []cell{plain(sanitize(x.Field)), plain(p.since(&x.Since)), plain(sanitize(x.Message))})
 	}
-	if problems != nil {
-		p.line("")
-		p.table("  ", "SKIPPED|SINCE|WHY", problems)
-	}
+	p.section("  ", "SKIPPED|SINCE|WHY", problems)
 	p.notes(s)
 }
 
@@ -588,10 +572,7 @@ func (p *printer) endpoints(s *servicestate.Service) {
 			rows = append(rows, endpointRow(&x, e))
 		}
 	}
-	if rows != nil {
-		p.line("")
-		p.table("  ", "PORT|ENDPOINT|NODE|ZONE|STATE|USED|LOCAL|WHY", rows)
-	}
+	p.section("  ", "PORT|ENDPOINT|NODE|ZONE|STATE|USED|LOCAL|WHY", rows)
 }
 
 func endpointRow(p *servicestate.Port, e track.Candidate) []cell {
@@ -629,10 +610,7 @@ func (p *printer) notes(s *servicestate.Service) {
 			rows = append(rows, []cell{plain(cmp.Or(sanitize(x.Port), "-")), plain(sanitize(x.Family)), plain(sanitize(n))})
 		}
 	}
-	if rows != nil {
-		p.line("")
-		p.table("  ", "PORT|FAMILY|NOTE", rows)
-	}
+	p.section("  ", "PORT|FAMILY|NOTE", rows)
 }
 
 func frontendRow(p *servicestate.Port, f servicestate.Frontend) []cell {
@@ -690,6 +668,14 @@ func (p *printer) paint(c cell) string {
 // table prints rows. A long text in the last column is wrapped unless the format is wide.
 func (p *printer) table(indent, head string, rows [][]cell) {
 	p.newTable(indent, head, rows).Write(&p.text)
+}
+
+// section prints a table after an empty line, nothing without rows.
+func (p *printer) section(indent, head string, rows [][]cell) {
+	if len(rows) > 0 {
+		p.line("")
+		p.table(indent, head, rows)
+	}
 }
 
 func (p *printer) newTable(indent, head string, rows [][]cell) *document.Table {
