@@ -57,24 +57,16 @@ const noAnswerHint = "is the proxy running on this node? If its metrics server h
 // maxResponse bounds a response: 10,000 Services take some megabytes.
 const maxResponse = 1 << 30
 
-// client reads from one server.
-type client struct {
-	http      http.Client
-	server    string
-	userAgent string
-}
-
 // Fetch returns the body of another path of the metrics server, and whether the proxy
 // accepted the request. Without an answer of such a proxy, the error says why, and a
 // remedy.
 func (q *Query) Fetch(ctx context.Context, path string) (body []byte, accepted bool, err error) {
-	a := q.client()
-	status, body, err := a.get(ctx, path)
+	status, body, err := q.get(ctx, path)
 	switch {
 	case err != nil:
 		return nil, false, err
 	case status != http.StatusOK && status != http.StatusBadRequest || !json.Valid(body):
-		return nil, false, a.identifyServer(ctx, status)
+		return nil, false, q.identifyServer(ctx, status)
 	}
 	return body, status == http.StatusOK, nil
 }
@@ -84,8 +76,7 @@ var ErrNoPage = errors.New("the proxy does not serve it")
 
 // Page returns any other page of the metrics server.
 func (q *Query) Page(ctx context.Context, path string) ([]byte, error) {
-	a := q.client()
-	status, body, err := a.get(ctx, path)
+	status, body, err := q.get(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -99,22 +90,8 @@ func (q *Query) Page(ctx context.Context, path string) ([]byte, error) {
 	return body, nil
 }
 
-func (q *Query) client() client {
-	return client{
-		http: http.Client{
-			// HTTP proxies in the environment do not apply to the own node.
-			Transport: &http.Transport{DisableKeepAlives: true},
-			// The proxy redirects nobody. Who does may be a program of any user that got the
-			// port first, and sends this command to places that it cannot reach itself.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
-		server: q.Server, userAgent: "kube-proxy-status/" + q.Version,
-	}
-}
-
 // Ask returns the state of the proxy and of the Services that q selects.
 func (q *Query) Ask(ctx context.Context) (*Answer, error) {
-	a := q.client()
 	path := "/services"
 	if q.Namespace != "" {
 		path += "/" + url.PathEscape(q.Namespace)
@@ -122,7 +99,7 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 			path += "/" + url.PathEscape(q.Name)
 		}
 	}
-	status, body, err := a.get(ctx, path)
+	status, body, err := q.get(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +118,7 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 	case status == http.StatusOK:
 		return nil, fmt.Errorf("%s answers something else than the state of Services: want the metrics server of this proxy, by default %s", q.Server, DefaultServer)
 	}
-	return nil, a.identifyServer(ctx, status)
+	return nil, q.identifyServer(ctx, status)
 }
 
 // wantsTLS begins the answer of a server of HTTPS to a request of HTTP, see net/http.
@@ -150,38 +127,45 @@ const wantsTLS = "Client sent an HTTP request to an HTTPS server"
 // get returns the status and body of a response. It asks by HTTP first, and by HTTPS if
 // the server requires that. On loopback it accepts any certificate, because the answer
 // comes from this machine.
-func (c *client) get(ctx context.Context, path string) (int, []byte, error) {
-	status, body, err := c.getBy(ctx, "http://", path)
+func (q *Query) get(ctx context.Context, path string) (int, []byte, error) {
+	client := &http.Client{
+		// HTTP proxies in the environment do not apply to the own node.
+		Transport: &http.Transport{DisableKeepAlives: true},
+		// The proxy redirects nobody. Who does may be a program of any user that got the
+		// port first, and sends this command to places that it cannot reach itself.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	status, body, err := q.getBy(ctx, client, "http://"+q.Server+path)
 	if err != nil || status != http.StatusBadRequest || !bytes.HasPrefix(body, []byte(wantsTLS)) {
 		return status, body, err
 	}
-	if addr, err := netip.ParseAddrPort(c.server); err == nil && addr.Addr().IsLoopback() || strings.HasPrefix(c.server, "localhost:") {
-		c.http.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	if addr, err := netip.ParseAddrPort(q.Server); err == nil && addr.Addr().IsLoopback() || strings.HasPrefix(q.Server, "localhost:") {
+		client.Transport = &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	}
-	return c.getBy(ctx, "https://", path)
+	return q.getBy(ctx, client, "https://"+q.Server+path)
 }
 
-func (c *client) getBy(ctx context.Context, scheme, path string) (int, []byte, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+c.server+path, nil)
+func (q *Query) getBy(ctx context.Context, client *http.Client, address string) (int, []byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return 0, nil, fmt.Errorf("ask %s: %w", c.server, err)
+		return 0, nil, fmt.Errorf("ask %s: %w", q.Server, err)
 	}
-	r.Header.Set("User-Agent", c.userAgent)
+	r.Header.Set("User-Agent", "kube-proxy-status/"+q.Version)
 	r.Host = "localhost" // the server knows no other name of the node
-	response, err := c.http.Do(r)
+	response, err := client.Do(r)
 	if err != nil {
-		return 0, nil, c.connectError(err)
+		return 0, nil, q.connectError(err)
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
 	if err != nil {
-		return 0, nil, c.connectError(err)
+		return 0, nil, q.connectError(err)
 	}
 	return response.StatusCode, body, nil
 }
 
 // connectError describes why there is no response, and a remedy.
-func (c *client) connectError(err error) error {
+func (q *Query) connectError(err error) error {
 	if inner, ok := errors.AsType[*url.Error](err); ok {
 		err = inner.Err // without the URL, which repeats the address
 	}
@@ -190,31 +174,31 @@ func (c *client) connectError(err error) error {
 	timedOut := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
 	switch {
 	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("ask %s: interrupted", c.server)
+		return fmt.Errorf("ask %s: interrupted", q.Server)
 	case name:
-		return fmt.Errorf("ask %s: %w: want the name or address of the node in --server", c.server, err)
+		return fmt.Errorf("ask %s: %w: want the name or address of the node in --server", q.Server, err)
 	case network && op.Op == "dial" && (timedOut || op.Timeout()):
-		return fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", c.server)
+		return fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", q.Server)
 	case network && op.Op == "dial":
-		return fmt.Errorf("nobody answers at %s (%w): %s", c.server, op.Err, noAnswerHint)
+		return fmt.Errorf("nobody answers at %s (%w): %s", q.Server, op.Err, noAnswerHint)
 	case timedOut:
-		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", c.server)
+		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", q.Server)
 	case strings.Contains(err.Error(), "malformed HTTP"),
 		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // a response before the request
-		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", c.server, DefaultServer)
+		return fmt.Errorf("%s does not speak HTTP: want the metrics server of the proxy, by default %s", q.Server, DefaultServer)
 	}
-	return fmt.Errorf("ask %s: the connection broke: %w", c.server, err)
+	return fmt.Errorf("ask %s: the connection broke: %w", q.Server, err)
 }
 
 // identifyServer finds out which program responded, if it does not know /services.
-func (c *client) identifyServer(ctx context.Context, status int) error {
-	if code, mode, err := c.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
-		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), c.server)
+func (q *Query) identifyServer(ctx context.Context, status int) error {
+	if code, mode, err := q.get(ctx, "/proxyMode"); err == nil && code == http.StatusOK && len(mode) < 32 {
+		return fmt.Errorf("a kube-proxy in mode %s answers at %s that cannot tell the state of Services: it is another program, or an older version of this one", sanitize(string(mode)), q.Server)
 	}
-	if code, body, err := c.get(ctx, "/healthz"); err == nil && (code == http.StatusOK || code == http.StatusServiceUnavailable) && strings.Contains(string(body), `"lastUpdated"`) {
-		return fmt.Errorf("%s is the health server of a kube-proxy: want its metrics server, by default %s", c.server, DefaultServer)
+	if code, body, err := q.get(ctx, "/healthz"); err == nil && (code == http.StatusOK || code == http.StatusServiceUnavailable) && strings.Contains(string(body), `"lastUpdated"`) {
+		return fmt.Errorf("%s is the health server of a kube-proxy: want its metrics server, by default %s", q.Server, DefaultServer)
 	}
-	return fmt.Errorf("what answers at %s is not this proxy (HTTP status %d): want its metrics server, by default %s", c.server, status, DefaultServer)
+	return fmt.Errorf("what answers at %s is not this proxy (HTTP status %d): want its metrics server, by default %s", q.Server, status, DefaultServer)
 }
 
 // DialAddress completes an address, and converts a listen address to one to connect to.
