@@ -227,16 +227,12 @@ func (fs *familyState) ports(want *service.Snapshot, f service.Family) []*servic
 // worst returns the worst state. It ignores ports of families that are not programmed,
 // unless there are no others.
 func (s *Service) worst() State {
-	state, found := Skipped, false
+	var n serviceCounts
+	n.addState(Skipped)
 	for _, p := range s.Ports {
-		if p.State == Skipped {
-			continue
-		}
-		if !found || slices.Index(states, p.State) > slices.Index(states, state) {
-			state, found = p.State, true
-		}
+		n.addState(p.State)
 	}
-	return state
+	return states[n.worst]
 }
 
 func (fs *familyState) state(port *service.Port, want *service.Snapshot) Port {
@@ -407,7 +403,7 @@ func (s *serviceCounts) add(b *Store, port *service.Port, want *service.Snapshot
 	}
 }
 
-// addState adds the state of a port, with the same rule as Service.worst.
+// addState adds the state of a port. Skipped is the worst state only if all are.
 func (s *serviceCounts) addState(state State) {
 	i := slices.Index(states, state)
 	if state == Skipped && s.found || state != Skipped && s.found && i < s.worst {
