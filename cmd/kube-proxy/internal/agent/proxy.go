@@ -73,7 +73,8 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 		return err
 	}
 	r := &reloader{proxy: p, servers: servers, loops: loopsOf(members), hangup: hangup}
-	r.servers.start(ctx, p.active.config())
+	c = p.active.config()
+	r.servers.moveBoth(ctx, c, c.BindAddressHardFail)
 	group.Go(func() error { return r.run(ctx) })
 	group.Go(func() error { return p.followKubeconfig(ctx) })
 	host.Watch(ctx, group, p.tracker, p.log)

@@ -232,7 +232,7 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 	}
 	r.reports.Reconfigure(to)
 	r.tracker.Reconfigure(to)
-	r.servers.reconfigure(ctx, c)
+	r.servers.moveBoth(ctx, c, false)
 	r.active.set(c)
 	if changed("conntrack.") || changed("oomScoreAdj") {
 		r.active.requestPrepare()

@@ -152,7 +152,7 @@ func newTestServers(t *testing.T, health string) *testServers {
 		health: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }),
 	}
 	s.config.HealthzBindAddress, s.config.MetricsBindAddress = health, "127.0.0.1:0"
-	s.start(ctx, s.config)
+	s.moveBoth(ctx, s.config, s.config.BindAddressHardFail)
 	return s
 }
 
@@ -169,7 +169,7 @@ func TestServersOnOneAddress(t *testing.T) {
 		}
 		c := &config.Config{}
 		c.HealthzBindAddress, c.MetricsBindAddress = addr, addr
-		s.start(ctx, c)
+		s.moveBoth(ctx, c, c.BindAddressHardFail)
 		if first, second := <-results, <-results; first != "health true" || second != "metrics false" {
 			t.Errorf("%s, %s, want that the health server serves", first, second)
 		}
@@ -186,7 +186,7 @@ func (s *testServers) moveTo(t *testing.T, addr string) error {
 		<-s.failed
 	}
 	s.config.HealthzBindAddress = addr
-	s.reconfigure(t.Context(), s.config)
+	s.moveBoth(t.Context(), s.config, false)
 	select {
 	case err := <-s.failed:
 		return err

@@ -62,20 +62,9 @@ type runningServer struct {
 	done  chan struct{}
 }
 
-// start starts the servers of c. If c requires it, an address that is not available ends
-// the group.
-func (s *servers) start(ctx context.Context, c *config.Config) {
-	s.moveBoth(ctx, c, c.BindAddressHardFail)
-}
-
-// reconfigure moves the servers to the addresses of c while the proxy runs. An address
-// that is not available does not end the proxy.
-func (s *servers) reconfigure(ctx context.Context, c *config.Config) {
-	s.moveBoth(ctx, c, false)
-}
-
-// moveBoth moves the health server first, so that it serves if both have the same address,
-// and probes are answered.
+// moveBoth runs the servers at the addresses of c. With hardFail, one that is not available
+// ends the group. It moves the health server first, so that it serves if both have the same
+// address, and probes are answered.
 func (s *servers) moveBoth(ctx context.Context, c *config.Config, hardFail bool) {
 	s.profile(c)
 	if l := s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress, HardFail: hardFail}); l != nil {

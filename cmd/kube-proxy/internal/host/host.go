@@ -40,7 +40,7 @@ const hostPollInterval = 10 * time.Second
 // Watch reads the addresses and listeners of the node into t: once before it returns, and
 // then in group until ctx ends.
 func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger) {
-	w := &hostWatch{addrs: interfacePrefixes, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
+	w := newHostWatch()
 	poll := func() {
 		h, err := w.poll()
 		if err != nil { // keep the last known values
@@ -56,8 +56,7 @@ func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klo
 // ReadOnce reads the addresses and listeners of the node into t, once. Without it t knows
 // only what the Node says.
 func ReadOnce(t *track.Tracker) {
-	w := &hostWatch{addrs: interfacePrefixes, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
-	if h, err := w.poll(); err == nil {
+	if h, err := newHostWatch().poll(); err == nil {
 		t.SetHost(h)
 	}
 }
@@ -68,6 +67,10 @@ type hostWatch struct {
 	sockets func() ([]track.Socket, error)
 	polls   int
 	seen    map[track.Socket]*socketSeen
+}
+
+func newHostWatch() *hostWatch {
+	return &hostWatch{addrs: interfacePrefixes, sockets: listeningSockets, seen: map[track.Socket]*socketSeen{}}
 }
 
 // socketSeen counts the polls that saw a socket, and holds the number of the last one.
