@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/files"
+	"kubeproxy/common/reconcile"
 )
 
 // Server serves a handler on one address. Set the fields before Run.
@@ -79,10 +80,7 @@ func (s *Server) Run(ctx context.Context) error {
 		if failures == 0 {
 			log.Error(err, "Not served; trying again until it works", "every", rebindInterval)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(rebindInterval):
-		}
+		reconcile.Pause(ctx, rebindInterval)
 	}
 	return nil
 }

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"kubeproxy/common/reconcile"
 )
 
 // Identity identifies a proxy process. All of it comes from outside this process, so it
@@ -202,7 +204,7 @@ func (l *Lease) Run(ctx context.Context, changed func(State)) {
 // retake retries to take the lease until it succeeds.
 func (l *Lease) retake(ctx context.Context) (held Listener, err error) {
 	for {
-		if !pause(ctx, retryInterval) {
+		if !reconcile.Pause(ctx, retryInterval) {
 			return nil, ctx.Err()
 		}
 		if held, err = l.take(ctx); err == nil {
@@ -225,7 +227,7 @@ func (l *Lease) take(ctx context.Context) (Listener, error) {
 			return held, err
 		}
 		// Again, as a third process may have the name by now.
-		if try >= takeTries || try > 0 && !pause(ctx, takePause) {
+		if try >= takeTries || try > 0 && !reconcile.Pause(ctx, takePause) {
 			return nil, failed
 		}
 		c, answer, err := l.request(ctx, requestTake, takeTimeout)
@@ -268,18 +270,6 @@ func (l *Lease) setState(s State) {
 	l.mu.Unlock()
 	if l.changed != nil {
 		l.changed(s)
-	}
-}
-
-// pause waits for d. It returns false if ctx ended before.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }
 
@@ -341,7 +331,7 @@ func (l *Lease) hold(ctx context.Context, name Listener) {
 			return
 		}
 		if err != nil {
-			if !pause(ctx, handoverDelay) { // out of file descriptors, for instance
+			if !reconcile.Pause(ctx, handoverDelay) { // out of file descriptors, for instance
 				return
 			}
 			continue
@@ -377,7 +367,7 @@ func (l *Lease) answer(ctx context.Context, c *Conn, request message, release fu
 	case request.Request == requestWatch && c.Trusted:
 		l.setWatcher(c, peer)
 		defer l.setWatcher(c, Identity{})
-		for send(c, l.heartbeat(), answerTimeout) == nil && pause(ctx, heartbeat) {
+		for send(c, l.heartbeat(), answerTimeout) == nil && reconcile.Pause(ctx, heartbeat) {
 			if closedByPeer(c) {
 				return
 			}
@@ -488,7 +478,7 @@ func (l *Lease) strangerGone() bool {
 // cannot be authenticated, does not answer or sends no heartbeats.
 func (l *Lease) standBy(ctx context.Context) (Listener, error) {
 	for failures := 0; ; {
-		if !pause(ctx, handoverDelay) {
+		if !reconcile.Pause(ctx, handoverDelay) {
 			return nil, ctx.Err()
 		}
 		began := time.Now()

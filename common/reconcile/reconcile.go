@@ -290,6 +290,18 @@ func (o Outcome) with(second Outcome) Outcome {
 	return o
 }
 
+// Pause waits for d. It returns false if ctx ended before.
+func Pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
 // Every calls do after each period until ctx is done. It is for what has to be looked at,
 // because nobody reports its changes.
 func Every(ctx context.Context, period time.Duration, do func()) error {

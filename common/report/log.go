@@ -207,10 +207,8 @@ func (l *nodeLog) eligibilityChanged(reason string) {
 
 // warnIfUnknown warns once if the Node is not known within nodeTimeout.
 func (l *nodeLog) warnIfUnknown(ctx context.Context, sources *Sources, t *track.Tracker) {
-	select {
-	case <-ctx.Done():
+	if !reconcile.Pause(ctx, nodeTimeout) {
 		return
-	case <-time.After(nodeTimeout):
 	}
 	now := t.Node()
 	closed := now.NodePortsPending != [2]bool{}

@@ -30,6 +30,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/reconcile"
 )
 
 // DefaultServer is where the metrics server of a proxy listens, unless its configuration
@@ -414,10 +415,8 @@ func (wa *Watch) Run(ctx context.Context, w io.Writer) error {
 	}
 	fault := ""
 	for pause := minPause; ; {
-		select {
-		case <-ctx.Done():
+		if !reconcile.Pause(ctx, pause) {
 			return nil
-		case <-time.After(pause):
 		}
 		asked := time.Now()
 		now, err := wa.ask(ctx)

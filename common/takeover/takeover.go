@@ -618,10 +618,8 @@ func (t *Takeover) runOnce(ctx context.Context) {
 		if len(t.targets) == 0 {
 			return
 		}
-		select {
-		case <-ctx.Done():
+		if !reconcile.Pause(ctx, pause) {
 			return
-		case <-time.After(pause):
 		}
 	}
 }

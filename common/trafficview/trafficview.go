@@ -24,6 +24,7 @@ import (
 	"kubeproxy/common/document"
 	"kubeproxy/common/health"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/traffic"
 )
@@ -157,14 +158,15 @@ func (q *Query) Follow(ctx context.Context, show func(*Answer) (more bool, err e
 		return err
 	}
 	for {
-		if err := sleep(ctx, q.Interval); err != nil {
-			return err
+		if !reconcile.Pause(ctx, q.Interval) {
+			return ctx.Err()
 		}
 		now, err := q.read(ctx)
 		for err == nil && !now.Time.After(last.Time) {
-			if err = sleep(ctx, poll); err == nil {
-				now, err = q.read(ctx)
+			if !reconcile.Pause(ctx, poll) {
+				return ctx.Err()
 			}
+			now, err = q.read(ctx)
 		}
 		if err != nil {
 			return err
@@ -173,15 +175,6 @@ func (q *Query) Follow(ctx context.Context, show func(*Answer) (more bool, err e
 			return err
 		}
 		last = now
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }
 

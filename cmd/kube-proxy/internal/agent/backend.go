@@ -47,10 +47,7 @@ func (m *member) watch(ctx context.Context) error {
 			return nil
 		}
 		klog.FromContext(ctx).Error(err, "The watch of the rules for changes by others ended", "backend", m.String(), "retry", watchPause)
-		select {
-		case <-ctx.Done():
-		case <-time.After(watchPause):
-		}
+		reconcile.Pause(ctx, watchPause)
 		m.loop.DataplaneChanged()
 	}
 	return nil

@@ -23,6 +23,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/printable"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -82,10 +83,8 @@ func WatchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Moni
 			log.Info("Warning: a NodePort hides a program of this node", "what", text)
 		}
 		latest = text
-		select {
-		case <-ctx.Done():
+		if !reconcile.Pause(ctx, hiddenInterval) {
 			return
-		case <-time.After(hiddenInterval):
 		}
 	}
 }
