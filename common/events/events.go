@@ -152,6 +152,9 @@ func New(o Options) (*Recorder, error) {
 
 // Use writes to another API server from now on.
 func (r *Recorder) Use(to *rest.Config) error {
+	if r == nil {
+		return nil
+	}
 	w, err := newClient(to)
 	if err != nil {
 		return fmt.Errorf("set up the client for Events: %w", err)
@@ -335,7 +338,7 @@ func (r *Recorder) report(kind string, err error) {
 
 // Run writes Events until ctx ends.
 func (r *Recorder) Run(ctx context.Context) {
-	for ctx.Err() == nil {
+	for r != nil && ctx.Err() == nil {
 		m, pending, pause := r.nextDue(time.Now())
 		if m == nil {
 			r.sleep(ctx, pause)

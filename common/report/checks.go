@@ -351,9 +351,8 @@ func (o *OtherProxies) driftText(r *reconcile.Result) string {
 // reportOtherProxy reports that another service proxy runs on the node, or none if text
 // is empty.
 func (ev *Events) reportOtherProxy(text string) {
-	switch {
-	case ev == nil:
-	case text == "":
+	switch text {
+	case "":
 		ev.Recovered(ev.self(), eventOtherProxy, "No other service proxy runs on this node")
 	default:
 		ev.Failed(ev.self(), eventOtherProxy, text)
@@ -362,9 +361,6 @@ func (ev *Events) reportOtherProxy(text string) {
 
 // reportDrift reports whether the rules of a family are changed by others repeatedly.
 func (ev *Events) reportDrift(now [2]bool, suspect string) {
-	if ev == nil {
-		return
-	}
 	if now == [2]bool{} {
 		ev.Recovered(ev.self(), eventDrift, "The rules of this proxy are not altered any more")
 		return

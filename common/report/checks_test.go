@@ -39,7 +39,7 @@ func checkedPort(f service.Family, name string, port uint16, ready int) *service
 // TestChecksUpdate adds, changes and removes a Service of two families.
 func TestChecksUpdate(t *testing.T) {
 	node := &service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("2001:db8::/64")}}
-	c := newChecks(newCheckServers(Options{Listen: refuseListen}, health.New(health.Options{}), nil), func(string, string) bool { return false }, nil)
+	c := newChecks(newCheckServers(Options{Listen: refuseListen}, health.New(health.Options{}), newEvents(Options{}, nil)), func(string, string) bool { return false }, nil)
 	steps := []struct {
 		situation string
 		ports     []*service.Port
@@ -200,7 +200,7 @@ func wantEvents(t *testing.T, got []string, want ...string) {
 // TestForeignRulesAreLoggedOnce logs when rules of others come and go, and not while they stay.
 func TestForeignRulesAreLoggedOnce(t *testing.T) {
 	log, text := kit.NewLog(0)
-	o := &OtherProxies{log: log, health: health.New(health.Options{}), processes: func() string { return "" }}
+	o := &OtherProxies{events: newEvents(Options{}, nil), log: log, health: health.New(health.Options{}), processes: func() string { return "" }}
 	for _, what := range []string{"", "a place: rules", "a place: rules", "two places: rules", "", ""} {
 		o.ReportForeignRules(service.IPv4, what)
 	}

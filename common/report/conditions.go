@@ -138,9 +138,7 @@ func warnDeprecatedMode(mode, text string, to *Events, log klog.Logger) {
 		return
 	}
 	log.Info("Warning: " + text)
-	if to != nil {
-		to.Failed(to.self(), eventDeprecatedMode(mode), text)
-	}
+	to.Failed(to.self(), eventDeprecatedMode(mode), text)
 }
 
 // maxDeprecationEvents bounds the Events about deprecated fields, so that they leave room
@@ -150,9 +148,6 @@ const maxDeprecationEvents = 100
 // reportDeprecation records which deprecated fields a Service uses. An empty text means
 // none.
 func (ev *Events) reportDeprecation(n types.NamespacedName, text string) {
-	if ev == nil {
-		return
-	}
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
 	switch {
@@ -291,9 +286,6 @@ func (l *limits) logChanged(r Round, changed map[types.NamespacedName]string) {
 
 // reportLimits reports what Services cannot have.
 func (ev *Events) reportLimits(changed map[types.NamespacedName]string) {
-	if ev == nil {
-		return
-	}
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
 	for n, text := range changed {

@@ -272,7 +272,7 @@ func TestEventsOfLimits(t *testing.T) {
 // A difference from what a Service asks for is logged when it begins.
 func TestLogOfLimits(t *testing.T) {
 	log, b := kit.NewLog(0)
-	l := &limits{log: log, health: health.New(health.Options{}), mode: "nftables"}
+	l := &limits{events: newEvents(Options{}, nil), log: log, health: health.New(health.Options{}), mode: "nftables"}
 	for _, notes := range []reconcile.Notes{noted("web", "no SCTP"), noted("web", "no SCTP"), nil} {
 		l.Report(Round{Result: reconcile.Result{Outcome: reconcile.Outcome{Notes: notes}}})
 	}

@@ -4,7 +4,6 @@
 package report
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -16,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"kubeproxy/common/events"
 	"kubeproxy/common/health"
@@ -43,8 +41,8 @@ var (
 	}
 )
 
-// Events writes Kubernetes Events about the node and about Services. A nil Events does
-// nothing; it is used without an API server.
+// Events writes Kubernetes Events about the node and about Services. Its Recorder is nil
+// without an API server.
 type Events struct {
 	*events.Recorder
 	node     string
@@ -67,12 +65,18 @@ type Events struct {
 	newProblems atomic.Bool
 }
 
-// newEvents returns nil if there is no API server to write to.
+// newEvents returns Events that write nothing if there is no API server to write to.
 func newEvents(o Options, m *metrics.Metrics) *Events {
-	if o.API == nil {
-		return nil
+	ev := &Events{
+		node: o.Node, problems: o.Tracker.Problems, uids: map[types.NamespacedName]types.UID{},
+		checkErrors: map[types.NamespacedName]map[netip.AddrPort]string{}, skipped: map[types.NamespacedName]bool{}, refused: map[types.NamespacedName]bool{},
+		limits: map[types.NamespacedName]string{}, deprecated: map[types.NamespacedName]bool{},
 	}
-	recorder, err := events.New(events.Options{
+	if o.API == nil {
+		return ev
+	}
+	var err error
+	ev.Recorder, err = events.New(events.Options{
 		Config: o.API, Node: o.Node, Written: m.EventWritten, Dropped: m.EventDropped,
 		Report: func(err error) {
 			var args []any
@@ -84,30 +88,9 @@ func newEvents(o Options, m *metrics.Metrics) *Events {
 	})
 	if err != nil {
 		o.Log.Error(err, "There will be no Events")
-		return nil
 	}
-	h := &Events{
-		Recorder: recorder, node: o.Node, problems: o.Tracker.Problems, uids: map[types.NamespacedName]types.UID{},
-		checkErrors: map[types.NamespacedName]map[netip.AddrPort]string{}, skipped: map[types.NamespacedName]bool{}, refused: map[types.NamespacedName]bool{},
-		limits: map[types.NamespacedName]string{}, deprecated: map[types.NamespacedName]bool{},
-	}
-	h.Failed(h.self(), eventStarting, "kube-proxy "+o.Build.GitVersion+" starts")
-	return h
-}
-
-// UseAPI writes to another API server from now on.
-func (ev *Events) UseAPI(to *rest.Config) error {
-	if ev == nil {
-		return nil
-	}
-	return ev.Use(to)
-}
-
-// Run writes Events until ctx ends.
-func (ev *Events) Run(ctx context.Context) {
-	if ev != nil {
-		ev.Recorder.Run(ctx)
-	}
+	ev.Failed(ev.self(), eventStarting, "kube-proxy "+o.Build.GitVersion+" starts")
+	return ev
 }
 
 // self returns the own Node as the object of Events. Its UID is its name, as in the
@@ -118,9 +101,6 @@ func (ev *Events) self() events.Object {
 
 // setService records a Service that Events may be about.
 func (ev *Events) setService(s *corev1.Service) {
-	if ev == nil {
-		return
-	}
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
 	n := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
@@ -137,9 +117,6 @@ func (ev *Events) setService(s *corev1.Service) {
 
 // removeService removes the record of a Service.
 func (ev *Events) removeService(n types.NamespacedName) {
-	if ev == nil {
-		return
-	}
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
 	ev.Forget(serviceObject(n, ev.uids[n]))
@@ -169,9 +146,6 @@ func (ev *Events) report(n types.NamespacedName, t events.Topic, failure, succes
 
 // Report implements Reporter.
 func (ev *Events) Report(x Round) {
-	if ev == nil {
-		return
-	}
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
 	f, r := x.Family, x.Result
@@ -236,9 +210,7 @@ func (ev *Events) reportPorts(n types.NamespacedName) {
 // problemFound records that there is a new problem. The Event follows after the next
 // round, together with the other problems of the Service.
 func (ev *Events) problemFound() {
-	if ev != nil {
-		ev.newProblems.Store(true)
-	}
+	ev.newProblems.Store(true)
 }
 
 // reportSkipped reports which parts of Services are left out. The text must be the same
@@ -279,9 +251,6 @@ func (ev *Events) reportEach(t events.Topic, reported map[types.NamespacedName]b
 
 // reportHealthCheck reports whether the listener of a Service's health check works.
 func (ev *Events) reportHealthCheck(p health.CheckProblem) {
-	if ev == nil {
-		return
-	}
 	ev.mu.Lock()
 	defer ev.mu.Unlock()
 	n := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
@@ -308,7 +277,7 @@ func (ev *Events) reportHealthCheck(p health.CheckProblem) {
 func (ev *Events) ReportServer(name string, err error) {
 	t, ok := serverEvents[name]
 	switch {
-	case ev == nil || !ok:
+	case !ok:
 	case err != nil:
 		ev.Failed(ev.self(), t, err.Error())
 	default:

@@ -309,11 +309,11 @@ func TestManyDeprecations(t *testing.T) {
 	}
 }
 
-// TestNoEventReporter checks that a nil Events does nothing.
+// TestNoEventReporter checks that Events without an API server do nothing.
 func TestNoEventReporter(t *testing.T) {
-	h := newEvents(Options{}, nil)
-	if h != nil {
-		t.Fatal(h)
+	h := newEvents(Options{Tracker: track.New(track.Options{})}, nil)
+	if h.Recorder != nil {
+		t.Fatal(h.Recorder)
 	}
 	h.setService(newService("web", "u1"))
 	h.removeService(types.NamespacedName{})

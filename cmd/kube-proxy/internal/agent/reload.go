@@ -454,7 +454,7 @@ func (k *kubeconfig) connect(ctx context.Context, key string) {
 		k.follower.Key = "" // once more, also if it stays as it is
 		return
 	}
-	if err := k.reports.Events.UseAPI(to); err != nil {
+	if err := k.reports.Events.Use(to); err != nil {
 		k.log.Error(err, "Events go to the API server before")
 	}
 	k.api.outages.SetLog(k.log.WithValues("server", to.Host))
