@@ -88,10 +88,16 @@ func TestParseAddrPort(t *testing.T) {
 // TestParseAsKubernetes compares what is read with the parsers of Kubernetes.
 func TestParseAsKubernetes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		part := rapid.SampledFrom([]string{"0", "00", "010", "1", "12", "255", "0256", "ff", "0fFfF", "00000f", "12345", ".", ":", "::", ".", ":", "/", "%e", "x"})
-		in := strings.Join(rapid.SliceOfN(part, 1, 16).Draw(t, "parts"), "")
-		if rapid.Bool().Draw(t, "IPv4") {
-			in = strings.Join(rapid.SliceOfN(part, 4, 4).Draw(t, "octets"), ".")
+		part := rapid.SampledFrom([]string{"0", "010", "1", "0256", "ff", "0fFfF", "00000f", "12345", ".", ":", "::", "/", "%e", "x"})
+		octets := rapid.SliceOfN(rapid.SampledFrom([]string{"0", "00", "010", "1", "12", "255", "0255"}), 4, 4)
+		in := strings.Join(octets.Draw(t, "octets"), ".")
+		switch rapid.IntRange(0, 3).Draw(t, "form") {
+		case 1:
+			in = strings.Join(rapid.SliceOfN(rapid.SampledFrom([]string{"0", "0010", "00000f", "fFfF"}), 1, 6).Draw(t, "groups"), ":") + "::"
+		case 2:
+			in = "::0ffff:" + in
+		case 3:
+			in = strings.Join(rapid.SliceOfN(part, 1, 16).Draw(t, "parts"), "")
 		}
 		var want netip.Addr
 		if ip := netutils.ParseIPSloppy(in); ip != nil {
