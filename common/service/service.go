@@ -165,6 +165,23 @@ func AddressOf(p Protocol, a netip.AddrPort) Address {
 	return Address{a.Addr(), a.Port(), p, FamilyOf(a.Addr())}
 }
 
+// Compare orders by family, address, port and protocol.
+func (a Address) Compare(b Address) int {
+	return cmp.Or(cmp.Compare(a.Family, b.Family), a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+}
+
+// String returns "tcp 10.96.0.10:80", or "tcp node:30080" for a port of the node, with "node6"
+// for IPv6.
+func (a Address) String() string {
+	switch {
+	case a.Addr.IsValid():
+		return fmt.Sprintf("%s %s", a.Protocol, netip.AddrPortFrom(a.Addr, a.Port))
+	case a.Family == IPv6:
+		return fmt.Sprintf("%s node6:%d", a.Protocol, a.Port)
+	}
+	return fmt.Sprintf("%s node:%d", a.Protocol, a.Port)
+}
+
 // OnNode returns the port of the node that a has.
 func (a Address) OnNode() Address {
 	a.Addr = netip.Addr{}

@@ -189,7 +189,7 @@ func (n *Node) directReturn(ctx context.Context) (doctor.Seen, error) {
 		}
 		pods, ready := l.LoopbackDSR(c.Network.ID)
 		unready := fmt.Sprintf("%d of %d pods of this node have no policy of the network plugin for connections to themselves with direct server return", pods-ready, pods)
-		blocks := l.PortBlocks(hns.Key{Family: service.IPv4, Protocol: service.TCP})
+		blocks := l.PortBlocks(service.Address{Family: service.IPv4, Protocol: service.TCP})
 		switch {
 		case !l.Version.Features().DSR:
 			return doctor.NothingToSee("this HNS has none"), nil
@@ -226,7 +226,7 @@ func (n *Node) dynamicPorts(ctx context.Context) (doctor.Seen, error) {
 		used := 0
 		for _, f := range []service.Family{service.IPv4, service.IPv6} {
 			for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
-				k := hns.Key{Family: f, Protocol: protocol}
+				k := service.Address{Family: f, Protocol: protocol}
 				blocks := l.PortBlocks(k)
 				used += blocks
 				left, err := n.PortsLeft(ctx, k)
@@ -243,7 +243,7 @@ func (n *Node) dynamicPorts(ctx context.Context) (doctor.Seen, error) {
 	})
 }
 
-func (n *Node) portFinding(k hns.Key, blocks int) doctor.Finding {
+func (n *Node) portFinding(k service.Address, blocks int) doctor.Finding {
 	family := strings.ToLower(k.Family.String())
 	f := doctor.Finding{Topic: doctor.DynamicPorts, Subject: fmt.Sprintf("%s/%s", k.Family, k.Protocol), Fix: fmt.Sprintf(widen, family, k.Protocol),
 		What: fmt.Sprintf("no block of %d dynamic ports is left for load balancers over %s and %s; %d of them without direct server return have one each", hns.PortBlockSize, k.Family, strings.ToUpper(k.Protocol.String()), blocks)}

@@ -32,7 +32,7 @@ type Node struct {
 	Options hns.Options
 	// List and PortsLeft are those of hns.Driver.
 	List      func(context.Context, hns.ObjectKinds) (hns.Listing, error)
-	PortsLeft func(context.Context, hns.Key) (bool, error)
+	PortsLeft func(context.Context, service.Address) (bool, error)
 	Windows   Windows
 	CNI       CNI
 	// Program is the path of this program. Folder and Files are what the proxy writes to.

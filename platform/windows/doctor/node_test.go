@@ -60,7 +60,7 @@ func newNode() (*Node, *hns.Listing, *fakeWindows) {
 	return &Node{
 		Options: hns.Options{DSR: true}, Windows: w, Program: `C:\new\kube-proxy.exe`, Folder: `C:\data`, Files: []string{`C:\data\state`},
 		List:      func(context.Context, hns.ObjectKinds) (hns.Listing, error) { return *l, nil },
-		PortsLeft: func(context.Context, hns.Key) (bool, error) { return true, nil },
+		PortsLeft: func(context.Context, service.Address) (bool, error) { return true, nil },
 		Holder:    func(context.Context) (lease.Identity, bool) { return lease.Identity{}, false },
 		Services:  func(context.Context) (*service.Snapshot, error) { return nil, nil },
 	}, l, w
@@ -107,7 +107,7 @@ func failing(code uint32) func(context.Context, hns.ObjectKinds) (hns.Listing, e
 func balancers(n int) []hns.LoadBalancer {
 	all := make([]hns.LoadBalancer, n)
 	for i := range all {
-		all[i].Key = hns.Key{Family: service.IPv4, Protocol: service.TCP, Port: uint16(i + 1)}
+		all[i].Address = service.Address{Family: service.IPv4, Protocol: service.TCP, Port: uint16(i + 1)}
 	}
 	return all
 }
@@ -183,10 +183,10 @@ func hnsFaults() map[string]faultCase {
 
 // portFaults are those of ports and processes.
 func portFaults() map[string]faultCase {
-	unknown := func(context.Context, hns.Key) (bool, error) { return false, errors.New("unknown") }
+	unknown := func(context.Context, service.Address) (bool, error) { return false, errors.New("unknown") }
 	return map[string]faultCase{
 		"no ports": {func(n *Node, _ *hns.Listing, _ *fakeWindows) {
-			n.PortsLeft = func(_ context.Context, k hns.Key) (bool, error) {
+			n.PortsLeft = func(_ context.Context, k service.Address) (bool, error) {
 				return k.Family == service.IPv4 || k.Protocol == service.TCP, nil
 			}
 		}, []string{"dynamic-ports | IPv6/udp | netsh int ipv6 set dynamicportrange udp start=32768 num=32767"}},

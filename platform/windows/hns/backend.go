@@ -236,10 +236,10 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 	balancers, endpoints := b.leftovers(at)
 	p := newPass(ctx, b.host, &at.site, b.family, at.model)
 	for _, lb := range balancers {
-		p.drop(lb, leftoverName(b.host.purposeOf(lb.ID), lb.Key))
+		p.drop(lb, leftoverName(b.host.purposeOf(lb.ID), lb.Address))
 	}
 	for _, e := range endpoints {
-		p.removeEndpoint(e, leftoverName("", Key{}))
+		p.removeEndpoint(e, leftoverName("", service.Address{}))
 	}
 	b.host.markWritten()
 	errs := append(portErrors(b.family, p.failed), p.fatal)
@@ -280,7 +280,7 @@ func (b *Backend) leftoverError(at *state) error {
 	var names []string
 	balancers, endpoints := b.leftovers(at)
 	for _, lb := range balancers {
-		names = append(names, "load balancer "+lb.Key.String())
+		names = append(names, "load balancer "+lb.Address.String())
 	}
 	for _, e := range endpoints {
 		name := "endpoint " + e.Name

@@ -157,11 +157,11 @@ func TestProviderChanges(t *testing.T) {
 func TestForeignInTheWay(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
-	key := Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}
+	key := service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}
 	other := key
 	other.Port = 443
-	b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: key, ExtraKeys: []Key{other}, TargetPort: 1, Endpoints: []string{"endpoint-000001"}}
-	b.hns.heldPorts[Key{VIP: addr("10.96.0.11"), Port: 80, Protocol: service.TCP}] = true
+	b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Address: key, ExtraKeys: []service.Address{other}, TargetPort: 1, Endpoints: []string{"endpoint-000001"}}
+	b.hns.heldPorts[service.Address{Addr: addr("10.96.0.11"), Port: 80, Protocol: service.TCP}] = true
 	want := snapshot(1, clusterIP("blocked", "10.96.0.10", "10.244.1.11:80"), clusterIP("free", "10.96.0.12", "10.244.1.11:80"), clusterIP("held", "10.96.0.11", "10.244.1.11:80"))
 	_, err := b.round(want)
 	wantFailed(t, err, "belongs to load balancer foreign, which is not ours", "blocked", "held")
@@ -188,7 +188,7 @@ func TestExistsAlready(t *testing.T) {
 			b.pods("10.244.1.11")
 			p := b.plan(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
 			made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
-				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"},
+				Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -210,7 +210,7 @@ func TestDrift(t *testing.T) {
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
 	b.converge(want)
 	for id, lb := range b.hns.balancers {
-		if lb.VIP == addr("10.96.0.10") {
+		if lb.Addr == addr("10.96.0.10") {
 			delete(b.hns.balancers, id)
 		} else {
 			lb.DSR = true
@@ -234,7 +234,7 @@ func TestDrift(t *testing.T) {
 // What the first plan of a round found counts, also where Apply has to list and plan once more.
 func TestFirstPlanCounts(t *testing.T) {
 	web, api := clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")
-	taken := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 81, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}}
+	taken := LoadBalancer{Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 81, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}}
 	for name, full := range map[string]bool{"resync": true, "change": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newTestNode(t, v13, bridgeN)
@@ -244,7 +244,7 @@ func TestFirstPlanCounts(t *testing.T) {
 				want, drift = snapshot(1, api, web), "missing: loadbalancer tcp 10.96.0.10:80"
 			}
 			b.converge(want)
-			maps.DeleteFunc(b.hns.balancers, func(_ string, lb LoadBalancer) bool { return lb.VIP == taken.VIP })
+			maps.DeleteFunc(b.hns.balancers, func(_ string, lb LoadBalancer) bool { return lb.Addr == taken.Addr })
 			if b.now = b.now.Add(time.Second); !full {
 				want = snapshot(2, api, web)
 			}

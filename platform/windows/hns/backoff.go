@@ -57,14 +57,16 @@ const (
 
 // portPoolOf returns the source of ports for load balancers like that at k: the ports of a
 // family and protocol.
-func portPoolOf(k Key) Key { return Key{Family: k.Family, Protocol: k.Protocol} }
+func portPoolOf(k service.Address) service.Address {
+	return service.Address{Family: k.Family, Protocol: k.Protocol}
+}
 
 // PortBlocks counts the load balancers in l with the family and protocol of k that have a
 // block of ports.
-func (l *Listing) PortBlocks(k Key) int {
+func (l *Listing) PortBlocks(k service.Address) int {
 	n := 0
 	for i := range l.LoadBalancers {
-		if lb := &l.LoadBalancers[i]; !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) {
+		if lb := &l.LoadBalancers[i]; !lb.DSR && portPoolOf(lb.Address) == portPoolOf(k) {
 			n++
 		}
 	}
@@ -88,11 +90,11 @@ type backoffs struct {
 	// periods are those of endpoints, by ID, of Services that lost a load balancer, and of
 	// pools without ports.
 	periods  map[any]backoff
-	refusals map[Key]refusal
+	refusals map[service.Address]refusal
 }
 
 func newBackoffs() backoffs {
-	return backoffs{now: time.Now, periods: map[any]backoff{}, refusals: map[Key]refusal{}}
+	return backoffs{now: time.Now, periods: map[any]backoff{}, refusals: map[service.Address]refusal{}}
 }
 
 // maxBackoffs bounds what is remembered, which is mostly of deleted pods and Services.
@@ -123,13 +125,13 @@ func (b *backoffs) recordRefusal(lb *LoadBalancer, text string, taken bool) (fir
 	if len(b.refusals) >= maxBackoffs {
 		clear(b.refusals)
 	}
-	r, known := b.refusals[lb.Key]
+	r, known := b.refusals[lb.Address]
 	first = !known || taken && !r.portTaken
 	if first || !taken && !r.want.equal(lb) { // a taken port stays taken for any endpoints
 		r.backoff = backoff{}
 	}
 	r.backoff, r.want, r.text, r.portTaken = r.next(b.now(), minBackoff), *lb, text, taken
-	b.refusals[lb.Key] = r
+	b.refusals[lb.Address] = r
 	return first
 }
 
@@ -138,20 +140,20 @@ func (b *backoffs) recordRefusal(lb *LoadBalancer, text string, taken bool) (fir
 func (b *backoffs) recentRefusal(lb *LoadBalancer) (text string, recently bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r, known := b.refusals[lb.Key]
+	r, known := b.refusals[lb.Address]
 	return r.text, known && (r.portTaken || r.want.equal(lb)) && b.now().Before(r.until)
 }
 
 // refusalText returns why HNS refused a load balancer with key k the last time, empty if
 // it did not.
-func (b *backoffs) refusalText(k Key) string {
+func (b *backoffs) refusalText(k service.Address) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.refusals[k].text
 }
 
 // clearPortTaken records that a load balancer with key k exists.
-func (b *backoffs) clearPortTaken(k Key) {
+func (b *backoffs) clearPortTaken(k service.Address) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.refusals[k].portTaken {
@@ -163,13 +165,13 @@ func (b *backoffs) clearPortTaken(k Key) {
 func (b *backoffs) accepted(lb *LoadBalancer, o serviceName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.refusals, lb.Key)
+	delete(b.refusals, lb.Address)
 	if len(b.periods) == 0 {
 		return
 	}
 	delete(b.periods, o)
 	if !lb.DSR {
-		delete(b.periods, portPoolOf(lb.Key))
+		delete(b.periods, portPoolOf(lb.Address))
 	}
 	for _, id := range lb.Endpoints {
 		delete(b.periods, id)

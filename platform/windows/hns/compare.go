@@ -59,14 +59,14 @@ func (s *state) retains(e *Endpoint) bool {
 type claims struct {
 	vips   map[netip.Addr]int
 	listed map[netip.Addr]int
-	shared map[Key]int
-	plain  map[Key]int
+	shared map[service.Address]int
+	plain  map[service.Address]int
 	// preserved counts those in shared that a port needs with preserveFlags.
-	preserved map[Key]int
+	preserved map[service.Address]int
 }
 
 func newClaims() claims {
-	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[Key]int{}, map[Key]int{}, map[Key]int{}}
+	return claims{map[netip.Addr]int{}, map[netip.Addr]int{}, map[service.Address]int{}, map[service.Address]int{}, map[service.Address]int{}}
 }
 
 // add counts the claims of d n times more: n is -1 for a state that a Service port had.
@@ -78,15 +78,15 @@ func (c claims) add(d DesiredState, n int) {
 		count(c.listed, a, n)
 	}
 	for _, lb := range d.LoadBalancers {
-		external := lb.VIP.IsValid() && lb.Flags&VIPExternalIP != 0
+		external := lb.Addr.IsValid() && lb.Flags&VIPExternalIP != 0
 		switch {
 		case lb.Shared:
-			count(c.shared, lb.Key, n)
+			count(c.shared, lb.Address, n)
 		case external:
-			count(c.plain, lb.Key, n)
+			count(c.plain, lb.Address, n)
 		}
 		if lb.Shared && lb.Flags&preserveFlags != 0 {
-			count(c.preserved, lb.Key, n)
+			count(c.preserved, lb.Address, n)
 		}
 	}
 }
@@ -99,10 +99,10 @@ func count[K comparable](of map[K]int, k K, n int) {
 }
 
 // shareFlags gives a load balancer that several ports share the flags that one of them needs.
-func shareFlags(units []unit, preserved func(Key) bool) {
+func shareFlags(units []unit, preserved func(service.Address) bool) {
 	for _, u := range units {
 		for i := range u.desired {
-			if x := &u.desired[i]; x.Shared && preserved(x.Key) {
+			if x := &u.desired[i]; x.Shared && preserved(x.Address) {
 				x.Flags |= preserveFlags
 			}
 		}
@@ -114,14 +114,14 @@ func (b *binding) workAll(next *state, before *state) *work {
 	next.claims = newClaims()
 	next.limits, next.notes = map[service.PortName][]error{}, reconcile.Notes{}
 	w := &work{}
-	wanted, targets := map[Key]bool{}, map[netip.Addr]Target{}
+	wanted, targets := map[service.Address]bool{}, map[netip.Addr]Target{}
 	for p := range next.snapshot.Ports(b.family) {
 		x := b.host.limitForms(Desired(p, &next.site))
 		next.claims.add(x, 1)
 		next.setLimits(p.Name, x)
 		w.units = append(w.units, unit{name: p.Name, desired: x.LoadBalancers, vips: x.VIPs})
 		for _, lb := range x.LoadBalancers {
-			wanted[lb.Key] = true
+			wanted[lb.Address] = true
 			addTargets(targets, lb.Targets)
 		}
 		addTargets(targets, x.VIPs)
@@ -129,12 +129,12 @@ func (b *binding) workAll(next *state, before *state) *work {
 	w.inUse = func(a netip.Addr) bool { return next.claims.vips[a] > 0 }
 	w.listed = func(a netip.Addr) bool { return next.claims.listed[a] > 0 }
 	w.units = withoutShadowedHealthChecks(w.units)
-	shareFlags(w.units, func(k Key) bool { return next.claims.preserved[k] > 0 })
+	shareFlags(w.units, func(k service.Address) bool { return next.claims.preserved[k] > 0 })
 	for _, lb := range next.model.balancersOf(b.family) {
-		if wanted[lb.Key] || !b.isLeftover(next, lb) || next.snapshot.Incomplete && !b.wantedBefore(before, next, lb) {
+		if wanted[lb.Address] || !b.isLeftover(next, lb) || next.snapshot.Incomplete && !b.wantedBefore(before, next, lb) {
 			continue
 		}
-		n := leftoverName(b.host.purposeOf(lb.ID), lb.Key)
+		n := leftoverName(b.host.purposeOf(lb.ID), lb.Address)
 		w.units = append(w.units, unit{name: n, deletes: []*LoadBalancer{lb}})
 	}
 	for _, e := range next.model.sortedRemotes(b.family) {
@@ -180,14 +180,14 @@ func addTargets(to map[netip.Addr]Target, targets []Target) {
 // withoutShadowedHealthChecks removes forwarded health checks whose address and port
 // belong to a Service.
 func withoutShadowedHealthChecks(units []unit) []unit {
-	plain := map[Key]bool{}
+	plain := map[service.Address]bool{}
 	for _, u := range units {
 		for _, w := range u.desired {
-			plain[w.Key] = plain[w.Key] || !w.Shared
+			plain[w.Address] = plain[w.Address] || !w.Shared
 		}
 	}
 	for i, u := range units {
-		units[i].desired = slices.DeleteFunc(u.desired, func(w DesiredLoadBalancer) bool { return w.Shared && plain[w.Key] })
+		units[i].desired = slices.DeleteFunc(u.desired, func(w DesiredLoadBalancer) bool { return w.Shared && plain[w.Address] })
 	}
 	return units
 }
@@ -203,7 +203,7 @@ func (b *binding) wantedBefore(before, next *state, lb *LoadBalancer) bool {
 			continue
 		}
 		for _, w := range Desired(c.Old, &before.site).LoadBalancers {
-			if w.Key == lb.Key {
+			if w.Address == lb.Address {
 				return true
 			}
 		}
@@ -220,7 +220,7 @@ func (b *binding) isLeftover(at *state, lb *LoadBalancer) bool {
 	if len(lb.ExtraKeys) > 0 || lb.Unsupported {
 		return false
 	}
-	if b.host.isPending(lb.Key) {
+	if b.host.isPending(lb.Address) {
 		return true
 	}
 	return slices.ContainsFunc(lb.Endpoints, func(id string) bool {
@@ -241,7 +241,7 @@ type changeWork struct {
 	next, before *state
 	changes      []desiredChange
 	// gone and wanted are the keys of load balancers of changed ports, before and after.
-	gone, wanted map[Key]bool
+	gone, wanted map[service.Address]bool
 	changed      map[service.PortName]bool
 	units        []unit
 }
@@ -249,7 +249,7 @@ type changeWork struct {
 // workChanges returns nil if a Service gives up a key that shadowed forwarded health
 // checks. The Services of these health checks did not change, so only planAll finds them.
 func (b *binding) workChanges(next, before *state) (*work, []desiredChange) {
-	c := &changeWork{binding: b, next: next, before: before, gone: map[Key]bool{}, wanted: map[Key]bool{}, changed: map[service.PortName]bool{}}
+	c := &changeWork{binding: b, next: next, before: before, gone: map[service.Address]bool{}, wanted: map[service.Address]bool{}, changed: map[service.PortName]bool{}}
 	for x := range service.Diff(before.snapshot, next.snapshot, b.family) {
 		c.add(x)
 	}
@@ -274,11 +274,11 @@ func (c *changeWork) add(x service.Change) {
 	c.changes = append(c.changes, desiredChange{x.Name(), from, to})
 	u := unit{name: x.Name(), desired: to.LoadBalancers, vips: to.VIPs}
 	for _, lb := range to.LoadBalancers {
-		c.wanted[lb.Key] = true
+		c.wanted[lb.Address] = true
 	}
 	for _, lb := range from.LoadBalancers {
-		c.gone[lb.Key] = true
-		if held := c.next.model.balancer(lb.Key); held != nil {
+		c.gone[lb.Address] = true
+		if held := c.next.model.balancer(lb.Address); held != nil {
 			u.deletes = append(u.deletes, held)
 		}
 	}
@@ -302,9 +302,9 @@ func (c *changeWork) delta() claims {
 // finish returns the work without what other ports still need, or nil, see workChanges.
 func (c *changeWork) finish() *work {
 	had, more := c.before.claims, c.delta()
-	plain := func(k Key) bool { return had.plain[k]+more.plain[k] > 0 }
-	shared := func(k Key) bool { return had.shared[k]+more.shared[k] > 0 }
-	preserved := func(k Key) bool { return had.preserved[k]+more.preserved[k] > 0 }
+	plain := func(k service.Address) bool { return had.plain[k]+more.plain[k] > 0 }
+	shared := func(k service.Address) bool { return had.shared[k]+more.shared[k] > 0 }
+	preserved := func(k service.Address) bool { return had.preserved[k]+more.preserved[k] > 0 }
 	for k := range c.gone {
 		changed := had.preserved[k] > 0 != preserved(k)
 		if shared(k) && (had.plain[k] > 0 && !plain(k) || changed && !c.wanted[k]) {
@@ -313,9 +313,9 @@ func (c *changeWork) finish() *work {
 	}
 	shareFlags(c.units, preserved)
 	for i, u := range c.units {
-		c.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Key) })
+		c.units[i].desired = slices.DeleteFunc(u.desired, func(x DesiredLoadBalancer) bool { return x.Shared && plain(x.Address) })
 		c.units[i].deletes = slices.DeleteFunc(u.deletes, func(lb *LoadBalancer) bool {
-			return c.wanted[lb.Key] || shared(lb.Key) || plain(lb.Key) || !c.host.mayChange(lb, c.next.model)
+			return c.wanted[lb.Address] || shared(lb.Address) || plain(lb.Address) || !c.host.mayChange(lb, c.next.model)
 		})
 	}
 	return &work{
@@ -330,13 +330,13 @@ func (c *changeWork) finish() *work {
 func (b *binding) drift(before, now *model) []string {
 	var r reconcile.DriftReport
 	for _, lb := range before.balancersOf(b.family) {
-		have := now.balancer(lb.Key)
+		have := now.balancer(lb.Address)
 		switch {
 		case !b.host.ownedUntilListing(lb.ID):
 		case have == nil:
-			r.Add(func() string { return "missing: loadbalancer " + lb.Key.String() })
+			r.Add(func() string { return "missing: loadbalancer " + lb.Address.String() })
 		case !have.equal(lb):
-			r.Add(func() string { return "altered: loadbalancer " + lb.Key.String() })
+			r.Add(func() string { return "altered: loadbalancer " + lb.Address.String() })
 		}
 	}
 	for _, e := range before.sortedRemotes(b.family) {

@@ -323,7 +323,7 @@ func (n *Network) contains(a netip.Addr) bool {
 func (s *Site) balancer(p *service.Port, f service.Frontend, c targetGroup) DesiredLoadBalancer {
 	features := s.Version.Features()
 	lb := LoadBalancer{
-		Key:        Key{VIP: f.Addr, Family: p.Family, Port: f.Port, Protocol: p.Name.Protocol},
+		Address:    p.Address(f),
 		TargetPort: c.port,
 		SourceVIP:  s.SourceVIP,
 		Kind:       f.Kind,
@@ -366,12 +366,12 @@ func (s *Site) healthChecks(w *DesiredState, p *service.Port) {
 		if f.Kind != service.LoadBalancerIP || f.Sources != nil && !s.Options.IgnoreSourceRanges || port == 0 {
 			continue
 		}
-		k := Key{VIP: f.Addr, Family: p.Family, Port: port, Protocol: service.TCP}
-		if slices.ContainsFunc(w.LoadBalancers, func(x DesiredLoadBalancer) bool { return x.Key == k }) {
+		k := service.Address{Addr: f.Addr, Family: p.Family, Port: port, Protocol: service.TCP}
+		if slices.ContainsFunc(w.LoadBalancers, func(x DesiredLoadBalancer) bool { return x.Address == k }) {
 			w.addLimit(nil, "port %d of %s is the Service's own: health checks on it do not reach the node", port, f.Addr)
 			continue
 		}
-		lb := LoadBalancer{Key: k, TargetPort: port, SourceVIP: s.SourceVIP, Kind: service.LoadBalancerIP}
+		lb := LoadBalancer{Address: k, TargetPort: port, SourceVIP: s.SourceVIP, Kind: service.LoadBalancerIP}
 		if s.preservesDIP(p, f) {
 			lb.Flags = preserveFlags
 		}
@@ -380,7 +380,7 @@ func (s *Site) healthChecks(w *DesiredState, p *service.Port) {
 }
 
 // portShortageHint returns the remedy for a lack of ports.
-func (s *Site) portShortageHint(k Key) string {
+func (s *Site) portShortageHint(k service.Address) string {
 	family, netsh := "ipv4", ""
 	if k.Family == service.IPv6 {
 		family = "ipv6"

@@ -35,7 +35,7 @@ func formatDesired(w DesiredState) []string {
 		for _, t := range x.Targets {
 			to = append(to, t.text())
 		}
-		all = append(all, fmt.Sprintf("%s %s [%s]", x.Key, x.describe(), strings.Join(to, ", ")))
+		all = append(all, fmt.Sprintf("%s %s [%s]", x.Address, x.describe(), strings.Join(to, ", ")))
 	}
 	for _, err := range w.Limits {
 		all = append(all, "limit: "+err.Error())

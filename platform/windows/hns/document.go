@@ -245,7 +245,7 @@ func parseBalancer(text []byte) (LoadBalancer, error) {
 		lb.Unsupported = true
 		return lb, nil
 	}
-	lb.Key, lb.ExtraKeys = keys[0], keys[1:]
+	lb.Address, lb.ExtraKeys = keys[0], keys[1:]
 	if len(lb.ExtraKeys) == 0 {
 		lb.ExtraKeys = nil
 	}
@@ -255,7 +255,7 @@ func parseBalancer(text []byte) (LoadBalancer, error) {
 }
 
 // keys returns the keys of d. The address family of a NodePort is a flag.
-func (d *balancerDocument) keys() []Key {
+func (d *balancerDocument) keys() []service.Address {
 	var vips []netip.Addr
 	for _, s := range d.FrontendVIPs {
 		if a, err := netip.ParseAddr(s); err == nil {
@@ -265,10 +265,10 @@ func (d *balancerDocument) keys() []Key {
 	if len(d.FrontendVIPs) == 0 {
 		vips = []netip.Addr{{}}
 	}
-	var keys []Key
+	var keys []service.Address
 	for _, m := range d.PortMappings {
 		for _, a := range vips {
-			k := Key{VIP: a, Port: m.ExternalPort, Protocol: service.Protocol(m.Protocol)}
+			k := service.Address{Addr: a, Port: m.ExternalPort, Protocol: service.Protocol(m.Protocol)}
 			if a.IsValid() {
 				k.Family = service.FamilyOf(a)
 			} else if d.Flags&flagIPv6 != 0 {
@@ -290,8 +290,8 @@ func (lb *LoadBalancer) document() balancerDocument {
 		}},
 		SchemaVersion: schema{Major: 2},
 	}
-	if lb.VIP.IsValid() {
-		d.FrontendVIPs = []string{lb.VIP.String()}
+	if lb.Addr.IsValid() {
+		d.FrontendVIPs = []string{lb.Addr.String()}
 	}
 	if lb.SourceVIP.IsValid() {
 		d.SourceVIP = lb.SourceVIP.String()

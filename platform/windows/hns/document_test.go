@@ -25,10 +25,10 @@ var sameAddrs = cmp.Options{cmp.Comparer(func(a, b netip.Addr) bool { return a =
 // A request, parsed again, equals the original object.
 func TestDocumentsThereAndBack(t *testing.T) {
 	lbs := map[string]LoadBalancer{
-		"ClusterIP": {Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{"a", "b"}, SourceVIP: addr("10.244.1.2"), DSR: true, Flags: ILB, Distribution: DistributionSourceIP},
-		"NodePort":  {Key: Key{Port: 30080, Protocol: service.UDP}, TargetPort: 53, Endpoints: []string{"a"}, Flags: LocalRoutedVIP | VIPExternalIP},
-		"IPv6":      {Key: Key{VIP: addr("fd00::10"), Family: service.IPv6, Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
-		"NodePort6": {Key: Key{Family: service.IPv6, Port: 30080, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
+		"ClusterIP": {Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{"a", "b"}, SourceVIP: addr("10.244.1.2"), DSR: true, Flags: ILB, Distribution: DistributionSourceIP},
+		"NodePort":  {Address: service.Address{Port: 30080, Protocol: service.UDP}, TargetPort: 53, Endpoints: []string{"a"}, Flags: LocalRoutedVIP | VIPExternalIP},
+		"IPv6":      {Address: service.Address{Addr: addr("fd00::10"), Family: service.IPv6, Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
+		"NodePort6": {Address: service.Address{Family: service.IPv6, Port: 30080, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a"}},
 	}
 	for name, lb := range lbs {
 		text, err := json.Marshal(lb.document())
@@ -73,7 +73,7 @@ func TestReadState(t *testing.T) {
 			Routes: []Route{{prefix("10.244.2.0/24"), nodeB}}, Provider: nodeA,
 		}},
 		LoadBalancers: []LoadBalancer{{
-			ID: "l", Key: Key{VIP: addr("10.0.0.1"), Port: 2, Protocol: service.TCP}, ExtraKeys: []Key{{VIP: addr("10.0.0.2"), Port: 2, Protocol: service.TCP}},
+			ID: "l", Address: service.Address{Addr: addr("10.0.0.1"), Port: 2, Protocol: service.TCP}, ExtraKeys: []service.Address{{Addr: addr("10.0.0.2"), Port: 2, Protocol: service.TCP}},
 			TargetPort: 1, Endpoints: []string{"a", "b"}, DSR: true, Unsupported: true,
 		}},
 	}
@@ -287,7 +287,7 @@ func TestReadBackTampered(t *testing.T) {
 	held := objects.String()
 	for id, lb := range b.hns.balancers {
 		switch {
-		case lb.VIP == addr("10.96.0.10"):
+		case lb.Addr == addr("10.96.0.10"):
 			delete(b.hns.balancers, id)
 		case lb.Port == 30080:
 			lb.TargetPort = 9090

@@ -42,7 +42,7 @@ type Driver interface {
 	UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error)
 	// PortsLeft reports whether the node has another block of dynamic ports for a load
 	// balancer with the family and protocol of k. An error means that this is unknown.
-	PortsLeft(ctx context.Context, k Key) (bool, error)
+	PortsLeft(ctx context.Context, k service.Address) (bool, error)
 	// DeleteLoadBalancer deletes the load balancer with lb's ID.
 	DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error
 }

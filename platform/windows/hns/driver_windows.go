@@ -220,7 +220,7 @@ var nonPortErrors = []error{
 
 // PortsLeft implements Driver. It reserves a block of ports as HNS does, and releases it
 // at once.
-func (driver) PortsLeft(_ context.Context, k Key) (bool, error) {
+func (driver) PortsLeft(_ context.Context, k service.Address) (bool, error) {
 	var data windows.WSAData
 	if err := windows.WSAStartup(0x202, &data); err != nil {
 		return false, fmt.Errorf("start Winsock: %w", err)

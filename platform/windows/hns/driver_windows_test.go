@@ -67,7 +67,7 @@ func TestDriver(t *testing.T) {
 			if remote.ID = created.ID; err != nil || created.ID == "" || !equalMAC(created.MAC, remote.MAC) {
 				t.Fatalf("remote endpoint = %+v, %v", created, err)
 			}
-			lb := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{l.Endpoints[0].ID, created.ID}, SourceVIP: vip.Addrs[0], Flags: ILB, DSR: true, Distribution: DistributionSourceIP}
+			lb := LoadBalancer{Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, Endpoints: []string{l.Endpoints[0].ID, created.ID}, SourceVIP: vip.Addrs[0], Flags: ILB, DSR: true, Distribution: DistributionSourceIP}
 			slices.Sort(lb.Endpoints)
 			made, err := d.CreateLoadBalancer(ctx, lb)
 			if lb.ID = made.ID; err != nil || !made.equal(&lb) {
@@ -146,7 +146,7 @@ func TestDriverOnPersonalities(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lb := LoadBalancer{Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, SourceVIP: nodeA, Flags: VIPExternalIP}
+			lb := LoadBalancer{Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, SourceVIP: nodeA, Flags: VIPExternalIP}
 			for _, e := range l.Endpoints {
 				if e.Remote {
 					lb.Endpoints = []string{e.ID}
@@ -241,7 +241,7 @@ func TestVersionErrors(t *testing.T) {
 // TestPortsLeft queries the system, which has free ports wherever tests run. A system
 // without this function, such as Wine, must return an error.
 func TestPortsLeft(t *testing.T) {
-	for _, k := range []Key{
+	for _, k := range []service.Address{
 		{Protocol: service.TCP}, {Protocol: service.UDP}, {Family: service.IPv6, Protocol: service.TCP}, {Family: service.IPv6, Protocol: service.UDP},
 	} {
 		left, err := NewDriver().PortsLeft(t.Context(), k)

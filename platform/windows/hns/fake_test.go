@@ -23,10 +23,10 @@ type fake struct {
 	balancers    map[string]LoadBalancer
 	next         int
 	down         bool
-	unattached   map[string]bool // endpoints without a switch port
-	heldPorts    map[Key]bool    // ports that a program of the node listens on
-	portBlocks   int             // available blocks of dynamic ports, 0 for any number
-	portsUnknown bool            // the system does not report whether ports are left
+	unattached   map[string]bool          // endpoints without a switch port
+	heldPorts    map[service.Address]bool // ports that a program of the node listens on
+	portBlocks   int                      // available blocks of dynamic ports, 0 for any number
+	portsUnknown bool                     // the system does not report whether ports are left
 	// refuse, if not nil, may fail a call before it has an effect. after may fail one
 	// that had its effect.
 	refuse func(op string) error
@@ -39,7 +39,7 @@ type fake struct {
 }
 
 func newFake(v Version, networks ...Network) *fake {
-	return &fake{version: v, networks: networks, endpoints: map[string]Endpoint{}, balancers: map[string]LoadBalancer{}, heldPorts: map[Key]bool{}, calls: map[string]int{}}
+	return &fake{version: v, networks: networks, endpoints: map[string]Endpoint{}, balancers: map[string]LoadBalancer{}, heldPorts: map[service.Address]bool{}, calls: map[string]int{}}
 }
 
 func codeError(op string, code uint32) error { return &Error{Op: op, Code: code} }
@@ -225,13 +225,13 @@ func (fa *fake) check(op string, lb LoadBalancer) error {
 		lb.DSR && !f.DSR, v6 && !f.DualStack, lb.Distribution == DistributionSourceIP && !f.Affinity,
 		!slices.IsSorted(lb.Endpoints), len(slices.Compact(slices.Clone(lb.Endpoints))) != len(lb.Endpoints):
 		return codeError(op, 0x80070057)
-	case lb.VIP.IsValid() && lb.VIP.Is6() != v6, lb.SourceVIP.IsValid() && lb.SourceVIP.Is6() != v6:
+	case lb.Addr.IsValid() && lb.Addr.Is6() != v6, lb.SourceVIP.IsValid() && lb.SourceVIP.Is6() != v6:
 		return codeError(op, 0x803b001e)
-	case fa.heldPorts[lb.Key]:
+	case fa.heldPorts[lb.Address]:
 		return codeError(op, 0x803b0013)
 	}
 	for _, other := range fa.balancers {
-		if other.ID != lb.ID && (other.Key == lb.Key || slices.Contains(other.ExtraKeys, lb.Key)) {
+		if other.ID != lb.ID && (other.Address == lb.Address || slices.Contains(other.ExtraKeys, lb.Address)) {
 			return codeError(op, 0x803b0013)
 		}
 	}
@@ -247,7 +247,7 @@ func (fa *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBala
 	if err := fa.check(op, lb); err != nil {
 		return LoadBalancer{}, err
 	}
-	if fa.portBlocks > 0 && !lb.DSR && fa.usedBlocks(lb.Key) >= fa.portBlocks {
+	if fa.portBlocks > 0 && !lb.DSR && fa.usedBlocks(lb.Address) >= fa.portBlocks {
 		return LoadBalancer{}, codeError(op, 0x803b0013)
 	}
 	lb.ID = fa.id("balancer")
@@ -257,7 +257,7 @@ func (fa *fake) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBala
 }
 
 // usedBlocks counts the blocks of dynamic ports that load balancers hold.
-func (fa *fake) usedBlocks(like Key) int {
+func (fa *fake) usedBlocks(like service.Address) int {
 	n := 0
 	for _, lb := range fa.balancers {
 		if !lb.DSR && lb.Family == like.Family && lb.Protocol == like.Protocol {
@@ -267,7 +267,7 @@ func (fa *fake) usedBlocks(like Key) int {
 	return n
 }
 
-func (fa *fake) PortsLeft(_ context.Context, like Key) (bool, error) {
+func (fa *fake) PortsLeft(_ context.Context, like service.Address) (bool, error) {
 	if fa.portsUnknown {
 		return false, errors.ErrUnsupported
 	}
@@ -293,7 +293,7 @@ func (fa *fake) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBala
 		return have, nil
 	}
 	fa.log(func() string {
-		return fmt.Sprintf("~ loadbalancer %s %s %s", lb.Key, lb.describe(), fa.pass(lb.Family).formatDiff(have.Endpoints, lb.Endpoints))
+		return fmt.Sprintf("~ loadbalancer %s %s %s", lb.Address, lb.describe(), fa.pass(lb.Family).formatDiff(have.Endpoints, lb.Endpoints))
 	})
 	fa.balancers[lb.ID] = lb
 	return lb, fa.end(op)
@@ -308,7 +308,7 @@ func (fa *fake) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
 	if _, ok := fa.balancers[id]; !ok {
 		return codeError(op, 0x80070490)
 	}
-	fa.done = append(fa.done, "- loadbalancer "+fa.balancers[id].Key.String())
+	fa.done = append(fa.done, "- loadbalancer "+fa.balancers[id].Address.String())
 	delete(fa.balancers, id)
 	return fa.end(op)
 }

@@ -97,7 +97,7 @@ func (tn *testNode) testOtherForm(t *testing.T, repaired bool, report string) {
 	_, _ = tn.round(want) // the report goes on
 	for _, lb := range tn.hns.balancers {
 		if len(lb.Endpoints) != 3 {
-			t.Errorf("%s has %d endpoints after a change, want 3", lb.Key, len(lb.Endpoints))
+			t.Errorf("%s has %d endpoints after a change, want 3", lb.Address, len(lb.Endpoints))
 		}
 	}
 	want = snapshot(3, allKinds("10.244.1.11:80", "10.244.2.11:80@b"))
@@ -372,7 +372,7 @@ func (s simulated) DeleteEndpoint(_ context.Context, id string) error {
 }
 
 func (s simulated) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (made LoadBalancer, err error) {
-	op := "create load balancer " + lb.Key.String()
+	op := "create load balancer " + lb.Address.String()
 	err = s.with(op, sim.Request{Function: "HcnCreateLoadBalancer"}, lb.document(), func(handle uint64) error {
 		made, err = read(s, op, "LoadBalancer", handle, parseBalancer)
 		return err
@@ -381,7 +381,7 @@ func (s simulated) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (made 
 }
 
 func (s simulated) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now LoadBalancer, err error) {
-	op := "change load balancer " + lb.Key.String()
+	op := "change load balancer " + lb.Address.String()
 	err = s.with(op, open("LoadBalancer", lb.ID), nil, func(handle uint64) error {
 		if _, err := s.call(op, sim.Request{Function: "HcnModifyLoadBalancer", Handle: handle}, lb.document()); err != nil {
 			return err
@@ -392,10 +392,10 @@ func (s simulated) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (now L
 	return now, err
 }
 
-func (s simulated) PortsLeft(context.Context, Key) (bool, error) { return true, nil }
+func (s simulated) PortsLeft(context.Context, service.Address) (bool, error) { return true, nil }
 
 func (s simulated) DeleteLoadBalancer(_ context.Context, lb LoadBalancer) error {
-	_, err := s.call("delete load balancer "+lb.Key.String(), sim.Request{Function: "HcnDeleteLoadBalancer", ID: lb.ID}, nil)
+	_, err := s.call("delete load balancer "+lb.Address.String(), sim.Request{Function: "HcnDeleteLoadBalancer", ID: lb.ID}, nil)
 	return err
 }
 
@@ -490,7 +490,7 @@ func (s *simulatedNode) wanted(want *service.Snapshot) map[string]string {
 			for _, e := range p.Endpoints(f.Kind) {
 				to = append(to, e.Addr.Addr().String())
 			}
-			k := Key{VIP: f.Addr, Port: f.Port, Protocol: p.Name.Protocol}
+			k := service.Address{Addr: f.Addr, Port: f.Port, Protocol: p.Name.Protocol}
 			if len(to) > 0 {
 				all[k.String()] = strings.Join(to, " ")
 			}
@@ -515,7 +515,7 @@ func (s *simulatedNode) served() map[string]string {
 			to = append(to, at[id])
 		}
 		slices.SortFunc(to, netip.Addr.Compare)
-		all[lb.Key.String()] = strings.Trim(fmt.Sprint(to), "[]")
+		all[lb.Address.String()] = strings.Trim(fmt.Sprint(to), "[]")
 	}
 	return all
 }

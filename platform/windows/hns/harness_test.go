@@ -164,7 +164,7 @@ func (g generator) addForeign(b *testNode) {
 	}
 	e := Endpoint{ID: "foreign-endpoint", Network: n.ID, Name: "other", Remote: true, MAC: remoteMAC(a), Provider: provider, Addrs: []netip.Addr{a}}
 	b.hns.endpoints[e.ID] = e
-	lb := LoadBalancer{ID: "foreign-balancer", Key: Key{Family: g.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
+	lb := LoadBalancer{ID: "foreign-balancer", Address: service.Address{Family: g.family, Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{e.ID}}
 	b.hns.balancers[lb.ID] = lb
 }
 
@@ -297,11 +297,11 @@ func (g generator) checkLeftovers(b *testNode, want *service.Snapshot) {
 	if err != nil {
 		g.t.Fatalf("survey: %v", err)
 	}
-	wanted, vips := map[Key]bool{}, map[netip.Addr]bool{}
+	wanted, vips := map[service.Address]bool{}, map[netip.Addr]bool{}
 	for p := range want.Ports(g.family) {
 		d := Desired(p, &site)
 		for _, x := range d.LoadBalancers {
-			wanted[x.Key] = true
+			wanted[x.Address] = true
 		}
 		for _, t := range d.VIPs {
 			vips[t.Addr] = true
@@ -312,8 +312,8 @@ func (g generator) checkLeftovers(b *testNode, want *service.Snapshot) {
 	}
 	used := map[string]bool{}
 	for id, lb := range b.hns.balancers {
-		if id != "foreign-balancer" && !wanted[lb.Key] {
-			g.t.Fatalf("load balancer %s is left over", lb.Key)
+		if id != "foreign-balancer" && !wanted[lb.Address] {
+			g.t.Fatalf("load balancer %s is left over", lb.Address)
 		}
 		for _, e := range lb.Endpoints {
 			used[e] = true
@@ -545,7 +545,7 @@ func (n *simulatedSuiteNode) create(by sim.Actor, kind sim.Kind, document any) {
 func trace(k *fake, f service.Family, c route.Conn) []netip.AddrPort {
 	find := func(vip netip.Addr) *LoadBalancer {
 		for _, lb := range k.balancers {
-			if lb.Key == (Key{VIP: vip, Family: f, Port: c.To.Port(), Protocol: c.Protocol}) {
+			if lb.Address == (service.Address{Addr: vip, Family: f, Port: c.To.Port(), Protocol: c.Protocol}) {
 				return &lb
 			}
 		}

@@ -136,7 +136,7 @@ func (h *Host) ownedUntilListing(id string) bool {
 
 // isPending reports whether the record contains the intent to create a load balancer with
 // this key.
-func (h *Host) isPending(k Key) bool {
+func (h *Host) isPending(k service.Address) bool {
 	defer h.locked()()
 	_, yes := h.record.Pending[k.String()]
 	return yes
@@ -151,7 +151,7 @@ func (h *Host) purposeOf(id string) string {
 // recordBalancer records a load balancer of ours.
 func (h *Host) recordBalancer(lb *LoadBalancer, purpose string) {
 	defer h.locked()()
-	if key := lb.Key.String(); h.record.LoadBalancers[lb.ID] != purpose || h.record.Keys[lb.ID] != key {
+	if key := lb.Address.String(); h.record.LoadBalancers[lb.ID] != purpose || h.record.Keys[lb.ID] != key {
 		h.record.LoadBalancers[lb.ID], h.record.Keys[lb.ID] = purpose, key
 		h.markChanged()
 	}
@@ -173,7 +173,7 @@ func (h *Host) markWritten() {
 }
 
 // confirm removes pending load balancers from the record, because their IDs are known.
-func (h *Host) confirm(keys map[Key]bool) {
+func (h *Host) confirm(keys map[service.Address]bool) {
 	defer h.locked()()
 	if len(h.record.Pending) == 0 {
 		return
@@ -213,7 +213,7 @@ func (h *Host) clearRecord() {
 }
 
 // recordPending records load balancers before they are created.
-func (h *Host) recordPending(keys map[Key]service.PortName) {
+func (h *Host) recordPending(keys map[service.Address]service.PortName) {
 	if len(keys) == 0 {
 		return
 	}
@@ -255,7 +255,7 @@ func (h *Host) pruneRecord(l Listing, known []string) {
 		present[e.ID] = ownsEndpoint(&e)
 	}
 	for _, lb := range l.LoadBalancers {
-		key := lb.Key.String()
+		key := lb.Address.String()
 		present[lb.ID], present[key] = h.record.Keys[lb.ID] == key, true
 	}
 	for _, x := range known {
@@ -360,7 +360,7 @@ func (h *Host) recordWrites(_ context.Context, r request, do func() (any, error)
 	var objects []string
 	switch of := r.of.(type) {
 	case LoadBalancer:
-		if objects = []string{of.Key.String()}; r.operation != CreateBalancer {
+		if objects = []string{of.Address.String()}; r.operation != CreateBalancer {
 			objects = append(objects, of.ID)
 		}
 	case string:
@@ -406,11 +406,11 @@ func (h *Host) noteMade(asked, made *LoadBalancer) {
 	if len(h.record.Forms) >= maxForms {
 		clear(h.record.Forms)
 	}
-	k := asked.Key.String()
+	k := asked.Address.String()
 	if h.record.Forms[k].Asked != a.Asked {
 		delete(h.record.Forms, k)
 	}
-	if made.Key != asked.Key || a.Asked == a.Got {
+	if made.Address != asked.Address || a.Asked == a.Got {
 		return
 	}
 	h.record.Forms[k], h.dirty = a, true
@@ -420,7 +420,7 @@ func (h *Host) noteMade(asked, made *LoadBalancer) {
 // noteRepair notes that have is replaced by want.
 func (h *Host) noteRepair(have, want *LoadBalancer) {
 	defer h.locked()()
-	k := want.Key.String()
+	k := want.Address.String()
 	a := h.record.Forms[k]
 	if a.Asked != want.form() || a.Got != have.form() {
 		a = answer[form]{Asked: want.form(), Got: have.form()}
@@ -434,7 +434,7 @@ func (h *Host) noteRepair(have, want *LoadBalancer) {
 }
 
 // forgetForm forgets how HNS gives back a load balancer that nobody wants any more.
-func (h *Host) forgetForm(k Key) {
+func (h *Host) forgetForm(k service.Address) {
 	defer h.locked()()
 	delete(h.record.Forms, k.String())
 }
@@ -504,7 +504,7 @@ func (h *Host) asAsked(listed []LoadBalancer) {
 	}
 	for i := range listed {
 		lb := &listed[i]
-		k := lb.Key.String()
+		k := lb.Address.String()
 		a, known := h.record.Forms[k]
 		switch {
 		case !known || len(lb.ExtraKeys) > 0:
@@ -525,8 +525,8 @@ func (h *Host) limitForms(w DesiredState) DesiredState {
 	}
 	told := map[netip.Addr]bool{}
 	for _, lb := range w.LoadBalancers {
-		if a := h.record.Forms[lb.Key.String()]; a.Settled && a.Repairs > 0 && a.Asked == lb.form() {
-			w.limitForm("load balancer "+lb.Key.String(), a.Asked.differences(a.Got), a.Repairs)
+		if a := h.record.Forms[lb.Address.String()]; a.Settled && a.Repairs > 0 && a.Asked == lb.form() {
+			w.limitForm("load balancer "+lb.Address.String(), a.Asked.differences(a.Got), a.Repairs)
 		}
 		for _, t := range lb.Targets {
 			if r := h.routes[t.Addr]; r != nil && r.Settled && r.Repairs > 0 && !told[t.Addr] {

@@ -61,9 +61,9 @@ func (c *countingDriver) List(ctx context.Context, what ObjectKinds) (Listing, e
 
 // Load balancers differ if anything but the ID differs.
 func TestEqual(t *testing.T) {
-	lb := LoadBalancer{ID: "x", Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a", "b"}, SourceVIP: nodeA}
+	lb := LoadBalancer{ID: "x", Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, Endpoints: []string{"a", "b"}, SourceVIP: nodeA}
 	for name, change := range map[string]func(*LoadBalancer){
-		"address":      func(l *LoadBalancer) { l.VIP = nodeA },
+		"address":      func(l *LoadBalancer) { l.Addr = nodeA },
 		"port":         func(l *LoadBalancer) { l.Port++ },
 		"protocol":     func(l *LoadBalancer) { l.Protocol = service.UDP },
 		"family":       func(l *LoadBalancer) { l.Family = service.IPv6 },
@@ -73,7 +73,7 @@ func TestEqual(t *testing.T) {
 		"DSR":          func(l *LoadBalancer) { l.DSR = true },
 		"flags":        func(l *LoadBalancer) { l.Flags = ILB },
 		"distribution": func(l *LoadBalancer) { l.Distribution = DistributionSourceIP },
-		"more keys":    func(l *LoadBalancer) { l.ExtraKeys = []Key{{Port: 1}} },
+		"more keys":    func(l *LoadBalancer) { l.ExtraKeys = []service.Address{{Port: 1}} },
 		"odd":          func(l *LoadBalancer) { l.Unsupported = true },
 	} {
 		other := lb
@@ -255,8 +255,8 @@ func TestSourceVIPOfOthers(t *testing.T) {
 	b.pods("10.244.1.11")
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	b.converge(want)
-	k := Key{VIP: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
-	b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: k, TargetPort: 1, Endpoints: []string{"endpoint-000001"}, SourceVIP: addr("10.244.1.254")}
+	k := service.Address{Addr: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
+	b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Address: k, TargetPort: 1, Endpoints: []string{"endpoint-000001"}, SourceVIP: addr("10.244.1.254")}
 	b.options.SourceVIP = addr("10.244.1.77")
 	b.restart()
 	b.converge(want)
@@ -307,12 +307,12 @@ var cleanupFailures = map[string]struct {
 	},
 	"somebody else uses it": {
 		func(b *testNode) {
-			k := Key{VIP: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
+			k := service.Address{Addr: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
 			other := k
 			other.Port = 2
 			for id, e := range b.hns.endpoints {
 				if e.Remote && e.HasAddr(addr("10.244.2.11")) {
-					b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Key: k, ExtraKeys: []Key{other}, TargetPort: 1, Endpoints: []string{id}}
+					b.hns.balancers["foreign"] = LoadBalancer{ID: "foreign", Address: k, ExtraKeys: []service.Address{other}, TargetPort: 1, Endpoints: []string{id}}
 				}
 			}
 		},
@@ -387,8 +387,8 @@ func TestSourceVIPVanishes(t *testing.T) {
 	b.pods("10.244.1.11", "10.244.1.200")
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.2.11:80@b"))
 	b.converge(want)
-	k := Key{VIP: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
-	b.hns.balancers["a-foreign"] = LoadBalancer{ID: "a-foreign", Key: k, TargetPort: 1, Endpoints: []string{"endpoint-000001"}, SourceVIP: addr("10.244.1.200")}
+	k := service.Address{Addr: addr("172.30.0.1"), Port: 1, Protocol: service.TCP}
+	b.hns.balancers["a-foreign"] = LoadBalancer{ID: "a-foreign", Address: k, TargetPort: 1, Endpoints: []string{"endpoint-000001"}, SourceVIP: addr("10.244.1.200")}
 	for id, e := range b.hns.endpoints {
 		if e.Name == sourceVIPName {
 			delete(b.hns.endpoints, id)
@@ -482,7 +482,7 @@ func TestPlantedRecord(t *testing.T) {
 			pod = id
 		}
 		b.hns.endpoints["elsewhere"] = Endpoint{ID: "elsewhere", Name: "x", Network: "nat", Addrs: []netip.Addr{addr("172.20.0.5")}}
-		b.hns.balancers["foreign-1"] = LoadBalancer{ID: "foreign-1", Key: Key{VIP: addr("172.30.0.1"), Port: 443, Protocol: service.TCP}, TargetPort: 443, Endpoints: []string{pod}}
+		b.hns.balancers["foreign-1"] = LoadBalancer{ID: "foreign-1", Address: service.Address{Addr: addr("172.30.0.1"), Port: 443, Protocol: service.TCP}, TargetPort: 443, Endpoints: []string{pod}}
 		b.store.document = fmt.Appendf(nil, `{"version":1,"node":"node-a","loadBalancers":{"foreign-1":"x"},"keys":%s,"endpoints":{"elsewhere":"172.20.0.5",%q:"10.244.1.11"},"intended":{}}`, keys, pod)
 		b.restart()
 		b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
@@ -522,9 +522,9 @@ func (tn *testNode) addKubeProxyObjects(vip netip.Addr) []string {
 		port  uint16
 		flags PortFlags
 	}{{"10.96.0.10", 80, 0}, {"", 30080, 18}, {"198.51.100.10", 80, 16}, {"203.0.113.10", 80, 16}} {
-		lb := LoadBalancer{Key: Key{Port: x.port, Protocol: service.TCP}, TargetPort: 80, Endpoints: to, SourceVIP: vip, Flags: x.flags}
+		lb := LoadBalancer{Address: service.Address{Port: x.port, Protocol: service.TCP}, TargetPort: 80, Endpoints: to, SourceVIP: vip, Flags: x.flags}
 		if x.vip != "" {
-			lb.VIP = addr(x.vip)
+			lb.Addr = addr(x.vip)
 		}
 		if _, err := tn.hns.CreateLoadBalancer(tn.t.Context(), lb); err != nil {
 			tn.t.Fatal(err)
@@ -573,7 +573,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 			}
 			for _, lb := range b.hns.balancers {
 				if !lb.SourceVIP.IsValid() {
-					t.Errorf("load balancer %s has no source VIP", lb.Key)
+					t.Errorf("load balancer %s has no source VIP", lb.Address)
 				}
 			}
 		})

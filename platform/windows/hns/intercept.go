@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"kubeproxy/common/service"
 )
 
 // request is a call of a method of Driver.
@@ -23,12 +25,12 @@ func (r request) String() string {
 	verb := strings.ReplaceAll(r.operation, "_", " ")
 	switch of := r.of.(type) {
 	case LoadBalancer:
-		return verb + " " + of.Key.String()
+		return verb + " " + of.Address.String()
 	case Endpoint:
 		return verb + " " + of.Name
 	case string:
 		return verb + " " + of
-	case Key:
+	case service.Address:
 		return "look for dynamic ports"
 	}
 	return "list all objects"
@@ -82,7 +84,7 @@ func (i *intercepted) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (
 	return through(ctx, i.by, request{ChangeBalancer, lb}, func() (LoadBalancer, error) { return i.driver.UpdateLoadBalancer(ctx, lb) })
 }
 
-func (i *intercepted) PortsLeft(ctx context.Context, k Key) (bool, error) {
+func (i *intercepted) PortsLeft(ctx context.Context, k service.Address) (bool, error) {
 	return through(ctx, i.by, request{"", k}, func() (bool, error) { return i.driver.PortsLeft(ctx, k) })
 }
 

@@ -127,7 +127,7 @@ func TestMeter(t *testing.T) {
 	c, m := newMeter(), metrics.New(metrics.Options{})
 	m.Register(c.collectors())
 	m.Register(c.collectors()) // by the second family
-	lb := LoadBalancer{Key: Key{VIP: netip.MustParseAddr("10.96.0.10")}}
+	lb := LoadBalancer{Address: service.Address{Addr: netip.MustParseAddr("10.96.0.10")}}
 	refused, gone := &Error{Op: "x", Code: 0x803b0013}, &Error{Op: "x", Code: 0x490}
 	for _, x := range []Call{
 		{Operation: "list", Took: time.Second},

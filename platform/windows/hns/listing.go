@@ -161,7 +161,7 @@ func (h *Host) since(l *pendingList, f service.Family, m *model, relisted bool) 
 			return lb.Family == f
 		}
 		// Where only HNS refused to create one, another program has made lb.
-		return l.wrote[lb.Key.String()] && m.balancer(lb.Key) != nil
+		return l.wrote[lb.Address.String()] && m.balancer(lb.Address) != nil
 	}
 	for i := range l.listing.Endpoints {
 		if e := &l.listing.Endpoints[i]; !wroteEndpoint(e) {

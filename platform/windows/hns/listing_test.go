@@ -138,7 +138,7 @@ func TestDriftIsFoundDuringChanges(t *testing.T) {
 	b.apply(apps(1, 6, nil))
 	gone := ""
 	for id, lb := range b.hns.balancers {
-		if lb.Key.VIP == addr("10.96.1.4") {
+		if lb.Address.Addr == addr("10.96.1.4") {
 			gone = id
 			delete(b.hns.balancers, id)
 		}
@@ -208,7 +208,7 @@ func TestNewPodAfterAListing(t *testing.T) {
 // in a listing, also if ours was tried and refused meanwhile.
 func TestTakenDuringAListing(t *testing.T) {
 	b := newListBench(t, v13, "10.244.1.11")
-	k := Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}
+	k := service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}
 	b.hns.heldPorts[k] = true
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	round := func() error {
@@ -224,7 +224,7 @@ func TestTakenDuringAListing(t *testing.T) {
 		b.passed.Add(int64(minBackoff))
 	}
 	delete(b.hns.heldPorts, k)
-	made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{Key: k, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}})
+	made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{Address: k, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func TestListingBeginsDuringAWrite(t *testing.T) {
 	k := &beginningLister{fake: newFake(v15)}
 	k.host = NewHost(k, &memoryStore{}, "node", nil)
 	w := intercept(k, k.host.recordWrites)
-	lb, e := LoadBalancer{ID: "1", Key: Key{VIP: addr("10.96.0.10"), Port: 80}}, Endpoint{ID: "2"}
+	lb, e := LoadBalancer{ID: "1", Address: service.Address{Addr: addr("10.96.0.10"), Port: 80}}, Endpoint{ID: "2"}
 	for name, write := range map[string]func() error{
 		"create endpoint":      func() error { _, err := w.CreateEndpoint(t.Context(), e); return err },
 		"delete endpoint":      func() error { return w.DeleteEndpoint(t.Context(), e.ID) },
@@ -321,7 +321,7 @@ func TestListingBeginsDuringAWrite(t *testing.T) {
 	} {
 		k.host.pending = nil
 		err := write()
-		if noted := k.host.pending.wrote; err != nil || !noted["2"] && !(noted["1"] && noted[lb.Key.String()]) {
+		if noted := k.host.pending.wrote; err != nil || !noted["2"] && !(noted["1"] && noted[lb.Address.String()]) {
 			t.Errorf("%s: noted %v, %v", name, noted, err)
 		}
 	}

@@ -14,21 +14,21 @@ import (
 // model is what HNS holds, according to a listing and the changes since. A fork shows the
 // result of further changes and does not affect the original.
 type model struct {
-	base      *model                   // nil if this is no fork
-	network   string                   // ID; addresses are looked up in this network only
-	endpoints map[string]*Endpoint     // by ID, nil if deleted
-	balancers map[string]*LoadBalancer // by ID, nil if deleted
-	keys      map[Key]string           // the ID of the load balancer, empty if deleted
-	local     map[netip.Addr]string    // the ID of the local endpoint
-	remote    map[netip.Addr]string    // the ID of the remote endpoint
-	refs      map[string]int           // number of load balancers of any owner, by endpoint ID
-	names     map[string]string        // of networks, by ID
+	base      *model                     // nil if this is no fork
+	network   string                     // ID; addresses are looked up in this network only
+	endpoints map[string]*Endpoint       // by ID, nil if deleted
+	balancers map[string]*LoadBalancer   // by ID, nil if deleted
+	keys      map[service.Address]string // the ID of the load balancer, empty if deleted
+	local     map[netip.Addr]string      // the ID of the local endpoint
+	remote    map[netip.Addr]string      // the ID of the remote endpoint
+	refs      map[string]int             // number of load balancers of any owner, by endpoint ID
+	names     map[string]string          // of networks, by ID
 }
 
 func emptyModel(base *model, network string) *model {
 	return &model{
 		base: base, network: network,
-		endpoints: map[string]*Endpoint{}, balancers: map[string]*LoadBalancer{}, keys: map[Key]string{},
+		endpoints: map[string]*Endpoint{}, balancers: map[string]*LoadBalancer{}, keys: map[service.Address]string{},
 		local: map[netip.Addr]string{}, remote: map[netip.Addr]string{}, refs: map[string]int{},
 	}
 }
@@ -70,7 +70,7 @@ func (m *model) endpoint(id string) *Endpoint {
 	return nil
 }
 
-func (m *model) balancer(k Key) *LoadBalancer {
+func (m *model) balancer(k service.Address) *LoadBalancer {
 	for at := m; at != nil; at = at.base {
 		if id, ok := at.keys[k]; ok {
 			return m.balancerByID(id)
@@ -191,7 +191,7 @@ func (m *model) removeEndpoint(e *Endpoint) {
 
 func (m *model) putBalancer(lb *LoadBalancer) {
 	m.balancers[lb.ID] = lb
-	for _, k := range append([]Key{lb.Key}, lb.ExtraKeys...) {
+	for _, k := range append([]service.Address{lb.Address}, lb.ExtraKeys...) {
 		m.keys[k] = lb.ID
 	}
 	for _, id := range lb.Endpoints {
@@ -201,7 +201,7 @@ func (m *model) putBalancer(lb *LoadBalancer) {
 
 func (m *model) removeBalancer(lb *LoadBalancer) {
 	setEntry(m, m.balancers, lb.ID, nil)
-	for _, k := range append([]Key{lb.Key}, lb.ExtraKeys...) {
+	for _, k := range append([]service.Address{lb.Address}, lb.ExtraKeys...) {
 		setEntry(m, m.keys, k, "")
 	}
 	for _, id := range lb.Endpoints {
@@ -231,7 +231,7 @@ func (m *model) sortedBalancers(fit func(*LoadBalancer) bool) []*LoadBalancer {
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b *LoadBalancer) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(all, func(a, b *LoadBalancer) int { return a.Address.Compare(b.Address) })
 	return all
 }
 

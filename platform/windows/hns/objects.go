@@ -158,31 +158,6 @@ func misrouted(e *Endpoint, t Target) bool {
 	return t.MAC != "" && !equalMAC(e.MAC, t.MAC) || t.Provider.IsValid() && e.Provider.IsValid() && e.Provider != t.Provider
 }
 
-// Key is what HNS matches packets by. HNS permits only one load balancer with a key.
-type Key struct {
-	VIP      netip.Addr // the zero value for a NodePort
-	Family   service.Family
-	Port     uint16
-	Protocol service.Protocol
-}
-
-// Compare orders keys by family, address, port and protocol.
-func (k Key) Compare(l Key) int {
-	return cmp.Or(cmp.Compare(k.Family, l.Family), k.VIP.Compare(l.VIP), cmp.Compare(k.Port, l.Port), cmp.Compare(k.Protocol, l.Protocol))
-}
-
-// String returns "tcp 10.96.0.10:80", or "tcp node:30080" for a NodePort, with "node6"
-// for IPv6.
-func (k Key) String() string {
-	switch {
-	case k.VIP.IsValid():
-		return fmt.Sprintf("%s %s", k.Protocol, netip.AddrPortFrom(k.VIP, k.Port))
-	case k.Family == service.IPv6:
-		return fmt.Sprintf("%s node6:%d", k.Protocol, k.Port)
-	}
-	return fmt.Sprintf("%s node:%d", k.Protocol, k.Port)
-}
-
 // PortFlags are the flags of a port mapping, with HNS's values (microsoft/hcsshim,
 // hcn/hcnloadbalancer.go, and kubernetes/kubernetes#113742 for VIPExternalIP).
 type PortFlags uint32
@@ -233,7 +208,7 @@ const (
 // LoadBalancer is an HNS load balancer. HNS gives it no name.
 type LoadBalancer struct {
 	ID string // assigned by HNS, in lower case
-	Key
+	service.Address
 	TargetPort   uint16
 	Endpoints    []string // IDs, sorted, without duplicates
 	SourceVIP    netip.Addr
@@ -245,13 +220,13 @@ type LoadBalancer struct {
 	Kind service.Kind
 	// ExtraKeys are further keys. Unsupported marks properties that this package cannot
 	// express. Our own load balancers have neither.
-	ExtraKeys   []Key
+	ExtraKeys   []service.Address
 	Unsupported bool
 }
 
 // equal reports whether a and b have the same effect. Only the ID may differ.
 func (lb *LoadBalancer) equal(b *LoadBalancer) bool {
-	return lb.Key == b.Key && lb.TargetPort == b.TargetPort && slices.Equal(lb.Endpoints, b.Endpoints) &&
+	return lb.Address == b.Address && lb.TargetPort == b.TargetPort && slices.Equal(lb.Endpoints, b.Endpoints) &&
 		lb.SourceVIP == b.SourceVIP && lb.DSR == b.DSR && lb.Flags == b.Flags && lb.Distribution == b.Distribution &&
 		len(lb.ExtraKeys) == 0 && len(b.ExtraKeys) == 0 && lb.Unsupported == b.Unsupported
 }
@@ -290,7 +265,7 @@ func (lb *LoadBalancer) describe() string {
 // ClusterIP instead.
 func (lb *LoadBalancer) Use() string {
 	switch {
-	case !lb.VIP.IsValid():
+	case !lb.Addr.IsValid():
 		return "nodeport"
 	case lb.Flags&VIPExternalIP == 0 && lb.Kind == service.LoadBalancerIP:
 		return "healthcheck"
@@ -304,7 +279,7 @@ func (lb *LoadBalancer) Use() string {
 
 // targetPort returns the port to which lb leads k. Of load balancers with several port
 // mappings, only the first one is known.
-func (lb *LoadBalancer) targetPort(k Key) (port uint16, known bool) {
+func (lb *LoadBalancer) targetPort(k service.Address) (port uint16, known bool) {
 	return lb.TargetPort, k.Port == lb.Port && k.Protocol == lb.Protocol
 }
 

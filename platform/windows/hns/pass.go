@@ -32,10 +32,10 @@ type pass struct {
 
 // outcome is what a pass did, and what it found on the way.
 type outcome struct {
-	changes   reconcile.Changes        // those of a dry pass
-	creates   map[Key]service.PortName // load balancers that a dry pass would create
-	adoptions []adoption               // load balancers that a dry pass would keep unchanged
-	owned     map[Key]bool             // load balancers that are certainly ours now
+	changes   reconcile.Changes                    // those of a dry pass
+	creates   map[service.Address]service.PortName // load balancers that a dry pass would create
+	adoptions []adoption                           // load balancers that a dry pass would keep unchanged
+	owned     map[service.Address]bool             // load balancers that are certainly ours now
 	failed    map[service.PortName][]error
 	fatal     error // ends the pass
 	// waiting means that a local endpoint is missing. moved means that it is in another
@@ -46,7 +46,7 @@ type outcome struct {
 	waiting, moved, stale, stateUnknown, relistEndpoints bool
 	// missingByPool counts load balancers that are missing due to a lack of dynamic
 	// ports.
-	missingByPool map[Key]int
+	missingByPool map[service.Address]int
 }
 
 // attempts is what the steps of a pass have to know of earlier ones.
@@ -66,7 +66,7 @@ func newPass(ctx context.Context, h *Host, s *Site, f service.Family, m *model) 
 	return &pass{
 		ctx: ctx, host: h, driver: h.driver, model: m, site: s, family: f,
 		outcome: outcome{
-			creates: map[Key]service.PortName{}, owned: map[Key]bool{}, failed: map[service.PortName][]error{}, missingByPool: map[Key]int{},
+			creates: map[service.Address]service.PortName{}, owned: map[service.Address]bool{}, failed: map[service.PortName][]error{}, missingByPool: map[service.Address]int{},
 		},
 		attempts: attempts{
 			released: map[string]service.PortName{}, createErrs: map[netip.Addr]error{}, uncertain: map[string]bool{}, refusedServices: map[serviceName]bool{},
@@ -101,21 +101,21 @@ func (p *pass) fail(n service.PortName, err error) {
 
 // ensureBalancer makes HNS hold lb, whose ID is not set.
 func (p *pass) ensureBalancer(lb *LoadBalancer, n service.PortName) error {
-	have := p.model.balancer(lb.Key)
+	have := p.model.balancer(lb.Address)
 	if have != nil {
-		p.host.clearPortTaken(lb.Key)
+		p.host.clearPortTaken(lb.Address)
 	}
 	switch {
 	case have == nil:
 		if text, recently := p.host.recentRefusal(lb); recently {
 			return postponedError(text + "; it is tried again in a while")
 		}
-		if !lb.DSR && p.host.inBackoff(portPoolOf(lb.Key)) {
+		if !lb.DSR && p.host.inBackoff(portPoolOf(lb.Address)) {
 			return p.portShortageError(lb)
 		}
 		return p.create(lb, n, nil)
 	case !p.host.mayChange(have, p.model):
-		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Key, have.ID)
+		return fmt.Errorf("%s belongs to load balancer %s, which is not ours", lb.Address, have.ID)
 	case have.equal(lb):
 		have.Kind = lb.Kind
 		p.recordOwned(have, n)
@@ -144,7 +144,7 @@ func (h *Host) mayChange(have *LoadBalancer, m *model) bool {
 
 func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) error {
 	if !p.dry { // the plan may not contain it
-		p.host.recordPending(map[Key]service.PortName{lb.Key: n})
+		p.host.recordPending(map[service.Address]service.PortName{lb.Address: n})
 	}
 	created, id, partialErr, err := p.createBalancer(lb, before)
 	if err != nil {
@@ -152,9 +152,9 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 		return p.explainPortTaken(err, lb)
 	}
 	if p.dry {
-		p.addChange(n, "+ loadbalancer %s %s %s", created.Key, created.describe(), p.formatEndpoints(created.Endpoints))
+		p.addChange(n, "+ loadbalancer %s %s %s", created.Address, created.describe(), p.formatEndpoints(created.Endpoints))
 	}
-	p.creates[created.Key] = n
+	p.creates[created.Address] = n
 	p.recordCreated(id, created, n)
 	if !p.dry {
 		p.host.accepted(created, serviceNameOf(n))
@@ -163,7 +163,7 @@ func (p *pass) create(lb *LoadBalancer, n service.PortName, before []string) err
 }
 
 func (p *pass) markUncertain(lb *LoadBalancer) {
-	delete(p.owned, lb.Key)
+	delete(p.owned, lb.Address)
 	for _, id := range lb.Endpoints {
 		p.uncertain[id] = true
 	}
@@ -179,7 +179,7 @@ func (p *pass) recordCreated(id string, lb *LoadBalancer, n service.PortName) {
 // recordOwned records that lb is ours. A dry pass collects it, for the case that the plan
 // changes nothing and a later process must recognise it.
 func (p *pass) recordOwned(lb *LoadBalancer, n service.PortName) {
-	p.owned[lb.Key] = true
+	p.owned[lb.Address] = true
 	if !p.dry {
 		p.host.recordBalancer(lb, n.String())
 	} else if !p.host.owns(lb.ID) {
@@ -211,7 +211,7 @@ func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 		return err
 	}
 	if p.dry { // a load balancer may have a thousand endpoints
-		p.addChange(n, "~ loadbalancer %s %s %s", lb.Key, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
+		p.addChange(n, "~ loadbalancer %s %s %s", lb.Address, lb.describe(), p.formatDiff(have.Endpoints, lb.Endpoints))
 	}
 	p.release(notIn(have.Endpoints, sent.Endpoints), n)
 	sent.ID = have.ID
@@ -238,13 +238,13 @@ func (p *pass) replace(have, lb *LoadBalancer, n service.PortName) error {
 	if err := p.deleteBalancer(have); err != nil {
 		return err
 	}
-	p.addChange(n, "- loadbalancer %s", have.Key)
+	p.addChange(n, "- loadbalancer %s", have.Address)
 	p.forget(have, n)
 	if !p.dry {
 		p.host.noteRepair(have, lb)
 	}
 	err := p.create(lb, n, have.Endpoints)
-	if err == nil || p.model.balancer(lb.Key) != nil {
+	if err == nil || p.model.balancer(lb.Address) != nil {
 		return err
 	}
 	return p.restore(have, lb, n, err)
@@ -267,17 +267,17 @@ func (p *pass) release(endpoints []string, n service.PortName) {
 // drop deletes a load balancer that is not desired.
 func (p *pass) drop(lb *LoadBalancer, n service.PortName) {
 	// It may have been created again, without an endpoint with a wrong route.
-	if lb = p.model.balancer(lb.Key); lb == nil || p.fatal != nil {
+	if lb = p.model.balancer(lb.Address); lb == nil || p.fatal != nil {
 		return
 	}
 	if err := p.deleteBalancer(lb); err != nil {
 		p.fail(n, err)
 		return
 	}
-	p.addChange(n, "- loadbalancer %s", lb.Key)
+	p.addChange(n, "- loadbalancer %s", lb.Address)
 	p.forget(lb, n)
 	if !p.dry {
-		p.host.forgetForm(lb.Key)
+		p.host.forgetForm(lb.Address)
 	}
 }
 
@@ -381,7 +381,7 @@ func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName
 	if len(less.Endpoints) == 0 || len(less.Endpoints) == len(lb.Endpoints) {
 		return p.replace(have, lb, n)
 	}
-	err := error(&reconcile.DegradedError{Err: pendingError(fmt.Sprintf("HNS refused load balancer %s with %s, whose switch port is not there yet; it is tried again in a while", lb.Key, p.formatDiff(less.Endpoints, lb.Endpoints)))})
+	err := error(&reconcile.DegradedError{Err: pendingError(fmt.Sprintf("HNS refused load balancer %s with %s, whose switch port is not there yet; it is tried again in a while", lb.Address, p.formatDiff(less.Endpoints, lb.Endpoints)))})
 	if have.equal(less) {
 		have.Kind = lb.Kind
 		p.recordOwned(have, n)
@@ -395,10 +395,10 @@ func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName
 // rejects both lb and have.
 func (p *pass) checkBackoff(have, lb *LoadBalancer, n service.PortName) error {
 	if text, recently := p.host.recentRefusal(lb); recently {
-		return postponedError(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Key, p.formatEndpoints(have.Endpoints)))
+		return postponedError(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Address, p.formatEndpoints(have.Endpoints)))
 	}
 	if p.refusedServices[serviceNameOf(n)] || p.host.inBackoff(serviceNameOf(n)) {
-		return postponedError(fmt.Sprintf("HNS refuses another load balancer of the Service: %s leads to %s as before, and is tried again in a while", have.Key, p.formatEndpoints(have.Endpoints)))
+		return postponedError(fmt.Sprintf("HNS refuses another load balancer of the Service: %s leads to %s as before, and is tried again in a while", have.Address, p.formatEndpoints(have.Endpoints)))
 	}
 	return nil
 }
@@ -435,7 +435,7 @@ func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
 	if lack := p.checkPortShortage(lb); lack != nil {
 		return lack
 	}
-	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Key, p.site.listenerHint(lb))
+	err = fmt.Errorf("%w; if no load balancer has %s, a program of this node listens there: %s", err, lb.Address, p.site.listenerHint(lb))
 	if p.host.recordRefusal(lb, err.Error(), true) {
 		return err
 	}
@@ -445,29 +445,29 @@ func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
 // checkPortShortage returns an error if HNS rejected lb, with the error for a port in
 // use, because of a lack of dynamic ports.
 func (p *pass) checkPortShortage(lb *LoadBalancer) error {
-	if lb.DSR || !p.portsExhausted(lb.Key) {
+	if lb.DSR || !p.portsExhausted(lb.Address) {
 		return nil
 	}
-	p.host.startBackoff(portPoolOf(lb.Key), minBackoff)
+	p.host.startBackoff(portPoolOf(lb.Address), minBackoff)
 	return p.portShortageError(lb)
 }
 
 // portsExhausted reports whether no block of ports is left. If the system does not report
 // that, it counts the load balancers that need one, as if each had a block of its own.
-func (p *pass) portsExhausted(k Key) bool {
+func (p *pass) portsExhausted(k service.Address) bool {
 	left, err := p.driver.PortsLeft(p.ctx, k)
 	if err == nil {
 		return !left
 	}
-	holders := p.model.sortedBalancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Key) == portPoolOf(k) })
+	holders := p.model.sortedBalancers(func(lb *LoadBalancer) bool { return !lb.DSR && portPoolOf(lb.Address) == portPoolOf(k) })
 	return (len(holders)+1)*PortBlockSize > UsualDynamicPorts
 }
 
 // portShortageError returns the error for lb, which is not created now.
 func (p *pass) portShortageError(lb *LoadBalancer) error {
-	p.missingByPool[portPoolOf(lb.Key)]++
+	p.missingByPool[portPoolOf(lb.Address)]++
 	return postponedError(fmt.Sprintf("HNS refuses load balancer %s: no %d dynamic %s ports of the node are left; %s; it is tried again in a while",
-		lb.Key, PortBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Key)))
+		lb.Address, PortBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Address)))
 }
 
 // shortageText describes the lack of ports in the pass, without names of Services. For a
@@ -478,7 +478,7 @@ func (p *pass) shortageText() string {
 	}
 	var all []string
 	for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
-		k := Key{Family: p.family, Protocol: protocol}
+		k := service.Address{Family: p.family, Protocol: protocol}
 		if n := p.missingByPool[portPoolOf(k)]; n > 0 {
 			all = append(all, fmt.Sprintf("%d load balancers over %s and %s are missing: each one without direct server return takes %d dynamic ports of the node, and so many are not left; %s",
 				n, p.family, strings.ToUpper(protocol.String()), PortBlockSize, p.site.portShortageHint(k)))
@@ -488,7 +488,7 @@ func (p *pass) shortageText() string {
 }
 
 // leftoverName returns a name for an object that belongs to no Service of the snapshot.
-func leftoverName(purpose string, k Key) service.PortName {
+func leftoverName(purpose string, k service.Address) service.PortName {
 	if n := service.ParsePortName(purpose); n != (service.PortName{}) {
 		n.Protocol = k.Protocol
 		return n

@@ -163,7 +163,7 @@ func TestPortThatAProgramHolds(t *testing.T) {
 			b.restart()
 			b.pods("10.244.1.11")
 			b.addRootEndpoint()
-			k := Key{VIP: addr("203.0.113.10"), Port: tt.held, Protocol: service.TCP}
+			k := service.Address{Addr: addr("203.0.113.10"), Port: tt.held, Protocol: service.TCP}
 			b.hns.heldPorts[k] = true
 			want := snapshot(1, tt.port)
 			creates, lists := 0, 0
@@ -208,7 +208,7 @@ func TestTakenAfterAnotherRefusal(t *testing.T) {
 			b.now = b.now.Add(maxBackoff)
 			p := b.plan(want)
 			made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
-				Key: Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001", "endpoint-000002"},
+				Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001", "endpoint-000002"},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -464,10 +464,10 @@ func TestOtherPoolsGoOn(t *testing.T) {
 }
 
 func TestMorePorts(t *testing.T) {
-	tcp, udp6 := Key{Protocol: service.TCP}, Key{Family: service.IPv6, Protocol: service.UDP}
+	tcp, udp6 := service.Address{Protocol: service.TCP}, service.Address{Family: service.IPv6, Protocol: service.UDP}
 	for _, tt := range []struct {
 		site Site
-		key  Key
+		key  service.Address
 		want string
 	}{
 		{Site{Version: Version{10, 1}}, tcp, "HNS 10.1 has no direct server return, which needs none: netsh int ipv4 set dynamicportrange tcp"},
@@ -486,13 +486,13 @@ func TestDriversPassPortsOn(t *testing.T) {
 	k.portBlocks = 1
 	d := Metered(WithTimeout(k, func(string) {}, func() {}), func(Call) { t.Error("that is no call to HNS") })
 	for _, want := range []bool{true, false} {
-		if left, err := d.PortsLeft(t.Context(), Key{Protocol: service.TCP}); err != nil || left != want {
+		if left, err := d.PortsLeft(t.Context(), service.Address{Protocol: service.TCP}); err != nil || left != want {
 			t.Errorf("left %t, %v; want %t", left, err, want)
 		}
-		k.balancers["x"] = LoadBalancer{ID: "x", Key: Key{Protocol: service.TCP}}
+		k.balancers["x"] = LoadBalancer{ID: "x", Address: service.Address{Protocol: service.TCP}}
 	}
 	k.portsUnknown = true
-	if _, err := d.PortsLeft(t.Context(), Key{}); err == nil {
+	if _, err := d.PortsLeft(t.Context(), service.Address{}); err == nil {
 		t.Error("no error where nobody knows")
 	}
 }
@@ -548,7 +548,7 @@ func (fa *fake) pass(f service.Family) *pass {
 
 // balancerText describes a load balancer as a plan does.
 func (fa *fake) balancerText(start string, lb *LoadBalancer) string {
-	return fmt.Sprintf("%s%s %s %s", start, lb.Key, lb.describe(), fa.pass(lb.Family).formatEndpoints(lb.Endpoints))
+	return fmt.Sprintf("%s%s %s %s", start, lb.Address, lb.describe(), fa.pass(lb.Family).formatEndpoints(lb.Endpoints))
 }
 
 // balancerTexts returns HNS's load balancers with the addresses of their endpoints.
@@ -560,7 +560,7 @@ func (tn *testNode) balancerTexts() []string {
 	p := pass{model: newModel(l, "")}
 	all := []string{}
 	for _, lb := range tn.hns.balancers {
-		all = append(all, lb.Key.String()+" "+p.formatEndpoints(lb.Endpoints))
+		all = append(all, lb.Address.String()+" "+p.formatEndpoints(lb.Endpoints))
 	}
 	slices.Sort(all)
 	return all

@@ -137,7 +137,7 @@ func (r *rendering) addObjects(f service.Family, p *plan, at *pass) {
 	used := map[string]bool{}
 	for _, u := range p.work.units {
 		for _, w := range u.desired {
-			lb := at.model.balancer(w.Key)
+			lb := at.model.balancer(w.Address)
 			if lb == nil {
 				continue
 			}
@@ -172,7 +172,7 @@ func (p *pass) rendered(lb *LoadBalancer, n service.PortName) renderedBalancer {
 		of = n.String()
 	}
 	return renderedBalancer{
-		port: n, Service: of, Key: lb.Key.String(), TargetPort: lb.TargetPort, Properties: lb.describe(),
+		port: n, Service: of, Key: lb.Address.String(), TargetPort: lb.TargetPort, Properties: lb.describe(),
 		Endpoints: p.endpointTexts(lb.Endpoints),
 	}
 }
@@ -255,14 +255,14 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 func (p *plan) objects(at *pass) reconcile.Objects {
 	b, d := p.backend, &rendering{}
 	d.addObjects(b.family, p, at)
-	desired := map[Key]bool{}
+	desired := map[service.Address]bool{}
 	for _, u := range p.work.units {
 		for _, w := range u.desired {
-			desired[w.Key] = true
+			desired[w.Address] = true
 		}
 	}
 	for _, lb := range p.next.model.balancersOf(b.family) {
-		if !desired[lb.Key] && at.model.balancer(lb.Key) != nil && b.isLeftover(p.next, lb) {
+		if !desired[lb.Address] && at.model.balancer(lb.Address) != nil && b.isLeftover(p.next, lb) {
 			d.LoadBalancers = append(d.LoadBalancers, at.rendered(lb, service.PortName{}))
 		}
 	}

@@ -92,23 +92,22 @@ func (t *tracer) fault(format string, args ...any) {
 // follow looks for a load balancer with the address of the destination. For an address of
 // the node it then looks for one without an address.
 func (t *tracer) follow(toNode bool) {
-	k := Key{VIP: t.conn.To.Addr(), Family: t.backend.family, Port: t.conn.To.Port(), Protocol: t.conn.Protocol}
-	t.address(k.VIP)
+	k := service.AddressOf(t.conn.Protocol, t.conn.To)
+	t.address(k.Addr)
 	if t.at(k) || !toNode {
 		return
 	}
-	k.VIP = netip.Addr{}
-	t.at(k)
+	t.at(k.OnNode())
 }
 
 // at follows the connection to the load balancer with key k. It reports whether there is
 // one.
-func (t *tracer) at(k Key) bool {
+func (t *tracer) at(k service.Address) bool {
 	want := t.desired(k)
 	t.intended = cmp.Or(t.intended, want)
 	var found []*LoadBalancer
 	for i := range t.balancers {
-		if lb := &t.balancers[i]; lb.Key == k || slices.Contains(lb.ExtraKeys, k) {
+		if lb := &t.balancers[i]; lb.Address == k || slices.Contains(lb.ExtraKeys, k) {
 			found = append(found, lb)
 		}
 	}
@@ -136,12 +135,12 @@ func ownerText(want *DesiredLoadBalancer) string {
 }
 
 // desired returns the load balancer that should have the key k, nil if none should.
-func (t *tracer) desired(k Key) *DesiredLoadBalancer {
+func (t *tracer) desired(k service.Address) *DesiredLoadBalancer {
 	var shared *DesiredLoadBalancer
 	for p := range t.want.Ports(t.backend.family) {
 		for _, lb := range Desired(p, &t.site).LoadBalancers {
 			switch {
-			case lb.Key != k:
+			case lb.Address != k:
 			case !lb.Shared:
 				return &lb
 			case shared != nil:
@@ -158,7 +157,7 @@ func (t *tracer) desired(k Key) *DesiredLoadBalancer {
 const mostHops = 8
 
 // forward records where lb leads.
-func (t *tracer) forward(lb *LoadBalancer, k Key, want *DesiredLoadBalancer) {
+func (t *tracer) forward(lb *LoadBalancer, k service.Address, want *DesiredLoadBalancer) {
 	t.out.Action, t.out.Targets = route.Forward, map[netip.AddrPort]bool{}
 	port, known := lb.targetPort(k)
 	if !known {
@@ -297,12 +296,12 @@ func (t *tracer) reasons(v *route.Verdict) []string {
 // missing records that HNS lacks the load balancer w, and why.
 func (t *tracer) missing(w *DesiredLoadBalancer) {
 	why := ""
-	if text := t.backend.host.refusalText(w.Key); text != "" {
+	if text := t.backend.host.refusalText(w.Address); text != "" {
 		why = ": " + text
 	} else if !slices.ContainsFunc(w.Targets, t.hasEndpoint) {
 		why = ": none of its endpoints is in HNS"
 	}
-	t.fault("no load balancer has %s, of %s%s", w.Key, w.PortName, why)
+	t.fault("no load balancer has %s, of %s%s", w.Address, w.PortName, why)
 }
 
 func (t *tracer) hasEndpoint(x Target) bool { return t.endpointFor(x) != nil }
@@ -322,7 +321,7 @@ func (t *tracer) endpointFor(x Target) *Endpoint {
 }
 
 // compare records where lb, which has the key k, differs from the desired load balancer.
-func (t *tracer) compare(lb *LoadBalancer, k Key, want *DesiredLoadBalancer) {
+func (t *tracer) compare(lb *LoadBalancer, k service.Address, want *DesiredLoadBalancer) {
 	switch {
 	case want == nil && t.isLeftover(lb):
 		if !t.want.Incomplete {

@@ -46,7 +46,7 @@ func (tn *testNode) look(want *service.Snapshot, c route.Conn) (*explain.Explana
 var tamperings = map[string]func(k *fake, lb LoadBalancer, endpoint string) string{
 	"a load balancer is gone": func(k *fake, lb LoadBalancer, _ string) string {
 		delete(k.balancers, lb.ID)
-		return "no load balancer has " + lb.Key.String()
+		return "no load balancer has " + lb.Address.String()
 	},
 	"another target port": func(k *fake, lb LoadBalancer, _ string) string {
 		lb.TargetPort++
@@ -117,11 +117,11 @@ var tamperings = map[string]func(k *fake, lb LoadBalancer, endpoint string) stri
 	},
 	"a foreign load balancer has the port": func(k *fake, lb LoadBalancer, _ string) string {
 		delete(k.balancers, lb.ID)
-		other := lb.Key
+		other := lb.Address
 		other.Port += 5
-		lb.ID, lb.Endpoints, lb.ExtraKeys = "foreign", []string{"foreign-endpoint"}, []Key{other}
+		lb.ID, lb.Endpoints, lb.ExtraKeys = "foreign", []string{"foreign-endpoint"}, []service.Address{other}
 		k.balancers[lb.ID] = lb
-		return "load balancer foreign has " + lb.Key.String()
+		return "load balancer foreign has " + lb.Address.String()
 	},
 }
 
@@ -191,11 +191,11 @@ func to(a string) route.Conn {
 // The path names each object of HNS by its ID, and what it does.
 func TestTracePath(t *testing.T) {
 	b, want := dsrNode(t)
-	ids := map[Key]string{}
+	ids := map[service.Address]string{}
 	for id, lb := range b.hns.balancers {
-		ids[lb.Key] = id
+		ids[lb.Address] = id
 	}
-	cluster, node := ids[Key{VIP: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}], ids[Key{Port: 30080, Protocol: service.TCP}]
+	cluster, node := ids[service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}], ids[service.Address{Port: 30080, Protocol: service.TCP}]
 	local, remote, vip := "endpoint-000001", b.remote("10.244.2.11"), b.remote("10.96.0.10")
 	ends := []explain.Hop{
 		{Object: "endpoint " + local, Does: "10.244.1.11 local"},
@@ -249,12 +249,12 @@ func TestTraceSaysLimits(t *testing.T) {
 func TestTraceOddities(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
-	held := Key{VIP: addr("10.96.0.12"), Port: 80, Protocol: service.TCP}
+	held := service.Address{Addr: addr("10.96.0.12"), Port: 80, Protocol: service.TCP}
 	b.hns.heldPorts[held] = true
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("held", "10.96.0.12", "10.244.1.11:80"), clusterIP("early", "10.96.0.13", "10.244.1.12:80"))
 	_, err := b.round(want)
 	wantFailed(t, err, "port is taken", "early", "held")
-	b.hns.balancers["other"] = LoadBalancer{ID: "other", Key: Key{Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{"endpoint-000001"}}
+	b.hns.balancers["other"] = LoadBalancer{ID: "other", Address: service.Address{Port: 40000, Protocol: service.TCP}, TargetPort: 1, Endpoints: []string{"endpoint-000001"}}
 	for destination, text := range map[string]string{
 		"10.96.0.10:80":    "",
 		"10.96.0.12:80":    "no load balancer has tcp 10.96.0.12:80, of shop/held:http: create load balancer: HNS says that the port is taken",

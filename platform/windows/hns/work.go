@@ -178,7 +178,7 @@ func (p *pass) waitForPod(a netip.Addr) error {
 // releaseUnnamed releases e, if there is one, for no Service port in particular.
 func (p *pass) releaseUnnamed(e *Endpoint) {
 	if e != nil {
-		p.released[e.ID] = leftoverName("", Key{})
+		p.released[e.ID] = leftoverName("", service.Address{})
 	}
 }
 
@@ -220,7 +220,7 @@ func (p *pass) detach(misrouted []*Endpoint) {
 		remaining := *lb
 		remaining.ID = ""
 		remaining.Endpoints = slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool { return wrong[id] })
-		n := leftoverName(p.host.purposeOf(lb.ID), lb.Key)
+		n := leftoverName(p.host.purposeOf(lb.ID), lb.Address)
 		if !p.host.mayChange(lb, p.model) {
 			p.fail(n, fmt.Errorf("load balancer %s, which is not ours, has an endpoint of ours that leads to the wrong node", lb.ID))
 		} else if len(remaining.Endpoints) == 0 {
@@ -230,7 +230,7 @@ func (p *pass) detach(misrouted []*Endpoint) {
 		}
 	}
 	for _, e := range misrouted {
-		p.removeEndpoint(e, leftoverName("", Key{}))
+		p.removeEndpoint(e, leftoverName("", service.Address{}))
 	}
 }
 
