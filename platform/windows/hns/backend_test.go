@@ -558,22 +558,11 @@ func TestNotesOfRounds(t *testing.T) {
 	}
 }
 
-// slowLister calls takes before each listing.
-type slowLister struct {
-	*fake
-	takes func()
-}
-
-func (s *slowLister) List(ctx context.Context, w ObjectKinds) (Listing, error) {
-	s.takes()
-	return s.fake.List(ctx, w)
-}
-
 // Slow listings leave time for other work, and changes need not wait for them.
 func TestSlowListingsAreRare(t *testing.T) {
 	b := newTestNode(t, v13, bridgeN)
 	b.pods("10.244.1.11")
-	b.restartOn(&slowLister{b.hns, func() { b.now = b.now.Add(time.Minute) }})
+	b.restartOn(onLists(b.hns, func() { b.now = b.now.Add(time.Minute) }))
 	want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"))
 	listed := 0
 	round := func(rounds int) {

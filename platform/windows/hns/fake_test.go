@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"kubeproxy/common/service"
 )
@@ -329,4 +330,41 @@ func (m *memoryStore) Save(b []byte) error {
 	m.document = b
 	m.saves++
 	return nil
+}
+
+// writes reports whether r is to change what HNS holds.
+func (r request) writes() bool {
+	return !slices.Contains([]string{"", opList, opListEndpoints, opFindEndpoint}, r.operation)
+}
+
+// onWrites returns a Driver that leaves the writing calls of d to by, with the name of the
+// call. If by does not do one, HNS says that it did.
+func onWrites(d Driver, by func(op string, do func())) Driver {
+	without := dryRun(Listing{}).(*intercepted)
+	return intercept(d, func(ctx context.Context, r request, do func() (any, error)) (answer any, err error) {
+		if !r.writes() {
+			return do()
+		}
+		answer, err = without.by(ctx, r, nil)
+		by(strings.ReplaceAll(r.operation, "_", " "), func() { answer, err = do() })
+		return answer, err
+	})
+}
+
+// onLists returns a Driver that calls before before each listing of d.
+func onLists(d Driver, before func()) Driver {
+	return intercept(d, func(_ context.Context, r request, do func() (any, error)) (any, error) {
+		if _, lists := r.of.(ObjectKinds); lists {
+			before()
+		}
+		return do()
+	})
+}
+
+// altered returns a Driver whose answers other has altered.
+func altered(d Driver, other func(r request, answer any) any) Driver {
+	return intercept(d, func(_ context.Context, r request, do func() (any, error)) (any, error) {
+		answer, err := do()
+		return other(r, answer), err
+	})
 }

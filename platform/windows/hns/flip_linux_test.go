@@ -32,8 +32,8 @@ func BenchmarkFlip(b *testing.B) {
 func benchmarkFlip(b *testing.B, v Version, ports, endpoints int) {
 	n := newTestNode(b, v, bridgeN)
 	n.hns.silent = true
-	d := &documentDriver{fake: n.hns}
-	n.restartOn(d)
+	d := &documents{}
+	n.restartOn(intercept(n.hns, d.exchange))
 	flip(b, n, flipped(1, ports, endpoints, true))
 	before, cpu, bytes := maps.Clone(n.hns.calls), processTime(b), d.bytes
 	for i := 0; b.Loop(); i++ {
@@ -67,15 +67,25 @@ func processTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// documentDriver encodes and decodes the documents of load balancers as often as the
-// driver of Windows and hcsshim do for a call.
-type documentDriver struct {
-	*fake
-	bytes int // of the documents that were sent
+// documents encodes and decodes the documents of load balancers as often as the driver of
+// Windows and hcsshim do for a call.
+type documents struct{ bytes int } // that were sent
+
+func (d *documents) exchange(_ context.Context, r request, do func() (any, error)) (any, error) {
+	lb, sends := r.of.(LoadBalancer)
+	if !sends || r.operation == DeleteBalancer {
+		return do()
+	}
+	d.send(lb)
+	answer, err := do()
+	if err != nil {
+		return answer, err
+	}
+	return d.receive(answer.(LoadBalancer))
 }
 
 // send encodes lb, which the library decodes and encodes again.
-func (d *documentDriver) send(lb LoadBalancer) {
+func (d *documents) send(lb LoadBalancer) {
 	var library balancerDocument
 	ours, _ := json.Marshal(lb.document())
 	_ = json.Unmarshal(ours, &library)
@@ -84,7 +94,7 @@ func (d *documentDriver) send(lb LoadBalancer) {
 }
 
 // receive decodes the answer lb in the library, and again in the driver.
-func (d *documentDriver) receive(lb LoadBalancer) (LoadBalancer, error) {
+func (d *documents) receive(lb LoadBalancer) (LoadBalancer, error) {
 	var library balancerDocument
 	answer, _ := json.Marshal(lb.document())
 	_ = json.Unmarshal(answer, &library)
@@ -99,24 +109,6 @@ func convertDocument(library balancerDocument, lb LoadBalancer) (LoadBalancer, e
 	got, err := parseBalancer(text)
 	got.ID = lb.ID
 	return got, err
-}
-
-func (d *documentDriver) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	d.send(lb)
-	made, err := d.fake.CreateLoadBalancer(ctx, lb)
-	if err != nil {
-		return made, err
-	}
-	return d.receive(made)
-}
-
-func (d *documentDriver) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	d.send(lb)
-	now, err := d.fake.UpdateLoadBalancer(ctx, lb)
-	if err != nil {
-		return now, err
-	}
-	return d.receive(now)
 }
 
 // flipped returns a snapshot of a Service whose first endpoint is ready or not.

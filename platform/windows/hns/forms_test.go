@@ -22,36 +22,23 @@ import (
 	sim "kubeproxy/test/hns"
 )
 
-// normalizer is an HNS that holds objects in another form than it was asked for. Where it is silent, only listings show
-// that.
-type normalizer struct {
-	Driver
-	change func(*LoadBalancer)
-	silent bool
-}
-
-func (n *normalizer) List(ctx context.Context, what ObjectKinds) (Listing, error) {
-	l, err := n.Driver.List(ctx, what)
-	for i := range l.LoadBalancers {
-		n.change(&l.LoadBalancers[i])
-	}
-	return l, err
-}
-
-func (n *normalizer) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	made, err := n.Driver.CreateLoadBalancer(ctx, lb)
-	if err == nil && !n.silent {
-		n.change(&made)
-	}
-	return made, err
-}
-
-func (n *normalizer) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	made, err := n.Driver.UpdateLoadBalancer(ctx, lb)
-	if err == nil {
-		n.change(&made)
-	}
-	return made, err
+// normalized returns a Driver of an HNS that gives load balancers back as change has them, where it is silent not when it
+// makes them.
+func normalized(d Driver, change func(*LoadBalancer), silent bool) Driver {
+	return altered(d, func(r request, answer any) any {
+		switch got := answer.(type) {
+		case Listing:
+			for i := range got.LoadBalancers {
+				change(&got.LoadBalancers[i])
+			}
+		case LoadBalancer:
+			if r.operation == ChangeBalancer || !silent {
+				change(&got)
+			}
+			return got
+		}
+		return answer
+	})
 }
 
 // TestOtherForms has an HNS that gives load balancers back in another form. What it says when it makes them costs nothing. What
@@ -71,7 +58,7 @@ func TestOtherForms(t *testing.T) {
 			t.Run(name+pick(silent, ", silently", ""), func(t *testing.T) {
 				b := newTestNode(t, Version{15, 5}, bridgeN)
 				b.options.DSR = true
-				b.restartOn(&normalizer{b.hns, tt.change, silent})
+				b.restartOn(normalized(b.hns, tt.change, silent))
 				b.pods("10.244.1.11", "10.244.1.12")
 				b.testOtherForm(t, silent && tt.text != "", tt.text)
 			})
@@ -152,7 +139,7 @@ func TestReportOfAnotherForm(t *testing.T) {
 // affinityNode returns a node whose HNS has no session affinity, though it says so, and a Service with and without it.
 func affinityNode(t *testing.T, silent bool) (b *testNode, sticky, plain *service.Port) {
 	b = newTestNode(t, v13, bridgeN)
-	b.restartOn(&normalizer{b.hns, func(lb *LoadBalancer) { lb.Distribution = DistributionNone }, silent})
+	b.restartOn(normalized(b.hns, func(lb *LoadBalancer) { lb.Distribution = DistributionNone }, silent))
 	b.pods("10.244.1.11")
 	sticky, plain = clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("web", "10.96.0.10", "10.244.1.11:80")
 	sticky.Affinity = time.Hour
@@ -202,35 +189,31 @@ func TestRepairsThatHelp(t *testing.T) {
 	}
 }
 
-// macs is an HNS that gives remote endpoints MACs of its own.
-type macs struct {
-	Driver
-	silent bool
-}
-
-func (m *macs) List(ctx context.Context, what ObjectKinds) (Listing, error) {
-	l, err := m.Driver.List(ctx, what)
-	for i := range l.Endpoints {
-		if l.Endpoints[i].Remote {
-			l.Endpoints[i].MAC = "AA-BB-CC-00-00-01"
+// otherMACs returns a Driver of an HNS that gives remote endpoints a MAC of its own. Where it is silent, only listings say so.
+func otherMACs(d Driver, silent bool) Driver {
+	return altered(d, func(_ request, answer any) any {
+		switch got := answer.(type) {
+		case Listing:
+			for i := range got.Endpoints {
+				if got.Endpoints[i].Remote {
+					got.Endpoints[i].MAC = "AA-BB-CC-00-00-01"
+				}
+			}
+		case Endpoint:
+			if got.Remote && !silent {
+				got.MAC = "AA-BB-CC-00-00-01"
+			}
+			return got
 		}
-	}
-	return l, err
-}
-
-func (m *macs) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	made, err := m.Driver.CreateEndpoint(ctx, e)
-	if made.Remote && !m.silent {
-		made.MAC = "AA-BB-CC-00-00-01"
-	}
-	return made, err
+		return answer
+	})
 }
 
 // TestOtherMACs keeps remote endpoints to which HNS gives other MACs.
 func TestOtherMACs(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		b := newTestNode(t, v13, bridgeN)
-		b.restartOn(&macs{b.hns, silent})
+		b.restartOn(otherMACs(b.hns, silent))
 		want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"))
 		b.rounds(t, want, 1)
 		for resync := 1; resync <= 5; resync++ {

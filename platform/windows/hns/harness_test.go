@@ -96,7 +96,7 @@ func (n *suiteNode) Start() reconcile.Backend {
 		return n.backend
 	}
 	n.lister.start(n.hns)
-	n.startOn(n.lister)
+	n.startOn(n.lister.driver())
 	return n.lister.wrap(n.backend)
 }
 

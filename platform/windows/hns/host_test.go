@@ -4,7 +4,6 @@
 package hns
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -22,7 +21,7 @@ func TestSharedListing(t *testing.T) {
 	lists := 0
 	k := newFake(Version{15, 5})
 	k.balancers["1"] = LoadBalancer{ID: "1"}
-	h := NewHost(&countingDriver{k, &lists}, &memoryStore{}, "node", nil)
+	h := NewHost(onLists(k, func() { lists++ }), &memoryStore{}, "node", nil)
 	list := func(f service.Family, want int) {
 		t.Helper()
 		if _, err := h.list(t.Context(), f); err != nil || lists != want {
@@ -47,16 +46,6 @@ func TestSharedListing(t *testing.T) {
 	if h.owns("1") || h.owns("2") {
 		t.Error("what was deleted is ours")
 	}
-}
-
-type countingDriver struct {
-	*fake
-	lists *int
-}
-
-func (c *countingDriver) List(ctx context.Context, what ObjectKinds) (Listing, error) {
-	*c.lists++
-	return c.fake.List(ctx, what)
 }
 
 // Load balancers differ if anything but the ID differs.
@@ -296,12 +285,11 @@ var cleanupFailures = map[string]struct {
 	},
 	"HNS says it did": {
 		func(b *testNode) {
-			b.restartOn(&interceptor{b.hns, func(op string, do func()) bool {
+			b.restartOn(onWrites(b.hns, func(op string, do func()) {
 				if op == "delete endpoint" {
 					do()
 				}
-				return true
-			}})
+			}))
 		},
 		[]string{"still in HNS: load balancer tcp 10.96.0.10:80, load balancer tcp 10.96.0.11:80, load balancer tcp 10.96.0.12:80;"},
 	},

@@ -171,12 +171,11 @@ func TestHangingHNS(t *testing.T) {
 		b.pods("10.244.1.11")
 		hang := make(chan struct{})
 		var reported []string
-		stuck := &interceptor{b.hns, func(op string, do func()) bool {
+		stuck := onWrites(b.hns, func(op string, do func()) {
 			if do(); op == "create load balancer" { // it takes effect, but without an answer
 				<-hang
 			}
-			return true
-		}}
+		})
 		b.restartOn(WithTimeout(stuck, func(text string) { reported = append(reported, text) }, func() {}))
 		want := snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80"), clusterIP("api", "10.96.0.11", "10.244.1.11:80"))
 		p := b.plan(want)
@@ -208,13 +207,12 @@ func TestSlowHNS(t *testing.T) {
 		b := newTestNode(t, v13, bridgeN)
 		var reported []string
 		var one sync.Mutex
-		d := WithTimeout(&interceptor{b.hns, func(op string, do func()) bool {
+		d := WithTimeout(onWrites(b.hns, func(op string, do func()) {
 			time.Sleep(map[string]time.Duration{"delete endpoint": 15 * time.Second, "delete load balancer": time.Minute}[op])
 			one.Lock()
 			defer one.Unlock()
 			do()
-			return true
-		}}, func(text string) { reported = append(reported, text) }, func() {})
+		}), func(text string) { reported = append(reported, text) }, func() {})
 		done := make(chan error, 2)
 		go func() { done <- d.DeleteEndpoint(t.Context(), "x") }()
 		go func() { done <- d.DeleteLoadBalancer(t.Context(), LoadBalancer{ID: "x"}) }()
@@ -238,7 +236,7 @@ func TestProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestNode(t, v13, bridgeN)
 		moved := 0
-		d := WithTimeout(&stalledLister{b.hns}, func(string) {}, func() { moved++ })
+		d := WithTimeout(onLists(b.hns, stall), func(string) {}, func() { moved++ })
 		if err := d.DeleteEndpoint(t.Context(), "x"); err == nil || moved != 0 {
 			t.Errorf("%v, moved %d times, want none", err, moved)
 		}
@@ -257,7 +255,7 @@ func TestSlowListingSaysWhatWaits(t *testing.T) {
 		b := newTestNode(t, v13, bridgeN)
 		var mu sync.Mutex
 		var reported []string
-		b.restartOn(WithTimeout(&stalledLister{b.hns}, func(text string) {
+		b.restartOn(WithTimeout(onLists(b.hns, stall), func(text string) {
 			mu.Lock()
 			defer mu.Unlock()
 			reported = append(reported, text)
@@ -280,10 +278,4 @@ func TestSlowListingSaysWhatWaits(t *testing.T) {
 	})
 }
 
-// stalledLister is a fake whose listing takes an hour.
-type stalledLister struct{ *fake }
-
-func (s *stalledLister) List(ctx context.Context, what ObjectKinds) (Listing, error) {
-	time.Sleep(time.Hour)
-	return s.fake.List(ctx, what)
-}
+func stall() { time.Sleep(time.Hour) }

@@ -53,7 +53,7 @@ func newListBench(t *testing.T, v Version, pods ...string) *listBench {
 	b.pause = func() {}
 	b.start(b.hns)
 	t.Cleanup(b.end)
-	b.restartOn(&b.lister)
+	b.restartOn(b.driver())
 	b.rounds = b.wrap(b.backend)
 	begin := b.now
 	b.backend.host.now = func() time.Time { return begin.Add(time.Duration(b.passed.Load())) }
@@ -272,45 +272,14 @@ func TestChangesSpoilListings(t *testing.T) {
 	}
 }
 
-// beginningLister has a listing begin during each write, which may see what was there
-// before.
-type beginningLister struct {
-	*fake
-	host *Host
-}
-
-func (l *beginningLister) begin() { l.host.pending = &pendingList{wrote: map[string]bool{}} }
-
-func (l *beginningLister) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
-	l.begin()
-	return e, nil
-}
-
-func (l *beginningLister) DeleteEndpoint(context.Context, string) error {
-	l.begin()
-	return nil
-}
-
-func (l *beginningLister) CreateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	l.begin()
-	return lb, nil
-}
-
-func (l *beginningLister) UpdateLoadBalancer(_ context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	l.begin()
-	return lb, nil
-}
-
-func (l *beginningLister) DeleteLoadBalancer(context.Context, LoadBalancer) error {
-	l.begin()
-	return nil
-}
-
 // What is written while a listing begins comes from the model.
 func TestListingBeginsDuringAWrite(t *testing.T) {
-	k := &beginningLister{fake: newFake(v15)}
-	k.host = NewHost(k, &memoryStore{}, "node", nil)
-	w := intercept(k, k.host.recordWrites)
+	var h *Host
+	h = NewHost(intercept(nil, func(_ context.Context, r request, _ func() (any, error)) (any, error) {
+		h.pending = &pendingList{wrote: map[string]bool{}} // which may see what was there before
+		return r.of, nil
+	}), &memoryStore{}, "node", nil)
+	w := h.driver
 	lb, e := LoadBalancer{ID: "1", Address: service.Address{Addr: addr("10.96.0.10"), Port: 80}}, Endpoint{ID: "2"}
 	for name, write := range map[string]func() error{
 		"create endpoint":      func() error { _, err := w.CreateEndpoint(t.Context(), e); return err },
@@ -319,44 +288,12 @@ func TestListingBeginsDuringAWrite(t *testing.T) {
 		"update load balancer": func() error { _, err := w.UpdateLoadBalancer(t.Context(), lb); return err },
 		"delete load balancer": func() error { return w.DeleteLoadBalancer(t.Context(), lb) },
 	} {
-		k.host.pending = nil
+		h.pending = nil
 		err := write()
-		if noted := k.host.pending.wrote; err != nil || !noted["2"] && !(noted["1"] && noted[lb.Address.String()]) {
+		if noted := h.pending.wrote; err != nil || !noted["2"] && !(noted["1"] && noted[lb.Address.String()]) {
 			t.Errorf("%s: noted %v, %v", name, noted, err)
 		}
 	}
-}
-
-// sleepingLister takes time for each listing, and lets others call meanwhile.
-type sleepingLister struct {
-	*fake
-	mu    sync.Mutex
-	takes time.Duration
-}
-
-func (s *sleepingLister) List(ctx context.Context, what ObjectKinds) (Listing, error) {
-	time.Sleep(s.takes)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.fake.List(ctx, what)
-}
-
-func (s *sleepingLister) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.fake.UpdateLoadBalancer(ctx, lb)
-}
-
-func (s *sleepingLister) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.fake.CreateEndpoint(ctx, e)
-}
-
-func (s *sleepingLister) DeleteEndpoint(ctx context.Context, id string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.fake.DeleteEndpoint(ctx, id)
 }
 
 // Nobody's change waits for a resync, and the resync is done all the same.
@@ -364,11 +301,16 @@ func TestChangesDoNotWaitForResyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 300
 		b := newTestNode(t, v15, bridgeN)
-		k := &sleepingLister{fake: b.hns}
-		b.restartOn(k)
+		var mu sync.Mutex
+		var takes time.Duration // a listing, during which others call
+		b.restartOn(onLists(intercept(b.hns, func(_ context.Context, _ request, do func() (any, error)) (any, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return do()
+		}), func() { time.Sleep(takes) }))
 		b.backend.host.now, b.backend.host.patience = time.Now, listPatience
 		b.converge(apps(1, n, nil))
-		k.takes = 10 * time.Second
+		takes = 10 * time.Second
 		ended := make(chan struct{}, 1)
 		b.backend.host.onListed(service.IPv4, func() { ended <- struct{}{} })
 		time.Sleep(time.Minute)
@@ -562,32 +504,11 @@ func (l *lister) finish() bool {
 	return open
 }
 
-func (l *lister) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	l.proceed(2)
-	defer l.proceed(2)
-	return l.fake.CreateEndpoint(ctx, e)
-}
-
-func (l *lister) DeleteEndpoint(ctx context.Context, id string) error {
-	l.proceed(2)
-	defer l.proceed(2)
-	return l.fake.DeleteEndpoint(ctx, id)
-}
-
-func (l *lister) CreateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	l.proceed(2)
-	defer l.proceed(2)
-	return l.fake.CreateLoadBalancer(ctx, lb)
-}
-
-func (l *lister) UpdateLoadBalancer(ctx context.Context, lb LoadBalancer) (LoadBalancer, error) {
-	l.proceed(2)
-	defer l.proceed(2)
-	return l.fake.UpdateLoadBalancer(ctx, lb)
-}
-
-func (l *lister) DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error {
-	l.proceed(2)
-	defer l.proceed(2)
-	return l.fake.DeleteLoadBalancer(ctx, lb)
+// driver lists some objects before and after each call that writes.
+func (l *lister) driver() Driver {
+	return onWrites(l, func(_ string, do func()) {
+		l.proceed(2)
+		defer l.proceed(2)
+		do()
+	})
 }

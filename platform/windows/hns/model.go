@@ -61,54 +61,38 @@ func (m *model) withEndpoints(all []Endpoint) *model {
 	return next
 }
 
-func (m *model) endpoint(id string) *Endpoint {
-	for ; m != nil; m = m.base {
-		if e, ok := m.endpoints[id]; ok {
-			return e
-		}
+// lookup returns the entry of k in m, or in the models that it is a fork of.
+func lookup[K comparable, V any](m *model, in func(*model) map[K]V, k K) (v V) {
+	for known := false; m != nil && !known; m = m.base {
+		v, known = in(m)[k]
 	}
-	return nil
+	return v
+}
+
+func (m *model) endpoint(id string) *Endpoint {
+	return lookup(m, func(m *model) map[string]*Endpoint { return m.endpoints }, id)
 }
 
 func (m *model) balancer(k service.Address) *LoadBalancer {
-	for at := m; at != nil; at = at.base {
-		if id, ok := at.keys[k]; ok {
-			return m.balancerByID(id)
-		}
-	}
-	return nil
+	return m.balancerByID(lookup(m, func(m *model) map[service.Address]string { return m.keys }, k))
 }
 
 func (m *model) balancerByID(id string) *LoadBalancer {
-	for ; m != nil; m = m.base {
-		if lb, ok := m.balancers[id]; ok {
-			return lb
-		}
-	}
-	return nil
+	return lookup(m, func(m *model) map[string]*LoadBalancer { return m.balancers }, id)
 }
 
 func (m *model) refCount(id string) int {
-	for ; m != nil; m = m.base {
-		if n, ok := m.refs[id]; ok {
-			return n
-		}
-	}
-	return 0
+	return lookup(m, func(m *model) map[string]int { return m.refs }, id)
 }
 
 // endpointAt returns the local or remote endpoint of the network with address a, or nil.
 func (m *model) endpointAt(a netip.Addr, w Location) *Endpoint {
-	for at := m; at != nil; at = at.base {
-		index := at.remote
+	return m.endpoint(lookup(m, func(m *model) map[netip.Addr]string {
 		if w == Local {
-			index = at.local
+			return m.local
 		}
-		if id, ok := index[a]; ok {
-			return m.endpoint(id)
-		}
-	}
-	return nil
+		return m.remote
+	}, a))
 }
 
 // listed returns the model that m is a fork of, which has what was listed.

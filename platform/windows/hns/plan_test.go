@@ -286,21 +286,6 @@ func TestRestartAdopts(t *testing.T) {
 	}
 }
 
-// creations is a Driver that keeps the requests for endpoints.
-type creations struct {
-	Driver
-	texts []string
-}
-
-func (c *creations) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
-	text, err := json.Marshal(e.document())
-	if err != nil {
-		return Endpoint{}, err
-	}
-	c.texts = append(c.texts, string(text))
-	return c.Driver.CreateEndpoint(ctx, e)
-}
-
 // TestEndpointRequests asks HNS for endpoints as kube-proxy 1.37 does, apart from names: with a provider address on an
 // overlay alone, and with the MAC of the host for the source VIP.
 func TestEndpointRequests(t *testing.T) {
@@ -323,10 +308,16 @@ func TestEndpointRequests(t *testing.T) {
 	} {
 		b := newTestNode(t, v13, tt.network)
 		b.pods("10.244.1.11")
-		r := &creations{Driver: b.hns}
-		b.restartOn(r)
+		var texts []string
+		b.restartOn(intercept(b.hns, func(_ context.Context, r request, do func() (any, error)) (any, error) {
+			if e, creates := r.of.(Endpoint); creates {
+				text, _ := json.Marshal(e.document())
+				texts = append(texts, string(text))
+			}
+			return do()
+		}))
 		b.converge(snapshot(1, clusterIP("web", "10.96.0.10", localEndpoint, remoteEndpoint)))
-		if diff := cmp.Diff(tt.want, r.texts); diff != "" {
+		if diff := cmp.Diff(tt.want, texts); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.network.Kind, diff)
 		}
 	}
