@@ -54,12 +54,7 @@ func TestMain(m *testing.M) { os.Exit(program.Main(m, &kubeProxy)) }
 
 func build() (string, error) {
 	path := filepath.Join(filepath.Dir(kubeProxy.Path), "kube-proxy.exe")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", path, "kubeproxy/cmd/kube-proxy")
-	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build kube-proxy.exe: %w\n%s", err, text)
-	}
-	return path, nil
+	return path, wine.BuildProgram(path, "kubeproxy/cmd/kube-proxy")
 }
 
 // node is a Windows node: node-a of a lab, with an overlay network that CNI created, and

@@ -194,3 +194,13 @@ func output(cmd *exec.Cmd) error {
 	}
 	return nil
 }
+
+// BuildProgram builds a program of this module for Windows.
+func BuildProgram(exe, pkg string) error {
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", exe, pkg)
+	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s for Windows: %w\n%s", pkg, err, text)
+	}
+	return nil
+}

@@ -31,10 +31,8 @@ func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
 func build(t *testing.T, pkg string) string {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), filepath.Base(pkg)+".exe")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", exe, pkg)
-	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", pkg, err, text)
+	if err := BuildProgram(exe, pkg); err != nil {
+		t.Fatal(err)
 	}
 	return exe
 }

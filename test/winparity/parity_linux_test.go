@@ -116,10 +116,8 @@ func interfaces(t *testing.T, h *netlab.Host) string {
 func build(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kube-proxy.exe")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-o", path, "kubeproxy/cmd/kube-proxy")
-	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build kube-proxy.exe: %v\n%s", err, text)
+	if err := wine.BuildProgram(path, "kubeproxy/cmd/kube-proxy"); err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -52,10 +51,8 @@ func newSite(t *testing.T) *site {
 		}
 	})
 	s.write(t, "web.yaml", web)
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", s.exe, "kubeproxy/cmd/kube-proxy")
-	cmd.Env = append(os.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
-	if text, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, text)
+	if err := wine.BuildProgram(s.exe, "kubeproxy/cmd/kube-proxy"); err != nil {
+		t.Fatal(err)
 	}
 	return s
 }
