@@ -292,7 +292,7 @@ func (l layout) guardJumps() []jump {
 	return []jump{
 		{in, l.listeners("tcp") + to},
 		{in, l.listeners("udp") + to},
-		{out, "-s " + addr + " -p udp -m udp --sport " + l.options.RelayPorts[l.family].String() + " -m mark --mark " + l.options.marked() + " " + to},
+		{out, "-s " + addr + " -p udp -m udp --sport " + l.options.RelayPorts[l.family].String() + " -m mark --mark " + l.options.Marked() + " " + to},
 	}
 }
 

@@ -27,8 +27,8 @@ type jump struct {
 // at the head of its chain. Their order does not matter: a packet with the masquerade
 // mark has been translated, so no rule rejects it.
 func (l layout) jumps() []jump {
-	if l.isIPVS() {
-		return ipvsJumps()
+	if r := l.options.Role; r != nil {
+		return r.jumps()
 	}
 	refuse := []jump{
 		{id{filter, "INPUT"}, "-p tcp -j " + healthChain},
@@ -74,8 +74,8 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 	// Of two entries with the same key the first one counts. Desired entries come before
 	// retained ones.
 	roots, branches := l.buildTrees(append(all, others...))
-	if l.isIPVS() {
-		return append(l.ipvsChains(node, roots[id{nat, ipvsTargetsChain}]), branches...)
+	if r := l.options.Role; r != nil {
+		return append(chainsOf(r.Chains(node, roots[id{nat, r.Root}])), branches...)
 	}
 	if l.localhost(node) && !l.relays() {
 		root := id{filter, servicesChain}
@@ -93,11 +93,11 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 	return append(append(chains, l.healthChains(node, roots[id{filter, healthPortsChain}])...), branches...)
 }
 
-// masqueradeRule selects the source port at random. By default the kernel keeps the port
+// MasqueradeRule selects the source port at random. By default the kernel keeps the port
 // of the client. If the first packets of two clients with the same port arrive for one
 // endpoint at the same moment, the kernel drops one of them
 // (kubernetes/kubernetes#76699).
-const masqueradeRule = "-j MASQUERADE --random-fully"
+const MasqueradeRule = "-j MASQUERADE --random-fully"
 
 // The rules whose counters are read. loopbackRule has no target, it only counts. A
 // connection to a NodePort of a loopback address always carries the masquerade mark, so
@@ -112,7 +112,7 @@ func (l layout) base(node *service.Node) []chain {
 	if l.relays() {
 		return l.relayBase()
 	}
-	mark := l.options.marked()
+	mark := l.options.Marked()
 	forward := []string{
 		"-m mark --mark " + mark + " -j ACCEPT",
 		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
@@ -120,13 +120,13 @@ func (l layout) base(node *service.Node) []chain {
 	if l.options.DropInvalid && !l.liberal {
 		forward = append([]string{invalidRule}, forward...)
 	}
-	postrouting := append([]string{"-m conntrack --ctstate DNAT " + l.hairpinMatch() + masqueradeRule}, l.masqueradeMarked()...)
+	postrouting := append([]string{"-m conntrack --ctstate DNAT " + HairpinMatch(l.family) + MasqueradeRule}, l.masqueradeMarked()...)
 	if l.localhost(node) {
 		postrouting = slices.Insert(postrouting, 2, loopbackRule)
 	}
 	return []chain{
 		{id{nat, markChain}, []string{"-j MARK --set-xmark " + mark}},
-		{id{nat, markClusterChain}, l.markClusterRules(node, markChain)},
+		{id{nat, markClusterChain}, MarkClusterRules(l.family, node, markChain)},
 		{id{nat, postroutingChain}, postrouting},
 		l.rejectChain(),
 		{id{filter, forwardChain}, forward},
@@ -137,25 +137,22 @@ func (l layout) base(node *service.Node) []chain {
 // bit for purposes of their own: kubernetes/kubernetes#113659.
 func (l layout) masqueradeMarked() []string {
 	return []string{
-		"-m mark ! --mark " + l.options.marked() + " -j RETURN",
+		"-m mark ! --mark " + l.options.Marked() + " -j RETURN",
 		"-m conntrack ! --ctstate DNAT -j RETURN",
-		"-j MARK --set-xmark " + l.options.unmark(),
-		masqueradeRule,
+		"-j MARK --set-xmark " + l.options.Unmark(),
+		MasqueradeRule,
 	}
 }
 
-func (l layout) rejectChain() chain {
-	return chain{id{filter, refuseChain}, []string{
-		"-p tcp -j REJECT --reject-with tcp-reset",
-		"-j REJECT --reject-with " + l.unreachable(),
-	}}
-}
+func (l layout) rejectChain() chain { return chain{id{filter, refuseChain}, RejectRules(l.family)} }
 
-func (l layout) unreachable() string {
-	if l.family == service.IPv6 {
-		return "icmp6-port-unreachable"
+// RejectRules tell the client that nothing listens.
+func RejectRules(f service.Family) []string {
+	unreachable := "icmp-port-unreachable"
+	if f == service.IPv6 {
+		unreachable = "icmp6-port-unreachable"
 	}
-	return "icmp-port-unreachable"
+	return []string{"-p tcp -j REJECT --reject-with tcp-reset", "-j REJECT --reject-with " + unreachable}
 }
 
 // healthChains accept packets to health checks, ahead of rules and a policy of INPUT that
@@ -172,27 +169,27 @@ func (l layout) healthChains(node *service.Node, ports []string) []chain {
 	return []chain{{id{filter, healthPortsChain}, ports}, {id{filter, healthChain}, rules}}
 }
 
-// markClusterRules mark packets for masquerading that arrive for a ClusterIP and need
+// MarkClusterRules mark packets for masquerading that arrive for a ClusterIP and need
 // it. They jump to chain for that.
-func (l layout) markClusterRules(node *service.Node, chain string) []string {
+func MarkClusterRules(f service.Family, node *service.Node, chain string) []string {
 	mark := "-j " + chain
 	switch {
 	case node.MasqueradeAll:
 		return []string{mark}
-	case node.Pods.Known(l.family):
-		return append(podRules(l.family, node, "-j RETURN"), mark)
+	case node.Pods.Known(f):
+		return append(PodRules(f, node, "-j RETURN"), mark)
 	}
 	return nil
 }
 
-// hairpinMatch matches packets whose source is their destination. No other match
+// HairpinMatch matches packets whose source is their destination. No other match
 // compares two fields of a packet, so without it each endpoint would need a rule. The
 // classic BPF program (docs.kernel.org/networking/filter.html) loads a word of the
 // source into A, copies it to X, loads the same word of the destination and compares
 // both. It continues with the next word while they are equal.
-func (l layout) hairpinMatch() string {
+func HairpinMatch(f service.Family) string {
 	source, words, size := 12, 1, 4
-	if l.family == service.IPv6 {
+	if f == service.IPv6 {
 		source, words, size = 8, 4, 16
 	}
 	var code []string
@@ -252,79 +249,6 @@ func (l layout) nodePortRules(node *service.Node, chain string) []string {
 	return rules
 }
 
-// Role is the purpose of a set of chains. Chains of different roles have different names
-// and do not affect each other.
-type Role uint8
-
-// The roles.
-const (
-	Standalone    Role = iota // the chains implement Services alone
-	IPVSCompanion             // the chains add what IPVS and ipsets cannot do
-)
-
-// tables returns the tables that hold chains of the role.
-func (r Role) tables() []string {
-	if r == IPVSCompanion {
-		return allTables
-	}
-	return tables
-}
-
-// owns reports whether a chain belongs to a service proxy in this role.
-func (r Role) owns(i id) bool {
-	if r == IPVSCompanion {
-		return strings.HasPrefix(i.name, ipvsPrefix) || strings.HasPrefix(i.name, ipvsAddrPrefix)
-	}
-	return i.isOwned()
-}
-
-// comesAfter reports whether jumps of the role are placed behind jumps to i, a chain of
-// another mode. During a change of modes the other mode continues to translate, and to
-// reject what it did not translate.
-func (r Role) comesAfter(i id) bool { return r == IPVSCompanion && i.isOwned() }
-
-func (l layout) isIPVS() bool { return l.options.Role == IPVSCompanion }
-
-// root returns the chain where the tree of addresses begins.
-func (l layout) root() string {
-	if l.isIPVS() {
-		return ipvsTargetsChain
-	}
-	return servicesChain
-}
-
-// branchPrefix returns the prefix of the names of its branches.
-func (l layout) branchPrefix() string {
-	if l.isIPVS() {
-		return ipvsAddrPrefix
-	}
-	return addrPrefix
-}
-
-// entries returns the entries of p, which may be nil. Entries for all ports of an
-// address may occur more than once.
-func (l layout) entries(p *service.Port, node *service.Node) []entry {
-	switch {
-	case p == nil:
-		return nil
-	case l.isIPVS():
-		return ipvsEntries(p, node)
-	}
-	return standaloneEntries(p)
-}
-
-// keys returns the keys for which p, which may be nil, may have entries, now or in
-// another state.
-func (l layout) keys(p *service.Port, node *service.Node) []key {
-	switch {
-	case p == nil:
-		return nil
-	case l.isIPVS():
-		return ipvsKeys(p, node)
-	}
-	return standaloneKeys(p)
-}
-
 // portChains returns the chains that only p uses.
 func (l layout) portChains(p *service.Port, node *service.Node) []chain {
 	chains, _ := l.changedChains(p, nil, node)
@@ -350,7 +274,7 @@ func (l layout) portNames(all ...*installed) map[id]service.PortName {
 // changedChains returns the chains that only p uses, except for those branches of lists
 // that are the same as in old, which may be nil. same are these, without what is below.
 func (l layout) changedChains(p, old *service.Port, node *service.Node) (all []chain, same []id) {
-	if l.isIPVS() {
+	if l.options.Role != nil {
 		return nil, nil
 	}
 	for _, policy := range service.Policies {
@@ -409,7 +333,7 @@ func (l layout) externalRules(p *service.Port, node *service.Node) []string {
 	if p.External == service.PolicyCluster {
 		return l.markRules("", anywhere)
 	}
-	rules := podRules(p.Family, node, anywhere)
+	rules := PodRules(p.Family, node, anywhere)
 	const own = "-m addrtype --src-type LOCAL "
 	rules = append(rules, l.markRules(own, anywhere)...)
 	if len(p.Local) == 0 {
@@ -449,9 +373,9 @@ func sourceRules(sources []netip.Prefix, then string) []string {
 	return rules
 }
 
-// podRules apply then to packets from pods, with one rule for each way in which node
+// PodRules apply then to packets from pods, with one rule for each way in which node
 // detects them.
-func podRules(f service.Family, node *service.Node, then string) []string {
+func PodRules(f service.Family, node *service.Node, then string) []string {
 	switch pods := node.Pods; {
 	case pods.Interface != "":
 		return []string{"-i " + pods.Interface + " " + then}
@@ -613,7 +537,7 @@ func (l layout) roots(table string) []root {
 	}
 	return []root{
 		{services: portalsInChain, nodePorts: nodePortsInChain},
-		{portalsOutChain, nodePortsOutChain, []string{"-m mark --mark " + l.options.marked() + " -j RETURN"}},
+		{portalsOutChain, nodePortsOutChain, []string{"-m mark --mark " + l.options.Marked() + " -j RETURN"}},
 	}
 }
 
@@ -622,7 +546,7 @@ func (l layout) roots(table string) []root {
 // chain FORWARD accepts them against other rules. With Bypass it accepts them before
 // table nat redirects any, because tables change one after the other.
 func (l layout) relayBase() []chain {
-	mark := l.options.marked()
+	mark := l.options.Marked()
 	chains := []chain{l.rejectChain(), l.guard(), {id{filter, forwardChain}, []string{
 		"-m mark --mark " + mark + " -j ACCEPT",
 		"-m conntrack --ctstate NEW -j RETURN",

@@ -17,7 +17,7 @@ import (
 // called ERROR (kernel: include/uapi/linux/netfilter/x_tables.h).
 type blob struct {
 	table  string
-	role   Role
+	role   *Role
 	family service.Family
 	bytes  []byte
 	hooks  map[int]string // offsets of the built-in chains

@@ -18,8 +18,8 @@ import (
 
 // Options are the settings that concern iptables alone.
 type Options struct {
-	// Role is the purpose of the chains.
-	Role Role
+	// Role is the purpose of the chains, nil if they implement Services alone.
+	Role *Role
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that selects packets for
 	// masquerading in KUBE-POSTROUTING. That chain clears the bit.
 	MasqueradeBit int
@@ -57,11 +57,11 @@ type Options struct {
 
 func (o Options) mark() uint32 { return 1 << o.MasqueradeBit }
 
-// marked returns the mark and its mask in the format of -m mark.
-func (o Options) marked() string { return fmt.Sprintf("0x%x/0x%x", o.mark(), o.mark()) }
+// Marked returns the mark and its mask in the format of -m mark.
+func (o Options) Marked() string { return fmt.Sprintf("0x%x/0x%x", o.mark(), o.mark()) }
 
-// unmark returns the argument of the target MARK that flips the bit.
-func (o Options) unmark() string { return fmt.Sprintf("0x%x/0x0", o.mark()) }
+// Unmark returns the argument of the target MARK that flips the bit.
+func (o Options) Unmark() string { return fmt.Sprintf("0x%x/0x0", o.mark()) }
 
 // command returns the name of the iptables command for f.
 func command(f service.Family) string {

@@ -61,7 +61,7 @@ const lockSeconds = "5"
 // would find it taken.
 type runner struct {
 	family service.Family
-	role   Role
+	role   *Role
 	dir    string
 	name   string // of the commands, without suffix
 	// programs are the resolved paths of the commands at the start, by suffix, see
@@ -421,7 +421,7 @@ func legacyChains(f service.Family) ([]id, error) {
 	if len(names) == 0 {
 		return nil, nil // no capability is needed in this case
 	}
-	s, err := newLegacyMonitor(f, Standalone, nil)
+	s, err := newLegacyMonitor(f, nil, nil)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil // the kernel lacks the family, so there are no chains
 	}
@@ -508,13 +508,10 @@ func UsedByKubelet(v Variant) bool {
 	})
 }
 
-// requirement is a feature that our rules use.
-type requirement struct{ name, module, table, rule string }
-
 // requirements are what the rules of any node need. With a relay, only the first
 // relayRequirements of them are needed. Session affinity also needs the match recent;
 // without it, only Services with affinity are refused.
-var requirements = []requirement{
+var requirements = []Requirement{
 	{"match comment", "xt_comment", nat, "-m comment --comment probe -j RETURN"},
 	{"match tcp", "xt_tcpudp", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
 	{"match conntrack", "xt_conntrack", filter, "-m conntrack --ctstate NEW -j RETURN"},
@@ -532,12 +529,12 @@ var requirements = []requirement{
 const relayRequirements = 7
 
 // requirements returns those of l's rules.
-func (l layout) requirements() []requirement {
+func (l layout) requirements() []Requirement {
 	switch {
 	case l.relays():
 		return requirements[:relayRequirements]
-	case l.isIPVS():
-		return append(requirements[:len(requirements):len(requirements)], requirement{"match set", "xt_set", nat, l.inSet(SetVirtualIPs, "dst") + "-j RETURN"})
+	case l.options.Role != nil:
+		return slices.Concat(requirements, l.options.Role.Needs)
 	}
 	return requirements
 }
@@ -573,7 +570,7 @@ func ProbeWith(f service.Family, o Options, prepare func() error) error {
 func (r *runner) probeIsolated(l layout, prepare func() error) error {
 	args := []string{"--noflush", "-w", lockSeconds}
 	if unix.Unshare(unix.CLONE_NEWNET) != nil {
-		if l.isIPVS() {
+		if l.options.Role != nil {
 			return nil // the test would need sets outside of a private namespace
 		}
 		args = append(args, "--test")
@@ -601,11 +598,11 @@ func (r *runner) probe(l layout, args []string) error {
 	var first error // the error for all rules would contain a word about each
 	for _, n := range needs {
 		if err := r.tryRestore(n.text(), args); err != nil {
-			module := n.module
+			module := n.Module
 			if r.family == service.IPv6 {
 				module = strings.Replace(module, "ipt_", "ip6t_", 1)
 			}
-			missing = append(missing, fmt.Sprintf("%s (kernel module %s)", n.name, module))
+			missing = append(missing, fmt.Sprintf("%s (kernel module %s)", n.Name, module))
 			modules = append(modules, module)
 			first = cmp.Or(first, err)
 		}
@@ -623,6 +620,6 @@ func (r *runner) tryRestore(text string, args []string) error {
 }
 
 // text returns the iptables-restore input that tests n, in a chain that nothing uses.
-func (r requirement) text() string {
-	return "*" + r.table + "\n:KUBE-PROBE - [0:0]\n-A KUBE-PROBE " + r.rule + "\nCOMMIT\n"
+func (r Requirement) text() string {
+	return "*" + r.Table + "\n:KUBE-PROBE - [0:0]\n-A KUBE-PROBE " + r.Rule + "\nCOMMIT\n"
 }

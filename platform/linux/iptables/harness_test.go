@@ -108,7 +108,7 @@ func (n *node) Tamper(w generate.Cluster) {
 	table := tables[w.DrawInt("table", 2)]
 	var ours []string
 	for _, name := range slices.Sorted(maps.Keys(n.Tables[table])) {
-		if (id{table, name}).isOwned() {
+		if (*Role)(nil).owns(id{table, name}) {
 			ours = append(ours, name)
 		}
 	}
@@ -146,7 +146,7 @@ func (n *node) Judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 }
 
 func (n *node) Check(t *rapid.T, _ *service.Snapshot) {
-	if missing := parse(n.Text(), Standalone).missingJumps(layout{family: n.family}.jumps()); len(missing) > 0 {
+	if missing := parse(n.Text(), nil).missingJumps(layout{family: n.family}.jumps()); len(missing) > 0 {
 		t.Fatalf("missing: %v", missing)
 	}
 	wantForeignChains(t, n.fake)

@@ -52,7 +52,7 @@ func variantOf(version string) Variant {
 type Leftovers struct {
 	Variant Variant
 	Family  service.Family
-	Role    Role
+	Role    *Role
 }
 
 // String returns the name of the tables, such as iptables-nft.

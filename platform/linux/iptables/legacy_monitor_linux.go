@@ -30,7 +30,7 @@ import (
 type legacyMonitor struct {
 	fd, level int
 	family    service.Family
-	role      Role
+	role      *Role
 	lock      *lock // nil if the commands take it themselves
 	seed      maphash.Seed
 
@@ -101,7 +101,7 @@ const (
 
 var hookNames = [...]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
 
-func newLegacyMonitor(f service.Family, of Role, l *lock) (*legacyMonitor, error) {
+func newLegacyMonitor(f service.Family, of *Role, l *lock) (*legacyMonitor, error) {
 	s := &legacyMonitor{family: f, role: of, lock: l, seed: maphash.MakeSeed(), level: unix.IPPROTO_IP}
 	domain := unix.AF_INET
 	if f == service.IPv6 {

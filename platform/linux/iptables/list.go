@@ -534,42 +534,6 @@ var entryChains = []string{
 	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain, healthChain,
 }
 
-// isOwned reports whether a chain belongs to the service proxy of the node.
-func (i id) isOwned() bool {
-	if slices.Contains(proxyChainNames[i.table], i.name) || slices.Contains(upstreamChainNames[i.table], i.name) {
-		return true
-	}
-	return i.table != mangle && i.isBranch() && !IPVSCompanion.owns(i) || i.table == nat &&
-		slices.ContainsFunc(proxyChainPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
-}
-
-// isBranch reports whether a chain is a branch of a tree, not its root. kube-proxy has
-// no such chains, so the rest of the name must match, too: other names with the same
-// prefix belong to other components.
-func (i id) isBranch() bool {
-	of, found := strings.CutPrefix(i.name, addrPrefix)
-	if !found {
-		of, found = strings.CutPrefix(i.name, ipvsAddrPrefix)
-	}
-	if found {
-		p, err := netip.ParsePrefix(of)
-		return err == nil && p.Addr().Is4() || len(of) == hashLen && strings.Trim(of, base32Digits) == ""
-	}
-	of, found = strings.CutPrefix(i.name, portPrefix)
-	if !found {
-		of, found = strings.CutPrefix(i.name, healthPrefix)
-	}
-	proto, _, _ := strings.Cut(of, "-")
-	return found && slices.Contains([]string{"TCP", "UDP", "SCTP"}, proto)
-}
-
-// isTree reports whether a chain is part of a tree. The roots for packets of the node
-// itself are left out, because they hold the same entries as those for incoming packets.
-func (i id) isTree() bool {
-	return slices.Contains([]string{servicesChain, nodePortsChain, portalsInChain, nodePortsInChain, healthPortsChain, "KUBE-EXTERNAL-SERVICES", ipvsTargetsChain}, i.name) ||
-		i.isBranch()
-}
-
 const (
 	hashLen      = 16
 	base32Digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"

@@ -21,7 +21,7 @@ import (
 type nftMonitor struct {
 	sock        *netlink.Socket
 	family      byte
-	role        Role
+	role        *Role
 	dirty       bool
 	relevant    bool         // the current transaction concerns our chains
 	lastProcess proc.Process // the last process that changed our chains
@@ -31,7 +31,7 @@ type nftMonitor struct {
 // overflows, the tables are read.
 const nftMonitorBuffer = 8 << 20
 
-func newNFTMonitor(f service.Family, of Role) (*nftMonitor, error) {
+func newNFTMonitor(f service.Family, of *Role) (*nftMonitor, error) {
 	s, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Buffer: nftMonitorBuffer, Datagram: 64 << 10})
 	if err != nil {
 		return nil, fmt.Errorf("netfilter: %w", err)
@@ -132,7 +132,7 @@ func (n *nftMonitor) describeLastProcess() string {
 
 // isRelevant reports whether a message with these attributes concerns a table of ours,
 // or in it a chain of ours or a built-in chain.
-func isRelevant(of Role, kind uint16, attrs []byte) bool {
+func isRelevant(of *Role, kind uint16, attrs []byte) bool {
 	var chain uint16
 	switch kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:

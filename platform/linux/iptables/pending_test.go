@@ -28,7 +28,7 @@ func TestNodePortsOfKubeProxy(t *testing.T) {
 		last + "-m addrtype --dst-type LOCAL -j KUBE-SVC-AAAAAAAAAA": "[]",
 	} {
 		b := newBackend(service.IPv4, newFake())
-		h := parse("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "+rule+"\nCOMMIT\n", Standalone)
+		h := parse("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "+rule+"\nCOMMIT\n", nil)
 		if got := fmt.Sprint(b.nodePortsIn(h)); got != want {
 			t.Errorf("%s: %s, want %s", rule, got, want)
 		}

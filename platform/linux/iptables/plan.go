@@ -290,7 +290,7 @@ func (s *stage) ensureShared(chains []chain) {
 		stay[c.id] = true
 	}
 	for i := range s.sums {
-		if i.isBranch() && !stay[i] {
+		if s.layout.options.Role.isBranch(i) && !stay[i] {
 			s.deletes = append(s.deletes, i)
 		}
 	}
@@ -514,7 +514,7 @@ func (bi *bisection) existingEntries() []entry {
 func (bi *bisection) deleteObsolete() {
 	b := bi.plan.backend
 	// ensureShared has removed the obsolete branches of trees.
-	c := change{deleteJumps: bi.plan.deleteJumps, deletes: slices.DeleteFunc(slices.Clone(bi.plan.deletes), id.isBranch)}
+	c := change{deleteJumps: bi.plan.deleteJumps, deletes: slices.DeleteFunc(slices.Clone(bi.plan.deletes), b.options.Role.isBranch)}
 	if !bi.plan.fullSync || c.empty() {
 		return
 	}

@@ -103,8 +103,8 @@ func TestTreesReachEveryEntry(t *testing.T) {
 	k := newFake()
 	apply(t, newBackend(service.IPv4, k), want)
 	longest := 0
-	for i, rules := range parse(k.Text(), Standalone).chains {
-		if i.isTree() {
+	for i, rules := range parse(k.Text(), nil).chains {
+		if (*Role)(nil).isTree(i) {
 			longest = max(longest, len(rules))
 		}
 	}

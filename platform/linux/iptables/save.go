@@ -20,7 +20,7 @@ import (
 
 // observed is the part of the output of iptables-save that concerns us.
 type observed struct {
-	role   Role
+	role   *Role
 	chains map[id][]string // chains of a service proxy
 	// references are the rules of other chains that jump to one of those.
 	references []jump
@@ -39,7 +39,7 @@ type observed struct {
 }
 
 // parse parses the output of iptables-save.
-func parse(text string, of Role) *observed {
+func parse(text string, of *Role) *observed {
 	h := &observed{role: of, chains: map[id][]string{}, rules: map[id]int{}, insertAfter: map[id]int{}, passingRule: map[id]string{}, shadowedBy: map[int]string{}}
 	table := ""
 	for line := range strings.Lines(text) {
@@ -143,7 +143,7 @@ func (o *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 		b := l.bare()
 		target := targetOf(packet.Split(b.rule))
 		match, _ := strings.CutSuffix(b.rule, "-j "+target)
-		plain := (slices.Contains(entryChains, target) || o.role == IPVSCompanion) && slices.Contains([]string{"", newOnly, localOnly}, match)
+		plain := (slices.Contains(entryChains, target) || o.role != nil) && slices.Contains([]string{"", newOnly, localOnly}, match)
 		plain = plain || target == relayChain // where the relay of an earlier process was
 		switch {
 		case !l.from.isSystem() || !stay[id{l.from.table, target}]:
@@ -198,13 +198,13 @@ func (o *observed) inUse() error {
 func (o *observed) entries() []entry {
 	found := map[key]*entry{}
 	for _, i := range slices.SortedFunc(maps.Keys(o.chains), id.compare) {
-		if !i.isTree() {
+		if !o.role.isTree(i) {
 			continue
 		}
 		for _, r := range o.chains[i] {
 			w := packet.Split(r)
 			k, ok := keyOf(i.table, w)
-			if !ok || (id{i.table, targetOf(w)}).isTree() {
+			if !ok || o.role.isTree(id{i.table, targetOf(w)}) {
 				continue
 			}
 			k.check = i.name == healthPortsChain || strings.HasPrefix(i.name, healthPrefix)
@@ -356,8 +356,10 @@ func branchMatch(k key, depth int, prefix string) (match, name string) {
 // rootOf returns the root of the tree of k, and the prefix of the names of its branches.
 func (l layout) rootOf(k key) (id, string) {
 	switch {
+	case k.addr.IsValid() && l.options.Role != nil:
+		return id{k.table, l.options.Role.Root}, l.options.Role.Branches
 	case k.addr.IsValid():
-		return id{k.table, l.root()}, l.branchPrefix()
+		return id{k.table, servicesChain}, addrPrefix
 	case k.check:
 		return id{k.table, healthPortsChain}, healthPrefix
 	}
@@ -626,9 +628,9 @@ var sharedWithKubelet = []id{{nat, markChain}, {nat, postroutingChain}}
 
 // describeLeftovers describes those of all that a service proxy left, "" if there are
 // none.
-func describeLeftovers(all []id, of Role) string {
+func describeLeftovers(all []id, of *Role) string {
 	var left []id
-	ours := of == IPVSCompanion
+	ours := of != nil
 	for _, i := range all {
 		if of.owns(i) {
 			left = append(left, i)

@@ -72,7 +72,7 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	plan.follow(q.Conn)
 	c := &traceComparison{layout: b.layout, tables: t, have: have, plan: plan}
 	w := have.walk()
-	w.Followed, w.Served = b.driver.SavedTables(), b.isIPVS() && have.served
+	w.Followed, w.Served = b.driver.SavedTables(), b.options.Role != nil && have.served
 	w.Faults = c.faults()
 	w.ByDesign = b.byDesign(q.Conn, want, w.Action)
 	if b.needsLocalnet(q, want.Node, plan) {
@@ -98,7 +98,7 @@ func Differences(want *service.Snapshot, c route.Conn, o Options) []string {
 func (l layout) byDesign(c route.Conn, want *service.Snapshot, does route.Action) string {
 	v := route.Decide(want, c)
 	switch {
-	case l.isIPVS() || v.Port != nil:
+	case l.options.Role != nil || v.Port != nil:
 		return ""
 	case v.Action == route.Drop && does == route.Pass:
 		return "rules of iptables do not concern addresses of the Service range that no Service has"
@@ -133,7 +133,7 @@ func (b *Backend) expectedTables(want *service.Snapshot) *packet.Saved {
 
 // node answers for rules that depend on more than the headers of a packet.
 func (b *Backend) node(q Question, c Companion) *traceNode {
-	hairpin := packet.Argument(packet.Split(b.hairpinMatch()+"-j"), "--bytecode")
+	hairpin := packet.Argument(packet.Split(HairpinMatch(b.family)+"-j"), "--bytecode")
 	return &traceNode{companion: c, local: q.Local, hairpin: hairpin, recent: b.driver.Recent, lists: map[string]map[netip.Addr]time.Duration{}}
 }
 
@@ -367,7 +367,14 @@ func (p *path) purpose(c packet.Chain) string {
 	if text, ok := purposes[idOf(c)]; ok {
 		return text
 	}
-	for _, x := range prefixPurposes {
+	prefixes := prefixPurposes
+	if r := p.options.Role; r != nil {
+		if text, ok := r.Purposes[c.Name]; ok {
+			return text
+		}
+		prefixes = []prefixPurpose{{r.Branches, addrPurpose}}
+	}
+	for _, x := range prefixes {
 		if strings.HasPrefix(c.Name, x.prefix) {
 			return x.text
 		}
@@ -392,31 +399,18 @@ var purposes = map[id]string{
 	{filter, relayChain}:       "keep other clients from the listeners of the relay",
 	{filter, healthChain}:      "accept health checks",
 	{filter, healthPortsChain}: "the ports of health checks",
-
-	{nat, ipvsServicesChain}:        "find out whether it is for a Service",
-	{nat, ipvsFrontendChain}:        "masquerade it later, or choose another virtual server, if its Service needs that",
-	{nat, ipvsMarkChain}:            "masquerade it later",
-	{nat, ipvsMarkClusterChain}:     "masquerade it later, unless it comes from a pod",
-	{nat, ipvsLocalChain}:           "policy Local: distinguish clients outside of the cluster",
-	{nat, ipvsInternalChain}:        "a client of the cluster: endpoints on every node",
-	{nat, ipvsTargetsChain}:         "the virtual server that has the endpoints for this client",
-	{nat, ipvsPostroutingChain}:     "masquerade it if it is to be",
-	{mangle, ipvsDropChain}:         "drop what no endpoint may get",
-	{mangle, ipvsDropLocalChain}:    "policy Local: drop it if no endpoint is left for this client",
-	{mangle, ipvsDropInternalChain}: "policy Local: drop it if no endpoint is left for this client",
-	{filter, ipvsInputChain}:        "refuse what no virtual server takes",
-	{filter, ipvsRefuseChain}:       "refuse it",
-	{filter, ipvsForwardChain}:      "drop what no Service has",
-	{filter, ipvsUnallocatedChain}:  "drop what no Service has",
 }
 
-var prefixPurposes = []struct{ prefix, text string }{
+type prefixPurpose struct{ prefix, text string }
+
+const addrPurpose = "go on with this part of the addresses"
+
+var prefixPurposes = []prefixPurpose{
 	{clusterPrefix, "choose an endpoint at random"},
 	{localPrefix, "choose an endpoint on this node at random"},
 	{externalPrefix, "an external address: masquerade it later if that is needed"},
 	{firewallPrefix, "admit the allowed sources"},
-	{addrPrefix, "go on with this part of the addresses"},
-	{ipvsAddrPrefix, "go on with this part of the addresses"},
+	{addrPrefix, addrPurpose},
 	{portPrefix, "go on with this part of the ports"},
 	{healthPrefix, "go on with this part of the ports"},
 }

@@ -77,7 +77,7 @@ func (c traceCase) tamper() {
 	for _, i := range slices.SortedFunc(maps.Keys(p.visits), id.compare) {
 		packets := p.visits[i]
 		where := fmt.Sprintf("chain %s of table %s", i.name, i.table)
-		if Standalone.owns(i) {
+		if (*Role)(nil).owns(i) {
 			c.tamperChain(p, i, packets, where)
 			continue
 		}

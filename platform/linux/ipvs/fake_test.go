@@ -331,7 +331,7 @@ func newBackend(f service.Family, k *fake, o Options) *Backend {
 // newBackendWithRules returns a Backend that includes package companion.
 func newBackendWithRules(f service.Family, k *fake, o Options) *Backend {
 	b := newBackend(f, k, o)
-	chains := iptables.NewWith(f, iptables.Options{Role: iptables.IPVSCompanion, MasqueradeBit: o.MasqueradeBit}, k.tables)
+	chains := iptables.NewWith(f, companion.Options{MasqueradeBit: o.MasqueradeBit}.Chains(f), k.tables)
 	b.rules = companion.NewWith(f, chains, k.sets, b.now)
 	b.SetResync(b.options.SyncPeriod)
 	return b

@@ -31,38 +31,34 @@ type Options struct {
 	MasqueradeBit int
 }
 
-func (o Options) chains() iptables.Options {
-	return iptables.Options{Role: iptables.IPVSCompanion, MasqueradeBit: o.MasqueradeBit}
-}
-
 // setNames lists the sets whose elements depend only on a snapshot.
 var setNames = []string{
-	iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetRefused, iptables.SetDropped,
-	iptables.SetExternal, iptables.SetLocal, iptables.SetInternalDropped, iptables.SetExternalDropped,
-	iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetRestricted, iptables.SetSources,
-	iptables.SetHealthChecks,
+	clusterIPSet, virtualIPSet, refusedSet, droppedSet,
+	externalSet, localSet, internalDroppedSet, externalDroppedSet,
+	internalRedirectSet, externalRedirectSet, restrictedSet, sourcesSet,
+	healthCheckSet,
 }
 
 // VirtualServerSet is the set of all virtual servers, including foreign ones. Chains see
 // packets before IPVS does, and reject packets to an address of a Service that are not
 // in this set. Package ipvs maintains its elements.
-func VirtualServerSet(f service.Family) ipset.Set { return setOf(f, iptables.SetVirtualServers) }
+func VirtualServerSet(f service.Family) ipset.Set { return setOf(f, virtualServerSet) }
 
 // NodeIPSet is the set of the node's own addresses. Package ipvs adds an address after
 // it has made all virtual servers there.
-func NodeIPSet(f service.Family) ipset.Set { return setOf(f, iptables.SetNodeIPs) }
+func NodeIPSet(f service.Family) ipset.Set { return setOf(f, nodeIPSet) }
 
 // allNames lists all sets.
 func allNames() []string {
-	return append(setNames[:len(setNames):len(setNames)], iptables.SetVirtualServers, iptables.SetNodeIPs)
+	return append(setNames[:len(setNames):len(setNames)], virtualServerSet, nodeIPSet)
 }
 
 func setOf(f service.Family, name string) ipset.Set {
-	s := ipset.Set{Name: iptables.SetName(f, name), Type: ipset.HashIPPort, Family: f}
+	s := ipset.Set{Name: setName(f, name), Type: ipset.HashIPPort, Family: f}
 	switch name {
-	case iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetNodeIPs:
+	case clusterIPSet, virtualIPSet, nodeIPSet:
 		s.Type = ipset.HashIP
-	case iptables.SetSources:
+	case sourcesSet:
 		s.Type = ipset.HashIPPortNet
 	}
 	return s
@@ -100,8 +96,8 @@ type leftoverChains interface {
 	Remove(context.Context) error
 }
 
-// NewWith returns the Backend for one family. chains must have the role
-// iptables.IPVSCompanion. It changes nothing yet.
+// NewWith returns the Backend for one family. chains must have the options of
+// Options.Chains. It changes nothing yet.
 func NewWith(f service.Family, chains *iptables.Backend, sets Driver, now func() time.Time) *Backend {
 	return &Backend{family: f, chains: chains, sets: sets, now: now}
 }
@@ -184,7 +180,7 @@ func (b *Backend) readSizes() (map[string]int, error) {
 	}
 	sizes := map[string]int{}
 	for _, h := range heads {
-		if i := slices.IndexFunc(setNames, func(n string) bool { return iptables.SetName(b.family, n) == h.Name }); i >= 0 && !h.Altered {
+		if i := slices.IndexFunc(setNames, func(n string) bool { return setName(b.family, n) == h.Name }); i >= 0 && !h.Altered {
 			sizes[setNames[i]] = h.Entries
 		}
 	}
@@ -230,7 +226,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]in
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("list ipset %s: %w", iptables.SetName(b.family, name), err)
+			return fmt.Errorf("list ipset %s: %w", setName(b.family, name), err)
 		}
 		for _, m := range members {
 			held[element{name, m.Entry}] = use{1, m.Comment}
@@ -244,7 +240,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed, sizes map[string]in
 	}
 	if h != nil {
 		for _, name := range p.create {
-			p.drift = append(p.drift, "missing: ipset "+iptables.SetName(b.family, name))
+			p.drift = append(p.drift, "missing: ipset "+setName(b.family, name))
 		}
 		p.drift = append(p.drift, diff(held, h.uses).drift(b.family, p.create, h.snapshot.Incomplete)...)
 	}

@@ -8,13 +8,12 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 )
 
 // comment returns the comment of the only element of a set.
 func (n *node) comment(t *testing.T, set string) string {
 	t.Helper()
-	h := n.sets.ByName[iptables.SetName(service.IPv4, set)]
+	h := n.sets.ByName[setName(service.IPv4, set)]
 	if len(h.Members) != 1 {
 		t.Fatalf("%s has the elements %v, want one", set, h.Members)
 	}
@@ -37,10 +36,10 @@ func TestCommentFollowsAddress(t *testing.T) {
 		from, next *service.Snapshot
 		set, want  string
 	}{
-		"passes on":           {snapshot(first), moves, iptables.SetExternal, "shop/web-2"},
-		"passes on, all":      {snapshot(first), moves, iptables.SetClusterIPs, "shop/web-2"},
-		"shared, first left":  {snapshot(first, sharing), snapshot(sharing), iptables.SetClusterIPs, "shop/web-3"},
-		"shared, second left": {snapshot(first, sharing), snapshot(first), iptables.SetClusterIPs, "shop/web-1"},
+		"passes on":           {snapshot(first), moves, externalSet, "shop/web-2"},
+		"passes on, all":      {snapshot(first), moves, clusterIPSet, "shop/web-2"},
+		"shared, first left":  {snapshot(first, sharing), snapshot(sharing), clusterIPSet, "shop/web-3"},
+		"shared, second left": {snapshot(first, sharing), snapshot(first), clusterIPSet, "shop/web-1"},
 	} {
 		for _, restart := range []bool{false, true} {
 			n := newNode(t, service.IPv4)
@@ -50,7 +49,7 @@ func TestCommentFollowsAddress(t *testing.T) {
 				b = n.start(service.IPv4)
 			}
 			n.sets.Refuse = func(step, set string) error {
-				if step == "del" && set == iptables.SetName(service.IPv4, x.set) {
+				if step == "del" && set == setName(service.IPv4, x.set) {
 					t.Errorf("%s, restart %t: an element of %s was deleted", name, restart, set)
 				}
 				return nil
@@ -74,7 +73,7 @@ func TestForeignCommentIsDrift(t *testing.T) {
 	n := newNode(t, service.IPv4)
 	b, s := n.start(service.IPv4), snapshot(web(1))
 	apply(t, b, s)
-	external := n.sets.ByName[iptables.SetName(service.IPv4, iptables.SetExternal)].Members
+	external := n.sets.ByName[setName(service.IPv4, externalSet)].Members
 	for e := range external {
 		external[e] = "mine"
 	}
@@ -82,7 +81,7 @@ func TestForeignCommentIsDrift(t *testing.T) {
 	if drift := apply(t, b, s).Outcome().Drift; len(drift) != 1 || drift[0] != "altered: element 203.0.0.1,tcp:80 of ipset KUBE-VS-EXTERNAL" {
 		t.Errorf("the drift is %q", drift)
 	}
-	if got := n.comment(t, iptables.SetExternal); got != "shop/web-1" {
+	if got := n.comment(t, externalSet); got != "shop/web-1" {
 		t.Errorf("the comment is %q", got)
 	}
 }

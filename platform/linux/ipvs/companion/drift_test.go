@@ -15,7 +15,6 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/test/generate"
 )
 
@@ -135,7 +134,7 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 		s := service.New(uint64(i), node, x.ports)
 		s.Incomplete = x.partial
 		p := apply(t, b, s)
-		if got := strings.Join(n.held(iptables.SetExternal), " "); got != x.want || len(p.Outcome().Drift) > 0 {
+		if got := strings.Join(n.held(externalSet), " "); got != x.want || len(p.Outcome().Drift) > 0 {
 			t.Errorf("the addresses are %s, want %s; the drift is %q", got, x.want, p.Outcome().Drift)
 		}
 		if x.partial && len(x.ports) == 2 {

@@ -38,7 +38,7 @@ func newNode(t fataler, f service.Family) *node {
 
 // start returns the Backend of a process that starts on n.
 func (n *node) start(f service.Family) *Backend {
-	chains := iptables.NewWith(f, Options{MasqueradeBit: 14}.chains(), n.tables)
+	chains := iptables.NewWith(f, Options{MasqueradeBit: 14}.Chains(f), n.tables)
 	b := NewWith(f, chains, n.sets, func() time.Time { return n.clock })
 	b.SetResync(resync)
 	return b
@@ -57,7 +57,7 @@ func planOf(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
 
 // held returns the elements of one of our sets, as text.
 func (n *node) held(set string) []string {
-	h := n.sets.ByName[iptables.SetName(service.IPv4, set)]
+	h := n.sets.ByName[setName(service.IPv4, set)]
 	if h == nil {
 		return nil
 	}

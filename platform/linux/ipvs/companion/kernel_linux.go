@@ -19,7 +19,7 @@ import (
 // New returns the Backend for one family in the network namespace of the calling thread.
 // It changes nothing yet. The error describes what the node lacks.
 func New(f service.Family, o Options) (*Backend, error) {
-	chains, err := iptables.New(f, o.chains())
+	chains, err := iptables.New(f, o.Chains(f))
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +45,7 @@ func otherVariantLeftovers(f service.Family) (leftoverChains, error) {
 	if used == iptables.Legacy {
 		other = iptables.NFT
 	}
-	return iptables.Leftovers{Variant: other, Family: f, Role: iptables.IPVSCompanion}, nil
+	return iptables.Leftovers{Variant: other, Family: f, Role: Options{}.Chains(f).Role}, nil
 }
 
 // Probe checks whether the node can do what Backend needs for f. It changes nothing. The
@@ -53,7 +53,7 @@ func otherVariantLeftovers(f service.Family) (leftoverChains, error) {
 // network namespace of its own. If it cannot create one, it checks only the command
 // iptables.
 func Probe(f service.Family, o Options) error {
-	return iptables.ProbeWith(f, o.chains(), func() error { return probe(f) })
+	return iptables.ProbeWith(f, o.Chains(f), func() error { return probe(f) })
 }
 
 // probe creates all sets in the network namespace of the calling thread.
@@ -88,7 +88,7 @@ func (l Leftovers) String() string { return "sets and chains of mode ipvs for " 
 func (l Leftovers) chains() []iptables.Leftovers {
 	var all []iptables.Leftovers
 	for _, v := range iptables.Variants {
-		all = append(all, iptables.Leftovers{Variant: v, Family: l.Family, Role: iptables.IPVSCompanion})
+		all = append(all, iptables.Leftovers{Variant: v, Family: l.Family, Role: Options{}.Chains(l.Family).Role})
 	}
 	return all
 }
@@ -132,7 +132,7 @@ func (l Leftovers) Disarm(ctx context.Context) error {
 		return err
 	}
 	return withSets(func(k *ipset.Kernel) error {
-		s := setOf(l.Family, iptables.SetRefused)
+		s := setOf(l.Family, refusedSet)
 		entries, err := k.List(s)
 		if err == nil {
 			err = k.Del(s, entries)

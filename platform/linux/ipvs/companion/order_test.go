@@ -14,7 +14,6 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/test/generate"
 )
 
@@ -126,7 +125,7 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 			t.Errorf("Apply = %v, want a failure of web-1", err)
 		}
 		for set, want := range map[string][]string{
-			iptables.SetExternal: {"203.0.0.1,tcp:80"}, iptables.SetLocal: {"203.0.0.0,tcp:80"}, iptables.SetInternalRedirect: {"203.0.0.0,tcp:80"},
+			externalSet: {"203.0.0.1,tcp:80"}, localSet: {"203.0.0.0,tcp:80"}, internalRedirectSet: {"203.0.0.0,tcp:80"},
 		} {
 			if diff := cmp.Diff(want, n.held(set)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", set, diff)
@@ -135,7 +134,7 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 	}
 	n.tables.Refuse = nil
 	apply(t, b, snapshot(next...))
-	if got := n.held(iptables.SetLocal); len(got) != 2 || len(n.held(iptables.SetExternal)) > 0 {
+	if got := n.held(localSet); len(got) != 2 || len(n.held(externalSet)) > 0 {
 		t.Errorf("then policy Local is for %q", got)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/iptables"
 )
 
 // plan is the change from the observed sets and chains to a snapshot.
@@ -108,7 +107,7 @@ func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	f := p.backend.family
 	for _, name := range p.create {
-		all.Add("+ ipset %s", iptables.SetName(f, name))
+		all.Add("+ ipset %s", setName(f, name))
 	}
 	for _, e := range p.sets.add {
 		all.Add("+ %s", e.text(f))
@@ -134,17 +133,17 @@ func (p *plan) Changes() reconcile.Changes {
 var (
 	// addBeforeChains are filled before the chains change, in this order.
 	addBeforeChains = []string{
-		iptables.SetVirtualIPs, iptables.SetClusterIPs, iptables.SetExternal,
-		iptables.SetInternalDropped, iptables.SetExternalDropped, iptables.SetDropped, iptables.SetRefused,
-		iptables.SetSources, iptables.SetRestricted, iptables.SetHealthChecks,
+		virtualIPSet, clusterIPSet, externalSet,
+		internalDroppedSet, externalDroppedSet, droppedSet, refusedSet,
+		sourcesSet, restrictedSet, healthCheckSet,
 	}
 	// addAfterChains are filled after the chains have changed.
-	addAfterChains = []string{iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetLocal}
+	addAfterChains = []string{internalRedirectSet, externalRedirectSet, localSet}
 	// deleteLast are emptied at the end.
 	deleteLast = []string{
-		iptables.SetInternalRedirect, iptables.SetExternalRedirect, iptables.SetExternal,
-		iptables.SetInternalDropped, iptables.SetExternalDropped, iptables.SetDropped, iptables.SetRefused,
-		iptables.SetRestricted, iptables.SetSources, iptables.SetClusterIPs, iptables.SetVirtualIPs, iptables.SetHealthChecks,
+		internalRedirectSet, externalRedirectSet, externalSet,
+		internalDroppedSet, externalDroppedSet, droppedSet, refusedSet,
+		restrictedSet, sourcesSet, clusterIPSet, virtualIPSet, healthCheckSet,
 	}
 )
 
@@ -164,7 +163,7 @@ func (p *plan) change(ctx context.Context, of *reconcile.Outcome) error {
 	b.installed = nil // if anything fails, the next Plan reads the sets
 	for _, name := range p.create {
 		if err := b.sets.Create(setOf(b.family, name)); err != nil {
-			return fmt.Errorf("make ipset %s: %w", iptables.SetName(b.family, name), err)
+			return fmt.Errorf("make ipset %s: %w", setName(b.family, name), err)
 		}
 	}
 	// A failure ends Apply: the next step depends on this one.
@@ -172,10 +171,10 @@ func (p *plan) change(ctx context.Context, of *reconcile.Outcome) error {
 		return err
 	}
 	narrows := func(e element) bool { return !p.liftsRestriction(e) }
-	if err := p.deleteElements(narrows, iptables.SetSources); err != nil {
+	if err := p.deleteElements(narrows, sourcesSet); err != nil {
 		return err
 	}
-	if err := p.deleteElements(anyElement, iptables.SetLocal); err != nil {
+	if err := p.deleteElements(anyElement, localSet); err != nil {
 		return err
 	}
 	if !p.chains.Empty() {
@@ -189,7 +188,7 @@ func (p *plan) change(ctx context.Context, of *reconcile.Outcome) error {
 	err := p.addElements(addAfterChains, but)
 	if err == nil {
 		err = p.deleteElements(func(e element) bool {
-			return !but[e.frontend()] && (e.set != iptables.SetSources || p.liftsRestriction(e))
+			return !but[e.frontend()] && (e.set != sourcesSet || p.liftsRestriction(e))
 		}, deleteLast...)
 	}
 	if p.otherVariant != "" && chains == nil && err == nil {
@@ -251,7 +250,7 @@ func (p *plan) addElements(sets []string, but map[ipset.Entry]bool) error {
 // now: the frontend is no longer restricted. Other sources are deleted before any new
 // rule admits them.
 func (p *plan) liftsRestriction(e element) bool {
-	_, goes := slices.BinarySearchFunc(p.sets.del, element{iptables.SetRestricted, e.frontend()}, element.compare)
+	_, goes := slices.BinarySearchFunc(p.sets.del, element{restrictedSet, e.frontend()}, element.compare)
 	return goes
 }
 
@@ -325,8 +324,8 @@ func (l LocalNode) hasAddr(a netip.Addr) bool { return slices.Contains(l.node.Ad
 // entries returns the addresses and ports of a frontend.
 func (l LocalNode) entries(p *service.Port, f *service.Frontend) []ipset.Entry {
 	var all []ipset.Entry
-	for _, a := range iptables.FrontendAddrs(p, f, l.node) {
-		e := ipset.Entry{Addr: a.Addr(), Protocol: p.Name.Protocol, Port: a.Port()}
+	for _, a := range addressesOf(p, f, l.node) {
+		e := ipset.Entry{Addr: a.Addr, Protocol: a.Protocol, Port: a.Port}
 		if f.Kind != service.NodePort || !l.reserved[e] {
 			all = append(all, e)
 		}
@@ -343,10 +342,10 @@ func (l LocalNode) elements(p *service.Port, add func(element)) {
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
 		if f.Kind == service.ClusterIP {
-			add(element{iptables.SetClusterIPs, ipset.Entry{Addr: f.Addr}})
+			add(element{clusterIPSet, ipset.Entry{Addr: f.Addr}})
 		}
 		if f.Kind != service.NodePort && !l.hasAddr(f.Addr) {
-			add(element{iptables.SetVirtualIPs, ipset.Entry{Addr: f.Addr}})
+			add(element{virtualIPSet, ipset.Entry{Addr: f.Addr}})
 		}
 		for _, e := range l.entries(p, f) {
 			for _, set := range setsFor(p, f) {
@@ -366,20 +365,20 @@ func (l LocalNode) healthChecks(p *service.Port) []element {
 		return nil
 	}
 	var all []element
-	for _, a := range iptables.FrontendAddrs(p, &service.Frontend{Kind: service.NodePort, Port: p.HealthCheck}, l.node) {
-		e := ipset.Entry{Addr: a.Addr(), Protocol: service.TCP, Port: a.Port()}
-		all = append(all, element{iptables.SetHealthChecks, e})
+	for _, a := range addressesOf(p, &service.Frontend{Kind: service.NodePort, Port: p.HealthCheck}, l.node) {
+		e := ipset.Entry{Addr: a.Addr, Protocol: service.TCP, Port: a.Port}
+		all = append(all, element{healthCheckSet, e})
 	}
 	return all
 }
 
 // addRestricted adds the elements that admit only the sources of f at e.
 func addRestricted(f *service.Frontend, e ipset.Entry, add func(element)) {
-	add(element{iptables.SetRestricted, e})
+	add(element{restrictedSet, e})
 	for _, s := range f.Sources {
 		for _, half := range ipset.Halves(s) {
 			e.Net = half
-			add(element{iptables.SetSources, e})
+			add(element{sourcesSet, e})
 		}
 	}
 }
@@ -388,13 +387,13 @@ func addRestricted(f *service.Frontend, e ipset.Entry, add func(element)) {
 func setsFor(p *service.Port, f *service.Frontend) []string {
 	switch {
 	case !p.HasEndpoints():
-		return []string{iptables.SetRefused}
+		return []string{refusedSet}
 	case f.Kind.External() && p.External == service.PolicyLocal:
-		return append(localPolicySets(p), iptables.SetLocal)
+		return append(localPolicySets(p), localSet)
 	case len(p.Endpoints(f.Kind)) == 0:
-		return []string{iptables.SetDropped}
+		return []string{droppedSet}
 	case f.Kind.External():
-		return []string{iptables.SetExternal}
+		return []string{externalSet}
 	}
 	return nil
 }
@@ -406,17 +405,17 @@ func setsFor(p *service.Port, f *service.Frontend) []string {
 func localPolicySets(p *service.Port) []string {
 	var in []string
 	if len(p.Cluster) == 0 {
-		in = append(in, iptables.SetInternalDropped)
+		in = append(in, internalDroppedSet)
 	}
 	if len(p.Local) == 0 {
-		in = append(in, iptables.SetExternalDropped)
+		in = append(in, externalDroppedSet)
 	}
 	switch {
 	case !hasClusterIP(p): // all clients use the same list
 	case p.Internal == service.PolicyCluster && len(p.Cluster) > 0:
-		in = append(in, iptables.SetInternalRedirect)
+		in = append(in, internalRedirectSet)
 	case p.Internal == service.PolicyLocal && len(p.Local) > 0:
-		in = append(in, iptables.SetExternalRedirect)
+		in = append(in, externalRedirectSet)
 	}
 	return in
 }

@@ -51,13 +51,13 @@ type Servers struct{ Served, Addrs []ipset.Member }
 // NewDocument returns what a node would hold in family f after a start from nothing.
 func NewDocument(f service.Family, want *service.Snapshot, o Options, servers Servers) Document {
 	b := &Backend{family: f}
-	return Document{Sets: b.wantedSets(want, servers, nil), Chains: iptables.Document(f, want, o.chains()), family: f, portOf: service.ParsePortName}
+	return Document{Sets: b.wantedSets(want, servers, nil), Chains: iptables.Document(f, want, o.Chains(f)), family: f, portOf: service.ParsePortName}
 }
 
 // wantedSets returns the sets for want. held are the existing elements.
 func (b *Backend) wantedSets(want *service.Snapshot, servers Servers, held map[element]use) []Set {
 	_, uses := b.countUses(want, held)
-	members := map[string][]ipset.Member{iptables.SetVirtualServers: servers.Served, iptables.SetNodeIPs: servers.Addrs}
+	members := map[string][]ipset.Member{virtualServerSet: servers.Served, nodeIPSet: servers.Addrs}
 	for e := range uses {
 		members[e.set] = append(members[e.set], ipset.Member{Entry: e.Entry, Comment: uses[e].comment})
 	}
@@ -146,7 +146,7 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	at := NewLocalNode(q.Want, b.family)
 	for p := range q.Want.Ports(b.family) {
 		at.elements(p, func(e element) {
-			name := iptables.SetName(b.family, e.set)
+			name := setName(b.family, e.set)
 			t.want[name] = append(t.want[name], e.Entry)
 		})
 	}
@@ -204,7 +204,7 @@ func (t *setTrace) fault(format string, args ...any) {
 // ask returns whether fields of p are in a set, and whether they should be.
 func (t *setTrace) ask(name, fields string, p packet.Packet) (have, want packet.Match) {
 	f := t.backend.family
-	i := slices.IndexFunc(allNames(), func(n string) bool { return iptables.SetName(f, n) == name })
+	i := slices.IndexFunc(allNames(), func(n string) bool { return setName(f, n) == name })
 	if i < 0 {
 		return packet.Maybe, packet.Maybe
 	}

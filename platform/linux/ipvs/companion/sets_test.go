@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/iptables"
 )
 
 // TestSharedElementStays checks that an element of two ports of a Service stays while
@@ -26,7 +25,7 @@ func TestSharedElementStays(t *testing.T) {
 	}{{two, "10.96.0.1 203.0.0.1"}, {one, ""}} {
 		s = s.With(s.Generation+1, s.Node, []service.Change{{Old: x.goes}})
 		apply(t, b, s)
-		if got := strings.Join(n.held(iptables.SetVirtualIPs), " "); got != x.want {
+		if got := strings.Join(n.held(virtualIPSet), " "); got != x.want {
 			t.Errorf("the addresses are %q, want %q", got, x.want)
 		}
 	}

@@ -1,0 +1,294 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package companion
+
+import (
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/iptables"
+)
+
+// With IPVS, chains are the same for all Services, and ipsets contain the Services that
+// they apply to. A redirected connection needs a rule per Service, because an ipset has
+// no values.
+
+// The names of the chains all have the first prefix. kube-vip uses KUBE-VIP-.
+const (
+	chainPrefix  = "KUBE-VS-"
+	branchPrefix = "KUBE-VA-"
+
+	servicesChain    = chainPrefix + "SERVICES"
+	frontendChain    = chainPrefix + "FRONT"
+	markChain        = chainPrefix + "MARK"
+	markClusterChain = chainPrefix + "MARK-CLUSTER"
+	localChain       = chainPrefix + "LOCAL"
+	internalChain    = chainPrefix + "INTERNAL"
+	targetsChain     = chainPrefix + "TARGETS"
+	postroutingChain = chainPrefix + "POSTROUTING"
+
+	dropChain         = chainPrefix + "DROP"
+	dropLocalChain    = chainPrefix + "DROP-LOCAL"
+	dropInternalChain = chainPrefix + "DROP-INTERNAL"
+
+	inputChain       = chainPrefix + "INPUT"
+	refuseChain      = chainPrefix + "REFUSE"
+	forwardChain     = chainPrefix + "FORWARD"
+	unallocatedChain = chainPrefix + "UNALLOCATED"
+)
+
+var purposes = map[string]string{
+	servicesChain:     "find out whether it is for a Service",
+	frontendChain:     "masquerade it later, or choose another virtual server, if its Service needs that",
+	markChain:         "masquerade it later",
+	markClusterChain:  "masquerade it later, unless it comes from a pod",
+	localChain:        "policy Local: distinguish clients outside of the cluster",
+	internalChain:     "a client of the cluster: endpoints on every node",
+	targetsChain:      "the virtual server that has the endpoints for this client",
+	postroutingChain:  "masquerade it if it is to be",
+	dropChain:         "drop what no endpoint may get",
+	dropLocalChain:    "policy Local: drop it if no endpoint is left for this client",
+	dropInternalChain: "policy Local: drop it if no endpoint is left for this client",
+	inputChain:        "refuse what no virtual server takes",
+	refuseChain:       "refuse it",
+	forwardChain:      "drop what no Service has",
+	unallocatedChain:  "drop what no Service has",
+}
+
+// The ipsets that the chains refer to, see setName. Sets of addresses have type hash:ip,
+// sourcesSet has hash:ip,port,net and the others have hash:ip,port.
+const (
+	clusterIPSet        = "CLUSTER-IPS"
+	virtualIPSet        = "VIRTUAL-IPS"       // on the node for Services only
+	nodeIPSet           = "NODE-IPS"          // the node's own, once they are served
+	virtualServerSet    = "VIRTUAL-SERVERS"   // a virtual server exists, whoever made it
+	refusedSet          = "REFUSED"           // there are no endpoints
+	droppedSet          = "DROPPED"           // there are endpoints, but the policy leaves none
+	externalSet         = "EXTERNAL"          // policy Cluster: masqueraded
+	localSet            = "LOCAL"             // policy Local: internal and external clients differ
+	internalDroppedSet  = "INTERNAL-DROPPED"  // no endpoint is left for pods and the node
+	externalDroppedSet  = "EXTERNAL-DROPPED"  // no endpoint is left for external clients
+	internalRedirectSet = "INTERNAL-REDIRECT" // pods and the node are redirected
+	externalRedirectSet = "EXTERNAL-REDIRECT" // external clients are redirected
+	restrictedSet       = "RESTRICTED"        // only some sources are allowed
+	sourcesSet          = "SOURCES"           // the allowed sources
+	healthCheckSet      = "HEALTH-CHECKS"     // where health checks are answered
+)
+
+// setName returns the name of a set in family f. Sets of both families share one
+// namespace.
+func setName(f service.Family, set string) string {
+	if f == service.IPv6 {
+		return "KUBE-VS6-" + set
+	}
+	return chainPrefix + set
+}
+
+const (
+	nat    = "nat"
+	mangle = "mangle"
+	filter = "filter"
+
+	accept   = "-j ACCEPT"
+	newOnly  = "-m conntrack --ctstate NEW "
+	toPort   = "dst,dst"
+	fromNode = "-m addrtype --src-type LOCAL "
+)
+
+// chains writes the chains of one family.
+type chains struct {
+	service.Family
+	iptables.Options
+}
+
+// Chains returns the options of the chains of one family.
+func (o Options) Chains(f service.Family) iptables.Options {
+	all := iptables.Options{MasqueradeBit: o.MasqueradeBit}
+	c := chains{f, all}
+	all.Role = &iptables.Role{
+		Prefix: chainPrefix, Branches: branchPrefix, Root: targetsChain,
+		Jumps: []iptables.Table{
+			{Name: nat, Chains: []iptables.Chain{
+				{Name: "PREROUTING", Rules: []string{"-j " + servicesChain}},
+				{Name: "OUTPUT", Rules: []string{"-j " + servicesChain}},
+				{Name: "POSTROUTING", Rules: []string{"-j " + postroutingChain}},
+			}},
+			{Name: mangle, Chains: []iptables.Chain{
+				{Name: "PREROUTING", Rules: []string{newOnly + "-j " + dropChain}},
+				{Name: "OUTPUT", Rules: []string{newOnly + "-j " + dropChain}},
+			}},
+			{Name: filter, Chains: []iptables.Chain{
+				{Name: "INPUT", Rules: []string{"-j " + inputChain}},
+				{Name: "FORWARD", Rules: []string{"-j " + forwardChain}},
+				{Name: "OUTPUT", Rules: []string{newOnly + "-j " + unallocatedChain}},
+			}},
+		},
+		Chains: func(node *service.Node, targets []string) []iptables.Table {
+			return []iptables.Table{
+				{Name: nat, Chains: c.nat(node, targets)}, {Name: mangle, Chains: c.mangle(node)}, {Name: filter, Chains: c.filter(node)},
+			}
+		},
+		Redirects: redirects,
+		Addresses: externalAddresses,
+		Purposes:  purposes,
+		Needs:     []iptables.Requirement{{Name: "match set", Module: "xt_set", Table: nat, Rule: c.in(virtualIPSet, "dst") + "-j RETURN"}},
+	}
+	return all
+}
+
+// in matches packets whose fields are in a set. An example is "dst,dst" for destination
+// address and port. notIn matches packets whose fields are not.
+func (c chains) in(set, fields string) string {
+	return "-m set --match-set " + setName(c.Family, set) + " " + fields + " "
+}
+
+func (c chains) notIn(set, fields string) string {
+	return "-m set ! --match-set " + setName(c.Family, set) + " " + fields + " "
+}
+
+// nat returns the chains that mark packets for masquerading and redirect to the virtual
+// server with the right endpoints, before IPVS handles the connection. After that no other
+// rule may translate it: an address of a Service never leads to a port that the node uses
+// for other purposes. There is one exception: while an address is not routed to the node
+// yet, or has no virtual servers although it is the node's own, another mode continues to
+// translate.
+func (c chains) nat(node *service.Node, targets []string) []iptables.Chain {
+	return []iptables.Chain{
+		{Name: markChain, Rules: []string{"-j MARK --set-xmark " + c.Marked()}},
+		{Name: markClusterChain, Rules: iptables.MarkClusterRules(c.Family, node, markChain)},
+		{Name: targetsChain, Rules: targets},
+		{Name: internalChain, Rules: []string{c.in(internalRedirectSet, toPort) + "-j " + targetsChain, accept}},
+		{Name: localChain, Rules: append(iptables.PodRules(c.Family, node, "-g "+internalChain),
+			fromNode+"-j "+markChain,
+			fromNode+"-g "+internalChain,
+			c.in(externalRedirectSet, toPort)+"-j "+targetsChain,
+			accept,
+		)},
+		{Name: frontendChain, Rules: []string{
+			c.in(clusterIPSet, "dst") + "-j " + markClusterChain,
+			c.in(localSet, toPort) + "-g " + localChain,
+			c.in(externalSet, toPort) + "-j " + markChain,
+			c.in(virtualServerSet, toPort) + accept,
+			c.in(virtualIPSet, "dst") + accept,
+		}},
+		{Name: servicesChain, Rules: []string{
+			c.in(nodeIPSet, "dst") + "-g " + frontendChain,
+			c.in(virtualIPSet, "dst") + "-m addrtype --dst-type LOCAL -g " + frontendChain,
+		}},
+		{Name: postroutingChain, Rules: []string{
+			// The node needs no masquerading to reach itself.
+			"! -o lo " + iptables.HairpinMatch(c.Family) + iptables.MasqueradeRule,
+			"-m mark ! --mark " + c.Marked() + " -j RETURN",
+			"-j MARK --set-xmark " + c.Unmark(),
+			iptables.MasqueradeRule,
+		}},
+	}
+}
+
+// mangle returns the chains that drop connections without a permitted endpoint before IPVS
+// handles them.
+func (c chains) mangle(node *service.Node) []iptables.Chain {
+	return []iptables.Chain{
+		{Name: dropInternalChain, Rules: []string{c.in(internalDroppedSet, toPort) + "-j DROP"}},
+		{Name: dropLocalChain, Rules: append(iptables.PodRules(c.Family, node, "-g "+dropInternalChain),
+			fromNode+"-g "+dropInternalChain,
+			c.in(externalDroppedSet, toPort)+"-j DROP",
+		)},
+		{Name: dropChain, Rules: []string{
+			c.in(restrictedSet, toPort) + c.notIn(sourcesSet, "dst,dst,src") + "-j DROP",
+			c.in(droppedSet, toPort) + "-j DROP",
+			c.in(localSet, toPort) + "-j " + dropLocalChain,
+		}},
+	}
+}
+
+// filter returns the chains that reject connections to Services without endpoints, and
+// packets that no virtual server accepts: an address that the node has for Services only
+// never leads to another listener. Replies pass: with kube-proxy, connections of the node
+// to Services have the address of the Service as source, and they outlive its rules. All
+// packets of health checks are accepted, whatever the policy of INPUT is.
+func (c chains) filter(node *service.Node) []iptables.Chain {
+	refuse := "-j " + refuseChain
+	input := []string{
+		c.in(healthCheckSet, toPort) + accept,
+		newOnly + c.in(refusedSet, toPort) + refuse,
+		c.in(virtualServerSet, toPort) + "-j RETURN",
+		c.notIn(virtualIPSet, "dst") + "-j RETURN",
+		"-m conntrack --ctdir REPLY -j RETURN",
+	}
+	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+		input = append(input, "-p "+p.String()+" "+refuse)
+	}
+	return []iptables.Chain{
+		{Name: refuseChain, Rules: iptables.RejectRules(c.Family)},
+		{Name: inputChain, Rules: input},
+		{Name: unallocatedChain, Rules: c.unallocated(node)},
+		{Name: forwardChain, Rules: []string{"-m conntrack --ctstate RELATED,ESTABLISHED " + accept, "-j " + unallocatedChain}},
+	}
+}
+
+// unallocated returns the rules that drop packets to an address of the Service range that
+// no Service has. With a default route they would leave the node for nothing, or loop.
+// Endpoints may be in the range.
+func (c chains) unallocated(node *service.Node) []string {
+	var rules []string
+	for _, a := range node.EndpointsInServiceCIDRs {
+		if service.FamilyOf(a) == c.Family {
+			rules = append(rules, "-d "+netip.PrefixFrom(a, a.BitLen()).String()+" -j RETURN")
+		}
+	}
+	for _, p := range service.InFamily(node.ServiceCIDRs, c.Family) {
+		rules = append(rules, "-d "+p.Masked().String()+" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -m addrtype ! --dst-type LOCAL -j DROP")
+	}
+	return rules
+}
+
+// addressesOf returns where frontend f of p answers on node: at its own address, or for a
+// NodePort at the node addresses that answer it.
+func addressesOf(p *service.Port, f *service.Frontend, node *service.Node) []service.Address {
+	if f.Kind != service.NodePort {
+		return []service.Address{p.Address(*f)}
+	}
+	var all []service.Address
+	for _, a := range node.Addrs {
+		if service.FamilyOf(a) == p.Family && node.AnswersNodePorts(a) {
+			all = append(all, service.AddressOf(p.Name.Protocol, netip.AddrPortFrom(a, f.Port)))
+		}
+	}
+	return all
+}
+
+// externalAddresses returns where p may have redirects.
+func externalAddresses(p *service.Port, node *service.Node) []service.Address {
+	var all []service.Address
+	for i := range p.Frontends {
+		if f := &p.Frontends[i]; f.Kind.External() {
+			all = append(all, addressesOf(p, f, node)...)
+		}
+	}
+	return all
+}
+
+// redirects lead from external frontends to the ClusterIP, whose virtual server has
+// another list of endpoints. Sets decide which clients are redirected. An external address
+// that the node owns takes precedence over NodePorts.
+func redirects(p *service.Port, node *service.Node) []iptables.Redirect {
+	i := slices.IndexFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind == service.ClusterIP })
+	if p.External != service.PolicyLocal || i < 0 {
+		return nil
+	}
+	to := netip.AddrPortFrom(p.Frontends[i].Addr, p.Frontends[i].Port)
+	var all []iptables.Redirect
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
+		if !f.Kind.External() {
+			continue
+		}
+		for _, a := range addressesOf(p, f, node) {
+			all = append(all, iptables.Redirect{From: a, To: to, LowPriority: f.Kind == service.NodePort})
+		}
+	}
+	return all
+}
