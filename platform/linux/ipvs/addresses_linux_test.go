@@ -63,7 +63,7 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 				if !slices.Equal(s.routes, routes) {
 					t.Errorf("%s, %s: addresses of Services %v, want %v", f, when, s.routes, routes)
 				}
-				if nodePort := s.servers[key{outer, 30999, p.Name.Protocol}] != nil; nodePort == slices.Contains(ours, outer) {
+				if nodePort := s.servers[addressAt(outer, 30999, p.Name.Protocol)] != nil; nodePort == slices.Contains(ours, outer) {
 					t.Errorf("%s, %s: a NodePort is answered at %s: %t", f, when, outer, nodePort)
 				}
 			}

@@ -3,10 +3,10 @@
 
 // Package ipvs programs the virtual servers of mode ipvs. A service.Snapshot goes in.
 // Virtual servers of IPVS, a dummy interface with local routes for the addresses of
-// Services, and sysctls come out, for one family per Backend. Package companion adds the
-// ipsets and iptables chains for what IPVS cannot do. The package does not select
-// endpoints: the snapshot contains that decision. Only files with the suffix _linux.go
-// use kernel interfaces. All other files build and are tested on any system.
+// Services, sysctls, and ipsets and iptables chains for what IPVS cannot do come out, for
+// one family per Backend. The package does not select endpoints: the snapshot contains
+// that decision. Only files with the suffix _linux.go use kernel interfaces. All other
+// files build and are tested on any system.
 package ipvs
 
 import (
@@ -19,10 +19,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // Device is the dummy interface that the local routes of Service addresses refer to.
@@ -49,10 +47,6 @@ type Options struct {
 	TCP, TCPFin, UDP time.Duration
 }
 
-func (o Options) rulesOptions() companion.Options {
-	return companion.Options{MasqueradeBit: o.MasqueradeBit}
-}
-
 func (o Options) scheduler() string { return cmp.Or(o.Scheduler, "rr") }
 
 func (o Options) excludes(a netip.Addr) bool {
@@ -75,9 +69,9 @@ type Driver interface {
 	// may be incomplete if others delete virtual servers meanwhile.
 	Read(ctx context.Context) (*state, error)
 	// Server returns one virtual server, nil if it does not exist.
-	Server(ctx context.Context, k key) (*observedServer, error)
+	Server(ctx context.Context, k service.Address) (*observedServer, error)
 	// Dests returns the destinations of one virtual server, none if it does not exist.
-	Dests(ctx context.Context, k key) ([]dest, error)
+	Dests(ctx context.Context, k service.Address) ([]dest, error)
 	// NodeAddrs returns the node's addresses except those of our interface, loopback and
 	// link-local addresses, and addresses that are not usable yet. The source address of
 	// the default route is the first. The others are sorted.
@@ -113,9 +107,9 @@ var (
 type state struct {
 	device      bool
 	routes      []localRoute // ours
-	servers     map[key]*observedServer
+	servers     map[service.Address]*observedServer
 	hasSets     bool // the sets of virtual servers and of node addresses exist
-	serverSet   map[key]bool
+	serverSet   map[service.Address]bool
 	addrSet     map[netip.Addr]bool
 	oneTimeCost time.Duration // the part of Read's duration that the next Read does not need
 }
@@ -129,27 +123,22 @@ type observedServer struct {
 	upstream bool
 }
 
-// rules are the sets and chains, see companion.Backend.
-type rules interface {
-	reconcile.Backend
-	ReadBack(context.Context, *service.Snapshot, companion.Servers) (held, wanted companion.Document, err error)
-	Follow(context.Context, companion.Question) (*explain.Walk, error)
-}
-
 // Backend keeps the virtual servers of one family in the desired state. It implements
 // reconcile.Backend.
 type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	rules   rules
-	now     func() time.Time
+	// rules are the sets and chains. Only tests of virtual servers alone have others than
+	// *rules.
+	rules reconcile.Backend
+	now   func() time.Time
 	// rulesView is what the rules are for, nil if that is not known.
 	rulesView *service.Snapshot
 	// installed is what the kernel holds, nil if that is not known.
 	installed      *installed
-	prepared       bool         // the settings are in place
-	owned          map[key]bool // our virtual servers, true if a Service has had it since the start
+	prepared       bool                     // the settings are in place
+	owned          map[service.Address]bool // our virtual servers, true if a Service has had it since the start
 	poller         poller
 	drainingDests  drainingDests
 	draining       atomic.Bool // drainingDests is not empty; Watch reads this
@@ -208,7 +197,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	var changes []service.Change
 	if !fullSync {
 		changes = slices.Collect(service.Diff(h.view, view, b.family))
-		fullSync = h.reservationsChange(changes)
+		fullSync = h.localNode.reservationsChange(changes)
 	}
 	p := &plan{backend: b, rules: rules, fullSync: fullSync, drainingDests: b.drainingDests.clone(), next: &installed{snapshot: want, view: view}}
 	if fullSync || !b.prepared {
@@ -318,10 +307,10 @@ func (b *Backend) Cleanup(ctx context.Context) error {
 }
 
 // ownedKeys returns the virtual servers in s that we made and may remove.
-func (o Options) ownedKeys(s *state) []key {
-	var ours []key
+func (o Options) ownedKeys(s *state) []service.Address {
+	var ours []service.Address
 	for _, k := range sortedKeys(s.servers) {
-		if s.servers[k].owned() && !o.excludes(k.addr) {
+		if s.servers[k].owned() && !o.excludes(k.Addr) {
 			ours = append(ours, k)
 		}
 	}
@@ -329,7 +318,7 @@ func (o Options) ownedKeys(s *state) []key {
 }
 
 // removeAll removes our routes and virtual servers.
-func removeAll(ctx context.Context, d Driver, s *state, ours []key) error {
+func removeAll(ctx context.Context, d Driver, s *state, ours []service.Address) error {
 	var ops []op
 	for _, r := range s.routes {
 		ops = append(ops, op{verb: delRoute, route: r})
@@ -360,47 +349,6 @@ func (b *Backend) watchDraining(ctx context.Context, touched func()) error {
 func (b *Backend) Close() error {
 	b.driver.close()
 	return b.rules.Close()
-}
-
-// localNode is the node on which virtual servers are made.
-type localNode struct {
-	node *service.Node
-	// reserved are the virtual servers on node addresses that are not for NodePorts,
-	// because a Service has the address as an external one. NodePorts with the same port
-	// number do not answer there.
-	reserved map[key]bool
-}
-
-func newLocalNode(s *service.Snapshot, f service.Family) localNode {
-	at := localNode{s.Node, map[key]bool{}}
-	for p := range s.Ports(f) {
-		for _, k := range at.reservedBy(p) {
-			at.reserved[k] = true
-		}
-	}
-	return at
-}
-
-// reservedBy returns the node addresses and ports that p, which may be nil, reserves.
-func (l localNode) reservedBy(p *service.Port) []key {
-	if p == nil {
-		return nil
-	}
-	var all []key
-	for _, f := range p.Frontends {
-		if f.Kind != service.NodePort && slices.Contains(l.node.Addrs, f.Addr) {
-			all = append(all, key{f.Addr, f.Port, p.Name.Protocol})
-		}
-	}
-	return all
-}
-
-// reservationsChange reports whether cs change the reservations of i, and with them the
-// virtual servers of other Ports.
-func (i *installed) reservationsChange(cs []service.Change) bool {
-	return slices.ContainsFunc(cs, func(c service.Change) bool {
-		return !slices.Equal(i.localNode.reservedBy(c.Old), i.localNode.reservedBy(c.New))
-	})
 }
 
 // pollInterval is the interval between two reads of the kernel state if a read is cheap.

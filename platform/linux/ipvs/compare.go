@@ -5,7 +5,6 @@ package ipvs
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +19,6 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/ipvs/companion"
 )
 
 // errForeign means that a foreign virtual server exists where a Service needs one.
@@ -54,7 +52,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed) error {
 	if h != nil {
 		before := &plan{backend: b, drainingDests: p.drainingDests.clone(), next: &installed{view: h.view, localNode: h.localNode}}
 		before.compare(s)
-		p.knownToRules = map[key]bool{}
+		p.knownToRules = map[service.Address]bool{}
 		for port := range h.view.Ports(b.family) {
 			p.markKnown(port, h.localNode)
 		}
@@ -91,7 +89,7 @@ func (p *plan) compare(s *state) {
 	for _, r := range s.routes {
 		routed[r.addr] = r.source
 	}
-	seen := map[key]bool{}
+	seen := map[service.Address]bool{}
 	hasRoute := func(a netip.Addr) bool {
 		_, found := routed[a]
 		return found
@@ -101,7 +99,7 @@ func (p *plan) compare(s *state) {
 		countAddrs(p.next.addrRefs, port, view.Node, 1)
 	}
 	p.compareRoutes(routed)
-	maps.DeleteFunc(p.drainingDests, func(k key, _ map[netip.AddrPort]time.Time) bool { return !seen[k] })
+	maps.DeleteFunc(p.drainingDests, func(k service.Address, _ map[netip.AddrPort]time.Time) bool { return !seen[k] })
 	p.removeLeftovers(s, seen)
 }
 
@@ -137,11 +135,11 @@ func (p *plan) compareSets(s *state) {
 
 // comparePort plans the change from s to the virtual servers of port, and adds them to
 // seen. hasRoute reports whether an address has a route.
-func (p *plan) comparePort(port *service.Port, s *state, hasRoute func(netip.Addr) bool, seen map[key]bool) {
+func (p *plan) comparePort(port *service.Port, s *state, hasRoute func(netip.Addr) bool, seen map[service.Address]bool) {
 	b, u := p.backend, unit{port: port}
 	for _, w := range b.options.servers(port, p.next.localNode) {
 		_, owned := b.owned[w.key]
-		p.compareServer(&u, s.servers[w.key], w, hasRoute(w.addr) && owned)
+		p.compareServer(&u, s.servers[w.key], w, hasRoute(w.key.Addr) && owned)
 		seen[w.key] = true
 		if owned {
 			b.owned[w.key] = true
@@ -172,9 +170,9 @@ func (p *plan) compareServer(u *unit, l *observedServer, w desiredServer, owned 
 	k := w.key
 	foreign := l != nil && !l.owned()
 	switch {
-	case foreign && p.backend.options.excludes(k.addr), foreign && !owned && !l.upstream:
+	case foreign && p.backend.options.excludes(k.Addr), foreign && !owned && !l.upstream:
 		if len(w.endpoints) > 0 {
-			u.err = errors.Join(u.err, fmt.Errorf("%s: %w", k, errForeign))
+			u.err = errors.Join(u.err, fmt.Errorf("%s: %w", nameOf(k), errForeign))
 		}
 		return
 	case l == nil:
@@ -192,7 +190,7 @@ func (p *plan) compareServer(u *unit, l *observedServer, w desiredServer, owned 
 		u.deleteServer(w)
 		delete(p.drainingDests, k)
 		if p.drainedServers == nil {
-			p.drainedServers = map[key]bool{}
+			p.drainedServers = map[service.Address]bool{}
 		}
 		p.drainedServers[k] = !slices.ContainsFunc(l.dests, func(x dest) bool { return x.weight > 0 })
 	}
@@ -229,7 +227,7 @@ func (p *plan) compareDests(u *unit, l *observedServer, w desiredServer) (stay i
 			continue
 		}
 		switch {
-		case k.connectionless():
+		case connectionless(k):
 			m.del = append(m.del, p.removeDest(k, x))
 			continue
 		case x.weight > 0:
@@ -252,17 +250,17 @@ func (p *plan) compareDests(u *unit, l *observedServer, w desiredServer) (stay i
 
 // removeLeftovers deletes virtual servers that an earlier process left, if that is
 // allowed, and those that Services of this process no longer have.
-func (p *plan) removeLeftovers(s *state, seen map[key]bool) {
+func (p *plan) removeLeftovers(s *state, seen map[service.Address]bool) {
 	var u unit
 	for _, k := range sortedKeys(s.servers) {
-		stays := p.next.view.Incomplete || p.backend.options.excludes(k.addr)
+		stays := p.next.view.Incomplete || p.backend.options.excludes(k.Addr)
 		if seen[k] || !s.servers[k].owned() || stays && !p.backend.owned[k] {
 			continue
 		}
 		u.beforeRules = append(u.beforeRules, op{verb: delServer, key: k})
 		p.removed = append(p.removed, &service.Port{
-			Name: service.PortName{Protocol: k.proto}, Family: p.backend.family,
-			Frontends: []service.Frontend{k.frontend()},
+			Name: service.PortName{Protocol: k.Protocol}, Family: p.backend.family,
+			Frontends: []service.Frontend{{Kind: service.ExternalIP, Addr: k.Addr, Port: k.Port}},
 		})
 	}
 	p.add(u)
@@ -297,24 +295,14 @@ func (u *unit) portError(err error) error {
 	return &reconcile.PortError{Family: u.port.Family, Name: u.port.Name, Err: err}
 }
 
-// key identifies a virtual server.
-type key struct {
-	addr  netip.Addr
-	port  uint16
-	proto service.Protocol
+// addressAt returns the address of a virtual server.
+func addressAt(a netip.Addr, port uint16, p service.Protocol) service.Address {
+	return service.AddressOf(p, netip.AddrPortFrom(a, port))
 }
 
-func (k key) compare(l key) int {
-	return cmp.Or(k.addr.Compare(l.addr), cmp.Compare(k.port, l.port), cmp.Compare(k.proto, l.proto))
-}
-
-func (k key) String() string {
-	return fmt.Sprintf("%s %s", netip.AddrPortFrom(k.addr, k.port), k.proto)
-}
-
-// frontend returns the frontend that k stands for.
-func (k key) frontend() service.Frontend {
-	return service.Frontend{Kind: service.ExternalIP, Addr: k.addr, Port: k.port} // or any kind
+// nameOf names a virtual server.
+func nameOf(k service.Address) string {
+	return fmt.Sprintf("%s %s", netip.AddrPortFrom(k.Addr, k.Port), k.Protocol)
 }
 
 // server is a virtual server without its destinations. Equal values need no change.
@@ -363,10 +351,10 @@ type dest struct {
 
 // desiredServer is a virtual server that a Port needs.
 type desiredServer struct {
-	key
+	key service.Address
 	server
 	endpoints         []service.Endpoint // sorted; empty if the virtual server may be deleted
-	preservesClientIP bool               // see companion.PreservesClientIP
+	preservesClientIP bool               // see preservesClientIP
 	refused           bool               // the rules reject, as the Port has no endpoints
 }
 
@@ -375,18 +363,8 @@ func (o Options) servers(p *service.Port, at localNode) []desiredServer {
 	var all []desiredServer
 	for i := range p.Frontends {
 		f := &p.Frontends[i]
-		w := desiredServer{
-			key{f.Addr, f.Port, p.Name.Protocol}, o.server(p),
-			companion.ServerEndpoints(p, f.Kind), companion.PreservesClientIP(p, f.Kind), !p.HasEndpoints(),
-		}
-		if f.Kind != service.NodePort {
-			all = append(all, w)
-			continue
-		}
-		for _, a := range at.node.Addrs {
-			if w.addr = a; service.FamilyOf(a) == p.Family && at.node.AnswersNodePorts(a) && !at.reserved[w.key] {
-				all = append(all, w)
-			}
+		for _, a := range at.addresses(p, f) {
+			all = append(all, desiredServer{a, o.server(p), serverEndpoints(p, f.Kind), preservesClientIP(p, f.Kind), !p.HasEndpoints()})
 		}
 	}
 	return all
@@ -423,8 +401,10 @@ func virtualAddrs(p *service.Port, node *service.Node) []netip.Addr {
 	return all
 }
 
-// entry returns k as an element of the set of virtual servers.
-func (k key) entry() ipset.Entry { return ipset.Entry{Addr: k.addr, Protocol: k.proto, Port: k.port} }
+// entryOf returns a as an element of a set.
+func entryOf(a service.Address) ipset.Entry {
+	return ipset.Entry{Addr: a.Addr, Protocol: a.Protocol, Port: a.Port}
+}
 
 // fillDests adds to servers the destinations that /proc/net/ip_vs lists. One read
 // returns all of them, while netlink needs a request per virtual server. If other
@@ -433,7 +413,7 @@ func (k key) entry() ipset.Entry { return ipset.Entry{Addr: k.addr, Protocol: k.
 // (kernel: net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and ip_vs_info_array). One
 // with https://git.kernel.org/torvalds/c/74455a5b4326 has a table for each namespace. For
 // those that are left out destsKnown stays false.
-func fillDests(servers map[key]*observedServer, text io.Reader) error {
+func fillDests(servers map[service.Address]*observedServer, text io.Reader) error {
 	lines := bufio.NewScanner(text)
 	var now *observedServer
 	for lines.Scan() {
@@ -467,11 +447,11 @@ func fillDests(servers map[key]*observedServer, text io.Reader) error {
 	return lines.Err()
 }
 
-func parseKey(words []string) (key, bool) {
+func parseKey(words []string) (service.Address, bool) {
 	protocols := map[string]service.Protocol{"TCP": service.TCP, "UDP": service.UDP, "SCTP": service.SCTP}
 	p, found := protocols[words[0]]
 	a, err := parseHex(words[1])
-	return key{a.Addr(), a.Port(), p}, found && err == nil
+	return addressAt(a.Addr(), a.Port(), p), found && err == nil
 }
 
 // parseDest parses "-> 0AF40102:1F90 Masq 1 0 0".

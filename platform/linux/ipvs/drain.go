@@ -20,7 +20,7 @@ import (
 
 // drainingDests are the destinations that drain, by virtual server, with the time when
 // draining began.
-type drainingDests map[key]map[netip.AddrPort]time.Time
+type drainingDests map[service.Address]map[netip.AddrPort]time.Time
 
 func (d drainingDests) clone() drainingDests {
 	c := make(drainingDests, len(d))
@@ -30,13 +30,13 @@ func (d drainingDests) clone() drainingDests {
 	return c
 }
 
-func (d drainingDests) has(k key, a netip.AddrPort) bool {
+func (d drainingDests) has(k service.Address, a netip.AddrPort) bool {
 	_, found := d[k][a]
 	return found
 }
 
 // add records that a drains, from now on unless it already does.
-func (d drainingDests) add(k key, a netip.AddrPort, now time.Time) {
+func (d drainingDests) add(k service.Address, a netip.AddrPort, now time.Time) {
 	if d[k] == nil {
 		d[k] = map[netip.AddrPort]time.Time{}
 	}
@@ -45,7 +45,7 @@ func (d drainingDests) add(k key, a netip.AddrPort, now time.Time) {
 	}
 }
 
-func (d drainingDests) remove(k key, a netip.AddrPort) {
+func (d drainingDests) remove(k service.Address, a netip.AddrPort) {
 	if delete(d[k], a); len(d[k]) == 0 {
 		delete(d, k)
 	}
@@ -53,7 +53,7 @@ func (d drainingDests) remove(k key, a netip.AddrPort) {
 
 // retain removes the destinations of k that are not in held: another process deleted
 // them.
-func (d drainingDests) retain(k key, held []dest) {
+func (d drainingDests) retain(k service.Address, held []dest) {
 	for a := range d[k] {
 		if !slices.ContainsFunc(held, func(x dest) bool { return x.addr == a }) {
 			d.remove(k, a)
@@ -62,7 +62,7 @@ func (d drainingDests) retain(k key, held []dest) {
 }
 
 // finished reports whether x has no connections or has reached DrainTimeout.
-func (d drainingDests) finished(k key, x dest, now time.Time) bool {
+func (d drainingDests) finished(k service.Address, x dest, now time.Time) bool {
 	return x.conns == 0 || now.Sub(d[k][x.addr]) >= DrainTimeout
 }
 
@@ -87,7 +87,7 @@ func (p *plan) logDraining(ctx context.Context) {
 		}
 	}
 	for _, o := range p.ops() {
-		if o.verb == delDest && !o.key.connectionless() {
+		if o.verb == delDest && !connectionless(o.key) {
 			conns += o.dest.conns
 		}
 	}
@@ -105,8 +105,8 @@ func (p *plan) logDraining(ctx context.Context) {
 }
 
 // serversGainingDests returns the virtual servers that get a new destination.
-func (p *plan) serversGainingDests() map[key]bool {
-	all := map[key]bool{}
+func (p *plan) serversGainingDests() map[service.Address]bool {
+	all := map[service.Address]bool{}
 	for _, o := range p.ops() {
 		if o.verb == addDest {
 			all[o.key] = true
@@ -158,7 +158,7 @@ func (p *plan) removeDrained(ctx context.Context) error {
 
 // ownedServers are the virtual servers of one owner.
 type ownedServers struct {
-	servers []key
+	servers []service.Address
 	// addrOps are the ops that remove the route or interface address of an address.
 	addrOps map[netip.Addr]op
 }
@@ -177,7 +177,7 @@ type drainResult struct {
 	servers int
 	conns   uint64
 	// cut are the virtual servers that were deleted in spite of their connections.
-	cut []key
+	cut []service.Address
 }
 
 func (r drainResult) String() string {
@@ -225,7 +225,7 @@ func (o ownedServers) split(s *state, over bool) (drainResult, []op) {
 		if n > 0 && !over {
 			r.servers++
 			r.conns += n
-			needed[k.addr] = true
+			needed[k.Addr] = true
 			continue
 		}
 		if n > 0 {
@@ -280,9 +280,9 @@ func (b *Backend) completeOwned(ctx context.Context, s *state) (time.Duration, e
 // ours, even if it was changed.
 func (b *Backend) updateOwned(s *state) {
 	if b.owned == nil {
-		b.owned = map[key]bool{}
+		b.owned = map[service.Address]bool{}
 	}
-	maps.DeleteFunc(b.owned, func(k key, _ bool) bool { return s.servers[k] == nil })
+	maps.DeleteFunc(b.owned, func(k service.Address, _ bool) bool { return s.servers[k] == nil })
 	b.recordOwned(s)
 }
 
@@ -325,9 +325,9 @@ func (a *applier) currentRules() (reconcile.Plan, *service.Snapshot, error) {
 
 // viewWith returns the view of p with the frontends of the virtual servers undeleted, as
 // the installed rules have them.
-func (p *plan) viewWith(undeleted map[key]bool) *service.Snapshot {
+func (p *plan) viewWith(undeleted map[service.Address]bool) *service.Snapshot {
 	b, view := p.backend, p.next.view
-	n := neededPorts{plan: p, undeleted: undeleted, found: map[key]bool{}, wanted: map[key]bool{}}
+	n := neededPorts{plan: p, undeleted: undeleted, found: map[service.Address]bool{}, wanted: map[service.Address]bool{}}
 	for port := range view.Ports(b.family) {
 		for _, at := range p.serverKeys(port) {
 			n.wanted[at] = true
@@ -352,10 +352,10 @@ func (p *plan) viewWith(undeleted map[key]bool) *service.Snapshot {
 // neededPorts finds the Ports that virtual servers need.
 type neededPorts struct {
 	plan      *plan
-	undeleted map[key]bool
-	found     map[key]bool // those of undeleted that a Port of the installed rules has
-	wanted    map[key]bool // what Ports of the next snapshot have
-	localNode localNode    // of the installed rules
+	undeleted map[service.Address]bool
+	found     map[service.Address]bool // those of undeleted that a Port of the installed rules has
+	wanted    map[service.Address]bool // what Ports of the next snapshot have
+	localNode localNode                // of the installed rules
 }
 
 // keep returns the Port that replaces old's successor, nil if that needs no change. A
@@ -406,7 +406,7 @@ func (n *neededPorts) about(old *service.Port, f service.Frontend) (held, free b
 
 // failedPorts are the Ports that a sync failed for, with the virtual servers that it
 // tried to change.
-type failedPorts map[service.PortName][]key
+type failedPorts map[service.PortName][]service.Address
 
 // maxFailedPorts limits them. Reading more servers one by one takes longer than a list.
 const maxFailedPorts = 64
@@ -436,7 +436,7 @@ func (p *plan) findFailedPorts(errs []error) failedPorts {
 
 // excludeFrom returns units without what concerns f.
 func (f failedPorts) excludeFrom(units []unit) []unit {
-	in := map[key]bool{}
+	in := map[service.Address]bool{}
 	for _, keys := range f {
 		for _, k := range keys {
 			in[k] = true
@@ -474,13 +474,13 @@ func (p *plan) unmarkFailed(h *installed) {
 // sync that compares nothing else.
 type recheckSet struct {
 	ports map[service.PortName]bool
-	keys  map[key]bool
+	keys  map[service.Address]bool
 }
 
 // portsToRecheck returns the failed Ports of h, and those of cs that share virtual
 // servers with them.
 func (p *plan) portsToRecheck(h *installed, cs []service.Change) recheckSet {
-	d := recheckSet{map[service.PortName]bool{}, map[key]bool{}}
+	d := recheckSet{map[service.PortName]bool{}, map[service.Address]bool{}}
 	take := func(name service.PortName) {
 		d.ports[name] = true
 		for _, s := range []*service.Snapshot{h.view, p.next.view} {
@@ -508,11 +508,11 @@ func (p *plan) portsToRecheck(h *installed, cs []service.Change) recheckSet {
 }
 
 // serverKeys returns the virtual servers of port, which may be nil.
-func (p *plan) serverKeys(port *service.Port) []key {
+func (p *plan) serverKeys(port *service.Port) []service.Address {
 	if port == nil {
 		return nil
 	}
-	var keys []key
+	var keys []service.Address
 	for _, w := range p.backend.options.servers(port, p.next.localNode) {
 		keys = append(keys, w.key)
 	}
@@ -520,8 +520,8 @@ func (p *plan) serverKeys(port *service.Port) []key {
 }
 
 // affects reports whether c concerns one of keys.
-func (p *plan) affects(c service.Change, keys map[key]bool) bool {
-	return slices.ContainsFunc(slices.Concat(p.serverKeys(c.Old), p.serverKeys(c.New)), func(k key) bool { return keys[k] })
+func (p *plan) affects(c service.Change, keys map[service.Address]bool) bool {
+	return slices.ContainsFunc(slices.Concat(p.serverKeys(c.Old), p.serverKeys(c.New)), func(k service.Address) bool { return keys[k] })
 }
 
 // recheckFailed reads the kernel state of p.recheck and plans the change to p.next.
@@ -530,7 +530,7 @@ func (p *plan) recheckFailed(ctx context.Context, h *installed) error {
 	if len(d.ports) == 0 {
 		return nil
 	}
-	s := &state{servers: map[key]*observedServer{}}
+	s := &state{servers: map[service.Address]*observedServer{}}
 	for _, k := range sortedKeys(d.keys) {
 		l, err := b.driver.Server(ctx, k)
 		if err != nil {
@@ -543,12 +543,12 @@ func (p *plan) recheckFailed(ctx context.Context, h *installed) error {
 		s.servers[k] = l
 	}
 	b.recordOwned(s)
-	p.knownToRules = map[key]bool{}
+	p.knownToRules = map[service.Address]bool{}
 	for name := range d.ports {
 		p.markKnown(h.view.Port(b.family, name), p.next.localNode)
 	}
 	p.unmarkFailed(h)
-	seen := map[key]bool{}
+	seen := map[service.Address]bool{}
 	for _, name := range slices.SortedFunc(maps.Keys(d.ports), service.PortName.Compare) {
 		if port := p.next.view.Port(b.family, name); port != nil {
 			p.comparePort(port, s, func(a netip.Addr) bool { return h.addrRefs[a] > 0 }, seen)
@@ -593,10 +593,10 @@ func (b *Backend) fillNodePorts(ctx context.Context, want *service.Snapshot, v *
 // of want.
 func (b *Backend) nodePortPrefixes(s *state, want *service.Snapshot, addrs []netip.Addr) []netip.Prefix {
 	var found []netip.Prefix
-	ports, others := map[key]bool{}, map[key]bool{}
+	ports, others := map[service.Address]bool{}, map[service.Address]bool{}
 	for p := range want.Ports(b.family) {
 		for _, f := range p.Frontends {
-			k := key{f.Addr, f.Port, p.Name.Protocol}
+			k := p.Address(f)
 			if f.Kind == service.NodePort {
 				ports[k] = true
 			} else {
@@ -605,9 +605,9 @@ func (b *Backend) nodePortPrefixes(s *state, want *service.Snapshot, addrs []net
 		}
 	}
 	for _, k := range sortedKeys(s.servers) {
-		one := netip.PrefixFrom(k.addr, k.addr.BitLen())
+		one := netip.PrefixFrom(k.Addr, k.Addr.BitLen())
 		managed := s.servers[k].owned() || s.servers[k].upstream
-		if managed && ports[key{netip.Addr{}, k.port, k.proto}] && !others[k] && slices.Contains(addrs, k.addr) && !slices.Contains(found, one) {
+		if managed && ports[k.OnNode()] && !others[k] && slices.Contains(addrs, k.Addr) && !slices.Contains(found, one) {
 			found = append(found, one)
 		}
 	}

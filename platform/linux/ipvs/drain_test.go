@@ -6,13 +6,20 @@ package ipvs
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/kit"
@@ -84,5 +91,232 @@ func TestDrainingIsLoggedAfterRestart(t *testing.T) {
 	const want = `"Endpoints that left keep their connections until these end" destinations=2 atMost="1h0m0s"`
 	if s := out.String(); !strings.Contains(s, want) || strings.Count(s, "\n") != 1 {
 		t.Errorf("logged %q, want %q once", s, want)
+	}
+}
+
+// summary returns a line for each virtual server and address in fa.
+func (fa *fake) summary() []string {
+	var all []string
+	for _, at := range sortedKeys(fa.servers) {
+		line := nameOf(at)
+		for _, a := range slices.SortedFunc(maps.Keys(fa.servers[at].dests), netip.AddrPort.Compare) {
+			line += fmt.Sprintf(" %s weight %d", a, fa.servers[at].dests[a].weight)
+		}
+		all = append(all, line)
+	}
+	for _, a := range sortedAddrs(fa.routes) {
+		all = append(all, "address "+a.String())
+	}
+	return all
+}
+
+// setConnsOf sets the number of connections of the only destination of Service i.
+func (fa *fake) setConnsOf(i int, proto service.Protocol, n uint32) {
+	s := fa.servers[addressAt(web(i, 0, proto).Frontends[0].Addr, 80, proto)]
+	for a, x := range s.dests {
+		x.conns = n
+		s.dests[a] = x
+	}
+}
+
+// TestDrainOwned checks that none of our virtual servers accepts new connections, that
+// those with connections stay while they have some, and that none stays beyond
+// DrainTimeout.
+func TestDrainOwned(t *testing.T) {
+	k := newFake(service.IPv4)
+	o := Options{}
+	apply(t, newBackend(service.IPv4, k, o), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP), web(2, 1, service.UDP)))
+	foreign := addressAt(netip.MustParseAddr("192.0.2.9"), 53, service.UDP)
+	k.servers[foreign] = &fakeServer{server{scheduler: "wlc"}, map[netip.AddrPort]dest{
+		netip.MustParseAddrPort("10.0.0.1:53"): {addr: netip.MustParseAddrPort("10.0.0.1:53"), weight: 7},
+	}}
+	const theirs = "192.0.2.9:53 udp 10.0.0.1:53 weight 7"
+	k.setConnsOf(1, service.TCP, 3)
+	k.setConnsOf(2, service.UDP, 1)
+	for _, step := range []struct {
+		before func()
+		lasted time.Duration
+		stays  string
+		cut    int
+		want   []string
+	}{
+		{nil, 0, "virtual servers: 2, open connections: 4", 0, []string{
+			"10.96.0.1:80 tcp 10.244.1.1:8080 weight 0", "10.96.0.2:80 udp 10.244.1.1:8080 weight 0", theirs, "address 10.96.0.1", "address 10.96.0.2"}},
+		{func() { k.setConnsOf(1, service.TCP, 0) }, time.Minute, "virtual servers: 1, open connections: 1", 0, []string{
+			"10.96.0.2:80 udp 10.244.1.1:8080 weight 0", theirs, "address 10.96.0.2"}},
+		{nil, DrainTimeout, "", 1, []string{theirs}},
+		{nil, DrainTimeout, "", 0, []string{theirs}},
+	} {
+		if step.before != nil {
+			step.before()
+		}
+		stays, err := drainOwned(t.Context(), k, o.ownedServers, step.lasted)
+		if err != nil || stays.String() != step.stays || len(stays.cut) != step.cut {
+			t.Errorf("after %s: %q, %d cut, %v; want %q, %d", step.lasted, stays, len(stays.cut), err, step.stays, step.cut)
+		}
+		if diff := cmp.Diff(step.want, k.summary()); diff != "" {
+			t.Errorf("after %s (-want +got):\n%s", step.lasted, diff)
+		}
+	}
+}
+
+// TestDrainOwnedFails checks that nothing is deleted while new connections may arrive.
+func TestDrainOwnedFails(t *testing.T) {
+	k := newFake(service.IPv4)
+	apply(t, newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP)))
+	before := k.summary()
+	k.refuse = func(o op) error {
+		if o.verb == setDest {
+			return errInjected
+		}
+		return nil
+	}
+	if _, err := drainOwned(t.Context(), k, Options{}.ownedServers, 0); err == nil {
+		t.Error("no error")
+	}
+	if diff := cmp.Diff(before, k.summary()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// refuseDeletes refuses to delete virtual servers.
+func refuseDeletes(o op) error {
+	if o.verb == delServer {
+		return errInjected
+	}
+	return nil
+}
+
+// published is a Service with a NodePort, whose endpoint is on another node.
+func published(p *service.Port) *service.Port {
+	p = withRemoteEndpoint(p, "")
+	p.Frontends = append(slices.Clone(p.Frontends), service.Frontend{Kind: service.NodePort, Port: 30080})
+	return p
+}
+
+// wantMasqueraded checks that connections to the NodePort reach endpoints, and that the
+// answers return through this node.
+func wantMasqueraded(t *testing.T, k *fake, proto service.Protocol) {
+	t.Helper()
+	for _, from := range []route.Conn{
+		{From: netip.MustParseAddr("198.51.100.7"), Interface: "eth0"},
+		{From: generate.NodeAddr[service.IPv4]},
+	} {
+		from.Protocol, from.To = proto, netip.AddrPortFrom(generate.NodeAddr[service.IPv4], 30080)
+		got := trace(k, from)
+		if got.Action != route.Forward || len(got.Targets) == 0 {
+			t.Errorf("from %s: %+v, want an endpoint", from.From, got)
+		}
+		for _, a := range got.Targets {
+			if !got.Masq[a] {
+				t.Errorf("from %s: the answer of %s does not come through this node", from.From, a)
+			}
+		}
+	}
+}
+
+// TestRulesStayWithServer checks that the rules stay for a virtual server that the kernel
+// refuses to delete, in each further round and after a restart, and that they go with it.
+func TestRulesStayWithServer(t *testing.T) {
+	for name, x := range map[string]struct {
+		proto service.Protocol
+		next  func(old *service.Port) []*service.Port
+	}{
+		"the Service leaves": {service.TCP, func(*service.Port) []*service.Port { return nil }},
+		"its NodePort leaves": {service.TCP, func(old *service.Port) []*service.Port {
+			p := *old
+			p.Frontends = old.Frontends[:1]
+			return []*service.Port{&p}
+		}},
+		"its ClusterIP passes on": {service.TCP, func(old *service.Port) []*service.Port {
+			p := published(web(1, 1, service.TCP))
+			p.Frontends = old.Frontends[:1]
+			return []*service.Port{p}
+		}},
+		"its endpoints leave": {service.UDP, func(old *service.Port) []*service.Port {
+			p := *old
+			p.Cluster = nil
+			return []*service.Port{&p}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, o := newFake(service.IPv4), Options{MasqueradeBit: 14}
+			b := newBackendWithRules(service.IPv4, k, o)
+			old := published(web(0, 1, x.proto))
+			s := snapshot(old)
+			apply(t, b, s)
+			wantMasqueraded(t, k, x.proto)
+			k.refuse = refuseDeletes
+			changes := []service.Change{{Old: old}}
+			for _, p := range x.next(old) {
+				if p.Name == old.Name {
+					changes = nil
+				}
+				changes = append(changes, service.Change{Old: s.Port(service.IPv4, p.Name), New: p})
+			}
+			next := s.With(2, s.Node, changes)
+			for round := range 4 {
+				b.poller.requested.Store(round == 2) // reads the kernel
+				if round == 3 && x.proto == service.TCP {
+					b = newBackendWithRules(service.IPv4, k, o)
+				}
+				if err := planOf(t, b, next).Apply(t.Context()).Err; !errors.Is(err, errInjected) {
+					t.Fatalf("round %d: Apply = %v", round, err)
+				}
+				wantMasqueraded(t, k, x.proto)
+			}
+			k.refuse = nil
+			apply(t, b, next)
+			fresh := newFake(service.IPv4)
+			apply(t, newBackendWithRules(service.IPv4, fresh, o), next)
+			if diff := cmp.Diff(fresh.sets.Text()+fresh.tables.Text(), k.sets.Text()+k.tables.Text()); diff != "" {
+				t.Errorf("then (-fresh +now):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestOthersGoOn checks that a Service gets an endpoint while one of its virtual servers
+// cannot be deleted.
+func TestOthersGoOn(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackendWithRules(service.IPv4, k, Options{MasqueradeBit: 14})
+	old := published(web(0, 1, service.TCP))
+	s := snapshot(old)
+	apply(t, b, s)
+	k.refuse = refuseDeletes
+	next := s.With(2, s.Node, []service.Change{{Old: old, New: web(0, 3, service.TCP)}})
+	applyRefused(t, b, next, "web-0", errInjected)
+	if n := len(k.servers[first].dests); n < 3 {
+		t.Errorf("%d destinations", n)
+	}
+	wantMasqueraded(t, k, service.TCP)
+}
+
+// TestPendingNodePorts restarts while the Node is not known. The addresses that answered
+// NodePorts continue to answer until it is.
+func TestPendingNodePorts(t *testing.T) {
+	a := generate.NodeAddr[0]
+	k := newFake(service.IPv4)
+	p := web(0, 1, service.TCP)
+	p.Frontends = append(p.Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
+	ports := []*service.Port{p}
+	answers := func() bool { return k.servers[addressAt(a, 30080, service.TCP)] != nil }
+	pending := &service.Node{NodePortsPending: [2]bool{true, true}}
+	apply(t, newBackend(service.IPv4, k, Options{}), service.New(1, pending, ports))
+	if answers() {
+		t.Fatal("an unknown node answers NodePorts")
+	}
+	known := &service.Node{Addrs: []netip.Addr{a}, NodePorts: []netip.Prefix{netip.PrefixFrom(a, 32)}}
+	apply(t, newBackend(service.IPv4, k, Options{}), service.New(1, known, ports))
+	b := newBackend(service.IPv4, k, Options{})
+	s := service.New(2, pending, ports)
+	apply(t, b, s)
+	if !answers() {
+		t.Fatal("NodePorts are closed before the node is known")
+	}
+	apply(t, b, service.New(3, &service.Node{}, ports))
+	if answers() {
+		t.Error("the node is known and has no address, and NodePorts are answered")
 	}
 }

@@ -24,14 +24,14 @@ func alwaysResync() Options { return Options{MasqueradeBit: 14, SyncPeriod: time
 
 // tampering is one foreign change in the kernel.
 type tampering struct {
-	do    func(*testing.T, *kernel, key)
+	do    func(*testing.T, *kernel, service.Address)
 	drift string // expected in the drift
 }
 
 // tamperByOp is a tampering by one op.
-func tamperByOp(o op) func(*testing.T, *kernel, key) {
-	return func(t *testing.T, k *kernel, at key) {
-		o.key, o.route.addr = at, at.addr
+func tamperByOp(o op) func(*testing.T, *kernel, service.Address) {
+	return func(t *testing.T, k *kernel, at service.Address) {
+		o.key, o.route.addr = at, at.Addr
 		if failed := k.Commit(t.Context(), []op{o}); len(failed) > 0 {
 			t.Fatalf("%s: %v", o.text(), failed[0])
 		}
@@ -40,14 +40,14 @@ func tamperByOp(o op) func(*testing.T, *kernel, key) {
 
 // tamperForwarding changes the forwarding method of a destination from masquerading to
 // another one.
-func tamperForwarding(a netip.AddrPort) func(*testing.T, *kernel, key) {
-	return func(t *testing.T, k *kernel, at key) {
+func tamperForwarding(a netip.AddrPort) func(*testing.T, *kernel, service.Address) {
+	return func(t *testing.T, k *kernel, at service.Address) {
 		x := &ipvs.Destination{
 			Address: a.Addr().AsSlice(), Port: a.Port(), Weight: 1,
 			ConnectionFlags: ipvs.ConnectionFlagDirectRoute, AddressFamily: af(k.family),
 		}
 		of := &ipvs.Service{
-			Address: at.addr.AsSlice(), Protocol: uint16(at.proto), Port: at.port,
+			Address: at.Addr.AsSlice(), Protocol: uint16(at.Protocol), Port: at.Port,
 			AddressFamily: af(k.family), Netmask: netmask(k.family),
 		}
 		if err := newMobyHandle(t).UpdateDestination(of, x); err != nil {
@@ -56,8 +56,8 @@ func tamperForwarding(a netip.AddrPort) func(*testing.T, *kernel, key) {
 	}
 }
 
-func tamperLink(change func(netlink.Link) error) func(*testing.T, *kernel, key) {
-	return func(t *testing.T, k *kernel, _ key) {
+func tamperLink(change func(netlink.Link) error) func(*testing.T, *kernel, service.Address) {
+	return func(t *testing.T, k *kernel, _ service.Address) {
 		l, err := k.links.LinkByName(Device)
 		if err == nil {
 			err = change(l)
@@ -94,7 +94,7 @@ func TestKernelDrift(t *testing.T) {
 			want := changingSnapshot(f, 0)
 			b, other := newKernel(t, f, alwaysResync()), newKernel(t, f, alwaysResync())
 			apply(t, b, want)
-			at := key{portsOf(want, f)[0].Frontends[0].Addr, 80, service.TCP}
+			at := addressAt(portsOf(want, f)[0].Frontends[0].Addr, 80, service.TCP)
 			for name, m := range tamperings(f) {
 				m.do(t, other.driver.(*kernel), at)
 				p := planOf(t, b, want)
@@ -147,7 +147,7 @@ func TestKernelExcluded(t *testing.T) {
 		o := alwaysResync()
 		o.Exclude = []netip.Prefix{netip.PrefixFrom(generate.NthAddr("10.96.0.0", 1), 32)}
 		b, other := newKernel(t, service.IPv4, o), newKernel(t, service.IPv4, o)
-		at := key{generate.NthAddr("10.96.0.0", 1), 80, service.TCP}
+		at := addressAt(generate.NthAddr("10.96.0.0", 1), 80, service.TCP)
 		tamperByOp(op{verb: addServer, server: server{scheduler: "wlc"}})(t, other.driver.(*kernel), at)
 		want := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
 		err := planOf(t, b, want).Apply(t.Context()).Err

@@ -25,8 +25,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/service"
+	"kubeproxy/common/takeover"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/ipvs/companion"
+	"kubeproxy/platform/linux/iptables"
 	kernelnetlink "kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/sysctl"
 )
@@ -38,12 +39,44 @@ func New(f service.Family, o Options) (*Backend, error) {
 	if err := k.open(); err != nil {
 		return nil, fmt.Errorf("IPVS for %s: %w", f, err)
 	}
-	rules, err := companion.New(f, o.rulesOptions())
+	rules, err := openRules(f, o)
 	if err != nil {
 		return nil, fmt.Errorf("the rules of mode ipvs: %w", err)
 	}
 	rules.SetResync(o.SyncPeriod)
 	return &Backend{family: f, options: o, driver: k, rules: rules, now: time.Now}, nil
+}
+
+// openRules returns the rules of one family in the network namespace of the calling thread.
+// It changes nothing yet. The error describes what the node lacks.
+func openRules(f service.Family, o Options) (*rules, error) {
+	chains, err := iptables.New(f, o.chains(f))
+	if err != nil {
+		return nil, err
+	}
+	sets, err := ipset.Open()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open a socket for ipsets: %w", err), chains.Close())
+	}
+	b := newRules(f, chains, sets, time.Now)
+	if b.otherVariant, err = otherVariantLeftovers(f); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+// otherVariantLeftovers returns the leftovers in the variant of iptables that the node
+// does not use.
+func otherVariantLeftovers(f service.Family) (takeover.Leftovers, error) {
+	used, err := iptables.NodeVariant(f)
+	if err != nil {
+		return nil, err
+	}
+	other := iptables.Legacy
+	if used == iptables.Legacy {
+		other = iptables.NFT
+	}
+	return iptables.Leftovers{Variant: other, Family: f, Role: Options{}.chains(f).Role}, nil
 }
 
 // kernel is the Driver of the real kernel.
@@ -190,7 +223,7 @@ func (k *kernel) Read(context.Context) (*state, error) {
 
 // readServers lists virtual servers with their flags, which only netlink returns, and
 // then all destinations at once.
-func (k *kernel) readServers() (map[key]*observedServer, error) {
+func (k *kernel) readServers() (map[service.Address]*observedServer, error) {
 	if k.requests == nil {
 		return nil, nil
 	}
@@ -215,7 +248,7 @@ func (k *kernel) readServers() (map[key]*observedServer, error) {
 }
 
 // Server implements Driver.
-func (k *kernel) Server(_ context.Context, at key) (*observedServer, error) {
+func (k *kernel) Server(_ context.Context, at service.Address) (*observedServer, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	s, err := k.getServer(at)
@@ -230,17 +263,17 @@ func (k *kernel) Server(_ context.Context, at key) (*observedServer, error) {
 }
 
 // Dests implements Driver.
-func (k *kernel) Dests(_ context.Context, at key) ([]dest, error) {
+func (k *kernel) Dests(_ context.Context, at service.Address) ([]dest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.listDests(at)
 }
 
-func (k *kernel) getServer(at key) (server, error) {
+func (k *kernel) getServer(at service.Address) (server, error) {
 	return callClient(k, func(a client) (server, error) { return a.getServer(at) })
 }
 
-func (k *kernel) listDests(at key) ([]dest, error) {
+func (k *kernel) listDests(at service.Address) ([]dest, error) {
 	return callClient(k, func(a client) ([]dest, error) { return a.listDests(at) })
 }
 
@@ -296,11 +329,11 @@ func isTentative(x netlink.Addr) bool {
 // client sends queries to IPVS.
 type client interface {
 	// listServers returns the family's virtual servers, without destinations.
-	listServers() (map[key]*observedServer, error)
+	listServers() (map[service.Address]*observedServer, error)
 	// getServer returns a virtual server, without destinations. If it does not exist,
 	// the error is unix.ESRCH.
-	getServer(at key) (server, error)
-	listDests(at key) ([]dest, error)
+	getServer(at service.Address) (server, error)
+	listDests(at service.Address) ([]dest, error)
 	getTimeouts() (timeouts, error)
 	// setTimeouts sets the timeouts that are not zero.
 	setTimeouts(t timeouts) error
@@ -341,23 +374,23 @@ func callClient[T any](k *kernel, of func(client) (T, error)) (T, error) {
 	return of(k.requests)
 }
 
-func (m *mobyClient) listServers() (map[key]*observedServer, error) {
+func (m *mobyClient) listServers() (map[service.Address]*observedServer, error) {
 	all, err := m.GetServices()
 	if err != nil {
 		return nil, err
 	}
-	servers := make(map[key]*observedServer, len(all))
+	servers := make(map[service.Address]*observedServer, len(all))
 	for _, s := range all {
 		a, ok := m.addr(s.Address)
 		if s.AddressFamily != af(m.family) || s.FWMark != 0 || !ok {
 			continue
 		}
-		servers[key{a, s.Port, service.Protocol(s.Protocol)}] = &observedServer{server: server{s.SchedName, s.Flags, s.Timeout}}
+		servers[addressAt(a, s.Port, service.Protocol(s.Protocol))] = &observedServer{server: server{s.SchedName, s.Flags, s.Timeout}}
 	}
 	return servers, nil
 }
 
-func (m *mobyClient) getServer(at key) (server, error) {
+func (m *mobyClient) getServer(at service.Address) (server, error) {
 	s, err := m.GetService(m.service(at))
 	if err != nil {
 		return server{}, err
@@ -365,7 +398,7 @@ func (m *mobyClient) getServer(at key) (server, error) {
 	return server{s.SchedName, s.Flags, s.Timeout}, nil
 }
 
-func (m *mobyClient) listDests(at key) ([]dest, error) {
+func (m *mobyClient) listDests(at service.Address) ([]dest, error) {
 	list, err := m.GetDestinations(m.service(at))
 	if err != nil {
 		return nil, err
@@ -393,9 +426,9 @@ func (m *mobyClient) setTimeouts(t timeouts) error {
 	return m.SetConfig(&ipvs.Config{TimeoutTCP: t.tcp, TimeoutTCPFin: t.tcpFin, TimeoutUDP: t.udp})
 }
 
-func (m *mobyClient) service(at key) *ipvs.Service {
+func (m *mobyClient) service(at service.Address) *ipvs.Service {
 	return &ipvs.Service{
-		Address: net.IP(at.addr.AsSlice()), Protocol: uint16(at.proto), Port: at.port,
+		Address: net.IP(at.Addr.AsSlice()), Protocol: uint16(at.Protocol), Port: at.Port,
 		AddressFamily: af(m.family), Netmask: netmask(m.family),
 	}
 }
@@ -409,10 +442,11 @@ func (m *mobyClient) addr(ip net.IP) (netip.Addr, bool) {
 }
 
 // Probe checks, in the network namespace of the calling thread, whether the kernel can
-// do what Backend needs for f. For a moment it makes a virtual server that no packet
+// do what Backend needs for f. It tries sets and rules in a network namespace of its own; if
+// it cannot create one, it checks only the command iptables. For a moment it makes a virtual server that no packet
 // reaches, and an interface. The error is one sentence that describes what is missing.
 func Probe(f service.Family, o Options) error {
-	if err := companion.Probe(f, o.rulesOptions()); err != nil {
+	if err := iptables.ProbeWith(f, o.chains(f), func() error { return probeSets(f) }); err != nil {
 		return fmt.Errorf("the rules of mode ipvs: %w", err)
 	}
 	k := &kernel{family: f, options: o}
@@ -427,6 +461,28 @@ func Probe(f service.Family, o Options) error {
 		return fmt.Errorf("IPVS for %s: %w", f, err)
 	}
 	return nil
+}
+
+// probeSets creates all sets in the network namespace of the calling thread.
+func probeSets(f service.Family) error {
+	k, err := ipset.Open()
+	if err != nil {
+		return fmt.Errorf("open a socket for ipsets: %w", err)
+	}
+	defer k.Close()
+	for _, name := range allNames() {
+		s := setOf(f, name)
+		if err := k.Create(s); err != nil {
+			err = fmt.Errorf("there are no ipsets of type %s (kernel modules ip_set and %s): %w", s.Type, module(s.Type), err)
+			return sysctl.Missing(err, "ip_set", module(s.Type))
+		}
+	}
+	return nil
+}
+
+// module returns the kernel module of type t.
+func module(t ipset.Type) string {
+	return "ip_set_" + strings.NewReplacer(":", "_", ",", "").Replace(string(t))
 }
 
 // probeDevice makes an interface like ours and removes it, unless ours exists.

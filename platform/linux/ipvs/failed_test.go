@@ -151,11 +151,11 @@ func TestFailureIsNoDrift(t *testing.T) {
 	s := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
 	applyRefused(t, b, s, "web-0", errInjected)
 	k.clock = k.clock.Add(time.Minute)
-	second := key{web(1, 1, service.TCP).Frontends[0].Addr, 80, service.TCP}
+	second := addressAt(web(1, 1, service.TCP).Frontends[0].Addr, 80, service.TCP)
 	delete(k.servers, second)
 	p := planOf(t, b, s)
-	if drift := p.Outcome().Drift; len(drift) != 2 || slices.ContainsFunc(drift, func(line string) bool { return !strings.Contains(line, second.String()) }) {
-		t.Errorf("the drift is %q, want what is missing of %s", drift, second)
+	if drift := p.Outcome().Drift; len(drift) != 2 || slices.ContainsFunc(drift, func(line string) bool { return !strings.Contains(line, nameOf(second)) }) {
+		t.Errorf("the drift is %q, want what is missing of %s", drift, nameOf(second))
 	}
 }
 
@@ -215,5 +215,62 @@ func TestServerOfFailedPortIsGone(t *testing.T) {
 	applyRefused(t, b, s, "web-0", errForeign)
 	if got := k.servers[first]; got.server != theirs {
 		t.Errorf("there is %v", got)
+	}
+}
+
+func portsOf(s *service.Snapshot, f service.Family) []*service.Port {
+	var all []*service.Port
+	for p := range s.Ports(f) {
+		all = append(all, p)
+	}
+	return all
+}
+
+// applyMayFail runs one sync that may fail.
+func applyMayFail(t *rapid.T, b *Backend, want *service.Snapshot) {
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	if p.Empty() {
+		return
+	}
+	if err := p.Apply(context.Background()).Err; err != nil && !errors.Is(err, errInjected) && !errors.Is(err, errExists) && !errors.Is(err, errMissing) {
+		t.Fatalf("Apply: %v\n%s", err, p.Changes())
+	}
+}
+
+// applyUntilDrained runs clean syncs until all draining destinations are gone.
+func applyUntilDrained(t fataler, b *Backend, k *fake, want *service.Snapshot) {
+	for range 2 {
+		for _, s := range k.servers {
+			for a, x := range s.dests {
+				x.conns = 0
+				s.dests[a] = x
+			}
+		}
+		k.clock = k.clock.Add(time.Minute)
+		apply(t, b, want)
+	}
+}
+
+// TestCounts checks that this mode, too, reports the results of iptables-restore.
+func TestCounts(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackendWithRules(service.IPv4, k, Options{})
+	round := func(generation uint64) reconcile.Outcome {
+		p, err := b.Plan(t.Context(), service.New(generation, &service.Node{}, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Apply(t.Context())
+	}
+	k.tables.Refuse = func(string) error { return errors.New("refused") }
+	if out := round(1); out.Err == nil || !out.Rules.Refused {
+		t.Errorf("after a refusal: %v, %+v", out.Err, out.Rules)
+	}
+	k.tables.Refuse = nil
+	if out := round(2); out.Err != nil || out.Rules.Refused || out.Rules.Written["nat"] == 0 || out.Rules.Held["nat"] == 0 {
+		t.Errorf("%v, %+v, want rules in table nat", out.Err, out.Rules)
 	}
 }

@@ -11,12 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"kubeproxy/common/explain"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/platform/linux/iptables"
-	"kubeproxy/platform/linux/ipvs/companion"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/xtables"
@@ -26,26 +24,26 @@ import (
 // exist.
 type fake struct {
 	family          service.Family
-	sets            *xtables.Sets // companion.VirtualServerSet among them
+	sets            *xtables.Sets // virtualServerSet among them
 	tables          *xtables.System
 	addrs           []netip.Addr
 	device          bool
 	routes          map[netip.Addr]localRoute
-	servers         map[key]*fakeServer
+	servers         map[service.Address]*fakeServer
 	missingSettings []string
 	marks           []markRule
 	marksErr        error
 	scopes          []settingsScope // that were compared
 	loadTime        time.Duration
 	// upstream are virtual servers that kube-proxy made.
-	upstream    []key
+	upstream    []service.Address
 	clock       time.Time
 	reads       int
 	serverReads int // of single virtual servers
 	ops         int
 	done        []string // ops and settings, as a plan prints them
 	// omitted are virtual servers that a list leaves out.
-	omitted []key
+	omitted []service.Address
 	// refuse, if not nil, may refuse an op before it is executed.
 	refuse func(op) error
 }
@@ -65,7 +63,7 @@ func newFake(f service.Family) *fake {
 	return &fake{
 		family: f, sets: sets, tables: xtables.New(sets),
 		addrs:  []netip.Addr{generate.NodeAddr[f], generate.OtherNodeAddr[f]},
-		routes: map[netip.Addr]localRoute{}, servers: map[key]*fakeServer{},
+		routes: map[netip.Addr]localRoute{}, servers: map[service.Address]*fakeServer{},
 		missingSettings: []string{"net.ipv4.vs.conntrack = 1"}, clock: time.Unix(1e9, 0),
 	}
 }
@@ -89,10 +87,10 @@ func (fa *fake) Commit(_ context.Context, ops []op) map[int]error {
 	var goes []ipset.Entry
 	for _, o := range ops {
 		if o.removesFromSet() {
-			goes = append(goes, o.key.entry())
+			goes = append(goes, entryOf(o.key))
 		}
 	}
-	closed := fa.deleteEntries(companion.VirtualServerSet(fa.family), goes...)
+	closed := fa.deleteEntries(setOf(fa.family, virtualServerSet), goes...)
 	failed := applyInOrder(ops, func(o *op) error {
 		if o.removesFromSet() && closed != nil {
 			return closed
@@ -112,20 +110,20 @@ func (fa *fake) Commit(_ context.Context, ops []op) map[int]error {
 	var members []ipset.Member
 	for i, o := range ops {
 		if o.addsToSet(failed[i]) {
-			members = append(members, ipset.Member{Entry: o.key.entry()})
+			members = append(members, ipset.Member{Entry: entryOf(o.key)})
 		}
 	}
 	if len(members) == 0 {
 		return failed
 	}
-	if err := fa.sets.Add(companion.VirtualServerSet(fa.family), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
+	if err := fa.sets.Add(setOf(fa.family, virtualServerSet), members); err != nil && !errors.Is(err, ipset.ErrMissing) {
 		markNotInSet(ops, failed, err)
 	}
 	return failed
 }
 
 func (fa *fake) do(o op) error {
-	addrs, a := companion.NodeIPSet(fa.family), ipset.Entry{Addr: o.route.addr}
+	addrs, a := setOf(fa.family, nodeIPSet), ipset.Entry{Addr: o.route.addr}
 	switch o.verb {
 	case addDevice:
 		fa.device = true
@@ -135,7 +133,7 @@ func (fa *fake) do(o op) error {
 	case addServerToSet, delServerFromSet: // done for all ops at once
 		return nil
 	case addSets:
-		return errors.Join(fa.sets.Create(companion.VirtualServerSet(fa.family)), fa.sets.Create(addrs))
+		return errors.Join(fa.sets.Create(setOf(fa.family, virtualServerSet)), fa.sets.Create(addrs))
 	case addAddrToSet:
 		return fa.sets.Add(addrs, []ipset.Member{{Entry: a}})
 	case delAddrFromSet:
@@ -157,13 +155,13 @@ func (fa *fake) deleteEntries(s ipset.Set, entries ...ipset.Entry) error {
 
 // readSets reads the sets of virtual servers and addresses.
 func (fa *fake) readSets(s *state) {
-	servers, addrs := fa.sets.ByName[companion.VirtualServerSet(fa.family).Name], fa.sets.ByName[companion.NodeIPSet(fa.family).Name]
-	s.serverSet, s.addrSet = map[key]bool{}, map[netip.Addr]bool{}
+	servers, addrs := fa.sets.ByName[setOf(fa.family, virtualServerSet).Name], fa.sets.ByName[setOf(fa.family, nodeIPSet).Name]
+	s.serverSet, s.addrSet = map[service.Address]bool{}, map[netip.Addr]bool{}
 	if s.hasSets = servers != nil && addrs != nil; !s.hasSets {
 		return
 	}
 	for e := range servers.Members {
-		s.serverSet[key{e.Addr, e.Port, e.Protocol}] = true
+		s.serverSet[addressAt(e.Addr, e.Port, e.Protocol)] = true
 	}
 	for e := range addrs.Members {
 		s.addrSet[e.Addr] = true
@@ -229,7 +227,7 @@ func (s *fakeServer) do(o op) error {
 
 func (fa *fake) Read(ctx context.Context) (*state, error) {
 	fa.reads++
-	s := &state{device: fa.device, servers: map[key]*observedServer{}, oneTimeCost: fa.loadTime}
+	s := &state{device: fa.device, servers: map[service.Address]*observedServer{}, oneTimeCost: fa.loadTime}
 	time.Sleep(fa.loadTime)
 	fa.loadTime = 0
 	fa.readSets(s)
@@ -245,7 +243,7 @@ func (fa *fake) Read(ctx context.Context) (*state, error) {
 	return s, nil
 }
 
-func (fa *fake) Server(ctx context.Context, at key) (*observedServer, error) {
+func (fa *fake) Server(ctx context.Context, at service.Address) (*observedServer, error) {
 	fa.serverReads++
 	x := fa.servers[at]
 	if x == nil {
@@ -255,7 +253,7 @@ func (fa *fake) Server(ctx context.Context, at key) (*observedServer, error) {
 	return &observedServer{server: x.server, dests: dests, destsKnown: true, upstream: slices.Contains(fa.upstream, at)}, err
 }
 
-func (fa *fake) Dests(_ context.Context, at key) ([]dest, error) {
+func (fa *fake) Dests(_ context.Context, at service.Address) ([]dest, error) {
 	if fa.servers[at] == nil {
 		return nil, nil
 	}
@@ -278,7 +276,7 @@ func (fa *fake) Watch(ctx context.Context, _ func()) error {
 
 func (fa *fake) close() {}
 
-// fakeRules replaces package companion in tests of virtual servers alone. It records the
+// fakeRules replaces rules in tests of virtual servers alone. It records the
 // snapshot it was applied for.
 type fakeRules struct {
 	reconcile.Base
@@ -286,34 +284,26 @@ type fakeRules struct {
 	refuse func(op) error
 }
 
-type rulesPlan struct {
+type fakePlan struct {
 	rules *fakeRules
 	want  *service.Snapshot
 }
 
 func (r *fakeRules) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
-	return &rulesPlan{r, want}, nil
+	return &fakePlan{r, want}, nil
 }
 
 // ReadBack is not for these rules, which have no sets.
-func (r *fakeRules) ReadBack(context.Context, *service.Snapshot, companion.Servers) (held, wanted companion.Document, err error) {
-	return held, wanted, errors.ErrUnsupported
-}
-
-func (r *fakeRules) Follow(context.Context, companion.Question) (*explain.Walk, error) {
-	return &explain.Walk{}, nil
-}
-
 func (r *fakeRules) Cleanup(context.Context) error {
 	r.held = nil
 	return nil
 }
 
-func (p *rulesPlan) Empty() bool                { return p.rules.held == p.want }
-func (p *rulesPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
-func (p *rulesPlan) Changes() reconcile.Changes { return nil }
+func (p *fakePlan) Empty() bool                { return p.rules.held == p.want }
+func (p *fakePlan) Outcome() reconcile.Outcome { return reconcile.Outcome{} }
+func (p *fakePlan) Changes() reconcile.Changes { return nil }
 
-func (p *rulesPlan) Apply(context.Context) reconcile.Outcome {
+func (p *fakePlan) Apply(context.Context) reconcile.Outcome {
 	if p.rules.refuse != nil {
 		if err := p.rules.refuse(op{}); err != nil {
 			return reconcile.Outcome{Err: err}
@@ -328,11 +318,11 @@ func newBackend(f service.Family, k *fake, o Options) *Backend {
 	return &Backend{family: f, options: o, driver: k, rules: &fakeRules{}, now: func() time.Time { return k.clock }}
 }
 
-// newBackendWithRules returns a Backend that includes package companion.
+// newBackendWithRules returns a Backend with real rules.
 func newBackendWithRules(f service.Family, k *fake, o Options) *Backend {
 	b := newBackend(f, k, o)
-	chains := iptables.NewWith(f, companion.Options{MasqueradeBit: o.MasqueradeBit}.Chains(f), k.tables)
-	b.rules = companion.NewWith(f, chains, k.sets, b.now)
+	chains := iptables.NewWith(f, o.chains(f), k.tables)
+	b.rules = newRules(f, chains, k.sets, b.now)
 	b.SetResync(b.options.SyncPeriod)
 	return b
 }

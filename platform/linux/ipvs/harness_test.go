@@ -19,7 +19,6 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/ipvs/companion"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 )
@@ -59,16 +58,16 @@ func withNodeAddrs(w generate.Cluster, ports []*service.Port) []*service.Port {
 
 // foreignServers are two foreign virtual servers, one on an address that no Service has,
 // and one where Services have NodePorts.
-func foreignServers(f service.Family) []key {
-	return []key{
-		{generate.NthAddr([]string{"192.0.2.200", "2001:db8::200"}[f], 0), 443, service.TCP},
-		{generate.NodeAddr[f], 443, service.TCP},
+func foreignServers(f service.Family) []service.Address {
+	return []service.Address{
+		addressAt(generate.NthAddr([]string{"192.0.2.200", "2001:db8::200"}[f], 0), 443, service.TCP),
+		addressAt(generate.NodeAddr[f], 443, service.TCP),
 	}
 }
 
 func (fa *fake) addForeignServers(f service.Family) {
 	for _, at := range foreignServers(f) {
-		a := netip.AddrPortFrom(at.addr, 8443)
+		a := netip.AddrPortFrom(at.Addr, 8443)
 		fa.servers[at] = &fakeServer{server{scheduler: "wlc", flags: flagHashed}, map[netip.AddrPort]dest{a: {addr: a, weight: 7}}}
 	}
 }
@@ -76,7 +75,7 @@ func (fa *fake) addForeignServers(f service.Family) {
 func wantForeignServers(t fataler, k *fake, f service.Family) {
 	for _, at := range foreignServers(f) {
 		s := k.servers[at]
-		if s == nil || s.scheduler != "wlc" || len(s.dests) != 1 || s.dests[netip.AddrPortFrom(at.addr, 8443)].weight != 7 {
+		if s == nil || s.scheduler != "wlc" || len(s.dests) != 1 || s.dests[netip.AddrPortFrom(at.Addr, 8443)].weight != 7 {
 			t.Fatalf("the virtual server of somebody else at %s is now %+v", at, s)
 		}
 	}
@@ -193,7 +192,7 @@ func (n *node) State() string {
 func (n *node) Changes() []string {
 	all := append(n.done, n.tables.Changes()...)
 	for _, line := range n.sets.Changes() {
-		if !strings.HasSuffix(line, "ipset "+companion.VirtualServerSet(n.family).Name) && !strings.HasSuffix(line, "ipset "+companion.NodeIPSet(n.family).Name) {
+		if !strings.HasSuffix(line, "ipset "+setOf(n.family, virtualServerSet).Name) && !strings.HasSuffix(line, "ipset "+setOf(n.family, nodeIPSet).Name) {
 			all = append(all, line)
 		}
 	}

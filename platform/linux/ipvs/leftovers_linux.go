@@ -23,7 +23,8 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
-	"kubeproxy/platform/linux/ipvs/companion"
+	"kubeproxy/platform/linux/ipset"
+	"kubeproxy/platform/linux/iptables"
 )
 
 // Leftovers are our virtual servers in the network namespace of the calling thread, with
@@ -37,8 +38,6 @@ type Leftovers struct {
 
 // String returns a name for the leftovers.
 func (l Leftovers) String() string { return "virtual servers of IPVS for " + l.Family.String() }
-
-func (l Leftovers) rules() companion.Leftovers { return companion.Leftovers{Family: l.Family} }
 
 // Find describes the leftovers, "" if there are none.
 func (l Leftovers) Find(ctx context.Context) (string, error) {
@@ -58,7 +57,7 @@ func (l Leftovers) Find(ctx context.Context) (string, error) {
 		}
 		return nil
 	})
-	table, tableErr := l.rules().Find(ctx)
+	table, tableErr := l.findRules(ctx)
 	if table != "" {
 		found = append(found, table)
 	}
@@ -71,7 +70,7 @@ func (l Leftovers) Find(ctx context.Context) (string, error) {
 // Remove removes the leftovers. It succeeds if there are none.
 func (l Leftovers) Remove(ctx context.Context) error {
 	err := l.with(func(k *kernel) error { return l.remove(ctx, k) })
-	if err := errors.Join(err, l.rules().Remove(ctx)); err != nil {
+	if err := errors.Join(err, l.removeRules(ctx)); err != nil {
 		return fmt.Errorf("remove %s: %w", l, err)
 	}
 	return nil
@@ -96,7 +95,7 @@ func (l Leftovers) drain(ctx context.Context, since time.Time) (remaining drainR
 	var elapsed time.Duration
 	if !since.IsZero() {
 		elapsed = time.Since(since)
-	} else if err := l.rules().Disarm(ctx); err != nil {
+	} else if err := l.disarm(ctx); err != nil {
 		return drainResult{}, err
 	}
 	err = l.with(func(k *kernel) error {
@@ -108,15 +107,15 @@ func (l Leftovers) drain(ctx context.Context, since time.Time) (remaining drainR
 
 // deleteCutFlows deletes the conntrack entries of cut flows of connectionless protocols.
 // Otherwise these flows would continue to a server that no longer exists.
-func deleteCutFlows(ctx context.Context, f service.Family, cut []key) error {
+func deleteCutFlows(ctx context.Context, f service.Family, cut []service.Address) error {
 	var errs []error
 	for _, k := range cut {
-		if !k.connectionless() {
+		if !connectionless(k) {
 			continue
 		}
 		var flows []conntrack.Flow
-		err := conntrack.Netlink{}.Dump(ctx, conntrack.Filter{Family: f, Protocol: k.proto, Port: k.port}, func(x conntrack.Flow) {
-			if x.Dst == netip.AddrPortFrom(k.addr, k.port) {
+		err := conntrack.Netlink{}.Dump(ctx, conntrack.Filter{Family: f, Protocol: k.Protocol, Port: k.Port}, func(x conntrack.Flow) {
+			if x.Dst == netip.AddrPortFrom(k.Addr, k.Port) {
 				flows = append(flows, x)
 			}
 		})
@@ -137,7 +136,7 @@ func (l Leftovers) remove(ctx context.Context, k *kernel) error {
 	return errors.Join(removeAll(ctx, k, s, l.ownedKeys(s)), k.RemoveDevice(ctx))
 }
 
-func (l Leftovers) ownedKeys(s *state) []key {
+func (l Leftovers) ownedKeys(s *state) []service.Address {
 	return Options{Exclude: l.Exclude}.ownedKeys(s)
 }
 
@@ -154,6 +153,100 @@ func (l Leftovers) with(do func(*kernel) error) error {
 		return err
 	}
 	defer k.close()
+	return do(k)
+}
+
+// chains are our chains in both variants of iptables.
+func (l Leftovers) chains() []iptables.Leftovers {
+	var all []iptables.Leftovers
+	for _, v := range iptables.Variants {
+		all = append(all, iptables.Leftovers{Variant: v, Family: l.Family, Role: Options{}.chains(l.Family).Role})
+	}
+	return all
+}
+
+// findRules describes the sets and chains, "" if there are none.
+func (l Leftovers) findRules(ctx context.Context) (string, error) {
+	var found []string
+	for _, c := range l.chains() {
+		what, err := c.Find(ctx)
+		if err != nil {
+			return "", err
+		}
+		if what != "" {
+			found = append(found, c.String()+": "+what)
+		}
+	}
+	n := 0
+	err := withSets(func(k *ipset.Kernel) error {
+		heads, err := k.Headers()
+		for _, h := range heads {
+			if isOwned(l.Family, h) {
+				n++
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("look for ipsets: %w", err)
+	}
+	if n > 0 {
+		found = append(found, fmt.Sprintf("%d ipsets", n))
+	}
+	return strings.Join(found, ", "), nil
+}
+
+// disarm makes the chains stop marking, dropping and redirecting, and stop rejecting
+// connections to Services that had no endpoints. Other packets to addresses of Services
+// are treated as before. It succeeds if there are no leftovers.
+func (l Leftovers) disarm(ctx context.Context) error {
+	if err := l.eachVariant(ctx, iptables.Leftovers.Disarm); err != nil {
+		return err
+	}
+	return withSets(func(k *ipset.Kernel) error {
+		s := setOf(l.Family, refusedSet)
+		entries, err := k.List(s)
+		if err == nil {
+			err = k.Del(s, entries)
+		}
+		if errors.Is(err, ipset.ErrMissing) {
+			return nil
+		}
+		return err
+	})
+}
+
+// removeRules removes the chains and then the sets. It succeeds if there are none.
+func (l Leftovers) removeRules(ctx context.Context) error {
+	if err := l.eachVariant(ctx, iptables.Leftovers.Remove); err != nil {
+		return err
+	}
+	return withSets(func(k *ipset.Kernel) error { return destroy(l.Family, k) })
+}
+
+// eachVariant calls do with the chains of each variant that has any.
+func (l Leftovers) eachVariant(ctx context.Context, do func(iptables.Leftovers, context.Context) error) error {
+	var errs []error
+	for _, c := range l.chains() {
+		what, err := c.Find(ctx)
+		if err == nil && what != "" {
+			err = do(c, ctx)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// withSets calls do if the kernel has ipsets. A request for them would load the module.
+func withSets(do func(*ipset.Kernel) error) error {
+	if !ipset.Present() {
+		return nil
+	}
+	k, err := ipset.Open()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
 	return do(k)
 }
 
@@ -254,7 +347,7 @@ func (u *upstreamState) destroySets() error {
 // readUpstream reads what kube-proxy left, without virtual servers. The caller must have
 // exclusive use of k.
 func (k *kernel) readUpstream() (*upstreamState, error) {
-	u := &upstreamState{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, ports: map[nodePort]bool{}}
+	u := &upstreamState{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, ports: map[service.Address]bool{}}
 	if err := u.readSets(k.family); err != nil {
 		return nil, err
 	}
@@ -354,7 +447,7 @@ func requestIPSet(command int, attrs ...*nl.RtAttr) ([][]byte, error) {
 	return messages, nil
 }
 
-func setName(name string) *nl.RtAttr {
+func nameAttr(name string) *nl.RtAttr {
 	return nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name))
 }
 
@@ -393,7 +486,7 @@ func (u *upstreamState) readSets(f service.Family) error {
 
 // readPorts reads the elements of a set.
 func (u *upstreamState) readPorts(proto service.Protocol, name string) error {
-	parts, err := requestIPSet(nl.IPSET_CMD_LIST, setName(name))
+	parts, err := requestIPSet(nl.IPSET_CMD_LIST, nameAttr(name))
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -413,7 +506,7 @@ func (u *upstreamState) readPorts(proto service.Protocol, name string) error {
 func (u *upstreamState) addPorts(proto service.Protocol, element []byte) {
 	for _, port := range attributes(element, nl.IPSET_ATTR_PORT) {
 		if len(port) >= 2 {
-			u.ports[nodePort{proto, binary.BigEndian.Uint16(port)}] = true
+			u.ports[service.Address{Port: binary.BigEndian.Uint16(port), Protocol: proto}] = true
 		}
 	}
 }
@@ -436,7 +529,7 @@ func attributes(text []byte, typ uint16) [][]byte {
 // destroySet destroys a set that no rule refers to. It succeeds if the set does not
 // exist.
 func destroySet(name string) error {
-	_, err := requestIPSet(nl.IPSET_CMD_DESTROY, setName(name))
+	_, err := requestIPSet(nl.IPSET_CMD_DESTROY, nameAttr(name))
 	var number unix.Errno
 	switch {
 	case errors.Is(err, unix.ENOENT):

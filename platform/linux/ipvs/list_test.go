@@ -27,8 +27,8 @@ SCTP [fd00:0010:0096:0000:0000:0000:0000:0010]:0050 mh
 func TestListing(t *testing.T) {
 	four, six := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:10:96::10")
 	tcp, udp, sctp, omitted := &observedServer{}, &observedServer{}, &observedServer{}, &observedServer{}
-	servers := map[key]*observedServer{
-		{four, 80, service.TCP}: tcp, {four, 80, service.UDP}: udp, {six, 80, service.SCTP}: sctp, {four, 81, service.TCP}: omitted,
+	servers := map[service.Address]*observedServer{
+		addressAt(four, 80, service.TCP): tcp, addressAt(four, 80, service.UDP): udp, addressAt(six, 80, service.SCTP): sctp, addressAt(four, 81, service.TCP): omitted,
 	}
 	if err := fillDests(servers, strings.NewReader(listing)); err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ func TestExternalAddressOfTheNodeGoesBeforeNodePorts(t *testing.T) {
 	inner := *bare
 	inner.Frontends = append(inner.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[0], Port: 30080})
 	outer.Frontends = append(outer.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[0], Port: 30080})
-	own := key{generate.NodeAddr[0], 30080, service.TCP}
+	own := addressAt(generate.NodeAddr[0], 30080, service.TCP)
 	for name, c := range map[string]struct {
 		change service.Change
 		dests  int

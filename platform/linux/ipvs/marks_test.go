@@ -73,7 +73,7 @@ func TestSharedMarkIsShown(t *testing.T) {
 	step(true, nil, errors.New("interrupted"))
 	step(false, nil, nil)
 	k.marks = rules
-	w, err := b.Trace(t.Context(), s, route.Conn{To: netip.AddrPortFrom(first.addr, first.port), Protocol: service.TCP, From: generate.NodeAddr[0]}, generate.IsNodeLocal)
+	w, err := b.Trace(t.Context(), s, route.Conn{To: netip.AddrPortFrom(first.Addr, first.Port), Protocol: service.TCP, From: generate.NodeAddr[0]}, generate.IsNodeLocal)
 	if err != nil || len(w.Notes) > 0 {
 		t.Errorf("explain of a Service notes %v, %v", w, err)
 	}

@@ -38,7 +38,7 @@ func externalService(internal, external service.Policy, localAddrs, remoteAddrs 
 func summarize(ops []op) string {
 	var words []string
 	for _, o := range ops {
-		if o.key.addr != netip.MustParseAddr("198.51.100.9") {
+		if o.key.Addr != netip.MustParseAddr("198.51.100.9") {
 			continue
 		}
 		host := o.dest.addr.Addr()

@@ -26,14 +26,14 @@ type plan struct {
 	units           []unit
 	deleteRoutes    []op // addresses that no Service has any more
 	addRoutes       []op
-	addrSetOps      []op               // after everything else
-	next            *installed         // the kernel state after Apply
-	delta           map[netip.Addr]int // added to next.addrRefs after Apply
-	drainingDests   drainingDests      // after Apply
-	knownToRules    map[key]bool       // virtual servers that the installed rules cover, in a comparison
-	previousAddrs   map[netip.Addr]int // addrRefs before, if fullSync
-	drainedServers  map[key]bool       // virtual servers whose last destination has drained
-	recheck         recheckSet         // empty if fullSync
+	addrSetOps      []op                     // after everything else
+	next            *installed               // the kernel state after Apply
+	delta           map[netip.Addr]int       // added to next.addrRefs after Apply
+	drainingDests   drainingDests            // after Apply
+	knownToRules    map[service.Address]bool // virtual servers that the installed rules cover, in a comparison
+	previousAddrs   map[netip.Addr]int       // addrRefs before, if fullSync
+	drainedServers  map[service.Address]bool // virtual servers whose last destination has drained
+	recheck         recheckSet               // empty if fullSync
 	drift           []string
 	alteredSettings []string // settings that others changed
 	removed         []*service.Port
@@ -122,7 +122,7 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 func (p *plan) program(ctx context.Context, out *reconcile.Outcome) error {
 	b := p.backend
 	b.installed = nil // if more than single Ports fails, the next Plan reads the kernel state
-	a := &applier{plan: p, ctx: ctx, undeleted: map[key]bool{}}
+	a := &applier{plan: p, ctx: ctx, undeleted: map[service.Address]bool{}}
 	if err := a.prepare(); err != nil {
 		return fmt.Errorf("prepare IPVS for %s: %w", b.family, err)
 	}
@@ -174,7 +174,7 @@ type applier struct {
 	ctx  context.Context
 	errs []error
 	// undeleted are the virtual servers that could not be deleted before the rules change.
-	undeleted map[key]bool
+	undeleted map[service.Address]bool
 }
 
 // rules changes the rules, and sets in out the outcome.
@@ -341,8 +341,8 @@ func (p *plan) planChanges(ctx context.Context, h *installed, cs []service.Chang
 
 // handedOver returns the virtual servers that move from one Port to another, as the old
 // Port has them.
-func (p *plan) handedOver(cs []service.Change) map[key]desiredServer {
-	left := map[key]desiredServer{}
+func (p *plan) handedOver(cs []service.Change) map[service.Address]desiredServer {
+	left := map[service.Address]desiredServer{}
 	for _, c := range cs {
 		if c.Old != nil && (c.New == nil || !slices.EqualFunc(c.Old.Frontends, c.New.Frontends, service.Frontend.SameAddress)) {
 			for _, w := range p.backend.options.servers(c.Old, p.next.localNode) {
@@ -350,7 +350,7 @@ func (p *plan) handedOver(cs []service.Change) map[key]desiredServer {
 			}
 		}
 	}
-	moved := map[key]desiredServer{}
+	moved := map[service.Address]desiredServer{}
 	for _, c := range cs {
 		if len(left) == 0 || c.New == nil {
 			continue
@@ -378,9 +378,9 @@ func countAddrs(counts map[netip.Addr]int, p *service.Port, node *service.Node, 
 
 // planPort plans the change of one Port. Virtual servers that it takes from or leaves to
 // another Port are in handedOver.
-func (p *plan) planPort(c service.Change, handedOver map[key]desiredServer) {
+func (p *plan) planPort(c service.Change, handedOver map[service.Address]desiredServer) {
 	u := unit{port: c.New}
-	old := map[key]desiredServer{}
+	old := map[service.Address]desiredServer{}
 	if c.New == nil {
 		u.port = c.Old
 	}
@@ -417,7 +417,7 @@ func (p *plan) planServer(u *unit, old, next desiredServer, known bool) {
 	drained := len(p.drainingDests[k]) > 0
 	m := destChanges{knownToRules: known, preservesClientIP: next.preservesClientIP, emptied: len(next.endpoints) == 0, refused: next.refused}
 	switch {
-	case m.emptied && k.connectionless():
+	case m.emptied && connectionless(k):
 		if len(old.endpoints) > 0 {
 			u.deleteServer(next)
 		}
@@ -487,8 +487,8 @@ func (u *unit) deleteServer(w desiredServer) {
 
 // removeDest lets a destination drain. For a connectionless protocol it deletes it at
 // once.
-func (p *plan) removeDest(k key, x dest) op {
-	if k.connectionless() {
+func (p *plan) removeDest(k service.Address, x dest) op {
+	if connectionless(k) {
 		return op{verb: delDest, key: k, dest: x}
 	}
 	p.drainingDests.add(k, x.addr, p.backend.now())
@@ -496,7 +496,7 @@ func (p *plan) removeDest(k key, x dest) op {
 }
 
 // connectionless reports whether the connections of k have no end of their own.
-func (k key) connectionless() bool { return k.proto == service.UDP }
+func connectionless(k service.Address) bool { return k.Protocol == service.UDP }
 
 // merge walks through two sorted lists at once.
 func merge(old, next []service.Endpoint, each func(had, wants bool, a netip.AddrPort)) {
@@ -524,7 +524,9 @@ func merge(old, next []service.Endpoint, each func(had, wants bool, a netip.Addr
 	}
 }
 
-func sortedKeys[V any](m map[key]V) []key { return slices.SortedFunc(maps.Keys(m), key.compare) }
+func sortedKeys[V any](m map[service.Address]V) []service.Address {
+	return slices.SortedFunc(maps.Keys(m), service.Address.Compare)
+}
 
 func sortedAddrs[V any](m map[netip.Addr]V) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
@@ -535,7 +537,7 @@ type verb uint8
 
 const (
 	addDevice        verb = iota
-	addSets               // companion.VirtualServerSet and companion.NodeIPSet
+	addSets               // virtualServerSet and nodeIPSet
 	addServerToSet        // to the former
 	delServerFromSet      // from the former
 	addAddrToSet          // an address of the node, to the latter
@@ -554,7 +556,7 @@ const (
 // op is one step. The verb determines which fields are used.
 type op struct {
 	verb   verb
-	key    key
+	key    service.Address
 	server server
 	dest   dest
 	route  localRoute
@@ -580,7 +582,7 @@ var errNotInSet = errors.New("it cannot be put into the ipset of virtual servers
 // destinations of virtual servers that could not be created.
 func applyInOrder(ops []op, do func(*op) error) map[int]error {
 	failed := map[int]error{}
-	notCreated := map[key]bool{}
+	notCreated := map[service.Address]bool{}
 	for i := range ops {
 		o := &ops[i]
 		err := errServerNotCreated
@@ -632,29 +634,30 @@ func (o op) driftText() string { return o.describe("missing: ", "foreign: ", "al
 
 // describe describes o after the word for what it does.
 func (o op) describe(add, del, set string) string {
+	at := nameOf(o.key)
 	switch o.verb {
 	case addDevice:
 		return add + "interface " + Device
 	case addSets:
 		return add + "ipsets of virtual servers and of the node's addresses"
 	case addServerToSet:
-		return add + fmt.Sprintf("%s in the ipset of virtual servers", o.key)
+		return add + fmt.Sprintf("%s in the ipset of virtual servers", at)
 	case delServerFromSet:
-		return del + fmt.Sprintf("%s in the ipset of virtual servers", o.key)
+		return del + fmt.Sprintf("%s in the ipset of virtual servers", at)
 	case addAddrToSet:
 		return add + fmt.Sprintf("%s in the ipset of the node's addresses", o.route.addr)
 	case delAddrFromSet:
 		return del + fmt.Sprintf("%s in the ipset of the node's addresses", o.route.addr)
 	case addServer:
-		return add + fmt.Sprintf("virtual server %s%s", o.key, o.server.text())
+		return add + fmt.Sprintf("virtual server %s%s", at, o.server.text())
 	case setServer:
-		return set + fmt.Sprintf("virtual server %s%s", o.key, o.server.text())
+		return set + fmt.Sprintf("virtual server %s%s", at, o.server.text())
 	case delServer:
-		return del + fmt.Sprintf("virtual server %s", o.key)
+		return del + fmt.Sprintf("virtual server %s", at)
 	case addDest:
-		return add + fmt.Sprintf("destination %s of %s", o.dest.addr, o.key)
+		return add + fmt.Sprintf("destination %s of %s", o.dest.addr, at)
 	case delDest:
-		return del + fmt.Sprintf("destination %s of %s", o.dest.addr, o.key)
+		return del + fmt.Sprintf("destination %s of %s", o.dest.addr, at)
 	case addRoute:
 		if o.route.source.IsValid() {
 			return add + fmt.Sprintf("address %s, reached from %s", o.route.addr, o.route.source)
@@ -666,9 +669,9 @@ func (o op) describe(add, del, set string) string {
 		return del + fmt.Sprintf("address %s of interface %s", o.route.addr, Device)
 	}
 	if o.dest.weight == 0 {
-		return set + fmt.Sprintf("destination %s of %s drains, for %s at most", o.dest.addr, o.key, DrainTimeout)
+		return set + fmt.Sprintf("destination %s of %s drains, for %s at most", o.dest.addr, at, DrainTimeout)
 	}
-	return set + fmt.Sprintf("destination %s of %s has weight %d", o.dest.addr, o.key, o.dest.weight)
+	return set + fmt.Sprintf("destination %s of %s has weight %d", o.dest.addr, at, o.dest.weight)
 }
 
 func (s server) text() string {

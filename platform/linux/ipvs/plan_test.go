@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -178,13 +180,13 @@ func TestDrift(t *testing.T) {
 	b := newBackend(service.IPv4, k, Options{})
 	want := snapshot(web(0, 2, service.TCP), web(1, 1, service.TCP))
 	apply(t, b, want)
-	first, second := key{generate.NthAddr("10.96.0.0", 0), 80, service.TCP}, key{generate.NthAddr("10.96.0.0", 1), 80, service.TCP}
+	first, second := addressAt(generate.NthAddr("10.96.0.0", 0), 80, service.TCP), addressAt(generate.NthAddr("10.96.0.0", 1), 80, service.TCP)
 	wrongMode := netip.MustParseAddrPort("10.244.1.2:8080")
 	delete(k.servers, second)
 	delete(k.servers[first].dests, netip.MustParseAddrPort("10.244.1.1:8080"))
 	k.servers[first].scheduler = "lc"
 	k.servers[first].dests[wrongMode] = dest{addr: wrongMode, weight: 1, wrongMode: true}
-	delete(k.routes, second.addr)
+	delete(k.routes, second.Addr)
 	if p := planOf(t, b, want); !p.Empty() {
 		t.Errorf("the kernel was asked before the sync period was over: %s", p.Changes())
 	}
@@ -232,7 +234,7 @@ func TestForeignServers(t *testing.T) {
 	excluded := Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32")}}
 	k := newFake(service.IPv4)
 	other := server{scheduler: "wlc"}
-	at := []key{{generate.NodeAddr[0], 30080, service.TCP}, {generate.NthAddr("10.96.0.0", 1), 80, service.TCP}, {generate.NthAddr("10.96.0.0", 1), 81, service.TCP}}
+	at := []service.Address{addressAt(generate.NodeAddr[0], 30080, service.TCP), addressAt(generate.NthAddr("10.96.0.0", 1), 80, service.TCP), addressAt(generate.NthAddr("10.96.0.0", 1), 81, service.TCP)}
 	for _, x := range at {
 		k.servers[x] = &fakeServer{other, nil}
 	}
@@ -278,7 +280,7 @@ func TestOneBadPort(t *testing.T) {
 	k := newFake(service.IPv4)
 	b := newBackend(service.IPv4, k, Options{})
 	k.refuse = func(o op) error {
-		if o.key.addr == generate.NthAddr("10.96.0.0", 1) {
+		if o.key.Addr == generate.NthAddr("10.96.0.0", 1) {
 			return errInjected
 		}
 		return nil
@@ -324,5 +326,281 @@ func TestPartialSnapshotTakesNothingAway(t *testing.T) {
 	whole := snapshot(web(0, 1, service.TCP))
 	if p := apply(t, b, whole); len(p.Outcome().Removed) != 1 || len(k.servers) != 1 || len(k.routes) != 1 {
 		t.Errorf("%d reported as removed, %d virtual servers and %d addresses left, want 1, 1 and 1", len(p.Outcome().Removed), len(k.servers), len(k.routes))
+	}
+}
+
+// first is the virtual server of web(0, ...) over TCP.
+var first = addressAt(generate.NthAddr("10.96.0.0", 0), 80, service.TCP)
+
+// withRemoteEndpoint returns p with one endpoint, which is remote.
+func withRemoteEndpoint(p *service.Port, name string) *service.Port {
+	q := *p
+	q.Name.Port = name
+	q.Cluster = []service.Endpoint{{Addr: netip.MustParseAddrPort("10.244.1.9:8080")}}
+	return &q
+}
+
+// applyChanges runs one sync after the changes cs.
+func applyChanges(t *testing.T, b *Backend, s *service.Snapshot, cs ...service.Change) (*service.Snapshot, *plan) {
+	t.Helper()
+	next := s.With(s.Generation+1, s.Node, cs)
+	return next, apply(t, b, next)
+}
+
+// lastEndpointDraining returns a fake kernel in which the only endpoint that a Service
+// has left is draining.
+func lastEndpointDraining(t *testing.T) (k *fake, b *Backend, s *service.Snapshot, one, nobody *service.Port) {
+	t.Helper()
+	k = newFake(service.IPv4)
+	b = newBackend(service.IPv4, k, Options{})
+	one, nobody = web(0, 1, service.TCP), web(0, 0, service.TCP)
+	s = snapshot(one)
+	apply(t, b, s)
+	setConns(k, 1)
+	s, _ = applyChanges(t, b, s, service.Change{Old: one, New: nobody})
+	return k, b, s, one, nobody
+}
+
+// TestEndpointComesAsTheLastHasDrained adds an endpoint in the sync that ends the
+// draining of the last one.
+func TestEndpointComesAsTheLastHasDrained(t *testing.T) {
+	k, b, s, one, nobody := lastEndpointDraining(t)
+	setConns(k, 0)
+	k.clock = k.clock.Add(drainPollInterval)
+	_, p := applyChanges(t, b, s, service.Change{Old: nobody, New: withRemoteEndpoint(one, "")})
+	wantLines(t, p, "+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp", "- destination 10.244.1.1:8080 of 10.96.0.0:80 tcp")
+}
+
+// TestAffinityComesWhileTheLastDrains changes the settings of a virtual server that
+// exists only for draining endpoints.
+func TestAffinityComesWhileTheLastDrains(t *testing.T) {
+	for _, resync := range []time.Duration{0, time.Minute} {
+		k, b, s, _, nobody := lastEndpointDraining(t)
+		sticky, again := web(0, 0, service.TCP), web(0, 1, service.TCP)
+		sticky.Affinity, again.Affinity = time.Hour, time.Hour
+		k.clock = k.clock.Add(resync)
+		s, _ = applyChanges(t, b, s, service.Change{Old: nobody, New: sticky})
+		_, p := applyChanges(t, b, s, service.Change{Old: sticky, New: again})
+		wantLines(t, p, "~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp has weight 1")
+		if timeout := k.servers[first].timeout; timeout != 3600 {
+			t.Errorf("clients stay for %d s, want 3600", timeout)
+		}
+	}
+}
+
+// TestAddressPassesToAnotherPort moves an address to a Port of another name, as after a
+// rename. The address must be served at each moment.
+func TestAddressPassesToAnotherPort(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one := web(0, 1, service.TCP)
+	s := snapshot(one, web(1, 1, service.TCP))
+	apply(t, b, s)
+	setConns(k, 1)
+	want := [][]string{
+		{"~ destination 10.244.1.1:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most", "+ destination 10.244.1.9:8080 of 10.96.0.0:80 tcp"},
+		nil, nil,
+	}
+	for i, name := range []string{"aaa", "zzz", "aaa"} { // the old one is planned first, and last
+		next := withRemoteEndpoint(one, name)
+		var p *plan
+		s, p = applyChanges(t, b, s, service.Change{Old: one}, service.Change{New: next})
+		wantLines(t, p, want[i]...)
+		one = next
+	}
+	_, p := applyChanges(t, b, s, service.Change{Old: one})
+	wantLines(t, p, "- virtual server 10.96.0.0:80 tcp", "- address 10.96.0.0")
+}
+
+// TestForeignServerGetsNoDestinations checks that a foreign virtual server gets no
+// destination of ours when a Service gets its first endpoints.
+func TestForeignServerGetsNoDestinations(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{Exclude: []netip.Prefix{netip.PrefixFrom(first.Addr, 32)}})
+	one, nobody := web(0, 1, service.TCP), web(0, 0, service.TCP)
+	k.servers[first] = &fakeServer{server{scheduler: "wlc"}, map[netip.AddrPort]dest{}}
+	s := snapshot(nobody)
+	apply(t, b, s)
+	next := s.With(2, s.Node, []service.Change{{Old: nobody, New: one}})
+	for _, reason := range []error{errExists, errForeign} { // the kernel's error, then ours
+		err := planOf(t, b, next).Apply(context.Background()).Err
+		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, reason) {
+			t.Errorf("Apply = %v, want %v", err, reason)
+		}
+		if n := len(k.servers[first].dests); n > 0 {
+			t.Errorf("the virtual server of somebody else has %d destinations of ours", n)
+		}
+	}
+}
+
+// TestDrainingEndpointRemovedExternally has another process delete a draining
+// destination.
+func TestDrainingEndpointRemovedExternally(t *testing.T) {
+	for _, after := range []time.Duration{drainPollInterval, time.Minute} {
+		k := newFake(service.IPv4)
+		b := newBackend(service.IPv4, k, Options{})
+		two, one := web(0, 2, service.TCP), web(0, 1, service.TCP)
+		s := snapshot(two)
+		apply(t, b, s)
+		setConns(k, 1)
+		s, _ = applyChanges(t, b, s, service.Change{Old: two, New: one})
+		delete(k.servers[first].dests, two.Cluster[1].Addr)
+		k.clock = k.clock.Add(after)
+		s, _ = applyChanges(t, b, s)
+		if b.draining.Load() {
+			t.Errorf("after %s these drain: %v", after, b.drainingDests)
+		}
+		_, p := applyChanges(t, b, s, service.Change{Old: one, New: two})
+		wantLines(t, p, "+ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp")
+	}
+}
+
+// TestForeignServerStaysForeign has a foreign virtual server that existed first. It
+// stays foreign, in later syncs and after a restart, although the address has a route.
+// When it is deleted, ours replaces it, and foreign changes of ours are undone.
+func TestForeignServerStaysForeign(t *testing.T) {
+	k := newFake(service.IPv4)
+	theirs := server{scheduler: "wlc", flags: flagHashed}
+	k.servers[first] = &fakeServer{theirs, map[netip.AddrPort]dest{}}
+	b, s := newBackend(service.IPv4, k, Options{}), snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
+	for i := range 4 {
+		if i == 3 {
+			b = newBackend(service.IPv4, k, Options{})
+		}
+		err := planOf(t, b, s).Apply(context.Background()).Err
+		if failed := reconcile.PortErrors(err); len(failed) != 1 || !errors.Is(err, errForeign) {
+			t.Errorf("round %d: Apply = %v, want %v", i, err, errForeign)
+		}
+		if got := k.servers[first]; got.server != theirs || len(got.dests) > 0 {
+			t.Errorf("round %d: there is %v", i, got)
+		}
+	}
+	delete(k.servers, first)
+	apply(t, b, s)
+	for i := range 2 {
+		k.servers[first].server = theirs
+		k.clock = k.clock.Add(time.Minute)
+		if p := apply(t, b, s); len(p.Outcome().Drift) != 1 || !k.servers[first].owned() {
+			t.Errorf("the drift is %q, and there is %v", p.Outcome().Drift, k.servers[first])
+		}
+		if i == 0 {
+			b = newBackend(service.IPv4, k, Options{})
+			apply(t, b, s)
+		}
+	}
+}
+
+// TestServiceWithoutRulesIsNotReached checks that a Service whose rules the kernel
+// refused gets no route: otherwise packets would reach a process that listens on all
+// addresses of the node.
+func TestServiceWithoutRulesIsNotReached(t *testing.T) {
+	k := newFake(service.IPv4)
+	b := newBackend(service.IPv4, k, Options{})
+	one, two := web(0, 1, service.TCP), web(1, 1, service.TCP)
+	b.rules.(*fakeRules).refuse = func(op) error { return &reconcile.PortError{Name: one.Name, Err: errInjected} }
+	for range 2 { // the second one compares with the kernel
+		err := planOf(t, b, snapshot(one, two)).Apply(context.Background()).Err
+		if failed := reconcile.PortErrors(err); len(failed) != 1 || failed[0].Name != one.Name {
+			t.Errorf("Apply = %v, want a failure of %s alone", err, one.Name)
+		}
+		_, routed := k.routes[first.Addr]
+		_, other := k.routes[two.Frontends[0].Addr]
+		if routed || k.servers[first] != nil || !other {
+			t.Errorf("the addresses are %v and the virtual servers %v", k.routes, k.servers)
+		}
+	}
+	b.rules.(*fakeRules).refuse = nil
+	apply(t, b, snapshot(one, two))
+	if _, routed := k.routes[first.Addr]; !routed || len(k.servers[first].dests) != 1 {
+		t.Errorf("the addresses are %v and the virtual servers %v", k.routes, k.servers)
+	}
+}
+
+// TestChangesAreWhatIsWanted runs syncs that read nothing from the kernel except
+// draining destinations. Each must succeed. After each the kernel must serve the same as
+// a new one, apart from draining destinations.
+func TestChangesAreWhatIsWanted(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		k := newFake(w.Family)
+		b := newBackend(w.Family, k, Options{})
+		b.SetResync(time.Hour)
+		node := w.Node()
+		for n := range 6 {
+			ports := w.Ports()
+			for i, p := range ports {
+				if w.DrawBool("own") { // maybe where another Service has a NodePort
+					p.Frontends = append(p.Frontends, service.Frontend{Kind: service.ExternalIP, Addr: generate.NodeAddr[w.Family], Port: uint16(30004 - i)})
+				}
+			}
+			want := service.New(uint64(n), node, ports)
+			apply(t, b, want)
+			wantSameServing(t, b, k, want)
+			k.drawConns(w)
+			k.clock = k.clock.Add(time.Duration(w.DrawInt("time", 8)) * time.Second)
+		}
+	})
+}
+
+// drawConns gives some destinations a connection.
+func (fa *fake) drawConns(w generate.Cluster) {
+	for _, at := range sortedKeys(fa.servers) {
+		dests := fa.servers[at].dests
+		for _, a := range slices.SortedFunc(maps.Keys(dests), netip.AddrPort.Compare) {
+			x := dests[a]
+			x.conns = uint32(w.DrawInt("conns", 2))
+			dests[a] = x
+		}
+	}
+}
+
+// testingTB is a *testing.T or *rapid.T.
+type testingTB interface {
+	fataler
+	Errorf(string, ...any)
+}
+
+// wantSameServing compares what accepts new connections with a kernel that was
+// programmed in one step.
+func wantSameServing(t testingTB, b *Backend, k *fake, want *service.Snapshot) {
+	fresh := newFake(b.family)
+	apply(t, newBackend(b.family, fresh, b.options), want)
+	for at, s := range k.servers {
+		wants := fresh.servers[at]
+		if wants == nil {
+			wants = &fakeServer{server: s.server}
+		}
+		if s.normalized() != wants.normalized() {
+			t.Errorf("%s is %+v, want %+v", at, s.server, wants.server)
+		}
+		open := maps.Clone(s.dests)
+		for a, x := range open {
+			if x.conns = 0; x.weight == 0 {
+				delete(open, a)
+			} else {
+				open[a] = x
+			}
+		}
+		if !maps.Equal(open, wants.dests) {
+			t.Errorf("%s has %v, want %v", at, open, wants.dests)
+		}
+	}
+	for at := range fresh.servers {
+		if k.servers[at] == nil {
+			t.Errorf("%s is not there", at)
+		}
+	}
+	var sets state
+	k.readSets(&sets)
+	for at := range k.servers {
+		if !sets.serverSet[at] {
+			t.Errorf("%s is not in the set of virtual servers", at)
+		}
+	}
+	if len(sets.serverSet) > len(k.servers) {
+		t.Errorf("in the set are %v, and there are %v", sets.serverSet, k.servers)
+	}
+	if !maps.Equal(k.routes, fresh.routes) {
+		t.Errorf("addresses %v, want %v", k.routes, fresh.routes)
 	}
 }

@@ -70,7 +70,7 @@ func TestServiceDeletedDuringPoll(t *testing.T) {
 		apply(t, b, s)
 		b.poller.requested.Store(true)
 		_, p := applyChanges(t, b, s, service.Change{Old: one})
-		_, routed := k.routes[first.addr]
+		_, routed := k.routes[first.Addr]
 		if len(p.Outcome().Drift) > 0 || routed || k.servers[first] != nil || len(k.servers) != 1 {
 			t.Errorf("%s: the drift is %q, the addresses are %v and the virtual servers %v", name, p.Outcome().Drift, k.routes, k.servers)
 		}
@@ -84,7 +84,7 @@ func TestListLeavesOut(t *testing.T) {
 	s := snapshot(web(0, 1, service.TCP), web(1, 1, service.TCP))
 	apply(t, b, s)
 	for range 2 {
-		k.omitted = []key{first}
+		k.omitted = []service.Address{first}
 		b.poller.requested.Store(true)
 		if p := planOf(t, b, s); !p.Empty() || len(p.Outcome().Drift) > 0 {
 			t.Errorf("the drift is %q, and to do:\n%s", p.Outcome().Drift, p.Changes())
@@ -100,7 +100,7 @@ func TestListLeavesOut(t *testing.T) {
 // slow delays reads of single virtual servers.
 type slow struct{ *fake }
 
-func (s slow) Server(ctx context.Context, at key) (*observedServer, error) {
+func (s slow) Server(ctx context.Context, at service.Address) (*observedServer, error) {
 	time.Sleep(time.Second)
 	return s.fake.Server(ctx, at)
 }

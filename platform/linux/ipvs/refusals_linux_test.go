@@ -60,7 +60,7 @@ func (u *unreliable) Read(ctx context.Context) (*state, error) {
 	return u.Driver.Read(ctx)
 }
 
-func (u *unreliable) Dests(ctx context.Context, k key) ([]dest, error) {
+func (u *unreliable) Dests(ctx context.Context, k service.Address) ([]dest, error) {
 	if u.fails("a list") {
 		return nil, u.refusal()
 	}

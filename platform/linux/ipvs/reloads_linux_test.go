@@ -23,12 +23,14 @@ const staleFamilyID = 0x3ff
 // staleClient is a library with an old family ID of IPVS.
 type staleClient struct{}
 
-func (staleClient) listServers() (map[key]*observedServer, error) { return nil, unix.ENOENT }
-func (staleClient) getServer(key) (server, error)                 { return server{}, unix.ENOENT }
-func (staleClient) listDests(key) ([]dest, error)                 { return nil, unix.ENOENT }
-func (staleClient) getTimeouts() (timeouts, error)                { return timeouts{}, unix.ENOENT }
-func (staleClient) setTimeouts(timeouts) error                    { return unix.ENOENT }
-func (staleClient) Close()                                        {}
+func (staleClient) listServers() (map[service.Address]*observedServer, error) {
+	return nil, unix.ENOENT
+}
+func (staleClient) getServer(service.Address) (server, error) { return server{}, unix.ENOENT }
+func (staleClient) listDests(service.Address) ([]dest, error) { return nil, unix.ENOENT }
+func (staleClient) getTimeouts() (timeouts, error)            { return timeouts{}, unix.ENOENT }
+func (staleClient) setTimeouts(timeouts) error                { return unix.ENOENT }
+func (staleClient) Close()                                    {}
 
 // TestKernelModuleReloaded checks that every request finds IPVS after a reload of its
 // module.
@@ -37,7 +39,7 @@ func TestKernelModuleReloaded(t *testing.T) {
 		for _, f := range service.Families {
 			b := newKernel(t, f, alwaysResync())
 			k := b.driver.(*kernel)
-			at := key{generate.NthAddr([]string{"10.96.0.0", "fd00:10:96::"}[f], 1), 80, service.TCP}
+			at := addressAt(generate.NthAddr([]string{"10.96.0.0", "fd00:10:96::"}[f], 1), 80, service.TCP)
 			asked := map[string]func() error{
 				"Commit": func() error {
 					return k.Commit(t.Context(), []op{{verb: addServer, key: at, server: server{scheduler: "rr", flags: flagOwned}}})[0]
@@ -108,9 +110,9 @@ func wantLibrarySees(t *testing.T, k *kernel, s *state) {
 		t.Fatal(err)
 	}
 	for _, x := range all {
-		found := slices.ContainsFunc(sortedKeys(s.servers), func(at key) bool {
+		found := slices.ContainsFunc(sortedKeys(s.servers), func(at service.Address) bool {
 			have := server{x.SchedName, x.Flags, x.Timeout}
-			return x.Address.Equal(at.addr.AsSlice()) && x.Port == at.port && x.Protocol == uint16(at.proto) && s.servers[at].server == have
+			return x.Address.Equal(at.Addr.AsSlice()) && x.Port == at.Port && x.Protocol == uint16(at.Protocol) && s.servers[at].server == have
 		})
 		if !found && x.AddressFamily == af(k.family) {
 			t.Errorf("the library hears of %+v, and we of %v", x, sortedKeys(s.servers))

@@ -6,6 +6,7 @@ package ipvs
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -15,7 +16,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/ipvs/companion"
+	"kubeproxy/platform/linux/iptables"
 )
 
 // Document is what a node would hold in one family.
@@ -24,10 +25,28 @@ type Document struct {
 	Device    string          `json:"device"`
 	Addresses []Address       `json:"addresses"`
 	Servers   []VirtualServer `json:"virtualServers"`
-	companion.Document
+	Sets      []Set           `json:"sets"`
+	Chains    iptables.Tables `json:"chains"`
 
 	family      service.Family
 	lacksDevice bool
+	portOf      func(comment string) service.PortName // of elements of sets
+}
+
+// Set is a set with its elements, each in the format of ipset.
+type Set struct {
+	Name     string     `json:"name"`
+	Type     ipset.Type `json:"type"`
+	Elements []Element  `json:"elements,omitempty"`
+
+	set     ipset.Set
+	members []ipset.Member
+}
+
+// Element is an element of a set, with its Service if it belongs to a single one.
+type Element struct {
+	Element string `json:"element"`
+	Service string `json:"service,omitempty"`
 }
 
 // Address has a local route.
@@ -48,6 +67,7 @@ type VirtualServer struct {
 
 	remarks []string // lines, in text only
 	port    service.PortName
+	key     service.Address
 }
 
 // schedulerWords are the names in ipvsadm(8) of the flags whose meaning depends on the
@@ -69,33 +89,62 @@ func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
 
 // NewDocument returns what a node would hold in family f.
 func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
-	d := Document{Family: f.String(), Device: Device, family: f}
-	counts := map[netip.Addr]int{}
-	var served []ipset.Member
+	d := Document{Family: f.String(), Device: Device, family: f, portOf: service.ParsePortName, Chains: iptables.Document(f, want, o.chains(f))}
+	counts, members := map[netip.Addr]int{}, nodeMembers(want.Node, f)
 	source, at := nodeView{node: want.Node}.source(f), newLocalNode(want, f)
 	for p := range want.Ports(f) {
 		countAddrs(counts, p, want.Node, 1)
 		for _, s := range o.servers(p, at) {
 			if len(s.endpoints) > 0 {
 				d.Servers = append(d.Servers, newVirtualServer(p, s))
-				served = append(served, ipset.Member{Entry: s.key.entry()})
+				members[virtualServerSet] = append(members[virtualServerSet], ipset.Member{Entry: entryOf(s.key)})
 			}
 		}
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(counts), netip.Addr.Compare) {
 		d.Addresses = append(d.Addresses, Address{a, source})
 	}
-	var own []ipset.Member
-	for _, a := range ownAddrs(want.Node, f) {
-		own = append(own, ipset.Member{Entry: ipset.Entry{Addr: a}})
-	}
-	d.Document = companion.NewDocument(f, want, o.rulesOptions(), companion.Servers{Served: served, Addrs: own})
+	d.Sets = wantedSets(f, want, members, nil)
 	return d
+}
+
+// nodeMembers returns the members of the set of the node's own addresses, by the name of the
+// set.
+func nodeMembers(node *service.Node, f service.Family) map[string][]ipset.Member {
+	all := map[string][]ipset.Member{}
+	for _, a := range ownAddrs(node, f) {
+		all[nodeIPSet] = append(all[nodeIPSet], ipset.Member{Entry: ipset.Entry{Addr: a}})
+	}
+	return all
+}
+
+// wantedSets returns the sets for want. members are those of the two sets that depend on
+// virtual servers, and held the existing elements.
+func wantedSets(f service.Family, want *service.Snapshot, members map[string][]ipset.Member, held map[element]use) []Set {
+	_, uses := countUses(f, want, held)
+	for e := range uses {
+		members[e.set] = append(members[e.set], ipset.Member{Entry: e.Entry, Comment: uses[e].comment})
+	}
+	var sets []Set
+	for _, name := range allNames() {
+		sets = append(sets, newSet(setOf(f, name), members[name]))
+	}
+	return sets
+}
+
+// newSet sorts members.
+func newSet(s ipset.Set, members []ipset.Member) Set {
+	slices.SortFunc(members, func(a, b ipset.Member) int { return a.Entry.Compare(b.Entry) })
+	x := Set{Name: s.Name, Type: s.Type, set: s, members: members}
+	for _, m := range members {
+		x.Elements = append(x.Elements, Element{s.Text(m.Entry), m.Comment})
+	}
+	return x
 }
 
 func newVirtualServer(p *service.Port, s desiredServer) VirtualServer {
 	v := VirtualServer{
-		port: p.Name, Service: p.Name.String(), Protocol: s.proto.String(), Address: netip.AddrPortFrom(s.addr, s.port),
+		port: p.Name, key: s.key, Service: p.Name.String(), Protocol: s.key.Protocol.String(), Address: netip.AddrPortFrom(s.key.Addr, s.key.Port),
 		Scheduler: s.scheduler, Persistent: s.timeout, Flags: flagWords(s.server),
 	}
 	for _, e := range s.endpoints {
@@ -140,7 +189,11 @@ func (d Document) Objects() reconcile.Objects {
 	for _, s := range d.Servers {
 		all.AddFor(s.port, "%s", s.text())
 	}
-	return append(all, d.Document.Objects()...)
+	all.Add("# for ipset restore\n")
+	for _, s := range d.Sets {
+		s.set.Write(s.members, func(line, comment string) { all.AddFor(d.portOf(comment), "%s", line) })
+	}
+	return append(all, d.Chains.Objects()...)
 }
 
 // at returns the ipvsadm options that identify s.
@@ -192,38 +245,58 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 	if have.Servers, err = b.readServers(ctx, s, would.Servers); err != nil {
 		return nil, nil, err
 	}
-	if have.Document, would.Document, err = b.rules.ReadBack(ctx, view, b.serverElements(view, s)); err != nil {
+	if err := b.rules.(*rules).readBack(ctx, view, b.serverElements(view, s), &have, &would); err != nil {
 		return nil, nil, err
 	}
 	return have.Objects(), would.Objects(), nil
 }
 
+// readBack sets in have the sets and chains that the kernel holds, and in would those that it
+// would hold for want, both in the same order. members are those of sets that depend on
+// virtual servers.
+func (r *rules) readBack(ctx context.Context, want *service.Snapshot, members map[string][]ipset.Member, have, would *Document) error {
+	have.portOf = want.Commented(r.family, func(n service.PortName) string { return ipset.Comment(n.String()) })
+	would.portOf = have.portOf
+	elements := map[element]use{}
+	for _, name := range allNames() {
+		s := setOf(r.family, name)
+		held, err := r.sets.Members(s)
+		if errors.Is(err, ipset.ErrMissing) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("list ipset %s: %w", s.Name, err)
+		}
+		for _, m := range held {
+			elements[element{name, m.Entry}] = use{1, m.Comment}
+		}
+		have.Sets = append(have.Sets, newSet(s, held))
+	}
+	would.Sets = wantedSets(r.family, want, members, elements)
+	var err error
+	have.Chains, would.Chains, err = r.chains.ReadTables(ctx, want)
+	return err
+}
+
 // serverElements returns the elements of the sets that depend on virtual servers. The
 // set of these has those of others, too.
-func (b *Backend) serverElements(view *service.Snapshot, s *state) companion.Servers {
-	var all companion.Servers
-	at := newLocalNode(view, b.family)
-	seen := map[key]bool{}
-	add := func(k key) {
-		if !seen[k] {
-			seen[k] = true
-			all.Served = append(all.Served, ipset.Member{Entry: k.entry()})
-		}
-	}
+func (b *Backend) serverElements(view *service.Snapshot, s *state) map[string][]ipset.Member {
+	all, at := nodeMembers(view.Node, b.family), newLocalNode(view, b.family)
+	served := map[service.Address]bool{}
 	for p := range view.Ports(b.family) {
 		for _, w := range b.options.servers(p, at) {
 			if len(w.endpoints) > 0 {
-				add(w.key)
+				served[w.key] = true
 			}
 		}
 	}
 	for k, l := range s.servers {
-		if !l.owned() || b.options.excludes(k.addr) {
-			add(k)
+		if !l.owned() || b.options.excludes(k.Addr) {
+			served[k] = true
 		}
 	}
-	for _, a := range ownAddrs(view.Node, b.family) {
-		all.Addrs = append(all.Addrs, ipset.Member{Entry: ipset.Entry{Addr: a}})
+	for k := range served {
+		all[virtualServerSet] = append(all[virtualServerSet], ipset.Member{Entry: entryOf(k)})
 	}
 	return all
 }
@@ -231,8 +304,8 @@ func (b *Backend) serverElements(view *service.Snapshot, s *state) companion.Ser
 // readServers returns our virtual servers, those that are wanted first and in their order.
 func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualServer) ([]VirtualServer, error) {
 	var all []VirtualServer
-	seen := map[key]bool{}
-	add := func(k key, of string, port service.PortName) error {
+	seen := map[service.Address]bool{}
+	add := func(k service.Address, of string, port service.PortName) error {
 		l := s.servers[k]
 		if l == nil || seen[k] {
 			return nil
@@ -242,7 +315,7 @@ func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualSer
 		if !l.destsKnown {
 			var err error
 			if dests, err = b.driver.Dests(ctx, k); err != nil {
-				return fmt.Errorf("list the endpoints of virtual server %s: %w", k, err)
+				return fmt.Errorf("list the endpoints of virtual server %s: %w", nameOf(k), err)
 			}
 		}
 		v := observedVirtualServer(k, l, of, dests)
@@ -251,7 +324,7 @@ func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualSer
 		return nil
 	}
 	for _, w := range wanted {
-		if err := add(w.key(), w.Service, w.port); err != nil {
+		if err := add(w.key, w.Service, w.port); err != nil {
 			return nil, err
 		}
 	}
@@ -266,10 +339,10 @@ func (b *Backend) readServers(ctx context.Context, s *state, wanted []VirtualSer
 	return all, nil
 }
 
-func observedVirtualServer(k key, l *observedServer, of string, dests []dest) VirtualServer {
+func observedVirtualServer(k service.Address, l *observedServer, of string, dests []dest) VirtualServer {
 	o := l.server.normalized()
 	v := VirtualServer{
-		Service: of, Protocol: k.proto.String(), Address: netip.AddrPortFrom(k.addr, k.port),
+		Service: of, Protocol: k.Protocol.String(), Address: netip.AddrPortFrom(k.Addr, k.Port),
 		Scheduler: o.scheduler, Flags: flagWords(o), Persistent: o.timeout,
 	}
 	if !l.owned() {
@@ -286,16 +359,6 @@ func observedVirtualServer(k key, l *observedServer, of string, dests []dest) Vi
 	return v
 }
 
-func (s VirtualServer) key() key {
-	k := key{addr: s.Address.Addr(), port: s.Address.Port()}
-	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
-		if p.String() == s.Protocol {
-			k.proto = p
-		}
-	}
-	return k
-}
-
 // In mode ipvs, kube-proxy assigns the addresses of Services to the interface Device. It
 // has virtual servers on these addresses and, for NodePorts, on the node's addresses.
 // Its iptables rules match ipsets, which contain the NodePorts.
@@ -303,21 +366,16 @@ func (s VirtualServer) key() key {
 // upstreamState is what kube-proxy's mode ipvs left for one family, without virtual
 // servers.
 type upstreamState struct {
-	addrs map[netip.Addr]bool // on Device
-	node  map[netip.Addr]bool // on other interfaces
-	ports map[nodePort]bool
-	sets  []string // names
-}
-
-type nodePort struct {
-	proto service.Protocol
-	port  uint16
+	addrs map[netip.Addr]bool      // on Device
+	node  map[netip.Addr]bool      // on other interfaces
+	ports map[service.Address]bool // of the node, without family
+	sets  []string                 // names
 }
 
 // owns reports whether kube-proxy made the virtual server k, as far as that can be
 // determined.
-func (u *upstreamState) owns(k key) bool {
-	return u.addrs[k.addr] || u.node[k.addr] && u.ports[nodePort{k.proto, k.port}]
+func (u *upstreamState) owns(k service.Address) bool {
+	return u.addrs[k.Addr] || u.node[k.Addr] && u.ports[service.Address{Port: k.Port, Protocol: k.Protocol}]
 }
 
 // upstreamSets are the ipsets of any version of kube-proxy for IPv4, with their types.
@@ -378,7 +436,7 @@ func upstreamSet(f service.Family, name, kind string) (service.Protocol, bool) {
 func (u *upstreamState) ownedServers(s *state, o Options) ownedServers {
 	e := ownedServers{addrOps: map[netip.Addr]op{}}
 	for _, k := range sortedKeys(s.servers) {
-		if l := s.servers[k]; !l.owned() && u.owns(k) && !o.excludes(k.addr) {
+		if l := s.servers[k]; !l.owned() && u.owns(k) && !o.excludes(k.Addr) {
 			e.servers = append(e.servers, k)
 		}
 	}

@@ -17,7 +17,6 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/ipvs/companion"
 	"kubeproxy/platform/linux/netlink"
 )
 
@@ -130,13 +129,13 @@ func (r *requester) do(o *op) error {
 
 // encodeServer appends the key of a virtual server, and the properties in s unless s is
 // nil.
-func (r *requester) encodeServer(at key, s *server) {
+func (r *requester) encodeServer(at service.Address, s *server) {
 	e := &r.message
 	begin := e.Nest(attrService)
 	e.Native16(serviceFamily, af(r.family))
-	e.Native16(serviceProtocol, uint16(at.proto))
-	e.Bytes(serviceAddr, at.addr.AsSlice())
-	e.Uint16(servicePort, at.port)
+	e.Native16(serviceProtocol, uint16(at.Protocol))
+	e.Bytes(serviceAddr, at.Addr.AsSlice())
+	e.Uint16(servicePort, at.Port)
 	if s != nil {
 		e.Text(serviceScheduler, s.scheduler)
 		var flags [8]byte // and the mask of those that count
@@ -163,8 +162,8 @@ func (r *requester) encodeDest(d dest) {
 }
 
 // listServers implements client.
-func (r *requester) listServers() (map[key]*observedServer, error) {
-	servers := map[key]*observedServer{}
+func (r *requester) listServers() (map[service.Address]*observedServer, error) {
+	servers := map[service.Address]*observedServer{}
 	err := r.query(cmdGetService, unix.NLM_F_DUMP, encodeNothing, func(attrs []byte) error {
 		x, err := parseServer(attrs)
 		if err == nil && x.family == af(r.family) && x.mark == 0 {
@@ -176,7 +175,7 @@ func (r *requester) listServers() (map[key]*observedServer, error) {
 }
 
 // getServer implements client.
-func (r *requester) getServer(at key) (server, error) {
+func (r *requester) getServer(at service.Address) (server, error) {
 	var x parsedServer
 	err := r.query(cmdGetService, 0, func() { r.encodeServer(at, nil) }, func(attrs []byte) (err error) {
 		x, err = parseServer(attrs)
@@ -186,7 +185,7 @@ func (r *requester) getServer(at key) (server, error) {
 }
 
 // listDests implements client.
-func (r *requester) listDests(at key) ([]dest, error) {
+func (r *requester) listDests(at service.Address) ([]dest, error) {
 	var dests []dest
 	err := r.query(cmdGetDest, unix.NLM_F_DUMP, func() { r.encodeServer(at, nil) }, func(attrs []byte) error {
 		x, err := parseDestination(attrs, r.family)
@@ -220,7 +219,7 @@ func (r *requester) setTimeouts(t timeouts) error {
 
 // parsedServer is a virtual server as the kernel returns it.
 type parsedServer struct {
-	key
+	key service.Address
 	server
 	family uint16
 	mark   uint32 // the packet mark that selects its packets, if no address does
@@ -234,11 +233,11 @@ func parseServer(attrs []byte) (parsedServer, error) {
 		case serviceFamily:
 			x.family = netlink.Native16(v)
 		case serviceProtocol:
-			x.proto = service.Protocol(netlink.Native16(v))
+			x.key.Protocol = service.Protocol(netlink.Native16(v))
 		case serviceAddr:
 			addr = v
 		case servicePort:
-			x.port = netlink.Uint16(v)
+			x.key.Port = netlink.Uint16(v)
 		case serviceMark:
 			x.mark = netlink.Native32(v)
 		case serviceScheduler:
@@ -252,8 +251,8 @@ func parseServer(attrs []byte) (parsedServer, error) {
 	if x.mark != 0 {
 		return x, nil
 	}
-	var err error
-	x.addr, err = parseAddr(addr, x.family)
+	a, err := parseAddr(addr, x.family)
+	x.key = addressAt(a, x.key.Port, x.key.Protocol)
 	return x, err
 }
 
@@ -324,10 +323,10 @@ func (k *kernel) removeFromSet(ops []op) error {
 	var entries []ipset.Entry
 	for i := range ops {
 		if ops[i].removesFromSet() {
-			entries = append(entries, ops[i].key.entry())
+			entries = append(entries, entryOf(ops[i].key))
 		}
 	}
-	return k.deleteEntries(companion.VirtualServerSet(k.family), entries)
+	return k.deleteEntries(setOf(k.family, virtualServerSet), entries)
 }
 
 // addToSet adds to the set the virtual servers that exist after ops, some of which
@@ -336,7 +335,7 @@ func (k *kernel) addToSet(ops []op, failed map[int]error) error {
 	var members []ipset.Member
 	for i := range ops {
 		if ops[i].addsToSet(failed[i]) {
-			members = append(members, ipset.Member{Entry: ops[i].key.entry()})
+			members = append(members, ipset.Member{Entry: entryOf(ops[i].key)})
 		}
 	}
 	if len(members) == 0 {
@@ -345,7 +344,7 @@ func (k *kernel) addToSet(ops []op, failed map[int]error) error {
 	if err := k.openSets(); err != nil {
 		return err
 	}
-	if err := k.sets.Add(companion.VirtualServerSet(k.family), members); !errors.Is(err, ipset.ErrMissing) {
+	if err := k.sets.Add(setOf(k.family, virtualServerSet), members); !errors.Is(err, ipset.ErrMissing) {
 		return err
 	}
 	return nil // without the set, no chain refers to it
@@ -368,7 +367,7 @@ func (k *kernel) deleteEntries(s ipset.Set, entries []ipset.Entry) error {
 // applySetOp creates the sets of virtual servers and of node addresses, and changes the
 // latter.
 func (k *kernel) applySetOp(o *op) error {
-	servers, addrs := companion.VirtualServerSet(k.family), companion.NodeIPSet(k.family)
+	servers, addrs := setOf(k.family, virtualServerSet), setOf(k.family, nodeIPSet)
 	e := ipset.Entry{Addr: o.route.addr}
 	if o.verb == delAddrFromSet {
 		return k.deleteEntries(addrs, []ipset.Entry{e})
@@ -390,28 +389,28 @@ func (k *kernel) readSets(s *state) error {
 	if err := k.openSets(); err != nil {
 		return err
 	}
-	servers, err := k.sets.List(companion.VirtualServerSet(k.family))
-	addrs, addrsErr := k.sets.List(companion.NodeIPSet(k.family))
+	servers, err := k.sets.List(setOf(k.family, virtualServerSet))
+	addrs, addrsErr := k.sets.List(setOf(k.family, nodeIPSet))
 	for _, err := range []error{err, addrsErr} {
 		if err != nil && !errors.Is(err, ipset.ErrMissing) {
 			return err
 		}
 	}
-	s.hasSets, s.serverSet, s.addrSet = err == nil && addrsErr == nil, map[key]bool{}, map[netip.Addr]bool{}
+	s.hasSets, s.serverSet, s.addrSet = err == nil && addrsErr == nil, map[service.Address]bool{}, map[netip.Addr]bool{}
 	heads, err := k.sets.Headers()
 	if err != nil {
 		return err
 	}
 	for _, h := range heads { // an altered set is replaced, see ipset.Header
 		switch {
-		case h.Altered && h.Name == companion.VirtualServerSet(k.family).Name:
+		case h.Altered && h.Name == setOf(k.family, virtualServerSet).Name:
 			s.hasSets, servers = false, nil
-		case h.Altered && h.Name == companion.NodeIPSet(k.family).Name:
+		case h.Altered && h.Name == setOf(k.family, nodeIPSet).Name:
 			s.hasSets, addrs = false, nil
 		}
 	}
 	for _, e := range servers {
-		s.serverSet[key{e.Addr, e.Port, e.Protocol}] = true
+		s.serverSet[addressAt(e.Addr, e.Port, e.Protocol)] = true
 	}
 	for _, e := range addrs {
 		s.addrSet[e.Addr] = true
@@ -430,7 +429,7 @@ type Counters struct {
 	requests *requester
 	// latest are the statistics of the virtual servers and of their destinations. Those
 	// of a virtual server without new traffic are still right.
-	latest map[key]serverCounts
+	latest map[service.Address]serverCounts
 }
 
 // serverCounts are the statistics of a virtual server and its destinations.
@@ -460,7 +459,7 @@ func (c *Counters) Kinds() traffic.Kinds { return traffic.Kinds{Packets: true, B
 // traffic since the last call needs another request.
 func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, error) {
 	// The replies are valid until the next request, and each may lead to one.
-	servers := map[key]traffic.Counts{}
+	servers := map[service.Address]traffic.Counts{}
 	err := c.requests.query(cmdGetService, unix.NLM_F_DUMP, encodeNothing, func(attrs []byte) error {
 		x, err := parseServer(attrs)
 		if err == nil && x.family == af(c.requests.family) && x.mark == 0 && x.owned() {
@@ -472,7 +471,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 		return nil, fmt.Errorf("list virtual servers: %w", err)
 	}
 	var samples []traffic.Sample
-	now := make(map[key]serverCounts, len(servers))
+	now := make(map[service.Address]serverCounts, len(servers))
 	for server, all := range servers {
 		s := c.latest[server]
 		if s.dests == nil || s.all != all {
@@ -482,7 +481,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 		}
 		now[server] = s
 		for at, n := range s.dests {
-			counter := traffic.Counter{Protocol: server.proto, Frontend: netip.AddrPortFrom(server.addr, server.port), Endpoint: at}
+			counter := traffic.Counter{Protocol: server.Protocol, Frontend: netip.AddrPortFrom(server.Addr, server.Port), Endpoint: at}
 			samples = append(samples, traffic.Sample{Counter: counter, Counts: n})
 		}
 	}
@@ -492,7 +491,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 
 // readDests reads the statistics of the destinations of a virtual server. It has none if
 // it was deleted meanwhile.
-func (c *Counters) readDests(at key, all traffic.Counts) (serverCounts, error) {
+func (c *Counters) readDests(at service.Address, all traffic.Counts) (serverCounts, error) {
 	s := serverCounts{all, map[netip.AddrPort]traffic.Counts{}}
 	if all == (traffic.Counts{}) {
 		return s, nil
@@ -506,7 +505,7 @@ func (c *Counters) readDests(at key, all traffic.Counts) (serverCounts, error) {
 		return err
 	})
 	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return s, fmt.Errorf("list the destinations of %s: %w", at, err)
+		return s, fmt.Errorf("list the destinations of %s: %w", nameOf(at), err)
 	}
 	return s, nil
 }

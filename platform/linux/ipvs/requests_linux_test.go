@@ -24,8 +24,8 @@ func TestKernelRefuses(t *testing.T) {
 		for _, f := range service.Families {
 			b := newKernel(t, f, alwaysResync())
 			k := b.driver.(*kernel)
-			at := func(n int) key {
-				return key{generate.NthAddr([]string{"10.96.0.0", "fd00:10:96::"}[f], n), 80, service.TCP}
+			at := func(n int) service.Address {
+				return addressAt(generate.NthAddr([]string{"10.96.0.0", "fd00:10:96::"}[f], n), 80, service.TCP)
 			}
 			to := []netip.AddrPort{netip.MustParseAddrPort("10.244.1.1:8080"), addrPort6(0)}[f]
 			rr := server{scheduler: "rr", flags: flagOwned}
@@ -45,8 +45,8 @@ func TestKernelRefuses(t *testing.T) {
 				9:            {op{verb: setServer, key: at(0), server: server{scheduler: "magic"}}, unix.ENOENT},
 				11:           {op{verb: delServer, key: at(full + 1)}, errMissing},
 				13:           {op{verb: delDest, key: at(1), dest: dest{addr: netip.AddrPortFrom(to.Addr(), 1)}}, errMissing},
-				14:           {op{verb: delRoute, route: localRoute{addr: at(1).addr}}, errMissing},
-				15:           {op{verb: delAddr, route: localRoute{addr: at(1).addr}}, errMissing},
+				14:           {op{verb: delRoute, route: localRoute{addr: at(1).Addr}}, errMissing},
+				15:           {op{verb: delAddr, route: localRoute{addr: at(1).Addr}}, errMissing},
 				len(ops) - 1: {op{verb: addServer, key: at(full + 2), server: server{scheduler: "magic"}}, unix.ENOENT},
 			}
 			for i, r := range refused {
@@ -107,7 +107,7 @@ func BenchmarkChange(b *testing.B) {
 	if !Installed() {
 		b.Skip("the kernel has no IPVS; go run ./test/vm/run has one")
 	}
-	at, to := key{netip.MustParseAddr("10.96.0.1"), 80, service.TCP}, netip.MustParseAddrPort("10.244.1.1:8080")
+	at, to := addressAt(netip.MustParseAddr("10.96.0.1"), 80, service.TCP), netip.MustParseAddrPort("10.244.1.1:8080")
 	netlab.InNamespace(b, func() {
 		if err := addAddrs(); err != nil {
 			b.Fatal(err)

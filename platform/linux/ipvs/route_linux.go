@@ -215,7 +215,7 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 // differ from that of the process.
 const listPath = "/proc/thread-self/net/ip_vs"
 
-func readDests(servers map[key]*observedServer) error {
+func readDests(servers map[service.Address]*observedServer) error {
 	f, err := os.Open(listPath)
 	if err != nil {
 		return err
@@ -299,9 +299,9 @@ var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh",
 
 // probeKey is where schedulers are tried, at this port or a following one. The addresses
 // are reserved for documentation, but a foreign server may exist there nonetheless.
-var probeKey = [...]key{
-	service.IPv4: {netip.MustParseAddr("198.51.100.0"), 20000, service.TCP},
-	service.IPv6: {netip.MustParseAddr("2001:db8::"), 20000, service.TCP},
+var probeKey = [...]service.Address{
+	service.IPv4: {Addr: netip.MustParseAddr("198.51.100.0"), Port: 20000, Protocol: service.TCP, Family: service.IPv4},
+	service.IPv6: {Addr: netip.MustParseAddr("2001:db8::"), Port: 20000, Protocol: service.TCP, Family: service.IPv6},
 }
 
 const (
@@ -385,7 +385,7 @@ func (k *kernel) tryScheduler(scheduler string) error {
 		if errors.Is(err, unix.EEXIST) {
 			var there server
 			if there, err = k.getServer(o.key); err == nil && !there.owned() {
-				o.key.port++
+				o.key.Port++
 				continue
 			} else if err == nil { // left by a process that was killed
 				err = k.requests.do(&op{verb: setServer, key: o.key, server: o.server})
@@ -396,5 +396,5 @@ func (k *kernel) tryScheduler(scheduler string) error {
 		}
 		return k.requests.do(&op{verb: delServer, key: o.key})
 	}
-	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", probeKey[k.family], probePorts-1)
+	return fmt.Errorf("virtual servers of others are at %s and the %d ports after it", nameOf(probeKey[k.family]), probePorts-1)
 }

@@ -102,7 +102,7 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 		for i, flags := range []uint32{0, flagOwned} {
 			at := probeKey[service.IPv4]
 			s := &ipvs.Service{
-				Address: net.IP(at.addr.AsSlice()), Port: at.port + uint16(i), Protocol: unix.IPPROTO_TCP,
+				Address: net.IP(at.Addr.AsSlice()), Port: at.Port + uint16(i), Protocol: unix.IPPROTO_TCP,
 				AddressFamily: unix.AF_INET, SchedName: "wlc", Netmask: 0xffffffff, Flags: flags,
 			}
 			if err := h.NewService(s); err != nil {
@@ -113,7 +113,7 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 			t.Error(err)
 		}
 		all, err := h.GetServices()
-		if err != nil || len(all) != 1 || all[0].Port != probeKey[service.IPv4].port || all[0].SchedName != "wlc" {
+		if err != nil || len(all) != 1 || all[0].Port != probeKey[service.IPv4].Port || all[0].SchedName != "wlc" {
 			t.Errorf("%d virtual servers are left, %v, want that of others as it was", len(all), err)
 		}
 	})
@@ -238,7 +238,7 @@ func addAndDelete(t *testing.T, d Driver, n int) {
 	for _, v := range []verb{addServer, delServer} {
 		var ops []op
 		for i := range n {
-			k := key{generate.NodeAddr[1], uint16(i + 1), service.TCP}
+			k := addressAt(generate.NodeAddr[1], uint16(i+1), service.TCP)
 			ops = append(ops, op{verb: v, key: k, server: server{scheduler: "rr", flags: flagOwned}})
 		}
 		if failed := d.Commit(t.Context(), ops); len(failed) > 0 {

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"kubeproxy/common/service"
-	"kubeproxy/platform/linux/ipvs/companion"
 	"kubeproxy/test/netlab"
 )
 
@@ -43,7 +42,7 @@ func TestAlteredServedSet(t *testing.T) {
 		do(addSets)
 		do(addAddrToSet)
 		wantSets(true)
-		served := companion.VirtualServerSet(k.family)
+		served := setOf(k.family, virtualServerSet)
 		for _, args := range [][]string{
 			{"create", "OTHER", string(served.Type), "comment", "maxelem", "9"}, {"swap", "OTHER", served.Name}, {"destroy", "OTHER"},
 		} {

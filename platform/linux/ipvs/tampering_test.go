@@ -38,7 +38,7 @@ func (c traceCase) requireNamed(text string, tamper func(k *fake)) {
 
 // clone copies what tampering changes.
 func (fa *fake) clone() *fake {
-	x := &fake{device: fa.device, routes: maps.Clone(fa.routes), servers: map[key]*fakeServer{}, sets: xtables.NewSets(), tables: &xtables.System{Tables: map[string]xtables.Table{}}}
+	x := &fake{device: fa.device, routes: maps.Clone(fa.routes), servers: map[service.Address]*fakeServer{}, sets: xtables.NewSets(), tables: &xtables.System{Tables: map[string]xtables.Table{}}}
 	for at, s := range fa.servers {
 		x.servers[at] = &fakeServer{s.server, maps.Clone(s.dests)}
 	}
@@ -107,10 +107,10 @@ func (c traceCase) tamper() {
 }
 
 // met returns the virtual servers that the packet meets.
-func (c traceCase) met() []key {
-	var all []key
+func (c traceCase) met() []service.Address {
+	var all []service.Address
 	add := func(to netip.AddrPort) {
-		k := key{to.Addr(), to.Port(), c.Conn.Protocol}
+		k := addressAt(to.Addr(), to.Port(), c.Conn.Protocol)
 		if s := c.k.servers[k]; s != nil && s.owned() && len(s.dests) > 0 {
 			all = append(all, k)
 		}
@@ -130,10 +130,10 @@ func (c traceCase) met() []key {
 
 func (c traceCase) tamperServers() {
 	for _, at := range c.met() {
-		name := "virtual server " + at.String()
+		name := "virtual server " + nameOf(at)
 		c.requireNamed(name+" is missing", func(k *fake) { delete(k.servers, at) })
 		c.requireNamed(name+" has scheduler lc", func(k *fake) { k.servers[at].scheduler = "lc" })
-		foreign := netip.AddrPortFrom(at.addr, 1)
+		foreign := netip.AddrPortFrom(at.Addr, 1)
 		c.requireNamed(name+" has the destination "+foreign.String(), func(k *fake) { k.servers[at].dests[foreign] = dest{addr: foreign, weight: 1} })
 		for a := range c.k.servers[at].dests {
 			change := func(f func(*dest)) func(*fake) {

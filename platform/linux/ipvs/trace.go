@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
-	"kubeproxy/platform/linux/ipvs/companion"
+	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/packet"
 )
 
@@ -35,12 +35,21 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		return nil, fmt.Errorf("ask for settings of IPVS: %w", err)
 	}
 	t := newKernelTrace(b, s, view, local)
-	t.read = func(k key) (*observedServer, error) { return b.readServer(ctx, s, k) }
+	t.read = func(k service.Address) (*observedServer, error) { return b.readServer(ctx, s, k) }
 	t.checkRoute(c.To.Addr())
-	w, err := b.rules.Follow(ctx, companion.Question{Want: view, Conn: c, Observed: observedKernel{t}, Expected: expectedKernel{t}})
+	r := b.rules.(*rules)
+	heads, err := r.sets.Headers()
+	if err != nil {
+		return nil, fmt.Errorf("list ipsets: %w", err)
+	}
+	for _, h := range heads {
+		t.heads[h.Name] = h
+	}
+	w, err := r.chains.Follow(ctx, iptables.Question{Want: view, Conn: c, Observed: observedKernel{t}, Expected: expectedKernel{t}})
 	if err = errors.Join(err, t.err); err != nil {
 		return nil, err
 	}
+	w.Faults = append(w.Faults, t.setFaults...)
 	for _, line := range settings {
 		t.fault("a setting of the kernel should be %s", line)
 	}
@@ -82,21 +91,27 @@ func Differences(want *service.Snapshot, c route.Conn) []string {
 type kernelTrace struct {
 	backend *Backend
 	state   *state
-	desired map[key]desiredServer // that have endpoints
+	desired map[service.Address]desiredServer // that have endpoints
 	routes  map[netip.Addr]netip.Addr
 	refs    map[netip.Addr]int // of the addresses that should have a route
 	source  netip.Addr         // of those routes
 	own     []netip.Addr
 	local   func(netip.Addr) bool
-	read    func(key) (*observedServer, error) // nil if there is none
+	read    func(service.Address) (*observedServer, error) // nil if there is none
 	faults  []string
-	err     error
+
+	heads          map[string]ipset.Header  // of all sets
+	elements       map[string][]ipset.Entry // of the sets that were read
+	wantedElements map[string][]ipset.Entry // of those that virtual servers do not change
+	setFaults      []string
+	err            error
 }
 
 func newKernelTrace(b *Backend, s *state, view *service.Snapshot, local func(netip.Addr) bool) *kernelTrace {
 	t := &kernelTrace{
-		backend: b, state: s, local: local, desired: map[key]desiredServer{}, refs: map[netip.Addr]int{}, routes: map[netip.Addr]netip.Addr{},
+		backend: b, state: s, local: local, desired: map[service.Address]desiredServer{}, refs: map[netip.Addr]int{}, routes: map[netip.Addr]netip.Addr{},
 		source: nodeView{node: view.Node}.source(b.family), own: ownAddrs(view.Node, b.family),
+		heads: map[string]ipset.Header{}, elements: map[string][]ipset.Entry{}, wantedElements: map[string][]ipset.Entry{},
 	}
 	at := newLocalNode(view, b.family)
 	for p := range view.Ports(b.family) {
@@ -105,6 +120,10 @@ func newKernelTrace(b *Backend, s *state, view *service.Snapshot, local func(net
 				t.desired[w.key] = w
 			}
 		}
+		at.elements(p, func(e element) {
+			name := setName(b.family, e.set)
+			t.wantedElements[name] = append(t.wantedElements[name], e.Entry)
+		})
 		countAddrs(t.refs, p, view.Node, 1)
 	}
 	for _, r := range s.routes {
@@ -116,9 +135,13 @@ func newKernelTrace(b *Backend, s *state, view *service.Snapshot, local func(net
 	return t
 }
 
-func (t *kernelTrace) fault(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(t.faults, text) {
-		t.faults = append(t.faults, text)
+func (t *kernelTrace) fault(format string, args ...any) { addFault(&t.faults, format, args...) }
+
+func (t *kernelTrace) setFault(format string, args ...any) { addFault(&t.setFaults, format, args...) }
+
+func addFault(to *[]string, format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(*to, text) {
+		*to = append(*to, text)
 	}
 }
 
@@ -138,14 +161,14 @@ func (t *kernelTrace) checkRoute(a netip.Addr) {
 // observedKernel is IPVS as it is.
 type observedKernel struct{ *kernelTrace }
 
-// Local implements companion.IPVS.
+// Local implements iptables.Companion.
 func (k observedKernel) Local(a netip.Addr) bool {
 	k.checkRoute(a)
 	_, routed := k.routes[a]
 	return routed || k.local(a)
 }
 
-// Server implements companion.IPVS.
+// Server implements iptables.Companion.
 func (k observedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	l := k.checkServer(keyOf(p))
 	if l == nil {
@@ -160,11 +183,11 @@ func (k observedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	return to, true
 }
 
-func keyOf(p packet.Packet) key { return key{p.To.Addr(), p.To.Port(), p.Protocol} }
+func keyOf(p packet.Packet) service.Address { return addressAt(p.To.Addr(), p.To.Port(), p.Protocol) }
 
 // readServer returns the virtual server at k with its destinations, nil if there is none.
 // The list s may have left it out, see Driver.
-func (b *Backend) readServer(ctx context.Context, s *state, k key) (*observedServer, error) {
+func (b *Backend) readServer(ctx context.Context, s *state, k service.Address) (*observedServer, error) {
 	l := s.servers[k]
 	if l == nil {
 		var err error
@@ -180,28 +203,31 @@ func (b *Backend) readServer(ctx context.Context, s *state, k key) (*observedSer
 	return l, err
 }
 
-// InSet implements companion.IPVS.
-func (k observedKernel) InSet(ipset.Set, ipset.Entry) bool { return false }
+// InSet implements iptables.Companion.
+func (k observedKernel) InSet(set, fields string, p packet.Packet) packet.Match {
+	have, _ := k.ask(set, fields, p)
+	return have
+}
 
 // checkServer compares the virtual server at a key with the desired one, and returns it.
 // It returns nil if there is none.
-func (t *kernelTrace) checkServer(at key) *observedServer {
+func (t *kernelTrace) checkServer(at service.Address) *observedServer {
 	l, err := t.read(at)
 	if err != nil {
-		t.err = errors.Join(t.err, fmt.Errorf("read virtual server %s: %w", at, err))
+		t.err = errors.Join(t.err, fmt.Errorf("read virtual server %s: %w", nameOf(at), err))
 	}
 	w, wanted := t.desired[at]
 	switch {
 	case l == nil && wanted:
-		t.fault("virtual server %s is missing", at)
+		t.fault("virtual server %s is missing", nameOf(at))
 	case l == nil:
 	case !l.owned() && !wanted:
-		t.fault("virtual server %s is not kube-proxy's", at)
+		t.fault("virtual server %s is not kube-proxy's", nameOf(at))
 	case !wanted && slices.ContainsFunc(l.dests, func(d dest) bool { return d.weight > 0 }):
-		t.fault("virtual server %s takes new connections, and should not", at)
+		t.fault("virtual server %s takes new connections, and should not", nameOf(at))
 	case wanted && l.server.normalized() != w.server.normalized():
 		t.fault("virtual server %s has scheduler %s, flags %#x and timeout %d, and should have %s, %#x and %d",
-			at, l.scheduler, l.normalized().flags, l.timeout, w.scheduler, w.flags, w.timeout)
+			nameOf(at), l.scheduler, l.normalized().flags, l.timeout, w.scheduler, w.flags, w.timeout)
 	}
 	if l != nil && wanted {
 		t.checkDests(w, l)
@@ -221,16 +247,16 @@ func (t *kernelTrace) checkDests(w desiredServer, l *observedServer) {
 		delete(held, e.Addr)
 		switch {
 		case !found:
-			t.fault("virtual server %s lacks the destination %s", w.key, e.Addr)
+			t.fault("virtual server %s lacks the destination %s", nameOf(w.key), e.Addr)
 		case d.weight != 1:
-			t.fault("destination %s of virtual server %s has weight %d, and should have 1", e.Addr, w.key, d.weight)
+			t.fault("destination %s of virtual server %s has weight %d, and should have 1", e.Addr, nameOf(w.key), d.weight)
 		case d.wrongMode:
-			t.fault("destination %s of virtual server %s does not masquerade", e.Addr, w.key)
+			t.fault("destination %s of virtual server %s does not masquerade", e.Addr, nameOf(w.key))
 		}
 	}
 	for _, d := range l.dests {
 		if _, extraneous := held[d.addr]; extraneous && d.weight > 0 {
-			t.fault("virtual server %s has the destination %s, which is no endpoint", w.key, d.addr)
+			t.fault("virtual server %s has the destination %s, which is no endpoint", nameOf(w.key), d.addr)
 		}
 	}
 }
@@ -238,13 +264,13 @@ func (t *kernelTrace) checkDests(w desiredServer, l *observedServer) {
 // expectedKernel is IPVS as it should be.
 type expectedKernel struct{ *kernelTrace }
 
-// Local implements companion.IPVS.
+// Local implements iptables.Companion.
 func (k expectedKernel) Local(a netip.Addr) bool {
 	k.checkRoute(a)
 	return k.refs[a] > 0 || k.local(a)
 }
 
-// Server implements companion.IPVS.
+// Server implements iptables.Companion.
 func (k expectedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	w, found := k.desired[keyOf(p)]
 	if !found {
@@ -258,12 +284,104 @@ func (k expectedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	return to, true
 }
 
-// InSet implements companion.IPVS. The set of virtual servers has those of others, too.
-func (k expectedKernel) InSet(s ipset.Set, e ipset.Entry) bool {
-	if s == companion.NodeIPSet(k.backend.family) {
-		return slices.Contains(k.own, e.Addr)
+// InSet implements iptables.Companion.
+func (k expectedKernel) InSet(set, fields string, p packet.Packet) packet.Match {
+	_, want := k.ask(set, fields, p)
+	return want
+}
+
+// wantsServerElement reports whether an element should be in a set that depends on virtual
+// servers. The set of virtual servers has those of others, too.
+func (t *kernelTrace) wantsServerElement(s ipset.Set, e ipset.Entry) bool {
+	if s == setOf(t.backend.family, nodeIPSet) {
+		return slices.Contains(t.own, e.Addr)
 	}
-	at := key{e.Addr, e.Port, e.Protocol}
-	_, wanted := k.desired[at]
-	return wanted || k.state.servers[at] != nil
+	at := addressAt(e.Addr, e.Port, e.Protocol)
+	_, wanted := t.desired[at]
+	return wanted || t.state.servers[at] != nil
+}
+
+// ask returns whether fields of p are in a set, and whether they should be.
+func (t *kernelTrace) ask(name, fields string, p packet.Packet) (have, want packet.Match) {
+	f := t.backend.family
+	i := slices.IndexFunc(allNames(), func(n string) bool { return setName(f, n) == name })
+	if i < 0 {
+		return packet.Maybe, packet.Maybe
+	}
+	s := setOf(f, allNames()[i])
+	e, from, ok := entryFor(s, fields, p)
+	if !ok {
+		return packet.Maybe, packet.Maybe
+	}
+	haveIt, isPresent := find(t.readSet(s), e, from)
+	wantIt, isWanted := find(t.wantedElements[name], e, from)
+	if s == setOf(f, virtualServerSet) || s == setOf(f, nodeIPSet) {
+		wantIt, isWanted = e, t.wantsServerElement(s, e)
+	}
+	switch {
+	case isWanted && !isPresent:
+		t.setFault("ipset %s lacks the element %s", name, s.Text(wantIt))
+	case isPresent && !isWanted:
+		t.setFault("ipset %s has the element %s, and should not", name, s.Text(haveIt))
+	}
+	return answer(isPresent), answer(isWanted)
+}
+
+func answer(is bool) packet.Match {
+	if is {
+		return packet.Yes
+	}
+	return packet.No
+}
+
+// entryFor returns the element that fields of p form in s, and the client if it is one of
+// them.
+func entryFor(s ipset.Set, fields string, p packet.Packet) (e ipset.Entry, from netip.Addr, ok bool) {
+	e.Addr = p.To.Addr()
+	if s.Type != ipset.HashIP {
+		e.Protocol, e.Port = p.Protocol, p.To.Port()
+	}
+	if s.Type == ipset.HashIPPortNet {
+		from = p.From
+	}
+	return e, from, fields == map[ipset.Type]string{ipset.HashIP: "dst", ipset.HashIPPort: "dst,dst", ipset.HashIPPortNet: "dst,dst,src"}[s.Type]
+}
+
+// find returns the element that equals e, or that equals e with a prefix that contains
+// from.
+func find(all []ipset.Entry, e ipset.Entry, from netip.Addr) (ipset.Entry, bool) {
+	i := slices.IndexFunc(all, func(x ipset.Entry) bool {
+		if net := x.Net; from.IsValid() {
+			x.Net = netip.Prefix{}
+			return x == e && net.Contains(from)
+		}
+		return x == e
+	})
+	if i < 0 {
+		return ipset.Entry{}, false
+	}
+	return all[i], true
+}
+
+// readSet returns the elements of a set in the kernel. Each set is read once.
+func (t *kernelTrace) readSet(s ipset.Set) []ipset.Entry {
+	if all, known := t.elements[s.Name]; known {
+		return all
+	}
+	if h, there := t.heads[s.Name]; there && (h.Altered || h.Type != s.Type) {
+		t.setFault("ipset %s is of another type or size than kube-proxy's, or has other options", s.Name)
+	}
+	members, err := t.backend.rules.(*rules).sets.Members(s)
+	switch {
+	case errors.Is(err, ipset.ErrMissing):
+		t.setFault("ipset %s is missing", s.Name)
+	case err != nil && !errors.Is(err, ipset.ErrTypeMismatch):
+		t.err = errors.Join(t.err, fmt.Errorf("list ipset %s: %w", s.Name, err))
+	}
+	var all []ipset.Entry
+	for _, m := range members {
+		all = append(all, m.Entry)
+	}
+	t.elements[s.Name] = all
+	return all
 }

@@ -100,7 +100,7 @@ func (t *tracer) hooks(all ...string) {
 
 // server returns the virtual server of ours that accepts the packet, if there is one.
 func (t *tracer) server() *fakeServer {
-	s := t.kernel.servers[key{t.Conn.To.Addr(), t.Conn.To.Port(), t.Conn.Protocol}]
+	s := t.kernel.servers[addressAt(t.Conn.To.Addr(), t.Conn.To.Port(), t.Conn.Protocol)]
 	if s == nil || !s.owned() {
 		return nil
 	}

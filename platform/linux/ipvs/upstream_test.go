@@ -50,24 +50,24 @@ func TestUpstreamOwnedServers(t *testing.T) {
 	u := &upstreamState{
 		addrs: map[netip.Addr]bool{addr("10.96.0.1"): true, addr("10.97.0.1"): true},
 		node:  map[netip.Addr]bool{addr("192.0.2.1"): true},
-		ports: map[nodePort]bool{{service.TCP, 30080}: true},
+		ports: map[service.Address]bool{{Port: 30080, Protocol: service.TCP}: true},
 	}
-	s := &state{servers: map[key]*observedServer{}}
-	for k, flags := range map[key]uint32{
-		{addr("10.96.0.1"), 80, service.TCP}:    0,
-		{addr("10.96.0.1"), 81, service.TCP}:    flagOwned,
-		{addr("10.97.0.1"), 80, service.TCP}:    0, // excluded
-		{addr("192.0.2.1"), 30080, service.TCP}: flagPersistent,
-		{addr("192.0.2.1"), 30080, service.UDP}: 0, // another protocol
-		{addr("192.0.2.1"), 443, service.TCP}:   0, // not a NodePort
-		{addr("192.0.2.7"), 30080, service.TCP}: 0, // not the node
+	s := &state{servers: map[service.Address]*observedServer{}}
+	for k, flags := range map[service.Address]uint32{
+		addressAt(addr("10.96.0.1"), 80, service.TCP):    0,
+		addressAt(addr("10.96.0.1"), 81, service.TCP):    flagOwned,
+		addressAt(addr("10.97.0.1"), 80, service.TCP):    0, // excluded
+		addressAt(addr("192.0.2.1"), 30080, service.TCP): flagPersistent,
+		addressAt(addr("192.0.2.1"), 30080, service.UDP): 0, // another protocol
+		addressAt(addr("192.0.2.1"), 443, service.TCP):   0, // not a NodePort
+		addressAt(addr("192.0.2.7"), 30080, service.TCP): 0, // not the node
 	} {
 		s.servers[k] = &observedServer{server: server{flags: flags}}
 	}
 	e := u.ownedServers(s, Options{Exclude: []netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")}})
 	got := []string{}
 	for _, k := range e.servers {
-		got = append(got, k.String())
+		got = append(got, nameOf(k))
 	}
 	for _, a := range sortedAddrs(e.addrOps) {
 		got = append(got, e.addrOps[a].text())
@@ -85,11 +85,11 @@ func TestUpstreamAdopted(t *testing.T) {
 		t.Run(fmt.Sprint(made), func(t *testing.T) {
 			k := newFake(service.IPv4)
 			p := web(0, 1, service.TCP)
-			at := key{p.Frontends[0].Addr, 80, service.TCP}
+			at := addressAt(p.Frontends[0].Addr, 80, service.TCP)
 			held := dest{addr: p.Cluster[0].Addr, weight: 1, conns: 3}
 			k.servers[at] = &fakeServer{server{scheduler: "rr"}, map[netip.AddrPort]dest{held.addr: held}}
 			if made {
-				k.upstream = []key{at}
+				k.upstream = []service.Address{at}
 			}
 			b := newBackend(service.IPv4, k, Options{})
 			plan := planOf(t, b, snapshot(p))

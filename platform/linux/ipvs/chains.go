@@ -1,7 +1,7 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package companion
+package ipvs
 
 import (
 	"net/netip"
@@ -57,35 +57,6 @@ var purposes = map[string]string{
 	unallocatedChain:  "drop what no Service has",
 }
 
-// The ipsets that the chains refer to, see setName. Sets of addresses have type hash:ip,
-// sourcesSet has hash:ip,port,net and the others have hash:ip,port.
-const (
-	clusterIPSet        = "CLUSTER-IPS"
-	virtualIPSet        = "VIRTUAL-IPS"       // on the node for Services only
-	nodeIPSet           = "NODE-IPS"          // the node's own, once they are served
-	virtualServerSet    = "VIRTUAL-SERVERS"   // a virtual server exists, whoever made it
-	refusedSet          = "REFUSED"           // there are no endpoints
-	droppedSet          = "DROPPED"           // there are endpoints, but the policy leaves none
-	externalSet         = "EXTERNAL"          // policy Cluster: masqueraded
-	localSet            = "LOCAL"             // policy Local: internal and external clients differ
-	internalDroppedSet  = "INTERNAL-DROPPED"  // no endpoint is left for pods and the node
-	externalDroppedSet  = "EXTERNAL-DROPPED"  // no endpoint is left for external clients
-	internalRedirectSet = "INTERNAL-REDIRECT" // pods and the node are redirected
-	externalRedirectSet = "EXTERNAL-REDIRECT" // external clients are redirected
-	restrictedSet       = "RESTRICTED"        // only some sources are allowed
-	sourcesSet          = "SOURCES"           // the allowed sources
-	healthCheckSet      = "HEALTH-CHECKS"     // where health checks are answered
-)
-
-// setName returns the name of a set in family f. Sets of both families share one
-// namespace.
-func setName(f service.Family, set string) string {
-	if f == service.IPv6 {
-		return "KUBE-VS6-" + set
-	}
-	return chainPrefix + set
-}
-
 const (
 	nat    = "nat"
 	mangle = "mangle"
@@ -97,16 +68,16 @@ const (
 	fromNode = "-m addrtype --src-type LOCAL "
 )
 
-// chains writes the chains of one family.
-type chains struct {
+// chainWriter writes the chains of one family.
+type chainWriter struct {
 	service.Family
 	iptables.Options
 }
 
-// Chains returns the options of the chains of one family.
-func (o Options) Chains(f service.Family) iptables.Options {
+// chains returns the options of the chains of one family.
+func (o Options) chains(f service.Family) iptables.Options {
 	all := iptables.Options{MasqueradeBit: o.MasqueradeBit}
-	c := chains{f, all}
+	c := chainWriter{f, all}
 	all.Role = &iptables.Role{
 		Prefix: chainPrefix, Branches: branchPrefix, Root: targetsChain,
 		Jumps: []iptables.Table{
@@ -140,11 +111,11 @@ func (o Options) Chains(f service.Family) iptables.Options {
 
 // in matches packets whose fields are in a set. An example is "dst,dst" for destination
 // address and port. notIn matches packets whose fields are not.
-func (c chains) in(set, fields string) string {
+func (c chainWriter) in(set, fields string) string {
 	return "-m set --match-set " + setName(c.Family, set) + " " + fields + " "
 }
 
-func (c chains) notIn(set, fields string) string {
+func (c chainWriter) notIn(set, fields string) string {
 	return "-m set ! --match-set " + setName(c.Family, set) + " " + fields + " "
 }
 
@@ -154,7 +125,7 @@ func (c chains) notIn(set, fields string) string {
 // for other purposes. There is one exception: while an address is not routed to the node
 // yet, or has no virtual servers although it is the node's own, another mode continues to
 // translate.
-func (c chains) nat(node *service.Node, targets []string) []iptables.Chain {
+func (c chainWriter) nat(node *service.Node, targets []string) []iptables.Chain {
 	return []iptables.Chain{
 		{Name: markChain, Rules: []string{"-j MARK --set-xmark " + c.Marked()}},
 		{Name: markClusterChain, Rules: iptables.MarkClusterRules(c.Family, node, markChain)},
@@ -189,7 +160,7 @@ func (c chains) nat(node *service.Node, targets []string) []iptables.Chain {
 
 // mangle returns the chains that drop connections without a permitted endpoint before IPVS
 // handles them.
-func (c chains) mangle(node *service.Node) []iptables.Chain {
+func (c chainWriter) mangle(node *service.Node) []iptables.Chain {
 	return []iptables.Chain{
 		{Name: dropInternalChain, Rules: []string{c.in(internalDroppedSet, toPort) + "-j DROP"}},
 		{Name: dropLocalChain, Rules: append(iptables.PodRules(c.Family, node, "-g "+dropInternalChain),
@@ -209,7 +180,7 @@ func (c chains) mangle(node *service.Node) []iptables.Chain {
 // never leads to another listener. Replies pass: with kube-proxy, connections of the node
 // to Services have the address of the Service as source, and they outlive its rules. All
 // packets of health checks are accepted, whatever the policy of INPUT is.
-func (c chains) filter(node *service.Node) []iptables.Chain {
+func (c chainWriter) filter(node *service.Node) []iptables.Chain {
 	refuse := "-j " + refuseChain
 	input := []string{
 		c.in(healthCheckSet, toPort) + accept,
@@ -232,7 +203,7 @@ func (c chains) filter(node *service.Node) []iptables.Chain {
 // unallocated returns the rules that drop packets to an address of the Service range that
 // no Service has. With a default route they would leave the node for nothing, or loop.
 // Endpoints may be in the range.
-func (c chains) unallocated(node *service.Node) []string {
+func (c chainWriter) unallocated(node *service.Node) []string {
 	var rules []string
 	for _, a := range node.EndpointsInServiceCIDRs {
 		if service.FamilyOf(a) == c.Family {
@@ -243,21 +214,6 @@ func (c chains) unallocated(node *service.Node) []string {
 		rules = append(rules, "-d "+p.Masked().String()+" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -m addrtype ! --dst-type LOCAL -j DROP")
 	}
 	return rules
-}
-
-// addressesOf returns where frontend f of p answers on node: at its own address, or for a
-// NodePort at the node addresses that answer it.
-func addressesOf(p *service.Port, f *service.Frontend, node *service.Node) []service.Address {
-	if f.Kind != service.NodePort {
-		return []service.Address{p.Address(*f)}
-	}
-	var all []service.Address
-	for _, a := range node.Addrs {
-		if service.FamilyOf(a) == p.Family && node.AnswersNodePorts(a) {
-			all = append(all, service.AddressOf(p.Name.Protocol, netip.AddrPortFrom(a, f.Port)))
-		}
-	}
-	return all
 }
 
 // externalAddresses returns where p may have redirects.
