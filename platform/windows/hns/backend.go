@@ -6,7 +6,9 @@
 // endpoints for the pods of other nodes. The package decides nothing about Services: the
 // snapshot already names the endpoints of each frontend. The network plugin creates
 // networks and the endpoints of local pods. Only the driver calls Windows. All other
-// files build, and are tested, on any system.
+// files build, and are tested, on any system. A file knows only those before it, in this
+// order: objects, model, document, driver, intercept, metrics, record, desired, backoff,
+// host, listing, discover, pass, work, compare, backend, render, trace, mode.
 package hns
 
 import (
@@ -107,18 +109,18 @@ func (b *Backend) planAll(ctx context.Context, want *service.Snapshot) (*plan, e
 		return nil, fmt.Errorf("list what HNS holds: %w", err)
 	}
 	now := b.host.now()
-	return b.planFrom(ctx, want, before, held{l, now, now.Sub(start)})
+	return b.planFrom(ctx, want, before, observed{l, now, now.Sub(start)})
 }
 
-// held is what HNS held at a time, and how long it took to list.
-type held struct {
+// observed is what HNS held at a time, and how long it took to list.
+type observed struct {
 	Listing
 	at   time.Time
 	took time.Duration
 }
 
 // planFrom plans from a listing. Before is what was known until then.
-func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *state, l held) (*plan, error) {
+func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *state, l observed) (*plan, error) {
 	site, reserve, err := b.discover(l.Listing, want.Node)
 	if err != nil {
 		return nil, err
@@ -130,7 +132,7 @@ func (b *Backend) planFrom(ctx context.Context, want *service.Snapshot, before *
 	if before != nil && before.clean {
 		p.drift = b.drift(before.model, p.next.model)
 	}
-	b.dryRun(ctx, p)
+	b.rehearse(ctx, p)
 	return p, nil
 }
 
@@ -149,11 +151,11 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 	if p.work == nil {
 		return b.planAll(ctx, want)
 	}
-	if b.dryRun(ctx, p); p.dry.waiting && !h.relistEndpoints {
+	if b.rehearse(ctx, p); p.dry.waiting && !h.relistEndpoints {
 		if err := b.relist(ctx, &next); err != nil {
 			return nil, err
 		}
-		b.dryRun(ctx, p)
+		b.rehearse(ctx, p)
 	}
 	if p.dry.moved { // the network plugin made the network again, under another ID
 		return b.planAll(ctx, want)
@@ -174,10 +176,10 @@ func (b *Backend) relist(ctx context.Context, next *state) error {
 	return nil
 }
 
-// dryRun computes what p would do.
-func (b *Backend) dryRun(ctx context.Context, p *plan) {
+// rehearse computes what p would do.
+func (b *Backend) rehearse(ctx context.Context, p *plan) {
 	p.dry = newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)
-	p.dry.do(p.work)
+	p.dry.perform(p.work)
 }
 
 // Prepare creates what the proxy needs before it programs anything: it chooses the
@@ -400,7 +402,7 @@ func (p *plan) execute(ctx context.Context) *pass {
 	b := p.backend
 	b.host.recordPending(p.dry.creates)
 	applied := newPass(ctx, b.host, &p.next.site, b.family, p.next.model)
-	applied.do(p.work)
+	applied.perform(p.work)
 	b.host.markWritten()
 	b.host.confirm(applied.owned)
 	return applied
@@ -433,7 +435,7 @@ func (p *plan) reserveVIP(ctx context.Context) error {
 	if p.next.site.SourceVIP != e.Addrs[0] {
 		p.next.site.SourceVIP = e.Addrs[0]
 		p.work = b.workAll(p.next, nil)
-		b.dryRun(ctx, p)
+		b.rehearse(ctx, p)
 	}
 	return nil
 }
@@ -524,7 +526,7 @@ func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan
 	if l.err != nil {
 		return nil, fmt.Errorf("list what HNS holds: %w", l.err)
 	}
-	p, err := b.planFrom(ctx, want, before, held{listing, l.ended, l.took})
+	p, err := b.planFrom(ctx, want, before, observed{listing, l.ended, l.took})
 	if err == nil && p.dry.waiting { // the endpoint may have come after the listing had passed it
 		err = b.relistAll(ctx, p, before)
 	}
@@ -537,6 +539,6 @@ func (b *Backend) relistAll(ctx context.Context, p *plan, before *state) error {
 		return err
 	}
 	p.work = b.workAll(p.next, before)
-	b.dryRun(ctx, p)
+	b.rehearse(ctx, p)
 	return nil
 }

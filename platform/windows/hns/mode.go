@@ -31,8 +31,8 @@ func Mode() mode.Descriptor {
 		Leaves:          "load balancers and remote endpoints of Host Networking Service",
 		Section:         sectionOf,
 		Render:          render,
-		Limits:          limits,
-		Differences:     differences,
+		Limits:          assumedLimits,
+		Differences:     assumedDifferences,
 		System:          system(),
 	}
 }
@@ -64,14 +64,18 @@ func OptionsOf(c *config.Config) Options {
 	return o
 }
 
-// limits assumes what render does.
-func limits(want *service.Snapshot, f service.Family, r mode.Rendering) (reconcile.Outcome, error) {
+// assumedLimits assumes what render does. It returns what a round says of what HNS cannot do.
+func assumedLimits(want *service.Snapshot, f service.Family, r mode.Rendering) (reconcile.Outcome, error) {
 	o, kind := assumed(r.Config)
-	return Limits(want, f, AssumedListing(kind, want, o), o)
+	p, err := planOffline(want, f, AssumedListing(kind, want, o), o)
+	if err != nil {
+		return reconcile.Outcome{}, err
+	}
+	return p.Outcome(), nil
 }
 
-// differences assumes what render does.
-func differences(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
+// assumedDifferences assumes what render does.
+func assumedDifferences(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {
 	o, kind := assumed(r.Config)
 	return Differences(want, c, AssumedListing(kind, want, o), o)
 }

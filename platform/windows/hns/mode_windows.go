@@ -22,7 +22,7 @@ import (
 
 // system has no probe, as the network may be created later.
 func system() *mode.System {
-	return &mode.System{Open: openFamilies, Targets: targets, Prepare: prepare, Pending: pending, Dump: Dump, ReadBack: readBack}
+	return &mode.System{Open: openFamilies, Targets: leftoverTargets, Prepare: prepare, Pending: unprepared, Dump: Dump, ReadBack: readBack}
 }
 
 // grace is how long a round may go on when the proxy stops. HNS may hang
@@ -74,30 +74,30 @@ func newLoggedHost(ctx context.Context, s mode.Setup) (*Host, error) {
 	return newHost(ctx, s, WithTimeout(NewDriver(), func(text string) { log.Info(cmp.Or(text, "HNS answers again")) }, func() {}))
 }
 
-func targets(ctx context.Context, s mode.Setup) ([]takeover.Target, error) {
+func leftoverTargets(ctx context.Context, s mode.Setup) ([]takeover.Target, error) {
 	h, err := newLoggedHost(ctx, s)
 	if err != nil {
 		return nil, err
 	}
 	var all []takeover.Target
 	for _, f := range service.Families {
-		all = append(all, takeover.Target{Leftovers: &leftovers{Backend: newBackend(h, f, s), family: f}, Family: f})
+		all = append(all, takeover.Target{Leftovers: &ownObjects{Backend: newBackend(h, f, s), family: f}, Family: f})
 	}
 	return all, nil
 }
 
-// leftovers are the HNS objects that a backend created. Remove finds out which they are.
-type leftovers struct {
+// ownObjects are the HNS objects that a backend created. Remove finds out which they are.
+type ownObjects struct {
 	*Backend
 	family  service.Family
 	removed bool
 }
 
 // String implements takeover.Leftovers.
-func (l *leftovers) String() string { return "kernelspace " + l.family.String() }
+func (l *ownObjects) String() string { return "kernelspace " + l.family.String() }
 
 // Find implements takeover.Leftovers.
-func (l *leftovers) Find(context.Context) (string, error) {
+func (l *ownObjects) Find(context.Context) (string, error) {
 	if l.removed {
 		return "", nil
 	}
@@ -105,7 +105,7 @@ func (l *leftovers) Find(context.Context) (string, error) {
 }
 
 // Remove implements takeover.Leftovers.
-func (l *leftovers) Remove(ctx context.Context) error {
+func (l *ownObjects) Remove(ctx context.Context) error {
 	err := l.Cleanup(ctx)
 	l.removed = err == nil
 	return err
@@ -124,8 +124,8 @@ func prepare(ctx context.Context, s mode.Setup) error {
 	return nil
 }
 
-// pending lists what prepare would create.
-func pending(ctx context.Context, s mode.Setup) ([]string, error) {
+// unprepared lists what prepare would create.
+func unprepared(ctx context.Context, s mode.Setup) ([]string, error) {
 	h, err := newLoggedHost(ctx, s)
 	if err != nil {
 		return nil, err

@@ -69,7 +69,7 @@ func Render(want *service.Snapshot, l Listing, o Options) (reconcile.Objects, an
 		}
 		d.add(f, p)
 	}
-	return d.text(), d, nil
+	return d.complete(), d, nil
 }
 
 // planOffline returns the plan for want of a node whose HNS holds l.
@@ -77,15 +77,6 @@ func planOffline(want *service.Snapshot, f service.Family, l Listing, o Options)
 	b := New(NewHost(dryRun(l), discardStore{}, want.Node.Name, nil), f, o, time.Hour)
 	b.hostMAC = func(netip.Addr) (string, error) { return hostMACFrom(l), nil }
 	return b.planAll(context.Background(), want)
-}
-
-// Limits returns what a round for want says of what HNS cannot do, on a node whose HNS holds l.
-func Limits(want *service.Snapshot, f service.Family, l Listing, o Options) (reconcile.Outcome, error) {
-	p, err := planOffline(want, f, l, o)
-	if err != nil {
-		return reconcile.Outcome{}, err
-	}
-	return p.Outcome(), nil
 }
 
 // rendering is the state of a node in printable form.
@@ -188,8 +179,8 @@ func newRenderedEndpoint(e *Endpoint, f service.Family) renderedEndpoint {
 	return x
 }
 
-// text returns all of r as text.
-func (r *rendering) text() reconcile.Objects {
+// complete returns all of r as text.
+func (r *rendering) complete() reconcile.Objects {
 	var head, tail reconcile.Objects
 	head.Add("network %s %s, HNS %s\n", r.Network, r.Kind, r.HNS)
 	for _, s := range r.Unsupported {

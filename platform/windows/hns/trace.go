@@ -54,7 +54,7 @@ func Differences(want *service.Snapshot, c route.Conn, l Listing, o Options) ([]
 	}
 	b := p.backend
 	dry := newDryPass(context.Background(), b.host, &p.next.site, b.family, p.next.model)
-	dry.do(p.work)
+	dry.perform(p.work)
 	t := &tracer{backend: b, want: want, conn: c, site: p.next.site, model: dry.model, out: &explain.Walk{}}
 	for _, lb := range dry.model.sortedBalancers(func(*LoadBalancer) bool { return true }) {
 		t.balancers = append(t.balancers, *lb)
@@ -94,16 +94,16 @@ func (t *tracer) fault(format string, args ...any) {
 func (t *tracer) follow(toNode bool) {
 	k := service.AddressOf(t.conn.Protocol, t.conn.To)
 	t.address(k.Addr)
-	if t.at(k) || !toNode {
+	if t.meet(k) || !toNode {
 		return
 	}
-	t.at(k.OnNode())
+	t.meet(k.OnNode())
 }
 
-// at follows the connection to the load balancer with key k. It reports whether there is
+// meet follows the connection to the load balancer with key k. It reports whether there is
 // one.
-func (t *tracer) at(k service.Address) bool {
-	want := t.desired(k)
+func (t *tracer) meet(k service.Address) bool {
+	want := t.wanted(k)
 	t.intended = cmp.Or(t.intended, want)
 	var found []*LoadBalancer
 	for i := range t.balancers {
@@ -113,7 +113,7 @@ func (t *tracer) at(k service.Address) bool {
 	}
 	if len(found) == 0 {
 		if want != nil {
-			t.missing(want)
+			t.explainAbsence(want)
 		}
 		return false
 	}
@@ -134,8 +134,8 @@ func ownerText(want *DesiredLoadBalancer) string {
 	return ", of " + want.PortName.String()
 }
 
-// desired returns the load balancer that should have the key k, nil if none should.
-func (t *tracer) desired(k service.Address) *DesiredLoadBalancer {
+// wanted returns the load balancer that should have the key k, nil if none should.
+func (t *tracer) wanted(k service.Address) *DesiredLoadBalancer {
 	var shared *DesiredLoadBalancer
 	for p := range t.want.Ports(t.backend.family) {
 		for _, lb := range Desired(p, &t.site).LoadBalancers {
@@ -293,8 +293,8 @@ func (t *tracer) reasons(v *route.Verdict) []string {
 	return all
 }
 
-// missing records that HNS lacks the load balancer w, and why.
-func (t *tracer) missing(w *DesiredLoadBalancer) {
+// explainAbsence records that HNS lacks the load balancer w, and why.
+func (t *tracer) explainAbsence(w *DesiredLoadBalancer) {
 	why := ""
 	if text := t.backend.host.refusalText(w.Address); text != "" {
 		why = ": " + text

@@ -37,11 +37,11 @@ type work struct {
 	listed func(netip.Addr) bool
 }
 
-// do applies w in an order that interrupts no Service for long. Urgent Services come
+// perform applies w in an order that interrupts no Service for long. Urgent Services come
 // first. An endpoint is created before the load balancers that use it. It is deleted
 // after them, when no load balancer of any owner uses it. Unneeded load balancers are
 // deleted before others are created, because they occupy ports.
-func (p *pass) do(w *work) {
+func (p *pass) perform(w *work) {
 	slices.SortStableFunc(w.units, func(a, b unit) int {
 		return cmp.Or(priority(a.name)-priority(b.name), a.name.Compare(b.name))
 	})
