@@ -134,14 +134,13 @@ func (c *cluster) webs() []*netlab.Host {
 	return []*netlab.Host{c.Host("web-1"), c.Host("web-2"), c.Host("web-3"), c.Host("web-4")}
 }
 
-// start starts the proxy and waits until all is programmed.
-func (c *cluster) start(t *testing.T) *program.Proxy {
+// start saves apps, starts the proxy and waits until all is programmed.
+func (c *cluster) start(t *testing.T, apps ...app) *program.Proxy {
 	t.Helper()
+	c.save(t, apps...)
 	p := c.launch(t)
 	c.awaitProgrammed(t)
-	for _, f := range service.Families {
-		p.AwaitLog(t, `"Programmed"`, c.mode.proxyMode()+" "+f.String())
-	}
+	p.AwaitLogs(t, `"Programmed"`, c.mode.proxyMode()+" FAMILY")
 	return p
 }
 
@@ -194,10 +193,11 @@ func (c *cluster) want(t *testing.T) *service.Snapshot {
 	return want
 }
 
-// awaitProgrammed waits until the kernel holds exactly what the manifests describe, and
-// no UDP flow that they do not allow.
-func (c *cluster) awaitProgrammed(t *testing.T) *service.Snapshot {
+// awaitProgrammed saves apps, and waits until the kernel holds exactly what the manifests
+// describe, and no UDP flow that they do not allow.
+func (c *cluster) awaitProgrammed(t *testing.T, apps ...app) *service.Snapshot {
 	t.Helper()
+	c.save(t, apps...)
 	want := c.want(t)
 	c.awaitSnapshot(t, want)
 	return want
@@ -617,8 +617,7 @@ func clientsThatWait(t *testing.T, m mode, p service.Protocol) {
 	deaf := c.Host("web-3")
 	nft(t, deaf, "add table inet deaf\nadd chain inet deaf input { type filter hook input priority 0; meta l4proto { tcp, sctp } drop; }\n")
 	web := app{name: "web", number: 10}
-	c.save(t, web.on(deaf))
-	c.start(t)
+	c.start(t, web.on(deaf))
 	if p == service.SCTP {
 		c.extendSCTPTimeout(t)
 	}
@@ -665,13 +664,11 @@ func (c *cluster) checkLateAnswer(t *testing.T, x judge.Call) {
 func (c *cluster) established(t *testing.T, p service.Protocol) (conversations, func()) {
 	t.Helper()
 	cart := app{name: "cart", number: 11}
-	c.save(t, cart.on(c.Host("web-2")))
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, cart.on(c.Host("web-2")))
 	all := c.converse(t, p.String(), cart, 1)
 	return all, func() {
 		t.Helper()
-		c.save(t, cart.on(c.Host("web-1")))
-		c.awaitProgrammed(t)
+		c.awaitProgrammed(t, cart.on(c.Host("web-1")))
 		all.checkSameServer(t)
 	}
 }

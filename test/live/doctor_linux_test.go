@@ -161,8 +161,7 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	c.awaitSound(t)
 	c.mends(t, "ip-forward", func() { c.set(t, "net/ipv4/ip_forward", "0") })
 	c.mends(t, "ip-forward", func() { c.set(t, "net/ipv6/conf/all/forwarding", "0") })
@@ -216,9 +215,7 @@ func TestDoctorOfHealthChecks(t *testing.T) {
 	c := newCluster(t, m)
 	c.write(t, "checked.yaml", []byte(strings.NewReplacer("NUMBER", "1", "PORT", "30100").Replace(checkedApp)))
 	p := c.launch(t)
-	for _, f := range service.Families {
-		p.AwaitLog(t, `"Programmed"`, c.mode.proxyMode()+" "+f.String())
-	}
+	p.AwaitLogs(t, `"Programmed"`, c.mode.proxyMode()+" FAMILY")
 	answered := func() bool { return healthCheckOwner(c.Host("customer"), "http://192.0.2.10:30100/") == "checked-1" }
 	kit.Until(t, "the health check", answered)
 	c.mends(t, "input-policy", func() {
@@ -310,8 +307,7 @@ func TestDoctorOfABridge(t *testing.T) {
 func TestDoctorOfMarks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
-	c.save(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
-	c.start(t)
+	c.start(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
 	found := func(want bool, args ...string) {
 		t.Helper()
 		if d := c.diagnose(t, args...); d.has("shared-mark") != want {
@@ -435,9 +431,7 @@ func newPinned(t *testing.T) *pinned {
 func (c *pinned) start(t *testing.T) *program.Proxy {
 	t.Helper()
 	p := program.Start(t, c.Node, c.inside(c.command(append(slices.Clip(c.flags), "--socket-acceleration")...)))
-	for _, f := range service.Families {
-		p.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
-	}
+	p.AwaitLogs(t, `"Programmed"`, "nftables FAMILY")
 	c.awaitProgrammed(t)
 	return p
 }
@@ -497,8 +491,7 @@ func (c *cluster) startNamesake(t *testing.T) {
 func TestDoctorOfFullConntrack(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
-	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
-	c.start(t)
+	c.start(t, app{name: "web", number: 10}.on(c.webs()...))
 	c.awaitProgrammed(t)
 	c.awaitSound(t)
 	c.set(t, "net/netfilter/nf_conntrack_udp_timeout", "600")

@@ -102,8 +102,7 @@ func TestInsight(t *testing.T) {
 	web := app{name: "web", number: 10, plain: true}.on(c.Host("web-1"), c.Host("web-3"))
 	web.pods = append(web.pods, pod{c.Host("web-2"), unready})
 	local := app{name: "local", number: 11, external: "Local", plain: true}.on(c.Host("web-3"))
-	c.save(t, web, local)
-	p := c.start(t)
+	p := c.start(t, web, local)
 	const flags = " --manifests " + shownFolder + " --hostname-override node-a --cluster-cidr 10.244.0.0/16,fd00:10:244::/48"
 	dir := c.linkAsShown(t)
 	started := func(name string) *insight {
@@ -159,8 +158,7 @@ func (c *cluster) staleEntry(t *testing.T, s *insight) {
 	t.Helper()
 	c.extendUDPTimeout(t)
 	names := app{name: "names", number: 12, plain: true}
-	c.save(t, names.on(c.Host("web-3")))
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, names.on(c.Host("web-3")))
 	q := netlab.Query{Proto: "udp", To: netip.MustParseAddrPort("10.96.0.12:80"), From: netip.AddrPortFrom(netip.Addr{}, 5300)}
 	client, a, err := c.Host("shopper").Open(t.Context(), q)
 	if err != nil || a.Outcome != netlab.Answered {
@@ -175,8 +173,7 @@ func (c *cluster) staleEntry(t *testing.T, s *insight) {
 	}
 	reaches("web-3")
 	saved := c.sh(t, "conntrack -L -p udp --orig-port-src 5300 -o save 2>/dev/null\n")
-	c.save(t, names.on(c.Host("web-1")))
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, names.on(c.Host("web-1")))
 	reaches("web-1")
 	c.sh(t, "conntrack -D -p udp --orig-port-src 5300 2>/dev/null\nconntrack --load-file - <<'END'\n"+saved+"END\n")
 	reaches("web-3")
@@ -416,8 +413,7 @@ var othersCommands = []struct{ name, rule, stops string }{
 // them, and that they do what it says.
 func explainsForeign(t *testing.T, m mode) {
 	c := newCluster(t, m)
-	c.save(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-3")))
-	c.start(t)
+	c.start(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-3")))
 	c.awaitProgrammed(t)
 	clients := map[string]*netlab.Host{"pod": c.Host("shopper"), "node": c.Node}
 	if m.proxyMode() == "nftables" {
@@ -480,8 +476,7 @@ func TestNodeWithoutServiceRoute(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t, modeNamed(name))
 			web, dns := app{name: "web", number: 10}.on(c.webs()...), app{name: "dns", number: 14}.on(c.webs()...)
-			c.save(t, web, dns)
-			c.start(t)
+			c.start(t, web, dns)
 			answers := func(h *netlab.Host, want bool) {
 				t.Helper()
 				for _, f := range service.Families {
@@ -563,8 +558,7 @@ func diffsOf(t *testing.T, m mode, alter func(*cluster), want string) {
 	c.expectDiff(t, "after a rehearsal", 1, "+")
 	p := c.start(t)
 	c.expectDiff(t, "while the proxy runs", 0, "Nothing differs.")
-	c.save(t, app{name: "web", number: 10, plain: m.userspace}.on(c.Host("web-4"), c.Host("web-2")))
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, app{name: "web", number: 10, plain: m.userspace}.on(c.Host("web-4"), c.Host("web-2")))
 	c.save(t, web)
 	c.awaitProgrammed(t)
 	c.expectDiff(t, "after endpoints came and went", 0, "Nothing differs.")
@@ -613,8 +607,7 @@ func TestStatus(t *testing.T) {
 	}
 
 	check(t, 2, []string{"nobody answers at 127.0.0.1:10249", "is the proxy running on this node?"})
-	c.save(t, app{name: "web", number: 10}.on(c.webs()...), app{name: "empty", number: 11})
-	p := c.start(t)
+	p := c.start(t, app{name: "web", number: 10}.on(c.webs()...), app{name: "empty", number: 11})
 	check(t, 0, []string{"on node node-a, mode nftables", ": healthy", "2 Services: 1 with a port that serves no client", "shop/web ", "10.96.0.10", "no endpoints"})
 	check(t, 0, []string{"shop/web: programmed", "[fd00:10:96::a]:80", "node:30010"}, "web")
 	check(t, 1, []string{"service shop/none is not known here"}, "shop/none")
@@ -647,8 +640,7 @@ func TestStatusWatch(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()[1:]...)
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	p := program.Start(t, c.Node, exec.Command(kubeProxy.Path, "status", "shop/web", "--watch"))
 	p.AwaitLog(t, "shop/web: programmed")
 	c.save(t, web.on(c.webs()...))

@@ -216,8 +216,7 @@ func TestIPTablesDormant(t *testing.T) {
 			c := newCluster(t, m)
 			web := app{name: "web", number: 10}.on(c.webs()...)
 			none := app{name: "none", number: 11}
-			c.save(t, web, none)
-			p := c.start(t)
+			p := c.start(t, web, none)
 			want := c.awaitProgrammed(t)
 			cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web, none)
 			for _, deed := range tableTamperings {
@@ -260,8 +259,7 @@ func TestIPTablesRulesAhead(t *testing.T) {
 				c := newCluster(t, m.withoutPeriodicSync())
 				web := app{name: "web", number: 10}.on(c.webs()...)
 				none := app{name: "none", number: 11}
-				c.save(t, web, none)
-				p := c.start(t)
+				p := c.start(t, web, none)
 				want := c.awaitProgrammed(t)
 				cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web, none)
 				c.sh(t, "iptables --wait=60 -t nat -I PREROUTING 1 -p icmp -j ACCEPT\n")
@@ -361,8 +359,7 @@ func TestIPTablesRepairsTampering(t *testing.T) {
 		theirs := c.listing(t)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		sticky := app{name: "sticky", number: 11, sticky: 600, external: "Local"}.on(c.webs()...)
-		c.save(t, web, sticky)
-		p := c.start(t)
+		p := c.start(t, web, sticky)
 		want := c.awaitProgrammed(t)
 		rules := c.listing(t)
 		for _, deed := range []struct{ name, text string }{
@@ -411,8 +408,7 @@ func TestIPTablesFlushed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m.withoutPeriodicSync())
 		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		want := c.awaitProgrammed(t)
 		all := "*nat\n-F\n-X\nCOMMIT\n*filter\n-F\n-X\nCOMMIT\n"
 		c.tamperAndAwaitRepair(t, p, want, all)
@@ -448,9 +444,7 @@ func TestIPTablesRendered(t *testing.T) {
 			c.iptables(t, part, name, program.AwaitLock)
 		}
 		p := c.launch(t)
-		for _, f := range service.Families {
-			p.AwaitLog(t, `"Programmed"`, "iptables "+f.String(), "changed=false")
-		}
+		p.AwaitLogs(t, `"Programmed"`, "iptables FAMILY", "changed=false")
 	})
 }
 
@@ -462,8 +456,7 @@ func TestIPTablesLocalhostNodePorts(t *testing.T) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"))
-		c.save(t, web, local)
-		c.start(t)
+		c.start(t, web, local)
 		for _, a := range []app{web, local} {
 			for _, proto := range []string{"tcp", "udp"} {
 				q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
@@ -586,8 +579,7 @@ func TestIPTablesHostileEdits(t *testing.T) {
 		c.restoreBothFamilies(t, foreignIPTables+conntrackRule)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		cart := app{name: "cart", number: 11, external: "Local"}.on(c.webs()...)
-		c.save(t, web, cart)
-		p := c.start(t)
+		p := c.start(t, web, cart)
 		c.awaitProgrammed(t)
 		lines, packets := c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
 		load := c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
@@ -677,8 +669,7 @@ func TestUserspaceStopWithoutMatches(t *testing.T) {
 			c.check(t, want, c.cells(c.clientHosts()[:1], web))
 			loads := c.loads(t, web, sticky)
 			p.Stop(t)
-			p.AwaitLog(t, tc.loss, "IPv4")
-			p.AwaitLog(t, tc.loss, "IPv6")
+			p.AwaitLogs(t, tc.loss, "FAMILY")
 			checkAnswered(t, c.cells(c.clientHosts(), web, sticky))
 			t.Logf("%d connections made meanwhile", connectionsOf(loads))
 			lossless(t, loads)

@@ -90,31 +90,24 @@ func TestIPVSLongConnections(t *testing.T) {
 		c := newCluster(t, m)
 		all := app{name: "web", number: 10}.on(c.webs()...)
 		less := app{name: "web", number: 10}.on(c.webs()[1:]...)
-		c.save(t, all)
-		p := c.start(t)
+		p := c.start(t, all)
 		lines := c.converse(t, "tcp", all, 2)
 		calls := c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer")}, all)
 		for _, end := range []func(){func() { p.Stop(t) }, func() { p.Kill() }} {
 			end()
 			lines.checkSameServer(t)
 			p = c.launch(t)
-			for _, f := range service.Families {
-				p.AwaitLog(t, `"Programmed"`, f.String(), "changed=false")
-			}
+			p.AwaitLogs(t, `"Programmed"`, "FAMILY", "changed=false")
 			lines.checkSameServer(t)
 		}
-		c.save(t, less)
-		c.check(t, c.awaitProgrammed(t), calls)
+		c.check(t, c.awaitProgrammed(t, less), calls)
 		lines.checkSameServer(t)
 		p.Stop(t)
 		p = c.launch(t)
-		for _, f := range service.Families {
-			p.AwaitLog(t, `"Programmed"`, f.String())
-		}
+		p.AwaitLogs(t, `"Programmed"`, "FAMILY")
 		c.check(t, c.awaitProgrammed(t), calls)
 		lines.checkSameServer(t)
-		c.save(t, all)
-		c.check(t, c.awaitProgrammed(t), calls)
+		c.check(t, c.awaitProgrammed(t, all), calls)
 		lines.checkSameServer(t)
 	})
 }
@@ -133,8 +126,7 @@ func TestIPVSHostPorts(t *testing.T) {
 		kit.Must(t, err)
 		t.Cleanup(func() { listener.Close() })
 		web := app{name: "web", number: 10}.on(c.Host("web-1"))
-		c.save(t, web)
-		c.start(t)
+		c.start(t, web)
 		for _, x := range c.cells([]*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node}, web) {
 			if x.ToNode || x.Proto != service.TCP {
 				continue
@@ -174,8 +166,7 @@ func TestIPVSDrift(t *testing.T) {
 		c := newCluster(t, m)
 		c.useVariant(t, variant)
 		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		want := c.want(t)
 		c.sh(t, "if ipset destroy KUBE-VS-VIRTUAL-SERVERS; then exit 1; fi\n")
 		for _, deed := range ipvsTamperings {
@@ -226,8 +217,7 @@ func TestIPVSSharedMark(t *testing.T) {
 	withIPVS(t, func(t *testing.T, m mode) {
 		m.flags = append(m.flags, "--ipvs-sync-period=1s")
 		c := newCluster(t, m)
-		c.save(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
-		p := c.start(t)
+		p := c.start(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
 		shows := func() bool {
 			out, _ := program.Run(t, c.Node, exec.Command(kubeProxy.Path, "status")) // it fails while there are conditions
 			return strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "shared-mark-IPv4") && strings.Contains(string(out), "fwmark 0xca6c")
@@ -403,16 +393,13 @@ func TestIPVSRulesEnd(t *testing.T) {
 	empty, gone := app{name: "empty", number: 11}, app{name: "gone", number: 12}
 	away := app{name: "away", number: 13, internal: "Local", external: "Local"}.on(c.Host("web-3"))
 	fenced := app{name: "fenced", number: 14, ranges: []string{"192.0.2.77/32", "2001:db8:2::77/128"}}.on(c.webs()...)
-	c.save(t, web, empty, gone, away, fenced)
-	p := c.start(t)
+	p := c.start(t, web, empty, gone, away, fenced)
 	c.awaitProgrammed(t)
 	lines := c.converse(t, "tcp", web, 1)
 	p.Stop(t)
 	c.setMode(t, switchableModes()["nftables"])
 	p = c.launch(t)
-	for _, f := range service.Families {
-		p.AwaitLog(t, "takes no new connections from now on", f.String())
-	}
+	p.AwaitLogs(t, "takes no new connections from now on", "FAMILY")
 	fenced.ranges = nil
 	c.save(t, web, empty.on(c.webs()...), away.on(c.Host("web-1")), fenced)
 	c.remove(t, "gone.yaml")
@@ -443,8 +430,7 @@ func TestIPVSSwitchByReload(t *testing.T) {
 	}
 	c := newCluster(t, to("nftables"))
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	loads, lines := c.loadsAt(t, emulatedPause, web), c.converseTo(t, "tcp", web)
 	for i, name := range []string{"ipvs", "iptables-nft", "ipvs", "nftables"} {
 		text := map[string]string{"ipvs": "mode: ipvs\n", "nftables": "mode: nftables\n", "iptables-nft": "mode: iptables\niptables: {localhostNodePorts: false}\n"}[name]
@@ -458,9 +444,7 @@ func TestIPVSSwitchByReload(t *testing.T) {
 		}
 		c.setMode(t, to(name))
 		p = c.launch(t)
-		for _, f := range service.Families {
-			p.AwaitLog(t, said, f.String())
-		}
+		p.AwaitLogs(t, said, "FAMILY")
 		c.awaitProgrammed(t)
 		lines.checkSameServer(t)
 		lines = append(lines, c.converseTo(t, "tcp", web)...)

@@ -294,8 +294,7 @@ func twoProxies(t *testing.T, first, second string) {
 	c := newCluster(t, modeNamed(first))
 	one, two := c.Host("web-1"), c.Host("web-2")
 	web := app{name: "web", number: 10}
-	c.save(t, web.on(one))
-	p := c.start(t)
+	p := c.start(t, web.on(one))
 	var loads []*netlab.Load
 	for _, f := range service.Families {
 		loads = append(loads, c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
@@ -303,9 +302,7 @@ func twoProxies(t *testing.T, first, second string) {
 		}))
 	}
 	d, q := c.startSecond(t, modeNamed(second), web.on(two))
-	for _, f := range service.Families {
-		q.AwaitLog(t, `"Programmed"`, d.mode.proxyMode()+" "+f.String())
-	}
+	q.AwaitLogs(t, `"Programmed"`, d.mode.proxyMode()+" FAMILY")
 	kit.Until(t, "that the first proxy stands by", func() bool {
 		return strings.Contains(reportOf(t, p, program.MetricsAddr).Conditions["other-proxy"], fmt.Sprintf("process %d (", q.Pid()))
 	})
@@ -334,9 +331,7 @@ func twoProxies(t *testing.T, first, second string) {
 	})
 	c.awaitReached(t, web, "web-1")
 	if first != second {
-		for _, f := range service.Families {
-			p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
-		}
+		p.AwaitLogs(t, "Removed what an earlier service proxy left", "FAMILY")
 		c.checkOnlyMode(t, first)
 	}
 	for i, l := range loads {
@@ -367,8 +362,7 @@ func TestSecondProxyCrashes(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}
-	c.save(t, web.on(c.Host("web-1")))
-	p := c.start(t)
+	p := c.start(t, web.on(c.Host("web-1")))
 	for range 3 {
 		d, q := c.startSecond(t, defaultMode(), web.on(c.Host("web-2")))
 		d.awaitReached(t, web, "web-2")
@@ -385,8 +379,7 @@ func TestScriptAgainstRules(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	want := c.awaitProgrammed(t)
 	deeds := 0
 	kit.Until(t, "a condition that names nft", func() bool {
@@ -425,8 +418,7 @@ func TestCommandsWithRunningProxy(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	want := c.awaitProgrammed(t)
 	for _, args := range [][]string{{"--init-only"}, {"render", "--manifests=" + c.dir}, {"--cleanup"}} {
 		out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...))
@@ -477,8 +469,7 @@ func TestTakeoverWithAnUnknownNode(t *testing.T) {
 			c.stayOpen(t, web)
 			c.write(t, "node.yaml", program.Manifest[any](t, node()))
 			if tc.from != tc.to || tc.from == "nftables" {
-				p.AwaitLog(t, "Removed what an earlier service proxy left", "IPv4")
-				p.AwaitLog(t, "Removed what an earlier service proxy left", "IPv6")
+				p.AwaitLogs(t, "Removed what an earlier service proxy left", "FAMILY")
 			}
 			c.stayOpen(t, web)
 			p.Stop(t)
@@ -501,9 +492,7 @@ func unknownNode(t *testing.T, m mode) (*cluster, app) {
 func (c *cluster) launchAll(t *testing.T) *program.Proxy {
 	t.Helper()
 	p := c.launch(t)
-	for _, f := range service.Families {
-		p.AwaitLog(t, `"Programmed"`, c.mode.proxyMode()+" "+f.String())
-	}
+	p.AwaitLogs(t, `"Programmed"`, c.mode.proxyMode()+" FAMILY")
 	return p
 }
 
@@ -568,9 +557,7 @@ func namedProxy(t *testing.T, rest mode) {
 		d, q := c.startSecond(t, m, web)
 		d.label(t, mesh)
 		d.write(t, "ranges.yaml", []byte(ranges))
-		for _, f := range service.Families {
-			q.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
-		}
+		q.AwaitLogs(t, `"Programmed"`, "nftables FAMILY")
 		c.save(t, app{name: "late", number: number}.on(c.Host("web-1")))
 		c.awaitClusterIPs(t, map[string]app{"web-1": web, "web-2": mesh})
 		c.awaitProgrammed(t) // nothing of the first one's is gone
@@ -623,8 +610,7 @@ func (c *cluster) awaitClusterIPs(t *testing.T, all map[string]app) {
 func TestNamedProxyElsewhere(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
-	c.save(t, app{name: "web", number: 10}.on(c.Host("web-1")))
-	c.start(t)
+	c.start(t, app{name: "web", number: 10}.on(c.Host("web-1")))
 	for _, mode := range []string{"iptables", "ipvs", "userspace"} {
 		out, err := program.Run(t, c.Node, kubeProxy.Command("--manifests="+c.dir, "--proxy-mode="+mode, named))
 		if err == nil || !strings.Contains(out, "mode "+mode+" cannot work with --service-proxy-name mesh") {

@@ -220,8 +220,7 @@ func TestIPTablesLocalhostByReload(t *testing.T) {
 		m.flags, m.localhost = append(defaultMode().flags, "--config="+path), true
 		c.setMode(t, m)
 		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		c.awaitLocalhost(t, web, netlab.Answered)
 		lines, loads := c.converse(t, "tcp", web, 1), c.loads(t, web)
 		v.mount(t, "..away", away)
@@ -311,8 +310,7 @@ func TestNodeLocalDNS(t *testing.T) {
 func checkNodeLocalDNS(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	dns := app{name: "dns", number: 10, plain: true}.on(c.Host("web-1"))
-	c.save(t, dns)
-	c.start(t)
+	c.start(t, dns)
 	at := netip.AddrPortFrom(dns.address(service.ClusterIP, service.IPv4), 80)
 	askers := []*netlab.Host{c.Host("shopper"), c.Node}
 	for _, h := range askers {
@@ -411,8 +409,7 @@ func checkConflictingService(t *testing.T, m mode) {
 	if _, err := c.Node.Echo("", 22); err != nil {
 		t.Fatal(err)
 	}
-	c.save(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
-	p := c.start(t)
+	p := c.start(t, app{name: "web", number: 10, plain: true}.on(c.Host("web-1")))
 	like := netip.MustParseAddr("10.0.0.1")
 	text := strings.NewReplacer("WEB-1", c.Host("web-1").Addr(like).String(), "WEB-2", c.Host("web-2").Addr(like).String()).Replace(conflictingService)
 	c.write(t, "thief.yaml", []byte(text))
@@ -468,8 +465,7 @@ func TestUnallocatedAddresses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.Host("web-1"))
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	cells := c.cells(c.clientHosts()[:3], web)
 	for _, x := range c.cells(c.clientHosts()[:3], web) {
 		if x.ToNode || x.Name != "ClusterIP of web" {
@@ -523,8 +519,7 @@ func checkUnallocated(t *testing.T, m mode) {
 		}
 		asked.Wait()
 	}
-	c.save(t, dns)
-	p := c.start(t)
+	p := c.start(t, dns)
 	await(unused, left)
 	c.write(t, "ranges.yaml", []byte(`apiVersion: networking.k8s.io/v1
 kind: ServiceCIDR
@@ -564,8 +559,7 @@ func TestRefusedAtOnce(t *testing.T) {
 	c := newCluster(t, defaultMode())
 	empty := app{name: "empty", number: 10}
 	web := app{name: "web", number: 11}.on(c.Host("web-1"))
-	c.save(t, empty, web)
-	c.start(t)
+	c.start(t, empty, web)
 
 	cells := c.cells(c.clientHosts(), empty)
 	for _, x := range c.cells(c.clientHosts(), web) {
@@ -577,10 +571,8 @@ func TestRefusedAtOnce(t *testing.T) {
 	}
 	c.check(t, c.awaitProgrammed(t), cells)
 
-	c.save(t, empty.on(c.Host("web-3")))
-	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), empty))
-	c.save(t, empty)
-	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), empty))
+	c.check(t, c.awaitProgrammed(t, empty.on(c.Host("web-3"))), c.cells(c.clientHosts(), empty))
+	c.check(t, c.awaitProgrammed(t, empty), c.cells(c.clientHosts(), empty))
 }
 
 // TestHairpin checks that a pod which reaches itself through its Service sees a node's
@@ -589,8 +581,7 @@ func TestHairpin(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, internal: "Local", external: "Local"}.on(c.Host("web-1"))
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	pod := c.Host("web-1")
 	for _, x := range c.cells([]*netlab.Host{pod}, web) {
 		a, err := pod.Ask(t.Context(), netlab.Query{Proto: x.Proto.String(), To: x.To})
@@ -624,17 +615,14 @@ func TestSourceRanges(t *testing.T) {
 			apps = append(apps, a.on(c.Host("web-1"), c.Host("web-3")))
 		}
 	}
-	c.save(t, apps...)
-	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), apps...))
+	c.check(t, c.awaitProgrammed(t, apps...), c.cells(c.clientHosts(), apps...))
 
 	// A client that is no longer allowed is stopped, and a newly allowed one is served.
 	closed := apps[0]
 	closed.ranges = apps[2].ranges[:2]
-	c.save(t, closed)
-	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), closed))
+	c.check(t, c.awaitProgrammed(t, closed), c.cells(c.clientHosts(), closed))
 	closed.ranges = nil
-	c.save(t, closed)
-	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), closed))
+	c.check(t, c.awaitProgrammed(t, closed), c.cells(c.clientHosts(), closed))
 }
 
 // TestSourceRangesOfTheNode checks a node that holds a load balancer's address and is
@@ -643,8 +631,7 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, ranges: []string{"192.0.2.10/32", "2001:db8:2::10/128"}}.on(c.Host("web-1"), c.Host("web-3"))
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	for _, f := range service.Families {
 		vip := web.address(service.LoadBalancerIP, f)
 		kit.Must(t, c.Node.AddAddr(vip))
@@ -707,8 +694,7 @@ func TestTerminating(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			apps := []app{tc.with(base), tc.with(local)}
-			c.save(t, apps...)
-			c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), apps...))
+			c.check(t, c.awaitProgrammed(t, apps...), c.cells(c.clientHosts(), apps...))
 			for _, f := range service.Families {
 				checkServers(t, c.Host("shopper"), base.at(service.ClusterIP, f), tc.inside)
 				checkServers(t, c.Host("customer"), local.at(service.NodePort, f), tc.localOnly)

@@ -214,8 +214,7 @@ func node() *corev1.Node {
 func TestFaultsOfManifestsEnd(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
-	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
-	p := c.start(t)
+	p := c.start(t, app{name: "web", number: 10}.on(c.webs()...))
 	shows := func(words, absent []string) {
 		t.Helper()
 		var out string
@@ -254,8 +253,7 @@ func TestBrokenFile(t *testing.T) {
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	cart := app{name: "cart", number: 11}.on(c.Host("web-1"))
-	c.save(t, web, cart)
-	p := c.start(t)
+	p := c.start(t, web, cart)
 	want := c.awaitProgrammed(t)
 	good := cart.yaml(t)
 
@@ -394,8 +392,7 @@ func TestConfined(t *testing.T) {
 				p := c.startBehind(t, prefix...)
 				c.check(t, c.want(t), c.cells(c.clientHosts()[:1], web))
 				web = web.on(c.webs()[:1]...)
-				c.save(t, web)
-				c.awaitProgrammed(t)
+				c.awaitProgrammed(t, web)
 				c.check(t, c.want(t), c.cells(c.clientHosts()[:1], web))
 				if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid())); name == "seccomp" && (err != nil || !strings.Contains(string(text), "Seccomp:\t2\n")) {
 					t.Errorf("the proxy has no filter: %v", err)
@@ -609,8 +606,7 @@ users:
 func TestSupportDump(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
-	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
-	c.start(t)
+	c.start(t, app{name: "web", number: 10}.on(c.webs()...))
 	kubeconfig := writeKubeconfig(t)
 	text := kit.ReadFile(t, kubeconfig)
 	log := filepath.Join(t.TempDir(), "proxy.log")

@@ -60,8 +60,7 @@ func TestEveryCell(t *testing.T) {
 func everyCell(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	apps := c.matrix()
-	c.save(t, apps...)
-	c.start(t)
+	c.start(t, apps...)
 	want := c.awaitProgrammed(t)
 	cells := c.cells(c.clientHosts(), apps...)
 	if len(cells) != 10*4*4*2*len(c.protocols()) {
@@ -82,8 +81,7 @@ func everySCTPCell(t *testing.T, m mode) {
 	}
 	c := newCluster(t, m)
 	apps := c.matrix()
-	c.save(t, apps...)
-	c.start(t)
+	c.start(t, apps...)
 	c.check(t, c.awaitProgrammed(t), only(service.SCTP, c.cells(c.clientHosts(), apps...)))
 }
 
@@ -169,8 +167,7 @@ func onBridge(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.Host("web-1"), c.Host("web-2"), c.Host("web-3"))
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
-	c.save(t, web, local)
-	c.start(t)
+	c.start(t, web, local)
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web, local))
 }
 
@@ -338,8 +335,7 @@ func TestAffinity(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, sticky: 2}.on(c.webs()...)
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	h := newAffinityClients(t, c, web)
 
 	t.Run("one server for all ways in", h.checkFrontendKinds)
@@ -377,18 +373,15 @@ func TestAffinityWithServerThatLeaves(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10, sticky: 600}.on(c.webs()...)
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	h := newAffinityClients(t, c, web)
 	gone := h.server[h.addrs[0]]
-	c.save(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, web.on(slices.DeleteFunc(c.webs(), func(w *netlab.Host) bool { return w.Name == gone })...))
 	kit.Until(t, "every client of the server moves", func() bool { return h.allMovedFrom(t, gone) })
 	if moved := h.movedClients(t); len(moved) > 0 {
 		t.Errorf("moved once more: %v", moved)
 	}
-	c.save(t, web)
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, web)
 	if moved := h.movedClients(t); len(moved) > 0 {
 		t.Errorf("moved because somebody came: %v", moved)
 	}
@@ -425,8 +418,7 @@ func TestUDPMovesFromLostEndpoint(t *testing.T) {
 	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
 	dns := app{name: "dns", number: 10}
 	local := app{name: "local", number: 11, external: "Local", internal: "Local"}
-	c.save(t, dns.on(one, two, three), local.on(one, two))
-	p := c.start(t)
+	p := c.start(t, dns.on(one, two, three), local.on(one, two))
 	flows := c.converse(t, "udp", dns, 4)
 	flows = append(flows, c.converse(t, "udp", local, 4)...)
 
@@ -437,8 +429,7 @@ func TestUDPMovesFromLostEndpoint(t *testing.T) {
 		}
 		return a.Outcome == netlab.Answered && a.Backend != "web-1"
 	})
-	p.AwaitLog(t, "Removed stale flows", "IPv4")
-	p.AwaitLog(t, "Removed stale flows", "IPv6")
+	p.AwaitLogs(t, "Removed stale flows", "FAMILY")
 }
 
 // TestUDPStopsWithoutEndpoints checks that a Service that is deleted or has lost its last
@@ -449,8 +440,7 @@ func TestUDPStopsWithoutEndpoints(t *testing.T) {
 	gone := app{name: "gone", number: 10}.on(c.Host("web-1"))
 	empty := app{name: "empty", number: 11}.on(c.Host("web-1"))
 	stays := app{name: "stays", number: 12}.on(c.webs()...)
-	c.save(t, gone, empty, stays)
-	c.start(t)
+	c.start(t, gone, empty, stays)
 	leaving := c.converse(t, "udp", gone, 1)
 	emptied := c.converse(t, "udp", empty, 1)
 	others := c.converse(t, "udp", stays, 2)
@@ -468,8 +458,7 @@ func TestUDPFlowBeforeService(t *testing.T) {
 	c := newCluster(t, defaultMode())
 	late := app{name: "late", number: 10}
 	refilled := app{name: "refilled", number: 11}
-	c.save(t, refilled)
-	c.start(t)
+	c.start(t, refilled)
 	flows := append(c.open(t, "udp", late, 1), c.open(t, "udp", refilled, 1)...)
 	for _, f := range flows {
 		if a, err := f.conn.AskFor(t.Context(), pollTimeout); err != nil || a.Outcome == netlab.Answered {
@@ -488,12 +477,10 @@ func TestUDPFollowsPolicy(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t, modeNamed(name))
 			dns := app{name: "dns", number: 10}.on(c.webs()...)
-			c.save(t, dns)
-			c.start(t)
+			c.start(t, dns)
 			flows := c.converse(t, "udp", dns, 3)
 			dns.external = "Local"
-			c.save(t, dns)
-			c.awaitProgrammed(t)
+			c.awaitProgrammed(t, dns)
 			flows.await(t, "follows the policy", func(o conversation, a netlab.Answer) bool {
 				switch {
 				case a.Outcome != netlab.Answered:
@@ -529,8 +516,7 @@ func outsideOfTheWindow(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.Host("web-3"))
 	own := app{name: "own", number: 11}.on(c.Host("web-1"))
-	c.save(t, web, own)
-	c.start(t)
+	c.start(t, web, own)
 	c.checkOutOfWindow(t, web, own)
 	// With nf_conntrack_tcp_be_liberal such packets are valid, so none may be dropped.
 	// See https://docs.kernel.org/networking/nf_conntrack-sysctl.html

@@ -120,8 +120,7 @@ func TestNFTablesDrift(t *testing.T) {
 	m.flags = append(m.flags, "--iptables-sync-period=1h")
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	want := c.want(t)
 	cells := c.cells([]*netlab.Host{c.Node, c.Host("shopper"), c.Host("customer")}, web)
 	for _, deed := range nftTableTamperings {
@@ -186,8 +185,7 @@ func TestNFTablesRepairsTampering(t *testing.T) {
 	theirs := foreign(t, c.Node)
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	sticky := app{name: "sticky", number: 11, sticky: 600, external: "Local"}.on(c.webs()...)
-	c.save(t, web, sticky)
-	p := c.start(t)
+	p := c.start(t, web, sticky)
 	want := c.awaitProgrammed(t)
 	rules := ours(t, c.Node)
 
@@ -222,8 +220,7 @@ func TestFlushedRuleset(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	for range 3 {
 		nft(t, c.Node, "flush ruleset\n")
 		c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
@@ -247,8 +244,7 @@ func TestMarksOfOthers(t *testing.T) {
 func checkMarks(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10, plain: true}.on(c.Host("web-1"))
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	customer := c.Host("customer")
 	if _, err := customer.Echo("", target); err != nil {
 		t.Fatal(err)
@@ -286,8 +282,7 @@ func TestIPTablesForwardClosed(t *testing.T) {
 		c := newCluster(t, m)
 		c.dropForward(t)
 		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		want := c.awaitProgrammed(t)
 		var lines conversations
 		for _, x := range c.cells([]*netlab.Host{c.Host("customer"), c.Node}, web) {
@@ -307,8 +302,7 @@ func TestUserspaceForwardClosed(t *testing.T) {
 		c.dropForward(t)
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
-		c.save(t, web, local)
-		p := c.start(t)
+		p := c.start(t, web, local)
 		want := c.awaitProgrammed(t)
 		loads := c.loads(t, web, local)
 		p.Stop(t)

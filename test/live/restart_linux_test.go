@@ -39,8 +39,7 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
-	c.save(t, web, sticky)
-	p := c.start(t)
+	p := c.start(t, web, sticky)
 	want := c.awaitProgrammed(t)
 	lines, packets := c.converse(t, "tcp", web, 2), c.converse(t, "udp", web, 2)
 	home := newAffinityClients(t, c, sticky)
@@ -51,8 +50,7 @@ func restarts(t *testing.T, m mode, rules func(*cluster) string) {
 		packets.checkSameServer(t)
 		c.check(t, want, c.cells(c.clientHosts()[:1], web))
 		p = c.launch(t)
-		p.AwaitLog(t, `"Programmed"`, "IPv4", "changed=false")
-		p.AwaitLog(t, `"Programmed"`, "IPv6", "changed=false")
+		p.AwaitLogs(t, `"Programmed"`, "FAMILY", "changed=false")
 		lines.checkSameServer(t)
 	}
 	p.Stop(t) // the follow-up of a round is done now
@@ -75,13 +73,11 @@ func TestChangedMeanwhile(t *testing.T) {
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	gone := app{name: "gone", number: 11}.on(c.webs()...)
 	rolled := app{name: "rolled", number: 12}.on(c.Host("web-1"))
-	c.save(t, web, gone, rolled)
-	c.start(t).Stop(t)
+	c.start(t, web, gone, rolled).Stop(t)
 	stay, leave, move := c.converse(t, "udp", web, 2), c.converse(t, "udp", gone, 1), c.converse(t, "udp", rolled, 1)
 
 	c.remove(t, "gone.yaml")
-	c.save(t, rolled.on(c.Host("web-4")), app{name: "new", number: 13}.on(c.Host("web-2")))
-	p := c.start(t)
+	p := c.start(t, rolled.on(c.Host("web-4")), app{name: "new", number: 13}.on(c.Host("web-2")))
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web, rolled))
 	move.await(t, "follows", func(_ conversation, a netlab.Answer) bool { return a.Backend == "web-4" })
 	p.Stop(t)
@@ -170,8 +166,7 @@ func TestKilled(t *testing.T) {
 		}
 		v := next()
 		p := c.launch(t)
-		p.AwaitLog(t, `"Programmed"`, "IPv4")
-		p.AwaitLog(t, `"Programmed"`, "IPv6")
+		p.AwaitLogs(t, `"Programmed"`, "FAMILY")
 		c.awaitSnapshot(t, v.want)
 		c.check(t, v.want, v.samples)
 		p.Kill()
@@ -218,8 +213,7 @@ func killedUnderChanges(t *testing.T, m mode) {
 			partial++
 		}
 		p = c.launch(t)
-		p.AwaitLog(t, `"Programmed"`, "IPv4")
-		p.AwaitLog(t, `"Programmed"`, "IPv6")
+		p.AwaitLogs(t, `"Programmed"`, "FAMILY")
 	}
 	c.write(t, "many.json", last.text)
 	c.awaitSnapshot(t, last.want)
@@ -253,8 +247,7 @@ func TestUDPEndsThoughKilled(t *testing.T) {
 			c.save(t, stays)
 			var others conversations
 			for try := range 6 {
-				c.save(t, gone)
-				p := c.start(t)
+				p := c.start(t, gone)
 				leaving := c.converse(t, "udp", gone, 1)
 				if try == 0 && name != "userspace" { // whose flows end with the process
 					others = c.converse(t, "udp", stays, 2)
@@ -284,8 +277,7 @@ func TestRollout(t *testing.T) {
 	web := app{name: "web", number: 10}
 	sticky := app{name: "sticky", number: 11, sticky: 60, external: "Local"}
 	stages := [][]*netlab.Host{{one, two, three}, {one, three, four}, {one}, {four, one}, {two, one}, {one, two, three, four}}
-	c.save(t, web.on(stages[0]...), sticky.on(stages[0]...))
-	p := c.start(t)
+	p := c.start(t, web.on(stages[0]...), sticky.on(stages[0]...))
 
 	var loads []*netlab.Load
 	for _, l := range []struct {
@@ -305,8 +297,7 @@ func TestRollout(t *testing.T) {
 	made := 0
 	for stage := 1; made < connections || stage <= 2*len(stages); stage++ {
 		hosts := stages[stage%len(stages)]
-		c.save(t, web.on(hosts...), sticky.on(hosts...))
-		c.awaitProgrammed(t)
+		c.awaitProgrammed(t, web.on(hosts...), sticky.on(hosts...))
 		made = 0
 		for _, l := range loads {
 			made += l.Report().Connections
@@ -326,11 +317,9 @@ func TestOpenConnectionsOutliveRollout(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.Host("web-1"))
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	open := c.converse(t, "tcp", web, 1)
-	c.save(t, web.on(c.Host("web-3")))
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, web.on(c.Host("web-3")))
 	open.checkSameServer(t)
 	c.remove(t, "web.yaml")
 	c.awaitProgrammed(t)
@@ -374,8 +363,7 @@ func TestReload(t *testing.T) {
 	v, path := newVolume(t, "")
 	c.mode.flags = append(c.mode.flags, "--config="+path)
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	want := c.awaitProgrammed(t)
 	c.checkNodePorts(t, want, web)
 	lines := c.converse(t, "tcp", web, 1)
@@ -431,8 +419,7 @@ func TestReloadBadFile(t *testing.T) {
 	c.mode.flags = append(c.mode.flags, "--config="+path)
 	c.mode.trackOptions.NodePorts = prefixes("10.244.1.0/24")
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	want, rules := c.awaitProgrammed(t), program.Generation(t, c.Node)
 	for i, tc := range []struct {
 		name   string
@@ -479,8 +466,7 @@ func TestReloadByRestart(t *testing.T) {
 	v, path := newVolume(t, "nftables: {syncPeriod: 30s}\n")
 	c.mode.flags = append(c.mode.flags, "--config="+path)
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	want := c.awaitProgrammed(t)
 	lines, rules := c.converse(t, "tcp", web, 1), program.Generation(t, c.Node)
 	v.mount(t, "..second", "bindAddress: 192.0.2.10\nnodePortAddresses: [192.0.2.10/32, 2001:db8:2::10/128]\n")
@@ -493,8 +479,7 @@ func TestReloadByRestart(t *testing.T) {
 	lines.checkSameServer(t)
 	c.check(t, want, c.cells(c.clientHosts()[:1], web))
 	p = c.launch(t)
-	p.AwaitLog(t, `"Programmed"`, "IPv4", "changed=false")
-	p.AwaitLog(t, `"Programmed"`, "IPv6", "changed=false")
+	p.AwaitLogs(t, `"Programmed"`, "FAMILY", "changed=false")
 	lines.checkSameServer(t)
 	if now := program.Generation(t, c.Node); now != rules {
 		t.Errorf("the rules were written %d times", now-rules)
@@ -534,8 +519,7 @@ func TestStalledLogDoesNotBlock(t *testing.T) {
 	ended := startOnNode(t, c, cmd)
 	w.Close()
 	for i := range 20 {
-		c.save(t, app{name: "web", number: 10 + i}.on(c.webs()...))
-		c.awaitProgrammed(t)
+		c.awaitProgrammed(t, app{name: "web", number: 10 + i}.on(c.webs()...))
 	}
 	kit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 	endsInTime(t, ended, 5*time.Second)
@@ -560,8 +544,7 @@ func TestLogWithoutReader(t *testing.T) {
 			}
 			r.Close()
 			for i := range 5 {
-				c.save(t, app{name: "web", number: 10 + i}.on(c.webs()...))
-				c.awaitProgrammed(t)
+				c.awaitProgrammed(t, app{name: "web", number: 10 + i}.on(c.webs()...))
 			}
 			kit.Must(t, cmd.Process.Signal(syscall.SIGTERM))
 			endsInTime(t, ended, 5*time.Second)
@@ -590,8 +573,7 @@ func TestLogWithoutReader(t *testing.T) {
 func TestPipesAndKernelFilesAreRefused(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
-	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
-	p := c.start(t)
+	p := c.start(t, app{name: "web", number: 10}.on(c.webs()...))
 	swap := func(make func(path string) error) {
 		t.Helper()
 		next := filepath.Join(c.dir, ".next")

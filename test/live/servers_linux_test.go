@@ -476,9 +476,7 @@ func countTraffic(t *testing.T, m mode) {
 	web, idle := app{name: "web", number: 10, plain: true}.on(c.webs()...), app{name: "idle", number: 11, plain: true}.on(c.webs()...)
 	c.save(t, web, idle)
 	p := c.launch(t)
-	for _, f := range service.Families {
-		p.AwaitLog(t, `"Programmed"`, f.String())
-	}
+	p.AwaitLogs(t, `"Programmed"`, "FAMILY")
 	made := counts{}
 	c.awaitCounts(t, made)
 	c.connect(t, made, web, "tcp", service.ClusterIP, service.NodePort, service.LoadBalancerIP)
@@ -554,9 +552,7 @@ func TestSocketAcceleration(t *testing.T) {
 	args := append([]string{"--manifests=" + c.dir}, m.flags...)
 	start := func(args []string) *program.Proxy {
 		p := program.Start(t, c.Node, inside(c.command(args...)))
-		for _, f := range service.Families {
-			p.AwaitLog(t, `"Programmed"`, "nftables "+f.String())
-		}
+		p.AwaitLogs(t, `"Programmed"`, "nftables FAMILY")
 		return p
 	}
 	p := start(args)

@@ -62,8 +62,7 @@ func (c *cluster) switchThrough(t *testing.T, tour []string, pause time.Duration
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 	empty := app{name: "empty", number: 12}
-	c.save(t, web, local, empty)
-	p := c.start(t)
+	p := c.start(t, web, local, empty)
 	c.awaitProgrammed(t)
 	loads := c.loadsAt(t, pause, web, local)
 	lines, packets := c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
@@ -191,8 +190,7 @@ func TestSwitchWithoutCommands(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t, switchableModes()["iptables-legacy"])
 			web := app{name: "web", number: 10}.on(c.webs()...)
-			c.save(t, web)
-			c.start(t).Stop(t)
+			c.start(t, web).Stop(t)
 			lines := c.converse(t, "tcp", web, 1)
 			dir := t.TempDir()
 			p := c.startWithLeftovers(t, dir)
@@ -332,8 +330,7 @@ func TestCleanupWithoutCommands(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	none := t.TempDir()
-	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
-	c.start(t).Stop(t)
+	c.start(t, app{name: "web", number: 10}.on(c.webs()...)).Stop(t)
 	c.cleanUp(t, none, 0)
 	c.installLeftovers(t)
 	said := c.cleanUp(t, none, 1)
@@ -509,8 +506,7 @@ func TestUserspaceChangesUnderLoad(t *testing.T) { withUserspace(t, changesUnder
 func changesUnderLoad(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.webs()[:3]...)
-	c.save(t, web)
-	c.start(t)
+	c.start(t, web)
 	loads := slices.DeleteFunc(c.loadsAt(t, 10*time.Millisecond, web), func(l load) bool {
 		if l.call.Proto == service.UDP {
 			l.Stop()
@@ -559,8 +555,7 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 	for _, file := range switches {
 		set(file, "0")
 	}
-	c.save(t, app{name: "web", number: 10}.on(c.webs()...))
-	p := c.start(t)
+	p := c.start(t, app{name: "web", number: 10}.on(c.webs()...))
 	// says waits until status exits with code and has all words.
 	var asked []string
 	says := func(code int, words ...string) {

@@ -35,8 +35,7 @@ func TestUserspaceRollout(t *testing.T) {
 		one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
 		web := app{name: "web", number: 10}
 		sticky := app{name: "sticky", number: 11, sticky: 600}.on(c.webs()...)
-		c.save(t, web.on(one), sticky)
-		c.start(t)
+		c.start(t, web.on(one), sticky)
 		lines, packets := c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
 		packets.checkSameServer(t)
 		load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
@@ -47,8 +46,7 @@ func TestUserspaceRollout(t *testing.T) {
 		}
 		answers(one)
 		for _, hosts := range [][]*netlab.Host{{two}, {two, three}, {three}} {
-			c.save(t, web.on(hosts...))
-			c.awaitProgrammed(t)
+			c.awaitProgrammed(t, web.on(hosts...))
 			answers(hosts[0])
 		}
 		lines.checkSameServer(t)
@@ -84,8 +82,7 @@ func TestUserspaceListenersAreHidden(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
-		c.start(t)
+		c.start(t, web)
 		at := c.listenerOf(t, web)
 		for _, h := range c.clientHosts() {
 			for _, proto := range []string{"tcp", "udp"} {
@@ -109,13 +106,11 @@ func TestUserspaceRestart(t *testing.T) {
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		local := app{name: "local", number: 11, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
 		sticky := app{name: "sticky", number: 12, sticky: 600}.on(c.webs()...)
-		c.save(t, web, local, sticky)
-		p := c.start(t)
+		p := c.start(t, web, local, sticky)
 		want := c.awaitProgrammed(t)
 		loads, lines, packets := c.loads(t, web, local), c.converse(t, "tcp", web, 1), c.converse(t, "udp", web, 1)
 		kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGTERM))
-		p.AwaitLog(t, "New connections go straight to endpoints", "IPv4")
-		p.AwaitLog(t, "New connections go straight to endpoints", "IPv6")
+		p.AwaitLogs(t, "New connections go straight to endpoints", "FAMILY")
 		lines.checkSameServer(t)
 		kit.Must(t, p.Wait(t))
 		p.AwaitLog(t, `"Stopped; new connections to Services go to endpoints without a process"`, fmt.Sprintf("brokenOff=%d", len(lines)))
@@ -141,8 +136,7 @@ func TestUserspaceCrash(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10, external: "Local"}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		want, before := c.awaitProgrammed(t), c.listing(t)
 		p.Kill()
 		ended := time.Now()
@@ -153,8 +147,7 @@ func TestUserspaceCrash(t *testing.T) {
 			return err == nil && a.Outcome == netlab.Answered
 		})
 		t.Logf("answers again %s after the end", time.Since(ended).Round(time.Millisecond))
-		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
-		p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+		p.AwaitLogs(t, `"Programmed"`, "userspace FAMILY")
 		c.check(t, want, c.cells(c.clientHosts(), web))
 		if now := c.listing(t); now != before {
 			t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
@@ -168,8 +161,7 @@ func TestUserspaceKilledUnderLoad(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		c.awaitProgrammed(t)
 		before := c.listing(t)
 		load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
@@ -190,8 +182,7 @@ func TestUserspaceKilledUnderLoad(t *testing.T) {
 				t.Errorf("left are\n%s\nand there were\n%s", now, before)
 			}
 			p = c.launch(t)
-			p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
-			p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+			p.AwaitLogs(t, `"Programmed"`, "userspace FAMILY")
 			c.awaitProgrammed(t)
 		}
 		r := load.Stop()
@@ -279,8 +270,7 @@ func TestUserspaceLocalhost(t *testing.T) {
 				m.flags, m.localhost = append(m.flags, "--iptables-localhost-nodeports=true"), true
 			}
 			c := newCluster(t, m)
-			c.save(t, web.on(c.webs()...))
-			c.start(t)
+			c.start(t, web.on(c.webs()...))
 			for _, proto := range []string{"tcp", "udp"} {
 				q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), web.nodePort())}
 				if a, err := c.Node.Ask(t.Context(), q); err != nil || a.Outcome != want {
@@ -298,8 +288,7 @@ func TestUserspaceWithoutIPv6(t *testing.T) {
 	withUserspace(t, func(t *testing.T, m mode) {
 		c := newCluster(t, switchableModes()["iptables-"+m.iptables])
 		web := app{name: "web", number: 10}.on(c.webs()...)
-		c.save(t, web)
-		c.start(t).Stop(t)
+		c.start(t, web).Stop(t)
 		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")); err != nil {
 			t.Fatalf("sysctl: %v\n%s", err, out)
 		}
@@ -340,8 +329,7 @@ func switchThroughUserspace(t *testing.T, tour []string, pause time.Duration) {
 	c := newCluster(t, all[tour[0]])
 	web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
 	local := app{name: "local", number: 11, plain: true, external: "Local"}.on(c.Host("web-1"), c.Host("web-3"))
-	c.save(t, web, local)
-	p := c.start(t)
+	p := c.start(t, web, local)
 	c.awaitProgrammed(t)
 	for _, name := range tour[1:] {
 		loads, into := c.loadsAt(t, pause, web, local), all[name].userspace
@@ -403,9 +391,7 @@ func TestUserspaceSwitchByReload(t *testing.T) {
 		c.setMode(t, from(next.mode))
 		p = c.launch(t)
 		c.awaitProgrammed(t)
-		for _, f := range service.Families {
-			p.AwaitLog(t, "Removed what an earlier service proxy left", f.String())
-		}
+		p.AwaitLogs(t, "Removed what an earlier service proxy left", "FAMILY")
 	}
 	t.Logf("%d connections made meanwhile", connectionsOf(loads))
 	lossless(t, loads)
@@ -428,9 +414,7 @@ func TestUserspaceStopWithoutLock(t *testing.T) {
 	before := c.listing(t)
 	release := hold(t, lock)
 	p.Stop(t)
-	for _, f := range service.Families {
-		p.AwaitLog(t, "Connections cannot be led past this process", f.String(), fmt.Sprintf("held by process %d", os.Getpid()))
-	}
+	p.AwaitLogs(t, "Connections cannot be led past this process", "FAMILY", fmt.Sprintf("held by process %d", os.Getpid()))
 	p.AwaitLog(t, `"Stopped; until the next start, new connections to Services are refused`)
 	if now := c.listing(t); now != before {
 		t.Errorf("the rules are now\n%s\nand were\n%s", now, before)

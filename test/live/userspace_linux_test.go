@@ -93,8 +93,7 @@ func TestUserspaceBound(t *testing.T) {
 	eachBound(t, func(t *testing.T, m mode, f service.Family) {
 		c := newCluster(t, m)
 		web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts(), web))
 		for _, port := range []uint16{24999, 25100} {
 			if _, err := c.Node.Echo("other", port); err != nil {
@@ -170,8 +169,7 @@ func TestUserspaceBoundSwitch(t *testing.T) {
 	withUserspace(t, func(t *testing.T, own mode) {
 		c := newCluster(t, own)
 		web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
-		c.save(t, web)
-		p := c.start(t)
+		p := c.start(t, web)
 		for _, m := range []mode{own.listening(service.IPv4), own.listening(service.IPv6), own} {
 			loads, packets := c.loads(t, web), c.converse(t, "udp", web, 1)
 			p.Stop(t)
@@ -188,8 +186,7 @@ func TestUserspaceBoundSwitch(t *testing.T) {
 			c.check(t, want, c.cells(c.clientHosts(), web))
 			p.Kill()
 			p = c.launch(t)
-			p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
-			p.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+			p.AwaitLogs(t, `"Programmed"`, "userspace FAMILY")
 			c.check(t, want, c.cells(c.clientHosts(), web))
 		}
 	})
@@ -209,8 +206,7 @@ func TestUserspaceManyConnections(t *testing.T) {
 	m.flags = append(m.flags, "--udp-timeout=10m")
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}.on(c.webs()...)
-	c.save(t, web)
-	p := c.start(t)
+	p := c.start(t, web)
 	for _, x := range []struct {
 		proto string
 		count int
@@ -378,8 +374,7 @@ func TestUserspaceLoop(t *testing.T) {
 		[]byte("192.0.2.10"), []byte("192.0.2.11")), []byte("2001:db8:2::10"), []byte("2001:db8:2::11")))
 	q := program.Start(t, c.Other, limited(other.command(append(c.mode.flags, "--manifests="+other.dir, "--hostname-override="+netlab.OtherName)...), most))
 	for _, x := range []*program.Proxy{p, q} {
-		x.AwaitLog(t, `"Programmed"`, "userspace IPv4")
-		x.AwaitLog(t, `"Programmed"`, "userspace IPv6")
+		x.AwaitLogs(t, `"Programmed"`, "userspace FAMILY")
 	}
 	before, beforeOther := files(t, p), files(t, q)
 	for _, proto := range []string{"tcp", "udp"} {
@@ -463,8 +458,7 @@ func TestUserspaceFewFiles(t *testing.T) {
 		t.Errorf("%d files are open", n)
 	}
 	late := app{name: "late", number: 12}.on(c.webs()...)
-	c.save(t, late)
-	c.awaitProgrammed(t)
+	c.awaitProgrammed(t, late)
 	a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: late.at(service.ClusterIP, service.IPv4)})
 	if err != nil || a.Outcome != netlab.Answered {
 		t.Errorf("a new Service: %s, %v", a.Outcome, err)

@@ -568,6 +568,14 @@ func (r *Proxy) AwaitLog(t testing.TB, words ...string) {
 	kit.Until(t, "a line of the log with "+strings.Join(words, " and "), func() bool { return r.Log.Has(words...) })
 }
 
+// AwaitLogs is AwaitLog for a line of each family, whose name takes the place of FAMILY.
+func (r *Proxy) AwaitLogs(t testing.TB, words ...string) {
+	t.Helper()
+	for _, f := range service.Families {
+		r.AwaitLog(t, strings.Split(strings.ReplaceAll(strings.Join(words, "\n"), "FAMILY", f.String()), "\n")...)
+	}
+}
+
 // NewUserspaceKernel looks at h, where the mode is userspace. Only the proxy itself knows
 // which endpoints the listeners have, so it is asked as well.
 func NewUserspaceKernel(t testing.TB, h *netlab.Host, o userspace.Options) *Kernel {
