@@ -58,11 +58,8 @@ func (s *insight) types(t *testing.T, line string) {
 		cmd = s.cluster.command()
 		cmd.Args = slices.Concat([]string{kubeProxy.Path}, args[1:])
 	}
-	out, err := program.Run(t, s.cluster.Node, cmd)
-	if err != nil && cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
-	s.Typed(line, steady(strings.ReplaceAll(out, s.dir, shownFolder)), cmd.ProcessState.ExitCode())
+	code, out := s.cluster.exit(t, cmd)
+	s.Typed(line, steady(strings.ReplaceAll(out, s.dir, shownFolder)), code)
 }
 
 // changing are parts of an output that differ from run to run, and what stands for them.
@@ -322,7 +319,12 @@ func (c *cluster) runExplain(t *testing.T, args ...string) (code int, out string
 // ask runs a command of the program on the node.
 func (c *cluster) ask(t *testing.T, args ...string) (code int, out string) {
 	t.Helper()
-	cmd := exec.Command(kubeProxy.Path, args...)
+	return c.exit(t, exec.Command(kubeProxy.Path, args...))
+}
+
+// exit runs a command on the node, and returns its exit code.
+func (c *cluster) exit(t *testing.T, cmd *exec.Cmd) (code int, out string) {
+	t.Helper()
 	out, err := program.Run(t, c.Node, cmd)
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
@@ -507,11 +509,7 @@ func (c *cluster) diff(t *testing.T, args ...string) (code int, out string) {
 	t.Helper()
 	cmd := c.command(append(append([]string{"--manifests=" + c.dir}, c.mode.flags...), args...)...)
 	cmd.Args = slices.Insert(cmd.Args, 1, "diff")
-	out, err := program.Run(t, c.Node, cmd)
-	if err != nil && cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
-	return cmd.ProcessState.ExitCode(), out
+	return c.exit(t, cmd)
 }
 
 func TestDiff(t *testing.T) {

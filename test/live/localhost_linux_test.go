@@ -80,9 +80,7 @@ func localhostNodePorts(t *testing.T, m mode) {
 		c.checkUnrelayed(t, p)
 	}
 	if m.proxyMode() != "iptables" { // which sets it itself, with a guard rule
-		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
-			t.Fatalf("sysctl: %v\n%s", err, out)
-		}
+		c.run(t, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
 	}
 	c.checkLocalhostClosed(t, web)
 	p.Stop(t)
@@ -95,10 +93,7 @@ func (c *cluster) awaitLoopback(t *testing.T, a app, want netlab.Outcome) {
 	for _, f := range service.Families {
 		for _, proto := range []string{"tcp", "udp"} {
 			q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(service.Localhost(f), a.nodePort())}
-			kit.Until(t, proto+" at "+q.To.String()+" to be "+want.String(), func() bool {
-				got, err := c.Node.Ask(t.Context(), q)
-				return err == nil && got.Outcome == want
-			})
+			awaitOutcome(t, proto+" at "+q.To.String()+" to be "+want.String(), c.Node, q, want)
 		}
 	}
 }
@@ -181,10 +176,7 @@ func (c *cluster) askLocalhost(t *testing.T, a app, want netlab.Outcome) {
 	t.Helper()
 	for _, proto := range []string{"tcp", "udp"} {
 		q := netlab.Query{Proto: proto, To: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.nodePort())}
-		kit.Until(t, proto+" on 127.0.0.1 to be "+want.String(), func() bool {
-			got, err := c.Node.Ask(t.Context(), q)
-			return err == nil && got.Outcome == want
-		})
+		awaitOutcome(t, proto+" on 127.0.0.1 to be "+want.String(), c.Node, q, want)
 	}
 }
 
@@ -288,9 +280,7 @@ func TestIPTablesLocalhostWithoutSetting(t *testing.T) {
 		})
 		c.awaitLocalhost(t, web, netlab.Refused)
 		c.check(t, c.want(t), c.cells(c.clientHosts()[:1], web))
-		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")); err != nil {
-			t.Fatalf("sysctl: %v\n%s", err, out)
-		}
+		c.run(t, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
 		c.awaitLocalhost(t, web, netlab.Answered)
 		kit.Until(t, "the condition to go", func() bool {
 			return !strings.Contains(string(p.Fetch(t, program.HealthAddr, "/healthz").Body), "lacking")
@@ -542,6 +532,15 @@ endpoints: [{addresses: ["%s"]}]
 	kit.Until(t, "the status to name the range", func() bool {
 		_, out := c.ask(t, "status")
 		return strings.Contains(out, "service-cidrs") && strings.Contains(out, "tenant/mine")
+	})
+}
+
+// awaitOutcome asks until the outcome is as wanted.
+func awaitOutcome(t *testing.T, what string, from *netlab.Host, q netlab.Query, want netlab.Outcome) {
+	t.Helper()
+	kit.Until(t, what, func() bool {
+		got, err := from.Ask(t.Context(), q)
+		return err == nil && got.Outcome == want
 	})
 }
 

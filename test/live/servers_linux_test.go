@@ -171,10 +171,7 @@ func (c *cluster) changeTimes(t *testing.T, name string, times int) time.Duratio
 		a := app{name: name, number: 20 + i}.on(c.webs()...)
 		start := time.Now()
 		c.save(t, a)
-		kit.Until(t, "a Service at its new address", func() bool {
-			got, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout})
-			return err == nil && got.Outcome == netlab.Answered
-		})
+		awaitOutcome(t, "a Service at its new address", c.Host("shopper"), netlab.Query{Proto: "tcp", To: a.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout}, netlab.Answered)
 		took = append(took, time.Since(start))
 	}
 	slices.Sort(took)
@@ -392,12 +389,7 @@ func TestTrafficUncounted(t *testing.T) {
 // top runs kube-proxy top on the node.
 func (c *cluster) top(t *testing.T, args ...string) (code int, out string) {
 	t.Helper()
-	cmd := exec.Command(kubeProxy.Path, append([]string{"top", "--interval=0"}, args...)...)
-	out, err := program.Run(t, c.Node, cmd)
-	if err != nil && cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
-	return cmd.ProcessState.ExitCode(), out
+	return c.ask(t, append([]string{"top", "--interval=0"}, args...)...)
 }
 
 // counts are connections by protocol and endpoint, such as "tcp 10.244.1.11:8080". The

@@ -142,16 +142,11 @@ func TestUserspaceCrash(t *testing.T) {
 		ended := time.Now()
 		p = c.launch(t)
 		q := netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}
-		kit.Until(t, "an answer", func() bool {
-			a, err := c.Host("customer").Ask(t.Context(), q)
-			return err == nil && a.Outcome == netlab.Answered
-		})
+		awaitOutcome(t, "an answer", c.Host("customer"), q, netlab.Answered)
 		t.Logf("answers again %s after the end", time.Since(ended).Round(time.Millisecond))
 		p.AwaitLogs(t, `"Programmed"`, "userspace FAMILY")
 		c.check(t, want, c.cells(c.clientHosts(), web))
-		if now := c.listing(t); now != before {
-			t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
-		}
+		kit.Same(t, "the rules (-before +now)", before, c.listing(t))
 	})
 }
 
@@ -178,9 +173,7 @@ func TestUserspaceKilledUnderLoad(t *testing.T) {
 					t.Errorf("a client of the process that was killed: %s, %v; want it broken off", a.Outcome, err)
 				}
 			}
-			if now := c.listing(t); now != before {
-				t.Errorf("left are\n%s\nand there were\n%s", now, before)
-			}
+			kit.Same(t, "the rules (-before +now)", before, c.listing(t))
 			p = c.launch(t)
 			p.AwaitLogs(t, `"Programmed"`, "userspace FAMILY")
 			c.awaitProgrammed(t)
@@ -190,9 +183,7 @@ func TestUserspaceKilledUnderLoad(t *testing.T) {
 		if n := r.Outcomes[netlab.Answered] + r.Outcomes[netlab.Refused] + r.Outcomes[netlab.Broken]; n < r.Connections {
 			t.Errorf("%d connections were left waiting", r.Connections-n)
 		}
-		if now := c.listing(t); now != before {
-			t.Errorf("in the end there are\n%s\nand were\n%s", now, before)
-		}
+		kit.Same(t, "the rules (-before +now)", before, c.listing(t))
 	})
 }
 
@@ -213,10 +204,7 @@ func TestUserspaceRepairAndCleanup(t *testing.T) {
 			if out, err := program.Run(t, c.Node, exec.Command(args[0], args[1:]...)); err != nil {
 				t.Fatalf("%s: %v\n%s", args, err, out)
 			}
-			kit.Until(t, "answers after "+strings.Join(args, " "), func() bool {
-				a, err := c.Host("customer").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout})
-				return err == nil && a.Outcome == netlab.Answered
-			})
+			awaitOutcome(t, "answers after "+strings.Join(args, " "), c.Host("customer"), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout}, netlab.Answered)
 		}
 		p.AwaitLog(t, "missing: address "+addr)
 		c.check(t, want, c.cells(c.clientHosts()[:1], web))
@@ -289,9 +277,7 @@ func TestUserspaceWithoutIPv6(t *testing.T) {
 		c := newCluster(t, switchableModes()["iptables-"+m.iptables])
 		web := app{name: "web", number: 10}.on(c.webs()...)
 		c.start(t, web).Stop(t)
-		if out, err := program.Run(t, c.Node, exec.Command("sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")); err != nil {
-			t.Fatalf("sysctl: %v\n%s", err, out)
-		}
+		c.run(t, "sysctl", "-qw", "net.ipv6.conf.lo.disable_ipv6=1")
 		c.setMode(t, m)
 		p := c.launch(t)
 		p.AwaitLog(t, `"Programmed"`, "userspace IPv4")
@@ -416,9 +402,7 @@ func TestUserspaceStopWithoutLock(t *testing.T) {
 	p.Stop(t)
 	p.AwaitLogs(t, "Connections cannot be led past this process", "FAMILY", fmt.Sprintf("held by process %d", os.Getpid()))
 	p.AwaitLog(t, `"Stopped; until the next start, new connections to Services are refused`)
-	if now := c.listing(t); now != before {
-		t.Errorf("the rules are now\n%s\nand were\n%s", now, before)
-	}
+	kit.Same(t, "the rules (-before +now)", before, c.listing(t))
 	release()
 	c.launch(t)
 	c.check(t, c.awaitProgrammed(t), c.cells(c.clientHosts()[:1], web))
