@@ -631,10 +631,8 @@ func subsetSlice(e *endpoints, from *corev1.EndpointSubset, family discoveryv1.A
 
 // addressType only looks at the notation. The sink rejects what is not an address.
 func addressType(ip string) discoveryv1.AddressType {
-	for _, c := range ip {
-		if c == ':' {
-			return discoveryv1.AddressTypeIPv6
-		}
+	if strings.Contains(ip, ":") {
+		return discoveryv1.AddressTypeIPv6
 	}
 	return discoveryv1.AddressTypeIPv4
 }
@@ -685,10 +683,7 @@ func readTopology(s *discoveryv1.EndpointSlice, text []byte) {
 		return
 	}
 	if s.AddressType == "IP" {
-		s.AddressType = discoveryv1.AddressTypeIPv4
-		if strings.Contains(firstAddress(s), ":") {
-			s.AddressType = discoveryv1.AddressTypeIPv6
-		}
+		s.AddressType = addressType(firstAddress(s))
 	}
 	set := func(to **string, value string) {
 		if *to == nil && value != "" {

@@ -268,14 +268,14 @@ func (f faults) report(problems []problem, to func(Fault)) faults {
 // ReadNode requests the Node once, for settings that are needed before Run. It returns
 // nil if there is none of that name. It needs no permissions beyond those of Run.
 func (a *APIServer) ReadNode(ctx context.Context) (*corev1.Node, error) {
-	client, err := newClient(a.Config, corev1.SchemeGroupVersion, "/api", a.limits())
+	c, err := a.newClients(a.Config)
 	if err != nil {
 		return nil, err
 	}
 	var found corev1.NodeList
 	o := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", a.NodeName).String()}
 	ctx = WithRetryAfter(ctx)
-	err = client.Get().Resource(kindNodes).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(&found)
+	err = c.core.Get().Resource(kindNodes).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(&found)
 	a.pace.bar(kindNodes, RetryAfter(ctx, err))
 	if err != nil {
 		return nil, fmt.Errorf("read the Node %s at the API server: %w", a.NodeName, err)
@@ -321,26 +321,28 @@ func (m *Manifests) ownNode(all []object) *corev1.Node {
 // Lookup reads single objects of an API server, for commands that a user runs.
 type Lookup struct{ Config *rest.Config }
 
+func (l Lookup) clients() (*clients, error) {
+	return (&APIServer{Config: l.Config}).newClients(l.Config)
+}
+
 // Slices returns the EndpointSlices of a namespace.
 func (l Lookup) Slices(ctx context.Context, namespace string) ([]discoveryv1.EndpointSlice, error) {
-	a := &APIServer{Config: l.Config}
-	c, err := newClient(a.Config, discoveryv1.SchemeGroupVersion, "/apis", a.limits())
+	c, err := l.clients()
 	if err != nil {
 		return nil, err
 	}
 	var list discoveryv1.EndpointSliceList
-	err = c.Get().Namespace(namespace).Resource(kindSlices).MaxRetries(0).Do(ctx).Into(&list)
+	err = c.discovery.Get().Namespace(namespace).Resource(kindSlices).MaxRetries(0).Do(ctx).Into(&list)
 	return list.Items, err
 }
 
 // Pod returns a pod. It needs the right to get pods, which service proxies do not have.
 func (l Lookup) Pod(ctx context.Context, id types.NamespacedName) (*corev1.Pod, error) {
-	a := &APIServer{Config: l.Config}
-	c, err := newClient(a.Config, corev1.SchemeGroupVersion, "/api", a.limits())
+	c, err := l.clients()
 	if err != nil {
 		return nil, err
 	}
 	pod := &corev1.Pod{}
-	err = c.Get().Namespace(id.Namespace).Resource("pods").Name(id.Name).MaxRetries(0).Do(ctx).Into(pod)
+	err = c.core.Get().Namespace(id.Namespace).Resource("pods").Name(id.Name).MaxRetries(0).Do(ctx).Into(pod)
 	return pod, err
 }
