@@ -4,6 +4,7 @@
 package ipset
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,10 +13,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
@@ -279,4 +282,249 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("others' sets were\n%s\nand are\n%s", before, after)
 		}
 	})
+}
+
+// TestAlteredSets checks that a set that another process made in the place of ours is
+// recognized, and that Create replaces it while a rule refers to it.
+func TestAlteredSets(t *testing.T) {
+	for name, options := range map[string]string{
+		"size":     "comment maxelem 7",
+		"timeout":  "comment maxelem 1048576 timeout 600",
+		"comments": "maxelem 1048576",
+		"counters": "comment counters maxelem 1048576",
+		"evicts":   "comment forceadd maxelem 1048576",
+	} {
+		t.Run(name, func(t *testing.T) {
+			alone(t, func(k *Kernel) {
+				s := Set{"A", HashIPPort, service.IPv4}
+				kit.Must(t, k.Create(s), k.Add(s, members(s)))
+				wantAltered(t, k, false)
+				setRule(t, "-A")
+				run(t, "", "ipset", append([]string{"create", "B", "hash:ip,port"}, strings.Fields(options)...)...)
+				run(t, "", "ipset", "swap", "A", "B")
+				run(t, "", "ipset", "destroy", "B")
+				wantAltered(t, k, true)
+				kit.Must(t, k.Create(s))
+				wantAltered(t, k, false)
+				kit.Must(t, k.Add(s, members(s)), k.Create(s))
+				wantList(t, k, s, entries(members(s))...)
+				setRule(t, "-D")
+			})
+		})
+	}
+}
+
+// wantAltered checks that there is one set, altered or not.
+func wantAltered(t *testing.T, k *Kernel, want bool) {
+	t.Helper()
+	heads, err := k.Headers()
+	kit.Must(t, err)
+	if len(heads) != 1 || heads[0].Altered != want {
+		t.Errorf("heads %+v, want one, altered %t", heads, want)
+	}
+}
+
+// TestSetsAsMade checks that a set made by Create is not altered, for any type and
+// family.
+func TestSetsAsMade(t *testing.T) {
+	for _, kind := range []Type{HashIP, HashIPPort, HashIPPortNet} {
+		for _, f := range service.Families {
+			alone(t, func(k *Kernel) {
+				s := Set{"A", kind, f}
+				kit.Must(t, k.Create(s), k.Add(s, members(s)))
+				wantAltered(t, k, false)
+			})
+		}
+	}
+}
+
+// wantError checks the text of an error, and its kind unless that is nil.
+func wantError(t *testing.T, err error, text string, kind error) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) || kind != nil && !errors.Is(err, kind) {
+		t.Errorf("error %v\nwant %s, of kind %v", err, text, kind)
+	}
+}
+
+// TestOtherSet checks that every operation on a set of another type or family reports
+// that, and leaves the set as it is.
+func TestOtherSet(t *testing.T) {
+	there := Set{"A", HashIPPort, service.IPv4}
+	for _, s := range []Set{{"A", HashIP, service.IPv4}, {"A", HashIPPortNet, service.IPv4}, {"A", HashIPPort, service.IPv6}} {
+		t.Run(fmt.Sprint(s.Type, s.Family), func(t *testing.T) {
+			alone(t, func(k *Kernel) {
+				kit.Must(t, k.Create(there), k.Add(there, members(there)))
+				text := fmt.Sprintf("it is hash:ip,port for IPv4, want %s for %s", s.Type, s.Family)
+				_, err := k.List(s)
+				wantError(t, err, "list ipset A: ", ErrTypeMismatch)
+				wantError(t, err, text, ErrTypeMismatch)
+				wantError(t, k.Create(s), "create ipset A: ", ErrTypeMismatch)
+				wantError(t, k.Create(s), text, ErrTypeMismatch)
+				wantError(t, k.Add(s, members(s)), "add to ipset A: ", ErrTypeMismatch)
+				wantError(t, k.Del(s, entries(members(s))), "delete from ipset A: ", ErrTypeMismatch)
+				wantList(t, k, there, entries(members(there))...)
+			})
+		})
+	}
+}
+
+func TestMissingSet(t *testing.T) {
+	alone(t, func(k *Kernel) {
+		s := Set{"A", HashIP, service.IPv4}
+		_, err := k.List(s)
+		wantError(t, err, "list ipset A: no such ipset", ErrMissing)
+		wantError(t, k.Add(s, members(s)), "add to ipset A: no such ipset", ErrMissing)
+		wantError(t, k.Del(s, entries(members(s))), "delete from ipset A: no such ipset", ErrMissing)
+	})
+}
+
+func TestSetThatCannotBe(t *testing.T) {
+	alone(t, func(k *Kernel) {
+		wantError(t, k.Create(Set{"A", "bitmap:port", service.IPv4}), "create ipset A: type bitmap:port", errors.ErrUnsupported)
+		longest := strings.Repeat("x", 31)
+		wantError(t, k.Create(Set{longest + "x", HashIP, service.IPv4}), "32 bytes", nil)
+		wantError(t, k.Create(Set{"", HashIP, service.IPv4}), "0 bytes", nil)
+		kit.Must(t, k.Create(Set{longest, HashIP, service.IPv4}), k.Destroy(longest))
+	})
+}
+
+// TestElementThatCannotBe checks that the error of a batch names the element, and that
+// the elements before it are in the set.
+func TestElementThatCannotBe(t *testing.T) {
+	good := Entry{netip.MustParseAddr("192.0.2.1"), service.TCP, 80, netip.MustParsePrefix("192.0.2.0/24")}
+	for name, tt := range map[string]struct {
+		spoil func(e *Entry)
+		want  string
+	}{
+		"family of address":  {func(e *Entry) { e.Addr = netip.IPv6Loopback() }, "::1,tcp:80,192.0.2.0/24: it does not fit the type or family of the set"},
+		"family of prefix":   {func(e *Entry) { e.Net = netip.MustParsePrefix("::1/128") }, "192.0.2.1,tcp:80,::1: it does not fit the type or family of the set"},
+		"no address":         {func(e *Entry) { e.Addr = netip.Addr{} }, "does not fit"},
+		"no prefix":          {func(e *Entry) { e.Net = netip.Prefix{} }, "does not fit"},
+		"impossible prefix":  {func(e *Entry) { e.Net = netip.PrefixFrom(e.Addr, 33) }, "length of the prefix"},
+		"no protocol at all": {func(e *Entry) { e.Protocol = 0 }, "the protocol is not possible"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			alone(t, func(k *Kernel) {
+				s := Set{"A", HashIPPortNet, service.IPv4}
+				bad := good
+				tt.spoil(&bad)
+				kit.Must(t, k.Create(s))
+				wantError(t, k.Add(s, []Member{{Entry: good}, {Entry: bad}}), "add to ipset A: ", nil)
+				wantError(t, k.Add(s, []Member{{Entry: good}, {Entry: bad}}), tt.want, nil)
+				wantList(t, k, s, good)
+			})
+		})
+	}
+}
+
+func TestZeroAddress(t *testing.T) {
+	alone(t, func(k *Kernel) {
+		s := Set{"A", HashIP, service.IPv4}
+		kit.Must(t, k.Create(s))
+		err := k.Add(s, []Member{{Entry: Entry{Addr: netip.IPv4Unspecified()}}})
+		wantError(t, err, "add to ipset A: 0.0.0.0: no set takes the zero address", nil)
+	})
+}
+
+func TestFullSet(t *testing.T) {
+	alone(t, func(k *Kernel) {
+		s := Set{"A", HashIP, service.IPv4}
+		run(t, "", "ipset", "create", "A", "hash:ip", "comment", "maxelem", "1500")
+		all := many(s, 1600)
+		err := k.Add(s, all)
+		wantError(t, err, "add to ipset A: ", nil)
+		wantError(t, err, ": the set is full", nil)
+		got, err := k.List(s)
+		kit.Must(t, err)
+		// How many more than maxelem fit depends on the kernel.
+		if len(got) == len(all) || !slices.Equal(got, entries(all[:len(got)])) {
+			t.Errorf("the set has %d elements of %d, and these in order: %v", len(got), len(all), slices.Equal(got, entries(all[:len(got)])))
+		}
+	})
+}
+
+// setRule changes an iptables rule that refers to set A.
+func setRule(t *testing.T, how string) {
+	t.Helper()
+	run(t, "", "iptables", "-w", how, "OUTPUT", "-m", "set", "--match-set", "A", "dst")
+}
+
+func TestSetInUse(t *testing.T) {
+	alone(t, func(k *Kernel) {
+		s := Set{"A", HashIP, service.IPv4}
+		kit.Must(t, k.Create(s))
+		setRule(t, "-A")
+		heads, err := k.Headers()
+		kit.Must(t, err)
+		if len(heads) != 1 || heads[0].References == 0 {
+			t.Errorf("heads of the set = %v, want references", heads)
+		}
+		k.destroyTimeout = time.Millisecond
+		wantError(t, k.Destroy("A"), "destroy ipset A: a rule refers to it", nil)
+		wantList(t, k, s)
+		// Destroy waits for one that is about to be removed.
+		k.destroyTimeout = time.Minute
+		done := make(chan error, 1)
+		go func() { done <- k.Destroy("A") }()
+		setRule(t, "-D")
+		kit.Must(t, <-done)
+		_, err = k.List(s)
+		wantError(t, err, "", ErrMissing)
+	})
+}
+
+// largest is the element that needs the most bytes.
+func largest() Member {
+	return Member{entry("2001:db8::1", service.TCP, 80, "2001:db8::/32"), strings.Repeat("x", commentSize)}
+}
+
+// TestBatchSize checks that the message of a full batch is below 32 KiB, whatever its
+// last element is.
+func TestBatchSize(t *testing.T) {
+	e := &netlink.Encoder{Buf: make([]byte, batchSize-1)}
+	encodeElement(e, HashIPPortNet, largest())
+	if len(e.Buf) > 32<<10 {
+		t.Errorf("message of %d bytes", len(e.Buf))
+	}
+}
+
+// TestCutAnswers checks that a truncated reply is parsed up to its end and no further.
+func TestCutAnswers(t *testing.T) {
+	m := largest()
+	e := &netlink.Encoder{}
+	encodeElement(e, HashIPPortNet, m)
+	w := e.Buf
+	for n := range w {
+		cut := w[:n]
+		if got := appendMembers(nil, cut); len(got) != 0 {
+			t.Errorf("%d of %d bytes are %v", n, len(w), got)
+		}
+		short := readMember(cut[min(n, 4):])
+		if short.Addr.IsValid() && short.Addr != m.Addr || short.Net.IsValid() && short.Net.Addr() != m.Net.Addr() {
+			t.Errorf("%d of %d bytes are %v", n, len(w), short)
+		}
+	}
+	if got := appendMembers(nil, w); len(got) != 1 || got[0] != m {
+		t.Errorf("all bytes are %v, want %v", got, m)
+	}
+}
+
+// TestShortAttributes parses attributes that are too short for their type.
+func TestShortAttributes(t *testing.T) {
+	for typ := range uint16(64) {
+		e := &netlink.Encoder{}
+		e.Uint8(typ, 1)
+		e.Bytes(typ, nil)
+		w := e.Buf
+		if e := readMember(w); e.Addr != (netip.Addr{}) || e.Port != 0 {
+			t.Errorf("attribute %d is read as %v", typ, e)
+		}
+		if h := readHeader(w); h.Entries != 0 || h.References != 0 {
+			t.Errorf("attribute %d is read as %v", typ, h)
+		}
+		binary.NativeEndian.PutUint16(w, 3)
+		if e := readMember(w); e != (Member{}) {
+			t.Errorf("attribute of 3 bytes is read as %v", e)
+		}
+	}
 }

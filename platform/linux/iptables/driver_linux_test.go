@@ -6,15 +6,19 @@ package iptables
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/netlab"
 )
@@ -271,4 +275,207 @@ func TestCommandsBecomeOthers(t *testing.T) {
 		generate.RequireNoChange(t, NewWith(b.family, b.options, again), simple(2))
 		wantFound(t, Leftovers{Variant: then, Family: b.family}, "")
 	})
+}
+
+// TestChainsAreListedWhole lists many chains while others are added and removed.
+func TestChainsAreListedWhole(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if !strings.Contains(t.Name(), "/nft/") {
+			return
+		}
+		const some = 600
+		var text strings.Builder
+		text.WriteString("*nat\n")
+		for i := range some {
+			fmt.Fprintf(&text, ":A%03d - [0:0]\n", i)
+		}
+		for i := range some {
+			fmt.Fprintf(&text, ":KUBE-SVC-%03d - [0:0]\n", i)
+		}
+		restore(t, b, text.String()+"COMMIT\n")
+		shuffle(t, b)
+		for try := range 200 {
+			all, err := nftChains(b.family)
+			n := 0
+			for _, i := range all {
+				if strings.HasPrefix(i.name, "KUBE-SVC-") {
+					n++
+				}
+			}
+			if err != nil || n != some {
+				t.Fatalf("try %d: %d chains, %v; want %d", try, n, err, some)
+			}
+		}
+	})
+}
+
+// shuffle keeps removing the first chain and adding it behind the last one, until the
+// test ends. After some rounds it pauses for the time that a busy machine needs to list
+// the chains.
+func shuffle(t *testing.T, b *Backend) {
+	t.Helper()
+	chain := "chain ip nat A000"
+	if b.family == service.IPv6 {
+		chain = "chain ip6 nat A000"
+	}
+	c := exec.Command("sh", "-c", "while for i in 1 2 3 4 5; do nft delete "+chain+" && nft add "+chain+" && sleep 0.01 || exit; done; do sleep 0.3; done")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	})
+}
+
+// TestNoTablesNeedNoRight lists chains where there are no tables, in a process that has
+// only the capability for nftables. If there is a table, its contents cannot be read.
+func TestNoTablesNeedNoRight(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var rights [2]unix.CapUserData
+		if err := unix.Capget(&none, &rights[0]); err != nil {
+			t.Fatal(err)
+		}
+		fewer := rights
+		fewer[0].Effective &^= 1<<unix.CAP_NET_RAW | 1<<unix.CAP_NET_ADMIN
+		for _, tables := range []bool{false, true} {
+			if tables && strings.Contains(t.Name(), "/nft/") {
+				return
+			}
+			if tables {
+				restore(t, b, "*nat\n:MINE - [0:0]\nCOMMIT\n")
+			}
+			if err := unix.Capset(&none, &fewer[0]); err != nil { // of this thread
+				t.Fatal(err)
+			}
+			what, err := Leftovers{Variant: Legacy, Family: b.family}.Find(t.Context())
+			if backErr := unix.Capset(&none, &rights[0]); backErr != nil {
+				t.Fatal(backErr)
+			}
+			if what != "" || (err != nil) != tables {
+				t.Errorf("with tables %t: Find = %q, %v", tables, what, err)
+			}
+		}
+	})
+}
+
+// The kernel takes a list with branches, and holds what was planned while an endpoint
+// comes and goes.
+func TestKernelHoldsLists(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if b.family == service.IPv6 {
+			return // the same rules with other addresses
+		}
+		for i, n := range []int{300, 299, 300, 60, 300} {
+			p := widePort(1, n)
+			if i%2 == 1 {
+				p.Affinity = time.Hour
+			}
+			want := wide(uint64(i+1), p)
+			apply(t, b, want)
+			b.Forget()
+			if p := apply(t, b, want); !p.Empty() {
+				t.Errorf("%d endpoints: read back, this is to do:\n%s", n, p.Changes())
+			}
+		}
+	})
+}
+
+// TestLockThatIsANamedPipe replaces the lock file by a named pipe without a writer.
+func TestLockThatIsANamedPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	taken := make(chan bool, 1)
+	go func() {
+		l := &lock{path: path, freed: make(chan struct{}, 1), notify: -1}
+		taken <- l.try()
+		l.close()
+	}()
+	select {
+	case ok := <-taken:
+		if !ok {
+			t.Error("the lock is free and was not taken")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("opening the lock waits for somebody to write to a pipe")
+	}
+}
+
+// TestRuleAheadIsNoticed checks for each variant that a rule ahead of ours that lets all
+// packets pass is noticed, and that a rule that matches less moves nothing.
+func TestRuleAheadIsNoticed(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		want := simple(3)
+		for _, rule := range []string{"-j ACCEPT", "-p tcp -j RETURN", "-m comment --comment all -j ACCEPT", "-p tcp -j REDIRECT --to-ports 99"} {
+			apply(t, b, want)
+			poll(func() bool {
+				touched(t, b)
+				return !isLegacy(b) || b.driver.(*runner).monitor.(*legacyMonitor).sumValid
+			})
+			runCommand(t, b, "-t nat -I PREROUTING 1 "+rule)
+			if !poll(func() bool { return touched(t, b) }) {
+				t.Fatalf("%q is not noticed", rule)
+			}
+			if p := apply(t, b, want); len(p.Outcome().Drift) != 1 || !strings.Contains(p.Outcome().Drift[0], "hidden") {
+				t.Errorf("%q: drift %q, want one line", rule, p.Outcome().Drift)
+			}
+			if p := apply(t, b, want); !p.Empty() {
+				t.Errorf("%q: not settled:\n%s", rule, p.Changes())
+			}
+		}
+		runCommand(t, b, "-t nat -I PREROUTING 1 -p tcp -i nobody0 -j ACCEPT")
+		runCommand(t, b, "-t nat -I PREROUTING 1 -p icmp -j ACCEPT")
+		if p := apply(t, b, want); !p.Empty() {
+			t.Errorf("rules of others have something changed:\n%s", p.Changes())
+		}
+	})
+}
+
+// TestDormantTables makes a table dormant, before the first sync and later. The backend
+// must find and report it and make it active, and must not take its own change for a
+// foreign one.
+func TestDormantTables(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if isLegacy(b) { // tables of iptables-legacy have no flags
+			return
+		}
+		want := simple(3)
+		apply(t, b, want)
+		for _, table := range tables {
+			name := netlink.FamilyName(b.family) + " " + table
+			dormant := "add table " + name + " { flags dormant; }"
+			runNFT(t, dormant)
+			if !poll(func() bool { return touched(t, b) }) {
+				t.Fatalf("%s: not noticed", dormant)
+			}
+			p := apply(t, b, want)
+			if drift := strings.Join(p.Outcome().Drift, "\n"); !strings.Contains(drift, "table "+table+" is dormant") {
+				t.Errorf("%s: drift %q", dormant, drift)
+			}
+			if touched(t, b) {
+				t.Errorf("%s: our own change counts as another one's", dormant)
+			}
+			if text := runNFT(t, "list table "+name); strings.Contains(text, "dormant") {
+				t.Errorf("still dormant:\n%s", text)
+			}
+			runNFT(t, dormant)
+			b.Forget()
+			apply(t, b, want)
+			if text := runNFT(t, "list table "+name); strings.Contains(text, "dormant") {
+				t.Errorf("still dormant after a start:\n%s", text)
+			}
+		}
+	})
+}
+
+func runNFT(t *testing.T, command string) string {
+	t.Helper()
+	out, err := exec.Command("nft", command).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft %s: %v\n%s", command, err, out)
+	}
+	return string(out)
 }

@@ -17,6 +17,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/xtables"
 )
 
 var errInjected = backendtest.ErrInjected
@@ -162,3 +163,8 @@ type fataler interface{ Fatalf(string, ...any) }
 func apply(t fataler, b *Backend, want *service.Snapshot) *plan {
 	return generate.Apply(t, b, want).(*plan)
 }
+
+// fake is a system that is as strict as a real one.
+type fake struct{ *xtables.System }
+
+func newFake() *fake { return &fake{xtables.New(nil)} }

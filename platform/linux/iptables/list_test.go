@@ -4,6 +4,7 @@
 package iptables
 
 import (
+	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -154,5 +155,170 @@ func TestTraceList(t *testing.T) {
 	lists := slices.DeleteFunc(slices.Clone(w.Hops), func(h explain.Hop) bool { return !strings.HasPrefix(h.Does, "one of ") })
 	if len(lists) != 1 || !strings.HasPrefix(lists[0].Does, "one of 200 endpoints: ") {
 		t.Errorf("hops %+v", w.Hops)
+	}
+}
+
+// TestJumpsBehindWhatPasses inserts foreign rules ahead of ours. If one lets all packets
+// pass, our rule moves ahead of it, the move is reported, and the foreign rule stays.
+func TestJumpsBehindWhatPasses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		in    id
+		rule  string
+		moves bool
+	}{
+		"accept":             {id{nat, "PREROUTING"}, "-j ACCEPT", true},
+		"return":             {id{nat, "OUTPUT"}, "-j RETURN", true},
+		"translate":          {id{nat, "PREROUTING"}, "-p tcp -j DNAT --to-destination :15001", true},
+		"with a comment":     {id{filter, "INPUT"}, `-m comment --comment "-j DROP" -j ACCEPT`, true},
+		"forward":            {id{filter, "FORWARD"}, "-j ACCEPT", true},
+		"masquerade":         {id{nat, "POSTROUTING"}, "-j MASQUERADE", true},
+		"drop":               {id{filter, "FORWARD"}, "-j DROP", false},
+		"some":               {id{nat, "PREROUTING"}, "-s 192.0.2.0/24 -j ACCEPT", false},
+		"known connections":  {id{filter, "INPUT"}, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", false},
+		"another protocol":   {id{filter, "INPUT"}, "-p icmp -j ACCEPT", false},
+		"to another chain":   {id{nat, "PREROUTING"}, "-j CNI-HOSTPORT-DNAT", false},
+		"that does not end":  {id{nat, "PREROUTING"}, "-j LOG", false},
+		"without any effect": {id{nat, "PREROUTING"}, "-p tcp", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newFake()
+			b := newBackend(service.IPv4, k)
+			apply(t, b, simple(3))
+			k.Tables[nat]["CNI-HOSTPORT-DNAT"] = nil
+			rules := k.Tables[tc.in.table][tc.in.name]
+			k.Tables[tc.in.table][tc.in.name], k.Dirty = slices.Insert(slices.Clone(rules), 0, tc.rule), true
+			p := apply(t, b, simple(3))
+			got := k.Tables[tc.in.table][tc.in.name]
+			want := append([]string{tc.rule}, rules...)
+			if tc.moves {
+				want = append(slices.Clone(rules), tc.rule)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("chain %s is\n%s\nwant\n%s", tc.in.name, strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+			line := strings.Join(p.Outcome().Drift, "\n")
+			if reported := strings.Contains(line, "hidden: rule") && strings.Contains(line, "-j "+targetOf(packet.Split(tc.rule))); reported != tc.moves {
+				t.Errorf("reported %t, want %t: %q", reported, tc.moves, p.Outcome().Drift)
+			}
+		})
+	}
+}
+
+// TestSecondJumpBehindWhatPasses has a jump twice, before and behind a rule that lets
+// all packets pass. One stays, at the position where it works.
+func TestSecondJumpBehindWhatPasses(t *testing.T) {
+	k := newFake()
+	b := newBackend(service.IPv4, k)
+	apply(t, b, simple(3))
+	const ours, accept = "-j KUBE-SERVICES", "-j ACCEPT"
+	k.Tables[nat]["PREROUTING"], k.Dirty = []string{ours, accept, ours}, true
+	apply(t, b, simple(3))
+	if got := k.Tables[nat]["PREROUTING"]; !slices.Equal(got, []string{ours, accept}) {
+		t.Errorf("chain PREROUTING is %q", got)
+	}
+}
+
+// TestSurplusJumpsGo adds jumps to our chains beside ours. Those that a service proxy
+// makes are removed, wherever they are, and reported. Those of others stay.
+func TestSurplusJumpsGo(t *testing.T) {
+	const comment = `-m comment --comment "kubernetes health check service ports" `
+	for name, tc := range map[string]struct {
+		in    id
+		rule  string
+		first bool // before ours
+		goes  bool
+	}{
+		"a second one of ours":        {id{nat, "PREROUTING"}, "-j KUBE-SERVICES", true, true},
+		"one of ours with a comment":  {id{filter, "FORWARD"}, comment + "-j KUBE-FORWARD", false, true},
+		"the same before ours":        {id{filter, "INPUT"}, comment + newOnly + "-j KUBE-SERVICES", true, true},
+		"without our match":           {id{filter, "INPUT"}, "-j KUBE-SERVICES", true, true},
+		"of kube-proxy":               {id{filter, "INPUT"}, comment + "-j KUBE-NODEPORTS", true, true},
+		"of its mode userspace":       {id{nat, "PREROUTING"}, "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS", true, true},
+		"from another chain":          {id{nat, "POSTROUTING"}, "-j KUBE-SERVICES", true, true},
+		"with a match of somebody's":  {id{nat, "PREROUTING"}, "-s 192.0.2.1/32 -j KUBE-SERVICES", true, false},
+		"to what marks":               {id{nat, "PREROUTING"}, "-j KUBE-MARK-MASQ", true, false},
+		"to a chain that is not ours": {id{filter, "INPUT"}, "-j KUBE-FIREWALL", true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newFake()
+			b := newBackend(service.IPv4, k)
+			apply(t, b, simple(3))
+			before := k.Text()
+			k.Tables[filter]["KUBE-FIREWALL"] = nil
+			rules := k.Tables[tc.in.table][tc.in.name]
+			if tc.first {
+				rules = slices.Insert(rules, 0, tc.rule)
+			} else {
+				rules = append(rules, tc.rule)
+			}
+			k.Tables[tc.in.table][tc.in.name], k.Dirty = rules, true
+			p := apply(t, b, simple(3))
+			delete(k.Tables[filter], "KUBE-FIREWALL")
+			after := k.Text()
+			if tc.goes {
+				after = strings.ReplaceAll(after, comment, "")
+			}
+			if (after == before) != tc.goes {
+				t.Errorf("goes %t, want %t:\n%s", !tc.goes, tc.goes, after)
+			}
+			if reported := strings.Contains(strings.Join(p.Outcome().Drift, "\n"), "foreign: rule"); reported != tc.goes {
+				t.Errorf("reported %t, want %t: %q", reported, tc.goes, p.Outcome().Drift)
+			}
+		})
+	}
+}
+
+// TestNodePortsOfKubeProxy takes over what kube-proxy leads to NodePorts.
+func TestNodePortsOfKubeProxy(t *testing.T) {
+	const last = `-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" `
+	for rule, want := range map[string]string{
+		last + "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS":                       "[0.0.0.0/0]",
+		"! -d 127.0.0.0/8 " + last + "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS": "[0.0.0.0/0]",
+		"-d 192.0.2.1/32 " + last + "-j KUBE-NODEPORTS":                               "[192.0.2.1/32]",
+		"-d 192.0.2.1/32 -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS":              "[192.0.2.1/32]",
+		// Not every address in it is the node's.
+		"-d 192.0.2.0/24 " + last + "-j KUBE-NODEPORTS":          "[]",
+		"-i eth0 -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS": "[]",
+		"-d 2001:db8::1/128 " + last + "-j KUBE-NODEPORTS":       "[]",
+		"-j KUBE-NODEPORTS": "[]",
+		last + "-m addrtype --dst-type LOCAL -j KUBE-SVC-AAAAAAAAAA": "[]",
+	} {
+		b := newBackend(service.IPv4, newFake())
+		h := parse("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES "+rule+"\nCOMMIT\n", nil)
+		if got := fmt.Sprint(b.nodePortsIn(h)); got != want {
+			t.Errorf("%s: %s, want %s", rule, got, want)
+		}
+	}
+}
+
+// TestPendingNodePorts restarts while the node's addresses are not known. The
+// addresses that answered NodePorts do so until they are.
+func TestPendingNodePorts(t *testing.T) {
+	for name, before := range map[string]netip.Prefix{
+		"-d 192.0.2.1/32 -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS":  netip.MustParsePrefix("192.0.2.1/32"),
+		"-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS": netip.MustParsePrefix("0.0.0.0/0"),
+	} {
+		k := newFake()
+		pending := &service.Node{NodePortsPending: [2]bool{true, true}}
+		ports := []*service.Port{simplePort(1)}
+		ports[0].Frontends = append(ports[0].Frontends, service.Frontend{Kind: service.NodePort, Port: 30080})
+		apply(t, newBackend(service.IPv4, k), service.New(1, pending, ports))
+		if strings.Contains(k.Text(), "-j "+nodePortsChain) {
+			t.Fatalf("an unknown node answers NodePorts:\n%s", k.Text())
+		}
+		apply(t, newBackend(service.IPv4, k), service.New(1, &service.Node{NodePorts: []netip.Prefix{before}}, ports))
+		b := newBackend(service.IPv4, k)
+		s := service.New(2, pending, ports)
+		apply(t, b, s)
+		other := *ports[0]
+		other.Cluster = nil
+		apply(t, b, s.With(3, pending, []service.Change{{Old: ports[0], New: &other}}))
+		if !strings.Contains(k.Text(), name) {
+			t.Fatalf("NodePorts are closed before the node is known:\n%s", k.Text())
+		}
+		apply(t, b, service.New(4, &service.Node{}, ports))
+		if strings.Contains(k.Text(), "-j "+nodePortsChain) {
+			t.Errorf("the node is known and has no address, and NodePorts are answered:\n%s", k.Text())
+		}
 	}
 }

@@ -5,7 +5,9 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -135,5 +137,52 @@ func TestLoopbackMarkIsNoDrift(t *testing.T) {
 		if p, err := b.Plan(t.Context(), simple(3)); err != nil || len(p.Outcome().Drift) > 0 || !p.Empty() {
 			t.Errorf("%s: %v, drift %q, to do:\n%s", name, err, p.Outcome().Drift, p.Changes())
 		}
+	}
+}
+
+// TestKernelIsLiberal checks that nothing is dropped if the kernel accepts packets
+// outside of the TCP window, from the next sync on, and that the sync writes only the
+// chain in question.
+func TestKernelIsLiberal(t *testing.T) {
+	k := newFake()
+	b := NewWith(service.IPv4, Options{MasqueradeBit: 14, DropInvalid: true}, k)
+	for _, k.TCPBeLiberal = range []bool{false, true, true, false} {
+		program(t, b)
+		if drops := slices.Contains(k.Tables[filter][forwardChain], invalidRule); drops == k.TCPBeLiberal {
+			t.Errorf("kernel liberal %t: packets are dropped: %t", k.TCPBeLiberal, drops)
+		}
+		fresh, err := NewWith(service.IPv4, b.options, k).Plan(t.Context(), simple(3))
+		if err != nil || !fresh.Empty() {
+			t.Errorf("a new backend finds to do: %v\n%s", err, fresh)
+		}
+	}
+	if k.Restores != 3 {
+		t.Errorf("%d restores, want one for the start and one for each turn", k.Restores)
+	}
+}
+
+// locked is a system whose dormant tables cannot be changed.
+type locked struct{ *fake }
+
+func (locked) Activate(string) error { return errors.New("operation not permitted") }
+
+// TestDormantTableOfAnother checks that a dormant table that cannot be changed makes
+// each sync fail, with a command that might help, while everything else is programmed.
+func TestDormantTableOfAnother(t *testing.T) {
+	k := newFake()
+	k.DormantTables = []string{nat}
+	b := NewWith(service.IPv6, Options{MasqueradeBit: 14}, locked{k})
+	for range 2 {
+		p, err := b.Plan(t.Context(), simple(3))
+		if err != nil || p.Empty() || !strings.Contains(p.Changes().String(), "~ nat table: active") {
+			t.Fatalf("plan %v, %v, want one that activates table nat", p, err)
+		}
+		err = p.Apply(t.Context()).Err
+		if err == nil || !strings.Contains(err.Error(), "nft add table ip6 nat") {
+			t.Errorf("error %v, want one with a command", err)
+		}
+	}
+	if !slices.Contains(k.Tables[nat]["PREROUTING"], "-j KUBE-SERVICES") {
+		t.Errorf("rules are missing:\n%s", k.Text())
 	}
 }

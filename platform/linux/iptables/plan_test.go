@@ -5,13 +5,17 @@ package iptables
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
@@ -328,4 +332,210 @@ func TestPlanThatIsNotApplied(t *testing.T) {
 	if p, err := b.Plan(context.Background(), simple(4)); err != nil || !p.Empty() {
 		t.Errorf("Plan: %v, still to do:\n%s", err, generate.Text(p))
 	}
+}
+
+// TestHalfProgrammed lets table nat accept a change that table filter refuses, once or
+// twice. Ports that are not at fault must not suffer from the part that was applied.
+func TestHalfProgrammed(t *testing.T) {
+	for refusals := range 3 {
+		k := newFake()
+		b := newBackend(service.IPv4, k)
+		one, two, three := simplePort(1), simplePort(2), simplePort(3)
+		node := &service.Node{NodePorts: service.AnyAddress()}
+		apply(t, b, service.New(1, node, []*service.Port{two, three}))
+		want := service.New(2, node, []*service.Port{one, two})
+		p, err := b.Plan(t.Context(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := refusals
+		k.Refuse = func(text string) error {
+			if left == 0 || !strings.HasPrefix(text, "*"+filter) {
+				return nil
+			}
+			left--
+			return errors.New("not now")
+		}
+		if err := p.Apply(t.Context()).Err; err != nil {
+			t.Errorf("%d refusals: %v", refusals, err)
+		}
+		fresh := newFake()
+		apply(t, newBackend(service.IPv4, fresh), want)
+		if diff := cmp.Diff(parse(fresh.Text(), nil).chains, parse(k.Text(), nil).chains, cmp.AllowUnexported(id{})); diff != "" {
+			t.Errorf("%d refusals: chains (-fresh +now):\n%s", refusals, diff)
+		}
+	}
+}
+
+// simple returns a snapshot of n Services with two endpoints each.
+func simple(n int) *service.Snapshot {
+	var ports []*service.Port
+	for i := range n {
+		ports = append(ports, simplePort(i))
+	}
+	return service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
+}
+
+func simplePort(i int) *service.Port {
+	return &service.Port{
+		Name: service.PortName{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i), Protocol: service.TCP},
+		Frontends: []service.Frontend{
+			{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 80},
+			{Kind: service.NodePort, Port: uint16(30000 + i)},
+		},
+		Cluster: []service.Endpoint{
+			{Addr: netip.MustParseAddrPort("10.244.1.1:8080")}, {Addr: netip.MustParseAddrPort("10.244.1.2:8080")},
+		},
+	}
+}
+
+// TestOneRefusedPortDoesNotBlockOthers refuses everything that concerns one Service.
+func TestOneRefusedPortDoesNotBlockOthers(t *testing.T) {
+	want := simple(100)
+	k := newFake()
+	b := newBackend(service.IPv4, k)
+	k.Refuse = func(text string) error {
+		if strings.Contains(text, "shop/web-042") {
+			return errInjected
+		}
+		return nil
+	}
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatalf("Plan: %v", err)
+	}
+	err = p.Apply(context.Background()).Err
+	failed := reconcile.PortErrors(err)
+	if len(failed) != 1 || failed[0].Name.Name != "web-042" || !errors.Is(failed[0], errInjected) {
+		t.Errorf("Apply = %v, want one failure of web-042", err)
+	}
+	if got := strings.Count(k.Text(), "shop/web-"); got != 198 {
+		t.Errorf("%d entries programmed, want 198", got)
+	}
+	if k.Restores > 30 {
+		t.Errorf("%d restores, want about two per halving", k.Restores)
+	}
+	k.Refuse = nil
+	apply(t, b, want)
+	if got := strings.Count(k.Text(), "shop/web-"); got != 200 {
+		t.Errorf("%d entries programmed after the retry, want 200", got)
+	}
+}
+
+// TestRefusedPortKeepsWhatItHad changes a Service and removes another while the kernel
+// refuses the change.
+func TestRefusedPortKeepsWhatItHad(t *testing.T) {
+	k := newFake()
+	apply(t, newBackend(service.IPv4, k), simple(3))
+	changed := simplePort(1)
+	changed.Cluster = changed.Cluster[:1]
+	want := service.New(2, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{simplePort(0), changed})
+	had := k.Tables[nat][portChainName(clusterPrefix, changed)]
+	k.Refuse = func(text string) error {
+		if strings.Contains(text, "-A "+portChainName(clusterPrefix, changed)) {
+			return errInjected
+		}
+		return nil
+	}
+	b := newBackend(service.IPv4, k) // as after a restart
+	p, err := b.Plan(context.Background(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if failed := reconcile.PortErrors(p.Apply(context.Background()).Err); len(failed) != 1 || failed[0].Name.Name != "web-001" {
+		t.Errorf("failed: %v, want web-001", failed)
+	}
+	if got := k.Tables[nat][portChainName(clusterPrefix, changed)]; !slices.Equal(got, had) {
+		t.Errorf("the refused Service has now %q, had %q", got, had)
+	}
+	if text := k.Text(); !strings.Contains(text, "shop/web-001") || strings.Contains(text, "shop/web-002") {
+		t.Errorf("want web-001 to be there and web-002 to be gone:\n%s", text)
+	}
+}
+
+// TestRemovalOrder checks that rules that reject are removed before rules that
+// translate.
+func TestRemovalOrder(t *testing.T) {
+	c := &change{deletes: []id{{nat, servicesChain}, {filter, servicesChain}, {mangle, "KUBE-PROXY-CANARY"}}}
+	got := regexp.MustCompile(`(?m)^\*\w+|^-X .*`).FindAllString(c.removal(), -1)
+	want := []string{"*filter", "-X KUBE-SERVICES", "*nat", "-X KUBE-SERVICES", "*mangle", "-X KUBE-PROXY-CANARY"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Until the last piece no packet meets a new chain, and the last piece has no new chain.
+func TestPieces(t *testing.T) {
+	k := newFake()
+	k.Piece = 20
+	b := newBackend(service.IPv4, k)
+	var ports []*service.Port
+	for i := range 40 {
+		ports = append(ports, servicePort(i))
+	}
+	apply(t, b, service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports))
+	if k.Restores < 5 {
+		t.Fatalf("%d texts, want many", k.Restores)
+	}
+	for i, text := range k.Texts[:len(k.Texts)-1] {
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "-I ") || strings.HasPrefix(line, "-X ") {
+				t.Errorf("text %d of %d changes what packets meet: %s", i+1, len(k.Texts), line)
+			}
+		}
+		if n := strings.Count(text, "\n-A "); n > 3*k.Piece {
+			t.Errorf("text %d has %d rules", i+1, n)
+		}
+	}
+	if last := k.Texts[len(k.Texts)-1]; strings.Contains(last, "\n:") {
+		t.Errorf("the last text makes chains:\n%s", last)
+	}
+	before := k.Restores
+	ports[0] = servicePort(100)
+	apply(t, b, service.New(2, &service.Node{NodePorts: service.AnyAddress()}, ports))
+	if n := k.Restores - before; n != 1 {
+		t.Errorf("a change of one Service takes %d texts", n)
+	}
+}
+
+// A process that dies between two pieces leaves what the next one takes over.
+func TestDeathBetweenPieces(t *testing.T) {
+	k := newFake()
+	k.Piece = 20
+	var ports []*service.Port
+	for i := range 40 {
+		ports = append(ports, servicePort(i))
+	}
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports)
+	n := 0
+	k.Refuse = func(string) error {
+		if n++; n > 4 {
+			return ErrBusy
+		}
+		return nil
+	}
+	p, err := newBackend(service.IPv4, k).Plan(context.Background(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out := p.Apply(context.Background()); out.Err == nil {
+		t.Fatal("no error although iptables was busy")
+	}
+	k.Refuse = nil
+	apply(t, newBackend(service.IPv4, k), want)
+	fresh := newFake()
+	apply(t, newBackend(service.IPv4, fresh), want)
+	if got, want := k.Text(), fresh.Text(); got != want {
+		t.Errorf("after a death:\n%s\nwithout:\n%s", got, want)
+	}
+}
+
+// servicePort is Service i with three endpoints.
+func servicePort(i int) *service.Port {
+	p := &service.Port{Name: service.PortName{Namespace: "shop", Name: fmt.Sprint("web-", i), Protocol: service.TCP}}
+	p.Frontends = []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", i+1)), Port: 80}}
+	for j := range 3 {
+		p.Cluster = append(p.Cluster, service.Endpoint{Addr: netip.MustParseAddrPort(fmt.Sprintf("10.244.%d.%d:8080", i, j+1))})
+	}
+	return p
 }
