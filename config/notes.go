@@ -172,28 +172,23 @@ type Feature struct {
 	Stage string // ALPHA, BETA, DEPRECATED, or empty for a stable one
 	// Enabled is the state in effect, which may differ from the configured one.
 	Enabled bool
-}
-
-// feature is a gate that affects the proxy.
-type feature struct {
-	Feature        // the default
 	why     string // why it cannot be changed, or empty
 }
 
 const alwaysOn = "is always on"
 
-// features lists them by name.
-var features = []feature{
-	{Feature{"AllowServiceExternalIPs", "DEPRECATED", true}, ""},
-	{Feature{"ComponentFlagz", "", true}, alwaysOn},
-	{Feature{"ComponentStatusz", "", true}, alwaysOn},
-	{Feature{"KubeProxyIPVS", "DEPRECATED", true}, ""},
-	{Feature{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", true}, "is always on: 127.0.0.1 and ::1 answer NodePorts where nodePortAddresses has localhost"},
-	{Feature{"MultiCIDRServiceAllocator", "", true}, alwaysOn},
-	{Feature{"NFTablesProxyMode", "", true}, alwaysOn},
-	{Feature{"PreferSameTrafficDistribution", "", true}, alwaysOn},
-	{Feature{"WinDSR", "", true}, "is always on: winkernel.enableDSR decides"},
-	{Feature{"WinOverlay", "", true}, alwaysOn},
+// features lists them by name, with their defaults.
+var features = []Feature{
+	{"AllowServiceExternalIPs", "DEPRECATED", true, ""},
+	{"ComponentFlagz", "", true, alwaysOn},
+	{"ComponentStatusz", "", true, alwaysOn},
+	{"KubeProxyIPVS", "DEPRECATED", true, ""},
+	{"KubeProxyNFTablesLocalhostNodePorts", "ALPHA", true, "is always on: 127.0.0.1 and ::1 answer NodePorts where nodePortAddresses has localhost"},
+	{"MultiCIDRServiceAllocator", "", true, alwaysOn},
+	{"NFTablesProxyMode", "", true, alwaysOn},
+	{"PreferSameTrafficDistribution", "", true, alwaysOn},
+	{"WinDSR", "", true, "is always on: winkernel.enableDSR decides"},
+	{"WinOverlay", "", true, alwaysOn},
 }
 
 // withoutEffect lists the gates of the Service proxy in versions of kube-proxy, and those
@@ -210,7 +205,7 @@ var withoutEffect = []string{
 }
 
 // featureOf returns a gate that affects the proxy, nil if name is not one.
-func featureOf(name string) *feature {
+func featureOf(name string) *Feature {
 	for i := range features {
 		if features[i].Name == name {
 			return &features[i]
@@ -227,12 +222,11 @@ func acts(name string) bool {
 
 // Features returns the gates that affect the proxy, by name.
 func (c *Config) Features() []Feature {
-	all := make([]Feature, 0, len(features))
-	for _, f := range features {
+	all := slices.Clone(features)
+	for i, f := range all {
 		if on, given := c.FeatureGates[f.Name]; given && f.why == "" {
-			f.Enabled = on
+			all[i].Enabled = on
 		}
-		all = append(all, f.Feature)
 	}
 	return all
 }

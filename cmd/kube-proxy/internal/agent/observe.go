@@ -125,7 +125,7 @@ func (se *Selected) observe(seen *metrics.Observation) {
 func featureMetrics(c *config.Config) []metrics.Feature {
 	var all []metrics.Feature
 	for _, f := range c.Features() {
-		all = append(all, metrics.Feature(f))
+		all = append(all, metrics.Feature{Name: f.Name, Stage: f.Stage, Enabled: f.Enabled})
 	}
 	return all
 }
