@@ -109,7 +109,7 @@ func (w *lockedWriter) Write(b []byte) (int, error) {
 // idle machine, however slow and busy this one is. See -icount in
 // https://www.qemu.org/docs/master/devel/tcg-icount.html
 func (j Job) clock() []string {
-	if j.CPUs > 1 || j.RealTime {
+	if j.CPUs > 1 {
 		return []string{"-accel", "tcg,thread=multi"}
 	}
 	shift := "1"
@@ -307,10 +307,8 @@ type Job struct {
 	// Modules are loaded first, with those that are always loaded.
 	Modules []string
 	// CPUs are 1 if 0. With one processor, the machine's clock counts instructions and
-	// skips pauses, so that no test is too slow. With more, and with RealTime, the clock
-	// is this machine's.
-	CPUs     int
-	RealTime bool
+	// skips pauses, so that no test is too slow. With more, the clock is this machine's.
+	CPUs int
 	// Fast makes a machine with a clock of its own twice as fast by that clock.
 	Fast bool
 	// Cmpxchg16b gives the processors that instruction, which QEMU emulates incorrectly:

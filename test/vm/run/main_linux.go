@@ -77,7 +77,6 @@ func parse(args []string) (options, vm.Job, error) {
 	flags := flag.NewFlagSet("run [flags] [--] command", flag.ContinueOnError)
 	flags.StringVar(&o.kernel, "kernel", vm.DefaultKernel, "one of "+strings.Join(vm.Kernels, ", "))
 	flags.IntVar(&j.CPUs, "cpus", 1, "processors of the machine; with one it has a clock of its own")
-	flags.BoolVar(&j.RealTime, "realtime", false, "give a machine with one processor this machine's clock, too")
 	flags.BoolVar(&j.Cmpxchg16b, "cmpxchg16b", false, "give the processors that instruction, which crashes kernel 6.12")
 	flags.BoolVar(&j.Fast, "fast", false, "make a machine with a clock of its own twice as fast by that clock")
 	flags.StringVar(&j.Disk, "disk", "", "`file` with an ext4 file system, which the machine finds at /disk; what it writes there is lost")
