@@ -74,6 +74,12 @@ func (r *rulesRun) loadIPTables(t *testing.T, m *ruleMaker, cases []*ruleCase) k
 			rules = append(rules, m.inTable(c, table)...)
 		}
 		text := strings.Join(rules, "")
+		remove := ""
+		for old := range r.old[m.family] {
+			if chain, is := strings.CutPrefix(old, table+" "); is {
+				names, remove = append(names, ":"+chain+" - [0:0]\n"), remove+"-X "+chain+"\n"
+			}
+		}
 		for _, x := range regexp.MustCompile(`-A (c\S+) .*--comment (\S+)`).FindAllStringSubmatch(text, -1) {
 			key := table + " " + x[1]
 			if made[key] == nil {
@@ -81,9 +87,13 @@ func (r *rulesRun) loadIPTables(t *testing.T, m *ruleMaker, cases []*ruleCase) k
 			}
 			made[key] = append(made[key], x[2])
 		}
-		fmt.Fprintf(&b, "*%s\n%s%sCOMMIT\n", table, strings.Join(names, ""), text)
+		fmt.Fprintf(&b, "*%s\n%s%sCOMMIT\n", table, strings.Join(names, ""), text+remove)
 	}
 	r.restore(t, m.family, b.String())
+	if r.old == nil {
+		r.old = map[service.Family]map[string][]string{}
+	}
+	r.old[m.family] = made
 	k := kernelRules{ids: map[string]string{}, counters: func() map[string]int {
 		return counters(r.sh(t, r.xtables(m.family, "-save")+" -c\n"), `\[(\d+):\d+\] -A .*--comment "?(r[\d.]+)`)
 	}}

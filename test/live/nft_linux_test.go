@@ -330,7 +330,9 @@ type ruleCase struct {
 	leads netip.AddrPort
 	leave string
 	local bool // it ends on the node
-	rules map[string]*madeRule
+	// relayed means that the node relays it.
+	relayed bool
+	rules   map[string]*madeRule
 }
 
 // madeRule is a rule of a case. Its comment in the kernel is its id.
@@ -376,6 +378,7 @@ type ruleMaker struct {
 	nat     bool
 	early   bool // before connection tracking
 	chains  int
+	batch   int
 	text    []string // of chains
 	writing func(r *ruleMaker, chain, conditions, verdict, comment string) string
 	verdict func(r *ruleMaker, depth int) (words string, ends bool)
@@ -453,7 +456,7 @@ func (r *ruleMaker) draw() (words string, kinds []string) {
 
 // chain makes a chain and those that it leads to, and returns its name.
 func (r *ruleMaker) chain(depth int) string {
-	name := fmt.Sprintf("c%d-%d", r.number, r.chains)
+	name := fmt.Sprintf("c%d-%d-%d", r.batch, r.number, r.chains)
 	r.chains++
 	count := 1
 	if r.IntN(2) == 0 || depth > 0 {
@@ -461,7 +464,7 @@ func (r *ruleMaker) chain(depth int) string {
 	}
 	lines := []string{}
 	for range count {
-		x := &madeRule{id: fmt.Sprintf("r%d.%d", r.number, len(r.rules)), chain: name}
+		x := &madeRule{id: fmt.Sprintf("r%d.%d.%d", r.batch, r.number, len(r.rules)), chain: name}
 		r.rules[x.id] = x
 		words, kinds := r.draw()
 		verdict, ends := r.verdict(r, depth)
@@ -563,6 +566,9 @@ var nftConditions = []condition{
 		return pick(r, "meta protocol "+r.byFamily("ip", "ip6"), "ct l3proto "+r.byFamily("ipv4", "ipv6"))
 	}},
 	{kind: "packet type", hooks: "prerouting input forward", words: func(r *ruleMaker) string { return "pkttype " + r.not("!=") + pick(r, "host", "broadcast") }},
+	{kind: "icmp", protocol: true, words: func(r *ruleMaker) string {
+		return r.byFamily("icmp", "icmpv6") + " type " + r.not("!=") + pick(r, "echo-request", "{ echo-request, destination-unreachable }")
+	}},
 	{kind: "map", words: func(r *ruleMaker) string {
 		return "meta mark set " + r.ip() + " daddr map { " + r.leads.Addr().String() + " : 0x1 } meta mark & 0xff == " + pick(r, "0", "1")
 	}},
@@ -608,7 +614,8 @@ func nftVerdict(r *ruleMaker, depth int) (words string, ends bool) {
 	case n == 17 && !deep:
 		return "goto " + to(), false
 	case n == 18 && !deep && r.device != "":
-		return r.ip() + " daddr vmap { " + r.leads.Addr().String() + " : " + pick(r, "drop", "jump "+to(), "goto "+to(), "accept", "return") + " }", false
+		key := pick(r, r.ip()+" daddr vmap { "+r.leads.Addr().String(), "ct state vmap { established : accept, new", "meta l4proto vmap { icmp : drop, "+r.proto(), "ct mark vmap { 7 : accept, 0", "meta mark & 0xff vmap { 1-3 : accept, 0")
+		return key + " : " + pick(r, "drop", "jump "+to(), "goto "+to(), "accept", "return") + " }", false
 	}
 	return "", false
 }
@@ -660,6 +667,12 @@ var iptablesConditions = []condition{
 	}},
 	{kind: "set", vague: true, words: func(r *ruleMaker) string {
 		return "-m set " + r.not("!") + "--match-set near" + r.byFamily("4", "6") + " " + pick(r, "src", "dst")
+	}},
+	{kind: "set of ports", vague: true, words: func(r *ruleMaker) string {
+		return "-m set " + r.not("!") + "--match-set ports" + r.byFamily("4", "6") + " " + pick(r, "src,src", "dst,dst")
+	}},
+	{kind: "icmp", protocol: true, words: func(r *ruleMaker) string {
+		return r.byFamily("-p icmp -m icmp --icmp-type ", "-p ipv6-icmp -m icmp6 --icmpv6-type ") + pick(r, "echo-request", "destination-unreachable")
 	}},
 	{kind: "physdev", vague: true, hooks: "prerouting input forward", words: func(r *ruleMaker) string { return "-m physdev " + r.not("!") + "--physdev-in veth-web-1" }},
 	{kind: "--sport", protocol: true, vague: true, words: func(r *ruleMaker) string {

@@ -127,6 +127,7 @@ func TestDiverted(t *testing.T) {
 		"masqueraded":        {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 150}, rulesOf([]Expression{limit, Translate{Source: true}}), source, "postrouting pass 0 [1] postrouting pass 0 [1] "},
 		"any source":         {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 150}, rulesOf([]Expression{limit, Translate{Source: true}}), []Expression{drop}, "postrouting pass 0 [1] postrouting drop 1 [] "},
 		"masqueraded twice":  {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 5, NAT: true}, rulesOf([]Expression{limit, Translate{Source: true}}), []Expression{drop}, "postrouting pass 0 [1] postrouting pass 0 [1] "},
+		"unknown age":        {Base{Hook: Prerouting, Priority: -100, NAT: true}, Base{Hook: Forward}, rulesOf([]Expression{Translate{}}), []Expression{drop}, "prerouting pass 0 [1] forward pass 0 [1] "},
 		"taken":              {Base{Hook: Forward}, Base{Hook: Postrouting}, rulesOf([]Expression{limit, Opaque{"queue"}}, []Expression{drop}), nil, "forward pass 0 [1 2] "},
 	} {
 		tt.first.Chain, tt.second.Chain = Chain{"inet", "t", "first"}, Chain{"inet", "t", "second"}

@@ -323,6 +323,7 @@ func (s *stage) visit(at *station) bool {
 	if found.Does == explain.Translates && s.translate != nil && s.conn.Action == route.Forward && at.Priority == dstNATPosition && !at.Later {
 		found.Doubts = append(found.Doubts, Doubt{found.By, explain.Translates, "if it was made after the rules of kube-proxy, it comes first"})
 		found.Does = explain.Passes
+		s.packet.unsure = cmp.Or(s.packet.unsure, "unless "+found.By.String()+" comes before kube-proxy")
 	}
 	if found.Does == explain.Passes && s.unmarked() {
 		found.Does, found.By = explain.Unmarks, Place{Chain: at.Chain, whole: true}
