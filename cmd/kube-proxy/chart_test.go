@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"kubeproxy/config"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/kit"
 )
 
 const chart = `kind: Service
@@ -39,9 +39,7 @@ spec: {clusterIP: 10.96.0.2, ports: [{port: 82}]}
 func TestChart(t *testing.T) {
 	render := func(args ...string) outcome {
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		old := os.Stdin
 		os.Stdin = r
 		defer func() { os.Stdin = old; r.Close() }()
@@ -169,9 +167,7 @@ func TestChartValues(t *testing.T) {
 				notes.WriteString("note: " + strings.ReplaceAll(n, "DIR/", dir) + "\n")
 			}
 			got := call(t, "", append(append(args, "--"), strings.Fields(tt.flags)...)...)
-			if diff := cmp.Diff(outcome{0, string(want), notes.String()}, got); diff != "" {
-				t.Errorf("outcome (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "outcome (-want +got)", outcome{0, string(want), notes.String()}, got)
 		})
 	}
 }
@@ -187,9 +183,7 @@ func TestDeployedConfig(t *testing.T) {
 	} {
 		t.Run(tt.name+" on "+string(tt.os), func(t *testing.T) {
 			c, err := config.Load(&config.Flags{Modes: modes.All().Config(), Config: "../../build/deploy/" + tt.name + "/" + string(tt.os) + ".yaml", StrictConfig: true}, tt.os)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			for _, n := range c.Notes {
 				if mode := c.Mode; mode == "nftables" || mode == "" { // the others are advised against
 					t.Errorf("note: %s: %s", n.Path, n.Text)
@@ -215,10 +209,7 @@ func TestDeployedStartWaits(t *testing.T) {
 // deployedPod returns the pod of a folder's DaemonSet.
 func deployedPod(t *testing.T, name string) corev1.PodSpec {
 	t.Helper()
-	text, err := os.ReadFile("../../build/deploy/" + name + "/objects.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, "../../build/deploy/"+name+"/objects.yaml")
 	for document := range strings.SplitSeq(string(text), "---\n") {
 		var set struct {
 			Kind string
@@ -249,9 +240,7 @@ func TestDeployedMetricsAreForTheNode(t *testing.T) {
 	for _, f := range files {
 		system := config.OS(strings.TrimSuffix(filepath.Base(f), ".yaml"))
 		c, err := config.Load(&config.Flags{Modes: modes.All().Config(), Config: f, StrictConfig: true}, system)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if c.MetricsBindAddress != "127.0.0.1:10249" {
 			t.Errorf("%s: metrics are at %s", f, c.MetricsBindAddress)
 		}
@@ -261,10 +250,7 @@ func TestDeployedMetricsAreForTheNode(t *testing.T) {
 // chartFlags returns the patterns of the flags that extraArgs of the chart may have.
 func chartFlags(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile("../../build/chart/values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, "../../build/chart/values.schema.json")
 	var schema struct {
 		Properties struct {
 			ExtraArgs struct {
@@ -272,9 +258,7 @@ func chartFlags(t *testing.T) []string {
 			}
 		}
 	}
-	if err := yaml.Unmarshal(text, &schema); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, yaml.Unmarshal(text, &schema))
 	var all []string
 	for _, p := range schema.Properties.ExtraArgs.Items.AnyOf {
 		all = append(all, p.Pattern)

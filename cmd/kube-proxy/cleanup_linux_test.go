@@ -22,6 +22,7 @@ import (
 	"kubeproxy/platform/linux/iptables"
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/modes"
+	"kubeproxy/test/kit"
 )
 
 // TestCleanupWithoutRights runs this program again as a user without privileges.
@@ -50,13 +51,9 @@ func TestCleanupWithoutRights(t *testing.T) {
 // TestCleanupIPVS checks that virtual servers stay when --cleanup-ipvs=false.
 func TestCleanupIPVS(t *testing.T) {
 	c, err := config.Load(&config.Flags{Modes: modes.All().Config()}, config.Linux)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	all, err := newOptions(modes.All()).Targets(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, p := range all {
 		_, servers := p.Leftovers.(ipvs.Leftovers)
 		_, upstream := p.Leftovers.(ipvs.Upstream)

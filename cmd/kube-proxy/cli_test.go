@@ -118,9 +118,7 @@ func TestMistakes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := call(t, dir, tt.args...)
 			got.Err = lastLines(got.Err)
-			if diff := cmp.Diff(outcome{1, "", "kube-proxy: " + tt.want + "\n"}, got); diff != "" {
-				t.Errorf("outcome (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "outcome (-want +got)", outcome{1, "", "kube-proxy: " + tt.want + "\n"}, got)
 		})
 	}
 }
@@ -274,9 +272,7 @@ left out: DIR/old.yaml:6: conntrack.max: is ignored: set conntrack.maxPerCore an
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := call(t, dir, append([]string{"config"}, tt.args...)...)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("outcome (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "outcome (-want +got)", tt.want, got)
 		})
 	}
 }
@@ -300,9 +296,7 @@ func TestWriteConfig(t *testing.T) {
 		t.Errorf("exit %d, a file named -: %v", printed.Code, err == nil)
 	}
 	first, _ := os.ReadFile(filepath.Join(dir, "out.yaml"))
-	if diff := cmp.Diff(string(first), printed.Out); diff != "" {
-		t.Errorf("printed (-written +printed):\n%s", diff)
-	}
+	kit.Same(t, "printed (-written +printed)", string(first), printed.Out)
 	second, _ := os.ReadFile(filepath.Join(dir, "again.yaml"))
 	if diff := cmp.Diff(string(first), string(second)); diff != "" || !strings.Contains(string(first), "clusterCIDR: 11.0.0.0/8\n") {
 		t.Errorf("second writing (-first +second):\n%s\nfirst:\n%s", diff, first)
@@ -434,15 +428,10 @@ func TestManPages(t *testing.T) {
 	root := newRoot(streams{}, modes.All())
 	root.DisableAutoGenTag = true // which has a date of its own
 	header := &doc.GenManHeader{Title: "KUBE-PROXY", Section: "8", Source: "kube-proxy " + buildInfo().Version, Manual: "Service proxy"}
-	if err := doc.GenManTree(root, header, folder); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, doc.GenManTree(root, header, folder))
 	each(root, func(cmd *cobra.Command) {
 		name := strings.ReplaceAll(cmd.CommandPath(), " ", "-") + ".8"
-		text, err := os.ReadFile(filepath.Join(folder, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := kit.ReadFile(t, filepath.Join(folder, name))
 		page := strings.ReplaceAll(string(text), `\-`, "-")
 		for _, want := range append([]string{".TH", cmd.Short}, strings.Fields(cmd.Use)[:1]...) {
 			if !strings.Contains(page, want) {

@@ -140,9 +140,7 @@ func runningProxy(t *testing.T) string {
 	tracker := track.New(track.Options{NodeName: "node-a", Pods: service.LocalPods{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}})
 	pods := explain.NewPods(tracker)
 	files := source.Manifests{Paths: []string{"../../docs/examples/shop"}, NodeName: "node-a"}
-	if err := files.Load(t.Context(), pods); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, files.Load(t.Context(), pods))
 	s := &explain.Server{
 		Tracker: tracker, Local: func(netip.Addr) bool { return false },
 		Trace: func(context.Context, *service.Snapshot, route.Conn) (*explain.Walk, error) { return nil, nil },

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
@@ -100,13 +98,9 @@ func installed(t *testing.T, dir string) bool {
 	all := true
 	for _, f := range service.Families {
 		b, err := nftables.New(f, nftables.Options{Table: nftables.TableOf(""), MasqueradeBit: 14, DropInvalid: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		p, err := b.Plan(t.Context(), tracker.Latest())
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		t.Logf("%s needs:\n%s", f, p.Changes())
 		all = all && p.Empty()
 	}
@@ -158,7 +152,5 @@ func (p *process) end(t *testing.T) {
 // TestHNSStateUnsupportedOS checks that the error names the system of the command.
 func TestHNSStateUnsupportedOS(t *testing.T) {
 	want := outcome{1, "", "kube-proxy: " + errNoHNS.Error() + "\n"}
-	if diff := cmp.Diff(want, call(t, t.TempDir(), "hns-state")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, call(t, t.TempDir(), "hns-state"))
 }

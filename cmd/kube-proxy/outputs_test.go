@@ -122,9 +122,7 @@ func hostileObjects(t *testing.T, s string) {
 	dir := t.TempDir()
 	for i, o := range objects {
 		text, err := json.Marshal(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		kit.WriteFile(t, filepath.Join(dir, string(rune('a'+i))+".json"), string(text))
 	}
 	kit.WriteFile(t, filepath.Join(dir, "y.yaml"), "kind: \""+s+"\nmetadata: {"+s)
@@ -150,9 +148,7 @@ func hostileFile(t *testing.T, s string) {
 		"clientConnection": map[string]any{"contentType": s, "kubeconfig": s, s: s}, "logging": map[string]any{"format": s, "vmodule": []any{map[string]any{"filePattern": s, "verbosity": 1}}},
 		"detectLocal": map[string]any{"bridgeInterface": s}, "ipvs": map[string]any{"excludeCIDRs": []string{s}, "syncPeriod": s}, "oomScoreAdj": s,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	dir := t.TempDir()
 	file, other := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
 	kit.WriteFile(t, file, string(text))
@@ -191,9 +187,7 @@ func hostileAnswer(t *testing.T, s string) {
 		for _, full := range []bool{false, true} {
 			var out bytes.Buffer
 			v := &statusview.View{Format: statusview.Format(format), Full: full, Now: time.Unix(1e9, 0)}
-			if err := v.Print(&out, d); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, v.Print(&out, d))
 			checkPrinted(t, "status -o "+format, out.String())
 		}
 	}
@@ -234,9 +228,7 @@ func hostileLog(t *testing.T, s string) {
 	for _, format := range []string{"text", "json"} {
 		var out bytes.Buffer
 		log, err := logging.Start(&logsapi.LoggingConfiguration{Format: format}, &out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		log.Error(errors.Join(errors.New(s), &fs.PathError{Op: "open", Path: s, Err: fs.ErrNotExist}), "Text "+s, "key", s, "list", []string{s})
 		log.Info(s, "err", errors.New(s))
 		checkPrinted(t, "log in "+format, out.String())
@@ -319,9 +311,7 @@ func hostileEvents(t *testing.T, s string) {
 	messages := []string{s, errors.Join(errors.New(s), errors.New(s)).Error(), strings.Repeat(s, 100), strings.Repeat("x", 990) + s}
 	synctest.Test(t, func(t *testing.T) {
 		h, err := events.New(events.Options{Config: &rest.Config{Host: "http://127.0.0.1:1", Transport: sink}, Node: node})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		for i, m := range messages {
 			h.Failed(events.Object{Kind: "Node", Name: node}, events.Topic{Reason: fmt.Sprint("RulesNotProgrammed", i)}, m)
 			h.Failed(web, events.Topic{Reason: fmt.Sprint("ServiceSkipped", i), Scope: events.Cluster}, m)

@@ -5,11 +5,11 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
 	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/test/kit"
 )
 
 const shop = `apiVersion: v1
@@ -144,10 +144,7 @@ func TestRenderKernelspace(t *testing.T) {
 
 // TestKernelspaceReadme checks that the README of kernelspace shows the real output.
 func TestKernelspaceReadme(t *testing.T) {
-	text, err := os.ReadFile("../../platform/windows/hns/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, "../../platform/windows/hns/README.md")
 	_, after, _ := strings.Cut(string(text), "    $ kube-proxy render ")
 	command, after, _ := strings.Cut(after, "\n")
 	block, _, _ := strings.Cut(after, "\n\n")

@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -106,9 +107,7 @@ func TestServiceCommands(t *testing.T) {
 		{"", outcome{1, "", "kube-proxy: service wants a command: install, uninstall, start, stop or status\n"}},
 		{"instal", outcome{1, "", "kube-proxy: unknown command \"instal\"; did you mean \"install\"?\n"}},
 	} {
-		if diff := cmp.Diff(step.want, runServiceCommand(t, d, dir, strings.Fields(step.args)...)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.args, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", step.args), step.want, runServiceCommand(t, d, dir, strings.Fields(step.args)...))
 	}
 }
 
@@ -150,9 +149,7 @@ func TestServiceInstall(t *testing.T) {
 	t.Setenv("ProgramData", "/data")
 	t.Chdir(files(t, map[string]string{"c.yaml": configHead + "clusterCIDR: 10.0.0.0/8\n", "k": "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'https://10.0.0.1'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: t}}]\ncurrent-context: x\n"}))
 	here, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	d := &fakeSCM{}
 	got := runServiceCommand(t, d, here, "install", "--name=second", "--config=c.yaml", "--kubeconfig", "k", "--cluster_cidr", "11.0.0.0/8",
 		"--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--network-name", `my "net"`, "--feature-gates=WinDSR=true,WinOverlay=true", "-v=2", "--vmodule=a=1,b=2", "--enable-dsr", "--windows-service=false")
@@ -174,9 +171,7 @@ func TestServiceInstall(t *testing.T) {
 		}
 		return count
 	})
-	if diff := cmp.Diff(want, d.spec, sorted); diff != "" {
-		t.Errorf("installed (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "installed (-want +got)", want, d.spec, sorted)
 	if !filepath.IsAbs(d.spec.Executable) || d.spec.Args[0] != "--windows-service" {
 		t.Errorf("command %s %q", d.spec.Executable, d.spec.Args)
 	}

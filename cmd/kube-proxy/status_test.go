@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -14,14 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // shopPort returns a port of a Service with a ClusterIP.
@@ -91,9 +91,7 @@ func TestColoured(t *testing.T) {
 		t.Error("a buffer gets colours")
 	}
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer null.Close()
 	if cli.Coloured(null) {
 		t.Error("a file gets colours")
@@ -121,9 +119,7 @@ func TestStatusMistakes(t *testing.T) {
 	} {
 		got := call(t, dir, append([]string{"status"}, strings.Fields(args)...)...)
 		got.Err = strings.Replace(got.Err, "kube-proxy status wants", "status wants", 1)
-		if diff := cmp.Diff(outcome{2, "", "kube-proxy: " + want + "\n"}, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", args, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%q (-want +got)", args), outcome{2, "", "kube-proxy: " + want + "\n"}, got)
 	}
 }
 
@@ -162,8 +158,6 @@ func TestTopMistakes(t *testing.T) {
 		"shop/web --namespace dns": `service "shop/web" is not in the namespace of --namespace, "dns"`,
 	} {
 		got := call(t, "", append([]string{"top"}, strings.Fields(args)...)...)
-		if diff := cmp.Diff(outcome{2, "", "kube-proxy: " + want + "\n"}, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", args, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%q (-want +got)", args), outcome{2, "", "kube-proxy: " + want + "\n"}, got)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestSupportDumpOfNothing makes an archive where no proxy runs: it is there, and says
@@ -20,9 +22,7 @@ func TestSupportDumpOfNothing(t *testing.T) {
 		t.Errorf("exit %d, want %d: %s%s", got.Code, exitNotOK, got.Out, got.Err)
 	}
 	f, err := os.Open(filepath.Join(dir, "dump.tar.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer f.Close()
 	if _, err := gzip.NewReader(f); err != nil {
 		t.Error(err)

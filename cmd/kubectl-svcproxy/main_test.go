@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestMain is kubectl, too, under that name.
@@ -95,17 +97,13 @@ func tenants() []string {
 func session(t *testing.T) func(args ...string) (code int, out, problems string) {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	folder := t.TempDir()
 	name := "kubectl"
 	if filepath.Ext(self) == ".exe" {
 		name += ".exe"
 	}
-	if err := os.Symlink(self, filepath.Join(folder, name)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Symlink(self, filepath.Join(folder, name)))
 	t.Setenv("PATH", folder)
 	return func(args ...string) (int, string, string) {
 		var out, problems strings.Builder

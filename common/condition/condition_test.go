@@ -5,9 +5,10 @@ package condition
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestKinds holds docs/troubleshooting.md to the conditions that there are.
@@ -23,10 +24,7 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%s: About is %q", k.Name, k.About)
 		}
 	}
-	page, err := os.ReadFile("../../docs/troubleshooting.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := kit.ReadFile(t, "../../docs/troubleshooting.md")
 	const heading = "\n## All conditions\n"
 	_, section, found := strings.Cut(string(page), heading)
 	section, _, _ = strings.Cut(section, "\n## ")

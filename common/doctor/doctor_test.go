@@ -8,8 +8,8 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,8 +18,6 @@ import (
 	"testing/synctest"
 	"time"
 	"unicode/utf8"
-
-	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/health"
@@ -57,9 +55,7 @@ func TestConditions(t *testing.T) {
 		t.Run(situation, func(t *testing.T) {
 			p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Health: test.report}}}}
 			seen, err := p.Check(nil).Look(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			var got []string
 			for _, f := range seen.Findings {
 				got = append(got, strings.Join([]string{string(f.Topic), f.Subject, string(f.severity())}, " "))
@@ -67,9 +63,7 @@ func TestConditions(t *testing.T) {
 					t.Errorf("says nothing: %+v", f)
 				}
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", test.want, got)
 		})
 	}
 }
@@ -113,10 +107,7 @@ func TestLinks(t *testing.T) {
 	dropped := regexp.MustCompile("[^a-z0-9_ -]")
 	headings := map[string]bool{}
 	for _, name := range []string{"acceleration.md", "modes.md", "troubleshooting.md", "windows.md"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", "docs", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := kit.ReadFile(t, filepath.Join("..", "..", "docs", name))
 		for line := range strings.Lines(string(text)) {
 			if level, heading, is := strings.Cut(strings.TrimSpace(line), " "); is && strings.Trim(level, "#") == "" {
 				anchor := strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(heading), ""), " ", "-")
@@ -177,15 +168,9 @@ func reports() map[string]*Report {
 func TestReports(t *testing.T) {
 	for name, r := range reports() {
 		var text, coloured, inJSON bytes.Buffer
-		if err := (View{}).Text(&text, r); err != nil {
-			t.Fatal(err)
-		}
-		if err := (View{Colour: true}).Text(&coloured, r); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.JSON(&inJSON); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, (View{}).Text(&text, r))
+		kit.Must(t, (View{Colour: true}).Text(&coloured, r))
+		kit.Must(t, r.JSON(&inJSON))
 		golden(t, name+".txt", text.String())
 		golden(t, name+".json", inJSON.String())
 		for line := range strings.Lines(text.String()) {
@@ -229,12 +214,8 @@ func TestRun(t *testing.T) {
 			{"first", Found, "all"}, {"hanging", Failed, "no answer within 30s"}, {"absent", Skipped, "no bridge"}, {"failing", Failed, "read it: denied"},
 			{"node", Found, ""}, {"proxy", Found, ""}, {"good", OK, ""},
 		}
-		if diff := cmp.Diff(want, results); diff != "" {
-			t.Errorf("results (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]Finding{forward("v4", "of the node"), forward("v6", "of the node"), blocks, risk}, found); diff != "" {
-			t.Errorf("findings (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "results (-want +got)", want, results)
+		kit.Same(t, "findings (-want +got)", []Finding{forward("v4", "of the node"), forward("v6", "of the node"), blocks, risk}, found)
 		for code, r := range map[int]Report{0: {Checks: results[6:]}, 1: {Checks: results[4:], Findings: found}, 2: {Checks: results, Findings: found}} {
 			if got := r.ExitCode(); got != code {
 				t.Errorf("exit code %d, want %d", got, code)
@@ -262,9 +243,7 @@ func TestProgress(t *testing.T) {
 				}},
 			}}
 			r.Run(t.Context())
-			if diff := cmp.Diff(want, said); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", took, diff)
-			}
+			kit.Same(t, fmt.Sprintf("%s (-want +got)", took), want, said)
 		}
 	})
 }

@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubeproxy/test/kit"
+
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -138,9 +140,7 @@ func (s *scenario) after(d time.Duration) {
 func (s *scenario) expect(t *testing.T, after time.Duration, want ...string) {
 	t.Helper()
 	s.after(after)
-	if diff := cmp.Diff(want, s.takeCalls()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, s.takeCalls())
 }
 
 func TestOncePerChange(t *testing.T) {
@@ -254,9 +254,7 @@ func TestWhatIsWritten(t *testing.T) {
 				t.Errorf("name = %s", e.Name)
 			}
 			e.Name = ""
-			if diff := cmp.Diff(want, e); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", want, e)
 		}
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,10 +33,7 @@ var update = flag.Bool("update", false, "rewrite the files in testdata")
 // testdata/cluster.yaml, and compares the answers with testdata/answers.txt.
 func TestExplain(t *testing.T) {
 	m, pods := modelOf(t, filepath.Join("testdata", "cluster.yaml"))
-	questions, err := os.ReadFile(filepath.Join("testdata", "questions.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	questions := kit.ReadFile(t, filepath.Join("testdata", "questions.txt"))
 	var out bytes.Buffer
 	for line := range strings.Lines(string(questions)) {
 		words := strings.Fields(line)
@@ -54,9 +50,7 @@ func TestExplain(t *testing.T) {
 			fmt.Fprintf(&out, "error: %v\n\n", err)
 			continue
 		}
-		if err := (View{}).Print(&out, x); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, (View{}).Print(&out, x))
 		fmt.Fprintln(&out)
 	}
 	golden(t, filepath.Join("testdata", "answers.txt"), out.String())
@@ -84,9 +78,7 @@ func modelOf(t *testing.T, path string) (Model, *Pods) {
 	tracker := track.New(o)
 	pods := NewPods(tracker)
 	files := source.Manifests{Paths: []string{path}, NodeName: "node-a"}
-	if err := files.Load(context.Background(), pods); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, files.Load(context.Background(), pods))
 	return Model{Tracker: tracker, Snapshot: tracker.Latest()}, pods
 }
 
@@ -367,9 +359,7 @@ func TestWidth(t *testing.T) {
 		},
 	}
 	var out bytes.Buffer
-	if err := (View{}).Print(&out, x); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, (View{}).Print(&out, x))
 	kit.CheckWidth(t, out.String(), name, zone, node, address)
 	t.Logf("\n%s", out.String())
 }

@@ -15,6 +15,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 const period = 30 * time.Second
@@ -187,9 +188,7 @@ func TestReportMatchesState(t *testing.T) {
 			LastUpdated: s.begin.Add(time.Second), Healthy: true, Generation: 3, OldestPending: &queued,
 			Rounds: 2, DriftFound: 3, DriftRepaired: 2, LastError: "refused", Failing: true,
 		}
-		if diff := cmp.Diff(want, got.Status["IPv4"]); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", want, got.Status["IPv4"])
 		if !got.LastUpdated.Equal(want.LastUpdated) {
 			t.Errorf("lastUpdated = %s, want the older one", got.LastUpdated.Sub(s.begin))
 		}
@@ -228,9 +227,7 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 			{Name: "apiserver", Synced: true, LastContact: &s.begin, StalenessSeconds: 60, Stale: true, Error: "connection refused", Faults: 1},
 			{Name: "files"},
 		}
-		if diff := cmp.Diff(want, r.Sources); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", want, r.Sources)
 		if diff := cmp.Diff(map[string]string{
 			"configuration": "line 3: no such key",
 			"sources":       "apiserver: 1 fault, stale; what was read before stays in force, and the log says more",

@@ -23,6 +23,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 func everything() Admin {
@@ -305,9 +306,7 @@ func TestHealthBody(t *testing.T) {
 		"/livez":   times + rest,
 	} {
 		w := ask(m.Handler(Observer{}), "GET", path, "")
-		if diff := cmp.Diff(want, w.Body.String()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", path, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", path), want, w.Body.String())
 		if got := w.Header().Get("Content-Type") + " " + w.Header().Get("X-Content-Type-Options"); got != "application/json nosniff" {
 			t.Errorf("%s: headers = %q", path, got)
 		}
@@ -353,9 +352,7 @@ func TestObserverIsCalled(t *testing.T) {
 	ask(m.Handler(l), "GET", "/healthz", "")
 	ask(m.Handler(l), "GET", "/livez?family=IPv4", "")
 	want := map[string]int{"/healthz": 503, "/livez": 200, "/healthz IPv4": 1, "/healthz IPv6": -1, "/livez IPv4": 1, "/livez IPv6": -1}
-	if diff := cmp.Diff(want, maps.Clone(got)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, maps.Clone(got))
 }
 
 // TestRedact checks answers of the health server, whose clients may be other tenants.

@@ -30,7 +30,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 
 	"kubeproxy/test/kit"
@@ -46,14 +45,10 @@ func fetch(t *testing.T, addr net.Addr, path string) (int, string) {
 	t.Helper()
 	c := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := c.Get("http://" + addr.String() + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return res.StatusCode, string(body)
 }
 
@@ -83,9 +78,7 @@ func TestServerServesUntilTheEnd(t *testing.T) {
 
 func TestAddressTaken(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer l.Close()
 	var failed error
 	s := Server{Name: "metrics", Addr: l.Addr().String(), HardFail: true, Attempted: func(err error) { failed = err }}
@@ -170,12 +163,8 @@ func TestSoftFail(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		want := []time.Duration{0, 5 * time.Second, 10 * time.Second, 15 * time.Second}
-		if diff := cmp.Diff(want, tried); diff != "" {
-			t.Errorf("attempts (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]bool{false, false, false, true}, attempts); diff != "" {
-			t.Errorf("reported (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "attempts (-want +got)", want, tried)
+		kit.Same(t, "reported (-want +got)", []bool{false, false, false, true}, attempts)
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v", err)
@@ -234,26 +223,18 @@ func TestSlowRequestDoesNotHoldUpTheEnd(t *testing.T) {
 func keyPair(t *testing.T, serial int64) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	cert, err = x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	key, err = x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})
 }
 
 func write(t *testing.T, file string, text []byte) {
 	t.Helper()
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(file, text, 0o600))
 }
 
 // serial asks a server, and returns the serial number of its certificate.
@@ -261,9 +242,7 @@ func serial(t *testing.T, addr string) int64 {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	answer, err := client.Get("https://" + addr + "/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	answer.Body.Close()
 	return answer.TLS.PeerCertificates[0].SerialNumber.Int64()
 }
@@ -279,9 +258,7 @@ func TestCertificate(t *testing.T) {
 	write(t, keyFile, oldKey)
 	reports := make(chan error, 10)
 	c, err := LoadCertificate(certFile, keyFile, func(err error) { reports <- err })
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	bound := make(chan string, 1)
 	s := Server{Name: "test", Addr: "127.0.0.1:0", Handler: hello("x"), TLS: c.Config(), Listening: func(a net.Addr) { bound <- a.String() }}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -320,9 +297,7 @@ func TestCertificate(t *testing.T) {
 func serveTest(t *testing.T, h http.Handler, most int) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- Serve(ctx, "test", l, h, NewConnections(most)) }()
@@ -339,9 +314,7 @@ func serveTest(t *testing.T, h http.Handler, most int) string {
 func dialAndWrite(t *testing.T, addr, text string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
 	if _, err := io.WriteString(c, text); err != nil {
@@ -484,9 +457,7 @@ func TestAnswersAreShared(t *testing.T) {
 	addr := serveTest(t, s, MaxConnections)
 	for range 20 {
 		answer, err := http.Get("http://" + addr + "/a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		body, _ := io.ReadAll(answer.Body)
 		_ = answer.Body.Close()
 		if answer.StatusCode != http.StatusTeapot || string(body) != "/a" || answer.Header.Get("Content-Type") != "text/x" {

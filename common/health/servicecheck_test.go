@@ -19,9 +19,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 var (
@@ -74,9 +73,7 @@ func (n *fakeNode) ask(t *testing.T, addr string) string {
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return fmt.Sprintf("%d %s %s", res.StatusCode, res.Header.Get("X-Load-Balancing-Endpoint-Weight"), strings.TrimSpace(string(body)))
 }
 
@@ -119,9 +116,7 @@ func TestAnswers(t *testing.T) {
 			}
 			tt.check.Namespace, tt.check.Name = "shop", "web"
 			s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: tt.check}})
-			if diff := cmp.Diff(tt.v4, n.ask(t, "127.0.0.1:30001")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.v4, n.ask(t, "127.0.0.1:30001"))
 		})
 	}
 }
@@ -131,9 +126,7 @@ func TestServingUnset(t *testing.T) {
 	s, n := newServers(t)
 	s.Serving = nil
 	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: map[uint16]Check{30001: {Namespace: "shop", Name: "web", LocalEndpoints: [2]int{1}}}})
-	if diff := cmp.Diff("200 1 "+body("web", 1, true), n.ask(t, "127.0.0.1:30001")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", "200 1 "+body("web", 1, true), n.ask(t, "127.0.0.1:30001"))
 }
 
 func TestSyncByDifference(t *testing.T) {
@@ -163,9 +156,7 @@ func TestSyncByDifference(t *testing.T) {
 			t.Errorf("%s: %d listeners opened, want %d", step.situation, n.opened, step.opened)
 		}
 		got := []string{n.ask(t, "127.0.0.1:1"), n.ask(t, "127.0.0.1:2")}
-		if diff := cmp.Diff([]string{step.first, step.second}, got); diff != "" {
-			t.Errorf("%s: (-want +got):\n%s", step.situation, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s: (-want +got)", step.situation), []string{step.first, step.second}, got)
 		if len(s.running) != len(step.want.Checks)*len(step.want.Addrs) {
 			t.Errorf("%s: %d servers run", step.situation, len(s.running))
 		}
@@ -205,9 +196,7 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 		return nil, errors.New("refused")
 	}}
 	s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4, loop6, netip.IPv6Unspecified()}, Checks: map[uint16]Check{7: {}}})
-	if diff := cmp.Diff([]string{"tcp4 127.0.0.1:7", "tcp6 [::1]:7", "tcp6 [::]:7"}, networks); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []string{"tcp4 127.0.0.1:7", "tcp6 [::1]:7", "tcp6 [::]:7"}, networks)
 }
 
 // wsaeConnReset is the code of Windows. ECONNRESET is no code of Windows:
@@ -270,9 +259,7 @@ func TestNarrowedDown(t *testing.T) {
 // free.
 func TestPortTaken(t *testing.T) {
 	other, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer other.Close()
 	at := netip.MustParseAddrPort(other.Addr().String())
 	s := &CheckServers{}
@@ -322,9 +309,7 @@ func TestRetriesAndReports(t *testing.T) {
 		}
 		const where = " health check of service shop/web on 127.0.0.1:30001: refused for "
 		want := []string{"0s" + where + "the 1. time", "10s" + where + "the 2. time", "20s" + where + "ever"}
-		if diff := cmp.Diff(want, reports); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", want, reports)
 		cancel()
 		<-done
 		if s.Sync(DesiredChecks{Within: service.AnyAddress(), Addrs: []netip.Addr{loop4}, Checks: checks}); attempts != 13 || len(s.Problems()) > 0 {

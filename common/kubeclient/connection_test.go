@@ -34,13 +34,9 @@ func TestRedirectsAreRefused(t *testing.T) {
 		server := httptest.NewServer(http.RedirectHandler(elsewhere.URL+"/secret", status))
 		defer server.Close()
 		to, err := (&Options{Master: server.URL}).Config()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		client, err := rest.HTTPClientFor(to)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		q, _ := http.NewRequestWithContext(context.Background(), "GET", server.URL, nil)
 		if _, err := client.Do(q); err == nil || followed || !strings.Contains(err.Error(), "a redirect to") {
 			t.Errorf("status %d: %v, followed: %t", status, err, followed)
@@ -150,9 +146,7 @@ func TestRootedPaths(t *testing.T) {
 		filepath.Join(pod, rooted, "token"):       "b",
 		filepath.Join(pod, "run-of-pod", "token"): "c",
 	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)))
 	}
 	want := map[string]string{rooted + "/token": "a"}
 	if !filepath.IsAbs("/run-of-pod") {

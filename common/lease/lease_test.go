@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubeproxy/test/kit"
 )
 
 // node is a Transport in memory.
@@ -266,9 +268,7 @@ func TestStandbyOfBadHolder(t *testing.T) {
 				}
 				defer c.Close()
 				held, err := n.Listen()
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, err)
 				defer held.Close()
 				n.prove = bad.prove
 				go serve(held, bad.script)
@@ -325,9 +325,7 @@ func TestStranger(t *testing.T) {
 		}
 		for range 4 {
 			c, err := n.dial(ctx, 7, func(*Conn) error { return ErrProtocol })
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			defer c.Close()
 			time.Sleep(retryInterval)
 			if s := a.State(); !strings.Contains(s.Fault, "process 7 asks for the lease of service proxies, but it is of another version") {
@@ -363,13 +361,9 @@ func TestOthers(t *testing.T) {
 					t.Fatal("no lease")
 				}
 				c, err := n.dial(ctx, 7, tc.prove)
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, err)
 				defer c.Close()
-				if err := send(c, message{Request: tc.ask}, answerTimeout); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, send(c, message{Request: tc.ask}, answerTimeout))
 				answers := 0
 				for end := time.Now().Add(time.Minute); time.Now().Before(end); answers++ {
 					if _, err := receive(c, 2*heartbeat); err != nil {
@@ -398,15 +392,11 @@ func TestFlood(t *testing.T) {
 		go a.hold(ctx, held)
 		mute := func(c *Conn) error { _, err := c.Read(make([]byte, 1)); return err }
 		slow, err := n.dial(ctx, 2, mute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer slow.Close()
 		for range 10 * maxUnproven {
 			c, err := n.dial(ctx, 1, mute)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			defer c.Close()
 		}
 		if who, ok := QueryHolder(ctx, n); !ok || who.Mode != "a" {

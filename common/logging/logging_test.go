@@ -17,7 +17,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 
@@ -31,9 +30,7 @@ func TestStart(t *testing.T) {
 	c.FlushFrequency.Duration.Duration = time.Second
 	var b bytes.Buffer
 	log, err := Start(c, &b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	log.V(2).Info("shown", "service", "a/b", "took", 2*time.Second)
 	log.V(3).Info("hidden")
 	var line map[string]any
@@ -55,9 +52,7 @@ func TestStart(t *testing.T) {
 		_, text, _ := strings.Cut(line, "] ")
 		got = append(got, line[:1]+" "+strings.TrimSpace(text))
 	}
-	if diff := cmp.Diff([]string{`I "shown"`, `I "also shown"`}, got); diff != "" {
-		t.Errorf("text (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "text (-want +got)", []string{`I "shown"`, `I "also shown"`}, got)
 }
 
 const megabyte = 1 << 20
@@ -84,14 +79,10 @@ func sizes(t *testing.T, dir string) map[string][]int64 {
 	t.Helper()
 	all := map[string][]int64{}
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		name := e.Name()
 		if strings.HasPrefix(name, "a-2") {
 			name = "backup"
@@ -120,9 +111,7 @@ func TestFileOfEarlierProcess(t *testing.T) {
 	path := filepath.Join(dir, "a.log")
 	others := []string{"a-1.log", "a-2026.log", "b-2000-01-01T00-00-00.000.log", "a-2000-01-01T00-00-00.000.log.gz", "a.log.crash"}
 	for _, name := range append(others, "a.log") {
-		if err := os.WriteFile(filepath.Join(dir, name), make([]byte, megabyte/2), 0o640); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(filepath.Join(dir, name), make([]byte, megabyte/2), 0o640))
 	}
 	writeHalves(t, path, 1, 15)
 	for _, name := range others {
@@ -146,19 +135,13 @@ func TestFileLinks(t *testing.T) {
 	dir := t.TempDir()
 	path, victim := filepath.Join(dir, "a.log"), filepath.Join(t.TempDir(), "victim")
 	link := filepath.Join(dir, "a-2000-01-01T00-00-00.000.log")
-	if err := errors.Join(os.WriteFile(victim, []byte("root\n"), 0o600), os.Symlink(victim, link)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(os.WriteFile(victim, []byte("root\n"), 0o600), os.Symlink(victim, link)))
 	writeHalves(t, path, 1, 15)
 	if _, err := os.Lstat(link); err != nil {
 		t.Errorf("the link has gone: %v", err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(victim, path); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Remove(path))
+	kit.Must(t, os.Symlink(victim, path))
 	if _, err := OpenFile(path, 1).Write([]byte("line\n")); err == nil || !strings.Contains(err.Error(), "is a symbolic link: want a regular file") {
 		t.Errorf("a link in place of the log: %v", err)
 	}

@@ -12,19 +12,18 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/traffic"
+	"kubeproxy/test/kit"
 )
 
 // seconds are the buckets of most durations.
@@ -190,9 +189,7 @@ func TestNamesTypesLabelsBuckets(t *testing.T) {
 			delete(got, name)
 		}
 	}
-	if diff := cmp.Diff(documented, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", documented, got)
 	if general < 20 {
 		t.Errorf("%d metrics of the process, want those of Go and of the system", general)
 	}
@@ -213,9 +210,7 @@ func TestHealthChecksAreServedApart(t *testing.T) {
 		"kubernetes_healthcheck":        "GAUGE{name,type}",
 		"kubernetes_healthchecks_total": "COUNTER{name,status,type}",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 // described is a metric as scraped.
@@ -227,9 +222,7 @@ type described struct {
 func gather(t *testing.T, r *prometheus.Registry) []described {
 	t.Helper()
 	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var all []described
 	for _, f := range families {
 		d := described{name: f.GetName(), values: map[string]float64{}}
@@ -504,10 +497,7 @@ func TestChartMetrics(t *testing.T) {
 		}
 	}
 	for _, file := range []string{"rules.yaml", "dashboard.json"} {
-		text, err := os.ReadFile("../../build/chart/files/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := kit.ReadFile(t, "../../build/chart/files/"+file)
 		names := regexp.MustCompile(`kubeproxy_\w+`).FindAllString(string(text), -1)
 		if len(names) < 10 {
 			t.Errorf("%s names %d metrics", file, len(names))

@@ -61,9 +61,7 @@ func TestSnapshots(t *testing.T) {
 	sticky.Affinity, sticky.Internal = time.Hour, service.PolicyLocal
 	d := compared(service.New(1, node, []*service.Port{web, port("old", "10.96.0.11")}), service.New(2, &now, []*service.Port{sticky, port("new", "10.96.0.12")}))
 	var out bytes.Buffer
-	if err := (View{}).Print(&out, d); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, (View{}).Print(&out, d))
 	want := `node node-a, mode nftables: from old to new
 
 settings:
@@ -100,9 +98,7 @@ func TestNothingDiffers(t *testing.T) {
 	if err := (View{}).Print(&out, d); err != nil || d.ExitCode() != 0 || !strings.HasSuffix(out.String(), "\nNothing differs.\n") {
 		t.Errorf("exit %d, %v: %s", d.ExitCode(), err, out.String())
 	}
-	if err := document.WriteJSON(&doc, d); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, document.WriteJSON(&doc, d))
 	for _, list := range []string{`"settings": []`, `"ports": []`, `"plan": []`, `"affected": []`, `"limits": []`, `"notes": []`} {
 		if !strings.Contains(doc.String(), list) {
 			t.Errorf("no %s in %s", list, doc.String())
@@ -124,9 +120,7 @@ func TestAddObjects(t *testing.T) {
 	}
 	d := New()
 	d.From, d.To = "old", "new"
-	if err := d.AddObjects(without(-1), without(1000)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, d.AddObjects(without(-1), without(1000)))
 	if got := d.Text; !strings.HasPrefix(got, "--- old\n+++ new\n@@ -") || strings.Count(got, "\n") != 3+7 || strings.Count(got, "\n-") != 1 {
 		t.Errorf("got:\n%s", got)
 	}
@@ -148,9 +142,7 @@ func TestHunks(t *testing.T) {
 	}
 	to = append(to, "last")
 	d := New()
-	if err := d.AddObjects(lines(from...), lines(to...)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, d.AddObjects(lines(from...), lines(to...)))
 	var got []string
 	for line := range strings.Lines(d.Text) {
 		if strings.HasPrefix(line, "@@") {
@@ -195,9 +187,7 @@ func TestAffected(t *testing.T) {
 	}
 	gone := reconcile.Object{Text: "-A KUBE-SERVICES --comment \"shop/nobody:http\" -j KUBE-SVC-A\n", Port: of("gone", "http")}
 	come := reconcile.Object{Text: "loadbalancer tcp 10.96.0.7:80\n\t10.244.1.2:80\n", Port: of("come", "http")}
-	if err := d.AddObjects(append(old, gone), slices.Concat(reconcile.Objects{{Text: "# new\n"}}, old, reconcile.Objects{come})); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, d.AddObjects(append(old, gone), slices.Concat(reconcile.Objects{{Text: "# new\n"}}, old, reconcile.Objects{come})))
 	for _, states := range [][2]reconcile.Objects{{nil, {come}}, {{come}, nil}} { // nothing is installed on one side
 		other := New()
 		if err := other.AddObjects(states[0], states[1]); err != nil || !slices.Equal(other.Affected, []string{"shop/come:http"}) {
@@ -229,9 +219,7 @@ func TestLongAndForeign(t *testing.T) {
 	d.AddPlan(service.IPv6, slices.Repeat([]reconcile.Change{{Text: "+ \x1b[2J"}}, mostLines+5))
 	var short, all, coloured bytes.Buffer
 	for v, out := range map[View]*bytes.Buffer{{}: &short, {All: true}: &all, {Colour: true}: &coloured} {
-		if err := v.Print(out, d); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, v.Print(out, d))
 	}
 	if !strings.Contains(short.String(), "and 5 more lines") || strings.Contains(all.String(), "more lines") || strings.Contains(all.String(), "\x1b") {
 		t.Errorf("short:\n%s\nall:\n%s", short.String(), all.String())
@@ -250,9 +238,7 @@ func TestWidth(t *testing.T) {
 	d.AddPlan(service.IPv4, []reconcile.Change{{Text: "+ service-ips: 10.96.0.1 . tcp . 80 comment \"" + strings.Repeat("n", 63) + "/" + name + ":http\" : goto external-1024"}})
 	d.Notes = []string{strings.Repeat("a note ", 30)}
 	var out bytes.Buffer
-	if err := (View{}).Print(&out, d); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, (View{}).Print(&out, d))
 	kit.CheckWidth(t, out.String(), name, d.From, "goto external-1024")
 	t.Logf("\n%s", out.String())
 }

@@ -10,9 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // written returns the rules after a round that wrote n of them.
@@ -24,9 +23,7 @@ func TestRulesWithoutPlan(t *testing.T) {
 	run(t, nil, func(b *harness) {
 		b.planErr = errRefused
 		b.after(time.Minute)
-		if diff := cmp.Diff([]*Rules{written(2), written(0)}, []*Rules{b.results[0].Rules, b.results[1].Rules}); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", []*Rules{written(2), written(0)}, []*Rules{b.results[0].Rules, b.results[1].Rules})
 	})
 }
 
@@ -68,9 +65,7 @@ func TestResults(t *testing.T) {
 					t.Errorf("the snapshot is %v", got.Snapshot)
 				}
 				tt.want.Start, got.Snapshot, got.Err = b.begin, nil, nil
-				if diff := cmp.Diff(tt.want, got); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
+				kit.Same(t, "(-want +got)", tt.want, got)
 			})
 		})
 	}
@@ -89,9 +84,7 @@ func TestResultsNameTheirGeneration(t *testing.T) {
 			got = append(got, r.Generation)
 		}
 		// The retry two seconds after the refusal is for 7 again.
-		if diff := cmp.Diff([]uint64{1, 7, 7, 8}, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", []uint64{1, 7, 7, 8}, got)
 	})
 }
 
@@ -118,9 +111,7 @@ func TestPortErrors(t *testing.T) {
 			for _, e := range PortErrors(tt.err) {
 				got = append(got, e.Name.Name)
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.want, got)
 		})
 	}
 	if want := "service port shop/a (tcp, IPv6): refused"; a.Error() != want || !errors.Is(a, errRefused) {
@@ -283,13 +274,9 @@ func TestBothNotes(t *testing.T) {
 	x, y := service.PortName{Name: "x"}, service.PortName{Name: "y"}
 	main, second := partialBackend{notes: Notes{x: {{Text: "a"}}}}, partialBackend{notes: Notes{x: {{Text: "b"}}, y: {{Text: "c"}}}}
 	p, err := Both(&main, &second).Plan(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	want := Notes{x: {{Text: "a"}, {Text: "b"}}, y: {{Text: "c"}}}
-	if diff := cmp.Diff(want, p.Outcome().Notes); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, p.Outcome().Notes)
 	if len(main.notes) != 1 || len(second.notes) != 2 {
 		t.Error("a plan's own notes changed")
 	}
@@ -298,9 +285,7 @@ func TestBothNotes(t *testing.T) {
 func TestBothDegraded(t *testing.T) {
 	for want, tt := range map[string][2]string{"": {}, "a": {"a", ""}, "b": {"", "b"}, "a; b": {"a", "b"}} {
 		p, err := Both(&partialBackend{degraded: tt[0]}, &partialBackend{degraded: tt[1]}).Plan(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if got := p.Outcome().Degraded; got != want {
 			t.Errorf("%q and %q: %q, want %q", tt[0], tt[1], got, want)
 		}

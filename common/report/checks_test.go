@@ -6,6 +6,7 @@ package report
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http/httptest"
 	"net/netip"
@@ -61,14 +62,10 @@ func TestChecksUpdate(t *testing.T) {
 		snapshot := service.New(uint64(i), node, s.ports)
 		c.update(service.IPv4, snapshot)
 		c.update(service.IPv6, snapshot)
-		if diff := cmp.Diff(s.want, c.desired.Checks); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", s.situation, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", s.situation), s.want, c.desired.Checks)
 	}
 	want := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.IPv6Unspecified()}
-	if diff := cmp.Diff(want, c.desired.Addrs, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
-		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "addresses (-want +got)", want, c.desired.Addrs, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 }
 
 // TestChecksThatCannotListen checks the condition for health checks that cannot listen.

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -42,9 +41,7 @@ func TestUnknownPods(t *testing.T) {
 		return r.Health.Report().Conditions
 	}
 	const want = "the Node node-a has no podCIDRs of IPv4, so clients that are no pods are not masqueraded: detectLocalMode NodeCIDR wants one"
-	if diff := cmp.Diff(map[string]string{"pods-IPv4": want}, round(netip.MustParsePrefix("fd00::/64"))); diff != "" {
-		t.Errorf("without (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "without (-want +got)", map[string]string{"pods-IPv4": want}, round(netip.MustParsePrefix("fd00::/64")))
 	if got := round(netip.MustParsePrefix("10.244.1.0/24")); len(got) > 0 {
 		t.Errorf("with: %v", got)
 	}
@@ -71,9 +68,7 @@ func TestFamilyOutOfReach(t *testing.T) {
 			t.Errorf("round %d: condition %q, want %q", i, got, want)
 		}
 	}
-	if diff := cmp.Diff([]string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, kit.LogLines(text)); diff != "" {
-		t.Errorf("log (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "log (-want +got)", []string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, kit.LogLines(text))
 }
 
 // TestClosedNodePortsAreReported checks that the condition lasts as long as the node's
@@ -264,9 +259,7 @@ func TestEventsOfLimits(t *testing.T) {
 	if len(got) > 2 && strings.Contains(got[0], " web ") { // the order of equal waits is random
 		got[0], got[1] = got[1], got[0]
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 // A difference from what a Service asks for is logged when it begins.
@@ -299,7 +292,5 @@ func TestLogLimits(t *testing.T) {
 	want := []string{
 		`I "Programmed`, limited, `E "Not everything could be programmed; trying again`, `I "Programmed again`, limited,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }

@@ -16,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -141,9 +140,7 @@ func TestEventsOfPorts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, recordedEvents(t, tt.scenario)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.want, recordedEvents(t, tt.scenario))
 		})
 	}
 }
@@ -160,9 +157,7 @@ func TestEventsOfRounds(t *testing.T) {
 		"Warning RulesNotProgrammed node-a node-a: IPv4: service port shop/web:http (tcp, IPv4): refused; no netlink",
 		"Normal RulesProgrammed node-a node-a: All rules are in force again",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 func TestEventsOfProblems(t *testing.T) {
@@ -193,9 +188,7 @@ func TestEventsOfProblems(t *testing.T) {
 		"Warning ServiceSkipped odd u1: spec.ports[0]: a; spec.ports[1]: b",
 		"Warning ServiceSkipped odd u1: spec.ports[2]: d",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 func TestEventsOfServers(t *testing.T) {
@@ -225,9 +218,7 @@ func TestEventsOfServers(t *testing.T) {
 		"Warning FailedToStartProxierHealthcheck node-a node-a: taken",
 		"Warning FailedToStartServiceHealthcheck web u1: Node node-a cannot answer health checks: address in use",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 func newTestDeprecations(log io.Writer) *deprecations {
@@ -261,9 +252,7 @@ func TestDeprecations(t *testing.T) {
 		"Warning ExternalIPsDeprecation web u1: " + externalIPsText,
 		"Warning IPVSDeprecation node-a node-a: mode ipvs ends",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("Events (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "Events (-want +got)", want, got)
 	if n := strings.Count(log.String(), "Warning: "); n != 2 || !strings.Contains(log.String(), `service="shop/web"`) {
 		t.Errorf("%d warnings, want one for the Service and one for the mode:\n%s", n, log.String())
 	}

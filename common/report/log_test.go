@@ -12,8 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -50,9 +48,7 @@ func TestRoundLogger(t *testing.T) {
 		`I "Others had altered our rules" changes=2 first="a; b"`,
 		`I "Programmed again" generation=5 took="0s" failingFor="1m12s"`,
 	}
-	if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
-		t.Errorf("log (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "log (-want +got)", want, kit.LogLines(b))
 }
 
 func TestLogCleanup(t *testing.T) {
@@ -63,9 +59,7 @@ func TestLogCleanup(t *testing.T) {
 	}
 	const failure = `E "Stale connections could not all be removed" err=`
 	want := []string{failure + `"a"`, failure + `"b"`, `I "Stale connections are removed again"`, failure + `"b"`}
-	if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
-		t.Errorf("log (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "log (-want +got)", want, kit.LogLines(b))
 }
 
 // TestLogRepeatedDrift checks that a repeated change is logged once a minute, and another
@@ -89,9 +83,7 @@ func TestLogRepeatedDrift(t *testing.T) {
 		`I "Others had altered our rules" changes=1 first="b" rounds=1000 notLogged=58`,
 		`I "Others had altered our rules" changes=1 first="a" rounds=1000 notLogged=0`,
 	}
-	if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
-		t.Errorf("the log (- want, + got):\n%s", diff)
-	}
+	kit.Same(t, "the log (- want, + got)", want, kit.LogLines(b))
 	b.Reset()
 	for i := range 50 {
 		round(strconv.Itoa(i))

@@ -8,13 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // TestLatency counts each change once, by the round that began after it.
@@ -36,9 +36,7 @@ func TestLatency(t *testing.T) {
 		start := time.Now()
 		time.Sleep(time.Second)
 		record("late", time.Now())
-		if diff := cmp.Diff([]time.Duration{3 * time.Second}, l.takeProgrammed(service.IPv4, start, time.Now())); diff != "" {
-			t.Errorf("first round (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "first round (-want +got)", []time.Duration{3 * time.Second}, l.takeProgrammed(service.IPv4, start, time.Now()))
 		if got := l.takeProgrammed(service.IPv4, time.Now(), time.Now().Add(time.Second)); len(got) != 1 || got[0] != time.Second {
 			t.Errorf("second round: %v, want the late one's second", got)
 		}

@@ -6,12 +6,11 @@ package report
 import (
 	"cmp"
 	"errors"
-	"os"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -19,6 +18,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
+	"kubeproxy/test/kit"
 )
 
 // newTestReports completes o, whose zero value has one backend for IPv4.
@@ -73,18 +73,13 @@ func TestSequence(t *testing.T) {
 			s[i].Reporter = Func(func(Round) { got = append(got, s[i].Name) })
 		}
 		s.Report(Round{Result: reconcile.Result{Outcome: reconcile.Outcome{Err: tt.err}}})
-		if diff := gocmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", situation, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", situation), tt.want, got)
 	}
 }
 
 // TestSequenceIsDrawn checks that ARCHITECTURE.md draws the steps in their order.
 func TestSequenceIsDrawn(t *testing.T) {
-	text, err := os.ReadFile("../../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, "../../ARCHITECTURE.md")
 	_, drawn, found := strings.Cut(string(text), "Loop --> health")
 	drawn, _, _ = strings.Cut("health"+drawn, "health, services -->")
 	all := wholeSequence()
@@ -134,9 +129,7 @@ func TestRoundIsReportedBeforeItIsLogged(t *testing.T) {
 	for _, err := range []error{errRefused, nil} {
 		rounds.Report(Round{Result: reconcile.Result{Snapshot: s, Outcome: reconcile.Outcome{Err: err}}})
 	}
-	if diff := gocmp.Diff([]string{"refused", ""}, shown); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []string{"refused", ""}, shown)
 }
 
 func TestReportsStartUnhealthy(t *testing.T) {

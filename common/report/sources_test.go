@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,9 +39,7 @@ func TestSourceStatus(t *testing.T) {
 			}
 		}
 		want := map[string][2]bool{"services": {true, true}, "endpointslices": {true, false}, "nodes": {false, false}}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("synced, stale (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "synced, stale (-want +got)", want, got)
 	})
 }
 
@@ -201,14 +198,10 @@ func TestUnchangedObjectsAreNotPending(t *testing.T) {
 			"kubeproxy_sync_proxy_rules_endpoint_changes_pending": "0", "kubeproxy_sync_proxy_rules_endpoint_changes_total": "2",
 			"kubeproxy_sync_proxy_rules_service_changes_pending": "0", "kubeproxy_sync_proxy_rules_service_changes_total": "2",
 		}
-		if diff := cmp.Diff(want, pending); diff != "" {
-			t.Errorf("changes (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "changes (-want +got)", want, pending)
 		const took = `kubeproxy_network_programming_duration_seconds_`
 		got := scraped(r, took+"sum", took+"count")
-		if diff := cmp.Diff(map[string]string{took + `sum{ip_family="IPv4"}`: "1", took + `count{ip_family="IPv4"}`: "1"}, got); diff != "" {
-			t.Errorf("time to program (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "time to program (-want +got)", map[string]string{took + `sum{ip_family="IPv4"}`: "1", took + `count{ip_family="IPv4"}`: "1"}, got)
 	})
 }
 
@@ -227,9 +220,7 @@ func TestMetricsWithoutChanges(t *testing.T) {
 			`kubeproxy_source_staleness_seconds{source="endpointslices"}`:   "61",
 			`kubeproxy_source_staleness_seconds{source="nodes"}`:            "61",
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", want, got)
 	})
 }
 

@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // outcome is the expected Verdict. Endpoints are "here" and "elsewhere", with a star
@@ -70,9 +69,7 @@ func (tc testCase) check(t *testing.T) {
 			tc.dial(w, &c)
 		}
 		v := Decide(w.snapshot(p), c)
-		if diff := cmp.Diff(tc.want, outcomeOf(w, v)); diff != "" {
-			t.Errorf("%s: %s (-want +got):\n%s", f, v.Reason, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s: %s (-want +got)", f, v.Reason), tc.want, outcomeOf(w, v))
 		if !strings.Contains(v.Reason, tc.reason) || v.Reason == "" {
 			t.Errorf("%s: reason %q, want something with %q", f, v.Reason, tc.reason)
 		}
@@ -298,9 +295,7 @@ func TestActionWords(t *testing.T) {
 	for _, a := range []Action{Pass, Forward, Reject, Drop} {
 		got = append(got, a.String())
 	}
-	if diff := cmp.Diff([]string{"pass", "forward", "reject", "drop"}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []string{"pass", "forward", "reject", "drop"}, got)
 }
 
 // The matrix defines, for a port with endpoints on this node and another one, which
@@ -361,9 +356,7 @@ func TestMasqueradeMatrix(t *testing.T) {
 	for _, c := range cases {
 		t.Run(fmt.Sprintf("%s/%s/%s/%+v", c.kind, c.policy, c.from, c.column), func(t *testing.T) {
 			got := [2]string{c.decide(service.IPv4), c.decide(service.IPv6)}
-			if diff := cmp.Diff([2]string{c.want, c.want}, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", [2]string{c.want, c.want}, got)
 		})
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"kubeproxy/test/kit"
 )
 
 // numbered returns a Snapshot of n ports and the ports, in order.
@@ -61,9 +61,7 @@ func TestDiffSkipsWhatIsShared(t *testing.T) {
 					clear(k.ports[1:])
 				}
 			}
-			if diff := cmp.Diff(len(want), count(Diff(s, next, IPv4))); diff != "" {
-				t.Errorf("changes (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "changes (-want +got)", len(want), count(Diff(s, next, IPv4)))
 		})
 	}
 }
@@ -107,9 +105,7 @@ func TestChunksSplitAndVanish(t *testing.T) {
 		{"everything goes", removal(ports), nil},
 	} {
 		t.Run(tt.situation, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, chunks(s.With(2, s.Node, tt.changes))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.want, chunks(s.With(2, s.Node, tt.changes)))
 		})
 	}
 	empty := s.With(2, s.Node, removal(ports))
@@ -154,9 +150,7 @@ func TestWords(t *testing.T) {
 		"ClusterIP", "NodePort", "ExternalIP", "LoadBalancerIP",
 		"Cluster", "Local", "shop/web", "shop/web:http",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 func TestPortNameOrder(t *testing.T) {

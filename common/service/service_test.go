@@ -9,7 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"kubeproxy/test/kit"
+
 	"pgregory.net/rapid"
 )
 
@@ -247,9 +248,7 @@ func TestLocalPods(t *testing.T) {
 			if got := tt.pods.Contains(netip.MustParseAddr(tt.addr), tt.iface); got != tt.contains {
 				t.Errorf("Contains = %v, want %v", got, tt.contains)
 			}
-			if diff := cmp.Diff(tt.known, [2]bool{tt.pods.Known(IPv4), tt.pods.Known(IPv6)}); diff != "" {
-				t.Errorf("Known (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "Known (-want +got)", tt.known, [2]bool{tt.pods.Known(IPv4), tt.pods.Known(IPv6)})
 		})
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -155,9 +154,7 @@ func ask(t *testing.T, server string, args ...string) outcome {
 		return outcome{ExitCode(nil, err), "", err.Error()}
 	}
 	var out bytes.Buffer
-	if err := v.Print(&out, a); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, v.Print(&out, a))
 	return outcome{ExitCode(a, nil), out.String(), ""}
 }
 
@@ -166,9 +163,7 @@ func ask(t *testing.T, server string, args ...string) outcome {
 func TestGoldens(t *testing.T) {
 	const path = "testdata/goldens.txtar"
 	golden, err := txtar.ParseFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	server := serveStore(t, populatedStore(), failingReport())
 	for i, f := range golden.Files {
 		got := ask(t, server, strings.Fields(f.Name)[1:]...)
@@ -178,14 +173,10 @@ func TestGoldens(t *testing.T) {
 			golden.Files[i].Data = []byte(text)
 			continue
 		}
-		if diff := cmp.Diff(string(f.Data), text); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", f.Name, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", f.Name), string(f.Data), text)
 	}
 	if *update {
-		if err := os.WriteFile(path, txtar.Format(golden), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(path, txtar.Format(golden), 0o600))
 	}
 }
 
@@ -291,9 +282,7 @@ func TestJSON(t *testing.T) {
 	server := serveStore(t, populatedStore(), failingReport())
 	got := ask(t, server, "-o=json", "--failing")
 	var d map[string]any
-	if err := json.Unmarshal([]byte(got.out), &d); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, json.Unmarshal([]byte(got.out), &d))
 	for _, key := range []string{"server", "ok", "summary", "mode", "node", "version", "started", "generation", "health", "services"} {
 		if d[key] == nil {
 			t.Errorf("no %q in\n%s", key, got.out)
@@ -416,9 +405,7 @@ func TestWidth(t *testing.T) {
 	a.Summary.add(&s)
 	for full, names := range map[bool][]string{true: {name, zone, node, "2001:db8:1111:2222:3333:4444:5555:7777"}, false: {name, node, r.Blocked[0]}} {
 		var out bytes.Buffer
-		if err := (&View{Format: Table, Full: full, Now: noon}).Print(&out, a); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, (&View{Format: Table, Full: full, Now: noon}).Print(&out, a))
 		kit.CheckWidth(t, out.String(), names...)
 		t.Logf("\n%s", out.String())
 	}
@@ -427,8 +414,6 @@ func TestWidth(t *testing.T) {
 	b.Services = nil
 	b.Health = health.Report{}
 	x := &Watch{Query: &Query{}, View: View{Format: Table, Now: noon}}
-	if err := x.write(&out, a, changes(&b, a, "gone")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, x.write(&out, a, changes(&b, a, "gone")))
 	kit.CheckWidth(t, out.String(), name)
 }

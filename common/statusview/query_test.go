@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -24,9 +25,7 @@ import (
 func closedAddr(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.77.%d.%d:0", byte(os.Getpid()>>8), byte(os.Getpid())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -36,9 +35,7 @@ func closedAddr(t *testing.T) string {
 func cannedServer(t *testing.T, text string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go netlab.Serve(l, func(c net.Conn) {
 		if text == "" {

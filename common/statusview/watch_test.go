@@ -19,6 +19,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/track"
+	"kubeproxy/test/kit"
 )
 
 // state returns an answer about shop/web with these endpoints, all used unless their
@@ -85,9 +86,7 @@ func TestChanges(t *testing.T) {
 			[]change{{"proxy", "another process runs, since 1h ago"}, {"proxy", "mode ipvs, was nftables"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, changes(tt.a, tt.b, "gone"), cmp.AllowUnexported(change{})); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.want, changes(tt.a, tt.b, "gone"), cmp.AllowUnexported(change{}))
 		})
 	}
 }
@@ -173,15 +172,11 @@ func TestWatchFailureJSON(t *testing.T) {
 		}
 	}}
 	x := &Watch{Query: &Query{Server: server}, View: View{Format: JSON}, Timeout: time.Minute}
-	if err := x.Run(ctx, out); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, x.Run(ctx, out))
 	var got []string
 	for d := json.NewDecoder(strings.NewReader(out.text.String())); d.More(); {
 		var document struct{ Server, Mode, Error string }
-		if err := d.Decode(&document); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, d.Decode(&document))
 		if document.Server != server {
 			t.Errorf("server %q, want %q", document.Server, server)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // counters is a dataplane of one family.
@@ -94,9 +95,7 @@ func TestTotals(t *testing.T) {
 		s := newScene(port("web", one, two))
 		check := func(what string, want map[string]uint64, samples ...Sample) {
 			t.Helper()
-			if diff := cmp.Diff(want, s.after(t, samples...)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", what, diff)
-			}
+			kit.Same(t, fmt.Sprintf("%s (-want +got)", what), want, s.after(t, samples...))
 		}
 		check("of an earlier process", map[string]uint64{}, dialled(vip, one, 100))
 		check("more", map[string]uint64{one: 5}, dialled(vip, one, 105))

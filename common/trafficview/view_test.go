@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/health"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
@@ -138,12 +136,8 @@ http/tcp  10.244.0.1:8080         1.0            3   0 B    0 B  0 B  0 B
 udp       those that are gone     0.0            4   0 B    0 B  0 B  0 B
 `
 	var b bytes.Buffer
-	if err := (View{Limit: 2}).Print(&b, a); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Must(t, (View{Limit: 2}).Print(&b, a))
+	kit.Same(t, "(-want +got)", want, b.String())
 	b.Reset()
 	none := &Answer{Mode: "nftables", Node: "node-a", Since: at}
 	if err := (View{}).Print(&b, none); err != nil || b.String() != "Node node-a, mode nftables: new connections since 2026-07-01 12:00:10 UTC.\n\nNo Service has carried anything.\n" {
@@ -215,9 +209,7 @@ func TestWidth(t *testing.T) {
 	}
 	a.Services = append(a.Services, a.Services[0])
 	var out bytes.Buffer
-	if err := (View{}).Print(&out, a); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, (View{}).Print(&out, a))
 	kit.CheckWidth(t, out.String(), name, address)
 	t.Logf("\n%s", out.String())
 }

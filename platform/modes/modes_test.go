@@ -5,21 +5,16 @@ package modes
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/config"
+	"kubeproxy/test/kit"
 )
 
 // The page on modes has a row for each mode of Linux, with what the mode says of itself.
 func TestPageOnModes(t *testing.T) {
-	page, err := os.ReadFile("../../docs/modes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := kit.ReadFile(t, "../../docs/modes.md")
 	for _, d := range All().On(config.Linux) {
 		row := fmt.Sprintf("| `%s` | %s | %s |\n", d.Name, d.Needs, d.Leaves)
 		if !strings.Contains(string(page), row) {
@@ -43,10 +38,6 @@ func TestOrders(t *testing.T) {
 		}
 		return all
 	}
-	if diff := cmp.Diff([]string{"nftables", "iptables", "userspace"}, names(func(i int) int { return All()[i].DefaultRank })); diff != "" {
-		t.Errorf("without a configured mode (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"ipvs", "iptables", "userspace"}, names(func(i int) int { return All()[i].FallbackRank })); diff != "" {
-		t.Errorf("with --proxy-mode-fallback (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "without a configured mode (-want +got)", []string{"nftables", "iptables", "userspace"}, names(func(i int) int { return All()[i].DefaultRank }))
+	kit.Same(t, "with --proxy-mode-fallback (-want +got)", []string{"ipvs", "iptables", "userspace"}, names(func(i int) int { return All()[i].FallbackRank }))
 }

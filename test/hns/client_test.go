@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // client makes calls as the DLL does.
@@ -247,9 +249,7 @@ func TestHandles(t *testing.T) {
 	if got := w.call("HcnQueryNetworkProperties", "", h, "{}"); got.Code != InvalidHandle {
 		t.Errorf("query of a network with an endpoint's handle: %v", got.Code)
 	}
-	if err := w.Delete(Endpoint, w.pod); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Delete(Endpoint, w.pod))
 	if got := w.call("HcnQueryEndpointProperties", "", h, "{}"); got.Code != EndpointNotFound {
 		t.Errorf("query of what was deleted: %v", got.Code)
 	}
@@ -312,9 +312,7 @@ func TestCase(t *testing.T) {
 func listener(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return l
 }
 
@@ -323,18 +321,12 @@ func ask(t *testing.T, url, request, body string) (string, int) {
 	t.Helper()
 	method, path, _ := strings.Cut(request, " ")
 	r, err := http.NewRequestWithContext(t.Context(), method, url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return strings.TrimSpace(string(text)), resp.StatusCode
 }
 
@@ -370,9 +362,7 @@ func TestAdmin(t *testing.T) {
 	post("/restart?keep=pods", "")
 	var state State
 	body, _ := ask(t, web.URL, "GET /state", "")
-	if err := json.Unmarshal([]byte(body), &state); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, json.Unmarshal([]byte(body), &state))
 	if len(state.Objects[Endpoint]) != 1 || len(state.Objects[LoadBalancer]) != 0 || state.Calls["HcnEnumerateNetworks"] != 1 || state.Version != "13.3" {
 		t.Errorf("state %s", body)
 	}

@@ -9,15 +9,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubeproxy/test/kit"
 )
 
 func TestFaults(t *testing.T) {
 	w := newFixture(t, Options{Seed: 1})
 	inject := func(f Fault) {
 		t.Helper()
-		if err := w.Inject(f); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, w.Inject(f))
 	}
 	list := func() Code { return w.call("HcnEnumerateEndpoints", "", 0, "{}").Code }
 

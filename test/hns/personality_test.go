@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubeproxy/test/kit"
 )
 
 // asked has everything that a form could change.
@@ -90,15 +92,11 @@ func TestCascade(t *testing.T) {
 		if o := w.Objects(LoadBalancer); len(o) != 1 || o[0].ID() == id {
 			t.Errorf("%q: after a restart: %v, want another identity than %s", how, o, id)
 		}
-		if err := w.Delete(Endpoint, w.pod); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, w.Delete(Endpoint, w.pod))
 		if got := [2]int{len(w.Objects(LoadBalancer)), len(w.DanglingReferences())}; got != want {
 			t.Errorf("%q: load balancers and dangling references %v, want %v", how, got, want)
 		}
-		if err := w.Delete(Network, w.network); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, w.Delete(Network, w.network))
 		if n := len(w.Objects(LoadBalancer)); (n > 0) != (how == Dangle) {
 			t.Errorf("%q: %d load balancers outlive the network", how, n)
 		}
@@ -273,9 +271,7 @@ func TestLoadBalancers(t *testing.T) {
 		}
 	}
 	w.Release(6, 30080)
-	if err := w.Attach(starting); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, w.Attach(starting))
 	if _, code := w.create(LoadBalancer, "", node); code != OK {
 		t.Errorf("node port after its holder has gone: %v", code)
 	}

@@ -34,9 +34,7 @@ func (n *node) run(t *testing.T, args ...string) (code int, output string) {
 	if err == nil {
 		code, output, err = n.wine.Run(t.Context(), wine.Program{Path: path, Args: args})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return code, output
 }
 

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"flag"
 	"io"
-	"os"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -94,9 +93,7 @@ func TestExplain(t *testing.T) {
 	explain(0, "node:30020", agrees, "tcp node:30020 -> :8080 local-routed external", "of shop/cart:web")
 
 	n.replaceLoadBalancer(t, web.clusterIP())
-	if err := n.hns.Delete(hns.LoadBalancer, ids[cart.clusterIP()]); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.hns.Delete(hns.LoadBalancer, ids[cart.clusterIP()]))
 	calls := n.hns.Calls()
 	explain(1, web.clusterIP()+":80", "has the target port 9090, and should have 8080", "the node also sends it to 10.244.2.11:9090", "lacks endpoint")
 	explain(1, cart.clusterIP()+":80", "no load balancer has tcp 10.96.0.20:80, of shop/cart:web", "the node does leave it alone, and should forward")
@@ -114,9 +111,7 @@ func (n *node) replaceLoadBalancer(t *testing.T, vip string) {
 		if !slices.Contains(lb.VIPs(), vip) {
 			continue
 		}
-		if err := n.hns.Delete(hns.LoadBalancer, lb.ID()); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.hns.Delete(hns.LoadBalancer, lb.ID()))
 		var ends []any
 		for _, e := range n.hns.Objects(hns.Endpoint) {
 			if e.IPs()[0].String() == "10.244.2.11" {
@@ -155,9 +150,7 @@ func TestDiff(t *testing.T) {
 
 	for _, lb := range n.hns.Objects(hns.LoadBalancer) {
 		if strings.Join(lb.VIPs(), "") == cart.clusterIP() {
-			if err := n.hns.Delete(hns.LoadBalancer, lb.ID()); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, n.hns.Delete(hns.LoadBalancer, lb.ID()))
 		}
 	}
 	n.replaceLoadBalancer(t, web.clusterIP())
@@ -187,27 +180,18 @@ func TestDiff(t *testing.T) {
 // unpack returns the files of an archive by name.
 func unpack(t *testing.T, file string) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, file)
 	z, err := gzip.NewReader(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	parts, r := map[string]string{}, tar.NewReader(z)
 	for {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return parts
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		body, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		parts[path.Base(h.Name)] = string(body)
 	}
 }
@@ -303,9 +287,7 @@ func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 	var seen []string
 	reported := func() bool {
 		list, err := m.Client.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		seen = nil
 		for _, e := range list.Items {
 			if e.Reason == reason && e.InvolvedObject.Name == object && has(e.Message, words...) {
@@ -330,9 +312,7 @@ func (m *mixed) event(t *testing.T, reason, object string, words ...string) {
 func TestEvents(t *testing.T) {
 	m := newMixed(t)
 	kubeconfig, err := m.Kubeconfig(cluster.Login{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	web, cart, dns := shop()
 	m.hns.Hold(6, int(cart.nodePort()))
 	m.publish(t, web, cart)

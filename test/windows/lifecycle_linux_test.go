@@ -98,9 +98,7 @@ func (n *node) clean(t *testing.T) {
 	t.Helper()
 	n.stop(t)
 	program, err := exe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	code, output, err := n.wine.Run(t.Context(), wine.Program{Path: program, Args: []string{"--cleanup", "--hostname-override=node-a"}})
 	if err != nil || code != 0 {
 		t.Errorf("--cleanup: exit code %d, %v\n%s", code, err, output)
@@ -123,9 +121,7 @@ func TestHNSFailures(t *testing.T) {
 	n.installForeign(t)
 	web, cart, dns := shop()
 	n.save(t, web, cart, dns)
-	if err := n.hns.Inject(hns.Fault{Function: "HcnCreate*", Code: hns.ServerUnavailable, Count: 2, When: hns.Afterwards}); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.hns.Inject(hns.Fault{Function: "HcnCreate*", Code: hns.ServerUnavailable, Count: 2, When: hns.Afterwards}))
 	n.start(t)
 	n.awaitProgrammed(t, web, cart, dns)
 
@@ -169,9 +165,7 @@ func (n *node) remakePod(t *testing.T, ip string) {
 		if e.Name() != "pod-"+ip {
 			continue
 		}
-		if err := n.hns.Delete(hns.Endpoint, e.ID()); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.hns.Delete(hns.Endpoint, e.ID()))
 	}
 	n.installPod(t, ip)
 }
@@ -194,14 +188,10 @@ func (n *node) addRefusedPod(t *testing.T, web app, others ...app) {
 	t.Helper()
 	const late = "10.244.1.13"
 	id := n.installPod(t, late)
-	if err := n.hns.Detach(id); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.hns.Detach(id))
 	n.save(t, web.on(locals[0], late))
 	n.awaitProgrammed(t, append(others, web.on(locals[0]))...)
-	if err := n.hns.Attach(id); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.hns.Attach(id))
 	n.awaitProgrammed(t, append(others, web.on(locals[0], late))...)
 	n.save(t, web)
 }
@@ -218,9 +208,7 @@ func (n *node) deleteOurs(t *testing.T, kind hns.Kind) {
 		if !ours || kind == hns.Endpoint && len(o.IPs()) > 0 && o.IPs()[0].String() == "10.244.2.99" {
 			continue
 		}
-		if err := n.hns.Delete(kind, o.ID()); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.hns.Delete(kind, o.ID()))
 	}
 }
 
@@ -354,9 +342,7 @@ func (s *soak) fault(t *testing.T) {
 		Count:    1 + s.random.IntN(4),
 		Share:    0.5,
 	}
-	if err := s.hns.Inject(f); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.hns.Inject(f))
 }
 
 func pick[T any](s *soak, choices ...T) T { return choices[s.random.IntN(len(choices))] }
@@ -405,9 +391,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	remote, err := n.hns.AddRemote("vxlan0", netip.MustParseAddr("10.244.2.11"), n.Other.IPv4, "02-11-0a-f4-02-0b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	to := []any{remote}
 	for _, e := range n.hns.Objects(hns.Endpoint) {
 		if !e.Remote() && e.IPs()[0].String() == web.pods[0] {
@@ -421,9 +405,7 @@ func TestTakesOverFromKubeProxy(t *testing.T) {
 	} {
 		d["SourceVIP"], d["HostComputeEndpoints"] = vip.String(), to
 		id, err := n.hns.AddLoadBalancer(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		made[id] = true
 	}
 	n.save(t, web)

@@ -47,9 +47,7 @@ func newMixed(t *testing.T) *mixed {
 
 func (m *mixed) set(t *testing.T, objects ...metav1.Object) {
 	t.Helper()
-	if err := m.Set(t.Context(), objects...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, m.Set(t.Context(), objects...))
 }
 
 func (m *mixed) publish(t *testing.T, apps ...app) {
@@ -76,9 +74,7 @@ func (m *mixed) snapshot(t *testing.T, apps []app) *service.Snapshot {
 	}
 	n.save(t, apps...)
 	own, err := m.Client.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	own.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 	n.write(t, "own.yaml", program.Manifest[any](t, own))
 	ranges, err := m.Client.NetworkingV1().ServiceCIDRs().List(t.Context(), metav1.ListOptions{})
@@ -104,9 +100,7 @@ func (m *mixed) snapshot(t *testing.T, apps []app) *service.Snapshot {
 func TestMixedCluster(t *testing.T) {
 	m := newMixed(t)
 	kubeconfig, err := m.Kubeconfig(cluster.Login{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	web, cart, dns := shop()
 	m.publish(t, web, cart)
 	m.start(t, "--kubeconfig="+wine.File(kubeconfig))
@@ -119,22 +113,16 @@ func TestMixedCluster(t *testing.T) {
 	m.awaitProgrammed(t, less, cart, dns)
 
 	m.hns.Restart(hns.Everything)
-	if err := m.Delete(t.Context(), cart.service(), cart.slice()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, m.Delete(t.Context(), cart.service(), cart.slice()))
 	m.awaitProgrammed(t, less, dns)
 
-	if err := m.APIServer.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, m.APIServer.Restart(t.Context()))
 	m.publish(t, web)
 	m.awaitProgrammed(t, web, dns)
 
 	m.kill(t)
 	m.publish(t, cart)
-	if err := m.Delete(t.Context(), dns.service(), dns.slice()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, m.Delete(t.Context(), dns.service(), dns.slice()))
 	m.start(t, "--kubeconfig="+wine.File(kubeconfig))
 	m.awaitProgrammed(t, web, cart)
 	m.checkIdle(t, "at the end")

@@ -116,9 +116,7 @@ func (n *node) install(t *testing.T, p networkCase) {
 	if p.env != "" {
 		n.env = []string{"KUBE_NETWORK=" + p.env}
 	}
-	if err := os.RemoveAll(filepath.Join(n.wine.Prefix(), "drive_c", "ProgramData", "kube-proxy")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.RemoveAll(filepath.Join(n.wine.Prefix(), "drive_c", "ProgramData", "kube-proxy")))
 	for _, network := range p.networks {
 		if _, err := n.hns.AddNetwork(network); err != nil {
 			t.Fatal(err)
@@ -135,9 +133,7 @@ func (n *node) install(t *testing.T, p networkCase) {
 		}
 	}
 	if p.refuse != hns.OK {
-		if err := n.hns.Inject(hns.Fault{Function: "Hcn*", Code: p.refuse}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.hns.Inject(hns.Fault{Function: "Hcn*", Code: p.refuse}))
 	}
 }
 
@@ -197,16 +193,12 @@ func TestNetworkComesLater(t *testing.T) {
 func TestNoHNS(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	for _, dll := range []string{"computenetwork.dll", "vmcompute.dll"} {
-		if err := os.Remove(filepath.Join(n.wine.Prefix(), "drive_c", "windows", "system32", dll)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Remove(filepath.Join(n.wine.Prefix(), "drive_c", "windows", "system32", dll)))
 	}
 	n.start(t)
 	n.await(t, "a remedy in health", func() bool { return has(n.fetch(t, "/services"), "HNS is not installed", "Containers") })
 	path, err := exe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, flag := range []string{"--cleanup --hostname-override=node-a", "--init-only --hostname-override=node-a", "hns-state"} {
 		code, output, err := n.wine.Run(t.Context(), wine.Program{Path: path, Args: strings.Fields(flag)})
 		if err != nil || code != 1 || !has(output, "HNS is not installed", "Containers") || strings.Contains(output, "goroutine") {
@@ -222,16 +214,12 @@ func TestIncompleteHNS(t *testing.T) {
 	n := newNode(t, hns.Options{})
 	system := filepath.Join(n.wine.Prefix(), "drive_c", "windows", "system32")
 	other, err := os.ReadFile(filepath.Join(system, "bcryptprimitives.dll")) // which has none of them
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, dll := range []string{"computenetwork.dll", "vmcompute.dll"} {
 		// The file may be shared with other prefixes, so it is replaced instead of
 		// overwritten.
 		path := filepath.Join(system, dll)
-		if err := errors.Join(os.Remove(path), os.WriteFile(path, other, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(os.Remove(path), os.WriteFile(path, other, 0o600)))
 	}
 	n.start(t)
 	n.await(t, "a remedy in health", func() bool { return has(n.fetch(t, "/services"), "HNS is not installed, or is too old", "Containers") })
@@ -264,10 +252,7 @@ func kinds() map[string]kind {
 // TestNetworkTypes programs the same Services on networks of each kind. The resulting
 // objects of HNS are in testdata in a readable form.
 func TestNetworkTypes(t *testing.T) {
-	shop, err := os.ReadFile("testdata/shop.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	shop := kit.ReadFile(t, "testdata/shop.yaml")
 	for name, k := range kinds() {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, hns.Options{Version: k.version})
@@ -378,9 +363,7 @@ func (n *node) unsupported(t *testing.T) string {
 	if err == nil {
 		err = json.Unmarshal(answer.Body, &page)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	text := ""
 	for _, s := range page.Services {
 		for _, p := range s.Ports {
@@ -406,9 +389,7 @@ func TestPersonalities(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p, err := hns.FindPersonality(tt.name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			n := newNode(t, hns.Options{Personality: p})
 			web, cart, dns := shop()
 			n.save(t, web, cart, dns)

@@ -79,9 +79,7 @@ func newNode(t *testing.T, o hns.Options) *node {
 	n := &node{dir: t.TempDir(), foreign: map[string]string{}}
 	n.Lab = netlab.Start(t, netlab.Config{Clients: []string{"control"}})
 	l, err := n.Node.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	n.hns = hns.StartAt(t, l, o)
 	n.wine = wine.Start(t, wine.Options{Host: n.Node, Env: []string{"HNS_SIM_ADDR=" + n.hns.Addr}})
 	n.installNetwork(t)
@@ -97,9 +95,7 @@ func (n *node) installNetwork(t *testing.T) {
 		Name: "vxlan0", Type: "Overlay", Subnets: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
 		Routes: []hns.Route{{Prefix: netip.MustParsePrefix("10.244.2.0/24"), Provider: n.Other.IPv4, MAC: "00-15-5D-00-00-02"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, ip := range locals {
 		n.installPod(t, ip)
 	}
@@ -108,9 +104,7 @@ func (n *node) installNetwork(t *testing.T) {
 func (n *node) installPod(t *testing.T, ip string) string {
 	t.Helper()
 	id, err := n.hns.AddPod("vxlan0", "pod-"+ip, netip.MustParseAddr(ip))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return id
 }
 
@@ -118,9 +112,7 @@ func (n *node) installPod(t *testing.T, ip string) string {
 func (n *node) installForeign(t *testing.T) {
 	t.Helper()
 	e, err := n.hns.AddRemote("vxlan0", netip.MustParseAddr("10.244.2.99"), n.Other.IPv4, "02-11-0a-f4-02-63")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if _, err := n.hns.AddLoadBalancer(hns.Document{
 		"HostComputeEndpoints": []any{e}, "FrontendVIPs": []any{"172.30.0.1"},
 		"PortMappings": []any{map[string]any{"Protocol": 6, "InternalPort": 1, "ExternalPort": 1}},
@@ -134,12 +126,8 @@ func (n *node) installForeign(t *testing.T) {
 func (n *node) write(t *testing.T, name string, text []byte) {
 	t.Helper()
 	next := filepath.Join(n.dir, name+".next")
-	if err := os.WriteFile(next, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(next, filepath.Join(n.dir, name)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(next, text, 0o600))
+	kit.Must(t, os.Rename(next, filepath.Join(n.dir, name)))
 }
 
 func (n *node) save(t *testing.T, apps ...app) {
@@ -151,18 +139,14 @@ func (n *node) save(t *testing.T, apps ...app) {
 
 func (n *node) remove(t *testing.T, a app) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(n.dir, a.name+".yaml")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Remove(filepath.Join(n.dir, a.name+".yaml")))
 }
 
 // start starts the proxy, with the manifests unless flags name a kubeconfig.
 func (n *node) start(t *testing.T, flags ...string) {
 	t.Helper()
 	program, err := exe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	args := []string{
 		"--hostname-override=" + netlab.NodeName, "--iptables-min-sync-period=10ms", "--iptables-sync-period=500ms", "-v=2",
 		"--cluster-cidr=10.244.0.0/16",
@@ -178,9 +162,7 @@ func (n *node) start(t *testing.T, flags ...string) {
 // stop ends the proxy as Ctrl+C does.
 func (n *node) stop(t *testing.T) {
 	t.Helper()
-	if err := n.process.Interrupt(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.process.Interrupt())
 	select {
 	case <-n.process.Ended():
 	case <-time.After(kit.Limit):
@@ -411,17 +393,11 @@ func newHostProcess(t *testing.T) *hostProcess {
 	if err == nil {
 		err = h.Apply(t.Context(), manifest)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	set, err := h.Client.AppsV1().DaemonSets(kubeSystem).Get(t.Context(), "kubeproxy-windows", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	config, err := h.Client.CoreV1().ConfigMaps(kubeSystem).Get(t.Context(), "kubeproxy", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	h.pod, h.config = set.Spec.Template.Spec, config.Data
 	return h
 }
@@ -435,10 +411,7 @@ func (h *hostProcess) put(t *testing.T, name string, text []byte) {
 	}
 	for _, root := range roots {
 		path := filepath.Join(h.wine.Prefix(), "drive_c", root, filepath.FromSlash(name))
-		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".next", text, 0o755), os.Rename(path+".next", path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path+".next", text, 0o755), os.Rename(path+".next", path)))
 	}
 }
 
@@ -450,21 +423,15 @@ func (h *hostProcess) rotate(t *testing.T, name string) (revoke func()) {
 	bound := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: kubeSystem, Name: name}}
 	secrets := h.Client.CoreV1().Secrets(kubeSystem)
 	bound, err := secrets.Create(t.Context(), bound, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	ask := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: name, UID: bound.UID},
 	}}
 	token, err := h.Client.CoreV1().ServiceAccounts(kubeSystem).CreateToken(t.Context(), h.pod.ServiceAccountName, ask, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	h.put(t, account+"token", []byte(token.Status.Token))
 	return func() {
-		if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 }
 
@@ -491,21 +458,12 @@ func (h *hostProcess) startPod(t *testing.T) {
 func TestHostProcess(t *testing.T) {
 	h := newHostProcess(t)
 	file, err := exe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	image, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	image := kit.ReadFile(t, file)
 	login, err := h.Kubeconfig(cluster.Login{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	admin, err := clientcmd.LoadFromFile(login)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	web, cart, dns := shop()
 	for _, mount := range []string{"C/0d5b", "hpc"} {
 		t.Run(mount, func(t *testing.T) {
@@ -523,9 +481,7 @@ func TestHostProcess(t *testing.T) {
 			// The API server forgets connections and answers about tokens.
 			renewed := h.rotate(t, "second")
 			revoke()
-			if err := h.APIServer.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, h.APIServer.Restart(t.Context()))
 			h.publish(t, cart)
 			h.node.awaitProgrammed(t, web, cart)
 			h.stop(t)
@@ -537,9 +493,7 @@ func TestHostProcess(t *testing.T) {
 			h.stop(t)
 			renewed()
 			for _, a := range []app{web, cart, dns} {
-				if err := h.Delete(t.Context(), a.service(), a.slice()); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, h.Delete(t.Context(), a.service(), a.slice()))
 			}
 		})
 	}

@@ -31,9 +31,7 @@ func TestMain(m *testing.M) { os.Exit(netlab.Main(m.Run)) }
 func build(t *testing.T, pkg string) string {
 	t.Helper()
 	exe := filepath.Join(t.TempDir(), filepath.Base(pkg)+".exe")
-	if err := BuildProgram(exe, pkg); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, BuildProgram(exe, pkg))
 	return exe
 }
 
@@ -65,9 +63,7 @@ func TestEnds(t *testing.T) {
 	probe := build(t, "./probe")
 	begin := func() *Process {
 		p, err := w.Start(Program{Path: probe, Args: []string{"wait"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		kit.Until(t, "the program runs", func() bool { return strings.Contains(p.Log(), "waiting") })
 		return p
 	}
@@ -77,9 +73,7 @@ func TestEnds(t *testing.T) {
 	if _, err := p.Wait(short); err == nil {
 		t.Error("Wait returned before the end")
 	}
-	if err := p.Interrupt(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, p.Interrupt())
 	if code, err := p.Wait(t.Context()); err != nil || code != 3 || !strings.Contains(p.Tail(), "interrupted") {
 		t.Errorf("interrupted: code %d, %v, log %q", code, err, p.Log())
 	}
@@ -104,9 +98,7 @@ func TestNoRandomAddresses(t *testing.T) {
 		t.Fatalf("code %d, %v: %s", code, err, output)
 	}
 	paths, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	found := 0
 	for _, path := range paths { // which may end at any time
 		env, _ := os.ReadFile(filepath.Join(path, "environ"))
@@ -147,9 +139,7 @@ func TestHost(t *testing.T) {
 	lab := netlab.Start(t, netlab.Config{Clients: []string{"server"}})
 	host := lab.Host("server")
 	l, err := host.Listen(t.Context(), "tcp", net.JoinHostPort(host.IPv4.String(), "80"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer l.Close()
 	w := Start(t, Options{Host: lab.Node})
 	code, output, err := w.Run(t.Context(), Program{Path: build(t, "./probe"), Args: []string{"dial", l.Addr().String()}})
@@ -166,27 +156,17 @@ func TestCloseRemovesEverything(t *testing.T) {
 		t.Skipf("%v", err)
 	}
 	dead := filepath.Join(windows.runs, "dead")
-	if err := os.MkdirAll(filepath.Join(dead, "drive_c"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(dead+".lock", nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.MkdirAll(filepath.Join(dead, "drive_c"), 0o755))
+	kit.Must(t, os.WriteFile(dead+".lock", nil, 0o644))
 	w, err := New(t.Context(), windows, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if _, err := os.Stat(dead); !os.IsNotExist(err) {
 		t.Errorf("the folder of a dead program: %v", err)
 	}
 	socket, err := socketOf(w.server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	other, err := New(t.Context(), windows, Options{}) // must not remove running ones
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if _, err := os.Stat(w.prefix); err != nil {
 		t.Errorf("the folder of another Wine: %v", err)
 	}
@@ -222,9 +202,7 @@ func TestPatch(t *testing.T) {
 func TestConcurrentCopies(t *testing.T) {
 	w := Windows{runs: t.TempDir()}
 	dead := filepath.Join(w.runs, "dead")
-	if err := errors.Join(os.Mkdir(dead, 0o755), os.WriteFile(dead+".lock", nil, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(os.Mkdir(dead, 0o755), os.WriteFile(dead+".lock", nil, 0o644)))
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
@@ -302,9 +280,7 @@ func buildHcnTests(t *testing.T) string {
 		t.Fatalf("go mod download %s: %v", hcsshim, err)
 	}
 	var module struct{ Dir string }
-	if err := json.Unmarshal(text, &module); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, json.Unmarshal(text, &module))
 	exe := filepath.Join(t.TempDir(), "hcn.test.exe")
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-tags=integration", "-o", exe, "./hcn")
 	cmd.Dir = module.Dir
@@ -344,9 +320,7 @@ func garbageListener(t *testing.T) string { return answering(t, "\xff\xff\xff\xf
 func answering(t *testing.T, answer string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go netlab.Serve(l, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 4))
@@ -373,9 +347,7 @@ var skippedUnderWine = []struct{ test, why string }{
 func TestWindowsPackages(t *testing.T) {
 	w := Start(t, Options{})
 	overlay, err := Overlay(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	skip := []string{}
 	for _, e := range skippedUnderWine {
 		skip = append(skip, e.test)
@@ -389,12 +361,8 @@ func TestWindowsPackages(t *testing.T) {
 	cmd.Env = append(w.Environ(), "GOOS=windows", "GOARCH=amd64", "CGO_ENABLED=0")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	kit.Must(t, cmd.Start())
 	report(t, read(t, out))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("go test for windows: %v", err)

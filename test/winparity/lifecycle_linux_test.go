@@ -94,9 +94,7 @@ func deletePod(ip string) func(*testing.T, *side) {
 		t.Helper()
 		for _, e := range s.hns.Objects(hns.Endpoint) {
 			if e.Name() == "pod-"+ip {
-				if err := s.hns.Delete(hns.Endpoint, e.ID()); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, s.hns.Delete(hns.Endpoint, e.ID()))
 			}
 		}
 	}
@@ -109,9 +107,7 @@ func deleteLoadBalancer(vip string) func(*testing.T, *side) {
 			if !slices.Contains(lb.VIPs(), vip) {
 				continue
 			}
-			if err := s.hns.Delete(hns.LoadBalancer, lb.ID()); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, s.hns.Delete(hns.LoadBalancer, lb.ID()))
 		}
 	}
 }
@@ -346,9 +342,7 @@ func failOnce(functions ...string) func(*testing.T, *side) {
 	return func(t *testing.T, s *side) {
 		t.Helper()
 		for _, f := range functions {
-			if err := s.hns.Inject(hns.Fault{Function: f, Code: hns.GeneralFailure, Count: 1}); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, s.hns.Inject(hns.Fault{Function: f, Code: hns.GeneralFailure, Count: 1}))
 		}
 	}
 }
@@ -361,9 +355,7 @@ func movePod(ip string) func(*testing.T, *side) {
 		if !s.overlay() {
 			return
 		}
-		if err := s.hns.AddRoute("net0", hns.Route{Prefix: netip.PrefixFrom(netip.MustParseAddr(ip), 32), Provider: s.other, MAC: otherMAC}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, s.hns.AddRoute("net0", hns.Route{Prefix: netip.PrefixFrom(netip.MustParseAddr(ip), 32), Provider: s.other, MAC: otherMAC}))
 	}
 }
 

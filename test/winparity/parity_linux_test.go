@@ -62,9 +62,7 @@ func newParity(t *testing.T, s setting, more ...string) *parity {
 	d.set(t, node(netlab.NodeName, d.lab.Node.IPv4, "10.244.1.0/24"))
 	d.set(t, node(netlab.OtherName, d.lab.Other.IPv4, "10.244.2.0/24"))
 	kubeconfig, err := d.api.Kubeconfig(cluster.Login{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	flags := []string{
 		"--kubeconfig=" + wine.File(kubeconfig), "--proxy-mode=kernelspace", "--hostname-override=" + netlab.NodeName,
 		"--enable-dsr=true", "--network-name=net0", "--cluster-cidr=10.244.0.0/16", "--iptables-min-sync-period=10ms",
@@ -76,9 +74,7 @@ func newParity(t *testing.T, s setting, more ...string) *parity {
 	}
 	share(t, d.lab.Other, d.lab.Node.IPv4)
 	known, err := cluster.UpstreamProxy(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	d.upstream = newSide(t, d, d.lab.Node, proxy{"kube-proxy.exe", known, flags})
 	d.ours = newSide(t, d, d.lab.Other, proxy{"ours", build(t), flags})
 	return d
@@ -116,9 +112,7 @@ func interfaces(t *testing.T, h *netlab.Host) string {
 func build(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kube-proxy.exe")
-	if err := wine.BuildProgram(path, "kubeproxy/cmd/kube-proxy"); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, wine.BuildProgram(path, "kubeproxy/cmd/kube-proxy"))
 	return path
 }
 
@@ -131,9 +125,7 @@ func node(name string, ip netip.Addr, pods string) *corev1.Node {
 
 func (d *parity) set(t *testing.T, objects ...metav1.Object) {
 	t.Helper()
-	if err := d.api.Set(t.Context(), objects...); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, d.api.Set(t.Context(), objects...))
 }
 
 func (d *parity) sides() []*side { return []*side{d.upstream, d.ours} }
@@ -146,9 +138,7 @@ func (d *parity) apply(t *testing.T, next state) {
 	next[marker] = markerOf(d.round)
 	for _, name := range sorted(d.now) {
 		if old := d.now[name]; next[name] == nil {
-			if err := d.api.Delete(t.Context(), old.service(), old.slice()); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, d.api.Delete(t.Context(), old.service(), old.slice()))
 		}
 	}
 	for _, name := range sorted(next) {
@@ -210,9 +200,7 @@ const otherMAC = "00-15-5D-00-00-02"
 func newSide(t *testing.T, d *parity, host *netlab.Host, p proxy) *side {
 	t.Helper()
 	l, err := host.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	s := &side{proxy: p, setting: d.setting, other: d.lab.Other.IPv4}
 	s.hns = hns.NewServer(hns.New(hns.Options{Version: d.version, Steady: true}), l)
 	t.Cleanup(func() { _ = s.hns.Close() })
@@ -249,9 +237,7 @@ func (s *side) start(t *testing.T) {
 // stop ends the proxy as Ctrl+C does.
 func (s *side) stop(t *testing.T) {
 	t.Helper()
-	if err := s.process.Interrupt(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.process.Interrupt())
 	select {
 	case <-s.process.Ended():
 	case <-time.After(kit.Limit / 4): // kube-proxy.exe may hang
@@ -519,10 +505,7 @@ func on(target int, ips ...string) string {
 // TestReasonsAreExplained requires a row in docs/windows.md for each reason, and a reason
 // for each row.
 func TestReasonsAreExplained(t *testing.T) {
-	text, err := os.ReadFile("../../docs/windows.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, "../../docs/windows.md")
 	_, table, _ := strings.Cut(string(text), "## Differences from kube-proxy.exe")
 	table, _, _ = strings.Cut(table, "\n## ")
 	used := map[string]bool{}

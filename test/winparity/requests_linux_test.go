@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -369,10 +368,7 @@ func TestRequests(t *testing.T) {
 			t.Errorf("%s, %s: no reason is known: %s", key[0], key[1], text)
 		}
 	}
-	readme, err := os.ReadFile("../../platform/windows/hns/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	readme := kit.ReadFile(t, "../../platform/windows/hns/README.md")
 	_, section, _ := strings.Cut(string(readme), "\n## Requests beside those of kube-proxy\n")
 	_, has, _ := strings.Cut(section, "\n\n| ")
 	has, _, _ = strings.Cut(has, "\n\n")

@@ -51,9 +51,7 @@ func newSite(t *testing.T) *site {
 		}
 	})
 	s.write(t, "web.yaml", web)
-	if err := wine.BuildProgram(s.exe, "kubeproxy/cmd/kube-proxy"); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, wine.BuildProgram(s.exe, "kubeproxy/cmd/kube-proxy"))
 	return s
 }
 
@@ -90,12 +88,8 @@ func freeAddr(t *testing.T) string {
 
 func (s *site) write(t *testing.T, name, text string) {
 	t.Helper()
-	if err := os.MkdirAll(s.folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(s.folder, name), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.MkdirAll(s.folder, 0o755))
+	kit.Must(t, os.WriteFile(filepath.Join(s.folder, name), []byte(text), 0o644))
 }
 
 // run runs the program in its folder and wants an exit code and, in its
@@ -245,10 +239,7 @@ func TestServicePaths(t *testing.T) {
 		t.Errorf("docs/windows.md has another command (%v), want %s", err, documented)
 	}
 	s := newSite(t)
-	program, err := os.ReadFile(s.exe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := kit.ReadFile(t, s.exe)
 	for _, folder := range []string{"k", "k of node"} {
 		s.folder = filepath.Join(s.Prefix(), "drive_c", folder)
 		s.write(t, "kube-proxy.exe", string(program))

@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/health"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
+	"kubeproxy/test/kit"
 )
 
 func TestWhyFrontendsServeNobody(t *testing.T) {
@@ -60,9 +61,7 @@ func TestWhyFrontendsServeNobody(t *testing.T) {
 			b.setWanted(p)
 			b.round(service.IPv4, nil)
 			got := b.All()[0].Ports[0]
-			if diff := cmp.Diff(tt.want, got.Frontends); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.want, got.Frontends)
 			if got.Endpoints != tt.endpoints || got.LocalEndpoints != min(tt.endpoints, 1) {
 				t.Errorf("%d endpoints, %d local", got.Endpoints, got.LocalEndpoints)
 			}
@@ -101,9 +100,7 @@ func TestSkippedServices(t *testing.T) {
 		{Namespace: "shop", Name: "bad", State: Skipped, Problems: []FieldError{{"spec.clusterIPs[0]", "is a loopback address", at(3)}}},
 		{Namespace: "shop", Name: "web", State: Programmed, Problems: []FieldError{{"spec.externalIPs[1]", "belongs to shop/api", at(9)}}},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 func TestHandler(t *testing.T) {
@@ -145,9 +142,7 @@ func TestHandler(t *testing.T) {
 		`"services":[{"namespace":"shop","name":"web","state":"programmed","ports":[` +
 		`{"protocol":"tcp","family":"IPv4","state":"programmed","generation":1,"since":"2026-07-01T12:00:01Z",` +
 		`"frontends":[{"kind":"ClusterIP","address":"10.96.0.1","port":80,"endpoints":1,"policy":"Cluster"}],"endpoints":1,"localEndpoints":1}]}]}` + "\n"
-	if diff := cmp.Diff(want, w.Body.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, w.Body.String())
 	w = httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest("GET", "/services/shop/x", nil))
 	if !strings.HasPrefix(w.Body.String(), `{"error":"service shop/x is not known here: `) {
@@ -174,9 +169,7 @@ func TestHandlerOfMany(t *testing.T) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
 		var a Response
-		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, json.Unmarshal(w.Body.Bytes(), &a))
 		var got []string
 		for _, s := range a.Services {
 			got = append(got, s.Name)
@@ -213,9 +206,7 @@ func TestSummaryCountsUnserved(t *testing.T) {
 	shut.Frontends[0].Sources = []netip.Prefix{}
 	b.setWanted(dead, here, shut)
 	want := map[Reason]int{NoEndpoints: 1, PolicyLeftNone: 1, NoSources: 1, UnsupportedByMode: 0}
-	if diff := cmp.Diff(want, b.Summary().Unserved); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, b.Summary().Unserved)
 }
 
 // BenchmarkSummary counts 10,000 Services, as each scrape does.

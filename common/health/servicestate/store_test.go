@@ -12,10 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 var (
@@ -102,9 +101,7 @@ func (sc *scenario) checkSummary(t *testing.T) {
 	for _, s := range sc.All() {
 		want.States[s.State]++
 	}
-	if diff := cmp.Diff(want, sc.Summary()); diff != "" {
-		t.Errorf("summary (-described +counted):\n%s", diff)
-	}
+	kit.Same(t, "summary (-described +counted)", want, sc.Summary())
 }
 
 // scenarioCase is a story and the expected state at its end.
@@ -119,9 +116,7 @@ func runScenarios(t *testing.T, all map[string]scenarioCase) {
 			b := newScenario()
 			tt.story(b)
 			b.checkSummary(t)
-			if diff := cmp.Diff(tt.want, b.lines()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.want, b.lines())
 		})
 	}
 }
@@ -369,9 +364,7 @@ func TestNotes(t *testing.T) {
 		return b.All()[0].Ports[0].Notes
 	}
 	some := reconcile.Notes{web.Name: {{Text: "no timeout"}, {Text: "no reject", Transient: true}}}
-	if diff := cmp.Diff([]string{"no timeout", "no reject"}, round(some, nil)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []string{"no timeout", "no reject"}, round(some, nil))
 	if got := round(nil, errRefused); len(got) != 2 {
 		t.Errorf("notes %q after a round that did nothing", got)
 	}

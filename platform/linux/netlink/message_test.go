@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubeproxy/test/kit"
 )
 
 // encoded are three messages. The first has each sort of attribute.
@@ -38,9 +40,7 @@ func encoded() *Encoder {
 func TestWhatIsEncodedIsRead(t *testing.T) {
 	var all []Message
 	for m, err := range Messages(encoded().Buf) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		all = append(all, m)
 	}
 	if len(all) != 3 || all[0].Type != 0x0a05 || all[0].Flags != 4|request || all[0].Seq != 1 ||

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -37,9 +38,7 @@ func TestChains(t *testing.T) {
 			t.Fatalf("nft: %v\n%s", err, out)
 		}
 		s, err := Dial(unix.NETLINK_NETFILTER, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer s.Close()
 		v4, v6 := []string{"ip one guard filter 2 -5 true", "ip one plain"}, []string{"ip6 two nat nat 4 100 false"}
 		for family, want := range map[uint8][]string{

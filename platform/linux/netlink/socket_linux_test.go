@@ -14,15 +14,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
 func open(t *testing.T, o Options) *Socket {
 	t.Helper()
 	s, err := Dial(unix.NETLINK_NETFILTER, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(s.Close)
 	return s
 }
@@ -68,9 +67,7 @@ func TestTransactionAndQuery(t *testing.T) {
 	netlab.InNamespace(t, func() {
 		s := open(t, Options{Buffer: 1 << 20, Timeout: time.Minute})
 		for _, name := range []string{"one", "two"} {
-			if err := makeTable(s, name); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, makeTable(s, name))
 		}
 		if err := makeTable(s, "two"); !errors.Is(err, unix.EEXIST) {
 			t.Errorf("the second table of a name: %v", err)
@@ -82,15 +79,11 @@ func TestTransactionAndQuery(t *testing.T) {
 			t.Error("no error without an answer")
 		}
 		// An unread answer to an earlier request is no answer to the next one.
-		if err := s.Send(tablesRequest().Buf); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, s.Send(tablesRequest().Buf))
 		if err := makeTable(s, "three"); err != nil {
 			t.Errorf("after an abandoned request: %v", err)
 		}
-		if err := s.Send(tablesRequest().Buf); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, s.Send(tablesRequest().Buf))
 		if got := strings.Join(tables(t, s), " "); got != "one two three" {
 			t.Errorf("tables after an abandoned request: %q", got)
 		}
@@ -101,30 +94,22 @@ func TestTransactionAndQuery(t *testing.T) {
 func TestIgnorePort(t *testing.T) {
 	netlab.InNamespace(t, func() {
 		own, other, m := open(t, Options{}), open(t, Options{}), open(t, Options{})
-		if err := errors.Join(m.IgnorePort(own.PortID()), m.Join(unix.NFNLGRP_NFTABLES)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(m.IgnorePort(own.PortID()), m.Join(unix.NFNLGRP_NFTABLES)))
 		heard := func() (all []byte) {
 			for {
 				b, err := m.Poll()
 				if errors.Is(err, unix.EAGAIN) {
 					return all
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, err)
 				all = append(all, b...)
 			}
 		}
-		if err := errors.Join(makeTable(own, "ours"), makeTable(other, "theirs")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(makeTable(own, "ours"), makeTable(other, "theirs")))
 		if got := heard(); bytes.Contains(got, []byte("ours\x00")) || !bytes.Contains(got, []byte("theirs\x00")) {
 			t.Errorf("heard %q", got)
 		}
-		if err := errors.Join(m.IgnoreNoPort(), m.IgnoreNoPort(), makeTable(own, "again")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(m.IgnoreNoPort(), m.IgnoreNoPort(), makeTable(own, "again")))
 		if got := heard(); !bytes.Contains(got, []byte("again\x00")) {
 			t.Errorf("heard %q without a filter", got)
 		}

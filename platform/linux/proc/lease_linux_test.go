@@ -121,9 +121,7 @@ func TestUntrustedPeer(t *testing.T) {
 			s := socket(t)
 			s.Name = strings.ReplaceAll(s.Name, " ", "-")
 			l, err := net.ListenUnix("unix", s.address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			defer l.Close()
 			go func() {
 				for {
@@ -219,9 +217,7 @@ func dialFrom(t *testing.T, s Socket, from string) *net.UnixConn {
 		local = &net.UnixAddr{Net: "unix", Name: from}
 	}
 	c, err := net.DialUnix("unix", local, s.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 	return c
@@ -260,9 +256,7 @@ func TestUntrustedPeerAsksForLease(t *testing.T) {
 func acceptRaw(t *testing.T, l *net.UnixListener) *net.UnixConn {
 	t.Helper()
 	c, err := l.AcceptUnix()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 	return c
@@ -272,9 +266,7 @@ func acceptRaw(t *testing.T, l *net.UnixListener) *net.UnixConn {
 func accepted(t *testing.T, s Socket, l lease.Listener) <-chan bool {
 	t.Helper()
 	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return authenticated(t, s, c)
 }
 
@@ -292,18 +284,14 @@ func authenticated(t *testing.T, s Socket, c *lease.Conn) <-chan bool {
 func dialled(t *testing.T, s Socket) (*lease.Conn, <-chan bool) {
 	t.Helper()
 	c, err := s.Dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return c, authenticated(t, s, c)
 }
 
 func listenOn(t *testing.T, s Socket) lease.Listener {
 	t.Helper()
 	l, err := s.Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
@@ -326,9 +314,7 @@ func TestProof(t *testing.T) {
 		holder = accepted(t, s, held)
 		_ = held.Close()
 		l, err := net.ListenUnix("unix", s.address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 		return s, toHolder, holder, l
 	}
@@ -367,9 +353,7 @@ func TestProof(t *testing.T) {
 		_, _ = pass(toHolder, toClient)
 		control, text := make([]byte, 64), make([]byte, 1)
 		_, n, _, _, err := toClient.ReadMsgUnix(text, control)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		_ = c.Close() // its name is free
 		_ = l.Close()
 		again := listenOn(t, s)
@@ -389,9 +373,7 @@ func TestProofOfAnotherLease(t *testing.T) {
 	s := socket(t)
 	l := listenOn(t, s)
 	c, err := s.Dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	holder := accepted(t, s, l)
 	if got, err := (Socket{Name: s.Name + "/other"}).provenHolder(c.Conn.(*net.UnixConn), c.LocalAddr().String()); got || <-holder {
 		t.Errorf("a proof for another lease counts: %t, %v", got, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // kernelDefaults are the initial values on a node with little memory.
@@ -44,12 +45,8 @@ func tree(t *testing.T, edit map[string]string) Dir {
 		if value == "" {
 			continue
 		}
-		if err := os.MkdirAll(filepath.Dir(d.path(name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(d.path(name), []byte(value+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.MkdirAll(filepath.Dir(d.path(name)), 0o755))
+		kit.Must(t, os.WriteFile(d.path(name), []byte(value+"\n"), 0o644))
 	}
 	return d
 }
@@ -241,9 +238,7 @@ func TestApplyTwice(t *testing.T) {
 // its place becomes a file.
 func TestApplyMakesNoFiles(t *testing.T) {
 	d := tree(t, map[string]string{conntrackMax.file: "", udp.file: "", udpStream.file: ""})
-	if err := os.Mkdir(d.path(udp.file), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Mkdir(d.path(udp.file), 0o755))
 	got := Apply(d, Settings{MaxPerCore: 1, CPUs: 1, UDP: time.Minute, UDPStream: time.Minute})
 	for i, start := range []string{
 		"net.netfilter.nf_conntrack_max should be 1 and is unknown: open ",
@@ -303,12 +298,8 @@ func TestHasConntrack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := tree(t, test.edit)
 			if v := test.edit[kernel]; v != "" {
-				if err := os.MkdirAll(filepath.Dir(d.path(kernel)), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(d.path(kernel), []byte(v), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, os.MkdirAll(filepath.Dir(d.path(kernel)), 0o755))
+				kit.Must(t, os.WriteFile(d.path(kernel), []byte(v), 0o644))
 			}
 			if got := HasConntrack(d); got != test.want {
 				t.Errorf("HasConntrack = %v, want %v", got, test.want)

@@ -256,10 +256,7 @@ func TestChecks(t *testing.T) {
 
 // TestWay has the ways of docs/windows.md to start kube-proxy. Each is a heading there.
 func TestWay(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/windows.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, "../../../docs/windows.md")
 	headings := strings.ReplaceAll(strings.ToLower(string(text)), " ", "-")
 	for _, test := range []struct {
 		parent  string
@@ -317,9 +314,7 @@ func TestIPAM(t *testing.T) {
 		if test.vip == "10.244.1.254" {
 			l.Endpoints = l.Endpoints[:1]
 		}
-		if err := os.MkdirAll(filepath.Join(dir, "leases", "net"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.MkdirAll(filepath.Join(dir, "leases", "net"), 0o700))
 		for path, text := range map[string]string{test.file: test.text, "b.conf": `{"type": "win-bridge"}`, "leases/net/10.244.1.9": ""} {
 			kit.WriteFile(t, filepath.Join(dir, path), text)
 		}

@@ -14,11 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // wantFailed checks that err is about exactly these Services and contains text.
@@ -79,9 +78,7 @@ func TestAllEndpointsVanish(t *testing.T) {
 	p := b.plan(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.2.11:80@b"), clusterIP("api", "10.96.0.11", "10.244.1.11:80")))
 	clear(b.hns.endpoints)
 	_ = p.Apply(t.Context()).Err // api's only pod is gone
-	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.2.11]"}, b.balancerTexts()); diff != "" {
-		t.Errorf("after one round (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "after one round (-want +got)", []string{"tcp 10.96.0.10:80 [10.244.2.11]"}, b.balancerTexts())
 }
 
 // A pod without an endpoint yet does not block other Services. Each retry costs one
@@ -171,9 +168,7 @@ func TestForeignInTheWay(t *testing.T) {
 	if _, ok := b.hns.balancers["foreign"]; !ok || len(b.hns.balancers) != 2 {
 		t.Errorf("load balancers = %v, want the foreign one and one of ours", b.hns.balancers)
 	}
-	if err := b.backend.Cleanup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, b.backend.Cleanup(t.Context()))
 	if _, ok := b.hns.balancers["foreign"]; !ok || len(b.hns.balancers) != 1 {
 		t.Errorf("after Cleanup: %v, want the foreign one", b.hns.balancers)
 	}
@@ -190,9 +185,7 @@ func TestExistsAlready(t *testing.T) {
 			made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
 				Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: port, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if err := p.Apply(t.Context()).Err; err != nil {
 				t.Fatalf("Apply: %v", err)
 			}
@@ -222,9 +215,7 @@ func TestDrift(t *testing.T) {
 	if got != "missing: loadbalancer tcp 10.96.0.10:80\naltered: loadbalancer tcp 10.96.0.11:80" {
 		t.Errorf("drift:\n%s", got)
 	}
-	if err := p.Apply(t.Context()).Err; err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, p.Apply(t.Context()).Err)
 	b.converge(want)
 	if d := b.plan(want).Outcome().Drift; len(d) > 0 {
 		t.Errorf("our own repair counts as drift: %v", d)
@@ -333,9 +324,7 @@ func TestCleanup(t *testing.T) {
 			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
 			spoil(b)
 			b.restart()
-			if err := b.backend.Cleanup(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, b.backend.Cleanup(context.Background()))
 			if len(b.hns.balancers) != 0 || len(b.hns.endpoints) != 1 || len(b.hns.warnings) > 0 {
 				t.Errorf("left: %v, %v; warnings %v", b.hns.balancers, b.hns.endpoints, b.hns.warnings)
 			}
@@ -370,9 +359,7 @@ func TestPrepare(t *testing.T) {
 	if got, err := b.backend.Pending(t.Context(), theNode); err != nil || !slices.Equal(got, want) || len(b.hns.endpoints) > 0 {
 		t.Errorf("Pending = %q, %v and made %d endpoints, want %q and none", got, err, len(b.hns.endpoints), want)
 	}
-	if err := b.backend.Prepare(t.Context(), theNode); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, b.backend.Prepare(t.Context(), theNode))
 	if n := len(b.hns.endpoints); n != 1 {
 		t.Fatalf("%d endpoints, want that of the source VIP", n)
 	}
@@ -413,9 +400,7 @@ func TestSourceVIPFromTheEnd(t *testing.T) {
 				tt.refuse--
 				return codeError(op, 0x57)
 			}
-			if err := b.backend.Prepare(t.Context(), theNode); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, b.backend.Prepare(t.Context(), theNode))
 			if got := strings.Join(b.ownEndpoints(), "; "); got != "net-overlay kube-proxy-source-vip "+tt.want {
 				t.Errorf("reserved %q, want %s", got, tt.want)
 			}
@@ -444,9 +429,7 @@ func TestFamiliesShareAListing(t *testing.T) {
 		plans = append(plans, p)
 	}
 	for _, p := range plans {
-		if err := p.Apply(t.Context()).Err; err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, p.Apply(t.Context()).Err)
 	}
 	if n := b.hns.calls["list endpoints"]; n != 1 || len(b.hns.balancers) != 2 {
 		t.Errorf("endpoints listed %d times, want once; load balancers %v", n, b.hns.balancers)
@@ -498,9 +481,7 @@ func programFamily(t *testing.T, f service.Family, b *testNode, without string) 
 	}
 	want := snapshot(1, web)
 	p, err := backend.Plan(t.Context(), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if got := p.Outcome().Unavailable; got != without || p.Empty() != (without != "") {
 		t.Fatalf("%s: without %q, want %q; plan:\n%s", f, got, without, p.Changes())
 	}
@@ -521,9 +502,7 @@ func TestNotesOfRounds(t *testing.T) {
 		b.now = b.now.Add(time.Second)
 		p := b.plan(want)
 		if !p.Empty() {
-			if err := p.Apply(t.Context()).Err; err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, p.Apply(t.Context()).Err)
 		}
 		return p.Outcome().Notes
 	}
@@ -550,12 +529,8 @@ func TestNotesOfRounds(t *testing.T) {
 		"0 sticky " + timeout + " false", "1 plain " + refuse + " true", "1 sticky " + timeout + " false",
 		"2 plain " + refuse + " true", "2 sticky " + timeout + " false",
 	}
-	if diff := cmp.Diff(want, all); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(reconcile.Notes{sticky.Name: {{Text: timeout}}}, first); diff != "" {
-		t.Errorf("what was reported first (-want +now):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, all)
+	kit.Same(t, "what was reported first (-want +now)", reconcile.Notes{sticky.Name: {{Text: timeout}}}, first)
 }
 
 // Slow listings leave time for other work, and changes need not wait for them.

@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // site returns a Site as discover returns it.
@@ -182,9 +181,7 @@ func TestDesired(t *testing.T) {
 			if tt.change != nil {
 				tt.change(p, s)
 			}
-			if diff := cmp.Diff(tt.want, formatDesired(Desired(p, s))); diff != "" {
-				t.Errorf("wishes (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "wishes (-want +got)", tt.want, formatDesired(Desired(p, s)))
 		})
 	}
 }
@@ -379,9 +376,7 @@ func TestNetworkMadeAgain(t *testing.T) {
 			clear(b.hns.endpoints)
 			b.pods("10.244.1.11", "10.244.1.12")
 			b.converge(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
-			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", []string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts())
 		})
 	}
 }

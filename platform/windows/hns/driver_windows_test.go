@@ -17,6 +17,7 @@ import (
 
 	"kubeproxy/common/service"
 	sim "kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 )
 
 // startSimulator starts a simulated HNS for the driver, with one network and two pods.
@@ -38,9 +39,7 @@ func simulate(t *testing.T, o sim.Options) *sim.Server {
 			_, err = s.AddPod("vxlan0", "pod-"+a, addr(a))
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return s
 }
 
@@ -100,9 +99,7 @@ func TestDriverErrors(t *testing.T) {
 		sim.PortExists: ErrExists, sim.AlreadyExists: ErrExists, sim.ObjectExists: ErrExists, sim.AddressReserved: ErrExists,
 		sim.PortNotFound: ErrBusy, sim.GeneralFailure: ErrBusy, sim.InvalidParameter: ErrRefused, sim.NotImplemented: ErrRefused,
 	} {
-		if err := s.Inject(sim.Fault{Function: "HcnCreateLoadBalancer", Code: code, Count: 1}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, s.Inject(sim.Fault{Function: "HcnCreateLoadBalancer", Code: code, Count: 1}))
 		if _, err := NewDriver().CreateLoadBalancer(t.Context(), LoadBalancer{}); !errors.Is(err, want) {
 			t.Errorf("%v becomes %v, want %v", code, err, want)
 		}
@@ -116,9 +113,7 @@ func TestDriverErrors(t *testing.T) {
 // An object that disappears during a listing does not fail the listing.
 func TestDriverListsAgain(t *testing.T) {
 	s := startSimulator(t, v13, sim.MixedCase)
-	if err := s.Inject(sim.Fault{Function: "HcnOpenEndpoint", Code: sim.EndpointNotFound, Count: 1}); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, s.Inject(sim.Fault{Function: "HcnOpenEndpoint", Code: sim.EndpointNotFound, Count: 1}))
 	if l, err := NewDriver().List(t.Context(), Endpoints); err != nil || len(l.Endpoints) != 2 {
 		t.Errorf("List = %v, %v, want both pods", l.Endpoints, err)
 	}
@@ -134,18 +129,12 @@ func TestDriverOnPersonalities(t *testing.T) {
 			s := simulate(t, sim.Options{Personality: p, Steady: true})
 			d, ctx := NewDriver(), t.Context()
 			l, err := d.List(ctx, Networks)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			a := addr("10.244.2.11")
 			_, err = d.CreateEndpoint(ctx, Endpoint{Name: remoteName(a), Network: l.Networks[0].ID, Addrs: []netip.Addr{a}, MAC: remoteMAC(a), Provider: nodeB, Remote: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			l, err = d.List(ctx, Endpoints)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			lb := LoadBalancer{Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 8080, SourceVIP: nodeA, Flags: VIPExternalIP}
 			for _, e := range l.Endpoints {
 				if e.Remote {
@@ -201,9 +190,7 @@ func TestDump(t *testing.T) {
 	b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.2.11:80@b")))
 	writes := s.Calls().Writes("")
 	text, err := Dump()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	got, err := ReadState(text)
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
@@ -226,9 +213,7 @@ func TestDump(t *testing.T) {
 func TestVersionErrors(t *testing.T) {
 	s := startSimulator(t, v13, sim.MixedCase)
 	for code, want := range map[sim.Code]error{sim.ServerUnavailable: ErrNotRunning, sim.GeneralFailure: ErrBusy, 0x80070005: ErrRefused} {
-		if err := s.Inject(sim.Fault{Function: "HNSCall", Code: code, Count: 1}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, s.Inject(sim.Fault{Function: "HNSCall", Code: code, Count: 1}))
 		if _, err := version(); !errors.Is(err, want) || !strings.Contains(err.Error(), "(0x") {
 			t.Errorf("%v becomes %v, want %v", code, err, want)
 		}
@@ -260,9 +245,7 @@ func TestFileOfOthers(t *testing.T) {
 	for _, open := range []string{"", "state.json"} {
 		dir := filepath.Join(t.TempDir(), "data")
 		f := FileStore(filepath.Join(dir, "state.json"))
-		if err := f.Save([]byte("ours")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, f.Save([]byte("ours")))
 		if b, err := f.Load(); string(b) != "ours" || err != nil {
 			t.Errorf("before: %q, %v", b, err)
 		}
@@ -277,14 +260,10 @@ func TestFileOfOthers(t *testing.T) {
 func openToAll(t *testing.T, path string) {
 	t.Helper()
 	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;FA;;;WD)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	dacl, _, err := sd.DACL()
 	if err == nil {
 		err = windows.SetNamedSecurityInfo(path, windows.SE_FILE_OBJECT, windows.DACL_SECURITY_INFORMATION|windows.PROTECTED_DACL_SECURITY_INFORMATION, nil, nil, dacl, nil)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 }

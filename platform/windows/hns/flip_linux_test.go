@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // BenchmarkFlip measures one endpoint that is added to and removed from every port of a
@@ -52,18 +53,14 @@ func flip(b *testing.B, n *testNode, want *service.Snapshot) {
 	if err == nil {
 		err = p.Apply(context.Background()).Err
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, err)
 }
 
 // processTime returns the CPU time of the process.
 func processTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 

@@ -27,6 +27,7 @@ import (
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 	sim "kubeproxy/test/hns"
+	"kubeproxy/test/kit"
 )
 
 // errCrash is the panic of the fake when the process dies.
@@ -438,9 +439,7 @@ func parsed[T any](t testing.TB, s *sim.Simulator, kind sim.Kind, parse func([]b
 	all := map[string]T{}
 	for _, d := range s.Objects(kind) {
 		text, err := json.Marshal(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if all[d.ID()], err = parse(text); err != nil {
 			t.Fatal(err)
 		}

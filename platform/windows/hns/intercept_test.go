@@ -17,10 +17,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // TestMeterReportsEachCall creates and deletes a Service. Exactly the calls that reached
@@ -50,9 +49,7 @@ func TestMeterReportsEachCall(t *testing.T) {
 		"create_endpoint", "change_load_balancer clusterip", "delete_endpoint", "list",
 		"delete_load_balancer clusterip", "delete_endpoint", "list", "create_endpoint not_running other",
 	}
-	if diff := cmp.Diff(want, reported); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, reported)
 	for _, line := range reported {
 		var operation string
 		if _, err := fmt.Sscan(line, &operation); err != nil || !slices.Contains(Operations, operation) {
@@ -110,9 +107,7 @@ func TestUse(t *testing.T) {
 			got = append(got, lb.Use())
 		}
 		slices.Sort(got)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", situation, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", situation), want, got)
 		for id, lb := range b.hns.balancers {
 			lb.Kind = 0
 			b.hns.balancers[id] = lb

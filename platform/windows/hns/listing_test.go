@@ -15,10 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // apps are n Services, of which each has a ClusterIP and two endpoints elsewhere.
@@ -199,9 +198,7 @@ func TestNewPodAfterAListing(t *testing.T) {
 	}
 	b.hns.refuse = nil
 	b.apply(want)
-	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts())
 }
 
 // A load balancer that another program makes at an address that HNS refused to ours shows
@@ -214,9 +211,7 @@ func TestTakenDuringAListing(t *testing.T) {
 	round := func() error {
 		b.passed.Add(int64(time.Second))
 		p, err := b.rounds.Plan(t.Context(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		return p.Apply(t.Context()).Err
 	}
 	for range 2 { // the second round knows that no load balancer has the port
@@ -225,9 +220,7 @@ func TestTakenDuringAListing(t *testing.T) {
 	}
 	delete(b.hns.heldPorts, k)
 	made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{Address: k, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	b.passed.Add(int64(time.Minute))
 	clear(b.hns.calls)
 	wantFailed(t, round(), "port is taken", "web")

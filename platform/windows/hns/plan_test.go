@@ -14,12 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 var (
@@ -192,9 +192,7 @@ func TestPlanStepByStep(t *testing.T) {
 		if s.port != nil {
 			ports = append(ports, s.port)
 		}
-		if diff := cmp.Diff(s.want, node.converge(snapshot(uint64(i), ports...))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", s.situation, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", s.situation), s.want, node.converge(snapshot(uint64(i), ports...)))
 	}
 }
 
@@ -207,9 +205,7 @@ func TestOldHNSReplaces(t *testing.T) {
 			b.converge(snapshot(1, clusterIP("web", "10.96.0.10", "10.244.1.11:80", "10.244.1.12:80")))
 			got := b.converge(snapshot(2, clusterIP("web", "10.96.0.10", "10.244.1.11:80")))
 			want := lines("- loadbalancer tcp 10.96.0.10:80 # shop/web:http", "+ loadbalancer tcp 10.96.0.10:80 -> :80 source-vip 192.0.2.10 [10.244.1.11] # shop/web:http")
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("plan (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "plan (-want +got)", want, got)
 		})
 	}
 }
@@ -317,9 +313,7 @@ func TestEndpointRequests(t *testing.T) {
 			return do()
 		}))
 		b.converge(snapshot(1, clusterIP("web", "10.96.0.10", localEndpoint, remoteEndpoint)))
-		if diff := cmp.Diff(tt.want, texts); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.network.Kind, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", tt.network.Kind), tt.want, texts)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // allKinds is a Service with a frontend of each kind.
@@ -67,9 +68,7 @@ func TestRefusedCreatesLeaveTheOthers(t *testing.T) {
 				}
 				b.now = b.now.Add(minBackoff)
 			}
-			if diff := cmp.Diff(allKindsBalancers("10.244.1.11 10.244.1.12"), b.balancerTexts()); diff != "" {
-				t.Errorf("once HNS takes them again (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "once HNS takes them again (-want +got)", allKindsBalancers("10.244.1.11 10.244.1.12"), b.balancerTexts())
 		})
 	}
 }
@@ -126,9 +125,7 @@ func TestRoundEndsDuringAReplacement(t *testing.T) {
 	}
 	want := snapshot(2, allKinds("10.244.1.11:80", "10.244.1.12:80"))
 	p, err := b.backend.Plan(ctx, want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if err := p.Apply(ctx).Err; err == nil {
 		t.Error("a round that was cut off succeeds")
 	}
@@ -210,9 +207,7 @@ func TestTakenAfterAnotherRefusal(t *testing.T) {
 			made, err := b.hns.CreateLoadBalancer(t.Context(), LoadBalancer{
 				Address: service.Address{Addr: addr("10.96.0.10"), Port: 80, Protocol: service.TCP}, TargetPort: 80, SourceVIP: nodeA, Endpoints: []string{"endpoint-000001", "endpoint-000002"},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if err := p.Apply(t.Context()).Err; err != nil {
 				t.Fatalf("Apply: %v", err)
 			}
@@ -257,14 +252,10 @@ func TestPodsVanish(t *testing.T) {
 			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 " + tt.left}, b.balancerTexts()); diff != "" || (err != nil) != (len(tt.gone) > 0) {
 				t.Errorf("Apply = %v (-want +got):\n%s", err, diff)
 			}
-			if diff := cmp.Diff(tt.want, calls); diff != "" {
-				t.Errorf("calls while the Service has no load balancer (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "calls while the Service has no load balancer (-want +got)", tt.want, calls)
 			b.pods(tt.gone...)
 			b.converge(next)
-			if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts()); diff != "" {
-				t.Errorf("once the pod is back (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "once the pod is back (-want +got)", []string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.1.12]"}, b.balancerTexts())
 		})
 	}
 }
@@ -331,9 +322,7 @@ func TestPodNotOnTheSwitch(t *testing.T) {
 				if reconcile.InForce(all[0].Err) || !reconcile.InForce(all[1].Err) || !reconcile.InForce(all[2].Err) {
 					t.Errorf("in force all but alone: %v", err)
 				}
-				if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11]", "tcp 10.96.0.11:80 [10.244.2.11]"}, b.balancerTexts()); diff != "" {
-					t.Errorf("meanwhile (-want +got):\n%s", diff)
-				}
+				kit.Same(t, "meanwhile (-want +got)", []string{"tcp 10.96.0.10:80 [10.244.1.11]", "tcp 10.96.0.11:80 [10.244.2.11]"}, b.balancerTexts())
 			}
 			b.hns.unattached = nil
 			b.converge(want)
@@ -561,9 +550,7 @@ func runFalseSuccess(t *testing.T, v Version, op string, restart bool) {
 	if _, err := b.round(want); err != nil {
 		t.Fatalf("the next resync: %v", err)
 	}
-	if diff := cmp.Diff([]string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.2.12]", "tcp 10.96.0.12:80 [10.244.1.12]"}, b.balancerTexts()); diff != "" {
-		t.Errorf("load balancers (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "load balancers (-want +got)", []string{"tcp 10.96.0.10:80 [10.244.1.11 10.244.2.12]", "tcp 10.96.0.12:80 [10.244.1.12]"}, b.balancerTexts())
 	if n := len(b.hns.endpoints); n != 3 {
 		t.Errorf("%d endpoints, want two pods and one elsewhere: %v", n, b.hns.endpoints)
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/Microsoft/go-winio"
+
+	"kubeproxy/test/kit"
 )
 
 // The library does not export the type of its connections, so no assertion at compile time
@@ -14,15 +16,11 @@ import (
 func TestConnectionsHaveHandles(t *testing.T) {
 	const name = `\\.\pipe\kubeproxy-test-handles`
 	l, err := winio.ListenPipe(name, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer l.Close()
 	go func() { _, _ = l.Accept() }()
 	c, err := winio.DialPipeContext(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer c.Close()
 	if f, ok := c.(handled); !ok || f.Fd() == 0 {
 		t.Errorf("%T has no handle", c)

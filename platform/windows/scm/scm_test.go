@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"kubeproxy/test/kit"
 )
 
 // fake is a service control manager with one service, which follows a script: each Query
@@ -133,9 +133,7 @@ func TestProgress(t *testing.T) {
 			"waiting for service x to start, for 5s so far",
 			"waiting for service x to start, for 10s so far",
 		}
-		if diff := cmp.Diff(want, logged); diff != "" {
-			t.Errorf("reported (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "reported (-want +got)", want, logged)
 	})
 }
 
@@ -173,9 +171,7 @@ func TestSupervise(t *testing.T) {
 				if errors.Is(err, failure) != tt.fail || !tt.fail && err != nil {
 					t.Errorf("error %v", err)
 				}
-				if diff := cmp.Diff(tt.want, strings.Join(got, ", ")); diff != "" {
-					t.Errorf("reports (-want +got):\n%s", diff)
-				}
+				kit.Same(t, "reports (-want +got)", tt.want, strings.Join(got, ", "))
 			})
 		})
 	}

@@ -40,9 +40,7 @@ func TestCounted(t *testing.T) {
 	c.ClientConnection.Kubeconfig = kubeconfig
 	sources := report.NewSources()
 	from, err := o.newSource("v1", c, "node-a", sources, klog.Logger{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	api := from.(*apiSource)
 	api.WatchTimedOut("nodes")
 	api.Restored("services", "9", "7")
@@ -50,9 +48,7 @@ func TestCounted(t *testing.T) {
 	p := newTestProxy(o, c, klog.Logger{})
 	p.process.Logs = &logging.Log{}
 	servers, err := p.newServers(&errgroup.Group{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	page(servers.health, "/livez")
 	page(servers.health, "/healthz")
 	for want, text := range map[string]string{

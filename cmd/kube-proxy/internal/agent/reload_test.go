@@ -65,9 +65,7 @@ func TestReloadNeedsProcessThatStarts(t *testing.T) {
 	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := config.Load(&o.Flags, config.Linux)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	r := &reloader{proxy: newTestProxy(o, c, klog.Logger{})}
 	kit.WriteFile(t, path, confHead+"clientConnection: {kubeconfig: "+filepath.Join(t.TempDir(), "nothing")+"}\n")
 	if err := r.newFollower().CheckNow(t.Context()); err != nil {
@@ -91,9 +89,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := o.Load(config.Linux)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	c.Mode = config.NFTables // as mode selection does
 	log, logText := kit.NewLog(2)
 	r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
@@ -101,9 +97,7 @@ func TestReloadKnowsWhatWasRead(t *testing.T) {
 	check := func() {
 		t.Helper()
 		logText.Reset()
-		if err := f.Check(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, f.Check(t.Context()))
 	}
 	if check(); logText.Len() > 0 {
 		t.Errorf("nothing has changed, and the log says:\n%s", logText)
@@ -122,9 +116,7 @@ func TestUnusedSettingsCauseNothing(t *testing.T) {
 	for effect, warns := range map[config.Effect]bool{config.Unused: false, config.Hot: true} {
 		text.Reset()
 		r := &reloader{proxy: newTestProxy(o, c, log), servers: newTestServers(t, "127.0.0.1:0").servers}
-		if err := r.apply(t.Context(), c, []config.Change{{Path: "clusterCIDR", Effect: effect}}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, r.apply(t.Context(), c, []config.Change{{Path: "clusterCIDR", Effect: effect}}))
 		if strings.Contains(text.String(), "Pods cannot be distinguished") != warns {
 			t.Errorf("effect %v, log:\n%s", effect, text)
 		}
@@ -234,9 +226,7 @@ func TestServersMove(t *testing.T) {
 	kit.Until(t, "the first address", func() bool { return answers(first) })
 
 	other, err := net.Listen("tcp", second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if err := s.moveTo(t, second); err == nil {
 		t.Error("no error about an address that somebody else has")
 	}
@@ -276,9 +266,7 @@ func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	o := NewOptions(modes.All())
 	o.Flags.Config = path
 	c, err := config.Load(&o.Flags, config.Linux)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	p := newTestProxy(o, c, klog.Logger{})
 	var shown []string
 	p.log = lineFunc(func(string) {
@@ -286,9 +274,7 @@ func TestReloadIsReportedBeforeItIsLogged(t *testing.T) {
 	}).logger()
 	r := &reloader{proxy: p, servers: newTestServers(t, "127.0.0.1:0").servers}
 	r.reject(errors.New("no such field"))
-	if err := r.adopt(t.Context(), c, nil); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, r.adopt(t.Context(), c, nil))
 	if len(shown) != 2 || shown[0] != "no such field" || shown[1] != "" {
 		t.Errorf("shown when the file was said to be bad, and then good: %q", shown)
 	}
@@ -333,9 +319,7 @@ func TestTrackOptions(t *testing.T) {
 			tt.want.NodeName = "n"
 			ips := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 			prefixes := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
-			if diff := cmp.Diff(tt.want, TrackOptions(modes.All().Of(c), c, "n"), ips, prefixes); diff != "" {
-				t.Errorf("options (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "options (-want +got)", tt.want, TrackOptions(modes.All().Of(c), c, "n"), ips, prefixes)
 		})
 	}
 }
@@ -439,9 +423,7 @@ func TestKubeconfigFollowed(t *testing.T) {
 		err := os.Mkdir(filepath.Join(volume, data), 0o700)
 		kit.WriteFile(t, filepath.Join(volume, data, "kubeconfig.conf"), text)
 		next := filepath.Join(volume, "..next")
-		if err := errors.Join(err, os.Symlink(data, next), os.Rename(next, filepath.Join(volume, "..data"))); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(err, os.Symlink(data, next), os.Rename(next, filepath.Join(volume, "..data"))))
 	}
 	if runtime.GOOS == "windows" { // Wine renames no symbolic links
 		put = func(text string) { kit.WriteFile(t, file, text) }

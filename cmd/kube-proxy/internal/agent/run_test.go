@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
@@ -51,9 +50,7 @@ const testShop = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -84,14 +81,10 @@ func startProxyOf(t *testing.T, s System, modes mode.Table, change func(*Options
 	o := NewOptions(modes)
 	o.Flags.Config, o.Manifests, o.FlagSet = p.file, []string{p.dir}, pflag.NewFlagSet("", pflag.ContinueOnError)
 	c, err := o.Load(config.Linux)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	change(o, c)
 	logs, err := logging.Start(&c.Logging, &p.log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	ctx, end := context.WithCancel(klog.NewContext(context.Background(), logs.Logger))
 	started := make(chan bool, 1)
 	process := Process{Build: metrics.Build{GitVersion: "v1"}, Logs: logs, Started: func() { started <- true }, StopBegan: func(context.Context) time.Time { return time.Now() }}
@@ -182,9 +175,7 @@ func TestProgress(t *testing.T) {
 			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, x, y" elapsed="2s"`,
 			`I "Still reading and programming for the first time" waitingFor="services, endpointslices, nodes, y" elapsed="6s"`,
 		}
-		if diff := cmp.Diff(want, kit.LogLines(b)); diff != "" {
-			t.Errorf("log (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "log (-want +got)", want, kit.LogLines(b))
 	})
 }
 
@@ -206,9 +197,7 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 		o := NewOptions(modes.All())
 		o.FlagSet = pflag.NewFlagSet("", pflag.ContinueOnError)
 		o.Flags.Register(o.FlagSet)
-		if err := o.FlagSet.Parse(tt.args); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, o.FlagSet.Parse(tt.args))
 		o.Flags.Config = tt.file
 		if name, pods := o.nameOrigin(c), o.podsOrigin(c); name != tt.name || pods != tt.pods {
 			t.Errorf("%s: %q, %q; want %q, %q", situation, name, pods, tt.name, tt.pods)
@@ -235,9 +224,7 @@ func TestWherePodsComeFrom(t *testing.T) {
 		c.DetectLocalMode, c.ClusterCIDR = tt.mode, tt.cidr
 		o.FlagSet = pflag.NewFlagSet("", pflag.ContinueOnError)
 		o.Flags.Register(o.FlagSet)
-		if err := o.FlagSet.Parse(tt.args); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, o.FlagSet.Parse(tt.args))
 		o.Flags.Config = "f.yaml"
 		if text, from := podsText(c), o.podsOrigin(c); text != tt.text || from != tt.from {
 			t.Errorf("%+v: %q, %q", tt, text, from)

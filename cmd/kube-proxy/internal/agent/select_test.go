@@ -90,13 +90,9 @@ func TestSelectMode(t *testing.T) {
 			o.FlagSet = pflag.NewFlagSet("", pflag.ContinueOnError)
 			o.Flags.Register(o.FlagSet)
 			o.FlagSet.BoolVar(&o.Fallback, "proxy-mode-fallback", false, "")
-			if err := o.FlagSet.Parse(tt.args); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, o.FlagSet.Parse(tt.args))
 			c, err := config.Load(&o.Flags, config.Linux)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if tt.file != "" {
 				c.Mode, o.Flags.Config = tt.file, "kube-proxy.yaml"
 			}

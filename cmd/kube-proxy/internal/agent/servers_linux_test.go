@@ -9,15 +9,15 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestListenOnATakenPort checks that the error names the process that has the port.
 func TestListenOnATakenPort(t *testing.T) {
 	for _, at := range []string{"127.0.0.1:0", "0.0.0.0:0"} {
 		l, err := net.Listen("tcp4", at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer l.Close()
 		_, err = listenOn(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port))
 		if want := fmt.Sprintf("address already in use, by process %d (", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {

@@ -17,29 +17,23 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"kubeproxy/test/kit"
 )
 
 // unpack returns the files of an archive.
 func unpack(t *testing.T, archive []byte) map[string]string {
 	t.Helper()
 	zip, err := gzip.NewReader(bytes.NewReader(archive))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	files := map[string]string{}
 	for r := tar.NewReader(zip); ; {
 		h, err := r.Next()
 		if err == io.EOF {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		text, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		files[h.Name] = string(text)
 	}
 }
@@ -72,18 +66,12 @@ func TestFailedParts(t *testing.T) {
 		}}
 		var out bytes.Buffer
 		r, err := d.Write(t.Context(), &out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		files := unpack(t, out.Bytes())
 		list := files["dump/"+Contents]
 		delete(files, "dump/"+Contents)
-		if diff := cmp.Diff(map[string]string{"dump/a.txt": "A", "dump/bad.txt": "half", "dump/z.txt": "Z"}, files); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{"bad.txt", "hangs.txt"}, r.Failed); diff != "" {
-			t.Errorf("failed (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", map[string]string{"dump/a.txt": "A", "dump/bad.txt": "half", "dump/z.txt": "Z"}, files)
+		kit.Same(t, "failed (-want +got)", []string{"bad.txt", "hangs.txt"}, r.Failed)
 		for _, want := range []string{"FAILED: token: [removed] refused", "none: none here: no such thing", "hangs.txt", "not ended in 1s"} {
 			if !strings.Contains(list, want) {
 				t.Errorf("no %q in\n%s", want, list)

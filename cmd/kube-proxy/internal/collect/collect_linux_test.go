@@ -23,13 +23,9 @@ import (
 // TestWriteToPipe writes an archive to a named pipe whose reader ends. The pipe stays.
 func TestWriteToPipe(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Mkfifo(pipe, 0o600))
 	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	d := &Dump{Folder: "x", Timeout: time.Minute, Secrets: &Secrets{}, Parts: []Part{{Name: "a", Collect: func(_ context.Context, w io.Writer) error {
 		reader.Close()
 		_, err := io.WriteString(w, "text")
@@ -68,9 +64,7 @@ func TestLogsShare(t *testing.T) {
 		kit.WriteFile(t, path, text)
 	}
 	hour := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(long, hour, hour); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Chtimes(long, hour, hour))
 	x := &collector{Options: Options{LogFiles: []string{short, long, "", short, filepath.Join(dir, "none.log")}}}
 	d := &Dump{Folder: "x", Timeout: time.Minute, Secrets: &Secrets{}, Parts: []Part{x.logPart()}}
 	var archive bytes.Buffer
@@ -86,9 +80,7 @@ func TestLogsShare(t *testing.T) {
 	if want := ": " + long + ", " + short; !strings.Contains(files["x/CONTENTS.txt"], want) {
 		t.Errorf("want %q in %s", want, files["x/CONTENTS.txt"])
 	}
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Mkfifo(pipe, 0o600))
 	x = &collector{Options: Options{LogFiles: []string{pipe}}}
 	if err := x.log(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "is a named pipe") {
 		t.Errorf("a named pipe: %v", err)

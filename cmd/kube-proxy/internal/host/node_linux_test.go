@@ -19,7 +19,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2/textlogger"
 
@@ -84,7 +83,7 @@ func TestHidden(t *testing.T) {
 // TestRoute looks up routes that lead somewhere and nowhere, over both families.
 func TestRoute(t *testing.T) {
 	lab := netlab.Start(t, netlab.Config{})
-	err := lab.Node.Do(func() error {
+	kit.Must(t, lab.Node.Do(func() error {
 		for _, line := range strings.Split(`link add out type bridge
 link set out up
 addr add 198.18.0.1/24 dev out
@@ -115,10 +114,7 @@ route add blackhole 2001:db8:99::/64`, "\n") {
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 const (
@@ -134,9 +130,7 @@ func newSysctlDir(t *testing.T, files map[string]string) sysctl.Dir {
 	dir := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(dir, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		kit.WriteFile(t, path, text+"\n")
 	}
 	return sysctl.Dir(dir)
@@ -155,9 +149,7 @@ func wantedSettings() *config.Config {
 // Later another program corrects one of them, and the proxy another.
 func TestKeepPrepared(t *testing.T) {
 	files := newSysctlDir(t, map[string]string{connections: "65536", hashsize: "16384", forward4: "0"}) // no oom_score_adj
-	if err := os.MkdirAll(filepath.Join(string(files), "proc/self"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.MkdirAll(filepath.Join(string(files), "proc/self"), 0o755))
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
@@ -257,9 +249,7 @@ func TestSettingsThatSuffice(t *testing.T) {
 	if p.report(p.apply(c)) {
 		t.Error("a table that is too small does")
 	}
-	if diff := cmp.Diff("setting-net.netfilter.nf_conntrack_max", strings.Join(slices.Sorted(maps.Keys(reported)), " ")); diff != "" {
-		t.Errorf("conditions (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "conditions (-want +got)", "setting-net.netfilter.nf_conntrack_max", strings.Join(slices.Sorted(maps.Keys(reported)), " "))
 }
 
 // readOnly is a directory of files that cannot be written.
@@ -284,9 +274,7 @@ func TestUsedFamilies(t *testing.T) {
 	if got := usedFamilies(nil); got != nil {
 		t.Errorf("before the first snapshot: %v", got)
 	}
-	if diff := cmp.Diff([]service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{six}))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []service.Family{service.IPv6}, usedFamilies(service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{six})))
 }
 
 // TestSettingsError checks the error of --init-only when some or all settings fail. It is the

@@ -4,6 +4,7 @@
 package host
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
+	"kubeproxy/test/kit"
 )
 
 // TestHostWatch starts and stops listeners between polls.
@@ -37,12 +39,8 @@ func TestHostWatch(t *testing.T) {
 	} {
 		now = step.now
 		h, err := w.poll()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		less := cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
-		if diff := cmp.Diff(step.want, h.Listening, less); diff != "" {
-			t.Errorf("look %d (-want +got):\n%s", i, diff)
-		}
+		kit.Same(t, fmt.Sprintf("look %d (-want +got)", i), step.want, h.Listening, less)
 	}
 }
