@@ -85,8 +85,8 @@ func (d *decoder) document(doc document, out *decoded) {
 		return
 	}
 	all, err := doc.jsonObjects()
-	if valid := func(o document) bool { return json.Valid(o.text) }; err != nil || len(doc.text) <= maxTree && !every(all, valid) {
-		if text, _, err := doc.toJSON(&out.costs); err == nil { // flow style
+	if valid := func(o document) bool { return json.Valid(o.text) }; err != nil || treeSize(doc.text) <= maxTree && !every(all, valid) {
+		if text, _, err := doc.toJSON(); err == nil { // flow style
 			d.item(item{doc: doc, text: text}, out)
 			return
 		}
@@ -122,18 +122,11 @@ func (d document) jsonObjects() (all []document, err error) {
 	return all, nil
 }
 
-// unused are keys of large values that the proxy never uses, and what takes their place.
-var unused = map[string]string{"managedFields": "null", corev1.LastAppliedConfigAnnotation: `""`}
-
 // toJSON returns the document as JSON. strict is an error that only a strict parser
 // reports, such as a duplicate key.
-func (d document) toJSON(c *costs) (text []byte, strict, err error) {
-	if text, err := plainYAML(d.text, c.plain, unused); err == nil {
-		c.plain = text
-		return text, nil, nil
-	}
-	if len(d.text) > maxTree {
-		return nil, nil, fmt.Errorf("it has %d bytes with flow style, aliases, tags, tabs or keys that are not ASCII; want at most %d, or block style as kubectl writes it", len(d.text), maxTree)
+func (d document) toJSON() (text []byte, strict, err error) {
+	if size := treeSize(d.text); size > maxTree {
+		return nil, nil, fmt.Errorf("it has %d bytes of YAML with so many values that it would take %d MB to read; want at most %d MB, or JSON", len(d.text), size>>20, maxTree>>20)
 	}
 	if err := checkAliases(d.text); err != nil {
 		return nil, nil, err
@@ -278,7 +271,7 @@ func (d *decoder) item(i item, out *decoded) {
 		if ok && d.blockItem(i, h, items, out) {
 			return
 		}
-		text, strict, err := i.doc.toJSON(&out.costs)
+		text, strict, err := i.doc.toJSON()
 		if err != nil {
 			out.reject(h.key(), func() rejection { return i.rejectNamed(h.key(), err) })
 			return
@@ -507,6 +500,7 @@ func (d *decoder) fill(i item, value metav1.Object, out *decoded) error {
 	errs = append(errs, i.explainAll(value, strict, out)...)
 	value.SetNamespace(i.key.name.Namespace)
 	value.SetManagedFields(nil)
+	delete(value.GetAnnotations(), corev1.LastAppliedConfigAnnotation) // it may be half of the object
 	compact(value)
 	if s, is := value.(*discoveryv1.EndpointSlice); is && !strings.HasSuffix(i.header.APIVersion, "/v1") {
 		readTopology(s, i.text)
@@ -522,8 +516,8 @@ func withoutManagedFields(text []byte, c *costs) []byte {
 			_ = jsonItems(metadata, func(name string, value []byte, start int) bool {
 				if name == "managedFields" {
 					start += at
-					c.plain = append(append(append(c.plain[:0], text[:start]...), "null"...), text[start+len(value):]...)
-					cut = c.plain
+					c.cut = append(append(append(c.cut[:0], text[:start]...), "null"...), text[start+len(value):]...)
+					cut = c.cut
 				}
 				return true
 			})

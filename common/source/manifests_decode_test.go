@@ -4,13 +4,10 @@
 package source
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
@@ -21,7 +18,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"sigs.k8s.io/yaml"
 
 	"kubeproxy/test/dump"
 )
@@ -301,7 +297,7 @@ func TestFloods(t *testing.T) {
 			small, large := nightly(1<<20), nightly(4<<20)
 			few := decodeFlood(t, flood(small))
 			many := decodeFlood(t, flood(large))
-			if linear := few/uint64(small)*uint64(large)*3/2 + 160*maxTree; many > linear {
+			if linear := few/uint64(small)*uint64(large)*3/2 + 2*maxTree; many > linear {
 				t.Errorf("%d bytes are allocated for %d, but %d for %d", many, large, few, small)
 			}
 		})
@@ -319,7 +315,7 @@ func decodeFlood(t *testing.T, text string) uint64 {
 	runtime.ReadMemStats(&after)
 	allocated := after.TotalAlloc - before.TotalAlloc
 	// A call of the library takes 11 kB.
-	if most := uint64(25*len(content) + 320*maxTree + 12_000*got.counted); allocated > most {
+	if most := uint64(25*len(content) + 4*maxTree + 12_000*got.counted); allocated > most {
 		t.Errorf("%d bytes are allocated for %d, want at most %d", allocated, len(content), most)
 	}
 	if n := len(got.rejected); n > maxProblems {
@@ -353,6 +349,23 @@ func TestLargeTextBeyondASCII(t *testing.T) {
 	s := got.objects[n-1].value.(*corev1.Service)
 	if want := "😀 é"; s.Annotations["emoji"] != want || s.Annotations["text"] != "Zwölf\n\"日\"\n" {
 		t.Errorf("annotations = %q", s.Annotations)
+	}
+}
+
+// TestLargeObjects reads a slice as large as an API server takes, as kubectl writes it, and
+// refuses an object of that size that has far more values.
+func TestLargeObjects(t *testing.T) {
+	const endpoint = "- addresses:\n  - 10.128.17.204\n  conditions:\n    ready: true\n    serving: true\n    terminating: false\n  nodeName: node-17.example.com\n" +
+		"  targetRef:\n    kind: Pod\n    name: web-7d4b9c6f5-x2x9z\n    namespace: shop\n    uid: 57e4d0c1-1b2c-4d3e-9f8a-000000000001\n  zone: zone-a\n"
+	large := "addressType: IPv4\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: web\nendpoints:\n" + repeated(endpoint, maxObject-2*len(endpoint))
+	got := (&decoder{noted: map[string]bool{}}).decode([]byte(large))
+	if len(got.objects) != 1 || got.problems() > 0 {
+		t.Errorf("%d bytes: %d objects, problems %v; want it to be read", len(large), len(got.objects), got.rejected)
+	}
+	dense := "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n" + unknownFields(maxObject/10)
+	got = (&decoder{noted: map[string]bool{}}).decode([]byte(dense))
+	if len(got.rejected) != 1 || !strings.Contains(got.rejected[0].err.Error(), "MB to read; want at most 36 MB, or JSON") {
+		t.Errorf("%d bytes of values: problems %v, want one about their number", len(dense), got.rejected)
 	}
 }
 
@@ -517,65 +530,4 @@ func watchHeap() func() uint64 {
 		close(stop)
 		return max(<-done, liveHeap())
 	}
-}
-
-// plainTexts are YAML as kubectl, people and this project write it.
-var plainTexts = map[string]string{
-	"Service":      "apiVersion: v1\nkind: Service # one\nmetadata:\n  name: web-1\n  labels:\n    app.kubernetes.io/name: web\n\n  # nothing\nspec:\n  clusterIPs:\n  - 10.96.0.1\n  - fd00:10:96::1\n  ports:\n  - name: http\n    port: 80\n    targetPort: 08h\n  - port: 443\n  publishNotReadyAddresses: true\nstatus:\n  loadBalancer: {}\n",
-	"flow":         "metadata: {name: web, labels: {a: 'b c', d: \"e\"}}\nlist: [{a: 1}, [x, z], []]\ndeep:\n- [1, 2]\n- {a: {b: c}}\n",
-	"literal":      "data:\n  a: |\n    {\"x\": \"y\\z\"}\n      more\n\n    less\n  b: |-\n    one\nend: true\n",
-	"indented":     "items:\n  - a: b\n    c:\n      - d\n  -\n    e: f\n  - /path\n",
-	"below":        "a:\n  {b: c}\nd:\n- \n  {e: f}\n",
-	"null":         "metadata:\n  creationTimestamp:\nspec:\nlist:\n-\n- a\n",
-	"comments":     "# only\n\n  # this\n",
-	"beyond ASCII": "# Größe\na:\n  note: für 網路 😀 # für\n  b: \"é\\u00e9\\U0001F600 \\\\ \\n\\t\"\n  c: 'ß: \"'\n  d: 24時\n  e: ñ\nf: [ü, {a: ö}]\ng:\n- ä\nh: |\n  zwölf\n  \"日\"\n",
-}
-
-// TestPlainYAML checks that plain YAML is accepted and means the same to the library.
-func TestPlainYAML(t *testing.T) {
-	for name, text := range plainTexts {
-		t.Run(name, func(t *testing.T) {
-			if !samePlain(t, []byte(text)) {
-				t.Error("is not taken as plain")
-			}
-		})
-	}
-}
-
-// samePlain reports whether text is plain, and checks that the library agrees.
-func samePlain(t *testing.T, text []byte) bool {
-	t.Helper()
-	got, err := plainYAML(text, nil, nil)
-	if err != nil {
-		return false
-	}
-	want, err := yaml.YAMLToJSONStrict(text)
-	if err != nil {
-		t.Fatalf("%q: the library says %v, and plainYAML %s", text, err, got)
-	}
-	if a, b := value(t, got), value(t, want); !reflect.DeepEqual(a, b) {
-		t.Fatalf("%q:\n%s, want\n%s", text, got, want)
-	}
-	return true
-}
-
-func value(t *testing.T, text []byte) any {
-	t.Helper()
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
-	var v any
-	if err := d.Decode(&v); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
-	return v
-}
-
-func FuzzPlainYAML(f *testing.F) {
-	for _, text := range plainTexts {
-		f.Add([]byte(text))
-	}
-	for _, odd := range []string{"a: yes\n", "a: 1e3\n", "a: 0x1F\n", "a: 1_000\n", "a: 2026-07-01\n", "a: b\n  c\n", "a: b: c\n", "a: [b,\n c]\n", "a: >\n  b\n", "- a\nb: c\n", "a: b\na: c\n", "a: 1:2\n", "a: &x b\n"} {
-		f.Add([]byte(odd))
-	}
-	f.Fuzz(func(t *testing.T, text []byte) { samePlain(t, text) })
 }

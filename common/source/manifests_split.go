@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"unicode/utf8"
 
 	yamlv3 "go.yaml.in/yaml/v3"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -113,11 +115,71 @@ func entries(text []byte) []entry {
 
 // value returns the string that the entry holds on its line.
 func (e entry) value() (string, bool) {
-	p := plainParser{}
-	if len(e.rest) == 0 || !p.scalar(e.rest) || p.out[0] != '"' {
+	text := e.rest
+	if len(text) == 0 {
 		return "", false
 	}
-	return string(p.out[1 : len(p.out)-1]), true
+	if text[0] == '"' || text[0] == '\'' {
+		inside, after, closed := bytes.Cut(text[1:], text[:1])
+		rest := bytes.TrimLeft(after, " ")
+		commented := len(rest) > 0 && rest[0] == '#' && len(rest) < len(after)
+		return string(inside), closed && (len(rest) == 0 || commented) && bytes.IndexByte(inside, '\\') < 0
+	}
+	text, _, _ = bytes.Cut(text, []byte(" #"))
+	text = bytes.TrimRight(text, " ")
+	return string(text), text[0] != '#' && isPlainString(text)
+}
+
+func isItem(row []byte) bool { return row[0] == '-' && (len(row) == 1 || row[1] == ' ') }
+
+// isPlainString reports whether text without quotes can only be a string.
+func isPlainString(text []byte) bool {
+	if bytes.Contains(text, []byte(": ")) || text[len(text)-1] == ':' {
+		return false
+	}
+	switch c := text[0]; {
+	case isLetter(c):
+		return !isReservedWord(string(text))
+	case c < '0' || c > '9':
+		return c == '/' || c >= utf8.RuneSelf
+	}
+	// Numbers and dates have many forms, but none has two dots, two colons in a row, one
+	// of these letters, or two dashes of which the first does not follow a year.
+	return bytes.Count(text, []byte(".")) > 1 || bytes.Contains(text, []byte("::")) ||
+		bytes.ContainsAny(text, "/ghijklmnqrstuvwyzGHIJKLMNQRSUVWY") || text[0] != '0' && bytes.ContainsAny(text, "acdfACDF") ||
+		bytes.Count(text, []byte("-")) > 1 && bytes.IndexByte(text, '-') != 4
+}
+
+// keyLength returns the length of the plain key at the start of row, or 0.
+func keyLength(row []byte) int {
+	n := bytes.IndexByte(row, ':')
+	if n <= 0 || n > maxKey || n+1 < len(row) && row[n+1] != ' ' || !isLetter(row[0]) || isReservedWord(string(row[:n])) {
+		return 0
+	}
+	for _, c := range row[:n] {
+		if !isLetter(c) && (c < '0' || c > '9') && !strings.ContainsRune("._/-", rune(c)) {
+			return 0
+		}
+	}
+	return n
+}
+
+// maxKey bounds a key. YAML's own limit is 1024 characters: https://yaml.org/spec/1.1/.
+const maxKey = 500
+
+func isLetter(c byte) bool { return c|0x20 >= 'a' && c|0x20 <= 'z' }
+
+// isReservedWord reports whether a plain scalar may mean something other than its
+// letters.
+func isReservedWord(s string) bool {
+	if len(s) > 5 {
+		return false
+	}
+	switch strings.ToLower(s) {
+	case "y", "n", "yes", "no", "on", "off", "true", "false", "null":
+		return true
+	}
+	return false
 }
 
 // blockItems calls each for the items of a block sequence, until each returns false. It
@@ -273,9 +335,9 @@ const (
 	maxRejected = 1000
 	// maxObjects is how many objects a file may contain, including ignored ones.
 	maxObjects = 100_000
-	// maxTree bounds an object that only the library can parse, which takes up to 70 times
-	// its size for that.
-	maxTree = 512 << 10
+	// maxTree bounds the memory that the library takes to parse an object in YAML. It takes
+	// up to 70 times the size of some texts.
+	maxTree = 36 << 20
 	// maxObject is the size of the largest object. That is etcd's limit for a request, so
 	// API servers take no larger ones: https://etcd.io/docs/v3.5/dev-guide/limit/.
 	maxObject = 3 << 19
@@ -285,8 +347,24 @@ const (
 
 // costs counts what was spent on a file.
 type costs struct {
-	over  int    // values beyond what so many bytes may have
-	plain []byte // to be used again for the next document
+	over int    // values beyond what so many bytes may have
+	cut  []byte // to be used again for the next object
+}
+
+// treeSize estimates the memory that the library takes to parse text.
+func treeSize(text []byte) int {
+	const perByte, perNode = 4, 140
+	nodes := 0
+	for i, c := range text {
+		ends := i+1 == len(text) || text[i+1] == ' ' || text[i+1] == '\n'
+		switch {
+		case c == ',', c == '[', c == '{', c == '-' && ends:
+			nodes++
+		case c == ':' && ends: // a key and a value
+			nodes += 2
+		}
+	}
+	return perByte*len(text) + perNode*nodes
 }
 
 // problems returns the number of problems so far.
