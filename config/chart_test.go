@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/test/kit"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
@@ -78,10 +80,7 @@ func matching(pattern string) string {
 // windows.config that do not exist, or have another type, and accepts all others. Helm
 // cannot ask the program, so the schema repeats them.
 func TestChartKnowsFields(t *testing.T) {
-	text, err := os.ReadFile(chartSchema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, chartSchema)
 	const begin, end = "    \"config\": {\n", "\n    },\n"
 	before, rest, ok := strings.Cut(string(text), begin)
 	_, after, ended := strings.Cut(rest, end)
@@ -93,9 +92,7 @@ func TestChartKnowsFields(t *testing.T) {
 		t.Fatalf("not JSON:\n%s", want)
 	}
 	if *update {
-		if err := os.WriteFile(chartSchema, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(chartSchema, []byte(want), 0o644))
 	} else if want != string(text) {
 		t.Errorf("%s has other fields than KubeProxyConfiguration; go test ./config -run ChartKnowsFields -update rewrites it", chartSchema)
 	}
@@ -242,9 +239,7 @@ type rule struct {
 func acceptance(t *testing.T, field string) func(string) bool {
 	t.Helper()
 	r := &rule{}
-	if err := json.Unmarshal([]byte("{"+definition()+"}"), r); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, json.Unmarshal([]byte("{"+definition()+"}"), r))
 	for name := range strings.SplitSeq(field, ".") {
 		if r = r.Properties[name]; r == nil {
 			t.Fatalf("the schema has no field %s", field)

@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/test/kit"
 )
 
 const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -83,13 +84,8 @@ func TestDefaults(t *testing.T) {
 	for _, system := range []OS{Linux, Windows} {
 		t.Run(string(system), func(t *testing.T) {
 			got := written(mustLoad(t, system, ""))
-			want, err := os.ReadFile(filepath.Join("testdata", "defaults-"+string(system)+".yaml"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("defaults (-want +got):\n%s", diff)
-			}
+			want := kit.ReadFile(t, filepath.Join("testdata", "defaults-"+string(system)+".yaml"))
+			kit.Same(t, "defaults (-want +got)", string(want), got)
 		})
 	}
 }
@@ -112,9 +108,7 @@ mode: ""
 nodePortAddresses: null
 oomScoreAdj: null
 `))
-	if diff := cmp.Diff(written(mustLoad(t, Linux, "")), got); diff != "" {
-		t.Errorf("configuration (-default +got):\n%s", diff)
-	}
+	kit.Same(t, "configuration (-default +got)", written(mustLoad(t, Linux, "")), got)
 }
 
 func TestMinSyncPeriodZeroIsHonoured(t *testing.T) {
@@ -159,9 +153,7 @@ func TestAddresses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := mustLoad(t, Linux, tt.body, tt.args...)
 			got := []string{c.HealthzBindAddress, c.MetricsBindAddress}
-			if diff := cmp.Diff([]string{tt.healthz, tt.metrics}, got); diff != "" {
-				t.Errorf("healthz, metrics (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "healthz, metrics (-want +got)", []string{tt.healthz, tt.metrics}, got)
 		})
 	}
 }
@@ -245,16 +237,12 @@ func TestRoundTrip(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first := written(mustLoad(t, tt.os, "", tt.args...))
 			file := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(file, []byte(first), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.WriteFile(file, []byte(first), 0o600))
 			c, err := Load(&Flags{Modes: testModes, Config: file, StrictConfig: true}, tt.os)
 			if err != nil {
 				t.Fatalf("check what was written: %v", err)
 			}
-			if diff := cmp.Diff(first, written(c)); diff != "" {
-				t.Errorf("second writing (-first +second):\n%s", diff)
-			}
+			kit.Same(t, "second writing (-first +second)", first, written(c))
 		})
 	}
 }
@@ -322,9 +310,7 @@ func TestValidate(t *testing.T) {
 			if err == nil {
 				t.Fatalf("no error, want %q", tt.want)
 			}
-			if diff := cmp.Diff(tt.want, strings.Split(err.Error(), "\n")); diff != "" {
-				t.Errorf("errors (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "errors (-want +got)", tt.want, strings.Split(err.Error(), "\n"))
 		})
 	}
 }
@@ -415,9 +401,7 @@ func TestNotes(t *testing.T) {
 			for _, n := range mustLoad(t, tt.os, tt.body, tt.args...).Notes {
 				got = append(got, n.String())
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("notes (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "notes (-want +got)", tt.want, got)
 		})
 	}
 }
@@ -520,9 +504,7 @@ func TestInherit(t *testing.T) {
 					got = append(got, n.String())
 				}
 			}
-			if diff := cmp.Diff(tt.notes, got); diff != "" {
-				t.Errorf("notes (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "notes (-want +got)", tt.notes, got)
 		})
 	}
 }
@@ -559,9 +541,7 @@ func TestFeatureNotes(t *testing.T) {
 			for _, n := range mustLoad(t, Linux, "", "--feature-gates="+tt.gate).Notes {
 				got = append(got, n.String())
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("notes (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "notes (-want +got)", want, got)
 		})
 	}
 }
@@ -705,9 +685,7 @@ func TestFamilyNotes(t *testing.T) {
 			for _, n := range mustLoad(t, tt.os, "", strings.Fields(tt.args)...).Notes {
 				got = append(got, n.String())
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("notes (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "notes (-want +got)", tt.want, got)
 		})
 	}
 }

@@ -11,9 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kubeproxy/test/kit"
 )
 
 // TestEffectsAreComplete fails if nobody has decided what a change of a field does.
@@ -31,9 +32,7 @@ func TestEffectsAreComplete(t *testing.T) {
 	}
 	slices.Sort(unused)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, unused); diff != "" {
-		t.Errorf("settings without effect (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "settings without effect (-want +got)", want, unused)
 }
 
 var (
@@ -138,9 +137,7 @@ func TestDiff(t *testing.T) {
 	for situation, tc := range diffCases {
 		t.Run(situation, func(t *testing.T) {
 			got := Diff(mustLoad(t, Linux, tc.old), mustLoad(t, Linux, tc.now), tc.use)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("Diff (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "Diff (-want +got)", tc.want, got)
 		})
 	}
 }
@@ -155,9 +152,7 @@ func TestDiffOnWindows(t *testing.T) {
 		{"windowsRunAsService", "false", "true", Restart},
 	}
 	got := Diff(old, now, in(Kernelspace))
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("Diff (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "Diff (-want +got)", want, got)
 	if text := got[1].String(); text != `winkernel.sourceVip: "" -> "192.0.2.1"` {
 		t.Errorf("String = %s", text)
 	}
@@ -169,23 +164,15 @@ func TestLoadFromAgain(t *testing.T) {
 	flags := flagsOf(t, "--config="+path, "--cluster-cidr=10.0.0.0/8", "--feature-gates=DryRun=true")
 	var loaded []*Config
 	for _, body := range []string{"", "clusterCIDR: 10.1.0.0/16\nfeatureGates: {DryRun: false, CPUManager: true}"} {
-		if err := os.WriteFile(path, []byte(head+body), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(path, []byte(head+body), 0o600))
 		data, err := flags.ReadFile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		c, err := LoadFrom(flags, Linux, data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		loaded = append(loaded, c)
 	}
 	want := []Change{{"featureGates[CPUManager]", "unset", "true", Unused}}
-	if diff := cmp.Diff(want, Diff(loaded[0], loaded[1], inNFTables)); diff != "" {
-		t.Errorf("Diff (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "Diff (-want +got)", want, Diff(loaded[0], loaded[1], inNFTables))
 	if len(loaded[1].Overrides) != 2 {
 		t.Errorf("overrides %v, want those of both flags", loaded[1].Overrides)
 	}
@@ -326,9 +313,7 @@ func TestEveryField(t *testing.T) {
 		}
 	}
 	want := []string{"kind", "apiVersion", "clientConnection.acceptContentTypes"}
-	if diff := cmp.Diff(want, without); diff != "" {
-		t.Errorf("fields without flag (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "fields without flag (-want +got)", want, without)
 }
 
 func TestPrecedence(t *testing.T) {
@@ -345,15 +330,11 @@ func TestPrecedence(t *testing.T) {
 		`--iptables-sync-period overrides nftables.syncPeriod of the configuration file: "20s", not "10s"`,
 		`--feature-gates overrides featureGates[WinDSR] of the configuration file: false, not true`,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("overrides (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "overrides (-want +got)", want, got)
 	if c.ClusterCIDR != "11.0.0.0/8" || c.EnableProfiling || !c.NFTables.MasqueradeAll || *c.OOMScoreAdj != 1 {
 		t.Errorf("a flag lost against the file:\n%s", written(c))
 	}
-	if diff := cmp.Diff(map[string]bool{"WinDSR": false, "WinOverlay": true}, c.FeatureGates); diff != "" {
-		t.Errorf("gates (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "gates (-want +got)", map[string]bool{"WinDSR": false, "WinOverlay": true}, c.FeatureGates)
 }
 
 // The sync flags belong to iptables by name. In mode nftables they set its periods too. In
@@ -400,15 +381,11 @@ func TestOldSpellings(t *testing.T) {
 		"--cleanup-iptables", "--cleanup-ipvs", "--proxy-port-range=0-0", "--conntrack-max=0", "--resource-container=/x",
 		"--azure-container-registry-config=", "--feature-gates=A=true", "--feature-gates=B=false",
 	}
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, fs.Parse(args))
 	if !f.Cleanup {
 		t.Error("--cleanup-iptables does not clean up")
 	}
-	if diff := cmp.Diff(map[string]bool{"A": true, "B": false}, f.values.FeatureGates); diff != "" {
-		t.Errorf("gates (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "gates (-want +got)", map[string]bool{"A": true, "B": false}, f.values.FeatureGates)
 }
 
 // TestSharedFlags checks the flags that kube-proxy had from cAdvisor and cloud providers.
@@ -420,13 +397,9 @@ func TestSharedFlags(t *testing.T) {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
 	flags.Register(fs)
-	if err := fs.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, fs.Parse(args))
 	c, err := complete(&File{}, flags, Linux, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if n := strings.Count(notesText(c), ": is deprecated: ignored, never concerned the proxy"); n != len(args) {
 		t.Errorf("%d notes, want %d:\n%s", n, len(args), notesText(c))
 	}

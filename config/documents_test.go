@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"kubeproxy/test/kit"
 )
 
 // TestFurtherDocuments checks what may stand around the configuration in a file of --config.
@@ -35,9 +37,7 @@ func TestFurtherDocuments(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			file, err := Parse("f", []byte(tt.data))
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if file.Values.Mode != IPVS {
 				t.Errorf("mode %q, want ipvs", file.Values.Mode)
 			}
@@ -76,17 +76,11 @@ func TestFind(t *testing.T) {
 	bad := head + "mode: magic\n"
 	fromJSON := func(s string) string {
 		data, err := yaml.YAMLToJSON([]byte(s))
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		var v any
-		if err := json.Unmarshal(data, &v); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, json.Unmarshal(data, &v))
 		data, err = json.MarshalIndent(v, "", "    ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		return string(data)
 	}
 	const cm = `data["config.conf"] of ConfigMap kube-system/kube-proxy`
@@ -168,15 +162,11 @@ func TestOldForms(t *testing.T) {
 		t.Fatal(err, file.Strict())
 	}
 	c, err := complete(file, &Flags{Modes: testModes}, Linux, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	got := fmt.Sprint(c.APIVersion, c.UDPIdleTimeout, c.FeatureGates, *c.Conntrack.Min, *c.Conntrack.MaxPerCore, *c.OOMScoreAdj,
 		c.ClientConnection.Burst, c.Logging.Verbosity, c.Logging.FlushFrequency.Duration.Duration, c.IPVS.ExcludeCIDRs)
 	want := apiVersion + "2s map[KubeProxyIPVS:false WinDSR:true] 1048576 10 -100 100 4 5s [10.0.0.0/8]"
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("values (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "values (-want +got)", want, got)
 	for _, path := range []string{"apiVersion", "udpTimeoutMilliseconds", "featureGates", "metadata", "ipvs.excludeCIDRs"} {
 		if n := strings.Count(notesText(c), ": "+path+": "); n != 1 {
 			t.Errorf("%d notes on %s, want 1:\n%s", n, path, notesText(c))
@@ -214,19 +204,11 @@ func TestMigrate(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			found, err := Find("f", []byte(tt.data))
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			out, left, err := Migrate(found[0], testModes, Linux)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, string(out)); diff != "" {
-				t.Errorf("printed (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tt.left, notesText(&Config{Notes: left})); diff != "" {
-				t.Errorf("left out (-want +got):\n%s", diff)
-			}
+			kit.Must(t, err)
+			kit.Same(t, "printed (-want +got)", tt.want, string(out))
+			kit.Same(t, "left out (-want +got)", tt.left, notesText(&Config{Notes: left}))
 			if _, err := LoadFrom(&Flags{Modes: testModes, Config: "f", StrictConfig: true}, Linux, out); err != nil {
 				t.Errorf("a strict start: %v", err)
 			}
@@ -287,9 +269,7 @@ f:2: kind: is "ConfigMap": want KubeProxyConfiguration`},
 			if err == nil {
 				t.Fatalf("no error, want %s", tt.want)
 			}
-			if diff := cmp.Diff(tt.want, err.Error()); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "error (-want +got)", tt.want, err.Error())
 		})
 	}
 }
@@ -307,9 +287,7 @@ func TestLenient(t *testing.T) {
 	for _, w := range c.Warnings {
 		got = append(got, w.Error())
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("warnings (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "warnings (-want +got)", want, got)
 	if *c.OOMScoreAdj != 2 || *c.IPTables.MasqueradeBit != 4 || !c.FeatureGates["WinDSR"] {
 		t.Errorf("oomScoreAdj %d, masqueradeBit %d, %v, want what is said last", *c.OOMScoreAdj, *c.IPTables.MasqueradeBit, c.FeatureGates)
 	}
@@ -330,9 +308,7 @@ func TestParseForms(t *testing.T) {
 	for name, data := range tests {
 		t.Run(name, func(t *testing.T) {
 			f, err := Parse("f", []byte(data))
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if f.Values.HostnameOverride != "10" || !f.Values.EnableProfiling {
 				t.Errorf("hostnameOverride %q, enableProfiling %v, want 10 and true", f.Values.HostnameOverride, f.Values.EnableProfiling)
 			}
@@ -377,9 +353,7 @@ func FuzzParse(f *testing.F) {
 func TestEverythingAtOnce(t *testing.T) {
 	path := t.TempDir() + "/c.yaml"
 	body := head + "mode: magic\niptable: {}\niptables: {masqueradeBit: 33}\nconntrack: {maxPerCore: x}\n"
-	if err := os.WriteFile(path, []byte(body), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(path, []byte(body), 0o600))
 	_, err := Load(&Flags{Modes: testModes, Config: path, StrictConfig: true}, Linux)
 	if err == nil {
 		t.Fatal("Check = nil")

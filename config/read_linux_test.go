@@ -10,30 +10,24 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 func TestReadFile(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	write := func(name, data string) {
-		if err := os.WriteFile(in(name), []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(in(name), []byte(data), 0o600))
 	}
 	write("good", head)
 	write("large", strings.Repeat("#", maxFile+1))
-	if err := syscall.Mkfifo(in("fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, syscall.Mkfifo(in("fifo"), 0o600))
 	l, err := net.Listen("unix", in("socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer l.Close()
 	for _, name := range []string{"good", "fifo", "nothing"} {
-		if err := os.Symlink(name, in("to-"+name)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Symlink(name, in("to-"+name)))
 	}
 	tests := map[string]string{
 		in("good"): "", in("to-good"): "",

@@ -22,6 +22,7 @@ import (
 	"kubeproxy/platform/linux/ipvs"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/userspace"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -67,9 +68,7 @@ func round(b *testing.B, x reconcile.Backend, want *service.Snapshot) {
 	if err == nil {
 		err = p.Apply(context.Background()).Err
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, err)
 }
 
 // BenchmarkFlip measures one endpoint that is added to and removed from every port of a
@@ -102,9 +101,7 @@ func BenchmarkFlip(b *testing.B) {
 func iptablesOf(b *testing.B, variant string) func() (reconcile.Backend, error) {
 	dir := b.TempDir()
 	for _, name := range []string{"iptables", "iptables-save", "iptables-restore"} {
-		if err := os.Symlink("/usr/sbin/xtables-"+variant+"-multi", filepath.Join(dir, name)); err != nil {
-			b.Fatal(err)
-		}
+		kit.Must(b, os.Symlink("/usr/sbin/xtables-"+variant+"-multi", filepath.Join(dir, name)))
 	}
 	return func() (reconcile.Backend, error) {
 		return iptables.New(service.IPv4, iptables.Options{MasqueradeBit: 14, Dir: dir})
@@ -117,9 +114,7 @@ func benchmarkFlip(b *testing.B, open func() (reconcile.Backend, error), ports, 
 		b.Fatalf("%v: %s", err, out)
 	}
 	x, err := open()
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, err)
 	begin := time.Now()
 	round(b, x, flipped(1, ports, endpoints, true))
 	b.Logf("first program: %s", time.Since(begin).Round(time.Millisecond))

@@ -4,10 +4,10 @@
 package platform
 
 import (
-	"os"
 	"testing"
 
 	"kubeproxy/common/document"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/nftcommand"
 )
 
@@ -23,10 +23,7 @@ func TestNFTAcceptsScenarios(t *testing.T) {
 		})
 	}
 	t.Run("skeleton", func(t *testing.T) {
-		text, err := os.ReadFile(skeletonPath)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := kit.ReadFile(t, skeletonPath)
 		nftAccepts(t, text)
 	})
 }

@@ -120,9 +120,7 @@ func TestNormalize(t *testing.T) {
 func TestLargeFileIsCopiedOnce(t *testing.T) {
 	const size = 8 << 20
 	path := filepath.Join(t.TempDir(), "large.yaml")
-	if err := os.WriteFile(path, bytes.Repeat([]byte("kind: Ä\n"), size/9), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(path, bytes.Repeat([]byte("kind: Ä\n"), size/9), 0o600))
 	r := testing.Benchmark(func(b *testing.B) {
 		for range b.N {
 			content, _, err := Read(path, 2*size)
@@ -171,9 +169,7 @@ func TestSwapped(t *testing.T) {
 			os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
 	}
 	path := filepath.Join(dir, "c.yaml")
-	if err := errors.Join(mount("..first"), os.Symlink(filepath.Join("..data", "c.yaml"), path)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, errors.Join(mount("..first"), os.Symlink(filepath.Join("..data", "c.yaml"), path)))
 	expectNoticed(t, path, func() error { return mount("..second") })
 }
 
@@ -184,12 +180,8 @@ func expectNoticed(t *testing.T, path string, change func() error) {
 	w := NewWatch(path)
 	defer w.Close()
 	for _, change := range []func() error{change, func() error { return os.WriteFile(path, []byte("again"), 0o600) }} {
-		if err := w.Add(); err != nil {
-			t.Fatal(err)
-		}
-		if err := change(); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, w.Add())
+		kit.Must(t, change())
 		begin := time.Now()
 		if !w.Wait(t.Context(), never) || time.Since(begin) >= never {
 			t.Fatal("not noticed")

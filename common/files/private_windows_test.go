@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/windows"
+
+	"kubeproxy/test/kit"
 )
 
 // TestWriters reads descriptors as Windows has them: of ProgramData, of a folder made there, and of our own.
@@ -37,9 +39,7 @@ func TestWriters(t *testing.T) {
 		}
 	}
 	sd, err := windows.SecurityDescriptorFromString("O:BAG:SYD:P(A;;FA;;;WD)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if got, err := writersIn(sd, append(slices.Clone(trusted), "S-1-1-0")); err != nil || len(got) != 0 {
 		t.Errorf("an account that is trusted: %v, %v", got, err)
 	}
@@ -51,25 +51,17 @@ func TestProtect(t *testing.T) {
 	writers := func() []string {
 		t.Helper()
 		all, err := Writers(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		return all
 	}
 	if err := Protect(dir); err != nil || len(writers()) != 0 {
 		t.Fatalf("made: %v, others that may write: %q", err, writers())
 	}
 	sd, err := windows.SecurityDescriptorFromString("D:P(A;OICI;FA;;;SY)(A;OICI;FA;;;BA)(A;OICI;FA;;;WD)")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	dacl, _, err := sd.DACL()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := windows.SetNamedSecurityInfo(dir, windows.SE_FILE_OBJECT, windows.DACL_SECURITY_INFORMATION|windows.PROTECTED_DACL_SECURITY_INFORMATION, nil, nil, dacl, nil); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	kit.Must(t, windows.SetNamedSecurityInfo(dir, windows.SE_FILE_OBJECT, windows.DACL_SECURITY_INFORMATION|windows.PROTECTED_DACL_SECURITY_INFORMATION, nil, nil, dacl, nil))
 	if len(writers()) == 0 {
 		t.Error("everybody may write, and nobody is named")
 	}

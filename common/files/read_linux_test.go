@@ -22,13 +22,9 @@ import (
 func TestReadDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	kit.WriteFile(t, filepath.Join(dir, "file"), "text")
-	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	for name, to := range map[string]string{"to-file": "file", "to-pipe": "pipe", "to-kmsg": "/proc/kmsg", "to-tty": "/dev/tty", "to-self": "/proc/self/status", "to-zero": "/dev/zero"} {
-		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Symlink(to, filepath.Join(dir, name)))
 	}
 	for name, want := range map[string]string{
 		"file": "", "to-file": "", "pipe": "is a named pipe", "to-pipe": "is a named pipe", "to-kmsg": "is a file of the kernel",
@@ -51,9 +47,7 @@ func TestReadDoesNotBlock(t *testing.T) {
 // for a writer.
 func TestOpenPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pipe")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Mkfifo(path, 0o600))
 	opened := make(chan error, 1)
 	go func() {
 		f, err := openNonblocking(path)
@@ -131,16 +125,13 @@ func TestReadWhileAPipeTakesTheFilesPlace(t *testing.T) {
 func folder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	err := errors.Join(
+	kit.Must(t, errors.Join(
 		os.WriteFile(filepath.Join(dir, "file"), []byte("before\n"), 0o640),
 		os.WriteFile(filepath.Join(dir, "victim"), []byte("root\n"), 0o600),
 		os.Mkdir(filepath.Join(dir, "folder"), 0o700),
 		os.Symlink(filepath.Join(dir, "victim"), filepath.Join(dir, "link")),
 		os.Symlink(filepath.Join(dir, "none"), filepath.Join(dir, "dangling")),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
 	return dir
 }
 
@@ -177,13 +168,9 @@ func TestCreate(t *testing.T) {
 	for _, replaced := range []bool{false, true} {
 		path := filepath.Join(dir, "new")
 		f, err := Create(path, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if replaced {
-			if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("of another"), 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, errors.Join(os.Remove(path), os.WriteFile(path, []byte("of another"), 0o600)))
 		}
 		if err := f.Discard(); err != nil {
 			t.Error(err)
@@ -204,9 +191,7 @@ func TestAppend(t *testing.T) {
 	}
 	for name, want := range map[string]string{"file": "before\nafter\n", "new": "after\n"} {
 		f, err := Append(filepath.Join(dir, name), 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		_, err = io.WriteString(f, "after\n")
 		text, readErr := os.ReadFile(f.Name())
 		if err := errors.Join(err, readErr, f.Close()); err != nil || string(text) != want {
@@ -238,9 +223,7 @@ func TestReplace(t *testing.T) {
 	}
 	for name, mode := range map[string]fs.FileMode{"file": 0o640, "new": 0o604} {
 		path := filepath.Join(dir, name)
-		if err := Replace(path, 0o604, after); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, Replace(path, 0o604, after))
 		text, err := os.ReadFile(path)
 		info, statErr := os.Stat(path)
 		if err := errors.Join(err, statErr); err != nil || string(text) != "after\n" || info.Mode().Perm() != mode {

@@ -20,12 +20,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
+
+	"kubeproxy/test/kit"
 )
 
 // bubble runs test in a synctest bubble. After an error the library sleeps if less than a
@@ -201,9 +202,7 @@ func TestFeed(t *testing.T) {
 		if i == 5 { // in random order
 			calls = sorted(calls)
 		}
-		if diff := cmp.Diff(s.want, calls); diff != "" {
-			t.Errorf("step %d (-want +got):\n%s", i, diff)
-		}
+		kit.Same(t, fmt.Sprintf("step %d (-want +got)", i), s.want, calls)
 	}
 	if err := f.Bookmark("11"); err != nil {
 		t.Error(err)
@@ -233,15 +232,11 @@ func TestFeedCollects(t *testing.T) {
 		set:    func(o any) { calls = append(calls, "set "+o.(*corev1.Service).Name) },
 		remove: func(n types.NamespacedName) { calls = append(calls, "gone "+n.Name) },
 	}
-	if err := f.Replace([]any{named("old")}, "1"); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, f.Replace([]any{named("old")}, "1"))
 	var collected []any
 	for _, name := range []string{"a", "b", "c"} {
 		kept, err := f.Transformer()(named(name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if _, isObject := kept.(*corev1.Service); isObject {
 			t.Errorf("all of %s is kept", name)
 		}
@@ -249,13 +244,9 @@ func TestFeedCollects(t *testing.T) {
 			collected = append(collected, kept)
 		}
 	}
-	if err := f.Replace(collected, "2"); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, f.Replace(collected, "2"))
 	want := []string{"gone b", "gone old", "set a", "set b", "set c", "set old"}
-	if diff := cmp.Diff(want, sorted(calls)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, sorted(calls))
 	if len(f.known) != 2 {
 		t.Errorf("known = %v, want a and c", f.known)
 	}
@@ -397,9 +388,7 @@ func TestServicesOfThisProxy(t *testing.T) {
 			defer stop()
 			s := selecting{make(chan string, 1)}
 			a := &APIServer{Config: &rest.Config{Host: "https://192.0.2.1", Transport: s, QPS: -1}, NodeName: "a", ProxyName: name}
-			if err := a.Run(ctx, nil); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, a.Run(ctx, nil))
 			if got := <-s.labels; got != want {
 				t.Errorf("proxy %q asks for %q, want %q", name, got, want)
 			}
@@ -444,14 +433,10 @@ func testAnotherServer(t *testing.T, streams bool, revision int) {
 		}
 
 		second.refuse = nil
-		if err := a.Use(t.Context(), to); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, a.Use(t.Context(), to))
 		pass(2*maxRelistPause + time.Second)
 		calls, _ := r.take()
-		if diff := cmp.Diff([]string{"delete service d/gone", "set service d/kept 10.96.0.1", "set service d/new 10.96.0.1"}, sorted(calls)); diff != "" {
-			t.Errorf("after the move (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "after the move (-want +got)", []string{"delete service d/gone", "set service d/kept 10.96.0.1", "set service d/new 10.96.0.1"}, sorted(calls))
 		if len(first.watches) > 0 || len(second.watches) != len(apiKinds) {
 			t.Errorf("%d watches of the server before, %d of the other one", len(first.watches), len(second.watches))
 		}

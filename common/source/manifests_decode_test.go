@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"kubeproxy/test/dump"
+	"kubeproxy/test/kit"
 )
 
 // TestDump reads what kubectl prints of a whole cluster, as YAML and as JSON. All of it
@@ -84,9 +84,7 @@ func TestOneBadItem(t *testing.T) {
 			var r recorder
 			err := (&Manifests{Paths: []string{path}}).Load(context.Background(), &r)
 			want := []string{"set service shop/a 10.96.0.1", "set service shop/c 10.96.0.3", "unread 1", "synced"}
-			if diff := cmp.Diff(want, r.calls); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "calls (-want +got)", want, r.calls)
 			if err == nil || !strings.Contains(err.Error(), name+": items[1] at line ") || !strings.Contains(err.Error(), ": Service shop/b: ") {
 				t.Errorf("Load = %v, want an error that names the item", err)
 			}

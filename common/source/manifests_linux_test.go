@@ -10,15 +10,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/kit"
 )
 
 // Opening a named pipe without a writer would block for ever: fifo(7).
 func TestLoadNamedPipe(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "a.yaml")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Mkfifo(pipe, 0o600))
 	write(t, filepath.Join(dir, "b.yaml"), serviceYAML("b", "10.96.0.2"))
 	for name, paths := range map[string][]string{"in a directory": {dir}, "named": {pipe, dir}, "device": {"/dev/zero", dir}} {
 		var r recorder

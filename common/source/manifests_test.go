@@ -152,9 +152,7 @@ func (r *recorder) wait(t *testing.T, want ...string) {
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
 func serviceYAML(name, ip string) string {
@@ -269,9 +267,7 @@ func TestLoad(t *testing.T) {
 			}
 			var r recorder
 			err := (&Manifests{Paths: []string{dir}, NodeName: " n1 "}).Load(context.Background(), &r)
-			if diff := cmp.Diff(append(tt.want, "synced"), r.calls); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "calls (-want +got)", append(tt.want, "synced"), r.calls)
 			compareErrors(t, dir, tt.errs, err)
 		})
 	}
@@ -307,9 +303,7 @@ func TestLoadNotes(t *testing.T) {
 
 	parent := t.TempDir()
 	write(t, filepath.Join(parent, "README.md"), "")
-	if err := os.Mkdir(filepath.Join(parent, "shop.yaml.d"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Mkdir(filepath.Join(parent, "shop.yaml.d"), 0o755))
 	r = recorder{}
 	if err := (&Manifests{Paths: []string{parent}, Note: r.note}).Load(context.Background(), &r); err != nil {
 		t.Errorf("Load = %v, want no error", err)
@@ -359,23 +353,17 @@ func start(t *testing.T, m *Manifests) *recorder {
 
 func rename(t *testing.T, from, to string) {
 	t.Helper()
-	if err := os.Rename(from, to); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Rename(from, to))
 }
 
 func remove(t *testing.T, path string) {
 	t.Helper()
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.RemoveAll(path))
 }
 
 func mkdir(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Mkdir(path, 0o755))
 }
 
 var saves = map[string]struct {
@@ -436,9 +424,7 @@ func TestRunFollows(t *testing.T) {
 				write(t, dir+"/a.yaml", serviceYAML("a", "10.96.0.1"))
 				write(t, dir+"/b.yaml", serviceYAML("b", "10.96.0.2"))
 				r, before := run(t, &Manifests{Paths: []string{dir}, Poll: time.Hour})
-				if diff := cmp.Diff([]string{"set service shop/a 10.96.0.1", "set service shop/b 10.96.0.2", "synced"}, before); diff != "" {
-					t.Errorf("first calls (-want +got):\n%s", diff)
-				}
+				kit.Same(t, "first calls (-want +got)", []string{"set service shop/a 10.96.0.1", "set service shop/b 10.96.0.2", "synced"}, before)
 				tt.change(t, dir)
 				r.wait(t, tt.want...)
 				got, errs := r.take()
@@ -473,15 +459,11 @@ func TestRunVolume(t *testing.T) {
 	version := func(name, ip string) {
 		mkdir(t, filepath.Join(dir, name))
 		write(t, filepath.Join(dir, name, "a.yaml"), serviceYAML("a", ip))
-		if err := os.Symlink(name, filepath.Join(dir, "..tmp")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Symlink(name, filepath.Join(dir, "..tmp")))
 		rename(t, filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data"))
 	}
 	version("..1", "10.96.0.1")
-	if err := os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
 	for name, path := range map[string]string{"directory": dir, "file": filepath.Join(dir, "a.yaml")} {
 		r, _ := run(t, &Manifests{Paths: []string{path}, Poll: time.Hour})
 		version("..2"+name, "10.96.0.2")
@@ -508,9 +490,7 @@ var breakages = map[string]struct {
 	},
 	"link to nowhere": {
 		func(t *testing.T, dir string) {
-			if err := os.Symlink("nowhere", dir+"/.l"); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Symlink("nowhere", dir+"/.l"))
 			rename(t, dir+"/.l", dir+"/a.yaml")
 		},
 		[]string{"manifest DIR/a.yaml: no such file or directory; the file's last good state"},
@@ -528,9 +508,7 @@ var breakages = map[string]struct {
 	},
 	"too large": {
 		func(t *testing.T, dir string) {
-			if err := os.Truncate(dir+"/a.yaml", maxFile+1); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Truncate(dir+"/a.yaml", maxFile+1))
 		},
 		[]string{"manifest DIR/a.yaml: has 67108865 bytes; want at most 67108864; the file's"},
 	},
@@ -687,7 +665,5 @@ func TestRefreshNotices(t *testing.T) {
 
 func setTime(t *testing.T, path string, to time.Time) {
 	t.Helper()
-	if err := os.Chtimes(path, to, to); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.Chtimes(path, to, to))
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
+
+	"kubeproxy/test/kit"
 )
 
 func TestAsked(t *testing.T) {
@@ -57,9 +59,7 @@ func TestAsked(t *testing.T) {
 			}}
 			NoteRetryAfter(config)
 			client, err := rest.RESTClientFor(config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			ctx := WithRetryAfter(t.Context())
 			err = client.Get().Resource("services").MaxRetries(0).Do(ctx).Error()
 			if refused := c.code != http.StatusOK; (err != nil) != refused {

@@ -15,7 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"kubeproxy/test/kit"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,9 +44,7 @@ func testEachChange(t *testing.T, streams bool) {
 	s.set(kindCIDRs, "old", cidr)
 	s.follow(t, &APIServer{}, r, func() {
 		calls, _ := r.take()
-		if diff := cmp.Diff([]string{"set range old [10.96.0.0/16]", "set service d/old 10.96.0.1", "set slice d/old of  [10.0.0.1]", "synced"}, sorted(calls)); diff != "" {
-			t.Errorf("at the start (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "at the start (-want +got)", []string{"set range old [10.96.0.0/16]", "set service d/old 10.96.0.1", "set slice d/old of  [10.0.0.1]", "synced"}, sorted(calls))
 		for _, c := range []struct {
 			kind, name string
 			set        map[string]any // nil means removed

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // contender is Service i of many that want the same ClusterIP.
@@ -272,9 +273,7 @@ func TestOneHealthCheckPort(t *testing.T) {
 			w.SetService(s)
 			w.Latest()
 		}
-		if diff := cmp.Diff(map[string]uint16{older.Name: 30090, newer.Name: 0}, held(w)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		kit.Same(t, "(-want +got)", map[string]uint16{older.Name: 30090, newer.Name: 0}, held(w))
 		if p := w.Problems(); len(p) != 1 || p[0].Service.Name != newer.Name || p[0].Field != "spec.healthCheckNodePort" || !strings.Contains(p[0].Message, older.Name) {
 			t.Errorf("problems %s", p)
 		}
@@ -302,9 +301,7 @@ func TestServiceCIDRsOfOthers(t *testing.T) {
 	for _, p := range w.Latest().Node.ServiceCIDRs {
 		got = append(got, p.String())
 	}
-	if diff := cmp.Diff([]string{"10.96.0.0/12", "172.16.0.0/12"}, got); diff != "" {
-		t.Errorf("ranges (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "ranges (-want +got)", []string{"10.96.0.0/12", "172.16.0.0/12"}, got)
 	got = nil
 	for _, p := range w.Problems() {
 		got = append(got, p.Field+": "+p.Message)
@@ -315,9 +312,7 @@ func TestServiceCIDRsOfOthers(t *testing.T) {
 		`servicecidr node spec.cidrs[0]: "192.0.0.0/8" holds the node's address 192.0.2.1; want a range for Services alone; nothing is dropped for it`,
 		`servicecidr pods spec.cidrs[1]: "10.244.0.0/15" holds the pods' range 10.244.0.0/16; want a range for Services alone; nothing is dropped for it`,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "problems (-want +got)", want, got)
 	w.SetNode(nodeA("", "172.16.0.1"))
 	if s := w.Latest().Node.ServiceCIDRs; len(s) != 1 {
 		t.Errorf("the node has moved into a range that counts all the same: %s", s)
@@ -340,9 +335,7 @@ func TestProxyName(t *testing.T) {
 		for p := range w.Latest().Ports(service.IPv4) {
 			got = append(got, p.Name.Name)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("proxy %q (-want +got):\n%s", name, diff)
-		}
+		kit.Same(t, fmt.Sprintf("proxy %q (-want +got)", name), want, got)
 		if ranges := w.Latest().Node.ServiceCIDRs; (len(ranges) > 0) != (name == "") {
 			t.Errorf("proxy %q drops what goes to nobody's address in %s, of which others serve some", name, ranges)
 		}

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -20,6 +19,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
+	"kubeproxy/test/kit"
 )
 
 var _ source.Sink = (*Tracker)(nil)
@@ -187,9 +187,7 @@ func TestAddressChangesHands(t *testing.T) {
 		got = append(got, holder())
 	}
 	want := []string{"service-2", "service-1", "service-3", "service-1", "service-2", "service-3", "nobody"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("holders (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "holders (-want +got)", want, got)
 }
 
 func TestTooManyEndpoints(t *testing.T) {
@@ -457,9 +455,7 @@ func TestChangeIsNoticed(t *testing.T) {
 			}
 			scratch.Synced()
 			got := text(live.Latest())
-			if diff := cmp.Diff(text(scratch.Latest()), got); diff != "" {
-				t.Errorf("snapshot (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "snapshot (-want +got)", text(scratch.Latest()), got)
 			if got == first {
 				t.Errorf("the change made no difference:\n%s", got)
 			}
@@ -524,9 +520,7 @@ func TestChoice(t *testing.T) {
 			Cluster: Use{Why: "it is not ready"}, ForLocal: &Use{Why: "it is not on this node"},
 		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 // listedSlice has endpoints 1 to 5: ready, not ready, terminating, ready on this node,
@@ -612,9 +606,7 @@ func TestReconfigure(t *testing.T) {
 			o.NodeName = "a"
 			fresh := New(o)
 			feed(fresh)
-			if diff := cmp.Diff(contents(fresh), contents(w.Tracker)); diff != "" {
-				t.Errorf("(-from the start +reconfigured):\n%s", diff)
-			}
+			kit.Same(t, "(-from the start +reconfigured)", contents(fresh), contents(w.Tracker))
 			if w.Latest() == before || len(o.NodeIPs) == 0 && !samePorts(before, w.Latest()) {
 				t.Error("the same snapshot, or other Ports than before")
 			}

@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/test/kit"
 )
 
 func at(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
@@ -497,15 +498,11 @@ const entryV4 = "02000000340001801400018008000100c0000209080002000a60000a1c00028
 
 func TestDecodeFlow(t *testing.T) {
 	raw, err := hex.DecodeString(entryV4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	want := Flow{Protocol: service.UDP, Src: at("192.0.2.9:1077"), Dst: at("10.96.0.10:53"),
 		ReplySrc: at("10.244.0.1:53"), ReplyDst: at("192.0.2.9:1077"), Zone: 7, ReplyZone: 7, ID: 945276122, Answered: true}
 	got, err := decodeFlow(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); d != "" {
 		t.Errorf("decodeFlow (-want +got):\n%s", d)
 	}
@@ -524,9 +521,7 @@ func TestEncodeDelete(t *testing.T) {
 	f := Flow{Protocol: service.UDP, Src: at("[2001:db8::9]:1077"), Dst: at("[fd00:96::a]:53"),
 		ReplySrc: at("[fd00:244::1]:5353"), ReplyDst: at("[2001:db8::9]:1077"), Zone: 1, ReplyZone: 7, ID: 0x01020304}
 	got, err := encodeDelete(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	want := strings.Join([]string{
 		"0a000000", // IPv6
 		"4c000280", // CTA_TUPLE_REPLY
@@ -545,9 +540,7 @@ func TestEncodeDelete(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	raw, err := hex.DecodeString(entryV4)
-	if err != nil {
-		f.Fatal(err)
-	}
+	kit.Must(f, err)
 	f.Add(raw)
 	f.Add(append(bytes.Repeat([]byte{0}, 16), raw...))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -12,6 +12,7 @@ import (
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // fakeKernel has what a test says.
@@ -61,9 +62,7 @@ func newNode(files map[string]string) *Node {
 func expect(t *testing.T, look func(context.Context) (doctor.Seen, error), want []string, words ...string) {
 	t.Helper()
 	seen, err := look(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var got []string
 	for _, f := range seen.Findings {
 		got = append(got, strings.Join([]string{string(f.Topic), f.Subject, f.Fix}, " | "))

@@ -33,9 +33,7 @@ func alone(t *testing.T, f func(k *Kernel)) {
 	}
 	netlab.InNamespace(t, func() {
 		k, err := Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer k.Close()
 		if err := k.Create(Set{Name: "probe", Type: HashIP}); errors.Is(err, errors.ErrUnsupported) {
 			t.Skip(err)
@@ -62,9 +60,7 @@ func wantList(t *testing.T, k *Kernel, s Set, want ...Entry) {
 	t.Helper()
 	got, err := k.List(s)
 	kit.Must(t, err)
-	if diff := cmp.Diff(want, got, cmp.Comparer(same)); diff != "" {
-		t.Errorf("ipset %s (-want +got):\n%s", s.Name, diff)
-	}
+	kit.Same(t, fmt.Sprintf("ipset %s (-want +got)", s.Name), want, got, cmp.Comparer(same))
 }
 
 func same(a, b Entry) bool { return a == b }
@@ -166,14 +162,10 @@ func TestTextIsOfIpset(t *testing.T) {
 		kit.Must(t, k.Add(s, all))
 		var text strings.Builder
 		s.Write(all, func(line, _ string) { text.WriteString(line) })
-		if diff := cmp.Diff(lines(run(t, "", "ipset", "save", s.Name)), lines(text.String())); diff != "" {
-			t.Errorf("text (-ipset +ours):\n%s", diff)
-		}
+		kit.Same(t, "text (-ipset +ours)", lines(run(t, "", "ipset", "save", s.Name)), lines(text.String()))
 		kit.Must(t, k.Destroy(s.Name))
 		run(t, text.String(), "ipset", "restore")
-		if diff := cmp.Diff(lines(text.String()), lines(run(t, "", "ipset", "save"))); diff != "" {
-			t.Errorf("restored (-ours +ipset):\n%s", diff)
-		}
+		kit.Same(t, "restored (-ours +ipset)", lines(text.String()), lines(run(t, "", "ipset", "save")))
 		kit.Must(t, k.Create(s))
 		wantList(t, k, s, entries(all)...)
 	})
@@ -273,9 +265,7 @@ func TestHeaders(t *testing.T) {
 			{"ports", "bitmap:port", service.IPv4, 1, 1, false},
 			{"sets", "list:set", service.IPv4, 1, 0, false},
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("heads (-want +got):\n%s", diff)
-		}
+		kit.Same(t, "heads (-want +got)", want, got)
 		// Without a name, the kernel would destroy all sets.
 		kit.Must(t, k.Destroy(""), k.Destroy("A"))
 		if after := run(t, "", "ipset", "save"); after != before {

@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 func TestNormalize(t *testing.T) {
@@ -55,9 +54,7 @@ add KUBE-LB 10.0.0.1,udp:53,10.0.0.0/8
 add KUBE-LB 192.0.2.1,tcp:80,0.0.0.0/1 comment "default/web:'http'"
 add KUBE-LB 192.0.2.1,tcp:80,128.0.0.0/1 comment "default/web:'http'"
 `
-	if diff := cmp.Diff(want, text.String()); diff != "" {
-		t.Errorf("text (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "text (-want +got)", want, text.String())
 	text.Reset()
 	Set{"A", HashIP, service.IPv6}.Write(nil, write)
 	if got, want := text.String(), "create A hash:ip family inet6 hashsize 1024 maxelem 1048576 comment\n"; got != want {

@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -49,9 +50,7 @@ func variantDir(t *testing.T, variant string) string {
 	dir := t.TempDir()
 	for _, c := range []string{"iptables", "ip6tables"} {
 		for _, suffix := range []string{"", "-restore", "-save"} {
-			if err := os.Symlink("/usr/sbin/"+c+"-"+variant+suffix, filepath.Join(dir, c+suffix)); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Symlink("/usr/sbin/"+c+"-"+variant+suffix, filepath.Join(dir, c+suffix)))
 		}
 	}
 	return dir
@@ -122,9 +121,7 @@ func TestRefusedLineIsNamed(t *testing.T) {
 		if err == nil || errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "no-such-option") {
 			t.Errorf("Restore = %v, want the line to be named", err)
 		}
-		if err := os.Remove(b.driver.(*runner).path("-restore")); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Remove(b.driver.(*runner).path("-restore")))
 		if err := b.driver.Restore(context.Background(), c.text()); !errors.Is(err, ErrBusy) {
 			t.Errorf("without the command: Restore = %v, want ErrBusy, as nothing was refused", err)
 		}
@@ -157,9 +154,7 @@ func TestProbe(t *testing.T) {
 		t.Setenv("PATH", b.options.Dir+":"+os.Getenv("PATH"))
 		runCommand(t, b, "-t nat -S")
 		before, err := b.driver.Save(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if err := Probe(b.family, Options{}); err != nil {
 			t.Errorf("Probe: %v", err)
 		}
@@ -168,15 +163,11 @@ func TestProbe(t *testing.T) {
 		}
 		poor := t.TempDir()
 		for _, suffix := range []string{"", "-save"} {
-			if err := os.Symlink(filepath.Join(b.options.Dir, name+suffix), filepath.Join(poor, name+suffix)); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Symlink(filepath.Join(b.options.Dir, name+suffix), filepath.Join(poor, name+suffix)))
 		}
 		refuses := "#!/bin/sh\ntext=$(cat)\ncase $text in *'-m bpf'*|*'-m statistic'*) echo 'line 3 failed' >&2; exit 2;; esac\n" +
 			"printf '%s\\n' \"$text\" | exec " + filepath.Join(b.options.Dir, name+"-restore") + " \"$@\"\n"
-		if err := os.WriteFile(filepath.Join(poor, name+"-restore"), []byte(refuses), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile(filepath.Join(poor, name+"-restore"), []byte(refuses), 0o755))
 		t.Setenv("PATH", poor+":"+os.Getenv("PATH"))
 		const want = "there is no match statistic (kernel module xt_statistic), no match bpf (kernel module xt_bpf): "
 		if err := Probe(b.family, Options{}); err == nil || !strings.Contains(err.Error(), want) {
@@ -199,9 +190,7 @@ func TestVariantOfTheNode(t *testing.T) {
 		for _, chain := range []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"} {
 			runCommand(t, b, "-t mangle -N "+chain)
 			chosen, err := New(b.family, Options{MasqueradeBit: 14})
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			if isLegacy(chosen) != isLegacy(b) {
 				t.Errorf("with %s, %s was chosen", chain, chosen.driver.(*runner).path(""))
 			}
@@ -215,9 +204,7 @@ func TestVariantOfTheNode(t *testing.T) {
 		long := command(b.family) + "-" + filepath.Base(filepath.Dir(t.Name()))
 		for _, suffix := range []string{"-restore", "-save"} { // one is of no use without the other
 			poor := t.TempDir()
-			if err := os.Symlink("/usr/sbin/"+long+suffix, filepath.Join(poor, long+suffix)); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Symlink("/usr/sbin/"+long+suffix, filepath.Join(poor, long+suffix)))
 			t.Setenv("PATH", poor)
 			if got := commandPrefix(b.family); got != command(b.family) {
 				t.Errorf("with %s alone, %s was chosen", long+suffix, got)
@@ -259,18 +246,12 @@ func TestCommandsBecomeOthers(t *testing.T) {
 		apply(t, b, simple(1))
 		for _, suffix := range []string{"", "-restore", "-save"} {
 			name := b.driver.(*runner).path(suffix)
-			if err := os.Remove(name); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Symlink("/usr/sbin/"+command(b.family)+"-"+string(then)+suffix, name); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.Remove(name))
+			kit.Must(t, os.Symlink("/usr/sbin/"+command(b.family)+"-"+string(then)+suffix, name))
 		}
 		apply(t, b, simple(2))
 		again := &runner{family: b.family, dir: variantDir(t, string(now))}
-		if err := again.open(); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, again.open())
 		defer again.Close()
 		generate.RequireNoChange(t, NewWith(b.family, b.options, again), simple(2))
 		wantFound(t, Leftovers{Variant: then, Family: b.family}, "")
@@ -319,9 +300,7 @@ func shuffle(t *testing.T, b *Backend) {
 		chain = "chain ip6 nat A000"
 	}
 	c := exec.Command("sh", "-c", "while for i in 1 2 3 4 5; do nft delete "+chain+" && nft add "+chain+" && sleep 0.01 || exit; done; do sleep 0.3; done")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()
@@ -334,9 +313,7 @@ func TestNoTablesNeedNoRight(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var rights [2]unix.CapUserData
-		if err := unix.Capget(&none, &rights[0]); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, unix.Capget(&none, &rights[0]))
 		fewer := rights
 		fewer[0].Effective &^= 1<<unix.CAP_NET_RAW | 1<<unix.CAP_NET_ADMIN
 		for _, tables := range []bool{false, true} {
@@ -385,9 +362,7 @@ func TestKernelHoldsLists(t *testing.T) {
 // TestLockThatIsANamedPipe replaces the lock file by a named pipe without a writer.
 func TestLockThatIsANamedPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, unix.Mkfifo(path, 0o600))
 	taken := make(chan bool, 1)
 	go func() {
 		l := &lock{path: path, freed: make(chan struct{}, 1), notify: -1}

@@ -5,14 +5,14 @@ package iptables
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // foreignText is what others, kubelet among them, have in the tables.
@@ -104,9 +104,7 @@ func TestExtraneousObjectsAreDeleted(t *testing.T) {
 				}
 			}
 			wantFound(t, r, "")
-			if diff := cmp.Diff(theirs, saved(t, b)); diff != "" {
-				t.Errorf("%s: what is left (-what others have +all):\n%s", tc.name, diff)
-			}
+			kit.Same(t, fmt.Sprintf("%s: what is left (-what others have +all)", tc.name), theirs, saved(t, b))
 		}
 		restore(t, b, "*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n")
 		wantFound(t, r, "") // kubelet may have made it
@@ -148,18 +146,14 @@ func TestLeftoversOfLoopback(t *testing.T) {
 		}
 		for _, others := range []bool{false, true} {
 			if others {
-				if err := b.driver.EnableRouteLocalnet(); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, b.driver.EnableRouteLocalnet())
 			}
 			b.options.LocalhostNodePorts, b.installed = true, nil
 			apply(t, b, simple(1))
 			if open, err := b.driver.RouteLocalnetEnabled(); !open || err != nil {
 				t.Errorf("loopback addresses are open: %t, %v", open, err)
 			}
-			if err := r.Remove(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, r.Remove(t.Context()))
 			if open, err := b.driver.RouteLocalnetEnabled(); open != others || err != nil {
 				t.Errorf("with the chains gone, loopback addresses are open: %t, %v; want %t", open, err, others)
 			}
@@ -178,18 +172,14 @@ func wantFound(t *testing.T, r Leftovers, want string) {
 
 func restore(t *testing.T, b *Backend, text string) {
 	t.Helper()
-	if err := b.driver.Restore(context.Background(), text); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, b.driver.Restore(context.Background(), text))
 }
 
 // saved lists all rules of b's family and variant, without counters.
 func saved(t *testing.T, b *Backend) string {
 	t.Helper()
 	out, err := exec.Command(b.driver.(*runner).path("-save")).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return regexp.MustCompile(`(?m)^#.*\n|\[\d+:\d+\]$`).ReplaceAllString(string(out), "")
 }
 

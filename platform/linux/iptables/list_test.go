@@ -18,6 +18,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/packet"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // widePort returns a port with n endpoints, those from first on.
@@ -53,9 +54,7 @@ func shares(t *testing.T, k *fake, chain string, share float64, all map[string]f
 		p := left
 		if text := packet.Argument(w, "--probability"); text != "" {
 			f, err := strconv.ParseFloat(text, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			p = left * f
 		}
 		if to == "DNAT" {

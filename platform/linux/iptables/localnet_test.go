@@ -14,6 +14,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // TestLoopbackIsClosedAgain lets NodePorts answer on loopback addresses. Then a backend
@@ -90,9 +91,7 @@ func TestLoopbackDespiteRefusal(t *testing.T) {
 	}
 	b := local(k)
 	p, err := b.Plan(context.Background(), simple(3))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	err = p.Apply(context.Background()).Err
 	if failed := reconcile.PortErrors(err); len(failed) != 1 || !k.RouteLocalnet {
 		t.Errorf("Apply = %v, open %t; want one failure, and open", err, k.RouteLocalnet)

@@ -19,6 +19,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // runCommand runs a command of b's variant, as any process may, with or without the
@@ -136,13 +137,9 @@ func TestLockOfOthers(t *testing.T) {
 			return
 		}
 		other, err := os.OpenFile(r.lock.path, os.O_CREATE, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer other.Close()
-		if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, unix.Flock(int(other.Fd()), unix.LOCK_EX))
 		err = r.lock.hold(context.Background(), 10*time.Millisecond)
 		if want := fmt.Sprintf("is held by process %d (", os.Getpid()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("hold = %v, want it to say %q", err, want)
@@ -155,9 +152,7 @@ func TestLockOfOthers(t *testing.T) {
 		if r.lock.try() {
 			t.Error("the lock of others was free")
 		}
-		if err := unix.Flock(int(other.Fd()), unix.LOCK_UN); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, unix.Flock(int(other.Fd()), unix.LOCK_UN))
 		select {
 		case <-r.lock.freed:
 		case <-time.After(waitTimeout):
@@ -178,9 +173,7 @@ func TestRestoreKilledHalfWay(t *testing.T) {
 		undo := b.wrapRestore(t, "sed '/COMMIT/q' | "+real+" \"$@\"\ncat > /dev/null\nkill -9 $$\n: ")
 		want := simple(3)
 		p, err := b.Plan(context.Background(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if err := p.Apply(context.Background()).Err; !errors.Is(err, ErrBusy) {
 			t.Errorf("Apply = %v, want it to be busy", err)
 		}
@@ -204,16 +197,12 @@ func TestLockSurvives(t *testing.T) {
 	}
 	defer l.close()
 	for range 3 {
-		if err := l.hold(context.Background(), waitTimeout); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, l.hold(context.Background(), waitTimeout))
 		l.release()
 		if !l.usedByOthers() || l.usedByOthers() {
 			t.Error("a new file is to be heard of once, and we ourselves are not")
 		}
-		if err := os.Remove(l.path); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Remove(l.path))
 	}
 }
 
@@ -228,9 +217,7 @@ func TestRefusedServiceIsFound(t *testing.T) {
 		bad := portChainName(clusterPrefix, simplePort(7))
 		replaced := b.wrapRestore(t, `text=$(cat); case $text in *"-A `+bad+`"*) echo 'line 9 failed' >&2; exit 1;; esac; printf '%s\n' "$text" | exec `)
 		p, err := b.Plan(context.Background(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		failed := reconcile.PortErrors(p.Apply(context.Background()).Err)
 		if len(failed) != 1 || failed[0].Name.Name != "web-007" {
 			t.Errorf("failed: %v, want web-007 alone", failed)
@@ -256,9 +243,7 @@ func TestLostRaceIsRunAgain(t *testing.T) {
 		b.wrapRestore(t, `if ! [ -e `+once+` ]; then touch `+once+`; cat > /dev/null; `+
 			`echo 'iptables-restore: line 9 failed: Resource temporarily unavailable.' >&2; exit 4; fi; exec `)
 		p, err := b.Plan(context.Background(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if err := p.Apply(context.Background()).Err; err != nil {
 			t.Errorf("Apply = %v, want it to be run again", err)
 		}
@@ -275,14 +260,10 @@ func (b *Backend) wrapRestore(t *testing.T, script string) (undo func()) {
 	r := b.driver.(*runner)
 	real, dir := r.dir, t.TempDir()
 	for _, suffix := range []string{"", "-save"} {
-		if err := os.Symlink(filepath.Join(real, command(b.family)+suffix), filepath.Join(dir, command(b.family)+suffix)); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.Symlink(filepath.Join(real, command(b.family)+suffix), filepath.Join(dir, command(b.family)+suffix)))
 	}
 	text := "#!/bin/sh\n" + script + r.path("-restore") + " \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(dir, command(b.family)+"-restore"), []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(filepath.Join(dir, command(b.family)+"-restore"), []byte(text), 0o755))
 	r.dir = dir
 	return func() { r.dir = real }
 }

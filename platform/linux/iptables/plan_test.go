@@ -19,6 +19,7 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // TestAdoptsWhatIsThere starts a new backend that finds nothing to do, and after that
@@ -84,9 +85,7 @@ func TestCostFollowsChange(t *testing.T) {
 			}
 			slices.Sort(got)
 			slices.Sort(tt.want)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("plan (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "plan (-want +got)", tt.want, got)
 		})
 	}
 }
@@ -172,9 +171,7 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 			t.Errorf("drift lacks %q:\n%s", s, reported)
 		}
 	}
-	if diff := cmp.Diff(good, k.Text()); diff != "" {
-		t.Errorf("after the repair (-before +after):\n%s", diff)
-	}
+	kit.Same(t, "after the repair (-before +after)", good, k.Text())
 }
 
 // TestPartialSnapshotTakesNothingAway keeps what an earlier process left for Services
@@ -262,12 +259,8 @@ func TestCleanup(t *testing.T) {
 		}
 		apply(t, b, simple(3))
 	}
-	if err := b.Cleanup(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(before, k.Text()); diff != "" {
-		t.Errorf("after cleanup (-before +after):\n%s", diff)
-	}
+	kit.Must(t, b.Cleanup(context.Background()))
+	kit.Same(t, "after cleanup (-before +after)", before, k.Text())
 	apply(t, b, simple(3))
 	k.Tables[nat]["CNI-HOSTPORT"] = append(k.Tables[nat]["CNI-HOSTPORT"], "-j KUBE-MARK-MASQ")
 	if err := b.Cleanup(context.Background()); err == nil || !strings.Contains(err.Error(), "chain KUBE-MARK-MASQ of table nat is in use: chain CNI-HOSTPORT") {
@@ -345,9 +338,7 @@ func TestHalfProgrammed(t *testing.T) {
 		apply(t, b, service.New(1, node, []*service.Port{two, three}))
 		want := service.New(2, node, []*service.Port{one, two})
 		p, err := b.Plan(t.Context(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		left := refusals
 		k.Refuse = func(text string) error {
 			if left == 0 || !strings.HasPrefix(text, "*"+filter) {
@@ -361,9 +352,7 @@ func TestHalfProgrammed(t *testing.T) {
 		}
 		fresh := newFake()
 		apply(t, newBackend(service.IPv4, fresh), want)
-		if diff := cmp.Diff(parse(fresh.Text(), nil).chains, parse(k.Text(), nil).chains, cmp.AllowUnexported(id{})); diff != "" {
-			t.Errorf("%d refusals: chains (-fresh +now):\n%s", refusals, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%d refusals: chains (-fresh +now)", refusals), parse(fresh.Text(), nil).chains, parse(k.Text(), nil).chains, cmp.AllowUnexported(id{}))
 	}
 }
 
@@ -439,9 +428,7 @@ func TestRefusedPortKeepsWhatItHad(t *testing.T) {
 	}
 	b := newBackend(service.IPv4, k) // as after a restart
 	p, err := b.Plan(context.Background(), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if failed := reconcile.PortErrors(p.Apply(context.Background()).Err); len(failed) != 1 || failed[0].Name.Name != "web-001" {
 		t.Errorf("failed: %v, want web-001", failed)
 	}
@@ -459,9 +446,7 @@ func TestRemovalOrder(t *testing.T) {
 	c := &change{deletes: []id{{nat, servicesChain}, {filter, servicesChain}, {mangle, "KUBE-PROXY-CANARY"}}}
 	got := regexp.MustCompile(`(?m)^\*\w+|^-X .*`).FindAllString(c.removal(), -1)
 	want := []string{"*filter", "-X KUBE-SERVICES", "*nat", "-X KUBE-SERVICES", "*mangle", "-X KUBE-PROXY-CANARY"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 // Until the last piece no packet meets a new chain, and the last piece has no new chain.
@@ -515,9 +500,7 @@ func TestDeathBetweenPieces(t *testing.T) {
 		return nil
 	}
 	p, err := newBackend(service.IPv4, k).Plan(context.Background(), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if out := p.Apply(context.Background()); out.Err == nil {
 		t.Fatal("no error although iptables was busy")
 	}

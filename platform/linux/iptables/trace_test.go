@@ -21,6 +21,7 @@ import (
 	"kubeproxy/platform/linux/packet"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // traceCase is a connection to a node in mode iptables.
@@ -153,9 +154,7 @@ func traceRemembers(t *testing.T, k *fake, b *Backend, want *service.Snapshot, p
 	for age, remembered := range map[time.Duration]bool{time.Minute: true, 2 * time.Hour: false} {
 		k.RecentClients = map[string]map[netip.Addr]time.Duration{list: {client: age}}
 		w, err := b.Trace(t.Context(), want, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.10:80"), Interface: "eth0"}, generate.IsNodeLocal)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		if is := w.Remembered == p.Cluster[1].Addr && len(w.Targets) == 1; is != remembered {
 			t.Errorf("%s ago: targets %v, remembered %s, want that: %t", age, w.Targets, w.Remembered, remembered)
 		}

@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -69,9 +70,7 @@ func TestKernelDrains(t *testing.T) {
 func listen(t *testing.T, at netip.AddrPort) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	go netlab.Serve(l, func(c net.Conn) { _, _ = io.Copy(c, c) })
 	return l
 }
@@ -99,9 +98,7 @@ type flow struct {
 func dialUDP(t *testing.T, to netip.AddrPort) net.Conn {
 	t.Helper()
 	c, err := net.Dial("udp", to.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -109,9 +106,7 @@ func dialUDP(t *testing.T, to netip.AddrPort) net.Conn {
 func listenUDP(t *testing.T, at netip.AddrPort) net.PacketConn {
 	t.Helper()
 	s, err := net.ListenPacket("udp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -145,9 +140,7 @@ func TestKernelDrainsUDP(t *testing.T) {
 		dns.Cluster = []service.Endpoint{{Addr: at}}
 		apply(t, b, snapshot(dns))
 		// With 1, some kernels delete conntrack entries themselves.
-		if err := os.WriteFile((setting{file: "net/ipv4/vs/expire_nodest_conn"}).path(), []byte("0\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile((setting{file: "net/ipv4/vs/expire_nodest_conn"}).path(), []byte("0\n"), 0o644))
 		to, foreign := netip.AddrPortFrom(dns.Frontends[0].Addr, 80), netip.AddrPortFrom(generate.OtherNodeAddr[0], 80)
 		old := flow{dialUDP(t, to), listenUDP(t, at)}
 		other := flow{dialUDP(t, foreign), listenUDP(t, foreign)}
@@ -225,9 +218,7 @@ func TestKernelLeftoversWithoutIPVS(t *testing.T) {
 			apply(t, b, changingSnapshot(f, 0))
 			_ = b.Close()
 		}
-		if err := newMobyHandle(t).Flush(); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, newMobyHandle(t).Flush())
 		for _, f := range service.Families {
 			r := Leftovers{Family: f, list: "/proc/none"}
 			if what, err := r.Find(t.Context()); !strings.HasPrefix(what, "5 addresses of Services, ") || !strings.Contains(what, "chains of this proxy") || !strings.HasSuffix(what, ", 15 ipsets") || err != nil {

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -56,9 +55,7 @@ func TestDrainingIsLogged(t *testing.T) {
 		}
 		out.Reset()
 		less := snapshot(web(0, c.left, service.TCP), web(1, 1, service.UDP))
-		if err := planOf(t, b, less).Apply(at(c.verbosity)).Err; err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, planOf(t, b, less).Apply(at(c.verbosity)).Err)
 		if s := out.String(); !strings.Contains(s, c.says) || strings.Contains(s, c.silent) {
 			t.Errorf("%d: logged %q, want %q", i, s, c.says)
 		}
@@ -79,9 +76,7 @@ func TestDrainingIsLoggedAfterRestart(t *testing.T) {
 	ctx := klog.NewContext(t.Context(), logger)
 	b = newBackend(service.IPv4, k, Options{})
 	view, err := b.view(ctx, less)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	b.rules = &fakeRules{held: view}
 	for range 2 {
 		if p, err := b.Plan(ctx, less); err != nil || !p.Empty() {
@@ -154,9 +149,7 @@ func TestDrainOwned(t *testing.T) {
 		if err != nil || stays.String() != step.stays || len(stays.cut) != step.cut {
 			t.Errorf("after %s: %q, %d cut, %v; want %q, %d", step.lasted, stays, len(stays.cut), err, step.stays, step.cut)
 		}
-		if diff := cmp.Diff(step.want, k.summary()); diff != "" {
-			t.Errorf("after %s (-want +got):\n%s", step.lasted, diff)
-		}
+		kit.Same(t, fmt.Sprintf("after %s (-want +got)", step.lasted), step.want, k.summary())
 	}
 }
 
@@ -174,9 +167,7 @@ func TestDrainOwnedFails(t *testing.T) {
 	if _, err := drainOwned(t.Context(), k, Options{}.ownedServers, 0); err == nil {
 		t.Error("no error")
 	}
-	if diff := cmp.Diff(before, k.summary()); diff != "" {
-		t.Errorf("(-before +after):\n%s", diff)
-	}
+	kit.Same(t, "(-before +after)", before, k.summary())
 }
 
 // refuseDeletes refuses to delete virtual servers.
@@ -269,9 +260,7 @@ func TestRulesStayWithServer(t *testing.T) {
 			apply(t, b, next)
 			fresh := newFake(service.IPv4)
 			apply(t, newBackendWithRules(service.IPv4, fresh, o), next)
-			if diff := cmp.Diff(fresh.sets.Text()+fresh.tables.Text(), k.sets.Text()+k.tables.Text()); diff != "" {
-				t.Errorf("then (-fresh +now):\n%s", diff)
-			}
+			kit.Same(t, "then (-fresh +now)", fresh.sets.Text()+fresh.tables.Text(), k.sets.Text()+k.tables.Text())
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // alwaysResync makes each sync read the kernel state.
@@ -50,9 +51,7 @@ func tamperForwarding(a netip.AddrPort) func(*testing.T, *kernel, service.Addres
 			Address: at.Addr.AsSlice(), Protocol: uint16(at.Protocol), Port: at.Port,
 			AddressFamily: af(k.family), Netmask: netmask(k.family),
 		}
-		if err := newMobyHandle(t).UpdateDestination(of, x); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, newMobyHandle(t).UpdateDestination(of, x))
 	}
 }
 
@@ -62,9 +61,7 @@ func tamperLink(change func(netlink.Link) error) func(*testing.T, *kernel, servi
 		if err == nil {
 			err = change(l)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 	}
 }
 
@@ -171,9 +168,7 @@ func TestKernelExcluded(t *testing.T) {
 func TestKernelIPv6Disabled(t *testing.T) {
 	inNamespace(t, func() {
 		disable := func(on string) {
-			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+on+"/disable_ipv6", []byte("1"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.WriteFile("/proc/sys/net/ipv6/conf/"+on+"/disable_ipv6", []byte("1"), 0o644))
 		}
 		disable("default")
 		want := changingSnapshot(service.IPv6, 0)

@@ -17,6 +17,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // applyRefused runs a sync that must fail for one Port, with this reason.
@@ -260,9 +261,7 @@ func TestCounts(t *testing.T) {
 	b := newBackendWithRules(service.IPv4, k, Options{})
 	round := func(generation uint64) reconcile.Outcome {
 		p, err := b.Plan(t.Context(), service.New(generation, &service.Node{}, nil))
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		return p.Apply(t.Context())
 	}
 	k.tables.Refuse = func(string) error { return errors.New("refused") }

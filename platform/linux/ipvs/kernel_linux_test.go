@@ -23,6 +23,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -66,9 +67,7 @@ func addAddrs() error {
 func newMobyHandle(t *testing.T) *ipvs.Handle {
 	t.Helper()
 	h, err := ipvs.New("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(h.Close)
 	return h
 }
@@ -86,9 +85,7 @@ func newKernel(t fataler, f service.Family, o Options) *Backend {
 func someDraws(t *testing.T, check func(*rapid.T)) {
 	t.Helper()
 	if n := flag.Lookup("rapid.checks"); n.Value.String() == n.DefValue {
-		if err := n.Value.Set("20"); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.Value.Set("20"))
 		defer func() { _ = n.Value.Set(n.DefValue) }()
 	}
 	rapid.Check(t, check)
@@ -221,9 +218,7 @@ func TestAlteredServedSet(t *testing.T) {
 			if errors.Is(err, errors.ErrUnsupported) {
 				t.Skip(err)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 		}
 		do(addSets)
 		do(addAddrToSet)
@@ -314,9 +309,7 @@ func TestNetlinkMatchesLibrary(t *testing.T) {
 			k := b.driver.(*kernel)
 			k.reloaded = true // uses the requester
 			s, err := k.Read(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			for at, l := range s.servers {
 				asked, err := k.Dests(t.Context(), at)
 				if err != nil || !slices.Equal(asked, l.dests) {
@@ -333,9 +326,7 @@ func TestNetlinkMatchesLibrary(t *testing.T) {
 func wantLibrarySees(t *testing.T, k *kernel, s *state) {
 	t.Helper()
 	all, err := newMobyHandle(t).GetServices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	for _, x := range all {
 		found := slices.ContainsFunc(sortedKeys(s.servers), func(at service.Address) bool {
 			have := server{x.SchedName, x.Flags, x.Timeout}
@@ -418,9 +409,7 @@ func TestKernelRefuses(t *testing.T) {
 func wantApplied(t *testing.T, k *kernel, ops []op, failed map[int]error) {
 	t.Helper()
 	s, err := k.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	servers, dests := 0, 0
 	for i, o := range ops {
 		if failed[i] != nil {
@@ -453,9 +442,7 @@ func BenchmarkChange(b *testing.B) {
 	}
 	at, to := addressAt(netip.MustParseAddr("10.96.0.1"), 80, service.TCP), netip.MustParseAddrPort("10.244.1.1:8080")
 	netlab.InNamespace(b, func() {
-		if err := addAddrs(); err != nil {
-			b.Fatal(err)
-		}
+		kit.Must(b, addAddrs())
 		k := newKernel(b, service.IPv4, alwaysResync()).driver.(*kernel)
 		defer k.close()
 		ops := []op{
@@ -467,9 +454,7 @@ func BenchmarkChange(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				for i := range ops {
-					if err := k.requests.do(&ops[i]); err != nil {
-						b.Fatal(err)
-					}
+					kit.Must(b, k.requests.do(&ops[i]))
 				}
 			}
 		})
@@ -480,9 +465,7 @@ func BenchmarkChange(b *testing.B) {
 			b.ReportAllocs()
 			h := k.moby.(*mobyClient)
 			for b.Loop() {
-				if err := errors.Join(h.NewService(s), h.NewDestination(s, d), h.DelService(s)); err != nil {
-					b.Fatal(err)
-				}
+				kit.Must(b, errors.Join(h.NewService(s), h.NewDestination(s, d), h.DelService(s)))
 			}
 		})
 	})

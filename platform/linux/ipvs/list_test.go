@@ -13,11 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 const listing = `IP Virtual Server version 1.2.1 (size=4096)
@@ -39,9 +38,7 @@ func TestListing(t *testing.T) {
 	servers := map[service.Address]*observedServer{
 		addressAt(four, 80, service.TCP): tcp, addressAt(four, 80, service.UDP): udp, addressAt(six, 80, service.SCTP): sctp, addressAt(four, 81, service.TCP): omitted,
 	}
-	if err := fillDests(servers, strings.NewReader(listing)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, fillDests(servers, strings.NewReader(listing)))
 	want := dest{addr: netip.MustParseAddrPort("10.244.1.12:8080"), weight: 1, conns: 5}
 	if len(tcp.dests) != 2 || tcp.dests[1] != want || tcp.dests[0].weight != 0 || !tcp.dests[0].wrongMode {
 		t.Errorf("TCP: %+v", tcp.dests)
@@ -157,9 +154,7 @@ func TestUpstreamOwnedServers(t *testing.T) {
 		got = append(got, e.addrOps[a].text())
 	}
 	want := []string{"10.96.0.1:80 tcp", "192.0.2.1:30080 tcp", "- address 10.96.0.1 of interface kube-ipvs0"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 // TestUpstreamAdopted adopts kube-proxy's virtual servers and their endpoints, and no

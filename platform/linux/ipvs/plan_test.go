@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // web is a Service with n endpoints.
@@ -55,9 +56,7 @@ func wantLines(t *testing.T, p reconcile.Plan, want ...string) {
 	for i := range got { // whom a line is for, see TestFirstPlan
 		got[i], _, _ = strings.Cut(got[i], " # ")
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("plan (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "plan (-want +got)", want, got)
 }
 
 func planOf(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
@@ -103,9 +102,7 @@ func TestEndpointsDrain(t *testing.T) {
 		"~ destination 10.244.1.2:8080 of 10.96.0.0:80 tcp drains, for 1h0m0s at most",
 		"- destination 10.244.1.2:8080 of 10.96.0.1:80 udp",
 	)
-	if err := p.Apply(context.Background()).Err; err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, p.Apply(context.Background()).Err)
 	k.clock = k.clock.Add(DrainTimeout - time.Second)
 	wantLines(t, planOf(t, b, less))
 	k.clock = k.clock.Add(time.Second)
@@ -202,9 +199,7 @@ func TestDrift(t *testing.T) {
 	}, p.Outcome().Drift); diff != "" {
 		t.Errorf("drift (-want +got):\n%s", diff)
 	}
-	if err := p.Apply(context.Background()).Err; err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, p.Apply(context.Background()).Err)
 	k.clock = k.clock.Add(30 * time.Second)
 	if p := planOf(t, b, want); !p.Empty() || len(p.Outcome().Drift) > 0 {
 		t.Errorf("after the repair: %v\n%s", p.Outcome().Drift, p.Changes())
@@ -247,9 +242,7 @@ func TestForeignServers(t *testing.T) {
 	if len(failed) != 2 || !errors.Is(failed[0], errForeign) || !errors.Is(failed[1], errForeign) {
 		t.Errorf("Apply = %v, want two that somebody else has", err)
 	}
-	if err := b.Cleanup(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, b.Cleanup(context.Background()))
 	for _, x := range at {
 		if k.servers[x] == nil || k.servers[x].scheduler != "wlc" {
 			t.Errorf("the virtual server at %s is now %v", x, k.servers[x])
@@ -720,9 +713,7 @@ func TestOrderAroundTheRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, whole := range []bool{false, true} { // compared with the kernel
 				before, after := opsAroundRules(t, x.old, x.next, whole)
-				if diff := cmp.Diff([]string{x.before, x.after}, []string{before, after}); diff != "" {
-					t.Errorf("before the rules change, and after (-want +got):\n%s", diff)
-				}
+				kit.Same(t, "before the rules change, and after (-want +got)", []string{x.before, x.after}, []string{before, after})
 			}
 		})
 	}

@@ -23,6 +23,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -36,31 +37,19 @@ func TestRoutesOfAnInterfaceThatIsDown(t *testing.T) {
 		a := netlink.NewLinkAttrs()
 		a.Name = Device
 		l := &netlink.Veth{LinkAttrs: a, PeerName: "other"}
-		if err := netlink.LinkAdd(l); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, netlink.LinkAdd(l))
 		for _, f := range service.Families {
 			k := &kernel{family: f}
-			if err := k.openLinks(); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, k.openLinks())
 			defer k.close()
 			if f == service.IPv6 {
-				if err := os.WriteFile(disableIPv6.path(), []byte("0\n"), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, os.WriteFile(disableIPv6.path(), []byte("0\n"), 0o644))
 			}
-			if err := netlink.LinkSetUp(l); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, netlink.LinkSetUp(l))
 			add := op{verb: addRoute, route: localRoute{addr: addrs[f]}}
-			if err := k.applyRoute(&add); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, k.applyRoute(&add))
 			wantRoutes(t, k, true, 1)
-			if err := netlink.LinkSetDown(l); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, netlink.LinkSetDown(l))
 			want := 0
 			if stays[f] {
 				want = 1
@@ -112,9 +101,7 @@ func TestSharedMarkIsCondition(t *testing.T) {
 	s := mode.Setup{Config: &config.Config{}, DetailedCondition: func(name condition.Name) func(text, detail string) {
 		return func(text, _ string) { shown[name] = text }
 	}}
-	if err := complete(s, &mode.Backend{Family: service.IPv6}, b); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, complete(s, &mode.Backend{Family: service.IPv6}, b))
 	if b.showSharedMark("used"); shown["shared-mark-IPv6"] != "used" {
 		t.Errorf("conditions: %v", shown)
 	}
@@ -152,9 +139,7 @@ func TestKernelAddressesComeAndGo(t *testing.T) {
 				t.Helper()
 				apply(t, b, want)
 				s, err := k.Read(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, err)
 				var routes []localRoute
 				for _, a := range ours {
 					routes = append(routes, localRoute{a, source})
@@ -202,9 +187,7 @@ func TestKernelTentativeAddress(t *testing.T) {
 			netlink.LinkAdd(link), netlink.LinkSetUp(peer), netlink.LinkSetUp(link),
 			os.WriteFile(questions, []byte("100"), 0o644), netlink.AddrAdd(link, a),
 		} {
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 		}
 		p := portsOf(changingSnapshot(service.IPv6, 0), service.IPv6)[0]
 		want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{p})
@@ -212,9 +195,7 @@ func TestKernelTentativeAddress(t *testing.T) {
 		apply(t, b, want)
 		a.Flags = unix.IFA_F_NODAD
 		for _, err := range []error{netlink.AddrDel(link, a), netlink.AddrAdd(link, a)} {
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 		}
 		if source := b.node.source(service.IPv6); source != generate.NodeAddr[1] {
 			t.Errorf("the source was %s, want %s", source, generate.NodeAddr[1])
@@ -266,9 +247,7 @@ func TestFirstAddressIsTheDefaultRoutes(t *testing.T) {
 	} {
 		netlab.InNamespace(t, func() {
 			handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			defer handle.Close()
 			k := &kernel{family: f, links: links{handle}}
 			bridge, own := netip.MustParseAddr(c.bridge), netip.MustParseAddr(c.own)
@@ -278,9 +257,7 @@ func TestFirstAddressIsTheDefaultRoutes(t *testing.T) {
 				t.Errorf("without a default route: %v, %v", addrs, err)
 			}
 			_, all, _ := net.ParseCIDR(c.all)
-			if err := netlink.RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: all, Gw: net.ParseIP(c.gateway)}); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: all, Gw: net.ParseIP(c.gateway)}))
 			if addrs, err := k.NodeAddrs(t.Context()); err != nil || !slices.Equal(addrs, []netip.Addr{own, bridge}) {
 				t.Errorf("with one by eth0: %v, %v", addrs, err)
 			}

@@ -6,6 +6,7 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/ipset"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // comment returns the comment of the only element of a set.
@@ -135,9 +137,7 @@ func TestChangeCostsWhatItChanges(t *testing.T) {
 		if steps == nil {
 			steps = map[string]int{}
 		}
-		if diff := cmp.Diff(steps, n.sets.Steps); diff != "" {
-			t.Errorf("%s: steps (-want +got):\n%s", x.name, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s: steps (-want +got)", x.name), steps, n.sets.Steps)
 		if got := n.tables.Restores - restores; got != x.restores {
 			t.Errorf("%s: tables were written %d times, want %d", x.name, got, x.restores)
 		}
@@ -211,9 +211,7 @@ func TestDriftIsReportedAndRepaired(t *testing.T) {
 			}
 			n.clock = n.clock.Add(sizesInterval)
 			p := applyRules(t, b, want)
-			if diff := cmp.Diff(x.want, p.Outcome().Drift[:min(len(x.want), len(p.Outcome().Drift))]); diff != "" {
-				t.Errorf("drift (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "drift (-want +got)", x.want, p.Outcome().Drift[:min(len(x.want), len(p.Outcome().Drift))])
 			if after := n.sets.Text() + n.tables.Text(); after != before {
 				t.Errorf("(-before +after):\n%s", cmp.Diff(before, after))
 			}
@@ -294,9 +292,7 @@ func TestCleanup(t *testing.T) {
 		{Name: "KUBE-VS6-DROPPED", Type: ipset.HashIPPort, Family: service.IPv6},
 	}
 	for _, s := range others {
-		if err := n.sets.Create(s); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.sets.Create(s))
 	}
 	n.tables.Tables["filter"]["MINE"] = []string{"-j ACCEPT"}
 	before := n.sets.Text()
@@ -305,18 +301,14 @@ func TestCleanup(t *testing.T) {
 		if drift := applyRules(t, b, want).Outcome().Drift; len(drift) > 0 {
 			t.Errorf("the drift is %q", drift)
 		}
-		if err := b.Cleanup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, b.Cleanup(t.Context()))
 		if after := n.sets.Text(); after != strings.NewReplacer("KUBE-VS-VIRTUAL-SERVERS:\n", "", "KUBE-VS-NODE-IPS:\n", "").Replace(before) {
 			t.Errorf("the sets are\n%s\nand were\n%s", after, before)
 		}
 		if text := n.tables.Text(); strings.Contains(text, "KUBE-") || !strings.Contains(text, "-A MINE -j ACCEPT") {
 			t.Errorf("the tables are\n%s", text)
 		}
-		if err := errors.Join(n.sets.Create(setOf(service.IPv4, virtualServerSet)), n.sets.Create(setOf(service.IPv4, nodeIPSet))); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, errors.Join(n.sets.Create(setOf(service.IPv4, virtualServerSet)), n.sets.Create(setOf(service.IPv4, nodeIPSet))))
 	}
 }
 
@@ -325,16 +317,12 @@ func TestCleanup(t *testing.T) {
 func TestForeignSet(t *testing.T) {
 	n := newRulesNode(t, service.IPv4)
 	theirs := ipset.Set{Name: "KUBE-VS-DROPPED", Type: ipset.HashIP}
-	if err := n.sets.Create(theirs); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.sets.Create(theirs))
 	b := n.start(service.IPv4)
 	if _, err := b.Plan(t.Context(), snapshot(shopWeb(1))); err == nil || !strings.Contains(err.Error(), theirs.Name) {
 		t.Errorf("Plan = %v, want what is wrong with %s", err, theirs.Name)
 	}
-	if err := b.Cleanup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, b.Cleanup(t.Context()))
 	if h := n.sets.ByName[theirs.Name]; h == nil || h.Set != theirs || len(n.sets.ByName) != 1 {
 		t.Errorf("there is %s", n.sets.Text())
 	}
@@ -423,9 +411,7 @@ func TestOrderOfSteps(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			all := steps(t, x.from, x.next, -1)
-			if diff := cmp.Diff(x.want, strings.Join(all, ", ")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", x.want, strings.Join(all, ", "))
 			for fail := range all {
 				if strings.HasPrefix(all[fail], "chains") { // they are tried again
 					continue
@@ -464,9 +450,7 @@ func TestRefusedChainsKeepTheirSets(t *testing.T) {
 		for set, want := range map[string][]string{
 			externalSet: {"203.0.0.1,tcp:80"}, localSet: {"203.0.0.0,tcp:80"}, internalRedirectSet: {"203.0.0.0,tcp:80"},
 		} {
-			if diff := cmp.Diff(want, n.held(set)); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", set, diff)
-			}
+			kit.Same(t, fmt.Sprintf("%s (-want +got)", set), want, n.held(set))
 		}
 	}
 	n.tables.Refuse = nil

@@ -21,6 +21,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -95,9 +96,7 @@ func probeInTime(t *testing.T, scheduler string) {
 func TestProbeKeepsForeignServers(t *testing.T) {
 	inNamespace(t, func() {
 		h, err := ipvs.New("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer h.Close()
 		for i, flags := range []uint32{0, flagOwned} {
 			at := probeKey[service.IPv4]
@@ -105,9 +104,7 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 				Address: net.IP(at.Addr.AsSlice()), Port: at.Port + uint16(i), Protocol: unix.IPPROTO_TCP,
 				AddressFamily: unix.AF_INET, SchedName: "wlc", Netmask: 0xffffffff, Flags: flags,
 			}
-			if err := h.NewService(s); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, h.NewService(s))
 		}
 		if err := Probe(service.IPv4, Options{Scheduler: "rr"}); err != nil {
 			t.Error(err)
@@ -124,27 +121,19 @@ func TestProbeKeepsForeignServers(t *testing.T) {
 func TestKernelKeepsForeignServers(t *testing.T) {
 	inNamespace(t, func() {
 		h, err := ipvs.New("")
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer h.Close()
 		other := &ipvs.Service{
 			Address: net.IP(generate.NodeAddr[0].AsSlice()), Port: 443, Protocol: unix.IPPROTO_TCP,
 			AddressFamily: unix.AF_INET, SchedName: "rr", Netmask: 0xffffffff,
 		}
-		if err := h.NewService(other); err != nil {
-			t.Fatal(err)
-		}
-		if err := h.NewDestination(other, &ipvs.Destination{Address: net.IPv4(10, 0, 0, 1), Port: 443, Weight: 7, AddressFamily: unix.AF_INET}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, h.NewService(other))
+		kit.Must(t, h.NewDestination(other, &ipvs.Destination{Address: net.IPv4(10, 0, 0, 1), Port: 443, Weight: 7, AddressFamily: unix.AF_INET}))
 		b := newKernel(t, service.IPv4, Options{MasqueradeBit: 14, SyncPeriod: time.Minute})
 		apply(t, b, snapshot(web(0, 2, service.TCP)))
 		apply(t, b, snapshot())
 		apply(t, b, snapshot(web(1, 2, service.TCP)))
-		if err := b.Cleanup(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, b.Cleanup(context.Background()))
 		all, err := h.GetServices()
 		if err != nil || len(all) != 1 || all[0].Port != 443 {
 			t.Errorf("%d virtual servers are left, %v, want one", len(all), err)

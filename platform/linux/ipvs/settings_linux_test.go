@@ -12,6 +12,7 @@ import (
 	"github.com/moby/ipvs"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // TestKernelSettings checks that the kernel gets the configured timeouts, and that
@@ -20,9 +21,7 @@ func TestKernelSettings(t *testing.T) {
 	inNamespace(t, func() {
 		b := newKernel(t, service.IPv4, alwaysResync())
 		h := newMobyHandle(t)
-		if err := h.SetConfig(&ipvs.Config{TimeoutTCP: 700 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 44 * time.Second}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, h.SetConfig(&ipvs.Config{TimeoutTCP: 700 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 44 * time.Second}))
 		apply(t, b, snapshot())
 		wantTimeouts(t, h, ipvs.Config{TimeoutTCP: 700 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 44 * time.Second})
 		wantARP(t, "0", "0")
@@ -40,9 +39,7 @@ func TestKernelSettings(t *testing.T) {
 				t.Errorf("the plan has no %q:\n%s", want, p.Changes())
 			}
 		}
-		if err := p.Apply(t.Context()).Err; err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, p.Apply(t.Context()).Err)
 		wantTimeouts(t, h, ipvs.Config{TimeoutTCP: 100 * time.Second, TimeoutTCPFin: 33 * time.Second, TimeoutUDP: 2 * time.Second})
 		wantARP(t, "1", "2")
 		wantAllSettings(t, b)
@@ -56,9 +53,7 @@ func TestKernelIsPrepared(t *testing.T) {
 	inNamespace(t, func() {
 		o := alwaysResync()
 		o.StrictARP = true
-		if err := Prepare(t.Context(), o); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, Prepare(t.Context(), o))
 		wantARP(t, "1", "2")
 		b := newKernel(t, service.IPv4, o)
 		wantAllSettings(t, b)
@@ -76,13 +71,9 @@ func TestKernelKeepsSettings(t *testing.T) {
 		h := newMobyHandle(t)
 		apply(t, b, snapshot())
 		for _, s := range o.settings(scopeStartup) {
-			if err := os.WriteFile(s.path(), []byte("0"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, os.WriteFile(s.path(), []byte("0"), 0o644))
 		}
-		if err := h.SetConfig(&ipvs.Config{TimeoutTCP: 5 * time.Second}); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, h.SetConfig(&ipvs.Config{TimeoutTCP: 5 * time.Second}))
 		p := planOf(t, b, snapshot())
 		want := []string{
 			"altered: setting net.ipv4.vs.conntrack = 1", "altered: setting net.ipv4.vs.expire_nodest_conn = 1",
@@ -91,9 +82,7 @@ func TestKernelKeepsSettings(t *testing.T) {
 		if drift := p.Outcome().Drift; !slices.Equal(drift, want) {
 			t.Errorf("the drift is %q, want %q", drift, want)
 		}
-		if err := p.Apply(t.Context()).Err; err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, p.Apply(t.Context()).Err)
 		if all, err := b.driver.MissingSettings(t.Context(), scopeRunning); len(all) > 0 || err != nil {
 			t.Errorf("settings are lacking: %q, %v", all, err)
 		}
@@ -122,9 +111,7 @@ func TestRefusedSetting(t *testing.T) {
 func wantTimeouts(t *testing.T, h *ipvs.Handle, want ipvs.Config) {
 	t.Helper()
 	c, err := h.GetConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if *c != want {
 		t.Errorf("the kernel's timeouts are %+v, want %+v", *c, want)
 	}

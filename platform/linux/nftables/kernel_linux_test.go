@@ -7,8 +7,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -26,6 +26,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/nftcommand"
 )
@@ -149,9 +150,7 @@ func TestListsAreLargeMessages(t *testing.T) {
 		defer b.driver.(*kernel).close()
 		apply(t, b, servicesWith(100, 60))
 		s, err := dial()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer s.Close()
 		r := &reader{Socket: s, nf: unix.NFPROTO_IPV4, name: TableName}
 		largest := 0
@@ -206,9 +205,7 @@ func TestTouchedWhenMessagesAreLost(t *testing.T) {
 		if err == nil {
 			err = small.Join(unix.NFNLGRP_NFTABLES)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		m := b.driver.(*kernel).monitor
 		m.sock.Close()
 		m.sock = small
@@ -242,9 +239,7 @@ func TestForeignBaseChains(t *testing.T) {
 				before := listed(t)
 				runNft(t, "flush chain ip kube-services output\n"+script, "-f", "-")
 				apply(t, b, want)
-				if diff := cmp.Diff(before, listed(t)); diff != "" {
-					t.Errorf("after the repair (-before +after):\n%s", diff)
-				}
+				kit.Same(t, "after the repair (-before +after)", before, listed(t))
 				wantConverged(t, b, want)
 			})
 		})
@@ -327,10 +322,7 @@ func examples(readme string) []example {
 
 // TestReadme runs the commands of the README in a namespace with the example.
 func TestReadme(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := kit.ReadFile(t, "README.md")
 	list, want := examples(string(text)), shop(t)
 	if len(list) < 10 {
 		t.Fatalf("%d examples found, want at least 10", len(list))
@@ -347,9 +339,7 @@ func TestReadme(t *testing.T) {
 				t.Errorf("%s: %v\n%s", e.command, err, out)
 				continue
 			}
-			if diff := cmp.Diff(plain(e.output), plain(strings.Split(string(out), "\n"))); diff != "" {
-				t.Errorf("%s (-README +nft):\n%s", e.command, diff)
-			}
+			kit.Same(t, fmt.Sprintf("%s (-README +nft)", e.command), plain(e.output), plain(strings.Split(string(out), "\n")))
 		}
 	})
 }
@@ -401,9 +391,7 @@ func TestRenderIsWhatNftLists(t *testing.T) {
 		if ours, _, _ := strings.Cut(rendered.String(), "table ip6"); ours != held.String() {
 			t.Errorf("render prints something else than is read back:\n%s", cmp.Diff(ours, held.String()))
 		}
-		if diff := cmp.Diff(listedLines(held.String()), listedLines(runNft(t, "", "-s", "list", "table", "ip", TableName))); diff != "" {
-			t.Errorf("nft lists something else than is read back (-held +nft):\n%s", diff)
-		}
+		kit.Same(t, "nft lists something else than is read back (-held +nft)", listedLines(held.String()), listedLines(runNft(t, "", "-s", "list", "table", "ip", TableName)))
 	})
 }
 
@@ -446,16 +434,12 @@ func TestProbe(t *testing.T) {
 func dryRun(t *testing.T, f service.Family, ops []op) error {
 	t.Helper()
 	s, err := dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer s.Close()
 	e := newEncoder(f)
 	e.name = probeTable
 	batch, err := e.dryRun(append([]op{{verb: addTable}}, ops...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return s.Transact(batch)
 }
 
@@ -465,9 +449,7 @@ func TestProbeWithoutCapability(t *testing.T) {
 		// The thread ends with the test, and so does the loss of capabilities.
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
-		if err := unix.Capset(&header, &none[0]); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, unix.Capset(&header, &none[0]))
 		err := Probe(service.IPv4)
 		if err == nil || !strings.Contains(err.Error(), "the right CAP_NET_ADMIN is needed") {
 			t.Errorf("Probe = %v, want one that names CAP_NET_ADMIN", err)
@@ -481,24 +463,18 @@ func TestNewWithoutDescriptors(t *testing.T) {
 	inNamespace(t, func() {
 		next := func() int {
 			fd, err := unix.Dup(0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			_ = unix.Close(fd)
 			return fd
 		}
 		free := next()
 		var limit unix.Rlimit
-		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 		defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
 		for sockets := range 3 {
 			lower := limit
 			lower.Cur = uint64(free + sockets)
-			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lower); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &lower))
 			_, err := New(service.IPv4, Options{MasqueradeBit: 14})
 			if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); e != nil || !errors.Is(err, unix.EMFILE) {
 				t.Errorf("New with %d sockets = %v, want %v (%v)", sockets, err, unix.EMFILE, e)
@@ -579,9 +555,7 @@ func traceUnrelayed(t *testing.T, b *Backend, want *service.Snapshot) {
 	at := service.Localhost(b.family)
 	c := route.Conn{Protocol: service.SCTP, From: at, To: netip.AddrPortFrom(at, 30090), ToNode: true}
 	w, err := b.Trace(context.Background(), want, c, netip.Addr.IsLoopback)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	x := explain.Model{Snapshot: want}.Explain(c)
 	x.Compare(w.Path())
 	if on := want.Node.LocalhostNodePorts(b.family); x.Verdict != explain.Agree || (w.Action == route.Reject) != on || on != strings.Contains(w.ByDesign, "does not relay sctp") {

@@ -16,6 +16,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 // wantUpToDate checks that a backend without state finds nothing to do.
@@ -618,9 +619,7 @@ func TestKernelIsLiberal(t *testing.T) {
 func planWith(t *testing.T, k *fake, o Options, want *service.Snapshot) string {
 	t.Helper()
 	p, err := (&Backend{family: k.family, options: o, driver: k}).Plan(t.Context(), want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return p.Changes().String()
 }
 

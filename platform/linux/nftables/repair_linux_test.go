@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/test/kit"
 )
 
 func planOrError(t *testing.T, b *Backend, want *service.Snapshot) reconcile.Plan {
@@ -83,9 +83,7 @@ func checkDrift(t *testing.T, script string, names []string) {
 		wantChangesPlanned(t, want)
 	}
 	p := planOrError(t, b, want)
-	if diff := cmp.Diff(names, p.Outcome().Drift); diff != "" {
-		t.Errorf("drift (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "drift (-want +got)", names, p.Outcome().Drift)
 	if err := p.Apply(context.Background()).Err; err != nil {
 		t.Errorf("Apply: %v", err)
 	}
@@ -207,9 +205,7 @@ func checkPrune(t *testing.T, f service.Family, restart bool) {
 		{"192.0.2.2", "10.244.1.4", "192.0.2.4", "10.244.1.3"},
 		{"2001:db8::2", "fd00:10:244:1::4", "2001:db8::4", "fd00:10:244:1::3"},
 	}[f]
-	if diff := cmp.Diff(want, append(affinityClients(t, f, 8080, ""), affinityClients(t, f, 8081, "")...)); diff != "" {
-		t.Errorf("remembered (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "remembered (-want +got)", want, append(affinityClients(t, f, 8080, ""), affinityClients(t, f, 8081, "")...))
 	wantConverged(t, b, after)
 }
 
@@ -262,9 +258,7 @@ func TestDriftOfSets(t *testing.T) {
 					wantChangesPlanned(t, want)
 				}
 				p := planOrError(t, b, want)
-				if diff := cmp.Diff(drift, p.Outcome().Drift); diff != "" {
-					t.Errorf("drift (-want +got):\n%s", diff)
-				}
+				kit.Same(t, "drift (-want +got)", drift, p.Outcome().Drift)
 				if err := p.Apply(context.Background()).Err; err != nil {
 					t.Errorf("Apply: %v", err)
 				}
@@ -279,9 +273,7 @@ func TestDriftOfSets(t *testing.T) {
 func TestReservedTable(t *testing.T) {
 	inNamespace(t, func() {
 		other, err := dial()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		e := newEncoder(service.IPv4)
 		e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
 		e.EndMessage()
@@ -512,9 +504,7 @@ func TestLeftoverTablesWhileOthersWrite(t *testing.T) {
 func churnTable(t *testing.T, r Leftovers) (end func()) {
 	t.Helper()
 	s, err := dial()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	e := newEncoder(r.Family)
 	e.name = r.Table
 	stop, ended := make(chan struct{}), make(chan struct{})

@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 )
 
 func TestClassOf(t *testing.T) {
@@ -99,9 +99,7 @@ func TestClassSets(t *testing.T) {
 		"without":         {classes{0b100, 0, 0b1, 0}, a.without(b)},
 		"nothing without": {classes{}, classes{}.without(a)},
 	} {
-		if diff := cmp.Diff(tt.want, tt.got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", name), tt.want, tt.got)
 	}
 	names := func(c classes) []string {
 		var names []string
@@ -113,15 +111,11 @@ func TestClassSets(t *testing.T) {
 	want := []string{
 		"pick-4", "cluster-4", "external-4", "pick-16", "cluster-16", "external-16", "internal-pick-1",
 	}
-	if diff := cmp.Diff(want, names(a)); diff != "" {
-		t.Errorf("chains (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "chains (-want +got)", want, names(a))
 	var most classes
 	most.add(pickNodePortInternal, maxClass)
 	most.add(pickNodePort, maxClass)
-	if diff := cmp.Diff([]string{"nodeport-pick-65536", "nodeport-external-65536", "nodeport-internal-pick-65536"}, names(most)); diff != "" {
-		t.Errorf("largest chains (-want +got):\n%s", diff)
-	}
+	kit.Same(t, "largest chains (-want +got)", []string{"nodeport-pick-65536", "nodeport-external-65536", "nodeport-internal-pick-65536"}, names(most))
 }
 
 // The chains that mark continue in the chain that picks.
@@ -134,9 +128,7 @@ func TestPickerChains(t *testing.T) {
 	want := "\tchain pick-4 {\n" + strings.Repeat(draw, 4) + strings.Replace(draw, "mod 4", "mod 2", 1) + "\t}\n" +
 		"\tchain cluster-4 {\n\t\tjump mark-unless-pod\n\t\tgoto pick-4\n\t}\n" +
 		"\tchain external-4 {\n\t\tmeta mark set meta mark | 0x00004000\n\t\tgoto pick-4\n\t}\n"
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, b.String())
 }
 
 // A Port needs a class for each list that one of its frontends may use.
@@ -158,9 +150,7 @@ func TestNeededClasses(t *testing.T) {
 		"no endpoint":          {service.Port{Frontends: all}, classes{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, (layout{port: &tt.port}).neededClasses()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			kit.Same(t, "(-want +got)", tt.want, (layout{port: &tt.port}).neededClasses())
 		})
 	}
 }
@@ -219,9 +209,7 @@ func TestArrange(t *testing.T) {
 // A table may hold an endpoint twice if another process changed it.
 func TestArrangeWithDuplicateEndpoints(t *testing.T) {
 	old := []netip.AddrPort{letterEndpoints("b")[0].Addr, letterEndpoints("b")[0].Addr, {}}
-	if diff := cmp.Diff([]uint16{1, 0, 2}, arrange(old, letterEndpoints("abc"))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []uint16{1, 0, 2}, arrange(old, letterEndpoints("abc")))
 }
 
 // An endpoint keeps its slot if possible, so no arrangement changes fewer slots. Every
@@ -363,9 +351,7 @@ func TestPrefixes(t *testing.T) {
 
 func TestLoopbackPrefix(t *testing.T) {
 	got := []string{loopbackPrefix(service.IPv4).String(), loopbackPrefix(service.IPv6).String()}
-	if diff := cmp.Diff([]string{"127.0.0.0/8", "::1/128"}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", []string{"127.0.0.0/8", "::1/128"}, got)
 }
 
 func TestTargetOf(t *testing.T) {
@@ -444,9 +430,7 @@ func TestSetTexts(t *testing.T) {
 			"\tmap c {\n\t\ttypeof ip6 saddr : ip6 daddr\n\t\tsize 1048576\n\t\tflags dynamic,timeout\n\t\ttimeout 10800s\n",
 		},
 	} {
-		if diff := cmp.Diff(tt.want, tt.set.text(service.IPv6)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.set.name, diff)
-		}
+		kit.Same(t, fmt.Sprintf("%s (-want +got)", tt.set.name), tt.want, tt.set.text(service.IPv6))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 var (
@@ -173,9 +174,7 @@ func walked(t *testing.T, table string, chains map[string][]string, owns func(Ch
 	}
 	w := Walk{Tables: tables, Packet: syn(0x4000, ^uint32(0)), Owns: owns}
 	f, err := w.Run(Base{Chain: Chain{Table: table, Name: "START"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return f
 }
 

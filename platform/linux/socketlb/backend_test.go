@@ -22,15 +22,14 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // round does a round and returns the text of its plan.
 func round(t *testing.T, b *Backend, s *service.Snapshot) (string, reconcile.Outcome) {
 	t.Helper()
 	p, err := b.Plan(context.Background(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	if p.Empty() {
 		return "", p.Outcome()
 	}
@@ -207,9 +206,7 @@ func TestDrift(t *testing.T) {
 			round(t, b, s)
 			c.alter(k)
 			_, o := round(t, b, s)
-			if diff := gocmp.Diff([]string{c.want}, o.Drift); diff != "" {
-				t.Errorf("drift (-want +got):\n%s", diff)
-			}
+			kit.Same(t, "drift (-want +got)", []string{c.want}, o.Drift)
 			if got := k.endpoints(to); len(got) != 1 || got[0].String() != "10.1.0.1:80" {
 				t.Errorf("after the repair: %v", got)
 			}
@@ -304,9 +301,7 @@ func TestPlanText(t *testing.T) {
 + take connections to 10.96.0.10:80, shop/web-000: 10.1.0.1:80 10.1.0.3:80
 - take no connection to 10.96.0.11:80
 `
-	if diff := gocmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kit.Same(t, "(-want +got)", want, got)
 }
 
 // TestNamesFit fills tables as full as they get with names as clusters have them.
@@ -618,9 +613,7 @@ func TestTrace(t *testing.T) {
 				conn.To = netip.MustParseAddrPort(c.to)
 			}
 			w := &explain.Walk{Hops: []explain.Hop{{Object: "a rule"}}}
-			if err := New(service.IPv4, k, Options{}).Trace(want, conn, w); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, New(service.IPv4, k, Options{}).Trace(want, conn, w))
 			if len(w.Hops) != 2 || w.Hops[0].Object != "connect(2)" || !strings.Contains(w.Hops[0].Does, c.says) {
 				t.Errorf("hops %+v, want %q", w.Hops, c.says)
 			}

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"kubeproxy/test/kit"
 )
 
 // dialVariable makes the test program a client, which dials what it reads.
@@ -160,25 +162,17 @@ type client struct {
 func startClient(t *testing.T, cgroup string, flags uintptr) *client {
 	t.Helper()
 	dir, err := os.Open(cgroup)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer dir.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), dialVariable+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Cloneflags: flags}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
+	kit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		in.Close()
 		_ = cmd.Wait()
@@ -195,12 +189,8 @@ func (c *client) call(t *testing.T, x call) answer {
 		}
 	}
 	var a answer
-	if err := c.in.Encode(x); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.out.Decode(&a); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, c.in.Encode(x))
+	kit.Must(t, c.out.Decode(&a))
 	return a
 }
 
@@ -254,8 +244,6 @@ func removeCgroup(t testing.TB, dir string) {
 func subgroup(t *testing.T, dir, below string) string {
 	t.Helper()
 	path := filepath.Join(dir, below)
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.MkdirAll(path, 0o755))
 	return path
 }

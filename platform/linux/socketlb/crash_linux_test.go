@@ -547,9 +547,7 @@ func TestKilledAtAnyStore(t *testing.T) {
 				if m == nil {
 					continue
 				}
-				if err := m.whole(); err != nil {
-					t.Fatal(err)
-				}
+				kit.Must(t, m.whole())
 				if changing {
 					half++
 				}
@@ -569,25 +567,17 @@ func TestKilledAtAnyStore(t *testing.T) {
 func startWriter(t *testing.T, f service.Family) (*shared, *os.Process) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("tables", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	file := os.NewFile(uintptr(fd), "tables")
-	if err := file.Truncate(int64(sizeOfShared(f))); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, file.Truncate(int64(sizeOfShared(f))))
 	s, err := mapShared(file, f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), writerVariable+"="+strconv.Itoa(int(f)))
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -604,17 +594,13 @@ func (s *shared) stopped(t *testing.T, writer *os.Process, spins int) (m *Memory
 	for range spins {
 		atomic.LoadUint64(s.resetting)
 	}
-	if err := writer.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, writer.Signal(syscall.SIGSTOP))
 	var status unix.WaitStatus
 	if _, err := unix.Wait4(writer.Pid, &status, unix.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("the writer did not stop: %v, %v", status, err)
 	}
 	defer func() {
-		if err := writer.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, writer.Signal(syscall.SIGCONT))
 	}()
 	if *s.resetting != 0 {
 		return nil, false
@@ -649,7 +635,5 @@ func checkNextProcess(t *testing.T, m *Memory, r *rand.Rand) {
 	if plan, o := round(t, b, s); plan != "" || o.Drift != nil {
 		t.Fatalf("then plan %q, drift %q", plan, o.Drift)
 	}
-	if err := k.active.whole(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, k.active.whole())
 }

@@ -34,9 +34,7 @@ import (
 func greeter(t *testing.T, addr string) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	at := l.Addr().(*net.TCPAddr).AddrPort()
 	go func() {
@@ -126,9 +124,7 @@ func (n *node) sync(t *testing.T, s *service.Snapshot) string {
 	text := ""
 	for _, b := range n.backends {
 		p, err := b.Plan(context.Background(), s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		o := p.Outcome()
 		if !p.Empty() {
 			o = p.Apply(context.Background())
@@ -261,9 +257,7 @@ func TestGrowth(t *testing.T) {
 		first := []string{"10.96.0.10:80", at}
 		n.sync(t, snapshot(first))
 		before, err := n.backends[0].driver.Taken()
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		c := startClient(t, n.options.Cgroup, 0)
 		c.call(t, call{To: "10.96.0.10:80"})
 		many := [][]string{first}
@@ -300,9 +294,7 @@ func TestDetachedProgramsAreFound(t *testing.T) {
 			"unpinned": func() error { return os.Remove(filepath.Join(k.dir, "connect4")) },
 			"all pins": func() error { return os.RemoveAll(k.dir) },
 		} {
-			if err := tamper(); err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, tamper())
 			if k.Attached() == nil {
 				t.Errorf("%s: not noticed", name)
 			}
@@ -592,10 +584,7 @@ func TestObjectIsCompiled(t *testing.T) {
 	if text, err := exec.Command("bpf/compile.sh", out).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	fresh, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fresh := kit.ReadFile(t, out)
 	if !bytes.Equal(fresh, object) {
 		t.Error("bpf/socketlb.o is not what bpf/socketlb.c compiles to: run make bpf")
 	}

@@ -33,9 +33,7 @@ func TestWhoIsTaken(t *testing.T) {
 	const taken, left = "connection refused", "network is unreachable"
 	inNode(t, func(n *node) {
 		outside, err := filepath.Abs(filepath.Dir(n.options.Cgroup))
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		cases := map[string]struct {
 			below string // the cgroup of the layer
 			flags uintptr
@@ -313,9 +311,7 @@ func TestNothingIsFoundWithoutRights(t *testing.T) {
 		t.Skip("another user needs root")
 	}
 	pins := filepath.Join(t.TempDir(), "pins")
-	if err := os.MkdirAll(pins, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.MkdirAll(pins, 0o700))
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), deniedVariable+"="+pins)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

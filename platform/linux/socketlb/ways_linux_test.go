@@ -137,9 +137,7 @@ func TestWaysToConnect(t *testing.T) {
 	inNode(t, func(n *node) {
 		// For clients and all listeners, see
 		// https://docs.kernel.org/networking/ip-sysctl.html
-		if err := os.WriteFile("/proc/sys/net/ipv4/tcp_fastopen", []byte("1027"), 0); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, os.WriteFile("/proc/sys/net/ipv4/tcp_fastopen", []byte("1027"), 0))
 		four, six := greeter(t, "127.0.0.1:0").String(), greeter(t, "[::1]:0").String()
 		const first, second, sixth, dead = "10.96.0.10:80", "10.96.0.11:80", "[fd00:10:96::10]:80", "10.96.0.12:80"
 		n.sync(t, snapshot([]string{first, four}, []string{second, four}, []string{dead, "127.0.0.1:1"}, []string{sixth, six}))
@@ -293,9 +291,7 @@ func socketAfter(t *testing.T, family int, cookie, apart uint64) int {
 	t.Helper()
 	for {
 		probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		passed := cookieOf(t, probe)
 		unix.Close(probe)
 		if (passed+1-cookie)%apart != 0 {
@@ -311,18 +307,14 @@ func socketAfter(t *testing.T, family int, cookie, apart uint64) int {
 func cookieOf(t *testing.T, fd int) uint64 {
 	t.Helper()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return cookie
 }
 
 func newSocket(t *testing.T, family int) int {
 	t.Helper()
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
 	return fd
 }
@@ -347,9 +339,7 @@ func inEachFamily(t *testing.T, check func(*node, served)) {
 
 func moveTo(t testing.TB, cgroup string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0))
 }
 
 func connected(t *testing.T, family int, to string) int {
@@ -365,9 +355,7 @@ func connected(t *testing.T, family int, to string) int {
 func peerOf(t *testing.T, fd int) string {
 	t.Helper()
 	peer, err := unix.Getpeername(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return textOf(peer)
 }
 
@@ -387,9 +375,7 @@ func changeRecent(t *testing.T, k *kernel, change func(set []byte)) {
 			continue
 		}
 		change(set)
-		if err := m.Put(i, set); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, m.Put(i, set))
 	}
 }
 
@@ -570,9 +556,7 @@ func BenchmarkConnect(b *testing.B) {
 // connectThrough lets the layer take connections to 10.96.0.10:80. It measures those to an
 // address, or those without the layer if there is none.
 func connectThrough(b *testing.B, to string) {
-	if err := raiseLoopback(); err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, raiseLoopback())
 	o := Options{Cgroup: newCgroup(b), Pins: mountPins(b)}
 	moveTo(b, o.Cgroup)
 	defer moveTo(b, filepath.Dir(o.Cgroup))
@@ -598,9 +582,7 @@ func connectThrough(b *testing.B, to string) {
 
 func connectInVain(b *testing.B, to netip.AddrPort) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, err)
 	defer unix.Close(fd)
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); !errors.Is(err, unix.ECONNREFUSED) {
 		b.Fatalf("connect to %s: %v, want a refusal", to, err)
@@ -610,29 +592,21 @@ func connectInVain(b *testing.B, to netip.AddrPort) {
 // clockOf returns how to read the time for which a pinned program ran.
 func clockOf(b *testing.B, path string) func() time.Duration {
 	counting, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, err)
 	b.Cleanup(func() { counting.Close() })
 	p, err := ebpf.LoadPinnedProgram(path, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, err)
 	b.Cleanup(func() { p.Close() })
 	return func() time.Duration {
 		s, err := p.Stats()
-		if err != nil {
-			b.Fatal(err)
-		}
+		kit.Must(b, err)
 		return s.Runtime
 	}
 }
 
 func apply(b *testing.B, x *Backend, s *service.Snapshot) {
 	p, err := x.Plan(context.Background(), s)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, err)
 	if p.Empty() {
 		return
 	}
@@ -643,8 +617,6 @@ func apply(b *testing.B, x *Backend, s *service.Snapshot) {
 
 func cpuTime(b *testing.B) time.Duration {
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		b.Fatal(err)
-	}
+	kit.Must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"kubeproxy/common/service"
+	"kubeproxy/test/kit"
 )
 
 // tables accept rules and ignore them.
@@ -58,9 +59,7 @@ func newNode(t *testing.T, o Options, files int) *node {
 func newWeb(t *testing.T, at ...netip.AddrPort) (*node, *service.Port) {
 	t.Helper()
 	n, web := newNode(t, Options{}, 4096), port("web", service.TCP, at...)
-	if err := n.apply(t, web); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, web))
 	return n, web
 }
 
@@ -94,9 +93,7 @@ var here = netip.AddrFrom4([4]byte{127, 77, byte(os.Getpid() >> 8), byte(os.Getp
 func listenAt(t *testing.T) (*net.TCPListener, netip.AddrPort) {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(here, 0)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l, l.Addr().(*net.TCPAddr).AddrPort()
 }
@@ -117,9 +114,7 @@ func port(name string, proto service.Protocol, at ...netip.AddrPort) *service.Po
 func (n *node) apply(t *testing.T, ports ...*service.Port) error {
 	t.Helper()
 	p, err := n.Plan(t.Context(), service.New(1, &service.Node{NodePorts: service.AnyAddress()}, ports))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return p.Apply(t.Context()).Err
 }
 
@@ -136,9 +131,7 @@ func (n *node) at(t *testing.T, p *service.Port) netip.AddrPort {
 func (n *node) dial(t *testing.T, p *service.Port) *net.TCPConn {
 	t.Helper()
 	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(n.at(t, p)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
 	return c
@@ -175,9 +168,7 @@ func newEcho(t *testing.T) *echo {
 	l, at := listenAt(t)
 	e := &echo{at: at}
 	u, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(e.at))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() {
 		_ = l.Close()
 		_ = u.Close()

@@ -23,6 +23,7 @@ import (
 	"kubeproxy/platform/linux/userspace"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
+	"kubeproxy/test/kit"
 	"kubeproxy/test/xtables"
 )
 
@@ -131,9 +132,7 @@ func TestBoundNeedsGuard(t *testing.T) {
 	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, portsOf(service.IPv4))
 	apply := func() error {
 		p, err := s.Plan(t.Context(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		return p.Apply(t.Context()).Err
 	}
 	tables.Refuse = func(string) error { return errInjected }
@@ -235,9 +234,7 @@ func TestBypassAsksForLess(t *testing.T) {
 			if err == nil {
 				err = p.Apply(t.Context()).Err
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			before, tries := s.tables.Text(), 0
 			s.tables.Refuse = func(text string) error {
 				tries++
@@ -276,12 +273,8 @@ func TestHealthCheckChangesAlone(t *testing.T) {
 			External:  service.PolicyLocal, HealthCheck: check,
 		}})
 		p, err := n.Plan(t.Context(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Apply(t.Context()).Err; err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
+		kit.Must(t, p.Apply(t.Context()).Err)
 		text := tables.Text()
 		for port, rule := range map[uint16]string{30100: "--dport 30100 ", 30200: "--dport 30200 "} {
 			if strings.Contains(text, rule) != (port == check) {
@@ -308,12 +301,8 @@ func TestRelayKeepsPortsOverRestart(t *testing.T) {
 	first := newRelayNode(service.IPv4, tables)
 	apply := func(s *relayNode) {
 		p, err := s.Plan(t.Context(), want)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Apply(t.Context()).Err; err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
+		kit.Must(t, p.Apply(t.Context()).Err)
 	}
 	apply(first)
 	before := tables.Text()
@@ -336,9 +325,7 @@ func TestRenderUnsupported(t *testing.T) {
 	all, doc := userspace.Render(want, userspace.Options{Rules: iptables.Options{MasqueradeBit: 14}})
 	for _, format := range []document.Format{document.Text, document.JSON} {
 		var b strings.Builder
-		if err := format.Write(&b, doc, func(w *bufio.Writer) { w.WriteString(all.String()) }); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, format.Write(&b, doc, func(w *bufio.Writer) { w.WriteString(all.String()) }))
 		if text := "service port shop/signal:s (sctp, IPv4): mode userspace forwards TCP and UDP only"; strings.Count(b.String(), text) != 1 {
 			t.Errorf("%s does not say once: %s\n%s", format, text, b.String())
 		}

@@ -27,9 +27,7 @@ import (
 func answers(t *testing.T, c net.Conn) string {
 	t.Helper()
 	line, err := bufio.NewReaderSize(c, 16).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	return strings.TrimSpace(line)
 }
 
@@ -92,9 +90,7 @@ func TestNextEndpoint(t *testing.T) {
 	n := newNode(t, Options{}, 4096)
 	web, none := port("web", service.TCP, dead(1), dead(2), e.at), port("none", service.TCP, dead(3))
 	none.Frontends[0].Port = 81
-	if err := n.apply(t, web, none); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, web, none))
 	for range 6 {
 		if got := answers(t, n.dial(t, web)); got != e.at.String() {
 			t.Errorf("%q answered", got)
@@ -133,9 +129,7 @@ func TestConnectionsOutliveEndpoints(t *testing.T) {
 	answers(t, c)
 	was := n.at(t, web)
 	for _, ports := range [][]*service.Port{{port("web", service.TCP, two.at)}, nil} {
-		if err := n.apply(t, ports...); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.apply(t, ports...))
 		b := make([]byte, 5)
 		_, _ = io.WriteString(c, "hello")
 		if _, err := io.ReadFull(c, b); err != nil || string(b) != "hello" {
@@ -172,9 +166,7 @@ func TestTooManyConnections(t *testing.T) {
 	<-said
 	web, other := port("web", service.TCP, e.at), port("other", service.TCP, e.at)
 	other.Frontends[0].Port = 81
-	if err := n.apply(t, web, other); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, web, other))
 	open := map[*net.TCPConn]bool{}
 	for range 3 { // 3 x 6 <= 28 - 8
 		c := n.dialFrom(t, web, 1)
@@ -221,17 +213,13 @@ func TestAcceptFails(t *testing.T) {
 	e := newEcho(t)
 	n, web := newWeb(t, e.at)
 	l := n.listeners[key{web.Name, service.PolicyCluster}].(*tcpListener)
-	if err := l.socket.SetDeadline(time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, l.socket.SetDeadline(time.Now()))
 	began := time.Now()
 	kit.Until(t, "six attempts", func() bool { return n.Limits().Use().Refused[NoSystem] >= 6 })
 	if took := time.Since(began); took < 31*minBackoff {
 		t.Errorf("six attempts took %s", took)
 	}
-	if err := l.socket.SetDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, l.socket.SetDeadline(time.Time{}))
 	answers(t, n.dial(t, web))
 }
 
@@ -239,9 +227,7 @@ func TestAcceptFails(t *testing.T) {
 func (n *node) dialFrom(t *testing.T, p *service.Port, client byte) *net.TCPConn {
 	t.Helper()
 	c, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 1, client)}, net.TCPAddrFromAddrPort(n.at(t, p)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(15 * time.Second))
 	return c
@@ -408,14 +394,10 @@ func allFree(t *testing.T, m *copier) {
 func TestPacing(t *testing.T) {
 	l, at := listenAt(t)
 	raw, err := l.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	chosen := control(t, l)
 	var p congestionControl
-	if err := raw.Control(func(fd uintptr) { p.replace(fd, chosen) }); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, raw.Control(func(fd uintptr) { p.replace(fd, chosen) }))
 	for _, tt := range []struct {
 		name string
 		near time.Duration
@@ -426,14 +408,10 @@ func TestPacing(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := net.Dial("tcp", at.String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			defer c.Close()
 			s, err := l.AcceptTCP()
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.Must(t, err)
 			defer s.Close()
 			p.restoreIfFar(s, tt.near)
 			if got := control(t, s); got != tt.want {
@@ -461,9 +439,7 @@ func TestAvoidPacing(t *testing.T) {
 func control(t *testing.T, c syscall.Conn) string {
 	t.Helper()
 	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	var name string
 	if ctl := raw.Control(func(fd uintptr) {
 		name, err = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)

@@ -33,9 +33,7 @@ func (n *node) caller(t *testing.T, p *service.Port) caller {
 func callerOf(t *testing.T, at netip.AddrPort) caller {
 	t.Helper()
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return caller{c}
 }
@@ -74,9 +72,7 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	one, two := newEcho(t), newEcho(t)
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
 	both := port("dns", service.UDP, one.at, two.at)
-	if err := n.apply(t, both); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, both))
 	a, b := n.caller(t, both), n.caller(t, both)
 	atA, atB := a.ask(t, "x", long), b.ask(t, strings.Repeat("y", 60_000), long)
 	if atA == atB || a.ask(t, "again", long) != atA || b.ask(t, "again", long) != atB {
@@ -84,23 +80,17 @@ func TestUDPClientsKeepTheirEndpoint(t *testing.T) {
 	}
 	draining := port("dns", service.UDP, two.at)
 	draining.Draining = []service.Endpoint{{Addr: one.at}}
-	if err := n.apply(t, draining); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, draining))
 	if a.ask(t, "still", long) != atA || b.ask(t, "still", long) != atB {
 		t.Error("a client moved though its endpoint lingers")
 	}
-	if err := n.apply(t, port("dns", service.UDP, two.at)); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, port("dns", service.UDP, two.at)))
 	for _, c := range []caller{a, b} {
 		if got := c.ask(t, "after", long); got != two.at.String() {
 			t.Errorf("%q answered, want the one that is left", got)
 		}
 	}
-	if err := n.apply(t); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t))
 	kit.Until(t, "all files are given back", func() bool {
 		n.limits.mu.Lock()
 		defer n.limits.mu.Unlock()
@@ -113,9 +103,7 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 	e := newEcho(t)
 	n := newNode(t, Options{UDPIdle: 50 * time.Millisecond}, 4096)
 	dns := port("dns", service.UDP, e.at)
-	if err := n.apply(t, dns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns))
 	c := n.caller(t, dns)
 	for range 3 {
 		// The session may end before the reply arrives.
@@ -128,15 +116,11 @@ func TestUDPClientsAreForgotten(t *testing.T) {
 // detached, and that has another endpoint by then.
 func TestUDPLateAnswer(t *testing.T) {
 	slow, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = slow.Close() })
 	n := newNode(t, Options{UDPIdle: time.Millisecond}, 4096)
 	dns := port("dns", service.UDP, slow.LocalAddr().(*net.UDPAddr).AddrPort())
-	if err := n.apply(t, dns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns))
 	c := n.caller(t, dns)
 	b := make([]byte, 1<<16)
 	var from [2]netip.AddrPort
@@ -169,9 +153,7 @@ func TestUDPNextEndpoint(t *testing.T) {
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
 	dns := port("dns", service.UDP, dead(1), e.at)
 	dns.Affinity = time.Hour
-	if err := n.apply(t, dns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns))
 	for range 4 {
 		c := n.caller(t, dns)
 		kit.Until(t, "an answer", func() bool { return c.ask(t, "x", 20*time.Millisecond) == e.at.String() })
@@ -200,9 +182,7 @@ func TestUDPGoesOnAtOnce(t *testing.T) {
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
 	n.relay.network = &broken{node: n}
 	dns := port("dns", service.UDP, one.at, two.at)
-	if err := n.apply(t, dns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns))
 	if n.caller(t, dns).ask(t, "x", long) == "" {
 		t.Error("the first datagram is lost")
 	}
@@ -233,9 +213,7 @@ func TestUDPWithoutSocket(t *testing.T) {
 	unreached := make(chan error, 2)
 	n.ObserveUnreached(func(_ service.PortName, _ int, err error) { unreached <- err })
 	dns := port("dns", service.UDP, e.at)
-	if err := n.apply(t, dns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns))
 	c, open := n.caller(t, dns), n.Limits().Use().Open
 	broken.errs <- syscall.EMFILE
 	_, _ = c.Write([]byte("x"))
@@ -263,9 +241,7 @@ func TestTooManyUDPClients(t *testing.T) {
 	<-reports
 	dns, web := port("dns", service.UDP, e.at), port("web", service.TCP, e.at)
 	web.Frontends[0].Port = 81
-	if err := n.apply(t, dns, web); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns, web))
 	for range 6 { // 3 x 6 <= 28 - 8
 		if n.caller(t, dns).ask(t, "x", long) == "" {
 			t.Fatal("no answer")
@@ -314,18 +290,14 @@ func TestBackAfterFailure(t *testing.T) {
 	one, two := newEcho(t), newEcho(t)
 	n := newNode(t, Options{}, 4096)
 	old := port("web", service.TCP, one.at)
-	if err := n.apply(t, old); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, old))
 	n.tables.err = net.ErrClosed
 	other := port("other", service.TCP, two.at)
 	if err := n.apply(t, port("web", service.TCP, two.at), other); err == nil {
 		t.Fatal("no error")
 	}
 	n.tables.err = nil
-	if err := n.apply(t, old); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, old))
 	for range 3 {
 		if got := answers(t, n.dial(t, old)); got != one.at.String() {
 			t.Errorf("%s answers, want the endpoint of before", got)
@@ -399,9 +371,7 @@ func TestUDPClientsMove(t *testing.T) {
 	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
 	dns, slow := port("dns", service.UDP, e.at), port("slow", service.UDP, silentServer(t))
 	slow.Frontends = []service.Frontend{{Addr: netip.MustParseAddr("10.96.0.11"), Port: 80}}
-	if err := n.apply(t, dns, slow); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns, slow))
 	asked, waits := n.caller(t, dns), n.caller(t, slow)
 	if asked.ask(t, "x", long) == "" {
 		t.Fatal("no answer")
@@ -439,9 +409,7 @@ func silentServer(t *testing.T) netip.AddrPort {
 	t.Helper()
 	n := &node{}
 	u, err := n.ListenUDP(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	t.Cleanup(func() { _ = u.Close() })
 	return netip.MustParseAddrPort(u.LocalAddr().String())
 }
@@ -469,9 +437,7 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 	proceed := sync.OnceFunc(func() { close(h.proceed) })
 	t.Cleanup(proceed)
 	dns := port("dns", service.UDP, e.at)
-	if err := n.apply(t, dns); err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, n.apply(t, dns))
 	l := n.listeners[key{dns.Name, service.PolicyCluster}].(*udpListener)
 	var clients []netip.AddrPort
 	ask := func() {
@@ -511,15 +477,11 @@ func TestUDPClientsOnTheirWayStay(t *testing.T) {
 func TestUDPClientsThatWaitStay(t *testing.T) {
 	n := newNode(t, Options{}, 4096)
 	u, err := n.ListenUDP(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer u.Close()
 	l := &udpListener{relay: n.relay, socket: u, target: newTarget(service.PortName{})}
 	c, err := net.DialUDP("udp", nil, u.LocalAddr().(*net.UDPAddr))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.Must(t, err)
 	defer c.Close()
 	client := netip.MustParseAddrPort(c.LocalAddr().String())
 	if l.busy(client) {
@@ -568,9 +530,7 @@ func TestTracked(t *testing.T) {
 	}
 	round := func(ports ...*service.Port) {
 		t.Helper()
-		if err := n.apply(t, ports...); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.apply(t, ports...))
 	}
 	round(web, dns)
 	first := look("at first", a, b)
@@ -604,9 +564,7 @@ func TestUnreachedIsReported(t *testing.T) {
 		reports := make(chan miss, 10)
 		n.ObserveUnreached(func(name service.PortName, clients int, err error) { reports <- miss{name, clients, err} })
 		down, up := port("down", proto, dead(1), dead(2)), port("up", service.TCP, dead(3), e.at)
-		if err := n.apply(t, down, up); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, n.apply(t, down, up))
 		for range 4 {
 			answers(t, n.dial(t, up))
 		}
@@ -651,9 +609,7 @@ func TestUnreachedIsSummedUp(t *testing.T) {
 func TestDatagramHops(t *testing.T) {
 	for _, f := range service.Families {
 		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: service.Localhost(f).AsSlice()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(t, err)
 		defer c.Close()
 		receiveHops(c)
 		if _, err := c.WriteTo([]byte("x"), c.LocalAddr()); err != nil {
