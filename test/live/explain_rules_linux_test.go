@@ -198,11 +198,6 @@ func (r *rulesRun) newCase(m *ruleMaker, number int) *ruleCase {
 	if c.relayed = r.relays && c.leads.IsValid(); c.relayed {
 		c.local = true
 	}
-	// Modes with rules of iptables do not follow what the node sends to itself through the hooks
-	// prerouting and postrouting of others.
-	if sort == 2 && c.local && r.mode.proxyMode() != "nftables" {
-		c.client, c.device, sort = r.Host("customer"), "eth0", 0
-	}
 	if !c.leads.IsValid() {
 		c.leads = c.probe.to
 	}
@@ -308,9 +303,6 @@ func (j *comparison) id(rule string) string {
 func (j *comparison) compare() string {
 	if j.answer.Installed == nil || slices.ContainsFunc(j.answer.Notes, func(s string) bool { return strings.Contains(s, "could not be") }) {
 		return fmt.Sprintf("explain did not follow it: %v", j.answer.Notes)
-	}
-	if j.diverted("where it leads is not known here") { // modes with rules of iptables go on as if it did not
-		return ""
 	}
 	hits := j.seen.hits
 	fired := false // a rule of which explain cannot tell

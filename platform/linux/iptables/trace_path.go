@@ -142,7 +142,9 @@ func (p *path) translate(pk packet.Packet, hook string, then func(packet.Packet)
 		r = p.hook(&pk, nat, hook)
 	}
 	if r.Does == explain.Translates && !r.To.IsValid() && !p.owns(r.By.Chain) {
-		p.doubtful = append(p.doubtful, end{r.Does, r.By, "where it leads is not known here", pk.To, p.at})
+		const why = "where it leads is not known here"
+		p.doubtful = append(p.doubtful, end{r.Does, r.By, why, pk.To, p.at})
+		pk.Divert(r.By, why)
 	}
 	if r.To.IsValid() && len(r.Targets) == 1 && slices.Contains(packet.Split(r.By.Text), "--update") {
 		p.remembered = r.Targets[0]
@@ -166,12 +168,11 @@ func (p *path) arrive(pk packet.Packet) {
 		}
 		return
 	}
-	if !p.pass(&pk, "INPUT", mangle, filter) {
+	if !p.pass(&pk, "INPUT", mangle, filter) || p.serve(pk) {
 		return
 	}
-	if !p.serve(pk) {
-		p.deliver(pk)
-	}
+	// Masquerading is recorded for endpoints on the node, too, as in package route.
+	p.reach(pk, pk.To != pk.Dialled && p.masquerade(&pk))
 }
 
 // leave follows a packet of the node itself. IPVS takes it before table filter sees it.
@@ -179,15 +180,7 @@ func (p *path) leave(pk packet.Packet) {
 	if p.serve(pk) || !p.pass(&pk, "OUTPUT", filter) {
 		return
 	}
-	if !p.Local(pk.To.Addr()) {
-		p.deliver(pk)
-		return
-	}
-	in := pk
-	in.In = packet.Loopback()
-	if p.pass(&in, "INPUT", mangle, filter) {
-		p.deliver(pk)
-	}
+	p.deliver(pk)
 }
 
 // serve follows the packet to each destination of its virtual server. It reports whether
@@ -220,27 +213,48 @@ func (p *path) serve(pk packet.Packet) bool {
 	return true
 }
 
-// deliver follows the packet to its destination. Masquerading is recorded for endpoints
-// on the node, too, as in package route.
+// deliver follows a packet that leaves the node to its destination. What the node sends to itself
+// comes back by the loopback interface, when table nat has seen the connection already (kernel:
+// net/netfilter/nf_nat_core.c, nf_nat_inet_fn).
 func (p *path) deliver(pk packet.Packet) {
-	if pk.To == pk.Dialled {
-		p.passes = p.Local(pk.To.Addr()) || p.pass(&pk, "POSTROUTING", mangle)
-		return
-	}
 	if !p.pass(&pk, "POSTROUTING", mangle) {
 		return
 	}
-	p.targets[pk.To] = false
+	masquerades := p.masquerade(&pk)
+	if pk.In == (packet.Link{}) && !p.served && p.Local(pk.To.Addr()) {
+		pk.In = packet.Loopback()
+		if !p.pass(&pk, "PREROUTING", rawTable, mangle) || !p.pass(&pk, "INPUT", mangle, filter) {
+			return
+		}
+	}
+	p.reach(pk, masquerades)
+}
+
+// masquerade runs the chain of table nat that may replace the source. It reports whether the mode
+// does so.
+func (p *path) masquerade(pk *packet.Packet) bool {
 	if pk.Untracked {
+		return false
+	}
+	r := p.hook(pk, nat, "POSTROUTING")
+	if r.Does != explain.Masquerades {
+		return false
+	}
+	pk.From = netip.Addr{}
+	if !p.owns(r.By.Chain) {
+		p.noted = append(p.noted, end{r.Does, r.By, "", pk.To, p.at})
+		return false
+	}
+	return true
+}
+
+// reach records that the packet arrives.
+func (p *path) reach(pk packet.Packet, masquerades bool) {
+	if pk.To == pk.Dialled {
+		p.passes = true
 		return
 	}
-	switch r := p.hook(&pk, nat, "POSTROUTING"); {
-	case r.Does != explain.Masquerades:
-	case p.owns(r.By.Chain):
-		p.targets[pk.To] = true
-	default:
-		p.noted = append(p.noted, end{r.Does, r.By, "", pk.To, p.at})
-	}
+	p.targets[pk.To] = masquerades
 }
 
 func (p *path) hop(object, format string, args ...any) {

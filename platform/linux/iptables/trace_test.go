@@ -181,3 +181,53 @@ func TestTraceLoopback(t *testing.T) {
 		}
 	}
 }
+
+// TestTraceOthers follows packets to chains of others: what the node sends to itself comes back by
+// lo, where table nat does not see it again, and a translation says what it leaves open.
+func TestTraceOthers(t *testing.T) {
+	const node, pod = "192.0.2.1:22", "10.244.1.1:8080"
+	for _, c := range []struct {
+		name, from, to string
+		rules          map[id]string
+		action         route.Action
+		targets        string
+		doubt          string
+	}{
+		{"back by lo", "192.0.2.1", node, map[id]string{{mangle, "PREROUTING"}: "-i lo -j DROP"}, route.Drop, "", ""},
+		{"out by lo", "192.0.2.1", node, map[id]string{{mangle, "POSTROUTING"}: "-o lo -j DROP"}, route.Drop, "", ""},
+		{"another source when it is back", "192.0.2.1", node, map[id]string{{nat, "POSTROUTING"}: "-j MASQUERADE", {mangle, "INPUT"}: "-s 192.0.2.1/32 -j DROP"}, route.Pass, "", "INPUT"},
+		{"table nat once", "192.0.2.1", node, map[id]string{{nat, "PREROUTING"}: "-j DNAT --to-destination 10.244.1.9:1"}, route.Pass, "", ""},
+		{"the port of the packet", "10.244.1.99", pod, map[id]string{{nat, "PREROUTING"}: "-p tcp -j DNAT --to-destination 10.244.1.9"}, route.Forward, "10.244.1.9:8080", ""},
+		{"anywhere", "10.244.1.99", pod, map[id]string{{nat, "PREROUTING"}: "-p tcp -j DNAT --to-destination 10.244.1.9-10.244.1.11", {filter, "FORWARD"}: "-j DROP"}, route.Pass, "", "FORWARD"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := newFake()
+			for i, rule := range c.rules {
+				if k.Tables[i.table] == nil {
+					k.Tables[i.table] = map[string][]string{}
+				}
+				k.Tables[i.table][i.name] = []string{rule}
+			}
+			conn := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr(c.from), To: netip.MustParseAddrPort(c.to), ToNode: c.to == node}
+			if c.to == pod {
+				conn.Interface = "eth0"
+			}
+			b := NewWith(service.IPv4, Options{MasqueradeBit: 14}, k)
+			p := traceCase{&backendtest.Traced{Want: service.New(1, nil, nil), Conn: conn}, k, b}.met()
+			kit.Must(t, p.err)
+			w := p.walk()
+			var to, doubts []string
+			for a := range w.Targets {
+				to = append(to, a.String())
+			}
+			for _, o := range w.Others {
+				if len(o.Doubts) > 0 {
+					doubts = append(doubts, o.Chain)
+				}
+			}
+			if w.Action != c.action || strings.Join(to, " ") != c.targets || !strings.Contains(strings.Join(doubts, " "), c.doubt) {
+				t.Errorf("%v to %v, doubts about %v, of %+v", w.Action, to, doubts, w.Others)
+			}
+		})
+	}
+}

@@ -287,6 +287,9 @@ func (v *visit) translate(x Translate, e *effect, at Place) bool {
 	if x.Source {
 		what = explain.Masquerades
 	}
+	if x.Dest.IsValid() && x.Dest.Port() == 0 {
+		x.Dest = netip.AddrPortFrom(x.Dest.Addr(), v.Packet.To.Port())
+	}
 	sure := e.match == Yes && (v.sure || v.own)
 	if (sure || v.own && e.byChance()) && x.Dest.IsValid() && !slices.Contains(v.Targets, x.Dest) {
 		v.Targets = append(v.Targets, x.Dest)
@@ -307,13 +310,19 @@ func (v *visit) mayDivert(does explain.Deed, e *effect, at Place) {
 	}
 	why := cmp.Or(e.reason(), v.escapes)
 	v.doubt(does, at, why)
-	switch why = "unless " + at.String() + " concerns it before: " + why; does {
-	case explain.Masquerades:
-		v.Packet.unsureNAT = cmp.Or(v.Packet.unsureNAT, why)
-	default:
-		v.Packet.unsure = cmp.Or(v.Packet.unsure, why)
+	if does == explain.Masquerades {
+		v.Packet.unsureNAT = cmp.Or(v.Packet.unsureNAT, unless(at, why))
+		return
 	}
+	v.Packet.Divert(at, why)
 }
+
+func unless(at Place, why string) string {
+	return "unless " + at.String() + " concerns it before: " + why
+}
+
+// Divert says that a rule may send the packet another way, so that what follows is in doubt.
+func (p *Packet) Divert(by Place, why string) { p.unsure = cmp.Or(p.unsure, unless(by, why)) }
 
 // String names the rule as a user can find it.
 func (p Place) String() string {
@@ -521,7 +530,7 @@ type Translate struct {
 	Source     bool   // replaces the source
 	Redirect   bool   // to the node itself
 	Addr, Port uint32 // registers, 0 for none
-	// Dest is the new destination, if the rule names it.
+	// Dest is the new destination, if the rule names it. Port 0 is that of the packet.
 	Dest netip.AddrPort
 }
 

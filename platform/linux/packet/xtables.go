@@ -313,7 +313,11 @@ func (t *Saved) target(table, name string, isGoto bool, args []string) []Express
 	case name == "NOTRACK", name == "CT" && slices.Contains(args, "--notrack"):
 		return []Expression{NoTrack{}}
 	case name == "DNAT":
-		to, _ := netip.ParseAddrPort(Argument(args, "--to-destination"))
+		to, err := netip.ParseAddrPort(Argument(args, "--to-destination"))
+		if err != nil { // without a port, or with a range
+			addr, _ := netip.ParseAddr(Argument(args, "--to-destination"))
+			to = netip.AddrPortFrom(addr, 0)
+		}
 		return []Expression{Translate{Dest: to}}
 	}
 	return simpleTarget(name)
