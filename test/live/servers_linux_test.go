@@ -229,7 +229,7 @@ func TestStartsWithLittleMemory(t *testing.T) {
 		way                           string
 		few, limitOfFew, many, ofMany int
 	}{
-		{"nftables", 1000, 28, 5000, 64},
+		{"nftables", 1000, 28, 5000, 80},
 		{"iptables-nft", 1000, 48, 5000, 128},
 		{"iptables-legacy", 1000, 48, 5000, 128},
 	} {
