@@ -38,7 +38,7 @@ LONG := ExplainManyRules|Killed|KilledWhileClientsConnect|KilledWhileManifestsCh
 
 # Tests that the race detector leaves out: long ones in which one goroutine does everything.
 # They run without it, in full, in these packages.
-LONE := LogsShare|Personalities|Size|Suites|SuitesDuringListings|SuitesInPieces|TraceFindsTampering|CountsAtScale|Floods|BypassDecidesAsRouteDoes|PersonalitiesConverge
+LONE := LogsShare|Personalities|RulesSuites|Size|Suites|SuitesDuringListings|SuitesInPieces|TraceFindsTampering|CountsAtScale|Floods|BypassDecidesAsRouteDoes|PersonalitiesConverge
 LONE_IN := ./cmd/kube-proxy/internal/collect ./common/source ./platform/linux/iptables ./platform/linux/ipvs/... ./platform/linux/nftables ./platform/linux/socketlb ./platform/linux/userspace ./platform/windows/hns
 
 # What make test leaves to make rest. Random tests draw a fifth of their cases in it; make rest
@@ -258,7 +258,7 @@ all: fmt ## format, vet for this machine, and make test: what make alone does
 test: ## what to run after a change: units, scenarios, simulated systems, real packets in modes nftables, iptables and userspace
 	@build/setup.sh packets
 	@echo "== make test: units, scenarios, simulated systems, and, for root, real packets in network namespaces;"
-	@echo "   7 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
+	@echo "   6 minutes on two cores, more the first time; make check runs the rest, and the long ones of these"
 	@$(report) $(BRIEF) -timeout 20m -skip '^Test($(LATER))$$' kubeproxy/test/live $(filter-out kubeproxy/test/live,$(QUICK))
 
 .PHONY: check
