@@ -15,7 +15,8 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// path is the path of the first packet of a connection through the hooks of the kernel.
+// path is the path of the first packet of a connection through the hooks of the kernel, in the
+// order of Packet.Way.
 // After a translation it has a branch for each destination.
 type path struct {
 	layout
@@ -52,18 +53,23 @@ func newPath(l layout, t *packet.Saved, n *traceNode) *path {
 	return &path{layout: l, tables: t, traceNode: n, targets: map[netip.AddrPort]bool{}, visits: map[id][]packet.Packet{}}
 }
 
-// follow sends the first packet of c. The order of the hooks is that of the kernel, see
-// the priorities in include/uapi/linux/netfilter_ipv4.h.
+// tablesAt are the tables with a chain at each hook, in the order of the kernel (kernel:
+// include/uapi/linux/netfilter_ipv4.h). Table nat comes before table filter at OUTPUT, else last.
+var tablesAt = map[packet.Hook][]string{
+	packet.Prerouting: {rawTable, mangle}, packet.Input: {mangle, filter}, packet.Forward: {mangle, filter},
+	packet.Output: {rawTable, mangle}, packet.Postrouting: {mangle},
+}
+
+// follow sends the first packet of c.
 func (p *path) follow(c route.Conn) {
-	pk := *packet.New(p.traceNode, c)
-	hook, then := "PREROUTING", p.arrive
+	pk, from := *packet.New(p.traceNode, c), packet.Prerouting
 	if c.Interface == "" {
-		hook, then = "OUTPUT", p.leave
+		from = packet.Output
 	} else { // the name may stand for several interfaces
 		pk.In = packet.Link{Name: c.Interface, Guess: c.Interface != packet.Loopback().Name}
 	}
-	if p.pass(&pk, hook, rawTable, mangle) {
-		p.translate(pk, hook, then)
+	if p.pass(&pk, from, tablesAt[from]...) {
+		p.translate(pk, from)
 	}
 }
 
@@ -89,11 +95,15 @@ func (p *path) walk() *explain.Walk {
 }
 
 // hook runs a built-in chain on pk, and records what the packet meets.
-func (p *path) hook(pk *packet.Packet, table, name string) packet.Finding {
-	c := packet.Chain{Table: table, Name: name}
-	p.at = name
+func (p *path) hook(pk *packet.Packet, table string, at packet.Hook) packet.Finding {
+	p.at = strings.ToUpper(at.String())
+	c := packet.Chain{Table: table, Name: p.at}
 	pk.Seen = pk.Seen || table != rawTable && !pk.Untracked
-	if pk.Out, _ = p.Route(pk.To.Addr()); pk.Out.Unknown { // the address is not of the node
+	to := pk.To
+	if at == packet.Output && !p.served { // the kernel tells this hook the interface before any translation
+		to = pk.Dialled
+	}
+	if pk.Out, _ = p.Route(to.Addr()); pk.Out.Unknown { // the address is not of the node
 		pk.Out = packet.Link{Guess: true}
 	}
 	w := packet.Walk{Tables: p.tables, Packet: pk, Owns: p.owns}
@@ -123,9 +133,9 @@ func idOf(c packet.Chain) id { return id{c.Table, c.Name} }
 func (p *path) owns(c packet.Chain) bool { return p.options.Role.owns(idOf(c)) }
 
 // pass runs the chains of one hook in tables. It reports whether the packet goes on.
-func (p *path) pass(pk *packet.Packet, hook string, tables ...string) bool {
+func (p *path) pass(pk *packet.Packet, at packet.Hook, tables ...string) bool {
 	for _, table := range tables {
-		switch r := p.hook(pk, table, hook); r.Does {
+		switch r := p.hook(pk, table, at); r.Does {
 		case explain.Drops, explain.Refuses:
 			p.ends = append(p.ends, end{r.Does, r.By, "", pk.To, p.at})
 			return false
@@ -136,10 +146,10 @@ func (p *path) pass(pk *packet.Packet, hook string, tables ...string) bool {
 
 // translate runs table nat, which may replace the destination, and follows the packet to
 // each of the new destinations.
-func (p *path) translate(pk packet.Packet, hook string, then func(packet.Packet)) {
+func (p *path) translate(pk packet.Packet, at packet.Hook) {
 	var r packet.Finding
 	if !pk.Untracked { // the kernel runs table nat for tracked connections only
-		r = p.hook(&pk, nat, hook)
+		r = p.hook(&pk, nat, at)
 	}
 	if r.Does == explain.Translates && !r.To.IsValid() && !p.owns(r.By.Chain) {
 		const why = "where it leads is not known here"
@@ -152,35 +162,20 @@ func (p *path) translate(pk packet.Packet, hook string, then func(packet.Packet)
 	for _, to := range r.Targets {
 		next := pk
 		next.To, next.Translated = to, true
-		then(next)
+		p.routed(next, at)
 		p.quiet = true
 	}
 	if len(r.Targets) == 0 {
-		then(pk)
+		p.routed(pk, at)
 	}
 }
 
-// arrive follows a packet from another machine or a pod after the routing decision.
-func (p *path) arrive(pk packet.Packet) {
-	if !p.Local(pk.To.Addr()) {
-		if p.pass(&pk, "FORWARD", mangle, filter) {
-			p.deliver(pk)
-		}
-		return
+// routed follows a packet after table nat. IPVS takes one of the node itself before table filter
+// sees it.
+func (p *path) routed(pk packet.Packet, from packet.Hook) {
+	if from != packet.Output || !p.serve(pk) && p.pass(&pk, packet.Output, filter) {
+		p.deliver(pk, from)
 	}
-	if !p.pass(&pk, "INPUT", mangle, filter) || p.serve(pk) {
-		return
-	}
-	// Masquerading is recorded for endpoints on the node, too, as in package route.
-	p.reach(pk, pk.To != pk.Dialled && p.masquerade(&pk))
-}
-
-// leave follows a packet of the node itself. IPVS takes it before table filter sees it.
-func (p *path) leave(pk packet.Packet) {
-	if p.serve(pk) || !p.pass(&pk, "OUTPUT", filter) {
-		return
-	}
-	p.deliver(pk)
 }
 
 // serve follows the packet to each destination of its virtual server. It reports whether
@@ -205,26 +200,36 @@ func (p *path) serve(pk packet.Packet) bool {
 	for _, a := range to {
 		next := pk
 		next.To, next.In = a, packet.Link{}
-		if p.pass(&next, "OUTPUT", mangle, filter) {
-			p.deliver(next)
+		if p.pass(&next, packet.Output, mangle, filter) {
+			p.deliver(next, packet.Output)
 		}
 		p.quiet = true
 	}
 	return true
 }
 
-// deliver follows a packet that leaves the node to its destination. What the node sends to itself
-// comes back by the loopback interface, when table nat has seen the connection already (kernel:
-// net/netfilter/nf_nat_core.c, nf_nat_inet_fn).
-func (p *path) deliver(pk packet.Packet) {
-	if !p.pass(&pk, "POSTROUTING", mangle) {
-		return
+// deliver follows a packet from the routing decision on. IPVS takes what comes from outside behind
+// table filter. Masquerading is recorded for endpoints on the node, too, as in package route.
+func (p *path) deliver(pk packet.Packet, from packet.Hook) {
+	masquerades, way := false, pk.Way(from)
+	if p.served { // IPVS has sent it to the endpoint, also to one of the node
+		way = way[:1]
 	}
-	masquerades := p.masquerade(&pk)
-	if pk.In == (packet.Link{}) && !p.served && p.Local(pk.To.Addr()) {
-		pk.In = packet.Loopback()
-		if !p.pass(&pk, "PREROUTING", rawTable, mangle) || !p.pass(&pk, "INPUT", mangle, filter) {
+	for _, at := range way {
+		if at == packet.Prerouting {
+			pk.In = packet.Loopback()
+		}
+		if !p.pass(&pk, at, tablesAt[at]...) {
 			return
+		}
+		switch {
+		case at == packet.Postrouting:
+			masquerades = p.masquerade(&pk)
+		case at == packet.Input && from == packet.Prerouting:
+			if p.serve(pk) {
+				return
+			}
+			masquerades = pk.To != pk.Dialled && p.masquerade(&pk)
 		}
 	}
 	p.reach(pk, masquerades)
@@ -236,7 +241,7 @@ func (p *path) masquerade(pk *packet.Packet) bool {
 	if pk.Untracked {
 		return false
 	}
-	r := p.hook(pk, nat, "POSTROUTING")
+	r := p.hook(pk, nat, packet.Postrouting)
 	if r.Does != explain.Masquerades {
 		return false
 	}

@@ -196,6 +196,7 @@ func TestTraceOthers(t *testing.T) {
 		{"back by lo", "192.0.2.1", node, map[id]string{{mangle, "PREROUTING"}: "-i lo -j DROP"}, route.Drop, "", ""},
 		{"out by lo", "192.0.2.1", node, map[id]string{{mangle, "POSTROUTING"}: "-o lo -j DROP"}, route.Drop, "", ""},
 		{"another source when it is back", "192.0.2.1", node, map[id]string{{nat, "POSTROUTING"}: "-j MASQUERADE", {mangle, "INPUT"}: "-s 192.0.2.1/32 -j DROP"}, route.Pass, "", "INPUT"},
+		{"out by the interface before a translation", "192.0.2.1", pod, map[id]string{{nat, "OUTPUT"}: "-p tcp -j DNAT --to-destination 192.0.2.1:22", {filter, "OUTPUT"}: "-o lo -j DROP"}, route.Forward, node, ""},
 		{"table nat once", "192.0.2.1", node, map[id]string{{nat, "PREROUTING"}: "-j DNAT --to-destination 10.244.1.9:1"}, route.Pass, "", ""},
 		{"the port of the packet", "10.244.1.99", pod, map[id]string{{nat, "PREROUTING"}: "-p tcp -j DNAT --to-destination 10.244.1.9"}, route.Forward, "10.244.1.9:8080", ""},
 		{"anywhere", "10.244.1.99", pod, map[id]string{{nat, "PREROUTING"}: "-p tcp -j DNAT --to-destination 10.244.1.9-10.244.1.11", {filter, "FORWARD"}: "-j DROP"}, route.Pass, "", "FORWARD"},
@@ -209,7 +210,7 @@ func TestTraceOthers(t *testing.T) {
 				k.Tables[i.table][i.name] = []string{rule}
 			}
 			conn := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr(c.from), To: netip.MustParseAddrPort(c.to), ToNode: c.to == node}
-			if c.to == pod {
+			if c.from != "192.0.2.1" {
 				conn.Interface = "eth0"
 			}
 			b := NewWith(service.IPv4, Options{MasqueradeBit: 14}, k)

@@ -231,7 +231,8 @@ func (e *evaluator) change(x Expression) {
 			e.mark = either(e.mark, e.regs.load(x.From, 4), certainly)
 		}
 	case ConntrackStore:
-		if x.Key == ctMarkKey {
+		// Without an entry it does nothing (kernel: net/netfilter/nft_ct.c, nft_ct_set_eval).
+		if x.Key == ctMarkKey && e.Seen && !e.Untracked {
 			e.ctMark = either(e.ctMark, e.regs.load(x.From, 4), certainly)
 		}
 	case NoTrack:

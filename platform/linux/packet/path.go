@@ -195,19 +195,27 @@ func (f *follower) translate(p *Packet, to netip.AddrPort) bool {
 	return true
 }
 
+// Way returns the hooks that p passes after the routing decision, which follows hook
+// Prerouting, or Output for a packet of the node itself. What the node sends to itself comes back
+// by the loopback interface. Chains of type nat at Prerouting and Input do not see it again then
+// (kernel: net/netfilter/nf_nat_core.c, nf_nat_inet_fn).
+func (p *Packet) Way(from Hook) []Hook {
+	local := p.Node.Local(p.To.Addr())
+	switch {
+	case from == Prerouting && local:
+		return []Hook{Input}
+	case from == Prerouting:
+		return []Hook{Forward, Postrouting}
+	case local:
+		return []Hook{Postrouting, Prerouting, Input}
+	}
+	return []Hook{Postrouting}
+}
+
 // deliver follows a packet from the routing decision on.
 func (f *follower) deliver(p *Packet, from Hook, masquerade bool) bool {
 	local := f.node.Local(p.To.Addr())
-	hooks := []Hook{Forward, Postrouting}
-	switch {
-	case from == Prerouting && local:
-		hooks = []Hook{Input}
-	case from == Output && local:
-		hooks = []Hook{Postrouting, Prerouting, Input}
-	case from == Output:
-		hooks = []Hook{Postrouting}
-	}
-	for _, h := range hooks {
+	for _, h := range p.Way(from) {
 		s := &stage{follower: f, packet: p, hook: h, until: last, settled: h != Postrouting || masquerade, masquerade: h == Postrouting && masquerade}
 		f.links(p, h, local)
 		if f.conn.Served && !p.Translated && h == Input {
