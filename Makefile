@@ -296,6 +296,7 @@ nightly: setup controlplane prefix machine ## the long forms of all tests: campa
 	@KUBEPROXY_SOCKET_ACCELERATION=1 $(report) -count=1 -timeout 2h ./test/live
 	@$(MAKE) --no-print-directory test-cluster
 	@$(MAKE) --no-print-directory test-pages
+	@$(in_vm)
 	@echo "== fuzz"
 	@build/fuzz.sh $(FUZZTIME)
 
