@@ -272,3 +272,31 @@ func TestDynamicPorts(t *testing.T) {
 	n.await(t, "the end of the condition", func() bool { return !strings.Contains(string(n.health(t).Body), "dynamic ports") })
 	n.stop(t)
 }
+
+// TestRefusedCreates makes HNS refuse new load balancers while the endpoints of a Service
+// change, on a version that cannot modify load balancers. The Service keeps all of its
+// load balancers but one, and its page says why.
+func TestRefusedCreates(t *testing.T) {
+	n := newNode(t, hns.Options{Version: hns.Version{Major: 13, Minor: 3}})
+	web, cart, _ := shop()
+	n.save(t, web, cart)
+	n.start(t)
+	n.awaitProgrammed(t, web, cart)
+	kit.Must(t, n.hns.Inject(hns.Fault{Function: "HcnCreateLoadBalancer", Code: hns.InvalidParameter}))
+	less := web.on(web.pods[0])
+	before := n.hns.Calls()
+	n.save(t, less)
+	kit.Until(t, "four refused load balancers", func() bool {
+		if have := len(n.programmed()); have < 3 {
+			t.Fatalf("%d of 4 load balancers left: %v", have, n.programmed())
+		}
+		return n.hns.Calls().Sub(before)["HcnCreateLoadBalancer"] >= 4
+	})
+	n.await(t, "the reason", func() bool {
+		body := n.fetch(t, "/services")
+		return strings.Contains(body, "what was there before is refused as well") || strings.Contains(body, "as before, and is tried again in a while")
+	})
+	n.hns.ClearFaults()
+	n.awaitProgrammed(t, less, cart)
+	n.stop(t)
+}
