@@ -179,8 +179,12 @@ func (o *options) asService(c *config.Config) bool {
 func serviceLog(name string) string { return scm.LogFile(filepath.Dir(hns.StateFile()), name) }
 
 // cleanup removes what any mode ever installed, and prints what it removed. Virtual
-// servers stay with --cleanup-ipvs=false.
+// servers stay with --cleanup-ipvs=false. A proxy that runs would make it again, and its clients
+// would lose connections for nothing, so then cleanup touches nothing.
 func (o *options) cleanup(ctx context.Context, c *config.Config) error {
+	if who, runs := host.LeaseHolder(c.ProxyName)(ctx); runs {
+		return fmt.Errorf("clean up: nothing was removed: %s programs this node and would make it again; stop it first", who)
+	}
 	all, err := o.Targets(ctx, c)
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)

@@ -413,20 +413,25 @@ func TestScriptAgainstRules(t *testing.T) {
 }
 
 // TestCommandsWithRunningProxy checks that a program that rewrites the rules for a while does
-// not block commands that end by themselves, which need no lease.
+// not block commands that end by themselves, which need no lease, and that a cleanup then
+// touches nothing.
 func TestCommandsWithRunningProxy(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	p := c.start(t, web)
 	want := c.awaitProgrammed(t)
-	for _, args := range [][]string{{"--init-only"}, {"render", "--manifests=" + c.dir}, {"--cleanup"}} {
-		out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...))
-		// The proxy may make a table anew before the cleanup looks whether it is gone.
-		if err != nil && !strings.Contains(out, "which was removed: another program makes it") {
+	for _, args := range [][]string{{"--init-only"}, {"render", "--manifests=" + c.dir}} {
+		if out, err := program.Run(t, c.Node, c.command(append(args, c.mode.flags...)...)); err != nil {
 			t.Errorf("%v beside a proxy: %v\n%s", args, err, out)
 		}
 	}
+	rules := nft(t, c.Node, "list ruleset\n", "-a")
+	refused := fmt.Sprintf("clean up: nothing was removed: process %d ", p.Pid())
+	if out := c.cleanUp(t, "", 1); !strings.Contains(out, refused) || !strings.Contains(out, "would make it again; stop it first") {
+		t.Errorf("a cleanup beside a proxy says:\n%s", out)
+	}
+	kit.Same(t, "a cleanup beside a proxy (-before +after)", rules, nft(t, c.Node, "list ruleset\n", "-a"))
 	c.awaitSnapshot(t, want)
 	if r := reportOf(t, p, program.MetricsAddr); r.Standby != "" || r.Conditions["other-proxy"] != "" {
 		t.Errorf("commands count as proxies: %v", r.Conditions)

@@ -66,7 +66,7 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 		return nil, err
 	}
 	x := &Examination{
-		options: o, config: c, node: node, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: leaseHolder(c),
+		options: o, config: c, node: node, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: host.LeaseHolder(c.ProxyName),
 		targets: func(ctx context.Context) ([]takeover.Target, error) { return o.Proxy.Targets(ctx, c) },
 	}
 	x.modes = x.examined()
@@ -135,17 +135,6 @@ func (o Options) askProxy(ctx context.Context, c *config.Config) (*doctor.Proxy,
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	return doctor.AskProxy(ctx, statusview.Query{Server: server, Version: o.Version}), nil
-}
-
-// leaseHolder returns the function that asks which proxy programs the node.
-func leaseHolder(c *config.Config) func(context.Context) (lease.Identity, bool) {
-	transport, _ := host.LeaseTransport(c.ProxyName)
-	return func(ctx context.Context) (lease.Identity, bool) {
-		if transport == nil {
-			return lease.Identity{}, false
-		}
-		return lease.QueryHolder(ctx, transport)
-	}
 }
 
 // examined returns the modes to examine: all, the configured one, that of the running

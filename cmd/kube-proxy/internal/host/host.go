@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/lease"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -32,6 +33,18 @@ type Preparation struct {
 	Mode     mode.Descriptor
 	Tracker  *track.Tracker
 	Health   *health.Monitor
+}
+
+// LeaseHolder returns the function that asks which proxy programs the node. It returns false if
+// none runs that answers and proves that it may.
+func LeaseHolder(proxyName string) func(context.Context) (lease.Identity, bool) {
+	transport, _ := LeaseTransport(proxyName)
+	return func(ctx context.Context) (lease.Identity, bool) {
+		if transport == nil {
+			return lease.Identity{}, false
+		}
+		return lease.QueryHolder(ctx, transport)
+	}
 }
 
 // hostPollInterval is how often the addresses and listeners of the node are read.
