@@ -38,9 +38,11 @@ type Finding struct {
 	Severity Severity
 	// What is one sentence without a full stop.
 	What string
-	// Fix is a command for a shell of the node, empty if no command corrects it.
+	// Fix is a command for a shell of the node, empty if no command corrects it. Whoever runs it
+	// unread harms nothing: it ends no program, and removes or opens nothing of others.
 	Fix string
-	// Advice is what to do if there is no Fix, or what to know before it is run.
+	// Advice is what to do if there is no Fix, with commands that may harm, or what to know before
+	// the Fix is run.
 	Advice string
 }
 

@@ -527,7 +527,7 @@ type Server struct {
 type Holder struct {
 	Name string         // empty for none
 	Addr netip.AddrPort // where it listens
-	End  string         // the command that ends it, or that finds it
+	End  string         // how to end it, to follow "or "
 }
 
 // TakenPorts checks that servers of the proxy can listen. holder returns who prevents that,
@@ -540,7 +540,7 @@ func TakenPorts(servers []Server, holder func(netip.AddrPort) Holder) Seen {
 		if h := holder(s.Addr); h.Name != "" {
 			seen.Findings = append(seen.Findings, Finding{
 				Topic: PortTaken, Subject: s.Addr.String(), What: fmt.Sprintf("the %s server of the proxy cannot listen on %s: %s listens on %s", s.Name, s.Addr, h.Name, h.Addr),
-				Fix: h.End, Advice: "or give the server of the proxy another address with --" + s.Flag,
+				Advice: "give the server of the proxy another address with --" + s.Flag + ", or " + h.End,
 			})
 		}
 	}

@@ -29,6 +29,12 @@ import (
 	"kubeproxy/common/document"
 )
 
+// MayHarm returns whether a command ends a program, or removes or opens something of others, so
+// that nobody should run it unread.
+func MayHarm(command string) bool {
+	return regexp.MustCompile(`\b(kill|taskkill|umount|stop|restart|disable|disabled|delete|flush|rm|cleanup|update-alternatives)\b| -[DFPX] |policy accept`).MatchString(command)
+}
+
 // Block is what a page has in one indented block.
 type Block struct {
 	Section string // its heading

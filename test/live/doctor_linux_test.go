@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,21 +27,26 @@ import (
 // diagnosis is what kube-proxy doctor -o json prints.
 type diagnosis struct {
 	Code     int
-	Findings []struct{ ID, Subject, What, Fix, Severity string }
+	Findings []finding
 	Checks   []check
 }
+
+type finding struct{ ID, Subject, What, Fix, Advice, Severity string }
 
 // check is what became of a check.
 type check struct{ Name, State, Note string }
 
 // find returns the fix of the finding of this id, and whether there is one.
 func (d diagnosis) find(id string) (fix string, found bool) {
-	for _, f := range d.Findings {
-		if f.ID == id {
-			return f.Fix, true
-		}
+	f, found := d.finding(id)
+	return f.Fix, found
+}
+
+func (d diagnosis) finding(id string) (f finding, found bool) {
+	if i := slices.IndexFunc(d.Findings, func(f finding) bool { return f.ID == id }); i >= 0 {
+		return d.Findings[i], true
 	}
-	return "", false
+	return f, false
 }
 
 func (d diagnosis) String() string {
@@ -80,8 +86,11 @@ func (c *cluster) shell(t *testing.T, command string) {
 	}
 }
 
-// mends makes a fault, waits until doctor names it, runs the command that doctor prints,
-// and waits until it is gone.
+// harmful are the commands in advices that tests may run.
+var harmful = regexp.MustCompile(`kill \d+|/\S*kube-proxy --cleanup|umount \S+`)
+
+// mends makes a fault, waits until doctor names it, runs the command that doctor prints, or
+// advises if it may harm, and waits until it is gone.
 func (c *cluster) mends(t *testing.T, id string, fault func()) {
 	t.Helper()
 	if d := c.diagnose(t); d.has(id) {
@@ -90,12 +99,18 @@ func (c *cluster) mends(t *testing.T, id string, fault func()) {
 	fault()
 	var d diagnosis
 	kit.Until(t, "doctor to find "+id, func() bool { d = c.diagnose(t); return d.has(id) && d.Code == 1 })
-	fix, _ := d.find(id)
+	fix := d.command(id)
 	if fix == "" {
 		t.Fatalf("%s has no command: %s", id, d)
 	}
 	c.shell(t, fix)
 	kit.Until(t, fmt.Sprintf("%s to be gone after %s", id, fix), func() bool { d = c.diagnose(t); return !d.has(id) })
+}
+
+// command returns the fix of a finding, or the command in its advice.
+func (d diagnosis) command(id string) string {
+	f, _ := d.finding(id)
+	return cmp.Or(f.Fix, harmful.FindString(f.Advice))
 }
 
 func (d diagnosis) has(id string) bool {
@@ -188,14 +203,14 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 	c.write(t, "checked.yaml", []byte(strings.NewReplacer("NUMBER", "1", "PORT", "30100").Replace(checkedApp)))
 	kit.Until(t, "doctor to find what the proxy reports", func() bool {
 		d := c.diagnose(t)
-		return slices.ContainsFunc(d.Findings, func(f struct{ ID, Subject, What, Fix, Severity string }) bool {
+		return slices.ContainsFunc(d.Findings, func(f finding) bool {
 			return f.ID == "proxy-condition" && f.Subject == "health-checks" && f.Severity == "blocks"
 		})
 	})
 	kit.Must(t, l.Close())
 	c.shell(t, "nft 'add table inet firewalld; add chain inet firewalld x' && iptables-nft -N ufw-user-input")
 	for _, name := range []string{"firewalld", "ufw"} {
-		if d := c.diagnose(t); !slices.ContainsFunc(d.Findings, func(f struct{ ID, Subject, What, Fix, Severity string }) bool {
+		if d := c.diagnose(t); !slices.ContainsFunc(d.Findings, func(f finding) bool {
 			return f.ID == "firewall" && f.Subject == name
 		}) {
 			t.Errorf("%s is not found: %s", name, d)
@@ -459,7 +474,7 @@ func (c *pinned) mends(t *testing.T, id, word string, args []string, fault func(
 	}
 	fault()
 	d := c.diagnose(t, args)
-	fix, _ := d.find(id)
+	fix := d.command(id)
 	if !strings.Contains(d.String(), word) || fix == "" && !d.has("socket-acceleration") {
 		t.Fatalf("%s, %q, with a command is not found: %s", id, word, d)
 	}

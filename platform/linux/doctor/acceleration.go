@@ -175,7 +175,7 @@ func hiddenPins(mounts string) []doctor.Finding {
 		return nil
 	}
 	return []doctor.Finding{{Topic: doctor.AccelerationMounts, What: fmt.Sprintf("%d BPF file systems are mounted at %s, and only the last one can be seen", n, pins),
-		Fix: "umount " + pins, Advice: "run it on the host, then start the proxy again; remove the line of /etc/fstab that mounts a second one"}}
+		Advice: "remove the line of /etc/fstab that mounts a second one; unless other programs have pinned something in the last one, on the host: umount " + pins + ", then start the proxy again"}}
 }
 
 // inContainer returns whether the root of these mounts is that of a container, an overlay.

@@ -58,7 +58,8 @@ func newNode(files map[string]string) *Node {
 }
 
 // expect runs look and compares what it found, a line for each Finding: its topic, its
-// subject and its fix. words must be in what the first one says.
+// subject and its fix. words must be in what the first one says or advises. No fix may
+// harm.
 func expect(t *testing.T, look func(context.Context) (doctor.Seen, error), want []string, words ...string) {
 	t.Helper()
 	seen, err := look(t.Context())
@@ -69,12 +70,15 @@ func expect(t *testing.T, look func(context.Context) (doctor.Seen, error), want 
 		if f.What == "" || f.Topic.Why() == "" || f.Fix+f.Advice == "" {
 			t.Errorf("says nothing: %+v", f)
 		}
+		if kit.MayHarm(f.Fix) {
+			t.Errorf("a command that may harm is a fix: %+v", f)
+		}
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("found\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for _, w := range words {
-		if len(seen.Findings) == 0 || !strings.Contains(seen.Findings[0].What, w) {
+		if len(seen.Findings) == 0 || !strings.Contains(seen.Findings[0].What+" "+seen.Findings[0].Advice, w) {
 			t.Errorf("%+v does not say %q", seen.Findings, w)
 		}
 	}

@@ -217,10 +217,10 @@ func (n *Node) forwardPolicy(ctx context.Context) (doctor.Seen, error) {
 		}
 		f := doctor.Finding{Topic: doctor.ForwardPolicy, Subject: c.String(), Mode: "nftables",
 			What:   fmt.Sprintf("%s drops by its policy, and no rule of a network plugin accepts pods", c),
-			Fix:    fmt.Sprintf("nft add chain %s %s %s '{ policy accept; }'", c.Family, c.Table, c.Name),
-			Advice: "or let the network plugin accept the addresses of pods there"}
+			Fix:    fmt.Sprintf("nft insert rule %s %s %s ct status dnat accept", c.Family, c.Table, c.Name),
+			Advice: "it accepts what is translated, and nothing else; what makes the chain may remove it, so let that accept the addresses of pods, too"}
 		if c.ofIPTables() {
-			f.Fix = fmt.Sprintf("%s -P %s ACCEPT", c.command(), c.Name)
+			f.Fix = fmt.Sprintf("%s -I %s -m conntrack --ctstate DNAT -j ACCEPT", c.command(), c.Name)
 		}
 		seen.Findings = append(seen.Findings, f)
 		return nil
@@ -239,12 +239,12 @@ func (n *Node) firewalls(ctx context.Context) (doctor.Seen, error) {
 	if slices.ContainsFunc(names, func(s string) bool {
 		return s == "firewalld" || strings.HasPrefix(s, "FWD") || strings.HasPrefix(s, "FWDI_")
 	}) {
-		found = append(found, doctor.Finding{Topic: doctor.Firewall, Subject: "firewalld", What: "firewalld filters on this node", Fix: "systemctl disable --now firewalld",
-			Advice: "or keep it and admit the pods, with firewall-cmd --permanent --zone=trusted --add-source=CLUSTER-CIDR, and the NodePorts"})
+		found = append(found, doctor.Finding{Topic: doctor.Firewall, Subject: "firewalld", What: "firewalld filters on this node",
+			Advice: "admit the pods with firewall-cmd --permanent --zone=trusted --add-source=CLUSTER-CIDR, and the NodePorts, or disable it where another firewall protects the node"})
 	}
 	if slices.ContainsFunc(names, func(s string) bool { return strings.HasPrefix(s, "ufw-") || strings.HasPrefix(s, "ufw6-") }) {
-		found = append(found, doctor.Finding{Topic: doctor.Firewall, Subject: "ufw", What: "ufw filters on this node", Fix: "ufw disable",
-			Advice: "or keep it and admit the pods, with ufw route allow from CLUSTER-CIDR and ufw allow 30000:32767/tcp"})
+		found = append(found, doctor.Finding{Topic: doctor.Firewall, Subject: "ufw", What: "ufw filters on this node",
+			Advice: "admit the pods with ufw route allow from CLUSTER-CIDR and ufw allow 30000:32767/tcp, or disable it where another firewall protects the node"})
 	}
 	return doctor.Seen{Findings: found, Note: "firewalld and ufw"}, nil
 }

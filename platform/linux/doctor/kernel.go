@@ -351,8 +351,7 @@ func variantsSeen(v Variants) doctor.Seen {
 		f.Advice = "kubelet makes them anew at its start, with the variant of the host: delete table mangle of the other one, or restart the node"
 	case len(v.Kubelet) == 1 && v.Kubelet[0] != v.Used:
 		f.What = fmt.Sprintf("kubelet uses iptables-%s, and there are only commands of iptables-%s for the proxy", v.Kubelet[0], v.Used)
-		f.Fix = "update-alternatives --set iptables /usr/sbin/iptables-" + v.Kubelet[0]
-		f.Advice = "in a container, take an image with both variants"
+		f.Advice = "in a container, take an image with both variants; on a node whose other programs use that variant, too: update-alternatives --set iptables /usr/sbin/iptables-" + v.Kubelet[0]
 	default:
 		return seen
 	}

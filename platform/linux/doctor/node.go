@@ -166,28 +166,28 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 	seen := doctor.Seen{Note: fmt.Sprintf("listeners: %d", len(found))}
 	for _, h := range proc.HiddenBy(want, found) {
 		name := h.Port.Name
-		who, fix := n.holder(h.Listener)
+		who, end := n.holder(h.Listener)
 		seen.Findings = append(seen.Findings, doctor.Finding{
 			Topic: doctor.NodePortHidden, Subject: fmt.Sprintf("%d/%s", h.NodePort, name.Protocol),
 			What:   fmt.Sprintf("the NodePort %d/%s of Service %s/%s hides %s, which listens on %s", h.NodePort, name.Protocol, name.Namespace, name.Name, who, h.Listener.Addr),
-			Fix:    fix,
-			Advice: "or let the program listen on another port, or give the Service another NodePort",
+			Advice: "let the program listen on another port, or give the Service another NodePort, or " + end,
 		})
 	}
 	return seen, nil
 }
 
-// holder names the process of a listener, and the command that ends it, or that finds it.
-func (n *Node) holder(l proc.Listener) (who, fix string) {
+// holder names the process of a listener, and how to end it. That is advice, no Fix: somebody
+// needs the program.
+func (n *Node) holder(l proc.Listener) (who, end string) {
 	p, known := proc.BySocketInode(n.Proc, l.Inode)
 	if known {
-		return p.String(), fmt.Sprintf("kill %d", p.PID)
+		return p.String(), fmt.Sprintf("end it, if nobody needs it: kill %d", p.PID)
 	}
 	option := "t"
 	if l.Protocol == service.UDP {
 		option = "u"
 	}
-	return "a program", fmt.Sprintf("ss -ln%sp 'sport = :%d'", option, l.Addr.Port())
+	return "a program", fmt.Sprintf("end it, if nobody needs it; its name, on the host: ss -ln%sp 'sport = :%d'", option, l.Addr.Port())
 }
 
 // takenPorts checks that the servers of the proxy can listen. It ignores other service
@@ -273,17 +273,17 @@ func proxySeen(running []proc.Process, holder *lease.Identity, name string) doct
 	case name != "" || len(others) == 1 && holder == nil && namedProxy(others[0]):
 		return doctor.Seen{Note: "each serves Services of its own"} // distinguished by labels of Services
 	}
-	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: fmt.Sprintf("kill %d", others[0].PID)}
+	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy,
+		Advice: fmt.Sprintf("wait if a rolling update is under way; else end what starts it, as kubectl -n kube-system get daemonset and systemctl list it, and then the process: kill %d", others[0].PID)}
 	what := others[0].String()
 	for _, p := range others[1:] {
 		what += "; " + p.String()
-		f.Fix += fmt.Sprintf(" %d", p.PID)
+		f.Advice += fmt.Sprintf(" %d", p.PID)
 	}
 	f.What = "another service proxy runs on this node: " + what
 	if holder != nil {
 		f.What = fmt.Sprintf("%s programs this node, and another service proxy runs: %s", holder, what)
 	}
-	f.Advice = "wait if a rolling update is under way; what starts it must stop, too: kubectl -n kube-system get daemonset lists the DaemonSets, systemctl the units"
 	return doctor.Seen{Findings: []doctor.Finding{f}}
 }
 
@@ -317,9 +317,9 @@ func (n *Node) leftovers(ctx context.Context) (doctor.Seen, error) {
 			continue
 		}
 		f := doctor.Finding{Topic: doctor.Leftovers, Subject: t.Name, What: fmt.Sprintf("%s has what an earlier proxy left: %s", t.Name, what),
-			Fix: n.CleanupCommand, Advice: "it removes the rules of every mode; to lose no connection, start the proxy in place of it, which removes them when its own rules are in force"}
-		if t.Upstream {
-			f.Fix, f.Advice = "", "start the proxy once: it removes them when its own rules are in force"
+			Advice: "start the proxy: it removes them when its own rules are in force, so that no connection is lost"}
+		if !t.Upstream {
+			f.Advice += "; on a node that is to have none, remove the rules of every mode: " + n.CleanupCommand
 		}
 		seen.Findings = append(seen.Findings, f)
 	}

@@ -152,11 +152,16 @@ func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
 	return doctor.TakenPorts(n.Servers, func(at netip.AddrPort) (h doctor.Holder) {
 		for _, l := range found {
 			if who := n.Windows.Describe(l.PID); l.Keeps(at) && !strings.Contains(strings.ToLower(who), program) {
-				return doctor.Holder{Name: who, Addr: l.Addr, End: fmt.Sprintf("taskkill /F /PID %d", l.PID)}
+				return doctor.Holder{Name: who, Addr: l.Addr, End: end(l.PID)}
 			}
 		}
 		return h
 	}), nil
+}
+
+// end says how to end a program. That is advice, no Fix: somebody needs it.
+func end(pid uint32) string {
+	return fmt.Sprintf("end it, if nobody needs it: taskkill /F /PID %d", pid)
 }
 
 // hiddenListeners checks for programs whose port is the NodePort of a Service. HNS of
@@ -182,8 +187,8 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 				continue
 			}
 			seen.Findings = append(seen.Findings, doctor.Finding{Topic: doctor.NodePortHidden, Subject: fmt.Sprintf("%d/%s", port, p.Name.Protocol),
-				What: fmt.Sprintf("the NodePort %d/%s of Service %s/%s is the port of %s, which listens on %s", port, p.Name.Protocol, p.Name.Namespace, p.Name.Name, n.Windows.Describe(l.PID), l.Addr),
-				Fix:  fmt.Sprintf("taskkill /F /PID %d", l.PID), Advice: "or let the program listen on another port, or give the Service another NodePort"})
+				What:   fmt.Sprintf("the NodePort %d/%s of Service %s/%s is the port of %s, which listens on %s", port, p.Name.Protocol, p.Name.Namespace, p.Name.Name, n.Windows.Describe(l.PID), l.Addr),
+				Advice: "let the program listen on another port, or give the Service another NodePort, or " + end(l.PID)})
 			break
 		}
 	}
@@ -316,9 +321,10 @@ func namesProxy(s *scm.Status) bool { return proxyName.MatchString(s.Name + " " 
 
 // runningProxies describes proxies that run beside ours. One that something starts again is not to be killed.
 func (n *Node) runningProxies(others []Process, services []scm.Status) doctor.Finding {
-	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy, Fix: "taskkill /F",
+	f := doctor.Finding{Topic: doctor.OtherProxy, Subject: doctor.SubjectOtherProxy,
 		Advice: "wait if a rolling update is under way, and see that it is no other command of this program; else retire it:"}
 	var names, ways []string
+	kill := "taskkill /F"
 	restarted := false
 	for _, p := range others {
 		parent, name := "", n.Windows.Describe(p.PID)
@@ -333,13 +339,13 @@ func (n *Node) runningProxies(others []Process, services []scm.Status) doctor.Fi
 		w := way(parent, s)
 		names, ways = append(names, name), append(ways, retiring+w)
 		restarted = restarted || s != nil || w == byRKE2
-		f.Fix += fmt.Sprintf(" /PID %d", p.PID)
-	}
-	if restarted {
-		f.Fix = ""
+		kill += fmt.Sprintf(" /PID %d", p.PID)
 	}
 	slices.Sort(ways)
 	f.Advice += " " + strings.Join(slices.Compact(ways), ", ")
+	if !restarted {
+		f.Advice += ", then " + kill
+	}
 	f.What = "another service proxy runs on this node: " + strings.Join(names, "; ")
 	return f
 }
@@ -354,8 +360,7 @@ func (n *Node) idleServices(services []scm.Status, busy map[string]bool) []docto
 		}
 		all = append(all, doctor.Finding{Topic: doctor.OtherProxy, Subject: s.Name, Severity: doctor.Risk,
 			What:   fmt.Sprintf("the service %s, %s, can start another service proxy: %s", s.Name, s.State, s.Command),
-			Fix:    fmt.Sprintf(`sc.exe config "%s" start= disabled`, s.Name),
-			Advice: "see " + retiring + way("", s)})
+			Advice: fmt.Sprintf(`if it is not wanted: sc.exe config "%s" start= disabled; see `, s.Name) + retiring + way("", s)})
 	}
 	return all
 }

@@ -77,6 +77,14 @@ func run(t *testing.T, n *Node) (found []string, failed string) {
 		if f.What == "" || f.Fix+f.Advice == "" {
 			t.Errorf("says nothing: %+v", f)
 		}
+		if kit.MayHarm(f.Fix) {
+			t.Errorf("a command that may harm is a fix: %+v", f)
+		}
+		if _, command, is := strings.Cut(f.Advice, ": taskkill"); is {
+			found[len(found)-1] += "advice: taskkill" + command
+		} else if _, command, is := strings.Cut(f.Advice, ", then taskkill"); is {
+			found[len(found)-1] += "advice: taskkill" + command
+		}
 	}
 	for _, c := range results {
 		if c.State == doctor.Failed {
@@ -193,7 +201,7 @@ func portFaults() map[string]faultCase {
 		"ports, counted": {func(n *Node, l *hns.Listing, _ *fakeWindows) { n.PortsLeft, l.LoadBalancers = unknown, balancers(200) }, nil},
 		"no ports, counted": {func(n *Node, l *hns.Listing, _ *fakeWindows) { n.PortsLeft, l.LoadBalancers = unknown, balancers(231) },
 			[]string{"dynamic-ports | IPv4/tcp | netsh int ipv4 set dynamicportrange tcp start=32768 num=32767"}},
-		"another proxy": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.processes = []Process{{PID: 7}, {PID: 8}} }, []string{"other-proxy | other-proxy | taskkill /F /PID 7 /PID 8"}},
+		"another proxy": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.processes = []Process{{PID: 7}, {PID: 8}} }, []string{"other-proxy | other-proxy | advice: taskkill /F /PID 7 /PID 8"}},
 		"ours": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			w.processes, n.Holder = []Process{{PID: 7}}, func(context.Context) (lease.Identity, bool) { return lease.Identity{OwnPID: 7}, true }
 		}, nil},
@@ -211,7 +219,7 @@ func portFaults() map[string]faultCase {
 		}, nil},
 		"a service that starts one": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
 			w.services = []scm.Status{{Name: "p", Command: `C:\k\nssm.exe C:\k\kube-proxy.exe --v=4`}, {Name: "Kubeproxy", StartType: "manual", Command: `C:\k\nssm.exe`}}
-		}, []string{`other-proxy | Kubeproxy | sc.exe config "Kubeproxy" start= disabled`, `other-proxy | p | sc.exe config "p" start= disabled`}},
+		}, []string{`other-proxy | Kubeproxy | `, `other-proxy | p | `}},
 		"files that others may change": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
 			w.services = []scm.Status{{Name: "kp", StartType: "disabled", Command: `"C:\k 2\kube-proxy.exe" --x`}}
 			w.writers = map[string][]string{`C:\data`: nil, `C:\data\state`: {"S-1-5-7"}, `C:\k 2`: {`BUILTIN\Users`, "Everyone"}}
@@ -220,7 +228,7 @@ func portFaults() map[string]faultCase {
 		"a port taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Servers = []doctor.Server{{Name: "health", Flag: "healthz-bind-address", Addr: netip.MustParseAddrPort("0.0.0.0:10256")}}
 			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 9}}
-		}, []string{"port-taken | 0.0.0.0:10256 | taskkill /F /PID 9"}},
+		}, []string{"port-taken | 0.0.0.0:10256 | advice: taskkill /F /PID 9"}},
 		"a port of a proxy": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Servers = []doctor.Server{{Name: "health", Flag: "healthz-bind-address", Addr: netip.MustParseAddrPort("0.0.0.0:10256")}}
 			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("[::]:10256"), PID: 42}}
@@ -228,7 +236,7 @@ func portFaults() map[string]faultCase {
 		"a NodePort taken": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
 			n.Services = with(service.Port{Name: service.PortName{Protocol: service.TCP}, Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}})
 			w.listening = []proc.Listener{{Addr: netip.MustParseAddrPort("127.0.0.1:30080"), PID: 8}, {Addr: netip.MustParseAddrPort("0.0.0.0:30080"), PID: 9}}
-		}, []string{"nodeport-hidden | 30080/tcp | taskkill /F /PID 9"}},
+		}, []string{"nodeport-hidden | 30080/tcp | advice: taskkill /F /PID 9"}},
 	}
 }
 
