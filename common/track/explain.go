@@ -61,6 +61,9 @@ type Use struct {
 type Choice struct {
 	Candidates []Candidate // sorted by address
 	Topology   string      // how topology hints are used, one clause; "" without hints
+	// Missed says, if there is no candidate, which slice has ready endpoints that are for
+	// another port, protocol, family or Service, as a clause. It is empty without one.
+	Missed string
 }
 
 // Choice explains the endpoints of a Service port as the latest snapshot has them. The
@@ -75,7 +78,12 @@ func (t *Tracker) Choice(f service.Family, name service.PortName) Choice {
 	for _, p := range s.want {
 		if p.Family == f && p.Name == name {
 			index := indexOf(s)
-			return t.choice(p, index.of(p))
+			from := index.of(p)
+			c := t.choice(p, from)
+			if len(c.Candidates) == 0 {
+				c.Missed = t.missed(s, p, from)
+			}
+			return c
 		}
 	}
 	return Choice{}
@@ -263,6 +271,7 @@ type Problem struct {
 	Service types.NamespacedName // of kind OfService only
 	Field   string               // the API's path, such as "spec.ports[1].nodePort"
 	Message string
+	Code    Code // "" for what needs no name
 	// Refused means that an address and port is not served because that would take it
 	// from another owner. ThisNode means that other nodes may decide differently.
 	Refused, ThisNode bool
@@ -286,6 +295,7 @@ const maxNotes = 20
 
 // note is a Problem whose Service is known from its container.
 type note struct {
+	code              Code
 	field, message    string
 	refused, thisNode bool
 }
@@ -297,11 +307,16 @@ type notes struct {
 }
 
 func (n *notes) add(field, format string, args ...any) {
+	n.addCoded("", field, format, args...)
+}
+
+// addCoded adds a note about a common mistake.
+func (n *notes) addCoded(c Code, field, format string, args ...any) {
 	if len(n.list) == maxNotes {
 		n.more++
 		return
 	}
-	n.list = append(n.list, note{field: field, message: fmt.Sprintf(format, args...)})
+	n.list = append(n.list, note{code: c, field: field, message: fmt.Sprintf(format, args...)})
 }
 
 // refuse adds a note about an address that is not served.
@@ -310,7 +325,7 @@ func (n *notes) refuse(field, message string, thisNode bool) {
 		n.more++
 		return
 	}
-	n.list = append(n.list, note{field, message, true, thisNode})
+	n.list = append(n.list, note{field: field, message: message, refused: true, thisNode: thisNode})
 }
 
 // all returns the notes. The last one sums up those that did not fit.
@@ -331,7 +346,7 @@ func problemsOf(kind Kind, service types.NamespacedName, lists ...[]note) []Prob
 	var all []Problem
 	for _, list := range lists {
 		for _, n := range list {
-			all = append(all, Problem{kind, service, n.field, n.message, n.refused, n.thisNode})
+			all = append(all, Problem{kind, service, n.field, n.message, n.code, n.refused, n.thisNode})
 		}
 	}
 	slices.SortFunc(all, compareProblems)
@@ -454,7 +469,7 @@ func (r *resolver) clusterIPs() []note {
 		for i := range s.endpoints {
 			a := s.addr(i)
 			if holder := r.tracker.claims.holder[clusterIPKey(a)]; holder.serviceState != nil {
-				notes.add("endpointslice "+s.name+" endpoints",
+				notes.addCoded(ClusterIPEndpoint, "endpointslice "+s.name+" endpoints",
 					"%q is the ClusterIP of service %s, and is not translated a second time; want the address of a pod", a, holder.name)
 			}
 		}

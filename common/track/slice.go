@@ -33,6 +33,8 @@ type sliceLayout struct {
 	ports  []targetPort
 	zones  []string // hints, comma-separated because zones contain no comma
 	notes  []note
+	// otherProxy means that the slice has the label of a Service of a proxy with a name.
+	otherProxy bool
 }
 
 // endpoint is one entry of a slice, without its address.
@@ -140,6 +142,7 @@ func (p *packer) pack(from *discoveryv1.EndpointSlice) *slice {
 		p.out.notes = p.notes.all()
 		return p.out
 	}
+	_, p.out.otherProxy = from.Labels[LabelProxyName]
 	p.ports(from.Ports)
 	p.out.endpoints = make([]endpoint, 0, len(from.Endpoints))
 	p.out.addrs = make([]byte, 0, len(from.Endpoints)*p.out.width())
@@ -319,6 +322,9 @@ func (in *interner) internLayout(k *sliceLayout) *sliceLayout {
 		return k
 	}
 	in.key = append(in.key[:0], byte(k.family))
+	if k.otherProxy {
+		in.key = append(in.key, '!')
+	}
 	for _, p := range k.ports {
 		in.key = append(strconv.AppendQuote(in.key, p.name), byte(p.proto), byte(p.port>>8), byte(p.port))
 	}

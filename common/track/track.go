@@ -62,6 +62,7 @@ type Tracker struct {
 	listeners []Listener
 	services  map[types.NamespacedName]*serviceState
 	slices    map[types.NamespacedName]*slice
+	loose     map[types.NamespacedName]int // slices that name no Service, with their ready endpoints
 	claims    claims
 	interner  interner
 	nodeInfo  *nodeInfo
@@ -99,6 +100,7 @@ type serviceState struct {
 	// misplaced counts the addresses of its slices in claims.endpoints.
 	misplaced int32
 	dirty     bool
+	selector  bool // the Service has one
 }
 
 // New returns an empty Tracker.
@@ -108,6 +110,7 @@ func New(o Options) *Tracker {
 		name:     normalize(o.NodeName),
 		services: map[types.NamespacedName]*serviceState{},
 		slices:   map[types.NamespacedName]*slice{},
+		loose:    map[types.NamespacedName]int{},
 		nodeInfo: &nodeInfo{},
 		cidrs:    map[string]*serviceCIDR{},
 		problems: map[types.NamespacedName][]Problem{},
@@ -145,6 +148,7 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 			return t.removeService(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		}
 		s := t.service(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
+		s.selector = len(o.Spec.Selector) > 0
 		created := o.CreationTimestamp.Unix()
 		known := s.created == created && (s.want == nil) == (want == nil)
 		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) {
@@ -167,11 +171,16 @@ func (t *Tracker) DeleteService(name types.NamespacedName) bool {
 func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) bool {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	return t.change(func() bool {
-		if !relevant(o) {
-			return t.removeSlice(key)
-		}
 		p := packer{node: t.name, interner: &t.interner}
+		if !relevant(o) {
+			changed := t.removeSlice(key)
+			if loose(o) {
+				t.loose[key] = p.pack(o).ready()
+			}
+			return changed
+		}
 		fresh := p.pack(o)
+		delete(t.loose, key)
 		owner := types.NamespacedName{Namespace: o.Namespace, Name: o.Labels[discoveryv1.LabelServiceName]}
 		if old := t.slices[key]; old != nil {
 			if old.owner.name == owner && old.same(fresh) {

@@ -652,3 +652,62 @@ func feed(t *Tracker) {
 	t.SetSlice(plainSlice(2, 3))
 	t.Synced()
 }
+
+// A Service without endpoints whose slices are for another one, or for none, is told which.
+func TestMissed(t *testing.T) {
+	label := discoveryv1.LabelServiceName
+	for name, test := range map[string]struct {
+		change func(*corev1.Service, *discoveryv1.EndpointSlice)
+		missed string
+		code   Code
+	}{
+		"all well": {change: func(*corev1.Service, *discoveryv1.EndpointSlice) {}},
+		"other port": {
+			func(s *corev1.Service, _ *discoveryv1.EndpointSlice) { s.Spec.Ports[0].Name = "web" },
+			"slice service-1-x7k2p has 2 ready endpoints, on port http/TCP, none named web/TCP", PortMismatch,
+		},
+		"no label": {
+			func(_ *corev1.Service, s *discoveryv1.EndpointSlice) { s.Labels = nil },
+			"slice service-1-x7k2p has 2 ready endpoints, and names no Service by the label " + label, SliceWithoutService,
+		},
+		"label misspelt": {
+			func(_ *corev1.Service, s *discoveryv1.EndpointSlice) { s.Name, s.Labels[label] = "x", "servce-1" },
+			"slice x has 2 ready endpoints, and names service ns-1/servce-1 by the label " + label + ", which does not exist", SliceWithoutService,
+		},
+		"headless": {change: func(_ *corev1.Service, s *discoveryv1.EndpointSlice) {
+			s.Name, s.Labels = "x", map[string]string{label: "far", corev1.IsHeadlessService: ""}
+		}},
+		"of another proxy": {change: func(_ *corev1.Service, s *discoveryv1.EndpointSlice) {
+			s.Name, s.Labels[label], s.Labels[LabelProxyName] = "x", "far", "mine"
+		}},
+		"no slice": {change: func(o *corev1.Service, s *discoveryv1.EndpointSlice) {
+			o.Spec.Selector, s.Endpoints, s.Labels = map[string]string{"app": "web"}, nil, nil
+		}, code: NoSlice},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newRecordingTracker()
+			s, slice := plainService(1), plainSlice(1, 2)
+			test.change(s, slice)
+			w.SetService(s)
+			w.SetSlice(slice)
+			w.Synced()
+			port := service.PortName{Namespace: s.Namespace, Name: s.Name, Port: s.Spec.Ports[0].Name, Protocol: service.TCP}
+			w.Latest()
+			if got := w.Choice(service.IPv4, port).Missed; got != test.missed {
+				t.Errorf("missed: %q; want %q", got, test.missed)
+			}
+			var code Code
+			for _, p := range w.Analysis() {
+				code = p.Code
+			}
+			if code != test.code {
+				t.Errorf("code %q; want %q", code, test.code)
+			}
+			w.DeleteSlice(types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name})
+			w.Latest()
+			if all := w.Analysis(); test.code != NoSlice && len(all) > 0 {
+				t.Errorf("after the slice is gone: %v; want nothing", all)
+			}
+		})
+	}
+}

@@ -40,12 +40,13 @@ func (t *Tracker) removeService(name types.NamespacedName) bool {
 		return false
 	}
 	t.release(s)
-	s.created, s.want, s.notes = 0, nil, nil
+	s.created, s.selector, s.want, s.notes = 0, false, nil, nil
 	t.markDirty(s)
 	return true
 }
 
 func (t *Tracker) removeSlice(key types.NamespacedName) bool {
+	delete(t.loose, key)
 	s := t.slices[key]
 	if s == nil {
 		return false
@@ -235,7 +236,16 @@ func (r *resolver) port(want, old *service.Port) *service.Port {
 	}
 	p.HealthCheck = r.healthCheck(want)
 	c := &r.tracker.chooser
-	if excess := c.fill(want, r.index.of(want), r.tracker.options.Listed); excess > 0 {
+	from := r.index.of(want)
+	if m := mismatchOf(r.owner, want, from); m.code != "" {
+		field := " ports"
+		if m.code == FamilyMismatch {
+			field = " addressType"
+		}
+		// Without the count, which changes more often than the mistake.
+		r.notes.addCoded(m.code, "endpointslice "+m.slice+field, "its ready endpoints are %s", m.why)
+	}
+	if excess := c.fill(want, from, r.tracker.options.Listed); excess > 0 {
 		r.notes.add("spec.ports", "%s port %q (%s) has %d endpoints too many: only the first %d by address are served",
 			p.Family, p.Name.Port, p.Name.Protocol, excess, maxEndpoints)
 	}
@@ -289,7 +299,7 @@ func (r *resolver) frontends(want *service.Port) []service.Frontend {
 			continue
 		}
 		if holder.serviceState != r.owner {
-			r.notes.add("spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.reason(f.Kind))
+			r.notes.addCoded(AddressClaimed, "spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.reason(f.Kind))
 			continue
 		}
 		if !own {

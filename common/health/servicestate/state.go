@@ -49,6 +49,8 @@ type FieldError struct {
 	Field   string    `json:"field"`
 	Message string    `json:"message"`
 	Since   time.Time `json:"since"` // see Store.ProblemFound
+	// Code names a common mistake; docs/troubleshooting.md lists the codes.
+	Code track.Code `json:"code,omitempty"`
 }
 
 // State is the progress of a Service or of one of its ports.
@@ -150,7 +152,7 @@ func (st *Store) find(fits func(namespace, name string) bool) []Service {
 	for _, p := range problems {
 		if n := p.Service; n.Name != "" && fits(n.Namespace, n.Name) {
 			s := get(n.Namespace, n.Name)
-			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, st.problemsSince[p]})
+			s.Problems = append(s.Problems, FieldError{p.Field, p.Message, st.problemsSince[p], p.Code})
 		}
 	}
 	all := make([]Service, 0, len(found))

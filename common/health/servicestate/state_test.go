@@ -97,8 +97,8 @@ func TestSkippedServices(t *testing.T) {
 		got = append(got, s)
 	}
 	want := []Service{
-		{Namespace: "shop", Name: "bad", State: Skipped, Problems: []FieldError{{"spec.clusterIPs[0]", "is a loopback address", at(3)}}},
-		{Namespace: "shop", Name: "web", State: Programmed, Problems: []FieldError{{"spec.externalIPs[1]", "belongs to shop/api", at(9)}}},
+		{Namespace: "shop", Name: "bad", State: Skipped, Problems: []FieldError{{Field: "spec.clusterIPs[0]", Message: "is a loopback address", Since: at(3)}}},
+		{Namespace: "shop", Name: "web", State: Programmed, Problems: []FieldError{{Field: "spec.externalIPs[1]", Message: "belongs to shop/api", Since: at(9)}}},
 	}
 	kit.Same(t, "(-want +got)", want, got)
 }
