@@ -70,7 +70,7 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 	fs.StringVarP(&d.format, "output", "o", "plan", "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, or json")
 	fs.BoolVar(&d.all, "all", false, "print all of a long list, not only its beginning")
 	fs.StringVar(&d.compared.Server, "server", "", reading.ServerHelp)
-	fs.DurationVar(&d.compared.Timeout, "timeout", 45*time.Second, "how much `TIME` the API server has to answer")
+	cli.Timeout(fs, &d.compared.Timeout, 45*time.Second, "how much `TIME` the API server has to answer")
 	return failsWith(plandiff.ExitFailed, cmd)
 }
 
@@ -96,7 +96,7 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	view := plandiff.View{All: d.all, Colour: cli.Coloured(to.out)}
+	view := plandiff.View{All: d.all, Colour: cli.Coloured(to.out), Width: cli.Columns(to.out)}
 	switch d.format {
 	case "json":
 		err = document.WriteJSON(to.out, found)

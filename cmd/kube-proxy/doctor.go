@@ -64,7 +64,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 	cmd.Flags().BoolVar(&d.examined.AllModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
 	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&d.examined.Server, "server", "", reading.ServerHelp)
-	cmd.Flags().DurationVar(&d.examined.Timeout, "timeout", 45*time.Second, "how much `TIME` each check has")
+	cli.Timeout(cmd.Flags(), &d.examined.Timeout, 45*time.Second, "how much `TIME` each check has")
 	return failsWith(doctor.ExitFailed, cmd)
 }
 
@@ -97,7 +97,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 }
 
 func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
-	write := doctor.View{Colour: cli.Coloured(w)}.Text
+	write := doctor.View{Colour: cli.Coloured(w), Width: cli.Columns(w)}.Text
 	if d.format == doctorAsJSON {
 		write = func(w io.Writer, r *doctor.Report) error { return r.JSON(w) }
 	}

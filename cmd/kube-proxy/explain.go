@@ -104,7 +104,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
 	cmd.Flags().StringVar(&x.server, "server", "", reading.ServerHelp)
-	cmd.Flags().DurationVar(&x.timeout, "timeout", 30*time.Second, "how much `TIME` the running proxy has to answer")
+	cli.Timeout(cmd.Flags(), &x.timeout, 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().IPSliceVar(&x.podAddrs, "pod-address", nil, "`ADDRESS` of the pod in SOURCE, one of each family, if the proxy does not know that pod")
 	cmd.Flags().StringVar(&x.podNode, "pod-node", "", "the `NODE` of that pod")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
@@ -149,7 +149,7 @@ func (e *explainOptions) print(to streams, answer *explain.Explanation) error {
 	if e.format == "json" {
 		return document.WriteJSON(to.out, answer)
 	}
-	return explain.View{All: e.all}.Print(to.out, answer)
+	return explain.View{All: e.all, Width: cli.Columns(to.out)}.Print(to.out, answer)
 }
 
 // askProxy asks the running proxy.

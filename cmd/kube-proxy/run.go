@@ -118,7 +118,7 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 	if err != nil {
 		return fmt.Errorf("--dry-run: %w", err)
 	}
-	return plandiff.View{All: true, Colour: cli.Coloured(to.out)}.Print(to.out, found)
+	return plandiff.View{All: true, Colour: cli.Coloured(to.out), Width: cli.Columns(to.out)}.Print(to.out, found)
 }
 
 // rehearsalTimeout is how much time the API server has to answer. The Node and ServiceCIDRs

@@ -97,7 +97,7 @@ func (s *serviceCommands) command(name, short string, do func(*cobra.Command, *s
 
 func (s *serviceCommands) register(fs *pflag.FlagSet) {
 	fs.StringVar(&s.name, "name", scm.ServiceName, "`NAME` of the service")
-	fs.DurationVar(&s.timeout, "timeout", time.Minute, "how much `TIME` the service has to start or stop")
+	cli.Timeout(fs, &s.timeout, time.Minute, "how much `TIME` the service has to start or stop")
 }
 
 func (s *serviceCommands) manager() (*scm.Manager, error) {

@@ -124,7 +124,7 @@ func (s *statusOptions) run(ctx context.Context, to streams) error {
 		return err
 	}
 	s.query.Version = buildInfo().Version
-	view := statusview.View{Format: statusview.Format(s.format), Full: s.query.Name != "", Colour: cli.Coloured(to.out), Now: time.Now()}
+	view := statusview.View{Format: statusview.Format(s.format), Full: s.query.Name != "", Colour: cli.Coloured(to.out), Width: cli.Columns(to.out), Now: time.Now()}
 	if s.watch {
 		err := (&statusview.Watch{Query: &s.query, View: view, Timeout: s.server.Timeout}).Run(ctx, to.out)
 		if err != nil {

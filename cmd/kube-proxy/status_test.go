@@ -14,9 +14,11 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/common/document"
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
@@ -33,25 +35,31 @@ func shopPort(name, addr string, cluster ...service.Endpoint) *service.Port {
 	}
 }
 
+var healthy = health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: time.Now(), Generation: 3}}}
+
+// serving returns the address of a proxy with these ports in force. Each request is passed
+// to asked.
+func serving(t *testing.T, r health.Report, asked func(*http.Request), ports ...*service.Port) string {
+	t.Helper()
+	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, ports)
+	store := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
+	store.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: time.Now()})
+	handler := health.Admin{Services: store.Handler(func() servicestate.ProxyInfo { return servicestate.ProxyInfo{Health: r} })}.Handler()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked(r)
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
 // TestStatusFlags checks that each flag reaches what is asked and printed, and the exit
 // codes.
 func TestStatusFlags(t *testing.T) {
-	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{
-		shopPort("web", "10.96.0.1", service.Endpoint{Addr: netip.MustParseAddrPort("10.244.1.1:8080"), Local: true}),
-		shopPort("empty", "10.96.0.2"),
-	})
-	store := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
-	store.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: time.Now()})
-	healthy := health.Report{Healthy: true, Status: map[string]health.FamilyReport{"IPv4": {Healthy: true, LastUpdated: time.Now(), Generation: 3}}}
 	var agent atomic.Value
 	serve := func(r health.Report) string {
-		handler := health.Admin{Services: store.Handler(func() servicestate.ProxyInfo { return servicestate.ProxyInfo{Health: r} })}.Handler()
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			agent.Store(r.UserAgent())
-			handler.ServeHTTP(w, r)
-		}))
-		t.Cleanup(s.Close)
-		return strings.TrimPrefix(s.URL, "http://")
+		return serving(t, r, func(r *http.Request) { agent.Store(r.UserAgent()) },
+			shopPort("web", "10.96.0.1", service.Endpoint{Addr: netip.MustParseAddrPort("10.244.1.1:8080"), Local: true}), shopPort("empty", "10.96.0.2"))
 	}
 	well, ill := serve(healthy), serve(health.Report{Status: healthy.Status})
 	for _, tt := range []struct {
@@ -71,8 +79,8 @@ func TestStatusFlags(t *testing.T) {
 		{well, "none", exitNotOK, "", "kube-proxy: no Service named none is known"},
 		{well, "none --watch", exitNotOK, "", "kube-proxy: no Service named none is known"},
 		{well, "shop/none --watch", exitNotOK, "", "kube-proxy: service shop/none is not known here"},
-		{"127.0.0.1", "--watch --timeout 0s", exitUnreachable, "", "kube-proxy: 127.0.0.1:10249 accepts connections but does not answer in time"},
-		{"127.0.0.1", "--timeout 0s", exitUnreachable, "", "kube-proxy: 127.0.0.1:10249 accepts connections but does not answer in time"},
+		{"127.0.0.1", "--watch --timeout 1ns", exitUnreachable, "", "kube-proxy: no connection to 127.0.0.1:10249 in time: the address is wrong, or"},
+		{"127.0.0.1", "--timeout 1ns", exitUnreachable, "", "kube-proxy: no connection to 127.0.0.1:10249 in time: the address is wrong, or"},
 	} {
 		args := append([]string{"status", "--server=" + tt.server}, strings.Fields(tt.args)...)
 		got := call(t, "", args...)
@@ -98,6 +106,26 @@ func TestColoured(t *testing.T) {
 	}
 }
 
+// TestColumns checks that a table has one line a row where a program reads it, and fits
+// into as many columns as the environment says.
+func TestColumns(t *testing.T) {
+	long := shopPort("a-name-of-a-service-that-has-as-many-letters-as-one-may-have-00", "10.96.0.1")
+	server := serving(t, healthy, func(*http.Request) {}, long, shopPort("web", "10.96.0.2"))
+	for columns, most := range map[string]int{"": document.Unlimited, "0": document.Unlimited, "80": 80, "300": 300} {
+		t.Setenv("COLUMNS", columns)
+		got := call(t, "", "status", "--server="+server)
+		whole := strings.Contains(got.Out, "shop/"+long.Name.Name+" ")
+		if whole != (most > 100) || got.Code != 0 {
+			t.Errorf("COLUMNS=%s: %+v", columns, got)
+		}
+		for line := range strings.Lines(got.Out) {
+			if utf8.RuneCountInString(line) > most+1 {
+				t.Errorf("COLUMNS=%s: %q", columns, line)
+			}
+		}
+	}
+}
+
 func TestStatusMistakes(t *testing.T) {
 	dir := files(t, map[string]string{
 		"none.yaml": configHead + "metricsBindAddress: 127.0.0.1:0\n",
@@ -111,7 +139,9 @@ func TestStatusMistakes(t *testing.T) {
 		"shop/":                            `service "shop/": want NAMESPACE/NAME or NAME`,
 		"shop/web -n other":                `service "shop/web" is not in the namespace of --namespace, "other"`,
 		"--server http://x":                `--server: "http://x" is no address: want HOST or HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249`,
-		"--timeout soon":                   `--timeout: "soon" is no duration: want one such as 30s or 1h30m`,
+		"--timeout soon":                   `--timeout: "soon" is not accepted: want a time above 0, such as 30s or 1h30m`,
+		"--timeout 0":                      `--timeout: "0" is not accepted: want a time above 0, such as 30s or 1h30m`,
+		"--timeout -1s":                    `--timeout: "-1s" is not accepted: want a time above 0, such as 30s or 1h30m`,
 		"--failin":                         "unknown flag --failin; did you mean --failing?",
 		"--config DIR/none.yaml":           "DIR/none.yaml: metricsBindAddress has port 0, so the proxy serves no metrics and cannot be asked",
 		"--config DIR/absent.yaml":         "read configuration: stat DIR/absent.yaml: no such file or directory",

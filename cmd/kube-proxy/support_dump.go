@@ -64,7 +64,7 @@ func newSupportDump(to streams, table mode.Table) *cobra.Command {
 	}
 	s.registerReading(cmd.Flags())
 	cmd.Flags().StringVar(&s.server, "server", "", reading.ServerHelp)
-	cmd.Flags().DurationVar(&s.timeout, "timeout", 30*time.Second, "how much `TIME` each part has")
+	cli.Timeout(cmd.Flags(), &s.timeout, 30*time.Second, "how much `TIME` each part has")
 	return failsWith(exitUnreachable, cmd)
 }
 

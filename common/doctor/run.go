@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -399,10 +400,10 @@ func (r *Report) JSON(w io.Writer) error {
 // View is how a report is printed.
 type View struct {
 	Colour bool // for a terminal
+	Width  int  // how many columns a line may have, 0 for document.Width
 }
 
-// Text writes r for a person. Commands stay whole, to be copied; other lines have at most
-// document.Width.
+// Text writes r for a person. Commands stay whole, to be copied.
 func (v View) Text(w io.Writer, r *Report) error {
 	p := &printer{view: v}
 	p.head(r)
@@ -422,6 +423,8 @@ type printer struct {
 
 func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.text, format+"\n", args...) }
 
+func (p *printer) width() int { return cmp.Or(p.view.Width, document.Width) }
+
 func (p *printer) paint(c document.Colour, text string) string {
 	if !p.view.Colour {
 		return text
@@ -433,7 +436,7 @@ func (p *printer) paint(c document.Colour, text string) string {
 func (p *printer) field(indent int, name, text string) {
 	const column = 9
 	margin := strings.Repeat(" ", indent)
-	for _, line := range document.Wrap(oneLine(text), document.Width-indent-column) {
+	for _, line := range document.Wrap(oneLine(text), p.width()-indent-column) {
 		p.line("%s%-*s%s", margin, column, name, line)
 		name = ""
 	}
@@ -465,7 +468,7 @@ func (p *printer) checks(all []CheckResult) {
 	for _, c := range all {
 		state := p.paint(stateColours[c.State], fmt.Sprintf("%-*s", states, c.State))
 		margin := strings.Repeat(" ", indent+states+names+2)
-		lines := document.Wrap(oneLine(c.Note), document.Width-len(margin))
+		lines := document.Wrap(oneLine(c.Note), p.width()-len(margin))
 		p.line("%s", strings.TrimRight(fmt.Sprintf("%*s%s%-*s  %s", indent, "", state, names, c.Name, lines[0]), " "))
 		for _, line := range lines[1:] {
 			p.line("%s%s", margin, line)

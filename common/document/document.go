@@ -2,16 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package document writes what commands print for people and programs: a value as indented
-// JSON, or the text that stands for it, with tables of at most Width columns, whose long
-// cells are wrapped and never cut.
+// JSON, or the text that stands for it, with tables that fit into a number of columns. Their
+// long cells are wrapped and never cut.
 package document
 
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -65,8 +67,12 @@ func WriteReadable(w io.Writer, value any) error {
 	return e.Encode(value)
 }
 
-// Width is how many columns a line has at most.
-const Width = 100
+// Width is how many columns a line has at most where nobody says how many there are room
+// for. Unlimited is for programs: nothing is wrapped.
+const (
+	Width     = 100
+	Unlimited = math.MaxInt32
+)
 
 // Colour is how a terminal shows a word. The zero value is plain.
 type Colour string
@@ -96,9 +102,12 @@ type Table struct {
 	Indent string
 	Head   string // the titles, with "|" between
 	Rows   [][]Cell
-	// Colours shows colours. OneLine keeps each row on one line, however long it is.
-	Colours, OneLine bool
+	// Width is how many columns it may have, 0 for Width.
+	Width   int
+	Colours bool // shows them
 }
+
+func (t *Table) width() int { return cmp.Or(t.Width, Width) }
 
 // Write appends the table to to.
 func (t *Table) Write(to *bytes.Buffer) {
@@ -148,7 +157,7 @@ func (t *Table) below(to *bytes.Buffer, c Cell, title string) {
 	if c.Text == "" {
 		return
 	}
-	for _, s := range Wrap(c.Text, Width-len(margin)-len(title)-gap) {
+	for _, s := range Wrap(c.Text, t.width()-len(margin)-len(title)-gap) {
 		to.WriteString(margin + title + strings.Repeat(" ", gap) + t.paint(Cell{Text: s, Colour: c.Colour}) + "\n")
 		title = strings.Repeat(" ", len(title))
 	}
@@ -226,8 +235,8 @@ func (t *Table) layout() *layout {
 		last--
 	}
 	l.titles, l.widths = l.titles[:last+1], l.widths[:last+1]
-	excess := len(t.Indent) + total(l.widths) - Width
-	if t.OneLine || excess <= 0 {
+	excess := len(t.Indent) + total(l.widths) - t.width()
+	if excess <= 0 {
 		return l
 	}
 	if t.isText(last) && last > 0 {
@@ -242,7 +251,7 @@ func (t *Table) layout() *layout {
 	for i, title := range l.titles {
 		floors[i] = max(narrowest, len(title))
 	}
-	room := Width - len(t.Indent)
+	room := t.width() - len(t.Indent)
 	shrink(l.widths, t.widths(l.titles, longestPiece), room)
 	shrink(l.widths, floors, room)
 	return l
@@ -259,7 +268,7 @@ func (t *Table) Fits() bool {
 	if last > 0 && t.isText(last) {
 		widths[last] = 0
 	}
-	return len(t.Indent)+total(widths) <= Width
+	return len(t.Indent)+total(widths) <= t.width()
 }
 
 // total is what columns take.

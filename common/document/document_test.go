@@ -146,7 +146,7 @@ func TestTables(t *testing.T) {
 		"a long name": {Table{Indent: "  ", Head: "SERVICE|ADDRESS|STATE|WHY", Rows: [][]Cell{{Plain("a-namespace/" + strings.Repeat("name-", 20) + "end"), Plain("10.96.0.1"), Plain("failed"), Plain("no room")}}},
 			"  SERVICE                                                                          ADDRESS    STATE\n" +
 				"  a-namespace/" + strings.Repeat("name-", 13) + "    10.96.0.1  failed\n    " + strings.Repeat("name-", 7) + "end\n      WHY  no room\n"},
-		"one line": {Table{Head: "A|WHY", OneLine: true, Rows: [][]Cell{{Plain("a"), Plain(strings.TrimSpace(long))}}},
+		"one line": {Table{Head: "A|WHY", Width: Unlimited, Rows: [][]Cell{{Plain("a"), Plain(strings.TrimSpace(long))}}},
 			"A  WHY\na  " + strings.TrimSpace(long) + "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {

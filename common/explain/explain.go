@@ -9,7 +9,6 @@
 package explain
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -482,7 +481,7 @@ func (p *Path) doubtful() []Doubt {
 }
 
 // printOthers prints what the base chains of others do.
-func (p *Path) printOthers(w *bytes.Buffer) {
+func (p *Path) printOthers(w *page) {
 	if len(p.Others) == 0 {
 		return
 	}
@@ -500,7 +499,7 @@ func (p *Path) printOthers(w *bytes.Buffer) {
 		}
 		t.Rows = append(t.Rows, row)
 	}
-	t.Write(w)
+	t.Write(&w.Buffer)
 }
 
 // again reports whether the packet passes the chain with other addresses, too.
@@ -519,14 +518,14 @@ const mostDoubts = 4
 
 // printDoubts prints the first of the rules that may end the packet, and the commands that
 // show them.
-func printDoubts(w *bytes.Buffer, all []Doubt) {
+func printDoubts(w *page, all []Doubt) {
 	first := all[:min(mostDoubts, len(all))]
 	for _, d := range first {
 		text := d.Rule + " " + mayVerbs[d.Does]
 		if d.Why != "" {
 			text += " (" + d.Why + ")"
 		}
-		fmt.Fprintf(w, "  %s\n", wrap(printable.Text(text), 4))
+		fmt.Fprintf(w, "  %s\n", w.wrap(printable.Text(text), 4))
 	}
 	if n := len(all) - len(first); n > 0 {
 		fmt.Fprintf(w, "  and %d more; -o json has all\n", n)

@@ -5,6 +5,7 @@ package explain
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -22,36 +23,43 @@ const mostEndpoints = 20
 
 // View is how an Explanation is printed.
 type View struct {
-	All bool // endpoints, instead of the first ones
+	All   bool // endpoints, instead of the first ones
+	Width int  // how many columns a line may have, 0 for document.Width
+}
+
+// page collects what is printed.
+type page struct {
+	bytes.Buffer
+	width int
 }
 
 // Print writes x for people. Text from outside is made printable.
 func (v View) Print(to io.Writer, x *Explanation) error {
-	w := &bytes.Buffer{}
+	w := &page{width: cmp.Or(v.Width, document.Width)}
 	head := fmt.Sprintf("%s -> %s/%s, seen from node %s", x.Source, x.Destination, x.Protocol, printable.Text(x.Node))
-	fmt.Fprintf(w, "%s\n%s\n\n", wrap(head, 0), wrap(x.headline(), 0))
+	fmt.Fprintf(w, "%s\n%s\n\n", w.wrap(head, 0), w.wrap(x.headline(), 0))
 	widest := 0
 	for _, s := range x.Steps {
 		widest = max(widest, len(s.Rule))
 	}
 	for _, s := range x.Steps {
-		fmt.Fprintf(w, "  %-*s  %s\n", widest, s.Rule, wrap(printable.Text(s.Text), widest+4))
+		fmt.Fprintf(w, "  %-*s  %s\n", widest, s.Rule, w.wrap(printable.Text(s.Text), widest+4))
 	}
 	v.endpoints(w, x)
 	x.installed(w)
 	for _, p := range x.Problems {
-		fmt.Fprintf(w, "\nproblem: %s\n", wrap(printable.Text(p), 9))
+		fmt.Fprintf(w, "\nproblem: %s\n", w.wrap(printable.Text(p), 9))
 	}
 	for _, n := range x.Notes {
-		fmt.Fprintf(w, "\nnote: %s\n", wrap(printable.Text(n), 6))
+		fmt.Fprintf(w, "\nnote: %s\n", w.wrap(printable.Text(n), 6))
 	}
 	_, err := printable.Writer(to).Write(w.Bytes())
 	return err
 }
 
 // wrap breaks text into lines that fit beside an indent of the second and later lines.
-func wrap(text string, indent int) string {
-	return strings.Join(document.Wrap(text, document.Width-indent), "\n"+strings.Repeat(" ", indent))
+func (w *page) wrap(text string, indent int) string {
+	return strings.Join(document.Wrap(text, w.width-indent), "\n"+strings.Repeat(" ", indent))
 }
 
 // headline is a sentence about what happens to the connection.
@@ -75,7 +83,7 @@ func (ex *Explanation) headline() string {
 	return "Left alone: " + ex.Why + "."
 }
 
-func (v View) endpoints(w *bytes.Buffer, x *Explanation) {
+func (v View) endpoints(w *page, x *Explanation) {
 	if len(x.Endpoints) == 0 {
 		return
 	}
@@ -86,7 +94,7 @@ func (v View) endpoints(w *bytes.Buffer, x *Explanation) {
 		list = list[:mostEndpoints]
 	}
 	fmt.Fprintln(w)
-	t := document.Table{Indent: "  ", Head: "ENDPOINT|NODE|ZONE|STATE|GETS IT|CLIENT|WHY"}
+	t := document.Table{Indent: "  ", Head: "ENDPOINT|NODE|ZONE|STATE|GETS IT|CLIENT|WHY", Width: v.Width}
 	for _, e := range list {
 		gets := "no"
 		if e.Chosen {
@@ -98,7 +106,7 @@ func (v View) endpoints(w *bytes.Buffer, x *Explanation) {
 		}
 		t.Rows = append(t.Rows, row)
 	}
-	t.Write(w)
+	t.Write(&w.Buffer)
 	if rest > 0 {
 		fmt.Fprintf(w, "  and %d more; --all prints them, -o json too\n", rest)
 	}
@@ -128,7 +136,7 @@ func orDash(s string) string {
 const mostObject = 30
 
 // installed prints what the node really does.
-func (ex *Explanation) installed(w *bytes.Buffer) {
+func (ex *Explanation) installed(w *page) {
 	if ex.Installed == nil {
 		return
 	}
@@ -142,10 +150,10 @@ func (ex *Explanation) installed(w *bytes.Buffer) {
 	for _, h := range ex.Installed.Hops {
 		object := printable.Text(h.Object)
 		if len([]rune(object)) > mostObject { // a line of its own
-			fmt.Fprintf(w, "  %s\n", wrap(object, 2))
+			fmt.Fprintf(w, "  %s\n", w.wrap(object, 2))
 			object = ""
 		}
-		fmt.Fprintf(w, "  %-*s  %s\n", widest, object, wrap(printable.Text(h.Does), widest+4))
+		fmt.Fprintf(w, "  %-*s  %s\n", widest, object, w.wrap(printable.Text(h.Does), widest+4))
 	}
 	ex.Installed.around(w)
 	ex.Installed.printOthers(w)
@@ -153,7 +161,7 @@ func (ex *Explanation) installed(w *bytes.Buffer) {
 }
 
 // conclusion prints whether the node does what it should.
-func (ex *Explanation) conclusion(w *bytes.Buffer) {
+func (ex *Explanation) conclusion(w *page) {
 	doubts := ex.Installed.doubtful()
 	switch {
 	case ex.Verdict == Unknown:
@@ -168,7 +176,7 @@ func (ex *Explanation) conclusion(w *bytes.Buffer) {
 	}
 	fmt.Fprintf(w, "\nThe node does not do what it should:\n")
 	for _, d := range ex.Differences {
-		fmt.Fprintf(w, "  %s\n", wrap(printable.Text(d), 2))
+		fmt.Fprintf(w, "  %s\n", w.wrap(printable.Text(d), 2))
 	}
 	// Commands are not wrapped, to be copied.
 	for _, f := range ex.Installed.Flows {
@@ -187,7 +195,7 @@ func (ex *Explanation) conclusion(w *bytes.Buffer) {
 const mostAround = 4
 
 // around prints the routes to the targets, and existing connections.
-func (p *Path) around(w *bytes.Buffer) {
+func (p *Path) around(w *page) {
 	var lines []string
 	for _, t := range p.Targets {
 		if t.Route != "" {
@@ -207,13 +215,13 @@ func (p *Path) around(w *bytes.Buffer) {
 }
 
 // printSome prints the first of lines after an empty line.
-func printSome(w *bytes.Buffer, lines []string) {
+func printSome(w *page, lines []string) {
 	if len(lines) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
 	for _, line := range lines[:min(mostAround, len(lines))] {
-		fmt.Fprintf(w, "  %s\n", wrap(line, 4))
+		fmt.Fprintf(w, "  %s\n", w.wrap(line, 4))
 	}
 	if n := len(lines) - mostAround; n > 0 {
 		fmt.Fprintf(w, "  and %d more; -o json has all\n", n)

@@ -9,6 +9,7 @@ package plandiff
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
@@ -360,6 +361,7 @@ func (d *Difference) AddPlan(f service.Family, changes []reconcile.Change) {
 type View struct {
 	All    bool // every line, instead of the first ones
 	Colour bool // for a terminal
+	Width  int  // how many columns a line may have, 0 for document.Width
 }
 
 // mostLines is how many lines of each part are printed unless all are asked for.
@@ -368,7 +370,7 @@ const mostLines = 200
 // Print writes what would be added, changed and removed.
 func (v View) Print(to io.Writer, d *Difference) error {
 	w := &bytes.Buffer{}
-	sentence(w, "", fmt.Sprintf("node %s, mode %s: from %s to %s", d.Node, d.Mode, d.From, d.To))
+	v.sentence(w, "", fmt.Sprintf("node %s, mode %s: from %s to %s", d.Node, d.Mode, d.From, d.To))
 	v.list(w, "settings", d.Settings)
 	var lines []string
 	for _, p := range d.Ports {
@@ -386,19 +388,21 @@ func (v View) Print(to io.Writer, d *Difference) error {
 		fmt.Fprintf(w, "\nNothing differs.\n")
 	} else {
 		fmt.Fprintln(w)
-		sentence(w, "", d.summary())
+		v.sentence(w, "", d.summary())
 	}
 	for _, n := range d.Notes {
-		sentence(w, "note: ", n)
+		v.sentence(w, "note: ", n)
 	}
 	_, err := v.writer(to).Write(w.Bytes())
 	return err
 }
 
+func (v View) width() int { return cmp.Or(v.Width, document.Width) }
+
 // sentence prints text that may be long.
-func sentence(w io.Writer, head, text string) {
+func (v View) sentence(w io.Writer, head, text string) {
 	margin := "\n" + strings.Repeat(" ", len(head))
-	fmt.Fprintf(w, "%s%s\n", head, strings.Join(document.Wrap(text, document.Width-len(head)), margin))
+	fmt.Fprintf(w, "%s%s\n", head, strings.Join(document.Wrap(text, v.width()-len(head)), margin))
 }
 
 // PrintText writes the unified diff alone, so that patch and other tools can read it.
@@ -443,7 +447,7 @@ func (v View) item(w io.Writer, text string) {
 	bare := strings.TrimLeft(text, " ")
 	margin := strings.Repeat(" ", 2+len(text)-len(bare))
 	colour := colourOf(bare)
-	for i, line := range document.Wrap(printable.Text(bare), document.Width-len(margin)-2) {
+	for i, line := range document.Wrap(printable.Text(bare), v.width()-len(margin)-2) {
 		if i > 0 {
 			line = "  " + line
 		}

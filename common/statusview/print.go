@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -92,7 +93,7 @@ func (p *printer) families(r *health.Report) {
 			number(s.FailedPorts), number(s.DriftFound), number(s.DriftRepaired), plain(sanitize(reason)),
 		})
 	}
-	p.table("", "FAMILY|HEALTH|IN FORCE|LAST GOOD ROUND|OLDEST PENDING|FAILED PORTS|DRIFT FOUND|REPAIRED|WHY NOT", rows)
+	p.table("", "FAMILY|HEALTH|IN FORCE|LAST GOOD|PENDING|FAILED|DRIFT|REPAIRED|WHY NOT", rows)
 }
 
 func number(n int) cell { return plain(fmt.Sprint(n)) }
@@ -310,16 +311,27 @@ func endpointText(e track.Candidate) string {
 	return text
 }
 
-// list prints a line for each Service. Of its addresses there are two if that leaves each
-// Service on one line, else one.
+// list prints a line for each Service. Where there is not enough room for one, there is one
+// address of each Service instead of two, then less is said of each.
 func (p *printer) list(all []servicestate.Service) {
-	for most := 2; most > 0; most-- {
-		t := p.listTable(all, most)
-		if most == 1 || p.wide || t.Fits() {
-			t.Write(&p.text)
-			return
+	const since, kind = 8, 2
+	most := 2
+	if p.width == document.Unlimited {
+		most = math.MaxInt
+	}
+	t := p.listTable(all, most)
+	if !t.Fits() {
+		t = p.listTable(all, 1)
+	}
+	for _, column := range []int{since, kind} {
+		if t.Fits() {
+			break
+		}
+		for _, row := range t.Rows {
+			row[column] = cell{}
 		}
 	}
+	t.Write(&p.text)
 }
 
 // listTable returns the list with so many ports and addresses of each Service at most.
@@ -329,7 +341,7 @@ func (p *printer) listTable(all []servicestate.Service, most int) *document.Tabl
 		s := &all[i]
 		generation, since := sinceWhen(s)
 		row := []cell{
-			plain(sanitize(s.Namespace + "/" + s.Name)), plain(p.truncateList(portsOf(s), most)), plain(kindOf(s)), plain(p.truncateList(addressesOf(s), most)),
+			plain(sanitize(s.Namespace + "/" + s.Name)), plain(truncateList(portsOf(s), most)), plain(kindOf(s)), plain(truncateList(addressesOf(s), most)),
 			{}, stateOf(s), plain(rangeText(s, func(x servicestate.Port) int { return x.Endpoints })),
 			{}, plain(p.since(since)), {}, plain(sanitize(problemText(s))),
 		}
@@ -345,9 +357,9 @@ func (p *printer) listTable(all []servicestate.Service, most int) *document.Tabl
 	return p.newTable("", "SERVICE|PORTS|TYPE|ADDRESSES|FAMILIES|STATE|ENDPOINTS|LOCAL|SINCE|GENERATION|WHY NOT", rows)
 }
 
-// truncateList shortens a list to most words unless all is to be shown.
-func (p *printer) truncateList(words []string, most int) string {
-	if n := len(words); !p.wide && n > most {
+// truncateList shortens a list to most words.
+func truncateList(words []string, most int) string {
+	if n := len(words); n > most {
 		return strings.Join(words[:most], ",") + fmt.Sprintf(",+%d", n-most)
 	}
 	return strings.Join(words, ",")
@@ -643,6 +655,7 @@ func painted(text string, c document.Colour) cell { return cell{Text: text, Colo
 type printer struct {
 	text         bytes.Buffer
 	colour, wide bool
+	width        int
 	now          time.Time
 }
 
@@ -650,11 +663,7 @@ func (p *printer) line(format string, args ...any) { fmt.Fprintf(&p.text, format
 
 // sentence prints text that may be long, and after it a cell in its colour.
 func (p *printer) sentence(text string, end cell) {
-	lines := []string{strings.TrimSpace(text + " " + p.paint(end))}
-	if !p.wide {
-		lines = document.Hang(lines[0], document.Width)
-	}
-	p.line("%s", strings.Join(lines, "\n"))
+	p.line("%s", strings.Join(document.Hang(text+" "+p.paint(end), p.width), "\n"))
 }
 
 // paint returns c with its colour.
@@ -679,7 +688,7 @@ func (p *printer) section(indent, head string, rows [][]cell) {
 }
 
 func (p *printer) newTable(indent, head string, rows [][]cell) *document.Table {
-	return &document.Table{Indent: indent, Head: head, Rows: rows, Colours: p.colour, OneLine: p.wide}
+	return &document.Table{Indent: indent, Head: head, Rows: rows, Colours: p.colour, Width: p.width}
 }
 
 // ago returns how long t is past.

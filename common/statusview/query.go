@@ -10,6 +10,7 @@ package statusview
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -18,12 +19,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"net/url"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"kubeproxy/common/document"
@@ -153,16 +156,35 @@ func (q *Query) getBy(ctx context.Context, client *http.Client, address string) 
 	}
 	r.Header.Set("User-Agent", "kube-proxy-status/"+q.Version)
 	r.Host = "localhost" // the server knows no other name of the node
-	response, err := client.Do(r)
-	if err != nil {
-		return 0, nil, q.connectError(err)
+	// The end of ctx hides what it interrupted.
+	var looking, connected atomic.Bool
+	response, err := client.Do(r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		DNSStart: func(httptrace.DNSStartInfo) { looking.Store(true) },
+		DNSDone:  func(httptrace.DNSDoneInfo) { looking.Store(false) },
+		ConnectDone: func(_, _ string, err error) {
+			if err == nil {
+				connected.Store(true)
+			}
+		},
+	})))
+	var body []byte
+	if err == nil {
+		defer response.Body.Close()
+		body, err = io.ReadAll(io.LimitReader(response.Body, maxResponse))
 	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
-	if err != nil {
+	switch late := timedOut(err); {
+	case late && looking.Load():
+		return 0, nil, fmt.Errorf("ask %s: no name server answers in time: want the name or address of the node in --server", q.Server)
+	case late && !connected.Load():
+		return 0, nil, fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", q.Server)
+	case err != nil:
 		return 0, nil, q.connectError(err)
 	}
 	return response.StatusCode, body, nil
+}
+
+func timedOut(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // connectError describes why there is no response, and a remedy.
@@ -172,17 +194,14 @@ func (q *Query) connectError(err error) error {
 	}
 	op, network := errors.AsType[*net.OpError](err)
 	_, name := errors.AsType[*net.DNSError](err)
-	timedOut := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
 	switch {
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("ask %s: interrupted", q.Server)
 	case name:
 		return fmt.Errorf("ask %s: %w: want the name or address of the node in --server", q.Server, err)
-	case network && op.Op == "dial" && (timedOut || op.Timeout()):
-		return fmt.Errorf("no connection to %s in time: the address is wrong, or a firewall drops what is sent there; name another with --server HOST:PORT, or wait longer with --timeout", q.Server)
 	case network && op.Op == "dial":
 		return fmt.Errorf("nobody answers at %s (%w): %s", q.Server, op.Err, noAnswerHint)
-	case timedOut:
+	case timedOut(err):
 		return fmt.Errorf("%s accepts connections but does not answer in time: the proxy may hang or the node be overloaded; wait longer with --timeout, and see the log of the proxy", q.Server)
 	case strings.Contains(err.Error(), "malformed HTTP"),
 		strings.Contains(err.Error(), "readLoopPeekFailLocked: %!w(<nil>)"): // a response before the request
@@ -365,6 +384,7 @@ type View struct {
 	Format Format
 	Full   bool      // each Service in full, instead of the proxy and a line for each; not for JSON
 	Colour bool      // for a terminal; not for JSON
+	Width  int       // how many columns a line may have, 0 for document.Width
 	Now    time.Time // the end of durations
 }
 
@@ -373,7 +393,7 @@ func (v *View) Print(w io.Writer, a *Answer) error {
 	if v.Format == JSON {
 		return document.WriteReadable(w, a)
 	}
-	p := &printer{colour: v.Colour, wide: v.Format == Wide, now: v.Now}
+	p := &printer{colour: v.Colour, wide: v.Format == Wide, width: v.width(), now: v.Now}
 	if v.Full {
 		p.services(a)
 	} else {
@@ -381,6 +401,14 @@ func (v *View) Print(w io.Writer, a *Answer) error {
 	}
 	_, err := w.Write(p.text.Bytes())
 	return err
+}
+
+// width is how many columns a line may have. In a wide table it is as long as it is.
+func (v *View) width() int {
+	if v.Format == Wide {
+		return document.Unlimited
+	}
+	return cmp.Or(v.Width, document.Width)
 }
 
 // sanitize converts foreign text to one line without control characters.
@@ -487,10 +515,7 @@ func (wa *Watch) write(w io.Writer, now *Answer, all []change) error {
 	var b bytes.Buffer
 	at := time.Now().Format(time.TimeOnly)
 	for _, c := range all {
-		lines := []string{c.about + ": " + c.what}
-		if wa.View.Format != Wide {
-			lines = document.Wrap(lines[0], document.Width-len(at)-2)
-		}
+		lines := document.Wrap(c.about+": "+c.what, wa.View.width()-len(at)-2)
 		b.WriteString(at + "  " + strings.Join(lines, "\n"+strings.Repeat(" ", len(at)+2)) + "\n")
 	}
 	_, err := w.Write(b.Bytes())

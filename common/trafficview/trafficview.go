@@ -283,7 +283,10 @@ func (s *Server) Handler() http.Handler {
 type View struct {
 	Limit  int  // of Services, and of endpoints of each; 0 for all
 	Colour bool // for a terminal
+	Width  int  // how many columns a line may have, 0 for document.Width
 }
+
+func (v View) wrap(text string) []string { return document.Wrap(text, cmp.Or(v.Width, document.Width)) }
 
 // Print writes a to w.
 func (v View) Print(w io.Writer, a *Answer) error {
@@ -330,11 +333,11 @@ func (v View) head(b *bytes.Buffer, a *Answer) {
 	if a.Seconds > 0 {
 		text += fmt.Sprintf(" Rates cover %s seconds up to %s.", fraction(a.Seconds), a.Time.Format(time.TimeOnly))
 	}
-	for _, l := range document.Wrap(text, document.Width) {
+	for _, l := range v.wrap(text) {
 		b.WriteString(l + "\n")
 	}
 	if a.Error != "" {
-		for _, l := range document.Wrap("Not everything could be read: "+printable.Text(a.Error), document.Width) {
+		for _, l := range v.wrap("Not everything could be read: " + printable.Text(a.Error)) {
 			if v.Colour {
 				l = document.Cell{Text: l, Colour: document.Yellow}.Painted()
 			}
@@ -357,7 +360,7 @@ func (v View) table(a *Answer, what string) *document.Table {
 	if a.Counted.Bytes {
 		head += "|IN|OUT"
 	}
-	return &document.Table{Head: head, Colours: v.Colour}
+	return &document.Table{Head: head, Colours: v.Colour, Width: v.Width}
 }
 
 // endpoints prints those of a Service.
@@ -370,7 +373,7 @@ func (v View) endpoints(b *bytes.Buffer, a *Answer, s Service) {
 	if shown < len(s.Endpoints) {
 		head += fmt.Sprintf(", %d of %d", shown, len(s.Endpoints))
 	}
-	fmt.Fprintf(b, "\n%s\n\n", strings.Join(document.Wrap(head, document.Width), "\n"))
+	fmt.Fprintf(b, "\n%s\n\n", strings.Join(v.wrap(head), "\n"))
 	t := v.table(a, "PORT|ENDPOINT")
 	for _, e := range s.Endpoints[:shown] {
 		t.Rows = append(t.Rows, append([]document.Cell{

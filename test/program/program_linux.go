@@ -26,6 +26,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"kubeproxy/common/document"
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -405,8 +406,13 @@ type Program struct {
 }
 
 // Main is the whole of a TestMain: it enters a namespace in which tests may build
-// networks, builds the proxy into p and runs the tests. It returns the exit code.
+// networks, builds the proxy into p and runs the tests. It returns the exit code. What the
+// proxy prints has lines as on a terminal.
 func Main(m *testing.M, p *Program) int {
+	if err := os.Setenv("COLUMNS", strconv.Itoa(document.Width)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	return netlab.Main(func() int {
 		remove, err := p.build()
 		if err != nil {

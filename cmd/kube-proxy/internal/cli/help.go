@@ -223,6 +223,33 @@ func unknownFlag(cmd *cobra.Command, e *pflag.NotExistError) error {
 	return fmt.Errorf("unknown flag --%s; %s --help lists all", name, cmd.CommandPath())
 }
 
+// Timeout registers a flag for how long something may take.
+func Timeout(fs *pflag.FlagSet, to *time.Duration, value time.Duration, usage string) {
+	*to = value
+	fs.Var((*timeLimit)(to), "timeout", usage)
+}
+
+// timeLimit is a flag for a duration above 0.
+type timeLimit time.Duration
+
+var errNoTime = errors.New("want a time above 0, such as 30s or 1h30m")
+
+// Set implements pflag.Value.
+func (t *timeLimit) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return errNoTime
+	}
+	*t = timeLimit(d)
+	return nil
+}
+
+// String implements pflag.Value.
+func (t *timeLimit) String() string { return time.Duration(*t).String() }
+
+// Type implements pflag.Value.
+func (*timeLimit) Type() string { return "time" }
+
 // invalidValueText describes why a flag's value is invalid and which values it accepts.
 func invalidValueText(e *pflag.InvalidValueError) string {
 	switch e.GetFlag().Value.Type() {
@@ -294,8 +321,8 @@ func RegisterCompletion(cmd *cobra.Command, table mode.Table, version string) {
 	}
 }
 
-// timeout bounds how long a shell waits for names. It is short, because the user waits.
-const timeout = time.Second
+// askTime bounds how long a shell waits for names. It is short, because the user waits.
+const askTime = time.Second
 
 // services returns the names of the Services of the running proxy after prefix.
 func services(cmd *cobra.Command, prefix, version string) []string {
@@ -333,7 +360,7 @@ func ask(cmd *cobra.Command, version string) []servicestate.Service {
 	if server == "" || err != nil {
 		server = statusview.DefaultServer
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	answer, err := (&statusview.Query{Server: server, Version: version}).Ask(ctx)
 	if err != nil {

@@ -9,9 +9,12 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strconv"
 	"time"
 
 	"golang.org/x/term"
+
+	"kubeproxy/common/document"
 )
 
 // NoticeDelay is how long a command may take without a notice.
@@ -35,6 +38,23 @@ func NoticeIfSlow(w io.Writer, text string) (end func()) {
 // Coloured returns whether w is a terminal and its user has not disabled colours.
 func Coloured(w io.Writer) bool {
 	return os.Getenv("NO_COLOR") == "" && takesCodes(w)
+}
+
+// leastColumns is the least width that lines are broken to.
+const leastColumns = 40
+
+// Columns returns how many columns a line written to w may have: as many as $COLUMNS says or
+// as the terminal has. For a program that reads w nothing is wrapped, so a row of a table is a
+// line, and a name is whole.
+func Columns(w io.Writer) int {
+	n, _ := strconv.Atoi(os.Getenv("COLUMNS"))
+	if f, ok := w.(*os.File); ok && n < 1 {
+		n, _, _ = term.GetSize(int(f.Fd())) // 0 for what is no terminal
+	}
+	if n < 1 {
+		return document.Unlimited
+	}
+	return max(n, leastColumns)
 }
 
 // takesCodes returns whether w is a terminal that knows the codes of ECMA-48.

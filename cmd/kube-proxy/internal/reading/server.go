@@ -58,7 +58,7 @@ func (s *Server) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&s.Config, "config", "", "take the address from metricsBindAddress in this configuration `FILE`")
 	fs.StringVar(&s.Addr, "server", "", ServerHelp)
 	fs.StringVar(&s.Addr, "metrics-bind-address", "", "`HOST[:PORT]`, the same as --server")
-	fs.DurationVar(&s.Timeout, "timeout", 10*time.Second, "how much `TIME` the running proxy has to answer")
+	cli.Timeout(fs, &s.Timeout, 10*time.Second, "how much `TIME` the running proxy has to answer")
 }
 
 // Address returns the address of the metrics server, as host:port. Without flags it is that of
@@ -193,7 +193,7 @@ func (t *Top) show(a *trafficview.Answer, pages *cli.Pages) error {
 		return document.WriteReadable(pages.To, a)
 	}
 	var page bytes.Buffer
-	if err := (trafficview.View{Limit: t.limit, Colour: cli.Coloured(pages.To)}).Print(&page, a); err != nil {
+	if err := (trafficview.View{Limit: t.limit, Colour: cli.Coloured(pages.To), Width: cli.Columns(pages.To)}).Print(&page, a); err != nil {
 		return err
 	}
 	if t.watch {
