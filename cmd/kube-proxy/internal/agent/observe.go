@@ -5,6 +5,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -172,23 +173,11 @@ func (se *Selected) named() *traffic.Named {
 
 // trace follows c through the dataplane. It returns nil where the mode cannot do that.
 func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
-	i := slices.IndexFunc(p.selected.Backends, func(b *mode.Backend) bool { return b.Family == service.FamilyOf(c.To.Addr()) })
-	if i < 0 || p.selected.Backends[i].Tracer == nil {
-		return nil, nil
-	}
-	t, err := p.selected.Backends[i].Tracer()
-	if err != nil {
-		return nil, err
-	}
+	t := p.newTracing()
 	defer t.Close()
-	local := func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || isLocal(a) }
-	w, err := t.Trace(ctx, want, c, local)
-	if err != nil {
+	w, err := t.Trace(ctx, want, c)
+	if err != nil || w == nil {
 		return nil, err
-	}
-	addRoutes(w, c, local)
-	if err := host.AddOthers(ctx, w, c, local, p.marks()); err != nil {
-		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
 	}
 	flows, err := host.Flows(ctx, want, c)
 	if err != nil {
@@ -196,6 +185,64 @@ func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn)
 	}
 	w.SetFlows(flows)
 	return w, nil
+}
+
+// tracing follows connections. It reads what is installed once.
+type tracing struct {
+	*proxy
+	tracers [2]mode.Tracer // by family, opened when they are needed
+	others  host.Others
+	local   map[netip.Addr]bool // whether addresses belong to the node
+}
+
+func (p *proxy) newTracing() *tracing { return &tracing{proxy: p, local: map[netip.Addr]bool{}} }
+
+// Trace follows c, see proxy.trace. It leaves connection tracking out.
+func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
+	tracer, err := t.tracer(service.FamilyOf(c.To.Addr()))
+	if err != nil || tracer == nil {
+		return nil, err
+	}
+	local := func(a netip.Addr) bool {
+		is, known := t.local[a]
+		if !known {
+			is = slices.Contains(want.Node.Addrs, a) || isLocal(a)
+			t.local[a] = is
+		}
+		return is
+	}
+	w, err := tracer.Trace(ctx, want, c, local)
+	if err != nil {
+		return nil, err
+	}
+	addRoutes(w, c, local)
+	if err := t.others.Add(ctx, w, c, local, t.marks()); err != nil {
+		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
+	}
+	return w, nil
+}
+
+// tracer returns the one of a family, nil where the mode has none.
+func (t *tracing) tracer(f service.Family) (mode.Tracer, error) {
+	i := slices.IndexFunc(t.selected.Backends, func(b *mode.Backend) bool { return b.Family == f })
+	if t.tracers[f] != nil || i < 0 || t.selected.Backends[i].Tracer == nil {
+		return t.tracers[f], nil
+	}
+	var err error
+	t.tracers[f], err = t.selected.Backends[i].Tracer()
+	return t.tracers[f], err
+}
+
+// Close closes t.
+func (t *tracing) Close() error {
+	var errs []error
+	for _, x := range t.tracers {
+		if x != nil {
+			errs = append(errs, x.Close())
+		}
+	}
+	t.others.Close()
+	return errors.Join(errs...)
 }
 
 // marks returns the bits of the mark that the modes set.

@@ -20,7 +20,13 @@ func Flows(context.Context, *service.Snapshot, route.Conn) ([]explain.Flow, erro
 // Route is known on Linux only.
 func Route(netip.Addr) (string, error) { return "", nil }
 
-// AddOthers follows rules on Linux only.
-func AddOthers(context.Context, *explain.Walk, route.Conn, func(netip.Addr) bool, uint32) error {
+// Others follows rules on Linux only.
+type Others struct{}
+
+// Close closes o.
+func (o *Others) Close() {}
+
+// Add adds nothing.
+func (o *Others) Add(context.Context, *explain.Walk, route.Conn, func(netip.Addr) bool, uint32) error {
 	return nil
 }

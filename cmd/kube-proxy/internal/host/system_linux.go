@@ -158,28 +158,66 @@ func Route(to netip.Addr) (string, error) {
 	return text, nil
 }
 
-// AddOthers follows c through the rules of others, and adds to w what they do with it. w is
-// what the mode does. local reports whether an address belongs to the node, marks are the
-// bits of the mark that the mode sets.
-func AddOthers(ctx context.Context, w *explain.Walk, c route.Conn, local func(netip.Addr) bool, marks uint32) error {
-	family := service.FamilyOf(c.To.Addr())
+// Others are the rules of others on the node. It reads them when they are asked for the first
+// time. The zero value is ready.
+type Others struct {
+	node *packet.System
+	read map[string]*othersTables // by the family and the tables that are left out
+}
+
+// othersTables are the rules of others for one family.
+type othersTables struct {
+	kernel *packet.Kernel
+	legacy []*packet.Legacy
+}
+
+// Close closes o.
+func (o *Others) Close() {
+	for _, t := range o.read {
+		t.kernel.Close()
+	}
+}
+
+// tables returns the rules of others, without those of tables that w followed.
+func (o *Others) tables(ctx context.Context, w *explain.Walk, family service.Family) (*othersTables, error) {
+	key := family.String() + strings.Join(w.Followed, "|")
+	if t := o.read[key]; t != nil {
+		return t, nil
+	}
 	kernel, err := packet.Open(ctx, family, w.Followed)
+	if err != nil {
+		return nil, err
+	}
+	t := &othersTables{kernel: kernel}
+	if !slices.Contains(w.Followed, explain.LegacyTables) {
+		if t.legacy, err = packet.LegacyTables(ctx, family); err != nil {
+			kernel.Close()
+			return nil, err
+		}
+	}
+	if o.read == nil {
+		o.read = map[string]*othersTables{}
+	}
+	o.read[key] = t
+	return t, nil
+}
+
+// Add follows c through the rules of others, and adds to w what they do with it. w is what the
+// mode does. local reports whether an address belongs to the node, marks are the bits of the
+// mark that the mode sets.
+func (o *Others) Add(ctx context.Context, w *explain.Walk, c route.Conn, local func(netip.Addr) bool, marks uint32) error {
+	t, err := o.tables(ctx, w, service.FamilyOf(c.To.Addr()))
 	if err != nil {
 		return err
 	}
-	defer kernel.Close()
-	var legacy []*packet.Legacy
-	if !slices.Contains(w.Followed, explain.LegacyTables) {
-		if legacy, err = packet.LegacyTables(ctx, family); err != nil {
-			return err
-		}
+	if o.node == nil {
+		o.node = &packet.System{IsLocal: local}
 	}
-	node := &packet.System{IsLocal: local}
 	f := &packet.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks}
 	if c.Interface != "" {
-		f.In = node.Entry(c.Interface, c.From)
+		f.In = o.node.Entry(c.Interface, c.From)
 	}
-	all, err := packet.Follow(kernel, legacy, node, f)
+	all, err := packet.Follow(t.kernel, t.legacy, o.node, f)
 	w.Others = append(w.Others, all...)
 	if note := f.Note(); note != "" && len(all) > 0 {
 		w.Notes = append(w.Notes, note)
