@@ -56,6 +56,8 @@ type Explanation struct {
 	// Verdict says whether the node does what it should. Differences say where not.
 	Verdict     Agreement `json:"verdict"`
 	Differences []string  `json:"differences,omitempty"`
+	// Leads are signs that connections fail, though not by what the node does.
+	Leads []string `json:"leads,omitempty"`
 }
 
 // Step is one rule that applies to the connection.

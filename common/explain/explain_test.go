@@ -306,22 +306,71 @@ func TestCompareHairpin(t *testing.T) {
 
 func TestFlows(t *testing.T) {
 	client := netip.MustParseAddrPort("10.244.1.7:1001")
+	works := Flow{Client: client, Target: good, Answered: true, Ended: true}
 	for name, tc := range map[string]struct {
-		flow          Flow
-		via           []netip.AddrPort
-		faults, notes int
+		flows                []Flow
+		via                  []netip.AddrPort
+		faults, notes, leads int
 	}{
-		"to an endpoint":       {Flow{Target: good}, nil, 0, 0},
-		"stale":                {Flow{Target: other, Stale: true}, nil, 1, 0},
-		"open, of before":      {Flow{Target: other, Answered: true}, nil, 0, 1},
-		"to a listener":        {Flow{Target: other, Stale: true}, []netip.AddrPort{other}, 0, 0},
-		"to one of before":     {Flow{Target: other, Stale: true}, []netip.AddrPort{good}, 1, 0},
-		"elsewhere, by design": {Flow{Target: other}, nil, 0, 1},
+		"to an endpoint":                {[]Flow{{Target: good}}, nil, 0, 0, 0},
+		"stale":                         {[]Flow{{Target: other, Stale: true}}, nil, 1, 0, 0},
+		"stale, two of one":             {[]Flow{{Target: other, Stale: true}, {Target: other, Stale: true}}, nil, 1, 0, 0},
+		"stale, half-open":              {[]Flow{{Target: other, Stale: true, HalfOpen: true}}, nil, 1, 0, 0},
+		"left by a client that works":   {[]Flow{{Target: other, Stale: true, HalfOpen: true, Fresh: true}, works}, nil, 0, 0, 0},
+		"stale beside one that works":   {[]Flow{{Target: other, Stale: true, Fresh: true}, works}, nil, 1, 0, 0},
+		"open, of before":               {[]Flow{{Target: other, Answered: true}}, nil, 0, 1, 0},
+		"ended, of before":              {[]Flow{{Target: other, Answered: true, Ended: true}}, nil, 0, 0, 0},
+		"to a listener":                 {[]Flow{{Target: other, Stale: true}}, []netip.AddrPort{other}, 0, 0, 0},
+		"to one of before":              {[]Flow{{Target: other, Stale: true}}, []netip.AddrPort{good}, 1, 0, 0},
+		"elsewhere, by design":          {[]Flow{{Target: other}}, nil, 0, 1, 0},
+		"an endpoint that is silent":    {[]Flow{{Target: good, HalfOpen: true, Fresh: true}, {Target: good, Fresh: true}}, nil, 0, 0, 1},
+		"an endpoint silent long since": {[]Flow{{Target: good, HalfOpen: true}}, nil, 0, 0, 0},
 	} {
-		tc.flow.Client = client
+		for i := range tc.flows {
+			tc.flows[i].Client = client
+		}
 		w := &Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false}, Via: tc.via}
-		if w.SetFlows([]Flow{tc.flow}); len(w.Faults) != tc.faults || len(w.Notes) != tc.notes || len(w.Path().Flows) != 1 {
-			t.Errorf("%s: %+v", name, w)
+		w.SetFlows(tc.flows)
+		x := &Explanation{Action: "forward", Endpoints: []Endpoint{{Listed: track.Listed{Address: good.String()}, Chosen: true, Client: "kept"}}}
+		if x.Compare(w.Path()); len(x.Differences) != tc.faults || len(w.Notes) != tc.notes || len(x.Leads) != tc.leads || len(w.Flows) != len(tc.flows) {
+			t.Errorf("%s: differences %q, leads %q, %+v", name, x.Differences, x.Leads, w)
+		}
+	}
+}
+
+// TestFlowsPrinted has eight entries that a rule of others makes, one that nobody answered, and
+// ended ones: the rule comes first, the entries of one target are one line, and one command
+// deletes them.
+func TestFlowsPrinted(t *testing.T) {
+	w := &Walk{Action: route.Forward, Targets: map[netip.AddrPort]bool{good: false}, Others: []Other{
+		{Hook: "prerouting", Table: "ip x", Chain: "c", Does: Translates, Rule: "rule R", Look: "nft list chain ip x c", To: []string{"10.96.0.10:80"}},
+		{Hook: "forward", Table: "ip x", Chain: "d", Does: Passes, Doubts: []Doubt{{Rule: "rule D", Does: Drops, Look: "nft list chain ip x d"}}},
+	}}
+	var all []Flow
+	for i := range uint16(12) {
+		f := Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("10.244.1.9"), 1000+i), Target: good, Answered: true, Ended: true}
+		if i < 8 {
+			f = Flow{Client: f.Client, Target: other, HalfOpen: true, Stale: true, Fresh: true, Remedy: "conntrack -D"}
+		}
+		all = append(all, f)
+	}
+	all[11] = Flow{Client: all[11].Client, Target: good, HalfOpen: true, Fresh: true}
+	for i := 8; i < 11; i++ {
+		all[i].Target = netip.MustParseAddrPort("10.244.1.9:9")
+	}
+	w.SetFlows(all)
+	x := &Explanation{Action: "forward", Protocol: "tcp", Endpoints: []Endpoint{{Listed: track.Listed{Address: good.String()}, Chosen: true, Client: "kept"}}}
+	x.Compare(w.Path())
+	var out bytes.Buffer
+	kit.Must(t, (View{}).Print(&out, x))
+	text := strings.Join(strings.Fields(out.String()), " ")
+	for _, want := range []string{
+		"8 connections: tracked to 10.244.1.2:8080, not answered yet connection of 10.244.1.9:1011: tracked to 10.244.1.1:8080, not answered yet 3 connections: tracked to 10.244.1.9:9, ended",
+		"should: rule R gives packets to 10.96.0.10:80 another destination, and is not kube-proxy's 8 entries of connection tracking lead to 10.244.1.2:8080, which is no endpoint for it: they are stale; the rule above makes such entries, so remove it first look nft list chain ip x c fix conntrack -D Rules of others",
+		"may matter, too: rule D may drop it look nft list chain ip x d But look further: a connection of the last minute, of 10.244.1.9:1011 to 10.244.1.1:8080, got no answer",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, out.String())
 		}
 	}
 }
@@ -334,7 +383,7 @@ func TestRemainingConnections(t *testing.T) {
 	}
 	third := netip.MustParseAddrPort("10.244.1.3:8080")
 	w.SetFlows([]Flow{at(1, third), at(2, other), at(3, good), at(4, other)})
-	want := []string{"2 connections go on to 10.244.1.2:8080, which gets no new ones", "the connection of 10.244.1.9:1 goes on to 10.244.1.3:8080, which gets no new ones"}
+	want := []string{"the connection of 10.244.1.9:1 goes on to 10.244.1.3:8080, which gets no new ones", "2 connections go on to 10.244.1.2:8080, which gets no new ones"}
 	if !slices.Equal(w.Notes, want) || len(w.Flows) != 4 {
 		t.Errorf("got %q, %d flows, want %q", w.Notes, len(w.Flows), want)
 	}

@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -160,33 +159,47 @@ func (ex *Explanation) installed(w *page) {
 	ex.conclusion(w)
 }
 
-// conclusion prints whether the node does what it should.
+// conclusion prints whether the node does what it should, and what may be wrong otherwise.
 func (ex *Explanation) conclusion(w *page) {
 	doubts := ex.Installed.doubtful()
+	text := "The node does what it should."
 	switch {
 	case ex.Verdict == Unknown:
 		return
-	case ex.Verdict == Agree && len(doubts) == 0:
-		fmt.Fprintf(w, "\nThe node does what it should.\n")
-		return
-	case ex.Verdict == Agree:
-		fmt.Fprintf(w, "\nThe node does what it should, as far as the rules of others can be followed:\n")
-		printDoubts(w, doubts)
-		return
+	case ex.Verdict == Differ:
+		fmt.Fprintf(w, "\nThe node does not do what it should:\n")
+		ex.differences(w)
+		text = "Rules of others that cannot be followed may matter, too:"
+	case len(doubts) > 0:
+		text = "The node does what it should, as far as the rules of others can be followed:"
 	}
-	fmt.Fprintf(w, "\nThe node does not do what it should:\n")
+	if len(doubts) > 0 || ex.Verdict == Agree {
+		fmt.Fprintf(w, "\n%s\n", text)
+	}
+	printDoubts(w, doubts)
+	if len(ex.Leads) > 0 {
+		fmt.Fprintf(w, "\nBut look further:\n")
+	}
+	for _, text := range ex.Leads {
+		fmt.Fprintf(w, "  %s\n", w.wrap(printable.Text(text), 2))
+	}
+}
+
+// differences prints what differs. Commands are not wrapped, to be copied.
+func (ex *Explanation) differences(w *page) {
 	for _, d := range ex.Differences {
 		fmt.Fprintf(w, "  %s\n", w.wrap(printable.Text(d), 2))
-	}
-	// Commands are not wrapped, to be copied.
-	for _, f := range ex.Installed.Flows {
-		if f.Stale && f.Remedy != "" {
-			fmt.Fprintf(w, "  fix  %s\n", f.Remedy)
-		}
 	}
 	for i := range ex.Installed.Others {
 		if o := &ex.Installed.Others[i]; o.breaks(ex.Action) {
 			fmt.Fprintf(w, "  look  %s\n", printable.Text(o.Look))
+		}
+	}
+	var before []string
+	for _, f := range ex.Installed.Flows {
+		if f.Stale && f.Remedy != "" && !slices.Contains(before, f.Remedy) {
+			before = append(before, f.Remedy)
+			fmt.Fprintf(w, "  fix  %s\n", f.Remedy)
 		}
 	}
 }
@@ -203,15 +216,7 @@ func (p *Path) around(w *page) {
 		}
 	}
 	printSome(w, lines)
-	lines = nil
-	for _, f := range p.Flows {
-		state := "not answered yet"
-		if f.Answered {
-			state = "answered"
-		}
-		lines = append(lines, fmt.Sprintf("connection of %s: tracked to %s, %s", f.Client, f.Target, state))
-	}
-	printSome(w, lines)
+	printSome(w, p.flowLines())
 }
 
 // printSome prints the first of lines after an empty line.
@@ -249,18 +254,6 @@ type Path struct {
 	Others []Other `json:"others,omitempty"`
 	// Flows are the client's connections to the destination that connection tracking knows.
 	Flows []Flow `json:"flows,omitempty"`
-}
-
-// Flow is an entry of connection tracking. Later packets of the connection follow it,
-// even if the rules have changed.
-type Flow struct {
-	Client   netip.AddrPort `json:"client"`
-	Target   netip.AddrPort `json:"target"`
-	Answered bool           `json:"answered"`
-	// Stale means that the target should not get packets of the connection. Then Remedy is
-	// a command that deletes the entry.
-	Stale  bool   `json:"stale,omitempty"`
-	Remedy string `json:"remedy,omitempty"`
 }
 
 // Hop is one object that the packet meets, by the name that the system's own tools show.
@@ -339,30 +332,6 @@ type Walk struct {
 	Notes []string
 }
 
-// SetFlows records what connection tracking has. A stale entry is a fault. Open connections
-// to an endpoint that gets no new ones are worth a note.
-func (w *Walk) SetFlows(all []Flow) {
-	remaining := map[netip.AddrPort][]Flow{}
-	for _, f := range all {
-		_, isTarget := w.Targets[f.Target]
-		isTarget = isTarget || slices.Contains(w.Via, f.Target)
-		switch f.Stale = f.Stale && !isTarget; {
-		case f.Stale:
-			w.Faults = append(w.Faults, fmt.Sprintf("connection tracking still leads %s to %s, which is no endpoint for it: the entry is stale", f.Client, f.Target))
-		case !isTarget && w.Action == route.Forward:
-			remaining[f.Target] = append(remaining[f.Target], f)
-		}
-		w.Flows = append(w.Flows, f)
-	}
-	for _, to := range slices.SortedFunc(maps.Keys(remaining), netip.AddrPort.Compare) {
-		if some := remaining[to]; len(some) == 1 {
-			w.Notes = append(w.Notes, fmt.Sprintf("the connection of %s goes on to %s, which gets no new ones", some[0].Client, to))
-		} else {
-			w.Notes = append(w.Notes, fmt.Sprintf("%d connections go on to %s, which gets no new ones", len(some), to))
-		}
-	}
-}
-
 // Path returns w in printable form.
 func (w *Walk) Path() *Path {
 	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign, Others: w.Others, Flows: w.Flows}
@@ -399,6 +368,7 @@ func (ex *Explanation) Compare(p *Path) {
 		ex.Differences = append(ex.Differences, ex.differentTargets(p)...)
 	}
 	ex.others()
+	ex.flows()
 	if len(ex.Differences) > 0 {
 		ex.Verdict = Differ
 	}

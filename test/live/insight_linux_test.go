@@ -271,12 +271,12 @@ func (c *cluster) explainConnection(t *testing.T) {
 	t.Helper()
 	shopper := c.Host("shopper")
 	to := netip.MustParseAddrPort("10.96.0.11:80")
-	for _, proto := range []string{"tcp", "udp"} {
+	for proto, state := range map[string]string{"tcp": "ended", "udp": "answered"} {
 		a, err := shopper.Ask(t.Context(), netlab.Query{Proto: proto, To: to})
 		if err != nil || a.Outcome != netlab.Answered {
 			t.Fatalf("%s: %+v, %v", proto, a, err)
 		}
-		want := []string{"connection of " + a.From.String() + ": tracked to", ", answered", "route to " + a.At.String() + ":", agrees}
+		want := []string{"connection of " + a.From.String() + ": tracked to ", ", " + state, "route to " + a.At.String() + ":", agrees}
 		if !c.mode.ipvs { // IPVS keeps to itself which endpoint a client had
 			want = append(want, "the client had "+a.At.String()+" before")
 		}

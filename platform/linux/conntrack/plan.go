@@ -16,6 +16,7 @@
 package conntrack
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -240,6 +241,8 @@ type Flow struct {
 	// the connection, by protocol.
 	Answered bool
 	State    uint8
+	// Expires is in how many seconds the entry ends if no packet comes.
+	Expires uint32
 }
 
 // The states in which the client may have sent no more than its first packet: a SYN, SYNs
@@ -248,15 +251,24 @@ type Flow struct {
 // include/uapi/linux/netfilter/nf_conntrack_tcp.h and nf_conntrack_sctp.h.
 const (
 	tcpSynSent     = 1
+	tcpLastAck     = 6
+	tcpTimeWait    = 7
+	tcpClose       = 8
 	tcpSynSent2    = 9
 	sctpClosed     = 1
 	sctpCookieWait = 2
 )
 
-// opening reports whether f is a connection whose client waits for the first reply. With
+// Ended reports whether f is a connection that both sides closed, or that was reset. Its entry
+// stays for a while.
+func (f Flow) Ended() bool {
+	return f.Protocol == service.TCP && (f.State == tcpLastAck || f.State == tcpTimeWait || f.State == tcpClose)
+}
+
+// Opening reports whether f is a connection whose client waits for the first reply. With
 // asymmetric routes the kernel may see only one direction of an established connection,
 // but then it saw more than the first packet.
-func (f Flow) opening() bool {
+func (f Flow) Opening() bool {
 	switch {
 	case f.Answered:
 		return false
@@ -267,7 +279,7 @@ func (f Flow) opening() bool {
 }
 
 // protected reports whether f is a connection that must not be deleted.
-func (f Flow) protected() bool { return f.Protocol != service.UDP && !f.opening() }
+func (f Flow) protected() bool { return f.Protocol != service.UDP && !f.Opening() }
 
 // translated reports whether the destination was translated.
 func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
@@ -345,8 +357,8 @@ type Client struct {
 	To       netip.AddrPort // before any translation
 }
 
-// Entries returns the flows of a client to one destination, sorted by the port of the
-// client. now is the snapshot in force.
+// Entries returns the flows of a client to one destination: of those in one state, the one
+// that had the latest packet first. now is the snapshot in force.
 func Entries(ctx context.Context, d Driver, now *service.Snapshot, c Client) ([]Entry, error) {
 	f := Filter{Family: service.FamilyOf(c.From), Protocol: c.Protocol, Port: c.To.Port()}
 	if f.Family == service.IPv4 {
@@ -367,6 +379,6 @@ func Entries(ctx context.Context, d Driver, now *service.Snapshot, c Client) ([]
 	for _, x := range flows {
 		all = append(all, Entry{x, m.stale(x)})
 	}
-	slices.SortFunc(all, func(a, b Entry) int { return a.Src.Compare(b.Src) })
+	slices.SortFunc(all, func(a, b Entry) int { return cmp.Or(cmp.Compare(b.Expires, a.Expires), a.Src.Compare(b.Src)) })
 	return all, host.err
 }

@@ -500,7 +500,7 @@ func TestDecodeFlow(t *testing.T) {
 	raw, err := hex.DecodeString(entryV4)
 	kit.Must(t, err)
 	want := Flow{Protocol: service.UDP, Src: at("192.0.2.9:1077"), Dst: at("10.96.0.10:53"),
-		ReplySrc: at("10.244.0.1:53"), ReplyDst: at("192.0.2.9:1077"), Zone: 7, ReplyZone: 7, ID: 945276122, Answered: true}
+		ReplySrc: at("10.244.0.1:53"), ReplyDst: at("192.0.2.9:1077"), Zone: 7, ReplyZone: 7, ID: 945276122, Answered: true, Expires: 3600}
 	got, err := decodeFlow(raw)
 	kit.Must(t, err)
 	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); d != "" {

@@ -270,4 +270,20 @@ func TestEntries(t *testing.T) {
 	if err != nil || len(got) != 2 || got[0].Src != client || got[0].Stale || got[1].Src != other || !got[1].Stale {
 		t.Errorf("%+v, %v; want a good and a stale one", got, err)
 	}
+	k.table[0].Expires = 20
+	if got, _ = Entries(t.Context(), k, service.New(1, &service.Node{}, []*service.Port{p}), Client{service.UDP, client.Addr(), to}); got[0].Src != other {
+		t.Errorf("%+v; want the one with the latest packet first", got)
+	}
+}
+
+func TestEnded(t *testing.T) {
+	for state := range uint8(10) {
+		f := Flow{Protocol: service.TCP, State: state, Answered: state != tcpSynSent}
+		if want := state == 6 || state == 7 || state == 8; f.Ended() != want || f.Opening() != (state == 1) {
+			t.Errorf("state %d: ended %t, opening %t", state, f.Ended(), f.Opening())
+		}
+		if f.Protocol = service.SCTP; f.Ended() {
+			t.Errorf("state %d of SCTP has ended", state)
+		}
+	}
 }

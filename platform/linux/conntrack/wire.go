@@ -27,6 +27,7 @@ const (
 	ctaTupleReply = 2
 	ctaStatus     = 3
 	ctaProtoInfo  = 4
+	ctaTimeout    = 7
 	ctaID         = 12
 	ctaZone       = 18
 	ctaFilter     = 25
@@ -191,6 +192,8 @@ func decodeFlow(b []byte) (Flow, error) {
 			zone = binary.BigEndian.Uint16(data)
 		case typ == ctaStatus && len(data) == 4:
 			f.Answered = binary.BigEndian.Uint32(data)&statusSeenReply != 0
+		case typ == ctaTimeout && len(data) == 4:
+			f.Expires = binary.BigEndian.Uint32(data)
 		case typ == ctaProtoInfo:
 			f.State = decodeState(data)
 		}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -104,15 +105,52 @@ func hiddenListeners(s *service.Snapshot, found []proc.Listener) string {
 // tracking knows. want is the snapshot in force.
 func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain.Flow, error) {
 	entries, err := conntrack.Entries(ctx, conntrack.Netlink{}, want, conntrack.Client{Protocol: c.Protocol, From: c.From, To: c.To})
+	stale := map[netip.AddrPort]int{}
+	for i := range entries {
+		if entries[i].Stale {
+			stale[entries[i].ReplySrc]++
+		}
+	}
+	unanswered := unansweredTimeout(c.Protocol)
 	var all []explain.Flow
-	for _, e := range entries {
-		f := explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Stale: e.Stale}
+	for i := range entries {
+		e := &entries[i]
+		f := explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Ended: e.Ended(), HalfOpen: e.Opening(), Stale: e.Stale}
+		f.Fresh = !e.Answered && !f.Ended && unanswered-int64(e.Expires) <= freshSeconds
 		if e.Stale {
-			f.Remedy = fmt.Sprintf("conntrack -D -p %s -s %s --sport %d -d %s --dport %d", c.Protocol, e.Src.Addr(), e.Src.Port(), c.To.Addr(), c.To.Port())
+			f.Remedy = remedy(c, e, stale[e.ReplySrc])
 		}
 		all = append(all, f)
 	}
 	return all, err
+}
+
+// freshSeconds is how long ago the latest packet of a fresh connection is at most.
+const freshSeconds = 60
+
+// unansweredTimeout returns after how many seconds the kernel forgets a connection that got no
+// answer, 0 if that is unknown. See the settings in nf_conntrack-sysctl.rst of the kernel.
+func unansweredTimeout(p service.Protocol) int64 {
+	name := map[service.Protocol]string{service.TCP: "tcp_timeout_syn_sent", service.UDP: "udp_timeout", service.SCTP: "sctp_timeout_cookie_wait"}[p]
+	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return n
+}
+
+// remedy is the command that deletes the stale entry e, or all of count that lead to the same
+// target. It spares connections of TCP that got an answer, which go on where they are.
+func remedy(c route.Conn, e *conntrack.Entry, count int) string {
+	to := fmt.Sprintf("-d %s --dport %d", c.To.Addr(), c.To.Port())
+	switch {
+	case count == 1 || c.Protocol == service.SCTP:
+		return fmt.Sprintf("conntrack -D -p %s -s %s --sport %d %s", c.Protocol, e.Src.Addr(), e.Src.Port(), to)
+	case c.Protocol == service.TCP:
+		to += " --state SYN_SENT"
+	}
+	return fmt.Sprintf("conntrack -D -p %s -s %s %s -r %s --reply-port-src %d", c.Protocol, c.From, to, e.ReplySrc.Addr(), e.ReplySrc.Port())
 }
 
 // routeTypes are the types of routes that lead nowhere or here, see ip-route(8).
