@@ -79,6 +79,8 @@ type Backend struct {
 	listeners                      bool  // there are listeners for what cannot be routed
 	degradedReason                 string
 	pending                        pending
+	readsOnce                      bool // see ReadOnce
+	kept                           *reading
 }
 
 // installed describes chains that match a snapshot.

@@ -55,16 +55,11 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 // that we write, as far as rules concern such packets. Rules of others are followed, too.
 // They are a fault if they decide what happens to the connection.
 func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error) {
-	b.readSettings()
-	text, t, err := b.list(ctx)
+	x, err := b.reading(ctx, q.Want)
 	if err != nil {
 		return nil, err
 	}
-	want := b.withPendingNodePorts(q.Want, t)
-	observed, expected := packet.Parse(text), b.expectedTables(want)
-	for _, table := range t.dormant {
-		observed.Remove(table)
-	}
+	want, t, observed, expected := x.want, x.tables, x.observed, x.expected
 	have := newPath(b.layout, observed, b.node(q, q.Observed))
 	have.follow(q.Conn)
 	plan := newPath(b.layout, expected, b.node(q, q.Expected))
@@ -79,6 +74,36 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 		w.Faults = append(w.Faults, "net.ipv4.conf.all.route_localnet is 0, so the kernel routes no packet to a loopback address")
 	}
 	return w, nil
+}
+
+// reading is what Follow reads for a snapshot, and what should be there.
+type reading struct {
+	of, want           *service.Snapshot // want has the NodePorts that are pending
+	tables             *observed
+	observed, expected *packet.Saved
+}
+
+// ReadOnce makes Follow and Trace read the tables once for a snapshot, for many connections.
+func (b *Backend) ReadOnce() { b.readsOnce = true }
+
+func (b *Backend) reading(ctx context.Context, of *service.Snapshot) (*reading, error) {
+	if b.kept != nil && b.kept.of == of {
+		return b.kept, nil
+	}
+	b.readSettings()
+	text, t, err := b.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	want := b.withPendingNodePorts(of, t)
+	x := &reading{of, want, t, packet.Parse(text), b.expectedTables(want)}
+	for _, table := range t.dormant {
+		x.observed.Remove(table)
+	}
+	if b.readsOnce {
+		b.kept = x
+	}
+	return x, nil
 }
 
 // Differences returns what the mode does with c otherwise than Kubernetes says, once all of want is in force.

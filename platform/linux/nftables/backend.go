@@ -90,6 +90,9 @@ type Backend struct {
 	// have describes what the table holds. It is nil while that is unknown.
 	have    *installed
 	liberal bool // the latest result of Driver.Liberal
+	// readsOnce is as ReadOnce says, and kept what Trace has read then.
+	readsOnce bool
+	kept      *reading
 }
 
 // effectiveOptions returns the options without those that have no effect with the

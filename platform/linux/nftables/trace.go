@@ -282,21 +282,20 @@ func (t *tracer) key(fields []field, n uint32) []byte {
 // our fingerprints, they count as the rules that we write. Any other rule is a fault of
 // the Walk. Elements are those of the kernel.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
-	t, err := b.driver.Read(ctx)
+	x, err := b.reading(ctx, want)
 	if err != nil {
-		return nil, fmt.Errorf("read table %s: %w", b.name(), err)
+		return nil, err
 	}
-	if t == nil {
+	r, plan := x.observed, x.expected
+	switch {
+	case r.table == nil:
 		return &explain.Walk{Faults: []string{fmt.Sprintf("there is no table %s", b.name())}}, nil
-	}
-	b.liberal = b.options.DropInvalid && b.driver.Liberal()
-	r := &observedRuleset{backend: b, table: t, chains: b.knownChains(t, want)}
-	if t.dormant {
+	case r.table.dormant:
 		return &explain.Walk{Faults: []string{fmt.Sprintf("table %s has the flag dormant, so the kernel runs none of its chains", b.name())}}, nil
 	}
+	r.faults, plan.met = nil, nil
 	w := trace(r, b.family, c, local)
 	w.Followed = []string{b.name()}
-	plan := b.expectedRuleset(want, r.chains)
 	trace(plan, b.family, c, local)
 	for _, e := range plan.met {
 		r.checkElement(e)
@@ -306,6 +305,36 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		w.ByDesign = fmt.Sprintf("kube-proxy does not relay %s on loopback addresses, so mode nftables refuses it there", c.Protocol)
 	}
 	return w, nil
+}
+
+// reading is what Trace reads for a snapshot, and what should be there.
+type reading struct {
+	of       *service.Snapshot
+	observed *observedRuleset
+	expected *expectedRuleset // nil if there is no table
+}
+
+// ReadOnce makes Trace read the table once for a snapshot, for many connections.
+func (b *Backend) ReadOnce() { b.readsOnce = true }
+
+func (b *Backend) reading(ctx context.Context, want *service.Snapshot) (*reading, error) {
+	if b.kept != nil && b.kept.of == want {
+		return b.kept, nil
+	}
+	t, err := b.driver.Read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read table %s: %w", b.name(), err)
+	}
+	x := &reading{of: want, observed: &observedRuleset{backend: b, table: t}}
+	if t != nil {
+		b.liberal = b.options.DropInvalid && b.driver.Liberal()
+		x.observed.chains = b.knownChains(t, want)
+		x.expected = b.expectedRuleset(want, x.observed.chains)
+	}
+	if b.readsOnce {
+		b.kept = x
+	}
+	return x, nil
 }
 
 // knownChains returns the chains that t may have for want, by name.
