@@ -29,11 +29,11 @@ import (
 const explainText = `Say what happens to a connection on a node, and why.
 
 SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside
-for any client outside of the cluster. DESTINATION is ADDRESS:PORT, a Service by
-name as svc/NAMESPACE/NAME[:PORT], or node:PORT for a NodePort. The protocol is
-TCP, unless the destination ends in /udp or /sctp. A Service by name is dialled at
-its ClusterIP, from outside at a load balancer's address, external IP or NodePort
-if it has one.
+for any client outside of the cluster. DESTINATION is ADDRESS:PORT, a Service, or
+node:PORT for a NodePort. The protocol is TCP, unless the destination ends in /udp
+or /sctp. ` + serviceForms + `
+A Service is dialled at its ClusterIP, from outside at a load balancer's address,
+external IP or NodePort if it has one.
 
 The answer names the Service that has the destination, other Services that claim
 it, each rule of Kubernetes that applies, in order, and for each endpoint whether
@@ -64,7 +64,7 @@ rights: those in --kubeconfig FILE, else those of kubectl. --pod-address and
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
   kube-proxy explain --manifests ./services --hostname-override node-a outside node:30080
-  kube-proxy explain 10.244.1.7 svc/shop/web:http`
+  kube-proxy explain 10.244.1.7 web:http -n shop`
 
 // The exit codes of explain besides 0.
 const (
@@ -85,6 +85,7 @@ type explainOptions struct {
 	kubeconfig string // that a flag names
 	podAddrs   []net.IP
 	podNode    string
+	namespace  string
 }
 
 func newExplain(to streams, table mode.Table) *cobra.Command {
@@ -107,6 +108,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	cli.Timeout(cmd.Flags(), &x.timeout, 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().IPSliceVar(&x.podAddrs, "pod-address", nil, "`ADDRESS` of the pod in SOURCE, one of each family, if the proxy does not know that pod")
 	cmd.Flags().StringVar(&x.podNode, "pod-node", "", "the `NODE` of that pod")
+	cmd.Flags().StringVarP(&x.namespace, "namespace", "n", "", "the `NAMESPACE` of a pod and a Service that are named without")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
 	return failsWith(exitUnknown, cmd)
 }
@@ -122,6 +124,9 @@ func (e *explainOptions) run(ctx context.Context, to streams, args []string) err
 		return errors.New("--pod-address is for the proxy that runs: want it without --manifests, which have the pod")
 	}
 	e.query.Source, e.query.Destination = args[0], args[1]
+	if err := e.query.InNamespace(e.namespace); err != nil {
+		return err
+	}
 	if len(e.Manifests) == 0 {
 		return e.askProxy(ctx, to)
 	}

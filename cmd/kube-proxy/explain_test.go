@@ -30,9 +30,11 @@ func explainCall(t *testing.T, args ...string) outcome {
 }
 
 func TestExplainPrints(t *testing.T) {
-	got := explainCall(t, "10.244.1.7", "svc/shop/web:http")
-	if got.Code != 0 || got.Err != "" || !strings.Contains(got.Out, "Forwarded to one of 3 endpoints") || !strings.Contains(got.Out, "10.244.2.11:8080") {
-		t.Errorf("code %d, stderr %q, stdout:\n%s", got.Code, got.Err, got.Out)
+	for _, destination := range []string{"svc/shop/web:http", "shop/web", "svc/web -n shop", "web:80/tcp -n shop", "web"} {
+		got := explainCall(t, strings.Fields("10.244.1.7 "+destination)...)
+		if got.Code != 0 || got.Err != "" || !strings.Contains(got.Out, "Forwarded to one of 3 endpoints") || !strings.Contains(got.Out, "10.244.2.11:8080") {
+			t.Errorf("%s: code %d, stderr %q, stdout:\n%s", destination, got.Code, got.Err, got.Out)
+		}
 	}
 }
 
@@ -118,6 +120,9 @@ func TestExplainMistakes(t *testing.T) {
 	}{
 		{[]string{"10.244.1.7"}, "wants SOURCE and DESTINATION, not 1"},
 		{[]string{"10.244.1.7", "svc/shop/wbe"}, "did you mean svc/shop/web?"},
+		{[]string{"10.244.1.7", "web", "-n", "other"}, "did you mean svc/shop/web?"},
+		{[]string{"10.244.1.7", "shop/web", "-n", "other"}, `"shop/web" is not in the namespace of --namespace, "other"`},
+		{[]string{"pod/nobody", "web", "-n", "shop"}, `source "pod/shop/nobody": `},
 		{[]string{"10.244.1.7", "svc/shop/web:https"}, "http (80/tcp)"},
 		{[]string{"somewhere", "10.96.0.10:80"}, "want an address, pod/NAMESPACE/NAME, node or outside"},
 		{[]string{"10.244.1.7", "10.96.0.10:80", "-o", "yaml"}, "want text or json"},

@@ -7,13 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
+	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
 	"kubeproxy/platform/mode"
 )
@@ -24,15 +24,15 @@ The command asks the metrics server of the proxy, at the address in --server,
 else the one in the file of --config, else, in the container of a proxy, the one
 of that proxy, else 127.0.0.1:10249. Without a Service, it prints the state of the
 proxy and a list of all Services. With a Service, it prints the state of each of
-its ports. A NAME alone selects the Services of that name in every namespace.
+its ports, and with its port the state of that one. ` + serviceForms + `
 
 The exit code is 0 if all of this is true: the proxy is healthy, it has read all
 its sources at least once, its latest rounds did not fail, nothing keeps traffic
 from flowing (such as a kernel that does not forward, or a health check that
 cannot be answered), and all selected Services are programmed. It is 1 if not,
-and 2 if the proxy could not be asked. With a Service, it depends only on that
-Service, and on whether the kernel forwards its IP families. It is 1 for a
-Service that the proxy does not know.
+2 if the proxy could not be asked, and 3 if it does not know the Service, or no
+port of that name. With a Service, it depends only on that Service, and on whether
+the kernel forwards its IP families.
 
 A Service without endpoints is programmed: connections to it are refused, as they
 should be; in mode kernelspace they time out. A Service that asks for what the
@@ -44,10 +44,16 @@ With -o json, each state that differs is printed in full, and a proxy that stops
 answering as an object with the field error.
 If there is no first answer, the exit code is the same as without --watch.`
 
+// serviceForms describes how commands take a Service.
+const serviceForms = `A Service is
+web, shop/web, svc/web or svc/shop/web, for one port with :http, :80 or :53/udp. A
+name without namespace selects the Services of that name in the namespace of -n,
+else in every namespace.`
+
 const statusExample = `  kube-proxy status
   kube-proxy status --failing
   kube-proxy status shop/web
-  kube-proxy status shop/web --watch
+  kube-proxy status svc/web:http -n shop --watch
   kube-proxy status -o json | jq '.services[] | select(.state != "programmed")'`
 
 // The exit codes of status, and of service status.
@@ -67,7 +73,7 @@ type statusOptions struct {
 func newStatus(to streams, table mode.Table) *cobra.Command {
 	q := &statusOptions{server: reading.Server{Modes: table}}
 	cmd := &cobra.Command{
-		Use:     "status [NAMESPACE/NAME | NAME] [flags]",
+		Use:     "status [SERVICE] [flags]",
 		Short:   "Print the state of the running proxy",
 		Long:    statusText,
 		Example: statusExample,
@@ -104,18 +110,9 @@ func selectService(q *statusview.Query, cmd *cobra.Command, args []string) error
 	if len(args) == 0 {
 		return nil
 	}
-	namespace, name, both := strings.Cut(args[0], "/")
-	if !both {
-		namespace, name = q.Namespace, args[0]
-	}
-	if name == "" || both && namespace == "" || strings.Contains(name, "/") {
-		return fmt.Errorf("service %q: want NAMESPACE/NAME or NAME", args[0])
-	}
-	if q.Namespace != "" && q.Namespace != namespace {
-		return fmt.Errorf("service %q is not in the namespace of --namespace, %q", args[0], q.Namespace)
-	}
-	q.Namespace, q.Name = namespace, name
-	return nil
+	var err error
+	q.Reference, err = service.ParseReference(args[0], q.Namespace)
+	return err
 }
 
 func (s *statusOptions) run(ctx context.Context, to streams) error {
@@ -154,11 +151,12 @@ const topText = `Print which Services of this node carry most traffic.
 The command asks the running proxy twice. The difference gives the rates.
 Connections are counted when they begin. Modes ipvs and userspace also count
 bytes. Mode ipvs also counts packets, which only -o json shows. With a Service,
-each of its endpoints is shown.
+each of its endpoints is shown. ` + serviceForms + `
 
 The proxy counts if it runs with --count-traffic, or with countTraffic: true in
 its configuration. The exit code is 0, also after an interrupt of --watch. It is
-2 if the proxy could not be asked or does not count.`
+2 if the proxy could not be asked or does not count, and 3 if it does not know the
+Service.`
 
 const topExample = `  kube-proxy top
   kube-proxy top shop/web --watch
@@ -168,7 +166,7 @@ const topExample = `  kube-proxy top
 func newTop(to streams, table mode.Table) *cobra.Command {
 	top := &reading.Top{Server: reading.Server{Modes: table}}
 	cmd := &cobra.Command{
-		Use:     "top [NAMESPACE/NAME | NAME] [flags]",
+		Use:     "top [SERVICE] [flags]",
 		Short:   "Print which Services carry most traffic",
 		Long:    topText,
 		Example: topExample,
@@ -177,7 +175,11 @@ func newTop(to streams, table mode.Table) *cobra.Command {
 				return err
 			}
 			top.Query.Version = buildInfo().Version
-			return top.Run(cmd.Context(), to.out, to.err)
+			err := top.Run(cmd.Context(), to.out, to.err)
+			if _, unknown := errors.AsType[*statusview.UnknownError](err); unknown {
+				return &exit{statusview.ExitUnknown, err}
+			}
+			return err
 		},
 	}
 	top.Register(cmd.Flags())

@@ -23,6 +23,7 @@ import (
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
+	"kubeproxy/common/statusview"
 	"kubeproxy/test/kit"
 )
 
@@ -76,9 +77,14 @@ func TestStatusFlags(t *testing.T) {
 		{well, "web -o json", 0, `"notProgrammed": 0`, ""},
 		{well, "-o wide", 0, "  GENERATION", ""},
 		{ill, "--timeout 30s", exitNotOK, ": not healthy\n", ""},
-		{well, "none", exitNotOK, "", "kube-proxy: no Service named none is known"},
-		{well, "none --watch", exitNotOK, "", "kube-proxy: no Service named none is known"},
-		{well, "shop/none --watch", exitNotOK, "", "kube-proxy: service shop/none is not known here"},
+		{well, "none", statusview.ExitUnknown, "", "kube-proxy: no Service named none is known"},
+		{well, "none --watch", statusview.ExitUnknown, "", "kube-proxy: no Service named none is known"},
+		{well, "shop/none --watch", statusview.ExitUnknown, "", "kube-proxy: service shop/none is not known here"},
+		{well, "svc/web:http -n shop", 0, "shop/web: programmed\n", ""},
+		{well, "svc/shop/web:80/tcp", 0, "shop/web: programmed\n", ""},
+		{well, "web:81", statusview.ExitUnknown, "", "kube-proxy: port 81: the Service has the ports http/tcp: want one of them"},
+		{well, "shop/wed", statusview.ExitUnknown, "", "; did you mean shop/web?"},
+		{well, "web -n other", statusview.ExitUnknown, "", "; did you mean shop/web?"},
 		{"127.0.0.1", "--watch --timeout 1ns", exitUnreachable, "", "kube-proxy: no connection to 127.0.0.1:10249 in time: the address is wrong, or"},
 		{"127.0.0.1", "--timeout 1ns", exitUnreachable, "", "kube-proxy: no connection to 127.0.0.1:10249 in time: the address is wrong, or"},
 	} {
@@ -134,9 +140,9 @@ func TestStatusMistakes(t *testing.T) {
 	for args, want := range map[string]string{
 		"-o xml":                           `--output: "xml" is unknown: want table, wide or json`,
 		"a b":                              "status wants one Service, not 2",
-		"a/b/c":                            `service "a/b/c": want NAMESPACE/NAME or NAME`,
-		"/web":                             `service "/web": want NAMESPACE/NAME or NAME`,
-		"shop/":                            `service "shop/": want NAMESPACE/NAME or NAME`,
+		"a/b/c":                            `service "a/b/c": want ` + service.ReferenceForms,
+		"/web":                             `service "/web": want ` + service.ReferenceForms,
+		"shop/":                            `service "shop/": want ` + service.ReferenceForms,
 		"shop/web -n other":                `service "shop/web" is not in the namespace of --namespace, "other"`,
 		"--server http://x":                `--server: "http://x" is no address: want HOST or HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249`,
 		"--timeout soon":                   `--timeout: "soon" is not accepted: want a time above 0, such as 30s or 1h30m`,

@@ -24,8 +24,8 @@ import (
 type Query struct {
 	// Source is an address, pod/NAMESPACE/NAME, node or outside.
 	Source string
-	// Destination is ADDRESS:PORT, svc/NAMESPACE/NAME[:PORT] or node:PORT. Each may end in
-	// /tcp, /udp or /sctp.
+	// Destination is ADDRESS:PORT, node:PORT or a Service as service.ParseReference takes it.
+	// Each may end in /tcp, /udp or /sctp.
 	Destination string
 	// Interface is where the packets enter the node, "" if unknown.
 	Interface string
@@ -40,8 +40,35 @@ type Query struct {
 // The accepted forms, for errors.
 const (
 	sourceForms      = "want an address, pod/NAMESPACE/NAME, node or outside"
-	destinationForms = "want ADDRESS:PORT, svc/NAMESPACE/NAME[:PORT] or node:PORT, and /udp or /sctp where it is not TCP"
+	destinationForms = "want ADDRESS:PORT, node:PORT or a Service as NAMESPACE/NAME or NAMESPACE/NAME:PORT, and /udp or /sctp where it is not TCP"
 )
+
+// InNamespace completes the names of q that have no namespace.
+func (q *Query) InNamespace(namespace string) error {
+	if namespace == "" {
+		return nil
+	}
+	if kind, name, _ := strings.Cut(q.Source, "/"); isPod(kind) && !strings.Contains(name, "/") {
+		q.Source = kind + "/" + namespace + "/" + name
+	}
+	if !namesService(q.Destination) {
+		return nil
+	}
+	r, err := service.ParseReference(q.Destination, namespace)
+	q.Destination = r.String()
+	return err
+}
+
+// isPod reports whether a source of this kind is a pod.
+func isPod(kind string) bool { return kind == "pod" || kind == "po" || kind == "pods" }
+
+// namesService reports whether a destination is a Service, whose name begins with a letter.
+func namesService(text string) bool {
+	_, err := service.ParseAddr(text)
+	port, onNode := strings.CutPrefix(text, "node:")
+	_, numeric := strconv.Atoi(port[:strings.IndexAny(port+"/", "/")])
+	return err != nil && text != "" && (text[0] >= 'a' && text[0] <= 'z') && !(onNode && numeric == nil)
+}
 
 // outside is the Source that stands for any client outside of the cluster.
 const outside = "outside"
@@ -142,7 +169,7 @@ func (p *parser) source() (client, error) {
 			return c, fmt.Errorf("source node: no address of node %q is known", node.Name)
 		}
 		return c, nil
-	case kind == "pod" || kind == "po" || kind == "pods":
+	case isPod(kind):
 		return p.pod(name)
 	}
 	a, err := service.ParseAddr(p.query.Source)
@@ -219,28 +246,17 @@ func namespaced(s string) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: namespace, Name: name}, ok && namespace != "" && name != "" && !strings.Contains(name, "/")
 }
 
-// servicePrefixes begin a destination that is a Service by name.
-var servicePrefixes = []string{"svc/", "service/", "services/"}
-
-// isNamespace reports whether text names a namespace of Services, so that a name follows,
-// be it that of a protocol.
-func isNamespace(text string) bool {
-	return strings.Count(text, "/") == 1 && slices.ContainsFunc(servicePrefixes, func(s string) bool { return strings.HasPrefix(text, s) })
-}
-
 // destination sets the destination of conn. A Service is dialled in the first of families
 // in which it has an address.
 func (p *parser) destination(families []service.Family) error {
+	if namesService(p.query.Destination) {
+		return p.service(families)
+	}
 	text, protocol, given, err := p.protocol()
 	if err != nil {
 		return err
 	}
 	p.conn.Protocol = protocol
-	for _, prefix := range servicePrefixes {
-		if name, ok := strings.CutPrefix(text, prefix); ok {
-			return p.service(name, given, families)
-		}
-	}
 	if port, ok := strings.CutPrefix(text, "node:"); ok {
 		return p.nodePort(port, given, families)
 	}
@@ -257,7 +273,7 @@ func (p *parser) destination(families []service.Family) error {
 // whether the destination named one.
 func (p *parser) protocol() (rest string, protocol service.Protocol, given bool, err error) {
 	for _, x := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
-		if rest, ok := strings.CutSuffix(strings.ToLower(p.query.Destination), "/"+x.String()); ok && !isNamespace(rest) {
+		if rest, ok := strings.CutSuffix(strings.ToLower(p.query.Destination), "/"+x.String()); ok {
 			return p.query.Destination[:len(rest)], x, true, nil
 		}
 	}
@@ -302,11 +318,22 @@ func (p *parser) protocolOfNodePort(n uint16) {
 }
 
 // service dials a Service by name.
-func (p *parser) service(text string, given bool, families []service.Family) error {
-	text, port, _ := strings.Cut(text, ":")
-	name, ok := namespaced(text)
-	if !ok {
-		return fmt.Errorf("destination %q: want svc/NAMESPACE/NAME or svc/NAMESPACE/NAME:PORT", p.query.Destination)
+func (p *parser) service(families []service.Family) error {
+	r, err := service.ParseReference(p.query.Destination, "")
+	if err != nil {
+		return fmt.Errorf("destination %q: %s", p.query.Destination, destinationForms)
+	}
+	p.conn.Protocol = service.TCP
+	for _, x := range []service.Protocol{service.UDP, service.SCTP} {
+		if x.String() == r.Protocol {
+			p.conn.Protocol = x
+		}
+	}
+	name, port, given := types.NamespacedName{Namespace: r.Namespace, Name: r.Name}, r.Port, r.Protocol != ""
+	if name.Namespace == "" {
+		if name.Namespace, err = p.namespaceOf(r.Name); err != nil {
+			return err
+		}
 	}
 	ports := p.Tracker.ServicePorts(name)
 	if why := p.Tracker.Unproxied(name); why != "" {
@@ -390,13 +417,27 @@ func clusterPort(p *service.Port) string {
 	return "0"
 }
 
+// namespaceOf returns the namespace of the only Service of that name, "" if there is none.
+func (p *parser) namespaceOf(name string) (string, error) {
+	var found []string
+	for _, n := range p.Tracker.Names("") {
+		if n.Name == name {
+			found = append(found, n.Namespace)
+		}
+	}
+	if len(found) > 1 {
+		return "", fmt.Errorf("destination %q: namespaces %s have a Service of that name: want NAMESPACE/%s, or --namespace", p.query.Destination, strings.Join(found, ", "), name)
+	}
+	return strings.Join(found, ""), nil
+}
+
 func (p *parser) unknownService(name types.NamespacedName) string {
 	var all []string
 	for _, n := range p.Tracker.Names("") {
 		all = append(all, n.String())
 	}
-	text := fmt.Sprintf("there is no service %s here", name)
-	if near := suggest.Closest(name.String(), all); near != "" {
+	text := fmt.Sprintf("there is no service %s here", strings.TrimPrefix(name.String(), "/"))
+	if near := suggest.Service(name.Namespace, name.Name, all); near != "" {
 		return text + fmt.Sprintf("; did you mean svc/%s?", near)
 	}
 	return text

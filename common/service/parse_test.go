@@ -127,3 +127,42 @@ func TestParseAsKubernetes(t *testing.T) {
 		}
 	})
 }
+
+func TestParseReference(t *testing.T) {
+	for _, tt := range []struct {
+		text, namespace string
+		want            service.Reference
+	}{
+		{"web", "", service.Reference{Name: "web"}},
+		{"web", "shop", service.Reference{"shop", "web", "", ""}},
+		{"shop/web", "", service.Reference{"shop", "web", "", ""}},
+		{"shop/web", "shop", service.Reference{"shop", "web", "", ""}},
+		{"svc/web", "shop", service.Reference{"shop", "web", "", ""}},
+		{"svc/web", "", service.Reference{Name: "web"}},
+		{"svc/shop/web", "", service.Reference{"shop", "web", "", ""}},
+		{"service/shop/web", "", service.Reference{"shop", "web", "", ""}},
+		{"services/web:http", "", service.Reference{Name: "web", Port: "http"}},
+		{"svc", "shop", service.Reference{"shop", "svc", "", ""}},
+		{"svc/svc/web", "", service.Reference{"svc", "web", "", ""}},
+		{"svc/shop/tcp", "", service.Reference{"shop", "tcp", "", ""}},
+		{"svc/shop/web/udp", "", service.Reference{"shop", "web", "", "udp"}},
+		{"shop/web:53/UDP", "", service.Reference{"shop", "web", "53", "udp"}},
+		{"web:80", "shop", service.Reference{"shop", "web", "80", ""}},
+	} {
+		got, err := service.ParseReference(tt.text, tt.namespace)
+		if err != nil || got != tt.want {
+			t.Errorf("%q in %q: %+v, %v, want %+v", tt.text, tt.namespace, got, err, tt.want)
+		}
+		if again, err := service.ParseReference(got.String(), ""); got.Namespace != "" && (err != nil || again != got) {
+			t.Errorf("%s: %+v, %v, want %+v", got, again, err, got)
+		}
+	}
+	for _, text := range []string{"", "/", "/web", "shop/", "svc/", "svc//web", "a/b/c", "a/b/c/d", "svc/a/b/c", "web:", "web:0", "web:65536", "web:-1", "web:80/", "web:80/icmp", "web:80/tcp/udp", "web:a:b", "shop/web/"} {
+		if got, err := service.ParseReference(text, ""); err == nil {
+			t.Errorf("%q: %+v", text, got)
+		}
+	}
+	if _, err := service.ParseReference("shop/web", "other"); err == nil || err.Error() != `service "shop/web" is not in the namespace of --namespace, "other"` {
+		t.Error(err)
+	}
+}

@@ -34,6 +34,8 @@ import (
 	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/reconcile"
+	"kubeproxy/common/service"
+	"kubeproxy/common/suggest"
 )
 
 // DefaultServer is where the metrics server of a proxy listens, unless its configuration
@@ -45,15 +47,16 @@ type Query struct {
 	Server  string // HOST:PORT of the metrics server
 	Version string // of the program that asks, for the User-Agent
 
-	Namespace string // of the Services, empty for all
-	Name      string // of the Service, empty for all
-	Failing   bool   // keep only Services that need attention
+	// Reference selects Services, and those of one name by their ports. All is empty for all.
+	service.Reference
+	Failing bool // keep only Services that need attention
 }
 
-// unknownServiceError is the answer of a proxy that does not know the Service.
-type unknownServiceError struct{ text string }
+// UnknownError is the answer of a proxy that does not know the Service, or a port of it.
+type UnknownError struct{ Text string }
 
-func (e *unknownServiceError) Error() string { return e.text }
+// Error implements error.
+func (e *UnknownError) Error() string { return e.Text }
 
 // noAnswerHint is the advice for a connection that fails.
 const noAnswerHint = "is the proxy running on this node? If its metrics server has another address, name it with --server HOST:PORT, or give the proxy's --config FILE"
@@ -96,11 +99,84 @@ func (q *Query) Page(ctx context.Context, path string) ([]byte, error) {
 
 // Ask returns the state of the proxy and of the Services that q selects.
 func (q *Query) Ask(ctx context.Context) (*Answer, error) {
+	r, err := q.services(ctx, q.Namespace, q.Name)
+	if _, unknown := errors.AsType[*UnknownError](err); unknown {
+		return nil, q.suggest(ctx, err.Error())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if q.Name != "" && q.Namespace == "" {
+		err = q.named(ctx, r)
+	}
+	if err == nil && q.Port+q.Protocol != "" {
+		err = q.keepPorts(r.Services)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return q.evaluate(r), nil
+}
+
+// named keeps the Services of that name in any namespace. An answer about one alone has its
+// endpoints.
+func (q *Query) named(ctx context.Context, r *servicestate.Response) error {
+	r.Services = slices.DeleteFunc(r.Services, func(s servicestate.Service) bool { return s.Name != q.Name })
+	if len(r.Services) == 0 {
+		return q.suggest(ctx, fmt.Sprintf("no Service named %s is known to the proxy in any namespace: it may be headless, of type ExternalName, without ports, or left to another proxy", q.Name))
+	}
+	for i, s := range r.Services {
+		one, err := q.services(ctx, s.Namespace, s.Name)
+		if _, gone := errors.AsType[*UnknownError](err); gone {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		r.Services[i] = one.Services[0]
+	}
+	return nil
+}
+
+// suggest adds the Service that was meant to an error.
+func (q *Query) suggest(ctx context.Context, text string) error {
+	var names []string
+	if r, err := q.services(ctx, "", ""); err == nil {
+		for _, s := range r.Services {
+			names = append(names, s.Namespace+"/"+s.Name)
+		}
+	}
+	if near := suggest.Service(q.Namespace, q.Name, names); near != "" {
+		text += "; did you mean " + sanitize(near) + "?"
+	}
+	return &UnknownError{text}
+}
+
+// keepPorts keeps the ports that q selects.
+func (q *Query) keepPorts(all []servicestate.Service) error {
+	var there []string
+	kept := 0
+	for i := range all {
+		all[i].Ports = slices.DeleteFunc(all[i].Ports, func(p servicestate.Port) bool {
+			there = append(there, strings.TrimPrefix(p.Port+"/"+strings.ToLower(p.Protocol), "/"))
+			number := slices.ContainsFunc(p.Frontends, func(f servicestate.Frontend) bool { return strconv.Itoa(int(f.Port)) == q.Port })
+			return q.Port != "" && p.Port != q.Port && !number || q.Protocol != "" && !strings.EqualFold(p.Protocol, q.Protocol)
+		})
+		kept += len(all[i].Ports)
+	}
+	if kept == 0 {
+		return &UnknownError{sanitize(fmt.Sprintf("port %s: the Service has the ports %s: want one of them", strings.Trim(q.Port+"/"+q.Protocol, "/"), strings.Join(unique(there), ", ")))}
+	}
+	return nil
+}
+
+// services asks for the Services of a namespace and name, "" for all.
+func (q *Query) services(ctx context.Context, namespace, name string) (*servicestate.Response, error) {
 	path := "/services"
-	if q.Namespace != "" {
-		path += "/" + url.PathEscape(q.Namespace)
-		if q.Name != "" {
-			path += "/" + url.PathEscape(q.Name)
+	if namespace != "" {
+		path += "/" + url.PathEscape(namespace)
+		if name != "" {
+			path += "/" + url.PathEscape(name)
 		}
 	}
 	status, body, err := q.get(ctx, path)
@@ -114,9 +190,9 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 	parsed := json.Unmarshal(body, &response) == nil
 	switch {
 	case status == http.StatusOK && parsed && response.Services != nil && response.Health.Status != nil:
-		return q.evaluate(&response.Response)
+		return &response.Response, nil
 	case status == http.StatusNotFound && parsed && response.Error != "":
-		return nil, &unknownServiceError{sanitize(response.Error)}
+		return nil, &UnknownError{sanitize(response.Error)}
 	case status == http.StatusForbidden && bytes.Contains(body, []byte("--expose-admin-pages")):
 		return nil, fmt.Errorf("%s shows Services to its own node only: run this command there or in the proxy's pod, or give the proxy --expose-admin-pages", q.Server)
 	case status == http.StatusOK:
@@ -258,12 +334,13 @@ type Answer struct {
 const (
 	ExitNotOK       = 1
 	ExitUnreachable = 2
+	ExitUnknown     = 3
 )
 
 // ExitCode returns the exit code for what Ask returned.
 func ExitCode(a *Answer, err error) int {
-	if _, unknown := errors.AsType[*unknownServiceError](err); unknown {
-		return ExitNotOK
+	if _, unknown := errors.AsType[*UnknownError](err); unknown {
+		return ExitUnknown
 	}
 	switch {
 	case err != nil:
@@ -288,11 +365,8 @@ type Summary struct {
 }
 
 // evaluate sets OK for a response and keeps the part that q selects.
-func (q *Query) evaluate(a *servicestate.Response) (*Answer, error) {
-	services := slices.DeleteFunc(a.Services, func(s servicestate.Service) bool { return q.Name != "" && s.Name != q.Name })
-	if q.Name != "" && len(services) == 0 {
-		return nil, &unknownServiceError{fmt.Sprintf("no Service named %s is known to the proxy in any namespace: it may be headless, of type ExternalName, without ports, or left to another proxy", q.Name)}
-	}
+func (q *Query) evaluate(a *servicestate.Response) *Answer {
+	services := a.Services
 	d := &Answer{Server: q.Server, Response: *a}
 	d.Summary.Services = len(services)
 	for i := range services {
@@ -309,7 +383,7 @@ func (q *Query) evaluate(a *servicestate.Response) (*Answer, error) {
 		})
 	}
 	d.Services = services
-	return d, nil
+	return d
 }
 
 // blocked reports that a Service has a port in one of families.

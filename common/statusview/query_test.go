@@ -99,8 +99,8 @@ func TestNoAnswer(t *testing.T) {
 		}), nil, ExitUnreachable, "to its own node only"},
 		"knows no status": {handle(t, func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{}")) }), nil, ExitUnreachable, "answers something else"},
 		"login wanted":    {handle(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }), nil, ExitUnreachable, "(HTTP status 401)"},
-		"no such Service": {known, []string{"shop/none"}, ExitNotOK, "service shop/none is not known here"},
-		"no such name":    {known, []string{"none"}, ExitNotOK, "no Service named none is known to the proxy in any namespace"},
+		"no such Service": {known, []string{"shop/none"}, ExitUnknown, "service shop/none is not known here"},
+		"no such name":    {known, []string{"none"}, ExitUnknown, "no Service named none is known to the proxy in any namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ask(t, tt.server, tt.args...)

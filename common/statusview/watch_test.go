@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/health"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/test/kit"
 )
@@ -141,7 +142,7 @@ func TestWatch(t *testing.T) {
 		}
 		steps++
 	}}
-	x := &Watch{Query: &Query{Server: server, Name: "web"}, View: View{Format: Table, Full: true, Now: noon}, Timeout: time.Minute}
+	x := &Watch{Query: &Query{Server: server, Reference: service.Reference{Name: "web"}}, View: View{Format: Table, Full: true, Now: noon}, Timeout: time.Minute}
 	if err := x.Run(ctx, out); err != nil || steps != 4 {
 		t.Errorf("%v after %d steps, want none after 4", err, steps)
 	}

@@ -4,16 +4,46 @@
 // Package suggest finds the valid name closest to a misspelt one.
 package suggest
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
-// Closest returns the candidate most similar to name, or "" if none is similar enough.
-// Among equals the first one wins.
+// Service returns the Service that name in namespace was to be, of those in all, which are
+// NAMESPACE/NAME, or "". namespace is "" for any.
+func Service(namespace, name string, all []string) string {
+	byName, names := map[string]string{}, []string{} // names in the namespace
+	elsewhere := ""
+	for _, full := range all {
+		ns, n, _ := strings.Cut(full, "/")
+		if n == name {
+			elsewhere = full
+		}
+		if namespace == "" || ns == namespace {
+			byName[n], names = full, append(names, n)
+		}
+	}
+	if elsewhere != "" {
+		return elsewhere
+	}
+	return byName[Closest(name, names)]
+}
+
+// leastPrefix is how many letters of a name tell which one it is.
+const leastPrefix = 3
+
+// Closest returns the candidate most similar to name, else one that begins with it, or "" if
+// none is similar enough. Among equals the first one wins.
 func Closest(name string, candidates []string) string {
 	best, least := "", 1+max(1, len(name)/3)
 	for _, c := range candidates {
 		if d := distance(strings.ToLower(name), strings.ToLower(c)); d < least {
 			best, least = c, d
 		}
+	}
+	begins := slices.IndexFunc(candidates, func(c string) bool { return strings.HasPrefix(c, name) })
+	if best == "" && len(name) >= leastPrefix && begins >= 0 {
+		return candidates[begins]
 	}
 	return best
 }

@@ -101,6 +101,8 @@ type Query struct {
 	Interval time.Duration
 	// Sort orders Services and endpoints.
 	Sort Order
+
+	ports map[[2]string]bool // name and protocol of those that the query selects, nil for all
 }
 
 // Order is what Services and endpoints are sorted by.
@@ -138,7 +140,40 @@ func (q *Query) read(ctx context.Context) (*Response, error) {
 		return nil, errors.New(printable.Text(answer.Error))
 	}
 	answer.Response.Error = answer.Error
+	q.keepPorts(answer.Services)
 	return &answer.Response, nil
+}
+
+// find checks that the Service is there, and finds the ports that the query selects.
+func (q *Query) find(ctx context.Context) error {
+	if q.Name == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, q.Timeout)
+	defer cancel()
+	a, err := q.Ask(ctx)
+	if err != nil || q.Port+q.Protocol == "" {
+		return err
+	}
+	q.ports = map[[2]string]bool{}
+	for _, s := range a.Services {
+		for _, p := range s.Ports {
+			q.ports[[2]string{p.Port, strings.ToLower(p.Protocol)}] = true
+		}
+	}
+	return nil
+}
+
+// keepPorts keeps what the selected ports carry.
+func (q *Query) keepPorts(all []traffic.Service) {
+	for i := 0; i < len(all) && q.ports != nil; i++ {
+		s := &all[i]
+		s.Counts = traffic.Counts{}
+		s.Endpoints = slices.DeleteFunc(s.Endpoints, func(e traffic.Endpoint) bool { return !q.ports[[2]string{e.Port, strings.ToLower(e.Protocol)}] })
+		for _, e := range s.Endpoints {
+			s.Counts = s.Counts.Plus(e.Counts)
+		}
+	}
 }
 
 // poll is the pause between two requests while a proxy still answers with the previous
@@ -149,6 +184,9 @@ const poll = 250 * time.Millisecond
 // second reading, then, with --watch, one after each interval. A proxy whose counters
 // take long to read has new values less often.
 func (q *Query) Follow(ctx context.Context, show func(*Answer) (more bool, err error)) error {
+	if err := q.find(ctx); err != nil {
+		return err
+	}
 	last, err := q.read(ctx)
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/traffic"
@@ -53,7 +54,14 @@ func port(s string, endpoints ...string) *service.Port {
 // serve serves s as the metrics server does, and returns its address.
 func serve(t *testing.T, s *Server) string {
 	t.Helper()
-	h := httptest.NewServer(health.Admin{Mode: s.Mode, Traffic: s.Handler()}.Handler())
+	admin := health.Admin{Mode: s.Mode, Traffic: s.Handler()}
+	if s.Collector != nil {
+		store := servicestate.Store{Latest: s.Collector.Latest}
+		admin.Services = store.Handler(func() servicestate.ProxyInfo {
+			return servicestate.ProxyInfo{Health: health.Report{Status: map[string]health.FamilyReport{}}}
+		})
+	}
+	h := httptest.NewServer(admin.Handler())
 	t.Cleanup(h.Close)
 	return strings.TrimPrefix(h.URL, "http://")
 }
@@ -89,16 +97,17 @@ func TestFollow(t *testing.T) {
 // TestRefusals asks for what there is not.
 func TestRefusals(t *testing.T) {
 	for want, q := range map[string]*Query{
-		"no Service named none is known to the proxy in namespace shop": {Query: statusview.Query{Server: serve(t, shopServer()), Namespace: "shop", Name: "none"}},
-		"it does not count": {Query: statusview.Query{Server: serve(t, &Server{Lack: "it does not count"})}},
+		"; did you mean shop/idle?": {Query: statusview.Query{Server: serve(t, shopServer()), Reference: service.Reference{Namespace: "shop", Name: "idler"}}},
+		": want one of them":        {Query: statusview.Query{Server: serve(t, shopServer()), Reference: service.Reference{Name: "web", Port: "81"}}},
+		"it does not count":         {Query: statusview.Query{Server: serve(t, &Server{Lack: "it does not count"})}},
 	} {
 		q.Timeout = time.Minute
 		err := q.Follow(t.Context(), func(*Answer) (bool, error) { return false, nil })
-		if err == nil || err.Error() != want {
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	q := &Query{Query: statusview.Query{Server: serve(t, shopServer()), Namespace: "shop", Name: "idle"}, Timeout: time.Minute}
+	q := &Query{Query: statusview.Query{Server: serve(t, shopServer()), Reference: service.Reference{Namespace: "shop", Name: "idle"}}, Timeout: time.Minute}
 	if err := q.Follow(t.Context(), func(a *Answer) (bool, error) { return false, nil }); err != nil {
 		t.Errorf("a Service without traffic: %v", err)
 	}

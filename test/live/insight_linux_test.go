@@ -608,7 +608,7 @@ func TestStatus(t *testing.T) {
 	p := c.start(t, app{name: "web", number: 10}.on(c.webs()...), app{name: "empty", number: 11})
 	check(t, 0, []string{"on node node-a, mode nftables", ": healthy", "2 Services: 1 with a port that serves no client", "shop/web ", "10.96.0.10", "no endpoints"})
 	check(t, 0, []string{"shop/web: programmed", "[fd00:10:96::a]:80", "node:30010"}, "web")
-	check(t, 1, []string{"service shop/none is not known here"}, "shop/none")
+	check(t, 3, []string{"service shop/none is not known here"}, "shop/none")
 	check(t, 2, []string{"is the health server of a kube-proxy"}, "--server=127.0.0.1:10256")
 
 	odd := app{name: "odd", number: 12}.yaml(t)
