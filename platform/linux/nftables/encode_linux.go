@@ -6,7 +6,6 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
 	"slices"
 
 	"github.com/google/nftables/expr"
@@ -15,6 +14,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/packet"
 )
 
 // ruleTag is the type of the user data that holds a rule's fingerprint. nft skips types
@@ -230,11 +230,7 @@ func (e *encoder) rule(chain string, r rule) error {
 	e.Text(unix.NFTA_RULE_CHAIN, chain)
 	list := e.Nest(unix.NFTA_RULE_EXPRESSIONS)
 	for _, s := range r {
-		exprs, err := expressions(s, e.family)
-		if err != nil {
-			return err
-		}
-		for _, x := range exprs {
+		for _, x := range s.expressions(e.family) {
 			if err := e.expr(x); err != nil {
 				return err
 			}
@@ -248,19 +244,23 @@ func (e *encoder) rule(chain string, r rule) error {
 
 // expr writes one expression. The library does not encode the direction of those ct keys
 // that need one.
-func (e *encoder) expr(x expr.Any) error {
+func (e *encoder) expr(x packet.Expression) error {
 	elem := e.Nest(unix.NFTA_LIST_ELEM)
-	if ct, ok := x.(*expr.Ct); ok && ct.Key != expr.CtKeySTATUS && ct.Key != expr.CtKeySTATE {
+	if ct, ok := x.(packet.ConntrackLoad); ok && ct.Key != packet.CtStatus && ct.Key != packet.CtState {
 		e.Text(unix.NFTA_EXPR_NAME, "ct")
 		data := e.Nest(unix.NFTA_EXPR_DATA)
-		e.Uint32(unix.NFTA_CT_KEY, uint32(ct.Key))
-		e.Uint32(unix.NFTA_CT_DREG, ct.Register)
-		e.Bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // original
+		e.Uint32(unix.NFTA_CT_KEY, ct.Key)
+		e.Uint32(unix.NFTA_CT_DREG, ct.To)
+		e.Bytes(unix.NFTA_CT_DIRECTION, []byte{ct.Direction})
 		e.EndNest(data)
 		e.EndNest(elem)
 		return nil
 	}
-	b, err := expr.Marshal(e.nf, x)
+	known, err := e.encoded(x)
+	if err != nil {
+		return err
+	}
+	b, err := expr.Marshal(e.nf, known)
 	if err != nil {
 		return err
 	}
@@ -336,218 +336,62 @@ func (e *encoder) endElements() {
 	}
 }
 
-// register returns the number of the n-th register of four bytes. Every fourth one has an
-// older number, which the kernel uses in listings (kernel: net/netfilter/nf_tables_api.c,
-// nft_dump_register).
-func register(n int) uint32 {
-	if n%4 == 0 {
-		return uint32(unix.NFT_REG_1 + n/4)
+// encoded returns the form of x that the library encodes.
+func (e *encoder) encoded(x packet.Expression) (expr.Any, error) {
+	switch x := x.(type) {
+	case packet.PayloadLoad:
+		return &expr.Payload{DestRegister: x.To, Base: expr.PayloadBase(x.Base), Offset: uint32(x.Offset), Len: uint32(x.Size)}, nil
+	case packet.MetaLoad:
+		return &expr.Meta{Key: expr.MetaKey(x.Key), Register: x.To}, nil
+	case packet.MetaStore:
+		return &expr.Meta{Key: expr.MetaKey(x.Key), Register: x.From, SourceRegister: true}, nil
+	case packet.ConntrackLoad:
+		return &expr.Ct{Key: expr.CtKey(x.Key), Register: x.To}, nil
+	case packet.Random:
+		return &expr.Numgen{Register: x.To, Modulus: x.Below, Type: unix.NFT_NG_RANDOM}, nil
+	case packet.Fib:
+		return &expr.Fib{Register: x.To, ResultADDRTYPE: x.Type, FlagSADDR: x.Source, FlagDADDR: !x.Source}, nil
+	case packet.Immediate:
+		return &expr.Immediate{Register: x.To, Data: x.Data}, nil
+	case packet.Bitwise:
+		return &expr.Bitwise{SourceRegister: x.From, DestRegister: x.To, Len: uint32(x.Size), Mask: x.Mask, Xor: x.Flip}, nil
+	case packet.Compare:
+		return &expr.Cmp{Op: expr.CmpOp(x.Op), Register: x.From, Data: x.Data}, nil
+	case packet.Lookup:
+		return &expr.Lookup{SourceRegister: x.From, DestRegister: x.To, IsDestRegSet: x.Map, SetName: x.Set, Invert: x.Not}, nil
+	case packet.Verdict:
+		return &expr.Verdict{Kind: expr.VerdictKind(x.Code), Chain: x.Chain}, nil
 	}
-	return uint32(unix.NFT_REG32_00 + n)
+	return e.action(x)
 }
 
-// expressions returns the kernel's expressions for s.
-func expressions(s statement, family service.Family) ([]expr.Any, error) {
-	switch s := s.(type) {
-	case lookup:
-		return append(load(s.fields, 0, 0, family), &expr.Lookup{SourceRegister: register(0), SetName: s.in.name, Invert: s.not}), nil
-	case dispatch:
-		return append(load(s.fields, 0, 0, family), &expr.Lookup{
-			SourceRegister: register(0), SetName: s.in.name, IsDestRegSet: true,
-		}), nil
-	case dnat:
-		return dnatExprs(s, family), nil
-	case affinityDNAT:
-		return affinityDNATExprs(s, family), nil
-	case recordClient:
-		return append(append(load([]field{origSaddr}, 0, 0, family), load(targetFields[:1], 4, 0, family)...), &expr.Dynset{
-			SrcRegKey: register(0), SrcRegData: register(4), SetName: s.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE,
-		}), nil
-	case countConnection:
-		return append(load(countedFields, 0, 0, family), &expr.Dynset{
-			SrcRegKey: register(0), SetName: s.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{&expr.Counter{}},
-		}), nil
-	case verdict:
-		return []expr.Any{verdictExpr(s)}, nil
-	case mark, unmark, marked:
-		return markExprs(s), nil
-	case masquerade:
-		return []expr.Any{&expr.Masq{FullyRandom: true}}, nil
-	case reject:
-		return []expr.Any{rejectExpr(s, family)}, nil
-	case counter:
-		return []expr.Any{&expr.Counter{}}, nil
-	}
-	return matchExprs(s, family)
-}
-
-func dnatExprs(t dnat, family service.Family) []expr.Any {
-	return append(load(t.fields, 0, t.mod, family), value(t.in), natExpr(daddr.size(family)/4, family))
-}
-
-func affinityDNATExprs(s affinityDNAT, family service.Family) []expr.Any {
-	const port = 4
-	return append(load(clientKey, 0, 0, family), value(s.in),
-		&expr.Immediate{Register: register(port), Data: binary.BigEndian.AppendUint16(nil, s.port)},
-		natExpr(port, family))
-}
-
-// value replaces the key in the first registers by its value in a map.
-func value(in *set) expr.Any {
-	return &expr.Lookup{SourceRegister: register(0), DestRegister: register(0), IsDestRegSet: true, SetName: in.name}
-}
-
-// natExpr translates to the address in the first register and the port in register n.
-func natExpr(n int, family service.Family) expr.Any {
-	return &expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(netlink.NFTFamily(family)),
-		RegAddrMin: register(0), RegAddrMax: register(0), RegProtoMin: register(n), RegProtoMax: register(n),
-	}
-}
-
-// load loads fields into consecutive registers, the first into register at. A slot is a
-// random number below mod.
-func load(fields []field, at int, mod uint32, family service.Family) []expr.Any {
-	var out []expr.Any
-	for _, f := range fields {
-		out = append(out, loadField(f, register(at), mod, family))
-		at += f.size(family) / 4
-	}
-	return out
-}
-
-func loadField(f field, reg, mod uint32, family service.Family) expr.Any {
-	offset, size := uint32(12), uint32(4) // offset and size of the source address in an IPv4 header
-	if family == service.IPv6 {
-		offset, size = 8, 16
-	}
-	switch f {
-	case daddr:
-		offset += size
-	case proto:
-		return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}
-	case dport:
-		return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
-	case origSaddr, origDaddr, origDport:
-		return original(f, reg, family)
-	case slot:
-		return &expr.Numgen{Register: reg, Modulus: mod, Type: unix.NFT_NG_RANDOM}
-	}
-	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size}
-}
-
-// Keys of the ct expression that name the family (kernel:
-// include/uapi/linux/netfilter/nf_tables.h, NFT_CT_SRC_IP and following).
-const (
-	ctSourceIPv4      = 19
-	ctDestinationIPv4 = 20
-	ctSourceIPv6      = 21
-	ctDestinationIPv6 = 22
-)
-
-func original(f field, reg uint32, family service.Family) expr.Any {
-	key := map[field][2]expr.CtKey{
-		origSaddr: {ctSourceIPv4, ctSourceIPv6},
-		origDaddr: {ctDestinationIPv4, ctDestinationIPv6},
-		origDport: {expr.CtKeyPROTODST, expr.CtKeyPROTODST},
-	}[f][family]
-	return &expr.Ct{Register: reg, Key: key}
-}
-
-func verdictExpr(v verdict) expr.Any {
-	kinds := map[verdictCode]expr.VerdictKind{
-		verdictJump: expr.VerdictJump, verdictGoto: expr.VerdictGoto, verdictReturn: expr.VerdictReturn,
-		verdictDrop: expr.VerdictDrop, verdictAccept: expr.VerdictAccept,
-	}
-	return &expr.Verdict{Kind: kinds[v.code], Chain: v.chain}
-}
-
-func rejectExpr(r reject, family service.Family) expr.Any {
-	const icmpPortUnreachable, icmpv6PortUnreachable = 3, 4
-	switch {
-	case r.tcp:
-		return &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}
-	case family == service.IPv6:
-		return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpv6PortUnreachable}
-	}
-	return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}
-}
-
-func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
-
-// masked sets register 0 to (register 0 & mask) ^ xor.
-func masked(mask, xor []byte) expr.Any {
-	return &expr.Bitwise{SourceRegister: register(0), DestRegister: register(0), Len: uint32(len(mask)), Mask: mask, Xor: xor}
-}
-
-func equals(data []byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpEq, Register: register(0), Data: data}
-}
-
-func differs(data []byte) expr.Any {
-	return &expr.Cmp{Op: expr.CmpOpNeq, Register: register(0), Data: data}
-}
-
-func markExprs(s statement) []expr.Any {
-	read := &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0)}
-	write := &expr.Meta{Key: expr.MetaKeyMARK, Register: register(0), SourceRegister: true}
-	switch s := s.(type) {
-	case mark:
-		return []expr.Any{read, masked(native(^s.bits), native(s.bits)), write}
-	case unmark:
-		return []expr.Any{read, masked(native(^s.bits), native(0)), write}
-	}
-	bits := s.(marked).bits
-	return []expr.Any{read, masked(native(bits), native(0)), equals(native(bits))}
-}
-
-const statusTranslated = 1 << 5 // IPS_DST_NAT
-
-func matchExprs(s statement, family service.Family) ([]expr.Any, error) {
-	switch s := s.(type) {
-	case within:
-		return prefixExprs(s, family), nil
-	case fromInterface:
-		name := make([]byte, unix.IFNAMSIZ)
-		copy(name, s.name)
-		if n := len(s.name) - 1; n >= 0 && s.name[n] == '*' {
-			name = name[:n]
+// action is encoded for what ends a rule or records something.
+func (e *encoder) action(x packet.Expression) (expr.Any, error) {
+	switch x := x.(type) {
+	case packet.Translate:
+		if x.Source {
+			return &expr.Masq{FullyRandom: true}, nil
 		}
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}, equals(name)}, nil
-	case isProto:
-		return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(0)}, equals([]byte{byte(s.proto)})}, nil
-	case isLocal:
-		return []expr.Any{
-			&expr.Fib{Register: register(0), ResultADDRTYPE: true, FlagSADDR: s.field == saddr, FlagDADDR: s.field == daddr},
-			equals(native(unix.RTN_LOCAL)),
+		return &expr.NAT{
+			Type: expr.NATTypeDestNAT, Family: uint32(e.nf), RegAddrMin: x.Addr, RegAddrMax: x.Addr, RegProtoMin: x.Port, RegProtoMax: x.Port,
 		}, nil
-	case toPort:
-		return append(load([]field{dport}, 0, 0, family), equals(binary.BigEndian.AppendUint16(nil, s.port))), nil
-	case invalid:
-		return []expr.Any{
-			&expr.Ct{Key: expr.CtKeySTATE, Register: register(0)},
-			masked(native(expr.CtStateBitINVALID), native(0)), differs(native(0)),
-		}, nil
-	case translated:
-		return []expr.Any{
-			&expr.Ct{Key: expr.CtKeySTATUS, Register: register(0)},
-			masked(native(statusTranslated), native(0)), differs(native(0)),
-		}, nil
+	case packet.Reject:
+		const icmpPortUnreachable, icmpv6PortUnreachable = 3, 4
+		switch {
+		case x.TCP:
+			return &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}, nil
+		case e.family == service.IPv6:
+			return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpv6PortUnreachable}, nil
+		}
+		return &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}, nil
+	case recordClient:
+		return &expr.Dynset{SrcRegKey: register(0), SrcRegData: register(4), SetName: x.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE}, nil
+	case countConnection:
+		return &expr.Dynset{SrcRegKey: register(0), SetName: x.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{&expr.Counter{}}}, nil
+	case counter:
+		return &expr.Counter{}, nil
 	}
-	return nil, fmt.Errorf("no expression for statement %T", s)
-}
-
-func prefixExprs(w within, family service.Family) []expr.Any {
-	out := load([]field{w.field}, 0, 0, family)
-	if !w.prefix.IsSingleIP() {
-		mask := []byte(net.CIDRMask(w.prefix.Bits(), w.prefix.Addr().BitLen()))
-		out = append(out, masked(mask, make([]byte, len(mask))))
-	}
-	compare := equals
-	if w.not {
-		compare = differs
-	}
-	return append(out, compare(w.prefix.Masked().Addr().AsSlice()))
+	return nil, fmt.Errorf("no expression of the kernel for %T", x)
 }
 
 // The kernel stores user data with a set and does not interpret it. nft keeps the

@@ -197,16 +197,8 @@ func (t *fakeTable) check() error {
 }
 
 func (t *fakeTable) checkReferences(s statement) error {
-	var in *set
+	in := setOf(s)
 	switch s := s.(type) {
-	case lookup:
-		in = s.in
-	case dispatch:
-		in = s.in
-	case dnat:
-		in = s.in
-	case affinityDNAT:
-		in = s.in
 	case recordClient:
 		in = s.in
 	case countConnection:

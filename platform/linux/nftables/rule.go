@@ -6,20 +6,24 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/packet"
 )
 
 // rule is a list of statements. It ends at the first statement that does not match.
 type rule []statement
 
-// statement is one of the types below. Each can be formatted as text, encoded for the
-// kernel and, in tests, traced.
+// statement is one of the types below.
 type statement interface {
 	text(service.Family) string
+	// expressions are what the kernel evaluates, and package packet for a trace. Those that
+	// only record something are statements themselves.
+	expressions(service.Family) []packet.Expression
 }
 
 type (
@@ -86,6 +90,21 @@ type (
 		chain string // for verdictJump and verdictGoto
 	}
 )
+
+// setOf returns the set that a statement looks up, nil if there is none.
+func setOf(s statement) *set {
+	switch s := s.(type) {
+	case lookup:
+		return s.in
+	case dispatch:
+		return s.in
+	case dnat:
+		return s.in
+	case affinityDNAT:
+		return s.in
+	}
+	return nil
+}
 
 type verdictCode uint8
 
@@ -191,6 +210,181 @@ func (r reject) text(service.Family) string {
 		return "reject with tcp reset"
 	}
 	return "reject"
+}
+
+// register returns the number of the n-th register of four bytes. Every fourth one has an
+// older number, which the kernel uses in listings (kernel: net/netfilter/nf_tables_api.c,
+// nft_dump_register).
+func register(n int) uint32 {
+	const first, firstShort = 1, 8 // NFT_REG_1 and NFT_REG32_00
+	if n%4 == 0 {
+		return uint32(first + n/4)
+	}
+	return uint32(firstShort + n)
+}
+
+// load loads fields into consecutive registers, the first into register at. A slot is a
+// random number below mod.
+func load(fields []field, at int, mod uint32, family service.Family) []packet.Expression {
+	var out []packet.Expression
+	for _, f := range fields {
+		out = append(out, f.load(register(at), mod, family))
+		at += f.size(family) / 4
+	}
+	return out
+}
+
+func (f field) load(reg, mod uint32, family service.Family) packet.Expression {
+	offset, size := 12, f.size(family) // of the source address in an IPv4 header
+	if family == service.IPv6 {
+		offset = 8
+	}
+	switch f {
+	case daddr:
+		offset += size
+	case proto:
+		return packet.MetaLoad{Key: packet.MetaL4, To: reg}
+	case dport:
+		return packet.PayloadLoad{Base: packet.TransportBase, Offset: 2, Size: 2, To: reg}
+	case slot:
+		return packet.Random{To: reg, Below: mod}
+	case origDport:
+		return packet.ConntrackLoad{Key: packet.CtDestPort, To: reg}
+	case origSaddr:
+		return packet.ConntrackLoad{Key: [...]uint32{packet.CtSourceIP, packet.CtSourceIP6}[family], To: reg}
+	case origDaddr:
+		return packet.ConntrackLoad{Key: [...]uint32{packet.CtDestIP, packet.CtDestIP6}[family], To: reg}
+	}
+	return packet.PayloadLoad{Base: packet.NetworkBase, Offset: offset, Size: size, To: reg}
+}
+
+func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+
+// masked sets register 0 to (register 0 & mask) ^ xor.
+func masked(mask, xor []byte) packet.Expression {
+	return packet.Bitwise{From: register(0), To: register(0), Size: len(mask), Mask: mask, Flip: xor}
+}
+
+func equals(data []byte) packet.Expression {
+	return packet.Compare{Op: packet.CmpEqual, From: register(0), Data: data}
+}
+
+func differs(data []byte) packet.Expression {
+	return packet.Compare{Op: packet.CmpNotEqual, From: register(0), Data: data}
+}
+
+func readMark() packet.Expression { return packet.MetaLoad{Key: packet.MetaMark, To: register(0)} }
+
+func writeMark() packet.Expression { return packet.MetaStore{Key: packet.MetaMark, From: register(0)} }
+
+func (l lookup) expressions(f service.Family) []packet.Expression {
+	return append(load(l.fields, 0, 0, f), packet.Lookup{Set: l.in.name, From: register(0), Not: l.not})
+}
+
+func (d dispatch) expressions(f service.Family) []packet.Expression {
+	return append(load(d.fields, 0, 0, f), packet.Lookup{Set: d.in.name, From: register(0), Map: true})
+}
+
+// value replaces the key in the first registers by its value in a map.
+func value(in *set) packet.Expression {
+	return packet.Lookup{Set: in.name, From: register(0), To: register(0), Map: true}
+}
+
+func (d dnat) expressions(f service.Family) []packet.Expression {
+	return append(load(d.fields, 0, d.mod, f), value(d.in), packet.Translate{Addr: register(0), Port: register(daddr.size(f) / 4)})
+}
+
+func (a affinityDNAT) expressions(f service.Family) []packet.Expression {
+	const port = 4
+	return append(load(clientKey, 0, 0, f), value(a.in),
+		packet.Immediate{To: register(port), Data: binary.BigEndian.AppendUint16(nil, a.port)},
+		packet.Translate{Addr: register(0), Port: register(port)})
+}
+
+func (r recordClient) expressions(f service.Family) []packet.Expression {
+	return append(append(load([]field{origSaddr}, 0, 0, f), load(targetFields[:1], 4, 0, f)...), r)
+}
+
+func (c countConnection) expressions(f service.Family) []packet.Expression {
+	return append(load(countedFields, 0, 0, f), c)
+}
+
+func (c counter) expressions(service.Family) []packet.Expression { return []packet.Expression{c} }
+
+func (p toPort) expressions(f service.Family) []packet.Expression {
+	return append(load([]field{dport}, 0, 0, f), equals(binary.BigEndian.AppendUint16(nil, p.port)))
+}
+
+func (w within) expressions(f service.Family) []packet.Expression {
+	out := load([]field{w.field}, 0, 0, f)
+	if !w.prefix.IsSingleIP() {
+		mask := []byte(net.CIDRMask(w.prefix.Bits(), w.prefix.Addr().BitLen()))
+		out = append(out, masked(mask, make([]byte, len(mask))))
+	}
+	compare := equals
+	if w.not {
+		compare = differs
+	}
+	return append(out, compare(w.prefix.Masked().Addr().AsSlice()))
+}
+
+func (i fromInterface) expressions(service.Family) []packet.Expression {
+	const size = 16 // IFNAMSIZ
+	name, wild := strings.CutSuffix(i.name, "*")
+	if !wild {
+		name += strings.Repeat("\x00", size-len(name))
+	}
+	return []packet.Expression{packet.MetaLoad{Key: packet.MetaInName, To: register(0)}, equals([]byte(name))}
+}
+
+func (i isProto) expressions(f service.Family) []packet.Expression {
+	return append(load([]field{proto}, 0, 0, f), equals([]byte{byte(i.proto)}))
+}
+
+func (i isLocal) expressions(service.Family) []packet.Expression {
+	return []packet.Expression{packet.Fib{To: register(0), Type: true, Source: i.field == saddr}, equals(native(packet.Local))}
+}
+
+// has matches if one of bits of a property of the connection is set.
+func has(key, bits uint32) []packet.Expression {
+	return []packet.Expression{packet.ConntrackLoad{Key: key, To: register(0)}, masked(native(bits), native(0)), differs(native(0))}
+}
+
+func (translated) expressions(service.Family) []packet.Expression {
+	return has(packet.CtStatus, packet.StatusDNAT)
+}
+
+func (invalid) expressions(service.Family) []packet.Expression {
+	return has(packet.CtState, packet.StateInvalid)
+}
+
+func (m marked) expressions(service.Family) []packet.Expression {
+	return []packet.Expression{readMark(), masked(native(m.bits), native(0)), equals(native(m.bits))}
+}
+
+func (m mark) expressions(service.Family) []packet.Expression {
+	return []packet.Expression{readMark(), masked(native(^m.bits), native(m.bits)), writeMark()}
+}
+
+func (u unmark) expressions(service.Family) []packet.Expression {
+	return []packet.Expression{readMark(), masked(native(^u.bits), native(0)), writeMark()}
+}
+
+func (masquerade) expressions(service.Family) []packet.Expression {
+	return []packet.Expression{packet.Translate{Source: true}}
+}
+
+func (r reject) expressions(service.Family) []packet.Expression {
+	return []packet.Expression{packet.Reject{TCP: r.tcp}}
+}
+
+// verdictCodes are the kernel's numbers.
+var verdictCodes = [...]int32{
+	verdictJump: packet.Jump, verdictGoto: packet.Goto, verdictReturn: packet.Return, verdictDrop: packet.Drop, verdictAccept: packet.Accept,
+}
+
+func (v verdict) expressions(service.Family) []packet.Expression {
+	return []packet.Expression{packet.Verdict{Code: verdictCodes[v.code], Chain: v.chain}}
 }
 
 func (r rule) text(f service.Family) string {

@@ -13,6 +13,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/packet"
 )
 
 // ruleset is a table as packets meet it.
@@ -24,47 +25,75 @@ type ruleset interface {
 	element(s *set, key []byte) (element, bool)
 }
 
-// tracer walks the first packet of a connection through a ruleset and collects every
-// possible result. For a random slot it follows all slots.
+// tracer follows the first packet of a connection through a ruleset and says what it meets. It
+// implements packet.Tables for package packet, which follows all slots of a random number.
 type tracer struct {
 	ruleset
 	family service.Family
-	conn   route.Conn
-	local  func(netip.Addr) bool // reports whether an address belongs to the node
-	marks  uint32
-	dnat   bool // the destination was translated
-	masq   bool // the source is going to be translated
+	base   string // the base chain
 	out    *explain.Walk
 	quiet  bool // record no hops
+	chosen *set // the map that had the destination
 }
 
-// result is the result of a chain or rule.
-type result uint8
+// localNode implements packet.Node. Its addresses are all that our rules ask for.
+type localNode func(netip.Addr) bool
 
-const (
-	next     result = iota // no verdict
-	returned               // return
-	final                  // accepted, translated, rejected or dropped
-	noMatch                // the rule does not match
-)
+// Local implements packet.Node.
+func (l localNode) Local(a netip.Addr) bool { return l(a) }
+
+// Route implements packet.Node. Every address has one.
+func (l localNode) Route(netip.Addr) (packet.Link, uint8) { return packet.Link{}, packet.Unicast }
 
 // trace runs the chains of the hooks that c passes.
 func trace(r ruleset, family service.Family, c route.Conn, local func(netip.Addr) bool) *explain.Walk {
-	tr := &tracer{ruleset: r, family: family, conn: c, local: local, out: &explain.Walk{}}
+	t := &tracer{ruleset: r, family: family, out: &explain.Walk{}}
+	p := packet.New(localNode(local), c)
+	p.In, p.Seen = packet.Link{Name: c.Interface}, true
 	entry := "prerouting"
 	if c.Interface == "" {
 		entry = "output"
 	}
-	if tr.chain(entry) != final && !c.ToNode {
-		tr.chain("postrouting")
+	f := t.run(p, entry)
+	if len(f.Targets) == 0 && f.Does == explain.Passes && !c.ToNode {
+		f = t.run(p, "postrouting")
 	}
-	for to := range tr.out.Targets {
-		after := *tr
-		after.conn.To, after.dnat, after.out, after.quiet = to, true, &explain.Walk{}, true
-		after.chain("postrouting")
-		tr.out.Targets[to] = after.masq
+	switch {
+	case len(f.Targets) > 0:
+		t.forward(p, f)
+	case f.Does == explain.Drops:
+		t.out.Action = route.Drop
+		t.hop("rule", "drop")
+	case f.Does == explain.Refuses:
+		t.out.Action = route.Reject
+		t.hop("rule", "%s", f.By.Text)
 	}
-	return tr.out
+	return t.out
+}
+
+// forward follows p to each endpoint that the rules may choose.
+func (t *tracer) forward(p *packet.Packet, f packet.Finding) {
+	t.out.Action, t.out.Targets = route.Forward, map[netip.AddrPort]bool{}
+	if t.chosen.kind == addrMap {
+		t.out.Remembered = f.To
+		t.hop("map "+t.chosen.name, "the client had %s before", f.To)
+	} else {
+		t.hop("map "+t.chosen.name, "%s", explain.OneOf("endpoints", f.Targets))
+	}
+	t.quiet = true
+	for _, to := range f.Targets {
+		after := *p
+		after.To, after.Translated = to, true
+		t.out.Targets[to] = t.run(&after, "postrouting").Does == explain.Masquerades
+	}
+}
+
+// run runs a base chain. All chains are ours, so what could be otherwise by chance alone counts.
+func (t *tracer) run(p *packet.Packet, base string) packet.Finding {
+	t.base = base
+	w := packet.Walk{Tables: t, Packet: p, Owns: func(packet.Chain) bool { return true }}
+	f, _ := w.Run(packet.Base{Chain: packet.Chain{Name: base}}) // Rules and Set return no error
+	return f
 }
 
 func (t *tracer) hop(object, format string, args ...any) {
@@ -73,206 +102,63 @@ func (t *tracer) hop(object, format string, args ...any) {
 	}
 }
 
-func (t *tracer) chain(name string) result {
-	for _, r := range t.rules(name) {
-		switch res := t.rule(r); res {
-		case final:
-			return final
-		case returned:
-			return next
-		}
+// Rules implements packet.Tables. It is called when the packet enters the chain.
+func (t *tracer) Rules(c packet.Chain) ([]packet.Rule, error) {
+	if c.Name != t.base {
+		t.hop("chain "+c.Name, "%s", purpose(c.Name))
 	}
-	return next
+	var all []packet.Rule
+	for _, r := range t.rules(c.Name) {
+		x := packet.Rule{Text: r[len(r)-1].text(t.family)}
+		for _, s := range r {
+			x.Expressions = append(x.Expressions, t.expressions(s)...)
+		}
+		all = append(all, x)
+	}
+	return all, nil
 }
 
-func (t *tracer) rule(r rule) result {
-	for _, s := range r {
-		switch res := t.statement(s); res {
-		case final, returned:
-			return res
-		case noMatch:
-			return next
+// expressions returns those of s, with its set.
+func (t *tracer) expressions(s statement) []packet.Expression {
+	all := s.expressions(t.family)
+	for i, x := range all {
+		if l, ok := x.(packet.Lookup); ok {
+			in := setOf(s)
+			l.In = &packet.Set{KeySize: keySize(in.key, t.family), Get: func(key []byte) (packet.Element, bool) { return t.find(in, key) }}
+			all[i] = l
 		}
 	}
-	return next
+	return all
 }
 
-func (t *tracer) statement(s statement) result {
-	switch s := s.(type) {
-	case dispatch:
-		key := t.key(s.fields, 0)
-		e, found := t.element(s.in, key)
-		if !found {
-			return noMatch
-		}
-		t.hop("map "+s.in.name, "%s : %s%s", keyText(s.fields, t.family, key, nil), e.verdict.text(t.family), commentText(e))
-		return t.verdict(e.verdict)
-	case dnat:
-		return t.translate(s)
-	case affinityDNAT:
-		return t.recall(s)
-	case verdict:
-		return t.verdict(s)
-	case reject:
-		t.out.Action = route.Reject
-		t.hop("rule", "%s", s.text(t.family))
-		return final
-	case mark:
-		t.marks |= s.bits
-	case unmark:
-		t.marks &^= s.bits
-	case masquerade:
-		t.masq = true
-		return final
-	case recordClient, countConnection, counter:
-	default:
-		if !t.matches(s) {
-			return noMatch
-		}
-	}
-	return next
-}
-
-func (t *tracer) matches(s statement) bool {
-	switch s := s.(type) {
-	case lookup:
-		return t.lookup(s)
-	case within:
-		return s.prefix.Contains(t.addr(s.field)) != s.not
-	case fromInterface:
-		if n := len(s.name) - 1; s.name[n] == '*' {
-			return len(t.conn.Interface) >= n && t.conn.Interface[:n] == s.name[:n]
-		}
-		return t.conn.Interface == s.name
-	case isProto:
-		return t.conn.Protocol == s.proto
-	case toPort:
-		return t.conn.To.Port() == s.port
-	case isLocal:
-		return t.local(t.addr(s.field))
-	case invalid:
-		return false
-	case translated:
-		return t.dnat
-	case marked:
-		return t.marks&s.bits == s.bits
-	}
-	panic("unknown statement")
-}
-
-func (t *tracer) lookup(l lookup) bool {
-	key := t.key(l.fields, 0)
-	_, found := t.element(l.in, key)
-	if found {
-		t.hop("set "+l.in.name, "%s is in it", keyText(l.fields, t.family, key, nil))
-	}
-	return found != l.not
-}
-
-func (t *tracer) translate(tr dnat) result {
-	missing := 0
-	var found []netip.AddrPort
-	for n := range max(tr.mod, 1) {
-		e, ok := t.element(tr.in, t.key(tr.fields, n))
-		if !ok {
-			missing++
-			continue
-		}
-		to := targetOf(e.value)
-		if t.out.Targets == nil {
-			t.out.Targets = map[netip.AddrPort]bool{}
-		}
-		t.out.Targets[to] = false
-		t.out.Action = route.Forward
-		found = append(found, to)
-	}
-	if missing == 0 || len(found) > 0 && t.firstDraw(tr.in) {
-		t.hop("map "+tr.in.name, "%s", explain.OneOf("endpoints", found))
-	}
-	if missing == 0 {
-		return final
-	}
-	return noMatch
-}
-
-// firstDraw reports whether no endpoint of in was shown yet.
-func (t *tracer) firstDraw(in *set) bool {
-	for _, h := range t.out.Hops {
-		if h.Object == "map "+in.name {
-			return false
-		}
-	}
-	return true
-}
-
-// recall leads a client to the endpoint that it had before, if it is recorded.
-func (t *tracer) recall(s affinityDNAT) result {
-	key := t.key([]field{saddr}, 0)
-	e, found := t.element(s.in, key)
+// find looks for a key of the packet.
+func (t *tracer) find(in *set, key []byte) (packet.Element, bool) {
+	e, found := t.element(in, key)
 	if !found {
-		return noMatch
+		return packet.Element{}, false
 	}
-	addr, _ := netip.AddrFromSlice(e.value)
-	to := netip.AddrPortFrom(addr, s.port)
-	t.hop("map "+s.in.name, "the client had %s before", to)
-	t.out.Action, t.out.Remembered = route.Forward, to
-	t.out.Targets = map[netip.AddrPort]bool{to: false}
-	return final
+	switch text := keyText(in.key, t.family, key, nil); in.kind {
+	case plainSet:
+		t.hop("set "+in.name, "%s is in it", text)
+	case verdictMap:
+		t.hop("map "+in.name, "%s : %s%s", text, e.verdict.text(t.family), commentText(e))
+	default:
+		t.chosen = in
+	}
+	return packet.Element{Key: key, Data: e.value, Verdict: &packet.Verdict{Code: verdictCodes[e.verdict.code], Chain: e.verdict.chain}}, true
 }
+
+// Set implements packet.Tables. Lookups have their sets.
+func (t *tracer) Set(packet.Chain, string) (*packet.Set, error) { return &packet.Set{}, nil }
+
+// Bases implements packet.Tables.
+func (t *tracer) Bases() []packet.Base { return nil }
 
 func commentText(e element) string {
 	if e.comment == "" {
 		return ""
 	}
 	return ", of " + e.comment
-}
-
-func (t *tracer) verdict(v verdict) result {
-	switch v.code {
-	case verdictReturn:
-		return returned
-	case verdictDrop:
-		t.out.Action = route.Drop
-		t.hop("rule", "drop")
-		return final
-	case verdictAccept:
-		return final
-	case verdictJump:
-		t.enter(v.chain)
-		return t.chain(v.chain)
-	}
-	t.enter(v.chain)
-	if t.chain(v.chain) == final {
-		return final
-	}
-	return returned // a goto never returns to the chain it left
-}
-
-// enter records that the packet comes to a chain.
-func (t *tracer) enter(chain string) { t.hop("chain "+chain, "%s", purpose(chain)) }
-
-func (t *tracer) addr(f field) netip.Addr {
-	if f == saddr || f == origSaddr {
-		return t.conn.From
-	}
-	return t.conn.To.Addr()
-}
-
-func (t *tracer) key(fields []field, n uint32) []byte {
-	var key []byte
-	for _, f := range fields {
-		switch {
-		case f.isAddr():
-			key = appendAddr(key, t.addr(f))
-		case f == proto:
-			key = appendProto(key, t.conn.Protocol)
-		case f == slot:
-			key = appendSlot(key, n)
-		default:
-			key = appendPort(key, t.conn.To.Port())
-		}
-	}
-	return key
 }
 
 // Trace reads the table and says what it does with the first packet of c. want is the

@@ -6,8 +6,11 @@ package nftables
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -93,6 +96,25 @@ func TestTraceInterval(t *testing.T) {
 	for key, want := range map[[2]byte]bool{{9, 255}: false, {10, 0}: true, {10, 5}: true, {10, 9}: true, {10, 10}: false} {
 		if _, found := r.element(s, key[:]); found != want {
 			t.Errorf("%v is found: %t, want %t", key, found, want)
+		}
+	}
+}
+
+// The way to the chain that records a client is followed, by the address that the client dialled.
+func TestTraceAffinity(t *testing.T) {
+	p := &service.Port{Name: service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP}, Affinity: time.Hour,
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
+		Cluster:   []service.Endpoint{{Addr: addrPort("10.244.1.1:8080")}, {Addr: addrPort("10.244.1.2:8080")}, {Addr: addrPort("10.244.1.3:8080")}}}
+	want := service.New(1, &service.Node{}, []*service.Port{p})
+	c := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("10.244.1.9"), Interface: "veth0", To: addrPort("10.96.0.1:80")}
+	for _, in := range []*set{affinity, memberSet(p, service.PolicyCluster)} {
+		k := &fake{}
+		b := &Backend{driver: k}
+		apply(t, b, want)
+		clear(k.table.sets[in.name].elements)
+		w, err := b.Trace(context.Background(), want, c, generate.IsNodeLocal)
+		if err != nil || len(w.Targets) != 3 || len(w.Faults) == 0 || !strings.HasPrefix(w.Faults[0], in.name+" lacks the element ") {
+			t.Errorf("without elements of %s: walk %+v, error %v", in.name, w, err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ package packet
 
 import (
 	"bytes"
+	"encoding/binary"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +19,9 @@ type evaluator struct {
 	regs   registers
 	effect effect
 	vague  string // what was loaded last of which not all is known
+	// chosen is a register that has one of choices, if there are any.
+	chosen  uint32
+	choices [][]byte
 	// guess is the interface that was loaded last, if that may be another one.
 	guess Link
 	// sure means that the packet certainly comes to the rule.
@@ -65,7 +69,11 @@ func (e *evaluator) expression(x Expression) error {
 		return e.lookup(x)
 	case Verdict:
 		e.verdict(x)
-	case Translate, Reject, Opaque:
+	case Translate:
+		e.translate(x)
+	case Random:
+		e.choose(x)
+	case Reject, Opaque:
 		e.effect.ends = append(e.effect.ends, x)
 	case Extension:
 		for _, y := range x.expressions() {
@@ -132,7 +140,7 @@ func (e *evaluator) addrType(x AddrType) Match {
 		const byRoute = 1<<Local | 1<<anycast | 1<<unreachable
 		none := addr.IsUnspecified() && !e.anywhere
 		switch {
-		case mask&(1<<multicast) != 0 && !addr.IsMulticast(), mask&(1<<unicast) != 0 && (addr.IsMulticast() || none), mask&(1<<unspecified) != 0 && !none:
+		case mask&(1<<multicast) != 0 && !addr.IsMulticast(), mask&(1<<Unicast) != 0 && (addr.IsMulticast() || none), mask&(1<<unspecified) != 0 && !none:
 			return No
 		case mask&byRoute == 0:
 			return Yes
@@ -152,7 +160,7 @@ func (e *evaluator) addrType(x AddrType) Match {
 
 // compare applies the answer of a comparison. An interface may be another one.
 func (e *evaluator) compare(x Compare) {
-	m, not := x.matches(e.regs), x.Op == cmpNotEqual
+	m, not := x.matches(e.regs), x.Op == CmpNotEqual
 	if e.guess.Guess && (m == Yes) == not && e.guess.mayBe(strings.TrimRight(string(x.Data), "\x00")) {
 		m = Maybe
 	}
@@ -187,7 +195,7 @@ func (e *evaluator) load(x Expression) {
 	case MetaLoad:
 		e.read(x.To, e.meta(x.Key), nameOf("meta", metaNames, x.Key))
 		switch {
-		case x.Key == metaInName && e.In.Guess:
+		case x.Key == MetaInName && e.In.Guess:
 			e.guess, e.vague = e.In, "meta iifname"
 		case x.Key == metaOutName && e.Out.Guess:
 			e.guess, e.vague = e.Out, "meta oifname"
@@ -227,7 +235,7 @@ func (e *evaluator) change(x Expression) {
 	case PayloadStore:
 		e.altered = true
 	case MetaStore:
-		if x.Key == metaMark {
+		if x.Key == MetaMark {
 			e.mark = either(e.mark, e.regs.load(x.From, 4), certainly)
 		}
 	case ConntrackStore:
@@ -265,12 +273,18 @@ func (e *evaluator) lookup(x Lookup) error {
 		}
 		why = "set or map " + x.Set
 	}
-	found, hits := s.find(func(size int) bits { return e.regs.load(x.From, size) })
+	before := e.effect.unknown
+	found, hits := e.find(s, x.From)
 	if x.Not {
 		found = found.negated()
 	}
 	e.narrow(found, why)
+	e.effect.unknown = before || found == Maybe && e.choices == nil
 	if !x.Map || found == No {
+		return nil
+	}
+	if s.Get != nil && x.To != 0 {
+		e.offer(x.To, hits)
 		return nil
 	}
 	if x.To != 0 {
@@ -287,6 +301,79 @@ func (e *evaluator) lookup(x Lookup) error {
 		}
 	}
 	return nil
+}
+
+// choose loads a random number.
+func (e *evaluator) choose(x Random) {
+	e.chosen, e.choices = x.To, nil
+	for n := range x.Below {
+		e.choices = append(e.choices, number(n, ^uint32(0)).value)
+	}
+	e.regs.store(x.To, unknown(4))
+}
+
+// offer loads the value of one of hits.
+func (e *evaluator) offer(to uint32, hits []Element) {
+	e.chosen, e.choices = to, nil
+	for _, h := range hits {
+		e.choices = append(e.choices, h.Data)
+		e.regs.store(to, unknown(len(h.Data)))
+	}
+}
+
+// each calls do with each of the choices in its register, or once.
+func (e *evaluator) each(do func()) {
+	for _, data := range e.choices {
+		e.regs.store(e.chosen, certain(data...))
+		do()
+		e.regs.store(e.chosen, unknown(len(data)))
+	}
+	if len(e.choices) == 0 {
+		do()
+	}
+}
+
+// find looks for a key in the registers. All choices have to be there if it is to be certain.
+func (e *evaluator) find(s *Set, from uint32) (found Match, hits []Element) {
+	if s.Get == nil {
+		return s.find(func(size int) bits { return e.regs.load(from, size) })
+	}
+	vague, missing := false, false
+	e.each(func() {
+		key := e.regs.load(from, s.KeySize)
+		if !key.isKnown() {
+			vague = true
+			return
+		}
+		x, has := s.Get(key.value)
+		if missing = missing || !has; has {
+			hits = append(hits, x)
+		}
+	})
+	switch {
+	case vague || missing && len(hits) > 0:
+		return Maybe, hits
+	case missing:
+		return No, nil
+	}
+	return Yes, hits
+}
+
+// translate notes where a rule leads as far as registers tell.
+func (e *evaluator) translate(x Translate) {
+	e.each(func() {
+		addr, port := e.regs.load(x.Addr, e.To.Addr().BitLen()/8), e.regs.load(x.Port, 2)
+		if x.Source || x.Addr == 0 || !addr.isKnown() || x.Port != 0 && !port.isKnown() {
+			return
+		}
+		a, _ := netip.AddrFromSlice(addr.value)
+		x.Dest = netip.AddrPortFrom(a, binary.BigEndian.Uint16(port.value))
+		x.Choices = append(x.Choices, x.Dest)
+	})
+	if len(x.Choices) > 1 {
+		x.Dest = netip.AddrPort{}
+	}
+	e.effect.ends = append(e.effect.ends, x)
 }
 
 // find looks for a key. found says whether an element has it. hits are the elements that
@@ -394,8 +481,8 @@ func moreThan(b bits, limit []byte) Match {
 
 // Operations of Compare (kernel: nf_tables.h, nft_cmp_ops).
 const (
-	cmpEqual = iota
-	cmpNotEqual
+	CmpEqual = iota
+	CmpNotEqual
 	cmpLess
 	cmpAtMost
 	cmpMore
@@ -405,9 +492,9 @@ const (
 func (c Compare) matches(r registers) Match {
 	b := r.load(c.From, len(c.Data))
 	switch c.Op {
-	case cmpEqual:
+	case CmpEqual:
 		return b.equals(c.Data)
-	case cmpNotEqual:
+	case CmpNotEqual:
 		return b.equals(c.Data).negated()
 	case cmpLess:
 		return atLeast(b, c.Data).negated()

@@ -42,7 +42,7 @@ func (lab) conn() *Connection {
 
 // daddr is "ip daddr ADDRESS".
 func daddr(a string) []Expression {
-	return []Expression{PayloadLoad{networkBase, 16, 4, 1}, Compare{cmpEqual, 1, netip.MustParseAddr(a).AsSlice()}}
+	return []Expression{PayloadLoad{NetworkBase, 16, 4, 1}, Compare{CmpEqual, 1, netip.MustParseAddr(a).AsSlice()}}
 }
 
 func rulesOf(all ...[]Expression) []Rule {
@@ -89,9 +89,9 @@ func TestFollow(t *testing.T) {
 		"jump perhaps, then drop":      {Base{Hook: Forward}, rulesOf([]Expression{limit, sub(Jump)}, []Expression{drop}), nil, "forward drop 2 []"},
 		"jump perhaps to accept":       {Base{Hook: Forward}, rulesOf([]Expression{limit, sub(Jump)}, []Expression{drop}), rulesOf([]Expression{accept}), "forward pass 0 [2]"},
 		"return perhaps":               {Base{Hook: Forward, Drops: true}, rulesOf([]Expression{sub(Jump)}), rulesOf([]Expression{limit, Verdict{Code: Return}}, []Expression{accept}), "forward pass 0 [0]"},
-		"mark":                         {Base{Hook: Forward}, rulesOf([]Expression{Immediate{1, number(5, 0).known}, MetaStore{metaMark, 1}, MetaLoad{metaMark, 2}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
-		"mark of kube-proxy":           {Base{Hook: Forward}, rulesOf([]Expression{MetaLoad{metaMark, 2}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward pass 0 [1]"},
-		"other bits of that mark":      {Base{Hook: Forward}, rulesOf([]Expression{MetaLoad{metaMark, 2}, Bitwise{2, 2, 4, number(0xff, 0xff).value, make([]byte, 4)}, Compare{cmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
+		"mark":                         {Base{Hook: Forward}, rulesOf([]Expression{Immediate{1, number(5, 0).known}, MetaStore{MetaMark, 1}, MetaLoad{MetaMark, 2}, Compare{CmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
+		"mark of kube-proxy":           {Base{Hook: Forward}, rulesOf([]Expression{MetaLoad{MetaMark, 2}, Compare{CmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward pass 0 [1]"},
+		"other bits of that mark":      {Base{Hook: Forward}, rulesOf([]Expression{MetaLoad{MetaMark, 2}, Bitwise{2, 2, 4, number(0xff, 0xff).value, make([]byte, 4)}, Compare{CmpEqual, 2, make([]byte, 4)}, drop}), nil, "forward drop 1 []"},
 		"younger DNAT":                 {Base{Hook: Prerouting, Priority: -100, NAT: true, Later: true}, rulesOf([]Expression{Translate{}}), nil, "prerouting translate 1 []"},
 		"DNAT of unknown age":          {Base{Hook: Prerouting, Priority: -100, NAT: true}, rulesOf([]Expression{Translate{}}), nil, "prerouting pass 0 [1]"},
 		"DNAT that comes too late":     {Base{Hook: Prerouting, Priority: -90, NAT: true}, rulesOf([]Expression{Translate{}}), nil, ""},
@@ -112,7 +112,7 @@ func TestFollow(t *testing.T) {
 // TestDiverted checks that what follows a rule that may translate a packet, or not track it, is
 // in doubt.
 func TestDiverted(t *testing.T) {
-	source := []Expression{PayloadLoad{networkBase, 12, 4, 1}, Compare{cmpEqual, 1, netip.MustParseAddr("10.244.1.7").AsSlice()}, drop}
+	source := []Expression{PayloadLoad{NetworkBase, 12, 4, 1}, Compare{CmpEqual, 1, netip.MustParseAddr("10.244.1.7").AsSlice()}, drop}
 	for name, tt := range map[string]struct {
 		first, second Base
 		rules         []Rule // of the first
@@ -124,7 +124,7 @@ func TestDiverted(t *testing.T) {
 		"after a jump":       {Base{Hook: Prerouting, Priority: -110, NAT: true}, Base{Hook: Forward}, rulesOf([]Expression{limit, Verdict{Jump, "sub"}}), []Expression{drop}, "prerouting pass 0 [1] forward pass 0 [1] "},
 		"untracked":          {Base{Hook: Prerouting, Priority: -300}, Base{Hook: Forward}, rulesOf([]Expression{limit, NoTrack{}}), []Expression{drop}, "prerouting pass 0 [1] forward pass 0 [1] "},
 		"untracked too late": {Base{Hook: Prerouting}, Base{Hook: Forward}, rulesOf([]Expression{limit, NoTrack{}}), []Expression{drop}, "prerouting pass 0 [] forward drop 1 [] "},
-		"mark without entry": {Base{Hook: Prerouting, Priority: -300}, Base{Hook: Forward}, rulesOf([]Expression{Immediate{1, []byte{7, 0, 0, 0}}, ConntrackStore{ctMarkKey, 1}}), []Expression{ConntrackLoad{Key: ctMarkKey, To: 1}, Compare{cmpEqual, 1, make([]byte, 4)}, drop}, "prerouting pass 0 [] forward drop 1 [] "},
+		"mark without entry": {Base{Hook: Prerouting, Priority: -300}, Base{Hook: Forward}, rulesOf([]Expression{Immediate{1, []byte{7, 0, 0, 0}}, ConntrackStore{ctMarkKey, 1}}), []Expression{ConntrackLoad{Key: ctMarkKey, To: 1}, Compare{CmpEqual, 1, make([]byte, 4)}, drop}, "prerouting pass 0 [] forward drop 1 [] "},
 		"masqueraded":        {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 150}, rulesOf([]Expression{limit, Translate{Source: true}}), source, "postrouting pass 0 [1] postrouting pass 0 [1] "},
 		"any source":         {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 150}, rulesOf([]Expression{limit, Translate{Source: true}}), []Expression{drop}, "postrouting pass 0 [1] postrouting drop 1 [] "},
 		"masqueraded twice":  {Base{Hook: Postrouting, NAT: true}, Base{Hook: Postrouting, Priority: 5, NAT: true}, rulesOf([]Expression{limit, Translate{Source: true}}), []Expression{drop}, "postrouting pass 0 [1] postrouting pass 0 [1] "},
@@ -252,7 +252,7 @@ func TestSets(t *testing.T) {
 
 // TestClearedMark checks that a cleared mark stops clients, and not the node itself.
 func TestClearedMark(t *testing.T) {
-	clear := rulesOf([]Expression{Immediate{1, make([]byte, 4)}, MetaStore{metaMark, 1}})
+	clear := rulesOf([]Expression{Immediate{1, make([]byte, 4)}, MetaStore{MetaMark, 1}})
 	base := Base{Chain: Chain{"inet", "t", "base"}, Hook: Postrouting, Priority: -150}
 	for from, want := range map[string]string{"veth": "postrouting unmark 0 []", "": "postrouting pass 0 []"} {
 		conn := lab{}.conn()
@@ -270,7 +270,7 @@ func TestClearedMark(t *testing.T) {
 // TestMasqueradedSource checks that rules which run after the mode has masqueraded a packet do
 // not see the client any more.
 func TestMasqueradedSource(t *testing.T) {
-	source := []Expression{PayloadLoad{networkBase, 12, 4, 1}, Compare{cmpEqual, 1, netip.MustParseAddr("10.244.1.7").AsSlice()}, drop}
+	source := []Expression{PayloadLoad{NetworkBase, 12, 4, 1}, Compare{CmpEqual, 1, netip.MustParseAddr("10.244.1.7").AsSlice()}, drop}
 	for priority, want := range map[int]string{0: "postrouting drop 1 []", 150: "postrouting pass 0 [1]"} {
 		conn := lab{}.conn()
 		for to := range conn.Targets {

@@ -104,20 +104,21 @@ type Lists interface {
 	Bytecode(code string, p Packet) Match
 }
 
+// Headers that PayloadLoad reads.
 const (
-	networkBase   = 1
-	transportBase = 2
+	NetworkBase   = 1
+	TransportBase = 2
 )
 
 // header returns what is known of a header.
 func (p *Packet) header(base uint8) bits {
 	switch {
 	case p.altered:
-	case base == networkBase && p.family() == service.IPv4:
+	case base == NetworkBase && p.family() == service.IPv4:
 		return p.header4()
-	case base == networkBase:
+	case base == NetworkBase:
 		return p.header6()
-	case base == transportBase:
+	case base == TransportBase:
 		return p.transport()
 	}
 	return bits{}
@@ -181,13 +182,13 @@ const tcpSYN = 2
 // Keys of meta (kernel: include/uapi/linux/netfilter/nf_tables.h, nft_meta_keys).
 const (
 	metaProtocol = 1
-	metaMark     = 3
+	MetaMark     = 3
 	metaIn       = 4
 	metaOut      = 5
-	metaInName   = 6
+	MetaInName   = 6
 	metaOutName  = 7
 	metaFamily   = 15
-	metaL4       = 16
+	MetaL4       = 16
 	metaPktType  = 19
 )
 
@@ -202,13 +203,13 @@ func (p *Packet) meta(key uint32) bits {
 			return certain(0x86, 0xdd)
 		}
 		return certain(0x08, 0x00)
-	case metaMark:
+	case MetaMark:
 		return p.mark
 	case metaIn:
 		return p.In.index()
 	case metaOut:
 		return p.Out.index()
-	case metaInName:
+	case MetaInName:
 		return p.In.name()
 	case metaOutName:
 		return p.Out.name()
@@ -217,7 +218,7 @@ func (p *Packet) meta(key uint32) bits {
 			return certain(v6)
 		}
 		return certain(v4)
-	case metaL4:
+	case MetaL4:
 		return certain(protocolNumbers[p.Protocol])
 	case metaPktType:
 		return certain(0) // PACKET_HOST
@@ -247,24 +248,24 @@ func (l Link) name() bits {
 // Keys of ct, and bits of its state and status (kernel: nf_tables.h, nft_ct_keys, and
 // nf_conntrack_common.h).
 const (
-	ctState     = 0
+	CtState     = 0
 	ctDirection = 1
-	ctStatus    = 2
+	CtStatus    = 2
 	ctMarkKey   = 3
 	ctL3        = 7
 	ctSource    = 8
 	ctDest      = 9
 	ctProto     = 10
-	ctDestPort  = 12
-	ctSourceIP  = 19
-	ctDestIP    = 20
-	ctSourceIP6 = 21
-	ctDestIP6   = 22
+	CtDestPort  = 12
+	CtSourceIP  = 19
+	CtDestIP    = 20
+	CtSourceIP6 = 21
+	CtDestIP6   = 22
 
-	stateInvalid   = 1
+	StateInvalid   = 1
 	stateNew       = 8
 	stateUntracked = 64
-	statusDNAT     = 1 << 5
+	StatusDNAT     = 1 << 5
 	statusSNAT     = 1<<4 | 1<<7
 	statusPrivate  = 1<<3 | 1<<8 // confirmed, and done with the destination
 )
@@ -275,7 +276,7 @@ func (p *Packet) state() uint32 {
 	case p.Untracked:
 		return stateUntracked
 	case !p.Seen:
-		return stateInvalid
+		return StateInvalid
 	}
 	return stateNew
 }
@@ -283,7 +284,7 @@ func (p *Packet) state() uint32 {
 // conntrack returns a property of the connection. It has none if it is not tracked, apart
 // from the state; then the rule does not match.
 func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
-	if key == ctState {
+	if key == CtState {
 		return number(p.state(), ^uint32(0)), true
 	}
 	if p.Untracked || !p.Seen {
@@ -293,10 +294,10 @@ func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 	switch {
 	case key == ctDirection:
 		return certain(original), true
-	case key == ctStatus:
+	case key == CtStatus:
 		status := uint32(0)
 		if p.Translated {
-			status = statusDNAT
+			status = StatusDNAT
 		}
 		unsure := uint32(statusPrivate)
 		if p.sourceOpen {
@@ -310,11 +311,11 @@ func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 	case key == ctProto:
 		return certain(protocolNumbers[p.Protocol]), true
 	case direction != original, p.anywhere:
-	case key == ctDest, key == ctDestIP, key == ctDestIP6:
+	case key == ctDest, key == CtDestIP, key == CtDestIP6:
 		return certain(p.Dialled.Addr().AsSlice()...), true
-	case key == ctDestPort:
+	case key == CtDestPort:
 		return certain(binary.BigEndian.AppendUint16(nil, p.Dialled.Port())...), true
-	case (key == ctSource || key == ctSourceIP || key == ctSourceIP6) && p.From.IsValid():
+	case (key == ctSource || key == CtSourceIP || key == CtSourceIP6) && p.From.IsValid():
 		return certain(p.From.AsSlice()...), true
 	}
 	return unknown(ifNameSize), true
@@ -352,7 +353,7 @@ func (p *Packet) fib(f Fib) bits {
 func (p *Packet) fibType(addr netip.Addr, ofInterface bool) bits {
 	mask := p.types(addr)
 	for typ := range uint32(16) {
-		if mask == 1<<typ && (!ofInterface || typ == unicast) {
+		if mask == 1<<typ && (!ofInterface || typ == Unicast) {
 			return number(typ, ^uint32(0))
 		}
 	}
@@ -362,7 +363,7 @@ func (p *Packet) fibType(addr netip.Addr, ofInterface bool) bits {
 // Types of addresses (linux/rtnetlink.h). Local is that of addresses of the node.
 const (
 	unspecified = 0
-	unicast     = 1
+	Unicast     = 1
 	Local       = 2
 	broadcast   = 3
 	anycast     = 4
@@ -384,11 +385,11 @@ func (p *Packet) types(addr netip.Addr) uint16 {
 	case addr.IsMulticast():
 		return 1 << multicast
 	case addr.Is4() && link.Unknown:
-		return 1<<unicast | 1<<broadcast | 1<<anycast
+		return 1<<Unicast | 1<<broadcast | 1<<anycast
 	case addr.Is4() && typ != broadcast && typ != anycast:
-		return 1 << unicast
+		return 1 << Unicast
 	case link.Unknown:
-		return 1<<unicast | 1<<anycast | noRoute
+		return 1<<Unicast | 1<<anycast | noRoute
 	case typ == unspecified:
 		return noRoute
 	}

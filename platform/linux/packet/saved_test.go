@@ -102,13 +102,13 @@ func TestAddressTypes(t *testing.T) {
 		want        Match
 		fib         uint32
 	}{
-		{net4 + "2", "LOCAL,UNICAST", Yes, Local}, {net4 + "1", "LOCAL,UNICAST", Yes, unicast}, {net4 + "1", "LOCAL", No, unicast},
+		{net4 + "2", "LOCAL,UNICAST", Yes, Local}, {net4 + "1", "LOCAL,UNICAST", Yes, Unicast}, {net4 + "1", "LOCAL", No, Unicast},
 		{net4 + "3", "BROADCAST", Yes, broadcast}, {net4 + "3", "UNICAST", No, broadcast}, {"224.0.0.1", "MULTICAST", Yes, multicast},
-		{net4 + "6", "BLACKHOLE", No, unicast}, {net4 + "0", "UNICAST", Yes, unicast}, {net4 + "0", "UNSPEC", No, unicast},
-		{net6 + "2", "LOCAL,UNICAST", Yes, Local}, {net6 + "1", "LOCAL,UNICAST", No, unicast}, {net6 + "1", "UNICAST", Yes, unicast},
+		{net4 + "6", "BLACKHOLE", No, Unicast}, {net4 + "0", "UNICAST", Yes, Unicast}, {net4 + "0", "UNSPEC", No, Unicast},
+		{net6 + "2", "LOCAL,UNICAST", Yes, Local}, {net6 + "1", "LOCAL,UNICAST", No, Unicast}, {net6 + "1", "UNICAST", Yes, Unicast},
 		{net6 + "2", "UNICAST", Yes, Local}, {net6 + "4", "LOCAL,ANYCAST", Yes, anycast}, {net6 + "2", "UNICAST,MULTICAST", No, Local},
-		{net6 + "6", "UNREACHABLE", Yes, 6}, {net6 + "0", "UNREACHABLE", Yes, 0}, {net6 + "1", "UNREACHABLE", No, unicast},
-		{"ff02::1", "MULTICAST", Yes, multicast}, {"ff02::1", "UNICAST", No, multicast}, {net6 + "1", "UNSPEC", No, unicast},
+		{net6 + "6", "UNREACHABLE", Yes, 6}, {net6 + "0", "UNREACHABLE", Yes, 0}, {net6 + "1", "UNREACHABLE", No, Unicast},
+		{"ff02::1", "MULTICAST", Yes, multicast}, {"ff02::1", "UNICAST", No, multicast}, {net6 + "1", "UNSPEC", No, Unicast},
 	} {
 		p := New(routed{}, route.Conn{Protocol: service.TCP, From: client, To: netip.AddrPortFrom(netip.MustParseAddr(tt.addr), 80)})
 		if got := matchOf(t, "-m addrtype --dst-type "+tt.types, p); got != tt.want {
@@ -121,7 +121,7 @@ func TestAddressTypes(t *testing.T) {
 		if value != tt.fib || tt.fib != 0 && known != ^uint32(0) {
 			t.Errorf("%s: fib says %d of %#x, want %d", tt.addr, value, known, tt.fib)
 		}
-		if _, known = p.fib(Fib{Type: true, Interfaces: true}).number(); (known != 0) != (tt.fib == unicast) {
+		if _, known = p.fib(Fib{Type: true, Interfaces: true}).number(); (known != 0) != (tt.fib == Unicast) {
 			t.Errorf("%s: fib knows %#x of the type on an interface", tt.addr, known)
 		}
 	}

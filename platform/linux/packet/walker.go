@@ -291,8 +291,10 @@ func (v *visit) translate(x Translate, e *effect, at Place) bool {
 		x.Dest = netip.AddrPortFrom(x.Dest.Addr(), v.Packet.To.Port())
 	}
 	sure := e.match == Yes && (v.sure || v.own)
-	if (sure || v.own && e.byChance()) && x.Dest.IsValid() && !slices.Contains(v.Targets, x.Dest) {
-		v.Targets = append(v.Targets, x.Dest)
+	for _, to := range append(x.Choices, x.Dest) {
+		if (sure || v.own && e.byChance()) && to.IsValid() && !slices.Contains(v.Targets, to) {
+			v.Targets = append(v.Targets, to)
+		}
 	}
 	if !sure {
 		v.mayDivert(what, e, at)
@@ -406,6 +408,9 @@ type Rule struct {
 
 // Set is a set or map.
 type Set struct {
+	// Get, if set, looks for an element by its key of KeySize bytes, in place of Elements.
+	Get     func(key []byte) (Element, bool)
+	KeySize int
 	// Intervals means that an element with End ends an interval which the one before it
 	// began, as in sets of one field.
 	Intervals bool
@@ -530,12 +535,14 @@ type Translate struct {
 	Source     bool   // replaces the source
 	Redirect   bool   // to the node itself
 	Addr, Port uint32 // registers, 0 for none
-	// Dest is the new destination, if the rule names it. Port 0 is that of the packet.
-	Dest netip.AddrPort
+	// Dest is the new destination, if the rule names it, and Choices those of which a random
+	// number chooses one. Port 0 is that of the packet.
+	Dest    netip.AddrPort
+	Choices []netip.AddrPort
 }
 
-// Reject refuses the packet.
-type Reject struct{}
+// Reject refuses the packet, with a reset of TCP or else by ICMP.
+type Reject struct{ TCP bool }
 
 // NoTrack exempts the packet from connection tracking.
 type NoTrack struct{}
@@ -549,6 +556,9 @@ type Chance struct {
 	To     uint32 // 0 for none
 	Random bool   // by a random number
 }
+
+// Random loads a random number below Below. A Set with Get is asked for all that it may be.
+type Random struct{ To, Below uint32 }
 
 // State compares the state of the connection with a mask (see stateNames).
 type State struct {
@@ -593,13 +603,13 @@ type Extension struct {
 // Names of properties that are often not known, as nft writes them.
 var (
 	metaNames = map[uint32]string{
-		0: "length", 2: "priority", metaMark: "mark", metaIn: "iif", metaOut: "oif", metaInName: "iifname", metaOutName: "oifname",
+		0: "length", 2: "priority", MetaMark: "mark", metaIn: "iif", metaOut: "oif", MetaInName: "iifname", metaOutName: "oifname",
 		8: "iiftype", 9: "oiftype", 10: "skuid", 11: "skgid", 13: "rtclassid", 17: "ibrname", 18: "obrname", 20: "cpu",
 		21: "iifgroup", 22: "oifgroup", 23: "cgroup", 24: "random", 26: "iifkind", 27: "oifkind",
 	}
 	ctNames = map[uint32]string{
-		ctStatus: "status", ctMarkKey: "mark", 4: "secmark", 5: "expiration", 6: "helper", ctSource: "saddr", ctSourceIP: "saddr", ctSourceIP6: "saddr",
-		ctDest: "daddr", ctDestIP: "daddr", ctDestIP6: "daddr", 11: "proto-src", 13: "label", 14: "packets", 15: "bytes", 16: "avgpkt", 17: "zone",
+		CtStatus: "status", ctMarkKey: "mark", 4: "secmark", 5: "expiration", 6: "helper", ctSource: "saddr", CtSourceIP: "saddr", CtSourceIP6: "saddr",
+		ctDest: "daddr", CtDestIP: "daddr", CtDestIP6: "daddr", 11: "proto-src", 13: "label", 14: "packets", 15: "bytes", 16: "avgpkt", 17: "zone",
 	}
 )
 
@@ -613,11 +623,11 @@ func nameOf(prefix string, names map[uint32]string, key uint32) string {
 // payloadName names a part of a header.
 func payloadName(x PayloadLoad) string {
 	switch {
-	case x.Base == transportBase && x.Offset == 0 && x.Size == 2:
+	case x.Base == TransportBase && x.Offset == 0 && x.Size == 2:
 		return "the port of the client"
-	case x.Base == transportBase:
+	case x.Base == TransportBase:
 		return "the transport header"
-	case x.Base == networkBase:
+	case x.Base == NetworkBase:
 		return "the network header"
 	}
 	return "bytes of the packet"

@@ -85,10 +85,10 @@ var options = map[string]option{
 	"-s": {1, true, func(a []string, not bool) []Expression { return inPrefix(addressLoad(a[0], true), a[0], not) }},
 	"-d": {1, true, func(a []string, not bool) []Expression { return inPrefix(addressLoad(a[0], false), a[0], not) }},
 	"-p": {1, true, ofProtocol},
-	"-i": {1, true, func(a []string, not bool) []Expression { return ofInterface(metaInName, a[0], not) }},
+	"-i": {1, true, func(a []string, not bool) []Expression { return ofInterface(MetaInName, a[0], not) }},
 	"-o": {1, false, func(a []string, not bool) []Expression { return ofInterface(metaOutName, a[0], not) }},
 	"-f": {0, false, func(_ []string, not bool) []Expression { // a fragment, but not the first
-		return masked(PayloadLoad{networkBase, 6, 2, 1}, []byte{0x1f, 0xff}, []byte{0, 0}, !not)
+		return masked(PayloadLoad{NetworkBase, 6, 2, 1}, []byte{0x1f, 0xff}, []byte{0, 0}, !not)
 	}},
 	"tcp --sport":           {1, false, func(a []string, not bool) []Expression { return inPorts(portLoad(0), a[0], not) }},
 	"tcp --dport":           {1, true, func(a []string, not bool) []Expression { return inPorts(portLoad(2), a[0], not) }},
@@ -103,9 +103,9 @@ var options = map[string]option{
 		return inPrefix(ConntrackLoad{Key: ctSource, To: 1}, a[0], not)
 	}},
 	"conntrack --ctorigdstport": {1, false, func(a []string, not bool) []Expression {
-		return inPorts(ConntrackLoad{Key: ctDestPort, To: 1}, a[0], not)
+		return inPorts(ConntrackLoad{Key: CtDestPort, To: 1}, a[0], not)
 	}},
-	"mark --mark": {1, false, func(a []string, not bool) []Expression { return ofMark(MetaLoad{metaMark, 1}, a[0], not) }},
+	"mark --mark": {1, false, func(a []string, not bool) []Expression { return ofMark(MetaLoad{MetaMark, 1}, a[0], not) }},
 	"connmark --mark": {1, false, func(a []string, not bool) []Expression {
 		return ofMark(ConntrackLoad{Key: ctMarkKey, To: 1}, a[0], not)
 	}},
@@ -131,9 +131,9 @@ func nothing([]string, bool) []Expression { return nil }
 
 func op(not bool) uint32 {
 	if not {
-		return cmpNotEqual
+		return CmpNotEqual
 	}
-	return cmpEqual
+	return CmpEqual
 }
 
 // masked compares load & mask with value.
@@ -150,7 +150,7 @@ func addressLoad(text string, source bool) Expression {
 	if source {
 		offset -= size
 	}
-	return PayloadLoad{networkBase, offset, size, 1}
+	return PayloadLoad{NetworkBase, offset, size, 1}
 }
 
 func inPrefix(load Expression, text string, not bool) []Expression {
@@ -187,7 +187,7 @@ func ofProtocol(args []string, not bool) []Expression {
 }
 
 func protocolIs(number byte, not bool) []Expression {
-	return []Expression{MetaLoad{metaL4, 1}, Compare{op(not), 1, []byte{number}}}
+	return []Expression{MetaLoad{MetaL4, 1}, Compare{op(not), 1, []byte{number}}}
 }
 
 // ofInterface compares the name of an interface. A plus at its end stands for anything.
@@ -199,7 +199,7 @@ func ofInterface(key uint32, name string, not bool) []Expression {
 	return []Expression{MetaLoad{key, 1}, Compare{op(not), 1, []byte(data)}}
 }
 
-func portLoad(offset int) Expression { return PayloadLoad{transportBase, offset, 2, 1} }
+func portLoad(offset int) Expression { return PayloadLoad{TransportBase, offset, 2, 1} }
 
 // inPorts compares a port with a list of ports and ranges.
 func inPorts(load Expression, text string, not bool) []Expression {
@@ -224,7 +224,7 @@ func (s *Set) addPorts(low, high uint16) {
 	s.Elements = append(s.Elements, Element{Key: binary.BigEndian.AppendUint16(nil, low), KeyEnd: binary.BigEndian.AppendUint16(nil, high)})
 }
 
-func flagsLoad() Expression { return PayloadLoad{transportBase, 13, 1, 1} }
+func flagsLoad() Expression { return PayloadLoad{TransportBase, 13, 1, 1} }
 
 // ofFlags compares flags of TCP, by a mask and those of it that must be set.
 func ofFlags(args []string, not bool) []Expression {
@@ -247,7 +247,7 @@ func ofState(args []string, not bool) []Expression {
 	return []Expression{State{bitsOf(stateNames, args[0]), not}}
 }
 
-var stateNames = map[string]uint32{"INVALID": stateInvalid, "ESTABLISHED": 2, "RELATED": 4, "NEW": stateNew, "SNAT": 1 << 6, "DNAT": xtDNAT, "UNTRACKED": xtUntracked}
+var stateNames = map[string]uint32{"INVALID": StateInvalid, "ESTABLISHED": 2, "RELATED": 4, "NEW": stateNew, "SNAT": 1 << 6, "DNAT": xtDNAT, "UNTRACKED": xtUntracked}
 
 func ofDirection(args []string, not bool) []Expression {
 	reply := byte(0)
@@ -325,7 +325,7 @@ func (t *Saved) target(table, name string, isGoto bool, args []string) []Express
 
 // setMark sets the mark to the present one & keep ^ value.
 func setMark(keep, value []byte) []Expression {
-	return []Expression{MetaLoad{metaMark, 1}, Bitwise{1, 1, 4, keep, value}, MetaStore{metaMark, 1}}
+	return []Expression{MetaLoad{MetaMark, 1}, Bitwise{1, 1, 4, keep, value}, MetaStore{MetaMark, 1}}
 }
 
 // passiveTargets are targets that do not decide what happens to a packet.
@@ -375,7 +375,7 @@ func (x Extension) expressions() []Expression {
 	case name == "multiport 1" && len(info) >= 48 && info[0] == 1: // of the destination
 		return multiport(info)
 	case name == "mark 1" && len(info) >= 9: // struct xt_mark_mtinfo1
-		return masked(MetaLoad{metaMark, 1}, info[4:8], info[:4], info[8] != 0)
+		return masked(MetaLoad{MetaMark, 1}, info[4:8], info[:4], info[8] != 0)
 	case name == "addrtype 1" && len(info) >= 8 && u32(4)&(4|8) == 0: // not limited to an interface
 		return types(info)
 	case name == "state 0" && len(info) >= 4: // struct xt_state_info, with another bit for untracked
