@@ -22,13 +22,16 @@ import (
 
 const doctorText = `Find what keeps the proxy, or its traffic, from working on this node.
 
-It checks the node, the API server and the proxy that runs here, if one does. For
-each finding it prints what it is, why it matters and to whom, the command that
-corrects it, and where to read more. Give it the same flags as the proxy. It
-changes nothing, but the kernel may load modules that it is asked for.
+It checks the node, the API server and the proxy that runs here. That none runs is
+a finding, too; with --before-start, which plans a start, it is none. For each
+finding it prints what it is, why it matters and to whom, the command that
+corrects it if one does that harms nobody, and where to read more. Give it the
+same flags as the proxy. It changes nothing, but the kernel may load modules that
+it is asked for.
 
-Without --proxy-mode it checks the mode of the running proxy, or the one that
-would be selected. It needs the rights of the proxy, mostly those of root.
+Without --proxy-mode it checks the mode of the running proxy, or of the rules that
+one left, or the one that would be selected. It needs the rights of the proxy,
+mostly those of root.
 
 The exit code is 0 if nothing is found, 1 if something is, and 2 if a check
 failed.`
@@ -62,6 +65,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 	}
 	d.registerReading(cmd.Flags())
 	cmd.Flags().BoolVar(&d.examined.AllModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
+	cmd.Flags().BoolVar(&d.examined.BeforeStart, "before-start", false, "have the findings for a start of the proxy, so that none has to run")
 	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&d.examined.Server, "server", "", reading.ServerHelp)
 	cli.Timeout(cmd.Flags(), &d.examined.Timeout, 45*time.Second, "how much `TIME` each check has")

@@ -182,7 +182,7 @@ func serviceLog(name string) string { return scm.LogFile(filepath.Dir(hns.StateF
 // servers stay with --cleanup-ipvs=false. A proxy that runs would make it again, and its clients
 // would lose connections for nothing, so then cleanup touches nothing.
 func (o *options) cleanup(ctx context.Context, c *config.Config) error {
-	if who, runs := host.LeaseHolder(c.ProxyName)(ctx); runs {
+	if who, err := host.LeaseHolder(c.ProxyName)(ctx); err == nil {
 		return fmt.Errorf("clean up: nothing was removed: %s programs this node and would make it again; stop it first", who)
 	}
 	all, err := o.Targets(ctx, c)

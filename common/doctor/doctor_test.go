@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -54,7 +55,7 @@ func TestConditions(t *testing.T) {
 	} {
 		t.Run(situation, func(t *testing.T) {
 			p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Health: test.report}}}}
-			seen, err := p.Check(nil).Look(t.Context())
+			seen, err := p.Check(Silent{}).Look(t.Context())
 			kit.Must(t, err)
 			var got []string
 			for _, f := range seen.Findings {
@@ -68,14 +69,41 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestSilentProxy checks that a proxy which holds the lease and cannot be asked is found,
-// and that no proxy is no finding.
+// TestSilentProxy checks what is said of a proxy that does not answer: that it cannot be asked,
+// hangs, or is not there. Before a start none has to be there.
 func TestSilentProxy(t *testing.T) {
 	p := &Proxy{Err: errors.New("refused")}
-	for runs, want := range map[bool]int{true: 1, false: 0} {
-		seen, err := p.Check(func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 7}, runs }).Look(t.Context())
-		if err != nil || len(seen.Findings) != want || seen.Absent == runs {
-			t.Errorf("runs %t: %+v, %v", runs, seen, err)
+	gone, hangs := errors.New("nobody"), fmt.Errorf("no answer: %w", os.ErrDeadlineExceeded)
+	for situation, test := range map[string]struct {
+		holder error
+		hung   string
+		many   bool
+		want   string
+		start  string
+	}{
+		"it holds the lease":            {nil, "", false, "proxy-silent risk process 7 programs this node, and cannot be asked: refused", "proxy-silent risk process 7 programs this node, and cannot be asked: refused"},
+		"it hangs":                      {hangs, "process 7 is stopped", false, "proxy-silent blocks process 7 is stopped, and does not answer: refused", ""},
+		"another kube-proxy":            {gone, "process 7 runs", false, "proxy-silent blocks process 7 runs, and does not answer: refused", ""},
+		"it hangs in another PID space": {hangs, "", false, "proxy-silent blocks no answer: i/o timeout", "proxy-silent blocks no answer: i/o timeout"},
+		"two":                           {gone, "", true, "", ""},
+		"none":                          {gone, "", false, "proxy-absent blocks nothing is programmed", ""},
+	} {
+		for start, want := range map[bool]string{false: test.want, true: test.start} {
+			s := Silent{
+				Holder:      func(context.Context) (lease.Identity, error) { return lease.Identity{PID: 7}, test.holder },
+				Hung:        func() (string, string, bool) { return test.hung, "x", test.many },
+				Absent:      func(context.Context) (string, string) { return "nothing is programmed", "x" },
+				BeforeStart: start,
+			}
+			seen, err := p.Check(s).Look(t.Context())
+			kit.Must(t, err)
+			got := ""
+			for _, f := range seen.Findings {
+				got += fmt.Sprint(f.Topic, " ", f.severity(), " ", f.What)
+			}
+			if got != want || seen.Absent != (want == "") {
+				t.Errorf("%s, before a start %t: %q, want %q", situation, start, got, want)
+			}
 		}
 	}
 	if p.String() != "" || p.Services() != nil {

@@ -97,6 +97,7 @@ const (
 	ProxyCondition    Topic = "proxy-condition"
 	ProxyUnhealthy    Topic = "proxy-unhealthy"
 	ProxySilent       Topic = "proxy-silent"
+	ProxyAbsent       Topic = "proxy-absent"
 	IPForward         Topic = "ip-forward"
 	Kubeconfig        Topic = "kubeconfig"
 	APIServer         Topic = "api-server"
@@ -152,9 +153,10 @@ type about struct {
 
 // topics has every topic.
 var topics = map[Topic]about{
+	ProxyAbsent:       {0, Blocks, "troubleshooting.md#first-look", "changes of Services, endpoints and this node's pods do not arrive, and nobody repairs what others alter"},
 	ModeUnavailable:   {1, Blocks, "troubleshooting.md#the-program-ends-at-its-start", "the proxy cannot program this node in the mode, so clients of this node would reach no Service"},
 	ProxyUnhealthy:    {2, Blocks, "troubleshooting.md#healthz-answers-503", "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
-	ProxySilent:       {3, Risk, "troubleshooting.md#first-look", "nobody can read the state of the proxy: neither status nor a monitoring system"},
+	ProxySilent:       {3, Risk, "troubleshooting.md#first-look", "nobody can read the state of the proxy: neither status nor a monitoring system; if it hangs, changes do not arrive"},
 	IPForward:         {4, Blocks, "troubleshooting.md#a-service-does-not-answer", "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
 	ProxyCondition:    {5, Risk, "troubleshooting.md#all-conditions", "the running proxy reports it: clients of a Service, a whole IP family or the monitoring of the node are affected"},
 	Kubeconfig:        {6, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the proxy cannot connect to the API server, so it knows no Services and does not start"},

@@ -7,10 +7,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -280,21 +282,51 @@ var covered = []struct {
 // Finding.
 const SubjectOtherProxy = "other-proxy"
 
+// Silent is what a node has of a proxy that does not answer at its metrics server.
+type Silent struct {
+	// Holder returns the proxy that programs the node, see lease.QueryHolder.
+	Holder func(context.Context) (lease.Identity, error)
+	// Hung describes the only process of a proxy, and says what to do about it. It returns an
+	// empty text if none runs, or several do, of which the check of other proxies tells.
+	Hung func() (what, advice string, several bool)
+	// Absent says what the node does without a proxy, and how to start one.
+	Absent func(context.Context) (what, advice string)
+	// BeforeStart is whether the findings are for a start, so that no proxy has to run.
+	BeforeStart bool
+}
+
 // Check returns the Check of what the running proxy itself reports. Its conditions are
 // the only source of what keeps traffic from flowing, here as in kube-proxy status.
-// holder returns the proxy that programs the node, false for none that can be asked.
-func (p *Proxy) Check(holder func(context.Context) (lease.Identity, bool)) Check {
+func (p *Proxy) Check(s Silent) Check {
 	return Check{Name: "running proxy", Look: func(ctx context.Context) (Seen, error) {
 		if p.Answer != nil {
 			return Seen{Findings: proxyFindings(&p.Answer.Health), Note: "health, sources and conditions"}, nil
 		}
-		who, runs := holder(ctx)
-		if !runs {
-			return NothingToSee("none answers"), nil
-		}
-		return Seen{Findings: []Finding{{Topic: ProxySilent, What: fmt.Sprintf("%s programs this node, and cannot be asked: %v", who, p.Err),
-			Advice: "give the address of its metrics server with --server, or its configuration with --config"}}}, nil
+		return s.look(ctx, p.Err)
 	}}
+}
+
+// look finds what became of the proxy that does not answer, because of fault.
+func (s Silent) look(ctx context.Context, fault error) (Seen, error) {
+	found := func(f Finding) (Seen, error) { return Seen{Findings: []Finding{f}}, nil }
+	who, err := s.Holder(ctx)
+	hung, advice, several := s.Hung()
+	switch {
+	case err == nil:
+		return found(Finding{Topic: ProxySilent, What: fmt.Sprintf("%s programs this node, and cannot be asked: %v", who, fault),
+			Advice: "give the address of its metrics server with --server, or its configuration with --config"})
+	case several || s.BeforeStart && hung != "":
+		return NothingToSee("none answers"), nil
+	case hung != "":
+		return found(Finding{Topic: ProxySilent, Severity: Blocks, What: fmt.Sprintf("%s, and does not answer: %v", hung, fault), Advice: advice})
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return found(Finding{Topic: ProxySilent, Severity: Blocks, What: err.Error(),
+			Advice: "it runs in another container or machine: look at the state of its process there, and restart it"})
+	case s.BeforeStart:
+		return NothingToSee("none runs, as before a start"), nil
+	}
+	what, advice := s.Absent(ctx)
+	return found(Finding{Topic: ProxyAbsent, What: what, Advice: advice})
 }
 
 func proxyFindings(r *health.Report) []Finding {
@@ -358,6 +390,8 @@ type Report struct {
 	Modes  []string `json:"modes"` // that were looked at
 	// Proxy is the service proxy that runs on the node, empty for none.
 	Proxy string `json:"proxy,omitempty"`
+	// BeforeStart is whether the findings are for a start.
+	BeforeStart bool `json:"beforeStart,omitempty"`
 	// OK is whether every check could look and found nothing.
 	OK       bool          `json:"ok"`
 	Findings []Finding     `json:"findings"`
@@ -449,8 +483,11 @@ func (p *printer) head(r *Report) {
 	}
 	p.field(0, "node", fmt.Sprintf("%s, %s, %s", r.Node, r.System, modes))
 	proxy := r.Proxy
-	if proxy == "" {
+	switch {
+	case proxy == "" && r.BeforeStart:
 		proxy = "none answers here; these are the findings for a start"
+	case proxy == "":
+		proxy = "none answers here"
 	}
 	p.field(0, "proxy", proxy)
 	p.line("")

@@ -399,8 +399,8 @@ func TestFlood(t *testing.T) {
 			kit.Must(t, err)
 			defer c.Close()
 		}
-		if who, ok := QueryHolder(ctx, n); !ok || who.Mode != "a" {
-			t.Errorf("the holder is %+v, %t", who, ok)
+		if who, err := QueryHolder(ctx, n); err != nil || who.Mode != "a" {
+			t.Errorf("the holder is %+v, %v", who, err)
 		}
 		_ = slow.SetReadDeadline(time.Now().Add(time.Millisecond))
 		if _, err := slow.Read(make([]byte, 1)); errors.Is(err, net.ErrClosed) || err != nil && !strings.Contains(err.Error(), "timeout") {

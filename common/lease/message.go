@@ -154,16 +154,16 @@ func closedByPeer(c net.Conn) bool {
 	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// QueryHolder returns the identity of the holder. It returns false if there is none that
-// can be authenticated.
-func QueryHolder(ctx context.Context, t Transport) (Identity, bool) {
+// QueryHolder returns the identity of the holder. The error matches os.ErrDeadlineExceeded if
+// there is one that does not answer, and others if there is none that can be authenticated.
+func QueryHolder(ctx context.Context, t Transport) (Identity, error) {
 	l := New(t, Identity{})
 	c, m, err := l.request(ctx, requestIdentity, answerTimeout)
 	if err != nil {
-		return Identity{}, false
+		return Identity{}, err
 	}
 	_ = c.Close()
-	return m.Identity, true
+	return m.Identity, nil
 }
 
 // maxText bounds each text from another process.

@@ -229,7 +229,7 @@ func (d *diagnosis) find(id string) string {
 // diagnose runs doctor on the node with the login l.
 func (w fixture) diagnose(t *testing.T, l cluster.Login, args ...string) *diagnosis {
 	t.Helper()
-	cmd := exec.Command(kubeProxy.Path, append([]string{"doctor", "-o=json", "--kubeconfig=" + w.kubeconfig(t, l), "--cluster-cidr=" + netlab.ClusterCIDR, "--hostname-override=" + netlab.NodeName, "--timeout=5s"}, args...)...)
+	cmd := exec.Command(kubeProxy.Path, append([]string{"doctor", "--before-start", "-o=json", "--kubeconfig=" + w.kubeconfig(t, l), "--cluster-cidr=" + netlab.ClusterCIDR, "--hostname-override=" + netlab.NodeName, "--timeout=5s"}, args...)...)
 	var out strings.Builder
 	cmd.Stdout = &out
 	said, err := program.Run(t, w.lab.Node, cmd)

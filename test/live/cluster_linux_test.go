@@ -50,6 +50,8 @@ type cluster struct {
 	// commands is the folder of the iptables commands, in mode iptables.
 	commands string
 	opened   atomic.Uint32 // conversations so far
+	// planned is whether doctor looks for what hinders a start.
+	planned bool
 	// accelerated is whether socket acceleration is on and can work.
 	accelerated bool
 }

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"kubeproxy/common/service"
@@ -57,6 +58,9 @@ func (d diagnosis) String() string {
 func (c *cluster) diagnose(t *testing.T, args ...string) diagnosis {
 	t.Helper()
 	args = append(append([]string{"--manifests=" + c.dir}, c.mode.flags...), args...)
+	if c.planned {
+		args = append(args, "--before-start")
+	}
 	cmd := c.command(args...)
 	cmd.Args = slices.Insert(cmd.Args, 1, "doctor")
 	cmd.Args = append(cmd.Args, "-o=json")
@@ -250,6 +254,7 @@ func TestDoctorBeforeTheStart(t *testing.T) {
 	c := newCluster(t, defaultMode())
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	c.save(t, web)
+	c.planned = true
 	c.awaitSound(t)
 	c.mends(t, "ip-forward", func() { c.set(t, "net/ipv4/ip_forward", "0") })
 	c.mends(t, "nodeport-hidden", func() { c.listen(t, fmt.Sprintf("0.0.0.0:%d", web.nodePort())) })
@@ -270,6 +275,40 @@ func TestDoctorBeforeTheStart(t *testing.T) {
 	if d := c.diagnose(t, "--hostname-override="+netlab.OtherName); !d.has("node-unknown") {
 		t.Errorf("the Node of another machine is not found: %s", d)
 	}
+}
+
+// TestDoctorOfADeadProxy has no proxy, then one that hangs, then one that was killed and whose
+// rules lack an element. Doctor and diff say what that means, and explain reads the node itself.
+func TestDoctorOfADeadProxy(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.save(t, web)
+	expect := func(id string, words ...string) {
+		t.Helper()
+		d := c.diagnose(t)
+		f, _ := d.finding(id)
+		for _, w := range words {
+			if !strings.Contains(f.What+" "+f.Advice, w) {
+				t.Errorf("%s does not say %q: %s", id, w, d)
+			}
+		}
+		if len(d.Findings) != 1 || f.Severity != "blocks" || f.Fix != "" || d.Code != 1 {
+			t.Errorf("want %s that blocks, and nothing else: %s", id, d)
+		}
+	}
+	expect("proxy-absent", "nothing is programmed: no Service works here", "the node lacks ", " changes", "systemctl start kube-proxy", "kubectl -n kube-system get pods", "--before-start")
+	p := c.start(t)
+	c.awaitProgrammed(t)
+	c.awaitSound(t)
+	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGSTOP))
+	expect("proxy-silent", fmt.Sprintf("process %d ", p.Pid()), "runs, but is stopped, and does not answer", fmt.Sprintf("kill -CONT %d", p.Pid()))
+	kit.Must(t, syscall.Kill(p.Pid(), syscall.SIGCONT))
+	c.awaitSound(t)
+	p.Kill()
+	expect("proxy-absent", "what an earlier process made serves on (nftables table ip", "changes do not arrive", "the node lacks nothing yet")
+	c.shell(t, "nft delete element ip kube-services services { 10.96.0.10 . tcp . 80 }")
+	expect("proxy-absent", "the node lacks 1 change: ")
 }
 
 // TestDoctorChangesNothing compares the node before and after doctor looked for every
@@ -313,6 +352,7 @@ func TestDoctorOfABridge(t *testing.T) {
 	}
 	c.set(t, name, "1")
 	c.set(t, "net/bridge/bridge-nf-call-ip6tables", "1")
+	c.planned = true
 	c.awaitSound(t)
 	c.mends(t, "br-netfilter", func() { c.set(t, name, "0") })
 }

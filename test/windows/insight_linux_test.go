@@ -200,7 +200,7 @@ func unpack(t *testing.T, file string) map[string]string {
 // leaves out the extension VFP, a driver that Wine does not have.
 func (n *node) diagnose(t *testing.T, flags ...string) (found []string, code int) {
 	t.Helper()
-	code, out := n.run(t, append([]string{"doctor", "-o=json", "--hostname-override=" + netlab.NodeName, "--cluster-cidr=10.244.0.0/16", "--manifests=" + wine.File(n.dir)}, flags...)...)
+	code, out := n.run(t, append([]string{"doctor", "--before-start", "-o=json", "--hostname-override=" + netlab.NodeName, "--cluster-cidr=10.244.0.0/16", "--manifests=" + wine.File(n.dir)}, flags...)...)
 	var r struct {
 		Findings []struct{ ID, What string }
 		Checks   []struct{ Name, State, Note string }

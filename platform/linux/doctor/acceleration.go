@@ -83,7 +83,8 @@ func familiesOf(there map[service.Family]socketlb.Presence) []service.Family {
 // accelerationState decides what it means that the kernel has the layer.
 func (n *Node) accelerationState(ctx context.Context, there map[service.Family]socketlb.Presence) []doctor.Finding {
 	families := familiesOf(there)
-	_, held := n.Holder(ctx)
+	_, err := n.Holder(ctx)
+	held := err == nil
 	ours := held || n.Answered
 	left := doctor.Finding{Topic: doctor.AccelerationLeft, Fix: n.Acceleration.RemoveCommand, Advice: "run it on the host, or in a privileged container"}
 	if others := slices.DeleteFunc(n.running(), namedProxy); !ours && len(others) > 0 {
@@ -299,7 +300,7 @@ const (
 
 // proxy returns the proxy that runs, if this process sees it, or else this process, and its folder in /proc.
 func (n *Node) proxy(ctx context.Context) (who, dir string) {
-	if holder, ok := n.Holder(ctx); ok && holder.PID > 0 {
+	if holder, err := n.Holder(ctx); err == nil && holder.PID > 0 {
 		dir = fmt.Sprintf("proc/%d", holder.PID)
 		if _, err := n.read(dir + "/status"); err == nil {
 			return holder.String(), dir

@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -24,7 +25,7 @@ type fakeKernel struct {
 
 func (k *fakeKernel) Links() ([]Link, error)                          { return k.links, nil }
 func (k *fakeKernel) FirewallNames(context.Context) ([]string, error) { return k.names, nil }
-func noHolder(context.Context) (lease.Identity, bool)                 { return lease.Identity{}, false }
+func noHolder(context.Context) (lease.Identity, error)                { return lease.Identity{}, errors.New("nobody") }
 func noServices(context.Context) (s *service.Snapshot, err error)     { return nil, nil }
 func both(v4, v6 bool) [2]bool                                        { return [2]bool{service.IPv4: v4, service.IPv6: v6} }
 

@@ -41,10 +41,12 @@ type Node struct {
 	Proc fs.FS
 	// Servers are those of the proxy.
 	Servers []doctor.Server
-	// Holder returns the proxy that programs the node, false for none that can be asked.
-	Holder func(context.Context) (lease.Identity, bool)
+	// Holder returns the proxy that programs the node, see lease.QueryHolder.
+	Holder func(context.Context) (lease.Identity, error)
 	// Answered is whether a proxy of this kind runs and answered.
 	Answered bool
+	// BeforeStart is whether the findings are for a start.
+	BeforeStart bool
 	// Targets are where service proxies may have left rules, without those that the modes
 	// keep in order. CleanupCommand empties them.
 	Targets        []Target
@@ -234,14 +236,33 @@ func isProxyCommand(command string) bool {
 // otherProxies checks that at most one service proxy runs.
 func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	var holder *lease.Identity
-	if who, ok := n.Holder(ctx); ok {
+	if who, err := n.Holder(ctx); err == nil {
 		holder = &who
 	}
 	running := n.running()
-	if holder == nil && n.Answered && len(running) == 1 {
+	if holder == nil && (n.Answered || !n.BeforeStart) && len(running) == 1 {
 		return doctor.Seen{Note: fmt.Sprintf("one runs, process %d", running[0].PID)}, nil
 	}
 	return proxySeen(running, holder, n.ProxyName), nil
+}
+
+// Hung describes the only process of a proxy, see doctor.Silent. Processes of proxies for other
+// Services do not count.
+func (n *Node) Hung() (what, advice string, several bool) {
+	all := slices.DeleteFunc(n.running(), func(p proc.Process) bool {
+		return namedProxy(p) && (n.ProxyName == "" || !strings.Contains(p.Command, n.ProxyName))
+	})
+	if len(all) != 1 {
+		return "", "", len(all) > 1
+	}
+	what, pid := all[0].String()+" runs", all[0].PID
+	switch proc.State(n.Proc, pid) {
+	case 'T', 't':
+		return what + ", but is stopped", fmt.Sprintf("unless somebody debugs it, let it go on: kill -CONT %d", pid), false
+	case 'D':
+		return what + ", but waits in the kernel", fmt.Sprintf("cat /proc/%d/stack and the kernel's log say what for; it cannot be ended before", pid), false
+	}
+	return what, "read its log and restart it; if it is another kube-proxy that this program is to replace, kube-proxy doctor --before-start has the findings for that", false
 }
 
 // running lists the processes of service proxies, except this one.
@@ -301,7 +322,7 @@ type Target struct {
 // leftovers checks for rules of earlier proxies. While a proxy runs, it removes them
 // itself, and its conditions say what it cannot.
 func (n *Node) leftovers(ctx context.Context) (doctor.Seen, error) {
-	if _, runs := n.Holder(ctx); runs || n.Answered {
+	if _, err := n.Holder(ctx); err == nil || n.Answered {
 		return doctor.NothingToSee("the running proxy removes them; its conditions say what stays"), nil
 	}
 	if len(n.running()) > 0 {

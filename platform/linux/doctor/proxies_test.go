@@ -58,6 +58,27 @@ func TestOtherProxies(t *testing.T) {
 	}
 }
 
+// TestHungProxy checks that the only process of a proxy is described, with its state.
+func TestHungProxy(t *testing.T) {
+	n := newNode(nil)
+	for state, want := range map[string]string{"": "runs", "42 (kube) proxy) S 1": "runs", "42 (kube-proxy) T 1": "but is stopped", "42 (kube-proxy) D 1": "but waits in the kernel"} {
+		proc := procWith("kube-proxy")
+		proc["42/stat"] = &fstest.MapFile{Data: []byte(state)}
+		n.Proc = proc
+		what, advice, several := n.Hung()
+		if !strings.HasPrefix(what, "process 42 (kube-proxy) runs") || !strings.HasSuffix(what, want) || strings.Contains(advice, "kill -CONT 42") != strings.Contains(want, "stopped") || several {
+			t.Errorf("%q: %q, %q, several %t", state, what, advice, several)
+		}
+	}
+	n.Proc = procWith("kube-proxy\x00--service-proxy-name=edge")
+	for name, hangs := range map[string]bool{"": false, "edge": true} {
+		n.ProxyName = name
+		if what, _, several := n.Hung(); (what != "") != hangs || several {
+			t.Errorf("for Services of %q: %q", name, what)
+		}
+	}
+}
+
 // procWith returns a /proc with one process that has the socket 77 open.
 func procWith(command string) fstest.MapFS {
 	return fstest.MapFS{
@@ -93,7 +114,7 @@ func TestTakenPorts(t *testing.T) {
 				expect(t, n.takenPorts, []string{"port-taken | 127.0.0.1:10256 | "}, test.want, "--healthz-bind-address")
 			}
 			if situation == "another program" { // in fact ours, under another name
-				n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 42}, true }
+				n.Holder = func(context.Context) (lease.Identity, error) { return lease.Identity{PID: 42}, nil }
 				expect(t, n.takenPorts, nil)
 			}
 			n.Answered = true
@@ -122,10 +143,12 @@ func TestLeftovers(t *testing.T) {
 	n.CleanupCommand = "kube-proxy --cleanup"
 	n.Targets = []Target{{"iptables-legacy", false, find("4 chains")}, {"IPVS", false, find("")}, {"table ip kube-proxy", true, find("a table")}}
 	expect(t, n.leftovers, []string{"leftovers | iptables-legacy | ", "leftovers | table ip kube-proxy | "}, "4 chains", "start the proxy", "kube-proxy --cleanup")
-	n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 1}, true }
+	n.Holder = func(context.Context) (lease.Identity, error) { return lease.Identity{PID: 1}, nil }
 	expect(t, n.leftovers, nil)
 	n.Holder, n.Proc = noHolder, procWith("kube-proxy")
 	expect(t, n.leftovers, nil)
+	expect(t, n.otherProxies, nil) // one is not two, even if it hangs
+	n.BeforeStart = true
 	expect(t, n.otherProxies, []string{"other-proxy | other-proxy | "}, "kill 42")
 	n.Answered = true
 	expect(t, n.otherProxies, nil)
@@ -345,7 +368,7 @@ func TestConfinement(t *testing.T) {
 	n := newAccelerated(label(container), socketlb.Presence{})
 	n.Files.(fstest.MapFS)["proc/7/status"] = &fstest.MapFile{Data: []byte(rights)}
 	n.Files.(fstest.MapFS)["proc/7/attr/current"] = &fstest.MapFile{Data: []byte("docker-default (enforce)\n")}
-	n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 7}, true }
+	n.Holder = func(context.Context) (lease.Identity, error) { return lease.Identity{PID: 7}, nil }
 	expect(t, n.acceleration, []string{topic + "apparmor | "}, "process 7", "docker-default")
 }
 
@@ -353,9 +376,9 @@ func TestConfinement(t *testing.T) {
 // of doctor.
 func TestAccelerationRightsOfTheProxy(t *testing.T) {
 	n := newAccelerated(map[string]string{"proc/7/status": "Name:\tx\nCapEff:\t0000000000001000\n"}, socketlb.Presence{})
-	n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 7}, true }
+	n.Holder = func(context.Context) (lease.Identity, error) { return lease.Identity{PID: 7}, nil }
 	expect(t, n.acceleration, []string{"socket-acceleration | capabilities | "}, "process 7", "lacks BPF, PERFMON")
-	n.Holder = func(context.Context) (lease.Identity, bool) { return lease.Identity{OwnPID: 1}, true }
+	n.Holder = func(context.Context) (lease.Identity, error) { return lease.Identity{OwnPID: 1}, nil }
 	expect(t, n.acceleration, nil)
 }
 
@@ -366,13 +389,13 @@ func TestAccelerationState(t *testing.T) {
 	faulty.Fault, nodeOnly.Pods = "program connect4 was detached", false
 	others := whole
 	others.Others = "programs with the ids 7"
-	holder := func(context.Context) (lease.Identity, bool) { return lease.Identity{PID: 1}, true }
+	holder := func(context.Context) (lease.Identity, error) { return lease.Identity{PID: 1}, nil }
 	other := procWith("kube-proxy\x00--config=x")
 	left, detached := []string{"acceleration-left |  | REMOVE"}, "acceleration-detached | IPv4 | "
 	for situation, test := range map[string]struct {
 		p        socketlb.Presence
 		wanted   bool
-		holder   func(context.Context) (lease.Identity, bool)
+		holder   func(context.Context) (lease.Identity, error)
 		answered bool
 		proc     fs.FS
 		noPods   bool

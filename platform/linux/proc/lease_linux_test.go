@@ -100,8 +100,8 @@ func TestLease(t *testing.T) {
 		t.Error("the third proxy does not have the lease")
 	}
 	kit.Until(t, "c says that two stand by", func() bool { return len(c.state.Load().Others) == 2 })
-	if who, ok := lease.QueryHolder(t.Context(), s); !ok || who.Mode != "c" {
-		t.Errorf("asked, %s has the lease, %t", who, ok)
+	if who, err := lease.QueryHolder(t.Context(), s); err != nil || who.Mode != "c" {
+		t.Errorf("asked, %s has the lease, %v", who, err)
 	}
 	c.end()
 	kit.Until(t, "one of the others takes it back", func() bool { return a.holdsLease(t) != b.holdsLease(t) })

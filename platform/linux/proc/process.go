@@ -53,6 +53,16 @@ func (p Process) String() string {
 	return text
 }
 
+// State returns the state of a process, such as T for one that is stopped, 0 if it is unknown. See
+// proc_pid_stat(5).
+func State(proc fs.FS, pid int) byte {
+	text, _ := fs.ReadFile(proc, path.Join(strconv.Itoa(pid), "stat"))
+	if i := bytes.LastIndex(text, []byte(") ")); i >= 0 && i+2 < len(text) {
+		return text[i+2]
+	}
+	return 0
+}
+
 // maxCommandLength bounds the characters of a command line.
 const maxCommandLength = 200
 

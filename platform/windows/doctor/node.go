@@ -40,10 +40,12 @@ type Node struct {
 	Files           []string
 	// Servers are those of the proxy.
 	Servers []doctor.Server
-	// Holder returns the proxy that programs the node, false for none that can be asked.
-	Holder func(context.Context) (lease.Identity, bool)
+	// Holder returns the proxy that programs the node, see lease.QueryHolder.
+	Holder func(context.Context) (lease.Identity, error)
 	// Answered is whether a proxy of this kind runs and answered.
 	Answered bool
+	// BeforeStart is whether the findings are for a start.
+	BeforeStart bool
 	// Services returns the Services that are to be served, nil if none are known.
 	Services func(context.Context) (*service.Snapshot, error)
 
@@ -263,7 +265,8 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	if err != nil {
 		return doctor.Seen{}, err
 	}
-	holder, known := n.Holder(ctx)
+	holder, err := n.Holder(ctx)
+	known := err == nil
 	seen := doctor.Seen{Note: "none runs"}
 	if known {
 		seen.Note = fmt.Sprintf("one runs, %s", holder)
@@ -276,7 +279,7 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 		}
 		switch {
 		case known && ownPID(holder) == p.PID:
-		case !known && n.Answered && len(all) == 1:
+		case !known && (n.Answered || !n.BeforeStart) && len(all) == 1:
 			seen.Note = "one runs, " + n.Windows.Describe(p.PID)
 		default:
 			others = append(others, p)
@@ -293,6 +296,15 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	}
 	seen.Findings = append(seen.Findings, n.idleServices(services, busy)...)
 	return seen, nil
+}
+
+// Hung describes the only process of a proxy, see doctor.Silent.
+func (n *Node) Hung() (what, advice string, several bool) {
+	all, err := n.Windows.Processes(program)
+	if err != nil || len(all) != 1 {
+		return "", "", len(all) > 1
+	}
+	return n.Windows.Describe(all[0].PID) + " runs", "read its log and restart it; if it is another kube-proxy that this program is to replace, kube-proxy doctor --before-start has the findings for that", false
 }
 
 // ownPID returns the process ID, of which Windows has one space.

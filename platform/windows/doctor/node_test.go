@@ -61,7 +61,7 @@ func newNode() (*Node, *hns.Listing, *fakeWindows) {
 		Options: hns.Options{DSR: true}, Windows: w, Program: `C:\new\kube-proxy.exe`, Folder: `C:\data`, Files: []string{`C:\data\state`},
 		List:      func(context.Context, hns.ObjectKinds) (hns.Listing, error) { return *l, nil },
 		PortsLeft: func(context.Context, service.Address) (bool, error) { return true, nil },
-		Holder:    func(context.Context) (lease.Identity, bool) { return lease.Identity{}, false },
+		Holder:    func(context.Context) (lease.Identity, error) { return lease.Identity{}, errors.New("nobody") },
 		Services:  func(context.Context) (*service.Snapshot, error) { return nil, nil },
 	}, l, w
 }
@@ -203,13 +203,16 @@ func portFaults() map[string]faultCase {
 			[]string{"dynamic-ports | IPv4/tcp | netsh int ipv4 set dynamicportrange tcp start=32768 num=32767"}},
 		"another proxy": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.processes = []Process{{PID: 7}, {PID: 8}} }, []string{"other-proxy | other-proxy | advice: taskkill /F /PID 7 /PID 8"}},
 		"ours": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
-			w.processes, n.Holder = []Process{{PID: 7}}, func(context.Context) (lease.Identity, bool) { return lease.Identity{OwnPID: 7}, true }
+			w.processes, n.Holder = []Process{{PID: 7}}, func(context.Context) (lease.Identity, error) { return lease.Identity{OwnPID: 7}, nil }
 		}, nil},
 		"one that answers": {func(n *Node, _ *hns.Listing, w *fakeWindows) { w.processes, n.Answered = []Process{{PID: 7}}, true }, nil},
-		"a child of RKE2": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
+		"a child of RKE2": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			n.BeforeStart = true
 			w.processes = []Process{{PID: 7, Above: []Parent{{6, "rke2.exe"}}}}
 		}, []string{"other-proxy | other-proxy | "}},
-		"a service of nssm": {func(_ *Node, _ *hns.Listing, w *fakeWindows) {
+		"one that hangs": {func(_ *Node, _ *hns.Listing, w *fakeWindows) { w.processes = []Process{{PID: 7}} }, nil},
+		"a service of nssm": {func(n *Node, _ *hns.Listing, w *fakeWindows) {
+			n.BeforeStart = true
 			w.processes = []Process{{PID: 7, Above: []Parent{{6, "nssm.exe"}, {5, "services.exe"}}}}
 			w.services = []scm.Status{{Name: "kube-proxy", PID: 6, Command: `C:\k\nssm.exe`, StartType: "automatic"}}
 		}, []string{"other-proxy | other-proxy | "}},

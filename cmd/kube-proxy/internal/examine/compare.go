@@ -120,6 +120,11 @@ func (c *comparison) findLocal(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return c.use(e)
+}
+
+// use compares what the node of e has installed.
+func (c *comparison) use(e *Examination) error {
 	c.mode, c.node = e.Mode(), e.Node()
 	now := *c.config
 	now.Mode = c.mode.Name

@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/doctor"
 	"kubeproxy/common/lease"
+	"kubeproxy/common/plandiff"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/takeover"
@@ -34,7 +37,9 @@ type Options struct {
 	Version  string         // of this program
 	Server   string         // of the running proxy; empty for the one in the configuration
 	AllModes bool           // look at every mode of this system
-	Timeout  time.Duration  // of each check
+	// BeforeStart has the findings for a start, so that no proxy has to run.
+	BeforeStart bool
+	Timeout     time.Duration // of each check
 }
 
 // Examination is what the checks of a system need.
@@ -49,7 +54,7 @@ type Examination struct {
 	targets func(context.Context) ([]takeover.Target, error)
 	// proxy is the running proxy. holder returns the one that programs the node.
 	proxy  *doctor.Proxy
-	holder func(context.Context) (lease.Identity, bool)
+	holder func(context.Context) (lease.Identity, error)
 }
 
 // services returns what is to be served, nil if that is unknown.
@@ -65,11 +70,13 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 	if err != nil {
 		return nil, err
 	}
+	ask := host.LeaseHolder(c.ProxyName)
+	holder := sync.OnceValues(func() (lease.Identity, error) { return ask(ctx) }) // one that hangs takes seconds
 	x := &Examination{
-		options: o, config: c, node: node, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: host.LeaseHolder(c.ProxyName),
+		options: o, config: c, node: node, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: func(context.Context) (lease.Identity, error) { return holder() },
 		targets: func(ctx context.Context) ([]takeover.Target, error) { return o.Proxy.Targets(ctx, c) },
 	}
-	x.modes = x.examined()
+	x.modes = x.examined(ctx)
 	if proxy.Answer != nil && c.HostnameOverride == "" {
 		x.node = proxy.Answer.Node
 	}
@@ -80,7 +87,8 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 	server := newServerChecks(e)
 	read := sync.OnceValues(func() (*service.Snapshot, error) { return e.readServices(ctx, server) })
-	checks, err := systemChecks(ctx, e, func(context.Context) (*service.Snapshot, error) { return read() })
+	silent := doctor.Silent{Holder: e.holder, BeforeStart: e.options.BeforeStart, Absent: e.absent}
+	checks, err := systemChecks(ctx, e, func(context.Context) (*service.Snapshot, error) { return read() }, &silent)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +97,79 @@ func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
-	return append(checks, e.proxy.Check(e.holder)), nil
+	return append(checks, e.proxy.Check(silent)), nil
+}
+
+// owned names the targets that a mode keeps in order.
+func (e *Examination) owned(d mode.Descriptor) (all []string) {
+	if d.System == nil || d.System.Owned == nil {
+		return nil
+	}
+	for _, f := range service.Families {
+		// A command that is missing is what the probe of the mode reports.
+		names, _ := d.System.Owned(e.config, f)
+		all = append(all, names...)
+	}
+	return all
+}
+
+// left names the targets in which an earlier process of this program left something.
+func (e *Examination) left(ctx context.Context) (names []string, err error) {
+	targets, err := e.targets(ctx)
+	for _, t := range targets {
+		if t.Upstream {
+			continue
+		}
+		what, findErr := t.Find(ctx)
+		if err == nil && takeover.AsUnchecked(findErr) == nil {
+			err = findErr
+		}
+		if what != "" {
+			names = append(names, t.String())
+		}
+	}
+	return names, err
+}
+
+// absent says what the node does without a proxy, and how to start one.
+func (e *Examination) absent(ctx context.Context) (what, advice string) {
+	names, err := e.left(ctx)
+	switch {
+	case len(names) > 0:
+		what = fmt.Sprintf("no proxy runs on this node: what an earlier process made serves on (%s), and changes do not arrive", strings.Join(names, ", "))
+	case err != nil:
+		what = fmt.Sprintf("no proxy runs on this node, and what an earlier process left is unknown: %v", err)
+	default:
+		what = "no proxy runs on this node, and nothing is programmed: no Service works here"
+	}
+	return what + e.lacking(ctx), fmt.Sprintf(startAdvice, e.node) + "; kube-proxy doctor --before-start has the findings for a start alone"
+}
+
+// lacking says how much the node differs from what is desired, if that is known.
+func (e *Examination) lacking(ctx context.Context) string {
+	from := e.options.Proxy.Manifests
+	if len(from) == 0 && !newServerChecks(e).Configured() {
+		return ""
+	}
+	d := &Diff{Proxy: e.options.Proxy, Version: e.options.Version, Timeout: e.options.Timeout}
+	x := &comparison{Diff: d, config: e.config, out: plandiff.New()}
+	err := x.use(e)
+	if err == nil {
+		var want *service.Snapshot
+		if want, err = x.read(ctx, from, true); err == nil {
+			err = x.plan(ctx, want)
+		}
+	}
+	switch n := len(x.out.Plan); {
+	case err != nil:
+		return fmt.Sprintf("; what the node lacks is unknown: %v", err)
+	case n == 0:
+		return "; the node lacks nothing yet"
+	case n == 1:
+		return "; the node lacks 1 change: " + x.out.Plan[0]
+	default:
+		return fmt.Sprintf("; the node lacks %d changes, which kube-proxy diff lists", n)
+	}
 }
 
 // Mode returns the mode that is examined first: the configured one, that of the running
@@ -114,7 +194,7 @@ func (e *Examination) Families() (all []service.Family, lacking []string) {
 
 // Report returns a report on e without findings.
 func (e *Examination) Report() *doctor.Report {
-	return &doctor.Report{Node: e.node, System: string(e.config.OS), Proxy: e.proxy.String(), Modes: e.modes.Names()}
+	return &doctor.Report{BeforeStart: e.options.BeforeStart, Node: e.node, System: string(e.config.OS), Proxy: e.proxy.String(), Modes: e.modes.Names()}
 }
 
 // askTimeout bounds the wait for an answer of the running proxy.
@@ -137,9 +217,28 @@ func (o Options) askProxy(ctx context.Context, c *config.Config) (*doctor.Proxy,
 	return doctor.AskProxy(ctx, statusview.Query{Server: server, Version: o.Version}), nil
 }
 
+// installed returns the mode of which a process that has ended left most, false if none did.
+func (e *Examination) installed(ctx context.Context) (best mode.Descriptor, found bool) {
+	names, _ := e.left(ctx)
+	most := 0
+	for _, d := range e.options.Proxy.Modes.On(e.config.OS) {
+		n := 0
+		for _, name := range e.owned(d) {
+			if slices.Contains(names, name) {
+				n++
+			}
+		}
+		if n > most {
+			best, most = d, n
+		}
+	}
+	return best, most > 0
+}
+
 // examined returns the modes to examine: all, the configured one, that of the running
-// proxy, or the one that would be selected. If none works, it is the best one.
-func (e *Examination) examined() mode.Table {
+// proxy or of the rules that a dead one left, or the one that would be selected. If none works,
+// it is the best one.
+func (e *Examination) examined(ctx context.Context) mode.Table {
 	c, d := e.config, e.options
 	switch {
 	case d.AllModes:
@@ -148,6 +247,10 @@ func (e *Examination) examined() mode.Table {
 		return mode.Table{e.selected}
 	case e.proxy.Answer != nil:
 		if m, ok := d.Proxy.Modes.Find(e.proxy.Answer.Mode, c.OS); ok {
+			return mode.Table{m}
+		}
+	case !e.options.BeforeStart:
+		if m, ok := e.installed(ctx); ok {
 			return mode.Table{m}
 		}
 	}

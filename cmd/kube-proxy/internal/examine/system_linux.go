@@ -24,15 +24,18 @@ import (
 // setClockCommand sets the clock of the node.
 const setClockCommand = "chronyc makestep"
 
-// systemChecks returns the checks of a Linux node.
-func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.Check, error) {
+// startAdvice says how to start a proxy on the node.
+const startAdvice = "systemctl status kube-proxy, or kubectl -n kube-system get pods -o wide --field-selector spec.nodeName=%s, says why none runs; systemctl start kube-proxy starts it where it is a unit"
+
+// systemChecks returns the checks of a Linux node, and adds what it has of a proxy that is silent.
+func systemChecks(ctx context.Context, x *Examination, want services, silent *doctor.Silent) ([]doctor.Check, error) {
 	targets, err := foreignTargets(ctx, x)
 	if err != nil {
 		return nil, err
 	}
 	n := &linuxdoctor.Node{
 		Files: os.DirFS("/"), Proc: os.DirFS("/proc"), Writable: linuxdoctor.Writable, Kernel: linuxdoctor.Netlink{},
-		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil,
+		Settings: host.Settings(x.config), ProxyName: x.config.ProxyName, Services: want, Holder: x.holder, Answered: x.proxy.Answer != nil, BeforeStart: x.options.BeforeStart,
 		Servers: serversOf(x.config), Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 		Acceleration: acceleration(x),
 		Route: func(to netip.Addr) error {
@@ -50,6 +53,7 @@ func systemChecks(ctx context.Context, x *Examination, want services) ([]doctor.
 			n.SharedMark = func(f service.Family) (string, error) { return m.System.SharedMark(x.config, f) }
 		}
 	}
+	silent.Hung = n.Hung
 	return n.Checks(), nil
 }
 
@@ -88,14 +92,7 @@ func foreignTargets(ctx context.Context, x *Examination) ([]linuxdoctor.Target, 
 	}
 	var owned []string
 	for _, d := range x.modes {
-		if d.System == nil || d.System.Owned == nil {
-			continue
-		}
-		for _, f := range service.Families {
-			// A command that is missing is what the probe of the mode reports.
-			names, _ := d.System.Owned(x.config, f)
-			owned = append(owned, names...)
-		}
+		owned = append(owned, x.owned(d)...)
 	}
 	var foreign []linuxdoctor.Target
 	for _, t := range all {

@@ -14,9 +14,9 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-const setClockCommand = ""
+const setClockCommand, startAdvice = "", "%s"
 
-func systemChecks(context.Context, *Examination, services) ([]doctor.Check, error) {
+func systemChecks(context.Context, *Examination, services, *doctor.Silent) ([]doctor.Check, error) {
 	return nil, mode.ErrNoSystem
 }
 

@@ -21,8 +21,11 @@ import (
 // setClockCommand sets the clock of the node.
 const setClockCommand = "w32tm /resync"
 
-// systemChecks returns the checks of a Windows node.
-func systemChecks(_ context.Context, x *Examination, want services) ([]doctor.Check, error) {
+// startAdvice says how to start a proxy on the node.
+const startAdvice = "sc.exe query kube-proxy, or kubectl -n kube-system get pods -o wide --field-selector spec.nodeName=%s, says why none runs; sc.exe start kube-proxy starts it where it is a service"
+
+// systemChecks returns the checks of a Windows node, and adds what it has of a proxy that is silent.
+func systemChecks(_ context.Context, x *Examination, want services, silent *doctor.Silent) ([]doctor.Check, error) {
 	d := hns.NewDriver()
 	program, err := os.Executable()
 	if err != nil {
@@ -33,8 +36,9 @@ func systemChecks(_ context.Context, x *Examination, want services) ([]doctor.Ch
 	n := &windowsdoctor.Node{
 		Options: hns.OptionsOf(x.config), List: d.List, PortsLeft: d.PortsLeft, Windows: &windowsdoctor.System{}, CNI: windowsdoctor.SystemCNI,
 		Program: program, Folder: folder, Files: []string{hns.StateFile(), log},
-		Holder: x.holder, Answered: x.proxy.Answer != nil, Services: want, Servers: serversOf(x.config),
+		Holder: x.holder, Answered: x.proxy.Answer != nil, BeforeStart: x.options.BeforeStart, Services: want, Servers: serversOf(x.config),
 	}
+	silent.Hung = n.Hung
 	return n.Checks(), nil
 }
 

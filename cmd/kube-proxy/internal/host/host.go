@@ -35,13 +35,13 @@ type Preparation struct {
 	Health   *health.Monitor
 }
 
-// LeaseHolder returns the function that asks which proxy programs the node. It returns false if
-// none runs that answers and proves that it may.
-func LeaseHolder(proxyName string) func(context.Context) (lease.Identity, bool) {
+// LeaseHolder returns the function that asks which proxy programs the node, see
+// lease.QueryHolder.
+func LeaseHolder(proxyName string) func(context.Context) (lease.Identity, error) {
 	transport, _ := LeaseTransport(proxyName)
-	return func(ctx context.Context) (lease.Identity, bool) {
+	return func(ctx context.Context) (lease.Identity, error) {
 		if transport == nil {
-			return lease.Identity{}, false
+			return lease.Identity{}, mode.ErrNoSystem
 		}
 		return lease.QueryHolder(ctx, transport)
 	}
