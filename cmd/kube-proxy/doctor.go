@@ -50,6 +50,7 @@ const (
 type doctorOptions struct {
 	options
 	format   string
+	all      bool
 	examined examine.Options
 }
 
@@ -65,6 +66,7 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 	}
 	d.registerReading(cmd.Flags())
 	cmd.Flags().BoolVar(&d.examined.AllModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
+	cmd.Flags().BoolVar(&d.all, "all", false, "print all of a long list, not only its beginning")
 	cmd.Flags().BoolVar(&d.examined.BeforeStart, "before-start", false, "have the findings for a start of the proxy, so that none has to run")
 	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
 	cmd.Flags().StringVar(&d.examined.Server, "server", "", reading.ServerHelp)
@@ -101,7 +103,7 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 }
 
 func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
-	write := doctor.View{Colour: cli.Coloured(w), Width: cli.Columns(w)}.Text
+	write := doctor.View{Colour: cli.Coloured(w), Width: cli.Columns(w), All: d.all}.Text
 	if d.format == doctorAsJSON {
 		write = func(w io.Writer, r *doctor.Report) error { return r.JSON(w) }
 	}

@@ -51,7 +51,13 @@ func TestConditions(t *testing.T) {
 		"an unknown one":      {health.Report{Conditions: map[string]string{"some-new": "x"}}, []string{"proxy-condition some-new risk"}},
 		"a source that fails": {health.Report{Sources: []health.SourceReport{{Name: "services", Synced: true, Error: "refused"}, {Name: "nodes", Synced: true}}}, []string{"api-server services risk"}},
 		"a source unread":     {health.Report{Sources: []health.SourceReport{{Name: "services"}}}, []string{"api-server services risk"}},
-		"a source silent":     {health.Report{Sources: []health.SourceReport{{Name: "services", Synced: true, Stale: true}}}, []string{"api-server services risk"}},
+		"a bad manifest": {health.Report{Sources: []health.SourceReport{{Name: "manifests", Synced: true, Error: "bad.yaml: line 1"}}, Conditions: map[string]string{"sources": "manifests: 1 fault"}},
+			[]string{"manifest manifests risk"}},
+		"sources that fail alike": {health.Report{Sources: []health.SourceReport{
+			{Name: "services", Error: `watch services at the API server: Get "https://a/b?c=d": refused`}, {Name: "nodes", Error: `watch nodes at the API server: Get "https://a/e": refused`},
+			{Name: "endpointslices", Error: "no rights"},
+		}}, []string{"api-server services,nodes risk", "api-server endpointslices risk"}},
+		"a source silent": {health.Report{Sources: []health.SourceReport{{Name: "services", Synced: true, Stale: true}}}, []string{"api-server services risk"}},
 	} {
 		t.Run(situation, func(t *testing.T) {
 			p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Health: test.report}}}}
@@ -66,6 +72,48 @@ func TestConditions(t *testing.T) {
 			}
 			kit.Same(t, "(-want +got)", test.want, got)
 		})
+	}
+}
+
+// TestConsequences checks that findings which follow from another one come after it and name it,
+// and that the text counts them.
+func TestConsequences(t *testing.T) {
+	p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Health: health.Report{
+		Status:     map[string]health.FamilyReport{"IPv4": {Reason: "nothing was ever programmed"}, "IPv6": {Reason: "a change waits", Generation: 2}},
+		Sources:    []health.SourceReport{{Name: "services", Error: "refused"}, {Name: "nodes", Error: "refused"}},
+		Conditions: map[string]string{"sources": "x", "node-object": "unknown", "some-new": "x"},
+	}}}}}
+	seen, err := p.Check(Silent{}).Look(t.Context())
+	kit.Must(t, err)
+	server := Finding{Topic: APIServer, Subject: "https://a", What: "it cannot be asked", Advice: "x"}
+	for situation, test := range map[string]struct {
+		all  []Finding
+		want string
+		text []string
+	}{
+		"it can be asked by nobody": {append(seen.Findings, server), "api-server https://a | proxy-unhealthy IPv6 | proxy-condition some-new | " +
+			"proxy-unhealthy IPv4 of api-server | proxy-condition node-object of api-server | api-server services,nodes of api-server", []string{"also     3 consequences", "3 findings"}},
+		"nobody else asks": {seen.Findings, "api-server services,nodes | proxy-unhealthy IPv6 | proxy-condition some-new | " +
+			"proxy-unhealthy IPv4 of api-server | proxy-condition node-object of api-server", []string{"also     2 consequences", "3 findings"}},
+	} {
+		r := &Report{Findings: sorted(test.all)}
+		var got []string
+		for _, f := range r.Findings {
+			got = append(got, strings.TrimSuffix(fmt.Sprintf("%s %s of %s", f.Topic, f.Subject, f.Cause), " of "))
+		}
+		kit.Same(t, situation+" (-want +got)", test.want, strings.Join(got, " | "))
+		var short, all, document bytes.Buffer
+		kit.Must(t, View{}.Text(&short, r))
+		kit.Must(t, View{All: true}.Text(&all, r))
+		kit.Must(t, r.JSON(&document))
+		for _, w := range test.text {
+			if !strings.Contains(short.String(), w) {
+				t.Errorf("%s: no %q in\n%s", situation, w, short.String())
+			}
+		}
+		if strings.Contains(short.String(), "IPv4") || !strings.Contains(all.String(), "cause    api-server, see there") || !strings.Contains(document.String(), `"cause": "api-server"`) {
+			t.Errorf("%s:\n%s\n%s\n%s", situation, short.String(), all.String(), document.String())
+		}
 	}
 }
 
@@ -181,7 +229,7 @@ func reports() map[string]*Report {
 			Node: "node-a", System: "linux", Modes: []string{"nftables", "iptables"},
 			Findings: sorted([]Finding{
 				{Topic: NodePortHidden, Subject: "30080/tcp", What: "the NodePort 30080/tcp of Service shop/web hides process 4242 (nginx\x1b[2J -g daemon off), which listens on 0.0.0.0:30080",
-					Fix: "kill 4242", Advice: "or let the program listen on another port, or give the Service another NodePort"},
+					Advice: "let the program listen on another port, or give the Service another NodePort"},
 				{Topic: ModeUnavailable, Mode: "iptables", Subject: "IPv4", What: "there is no match statistic (kernel module xt_statistic)", Fix: "modprobe -a xt_statistic"},
 				{Topic: IPForward, Subject: "net.ipv4.ip_forward", What: "net.ipv4.ip_forward is 0 and should be 1", Fix: "sysctl -w net.ipv4.ip_forward=1"},
 				{Topic: PodCIDR, What: "the podCIDR 10.1.0.0/24 of Node node-a is not in the clusterCIDR 10.244.0.0/16", Advice: "set clusterCIDR"},

@@ -44,6 +44,10 @@ type Finding struct {
 	// Advice is what to do if there is no Fix, with commands that may harm, or what to know before
 	// the Fix is run.
 	Advice string
+	// Follows are the topics that explain this Finding, the likeliest first, if they are found.
+	// Cause is the one that was.
+	Follows []Topic
+	Cause   Topic
 }
 
 // severity returns how much f matters.
@@ -62,11 +66,12 @@ func (f Finding) MarshalJSON() ([]byte, error) {
 		Fix      string   `json:"fix,omitempty"`
 		Advice   string   `json:"advice,omitempty"`
 		Link     string   `json:"link"`
-	}{f.Topic, f.Subject, f.Mode, f.severity(), f.What, f.Topic.Why(), f.Fix, f.Advice, f.Topic.Link()})
+		Cause    Topic    `json:"cause,omitempty"`
+	}{f.Topic, f.Subject, f.Mode, f.severity(), f.What, f.Topic.Why(), f.Fix, f.Advice, f.Topic.Link(), f.Cause})
 }
 
-// sorted returns findings in the order of printing: by severity, then by Topic and
-// Subject. Of several about the same Subject, the first stays.
+// sorted returns findings in the order of printing: those that explain others, those that nothing
+// explains, the rest; each by severity, then by Topic and Subject. Of several about the same Subject, the first stays.
 func sorted(all []Finding) []Finding {
 	type key struct {
 		topic         Topic
@@ -81,11 +86,42 @@ func sorted(all []Finding) []Finding {
 			kept = append(kept, f)
 		}
 	}
+	explain(kept)
+	causes := map[Topic]bool{}
+	for _, f := range kept {
+		causes[f.Cause] = true
+	}
+	rank := func(f Finding) int {
+		switch {
+		case f.Cause != "":
+			return 2
+		case causes[f.Topic]:
+			return 0
+		}
+		return 1
+	}
 	slices.SortStableFunc(kept, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(a.severity(), b.severity()), cmp.Compare(topics[a.Topic].order, topics[b.Topic].order),
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.severity(), b.severity()), cmp.Compare(topics[a.Topic].order, topics[b.Topic].order),
 			cmp.Compare(a.Mode, b.Mode), cmp.Compare(a.Subject, b.Subject))
 	})
 	return kept
+}
+
+// explain sets the Cause of findings. What has one explains nothing itself.
+func explain(all []Finding) {
+	for i := range all {
+		all[i].Cause = all[i].cause(all)
+	}
+}
+
+// cause returns the topic of all that explains f, empty if none does.
+func (f *Finding) cause(all []Finding) Topic {
+	for _, t := range f.Follows {
+		if slices.ContainsFunc(all, func(g Finding) bool { return g.Topic == t && g.Cause == "" && (t != f.Topic || len(g.Follows) == 0) }) {
+			return t
+		}
+	}
+	return ""
 }
 
 // Topic is a kind of Finding.
@@ -101,6 +137,7 @@ const (
 	IPForward         Topic = "ip-forward"
 	Kubeconfig        Topic = "kubeconfig"
 	APIServer         Topic = "api-server"
+	Manifest          Topic = "manifest"
 	MissingRights     Topic = "missing-rights"
 	ClockSkew         Topic = "clock-skew"
 	NodeUnknown       Topic = "node-unknown"
@@ -161,6 +198,7 @@ var topics = map[Topic]about{
 	ProxyCondition:    {5, Risk, "troubleshooting.md#all-conditions", "the running proxy reports it: clients of a Service, a whole IP family or the monitoring of the node are affected"},
 	Kubeconfig:        {6, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the proxy cannot connect to the API server, so it knows no Services and does not start"},
 	APIServer:         {7, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},
+	Manifest:          {60, Risk, "troubleshooting.md#a-manifest-has-no-effect", "what the file says is not in force: what it held before stays, or after a start nothing of it is served"},
 	MissingRights:     {8, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the API server refuses what the proxy must read, so it programs nothing or without topology"},
 	ClockSkew:         {9, Risk, "troubleshooting.md#the-api-server-is-unreachable", "certificates and tokens count as expired or not yet valid, so the API server may refuse the proxy and kubelet"},
 	NodeUnknown:       {10, Blocks, "troubleshooting.md#the-node-is-unknown", "no endpoint counts as local: Services with policy Local are dropped here, and NodePorts of nodePortAddresses primary stay closed"},

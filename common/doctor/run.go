@@ -13,6 +13,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -331,42 +332,78 @@ func (s Silent) look(ctx context.Context, fault error) (Seen, error) {
 
 func proxyFindings(r *health.Report) []Finding {
 	var all []Finding
+	unread := slices.ContainsFunc(r.Sources, func(s health.SourceReport) bool { return !s.Synced })
 	for _, family := range slices.Sorted(maps.Keys(r.Status)) {
 		s := r.Status[family]
 		if s.Healthy && !s.Failing {
 			continue
 		}
 		text := strings.TrimPrefix(s.Reason+": "+s.LastError, ": ")
-		all = append(all, Finding{Topic: ProxyUnhealthy, Subject: family, What: fmt.Sprintf("%s is not programmed: %s", family, strings.TrimSuffix(text, ": ")),
+		var follows []Topic
+		if unread && s.Generation == 0 {
+			follows = sourceFaults
+		}
+		all = append(all, Finding{Topic: ProxyUnhealthy, Follows: follows, Subject: family, What: fmt.Sprintf("%s is not programmed: %s", family, strings.TrimSuffix(text, ": ")),
 			Advice: "read the log of the proxy; kube-proxy status shows whether a later round succeeds"})
 	}
-	for _, s := range r.Sources {
-		if s.Error != "" || s.Stale || !s.Synced {
-			all = append(all, Finding{Topic: APIServer, Subject: s.Name, What: sourceText(s), Severity: Risk, Advice: "kube-proxy status shows all errors of the sources"})
-		}
-	}
+	all = append(all, sourceFindings(r.Sources)...)
 	for _, name := range slices.Sorted(maps.Keys(r.Conditions)) {
-		if name != string(condition.NodePorts) { // it counts what the checks of the node list, and is up to a minute old
+		known := name == string(condition.Sources) && slices.ContainsFunc(r.Sources, func(s health.SourceReport) bool { return s.Error != "" })
+		if name != string(condition.NodePorts) && !known { // that counts what the checks of the node list, and is up to a minute old
 			all = append(all, conditionFinding(r, name))
 		}
 	}
 	return all
 }
 
-func sourceText(s health.SourceReport) string {
-	switch {
-	case s.Error != "":
-		return fmt.Sprintf("the proxy cannot read %s: %s", s.Name, s.Error)
-	case !s.Synced:
-		return fmt.Sprintf("the proxy has not read %s yet", s.Name)
+// sourceFaults are the topics that explain why the proxy does not know what to serve.
+var sourceFaults = []Topic{Kubeconfig, APIServer, Manifest}
+
+// manifestSource is the name of the source that reads files.
+const manifestSource = "manifests"
+
+// request is what errors of different kinds of objects do not have in common.
+var request = regexp.MustCompile(`^(watch|list) \S+ at the API server: |\b(Get|Post) "[^"]*": `)
+
+// sourceFindings has a Finding for each fault of the sources. Kinds of objects that cannot be read
+// for the same reason are one.
+func sourceFindings(sources []health.SourceReport) (all []Finding) {
+	var faults []string
+	names := map[string][]string{}
+	for _, s := range sources {
+		fault := "the proxy has had no contact for long with"
+		switch {
+		case s.Name == manifestSource && s.Error != "":
+			all = append(all, Finding{Topic: Manifest, Subject: s.Name, What: "the proxy cannot use all of the manifests: " + s.Error, Advice: "kube-proxy status shows all errors of the sources"})
+			continue
+		case s.Error != "":
+			fault = "the proxy cannot read, because of " + request.ReplaceAllString(s.Error, "")
+		case !s.Synced:
+			fault = "the proxy has not read yet"
+		case !s.Stale:
+			continue
+		}
+		if names[fault] == nil {
+			faults = append(faults, fault)
+		}
+		names[fault] = append(names[fault], s.Name)
 	}
-	return fmt.Sprintf("the proxy has had no contact with %s for long", s.Name)
+	for _, fault := range faults {
+		n := names[fault]
+		all = append(all, Finding{Topic: APIServer, Subject: strings.Join(n, ","), What: fmt.Sprintf("%s: %s", fault, strings.Join(n, ", ")), Severity: Risk,
+			Advice: "kube-proxy status shows all errors of the sources", Follows: []Topic{Kubeconfig, APIServer}})
+	}
+	return all
 }
 
 func conditionFinding(r *health.Report, name string) Finding {
 	f := Finding{Topic: ProxyCondition, Subject: name, What: fmt.Sprintf("condition %s: %s", name, r.Conditions[name]), Severity: Risk}
 	if slices.Contains(r.Blocked, name) {
 		f.Severity = Blocks
+	}
+	switch condition.Name(name) {
+	case condition.Sources, condition.NodeObject, condition.ServiceCIDRs, condition.Kubeconfig:
+		f.Follows = sourceFaults
 	}
 	for _, c := range covered {
 		if strings.HasPrefix(name, string(c.prefix)) {
@@ -434,6 +471,7 @@ func (r *Report) JSON(w io.Writer) error {
 // View is how a report is printed.
 type View struct {
 	Colour bool // for a terminal
+	All    bool // findings that follow from others, too, which are counted otherwise
 	Width  int  // how many columns a line may have, 0 for document.Width
 }
 
@@ -443,7 +481,9 @@ func (v View) Text(w io.Writer, r *Report) error {
 	p.head(r)
 	p.checks(r.Checks)
 	for i := range r.Findings {
-		p.finding(i+1, &r.Findings[i])
+		if f := &r.Findings[i]; f.Cause == "" || v.All {
+			p.finding(i+1, r)
+		}
 	}
 	p.verdict(r)
 	_, err := w.Write(p.text.Bytes())
@@ -514,7 +554,9 @@ func (p *printer) checks(all []CheckResult) {
 	p.line("")
 }
 
-func (p *printer) finding(n int, f *Finding) {
+// finding prints the finding of r that is number n.
+func (p *printer) finding(n int, r *Report) {
+	f := &r.Findings[n-1]
 	mark := p.paint(document.Yellow, "RISK")
 	if f.severity() == Blocks {
 		mark = p.paint(document.Red, "BLOCKS")
@@ -526,6 +568,13 @@ func (p *printer) finding(n int, f *Finding) {
 	p.line("%d. %s  %s%s", n, mark, p.paint(document.Bold, string(f.Topic)), of)
 	const indent = 3
 	p.field(indent, "what", f.What)
+	if f.Cause != "" {
+		p.field(indent, "cause", string(f.Cause)+", see there")
+	} else if follow := r.consequences(f.Topic); follow == 1 && !p.view.All {
+		p.field(indent, "also", "1 consequence, which --all shows")
+	} else if follow > 1 && !p.view.All {
+		p.field(indent, "also", fmt.Sprintf("%d consequences, which --all shows", follow))
+	}
 	p.field(indent, "why", f.Topic.Why())
 	if f.Fix != "" {
 		p.line("%*s%-9s%s", indent, "", "fix", oneLine(f.Fix)) // not wrapped, to be copied
@@ -537,11 +586,22 @@ func (p *printer) finding(n int, f *Finding) {
 	p.line("")
 }
 
+// consequences counts the findings that t explains.
+func (r *Report) consequences(t Topic) int {
+	n := 0
+	for i := range r.Findings {
+		if t != "" && r.Findings[i].Cause == t || t == "" && r.Findings[i].Cause != "" {
+			n++
+		}
+	}
+	return n
+}
+
 // verdict prints the result.
 func (p *printer) verdict(r *Report) {
 	checked := len(r.Checks) - r.count(Skipped)
 	text := p.paint(document.Green, "nothing found")
-	switch n := len(r.Findings); {
+	switch n := len(r.Findings) - r.consequences(""); {
 	case n == 1:
 		text = p.paint(document.Red, "1 finding")
 	case n > 1:

@@ -159,7 +159,7 @@ func (c *collector) doctor(ctx context.Context, w io.Writer) error {
 	r := doctor.Runner{Checks: checks, Timeout: c.Timeout, Patience: c.Timeout, Progress: func(string) {}}
 	report := found.Report()
 	report.Checks, report.Findings = r.Run(ctx)
-	return doctor.View{}.Text(w, report)
+	return doctor.View{All: true}.Text(w, report)
 }
 
 // command is a part that a program of the system prints. It is left out if the program

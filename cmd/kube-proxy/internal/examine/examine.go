@@ -87,7 +87,7 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 	server := newServerChecks(e)
 	read := sync.OnceValues(func() (*service.Snapshot, error) { return e.readServices(ctx, server) })
-	silent := doctor.Silent{Holder: e.holder, BeforeStart: e.options.BeforeStart, Absent: e.absent}
+	silent := doctor.Silent{Holder: e.holder, BeforeStart: e.options.BeforeStart, Absent: func(ctx context.Context) (string, string) { return e.absent(ctx, server) }}
 	checks, err := systemChecks(ctx, e, func(context.Context) (*service.Snapshot, error) { return read() }, &silent)
 	if err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func (e *Examination) left(ctx context.Context) (names []string, err error) {
 }
 
 // absent says what the node does without a proxy, and how to start one.
-func (e *Examination) absent(ctx context.Context) (what, advice string) {
+func (e *Examination) absent(ctx context.Context, server *doctor.Cluster) (what, advice string) {
 	names, err := e.left(ctx)
 	switch {
 	case len(names) > 0:
@@ -142,16 +142,19 @@ func (e *Examination) absent(ctx context.Context) (what, advice string) {
 	default:
 		what = "no proxy runs on this node, and nothing is programmed: no Service works here"
 	}
-	return what + e.lacking(ctx), fmt.Sprintf(startAdvice, e.node) + "; kube-proxy doctor --before-start has the findings for a start alone"
+	return what + e.lacking(ctx, server), fmt.Sprintf(startAdvice, e.node) + "; kube-proxy doctor --before-start has the findings for a start alone"
 }
 
 // lacking says how much the node differs from what is desired, if that is known.
-func (e *Examination) lacking(ctx context.Context) string {
+func (e *Examination) lacking(ctx context.Context, server *doctor.Cluster) string {
 	from := e.options.Proxy.Manifests
-	if len(from) == 0 && !newServerChecks(e).Configured() {
+	switch {
+	case len(from) == 0 && !server.Configured():
 		return ""
+	case len(from) == 0 && server.Config(ctx) == nil:
+		return "; what the node lacks is unknown, as the API server cannot be asked"
 	}
-	d := &Diff{Proxy: e.options.Proxy, Version: e.options.Version, Timeout: e.options.Timeout}
+	d := &Diff{Proxy: e.options.Proxy, Version: e.options.Version, Timeout: e.options.Timeout / 2} // the plan needs the rest
 	x := &comparison{Diff: d, config: e.config, out: plandiff.New()}
 	err := x.use(e)
 	if err == nil {
