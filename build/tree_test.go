@@ -173,6 +173,9 @@ func TestLinks(t *testing.T) {
 			}
 		}
 	}
+	for _, m := range regexp.MustCompile(`runbook_url: (\S+)`).FindAllStringSubmatch(readDocument(t, "build/chart/files/rules.yaml"), -1) {
+		checkLink(t, "rules.yaml", m[1]) // the chart puts the source before it
+	}
 }
 
 // documents lists the documents of the tree, without those that make downloads or builds.

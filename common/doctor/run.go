@@ -335,7 +335,7 @@ func proxyFindings(r *health.Report) []Finding {
 	unread := slices.ContainsFunc(r.Sources, func(s health.SourceReport) bool { return !s.Synced })
 	for _, family := range slices.Sorted(maps.Keys(r.Status)) {
 		s := r.Status[family]
-		if s.Healthy && !s.Failing {
+		if (s.Healthy || s.Blocked) && !s.Failing { // the condition that blocks is a finding
 			continue
 		}
 		text := strings.TrimPrefix(s.Reason+": "+s.LastError, ": ")

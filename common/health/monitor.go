@@ -216,8 +216,8 @@ func (m *Monitor) SetDetailedCondition(name condition.Name, message, detail stri
 }
 
 // SetBlockingCondition is SetDetailedCondition for what keeps traffic from flowing
-// though all is programmed. Reports name it as blocked; answers of the health server
-// keep their status, see Report.Blocked. families are those of which nothing flows.
+// though all is programmed. Reports name it as blocked. families are those of which nothing
+// flows, and which are not healthy then; a new process would not help, so they are alive.
 func (m *Monitor) SetBlockingCondition(name condition.Name, message, detail string, families ...service.Family) {
 	m.setCondition(name, shown{message, detail, true, families})
 }
@@ -274,8 +274,20 @@ func (m *Monitor) Serving(families ...service.Family) bool {
 	now := m.options.Now()
 	return slices.ContainsFunc(families, func(f service.Family) bool {
 		s := m.families[f]
-		return s != nil && s.unhealthyReason(now, 2*m.options.SyncPeriod) == ""
+		return s != nil && s.unhealthyReason(now, 2*m.options.SyncPeriod) == "" && m.blockedBy(f) == ""
 	})
+}
+
+// blockedBy names the conditions because of which no traffic of f flows, "" for none.
+func (m *Monitor) blockedBy(f service.Family) string {
+	var names []string
+	for name, c := range m.conditions {
+		if slices.Contains(c.families, f) {
+			names = append(names, string(name))
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
 }
 
 // Fault returns why a family is not in force, empty if all are or a round progresses. It
@@ -284,7 +296,7 @@ func (m *Monitor) Fault() string {
 	r := m.Report()
 	var all []string
 	for _, f := range m.options.Families {
-		if s := r.Status[f.String()]; !s.Healthy && !s.Busy {
+		if s := r.Status[f.String()]; !s.Healthy && !s.Busy && !s.Blocked {
 			all = append(all, f.String()+": "+s.Reason)
 		}
 	}
@@ -304,6 +316,9 @@ func (m *Monitor) Report() Report {
 	first := true
 	for _, f := range m.options.Families {
 		s := m.families[f].report(now, 2*m.options.SyncPeriod)
+		if by := m.blockedBy(f); by != "" && s.Healthy {
+			s.Healthy, s.Blocked, s.Reason = false, true, "no traffic flows because of "+by
+		}
 		r.Status[f.String()] = s
 		r.Healthy = r.Healthy && s.Healthy
 		if first || s.LastUpdated.Before(r.LastUpdated) {
@@ -419,13 +434,12 @@ type Report struct {
 	Standby    string            `json:"standby,omitempty"`
 	Sources    []SourceReport    `json:"sources,omitempty"`
 	Conditions map[string]string `json:"conditions,omitempty"`
-	// Blocked names the conditions that keep traffic from flowing. They do not change the
-	// status of an answer, because a restart does not correct them. Nor does it help to
-	// remove the node from every load balancer: a health check that cannot be answered
-	// concerns one Service. A kernel that does not forward by default may do so for some
-	// interfaces, and still serves endpoints in the host's network.
+	// Blocked names the conditions that keep traffic from flowing. One that concerns single
+	// Services, such as a health check that cannot be answered, does not change the status
+	// of an answer: a load balancer would stop using the node for all of them.
 	Blocked []string `json:"blocked,omitempty"`
 	// BlockedFamilies names the IP families of which no traffic flows because of them.
+	// These are not healthy.
 	BlockedFamilies  []string          `json:"blockedFamilies,omitempty"`
 	publicConditions map[string]string // Conditions without names
 }
@@ -470,7 +484,10 @@ type FamilyReport struct {
 	Waiting bool `json:"waiting,omitempty"`
 	// Busy means unhealthy, but in a round that progresses. A new process would have as
 	// much to do.
-	Busy       bool   `json:"busy,omitempty"`
+	Busy bool `json:"busy,omitempty"`
+	// Blocked means unhealthy only because no traffic flows though all is programmed. A new
+	// process would not change that.
+	Blocked    bool   `json:"blocked,omitempty"`
 	Generation uint64 `json:"generation"` // in force
 	// OldestPending is the time of the oldest change that is not in force, or nil.
 	OldestPending *time.Time `json:"oldestPending,omitempty"`
@@ -511,7 +528,7 @@ func (r *Report) alive() bool {
 	return true
 }
 
-func (r *FamilyReport) alive() bool { return r.Healthy || r.Waiting || r.Busy }
+func (r *FamilyReport) alive() bool { return r.Healthy || r.Waiting || r.Busy || r.Blocked }
 
 func (s *familyState) report(now time.Time, limit time.Duration) FamilyReport {
 	reason := s.unhealthyReason(now, limit)

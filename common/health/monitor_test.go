@@ -219,6 +219,11 @@ func TestSourcesAndConditionsAreShownOnly(t *testing.T) {
 		if r := s.Report(); !slices.Equal(r.Blocked, []string{"forwarding"}) || !slices.Equal(r.BlockedFamilies, []string{"IPv6"}) || r.Conditions["forwarding"] != "off" {
 			t.Errorf("blocked by %q with conditions %q, want forwarding in both", r.Blocked, r.Conditions)
 		}
+		s.bothSucceed()
+		s.healthy(true, false)
+		if r, fault := s.Report(), s.Fault(); r.Status["IPv6"].Reason != "no traffic flows because of forwarding" || fault != "" {
+			t.Errorf("reason %q, fault of the rules %q", r.Status["IPv6"].Reason, fault)
+		}
 		s.SetBlockingCondition("forwarding", "", "")
 		s.resync(service.IPv6, time.Minute)
 		s.round(service.IPv4, 0, nil)

@@ -226,7 +226,7 @@ type Observer struct {
 // all families or for the one in ?family=, IPv4 or IPv6. The answer is 503 until the
 // first round has succeeded, so a startup probe should precede a liveness probe. A family
 // that waits for other components counts as alive, and so does one in a long round that
-// progresses.
+// progresses, and one of which no traffic flows for a reason outside of the process.
 func (m *Monitor) Handler(l Observer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })

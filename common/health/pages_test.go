@@ -264,6 +264,9 @@ func TestHealthzAndLivez(t *testing.T) {
 		m.Result(service.IPv4, reconcile.Result{Start: time.Now(), Outcome: reconcile.Outcome{Err: fmt.Errorf("plan: %w for a network", reconcile.ErrWaiting)}})
 	}
 	young := time.Now()
+	blocked := func(families ...service.Family) func(*Monitor) {
+		return func(m *Monitor) { m.SetBlockingCondition("forwarding", "off", "off", families...) }
+	}
 	late := Options{Now: func() time.Time { return young.Add(3 * period) }}
 	for name, tt := range map[string]struct {
 		options        Options
@@ -282,6 +285,9 @@ func TestHealthzAndLivez(t *testing.T) {
 		"the node is being deleted":     {Options{}, nil, node(deleting), 503, 200},
 		"the node was deleted":          {Options{}, nil, (*Monitor).DeleteNode, 503, 200},
 		"the node is unknown":           {Options{NodeRequired: true}, nil, node(), 503, 200},
+		"a family does not flow":        {Options{}, nil, blocked(service.IPv6), 503, 200},
+		"and fails":                     {Options{}, service.Families[1:], blocked(service.IPv6), 503, 503},
+		"an unanswered check":           {Options{}, nil, blocked(), 200, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := programmed(tt.options, tt.failing...)

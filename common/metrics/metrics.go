@@ -109,6 +109,7 @@ var observed = map[string]metric{
 	"relay_open_files_limit":      {nil, "Files that the relay of mode userspace may have open."},
 	"relay_refused_total":         {reason, "Connections and datagrams that the relay of mode userspace refused, by reason."},
 	"standby":                     {nil, "1 while another service proxy programs the node in place of this one, else 0."},
+	"blocked":                     {reason, "1 for each condition that keeps traffic from flowing though all is programmed."},
 	"condition":                   {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
 	// With countTraffic only. MostNamed of package traffic bounds the Services.
 	"service_connections_total": {carried, "Connections that Services took, by Service for those with the most; without a name, those of all others together."},
@@ -340,6 +341,7 @@ type Observation struct {
 	Skipped       map[string]int // by reason; there must be few reasons
 	Standby       bool           // another process programs the node
 	Conditions    []string       // the names of those that hold
+	Blocked       []string       // the names of those that keep traffic from flowing
 	Tracked       *Tracked       // nil where unknown
 	Packets       *Packets       // nil if no iptables rules count packets
 	Relay         *Relay         // nil if the process relays no connections

@@ -96,6 +96,9 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 	for _, name := range now.Conditions {
 		s.gauge("condition", 1, name)
 	}
+	for _, name := range now.Blocked {
+		s.gauge("blocked", 1, name)
+	}
 }
 
 // collectProgrammed counts what is in force. The metric without the label of a backend has

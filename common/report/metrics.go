@@ -4,6 +4,7 @@
 package report
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -57,9 +58,7 @@ func (r *metricsReader) observe() metrics.Observation {
 	for _, p := range r.tracker.Problems() {
 		seen.Skipped[fieldOf(p.Field)]++
 	}
-	for name := range h.Conditions {
-		seen.Conditions = append(seen.Conditions, name)
-	}
+	seen.Conditions, seen.Blocked = slices.Collect(maps.Keys(h.Conditions)), h.Blocked
 	if r.dataplane != nil {
 		r.dataplane(&seen)
 	}

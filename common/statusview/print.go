@@ -54,7 +54,7 @@ func (p *printer) accelerated(taken map[string]uint64) {
 }
 
 func healthCell(r *health.Report) cell {
-	if r.Healthy && len(r.Blocked) > 0 {
+	if onlyBlocked(r) && len(r.Blocked) > 0 {
 		return painted("not healthy, as traffic is blocked by "+sanitize(strings.Join(r.Blocked, ", ")), red)
 	}
 	if r.Healthy && unsynced(r) {
@@ -67,6 +67,16 @@ func healthCell(r *health.Report) cell {
 		return painted("healthy", green)
 	}
 	return painted("not healthy", red)
+}
+
+// onlyBlocked reports that all families are programmed.
+func onlyBlocked(r *health.Report) bool {
+	for _, s := range r.Status {
+		if !s.Healthy && !s.Blocked {
+			return false
+		}
+	}
+	return true
 }
 
 func (p *printer) families(r *health.Report) {

@@ -576,16 +576,31 @@ func TestStatusOfBlockedTraffic(t *testing.T) {
 		})
 	}
 	says(1, ": not healthy", "net.ipv4.ip_forward is 0 and should be 1", "net.ipv6.conf.all.forwarding is 0 and should be 1")
-	for _, path := range []string{"/healthz", "/livez"} {
-		if page := p.Fetch(t, program.HealthAddr, path); page.Status != 200 || !strings.Contains(string(page.Body), `"blocked":["setting-net.ipv4.ip_forward",`) {
-			t.Errorf("%s: %d %s; want 200 and what blocks", path, page.Status, page.Body)
+	for path, code := range map[string]int{"/healthz": 503, "/healthz?family=IPv6": 503, "/livez": 200} {
+		if page := p.Fetch(t, program.HealthAddr, path); page.Status != code || !strings.Contains(string(page.Body), `"blocked":["setting-net.ipv4.ip_forward",`) {
+			t.Errorf("%s: %d %s; want %d and what blocks", path, page.Status, page.Body, code)
 		}
+	}
+	blocked := func() float64 {
+		n, _ := p.Metric(t, "kubeproxy_blocked", "reason", "setting-net.ipv4.ip_forward")
+		return n
+	}
+	if n := blocked(); n != 1 {
+		t.Errorf("kubeproxy_blocked is %v, want 1", n)
 	}
 	asked = []string{"shop/web"}
 	says(1, "is not healthy, as traffic is blocked by setting-net.ipv4.ip_forward", "shop/web: programmed")
 	asked = nil
 	set(switches[0], "1")
 	says(1, ": not healthy", "blocked by setting-net.ipv6.conf.all.forwarding")
+	if code, n := p.Status(t, program.HealthAddr, "/healthz?family=IPv4"), blocked(); code != 200 || n != 0 {
+		t.Errorf("with IPv4 forwarding: /healthz of it %d, kubeproxy_blocked %v; want 200, 0", code, n)
+	}
+	set(switches[0], "0")
+	says(1, "blocked by setting-net.ipv4.ip_forward,")
+	set("/proc/sys/net/ipv4/conf/eth0/forwarding", "1")
+	says(1, "blocked by setting-net.ipv6.conf.all.forwarding Generation", "only packets that come in by eth0 are forwarded")
+	set(switches[0], "1")
 	set(switches[1], "1")
 	says(0, ": healthy")
 

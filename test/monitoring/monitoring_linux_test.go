@@ -232,11 +232,31 @@ var faults = []fault{
 			return func() { n.write(t, "config.yaml", goodConfig) }
 		},
 	},
+	{
+		node: "stopped", alerts: []string{"ServiceProxyTrafficBlocked", "ServiceProxyCondition"},
+		begin: func(t *testing.T, _ *site, n *node) func() {
+			n.setForwarding(t, "0")
+			return func() { n.setForwarding(t, "1") }
+		},
+	},
+	{
+		node: "garbled", alerts: []string{"ServiceProxyManifestFaults", "ServiceProxyCondition"},
+		start: func(t *testing.T, _ *site, n *node) {
+			n.proxy = program.Start(t, n.Host, kubeProxy.Command("--manifests="+n.write(t, "shop.yaml", goodManifest), "--hostname-override="+n.Name,
+				"--cluster-cidr="+netlab.ClusterCIDR, "--nodeport-addresses=all", "--metrics-bind-address=0.0.0.0:10249"))
+		},
+		begin: func(t *testing.T, _ *site, n *node) func() {
+			n.write(t, "shop.yaml", "{")
+			return func() { n.write(t, "shop.yaml", goodManifest) }
+		},
+	},
 	{node: "full", alerts: []string{"ServiceProxyConntrackFull"}, start: startFillable, begin: fill},
 	{node: "besieged", alerts: []string{"ServiceProxyRelayRefuses", "ServiceProxyCondition"}, start: startLimited, begin: besiege},
 }
 
 const goodConfig = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+const goodManifest = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.1.1, ports: [{port: 80}]}\n"
 
 // cut refuses connections to the API server, and resets those that there are.
 func (n *node) cut(t *testing.T, s *site) {

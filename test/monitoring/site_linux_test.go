@@ -71,12 +71,14 @@ func newSite(t *testing.T, names ...string) *site {
 func (s *site) webs() []*netlab.Host { return []*netlab.Host{s.Host("web-1"), s.Host("web-2")} }
 
 // forward makes a host of the lab a router, as a node is.
-func (n *node) forward(t *testing.T) {
+func (n *node) forward(t *testing.T) { n.setForwarding(t, "1") }
+
+func (n *node) setForwarding(t *testing.T, value string) {
 	t.Helper()
 	err := n.Do(func() error {
 		return errors.Join(
-			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644),
-			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644))
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(value), 0o644),
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte(value), 0o644))
 	})
 	if err != nil {
 		t.Fatalf("forward on %s: %v", n.Name, err)

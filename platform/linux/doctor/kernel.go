@@ -44,10 +44,14 @@ func (n *Node) forwarding(context.Context) (doctor.Seen, error) {
 		if o.Action != sysctl.Mismatch {
 			continue
 		}
-		found = append(found, doctor.Finding{
+		x := doctor.Finding{
 			Topic: doctor.IPForward, Subject: o.Name, What: o.String(), Fix: "sysctl -w " + o.Name + "=1",
 			Advice: "write it to a file in /etc/sysctl.d, too, so that it lasts",
-		})
+		}
+		if !o.Stops() {
+			x.Severity = doctor.Risk
+		}
+		found = append(found, x)
 	}
 	return doctor.Seen{Findings: found, Note: "of " + familyNames(families)}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -115,9 +116,28 @@ func Forwarding(files Files, families ...service.Family) []Outcome {
 		if f == service.IPv6 {
 			p = forwardIPv6
 		}
-		all = append(all, check(files, p, requirement{1, atLeast}))
+		o := check(files, p, requirement{1, atLeast})
+		if f == service.IPv4 && o.Action == Mismatch && o.Err == nil {
+			o.Forwarding = forwardingInterfaces(files)
+		}
+		all = append(all, o)
 	}
 	return all
+}
+
+// forwardingInterfaces lists the interfaces from which the kernel forwards though it does not
+// by default. Only IPv4 has that (kernel: include/linux/inetdevice.h, IN_DEV_FORWARD;
+// net/ipv6/ip6_output.c, ip6_forward).
+func forwardingInterfaces(files Files) []string {
+	var names []string
+	all, _ := net.Interfaces() // none if they cannot be listed
+	for _, x := range all {
+		n, err := number(files, parameter{file: "proc/sys/net/ipv4/conf/" + x.Name + "/forwarding"})
+		if err == nil && n != 0 {
+			names = append(names, x.Name)
+		}
+	}
+	return names
 }
 
 // IsForwarding returns the family of the parameter by this name, if it is one that
@@ -304,7 +324,12 @@ type Outcome struct {
 	Err        error // of a Failed one, or of a Mismatch that cannot be read
 	// Writable is whether this process may write one that is Written or Unchanged.
 	Writable bool
+	// Forwarding are the interfaces that forward though a Mismatch of Forwarding says no.
+	Forwarding []string
 }
+
+// Stops reports that, as Forwarding sees it, nothing is forwarded at all.
+func (o *Outcome) Stops() bool { return o.Action == Mismatch && o.Err == nil && len(o.Forwarding) == 0 }
 
 // String returns one sentence, without a full stop.
 func (o Outcome) String() string {
@@ -317,6 +342,8 @@ func (o Outcome) String() string {
 		return fmt.Sprintf("%s stays %s, which is enough for the wanted %s", o.Name, o.Have, o.Want)
 	case o.Have == "":
 		return fmt.Sprintf("%s should be %s and is unknown: %v", o.Name, o.Want, o.Err)
+	case len(o.Forwarding) > 0:
+		return fmt.Sprintf("%s is %s and should be %s: only packets that come in by %s are forwarded", o.Name, o.Have, o.Want, strings.Join(o.Forwarding, ", "))
 	case o.Action == Mismatch:
 		return fmt.Sprintf("%s is %s and should be %s", o.Name, o.Have, o.Want)
 	}

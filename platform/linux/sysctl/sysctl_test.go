@@ -266,6 +266,15 @@ func TestForwarding(t *testing.T) {
 	if got[1].Action != Mismatch || len(changes(t, d)) != 0 {
 		t.Errorf("Forwarding = %+v and changed %v, want %d and nothing", got[1], changes(t, d), Mismatch)
 	}
+	for single, text := range map[string]string{"0": "", "1": ": only packets that come in by lo are forwarded"} { // every node has lo
+		d := tree(t, map[string]string{forwardIPv4.file: "0"})
+		kit.Must(t, os.MkdirAll(d.path("proc/sys/net/ipv4/conf/lo"), 0o755))
+		kit.WriteFile(t, d.path("proc/sys/net/ipv4/conf/lo/forwarding"), single)
+		o := Forwarding(d, service.IPv4)[0]
+		if want := "net.ipv4.ip_forward is 0 and should be 1" + text; o.String() != want || o.Stops() != (text == "") {
+			t.Errorf("%q stops all: %t, want %q", o, o.Stops(), want)
+		}
+	}
 }
 
 func TestConnections(t *testing.T) {

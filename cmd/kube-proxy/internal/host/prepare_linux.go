@@ -157,7 +157,7 @@ func (p *nodePreparer) report(all []sysctl.Outcome) bool {
 // configured.
 func (p *nodePreparer) withdrawAll() {
 	for name := range p.reported {
-		p.setCondition(name, "")
+		p.setCondition(name, "", false)
 	}
 	p.reported = nil
 }
@@ -171,19 +171,20 @@ func (p *nodePreparer) withdrawUnused(used []service.Family) {
 		}
 		for _, o := range sysctl.Forwarding(p.files, f) {
 			if _, reported := p.reported[o.Name]; reported {
-				p.setCondition(o.Name, "")
+				p.setCondition(o.Name, "", false)
 				delete(p.reported, o.Name)
 			}
 		}
 	}
 }
 
-// setCondition shows the fault of a setting, or clears it if text is empty.
-func (p *nodePreparer) setCondition(name, text string) {
+// setCondition shows the fault of a setting, or clears it if text is empty. stops is whether
+// nothing is forwarded because of it.
+func (p *nodePreparer) setCondition(name, text string, stops bool) {
 	condition := condition.Setting.Of(name)
 	f, forwards := sysctl.IsForwarding(name)
 	switch {
-	case forwards && p.forwarding != nil:
+	case forwards && stops && p.forwarding != nil:
 		p.forwarding(f, condition, text)
 	case p.condition != nil:
 		p.condition(condition, text)
@@ -201,9 +202,9 @@ func (p *nodePreparer) reportSetting(o sysctl.Outcome, failed bool) {
 		return
 	}
 	if failed {
-		p.setCondition(o.Name, text)
+		p.setCondition(o.Name, text, o.Stops())
 	} else {
-		p.setCondition(o.Name, "")
+		p.setCondition(o.Name, "", false)
 	}
 	switch {
 	case failed:
