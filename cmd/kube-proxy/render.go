@@ -126,7 +126,7 @@ func render(ctx context.Context, c *config.Config, r *renderOptions, node string
 		return loadErr
 	}
 	for _, f := range service.Families {
-		if text := report.ClosedNodePorts(want, f); text != "" && c.OS != config.Windows {
+		if text := report.ClosedNodePorts(want, f, nil); text != "" {
 			fmt.Fprintf(to.err, "note: %s\n", text)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -29,7 +30,7 @@ func (r *Reports) fromRound(backend klog.Logger) []roundCondition {
 		{condition.Lacking, func(x Round) string { return x.Degraded }, func(_ service.Family, text string) { backend.Info("Warning: " + text) }, ""},
 		{condition.MissingFamily, unavailable, r.logUnavailable, ""},
 		{condition.Pods, r.unknownPods, nil, ""},
-		{condition.NodePortAddresses, func(x Round) string { return ClosedNodePorts(x.Snapshot, x.Family) }, nil, ""},
+		{condition.NodePortAddresses, func(x Round) string { return ClosedNodePorts(x.Snapshot, x.Family, r.addresses()) }, nil, ""},
 	}
 }
 
@@ -296,15 +297,19 @@ func (ev *Events) reportLimits(changed map[types.NamespacedName]string) {
 	}
 }
 
-// ClosedNodePorts reports that no address serves the NodePorts of f in s, because the
-// addresses of the node are unknown. It returns nothing if they are known, or if f has no
-// Services.
-func ClosedNodePorts(s *service.Snapshot, f service.Family) string {
-	if !s.NodePortsClosed(f) {
+// ClosedNodePorts reports that none of the node's addresses, if they are known, serves the
+// NodePorts of f in s. It returns nothing if one does, or if f has no NodePorts.
+func ClosedNodePorts(s *service.Snapshot, f service.Family, local []netip.Addr) string {
+	why := s.Node.WhyNodePortsClosed(f, local)
+	if why == "" {
 		return ""
 	}
-	return fmt.Sprintf("no %s address answers NodePorts: nodePortAddresses is %q, and no Node named %q with an address is known; "+
-		"addresses that answered before still do; set hostnameOverride to the Node's name, or nodePortAddresses to CIDRs or %q", f, "primary", s.Node.Name, "all")
+	for p := range s.Ports(f) {
+		if p.NodePort() != 0 {
+			return fmt.Sprintf("no %s address answers NodePorts: %s; set hostnameOverride to the Node's name, or nodePortAddresses to CIDRs of this node or %q", f, why, "all")
+		}
+	}
+	return ""
 }
 
 // Dataplane shows the conditions that a dataplane reports between the results of rounds, such

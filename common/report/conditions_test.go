@@ -71,16 +71,33 @@ func TestFamilyOutOfReach(t *testing.T) {
 	kit.Same(t, "log (-want +got)", []string{`I "Warning: Services are not programmed for a family" family="IPv6" err="no IPv6"`}, kit.LogLines(text))
 }
 
-// TestClosedNodePortsAreReported checks that the condition lasts as long as the node's
-// addresses are unknown.
+// TestClosedNodePortsAreReported checks that the condition lasts as long as no address of
+// the node answers.
 func TestClosedNodePortsAreReported(t *testing.T) {
-	r := newTestReports(Options{})
-	for pending, want := range map[bool]bool{true: true, false: false} {
-		s := service.New(1, &service.Node{Name: "node-x", NodePortsPending: [2]bool{pending}}, []*service.Port{checkedPort(service.IPv4, "web", 0, 0)})
-		r.round(service.IPv4, s, reconcile.Result{})
+	r := newTestReports(Options{Addresses: func() []netip.Addr {
+		return []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("fe80::1")}
+	}})
+	p := checkedPort(service.IPv4, "web", 0, 0)
+	exposed := *p
+	exposed.Frontends = []service.Frontend{{Kind: service.NodePort, Port: 30010}}
+	other := []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
+	for name, tt := range map[string]struct {
+		node service.Node
+		port *service.Port
+		want string // of the condition, after its beginning
+	}{
+		"pending":      {service.Node{Name: "node-x", NodePortsPending: [2]bool{true}}, &exposed, `nodePortAddresses is "primary", and no Node named "node-x" with an address is known; `},
+		"other":        {service.Node{NodePorts: other}, &exposed, "nodePortAddresses 10.9.0.0/16 has none of 192.0.2.10; "},
+		"none":         {service.Node{Name: "node-x"}, &exposed, `nodePortAddresses is "primary", and the Node "node-x" has no IPv4 address; `},
+		"loopback":     {service.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, &exposed, ""},
+		"no NodePort":  {service.Node{NodePorts: other}, p, ""},
+		"on Windows":   {service.Node{NodePorts: other, NodePortsEverywhere: true}, &exposed, ""},
+		"some address": {service.Node{NodePorts: service.AnyAddress()}, &exposed, ""},
+	} {
+		r.round(service.IPv4, service.New(1, &tt.node, []*service.Port{tt.port}), reconcile.Result{})
 		text := r.Health.Report().Conditions["node-port-addresses-IPv4"]
-		if got := strings.Contains(text, "no IPv4 address answers NodePorts"); got != want {
-			t.Errorf("pending %v: the condition is %q", pending, text)
+		if (text == "") != (tt.want == "") || !strings.HasPrefix(text, "no IPv4 address answers NodePorts: "+tt.want) && tt.want != "" {
+			t.Errorf("%s: the condition is %q", name, text)
 		}
 	}
 }

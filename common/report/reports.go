@@ -12,6 +12,7 @@ import (
 	"cmp"
 	"context"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,6 +58,8 @@ type Options struct {
 	Health  *health.Monitor
 	Tracker *track.Tracker
 	Sources *Sources
+	// Addresses returns the addresses of the node's interfaces, none if they are unknown.
+	Addresses func() []netip.Addr
 	// Observe, if set, adds what backends count to an observation.
 	Observe func(*metrics.Observation)
 	// Processes names the processes that look like service proxies of this node, empty
@@ -80,6 +83,8 @@ type Reports struct {
 	checks *checks
 	limits *limits
 	node   string
+	// addresses is as in Options.
+	addresses func() []netip.Addr
 	// podsFromNode is as in track.Options.
 	podsFromNode atomic.Bool
 	latency      *latency
@@ -92,6 +97,9 @@ type Reports struct {
 // it uses.
 func New(o Options) *Reports {
 	started := time.Now()
+	if o.Addresses == nil {
+		o.Addresses = func() []netip.Addr { return nil }
+	}
 	monitor := cmp.Or(o.Health, health.New(health.Options{}))
 	monitor.Configure(health.Options{
 		Families: o.Families, SyncPeriod: o.SyncPeriod, NodeRequired: o.Sources.api, Sources: o.Sources.report,
@@ -102,7 +110,7 @@ func New(o Options) *Reports {
 	servers := newCheckServers(o, monitor, events)
 	services := &servicestate.Store{
 		Latest: o.Tracker.Latest, Problems: o.Tracker.Problems,
-		Unanswered: servers.unanswered, Unavailable: o.Unavailable, Endpoints: o.Tracker.Choice,
+		Unanswered: servers.unanswered, Unavailable: o.Unavailable, Endpoints: o.Tracker.Choice, Addresses: o.Addresses,
 	}
 	r := &Reports{
 		Health: monitor, Metrics: counts, Services: services, Events: events,
@@ -110,6 +118,7 @@ func New(o Options) *Reports {
 		checks:       newChecks(servers, services.Failing, o.Unavailable),
 		limits:       &limits{mode: o.Mode, health: monitor, events: events, log: o.Log},
 		node:         o.Node,
+		addresses:    o.Addresses,
 		problems:     newProblems(o.Tracker, monitor),
 		latency:      newLatency(started),
 		log:          o.Log,

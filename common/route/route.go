@@ -73,7 +73,7 @@ func Decide(want *service.Snapshot, c Conn) Verdict {
 	case p == nil && !c.ToNode && want.Node.IsServiceAddr(c.To.Addr()):
 		v.Action, v.Reason = Drop, "the destination is in a ServiceCIDR, and no Service has it"
 	case p == nil:
-		v.Reason = "the destination is no Service"
+		v.Reason = closed(want, c, f)
 	case !admits(frontend.Sources, c.From):
 		v.Action, v.Reason = Drop, fmt.Sprintf("source %s is in none of the loadBalancerSourceRanges", c.From)
 	case !p.HasEndpoints():
@@ -108,6 +108,21 @@ func find(want *service.Snapshot, c Conn, family service.Family) (*service.Port,
 		return nil, nil
 	}
 	return nodePort, nodeFrontend
+}
+
+// closed returns why a connection concerns no Service: perhaps as it leads to a NodePort
+// that is not served at this address.
+func closed(want *service.Snapshot, c Conn, family service.Family) string {
+	to := c.To.Addr()
+	if c.ToNode && !want.Node.AnswersNodePorts(to) && !to.IsLoopback() {
+		for p := range want.Ports(family) {
+			if p.Name.Protocol == c.Protocol && p.NodePort() == c.To.Port() {
+				return fmt.Sprintf("NodePort %d of service %s/%s is not at this address: %s", c.To.Port(), p.Name.Namespace, p.Name.Name,
+					want.Node.WhyNotNodePorts(family, []netip.Addr{to}))
+			}
+		}
+	}
+	return "the destination is no Service"
 }
 
 func isClusterIP(want *service.Snapshot, addr netip.Addr, family service.Family) bool {

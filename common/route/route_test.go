@@ -193,6 +193,10 @@ func TestNodePortAddresses(t *testing.T) {
 	otherFamily := func(w *fixture, _ *service.Port) {
 		w.node.NodePorts = newFixture(1 - w.family).node.Pods.Prefixes[1-w.family : 2-w.family]
 	}
+	everywhere := func(w *fixture, p *service.Port) {
+		restrict("192.0.2.0/24", "2001:db8::/64")(w, p)
+		w.node.NodePortsEverywhere = true
+	}
 	second := to("198.51.100.200", "2001:db8:51::200")
 	notOurs := func(w fixture, c *Conn) { second(w, c); c.ToNode = false }
 	forwarded := outcome{Forward, "here* elsewhere*", "NodePort"}
@@ -200,10 +204,11 @@ func TestNodePortAddresses(t *testing.T) {
 		"any address of the node":           {nil, "outside", service.NodePort, second, forwarded, ""},
 		"an address of somebody else":       {nil, "outside", service.NodePort, notOurs, outcome{Action: Pass}, "no Service"},
 		"inside the range":                  {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, nil, forwarded, ""},
-		"outside the range":                 {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, second, outcome{Action: Pass}, "no Service"},
-		"the range is of the other family":  {otherFamily, "outside", service.NodePort, nil, outcome{Action: Pass}, "no Service"},
-		"no range":                          {restrict(), "outside", service.NodePort, nil, outcome{Action: Pass}, "no Service"},
+		"outside the range":                 {restrict("192.0.2.0/24", "2001:db8::/64"), "outside", service.NodePort, second, outcome{Action: Pass}, "NodePort 30080 of service shop/web is not at this address: nodePortAddresses "},
+		"the range is of the other family":  {otherFamily, "outside", service.NodePort, nil, outcome{Action: Pass}, "is not at this address"},
+		"no range":                          {restrict(), "outside", service.NodePort, nil, outcome{Action: Pass}, "is not at this address"},
 		"loopback never":                    {nil, "node", service.NodePort, to("127.0.0.1", "::1"), outcome{Action: Pass}, "no Service"},
+		"everywhere":                        {everywhere, "outside", service.NodePort, second, forwarded, ""},
 		"loopback never, even in the range": {restrict("127.0.0.0/8", "::1/128"), "node", service.NodePort, to("127.0.0.1", "::1"), outcome{Action: Pass}, "no Service"},
 	} {
 		t.Run(name, s.check)

@@ -310,6 +310,9 @@ type Node struct {
 	// without a prefix serves no NodePorts, see AnyAddress. Loopback addresses have
 	// listeners instead, see LocalhostNodePorts.
 	NodePorts []netip.Prefix
+	// NodePortsEverywhere means that every address of the node serves NodePorts, whatever
+	// NodePorts says, as on Windows.
+	NodePortsEverywhere bool
 	// NodePortsPending means, by family, that some addresses of the node are not known
 	// yet and that NodePorts lacks them. Backends keep the addresses that an earlier
 	// process programmed.
@@ -386,10 +389,53 @@ func LoopbackOnly(p netip.Prefix) bool {
 // node. It is false for loopback addresses, which have a listener instead, see
 // LocalhostNodePorts.
 func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
-	if addr.IsLoopback() {
-		return false
+	if addr.IsLoopback() || n.NodePortsEverywhere {
+		return !addr.IsLoopback()
 	}
 	return slices.ContainsFunc(n.NodePorts, func(x netip.Prefix) bool { return x.Contains(addr) })
+}
+
+// WhyNodePortsClosed returns why none of the node's addresses serves NodePorts of f, as a
+// clause. It is "" if one does, or if local, the addresses of its interfaces, is empty.
+func (n *Node) WhyNodePortsClosed(f Family, local []netip.Addr) string {
+	if n.LocalhostNodePorts(f) && !n.NodePortsPending[f] {
+		return ""
+	}
+	return n.WhyNotNodePorts(f, local)
+}
+
+// WhyNotNodePorts is WhyNodePortsClosed for some of the node's addresses, and without those of
+// loopback.
+func (n *Node) WhyNotNodePorts(f Family, local []netip.Addr) string {
+	local = slices.DeleteFunc(slices.Clone(local), func(a netip.Addr) bool { return a.IsLoopback() || FamilyOf(a) != f })
+	prefixes := n.NodePortPrefixes(f)
+	switch {
+	case n.NodePortsEverywhere:
+		return ""
+	case n.NodePortsPending[f]:
+		return fmt.Sprintf("nodePortAddresses is %q, and no Node named %q with an address is known; addresses that answered before still do", "primary", n.Name)
+	case len(prefixes) == 0:
+		return fmt.Sprintf("nodePortAddresses is %q, and the Node %q has no %s address", "primary", n.Name, f)
+	case len(local) == 0 || slices.ContainsFunc(local, n.AnswersNodePorts):
+		return ""
+	}
+	const most = 4
+	if shown := slices.DeleteFunc(slices.Clone(local), netip.Addr.IsLinkLocalUnicast); len(shown) > 0 {
+		local = shown
+	}
+	more := ""
+	if n := len(local) - most; n > 0 {
+		local, more = local[:most], fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("nodePortAddresses %s has none of %s%s", joined(prefixes), joined(local), more)
+}
+
+func joined[T fmt.Stringer](all []T) string {
+	var words []string
+	for _, x := range all {
+		words = append(words, x.String())
+	}
+	return strings.Join(words, ", ")
 }
 
 // NodePortPrefixes returns the NodePorts of family f. The result is a single prefix of

@@ -519,6 +519,8 @@ func reasonText(f servicestate.Frontend) string {
 	switch f.Reason {
 	case "":
 		return ""
+	case servicestate.NoAddress:
+		return "at no address: " + f.Why
 	case servicestate.NoEndpoints:
 		return "no endpoints"
 	case servicestate.PolicyLeftNone:

@@ -32,9 +32,11 @@ type Options struct {
 	NodePorts    []netip.Prefix // see service.Node
 	// NodePortsPrimary adds the node's primary address of each family to NodePorts. It
 	// adds none for a family whose address is unknown.
-	NodePortsPrimary  bool
-	MasqueradeAll     bool
-	IgnoreExternalIPs bool // leave out spec.externalIPs of Services
+	NodePortsPrimary bool
+	// NodePortsEverywhere is as in service.Node.
+	NodePortsEverywhere bool
+	MasqueradeAll       bool
+	IgnoreExternalIPs   bool // leave out spec.externalIPs of Services
 	// ProxyName is the value of LabelProxyName on the Services of this proxy. Empty
 	// selects Services without the label.
 	ProxyName string

@@ -431,6 +431,8 @@ func (o *Options) node(f *nodeInfo) *service.Node {
 		Pods:          o.Pods,
 		NodePorts:     slices.Clone(o.NodePorts),
 		MasqueradeAll: o.MasqueradeAll,
+
+		NodePortsEverywhere: o.NodePortsEverywhere,
 	}
 	for _, family := range service.Families {
 		n.Addrs = fill(n.Addrs, f.addrs, family)

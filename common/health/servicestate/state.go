@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -106,6 +107,8 @@ type Frontend struct {
 	Policy    string `json:"policy"`
 	// Reason is why clients cannot connect, if so.
 	Reason Reason `json:"reason,omitempty"`
+	// Why is a clause for people, for reasons that need one.
+	Why string `json:"why,omitempty"`
 }
 
 // Reason is why a frontend serves no client, or not all.
@@ -113,6 +116,7 @@ type Reason string
 
 // The reasons.
 const (
+	NoAddress         Reason = "noAddress"   // no address of the node answers the NodePort; see Why
 	NoEndpoints       Reason = "noEndpoints" // connections are refused
 	PolicyLeftNone    Reason = "policyLeftNone"
 	NoSources         Reason = "noSourceAllowed" // source ranges are set, but none of this family is usable
@@ -136,10 +140,11 @@ func (st *Store) find(fits func(namespace, name string) bool) []Service {
 		}
 		return found[k]
 	}
-	unanswered := st.unanswered()
+	unanswered, local := st.unanswered(), st.addresses()
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.pruneProblems(problems)
+	st.closeNodePorts(want, local)
 	for _, f := range service.Families {
 		for _, port := range st.families[f].ports(want, f) {
 			if n := port.Name; fits(n.Namespace, n.Name) {
@@ -164,6 +169,23 @@ func (st *Store) find(fits func(namespace, name string) bool) []Service {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return all
+}
+
+// addresses returns the addresses of the node's interfaces, none if they are unknown.
+func (st *Store) addresses() []netip.Addr {
+	if st.Addresses == nil {
+		return nil
+	}
+	return st.Addresses()
+}
+
+// closeNodePorts notes why no address answers the NodePorts of want, if so.
+func (st *Store) closeNodePorts(want *service.Snapshot, local []netip.Addr) {
+	for _, f := range service.Families {
+		if want != nil {
+			st.families[f].closed = want.Node.WhyNodePortsClosed(f, local)
+		}
+	}
 }
 
 // key is the name of a Service.
@@ -311,7 +333,9 @@ func (fs *familyState) frontend(port *service.Port, f service.Frontend) Frontend
 	if f.Addr.IsValid() {
 		s.Address = f.Addr.String()
 	}
-	s.Reason = fs.reason(port, f)
+	if s.Reason = fs.reason(port, f); s.Reason == NoAddress {
+		s.Why = fs.closed
+	}
 	return s
 }
 
@@ -320,6 +344,8 @@ func (fs *familyState) reason(port *service.Port, f service.Frontend) Reason {
 	switch {
 	case reconcile.Affects(fs.failed[port.Name].cause, f):
 		return UnsupportedByMode
+	case f.Kind == service.NodePort && fs.closed != "":
+		return NoAddress
 	case !port.HasEndpoints():
 		return NoEndpoints
 	case len(port.Endpoints(f.Kind)) == 0:
@@ -340,14 +366,14 @@ type Summary struct {
 }
 
 // reasons lists all reasons.
-var reasons = []Reason{NoEndpoints, PolicyLeftNone, NoSources, UnsupportedByMode}
+var reasons = []Reason{NoAddress, NoEndpoints, PolicyLeftNone, NoSources, UnsupportedByMode}
 
 // serviceCounts is what a Summary needs of one Service.
 type serviceCounts struct {
 	worst    int  // in states
 	found    bool // there is a port that is not skipped
 	problem  bool
-	unserved [4]bool // by reasons
+	unserved [5]bool // by reasons
 }
 
 // Summary counts Services without describing them, so that frequent calls are cheap.
@@ -356,8 +382,9 @@ func (st *Store) Summary() Summary {
 	if st.Problems != nil {
 		problems = st.Problems()
 	}
-	found := map[key]serviceCounts{}
+	found, local := map[key]serviceCounts{}, st.addresses()
 	st.mu.Lock()
+	st.closeNodePorts(want, local)
 	for _, f := range service.Families {
 		for _, port := range st.families[f].ports(want, f) {
 			k := key{port.Name.Namespace, port.Name.Name}
@@ -441,6 +468,8 @@ type Store struct {
 	Endpoints func(service.Family, service.PortName) track.Choice
 	// Unavailable is why a family is not programmed at all.
 	Unavailable map[service.Family]string
+	// Addresses, if set, returns the addresses of the node's interfaces, none if they are unknown.
+	Addresses func() []netip.Addr
 
 	mu            sync.Mutex
 	families      [2]familyState // by family
@@ -458,6 +487,7 @@ type familyState struct {
 	notes           reconcile.Notes
 	// unavailable is why nothing of the family is programmed, or empty.
 	unavailable string
+	closed      string  // why no address answers NodePorts, or empty
 	err         failure // a round that failed as a whole, until a later one succeeds
 }
 

@@ -32,25 +32,30 @@ func TestWhyFrontendsServeNobody(t *testing.T) {
 		set       func(*service.Port)
 		want      []Frontend
 	}{
+		"at no address": {2, func(*service.Port) {}, []Frontend{
+			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", "", ""},
+			{"NodePort", "", 30001, 2, "Cluster", NoAddress, "nodePortAddresses 10.9.0.0/16 has none of 192.0.2.10"},
+			{"LoadBalancerIP", "192.0.2.1", 80, 2, "Cluster", NoSources, ""},
+		}},
 		"served": {2, func(*service.Port) {}, []Frontend{
-			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
-			{"NodePort", "", 30001, 2, "Cluster", ""},
-			{"LoadBalancerIP", "192.0.2.1", 80, 2, "Cluster", NoSources},
+			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", "", ""},
+			{"NodePort", "", 30001, 2, "Cluster", "", ""},
+			{"LoadBalancerIP", "192.0.2.1", 80, 2, "Cluster", NoSources, ""},
 		}},
 		"no endpoints": {0, func(p *service.Port) { p.External = service.PolicyLocal }, []Frontend{
-			{"ClusterIP", "10.96.0.1", 80, 0, "Cluster", NoEndpoints},
-			{"NodePort", "", 30001, 0, "Local", NoEndpoints},
-			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", NoEndpoints},
+			{"ClusterIP", "10.96.0.1", 80, 0, "Cluster", NoEndpoints, ""},
+			{"NodePort", "", 30001, 0, "Local", NoEndpoints, ""},
+			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", NoEndpoints, ""},
 		}},
 		"none on this node": {2, func(p *service.Port) { p.External = service.PolicyLocal }, []Frontend{
-			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
-			{"NodePort", "", 30001, 0, "Local", PolicyLeftNone},
-			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", PolicyLeftNone},
+			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", "", ""},
+			{"NodePort", "", 30001, 0, "Local", PolicyLeftNone, ""},
+			{"LoadBalancerIP", "192.0.2.1", 80, 0, "Local", PolicyLeftNone, ""},
 		}},
 		"one on this node": {2, func(p *service.Port) { p.External, p.Local = service.PolicyLocal, p.Cluster[:1] }, []Frontend{
-			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", ""},
-			{"NodePort", "", 30001, 1, "Local", ""},
-			{"LoadBalancerIP", "192.0.2.1", 80, 1, "Local", NoSources},
+			{"ClusterIP", "10.96.0.1", 80, 2, "Cluster", "", ""},
+			{"NodePort", "", 30001, 1, "Local", "", ""},
+			{"LoadBalancerIP", "192.0.2.1", 80, 1, "Local", NoSources, ""},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +64,14 @@ func TestWhyFrontendsServeNobody(t *testing.T) {
 			tt.set(p)
 			b := newScenario()
 			b.setWanted(p)
+			if name == "at no address" {
+				b.want.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
+				b.Addresses = func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("192.0.2.10")} }
+			}
 			b.round(service.IPv4, nil)
+			if n := b.Summary().Unserved[NoAddress]; (n == 1) != (b.Addresses != nil) {
+				t.Errorf("%d Services at no address", n)
+			}
 			got := b.All()[0].Ports[0]
 			kit.Same(t, "(-want +got)", tt.want, got.Frontends)
 			if got.Endpoints != tt.endpoints || got.LocalEndpoints != min(tt.endpoints, 1) {
@@ -87,7 +99,7 @@ func TestSkippedServices(t *testing.T) {
 	b.ProblemFound(b.Problems()[1], at(3))
 	if diff := cmp.Diff(Summary{
 		States:   map[State]int{Programmed: 1, Removing: 0, Limited: 0, Pending: 0, Failed: 0, Skipped: 1},
-		Unserved: map[Reason]int{NoEndpoints: 0, PolicyLeftNone: 0, NoSources: 0, UnsupportedByMode: 0}, Problems: 2,
+		Unserved: map[Reason]int{NoAddress: 0, NoEndpoints: 0, PolicyLeftNone: 0, NoSources: 0, UnsupportedByMode: 0}, Problems: 2,
 	}, b.Summary()); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
@@ -205,7 +217,7 @@ func TestSummaryCountsUnserved(t *testing.T) {
 	dead.Frontends, here.Frontends, shut.Frontends = []service.Frontend{vip, vip}, []service.Frontend{vip}, []service.Frontend{vip}
 	shut.Frontends[0].Sources = []netip.Prefix{}
 	b.setWanted(dead, here, shut)
-	want := map[Reason]int{NoEndpoints: 1, PolicyLeftNone: 1, NoSources: 1, UnsupportedByMode: 0}
+	want := map[Reason]int{NoAddress: 0, NoEndpoints: 1, PolicyLeftNone: 1, NoSources: 1, UnsupportedByMode: 0}
 	kit.Same(t, "(-want +got)", want, b.Summary().Unserved)
 }
 

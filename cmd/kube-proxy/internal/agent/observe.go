@@ -80,6 +80,13 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 	o.SyncPeriod, o.PodsFromNode, o.ProxyName, o.ExternalIPsIgnored = x.Section(c).SyncPeriod, c.DetectLocalMode == config.NodeCIDR, c.ProxyName, c.IgnoreExternalIPs()
 	o.DeprecatedMode, o.MetricGroups = x.Deprecated, x.MetricGroups
 	o.Features = featureMetrics(c)
+	o.Addresses = func() []netip.Addr {
+		all, err := host.InterfaceAddrs()
+		if err != nil {
+			return nil // some may be missing
+		}
+		return all
+	}
 	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections(host.FilesLimit())
 	o.Health = x.health
 	r := report.New(o)

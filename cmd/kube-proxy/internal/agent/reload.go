@@ -317,6 +317,8 @@ func TrackOptions(d mode.Descriptor, c *config.Config, node string) track.Option
 		IgnoreExternalIPs: c.IgnoreExternalIPs(),
 		ProxyName:         c.ProxyName,
 		Listed:            d.ListedEndpoints,
+
+		NodePortsEverywhere: c.OS == config.Windows,
 	}
 	if ip := c.NodeIP(); ip.IsValid() {
 		o.NodeIPs = []netip.Addr{ip}

@@ -1,0 +1,59 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"kubeproxy/test/kit"
+	"kubeproxy/test/program"
+)
+
+// says waits until a command of kube-proxy exits with code and prints all words.
+func (c *cluster) says(t *testing.T, line string, code int, words ...string) {
+	t.Helper()
+	var got int
+	var out string
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s: exit %d\n%s", line, got, out)
+		}
+	}()
+	kit.Until(t, line+" to say "+strings.Join(words, ", "), func() bool {
+		got, out = c.ask(t, strings.Fields(line)...)
+		flat := strings.Join(strings.Fields(out), " ")
+		return got == code && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(flat, w) })
+	})
+}
+
+// TestNodePortsAtNoAddress has NodePorts that none of the node's addresses answers: no
+// command calls them served, and all give the reason.
+func TestNodePortsAtNoAddress(t *testing.T) {
+	t.Parallel()
+	for _, flag := range []string{"--proxy-mode=nftables", "--proxy-mode=iptables"} {
+		t.Run(flag, func(t *testing.T) {
+			m := defaultMode()
+			m.flags = append(slices.Clip(m.flags), flag, "--nodeport-addresses=10.9.0.0/16,fd09::/64")
+			c := newCluster(t, m)
+			c.save(t, app{name: "web", number: 10}.on(c.webs()...))
+			p := c.launch(t)
+			const why = "nodePortAddresses 10.9.0.0/16 has none of 192.0.2.10"
+			c.says(t, "status", 0, "node-port-addresses-IPv4 no IPv4 address answers NodePorts: "+why, "1 with a port that serves no client")
+			c.says(t, "status shop/web", 0, "node:30010 lines NodePort Cluster 4 at no address: "+why, "10.96.0.10:80 lines ClusterIP Cluster 4 served")
+			c.says(t, "status --failing", 0, "shop/web", "at no address: "+why)
+			c.says(t, "explain outside 192.0.2.10:30010", 0, "NodePort 30010 of service shop/web is not at this address: "+why)
+			if n, _ := p.Metric(t, "kubeproxy_unserved_services", "reason", "noAddress"); n != 1 {
+				t.Errorf("kubeproxy_unserved_services at no address is %v, want 1", n)
+			}
+			if n := p.Status(t, program.HealthAddr, "/healthz"); n != 200 {
+				t.Errorf("/healthz %d, want 200", n)
+			}
+			if d := c.diagnose(t); !d.has("proxy-condition") {
+				t.Errorf("doctor does not know: %+v", d)
+			}
+		})
+	}
+}
