@@ -63,6 +63,11 @@ type Driver interface {
 	Commit(ctx context.Context, ops []op) error
 	// Read returns our table, or nil if it does not exist.
 	Read(ctx context.Context) (*table, error)
+	// ReadChains is Read without elements.
+	ReadChains(ctx context.Context) (*table, error)
+	// Element returns the element of s that has a key or, in a set of intervals, contains it. It
+	// returns nil if there is none.
+	Element(s *set, key []byte) (*element, error)
 	// Touched reports whether another process may have changed our table since the last
 	// call of Read. Commits do not count. It is cheap.
 	Touched(ctx context.Context) (bool, error)

@@ -89,10 +89,20 @@ func (k *kernel) Suspect() string { return k.monitor.suspect() }
 const maxReadTries = 10
 
 // Read implements Driver.
-func (k *kernel) Read(context.Context) (*table, error) {
+func (k *kernel) Read(context.Context) (*table, error) { return k.read((*reader).read) }
+
+// ReadChains implements Driver.
+func (k *kernel) ReadChains(context.Context) (*table, error) { return k.read((*reader).readChains) }
+
+// Element implements Driver.
+func (k *kernel) Element(s *set, key []byte) (*element, error) {
+	return k.reader().element(s.name, key)
+}
+
+func (k *kernel) read(list func(*reader) error) (*table, error) {
 	var t *table
 	err := retryRead(func() (err error) {
-		t, err = k.readOnce()
+		t, err = k.readOnce(list)
 		return err
 	})
 	return t, err
@@ -109,7 +119,7 @@ func retryRead(list func() error) error {
 	return err
 }
 
-func (k *kernel) readOnce() (*table, error) {
+func (k *kernel) readOnce(list func(*reader) error) (*table, error) {
 	r := k.reader()
 	before, err := r.generation()
 	if err != nil {
@@ -120,7 +130,7 @@ func (k *kernel) readOnce() (*table, error) {
 		return nil, err
 	}
 	if r.table != nil {
-		err = r.read()
+		err = list(r)
 	}
 	if err != nil {
 		return nil, err

@@ -237,6 +237,23 @@ func (f *fake) Read(context.Context) (*table, error) {
 	return t, nil
 }
 
+func (f *fake) ReadChains(ctx context.Context) (*table, error) {
+	t, err := f.Read(ctx)
+	if t != nil {
+		for _, s := range t.sets {
+			clear(s.elements)
+		}
+	}
+	return t, err
+}
+
+func (f *fake) Element(s *set, key []byte) (*element, error) {
+	if e, found := f.table.element(s, key); found {
+		return &e, nil
+	}
+	return nil, nil
+}
+
 func (f *fake) Liberal() bool { return f.liberal }
 
 func (f *fake) Touched(context.Context) (bool, error) { return f.touched, nil }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -397,6 +398,50 @@ func TestRenderIsWhatNftLists(t *testing.T) {
 
 // TestProbe checks that this kernel passes, and that the probe leaves nothing behind and
 // does not change a table in use.
+// The kernel finds a single element of each sort of set.
+func TestElement(t *testing.T) {
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			b := newKernel(t, f)
+			defer b.driver.(*kernel).close()
+			a := map[service.Family][]string{service.IPv4: {"10.96.0.1", "10.0.0.0/8", "10.9.9.9", "11.0.0.1"}, service.IPv6: {"fd01::1", "fd02::/64", "fd02::9", "fd03::1"}}[f]
+			at, within, outside := netip.MustParseAddr(a[0]), netip.MustParseAddr(a[2]), netip.MustParseAddr(a[3])
+			p := &service.Port{Family: f, Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.UDP}, Affinity: time.Hour,
+				Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: at, Port: 80, Sources: []netip.Prefix{netip.MustParsePrefix(a[1])}}},
+				Cluster:   []service.Endpoint{{Addr: netip.AddrPortFrom(within, 8080)}, {Addr: netip.AddrPortFrom(outside, 8080)}}}
+			apply(t, b, service.New(1, &service.Node{}, []*service.Port{p}))
+			key := appendPort(appendProto(at.AsSlice(), service.UDP), 80)
+			clients := clientSet(p, service.PolicyCluster, 8080)
+			kit.Must(t, b.driver.Commit(context.Background(), []op{{verb: addElement, element: element{in: clients, key: within.AsSlice(), value: within.AsSlice()}}}))
+			for _, x := range []struct {
+				in    *set
+				key   []byte
+				value string // "-" for no element
+			}{
+				{services, key, ""}, {services, appendPort(appendProto(at.AsSlice(), service.TCP), 80), "-"},
+				{sources, appendAddr(slices.Clone(key), within), ""}, {sources, appendAddr(slices.Clone(key), outside), "-"},
+				{choiceSet(p, service.PolicyCluster), appendSlot(nil, 0), string(appendPort(within.AsSlice(), 8080))}, {choiceSet(p, service.PolicyCluster), appendSlot(nil, 2), "-"},
+				{clusterIPs, at.AsSlice(), ""}, {hairpin, append(within.AsSlice(), within.AsSlice()...), ""}, {hairpin, append(within.AsSlice(), outside.AsSlice()...), "-"},
+				{clients, within.AsSlice(), string(within.AsSlice())}, {clients, outside.AsSlice(), "-"}, {&set{name: "none"}, at.AsSlice(), "-"},
+			} {
+				e, err := b.driver.Element(x.in, x.key)
+				if err != nil || (e == nil) != (x.value == "-") || e != nil && string(e.value) != x.value {
+					t.Errorf("%s: %x in %s is %+v, error %v, want value %x", f, x.key, x.in.name, e, err, x.value)
+				}
+			}
+			e, _ := b.driver.Element(services, key)
+			if e == nil || e.comment != comment(p.Name) || e.verdict.code != verdictGoto {
+				t.Errorf("%s: the element of services is %+v", f, e)
+			}
+			from := route.Conn{Protocol: service.UDP, From: within, To: netip.AddrPortFrom(at, 80), Interface: "eth0"}
+			w, err := b.Trace(context.Background(), service.New(1, &service.Node{}, []*service.Port{p}), from, func(netip.Addr) bool { return false })
+			if want := netip.AddrPortFrom(within, 8080); err != nil || w.Remembered != want || len(w.Faults) > 0 {
+				t.Errorf("%s: walk %+v, error %v, want %s as the endpoint that the client had", f, w, err, want)
+			}
+		}
+	})
+}
+
 func TestProbe(t *testing.T) {
 	inNamespace(t, func() {
 		for _, f := range service.Families {

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -65,7 +66,7 @@ func (r *reader) find() error {
 	})
 }
 
-func (r *reader) read() error {
+func (r *reader) readChains() error {
 	if err := r.request(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, nil, r.chain); err != nil {
 		return fmt.Errorf("list chains: %w", err)
 	}
@@ -74,6 +75,13 @@ func (r *reader) read() error {
 	}
 	if err := r.request(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, r.set); err != nil {
 		return fmt.Errorf("list sets: %w", err)
+	}
+	return nil
+}
+
+func (r *reader) read() error {
+	if err := r.readChains(); err != nil {
+		return err
 	}
 	for name, s := range r.table.sets {
 		if name == connections.name {
@@ -162,6 +170,35 @@ func (r *reader) elements(name string, s *observedSet) error {
 		}
 		return nil
 	})
+}
+
+// element looks for the element of a set with a key, as nft get element does. It returns nil if
+// there is none.
+func (r *reader) element(set string, key []byte) (found *element, err error) {
+	r.Buf = r.Buf[:0]
+	r.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETSETELEM), 0, r.nf, 0)
+	r.Text(unix.NFTA_SET_ELEM_LIST_TABLE, r.name)
+	r.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
+	list := r.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	elem := r.Nest(unix.NFTA_LIST_ELEM)
+	data := r.Nest(unix.NFTA_SET_ELEM_KEY)
+	r.Bytes(unix.NFTA_DATA_VALUE, key)
+	for _, at := range []int{data, elem, list} {
+		r.EndNest(at)
+	}
+	r.EndMessage()
+	err = r.Query(context.Background(), r.Buf, func(m netlink.Message) error {
+		_, body := m.Netfilter()
+		for _, b := range netlink.Attributes(netlink.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			e := decodeElement(slices.Clone(b))
+			found = &e
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return nil, fmt.Errorf("get an element of set %s: %w", set, err)
+	}
+	return found, nil
 }
 
 // decodeElement decodes b. Keys and values of the result refer to b.

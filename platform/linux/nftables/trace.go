@@ -4,7 +4,9 @@
 package nftables
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -168,7 +170,7 @@ func commentText(e element) string {
 // our fingerprints, they count as the rules that we write. Any other rule is a fault of
 // the Walk. Elements are those of the kernel.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
-	x, err := b.reading(ctx, want)
+	x, err := b.reading(ctx, want, c)
 	if err != nil {
 		return nil, err
 	}
@@ -185,6 +187,9 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	trace(plan, b.family, c, local)
 	for _, e := range plan.met {
 		r.checkElement(e)
+	}
+	if r.err != nil {
+		return nil, fmt.Errorf("read table %s: %w", b.name(), r.err)
 	}
 	w.Faults = append(w.Faults, r.faults...)
 	if w.Action == route.Reject && c.To.Addr().IsLoopback() {
@@ -203,11 +208,17 @@ type reading struct {
 // ReadOnce makes Trace read the table once for a snapshot, for many connections.
 func (b *Backend) ReadOnce() { b.readsOnce = true }
 
-func (b *Backend) reading(ctx context.Context, want *service.Snapshot) (*reading, error) {
+// reading reads the table. For a single connection that is the chains, and then one element
+// after the other.
+func (b *Backend) reading(ctx context.Context, want *service.Snapshot, c route.Conn) (*reading, error) {
 	if b.kept != nil && b.kept.of == want {
 		return b.kept, nil
 	}
-	t, err := b.driver.Read(ctx)
+	read, concerned := b.driver.ReadChains, func(p *service.Port) bool { return mayConcern(p, c) }
+	if b.readsOnce {
+		read, concerned = b.driver.Read, func(*service.Port) bool { return true }
+	}
+	t, err := read(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read table %s: %w", b.name(), err)
 	}
@@ -215,12 +226,26 @@ func (b *Backend) reading(ctx context.Context, want *service.Snapshot) (*reading
 	if t != nil {
 		b.liberal = b.options.DropInvalid && b.driver.Liberal()
 		x.observed.chains = b.knownChains(t, want)
-		x.expected = b.expectedRuleset(want, x.observed.chains)
+		x.expected = b.expectedRuleset(want, x.observed.chains, concerned)
+	}
+	if !b.readsOnce {
+		x.observed.asked = map[string]*element{}
 	}
 	if b.readsOnce {
 		b.kept = x
 	}
 	return x, nil
+}
+
+// mayConcern reports whether the packets of c may meet elements of p.
+func mayConcern(p *service.Port, c route.Conn) bool {
+	for _, f := range p.Frontends {
+		if f.Addr == c.To.Addr() || f.Kind == service.NodePort && f.Port == c.To.Port() {
+			return true
+		}
+	}
+	sends := func(e service.Endpoint) bool { return e.Addr.Addr() == c.From }
+	return slices.ContainsFunc(p.Cluster, sends) || slices.ContainsFunc(p.Local, sends)
 }
 
 // knownChains returns the chains that t may have for want, by name.
@@ -245,6 +270,10 @@ type observedRuleset struct {
 	table   *table
 	chains  map[string]*chain // as we write them
 	faults  []string
+	// asked are elements by set and key, nil for those that do not exist. It is nil itself if
+	// the table holds all of them.
+	asked map[string]*element
+	err   error
 }
 
 func (r *observedRuleset) fault(format string, args ...any) {
@@ -299,6 +328,8 @@ func (r *observedRuleset) element(s *set, key []byte) (element, bool) {
 	case observed == nil:
 		r.fault("set %s is missing", s.name)
 		return element{}, false
+	case r.asked != nil:
+		return r.ask(s, key)
 	case !s.interval:
 		return observed.get(string(key))
 	}
@@ -314,19 +345,32 @@ func (r *observedRuleset) element(s *set, key []byte) (element, bool) {
 	return element{}, false
 }
 
+// ask asks the kernel for an element, once.
+func (r *observedRuleset) ask(s *set, key []byte) (element, bool) {
+	id := s.name + " " + string(key)
+	e, asked := r.asked[id]
+	if !asked {
+		var err error
+		e, err = r.backend.driver.Element(s, key)
+		r.asked[id], r.err = e, errors.Join(r.err, err)
+	}
+	if e == nil {
+		return element{}, false
+	}
+	return *e, true
+}
+
 // checkElement compares an expected element with the table. It does not compare the
 // endpoints in slots, because any order is right; Compare of package explain compares them
 // as a whole.
 func (r *observedRuleset) checkElement(want element) {
-	observed := r.table.sets[want.in.name]
-	if observed == nil || want.in.kind == targetMap {
+	if r.table.sets[want.in.name] == nil || want.in.kind == targetMap {
 		return
 	}
-	k := elementKey(want)
-	have, found := observed.get(k)
+	have, found := r.element(want.in, want.key)
 	have.in = want.in
 	switch {
-	case !found:
+	case !found, !bytes.Equal(have.end, want.end):
 		r.fault("%s lacks the element %s", want.in.name, want.text(r.backend.family))
 	case have.verdict != want.verdict:
 		r.fault("%s has the element %s, and should have %s", want.in.name, have.text(r.backend.family), want.text(r.backend.family))
@@ -340,7 +384,8 @@ type expectedRuleset struct {
 	met      []element
 }
 
-func (b *Backend) expectedRuleset(want *service.Snapshot, chains map[string]*chain) *expectedRuleset {
+// expectedRuleset has the elements of the ports that are concerned.
+func (b *Backend) expectedRuleset(want *service.Snapshot, chains map[string]*chain, concerned func(*service.Port) bool) *expectedRuleset {
 	r := &expectedRuleset{chains: chains, elements: map[string]map[string]element{}}
 	shared := newShared()
 	add := func(list []element) {
@@ -352,8 +397,10 @@ func (b *Backend) expectedRuleset(want *service.Snapshot, chains map[string]*cha
 		}
 	}
 	for p := range want.Ports(b.family) {
-		add(layout{}.next(p).elements())
-		shared.add(p, 1)
+		if concerned(p) {
+			add(layout{}.next(p).elements())
+			shared.add(p, 1)
+		}
 	}
 	add(shared.elements())
 	return r

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -51,7 +52,12 @@ func TestTraceFindsTampering(t *testing.T) {
 		b := &Backend{family: w.Family, options: Options{MasqueradeBit: 14}, driver: k}
 		x.State = func() string { return fmt.Sprintf("%+v", k.table) }
 		x.Follow = func(ctx context.Context) (*explain.Walk, error) {
-			return b.Trace(ctx, x.Want, x.Conn, generate.IsNodeLocal)
+			walk, err := b.Trace(ctx, x.Want, x.Conn, generate.IsNodeLocal)
+			once := &Backend{family: w.Family, options: b.options, driver: k, readsOnce: true}
+			if all, err := once.Trace(ctx, x.Want, x.Conn, generate.IsNodeLocal); err != nil || !reflect.DeepEqual(all, walk) {
+				x.T.Errorf("with the whole table: %+v, error %v; with single elements: %+v", all, err, walk)
+			}
+			return walk, err
 		}
 		x.Hairpin = func(e service.Endpoint) bool { return hairpins(x.Want, x.Conn.From, e, b.family) }
 		apply(x.T, b, x.Want)
@@ -100,21 +106,38 @@ func TestTraceInterval(t *testing.T) {
 	}
 }
 
-// The way to the chain that records a client is followed, by the address that the client dialled.
-func TestTraceAffinity(t *testing.T) {
+// What a packet meets by the address that the client dialled, by a NodePort or by its own address
+// is compared.
+func TestTraceCompares(t *testing.T) {
+	cluster := netip.MustParseAddr("10.96.0.1")
 	p := &service.Port{Name: service.PortName{Namespace: "shop", Name: "cart", Protocol: service.TCP}, Affinity: time.Hour,
-		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
+		Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: cluster, Port: 80, Sources: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}, {Kind: service.NodePort, Port: 30080}},
 		Cluster:   []service.Endpoint{{Addr: addrPort("10.244.1.1:8080")}, {Addr: addrPort("10.244.1.2:8080")}, {Addr: addrPort("10.244.1.3:8080")}}}
-	want := service.New(1, &service.Node{}, []*service.Port{p})
-	c := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("10.244.1.9"), Interface: "veth0", To: addrPort("10.96.0.1:80")}
-	for _, in := range []*set{affinity, memberSet(p, service.PolicyCluster)} {
+	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{p})
+	direct := addrPort("10.244.1.9:8080")
+	for _, x := range []struct {
+		in       *set
+		from, to netip.AddrPort
+	}{
+		{affinity, direct, addrPort("10.96.0.1:80")}, {memberSet(p, service.PolicyCluster), direct, addrPort("10.96.0.1:80")},
+		{sources, direct, addrPort("10.96.0.1:80")}, {clusterIPs, direct, addrPort("10.96.0.1:81")},
+		{nodePorts, direct, addrPort("192.0.2.10:30080")}, {hairpin, p.Cluster[1].Addr, p.Cluster[1].Addr},
+	} {
 		k := &fake{}
 		b := &Backend{driver: k}
 		apply(t, b, want)
-		clear(k.table.sets[in.name].elements)
-		w, err := b.Trace(context.Background(), want, c, generate.IsNodeLocal)
-		if err != nil || len(w.Targets) != 3 || len(w.Faults) == 0 || !strings.HasPrefix(w.Faults[0], in.name+" lacks the element ") {
-			t.Errorf("without elements of %s: walk %+v, error %v", in.name, w, err)
+		elements := k.table.sets[x.in.name].elements
+		for key, e := range elements {
+			delete(elements, key)
+			if e.end != nil { // a larger range
+				e.end = append(slices.Clone(e.end[:len(e.end)-4]), 10, 255, 255, 255)
+				elements[elementKey(e)] = e
+			}
+		}
+		c := route.Conn{Protocol: service.TCP, From: x.from.Addr(), Interface: "veth0", To: x.to}
+		w, err := b.Trace(context.Background(), want, c, func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.10") })
+		if err != nil || len(w.Faults) == 0 || !strings.HasPrefix(w.Faults[0], x.in.name+" lacks the element ") {
+			t.Errorf("without elements of %s: walk %+v, error %v", x.in.name, w, err)
 		}
 	}
 }
