@@ -225,6 +225,24 @@ func TestDoctorOfARunningProxy(t *testing.T) {
 	}
 }
 
+// TestDoctorOfForeignTables has a table that drops what is forwarded, beside a proxy in mode
+// iptables, which accepts in its own chains only.
+func TestDoctorOfForeignTables(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, switchableModes()["iptables-nft"])
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	c.start(t, web)
+	want := c.awaitProgrammed(t)
+	c.awaitSound(t)
+	c.mends(t, "forward-policy", func() {
+		c.shell(t, "nft 'add table inet corp; add chain inet corp forward { type filter hook forward priority 0; policy drop; }'")
+		awaitOutcome(t, "the drop", c.Host("customer"), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: netlab.SilenceTimeout}, netlab.TimedOut)
+	})
+	c.check(t, want, c.cells(c.clientHosts()[:1], web))
+	c.shell(t, "iptables-nft -P FORWARD DROP")
+	c.awaitSound(t) // its rules accept there
+}
+
 // TestDoctorOfHealthChecks drops what no rule accepts on a node in mode nftables. The
 // command of doctor lets the health check in.
 func TestDoctorOfHealthChecks(t *testing.T) {

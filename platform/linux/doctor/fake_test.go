@@ -53,7 +53,7 @@ func newNode(files map[string]string) *Node {
 		root[name] = &fstest.MapFile{Data: []byte(text + "\n")}
 	}
 	return &Node{
-		Files: root, Proc: fstest.MapFS{}, Writable: func(string) bool { return false }, Modes: mode("nftables"), Services: noServices, Holder: noHolder,
+		Files: root, Proc: fstest.MapFS{}, Writable: func(string) bool { return false }, Modes: mode("nftables"), Services: noServices, Holder: noHolder, IPTables: func() (Variants, error) { return Variants{Used: "nft"}, nil },
 		Kernel: &fakeKernel{links: []Link{link("eth0", "")}},
 	}
 }

@@ -87,19 +87,35 @@ func (local) Route(netip.Addr) (packet.Link, uint8) { return packet.Loopback(), 
 func (remote) Local(netip.Addr) bool                 { return false }
 func (remote) Route(netip.Addr) (packet.Link, uint8) { return packet.Link{Unknown: true}, 0 }
 
-// inputPolicy checks that load balancers reach the health checks of Services. Modes that
-// use iptables accept them there.
-func (n *Node) inputPolicy(ctx context.Context) (doctor.Seen, error) {
-	if n.all(Mode.xtables) {
-		return doctor.NothingToSee("the rules of the mode accept health checks"), nil
+// accepts returns whether the rules of each mode accept in the chain what they translated, and
+// health checks. Those of iptables do in the chains of their variant; in a table of somebody else's
+// that helps nothing, because a packet has to pass all chains of a hook.
+func (n *Node) accepts(c *Chain) bool {
+	if !n.all(Mode.xtables) || !c.ofIPTables() {
+		return false
 	}
+	v, err := n.IPTables()
+	return err != nil || c.Legacy == (v.Used == "legacy")
+}
+
+// modeOf returns the mode that is affected by the chain, empty for all.
+func (n *Node) modeOf(c *Chain) string {
+	if c.ofIPTables() && !n.all(Mode.xtables) {
+		return "nftables"
+	}
+	return ""
+}
+
+// inputPolicy checks that load balancers reach the health checks of Services, and in mode ipvs,
+// where all packets to Services pass the chains of INPUT, that clients reach Services.
+func (n *Node) inputPolicy(ctx context.Context) (doctor.Seen, error) {
 	want, err := n.Services(ctx)
 	if err != nil {
 		return doctor.Seen{}, err
 	}
 	var checks []uint16
 	if want != nil {
-		checks = healthChecks(want)
+		checks = healthChecks(want, n.all(Mode.routes))
 	}
 	entries, err := n.entries()
 	if err != nil {
@@ -107,7 +123,10 @@ func (n *Node) inputPolicy(ctx context.Context) (doctor.Seen, error) {
 	}
 	seen := doctor.Seen{Note: "no chain drops by its policy"}
 	err = n.filters(ctx, Input, func(c *Chain) error {
-		seen.Note = fmt.Sprintf("%d health check node ports", len(checks))
+		if n.accepts(c) {
+			return nil
+		}
+		seen.Note = fmt.Sprintf("%d ports", len(checks))
 		var closed []string
 		for _, port := range checks {
 			drops, err := c.dropsAll(entries, port)
@@ -119,7 +138,7 @@ func (n *Node) inputPolicy(ctx context.Context) (doctor.Seen, error) {
 			}
 		}
 		if len(closed) > 0 {
-			seen.Findings = append(seen.Findings, c.inputFinding(closed))
+			seen.Findings = append(seen.Findings, n.inputFinding(c, closed))
 		}
 		return nil
 	})
@@ -157,30 +176,49 @@ func (c *Chain) dropsAll(entries []packet.Link, port uint16) (bool, error) {
 	return true, nil
 }
 
-func (c *Chain) inputFinding(closed []string) doctor.Finding {
+func (n *Node) inputFinding(c *Chain, closed []string) doctor.Finding {
+	services := n.all(Mode.routes)
 	f := doctor.Finding{
-		Topic: doctor.InputPolicy, Subject: c.String(), Mode: "nftables",
-		What: fmt.Sprintf("%s drops by its policy, and no rule accepts the health check node ports %s", c, strings.Join(closed, ", ")),
+		Topic: doctor.InputPolicy, Subject: c.String(), Mode: n.modeOf(c),
+		What: fmt.Sprintf("%s drops by its policy, and no rule accepts %d ports that are asked here: %s", c, len(closed), strings.Join(closed[:min(len(closed), mostPorts)], ", ")),
 		Fix:  fmt.Sprintf("nft insert rule %s %s %s tcp dport '{ %s }' accept", c.Family, c.Table, c.Name, strings.Join(closed, ", ")),
 	}
-	if c.ofIPTables() {
+	switch {
+	case services:
+		f.Severity, f.Fix = doctor.Blocks, ""
+		f.What += "; mode ipvs takes connections to Services in INPUT, so they are dropped"
+		f.Advice = "accept there what is for the ServiceCIDR, for addresses of load balancers and for NodePorts"
+	case c.ofIPTables():
 		f.Fix = fmt.Sprintf("%s -I %s -p tcp -m multiport --dports %s -j ACCEPT", c.command(), c.Name, strings.Join(closed, ","))
 	}
 	return f
 }
 
-// healthChecks lists the health check node ports, sorted.
-func healthChecks(s *service.Snapshot) []uint16 {
+// mostPorts is how many ports a finding names.
+const mostPorts = 10
+
+// healthChecks lists the health check node ports, sorted, and those of Services over TCP.
+func healthChecks(s *service.Snapshot, services bool) []uint16 {
 	var all []uint16
 	for _, f := range service.Families {
 		for p := range s.Ports(f) {
 			if p.HealthCheck != 0 {
 				all = append(all, p.HealthCheck)
 			}
+			if services && p.Name.Protocol == service.TCP {
+				all = append(all, frontendPorts(p)...)
+			}
 		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+func frontendPorts(p *service.Port) (all []uint16) {
+	for _, x := range p.Frontends {
+		all = append(all, x.Port)
+	}
+	return all
 }
 
 // filters calls each for the chains at a hook.
@@ -197,14 +235,20 @@ func (n *Node) filters(ctx context.Context, h Hook, each func(*Chain) error) err
 // their own networks.
 const runtimeLinks = "docker br- podman"
 
-// forwardPolicy checks that a chain which drops by its policy lets pods through. Mode
-// nftables cannot accept in tables of others. The rules of network plugins do.
+// forwardPolicy checks that a chain which drops by its policy lets pods through. No mode can
+// accept in tables of others. The rules of network plugins do.
 func (n *Node) forwardPolicy(ctx context.Context) (doctor.Seen, error) {
-	if n.all(Mode.xtables) {
-		return doctor.NothingToSee("the rules of the mode accept what they translated"), nil
+	switch {
+	case n.all(Mode.relays):
+		return doctor.NothingToSee("the process relays: connections to Services are not forwarded"), nil
+	case n.all(Mode.routes):
+		return doctor.NothingToSee("IPVS takes connections in INPUT: only their replies are forwarded"), nil
 	}
 	seen, chains := doctor.Seen{Note: "no chain drops by its policy"}, 0
 	err := n.filters(ctx, Forward, func(c *Chain) error {
+		if n.accepts(c) {
+			return nil
+		}
 		chains++
 		seen.Note = fmt.Sprintf("%d chains that drop by their policy", chains)
 		p := packet.Unaddressed(remote{}, c.family(), service.TCP, 0)
@@ -215,7 +259,7 @@ func (n *Node) forwardPolicy(ctx context.Context) (doctor.Seen, error) {
 		if err != nil || !drops {
 			return err
 		}
-		f := doctor.Finding{Topic: doctor.ForwardPolicy, Subject: c.String(), Mode: "nftables",
+		f := doctor.Finding{Topic: doctor.ForwardPolicy, Subject: c.String(), Mode: n.modeOf(c),
 			What:   fmt.Sprintf("%s drops by its policy, and no rule of a network plugin accepts pods", c),
 			Fix:    fmt.Sprintf("nft insert rule %s %s %s ct status dnat accept", c.Family, c.Table, c.Name),
 			Advice: "it accepts what is translated, and nothing else; what makes the chain may remove it, so let that accept the addresses of pods, too"}
