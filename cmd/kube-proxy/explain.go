@@ -48,14 +48,17 @@ address of its metrics server: the one of --server, else the one in the file of
 --config, else, in the container of a proxy, the one of that proxy, else
 127.0.0.1:10249. The proxy also reads back what is installed, follows the packet
 through it, and says where that differs from what should happen: objects of
-kube-proxy that are missing or altered, rules of others that decide, routes that
-the node lacks, and entries of connection tracking that lead to another place. On
-Linux it also follows the packet through the base chains of others in nftables,
-iptables and iptables-legacy, in the order of the hooks. A rule that drops it, or
-takes it to another destination, is a difference. A rule that cannot be evaluated,
-such as a limit, counts as not matching; the answer names it, and the exit code is
-0 if nothing else differs. Only the first packet of a connection is followed, and
-no chains of bridges or devices, and no BPF. The exit code is 0 if both agree, 1
+kube-proxy that are missing or altered, rules of others that decide, and entries of
+connection tracking that lead to another place. On Linux it also follows the first
+packet, and the answer to it, through the base chains of others in nftables,
+iptables and iptables-legacy, in the order of the hooks, and asks the kernel for the
+route of both: with source, mark and interface, so that rules of routing, forwarding
+and filters of the reverse path count. Then it looks at the interface and at the
+neighbour that takes the packet, and for a listener if that is the node. What ends
+the packet, or takes it elsewhere, is a difference. What cannot be evaluated, such
+as a limit, counts as not matching; the answer names it, and the exit code is 0 if
+nothing else differs. Chains of bridges and devices on the way are named, and not
+followed; BPF is not looked at. The exit code is 0 if both agree, 1
 if they differ, and 2 if that is unknown. The proxy knows the pods that are
 endpoints of a Service. Other pods are looked up at the API server with your
 rights: those in --kubeconfig FILE, else those of kubectl. --pod-address and

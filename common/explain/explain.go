@@ -26,6 +26,7 @@ import (
 	"kubeproxy/common/printable"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/suggest"
 	"kubeproxy/common/track"
 )
 
@@ -371,16 +372,18 @@ type Other struct {
 	// that shows it. Both are empty if the packet passes.
 	Rule string `json:"rule,omitempty"`
 	Look string `json:"look,omitempty"`
-	// To are the destinations of the packet there.
-	To []string `json:"to,omitempty"`
+	// To are the destinations of the packet there. Reply means that it is an answer instead, and
+	// they are its senders.
+	To    []string `json:"to,omitempty"`
+	Reply bool     `json:"reply,omitempty"`
 	// Doubts are rules that may end the packet, which cannot be told here.
 	Doubts []Doubt `json:"doubts,omitempty"`
 }
 
 // Doubt is a rule of others that may do something.
 type Doubt struct {
-	Rule string `json:"rule"`
-	Does Deed   `json:"does"`
+	Rule string `json:"rule"` // or, without a deed, a sentence
+	Does Deed   `json:"does,omitempty"`
 	Why  string `json:"why"` // that cannot be told
 	Look string `json:"look"`
 }
@@ -416,7 +419,7 @@ var mayVerbs = map[Deed]string{
 
 // Alike reports whether o and x are the same but for the destinations of the packet.
 func (o *Other) Alike(x *Other) bool {
-	return o.Hook == x.Hook && o.Table == x.Table && o.Chain == x.Chain && o.Does == x.Does && o.Rule == x.Rule && slices.Equal(o.Doubts, x.Doubts)
+	return o.Reply == x.Reply && o.Hook == x.Hook && o.Table == x.Table && o.Chain == x.Chain && o.Does == x.Does && o.Rule == x.Rule && slices.Equal(o.Doubts, x.Doubts)
 }
 
 // breaks reports whether what the base chain does is a difference from what should happen to
@@ -432,24 +435,36 @@ func (o *Other) breaks(action string) bool {
 }
 
 // text says what the base chain does.
-func (o *Other) text() string {
-	return fmt.Sprintf("%s %s, and is not kube-proxy's", o.Rule, fmt.Sprintf(verbs[o.Does], o.destinations()))
+func (o *Other) text() string { return o.Rule + " " + o.deed() + ", and is not kube-proxy's" }
+
+// deed says what the base chain does with packets.
+func (o *Other) deed() string {
+	text := fmt.Sprintf(verbs[o.Does], o.destinations())
+	if o.Reply {
+		text = strings.NewReplacer("packets to", "answers of", "no Service gets them", "the client takes none").Replace(text)
+	}
+	return text
 }
 
 // destinations keeps the list of destinations to one line.
-func (o *Other) destinations() string {
+func (o *Other) destinations() string { return Some(o.To) }
+
+// Some keeps a list to one line.
+func Some(all []string) string {
 	const most = 3
-	if n := len(o.To) - most; n > 0 {
-		return strings.Join(o.To[:most], ", ") + fmt.Sprintf(" and %d more", n)
+	if n := len(all) - most; n > 0 {
+		return strings.Join(all[:most], ", ") + fmt.Sprintf(" and %d more", n)
 	}
-	return strings.Join(o.To, ", ")
+	return strings.Join(all, ", ")
 }
 
 // summary says in a few words what the base chain does.
 func (o *Other) summary() string {
 	switch {
 	case o.Does != Passes:
-		return fmt.Sprintf(verbs[o.Does], o.destinations())
+		return o.deed()
+	case len(o.Doubts) > 0 && o.Reply:
+		return mayVerbs[o.Doubts[0].Does] + ", an answer, which cannot be told"
 	case len(o.Doubts) > 0:
 		return mayVerbs[o.Doubts[0].Does] + ", which cannot be told"
 	}
@@ -469,9 +484,9 @@ func (ex *Explanation) others() {
 	}
 }
 
-// doubtful returns the rules that may end the packet.
+// doubtful returns what may end the packet.
 func (p *Path) doubtful() []Doubt {
-	var all []Doubt
+	all := slices.Clone(p.Doubts)
 	for i := range p.Others {
 		for _, d := range p.Others[i].Doubts {
 			if !slices.ContainsFunc(all, func(x Doubt) bool { return x.Rule == d.Rule }) {
@@ -523,7 +538,7 @@ const mostDoubts = 4
 func printDoubts(w *page, all []Doubt) {
 	first := all[:min(mostDoubts, len(all))]
 	for _, d := range first {
-		text := d.Rule + " " + mayVerbs[d.Does]
+		text := strings.TrimSpace(d.Rule + " " + mayVerbs[d.Does])
 		if d.Why != "" {
 			text += " (" + d.Why + ")"
 		}
@@ -534,7 +549,7 @@ func printDoubts(w *page, all []Doubt) {
 	}
 	var looks []string
 	for _, d := range first {
-		if !slices.Contains(looks, d.Look) {
+		if d.Look != "" && !slices.Contains(looks, d.Look) {
 			looks = append(looks, d.Look)
 			fmt.Fprintf(w, "  look  %s\n", printable.Text(d.Look)) // not wrapped, to be copied
 		}
@@ -549,6 +564,8 @@ type Server struct {
 	Trace func(ctx context.Context, want *service.Snapshot, c route.Conn) (*Walk, error)
 	// Local reports whether an address belongs to the node.
 	Local func(netip.Addr) bool
+	// Interfaces lists the interfaces of the node.
+	Interfaces func() []string
 	// Relays is as in Model.
 	Relays bool
 	// Pod looks a pod up, as for Query. It is nil where pods cannot be looked up.
@@ -602,12 +619,35 @@ func (s *Server) pods(ctx context.Context, v url.Values) func(types.NamespacedNa
 	return func(id types.NamespacedName) ([]netip.Addr, string, error) { return s.Pod(ctx, id) }
 }
 
+// knows returns an error unless the node has an interface of a name, or none is named.
+func (s *Server) knows(name string) error {
+	if name == "" || s.Interfaces == nil {
+		return nil
+	}
+	all := s.Interfaces()
+	if len(all) == 0 || slices.Contains(all, name) {
+		return nil
+	}
+	const most = 12
+	near, list := suggest.Closest(name, all), strings.Join(all[:min(most, len(all))], ", ")
+	if n := len(all) - most; n > 0 {
+		list += fmt.Sprintf(" and %d more", n)
+	}
+	if near != "" {
+		list += "; did you mean " + near + "?"
+	}
+	return fmt.Errorf("--interface: this node has no interface %q: want one of %s", name, list)
+}
+
 func (s *Server) answer(ctx context.Context, q Query) (*Explanation, error) {
 	s.one.Lock()
 	defer s.one.Unlock()
 	m := Model{s.Tracker, s.Tracker.Latest(), s.Relays}
 	if m.Snapshot == nil {
 		return nil, errNotRead
+	}
+	if err := s.knows(q.Interface); err != nil {
+		return nil, err
 	}
 	x, c, err := m.Answer(q)
 	if err != nil || !c.To.IsValid() {

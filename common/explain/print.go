@@ -169,9 +169,14 @@ func (ex *Explanation) conclusion(w *page) {
 	case ex.Verdict == Differ:
 		fmt.Fprintf(w, "\nThe node does not do what it should:\n")
 		ex.differences(w)
-		text = "Rules of others that cannot be followed may matter, too:"
+		if text = "Rules of others that cannot be followed may matter, too:"; len(ex.Installed.Doubts) > 0 {
+			text = "What cannot be told may matter, too:"
+		}
 	case len(doubts) > 0:
 		text = "The node does what it should, as far as the rules of others can be followed:"
+		if len(ex.Installed.Doubts) > 0 {
+			text = "The node does what it should, as far as this can be told:"
+		}
 	}
 	if len(doubts) > 0 || ex.Verdict == Agree {
 		fmt.Fprintf(w, "\n%s\n", text)
@@ -190,6 +195,7 @@ func (ex *Explanation) differences(w *page) {
 	for _, d := range ex.Differences {
 		fmt.Fprintf(w, "  %s\n", w.wrap(printable.Text(d), 2))
 	}
+	ex.Installed.printCommands(w)
 	for i := range ex.Installed.Others {
 		if o := &ex.Installed.Others[i]; o.breaks(ex.Action) {
 			fmt.Fprintf(w, "  look  %s\n", printable.Text(o.Look))
@@ -207,15 +213,9 @@ func (ex *Explanation) differences(w *page) {
 // mostAround is how many routes and connections are printed.
 const mostAround = 4
 
-// around prints the routes to the targets, and existing connections.
+// around prints the routes to the targets and back, and existing connections.
 func (p *Path) around(w *page) {
-	var lines []string
-	for _, t := range p.Targets {
-		if t.Route != "" {
-			lines = append(lines, fmt.Sprintf("route to %s: %s", t.Address, printable.Text(t.Route)))
-		}
-	}
-	printSome(w, lines)
+	p.routes(w)
 	printSome(w, p.flowLines())
 }
 
@@ -254,6 +254,10 @@ type Path struct {
 	Others []Other `json:"others,omitempty"`
 	// Flows are the client's connections to the destination that connection tracking knows.
 	Flows []Flow `json:"flows,omitempty"`
+	// Obstacles keep packets from getting there, or answers from coming back. Doubts may. Both
+	// are beside the rules of Others.
+	Obstacles []Obstacle `json:"obstacles,omitempty"`
+	Doubts    []Doubt    `json:"doubts,omitempty"`
 }
 
 // Hop is one object that the packet meets, by the name that the system's own tools show.
@@ -278,8 +282,10 @@ type Target struct {
 	Address string `json:"address"`
 	// Client is what the endpoint sees as the client's address: kept, masqueraded or unknown.
 	Client string `json:"client"`
-	// Route is how packets get there, empty if that is unknown.
+	// Route is how packets get there, Reply how answers get back. They are empty if that is
+	// unknown.
 	Route string `json:"route,omitempty"`
+	Reply string `json:"reply,omitempty"`
 }
 
 // What an endpoint sees as the address of the client.
@@ -325,16 +331,23 @@ type Walk struct {
 	Taken bool
 	// Via are listeners of the process through which connections pass to the targets.
 	Via []netip.AddrPort
-	// Flows and Routes are as in Path and Target.
-	Flows  []Flow
-	Routes map[netip.Addr]string
+	// Here reports whether a target should be on this node.
+	Here func(netip.AddrPort) bool
+	// Flows, Obstacles and Doubts are as in Path, Routes and Replies as in Target.
+	Flows           []Flow
+	Obstacles       []Obstacle
+	Doubts          []Doubt
+	Routes, Replies map[netip.Addr]string
 	// Notes are for the user.
 	Notes []string
 }
 
 // Path returns w in printable form.
 func (w *Walk) Path() *Path {
-	p := &Path{Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign, Others: w.Others, Flows: w.Flows}
+	p := &Path{
+		Hops: w.Hops, Action: w.Action.String(), Faults: w.Faults, ByDesign: w.ByDesign, Others: w.Others, Flows: w.Flows,
+		Obstacles: w.Obstacles, Doubts: w.Doubts,
+	}
 	if w.Remembered.IsValid() {
 		p.Remembered = w.Remembered.String()
 	}
@@ -344,7 +357,7 @@ func (w *Walk) Path() *Path {
 	}
 	slices.SortFunc(addrs, netip.AddrPort.Compare)
 	for _, a := range addrs {
-		t := Target{Address: a.String(), Client: clientKept, Route: w.Routes[a.Addr()]}
+		t := Target{Address: a.String(), Client: clientKept, Route: w.Routes[a.Addr()], Reply: w.Replies[a.Addr()]}
 		switch {
 		case w.ClientUnknown:
 			t.Client = clientUnknown
@@ -366,6 +379,9 @@ func (ex *Explanation) Compare(p *Path) {
 		ex.Differences = append(ex.Differences, fmt.Sprintf("the node does %s, and should %s", actionText(p.Action), actionText(ex.Action)))
 	default:
 		ex.Differences = append(ex.Differences, ex.differentTargets(p)...)
+	}
+	for _, o := range p.Obstacles {
+		ex.Differences = append(ex.Differences, o.What)
 	}
 	ex.others()
 	ex.flows()

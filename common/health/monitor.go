@@ -263,6 +263,23 @@ func (m *Monitor) addConditions(r *Report) {
 	r.BlockedFamilies = slices.Compact(r.BlockedFamilies)
 }
 
+// Blocking returns the texts of the conditions that keep traffic of a family from flowing: of
+// those that stop all of it, and of those that stop some.
+func (m *Monitor) Blocking(f service.Family) (all, some map[condition.Name]string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all, some = map[condition.Name]string{}, map[condition.Name]string{}
+	for name, c := range m.conditions {
+		switch {
+		case c.blocks && len(c.families) == 0:
+			some[name] = c.detail
+		case c.blocks && slices.Contains(c.families, f):
+			all[name] = c.detail
+		}
+	}
+	return all, some
+}
+
 // Serving reports whether at least one of families is healthy. Without families, any will
 // do.
 func (m *Monitor) Serving(families ...service.Family) bool {

@@ -67,6 +67,7 @@ type Base struct {
 	Hook     uint32
 	Priority int32
 	Drops    bool // by its policy
+	Devices  []string
 }
 
 // Chains lists the chains in tables of a family, or in all tables for unix.NFPROTO_UNSPEC.
@@ -92,14 +93,30 @@ func Chains(ctx context.Context, s *Socket, family uint8) ([]Chain, error) {
 	return all, nil
 }
 
+// Attributes of a hook with its devices: one, or a list (kernel:
+// include/uapi/linux/netfilter/nf_tables.h, nft_hook_attributes).
+const hookDevice, hookDevices = 3, 4
+
 func decodeBase(chain []byte) *Base {
 	hook := Attribute(chain, unix.NFTA_CHAIN_HOOK)
 	if hook == nil {
 		return nil
 	}
 	policy := Attribute(chain, unix.NFTA_CHAIN_POLICY)
+	var devices []string
+	for typ, v := range Attributes(hook) {
+		switch typ {
+		case hookDevice:
+			devices = append(devices, Text(v))
+		case hookDevices:
+			for _, one := range Attributes(v) {
+				devices = append(devices, Text(one))
+			}
+		}
+	}
 	return &Base{
-		Type: Text(Attribute(chain, unix.NFTA_CHAIN_TYPE)), Hook: Uint32(Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
+		Devices: devices,
+		Type:    Text(Attribute(chain, unix.NFTA_CHAIN_TYPE)), Hook: Uint32(Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
 		Priority: int32(Uint32(Attribute(hook, unix.NFTA_HOOK_PRIORITY))),
 		Drops:    policy != nil && Uint32(policy) == Drop,
 	}

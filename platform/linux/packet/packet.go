@@ -35,7 +35,9 @@ type Packet struct {
 	From     netip.Addr     // invalid if a rule has replaced it
 	Dialled  netip.AddrPort // the destination before any translation
 	To       netip.AddrPort
-	In, Out  Link
+	// Sender is the endpoint if the packet is its answer, of an established connection.
+	Sender  netip.AddrPort
+	In, Out Link
 	// Seen means that connection tracking has seen it, Untracked that a rule exempted it.
 	Seen, Untracked bool
 	// Translated means that its destination was replaced, or never will be.
@@ -171,13 +173,19 @@ func (p *Packet) transport() bits {
 		set(h, 2, byte(to>>8), 0xff)
 		set(h, 3, byte(to), 0xff)
 	}
+	flags := byte(tcpSYN)
+	if from := p.Sender.Port(); from != 0 {
+		flags |= tcpACK
+		set(h, 0, byte(from>>8), 0xff)
+		set(h, 1, byte(from), 0xff)
+	}
 	if p.Protocol == service.TCP {
-		set(h, 13, tcpSYN, 0x3f)
+		set(h, 13, flags, 0x3f)
 	}
 	return h
 }
 
-const tcpSYN = 2
+const tcpSYN, tcpACK = 2, 16
 
 // Keys of meta (kernel: include/uapi/linux/netfilter/nf_tables.h, nft_meta_keys).
 const (
@@ -262,12 +270,15 @@ const (
 	CtSourceIP6 = 21
 	CtDestIP6   = 22
 
-	StateInvalid   = 1
-	stateNew       = 8
-	stateUntracked = 64
-	StatusDNAT     = 1 << 5
-	statusSNAT     = 1<<4 | 1<<7
-	statusPrivate  = 1<<3 | 1<<8 // confirmed, and done with the destination
+	StateInvalid     = 1
+	stateEstablished = 2
+	stateNew         = 8
+	stateUntracked   = 64
+	statusSeenReply  = 1 << 1
+	statusAssured    = 1 << 2
+	StatusDNAT       = 1 << 5
+	statusSNAT       = 1<<4 | 1<<7
+	statusPrivate    = 1<<3 | 1<<8 // confirmed, and done with the destination
 )
 
 // state returns the state bit of the connection.
@@ -277,6 +288,8 @@ func (p *Packet) state() uint32 {
 		return stateUntracked
 	case !p.Seen:
 		return StateInvalid
+	case p.Sender.IsValid():
+		return stateEstablished
 	}
 	return stateNew
 }
@@ -290,8 +303,10 @@ func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 	if p.Untracked || !p.Seen {
 		return bits{}, false
 	}
-	const original = 0
+	const original, reply = 0, 1
 	switch {
+	case key == ctDirection && p.Sender.IsValid():
+		return certain(reply), true
 	case key == ctDirection:
 		return certain(original), true
 	case key == CtStatus:
@@ -300,6 +315,9 @@ func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 			status = StatusDNAT
 		}
 		unsure := uint32(statusPrivate)
+		if p.Sender.IsValid() {
+			status, unsure = status|statusSeenReply, unsure|statusAssured
+		}
 		if p.sourceOpen {
 			unsure |= statusSNAT
 		}
@@ -315,6 +333,8 @@ func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 		return certain(p.Dialled.Addr().AsSlice()...), true
 	case key == CtDestPort:
 		return certain(binary.BigEndian.AppendUint16(nil, p.Dialled.Port())...), true
+	case (key == ctSource || key == CtSourceIP || key == CtSourceIP6) && p.Sender.IsValid():
+		return certain(p.To.Addr().AsSlice()...), true // the client
 	case (key == ctSource || key == CtSourceIP || key == CtSourceIP6) && p.From.IsValid():
 		return certain(p.From.AsSlice()...), true
 	}

@@ -27,6 +27,10 @@ type Connection struct {
 	Served  bool
 	// Marks are the bits of the mark that the mode may set.
 	Marks uint32
+	// Here reports whether a target should be on this node. It may be nil.
+	Here func(netip.AddrPort) bool
+	// Way is what Follow finds beside the rules.
+	Way Way
 }
 
 // mostTargets bounds how many endpoints are followed.
@@ -74,7 +78,13 @@ func Follow(t Tables, legacy []*Legacy, n Node, c *Connection) ([]explain.Other,
 	slices.SortStableFunc(f.stations, func(a, b *station) int {
 		return cmp.Or(cmp.Compare(a.position, b.position), cmp.Compare(a.Priority, b.Priority))
 	})
+	f.look()
 	f.follow()
+	var beside []Unfollowed
+	if k, is := t.(interface{ Unfollowed() []Unfollowed }); is {
+		beside = k.Unfollowed()
+	}
+	c.Way = f.way(beside)
 	return f.others, f.err
 }
 
@@ -104,6 +114,8 @@ type follower struct {
 	conn     *Connection
 	stations []*station
 	others   []explain.Other
+	ways     *ways // nil if they are not looked at
+	road     Road  // that the kernel chose for the packet, zero if that is unknown
 	err      error
 }
 
@@ -215,6 +227,9 @@ func (p *Packet) Way(from Hook) []Hook {
 // deliver follows a packet from the routing decision on.
 func (f *follower) deliver(p *Packet, from Hook, masquerade bool) bool {
 	local := f.node.Local(p.To.Addr())
+	if f.road = (Road{}); !f.leave(p, from, masquerade) {
+		return false
+	}
 	for _, h := range p.Way(from) {
 		s := &stage{follower: f, packet: p, hook: h, until: last, settled: h != Postrouting || masquerade, masquerade: h == Postrouting && masquerade}
 		f.links(p, h, local)
@@ -228,6 +243,7 @@ func (f *follower) deliver(p *Packet, from Hook, masquerade bool) bool {
 			p.From = netip.Addr{}
 		}
 	}
+	f.reply(p.To, masquerade)
 	return true
 }
 
@@ -239,6 +255,8 @@ func (f *follower) links(p *Packet, h Hook, local bool) {
 		if local && f.conn.Interface == "" {
 			p.In, _ = f.node.Route(p.To.Addr())
 		}
+	case f.road.Out != (Link{}):
+		p.Out = f.road.Out
 	default:
 		p.Out, _ = f.node.Route(p.To.Addr())
 	}
@@ -359,10 +377,11 @@ func (s *stage) unmarked() bool {
 
 // record adds what a base chain does with a packet to the answer.
 func (s *stage) record(at *station, found *Finding) {
-	if found.empty && found.Does == explain.Passes && len(found.Doubts) == 0 {
+	reply := s.packet.Sender
+	if (found.empty || reply.IsValid()) && found.Does == explain.Passes && len(found.Doubts) == 0 {
 		return
 	}
-	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: found.Does}
+	o := explain.Other{Hook: s.hook.String(), Table: at.tableName(), Chain: at.Name, Does: found.Does, Reply: reply.IsValid()}
 	if found.Does != explain.Passes {
 		o.Rule, o.Look = found.By.String(), at.look(found.By)
 	}
@@ -370,6 +389,9 @@ func (s *stage) record(at *station, found *Finding) {
 		o.Doubts = append(o.Doubts, explain.Doubt{Rule: d.String(), Does: d.Does, Why: d.Why, Look: at.look(d.Place)})
 	}
 	to := s.packet.To.String()
+	if o.Reply {
+		to = reply.String()
+	}
 	for i := range s.others {
 		if x := &s.others[i]; x.Alike(&o) {
 			if !slices.Contains(x.To, to) {

@@ -24,6 +24,7 @@ type Kernel struct {
 	bases  []Base
 	rules  map[Chain][]Rule
 	sets   map[Chain]*Set
+	beside []Unfollowed
 }
 
 // Open lists the base chains that packets of a family pass, without those of the tables in
@@ -97,7 +98,9 @@ func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) 
 	if err != nil {
 		return err
 	}
-	for _, x := range found {
+	for i := range found {
+		x := &found[i]
+		k.unfollowed(x)
 		c := Chain{Family: netlink.FamilyNames[x.Family], Table: x.Table, Name: x.Name}
 		if x.Base == nil || Hook(x.Base.Hook) > Postrouting || !slices.Contains(tables, c.tableName()) { // such as ingress
 			continue
@@ -109,6 +112,29 @@ func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) 
 	}
 	return nil
 }
+
+// besideNames are the families whose base chains are not followed.
+var besideNames = map[uint8]string{unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev"}
+
+// unfollowed remembers the table of a base chain that is not followed. Chains of family inet at
+// hook ingress belong to devices, too.
+func (k *Kernel) unfollowed(x *netlink.Chain) {
+	family := besideNames[x.Family]
+	if x.Family == unix.NFPROTO_INET && x.Base != nil && Hook(x.Base.Hook) > Postrouting {
+		family = "inet"
+	}
+	if family == "" || x.Base == nil {
+		return
+	}
+	i := slices.IndexFunc(k.beside, func(u Unfollowed) bool { return u.Family == family && u.Table == x.Table })
+	if i < 0 {
+		i, k.beside = len(k.beside), append(k.beside, Unfollowed{Family: family, Table: x.Table})
+	}
+	k.beside[i].Devices = append(k.beside[i].Devices, x.Base.Devices...)
+}
+
+// Unfollowed returns the tables whose base chains are not followed.
+func (k *Kernel) Unfollowed() []Unfollowed { return k.beside }
 
 // Bases implements Tables.
 func (k *Kernel) Bases() []Base { return k.bases }

@@ -22,6 +22,7 @@ type System struct {
 	// IsLocal reports whether an address belongs to the node.
 	IsLocal func(netip.Addr) bool
 	routes  map[netip.Addr]system
+	roads
 }
 
 type system struct {
@@ -42,8 +43,8 @@ func (s *System) Route(a netip.Addr) (Link, uint8) {
 		return r.link, r.typ
 	}
 	r := system{}
-	if all, err := netlink.RouteGet(a.AsSlice()); err == nil && len(all) > 0 {
-		r = system{link(all[0].LinkIndex), uint8(all[0].Type)}
+	if all, err := s.kernel().RouteGet(a.AsSlice()); err == nil && len(all) > 0 {
+		r = system{s.link(all[0].LinkIndex), uint8(all[0].Type)}
 	}
 	if s.routes == nil {
 		s.routes = map[netip.Addr]system{}

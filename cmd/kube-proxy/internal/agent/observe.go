@@ -15,6 +15,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/cmd/kube-proxy/internal/host"
+	"kubeproxy/common/condition"
 	"kubeproxy/common/explain"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
@@ -186,6 +188,7 @@ func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn)
 	if err != nil || w == nil {
 		return nil, err
 	}
+	p.addBlocks(w, c)
 	flows, err := host.Flows(ctx, want, c)
 	if err != nil {
 		w.Notes = append(w.Notes, "whether connection tracking has an entry could not be read: "+err.Error())
@@ -222,7 +225,11 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	if err != nil {
 		return nil, err
 	}
-	addRoutes(w, c, local)
+	addRoute(w, c, local)
+	w.Here = func(a netip.AddrPort) bool {
+		v := route.Decide(want, c)
+		return slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool { return e.Addr == a && !e.Remote })
+	}
 	if err := t.others.Add(ctx, w, c, local, t.marks()); err != nil {
 		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
 	}
@@ -258,29 +265,34 @@ func (p *proxy) marks() uint32 {
 	return 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit
 }
 
-// mostRoutes bounds how many routes are looked up.
-const mostRoutes = 100
-
-// addRoutes looks up how the node gets to the targets of w. A missing route is a fault. The
-// kernel looks for a route to the destination of its own processes, too, before any rule
-// translates that (kernel: net/ipv4/tcp_ipv4.c, tcp_v4_connect). What it forwards is
-// translated before.
-func addRoutes(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
+// addRoute says whether the node has a route to the destination of its own processes. The kernel
+// looks for one before any rule translates that (kernel: net/ipv4/tcp_ipv4.c, tcp_v4_connect).
+// What it forwards is translated before.
+func addRoute(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
 	if to := c.To.Addr(); c.Interface == "" && w.Action == route.Forward && !w.Taken && !local(to) {
 		if _, err := host.Route(to); err != nil {
 			w.Faults = append(w.Faults, fmt.Sprintf("the node has no route to %s: %v; without one its own processes cannot connect, only pods and others can", to, err))
 		}
 	}
-	w.Routes = map[netip.Addr]string{}
-	for _, to := range slices.SortedFunc(maps.Keys(w.Targets), netip.AddrPort.Compare) {
-		if _, known := w.Routes[to.Addr()]; known || len(w.Routes) == mostRoutes {
+}
+
+// addBlocks adds what the proxy knows to keep all traffic of the family of c from flowing. What
+// the node itself sends is not forwarded.
+func (p *proxy) addBlocks(w *explain.Walk, c route.Conn) {
+	all, some := p.reports.Health.Blocking(service.FamilyOf(c.To.Addr()))
+	for _, name := range slices.Sorted(maps.Keys(some)) {
+		w.Notes = append(w.Notes, fmt.Sprintf("the proxy reports %s, which may keep traffic of some Services from flowing: %s", name, some[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		setting, is := strings.CutPrefix(string(name), string(condition.Setting))
+		if is && c.Interface == "" {
 			continue
 		}
-		text, err := host.Route(to.Addr())
-		if err != nil {
-			w.Faults = append(w.Faults, fmt.Sprintf("the node has no route to %s: %v", to.Addr(), err))
+		fix := ""
+		if is {
+			fix = "sysctl -w " + setting + "=1"
 		}
-		w.Routes[to.Addr()] = text
+		w.Block(setting, fmt.Sprintf("the proxy reports %s, which blocks traffic: %s", name, all[name]), fix)
 	}
 }
 
@@ -307,6 +319,16 @@ func (p *proxy) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr,
 		pods.SetSlice(&all[i])
 	}
 	return pods.Find(id)
+}
+
+// interfaces lists the interfaces of the node.
+func interfaces() []string {
+	var names []string
+	all, _ := net.Interfaces() // none: any name will do
+	for i := range all {
+		names = append(names, all[i].Name)
+	}
+	return names
 }
 
 // isLocal reports whether an interface of the node has the address a, or a is a loopback

@@ -281,7 +281,7 @@ func (p *proxy) admin() health.Admin {
 				Accelerated: byName(accelerated(p.selected.Backends)),
 			}
 		}),
-		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Relays: p.selected.Relays, Pod: p.pod}).Handler(),
+		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Interfaces: interfaces, Relays: p.selected.Relays, Pod: p.pod}).Handler(),
 		Traffic: p.trafficHandler(),
 		Config:  func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{

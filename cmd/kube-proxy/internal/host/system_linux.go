@@ -214,6 +214,9 @@ func (o *Others) Close() {
 	for _, t := range o.read {
 		t.kernel.Close()
 	}
+	if o.node != nil {
+		o.node.Close()
+	}
 }
 
 // tables returns the rules of others, without those of tables that w followed.
@@ -251,12 +254,14 @@ func (o *Others) Add(ctx context.Context, w *explain.Walk, c route.Conn, local f
 	if o.node == nil {
 		o.node = &packet.System{IsLocal: local}
 	}
-	f := &packet.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks}
+	f := &packet.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks, Here: w.Here}
 	if c.Interface != "" {
 		f.In = o.node.Entry(c.Interface, c.From)
 	}
 	all, err := packet.Follow(t.kernel, t.legacy, o.node, f)
 	w.Others = append(w.Others, all...)
+	w.Obstacles, w.Doubts = append(w.Obstacles, f.Way.Obstacles...), append(w.Doubts, f.Way.Doubts...)
+	w.Routes, w.Replies = f.Way.Routes, f.Way.Replies
 	if note := f.Note(); note != "" && len(all) > 0 {
 		w.Notes = append(w.Notes, note)
 	}
