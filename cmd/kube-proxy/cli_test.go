@@ -339,7 +339,7 @@ func TestOneWordForOneThing(t *testing.T) {
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			switch f.Name {
-			case "help", "output", "timeout", "manifests", "config", "strict-config", "metrics-bind-address": // of each command
+			case "help", "output", "sort", "timeout", "manifests", "config", "strict-config", "metrics-bind-address": // of each command
 				return
 			}
 			if before, seen := usages[f.Name]; seen && before != f.Usage {
@@ -372,11 +372,12 @@ func TestCompletion(t *testing.T) {
 		{"--proxy-mode ", "iptables userspace ipvs nftables kernelspace"},
 		{"render --proxy-mode ", "iptables userspace ipvs nftables kernelspace"},
 		{"render -o ", "text json"},
-		{"diff -o ", "plan diff json"},
-		{"status -o ", "table wide json"},
+		{"diff -o ", "plan diff json yaml"},
+		{"status -o ", "table wide name json yaml"},
+		{"status --sort ", "name state endpoints since"},
 		{"service status -o ", "text json"},
-		{"doctor -o ", "text json"},
-		{"explain -o ", "text json"},
+		{"doctor -o ", "text json yaml"},
+		{"explain -o ", "text json yaml"},
 		{"config validate --os ", "linux windows"},
 		{"--detect-local-mode ", "ClusterCIDR NodeCIDR BridgeInterface InterfaceNamePrefix"},
 		{"status " + server + " ", "shop/web shop/cart"},

@@ -44,6 +44,12 @@ const diffExample = `  kube-proxy diff --kubeconfig /etc/kubernetes/kube-proxy.c
   kube-proxy diff --from ./services --manifests ./services.new --hostname-override node-a -o diff
   kube-proxy diff --from api --kubeconfig ~/.kube/config --manifests ./services.new --hostname-override node-a`
 
+// The formats for people.
+const (
+	asPlan = "plan"
+	asDiff = "diff"
+)
+
 // diffOptions are the flags of diff.
 type diffOptions struct {
 	options
@@ -67,7 +73,7 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 	registerAssign(cmd.Flags(), &d.assign)
 	fs := cmd.Flags()
 	fs.StringArrayVar(&d.compared.From, "from", []string{examine.FromNode}, "the old `STATE`: node for what this node has installed, api for the API server, or a file or directory of manifests; paths are repeatable")
-	fs.StringVarP(&d.format, "output", "o", "plan", "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, or json")
+	fs.StringVarP(&d.format, "output", "o", asPlan, "`FORMAT` of what is printed: plan, diff for the rules of both states as diff -u prints them, "+document.DataForms)
 	fs.BoolVar(&d.all, "all", false, "print all of a long list, not only its beginning")
 	fs.StringVar(&d.compared.Server, "server", "", reading.ServerHelp)
 	cli.Timeout(fs, &d.compared.Timeout, 45*time.Second, "how much `TIME` the API server has to answer")
@@ -75,8 +81,8 @@ func newDiff(to streams, table mode.Table) *cobra.Command {
 }
 
 func (d *diffOptions) run(ctx context.Context, to streams) error {
-	if d.format != "plan" && d.format != "diff" && d.format != "json" {
-		return fmt.Errorf("--output: %q is unknown: want plan, diff or json", d.format)
+	if err := cli.CheckOutput(d.format, asPlan, asDiff); err != nil {
+		return err
 	}
 	system := d.systemOfMode()
 	if slices.Equal(d.compared.From, []string{examine.FromNode}) {
@@ -98,12 +104,12 @@ func (d *diffOptions) run(ctx context.Context, to streams) error {
 	}
 	view := plandiff.View{All: d.all, Colour: cli.Coloured(to.out), Width: cli.Columns(to.out)}
 	switch d.format {
-	case "json":
-		err = document.WriteJSON(to.out, found)
-	case "diff":
+	case asPlan:
+		err = view.Print(to.out, found)
+	case asDiff:
 		err = view.PrintText(to.out, found)
 	default:
-		err = view.Print(to.out, found)
+		err = document.WriteData(to.out, d.format, found)
 	}
 	if err != nil {
 		return fmt.Errorf("print the difference: %w", err)

@@ -94,7 +94,7 @@ func TestLimitsOfModes(t *testing.T) {
 func TestDiffMistakes(t *testing.T) {
 	dir := files(t, map[string]string{"shop.yaml": shop, "bad.yaml": "kind: Service\napiVersion: v1\nmetadata: {name: 7}\n"})
 	for want, args := range map[string][]string{
-		"want plan, diff or json": {"-o=yaml"},
+		"want plan, diff, json":   {"-o=xml"},
 		`unexpected argument "x"`: {"x"},
 		"did you mean --from?":    {"--form=x"},
 		"no such file":            {"--from=DIR/shop.yaml", "--manifests=DIR/none"},

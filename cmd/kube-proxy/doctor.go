@@ -16,6 +16,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/doctor"
+	"kubeproxy/common/document"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 )
@@ -40,12 +41,6 @@ const doctorExample = `  kube-proxy doctor
   kube-proxy doctor --config kube-proxy.yaml --kubeconfig /etc/kubernetes/kube-proxy.conf
   kube-proxy doctor --all-modes -o json | jq -r '.findings[] | .id + ": " + .what'`
 
-// The forms of a report.
-const (
-	doctorAsText = "text"
-	doctorAsJSON = "json"
-)
-
 // doctorOptions are the flags of doctor.
 type doctorOptions struct {
 	options
@@ -68,15 +63,15 @@ func newDoctor(to streams, table mode.Table) *cobra.Command {
 	cmd.Flags().BoolVar(&d.examined.AllModes, "all-modes", false, "look at every mode of this system, not only at the one of the proxy")
 	cmd.Flags().BoolVar(&d.all, "all", false, "print all of a long list, not only its beginning")
 	cmd.Flags().BoolVar(&d.examined.BeforeStart, "before-start", false, "have the findings for a start of the proxy, so that none has to run")
-	cmd.Flags().StringVarP(&d.format, "output", "o", doctorAsText, "`FORMAT` of what is printed: text or json")
+	cmd.Flags().StringVarP(&d.format, "output", "o", asText, "`FORMAT` of what is printed: text, "+document.DataForms)
 	cmd.Flags().StringVar(&d.examined.Server, "server", "", reading.ServerHelp)
 	cli.Timeout(cmd.Flags(), &d.examined.Timeout, 45*time.Second, "how much `TIME` each check has")
 	return failsWith(doctor.ExitFailed, cmd)
 }
 
 func (d *doctorOptions) run(ctx context.Context, to streams) error {
-	if d.format != doctorAsText && d.format != doctorAsJSON {
-		return fmt.Errorf("--output: %q is unknown: want %s or %s", d.format, doctorAsText, doctorAsJSON)
+	if err := cli.CheckOutput(d.format, asText); err != nil {
+		return err
 	}
 	c, err := config.Load(&d.Flags, host.OS)
 	if err != nil {
@@ -104,8 +99,8 @@ func (d *doctorOptions) run(ctx context.Context, to streams) error {
 
 func (d *doctorOptions) print(w io.Writer, r *doctor.Report) error {
 	write := doctor.View{Colour: cli.Coloured(w), Width: cli.Columns(w), All: d.all}.Text
-	if d.format == doctorAsJSON {
-		write = func(w io.Writer, r *doctor.Report) error { return r.JSON(w) }
+	if d.format != asText {
+		write = func(w io.Writer, r *doctor.Report) error { return r.Data(w, d.format) }
 	}
 	if err := write(w, r); err != nil {
 		return fmt.Errorf("print the report: %w", err)

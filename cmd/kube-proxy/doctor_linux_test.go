@@ -15,7 +15,7 @@ func TestDoctorMistakes(t *testing.T) {
 	for args, want := range map[string]string{
 		"doctor x":                     `unexpected argument "x": want flags only; kube-proxy doctor --help lists them`,
 		"doctor --all-mode":            "unknown flag --all-mode; did you mean --all-modes?",
-		"doctor -o xml":                `--output: "xml" is unknown: want text or json`,
+		"doctor -o xml":                `--output: "xml" is unknown: want text, json, yaml or jsonpath=TEMPLATE`,
 		"doctor --server ::::":         `--server: "::::" is no address: want HOST or HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249`,
 		"doctor --config DIR/none":     "read configuration: stat DIR/none: no such file or directory",
 		"doctor --config DIR/bad.yaml": `DIR/bad.yaml:3: mode: "magic" is no mode on linux: want iptables, ipvs, nftables, userspace or nothing`,

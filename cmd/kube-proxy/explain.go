@@ -29,11 +29,11 @@ import (
 const explainText = `Say what happens to a connection on a node, and why.
 
 SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside
-for any client outside of the cluster. DESTINATION is ADDRESS:PORT, a Service, or
-node:PORT for a NodePort. The protocol is TCP, unless the destination ends in /udp
-or /sctp. ` + serviceForms + `
-A Service is dialled at its ClusterIP, from outside at a load balancer's address,
-external IP or NodePort if it has one.
+for any client outside of the cluster. DESTINATION is ADDRESS:PORT, node:PORT for
+a NodePort, or a Service: web, shop/web, svc/web or svc/shop/web, for one port
+with :http, :80 or :53/udp. The protocol is TCP, unless the destination ends in
+/udp or /sctp. A Service is dialled at its ClusterIP, from outside at a load
+balancer's address, external IP or NodePort if it has one.
 
 The answer names the Service that has the destination, other Services that claim
 it, each rule of Kubernetes that applies, in order, and for each endpoint whether
@@ -68,6 +68,9 @@ const explainExample = `  kube-proxy explain --manifests ./services --hostname-o
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
   kube-proxy explain --manifests ./services --hostname-override node-a outside node:30080
   kube-proxy explain 10.244.1.7 web:http -n shop`
+
+// asText is the format for people.
+const asText = "text"
 
 // The exit codes of explain besides 0.
 const (
@@ -105,23 +108,23 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	}
 	x.registerReading(cmd.Flags())
 	registerAssign(cmd.Flags(), &x.assign)
-	cmd.Flags().StringVarP(&x.format, "output", "o", "text", "`FORMAT` of what is printed: text or json")
+	cmd.Flags().StringVarP(&x.format, "output", "o", asText, "`FORMAT` of what is printed: text, "+document.DataForms)
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
 	cmd.Flags().StringVar(&x.server, "server", "", reading.ServerHelp)
 	cli.Timeout(cmd.Flags(), &x.timeout, 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().IPSliceVar(&x.podAddrs, "pod-address", nil, "`ADDRESS` of the pod in SOURCE, one of each family, if the proxy does not know that pod")
 	cmd.Flags().StringVar(&x.podNode, "pod-node", "", "the `NODE` of that pod")
-	cmd.Flags().StringVarP(&x.namespace, "namespace", "n", "", "the `NAMESPACE` of a pod and a Service that are named without")
+	cmd.Flags().StringVarP(&x.namespace, "namespace", "n", "", "look into this `NAMESPACE` alone")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
 	return failsWith(exitUnknown, cmd)
 }
 
 func (e *explainOptions) run(ctx context.Context, to streams, args []string) error {
-	switch {
-	case len(args) != 2:
+	if len(args) != 2 {
 		return fmt.Errorf("explain wants SOURCE and DESTINATION, not %d of them, such as: kube-proxy explain --manifests ./services 10.244.1.7 svc/shop/web:http", len(args))
-	case e.format != "text" && e.format != "json":
-		return fmt.Errorf("--output: %q is unknown: want text or json", e.format)
+	}
+	if err := cli.CheckOutput(e.format, asText); err != nil {
+		return err
 	}
 	if len(e.Manifests) > 0 && len(e.podAddrs) > 0 {
 		return errors.New("--pod-address is for the proxy that runs: want it without --manifests, which have the pod")
@@ -154,8 +157,8 @@ func (e *explainOptions) run(ctx context.Context, to streams, args []string) err
 }
 
 func (e *explainOptions) print(to streams, answer *explain.Explanation) error {
-	if e.format == "json" {
-		return document.WriteJSON(to.out, answer)
+	if e.format != asText {
+		return document.WriteData(to.out, e.format, answer)
 	}
 	return explain.View{All: e.all, Width: cli.Columns(to.out)}.Print(to.out, answer)
 }

@@ -125,7 +125,7 @@ func TestExplainMistakes(t *testing.T) {
 		{[]string{"pod/nobody", "web", "-n", "shop"}, `source "pod/shop/nobody": `},
 		{[]string{"10.244.1.7", "svc/shop/web:https"}, "http (80/tcp)"},
 		{[]string{"somewhere", "10.96.0.10:80"}, "want an address, pod/NAMESPACE/NAME, node or outside"},
-		{[]string{"10.244.1.7", "10.96.0.10:80", "-o", "yaml"}, "want text or json"},
+		{[]string{"10.244.1.7", "10.96.0.10:80", "-o", "xml"}, "want text, json, yaml or jsonpath=TEMPLATE"},
 		{[]string{"10.244.1.7", "10.96.0.10:80", "--outptu", "json"}, "did you mean --output?"},
 	} {
 		got := explainCall(t, tc.args...)

@@ -112,9 +112,18 @@ type streams struct{ out, err io.Writer }
 // execute runs the command line args with the modes of table, and returns the exit code.
 func execute(ctx context.Context, table mode.Table, args []string, to streams) int {
 	to.err = printable.Writer(to.err)
+	out := &cli.Document{Writer: to.out}
+	if cli.WantsDocument(args) {
+		to.out = out
+	}
 	root := newRoot(to, table)
 	root.SetArgs(args)
-	return exitCode(root.ExecuteContext(ctx), to.err)
+	err := root.ExecuteContext(ctx)
+	code := exitCode(err, to.err)
+	if to.out == out && err != nil {
+		out.Fail(err, code)
+	}
+	return code
 }
 
 // exitCode prints err, unless its text is empty, and returns the exit code.

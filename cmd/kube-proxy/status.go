@@ -4,10 +4,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -42,7 +40,13 @@ With --watch, each change is printed with its time: of the proxy, its rounds, it
 Services and, with a Service, its endpoints. An interrupt ends it: exit code 0.
 With -o json, each state that differs is printed in full, and a proxy that stops
 answering as an object with the field error.
-If there is no first answer, the exit code is the same as without --watch.`
+If there is no first answer, the exit code is the same as without --watch.
+
+With --wait the command asks until the condition is true, and exits with 0 then.
+If --timeout is over before, it prints the last answer, and the exit code is that
+of the answer, at least 1.
+
+` + dataText
 
 // serviceForms describes how commands take a Service.
 const serviceForms = `A Service is
@@ -50,8 +54,15 @@ web, shop/web, svc/web or svc/shop/web, for one port with :http, :80 or :53/udp.
 name without namespace selects the Services of that name in the namespace of -n,
 else in every namespace.`
 
+// dataText describes the formats for programs.
+const dataText = `With -o json or -o yaml all is printed, also what is new in later versions, and
+jsonpath=TEMPLATE selects parts as kubectl does. An error is printed on standard
+output, too, as an object with ok, error and exitCode, unless something else was.`
+
 const statusExample = `  kube-proxy status
-  kube-proxy status --failing
+  kube-proxy status --failing --sort state
+  kube-proxy status -l app=web -o name
+  kube-proxy status shop/web --wait --timeout 2m
   kube-proxy status shop/web
   kube-proxy status svc/web:http -n shop --watch
   kube-proxy status -o json | jq '.services[] | select(.state != "programmed")'`
@@ -62,44 +73,27 @@ const (
 	exitUnreachable = statusview.ExitUnreachable
 )
 
-// statusOptions are the flags and arguments of status.
-type statusOptions struct {
-	server reading.Server
-	query  statusview.Query
-	format string
-	watch  bool
-}
-
 func newStatus(to streams, table mode.Table) *cobra.Command {
-	q := &statusOptions{server: reading.Server{Modes: table}}
+	status := &reading.Status{Server: reading.Server{Modes: table}}
 	cmd := &cobra.Command{
 		Use:     "status [SERVICE] [flags]",
 		Short:   "Print the state of the running proxy",
 		Long:    statusText,
 		Example: statusExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := errors.Join(q.check(), selectService(&q.query, cmd, args)); err != nil {
+			if err := selectService(&status.Query, cmd, args); err != nil {
 				return err
 			}
-			return q.run(cmd.Context(), to)
+			status.Query.Version = buildInfo().Version
+			code, err := status.Run(cmd.Context(), to.out, to.err)
+			if code == 0 && err == nil {
+				return nil
+			}
+			return &exit{code, err}
 		},
 	}
-	fs := cmd.Flags()
-	q.server.Register(fs)
-	fs.StringVarP(&q.query.Namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
-	fs.StringVarP(&q.format, "output", "o", string(statusview.Table), "`FORMAT` of what is printed: table, wide or json")
-	fs.BoolVar(&q.query.Failing, "failing", false, "list only Services that are not programmed in full, have a port that serves no client or a health check that is not answered")
-	fs.BoolVarP(&q.watch, "watch", "w", false, "go on until an interrupt")
+	status.Register(cmd.Flags())
 	return failsWith(exitUnreachable, cmd)
-}
-
-func (s *statusOptions) check() error {
-	switch statusview.Format(s.format) {
-	case statusview.Table, statusview.Wide, statusview.JSON:
-	default:
-		return fmt.Errorf("--output: %q is unknown: want %s, %s or %s", s.format, statusview.Table, statusview.Wide, statusview.JSON)
-	}
-	return nil
 }
 
 // selectService parses the argument of a command that asks for all Services or one.
@@ -113,37 +107,6 @@ func selectService(q *statusview.Query, cmd *cobra.Command, args []string) error
 	var err error
 	q.Reference, err = service.ParseReference(args[0], q.Namespace)
 	return err
-}
-
-func (s *statusOptions) run(ctx context.Context, to streams) error {
-	var err error
-	if s.query.Server, err = s.server.Address(); err != nil {
-		return err
-	}
-	s.query.Version = buildInfo().Version
-	view := statusview.View{Format: statusview.Format(s.format), Full: s.query.Name != "", Colour: cli.Coloured(to.out), Width: cli.Columns(to.out), Now: time.Now()}
-	if s.watch {
-		err := (&statusview.Watch{Query: &s.query, View: view, Timeout: s.server.Timeout}).Run(ctx, to.out)
-		if err != nil {
-			return &exit{statusview.ExitCode(nil, err), err}
-		}
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.server.Timeout)
-	defer cancel()
-	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+s.query.Server+" ...")
-	answer, err := s.query.Ask(ctx)
-	stopNotice()
-	if err != nil {
-		return &exit{statusview.ExitCode(nil, err), err}
-	}
-	if err := view.Print(to.out, answer); err != nil {
-		return fmt.Errorf("print the answer: %w", err)
-	}
-	if code := statusview.ExitCode(answer, nil); code != 0 {
-		return &exit{code: code}
-	}
-	return nil
 }
 
 const topText = `Print which Services of this node carry most traffic.

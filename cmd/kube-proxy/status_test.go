@@ -16,6 +16,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
@@ -43,7 +45,8 @@ var healthy = health.Report{Healthy: true, Status: map[string]health.FamilyRepor
 func serving(t *testing.T, r health.Report, asked func(*http.Request), ports ...*service.Port) string {
 	t.Helper()
 	want := service.New(3, &service.Node{NodePorts: service.AnyAddress()}, ports)
-	store := &servicestate.Store{Latest: func() *service.Snapshot { return want }}
+	labels := func(name types.NamespacedName) map[string]string { return map[string]string{"app": name.Name} }
+	store := &servicestate.Store{Latest: func() *service.Snapshot { return want }, Labels: labels}
 	store.Result(service.IPv4, reconcile.Result{Snapshot: want, Generation: 3, Start: time.Now()})
 	handler := health.Admin{Services: store.Handler(func() servicestate.ProxyInfo { return servicestate.ProxyInfo{Health: r} })}.Handler()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -83,6 +86,19 @@ func TestStatusFlags(t *testing.T) {
 		{well, "svc/web:http -n shop", 0, "shop/web: programmed\n", ""},
 		{well, "svc/shop/web:80/tcp", 0, "shop/web: programmed\n", ""},
 		{well, "web:81", statusview.ExitUnknown, "", "kube-proxy: port 81: the Service has the ports http/tcp: want one of them"},
+		{well, "-o name --sort endpoints", 0, "svc/shop/empty\nsvc/shop/web\n", ""},
+		{well, "-o name -l app!=empty", 0, "svc/shop/web\n", ""},
+		{well, "-o yaml web", 0, "\nsummary:\n  notProgrammed: 0\n", ""},
+		{well, "-o jsonpath={.services[?(@.name==\"web\")].ports[0].endpoints}", 0, "1", ""},
+		{well, "-o jsonpath=summary.services", 0, "2", ""},
+		{well, "--wait", 0, "2 Services: ", ""},
+		{well, "--wait=programmed web", 0, "shop/web: programmed\n", ""},
+		{ill, "--wait --timeout 2s", exitNotOK, ": not healthy\n", "kube-proxy: --wait: the condition ok is not true after 2s\n"},
+		{ill, "--wait=programmed", 0, ": not healthy\n", ""},
+		{"127.0.0.1:1", "--wait=answers --timeout 10ms", exitUnreachable, "", "kube-proxy: "},
+		{well, "none -o json", statusview.ExitUnknown, "{\n  \"ok\": false,\n  \"error\": \"no Service named none is known", "kube-proxy: no Service named none is known"},
+		{well, "none -oyaml", statusview.ExitUnknown, "\n  \"exitCode\": 3\n}\n", "kube-proxy: no Service named none is known"},
+		{well, "--fail --output json", exitUnreachable, "unknown flag --fail; did you mean --failing?\",\n  \"exitCode\": 2", "kube-proxy: unknown flag --fail"},
 		{well, "shop/wed", statusview.ExitUnknown, "", "; did you mean shop/web?"},
 		{well, "web -n other", statusview.ExitUnknown, "", "; did you mean shop/web?"},
 		{"127.0.0.1", "--watch --timeout 1ns", exitUnreachable, "", "kube-proxy: no connection to 127.0.0.1:10249 in time: the address is wrong, or"},
@@ -138,7 +154,7 @@ func TestStatusMistakes(t *testing.T) {
 		"bad.yaml":  configHead + "mode: magic\n",
 	})
 	for args, want := range map[string]string{
-		"-o xml":                           `--output: "xml" is unknown: want table, wide or json`,
+		"-o xml":                           `--output: "xml" is unknown: want table, wide, name, json, yaml or jsonpath=TEMPLATE`,
 		"a b":                              "status wants one Service, not 2",
 		"a/b/c":                            `service "a/b/c": want ` + service.ReferenceForms,
 		"/web":                             `service "/web": want ` + service.ReferenceForms,
@@ -146,6 +162,11 @@ func TestStatusMistakes(t *testing.T) {
 		"shop/web -n other":                `service "shop/web" is not in the namespace of --namespace, "other"`,
 		"--server http://x":                `--server: "http://x" is no address: want HOST or HOST:PORT, such as 127.0.0.1:10249 or [::1]:10249`,
 		"--timeout soon":                   `--timeout: "soon" is not accepted: want a time above 0, such as 30s or 1h30m`,
+		"--sort size":                      `--sort: "size" is unknown: want name, state, endpoints or since`,
+		"--wait=rest":                      `--wait: "rest" is unknown: want ok, programmed or answers`,
+		"--wait -w":                        "--wait ends by itself, and --watch does not: want one of them",
+		"-l a,,b":                          `--selector: "a,,b" is no selector: found ',', expected: identifier after ','`,
+		"-o jsonpath={.a[}":                `--output: template "{.a[}": unterminated array: want one such as {.ok} or {.services[*].name}`,
 		"--timeout 0":                      `--timeout: "0" is not accepted: want a time above 0, such as 30s or 1h30m`,
 		"--timeout -1s":                    `--timeout: "-1s" is not accepted: want a time above 0, such as 30s or 1h30m`,
 		"--failin":                         "unknown flag --failin; did you mean --failing?",
@@ -184,7 +205,7 @@ func TestStatusAddress(t *testing.T) {
 
 func TestTopMistakes(t *testing.T) {
 	for args, want := range map[string]string{
-		"-o xml":                   `--output: "xml" is unknown: want table or json`,
+		"-o xml":                   `--output: "xml" is unknown: want table, json, yaml or jsonpath=TEMPLATE`,
 		"--sort size":              `--sort: "size" is unknown: want rate, connections, bytes or name`,
 		"--interval -1s":           "--interval: -1s is too short: want a time such as 2s",
 		"--watch --interval 0":     "--interval: 0s is too short: want a time such as 2s",

@@ -105,7 +105,7 @@ func TestConsequences(t *testing.T) {
 		var short, all, document bytes.Buffer
 		kit.Must(t, View{}.Text(&short, r))
 		kit.Must(t, View{All: true}.Text(&all, r))
-		kit.Must(t, r.JSON(&document))
+		kit.Must(t, r.Data(&document, "json"))
 		for _, w := range test.text {
 			if !strings.Contains(short.String(), w) {
 				t.Errorf("%s: no %q in\n%s", situation, w, short.String())
@@ -246,7 +246,7 @@ func TestReports(t *testing.T) {
 		var text, coloured, inJSON bytes.Buffer
 		kit.Must(t, (View{}).Text(&text, r))
 		kit.Must(t, (View{Colour: true}).Text(&coloured, r))
-		kit.Must(t, r.JSON(&inJSON))
+		kit.Must(t, r.Data(&inJSON, "json"))
 		golden(t, name+".txt", text.String())
 		golden(t, name+".json", inJSON.String())
 		for line := range strings.Lines(text.String()) {

@@ -462,10 +462,10 @@ func (r *Report) count(s State) int {
 	return n
 }
 
-// JSON writes r as JSON.
-func (r *Report) JSON(w io.Writer) error {
+// Data writes r in a format for programs.
+func (r *Report) Data(w io.Writer, format string) error {
 	r.OK = r.ExitCode() == 0
-	return document.WriteReadable(w, r)
+	return document.WriteData(w, format, r)
 }
 
 // View is how a report is printed.

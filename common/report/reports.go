@@ -111,6 +111,7 @@ func New(o Options) *Reports {
 	services := &servicestate.Store{
 		Latest: o.Tracker.Latest, Problems: o.Tracker.Problems,
 		Unanswered: servers.unanswered, Unavailable: o.Unavailable, Endpoints: o.Tracker.Choice, Addresses: o.Addresses,
+		Labels: o.Tracker.Labels,
 	}
 	r := &Reports{
 		Health: monitor, Metrics: counts, Services: services, Events: events,

@@ -49,7 +49,65 @@ type Query struct {
 
 	// Reference selects Services, and those of one name by their ports. All is empty for all.
 	service.Reference
-	Failing bool // keep only Services that need attention
+	// Selects selects by labels, unless nil.
+	Selects func(labels map[string]string) bool
+	Failing bool  // keep only Services that need attention
+	Sort    Order // of Services, by name if empty
+}
+
+// Order is what Services are sorted by.
+type Order string
+
+// The orders.
+const (
+	ByName      Order = "name"
+	ByState     Order = "state"     // the worst first
+	ByEndpoints Order = "endpoints" // the fewest first
+	BySince     Order = "since"     // the latest change first
+)
+
+// Orders lists them.
+var Orders = []Order{ByName, ByState, ByEndpoints, BySince}
+
+// sort sorts Services. Equal ones keep the order of names.
+func (o Order) sort(all []servicestate.Service) {
+	compare := map[Order]func(a, b *servicestate.Service) int{
+		ByState: func(a, b *servicestate.Service) int { return cmp.Compare(urgency(b), urgency(a)) },
+		ByEndpoints: func(a, b *servicestate.Service) int {
+			return cmp.Compare(leastEndpoints(a), leastEndpoints(b))
+		},
+		BySince: func(a, b *servicestate.Service) int { return sinceOrNever(b).Compare(sinceOrNever(a)) },
+	}[o]
+	if compare != nil {
+		slices.SortStableFunc(all, func(a, b servicestate.Service) int { return compare(&a, &b) })
+	}
+}
+
+// urgency is greater for a Service in a worse state.
+func urgency(s *servicestate.Service) int {
+	switch colour := stateOf(s).Colour; {
+	case colour == red:
+		return 3
+	case notProgrammed(s):
+		return 2
+	case colour == yellow:
+		return 1
+	}
+	return 0
+}
+
+func leastEndpoints(s *servicestate.Service) int {
+	if len(s.Ports) == 0 {
+		return 0
+	}
+	return slices.MinFunc(s.Ports, func(a, b servicestate.Port) int { return cmp.Compare(a.Endpoints, b.Endpoints) }).Endpoints
+}
+
+func sinceOrNever(s *servicestate.Service) time.Time {
+	if _, since := sinceWhen(s); since != nil {
+		return *since
+	}
+	return time.Time{}
 }
 
 // UnknownError is the answer of a proxy that does not know the Service, or a port of it.
@@ -109,6 +167,7 @@ func (q *Query) Ask(ctx context.Context) (*Answer, error) {
 	if q.Name != "" && q.Namespace == "" {
 		err = q.named(ctx, r)
 	}
+	r.Services = slices.DeleteFunc(r.Services, func(s servicestate.Service) bool { return q.Selects != nil && !q.Selects(s.Labels) })
 	if err == nil && q.Port+q.Protocol != "" {
 		err = q.keepPorts(r.Services)
 	}
@@ -377,6 +436,7 @@ func (q *Query) evaluate(a *servicestate.Response) *Answer {
 		well = !slices.ContainsFunc(services, func(s servicestate.Service) bool { return blocked(&s, a.Health.BlockedFamilies) })
 	}
 	d.OK = well && d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unanswered == 0
+	q.Sort.sort(services)
 	if q.Failing {
 		services = slices.DeleteFunc(services, func(s servicestate.Service) bool {
 			return !notProgrammed(&s) && !unserved(&s) && !healthCheckUnanswered(&s)
@@ -450,8 +510,15 @@ type Format string
 const (
 	Table Format = "table" // for a terminal
 	Wide  Format = "wide"  // a table with all columns and nothing shortened
+	Name  Format = "name"  // of each Service, as commands take it
 	JSON  Format = "json"
 )
+
+// data reports whether f is for programs.
+func (f Format) data() bool {
+	is, _ := document.IsData(string(f)) // its template was checked
+	return is
+}
 
 // View is how an answer is printed.
 type View struct {
@@ -464,13 +531,18 @@ type View struct {
 
 // Print writes an answer to w.
 func (v *View) Print(w io.Writer, a *Answer) error {
-	if v.Format == JSON {
-		return document.WriteReadable(w, a)
+	if v.Format.data() {
+		return document.WriteData(w, string(v.Format), a)
 	}
 	p := &printer{colour: v.Colour, wide: v.Format == Wide, width: v.width(), now: v.Now}
-	if v.Full {
+	switch {
+	case v.Format == Name:
+		for _, s := range a.Services {
+			p.line("svc/%s/%s", sanitize(s.Namespace), sanitize(s.Name))
+		}
+	case v.Full:
 		p.services(a)
-	} else {
+	default:
 		p.overview(a)
 	}
 	_, err := w.Write(p.text.Bytes())
@@ -572,8 +644,8 @@ type failure struct {
 
 // writeFailure writes that the proxy does not answer.
 func (wa *Watch) writeFailure(w io.Writer, what string) error {
-	if wa.View.Format == JSON {
-		return document.WriteReadable(w, failure{Server: wa.Query.Server, Error: what})
+	if wa.View.Format.data() {
+		return document.WriteData(w, string(wa.View.Format), failure{Server: wa.Query.Server, Error: what})
 	}
 	return wa.write(w, nil, []change{{"proxy", what}})
 }
@@ -583,8 +655,8 @@ func (wa *Watch) write(w io.Writer, now *Answer, all []change) error {
 	if len(all) == 0 {
 		return nil
 	}
-	if wa.View.Format == JSON {
-		return document.WriteReadable(w, now)
+	if wa.View.Format.data() {
+		return document.WriteData(w, string(wa.View.Format), now)
 	}
 	var b bytes.Buffer
 	at := time.Now().Format(time.TimeOnly)

@@ -5,6 +5,7 @@ package track
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -99,6 +100,14 @@ func TestContendersInOrder(t *testing.T) {
 		}
 		if want := "d/s000004 d/s000001 d/s000003 d/s000002 d/s000005 d/s000000"; got != want {
 			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	labelled := contender(1, 1)
+	for _, labels := range []map[string]string{{"app": "web", "tier": ""}, nil} {
+		labelled.Labels = labels
+		tracker.SetService(labelled)
+		if got := tracker.Labels(types.NamespacedName{Namespace: labelled.Namespace, Name: labelled.Name}); !maps.Equal(got, labels) {
+			t.Errorf("labels %v, want %v", got, labels)
 		}
 	}
 	if all, few := tracker.Names(""), tracker.Names("ns-1"); len(all) != 7 || len(few) != 1 || !seen {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/printable"
@@ -236,6 +237,18 @@ func (t *Tracker) ServicePorts(name types.NamespacedName) []*service.Port {
 		return nil
 	}
 	return slices.Clone(s.want)
+}
+
+// Labels returns the labels of a Service.
+func (t *Tracker) Labels(name types.NamespacedName) map[string]string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.services[name]
+	if s == nil {
+		return nil
+	}
+	set, _ := labels.ConvertSelectorToLabelsMap(s.labels) // written by SetService
+	return set
 }
 
 // Names lists the Services that this proxy handles, sorted, in one namespace or in all.

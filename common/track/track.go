@@ -16,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubeproxy/common/service"
@@ -102,7 +103,8 @@ type serviceState struct {
 	// misplaced counts the addresses of its slices in claims.endpoints.
 	misplaced int32
 	dirty     bool
-	selector  bool // the Service has one
+	selector  bool   // the Service has one
+	labels    string // as labels.Set formats them
 }
 
 // New returns an empty Tracker.
@@ -150,7 +152,7 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 			return t.removeService(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		}
 		s := t.service(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
-		s.selector = len(o.Spec.Selector) > 0
+		s.selector, s.labels = len(o.Spec.Selector) > 0, labels.Set(o.Labels).String()
 		created := o.CreationTimestamp.Unix()
 		known := s.created == created && (s.want == nil) == (want == nil)
 		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) {

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"kubeproxy/common/health"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
@@ -32,6 +34,8 @@ type Service struct {
 	State    State        `json:"state"`
 	Ports    []Port       `json:"ports"`
 	Problems []FieldError `json:"problems,omitempty"`
+	// Labels are those of the object.
+	Labels map[string]string `json:"labels,omitempty"`
 	// HealthCheck is nil for a Service without healthCheckNodePort.
 	HealthCheck *HealthCheck `json:"healthCheck,omitempty"`
 }
@@ -466,6 +470,8 @@ type Store struct {
 	// Endpoints, if set, returns how each endpoint of a port is used. It is called for
 	// requests about one Service only.
 	Endpoints func(service.Family, service.PortName) track.Choice
+	// Labels, if set, returns those of a Service, for requests.
+	Labels func(types.NamespacedName) map[string]string
 	// Unavailable is why a family is not programmed at all.
 	Unavailable map[service.Family]string
 	// Addresses, if set, returns the addresses of the node's interfaces, none if they are unknown.
@@ -670,6 +676,11 @@ func (st *Store) Handler(about func() ProxyInfo) http.Handler {
 		}
 		if name != "" && st.Endpoints != nil {
 			st.addEndpoints(found)
+		}
+		for i := range found {
+			if st.Labels != nil {
+				found[i].Labels = st.Labels(types.NamespacedName{Namespace: found[i].Namespace, Name: found[i].Name})
+			}
 		}
 		a := Response{about(), found}
 		if s := st.wanted(); s != nil {

@@ -250,6 +250,57 @@ func (t *timeLimit) String() string { return time.Duration(*t).String() }
 // Type implements pflag.Value.
 func (*timeLimit) Type() string { return "time" }
 
+// WantsDocument reports whether a command line asks for one object that a program reads. It
+// does so also where the command line is wrong otherwise.
+func WantsDocument(args []string) bool {
+	for i, arg := range args {
+		if arg == "-o" || arg == "--output" {
+			arg += "=" + strings.Join(args[i+1:min(i+2, len(args))], "")
+		}
+		for _, prefix := range []string{"--output=", "-o=", "-o"} {
+			if format := strings.TrimPrefix(arg, prefix); format != arg && (format == "json" || format == "yaml") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Document is what a command prints for a program: its answer, or its error.
+type Document struct {
+	io.Writer
+	begun bool
+}
+
+// Write implements io.Writer.
+func (d *Document) Write(b []byte) (int, error) {
+	d.begun = d.begun || len(b) > 0
+	return d.Writer.Write(b)
+}
+
+// Fail writes an error with its exit code, unless there is an answer. JSON is YAML, too.
+func (d *Document) Fail(err error, code int) {
+	if text := err.Error(); !d.begun && text != "" {
+		_ = document.WriteReadable(d, struct {
+			OK       bool   `json:"ok"` // always false
+			Error    string `json:"error"`
+			ExitCode int    `json:"exitCode"`
+		}{false, text, code}) // standard error has it, too
+	}
+}
+
+// CheckOutput checks the value of --output: one of forms, or a format for programs.
+func CheckOutput(format string, forms ...string) error {
+	data, err := document.IsData(format)
+	switch {
+	case err != nil:
+		return fmt.Errorf("--output: %w", err)
+	case !data && !slices.Contains(forms, format):
+		return fmt.Errorf("--output: %q is unknown: want %s, %s", format, strings.Join(forms, ", "), document.DataForms)
+	}
+	return nil
+}
+
 // invalidValueText describes why a flag's value is invalid and which values it accepts.
 func invalidValueText(e *pflag.InvalidValueError) string {
 	switch e.GetFlag().Value.Type() {
@@ -273,13 +324,13 @@ var completedValues = map[string]map[string][]string{
 		"logging-format":    {"text", "json"},
 		"os":                {string(config.Linux), string(config.Windows)},
 	},
-	"diff":           {"output": {"plan", "diff", "json"}},
-	"doctor":         {"output": {"text", "json"}},
-	"explain":        {"output": {"text", "json"}},
+	"diff":           {"output": {"plan", "diff", "json", "yaml"}},
+	"doctor":         {"output": {"text", "json", "yaml"}},
+	"explain":        {"output": {"text", "json", "yaml"}},
 	"render":         {"output": {string(document.Text), string(document.JSON)}},
 	"service status": {"output": {"text", "json"}},
-	"status":         {"output": {string(statusview.Table), string(statusview.Wide), string(statusview.JSON)}},
-	"top":            {"output": {"table", "json"}, "sort": {"rate", "connections", "bytes", "name"}},
+	"status":         {"output": {"table", "wide", "name", "json", "yaml"}, "sort": {"name", "state", "endpoints", "since"}, "wait": {"ok", "programmed", "answers"}},
+	"top":            {"output": {"table", "json", "yaml"}, "sort": {"rate", "connections", "bytes", "name"}},
 }
 
 // RegisterCompletion makes shells complete the values of flags and arguments of cmd and its

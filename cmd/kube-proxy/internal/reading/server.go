@@ -138,11 +138,13 @@ type Top struct {
 	limit         int
 }
 
+const asTable = "table"
+
 // Register registers the flags of t.
 func (t *Top) Register(fs *pflag.FlagSet) {
 	t.Server.Register(fs)
-	fs.StringVarP(&t.Query.Namespace, "namespace", "n", "", "only Services of this `NAMESPACE`")
-	fs.StringVarP(&t.format, "output", "o", "table", "`FORMAT` of what is printed: table or json")
+	fs.StringVarP(&t.Query.Namespace, "namespace", "n", "", "look into this `NAMESPACE` alone")
+	fs.StringVarP(&t.format, "output", "o", asTable, "`FORMAT` of what is printed: table, "+document.DataForms)
 	fs.StringVar(&t.order, "sort", string(trafficview.ByRate), "`ORDER` of Services and endpoints: rate, connections, bytes or name")
 	fs.IntVar(&t.limit, "limit", 20, "print this `NUMBER` of Services, and of endpoints, 0 for all; JSON has all")
 	fs.DurationVar(&t.Query.Interval, "interval", 2*time.Second, "`TIME` between two readings, 0 for totals without rates")
@@ -152,8 +154,6 @@ func (t *Top) Register(fs *pflag.FlagSet) {
 func (t *Top) check() error {
 	t.Query.Sort, t.Query.Endpoints = trafficview.Order(t.order), t.Query.Name != ""
 	switch {
-	case t.format != "table" && t.format != "json":
-		return fmt.Errorf("--output: %q is unknown: want table or json", t.format)
 	case !slices.Contains(trafficview.Orders, t.Query.Sort):
 		return fmt.Errorf("--sort: %q is unknown: want rate, connections, bytes or name", t.order)
 	case t.Query.Interval < 0 || t.watch && t.Query.Interval == 0:
@@ -161,7 +161,7 @@ func (t *Top) check() error {
 	case t.limit < 0:
 		return fmt.Errorf("--limit: %d is too small: want 0 or more", t.limit)
 	}
-	return nil
+	return cli.CheckOutput(t.format, asTable)
 }
 
 // Run asks, and writes answers to out. With --watch it goes on until ctx ends, which is
@@ -189,8 +189,8 @@ func (t *Top) Run(ctx context.Context, out, notices io.Writer) error {
 }
 
 func (t *Top) show(a *trafficview.Answer, pages *cli.Pages) error {
-	if t.format == "json" {
-		return document.WriteReadable(pages.To, a)
+	if t.format != asTable {
+		return document.WriteData(pages.To, t.format, a)
 	}
 	var page bytes.Buffer
 	if err := (trafficview.View{Limit: t.limit, Colour: cli.Coloured(pages.To), Width: cli.Columns(pages.To)}).Print(&page, a); err != nil {
