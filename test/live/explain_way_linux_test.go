@@ -5,16 +5,19 @@ package live
 
 import (
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
 )
 
 // wayFaults stop packets of a pod, or answers to it, beside the rules. Service near has the
-// endpoint web-1 on this node, far has web-3 on another.
+// endpoint web-1 on this node, far has web-3 on another, and other has web-2.
 var wayFaults = []struct {
 	name, do, undo string
 	to             string
@@ -48,6 +51,7 @@ var wayFaults = []struct {
 		[]string{"nobody answers ARP for 192.0.2.99 on interface eth0", "look ip neighbour show 192.0.2.99 dev eth0"}, ""},
 	{"answers dropped", "nft 'add table inet other; add chain inet other c { type filter hook prerouting priority 0; }; add rule inet other c ip saddr 10.244.2.11 tcp sport 8080 tcp flags syn,ack / syn,ack drop'", "nft delete table inet other", far,
 		[]string{"of chain c of table inet other drops answers of 10.244.2.11:8080", "look nft -a list chain inet other c"}, ""},
+	{"no carrier", "(other end) ip link set eth0 down", "", "10.96.0.12:80", []string{"interface veth-web-2 has no carrier, its other end is down or unplugged", "look ip link show veth-web-2"}, ""},
 	{"interface down", "ip link set veth-web-1 down", "", near,
 		[]string{"10.244.1.11 is an endpoint on this node, and only the default route leads there, via 192.0.2.1, interface eth0"}, ""},
 }
@@ -76,7 +80,8 @@ func explainsWay(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	c.sh(t, "sysctl -qw net.ipv4.neigh.eth0.retrans_time_ms=50 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0\n")
 	web := app{name: "near", number: 10, plain: true}.on(c.Host("web-1"))
-	c.start(t, web, app{name: "far", number: 11, plain: true}.on(c.Host("web-3")))
+	c.start(t, web, app{name: "far", number: 11, plain: true}.on(c.Host("web-3")),
+		app{name: "other", number: 12, plain: true}.on(c.Host("web-2")))
 	pod := c.Host("shopper")
 	answers := func(to string) bool {
 		a, err := pod.Ask(t.Context(), netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(to), Timeout: time.Second})
@@ -89,16 +94,18 @@ func explainsWay(t *testing.T, m mode) {
 		}
 		c.sh(t, "conntrack -F 2>/dev/null\n")
 		c.explain(t, asked{pod.IPv4.String(), f.to, 0, []string{agrees}})
-		c.sh(t, f.do+"\n")
+		if line, inPod := strings.CutPrefix(f.do, "(other end) "); inPod {
+			out, err := program.Run(t, c.Host("web-2"), exec.Command("sh", "-c", line))
+			if err != nil {
+				t.Fatal(err, out)
+			}
+		} else {
+			c.sh(t, f.do+"\n")
+		}
 		if answers(f.to) {
 			t.Errorf("%s: the Service answers", f.name)
 		}
-		t.Log(f.name)
 		c.explain(t, asked{pod.IPv4.String(), f.to, 1, f.want})
-		if testing.Verbose() {
-			_, out := c.runExplain(t, pod.IPv4.String(), f.to)
-			t.Log(out)
-		}
 		if f.undo != "" {
 			c.sh(t, f.undo+"\n")
 			kit.Until(t, "the Service to answer again", func() bool { return answers(f.to) })
@@ -107,5 +114,56 @@ func explainsWay(t *testing.T, m mode) {
 	code, out := c.runExplain(t, pod.IPv4.String(), far, "--interface", "veth-shoper")
 	if code != 2 || !strings.Contains(out, `this node has no interface "veth-shoper": want one of`) || !strings.Contains(out, "did you mean veth-shopper?") {
 		t.Errorf("an unknown interface: exit %d\n%s", code, out)
+	}
+}
+
+// TestExplainBridge has pods on a bridge, and a program of the node as an endpoint.
+func TestExplainBridge(t *testing.T) {
+	t.Parallel()
+	m := defaultMode()
+	m.bridge = "br-pods"
+	c := newCluster(t, m)
+	const setting = "net/bridge/bridge-nf-call-iptables"
+	_, err := os.Stat("/proc/sys/" + setting)
+	filters := err == nil // else nothing a test may load
+	if filters {
+		c.set(t, setting, "1")
+	}
+	c.start(t, app{name: "near", number: 10, plain: true}.on(c.Host("web-1")), app{name: "far", number: 11, plain: true}.on(c.Host("web-3")),
+		app{name: "host", number: 12, plain: true}.on(c.Node))
+	pod := c.Host("shopper").IPv4.String()
+	says := func(to string, code int, want ...string) {
+		t.Helper()
+		c.explain(t, asked{pod, to, code, want})
+	}
+	says(far, 0, agrees)
+	nft(t, c.Node, "table bridge corp { chain c { type filter hook forward priority 0; }; }\n")
+	says(far, 0, "as far as this can be told", "table bridge corp may drop it (its base chains are not followed)", "look nft list table bridge corp")
+	nft(t, c.Node, "delete table bridge corp\ntable netdev corp { chain c { type filter hook ingress device eth0 priority 0; }; chain other { type filter hook ingress device lo priority 0; }; }\n")
+	says(far, 0, "table netdev corp may drop it")
+	nft(t, c.Node, "delete table netdev corp\n")
+	says("10.96.0.12:80", 1, "no program listens at 192.0.2.10:8080/tcp, which is an address of this node", "look ss -lntp sport = :8080")
+	c.listen(t, "0.0.0.0:8080")
+	says("10.96.0.12:80", 0, agrees, "route to 192.0.2.10:8080: to the node itself")
+	if !filters {
+		says(near, 1, "the module br_netfilter is not loaded")
+		return
+	}
+	says(near, 0, agrees)
+	c.set(t, setting, "0")
+	says(near, 0, "as far as this can be told", "net.bridge.bridge-nf-call-iptables is 0") // by the gateway: /32
+	for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("web-1"), c.Node} {
+		line := "ip route add 10.244.1.0/24 dev eth0"
+		if h == c.Node {
+			line = "ip addr add 10.244.1.250/24 dev br-pods"
+		}
+		if out, err := program.Run(t, h, exec.Command("sh", "-c", line)); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	says(near, 1, "the client and 10.244.1.11 are on bridge br-pods, and net.bridge.bridge-nf-call-iptables is 0", "fix sysctl -w net.bridge.bridge-nf-call-iptables=1")
+	a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(near), Timeout: time.Second})
+	if err != nil || a.Outcome == netlab.Answered {
+		t.Errorf("%s, %v: want no answer", a.Outcome, err)
 	}
 }

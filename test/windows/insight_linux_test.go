@@ -88,7 +88,7 @@ func TestExplain(t *testing.T) {
 	for _, lb := range n.hns.Objects(hns.LoadBalancer) {
 		ids[strings.Join(lb.VIPs(), "")] = strings.ToLower(lb.ID())
 	}
-	const agrees = "The node does what it should."
+	const agrees = "The node does what it should, as far as this can be told: routes, interfaces and firewalls are not looked at"
 	explain(0, web.clusterIP()+":80", agrees, "network vxlan0 Overlay, HNS 15.5", "load balancer "+ids[web.clusterIP()]+" tcp 10.96.0.10:80 -> :8080", "10.244.1.11 local", "10.244.2.11 remote 02-11-0a-f4-02-0b via 192.0.2.11")
 	explain(0, "node:30020", agrees, "tcp node:30020 -> :8080 local-routed external", "of shop/cart:web")
 

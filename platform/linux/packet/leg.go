@@ -68,6 +68,7 @@ type Neighbour struct {
 type Device struct {
 	Bridge, NoCarrier bool
 	Master            string
+	Networks          []netip.Prefix // of the addresses of a bridge
 }
 
 // Roads is what a Node may implement: it answers as the kernel does for a packet.
@@ -495,7 +496,8 @@ func (w *ways) next(l *Leg, r *Road) bool {
 
 // bridged says that two ports of one bridge talk beside netfilter, so that answers are not
 // translated back.
-func (w *ways) bridged(in, out Link, of netip.AddrPort) {
+// They do if they take each other for neighbours, as in a network of the bridge.
+func (w *ways) bridged(in, out Link, client netip.Addr, of netip.AddrPort) {
 	bridge := w.bridgeOf(in.Name)
 	if bridge == "" || bridge != w.bridgeOf(out.Name) {
 		return
@@ -505,7 +507,7 @@ func (w *ways) bridged(in, out Link, of netip.AddrPort) {
 		setting = "bridge/bridge-nf-call-ip6tables"
 	}
 	o := explain.Obstacle{
-		What: "the client and %s are on bridge " + bridge + ", and " + dotted(setting) + " is 0: answers go past the rules and are not translated back, so the client takes none",
+		What: "the client and %s are on bridge " + bridge + ", and " + dotted(setting) + " is 0: between its ports, answers go past the rules and are not translated back, so the client takes none",
 		Fix:  sysctlWrite(setting, "1"),
 	}
 	switch w.Setting(setting) {
@@ -516,7 +518,10 @@ func (w *ways) bridged(in, out Link, of netip.AddrPort) {
 	default:
 		return
 	}
-	w.add(o, of.Addr())
+	f := w.add(o, of.Addr())
+	f.doubt = !slices.ContainsFunc(w.Device(bridge).Networks, func(n netip.Prefix) bool {
+		return n.Contains(client) && n.Contains(of.Addr()) && !n.IsSingleIP()
+	})
 }
 
 // bridgeOf returns the bridge that an interface is, or is a port of.

@@ -92,7 +92,7 @@ func (f *follower) reply(sender netip.AddrPort, masquerade bool) {
 	case byNode:
 		client = f.road.Source
 	case !masquerade && !here:
-		f.ways.bridged(f.conn.In, f.road.Out, sender)
+		f.ways.bridged(f.conn.In, f.road.Out, client, sender)
 	}
 	p := New(f.node, f.conn.Conn)
 	p.Sender, p.From, p.To = sender, sender.Addr(), netip.AddrPortFrom(client, 0)

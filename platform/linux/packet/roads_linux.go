@@ -203,12 +203,24 @@ func (s *System) Device(name string) Device {
 		if l.Attrs().MasterIndex != 0 {
 			d.Master = s.link(l.Attrs().MasterIndex).Name
 		}
+		if d.Bridge {
+			d.Networks = s.networks(l)
+		}
 	}
 	if s.devices == nil {
 		s.devices = map[string]Device{}
 	}
 	s.devices[name] = d
 	return d
+}
+
+// networks returns those of the addresses of an interface.
+func (s *System) networks(l netlink.Link) (all []netip.Prefix) {
+	addrs, _ := s.kernel().AddrList(l, unix.AF_UNSPEC) // none: no pods are in one
+	for i := range addrs {
+		all = append(all, prefixOf(addrs[i].IPNet))
+	}
+	return all
 }
 
 // resolving is how long the answer of a neighbour may take.

@@ -26,7 +26,10 @@ type Others struct{}
 // Close closes o.
 func (o *Others) Close() {}
 
-// Add adds nothing.
-func (o *Others) Add(context.Context, *explain.Walk, route.Conn, func(netip.Addr) bool, uint32) error {
+// Add says what is not looked at.
+func (o *Others) Add(_ context.Context, w *explain.Walk, _ route.Conn, _ func(netip.Addr) bool, _ uint32) error {
+	if w.Action == route.Forward {
+		w.Doubts = append(w.Doubts, explain.Doubt{Rule: "routes, interfaces and firewalls are not looked at on this system, and may stop it", Look: "route print"})
+	}
 	return nil
 }
