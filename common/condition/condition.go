@@ -36,6 +36,7 @@ const (
 	Drift             Name = "drift-"
 	Holder            Name = "holder"
 	Relay             Name = "relay"
+	Unreached         Name = "unreached"
 	Dataplane         Name = "dataplane"
 	DynamicPorts      Name = "dynamic-ports"
 	SharedMark        Name = "shared-mark-"
@@ -81,6 +82,7 @@ func Kinds() []Kind {
 		{SharedMark, family, "another program uses the masquerade bit, so mode ipvs masquerades its packets", false},
 		{Sources, "", "objects or files cannot be read", false},
 		{StaleConnections, family, "entries that lead to old endpoints cannot be deleted", false},
+		{Unreached, "", "connections that pass through the process reach no endpoint of a Service", false},
 		{Unsupported, "", "the mode cannot do all that Services ask for", false},
 	}
 }

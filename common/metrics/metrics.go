@@ -108,6 +108,7 @@ var observed = map[string]metric{
 	"relay_open_files":            {nil, "Files that the relay of mode userspace has open: listeners, connections and UDP clients."},
 	"relay_open_files_limit":      {nil, "Files that the relay of mode userspace may have open."},
 	"relay_refused_total":         {reason, "Connections and datagrams that the relay of mode userspace refused, by reason."},
+	"relay_unreached_total":       {family, "Clients of the relay, or of NodePorts on loopback addresses, for which no endpoint could be reached."},
 	"standby":                     {nil, "1 while another service proxy programs the node in place of this one, else 0."},
 	"blocked":                     {reason, "1 for each condition that keeps traffic from flowing though all is programmed."},
 	"condition":                   {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
@@ -341,6 +342,7 @@ type Observation struct {
 	Skipped       map[string]int // by reason; there must be few reasons
 	Standby       bool           // another process programs the node
 	Conditions    []string       // the names of those that hold
+	Unreached     map[service.Family]uint64
 	Blocked       []string       // the names of those that keep traffic from flowing
 	Tracked       *Tracked       // nil where unknown
 	Packets       *Packets       // nil if no iptables rules count packets

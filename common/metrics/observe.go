@@ -134,6 +134,9 @@ func (s sink) collectByFamily(now Observation) {
 	for f, n := range now.Accelerated {
 		s.counter("socket_acceleration_connections_total", n, f.String())
 	}
+	for f, n := range now.Unreached {
+		s.counter("relay_unreached_total", n, f.String())
+	}
 	for f, n := range now.Unrelayed {
 		s.counter("nftables_localhost_nodeport_rejected_packets_total", n, f.String(), "SCTP")
 	}

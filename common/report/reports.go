@@ -60,6 +60,8 @@ type Options struct {
 	Sources *Sources
 	// Addresses returns the addresses of the node's interfaces, none if they are unknown.
 	Addresses func() []netip.Addr
+	// Relayed, if set, knows how connections through the process fare.
+	Relayed *servicestate.Relayed
 	// Observe, if set, adds what backends count to an observation.
 	Observe func(*metrics.Observation)
 	// Processes names the processes that look like service proxies of this node, empty
@@ -111,7 +113,7 @@ func New(o Options) *Reports {
 	services := &servicestate.Store{
 		Latest: o.Tracker.Latest, Problems: o.Tracker.Problems,
 		Unanswered: servers.unanswered, Unavailable: o.Unavailable, Endpoints: o.Tracker.Choice, Addresses: o.Addresses,
-		Labels: o.Tracker.Labels,
+		Labels: o.Tracker.Labels, Relayed: o.Relayed,
 	}
 	r := &Reports{
 		Health: monitor, Metrics: counts, Services: services, Events: events,

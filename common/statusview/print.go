@@ -315,6 +315,9 @@ func endpointText(e track.Candidate) string {
 	if e.Node != "" {
 		text += " on " + e.Node
 	}
+	if e.Failed != nil {
+		text += ", " + e.Failed.Error
+	}
 	if e.Cluster.Why != "" && !e.Cluster.Used {
 		text += " (" + e.Cluster.Why + ")"
 	}
@@ -521,6 +524,8 @@ func reasonText(f servicestate.Frontend) string {
 		return ""
 	case servicestate.NoAddress:
 		return "at no address: " + f.Why
+	case servicestate.NotReached:
+		return f.Why
 	case servicestate.NoEndpoints:
 		return "no endpoints"
 	case servicestate.PolicyLeftNone:
@@ -593,13 +598,13 @@ func (p *printer) endpoints(s *servicestate.Service) {
 	var rows [][]cell
 	for _, x := range s.Ports {
 		for _, e := range x.EndpointList {
-			rows = append(rows, endpointRow(&x, e))
+			rows = append(rows, p.endpointRow(&x, e))
 		}
 	}
 	p.section("  ", "PORT|ENDPOINT|NODE|ZONE|STATE|USED|LOCAL|WHY", rows)
 }
 
-func endpointRow(p *servicestate.Port, e track.Candidate) []cell {
+func (p *printer) endpointRow(x *servicestate.Port, e track.Candidate) []cell {
 	node := sanitize(e.Node)
 	if e.Local {
 		node = strings.TrimSpace(node + " (here)")
@@ -612,9 +617,18 @@ func endpointRow(p *servicestate.Port, e track.Candidate) []cell {
 		}
 	}
 	return []cell{
-		plain(cmp.Or(sanitize(p.Port), "-")), plain(sanitize(e.Address)), plain(node), plain(sanitize(e.Zone)), plain(sanitize(e.State)),
-		used(e.Cluster), local, plain(sanitize(why)),
+		plain(cmp.Or(sanitize(x.Port), "-")), plain(sanitize(e.Address)), plain(node), plain(sanitize(e.Zone)), plain(sanitize(e.State)),
+		p.usedNow(e), local, plain(sanitize(why)),
 	}
+}
+
+// usedNow is used, with the failure of the latest connection to the endpoint.
+func (p *printer) usedNow(e track.Candidate) cell {
+	c := used(e.Cluster)
+	if e.Failed != nil {
+		c = painted(fmt.Sprintf("%s, %s %s ago", c.Text, sanitize(e.Failed.Error), p.ago(e.Failed.At)), yellow)
+	}
+	return c
 }
 
 // used says whether an endpoint gets new connections.

@@ -492,7 +492,7 @@ func notProgrammed(s *servicestate.Service) bool {
 func unserved(s *servicestate.Service) bool {
 	return slices.ContainsFunc(s.Ports, func(p servicestate.Port) bool {
 		return slices.ContainsFunc(p.Frontends, func(f servicestate.Frontend) bool {
-			return slices.Contains([]servicestate.Reason{servicestate.NoAddress, servicestate.NoEndpoints, servicestate.NoSources, servicestate.UnsupportedByMode}, f.Reason)
+			return slices.Contains([]servicestate.Reason{servicestate.NoAddress, servicestate.NoEndpoints, servicestate.NoSources, servicestate.NotReached, servicestate.UnsupportedByMode}, f.Reason)
 		})
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,6 +28,14 @@ type Listed struct {
 	Local   bool   `json:"local"` // on this node
 	// State is ready, not ready, serving (terminating, but still in service) or terminating.
 	State string `json:"state"`
+	// Failed is set if the latest connection to it through the process failed.
+	Failed *Failure `json:"failed,omitempty"`
+}
+
+// Failure is a connection that did not reach an endpoint.
+type Failure struct {
+	Error string    `json:"error"`
+	At    time.Time `json:"at"`
 }
 
 // Candidate is a Listed address, and how it is used.
@@ -102,7 +111,7 @@ func (t *Tracker) choice(p *service.Port, from []origin) Choice {
 			but = fmt.Sprintf(", but its address is the ClusterIP of service %s", holder.name)
 		}
 		x := Candidate{
-			Listed: Listed{e.addr.String(), where.node, where.zone, e.state.has(local), e.state.text()},
+			Listed: Listed{Address: e.addr.String(), Node: where.node, Zone: where.zone, Local: e.state.has(local), State: e.state.text()},
 			Ready:  e.state.has(ready), Cluster: c.use(e, c.cluster, c.wantCluster, but),
 		}
 		if c.wantLocal != 0 {

@@ -146,9 +146,9 @@ type Setup struct {
 	DetailedCondition func(condition.Name) func(text, detail string)
 	// Progress is called when a round makes progress that takes long.
 	Progress func()
-	// Unreached receives how many clients of a Service port were not served by a listener
-	// because endpoints failed.
-	Unreached func(f service.Family, name service.PortName, clients int, err error)
+	// Attempted receives how the attempts of listeners to reach endpoints end. Without an
+	// endpoint, a client could not be served.
+	Attempted func(f service.Family, name service.PortName, endpoint netip.AddrPort, err error)
 }
 
 // Condition is DetailedCondition without names of Services and clients.

@@ -64,8 +64,8 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 			}
 		}
 		if b.Localhost == nil && (b.LacksLocalhost || d.ListensOnLocalhost(b.Family)) {
-			unreached := func(name service.PortName, clients int, err error) { s.Unreached(b.Family, name, clients, err) }
-			b.Localhost = userspace.NewLocalhost(b.Family, 0, userspace.LocalhostParts{Limits: limits, Unreached: unreached})
+			attempted := func(name service.PortName, e netip.AddrPort, err error) { s.Attempted(b.Family, name, e, err) }
+			b.Localhost = userspace.NewLocalhost(b.Family, 0, userspace.LocalhostParts{Limits: limits, Attempted: attempted})
 		}
 	}
 }

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
+	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
 )
 
@@ -55,5 +57,46 @@ func TestNodePortsAtNoAddress(t *testing.T) {
 				t.Errorf("doctor does not know: %+v", d)
 			}
 		})
+	}
+}
+
+// TestRelayThatReachesNoEndpoint kills the process of the only endpoint: each command knows
+// that connections fail, until one succeeds again.
+func TestRelayThatReachesNoEndpoint(t *testing.T) {
+	t.Parallel()
+	m := defaultMode()
+	m.flags = append(slices.Clip(m.flags), "--proxy-mode=userspace", "--nodeport-addresses=all,localhost")
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10, plain: true}.on(c.Host("shopper")) // where nobody listens
+	c.save(t, web)
+	p := c.launch(t)
+	p.AwaitLogs(t, `"Programmed"`, "userspace FAMILY")
+	dial := func(want netlab.Outcome) {
+		t.Helper()
+		for range 3 {
+			awaitOutcome(t, "the ClusterIP to be "+want.String(), c.Host("web-1"), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}, want)
+		}
+	}
+	c.says(t, "status shop/web", 0, "served")
+	dial(netlab.Broken)
+	const why = "connections reached no endpoint: connection refused"
+	c.says(t, "status shop/web", 0, "10.96.0.10:80 lines ClusterIP Cluster 1 the last ", why, "ready yes, connection refused ")
+	c.says(t, "status", 0, "unreached connections to Services reach no endpoint: shop/web:lines (tcp, IPv4): connection refused", why)
+	c.says(t, "status --failing", 0, "shop/web")
+	c.says(t, "explain 10.244.1.11 10.96.0.10:80", 1, why, "the latest connection to 10.244.1.13:8080 failed")
+	if n, _ := p.Metric(t, "kubeproxy_relay_unreached_total", "ip_family", "IPv4"); n < 3 {
+		t.Errorf("kubeproxy_relay_unreached_total is %v, want 3 at least", n)
+	}
+	if d := c.diagnose(t); !d.has("proxy-condition") {
+		t.Errorf("doctor does not know: %+v", d)
+	}
+	p.AwaitLog(t, `"Warning: connections to a Service fail`)
+	if _, err := c.Host("shopper").Echo("", target); err != nil {
+		t.Fatal(err)
+	}
+	dial(netlab.Answered)
+	c.says(t, "status shop/web", 0, "10.96.0.10:80 lines ClusterIP Cluster 1 served", "ready yes it is ready")
+	if code, out := c.ask(t, "status"); code != 0 || strings.Contains(out, "unreached") {
+		t.Errorf("status: exit %d\n%s", code, out)
 	}
 }

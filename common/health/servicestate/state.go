@@ -82,9 +82,11 @@ type Port struct {
 	State    State  `json:"state"`
 	// Generation and Since are when the present state came into force. Both are absent if
 	// nothing is in force.
-	Generation     uint64     `json:"generation,omitempty"`
-	Since          *time.Time `json:"since,omitempty"`
-	Frontends      []Frontend `json:"frontends"`
+	Generation uint64     `json:"generation,omitempty"`
+	Since      *time.Time `json:"since,omitempty"`
+	Frontends  []Frontend `json:"frontends"`
+	// Unreached is set while connections through the process reach no endpoint.
+	Unreached      *Unreached `json:"unreached,omitempty"`
 	Endpoints      int        `json:"endpoints"` // of policy Cluster
 	LocalEndpoints int        `json:"localEndpoints"`
 	// Error is why the port is not programmed, or not completely if it is limited.
@@ -124,6 +126,7 @@ const (
 	NoEndpoints       Reason = "noEndpoints" // connections are refused
 	PolicyLeftNone    Reason = "policyLeftNone"
 	NoSources         Reason = "noSourceAllowed" // source ranges are set, but none of this family is usable
+	NotReached        Reason = "unreached"       // connections through the process reach no endpoint; see Why
 	UnsupportedByMode Reason = "unsupported"     // the mode cannot do it; see the port's error
 )
 
@@ -187,7 +190,7 @@ func (st *Store) addresses() []netip.Addr {
 func (st *Store) closeNodePorts(want *service.Snapshot, local []netip.Addr) {
 	for _, f := range service.Families {
 		if want != nil {
-			st.families[f].closed = want.Node.WhyNodePortsClosed(f, local)
+			st.families[f].relayed, st.families[f].closed = st.Relayed, want.Node.WhyNodePortsClosed(f, local)
 		}
 	}
 }
@@ -272,6 +275,7 @@ func (fs *familyState) state(port *service.Port, want *service.Snapshot) Port {
 		Frontends:      make([]Frontend, 0, len(port.Frontends)),
 		Endpoints:      len(port.Cluster),
 		LocalEndpoints: countLocal(port),
+		Unreached:      fs.unreached(port),
 		family:         port.Family,
 		protocol:       port.Name.Protocol,
 	}
@@ -337,10 +341,20 @@ func (fs *familyState) frontend(port *service.Port, f service.Frontend) Frontend
 	if f.Addr.IsValid() {
 		s.Address = f.Addr.String()
 	}
-	if s.Reason = fs.reason(port, f); s.Reason == NoAddress {
+	switch s.Reason = fs.reason(port, f); s.Reason {
+	case NoAddress:
 		s.Why = fs.closed
+	case NotReached:
+		if u := fs.unreached(port); u != nil { // else one has just been reached
+			s.Why = u.Text()
+		}
 	}
 	return s
+}
+
+func (fs *familyState) unreached(p *service.Port) *Unreached {
+	u, _ := fs.relayed.Of(p.Family, p.Name)
+	return u
 }
 
 // reason returns why clients of a frontend cannot connect, if so.
@@ -357,6 +371,9 @@ func (fs *familyState) reason(port *service.Port, f service.Frontend) Reason {
 	case f.Sources != nil && len(f.Sources) == 0:
 		return NoSources
 	}
+	if fs.unreached(port) != nil {
+		return NotReached
+	}
 	return ""
 }
 
@@ -370,14 +387,14 @@ type Summary struct {
 }
 
 // reasons lists all reasons.
-var reasons = []Reason{NoAddress, NoEndpoints, PolicyLeftNone, NoSources, UnsupportedByMode}
+var reasons = []Reason{NoAddress, NoEndpoints, PolicyLeftNone, NoSources, NotReached, UnsupportedByMode}
 
 // serviceCounts is what a Summary needs of one Service.
 type serviceCounts struct {
 	worst    int  // in states
 	found    bool // there is a port that is not skipped
 	problem  bool
-	unserved [5]bool // by reasons
+	unserved [6]bool // by reasons
 }
 
 // Summary counts Services without describing them, so that frequent calls are cheap.
@@ -474,6 +491,8 @@ type Store struct {
 	Labels func(types.NamespacedName) map[string]string
 	// Unavailable is why a family is not programmed at all.
 	Unavailable map[service.Family]string
+	// Relayed, if set, knows how connections through the process fare.
+	Relayed *Relayed
 	// Addresses, if set, returns the addresses of the node's interfaces, none if they are unknown.
 	Addresses func() []netip.Addr
 
@@ -493,6 +512,7 @@ type familyState struct {
 	notes           reconcile.Notes
 	// unavailable is why nothing of the family is programmed, or empty.
 	unavailable string
+	relayed     *Relayed
 	closed      string  // why no address answers NodePorts, or empty
 	err         failure // a round that failed as a whole, until a later one succeeds
 }
@@ -552,6 +572,7 @@ func (st *Store) Result(f service.Family, r reconcile.Result) {
 		failed[e.Name] = p.failed[e.Name].update(e.Err, r.Start)
 	}
 	p.notes, p.unavailable = r.Notes, r.Unavailable
+	st.Relayed.keep(f, r.Snapshot)
 	p.setProgrammed(f, r.Snapshot, failed, activation{r.Snapshot.Generation, r.Start.Add(r.Took).UnixNano()})
 }
 
@@ -700,7 +721,9 @@ func (st *Store) addEndpoints(all []Service) {
 	for i := range all {
 		for j := range all[i].Ports {
 			p := &all[i].Ports[j]
-			p.EndpointList = st.Endpoints(p.family, service.PortName{Namespace: all[i].Namespace, Name: all[i].Name, Port: p.Port, Protocol: p.protocol}).Candidates
+			name := service.PortName{Namespace: all[i].Namespace, Name: all[i].Name, Port: p.Port, Protocol: p.protocol}
+			p.EndpointList = st.Endpoints(p.family, name).Candidates
+			st.Relayed.mark(p.family, name, p.EndpointList)
 		}
 	}
 }

@@ -99,7 +99,7 @@ func TestSkippedServices(t *testing.T) {
 	b.ProblemFound(b.Problems()[1], at(3))
 	if diff := cmp.Diff(Summary{
 		States:   map[State]int{Programmed: 1, Removing: 0, Limited: 0, Pending: 0, Failed: 0, Skipped: 1},
-		Unserved: map[Reason]int{NoAddress: 0, NoEndpoints: 0, PolicyLeftNone: 0, NoSources: 0, UnsupportedByMode: 0}, Problems: 2,
+		Unserved: map[Reason]int{NoAddress: 0, NoEndpoints: 0, PolicyLeftNone: 0, NoSources: 0, NotReached: 0, UnsupportedByMode: 0}, Problems: 2,
 	}, b.Summary()); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
@@ -217,7 +217,7 @@ func TestSummaryCountsUnserved(t *testing.T) {
 	dead.Frontends, here.Frontends, shut.Frontends = []service.Frontend{vip, vip}, []service.Frontend{vip}, []service.Frontend{vip}
 	shut.Frontends[0].Sources = []netip.Prefix{}
 	b.setWanted(dead, here, shut)
-	want := map[Reason]int{NoAddress: 0, NoEndpoints: 1, PolicyLeftNone: 1, NoSources: 1, UnsupportedByMode: 0}
+	want := map[Reason]int{NoAddress: 0, NoEndpoints: 1, PolicyLeftNone: 1, NoSources: 1, NotReached: 0, UnsupportedByMode: 0}
 	kit.Same(t, "(-want +got)", want, b.Summary().Unserved)
 }
 

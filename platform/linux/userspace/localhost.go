@@ -48,9 +48,8 @@ type Localhost struct {
 type LocalhostParts struct {
 	Network Network
 	// Limits is called before the first listener opens.
-	Limits func() (*Limits, error)
-	// Unreached, if not nil, is called like report of ObserveUnreached.
-	Unreached func(name service.PortName, clients int, err error)
+	Limits    func() (*Limits, error)
+	Attempted Attempted // may be nil
 }
 
 // NewLocalhostWith returns the Localhost of one family that uses p.
@@ -251,7 +250,7 @@ func (p *localhostPlan) listen(port *service.Port) error {
 			return fmt.Errorf("listen for NodePorts on loopback addresses: %w", err)
 		}
 		p.relay = newRelay(p.parts.Network, limits, localhostUDPIdle)
-		observeUnreached(p.relay, p.parts.Unreached)
+		p.relay.attempted = p.parts.Attempted
 	}
 	if p.targets[port.Name] == nil {
 		p.targets[port.Name] = newTarget(port.Name)
@@ -331,45 +330,21 @@ func nextHops(in int) (int, bool) {
 	return out, out >= minHops
 }
 
-// reportInterval is the minimum interval between two reports for one Service port.
-const reportInterval = 5 * time.Minute
+// Attempted is told how attempts to reach an endpoint of a Service port end. err is nil for a
+// success, of which those of a port that never failed are left out. Without an endpoint, a
+// client could not be served. It must not block.
+type Attempted func(name service.PortName, endpoint netip.AddrPort, err error)
 
-// ObserveUnreached sets the function that is called for clients of a Service port that
-// could not be served because of its endpoints. clients is their number since the last
-// report for that port, at most one per reportInterval. err is the error of the last
-// attempt. Call it before the first sync. report must not block.
-func (b *Backend) ObserveUnreached(report func(name service.PortName, clients int, err error)) {
-	observeUnreached(b.relay, report)
-}
+// ObserveAttempts calls f for each attempt. Call it before the first sync.
+func (b *Backend) ObserveAttempts(f Attempted) { b.relay.attempted = f }
 
-// observeUnreached is ObserveUnreached for the listeners of r. report may be nil.
-func observeUnreached(r *relay, report func(name service.PortName, clients int, err error)) {
-	if report == nil {
+// record records an attempt to reach e, or the lack of an endpoint for a client of t.
+func (r *relay) record(t *target, e netip.AddrPort, err error) {
+	if r.attempted == nil || errors.Is(err, net.ErrClosed) || err == nil && !t.failed.Load() {
 		return
 	}
-	r.unreached = func(t *target, err error) {
-		if name, n := t.countUnserved(time.Now()); n > 0 {
-			report(name, n, err)
-		}
+	if err != nil {
+		t.failed.Store(true)
 	}
-}
-
-// countUnserved counts an unserved client. It returns the count if a report is due, 0
-// otherwise.
-func (t *target) countUnserved(now time.Time) (name service.PortName, clients int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.unserved++
-	if !t.reportedAt.IsZero() && now.Sub(t.reportedAt) < reportInterval {
-		return t.name, 0
-	}
-	clients, t.unserved, t.reportedAt = t.unserved, 0, now
-	return t.name, clients
-}
-
-// reportUnserved records that a client of t could not be served because of err.
-func (r *relay) reportUnserved(t *target, err error) {
-	if r.unreached != nil && err != nil && !errors.Is(err, net.ErrClosed) {
-		r.unreached(t, err)
-	}
+	r.attempted(t.name, e, err)
 }

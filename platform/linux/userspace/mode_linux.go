@@ -5,6 +5,7 @@ package userspace
 
 import (
 	"context"
+	"net/netip"
 
 	"kubeproxy/common/condition"
 	"kubeproxy/common/reconcile"
@@ -40,8 +41,8 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 		if err != nil {
 			return nil, err
 		}
-		unreached := func(name service.PortName, clients int, err error) { s.Unreached(f, name, clients, err) }
-		b.ObserveUnreached(unreached)
+		attempted := func(name service.PortName, e netip.AddrPort, err error) { s.Attempted(f, name, e, err) }
+		b.ObserveAttempts(attempted)
 		x := &mode.Backend{
 			Backend: b, Family: f, Relay: b,
 			Audit:  func() (reconcile.Backend, error) { return newAudit(s.Config, f) },
@@ -54,7 +55,7 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 			mark := 1 << *s.Config.IPTables.MasqueradeBit // bypasses the rules that redirect to the listeners of b
 			x.Localhost = NewLocalhost(f, mark, LocalhostParts{
 				Limits:    func() (*Limits, error) { return limits, nil },
-				Unreached: unreached,
+				Attempted: attempted,
 			})
 		}
 		return x, nil

@@ -23,6 +23,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kubeproxy/common/reconcile"
@@ -459,9 +460,8 @@ type target struct {
 	affinity time.Duration
 	clients  affinityTable
 
-	name       service.PortName // never changes
-	unserved   int              // unserved clients since the last report
-	reportedAt time.Time        // time of the last report
+	name   service.PortName // never changes
+	failed atomic.Bool      // an attempt to reach an endpoint has failed once
 }
 
 // roundRobin selects endpoints in turn.

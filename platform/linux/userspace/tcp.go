@@ -52,9 +52,8 @@ type relay struct {
 	arrivalGrace time.Duration
 	// dialTimeouts limit the attempts to reach an endpoint, one by one.
 	dialTimeouts []time.Duration
-	// unreached, if not nil, is called for each client that could not be served.
-	unreached func(*target, error)
-	ledger    *ledger // nil if nothing is counted
+	attempted    Attempted // nil if nobody asks
+	ledger       *ledger   // nil if nothing is counted
 }
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
@@ -232,6 +231,7 @@ func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 		}
 		var c *net.TCPConn
 		if c, err = l.dialOnce(e, d, hops); err == nil {
+			l.record(l.target, e, nil)
 			return c
 		}
 		l.target.forget(client, e)
@@ -239,12 +239,15 @@ func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 			l.limits.recordSystemError(err)
 			return nil
 		}
+		l.record(l.target, e, err)
 		tried = append(tried, e)
 		if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
 			refused = append(refused, e)
 		}
 	}
-	l.reportUnserved(l.target, err)
+	if err != nil {
+		l.record(l.target, netip.AddrPort{}, err)
+	}
 	return nil
 }
 

@@ -143,6 +143,12 @@ func (l *udpListener) forward(from netip.AddrPort, p *packet, n int) {
 	}
 }
 
+// recordUnserved records that a datagram did not reach e.
+func (l *udpListener) recordUnserved(e netip.AddrPort, err error) {
+	l.record(l.target, e, err)
+	l.record(l.target, netip.AddrPort{}, err)
+}
+
 // session returns the session of a client, nil if it cannot have one.
 func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 	l.mu.Lock()
@@ -162,7 +168,7 @@ func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 		if exhausted(err) {
 			l.limits.recordSystemError(err)
 		} else {
-			l.reportUnserved(l.target, err)
+			l.recordUnserved(e, err)
 		}
 		return nil
 	}
@@ -202,6 +208,7 @@ func (s *session) relayReplies() {
 			add(s.account.out(), n)
 			s.lastActive.Store(time.Now().UnixNano())
 			s.answeredRequests.Store(requests)
+			l.record(l.target, s.endpoint, nil)
 		}
 		l.packets.Put(p)
 		var timeout net.Error
@@ -228,7 +235,7 @@ func (s *session) endOnError(err error) bool {
 	}
 	if !errors.Is(err, net.ErrClosed) {
 		s.listener.target.forget(s.client.Addr(), s.endpoint)
-		s.listener.reportUnserved(s.listener.target, err)
+		s.listener.recordUnserved(s.endpoint, err)
 	}
 	s.detach()
 	s.close()

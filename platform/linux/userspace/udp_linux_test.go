@@ -13,7 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"kubeproxy/common/service"
@@ -211,7 +210,11 @@ func TestUDPWithoutSocket(t *testing.T) {
 	broken := &unable{n, make(chan error, 2)}
 	n.relay.network = broken
 	unreached := make(chan error, 2)
-	n.ObserveUnreached(func(_ service.PortName, _ int, err error) { unreached <- err })
+	n.ObserveAttempts(func(_ service.PortName, at netip.AddrPort, err error) {
+		if !at.IsValid() {
+			unreached <- err
+		}
+	})
 	dns := port("dns", service.UDP, e.at)
 	kit.Must(t, n.apply(t, dns))
 	c, open := n.caller(t, dns), n.Limits().Use().Open
@@ -550,59 +553,47 @@ func TestTracked(t *testing.T) {
 	}
 }
 
-// TestUnreachedIsReported checks for a report if no endpoint accepts a connection, and
-// if one refuses datagrams, and for none if another endpoint served the client.
-func TestUnreachedIsReported(t *testing.T) {
+// TestAttemptsAreReported checks for a report of each attempt that fails, of the client that
+// no endpoint served, and of the first success after that.
+func TestAttemptsAreReported(t *testing.T) {
 	e := newEcho(t)
 	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
 		n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
-		type miss struct {
-			name service.PortName
-			n    int
-			err  error
+		type attempt struct {
+			at  netip.AddrPort
+			err error
 		}
-		reports := make(chan miss, 10)
-		n.ObserveUnreached(func(name service.PortName, clients int, err error) { reports <- miss{name, clients, err} })
-		down, up := port("down", proto, dead(1), dead(2)), port("up", service.TCP, dead(3), e.at)
+		reports := make(chan attempt, 20)
+		down, up := port("down", proto, dead(1)), port("up", service.TCP, e.at)
+		n.ObserveAttempts(func(name service.PortName, at netip.AddrPort, err error) {
+			if name != down.Name {
+				t.Errorf("reported %s", name)
+			}
+			reports <- attempt{at, err}
+		})
 		kit.Must(t, n.apply(t, down, up))
-		for range 4 {
-			answers(t, n.dial(t, up))
-		}
+		answers(t, n.dial(t, up)) // a success without a failure is of no interest
 		if proto == service.TCP {
 			_ = n.dialRejected(t, down)
 		} else if _, err := n.caller(t, down).Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case m := <-reports:
-			if m.name != down.Name || m.n != 1 || !errors.Is(m.err, syscall.ECONNREFUSED) {
-				t.Errorf("reported %d clients of %s: %v", m.n, m.name, m.err)
+		for _, want := range []netip.AddrPort{dead(1), {}} {
+			if got := <-reports; got.at != want || !errors.Is(got.err, syscall.ECONNREFUSED) {
+				t.Errorf("%s: reported %v, want a refusal of %v", proto, got, want)
 			}
-		case <-time.After(long):
-			t.Errorf("%s: nothing is reported", proto)
+		}
+		again := port("down", proto, e.at)
+		kit.Must(t, n.apply(t, again, up))
+		if proto == service.TCP {
+			answers(t, n.dial(t, again))
+		} else if got := n.caller(t, again).ask(t, "x", long); got != e.at.String() {
+			t.Errorf("%q answers", got)
+		}
+		if got := <-reports; got.at != e.at || got.err != nil {
+			t.Errorf("%s: reported %v, want a success", proto, got)
 		}
 	}
-}
-
-// TestUnreachedIsSummedUp checks that one report covers many clients.
-func TestUnreachedIsSummedUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		x := newTarget(service.PortName{Namespace: "shop", Name: "web"})
-		miss := func(want int) {
-			t.Helper()
-			if _, n := x.countUnserved(time.Now()); n != want {
-				t.Errorf("%d clients, want %d", n, want)
-			}
-		}
-		miss(1)
-		miss(0)
-		miss(0)
-		time.Sleep(reportInterval)
-		miss(3)
-		miss(0)
-		time.Sleep(2 * reportInterval)
-		miss(2)
-	})
 }
 
 // TestDatagramHops checks that datagrams of both families come with their hop limit.

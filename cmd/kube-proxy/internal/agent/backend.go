@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"kubeproxy/common/condition"
 	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/lease"
 	"kubeproxy/common/metrics"
 	"kubeproxy/common/reconcile"
@@ -61,7 +63,8 @@ type Selected struct {
 	Backends []*mode.Backend // at least one
 	// Unavailable holds why a family has no backend.
 	Unavailable map[service.Family]string
-	health      *health.Monitor    // which the backends know
+	health      *health.Monitor // which the backends know
+	relayed     *servicestate.Relayed
 	traffic     *traffic.Collector // nil if nothing is counted
 }
 
@@ -169,7 +172,11 @@ func (o *Options) open(ctx context.Context, c *config.Config, w Candidate) (*Sel
 func (se *Selected) setup(log klog.Logger) mode.Setup {
 	s := Setup(se.Config)
 	s.DetailedCondition, s.Progress = (&report.Dataplane{Health: se.health, Log: log}).Condition, se.health.Progress
-	s.Unreached = logUnreached(log)
+	se.relayed = &servicestate.Relayed{Condition: func(text, detail string) { se.health.SetDetailedCondition(condition.Unreached, text, detail) }, Log: func(f service.Family, name service.PortName, why string) {
+		log.Info("Warning: connections to a Service fail, because its endpoints do not answer",
+			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "err", why)
+	}}
+	s.Attempted = se.relayed.Attempted
 	return s
 }
 
@@ -179,7 +186,7 @@ func Setup(c *config.Config) mode.Setup {
 		Config: c, NodeName: func() (string, error) { return NodeName(c) },
 		DetailedCondition: func(condition.Name) func(string, string) { return func(string, string) {} },
 		Progress:          func() {},
-		Unreached:         func(service.Family, service.PortName, int, error) {},
+		Attempted:         func(service.Family, service.PortName, netip.AddrPort, error) {},
 	}
 }
 
@@ -284,14 +291,6 @@ func handOver(ctx context.Context, log klog.Logger, b *mode.Backend) bool {
 		log.Info("New connections go straight to endpoints until the next start", "took", time.Since(start))
 	}
 	return true
-}
-
-// logUnreached returns a function that logs connections that a relay could not serve.
-func logUnreached(log klog.Logger) func(service.Family, service.PortName, int, error) {
-	return func(f service.Family, name service.PortName, clients int, err error) {
-		log.Info("Warning: connections to a Service fail, because its endpoints do not answer",
-			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "clients", clients, "err", err)
-	}
 }
 
 // newTakeover returns the takeover for b, nil if no targets are known. It removes nothing

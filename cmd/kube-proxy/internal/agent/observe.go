@@ -90,7 +90,7 @@ func (s System) newReports(x *Selected, o report.Options) *report.Reports {
 		return all
 	}
 	o.Processes, o.Listen, o.MaxConnections = s.Processes, listenOn, maxConnections(host.FilesLimit())
-	o.Health = x.health
+	o.Health, o.Relayed = x.health, x.relayed
 	r := report.New(o)
 	for _, b := range x.Backends {
 		r.Metrics.Register(b.Collectors)
@@ -128,6 +128,9 @@ func (se *Selected) observe(seen *metrics.Observation) {
 	}
 	if r := se.Backends[0].Relay; r != nil {
 		seen.Relay = r.Use()
+	}
+	if slices.ContainsFunc(se.Backends, func(b *mode.Backend) bool { return b.Relay != nil || b.Localhost != nil }) {
+		seen.Unreached = se.relayed.Totals()
 	}
 	seen.Traffic, seen.Accelerated = se.named(), accelerated(se.Backends)
 }
@@ -194,6 +197,9 @@ func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn)
 		w.Notes = append(w.Notes, "whether connection tracking has an entry could not be read: "+err.Error())
 	}
 	w.SetFlows(flows)
+	if x := route.Decide(want, c); x.Action == route.Forward {
+		w.Faults = append(w.Faults, p.selected.relayed.Faults(x.Port.Family, x.Port.Name)...)
+	}
 	return w, nil
 }
 
