@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
+	"kubeproxy/cmd/kube-proxy/internal/examine"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
 	"kubeproxy/common/explain"
@@ -39,35 +40,33 @@ The answer names the Service that has the destination, other Services that claim
 it, each rule of Kubernetes that applies, in order, and for each endpoint whether
 it gets the connection and why.
 
-With --manifests, the Services come from files. Any user can do this on any
-system; all that is known of the node is its Node manifest. Notes say what the
-mode does otherwise. The exit code is 0 if there is an answer, else 2.
+With --without-proxy the command itself reads what this node has installed, which
+takes the rights and flags of the proxy. Services come from --manifests, else from
+the API server of --kubeconfig. So it does if nobody answers and --kubeconfig is
+given. With --manifests alone, any user can ask on any system: all that is known
+of the node is its Node manifest, and the exit code is 0 if there is an answer,
+else 2.
 
-Without --manifests, the command asks the proxy that runs on this node, at the
-address of its metrics server: the one of --server, else the one in the file of
---config, else, in the container of a proxy, the one of that proxy, else
-127.0.0.1:10249. The proxy also reads back what is installed, follows the packet
-through it, and says where that differs from what should happen: objects of
-kube-proxy that are missing or altered, rules of others that decide, and entries of
-connection tracking that lead to another place. On Linux it also follows the first
-packet, and the answer to it, through the base chains of others in nftables,
-iptables and iptables-legacy, in the order of the hooks, and asks the kernel for the
-route of both: with source, mark and interface, so that rules of routing, forwarding
-and filters of the reverse path count. Then it looks at the interface and at the
-neighbour that takes the packet, and for a listener if that is the node. What ends
-the packet, or takes it elsewhere, is a difference. What cannot be evaluated, such
-as a limit, counts as not matching; the answer names it, and the exit code is 0 if
-nothing else differs. Chains of bridges and devices on the way are named, and not
-followed; BPF is not looked at. The exit code is 0 if both agree, 1
-if they differ, and 2 if that is unknown. The proxy knows the pods that are
-endpoints of a Service. Other pods are looked up at the API server with your
-rights: those in --kubeconfig FILE, else those of kubectl. --pod-address and
---pod-node take the place of that.`
+Else the command asks the proxy that runs on this node, at the address of its
+metrics server: the one of --server, else the one in the file of --config, else,
+in the container of a proxy, the one of that proxy, else 127.0.0.1:10249. The
+proxy reads what is installed and says where it differs from what should happen:
+objects of kube-proxy that are missing or altered, rules of others that decide,
+entries of connection tracking that lead elsewhere. On Linux it follows the first
+packet and its answer through the base chains of others too, asks the kernel for
+the route of both, with source, mark and interface, and looks at the interface,
+the neighbour and the listener that take the packet. What cannot be evaluated,
+such as a limit, counts as not matching and is named; so are chains of bridges and
+devices, which are not followed; BPF is not read. The exit code is 0 if both
+agree, 1 if they differ, and 2 if that is unknown. Pods that are no endpoints are
+looked up at the API server, with the rights in --kubeconfig FILE, else those of
+kubectl, unless --pod-address and --pod-node are given.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
   kube-proxy explain --manifests ./services --hostname-override node-a outside node:30080
-  kube-proxy explain 10.244.1.7 web:http -n shop`
+  kube-proxy explain 10.244.1.7 web:http -n shop
+  kube-proxy explain --without-proxy --kubeconfig /etc/kubernetes/kube-proxy.conf 10.244.1.7 10.96.0.10:80`
 
 // asText is the format for people.
 const asText = "text"
@@ -82,6 +81,7 @@ const (
 type explainOptions struct {
 	options
 	query  explain.Query
+	alone  bool // without a proxy
 	format string
 	all    bool
 	assign []string
@@ -110,6 +110,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	registerAssign(cmd.Flags(), &x.assign)
 	cmd.Flags().StringVarP(&x.format, "output", "o", asText, "`FORMAT` of what is printed: text, "+document.DataForms)
 	cmd.Flags().StringVar(&x.query.Interface, "interface", "", "the interface `NAME` through which the packets enter the node")
+	cmd.Flags().BoolVar(&x.alone, "without-proxy", false, "read what this node has installed without a proxy, as beside a dead one")
 	cmd.Flags().StringVar(&x.server, "server", "", reading.ServerHelp)
 	cli.Timeout(cmd.Flags(), &x.timeout, 30*time.Second, "how much `TIME` the running proxy has to answer")
 	cmd.Flags().IPSliceVar(&x.podAddrs, "pod-address", nil, "`ADDRESS` of the pod in SOURCE, one of each family, if the proxy does not know that pod")
@@ -133,6 +134,9 @@ func (e *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err := e.query.InNamespace(e.namespace); err != nil {
 		return err
 	}
+	if e.alone {
+		return e.readNode(ctx, to)
+	}
 	if len(e.Manifests) == 0 {
 		return e.askProxy(ctx, to)
 	}
@@ -149,7 +153,7 @@ func (e *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	answer, err := e.answer(model, c)
+	answer, err := examine.Answer(model, e.query, c, e.Modes.Of(c))
 	if err != nil {
 		return err
 	}
@@ -180,9 +184,33 @@ func (e *explainOptions) askProxy(ctx context.Context, to streams) error {
 	}
 	answer, err := client.Explain(ctx, e.query)
 	stopNotice()
+	if _, silent := errors.AsType[*reading.SilentError](err); silent && e.server == "" && e.kubeconfig != "" {
+		return e.readNode(ctx, to)
+	} else if silent {
+		return fmt.Errorf("%w; on the node, --without-proxy reads what is installed without a proxy, with Services from --kubeconfig or --manifests", err)
+	}
 	if err != nil {
 		return err
 	}
+	return e.conclude(to, answer)
+}
+
+// readNode reads what this node has installed, without a proxy.
+func (e *explainOptions) readNode(ctx context.Context, to streams) error {
+	ranges, err := reading.Ranges(e.assign)
+	if err != nil {
+		return err
+	}
+	x := examine.Diff{Proxy: &e.Options, Version: buildInfo().Version, Server: e.server, Timeout: e.timeout, Report: writeLines(to.err), Assign: ranges}
+	answer, err := x.Explain(ctx, e.query)
+	if err != nil {
+		return err
+	}
+	return e.conclude(to, answer)
+}
+
+// conclude prints the answer of a node, and returns the exit code of its verdict.
+func (e *explainOptions) conclude(to streams, answer *explain.Explanation) error {
 	if err := e.print(to, answer); err != nil {
 		return err
 	}
@@ -221,18 +249,4 @@ func (e *explainOptions) read(ctx context.Context, c *config.Config, node string
 	}
 	e.query.Pod = pods.Find
 	return m, nil
-}
-
-// answer explains the connection, and notes what the mode does otherwise.
-func (e *explainOptions) answer(m explain.Model, c *config.Config) (*explain.Explanation, error) {
-	answer, conn, err := m.Answer(e.query)
-	d := e.Modes.Of(c)
-	if err != nil || d.Differences == nil || !conn.To.IsValid() {
-		return answer, err
-	}
-	differences, err := d.Differences(m.Snapshot, conn, mode.Rendering{Config: c})
-	for _, text := range differences {
-		answer.Notes = append(answer.Notes, fmt.Sprintf("mode %s does otherwise: %s", d.Name, text))
-	}
-	return answer, err
 }

@@ -32,7 +32,9 @@ import (
 
 // Explanation is what happens to a connection on one node, and why.
 type Explanation struct {
-	Node        string `json:"node"`
+	Node string `json:"node"`
+	// ReadFrom says what was read in place of a proxy that answers, empty if one answered.
+	ReadFrom    string `json:"readFrom,omitempty"`
 	Generation  uint64 `json:"generation"` // of the snapshot
 	Source      string `json:"source"`     // an address
 	Destination string `json:"destination"`
@@ -170,10 +172,7 @@ func outsideReason(p service.LocalPods, f service.Family) string {
 func (e *explainer) destination() {
 	p, f := e.verdict.Port, e.verdict.Frontend
 	if p == nil {
-		if name := e.Tracker.LeftAlone(e.conn.To.Addr()); name != "" {
-			e.x.Why = fmt.Sprintf("the address is of service %s, and left to its load balancer: ipMode Proxy", name)
-		}
-		e.step("destination", "%s", e.x.Why)
+		e.step("destination", "%s", e.verdict.Reason)
 		e.nearby()
 		return
 	}
@@ -269,9 +268,6 @@ func (e *explainer) endpoints() {
 		e.x.Endpoints = append(e.x.Endpoints, x)
 	}
 	e.step("endpoints", "%s", count(len(choice.Candidates), ready))
-	if choice.Missed != "" && e.verdict.Action == route.Reject {
-		e.x.Why = "no endpoint is for this port: " + choice.Missed
-	}
 	e.policy()
 	if choice.Topology != "" && !byPolicy {
 		e.step("topology", "%s", choice.Topology)
@@ -593,7 +589,7 @@ type Refusal struct {
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		v := q.URL.Query()
-		x, err := s.answer(q.Context(), Query{
+		x, err := s.Answer(q.Context(), Query{
 			Source: v.Get("source"), Destination: v.Get("destination"), Interface: v.Get("interface"), Local: s.Local, Pod: s.pods(q.Context(), v),
 		})
 		if err != nil {
@@ -645,7 +641,8 @@ func (s *Server) knows(name string) error {
 	return fmt.Errorf("--interface: this node has no interface %q: want one of %s", name, list)
 }
 
-func (s *Server) answer(ctx context.Context, q Query) (*Explanation, error) {
+// Answer says what happens to the connection of q.
+func (s *Server) Answer(ctx context.Context, q Query) (*Explanation, error) {
 	s.one.Lock()
 	defer s.one.Unlock()
 	m := Model{s.Tracker, s.Tracker.Latest(), s.Relays}

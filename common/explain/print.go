@@ -36,7 +36,11 @@ type page struct {
 func (v View) Print(to io.Writer, x *Explanation) error {
 	w := &page{width: cmp.Or(v.Width, document.Width)}
 	head := fmt.Sprintf("%s -> %s/%s, seen from node %s", x.Source, x.Destination, x.Protocol, printable.Text(x.Node))
-	fmt.Fprintf(w, "%s\n%s\n\n", w.wrap(head, 0), w.wrap(x.headline(), 0))
+	fmt.Fprintf(w, "%s\n", w.wrap(head, 0))
+	if x.ReadFrom != "" {
+		fmt.Fprintln(w, w.wrap("no proxy answers here; read from "+printable.Text(x.ReadFrom), 0))
+	}
+	fmt.Fprintf(w, "%s\n\n", w.wrap(x.headline(), 0))
 	widest := 0
 	for _, s := range x.Steps {
 		widest = max(widest, len(s.Rule))

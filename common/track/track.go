@@ -65,8 +65,7 @@ type Tracker struct {
 	listeners []Listener
 	services  map[types.NamespacedName]*serviceState
 	slices    map[types.NamespacedName]*slice
-	loose     map[types.NamespacedName]int          // slices that name no Service, with their ready endpoints
-	left      map[types.NamespacedName][]netip.Addr // addresses that load balancers handle themselves
+	loose     map[types.NamespacedName]int // slices that name no Service, with their ready endpoints
 	claims    claims
 	interner  interner
 	nodeInfo  *nodeInfo
@@ -116,7 +115,6 @@ func New(o Options) *Tracker {
 		services: map[types.NamespacedName]*serviceState{},
 		slices:   map[types.NamespacedName]*slice{},
 		loose:    map[types.NamespacedName]int{},
-		left:     map[types.NamespacedName][]netip.Addr{},
 		nodeInfo: &nodeInfo{},
 		cidrs:    map[string]*serviceCIDR{},
 		problems: map[types.NamespacedName][]Problem{},
@@ -150,7 +148,6 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 		want := b.build()
 		notes := b.notes.all()
 		defer t.setReason(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, b.reason)
-		t.setLeft(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, b.left)
 		if want == nil && notes == nil {
 			return t.removeService(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		}

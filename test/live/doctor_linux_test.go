@@ -329,6 +329,43 @@ func TestDoctorOfADeadProxy(t *testing.T) {
 	expect("proxy-absent", "the node lacks 1 change: ")
 }
 
+func isMode(flag string) bool { return strings.HasPrefix(flag, "--proxy-mode") }
+
+// TestExplainBesideADeadProxy kills the proxy in two modes. Explain reads the node itself, in the
+// mode of the rules, and finds what is missing.
+func TestExplainBesideADeadProxy(t *testing.T) {
+	t.Parallel()
+	for name, harm := range map[string]string{
+		"nftables": "nft delete element ip kube-services services { 10.96.0.10 . tcp . 80 }", "iptables-nft": "iptables-nft -t nat -F KUBE-SERVICES",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, switchableModes()[name])
+			web := app{name: "web", number: 10}.on(c.webs()...)
+			p := c.start(t, web)
+			c.awaitProgrammed(t)
+			p.Kill()
+			explain := func(want int, words ...string) {
+				t.Helper()
+				cmd := c.command(append(slices.DeleteFunc(slices.Clone(c.mode.flags), isMode), "--manifests="+c.dir)...)
+				cmd.Args = slices.Insert(cmd.Args, 1, "explain", "--without-proxy", c.Host("shopper").IPv4.String(), "10.96.0.10:80")
+				out, err := program.Run(t, c.Node, cmd)
+				if got := cmd.ProcessState.ExitCode(); got != want {
+					t.Errorf("exit %d, %v, want %d\n%s", got, err, want, out)
+				}
+				for _, w := range append(words, "no proxy answers here; read from "+c.dir, "mode "+c.mode.proxyMode()) {
+					if !strings.Contains(strings.Join(strings.Fields(out), " "), w) {
+						t.Errorf("no %q in\n%s", w, out)
+					}
+				}
+			}
+			explain(0, "The node does what it should.")
+			c.shell(t, harm)
+			explain(1, "10.244.1.11:8080")
+		})
+	}
+}
+
 // TestDoctorChangesNothing compares the node before and after doctor looked for every
 // mode.
 func TestDoctorChangesNothing(t *testing.T) {

@@ -187,31 +187,57 @@ func (se *Selected) named() *traffic.Named {
 func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
 	t := p.newTracing()
 	defer t.Close()
-	w, err := t.Trace(ctx, want, c)
+	w, err := t.traceTracked(ctx, want, c)
 	if err != nil || w == nil {
 		return nil, err
 	}
 	p.addBlocks(w, c)
-	flows, err := host.Flows(ctx, want, c)
-	if err != nil {
-		w.Notes = append(w.Notes, "whether connection tracking has an entry could not be read: "+err.Error())
-	}
-	w.SetFlows(flows)
 	if x := route.Decide(want, c); x.Action == route.Forward {
 		w.Faults = append(w.Faults, p.selected.relayed.Faults(x.Port.Family, x.Port.Name)...)
 	}
 	return w, nil
 }
 
-// tracing follows connections. It reads what is installed once.
-type tracing struct {
-	*proxy
-	tracers [2]mode.Tracer // by family, opened when they are needed
-	others  host.Others
-	local   map[netip.Addr]bool // whether addresses belong to the node
+// Explainer answers questions about a node on which no proxy answers, from what the backends of a
+// mode find there.
+func Explainer(t *track.Tracker, c *config.Config, d mode.Descriptor, backends []*mode.Backend) *explain.Server {
+	trace := func(ctx context.Context, want *service.Snapshot, conn route.Conn) (*explain.Walk, error) {
+		t := newTracing(backends, c)
+		defer t.Close()
+		return t.traceTracked(ctx, want, conn)
+	}
+	return &explain.Server{Tracker: t, Trace: trace, Local: isLocal, Interfaces: interfaces, Relays: d.Relays}
 }
 
-func (p *proxy) newTracing() *tracing { return &tracing{proxy: p, local: map[netip.Addr]bool{}} }
+// traceTracked follows c, and adds what connection tracking knows of it.
+func (t *tracing) traceTracked(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
+	w, err := t.Trace(ctx, want, c)
+	if err != nil || w == nil {
+		return nil, err
+	}
+	flows, err := host.Flows(ctx, want, c)
+	if err != nil {
+		w.Notes = append(w.Notes, "whether connection tracking has an entry could not be read: "+err.Error())
+	}
+	w.SetFlows(flows)
+	return w, nil
+}
+
+// tracing follows connections. It reads what is installed once.
+type tracing struct {
+	backends []*mode.Backend
+	marks    uint32         // the bits of the mark that the modes set
+	tracers  [2]mode.Tracer // by family, opened when they are needed
+	others   host.Others
+	local    map[netip.Addr]bool // whether addresses belong to the node
+}
+
+// newTracing follows connections through what the backends of a mode have installed.
+func newTracing(backends []*mode.Backend, c *config.Config) *tracing {
+	return &tracing{backends: backends, marks: 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit, local: map[netip.Addr]bool{}}
+}
+
+func (p *proxy) newTracing() *tracing { return newTracing(p.selected.Backends, p.active.config()) }
 
 // Trace follows c, see proxy.trace. It leaves connection tracking out.
 func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
@@ -236,7 +262,7 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		v := route.Decide(want, c)
 		return slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool { return e.Addr == a && !e.Remote })
 	}
-	if err := t.others.Add(ctx, w, c, local, t.marks()); err != nil {
+	if err := t.others.Add(ctx, w, c, local, t.marks); err != nil {
 		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
 	}
 	return w, nil
@@ -244,12 +270,12 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 
 // tracer returns the one of a family, nil where the mode has none.
 func (t *tracing) tracer(f service.Family) (mode.Tracer, error) {
-	i := slices.IndexFunc(t.selected.Backends, func(b *mode.Backend) bool { return b.Family == f })
-	if t.tracers[f] != nil || i < 0 || t.selected.Backends[i].Tracer == nil {
+	i := slices.IndexFunc(t.backends, func(b *mode.Backend) bool { return b.Family == f })
+	if t.tracers[f] != nil || i < 0 || t.backends[i].Tracer == nil {
 		return t.tracers[f], nil
 	}
 	var err error
-	t.tracers[f], err = t.selected.Backends[i].Tracer()
+	t.tracers[f], err = t.backends[i].Tracer()
 	return t.tracers[f], err
 }
 
@@ -263,12 +289,6 @@ func (t *tracing) Close() error {
 	}
 	t.others.Close()
 	return errors.Join(errs...)
-}
-
-// marks returns the bits of the mark that the modes set.
-func (p *proxy) marks() uint32 {
-	c := p.active.config()
-	return 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit
 }
 
 // addRoute says whether the node has a route to the destination of its own processes. The kernel

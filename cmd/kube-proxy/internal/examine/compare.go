@@ -19,11 +19,13 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
+	"kubeproxy/common/explain"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/source"
+	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
@@ -61,6 +63,8 @@ type comparison struct {
 	// families are those that the node can serve, if what it has installed is compared.
 	families []service.Family
 	out      *plandiff.Difference
+	// wrap is as in reading.Reader.
+	wrap func(*track.Tracker) source.Sink
 }
 
 // Run compares the two states.
@@ -106,6 +110,59 @@ func (o *Diff) Installed(ctx context.Context, c *config.Config) (string, error) 
 	}
 	held, _, err := x.readBack(ctx, want)
 	return held.String(), err
+}
+
+// Answer answers q from m alone, and notes what the mode does otherwise.
+func Answer(m explain.Model, q explain.Query, c *config.Config, d mode.Descriptor) (*explain.Explanation, error) {
+	answer, conn, err := m.Answer(q)
+	if err != nil || d.Differences == nil || !conn.To.IsValid() {
+		return answer, err
+	}
+	differences, err := d.Differences(m.Snapshot, conn, mode.Rendering{Config: c})
+	for _, text := range differences {
+		answer.Notes = append(answer.Notes, fmt.Sprintf("mode %s does otherwise: %s", d.Name, text))
+	}
+	return answer, err
+}
+
+// Explain answers q without a proxy: from the Services of manifests or an API server, and what the
+// node has installed.
+func (o *Diff) Explain(ctx context.Context, q explain.Query) (*explain.Explanation, error) {
+	c, err := config.Load(&o.Proxy.Flags, host.OS)
+	if err != nil {
+		return nil, err
+	}
+	x := &comparison{Diff: o, config: c, out: plandiff.New()}
+	var tracker *track.Tracker
+	var pods *explain.Pods
+	x.wrap = func(t *track.Tracker) source.Sink {
+		tracker, pods = t, explain.NewPods(t)
+		return pods
+	}
+	if err := x.findLocal(ctx); err != nil {
+		return nil, err
+	}
+	if _, err := x.read(ctx, o.Proxy.Manifests, true); err != nil {
+		return nil, fmt.Errorf("read %s: %w", nameOf(o.Proxy.Manifests), err)
+	}
+	ctx = klog.NewContext(ctx, klog.Logger{}) // an answer is no log
+	backends, err := x.mode.System.Open(ctx, agent.Setup(x.config), x.families)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		for _, b := range backends {
+			_ = b.Close()
+		}
+	}()
+	s := agent.Explainer(tracker, x.config, x.mode, backends)
+	q.Local, q.Pod = s.Local, pods.Find
+	answer, err := s.Answer(ctx, q)
+	if err == nil {
+		answer.ReadFrom = fmt.Sprintf("%s, and what the node has in mode %s", nameOf(o.Proxy.Manifests), x.mode.Name)
+		answer.Notes = append(answer.Notes, x.out.Notes...)
+	}
+	return answer, err
 }
 
 func (c *comparison) findOffline(context.Context) error {
@@ -157,7 +214,7 @@ func nameOf(sources []string) string {
 // read returns the content of sources, which are paths or API. local means that the node is this
 // one.
 func (c *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
-	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign}
+	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign, Wrap: c.wrap}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == FromAPI {
 		return r.API(ctx, c.Timeout)
 	}

@@ -236,11 +236,19 @@ type unknownPodError struct{ text string }
 
 func (e *unknownPodError) Error() string { return e.text }
 
+// SilentError means that no proxy answered.
+type SilentError struct{ Err error }
+
+func (e *SilentError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *SilentError) Unwrap() error { return e.Err }
+
 func (c Client) ask(ctx context.Context, question url.Values) (*explain.Explanation, error) {
 	q := statusview.Query{Server: c.Server, Version: c.Version}
 	body, accepted, err := q.Fetch(ctx, "/explain?"+question.Encode())
 	if err != nil {
-		return nil, err
+		return nil, &SilentError{err}
 	}
 	var answer struct {
 		explain.Explanation
