@@ -584,7 +584,9 @@ func shortened(text string) string {
 // sourceFaults summarizes the faults of sources, "" if there are none. It names no
 // object, because every client can read conditions.
 func sourceFaults(sources []SourceReport) string {
-	var all []string
+	type fault struct{ names, text string }
+	var all []fault
+	tail := "what was read before stays in force"
 	for _, s := range sources {
 		var what []string
 		if s.Faults == 1 {
@@ -595,14 +597,26 @@ func sourceFaults(sources []SourceReport) string {
 		if s.Stale {
 			what = append(what, "stale")
 		}
-		if len(what) > 0 {
-			all = append(all, s.Name+": "+strings.Join(what, ", "))
+		if !s.Synced && s.Faults > 0 {
+			what, tail = append(what, "not yet read in full"), "what was never read is not served, or as an earlier process left it"
+		}
+		text := strings.Join(what, ", ")
+		switch n := len(all); {
+		case text == "":
+		case n > 0 && all[n-1].text == text:
+			all[n-1].names += ", " + s.Name
+		default:
+			all = append(all, fault{s.Name, text})
 		}
 	}
 	if len(all) == 0 {
 		return ""
 	}
-	return strings.Join(all, "; ") + "; what was read before stays in force, and the log says more"
+	text := ""
+	for _, f := range all {
+		text += f.names + ": " + f.text + "; "
+	}
+	return text + tail + ", and the log says more"
 }
 
 // unhealthyReason returns why s is unhealthy, or "".

@@ -355,11 +355,13 @@ func TestStandbyHealth(t *testing.T) {
 func TestSourceFaults(t *testing.T) {
 	const end = "; what was read before stays in force, and the log says more"
 	for want, sources := range map[string][]SourceReport{
-		"":                                     {{Name: "a"}, {Name: "b"}},
-		"a: 1 fault" + end:                     {{Name: "a", Faults: 1}},
-		"a: 2 faults" + end:                    {{Name: "a", Faults: 2}, {Name: "b"}},
+		"":                  {{Name: "a"}, {Name: "b"}},
+		"a: 1 fault" + end:  {{Name: "a", Synced: true, Faults: 1}},
+		"a: 2 faults" + end: {{Name: "a", Synced: true, Faults: 2}, {Name: "b"}},
+		"a: 1 fault, not yet read in full; what was never read is not served, or as an earlier process left it, and the log says more": {{Name: "a", Faults: 1}},
+		"a, b: 1 fault" + end:                  {{Name: "a", Synced: true, Faults: 1}, {Name: "b", Synced: true, Faults: 1}},
 		"b: stale" + end:                       {{Name: "a"}, {Name: "b", Stale: true}},
-		"a: 1 fault, stale; b: 3 faults" + end: {{Name: "a", Faults: 1, Stale: true}, {Name: "b", Faults: 3}},
+		"a: 1 fault, stale; b: 3 faults" + end: {{Name: "a", Synced: true, Faults: 1, Stale: true}, {Name: "b", Synced: true, Faults: 3}},
 	} {
 		if got := sourceFaults(sources); got != want {
 			t.Errorf("%+v: %q, want %q", sources, got, want)

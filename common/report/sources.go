@@ -6,7 +6,9 @@ package report
 import (
 	"errors"
 	"maps"
+	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,8 +113,22 @@ func (so *Sources) setFault(of string, f source.Fault) (since time.Time) {
 	if old.since.IsZero() {
 		old.since = now
 	}
-	so.faults[of][f.Object] = sourceFault{text: f.Err.Error(), since: old.since, last: now}
+	so.faults[of][f.Object] = sourceFault{text: withoutURL(f.Err), since: old.since, last: now}
 	return old.since
+}
+
+// withoutURL returns the text of err, with the host in place of the URL of a request.
+func withoutURL(err error) string {
+	text := err.Error()
+	of, is := errors.AsType[*url.Error](err)
+	if !is {
+		return text
+	}
+	cause := of.Err.Error()
+	if u, err := url.Parse(of.URL); err == nil && !strings.Contains(cause, u.Host) {
+		cause = u.Host + ": " + cause
+	}
+	return strings.Replace(text, of.Error(), cause, 1)
 }
 
 // RecordContact records that a kind was up to date just now, and clears its fault.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -107,6 +108,18 @@ func TestSourceFaultsByObject(t *testing.T) {
 			t.Errorf("over since %v, want %v", since, begin)
 		}
 	})
+}
+
+// TestFaultsWithoutURL checks that a fault names the server, and not the whole request.
+func TestFaultsWithoutURL(t *testing.T) {
+	for cause, want := range map[string]string{
+		"dial tcp 192.0.2.1:6443: connection refused": "watch: dial tcp 192.0.2.1:6443: connection refused",
+		"EOF": "watch: 192.0.2.1:6443: EOF",
+	} {
+		err := fmt.Errorf("watch: %w", &url.Error{Op: "Get", URL: "https://192.0.2.1:6443/api/v1/services?watch=true", Err: errors.New(cause)})
+		kit.Same(t, "(-want +got)", want, withoutURL(err))
+	}
+	kit.Same(t, "(-want +got)", "line 3", withoutURL(errors.New("line 3")))
 }
 
 // TestManifestsNeverRead wants manifests not to be synced while one was never readable.

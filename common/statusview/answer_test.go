@@ -243,6 +243,10 @@ func TestUnsynced(t *testing.T) {
 	if got := ask(t, serveStore(t, b, r)); got.code != 1 || !strings.Contains(got.out, ": not synced, see below\n") {
 		t.Errorf("exit %d and\n%s", got.code, got.out)
 	}
+	r.Sources = []health.SourceReport{{Name: "services", Error: "watch services: refused", Faults: 1}, {Name: "nodes", Error: "watch nodes: refused", Faults: 1}, {Name: "servicecidrs", Error: "forbidden", Faults: 1}}
+	if got := ask(t, serveStore(t, b, r)); !strings.Contains(got.out, "watch services: refused\n") || !strings.Contains(got.out, "nodes         not synced  as above\n") || !strings.Contains(got.out, "forbidden\n") {
+		t.Errorf("one cause of two faults, and another:\n%s", got.out)
+	}
 }
 
 // The answer about a Service is not OK if the kernel does not forward its family. That of

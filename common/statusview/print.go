@@ -110,6 +110,7 @@ func number(n int) cell { return plain(fmt.Sprint(n)) }
 
 func (p *printer) sources(r *health.Report) {
 	var rows [][]cell
+	last := ""
 	for _, s := range r.Sources {
 		state, contact := painted("synced", green), ""
 		switch {
@@ -121,7 +122,13 @@ func (p *printer) sources(r *health.Report) {
 		if s.LastContact != nil {
 			contact = p.ago(*s.LastContact)
 		}
-		rows = append(rows, []cell{plain(sanitize(s.Name)), state, plain(contact), plain(sanitize(sourceError(s)))})
+		text := sourceError(s)
+		if cause := strings.ReplaceAll(text, s.Name, ""); cause == last && cause != "" {
+			text = "as above"
+		} else {
+			last = cause
+		}
+		rows = append(rows, []cell{plain(sanitize(s.Name)), state, plain(contact), plain(sanitize(text))})
 	}
 	p.section("", "SOURCE|STATE|LAST HEARD OF|LAST ERROR", rows)
 }

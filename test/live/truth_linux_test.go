@@ -100,3 +100,32 @@ func TestRelayThatReachesNoEndpoint(t *testing.T) {
 		t.Errorf("status: exit %d\n%s", code, out)
 	}
 }
+
+// TestManifestThatWasNeverReadable starts with a broken file, alone and beside a good one,
+// which is served. The state is called healthy only when each was readable once.
+func TestManifestThatWasNeverReadable(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, defaultMode())
+	c.remove(t, "node.yaml")
+	c.write(t, "web.yaml", []byte("{"))
+	p := c.launch(t)
+	is := func(healthz int, synced float64) {
+		t.Helper()
+		code := p.Status(t, program.HealthAddr, "/healthz")
+		if n, found := p.Metric(t, "kubeproxy_source_synced"); code != healthz || n != synced || !found {
+			t.Errorf("/healthz %d, kubeproxy_source_synced %v; want %d, %v", code, n, healthz, synced)
+		}
+	}
+	const never = "sources manifests: 1 fault, not yet read in full; what was never read is not served"
+	c.says(t, "status", 1, ": not healthy", "nothing was ever programmed", "manifests not synced", never)
+	is(503, 0)
+	c.write(t, "node.yaml", program.Manifest[any](t, node()))
+	c.save(t, app{name: "shop", number: 11}.on(c.webs()...))
+	c.says(t, "status", 1, ": not synced, see below", "manifests not synced", never, "shop/shop 80/TCP,80/UDP")
+	is(200, 0)
+	c.write(t, "web.yaml", app{name: "web", number: 10}.on(c.webs()...).yaml(t))
+	c.says(t, "status", 0, ": healthy", "manifests synced", "shop/web")
+	is(200, 1)
+	c.write(t, "web.yaml", []byte("{"))
+	c.says(t, "status", 0, ": healthy", "manifests: 1 fault; what was read before stays in force", "shop/web")
+}
