@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/sysctl"
 )
 
@@ -65,6 +66,8 @@ type Driver interface {
 	Read(ctx context.Context) (*table, error)
 	// ReadChains is Read without elements.
 	ReadChains(ctx context.Context) (*table, error)
+	// Rules returns the rules of a chain, with their fingerprints as texts.
+	Rules(chain string) ([]packet.Rule, error)
 	// Element returns the element of s that has a key or, in a set of intervals, contains it. It
 	// returns nil if there is none.
 	Element(s *set, key []byte) (*element, error)

@@ -10,10 +10,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/linux/sysctl"
 )
@@ -97,6 +99,22 @@ func (k *kernel) ReadChains(context.Context) (*table, error) { return k.read((*r
 // Element implements Driver.
 func (k *kernel) Element(s *set, key []byte) (*element, error) {
 	return k.reader().element(s.name, key)
+}
+
+// Rules implements Driver.
+func (k *kernel) Rules(chain string) (all []packet.Rule, err error) {
+	r := k.reader()
+	fill := func() { r.Text(unix.NFTA_RULE_CHAIN, chain) }
+	err = retryRead(func() error {
+		all = nil
+		return r.request(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, fill, func(body []byte) error {
+			x := packet.DecodeRule(r.nf, body)
+			x.Text = string(userdata.Get(netlink.Attribute(body, unix.NFTA_RULE_USERDATA), ruleTag))
+			all = append(all, x)
+			return nil
+		})
+	})
+	return all, err
 }
 
 func (k *kernel) read(list func(*reader) error) (*table, error) {

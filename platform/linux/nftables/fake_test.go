@@ -20,6 +20,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 )
@@ -197,8 +198,16 @@ func (t *fakeTable) check() error {
 }
 
 func (t *fakeTable) checkReferences(s statement) error {
-	in := setOf(s)
+	var in *set
 	switch s := s.(type) {
+	case lookup:
+		in = s.in
+	case dispatch:
+		in = s.in
+	case dnat:
+		in = s.in
+	case affinityDNAT:
+		in = s.in
 	case recordClient:
 		in = s.in
 	case countConnection:
@@ -247,6 +256,15 @@ func (f *fake) ReadChains(ctx context.Context) (*table, error) {
 	return t, err
 }
 
+func (f *fake) Rules(chain string) ([]packet.Rule, error) {
+	rules := f.table.chains[chain].rules
+	all := compile(rules, f.family)
+	for i, r := range rules {
+		all[i].Text = r.fingerprint(f.family)
+	}
+	return all, nil
+}
+
 func (f *fake) Element(s *set, key []byte) (*element, error) {
 	if e, found := f.table.element(s, key); found {
 		return &e, nil
@@ -275,8 +293,17 @@ func (f *fake) Watch(ctx context.Context, _ func()) error {
 func (f *fake) Suspect() string { return "" }
 func (f *fake) close()          {}
 
-// rules implements ruleset.
-func (t *fakeTable) rules(chain string) []rule { return t.chains[chain].rules }
+// world is a table with its family. It implements ruleset.
+type world struct {
+	*fakeTable
+	family service.Family
+}
+
+func (w world) rules(chain string) []packet.Rule { return compile(w.chains[chain].rules, w.family) }
+
+func (w world) name() string { return "" }
+
+func (w world) set(name string) *set { return w.sets[name].set }
 
 // element implements ruleset.
 func (t *fakeTable) element(s *set, key []byte) (element, bool) {
@@ -386,7 +413,7 @@ func (n *node) Changes() []string {
 func (n *node) Judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	v := route.Decide(want, c)
 	expected := backendtest.Expect(v, func(e service.Endpoint) bool { return hairpins(want, c.From, e, n.family) })
-	w := trace(n.table, n.family, c, generate.IsNodeLocal)
+	w := trace(world{n.table, n.family}, n.family, c, generate.IsNodeLocal)
 	got := backendtest.Outcome{Action: w.Action, Targets: slices.SortedFunc(maps.Keys(w.Targets), netip.AddrPort.Compare), Masq: w.Targets}
 	if diff := backendtest.Diff(expected, got); diff != "" {
 		t.Fatalf("%+v: %s (-decide +nftables):\n%s", c, v.Reason, diff)

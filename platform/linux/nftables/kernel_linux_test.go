@@ -26,6 +26,7 @@ import (
 	"kubeproxy/common/source"
 	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/test/generate"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -438,6 +439,92 @@ func TestElement(t *testing.T) {
 			if want := netip.AddrPortFrom(within, 8080); err != nil || w.Remembered != want || len(w.Faults) > 0 {
 				t.Errorf("%s: walk %+v, error %v, want %s as the endpoint that the client had", f, w, err, want)
 			}
+		}
+	})
+}
+
+// The kernel holds the expressions that package packet evaluates for our rules.
+func TestKernelHoldsExpressions(t *testing.T) {
+	inNamespace(t, func() {
+		for _, f := range service.Families {
+			b := newKernel(t, f)
+			defer b.driver.(*kernel).close()
+			b.options.DropInvalid, b.options.CountConnections = true, true
+			prefix := map[service.Family]string{service.IPv4: "10.244.0.0/16", service.IPv6: "fd00::/64"}[f]
+			node := &service.Node{NodePorts: service.AnyAddress()}
+			node.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix(prefix)}
+			p := &service.Port{Family: f, Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, Affinity: time.Hour,
+				Frontends: []service.Frontend{{Kind: service.NodePort, Port: 30080}}, Cluster: []service.Endpoint{{Addr: netip.AddrPortFrom(netip.MustParsePrefix(prefix).Addr().Next(), 80)}}}
+			want := service.New(1, node, []*service.Port{p})
+			apply(t, b, want)
+			for name, c := range b.knownChains(&table{}, want) {
+				has, err := b.driver.Rules(name)
+				kit.Must(t, err)
+				wanted := compile(c.rules, f)
+				for i := range wanted {
+					wanted[i].Text = c.rules[i].fingerprint(f)
+				}
+				if diff := cmp.Diff(spelled(wanted), spelled(has)); diff != "" {
+					t.Errorf("%s: chain %s (-encoded +kernel):\n%s", f, name, diff)
+				}
+			}
+		}
+	})
+}
+
+// spelled returns rules as text. What only records something is not told apart.
+func spelled(rules []packet.Rule) (all []string) {
+	for _, r := range rules {
+		text := fmt.Sprintf("%x", r.Text)
+		for _, x := range r.Expressions {
+			switch x.(type) {
+			case recordClient, countConnection, counter, packet.Passive, packet.Chance:
+				text += " records"
+			default:
+				text += fmt.Sprintf(" %T%+v", x, x)
+			}
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+// Rules of others in our chains are followed as the kernel has them.
+func TestTraceForeignRules(t *testing.T) {
+	inNamespace(t, func() {
+		p := &service.Port{Name: service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP},
+			Frontends: []service.Frontend{{Kind: service.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
+			Cluster:   []service.Endpoint{{Addr: addrPort("10.244.1.1:80")}, {Addr: addrPort("10.244.1.2:80")}, {Addr: addrPort("10.244.1.3:80")}}}
+		want := service.New(1, &service.Node{}, []*service.Port{p})
+		c := route.Conn{Protocol: service.TCP, From: netip.MustParseAddr("10.9.9.9"), To: addrPort("10.96.0.1:80"), Interface: "eth0"}
+		for _, x := range []struct {
+			rule   string
+			does   route.Action
+			hop    string // the last one
+			others int    // faults
+		}{
+			{"insert rule ip kube-services dispatch tcp dport 80 drop", route.Drop, `^drop, by the rule with handle \d+ of chain dispatch of table ip kube-services$`, 1},
+			{"insert rule ip kube-services dispatch tcp dport 80 reject", route.Reject, `^reject, by the rule with handle`, 1},
+			{"insert rule ip kube-services dispatch tcp dport 80 dnat to 10.1.1.1:81", route.Forward, `^translate, by the rule with handle`, 1},
+			{"insert rule ip kube-services dispatch tcp dport 80 dnat to 10.1.1.1", route.Forward, `^translate, by the rule with handle`, 1},
+			{"insert rule ip kube-services dispatch tcp dport 80 redirect to :81", route.Pass, `^translate, by the rule with handle`, 1},
+			{"insert rule ip kube-services pick-4 ip saddr 10.9.9.8 drop", route.Forward, "^one of 3 endpoints", 1},
+			{"insert rule ip kube-services pick-4 tcp dport { 80, 81 } counter", route.Forward, "^one of 3 endpoints", 1},
+			{"insert rule ip kube-services pick-4 ip daddr 10.96.0.1 return", route.Pass, "^choose an endpoint at random$", 1},
+			{"flush chain ip kube-services pick-4", route.Pass, "^choose an endpoint at random$", 1},
+			{"flush set ip kube-services cluster-ips", route.Forward, "^one of 3 endpoints", 0},
+		} {
+			b := newKernel(t, service.IPv4)
+			apply(t, b, want)
+			runNft(t, "", strings.Fields(x.rule)...)
+			w, err := b.Trace(context.Background(), want, c, func(netip.Addr) bool { return false })
+			kit.Must(t, err)
+			_, unset := w.Targets[addrPort("10.1.1.1:0")]
+			if hop := w.Hops[len(w.Hops)-1].Does; unset || w.Action != x.does || !regexp.MustCompile(x.hop).MatchString(hop) || len(w.Faults) != x.others {
+				t.Errorf("%s: %v, last hop %q, faults %q", x.rule, w.Action, hop, w.Faults)
+			}
+			runNft(t, "", "delete", "table", "ip", "kube-services")
+			b.driver.(*kernel).close()
 		}
 	})
 }

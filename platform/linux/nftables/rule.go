@@ -91,21 +91,6 @@ type (
 	}
 )
 
-// setOf returns the set that a statement looks up, nil if there is none.
-func setOf(s statement) *set {
-	switch s := s.(type) {
-	case lookup:
-		return s.in
-	case dispatch:
-		return s.in
-	case dnat:
-		return s.in
-	case affinityDNAT:
-		return s.in
-	}
-	return nil
-}
-
 type verdictCode uint8
 
 const (

@@ -20,8 +20,12 @@ import (
 
 // ruleset is a table as packets meet it.
 type ruleset interface {
+	// name is that of the table.
+	name() string
 	// rules returns the rules of a chain.
-	rules(chain string) []rule
+	rules(chain string) []packet.Rule
+	// set returns one of our sets, nil if it is none.
+	set(name string) *set
 	// element returns the element of s with this key. For a set of intervals that is the
 	// one that contains the key.
 	element(s *set, key []byte) (element, bool)
@@ -65,21 +69,34 @@ func trace(r ruleset, family service.Family, c route.Conn, local func(netip.Addr
 		t.forward(p, f)
 	case f.Does == explain.Drops:
 		t.out.Action = route.Drop
-		t.hop("rule", "drop")
+		t.end(f, "drop")
 	case f.Does == explain.Refuses:
 		t.out.Action = route.Reject
-		t.hop("rule", "%s", f.By.Text)
+		t.end(f, f.By.Text)
+	case f.Does == explain.Translates: // by a rule of others
+		t.end(f, "")
 	}
 	return t.out
+}
+
+// end records the rule that ends the packet. Those of others have no text.
+func (t *tracer) end(f packet.Finding, text string) {
+	if f.By.Text == "" {
+		text = string(f.Does) + ", by " + f.By.String()
+	}
+	t.hop("rule", "%s", text)
 }
 
 // forward follows p to each endpoint that the rules may choose.
 func (t *tracer) forward(p *packet.Packet, f packet.Finding) {
 	t.out.Action, t.out.Targets = route.Forward, map[netip.AddrPort]bool{}
-	if t.chosen.kind == addrMap {
+	switch {
+	case t.chosen == nil || f.Does == explain.Translates && f.By.Text == "":
+		t.end(f, "")
+	case t.chosen.kind == addrMap:
 		t.out.Remembered = f.To
 		t.hop("map "+t.chosen.name, "the client had %s before", f.To)
-	} else {
+	default:
 		t.hop("map "+t.chosen.name, "%s", explain.OneOf("endpoints", f.Targets))
 	}
 	t.quiet = true
@@ -94,7 +111,7 @@ func (t *tracer) forward(p *packet.Packet, f packet.Finding) {
 func (t *tracer) run(p *packet.Packet, base string) packet.Finding {
 	t.base = base
 	w := packet.Walk{Tables: t, Packet: p, Owns: func(packet.Chain) bool { return true }}
-	f, _ := w.Run(packet.Base{Chain: packet.Chain{Name: base}}) // Rules and Set return no error
+	f, _ := w.Run(packet.Base{Chain: packet.Chain{Table: t.name(), Name: base}}) // Rules and Set return no error
 	return f
 }
 
@@ -109,26 +126,38 @@ func (t *tracer) Rules(c packet.Chain) ([]packet.Rule, error) {
 	if c.Name != t.base {
 		t.hop("chain "+c.Name, "%s", purpose(c.Name))
 	}
-	var all []packet.Rule
-	for _, r := range t.rules(c.Name) {
-		x := packet.Rule{Text: r[len(r)-1].text(t.family)}
-		for _, s := range r {
-			x.Expressions = append(x.Expressions, t.expressions(s)...)
-		}
-		all = append(all, x)
+	all := t.rules(c.Name)
+	for i := range all {
+		t.addSets(all[i].Expressions)
 	}
 	return all, nil
 }
 
-// expressions returns those of s, with its set.
-func (t *tracer) expressions(s statement) []packet.Expression {
-	all := s.expressions(t.family)
+// addSets adds our sets to lookups. What is in those of others is not known.
+func (t *tracer) addSets(all []packet.Expression) {
 	for i, x := range all {
-		if l, ok := x.(packet.Lookup); ok {
-			in := setOf(s)
+		l, ok := x.(packet.Lookup)
+		if !ok {
+			continue
+		}
+		if in := t.set(l.Set); in != nil {
 			l.In = &packet.Set{KeySize: keySize(in.key, t.family), Get: func(key []byte) (packet.Element, bool) { return t.find(in, key) }}
 			all[i] = l
+		} else {
+			all[i] = packet.Chance{Name: "set or map " + l.Set, To: l.To}
 		}
+	}
+}
+
+// compile returns rules as package packet evaluates them. The text is that of the last statement.
+func compile(rules []rule, f service.Family) []packet.Rule {
+	var all []packet.Rule
+	for _, r := range rules {
+		x := packet.Rule{Text: r[len(r)-1].text(f)}
+		for _, s := range r {
+			x.Expressions = append(x.Expressions, s.expressions(f)...)
+		}
+		all = append(all, x)
 	}
 	return all
 }
@@ -166,9 +195,8 @@ func commentText(e element) string {
 // Trace reads the table and says what it does with the first packet of c. want is the
 // snapshot that the table is for. local reports whether an address belongs to the node.
 //
-// The kernel stores rules as expressions, not as text. So if all rules of a chain have
-// our fingerprints, they count as the rules that we write. Any other rule is a fault of
-// the Walk. Elements are those of the kernel.
+// If all rules of a chain have our fingerprints, they count as the rules that we write. Otherwise
+// those of the kernel are followed, and are a fault of the Walk. Elements are those of the kernel.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	x, err := b.reading(ctx, want, c)
 	if err != nil {
@@ -222,11 +250,11 @@ func (b *Backend) reading(ctx context.Context, want *service.Snapshot, c route.C
 	if err != nil {
 		return nil, fmt.Errorf("read table %s: %w", b.name(), err)
 	}
-	x := &reading{of: want, observed: &observedRuleset{backend: b, table: t}}
+	x := &reading{of: want, observed: &observedRuleset{table: t}}
 	if t != nil {
 		b.liberal = b.options.DropInvalid && b.driver.Liberal()
-		x.observed.chains = b.knownChains(t, want)
-		x.expected = b.expectedRuleset(want, x.observed.chains, concerned)
+		x.observed.known = known{b, b.knownChains(t, want), b.knownSets(want)}
+		x.expected = b.expectedRuleset(want, x.observed.known, concerned)
 	}
 	if !b.readsOnce {
 		x.observed.asked = map[string]*element{}
@@ -263,13 +291,38 @@ func (b *Backend) knownChains(t *table, want *service.Snapshot) map[string]*chai
 	return known
 }
 
+// knownSets returns the sets that a table may have for want, by name.
+func (b *Backend) knownSets(want *service.Snapshot) map[string]*set {
+	known := map[string]*set{}
+	all := b.options.sets()
+	for p := range want.Ports(b.family) {
+		all = append(all[:len(all):len(all)], affinitySets(p)...)
+	}
+	for _, s := range all {
+		known[s.name] = s
+	}
+	return known
+}
+
+// known are our chains and sets as we write them, by name.
+type known struct {
+	backend *Backend
+	chains  map[string]*chain
+	sets    map[string]*set
+}
+
+// name implements ruleset.
+func (k known) name() string { return k.backend.name() }
+
+// set implements ruleset.
+func (k known) set(name string) *set { return k.sets[name] }
+
 // observedRuleset is a table of the kernel. It collects the faults of the objects that a
 // packet meets.
 type observedRuleset struct {
-	backend *Backend
-	table   *table
-	chains  map[string]*chain // as we write them
-	faults  []string
+	known
+	table  *table
+	faults []string
 	// asked are elements by set and key, nil for those that do not exist. It is nil itself if
 	// the table holds all of them.
 	asked map[string]*element
@@ -283,7 +336,7 @@ func (r *observedRuleset) fault(format string, args ...any) {
 }
 
 // rules implements ruleset.
-func (r *observedRuleset) rules(name string) []rule {
+func (r *observedRuleset) rules(name string) []packet.Rule {
 	observed, known := r.table.chains[name], r.chains[name]
 	switch {
 	case observed == nil:
@@ -291,34 +344,51 @@ func (r *observedRuleset) rules(name string) []rule {
 		return nil
 	case known == nil:
 		r.fault("chain %s is not one of kube-proxy's", name)
-		return nil
+		return r.read(name, nil, nil)
 	case observed.hook != known.hook.spec():
 		r.fault("chain %s is at hook %q, and should be at %q", name, observed.hook, known.hook.spec())
 	case observed.policyDrop:
 		r.fault("chain %s has the policy drop, and should accept", name)
 	}
-	r.checkRules(observed, known)
-	return known.rules
-}
-
-func (r *observedRuleset) checkRules(observed *observedChain, known *chain) {
+	all := compile(known.rules, r.backend.family)
 	var want []string
 	for _, x := range known.rules {
 		want = append(want, x.fingerprint(r.backend.family))
 	}
+	if slices.Equal(want, observed.fingerprints) {
+		return all
+	}
+	r.nameRules(known, want, observed)
+	return r.read(name, want, all)
+}
+
+// read reads the rules of a chain. ours are those that we write, with their fingerprints. Others
+// have no text.
+func (r *observedRuleset) read(chain string, fingerprints []string, ours []packet.Rule) []packet.Rule {
+	all, err := r.backend.driver.Rules(chain)
+	r.err = errors.Join(r.err, err)
+	for i := range all {
+		at := slices.Index(fingerprints, all[i].Text)
+		if all[i].Text = ""; at >= 0 {
+			all[i].Text = ours[at].Text
+		}
+	}
+	return all
+}
+
+// nameRules names what is wrong with the rules of a chain.
+func (r *observedRuleset) nameRules(known *chain, want []string, observed *observedChain) {
 	foreign := 0
 	for _, x := range observed.fingerprints {
 		if !slices.Contains(want, x) {
 			foreign++
 		}
 	}
-	switch {
-	case slices.Equal(want, observed.fingerprints):
-	case foreign > 0:
+	if foreign > 0 {
 		r.fault("chain %s has %d rules that are not kube-proxy's", known.name, foreign)
-	default:
-		r.fault("chain %s has %d rules in another order or number than the %d of kube-proxy", known.name, len(observed.fingerprints), len(want))
+		return
 	}
+	r.fault("chain %s has %d rules in another order or number than the %d of kube-proxy", known.name, len(observed.fingerprints), len(want))
 }
 
 // element implements ruleset.
@@ -379,14 +449,14 @@ func (r *observedRuleset) checkElement(want element) {
 
 // expectedRuleset is the table as it should be, with the elements that a packet met.
 type expectedRuleset struct {
-	chains   map[string]*chain
+	known
 	elements map[string]map[string]element // by set and key
 	met      []element
 }
 
 // expectedRuleset has the elements of the ports that are concerned.
-func (b *Backend) expectedRuleset(want *service.Snapshot, chains map[string]*chain, concerned func(*service.Port) bool) *expectedRuleset {
-	r := &expectedRuleset{chains: chains, elements: map[string]map[string]element{}}
+func (b *Backend) expectedRuleset(want *service.Snapshot, k known, concerned func(*service.Port) bool) *expectedRuleset {
+	r := &expectedRuleset{known: k, elements: map[string]map[string]element{}}
 	shared := newShared()
 	add := func(list []element) {
 		for _, e := range list {
@@ -407,9 +477,9 @@ func (b *Backend) expectedRuleset(want *service.Snapshot, chains map[string]*cha
 }
 
 // rules implements ruleset.
-func (r *expectedRuleset) rules(name string) []rule {
+func (r *expectedRuleset) rules(name string) []packet.Rule {
 	if c := r.chains[name]; c != nil {
-		return c.rules
+		return compile(c.rules, r.backend.family)
 	}
 	return nil
 }

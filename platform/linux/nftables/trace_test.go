@@ -16,6 +16,7 @@ import (
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/packet"
 	"kubeproxy/test/backendtest"
 	"kubeproxy/test/generate"
 )
@@ -27,7 +28,7 @@ type meeting struct {
 	chains   []string
 }
 
-func (m *meeting) rules(chain string) []rule {
+func (m *meeting) rules(chain string) []packet.Rule {
 	if !slices.Contains(m.chains, chain) {
 		m.chains = append(m.chains, chain)
 	}
@@ -67,7 +68,7 @@ func TestTraceFindsTampering(t *testing.T) {
 
 func tamperOnPath(x *backendtest.Traced, k *fake) {
 	x.RequireAgreement()
-	m := &meeting{ruleset: k.table}
+	m := &meeting{ruleset: world{k.table, k.family}}
 	trace(m, k.family, x.Conn, generate.IsNodeLocal)
 	whole := k.table
 	for _, name := range m.chains {

@@ -271,7 +271,9 @@ func (e *evaluator) lookup(x Lookup) error {
 		if s, err = e.tables.Set(e.chain, x.Set); err != nil {
 			return err
 		}
-		why = "set or map " + x.Set
+		if why = "set or map " + x.Set; e.choices != nil {
+			why = e.vague
+		}
 	}
 	before := e.effect.unknown
 	found, hits := e.find(s, x.From)
@@ -309,7 +311,7 @@ func (e *evaluator) choose(x Random) {
 	for n := range x.Below {
 		e.choices = append(e.choices, number(n, ^uint32(0)).value)
 	}
-	e.regs.store(x.To, unknown(4))
+	e.read(x.To, unknown(4), "expression numgen")
 }
 
 // offer loads the value of one of hits.
@@ -367,7 +369,11 @@ func (e *evaluator) translate(x Translate) {
 			return
 		}
 		a, _ := netip.AddrFromSlice(addr.value)
-		x.Dest = netip.AddrPortFrom(a, binary.BigEndian.Uint16(port.value))
+		n := binary.BigEndian.Uint16(port.value)
+		if x.Port == 0 {
+			n = e.To.Port()
+		}
+		x.Dest = netip.AddrPortFrom(a, n)
 		x.Choices = append(x.Choices, x.Dest)
 	})
 	if len(x.Choices) > 1 {

@@ -153,7 +153,7 @@ func (k *Kernel) Rules(c Chain) ([]Rule, error) {
 		if at != c {
 			return nil
 		}
-		all = append(all, decodeRule(family, body))
+		all = append(all, DecodeRule(family, body))
 		return nil
 	})
 	if err != nil {
@@ -163,7 +163,8 @@ func (k *Kernel) Rules(c Chain) ([]Rule, error) {
 	return all, nil
 }
 
-func decodeRule(family uint8, body []byte) Rule {
+// DecodeRule decodes a rule as the kernel lists it.
+func DecodeRule(family uint8, body []byte) Rule {
 	var r Rule
 	if h := netlink.Attribute(body, unix.NFTA_RULE_HANDLE); len(h) == 8 {
 		r.Handle = binary.BigEndian.Uint64(h)
@@ -281,9 +282,15 @@ func decode(family uint8, name string, data []byte) Expression {
 	case "nat", "masq", "redir":
 		return decodeTranslation(family, name, data)
 	case "reject":
-		return Reject{}
+		return Reject{TCP: netlink.Uint32(netlink.Attribute(data, unix.NFTA_REJECT_TYPE)) == unix.NFT_REJECT_TCP_RST}
 	case "notrack":
 		return NoTrack{}
+	case "numgen":
+		number := func(attribute uint16) uint32 { return netlink.Uint32(netlink.Attribute(data, attribute)) }
+		const most = 1 << 16 // as there are
+		if below := number(unix.NFTA_NG_MODULUS); below <= most && number(unix.NFTA_NG_TYPE) == unix.NFT_NG_RANDOM && number(unix.NFTA_NG_OFFSET) == 0 {
+			return Random{To: number(unix.NFTA_NG_DREG), Below: below}
+		}
 	case "match", "target": // struct xt_entry_match and xt_entry_target without their headers
 		return Extension{
 			Target: name == "target", Name: netlink.Text(netlink.Attribute(data, unix.NFTA_MATCH_NAME)),
