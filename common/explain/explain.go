@@ -172,7 +172,10 @@ func outsideReason(p service.LocalPods, f service.Family) string {
 func (e *explainer) destination() {
 	p, f := e.verdict.Port, e.verdict.Frontend
 	if p == nil {
-		e.step("destination", "%s", e.verdict.Reason)
+		if name := e.Tracker.LeftAlone(e.conn.To.Addr()); name != "" {
+			e.x.Why = fmt.Sprintf("the address is of service %s, and left to its load balancer: ipMode Proxy", name)
+		}
+		e.step("destination", "%s", e.x.Why)
 		e.nearby()
 		return
 	}
@@ -268,6 +271,9 @@ func (e *explainer) endpoints() {
 		e.x.Endpoints = append(e.x.Endpoints, x)
 	}
 	e.step("endpoints", "%s", count(len(choice.Candidates), ready))
+	if choice.Missed != "" && e.verdict.Action == route.Reject {
+		e.x.Why = "no endpoint is for this port: " + choice.Missed
+	}
 	e.policy()
 	if choice.Topology != "" && !byPolicy {
 		e.step("topology", "%s", choice.Topology)

@@ -516,7 +516,7 @@ func problemText(s *servicestate.Service) string {
 	}
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
-			if f.Reason != "" {
+			if f.Reason != "" && f.Reason != servicestate.LeftAlone {
 				all = append(all, reasonText(f))
 			}
 		}
@@ -535,6 +535,8 @@ func reasonText(f servicestate.Frontend) string {
 		return f.Why
 	case servicestate.NoEndpoints:
 		return "no endpoints"
+	case servicestate.LeftAlone:
+		return "left to the load balancer: ipMode Proxy"
 	case servicestate.PolicyLeftNone:
 		return "no endpoints on this node, policy " + f.Policy
 	case servicestate.NoSources:
@@ -576,7 +578,7 @@ func (p *printer) service(s *servicestate.Service) {
 		ports = append(ports, []cell{
 			plain(cmp.Or(sanitize(x.Port), "-")), plain(sanitize(strings.ToUpper(x.Protocol))), plain(sanitize(x.Family)),
 			stateOf(&servicestate.Service{State: x.State}), number(x.Endpoints), number(x.LocalEndpoints),
-			plain(p.since(since)), plain(generation), plain(sanitize(x.Error)),
+			plain(p.since(since)), plain(generation), plain(sanitize(cmp.Or(x.Error, x.Missed))),
 		})
 		for _, f := range x.Frontends {
 			frontends = append(frontends, frontendRow(&x, f))
@@ -663,15 +665,17 @@ func frontendRow(p *servicestate.Port, f servicestate.Frontend) []cell {
 	if f.Address == "" {
 		address = fmt.Sprintf("node:%d", f.Port)
 	}
-	clients := painted("served", green)
+	clients, count := painted("served", green), number(f.Endpoints)
 	switch {
+	case f.Reason == servicestate.LeftAlone:
+		clients, count = plain(reasonText(f)), cell{}
 	case p.Since == nil:
 		clients = painted("not in force", red)
 	case f.Reason != "":
 		clients = painted(sanitize(reasonText(f)), yellow)
 	}
 	return []cell{
-		plain(address), plain(cmp.Or(sanitize(p.Port), "-")), plain(sanitize(f.Kind)), plain(sanitize(f.Policy)), number(f.Endpoints), clients,
+		plain(address), plain(cmp.Or(sanitize(p.Port), "-")), plain(sanitize(f.Kind)), plain(sanitize(f.Policy)), count, clients,
 	}
 }
 

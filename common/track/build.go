@@ -39,6 +39,7 @@ type builder struct {
 	external [2][]netip.Addr
 	balancer [2][]netip.Addr
 	sources  [2][]netip.Prefix // of balancer addresses
+	left     []netip.Addr      // of the balancer that handles them itself: ipMode Proxy
 
 	nodePorts bool
 	taken     map[service.Address]string // the path of the port that has it
@@ -345,6 +346,8 @@ func (b *builder) ingress(field string, in *corev1.LoadBalancerIngress) {
 	if mode := in.IPMode; mode != nil && *mode != corev1.LoadBalancerIPModeVIP {
 		if *mode != corev1.LoadBalancerIPModeProxy {
 			b.notes.add(field+".ipMode", "%.80q is not VIP or Proxy; the address is left out", *mode)
+		} else if a, err := parseAssigned(in.IP); err == nil {
+			b.left = append(b.left, a)
 		}
 		return
 	}

@@ -74,6 +74,8 @@ type Choice struct {
 	// Missed says, if there is no candidate, which slice has ready endpoints that are for
 	// another port, protocol, family or Service, as a clause. It is empty without one.
 	Missed string
+	// Left are addresses of the load balancer that no proxy serves, because of ipMode Proxy.
+	Left []netip.AddrPort
 }
 
 // Choice explains the endpoints of a Service port as the latest snapshot has them. The
@@ -93,10 +95,43 @@ func (t *Tracker) Choice(f service.Family, name service.PortName) Choice {
 			if len(c.Candidates) == 0 {
 				c.Missed = t.missed(s, p, from)
 			}
+			c.Left = t.leftOf(s, p)
 			return c
 		}
 	}
 	return Choice{}
+}
+
+// setLeft records the addresses of a Service that are left to its load balancer.
+func (t *Tracker) setLeft(name types.NamespacedName, all []netip.Addr) {
+	if t.left[name] = all; len(all) == 0 {
+		delete(t.left, name)
+	}
+}
+
+// leftOf returns those of p.
+func (t *Tracker) leftOf(s *serviceState, p *service.Port) []netip.AddrPort {
+	var all []netip.AddrPort
+	i := slices.IndexFunc(p.Frontends, func(f service.Frontend) bool { return f.Kind != service.NodePort })
+	for _, a := range t.left[s.name] {
+		if i >= 0 && service.FamilyOf(a) == p.Family {
+			all = append(all, netip.AddrPortFrom(a, p.Frontends[i].Port))
+		}
+	}
+	return all
+}
+
+// LeftAlone returns the Service that leaves the address a to its load balancer, "" for none.
+func (t *Tracker) LeftAlone(a netip.Addr) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	first := ""
+	for name, all := range t.left {
+		if slices.Contains(all, a) && (first == "" || name.String() < first) {
+			first = name.String()
+		}
+	}
+	return first
 }
 
 func (t *Tracker) choice(p *service.Port, from []origin) Choice {

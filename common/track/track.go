@@ -65,7 +65,8 @@ type Tracker struct {
 	listeners []Listener
 	services  map[types.NamespacedName]*serviceState
 	slices    map[types.NamespacedName]*slice
-	loose     map[types.NamespacedName]int // slices that name no Service, with their ready endpoints
+	loose     map[types.NamespacedName]int          // slices that name no Service, with their ready endpoints
+	left      map[types.NamespacedName][]netip.Addr // addresses that load balancers handle themselves
 	claims    claims
 	interner  interner
 	nodeInfo  *nodeInfo
@@ -115,6 +116,7 @@ func New(o Options) *Tracker {
 		services: map[types.NamespacedName]*serviceState{},
 		slices:   map[types.NamespacedName]*slice{},
 		loose:    map[types.NamespacedName]int{},
+		left:     map[types.NamespacedName][]netip.Addr{},
 		nodeInfo: &nodeInfo{},
 		cidrs:    map[string]*serviceCIDR{},
 		problems: map[types.NamespacedName][]Problem{},
@@ -148,6 +150,7 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 		want := b.build()
 		notes := b.notes.all()
 		defer t.setReason(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, b.reason)
+		t.setLeft(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, b.left)
 		if want == nil && notes == nil {
 			return t.removeService(types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		}

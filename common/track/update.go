@@ -35,6 +35,7 @@ func (t *Tracker) markDirty(s *serviceState) {
 // removeService removes the Service object of s. Its slices remain.
 func (t *Tracker) removeService(name types.NamespacedName) bool {
 	t.setReason(name, "")
+	t.setLeft(name, nil)
 	s := t.services[name]
 	if s == nil || s.want == nil && s.notes == nil {
 		return false

@@ -98,6 +98,8 @@ type Port struct {
 	// EndpointList has each endpoint that EndpointSlices list, and how it is used. It is
 	// only in answers about one Service.
 	EndpointList []track.Candidate `json:"endpointList,omitempty"`
+	// Missed says, if the list is empty, which ready endpoints are for something else.
+	Missed string `json:"missed,omitempty"`
 
 	family   service.Family
 	protocol service.Protocol
@@ -127,6 +129,7 @@ const (
 	PolicyLeftNone    Reason = "policyLeftNone"
 	NoSources         Reason = "noSourceAllowed" // source ranges are set, but none of this family is usable
 	NotReached        Reason = "unreached"       // connections through the process reach no endpoint; see Why
+	LeftAlone         Reason = "leftAlone"       // the load balancer handles its address itself; in answers about one Service
 	UnsupportedByMode Reason = "unsupported"     // the mode cannot do it; see the port's error
 )
 
@@ -722,7 +725,11 @@ func (st *Store) addEndpoints(all []Service) {
 		for j := range all[i].Ports {
 			p := &all[i].Ports[j]
 			name := service.PortName{Namespace: all[i].Namespace, Name: all[i].Name, Port: p.Port, Protocol: p.protocol}
-			p.EndpointList = st.Endpoints(p.family, name).Candidates
+			choice := st.Endpoints(p.family, name)
+			p.EndpointList, p.Missed = choice.Candidates, choice.Missed
+			for _, a := range choice.Left {
+				p.Frontends = append(p.Frontends, Frontend{Kind: service.LoadBalancerIP.String(), Address: a.Addr().String(), Port: a.Port(), Reason: LeftAlone})
+			}
 			st.Relayed.mark(p.family, name, p.EndpointList)
 		}
 	}

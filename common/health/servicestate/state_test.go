@@ -174,7 +174,10 @@ func TestHandlerOfMany(t *testing.T) {
 	}
 	b.setWanted(ports...)
 	b.Endpoints = func(_ service.Family, n service.PortName) track.Choice {
-		return track.Choice{Candidates: []track.Candidate{{Listed: track.Listed{Address: n.Name}}}}
+		return track.Choice{
+			Candidates: []track.Candidate{{Listed: track.Listed{Address: n.Name}}},
+			Missed:     "slice a has 1", Left: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.9:80")},
+		}
 	}
 	h := b.Handler(func() ProxyInfo { return ProxyInfo{} })
 	for path, listed := range map[string]bool{"/services": false, "/services/shop": false, "/services/shop/s07": true} {
@@ -187,6 +190,8 @@ func TestHandlerOfMany(t *testing.T) {
 			got = append(got, s.Name)
 			if p := s.Ports[0]; p.Port != "http" || (len(p.EndpointList) > 0) != listed {
 				t.Errorf("%s: port %q with %d endpoints listed", path, p.Port, len(p.EndpointList))
+			} else if left := slices.ContainsFunc(p.Frontends, func(f Frontend) bool { return f.Reason == LeftAlone }); left != listed || (p.Missed != "") != listed {
+				t.Errorf("%s: frontends %+v, missed %q", path, p.Frontends, p.Missed)
 			}
 		}
 		if !listed && !slices.Equal(got, want) {
