@@ -36,9 +36,9 @@ with :http, :80 or :53/udp. The protocol is TCP, unless the destination ends in
 /udp or /sctp. A Service is dialled at its ClusterIP, from outside at a load
 balancer's address, external IP or NodePort if it has one.
 
-The answer names the Service that has the destination, other Services that claim
-it, each rule of Kubernetes that applies, in order, and for each endpoint whether
-it gets the connection and why.
+The answer names the Service that has the destination, others that claim it, each
+rule of Kubernetes that applies, and for each endpoint whether it gets the
+connection and why.
 
 With --without-proxy the command itself reads what this node has installed, which
 takes the rights and flags of the proxy. Services come from --manifests, else from
@@ -46,7 +46,6 @@ the API server of --kubeconfig. So it does if nobody answers and --kubeconfig is
 given. With --manifests alone, any user can ask on any system: all that is known
 of the node is its Node manifest, and the exit code is 0 if there is an answer,
 else 2.
-
 Else the command asks the proxy that runs on this node, at the address of its
 metrics server: the one of --server, else the one in the file of --config, else,
 in the container of a proxy, the one of that proxy, else 127.0.0.1:10249. The
