@@ -28,6 +28,7 @@ type roads struct {
 	links     map[int]Link
 	listeners []proc.Listener
 	unlisted  error
+	waited    bool // for neighbours
 	// neighbours are those of an interface, by its index and the family.
 	neighbours map[[2]int][]netlink.Neigh
 }
@@ -226,12 +227,12 @@ func (s *System) networks(l netlink.Link) (all []netip.Prefix) {
 // resolving is how long the answer of a neighbour may take.
 const resolving = 100 * time.Millisecond
 
-// Neighbour implements Roads. While the kernel asks, it looks a second time.
+// Neighbour implements Roads. While the kernel asks, it looks a second time, once for all.
 func (s *System) Neighbour(on Link, a netip.Addr) Neighbour {
 	n := s.neighbour(on, a)
-	if n.Asking {
+	if n.Asking && !s.waited {
 		time.Sleep(resolving)
-		s.neighbours = nil
+		s.waited, s.neighbours = true, nil
 		n = s.neighbour(on, a)
 	}
 	return n
