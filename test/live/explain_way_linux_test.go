@@ -51,13 +51,19 @@ var wayFaults = []struct {
 		[]string{"nobody answers ARP for 192.0.2.99 on interface eth0", "look ip neighbour show 192.0.2.99 dev eth0"}, ""},
 	{"answers dropped", "nft 'add table inet other; add chain inet other c { type filter hook prerouting priority 0; }; add rule inet other c ip saddr 10.244.2.11 tcp sport 8080 tcp flags syn,ack / syn,ack drop'", "nft delete table inet other", far,
 		[]string{"of chain c of table inet other drops answers of 10.244.2.11:8080", "look nft -a list chain inet other c"}, ""},
+	{"forwarding of IPv6", "sysctl -qw net.ipv6.conf.all.forwarding=0", "sysctl -qw net.ipv6.conf.all.forwarding=1", far6,
+		[]string{"net.ipv6.conf.all.forwarding is 0, so the node forwards nothing", "fix sysctl -w net.ipv6.conf.all.forwarding=1"}, "nftables iptables"},
+	{"rule of IPv6", "ip -6 rule add iif veth-shopper lookup 77; ip -6 route add unreachable default table 77", "ip -6 rule del lookup 77; ip -6 route flush table 77", far6,
+		[]string{`unreachable ::/0 of table 77, by rule "from all iif veth-shopper lookup 77"`}, "nftables iptables"},
+	{"dead next hop of IPv6", "ip -6 route add fd00:10:244:2::11 via 2001:db8:2::99", "ip -6 route del fd00:10:244:2::11", far6,
+		[]string{"nobody answers neighbour solicitations for 2001:db8:2::99 on interface eth0"}, ""},
 	{"no carrier", "(other end) ip link set eth0 down", "", "10.96.0.12:80", []string{"interface veth-web-2 has no carrier, its other end is down or unplugged", "look ip link show veth-web-2"}, ""},
 	{"interface down", "ip link set veth-web-1 down", "", near,
 		[]string{"10.244.1.11 is an endpoint on this node, and only the default route leads there, via 192.0.2.1, interface eth0"}, ""},
 }
 
 const (
-	near, far = "10.96.0.10:80", "10.96.0.11:80"
+	near, far, far6 = "10.96.0.10:80", "10.96.0.11:80", "[fd00:10:96::b]:80"
 	// marked has packets of the pod follow table 77 by a mark.
 	marked   = "nft 'add table ip other; add chain ip other c { type filter hook prerouting priority mangle; }; add rule ip other c iifname veth-shopper meta mark set meta mark or 0x70000'; ip rule add fwmark 0x70000/0x70000 lookup 77"
 	unmarked = "nft delete table ip other; ip rule del lookup 77; ip route flush table 77"
@@ -78,13 +84,13 @@ func TestIPVSExplainWay(t *testing.T) { withIPVS(t, explainsWay) }
 
 func explainsWay(t *testing.T, m mode) {
 	c := newCluster(t, m)
-	c.sh(t, "sysctl -qw net.ipv4.neigh.eth0.retrans_time_ms=50 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0\n")
+	c.sh(t, "sysctl -qw net.ipv4.neigh.eth0.retrans_time_ms=50 net.ipv6.neigh.eth0.retrans_time_ms=50 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0\n")
 	web := app{name: "near", number: 10, plain: true}.on(c.Host("web-1"))
 	c.start(t, web, app{name: "far", number: 11, plain: true}.on(c.Host("web-3")),
 		app{name: "other", number: 12, plain: true}.on(c.Host("web-2")))
 	pod := c.Host("shopper")
 	answers := func(to string) bool {
-		a, err := pod.Ask(t.Context(), netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(to), Timeout: time.Second})
+		a, err := pod.Ask(t.Context(), netlab.Query{Proto: "tcp", To: netip.MustParseAddrPort(to), Timeout: 400 * time.Millisecond})
 		return err == nil && a.Outcome == netlab.Answered
 	}
 	family := strings.TrimSuffix(m.proxyMode(), "-nft")
@@ -93,7 +99,11 @@ func explainsWay(t *testing.T, m mode) {
 			continue
 		}
 		c.sh(t, "conntrack -F 2>/dev/null\n")
-		c.explain(t, asked{pod.IPv4.String(), f.to, 0, []string{agrees}})
+		from := pod.IPv4
+		if f.to == far6 {
+			from = pod.IPv6
+		}
+		c.explain(t, asked{from.String(), f.to, 0, []string{agrees}})
 		if line, inPod := strings.CutPrefix(f.do, "(other end) "); inPod {
 			out, err := program.Run(t, c.Host("web-2"), exec.Command("sh", "-c", line))
 			if err != nil {
@@ -105,7 +115,7 @@ func explainsWay(t *testing.T, m mode) {
 		if answers(f.to) {
 			t.Errorf("%s: the Service answers", f.name)
 		}
-		c.explain(t, asked{pod.IPv4.String(), f.to, 1, f.want})
+		c.explain(t, asked{from.String(), f.to, 1, f.want})
 		if f.undo != "" {
 			c.sh(t, f.undo+"\n")
 			kit.Until(t, "the Service to answer again", func() bool { return answers(f.to) })

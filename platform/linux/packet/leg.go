@@ -558,9 +558,8 @@ func (w *ways) unfollowed(all []Unfollowed) (doubts []explain.Doubt) {
 
 // concerns reports whether packets that pass an interface may pass base chains of u.
 func (w *ways) concerns(u *Unfollowed, link string) bool {
-	bridge := w.bridgeOf(link)
 	if u.Family == "bridge" {
-		return bridge != ""
+		return w.bridgeOf(link) != ""
 	}
-	return slices.ContainsFunc(u.Devices, func(d string) bool { return d == link || bridge == link && w.Device(d).Master == link })
+	return slices.ContainsFunc(u.Devices, func(d string) bool { return d == link || w.Device(d).Master == link })
 }

@@ -305,13 +305,14 @@ func addRoute(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
 // addBlocks adds what the proxy knows to keep all traffic of the family of c from flowing. What
 // the node itself sends is not forwarded.
 func (p *proxy) addBlocks(w *explain.Walk, c route.Conn) {
-	all, some := p.reports.Health.Blocking(service.FamilyOf(c.To.Addr()))
+	f := service.FamilyOf(c.To.Addr())
+	all, some := p.reports.Health.Blocking(f)
 	for _, name := range slices.Sorted(maps.Keys(some)) {
 		w.Notes = append(w.Notes, fmt.Sprintf("the proxy reports %s, which may keep traffic of some Services from flowing: %s", name, some[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		setting, is := strings.CutPrefix(string(name), string(condition.Setting))
-		if is && c.Interface == "" {
+		if is && (c.Interface == "" || host.Forwards(f)) {
 			continue
 		}
 		fix := ""

@@ -20,6 +20,9 @@ func Flows(context.Context, *service.Snapshot, route.Conn) ([]explain.Flow, erro
 // Route is known on Linux only.
 func Route(netip.Addr) (string, error) { return "", nil }
 
+// Forwards is asked on Linux only.
+func Forwards(service.Family) bool { return false }
+
 // Others follows rules on Linux only.
 type Others struct{}
 

@@ -32,6 +32,7 @@ import (
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/packet"
 	"kubeproxy/platform/linux/proc"
+	"kubeproxy/platform/linux/sysctl"
 )
 
 // OS is the system of this program.
@@ -194,6 +195,14 @@ func Route(to netip.Addr) (string, error) {
 		text += fmt.Sprintf(", source %s", r.Src)
 	}
 	return text, nil
+}
+
+// Forwards reports whether the node forwards packets of a family by now. Conditions say so
+// seconds later.
+func Forwards(f service.Family) bool {
+	return !slices.ContainsFunc(sysctl.Forwarding(sysctl.Host(), f), func(o sysctl.Outcome) bool {
+		return o.Action == sysctl.Failed || o.Action == sysctl.Mismatch
+	})
 }
 
 // Others are the rules of others on the node. It reads them when they are asked for the first
