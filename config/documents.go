@@ -7,6 +7,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -90,14 +92,28 @@ func serverIn(n *yaml.Node) string {
 	return ""
 }
 
+// readPipe reads a named pipe until its writers end.
+func readPipe(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	defer f.Close()
+	return Read(f)
+}
+
 // FindIn is Find for the file at path, or for standard input where that is -.
 func FindIn(standard io.Reader, path string) ([]Found, error) {
 	var data []byte
 	var err error
-	if path == "-" {
+	pipe, _ := os.Stat(path)
+	switch {
+	case path == "-":
 		path = "standard input"
 		data, err = Read(standard)
-	} else {
+	case pipe != nil && pipe.Mode()&fs.ModeNamedPipe != 0: // <(...) of a shell
+		data, err = readPipe(path)
+	default:
 		data, err = readFile(path)
 	}
 	if err != nil {

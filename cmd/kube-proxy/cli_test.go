@@ -8,10 +8,12 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -118,7 +120,11 @@ func TestMistakes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := call(t, dir, tt.args...)
 			got.Err = lastLines(got.Err)
-			kit.Same(t, "outcome (-want +got)", outcome{1, "", "kube-proxy: " + tt.want + "\n"}, got)
+			code := 1
+			if usage := regexp.MustCompile(`^(unknown command|unexpected argument [^ ]*: )|FLAGS\]$`); usage.MatchString(tt.want) || tt.args[0] == "render" && strings.HasPrefix(tt.want, "unknown flag") {
+				code = exitUsage
+			}
+			kit.Same(t, "outcome (-want +got)", outcome{code, "", "kube-proxy: " + tt.want + "\n"}, got)
 		})
 	}
 }
@@ -160,6 +166,26 @@ func TestRevision(t *testing.T) {
 	version = "v1,abc"
 	if b := buildInfo().Metric(); b.GitTreeState != "clean" && buildInfo().Modified != "true" {
 		t.Errorf("tree state %q, want clean", b.GitTreeState)
+	}
+}
+
+// TestEnds checks how commands end that cannot write, that are interrupted, and that are none.
+func TestEnds(t *testing.T) {
+	closed, err := os.Create(filepath.Join(t.TempDir(), "closed"))
+	kit.Must(t, err)
+	kit.Must(t, closed.Close())
+	if code := execute(t.Context(), modes.All(), []string{"status", "--help"}, streams{closed, io.Discard}); code != 1 {
+		t.Errorf("help on a full disk: exit code %d", code)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	got := callUntil(ctx, t, "", "top", "--server", "127.0.0.1:1", "-o", "json")
+	if got.Code != exitUnreachable || !strings.HasSuffix(got.Err, "interrupted\n") {
+		t.Errorf("interrupted: %+v", got)
+	}
+	got = call(t, "", "stauts", "-o", "json")
+	if got.Code != exitUsage || got.Err != "kube-proxy: unknown command \"stauts\"; did you mean \"status\"?\n" || !strings.HasSuffix(got.Out, "\"exitCode\": 2\n}\n") {
+		t.Errorf("no command: %+v", got)
 	}
 }
 

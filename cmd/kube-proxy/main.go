@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,8 +118,22 @@ func execute(ctx context.Context, table mode.Table, args []string, to streams) i
 		to.out = out
 	}
 	root := newRoot(to, table)
+	usageFails(root)
+	var helpErr error
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { helpErr = cli.PrintHelp(cmd) })
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	err := cli.CheckCommand(root, args)
+	if err != nil {
+		err = &exit{exitUsage, err}
+	} else {
+		err = cmp.Or(root.ExecuteContext(ctx), helpErr)
+	}
+	if end, coded := errors.AsType[*exit](err); ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = &exit{1, errInterrupted}
+		if coded {
+			err = &exit{end.code, errInterrupted}
+		}
+	}
 	code := exitCode(err, to.err)
 	if to.out == out && err != nil {
 		out.Fail(err, code)
@@ -156,6 +171,31 @@ func (e *exit) Error() string {
 
 // Unwrap returns the cause.
 func (e *exit) Unwrap() error { return e.err }
+
+// exitUsage is the exit code of a command line that a command does not take.
+const exitUsage = 2
+
+var errInterrupted = errors.New("interrupted")
+
+// usageFails sets the exit code for mistakes in arguments, and in flags of commands. Those of
+// the proxy itself have 1, as those of kube-proxy.
+func usageFails(cmd *cobra.Command) {
+	coded := func(err error) error {
+		if _, is := errors.AsType[*exit](err); err == nil || is {
+			return err
+		}
+		return &exit{exitUsage, err}
+	}
+	if args := cmd.Args; args != nil {
+		cmd.Args = func(c *cobra.Command, a []string) error { return coded(args(c, a)) }
+	}
+	if cmd.HasParent() {
+		cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return coded(cli.FlagError(c, err)) })
+	}
+	for _, c := range cmd.Commands() {
+		usageFails(c)
+	}
+}
 
 // failsWith sets the exit code for errors of cmd that have none of their own.
 func failsWith(code int, cmd *cobra.Command) *cobra.Command {
@@ -214,7 +254,6 @@ func newRoot(to streams, table mode.Table) *cobra.Command {
 	}
 	root.SetOut(to.out)
 	root.SetErr(to.err)
-	root.SetHelpFunc(cli.PrintHelp)
 	root.SetFlagErrorFunc(cli.FlagError)
 	o.register(root.Flags())
 	root.AddCommand(newRender(to, table), newExplain(to, table), newDiff(to, table), newConfig(to, table), newServiceCommand(to, table),

@@ -22,7 +22,7 @@ The command asks the metrics server of the proxy, at the address in --server,
 else the one in the file of --config, else, in the container of a proxy, the one
 of that proxy, else 127.0.0.1:10249. Without a Service, it prints the state of the
 proxy and a list of all Services. With a Service, it prints the state of each of
-its ports, and with its port the state of that one. ` + serviceForms + `
+its ports, and with its port the state of that one. ` + cli.ServiceForms + `
 
 The exit code is 0 if all of this is true: the proxy is healthy, it has read all
 its sources at least once, its latest rounds did not fail, nothing keeps traffic
@@ -46,18 +46,7 @@ With --wait the command asks until the condition is true, and exits with 0 then.
 If --timeout is over before, it prints the last answer, and the exit code is that
 of the answer, at least 1.
 
-` + dataText
-
-// serviceForms describes how commands take a Service.
-const serviceForms = `A Service is
-web, shop/web, svc/web or svc/shop/web, for one port with :http, :80 or :53/udp. A
-name without namespace selects the Services of that name in the namespace of -n,
-else in every namespace.`
-
-// dataText describes the formats for programs.
-const dataText = `With -o json or -o yaml all is printed, also what is new in later versions, and
-jsonpath=TEMPLATE selects parts as kubectl does. An error is printed on standard
-output, too, as an object with ok, error and exitCode, unless something else was.`
+` + cli.DataText
 
 const statusExample = `  kube-proxy status
   kube-proxy status --failing --sort state
@@ -114,7 +103,7 @@ const topText = `Print which Services of this node carry most traffic.
 The command asks the running proxy twice. The difference gives the rates.
 Connections are counted when they begin. Modes ipvs and userspace also count
 bytes. Mode ipvs also counts packets, which only -o json shows. With a Service,
-each of its endpoints is shown. ` + serviceForms + `
+each of its endpoints is shown. ` + cli.ServiceForms + `
 
 The proxy counts if it runs with --count-traffic, or with countTraffic: true in
 its configuration. The exit code is 0, also after an interrupt of --watch. It is

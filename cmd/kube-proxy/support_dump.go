@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -71,6 +72,9 @@ func newSupportDump(to streams, table mode.Table) *cobra.Command {
 func (s *supportOptions) run(ctx context.Context, to streams, args []string) error {
 	if len(args) > 1 {
 		return fmt.Errorf("support-dump wants one FILE, not %d", len(args))
+	}
+	if out, ok := to.out.(*os.File); ok && len(args) > 0 && args[0] == "-" && cli.Attached(out) {
+		return errors.New("support-dump -: standard output is a terminal, and the archive is compressed: want a FILE, or a pipe")
 	}
 	c, err := config.Load(&s.Flags, host.OS)
 	if err != nil {

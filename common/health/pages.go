@@ -52,6 +52,9 @@ func (a Admin) Handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, "text/plain; charset=utf-8", []byte("ok"))
 	})
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		replyText(w, http.StatusOK, "kube-proxy serves here:\n"+strings.Join(a.paths(), "\n"))
+	})
 	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusOK, "text/plain; charset=utf-8", []byte(a.Mode))
 	})

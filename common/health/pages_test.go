@@ -163,13 +163,16 @@ func TestVerbosityByPages(t *testing.T) {
 func TestAdminLeavesOut(t *testing.T) {
 	off := everything()
 	off.Profiling = false
+	if w := ask((Admin{Mode: "nftables"}).Handler(), "GET", "/", ""); w.Code != 200 || w.Body.String() != "kube-proxy serves here:\n/healthz\n/proxyMode\n" {
+		t.Errorf("the index: %d, %s", w.Code, w.Body)
+	}
 	for name, tt := range map[string]struct {
 		admin Admin
 		paths []string
 	}{
 		"nothing enabled": {Admin{Mode: "nftables"}, []string{"/metrics", "/metrics/slis", "/configz", "/flagz", "/statusz", "/services", "/debug/pprof/", "/debug/flags/v"}},
 		"no profiling":    {off, []string{"/debug/pprof/", "/debug/pprof/heap", "/debug/flags/v"}},
-		"always":          {everything(), []string{"/", "/livez", "/proxymode"}},
+		"always":          {everything(), []string{"/x", "/livez", "/proxymode"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, path := range tt.paths {

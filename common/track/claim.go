@@ -69,12 +69,16 @@ func compareClaims(a, b claim) int {
 	)
 }
 
-// reason returns why c holds the address and another claim does not.
-func (c claim) reason(other service.Kind) string {
-	if c.rank() == (claim{kind: other}).rank() {
+// reason returns why c holds the address and another claim does not. Objects of manifests have
+// no time of creation.
+func (c claim) reason(other claim) string {
+	switch {
+	case c.rank() != other.rank():
+		return "which has it as its " + c.kind.String()
+	case c.created != other.created:
 		return "which was there first"
 	}
-	return "which has it as its " + c.kind.String()
+	return "whose name sorts first, as both are of the same time"
 }
 
 // add adds a claim to a.
@@ -366,8 +370,8 @@ func (r *resolver) healthCheck(want *service.Port) uint16 {
 	}
 	for _, k := range checkKeys(want.HealthCheck) {
 		if holder := r.tracker.claims.holder[k]; holder.serviceState != r.owner {
-			r.notes.refuse("spec.healthCheckNodePort", fmt.Sprintf("%d is not answered: the port belongs to service %s, which was there first",
-				want.HealthCheck, holder.name), false)
+			r.notes.refuse("spec.healthCheckNodePort", fmt.Sprintf("%d is not answered: the port belongs to service %s, %s",
+				want.HealthCheck, holder.name, holder.reason(claim{r.owner, holder.kind})), false)
 			return 0
 		}
 	}

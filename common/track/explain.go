@@ -248,7 +248,7 @@ func (t *Tracker) Claimants(p *service.Port, f service.Frontend) Claimants {
 	slices.SortFunc(others, compareClaims)
 	for _, x := range others {
 		if x.serviceState != holder.serviceState {
-			out.Others = append(out.Others, fmt.Sprintf("%s, but %s has it, %s", x.name, holder.name, holder.reason(x.kind)))
+			out.Others = append(out.Others, fmt.Sprintf("%s, but %s has it, %s", x.name, holder.name, holder.reason(x)))
 		}
 	}
 	return out

@@ -300,7 +300,7 @@ func (r *resolver) frontends(want *service.Port) []service.Frontend {
 			continue
 		}
 		if holder.serviceState != r.owner {
-			r.notes.addCoded(AddressClaimed, "spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.reason(f.Kind))
+			r.notes.addCoded(AddressClaimed, "spec.ports", "%s belongs to service %s, %s", describe(want, f), holder.name, holder.reason(claim{r.owner, f.Kind}))
 			continue
 		}
 		if !own {

@@ -5,6 +5,7 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -37,8 +38,14 @@ const SettingAnnotation = "setting"
 // of cobra has one list of all flags, with lines of up to 414
 // letters. Here each heading of the configuration has a list of its own, which pflag
 // prints.
-func PrintHelp(cmd *cobra.Command, _ []string) {
-	w := cmd.OutOrStdout()
+func PrintHelp(cmd *cobra.Command) error {
+	w := &bytes.Buffer{}
+	help(w, cmd)
+	_, err := cmd.OutOrStdout().Write(w.Bytes())
+	return err
+}
+
+func help(w io.Writer, cmd *cobra.Command) {
 	fmt.Fprintf(w, "%s\n\nUsage:\n  %s\n", cmp.Or(cmd.Long, cmd.Short), cmd.UseLine())
 	if cmd.Example != "" {
 		fmt.Fprintf(w, "\nExamples:\n%s\n", cmd.Example)
@@ -107,6 +114,18 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("unknown command %.80q: %s wants %s", args[0], Path(cmd), alternatives(names))
 	}
 	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them%s", args[0], cmd.CommandPath(), SwitchHint(args[0]))
+}
+
+// CheckCommand returns an error if args begin with a word that is no command, whatever flags
+// follow.
+func CheckCommand(root *cobra.Command, args []string) error {
+	if len(args) == 0 || strings.HasPrefix(args[0], "-") || strings.HasPrefix(args[0], "__") {
+		return nil
+	}
+	if cmd, _, err := root.Find(args[:1]); err == nil && cmd != root {
+		return nil
+	}
+	return NoArgs(root, args[:1])
 }
 
 // SwitchHint says how a switch takes its value, if word is one.
@@ -249,6 +268,17 @@ func (t *timeLimit) String() string { return time.Duration(*t).String() }
 
 // Type implements pflag.Value.
 func (*timeLimit) Type() string { return "time" }
+
+// ServiceForms describes how commands take a Service.
+const ServiceForms = `A Service is
+web, shop/web, svc/web or svc/shop/web, for one port with :http, :80 or :53/udp. A
+name without namespace selects the Services of that name in the namespace of -n,
+else in every namespace.`
+
+// DataText describes the formats for programs.
+const DataText = `With -o json or -o yaml all is printed, also what is new in later versions, and
+jsonpath=TEMPLATE selects parts as kubectl does. An error is printed on standard
+output, too, as an object with ok, error and exitCode, unless something else was.`
 
 // WantsDocument reports whether a command line asks for one object that a program reads. It
 // does so also where the command line is wrong otherwise.

@@ -156,6 +156,8 @@ func (r *Reader) Faults(t *track.Tracker) error {
 	case addressless > 0 && len(r.Assign) == 0:
 		return fmt.Errorf("%d Services cannot be served as they are, %d of them for want of a clusterIP, as in the output of helm template: "+
 			"--assign-cluster-ips 10.96.0.0/16 assigns them", faults, addressless)
+	case faults == 1:
+		return errors.New("1 Service cannot be served as it is")
 	case faults > 0:
 		return fmt.Errorf("%d Services cannot be served as they are", faults)
 	}
