@@ -293,6 +293,10 @@ func TestTrackOptions(t *testing.T) {
 		"node IP":            {func(c *config.Config) { c.BindAddress = "192.0.2.1" }, track.Options{NodePortsPrimary: true, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
 		"no external IPs":    {func(c *config.Config) { c.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false} }, track.Options{NodePortsPrimary: true, IgnoreExternalIPs: true}},
 		"node port prefixes": {func(c *config.Config) { c.NodePortAddresses = []string{"10.0.0.0/8"} }, track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}}},
+		"Windows": {
+			func(c *config.Config) { c.OS, c.NodePortAddresses = config.Windows, []string{"10.0.0.0/8"} },
+			track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}, NodePortsEverywhere: true},
+		},
 		"cluster CIDRs": {
 			func(c *config.Config) { c.DetectLocalMode, c.ClusterCIDR = config.ClusterCIDR, "10.0.0.0/8,fd00::/48" },
 			track.Options{NodePortsPrimary: true, Pods: service.LocalPods{Prefixes: []netip.Prefix{prefix("10.0.0.0/8"), prefix("fd00::/48")}}},
