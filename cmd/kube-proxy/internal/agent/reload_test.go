@@ -295,7 +295,7 @@ func TestTrackOptions(t *testing.T) {
 		"node port prefixes": {func(c *config.Config) { c.NodePortAddresses = []string{"10.0.0.0/8"} }, track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}}},
 		"Windows": {
 			func(c *config.Config) { c.OS, c.NodePortAddresses = config.Windows, []string{"10.0.0.0/8"} },
-			track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}, NodePortsEverywhere: true},
+			track.Options{NodePorts: []netip.Prefix{prefix("10.0.0.0/8"), prefix("::/0")}, NodePortsEverywhere: true, Listed: true},
 		},
 		"cluster CIDRs": {
 			func(c *config.Config) { c.DetectLocalMode, c.ClusterCIDR = config.ClusterCIDR, "10.0.0.0/8,fd00::/48" },
