@@ -127,6 +127,22 @@ func TestAddressTypes(t *testing.T) {
 	}
 }
 
+// TestFlags: the first packet of TCP has SYN alone, apart from the flags for congestion.
+func TestFlags(t *testing.T) {
+	for flags, want := range map[string]Match{
+		"SYN SYN": Yes, "FIN,SYN,RST,ACK SYN": Yes, "ALL SYN": Yes, "ACK NONE": Yes, "FIN,RST NONE": Yes,
+		"SYN NONE": No, "SYN,ACK SYN,ACK": No, "ALL NONE": No, "ACK ACK": No,
+	} {
+		p := New(routed{}, route.Conn{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("192.0.2.1:80")})
+		if got := matchOf(t, "-p tcp -m tcp --tcp-flags "+flags, p); got != want {
+			t.Errorf("%s: %d, want %d", flags, got, want)
+		}
+		if got := matchOf(t, "-p tcp -m tcp ! --tcp-flags "+flags, p); got != want.negated() {
+			t.Errorf("! %s: %d, want %d", flags, got, want.negated())
+		}
+	}
+}
+
 // TestVagueMark checks marks of which not all bits are known, and what makes them so.
 func TestVagueMark(t *testing.T) {
 	for rule, want := range map[string]Match{
