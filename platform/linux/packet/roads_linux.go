@@ -160,6 +160,8 @@ func (s *System) Policies(f service.Family) []Policy {
 		if r.Mask != nil {
 			p.Mask = *r.Mask
 		}
+		// The rule of all VRFs looks like that, and the library does not tell them apart.
+		p.Narrow = p.Narrow || p.Refuses && !p.From.IsValid() && !p.To.IsValid() && p.In == "" && p.Mask == 0
 		all = append(all, p)
 	}
 	if s.policies == nil {
