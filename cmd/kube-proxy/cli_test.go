@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -182,6 +183,15 @@ func TestEnds(t *testing.T) {
 	got := callUntil(ctx, t, "", "top", "--server", "127.0.0.1:1", "-o", "json")
 	if got.Code != exitUnreachable || !strings.HasSuffix(got.Err, "interrupted\n") {
 		t.Errorf("interrupted: %+v", got)
+	}
+	dir := files(t, map[string]string{"json.yaml": configHead + "logging: {format: json}\n"})
+	for _, args := range []string{"--logging-format=json --manifests=DIR/none", "--config=DIR/json.yaml --manifests=DIR/none", "--logging-format=json --nosuch"} {
+		got := call(t, dir, strings.Fields(args+" --hostname-override=node-a")...)
+		lines := strings.Split(strings.TrimSpace(got.Err), "\n")
+		var last struct{ Level, Err string }
+		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || got.Code != 1 || last.Level != "ERROR" || last.Err == "" {
+			t.Errorf("%s: exit code %d, %v: %s", args, got.Code, err, got.Err)
+		}
 	}
 	got = call(t, "", "stauts", "-o", "json")
 	if got.Code != exitUsage || got.Err != "kube-proxy: unknown command \"stauts\"; did you mean \"status\"?\n" || !strings.HasSuffix(got.Out, "\"exitCode\": 2\n}\n") {

@@ -217,8 +217,9 @@ func failsWith(code int, cmd *cobra.Command) *cobra.Command {
 // options are the values of the command line.
 type options struct {
 	agent.Options
-	version versionFlag
-	dryRun  bool
+	version  versionFlag
+	dryRun   bool
+	logsJSON bool // as the configuration says
 }
 
 // newOptions returns options for the modes of table.
@@ -249,12 +250,12 @@ func newRoot(to streams, table mode.Table) *cobra.Command {
 			if o.version != "" {
 				return printVersion(to.out, o.version)
 			}
-			return run(cmd.Context(), o, to)
+			return o.lastError(run(cmd.Context(), o, to), to.err)
 		},
 	}
 	root.SetOut(to.out)
 	root.SetErr(to.err)
-	root.SetFlagErrorFunc(cli.FlagError)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return o.lastError(cli.FlagError(cmd, err), to.err) })
 	o.register(root.Flags())
 	root.AddCommand(newRender(to, table), newExplain(to, table), newDiff(to, table), newConfig(to, table), newServiceCommand(to, table),
 		newStatus(to, table), newTop(to, table), newDoctor(to, table), newSupportDump(to, table), newHNSState(to, table), newVersion(to))
@@ -278,6 +279,19 @@ func (o *options) register(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.dryRun, "dry-run", false, "print what would be changed on this node, and exit without changing it")
 	fs.Var(&o.version, "version", "print the version and exit; --version=raw prints how it was built, too")
 	fs.SortFlags = false
+}
+
+// lastError writes an error of the proxy as a line of its log where that is JSON.
+func (o *options) lastError(err error, w io.Writer) error {
+	end, coded := errors.AsType[*exit](err)
+	if err == nil || !o.logsJSON && o.FlagSet.Lookup("logging-format").Value.String() != logging.JSON {
+		return err
+	}
+	if coded {
+		return end
+	}
+	logging.LastError(w, err)
+	return &exit{code: 1}
 }
 
 // usualSettings are those that the help of every command lists which takes settings.

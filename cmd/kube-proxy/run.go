@@ -38,6 +38,7 @@ func run(ctx context.Context, o *options, to streams) error {
 		outliveReaders()
 	}
 	c, err := o.Load(host.OS)
+	o.logsJSON = err == nil && c.Logging.Format == logging.JSON
 	work := func(ctx context.Context, to streams, started func()) error {
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ package logging
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -41,6 +42,9 @@ type Log struct {
 	vmodule   flag.Value // nil in format json
 }
 
+// JSON is the format of a log with an object a line.
+const JSON = "json"
+
 // Start creates the one logger, which the functions of klog use as well. Nothing
 // is buffered, so a crash loses nothing. If there was another logger, as in a service
 // that restarts within the process, nothing may use klog during the call.
@@ -48,9 +52,9 @@ func Start(c *logsapi.LoggingConfiguration, w io.Writer) (*Log, error) {
 	klog.StopFlushDaemon()
 	w = printable.Writer(w)
 	l := &Log{}
-	if c.Format == "json" {
+	if c.Format == JSON {
 		level := &slogLevel{}
-		klog.SetSlogLogger(slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: spellDurations})))
+		klog.SetSlogLogger(slog.New(warnings{slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: spellDurations})}))
 		l.Verbosity = level
 	} else {
 		text := textlogger.NewConfig(textlogger.Output(w))
@@ -93,6 +97,31 @@ func (l *slogLevel) Set(s string) error {
 	}
 	l.LevelVar.Set(slog.Level(-int(n)))
 	return nil
+}
+
+// warning begins the text of a warning, as klog has no level between Info and Error.
+const warning = "Warning: "
+
+// warnings gives warnings their level, and takes it from their text.
+type warnings struct{ slog.Handler }
+
+// Handle implements slog.Handler.
+func (w warnings) Handle(ctx context.Context, r slog.Record) error {
+	if text, is := strings.CutPrefix(r.Message, warning); is && r.Level == slog.LevelInfo {
+		r.Message, r.Level = text, slog.LevelWarn
+	}
+	return w.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (w warnings) WithAttrs(all []slog.Attr) slog.Handler { return warnings{w.Handler.WithAttrs(all)} }
+
+// WithGroup implements slog.Handler.
+func (w warnings) WithGroup(name string) slog.Handler { return warnings{w.Handler.WithGroup(name)} }
+
+// LastError writes why the process ends as a line of a log in JSON.
+func LastError(w io.Writer, err error) {
+	slog.New(slog.NewJSONHandler(printable.Writer(w), nil)).Error("The proxy ends", "err", printable.Error(err))
 }
 
 // spellDurations writes "30s" where slog would write nanoseconds.

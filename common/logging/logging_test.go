@@ -37,6 +37,11 @@ func TestStart(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &line); err != nil || line["msg"] != "shown" || line["service"] != "a/b" || line["took"] != "2s" {
 		t.Errorf("json: %v, %s", err, b.String())
 	}
+	b.Reset()
+	log.WithName("part").WithValues("a", 1).Info("Warning: odd", "list", []string{"x"})
+	if got := b.String(); !strings.Contains(got, `"level":"WARN","msg":"odd"`) || !strings.Contains(got, `"list":["x"]`) {
+		t.Errorf("a warning: %s", got)
+	}
 
 	b.Reset()
 	c = &logsapi.LoggingConfiguration{Format: "text", VModule: logsapi.VModuleConfiguration{{FilePattern: "logging_*", Verbosity: 4}}}

@@ -117,7 +117,7 @@ func (d *deprecations) update(s *corev1.Service) string {
 		return ""
 	case !before:
 		d.uses[n] = true
-		d.log.Info("Warning: "+externalIPsText, "service", n.String(), "externalIPs", fmt.Sprintf("%q", s.Spec.ExternalIPs))
+		d.log.Info("Warning: "+externalIPsText, "service", n.String(), "externalIPs", s.Spec.ExternalIPs)
 	}
 	return externalIPsText
 }

@@ -179,7 +179,7 @@ func (l *nodeLog) nodeChanged(t *track.Tracker) {
 	if l.last = now; old != nil && slices.Equal(old.Addrs, now.Addrs) && slices.Equal(old.Pods.Prefixes, now.Pods.Prefixes) {
 		return
 	}
-	args := []any{"node", l.name, "nodeIPs", fmt.Sprint(now.Addrs)}
+	args := []any{"node", l.name, "nodeIPs", now.Addrs}
 	if l.podCIDRs {
 		args = append(args, "podCIDRs", fmt.Sprint(now.Pods.Prefixes))
 	}
