@@ -14,6 +14,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"slices"
+
+	"kubeproxy/common/track"
 )
 
 // Severity is how much a Finding matters.
@@ -86,7 +88,8 @@ func sorted(all []Finding) []Finding {
 			kept = append(kept, f)
 		}
 	}
-	explain(kept)
+	seenIn(kept)
+	setCauses(kept)
 	causes := map[Topic]bool{}
 	for _, f := range kept {
 		causes[f.Cause] = true
@@ -107,8 +110,8 @@ func sorted(all []Finding) []Finding {
 	return kept
 }
 
-// explain sets the Cause of findings. What has one explains nothing itself.
-func explain(all []Finding) {
+// setCauses sets the Cause of findings. What has one explains nothing itself.
+func setCauses(all []Finding) {
 	for i := range all {
 		all[i].Cause = all[i].cause(all)
 	}
@@ -171,6 +174,10 @@ const (
 	DynamicPorts      Topic = "dynamic-ports"
 	WritableFiles     Topic = "writable-files"
 
+	// Of the objects of Services; each code of package track is one, too.
+	ServiceTraffic Topic = "service-traffic"
+	ServiceProblem Topic = "service-problem"
+
 	AccelerationLacks    Topic = "socket-acceleration"
 	AccelerationPeers    Topic = "acceleration-peers"
 	AccelerationDetached Topic = "acceleration-detached"
@@ -231,6 +238,17 @@ var topics = map[Topic]about{
 	DSRLoopback:       {43, Risk, "troubleshooting.md#a-pod-cannot-reach-itself-through-its-service", "a pod that connects to its own Service and is the endpoint gets no answer"},
 	WritableFiles:     {44, Risk, "troubleshooting.md#windows", "the proxy works as the system: who may change its program or its files decides what it runs, or what it takes for its own"},
 	DynamicPorts:      {35, Blocks, "windows.md#when-dynamic-ports-run-out", "HNS refuses further load balancers, and programs of the node cannot connect out"},
+
+	ServiceTraffic: {47, Blocks, "troubleshooting.md#a-service-does-not-answer", "the first packet of each new connection to these Services is lost on this node, or goes another way"},
+	ServiceProblem: {48, Risk, "troubleshooting.md#mistakes-in-objects", "a part of the Service is not served"},
+
+	Topic(track.PortMismatch):        {49, Risk, "troubleshooting.md#mistakes-in-objects", "connections to the port are refused, although the endpoints are ready"},
+	Topic(track.ProtocolMismatch):    {50, Risk, "troubleshooting.md#mistakes-in-objects", "connections to the port are refused, although the endpoints are ready"},
+	Topic(track.FamilyMismatch):      {51, Risk, "troubleshooting.md#mistakes-in-objects", "connections to the Service are refused, although the endpoints are ready"},
+	Topic(track.ClusterIPEndpoint):   {52, Risk, "troubleshooting.md#mistakes-in-objects", "the address is not translated a second time, so connections that are sent there hang"},
+	Topic(track.AddressClaimed):      {53, Risk, "troubleshooting.md#mistakes-in-objects", "clients of one Service reach the other"},
+	Topic(track.SliceWithoutService): {54, Risk, "troubleshooting.md#mistakes-in-objects", "no Service leads to these endpoints"},
+	Topic(track.NoSlice):             {55, Risk, "troubleshooting.md#mistakes-in-objects", "the Service has no endpoint, whatever its selector matches, so connections are refused"},
 
 	AccelerationLeft:     {36, Risk, "acceleration.md#stop-removal-disputes", "programs of the kernel give sockets endpoints from lists that nobody updates: clients of this node connect to endpoints that are gone"},
 	AccelerationOthers:   {37, Risk, "acceleration.md#stop-removal-disputes", "other programs give sockets endpoints before socket acceleration does, perhaps from old lists: clients of this node may connect to endpoints that are gone"},

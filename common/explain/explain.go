@@ -579,7 +579,12 @@ type Server struct {
 	// Pod looks a pod up, as for Query. It is nil where pods cannot be looked up.
 	Pod func(context.Context, types.NamespacedName) (addrs []netip.Addr, node string, err error)
 
-	one sync.Mutex // one request at a time, because reading a dataplane takes long
+	// Follower, if set, returns what follows many connections, for a Survey.
+	Follower func() Follower
+	// Reaches, if set, reports whether the node has a route to an address.
+	Reaches func(netip.Addr) bool
+
+	one, surveying sync.Mutex // one request at a time, because reading a dataplane takes long
 }
 
 // Refusal is the answer to a question that cannot be answered.

@@ -29,6 +29,7 @@ type Admin struct {
 	SLIs     http.Handler // /metrics/slis
 	Services http.Handler // /services and below
 	Explain  http.Handler // /explain
+	Survey   http.Handler // /survey
 	Traffic  http.Handler // /traffic
 	// Config returns what /configz serves, under the name of the API group.
 	Config func() any
@@ -71,7 +72,7 @@ func (a Admin) Handler() http.Handler {
 			mux.Handle(path, a.internal(cached(a.Services))) // a cache outside would answer everybody
 		}
 	}
-	for path, h := range map[string]http.Handler{"GET /explain": a.Explain, "GET /traffic": a.Traffic} {
+	for path, h := range map[string]http.Handler{"GET /explain": a.Explain, "GET /survey": a.Survey, "GET /traffic": a.Traffic} {
 		if h != nil {
 			mux.Handle(path, a.internal(h))
 		}
@@ -207,6 +208,7 @@ func (a Admin) paths() []string {
 		{"/metrics/slis", a.SLIs != nil},
 		{"/services", a.Services != nil},
 		{"/statusz", a.Status != nil},
+		{"/survey", a.Survey != nil},
 		{"/traffic", a.Traffic != nil},
 	} {
 		if p.is {

@@ -345,8 +345,8 @@ type Backend struct {
 	Owned []string
 	// Audit, if set, returns a backend that reports what is in force. The caller closes it.
 	Audit func() (reconcile.Backend, error)
-	// Tracer, if set, returns a backend that reads what is installed, for many connections
-	// once if it can. The caller closes it. The one that programs belongs to its Loop.
+	// Tracer, if set, returns a backend that reads what is installed. The caller closes
+	// it. The one that programs belongs to its Loop.
 	Tracer func() (Tracer, error)
 	// Packets, if set, returns the packet counters of the rules, and the previous ones if
 	// they cannot be read now. It is safe for concurrent use.
@@ -428,6 +428,9 @@ type Conntrack interface {
 	Recheck()
 }
 
+// Repeater is a Tracer that can read once what is installed, for many connections of a snapshot.
+type Repeater interface{ ReadOnce() }
+
 // Each opens a backend for each family.
 func Each(families []service.Family, open func(service.Family) (*Backend, error)) ([]*Backend, error) {
 	var all []*Backend
@@ -460,14 +463,8 @@ func OpenEach[B Tracer](create func(*config.Config, service.Family) (B, error), 
 			}
 			x := &Backend{
 				Backend: b, Family: f,
-				Audit: func() (reconcile.Backend, error) { return create(s.Config, f) },
-				Tracer: func() (Tracer, error) {
-					t, err := create(s.Config, f)
-					if once, able := any(t).(interface{ ReadOnce() }); able && err == nil {
-						once.ReadOnce()
-					}
-					return t, err
-				},
+				Audit:  func() (reconcile.Backend, error) { return create(s.Config, f) },
+				Tracer: func() (Tracer, error) { return create(s.Config, f) },
 			}
 			return x, complete(s, x, b)
 		})

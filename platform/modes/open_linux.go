@@ -204,6 +204,13 @@ func (t *acceleratedTracer) Trace(ctx context.Context, want *service.Snapshot, c
 	return w, nil
 }
 
+// ReadOnce implements mode.Repeater.
+func (t *acceleratedTracer) ReadOnce() {
+	if r, can := t.Tracer.(mode.Repeater); can {
+		r.ReadOnce()
+	}
+}
+
 // Close implements mode.Tracer.
 func (t *acceleratedTracer) Close() error { return errors.Join(t.layer.Close(), t.Tracer.Close()) }
 

@@ -16,6 +16,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -223,13 +224,14 @@ func (t *tracing) traceTracked(ctx context.Context, want *service.Snapshot, c ro
 	return w, nil
 }
 
-// tracing follows connections. It reads what is installed once.
+// tracing follows connections.
 type tracing struct {
 	backends []*mode.Backend
 	marks    uint32         // the bits of the mark that the modes set
 	tracers  [2]mode.Tracer // by family, opened when they are needed
 	others   host.Others
 	local    map[netip.Addr]bool // whether addresses belong to the node
+	many     bool                // read what is installed once
 }
 
 // newTracing follows connections through what the backends of a mode have installed.
@@ -238,6 +240,13 @@ func newTracing(backends []*mode.Backend, c *config.Config) *tracing {
 }
 
 func (p *proxy) newTracing() *tracing { return newTracing(p.selected.Backends, p.active.config()) }
+
+// follower returns what follows many connections.
+func (p *proxy) follower() explain.Follower {
+	t := p.newTracing()
+	t.many = true
+	return t
+}
 
 // Trace follows c, see proxy.trace. It leaves connection tracking out.
 func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*explain.Walk, error) {
@@ -258,9 +267,12 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		return nil, err
 	}
 	addRoute(w, c, local)
+	decide := sync.OnceValue(func() route.Verdict { return route.Decide(want, c) })
 	w.Here = func(a netip.AddrPort) bool {
-		v := route.Decide(want, c)
-		return slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool { return e.Addr == a && !e.Remote })
+		return slices.ContainsFunc(decide().Endpoints, func(e service.Endpoint) bool { return e.Addr == a && !e.Remote })
+	}
+	if t.many && want.Len(service.IPv4)+want.Len(service.IPv6) > explain.SampledFrom {
+		t.others.Most = explain.SampledEndpoints
 	}
 	if err := t.others.Add(ctx, w, c, local, t.marks); err != nil {
 		w.Notes = append(w.Notes, "the rules of others could not be followed: "+err.Error())
@@ -276,6 +288,9 @@ func (t *tracing) tracer(f service.Family) (mode.Tracer, error) {
 	}
 	var err error
 	t.tracers[f], err = t.backends[i].Tracer()
+	if r, can := t.tracers[f].(mode.Repeater); can && t.many {
+		r.ReadOnce()
+	}
 	return t.tracers[f], err
 }
 
@@ -356,6 +371,12 @@ func interfaces() []string {
 		names = append(names, all[i].Name)
 	}
 	return names
+}
+
+// reaches reports whether the node has a route to an address.
+func reaches(to netip.Addr) bool {
+	_, err := host.Route(to)
+	return err == nil
 }
 
 // isLocal reports whether an interface of the node has the address a, or a is a loopback

@@ -271,6 +271,10 @@ func (p *proxy) secure() (*tls.Config, error) {
 func (p *proxy) admin() health.Admin {
 	r, mode := p.reports, string(p.selected.Name)
 	started := time.Now()
+	explainer := &explain.Server{
+		Tracker: p.tracker, Trace: p.trace, Local: isLocal, Interfaces: interfaces, Relays: p.selected.Relays, Pod: p.pod, Reaches: reaches,
+		Follower: p.follower,
+	}
 	return health.Admin{
 		Mode:    mode,
 		Metrics: r.Metrics.Handler(),
@@ -281,7 +285,8 @@ func (p *proxy) admin() health.Admin {
 				Accelerated: byName(accelerated(p.selected.Backends)),
 			}
 		}),
-		Explain: (&explain.Server{Tracker: p.tracker, Trace: p.trace, Local: isLocal, Interfaces: interfaces, Relays: p.selected.Relays, Pod: p.pod}).Handler(),
+		Explain: explainer.Handler(),
+		Survey:  explainer.SurveyHandler(),
 		Traffic: p.trafficHandler(),
 		Config:  func() any { return p.active.config().KubeProxyConfiguration },
 		Status: &health.Status{

@@ -97,6 +97,7 @@ func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
+	checks = append(checks, doctor.ServiceChecks(e.survey(server))...)
 	return append(checks, e.proxy.Check(silent)), nil
 }
 

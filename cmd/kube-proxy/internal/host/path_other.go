@@ -24,7 +24,7 @@ func Route(netip.Addr) (string, error) { return "", nil }
 func Forwards(service.Family) bool { return false }
 
 // Others follows rules on Linux only.
-type Others struct{}
+type Others struct{ Most int }
 
 // Close closes o.
 func (o *Others) Close() {}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -208,6 +209,7 @@ func Forwards(f service.Family) bool {
 // Others are the rules of others on the node. It reads them when they are asked for the first
 // time. The zero value is ready.
 type Others struct {
+	Most int // of the targets of a connection are followed, 0 for many
 	node *packet.System
 	read map[string]*othersTables // by the family and the tables that are left out
 }
@@ -263,7 +265,7 @@ func (o *Others) Add(ctx context.Context, w *explain.Walk, c route.Conn, local f
 	if o.node == nil {
 		o.node = &packet.System{IsLocal: local}
 	}
-	f := &packet.Connection{Conn: c, Action: w.Action, Targets: w.Targets, Via: w.Via, Served: w.Served, Marks: marks, Here: w.Here}
+	f := &packet.Connection{Conn: c, Action: w.Action, Targets: o.sample(w.Targets), Via: w.Via, Served: w.Served, Marks: marks, Here: w.Here}
 	if c.Interface != "" {
 		f.In = o.node.Entry(c.Interface, c.From)
 	}
@@ -275,6 +277,20 @@ func (o *Others) Add(ctx context.Context, w *explain.Walk, c route.Conn, local f
 		w.Notes = append(w.Notes, note)
 	}
 	return err
+}
+
+// sample returns targets from the beginning to the end of all.
+func (o *Others) sample(all map[netip.AddrPort]bool) map[netip.AddrPort]bool {
+	if o.Most == 0 || len(all) <= o.Most {
+		return all
+	}
+	some := map[netip.AddrPort]bool{}
+	list := slices.SortedFunc(maps.Keys(all), netip.AddrPort.Compare)
+	for i := range o.Most {
+		to := list[i*(len(list)-1)/max(1, o.Most-1)]
+		some[to] = all[to]
+	}
+	return some
 }
 
 // listeningSockets lists the sockets that programs of the node listen on.

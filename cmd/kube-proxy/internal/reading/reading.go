@@ -49,6 +49,9 @@ type Reader struct {
 	// Wrap, if set, returns a Sink that gets the objects before the Tracker does.
 	Wrap func(*track.Tracker) source.Sink
 
+	// Tracker is set by what reads an API server: it has what was read.
+	Tracker *track.Tracker
+
 	faults []string // of Services as manifests have them
 }
 
@@ -203,6 +206,7 @@ func (r *Reader) Server(ctx context.Context, to *rest.Config, timeout time.Durat
 	}
 	err := api.Run(ctx, endingSink{sink, cancel})
 	if s := t.Latest(); s != nil {
+		r.Tracker = t
 		return s, nil
 	}
 	if last := latest.Load(); last != nil {
