@@ -75,6 +75,9 @@ func (o *Diff) Run(ctx context.Context, c *config.Config) (*plandiff.Difference,
 	if installed {
 		find = x.findLocal
 	}
+	if len(o.From) > 1 && (slices.Contains(o.From, FromNode) || slices.Contains(o.From, FromAPI)) {
+		return nil, fmt.Errorf("--from: %s stand alone: want --from node, --from api, or paths of manifests, of which there may be several", strings.Join(o.From, " and "))
+	}
 	if slices.Contains(o.From, "-") && slices.Contains(o.Proxy.Manifests, "-") {
 		return nil, errors.New("standard input can be one of both states only")
 	}
@@ -176,6 +179,9 @@ func (c *comparison) findLocal(ctx context.Context) error {
 	e, err := Find(ctx, Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}, c.config)
 	if err != nil {
 		return err
+	}
+	if differ := e.differing(ctx); len(differ) > 0 {
+		c.note("the running proxy has other settings than this command, so that what it programmed may differ: " + strings.Join(differ, "; ") + "; give this command the --config and flags of the proxy")
 	}
 	return c.use(e)
 }

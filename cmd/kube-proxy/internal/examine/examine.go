@@ -9,6 +9,7 @@ package examine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -17,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/host"
@@ -174,6 +177,38 @@ func (e *Examination) lacking(ctx context.Context, server *doctor.Cluster) strin
 	default:
 		return fmt.Sprintf("; the node lacks %d changes, which kube-proxy diff lists", n)
 	}
+}
+
+// ofProcess begin the names of settings that no rule depends on.
+var ofProcess = []string{"clientConnection", "logging", "healthz", "metrics", "enableProfiling", "configSync", "showHidden", "bindAddressHardFail", "oomScoreAdj", "mode"}
+
+// differing lists the settings that the running proxy has otherwise than the configuration. It is
+// empty if none answers.
+func (e *Examination) differing(ctx context.Context) (all []string) {
+	if e.proxy.Answer == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	q := statusview.Query{Server: e.proxy.Answer.Server, Version: e.options.Version}
+	page, err := q.Page(ctx, "/configz")
+	var served map[string]v1alpha1.KubeProxyConfiguration
+	if err != nil || json.Unmarshal(page, &served) != nil || len(served) != 1 {
+		return nil
+	}
+	running := *e.config
+	for _, c := range served {
+		running.KubeProxyConfiguration = c
+	}
+	if flags, err := q.Page(ctx, "/flagz"); err == nil {
+		running.CountTraffic = strings.Contains(string(flags), "count-traffic=true")
+	}
+	for _, c := range config.Diff(&running, e.config, config.Use{}) {
+		if !slices.ContainsFunc(ofProcess, func(p string) bool { return strings.HasPrefix(c.Path, p) }) {
+			all = append(all, fmt.Sprintf("%s %s, here %s", c.Path, c.From, c.To))
+		}
+	}
+	return all
 }
 
 // Mode returns the mode that is examined first: the configured one, that of the running
