@@ -201,7 +201,7 @@ var topics = map[Topic]about{
 	ModeUnavailable:   {1, Blocks, "troubleshooting.md#the-program-ends-at-its-start", "the proxy cannot program this node in the mode, so clients of this node would reach no Service"},
 	ProxyUnhealthy:    {2, Blocks, "troubleshooting.md#healthz-answers-503", "the rules of this node are out of date: clients reach endpoints that are gone, and load balancers leave the node"},
 	ProxySilent:       {3, Risk, "troubleshooting.md#first-look", "nobody can read the state of the proxy: neither status nor a monitoring system; if it hangs, changes do not arrive"},
-	IPForward:         {4, Blocks, "troubleshooting.md#a-service-does-not-answer", "the kernel drops packets between pods and other machines: pods reach no Service on other nodes, clients outside no NodePort"},
+	IPForward:         {4, Blocks, "troubleshooting.md#a-service-does-not-answer", "the kernel drops packets of pods and of other machines: pods reach no endpoint on this node or elsewhere, clients outside no NodePort"},
 	ProxyCondition:    {5, Risk, "troubleshooting.md#all-conditions", "the running proxy reports it: clients of a Service, a whole IP family or the monitoring of the node are affected"},
 	Kubeconfig:        {6, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the proxy cannot connect to the API server, so it knows no Services and does not start"},
 	APIServer:         {7, Blocks, "troubleshooting.md#the-api-server-is-unreachable", "the proxy cannot read Services: what is programmed stays, and changes do not arrive"},

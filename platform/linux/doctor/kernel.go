@@ -181,7 +181,7 @@ func (n *Node) bridges(context.Context) (doctor.Seen, error) {
 func (n *Node) settings(context.Context) (doctor.Seen, error) {
 	var found []doctor.Finding
 	for _, o := range sysctl.Apply(dryFiles{n}, n.Settings) {
-		if o.Action != sysctl.Failed || errors.Is(o.Err, fs.ErrNotExist) { // appears when connection tracking is used
+		if o.Action != sysctl.Failed || errors.Is(o.Err, fs.ErrNotExist) || o.Have == "" { // appears when connection tracking is used; cannot be read
 			continue
 		}
 		f := doctor.Finding{Topic: doctor.Setting, Subject: o.Name, What: fmt.Sprintf("%s is %s, wanted %s, and this process may not write it", o.Name, o.Have, o.Want),
