@@ -1,0 +1,76 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubeproxy/common/route"
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/test/kit"
+)
+
+// dropping does what it should, but a rule of others drops what goes to some Services. A second
+// one has seen the rule go.
+type dropping struct{ drops func(route.Conn) bool }
+
+func (d dropping) Trace(_ context.Context, want *service.Snapshot, c route.Conn) (*Walk, error) {
+	v := route.Decide(want, c)
+	w := &Walk{Action: v.Action, Targets: map[netip.AddrPort]bool{}}
+	for _, e := range v.Endpoints {
+		w.Targets[e.Addr] = v.Masquerades(e)
+	}
+	if d.drops(c) {
+		w.Others = []Other{{Hook: "forward", Table: "inet corp", Chain: "guard", Does: Drops, Rule: "rule 7", Look: "nft list table inet corp", To: []string{c.To.String()}}}
+	}
+	return w, nil
+}
+
+func (dropping) Close() error { return nil }
+
+// TestSurvey checks that equal causes are one, and that one which is gone is none.
+func TestSurvey(t *testing.T) {
+	tracker := track.New(track.Options{NodeName: "a", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+	node, port := "a", int32(80)
+	for i := 1; i <= 5; i++ {
+		name := fmt.Sprintf("s%d", i)
+		tracker.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
+			Spec: corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.0.%d", i), Ports: []corev1.ServicePort{{Port: 80}}}})
+		tracker.SetSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.1.0.%d", i)}, NodeName: &node}},
+		})
+	}
+	tracker.Synced()
+	survey := func(drops func(followers int, c route.Conn) bool) *Survey {
+		followers := 0
+		s := &Server{Tracker: tracker, Local: func(a netip.Addr) bool { return a.String() == "192.0.2.1" }, Follower: func() Follower {
+			followers++
+			n := followers
+			return dropping{func(c route.Conn) bool { return drops(n, c) }}
+		}}
+		x, err := s.Survey(t.Context())
+		kit.Must(t, err)
+		return x
+	}
+	x := survey(func(_ int, c route.Conn) bool { return c.To.Addr().String() != "10.96.0.2" })
+	want := []Cause{{What: "rule 7 drops packets to %s", Look: "nft list table inet corp", Affected: 4, Services: []string{"shop/s1", "shop/s3", "shop/s4"},
+		Clients: []string{"a pod", "the node"}, Command: "kube-proxy explain node 10.96.0.1:80"}}
+	kit.Same(t, "causes", want, x.Causes)
+	if x.Services != 5 || x.Followed != 5 || x.Connections != 9 { // a pod is no client of itself
+		t.Errorf("%d Services, %d followed by %d connections; want 5, 5 and 9", x.Services, x.Followed, x.Connections)
+	}
+	if x := survey(func(followers int, _ route.Conn) bool { return followers == 1 }); len(x.Causes) > 0 {
+		t.Errorf("a rule that is gone is a cause: %+v", x.Causes)
+	}
+}
