@@ -17,6 +17,7 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/agent"
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 	"kubeproxy/cmd/kube-proxy/internal/examine"
+	"kubeproxy/cmd/kube-proxy/internal/host"
 	"kubeproxy/cmd/kube-proxy/internal/reading"
 	"kubeproxy/common/document"
 	"kubeproxy/common/explain"
@@ -29,49 +30,44 @@ import (
 
 const explainText = `Say what happens to a connection on a node, and why.
 
-SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside
-for any client outside of the cluster. DESTINATION is ADDRESS:PORT, node:PORT
-for a NodePort, or a Service: web, shop/web, svc/web or svc/shop/web, for one
-port with :http, :80 or :53/udp. The protocol is TCP, unless the destination
-ends in /udp or /sctp. A Service is dialled at its ClusterIP, from outside at a
-load balancer's address, external IP or NodePort if it has one.
+SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside for any
+client outside of the cluster. DESTINATION is ADDRESS:PORT, node:PORT for a NodePort, or a
+Service: web, shop/web, svc/web or svc/shop/web, for one port with :http, :80 or :53/udp.
+The protocol is TCP, unless the destination ends in /udp or /sctp. A Service is dialled at
+its ClusterIP, from outside at a load balancer's address, external IP or NodePort if it has
+one.
 
-The answer names the Service that has the destination, other Services that claim
-it, each rule of Kubernetes that applies, in order, and for each endpoint
-whether it gets the connection and why.
+The answer names the Service that has the destination, other Services that claim it, each
+rule of Kubernetes that applies, and for each endpoint whether it gets the connection and
+why.
 
-With --without-proxy the command itself reads what this node has installed,
-which takes the rights and flags of the proxy. Services come from --manifests,
-else from the API server of --kubeconfig. So it does if nobody answers and
---kubeconfig is given. With --manifests alone, any user can ask on any system:
-all that is known of the node is its Node manifest, and the exit code is 0 if
-there is an answer, else 2.
+With --without-proxy the command itself reads what this node has installed, which takes the
+rights and flags of the proxy. Services come from --manifests, else from the API server of
+--kubeconfig. So it does if nobody answers and --kubeconfig is given. With --manifests
+alone, any user can ask on any system: all that is known of the node is its Node manifest,
+and the exit code is 0 if there is an answer, else 2.
 
-Else the command asks the proxy that runs on this node, at the address that
-kube-proxy status asks. The proxy reads what is installed and says where it
-differs from what should happen: objects of kube-proxy that are missing or
-altered, rules of others that decide, entries of connection tracking that lead
-elsewhere. On Linux it follows the first packet and its answer through the base
-chains of others too, asks the kernel for the route of both, with source, mark
-and interface, and looks at the interface, the neighbour and the listener that
-take the packet. What cannot be evaluated, such as a limit, counts as not
-matching and is named; so are chains of bridges and devices, which are not
-followed; BPF is not read. The exit code is 0 if both agree, 1 if they differ,
-and 2 if that is unknown. Pods that are no endpoints are looked up at the API
-server, with the rights in --kubeconfig FILE, else those of kubectl, unless
---pod-address and --pod-node are given.`
+Else the command asks the proxy that runs on this node, at the address that kube-proxy
+status asks. The proxy reads what is installed and says where it differs from what should
+happen: objects of kube-proxy that are missing or altered, rules of others that decide,
+entries of connection tracking that lead elsewhere. On Linux it follows the first packet and
+its answer through the base chains of others too, asks the kernel for the route of both,
+with source, mark and interface, and looks at the interface, the neighbour and the listener
+that take the packet. What cannot be evaluated, such as a limit, counts as not matching and
+is named; so are chains of bridges and devices, which are not followed; BPF is not read. The
+exit code is 0 if both agree, 1 if they differ, and 2 if that is unknown. Pods that are no
+endpoints are looked up at the API server, with the rights in --kubeconfig FILE, else those
+of kubectl, unless --pod-address and --pod-node are given. --probe dials up to 16 endpoints,
+then the destination, by one packet each: from here, and from a pod whose network can be
+entered. The exit code is 1 if something fails.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
-  kube-proxy explain --manifests ./services --hostname-override node-a pod/shop/cart-0 svc/shop/web:http
-  kube-proxy explain --manifests ./services --hostname-override node-a outside node:30080
-  kube-proxy explain 10.244.1.7 web:http -n shop
+  kube-proxy explain 10.244.1.7 web:http -n shop --probe
   kube-proxy explain --without-proxy --kubeconfig /etc/kubernetes/kube-proxy.conf 10.244.1.7 10.96.0.10:80`
 
-// asText is the format for people.
-const asText = "text"
-
-// The exit codes of explain besides 0.
+// The format for people, and the exit codes of explain besides 0.
 const (
+	asText      = "text"
 	exitDiffers = 1
 	exitUnknown = 2
 )
@@ -79,11 +75,11 @@ const (
 // explainOptions are the flags and arguments of explain.
 type explainOptions struct {
 	options
-	query  explain.Query
-	alone  bool // without a proxy
-	format string
-	all    bool
-	assign []string
+	query      explain.Query
+	alone      bool // without a proxy
+	format     string
+	all, probe bool
+	assign     []string
 
 	server     string
 	timeout    time.Duration
@@ -115,6 +111,7 @@ func newExplain(to streams, table mode.Table) *cobra.Command {
 	cmd.Flags().IPSliceVar(&x.podAddrs, "pod-address", nil, "`ADDRESS` of the pod in SOURCE, one of each family, if the proxy does not know that pod")
 	cmd.Flags().StringVar(&x.podNode, "pod-node", "", "the `NODE` of that pod")
 	cmd.Flags().StringVarP(&x.namespace, "namespace", "n", "", "look into this `NAMESPACE` alone")
+	cmd.Flags().BoolVar(&x.probe, "probe", false, "really dial the endpoints, and then the destination")
 	cmd.Flags().BoolVar(&x.all, "all", false, "print all of a long list, not only its beginning")
 	return failsWith(exitUnknown, cmd)
 }
@@ -156,14 +153,25 @@ func (e *explainOptions) run(ctx context.Context, to streams, args []string) err
 	if err != nil {
 		return err
 	}
-	return e.print(to, answer)
+	return e.show(ctx, to, answer)
 }
 
-func (e *explainOptions) print(to streams, answer *explain.Explanation) error {
-	if e.format != asText {
-		return document.WriteData(to.out, e.format, answer)
+// show dials if that is asked for, and prints the answer.
+func (e *explainOptions) show(ctx context.Context, to streams, answer *explain.Explanation) (err error) {
+	if e.probe {
+		err = host.Probe(ctx, answer)
 	}
-	return explain.View{All: e.all, Width: cli.Columns(to.out)}.Print(to.out, answer)
+	switch {
+	case err != nil:
+	case e.format != asText:
+		err = document.WriteData(to.out, e.format, answer)
+	default:
+		err = explain.View{All: e.all, Width: cli.Columns(to.out)}.Print(to.out, answer)
+	}
+	if err == nil && answer.Probe.Fails() {
+		return &exit{code: exitDiffers}
+	}
+	return err
 }
 
 // askProxy asks the running proxy.
@@ -172,16 +180,16 @@ func (e *explainOptions) askProxy(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	asking, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	stopNotice := cli.NoticeIfSlow(to.err, "kube-proxy: still asking "+server+" ...")
-	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: e.kubeconfig, PodNode: e.podNode}
+	client := reading.Client{Server: server, Version: buildInfo().Version, Kubeconfig: e.kubeconfig, PodNode: e.podNode, Probes: e.probe}
 	for _, ip := range e.podAddrs {
 		if addr, ok := netip.AddrFromSlice(ip); ok {
 			client.PodAddresses = append(client.PodAddresses, addr.Unmap())
 		}
 	}
-	answer, err := client.Explain(ctx, e.query)
+	answer, err := client.Explain(asking, e.query)
 	stopNotice()
 	if _, silent := errors.AsType[*reading.SilentError](err); silent && e.server == "" && e.kubeconfig != "" {
 		return e.readNode(ctx, to)
@@ -191,7 +199,7 @@ func (e *explainOptions) askProxy(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	return e.conclude(to, answer)
+	return e.conclude(ctx, to, answer)
 }
 
 // readNode reads what this node has installed, without a proxy.
@@ -205,12 +213,12 @@ func (e *explainOptions) readNode(ctx context.Context, to streams) error {
 	if err != nil {
 		return err
 	}
-	return e.conclude(to, answer)
+	return e.conclude(ctx, to, answer)
 }
 
 // conclude prints the answer of a node, and returns the exit code of its verdict.
-func (e *explainOptions) conclude(to streams, answer *explain.Explanation) error {
-	if err := e.print(to, answer); err != nil {
+func (e *explainOptions) conclude(ctx context.Context, to streams, answer *explain.Explanation) error {
+	if err := e.show(ctx, to, answer); err != nil {
 		return err
 	}
 	switch answer.Verdict {

@@ -61,6 +61,8 @@ type Explanation struct {
 	Differences []string  `json:"differences,omitempty"`
 	// Leads are signs that connections fail, though not by what the node does.
 	Leads []string `json:"leads,omitempty"`
+	// Probe is what was dialed, nil if nothing was to be.
+	Probe *Probe `json:"probe,omitempty"`
 }
 
 // Step is one rule that applies to the connection.
@@ -576,6 +578,8 @@ type Server struct {
 	Interfaces func() []string
 	// Relays is as in Model.
 	Relays bool
+	// Probed is called before somebody dials what an answer has.
+	Probed func(by string, x *Explanation)
 	// Pod looks a pod up, as for Query. It is nil where pods cannot be looked up.
 	Pod func(context.Context, types.NamespacedName) (addrs []netip.Addr, node string, err error)
 
@@ -587,6 +591,9 @@ type Server struct {
 	one, surveying sync.Mutex // one request at a time, because reading a dataplane takes long
 }
 
+// mostName is how many bytes of the name of one who dials are logged.
+const mostName = 200
+
 // Refusal is the answer to a question that cannot be answered.
 type Refusal struct {
 	Error string `json:"error"`
@@ -595,8 +602,9 @@ type Refusal struct {
 }
 
 // Handler serves GET /explain?source=S&destination=D&interface=I. A client that knows the
-// pod in the source adds podAddress=A, which may be repeated, and podNode=N. The answer
-// is an Explanation, or status 400 with a Refusal.
+// pod in the source adds podAddress=A, which may be repeated, and podNode=N. One that will
+// dial what the answer has says by probe=WHO who does. The answer is an Explanation, or
+// status 400 with a Refusal.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		v := q.URL.Query()
@@ -607,6 +615,9 @@ func (s *Server) Handler() http.Handler {
 			_, unknown := errors.AsType[*UnknownPodError](err)
 			health.ReplyJSON(w, http.StatusBadRequest, Refusal{err.Error(), unknown})
 			return
+		}
+		if by := v.Get("probe"); by != "" && s.Probed != nil {
+			s.Probed(printable.Text(by[:min(len(by), mostName)]), x)
 		}
 		health.ReplyJSON(w, http.StatusOK, x)
 	})

@@ -412,3 +412,40 @@ func TestWidth(t *testing.T) {
 	kit.CheckWidth(t, out.String(), name, zone, node, address)
 	t.Logf("\n%s", out.String())
 }
+
+// TestFindings has dials, and what is found wrong in them.
+func TestFindings(t *testing.T) {
+	const to, service = "10.244.2.1:80", "10.96.0.1:80"
+	at := func(from string, r Result) Dial { return Dial{From: from, To: to, Endpoint: true, Result: r} }
+	whole := func(from string, r Result) Dial { return Dial{From: from, To: service, Result: r} }
+	for name, tc := range map[string]struct {
+		action string
+		dials  []Dial
+		want   string // beginning of the only finding, "" for none
+	}{
+		"all work":                  {"forward", []Dial{at(Here, Connected), whole(Here, Connected)}, ""},
+		"refused":                   {"forward", []Dial{at(Here, Refused), whole(Here, Refused)}, "endpoint 10.244.2.1:80 refuses connections: nothing listens on port 80/tcp there"},
+		"silent":                    {"forward", []Dial{at(Here, TimedOut), whole(Here, TimedOut)}, "endpoint 10.244.2.1:80 does not answer within 0s"},
+		"no route":                  {"forward", []Dial{at(Here, Unreachable)}, "endpoint 10.244.2.1:80 cannot be reached: no route"},
+		"another error":             {"forward", []Dial{at(Here, Failed)}, "endpoint 10.244.2.1:80 cannot be dialed: failed"},
+		"UDP without an answer":     {"forward", []Dial{at(Here, Silent), whole(Here, Silent)}, ""},
+		"SCTP that is not there":    {"forward", []Dial{at(Here, NotDialed), whole(Here, NotDialed)}, ""},
+		"only the client gets none": {"forward", []Dial{at(Here, Connected), at(FromClient, TimedOut), whole(FromClient, TimedOut)}, "endpoint 10.244.2.1:80 answers the node, and not the client: timed out"},
+		"only the node gets none":   {"forward", []Dial{at(Here, TimedOut), at(FromClient, Connected), whole(FromClient, Connected)}, ""},
+		"only the Service fails":    {"forward", []Dial{at(Here, Connected), whole(Here, TimedOut)}, "the Service fails at 10.96.0.1:80, though its endpoints answer: timed out"},
+		"refused as it should be":   {"reject", []Dial{whole(Here, Refused)}, ""},
+		"dropped, not refused":      {"reject", []Dial{whole(Here, TimedOut)}, "10.96.0.1:80 does not answer as it should: timed out"},
+		"dropped as it should be":   {"drop", []Dial{whole(Here, TimedOut)}, ""},
+		"not dropped":               {"drop", []Dial{whole(Here, Connected)}, "10.96.0.1:80 does not answer as it should: connected"},
+		"no Service":                {"pass", []Dial{whole(Here, Refused)}, "10.96.0.1:80 does not answer as it should: refused"},
+		"large packets": {"forward", []Dial{{From: Here, To: to, Endpoint: true, Result: Connected, Packets: &Packets{1500, PacketsLost, 0}}, whole(Here, Connected)},
+			"packets of 1500 bytes get lost on the way to endpoint 10.244.2.1:80"},
+	} {
+		x := &Explanation{Action: tc.action, Protocol: "tcp"}
+		x.SetProbe(&Probe{Dials: tc.dials})
+		got := x.Probe.Findings
+		if len(got) > 1 || x.Probe.Fails() != (tc.want != "") || len(got) == 1 && (!strings.HasPrefix(got[0].Text, tc.want) || got[0].Advice == "") {
+			t.Errorf("%s: %+v, want %q", name, got, tc.want)
+		}
+	}
+}

@@ -145,7 +145,7 @@ func (ex *Explanation) flows() {
 		if len(g) == 1 {
 			text = fmt.Sprintf("a connection of the last minute, of %s to %s, got no answer: its packets", g[0].Client, g[0].Target)
 		}
-		text += " passed all rules of this node; ask the endpoint, or the way back"
+		text += " passed all rules of this node; ask the endpoint, or the way back: explain --probe dials it"
 		if ex.Protocol == service.UDP.String() {
 			text += ". Not all programs answer over UDP"
 		}

@@ -50,6 +50,7 @@ func (v View) Print(to io.Writer, x *Explanation) error {
 	}
 	v.endpoints(w, x)
 	x.installed(w)
+	x.Probe.print(w, x.Protocol)
 	for _, p := range x.Problems {
 		fmt.Fprintf(w, "\nproblem: %s\n", w.wrap(printable.Text(p), 9))
 	}

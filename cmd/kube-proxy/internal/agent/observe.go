@@ -379,6 +379,13 @@ func reaches(to netip.Addr) bool {
 	return err == nil
 }
 
+// probed logs that somebody dials from this node.
+func (p *proxy) probed(by string, x *explain.Explanation) {
+	endpoints, more := x.Dialed(host.MostDials)
+	p.log.Info("kube-proxy explain --probe dials endpoints and the destination", "by", by, "client", x.Source, "destination", x.Destination+"/"+x.Protocol,
+		"service", x.Service, "endpoints", len(endpoints), "notDialed", len(more))
+}
+
 // isLocal reports whether an interface of the node has the address a, or a is a loopback
 // address.
 func isLocal(a netip.Addr) bool {

@@ -7,7 +7,10 @@ package host
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/netip"
+	"syscall"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -35,4 +38,23 @@ func (o *Others) Add(_ context.Context, w *explain.Walk, _ route.Conn, _ func(ne
 		w.Doubts = append(w.Doubts, explain.Doubt{Rule: "routes, interfaces and firewalls are not looked at on this system, and may stop it", Look: "route print"})
 	}
 	return nil
+}
+
+// oneSYN has nothing to set.
+func oneSYN(string, string, syscall.RawConn) error { return nil }
+
+// namespaceOf knows this node only.
+func namespaceOf(a netip.Addr) (within func(func()) error, end func(), err error) {
+	has, err := hasAddr(a)
+	if err == nil && !has {
+		err = errors.New("on this system only the node itself can be dialed from")
+	}
+	return nil, func() {}, err
+}
+
+func dialSCTP(context.Context, string) error { return errors.ErrUnsupported }
+
+// probePackets cannot tell.
+func probePackets(context.Context, net.Conn) *explain.Packets {
+	return &explain.Packets{State: explain.PacketsUnknown}
 }

@@ -214,12 +214,17 @@ type Client struct {
 	// Then nobody looks it up.
 	PodAddresses []netip.Addr
 	PodNode      string
+	// Probes means that the caller will dial what the answer has.
+	Probes bool
 }
 
 // Explain asks. The proxy knows the pods that EndpointSlices refer to. Others are looked
 // up with the rights of the user.
 func (c Client) Explain(ctx context.Context, q explain.Query) (*explain.Explanation, error) {
 	question := url.Values{"source": {q.Source}, "destination": {q.Destination}, "interface": {q.Interface}}
+	if c.Probes {
+		question.Set("probe", host.Prober())
+	}
 	answer, err := c.ask(ctx, question)
 	unknown, is := errors.AsType[*unknownPodError](err)
 	if !is {
