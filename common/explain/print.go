@@ -336,7 +336,7 @@ type Walk struct {
 	Taken bool
 	// Via are listeners of the process through which connections pass to the targets.
 	Via []netip.AddrPort
-	// Here reports whether a target should be on this node.
+	// Here reports whether a target is known to be on this node.
 	Here func(netip.AddrPort) bool
 	// Flows, Obstacles and Doubts are as in Path, Routes and Replies as in Target.
 	Flows           []Flow

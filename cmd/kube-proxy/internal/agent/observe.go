@@ -269,7 +269,7 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	addRoute(w, c, local)
 	decide := sync.OnceValue(func() route.Verdict { return route.Decide(want, c) })
 	w.Here = func(a netip.AddrPort) bool {
-		return slices.ContainsFunc(decide().Endpoints, func(e service.Endpoint) bool { return e.Addr == a && !e.Remote })
+		return slices.ContainsFunc(decide().Endpoints, func(e service.Endpoint) bool { return e.Addr == a && e.Local })
 	}
 	if t.many && want.Len(service.IPv4)+want.Len(service.IPv6) > explain.SampledFrom {
 		t.others.Most = explain.SampledEndpoints
