@@ -36,6 +36,12 @@ func TestProbe(t *testing.T) {
 	if d := x.Probe.Dials; len(d) != 3 || d[0].Result != explain.Connected || d[1].Result != explain.Refused || d[2].To != to || d[2].Result != explain.Connected || !x.Probe.Fails() {
 		t.Errorf("%+v", x.Probe)
 	}
+	x = ask("127.0.0.1", to)
+	x.Protocol = "sctp"
+	kit.Must(t, Probe(t.Context(), x))
+	if r := x.Probe.Dials[0].Result; r != explain.Refused && r != explain.NotDialed {
+		t.Errorf("SCTP, on which nobody listens: %+v", x.Probe.Dials[0])
+	}
 	var many []string
 	for i := range MostDials + 2 {
 		many = append(many, fmt.Sprintf("127.0.0.1:%d", i+1))
