@@ -407,13 +407,19 @@ func (w *ways) filter(in string) int {
 
 const strict = 1
 
-// filtered says that the reverse path filter drops l.
+// filtered says that the reverse path filter drops l. The filter asks for the way back as if
+// the answer came in where l goes out (kernel: net/ipv4/fib_frontend.c, fib_validate_source).
 func (w *ways) filtered(l *Leg, filter int) {
 	name := "ipv4/conf/" + l.In.Name + "/rp_filter"
 	back, refusal := w.Road(Leg{To: l.From})
 	way := "has no route to it"
 	if refusal == 0 {
 		way = "reaches it by " + back.Out.Name
+	}
+	if out, refused := w.Road(Leg{To: l.To, Mark: l.Mark}); refused == 0 {
+		if by := w.refusingRoute(&Leg{From: l.To, To: l.From, In: out.Out, Mark: l.Mark}, Invalid); by != "" {
+			way = "has no route for answers that come in by " + out.Out.Name + ": " + by
+		}
 	}
 	o := explain.Obstacle{Look: "ip route get " + l.From.String()}
 	if filter == strict {
@@ -444,7 +450,7 @@ func (w *ways) listener(at netip.AddrPort) bool {
 func (w *ways) strays(l *Leg, r *Road, of netip.AddrPort) bool {
 	ours := func() bool { return !l.Reply && w.here != nil && w.here(of) }
 	if r.Table == tableMain && !l.Reply && w.ByDefault(l.To) && ours() {
-		w.add(explain.Obstacle{What: "%s is an endpoint on this node, and only the default route leads there, " + r.describe() + ": its interface is down or gone", Look: l.command()}, l.about())
+		w.add(explain.Obstacle{What: "%s is an endpoint on this node, and only the default route leads there, " + (&Road{Gateway: r.Gateway, Out: r.Out}).describe() + ": its interface is down or gone", Look: l.command()}, l.about())
 		return false
 	}
 	if r.Table == tableMain || r.Table == 0 {

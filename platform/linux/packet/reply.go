@@ -5,6 +5,7 @@ package packet
 
 import (
 	"net/netip"
+	"slices"
 
 	"kubeproxy/common/explain"
 	"kubeproxy/common/route"
@@ -82,7 +83,13 @@ func (f *follower) markOf(p *Packet, masquerade bool) (mark uint32, unsure bool)
 
 // reply follows the answer of an endpoint to the client, or to the process that relays.
 func (f *follower) reply(sender netip.AddrPort, masquerade bool) {
-	if _, is := f.conn.Targets[sender]; f.ways == nil || !is || f.road == (Road{}) {
+	if f.ways == nil || f.road == (Road{}) {
+		return
+	}
+	if f.conn.Interface != "" && slices.Contains(f.conn.Via, sender) {
+		f.ways.take(Leg{From: sender.Addr(), To: f.conn.From, Reply: true}, sender)
+	}
+	if _, is := f.conn.Targets[sender]; !is {
 		return
 	}
 	client, here := f.conn.From, f.road.Type == Local
