@@ -5,12 +5,10 @@ package live
 
 import (
 	"net/netip"
-	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
 
-	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 )
 
@@ -121,11 +119,8 @@ func TestProbe(t *testing.T) {
 			c := newCluster(t, modeNamed(name))
 			web := app{name: "web", number: 10, plain: true}
 			p := c.start(t, web.on(c.Host("web-1")))
-			for _, h := range []string{"web-2", "customer"} { // the network of a process can be found
-				sleep := exec.Command("sleep", "inf")
-				kit.Must(t, c.Host(h).Start(sleep))
-				t.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
-			}
+			c.inhabit(t, "web-2")
+			c.inhabit(t, "customer")
 			for _, f := range probeFaults {
 				t.Run(f.name, func(t *testing.T) {
 					c.awaitProgrammed(t, web.on(c.Host(f.endpoint)))

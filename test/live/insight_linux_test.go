@@ -75,7 +75,9 @@ var changing = []struct {
 	{regexp.MustCompile(`(?m)^kube-proxy \S+ on node (.*), up \S+: `), "kube-proxy devel on node $1, up 4m: "},
 	{regexp.MustCompile(`conntrack v[\d.]+ `), "conntrack v1.4.7 "},
 	{regexp.MustCompile(`udp      17 \d+ (.*) use=\d+`), "udp      17 599 $1 use=1"},
-	{regexp.MustCompile(`(?s)\n\n  client +.*?\n\n(Rules of others|  connection of )`), "\n\n  ...\n\n$1"},
+	{regexp.MustCompile(`(?s)\n\n  client +.*?\n\n(Rules of others|  connection of |The node does not |Dialed over )`), "\n\n  ...\n\n$1"},
+	{regexp.MustCompile(`(?m)^(  (?:here|client) .* refused) .*$`), "$1  250µs  -"},
+	{regexp.MustCompile(`TIME +PACKETS`), "TIME   PACKETS"},
 	{regexp.MustCompile(`(?m)^  (\S+ +)?packets  .*\n(  \S.*\n)+`), "  ...\n"},
 	{regexp.MustCompile(`(?s)  ~ shop/web:lines \(tcp, IPv6\).*\n\nService`), "  ...\n\nService"},
 }
@@ -118,9 +120,22 @@ func TestInsight(t *testing.T) {
 	nft(t, c.Node, "table inet firewall { chain guard { type filter hook forward priority filter; policy drop; ct state established,related accept; ip saddr 192.0.2.0/24 accept comment \"office\"; }; }\n")
 	shows("firewall", "kube-proxy explain 10.244.1.13 svc/shop/web:lines", "nft -a list chain inet firewall guard")
 	nft(t, c.Node, "delete table inet firewall\n")
+	nft(t, c.Node, "table inet firewall { chain guard { type filter hook forward priority filter; ip saddr 10.244.2.0/24 tcp sport 8080 drop comment \"no HTTP\"; }; }\n")
+	shows("reply", "kube-proxy explain 10.244.1.13 svc/shop/web:lines")
+	nft(t, c.Node, "delete table inet firewall\n")
+	c.sh(t, "ip rule add from 10.244.1.0/24 to 10.244.2.0/24 lookup 77; ip route add blackhole default table 77\n")
+	shows("route", "kube-proxy explain 10.244.1.13 svc/shop/web:lines")
+	c.sh(t, "ip rule del from 10.244.1.0/24 to 10.244.2.0/24 lookup 77; ip route flush table 77\n")
 	s := started("stale")
 	c.staleEntry(t, s)
 	all = append(all, &s.Session)
+
+	removed := c.withApp(t, app{name: "cart", number: 14, plain: true}.on(c.Host("web-2")), "8080", "8081")
+	c.awaitProgrammed(t)
+	c.inhabit(t, "shopper")
+	shows("probe", "kube-proxy explain 10.244.1.13 svc/shop/cart:lines --probe")
+	removed()
+	c.awaitProgrammed(t)
 
 	c.set(t, "net/ipv4/ip_forward", "0")
 	blocked := func() bool {
@@ -128,7 +143,7 @@ func TestInsight(t *testing.T) {
 		return strings.Contains(out, "traffic is blocked")
 	}
 	kit.Until(t, "the proxy to see that the node does not forward", blocked)
-	shows("status", "kube-proxy status", "kube-proxy status shop/web")
+	shows("status", "kube-proxy status", "kube-proxy status shop/web", "kube-proxy explain 10.244.1.13 svc/shop/web:lines")
 	c.set(t, "net/ipv4/ip_forward", "1")
 	kit.Until(t, "the proxy to see that the node forwards", func() bool { return !blocked() })
 
