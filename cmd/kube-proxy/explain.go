@@ -30,36 +30,37 @@ import (
 
 const explainText = `Say what happens to a connection on a node, and why.
 
-SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside for any
-client outside of the cluster. DESTINATION is ADDRESS:PORT, node:PORT for a NodePort, or a
-Service: web, shop/web, svc/web or svc/shop/web, for one port with :http, :80 or :53/udp.
-The protocol is TCP, unless the destination ends in /udp or /sctp. A Service is dialled at
-its ClusterIP, from outside at a load balancer's address, external IP or NodePort if it has
-one.
+SOURCE is an address, pod/NAMESPACE/NAME, node for the node itself, or outside for
+any client outside of the cluster. DESTINATION is ADDRESS:PORT, node:PORT for a
+NodePort, or a Service: web, shop/web, svc/web or svc/shop/web, for one port with
+:http, :80 or :53/udp. The protocol is TCP, unless the destination ends in /udp or
+/sctp. A Service is dialled at its ClusterIP, from outside at an external address
+or NodePort if it has one.
 
-The answer names the Service that has the destination, other Services that claim it, each
-rule of Kubernetes that applies, and for each endpoint whether it gets the connection and
-why.
+The answer names the Service that has the destination, other Services that claim
+it, each rule of Kubernetes that applies, and for each endpoint whether it gets
+the connection and why.
 
-With --without-proxy the command itself reads what this node has installed, which takes the
-rights and flags of the proxy. Services come from --manifests, else from the API server of
---kubeconfig. So it does if nobody answers and --kubeconfig is given. With --manifests
-alone, any user can ask on any system: all that is known of the node is its Node manifest,
-and the exit code is 0 if there is an answer, else 2.
+The proxy that runs on this node is asked, at the address that kube-proxy status
+asks. It reads what is installed and says where that differs from what should
+happen: objects of kube-proxy that are missing or altered, rules of others that
+decide, entries of connection tracking that lead elsewhere. On Linux it follows
+the first packet and its answer through the chains of others too, asks the kernel
+for the route of both, with source, mark and interface, and looks at the
+interface, the neighbour and the listener that take the packet. What cannot be
+evaluated, such as a limit or a chain of a bridge, is named; BPF is not read. The
+exit code is 0 if both agree, 1 if they differ, and 2 if that is unknown.
 
-Else the command asks the proxy that runs on this node, at the address that kube-proxy
-status asks. The proxy reads what is installed and says where it differs from what should
-happen: objects of kube-proxy that are missing or altered, rules of others that decide,
-entries of connection tracking that lead elsewhere. On Linux it follows the first packet and
-its answer through the base chains of others too, asks the kernel for the route of both,
-with source, mark and interface, and looks at the interface, the neighbour and the listener
-that take the packet. What cannot be evaluated, such as a limit, counts as not matching and
-is named; so are chains of bridges and devices, which are not followed; BPF is not read. The
-exit code is 0 if both agree, 1 if they differ, and 2 if that is unknown. Pods that are no
-endpoints are looked up at the API server, with the rights in --kubeconfig FILE, else those
-of kubectl, unless --pod-address and --pod-node are given. --probe dials up to 16 endpoints,
-then the destination, by one packet each: from here, and from a pod whose network can be
-entered. The exit code is 1 if something fails.`
+With --without-proxy the command reads the node itself, which takes the rights and
+flags of the proxy; so it does if nobody answers and --kubeconfig is given. With
+--manifests alone, any user can ask on any system: all that is known of the node
+is its Node manifest, and the exit code is 0 if there is an answer, else 2. Pods
+that are no endpoints are looked up at the API server, unless --pod-address and
+--pod-node are given.
+
+--probe dials up to 16 endpoints, then the destination, by one packet each: from
+here, and from a pod whose network can be entered. The exit code is 1 if something
+fails.`
 
 const explainExample = `  kube-proxy explain --manifests ./services --hostname-override node-a 10.244.1.7 10.96.0.10:80
   kube-proxy explain 10.244.1.7 web:http -n shop --probe
