@@ -688,7 +688,7 @@ func traceUnrelayed(t *testing.T, b *Backend, want *service.Snapshot) {
 	c := route.Conn{Protocol: service.SCTP, From: at, To: netip.AddrPortFrom(at, 30090), ToNode: true}
 	w, err := b.Trace(context.Background(), want, c, netip.Addr.IsLoopback)
 	kit.Must(t, err)
-	x := explain.Model{Snapshot: want}.Explain(c)
+	x := explain.Model{Tracker: track.New(track.Options{}), Snapshot: want}.Explain(c)
 	x.Compare(w.Path())
 	if on := want.Node.LocalhostNodePorts(b.family); x.Verdict != explain.Agree || (w.Action == route.Reject) != on || on != strings.Contains(w.ByDesign, "does not relay sctp") {
 		t.Errorf("%s, enabled %t: %s, by design %q, %s %q", b.family, on, w.Action, w.ByDesign, x.Verdict, x.Differences)
