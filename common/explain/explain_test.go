@@ -426,6 +426,7 @@ func TestFindings(t *testing.T) {
 		"all work":                  {"forward", []Dial{at(Here, Connected), whole(Here, Connected)}, ""},
 		"refused":                   {"forward", []Dial{at(Here, Refused), whole(Here, Refused)}, "endpoint 10.244.2.1:80 refuses connections: nothing listens on port 80/tcp there"},
 		"silent":                    {"forward", []Dial{at(Here, TimedOut), whole(Here, TimedOut)}, "endpoint 10.244.2.1:80 does not answer within 0s"},
+		"silent, two of them":       {"forward", []Dial{at(Here, TimedOut), {From: Here, To: "10.244.2.2:80", Endpoint: true, Result: TimedOut, Milliseconds: 1}, whole(Here, TimedOut)}, "each of endpoints 10.244.2.1:80, 10.244.2.2:80 does not answer within 0s"},
 		"no route":                  {"forward", []Dial{at(Here, Unreachable)}, "endpoint 10.244.2.1:80 cannot be reached: no route"},
 		"another error":             {"forward", []Dial{at(Here, Failed)}, "endpoint 10.244.2.1:80 cannot be dialed: failed"},
 		"UDP without an answer":     {"forward", []Dial{at(Here, Silent), whole(Here, Silent)}, ""},

@@ -119,17 +119,31 @@ func (ex *Explanation) SetProbe(p *Probe) {
 	if slices.ContainsFunc(p.Dials, func(d Dial) bool { return d.From == FromClient }) {
 		from = FromClient
 	}
+	about := map[Finding][]string{}
+	add := func(f Finding, d *Dial) {
+		if about[f] == nil {
+			p.Findings = append(p.Findings, f)
+		}
+		about[f] = append(about[f], d.To)
+	}
 	for i := range p.Dials {
 		d := &p.Dials[i]
 		if d.From == from && d.Endpoint && !d.works() {
-			p.Findings = append(p.Findings, p.endpoint(d, ex.Protocol))
+			add(p.endpoint(d, ex.Protocol), d)
 		}
 		if d.Packets != nil && d.Packets.State == PacketsLost {
-			p.Findings = append(p.Findings, Finding{
-				fmt.Sprintf("packets of %d bytes get lost on the way to endpoint %s, small ones arrive: a hop takes only smaller ones, and nobody hears its ICMP message", d.Packets.Bytes, d.To),
+			add(Finding{
+				fmt.Sprintf("packets of %d bytes get lost on the way to %%s, small ones arrive: a hop takes only smaller ones, and nobody hears its ICMP message", d.Packets.Bytes),
 				"give pods the smallest MTU of the way, or let ICMP messages that fragmentation is needed pass",
-			})
+			}, d)
 		}
+	}
+	for i, f := range p.Findings {
+		who := "endpoint " + about[f][0]
+		if len(about[f]) > 1 {
+			who = "each of endpoints " + Some(about[f])
+		}
+		p.Findings[i].Text = strings.Replace(f.Text, "%s", who, 1)
 	}
 	for i := range p.Dials {
 		if d := &p.Dials[i]; d.From == from && !d.Endpoint && !ex.expected(d) && len(p.Findings) == 0 {
@@ -156,10 +170,10 @@ func (ex *Explanation) expected(d *Dial) bool {
 	return d.works()
 }
 
-// endpoint says why a dial of an endpoint fails.
+// endpoint says why a dial of an endpoint fails. The text has %s for endpoints of which it is so.
 func (p *Probe) endpoint(d *Dial, protocol string) Finding {
 	fromHere := slices.IndexFunc(p.Dials, func(x Dial) bool { return x.From == Here && x.To == d.To && x.works() })
-	who := "endpoint " + d.To
+	const who = "%s"
 	if d.From == FromClient && fromHere >= 0 {
 		return Finding{fmt.Sprintf("%s answers the node, and not the client: %s", who, d.why()),
 			"look for a NetworkPolicy that keeps the client away, and for the way from its pod"}
@@ -170,10 +184,10 @@ func (p *Probe) endpoint(d *Dial, protocol string) Finding {
 		return Finding{fmt.Sprintf("%s refuses connections: nothing listens on port %s/%s there, or a firewall refuses it", who, port, protocol),
 			"compare targetPort of the Service with the port on which the program in the pod listens, and see its log"}
 	case TimedOut:
-		return Finding{fmt.Sprintf("%s does not answer within %s: its pod is gone or hangs, or something drops the packet or its answer, such as a NetworkPolicy", who, d.time()),
+		return Finding{fmt.Sprintf("%s does not answer within %s: its pod is gone or hangs, or something drops the packet or its answer, such as a NetworkPolicy", who, d.patience()),
 			"look at the pod, its NetworkPolicies, and the way between the nodes"}
 	case Unreachable:
-		return Finding{fmt.Sprintf("%s cannot be reached: %s", who, d.why()), "see ip route get " + d.To[:strings.LastIndexByte(d.To, ':')] + ", ip neigh, and whether the node of the endpoint runs"}
+		return Finding{fmt.Sprintf("%s cannot be reached: %s", who, d.why()), "see ip route get with its address, ip neigh, and whether the node of the endpoint runs"}
 	}
 	return Finding{fmt.Sprintf("%s cannot be dialed: %s", who, d.why()), "see the error of the system"}
 }
@@ -203,6 +217,11 @@ func (d *Dial) time() string {
 		return t.Round(10 * time.Microsecond).String()
 	}
 	return t.Round(time.Millisecond).String()
+}
+
+// patience is how long nobody answered, in tenths of a second.
+func (d *Dial) patience() time.Duration {
+	return time.Duration(d.Milliseconds * float64(time.Millisecond)).Round(100 * time.Millisecond)
 }
 
 // print prints what was dialed.
