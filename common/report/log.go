@@ -6,7 +6,7 @@ package report
 import (
 	"context"
 	"errors"
-	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -179,9 +179,9 @@ func (l *nodeLog) nodeChanged(t *track.Tracker) {
 	if l.last = now; old != nil && slices.Equal(old.Addrs, now.Addrs) && slices.Equal(old.Pods.Prefixes, now.Pods.Prefixes) {
 		return
 	}
-	args := []any{"node", l.name, "nodeIPs", now.Addrs}
+	args := []any{"node", l.name, "nodeIPs", append([]netip.Addr{}, now.Addrs...)} // [], not null
 	if l.podCIDRs {
-		args = append(args, "podCIDRs", fmt.Sprint(now.Pods.Prefixes))
+		args = append(args, "podCIDRs", append([]netip.Prefix{}, now.Pods.Prefixes...))
 	}
 	if old == nil {
 		l.log.Info("The Node is known", args...)

@@ -327,12 +327,12 @@ func TestNodeArrivesInParts(t *testing.T) {
 	bare := &corev1.Node{}
 	bare.Name = netlab.NodeName
 	w.set(t, bare)
-	p.AwaitLog(t, `"The Node is known"`, `nodeIPs="[]"`)
+	p.AwaitLog(t, `"The Node is known"`, `nodeIPs=[]`)
 	full := newNode()
 	full.Spec.PodCIDRs, full.Spec.PodCIDR = []string{"10.244.1.0/24", "fd00:10:244:1::/64"}, "10.244.1.0/24"
 	w.set(t, full)
-	p.AwaitLog(t, `"The Node has changed"`, `nodeIPs="[192.0.2.10 2001:db8:2::10]"`)
-	p.AwaitLog(t, `"The Node has changed"`, `podCIDRs="[10.244.1.0/24 fd00:10:244:1::/64]"`)
+	p.AwaitLog(t, `"The Node has changed"`, `nodeIPs=["192.0.2.10","2001:db8:2::10"]`)
+	p.AwaitLog(t, `"The Node has changed"`, `podCIDRs=["10.244.1.0/24","fd00:10:244:1::/64"]`)
 	kit.Until(t, "rules for pods", func() bool { return strings.Contains(w.nft(t, "chain", "mark-unless-pod"), "10.244.1.0/24") })
 	full.Labels = map[string]string{corev1.LabelTopologyZone: "far"}
 	w.set(t, full)
