@@ -261,6 +261,8 @@ func TestIPTablesTroubles(t *testing.T) { eachVariant(t, troublesIn) }
 
 func TestUserspaceTroubles(t *testing.T) { withUserspace(t, troublesIn) }
 
+func TestIPVSTroubles(t *testing.T) { withIPVS(t, troublesIn) }
+
 func troublesIn(t *testing.T, m mode) {
 	m.plain = true
 	c := &troubled{cluster: newCluster(t, m), test: t}
