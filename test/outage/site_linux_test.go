@@ -52,6 +52,11 @@ type site struct {
 func newSite(t *testing.T, o cluster.Options, nodes ...string) *site {
 	t.Helper()
 	s := &site{Lab: netlab.Start(t, netlab.Config{Pods: []string{"web-1", "web-2"}, Clients: append([]string{"control"}, nodes...)})}
+	for _, name := range nodes {
+		for _, setting := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} { // else traffic counts as blocked
+			kit.Must(t, s.Host(name).Do(func() error { return os.WriteFile("/proc/sys/net/"+setting, []byte("1"), 0) }))
+		}
+	}
 	o.Host = s.Host("control")
 	s.Cluster = cluster.Start(t, o)
 	for _, h := range s.webs() {
