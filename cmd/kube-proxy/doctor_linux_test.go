@@ -5,8 +5,11 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
+
+	"kubeproxy/test/kit"
 )
 
 // TestDoctorMistakes checks that a command line which cannot be used is no finding.
@@ -23,6 +26,24 @@ func TestDoctorMistakes(t *testing.T) {
 		got := call(t, dir, strings.Fields(args)...)
 		if got.Code != 2 || got.Out != "" || got.Err != "kube-proxy: "+want+"\n" {
 			t.Errorf("%s: exit %d, %s%s; want 2 and %s", args, got.Code, got.Out, got.Err, want)
+		}
+	}
+}
+
+// TestDoctorPipe checks that each check sees manifests that can be read once only.
+func TestDoctorPipe(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	r, w, err := os.Pipe()
+	kit.Must(t, err)
+	old := os.Stdin
+	os.Stdin = r
+	defer func() { os.Stdin = old; r.Close() }()
+	_, _ = w.WriteString("apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n")
+	w.Close()
+	got := call(t, "", "doctor", "--hostname-override=node-a", "--metrics-bind-address=127.0.0.1:1", "--manifests=-")
+	for want, wanted := range map[string]bool{"objects of Services      1 Service, 1 without a ready endpoint": true, "ClusterIPs: 1": true, "there is no Node": false} {
+		if strings.Contains(got.Out, want) != wanted {
+			t.Errorf("%q: want %t\n%s%s", want, wanted, got.Out, got.Err)
 		}
 	}
 }

@@ -288,9 +288,9 @@ type Machine struct {
 }
 
 // ManifestNode returns the Check of the Node in manifests.
-func ManifestNode(paths []string, name string, addrs func() ([]netip.Addr, error), pods Pods) Check {
+func ManifestNode(from *source.Manifests, addrs func() ([]netip.Addr, error), pods Pods) Check {
 	return Check{Name: "Node", Look: func(ctx context.Context) (Seen, error) {
-		n, err := (&source.Manifests{Paths: paths, NodeName: name}).ReadNode(ctx)
+		n, err := from.ReadNode(ctx)
 		if err != nil {
 			return Seen{}, err
 		}
@@ -298,7 +298,7 @@ func ManifestNode(paths []string, name string, addrs func() ([]netip.Addr, error
 		if err != nil {
 			return Seen{}, err
 		}
-		return nodeSeen(Machine{name, all, pods}, n, nil), nil
+		return nodeSeen(Machine{from.NodeName, all, pods}, n, nil), nil
 	}}
 }
 

@@ -127,7 +127,7 @@ func (m *Manifests) checkExist() error {
 			continue
 		}
 		if _, err := os.Stat(p); p == "-" && err != nil {
-			errs = append(errs, errors.New("read manifests: standard input is for render, diff and explain; want a file or a directory"))
+			errs = append(errs, errors.New("read manifests: standard input is for render, diff, explain and doctor; want a file or a directory"))
 		} else if err != nil {
 			errs = append(errs, fmt.Errorf("read manifests: %w", err))
 		}

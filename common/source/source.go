@@ -293,9 +293,16 @@ func (m *Manifests) ReadNode(context.Context) (*corev1.Node, error) {
 	d := decoder{noted: map[string]bool{}}
 	for _, path := range m.Paths {
 		var dir listing
-		dir.list(path)
+		if m.Contents[path] != nil {
+			dir.files = []string{path}
+		} else {
+			dir.list(path)
+		}
 		for _, name := range dir.files {
-			content, _, err := files.Read(name, maxFile)
+			content, err := m.Contents[name], error(nil)
+			if content == nil {
+				content, _, err = files.Read(name, maxFile)
+			}
 			content = files.Text(content)
 			if err != nil || !mentions.Match(content) {
 				continue

@@ -377,11 +377,15 @@ func (n *Node) serviceRoutes(ctx context.Context) (doctor.Seen, error) {
 		if len(lost) == 0 {
 			continue
 		}
+		fix, advice := n.routeCommand(f, serviceRange(want.Node, lost)), "give the node a default route"
+		if fix != "" {
+			advice = "or " + advice
+		}
 		seen.Findings = append(seen.Findings, doctor.Finding{
 			Topic: doctor.ServiceRoute, Subject: f.String(),
 			What:   fmt.Sprintf("the node has no route to %d ClusterIPs, the first is %s: %v", len(lost), lost[0], why),
-			Fix:    n.routeCommand(f, serviceRange(want.Node, lost)),
-			Advice: "or give the node a default route",
+			Fix:    fix,
+			Advice: advice,
 		})
 	}
 	seen.Note = fmt.Sprintf("ClusterIPs: %d", looked)

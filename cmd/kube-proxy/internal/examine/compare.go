@@ -50,6 +50,8 @@ type Diff struct {
 	// Report receives the faults of objects, a line each.
 	Report func(line string)
 	Assign []netip.Prefix // see reading.Reader
+	// Contents is as in reading.Reader.
+	Contents map[string][]byte
 	// Unusable is set if an object of the manifests cannot be used.
 	Unusable bool
 }
@@ -220,7 +222,7 @@ func nameOf(sources []string) string {
 // read returns the content of sources, which are paths or API. local means that the node is this
 // one.
 func (c *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
-	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign, Wrap: c.wrap}
+	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign, Contents: c.Contents, Wrap: c.wrap}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == FromAPI {
 		return r.API(ctx, c.Timeout)
 	}

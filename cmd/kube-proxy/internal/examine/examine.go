@@ -28,6 +28,7 @@ import (
 	"kubeproxy/common/lease"
 	"kubeproxy/common/plandiff"
 	"kubeproxy/common/service"
+	"kubeproxy/common/source"
 	"kubeproxy/common/statusview"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
@@ -47,9 +48,10 @@ type Options struct {
 
 // Examination is what the checks of a system need.
 type Examination struct {
-	options Options
-	config  *config.Config
-	node    string
+	options  Options
+	config   *config.Config
+	node     string
+	contents map[string][]byte // of standard input and pipes among the manifests, which several checks read
 	// selected is the configured mode, or else the best one. modes are those to examine.
 	selected mode.Descriptor
 	modes    mode.Table
@@ -69,6 +71,10 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 	if err != nil {
 		return nil, err
 	}
+	contents, err := reading.ReadPipes(o.Proxy.Manifests)
+	if err != nil {
+		return nil, err
+	}
 	proxy, err := o.askProxy(ctx, c)
 	if err != nil {
 		return nil, err
@@ -76,7 +82,7 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 	ask := host.LeaseHolder(c.ProxyName)
 	holder := sync.OnceValues(func() (lease.Identity, error) { return ask(ctx) }) // one that hangs takes seconds
 	x := &Examination{
-		options: o, config: c, node: node, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: func(context.Context) (lease.Identity, error) { return holder() },
+		options: o, config: c, node: node, contents: contents, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: func(context.Context) (lease.Identity, error) { return holder() },
 		targets: func(ctx context.Context) ([]takeover.Target, error) { return o.Proxy.Targets(ctx, c) },
 	}
 	x.modes = x.examined(ctx)
@@ -96,7 +102,7 @@ func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 		return nil, err
 	}
 	if all := e.options.Proxy.Manifests; len(all) > 0 {
-		checks = append(checks, doctor.ManifestNode(all, e.node, host.InterfaceAddrs, podsOf(e)))
+		checks = append(checks, doctor.ManifestNode(&source.Manifests{Paths: all, NodeName: e.node, Contents: e.contents}, host.InterfaceAddrs, podsOf(e)))
 	} else {
 		checks = append(checks, server.Checks()...)
 	}
@@ -158,7 +164,7 @@ func (e *Examination) lacking(ctx context.Context, server *doctor.Cluster) strin
 	case len(from) == 0 && server.Config(ctx) == nil:
 		return "; what the node lacks is unknown, as the API server cannot be asked"
 	}
-	d := &Diff{Proxy: e.options.Proxy, Version: e.options.Version, Timeout: e.options.Timeout / 2} // the plan needs the rest
+	d := &Diff{Proxy: e.options.Proxy, Contents: e.contents, Version: e.options.Version, Timeout: e.options.Timeout / 2} // the plan needs the rest
 	x := &comparison{Diff: d, config: e.config, out: plandiff.New()}
 	err := x.use(e)
 	if err == nil {
@@ -315,7 +321,7 @@ func (e *Examination) readServices(ctx context.Context, server *doctor.Cluster) 
 	if s := e.proxy.Services(); s != nil {
 		return s, nil
 	}
-	r := reading.Reader{Config: e.config, Mode: e.selected, Node: e.node, Version: e.options.Version}
+	r := reading.Reader{Config: e.config, Mode: e.selected, Node: e.node, Version: e.options.Version, Contents: e.contents}
 	if all := e.options.Proxy.Manifests; len(all) > 0 {
 		tracker, err := r.Manifests(ctx, all)
 		if s := tracker.Latest(); s != nil {

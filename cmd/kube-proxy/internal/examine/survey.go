@@ -57,7 +57,7 @@ func (e *Examination) askSurvey(ctx context.Context) (*explain.Survey, string, e
 
 // readSurvey looks at objects alone.
 func (e *Examination) readSurvey(ctx context.Context, server *doctor.Cluster) (*explain.Survey, string, error) {
-	r := reading.Reader{Config: e.config, Mode: e.selected, Node: e.node, Version: e.options.Version}
+	r := reading.Reader{Config: e.config, Mode: e.selected, Node: e.node, Version: e.options.Version, Contents: e.contents}
 	t, err := r.Tracker, error(nil)
 	if all := e.options.Proxy.Manifests; len(all) > 0 {
 		t, err = r.Manifests(ctx, all)

@@ -46,6 +46,8 @@ type Reader struct {
 	Report func(line string)
 	// Assign are the ranges of the ClusterIPs for Services of manifests without one.
 	Assign []netip.Prefix
+	// Contents, if set, are those of standard input and pipes, see ReadPipes. Else Manifests reads them.
+	Contents map[string][]byte
 	// Wrap, if set, returns a Sink that gets the objects before the Tracker does.
 	Wrap func(*track.Tracker) source.Sink
 
@@ -91,10 +93,11 @@ const stdin = "-"
 // uses what it can, so it may return a Tracker with a snapshot and an error.
 func (r *Reader) Manifests(ctx context.Context, paths []string) (*track.Tracker, error) {
 	t, sink := r.tracker()
-	contents := map[string][]byte{}
-	for _, p := range paths {
-		if err := readPipe(p, contents); err != nil {
-			return t, fmt.Errorf("read manifests: %s: %w", printable.Text(p), err)
+	contents := r.Contents
+	if contents == nil {
+		var err error
+		if contents, err = ReadPipes(paths); err != nil {
+			return t, err
 		}
 	}
 	files := source.Manifests{
@@ -109,6 +112,17 @@ func (r *Reader) Manifests(ctx context.Context, paths []string) (*track.Tracker,
 		r.report("problem: %s", printable.Text(f))
 	}
 	return t, err
+}
+
+// ReadPipes returns the content of standard input and of pipes, by path. They can be read once only.
+func ReadPipes(paths []string) (map[string][]byte, error) {
+	contents := map[string][]byte{}
+	for _, p := range paths {
+		if err := readPipe(p, contents); err != nil {
+			return nil, fmt.Errorf("read manifests: %s: %w", printable.Text(p), err)
+		}
+	}
+	return contents, nil
 }
 
 // readPipe adds the content of a pipe or of standard input, and nothing for other paths.
