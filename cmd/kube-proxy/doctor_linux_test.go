@@ -30,21 +30,27 @@ func TestDoctorMistakes(t *testing.T) {
 	}
 }
 
-// TestDoctorPipe checks that each check sees manifests that can be read once only.
-func TestDoctorPipe(t *testing.T) {
+// TestManifestsFromAPipe checks that all of a command sees manifests that can be read once only.
+func TestManifestsFromAPipe(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	r, w, err := os.Pipe()
-	kit.Must(t, err)
-	old := os.Stdin
-	os.Stdin = r
-	defer func() { os.Stdin = old; r.Close() }()
-	_, _ = w.WriteString("apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n")
-	w.Close()
-	got := call(t, "", "doctor", "--hostname-override=node-a", "--metrics-bind-address=127.0.0.1:1", "--manifests=-")
+	ask := func(command string) outcome {
+		r, w, err := os.Pipe()
+		kit.Must(t, err)
+		old := os.Stdin
+		os.Stdin = r
+		defer func() { os.Stdin = old; r.Close() }()
+		_, _ = w.WriteString("apiVersion: v1\nkind: Node\nmetadata: {name: node-a}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}\n")
+		w.Close()
+		return call(t, "", command, "--hostname-override=node-a", "--metrics-bind-address=127.0.0.1:1", "--manifests=-")
+	}
+	got := ask("doctor")
 	for want, wanted := range map[string]bool{"objects of Services      1 Service, 1 without a ready endpoint": true, "ClusterIPs: 1": true, "there is no Node": false} {
 		if strings.Contains(got.Out, want) != wanted {
 			t.Errorf("%q: want %t\n%s%s", want, wanted, got.Out, got.Err)
 		}
+	}
+	if got := ask("diff"); !strings.Contains(got.Out, "shop/web") {
+		t.Errorf("diff lacks shop/web: exit %d\n%s%s", got.Code, got.Out, got.Err)
 	}
 }
 

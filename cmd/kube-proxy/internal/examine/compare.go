@@ -50,8 +50,6 @@ type Diff struct {
 	// Report receives the faults of objects, a line each.
 	Report func(line string)
 	Assign []netip.Prefix // see reading.Reader
-	// Contents is as in reading.Reader.
-	Contents map[string][]byte
 	// Unusable is set if an object of the manifests cannot be used.
 	Unusable bool
 }
@@ -59,9 +57,10 @@ type Diff struct {
 // comparison is one run.
 type comparison struct {
 	*Diff
-	config *config.Config
-	mode   mode.Descriptor
-	node   string
+	config   *config.Config
+	contents map[string][]byte // those of an Examination, which has read them
+	mode     mode.Descriptor
+	node     string
 	// families are those that the node can serve, if what it has installed is compared.
 	families []service.Family
 	out      *plandiff.Difference
@@ -190,7 +189,7 @@ func (c *comparison) findLocal(ctx context.Context) error {
 
 // use compares what the node of e has installed.
 func (c *comparison) use(e *Examination) error {
-	c.mode, c.node = e.Mode(), e.Node()
+	c.mode, c.node, c.contents = e.Mode(), e.Node(), e.contents
 	now := *c.config
 	now.Mode = c.mode.Name
 	c.config = &now
@@ -222,7 +221,7 @@ func nameOf(sources []string) string {
 // read returns the content of sources, which are paths or API. local means that the node is this
 // one.
 func (c *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
-	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign, Contents: c.Contents, Wrap: c.wrap}
+	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign, Contents: c.contents, Wrap: c.wrap}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == FromAPI {
 		return r.API(ctx, c.Timeout)
 	}

@@ -164,7 +164,7 @@ func (e *Examination) lacking(ctx context.Context, server *doctor.Cluster) strin
 	case len(from) == 0 && server.Config(ctx) == nil:
 		return "; what the node lacks is unknown, as the API server cannot be asked"
 	}
-	d := &Diff{Proxy: e.options.Proxy, Contents: e.contents, Version: e.options.Version, Timeout: e.options.Timeout / 2} // the plan needs the rest
+	d := &Diff{Proxy: e.options.Proxy, Version: e.options.Version, Timeout: e.options.Timeout / 2} // the plan needs the rest
 	x := &comparison{Diff: d, config: e.config, out: plandiff.New()}
 	err := x.use(e)
 	if err == nil {
