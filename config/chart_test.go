@@ -104,7 +104,7 @@ func definition() string {
 	lines := fieldSchemas(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), "")
 	for _, s := range ownSwitches {
 		if !chartSets[s.path] {
-			lines = append(lines, fmt.Sprintf("%q: {\"type\": \"boolean\"}", s.path))
+			lines = append(lines, fmt.Sprintf("%q: %s", s.path, cmp.Or(restricted[s.path], `{"type": "boolean"}`)))
 		}
 	}
 	return "      \"type\": \"object\",\n      \"additionalProperties\": false,\n      \"properties\": {\n        " +
@@ -228,7 +228,7 @@ func plain(field string) string {
 
 // rule is a part of the schema.
 type rule struct {
-	Enum       []string
+	Enum       []any
 	Pattern    string
 	MaxLength  int
 	Items      *rule
@@ -253,6 +253,6 @@ func acceptance(t *testing.T, field string) func(string) bool {
 	}
 	pattern := regexp.MustCompile(r.Pattern)
 	return func(text string) bool {
-		return (r.Enum == nil || slices.Contains(r.Enum, text)) && pattern.MatchString(text) && (r.MaxLength == 0 || len(text) <= r.MaxLength)
+		return (r.Enum == nil || slices.Contains(r.Enum, any(text))) && pattern.MatchString(text) && (r.MaxLength == 0 || len(text) <= r.MaxLength)
 	}
 }

@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -179,52 +180,64 @@ func TestLoadFromAgain(t *testing.T) {
 }
 
 // TestSwitches checks that a flag takes precedence over the field, and that a written
-// configuration has the field only if it is on.
+// configuration has the field only if it is not as usual.
 func TestSwitches(t *testing.T) {
 	for _, o := range ownSwitches {
+		other, usual := "true", "false"
+		if !off(o.of(&Switches{})) {
+			other, usual = usual, other
+		}
 		for name, tt := range map[string]struct {
 			body string
 			args []string
-			want bool
+			want bool // as usual
 		}{
-			"neither":       {"", nil, false},
-			"file":          {o.path + ": true\n", nil, true},
-			"file, in YAML": {o.path + ": yes\n", nil, true},
-			"flag":          {"", []string{"--" + o.flag}, true},
-			"flag as text":  {"", []string{"--" + o.flag + "=1"}, true},
-			"both":          {o.path + ": true\n", []string{"--" + o.flag + "=false"}, false},
-			"null":          {o.path + ": null\n", nil, false},
-			"the same":      {o.path + ": true\n", []string{"--" + o.flag}, true},
+			"neither":      {"", nil, true},
+			"file":         {o.path + ": " + other + "\n", nil, false},
+			"flag":         {"", []string{"--" + o.flag + "=" + other}, false},
+			"flag as text": {"", []string{"--" + o.flag + "=" + other[:1]}, false},
+			"both":         {o.path + ": " + other + "\n", []string{"--" + o.flag + "=" + usual}, true},
+			"null":         {o.path + ": null\n", nil, true},
+			"the same":     {o.path + ": " + other + "\n", []string{"--" + o.flag + "=" + other}, false},
 		} {
 			t.Run(o.flag+", "+name, func(t *testing.T) {
 				c := mustLoad(t, Linux, tt.body, tt.args...)
-				if on, overrides := !off(o.of(&c.Switches)), len(c.Overrides); on != tt.want || (name == "both") != (overrides == 1) || len(c.Warnings) > 0 {
-					t.Errorf("on: %v, want %v; overrides %v, warnings %v", on, tt.want, c.Overrides, c.Warnings)
+				if is, overrides := o.usual(&c.Switches), len(c.Overrides); is != tt.want || (name == "both") != (overrides == 1) || len(c.Warnings) > 0 {
+					t.Errorf("as usual: %v, want %v; overrides %v, warnings %v", is, tt.want, c.Overrides, c.Warnings)
 				}
 				text := written(c)
 				file, err := Parse("again", []byte(text))
-				if err != nil || off(o.of(&file.Switches)) == tt.want || strings.Contains(text, o.path) != tt.want {
+				if err != nil || o.usual(&file.Switches) != tt.want || strings.Contains(text, o.path) == tt.want {
 					t.Errorf("written: %v, %v, %v, want %v", err, file.Switches, text, tt.want)
 				}
 			})
 		}
-		o.checkField(t)
+		for _, c := range []*Config{mustLoad(t, Linux, o.path+": yes\n"), mustLoad(t, Linux, o.path+": "+other+"\n", "--"+o.flag+"="+cmp.Or(o.alone, "on"))} {
+			if off(o.of(&c.Switches)) {
+				t.Errorf("%s: yes, or the flag alone, is off", o.path)
+			}
+		}
+		o.checkField(t, other)
 	}
 }
 
-// checkField checks how the field is refused, compared and misspelt.
-func (o *ownSwitch) checkField(t *testing.T) {
+// checkField checks how the field is refused, compared and misspelt. other is not its default.
+func (o *ownSwitch) checkField(t *testing.T, other string) {
 	t.Helper()
 	if _, err := load(t, Linux, o.path+": 7\n"); err == nil || !strings.Contains(err.Error(), o.path) {
 		t.Errorf("%s: 7 gives %v", o.path, err)
 	}
-	on, off := mustLoad(t, Linux, o.path+": true\n"), mustLoad(t, Linux, "")
-	if c := Diff(off, on, in(NFTables)); len(c) != 1 || c[0].String() != o.path+": false -> "+o.of(&on.Switches).String() || c[0].Effect != Restart {
-		t.Errorf("Diff = %v", c)
+	now, was := mustLoad(t, Linux, o.path+": "+other+"\n"), mustLoad(t, Linux, "")
+	want := Change{o.path, o.of(&was.Switches).String(), o.of(&now.Switches).String(), o.effect}
+	if c := Diff(was, now, in(NFTables)); len(c) != 1 || c[0] != want || o.effect == Unused {
+		t.Errorf("Diff = %v, want %v", c, want)
 	}
 	windows := mustLoad(t, Windows, o.path+": true\n")
 	if n := windows.Notes; len(n) != 1 || !strings.Contains(n[0].Text, o.windows) {
 		t.Errorf("notes %v, want that %s", n, o.windows)
+	}
+	if n := slices.Concat(mustLoad(t, Windows, "").Notes, mustLoad(t, Windows, o.path+": false\n").Notes); len(n) != 0 {
+		t.Errorf("notes %v, want none", n)
 	}
 	file, err := Parse("f", []byte(head+o.path[:len(o.path)-2]+": true\n"))
 	if err != nil || len(file.Warnings) != 1 || !strings.Contains(file.Warnings[0].Text, o.path) {

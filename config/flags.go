@@ -463,11 +463,43 @@ const (
 	AccelerateAll  Acceleration = "all"  // pods, too
 )
 
-// accelerations has the forms of each Acceleration. The first one is that of output.
-var accelerations = []struct {
-	a     Acceleration
-	forms []string
-}{
+// forms has the words for each value of a switch with more values than two. The first word is
+// that of output.
+type forms[T ~string] []struct {
+	value T
+	words []string
+}
+
+// set sets v to the value that text stands for. want has the words to name.
+func (f forms[T]) set(v *T, text, want string) error {
+	for _, x := range f {
+		if slices.Contains(x.words, strings.ToLower(text)) {
+			*v = x.value
+			return nil
+		}
+	}
+	return errors.New("want " + want)
+}
+
+func (f forms[T]) text(v T) string {
+	for _, x := range f {
+		if v == x.value {
+			return x.words[0]
+		}
+	}
+	return string(v)
+}
+
+// setJSON calls set with a JSON string.
+func setJSON(set func(string) error, text []byte) error {
+	var s string
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	return set(s)
+}
+
+var accelerations = forms[Acceleration]{
 	{AccelerateNone, []string{"false", "f", "0", "no", "n", "off"}},
 	{AccelerateNode, []string{"node"}},
 	{AccelerateAll, []string{"all", "true", "t", "1", "yes", "y", "on"}},
@@ -476,42 +508,23 @@ var accelerations = []struct {
 const wantAcceleration = "node, all, true for all, or false"
 
 // Set implements pflag.Value.
-func (a *Acceleration) Set(text string) error {
-	for _, x := range accelerations {
-		if slices.Contains(x.forms, strings.ToLower(text)) {
-			*a = x.a
-			return nil
-		}
-	}
-	return errors.New("want " + wantAcceleration)
-}
+func (a *Acceleration) Set(text string) error { return accelerations.set(a, text, wantAcceleration) }
 
 // String implements pflag.Value.
-func (a *Acceleration) String() string {
-	for _, x := range accelerations {
-		if *a == x.a {
-			return x.forms[0]
-		}
-	}
-	return string(*a)
-}
+func (a *Acceleration) String() string { return accelerations.text(*a) }
 
 // Type implements pflag.Value.
 func (a *Acceleration) Type() string { return "node|all" }
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (a *Acceleration) UnmarshalJSON(text []byte) error {
-	var s string
-	if err := json.Unmarshal(text, &s); err != nil {
-		return err
-	}
-	return a.Set(s)
-}
+func (a *Acceleration) UnmarshalJSON(text []byte) error { return setJSON(a.Set, text) }
 
 // ownSwitch is one of Switches: a flag, a field of the file, and why it has no effect on
-// Windows.
+// Windows. Its default is the zero value.
 type ownSwitch struct {
 	flag, path, help, windows string
+	alone                     string // the value of the flag without one, empty if it needs one
+	effect                    Effect // of a change
 	of                        func(*Switches) pflag.Value
 }
 
@@ -520,12 +533,16 @@ var ownSwitches = []ownSwitch{
 		flag: "count-traffic", path: "countTraffic",
 		help:    "count the connections of each Service and endpoint, for kube-proxy top and the metrics; modes ipvs and userspace count bytes, too",
 		windows: "HNS does not count what a load balancer carries",
+		alone:   "true",
+		effect:  Restart,
 		of:      func(s *Switches) pflag.Value { return (*onOff)(&s.CountTraffic) },
 	},
 	{
 		flag: "socket-acceleration", path: "socketAcceleration",
 		help:    "give TCP sockets of this node the endpoint of a ClusterIP when they connect, so that their packets need no translation; rules serve all other connections. node leaves pods to the rules, all or no value takes them, too",
 		windows: "it is for programs of the Linux kernel",
+		alone:   "true",
+		effect:  Restart,
 		of:      func(s *Switches) pflag.Value { return &s.SocketAcceleration },
 	},
 }
@@ -546,7 +563,10 @@ func (o *onOff) Type() string   { return "bool" }
 func (o *onOff) IsBoolFlag() bool { return true }
 
 // off reports whether a switch is.
-func off(v pflag.Value) bool { return v.String() == "false" }
+func off(v pflag.Value) bool { return v.String() == "false" || v.String() == "off" }
+
+// usual reports whether the switch has its default.
+func (o *ownSwitch) usual(s *Switches) bool { return o.of(s).String() == o.of(&Switches{}).String() }
 
 // switchOf returns the switch whose field has this path, nil if there is none.
 func switchOf(path string) *ownSwitch {
@@ -561,7 +581,7 @@ func switchOf(path string) *ownSwitch {
 func (f *Flags) registerSwitches(fs *pflag.FlagSet) {
 	for _, s := range ownSwitches {
 		fs.Var(s.of(&f.switches), s.flag, s.help)
-		fs.Lookup(s.flag).NoOptDefVal = "true"
+		fs.Lookup(s.flag).NoOptDefVal = s.alone
 		group(fs, s.flag, groupTraffic)
 	}
 }
@@ -571,14 +591,15 @@ func (b *build) applySwitches(f *Flags) Switches {
 	result := b.file.Switches
 	for _, s := range ownSwitches {
 		now, byFlag := s.of(&result), s.of(&f.switches)
+		_, inFile := b.file.Lines[s.path]
 		if f.changed(s.flag) {
-			if _, inFile := b.file.Lines[s.path]; inFile && now.String() != byFlag.String() {
+			if inFile && now.String() != byFlag.String() {
 				b.overrides = append(b.overrides, Override{s.flag, s.path, now.String(), byFlag.String()})
 			}
 			_ = now.Set(byFlag.String()) // a flag has read it
 			b.flagged[s.path] = s.flag
 		}
-		if !off(now) && b.os == Windows {
+		if b.os == Windows && !off(now) && (inFile || f.changed(s.flag)) {
 			b.notef(s.path, "has no effect on %s: %s", b.os, s.windows)
 		}
 	}
@@ -595,7 +616,7 @@ func diffSwitches(old, now *Config) []Change {
 		}
 		c := Change{Path: s.path, From: from, To: to}
 		if now.OS != Windows {
-			c.Effect = Restart
+			c.Effect = s.effect
 		}
 		all = append(all, c)
 	}

@@ -18,8 +18,8 @@ func (c *Config) Write(w io.Writer) error {
 		return fmt.Errorf("encode configuration: %w", err)
 	}
 	for _, s := range ownSwitches {
-		if v := s.of(&c.Switches); !off(v) {
-			data = append(data, s.path+": "+v.String()+"\n"...)
+		if !s.usual(&c.Switches) {
+			data = append(data, s.path+": "+s.of(&c.Switches).String()+"\n"...)
 		}
 	}
 	if _, err := w.Write(data); err != nil {
