@@ -1,0 +1,391 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package silence
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// suspect is an endpoint with evidence against it, silent or not, and for a while after
+// that one that was.
+type suspect struct {
+	port   service.PortName
+	byNode bool // no client accuses it: others of its node are silent
+	busy   bool // dials are under way
+
+	first, last time.Time // evidence since it last answered, zero without
+	flows       int       // of clients, without an answer
+	clients     []netip.Addr
+	answered    time.Time // the latest answer to a client
+	dials       int       // without an answer in this suspicion, while others answered
+	rounds      int       // since the last verdict
+	undecided   bool      // dials say nothing
+	due         time.Time // of the next dials
+
+	out         time.Time // since when it is silent, zero if it is not
+	since       time.Time // see Record
+	why         string
+	until       time.Time // of the trial; then, how long the times of it are kept
+	outs        int       // how often in a row it became silent
+	lastOut     time.Time
+	clientsOnly bool // dials did not decide
+}
+
+func (s *suspect) silent() bool    { return !s.out.IsZero() }
+func (s *suspect) suspected() bool { return !s.silent() && !s.first.IsZero() }
+
+// accuse adds an evidence against s.
+func (s *suspect) accuse(e Evidence) {
+	if s.silent() {
+		return
+	}
+	if s.byNode || s.first.IsZero() {
+		s.first, s.byNode = e.At, false
+	}
+	s.port, s.last = e.Port, e.At
+	if e.Kind != Unanswered {
+		return
+	}
+	s.flows++
+	if len(s.clients) < mostClients && !slices.Contains(s.clients, e.Client) {
+		s.clients = append(s.clients, e.Client)
+	}
+}
+
+// nextLook is when something is to be done about s without new evidence.
+func (s *suspect) nextLook() time.Time {
+	switch {
+	case s.silent() && s.until.Before(s.due):
+		return s.until
+	case s.silent() || s.suspected():
+		return later(s.due, s.held())
+	}
+	return s.forgotten()
+}
+
+// held is until when s may not become silent again.
+func (s *suspect) held() time.Time {
+	if s.silent() || s.lastOut.IsZero() {
+		return time.Time{}
+	}
+	return s.lastOut.Add(hold)
+}
+
+// forgotten is until when s is kept without a suspicion.
+func (s *suspect) forgotten() time.Time { return later(later(s.due, s.held()), s.until) }
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// clear ends a suspicion.
+func (s *suspect) clear(now time.Time) {
+	s.first, s.byNode, s.flows, s.clients, s.dials, s.rounds = time.Time{}, false, 0, nil, 0, 0
+	s.undecided = false
+	s.due = now.Add(pause)
+}
+
+// advance looks at all suspects, and returns those to dial as far as the second has room,
+// in the order of their turn: begun ones, those that clients accuse, then by time.
+func (b *Box) advance(now time.Time) []service.Address {
+	turn := func(x, y service.Address) int {
+		s, t := b.suspects[x], b.suspects[y]
+		return cmp.Or(cmp.Compare(s.class(), t.class()), s.due.Compare(t.due), s.first.Compare(t.first), x.Compare(y))
+	}
+	var due []service.Address
+	limit := max(0, b.room(now)) / leastDials
+	for a, s := range b.suspects {
+		switch {
+		case s.busy:
+		case s.silent() && s.answered.After(s.out):
+			b.back(s, now)
+		case s.silent() && !now.Before(s.until):
+			b.try(s, now)
+		case s.suspected() && s.answered.After(s.first):
+			s.clear(now)
+		case s.suspected() && s.undecided && !now.Before(s.held()) && b.clientsSay(s):
+			s.clientsOnly = true
+			b.leaveOut(a, s, now)
+		case now.Before(s.nextLook()):
+		case s.silent() || s.suspected():
+			i, _ := slices.BinarySearchFunc(due, a, turn)
+			due = slices.Insert(due, i, a)
+			due = due[:min(len(due), limit)]
+		default:
+			delete(b.suspects, a)
+		}
+	}
+	b.forgetOld(now)
+	return due
+}
+
+func (s *suspect) class() int {
+	switch {
+	case s.suspected() && s.dials > 0:
+		return 0
+	case s.byNode:
+		return 2
+	}
+	return 1
+}
+
+// back ends the silence of s: it answers.
+func (b *Box) back(s *suspect, now time.Time) {
+	s.clear(now)
+	s.out, s.until, s.outs, b.changed = time.Time{}, time.Time{}, 0, true
+}
+
+// try ends the silence of s to see what clients say.
+func (b *Box) try(s *suspect, now time.Time) {
+	length := s.until.Sub(s.out)
+	s.clear(now)
+	s.out, s.until, b.changed = time.Time{}, now.Add(2*length), true
+}
+
+// leaveOut makes s silent.
+func (b *Box) leaveOut(a service.Address, s *suspect, now time.Time) {
+	first, longest := trial, longestTrial
+	s.why = fmt.Sprintf("%d dials of this node got no answer, and others did", s.dials)
+	if s.clientsOnly {
+		first, longest = trialByClients, longestTrialByClients
+		s.why = fmt.Sprintf("%d connections got no answer, and others did", s.flows)
+	}
+	if s.byNode {
+		s.why += "; others of its node are silent"
+	}
+	s.until = now.Add(min(first<<min(s.outs, 10), longest))
+	s.out, s.lastOut, s.since, s.rounds, b.changed = now, now, s.first, 0, true
+	s.outs++
+	s.due = now.Add(jitter(pause))
+	b.fresh = append(b.fresh, a)
+}
+
+// jitter returns up to a fifth less.
+func jitter(d time.Duration) time.Duration { return d - rand.N(d/5) }
+
+// batch is a round of dials to one suspect, and to controls: others that should answer.
+type batch struct {
+	of       service.Address
+	started  time.Time
+	groups   []*group
+	controls []service.Address
+	pending  int
+}
+
+// group is the dials to one endpoint. The first one of a batch is for the suspect.
+type group struct {
+	to             service.Address
+	sent, answered int
+}
+
+// begin dials a suspect, and controls if it is not silent yet. It returns false if the
+// second has no room for it.
+func (b *Box) begin(ctx context.Context, a service.Address, now time.Time) bool {
+	b.mu.Lock()
+	s, room := b.suspects[a], b.room(now)
+	port := s.port
+	b.mu.Unlock()
+	peers, alike := b.options.Peers(a, port)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case len(peers) == 0:
+		b.spend(now, 1)
+		b.alone(s, now)
+		return true
+	case b.options.Dial == nil || a.Protocol != service.TCP:
+		b.spend(now, 1)
+		b.clientsDecide(a, s, now)
+		return true
+	}
+	x := &batch{of: a, started: now}
+	n := leastDials
+	if s.suspected() && s.dials > 0 {
+		n = max(b.needed(now)-s.dials, 1)
+	}
+	if n+mostControls*controlDials > room {
+		return false
+	}
+	x.add(a, n)
+	if s.suspected() && alike {
+		b.addControls(x, peers)
+	}
+	b.spend(now, x.pending)
+	s.busy = true
+	for _, g := range x.groups {
+		for range g.sent {
+			go b.dial(ctx, x, g)
+		}
+	}
+	return true
+}
+
+func (x *batch) add(a service.Address, n int) {
+	x.groups = append(x.groups, &group{to: a, sent: n})
+	x.pending += n
+}
+
+// alone ends the case of an endpoint that cannot be left out: it is the only one, or none
+// any more.
+func (b *Box) alone(s *suspect, now time.Time) {
+	if s.silent() {
+		b.back(s, now)
+		return
+	}
+	s.clear(now)
+}
+
+// addControls adds two dials to each of up to three peers, those without a suspicion first. What
+// another batch has just dialled is not dialled again.
+func (b *Box) addControls(x *batch, peers []service.Address) {
+	peers = slices.Clone(peers)
+	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
+	slices.SortStableFunc(peers, func(p, q service.Address) int { return cmp.Compare(b.doubt(p), b.doubt(q)) })
+	x.controls = peers[:min(len(peers), mostControls)]
+	for _, p := range x.controls {
+		c := b.controls[p]
+		if x.started.Sub(c.started) < dialTime/3 {
+			continue
+		}
+		c.started = x.started
+		b.controls[p] = c
+		x.add(p, controlDials)
+	}
+}
+
+// doubt orders controls.
+func (b *Box) doubt(a service.Address) int {
+	switch s := b.suspects[a]; {
+	case s == nil:
+		return 0
+	case s.silent():
+		return 2
+	case s.suspected():
+		return 1
+	}
+	return 0
+}
+
+func (b *Box) dial(ctx context.Context, x *batch, g *group) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	answered := b.options.Dial(ctx, g.to)
+	cancel()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if answered {
+		g.answered++
+		c := b.controls[g.to]
+		c.answered, c.started = later(c.answered, x.started), later(c.started, x.started)
+		b.controls[g.to] = c
+	}
+	if x.pending--; x.pending == 0 {
+		b.finished = append(b.finished, x)
+		b.signal()
+	}
+}
+
+// judge decides what a batch means for its suspect.
+func (b *Box) judge(x *batch, now time.Time) {
+	for _, g := range x.groups {
+		b.countLoss(now, g.sent, g.answered)
+	}
+	s := b.suspects[x.of]
+	if s == nil { // the Box has stopped
+		return
+	}
+	s.busy = false
+	s.rounds++
+	switch own := x.groups[0]; {
+	case s.silent() && (own.answered > 0 || s.answered.After(s.out)):
+		b.back(s, now)
+	case s.silent():
+		s.due = now.Add(jitter(min(pause<<min(s.rounds, 10), redial)))
+	case own.answered > 0 || s.answered.After(s.first):
+		s.clear(now)
+	case !slices.ContainsFunc(x.controls, func(p service.Address) bool { return b.answeredSince(p, x.started) }):
+		s.dials = 0
+		b.clientsDecide(x.of, s, now)
+	default:
+		s.dials += own.sent
+		s.due = now // the rest of this round, if it is not over
+		if s.dials >= b.needed(now) {
+			s.clientsOnly = false
+			b.leaveOut(x.of, s, now)
+		}
+	}
+}
+
+func (b *Box) answeredSince(a service.Address, start time.Time) bool {
+	at := b.controls[a].answered
+	return !at.IsZero() && !at.Before(start.Add(-dialTime/3))
+}
+
+// clientsDecide is for endpoints of which dials say nothing, because a policy may block the
+// node, or for protocols that it does not dial. Several connections must have got no answer,
+// and none one, while another endpoint has answered one of the same clients.
+func (b *Box) clientsDecide(a service.Address, s *suspect, now time.Time) {
+	switch {
+	case s.silent():
+		s.due = s.until
+	case b.clientsSay(s):
+		s.clientsOnly = true
+		b.leaveOut(a, s, now)
+	case s.byNode || now.Sub(s.last) > hold:
+		s.clear(now)
+	default:
+		s.undecided = true
+		s.due = now.Add(min(pause<<min(s.rounds, 10), 8*pause))
+	}
+}
+
+func (b *Box) clientsSay(s *suspect) bool {
+	return s.flows >= leastFlows && !s.byNode &&
+		slices.ContainsFunc(s.clients, func(c netip.Addr) bool { return !b.answers[clientOf{s.port, c}].IsZero() })
+}
+
+// lookAtNode suspects all endpoints of a node that has two silent ones. It looks at one node
+// at a time, as SameNode may read all slices.
+func (b *Box) lookAtNode(now time.Time) {
+	b.mu.Lock()
+	if len(b.fresh) == 0 || now.Sub(b.nodeLook) < 10*pace || b.options.SameNode == nil {
+		b.mu.Unlock()
+		return
+	}
+	a := b.fresh[0]
+	b.nodeLook = now
+	b.mu.Unlock()
+	same := b.options.SameNode(a)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	silent := 0
+	for x := range same {
+		if s := b.suspects[x]; x != a && s != nil && s.silent() {
+			silent++
+		}
+	}
+	b.fresh = slices.DeleteFunc(b.fresh, func(x service.Address) bool { _, here := same[x]; return here || x == a })
+	for x, port := range same {
+		s := b.suspects[x]
+		if silent == 0 || x.Protocol != service.TCP || s == nil && len(b.suspects) >= most || s != nil && (s.silent() || s.suspected()) {
+			continue
+		}
+		if s == nil {
+			s = &suspect{}
+			b.suspects[x] = s
+		}
+		s.port, s.first, s.last, s.byNode = port, now, now, true
+	}
+	b.signal()
+}
