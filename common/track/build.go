@@ -33,6 +33,7 @@ type builder struct {
 	proxyName      string // see Options
 	notes          notes
 	reason         string // why nothing is served, see unproxied
+	silent         byte   // of its annotation, see silents
 
 	serves   [2]bool       // families the Service has
 	cluster  [2]netip.Addr // its ClusterIPs
@@ -51,6 +52,7 @@ func (b *builder) build() []*service.Port {
 		return nil
 	}
 	b.addresses()
+	b.silent = b.readSilent()
 	b.taken = make(map[service.Address]string)
 	ports := make([]*service.Port, 0, len(b.service.Spec.Ports))
 	seen := make(map[service.PortName]string, len(b.service.Spec.Ports))
@@ -411,6 +413,10 @@ type chooser struct {
 	wantCluster, wantLocal state
 	filled                 *service.Port // the Port that the lists are for, or nil
 	from                   []origin      // where its endpoints come from
+	// silent endpoints are treated by policy; protocol is of the Port.
+	silent   map[service.Address]time.Time
+	policy   Silent
+	protocol service.Protocol
 }
 
 // fill fills the lists for p from the slices in from, and returns how many endpoints did
@@ -438,7 +444,7 @@ func (c *chooser) fill(p *service.Port, from []origin, listed bool) (excess int)
 // reusable reports whether the lists are right for p, except for the port number.
 func (c *chooser) reusable(p *service.Port, from []origin) bool {
 	q := c.filled
-	if q == nil || len(from) == 0 || len(from) != len(c.from) ||
+	if q == nil || c.leavesOut(p) || len(from) == 0 || len(from) != len(c.from) ||
 		p.Internal != q.Internal || p.External != q.External || (p.Name.Protocol == service.UDP) != (q.Name.Protocol == service.UDP) {
 		return false
 	}
@@ -517,6 +523,8 @@ func (c *chooser) choose(p *service.Port) int {
 	if p.Internal == service.PolicyLocal || p.External == service.PolicyLocal {
 		c.local, c.wantLocal = c.firstOf(c.local, local|ready, local|serving|terminating)
 	}
+	c.protocol = p.Name.Protocol
+	c.cluster, c.local = c.leaveOut(p, c.cluster), c.leaveOut(p, c.local)
 	c.pickDraining(p)
 	excess := max(len(c.cluster), len(c.local)) - maxEndpoints
 	c.cluster = c.cluster[:min(len(c.cluster), maxEndpoints)]

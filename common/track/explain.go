@@ -91,7 +91,7 @@ func (t *Tracker) Choice(f service.Family, name service.PortName) Choice {
 		if p.Family == f && p.Name == name {
 			index := indexOf(s)
 			from := index.of(p)
-			c := t.choice(p, from)
+			c := t.choice(s, p, from)
 			if len(c.Candidates) == 0 {
 				c.Missed = t.missed(s, p, from)
 			}
@@ -134,8 +134,8 @@ func (t *Tracker) LeftAlone(a netip.Addr) string {
 	return first
 }
 
-func (t *Tracker) choice(p *service.Port, from []origin) Choice {
-	c := chooser{zone: t.nodeInfo.zone}
+func (t *Tracker) choice(s *serviceState, p *service.Port, from []origin) Choice {
+	c := chooser{zone: t.nodeInfo.zone, silent: t.silent, policy: t.silentPolicy(s)}
 	c.gather(from)
 	c.choose(p)
 	at := t.interner.placesOf(from)
@@ -178,13 +178,16 @@ func (c *chooser) use(e candidate, list []service.Endpoint, want state, but stri
 
 func (c *chooser) reason(e candidate, want state, used bool) string {
 	missing := want &^ e.state
+	silence := c.silence(e, used)
 	switch {
+	case !used && missing == 0 && silence != "":
+		return "it " + silence
 	case used && want.has(terminating|local):
-		return "it still serves, none here is ready"
+		return "it still serves, none here is ready" + silence
 	case used && want.has(terminating):
-		return "it still serves, none is ready"
+		return "it still serves, none is ready" + silence
 	case used:
-		return "it is ready"
+		return "it is ready" + silence
 	case missing.has(local):
 		return "it is not on this node"
 	case missing.has(ready) && e.state.has(terminating):

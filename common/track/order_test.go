@@ -38,19 +38,24 @@ type clusterObjects struct {
 	slices   map[string]*discoveryv1.EndpointSlice
 	node     *corev1.Node
 	ranges   *networkingv1.ServiceCIDR
+	silent   map[service.Address]time.Time
 }
 
 // In any order of events, the final snapshot depends only on the objects that exist in
 // the end, and what did not change keeps its pointer.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := clusterObjects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil, nil}
-		o := Options{NodeName: "a", NodePortsPrimary: true, PodsFromNode: true}
+		w := clusterObjects{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}, nil, nil, nil}
+		o := Options{NodeName: "a", NodePortsPrimary: true, PodsFromNode: true, SilentEndpoints: drawSilentPolicy(t)}
 		live := New(o)
 		live.Synced()
 		last := live.Latest()
 		for range rapid.IntRange(10, 60).Draw(t, "steps") {
 			w.step(t, live)
+			if rapid.Byte().Draw(t, "other policy")%12 == 0 {
+				o.SilentEndpoints = drawSilentPolicy(t)
+				live.Reconfigure(o)
+			}
 			if rapid.IntRange(0, 2).Draw(t, "look") > 0 {
 				continue
 			}
@@ -67,6 +72,7 @@ func TestAnyOrder(t *testing.T) {
 			t.Errorf("problems (-from scratch +step by step):\n%s", diff)
 		}
 		w.checkLeft(t, live)
+		w.checkSilent(t, live, got)
 	})
 }
 
@@ -91,6 +97,7 @@ func (c *clusterObjects) fromScratch(o Options) *Tracker {
 	if c.ranges != nil {
 		t.SetServiceCIDR(c.ranges)
 	}
+	t.SetSilent(c.silent)
 	t.Synced()
 	t.Latest()
 	return t
@@ -143,7 +150,7 @@ func (c *clusterObjects) step(t *rapid.T, to *Tracker) {
 	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
 	key := types.NamespacedName{Namespace: "d", Name: name}
 	// rapid draws a byte evenly, but not a small number.
-	switch what := rapid.Byte().Draw(t, "what") % 12; what {
+	switch what := rapid.Byte().Draw(t, "what") % 14; what {
 	case 0, 1, 2:
 		c.services[name] = drawService(t, name)
 		to.SetService(c.services[name])
@@ -161,12 +168,86 @@ func (c *clusterObjects) step(t *rapid.T, to *Tracker) {
 	case 9:
 		c.ranges = nil
 		to.DeleteServiceCIDR("")
-	case 10:
+	case 10, 11:
+		c.silent = drawSilent(t)
+		to.SetSilent(c.silent)
+	case 12:
 		delete(c.services, name)
 		to.DeleteService(key)
 	default:
 		delete(c.slices, name)
 		to.DeleteSlice(key)
+	}
+}
+
+func drawSilentPolicy(t *rapid.T) Silent {
+	return rapid.SampledFrom([]Silent{SilentOn, SilentOn, SilentObserve, SilentOff, ""}).Draw(t, "silent policy")
+}
+
+// drawSilent draws from the endpoints that drawSlice makes.
+func drawSilent(t *rapid.T) map[service.Address]time.Time {
+	all := map[service.Address]time.Time{}
+	for _, prefix := range []string{"10.1.0.", "fd00:1::"} {
+		for i := 1; i <= 3; i++ {
+			a := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprint(prefix, i)), 8080)
+			since := rapid.IntRange(-2, 3).Draw(t, "silent since")
+			if since >= 0 {
+				all[service.AddressOf(service.TCP, a)] = time.Unix(int64(since), 0)
+				all[service.AddressOf(service.UDP, a)] = time.Unix(int64(since), 0)
+			}
+		}
+	}
+	return all
+}
+
+// checkSilent compares each Port with what it would be if nothing was silent.
+func (c *clusterObjects) checkSilent(t *rapid.T, live *Tracker, s *service.Snapshot) {
+	noisy := clusterObjects{c.services, c.slices, c.node, c.ranges, nil}
+	all := noisy.fromScratch(live.options).Latest()
+	for _, f := range service.Families {
+		for p := range s.Ports(f) {
+			q := all.Port(f, p.Name)
+			on := live.SilentPolicy(types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name}) == SilentOn && p.Name.Protocol != service.UDP
+			c.checkLeftOut(t, p, p.Cluster, q.Cluster, on)
+			c.checkLeftOut(t, p, p.Local, q.Local, on)
+		}
+	}
+}
+
+// checkLeftOut checks the rule with other words than the Tracker: each endpoint that is left
+// out is silent, and none that stays is silent for longer, unless the half is reached.
+func (c *clusterObjects) checkLeftOut(t *rapid.T, p *service.Port, list, all []service.Endpoint, on bool) {
+	sinceOf := func(e service.Endpoint) (time.Time, bool) {
+		since, silent := c.silent[service.AddressOf(p.Name.Protocol, e.Addr)]
+		return since, silent
+	}
+	var stay, out []time.Time
+	for _, e := range all {
+		since, silent := sinceOf(e)
+		stays := slices.Contains(list, e)
+		if !stays && !silent {
+			t.Errorf("%s lacks %v, which answers", p.Name, e.Addr)
+		}
+		switch {
+		case stays && silent:
+			stay = append(stay, since)
+		case !stays:
+			out = append(out, since)
+		}
+	}
+	most := len(all) / 2
+	if !on || len(stay)+len(out) == len(all) {
+		most = 0
+	}
+	if want := min(most, len(stay)+len(out)); len(out) != want || len(list)+len(out) != len(all) {
+		t.Errorf("%s leaves out %d of %d endpoints, want %d", p.Name, len(out), len(all), want)
+	}
+	for _, a := range stay {
+		for _, b := range out {
+			if a.Before(b) {
+				t.Errorf("%s leaves out one that is silent since %v, and keeps one since %v", p.Name, b, a)
+			}
+		}
 	}
 }
 
@@ -195,6 +276,9 @@ func drawSome(t *rapid.T, label string, all ...string) []string {
 
 func drawService(t *rapid.T, name string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: name}}
+	if text := rapid.SampledFrom([]string{"", "", "", "off", "observe", "on", "bad"}).Draw(t, "annotation"); text != "" {
+		s.Annotations = map[string]string{AnnotationSilent: text}
+	}
 	s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(0, 1).Draw(t, "age")), 0)
 	s.Spec.Type = rapid.SampledFrom([]corev1.ServiceType{"LoadBalancer", "LoadBalancer", "NodePort", "ClusterIP", "ExternalName"}).Draw(t, "type")
 	s.Spec.ClusterIPs = append([]string{rapid.SampledFrom([]string{"10.96.0.1", "10.96.0.2", "10.1.0.3"}).Draw(t, "cluster IP")}, drawSome(t, "cluster IPs", "fd00:96::1")...)
@@ -485,12 +569,14 @@ type choices struct {
 	PodsFromNode      bool
 	MasqueradeAll     bool
 	IgnoreExternalIPs bool
-	Explain           bool // show why each endpoint and address is used, or not
+	SilentEndpoints   Silent
+	Silent            []string // addresses with ports, from the one that is silent for longest
+	Explain           bool     // show why each endpoint and address is used, or not
 }
 
 func (c choices) options() Options {
 	o := Options{NodeName: "node-a", PodsFromNode: c.PodsFromNode, MasqueradeAll: c.MasqueradeAll,
-		NodePortsPrimary: c.NodePortsPrimary, IgnoreExternalIPs: c.IgnoreExternalIPs}
+		NodePortsPrimary: c.NodePortsPrimary, IgnoreExternalIPs: c.IgnoreExternalIPs, SilentEndpoints: c.SilentEndpoints}
 	for _, s := range c.NodeIPs {
 		o.NodeIPs = append(o.NodeIPs, netip.MustParseAddr(s))
 	}
@@ -515,6 +601,13 @@ func runScenario(t *testing.T, a *txtar.Archive) string {
 	if err := m.Load(context.Background(), tracker); err != nil {
 		t.Fatal(err)
 	}
+	silent := map[service.Address]time.Time{}
+	for i, s := range c.Silent {
+		for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+			silent[service.AddressOf(p, netip.MustParseAddrPort(s))] = time.Unix(int64(i), 0)
+		}
+	}
+	tracker.SetSilent(silent)
 	var b bytes.Buffer
 	s := tracker.Latest()
 	printSnapshot(&b, s)

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -43,6 +44,8 @@ type Options struct {
 	ProxyName string
 	// Listed fills service.Port.Listed.
 	Listed bool
+	// SilentEndpoints holds for Services without AnnotationSilent.
+	SilentEndpoints Silent
 }
 
 // Listener is notified of what a Tracker finds. Functions that are nil are left out.
@@ -73,6 +76,7 @@ type Tracker struct {
 	host      Host
 	cidrs     map[string]*serviceCIDR // by the name of the ServiceCIDR
 	misplaced misplaced
+	silent    map[service.Address]time.Time // see SetSilent
 	synced    bool
 	unread    int // see source.Sink
 	// batching means that a Batch runs. batchChanged means that it changed something, or
@@ -105,6 +109,7 @@ type serviceState struct {
 	misplaced int32
 	dirty     bool
 	selector  bool   // the Service has one
+	silent    byte   // of its annotation, see silents
 	labels    string // as labels.Set formats them
 }
 
@@ -158,11 +163,11 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 		s.selector, s.labels = len(o.Spec.Selector) > 0, labels.Set(o.Labels).String()
 		created := o.CreationTimestamp.Unix()
 		known := s.created == created && (s.want == nil) == (want == nil)
-		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) {
+		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) && s.silent == b.silent {
 			return false
 		}
 		t.release(s)
-		s.created, s.want, s.notes = created, want, notes
+		s.created, s.want, s.notes, s.silent = created, want, notes, b.silent
 		t.claim(s)
 		t.markDirty(s)
 		return true
@@ -336,8 +341,9 @@ func (t *Tracker) Reconfigure(o Options) {
 		t.options.NodePorts, t.options.NodePortsPrimary = slices.Clone(o.NodePorts), o.NodePortsPrimary
 		t.options.MasqueradeAll = o.MasqueradeAll
 		now := t.options.node(t.nodeInfo)
+		silent := t.setSilentDefault(o.SilentEndpoints)
 		if sameNode(before, now) {
-			return false
+			return silent
 		}
 		// Addresses affect hairpin traffic and, with NodePorts, which addresses are
 		// refused.

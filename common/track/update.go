@@ -41,7 +41,7 @@ func (t *Tracker) removeService(name types.NamespacedName) bool {
 		return false
 	}
 	t.release(s)
-	s.created, s.selector, s.want, s.notes = 0, false, nil, nil
+	s.created, s.selector, s.want, s.notes, s.silent = 0, false, nil, nil, 0
 	t.markDirty(s)
 	return true
 }
@@ -192,6 +192,7 @@ func (r *resolver) resolve() {
 	r.localReady = s.localReady()
 	r.index = indexOf(s)
 	r.tracker.chooser.invalidate()
+	r.tracker.chooser.silent, r.tracker.chooser.policy = r.tracker.silent, r.tracker.silentPolicy(s)
 	have := make([]*service.Port, 0, len(s.want))
 	for i, want := range s.want {
 		old := find(s.have, want, i)

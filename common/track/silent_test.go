@@ -1,0 +1,140 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+)
+
+// silentCluster has Services of ten endpoints on node-0 to node-9, more or less. See
+// plainSlice.
+func silentCluster(services int) *Tracker {
+	t := New(Options{NodeName: "node-7", SilentEndpoints: SilentOn})
+	for i := range services {
+		t.SetService(plainService(i))
+		t.SetSlice(plainSlice(i, 10))
+	}
+	t.Synced()
+	t.Latest()
+	return t
+}
+
+// ofSlice returns endpoint j of Service i.
+func ofSlice(i, j int) service.Address {
+	a := netip.MustParseAddr(plainSlice(i, 10).Endpoints[j].Addresses[0])
+	return service.AddressOf(service.TCP, netip.AddrPortFrom(a, 8080))
+}
+
+func portName(i int) service.PortName {
+	n := nameOf(i)
+	return service.PortName{Namespace: n.Namespace, Name: n.Name, Port: "http", Protocol: service.TCP}
+}
+
+// A change of what is silent touches the Services that have it, and no others.
+func TestSetSilentTouches(t *testing.T) {
+	changes := 0
+	w := silentCluster(50)
+	w.Subscribe(Listener{Changed: func() { changes++ }})
+	now := time.Unix(100, 0)
+	before := w.Latest()
+	other := ofSlice(7, 3)
+	other.Port++
+	for i, x := range []struct {
+		silent []service.Address
+		want   []int // Services that change
+	}{
+		{},
+		{silent: []service.Address{ofSlice(7, 3), ofSlice(9, 1)}, want: []int{7, 9}},
+		{silent: []service.Address{ofSlice(7, 3), ofSlice(9, 1)}},
+		{silent: []service.Address{ofSlice(7, 3)}, want: []int{9}},
+		{silent: []service.Address{ofSlice(7, 3), other}},
+		{want: []int{7}},
+	} {
+		all := map[service.Address]time.Time{}
+		for _, a := range x.silent {
+			all[a] = now
+		}
+		called := changes
+		w.SetSilent(all)
+		if got := len(w.dirty); got != len(x.want) || changes-called != min(1, len(x.want)) {
+			t.Errorf("step %d: %d Services are dirty, Changed called %d times; want %v", i, got, changes-called, x.want)
+		}
+		next := w.Latest()
+		for k := range 50 {
+			same := before.Port(service.IPv4, portName(k)) == next.Port(service.IPv4, portName(k))
+			if same == slices.Contains(x.want, k) {
+				t.Errorf("step %d: Service %d is the same: %t", i, k, same)
+			}
+		}
+		before = next
+	}
+}
+
+func TestPeers(t *testing.T) {
+	w := silentCluster(3)
+	local := 1 // on node-7
+	for range 20 {
+		all, alike := w.Peers(ofSlice(1, local), portName(1))
+		if len(all) != 9 || !alike || slices.Contains(all, ofSlice(1, local)) {
+			t.Fatalf("peers of a local endpoint: %v, %t", all, alike)
+		}
+		all, alike = w.Peers(ofSlice(1, 4), portName(1))
+		if len(all) != 8 || !alike || slices.Contains(all, ofSlice(1, local)) || slices.Contains(all, ofSlice(1, 4)) {
+			t.Fatalf("peers of a remote endpoint: %v, %t", all, alike)
+		}
+	}
+	w.SetSlice(plainSlice(1, 2))
+	a := netip.AddrPortFrom(netip.MustParseAddr(plainSlice(1, 2).Endpoints[0].Addresses[0]), 8080)
+	if all, alike := w.Peers(service.AddressOf(service.TCP, a), portName(1)); len(all) != 1 || alike {
+		t.Errorf("peers of the only remote one: %v, %t", all, alike)
+	}
+	w.SetSlice(plainSlice(0, 100))
+	if all, _ := w.Peers(ofSlice(0, 0), portName(0)); len(all) != maxPeers {
+		t.Errorf("%d peers of 100", len(all))
+	}
+	off := plainService(2)
+	off.Annotations = map[string]string{AnnotationSilent: "off"}
+	for what, none := range map[string]func() ([]service.Address, bool){
+		"not an endpoint": func() ([]service.Address, bool) { return w.Peers(ofSlice(2, 4), portName(1)) },
+		"another Service": func() ([]service.Address, bool) { return w.Peers(ofSlice(1, 4), portName(9)) },
+		"switched off":    func() ([]service.Address, bool) { w.SetService(off); return w.Peers(ofSlice(2, 4), portName(2)) },
+		"the only endpoint": func() ([]service.Address, bool) {
+			w.SetSlice(plainSlice(0, 1))
+			return w.Peers(ofSlice(0, 0), portName(0))
+		},
+	} {
+		if all, alike := none(); len(all) > 0 || alike {
+			t.Errorf("%s: %v, %t", what, all, alike)
+		}
+	}
+}
+
+func TestSameNode(t *testing.T) {
+	w := silentCluster(20)
+	off := plainService(5)
+	off.Annotations = map[string]string{AnnotationSilent: "off"}
+	w.SetService(off)
+	got, want := w.SameNode(ofSlice(3, 2)), map[service.Address]service.PortName{}
+	for i := range 20 {
+		if i != 3 && i != 5 {
+			want[ofSlice(i, 2)] = portName(i)
+		}
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if all := w.SameNode(ofSlice(99, 2)); len(all) > 0 {
+		t.Errorf("of an unknown one: %v", all)
+	}
+	large := silentCluster(1000)
+	if n := len(large.SameNode(ofSlice(3, 2))); n < 400 || n > maxSameNode {
+		t.Errorf("%d of 1000 on one node", n)
+	}
+}
