@@ -75,8 +75,7 @@ const (
 	leastDials, mostDials      = 3, 24
 	mostControls, controlDials = 3, 2
 	chance                     = 1e-6 // that all dials to an endpoint that answers are lost
-	leastFlows                 = 3    // without an answer, if clients alone decide
-	mostClients                = 8    // that are kept of a suspect
+	mostClients                = 32   // that are kept of a suspect
 
 	// trial and trialByClients are after what time a silent endpoint is used again although
 	// dials to it fail, the first time: a policy may admit clients and not the node. The
@@ -89,6 +88,7 @@ const (
 type Box struct {
 	options Options
 	wake    chan struct{}
+	running sync.WaitGroup // dials
 
 	mu       sync.Mutex
 	suspects map[service.Address]*suspect
@@ -208,6 +208,7 @@ func (b *Box) Run(ctx context.Context) {
 		timer.Reset(b.step(ctx))
 		rest(ctx, pace)
 	}
+	b.running.Wait()
 	b.mu.Lock()
 	had := len(b.records()) > 0
 	clear(b.suspects)

@@ -22,14 +22,14 @@ type suspect struct {
 	byNode bool // no client accuses it: others of its node are silent
 	busy   bool // dials are under way
 
-	first, last time.Time // evidence since it last answered, zero without
-	flows       int       // of clients, without an answer
-	clients     []netip.Addr
-	answered    time.Time // the latest answer to a client
-	dials       int       // without an answer in this suspicion, while others answered
-	rounds      int       // since the last verdict
-	undecided   bool      // dials say nothing
-	due         time.Time // of the next dials
+	first, last time.Time          // evidence since it last answered, zero without
+	flows       int                // of clients, without an answer
+	clients     map[netip.Addr]int // how many of them, by client
+	answered    time.Time          // the latest answer to a client
+	dials       int                // without an answer in this suspicion, while others answered
+	rounds      int                // since the last verdict
+	undecided   bool               // dials say nothing
+	due         time.Time          // of the next dials
 
 	out         time.Time // since when it is silent, zero if it is not
 	since       time.Time // see Record
@@ -56,8 +56,11 @@ func (s *suspect) accuse(e Evidence) {
 		return
 	}
 	s.flows++
-	if len(s.clients) < mostClients && !slices.Contains(s.clients, e.Client) {
-		s.clients = append(s.clients, e.Client)
+	if _, known := s.clients[e.Client]; known || len(s.clients) < mostClients {
+		if s.clients == nil {
+			s.clients = map[netip.Addr]int{}
+		}
+		s.clients[e.Client]++
 	}
 }
 
@@ -108,14 +111,14 @@ func (b *Box) advance(now time.Time) []service.Address {
 	limit := max(0, b.room(now)) / leastDials
 	for a, s := range b.suspects {
 		switch {
-		case s.busy:
 		case s.silent() && s.answered.After(s.out):
 			b.back(s, now)
+		case s.busy:
 		case s.silent() && !now.Before(s.until):
 			b.try(s, now)
 		case s.suspected() && s.answered.After(s.first):
 			s.clear(now)
-		case s.suspected() && s.undecided && !now.Before(s.held()) && b.clientsSay(s):
+		case s.suspected() && s.undecided && !now.Before(s.held()) && b.clientsSay(s, now):
 			s.clientsOnly = true
 			b.leaveOut(a, s, now)
 		case now.Before(s.nextLook()):
@@ -178,6 +181,7 @@ func jitter(d time.Duration) time.Duration { return d - rand.N(d/5) }
 // batch is a round of dials to one suspect, and to controls: others that should answer.
 type batch struct {
 	of       service.Address
+	silent   bool // it was when this began
 	started  time.Time
 	groups   []*group
 	controls []service.Address
@@ -210,7 +214,7 @@ func (b *Box) begin(ctx context.Context, a service.Address, now time.Time) bool 
 		b.clientsDecide(a, s, now)
 		return true
 	}
-	x := &batch{of: a, started: now}
+	x := &batch{of: a, silent: s.silent(), started: now}
 	n := leastDials
 	if s.suspected() && s.dials > 0 {
 		n = max(b.needed(now)-s.dials, 1)
@@ -226,7 +230,7 @@ func (b *Box) begin(ctx context.Context, a service.Address, now time.Time) bool 
 	s.busy = true
 	for _, g := range x.groups {
 		for range g.sent {
-			go b.dial(ctx, x, g)
+			b.running.Go(func() { b.dial(ctx, x, g) })
 		}
 	}
 	return true
@@ -306,6 +310,9 @@ func (b *Box) judge(x *batch, now time.Time) {
 		return
 	}
 	s.busy = false
+	if x.silent != s.silent() { // a client was answered meanwhile
+		return
+	}
 	s.rounds++
 	switch own := x.groups[0]; {
 	case s.silent() && (own.answered > 0 || s.answered.After(s.out)):
@@ -333,13 +340,14 @@ func (b *Box) answeredSince(a service.Address, start time.Time) bool {
 }
 
 // clientsDecide is for endpoints of which dials say nothing, because a policy may block the
-// node, or for protocols that it does not dial. Several connections must have got no answer,
-// and none one, while another endpoint has answered one of the same clients.
+// node, or for protocols that it does not dial. As many connections must have got no answer
+// as dials would have to, and none one. Only clients count that another endpoint has
+// answered: a policy may block the others.
 func (b *Box) clientsDecide(a service.Address, s *suspect, now time.Time) {
 	switch {
 	case s.silent():
 		s.due = s.until
-	case b.clientsSay(s):
+	case b.clientsSay(s, now):
 		s.clientsOnly = true
 		b.leaveOut(a, s, now)
 	case s.byNode || now.Sub(s.last) > hold:
@@ -350,9 +358,14 @@ func (b *Box) clientsDecide(a service.Address, s *suspect, now time.Time) {
 	}
 }
 
-func (b *Box) clientsSay(s *suspect) bool {
-	return s.flows >= leastFlows && !s.byNode &&
-		slices.ContainsFunc(s.clients, func(c netip.Addr) bool { return !b.answers[clientOf{s.port, c}].IsZero() })
+func (b *Box) clientsSay(s *suspect, now time.Time) bool {
+	n := 0
+	for c, flows := range s.clients {
+		if !b.answers[clientOf{s.port, c}].IsZero() {
+			n += flows
+		}
+	}
+	return n >= b.needed(now)
 }
 
 // lookAtNode suspects all endpoints of a node that has two silent ones. It looks at one node
