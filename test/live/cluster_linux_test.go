@@ -106,13 +106,19 @@ var (
 // of manifests.
 func newCluster(t *testing.T, m mode) *cluster {
 	t.Helper()
+	return newClusterOf(t, m, remotes...)
+}
+
+// newClusterOf is newCluster with those pods on the other node.
+func newClusterOf(t *testing.T, m mode, remotes ...string) *cluster {
+	t.Helper()
 	c := &cluster{dir: t.TempDir(), mode: m, accelerated: accelerated() && !m.plain}
 	c.Lab = netlab.Start(t, netlab.Config{
 		Pods: locals, Remote: remotes, Clients: outside, Bridge: m.bridge,
 		Cgroups: c.accelerated, Unbound: prefixes("10.96.0.0/12", "fd00:10:96::/112"),
 	})
-	for _, h := range c.webs() {
-		if _, err := h.Echo("", target); err != nil {
+	for _, name := range append([]string{"web-1", "web-2"}, remotes...) {
+		if _, err := c.Host(name).Echo("", target); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
@@ -24,11 +25,13 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
+	"kubeproxy/common/silence"
 	"kubeproxy/common/source"
 	"kubeproxy/common/takeover"
 	"kubeproxy/common/track"
 	"kubeproxy/common/traffic"
 	"kubeproxy/config"
+	linuxsilence "kubeproxy/platform/linux/silence"
 	"kubeproxy/platform/mode"
 	"kubeproxy/platform/modes"
 )
@@ -66,6 +69,7 @@ type Selected struct {
 	health      *health.Monitor // which the backends know
 	relayed     *servicestate.Relayed
 	traffic     *traffic.Collector // nil if nothing is counted
+	silent      *silence.Box       // nil where nothing tells of silent endpoints
 }
 
 // Candidate is a mode that may be selected.
@@ -176,8 +180,56 @@ func (se *Selected) setup(log klog.Logger) mode.Setup {
 		log.Info("Warning: connections to a Service fail, because its endpoints do not answer",
 			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "err", why)
 	}}
-	s.Attempted = se.relayed.Attempted
+	s.Attempted = func(f service.Family, name service.PortName, endpoint netip.AddrPort, err error) {
+		se.relayed.Attempted(f, name, endpoint, err)
+		if e, tells := linuxsilence.OfRelay(name, endpoint, err); tells && se.silent != nil {
+			se.silent.Observe(e)
+		}
+	}
 	return s
+}
+
+// newBox returns what decides which endpoints do not answer, nil where nothing tells.
+func newBox(c *config.Config, t *track.Tracker) *silence.Box {
+	if c.OS != config.Linux {
+		return nil
+	}
+	return silence.New(silence.Options{
+		Dial: linuxsilence.Dial, Peers: t.Peers, SameNode: t.SameNode,
+		Changed: func(all map[service.Address]silence.Record) {
+			since := map[service.Address]time.Time{}
+			for e, r := range all {
+				since[e] = r.Since
+			}
+			t.SetSilent(since)
+		},
+	})
+}
+
+// followSilence finds endpoints that do not answer until ctx ends.
+func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
+	if p.selected.silent == nil {
+		return
+	}
+	group.Go(func() error {
+		p.selected.silent.Run(ctx)
+		return nil
+	})
+	w := &linuxsilence.Watch{
+		Latest: p.tracker.Latest, Observe: p.selected.silent.Observe,
+		Wanted: func(name service.PortName) bool {
+			return p.tracker.SilentPolicy(types.NamespacedName{Namespace: name.Namespace, Name: name.Name}) != track.SilentOff
+		},
+	}
+	for _, b := range p.selected.Backends {
+		w.Families = append(w.Families, b.Family)
+	}
+	group.Go(func() error {
+		if err := w.Run(ctx); err != nil && ctx.Err() == nil {
+			p.log.Info("Connections to endpoints that do not answer are not looked for", "reason", err.Error())
+		}
+		return nil
+	})
 }
 
 // Setup returns what modes get from a command, which reports nothing of rounds.

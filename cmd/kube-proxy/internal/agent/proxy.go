@@ -93,7 +93,7 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 		m.start(ctx, group)
 	}
 	group.Go(func() error { return p.source.Run(ctx, p.reports.Sink()) })
-	group.Go(func() error { return p.prepareAfterFirstRound(ctx) })
+	group.Go(func() error { return p.prepareAfterFirstRound(ctx, group) })
 	if process.Started != nil {
 		process.Started()
 	}
@@ -126,6 +126,7 @@ func (s System) newProxy(ctx context.Context, o *Options, process Process, c *co
 	logStart(log, o, process, selected)
 	tracker := track.New(TrackOptions(selected.Descriptor, c, node))
 	selected.traffic = newCollector(selected, tracker)
+	selected.silent = newBox(c, tracker)
 	p := &proxy{
 		options: o, process: process, system: s, node: node, active: newActiveConfig(o.Flags.Config, c), selected: selected, request: request,
 		source: from, tracker: tracker, reports: s.newReports(selected, report.Options{Node: node, Build: process.Build, API: apiOf(from), Sources: sources, Tracker: tracker, Log: log}),
@@ -137,12 +138,13 @@ func (s System) newProxy(ctx context.Context, o *Options, process Process, c *co
 
 // prepareAfterFirstRound does what can wait for the first rules, and goes on until ctx
 // ends.
-func (p *proxy) prepareAfterFirstRound(ctx context.Context) error {
+func (p *proxy) prepareAfterFirstRound(ctx context.Context, group *errgroup.Group) error {
 	if !p.progress.wait(ctx) {
 		return nil
 	}
 	// The first round needs memory that later rounds do not need.
 	debug.FreeOSMemory()
+	p.followSilence(ctx, group)
 	// The settings of connection tracking exist since its first use, so now at the
 	// latest. See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
 	p.system.KeepPrepared(ctx, host.Preparation{

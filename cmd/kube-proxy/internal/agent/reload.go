@@ -320,6 +320,9 @@ func TrackOptions(d mode.Descriptor, c *config.Config, node string) track.Option
 
 		NodePortsEverywhere: c.OS == config.Windows,
 	}
+	if c.OS == config.Linux {
+		o.SilentEndpoints = track.SilentOn
+	}
 	if ip := c.NodeIP(); ip.IsValid() {
 		o.NodeIPs = []netip.Addr{ip}
 	}

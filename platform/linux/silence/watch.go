@@ -1,0 +1,240 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package silence sees which endpoints do not answer: it looks at connection tracking for
+// connections through Services whose first packet got no answer, and dials endpoints.
+// Package common/silence decides what that means.
+package silence
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/silence"
+	"kubeproxy/platform/linux/conntrack"
+)
+
+const (
+	// busyPause is the time between two looks while connections wait for an answer. One that
+	// waits for that long is unanswered.
+	busyPause = 200 * time.Millisecond
+	// idlePause is the time between two looks otherwise. A client repeats its first packet
+	// after a second. Until then two looks and a dial should be done.
+	idlePause = 2 * busyPause
+	// lonelyPause is the time between two looks for work if no Service has two endpoints.
+	lonelyPause = 5 * time.Second
+	// share is the part of a processor that looks take at most.
+	share = 100
+
+	// maxEndpoints and maxFlows bound what is kept: endpoints with waiting connections, and
+	// connections of each.
+	maxEndpoints, maxFlows = 4096, 8
+)
+
+// Watch looks for connections without an answer.
+type Watch struct {
+	Families []service.Family
+	// Latest returns the snapshot that tells which connections go through a Service.
+	Latest func() *service.Snapshot
+	// Wanted reports whether endpoints of a Service port that do not answer matter.
+	Wanted func(service.PortName) bool
+	// Observe gets each connection without an answer, once.
+	Observe func(silence.Evidence)
+
+	cpuTime func() time.Duration // that the calling thread has used
+	driver  conntrack.Driver
+	waiting map[service.Address][]*flow // by endpoint
+	looks   int
+	known   *service.Snapshot // the one that filters are for
+	filters []conntrack.Filter
+}
+
+// flow is a connection whose client waits.
+type flow struct {
+	client, to netip.AddrPort
+	since      time.Time
+	look       int // the last one that saw it
+	told       bool
+}
+
+// run looks until ctx ends. An error means that this kernel cannot dump its table.
+func (w *Watch) run(ctx context.Context) error {
+	w.waiting = map[service.Address][]*flow{}
+	for {
+		before := w.cpuTime()
+		err := w.look(ctx, time.Now())
+		if ctx.Err() != nil || errors.Is(err, errors.ErrUnsupported) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(max(w.pause(), share*(w.cpuTime()-before))):
+		}
+	}
+}
+
+func (w *Watch) pause() time.Duration {
+	switch {
+	case len(w.filters) == 0:
+		return lonelyPause
+	case len(w.waiting) == 0:
+		return idlePause
+	}
+	return busyPause
+}
+
+// look looks once. The next one sees what an error hides.
+func (w *Watch) look(ctx context.Context, now time.Time) error {
+	if s := w.Latest(); s != w.known {
+		w.known, w.filters = s, w.filtersOf(s)
+	}
+	w.looks++
+	var err error
+	for _, f := range w.filters {
+		if err = w.driver.Dump(ctx, f, func(x conntrack.Flow) { w.see(x, now) }); err != nil {
+			break
+		}
+	}
+	w.tell(now)
+	return err
+}
+
+// filtersOf returns the dumps that show connections to the ports of s which have two
+// endpoints, so that one can be left out.
+func (w *Watch) filtersOf(s *service.Snapshot) []conntrack.Filter {
+	var all []conntrack.Filter
+	for _, f := range w.Families {
+		for p := range s.Ports(f) {
+			x := conntrack.Filter{Family: f, Protocol: p.Name.Protocol, OneWay: true}
+			if x.Protocol != service.UDP && max(len(p.Cluster), len(p.Local)) > 1 && !slices.Contains(all, x) && w.Wanted(p.Name) {
+				all = append(all, x)
+			}
+		}
+	}
+	return all
+}
+
+// see records an entry of a connection that waits. Its endpoint differs from where the
+// client sent it.
+func (w *Watch) see(x conntrack.Flow, now time.Time) {
+	if !x.Opening() || x.ReplySrc == x.Dst {
+		return
+	}
+	e := service.AddressOf(x.Protocol, x.ReplySrc)
+	have := w.waiting[e]
+	i := slices.IndexFunc(have, func(f *flow) bool { return f.client == x.Src && f.to == x.Dst })
+	switch {
+	case i >= 0:
+		have[i].look = w.looks
+	case len(have) < maxFlows && (have != nil || len(w.waiting) < maxEndpoints):
+		w.waiting[e] = append(have, &flow{client: x.Src, to: x.Dst, since: now, look: w.looks})
+	}
+}
+
+// tell forgets the connections that wait no more, and tells of those that have waited for
+// long enough.
+func (w *Watch) tell(now time.Time) {
+	due := map[service.Address][]silence.Evidence{} // by frontend
+	for e, flows := range w.waiting {
+		flows = slices.DeleteFunc(flows, func(f *flow) bool { return f.look != w.looks })
+		if w.waiting[e] = flows; len(flows) == 0 {
+			delete(w.waiting, e)
+		}
+		for _, f := range flows {
+			if f.told || now.Sub(f.since) < busyPause {
+				continue
+			}
+			f.told = true
+			to := service.AddressOf(e.Protocol, f.to)
+			due[to] = append(due[to], silence.Evidence{Endpoint: e, Client: f.client.Addr(), At: now, Kind: silence.Unanswered})
+		}
+	}
+	if len(due) == 0 {
+		return
+	}
+	for _, f := range w.Families {
+		for p := range w.known.Ports(f) {
+			w.tellOf(p, due)
+		}
+	}
+}
+
+// tellOf tells of the connections to the frontends of p that lead to one of its endpoints.
+// NodePorts are known by their endpoints, whichever address of the node the client used.
+func (w *Watch) tellOf(p *service.Port, due map[service.Address][]silence.Evidence) {
+	if p.Name.Protocol == service.UDP {
+		return
+	}
+	for _, x := range p.Frontends {
+		a := p.Address(x)
+		if x.Addr.IsValid() {
+			w.tellTo(p, due[a])
+			continue
+		}
+		for to, all := range due {
+			if to.OnNode() == a {
+				w.tellTo(p, all)
+			}
+		}
+	}
+}
+
+func (w *Watch) tellTo(p *service.Port, all []silence.Evidence) {
+	for _, e := range all {
+		if has(p.Cluster, e.Endpoint) || has(p.Local, e.Endpoint) {
+			e.Port = p.Name
+			w.Observe(e)
+		}
+	}
+}
+
+// has reports whether one of the endpoints, which are sorted, is e.
+func has(endpoints []service.Endpoint, e service.Address) bool {
+	_, found := slices.BinarySearchFunc(endpoints, netip.AddrPortFrom(e.Addr, e.Port), func(x service.Endpoint, a netip.AddrPort) int { return x.Addr.Compare(a) })
+	return found
+}
+
+// Dial sends a first packet to a TCP endpoint and reports whether anything came back before
+// ctx ended. A refusal is an answer, and the lack of a route is none. The server does not
+// notice: a reset comes instead of the acknowledgement with which it would accept.
+func Dial(ctx context.Context, e service.Address) bool {
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return c.Control(delayAck) }}
+	c, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(e.Addr, e.Port).String())
+	if err != nil {
+		return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
+	}
+	_ = c.(*net.TCPConn).SetLinger(0) // it is closed anyway
+	_ = c.Close()
+	return true
+}
+
+// OfRelay returns what an attempt of a listener to reach an endpoint says, and whether it
+// says anything.
+func OfRelay(name service.PortName, endpoint netip.AddrPort, err error) (silence.Evidence, bool) {
+	e := silence.Evidence{Endpoint: service.AddressOf(name.Protocol, endpoint), Port: name, At: time.Now()}
+	switch {
+	case !endpoint.IsValid():
+		return e, false
+	case err == nil || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET):
+		e.Kind = silence.Answered
+	case timedOut(err):
+		e.Kind = silence.Unanswered
+	case errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH):
+		e.Kind = silence.Unreachable
+	default:
+		return e, false
+	}
+	return e, true
+}
+
+func timedOut(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}

@@ -1,0 +1,258 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package silence
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/silence"
+	"kubeproxy/platform/linux/conntrack"
+)
+
+// table is a connection tracking table. A dump of it takes cost of the processor.
+type table struct {
+	conntrack.Driver
+	flows []conntrack.Flow
+	cost  time.Duration
+	err   error
+
+	used  time.Duration
+	dumps []time.Time
+}
+
+func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.Flow)) error {
+	x.used += x.cost
+	x.dumps = append(x.dumps, time.Now())
+	for _, y := range x.flows {
+		if service.FamilyOf(y.Dst.Addr()) == f.Family { // protocol and status as an old kernel
+			each(y)
+		}
+	}
+	return x.err
+}
+
+func at(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+// syn is an entry of a client that waits.
+func syn(client, to, endpoint string) conntrack.Flow {
+	return conntrack.Flow{Protocol: service.TCP, Src: at(client), Dst: at(to), ReplySrc: at(endpoint), ReplyDst: at(client), State: 1}
+}
+
+func port(name string, p service.Protocol, frontends []service.Frontend, endpoints ...string) *service.Port {
+	x := &service.Port{Name: service.PortName{Namespace: "shop", Name: name, Protocol: p}, Frontends: frontends}
+	for _, e := range endpoints {
+		x.Cluster = append(x.Cluster, service.Endpoint{Addr: at(e)})
+	}
+	return x
+}
+
+func clusterIP(a string) []service.Frontend {
+	x := at(a)
+	return []service.Frontend{{Kind: service.ClusterIP, Addr: x.Addr(), Port: x.Port()}}
+}
+
+func snapshot(ports ...*service.Port) *service.Snapshot {
+	slices.SortFunc(ports, func(a, b *service.Port) int { return a.Name.Compare(b.Name) })
+	return service.New(1, &service.Node{}, ports)
+}
+
+// watching is a Watch that runs in a bubble, and what it has told.
+type watching struct {
+	*Watch
+	table *table
+	told  []silence.Evidence
+	ended error
+}
+
+func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
+	t.Helper()
+	w := &watching{table: x}
+	w.Watch = &Watch{
+		Families: service.Families[:], Latest: func() *service.Snapshot { return s },
+		Wanted: func(n service.PortName) bool { return n.Name != "unwanted" },
+		Observe: func(e silence.Evidence) {
+			if !e.At.Equal(time.Now()) {
+				t.Errorf("%v is not of now", e)
+			}
+			e.At = time.Time{}
+			w.told = append(w.told, e)
+		},
+		driver: x, cpuTime: func() time.Duration { return x.used },
+	}
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		w.ended = w.run(ctx)
+	}()
+	t.Cleanup(func() {
+		end()
+		<-done
+	})
+	return w
+}
+
+// after lets d pass, and a little more.
+func after(d time.Duration) {
+	time.Sleep(d + time.Millisecond)
+	synctest.Wait()
+}
+
+var webs = []string{"10.244.1.2:8080", "10.244.1.3:8080"}
+
+// TestWhatWatchTells has entries of all sorts, twice, and looks at what is told.
+func TestWhatWatchTells(t *testing.T) {
+	web := port("web", service.TCP, append(clusterIP("10.96.0.10:80"), service.Frontend{Kind: service.NodePort, Port: 30080}), webs...)
+	other := port("other", service.TCP, clusterIP("10.96.0.11:80"), webs...)
+	answered := syn("10.244.1.9:1007", "10.96.0.10:80", webs[0])
+	answered.Answered, answered.State = true, 2
+	datagram := syn("10.244.1.9:1008", "10.96.0.10:80", webs[0])
+	datagram.Protocol = service.UDP
+	for _, tc := range []struct {
+		name string
+		flow conntrack.Flow
+		want string // the Service, empty for nothing
+	}{
+		{"to a ClusterIP", syn("10.244.1.9:1000", "10.96.0.10:80", webs[0]), "web"},
+		{"to another Service", syn("10.244.1.9:1001", "10.96.0.11:80", webs[0]), "other"},
+		{"to a NodePort", syn("192.0.2.1:1002", "192.0.2.10:30080", webs[1]), "web"},
+		{"directly", syn("10.244.1.9:1003", webs[0], webs[0]), ""},
+		{"to no Service", syn("10.244.1.9:1004", "10.96.0.12:80", webs[0]), ""},
+		{"to another port of the Service", syn("10.244.1.9:1005", "10.96.0.10:81", webs[0]), ""},
+		{"to what others translate", syn("10.244.1.9:1006", "10.96.0.10:80", "10.244.1.4:8080"), ""},
+		{"answered", answered, ""},
+		{"of another protocol", datagram, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := watch(t, snapshot(web, other), &table{flows: []conntrack.Flow{tc.flow}})
+				after(time.Second)
+				var want []silence.Evidence
+				if tc.want != "" {
+					want = []silence.Evidence{{
+						Endpoint: service.AddressOf(service.TCP, tc.flow.ReplySrc), Client: tc.flow.Src.Addr(),
+						Port: service.PortName{Namespace: "shop", Name: tc.want, Protocol: service.TCP}, Kind: silence.Unanswered,
+					}}
+				}
+				if !slices.Equal(w.told, want) {
+					t.Errorf("told %v, want %v", w.told, want)
+				}
+			})
+		})
+	}
+}
+
+// TestAnswerInTime has an answer come between two looks, and another connection take its
+// place.
+func TestAnswerInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &table{flows: []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}}
+		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
+		after(0)
+		x.flows[0].Src = at("10.244.1.9:1001")
+		after(busyPause)
+		x.flows[0].Src = at("10.244.1.9:1002")
+		after(busyPause)
+		x.flows = nil
+		after(time.Second)
+		if len(w.told) > 0 || len(w.waiting) > 0 {
+			t.Errorf("told %v, keeps %v", w.told, w.waiting)
+		}
+	})
+}
+
+// TestPace looks at the pauses between looks.
+func TestPace(t *testing.T) {
+	web := port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)
+	waiting := []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}
+	for _, tc := range []struct {
+		name string
+		s    *service.Snapshot
+		x    *table
+		want time.Duration // 0 for no look
+	}{
+		{"idle", snapshot(web), &table{}, idlePause},
+		{"connections wait", snapshot(web), &table{flows: waiting}, busyPause},
+		{"looks are expensive", snapshot(web), &table{flows: waiting, cost: 20 * time.Millisecond}, 2 * time.Second},
+		{"the table changes", snapshot(web), &table{err: syscall.EINTR}, idlePause},
+		{"one endpoint", snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs[0])), &table{}, 0},
+		{"UDP", snapshot(port("web", service.UDP, clusterIP("10.96.0.10:80"), webs...)), &table{}, 0},
+		{"switched off", snapshot(port("unwanted", service.TCP, clusterIP("10.96.0.10:80"), webs...)), &table{}, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				watch(t, tc.s, tc.x)
+				after(5 * tc.want)
+				switch n := len(tc.x.dumps); {
+				case tc.want == 0 && n == 0:
+				case n < 3 || tc.x.dumps[2].Sub(tc.x.dumps[1]) != tc.want:
+					t.Errorf("looks at %v, want one each %s", tc.x.dumps, tc.want)
+				}
+			})
+		})
+	}
+}
+
+// TestFlood bounds what is kept of many connections that wait.
+func TestFlood(t *testing.T) {
+	w := &Watch{waiting: map[service.Address][]*flow{}}
+	for i := range 2 * maxEndpoints {
+		for c := range uint16(2 * maxFlows) {
+			x := syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])
+			x.Src = netip.AddrPortFrom(x.Src.Addr(), c+1)
+			x.ReplySrc = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80)
+			w.see(x, time.Now())
+		}
+	}
+	kept := 0
+	for _, flows := range w.waiting {
+		kept += len(flows)
+	}
+	if len(w.waiting) != maxEndpoints || kept != maxEndpoints*maxFlows {
+		t.Errorf("%d connections to %d endpoints are kept, want %d to %d", kept, len(w.waiting), maxEndpoints*maxFlows, maxEndpoints)
+	}
+}
+
+// TestKernelWithoutTable ends on a kernel that cannot show its table.
+func TestKernelWithoutTable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), &table{err: &conntrack.MissingModuleError{Module: "nf_conntrack_netlink"}})
+		after(0)
+		if !errors.Is(w.ended, errors.ErrUnsupported) {
+			t.Errorf("ended with %v, want that this is unsupported", w.ended)
+		}
+	})
+}
+
+// TestOfRelay checks what attempts of listeners say.
+func TestOfRelay(t *testing.T) {
+	name, e := service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}, at(webs[0])
+	for _, tc := range []struct {
+		err  error
+		want silence.Kind
+		says bool
+	}{
+		{nil, silence.Answered, true},
+		{syscall.ECONNREFUSED, silence.Answered, true},
+		{context.DeadlineExceeded, silence.Unanswered, true},
+		{syscall.EHOSTUNREACH, silence.Unreachable, true},
+		{syscall.EMFILE, 0, false},
+	} {
+		x, says := OfRelay(name, e, tc.err)
+		if says != tc.says || says && (x.Kind != tc.want || x.Port != name || x.Endpoint != service.AddressOf(service.TCP, e)) {
+			t.Errorf("%v: %v, %t", tc.err, x, says)
+		}
+	}
+	if _, says := OfRelay(name, netip.AddrPort{}, context.DeadlineExceeded); says {
+		t.Error("an attempt without an endpoint says something")
+	}
+}
