@@ -256,6 +256,7 @@ var (
 	_ json.Unmarshaler = (*resource.QuantityValue)(nil)
 	_ json.Unmarshaler = (*logsapi.TimeOrMetaDuration)(nil)
 	_ json.Unmarshaler = (*Acceleration)(nil)
+	_ json.Unmarshaler = (*SecondDraw)(nil)
 )
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
@@ -468,6 +469,8 @@ func describeType(t reflect.Type) string {
 		return "a duration such as 5s, or nanoseconds"
 	case reflect.TypeFor[Acceleration]():
 		return wantAcceleration
+	case reflect.TypeFor[SecondDraw]():
+		return "true or false"
 	case reflect.TypeFor[resource.QuantityValue]():
 		return "a quantity such as 64Ki"
 	}

@@ -450,6 +450,8 @@ type Switches struct {
 	CountTraffic bool
 	// SocketAcceleration gives TCP sockets their endpoint when they connect.
 	SocketAcceleration Acceleration
+	// SecondDraw is whether a TCP connection whose endpoint does not answer gets another one.
+	SecondDraw SecondDraw
 }
 
 // Acceleration is whose sockets get their endpoint when they connect. It implements
@@ -519,6 +521,36 @@ func (a *Acceleration) Type() string { return "node|all" }
 // UnmarshalJSON implements json.Unmarshaler.
 func (a *Acceleration) UnmarshalJSON(text []byte) error { return setJSON(a.Set, text) }
 
+// SecondDraw is a boolean switch that is on by default. It implements pflag.Value and
+// json.Unmarshaler.
+type SecondDraw string
+
+// The values of SecondDraw.
+const (
+	DrawAgain SecondDraw = ""
+	DrawOnce  SecondDraw = "false"
+)
+
+var draws = forms[SecondDraw]{
+	{DrawAgain, []string{"true", "t", "1", "yes", "y", "on"}},
+	{DrawOnce, []string{"false", "f", "0", "no", "n", "off"}},
+}
+
+// Set implements pflag.Value.
+func (d *SecondDraw) Set(text string) error { return draws.set(d, text, "true or false") }
+
+// String implements pflag.Value.
+func (d *SecondDraw) String() string { return draws.text(*d) }
+
+// Type implements pflag.Value.
+func (d *SecondDraw) Type() string { return "bool" }
+
+// IsBoolFlag lets pflag print the switch like its own booleans.
+func (d *SecondDraw) IsBoolFlag() bool { return true }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *SecondDraw) UnmarshalJSON(text []byte) error { return setJSON(d.Set, text) }
+
 // ownSwitch is one of Switches: a flag, a field of the file, and why it has no effect on
 // Windows. Its default is the zero value.
 type ownSwitch struct {
@@ -544,6 +576,14 @@ var ownSwitches = []ownSwitch{
 		alone:   "true",
 		effect:  Restart,
 		of:      func(s *Switches) pflag.Value { return &s.SocketAcceleration },
+	},
+	{
+		flag: "second-draw", path: "secondDraw",
+		help:    "a TCP connection whose first packet no endpoint answers within a second gets another endpoint when its client repeats it",
+		windows: "HNS has no timeouts for connections that nobody answered",
+		alone:   "true",
+		effect:  Restart,
+		of:      func(s *Switches) pflag.Value { return &s.SecondDraw },
 	},
 }
 

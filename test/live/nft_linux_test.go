@@ -728,3 +728,48 @@ func iptablesVerdict(r *ruleMaker, depth int) (words string, ends bool) {
 	}
 	return "", false
 }
+
+// TestSecondDraw connects to a Service one of whose four endpoints answers nothing, and drops a fifth of the
+// answers of another one. Without a second draw each client that got the silent one waits in vain. With it they
+// get another one, those of an endpoint whose answer was lost may stay there, and connections that are open stay.
+func TestSecondDraw(t *testing.T) {
+	t.Parallel()
+	secondDraw(t, defaultMode())
+}
+
+func secondDraw(t *testing.T, m mode) {
+	m.plain = true // accelerated sockets do not pass rules
+	flags := m.flags
+	m.flags = append(slices.Clip(flags), "--second-draw=false")
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}.on(c.webs()...)
+	sticky := app{name: "sticky", number: 11, sticky: 3600}.on(c.Host("web-2"))
+	c.save(t, web, sticky)
+	nft(t, c.Host("web-1"), "table inet silent { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }\n")
+	nft(t, c.Host("web-3"), "table inet lossy { chain out { type filter hook output priority 0; tcp flags & (syn|ack) == (syn|ack) numgen random mod 5 0 drop; }; }\n")
+	connect := func(f service.Family, patience time.Duration) netlab.Report {
+		return c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
+			Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, f), Timeout: patience}, Workers: 60, Total: 60,
+		}).Wait()
+	}
+	p := c.launch(t)
+	p.AwaitLogs(t, `"Programmed"`, m.proxyMode()+" FAMILY")
+	if r := connect(service.IPv4, 3*time.Second); r.Outcomes[netlab.TimedOut] < 3 {
+		t.Errorf("without a second draw: %s, want some without an answer", r)
+	}
+	p.Stop(t)
+	c.mode.flags = flags
+	p = c.start(t)
+	conn, _, err := c.Host("shopper").Open(t.Context(), netlab.Query{Proto: "tcp", To: sticky.at(service.ClusterIP, service.IPv4)})
+	kit.Must(t, err)
+	defer conn.Close()
+	for _, f := range service.Families {
+		if r := connect(f, 20*time.Second); r.Outcomes[netlab.Answered] != 60 || r.Backends["web-1"] != nil {
+			t.Errorf("%s with a second draw: %s, want all of them answered", f, r)
+		}
+	}
+	if a, err := conn.Ask(t.Context()); err != nil || a.Outcome != netlab.Answered {
+		t.Errorf("the connection that was open: %v, %v", a, err)
+	}
+	p.Stop(t)
+}

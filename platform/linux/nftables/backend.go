@@ -51,6 +51,10 @@ type Options struct {
 	DropInvalid bool
 	// CountConnections counts connections, see Counters.
 	CountConnections bool
+	// SecondDraw gives a TCP connection another endpoint when its client repeats a first packet
+	// that nobody answered within a second.
+	SecondDraw bool
+	draw       timeouts // what SecondDraw needs, zero if it is off or the kernel lacks it
 }
 
 func (o Options) table() string { return cmp.Or(o.Table, TableName) }
@@ -80,6 +84,8 @@ type Driver interface {
 	// Liberal reports whether the kernel treats packets outside of the TCP window as
 	// valid (net.netfilter.nf_conntrack_tcp_be_liberal).
 	Liberal() bool
+	// Timeouts returns those for a second draw. The error is why the kernel cannot have them.
+	Timeouts() (timeouts, error)
 	// Watch calls touched whenever another process changes our table, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 	// Suspect names the process that changed our table last. It is empty if that is
@@ -98,6 +104,8 @@ type Backend struct {
 	// have describes what the table holds. It is nil while that is unknown.
 	have    *installed
 	liberal bool // the latest result of Driver.Liberal
+	draw    timeouts
+	lacks   string // why there is no second draw, empty if there is or should be none
 	// readsOnce is as ReadOnce says, and kept what Trace has read then.
 	readsOnce bool
 	kept      *reading
@@ -108,7 +116,20 @@ type Backend struct {
 func (b *Backend) effectiveOptions() Options {
 	o := b.options
 	o.DropInvalid = o.DropInvalid && !b.liberal
+	o.draw = b.draw
 	return o
+}
+
+// readSettings reads the settings of the kernel that options depend on.
+func (b *Backend) readSettings() {
+	b.liberal = b.options.DropInvalid && b.driver.Liberal()
+	if !b.options.SecondDraw {
+		return
+	}
+	var err error
+	if b.draw, err = b.driver.Timeouts(); err != nil {
+		b.lacks = fmt.Sprintf("the kernel has no timeouts in rules for %s (module nft_ct, CONFIG_NF_CONNTRACK_TIMEOUT), so a connection that its endpoint does not answer gets no other one: %v", b.family, err)
+	}
 }
 
 // installed describes a table that matches the desired state, by the inputs that produced
@@ -134,7 +155,12 @@ func (i *installed) layout(p *service.Port) layout {
 // table.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	touched := true
-	b.liberal = b.options.DropInvalid && b.driver.Liberal()
+	if b.have == nil || want == b.have.snapshot { // nothing tells of their changes, and rounds for changes of Services should be short
+		b.readSettings()
+		if b.have != nil && b.have.options.draw != b.draw {
+			b.have = nil
+		}
+	}
 	if b.have != nil {
 		var err error
 		if touched, err = b.driver.Touched(ctx); err != nil {
@@ -224,7 +250,7 @@ func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	if h.snapshot.Node != want.Node || h.options != p.next.options {
 		base = appendChainChanges(base, baseChains(b.family, h.snapshot.Node, h.options), baseChains(b.family, want.Node, p.next.options))
 	}
-	base = appendChain(base, need.without(h.classes).chains(b.options)...)
+	base = appendChain(base, need.without(h.classes).chains(p.next.options)...)
 	if len(base) > 0 {
 		p.units = append([]unit{{ops: base, prerequisite: true}}, p.units...)
 	}

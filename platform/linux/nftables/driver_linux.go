@@ -28,6 +28,9 @@ func New(f service.Family, o Options) (*Backend, error) {
 		d.close()
 		return nil, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
+	if o.SecondDraw {
+		d.lacksDraw = probe(f, drawFeature())
+	}
 	return &Backend{family: f, options: o, driver: d}, nil
 }
 
@@ -38,6 +41,7 @@ type kernel struct {
 	readSocket, writeSocket *netlink.Socket
 	encoder                 *encoder
 	monitor                 *monitor
+	lacksDraw               error // why there is no second draw
 }
 
 func (k *kernel) open() (err error) {
@@ -166,6 +170,14 @@ func (k *kernel) readOnce(list func(*reader) error) (*table, error) {
 // Touched implements Driver.
 func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.isDirty(), nil }
 
+// Timeouts implements Driver.
+func (k *kernel) Timeouts() (timeouts, error) {
+	if k.lacksDraw != nil {
+		return timeouts{}, k.lacksDraw
+	}
+	return drawTimeouts(func(state string) uint32 { return sysctl.TCPTimeout(sysctl.Host(), state) }), nil
+}
+
 // Liberal implements Driver.
 func (k *kernel) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
@@ -226,13 +238,14 @@ func dial() (*netlink.Socket, error) {
 // supports a table for f. It changes nothing. The error is one sentence that names what
 // is missing.
 func Probe(f service.Family) error {
-	if err := probe(f); err != nil {
+	if err := probe(f, nil); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
 	return nil
 }
 
-func probe(f service.Family) error {
+// probe checks what a table needs, or only some ops of it.
+func probe(f service.Family, only []op) error {
 	if err := checkFamily(f); err != nil {
 		return err
 	}
@@ -254,6 +267,9 @@ func probe(f service.Family) error {
 	err = try([]op{{verb: addTable}})
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
 		return err
+	}
+	if only != nil {
+		return try(only)
 	}
 	return probeFeatures(f, try)
 }

@@ -37,7 +37,10 @@ func sectionOf(c *config.Config) mode.Section {
 }
 
 func optionsOf(c *config.Config) Options {
-	return Options{Table: TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal, CountConnections: c.CountTraffic}
+	return Options{
+		Table: TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal, CountConnections: c.CountTraffic,
+		SecondDraw: c.SecondDraw == config.DrawAgain,
+	}
 }
 
 func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {

@@ -252,7 +252,7 @@ func (b *Backend) reading(ctx context.Context, want *service.Snapshot, c route.C
 	}
 	x := &reading{of: want, observed: &observedRuleset{table: t}}
 	if t != nil {
-		b.liberal = b.options.DropInvalid && b.driver.Liberal()
+		b.readSettings()
 		x.observed.known = known{b, b.knownChains(t, want), b.knownSets(want)}
 		x.expected = b.expectedRuleset(want, x.observed.known, concerned)
 	}
@@ -280,12 +280,13 @@ func mayConcern(p *service.Port, c route.Conn) bool {
 func (b *Backend) knownChains(t *table, want *service.Snapshot) map[string]*chain {
 	all := (&comparison{table: t}).observedClasses().union(baseClasses)
 	known := map[string]*chain{}
-	list := baseChains(b.family, want.Node, b.effectiveOptions())
+	o := b.effectiveOptions()
+	list := baseChains(b.family, want.Node, o)
 	for p := range want.Ports(b.family) {
-		list = append(list, affinityChains(p, b.options)...)
+		list = append(list, affinityChains(p, o)...)
 		all = all.union(layout{}.next(p).neededClasses())
 	}
-	for _, c := range append(list, all.chains(b.options)...) {
+	for _, c := range append(list, all.chains(o)...) {
 		known[c.name] = c
 	}
 	return known

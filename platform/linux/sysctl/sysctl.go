@@ -168,6 +168,16 @@ func TCPBeLiberal(files Files) bool {
 	return err == nil && n != 0
 }
 
+// TCPTimeout returns the timeout of a TCP connection in a state, such as "close_wait", in seconds.
+// It is 0 if that is not known.
+func TCPTimeout(files Files, state string) uint32 {
+	n, err := number(files, parameter{file: "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_" + state})
+	if err != nil {
+		return 0
+	}
+	return uint32(n)
+}
+
 // HasConntrack reports whether the kernel tracks connections. Without sysfs, or with
 // another error than that of a missing file, it assumes so.
 func HasConntrack(files Files) bool {
