@@ -349,6 +349,11 @@ func (m *Metrics) Conntrack(f service.Family, took time.Duration, deleted int) {
 	m.counters["conntrack_reconciler_deleted_entries_total"].WithLabelValues(f.String()).Add(float64(deleted))
 }
 
+// OrphansEnded counts connections to endpoints that left.
+func (m *Metrics) OrphansEnded(f service.Family, n int) {
+	m.counters["orphans_ended_total"].WithLabelValues(f.String()).Add(float64(n))
+}
+
 // CleanupFailed counts a failed attempt of b to remove leftover rules of an earlier
 // process. Other stale rules are removed in the round that makes them stale.
 func (m *Metrics) CleanupFailed(b Backend) {

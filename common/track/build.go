@@ -34,6 +34,7 @@ type builder struct {
 	notes          notes
 	reason         string // why nothing is served, see unproxied
 	silent         byte   // of its annotation, see silents
+	closesLeft     bool   // see AnnotationClose
 
 	serves   [2]bool       // families the Service has
 	cluster  [2]netip.Addr // its ClusterIPs
@@ -53,6 +54,7 @@ func (b *builder) build() []*service.Port {
 	}
 	b.addresses()
 	b.silent = b.readSilent()
+	b.closesLeft = closesLeft(b.service, &b.notes)
 	b.taken = make(map[service.Address]string)
 	ports := make([]*service.Port, 0, len(b.service.Spec.Ports))
 	seen := make(map[service.PortName]string, len(b.service.Spec.Ports))

@@ -91,7 +91,8 @@ type Tracker struct {
 	// Node have the zero name.
 	problems map[types.NamespacedName][]Problem
 	// reasons are why Services that exist are not served at all.
-	reasons map[types.NamespacedName]string
+	reasons    map[types.NamespacedName]string
+	departures [2]uint64 // by family, see Departures
 }
 
 // serviceState is the state of one Service: its object, if there is one, and its slices,
@@ -108,9 +109,11 @@ type serviceState struct {
 	// misplaced counts the addresses of its slices in claims.endpoints.
 	misplaced int32
 	dirty     bool
-	selector  bool   // the Service has one
-	silent    byte   // of its annotation, see silents
-	labels    string // as labels.Set formats them
+	selector  bool // the Service has one
+	silent    byte // of its annotation, see silents
+	// closesLeft is what AnnotationClose says.
+	closesLeft bool
+	labels     string // as labels.Set formats them
 }
 
 // New returns an empty Tracker.
@@ -163,11 +166,15 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 		s.selector, s.labels = len(o.Spec.Selector) > 0, labels.Set(o.Labels).String()
 		created := o.CreationTimestamp.Unix()
 		known := s.created == created && (s.want == nil) == (want == nil)
-		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) && s.silent == b.silent {
+		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) && s.silent == b.silent && s.closesLeft == b.closesLeft {
 			return false
 		}
 		t.release(s)
-		s.created, s.want, s.notes, s.silent = created, want, notes, b.silent
+		if b.closesLeft && !s.closesLeft {
+			t.departures[service.IPv4]++
+			t.departures[service.IPv6]++
+		}
+		s.created, s.want, s.notes, s.silent, s.closesLeft = created, want, notes, b.silent, b.closesLeft
 		t.claim(s)
 		t.markDirty(s)
 		return true
@@ -199,7 +206,12 @@ func (t *Tracker) SetSlice(o *discoveryv1.EndpointSlice) bool {
 				old.endpoints = fresh.endpoints // their places may differ
 				return false
 			}
-			t.removeSlice(key)
+			if old.owner.name == owner {
+				t.noteDepartures(old, fresh)
+			} else {
+				t.noteDepartures(old, nil)
+			}
+			t.dropSlice(key)
 		}
 		fresh.owner = t.service(owner)
 		t.slices[types.NamespacedName{Namespace: t.interner.intern(o.Namespace), Name: o.Name}] = fresh

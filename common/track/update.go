@@ -41,13 +41,21 @@ func (t *Tracker) removeService(name types.NamespacedName) bool {
 		return false
 	}
 	t.release(s)
-	s.created, s.selector, s.want, s.notes, s.silent = 0, false, nil, nil, 0
+	s.created, s.selector, s.want, s.notes, s.silent, s.closesLeft = 0, false, nil, nil, 0, false
 	t.markDirty(s)
 	return true
 }
 
 func (t *Tracker) removeSlice(key types.NamespacedName) bool {
 	delete(t.loose, key)
+	if s := t.slices[key]; s != nil {
+		t.noteDepartures(s, nil)
+	}
+	return t.dropSlice(key)
+}
+
+// dropSlice is removeSlice for a slice that another one replaces.
+func (t *Tracker) dropSlice(key types.NamespacedName) bool {
 	s := t.slices[key]
 	if s == nil {
 		return false

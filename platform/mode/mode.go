@@ -27,6 +27,7 @@ import (
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
+	"kubeproxy/common/track"
 	"kubeproxy/common/traffic"
 	"kubeproxy/config"
 )
@@ -363,6 +364,8 @@ type Backend struct {
 	Unrelayed func() (uint64, error)
 	// Conntrack, if set, follows each round whose rules are at least partly in force.
 	Conntrack Conntrack
+	// Orphans, if set, ends connections to endpoints that left.
+	Orphans Orphans
 	// Traffic, if set, reads the counters of connections. It is set if the configuration
 	// asks for that and the mode can count.
 	Traffic traffic.Reader
@@ -426,6 +429,15 @@ type Conntrack interface {
 	Clean(ctx context.Context, r reconcile.Result) (flows int, again time.Duration, err error)
 	// Recheck makes the next Clean check entries again that were right before.
 	Recheck()
+}
+
+// Orphans ends connections to endpoints that left, see package orphans of Linux.
+type Orphans interface {
+	// InForce receives the snapshot of each round whose rules are at least partly in force.
+	InForce(*service.Snapshot)
+	// Run looks for connections until ctx ends. Without enter, this process may always
+	// change the node. ended counts what ended.
+	Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(connections int))
 }
 
 // Repeater is a Tracer that can read once what is installed, for many connections of a snapshot.

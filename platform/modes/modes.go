@@ -66,7 +66,7 @@ func Pending(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]string, er
 // node, by family.
 func Targets(ctx context.Context, t mode.Table, s mode.Setup) ([]takeover.Target, error) {
 	of, err := t.Targets(ctx, s)
-	all := append(accelerationTargets(s.Config), of...)
+	all := append(companionTargets(s.Config), of...)
 	slices.SortStableFunc(all, func(a, b takeover.Target) int { return cmp.Compare(a.Family, b.Family) })
 	return all, err
 }

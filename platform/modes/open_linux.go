@@ -23,6 +23,8 @@ import (
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/orphans"
 	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/linux/sysctl"
 	"kubeproxy/platform/linux/userspace"
@@ -63,6 +65,9 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 				b.Backend = retiring{b.Backend, c}
 			}
 		}
+		if b.Relay == nil {
+			endOrphans(ctx, d, s, b)
+		}
 		if b.Localhost == nil && (b.LacksLocalhost || d.ListensOnLocalhost(b.Family)) {
 			attempted := func(name service.PortName, e netip.AddrPort, err error) { s.Attempted(b.Family, name, e, err) }
 			b.Localhost = userspace.NewLocalhost(b.Family, 0, userspace.LocalhostParts{Limits: limits, Attempted: attempted})
@@ -93,6 +98,27 @@ func accelerate(c *config.Config, b *mode.Backend) {
 			return &acceleratedTracer{t, newLayer(c, b.Family)}, nil
 		}
 	}
+}
+
+// endOrphans makes b end connections to endpoints that left.
+func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Backend) {
+	place := nftables.LeftPlace(b.Family, s.Config.ProxyName)
+	b.Orphans = orphans.New(orphans.Options{
+		Family: b.Family, Filter: conntrack.Filter{Family: b.Family, Protocol: service.TCP, Translated: d.System.Translates},
+		Dump: conntrack.Netlink{}.Dump, Table: nftables.NewLeftTable(place), Answers: orphans.Answers, Log: klog.FromContext(ctx),
+	})
+	if len(b.Owned) > 0 { // else nothing is taken over
+		b.Owned = append(b.Owned, place.String())
+	}
+}
+
+// companionTargets lists where what accompanies a mode may have left something.
+func companionTargets(c *config.Config) []takeover.Target {
+	all := accelerationTargets(c)
+	for _, f := range service.Families {
+		all = append(all, takeover.Target{Leftovers: nftables.LeftPlace(f, c.ProxyName), Family: f})
+	}
+	return all
 }
 
 func accelerates(c *config.Config) bool { return c.SocketAcceleration != config.AccelerateNone }

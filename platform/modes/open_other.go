@@ -19,7 +19,7 @@ func withHints(d mode.Descriptor) mode.Descriptor { return d }
 
 func accompany(context.Context, mode.Descriptor, mode.Setup, []*mode.Backend) {}
 
-func accelerationTargets(*config.Config) []takeover.Target { return nil }
+func companionTargets(*config.Config) []takeover.Target { return nil }
 
 func removeAcceleration(context.Context, *config.Config) error { return nil }
 

@@ -188,6 +188,10 @@ func TestDumpStates(t *testing.T) {
 	if len(some) != 1 && len(some) != len(all) || diff(all[:1], some[:1]) != "" || some[0].Expires < 3000 {
 		t.Errorf("entries without answer: %v", some)
 	}
+	some = dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP, Translated: true})
+	if len(some) != 0 && len(some) != len(all) {
+		t.Errorf("entries that rules translated: %v", some)
+	}
 }
 
 // A message without a tuple would flush the table.

@@ -57,6 +57,9 @@ type Filter struct {
 	Port uint16
 	// OneWay omits entries with a reply, if the kernel supports that.
 	OneWay bool
+	// Translated omits entries without a reply, and those whose destination rules did not
+	// translate, if the kernel supports that.
+	Translated bool
 }
 
 // Reconciler deletes stale flows of one family. It is not safe for concurrent use.

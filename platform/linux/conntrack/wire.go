@@ -38,6 +38,7 @@ const (
 	ctaProtoInfoState = 1 // for both protocols
 
 	statusSeenReply = 1 << 1
+	statusDNAT      = 1 << 5
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -101,9 +102,13 @@ func encodeFilter(f Filter) []byte {
 	filter := e.Nest(ctaFilter)
 	e.Native32(ctaFilterOrig, flags)
 	e.EndNest(filter)
-	if f.OneWay {
+	switch {
+	case f.OneWay:
 		e.Uint32(ctaStatus, 0)
 		e.Uint32(ctaStatusMask, statusSeenReply)
+	case f.Translated:
+		e.Uint32(ctaStatus, statusSeenReply|statusDNAT)
+		e.Uint32(ctaStatusMask, statusSeenReply|statusDNAT)
 	}
 	return e.Buf
 }

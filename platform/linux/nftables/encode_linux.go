@@ -274,7 +274,7 @@ func (e *encoder) rule(chain string, r rule) error {
 // that need one.
 func (e *encoder) expr(x packet.Expression) error {
 	elem := e.Nest(unix.NFTA_LIST_ELEM)
-	if ct, ok := x.(packet.ConntrackLoad); ok && ct.Key != packet.CtStatus && ct.Key != packet.CtState {
+	if ct, ok := x.(packet.ConntrackLoad); ok && ct.Key != packet.CtStatus && ct.Key != packet.CtState && ct.Key != packet.CtDirection {
 		e.Text(unix.NFTA_EXPR_NAME, "ct")
 		data := e.Nest(unix.NFTA_EXPR_DATA)
 		e.Uint32(unix.NFTA_CT_KEY, ct.Key)
@@ -445,7 +445,8 @@ const (
 	exprConcat  = 13
 	exprNumgen  = 23
 
-	headerTransport, fieldDestinationPort = 11, 2
+	headerTransport                       = 11
+	fieldSourcePort, fieldDestinationPort = 1, 2
 	headerIPv4, fieldIPv4Source           = 12, 11
 	headerIPv6, fieldIPv6Source           = 13, 8
 	metaL4Proto                           = 16
@@ -470,6 +471,8 @@ func typeofField(f field, family service.Family) []byte {
 		return typeofExpr(exprMeta, tlv32(nil, 0, metaL4Proto))
 	case dport, origDport:
 		return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, headerTransport), 1, fieldDestinationPort))
+	case origSport:
+		return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, headerTransport), 1, fieldSourcePort))
 	case slot:
 		return typeofExpr(exprNumgen, tlv32(tlv32(tlv32(nil, 0, 1), 1, 65536), 2, 0))
 	}

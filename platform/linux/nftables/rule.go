@@ -235,8 +235,12 @@ func (f field) load(reg, mod uint32, family service.Family) packet.Expression {
 		return packet.Random{To: reg, Below: mod}
 	case origDport:
 		return packet.ConntrackLoad{Key: packet.CtDestPort, To: reg}
+	case origSport:
+		return packet.ConntrackLoad{Key: packet.CtSourcePort, To: reg}
 	case origSaddr:
 		return packet.ConntrackLoad{Key: [...]uint32{packet.CtSourceIP, packet.CtSourceIP6}[family], To: reg}
+	case replySaddr:
+		return packet.ConntrackLoad{Key: [...]uint32{packet.CtSourceIP, packet.CtSourceIP6}[family], To: reg, Direction: packet.Reply}
 	case origDaddr:
 		return packet.ConntrackLoad{Key: [...]uint32{packet.CtDestIP, packet.CtDestIP6}[family], To: reg}
 	}
@@ -619,14 +623,16 @@ func rememberRules() []rule {
 type field uint8
 
 const (
-	saddr     field = iota // source address
-	daddr                  // destination address
-	proto                  // transport protocol
-	dport                  // destination port
-	origSaddr              // the connection's source before any NAT
-	origDaddr              // the connection's destination before any NAT
-	origDport              // the connection's destination port before any NAT
-	slot                   // a random number below a modulus that the rule gives
+	saddr      field = iota // source address
+	daddr                   // destination address
+	proto                   // transport protocol
+	dport                   // destination port
+	origSaddr               // the connection's source before any NAT
+	origDaddr               // the connection's destination before any NAT
+	origDport               // the connection's destination port before any NAT
+	origSport               // the connection's source port before any NAT
+	replySaddr              // the source address of replies, which is the endpoint's
+	slot                    // a random number below a modulus that the rule gives
 )
 
 // text returns f as nft writes it in a rule or a typeof. For slot it returns a fixed
@@ -648,12 +654,16 @@ func (f field) text(family service.Family) string {
 		return "ct original " + ip + " daddr"
 	case origDport:
 		return "ct original proto-dst"
+	case origSport:
+		return "ct original proto-src"
+	case replySaddr:
+		return "ct reply " + ip + " saddr"
 	}
 	return "numgen random mod 65536"
 }
 
 func (f field) isAddr() bool {
-	return f == saddr || f == daddr || f == origSaddr || f == origDaddr
+	return f == saddr || f == daddr || f == origSaddr || f == origDaddr || f == replySaddr
 }
 
 // size returns the number of bytes of f in a key. Each part is padded to a multiple of
@@ -718,7 +728,7 @@ func partText(f field, b []byte) string {
 	switch f {
 	case proto:
 		return service.Protocol(b[0]).String()
-	case dport, origDport:
+	case dport, origDport, origSport:
 		return fmt.Sprint(binary.BigEndian.Uint16(b))
 	case slot:
 		return fmt.Sprint(binary.NativeEndian.Uint32(b))

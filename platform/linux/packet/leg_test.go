@@ -114,7 +114,7 @@ func TestReply(t *testing.T) {
 	}{
 		"drops answers":         {[][]Expression{from(144)}, "drops answers of 10.244.2.11:8080"},
 		"of another port":       {[][]Expression{from(145)}, ""},
-		"accepts established":   {[][]Expression{state(stateEstablished), from(144)}, ""},
+		"accepts established":   {[][]Expression{state(StateEstablished), from(144)}, ""},
 		"accepts only new ones": {[][]Expression{state(stateNew), {drop}}, "drops answers of 10.244.2.11:8080"},
 	} {
 		base := Base{Chain: Chain{"inet", "t", "base"}, Hook: Forward}

@@ -256,22 +256,26 @@ func (l Link) name() bits {
 // Keys of ct, and bits of its state and status (kernel: nf_tables.h, nft_ct_keys, and
 // nf_conntrack_common.h).
 const (
-	CtState     = 0
-	ctDirection = 1
-	CtStatus    = 2
-	ctMarkKey   = 3
-	ctL3        = 7
-	ctSource    = 8
-	ctDest      = 9
-	ctProto     = 10
-	CtDestPort  = 12
-	CtSourceIP  = 19
-	CtDestIP    = 20
-	CtSourceIP6 = 21
-	CtDestIP6   = 22
+	CtState      = 0
+	CtDirection  = 1
+	CtStatus     = 2
+	ctMarkKey    = 3
+	ctL3         = 7
+	ctSource     = 8
+	ctDest       = 9
+	ctProto      = 10
+	CtSourcePort = 11
+	CtDestPort   = 12
+	CtSourceIP   = 19
+	CtDestIP     = 20
+	CtSourceIP6  = 21
+	CtDestIP6    = 22
+
+	// Reply is the direction of answers.
+	Reply = 1
 
 	StateInvalid     = 1
-	stateEstablished = 2
+	StateEstablished = 2
 	stateNew         = 8
 	stateUntracked   = 64
 	statusSeenReply  = 1 << 1
@@ -289,7 +293,7 @@ func (p *Packet) state() uint32 {
 	case !p.Seen:
 		return StateInvalid
 	case p.Sender.IsValid():
-		return stateEstablished
+		return StateEstablished
 	}
 	return stateNew
 }
@@ -303,11 +307,11 @@ func (p *Packet) conntrack(key uint32, direction uint8) (b bits, has bool) {
 	if p.Untracked || !p.Seen {
 		return bits{}, false
 	}
-	const original, reply = 0, 1
+	const original = 0
 	switch {
-	case key == ctDirection && p.Sender.IsValid():
-		return certain(reply), true
-	case key == ctDirection:
+	case key == CtDirection && p.Sender.IsValid():
+		return certain(Reply), true
+	case key == CtDirection:
 		return certain(original), true
 	case key == CtStatus:
 		status := uint32(0)

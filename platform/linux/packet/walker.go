@@ -609,7 +609,7 @@ var (
 	}
 	ctNames = map[uint32]string{
 		CtStatus: "status", ctMarkKey: "mark", 4: "secmark", 5: "expiration", 6: "helper", ctSource: "saddr", CtSourceIP: "saddr", CtSourceIP6: "saddr",
-		ctDest: "daddr", CtDestIP: "daddr", CtDestIP6: "daddr", 11: "proto-src", 13: "label", 14: "packets", 15: "bytes", 16: "avgpkt", 17: "zone",
+		ctDest: "daddr", CtDestIP: "daddr", CtDestIP6: "daddr", CtSourcePort: "proto-src", 13: "label", 14: "packets", 15: "bytes", 16: "avgpkt", 17: "zone",
 	}
 )
 

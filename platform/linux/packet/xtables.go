@@ -254,7 +254,7 @@ func ofDirection(args []string, not bool) []Expression {
 	if args[0] == "REPLY" {
 		reply = 1
 	}
-	return []Expression{ConntrackLoad{Key: ctDirection, To: 1}, Compare{op(not), 1, []byte{reply}}}
+	return []Expression{ConntrackLoad{Key: CtDirection, To: 1}, Compare{op(not), 1, []byte{reply}}}
 }
 
 // ofMark compares a mark with VALUE[/MASK].

@@ -464,6 +464,9 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 	}
 	if m.Conntrack != nil {
 		r.CleanConntrack = func(r reconcile.Result) (int, error) {
+			if m.Orphans != nil {
+				m.Orphans.InForce(r.Snapshot)
+			}
 			// A cleanup that has begun is finished even if ctx ends.
 			flows, again, err := m.Conntrack.Clean(context.WithoutCancel(ctx), r)
 			if again > 0 {
@@ -476,7 +479,7 @@ func (p *proxy) afterRounds(ctx context.Context, m *member) report.Backend {
 }
 
 // start starts the goroutines of m in group.
-func (m *member) start(ctx context.Context, group *errgroup.Group) {
+func (p *proxy) start(ctx context.Context, group *errgroup.Group, m *member) {
 	group.Go(func() error { return m.loop.Run(ctx) })
 	if m.takeover != nil {
 		group.Go(func() error {
@@ -485,6 +488,12 @@ func (m *member) start(ctx context.Context, group *errgroup.Group) {
 		})
 	}
 	group.Go(func() error { return m.watch(ctx) })
+	if m.Orphans != nil {
+		group.Go(func() error {
+			m.Orphans.Run(ctx, p.tracker, p.leaseEnter(), func(n int) { p.reports.Metrics.OrphansEnded(m.Family, n) })
+			return nil
+		})
+	}
 }
 
 func loopsOf(members []*member) []*reconcile.Loop {

@@ -90,7 +90,7 @@ func (s System) Run(ctx context.Context, o *Options, process Process, c *config.
 	}
 	defer p.runLease(ctx, r.loops)()
 	for _, m := range members {
-		m.start(ctx, group)
+		p.start(ctx, group, m)
 	}
 	group.Go(func() error { return p.source.Run(ctx, p.reports.Sink()) })
 	group.Go(func() error { return p.prepareAfterFirstRound(ctx, group) })

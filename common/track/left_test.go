@@ -1,0 +1,87 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubeproxy/common/service"
+)
+
+// leftSlice returns the slice of Service 1 or 2, with endpoints of which the last one terminates.
+func leftSlice(i int, endpoints ...string) *discoveryv1.EndpointSlice {
+	port, yes := int32(8080), true
+	s := plainSlice(i, 0)
+	s.AddressType, s.Ports, s.Endpoints = discoveryv1.AddressTypeIPv4, []discoveryv1.EndpointPort{{Port: &port}}, nil
+	for k, a := range endpoints {
+		e := discoveryv1.Endpoint{Addresses: []string{a}}
+		if k == len(endpoints)-1 {
+			e.Conditions.Terminating = &yes
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	return s
+}
+
+// TestLeft checks which endpoints left, of one Service that asks for the end of connections
+// and one that does not, and which changes count as departures.
+func TestLeft(t *testing.T) {
+	w := newRecordingTracker()
+	asks := plainService(2)
+	w.SetService(plainService(1))
+	w.SetService(asks)
+	w.SetSlice(leftSlice(1, "10.0.0.1", "10.0.0.2", "10.0.0.3"))
+	w.SetSlice(leftSlice(2, "10.0.0.1", "10.0.0.2"))
+	connection := func(i int, endpoint string) Connection {
+		name := nameOf(i)
+		return Connection{service.PortName{Namespace: name.Namespace, Name: name.Name}, service.AddressOf(service.TCP, netip.MustParseAddrPort(endpoint))}
+	}
+	asked := []Connection{
+		connection(1, "10.0.0.1:8080"), connection(2, "10.0.0.2:8080"), connection(1, "10.0.0.2:8080"), connection(2, "10.0.0.3:8080"),
+		connection(1, "10.0.0.1:8081"), connection(9, "10.0.0.1:8080"), {service.PortName{}, service.AddressOf(service.TCP, netip.MustParseAddrPort("10.9.9.9:8080"))},
+	}
+	if _, settled := w.Left(asked); settled {
+		t.Error("settled before all was read")
+	}
+	w.Synced()
+	w.Batch(func() {
+		if _, settled := w.Left(asked); settled {
+			t.Error("settled in a batch")
+		}
+	})
+	seen := w.Departures(service.IPv4)
+	for _, step := range []struct {
+		name   string
+		do     func()
+		counts bool
+		want   []Leaving
+	}{
+		{"all are there", func() {}, false, []Leaving{Stays, Stays, Stays, Stays, LeftAll, Stays, LeftAll}},
+		{"one more", func() { w.SetSlice(leftSlice(1, "10.0.0.1", "10.0.0.4", "10.0.0.2", "10.0.0.3")) }, false, nil},
+		{"a Service asks", func() {
+			asks.Annotations = map[string]string{AnnotationClose: CloseLeft}
+			w.SetService(asks)
+		}, true, []Leaving{Stays, Stays, Stays, LeftService, LeftAll, Stays, LeftAll}},
+		{"one leaves one", func() { w.SetSlice(leftSlice(1, "10.0.0.1", "10.0.0.3")) }, true, []Leaving{Stays, Stays, Stays, LeftService, LeftAll, Stays, LeftAll}},
+		{"one leaves all", func() { w.SetSlice(leftSlice(2, "10.0.0.1")) }, true, []Leaving{Stays, LeftService, LeftAll, LeftService, LeftAll, Stays, LeftAll}},
+		{"a slice goes", func() { w.DeleteSlice(types.NamespacedName{Namespace: nameOf(1).Namespace, Name: leftSlice(1).Name}) }, true, []Leaving{Stays, LeftService, LeftAll, LeftService, LeftAll, Stays, LeftAll}},
+		{"a Service goes", func() { w.DeleteService(nameOf(2)) }, false, []Leaving{Stays, LeftAll, LeftAll, LeftAll, LeftAll, Stays, LeftAll}},
+	} {
+		step.do()
+		now := w.Departures(service.IPv4)
+		if (now != seen) != step.counts {
+			t.Errorf("%s: departures %d, and before %d", step.name, now, seen)
+		}
+		seen = now
+		got, settled := w.Left(asked)
+		if step.want != nil && (!settled || !slices.Equal(got, step.want)) {
+			t.Errorf("%s: %v, %t; want %v", step.name, got, settled, step.want)
+		}
+	}
+}

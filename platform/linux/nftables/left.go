@@ -1,0 +1,109 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/platform/linux/packet"
+)
+
+// A table of its own ends connections to endpoints that left, see package orphans. It is
+// there only while there are such connections, so packets pay for it only then, and in
+// every mode: it sees packets after their destination was translated, whoever did that. In
+// input it sees those of mode ipvs, which translates later.
+//
+// The reset that the kernel makes has the numbers that the client's packet acknowledges,
+// and goes the way of all answers to the client. A reset of the client's own passes, so that
+// an endpoint that still lives hears of the end.
+
+// LeftTableOf returns the name of the table of the proxy that serves the Services labelled
+// with name.
+func LeftTableOf(name string) string {
+	const table = "kube-left"
+	if name == "" {
+		return table
+	}
+	return table + "-" + name
+}
+
+// leftFlows are the connections to end. The endpoint is part of the key, so that a later
+// connection of the same client port to another endpoint is another one.
+var leftFlows = &set{name: "connections", key: []field{origSaddr, origSport, origDaddr, origDport, replySaddr}}
+
+type (
+	// established matches packets of connections that got an answer.
+	established struct{}
+	// fromClient matches packets in the direction of the first one.
+	fromClient struct{}
+	// notReset matches TCP packets without the flag RST.
+	notReset struct{}
+)
+
+func (established) text(service.Family) string { return "ct state established" }
+func (fromClient) text(service.Family) string  { return "ct direction original" }
+func (notReset) text(service.Family) string    { return "tcp flags & rst == 0x0" }
+
+func (established) expressions(service.Family) []packet.Expression {
+	return has(packet.CtState, packet.StateEstablished)
+}
+
+func (fromClient) expressions(service.Family) []packet.Expression {
+	const original = 0
+	return []packet.Expression{packet.ConntrackLoad{Key: packet.CtDirection, To: register(0)}, equals([]byte{original})}
+}
+
+func (notReset) expressions(service.Family) []packet.Expression {
+	const flags, reset = 13, 4
+	return []packet.Expression{
+		packet.PayloadLoad{Base: packet.TransportBase, Offset: flags, Size: 1, To: register(0)},
+		masked([]byte{reset}, []byte{0}), equals([]byte{0}),
+	}
+}
+
+// leftChains returns the chains. They precede those of firewalls, which may drop packets
+// that these rules answer.
+func leftChains() []*chain {
+	end := rule{
+		established{}, isProto{service.TCP}, fromClient{}, notReset{}, lookup{fields: leftFlows.key, in: leftFlows}, reject{tcp: true},
+	}
+	var all []*chain
+	for _, name := range []string{"input", "forward", "output"} {
+		all = append(all, &chain{name: name, hook: &hook{name: name, priority: -1, filter: true}, rules: []rule{end}})
+	}
+	return all
+}
+
+// leftElements returns the elements for flows, sorted.
+func leftElements(flows []conntrack.Flow) []element {
+	all := make([]element, len(flows))
+	for i, f := range flows {
+		var key []byte // nft reads up to five fields
+		for _, a := range []netip.AddrPort{f.Src, f.Dst} {
+			key = appendPort(appendAddr(key, a.Addr()), a.Port())
+		}
+		key = appendAddr(key, f.ReplySrc.Addr())
+		all[i] = element{in: leftFlows, key: key}
+	}
+	slices.SortFunc(all, element.compare)
+	return slices.CompactFunc(all, func(a, b element) bool { return a.compare(b) == 0 })
+}
+
+// leftOps returns the ops that change the table from have to want. There is none without
+// elements.
+func leftOps(have, want []element) []op {
+	switch {
+	case len(have) == 0 && len(want) == 0:
+		return nil
+	case len(want) == 0:
+		return []op{{verb: delTable}}
+	case len(have) == 0:
+		ops := appendChain([]op{{verb: addTable}, {verb: addSet, set: leftFlows}}, leftChains()...)
+		return appendElements(ops, nil, want)
+	}
+	return appendElements(nil, have, want)
+}

@@ -1,0 +1,490 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package orphans ends established TCP connections to endpoints that left for good. The
+// kernel goes on to translate the packets of such a connection. If the endpoint does not
+// answer any more, its client waits until its own retransmissions end, for a quarter of an
+// hour by default. Where a Service asks for it, connections to endpoints that left and
+// still answer end, too.
+//
+// A look compares the entries of connection tracking with the slices. It depends on no
+// event, so it also finds what happened while no process ran. Connections to be ended are
+// put into a Table, where the kernel answers the next packet of the client with a reset.
+package orphans
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/conntrack"
+)
+
+// Table makes the kernel end connections.
+type Table interface {
+	// Set makes the kernel end these connections and no others.
+	Set([]conntrack.Flow) error
+	// Forget makes the next Set assume nothing of what is in the kernel.
+	Forget()
+}
+
+// Options are what Orphans needs of the system.
+type Options struct {
+	Family service.Family
+	// Filter restricts the dumps to entries that may lead from a Service to an endpoint.
+	Filter conntrack.Filter
+	Dump   func(context.Context, conntrack.Filter, func(conntrack.Flow)) error
+	Table  Table
+	// Answers dials an endpoint. It reports whether anything came back, also a refusal.
+	Answers func(context.Context, netip.AddrPort) bool
+	Log     klog.Logger
+}
+
+// The times of a search.
+const (
+	pace   = 500 * time.Millisecond // between two looks
+	moving = 200 * time.Millisecond // see dial
+	// Looks take up to 1/share of the time, after a pause up to burst/share at once: the
+	// kernel walks its whole table for each.
+	share = 50
+	burst = 10 * time.Second
+	// The pause until the next look grows from firstPause to maxPause while there are
+	// connections to endpoints that left.
+	firstPause, maxPause = time.Second, time.Minute
+	// patience is how long the kernel waits for a packet of the client.
+	patience = 15 * time.Minute
+)
+
+// maxEnding bounds the connections in the Table.
+const maxEnding = 1 << 16
+
+// Orphans ends connections of one family.
+type Orphans struct {
+	Options
+	tracker *track.Tracker
+	enter   func(context.Context) (leave func(), ok bool)
+	ended   func(connections int)
+	inForce atomic.Pointer[service.Snapshot]
+	wake    chan struct{}
+
+	before *service.Snapshot // of the last look
+	// missing are the ways of the last look to endpoints that left.
+	missing map[way]bool
+	// ending holds since when connections are to end.
+	ending    map[flow]time.Time
+	paidUntil time.Time     // for the time of looks so far
+	pause     time.Duration // until the next look, 0 for no need
+	since     time.Time     // of the first look with a pause
+	failure   string        // of the Table, logged
+}
+
+// New returns Orphans that do nothing before Run.
+func New(o Options) *Orphans {
+	return &Orphans{Options: o, wake: make(chan struct{}, 1), ending: map[flow]time.Time{}}
+}
+
+// way is from where to where connections lead.
+type way struct{ frontend, endpoint netip.AddrPort }
+
+// flow identifies a connection.
+type flow struct {
+	client netip.AddrPort
+	way
+}
+
+func flowOf(f conntrack.Flow) flow { return flow{f.Src, way{f.Dst, f.ReplySrc}} }
+
+// InForce records the snapshot of a round whose rules are at least partly in force. Only
+// then do clients that come back reach other endpoints.
+func (o *Orphans) InForce(s *service.Snapshot) {
+	o.inForce.Store(s)
+	o.kick()
+}
+
+func (o *Orphans) kick() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run looks for connections until ctx ends. enter returns whether this process may change
+// the node, see lease.Lease; without it, this process always may. ended counts connections
+// that ended after a decision here.
+func (o *Orphans) Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(connections int)) {
+	o.tracker, o.enter, o.ended = t, enter, ended
+	t.Subscribe(track.Listener{Changed: o.kick})
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var seen uint64
+	due, last := true, time.Time{}
+	for {
+		select {
+		case <-ctx.Done():
+			o.change(context.WithoutCancel(ctx), nil)
+			return
+		case <-o.wake:
+			due = due || len(o.ending) > 0 // an endpoint may be back
+		case <-timer.C:
+			due = due || o.pause > 0 && time.Since(last) >= o.pause
+		}
+		departures := t.Departures(o.Family)
+		if departures != seen {
+			due, o.pause = true, 0
+		}
+		wait := max(pace-time.Since(last), time.Until(o.paidUntil)-burst)
+		switch {
+		case !due && o.pause > 0:
+			timer.Reset(o.pause - time.Since(last))
+		case !due:
+		case !last.IsZero() && wait > 0:
+			timer.Reset(wait)
+		case o.current():
+			last, seen, due = time.Now(), departures, false
+			o.look(ctx)
+			timer.Reset(max(o.pause, pace))
+		}
+	}
+}
+
+// current reports whether the rules for all that the Tracker knows are in force. If not, a
+// round follows and calls InForce.
+func (o *Orphans) current() bool {
+	s := o.inForce.Load()
+	return s != nil && !s.Incomplete && o.tracker.Latest() == s
+}
+
+// look finds connections to endpoints that left, and ends those that should.
+func (o *Orphans) look(ctx context.Context) {
+	left, err := o.find(ctx)
+	if err == nil && len(left) > 0 {
+		answers := o.dial(ctx, left)
+		if err = o.ask(left); err == nil && ctx.Err() == nil {
+			for _, l := range left {
+				l.judge(answers)
+			}
+		}
+	}
+	switch {
+	case errors.Is(err, errUnsettled):
+		o.pause = pace
+		return
+	case err != nil:
+		o.pause = maxPause
+		o.Log.V(1).Info("Connections to endpoints that left are not looked for now", "family", o.Family.String(), "reason", err.Error())
+		return
+	}
+	o.end(ctx, left)
+	if o.pause == 0 {
+		o.since = time.Now()
+	}
+	o.pause = min(max(firstPause, time.Since(o.since)), maxPause)
+	if len(left) == 0 && len(o.ending) == 0 {
+		o.pause = 0
+	}
+}
+
+// verdict is what to do with the connections of a way.
+type verdict uint8
+
+const (
+	keep verdict = iota
+	// endStuck ends those whose endpoint owes an answer to the client.
+	endStuck
+	end
+)
+
+// lost is a way to an endpoint that left.
+type lost struct {
+	way
+	port    *service.Port // nil if no Service has the frontend any more
+	leaving track.Leaving
+	verdict verdict
+	why     string
+}
+
+// dump calls each for all entries, perhaps more than once.
+func (o *Orphans) dump(ctx context.Context, each func(conntrack.Flow)) error {
+	start := time.Now()
+	err := o.Dump(ctx, o.Filter, each)
+	if o.paidUntil.Before(start) {
+		o.paidUntil = start
+	}
+	o.paidUntil = o.paidUntil.Add(share * time.Since(start))
+	return err
+}
+
+// errUnsettled means that slices are being read.
+var errUnsettled = errors.New("not all slices are known")
+
+// find returns the ways of connections whose endpoints left.
+func (o *Orphans) find(ctx context.Context) (map[way]*lost, error) {
+	ways := map[way]*lost{}
+	err := o.dump(ctx, func(f conntrack.Flow) {
+		if w := (way{f.Dst, f.ReplySrc}); established(f) && ways[w] == nil {
+			ways[w] = &lost{way: w}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	now := o.inForce.Load()
+	o.resolve(ways, now)
+	left := maps.Clone(ways)
+	maps.DeleteFunc(left, func(w way, l *lost) bool { return l.port == nil && !o.missing[w] })
+	if err := o.ask(left); err != nil {
+		return nil, err
+	}
+	o.before, o.missing = now, map[way]bool{}
+	for w := range left {
+		o.missing[w] = true
+	}
+	maps.DeleteFunc(o.ending, func(k flow, _ time.Time) bool { return ways[k.way] != nil && left[k.way] == nil }) // the endpoint is back
+	return left, nil
+}
+
+// ask removes the ways whose endpoint did not leave.
+func (o *Orphans) ask(left map[way]*lost) error {
+	all := slices.Collect(maps.Values(left))
+	asked := make([]track.Connection, len(all))
+	for i, l := range all {
+		asked[i] = track.Connection{Port: l.name(), Endpoint: service.AddressOf(service.TCP, l.endpoint)}
+	}
+	leaving, settled := o.tracker.Left(asked)
+	if !settled {
+		return errUnsettled
+	}
+	for i, l := range all {
+		if l.leaving = leaving[i]; l.leaving == track.Stays {
+			delete(left, l.way)
+		}
+	}
+	return nil
+}
+
+// established reports whether f is an open connection whose destination was translated.
+func established(f conntrack.Flow) bool {
+	return f.Protocol == service.TCP && f.Answered && !f.Ended() && f.ReplySrc != f.Dst
+}
+
+// resolve finds the Service ports of ways. One that was deleted meanwhile is in the
+// snapshot of the last look.
+func (o *Orphans) resolve(ways map[way]*lost, now *service.Snapshot) {
+	ports := map[service.Address]*service.Port{}
+	for w := range ways {
+		a := service.AddressOf(service.TCP, w.frontend)
+		ports[a], ports[a.OnNode()] = nil, nil
+	}
+	take := func(p *service.Port) {
+		for _, f := range p.Frontends {
+			if _, asked := ports[p.Address(f)]; asked {
+				ports[p.Address(f)] = p
+			}
+		}
+	}
+	for _, s := range []*service.Snapshot{cmp.Or(o.before, now), now} {
+		for p := range s.Ports(o.Family) {
+			take(p)
+		}
+	}
+	for w, l := range ways {
+		a := service.AddressOf(service.TCP, w.frontend)
+		if l.port = ports[a]; l.port == nil {
+			l.port = ports[a.OnNode()]
+		}
+	}
+}
+
+// name is zero without a port.
+func (l *lost) name() service.PortName {
+	if l.port == nil {
+		return service.PortName{}
+	}
+	return l.port.Name
+}
+
+// The bounds of dials in one look.
+const (
+	maxDialled  = 256 // endpoints
+	maxParallel = 32
+	maxPeers    = 3
+)
+
+// dial asks the endpoints that left all slices, and some to compare with, whether they
+// answer. It takes as long as an endpoint may be missing that moves from one slice of its
+// Service to another.
+func (o *Orphans) dial(ctx context.Context, left map[way]*lost) map[netip.AddrPort]bool {
+	moved := time.After(moving)
+	answers := map[netip.AddrPort]bool{}
+	for _, l := range left {
+		if _, known := answers[l.endpoint]; l.leaving != track.LeftAll || !known && len(answers) >= maxDialled {
+			continue
+		}
+		for _, e := range append(l.peers(), l.endpoint) {
+			answers[e] = false
+		}
+	}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	slots := make(chan struct{}, maxParallel)
+	for _, e := range slices.Collect(maps.Keys(answers)) {
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			answered := o.Answers(ctx, e)
+			mu.Lock()
+			defer mu.Unlock()
+			answers[e] = answered
+		})
+	}
+	all.Wait()
+	select {
+	case <-moved:
+	case <-ctx.Done():
+	}
+	return answers
+}
+
+// judge sets the verdict. A policy may keep this node from an endpoint, though not its
+// clients. So silence means something only if another endpoint of the Service answers.
+// Otherwise the connections decide.
+func (l *lost) judge(answers map[netip.AddrPort]bool) {
+	answered, asked := answers[l.endpoint]
+	switch {
+	case l.leaving == track.LeftService:
+		l.verdict, l.why = end, "the Service asks for it"
+	case !asked || answered:
+	case slices.ContainsFunc(l.peers(), func(p netip.AddrPort) bool { return answers[p] }):
+		l.verdict, l.why = end, "it does not answer"
+	default:
+		l.verdict, l.why = endStuck, "it does not answer its clients"
+	}
+}
+
+// peers returns endpoints of the same Service port to compare with: those on other nodes
+// if there are any, because policies often admit the own node.
+func (l *lost) peers() []netip.AddrPort {
+	if l.port == nil {
+		return nil
+	}
+	var near, far []netip.AddrPort
+	for _, e := range l.port.Cluster {
+		switch {
+		case e.Addr == l.endpoint:
+		case e.Local:
+			near = append(near, e.Addr)
+		default:
+			far = append(far, e.Addr)
+		}
+	}
+	if len(far) == 0 {
+		far = near
+	}
+	return slices.Clip(far[:min(len(far), maxPeers)])
+}
+
+// The entry of an established connection lives for unacknowledged seconds after the last
+// packet if data waits for its acknowledgement (kernel:
+// net/netfilter/nf_conntrack_proto_tcp.c, TCP_CONNTRACK_UNACK), else for days. overdue is
+// how long a client waits, with silence between its retransmissions, before it counts.
+const unacknowledged, overdue = 300, 3
+
+const tcpEstablished = 3
+
+// stuck reports whether the client of f waits for its endpoint, or the reverse.
+func stuck(f conntrack.Flow) bool {
+	return f.State == tcpEstablished && f.Expires <= unacknowledged-overdue
+}
+
+// end makes the kernel end the connections of left as their verdicts say, and no others.
+func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
+	var flows []conntrack.Flow
+	open := map[flow]bool{}
+	fresh := map[cause]int{}
+	visit := func(f conntrack.Flow) {
+		k := flowOf(f)
+		l := left[k.way]
+		if l == nil || open[k] || !established(f) {
+			return
+		}
+		since, begun := o.ending[k]
+		if !begun && (len(o.ending) >= maxEnding || l.verdict == keep || l.verdict == endStuck && !stuck(f)) {
+			return
+		}
+		open[k] = true
+		if !begun {
+			since = time.Now()
+			o.ending[k] = since
+			fresh[cause{l.endpoint, l.name(), l.why}]++
+		}
+		if time.Since(since) < patience {
+			flows = append(flows, f)
+		}
+	}
+	if len(left) > 0 {
+		if err := o.dump(ctx, visit); err != nil {
+			return // the next look tries again
+		}
+	}
+	gone := 0
+	for k := range o.ending {
+		if !open[k] {
+			delete(o.ending, k)
+			gone++
+		}
+	}
+	o.logEnding(fresh)
+	o.change(ctx, flows)
+	o.ended(gone)
+}
+
+// change sets the table, unless another process programs the node.
+func (o *Orphans) change(ctx context.Context, flows []conntrack.Flow) {
+	if o.enter != nil {
+		leave, ok := o.enter(ctx)
+		if !ok {
+			o.Table.Forget()
+			return
+		}
+		defer leave()
+	}
+	text := ""
+	if err := o.Table.Set(flows); err != nil {
+		text = err.Error()
+	}
+	if text != o.failure && text != "" {
+		o.Log.Info("Warning: connections to endpoints that left cannot be ended, so their clients wait", "family", o.Family.String(), "reason", text)
+	}
+	o.failure = text
+}
+
+// mostLines bounds the lines of one look in the log.
+const mostLines = 20
+
+// cause is why connections end.
+type cause struct {
+	endpoint netip.AddrPort
+	port     service.PortName
+	why      string
+}
+
+func (o *Orphans) logEnding(fresh map[cause]int) {
+	lines := 0
+	for c, n := range fresh {
+		if lines++; lines > mostLines {
+			o.Log.Info("Ending connections to more endpoints that left", "more", len(fresh)-mostLines)
+			return
+		}
+		o.Log.Info("Ending connections to an endpoint that left", "endpoint", c.endpoint.String(), "port", c.port.String(), "connections", n, "why", c.why)
+	}
+}

@@ -1,0 +1,179 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package live
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/test/kit"
+	"kubeproxy/test/netlab"
+	"kubeproxy/test/program"
+)
+
+// TestOrphans checks what becomes of established connections whose endpoint leaves.
+func TestOrphans(t *testing.T) {
+	t.Parallel()
+	orphans(t, defaultMode())
+}
+
+// dies makes a host drop all that comes to its endpoints.
+func dies(t *testing.T, h *netlab.Host) {
+	nft(t, h, "add table inet dead\nadd chain inet dead input { type filter hook input priority 0; tcp dport 8080 drop; }\n")
+}
+
+func orphans(t *testing.T, m mode) {
+	m.plain = true // a socket that was taken has no entry of a Service
+	c := newCluster(t, m)
+	web, old, next := app{name: "web", number: 10}, app{name: "old", number: 11}, app{name: "next", number: 12}
+	one, two, three, four := c.Host("web-1"), c.Host("web-2"), c.Host("web-3"), c.Host("web-4")
+	p := c.start(t, web.on(one, three, four), old.on(two), next.on(one))
+	lines, moved := c.converse(t, "tcp", web, 3), c.converse(t, "tcp", old, 1)
+	c.awaitProgrammed(t, web.on(one, four).with(three, ended), old.on(one), next.on(two))
+	moved.checkSameServer(t)
+	lines.checkSameServer(t) // those that terminate, too
+	lines, lost := lines.split("web-3")
+	dies(t, three)
+	dies(t, two) // changed the Service
+	c.awaitProgrammed(t, web.on(one, four))
+	c.awaitLeft(t, "there", true)
+	lost.checkEnd(t)
+	lines.checkSameServer(t)
+	p.AwaitLog(t, `"Ending connections to an endpoint that left"`, "it does not answer")
+	c.awaitLeft(t, "gone", false)
+	if n := metric(t, p, "kubeproxy_orphans_ended_total"); int(n) != len(lost) {
+		t.Errorf("%v connections ended, want %d", n, len(lost))
+	}
+	nft(t, two, "delete table inet dead\n")
+	moved.checkSameServer(t)
+	p.Stop(t)
+}
+
+// split returns the conversations with other servers and with one.
+func (all conversations) split(server string) (others, with conversations) {
+	for _, x := range all {
+		if x.server == server {
+			with = append(with, x)
+		} else {
+			others = append(others, x)
+		}
+	}
+	return others, with
+}
+
+// maxEnd is how long the client of an endpoint that is gone waits at most.
+const maxEnd = 2 * time.Second
+
+// checkEnd sends a request in each conversation and requires that it ends soon.
+func (all conversations) checkEnd(t *testing.T) {
+	t.Helper()
+	if len(all) == 0 {
+		t.Fatal("no conversation with the endpoint")
+	}
+	var clients sync.WaitGroup
+	var mu sync.Mutex
+	var longest time.Duration
+	for _, x := range all {
+		clients.Go(func() {
+			start := time.Now()
+			a, err := x.conn.AskFor(t.Context(), maxEnd)
+			if err != nil || a.Outcome != netlab.Broken {
+				t.Errorf("%s: %s, %v; want it to end", x.name, a.Outcome, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			longest = max(longest, time.Since(start))
+		})
+	}
+	clients.Wait()
+	t.Logf("%d connections ended, at most %s after the client sent", len(all), longest.Round(time.Millisecond))
+}
+
+// awaitLeft waits until the tables for both families are there, or are not.
+func (c *cluster) awaitLeft(t *testing.T, what string, want bool) {
+	t.Helper()
+	for _, f := range service.Families {
+		place := nftables.LeftPlace(f, "")
+		kit.Until(t, place.String()+" is "+what, func() bool {
+			found := ""
+			kit.Must(t, c.Node.Do(func() (err error) {
+				found, err = place.Find(t.Context())
+				return err
+			}))
+			return (found != "") == want
+		})
+	}
+}
+
+// TestCloseConnections checks a Service that asks for the end of connections to endpoints
+// that left, though they answer.
+func TestCloseConnections(t *testing.T) {
+	t.Parallel()
+	closesConnections(t, defaultMode())
+}
+
+func closesConnections(t *testing.T, m mode) {
+	m.plain = true
+	c := newCluster(t, m)
+	db, plain, all := app{name: "db", number: 10}, app{name: "plain", number: 11}, app{name: "all", number: 12}
+	one, three := c.Host("web-1"), c.Host("web-3")
+	asking := func(a app, key, value string) {
+		s := a.service()
+		s.Annotations = map[string]string{key: value}
+		c.write(t, a.name+".yaml", program.Manifest[any](t, s, a.slice(service.IPv4), a.slice(service.IPv6)))
+	}
+	asking(db.on(three), track.AnnotationClose, track.CloseLeft)
+	c.start(t, plain.on(three), all.on(one, three))
+	lost, kept := c.converse(t, "tcp", db, 1), c.converse(t, "tcp", plain, 1)
+	c.save(t, plain.on(one))
+	asking(db.on(one), track.AnnotationClose, track.CloseLeft)
+	written := time.Now()
+	c.awaitLeft(t, "there", true)
+	t.Logf("decided %s after the write", time.Since(written).Round(time.Millisecond))
+	lost.checkEnd(t)
+	kept.checkSameServer(t)
+	if again := c.converse(t, "tcp", db, 1); slices.ContainsFunc(again, func(x conversation) bool { return x.server != "web-1" }) {
+		t.Errorf("clients that came back: %v", again)
+	}
+	c.awaitLeft(t, "gone", false)
+	lost, _ = c.converse(t, "tcp", db, 1).split("")
+	asking(db.with(one, terminating).with(three, ready), track.AnnotationClose, track.CloseLeft)
+	c.awaitProgrammed(t)
+	lost.checkSameServer(t)
+}
+
+// TestOrphansLeaveNoTable checks that the table goes with the process, and that what a
+// killed one leaves goes with the next one or a cleanup.
+func TestOrphansLeaveNoTable(t *testing.T) {
+	t.Parallel()
+	m := defaultMode()
+	m.plain = true
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}
+	two, three := c.Host("web-2"), c.Host("web-3")
+	p := c.start(t, web.on(two, three))
+	c.converse(t, "tcp", web, 4)
+	dies(t, three)
+	c.awaitProgrammed(t, web.on(two))
+	c.awaitLeft(t, "there", true)
+	if text := nft(t, c.Node, "list table ip "+nftables.LeftTableOf("")+"\n"); strings.Count(text, "reject with tcp reset") != 3 {
+		t.Errorf("the table is\n%s", text)
+	}
+	p.Stop(t)
+	c.awaitLeft(t, "gone at the end", false)
+	p = c.launch(t) // finds the connections by itself
+	c.awaitLeft(t, "there again", true)
+	p.Kill()
+	c.awaitLeft(t, "left by a process that was killed", true)
+	if out, err := program.Run(t, c.Node, c.command("--cleanup")); err != nil {
+		t.Errorf("cleanup: %v\n%s", err, out)
+	}
+	c.awaitLeft(t, "gone after a cleanup", false)
+}
