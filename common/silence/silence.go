@@ -59,7 +59,8 @@ type Options struct {
 	Peers func(service.Address, service.PortName) (all []service.Address, alike bool)
 	// SameNode returns endpoints on the node of this one, bounded.
 	SameNode func(service.Address) map[service.Address]service.PortName
-	// Changed is called with all that count as silent, after each change.
+	// Changed is called with all that count as silent, after changes, ten times a second at
+	// most.
 	Changed func(map[service.Address]Record)
 }
 
@@ -102,6 +103,7 @@ type Box struct {
 	fresh    []service.Address // silent ones whose nodes are not looked at yet
 	nodeLook time.Time
 	changed  bool
+	told     time.Time // when Changed was called
 }
 
 // clientOf is a client of a Service port.
@@ -243,12 +245,13 @@ func (b *Box) step(ctx context.Context) time.Duration {
 	}
 	b.lookAtNode(now)
 	b.mu.Lock()
-	changed, all, next := b.changed, map[service.Address]Record(nil), b.next(now)
-	if b.changed = false; changed {
-		all = b.records()
+	var all map[service.Address]Record
+	if b.changed && now.Sub(b.told) >= 10*pace {
+		b.changed, b.told, all = false, now, b.records()
 	}
+	next := b.next(now)
 	b.mu.Unlock()
-	if changed {
+	if all != nil {
 		b.options.Changed(all)
 	}
 	return next
@@ -256,7 +259,7 @@ func (b *Box) step(ctx context.Context) time.Duration {
 
 // next returns the time to the next step.
 func (b *Box) next(now time.Time) time.Duration {
-	if len(b.suspects) == 0 {
+	if len(b.suspects) == 0 && !b.changed {
 		clear(b.answers)
 		clear(b.controls)
 		return time.Hour
@@ -264,6 +267,9 @@ func (b *Box) next(now time.Time) time.Duration {
 	soonest := now.Add(time.Hour)
 	if len(b.fresh) > 0 {
 		soonest = b.nodeLook.Add(10 * pace)
+	}
+	if t := b.told.Add(10 * pace); b.changed && t.Before(soonest) {
+		soonest = t
 	}
 	for _, s := range b.suspects {
 		if t := s.nextLook(); t.Before(soonest) && !s.busy {

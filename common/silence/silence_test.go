@@ -20,20 +20,23 @@ import (
 // world is a network of endpoints, and what a Box says about it.
 type world struct {
 	*Box
-	mu      sync.Mutex
-	rand    *rand.Rand
-	dead    map[service.Address]bool
-	blocked map[service.Address]bool // the node, not clients
-	peers   map[service.Address][]service.Address
-	node    map[service.Address]string
-	loss    float64
-	unlike  bool // dials to peers say nothing
-	dials   []time.Time
-	dialled map[service.Address]int
-	silent  map[service.Address]Record
-	outs    map[service.Address][]time.Time
-	end     context.CancelFunc
-	ended   chan struct{}
+	t        *testing.T
+	dialling int
+	toldAt   time.Time
+	mu       sync.Mutex
+	rand     *rand.Rand
+	dead     map[service.Address]bool
+	blocked  map[service.Address]bool // the node, not clients
+	peers    map[service.Address][]service.Address
+	node     map[service.Address]string
+	loss     float64
+	unlike   bool // dials to peers say nothing
+	dials    []time.Time
+	dialled  map[service.Address]int
+	silent   map[service.Address]Record
+	outs     map[service.Address][]time.Time
+	end      context.CancelFunc
+	ended    chan struct{}
 }
 
 var web = service.PortName{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}
@@ -46,6 +49,7 @@ func endpoint(i int) service.Address {
 func newWorld(t *testing.T, n int) *world {
 	t.Helper()
 	w := &world{
+		t:    t,
 		rand: rand.New(rand.NewPCG(1, 2)), dead: map[service.Address]bool{}, blocked: map[service.Address]bool{}, peers: map[service.Address][]service.Address{},
 		node: map[service.Address]string{}, dialled: map[service.Address]int{}, outs: map[service.Address][]time.Time{}, ended: make(chan struct{}),
 	}
@@ -73,6 +77,11 @@ func newWorld(t *testing.T, n int) *world {
 func (w *world) stop() {
 	w.end()
 	<-w.ended
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dialling > 0 {
+		w.t.Errorf("%d dials after the end", w.dialling)
+	}
 }
 
 // dial answers after a millisecond, or never.
@@ -80,10 +89,17 @@ func (w *world) dial(ctx context.Context, a service.Address) bool {
 	w.mu.Lock()
 	w.dials = append(w.dials, time.Now())
 	w.dialled[a]++
+	w.dialling++
+	defer func() {
+		w.mu.Lock()
+		w.dialling--
+		w.mu.Unlock()
+	}()
 	lost := w.dead[a] || w.blocked[a] || w.rand.Float64() < w.loss
 	w.mu.Unlock()
 	if lost {
 		<-ctx.Done()
+		time.Sleep(time.Millisecond)
 		return false
 	}
 	time.Sleep(time.Millisecond)
@@ -99,6 +115,10 @@ func (w *world) took(all map[service.Address]Record) {
 		}
 	}
 	w.silent = all
+	if d := time.Since(w.toldAt); d < 100*time.Millisecond && len(all) > 0 {
+		w.t.Errorf("Changed is called again after %v", d)
+	}
+	w.toldAt = time.Now()
 }
 
 func (w *world) sameNode(a service.Address) map[service.Address]service.PortName {
@@ -429,6 +449,12 @@ func TestNode(t *testing.T) {
 		w.set(w.dead, true, want...)
 		w.clients(endpoint(20))
 		w.waitFor(t, 700*time.Millisecond, endpoint(20))
+		time.Sleep(3 * time.Second)
+		for i := 21; i < 120; i++ {
+			if w.dialled[endpoint(i)] > 0 {
+				t.Fatalf("one is silent, and %v of its node is dialled", endpoint(i))
+			}
+		}
 		w.clients(endpoint(50))
 		t.Logf("90 of one node: %v", w.waitFor(t, 7*time.Second, want...))
 		for i := 110; i < 120; i++ {
@@ -495,6 +521,10 @@ func TestEnd(t *testing.T) {
 		w.set(w.dead, true, endpoint(1))
 		w.clients(endpoint(1))
 		w.waitFor(t, 700*time.Millisecond, endpoint(1))
+		w.clients(endpoint(2))
+		w.set(w.dead, true, endpoint(2))
+		w.clients(endpoint(2))
+		time.Sleep(50 * time.Millisecond) // dials are under way
 		w.stop()
 		w.waitFor(t, 0)
 	})

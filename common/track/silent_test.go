@@ -77,6 +77,50 @@ func TestSetSilentTouches(t *testing.T) {
 	}
 }
 
+// The order of silent endpoints and the operator's choice decide again when they change.
+func TestSilentAgain(t *testing.T) {
+	w := silentCluster(1)
+	w.SetSlice(plainSlice(0, 3))
+	a := func(j int) service.Address {
+		return service.AddressOf(service.TCP, netip.AddrPortFrom(netip.MustParseAddr(plainSlice(0, 3).Endpoints[j].Addresses[0]), 8080))
+	}
+	has := func(want ...int) {
+		t.Helper()
+		var got []netip.AddrPort
+		for _, e := range w.Latest().Port(service.IPv4, portName(0)).Cluster {
+			got = append(got, e.Addr)
+		}
+		if len(got) != len(want) {
+			t.Fatalf("endpoints %v, want %v", got, want)
+		}
+		for _, j := range want {
+			if !slices.Contains(got, netip.AddrPortFrom(a(j).Addr, 8080)) {
+				t.Errorf("endpoints %v, want %v", got, want)
+			}
+		}
+	}
+	early, late := time.Unix(1, 0), time.Unix(2, 0)
+	w.SetSilent(map[service.Address]time.Time{a(0): early, a(1): late})
+	has(1, 2)
+	w.SetSilent(map[service.Address]time.Time{a(0): late, a(1): early})
+	has(0, 2)
+	o := w.options
+	o.SilentEndpoints = SilentObserve
+	w.Reconfigure(o)
+	has(0, 1, 2)
+	o.SilentEndpoints = SilentOn
+	w.Reconfigure(o)
+	has(0, 2)
+	s := plainService(0)
+	s.Annotations = map[string]string{AnnotationSilent: "off"}
+	w.SetService(s)
+	has(0, 1, 2)
+	w.SetService(plainService(0))
+	has(0, 2)
+	w.SetSilent(nil)
+	has(0, 1, 2)
+}
+
 func TestPeers(t *testing.T) {
 	w := silentCluster(3)
 	local := 1 // on node-7
