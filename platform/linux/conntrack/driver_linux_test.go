@@ -192,6 +192,14 @@ func TestDumpStates(t *testing.T) {
 	if len(some) != 0 && len(some) != len(all) {
 		t.Errorf("entries that rules translated: %v", some)
 	}
+	six := newAddresses(service.IPv6)
+	other := six.flows(1, to(six.vip, 80), six.a)
+	other[0].Protocol, other[0].State, other[0].Answered = service.TCP, 1, false
+	inject(t, other)
+	both := dumped(t, Filter{AllFamilies: true, OneWay: true})
+	if len(both) != 2 && len(both) != len(all)+1 || diff([]Flow{all[0], other[0]}, []Flow{both[0], both[len(both)-1]}) != "" {
+		t.Errorf("entries of both families without answer: %v", both)
+	}
 }
 
 // A message without a tuple would flush the table.

@@ -60,6 +60,9 @@ type Filter struct {
 	// Translated omits entries without a reply, and those whose destination rules did not
 	// translate, if the kernel supports that.
 	Translated bool
+	// AllFamilies asks for the entries of both families, which the kernel finds in one walk.
+	// It filters them by OneWay and Translated only.
+	AllFamilies bool
 }
 
 // Reconciler deletes stale flows of one family. It is not safe for concurrent use.

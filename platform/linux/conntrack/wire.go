@@ -63,6 +63,7 @@ const (
 // The numbers of the address families, and the size of struct nfgenmsg, which begins with
 // one.
 const (
+	afUnspec     = 0
 	afINET       = 2
 	afINET6      = 10
 	nfgenmsgSize = 4
@@ -86,6 +87,11 @@ func nfgenmsg(f service.Family) []byte {
 // status (https://git.kernel.org/torvalds/c/9344988d2979).
 func encodeFilter(f Filter) []byte {
 	e := payload(f.Family)
+	if f.AllFamilies {
+		e.Buf[0] = afUnspec
+		encodeStatus(e, f)
+		return e.Buf
+	}
 	if f.Protocol == 0 {
 		return e.Buf
 	}
@@ -102,6 +108,11 @@ func encodeFilter(f Filter) []byte {
 	filter := e.Nest(ctaFilter)
 	e.Native32(ctaFilterOrig, flags)
 	e.EndNest(filter)
+	encodeStatus(e, f)
+	return e.Buf
+}
+
+func encodeStatus(e *netlink.Encoder, f Filter) {
 	switch {
 	case f.OneWay:
 		e.Uint32(ctaStatus, 0)
@@ -110,7 +121,6 @@ func encodeFilter(f Filter) []byte {
 		e.Uint32(ctaStatus, statusSeenReply|statusDNAT)
 		e.Uint32(ctaStatusMask, statusSeenReply|statusDNAT)
 	}
-	return e.Buf
 }
 
 // encodeDelete returns the payload that deletes f and no other entry. The reply tuple

@@ -51,8 +51,8 @@ type Watch struct {
 	driver  conntrack.Driver
 	waiting map[service.Address][]*flow // by endpoint
 	looks   int
-	known   *service.Snapshot // the one that filters are for
-	filters []conntrack.Filter
+	known   *service.Snapshot
+	useful  bool // see isUseful, of known
 }
 
 // flow is a connection whose client waits.
@@ -82,7 +82,7 @@ func (w *Watch) run(ctx context.Context) error {
 
 func (w *Watch) pause() time.Duration {
 	switch {
-	case len(w.filters) == 0:
+	case !w.useful:
 		return lonelyPause
 	case len(w.waiting) == 0:
 		return idlePause
@@ -93,32 +93,28 @@ func (w *Watch) pause() time.Duration {
 // look looks once. The next one sees what an error hides.
 func (w *Watch) look(ctx context.Context, now time.Time) error {
 	if s := w.Latest(); s != w.known {
-		w.known, w.filters = s, w.filtersOf(s)
+		w.known, w.useful = s, w.isUseful(s)
 	}
 	w.looks++
-	var err error
-	for _, f := range w.filters {
-		if err = w.driver.Dump(ctx, f, func(x conntrack.Flow) { w.see(x, now) }); err != nil {
-			break
+	if w.useful {
+		if err := w.driver.Dump(ctx, conntrack.Filter{AllFamilies: true, OneWay: true}, func(x conntrack.Flow) { w.see(x, now) }); err != nil {
+			return err
 		}
 	}
 	w.tell(now)
-	return err
+	return nil
 }
 
-// filtersOf returns the dumps that show connections to the ports of s which have two
-// endpoints, so that one can be left out.
-func (w *Watch) filtersOf(s *service.Snapshot) []conntrack.Filter {
-	var all []conntrack.Filter
+// isUseful reports whether s has a port with two endpoints, so that one can be left out.
+func (w *Watch) isUseful(s *service.Snapshot) bool {
 	for _, f := range w.Families {
 		for p := range s.Ports(f) {
-			x := conntrack.Filter{Family: f, Protocol: p.Name.Protocol, OneWay: true}
-			if x.Protocol != service.UDP && max(len(p.Cluster), len(p.Local)) > 1 && !slices.Contains(all, x) && w.Wanted(p.Name) {
-				all = append(all, x)
+			if p.Name.Protocol != service.UDP && max(len(p.Cluster), len(p.Local)) > 1 && w.Wanted(p.Name) {
+				return true
 			}
 		}
 	}
-	return all
+	return false
 }
 
 // see records an entry of a connection that waits. Its endpoint differs from where the

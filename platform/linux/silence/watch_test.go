@@ -33,7 +33,7 @@ func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.
 	x.used += x.cost
 	x.dumps = append(x.dumps, time.Now())
 	for _, y := range x.flows {
-		if service.FamilyOf(y.Dst.Addr()) == f.Family { // protocol and status as an old kernel
+		if f.AllFamilies && f.OneWay { // an old kernel does not look at the status
 			each(y)
 		}
 	}
