@@ -46,6 +46,8 @@ type Trial struct {
 	OnlyN3 bool
 	// Drains says that virtual servers of mode ipvs go first, once no connection needs them.
 	Drains bool
+	// Patience is how long clients wait, if it is longer than answerTimeout.
+	Patience time.Duration
 	// Note explains for the page what is lost.
 	Note string
 
@@ -60,12 +62,13 @@ type Tolerated int
 
 // Nothing may be lost; or what pods that end had: connections, and flows of clients that
 // take a port again; or what no proxy can route, as the API server names no endpoint; or
-// anything that has begun before the calm.
+// anything that has begun before the calm; or anything, as this proxy did not lose it.
 const (
 	Nothing Tolerated = iota
 	Held
 	Unreachable
 	Anything
+	OfOthers
 )
 
 // Judge returns an error if the change lost what it must not, or if clients did too little
@@ -77,6 +80,9 @@ func (t Trial) Judge(c Change) error {
 		}
 		if n := f.intolerable(t.tolerates(c.Mode, f)); n > 0 {
 			return fmt.Errorf("%s: %s lost %d new and %d held connections, %d of them without an excuse", t.About, f.Name, f.NewLost, f.HeldLost, n)
+		}
+		if err := t.judgeLate(f); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -115,6 +121,8 @@ func (f Flow) intolerable(t Tolerated) int {
 		return f.NewLost - f.ReusedLost
 	case Unreachable:
 		return max(0, f.Lost()-f.LostUnready-f.ReusedLost)
+	case OfOthers:
+		return 0
 	}
 	return f.LostInCalm
 }
@@ -124,11 +132,13 @@ type Sequence struct {
 	// Embedded clusters have the other proxy as a part of what runs on each node. Others
 	// have kubeadm's.
 	Embedded bool
-	Trials   []Trial
+	// Paired ones make the same change twice: with the other proxy, and with this one.
+	Paired bool
+	Trials []Trial
 }
 
 // Sequences find the cluster with another proxy. Their first trials replace it, and their
-// last ones give it back.
+// last ones give it back, unless they are paired.
 var Sequences = []Sequence{
 	{Trials: []Trial{
 		{Name: "install", About: "installed beside kubeadm's kube-proxy, as docs/install.md says", change: install},
@@ -157,6 +167,10 @@ var Sequences = []Sequence{
 		{Name: "embedded-install", About: "a kube-proxy within another process switched off, and this one installed, as docs/distributions.md says for k3s", change: installEmbedded},
 		{Name: "embedded-back", About: "back to the kube-proxy within another process", Userspace: Held, Drains: true, Note: relayNote, change: goBackEmbedded},
 	}},
+	{Paired: true, Trials: []Trial{
+		{Name: "dead-known", About: "a node that stays without power, with kubeadm's kube-proxy", Tolerated: OfOthers, Patience: deadPatience, Note: deadNote, change: dead, finish: revive},
+		{Name: "dead", About: "a node that stays without power", Tolerated: Anything, Patience: deadPatience, Note: deadNote, prepare: replaceKnown, change: dead, finish: revive},
+	}},
 }
 
 const relayNote = "in mode userspace, a process of the proxy relays what is held, and it ends"
@@ -183,7 +197,7 @@ func (s Sequence) Select(want func(name string) bool) (Sequence, error) {
 	first, last := s.Trials[0].Name, s.Trials[len(s.Trials)-1].Name
 	s.Trials = slices.DeleteFunc(slices.Clone(s.Trials), func(t Trial) bool { return !want(t.Name) })
 	switch {
-	case want(last) && !want(first):
+	case !s.Paired && want(last) && !want(first):
 		return s, fmt.Errorf("%s goes back to what %s finds; add that", last, first)
 	case s.Embedded && len(s.Trials) > 0 && !want(first):
 		return s, fmt.Errorf("add %s, which the others of its cluster need", first)
@@ -217,7 +231,7 @@ func (c *Cluster) Try(ctx context.Context, t Trial, s Setting) (Change, error) {
 		life = drainingLife
 	}
 	var err error
-	result.Flows, result.Took, err = c.Under(ctx, life, func(ctx context.Context) error { return t.change(ctx, c, s) })
+	result.Flows, result.Took, err = c.Under(ctx, Load{Life: life, Patience: t.Patience}, func(ctx context.Context) error { return t.change(ctx, c, s) })
 	if err == nil && t.finish != nil {
 		err = t.finish(ctx, c, s)
 	}
@@ -248,8 +262,8 @@ const loadPort = "8080"
 const DefaultRate = 50
 
 // flows deploys what clients connect to, and returns the clients: in a pod on n1, on node
-// n2, and outside. Each connection that they hold has a life, see Load.
-func (c *Cluster) flows(ctx context.Context, life time.Duration) ([]*flow, error) {
+// n2, and outside. Their Load is like the one that is given.
+func (c *Cluster) flows(ctx context.Context, like Load) ([]*flow, error) {
 	if err := c.applyFile(ctx, "load.yaml"); err != nil {
 		return nil, err
 	}
@@ -273,26 +287,25 @@ func (c *Cluster) flows(ctx context.Context, life time.Duration) ([]*flow, error
 	if err != nil {
 		return nil, err
 	}
-	rate := cmp.Or(c.Rate, DefaultRate)
-	held := max(1, 2*rate/5)
+	like.Rate = cmp.Or(c.Rate, DefaultRate)
+	like.Held = max(1, 2*like.Rate/5)
 	onNode, outside := c.Machine(node(2)).process(), c.Machine(control).process()
-	tcp := func(name string, pid int, address string, to reach) *flow {
-		return &flow{name: name, pid: pid, load: Load{"tcp", address, rate, held, life}, reach: to}
-	}
-	udp := func(name string, pid int, address string, to reach) *flow {
-		return &flow{name: name, pid: pid, load: Load{"udp", address, rate, held, life}, reach: to}
+	client := func(network, name string, pid int, address string, to reach) *flow {
+		f := &flow{name: name, pid: pid, load: like, reach: to}
+		f.load.Network, f.load.Address = network, address
+		return f
 	}
 	web, web6 := reach{service: "web", family: discovery.AddressTypeIPv4}, reach{service: "web", family: discovery.AddressTypeIPv6}
 	local := func(i int) reach { return reach{"local", discovery.AddressTypeIPv4, node(i)} }
 	return []*flow{
-		tcp("pod to ClusterIP", pod, ips[0]+":80", web),
-		tcp("pod to ClusterIP, IPv6", pod, "["+ips[1]+"]:80", web6),
-		tcp("pod to ClusterIP, internal Local", pod, ips[2]+":80", local(1)),
-		tcp("node to ClusterIP", onNode, ips[0]+":80", web),
-		tcp("outside to NodePort", outside, NodeIPv4(1)+":30777", web),
-		tcp("outside to NodePort, external Local", outside, NodeIPv4(2)+":30778", local(2)),
-		udp("pod to ClusterIP, UDP", pod, ips[0]+":81", web),
-		udp("outside to NodePort, UDP", outside, NodeIPv4(2)+":30779", web),
+		client("tcp", "pod to ClusterIP", pod, ips[0]+":80", web),
+		client("tcp", "pod to ClusterIP, IPv6", pod, "["+ips[1]+"]:80", web6),
+		client("tcp", "pod to ClusterIP, internal Local", pod, ips[2]+":80", local(1)),
+		client("tcp", "node to ClusterIP", onNode, ips[0]+":80", web),
+		client("tcp", "outside to NodePort", outside, NodeIPv4(1)+":30777", web),
+		client("tcp", "outside to NodePort, external Local", outside, NodeIPv4(2)+":30778", local(2)),
+		client("udp", "pod to ClusterIP, UDP", pod, ips[0]+":81", web),
+		client("udp", "outside to NodePort, UDP", outside, NodeIPv4(2)+":30779", web),
 	}, nil
 }
 
@@ -392,10 +405,10 @@ const (
 	calm   = 10 * time.Second
 )
 
-// Under runs a change while clients connect, and returns what became of them. What they
-// hold has a life, see Load.
-func (c *Cluster) Under(ctx context.Context, life time.Duration, change func(context.Context) error) ([]Flow, time.Duration, error) {
-	all, err := c.flows(ctx, life)
+// Under runs a change while clients connect, and returns what became of them. Their Load is
+// like the one that is given.
+func (c *Cluster) Under(ctx context.Context, like Load, change func(context.Context) error) ([]Flow, time.Duration, error) {
+	all, err := c.flows(ctx, like)
 	if err == nil {
 		err = c.forgetConnections(ctx)
 	}
@@ -448,6 +461,8 @@ type Load struct {
 	Held    int
 	// Life is how long one is held before another takes its place; 0 holds it to the end.
 	Life time.Duration
+	// Patience is how long an answer may take; 0 is answerTimeout.
+	Patience time.Duration
 }
 
 // Counts are what became of a Load.
@@ -455,6 +470,8 @@ type Counts struct {
 	New, NewLost    int // connections with one request
 	Due             int `json:",omitempty"` // how many of them there are at the wanted rate
 	Slow            int // of those answered, after more than half a second
+	Over1s, Over3s  int `json:",omitempty"` // after more than 1.2 s or 3 s, or not at all, with Patience
+	Hung            int `json:",omitempty"` // requests on held connections that had no answer after 5 s
 	Reused          int // of those over UDP, from a port that was used shortly before
 	ReusedLost      int // of these, also in NewLost
 	Held, HeldLost  int // requests on held connections, and how often one broke
@@ -518,7 +535,7 @@ func (l Load) Run(ctx context.Context) Counts {
 
 // try makes a connection with one request.
 func (l *load) try() (net.Conn, error) {
-	c, err := net.DialTimeout(l.Network, l.Address, answerTimeout)
+	c, err := net.DialTimeout(l.Network, l.Address, l.patience())
 	if err == nil {
 		err = l.ask(c, bufio.NewReader(c))
 		_ = c.Close() // the answer is there
@@ -532,6 +549,7 @@ func (l *load) once() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counts.New++
+	l.late(time.Since(begin), err)
 	what := "new"
 	if l.reusesPort(c) {
 		what = "new from a port used before"
@@ -562,7 +580,7 @@ func (l *load) reusesPort(c net.Conn) bool {
 	port := c.LocalAddr().(*net.UDPAddr).Port
 	last, used := l.ports[port]
 	l.ports[port] = time.Now()
-	return used && time.Since(last) < trackedTime+answerTimeout
+	return used && time.Since(last) < trackedTime+l.patience()
 }
 
 // hold keeps one connection, and opens another when it breaks, or after its Life.
@@ -570,7 +588,7 @@ func (l *load) hold(ctx context.Context) {
 	for ctx.Err() == nil {
 		opened := time.Now()
 		begin := opened
-		c, err := net.DialTimeout(l.Network, l.Address, answerTimeout)
+		c, err := net.DialTimeout(l.Network, l.Address, l.patience())
 		for r := bufio.NewReader(c); err == nil && ctx.Err() == nil; {
 			begin = time.Now()
 			if err = l.ask(c, r); err == nil {
@@ -589,6 +607,9 @@ func (l *load) hold(ctx context.Context) {
 		if err != nil {
 			l.mu.Lock()
 			l.counts.HeldLost++
+			if time.Since(begin) > hanging {
+				l.counts.Hung++
+			}
 			l.lost("held", begin, err)
 			l.mu.Unlock()
 			pause(ctx, 200*time.Millisecond)
@@ -607,7 +628,7 @@ const request = "GET /hostname HTTP/1.1\r\nHost: web\r\n\r\n"
 
 // ask sends a request that agnhost's netexec answers.
 func (l *load) ask(c net.Conn, r *bufio.Reader) error {
-	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(l.patience())); err != nil {
 		return err
 	}
 	if l.Network == "udp" {

@@ -608,6 +608,7 @@ func (d *Document) writeChanges(out *strings.Builder) {
 	}
 	out.WriteString(kit.Table(rows) + "\nWhy they were lost:\n\n" + d.losses() + "- over UDP, a client that takes a port again within " +
 		"30 seconds is the same flow to the kernel, and goes to the same\n  endpoint, also when that one has just ended\n")
+	d.writeLate(out)
 }
 
 // losses lists the changes during which connections were lost, by the reason.
@@ -664,6 +665,9 @@ func (c *Change) sum() (sum Counts, losers []string) {
 		sum.Due += f.Due
 		sum.NewLost += f.NewLost
 		sum.Slow += f.Slow
+		sum.Over1s += f.Over1s
+		sum.Over3s += f.Over3s
+		sum.Hung += f.Hung
 		sum.Held += f.Held
 		sum.HeldLost += f.HeldLost
 		if f.Lost() == 0 {

@@ -275,6 +275,7 @@ func TestJudge(t *testing.T) {
 		"partly without an endpoint":  {Flow{Counts: Counts{NewLost: 2, HeldLost: 1}, LostUnready: 2}, []Tolerated{Anything}},
 		"when all was over":           {Flow{Counts: Counts{NewLost: 1}, LostInCalm: 1}, nil},
 		"every connection":            {Flow{Counts: Counts{NewLost: 9}}, nil},
+		"what took over 3 s":          {Flow{Counts: Counts{Over3s: 1}}, nil},
 	} {
 		for _, tolerated := range all {
 			f := c.lost
@@ -341,6 +342,8 @@ func TestSelect(t *testing.T) {
 		"install,back":     "install,back",
 		"embedded-back":    "error",
 		"embedded-install": "embedded-install",
+		"dead":             "dead",
+		"roll,dead":        "roll,dead",
 	} {
 		var got []string
 		for _, s := range Sequences {

@@ -167,16 +167,20 @@ func (c *Cluster) applyFile(ctx context.Context, name string) error {
 	return err
 }
 
-// Reboot ends a node as a power failure does: nobody hears of it. Then it starts the node
-// again, with its disk and an empty network.
+// Reboot takes the power of a node, and starts it again, with its disk and an empty network.
 func (c *Cluster) Reboot(ctx context.Context, i int) error {
-	if err := c.disconnectNode(i); err != nil {
-		return err
-	}
-	if err := c.Machine(node(i)).remove(); err != nil {
+	if err := c.powerOff(i); err != nil {
 		return err
 	}
 	return c.startNode(ctx, i)
+}
+
+// powerOff ends a node as a power failure does: nobody hears of it.
+func (c *Cluster) powerOff(i int) error {
+	if err := c.disconnectNode(i); err != nil {
+		return err
+	}
+	return c.Machine(node(i)).remove()
 }
 
 const cgroupRoot = "/sys/fs/cgroup"

@@ -509,10 +509,10 @@ func changes(ctx context.Context, args []string) error {
 // changesOf makes the changes of a sequence in one cluster.
 func (t *trial) changesOf(ctx context.Context, sequence nodes.Sequence, s nodes.Setting) error {
 	first := ours
-	switch {
+	switch name := sequence.Trials[0].Name; {
 	case sequence.Embedded:
 		first = embedded
-	case t.wants(nodes.Sequences[0].Trials[0].Name):
+	case slices.ContainsFunc(nodes.Sequences, func(s nodes.Sequence) bool { return s.Trials[0].Name == name }):
 		first = known
 	}
 	return t.in(ctx, first, usual, func(c *nodes.Cluster) error {
