@@ -6,11 +6,14 @@ package explain
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"kubeproxy/common/health"
@@ -68,8 +71,9 @@ const mostNamed = 3
 
 // Follower follows connections. It reads the node once.
 type Follower interface {
-	// Trace is as in Server.
+	// Trace and Local are as in Server.
 	Trace(ctx context.Context, want *service.Snapshot, c route.Conn) (*Walk, error)
+	Local(netip.Addr) bool
 	Close() error
 }
 
@@ -79,6 +83,9 @@ const SampledFrom, SampledEndpoints = 500, 3
 
 // surveyTime bounds how long connections are followed.
 const surveyTime = 8 * time.Second
+
+// mostFollowers bounds how many processors follow those of a large node.
+const mostFollowers = 2
 
 // SurveyHandler serves GET /survey: a Survey.
 func (s *Server) SurveyHandler() http.Handler {
@@ -100,14 +107,17 @@ func (s *Server) Survey(ctx context.Context) (*Survey, error) {
 	if want == nil {
 		return nil, errNotRead
 	}
-	v := &surveyor{Server: s, want: want, causes: map[string]*cause{}, out: &Survey{Clients: []string{}}}
+	v := &surveyor{Server: s, want: want, causes: map[string]*cause{}, unsure: map[string]bool{}, out: &Survey{Clients: []string{}}}
 	v.objects()
 	v.clients()
 	if s.Follower == nil {
 		v.out.Lacking = append(v.out.Lacking, "this mode cannot say what is installed for one connection")
 		return v.out, nil
 	}
-	return v.out, v.follow(ctx)
+	if err := v.follow(ctx); err != nil {
+		return v.out, err
+	}
+	return v.out, v.confirm(ctx)
 }
 
 // surveyor makes a Survey.
@@ -116,7 +126,9 @@ type surveyor struct {
 	want   *service.Snapshot
 	out    *Survey
 	from   []surveyClient
+	mu     sync.Mutex // guards what is below, and counts in out
 	causes map[string]*cause
+	unsure map[string]bool // Services whose packets pass something that cannot be told
 }
 
 // surveyClient is a sort of client.
@@ -227,36 +239,56 @@ func (v *surveyor) pod() surveyClient {
 // followed in time are a sample of all.
 const strides = 16
 
-// follow follows the connections to all ports, and then those with a cause again: the proxy may
-// have been at work.
+// follow follows the connections to all ports.
 func (v *surveyor) follow(ctx context.Context) error {
-	ports, late := v.ports(), map[string]bool{}
-	unsure := map[string]bool{}
+	ports, followers := v.ports(), 1
 	if len(ports) > SampledFrom {
 		v.out.Lacking = append(v.out.Lacking, fmt.Sprintf("to %d endpoints of each at most", SampledEndpoints))
+		followers = min(mostFollowers, runtime.GOMAXPROCS(0))
 	}
+	queue := make(chan *service.Port, len(ports))
+	for _, p := range ports {
+		queue <- p
+	}
+	close(queue)
+	ctx, stop := context.WithTimeout(ctx, surveyTime)
+	defer stop()
+	errs := make([]error, followers)
+	var all sync.WaitGroup
+	for i := range errs {
+		all.Go(func() {
+			if errs[i] = v.followEach(ctx, queue); errs[i] != nil {
+				stop()
+			}
+		})
+	}
+	all.Wait()
+	late := map[string]bool{}
+	for p := range queue {
+		late[nameOf(p)] = true
+	}
+	v.out.Followed, v.out.Doubtful = v.out.Services-len(late), len(v.unsure)
+	return errors.Join(errs...)
+}
+
+// followEach follows the connections to ports of the queue, until it is empty or ctx ends.
+func (v *surveyor) followEach(ctx context.Context, queue <-chan *service.Port) error {
 	f := v.Follower()
 	defer f.Close()
-	end := time.Now().Add(surveyTime)
-	for i := range ports {
-		if time.Now().After(end) || ctx.Err() != nil {
-			late[nameOf(ports[i])] = true
-			continue
+	for ctx.Err() == nil {
+		p, more := <-queue
+		if !more {
+			break
 		}
-		for _, a := range v.attempts(ports[i]) {
-			x, err := v.attempt(ctx, f, v.want, a)
+		for _, a := range v.attempts(p, f) {
+			x, err := v.attempt(context.WithoutCancel(ctx), f, v.want, a)
 			if err != nil {
 				return err
-			}
-			v.out.Connections++
-			if x != nil && x.Verdict == Agree && len(x.Installed.doubtful()) > 0 {
-				unsure[nameOf(a.port)] = true
 			}
 			v.record(x, a)
 		}
 	}
-	v.out.Followed, v.out.Doubtful = v.out.Services-len(late), len(unsure)
-	return v.confirm(ctx)
+	return nil
 }
 
 // ports returns the ports in the order in which they are followed.
@@ -280,7 +312,7 @@ func (v *surveyor) ports() []*service.Port {
 
 // attempts returns the connections to p: of each client to the first address of each kind that
 // such clients dial.
-func (v *surveyor) attempts(p *service.Port) []attempt {
+func (v *surveyor) attempts(p *service.Port, f Follower) []attempt {
 	var all []attempt
 	for i := range v.from {
 		c := &v.from[i]
@@ -291,7 +323,7 @@ func (v *surveyor) attempts(p *service.Port) []attempt {
 		for _, kind := range c.kinds {
 			if to, has := v.dialled(p, kind); has {
 				all = append(all, attempt{c, p, route.Conn{
-					Protocol: p.Name.Protocol, From: c.addr[p.Family], To: to, Interface: c.iface, ToNode: v.Local(to.Addr()),
+					Protocol: p.Name.Protocol, From: c.addr[p.Family], To: to, Interface: c.iface, ToNode: f.Local(to.Addr()),
 				}})
 			}
 		}
@@ -334,8 +366,14 @@ func (v *surveyor) attempt(ctx context.Context, f Follower, want *service.Snapsh
 	return x, nil
 }
 
-// record adds what keeps a connection from getting there to the causes.
+// record counts a connection, and adds what keeps it from getting there to the causes.
 func (v *surveyor) record(x *Explanation, a attempt) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.out.Connections++
+	if x != nil && x.Verdict == Agree && len(x.Installed.doubtful()) > 0 {
+		v.unsure[nameOf(a.port)] = true
+	}
 	for key, c := range causesOf(x) {
 		known := v.causes[key]
 		if known == nil {
@@ -395,7 +433,7 @@ func general(text string) string {
 }
 
 // confirm follows one connection of each cause again, with what is wanted and installed now, and
-// keeps the causes that are still there.
+// keeps the causes that are still there: the proxy may have been at work.
 func (v *surveyor) confirm(ctx context.Context) error {
 	if len(v.causes) == 0 {
 		return nil

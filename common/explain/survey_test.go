@@ -5,8 +5,11 @@ package explain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,24 +40,72 @@ func (d dropping) Trace(_ context.Context, want *service.Snapshot, c route.Conn)
 
 func (dropping) Close() error { return nil }
 
-// TestSurvey checks that equal causes are one, and that one which is gone is none.
-func TestSurvey(t *testing.T) {
+func (dropping) Local(a netip.Addr) bool { return isNode(a) }
+
+func isNode(a netip.Addr) bool { return a.String() == "192.0.2.1" }
+
+// surveyed has n Services with an endpoint each.
+func surveyed(n int) *track.Tracker {
 	tracker := track.New(track.Options{NodeName: "a", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 	node, port := "a", int32(80)
-	for i := 1; i <= 5; i++ {
+	for i := 1; i <= n; i++ {
 		name := fmt.Sprintf("s%d", i)
 		tracker.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
-			Spec: corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.0.%d", i), Ports: []corev1.ServicePort{{Port: 80}}}})
+			Spec: corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), Ports: []corev1.ServicePort{{Port: 80}}}})
 		tracker.SetSlice(&discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.1.0.%d", i)}, NodeName: &node}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i>>8, i&255)}, NodeName: &node}},
 		})
 	}
 	tracker.Synced()
+	return tracker
+}
+
+// TestSurveyOfMany checks that several followers share many Services, and that an error of one
+// ends the survey.
+func TestSurveyOfMany(t *testing.T) {
+	const many = SampledFrom + 100
+	together := make(chan bool)
+	var followers atomic.Int32
+	s := &Server{Tracker: surveyed(many), Local: isNode, Follower: func() Follower {
+		followers.Add(1)
+		met := runtime.GOMAXPROCS(0) == 1
+		return dropping{func(route.Conn) bool {
+			for !met {
+				select {
+				case together <- true:
+				case <-together:
+				}
+				met = true
+			}
+			return false
+		}}
+	}}
+	x, err := s.Survey(t.Context())
+	kit.Must(t, err)
+	if n := followers.Load(); n != int32(min(2, runtime.GOMAXPROCS(0))) || x.Followed != many || x.Connections != 2*many-1 {
+		t.Errorf("%d followers followed %d Services by %d connections; want %d and %d", n, x.Followed, x.Connections, many, 2*many-1)
+	}
+	s.Follower = func() Follower { return failing{} }
+	if _, err := s.Survey(t.Context()); err == nil {
+		t.Error("no error of a follower that fails")
+	}
+}
+
+// failing follows nothing.
+type failing struct{ dropping }
+
+func (failing) Trace(context.Context, *service.Snapshot, route.Conn) (*Walk, error) {
+	return nil, errors.New("failed")
+}
+
+// TestSurvey checks that equal causes are one, and that one which is gone is none.
+func TestSurvey(t *testing.T) {
+	tracker := surveyed(5)
 	survey := func(drops func(followers int, c route.Conn) bool) *Survey {
 		followers := 0
-		s := &Server{Tracker: tracker, Local: func(a netip.Addr) bool { return a.String() == "192.0.2.1" }, Follower: func() Follower {
+		s := &Server{Tracker: tracker, Local: isNode, Follower: func() Follower {
 			followers++
 			n := followers
 			return dropping{func(c route.Conn) bool { return drops(n, c) }}

@@ -211,7 +211,7 @@ func TestSharedMark(t *testing.T) {
 
 // with gives c its rules, and an empty chain OTHER, as iptables-save prints them.
 func (c Chain) with(rules ...string) Chain {
-	tables := packet.NewSaved()
+	tables := packet.NewSaved(nil)
 	tables.Append(packet.Chain{Table: "filter", Name: "OTHER"})
 	tables.Append(packet.Chain{Table: "filter", Name: "FLANNEL-FWD"}, "-s 10.244.0.0/16 -j ACCEPT")
 	tables.Append(packet.Chain{Table: "filter", Name: "DOCKER-USER"}, "-j RETURN")

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"kubeproxy/common/explain"
@@ -59,18 +60,20 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	if err != nil {
 		return nil, err
 	}
-	want, t, observed, expected := x.want, x.tables, x.observed, x.expected
-	have := newPath(b.layout, observed, b.node(q, q.Observed))
+	have := newPath(b.layout, x.observed, b.node(q, q.Observed))
 	have.follow(q.Conn)
-	plan := newPath(b.layout, expected, b.node(q, q.Expected))
-	plan.lists = have.lists
-	plan.follow(q.Conn)
-	c := &traceComparison{layout: b.layout, tables: t, have: have, plan: plan}
+	plan := have
+	if !x.asPlanned(have) {
+		plan = newPath(b.layout, x.expected, b.node(q, q.Expected))
+		plan.lists = have.lists
+		plan.follow(q.Conn)
+	}
+	c := &traceComparison{layout: b.layout, reading: x, have: have, plan: plan}
 	w := have.walk()
 	w.Followed, w.Served = b.driver.SavedTables(), b.options.Role != nil && have.served
 	w.Faults = c.faults()
-	w.ByDesign = b.byDesign(q.Conn, want, w.Action)
-	if b.needsLocalnet(q, want.Node, plan) {
+	w.ByDesign = b.byDesign(q.Conn, x.want, w.Action)
+	if b.needsLocalnet(q, x.want.Node, plan) {
 		w.Faults = append(w.Faults, "net.ipv4.conf.all.route_localnet is 0, so the kernel routes no packet to a loopback address")
 	}
 	return w, nil
@@ -81,6 +84,36 @@ type reading struct {
 	of, want           *service.Snapshot // want has the NodePorts that are pending
 	tables             *observed
 	observed, expected *packet.Saved
+	// same are the chains that were compared: whether they are as they should be. jumpFaults are the
+	// faults of the jumps of built-in chains.
+	same       map[id]bool
+	jumpFaults map[id][]string
+}
+
+// asPlanned reports whether a packet met nothing but chains that are as they should be. Then what
+// should be there does the same with it.
+func (x *reading) asPlanned(have *path) bool {
+	if !have.alone || have.companion != nil || len(x.tables.dormant) > 0 {
+		return false
+	}
+	for i := range have.visits {
+		if !i.isSystem() && !x.isSame(i) {
+			return false
+		}
+	}
+	return true
+}
+
+func (x *reading) isSame(i id) bool {
+	same, known := x.same[i]
+	if !known {
+		at := packet.Chain{Table: i.table, Name: i.name}
+		same = x.expected.Has(at) && slices.EqualFunc(x.observed.List(at), x.expected.Texts(at), func(a packet.Rule, b string) bool {
+			return a.Text == b || unquoted(a.Text) == unquoted(b)
+		})
+		x.same[i] = same
+	}
+	return same
 }
 
 // ReadOnce makes Follow and Trace read the tables once for a snapshot, for many connections.
@@ -96,7 +129,7 @@ func (b *Backend) reading(ctx context.Context, of *service.Snapshot) (*reading, 
 		return nil, err
 	}
 	want := b.withPendingNodePorts(of, t)
-	x := &reading{of, want, t, packet.Parse(text), b.expectedTables(want)}
+	x := &reading{of, want, t, packet.Parse(text), b.expectedTables(want), map[id]bool{}, map[id][]string{}}
 	for _, table := range t.dormant {
 		x.observed.Remove(table)
 	}
@@ -121,6 +154,9 @@ func Differences(want *service.Snapshot, c route.Conn, o Options) []string {
 // byDesign returns why the chains differ from what package route decides, "" if they
 // should not.
 func (l layout) byDesign(c route.Conn, want *service.Snapshot, does route.Action) string {
+	if does != route.Pass && !c.To.Addr().IsLoopback() {
+		return ""
+	}
 	v := route.Decide(want, c)
 	switch {
 	case l.options.Role != nil || v.Port != nil:
@@ -139,20 +175,32 @@ func (b *Backend) needsLocalnet(q Question, node *service.Node, plan *path) bool
 		b.localhost(node) && !b.localnetRouted && len(plan.targets) > 0
 }
 
-// expectedTables returns the tables as they should be.
+// expectedTables returns the tables as they should be. They get a chain when it is asked for.
 func (b *Backend) expectedTables(want *service.Snapshot) *packet.Saved {
-	t := packet.NewSaved()
-	for p := range want.Ports(b.family) {
-		for _, c := range b.portChains(p, want.Node) {
-			t.Append(packet.Chain{Table: c.table, Name: c.name}, c.rules...)
+	chains := map[id][]string{}
+	add := func(all []chain) {
+		for _, c := range all {
+			chains[c.id] = c.rules
 		}
 	}
-	for _, c := range b.shared(want.Node, want.Ports(b.family), nil) {
-		t.Append(packet.Chain{Table: c.table, Name: c.name}, c.rules...)
-	}
+	add(b.shared(want.Node, want.Ports(b.family), nil))
 	for _, j := range b.jumps() {
-		t.Append(packet.Chain{Table: j.from.table, Name: j.from.name}, j.rule)
+		chains[j.from] = append(chains[j.from], j.rule)
 	}
+	ofPorts := sync.OnceFunc(func() {
+		for p := range want.Ports(b.family) {
+			add(b.portChains(p, want.Node))
+		}
+	})
+	var t *packet.Saved
+	t = packet.NewSaved(func(c packet.Chain) {
+		if _, shared := chains[idOf(c)]; !shared && b.options.Role.owns(idOf(c)) {
+			ofPorts()
+		}
+		if rules, has := chains[idOf(c)]; has {
+			t.Append(c, rules...)
+		}
+	})
 	return t
 }
 
@@ -230,7 +278,7 @@ func (n *traceNode) Listed(list, seconds string, client netip.Addr) packet.Match
 // traceComparison compares what a packet meets in the tables with what it should meet.
 type traceComparison struct {
 	layout
-	tables     *observed
+	*reading
 	have, plan *path
 	list       []string
 }
@@ -242,15 +290,23 @@ func (c *traceComparison) faults() []string {
 	}
 	visits := maps.Clone(c.plan.visits)
 	for i, all := range c.have.visits {
-		visits[i] = slices.Concat(visits[i], all)
+		if c.plan != c.have {
+			all = slices.Concat(visits[i], all)
+		}
+		visits[i] = all
 	}
 	for _, i := range slices.SortedFunc(maps.Keys(visits), id.compare) {
 		switch {
 		case slices.Contains(c.tables.dormant, i.table):
-		case c.options.Role.owns(i):
+		case c.options.Role.owns(i) && !c.isSame(i):
 			c.compareChain(i, visits[i])
 		case i.isSystem():
-			c.compareJumps(i)
+			if _, compared := c.jumpFaults[i]; !compared {
+				c.jumpFaults[i] = c.compareJumps(i)
+			}
+			for _, text := range c.jumpFaults[i] {
+				c.fault("%s", text)
+			}
 		}
 	}
 	c.foreign()
@@ -331,14 +387,15 @@ func without(rules, others []string) []string {
 	return all
 }
 
-// compareJumps checks that a built-in chain leads to our chains.
-func (c *traceComparison) compareJumps(from id) {
-	jumps := slices.DeleteFunc(c.jumps(), func(j jump) bool { return j.from != from })
+// compareJumps returns what is wrong with the rules of a built-in chain that lead to our chains.
+func (c *traceComparison) compareJumps(from id) (faults []string) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	jumps := slices.DeleteFunc(c.layout.jumps(), func(j jump) bool { return j.from != from })
 	for _, j := range c.tables.missingJumps(jumps) {
-		c.fault("chain %s of table %s lacks the rule %q", from.name, from.table, j.rule)
+		fault("chain %s of table %s lacks the rule %q", from.name, from.table, j.rule)
 	}
 	for _, m := range c.tables.misplaced(jumps) {
-		c.fault("%s", m)
+		fault("%s", m)
 	}
 	stay := map[id]bool{}
 	for _, j := range jumps {
@@ -346,9 +403,10 @@ func (c *traceComparison) compareJumps(from id) {
 	}
 	for _, j := range c.tables.extraJumps(stay, jumps) {
 		if j.from == from {
-			c.fault("chain %s of table %s has the rule %q, which kube-proxy did not make", from.name, from.table, j.rule)
+			fault("chain %s of table %s has the rule %q, which kube-proxy did not make", from.name, from.table, j.rule)
 		}
 	}
+	return faults
 }
 
 // foreign names rules and policies of others that decide what happens to the connection.

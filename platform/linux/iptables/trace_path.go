@@ -32,6 +32,7 @@ type path struct {
 	doubtful   []end          // rules of others that may decide
 	noted      []end          // rules of others that masquerade or do not track it
 	served     bool           // by a virtual server
+	alone      bool           // no rule of others mattered
 	// visits are the packets that came to each chain, on all branches.
 	visits map[id][]packet.Packet
 	// hops are those of the first branch. quiet ends them.
@@ -50,7 +51,7 @@ type end struct {
 }
 
 func newPath(l layout, t *packet.Saved, n *traceNode) *path {
-	return &path{layout: l, tables: t, traceNode: n, targets: map[netip.AddrPort]bool{}, visits: map[id][]packet.Packet{}}
+	return &path{layout: l, tables: t, traceNode: n, alone: true, targets: map[netip.AddrPort]bool{}, visits: map[id][]packet.Packet{}}
 }
 
 // tablesAt are the tables with a chain at each hook, in the order of the kernel (kernel:
@@ -109,7 +110,7 @@ func (p *path) hook(pk *packet.Packet, table string, at packet.Hook) packet.Find
 	w := packet.Walk{Tables: p.tables, Packet: pk, Owns: p.owns}
 	before := *pk
 	f, err := w.Run(p.tables.Base(c))
-	p.err = errors.Join(p.err, err)
+	p.err, p.alone = errors.Join(p.err, err), p.alone && f.Alone
 	for _, s := range f.Steps {
 		if s.Rule == nil && p.tables.Has(s.Chain) {
 			p.visits[idOf(s.Chain)] = append(p.visits[idOf(s.Chain)], before)

@@ -126,15 +126,19 @@ func (t *tracer) Rules(c packet.Chain) ([]packet.Rule, error) {
 	if c.Name != t.base {
 		t.hop("chain "+c.Name, "%s", purpose(c.Name))
 	}
-	all := t.rules(c.Name)
+	all := slices.Clone(t.rules(c.Name))
 	for i := range all {
-		t.addSets(all[i].Expressions)
+		all[i].Expressions = t.withSets(all[i].Expressions)
 	}
 	return all, nil
 }
 
-// addSets adds our sets to lookups. What is in those of others is not known.
-func (t *tracer) addSets(all []packet.Expression) {
+// withSets adds our sets to lookups. What is in those of others is not known.
+func (t *tracer) withSets(all []packet.Expression) []packet.Expression {
+	if !slices.ContainsFunc(all, func(x packet.Expression) bool { _, is := x.(packet.Lookup); return is }) {
+		return all
+	}
+	all = slices.Clone(all)
 	for i, x := range all {
 		l, ok := x.(packet.Lookup)
 		if !ok {
@@ -147,6 +151,7 @@ func (t *tracer) addSets(all []packet.Expression) {
 			all[i] = packet.Chance{Name: "set or map " + l.Set, To: l.To}
 		}
 	}
+	return all
 }
 
 // compile returns rules as package packet evaluates them. The text is that of the last statement.
@@ -253,7 +258,7 @@ func (b *Backend) reading(ctx context.Context, want *service.Snapshot, c route.C
 	x := &reading{of: want, observed: &observedRuleset{table: t}}
 	if t != nil {
 		b.readSettings()
-		x.observed.known = known{b, b.knownChains(t, want), b.knownSets(want)}
+		x.observed.known = known{b, b.knownChains(t, want), b.knownSets(want), map[string]*compiled{}}
 		x.expected = b.expectedRuleset(want, x.observed.known, concerned)
 	}
 	if !b.readsOnce {
@@ -310,6 +315,26 @@ type known struct {
 	backend *Backend
 	chains  map[string]*chain
 	sets    map[string]*set
+	done    map[string]*compiled // chains by name
+}
+
+// compiled are the rules of a chain as package packet evaluates them, with their fingerprints.
+type compiled struct {
+	rules        []packet.Rule
+	fingerprints []string
+}
+
+// compiled compiles a chain once.
+func (k known) compiled(c *chain) *compiled {
+	x := k.done[c.name]
+	if x == nil {
+		x = &compiled{rules: compile(c.rules, k.backend.family)}
+		for _, r := range c.rules {
+			x.fingerprints = append(x.fingerprints, r.fingerprint(k.backend.family))
+		}
+		k.done[c.name] = x
+	}
+	return x
 }
 
 // name implements ruleset.
@@ -351,16 +376,12 @@ func (r *observedRuleset) rules(name string) []packet.Rule {
 	case observed.policyDrop:
 		r.fault("chain %s has the policy drop, and should accept", name)
 	}
-	all := compile(known.rules, r.backend.family)
-	var want []string
-	for _, x := range known.rules {
-		want = append(want, x.fingerprint(r.backend.family))
+	want := r.compiled(known)
+	if slices.Equal(want.fingerprints, observed.fingerprints) {
+		return want.rules
 	}
-	if slices.Equal(want, observed.fingerprints) {
-		return all
-	}
-	r.nameRules(known, want, observed)
-	return r.read(name, want, all)
+	r.nameRules(known, want.fingerprints, observed)
+	return r.read(name, want.fingerprints, want.rules)
 }
 
 // read reads the rules of a chain. ours are those that we write, with their fingerprints. Others
@@ -480,7 +501,7 @@ func (b *Backend) expectedRuleset(want *service.Snapshot, k known, concerned fun
 // rules implements ruleset.
 func (r *expectedRuleset) rules(name string) []packet.Rule {
 	if c := r.chains[name]; c != nil {
-		return compile(c.rules, r.backend.family)
+		return r.compiled(c).rules
 	}
 	return nil
 }

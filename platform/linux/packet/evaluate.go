@@ -30,7 +30,7 @@ type evaluator struct {
 
 // evaluate returns what a rule does.
 func (v *visit) evaluate(r *Rule) (effect, error) {
-	e := &evaluator{Packet: v.Packet, tables: v.Tables, chain: v.in, regs: newRegisters(), effect: effect{match: Yes}, sure: v.sure || v.own}
+	e := &evaluator{Packet: v.Packet, tables: v.Tables, chain: v.in, effect: effect{match: Yes}, sure: v.sure || v.own}
 	for _, x := range r.Expressions {
 		if err := e.expression(x); err != nil || e.effect.match == No {
 			return e.effect, err
@@ -45,7 +45,7 @@ func (v *visit) evaluate(r *Rule) (effect, error) {
 // Concerns reports whether a rule of iptables may match p or a later packet of its connection,
 // judged by addresses, protocol and ports alone.
 func Concerns(r *Rule, p Packet) bool {
-	e := &evaluator{Packet: &p, regs: newRegisters(), effect: effect{match: Yes}}
+	e := &evaluator{Packet: &p, effect: effect{match: Yes}}
 	for _, x := range r.headers {
 		if err := e.expression(x); err != nil || e.effect.match == No {
 			return err != nil
@@ -64,7 +64,7 @@ func (e *evaluator) expression(x Expression) error {
 	case Compare:
 		e.compare(x)
 	case Range:
-		e.narrow(x.matches(e.regs), e.vague)
+		e.narrow(x.matches(&e.regs), e.vague)
 	case Lookup:
 		return e.lookup(x)
 	case Verdict:
@@ -160,7 +160,7 @@ func (e *evaluator) addrType(x AddrType) Match {
 
 // compare applies the answer of a comparison. An interface may be another one.
 func (e *evaluator) compare(x Compare) {
-	m, not := x.matches(e.regs), x.Op == CmpNotEqual
+	m, not := x.matches(&e.regs), x.Op == CmpNotEqual
 	if e.guess.Guess && (m == Yes) == not && e.guess.mayBe(strings.TrimRight(string(x.Data), "\x00")) {
 		m = Maybe
 	}
@@ -236,12 +236,12 @@ func (e *evaluator) change(x Expression) {
 		e.altered = true
 	case MetaStore:
 		if x.Key == MetaMark {
-			e.mark = either(e.mark, e.regs.load(x.From, 4), certainly)
+			e.mark = either(e.mark, e.regs.load(x.From, 4).kept(), certainly)
 		}
 	case ConntrackStore:
 		// Without an entry it does nothing (kernel: net/netfilter/nft_ct.c, nft_ct_set_eval).
 		if x.Key == ctMarkKey && e.Seen && !e.Untracked {
-			e.ctMark = either(e.ctMark, e.regs.load(x.From, 4), certainly)
+			e.ctMark = either(e.ctMark, e.regs.load(x.From, 4).kept(), certainly)
 		}
 	case NoTrack:
 		e.Untracked = e.Untracked || !e.Seen && certainly
@@ -347,7 +347,7 @@ func (e *evaluator) find(s *Set, from uint32) (found Match, hits []Element) {
 			vague = true
 			return
 		}
-		x, has := s.Get(key.value)
+		x, has := s.Get(slices.Clone(key.value))
 		if missing = missing || !has; has {
 			hits = append(hits, x)
 		}
@@ -495,7 +495,7 @@ const (
 	cmpAtLeast
 )
 
-func (c Compare) matches(r registers) Match {
+func (c Compare) matches(r *registers) Match {
 	b := r.load(c.From, len(c.Data))
 	switch c.Op {
 	case CmpEqual:
@@ -514,7 +514,7 @@ func (c Compare) matches(r registers) Match {
 	return Maybe
 }
 
-func (ra Range) matches(r registers) Match {
+func (ra Range) matches(r *registers) Match {
 	m := between(r.load(ra.From, len(ra.Low)), ra.Low, ra.High)
 	if ra.Not {
 		return m.negated()

@@ -200,7 +200,7 @@ func TestLegacyMark(t *testing.T) {
 		"-m mark --mark 0x1/0x1 -j DROP":         "forward pass ",
 		"-m mark --mark 0x0/0x1 -j DROP":         "forward drop ",
 	} {
-		x := NewSaved()
+		x := NewSaved(nil)
 		x.Append(Chain{Table: "filter", Name: "FORWARD"}, rule)
 		all, err := Follow(&tables{}, []*Legacy{{Name: "filter", Tables: x}}, lab{}, lab{}.conn())
 		got := ""

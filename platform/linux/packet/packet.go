@@ -453,6 +453,9 @@ func (b bits) number() (value, known uint32) {
 
 // part returns size bytes at an offset. What lies behind the end is unknown.
 func (b bits) part(offset, size int) bits {
+	if end := offset + size; offset >= 0 && size >= 0 && end <= len(b.value) {
+		return bits{b.value[offset:end:end], b.known[offset:end:end]}
+	}
 	p := unknown(size)
 	if offset >= 0 && offset < len(b.value) {
 		copy(p.value, b.value[offset:])
@@ -460,6 +463,9 @@ func (b bits) part(offset, size int) bits {
 	}
 	return p
 }
+
+// kept returns a copy.
+func (b bits) kept() bits { return bits{slices.Clone(b.value), slices.Clone(b.known)} }
 
 // isKnown reports whether every bit is known.
 func (b bits) isKnown() bool {
@@ -553,11 +559,9 @@ func (m Match) negated() Match { return Yes - m }
 
 // registers are those of the kernel: 64 bytes, addressed in words of 4 or 16 bytes (kernel:
 // include/uapi/linux/netfilter/nf_tables.h, nft_registers).
-type registers struct{ bits }
+type registers struct{ value, known [registerBytes]byte }
 
 const registerBytes, firstShort = 64, 8
-
-func newRegisters() registers { return registers{unknown(registerBytes)} }
 
 func offset(register uint32) int {
 	if register >= firstShort {
@@ -566,10 +570,13 @@ func offset(register uint32) int {
 	return int(register-1) * 16
 }
 
-func (r registers) load(register uint32, size int) bits { return r.part(offset(register), size) }
+// load returns a part of r. It changes when a register is stored.
+func (r *registers) load(register uint32, size int) bits {
+	return bits{r.value[:], r.known[:]}.part(offset(register), size)
+}
 
 // store writes b. The kernel fills the last word up with zeros.
-func (r registers) store(register uint32, b bits) {
+func (r *registers) store(register uint32, b bits) {
 	for len(b.value)%4 != 0 {
 		b = bits{append(b.value[:len(b.value):len(b.value)], 0), append(b.known[:len(b.known):len(b.known)], 0xff)}
 	}

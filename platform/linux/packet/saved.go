@@ -15,14 +15,17 @@ type Saved struct {
 	rules map[Chain][]Rule
 	// policies are those of built-in chains.
 	policies map[Chain]string
+	// load, if set, adds a chain that is not there when it is asked for, if it exists.
+	load func(Chain)
 }
 
-// NewSaved returns tables without chains.
-func NewSaved() *Saved { return &Saved{map[Chain][]Rule{}, map[Chain]string{}} }
+// NewSaved returns tables without chains. load, which may be nil, is called for each chain that
+// is asked for and not there. It adds the chain if it exists.
+func NewSaved(load func(Chain)) *Saved { return &Saved{map[Chain][]Rule{}, map[Chain]string{}, load} }
 
 // Parse reads the output of iptables-save.
 func Parse(text string) *Saved {
-	t := NewSaved()
+	t := NewSaved(nil)
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
@@ -46,23 +49,42 @@ func Parse(text string) *Saved {
 func (t *Saved) Append(to Chain, rules ...string) {
 	all := t.rules[to]
 	for _, r := range rules {
-		all = append(all, Rule{Text: strings.Clone(r)})
+		all = append(all, Rule{Text: r})
 	}
 	t.rules[to] = all
 }
 
 // Has reports whether a chain exists.
 func (t *Saved) Has(c Chain) bool {
-	_, found := t.rules[Chain{Table: c.Table, Name: c.Name}]
+	c.Family = ""
+	_, found := t.rules[c]
+	if !found && t.load != nil {
+		t.load(c)
+		_, found = t.rules[c]
+	}
 	return found
 }
 
 // List returns the rules of a chain.
 func (t *Saved) List(c Chain) []Rule {
+	if !t.Has(c) {
+		return nil
+	}
 	all := t.rules[Chain{Table: c.Table, Name: c.Name}]
 	for i := range all {
 		if all[i].words == nil {
 			t.compile(c.Table, &all[i])
+		}
+	}
+	return all
+}
+
+// Texts returns the rules of a chain that Append added.
+func (t *Saved) Texts(c Chain) []string {
+	var all []string
+	if t.Has(c) {
+		for _, r := range t.rules[Chain{Table: c.Table, Name: c.Name}] {
+			all = append(all, r.Text)
 		}
 	}
 	return all

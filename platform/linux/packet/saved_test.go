@@ -43,7 +43,7 @@ var start = Chain{Table: "filter", Name: "START"}
 
 // matchOf returns whether a rule that drops matches p.
 func matchOf(t *testing.T, rule string, p *Packet) Match {
-	tables := NewSaved()
+	tables := NewSaved(nil)
 	tables.Append(start, rule+" -j DROP")
 	w := Walk{Tables: tables, Packet: p}
 	f, err := w.Run(Base{Chain: start})
@@ -159,7 +159,7 @@ func TestVagueMark(t *testing.T) {
 		"-m geoip --cc DE -j MARK --set-xmark 0x1/0x1":                      {0x1, 0x4000},
 		"-m statistic --probability 0.5 -j MARK --set-xmark 0x0/0xffffffff": {0, 0x4001},
 	} {
-		tables := NewSaved()
+		tables := NewSaved(nil)
 		tables.Append(start, rule)
 		w := &Walk{Tables: tables, Packet: syn(1, ^uint32(0x4000))}
 		_, err := w.Run(Base{Chain: start})
@@ -174,7 +174,7 @@ func TestConcerns(t *testing.T) {
 	for rule, want := range map[string]bool{
 		"-m conntrack ! --ctstate NEW": true, "-m mark ! --mark 0x4000/0x4000": true, "-s 10.0.0.0/8": false, "-p tcp -m tcp --dport 81": false, "-i eth1": false,
 	} {
-		tables := NewSaved()
+		tables := NewSaved(nil)
 		tables.Append(start, rule+" -j DROP")
 		if got := Concerns(&tables.List(start)[0], *syn(0, 0)); got != want {
 			t.Errorf("%q: %t, want %t", rule, got, want)
@@ -184,7 +184,7 @@ func TestConcerns(t *testing.T) {
 
 // walked runs the chain START of a table.
 func walked(t *testing.T, table string, chains map[string][]string, owns func(Chain) bool) Finding {
-	tables := NewSaved()
+	tables := NewSaved(nil)
 	for name, rules := range chains {
 		tables.Append(Chain{Table: table, Name: name}, rules...)
 	}

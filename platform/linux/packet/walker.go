@@ -49,6 +49,9 @@ type Finding struct {
 	Doubts   []Doubt
 	// Steps are what the packet has met.
 	Steps []Step
+	// Alone means that no rule of others mattered, and no policy: none may have matched but those
+	// that lead to chains of the mode.
+	Alone bool
 	empty bool // it has no rules
 }
 
@@ -74,7 +77,7 @@ type flow struct {
 
 // Run runs a base chain. A missing one lets the packet pass.
 func (w *Walk) Run(b Base) (Finding, error) {
-	w.Finding = Finding{Does: explain.Passes}
+	w.Finding = Finding{Does: explain.Passes, Alone: true}
 	if w.escapes = w.Packet.unsure; b.NAT {
 		w.escapes = cmp.Or(w.escapes, w.Packet.unsureNAT)
 	}
@@ -84,6 +87,7 @@ func (w *Walk) Run(b Base) (Finding, error) {
 		w.empty = len(rules) == 0
 	}
 	if err == nil && !f.ended && b.Drops {
+		w.Alone = false
 		w.end(explain.Drops, Place{Chain: b.Chain}, sure && !f.mayEnd)
 	}
 	if w.Packet.unsureNAT != "" {
@@ -158,6 +162,7 @@ func (w *Walk) chain(c Chain, sure bool) (flow, error) {
 		if e.match == No {
 			continue
 		}
+		w.Alone = w.Alone && (v.own || v.leadsToOwn(&e))
 		for _, x := range e.ends {
 			over, err := v.apply(x, &e, at)
 			if err != nil || over {
@@ -166,6 +171,15 @@ func (w *Walk) chain(c Chain, sure bool) (flow, error) {
 		}
 	}
 	return v.flow, nil
+}
+
+// leadsToOwn reports whether a rule that matches leads to a chain of the mode.
+func (v *visit) leadsToOwn(e *effect) bool {
+	if len(e.ends) != 1 || e.match != Yes {
+		return false
+	}
+	x, is := e.ends[0].(Verdict)
+	return is && x.Code == Jump && v.owns(Chain{v.in.Family, v.in.Table, x.Chain})
 }
 
 // apply applies what ends a rule. It reports whether the chain is over.

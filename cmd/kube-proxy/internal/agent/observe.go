@@ -230,13 +230,16 @@ type tracing struct {
 	marks    uint32         // the bits of the mark that the modes set
 	tracers  [2]mode.Tracer // by family, opened when they are needed
 	others   host.Others
-	local    map[netip.Addr]bool // whether addresses belong to the node
-	many     bool                // read what is installed once
+	local    func(netip.Addr) bool // as isLocal, with one look at the node
+	many     bool                  // read what is installed once
 }
 
 // newTracing follows connections through what the backends of a mode have installed.
 func newTracing(backends []*mode.Backend, c *config.Config) *tracing {
-	return &tracing{backends: backends, marks: 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit, local: map[netip.Addr]bool{}}
+	t := &tracing{backends: backends, marks: 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit}
+	addrs := sync.OnceValue(ownAddrs)
+	t.local = func(a netip.Addr) bool { return a.IsLoopback() || addrs()[a] }
+	return t
 }
 
 func (p *proxy) newTracing() *tracing { return newTracing(p.selected.Backends, p.active.config()) }
@@ -254,14 +257,7 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	if err != nil || tracer == nil {
 		return nil, err
 	}
-	local := func(a netip.Addr) bool {
-		is, known := t.local[a]
-		if !known {
-			is = slices.Contains(want.Node.Addrs, a) || isLocal(a)
-			t.local[a] = is
-		}
-		return is
-	}
+	local := func(a netip.Addr) bool { return slices.Contains(want.Node.Addrs, a) || t.local(a) }
 	w, err := tracer.Trace(ctx, want, c, local)
 	if err != nil {
 		return nil, err
@@ -294,6 +290,9 @@ func (t *tracing) tracer(f service.Family) (mode.Tracer, error) {
 	return t.tracers[f], err
 }
 
+// Local implements explain.Follower.
+func (t *tracing) Local(a netip.Addr) bool { return t.local(a) }
+
 // Close closes t.
 func (t *tracing) Close() error {
 	var errs []error
@@ -311,7 +310,7 @@ func (t *tracing) Close() error {
 // What it forwards is translated before.
 func addRoute(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
 	if to := c.To.Addr(); c.Interface == "" && w.Action == route.Forward && !w.Taken && !local(to) {
-		if _, err := host.Route(to); err != nil {
+		if err := host.Route(to); err != nil {
 			w.Faults = append(w.Faults, fmt.Sprintf("the node has no route to %s: %v; without one its own processes cannot connect, only pods and others can", to, err))
 		}
 	}
@@ -375,8 +374,7 @@ func interfaces() []string {
 
 // reaches reports whether the node has a route to an address.
 func reaches(to netip.Addr) bool {
-	_, err := host.Route(to)
-	return err == nil
+	return host.Route(to) == nil
 }
 
 // probed logs that somebody dials from this node.
@@ -388,18 +386,18 @@ func (p *proxy) probed(by string, x *explain.Explanation) {
 
 // isLocal reports whether an interface of the node has the address a, or a is a loopback
 // address.
-func isLocal(a netip.Addr) bool {
-	if a.IsLoopback() {
-		return true
+func isLocal(a netip.Addr) bool { return a.IsLoopback() || ownAddrs()[a] }
+
+// ownAddrs are the addresses of the interfaces of the node, none if they cannot be read.
+func ownAddrs() map[netip.Addr]bool {
+	own := map[netip.Addr]bool{}
+	all, _ := net.InterfaceAddrs()
+	for _, x := range all {
+		if p, err := netip.ParsePrefix(x.String()); err == nil {
+			own[p.Addr().Unmap()] = true
+		}
 	}
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(all, func(x net.Addr) bool {
-		p, err := netip.ParsePrefix(x.String())
-		return err == nil && p.Addr().Unmap() == a
-	})
+	return own
 }
 
 // The part of the memory limit that the Go runtime may fill before it collects garbage

@@ -39,7 +39,7 @@ func systemChecks(ctx context.Context, x *Examination, want services, silent *do
 		Servers: serversOf(x.config), Targets: targets, CleanupCommand: ownCommand() + " --cleanup", IPTables: iptablesVariants,
 		Acceleration: acceleration(x),
 		Route: func(to netip.Addr) error {
-			_, err := host.Route(to)
+			err := host.Route(to)
 			return err
 		},
 	}

@@ -97,20 +97,20 @@ route add blackhole 2001:db8:99::/64`, "\n") {
 			}
 		}
 		for to, want := range map[string]string{
-			"198.18.0.7":     "direct, interface out, source 198.18.0.1",
-			"198.18.1.7":     "via 198.18.0.9, interface out, source 198.18.0.1",
-			"198.18.0.1":     "to the node itself",
+			"198.18.0.7":     "",
+			"198.18.1.7":     "",
+			"198.18.0.1":     "",
 			"198.18.2.1":     "blackhole",
 			"198.18.3.1":     "unreachable",
 			"198.18.4.1":     "prohibited",
 			"2001:db8:99::1": "blackhole",
 		} {
-			got, err := Route(netip.MustParseAddr(to))
-			if err != nil {
+			got := ""
+			if err := Route(netip.MustParseAddr(to)); err != nil {
 				got = err.Error()
 			}
-			if leads := strings.Contains(want, " "); got != want || leads != (err == nil) {
-				t.Errorf("%s: %q, %v, want %q", to, got, err, want)
+			if got != want {
+				t.Errorf("%s: %q, want %q", to, got, want)
 			}
 		}
 		return nil

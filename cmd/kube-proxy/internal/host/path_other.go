@@ -21,7 +21,7 @@ import (
 func Flows(context.Context, *service.Snapshot, route.Conn) ([]explain.Flow, error) { return nil, nil }
 
 // Route is known on Linux only.
-func Route(netip.Addr) (string, error) { return "", nil }
+func Route(netip.Addr) error { return nil }
 
 // Forwards is asked on Linux only.
 func Forwards(service.Family) bool { return false }

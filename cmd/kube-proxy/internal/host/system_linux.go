@@ -155,47 +155,31 @@ func remedy(c route.Conn, e *conntrack.Entry, count int) string {
 	return fmt.Sprintf("conntrack -D -p %s -s %s %s -r %s --reply-port-src %d", c.Protocol, c.From, to, e.ReplySrc.Addr(), e.ReplySrc.Port())
 }
 
-// routeTypes are the types of routes that lead nowhere or here, see ip-route(8).
-var routeTypes = map[int]string{
-	unix.RTN_LOCAL: "to the node itself", unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibited",
-}
+// routeTypes are the types of routes that lead nowhere, see ip-route(8).
+var routeTypes = map[int]string{unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibited"}
 
 // refusedRoutes are the errors that stand for a type of route, over IPv4, see ip-route(8).
 var refusedRoutes = map[unix.Errno]int{unix.EINVAL: unix.RTN_BLACKHOLE, unix.EHOSTUNREACH: unix.RTN_UNREACHABLE, unix.EACCES: unix.RTN_PROHIBIT}
 
-// Route describes how packets of the node get to an address. The error is that of the
-// kernel if there is no route.
-func Route(to netip.Addr) (string, error) {
+// Route asks for the way of packets of the node to an address. The error is that of the kernel if
+// there is no route.
+func Route(to netip.Addr) error {
 	all, err := netlink.RouteGet(to.AsSlice())
 	for errno, t := range refusedRoutes {
 		if errors.Is(err, errno) {
-			return "", errors.New(routeTypes[t])
+			return errors.New(routeTypes[t])
 		}
 	}
 	if err != nil {
-		return "", err
+		return err
 	}
 	if len(all) == 0 {
-		return "", errors.New("the kernel names none")
+		return errors.New("the kernel names none")
 	}
-	r := all[0]
-	if text, known := routeTypes[r.Type]; known {
-		if r.Type == unix.RTN_LOCAL {
-			return text, nil
-		}
-		return "", errors.New(text)
+	if text, leadsNowhere := routeTypes[all[0].Type]; leadsNowhere {
+		return errors.New(text)
 	}
-	text := "direct"
-	if r.Gw != nil {
-		text = "via " + r.Gw.String()
-	}
-	if l, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-		text += ", interface " + l.Attrs().Name
-	}
-	if r.Src != nil {
-		text += fmt.Sprintf(", source %s", r.Src)
-	}
-	return text, nil
+	return nil
 }
 
 // Forwards reports whether the node forwards packets of a family by now. Conditions say so
