@@ -96,6 +96,8 @@ func packetsSeen(x *explain.Survey) Seen {
 		}
 		if c.Look != "" {
 			f.Advice = "look: " + c.Look + "; " + f.Advice
+		} else if c.Fix == "" { // rules of the mode are not as they should be
+			f.Follows = []Topic{ProxyAbsent, ProxySilent}
 		}
 		if c.Affected < x.Followed {
 			f.Severity = Risk

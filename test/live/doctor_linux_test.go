@@ -32,7 +32,7 @@ type diagnosis struct {
 	Checks   []check
 }
 
-type finding struct{ ID, Subject, What, Fix, Advice, Severity string }
+type finding struct{ ID, Subject, What, Fix, Advice, Severity, Cause string }
 
 // check is what became of a check.
 type check struct{ Name, State, Note string }
@@ -311,7 +311,7 @@ func TestDoctorOfADeadProxy(t *testing.T) {
 				t.Errorf("%s does not say %q: %s", id, w, d)
 			}
 		}
-		if len(d.Findings) != 1 || f.Severity != "blocks" || f.Fix != "" || d.Code != 1 {
+		if slices.ContainsFunc(d.Findings, func(o finding) bool { return o.ID != id && o.Cause != id }) || f.Severity != "blocks" || f.Fix != "" || d.Code != 1 {
 			t.Errorf("want %s that blocks, and nothing else: %s", id, d)
 		}
 	}
@@ -331,8 +331,8 @@ func TestDoctorOfADeadProxy(t *testing.T) {
 
 func isMode(flag string) bool { return strings.HasPrefix(flag, "--proxy-mode") }
 
-// TestExplainBesideADeadProxy kills the proxy in two modes. Explain reads the node itself, in the
-// mode of the rules, and finds what is missing.
+// TestExplainBesideADeadProxy kills the proxy in two modes. Explain and doctor read the node itself,
+// in the mode of the rules, and find what is missing.
 func TestExplainBesideADeadProxy(t *testing.T) {
 	t.Parallel()
 	for name, harm := range map[string]string{
@@ -362,6 +362,10 @@ func TestExplainBesideADeadProxy(t *testing.T) {
 			explain(0, "The node does what it should.")
 			c.shell(t, harm)
 			explain(1, "10.244.1.11:8080")
+			d := c.diagnose(t)
+			if f, _ := d.finding("service-traffic"); f.Cause != "proxy-absent" || !strings.Contains(f.What, "1 of 1 Service (shop/web)") || !strings.Contains(d.String(), "what an earlier one left in mode "+c.mode.proxyMode()) {
+				t.Errorf("doctor follows no packets: %s", d)
+			}
 		})
 	}
 }

@@ -207,7 +207,8 @@ func Explainer(t *track.Tracker, c *config.Config, d mode.Descriptor, backends [
 		defer t.Close()
 		return t.traceTracked(ctx, want, conn)
 	}
-	return &explain.Server{Tracker: t, Trace: trace, Local: isLocal, Interfaces: interfaces, Relays: d.Relays}
+	follower := func() explain.Follower { return newTracing(backends, c).repeated() }
+	return &explain.Server{Tracker: t, Trace: trace, Local: isLocal, Interfaces: interfaces, Relays: d.Relays, Follower: follower, Reaches: reaches}
 }
 
 // traceTracked follows c, and adds what connection tracking knows of it.
@@ -245,8 +246,10 @@ func newTracing(backends []*mode.Backend, c *config.Config) *tracing {
 func (p *proxy) newTracing() *tracing { return newTracing(p.selected.Backends, p.active.config()) }
 
 // follower returns what follows many connections.
-func (p *proxy) follower() explain.Follower {
-	t := p.newTracing()
+func (p *proxy) follower() explain.Follower { return p.newTracing().repeated() }
+
+// repeated makes t follow many connections.
+func (t *tracing) repeated() *tracing {
 	t.many = true
 	return t
 }

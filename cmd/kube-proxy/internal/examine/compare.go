@@ -149,17 +149,11 @@ func (o *Diff) Explain(ctx context.Context, q explain.Query) (*explain.Explanati
 	if _, err := x.read(ctx, o.Proxy.Manifests, true); err != nil {
 		return nil, fmt.Errorf("read %s: %w", nameOf(o.Proxy.Manifests), err)
 	}
-	ctx = klog.NewContext(ctx, klog.Logger{}) // an answer is no log
-	backends, err := x.mode.System.Open(ctx, agent.Setup(x.config), x.families)
+	s, end, err := explainer(ctx, x.config, x.mode, x.families, tracker)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		for _, b := range backends {
-			_ = b.Close()
-		}
-	}()
-	s := agent.Explainer(tracker, x.config, x.mode, backends)
+	defer end()
 	q.Local, q.Pod = s.Local, pods.Find
 	answer, err := s.Answer(ctx, q)
 	if err == nil {
@@ -167,6 +161,21 @@ func (o *Diff) Explain(ctx context.Context, q explain.Query) (*explain.Explanati
 		answer.Notes = append(answer.Notes, x.out.Notes...)
 	}
 	return answer, err
+}
+
+// explainer returns what answers questions about what the node has installed in a mode. The caller
+// calls end.
+func explainer(ctx context.Context, c *config.Config, d mode.Descriptor, families []service.Family, t *track.Tracker) (s *explain.Server, end func(), err error) {
+	now := *c
+	now.Mode = d.Name
+	ctx = klog.NewContext(ctx, klog.Logger{}) // an answer is no log
+	backends, err := d.System.Open(ctx, agent.Setup(&now), families)
+	end = func() {
+		for _, b := range backends {
+			_ = b.Close()
+		}
+	}
+	return agent.Explainer(t, &now, d, backends), end, err
 }
 
 func (c *comparison) findOffline(context.Context) error {

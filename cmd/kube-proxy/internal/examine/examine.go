@@ -227,8 +227,12 @@ func (e *Examination) Node() string { return e.node }
 // Families returns those that the node can serve in Mode, and why it cannot serve the
 // others.
 func (e *Examination) Families() (all []service.Family, lacking []string) {
+	return e.families(e.Mode())
+}
+
+func (e *Examination) families(d mode.Descriptor) (all []service.Family, lacking []string) {
 	for _, f := range service.Families {
-		if err := probeMode(e.config, e.Mode(), f); err != nil {
+		if err := probeMode(e.config, d, f); err != nil {
 			lacking = append(lacking, fmt.Sprintf("%s is not compared: %v", f, err))
 			continue
 		}

@@ -17,8 +17,8 @@ import (
 	"kubeproxy/common/statusview"
 )
 
-// survey returns what asks the running proxy for a survey, once. Without one, only objects are
-// looked at, which then come from manifests or the API server.
+// survey returns what asks the running proxy for a survey, once. Without one, the objects come from
+// manifests or the API server.
 func (e *Examination) survey(server *doctor.Cluster) func(context.Context) (*explain.Survey, string, error) {
 	type result struct {
 		survey *explain.Survey
@@ -55,9 +55,17 @@ func (e *Examination) askSurvey(ctx context.Context) (*explain.Survey, string, e
 	return &x, "", nil
 }
 
-// readSurvey looks at objects alone.
+// readSurvey looks at objects, and follows packets through what a process that has ended left.
 func (e *Examination) readSurvey(ctx context.Context, server *doctor.Cluster) (*explain.Survey, string, error) {
 	r := reading.Reader{Config: e.config, Mode: e.selected, Node: e.node, Version: e.options.Version, Contents: e.contents}
+	lacking := "no proxy answers, and nothing of one is in the kernel"
+	left, found := e.installed(ctx)
+	if found && left.Relays {
+		lacking = fmt.Sprintf("no proxy answers, through whose process mode %s works", left.Name)
+	}
+	if found = found && !left.Relays && !e.options.BeforeStart; found {
+		r.Mode, r.Local = left, true
+	}
 	t, err := r.Tracker, error(nil)
 	if all := e.options.Proxy.Manifests; len(all) > 0 {
 		t, err = r.Manifests(ctx, all)
@@ -68,9 +76,22 @@ func (e *Examination) readSurvey(ctx context.Context, server *doctor.Cluster) (*
 	if t == nil || t.Latest() == nil {
 		return nil, "no Services are known", err
 	}
-	x, err := (&explain.Server{Tracker: t, Local: func(netip.Addr) bool { return false }}).Survey(ctx)
+	if !found {
+		x, err := (&explain.Server{Tracker: t, Local: func(netip.Addr) bool { return false }}).Survey(ctx)
+		if x != nil {
+			x.Lacking = []string{lacking}
+		}
+		return x, "", err
+	}
+	families, _ := e.families(left)
+	s, end, err := explainer(ctx, e.config, left, families, t)
+	if err != nil {
+		return nil, "", fmt.Errorf("mode %s: %w", left.Name, err)
+	}
+	defer end()
+	x, err := s.Survey(ctx)
 	if x != nil {
-		x.Lacking = []string{"no proxy answers"}
+		x.Lacking = append(x.Lacking, fmt.Sprintf("no proxy answers, so they were followed through what an earlier one left in mode %s", left.Name))
 	}
 	return x, "", err
 }
