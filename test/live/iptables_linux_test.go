@@ -104,6 +104,8 @@ func (c *cluster) command(args ...string) *exec.Cmd {
 
 func TestIPTablesEveryCell(t *testing.T) { eachVariant(t, everyCell) }
 
+func TestIPTablesSecondDraw(t *testing.T) { eachVariant(t, secondDraw) }
+
 func TestIPTablesSCTP(t *testing.T) { eachVariant(t, everySCTPCell) }
 
 func TestIPTablesModes(t *testing.T) { eachVariant(t, everyMode) }

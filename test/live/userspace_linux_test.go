@@ -36,6 +36,8 @@ func withUserspace(t *testing.T, test func(*testing.T, mode)) {
 	}
 }
 
+func TestUserspaceSecondDraw(t *testing.T) { withUserspace(t, secondDraw) }
+
 // slowUDP gives an endpoint of UDP ten seconds for an answer: on a busy machine the
 // default of 250 ms may pass before it has the request.
 const slowUDP = "--udp-timeout=10s"

@@ -54,7 +54,10 @@ type Options struct {
 	// SecondDraw gives a TCP connection another endpoint when its client repeats a first packet
 	// that nobody answered within a second.
 	SecondDraw bool
-	draw       timeouts // what SecondDraw needs, zero if it is off or the kernel lacks it
+	// DrawOnly makes a table that does nothing else, beside the rules of another mode. It is for
+	// NewSecondDraw.
+	DrawOnly bool
+	draw     timeouts // what SecondDraw needs, zero if it is off or the kernel lacks it
 }
 
 func (o Options) table() string { return cmp.Or(o.Table, TableName) }
@@ -128,7 +131,7 @@ func (b *Backend) readSettings() {
 	}
 	var err error
 	if b.draw, err = b.driver.Timeouts(); err != nil {
-		b.lacks = fmt.Sprintf("the kernel has no timeouts in rules for %s (module nft_ct, CONFIG_NF_CONNTRACK_TIMEOUT), so a connection that its endpoint does not answer gets no other one: %v", b.family, err)
+		b.lacks = lacksDraw(b.family, err)
 	}
 }
 
@@ -230,6 +233,14 @@ func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	h := b.have
 	if want == h.snapshot && h.options == b.effectiveOptions() {
 		p.next = h
+		return p
+	}
+	if b.options.DrawOnly {
+		for c := range service.Diff(h.snapshot, want, b.family) {
+			if ops := appendElements(nil, drawElements(c.Old), drawElements(c.New)); len(ops) > 0 {
+				p.units = append(p.units, unit{from: layout{port: c.Old}, to: layout{port: c.New}, ops: ops})
+			}
+		}
 		return p
 	}
 	need := h.classes

@@ -109,6 +109,9 @@ func (c *comparison) plan() *plan {
 	if c.table.dormant {
 		c.units = append(c.units, unit{ops: []op{{verb: clearDormant, table: o.table()}}, prerequisite: true})
 	}
+	if o.DrawOnly {
+		return c.planDrawOnly()
+	}
 	var layouts []layout
 	for p := range c.want.Ports(f) {
 		l := c.observedLayout(p).next(p)

@@ -5,10 +5,13 @@ package nftables
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/packet"
@@ -129,3 +132,96 @@ func drawFeature() []op {
 	chain := &chain{name: "draw", rules: o.drawsAgain([]rule{dnatRule})}
 	return appendChain([]op{{verb: addTable}, {verb: addObject, object: o.objects()[0]}, {verb: addSet, set: endpoints}}, chain)
 }
+
+func lacksDraw(f service.Family, err error) string {
+	return fmt.Sprintf("the kernel has no timeouts in rules for %s (module nft_ct, CONFIG_NF_CONNTRACK_TIMEOUT), so a connection that its endpoint does not answer gets no other one: %v", f, err)
+}
+
+// Rules of iptables can give a connection timeouts in table raw alone, which sees every packet.
+// So modes that translate by such rules have a table of nftables beside them, with nothing but
+// the frontends and the timeouts. Its chains run just before those of table nat, and once for a
+// connection, too.
+
+// drawTable returns the name of that table.
+func drawTable(proxyName string) string {
+	if proxyName == "" {
+		return "kube-second-draw"
+	}
+	return "kube-second-draw-" + proxyName
+}
+
+var (
+	frontends         = &set{name: "frontends", kind: plainSet, key: addrKey}
+	nodePortFrontends = &set{name: "nodeport-frontends", kind: plainSet, key: nodePortKey}
+)
+
+// drawChains are those of a table with nothing else.
+func drawChains(o Options) []*chain {
+	var all []*chain
+	for _, at := range []string{"prerouting", outputChain} {
+		c := &chain{name: at, hook: &hook{name: at, priority: dstNAT - 1}}
+		for _, x := range o.objects() {
+			c.rules = []rule{
+				{lookup{addrKey, frontends, false}, setTimeouts{x.name}},
+				{isLocal{daddr}, lookup{nodePortKey, nodePortFrontends, false}, setTimeouts{x.name}},
+			}
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// drawElements are those of p, which may be nil, sorted.
+func drawElements(p *service.Port) []element {
+	if p == nil || p.Name.Protocol != service.TCP {
+		return nil
+	}
+	var all []element
+	b := builder{layout: layout{port: p}, family: p.Family}
+	for i := range p.Frontends {
+		e := element{in: frontends, key: b.key(&p.Frontends[i], -1), comment: comment(p.Name)}
+		if p.Frontends[i].Kind == service.NodePort {
+			e.in = nodePortFrontends
+		}
+		all = append(all, e)
+	}
+	slices.SortFunc(all, element.compare)
+	return all
+}
+
+// planDrawOnly is plan for a table with nothing else.
+func (c *comparison) planDrawOnly() *plan {
+	for _, x := range c.next.options.objects() {
+		c.addObject(x)
+	}
+	for _, s := range []*set{frontends, nodePortFrontends} {
+		c.addSet(&c.baseOps, s)
+	}
+	for _, x := range drawChains(c.next.options) {
+		c.addChain(&c.baseOps, x)
+	}
+	if len(c.baseOps) > 0 {
+		c.units = append(c.units, unit{ops: c.baseOps, prerequisite: true})
+	}
+	for p := range c.want.Ports(c.backend.family) {
+		if ops := c.compareElements(nil, drawElements(p)...); len(ops) > 0 {
+			c.units = append(c.units, unit{to: layout{port: p}, ops: ops})
+		}
+	}
+	c.deleteExtraneous()
+	return &plan{backend: c.backend, next: c.next, units: c.units, fullSync: true}
+}
+
+// noDraw is the Backend of NewSecondDraw on a kernel that cannot have it.
+type noDraw struct {
+	reconcile.Base
+	reason string
+}
+
+// Plan implements reconcile.Backend.
+func (n noDraw) Plan(context.Context, *service.Snapshot) (reconcile.Plan, error) {
+	return &plan{backend: &Backend{lacks: n.reason}}, nil
+}
+
+// Cleanup implements reconcile.Backend.
+func (noDraw) Cleanup(context.Context) error { return nil }

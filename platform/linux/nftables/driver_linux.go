@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/packet"
@@ -32,6 +33,20 @@ func New(f service.Family, o Options) (*Backend, error) {
 		d.lacksDraw = probe(f, drawFeature())
 	}
 	return &Backend{family: f, options: o, driver: d}, nil
+}
+
+// NewSecondDraw returns the Backend for a second draw in a mode that translates by other rules.
+// On a kernel that cannot have it, its outcomes say so.
+func NewSecondDraw(f service.Family, proxyName string) reconcile.Backend {
+	b, err := New(f, Options{Table: drawTable(proxyName), SecondDraw: true, DrawOnly: true})
+	if err != nil {
+		return noDraw{reason: lacksDraw(f, err)}
+	}
+	if _, err := b.driver.Timeouts(); err != nil {
+		_ = b.Close()
+		return noDraw{reason: lacksDraw(f, err)}
+	}
+	return b
 }
 
 // kernel implements Driver with the running kernel.

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
@@ -664,6 +666,39 @@ func TestSecondDraw(t *testing.T) {
 			t.Errorf("round %d: a new backend finds to do:\n%s", i, plan)
 		}
 	}
+}
+
+// TestDrawOnly follows random clusters with the table that other modes have beside their rules: it has each
+// frontend over TCP, and a new backend finds nothing to do, also after somebody altered it.
+func TestDrawOnly(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
+		n := &node{&fake{family: w.Family}}
+		o := Options{Table: drawTable(""), SecondDraw: true, DrawOnly: true}
+		b := &Backend{family: w.Family, options: o, driver: n.fake}
+		for range 3 {
+			want := service.New(1, w.Node(), w.Ports())
+			apply(t, b, want)
+			if rapid.Bool().Draw(t, "tamper") {
+				n.touched = true
+				for _, x := range n.table.chains {
+					x.rules = x.rules[:1]
+				}
+				clear(n.table.sets["frontends"].elements)
+				apply(t, b, want)
+			}
+			all := 0
+			for p := range want.Ports(w.Family) {
+				if p.Name.Protocol == service.TCP {
+					all += len(p.Frontends)
+				}
+			}
+			if has := len(n.table.sets["frontends"].elements) + len(n.table.sets["nodeport-frontends"].elements); has != all {
+				t.Fatalf("%d frontends, want %d", has, all)
+			}
+			generate.RequireNoChange(t, &Backend{family: w.Family, options: o, driver: n.fake}, want)
+		}
+	})
 }
 
 func planWith(t *testing.T, k *fake, o Options, want *service.Snapshot) string {

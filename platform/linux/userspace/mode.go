@@ -30,7 +30,7 @@ func Mode() mode.Descriptor {
 		XTables:      true,
 		MetricGroups: []string{metrics.IPTables, metrics.Conntrack},
 		Needs:        "the same",
-		Leaves:       "the same; connections pass through the process",
+		Leaves:       "the same chains; connections pass through the process",
 		Section:      iptables.SectionOf,
 		Render:       render,
 		Limits: func(want *service.Snapshot, f service.Family, _ mode.Rendering) (reconcile.Outcome, error) {
