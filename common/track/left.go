@@ -5,7 +5,6 @@ package track
 
 import (
 	"bytes"
-	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,10 +38,11 @@ type Connection struct {
 // Leaving says whether the endpoint of a Connection left.
 type Leaving uint8
 
-// An endpoint that is in a slice stays whatever its state is: one that terminates has
-// graceful ends, and one that is not ready may come back.
+// An endpoint that is in a slice did not leave: one that terminates has graceful ends, and
+// one that is not ready may come back. The pods of a dead node are terminating for good.
 const (
 	Stays       Leaving = iota
+	NotServing          // no slice with it calls it ready or serving
 	LeftAll             // it is in no slice of any Service
 	LeftService         // it is in no slice of this Service, which asks for the end of such connections
 )
@@ -58,9 +58,9 @@ func (t *Tracker) Departures(f service.Family) uint64 {
 // Left reports which of the connections lead to endpoints that left. It walks over all
 // slices once. It is not settled while a Batch runs, as slices may be missing meanwhile.
 func (t *Tracker) Left(all []Connection) (leaving []Leaving, settled bool) {
-	listed := make(map[service.Address]bool, len(all))
+	listed := make(map[service.Address]Leaving, len(all))
 	for _, c := range all {
-		listed[c.Endpoint] = false
+		listed[c.Endpoint] = LeftAll
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -68,9 +68,12 @@ func (t *Tracker) Left(all []Connection) (leaving []Leaving, settled bool) {
 		return nil, false
 	}
 	for _, s := range t.slices {
-		s.eachAddress(func(a service.Address) {
-			if _, asked := listed[a]; asked {
-				listed[a] = true
+		s.eachAddress(func(a service.Address, serves bool) {
+			switch was, asked := listed[a]; {
+			case asked && serves:
+				listed[a] = Stays
+			case was == LeftAll:
+				listed[a] = NotServing
 			}
 		})
 	}
@@ -79,8 +82,8 @@ func (t *Tracker) Left(all []Connection) (leaving []Leaving, settled bool) {
 		switch s := t.services[types.NamespacedName{Namespace: c.Port.Namespace, Name: c.Port.Name}]; {
 		case s != nil && s.closesLeft && !s.lists(c.Endpoint):
 			leaving[i] = LeftService
-		case !listed[c.Endpoint]:
-			leaving[i] = LeftAll
+		default:
+			leaving[i] = listed[c.Endpoint]
 		}
 	}
 	return leaving, true
@@ -89,27 +92,40 @@ func (t *Tracker) Left(all []Connection) (leaving []Leaving, settled bool) {
 // lists reports whether a slice of s has the endpoint.
 func (s *serviceState) lists(endpoint service.Address) (found bool) {
 	for _, x := range s.slices {
-		x.eachAddress(func(a service.Address) { found = found || a == endpoint })
+		x.eachAddress(func(a service.Address, _ bool) { found = found || a == endpoint })
 	}
 	return found
 }
 
-// eachAddress calls yield for each port of each endpoint.
-func (s *slice) eachAddress(yield func(service.Address)) {
-	for i := range s.endpoints {
+// eachAddress calls yield for each port of each endpoint, and says whether the endpoint
+// serves by its conditions.
+func (s *slice) eachAddress(yield func(a service.Address, serves bool)) {
+	for i, e := range s.endpoints {
 		a := s.addr(i)
 		for _, p := range s.ports {
-			yield(service.AddressOf(p.proto, netip.AddrPortFrom(a, p.port)))
+			yield(p.at(a), e.serves())
 		}
 	}
 }
 
-// noteDepartures records whether endpoints of old may not be in fresh, which is nil if the
-// slice was removed.
+func (e endpoint) serves() bool { return e.state&(ready|serving) != 0 }
+
+// noteDepartures records whether endpoints of old may not be in fresh, or not serve there.
+// fresh is nil if the slice was removed.
 func (t *Tracker) noteDepartures(old, fresh *slice) {
-	if fresh == nil || fresh.family != old.family || !slices.Equal(old.ports, fresh.ports) || !old.within(fresh) {
+	if fresh == nil || fresh.family != old.family || !slices.Equal(old.ports, fresh.ports) || !old.within(fresh) || fresh.idle() > old.idle() {
 		t.departures[old.family]++
 	}
+}
+
+// idle returns how many endpoints do not serve.
+func (s *slice) idle() (n int) {
+	for _, e := range s.endpoints {
+		if !e.serves() {
+			n++
+		}
+	}
+	return n
 }
 
 // within reports whether t has all addresses of s, in their order.

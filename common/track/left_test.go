@@ -70,6 +70,13 @@ func TestLeft(t *testing.T) {
 		}, true, []Leaving{Stays, Stays, Stays, LeftService, LeftAll, Stays, LeftAll}},
 		{"one leaves one", func() { w.SetSlice(leftSlice(1, "10.0.0.1", "10.0.0.3")) }, true, []Leaving{Stays, Stays, Stays, LeftService, LeftAll, Stays, LeftAll}},
 		{"one leaves all", func() { w.SetSlice(leftSlice(2, "10.0.0.1")) }, true, []Leaving{Stays, LeftService, LeftAll, LeftService, LeftAll, Stays, LeftAll}},
+		{"one does not serve", func() {
+			x := leftSlice(1, "10.0.0.1", "10.0.0.3")
+			x.Endpoints[1].Conditions.Ready, x.Endpoints[1].Conditions.Serving = new(bool), new(bool)
+			w.SetSlice(x)
+		}, true, []Leaving{Stays, LeftService, LeftAll, LeftService, LeftAll, Stays, LeftAll}},
+		{"it is asked for in its own Service", func() { asked[3] = connection(1, "10.0.0.3:8080") }, false, []Leaving{Stays, LeftService, LeftAll, NotServing, LeftAll, Stays, LeftAll}},
+		{"it serves again", func() { w.SetSlice(leftSlice(1, "10.0.0.1", "10.0.0.3")); asked[3] = connection(2, "10.0.0.3:8080") }, false, nil},
 		{"a slice goes", func() { w.DeleteSlice(types.NamespacedName{Namespace: nameOf(1).Namespace, Name: leftSlice(1).Name}) }, true, []Leaving{Stays, LeftService, LeftAll, LeftService, LeftAll, Stays, LeftAll}},
 		{"a Service goes", func() { w.DeleteService(nameOf(2)) }, false, []Leaving{Stays, LeftAll, LeftAll, LeftAll, LeftAll, Stays, LeftAll}},
 	} {

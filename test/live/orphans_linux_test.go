@@ -44,7 +44,7 @@ func orphans(t *testing.T, m mode) {
 	dies(t, two) // changed the Service
 	c.awaitProgrammed(t, web.on(one, four))
 	c.awaitLeft(t, "there", true)
-	lost.checkEnd(t)
+	lost.checkEnd(t, maxEnd)
 	lines.checkSameServer(t)
 	p.AwaitLog(t, `"Ending connections to an endpoint that left"`, "it does not answer")
 	c.awaitLeft(t, "gone", false)
@@ -72,7 +72,7 @@ func (all conversations) split(server string) (others, with conversations) {
 const maxEnd = 2 * time.Second
 
 // checkEnd sends a request in each conversation and requires that it ends soon.
-func (all conversations) checkEnd(t *testing.T) {
+func (all conversations) checkEnd(t *testing.T, within time.Duration) {
 	t.Helper()
 	if len(all) == 0 {
 		t.Fatal("no conversation with the endpoint")
@@ -83,7 +83,7 @@ func (all conversations) checkEnd(t *testing.T) {
 	for _, x := range all {
 		clients.Go(func() {
 			start := time.Now()
-			a, err := x.conn.AskFor(t.Context(), maxEnd)
+			a, err := x.conn.AskFor(t.Context(), within)
 			if err != nil || a.Outcome != netlab.Broken {
 				t.Errorf("%s: %s, %v; want it to end", x.name, a.Outcome, err)
 			}
@@ -94,6 +94,24 @@ func (all conversations) checkEnd(t *testing.T) {
 	}
 	clients.Wait()
 	t.Logf("%d connections ended, at most %s after the client sent", len(all), longest.Round(time.Millisecond))
+}
+
+// TestDeadNode checks connections to an endpoint on a node that died: its pods are
+// terminating for good. One that lives has the same conditions, and keeps its connections.
+func TestDeadNode(t *testing.T) {
+	t.Parallel()
+	m := defaultMode()
+	m.plain = true
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}
+	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+	c.start(t, web.on(one, two, three))
+	kept, lost := c.converse(t, "tcp", web, 3).split("web-3")
+	dies(t, three)
+	c.awaitProgrammed(t, web.on(one).with(two, ended).with(three, ended))
+	const repeats = 20 * time.Second // of the client's packet, whose pauses grow
+	lost.checkEnd(t, repeats)
+	kept.checkSameServer(t)
 }
 
 // awaitLeft waits until the tables for both families are there, or are not.
@@ -137,7 +155,7 @@ func closesConnections(t *testing.T, m mode) {
 	written := time.Now()
 	c.awaitLeft(t, "there", true)
 	t.Logf("decided %s after the write", time.Since(written).Round(time.Millisecond))
-	lost.checkEnd(t)
+	lost.checkEnd(t, maxEnd)
 	kept.checkSameServer(t)
 	if again := c.converse(t, "tcp", db, 1); slices.ContainsFunc(again, func(x conversation) bool { return x.server != "web-1" }) {
 		t.Errorf("clients that came back: %v", again)

@@ -327,7 +327,7 @@ func (o *Orphans) dial(ctx context.Context, left map[way]*lost) map[netip.AddrPo
 	moved := time.After(moving)
 	answers := map[netip.AddrPort]bool{}
 	for _, l := range left {
-		if _, known := answers[l.endpoint]; l.leaving != track.LeftAll || !known && len(answers) >= maxDialled {
+		if _, known := answers[l.endpoint]; l.leaving == track.LeftService || !known && len(answers) >= maxDialled {
 			continue
 		}
 		for _, e := range append(l.peers(), l.endpoint) {
@@ -366,6 +366,10 @@ func (l *lost) judge(answers map[netip.AddrPort]bool) {
 	case !asked || answered:
 	case slices.ContainsFunc(l.peers(), func(p netip.AddrPort) bool { return answers[p] }):
 		l.verdict, l.why = end, "it does not answer"
+		if l.leaving == track.NotServing {
+			l.verdict, l.why = endStuck, "it answers neither its clients nor the node, and is not ready"
+		}
+	case l.leaving == track.NotServing:
 	default:
 		l.verdict, l.why = endStuck, "it does not answer its clients"
 	}

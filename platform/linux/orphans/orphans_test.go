@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -91,21 +92,37 @@ func (n *node) service(name string) {
 	n.SetService(s)
 }
 
-// slice sets a slice of a Service. Of its endpoints, terminating is terminating.
+// slice sets a slice of a Service. Of its endpoints, terminating is terminating, and serves
+// unless the name has a "!" before it.
 func (n *node) slice(name, terminating string, endpoints ...string) {
-	port, yes := int32(8080), true
+	port, yes, no := int32(8080), true, false
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
 	}
 	for _, a := range endpoints {
 		e := discoveryv1.Endpoint{Addresses: []string{a}}
-		if a == terminating {
+		if a == strings.TrimPrefix(terminating, "!") {
 			e.Conditions.Terminating = &yes
+		}
+		if "!"+a == terminating {
+			e.Conditions.Ready, e.Conditions.Serving = &no, &no
 		}
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	n.SetSlice(s)
+}
+
+// dead has an endpoint of web and db on a node that is dead, and clients that wait.
+func (n *node) dead(endpoint string) {
+	n.silent[endpoint] = true
+	for i, f := range n.flows {
+		if f.State == tcpEstablished && f.Dst != f.ReplySrc && f.ReplySrc.Addr().String() == endpoint {
+			n.flows[i].Expires = unacknowledged - overdue
+		}
+	}
+	n.slice("web", "!"+endpoint, members["web"]...)
+	n.slice("db", "!"+endpoint, members["db"]...)
 }
 
 func flowTo(name, endpoint string, client uint16) conntrack.Flow {
@@ -191,9 +208,13 @@ func TestLook(t *testing.T) {
 			n.slice("web", "", "10.244.0.1")
 			n.slice("db", "", "10.244.0.1")
 		}, []string{dbDead}},
-		"left one of two Services":   {func(n *node) { n.slice("web", "", "10.244.0.1"); n.silent["10.244.0.2"] = true }, nil},
-		"left the Service that asks": {func(n *node) { n.slice("db", "", "10.244.0.1") }, []string{dbDead}},
-		"terminates":                 {func(n *node) { n.slice("db", "10.244.0.2", "10.244.0.1", "10.244.0.2") }, nil},
+		"left one of two Services":                 {func(n *node) { n.slice("web", "", "10.244.0.1"); n.silent["10.244.0.2"] = true }, nil},
+		"left the Service that asks":               {func(n *node) { n.slice("db", "", "10.244.0.1") }, []string{dbDead}},
+		"terminates":                               {func(n *node) { n.slice("db", "10.244.0.2", "10.244.0.1", "10.244.0.2") }, nil},
+		"terminates for good on a dead node":       {func(n *node) { n.dead("10.244.0.2") }, []string{webDead, dbDead}},
+		"does not serve, and its clients get data": {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Expires, n.flows[3].Expires = 86400, 86400 }, nil},
+		"does not serve, and answers":              {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.2"] = false }, nil},
+		"does not serve, nobody answers this node": {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.1"] = true }, nil},
 		"moves to another slice in two steps": {func(n *node) {
 			n.slice("db", "", "10.244.0.1")
 			time.Sleep(moving / 2)
