@@ -75,8 +75,12 @@ const (
 
 	leastDials, mostDials      = 3, 24
 	mostControls, controlDials = 3, 2
-	chance                     = 1e-6 // that all dials to an endpoint that answers are lost
-	mostClients                = 32   // that are kept of a suspect
+
+	// A client that accuses an endpoint which answers is not heard for a while, as a policy may
+	// block it: the first time this long, and longer while it goes on.
+	doubt, longestDoubt = time.Second, 30 * time.Second
+	chance              = 1e-6 // that all dials to an endpoint that answers are lost
+	mostClients         = 32   // that are kept of a suspect
 
 	// trial and trialByClients are after what time a silent endpoint is used again although
 	// dials to it fail, the first time: a policy may admit clients and not the node. The
@@ -151,7 +155,7 @@ func (b *Box) Observe(e Evidence) {
 		return
 	default:
 		if s == nil {
-			s = &suspect{}
+			s = &suspect{address: e.Endpoint}
 			b.suspects[e.Endpoint] = s
 		}
 		s.accuse(e)
@@ -208,7 +212,7 @@ func (b *Box) Run(ctx context.Context) {
 		case <-timer.C:
 		}
 		timer.Reset(b.step(ctx))
-		rest(ctx, pace)
+		rest(ctx, b.breath())
 	}
 	b.running.Wait()
 	b.mu.Lock()
@@ -218,6 +222,13 @@ func (b *Box) Run(ctx context.Context) {
 	if had {
 		b.options.Changed(map[service.Address]Record{})
 	}
+}
+
+// breath is the time between two looks at the suspects: longer if they are many.
+func (b *Box) breath() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return pace * time.Duration(1+len(b.suspects)/512)
 }
 
 func rest(ctx context.Context, d time.Duration) {
@@ -238,8 +249,8 @@ func (b *Box) step(ctx context.Context) time.Duration {
 	b.finished = nil
 	due := b.advance(now)
 	b.mu.Unlock()
-	for _, a := range due {
-		if !b.begin(ctx, a, now) {
+	for _, s := range due {
+		if !b.begin(ctx, s, now) {
 			break
 		}
 	}

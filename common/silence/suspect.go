@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -18,18 +19,21 @@ import (
 // suspect is an endpoint with evidence against it, silent or not, and for a while after
 // that one that was.
 type suspect struct {
-	port   service.PortName
-	byNode bool // no client accuses it: others of its node are silent
-	busy   bool // dials are under way
+	address service.Address
+	port    service.PortName
+	byNode  bool // no client accuses it: others of its node are silent
+	busy    bool // dials are under way
 
 	first, last time.Time          // evidence since it last answered, zero without
 	flows       int                // of clients, without an answer
 	clients     map[netip.Addr]int // how many of them, by client
 	answered    time.Time          // the latest answer to a client
-	dials       int                // without an answer in this suspicion, while others answered
-	rounds      int                // since the last verdict
-	undecided   bool               // dials say nothing
-	due         time.Time          // of the next dials
+	doubts      map[netip.Addr]doubtful
+	doubted     time.Time // until when doubts are kept
+	dials       int       // without an answer in this suspicion
+	rounds      int       // since the last verdict
+	undecided   bool      // dials say nothing
+	due         time.Time // of the next dials
 
 	out         time.Time // since when it is silent, zero if it is not
 	since       time.Time // see Record
@@ -45,7 +49,7 @@ func (s *suspect) suspected() bool { return !s.silent() && !s.first.IsZero() }
 
 // accuse adds an evidence against s.
 func (s *suspect) accuse(e Evidence) {
-	if s.silent() {
+	if s.silent() || e.Kind == Unanswered && e.At.Before(s.doubts[e.Client].until) {
 		return
 	}
 	if s.byNode || s.first.IsZero() {
@@ -62,6 +66,30 @@ func (s *suspect) accuse(e Evidence) {
 		}
 		s.clients[e.Client]++
 	}
+}
+
+// doubtful is a client that accused an endpoint which answers.
+type doubtful struct {
+	times int
+	until time.Time
+}
+
+// exonerate doubts the clients that accuse s, as it answers.
+func (s *suspect) exonerate(now time.Time) {
+	maps.DeleteFunc(s.doubts, func(_ netip.Addr, d doubtful) bool { return now.Sub(d.until) > longestDoubt })
+	for c := range s.clients {
+		d := s.doubts[c]
+		if len(s.doubts) >= mostClients && d.times == 0 {
+			continue
+		}
+		if s.doubts == nil {
+			s.doubts = map[netip.Addr]doubtful{}
+		}
+		length := min(doubt<<min(d.times, 10), longestDoubt)
+		s.doubts[c] = doubtful{d.times + 1, now.Add(length)}
+		s.doubted = later(s.doubted, now.Add(2*length))
+	}
+	s.clear(now)
 }
 
 // nextLook is when something is to be done about s without new evidence.
@@ -84,7 +112,9 @@ func (s *suspect) held() time.Time {
 }
 
 // forgotten is until when s is kept without a suspicion.
-func (s *suspect) forgotten() time.Time { return later(later(s.due, s.held()), s.until) }
+func (s *suspect) forgotten() time.Time {
+	return later(later(s.due, s.held()), later(s.until, s.doubted))
+}
 
 func later(a, b time.Time) time.Time {
 	if a.Before(b) {
@@ -102,12 +132,8 @@ func (s *suspect) clear(now time.Time) {
 
 // advance looks at all suspects, and returns those to dial as far as the second has room,
 // in the order of their turn: begun ones, those that clients accuse, then by time.
-func (b *Box) advance(now time.Time) []service.Address {
-	turn := func(x, y service.Address) int {
-		s, t := b.suspects[x], b.suspects[y]
-		return cmp.Or(cmp.Compare(s.class(), t.class()), s.due.Compare(t.due), s.first.Compare(t.first), x.Compare(y))
-	}
-	var due []service.Address
+func (b *Box) advance(now time.Time) []*suspect {
+	var due []*suspect
 	limit := max(0, b.room(now)) / leastDials
 	for a, s := range b.suspects {
 		switch {
@@ -123,15 +149,27 @@ func (b *Box) advance(now time.Time) []service.Address {
 			b.leaveOut(a, s, now)
 		case now.Before(s.nextLook()):
 		case s.silent() || s.suspected():
-			i, _ := slices.BinarySearchFunc(due, a, turn)
-			due = slices.Insert(due, i, a)
-			due = due[:min(len(due), limit)]
+			due = s.takeTurn(due, limit)
 		default:
 			delete(b.suspects, a)
 		}
 	}
 	b.forgetOld(now)
 	return due
+}
+
+// takeTurn inserts s in due, of which only the first ones matter.
+func (s *suspect) takeTurn(due []*suspect, limit int) []*suspect {
+	if n := len(due); n == limit && (n == 0 || s.compare(due[n-1]) >= 0) {
+		return due
+	}
+	i, _ := slices.BinarySearchFunc(due, s, (*suspect).compare)
+	due = slices.Insert(due, i, s)
+	return due[:min(len(due), limit)]
+}
+
+func (s *suspect) compare(t *suspect) int {
+	return cmp.Or(cmp.Compare(s.class(), t.class()), s.due.Compare(t.due), s.first.Compare(t.first))
 }
 
 func (s *suspect) class() int {
@@ -182,6 +220,7 @@ func jitter(d time.Duration) time.Duration { return d - rand.N(d/5) }
 type batch struct {
 	of       service.Address
 	silent   bool // it was when this began
+	alike    bool // see Options.Peers
 	started  time.Time
 	groups   []*group
 	controls []service.Address
@@ -194,12 +233,11 @@ type group struct {
 	sent, answered int
 }
 
-// begin dials a suspect, and controls if it is not silent yet. It returns false if the
-// second has no room for it.
-func (b *Box) begin(ctx context.Context, a service.Address, now time.Time) bool {
+// begin dials a suspect, and controls as well if it has not answered before: most answer,
+// and others need not be disturbed. It returns false if the second has no room for it.
+func (b *Box) begin(ctx context.Context, s *suspect, now time.Time) bool {
 	b.mu.Lock()
-	s, room := b.suspects[a], b.room(now)
-	port := s.port
+	a, port, room := s.address, s.port, b.room(now)
 	b.mu.Unlock()
 	peers, alike := b.options.Peers(a, port)
 	b.mu.Lock()
@@ -214,7 +252,7 @@ func (b *Box) begin(ctx context.Context, a service.Address, now time.Time) bool 
 		b.clientsDecide(a, s, now)
 		return true
 	}
-	x := &batch{of: a, silent: s.silent(), started: now}
+	x := &batch{of: a, silent: s.silent(), alike: alike, started: now}
 	n := leastDials
 	if s.suspected() && s.dials > 0 {
 		n = max(b.needed(now)-s.dials, 1)
@@ -223,7 +261,7 @@ func (b *Box) begin(ctx context.Context, a service.Address, now time.Time) bool 
 		return false
 	}
 	x.add(a, n)
-	if s.suspected() && alike {
+	if s.suspected() && s.dials > 0 && alike {
 		b.addControls(x, peers)
 	}
 	b.spend(now, x.pending)
@@ -319,14 +357,18 @@ func (b *Box) judge(x *batch, now time.Time) {
 		b.back(s, now)
 	case s.silent():
 		s.due = now.Add(jitter(min(pause<<min(s.rounds, 10), redial)))
-	case own.answered > 0 || s.answered.After(s.first):
+	case own.answered > 0:
+		s.exonerate(now)
+	case s.answered.After(s.first):
 		s.clear(now)
+	case s.dials == 0 && x.alike:
+		s.dials, s.due = own.sent, now // the second half, with controls
 	case !slices.ContainsFunc(x.controls, func(p service.Address) bool { return b.answeredSince(p, x.started) }):
 		s.dials = 0
 		b.clientsDecide(x.of, s, now)
 	default:
 		s.dials += own.sent
-		s.due = now // the rest of this round, if it is not over
+		s.due = now // more, if this is not enough
 		if s.dials >= b.needed(now) {
 			s.clientsOnly = false
 			b.leaveOut(x.of, s, now)
@@ -395,7 +437,7 @@ func (b *Box) lookAtNode(now time.Time) {
 			continue
 		}
 		if s == nil {
-			s = &suspect{}
+			s = &suspect{address: x}
 			b.suspects[x] = s
 		}
 		s.port, s.first, s.last, s.byNode = port, now, now, true
