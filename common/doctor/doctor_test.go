@@ -75,6 +75,18 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+// TestOfAnotherNode checks that a proxy of another node than the one that is asked for is named.
+func TestOfAnotherNode(t *testing.T) {
+	p := &Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Node: "node-a"}}}}
+	for asked, want := range map[string]int{"": 0, "node-a": 0, "node-b": 1} {
+		seen, err := p.Check(Silent{Node: asked}).Look(t.Context())
+		kit.Must(t, err)
+		if len(seen.Findings) != want || want > 0 && (seen.Findings[0].Topic != NodeUnknown || !strings.Contains(seen.Findings[0].What, "of node node-a")) {
+			t.Errorf("%q: %+v", asked, seen.Findings)
+		}
+	}
+}
+
 // TestConsequences checks that findings which follow from another one come after it and name it,
 // and that the text counts them.
 func TestConsequences(t *testing.T) {

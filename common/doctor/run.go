@@ -285,6 +285,8 @@ const SubjectOtherProxy = "other-proxy"
 
 // Silent is what a node has of a proxy that does not answer at its metrics server.
 type Silent struct {
+	// Node is the name of the node that is asked for.
+	Node string
 	// Holder returns the proxy that programs the node, see lease.QueryHolder.
 	Holder func(context.Context) (lease.Identity, error)
 	// Hung describes the only process of a proxy, and says what to do about it. It returns an
@@ -301,10 +303,20 @@ type Silent struct {
 func (p *Proxy) Check(s Silent) Check {
 	return Check{Name: "running proxy", Look: func(ctx context.Context) (Seen, error) {
 		if p.Answer != nil {
-			return Seen{Findings: proxyFindings(&p.Answer.Health), Note: "health, sources and conditions"}, nil
+			return Seen{Findings: append(p.ofAnother(s.Node), proxyFindings(&p.Answer.Health)...), Note: "health, sources and conditions"}, nil
 		}
 		return s.look(ctx, p.Err)
 	}}
+}
+
+// ofAnother says that the proxy is that of another node than the one that is asked for.
+func (p *Proxy) ofAnother(node string) []Finding {
+	if is := p.Answer.Node; is != node && is != "" && node != "" {
+		return []Finding{{Topic: NodeUnknown, Subject: node, Severity: Risk, Follows: []Topic{NodeUnknown},
+			What:   fmt.Sprintf("the running proxy is that of node %s, and --hostname-override or hostnameOverride asks for %s: what is said of the proxy and of packets is about %s, and of objects about %s", is, node, is, node),
+			Advice: "leave it out here, or start the proxy with that name"}}
+	}
+	return nil
 }
 
 // look finds what became of the proxy that does not answer, because of fault.

@@ -28,7 +28,7 @@ func trim(b []byte) string { return strings.TrimSpace(string(b)) }
 
 // forwarding checks that the kernel forwards. IPv6 counts if an interface has an address
 // of it.
-func (n *Node) forwarding(context.Context) (doctor.Seen, error) {
+func (n *Node) forwarding(ctx context.Context) (doctor.Seen, error) {
 	if n.all(Mode.relays) {
 		return doctor.NothingToSee("mode userspace relays connections itself"), nil
 	}
@@ -53,7 +53,25 @@ func (n *Node) forwarding(context.Context) (doctor.Seen, error) {
 		}
 		found = append(found, x)
 	}
-	return doctor.Seen{Findings: found, Note: "of " + familyNames(families)}, nil
+	off, err := n.disabled6(ctx, families)
+	return doctor.Seen{Findings: append(found, off...), Note: "of " + familyNames(families)}, err
+}
+
+// disabled6 finds IPv6 switched off on the node while Services have addresses of it.
+func (n *Node) disabled6(ctx context.Context, families []service.Family) ([]doctor.Finding, error) {
+	const name = "net.ipv6.conf.all.disable_ipv6"
+	if off, _ := n.read("proc/sys/net/ipv6/conf/all/disable_ipv6"); off != "1" || slices.Contains(families, service.IPv6) { // no file: no IPv6
+		return nil, nil
+	}
+	want, err := n.Services(ctx)
+	if err != nil || want == nil || want.Len(service.IPv6) == 0 {
+		return nil, err
+	}
+	return []doctor.Finding{{
+		Topic: doctor.IPForward, Subject: name, Fix: "sysctl -w " + name + "=0",
+		What:   fmt.Sprintf("%s is 1 and no interface has an address of IPv6, but %d Service ports have one: no client reaches them here", name, want.Len(service.IPv6)),
+		Advice: "give the node its addresses of IPv6 again, or make the Services IPv4 alone (spec.ipFamilies)",
+	}}, nil
 }
 
 // families returns the families that the node has global addresses of.

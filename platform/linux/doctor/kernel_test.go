@@ -38,6 +38,13 @@ func TestForwarding(t *testing.T) {
 			expect(t, n.forwarding, test.want)
 		})
 	}
+	n := newNode(map[string]string{forward4: "1", forward6: "1", "proc/sys/net/ipv6/conf/all/disable_ipv6": "1"})
+	n.Kernel = &fakeKernel{links: []Link{{Name: "eth0", Global: both(true, false)}}}
+	expect(t, n.forwarding, nil)
+	n.Services = func(context.Context) (*service.Snapshot, error) {
+		return service.New(1, &service.Node{}, []*service.Port{{Family: service.IPv6}}), nil
+	}
+	expect(t, n.forwarding, []string{"ip-forward | net.ipv6.conf.all.disable_ipv6 | sysctl -w net.ipv6.conf.all.disable_ipv6=0"}, "1 Service ports")
 	if _, err := newNode(nil).forwarding(t.Context()); err == nil {
 		t.Error("a setting that cannot be read is no error")
 	}

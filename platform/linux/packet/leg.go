@@ -210,11 +210,19 @@ func (w *ways) report() (all []explain.Obstacle, doubts []explain.Doubt) {
 func (w *ways) take(l Leg, of netip.AddrPort) (Road, bool) {
 	r, refusal := w.Road(l)
 	w.pass(l.In)
+	if w.disabled6(&l, l.In.Name) {
+		return r, false
+	}
 	if refusal != 0 {
-		w.refused(&l, refusal)
+		if !w.disabled6(&l, "all") {
+			w.refused(&l, refusal)
+		}
 		return r, false
 	}
 	w.pass(r.Out)
+	if r.Type != Local && w.disabled6(&l, r.Out.Name) {
+		return r, false
+	}
 	if !of.IsValid() {
 		return r, true
 	}
@@ -364,6 +372,20 @@ func (w *ways) forwards6(l *Leg) bool {
 	}
 	w.add(explain.Obstacle{What: dotted(name) + " is 0, so the node forwards nothing, also no " + l.subject(), Fix: sysctlWrite(name, "1")}, l.about())
 	return false
+}
+
+// disabled6 reports whether IPv6 is off on an interface, and says so. The kernel drops what comes in
+// there, and what is to leave (kernel: net/ipv6/ip6_input.c, ip6_rcv_core, and
+// net/ipv6/ip6_output.c, ip6_output). Those of "all" were off when that was written, and may be on.
+func (w *ways) disabled6(l *Leg, on string) bool {
+	name := "ipv6/conf/" + on + "/disable_ipv6"
+	if l.To.Is4() || on == "" || w.Setting(name) != "1" {
+		return false
+	}
+	w.add(explain.Obstacle{
+		What: dotted(name) + " is 1, so the node has no addresses and routes of IPv6 there and drops its packets, also " + l.subject(), Fix: sysctlWrite(name, "0"), Look: "ip -6 addr",
+	}, l.about())
+	return true
 }
 
 // refusingRoute names the rule or the route that refuses l, "" if there is none.

@@ -100,6 +100,36 @@ func TestWays(t *testing.T) {
 	}
 }
 
+// TestDisabled6 checks that IPv6 which is off on the way is named.
+func TestDisabled6(t *testing.T) {
+	const target = "fd00:2::11"
+	off := func(on string) map[string]string { return map[string]string{"ipv6/conf/" + on + "/disable_ipv6": "1"} }
+	for name, tt := range map[string]struct {
+		lab  roadLab
+		in   Link
+		want string
+	}{
+		"on":                {roadLab{}, Link{Name: "veth", Index: 7}, ""},
+		"where it enters":   {roadLab{settings: off("veth")}, Link{Name: "veth", Index: 7}, "veth"},
+		"where it leaves":   {roadLab{settings: off("eth0")}, Link{Name: "veth", Index: 7}, "eth0"},
+		"on all, no route":  {roadLab{settings: off("all"), refusals: map[string]Refusal{target + " veth": NoRoute}}, Link{Name: "veth", Index: 7}, "all"},
+		"on all, no client": {roadLab{settings: off("all")}, Link{Unknown: true}, "all"},
+		"on again":          {roadLab{settings: off("all")}, Link{Name: "veth", Index: 7}, ""},
+	} {
+		c := lab{}.conn()
+		c.From, c.To, c.In = netip.MustParseAddr("fd00:1::7"), netip.MustParseAddrPort("[fd00:96::1]:80"), tt.in
+		c.Targets = map[netip.AddrPort]bool{netip.AddrPortFrom(netip.MustParseAddr(target), 8080): false}
+		_, err := Follow(&tables{}, nil, &tt.lab, c)
+		got := ""
+		for _, o := range c.Way.Obstacles {
+			got += o.What + "; "
+		}
+		if want := "net.ipv6.conf." + tt.want + ".disable_ipv6 is 1"; err != nil || tt.want == "" && got != "" || tt.want != "" && !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %q, %v; want %s", name, got, err, want)
+		}
+	}
+}
+
 // TestReply checks that rules see the answer of an endpoint as one of an established connection.
 func TestReply(t *testing.T) {
 	from := func(port byte) []Expression {

@@ -44,7 +44,7 @@ func (f *follower) leave(p *Packet, from Hook, masquerade bool) bool {
 	l.Mark, l.marked = f.markOf(p, masquerade)
 	if from == Prerouting {
 		if p.In.Index == 0 {
-			return f.unknownEntry()
+			return !f.ways.disabled6(&l, "all") && f.unknownEntry()
 		}
 		l.In = p.In
 	} else if !p.From.IsValid() || p.From.IsLoopback() || !f.node.Local(p.From) {

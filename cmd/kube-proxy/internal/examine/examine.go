@@ -96,7 +96,7 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 func (e *Examination) Checks(ctx context.Context) ([]doctor.Check, error) {
 	server := newServerChecks(e)
 	read := sync.OnceValues(func() (*service.Snapshot, error) { return e.readServices(ctx, server) })
-	silent := doctor.Silent{Holder: e.holder, BeforeStart: e.options.BeforeStart, Absent: func(ctx context.Context) (string, string) { return e.absent(ctx, server) }}
+	silent := doctor.Silent{Node: e.node, Holder: e.holder, BeforeStart: e.options.BeforeStart, Absent: func(ctx context.Context) (string, string) { return e.absent(ctx, server) }}
 	checks, err := systemChecks(ctx, e, func(context.Context) (*service.Snapshot, error) { return read() }, &silent)
 	if err != nil {
 		return nil, err
