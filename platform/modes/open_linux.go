@@ -25,6 +25,7 @@ import (
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/orphans"
+	"kubeproxy/platform/linux/silence"
 	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/linux/sysctl"
 	"kubeproxy/platform/linux/userspace"
@@ -65,9 +66,7 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 				b.Backend = retiring{b.Backend, c}
 			}
 		}
-		if b.Relay == nil {
-			endOrphans(ctx, d, s, b)
-		}
+		endOrphans(ctx, d, s, b)
 		if b.Localhost == nil && (b.LacksLocalhost || d.ListensOnLocalhost(b.Family)) {
 			attempted := func(name service.PortName, e netip.AddrPort, err error) { s.Attempted(b.Family, name, e, err) }
 			b.Localhost = userspace.NewLocalhost(b.Family, 0, userspace.LocalhostParts{Limits: limits, Attempted: attempted})
@@ -103,10 +102,15 @@ func accelerate(c *config.Config, b *mode.Backend) {
 // endOrphans makes b end connections to endpoints that left.
 func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Backend) {
 	place := nftables.LeftPlace(b.Family, s.Config.ProxyName)
-	b.Orphans = orphans.New(orphans.Options{
+	o := orphans.Options{
 		Family: b.Family, Filter: conntrack.Filter{Family: b.Family, Protocol: service.TCP, Translated: d.System.Translates},
-		Dump: conntrack.Netlink{}.Dump, Table: nftables.NewLeftTable(place), Answers: orphans.Answers, Log: klog.FromContext(ctx),
-	})
+		Dump: conntrack.Netlink{}.Dump, Table: nftables.NewLeftTable(place), CPUTime: silence.ThreadTime, Answers: orphans.Answers, Log: klog.FromContext(ctx),
+	}
+	if r, relays := b.Relay.(*userspace.Backend); relays {
+		both := userspace.Orphans{Relay: r, Kernel: o.Dump, Table: o.Table}
+		o.Dump, o.Table = both.Dump, both
+	}
+	b.Orphans = orphans.New(o)
 	if len(b.Owned) > 0 { // else nothing is taken over
 		b.Owned = append(b.Owned, place.String())
 	}

@@ -259,6 +259,9 @@ const (
 	sctpCookieWait = 2
 )
 
+// TCPEstablished is the state of a TCP connection that both sides use.
+const TCPEstablished = 3
+
 // Ended reports whether f is a connection that both sides closed, or that was reset. Its entry
 // stays for a while.
 func (f Flow) Ended() bool {

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -45,6 +46,8 @@ type Options struct {
 	Filter conntrack.Filter
 	Dump   func(context.Context, conntrack.Filter, func(conntrack.Flow)) error
 	Table  Table
+	// CPUTime returns how long the calling thread has run.
+	CPUTime func() time.Duration
 	// Answers dials an endpoint. It reports whether anything came back, also a refusal.
 	Answers func(context.Context, netip.AddrPort) bool
 	Log     klog.Logger
@@ -54,7 +57,7 @@ type Options struct {
 const (
 	pace   = 500 * time.Millisecond // between two looks
 	moving = 200 * time.Millisecond // see dial
-	// Looks take up to 1/share of the time, after a pause up to burst/share at once: the
+	// Looks take up to 1/share of a processor, after a pause up to burst/share at once: the
 	// kernel walks its whole table for each.
 	share = 50
 	burst = 10 * time.Second
@@ -215,12 +218,14 @@ type lost struct {
 
 // dump calls each for all entries, perhaps more than once.
 func (o *Orphans) dump(ctx context.Context, each func(conntrack.Flow)) error {
-	start := time.Now()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, now := o.CPUTime(), time.Now()
 	err := o.Dump(ctx, o.Filter, each)
-	if o.paidUntil.Before(start) {
-		o.paidUntil = start
+	if o.paidUntil.Before(now) {
+		o.paidUntil = now
 	}
-	o.paidUntil = o.paidUntil.Add(share * time.Since(start))
+	o.paidUntil = o.paidUntil.Add(share * (o.CPUTime() - before))
 	return err
 }
 
@@ -403,11 +408,9 @@ func (l *lost) peers() []netip.AddrPort {
 // how long a client waits, with silence between its retransmissions, before it counts.
 const unacknowledged, overdue = 300, 3
 
-const tcpEstablished = 3
-
 // stuck reports whether the client of f waits for its endpoint, or the reverse.
 func stuck(f conntrack.Flow) bool {
-	return f.State == tcpEstablished && f.Expires <= unacknowledged-overdue
+	return f.State == conntrack.TCPEstablished && f.Expires <= unacknowledged-overdue
 }
 
 // end makes the kernel end the connections of left as their verdicts say, and no others.
@@ -447,18 +450,19 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 			gone++
 		}
 	}
-	o.logEnding(fresh)
-	o.change(ctx, flows)
+	if o.change(ctx, flows) {
+		o.logEnding(fresh)
+	}
 	o.ended(gone)
 }
 
 // change sets the table, unless another process programs the node.
-func (o *Orphans) change(ctx context.Context, flows []conntrack.Flow) {
+func (o *Orphans) change(ctx context.Context, flows []conntrack.Flow) (changed bool) {
 	if o.enter != nil {
 		leave, ok := o.enter(ctx)
 		if !ok {
 			o.Table.Forget()
-			return
+			return false
 		}
 		defer leave()
 	}
@@ -470,6 +474,7 @@ func (o *Orphans) change(ctx context.Context, flows []conntrack.Flow) {
 		o.Log.Info("Warning: connections to endpoints that left cannot be ended, so their clients wait", "family", o.Family.String(), "reason", text)
 	}
 	o.failure = text
+	return text == ""
 }
 
 // mostLines bounds the lines of one look in the log.
@@ -489,6 +494,6 @@ func (o *Orphans) logEnding(fresh map[cause]int) {
 			o.Log.Info("Ending connections to more endpoints that left", "more", len(fresh)-mostLines)
 			return
 		}
-		o.Log.Info("Ending connections to an endpoint that left", "endpoint", c.endpoint.String(), "port", c.port.String(), "connections", n, "why", c.why)
+		o.Log.Info("Ending connections to an endpoint that left", "family", o.Family.String(), "endpoint", c.endpoint.String(), "port", c.port.String(), "connections", n, "why", c.why)
 	}
 }

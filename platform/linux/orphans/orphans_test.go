@@ -52,7 +52,7 @@ func withNode(t *testing.T, test func(*testing.T, *node)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{Tracker: track.New(track.Options{NodeName: "a"}), silent: map[string]bool{}}
 		n.orphans = New(Options{
-			Family: service.IPv4, Dump: n.dump, Table: n, Answers: n.answers, Log: klog.Background(),
+			Family: service.IPv4, Dump: n.dump, Table: n, CPUTime: func() time.Duration { return 0 }, Answers: n.answers, Log: klog.Background(),
 			Filter: conntrack.Filter{Family: service.IPv4, Protocol: service.TCP, Translated: true},
 		})
 		n.Subscribe(track.Listener{Changed: n.round})
@@ -117,7 +117,7 @@ func (n *node) slice(name, terminating string, endpoints ...string) {
 func (n *node) dead(endpoint string) {
 	n.silent[endpoint] = true
 	for i, f := range n.flows {
-		if f.State == tcpEstablished && f.Dst != f.ReplySrc && f.ReplySrc.Addr().String() == endpoint {
+		if f.State == conntrack.TCPEstablished && f.Dst != f.ReplySrc && f.ReplySrc.Addr().String() == endpoint {
 			n.flows[i].Expires = unacknowledged - overdue
 		}
 	}
@@ -129,7 +129,7 @@ func flowTo(name, endpoint string, client uint16) conntrack.Flow {
 	from := netip.AddrPortFrom(netip.MustParseAddr("10.244.9.9"), client)
 	return conntrack.Flow{
 		Protocol: service.TCP, Src: from, Dst: netip.MustParseAddrPort(frontends[name]),
-		ReplySrc: netip.MustParseAddrPort(endpoint + ":8080"), ReplyDst: from, Answered: true, State: tcpEstablished, Expires: 86400,
+		ReplySrc: netip.MustParseAddrPort(endpoint + ":8080"), ReplyDst: from, Answered: true, State: conntrack.TCPEstablished, Expires: 86400,
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 func (w *Watch) Run(ctx context.Context) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	w.driver, w.cpuTime = conntrack.Netlink{}, threadTime
+	w.driver, w.cpuTime = conntrack.Netlink{}, ThreadTime
 	return w.run(ctx)
 }
 
@@ -28,7 +28,8 @@ func delayAck(fd uintptr) {
 	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0) // a server that notices is no harm
 }
 
-func threadTime() time.Duration {
+// ThreadTime returns how long the calling thread has run.
+func ThreadTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // no kernel lacks it
 	return time.Duration(t.Nano())

@@ -459,6 +459,7 @@ type target struct {
 	draining [2][]netip.AddrPort // by policy
 	affinity time.Duration
 	clients  affinityTable
+	first    netip.AddrPort // of the frontends
 
 	name   service.PortName // never changes
 	failed atomic.Bool      // an attempt to reach an endpoint has failed once
@@ -486,10 +487,20 @@ func (t *target) update(p *service.Port) {
 	t.lists[service.PolicyLocal].endpoints = addrs(p.Local)
 	t.draining[service.PolicyCluster] = addrs(p.Draining)
 	t.draining[service.PolicyLocal] = addrs(onNode(p.Draining))
+	if len(p.Frontends) > 0 {
+		t.first = netip.AddrPortFrom(p.Frontends[0].Addr, p.Frontends[0].Port)
+	}
 	t.affinity = p.Affinity
 	if p.Affinity == 0 {
 		t.clients = affinityTable{}
 	}
+}
+
+// frontend returns an address of the Service port.
+func (t *target) frontend() netip.AddrPort {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.first
 }
 
 // onNode returns the endpoints of this node.

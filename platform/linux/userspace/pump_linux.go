@@ -293,6 +293,18 @@ func (cc congestionControl) restoreIfFar(c syscall.Conn, near time.Duration) {
 	})
 }
 
+// overdue is how often data was sent again in vain, after 3 s or more.
+const overdue = 4
+
+// waits reports whether the peer of c owes an acknowledgement.
+func waits(c *net.TCPConn) (owes bool) {
+	onSocket(c, func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		owes = err == nil && info.Unacked > 0 && info.Retransmits >= overdue
+	})
+	return owes
+}
+
 // saveSYN makes the kernel keep the first packet of each connection for synHops. See
 // TCP_SAVE_SYN in linux/tcp.h, kernel commit cd8ae85299d5.
 func saveSYN(l *net.TCPListener) {

@@ -37,6 +37,9 @@ func (congestionControl) restoreIfFar(syscall.Conn, time.Duration) {}
 // hasPacket is not supported.
 func hasPacket(syscall.RawConn) bool { return false }
 
+// waits is not supported.
+func waits(*net.TCPConn) bool { return false }
+
 // Hop limits are available on Linux only.
 func saveSYN(*net.TCPListener) {}
 

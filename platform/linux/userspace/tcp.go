@@ -54,6 +54,7 @@ type relay struct {
 	dialTimeouts []time.Duration
 	attempted    Attempted // nil if nobody asks
 	ledger       *ledger   // nil if nothing is counted
+	open         established
 }
 
 func newRelay(n Network, l *Limits, udpIdle time.Duration) *relay {
@@ -193,6 +194,7 @@ func (l *tcpListener) serve(client *net.TCPConn, hops int) {
 			reset(server)
 		})
 	}
+	defer l.open.add(l.target, client, server, abort)()
 	a := l.ledger.connect(l.target, server.RemoteAddr().(*net.TCPAddr).AddrPort())
 	var up sync.WaitGroup
 	up.Go(func() { l.copyOneWay(server, client, a.in(), abort) })
