@@ -309,6 +309,89 @@ func (r *runner) List(ctx context.Context, table, chain string) (string, error) 
 	return string(out), nil
 }
 
+// Chains implements chainLister. iptables-legacy reads all of a table in any case.
+func (r *runner) Chains(ctx context.Context) oneByOne {
+	n, nft := r.monitor.(*nftMonitor)
+	s, err := dialNetfilter()
+	if err != nil {
+		return nil
+	}
+	one := &chainReader{runner: r, ctx: ctx, socket: s}
+	if nft {
+		one.family = n.family
+		one.generation, one.err = generation(ctx, s)
+	}
+	if !nft || one.err != nil {
+		s.Close()
+		return nil
+	}
+	return one
+}
+
+// chainReader reads chains of iptables-nft, by a command each. It asks the kernel first whether
+// there is one, because old versions of the command make the chains that they list.
+type chainReader struct {
+	*runner
+	ctx        context.Context
+	socket     *netlink.Socket
+	family     byte
+	generation uint32 // of the ruleset at the beginning
+	err        error
+}
+
+// Has implements oneByOne.
+func (c *chainReader) Has(table, chain string) bool {
+	e := &netlink.Encoder{}
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETCHAIN), 0, c.family, 0)
+	e.Text(unix.NFTA_CHAIN_TABLE, table)
+	e.Text(unix.NFTA_CHAIN_NAME, chain)
+	e.EndMessage()
+	err := c.socket.Query(c.ctx, e.Buf, func(netlink.Message) error { return nil })
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		c.err = errors.Join(c.err, err)
+	}
+	return err == nil
+}
+
+// Read implements oneByOne.
+func (c *chainReader) Read(table, chain string) string {
+	out, err := c.command(c.ctx, "", "-w", lockSeconds, "-t", table, "-S", chain).Output()
+	c.err = errors.Join(c.err, err)
+	text := "*" + table + "\n"
+	for line := range strings.Lines(string(out)) {
+		for _, head := range []string{"-P ", "-N "} {
+			if rest, is := strings.CutPrefix(line, head); is {
+				line = ":" + rest
+			}
+		}
+		text += line
+	}
+	return text
+}
+
+// Close implements oneByOne.
+func (c *chainReader) Close() error {
+	now, err := generation(c.ctx, c.socket)
+	c.socket.Close()
+	if c.err = errors.Join(c.err, err); c.err == nil && now != c.generation {
+		c.err = errors.New("others changed the tables meanwhile")
+	}
+	return c.err
+}
+
+// generation returns the number of the ruleset of nftables, which each change increments.
+func generation(ctx context.Context, s *netlink.Socket) (number uint32, err error) {
+	e := &netlink.Encoder{}
+	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
+	e.EndMessage()
+	err = s.Query(ctx, e.Buf, func(m netlink.Message) error {
+		_, body := m.Netfilter()
+		number = netlink.Uint32(netlink.Attribute(body, unix.NFTA_GEN_ID))
+		return nil
+	})
+	return number, err
+}
+
 // Touched implements Driver.
 func (r *runner) Touched(context.Context) (bool, error) {
 	r.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/test/generate"
@@ -453,4 +455,68 @@ func runNFT(t *testing.T, command string) string {
 		t.Fatalf("nft %s: %v\n%s", command, err, out)
 	}
 	return string(out)
+}
+
+// countedSaves counts lists of all chains. meanwhile, if set, is called once before a chain is read.
+type countedSaves struct {
+	*runner
+	saves     int
+	meanwhile func()
+}
+
+func (c *countedSaves) Save(ctx context.Context) (string, error) {
+	c.saves++
+	return c.runner.Save(ctx)
+}
+
+func (c *countedSaves) Chains(ctx context.Context) oneByOne {
+	return &disturbed{c.runner.Chains(ctx), c}
+}
+
+type disturbed struct {
+	oneByOne
+	by *countedSaves
+}
+
+func (d *disturbed) Read(table, chain string) string {
+	if act := d.by.meanwhile; act != nil {
+		d.by.meanwhile = nil
+		act()
+	}
+	return d.oneByOne.Read(table, chain)
+}
+
+// TestTraceReadsFewChains checks that a connection is followed without a list of all chains, that
+// faults are found so, too, and that all chains are listed if others change something meanwhile.
+func TestTraceReadsFewChains(t *testing.T) {
+	eachKernel(t, func(t *testing.T, b *Backend) {
+		if isLegacy(b) {
+			return
+		}
+		want := simple(3)
+		apply(t, b, want)
+		d := &countedSaves{runner: b.driver.(*runner)}
+		counted := NewWith(b.family, b.options, d)
+		expect := func(when string, faults bool, saves int) {
+			t.Helper()
+			d.saves = 0
+			for p := range want.Ports(b.family) {
+				f := p.Frontends[0]
+				c := route.Conn{Protocol: p.Name.Protocol, From: f.Addr.Next(), To: netip.AddrPortFrom(f.Addr, f.Port), Interface: "eth0"}
+				w, err := counted.Trace(t.Context(), want, c, func(netip.Addr) bool { return false })
+				kit.Must(t, err)
+				if (len(w.Faults) > 0) != faults || d.saves != saves || (w.Action == route.Forward) == faults {
+					t.Errorf("%s: %s, %d lists of all chains, faults %q", when, w.Action, d.saves, w.Faults)
+				}
+				return
+			}
+		}
+		expect("as it should be", false, 0)
+		d.meanwhile = func() { runNFT(t, "add table "+netlink.FamilyName(b.family)+" another") }
+		expect("others change something", false, 1)
+		runCommand(t, b, "-t nat -F KUBE-SERVICES")
+		expect("a chain is empty", true, 0)
+		runCommand(t, b, "-t nat -F PREROUTING")
+		expect("jumps are missing", true, 0)
+	})
 }

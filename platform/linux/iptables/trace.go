@@ -56,10 +56,19 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 // that we write, as far as rules concern such packets. Rules of others are followed, too.
 // They are a fault if they decide what happens to the connection.
 func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error) {
+	if x := b.readingOfChains(ctx, q.Want); x != nil {
+		if w := b.follow(q, x); x.chains.complete() {
+			return w, nil
+		}
+	}
 	x, err := b.reading(ctx, q.Want)
 	if err != nil {
 		return nil, err
 	}
+	return b.follow(q, x), nil
+}
+
+func (b *Backend) follow(q Question, x *reading) *explain.Walk {
 	have := newPath(b.layout, x.observed, b.node(q, q.Observed))
 	have.follow(q.Conn)
 	plan := have
@@ -76,7 +85,7 @@ func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error)
 	if b.needsLocalnet(q, x.want.Node, plan) {
 		w.Faults = append(w.Faults, "net.ipv4.conf.all.route_localnet is 0, so the kernel routes no packet to a loopback address")
 	}
-	return w, nil
+	return w
 }
 
 // reading is what Follow reads for a snapshot, and what should be there.
@@ -88,6 +97,64 @@ type reading struct {
 	// faults of the jumps of built-in chains.
 	same       map[id]bool
 	jumpFaults map[id][]string
+	chains     *chainsRead // nil if all were read at once
+}
+
+// chainLister is a Driver that can read chains one by one, for a packet that meets few of many.
+type chainLister interface {
+	// Chains returns what reads them, nil where all of a table are always read.
+	Chains(context.Context) oneByOne
+}
+
+// oneByOne reads chains. It keeps the first error.
+type oneByOne interface {
+	Has(table, chain string) bool
+	// Read returns a chain in the format of iptables-save.
+	Read(table, chain string) string
+	// Close returns an error if something could not be read, or changed since the beginning.
+	Close() error
+}
+
+// chainsRead implements packet.Later with what the kernel has.
+type chainsRead struct {
+	oneByOne
+	dormant []string // tables, whose chains do not count
+	text    strings.Builder
+}
+
+// Has implements packet.Later.
+func (r *chainsRead) Has(c packet.Chain) bool {
+	return !slices.Contains(r.dormant, c.Table) && r.oneByOne.Has(c.Table, c.Name)
+}
+
+// Load implements packet.Later.
+func (r *chainsRead) Load(c packet.Chain, to *packet.Saved) {
+	text := r.Read(c.Table, c.Name)
+	r.text.WriteString(text)
+	to.Add(text)
+}
+
+// complete ends r. It reports whether all was read from the same tables.
+func (r *chainsRead) complete() bool { return r.Close() == nil }
+
+// readingOfChains reads chains when a packet comes there. It returns nil if all are to be read.
+func (b *Backend) readingOfChains(ctx context.Context, of *service.Snapshot) *reading {
+	l, can := b.driver.(chainLister)
+	if !can || b.readsOnce || of.Node.NodePortsPending[b.family] {
+		return nil
+	}
+	b.readSettings()
+	dormant, err := b.driver.Dormant()
+	if err != nil {
+		return nil
+	}
+	from := l.Chains(ctx)
+	if from == nil {
+		return nil
+	}
+	r := &chainsRead{oneByOne: from, dormant: dormant}
+	want := b.withPendingNodePorts(of, nil)
+	return &reading{of, want, &observed{dormant: dormant}, packet.NewSaved(r), b.expectedTables(want), map[id]bool{}, map[id][]string{}, r}
 }
 
 // asPlanned reports whether a packet met nothing but chains that are as they should be. Then what
@@ -129,7 +196,7 @@ func (b *Backend) reading(ctx context.Context, of *service.Snapshot) (*reading, 
 		return nil, err
 	}
 	want := b.withPendingNodePorts(of, t)
-	x := &reading{of, want, t, packet.Parse(text), b.expectedTables(want), map[id]bool{}, map[id][]string{}}
+	x := &reading{of, want, t, packet.Parse(text), b.expectedTables(want), map[id]bool{}, map[id][]string{}, nil}
 	for _, table := range t.dormant {
 		x.observed.Remove(table)
 	}
@@ -192,17 +259,31 @@ func (b *Backend) expectedTables(want *service.Snapshot) *packet.Saved {
 			add(b.portChains(p, want.Node))
 		}
 	})
-	var t *packet.Saved
-	t = packet.NewSaved(func(c packet.Chain) {
-		if _, shared := chains[idOf(c)]; !shared && b.options.Role.owns(idOf(c)) {
+	return packet.NewSaved(&chainsExpected{chains, func(i id) {
+		if b.options.Role.owns(i) {
 			ofPorts()
 		}
-		if rules, has := chains[idOf(c)]; has {
-			t.Append(c, rules...)
-		}
-	})
-	return t
+	}})
 }
+
+// chainsExpected implements packet.Later with what should be there.
+type chainsExpected struct {
+	chains map[id][]string
+	more   func(id) // adds chains, if one is missing
+}
+
+// Has implements packet.Later.
+func (e *chainsExpected) Has(c packet.Chain) bool {
+	if _, has := e.chains[idOf(c)]; has {
+		return true
+	}
+	e.more(idOf(c))
+	_, has := e.chains[idOf(c)]
+	return has
+}
+
+// Load implements packet.Later.
+func (e *chainsExpected) Load(c packet.Chain, to *packet.Saved) { to.Append(c, e.chains[idOf(c)]...) }
 
 // node answers for rules that depend on more than the headers of a packet.
 func (b *Backend) node(q Question, c Companion) *traceNode {
@@ -295,7 +376,15 @@ func (c *traceComparison) faults() []string {
 		}
 		visits[i] = all
 	}
-	for _, i := range slices.SortedFunc(maps.Keys(visits), id.compare) {
+	all := slices.SortedFunc(maps.Keys(visits), id.compare)
+	if c.chains != nil {
+		for _, i := range all {
+			c.observed.List(packet.Chain{Table: i.table, Name: i.name})
+		}
+		c.tables = parse(c.chains.text.String(), c.options.Role)
+		c.tables.dormant = c.chains.dormant
+	}
+	for _, i := range all {
 		switch {
 		case slices.Contains(c.tables.dormant, i.table):
 		case c.options.Role.owns(i) && !c.isSame(i):

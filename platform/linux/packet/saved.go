@@ -15,17 +15,28 @@ type Saved struct {
 	rules map[Chain][]Rule
 	// policies are those of built-in chains.
 	policies map[Chain]string
-	// load, if set, adds a chain that is not there when it is asked for, if it exists.
-	load func(Chain)
+	later    Later // nil for none
 }
 
-// NewSaved returns tables without chains. load, which may be nil, is called for each chain that
-// is asked for and not there. It adds the chain if it exists.
-func NewSaved(load func(Chain)) *Saved { return &Saved{map[Chain][]Rule{}, map[Chain]string{}, load} }
+// Later are chains that are added to a Saved when they are asked for. All are without family.
+type Later interface {
+	Has(Chain) bool
+	// Load adds a chain that exists.
+	Load(Chain, *Saved)
+}
+
+// NewSaved returns tables without chains but those of later, which may be nil.
+func NewSaved(later Later) *Saved { return &Saved{map[Chain][]Rule{}, map[Chain]string{}, later} }
 
 // Parse reads the output of iptables-save.
 func Parse(text string) *Saved {
 	t := NewSaved(nil)
+	t.Add(text)
+	return t
+}
+
+// Add adds chains from the output of iptables-save.
+func (t *Saved) Add(text string) {
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
@@ -42,7 +53,6 @@ func Parse(text string) *Saved {
 			t.Append(Chain{Table: table, Name: name}, rule)
 		}
 	}
-	return t
 }
 
 // Append adds rules to a chain, which it creates if necessary.
@@ -58,19 +68,21 @@ func (t *Saved) Append(to Chain, rules ...string) {
 func (t *Saved) Has(c Chain) bool {
 	c.Family = ""
 	_, found := t.rules[c]
-	if !found && t.load != nil {
-		t.load(c)
-		_, found = t.rules[c]
+	return found || t.later != nil && t.later.Has(c)
+}
+
+// fetch adds a chain of later.
+func (t *Saved) fetch(c Chain) {
+	if _, there := t.rules[c]; !there && t.later != nil && t.later.Has(c) {
+		t.later.Load(c, t)
 	}
-	return found
 }
 
 // List returns the rules of a chain.
 func (t *Saved) List(c Chain) []Rule {
-	if !t.Has(c) {
-		return nil
-	}
-	all := t.rules[Chain{Table: c.Table, Name: c.Name}]
+	c.Family = ""
+	t.fetch(c)
+	all := t.rules[c]
 	for i := range all {
 		if all[i].words == nil {
 			t.compile(c.Table, &all[i])
@@ -81,11 +93,11 @@ func (t *Saved) List(c Chain) []Rule {
 
 // Texts returns the rules of a chain that Append added.
 func (t *Saved) Texts(c Chain) []string {
+	c.Family = ""
+	t.fetch(c)
 	var all []string
-	if t.Has(c) {
-		for _, r := range t.rules[Chain{Table: c.Table, Name: c.Name}] {
-			all = append(all, r.Text)
-		}
+	for _, r := range t.rules[c] {
+		all = append(all, r.Text)
 	}
 	return all
 }
@@ -112,7 +124,10 @@ func (t *Saved) Bases() []Base {
 }
 
 // Base returns a built-in chain.
-func (t *Saved) Base(c Chain) Base { return Base{Chain: c, Drops: t.policies[c] == "DROP"} }
+func (t *Saved) Base(c Chain) Base {
+	t.fetch(c)
+	return Base{Chain: c, Drops: t.policies[c] == "DROP"}
+}
 
 // Remove removes a table, as if the kernel evaluated none of its chains.
 func (t *Saved) Remove(table string) {
