@@ -223,6 +223,7 @@ func TestOrphansLeaveNoTable(t *testing.T) {
 	if text := nft(t, c.Node, "list table ip "+nftables.LeftTableOf("")+"\n"); strings.Count(text, "reject with tcp reset") != 3 {
 		t.Errorf("the table is\n%s", text)
 	}
+	c.explain(t, asked{source: "10.244.1.12", destination: "10.96.0.10:80", want: []string{agrees}})
 	p.Stop(t)
 	c.awaitLeft(t, "gone at the end", false)
 	p = c.launch(t) // finds the connections by itself
