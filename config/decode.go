@@ -257,6 +257,7 @@ var (
 	_ json.Unmarshaler = (*logsapi.TimeOrMetaDuration)(nil)
 	_ json.Unmarshaler = (*Acceleration)(nil)
 	_ json.Unmarshaler = (*SecondDraw)(nil)
+	_ json.Unmarshaler = (*SilentEndpoints)(nil)
 )
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
@@ -471,6 +472,8 @@ func describeType(t reflect.Type) string {
 		return wantAcceleration
 	case reflect.TypeFor[SecondDraw]():
 		return "true or false"
+	case reflect.TypeFor[SilentEndpoints]():
+		return wantSilence
 	case reflect.TypeFor[resource.QuantityValue]():
 		return "a quantity such as 64Ki"
 	}

@@ -245,6 +245,29 @@ func (o *ownSwitch) checkField(t *testing.T, other string) {
 	}
 }
 
+// TestSilentEndpoints reads what becomes of silent endpoints, from a flag and from a file.
+func TestSilentEndpoints(t *testing.T) {
+	for text, want := range map[string]SilentEndpoints{
+		"on": SilentLeftOut, "true": SilentLeftOut, `"on"`: SilentLeftOut, "Observe": SilentObserved, "off": SilentIgnored, "no": SilentIgnored, "false": SilentIgnored,
+	} {
+		file := mustLoad(t, Linux, "silentEndpoints: "+text+"\n")
+		flag := mustLoad(t, Linux, "", "--silent-endpoints="+strings.Trim(text, `"`))
+		again, err := Parse("again", []byte(written(file)))
+		if file.SilentEndpoints != want || flag.SilentEndpoints != want || err != nil || again.SilentEndpoints != want {
+			t.Errorf("%s: file %q, flag %q, written %q, %v; want %q", text, file.SilentEndpoints, flag.SilentEndpoints, again.SilentEndpoints, err, want)
+		}
+	}
+	for _, text := range []string{"ignore", "7", "[on]", `""`} {
+		_, err := load(t, Linux, "silentEndpoints: "+text+"\n")
+		if err == nil || !strings.Contains(err.Error(), "silentEndpoints") || !strings.Contains(err.Error(), "want on, observe or off") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if c := Diff(mustLoad(t, Linux, ""), mustLoad(t, Linux, "silentEndpoints: observe\n"), in(NFTables)); len(c) != 1 || c[0].String() != "silentEndpoints: on -> observe" || c[0].Effect != Hot {
+		t.Errorf("Diff = %v", c)
+	}
+}
+
 // TestAcceleration reads whose sockets are accelerated, from a flag and from a file.
 func TestAcceleration(t *testing.T) {
 	for text, want := range map[string]Acceleration{

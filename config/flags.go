@@ -452,6 +452,8 @@ type Switches struct {
 	SocketAcceleration Acceleration
 	// SecondDraw is whether a TCP connection whose endpoint does not answer gets another one.
 	SecondDraw SecondDraw
+	// SilentEndpoints is what becomes of endpoints that do not answer.
+	SilentEndpoints SilentEndpoints
 }
 
 // Acceleration is whose sockets get their endpoint when they connect. It implements
@@ -551,6 +553,37 @@ func (d *SecondDraw) IsBoolFlag() bool { return true }
 // UnmarshalJSON implements json.Unmarshaler.
 func (d *SecondDraw) UnmarshalJSON(text []byte) error { return setJSON(d.Set, text) }
 
+// SilentEndpoints is what becomes of endpoints that do not answer while others do. It implements
+// pflag.Value and json.Unmarshaler.
+type SilentEndpoints string
+
+// The values of SilentEndpoints.
+const (
+	SilentLeftOut  SilentEndpoints = ""
+	SilentObserved SilentEndpoints = "observe" // named, and not left out
+	SilentIgnored  SilentEndpoints = "off"
+)
+
+var silences = forms[SilentEndpoints]{
+	{SilentIgnored, []string{"off", "false", "f", "0", "no", "n"}},
+	{SilentObserved, []string{"observe"}},
+	{SilentLeftOut, []string{"on", "true", "t", "1", "yes", "y"}},
+}
+
+const wantSilence = "on, observe or off"
+
+// Set implements pflag.Value.
+func (x *SilentEndpoints) Set(text string) error { return silences.set(x, text, wantSilence) }
+
+// String implements pflag.Value.
+func (x *SilentEndpoints) String() string { return silences.text(*x) }
+
+// Type implements pflag.Value.
+func (x *SilentEndpoints) Type() string { return "on|observe|off" }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (x *SilentEndpoints) UnmarshalJSON(text []byte) error { return setJSON(x.Set, text) }
+
 // ownSwitch is one of Switches: a flag, a field of the file, and why it has no effect on
 // Windows. Its default is the zero value.
 type ownSwitch struct {
@@ -584,6 +617,13 @@ var ownSwitches = []ownSwitch{
 		alone:   "true",
 		effect:  Restart,
 		of:      func(s *Switches) pflag.Value { return &s.SecondDraw },
+	},
+	{
+		flag: "silent-endpoints", path: "silentEndpoints",
+		help:    "what becomes of endpoints that do not answer while others of the Service do: on leaves them out until they answer, observe only names them, off does not look. The annotation kubeproxy.io/silent-endpoints of a Service overrides it",
+		windows: "HNS does not tell which connections nobody answers",
+		effect:  Hot,
+		of:      func(s *Switches) pflag.Value { return &s.SilentEndpoints },
 	},
 }
 

@@ -72,7 +72,7 @@ func (v *chartValues) notef(path, format string, args ...any) {
 
 // flag says of a flag that kube-proxy does not have that it is left out.
 func (v *chartValues) flag(f *pflag.Flag) {
-	const handled = "master service-proxy-name udp-timeout count-traffic socket-acceleration config"
+	const handled = "master service-proxy-name udp-timeout count-traffic socket-acceleration silent-endpoints config"
 	if !slices.ContainsFunc(settings, func(s setting) bool { return s.flag == f.Name }) && !slices.Contains(strings.Fields(handled), f.Name) &&
 		!slices.ContainsFunc(oldFlags(), func(d deprecatedFlag) bool { return d.flag == f.Name }) {
 		v.notef("--"+f.Name, "is left out: other values, such as extraArgs, have its effect")
@@ -158,6 +158,9 @@ func (v *chartValues) fields() map[string]any {
 	}
 	if v.CountTraffic {
 		all["countTraffic"] = true
+	}
+	if x := v.SilentEndpoints; x != SilentLeftOut {
+		all["silentEndpoints"] = string(x)
 	}
 	return all
 }

@@ -87,6 +87,17 @@ func TestOfAnotherNode(t *testing.T) {
 	}
 }
 
+// TestSilentEndpoints checks that endpoints that do not answer are named, and no finding.
+func TestSilentEndpoints(t *testing.T) {
+	for n, want := range []string{"", "; 1 endpoint does not answer, see kube-proxy status", "; 2 endpoints do not answer, see kube-proxy status"} {
+		about := servicestate.ProxyInfo{Silent: make([]servicestate.SilentEndpoint, n)}
+		seen, err := (&Proxy{Answer: &statusview.Answer{Response: servicestate.Response{ProxyInfo: about}}}).Check(Silent{}).Look(t.Context())
+		if err != nil || len(seen.Findings) > 0 || seen.Note != "health, sources and conditions"+want {
+			t.Errorf("%d: %v, %+v", n, err, seen)
+		}
+	}
+}
+
 // TestConsequences checks that findings which follow from another one come after it and name it,
 // and that the text counts them.
 func TestConsequences(t *testing.T) {

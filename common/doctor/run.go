@@ -303,7 +303,8 @@ type Silent struct {
 func (p *Proxy) Check(s Silent) Check {
 	return Check{Name: "running proxy", Look: func(ctx context.Context) (Seen, error) {
 		if p.Answer != nil {
-			return Seen{Findings: append(p.ofAnother(s.Node), proxyFindings(&p.Answer.Health)...), Note: "health, sources and conditions"}, nil
+			note := "health, sources and conditions" + silentNote(len(p.Answer.Silent))
+			return Seen{Findings: append(p.ofAnother(s.Node), proxyFindings(&p.Answer.Health)...), Note: note}, nil
 		}
 		return s.look(ctx, p.Err)
 	}}
@@ -317,6 +318,17 @@ func (p *Proxy) ofAnother(node string) []Finding {
 			Advice: "leave it out here, or start the proxy with that name"}}
 	}
 	return nil
+}
+
+// silentNote counts endpoints that do not answer. That is no fault of the node.
+func silentNote(n int) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return "; 1 endpoint does not answer, see kube-proxy status"
+	}
+	return fmt.Sprintf("; %d endpoints do not answer, see kube-proxy status", n)
 }
 
 // look finds what became of the proxy that does not answer, because of fault.

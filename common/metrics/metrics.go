@@ -113,6 +113,9 @@ var observed = map[string]metric{
 	"standby":                     {nil, "1 while another service proxy programs the node in place of this one, else 0."},
 	"blocked":                     {reason, "1 for each condition that keeps traffic from flowing though all is programmed."},
 	"condition":                   {[]string{"condition"}, "1 for each condition that needs an operator's attention."},
+	// Those that answer are far more, so only the others are counted.
+	"silent_endpoints":              {[]string{"use"}, "Endpoints that do not answer while others of their Service port do: out if one Service leaves them out, else in."},
+	"silent_endpoint_changes_total": {[]string{"change"}, "Endpoints that fell silent, and silent ones that answer or left."},
 	// With countTraffic only. MostNamed of package traffic bounds the Services.
 	"service_connections_total": {carried, "Connections that Services took, by Service for those with the most; without a name, those of all others together."},
 	"service_packets_total":     {directed, "Packets that Services carried, in to endpoints and out from them, by Service like the connections."},
@@ -349,6 +352,7 @@ type Observation struct {
 	Packets       *Packets       // nil if no iptables rules count packets
 	Relay         *Relay         // nil if the process relays no connections
 	Traffic       *traffic.Named // nil if nothing is counted
+	Silent        Silent
 	// Localhost has the families whose loopback address has listeners.
 	Localhost map[service.Family]Localhost
 	// Accelerated counts the connections that sockets made without translation. It has the
@@ -364,6 +368,13 @@ type Observation struct {
 type Relay struct {
 	Open, Limit int
 	Refused     map[string]uint64
+}
+
+// Silent counts the endpoints that do not answer, how many fell silent, and of how many that is
+// over.
+type Silent struct {
+	LeftOut, Kept int
+	Fell, Over    uint64
 }
 
 // Packets are the counters of iptables rules.

@@ -97,6 +97,8 @@ var documented = map[string]string{
 	"kubeproxy_orphans_ended_total":                          "COUNTER{ip_family}",
 	"kubeproxy_oldest_pending_change_age_seconds":            "GAUGE{ip_family}",
 	"kubeproxy_source_staleness_seconds":                     "GAUGE{source}",
+	"kubeproxy_silent_endpoints":                             "GAUGE{use}",
+	"kubeproxy_silent_endpoint_changes_total":                "COUNTER{change}",
 	"kubeproxy_standby":                                      "GAUGE{}",
 	"kubeproxy_source_synced":                                "GAUGE{source}",
 	"kubeproxy_skipped_objects":                              "GAUGE{reason}",

@@ -92,6 +92,10 @@ func (o *observer) Collect(to chan<- prometheus.Metric) {
 		s.collectTraffic(t)
 	}
 	s.collectByFamily(now)
+	s.gauge("silent_endpoints", float64(now.Silent.LeftOut), "out")
+	s.gauge("silent_endpoints", float64(now.Silent.Kept), "in")
+	s.counter("silent_endpoint_changes_total", now.Silent.Fell, "silent")
+	s.counter("silent_endpoint_changes_total", now.Silent.Over, "over")
 	s.gauge("standby", boolValue(now.Standby))
 	for _, name := range now.Conditions {
 		s.gauge("condition", 1, name)

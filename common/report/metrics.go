@@ -27,6 +27,7 @@ type metricsReader struct {
 	services  *servicestate.Store
 	sources   *Sources
 	tracker   *track.Tracker
+	silent    *Silent
 	dataplane func(*metrics.Observation) // see Options.Observe
 	started   time.Time
 }
@@ -59,6 +60,7 @@ func (r *metricsReader) observe() metrics.Observation {
 		seen.Skipped[fieldOf(p.Field)]++
 	}
 	seen.Conditions, seen.Blocked = slices.Collect(maps.Keys(h.Conditions)), h.Blocked
+	seen.Silent = r.silent.count()
 	if r.dataplane != nil {
 		r.dataplane(&seen)
 	}

@@ -80,6 +80,7 @@ type Reports struct {
 	Services     *servicestate.Store
 	Events       *Events
 	OtherProxies *OtherProxies
+	Silent       *Silent
 
 	sink   sink
 	checks *checks
@@ -118,6 +119,7 @@ func New(o Options) *Reports {
 	r := &Reports{
 		Health: monitor, Metrics: counts, Services: services, Events: events,
 		OtherProxies: &OtherProxies{health: monitor, events: events, processes: o.Processes, log: o.Log},
+		Silent:       &Silent{uses: o.Tracker.SilentUses, events: events, log: o.Log, reported: map[types.NamespacedName]bool{}},
 		checks:       newChecks(servers, services.Failing, o.Unavailable),
 		limits:       &limits{mode: o.Mode, health: monitor, events: events, log: o.Log},
 		node:         o.Node,
@@ -131,7 +133,7 @@ func New(o Options) *Reports {
 		node:         &nodeLog{log: o.Log, name: o.Node, podCIDRs: o.PodsFromNode},
 		deprecations: &deprecations{log: o.Log, externalIPsIgnored: o.ExternalIPsIgnored, name: o.ProxyName, uses: map[types.NamespacedName]bool{}},
 	}
-	x := &metricsReader{health: monitor, services: services, sources: o.Sources, tracker: o.Tracker, dataplane: o.Observe, started: started}
+	x := &metricsReader{health: monitor, services: services, sources: o.Sources, tracker: o.Tracker, silent: r.Silent, dataplane: o.Observe, started: started}
 	counts.Observe(x.observe)
 	o.Tracker.Subscribe(track.Listener{Found: r.problemsFound})
 	r.podsFromNode.Store(o.PodsFromNode)

@@ -110,6 +110,12 @@ func failingReport() health.Report {
 func serveStore(t *testing.T, b *servicestate.Store, r health.Report) string {
 	t.Helper()
 	about := servicestate.ProxyInfo{Mode: "nftables", Node: "node-a", Version: "v1.0.0", Started: ago(50 * time.Hour), Health: r}
+	if !r.Healthy {
+		about.Silent = []servicestate.SilentEndpoint{
+			{Namespace: "shop", Name: "broken", Protocol: "tcp", Address: "10.244.1.7:8080", LeftOut: true, Since: ago(75 * time.Second), Why: "3 dials of this node got no answer, and others did"},
+			{Namespace: "shop", Name: "late", Port: "http", Protocol: "tcp", Address: "10.244.1.8:8080", Since: ago(8 * time.Second), Why: "5 connections got no\nanswer, and others did"},
+		}
+	}
 	admin := health.Admin{Mode: "nftables", Services: b.Handler(func() servicestate.ProxyInfo { return about })}
 	s := httptest.NewServer(admin.Handler())
 	t.Cleanup(s.Close)
@@ -407,6 +413,12 @@ func TestWidth(t *testing.T) {
 	a := &Answer{Response: servicestate.Response{ProxyInfo: servicestate.ProxyInfo{Mode: "nftables", Node: node, Version: "v1.0.0-alpha.1+0123456789abcdef", Started: at, Health: r}}}
 	a.Services = []servicestate.Service{s}
 	a.Summary.add(&s)
+	for range mostSilent + 1 {
+		a.Silent = append(a.Silent, servicestate.SilentEndpoint{
+			Namespace: s.Namespace, Name: name, Port: "port-fifteen-ch", Address: "[2001:db8:1111:2222:3333:4444:5555:7777]:65535", LeftOut: true, Since: at,
+			Why: strings.Repeat("no answer ", 9),
+		})
+	}
 	for full, names := range map[bool][]string{true: {name, zone, node, "2001:db8:1111:2222:3333:4444:5555:7777"}, false: {name, node, r.Blocked[0]}} {
 		var out bytes.Buffer
 		kit.Must(t, (&View{Format: Table, Full: full, Now: noon}).Print(&out, a))

@@ -34,6 +34,7 @@ func (p *printer) overview(d *Answer) {
 	p.families(&d.Health)
 	p.sources(&d.Health)
 	p.conditions(&d.Health)
+	p.silent(d.Silent)
 	p.line("")
 	p.sentence(d.Summary.text(len(d.Services)), cell{})
 	if len(d.Services) > 0 {
@@ -202,6 +203,7 @@ func changes(a, b *Answer, gone string) []change {
 	}
 	conditionChanges(&a.Health, &b.Health, add)
 	roundChanges(&a.Health, &b.Health, add)
+	silentChanges(a, b, add)
 	before := map[string]*servicestate.Service{}
 	for i := range a.Services {
 		before[a.Services[i].Namespace+"/"+a.Services[i].Name] = &a.Services[i]
@@ -559,6 +561,7 @@ func (p *printer) services(d *Answer) {
 		}
 		p.service(&d.Services[i])
 	}
+	p.silent(d.Silent)
 	if len(d.Services) == 0 {
 		p.sentence(d.Summary.text(0), cell{})
 	}

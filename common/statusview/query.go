@@ -436,6 +436,9 @@ func (q *Query) evaluate(a *servicestate.Response) *Answer {
 		well = !slices.ContainsFunc(services, func(s servicestate.Service) bool { return blocked(&s, a.Health.BlockedFamilies) })
 	}
 	d.OK = well && d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unanswered == 0
+	d.Silent = slices.DeleteFunc(d.Silent, func(x servicestate.SilentEndpoint) bool {
+		return !slices.ContainsFunc(services, func(s servicestate.Service) bool { return s.Namespace == x.Namespace && s.Name == x.Name })
+	})
 	q.Sort.sort(services)
 	if q.Failing {
 		services = slices.DeleteFunc(services, func(s servicestate.Service) bool {

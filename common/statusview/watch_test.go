@@ -42,6 +42,13 @@ func state(generation uint64, endpoints ...string) *Answer {
 	return a
 }
 
+func silentOf(addresses ...string) (all []servicestate.SilentEndpoint) {
+	for _, a := range addresses {
+		all = append(all, servicestate.SilentEndpoint{Namespace: "shop", Name: "web", Protocol: "tcp", Address: a, LeftOut: true, Since: noon, Why: "no answer"})
+	}
+	return all
+}
+
 // TestChanges compares pairs of answers.
 func TestChanges(t *testing.T) {
 	some := state(7, "10.244.0.1:8080 ready", "10.244.0.2:8080 ready")
@@ -81,6 +88,14 @@ func TestChanges(t *testing.T) {
 			{"proxy", "healthy, was not healthy"}, {"condition leftovers", "over"}, {"IPv4", "rounds succeed again"},
 			{"shop/web", "programmed, was failed"}, {"shop/web", "nothing is wrong any more"},
 		}},
+		"silence": {
+			with(func(a *Answer) { a.Silent = silentOf("10.244.0.1:8080", "10.244.0.2:8080") }),
+			with(func(a *Answer) {
+				a.Silent = silentOf("10.244.0.2:8080", "10.244.0.3:8080")
+				a.Silent[0].Why, a.Silent[1].LeftOut = "again", false
+			}),
+			[]change{{"shop/web", "endpoint 10.244.0.3:8080 does not answer, and stays in: no answer"}, {"shop/web", "endpoint 10.244.0.1:8080 answers again, or is gone"}},
+		},
 		"another process": {state(7), with(func(a *Answer) {
 			a.Started, a.Health.CurrentTime, a.Mode = noon.Add(time.Hour), noon.Add(2*time.Hour), "ipvs"
 		}),

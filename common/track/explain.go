@@ -172,7 +172,7 @@ func (in *interner) placesOf(from []origin) map[netip.Addr]place {
 // use says whether e is in list, which holds the candidates with all of want. The reason
 // ends with but.
 func (c *chooser) use(e candidate, list []service.Endpoint, want state, but string) Use {
-	_, used := slices.BinarySearchFunc(list, e.addr, func(x service.Endpoint, a netip.AddrPort) int { return x.Addr.Compare(a) })
+	used := listed(list, e.addr)
 	return Use{used, c.reason(e, want, used) + but}
 }
 

@@ -82,6 +82,62 @@ func (t *Tracker) SetSilent(all map[service.Address]time.Time) {
 	})
 }
 
+// SilentUse is a Service port with an endpoint that does not answer.
+type SilentUse struct {
+	Endpoint service.Address
+	Port     service.PortName
+	LeftOut  bool // it gets no new connections of this port, or not all
+}
+
+// SilentUses returns the Service ports that would use an endpoint which does not answer, unless
+// that is not looked for.
+func (t *Tracker) SilentUses() []SilentUse {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	addrs, silent := map[netip.Addr]bool{}, map[service.Address]bool{}
+	for a := range t.silent {
+		addrs[a.Addr], silent[a] = true, true
+	}
+	var all []SilentUse
+	seen := map[*serviceState]bool{}
+	for _, s := range t.slices {
+		if len(silent) > 0 && !seen[s.owner] && t.silentPolicy(s.owner) != SilentOff && s.lists(addrs, silent) {
+			seen[s.owner] = true
+			all = t.addSilent(all, s.owner)
+		}
+	}
+	return all
+}
+
+func (t *Tracker) addSilent(all []SilentUse, s *serviceState) []SilentUse {
+	index := indexOf(s)
+	c := chooser{zone: t.nodeInfo.zone, silent: t.silent, policy: t.silentPolicy(s)}
+	for _, p := range s.want {
+		if p.Name.Protocol == service.UDP {
+			continue
+		}
+		c.gather(index.of(p))
+		c.choose(p)
+		for _, e := range c.candidates {
+			a := service.AddressOf(p.Name.Protocol, e.addr)
+			if _, silent := t.silent[a]; !silent {
+				continue
+			}
+			cluster, local := e.state.has(c.wantCluster), c.wantLocal != 0 && e.state.has(c.wantLocal)
+			if cluster || local {
+				all = append(all, SilentUse{a, p.Name, cluster && !listed(c.cluster, e.addr) || local && !listed(c.local, e.addr)})
+			}
+		}
+	}
+	return all
+}
+
+// listed reports whether list, which is sorted, has an address.
+func listed(list []service.Endpoint, a netip.AddrPort) bool {
+	_, is := slices.BinarySearchFunc(list, a, func(x service.Endpoint, a netip.AddrPort) int { return x.Addr.Compare(a) })
+	return is
+}
+
 // markSilent marks the Services that leave out silent endpoints and have one of changed. It
 // reads all slices: changes are rare.
 func (t *Tracker) markSilent(changed map[service.Address]bool) bool {

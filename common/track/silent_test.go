@@ -121,6 +121,33 @@ func TestSilentAgain(t *testing.T) {
 	has(0, 1, 2)
 }
 
+// TestSilentUses has the longest silent of three endpoints of a Service left out, and no more.
+func TestSilentUses(t *testing.T) {
+	w := New(Options{NodeName: "node-7", SilentEndpoints: SilentOn})
+	for i := 3; i < 5; i++ {
+		few := plainSlice(i, 10)
+		few.Endpoints = few.Endpoints[:3]
+		w.SetService(plainService(i))
+		w.SetSlice(few)
+	}
+	w.Synced()
+	if all := w.SilentUses(); all != nil {
+		t.Errorf("%v without silent endpoints", all)
+	}
+	elsewhere := ofSlice(3, 0)
+	elsewhere.Port++
+	w.SetSilent(map[service.Address]time.Time{ofSlice(3, 0): time.Unix(20, 0), ofSlice(3, 1): time.Unix(10, 0), elsewhere: time.Unix(1, 0)})
+	uses := func(first, second bool) []SilentUse {
+		return []SilentUse{{ofSlice(3, 0), portName(3), first}, {ofSlice(3, 1), portName(3), second}}
+	}
+	for policy, want := range map[Silent][]SilentUse{SilentOn: uses(false, true), SilentObserve: uses(false, false), SilentOff: nil} {
+		w.Reconfigure(Options{SilentEndpoints: policy})
+		if all := w.SilentUses(); !slices.Equal(all, want) {
+			t.Errorf("%s: %v, want %v", policy, all, want)
+		}
+	}
+}
+
 func TestPeers(t *testing.T) {
 	w := silentCluster(3)
 	local := 1 // on node-7

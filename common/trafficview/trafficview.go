@@ -23,6 +23,7 @@ import (
 
 	"kubeproxy/common/document"
 	"kubeproxy/common/health"
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/printable"
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/statusview"
@@ -37,6 +38,8 @@ type Response struct {
 	Mode string `json:"mode"`
 	Node string `json:"node"`
 	traffic.Reading
+	// Silent are endpoints of these Services that do not answer.
+	Silent []servicestate.SilentEndpoint `json:"silentEndpoints,omitempty"`
 }
 
 // Answer is what -o json prints. New versions may add fields, but must not rename or remove any.
@@ -56,6 +59,8 @@ type Answer struct {
 	Total Numbers `json:"total"`
 	// Error is why not everything could be read.
 	Error string `json:"error,omitempty"`
+	// Silent are endpoints of the Services that do not answer, with or without traffic.
+	Silent []servicestate.SilentEndpoint `json:"silentEndpoints,omitempty"`
 }
 
 // Service is what a Service carries.
@@ -220,7 +225,7 @@ func (q *Query) Follow(ctx context.Context, show func(*Answer) (more bool, err e
 func (q *Query) answer(first, second *Response) *Answer {
 	a := &Answer{
 		Server: q.Server, Mode: second.Mode, Node: second.Node, Time: second.Time, Since: second.Since,
-		Counted: second.Counted, Services: make([]Service, len(second.Services)), Error: second.Error,
+		Counted: second.Counted, Services: make([]Service, len(second.Services)), Error: second.Error, Silent: second.Silent,
 	}
 	before := map[[2]string]traffic.Service{}
 	if first != nil && second.Since.Equal(first.Since) {
@@ -287,6 +292,8 @@ type Server struct {
 	// Collector counts. It is nil if nothing is counted; then Lack is the reason, for people.
 	Collector *traffic.Collector
 	Lack      string
+	// Silent, if set, returns the endpoints that do not answer.
+	Silent func() []servicestate.SilentEndpoint
 }
 
 type refusal struct {
@@ -313,7 +320,13 @@ func (s *Server) Handler() http.Handler {
 		r := s.Collector.Read(q.Context(), traffic.Selection{
 			Namespace: v.Get("namespace"), Name: v.Get("name"), Endpoints: v.Get("endpoints") == "true",
 		})
-		health.ReplyJSON(w, http.StatusOK, Response{s.Mode, s.Node, *r})
+		a := Response{s.Mode, s.Node, *r, nil}
+		if s.Silent != nil {
+			a.Silent = slices.DeleteFunc(s.Silent(), func(x servicestate.SilentEndpoint) bool {
+				return v.Get("namespace") != "" && v.Get("namespace") != x.Namespace || v.Get("name") != "" && v.Get("name") != x.Name
+			})
+		}
+		health.ReplyJSON(w, http.StatusOK, a)
 	})
 }
 
@@ -375,14 +388,34 @@ func (v View) head(b *bytes.Buffer, a *Answer) {
 		b.WriteString(l + "\n")
 	}
 	if a.Error != "" {
-		for _, l := range v.wrap("Not everything could be read: " + printable.Text(a.Error)) {
-			if v.Colour {
-				l = document.Cell{Text: l, Colour: document.Yellow}.Painted()
-			}
-			b.WriteString(l + "\n")
-		}
+		v.warn(b, "Not everything could be read: "+a.Error)
 	}
+	v.silent(b, a.Silent)
 	b.WriteString("\n")
+}
+
+// silent names the endpoints that do not answer. What is left out carries nothing new.
+func (v View) silent(b *bytes.Buffer, all []servicestate.SilentEndpoint) {
+	const most = 3
+	var names []string
+	for _, x := range all[:min(most, len(all))] {
+		names = append(names, fmt.Sprintf("%s of %s/%s", x.Address, x.Namespace, x.Name))
+	}
+	if n := len(all) - most; n > 0 {
+		names = append(names, fmt.Sprintf("and %d more", n))
+	}
+	if len(all) > 0 {
+		v.warn(b, "No answer, see kube-proxy status: "+strings.Join(names, ", "))
+	}
+}
+
+func (v View) warn(b *bytes.Buffer, text string) {
+	for _, l := range v.wrap(printable.Text(text)) {
+		if v.Colour {
+			l = document.Cell{Text: l, Colour: document.Yellow}.Painted()
+		}
+		b.WriteString(l + "\n")
+	}
 }
 
 // table returns a table without rows whose first columns are what.

@@ -6,6 +6,7 @@ package trafficview
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
@@ -68,7 +69,10 @@ func serve(t *testing.T, s *Server) string {
 
 func shopServer() *Server {
 	want := service.New(1, &service.Node{}, []*service.Port{port("web", "10.244.0.1:8080", "10.244.0.2:8080"), port("db", "10.244.0.3:5432"), port("idle")})
-	return &Server{Mode: "userspace", Node: "node-a", Collector: &traffic.Collector{
+	silent := func() []servicestate.SilentEndpoint {
+		return []servicestate.SilentEndpoint{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "db"}, {Namespace: "other", Name: "db"}}
+	}
+	return &Server{Mode: "userspace", Node: "node-a", Silent: silent, Collector: &traffic.Collector{
 		Latest: func() *service.Snapshot { return want }, Readers: map[service.Family]traffic.Reader{service.IPv4: &shop{}},
 	}}
 }
@@ -87,6 +91,13 @@ func TestFollow(t *testing.T) {
 	a := all[1]
 	if a.Services[0].Name != "web" || a.Services[0].Connections != 6000 || a.Services[0].Endpoints[0].Connections != 4000 || a.Total.BytesOut != 6e6 {
 		t.Errorf("%+v, want shop/web first, and its busy endpoint", a)
+	}
+	if len(a.Silent) != 3 {
+		t.Errorf("silent are %v, want all of all Services", a.Silent)
+	}
+	q.Namespace, q.Name = "shop", "db"
+	if one, err := q.read(t.Context()); err != nil || len(one.Silent) != 1 || one.Silent[0] != (servicestate.SilentEndpoint{Namespace: "shop", Name: "db"}) {
+		t.Errorf("silent of shop/db are %v, %v", one.Silent, err)
 	}
 	per, seconds := a.Services[0].PerSecond.Connections, a.Seconds
 	if got := per * seconds; got < 2999 || got > 3001 || seconds < 1 {
@@ -129,9 +140,14 @@ func TestPrint(t *testing.T) {
 		Total: Numbers{traffic.Counts{Connections: 123457, BytesIn: 999, BytesOut: 1234567}, &Rate{Connections: 9.75, BytesOut: 1e9}},
 		Error: "read what IPv6 carries: refused",
 	}
+	for i := range 5 {
+		a.Silent = append(a.Silent, servicestate.SilentEndpoint{Namespace: "shop", Name: "web", Address: fmt.Sprintf("10.244.0.%d:8080", i+2), LeftOut: true})
+	}
 	const want = `Node node-a, mode userspace: new connections and bytes since 2026-07-01 11:00:10 UTC. Rates cover
 2.0 seconds up to 12:00:10.
 Not everything could be read: read what IPv6 carries: refused
+No answer, see kube-proxy status: 10.244.0.2:8080 of shop/web, 10.244.0.3:8080 of shop/web,
+10.244.0.4:8080 of shop/web, and 2 more
 
 SERVICE           CONN/S  CONNECTIONS  IN/S   OUT/S     IN     OUT
 shop/web             9.8       123456   0 B  1.0 GB  999 B  1.2 MB

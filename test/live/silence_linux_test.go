@@ -5,12 +5,19 @@ package live
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"kubeproxy/common/health/servicestate"
 	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -138,4 +145,164 @@ func slowOnes(all []netlab.Answer) int {
 		}
 	}
 	return n
+}
+
+// silentFile is a configuration file.
+const silentFile = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nsilentEndpoints: %s\n"
+
+// dropWeb makes a host take no TCP packets to its endpoint, as a dead node does.
+func dropWeb(t *testing.T, h *netlab.Host) {
+	t.Helper()
+	nft(t, h, fmt.Sprintf("table inet silent { chain in { type filter hook input priority -300; tcp dport %d drop; }; }\n", target))
+}
+
+// silent returns what status says of endpoints that do not answer.
+func (c *cluster) silent(t *testing.T) []servicestate.SilentEndpoint {
+	t.Helper()
+	_, out := c.ask(t, "status", "-o", "json")
+	var x struct{ SilentEndpoints []servicestate.SilentEndpoint }
+	kit.Must(t, json.Unmarshal([]byte(out), &x))
+	return x.SilentEndpoints
+}
+
+// awaitSilent waits until status names so many endpoints of web, left out or not.
+func (c *cluster) awaitSilent(t *testing.T, n int, leftOut bool) {
+	t.Helper()
+	kit.Until(t, fmt.Sprintf("%d silent endpoints, left out %v", n, leftOut), func() bool {
+		all := c.silent(t)
+		for _, x := range all {
+			if x.LeftOut != leftOut {
+				return false
+			}
+		}
+		return len(all) == n
+	})
+}
+
+// TestSilentEndpointsAreSeen has an endpoint fall silent, with each value of the setting, and
+// looks at what names it.
+func TestSilentEndpointsAreSeen(t *testing.T) {
+	for _, name := range faultModes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := modeNamed(name)
+			file := filepath.Join(t.TempDir(), "config.yaml")
+			set := func(value string) { kit.Must(t, os.WriteFile(file, fmt.Appendf(nil, silentFile, value), 0o644)) }
+			set("on")
+			m.flags = append(m.flags, "--config="+file)
+			c := newCluster(t, m)
+			web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
+			p := c.start(t, web)
+			dropWeb(t, c.Host("web-3"))
+			load := c.Host("shopper").Load(t.Context(), netlab.LoadConfig{
+				Query: netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4), Timeout: 2 * time.Second}, Workers: 8, Pause: 20 * time.Millisecond,
+			})
+			const at = "10.244.2.11:8080"
+			c.awaitSilent(t, 1, true)
+			c.names(t, at, "shop/web", "yes")
+			c.explainsSilence(t, at+" node-b - ready no - it has not answered since ", "; left out")
+			p.AwaitLog(t, "Endpoints do not answer", at)
+			if out, _ := p.Metric(t, "kubeproxy_silent_endpoints", "use=out"); out != 1 {
+				t.Errorf("%v endpoints are counted as left out", out)
+			}
+			set("observe")
+			c.awaitSilent(t, 1, false)
+			c.names(t, at, "shop/web", "no")
+			c.explainsSilence(t, at+" node-b - ready yes ", " it is ready, but has not answered since ", "; only observed")
+			set("off")
+			c.awaitSilent(t, 0, false)
+			set("on")
+			c.awaitSilent(t, 1, true)
+			nft(t, c.Host("web-3"), "delete table inet silent\n")
+			c.awaitSilent(t, 0, true)
+			p.AwaitLog(t, "Endpoints answer again, or are gone", at)
+			load.Stop()
+			for range 20 {
+				if a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: web.at(service.ClusterIP, service.IPv4)}); err != nil || a.Outcome != netlab.Answered {
+					t.Fatalf("%s, %v", a.Outcome, err)
+				}
+			}
+		})
+	}
+}
+
+// explainsSilence checks what explain says of an endpoint.
+func (c *cluster) explainsSilence(t *testing.T, words ...string) {
+	t.Helper()
+	_, out := c.runExplain(t, c.Host("shopper").IPv4.String(), "10.96.0.10:80")
+	text := strings.Join(strings.Fields(out), " ")
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			t.Errorf("no %q in\n%s", w, out)
+		}
+	}
+	if !c.mode.userspace && !strings.Contains(text, agrees) { // whose relay names connections that failed
+		t.Errorf("the node differs:\n%s", out)
+	}
+}
+
+// names checks the line of status about a silent endpoint.
+func (c *cluster) names(t *testing.T, words ...string) {
+	t.Helper()
+	_, out := c.ask(t, "status", "-o", "wide")
+	for line := range strings.Lines(out) {
+		rest, has := line, true
+		for _, w := range words {
+			_, after, found := strings.Cut(rest, w)
+			rest, has = after, has && found
+		}
+		if has {
+			return
+		}
+	}
+	t.Errorf("no line with %q in\n%s", words, out)
+}
+
+// TestSilentEndpointsOfTenants has a tenant try to get the endpoints of another one left out: by
+// SYNs with the addresses of others as their source, whose answers do not come back through the
+// node, and by a Service of his own that names them beside endpoints that he keeps silent.
+func TestSilentEndpointsOfTenants(t *testing.T) {
+	for _, name := range faultModes[:2] { // the relay answers clients itself, so forged ones connect to nothing
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, modeNamed(name))
+			shop := app{name: "web", number: 10, plain: true}.on(c.Host("web-3"), c.Host("web-4"))
+			p := c.start(t, shop)
+			tenant := app{name: "tenant", number: 11, plain: true}.on(c.Host("web-3"), c.Host("web-1"), c.Host("web-2"))
+			dropWeb(t, c.Host("web-1"))
+			dropWeb(t, c.Host("web-2"))
+			// On one node with those of the shop, he says.
+			c.write(t, "tenant.yaml", []byte(strings.ReplaceAll(string(tenant.yaml(t)), "nodeName: "+netlab.NodeName, "nodeName: "+netlab.OtherName)))
+			p.AwaitLogs(t, `"Programmed"`)
+			load := c.Host("customer").Load(t.Context(), netlab.LoadConfig{
+				Query: netlab.Query{Proto: "tcp", To: shop.at(service.NodePort, service.IPv4)}, Workers: 2, Pause: 5 * time.Millisecond,
+			})
+			forged := c.forge(t, c.Host("web-4").IPv4, shop, tenant)
+			r := load.Stop()
+			if r.Lost() > 0 || r.Backends["web-3"].Count == 0 || r.Backends["web-4"].Count == 0 {
+				t.Errorf("%s", r)
+			}
+			t.Logf("%d forged SYNs; %s", forged, r)
+		})
+	}
+}
+
+// forge sends first packets to the ClusterIPs of apps with a source of somebody else for 15
+// seconds, and returns how many. No endpoint on the other node may count as silent.
+func (c *cluster) forge(t *testing.T, source netip.Addr, apps ...app) int {
+	t.Helper()
+	w, sent := newWire(t, c.Host("shopper")), 0
+	for until := time.Now().Add(15 * time.Second); time.Now().Before(until); {
+		for i := range 100 {
+			to := apps[i%len(apps)].at(service.ClusterIP, service.IPv4)
+			w.send(t, c.Host("shopper"), probe{w.next(), service.TCP, netip.AddrPortFrom(source, w.port()), to})
+			sent++
+		}
+		for _, x := range c.silent(t) {
+			if strings.HasPrefix(x.Address, "10.244.2.") {
+				t.Fatalf("after %d forged SYNs: %+v", sent, x)
+			}
+		}
+	}
+	return sent
 }

@@ -668,6 +668,22 @@ type ProxyInfo struct {
 	// Accelerated is how many connections sockets made without translation, by family. It
 	// is empty without socket acceleration.
 	Accelerated map[string]uint64 `json:"accelerated,omitempty"`
+	// Silent are endpoints that do not answer while others do.
+	Silent []SilentEndpoint `json:"silentEndpoints,omitempty"`
+}
+
+// SilentEndpoint is an endpoint of a Service port that does not answer.
+type SilentEndpoint struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Port      string `json:"port,omitempty"`
+	Protocol  string `json:"protocol"`
+	Address   string `json:"address"` // with its port
+	// LeftOut means that it gets no new connections of this Service port. Since is when it was
+	// first seen not to answer, and Why says what was seen.
+	LeftOut bool      `json:"leftOut"`
+	Since   time.Time `json:"since"`
+	Why     string    `json:"why"`
 }
 
 // Response is the body of /services and the paths below it.

@@ -52,7 +52,8 @@ type Watch struct {
 	waiting map[service.Address][]*flow // by endpoint
 	looks   int
 	known   *service.Snapshot
-	useful  bool // see isUseful, of known
+	useful  bool      // see isUseful, of known
+	asked   time.Time // when it was
 }
 
 // flow is a connection whose client waits.
@@ -92,8 +93,8 @@ func (w *Watch) pause() time.Duration {
 
 // look looks once. The next one sees what an error hides.
 func (w *Watch) look(ctx context.Context, now time.Time) error {
-	if s := w.Latest(); s != w.known {
-		w.known, w.useful = s, w.isUseful(s)
+	if s := w.Latest(); s != w.known || now.Sub(w.asked) >= lonelyPause { // Wanted may have changed
+		w.known, w.useful, w.asked = s, w.isUseful(s), now
 	}
 	w.looks++
 	if w.useful {

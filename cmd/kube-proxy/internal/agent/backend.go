@@ -189,8 +189,9 @@ func (se *Selected) setup(log klog.Logger) mode.Setup {
 	return s
 }
 
-// newBox returns what decides which endpoints do not answer, nil where nothing tells.
-func newBox(c *config.Config, t *track.Tracker) *silence.Box {
+// newBox returns what decides which endpoints do not answer, nil where nothing tells. report gets
+// them after the Tracker.
+func newBox(c *config.Config, t *track.Tracker, report func(map[service.Address]silence.Record)) *silence.Box {
 	if c.OS != config.Linux {
 		return nil
 	}
@@ -202,6 +203,7 @@ func newBox(c *config.Config, t *track.Tracker) *silence.Box {
 				since[e] = r.Since
 			}
 			t.SetSilent(since)
+			report(all)
 		},
 	})
 }

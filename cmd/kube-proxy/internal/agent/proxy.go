@@ -126,12 +126,12 @@ func (s System) newProxy(ctx context.Context, o *Options, process Process, c *co
 	logStart(log, o, process, selected)
 	tracker := track.New(TrackOptions(selected.Descriptor, c, node))
 	selected.traffic = newCollector(selected, tracker)
-	selected.silent = newBox(c, tracker)
 	p := &proxy{
 		options: o, process: process, system: s, node: node, active: newActiveConfig(o.Flags.Config, c), selected: selected, request: request,
 		source: from, tracker: tracker, reports: s.newReports(selected, report.Options{Node: node, Build: process.Build, API: apiOf(from), Sources: sources, Tracker: tracker, Log: log}),
 		lease: s.newLease(c.ProxyName, lease.Identity{Mode: string(selected.Name), Version: process.Build.GitVersion}), progress: newProgress(log, sources.Unsynced), log: log,
 	}
+	selected.silent = newBox(c, tracker, p.reports.Silent.Changed)
 	warnUnknownPods(TrackOptions(selected.Descriptor, c, node), log)
 	return p, nil
 }

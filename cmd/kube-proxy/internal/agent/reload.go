@@ -321,7 +321,7 @@ func TrackOptions(d mode.Descriptor, c *config.Config, node string) track.Option
 		NodePortsEverywhere: c.OS == config.Windows,
 	}
 	if c.OS == config.Linux {
-		o.SilentEndpoints = track.SilentOn
+		o.SilentEndpoints = track.Silent(c.SilentEndpoints.String())
 	}
 	if ip := c.NodeIP(); ip.IsValid() {
 		o.NodeIPs = []netip.Addr{ip}

@@ -289,6 +289,7 @@ func TestTrackOptions(t *testing.T) {
 		"defaults":           {func(*config.Config) {}, track.Options{NodePortsPrimary: true}},
 		"masquerade all":     {func(c *config.Config) { c.NFTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true, MasqueradeAll: true}},
 		"for iptables only":  {func(c *config.Config) { c.IPTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true}},
+		"silent endpoints":   {func(c *config.Config) { c.SilentEndpoints = config.SilentObserved }, track.Options{NodePortsPrimary: true, SilentEndpoints: track.SilentObserve}},
 		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{NodePorts: service.AnyAddress(), MasqueradeAll: true}},
 		"node IP":            {func(c *config.Config) { c.BindAddress = "192.0.2.1" }, track.Options{NodePortsPrimary: true, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
 		"no external IPs":    {func(c *config.Config) { c.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false} }, track.Options{NodePortsPrimary: true, IgnoreExternalIPs: true}},
@@ -321,7 +322,7 @@ func TestTrackOptions(t *testing.T) {
 			c.BindAddress = "0.0.0.0"
 			tt.change(c)
 			tt.want.NodeName = "n"
-			if c.OS == config.Linux {
+			if c.OS == config.Linux && tt.want.SilentEndpoints == "" {
 				tt.want.SilentEndpoints = track.SilentOn
 			}
 			ips := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })

@@ -282,7 +282,7 @@ func (p *proxy) admin() health.Admin {
 		Services: r.Services.Handler(func() servicestate.ProxyInfo {
 			return servicestate.ProxyInfo{
 				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
-				Accelerated: byName(accelerated(p.selected.Backends)),
+				Accelerated: byName(accelerated(p.selected.Backends)), Silent: r.Silent.List(),
 			}
 		}),
 		Explain: explainer.Handler(),
