@@ -487,7 +487,8 @@ func (d *disturbed) Read(table, chain string) string {
 }
 
 // TestTraceReadsFewChains checks that a connection is followed without a list of all chains, that
-// faults are found so, too, and that all chains are listed if others change something meanwhile.
+// faults are found so, too, and that all chains are listed if others change something meanwhile, and
+// once for many connections.
 func TestTraceReadsFewChains(t *testing.T) {
 	eachKernel(t, func(t *testing.T, b *Backend) {
 		if isLegacy(b) {
@@ -518,5 +519,8 @@ func TestTraceReadsFewChains(t *testing.T) {
 		expect("a chain is empty", true, 0)
 		runCommand(t, b, "-t nat -F PREROUTING")
 		expect("jumps are missing", true, 0)
+		counted.ReadOnce()
+		expect("the first of many", true, 1)
+		expect("the second", true, 0)
 	})
 }

@@ -341,7 +341,8 @@ func NewAudit(f service.Family, o Options) (*Audit, error) {
 // Tracer is an Audit that also follows connections through the listeners of this process.
 type Tracer struct {
 	*Audit
-	relay *Backend
+	relay  *Backend
+	tables *iptables.Backend // that has what ReadOnce keeps
 }
 
 // NewTracer returns a Tracer for b, in the network namespace of the calling thread. The
@@ -351,14 +352,17 @@ func NewTracer(b *Backend) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tracer{a, b}, nil
+	return &Tracer{a, b, a.rules()}, nil
 }
 
 // Trace returns what rules and listeners do with the first packet of c, see
 // Backend.TraceWith.
 func (t *Tracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
-	return t.relay.TraceWith(ctx, t.driver, want, c, local)
+	return t.relay.traceWith(ctx, t.tables, want, c, local)
 }
+
+// ReadOnce makes Trace read the tables once for a snapshot, for many connections.
+func (t *Tracer) ReadOnce() { t.tables.ReadOnce() }
 
 // Plan implements reconcile.Backend. The plan is empty if each Port is redirected
 // correctly to some listener.

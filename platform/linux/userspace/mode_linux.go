@@ -16,6 +16,8 @@ import (
 	"kubeproxy/platform/mode"
 )
 
+var _ mode.Repeater = (*Tracer)(nil)
+
 func system() *mode.System {
 	return &mode.System{
 		Probe:     func(c *config.Config, f service.Family) error { return Probe(f, optionsOf(c)) },

@@ -56,11 +56,15 @@ func (d *directory) find(l service.Address) (user, bool) {
 // belongs to the node. It may be called from any goroutine. d must not be the driver of
 // b, which only the loop uses.
 func (b *Backend) TraceWith(ctx context.Context, d iptables.Driver, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
+	return b.traceWith(ctx, iptables.NewWith(b.family, b.options.rules(), d), want, c, local)
+}
+
+// traceWith is TraceWith for what reads the tables.
+func (b *Backend) traceWith(ctx context.Context, rules *iptables.Backend, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	redirected := b.redirected.Load()
 	if redirected == nil {
 		return &explain.Walk{Faults: []string{errNotProgrammed.Error()}}, nil
 	}
-	rules := iptables.NewWith(b.family, b.options.rules(), d)
 	w, err := rules.Follow(ctx, iptables.Question{Want: redirected, Conn: c, Local: local})
 	if err != nil {
 		return nil, err
