@@ -187,14 +187,14 @@ func (b *Box) records() map[service.Address]Record {
 	return all
 }
 
-// Suspects returns the endpoints whose answers to clients would change something, silent
-// ones too: a source of evidence may look for these.
-func (b *Box) Suspects() map[service.Address]service.PortName {
+// Undecided returns the endpoints of which dials say nothing, silent ones too, with the
+// Service port of their clients: what clients see decides.
+func (b *Box) Undecided() map[service.Address]service.PortName {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	all := map[service.Address]service.PortName{}
 	for a, s := range b.suspects {
-		if s.silent() || s.suspected() {
+		if s.silent() && s.clientsOnly || s.suspected() && s.undecided {
 			all[a] = s.port
 		}
 	}

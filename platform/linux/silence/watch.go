@@ -33,8 +33,10 @@ const (
 	share = 100
 
 	// maxEndpoints and maxFlows bound what is kept: endpoints with waiting connections, and
-	// connections of each.
+	// connections of each. maxPorts are looked at for answers, each with maxAnswers
+	// connections.
 	maxEndpoints, maxFlows = 4096, 8
+	maxPorts, maxAnswers   = 4, 4096
 )
 
 // Watch looks for connections without an answer.
@@ -44,7 +46,10 @@ type Watch struct {
 	Latest func() *service.Snapshot
 	// Wanted reports whether endpoints of a Service port that do not answer matter.
 	Wanted func(service.PortName) bool
-	// Observe gets each connection without an answer, once.
+	// Undecided returns the endpoints for which it matters whether clients get answers.
+	Undecided func() map[service.Address]service.PortName
+	// Observe gets each connection without an answer, once, and new ones with an answer to
+	// the ports of Undecided.
 	Observe func(silence.Evidence)
 
 	cpuTime func() time.Duration // that the calling thread has used
@@ -52,8 +57,13 @@ type Watch struct {
 	waiting map[service.Address][]*flow // by endpoint
 	looks   int
 	known   *service.Snapshot
-	useful  bool      // see isUseful, of known
-	asked   time.Time // when it was
+	useful  bool          // see isUseful, of known
+	asked   time.Time     // when it was
+	owed    time.Duration // until looks have taken no more than their share
+	second  bool          // the next look is the second of a pair
+	// answered are the connections with an answer to the ports of Undecided, nil if they are
+	// too many.
+	answered map[portOf]map[answer]bool
 }
 
 // flow is a connection whose client waits.
@@ -76,9 +86,23 @@ func (w *Watch) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(max(w.pause(), share*(w.cpuTime()-before))):
+		case <-time.After(w.next(w.cpuTime() - before)):
 		}
 	}
+}
+
+// next returns the time until the next look, after one that took cost. Looks that find
+// connections come in pairs, because the entries may last for a second only: the second one
+// is on credit.
+func (w *Watch) next(cost time.Duration) time.Duration {
+	w.owed += share * cost
+	w.second = !w.second && len(w.waiting) > 0
+	pause := w.pause()
+	if !w.second {
+		pause = max(pause, w.owed)
+	}
+	w.owed = max(w.owed-pause, 0)
+	return pause
 }
 
 func (w *Watch) pause() time.Duration {
@@ -103,7 +127,7 @@ func (w *Watch) look(ctx context.Context, now time.Time) error {
 		}
 	}
 	w.tell(now)
-	return nil
+	return w.lookForAnswers(ctx, now)
 }
 
 // isUseful reports whether s has a port with two endpoints, so that one can be left out.
@@ -196,6 +220,73 @@ func (w *Watch) tellTo(p *service.Port, all []silence.Evidence) {
 func has(endpoints []service.Endpoint, e service.Address) bool {
 	_, found := slices.BinarySearchFunc(endpoints, netip.AddrPortFrom(e.Addr, e.Port), func(x service.Endpoint, a netip.AddrPort) int { return x.Addr.Compare(a) })
 	return found
+}
+
+// portOf is a Service port in one family, and answer a connection that got one.
+type (
+	portOf struct {
+		family service.Family
+		name   service.PortName
+	}
+	answer struct{ client, to, endpoint netip.AddrPort }
+)
+
+// lookForAnswers tells of connections to the ports of Undecided that got an answer since the
+// look before.
+func (w *Watch) lookForAnswers(ctx context.Context, now time.Time) error {
+	before := w.answered
+	w.answered = map[portOf]map[answer]bool{}
+	for e, name := range w.Undecided() {
+		x := portOf{e.Family, name}
+		if _, done := w.answered[x]; done || len(w.answered) == maxPorts {
+			continue
+		}
+		all, err := w.answersOf(ctx, w.known.Port(e.Family, name))
+		if err != nil {
+			return err
+		}
+		w.answered[x] = all
+		for a := range all {
+			if before[x] != nil && !before[x][a] {
+				w.Observe(silence.Evidence{Endpoint: service.AddressOf(name.Protocol, a.endpoint), Port: name, Client: a.client.Addr(), At: now, Kind: silence.Answered})
+			}
+		}
+	}
+	return nil
+}
+
+// answersOf returns the connections to p that got an answer, nil if they are too many, or if
+// p is nil.
+func (w *Watch) answersOf(ctx context.Context, p *service.Port) (map[answer]bool, error) {
+	if p == nil {
+		return nil, nil
+	}
+	all := map[answer]bool{}
+	var filters []conntrack.Filter
+	for _, f := range p.Frontends {
+		x := conntrack.Filter{Family: p.Family, Protocol: p.Name.Protocol, Port: f.Port}
+		if p.Family == service.IPv4 {
+			x.Addr = f.Addr
+		}
+		if !slices.Contains(filters, x) {
+			filters = append(filters, x)
+		}
+	}
+	for _, f := range filters {
+		err := w.driver.Dump(ctx, f, func(x conntrack.Flow) {
+			e := service.AddressOf(x.Protocol, x.ReplySrc)
+			if x.Answered && x.Protocol == f.Protocol && x.Dst.Port() == f.Port && (has(p.Cluster, e) || has(p.Local, e)) && len(all) <= maxAnswers {
+				all[answer{x.Src, x.Dst, x.ReplySrc}] = true
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(all) > maxAnswers {
+		return nil, nil
+	}
+	return all, nil
 }
 
 // Dial sends a first packet to a TCP endpoint and reports whether anything came back before

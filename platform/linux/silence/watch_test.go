@@ -6,6 +6,7 @@ package silence
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"syscall"
@@ -33,7 +34,7 @@ func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.
 	x.used += x.cost
 	x.dumps = append(x.dumps, time.Now())
 	for _, y := range x.flows {
-		if f.AllFamilies && f.OneWay { // an old kernel does not look at the status
+		if f.AllFamilies && f.OneWay || f.Port == y.Dst.Port() { // an old kernel does not look at the status
 			each(y)
 		}
 	}
@@ -71,6 +72,8 @@ type watching struct {
 	table *table
 	told  []silence.Evidence
 	ended error
+	// undecided are endpoints of web.
+	undecided []string
 }
 
 func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
@@ -87,6 +90,13 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 			w.told = append(w.told, e)
 		},
 		driver: x, cpuTime: func() time.Duration { return x.used },
+	}
+	w.Undecided = func() map[service.Address]service.PortName {
+		all := map[service.Address]service.PortName{}
+		for _, e := range w.undecided {
+			all[service.AddressOf(service.TCP, at(e))] = service.PortName{Namespace: "shop", Name: "web", Protocol: service.TCP}
+		}
+		return all
 	}
 	ctx, end := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -170,6 +180,40 @@ func TestAnswerInTime(t *testing.T) {
 	})
 }
 
+// TestAnswers has connections of which two get an answer while an endpoint is undecided.
+func TestAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &table{}
+		connect := func(client, to, endpoint string) {
+			f := syn(client, to, endpoint)
+			f.Answered, f.State = true, 3
+			x.flows = append(x.flows, f)
+		}
+		w := watch(t, snapshot(port("web", service.TCP, append(clusterIP("10.96.0.10:80"), service.Frontend{Kind: service.NodePort, Port: 30080}), webs...)), x)
+		connect("10.244.1.9:1000", "10.96.0.10:80", webs[0])
+		after(time.Second)
+		w.undecided = webs[:1]
+		after(time.Second) // what was there before says nothing
+		connect("10.244.1.9:1001", "10.96.0.10:80", webs[1])
+		connect("192.0.2.1:1002", "192.0.2.10:30080", webs[0])
+		connect("10.244.1.9:1003", "10.96.0.11:80", "10.244.1.4:8080")
+		connect("10.244.1.9:1004", "10.96.0.10:81", webs[1])
+		after(time.Second)
+		w.undecided = nil
+		after(time.Second)
+		connect("10.244.1.9:1005", "10.96.0.10:80", webs[1])
+		after(time.Second)
+		var told []string
+		for _, e := range w.told {
+			told = append(told, fmt.Sprintf("%d %s to %s", e.Kind, e.Client, e.Endpoint))
+		}
+		slices.Sort(told)
+		if want := []string{"1 10.244.1.9 to tcp 10.244.1.3:8080", "1 192.0.2.1 to tcp 10.244.1.2:8080"}; !slices.Equal(told, want) {
+			t.Errorf("told %q, want %q", told, want)
+		}
+	})
+}
+
 // TestPace looks at the pauses between looks.
 func TestPace(t *testing.T) {
 	web := port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)
@@ -191,10 +235,10 @@ func TestPace(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				watch(t, tc.s, tc.x)
-				after(5 * tc.want)
+				after(10 * tc.want)
 				switch n := len(tc.x.dumps); {
 				case tc.want == 0 && n == 0:
-				case n < 3 || tc.x.dumps[2].Sub(tc.x.dumps[1]) != tc.want:
+				case n < 6 || tc.x.dumps[5].Sub(tc.x.dumps[1]) != 4*tc.want:
 					t.Errorf("looks at %v, want one each %s", tc.x.dumps, tc.want)
 				}
 			})

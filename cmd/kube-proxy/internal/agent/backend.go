@@ -218,7 +218,7 @@ func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
 		return nil
 	})
 	w := &linuxsilence.Watch{
-		Latest: p.tracker.Latest, Observe: p.selected.silent.Observe,
+		Latest: p.tracker.Latest, Observe: p.selected.silent.Observe, Undecided: p.selected.silent.Undecided,
 		Wanted: func(name service.PortName) bool {
 			return p.tracker.SilentPolicy(types.NamespacedName{Namespace: name.Namespace, Name: name.Name}) != track.SilentOff
 		},
