@@ -311,7 +311,7 @@ func TestBlockedClient(t *testing.T) {
 		blocked(5 * 60)
 		before := len(w.dials)
 		blocked(5 * 300)
-		if n := len(w.dials) - before; n > 10*leastDials*11 {
+		if n := len(w.dials) - before; n > 10*11*(leastDials+mostControls*controlDials) {
 			t.Errorf("%d dials in five minutes", n)
 		}
 		t.Logf("%d dials in the first minute, %d in five more", before, len(w.dials)-before)
@@ -335,10 +335,10 @@ func TestForged(t *testing.T) {
 				t.Fatalf("%d suspects", len(w.suspects))
 			}
 		}
-		time.Sleep(100 * time.Second)
+		time.Sleep(4 * time.Minute)
 		w.checkDials(t)
-		if len(w.outs) > 0 || len(w.dials) != leastDials*most {
-			t.Errorf("silent: %v, %d dials, want 3 for each of 4,096", w.outs, len(w.dials))
+		if len(w.outs) > 0 || len(w.dials) < 50*perSecond {
+			t.Errorf("silent: %v, %d dials", w.outs, len(w.dials))
 		}
 		if n := len(w.suspects) + len(w.answers) + len(w.Box.controls); n > 0 {
 			t.Errorf("%d things are kept", n)

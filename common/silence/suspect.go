@@ -220,7 +220,6 @@ func jitter(d time.Duration) time.Duration { return d - rand.N(d/5) }
 type batch struct {
 	of       service.Address
 	silent   bool // it was when this began
-	alike    bool // see Options.Peers
 	started  time.Time
 	groups   []*group
 	controls []service.Address
@@ -233,8 +232,8 @@ type group struct {
 	sent, answered int
 }
 
-// begin dials a suspect, and controls as well if it has not answered before: most answer,
-// and others need not be disturbed. It returns false if the second has no room for it.
+// begin dials a suspect, and controls if it is not silent yet. It returns false if the
+// second has no room for it.
 func (b *Box) begin(ctx context.Context, s *suspect, now time.Time) bool {
 	b.mu.Lock()
 	a, port, room := s.address, s.port, b.room(now)
@@ -252,7 +251,7 @@ func (b *Box) begin(ctx context.Context, s *suspect, now time.Time) bool {
 		b.clientsDecide(a, s, now)
 		return true
 	}
-	x := &batch{of: a, silent: s.silent(), alike: alike, started: now}
+	x := &batch{of: a, silent: s.silent(), started: now}
 	n := leastDials
 	if s.suspected() && s.dials > 0 {
 		n = max(b.needed(now)-s.dials, 1)
@@ -261,7 +260,7 @@ func (b *Box) begin(ctx context.Context, s *suspect, now time.Time) bool {
 		return false
 	}
 	x.add(a, n)
-	if s.suspected() && s.dials > 0 && alike {
+	if s.suspected() && alike {
 		b.addControls(x, peers)
 	}
 	b.spend(now, x.pending)
@@ -361,8 +360,6 @@ func (b *Box) judge(x *batch, now time.Time) {
 		s.exonerate(now)
 	case s.answered.After(s.first):
 		s.clear(now)
-	case s.dials == 0 && x.alike:
-		s.dials, s.due = own.sent, now // the second half, with controls
 	case !slices.ContainsFunc(x.controls, func(p service.Address) bool { return b.answeredSince(p, x.started) }):
 		s.dials = 0
 		b.clientsDecide(x.of, s, now)
