@@ -4,11 +4,15 @@
 package live
 
 import (
+	"errors"
+	"net"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -137,6 +141,46 @@ func (c *cluster) awaitLeft(t *testing.T, what string, want bool) {
 	}
 }
 
+// TestOrphansThatRead checks clients that send nothing.
+func TestOrphansThatRead(t *testing.T) {
+	t.Parallel()
+	orphansThatRead(t, defaultMode())
+}
+
+func TestIPTablesOrphansThatRead(t *testing.T) { eachVariant(t, orphansThatRead) }
+
+func TestIPVSOrphansThatRead(t *testing.T) { withIPVS(t, orphansThatRead) }
+
+func TestUserspaceOrphansThatRead(t *testing.T) { withUserspace(t, orphansThatRead) }
+
+func orphansThatRead(t *testing.T, m mode) {
+	m.plain = true
+	c := newCluster(t, m)
+	web := app{name: "web", number: 10}
+	one, three := c.Host("web-1"), c.Host("web-3")
+	c.start(t, web.on(three))
+	lost := map[string]net.Conn{}
+	for _, h := range []*netlab.Host{c.Host("shopper"), c.Host("customer"), c.Node} {
+		for _, f := range service.Families {
+			for _, k := range []service.Kind{service.ClusterIP, service.NodePort} {
+				to := web.at(k, f).String()
+				conn, err := h.Dial(t.Context(), "tcp", to)
+				kit.Must(t, err)
+				lost[h.Name+" to "+to] = conn
+			}
+		}
+	}
+	dies(t, three)
+	c.awaitProgrammed(t, web.on(one))
+	for name, conn := range lost {
+		kit.Must(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+		if n, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s reads %d bytes, %v; want a reset", name, n, err)
+		}
+		conn.Close()
+	}
+}
+
 // TestLonelyOrphans checks connections to the only endpoint: nothing tells a dead one from
 // one that a policy keeps from this node, but that its clients wait.
 func TestLonelyOrphans(t *testing.T) {
@@ -217,6 +261,7 @@ func TestOrphansLeaveNoTable(t *testing.T) {
 	two, three := c.Host("web-2"), c.Host("web-3")
 	p := c.start(t, web.on(two, three))
 	c.converse(t, "tcp", web, 4)
+	nft(t, c.Node, "add table inet calm\nadd chain inet calm post { type filter hook postrouting priority 0; ct state untracked @th,32,64 0x6b7562656c656674 drop; }\n") // no nudges
 	dies(t, three)
 	c.awaitProgrammed(t, web.on(two))
 	c.awaitLeft(t, "there", true)

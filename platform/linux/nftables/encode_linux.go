@@ -418,6 +418,8 @@ func (e *encoder) action(x packet.Expression) (expr.Any, error) {
 		return &expr.Dynset{SrcRegKey: register(0), SetName: x.in.name, Operation: unix.NFT_DYNSET_OP_UPDATE, Exprs: []expr.Any{&expr.Counter{}}}, nil
 	case counter:
 		return &expr.Counter{}, nil
+	case untracked:
+		return &expr.Notrack{}, nil
 	case setTimeouts:
 		return &expr.Objref{Type: timeoutObject, Name: x.object}, nil
 	}

@@ -4,6 +4,8 @@
 package nftables
 
 import (
+	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -40,13 +42,23 @@ type (
 	established struct{}
 	// fromClient matches packets in the direction of the first one.
 	fromClient struct{}
-	// notReset matches TCP packets without the flag RST.
-	notReset struct{}
+	// without matches TCP packets without a flag.
+	without struct {
+		flag byte
+		name string
+	}
+	// isNudge matches nudges, untracked keeps them from connection tracking.
+	isNudge   struct{}
+	untracked struct{}
 )
+
+var notReset, notSYN = without{4, "rst"}, without{2, "syn"}
 
 func (established) text(service.Family) string { return "ct state established" }
 func (fromClient) text(service.Family) string  { return "ct direction original" }
-func (notReset) text(service.Family) string    { return "tcp flags & rst == 0x0" }
+func (w without) text(service.Family) string   { return "tcp flags & " + w.name + " == 0x0" }
+func (isNudge) text(service.Family) string     { return fmt.Sprintf("@th,32,64 0x%x", nudgeNumbers) }
+func (untracked) text(service.Family) string   { return "notrack" }
 
 func (established) expressions(service.Family) []packet.Expression {
 	return has(packet.CtState, packet.StateEstablished)
@@ -57,21 +69,56 @@ func (fromClient) expressions(service.Family) []packet.Expression {
 	return []packet.Expression{packet.ConntrackLoad{Key: packet.CtDirection, To: register(0)}, equals([]byte{original})}
 }
 
-func (notReset) expressions(service.Family) []packet.Expression {
-	const flags, reset = 13, 4
+func (w without) expressions(service.Family) []packet.Expression {
+	const flags = 13
 	return []packet.Expression{
 		packet.PayloadLoad{Base: packet.TransportBase, Offset: flags, Size: 1, To: register(0)},
-		masked([]byte{reset}, []byte{0}), equals([]byte{0}),
+		masked([]byte{w.flag}, []byte{0}), equals([]byte{0}),
 	}
+}
+
+func (isNudge) expressions(service.Family) []packet.Expression {
+	const sequence = 4
+	return []packet.Expression{packet.PayloadLoad{Base: packet.TransportBase, Offset: sequence, Size: len(nudgeNumbers), To: register(0)}, equals([]byte(nudgeNumbers))}
+}
+
+func (u untracked) expressions(service.Family) []packet.Expression { return []packet.Expression{u} }
+
+// A client that only reads sends nothing that could be answered. A nudge is a packet that
+// seems to come from the Service, with numbers that the client does not expect. It answers
+// with a packet that has the right ones (RFC 9293, 3.10.7.4), and that is reset. Connection
+// tracking would take a nudge for a connection of its own.
+const nudgeNumbers = "kubeleft" // sequence and acknowledgement
+
+// nudge returns the packet for the client of f, with its IP header.
+func nudge(f conntrack.Flow) []byte {
+	const ack, protocol, size = 0x10, 6, 20
+	b := binary.BigEndian.AppendUint16(nil, f.Dst.Port())
+	b = binary.BigEndian.AppendUint16(b, f.Src.Port())
+	b = append(append(b, nudgeNumbers...), size/4<<4, ack, 1, 0, 0, 0, 0, 0)
+	ends := append(f.Dst.Addr().AsSlice(), f.Src.Addr().AsSlice()...)
+	sum := uint32(protocol + size)
+	for i, c := range slices.Concat(ends, b) { // all have an even length
+		sum += uint32(c) << (8 * (1 - i%2))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(b[16:], ^uint16(sum))
+	h := []byte{0x60, 0, 0, 0, 0, size, protocol, 64}
+	if f.Src.Addr().Is4() { // the kernel completes length and checksum, see raw(7)
+		h = []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, protocol, 0, 0}
+	}
+	return slices.Concat(h, ends, b)
 }
 
 // leftChains returns the chains. They precede those of firewalls, which may drop packets
 // that these rules answer.
 func leftChains() []*chain {
 	end := rule{
-		established{}, isProto{service.TCP}, fromClient{}, notReset{}, lookup{fields: leftFlows.key, in: leftFlows}, reject{tcp: true},
+		established{}, isProto{service.TCP}, fromClient{}, notReset, lookup{fields: leftFlows.key, in: leftFlows}, reject{tcp: true},
 	}
-	var all []*chain
+	all := []*chain{{name: "nudge", hook: &hook{name: "output", priority: -300, filter: true}, rules: []rule{{isProto{service.TCP}, notSYN, isNudge{}, untracked{}}}}}
 	for _, name := range []string{"input", "forward", "output"} {
 		all = append(all, &chain{name: name, hook: &hook{name: name, priority: -1, filter: true}, rules: []rule{end}})
 	}

@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 
+	"golang.org/x/sys/unix"
+
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/netlink"
@@ -37,6 +39,7 @@ func (t *LeftTable) Set(flows []conntrack.Flow) error {
 	want := leftElements(flows)
 	if t.known && t.commit(leftOps(t.have, want)) == nil {
 		t.have = want
+		t.nudge(flows)
 		return nil
 	}
 	t.Forget()
@@ -47,7 +50,27 @@ func (t *LeftTable) Set(flows []conntrack.Flow) error {
 		return fmt.Errorf("%s: %w", t.place, netlink.NFTHint(err))
 	}
 	t.known, t.have = true, want
+	t.nudge(flows)
 	return nil
+}
+
+// nudge nudges clients. It needs CAP_NET_RAW, and clients that send do not need it.
+func (t *LeftTable) nudge(flows []conntrack.Flow) {
+	if len(flows) == 0 {
+		return
+	}
+	fd, err := unix.Socket(int(netlink.NFTFamily(t.place.Family)), unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	for _, f := range flows {
+		var to unix.Sockaddr = &unix.SockaddrInet6{Addr: f.Src.Addr().As16()}
+		if f.Src.Addr().Is4() {
+			to = &unix.SockaddrInet4{Addr: f.Src.Addr().As4()}
+		}
+		_ = unix.Sendto(fd, nudge(f), unix.MSG_DONTWAIT, to) // the next look nudges again
+	}
 }
 
 func (t *LeftTable) commit(ops []op) error {
