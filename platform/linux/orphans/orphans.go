@@ -64,6 +64,9 @@ const (
 	// The pause until the next look grows from firstPause to maxPause while there are
 	// connections to endpoints that left.
 	firstPause, maxPause = time.Second, time.Minute
+	// patient makes it grow so slowly that a look falls between two packets of a client that
+	// waits, whose pauses double.
+	patient = 8
 	// patience is how long the kernel waits for a packet of the client.
 	patience = 15 * time.Minute
 )
@@ -191,7 +194,7 @@ func (o *Orphans) look(ctx context.Context) {
 	if o.pause == 0 {
 		o.since = time.Now()
 	}
-	o.pause = min(max(firstPause, time.Since(o.since)), maxPause)
+	o.pause = min(max(firstPause, time.Since(o.since)/patient), maxPause)
 	if len(left) == 0 && len(o.ending) == 0 {
 		o.pause = 0
 	}
