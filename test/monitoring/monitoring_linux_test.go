@@ -251,6 +251,7 @@ var faults = []fault{
 		},
 	},
 	{node: "full", alerts: []string{"ServiceProxyConntrackFull"}, start: startFillable, begin: fill},
+	{node: "deaf", alerts: []string{"ServiceProxyEndpointsSilent"}, begin: deafen},
 	{node: "besieged", alerts: []string{"ServiceProxyRelayRefuses", "ServiceProxyCondition"}, start: startLimited, begin: besiege},
 }
 
@@ -334,6 +335,28 @@ func fill(t *testing.T, s *site, n *node) func() {
 			_ = c.Close()
 		}
 		kit.Must(t, n.run(t.Context(), "", "conntrack", "--delete", "--proto=udp"))
+	}
+}
+
+// deafen has one of the two endpoints of Service chat drop what a node sends, while that connects.
+func deafen(t *testing.T, s *site, n *node) func() {
+	t.Helper()
+	web := &node{Host: s.webs()[0]}
+	script := `table inet deaf { chain in { type filter hook input priority 0; ip saddr %s tcp dport %d drop; }; }`
+	kit.Must(t, web.nft(t.Context(), fmt.Sprintf(script, n.IPv4, target)))
+	stop := repeat(t, 100*time.Millisecond, func(ctx context.Context, _ int) error {
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			if c, err := n.Dial(ctx, "tcp", "10.96.0.22:80"); err == nil {
+				_ = c.Close()
+			}
+		}()
+		return nil
+	})
+	return func() {
+		stop()
+		kit.Must(t, web.nft(t.Context(), "delete table inet deaf"))
 	}
 }
 
