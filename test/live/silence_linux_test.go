@@ -189,7 +189,7 @@ func TestSilentEndpointsAreSeen(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "config.yaml")
 			set := func(value string) { kit.Must(t, os.WriteFile(file, fmt.Appendf(nil, silentFile, value), 0o644)) }
 			set("on")
-			m.flags = append(m.flags, "--config="+file)
+			m.flags, m.plain = append(m.flags, "--config="+file), true // accelerated connections tell nothing
 			c := newCluster(t, m)
 			web := app{name: "web", number: 10, plain: true}.on(c.webs()...)
 			p := c.start(t, web)
@@ -265,7 +265,9 @@ func TestSilentEndpointsOfTenants(t *testing.T) {
 	for _, name := range faultModes[:2] { // the relay answers clients itself, so forged ones connect to nothing
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newCluster(t, modeNamed(name))
+			m := modeNamed(name)
+			m.plain = true
+			c := newCluster(t, m)
 			shop := app{name: "web", number: 10, plain: true}.on(c.Host("web-3"), c.Host("web-4"))
 			p := c.start(t, shop)
 			tenant := app{name: "tenant", number: 11, plain: true}.on(c.Host("web-3"), c.Host("web-1"), c.Host("web-2"))
