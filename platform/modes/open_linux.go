@@ -111,6 +111,7 @@ func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Ba
 		o.Dump, o.Table = both.Dump, both
 	}
 	b.Orphans = orphans.New(o)
+	b.Beside = []string{place.Name(), nftables.DrawLeftovers(b.Family, s.Config.ProxyName).Name()}
 	if len(b.Owned) > 0 { // else nothing is taken over
 		b.Owned = append(b.Owned, place.String())
 	}

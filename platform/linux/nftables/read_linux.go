@@ -294,8 +294,11 @@ type Leftovers struct {
 
 // String returns the table's family and name as in nft.
 func (l Leftovers) String() string {
-	return "nftables table " + netlink.FamilyName(l.Family) + " " + l.Table
+	return "nftables table " + l.Name()
 }
+
+// Name is the name of the table with its family, as in explain.Walk.Followed.
+func (l Leftovers) Name() string { return netlink.FamilyName(l.Family) + " " + l.Table }
 
 // Find returns a description of what exists, or "" if the table does not exist.
 func (l Leftovers) Find(ctx context.Context) (string, error) {

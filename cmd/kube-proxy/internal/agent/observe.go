@@ -265,6 +265,7 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	if err != nil {
 		return nil, err
 	}
+	w.Followed = slices.Concat(w.Followed, t.beside(service.FamilyOf(c.To.Addr())))
 	addRoute(w, c, local)
 	decide := sync.OnceValue(func() route.Verdict { return route.Decide(want, c) })
 	w.Here = func(a netip.AddrPort) bool {
@@ -291,6 +292,12 @@ func (t *tracing) tracer(f service.Family) (mode.Tracer, error) {
 		r.ReadOnce()
 	}
 	return t.tracers[f], err
+}
+
+// beside names the tables of this proxy that are no rules of others.
+func (t *tracing) beside(f service.Family) []string {
+	i := slices.IndexFunc(t.backends, func(b *mode.Backend) bool { return b.Family == f })
+	return t.backends[i].Beside
 }
 
 // Local implements explain.Follower.

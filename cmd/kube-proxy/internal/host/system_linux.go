@@ -118,7 +118,7 @@ func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain
 	for i := range entries {
 		e := &entries[i]
 		f := explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Ended: e.Ended(), HalfOpen: e.Opening(), Stale: e.Stale}
-		f.Fresh = !e.Answered && !f.Ended && unanswered-int64(e.Expires) <= freshSeconds
+		f.Fresh = !e.Answered && !f.Ended && (unanswered-int64(e.Expires) <= freshSeconds || e.Opening() && e.Expires <= drawsAgain)
 		if e.Stale {
 			f.Remedy = remedy(c, e, stale[e.ReplySrc])
 		}
@@ -129,6 +129,10 @@ func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain
 
 // freshSeconds is how long ago the latest packet of a fresh connection is at most.
 const freshSeconds = 60
+
+// drawsAgain is how many seconds an entry lives at most that waits for a second draw, see
+// package nftables. Others have so little left only at their end.
+const drawsAgain = 1
 
 // unansweredTimeout returns after how many seconds the kernel forgets a connection that got no
 // answer, 0 if that is unknown. See the settings in nf_conntrack-sysctl.rst of the kernel.
