@@ -134,7 +134,7 @@ func (r *Relayed) show() {
 	r.Condition(text, text+": "+strings.Join(names, "; ")+more)
 }
 
-// keep forgets what concerns no endpoint of s any more.
+// keep forgets what concerns no endpoint that s sends connections to.
 func (r *Relayed) keep(f service.Family, s *service.Snapshot) {
 	if r == nil {
 		return
@@ -156,7 +156,7 @@ func (r *Relayed) keep(f service.Family, s *service.Snapshot) {
 
 func has(p *service.Port, at netip.AddrPort) bool {
 	is := func(e service.Endpoint) bool { return e.Addr == at }
-	return slices.ContainsFunc(p.Cluster, is) || slices.ContainsFunc(p.Local, is) || slices.ContainsFunc(p.Draining, is)
+	return slices.ContainsFunc(p.Cluster, is) || slices.ContainsFunc(p.Local, is)
 }
 
 // Of returns what connections of a port reached no endpoint, nil if the last one did, and

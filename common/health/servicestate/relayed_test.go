@@ -59,6 +59,11 @@ func TestRelayed(t *testing.T) {
 		expect("for long", "the last 3 connections reached no endpoint: connection refused", 2, 1, 1)
 		b.Relayed.Attempted(service.IPv4, web.Name, second, nil)
 		expect("one is back", "", 1, 0, 1)
+		left := *web
+		left.Cluster, left.Draining = web.Cluster[1:], web.Cluster[:1]
+		b.setWanted(&left)
+		expect("the other gets no connections", "", 0, 0, 1)
+		b.setWanted(web)
 		fails(first, second)
 		expect("a second fault", "the last connection reached no endpoint: connection refused", 2, 1, 2)
 		replaced := port("web", service.IPv4, 2)
