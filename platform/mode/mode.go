@@ -344,9 +344,6 @@ type Backend struct {
 	Mode   string
 	// Owned is what System.Owned returns for the family.
 	Owned []string
-	// Beside names tables of this proxy that decide nothing for a first packet, as in
-	// explain.Walk.Followed.
-	Beside []string
 	// Audit, if set, returns a backend that reports what is in force. The caller closes it.
 	Audit func() (reconcile.Backend, error)
 	// Tracer, if set, returns a backend that reads what is installed. The caller closes

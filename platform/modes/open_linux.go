@@ -111,10 +111,15 @@ func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Ba
 		o.Dump, o.Table = both.Dump, both
 	}
 	b.Orphans = orphans.New(o)
-	b.Beside = []string{place.Name(), nftables.DrawLeftovers(b.Family, s.Config.ProxyName).Name()}
 	if len(b.Owned) > 0 { // else nothing is taken over
 		b.Owned = append(b.Owned, place.String())
 	}
+}
+
+// Beside names tables of this proxy that decide nothing for a first packet, as in
+// explain.Walk.Followed.
+func Beside(c *config.Config, f service.Family) []string {
+	return []string{nftables.LeftPlace(f, c.ProxyName).Name(), nftables.DrawLeftovers(f, c.ProxyName).Name()}
 }
 
 // companionTargets lists where what accompanies a mode may have left something.

@@ -17,6 +17,9 @@ import (
 
 func withHints(d mode.Descriptor) mode.Descriptor { return d }
 
+// Beside names nothing.
+func Beside(*config.Config, service.Family) []string { return nil }
+
 func accompany(context.Context, mode.Descriptor, mode.Setup, []*mode.Backend) {}
 
 func companionTargets(*config.Config) []takeover.Target { return nil }

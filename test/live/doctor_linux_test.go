@@ -350,8 +350,8 @@ func TestExplainBesideADeadProxy(t *testing.T) {
 				cmd := c.command(append(slices.DeleteFunc(slices.Clone(c.mode.flags), isMode), "--manifests="+c.dir)...)
 				cmd.Args = slices.Insert(cmd.Args, 1, "explain", "--without-proxy", c.Host("shopper").IPv4.String(), "10.96.0.10:80")
 				out, err := program.Run(t, c.Node, cmd)
-				if got := cmd.ProcessState.ExitCode(); got != want {
-					t.Errorf("exit %d, %v, want %d\n%s", got, err, want, out)
+				if got := cmd.ProcessState.ExitCode(); got != want || strings.Contains(out, "Rules of others") {
+					t.Errorf("exit %d, %v, want %d and no rules of others\n%s", got, err, want, out)
 				}
 				for _, w := range append(words, "no proxy answers here; read from "+c.dir, "mode "+c.mode.proxyMode()) {
 					if !strings.Contains(strings.Join(strings.Fields(out), " "), w) {

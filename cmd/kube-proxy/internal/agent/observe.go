@@ -37,6 +37,7 @@ import (
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/proc"
 	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 // packetsTimeout bounds how long a scrape waits for the packet counters of rules.
@@ -228,6 +229,7 @@ func (t *tracing) traceTracked(ctx context.Context, want *service.Snapshot, c ro
 // tracing follows connections.
 type tracing struct {
 	backends []*mode.Backend
+	config   *config.Config
 	marks    uint32         // the bits of the mark that the modes set
 	tracers  [2]mode.Tracer // by family, opened when they are needed
 	others   host.Others
@@ -237,7 +239,7 @@ type tracing struct {
 
 // newTracing follows connections through what the backends of a mode have installed.
 func newTracing(backends []*mode.Backend, c *config.Config) *tracing {
-	t := &tracing{backends: backends, marks: 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit}
+	t := &tracing{backends: backends, config: c, marks: 1<<*c.IPTables.MasqueradeBit | 1<<*c.NFTables.MasqueradeBit}
 	addrs := sync.OnceValue(ownAddrs)
 	t.local = func(a netip.Addr) bool { return a.IsLoopback() || addrs()[a] }
 	return t
@@ -265,7 +267,7 @@ func (t *tracing) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	if err != nil {
 		return nil, err
 	}
-	w.Followed = slices.Concat(w.Followed, t.beside(service.FamilyOf(c.To.Addr())))
+	w.Followed = slices.Concat(w.Followed, modes.Beside(t.config, service.FamilyOf(c.To.Addr())))
 	addRoute(w, c, local)
 	decide := sync.OnceValue(func() route.Verdict { return route.Decide(want, c) })
 	w.Here = func(a netip.AddrPort) bool {
@@ -292,12 +294,6 @@ func (t *tracing) tracer(f service.Family) (mode.Tracer, error) {
 		r.ReadOnce()
 	}
 	return t.tracers[f], err
-}
-
-// beside names the tables of this proxy that are no rules of others.
-func (t *tracing) beside(f service.Family) []string {
-	i := slices.IndexFunc(t.backends, func(b *mode.Backend) bool { return b.Family == f })
-	return t.backends[i].Beside
 }
 
 // Local implements explain.Follower.
