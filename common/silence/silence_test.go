@@ -74,6 +74,16 @@ func newWorld(t *testing.T, n int) *world {
 	return w
 }
 
+// rest lets d pass. The test may read afterwards, and what it did before is seen.
+func (w *world) rest(d time.Duration) {
+	for _, l := range []sync.Locker{&w.mu, &w.Box.mu} {
+		l.Lock()
+		l.Unlock()
+	}
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 func (w *world) stop() {
 	w.end()
 	<-w.ended
@@ -172,8 +182,9 @@ func (w *world) waitFor(t *testing.T, most time.Duration, want ...service.Addres
 		if time.Since(start) > most {
 			t.Fatalf("silent after %v: %d, want %d: %v, want %v", most, len(w.list()), len(want), w.list(), want)
 		}
-		time.Sleep(5 * time.Millisecond)
+		w.rest(5 * time.Millisecond)
 	}
+	w.rest(0)
 	return time.Since(start)
 }
 
@@ -201,13 +212,13 @@ func TestDeadAndBack(t *testing.T) {
 		if r.Why == "" || time.Since(r.Since) > time.Second || !r.Until.After(time.Now()) {
 			t.Errorf("record %+v", r)
 		}
-		time.Sleep(80 * time.Second)
+		w.rest(80 * time.Second)
 		if n := w.dialled[endpoint(3)]; n > 80 {
 			t.Errorf("%d dials in 80 s", n)
 		}
 		w.set(w.dead, false, endpoint(3))
 		t.Logf("back after %v", w.waitFor(t, 10*time.Second))
-		time.Sleep(time.Minute)
+		w.rest(time.Minute)
 		if len(w.suspects) > 0 {
 			t.Errorf("still kept: %v", w.suspects)
 		}
@@ -223,7 +234,7 @@ func TestBackByClient(t *testing.T) {
 		w.set(w.dead, true, endpoint(1))
 		w.clients(endpoint(1))
 		w.waitFor(t, 700*time.Millisecond, endpoint(1))
-		time.Sleep(30 * time.Second)
+		w.rest(30 * time.Second)
 		w.Observe(Evidence{Endpoint: endpoint(1), Port: web, At: time.Now(), Kind: Answered})
 		w.waitFor(t, 20*time.Millisecond)
 	})
@@ -240,7 +251,7 @@ func TestAllDead(t *testing.T) {
 			for i := range 6 {
 				w.clients(endpoint(i))
 			}
-			time.Sleep(300 * time.Millisecond)
+			w.rest(300 * time.Millisecond)
 		}
 		if len(w.outs) > 0 {
 			t.Errorf("silent: %v", w.outs)
@@ -248,7 +259,7 @@ func TestAllDead(t *testing.T) {
 		w.set(w.dead, false, endpoint(5)) // one is back: now the others count
 		for range 40 {
 			w.clients(endpoint(0), endpoint(1), endpoint(2), endpoint(3), endpoint(4))
-			time.Sleep(300 * time.Millisecond)
+			w.rest(300 * time.Millisecond)
 		}
 		if n := len(w.list()); n != 5 {
 			t.Errorf("%d silent, want 5", n)
@@ -270,7 +281,7 @@ func TestLoss(t *testing.T) {
 				w.mu.Unlock()
 				for range 600 * 10 {
 					w.clients(endpoint(w.rand.IntN(10)), endpoint(w.rand.IntN(10)), endpoint(w.rand.IntN(10)))
-					time.Sleep(100 * time.Millisecond)
+					w.rest(100 * time.Millisecond)
 				}
 				if len(w.outs) > 0 {
 					t.Errorf("silent at a loss of %v: %v", loss, w.outs)
@@ -284,7 +295,7 @@ func TestLoss(t *testing.T) {
 				start := time.Now()
 				for len(w.list()) == 0 && time.Since(start) < limit {
 					w.clients(endpoint(4), endpoint(5))
-					time.Sleep(100 * time.Millisecond)
+					w.rest(100 * time.Millisecond)
 				}
 				w.waitFor(t, 0, endpoint(4))
 				t.Logf("found after %v", time.Since(start))
@@ -305,7 +316,7 @@ func TestBlockedClient(t *testing.T) {
 				for i := range 10 {
 					w.Observe(Evidence{Endpoint: endpoint(i), Port: web, Client: netip.MustParseAddr("192.168.9.9"), At: time.Now()})
 				}
-				time.Sleep(200 * time.Millisecond)
+				w.rest(200 * time.Millisecond)
 			}
 		}
 		blocked(5 * 60)
@@ -335,7 +346,7 @@ func TestForged(t *testing.T) {
 				t.Fatalf("%d suspects", len(w.suspects))
 			}
 		}
-		time.Sleep(4 * time.Minute)
+		w.rest(4 * time.Minute)
 		w.checkDials(t)
 		if len(w.outs) > 0 || len(w.dials) < 50*perSecond {
 			t.Errorf("silent: %v, %d dials", w.outs, len(w.dials))
@@ -356,7 +367,7 @@ func TestForgedBeside(t *testing.T) {
 			for j := range 300 {
 				w.Observe(Evidence{Endpoint: endpoint(j), Port: web, At: time.Now()})
 			}
-			time.Sleep(100 * time.Millisecond)
+			w.rest(100 * time.Millisecond)
 			if i > 200 {
 				t.Fatal("not found in 20 s")
 			}
@@ -380,7 +391,7 @@ func TestNodeBlocked(t *testing.T) {
 				w.Observe(Evidence{Endpoint: a, Port: web, Client: stranger, At: time.Now()})
 			}
 			w.clients(endpoint(0), endpoint(1))
-			time.Sleep(100 * time.Millisecond)
+			w.rest(100 * time.Millisecond)
 		}
 		if len(w.outs) > 0 {
 			t.Fatalf("silent by a client that nobody answers: %v", w.outs)
@@ -390,7 +401,7 @@ func TestNodeBlocked(t *testing.T) {
 		for i := 0; i < 100 && len(w.list()) == 0; i++ {
 			w.clients(all...)
 			w.clients(endpoint(2), endpoint(2), endpoint(2), endpoint(0), endpoint(1), endpoint(3))
-			time.Sleep(100 * time.Millisecond)
+			w.rest(100 * time.Millisecond)
 		}
 		w.waitFor(t, 0, endpoint(2))
 		t.Logf("silent after %v", time.Since(start))
@@ -401,7 +412,7 @@ func TestNodeBlocked(t *testing.T) {
 				w.clients(endpoint(2))
 			}
 			w.clients(endpoint(0), endpoint(1), endpoint(3))
-			time.Sleep(100 * time.Millisecond)
+			w.rest(100 * time.Millisecond)
 		}
 		if n := len(w.outs[endpoint(2)]); n < 3 || n > 6 {
 			t.Errorf("silent %d times in 200 s, want 10, 20, 40 and 80 s", n)
@@ -422,7 +433,7 @@ func TestUnlike(t *testing.T) {
 		for range 100 {
 			w.Observe(Evidence{Endpoint: endpoint(1), Port: web, Client: netip.MustParseAddr("192.168.9.9"), At: time.Now()})
 			w.clients(endpoint(0), endpoint(0))
-			time.Sleep(100 * time.Millisecond)
+			w.rest(100 * time.Millisecond)
 		}
 		if len(w.outs) > 0 {
 			t.Fatalf("silent: %v", w.outs)
@@ -432,7 +443,7 @@ func TestUnlike(t *testing.T) {
 		for i := 0; i < 100 && len(w.list()) == 0; i++ {
 			w.clients(endpoint(0), endpoint(1), endpoint(1), endpoint(1))
 			w.clients(endpoint(1), endpoint(0), endpoint(0), endpoint(0))
-			time.Sleep(50 * time.Millisecond)
+			w.rest(50 * time.Millisecond)
 		}
 		w.waitFor(t, 0, endpoint(1))
 		t.Logf("silent after %v", time.Since(start))
@@ -454,7 +465,7 @@ func TestNoDials(t *testing.T) {
 		for range 40 {
 			w.clients(a, b, b, b)
 			w.Observe(Evidence{Endpoint: b, Port: web, Client: netip.MustParseAddr("192.168.0.0"), At: time.Now(), Kind: Answered})
-			time.Sleep(50 * time.Millisecond)
+			w.rest(50 * time.Millisecond)
 		}
 		w.waitFor(t, 0, a)
 		if len(w.dials) > 0 {
@@ -482,7 +493,7 @@ func TestNode(t *testing.T) {
 		w.set(w.dead, true, want...)
 		w.clients(endpoint(20))
 		w.waitFor(t, 700*time.Millisecond, endpoint(20))
-		time.Sleep(3 * time.Second)
+		w.rest(3 * time.Second)
 		for i := 21; i < 120; i++ {
 			if w.dialled[endpoint(i)] > 0 {
 				t.Fatalf("one is silent, and %v of its node is dialled", endpoint(i))
@@ -510,7 +521,7 @@ func TestFlapping(t *testing.T) {
 		for i := range 3000 {
 			w.set(w.dead, i/20%2 == 0, endpoint(1))
 			w.clients(endpoint(1), endpoint(2))
-			time.Sleep(100 * time.Millisecond)
+			w.rest(100 * time.Millisecond)
 		}
 		outs := w.outs[endpoint(1)]
 		for i := 1; i < len(outs); i++ {
@@ -533,7 +544,7 @@ func TestAlone(t *testing.T) {
 		w.set(w.dead, true, endpoint(1), endpoint(9))
 		for range 20 {
 			w.clients(endpoint(9), endpoint(1), endpoint(1))
-			time.Sleep(100 * time.Millisecond)
+			w.rest(100 * time.Millisecond)
 		}
 		w.waitFor(t, 0, endpoint(1))
 		if w.dialled[endpoint(9)] > 0 {
@@ -557,7 +568,7 @@ func TestEnd(t *testing.T) {
 		w.clients(endpoint(2))
 		w.set(w.dead, true, endpoint(2))
 		w.clients(endpoint(2))
-		time.Sleep(50 * time.Millisecond) // dials are under way
+		w.rest(50 * time.Millisecond) // dials are under way
 		w.stop()
 		w.waitFor(t, 0)
 	})

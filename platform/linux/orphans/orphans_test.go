@@ -69,7 +69,11 @@ func withNode(t *testing.T, test func(*testing.T, *node)) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			n.orphans.Run(ctx, n.Tracker, n.enter, func(k int) { n.ended += k })
+			n.orphans.Run(ctx, n.Tracker, n.enter, func(k int) {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				n.ended += k
+			})
 		}()
 		n.after(time.Second)
 		test(t, n)
@@ -153,6 +157,8 @@ func (n *node) round() {
 
 // after waits until the rest of a duration was done.
 func (n *node) after(d time.Duration) {
+	n.mu.Lock() // what the test did before is seen by all that follows
+	n.mu.Unlock()
 	time.Sleep(d) // of synctest
 	synctest.Wait()
 }
@@ -175,6 +181,8 @@ func (n *node) answers(_ context.Context, e netip.AddrPort) bool {
 
 // Set implements Table. It keeps the ports of the clients.
 func (n *node) Set(flows []conntrack.Flow) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.table = nil
 	for _, f := range flows {
 		n.table = append(n.table, f.Dst.Addr().String()+" "+f.ReplySrc.Addr().String())
@@ -183,9 +191,17 @@ func (n *node) Set(flows []conntrack.Flow) error {
 	return nil
 }
 
-func (n *node) Forget() { n.forgot++ }
+func (n *node) Forget() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.forgot++
+}
 
-func (n *node) enter(context.Context) (func(), bool) { return func() {}, !n.standby }
+func (n *node) enter(context.Context) (func(), bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return func() {}, !n.standby
+}
 
 const (
 	webDead = "10.96.0.1 10.244.0.2"

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -22,6 +23,7 @@ import (
 // table is a connection tracking table. A dump of it takes cost of the processor.
 type table struct {
 	conntrack.Driver
+	mu    sync.Mutex // of each look
 	flows []conntrack.Flow
 	cost  time.Duration
 	err   error
@@ -80,7 +82,11 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 	t.Helper()
 	w := &watching{table: x}
 	w.Watch = &Watch{
-		Families: service.Families[:], Latest: func() *service.Snapshot { return s },
+		Families: service.Families[:], Latest: func() *service.Snapshot {
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			return s
+		},
 		Wanted: func(n service.PortName) bool { return n.Name != "unwanted" },
 		Observe: func(e silence.Evidence) {
 			if !e.At.Equal(time.Now()) {
@@ -111,8 +117,10 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 	return w
 }
 
-// after lets d pass, and a little more.
-func after(d time.Duration) {
+// after lets d pass, and a little more. What the test did before is seen by the next look.
+func (w *watching) after(d time.Duration) {
+	w.table.mu.Lock()
+	w.table.mu.Unlock()
 	time.Sleep(d + time.Millisecond)
 	synctest.Wait()
 }
@@ -145,7 +153,7 @@ func TestWhatWatchTells(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := watch(t, snapshot(web, other), &table{flows: []conntrack.Flow{tc.flow}})
-				after(time.Second)
+				w.after(time.Second)
 				var want []silence.Evidence
 				if tc.want != "" {
 					want = []silence.Evidence{{
@@ -167,13 +175,13 @@ func TestAnswerInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		x := &table{flows: []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}}
 		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
-		after(0)
+		w.after(0)
 		x.flows[0].Src = at("10.244.1.9:1001")
-		after(busyPause)
+		w.after(busyPause)
 		x.flows[0].Src = at("10.244.1.9:1002")
-		after(busyPause)
+		w.after(busyPause)
 		x.flows = nil
-		after(time.Second)
+		w.after(time.Second)
 		if len(w.told) > 0 || len(w.waiting) > 0 {
 			t.Errorf("told %v, keeps %v", w.told, w.waiting)
 		}
@@ -191,18 +199,18 @@ func TestAnswers(t *testing.T) {
 		}
 		w := watch(t, snapshot(port("web", service.TCP, append(clusterIP("10.96.0.10:80"), service.Frontend{Kind: service.NodePort, Port: 30080}), webs...)), x)
 		connect("10.244.1.9:1000", "10.96.0.10:80", webs[0])
-		after(time.Second)
+		w.after(time.Second)
 		w.undecided = webs[:1]
-		after(time.Second) // what was there before says nothing
+		w.after(time.Second) // what was there before says nothing
 		connect("10.244.1.9:1001", "10.96.0.10:80", webs[1])
 		connect("192.0.2.1:1002", "192.0.2.10:30080", webs[0])
 		connect("10.244.1.9:1003", "10.96.0.11:80", "10.244.1.4:8080")
 		connect("10.244.1.9:1004", "10.96.0.10:81", webs[1])
-		after(time.Second)
+		w.after(time.Second)
 		w.undecided = nil
-		after(time.Second)
+		w.after(time.Second)
 		connect("10.244.1.9:1005", "10.96.0.10:80", webs[1])
-		after(time.Second)
+		w.after(time.Second)
 		var told []string
 		for _, e := range w.told {
 			told = append(told, fmt.Sprintf("%d %s to %s", e.Kind, e.Client, e.Endpoint))
@@ -234,8 +242,8 @@ func TestPace(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				watch(t, tc.s, tc.x)
-				after(10 * tc.want)
+				w := watch(t, tc.s, tc.x)
+				w.after(10 * tc.want)
 				switch n := len(tc.x.dumps); {
 				case tc.want == 0 && n == 0:
 				case n < 6 || tc.x.dumps[5].Sub(tc.x.dumps[1]) != 4*tc.want:
@@ -270,7 +278,7 @@ func TestFlood(t *testing.T) {
 func TestKernelWithoutTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), &table{err: &conntrack.MissingModuleError{Module: "nf_conntrack_netlink"}})
-		after(0)
+		w.after(0)
 		if !errors.Is(w.ended, errors.ErrUnsupported) {
 			t.Errorf("ended with %v, want that this is unsupported", w.ended)
 		}
