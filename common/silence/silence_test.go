@@ -76,12 +76,16 @@ func newWorld(t *testing.T, n int) *world {
 
 // rest lets d pass. The test may read afterwards, and what it did before is seen.
 func (w *world) rest(d time.Duration) {
-	for _, l := range []sync.Locker{&w.mu, &w.Box.mu} {
-		l.Lock()
-		l.Unlock()
-	}
+	w.seen(&w.mu)
+	w.seen(&w.Box.mu)
 	time.Sleep(d)
 	synctest.Wait()
+}
+
+// seen makes what the test wrote visible to whoever takes the lock next.
+func (*world) seen(l sync.Locker) {
+	l.Lock()
+	defer l.Unlock()
 }
 
 func (w *world) stop() {

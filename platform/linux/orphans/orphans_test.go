@@ -157,10 +157,15 @@ func (n *node) round() {
 
 // after waits until the rest of a duration was done.
 func (n *node) after(d time.Duration) {
-	n.mu.Lock() // what the test did before is seen by all that follows
-	n.mu.Unlock()
+	n.seen()
 	time.Sleep(d) // of synctest
 	synctest.Wait()
+}
+
+// seen makes what the test wrote visible to whoever takes the lock next.
+func (n *node) seen() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 }
 
 func (n *node) dump(_ context.Context, f conntrack.Filter, each func(conntrack.Flow)) error {

@@ -32,6 +32,12 @@ type table struct {
 	dumps []time.Time
 }
 
+// seen makes what the test wrote visible to whoever takes the lock next.
+func (t *table) seen() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+}
+
 func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.Flow)) error {
 	x.used += x.cost
 	x.dumps = append(x.dumps, time.Now())
@@ -119,8 +125,7 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 
 // after lets d pass, and a little more. What the test did before is seen by the next look.
 func (w *watching) after(d time.Duration) {
-	w.table.mu.Lock()
-	w.table.mu.Unlock()
+	w.table.seen()
 	time.Sleep(d + time.Millisecond)
 	synctest.Wait()
 }
