@@ -108,6 +108,7 @@ type run struct {
 
 	generation uint64
 	ports      []*service.Port
+	silence    *generate.Silence // that chose their endpoints, nil if they are as drawn
 	want       *service.Snapshot
 }
 
@@ -128,9 +129,18 @@ func eachCase(t *testing.T, h Harness, do func(*run)) {
 	}
 }
 
-// next draws another snapshot.
+// next draws another snapshot: other ports, ports of which some endpoints do not answer, or
+// the same ones of which others do.
 func (r *run) next() {
-	r.ports = r.cluster.Ports()
+	switch how := r.draw.DrawInt("silence", 4); {
+	case how < 2:
+		r.ports, r.silence = r.cluster.Ports(), nil
+	case how == 2 || r.silence == nil:
+		r.silence = r.draw.Silence(r.cluster.Ports())
+	}
+	if r.silence != nil {
+		r.ports = r.silence.Next()
+	}
 	r.generation++
 	r.want = service.New(r.generation, r.cluster.Node(), r.ports)
 }
