@@ -32,8 +32,8 @@ it prints the rules of both states as a unified diff.
 
 Any user can compare manifests and the API server on any system. What a node has
 installed is read back from its kernel or HNS. That needs the rights of the
-proxy, mostly those of root, and its flags. Without --proxy-mode the mode is that
-of the running proxy, or the one that would be selected.
+proxy, mostly those of root. Settings that neither flags nor --config give are
+those of its last run here.
 
 The exit code is 0 if nothing differs, 1 if something does, and 2 if the states
 could not be compared. An object in manifests that cannot be used is reported and

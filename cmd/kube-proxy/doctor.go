@@ -26,9 +26,9 @@ const doctorText = `Find what keeps the proxy, or its traffic, from working on t
 It checks the node, the API server and the proxy that runs here. That none runs is
 a finding, too; with --before-start, which plans a start, it is none. For each
 finding it prints what it is, why it matters and to whom, the command that
-corrects it if one does that harms nobody, and where to read more. Give it the
-same flags as the proxy. It changes nothing, but the kernel may load modules that
-it is asked for.
+corrects it if one does that harms nobody, and where to read more. Settings that
+neither flags nor --config give are those of the proxy's last run. It changes
+nothing, but the kernel may load modules that it is asked for.
 
 Without --proxy-mode it checks the mode of the running proxy, or of the rules that
 one left, or the one that would be selected. It needs the rights of the proxy,

@@ -51,12 +51,12 @@ interface, the neighbour and the listener that take the packet. What cannot be
 evaluated, such as a limit or a chain of a bridge, is named; BPF is not read. The
 exit code is 0 if both agree, 1 if they differ, and 2 if that is unknown.
 
-With --without-proxy the command reads the node itself, which takes the rights and
-flags of the proxy; so it does if nobody answers and --kubeconfig is given. With
---manifests alone, any user can ask on any system: all that is known of the node
-is its Node manifest, and the exit code is 0 if there is an answer, else 2. Pods
-that are no endpoints are looked up at the API server, unless --pod-address and
---pod-node are given.
+With --without-proxy the command reads the node itself, with the rights of the
+proxy; so it does if nobody answers and --kubeconfig or the last run gives the
+Services. Settings that no flag gives are those of the last run. With --manifests
+alone, any user can ask on any system: all that is known of the node is its Node
+manifest, and the exit code is 0 if there is an answer, else 2. Pods that are no
+endpoints are looked up at the API server, unless --pod-address has their address.
 
 --probe dials up to 16 endpoints, then the destination, by one packet each: from
 here, and from a pod whose network can be entered. The exit code is 1 if something
@@ -192,7 +192,7 @@ func (e *explainOptions) askProxy(ctx context.Context, to streams) error {
 	}
 	answer, err := client.Explain(asking, e.query)
 	stopNotice()
-	if _, silent := errors.AsType[*reading.SilentError](err); silent && e.server == "" && e.kubeconfig != "" {
+	if _, silent := errors.AsType[*reading.SilentError](err); silent && e.server == "" && (e.kubeconfig != "" || e.KnowsManifests()) {
 		return e.readNode(ctx, to)
 	} else if silent {
 		return fmt.Errorf("%w; on the node, --without-proxy reads what is installed without a proxy, with Services from --kubeconfig or --manifests", err)

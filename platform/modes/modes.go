@@ -43,6 +43,15 @@ func Open(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]*mode.Backend
 	return all, unavailable, nil
 }
 
+// OpenFamilies is Open for families that the node can have.
+func OpenFamilies(ctx context.Context, d mode.Descriptor, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
+	all, err := d.System.Open(ctx, s, families)
+	if err == nil {
+		accompany(ctx, d, s, all)
+	}
+	return all, err
+}
+
 // Prepare does what --init-only does for d, and for what accompanies it.
 func Prepare(ctx context.Context, d mode.Descriptor, s mode.Setup) error {
 	err := removeAcceleration(ctx, s.Config)

@@ -113,7 +113,41 @@ func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Ba
 	b.Orphans = orphans.New(o)
 	if len(b.Owned) > 0 { // else nothing is taken over
 		b.Owned = append(b.Owned, place.String())
+		if b.Family == mode.PrimaryFamily(s.Config) {
+			b.Owned = append(b.Owned, settings(s.Config).String())
+		}
 	}
+}
+
+// settings is where the proxy of c keeps its settings.
+func settings(c *config.Config) nftables.Leftovers {
+	return nftables.SettingsPlace(mode.PrimaryFamily(c), c.ProxyName)
+}
+
+// KeepSettings keeps text beside the rules of the proxy of c, for LastSettings.
+func KeepSettings(ctx context.Context, c *config.Config, text []byte) error {
+	return settings(c).KeepSettings(ctx, text)
+}
+
+// LastSettings returns what the last proxy kept that served the Services of c here, nil if none did.
+func LastSettings(c *config.Config) ([]byte, error) {
+	for _, f := range service.Families {
+		if text, err := nftables.SettingsPlace(f, c.ProxyName).Settings(); text != nil || err != nil {
+			return text, err
+		}
+	}
+	return nil, nil
+}
+
+// beside lists the tables that a proxy has in every mode.
+func beside(c *config.Config, f service.Family) []nftables.Leftovers {
+	return []nftables.Leftovers{nftables.LeftPlace(f, c.ProxyName), nftables.SettingsPlace(f, c.ProxyName)}
+}
+
+// IsBeside reports whether a target is a table that the proxy of c has in every mode. It serves nobody.
+func IsBeside(c *config.Config, t takeover.Target) bool {
+	l, is := t.Leftovers.(nftables.Leftovers)
+	return is && slices.Contains(beside(c, l.Family), l)
 }
 
 // Beside names tables of this proxy that decide nothing for a first packet, as in
@@ -126,7 +160,9 @@ func Beside(c *config.Config, f service.Family) []string {
 func companionTargets(c *config.Config) []takeover.Target {
 	all := accelerationTargets(c)
 	for _, f := range service.Families {
-		all = append(all, takeover.Target{Leftovers: nftables.LeftPlace(f, c.ProxyName), Family: f})
+		for _, place := range beside(c, f) {
+			all = append(all, takeover.Target{Leftovers: place, Family: f})
+		}
 	}
 	return all
 }

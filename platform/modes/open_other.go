@@ -34,3 +34,12 @@ func Layers(*config.Config, []service.Family) []*mode.Backend { return nil }
 func readBackAcceleration(*config.Config, service.Family, *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	return nil, nil, nil
 }
+
+// KeepSettings keeps nothing.
+func KeepSettings(context.Context, *config.Config, []byte) error { return nil }
+
+// LastSettings returns nothing.
+func LastSettings(*config.Config) ([]byte, error) { return nil, nil }
+
+// IsBeside is for Linux.
+func IsBeside(*config.Config, takeover.Target) bool { return false }

@@ -329,10 +329,8 @@ func TestDoctorOfADeadProxy(t *testing.T) {
 	expect("proxy-absent", "the node lacks 1 change: ")
 }
 
-func isMode(flag string) bool { return strings.HasPrefix(flag, "--proxy-mode") }
-
 // TestExplainBesideADeadProxy kills the proxy in two modes. Explain and doctor read the node itself,
-// in the mode of the rules, and find what is missing.
+// with the settings and from the manifests of the last run, and find what is missing.
 func TestExplainBesideADeadProxy(t *testing.T) {
 	t.Parallel()
 	for name, harm := range map[string]string{
@@ -345,10 +343,10 @@ func TestExplainBesideADeadProxy(t *testing.T) {
 			p := c.start(t, web)
 			c.awaitProgrammed(t)
 			p.Kill()
+			flags := []string{}
 			explain := func(want int, words ...string) {
 				t.Helper()
-				cmd := c.command(append(slices.DeleteFunc(slices.Clone(c.mode.flags), isMode), "--manifests="+c.dir)...)
-				cmd.Args = slices.Insert(cmd.Args, 1, "explain", "--without-proxy", c.Host("shopper").IPv4.String(), "10.96.0.10:80")
+				cmd := program.With(kubeProxy.Command(append(flags, "explain", c.Host("shopper").IPv4.String(), "10.96.0.10:80")...), c.commands)
 				out, err := program.Run(t, c.Node, cmd)
 				if got := cmd.ProcessState.ExitCode(); got != want || strings.Contains(out, "Rules of others") {
 					t.Errorf("exit %d, %v, want %d and no rules of others\n%s", got, err, want, out)
@@ -366,6 +364,9 @@ func TestExplainBesideADeadProxy(t *testing.T) {
 			if f, _ := d.finding("service-traffic"); f.Cause != "proxy-absent" || !strings.Contains(f.What, "1 of 1 Service (shop/web)") || !strings.Contains(d.String(), "what an earlier one left in mode "+c.mode.proxyMode()) {
 				t.Errorf("doctor follows no packets: %s", d)
 			}
+			c.shell(t, "nft delete table ip kube-settings")
+			flags = []string{"--without-proxy", "--manifests=" + c.dir, "--hostname-override=" + netlab.NodeName}
+			explain(1, "has no table kube-settings with its settings, so those of this command count")
 		})
 	}
 }
@@ -441,7 +442,7 @@ func TestDoctorOfMarks(t *testing.T) {
 func TestDoctorOfSocketAcceleration(t *testing.T) {
 	t.Parallel()
 	c := newPinned(t)
-	on, off := append(slices.Clip(c.flags), "--socket-acceleration"), c.flags
+	on, off := append(slices.Clip(c.flags), "--socket-acceleration"), append(slices.Clip(c.flags), "--socket-acceleration=false")
 	if d := c.diagnose(t, off); d.has("acceleration-left") || !slices.Contains(d.Checks, check{"socket acceleration", "skipped", "it is off, and nothing of it is in the kernel"}) {
 		t.Errorf("before the start: %s", d)
 	}
@@ -473,6 +474,7 @@ func TestSocketAccelerationIsRemovedWithoutPins(t *testing.T) {
 	web := app{name: "web", number: 10}.on(c.webs()...)
 	outside := *c
 	outside.inside = func(cmd *exec.Cmd) *exec.Cmd { return cmd }
+	off := append(slices.Clip(c.flags), "--socket-acceleration=false")
 	remove := func(flag string) string {
 		t.Helper()
 		out, err := program.Run(t, c.Node, c.command(flag))
@@ -487,14 +489,14 @@ func TestSocketAccelerationIsRemovedWithoutPins(t *testing.T) {
 		c.start(t).Stop(t)
 		c.connectSome(t, web)
 		c.checkTracked(t, web, false)
-		if d := outside.diagnose(t, c.flags); !d.has(left) {
+		if d := outside.diagnose(t, off); !d.has(left) {
 			t.Errorf("before %s: %s", flag, d)
 		}
 		out := remove(flag)
 		if flag == "--cleanup" && strings.Count(out, `"Cleaned up" place="socket acceleration of `) != len(service.Families) {
 			t.Errorf("%s does not say what it removed:\n%s", flag, out)
 		}
-		if d := outside.diagnose(t, c.flags); d.has(left) {
+		if d := outside.diagnose(t, off); d.has(left) {
 			t.Errorf("after %s: %s", flag, d)
 		}
 		if flag == "--init-only" { // it leaves the rules
@@ -502,12 +504,12 @@ func TestSocketAccelerationIsRemovedWithoutPins(t *testing.T) {
 			c.checkTracked(t, web, true)
 		}
 		checkSilent(t, flag, remove(flag))
-		fix, found := c.diagnose(t, c.flags).find(left) // pins of programs that are detached
+		fix, found := c.diagnose(t, off).find(left) // pins of programs that are detached
 		if !found {
 			t.Errorf("%s cannot have removed the pins", flag)
 		}
 		c.shell(t, fix)
-		if d := c.diagnose(t, c.flags); d.has(left) {
+		if d := c.diagnose(t, off); d.has(left) {
 			t.Errorf("after %s: %s", fix, d)
 		}
 		c.shell(t, "conntrack -F")

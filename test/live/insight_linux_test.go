@@ -159,7 +159,7 @@ func TestInsight(t *testing.T) {
 
 	p.Stop(t)
 	nft(t, c.Node, "delete element ip kube-services services { 10.96.0.10 . tcp . 80 }\n")
-	shows("rule", "kube-proxy diff"+flags, "kube-proxy diff -o diff"+flags)
+	shows("rule", "kube-proxy diff --manifests "+shownFolder, "kube-proxy diff -o diff --manifests "+shownFolder)
 	kit.Page{Path: insightPage, Rewrite: *updateInsight}.Compare(t, all...)
 }
 

@@ -44,7 +44,8 @@ func nft(t *testing.T, h *netlab.Host, text string, args ...string) string {
 // rules were added again.
 func foreign(t *testing.T, h *netlab.Host) string {
 	t.Helper()
-	return ourTables().ReplaceAllString(nft(t, h, "list ruleset\n", "-a"), "")
+	settings := regexp.MustCompile(`(?ms)^table ip6? kube-settings \{.*?^\}\n`)
+	return settings.ReplaceAllString(ourTables().ReplaceAllString(nft(t, h, "list ruleset\n", "-a"), ""), "")
 }
 
 // ours lists our two tables, IPv6 last.

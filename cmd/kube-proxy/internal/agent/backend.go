@@ -541,7 +541,9 @@ func (p *proxy) runLease(ctx context.Context, loops []*reconcile.Loop) (end func
 		if s.Standby == standby {
 			return // loops wait for the first state, and only Standby concerns them
 		}
-		standby = s.Standby
+		if standby = s.Standby; !standby {
+			p.keepSettings(ctx)
+		}
 		for _, l := range loops {
 			l.Kick()
 		}

@@ -33,6 +33,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 // proxy is what the parts of a running proxy share. It is complete before one of them
@@ -144,6 +145,7 @@ func (p *proxy) prepareAfterFirstRound(ctx context.Context, group *errgroup.Grou
 	}
 	// The first round needs memory that later rounds do not need.
 	debug.FreeOSMemory()
+	p.keepSettings(ctx)
 	p.followSilence(ctx, group)
 	// The settings of connection tracking exist since its first use, so now at the
 	// latest. See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
@@ -208,6 +210,8 @@ type System struct {
 	Processes func() string
 	// KeepPrepared applies the system settings until ctx ends.
 	KeepPrepared func(ctx context.Context, p host.Preparation)
+	// KeepSettings keeps the settings of the proxy of c for commands beside a dead one.
+	KeepSettings func(ctx context.Context, c *config.Config, text []byte) error
 	// Tracked counts the entries of connection tracking, nil if they are unknown.
 	Tracked func() *metrics.Tracked
 }
@@ -215,7 +219,7 @@ type System struct {
 // ThisSystem returns the system that this program runs on.
 func ThisSystem() System {
 	return System{
-		OS: host.OS, LeaseTransport: host.LeaseTransport, Processes: host.Processes, KeepPrepared: host.KeepPrepared, Tracked: host.Tracked,
+		OS: host.OS, LeaseTransport: host.LeaseTransport, Processes: host.Processes, KeepPrepared: host.KeepPrepared, KeepSettings: modes.KeepSettings, Tracked: host.Tracked,
 	}
 }
 

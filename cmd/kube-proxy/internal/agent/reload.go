@@ -234,6 +234,7 @@ func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config
 	r.tracker.Reconfigure(to)
 	r.servers.moveBoth(ctx, c, false)
 	r.active.set(c)
+	r.keepSettings(ctx)
 	if changed("conntrack.") || changed("oomScoreAdj") {
 		r.active.requestPrepare()
 	}

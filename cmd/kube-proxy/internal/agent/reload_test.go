@@ -31,7 +31,6 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/condition"
-	"kubeproxy/common/metrics"
 	"kubeproxy/common/report"
 	"kubeproxy/common/service"
 	"kubeproxy/common/statusview"
@@ -47,7 +46,7 @@ const confHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyC
 
 // newTestProxy returns a proxy in mode nftables that programs nothing.
 func newTestProxy(o *Options, c *config.Config, log klog.Logger) *proxy {
-	s := System{OS: config.Linux, Tracked: func() *metrics.Tracked { return nil }, Processes: func() string { return "" }}
+	s := testSystem()
 	d, _ := o.Modes.Find("nftables", config.Linux)
 	x := &Selected{Descriptor: d, Config: c, Backends: []*mode.Backend{{Mode: "nftables", Family: service.IPv4}}}
 	sources, tracker := report.NewSources(), track.New(TrackOptions(d, c, "node-a"))

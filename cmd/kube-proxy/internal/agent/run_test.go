@@ -40,6 +40,7 @@ func testSystem() System {
 		LeaseTransport: func(string) (lease.Transport, lease.Identity) { return nil, lease.Identity{} },
 		Processes:      func() string { return "" },
 		KeepPrepared:   func(ctx context.Context, _ host.Preparation) { <-ctx.Done() },
+		KeepSettings:   func(context.Context, *config.Config, []byte) error { return nil },
 		Tracked:        func() *metrics.Tracked { return nil },
 	}
 }

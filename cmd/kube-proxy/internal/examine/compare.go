@@ -169,7 +169,7 @@ func explainer(ctx context.Context, c *config.Config, d mode.Descriptor, familie
 	now := *c
 	now.Mode = d.Name
 	ctx = klog.NewContext(ctx, klog.Logger{}) // an answer is no log
-	backends, err := d.System.Open(ctx, agent.Setup(&now), families)
+	backends, err := modes.OpenFamilies(ctx, d, agent.Setup(&now), families)
 	end = func() {
 		for _, b := range backends {
 			_ = b.Close()
@@ -186,20 +186,23 @@ func (c *comparison) findOffline(context.Context) error {
 
 // findLocal finds the mode of this node.
 func (c *comparison) findLocal(ctx context.Context) error {
-	e, err := Find(ctx, Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout}, c.config)
+	e, err := Find(ctx, Options{Proxy: c.Proxy, Version: c.Version, Server: c.Server, Timeout: c.Timeout, BeforeStart: c.Settings}, c.config)
 	if err != nil {
 		return err
 	}
 	if differ := e.differing(ctx); len(differ) > 0 {
 		c.note("the running proxy has other settings than this command, so that what it programmed may differ: " + strings.Join(differ, "; ") + "; give this command the --config and flags of the proxy")
 	}
+	if e.settings != "" {
+		c.note(strings.TrimPrefix(e.settings, "; "))
+	}
 	return c.use(e)
 }
 
 // use compares what the node of e has installed.
 func (c *comparison) use(e *Examination) error {
-	c.mode, c.node, c.contents = e.Mode(), e.Node(), e.contents
-	now := *c.config
+	c.mode, c.node, c.contents, c.Proxy = e.Mode(), e.Node(), e.contents, e.options.Proxy
+	now := *e.config
 	now.Mode = c.mode.Name
 	c.config = &now
 	if c.mode.System == nil {

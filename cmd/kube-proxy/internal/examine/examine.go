@@ -33,6 +33,7 @@ import (
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/mode"
+	"kubeproxy/platform/modes"
 )
 
 // Options are what the caller asks for.
@@ -60,6 +61,8 @@ type Examination struct {
 	// proxy is the running proxy. holder returns the one that programs the node.
 	proxy  *doctor.Proxy
 	holder func(context.Context) (lease.Identity, error)
+	// settings says which settings count beside a proxy that does not answer.
+	settings string
 }
 
 // services returns what is to be served, nil if that is unknown.
@@ -67,6 +70,16 @@ type services func(context.Context) (*service.Snapshot, error)
 
 // Find finds the running proxy of c, its Node, and the modes to examine.
 func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error) {
+	proxy, err := o.askProxy(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	c, settings := o.resume(c)
+	if proxy.Answer == nil {
+		if proxy, err = o.askProxy(ctx, c); err != nil {
+			return nil, err
+		}
+	}
 	node, err := agent.NodeName(c)
 	if err != nil {
 		return nil, err
@@ -75,15 +88,20 @@ func Find(ctx context.Context, o Options, c *config.Config) (*Examination, error
 	if err != nil {
 		return nil, err
 	}
-	proxy, err := o.askProxy(ctx, c)
-	if err != nil {
-		return nil, err
-	}
 	ask := host.LeaseHolder(c.ProxyName)
 	holder := sync.OnceValues(func() (lease.Identity, error) { return ask(ctx) }) // one that hangs takes seconds
 	x := &Examination{
 		options: o, config: c, node: node, contents: contents, selected: o.Proxy.Modes.Of(c), proxy: proxy, holder: func(context.Context) (lease.Identity, error) { return holder() },
-		targets: func(ctx context.Context) ([]takeover.Target, error) { return o.Proxy.Targets(ctx, c) },
+		targets: func(ctx context.Context) ([]takeover.Target, error) {
+			all, err := o.Proxy.Targets(ctx, c)
+			return slices.DeleteFunc(all, func(t takeover.Target) bool { return modes.IsBeside(c, t) }), err
+		},
+	}
+	if proxy.Answer == nil {
+		x.settings = settings
+		if _, found := x.installed(ctx); settings == notKept && !found {
+			x.settings = ""
+		}
 	}
 	x.modes = x.examined(ctx)
 	if proxy.Answer != nil && c.HostnameOverride == "" {
@@ -152,7 +170,7 @@ func (e *Examination) absent(ctx context.Context, server *doctor.Cluster) (what,
 	default:
 		what = "no proxy runs on this node, and nothing is programmed: no Service works here"
 	}
-	return what + e.lacking(ctx, server), fmt.Sprintf(startAdvice, e.node) + "; kube-proxy doctor --before-start has the findings for a start alone"
+	return what + e.lacking(ctx, server) + e.settings, fmt.Sprintf(startAdvice, e.node) + "; kube-proxy doctor --before-start has the findings for a start alone"
 }
 
 // lacking says how much the node differs from what is desired, if that is known.
@@ -185,8 +203,35 @@ func (e *Examination) lacking(ctx context.Context, server *doctor.Cluster) strin
 	}
 }
 
+// notKept is about rules that are there without settings.
+const notKept = "; what is programmed here has no table kube-settings with its settings, so those of this command count"
+
+// resume completes the flags of the command by the settings with which the proxy last ran here. It
+// says what it took, or why nothing.
+func (o *Options) resume(c *config.Config) (now *config.Config, note string) {
+	if o.BeforeStart || o.Proxy.Flags.Config != "" {
+		return c, ""
+	}
+	proxy, last, err := o.Proxy.Resume(c)
+	switch {
+	case err != nil:
+		return c, fmt.Sprintf("; the settings with which the proxy last ran here are unknown, so those of this command count: %v", err)
+	case last == nil:
+		return c, notKept
+	}
+	o.Proxy = proxy
+	var taken []string
+	for _, x := range significant(config.Diff(c, last, config.Use{})) {
+		taken = append(taken, x.Path+" "+x.To)
+	}
+	if len(taken) > 0 {
+		note = "; settings that no flag gives are those with which the proxy last ran here: " + strings.Join(taken, ", ")
+	}
+	return last, note
+}
+
 // ofProcess begin the names of settings that no rule depends on.
-var ofProcess = []string{"clientConnection", "logging", "healthz", "metrics", "enableProfiling", "configSync", "showHidden", "bindAddressHardFail", "oomScoreAdj", "mode"}
+var ofProcess = []string{"clientConnection", "logging", "healthz", "metrics", "enableProfiling", "configSync", "showHidden", "bindAddressHardFail", "oomScoreAdj", "mode", "conntrack.m", "conntrack.tcpE", "conntrack.tcpC", "conntrack.udp"}
 
 // differing lists the settings that the running proxy has otherwise than the configuration. It is
 // empty if none answers.
@@ -209,12 +254,17 @@ func (e *Examination) differing(ctx context.Context) (all []string) {
 	if flags, err := q.Page(ctx, "/flagz"); err == nil {
 		running.CountTraffic = strings.Contains(string(flags), "count-traffic=true")
 	}
-	for _, c := range config.Diff(&running, e.config, config.Use{}) {
-		if !slices.ContainsFunc(ofProcess, func(p string) bool { return strings.HasPrefix(c.Path, p) }) {
-			all = append(all, fmt.Sprintf("%s %s, here %s", c.Path, c.From, c.To))
-		}
+	for _, c := range significant(config.Diff(&running, e.config, config.Use{})) {
+		all = append(all, fmt.Sprintf("%s %s, here %s", c.Path, c.From, c.To))
 	}
 	return all
+}
+
+// significant are those of all on which rules may depend.
+func significant(all []config.Change) []config.Change {
+	return slices.DeleteFunc(all, func(c config.Change) bool {
+		return strings.HasSuffix(c.Path, "yncPeriod") || slices.ContainsFunc(ofProcess, func(p string) bool { return strings.HasPrefix(c.Path, p) })
+	})
 }
 
 // Mode returns the mode that is examined first: the configured one, that of the running
