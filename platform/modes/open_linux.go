@@ -105,6 +105,7 @@ func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Ba
 	o := orphans.Options{
 		Family: b.Family, Filter: conntrack.Filter{Family: b.Family, Protocol: service.TCP, Translated: d.System.Translates},
 		Dump: conntrack.Netlink{}.Dump, Table: nftables.NewLeftTable(place), CPUTime: silence.ThreadTime, Answers: orphans.Answers, Log: klog.FromContext(ctx),
+		TCPTimeout: func(state string) uint32 { return sysctl.TCPTimeout(sysctl.Host(), state) },
 	}
 	if r, relays := b.Relay.(*userspace.Backend); relays {
 		both := userspace.Orphans{Relay: r, Kernel: o.Dump, Table: o.Table}

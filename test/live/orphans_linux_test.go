@@ -16,6 +16,7 @@ import (
 
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
+	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -104,22 +105,64 @@ func (all conversations) checkEnd(t *testing.T, within time.Duration) {
 	t.Logf("%d connections ended, at most %s after the client sent", len(all), longest.Round(time.Millisecond))
 }
 
-// TestDeadNode checks connections to an endpoint on a node that died: its pods are
-// terminating for good. One that lives has the same conditions, and keeps its connections.
+// TestDeadNode checks connections to an endpoint on a node that died: its pods do not serve
+// and may stay in the slice for good. One that lives has the same conditions, and keeps its
+// connections.
 func TestDeadNode(t *testing.T) {
-	t.Parallel()
-	m := defaultMode()
+	for _, name := range faultModes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			deadNode(t, modeNamed(name))
+		})
+	}
+}
+
+func deadNode(t *testing.T, m mode) {
 	m.plain = true
 	c := newCluster(t, m)
 	web := app{name: "web", number: 10}
 	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
-	c.start(t, web.on(one, two, three))
+	p := c.start(t, web.on(one, two, three))
 	kept, lost := c.converse(t, "tcp", web, 3).split("web-3")
 	dies(t, three)
-	c.awaitProgrammed(t, web.on(one).with(two, ended).with(three, ended))
-	const repeats = 20 * time.Second // of the client's packet, whose pauses grow
-	lost.checkEnd(t, repeats)
+	waiting, quiet := lost[:len(lost)/2], lost[len(lost)/2:]
+	var clients sync.WaitGroup
+	clients.Go(func() { waiting.checkEnd(t, 20*time.Second) })
+	c.awaitWaiting(t, len(waiting))
+	written := time.Now()
+	c.save(t, web.on(one).with(two, ended).with(three, ended))
+	clients.Wait()
+	if took := time.Since(written); took > maxEnd {
+		t.Errorf("%s after the write, want %s at most", took, maxEnd)
+	} else {
+		t.Logf("%s after the write", took.Round(time.Millisecond))
+	}
+	p.AwaitLogs(t, "it answers neither its clients nor the node, and is not ready", "FAMILY")
+	quiet.checkEnd(t, maxEnd)
 	kept.checkSameServer(t)
+}
+
+// awaitWaiting waits until n connections have data that their endpoint has not acknowledged
+// for a while: their clients send it for the fourth time.
+func (c *cluster) awaitWaiting(t *testing.T, n int) {
+	t.Helper()
+	kit.Until(t, "clients that wait", func() bool {
+		waiting := 0
+		kit.Must(t, c.Node.Do(func() error {
+			for _, f := range service.Families {
+				err := conntrack.Netlink{}.Dump(t.Context(), conntrack.Filter{Family: f, Protocol: service.TCP}, func(x conntrack.Flow) {
+					if x.Owed && x.Expires <= 298 && x.ReplySrc.Port() == 8080 {
+						waiting++
+					}
+				})
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		return waiting >= n
+	})
 }
 
 // awaitLeft waits until the tables for both families are there, or are not.

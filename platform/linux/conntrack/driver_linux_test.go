@@ -178,7 +178,7 @@ func TestDumpStates(t *testing.T) {
 	p := newAddresses(service.IPv4)
 	all := p.flows(4, to(p.vip, 80), p.a)
 	for i := range all {
-		all[i].Protocol, all[i].State, all[i].Answered = service.TCP, uint8(i+1), i > 0
+		all[i].Protocol, all[i].State, all[i].Answered, all[i].Owed = service.TCP, uint8(i+1), i > 0, i == 2
 	}
 	inject(t, all)
 	if d := diff(sorted(slices.Clone(all)), dumped(t, Filter{Family: service.IPv4, Protocol: service.TCP})); d != "" {

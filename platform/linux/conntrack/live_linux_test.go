@@ -382,6 +382,9 @@ func encodeNew(f Flow) []byte {
 		info := e.Nest(ctaProtoInfo)
 		protocol := e.Nest(infoOf[f.Protocol])
 		e.Uint8(ctaProtoInfoState, f.State)
+		if f.Owed {
+			e.Bytes(ctaProtoInfoFlags, []byte{unacknowledged, unacknowledged})
+		}
 		if f.Protocol == service.SCTP { // the kernel also needs the verification tags of both sides
 			e.Uint32(2, 1)
 			e.Uint32(3, 1)

@@ -241,6 +241,8 @@ type Flow struct {
 	// the connection, by protocol.
 	Answered bool
 	State    uint8
+	// Owed means that data of a TCP client is not acknowledged.
+	Owed bool
 	// Expires is in how many seconds the entry ends if no packet comes.
 	Expires uint32
 }

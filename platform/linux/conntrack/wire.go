@@ -14,8 +14,9 @@ import (
 	"kubeproxy/platform/linux/netlink"
 )
 
-// Constants of the kernel: include/uapi/linux/netfilter/nfnetlink_conntrack.h, and
-// net/netfilter/nf_internals.h for the flags of a filter.
+// Constants of the kernel: include/uapi/linux/netfilter/nfnetlink_conntrack.h,
+// net/netfilter/nf_internals.h for the flags of a filter, and
+// include/uapi/linux/netfilter/nf_conntrack_tcp.h for those of a connection.
 const (
 	subsystem = 1 << 8 // ctnetlink, the upper half of a message type
 
@@ -36,6 +37,8 @@ const (
 	ctaProtoInfoTCP   = 1
 	ctaProtoInfoSCTP  = 3
 	ctaProtoInfoState = 1 // for both protocols
+	ctaProtoInfoFlags = 4 // of the client's direction, with a mask
+	unacknowledged    = 0x10
 
 	statusSeenReply = 1 << 1
 	statusDNAT      = 1 << 5
@@ -210,7 +213,7 @@ func decodeFlow(b []byte) (Flow, error) {
 		case typ == ctaTimeout && len(data) == 4:
 			f.Expires = binary.BigEndian.Uint32(data)
 		case typ == ctaProtoInfo:
-			f.State = decodeState(data)
+			f.decodeInfo(data)
 		}
 	}
 	f.Protocol = orig.protocol
@@ -222,19 +225,21 @@ func decodeFlow(b []byte) (Flow, error) {
 	return f, nil
 }
 
-// decodeState returns the state of a connection, 0 for a protocol without connections.
-func decodeState(b []byte) uint8 {
+// decodeInfo reads what is known of protocols with connections.
+func (f *Flow) decodeInfo(b []byte) {
 	for protocol, info := range netlink.Attributes(b) {
 		if protocol != ctaProtoInfoTCP && protocol != ctaProtoInfoSCTP {
 			continue
 		}
 		for typ, data := range netlink.Attributes(info) {
-			if typ == ctaProtoInfoState && len(data) == 1 {
-				return data[0]
+			switch {
+			case typ == ctaProtoInfoState && len(data) == 1:
+				f.State = data[0]
+			case typ == ctaProtoInfoFlags && len(data) == 2 && protocol == ctaProtoInfoTCP:
+				f.Owed = data[0]&unacknowledged != 0
 			}
 		}
 	}
-	return 0
 }
 
 // tuple is one direction of an entry. Its ports are 0 for a protocol without ports.

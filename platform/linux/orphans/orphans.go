@@ -50,7 +50,9 @@ type Options struct {
 	CPUTime func() time.Duration
 	// Answers dials an endpoint. It reports whether anything came back, also a refusal.
 	Answers func(context.Context, netip.AddrPort) bool
-	Log     klog.Logger
+	// TCPTimeout returns the timeout of entries in a state in seconds, 0 if that is not known.
+	TCPTimeout func(state string) uint32
+	Log        klog.Logger
 }
 
 // The times of a search.
@@ -61,9 +63,9 @@ const (
 	// kernel walks its whole table for each.
 	share = 50
 	burst = 10 * time.Second
-	// The pause until the next look grows from firstPause to maxPause while there are
-	// connections to endpoints that left.
-	firstPause, maxPause = time.Second, time.Minute
+	// The pause until the next look grows from pace to maxPause while there are connections
+	// to endpoints that left, and to restless while clients may be about to find one dead.
+	maxPause, restless = time.Minute, time.Second
 	// patient makes it grow so slowly that a look falls between two packets of a client that
 	// waits, whose pauses double.
 	patient = 8
@@ -194,7 +196,12 @@ func (o *Orphans) look(ctx context.Context) {
 	if o.pause == 0 {
 		o.since = time.Now()
 	}
-	o.pause = min(max(firstPause, time.Since(o.since)/patient), maxPause)
+	o.pause = min(max(pace, time.Since(o.since)/patient), maxPause)
+	for _, l := range left {
+		if l.leaving == track.NotServing {
+			o.pause = min(o.pause, restless)
+		}
+	}
 	if len(left) == 0 && len(o.ending) == 0 {
 		o.pause = 0
 	}
@@ -207,6 +214,8 @@ const (
 	keep verdict = iota
 	// endStuck ends those whose endpoint owes an answer to the client.
 	endStuck
+	// endDead ends all if the endpoint owes an answer to one client, and gave none to others.
+	endDead
 	end
 )
 
@@ -217,6 +226,9 @@ type lost struct {
 	leaving track.Leaving
 	verdict verdict
 	why     string
+	// owes, stuck and live say whether the endpoint owes an answer to a client, for long, and
+	// whether it has just given one.
+	owes, stuck, live bool
 }
 
 // dump calls each for all entries, perhaps more than once.
@@ -237,10 +249,13 @@ var errUnsettled = errors.New("not all slices are known")
 
 // find returns the ways of connections whose endpoints left.
 func (o *Orphans) find(ctx context.Context) (map[way]*lost, error) {
-	ways := map[way]*lost{}
+	ways, ages := map[way]*lost{}, o.ages()
 	err := o.dump(ctx, func(f conntrack.Flow) {
-		if w := (way{f.Dst, f.ReplySrc}); established(f) && ways[w] == nil {
-			ways[w] = &lost{way: w}
+		if w := (way{f.Dst, f.ReplySrc}); established(f) {
+			if ways[w] == nil {
+				ways[w] = &lost{way: w}
+			}
+			ways[w].see(f, ages)
 		}
 	})
 	if err != nil {
@@ -328,14 +343,15 @@ const (
 	maxPeers    = 3
 )
 
-// dial asks the endpoints that left all slices, and some to compare with, whether they
-// answer. It takes as long as an endpoint may be missing that moves from one slice of its
+// dial asks the endpoints that left all slices, or owe an answer, and some to compare with,
+// whether they answer. It takes as long as an endpoint may be missing that moves from one slice of its
 // Service to another.
 func (o *Orphans) dial(ctx context.Context, left map[way]*lost) map[netip.AddrPort]bool {
 	moved := time.After(moving)
 	answers := map[netip.AddrPort]bool{}
 	for _, l := range left {
-		if _, known := answers[l.endpoint]; l.leaving == track.LeftService || !known && len(answers) >= maxDialled {
+		_, known := answers[l.endpoint]
+		if l.leaving == track.LeftService || l.leaving == track.NotServing && !l.owes || !known && len(answers) >= maxDialled {
 			continue
 		}
 		for _, e := range append(l.peers(), l.endpoint) {
@@ -375,7 +391,7 @@ func (l *lost) judge(answers map[netip.AddrPort]bool) {
 	case slices.ContainsFunc(l.peers(), func(p netip.AddrPort) bool { return answers[p] }):
 		l.verdict, l.why = end, "it does not answer"
 		if l.leaving == track.NotServing {
-			l.verdict, l.why = endStuck, "it answers neither its clients nor the node, and is not ready"
+			l.verdict, l.why = endDead, "it answers neither its clients nor the node, and is not ready"
 		}
 	case l.leaving == track.NotServing:
 	default:
@@ -405,34 +421,69 @@ func (l *lost) peers() []netip.AddrPort {
 	return slices.Clip(far[:min(len(far), maxPeers)])
 }
 
-// The entry of an established connection lives for unacknowledged seconds after the last
-// packet if data waits for its acknowledgement (kernel:
-// net/netfilter/nf_conntrack_proto_tcp.c, TCP_CONNTRACK_UNACK), else for days. overdue is
-// how long a client waits, with silence between its retransmissions, before it counts.
-const unacknowledged, overdue = 300, 3
+// ages tells how long entries of established connections have seen no packet: they live for
+// acked seconds after the last one, and for owed if data of the client waits for its
+// acknowledgement (kernel: net/netfilter/nf_conntrack_proto_tcp.c, nf_conntrack_tcp_packet).
+type ages struct{ acked, owed uint32 }
 
-// stuck reports whether the client of f waits for its endpoint, or the reverse.
-func stuck(f conntrack.Flow) bool {
-	return f.State == conntrack.TCPEstablished && f.Expires <= unacknowledged-overdue
+func (o *Orphans) ages() ages {
+	timeout := func(state string, usual uint32) uint32 { return cmp.Or(o.TCPTimeout(state), usual) }
+	acked := timeout("established", 432000)
+	return ages{acked, min(acked, timeout("unacknowledged", 300), timeout("max_retrans", 300))}
+}
+
+// stuck reports whether the endpoint of f owes an acknowledgement, and the client has sent
+// nothing for more than a second: it has waited longer than before, as its pauses double.
+func (a ages) stuck(f conntrack.Flow) bool {
+	return f.State == conntrack.TCPEstablished && f.Owed && f.Expires+overdue <= a.owed
+}
+
+// overdue is a pause in seconds, of which the kernel tells whole ones that have begun.
+const overdue = 2
+
+// live reports whether all data of f was acknowledged a moment ago.
+func (a ages) live(f conntrack.Flow) bool {
+	return f.State == conntrack.TCPEstablished && !f.Owed && f.Expires <= a.acked && f.Expires+overdue > a.acked
+}
+
+// see notes what f says of its endpoint.
+func (l *lost) see(f conntrack.Flow, a ages) {
+	l.owes, l.stuck, l.live = l.owes || f.Owed, l.stuck || a.stuck(f), l.live || a.live(f)
 }
 
 // end makes the kernel end the connections of left as their verdicts say, and no others.
 func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
-	var flows []conntrack.Flow
-	open := map[flow]bool{}
-	fresh := map[cause]int{}
+	open, ages := map[flow]conntrack.Flow{}, o.ages()
 	visit := func(f conntrack.Flow) {
 		k := flowOf(f)
 		l := left[k.way]
-		if l == nil || open[k] || !established(f) {
+		if l == nil || !established(f) {
 			return
 		}
+		l.see(f, ages)
+		if _, begun := o.ending[k]; begun || l.verdict != keep && (l.verdict != endStuck || ages.stuck(f)) {
+			open[k] = f
+		}
+	}
+	if len(left) > 0 {
+		if err := o.dump(ctx, visit); err != nil {
+			return // the next look tries again
+		}
+	}
+	dead, live := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
+	for _, l := range left {
+		dead[l.endpoint], live[l.endpoint] = dead[l.endpoint] || l.stuck, live[l.endpoint] || l.live
+	}
+	var flows []conntrack.Flow
+	fresh := map[cause]int{}
+	for k, f := range open {
+		l := left[k.way]
 		since, begun := o.ending[k]
-		if !begun && (len(o.ending) >= maxEnding || l.verdict == keep || l.verdict == endStuck && !stuck(f)) {
-			return
-		}
-		open[k] = true
-		if !begun {
+		switch {
+		case begun:
+		case len(o.ending) >= maxEnding || l.verdict == endDead && (!dead[l.endpoint] || live[l.endpoint]):
+			continue
+		default:
 			since = time.Now()
 			o.ending[k] = since
 			fresh[cause{l.endpoint, l.name(), l.why}]++
@@ -441,14 +492,9 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 			flows = append(flows, f)
 		}
 	}
-	if len(left) > 0 {
-		if err := o.dump(ctx, visit); err != nil {
-			return // the next look tries again
-		}
-	}
 	gone := 0
 	for k := range o.ending {
-		if !open[k] {
+		if _, is := open[k]; !is {
 			delete(o.ending, k)
 			gone++
 		}

@@ -53,7 +53,8 @@ func withNode(t *testing.T, test func(*testing.T, *node)) {
 		n := &node{Tracker: track.New(track.Options{NodeName: "a"}), silent: map[string]bool{}}
 		n.orphans = New(Options{
 			Family: service.IPv4, Dump: n.dump, Table: n, CPUTime: func() time.Duration { return 0 }, Answers: n.answers, Log: klog.Background(),
-			Filter: conntrack.Filter{Family: service.IPv4, Protocol: service.TCP, Translated: true},
+			TCPTimeout: func(state string) uint32 { return map[string]uint32{"established": 86400, "max_retrans": 200}[state] },
+			Filter:     conntrack.Filter{Family: service.IPv4, Protocol: service.TCP, Translated: true},
 		})
 		n.Subscribe(track.Listener{Changed: n.round})
 		for name, endpoints := range members {
@@ -122,7 +123,7 @@ func (n *node) dead(endpoint string) {
 	n.silent[endpoint] = true
 	for i, f := range n.flows {
 		if f.State == conntrack.TCPEstablished && f.Dst != f.ReplySrc && f.ReplySrc.Addr().String() == endpoint {
-			n.flows[i].Expires = unacknowledged - overdue
+			n.flows[i].Owed, n.flows[i].Expires = true, 200-overdue
 		}
 	}
 	n.slice("web", "!"+endpoint, members["web"]...)
@@ -133,7 +134,7 @@ func flowTo(name, endpoint string, client uint16) conntrack.Flow {
 	from := netip.AddrPortFrom(netip.MustParseAddr("10.244.9.9"), client)
 	return conntrack.Flow{
 		Protocol: service.TCP, Src: from, Dst: netip.MustParseAddrPort(frontends[name]),
-		ReplySrc: netip.MustParseAddrPort(endpoint + ":8080"), ReplyDst: from, Answered: true, State: conntrack.TCPEstablished, Expires: 86400,
+		ReplySrc: netip.MustParseAddrPort(endpoint + ":8080"), ReplyDst: from, Answered: true, State: conntrack.TCPEstablished, Expires: 80000,
 	}
 }
 
@@ -233,7 +234,10 @@ func TestLook(t *testing.T) {
 		"left the Service that asks":               {func(n *node) { n.slice("db", "", "10.244.0.1") }, []string{dbDead}},
 		"terminates":                               {func(n *node) { n.slice("db", "10.244.0.2", "10.244.0.1", "10.244.0.2") }, nil},
 		"terminates for good on a dead node":       {func(n *node) { n.dead("10.244.0.2") }, []string{webDead, dbDead}},
-		"does not serve, and its clients get data": {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Expires, n.flows[3].Expires = 86400, 86400 }, nil},
+		"one of its clients waits":                 {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed = false }, []string{webDead, dbDead}},
+		"one of its clients gets answers":          {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed, n.flows[1].Expires = false, 86399 }, nil},
+		"its clients have just sent":               {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Expires, n.flows[3].Expires = 199, 199 }, nil},
+		"its clients wait for nothing":             {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed, n.flows[3].Owed = false, false }, nil},
 		"does not serve, and answers":              {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.2"] = false }, nil},
 		"does not serve, nobody answers this node": {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.1"] = true }, nil},
 		"moves to another slice in two steps": {func(n *node) {
@@ -243,7 +247,7 @@ func TestLook(t *testing.T) {
 		}, nil},
 		"both Services deleted, silent": {func(n *node) {
 			n.silent["10.244.0.2"], n.silent["10.244.0.1"] = true, true
-			n.flows[1].Expires = unacknowledged - overdue // its client waits
+			n.flows[1].Owed, n.flows[1].Expires = true, 200-overdue // its client waits
 			for _, s := range []string{"web", "db"} {
 				n.DeleteService(types.NamespacedName{Namespace: "ns", Name: s})
 				n.DeleteSlice(types.NamespacedName{Namespace: "ns", Name: s + "-1"})

@@ -60,7 +60,7 @@ func (e *established) each(yield func(conntrack.Flow)) {
 			Answered: true, State: conntrack.TCPEstablished, Expires: math.MaxUint32,
 		}
 		if waits(x.server) {
-			f.Expires = 0
+			f.Owed, f.Expires = true, 0
 		}
 		yield(f)
 	}

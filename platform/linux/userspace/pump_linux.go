@@ -293,8 +293,8 @@ func (cc congestionControl) restoreIfFar(c syscall.Conn, near time.Duration) {
 	})
 }
 
-// overdue is how often data was sent again in vain, after 3 s or more.
-const overdue = 4
+// overdue is how often data was sent again in vain, after 1.4 s or more.
+const overdue = 3
 
 // waits reports whether the peer of c owes an acknowledgement.
 func waits(c *net.TCPConn) (owes bool) {
