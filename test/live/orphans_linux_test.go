@@ -293,8 +293,8 @@ func closesConnections(t *testing.T, m mode) {
 	lost.checkSameServer(t)
 }
 
-// TestOrphansLeaveNoTable checks that the table goes with the process, and that what a
-// killed one leaves goes with the next one or a cleanup.
+// TestOrphansLeaveNoTable checks that the table goes with the process, not when others delete
+// it, and that what a killed one leaves goes with the next one or a cleanup.
 func TestOrphansLeaveNoTable(t *testing.T) {
 	t.Parallel()
 	m := defaultMode()
@@ -312,6 +312,10 @@ func TestOrphansLeaveNoTable(t *testing.T) {
 		t.Errorf("the table is\n%s", text)
 	}
 	c.explain(t, asked{source: "10.244.1.12", destination: "10.96.0.10:80", want: []string{agrees}})
+	for _, f := range service.Families { // as a firewall that flushes all rules
+		nft(t, c.Node, "delete table "+nftables.LeftPlace(f, "").Name()+"\n")
+	}
+	c.awaitLeft(t, "there although others deleted it", true)
 	p.Stop(t)
 	c.awaitLeft(t, "gone at the end", false)
 	p = c.launch(t) // finds the connections by itself

@@ -37,7 +37,11 @@ func (t *LeftTable) Forget() { t.known, t.have = false, nil }
 // deleted it, it is made again.
 func (t *LeftTable) Set(flows []conntrack.Flow) error {
 	want := leftElements(flows)
-	if t.known && t.commit(leftOps(t.have, want)) == nil {
+	ops := leftOps(t.have, want)
+	if len(ops) == 0 && len(want) > 0 { // which fails if the table is gone
+		ops = []op{{verb: addElement, element: want[0]}}
+	}
+	if t.known && t.commit(ops) == nil {
 		t.have = want
 		t.nudge(flows)
 		return nil
