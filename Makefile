@@ -34,7 +34,7 @@ RACED := ./cmd/... ./common/... ./config/... ./platform/... ./test/apisource ./t
 
 # Tests for make check only: the long ones on real packets, and those that need a compiler
 # programs for the kernel.
-LONG := ExplainManyRules|Killed|KilledWhileClientsConnect|KilledWhileManifestsChange|MountedVolume|ObjectIsCompiled|Probe|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|Troubles|UDPEndsThoughKilled|UserspaceBoundSwitch|UserspaceSwitch|IPTablesLockIsKept|IPTablesTroubles|UserspaceTroubles
+LONG := ExplainManyRules|Killed|KilledWhileClientsConnect|KilledWhileManifestsChange|MountedVolume|ObjectIsCompiled|Probe|Rollout|ScriptAgainstRules|StalledLogDoesNotBlock|StartsWithLittleMemory|StatusOfBlockedTraffic|SwitchUnderLoad|Troubles|UDPEndsThoughKilled|Unrest|UserspaceBoundSwitch|UserspaceSwitch|IPTablesLockIsKept|IPTablesTroubles|UserspaceTroubles
 
 # Tests that the race detector leaves out: long ones in which one goroutine does everything.
 # They run without it, in full, in these packages.

@@ -574,7 +574,7 @@ func (h *tamperer) restore(t *testing.T, deed, name string) {
 }
 
 // TestIPTablesHostileEdits inserts, deletes and flushes own and foreign rules while
-// traffic runs. Connections go on, the tamperer's rules stay unchanged, and when it ends,
+// traffic runs and an endpoint is silent now and then. Connections go on, the tamperer's rules stay unchanged, and when it ends,
 // all is as desired.
 func TestIPTablesHostileEdits(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
@@ -597,10 +597,14 @@ func TestIPTablesHostileEdits(t *testing.T) {
 			if lines.checkSameServer(t); t.Failed() {
 				t.Logf("after %s, with:\n%s", deed, c.listing(t))
 			}
-			if h.rand.IntN(4) == 0 { // a Service changes as well
+			switch h.rand.IntN(8) {
+			case 0, 1: // a Service changes as well
 				c.save(t, cart.on(c.webs()[h.rand.IntN(3):]...))
+			case 2, 3: // an endpoint falls silent, or answers
+				c.deafen(t, h.rand.IntN(2) == 0, c.Host("web-4"))
 			}
 		}
+		c.settle(t, p, c.Host("web-4"))
 		want := c.awaitProgrammed(t)
 		kit.Same(t, "rules of others changed (-as they were left +now)", h.lastRules, foreignRules(c.listing(t)))
 		lines.checkSameServer(t)
