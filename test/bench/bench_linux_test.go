@@ -122,6 +122,25 @@ func TestQuickRunOfConnect(t *testing.T) {
 	}
 }
 
+// TestQuickRunOfSilence requires a figure in every row.
+func TestQuickRunOfSilence(t *testing.T) {
+	if err := netlab.Allowed(); errors.Is(err, netlab.ErrNotAllowed) {
+		t.Skip(err)
+	}
+	var out bytes.Buffer
+	if err := run(t.Context(), options{quick: true, only: "silence"}, &out); err != nil {
+		t.Fatalf("run: %v", err)
+	}
+	for _, mode := range []string{"nftables", "iptables"} {
+		_, text, _ := strings.Cut(out.String(), "\nMode "+mode+"\n")
+		for _, r := range silenceRows() {
+			if found := rowOf(text, r.label); len(found) < 5 || found[2] == "" || found[4] == "" {
+				t.Errorf("mode %s: row %q = %q, want a figure", mode, r.label, found)
+			}
+		}
+	}
+}
+
 // rowOf returns the trimmed cells of a table's row. The first one is before its left
 // edge.
 func rowOf(text, label string) []string {

@@ -323,56 +323,66 @@ func measureRelay(ctx context.Context, t task) (*figures, error) {
 }
 
 // start starts the program and waits until it serves.
-func (r *relay) start(ctx context.Context, dir string) error {
-	var manifests bytes.Buffer
+func (r *relay) start(ctx context.Context, dir string) (err error) {
+	var objects []any
 	for i, port := range []int32{targetPort, sinkPort} {
 		s := newSlice(i, numbers(1))
 		*s.Ports[0].Port = port
-		for _, object := range []any{newService(i), s} {
-			text, err := json.Marshal(object)
-			if err != nil {
-				return err
-			}
-			manifests.WriteString("---\n" + string(text) + "\n")
+		objects = append(objects, newService(i), s)
+	}
+	r.process, err = r.run(ctx, r.network, dir, objects, "--proxy-mode=userspace")
+	return err
+}
+
+// run starts the program on n's node with objects, and waits until the first Service answers.
+// Its files are in dir.
+func (t task) run(ctx context.Context, n *network, dir string, objects []any, flags ...string) (*process, error) {
+	var manifests bytes.Buffer
+	for _, object := range objects {
+		text, err := json.Marshal(object)
+		if err != nil {
+			return nil, err
 		}
+		manifests.WriteString("---\n" + string(text) + "\n")
 	}
 	file := filepath.Join(dir, "services.yaml")
 	if err := os.WriteFile(file, manifests.Bytes(), 0o600); err != nil {
-		return fmt.Errorf("write manifests: %w", err)
+		return nil, fmt.Errorf("write manifests: %w", err)
 	}
 	// With a lock of its own, it does not wait for a firewall of the machine.
 	if err := os.Setenv("XTABLES_LOCKFILE", filepath.Join(dir, "lock")); err != nil {
-		return err
+		return nil, err
 	}
-	r.process = &process{log: filepath.Join(dir, "log")}
-	err := r.process.launch(r.network.node, r.Program.Path, "--manifests="+file, "--proxy-mode=userspace",
-		"--hostname-override="+ownNode, "--cluster-cidr="+clusterCIDR, "--iptables-localhost-nodeports=false", "--conntrack-max-per-core=0")
+	p := &process{log: filepath.Join(dir, "log")}
+	err := p.launch(n.node, t.Program.Path, append([]string{"--manifests=" + file,
+		"--hostname-override=" + ownNode, "--cluster-cidr=" + clusterCIDR, "--iptables-localhost-nodeports=false", "--conntrack-max-per-core=0"}, flags...)...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	deadline := time.Now().Add(servedLimit)
 	for now := range ticks(ctx, 50*time.Millisecond) {
 		switch {
-		case r.answers():
-			return nil
-		case r.process.ended():
-			return fmt.Errorf("the program has ended: %w", r.process.logTail())
+		case n.serves():
+			return p, nil
+		case p.ended():
+			return nil, fmt.Errorf("the program has ended: %w", p.logTail())
 		case now.After(deadline):
-			return fmt.Errorf("no answer through the program: %w", errors.Join(errSlow, r.process.logTail()))
+			return nil, fmt.Errorf("no answer through the program: %w", errors.Join(errSlow, p.logTail()))
 		}
 	}
-	return ctx.Err()
+	return nil, ctx.Err()
 }
 
-func (r *relay) answers() bool {
-	return r.network.client.Do(func() error {
-		_, _, err := transact(r.echoes(), make([]byte, message), time.Second)
+// serves reports whether the first Service answers.
+func (n *network) serves() bool {
+	return n.client.Do(func() error {
+		_, _, err := transact(firstService(), make([]byte, message), time.Second)
 		return err
 	}) == nil
 }
 
-// echoes is the Service whose endpoint answers.
-func (r *relay) echoes() *unix.SockaddrInet4 {
+// firstService is the Service whose endpoint answers.
+func firstService() *unix.SockaddrInet4 {
 	return &unix.SockaddrInet4{Port: servicePort, Addr: clusterIP(0).As4()}
 }
 
@@ -460,7 +470,7 @@ func (r *relay) manyConnections(_ context.Context, f *figures) error {
 	}()
 	err = r.network.client.Do(func() error {
 		for len(open) < count {
-			fd, err := dialAndTalk(r.echoes())
+			fd, err := dialAndTalk(firstService())
 			if errors.Is(err, unix.EINTR) { // which a busy Go runtime causes
 				continue
 			}
@@ -568,6 +578,9 @@ func takeTurns(targets []target, rounds int, long time.Duration) (pairs, error) 
 	for range rounds {
 		for _, i := range rand.Perm(len(targets)) {
 			x := targets[i]
+			if x.before != nil {
+				x.before()
+			}
 			s, err := x.burst(long)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", x.name, err)

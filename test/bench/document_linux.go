@@ -219,6 +219,7 @@ var parts = []part{
 	{"iptables", "Mode iptables", (*bench).measureIPTables},
 	{"userspace", "Mode userspace", (*bench).measureUserspace},
 	{"traffic", "Counting connections", (*bench).measureCounting},
+	{"silence", "Endpoints that do not answer", (*bench).measureSilence},
 	{"connect", "Socket acceleration", (*bench).measureAcceleration},
 	{"ipvs", "Mode ipvs", (*bench).measureVirtualServers},
 }

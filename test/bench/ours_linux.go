@@ -537,6 +537,8 @@ type target struct {
 	to   netip.AddrPort
 	// among, if set, returns the address for the i-th connection.
 	among func(i int) netip.Addr
+	// before, if set, is called before each burst.
+	before func()
 	// cgroup, if not empty, is the folder of the cgroup that the client is in.
 	cgroup string
 }

@@ -307,6 +307,8 @@ const (
 	roleConnect role = "connect"
 	// roleCounting measures what it costs to count connections.
 	roleCounting role = "traffic"
+	// roleEvidence measures what it costs to know who does not answer.
+	roleEvidence role = "evidence"
 	// Mode ipvs. roleIPVS runs the other roles, each in a process of its own: the
 	// library's calls, a whole backend, changes after its first round, and connections.
 	roleIPVS           role = "ipvs"
@@ -325,7 +327,8 @@ type task struct {
 	Services int
 	Quick    bool
 	Peer     string
-	Program  program // for roleServed
+	Program  program // a whole one
+	Mode     string  // of it, for roleEvidence
 	Variant  string  // of iptables
 	Group    string  // cgroup of version 1 to join, "" for none
 	Cgroup   string  // of version 2, for roleConnect
@@ -445,7 +448,8 @@ func (t task) work(ctx context.Context, out io.Writer) error {
 	}
 	measure := map[role]func(context.Context, task) (*figures, error){
 		roleFloor: measureFloor, roleOurs: measureOurs, rolePeer: measurePeer, roleFew: measureFew,
-		roleServed: measureServed, roleRelay: measureRelay, roleCounting: measureCounted, roleConnect: measureConnect, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
+		roleServed: measureServed, roleRelay: measureRelay, roleCounting: measureCounted, roleEvidence: measureEvidence,
+		roleConnect: measureConnect, roleChains: measureChains, roleKnown: measureChains, roleWhole: measureWhole,
 		roleChainsPaths: measurePaths, roleKnownPaths: measurePaths,
 		roleIPVS: measureIPVS, roleLibrary: measureLibrary,
 		roleVirtual: measureVirtual, roleVirtualChanges: measureVirtualChanges, roleVirtualPaths: measureVirtualPaths,

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -461,4 +462,102 @@ func countingRows() []row {
 const howCounting = `
 Two networks in mode nftables: the rules of one count connections (` + "`--count-traffic`" + `). A second turn without counting
 shows what is chance.
+`
+
+// measureSilence measures connections with all that helps when an endpoint dies, beside the
+// same ones without.
+func (b *bench) measureSilence(ctx context.Context, s *section) error {
+	s.how = howSilence
+	ours, remove, err := buildProgram(ctx)
+	if err != nil {
+		return err
+	}
+	defer remove()
+	for _, mode := range []string{"nftables", "iptables"} {
+		t := table{services: fewServices, base: "off", head: "on", rows: silenceRows(), title: "Mode " + mode}
+		f, err := b.child(ctx, task{Role: roleEvidence, Services: t.services, Program: ours, Mode: mode})
+		if err != nil {
+			return err
+		}
+		t.add(roleOurs, f)
+		s.add(b.out, t)
+	}
+	return nil
+}
+
+// measureEvidence runs the program in two networks, and stops the one that is not measured.
+func measureEvidence(ctx context.Context, t task) (*figures, error) {
+	var objects []any
+	for i := range t.Services {
+		objects = append(objects, newService(i), newSlice(i, numbers(perService)))
+	}
+	var targets []target
+	var running []*process
+	for _, x := range []struct {
+		name  string
+		flags []string
+	}{{directName, []string{"--silent-endpoints=off", "--second-draw=false"}}, {"on", nil}} {
+		n, err := newNetwork()
+		if err != nil {
+			return nil, err
+		}
+		defer n.close()
+		dir, err := os.MkdirTemp("", "bench-silence-")
+		if err != nil {
+			return nil, fmt.Errorf("make temporary directory: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		if err := errors.Join(n.shortenConntrackTimeouts(), n.echo()); err != nil {
+			return nil, err
+		}
+		p, err := t.run(ctx, n, dir, objects, append(x.flags, "--proxy-mode="+t.Mode)...)
+		if err != nil {
+			return nil, err
+		}
+		defer p.stop()
+		running = append(running, p)
+		targets = append(targets, target{name: x.name, from: n, to: netip.AddrPortFrom(clusterIP(0), servicePort), before: func() {
+			for _, other := range running {
+				_ = other.cmd.Process.Signal(unix.SIGSTOP)
+			}
+			_ = p.cmd.Process.Signal(unix.SIGCONT)
+		}})
+	}
+	again := targets[0]
+	again.name = "again"
+	targets = append(targets, again)
+	t.logf("mode %s: connections", t.Mode)
+	f := newFigures()
+	turns, err := takeTurns(targets, t.pick(300, 6), time.Duration(t.pick(30, 5))*time.Millisecond)
+	for _, p := range running {
+		_ = p.cmd.Process.Signal(unix.SIGCONT)
+	}
+	for _, x := range targets {
+		turns.set(f, x.name, directName)
+	}
+	return f, err
+}
+
+// silenceLimit is what it may cost, as a multiple.
+const silenceLimit = 1.01
+
+func silenceRows() []row {
+	var all []row
+	for _, part := range []struct{ label, name string }{{"connect", "made."}, {"request", ""}} {
+		for _, x := range []struct {
+			label, name string
+			aim         aim
+		}{{part.label, "on", aim{times: silenceLimit}}, {part.label + ", off a second time", "again", aim{}}} {
+			metric := "connect." + part.name + x.name
+			all = append(all, row{label: x.label, metric: metric, unit: inSeconds, spread: true, aim: x.aim, cited: true,
+				floor: "connect." + part.name + directName, ratio: metric + ".ratio"})
+		}
+	}
+	return all
+}
+
+const howSilence = `
+Two networks with the whole program, in turns: **on** is the default, **off** has ` + "`--silent-endpoints=off --second-draw=false`" + `,
+and a second turn of it shows what is chance. The program that is not measured is stopped. A ratio is the median of 300 rounds,
+and 95 % is where the true one is with that probability.
 `
