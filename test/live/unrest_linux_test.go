@@ -87,6 +87,9 @@ func unrest(t *testing.T, m mode) {
 		c.save(t, db.on(stays, dead))
 		c.settle(t, p, four)
 		c.awaitProgrammed(t)
+		kit.Until(t, four.Name+" is used", func() bool {
+			return slices.ContainsFunc(c.connects(t, web, 20), func(a netlab.Answer) bool { return a.Backend == four.Name })
+		})
 		lines.checkSameServer(t)
 	}
 	t.Logf("%d rounds in %s, %d connections", round, time.Since(began).Round(time.Second), connectionsOf(loads))
