@@ -49,8 +49,9 @@ type Record struct {
 // Options are what a Box needs from others. Functions are called from one goroutine,
 // except for Dial.
 type Options struct {
-	// Dial sends one SYN to a TCP endpoint, and says whether anything came back before the
-	// context ended: a refusal is an answer. Without it clients alone decide.
+	// Dial sends one SYN to an endpoint, and says whether anything came back before the
+	// context ended: a refusal is an answer. One of another protocol than TCP refuses it,
+	// so that dials tell whether its host answers. Without Dial clients alone decide.
 	Dial func(context.Context, service.Address) bool
 	// Peers returns some other endpoints of a Service port that should answer. No result
 	// means that the endpoint is not one, is the only one, or is not to be looked at. Alike
@@ -134,9 +135,6 @@ func New(o Options) *Box {
 
 // Observe takes an Evidence. It is cheap, and never waits for the network.
 func (b *Box) Observe(e Evidence) {
-	if e.Endpoint.Protocol == service.UDP {
-		return
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.suspects[e.Endpoint]
@@ -187,14 +185,14 @@ func (b *Box) records() map[service.Address]Record {
 	return all
 }
 
-// Undecided returns the endpoints of which dials say nothing, silent ones too, with the
+// Undecided returns the endpoints of which dials do not say enough, silent ones too, with the
 // Service port of their clients: what clients see decides.
 func (b *Box) Undecided() map[service.Address]service.PortName {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	all := map[service.Address]service.PortName{}
 	for a, s := range b.suspects {
-		if s.silent() && s.clientsOnly || s.suspected() && s.undecided {
+		if s.silent() && s.clientsOnly || s.suspected() && (s.undecided || a.Protocol == service.UDP) {
 			all[a] = s.port
 		}
 	}

@@ -52,7 +52,7 @@ func (s *suspect) accuse(e Evidence) {
 	if s.silent() || e.Kind == Unanswered && e.At.Before(s.doubts[e.Client].until) {
 		return
 	}
-	if s.byNode || s.first.IsZero() {
+	if s.first.IsZero() || s.byNode && s.address.Protocol == service.TCP {
 		s.first, s.byNode = e.At, false
 	}
 	s.port, s.last = e.Port, e.At
@@ -145,8 +145,7 @@ func (b *Box) advance(now time.Time) []*suspect {
 		case s.suspected() && s.answered.After(s.first):
 			s.clear(now)
 		case s.suspected() && s.undecided && !now.Before(s.held()) && b.clientsSay(s, now):
-			s.clientsOnly = true
-			b.leaveOut(a, s, now)
+			b.heard(a, s, now)
 		case now.Before(s.nextLook()):
 		case s.silent() || s.suspected():
 			due = s.takeTurn(due, limit)
@@ -246,7 +245,7 @@ func (b *Box) begin(ctx context.Context, s *suspect, now time.Time) bool {
 		b.spend(now, 1)
 		b.alone(s, now)
 		return true
-	case b.options.Dial == nil || a.Protocol != service.TCP:
+	case b.options.Dial == nil || !b.dialsTell(s, now):
 		b.spend(now, 1)
 		b.clientsDecide(a, s, now)
 		return true
@@ -378,17 +377,44 @@ func (b *Box) answeredSince(a service.Address, start time.Time) bool {
 	return !at.IsZero() && !at.Before(start.Add(-dialTime/3))
 }
 
+// dialsTell reports whether it matters if dials to s are answered. Others than TCP endpoints
+// refuse them, so that they tell of the host alone: that a silent one may answer again, and
+// what silent ones on the node have led to. Over UDP clients must wait as well, because many
+// servers answer nobody.
+func (b *Box) dialsTell(s *suspect, now time.Time) bool {
+	switch {
+	case s.address.Protocol == service.TCP:
+		return true
+	case s.silent():
+		return !s.clientsOnly
+	}
+	return s.byNode || s.address.Protocol == service.UDP && b.clientsSay(s, now)
+}
+
+// heard is for an undecided endpoint that enough clients accuse.
+func (b *Box) heard(a service.Address, s *suspect, now time.Time) {
+	if a.Protocol == service.UDP {
+		s.undecided, s.due = false, now // for dials
+		return
+	}
+	s.clientsOnly = true
+	b.leaveOut(a, s, now)
+}
+
 // clientsDecide is for endpoints of which dials say nothing, because a policy may block the
 // node, or for protocols that it does not dial. As many connections must have got no answer
 // as dials would have to, and none one. Only clients count that another endpoint has
-// answered: a policy may block the others.
+// answered: a policy may block the others. UDP is never left to them: whoever sends what a
+// server ignores would decide.
 func (b *Box) clientsDecide(a service.Address, s *suspect, now time.Time) {
+	udp, say := a.Protocol == service.UDP, b.clientsSay(s, now)
 	switch {
 	case s.silent():
 		s.due = s.until
-	case b.clientsSay(s, now):
-		s.clientsOnly = true
-		b.leaveOut(a, s, now)
+	case udp && (say || b.accusers(s) == 0 && now.Sub(s.first) > hold):
+		s.exonerate(now)
+	case say:
+		b.heard(a, s, now)
 	case s.byNode || now.Sub(s.last) > hold:
 		s.clear(now)
 	default:
@@ -397,18 +423,29 @@ func (b *Box) clientsDecide(a service.Address, s *suspect, now time.Time) {
 	}
 }
 
+// clientsSay reports whether as many clients accuse s as dials would be needed. Over UDP dials
+// follow, so fewer do.
 func (b *Box) clientsSay(s *suspect, now time.Time) bool {
+	enough := leastDials
+	if s.address.Protocol != service.UDP {
+		enough = b.needed(now)
+	}
+	return b.accusers(s) >= enough
+}
+
+// accusers is how many connections got no answer of clients that another endpoint answered.
+func (b *Box) accusers(s *suspect) int {
 	n := 0
 	for c, flows := range s.clients {
 		if !b.answers[clientOf{s.port, c}].IsZero() {
 			n += flows
 		}
 	}
-	return n >= b.needed(now)
+	return n
 }
 
-// lookAtNode suspects all endpoints of a node that has two silent ones. It looks at one node
-// at a time, as SameNode may read all slices.
+// lookAtNode suspects all endpoints at the address of a silent one, and all of a node that has
+// two. It looks at one node at a time, as SameNode may read all slices.
 func (b *Box) lookAtNode(now time.Time) {
 	b.mu.Lock()
 	if len(b.fresh) == 0 || now.Sub(b.nodeLook) < 10*pace || b.options.SameNode == nil {
@@ -429,15 +466,24 @@ func (b *Box) lookAtNode(now time.Time) {
 	}
 	b.fresh = slices.DeleteFunc(b.fresh, func(x service.Address) bool { _, here := same[x]; return here || x == a })
 	for x, port := range same {
-		s := b.suspects[x]
-		if silent == 0 || x.Protocol != service.TCP || s == nil && len(b.suspects) >= most || s != nil && (s.silent() || s.suspected()) {
-			continue
+		if silent > 0 || x.Addr == a.Addr {
+			b.suspectOfNode(x, port, now)
 		}
-		if s == nil {
-			s = &suspect{address: x}
-			b.suspects[x] = s
-		}
-		s.port, s.first, s.last, s.byNode = port, now, now, true
 	}
 	b.signal()
+}
+
+// suspectOfNode makes a suspect of an endpoint, unless it is one that will be dialled anyway.
+func (b *Box) suspectOfNode(a service.Address, port service.PortName, now time.Time) {
+	s := b.suspects[a]
+	switch {
+	case s == nil && len(b.suspects) >= most, s != nil && (s.silent() || s.suspected() && a.Protocol == service.TCP):
+		return
+	case s == nil:
+		s = &suspect{address: a}
+		b.suspects[a] = s
+	case s.suspected():
+		s.undecided, s.due = false, now
+	}
+	s.port, s.first, s.last, s.byNode = port, now, now, true
 }

@@ -446,7 +446,7 @@ func (c *chooser) fill(p *service.Port, from []origin, listed bool) (excess int)
 // reusable reports whether the lists are right for p, except for the port number.
 func (c *chooser) reusable(p *service.Port, from []origin) bool {
 	q := c.filled
-	if q == nil || c.leavesOut(p) || len(from) == 0 || len(from) != len(c.from) ||
+	if q == nil || c.leavesOut() || len(from) == 0 || len(from) != len(c.from) ||
 		p.Internal != q.Internal || p.External != q.External || (p.Name.Protocol == service.UDP) != (q.Name.Protocol == service.UDP) {
 		return false
 	}
@@ -534,9 +534,9 @@ func (c *chooser) choose(p *service.Port) int {
 	return max(excess, 0)
 }
 
-// pickDraining fills draining with endpoints that serve and were not picked. All lists
-// have the order of the candidates. Only UDP needs it: UDP flows have no end of their
-// own, so the proxy decides when to cut them.
+// pickDraining fills draining with endpoints that serve, answer, and were not picked. All
+// lists have the order of the candidates. Only UDP needs it: UDP flows have no end of
+// their own, so the proxy decides when to cut them.
 func (c *chooser) pickDraining(p *service.Port) {
 	c.draining = c.draining[:0]
 	if p.Name.Protocol != service.UDP {
@@ -545,7 +545,8 @@ func (c *chooser) pickDraining(p *service.Port) {
 	c.draining = c.pick(c.draining, serving)
 	rest, more := c.cluster, c.local
 	c.draining = slices.DeleteFunc(c.draining, func(e service.Endpoint) bool {
-		picked := false
+		_, picked := c.silent[service.AddressOf(service.UDP, e.Addr)]
+		picked = picked && c.leavesOut()
 		for _, list := range []*[]service.Endpoint{&rest, &more} {
 			for len(*list) > 0 && (*list)[0].Addr.Compare(e.Addr) <= 0 {
 				picked = picked || (*list)[0].Addr == e.Addr

@@ -207,7 +207,7 @@ func (c *clusterObjects) checkSilent(t *rapid.T, live *Tracker, s *service.Snaps
 	for _, f := range service.Families {
 		for p := range s.Ports(f) {
 			q := all.Port(f, p.Name)
-			on := live.SilentPolicy(types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name}) == SilentOn && p.Name.Protocol != service.UDP
+			on := live.SilentPolicy(types.NamespacedName{Namespace: p.Name.Namespace, Name: p.Name.Name}) == SilentOn
 			c.checkLeftOut(t, p, p.Cluster, q.Cluster, on)
 			c.checkLeftOut(t, p, p.Local, q.Local, on)
 		}

@@ -61,8 +61,8 @@ func (t *Tracker) SilentPolicy(name types.NamespacedName) Silent {
 	return t.silentPolicy(s)
 }
 
-// SetSilent sets all endpoints that do not answer, and since when. TCP and SCTP ports of
-// Services with SilentOn leave them out, those that are silent for longest first: at most
+// SetSilent sets all endpoints that do not answer, and since when. Services with SilentOn
+// leave them out, those that are silent for longest first: at most
 // half of the endpoints that a port would have, and none if it would have no others.
 func (t *Tracker) SetSilent(all map[service.Address]time.Time) {
 	t.change(func() bool {
@@ -113,9 +113,6 @@ func (t *Tracker) addSilent(all []SilentUse, s *serviceState) []SilentUse {
 	index := indexOf(s)
 	c := chooser{zone: t.nodeInfo.zone, silent: t.silent, policy: t.silentPolicy(s)}
 	for _, p := range s.want {
-		if p.Name.Protocol == service.UDP {
-			continue
-		}
 		c.gather(index.of(p))
 		c.choose(p)
 		for _, e := range c.candidates {
@@ -231,26 +228,23 @@ func (t *Tracker) Peers(a service.Address, name service.PortName) (peers []servi
 	return peers, alike
 }
 
-// SameNode returns TCP endpoints on the node of a, with a Service port that they serve: many
-// of them, if there are too many.
+// SameNode returns endpoints at the address of a and on its node, with a Service port that
+// they serve: many of them, if there are too many.
 func (t *Tracker) SameNode(a service.Address) map[service.Address]service.PortName {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	node := t.nodeOf(a)
 	all := map[service.Address]service.PortName{}
-	if node == "" {
-		return all
-	}
 	here := make([]bool, len(t.interner.places))
 	for i, p := range t.interner.places {
-		here[i] = p.node == node
+		here[i] = p.node == node && node != ""
 	}
 	for _, s := range t.slices {
 		if len(all) >= maxSameNode {
 			break
 		}
 		if t.silentPolicy(s.owner) != SilentOff {
-			s.addPlaced(all, here)
+			s.addPlaced(all, a.Addr, here)
 		}
 	}
 	delete(all, a)
@@ -273,29 +267,29 @@ func (t *Tracker) nodeOf(a service.Address) string {
 	return ""
 }
 
-// addPlaced adds the TCP endpoints of s that are at some places.
-func (s *slice) addPlaced(all map[service.Address]service.PortName, here []bool) {
+// addPlaced adds the endpoints of s that are at an address or some places.
+func (s *slice) addPlaced(all map[service.Address]service.PortName, at netip.Addr, here []bool) {
 	for _, p := range s.owner.want {
 		k := slices.IndexFunc(s.ports, func(t targetPort) bool { return t.name == p.Name.Port && t.proto == p.Name.Protocol })
-		if k < 0 || p.Family != s.family || p.Name.Protocol != service.TCP {
+		if k < 0 || p.Family != s.family {
 			continue
 		}
 		for i, e := range s.endpoints {
-			if here[e.place] && (e.state.has(ready) || e.state.has(serving)) {
+			if (here[e.place] || s.addr(i) == at) && (e.state.has(ready) || e.state.has(serving)) {
 				all[s.ports[k].at(s.addr(i))] = p.Name
 			}
 		}
 	}
 }
 
-// leavesOut reports whether endpoints of p may be left out because they are silent.
-func (c *chooser) leavesOut(p *service.Port) bool {
-	return c.policy == SilentOn && len(c.silent) > 0 && p.Name.Protocol != service.UDP
+// leavesOut reports whether endpoints may be left out because they are silent.
+func (c *chooser) leavesOut() bool {
+	return c.policy == SilentOn && len(c.silent) > 0
 }
 
 // leaveOut removes silent endpoints from list, the endpoints of p. See SetSilent.
 func (c *chooser) leaveOut(p *service.Port, list []service.Endpoint) []service.Endpoint {
-	if !c.leavesOut(p) {
+	if !c.leavesOut() {
 		return list
 	}
 	type quiet struct {
@@ -324,7 +318,7 @@ func (c *chooser) leaveOut(p *service.Port, list []service.Endpoint) []service.E
 // for others.
 func (c *chooser) silence(e candidate, used bool) string {
 	since, silent := c.silent[service.AddressOf(c.protocol, e.addr)]
-	if !silent || c.protocol == service.UDP || c.policy == SilentOff {
+	if !silent || c.policy == SilentOff {
 		return ""
 	}
 	text := fmt.Sprintf("has not answered since %s", since.UTC().Format(time.RFC3339))

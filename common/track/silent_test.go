@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"kubeproxy/common/service"
 )
 
@@ -207,5 +209,32 @@ func TestSameNode(t *testing.T) {
 	large := silentCluster(1000)
 	if n := len(large.SameNode(ofSlice(3, 2))); n < 400 || n > maxSameNode {
 		t.Errorf("%d of 1000 on one node", n)
+	}
+}
+
+// Over UDP a silent endpoint is left out, and its flows are cut: it does not drain.
+func TestSilentDatagrams(t *testing.T) {
+	w := silentCluster(1)
+	s, slice := plainService(0), plainSlice(0, 4)
+	s.Spec.Ports[0].Protocol, slice.Ports[0].Protocol = corev1.ProtocolUDP, ptr(corev1.ProtocolUDP)
+	for i := range slice.Endpoints {
+		slice.Endpoints[i].NodeName = nil
+	}
+	w.SetService(s)
+	w.SetSlice(slice)
+	name, silent := portName(0), ofSlice(0, 1)
+	name.Protocol, silent.Protocol = service.UDP, service.UDP
+	w.SetSilent(map[service.Address]time.Time{silent: time.Unix(10, 0)})
+	p := w.Latest().Port(service.IPv4, name)
+	if len(p.Cluster) != 3 || slices.ContainsFunc(p.Cluster, func(e service.Endpoint) bool { return e.Addr.Addr() == silent.Addr }) || len(p.Draining) > 0 {
+		t.Errorf("%v are used, %v drain", p.Cluster, p.Draining)
+	}
+	if all := w.SilentUses(); len(all) != 1 || all[0] != (SilentUse{silent, name, true}) {
+		t.Errorf("%v", all)
+	}
+	same := silent
+	same.Protocol = service.TCP // of an address without a node
+	if all := w.SameNode(same); len(all) != 1 || all[silent] != name {
+		t.Errorf("at one address: %v", all)
 	}
 }

@@ -55,13 +55,13 @@ type Filter struct {
 	// net/netfilter/nf_conntrack_netlink.c, ctnetlink_filter_match_tuple).
 	Addr netip.Addr
 	Port uint16
-	// OneWay omits entries with a reply, if the kernel supports that.
-	OneWay bool
+	// OneWay omits entries with a reply, Answered those without, if the kernel supports that.
+	OneWay, Answered bool
 	// Translated omits entries without a reply, and those whose destination rules did not
 	// translate, if the kernel supports that.
 	Translated bool
 	// AllFamilies asks for the entries of both families, which the kernel finds in one walk.
-	// It filters them by OneWay and Translated only.
+	// It filters them by OneWay, Answered and Translated only.
 	AllFamilies bool
 }
 

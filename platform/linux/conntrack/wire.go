@@ -120,6 +120,9 @@ func encodeStatus(e *netlink.Encoder, f Filter) {
 	case f.OneWay:
 		e.Uint32(ctaStatus, 0)
 		e.Uint32(ctaStatusMask, statusSeenReply)
+	case f.Answered:
+		e.Uint32(ctaStatus, statusSeenReply)
+		e.Uint32(ctaStatusMask, statusSeenReply)
 	case f.Translated:
 		e.Uint32(ctaStatus, statusSeenReply|statusDNAT)
 		e.Uint32(ctaStatusMask, statusSeenReply|statusDNAT)

@@ -9,6 +9,7 @@ package silence
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -34,9 +35,10 @@ const (
 
 	// maxEndpoints and maxFlows bound what is kept: endpoints with waiting connections, and
 	// connections of each. maxPorts are looked at for answers, each with maxAnswers
-	// connections.
-	maxEndpoints, maxFlows = 4096, 8
-	maxPorts, maxAnswers   = 4, 4096
+	// connections: in up to maxWalks of the table by their port numbers, or one of all that
+	// have an answer.
+	maxEndpoints, maxFlows         = 4096, 8
+	maxPorts, maxAnswers, maxWalks = 4, 1 << 15, 2
 )
 
 // Watch looks for connections without an answer.
@@ -55,15 +57,16 @@ type Watch struct {
 	cpuTime func() time.Duration // that the calling thread has used
 	driver  conntrack.Driver
 	waiting map[service.Address][]*flow // by endpoint
+	fresh   int                         // how many of them are not told yet
 	looks   int
 	known   *service.Snapshot
 	useful  bool          // see isUseful, of known
 	asked   time.Time     // when it was
 	owed    time.Duration // until looks have taken no more than their share
 	second  bool          // the next look is the second of a pair
-	// answered are the connections with an answer to the ports of Undecided, nil if they are
-	// too many.
-	answered map[portOf]map[answer]bool
+	// answered are the connections with an answer to the ports of Undecided, unless they are
+	// too many, by the numbers that the kernel gives them.
+	answered map[portOf]map[uint32]bool
 }
 
 // flow is a connection whose client waits.
@@ -96,7 +99,7 @@ func (w *Watch) run(ctx context.Context) error {
 // is on credit.
 func (w *Watch) next(cost time.Duration) time.Duration {
 	w.owed += share * cost
-	w.second = !w.second && len(w.waiting) > 0
+	w.second = !w.second && w.fresh > 0
 	pause := w.pause()
 	if !w.second {
 		pause = max(pause, w.owed)
@@ -109,7 +112,7 @@ func (w *Watch) pause() time.Duration {
 	switch {
 	case !w.useful:
 		return lonelyPause
-	case len(w.waiting) == 0:
+	case w.fresh == 0:
 		return idlePause
 	}
 	return busyPause
@@ -134,7 +137,7 @@ func (w *Watch) look(ctx context.Context, now time.Time) error {
 func (w *Watch) isUseful(s *service.Snapshot) bool {
 	for _, f := range w.Families {
 		for p := range s.Ports(f) {
-			if p.Name.Protocol != service.UDP && max(len(p.Cluster), len(p.Local)) > 1 && w.Wanted(p.Name) {
+			if max(len(p.Cluster), len(p.Local)) > 1 && w.Wanted(p.Name) {
 				return true
 			}
 		}
@@ -145,7 +148,8 @@ func (w *Watch) isUseful(s *service.Snapshot) bool {
 // see records an entry of a connection that waits. Its endpoint differs from where the
 // client sent it.
 func (w *Watch) see(x conntrack.Flow, now time.Time) {
-	if !x.Opening() || x.ReplySrc == x.Dst {
+	waits := x.Opening() || x.Protocol == service.UDP && !x.Answered
+	if !waits || x.ReplySrc == x.Dst {
 		return
 	}
 	e := service.AddressOf(x.Protocol, x.ReplySrc)
@@ -163,13 +167,18 @@ func (w *Watch) see(x conntrack.Flow, now time.Time) {
 // long enough.
 func (w *Watch) tell(now time.Time) {
 	due := map[service.Address][]silence.Evidence{} // by frontend
+	w.fresh = 0
 	for e, flows := range w.waiting {
 		flows = slices.DeleteFunc(flows, func(f *flow) bool { return f.look != w.looks })
 		if w.waiting[e] = flows; len(flows) == 0 {
 			delete(w.waiting, e)
 		}
 		for _, f := range flows {
-			if f.told || now.Sub(f.since) < busyPause {
+			if f.told {
+				continue
+			}
+			if now.Sub(f.since) < busyPause {
+				w.fresh++
 				continue
 			}
 			f.told = true
@@ -190,9 +199,6 @@ func (w *Watch) tell(now time.Time) {
 // tellOf tells of the connections to the frontends of p that lead to one of its endpoints.
 // NodePorts are known by their endpoints, whichever address of the node the client used.
 func (w *Watch) tellOf(p *service.Port, due map[service.Address][]silence.Evidence) {
-	if p.Name.Protocol == service.UDP {
-		return
-	}
 	for _, x := range p.Frontends {
 		a := p.Address(x)
 		if x.Addr.IsValid() {
@@ -222,74 +228,65 @@ func has(endpoints []service.Endpoint, e service.Address) bool {
 	return found
 }
 
-// portOf is a Service port in one family, and answer a connection that got one.
-type (
-	portOf struct {
-		family service.Family
-		name   service.PortName
-	}
-	answer struct{ client, to, endpoint netip.AddrPort }
-)
+// portOf is a Service port in one family.
+type portOf struct {
+	family service.Family
+	name   service.PortName
+}
 
 // lookForAnswers tells of connections to the ports of Undecided that got an answer since the
 // look before.
 func (w *Watch) lookForAnswers(ctx context.Context, now time.Time) error {
 	before := w.answered
-	w.answered = map[portOf]map[answer]bool{}
+	w.answered = map[portOf]map[uint32]bool{}
+	var filters []conntrack.Filter
 	for e, name := range w.Undecided() {
 		x := portOf{e.Family, name}
-		if _, done := w.answered[x]; done || len(w.answered) == maxPorts {
+		p := w.known.Port(e.Family, name)
+		if p == nil || w.answered[x] != nil || len(w.answered) == maxPorts {
 			continue
 		}
-		all, err := w.answersOf(ctx, w.known.Port(e.Family, name))
-		if err != nil {
-			return err
-		}
-		w.answered[x] = all
-		for a := range all {
-			if before[x] != nil && !before[x][a] {
-				w.Observe(silence.Evidence{Endpoint: service.AddressOf(name.Protocol, a.endpoint), Port: name, Client: a.client.Addr(), At: now, Kind: silence.Answered})
+		w.answered[x] = map[uint32]bool{}
+		for _, f := range p.Frontends {
+			filter := conntrack.Filter{Family: p.Family, Protocol: p.Name.Protocol, Port: f.Port}
+			if !slices.Contains(filters, filter) {
+				filters = append(filters, filter)
 			}
 		}
 	}
+	if len(filters) > maxWalks {
+		filters = []conntrack.Filter{{AllFamilies: true, Answered: true}}
+	}
+	for _, f := range filters {
+		if err := w.driver.Dump(ctx, f, func(x conntrack.Flow) { w.seeAnswer(x, before, now) }); err != nil {
+			w.answered = nil
+			return err
+		}
+	}
+	maps.DeleteFunc(w.answered, func(_ portOf, all map[uint32]bool) bool { return len(all) > maxAnswers })
 	return nil
 }
 
-// answersOf returns the connections to p that got an answer, nil if they are too many, or if
-// p is nil.
-func (w *Watch) answersOf(ctx context.Context, p *service.Port) (map[answer]bool, error) {
-	if p == nil {
-		return nil, nil
-	}
-	all := map[answer]bool{}
-	var filters []conntrack.Filter
-	for _, f := range p.Frontends {
-		x := conntrack.Filter{Family: p.Family, Protocol: p.Name.Protocol, Port: f.Port}
-		if p.Family == service.IPv4 {
-			x.Addr = f.Addr
+// seeAnswer records an entry with an answer, and tells of it if it is not in before, unless
+// there was none.
+func (w *Watch) seeAnswer(x conntrack.Flow, before map[portOf]map[uint32]bool, now time.Time) {
+	e := service.AddressOf(x.Protocol, x.ReplySrc)
+	for of, all := range w.answered {
+		if !x.Answered || x.Protocol != of.name.Protocol || e.Family != of.family || all[x.ID] || len(all) > maxAnswers {
+			continue
 		}
-		if !slices.Contains(filters, x) {
-			filters = append(filters, x)
+		p := w.known.Port(of.family, of.name)
+		to := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Port == x.Dst.Port() })
+		if !to || !has(p.Cluster, e) && !has(p.Local, e) {
+			continue
 		}
-	}
-	for _, f := range filters {
-		err := w.driver.Dump(ctx, f, func(x conntrack.Flow) {
-			e := service.AddressOf(x.Protocol, x.ReplySrc)
-			if x.Answered && x.Protocol == f.Protocol && x.Dst.Port() == f.Port && (has(p.Cluster, e) || has(p.Local, e)) && len(all) <= maxAnswers {
-				all[answer{x.Src, x.Dst, x.ReplySrc}] = true
-			}
-		})
-		if err != nil {
-			return nil, err
+		if all[x.ID] = true; before[of] != nil && !before[of][x.ID] {
+			w.Observe(silence.Evidence{Endpoint: e, Port: of.name, Client: x.Src.Addr(), At: now, Kind: silence.Answered})
 		}
 	}
-	if len(all) > maxAnswers {
-		return nil, nil
-	}
-	return all, nil
 }
 
-// Dial sends a first packet to a TCP endpoint and reports whether anything came back before
+// Dial sends a first packet of TCP to an endpoint and reports whether anything came back before
 // ctx ended. A refusal is an answer, and the lack of a route is none. The server does not
 // notice: a reset comes instead of the acknowledgement with which it would accept.
 func Dial(ctx context.Context, e service.Address) bool {

@@ -26,6 +26,7 @@ type table struct {
 	mu    sync.Mutex // of each look
 	flows []conntrack.Flow
 	cost  time.Duration
+	churn bool // each look finds other clients
 	err   error
 
 	used  time.Duration
@@ -42,7 +43,10 @@ func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.
 	x.used += x.cost
 	x.dumps = append(x.dumps, time.Now())
 	for _, y := range x.flows {
-		if f.AllFamilies && f.OneWay || f.Port == y.Dst.Port() { // an old kernel does not look at the status
+		if x.churn {
+			y.Src = netip.AddrPortFrom(y.Src.Addr(), uint16(len(x.dumps)))
+		}
+		if f.AllFamilies || f.Port == y.Dst.Port() { // an old kernel does not look at the status
 			each(y)
 		}
 	}
@@ -138,8 +142,13 @@ func TestWhatWatchTells(t *testing.T) {
 	other := port("other", service.TCP, clusterIP("10.96.0.11:80"), webs...)
 	answered := syn("10.244.1.9:1007", "10.96.0.10:80", webs[0])
 	answered.Answered, answered.State = true, 2
+	dns := port("dns", service.UDP, clusterIP("10.96.0.10:53"), webs...)
 	datagram := syn("10.244.1.9:1008", "10.96.0.10:80", webs[0])
 	datagram.Protocol = service.UDP
+	question := datagram
+	question.Dst, question.State = at("10.96.0.10:53"), 0
+	reply := question
+	reply.Answered = true
 	for _, tc := range []struct {
 		name string
 		flow conntrack.Flow
@@ -154,16 +163,18 @@ func TestWhatWatchTells(t *testing.T) {
 		{"to what others translate", syn("10.244.1.9:1006", "10.96.0.10:80", "10.244.1.4:8080"), ""},
 		{"answered", answered, ""},
 		{"of another protocol", datagram, ""},
+		{"a datagram", question, "dns"},
+		{"a datagram with an answer", reply, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := watch(t, snapshot(web, other), &table{flows: []conntrack.Flow{tc.flow}})
+				w := watch(t, snapshot(web, other, dns), &table{flows: []conntrack.Flow{tc.flow}})
 				w.after(time.Second)
 				var want []silence.Evidence
 				if tc.want != "" {
 					want = []silence.Evidence{{
-						Endpoint: service.AddressOf(service.TCP, tc.flow.ReplySrc), Client: tc.flow.Src.Addr(),
-						Port: service.PortName{Namespace: "shop", Name: tc.want, Protocol: service.TCP}, Kind: silence.Unanswered,
+						Endpoint: service.AddressOf(tc.flow.Protocol, tc.flow.ReplySrc), Client: tc.flow.Src.Addr(),
+						Port: service.PortName{Namespace: "shop", Name: tc.want, Protocol: tc.flow.Protocol}, Kind: silence.Unanswered,
 					}}
 				}
 				if !slices.Equal(w.told, want) {
@@ -199,7 +210,7 @@ func TestAnswers(t *testing.T) {
 		x := &table{}
 		connect := func(client, to, endpoint string) {
 			f := syn(client, to, endpoint)
-			f.Answered, f.State = true, 3
+			f.Answered, f.State, f.ID = true, 3, uint32(len(x.flows)+1)
 			x.flows = append(x.flows, f)
 		}
 		w := watch(t, snapshot(port("web", service.TCP, append(clusterIP("10.96.0.10:80"), service.Frontend{Kind: service.NodePort, Port: 30080}), webs...)), x)
@@ -238,11 +249,12 @@ func TestPace(t *testing.T) {
 		want time.Duration // 0 for no look
 	}{
 		{"idle", snapshot(web), &table{}, idlePause},
-		{"connections wait", snapshot(web), &table{flows: waiting}, busyPause},
-		{"looks are expensive", snapshot(web), &table{flows: waiting, cost: 20 * time.Millisecond}, 2 * time.Second},
+		{"connections wait", snapshot(web), &table{flows: waiting, churn: true}, busyPause},
+		{"they are told", snapshot(web), &table{flows: waiting}, idlePause},
+		{"looks are expensive", snapshot(web), &table{flows: waiting, churn: true, cost: 20 * time.Millisecond}, 2 * time.Second},
 		{"the table changes", snapshot(web), &table{err: syscall.EINTR}, idlePause},
 		{"one endpoint", snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs[0])), &table{}, 0},
-		{"UDP", snapshot(port("web", service.UDP, clusterIP("10.96.0.10:80"), webs...)), &table{}, 0},
+		{"UDP", snapshot(port("web", service.UDP, clusterIP("10.96.0.10:80"), webs...)), &table{}, idlePause},
 		{"switched off", snapshot(port("unwanted", service.TCP, clusterIP("10.96.0.10:80"), webs...)), &table{}, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
