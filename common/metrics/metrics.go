@@ -55,13 +55,14 @@ var counters = map[string]metric{
 	"sync_proxy_rules_iptables_partial_restore_failures_total": {family, "Those among them that compared only what changed."},
 	"conntrack_reconciler_deleted_entries_total":               {family, "Stale connection tracking entries that were removed."},
 	// Ours.
-	"drift_found_total":    {backend, "Changes by others to what this backend had programmed that were noticed."},
-	"config_reloads_total": {result, "Changes of the configuration file that were found, by outcome."},
-	"drift_repaired_total": {backend, "Changes by others that were undone."},
-	"sync_failures_total":  {backend, "Rounds that failed, wholly or for single Service ports."},
-	"orphans_ended_total":  {family, "Connections that were open and ended after their endpoint had left its Service."},
-	"events_written_total": {nil, "Kubernetes Events that the API server accepted."},
-	"events_dropped_total": {reason, "Kubernetes Events that were not written, or not in time."},
+	"drift_found_total":            {backend, "Changes by others to what this backend had programmed that were noticed."},
+	"config_reloads_total":         {result, "Changes of the configuration file that were found, by outcome."},
+	"drift_repaired_total":         {backend, "Changes by others that were undone."},
+	"sync_failures_total":          {backend, "Rounds that failed, wholly or for single Service ports."},
+	"orphans_ended_total":          {family, "Connections that were open and ended after their endpoint had left its Service."},
+	"connections_rebalanced_total": {family, "Connections that were open and ended because their endpoint had more than its share."},
+	"events_written_total":         {nil, "Kubernetes Events that the API server accepted."},
+	"events_dropped_total":         {reason, "Kubernetes Events that were not written, or not in time."},
 }
 
 // gauges, by the name without its prefix.

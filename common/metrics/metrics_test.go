@@ -95,6 +95,7 @@ var documented = map[string]string{
 	"kubeproxy_drift_repaired_total":                         "COUNTER{backend,ip_family}",
 	"kubeproxy_sync_failures_total":                          "COUNTER{backend,ip_family}",
 	"kubeproxy_orphans_ended_total":                          "COUNTER{ip_family}",
+	"kubeproxy_connections_rebalanced_total":                 "COUNTER{ip_family}",
 	"kubeproxy_oldest_pending_change_age_seconds":            "GAUGE{ip_family}",
 	"kubeproxy_source_staleness_seconds":                     "GAUGE{source}",
 	"kubeproxy_silent_endpoints":                             "GAUGE{use}",
@@ -168,7 +169,7 @@ func fed() *Metrics {
 	m.EventDropped("full")
 	m.InForce(service.IPv4, time.Second)
 	m.Conntrack(service.IPv4, time.Second, 3)
-	m.OrphansEnded(service.IPv4, 2)
+	m.ConnectionsEnded(service.IPv4, 2, 1)
 	feedClient(m.Client())
 	return m
 }

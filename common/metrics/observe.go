@@ -353,9 +353,11 @@ func (m *Metrics) Conntrack(f service.Family, took time.Duration, deleted int) {
 	m.counters["conntrack_reconciler_deleted_entries_total"].WithLabelValues(f.String()).Add(float64(deleted))
 }
 
-// OrphansEnded counts connections to endpoints that left.
-func (m *Metrics) OrphansEnded(f service.Family, n int) {
-	m.counters["orphans_ended_total"].WithLabelValues(f.String()).Add(float64(n))
+// ConnectionsEnded counts connections to endpoints that left, and those that ended for
+// balance.
+func (m *Metrics) ConnectionsEnded(f service.Family, orphans, rebalanced int) {
+	m.counters["orphans_ended_total"].WithLabelValues(f.String()).Add(float64(orphans))
+	m.counters["connections_rebalanced_total"].WithLabelValues(f.String()).Add(float64(rebalanced))
 }
 
 // CleanupFailed counts a failed attempt of b to remove leftover rules of an earlier

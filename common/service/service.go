@@ -249,6 +249,9 @@ type Port struct {
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
 	Affinity           time.Duration // 0 means none; else whole seconds
+	// Rebalance is the age of TCP connections from which they end on endpoints with more
+	// than their share after one was added. 0 means that none ends.
+	Rebalance time.Duration
 	// KeepVIP requests that packets to a load balancer's address reach only pods of this
 	// node, with that destination address. Dataplanes that cannot do it ignore KeepVIP.
 	KeepVIP bool
@@ -278,6 +281,12 @@ func (p *Port) EndpointsFor(policy Policy) []Endpoint {
 		return p.Local
 	}
 	return p.Cluster
+}
+
+// Lists reports whether list, which is sorted by address, has an endpoint.
+func Lists(list []Endpoint, a netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(list, a, func(e Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) })
+	return found
 }
 
 // NodePort returns the port of p on the nodes, 0 if it has none.

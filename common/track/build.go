@@ -131,6 +131,7 @@ func (b *builder) template() service.Port {
 		template.External = b.policy("spec.externalTrafficPolicy", string(spec.ExternalTrafficPolicy))
 	}
 	template.HealthCheck = b.healthCheck(template.External)
+	template.Rebalance = b.rebalance(template.Affinity)
 	return template
 }
 

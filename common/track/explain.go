@@ -172,7 +172,7 @@ func (in *interner) placesOf(from []origin) map[netip.Addr]place {
 // use says whether e is in list, which holds the candidates with all of want. The reason
 // ends with but.
 func (c *chooser) use(e candidate, list []service.Endpoint, want state, but string) Use {
-	used := listed(list, e.addr)
+	used := service.Lists(list, e.addr)
 	return Use{used, c.reason(e, want, used) + but}
 }
 

@@ -6,6 +6,7 @@ package track
 import (
 	"bytes"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,6 +28,28 @@ func closesLeft(o *corev1.Service, notes *notes) bool {
 		notes.add("metadata.annotations["+AnnotationClose+"]", "%.80q is not %s; taken as not set", value, CloseLeft)
 	}
 	return value == CloseLeft
+}
+
+// AnnotationRebalance of a Service is the age of connections from which service.Port.Rebalance
+// ends them, or "off".
+const AnnotationRebalance = "kubeproxy.io/rebalance"
+
+// rebalance reads AnnotationRebalance.
+func (b *builder) rebalance(affinity time.Duration) time.Duration {
+	text, set := b.service.Annotations[AnnotationRebalance]
+	if !set || text == "off" {
+		return 0
+	}
+	age, err := time.ParseDuration(text)
+	switch {
+	case err != nil || age < time.Second:
+		b.notes.add("metadata.annotations["+AnnotationRebalance+"]", "%.80q is not off or a duration of at least 1s, such as 5m; taken as off", text)
+		return 0
+	case affinity > 0:
+		b.notes.add("metadata.annotations["+AnnotationRebalance+"]", "clients with sessionAffinity ClientIP come back to the same endpoint; taken as off")
+		return 0
+	}
+	return age
 }
 
 // Connection is whom an established connection leads from a Service to.

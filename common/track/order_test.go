@@ -654,6 +654,9 @@ func printPort(b *bytes.Buffer, p *service.Port) {
 	if p.Affinity > 0 {
 		fmt.Fprintf(b, " affinity=%v", p.Affinity)
 	}
+	if p.Rebalance > 0 {
+		fmt.Fprintf(b, " rebalance=%v", p.Rebalance)
+	}
 	if p.KeepVIP {
 		b.WriteString(" keep-vip")
 	}

@@ -122,17 +122,11 @@ func (t *Tracker) addSilent(all []SilentUse, s *serviceState) []SilentUse {
 			}
 			cluster, local := e.state.has(c.wantCluster), c.wantLocal != 0 && e.state.has(c.wantLocal)
 			if cluster || local {
-				all = append(all, SilentUse{a, p.Name, cluster && !listed(c.cluster, e.addr) || local && !listed(c.local, e.addr)})
+				all = append(all, SilentUse{a, p.Name, cluster && !service.Lists(c.cluster, e.addr) || local && !service.Lists(c.local, e.addr)})
 			}
 		}
 	}
 	return all
-}
-
-// listed reports whether list, which is sorted, has an address.
-func listed(list []service.Endpoint, a netip.AddrPort) bool {
-	_, is := slices.BinarySearchFunc(list, a, func(x service.Endpoint, a netip.AddrPort) int { return x.Addr.Compare(a) })
-	return is
 }
 
 // markSilent marks the Services that leave out silent endpoints and have one of changed. It

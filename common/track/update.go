@@ -350,7 +350,7 @@ func (r *resolver) problems() []Problem {
 // sameShape compares everything except endpoints.
 func sameShape(a, b *service.Port) bool {
 	return a.Name == b.Name && a.Family == b.Family &&
-		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity && a.HealthCheck == b.HealthCheck && a.KeepVIP == b.KeepVIP &&
+		a.Internal == b.Internal && a.External == b.External && a.Affinity == b.Affinity && a.HealthCheck == b.HealthCheck && a.KeepVIP == b.KeepVIP && a.Rebalance == b.Rebalance &&
 		slices.EqualFunc(a.Frontends, b.Frontends, service.Frontend.Equal)
 }
 

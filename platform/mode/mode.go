@@ -437,7 +437,7 @@ type Orphans interface {
 	InForce(*service.Snapshot)
 	// Run looks for connections until ctx ends. Without enter, this process may always
 	// change the node. ended counts what ended.
-	Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(connections int))
+	Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(orphans, rebalanced int))
 }
 
 // Repeater is a Tracer that can read once what is installed, for many connections of a snapshot.

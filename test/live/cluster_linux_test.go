@@ -167,6 +167,14 @@ func (c *cluster) save(t *testing.T, apps ...app) {
 	}
 }
 
+// saveAnnotated is save for a Service with an annotation.
+func (c *cluster) saveAnnotated(t *testing.T, a app, key, value string) {
+	t.Helper()
+	s := a.service()
+	s.Annotations = map[string]string{key: value}
+	c.write(t, a.name+".yaml", program.Manifest[any](t, s, a.slice(service.IPv4), a.slice(service.IPv6)))
+}
+
 // write replaces a file in one step, so that no reader sees half of it.
 func (c *cluster) write(t *testing.T, name string, text []byte) {
 	t.Helper()

@@ -268,16 +268,11 @@ func closesConnections(t *testing.T, m mode) {
 	c := newCluster(t, m)
 	db, plain, all := app{name: "db", number: 10}, app{name: "plain", number: 11}, app{name: "all", number: 12}
 	one, three := c.Host("web-1"), c.Host("web-3")
-	asking := func(a app, key, value string) {
-		s := a.service()
-		s.Annotations = map[string]string{key: value}
-		c.write(t, a.name+".yaml", program.Manifest[any](t, s, a.slice(service.IPv4), a.slice(service.IPv6)))
-	}
-	asking(db.on(three), track.AnnotationClose, track.CloseLeft)
+	c.saveAnnotated(t, db.on(three), track.AnnotationClose, track.CloseLeft)
 	p := c.start(t, plain.on(three), all.on(one, three))
 	lost, kept := c.converse(t, "tcp", db, 1), c.converse(t, "tcp", plain, 1)
 	c.save(t, plain.on(one))
-	asking(db.on(one), track.AnnotationClose, track.CloseLeft)
+	c.saveAnnotated(t, db.on(one), track.AnnotationClose, track.CloseLeft)
 	written := time.Now()
 	p.AwaitLogs(t, `"Ending connections to an endpoint that left"`, "the Service asks for it", "FAMILY")
 	t.Logf("decided %s after the write", time.Since(written).Round(time.Millisecond))
@@ -288,7 +283,7 @@ func closesConnections(t *testing.T, m mode) {
 	}
 	c.awaitLeft(t, "gone", false)
 	lost, _ = c.converse(t, "tcp", db, 1).split("")
-	asking(db.with(one, terminating).with(three, ready), track.AnnotationClose, track.CloseLeft)
+	c.saveAnnotated(t, db.with(one, terminating).with(three, ready), track.AnnotationClose, track.CloseLeft)
 	c.awaitProgrammed(t)
 	lost.checkSameServer(t)
 }

@@ -20,6 +20,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"time"
 
 	"kubeproxy/common/service"
 )
@@ -245,6 +246,9 @@ type Flow struct {
 	Owed bool
 	// Expires is in how many seconds the entry ends if no packet comes.
 	Expires uint32
+	// Since is when the entry began. It is zero unless net.netfilter.nf_conntrack_timestamp
+	// is on.
+	Since time.Time
 }
 
 // The states in which the client may have sent no more than its first packet: a SYN, SYNs

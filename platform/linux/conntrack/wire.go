@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
@@ -31,6 +32,7 @@ const (
 	ctaTimeout    = 7
 	ctaID         = 12
 	ctaZone       = 18
+	ctaTimestamp  = 20
 	ctaFilter     = 25
 	ctaStatusMask = 26
 
@@ -42,6 +44,8 @@ const (
 
 	statusSeenReply = 1 << 1
 	statusDNAT      = 1 << 5
+
+	ctaTimestampStart = 1
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -217,6 +221,8 @@ func decodeFlow(b []byte) (Flow, error) {
 			f.Expires = binary.BigEndian.Uint32(data)
 		case typ == ctaProtoInfo:
 			f.decodeInfo(data)
+		case typ == ctaTimestamp:
+			f.Since = decodeStart(data)
 		}
 	}
 	f.Protocol = orig.protocol
@@ -243,6 +249,16 @@ func (f *Flow) decodeInfo(b []byte) {
 			}
 		}
 	}
+}
+
+// decodeStart returns when an entry began.
+func decodeStart(b []byte) time.Time {
+	for typ, data := range netlink.Attributes(b) {
+		if typ == ctaTimestampStart && len(data) == 8 {
+			return time.Unix(0, int64(binary.BigEndian.Uint64(data)))
+		}
+	}
+	return time.Time{}
 }
 
 // tuple is one direction of an entry. Its ports are 0 for a protocol without ports.

@@ -20,7 +20,8 @@ import (
 // input it sees those of mode ipvs, which translates later.
 //
 // The reset that the kernel makes has the numbers that the client's packet acknowledges,
-// and goes the way of all answers to the client. A reset of the client's own passes, so that
+// and goes the way of all answers to the client. A SYN begins the next connection of a client
+// port, and passes. A reset of the client's own passes, so that
 // an endpoint that still lives hears of the end.
 
 // LeftTableOf returns the name of the table of the proxy that serves the Services labelled
@@ -116,7 +117,7 @@ func nudge(f conntrack.Flow) []byte {
 // that these rules answer.
 func leftChains() []*chain {
 	end := rule{
-		established{}, isProto{service.TCP}, fromClient{}, notReset, lookup{fields: leftFlows.key, in: leftFlows}, reject{tcp: true},
+		established{}, isProto{service.TCP}, fromClient{}, notReset, notSYN, lookup{fields: leftFlows.key, in: leftFlows}, reject{tcp: true},
 	}
 	all := []*chain{{name: "nudge", hook: &hook{name: "output", priority: -300, filter: true}, rules: []rule{{isProto{service.TCP}, notSYN, isNudge{}, untracked{}}}}}
 	for _, name := range []string{"input", "forward", "output"} {

@@ -1,7 +1,8 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package orphans ends established TCP connections to endpoints that left for good. The
+// Package orphans ends established TCP connections to endpoints that left for good, and, for
+// Services that ask for it, to endpoints with more than their share after a scale-up. The
 // kernel goes on to translate the packets of such a connection. If the endpoint does not
 // answer any more, its client waits until its own retransmissions end, for a quarter of an
 // hour by default. Where a Service asks for it, connections to endpoints that left and
@@ -81,7 +82,7 @@ type Orphans struct {
 	Options
 	tracker *track.Tracker
 	enter   func(context.Context) (leave func(), ok bool)
-	ended   func(connections int)
+	ended   func(orphans, rebalanced int)
 	inForce atomic.Pointer[service.Snapshot]
 	wake    chan struct{}
 
@@ -94,11 +95,12 @@ type Orphans struct {
 	pause     time.Duration // until the next look, 0 for no need
 	since     time.Time     // of the first look with a pause
 	failure   string        // of the Table, logged
+	balance   *balance
 }
 
 // New returns Orphans that do nothing before Run.
 func New(o Options) *Orphans {
-	return &Orphans{Options: o, wake: make(chan struct{}, 1), ending: map[flow]time.Time{}}
+	return &Orphans{Options: o, wake: make(chan struct{}, 1), ending: map[flow]time.Time{}, balance: newBalance(o)}
 }
 
 // way is from where to where connections lead.
@@ -129,7 +131,7 @@ func (o *Orphans) kick() {
 // Run looks for connections until ctx ends. enter returns whether this process may change
 // the node, see lease.Lease; without it, this process always may. ended counts connections
 // that ended after a decision here.
-func (o *Orphans) Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(connections int)) {
+func (o *Orphans) Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(orphans, rebalanced int)) {
 	o.tracker, o.enter, o.ended = t, enter, ended
 	t.Subscribe(track.Listener{Changed: o.kick})
 	timer := time.NewTimer(0)
@@ -150,6 +152,7 @@ func (o *Orphans) Run(ctx context.Context, t *track.Tracker, enter func(context.
 		if departures != seen {
 			due, o.pause = true, 0
 		}
+		due = o.balance.follow(o.inForce.Load()) || due
 		wait := max(pace-time.Since(last), time.Until(o.paidUntil)-burst)
 		switch {
 		case !due && o.pause > 0:
@@ -205,6 +208,9 @@ func (o *Orphans) look(ctx context.Context) {
 	if len(left) == 0 && len(o.ending) == 0 {
 		o.pause = 0
 	}
+	if p := o.balance.pause(); p > 0 {
+		o.pause = min(cmp.Or(o.pause, p), p)
+	}
 }
 
 // verdict is what to do with the connections of a way.
@@ -252,6 +258,7 @@ func (o *Orphans) find(ctx context.Context) (map[way]*lost, error) {
 	ways, ages := map[way]*lost{}, o.ages()
 	err := o.dump(ctx, func(f conntrack.Flow) {
 		if w := (way{f.Dst, f.ReplySrc}); established(f) {
+			o.balance.see(f)
 			if ways[w] == nil {
 				ways[w] = &lost{way: w}
 			}
@@ -451,8 +458,10 @@ func (l *lost) see(f conntrack.Flow, a ages) {
 	l.owes, l.stuck, l.live = l.owes || f.Owed, l.stuck || a.stuck(f), l.live || a.live(f)
 }
 
-// end makes the kernel end the connections of left as their verdicts say, and no others.
+// end makes the kernel end the connections of left as their verdicts say, those that are to
+// be rebalanced, and no others.
 func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
+	flows, rebalanced := o.balance.decide()
 	open, ages := map[flow]conntrack.Flow{}, o.ages()
 	visit := func(f conntrack.Flow) {
 		k := flowOf(f)
@@ -474,7 +483,6 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 	for _, l := range left {
 		dead[l.endpoint], live[l.endpoint] = dead[l.endpoint] || l.stuck, live[l.endpoint] || l.live
 	}
-	var flows []conntrack.Flow
 	fresh := map[cause]int{}
 	for k, f := range open {
 		l := left[k.way]
@@ -501,8 +509,10 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 	}
 	if o.change(ctx, flows) {
 		o.logEnding(fresh)
+	} else {
+		o.balance.forget()
 	}
-	o.ended(gone)
+	o.ended(gone, rebalanced)
 }
 
 // change sets the table, unless another process programs the node.

@@ -28,18 +28,21 @@ import (
 // node is a node with three Services, whose rules are in force at once.
 type node struct {
 	*track.Tracker
-	orphans *Orphans
-	ended   int
+	orphans    *Orphans
+	ended      int
+	rebalanced int
 
-	mu      sync.Mutex
-	flows   []conntrack.Flow
-	failure error // of a dump
-	silent  map[string]bool
-	dialled []string
-	table   []string
-	forgot  int
-	standby bool
-	held    bool // the rules of the latest snapshot are not in force
+	mu        sync.Mutex
+	flows     []conntrack.Flow
+	failure   error // of a dump
+	silent    map[string]bool
+	dialled   []string
+	table     []string
+	rebalance string               // the annotation of web
+	reset     func(conntrack.Flow) // called for each of the table
+	forgot    int
+	standby   bool
+	held      bool // the rules of the latest snapshot are not in force
 }
 
 // web and db have the endpoints .1 and .2, and db asks for the end of connections to those
@@ -70,10 +73,11 @@ func withNode(t *testing.T, test func(*testing.T, *node)) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			n.orphans.Run(ctx, n.Tracker, n.enter, func(k int) {
+			n.orphans.Run(ctx, n.Tracker, n.enter, func(k, rebalanced int) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
 				n.ended += k
+				n.rebalanced += rebalanced
 			})
 		}()
 		n.after(time.Second)
@@ -93,6 +97,9 @@ func (n *node) service(name string) {
 	s.Spec.Ports = []corev1.ServicePort{{Port: int32(at.Port())}}
 	if name == "db" {
 		s.Annotations = map[string]string{track.AnnotationClose: track.CloseLeft}
+	}
+	if name == "web" && n.rebalance != "" {
+		s.Annotations = map[string]string{track.AnnotationRebalance: n.rebalance}
 	}
 	n.SetService(s)
 }
@@ -192,6 +199,9 @@ func (n *node) Set(flows []conntrack.Flow) error {
 	n.table = nil
 	for _, f := range flows {
 		n.table = append(n.table, f.Dst.Addr().String()+" "+f.ReplySrc.Addr().String())
+		if n.reset != nil {
+			n.reset(f)
+		}
 	}
 	slices.Sort(n.table)
 	return nil

@@ -492,7 +492,7 @@ func (p *proxy) start(ctx context.Context, group *errgroup.Group, m *member) {
 	group.Go(func() error { return m.watch(ctx) })
 	if m.Orphans != nil {
 		group.Go(func() error {
-			m.Orphans.Run(ctx, p.tracker, p.leaseEnter(), func(n int) { p.reports.Metrics.OrphansEnded(m.Family, n) })
+			m.Orphans.Run(ctx, p.tracker, p.leaseEnter(), func(n, rebalanced int) { p.reports.Metrics.ConnectionsEnded(m.Family, n, rebalanced) })
 			return nil
 		})
 	}
