@@ -387,7 +387,7 @@ fmt: ## format every Go file
 .PHONY: bpf
 bpf: ## compile the programs of socket acceleration for the kernel
 	@build/setup.sh bpf
-	@platform/linux/socketlb/bpf/compile.sh platform/linux/socketlb/bpf/socketlb.o
+	@for o in socketlb watch; do platform/linux/socketlb/bpf/compile.sh platform/linux/socketlb/bpf/$$o.o || exit; done
 
 .PHONY: deps
 deps: ## rewrite build/deps-*.txt, the lists of linked packages

@@ -26,6 +26,7 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/silence"
 	"kubeproxy/common/takeover"
 	"kubeproxy/common/track"
 	"kubeproxy/common/traffic"
@@ -150,6 +151,12 @@ type Setup struct {
 	// Attempted receives how the attempts of listeners to reach endpoints end. Without an
 	// endpoint, a client could not be served.
 	Attempted func(f service.Family, name service.PortName, endpoint netip.AddrPort, err error)
+	// Silent returns what decides which endpoints do not answer.
+	Silent func() *silence.Box
+	// Draws reports whether connections that nobody answers get another endpoint, and Drawn
+	// gets the endpoint that one of them had.
+	Draws func() bool
+	Drawn func(service.Address)
 }
 
 // Condition is DetailedCondition without names of Services and clients.

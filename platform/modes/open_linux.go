@@ -20,12 +20,13 @@ import (
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
+	"kubeproxy/common/silence"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/linux/orphans"
-	"kubeproxy/platform/linux/silence"
+	linuxsilence "kubeproxy/platform/linux/silence"
 	"kubeproxy/platform/linux/socketlb"
 	"kubeproxy/platform/linux/sysctl"
 	"kubeproxy/platform/linux/userspace"
@@ -58,7 +59,7 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 		return l, nil
 	})
 	for _, b := range backends {
-		accelerate(s.Config, b)
+		accelerate(ctx, s, b)
 		if d.System.Conntrack {
 			c := newConntrackCleaner(ctx, b)
 			b.Conntrack = c
@@ -76,9 +77,14 @@ func accompany(ctx context.Context, d mode.Descriptor, s mode.Setup, backends []
 
 // accelerate puts socket acceleration above the rules of b. Where it is off, the first
 // round removes what an earlier process left of it.
-func accelerate(c *config.Config, b *mode.Backend) {
+func accelerate(ctx context.Context, s mode.Setup, b *mode.Backend) {
+	c := s.Config
 	o := accelerationOptions(c)
 	o.Connections = trackedConnections
+	o.Watcher = &socketlb.Watcher{
+		Observe: func(e silence.Evidence) { s.Silent().Observe(e) }, Silent: func() map[service.Address]silence.Record { return s.Silent().Records() },
+		Draws: s.Draws, Drawn: s.Drawn, Flows: conntrack.Netlink{}, Table: nftables.RedrawPlace(b.Family, c.ProxyName), Log: klog.FromContext(ctx),
+	}
 	layer := socketlb.New(b.Family, socketlb.NewDriver(b.Family, o), o)
 	b.Backend = reconcile.Both(b.Backend, layer)
 	if len(b.Owned) > 0 { // else nothing is taken over
@@ -104,7 +110,7 @@ func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Ba
 	place := nftables.LeftPlace(b.Family, s.Config.ProxyName)
 	o := orphans.Options{
 		Family: b.Family, Filter: conntrack.Filter{Family: b.Family, Protocol: service.TCP, Translated: d.System.Translates},
-		Dump: conntrack.Netlink{}.Dump, Table: nftables.NewLeftTable(place), CPUTime: silence.ThreadTime, Answers: orphans.Answers, Log: klog.FromContext(ctx),
+		Dump: conntrack.Netlink{}.Dump, Table: nftables.NewLeftTable(place), CPUTime: linuxsilence.ThreadTime, Answers: orphans.Answers, Log: klog.FromContext(ctx),
 		TCPTimeout: func(state string) uint32 { return sysctl.TCPTimeout(sysctl.Host(), state) },
 	}
 	if r, relays := b.Relay.(*userspace.Backend); relays {
@@ -113,7 +119,7 @@ func endOrphans(ctx context.Context, d mode.Descriptor, s mode.Setup, b *mode.Ba
 	}
 	b.Orphans = orphans.New(o)
 	if len(b.Owned) > 0 { // else nothing is taken over
-		b.Owned = append(b.Owned, place.String())
+		b.Owned = append(b.Owned, place.String(), nftables.RedrawPlace(b.Family, s.Config.ProxyName).String())
 		if b.Family == mode.PrimaryFamily(s.Config) {
 			b.Owned = append(b.Owned, settings(s.Config).String())
 		}
@@ -142,7 +148,7 @@ func LastSettings(c *config.Config) ([]byte, error) {
 
 // beside lists the tables that a proxy has in every mode.
 func beside(c *config.Config, f service.Family) []nftables.Leftovers {
-	return []nftables.Leftovers{nftables.LeftPlace(f, c.ProxyName), nftables.SettingsPlace(f, c.ProxyName)}
+	return []nftables.Leftovers{nftables.LeftPlace(f, c.ProxyName), nftables.SettingsPlace(f, c.ProxyName), nftables.RedrawPlace(f, c.ProxyName).Leftovers}
 }
 
 // IsBeside reports whether a target is a table that the proxy of c has in every mode. It serves nobody.
@@ -154,7 +160,7 @@ func IsBeside(c *config.Config, t takeover.Target) bool {
 // Beside names tables of this proxy that decide nothing for a first packet, as in
 // explain.Walk.Followed.
 func Beside(c *config.Config, f service.Family) []string {
-	return []string{nftables.LeftPlace(f, c.ProxyName).Name(), nftables.DrawLeftovers(f, c.ProxyName).Name()}
+	return []string{nftables.LeftPlace(f, c.ProxyName).Name(), nftables.RedrawPlace(f, c.ProxyName).Name(), nftables.DrawLeftovers(f, c.ProxyName).Name()}
 }
 
 // companionTargets lists where what accompanies a mode may have left something.

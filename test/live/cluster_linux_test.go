@@ -75,6 +75,8 @@ type mode struct {
 	scheduler string
 	// plain leaves socket acceleration to the test.
 	plain bool
+	// accelerated is for socket acceleration in any case.
+	accelerated bool
 	// localhost is whether NodePorts answer on 127.0.0.1, which the judge does not cover.
 	localhost bool
 }
@@ -112,7 +114,7 @@ func newCluster(t *testing.T, m mode) *cluster {
 // newClusterOf is newCluster with those pods on the other node.
 func newClusterOf(t *testing.T, m mode, remotes ...string) *cluster {
 	t.Helper()
-	c := &cluster{dir: t.TempDir(), mode: m, accelerated: accelerated() && !m.plain}
+	c := &cluster{dir: t.TempDir(), mode: m, accelerated: (accelerated() || m.accelerated) && !m.plain}
 	c.Lab = netlab.Start(t, netlab.Config{
 		Pods: locals, Remote: remotes, Clients: outside, Bridge: m.bridge,
 		Cgroups: c.accelerated, Unbound: prefixes("10.96.0.0/12", "fd00:10:96::/112"),

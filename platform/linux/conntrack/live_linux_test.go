@@ -132,6 +132,31 @@ func (tn *testNet) traffic(gone []netip.AddrPort) []string {
 	return want
 }
 
+// TestFind finds the entry of a connection that rules translated, and of none that there is not.
+func TestFind(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			isolate(t)
+			p := newTestNet(t, f)
+			vip := to(p.vip, 53)
+			p.translate(map[netip.AddrPort]netip.AddrPort{vip: p.a})
+			c := p.open(vip)
+			p.query(c)
+			from := c.LocalAddr().(*net.UDPAddr).AddrPort()
+			from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+			got, found, err := Netlink{}.Find(t.Context(), service.UDP, from, vip)
+			if err != nil || !found || got.Src != from || got.Dst != vip || got.ReplySrc != p.a || !got.Answered {
+				t.Errorf("%+v, %t, %v", got, found, err)
+			}
+			for _, to := range []netip.AddrPort{p.a, to(p.vip, 54)} {
+				if got, found, err := (Netlink{}).Find(t.Context(), service.UDP, from, to); err != nil || found {
+					t.Errorf("to %s: %+v, %v, want none", to, got, err)
+				}
+			}
+		})
+	}
+}
+
 // TestBlackHole shows why this package exists: a client that keeps its socket keeps
 // sending to a removed endpoint, whatever the rules are.
 func TestBlackHole(t *testing.T) {

@@ -80,6 +80,29 @@ func readDump(each func(Flow), receive func(func(netlink.Message) (bool, error))
 	return err
 }
 
+// Find returns the entry of a connection, by its first packet.
+func (Netlink) Find(ctx context.Context, p service.Protocol, from, to netip.AddrPort) (f Flow, found bool, err error) {
+	e := payload(service.FamilyOf(to.Addr()))
+	encodeTuple(e, ctaTupleOrig, tuple{protocol: p, src: from.Addr(), dst: to.Addr(), from: from.Port(), to: to.Port()})
+	s, err := dial(ctx)
+	if err != nil {
+		return f, false, err
+	}
+	defer s.Close()
+	if err := send(s, [][]byte{e.Buf}, msgGet, unix.NLM_F_ACK); err != nil {
+		return f, false, err
+	}
+	err = s.Receive(ctx, func(m netlink.Message) (more bool, err error) {
+		if m.Type == unix.NLMSG_ERROR { // a missing entry is not an error
+			return false, nil
+		}
+		f, err = decodeFlow(m.Body)
+		found = err == nil
+		return true, err
+	})
+	return f, found, err
+}
+
 // Delete implements Driver. The kernel deletes an entry in any state (kernel:
 // net/netfilter/nf_conntrack_netlink.c, ctnetlink_del_conntrack), so Delete first reads the
 // state of connections again.

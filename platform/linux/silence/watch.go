@@ -50,6 +50,9 @@ type Watch struct {
 	Wanted func(service.PortName) bool
 	// Undecided returns the endpoints for which it matters whether clients get answers.
 	Undecided func() map[service.Address]service.PortName
+	// Direct is whether clients of a Service may connect to its endpoints themselves, as with
+	// socket acceleration. Others tell which of them got no answer.
+	Direct bool
 	// Observe gets each connection without an answer, once, and new ones with an answer to
 	// the ports of Undecided.
 	Observe func(silence.Evidence)
@@ -254,7 +257,7 @@ func (w *Watch) lookForAnswers(ctx context.Context, now time.Time) error {
 			}
 		}
 	}
-	if len(filters) > maxWalks {
+	if len(filters) > maxWalks || w.Direct && len(filters) > 0 {
 		filters = []conntrack.Filter{{AllFamilies: true, Answered: true}}
 	}
 	for _, f := range filters {
@@ -277,6 +280,9 @@ func (w *Watch) seeAnswer(x conntrack.Flow, before map[portOf]map[uint32]bool, n
 		}
 		p := w.known.Port(of.family, of.name)
 		to := slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool { return f.Port == x.Dst.Port() })
+		if a := service.AddressOf(x.Protocol, x.Dst); w.Direct && (has(p.Cluster, a) || has(p.Local, a)) {
+			to = true
+		}
 		if !to || !has(p.Cluster, e) && !has(p.Local, e) {
 			continue
 		}

@@ -222,6 +222,14 @@ func TestAnswers(t *testing.T) {
 		connect("192.0.2.1:1002", "192.0.2.10:30080", webs[0])
 		connect("10.244.1.9:1003", "10.96.0.11:80", "10.244.1.4:8080")
 		connect("10.244.1.9:1004", "10.96.0.10:81", webs[1])
+		connect("10.244.1.10:1000", webs[1], webs[1])
+		w.after(time.Second)
+		w.undecided = nil
+		w.after(time.Second)
+		w.Direct, w.undecided = true, webs[:1]
+		w.after(time.Second)
+		connect("10.244.1.11:1000", webs[1], webs[1])
+		connect("10.244.1.12:1000", "10.244.1.99:8080", "10.244.1.99:8080")
 		w.after(time.Second)
 		w.undecided = nil
 		w.after(time.Second)
@@ -232,7 +240,7 @@ func TestAnswers(t *testing.T) {
 			told = append(told, fmt.Sprintf("%d %s to %s", e.Kind, e.Client, e.Endpoint))
 		}
 		slices.Sort(told)
-		if want := []string{"1 10.244.1.9 to tcp 10.244.1.3:8080", "1 192.0.2.1 to tcp 10.244.1.2:8080"}; !slices.Equal(told, want) {
+		if want := []string{"1 10.244.1.11 to tcp 10.244.1.3:8080", "1 10.244.1.9 to tcp 10.244.1.3:8080", "1 192.0.2.1 to tcp 10.244.1.2:8080"}; !slices.Equal(told, want) {
 			t.Errorf("told %q, want %q", told, want)
 		}
 	})

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"kubeproxy/common/reconcile"
@@ -40,6 +41,8 @@ type Options struct {
 	NodeOnly bool
 	// Connections, if set, is how a Backend finds out that it takes no connection of pods.
 	Connections Connections
+	// Watcher, if set, gives sockets whose endpoint does not answer another one.
+	Watcher *Watcher
 	// Name is that of the folder, Name if it is empty.
 	Name string
 	// Cgroup is the cgroup whose processes are taken, as a path. If it is empty, it is the
@@ -63,7 +66,7 @@ func NameOf(proxy string) string {
 var labels = [...]string{service.IPv4: "ipv4", service.IPv6: "ipv6"}
 
 // Driver is the access to the kernel that Backend needs, for one family. Its methods are
-// called from one goroutine at a time, except Attached, Watch and Taken.
+// called from one goroutine at a time, except Attached, Repeats and Taken.
 type Driver interface {
 	// Adopt returns the tables that an earlier process left in force, nil if there are
 	// none that this program understands.
@@ -100,6 +103,10 @@ type Driver interface {
 	Release()
 	// Taken returns how many connections were taken.
 	Taken() (Taken, error)
+	// Repeats calls each for the connections of sockets that were taken and repeat their first
+	// packet, and idle when there is none for a while, until ctx ends. An error says what the
+	// kernel lacks.
+	Repeats(ctx context.Context, each func(repeat), idle func()) error
 }
 
 // Taken counts connections that were taken.
@@ -130,11 +137,14 @@ type Backend struct {
 	others string            // what else may be in force
 	missed missed
 	full   time.Time // when everything was compared
+
+	watcher *Watcher
+	latest  atomic.Pointer[service.Snapshot] // that was planned, for watcher
 }
 
 // New returns a Backend for family f.
 func New(f service.Family, d Driver, o Options) *Backend {
-	b := &Backend{family: f, driver: d, off: o.Off, resync: defaultResync}
+	b := &Backend{family: f, driver: d, off: o.Off, resync: defaultResync, watcher: o.Watcher}
 	if !o.NodeOnly {
 		b.missed.list = o.Connections
 	}
@@ -154,6 +164,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	if b.off {
 		return b.planRemoval(want)
 	}
+	b.latest.Store(want)
 	p := &plan{backend: b, want: want}
 	first := b.have == nil
 	full := first || want == b.have || time.Since(b.full) >= b.resync || b.have.Node != want.Node || b.have.Incomplete
@@ -219,11 +230,14 @@ func (b *Backend) Cleanup(context.Context) error {
 
 // Watch implements reconcile.Backend. A check of the programs costs a few system calls.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
-	return reconcile.Every(ctx, watchPeriod, func() {
-		if b.driver.Attached() != nil {
-			touched()
-		}
-	})
+	attached := func(ctx context.Context, touched func()) error {
+		return reconcile.Every(ctx, watchPeriod, func() {
+			if b.driver.Attached() != nil {
+				touched()
+			}
+		})
+	}
+	return reconcile.WatchAll(ctx, touched, attached, b.watchRepeats)
 }
 
 // Taken returns how many connections were taken. It is safe for concurrent use.
@@ -238,6 +252,7 @@ func (b *Backend) SetResync(d time.Duration) { b.resync = d }
 // Forget implements reconcile.Backend.
 func (b *Backend) Forget() {
 	b.tables, b.have = nil, nil
+	b.latest.Store(nil)
 	b.driver.Release()
 }
 
@@ -350,6 +365,8 @@ func (u unavailable) Installed() (bool, error)        { return false, nil }
 func (u unavailable) Remove() error                   { return nil }
 func (u unavailable) Release()                        {}
 func (u unavailable) Taken() (Taken, error)           { return Taken{}, nil }
+
+func (u unavailable) Repeats(context.Context, func(repeat), func()) error { return nil }
 
 // UnseenError is why this process cannot tell whether the layer is in the kernel.
 type UnseenError struct {

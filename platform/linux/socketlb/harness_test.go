@@ -289,6 +289,11 @@ func (f *fake) Release() {}
 
 func (f *fake) Taken() (Taken, error) { return f.taken, f.fail("Taken") }
 
+func (f *fake) Repeats(ctx context.Context, _ func(repeat), _ func()) error {
+	<-ctx.Done()
+	return nil
+}
+
 // connect does what the programs do, and returns the endpoint with number choice.
 func (f *fake) connect(to netip.AddrPort, choice int) (netip.AddrPort, bool) {
 	f.programs.RLock()

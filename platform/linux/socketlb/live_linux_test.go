@@ -580,12 +580,13 @@ func TestObjectIsCompiled(t *testing.T) {
 	if _, err := exec.LookPath("clang-14"); err != nil {
 		t.Skipf("the programs are compiled with clang-14, which build/setup.sh bpf installs: %v", err)
 	}
-	out := filepath.Join(t.TempDir(), "socketlb.o")
-	if text, err := exec.Command("bpf/compile.sh", out).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
-	fresh := kit.ReadFile(t, out)
-	if !bytes.Equal(fresh, object) {
-		t.Error("bpf/socketlb.o is not what bpf/socketlb.c compiles to: run make bpf")
+	for name, have := range map[string][]byte{"socketlb": object, "watch": watchObject} {
+		out := filepath.Join(t.TempDir(), name+".o")
+		if text, err := exec.Command("bpf/compile.sh", out).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		if !bytes.Equal(kit.ReadFile(t, out), have) {
+			t.Errorf("bpf/%s.o is not what bpf/%[1]s.c compiles to: run make bpf", name)
+		}
 	}
 }

@@ -186,6 +186,9 @@ func (se *Selected) setup(log klog.Logger) mode.Setup {
 			se.silent.Observe(e)
 		}
 	}
+	s.Silent = func() *silence.Box { return se.silent }
+	s.Draws = func() bool { return se.Config.SecondDraw == config.DrawAgain }
+	s.Drawn = func(service.Address) {}
 	return s
 }
 
@@ -219,6 +222,7 @@ func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
 	})
 	w := &linuxsilence.Watch{
 		Latest: p.tracker.Latest, Observe: p.selected.silent.Observe, Undecided: p.selected.silent.Undecided,
+		Direct: p.selected.Config.SocketAcceleration != config.AccelerateNone,
 		Wanted: func(name service.PortName) bool {
 			return p.tracker.SilentPolicy(types.NamespacedName{Namespace: name.Namespace, Name: name.Name}) != track.SilentOff
 		},

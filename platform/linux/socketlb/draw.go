@@ -1,0 +1,186 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package socketlb
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubeproxy/common/service"
+	"kubeproxy/common/silence"
+	"kubeproxy/platform/linux/conntrack"
+)
+
+// A socket keeps the endpoint that it got at connect(2), also if nobody answers there. But
+// its packets can be led elsewhere: when it has repeated its first packet and got no answer
+// to that one either, a rule for this connection alone names another endpoint, and the entry
+// that connection tracking has of it is deleted. Then the next packet that TCP repeats meets
+// the rule. The socket does not know of it.
+
+// Watcher is what a Backend does about sockets whose endpoint does not answer.
+type Watcher struct {
+	// Observe gets each connection without an answer.
+	Observe func(silence.Evidence)
+	// Silent returns the endpoints that do not answer anybody.
+	Silent func() map[service.Address]silence.Record
+	// Flows is connection tracking.
+	Flows Flows
+	// Draws reports whether they get another endpoint, and Drawn gets the endpoint that one of
+	// them had.
+	Draws func() bool
+	Drawn func(service.Address)
+	// Table leads connections elsewhere.
+	Table Table
+	Log   klog.Logger
+
+	known   *service.Snapshot
+	ports   map[netip.AddrPort]*service.Port // of known, by frontend
+	told    map[attempt]bool
+	accused map[netip.AddrPort]time.Time // endpoints that did not answer, and when
+}
+
+// Flows is the part of connection tracking that a Watcher needs.
+type Flows interface {
+	// Find returns the entry of a connection, by its first packet.
+	Find(ctx context.Context, p service.Protocol, from, to netip.AddrPort) (f conntrack.Flow, found bool, err error)
+	Delete(context.Context, []conntrack.Flow) (int, error)
+}
+
+// Table has rules for single connections.
+type Table interface {
+	// Lead leads the connection between two addresses to an endpoint, if its first packet
+	// comes again soon.
+	Lead(from, to, endpoint netip.AddrPort) error
+	// Remove removes all rules.
+	Remove(context.Context) error
+}
+
+// repeat is a connection of a socket that was taken. Its first packet was sent again settle
+// ago.
+type repeat struct{ from, to, frontend netip.AddrPort }
+
+// attempt is a connection to an endpoint.
+type attempt struct{ from, endpoint netip.AddrPort }
+
+const (
+	// settle is how long the answer to a repeated packet may take. TCP sends the next one
+	// after a second or more. A packet may be lost without a fault of the endpoint.
+	settle = 300 * time.Millisecond
+	stale  = time.Second
+	// perSecond bounds the work for sockets that repeat packets.
+	perSecond = 500
+	// idleTime is how long the Table stays unused before it is removed. All its rules have
+	// expired then.
+	idleTime = 30 * time.Second
+	// fresh is how long it counts that an endpoint did not answer a connection.
+	fresh = 10 * time.Second
+	// most bounds what a Watcher remembers.
+	most = 4096
+)
+
+// watchRepeats gives sockets other endpoints until ctx ends.
+func (b *Backend) watchRepeats(ctx context.Context, _ func()) error {
+	w := b.watcher
+	if w == nil || b.off {
+		<-ctx.Done()
+		return nil
+	}
+	idle := func() {
+		w.forget()
+		if err := w.Table.Remove(context.WithoutCancel(ctx)); err != nil {
+			w.Log.V(1).Info("Rules of single connections are not removed", "family", b.family.String(), "reason", err.Error())
+		}
+	}
+	idle() // an earlier process may have left some
+	defer idle()
+	err := b.driver.Repeats(ctx, func(r repeat) { w.repeated(ctx, b.latest.Load(), b.family, r) }, idle)
+	if err != nil {
+		w.Log.Info("Warning: accelerated sockets keep an endpoint that does not answer, since the kernel does not show them", "family", b.family.String(), "reason", err.Error())
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (w *Watcher) forget() {
+	w.known, w.ports, w.told, w.accused = nil, nil, map[attempt]bool{}, map[netip.AddrPort]time.Time{}
+}
+
+// repeated gives a connection another endpoint if it got no answer.
+func (w *Watcher) repeated(ctx context.Context, s *service.Snapshot, f service.Family, r repeat) {
+	if s == nil { // another process programs
+		return
+	}
+	p := w.portOf(s, f, r.frontend)
+	if p == nil {
+		return
+	}
+	flow, found, err := w.Flows.Find(ctx, service.TCP, r.from, r.to)
+	if err != nil || !found || !flow.Opening() {
+		return // it was answered, or is not translated on this node
+	}
+	tried := attempt{r.from, flow.ReplySrc}
+	endpoint := service.AddressOf(service.TCP, tried.endpoint)
+	if len(w.told) >= most {
+		w.forget()
+	}
+	w.accused[tried.endpoint] = time.Now()
+	if !w.told[tried] {
+		w.told[tried] = true
+		w.Observe(silence.Evidence{Endpoint: endpoint, Port: p.Name, Client: r.from.Addr(), At: time.Now(), Kind: silence.Unanswered})
+	}
+	to, ok := w.choose(p.Endpoints(service.ClusterIP), tried)
+	if !ok || !w.Draws() {
+		return
+	}
+	n := 0
+	if err = w.Table.Lead(r.from, r.to, to); err == nil {
+		n, err = w.Flows.Delete(ctx, []conntrack.Flow{flow})
+	}
+	if n > 0 {
+		w.Drawn(endpoint)
+	}
+	if err != nil {
+		w.Log.V(1).Info("A connection keeps an endpoint that does not answer", "endpoint", tried.endpoint.String(), "reason", err.Error())
+	}
+}
+
+// portOf returns the port of a frontend whose sockets are taken.
+func (w *Watcher) portOf(s *service.Snapshot, f service.Family, frontend netip.AddrPort) *service.Port {
+	if s != w.known {
+		w.known, w.ports = s, map[netip.AddrPort]*service.Port{}
+		for x := range allFrontends(s, f) {
+			w.ports[x.addr] = x.port
+		}
+	}
+	return w.ports[frontend]
+}
+
+// choose returns another endpoint: one that answers as far as known. A client that is an
+// endpoint itself cannot be led to itself, as the rules would have to masquerade it.
+func (w *Watcher) choose(all []service.Endpoint, tried attempt) (netip.AddrPort, bool) {
+	silent := w.Silent()
+	var ranks [3][]netip.AddrPort
+	for _, e := range all {
+		_, isSilent := silent[service.AddressOf(service.TCP, e.Addr)]
+		switch {
+		case e.Addr == tried.endpoint || e.Addr.Addr() == tried.from.Addr():
+		case isSilent:
+			ranks[2] = append(ranks[2], e.Addr)
+		case time.Since(w.accused[e.Addr]) < fresh:
+			ranks[1] = append(ranks[1], e.Addr)
+		default:
+			ranks[0] = append(ranks[0], e.Addr)
+		}
+	}
+	for _, r := range ranks {
+		if len(r) > 0 {
+			return r[rand.N(len(r))], true
+		}
+	}
+	return netip.AddrPort{}, false
+}
