@@ -148,6 +148,9 @@ type Backend struct {
 	pending        pendingNodePorts
 	// showSharedMark, if set, gets what sharedMark says, see condition.SharedMark.
 	showSharedMark func(text string)
+	// readsOnce is as ReadOnce says, and kept what Trace has read then.
+	readsOnce bool
+	kept      *kernelTrace
 }
 
 // installed describes virtual servers that match a snapshot. It stores what they were

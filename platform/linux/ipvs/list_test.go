@@ -246,3 +246,35 @@ func TestSharedMarkIsShown(t *testing.T) {
 		t.Errorf("explain of a Service notes %v, %v", w, err)
 	}
 }
+
+// TestReadOnce has many questions about one snapshot. The node is read once, and each answer has what
+// is wrong for its packet, such as the set that is missing.
+func TestReadOnce(t *testing.T) {
+	first, second := web(0, 1, service.TCP), web(1, 2, service.TCP)
+	k := newFake(service.IPv4)
+	s := snapshot(first, second)
+	apply(t, newBackendWithRules(service.IPv4, k, Options{MasqueradeBit: 14}), s)
+	delete(k.sets.ByName, "KUBE-VS-RESTRICTED")
+	at := second.Frontends[0]
+	delete(k.servers[addressAt(at.Addr, at.Port, service.TCP)].dests, second.Cluster[0].Addr)
+	once, anew := newBackendWithRules(service.IPv4, k, Options{MasqueradeBit: 14}), newBackendWithRules(service.IPv4, k, Options{MasqueradeBit: 14})
+	once.ReadOnce()
+	ask := func(b *Backend, p *service.Port) []string {
+		t.Helper()
+		w, err := b.Trace(t.Context(), s, route.Conn{From: generate.NodeAddr[0], To: netip.AddrPortFrom(p.Frontends[0].Addr, p.Frontends[0].Port), Protocol: service.TCP}, generate.IsNodeLocal)
+		kit.Must(t, err)
+		return w.Faults
+	}
+	for _, p := range []*service.Port{first, second, first} {
+		if got, want := ask(once, p), ask(anew, p); !slices.Equal(got, want) || len(want) == 0 {
+			t.Errorf("%s: faults %q, want %q", p.Name, got, want)
+		}
+	}
+	k.reads = 0
+	ask(once, second)
+	s = snapshot(first, second)
+	ask(once, second)
+	if k.reads != 1 {
+		t.Errorf("%d reads for a question of each of two snapshots, want 1 of the new one", k.reads)
+	}
+}

@@ -22,38 +22,22 @@ import (
 // the first packet of c. want is the snapshot that they are for. local reports whether an
 // interface of the node has an address.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
-	view, err := b.view(ctx, want)
+	t, err := b.kernelTrace(ctx, want)
 	if err != nil {
 		return nil, err
 	}
-	s, err := b.driver.Read(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list what IPVS has: %w", err)
-	}
-	settings, err := b.driver.MissingSettings(ctx, scopeRunning)
-	if err != nil {
-		return nil, fmt.Errorf("ask for settings of IPVS: %w", err)
-	}
-	t := newKernelTrace(b, s, view, local)
-	t.read = func(k service.Address) (*observedServer, error) { return b.readServer(ctx, s, k) }
+	t.local, t.faults, t.setFaults, t.err = local, slices.Clone(t.always), nil, nil
+	t.read = func(k service.Address) (*observedServer, error) { return b.readServer(ctx, t.state, k) }
+	view := t.view
 	t.checkRoute(c.To.Addr())
-	r := b.rules.(*rules)
-	heads, err := r.sets.Headers()
-	if err != nil {
-		return nil, fmt.Errorf("list ipsets: %w", err)
-	}
-	for _, h := range heads {
-		t.heads[h.Name] = h
-	}
-	w, err := r.chains.Follow(ctx, iptables.Question{Want: view, Conn: c, Observed: observedKernel{t}, Expected: expectedKernel{t}})
+	w, err := b.rules.(*rules).chains.Follow(ctx, iptables.Question{Want: view, Conn: c, Observed: observedKernel{t}, Expected: expectedKernel{t}})
 	if err = errors.Join(err, t.err); err != nil {
 		return nil, err
 	}
-	w.Faults = append(w.Faults, t.setFaults...)
-	for _, line := range settings {
-		t.fault("a setting of the kernel should be %s", line)
+	w.Faults = slices.Concat(w.Faults, t.setFaults, t.faults)
+	for _, line := range t.settings {
+		w.Faults = append(w.Faults, "a setting of the kernel should be "+line)
 	}
-	w.Faults = append(w.Faults, t.faults...)
 	if route.Decide(view, c).Action == route.Pass {
 		rules, err := b.driver.MarkRules(ctx)
 		if err != nil {
@@ -67,6 +51,43 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 		w.ByDesign = onlyServicePorts(c)
 	}
 	return w, nil
+}
+
+// ReadOnce makes Trace read what the node has once for a snapshot, for many connections.
+func (b *Backend) ReadOnce() {
+	b.readsOnce = true
+	b.rules.(*rules).chains.ReadOnce()
+}
+
+// kernelTrace reads the node, unless it was read for want.
+func (b *Backend) kernelTrace(ctx context.Context, want *service.Snapshot) (*kernelTrace, error) {
+	if b.kept != nil && b.kept.want == want {
+		return b.kept, nil
+	}
+	view, err := b.view(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	s, err := b.driver.Read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list what IPVS has: %w", err)
+	}
+	t := newKernelTrace(b, s, view)
+	t.want = want
+	if t.settings, err = b.driver.MissingSettings(ctx, scopeRunning); err != nil {
+		return nil, fmt.Errorf("ask for settings of IPVS: %w", err)
+	}
+	heads, err := b.rules.(*rules).sets.Headers()
+	if err != nil {
+		return nil, fmt.Errorf("list ipsets: %w", err)
+	}
+	for _, h := range heads {
+		t.heads[h.Name] = h
+	}
+	if b.readsOnce {
+		b.kept = t
+	}
+	return t, nil
 }
 
 func onlyServicePorts(c route.Conn) string {
@@ -89,29 +110,47 @@ func Differences(want *service.Snapshot, c route.Conn) []string {
 
 // kernelTrace compares what a packet meets in IPVS with what it should meet.
 type kernelTrace struct {
-	backend *Backend
-	state   *state
-	desired map[service.Address]desiredServer // that have endpoints
-	routes  map[netip.Addr]netip.Addr
-	refs    map[netip.Addr]int // of the addresses that should have a route
-	source  netip.Addr         // of those routes
-	own     []netip.Addr
-	local   func(netip.Addr) bool
-	read    func(service.Address) (*observedServer, error) // nil if there is none
-	faults  []string
+	backend    *Backend
+	want, view *service.Snapshot // as passed to Trace, and with the real addresses of the node
+	state      *state
+	settings   []string                          // that are missing
+	always     []string                          // faults that concern every packet
+	desired    map[service.Address]desiredServer // that have endpoints
+	routes     map[netip.Addr]netip.Addr
+	refs       map[netip.Addr]int // of the addresses that should have a route
+	source     netip.Addr         // of those routes
+	own        []netip.Addr
+	local      func(netip.Addr) bool
+	read       func(service.Address) (*observedServer, error) // nil if there is none
+	faults     []string
 
-	heads          map[string]ipset.Header  // of all sets
-	elements       map[string][]ipset.Entry // of the sets that were read
-	wantedElements map[string][]ipset.Entry // of those that virtual servers do not change
+	heads          map[string]ipset.Header // of all sets
+	elements       map[string]*readSet     // of the sets that were read
+	wantedElements map[string]entries      // of those that virtual servers do not change
 	setFaults      []string
 	err            error
 }
 
-func newKernelTrace(b *Backend, s *state, view *service.Snapshot, local func(netip.Addr) bool) *kernelTrace {
+// entries are the elements of a set by what they have without the prefix of clients.
+type entries map[ipset.Entry][]ipset.Entry
+
+func (e entries) add(x ipset.Entry) {
+	k := x
+	k.Net = netip.Prefix{}
+	e[k] = append(e[k], x)
+}
+
+// readSet is what was read of a set, and what is wrong with it.
+type readSet struct {
+	entries
+	fault string
+}
+
+func newKernelTrace(b *Backend, s *state, view *service.Snapshot) *kernelTrace {
 	t := &kernelTrace{
-		backend: b, state: s, local: local, desired: map[service.Address]desiredServer{}, refs: map[netip.Addr]int{}, routes: map[netip.Addr]netip.Addr{},
+		backend: b, view: view, state: s, desired: map[service.Address]desiredServer{}, refs: map[netip.Addr]int{}, routes: map[netip.Addr]netip.Addr{},
 		source: nodeView{node: view.Node}.source(b.family), own: ownAddrs(view.Node, b.family),
-		heads: map[string]ipset.Header{}, elements: map[string][]ipset.Entry{}, wantedElements: map[string][]ipset.Entry{},
+		heads: map[string]ipset.Header{}, elements: map[string]*readSet{}, wantedElements: map[string]entries{},
 	}
 	at := newLocalNode(view, b.family)
 	for p := range view.Ports(b.family) {
@@ -122,7 +161,10 @@ func newKernelTrace(b *Backend, s *state, view *service.Snapshot, local func(net
 		}
 		at.elements(p, func(e element) {
 			name := setName(b.family, e.set)
-			t.wantedElements[name] = append(t.wantedElements[name], e.Entry)
+			if t.wantedElements[name] == nil {
+				t.wantedElements[name] = entries{}
+			}
+			t.wantedElements[name].add(e.Entry)
 		})
 		countAddrs(t.refs, p, view.Node, 1)
 	}
@@ -130,7 +172,7 @@ func newKernelTrace(b *Backend, s *state, view *service.Snapshot, local func(net
 		t.routes[r.addr] = r.source
 	}
 	if !s.device {
-		t.fault("interface %s is missing, down or without %s", Device, b.family)
+		addFault(&t.always, "interface %s is missing, down or without %s", Device, b.family)
 	}
 	return t
 }
@@ -199,7 +241,7 @@ func (b *Backend) readServer(ctx context.Context, s *state, k service.Address) (
 		return l, nil
 	}
 	dests, err := b.driver.Dests(ctx, k)
-	l.dests = dests
+	l.dests, l.destsKnown = dests, err == nil
 	return l, err
 }
 
@@ -313,8 +355,8 @@ func (t *kernelTrace) ask(name, fields string, p packet.Packet) (have, want pack
 	if !ok {
 		return packet.Maybe, packet.Maybe
 	}
-	haveIt, isPresent := find(t.readSet(s), e, from)
-	wantIt, isWanted := find(t.wantedElements[name], e, from)
+	haveIt, isPresent := t.readSet(s).find(e, from)
+	wantIt, isWanted := t.wantedElements[name].find(e, from)
 	if s == setOf(f, virtualServerSet) || s == setOf(f, nodeIPSet) {
 		wantIt, isWanted = e, t.wantsServerElement(s, e)
 	}
@@ -349,39 +391,39 @@ func entryFor(s ipset.Set, fields string, p packet.Packet) (e ipset.Entry, from 
 
 // find returns the element that equals e, or that equals e with a prefix that contains
 // from.
-func find(all []ipset.Entry, e ipset.Entry, from netip.Addr) (ipset.Entry, bool) {
-	i := slices.IndexFunc(all, func(x ipset.Entry) bool {
-		if net := x.Net; from.IsValid() {
-			x.Net = netip.Prefix{}
-			return x == e && net.Contains(from)
+func (all entries) find(e ipset.Entry, from netip.Addr) (ipset.Entry, bool) {
+	for _, x := range all[e] {
+		if from.IsValid() && x.Net.Contains(from) || !from.IsValid() && !x.Net.IsValid() {
+			return x, true
 		}
-		return x == e
-	})
-	if i < 0 {
-		return ipset.Entry{}, false
 	}
-	return all[i], true
+	return ipset.Entry{}, false
 }
 
-// readSet returns the elements of a set in the kernel. Each set is read once.
-func (t *kernelTrace) readSet(s ipset.Set) []ipset.Entry {
-	if all, known := t.elements[s.Name]; known {
-		return all
+// readSet returns the elements of a set in the kernel, and adds what is wrong with the set. Each
+// set is read once.
+func (t *kernelTrace) readSet(s ipset.Set) entries {
+	r := t.elements[s.Name]
+	if r == nil {
+		r = &readSet{entries: entries{}}
+		if h, there := t.heads[s.Name]; there && (h.Altered || h.Type != s.Type) {
+			r.fault = fmt.Sprintf("ipset %s is of another type or size than kube-proxy's, or has other options", s.Name)
+		}
+		members, err := t.backend.rules.(*rules).sets.Members(s)
+		switch {
+		case errors.Is(err, ipset.ErrMissing):
+			r.fault = fmt.Sprintf("ipset %s is missing", s.Name)
+		case err != nil && !errors.Is(err, ipset.ErrTypeMismatch):
+			t.err = errors.Join(t.err, fmt.Errorf("list ipset %s: %w", s.Name, err))
+			return nil
+		}
+		for _, m := range members {
+			r.entries.add(m.Entry)
+		}
+		t.elements[s.Name] = r
 	}
-	if h, there := t.heads[s.Name]; there && (h.Altered || h.Type != s.Type) {
-		t.setFault("ipset %s is of another type or size than kube-proxy's, or has other options", s.Name)
+	if r.fault != "" {
+		t.setFault("%s", r.fault)
 	}
-	members, err := t.backend.rules.(*rules).sets.Members(s)
-	switch {
-	case errors.Is(err, ipset.ErrMissing):
-		t.setFault("ipset %s is missing", s.Name)
-	case err != nil && !errors.Is(err, ipset.ErrTypeMismatch):
-		t.err = errors.Join(t.err, fmt.Errorf("list ipset %s: %w", s.Name, err))
-	}
-	var all []ipset.Entry
-	for _, m := range members {
-		all = append(all, m.Entry)
-	}
-	t.elements[s.Name] = all
-	return all
+	return r.entries
 }
