@@ -177,6 +177,7 @@ const (
 	// Of the objects of Services; each code of package track is one, too.
 	ServiceTraffic Topic = "service-traffic"
 	ServiceProblem Topic = "service-problem"
+	Unanswered     Topic = "unanswered"
 
 	AccelerationLacks    Topic = "socket-acceleration"
 	AccelerationPeers    Topic = "acceleration-peers"
@@ -240,6 +241,7 @@ var topics = map[Topic]about{
 	DynamicPorts:      {35, Blocks, "windows.md#when-dynamic-ports-run-out", "HNS refuses further load balancers, and programs of the node cannot connect out"},
 
 	ServiceTraffic: {47, Blocks, "troubleshooting.md#a-service-does-not-answer", "the first packet of each new connection to these Services is lost on this node, or goes another way"},
+	Unanswered:     {58, Risk, "troubleshooting.md#a-service-does-not-answer", "their clients hang, and fail in the end"},
 	ServiceProblem: {48, Risk, "troubleshooting.md#mistakes-in-objects", "a part of the Service is not served"},
 
 	Topic(track.PortMismatch):        {49, Risk, "troubleshooting.md#mistakes-in-objects", "connections to the port are refused, although the endpoints are ready"},

@@ -104,8 +104,26 @@ func packetsSeen(x *explain.Survey) Seen {
 		}
 		seen.Findings = append(seen.Findings, f)
 	}
+	if all := x.Unanswered; len(all) > 0 {
+		var which []string
+		for _, u := range all[:min(mostUnanswered, len(all))] {
+			which = append(which, fmt.Sprintf("%d to %s", u.Connections, u.Service))
+		}
+		f := Finding{
+			Topic: Unanswered, What: "connections wait for a first answer for a second or more: " + strings.Join(which, ", "),
+			Advice:  all[0].Command + " dials the endpoints",
+			Follows: []Topic{ServiceTraffic, ForwardPolicy, ReversePathFilter, ConntrackFull, Setting},
+		}
+		if n := len(all) - mostUnanswered; n > 0 {
+			f.What += fmt.Sprintf(", and to %s more", counted(n))
+		}
+		seen.Findings = append(seen.Findings, f)
+	}
 	return seen
 }
+
+// mostUnanswered is how many Services a Finding names.
+const mostUnanswered = 10
 
 // named names the first Services of a cause.
 func named(c explain.Cause) string {

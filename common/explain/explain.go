@@ -587,6 +587,9 @@ type Server struct {
 	Follower func() Follower
 	// Reaches, if set, reports whether the node has a route to an address.
 	Reaches func(netip.Addr) bool
+	// Waiting, if set, returns the connections to Services of want whose clients wait for a first
+	// answer, with the Services.
+	Waiting func(ctx context.Context, want *service.Snapshot) (map[Wait]string, error)
 
 	one, surveying sync.Mutex // one request at a time, because reading a dataplane takes long
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kubeproxy/common/health"
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/route"
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
@@ -41,7 +42,20 @@ type Survey struct {
 	Problems []ObjectProblem `json:"problems,omitempty"`
 	Empty    int             `json:"empty"`
 	Remote   int             `json:"remote"`
+	// Unanswered are Services to which connections wait for a first answer, most first.
+	Unanswered []Unanswered `json:"unanswered,omitempty"`
 }
+
+// Unanswered counts the connections to a Service that wait for a first answer for a second or more.
+type Unanswered struct {
+	Service     string `json:"service"`
+	Connections int    `json:"connections"`
+	// Command explains one of them.
+	Command string `json:"command"`
+}
+
+// Wait is a connection whose client waits for a first answer.
+type Wait struct{ Client, To netip.AddrPort }
 
 // ObjectProblem is a track.Problem of a Service.
 type ObjectProblem struct {
@@ -110,6 +124,7 @@ func (s *Server) Survey(ctx context.Context) (*Survey, error) {
 	v := &surveyor{Server: s, want: want, causes: map[string]*cause{}, unsure: map[string]bool{}, out: &Survey{Clients: []string{}}}
 	v.objects()
 	v.clients()
+	waiting, began := v.waiting(ctx), time.Now()
 	if s.Follower == nil {
 		v.out.Lacking = append(v.out.Lacking, "this mode cannot say what is installed for one connection")
 		return v.out, nil
@@ -117,7 +132,49 @@ func (s *Server) Survey(ctx context.Context) (*Survey, error) {
 	if err := v.follow(ctx); err != nil {
 		return v.out, err
 	}
-	return v.out, v.confirm(ctx)
+	if err := v.confirm(ctx); err != nil {
+		return v.out, err
+	}
+	v.unanswered(ctx, waiting, time.Until(began.Add(patience)))
+	return v.out, nil
+}
+
+// patience is how long a connection waits that counts as unanswered: longer than any way takes, and
+// at most until the client repeats its first packet once.
+const patience = 1100 * time.Millisecond
+
+func (v *surveyor) waiting(ctx context.Context) map[Wait]string {
+	if v.Waiting == nil {
+		return nil
+	}
+	all, err := v.Waiting(ctx, v.want)
+	if err != nil {
+		v.out.Lacking = append(v.out.Lacking, "which connections wait for an answer is not known: "+err.Error())
+	}
+	return all
+}
+
+// unanswered counts those of before that still wait after a pause.
+func (v *surveyor) unanswered(ctx context.Context, before map[Wait]string, pause time.Duration) {
+	if len(before) == 0 || !reconcile.Pause(ctx, pause) {
+		return
+	}
+	of := map[string]*Unanswered{}
+	for w, name := range v.waiting(ctx) {
+		if before[w] != name {
+			continue
+		}
+		if of[name] == nil {
+			of[name] = &Unanswered{Service: name, Command: fmt.Sprintf("kube-proxy explain %s %s --probe", w.Client.Addr(), w.To)}
+		}
+		of[name].Connections++
+	}
+	for _, u := range of {
+		v.out.Unanswered = append(v.out.Unanswered, *u)
+	}
+	slices.SortFunc(v.out.Unanswered, func(a, b Unanswered) int {
+		return cmp.Or(cmp.Compare(b.Connections, a.Connections), strings.Compare(a.Service, b.Service))
+	})
 }
 
 // surveyor makes a Survey.

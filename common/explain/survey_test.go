@@ -7,10 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -123,5 +127,55 @@ func TestSurvey(t *testing.T) {
 	}
 	if x := survey(func(followers int, _ route.Conn) bool { return followers == 1 }); len(x.Causes) > 0 {
 		t.Errorf("a rule that is gone is a cause: %+v", x.Causes)
+	}
+}
+
+// TestSurveyUnanswered counts connections that wait before and after a pause. Without any before,
+// there is no pause.
+func TestSurveyUnanswered(t *testing.T) {
+	wait := func(client uint16, service string) map[Wait]string {
+		return map[Wait]string{{netip.AddrPortFrom(netip.MustParseAddr("10.1.0.9"), client), netip.MustParseAddrPort("10.96.0.1:80")}: service}
+	}
+	of := func(all ...map[Wait]string) map[Wait]string {
+		one := map[Wait]string{}
+		for _, m := range all {
+			maps.Copy(one, m)
+		}
+		return one
+	}
+	for name, c := range map[string]struct {
+		looks [2]map[Wait]string
+		want  string
+		took  time.Duration
+	}{
+		"none waits":   {want: "[]"},
+		"answered":     {looks: [2]map[Wait]string{wait(1, "shop/s1"), wait(2, "shop/s1")}, want: "[]", took: patience},
+		"two of three": {looks: [2]map[Wait]string{of(wait(1, "shop/s1"), wait(2, "shop/s1")), of(wait(2, "shop/s1"), wait(1, "shop/s1"), wait(3, "shop/s1"))}, want: "[{shop/s1 2 kube-proxy explain 10.1.0.9 10.96.0.1:80 --probe}]", took: patience},
+		"the busiest first": {looks: [2]map[Wait]string{of(wait(1, "shop/s1"), wait(2, "shop/s2"), wait(3, "shop/s2")), of(wait(1, "shop/s1"), wait(2, "shop/s2"), wait(3, "shop/s2"))},
+			want: "[{shop/s2 2 kube-proxy explain 10.1.0.9 10.96.0.1:80 --probe} {shop/s1 1 kube-proxy explain 10.1.0.9 10.96.0.1:80 --probe}]", took: patience},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				look := 0
+				s := &Server{Tracker: surveyed(1), Local: isNode, Follower: func() Follower { return dropping{func(route.Conn) bool { return false }} },
+					Waiting: func(context.Context, *service.Snapshot) (map[Wait]string, error) {
+						look++
+						return c.looks[look-1], nil
+					}}
+				began := time.Now()
+				x, err := s.Survey(t.Context())
+				kit.Must(t, err)
+				if got := fmt.Sprint(x.Unanswered); got != c.want || time.Since(began) != c.took {
+					t.Errorf("%s after %s, want %s after %s", got, time.Since(began), c.want, c.took)
+				}
+			})
+		})
+	}
+	s := &Server{Tracker: surveyed(1), Local: isNode, Follower: func() Follower { return dropping{func(route.Conn) bool { return false }} },
+		Waiting: func(context.Context, *service.Snapshot) (map[Wait]string, error) {
+			return nil, errors.New("not permitted")
+		}}
+	if x, err := s.Survey(t.Context()); err != nil || !strings.Contains(strings.Join(x.Lacking, "; "), "not known: not permitted") {
+		t.Errorf("without rights: %+v, %v", x, err)
 	}
 }

@@ -4,10 +4,12 @@
 package live
 
 import (
+	"os/exec"
 	"strings"
 	"testing"
 
 	"kubeproxy/test/kit"
+	"kubeproxy/test/program"
 )
 
 // TestDoctorFollows shows that one rule of others that many Services suffer from is one finding,
@@ -41,6 +43,22 @@ func TestDoctorFollows(t *testing.T) {
 		t.Errorf("explain %s ends with %d:\n%s", command, code, out)
 	}
 	nft(t, c.Node, "delete table inet corp\n")
+	c.awaitSound(t)
+
+	web := c.Host("web-1")
+	nft(t, web, "table inet mute { chain in { type filter hook input priority 0; tcp dport 8080 drop; }; }\n")
+	kit.Until(t, "doctor to find that clients wait", func() bool {
+		if _, err := program.Run(t, c.Host("shopper"), exec.Command("bash", "-c", "(for i in $(seq 60); do timeout 4 bash -c 'exec 3<>/dev/tcp/10.96.0.11/80' & sleep 0.1; done; wait) >/dev/null 2>&1 &")); err != nil {
+			t.Fatal(err)
+		}
+		d = c.diagnose(t)
+		return d.has("unanswered")
+	})
+	if f, _ := d.finding("unanswered"); !strings.Contains(f.What, " to shop/api") || !strings.Contains(f.Advice, c.Host("shopper").IPv4.String()+" 10.96.0.11:80 --probe") {
+		t.Errorf("%q, %q", f.What, f.Advice)
+	}
+	nft(t, web, "delete table inet mute\n")
+	c.shell(t, "conntrack -F 2>/dev/null")
 	c.awaitSound(t)
 
 	c.write(t, "wrong.yaml", []byte(`{apiVersion: v1, kind: Service, metadata: {name: wrong, namespace: shop}, spec: {clusterIP: 10.96.9.9, ports: [{name: web, port: 80}]}}

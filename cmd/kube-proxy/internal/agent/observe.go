@@ -209,7 +209,7 @@ func Explainer(t *track.Tracker, c *config.Config, d mode.Descriptor, backends [
 		return t.traceTracked(ctx, want, conn)
 	}
 	follower := func() explain.Follower { return newTracing(backends, c).repeated() }
-	return &explain.Server{Tracker: t, Trace: trace, Local: isLocal, Interfaces: interfaces, Relays: d.Relays, Follower: follower, Reaches: reaches}
+	return &explain.Server{Tracker: t, Trace: trace, Local: isLocal, Interfaces: interfaces, Relays: d.Relays, Follower: follower, Reaches: reaches, Waiting: host.Waiting}
 }
 
 // traceTracked follows c, and adds what connection tracking knows of it.

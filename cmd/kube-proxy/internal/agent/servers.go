@@ -272,7 +272,7 @@ func (p *proxy) admin() health.Admin {
 	r, mode := p.reports, string(p.selected.Name)
 	started := time.Now()
 	explainer := &explain.Server{
-		Tracker: p.tracker, Trace: p.trace, Local: isLocal, Interfaces: interfaces, Relays: p.selected.Relays, Pod: p.pod, Probed: p.probed, Reaches: reaches,
+		Tracker: p.tracker, Trace: p.trace, Local: isLocal, Interfaces: interfaces, Relays: p.selected.Relays, Pod: p.pod, Probed: p.probed, Reaches: reaches, Waiting: host.Waiting,
 		Follower: p.follower,
 	}
 	return health.Admin{

@@ -20,6 +20,9 @@ import (
 // Flows are known on Linux only.
 func Flows(context.Context, *service.Snapshot, route.Conn) ([]explain.Flow, error) { return nil, nil }
 
+// Waiting is known on Linux only.
+func Waiting(context.Context, *service.Snapshot) (map[explain.Wait]string, error) { return nil, nil }
+
 // Route is known on Linux only.
 func Route(netip.Addr) error { return nil }
 

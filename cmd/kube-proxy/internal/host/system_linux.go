@@ -4,6 +4,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,6 +125,30 @@ func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain
 		}
 		all = append(all, f)
 	}
+	return all, err
+}
+
+// Waiting returns the TCP connections to Services of want whose clients sent a first packet a moment
+// ago and wait for the answer, with the Services. It returns 10,000 at most.
+func Waiting(ctx context.Context, want *service.Snapshot) (map[explain.Wait]string, error) {
+	const momentSeconds, most = 15, 10000
+	services := map[service.Address]string{}
+	for _, f := range service.Families {
+		for p := range want.Ports(f) {
+			for _, x := range p.Frontends {
+				services[p.Address(x)] = p.Name.Namespace + "/" + p.Name.Name
+			}
+		}
+	}
+	unanswered, all := unansweredTimeout(service.TCP), map[explain.Wait]string{}
+	err := conntrack.Netlink{}.Dump(ctx, conntrack.Filter{AllFamilies: true, OneWay: true}, func(x conntrack.Flow) {
+		to := service.AddressOf(x.Protocol, x.Dst)
+		name := cmp.Or(services[to], services[to.OnNode()])
+		lately := unanswered-int64(x.Expires) <= momentSeconds || x.Expires <= drawsAgain
+		if name != "" && x.Protocol == service.TCP && x.Opening() && x.Dst != x.ReplySrc && lately && len(all) < most {
+			all[explain.Wait{Client: x.Src, To: x.Dst}] = name
+		}
+	})
 	return all, err
 }
 
