@@ -72,7 +72,7 @@ func (s *Silence) Next() []*service.Port {
 		if found == nil {
 			s.w.T.Fatalf("the Tracker has no %s", s.name(i))
 		}
-		q.Cluster, q.Local, q.Listed = found.Cluster, found.Local, found.Listed
+		q.Cluster, q.Local, q.Draining, q.Listed = found.Cluster, found.Local, found.Draining, found.Listed
 		all := endpointsOf(p)
 		s.require(i, q.Cluster, all)
 		if q.Internal == service.PolicyLocal || q.External == service.PolicyLocal {
@@ -95,7 +95,7 @@ func (s *Silence) require(i int, got, all []service.Endpoint) {
 	}
 	slices.SortStableFunc(want, func(a, b service.Endpoint) int { return cmp.Compare(since(a), since(b)) })
 	n := slices.IndexFunc(want, func(e service.Endpoint) bool { return since(e) == 1e9 })
-	if n > 0 && p.Name.Protocol != service.UDP && cmp.Or(s.policy[i], track.SilentOn) == track.SilentOn {
+	if n > 0 && cmp.Or(s.policy[i], track.SilentOn) == track.SilentOn {
 		want = want[min(n, len(want)/2):]
 	}
 	slices.SortFunc(want, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
