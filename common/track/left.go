@@ -4,7 +4,6 @@
 package track
 
 import (
-	"bytes"
 	"slices"
 	"time"
 
@@ -136,32 +135,22 @@ func (e endpoint) serves() bool { return e.state&(ready|serving) != 0 }
 // noteDepartures records whether endpoints of old may not be in fresh, or not serve there.
 // fresh is nil if the slice was removed.
 func (t *Tracker) noteDepartures(old, fresh *slice) {
-	if fresh == nil || fresh.family != old.family || !slices.Equal(old.ports, fresh.ports) || !old.within(fresh) || fresh.idle() > old.idle() {
+	if fresh == nil || fresh.family != old.family || !slices.Equal(old.ports, fresh.ports) || !old.within(fresh) {
 		t.departures[old.family]++
 	}
 }
 
-// idle returns how many endpoints do not serve.
-func (s *slice) idle() (n int) {
-	for _, e := range s.endpoints {
-		if !e.serves() {
-			n++
-		}
-	}
-	return n
-}
-
-// within reports whether t has all addresses of s, in their order.
+// within reports whether t has all addresses of s, in their order, and those that serve do.
 func (s *slice) within(t *slice) bool {
-	rest, w := t.addrs, s.width()
-	for a := range slices.Chunk(s.addrs, w) {
-		for len(rest) > 0 && !bytes.Equal(rest[:w], a) {
-			rest = rest[w:]
+	j := 0
+	for i, e := range s.endpoints {
+		for j < len(t.endpoints) && s.addr(i) != t.addr(j) {
+			j++
 		}
-		if len(rest) == 0 {
+		if j == len(t.endpoints) || e.serves() && !t.endpoints[j].serves() {
 			return false
 		}
-		rest = rest[w:]
+		j++
 	}
 	return true
 }

@@ -4,12 +4,14 @@
 package track
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
 
 	"kubeproxy/common/service"
 )
@@ -76,6 +78,11 @@ func TestLeft(t *testing.T) {
 			w.SetSlice(x)
 		}, true, []Leaving{Stays, LeftService, LeftAll, LeftService, LeftAll, Stays, LeftAll}},
 		{"it is asked for in its own Service", func() { asked[3] = connection(1, "10.0.0.3:8080") }, false, []Leaving{Stays, LeftService, LeftAll, NotServing, LeftAll, Stays, LeftAll}},
+		{"another one ceases to serve when it begins", func() {
+			x := leftSlice(1, "10.0.0.1", "10.0.0.3")
+			x.Endpoints[0].Conditions.Ready, x.Endpoints[0].Conditions.Serving = new(bool), new(bool)
+			w.SetSlice(x)
+		}, true, nil},
 		{"it serves again", func() { w.SetSlice(leftSlice(1, "10.0.0.1", "10.0.0.3")); asked[3] = connection(2, "10.0.0.3:8080") }, false, nil},
 		{"a slice goes", func() { w.DeleteSlice(types.NamespacedName{Namespace: nameOf(1).Namespace, Name: leftSlice(1).Name}) }, true, []Leaving{Stays, LeftService, LeftAll, LeftService, LeftAll, Stays, LeftAll}},
 		{"a Service goes", func() { w.DeleteService(nameOf(2)) }, false, []Leaving{Stays, LeftAll, LeftAll, LeftAll, LeftAll, Stays, LeftAll}},
@@ -91,4 +98,35 @@ func TestLeft(t *testing.T) {
 			t.Errorf("%s: %v, %t; want %v", step.name, got, settled, step.want)
 		}
 	}
+}
+
+// departures follows which of the endpoints that drawSlice makes have left.
+type departures struct {
+	to    *Tracker
+	known []Leaving
+	count [2]uint64
+}
+
+// check requires that the Tracker counted a departure if an endpoint left or ceased to serve.
+func (d *departures) check(t *rapid.T) {
+	var all []Connection
+	for _, prefix := range []string{"10.1.0.", "10.96.0.", "fd00:1::", "fd00:96::"} {
+		for i := range 6 * 3 {
+			a := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprint(prefix, 1+i%3)), 8080)
+			proto := []service.Protocol{service.TCP, service.UDP}[i/3%2]
+			name := service.PortName{Namespace: "d", Name: []string{"x", "y", "z"}[i/6]}
+			all = append(all, Connection{name, service.AddressOf(proto, a)})
+		}
+	}
+	known, settled := d.to.Left(all)
+	if !settled {
+		t.Fatal("not settled")
+	}
+	count := [2]uint64{d.to.Departures(service.IPv4), d.to.Departures(service.IPv6)}
+	for i, was := range d.known {
+		if f := all[i].Endpoint.Family; was < LeftAll && known[i] > was && count[f] == d.count[f] {
+			t.Errorf("%+v became %d and was %d, and no departure was counted", all[i], known[i], was)
+		}
+	}
+	d.known, d.count = known, count
 }

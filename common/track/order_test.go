@@ -50,8 +50,10 @@ func TestAnyOrder(t *testing.T) {
 		live := New(o)
 		live.Synced()
 		last := live.Latest()
+		left := &departures{to: live}
 		for range rapid.IntRange(10, 60).Draw(t, "steps") {
 			w.step(t, live)
+			left.check(t)
 			if rapid.Byte().Draw(t, "other policy")%12 == 0 {
 				o.SilentEndpoints = drawSilentPolicy(t)
 				live.Reconfigure(o)
@@ -73,6 +75,10 @@ func TestAnyOrder(t *testing.T) {
 		}
 		w.checkLeft(t, live)
 		w.checkSilent(t, live, got)
+		again := &departures{to: want}
+		if again.check(t); !slices.Equal(left.known, again.known) {
+			t.Errorf("endpoints that left: %v, and from scratch %v", left.known, again.known)
+		}
 	})
 }
 
@@ -150,7 +156,7 @@ func (c *clusterObjects) step(t *rapid.T, to *Tracker) {
 	name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
 	key := types.NamespacedName{Namespace: "d", Name: name}
 	// rapid draws a byte evenly, but not a small number.
-	switch what := rapid.Byte().Draw(t, "what") % 14; what {
+	switch what := rapid.Byte().Draw(t, "what") % 15; what {
 	case 0, 1, 2:
 		c.services[name] = drawService(t, name)
 		to.SetService(c.services[name])
@@ -171,7 +177,15 @@ func (c *clusterObjects) step(t *rapid.T, to *Tracker) {
 	case 10, 11:
 		c.silent = drawSilent(t)
 		to.SetSilent(c.silent)
-	case 12:
+	case 12: // readiness alone
+		if s := c.slices[name]; s != nil {
+			c.slices[name] = s.DeepCopy()
+			for i := range s.Endpoints {
+				c.slices[name].Endpoints[i].Conditions = drawEndpoint(t, "").Conditions
+			}
+			to.SetSlice(c.slices[name])
+		}
+	case 13:
 		delete(c.services, name)
 		to.DeleteService(key)
 	default:
@@ -278,6 +292,9 @@ func drawService(t *rapid.T, name string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: name}}
 	if text := rapid.SampledFrom([]string{"", "", "", "off", "observe", "on", "bad"}).Draw(t, "annotation"); text != "" {
 		s.Annotations = map[string]string{AnnotationSilent: text}
+	}
+	if rapid.Byte().Draw(t, "closes")%3 == 0 {
+		metav1.SetMetaDataAnnotation(&s.ObjectMeta, AnnotationClose, CloseLeft)
 	}
 	s.CreationTimestamp = metav1.Unix(int64(rapid.IntRange(0, 1).Draw(t, "age")), 0)
 	s.Spec.Type = rapid.SampledFrom([]corev1.ServiceType{"LoadBalancer", "LoadBalancer", "NodePort", "ClusterIP", "ExternalName"}).Draw(t, "type")
