@@ -239,6 +239,37 @@ func TestOwned(t *testing.T) {
 	}
 }
 
+// TestAlone has rules of others before and behind a jump to a chain of the mode. Only where none of
+// them may match, nor a policy decides, the packet met nothing else.
+func TestAlone(t *testing.T) {
+	owns := func(c Chain) bool { return c.Name == "OURS" }
+	for _, tc := range []struct {
+		start []string
+		drops bool // the policy
+		want  bool
+	}{
+		{start: []string{"-j OURS"}, want: true},
+		{start: []string{"-p udp -j ACCEPT", "-p tcp -j OURS", "-p udp -j DROP"}, want: true},
+		{start: []string{"-j ACCEPT"}},
+		{start: []string{"-j OURS", "-j THEIRS"}},
+		{start: []string{"-j MARK --set-xmark 0x1/0x1", "-j OURS"}},
+		{start: []string{"-m geoip --cc DE -j ACCEPT", "-j OURS"}},
+		{start: []string{"-m geoip --cc DE -j OURS"}},
+		{start: []string{"-j OURS"}, drops: true},
+	} {
+		tables := NewSaved(nil)
+		start := Chain{Table: "filter", Name: "START"}
+		tables.Append(start, tc.start...)
+		tables.Append(Chain{Table: "filter", Name: "OURS"}, "-j RETURN", "-m geoip --cc DE -j RETURN")
+		tables.Append(Chain{Table: "filter", Name: "THEIRS"}, "-p udp -j ACCEPT")
+		w := Walk{Tables: tables, Packet: syn(0, ^uint32(0)), Owns: owns}
+		f, err := w.Run(Base{Chain: start, Drops: tc.drops})
+		if kit.Must(t, err); f.Alone != tc.want {
+			t.Errorf("%q, policy drops: %t: alone %t, want %t", tc.start, tc.drops, f.Alone, tc.want)
+		}
+	}
+}
+
 func TestParse(t *testing.T) {
 	tables := Parse("# by iptables\n*filter\n:INPUT DROP [0:0]\n:MINE - [0:0]\n-A INPUT -s 10.0.0.0/8 -j MINE\n-A MINE -j RETURN\nCOMMIT\n")
 	w := Walk{Tables: tables, Packet: syn(0, 0)}
