@@ -331,7 +331,8 @@ func nextHops(in int) (int, bool) {
 }
 
 // Attempted is told how attempts to reach an endpoint of a Service port end. err is nil for a
-// success, of which those of a port that never failed are left out. Without an endpoint, a
+// success, of which those of a port that never failed are left out, and of the kind
+// os.ErrDeadlineExceeded for a first datagram without a prompt reply. Without an endpoint, a
 // client could not be served. It must not block.
 type Attempted func(name service.PortName, endpoint netip.AddrPort, err error)
 

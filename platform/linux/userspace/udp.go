@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -176,7 +177,22 @@ func (l *udpListener) session(client netip.AddrPort, hops int) *session {
 	l.sessions[client] = s
 	s.lastActive.Store(time.Now().UnixNano())
 	go s.relayReplies()
+	time.AfterFunc(promptReply, s.recordSilence)
 	return s
+}
+
+// promptReply is how long the first reply may take until the lack of it is recorded.
+const promptReply = 200 * time.Millisecond
+
+// recordSilence records that the client has got no reply, which may be all right.
+func (s *session) recordSilence() {
+	l := s.listener
+	l.mu.Lock()
+	goesOn := l.sessions[s.client] == s
+	l.mu.Unlock()
+	if goesOn && s.answeredRequests.Load() == 0 {
+		l.record(l.target, s.endpoint, os.ErrDeadlineExceeded)
+	}
 }
 
 // lateReplyTimeout is how long an endpoint may take for a reply. Resolvers give up after

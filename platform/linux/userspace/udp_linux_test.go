@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -231,6 +232,34 @@ func TestUDPWithoutSocket(t *testing.T) {
 	}
 	if got := c.ask(t, "x", long); got != e.at.String() {
 		t.Errorf("%q answers", got)
+	}
+}
+
+// TestSilenceIsReported has a client whose endpoint does not answer, and one whose endpoint does.
+func TestSilenceIsReported(t *testing.T) {
+	e := newEcho(t)
+	mute, err := net.ListenUDP("udp", nil)
+	kit.Must(t, err)
+	defer mute.Close()
+	n := newNode(t, Options{UDPIdle: time.Minute}, 4096)
+	reports := make(chan netip.AddrPort, 10)
+	n.ObserveAttempts(func(_ service.PortName, at netip.AddrPort, err error) {
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("reported %v", err)
+		}
+		reports <- at
+	})
+	silent := netip.AddrPortFrom(e.at.Addr(), uint16(mute.LocalAddr().(*net.UDPAddr).Port))
+	dns, log := port("dns", service.UDP, e.at), port("log", service.UDP, silent)
+	log.Frontends[0].Port = 514
+	kit.Must(t, n.apply(t, dns, log))
+	if got := n.caller(t, dns).ask(t, "x", long); got != e.at.String() {
+		t.Errorf("%q answers", got)
+	}
+	_, err = n.caller(t, log).Write([]byte("x"))
+	kit.Must(t, err)
+	if at := <-reports; at != silent {
+		t.Errorf("reported %s, want %s", at, silent)
 	}
 }
 

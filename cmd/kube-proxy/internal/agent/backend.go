@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -181,7 +182,9 @@ func (se *Selected) setup(log klog.Logger) mode.Setup {
 			"service", name.String(), "protocol", name.Protocol.String(), "family", f.String(), "err", why)
 	}}
 	s.Attempted = func(f service.Family, name service.PortName, endpoint netip.AddrPort, err error) {
-		se.relayed.Attempted(f, name, endpoint, err)
+		if name.Protocol != service.UDP || !errors.Is(err, os.ErrDeadlineExceeded) { // many servers answer nobody
+			se.relayed.Attempted(f, name, endpoint, err)
+		}
 		if e, tells := linuxsilence.OfRelay(name, endpoint, err); tells && se.silent != nil {
 			se.silent.Observe(e)
 		}
