@@ -558,6 +558,7 @@ func silenceRows() []row {
 
 const howSilence = `
 Two networks with the whole program, in turns: **on** is the default, **off** has ` + "`--silent-endpoints=off --second-draw=false`" + `,
-and a second turn of it shows what is chance. The program that is not measured is stopped. A ratio is the median of 300 rounds,
+and a second turn of it shows what is chance. The program that is not measured is stopped. Medians do not show the looks at
+connection tracking, which may take 1 % of a processor. A ratio is the median of 300 rounds,
 and 95 % is where the true one is with that probability.
 `
