@@ -336,6 +336,9 @@ func (e *explainer) affinity() {
 	if d := e.verdict.Port.Affinity; d > 0 {
 		e.step("affinity", "sessionAffinity ClientIP: the same endpoint as the client's last connection within %s", d)
 	}
+	if age := e.verdict.Port.Rebalance; age > 0 && e.conn.Protocol == service.TCP {
+		e.step("rebalance", "after %s, the connection ends if its endpoint has more than its share and another one was added", age)
+	}
 }
 
 // clientAddress says whether the endpoints see the client's own address.

@@ -91,13 +91,31 @@ func (u untracked) expressions(service.Family) []packet.Expression { return []pa
 // tracking would take a nudge for a connection of its own.
 const nudgeNumbers = "kubeleft" // sequence and acknowledgement
 
-// nudge returns the packet for the client of f, with its IP header.
-func nudge(f conntrack.Flow) []byte {
+// clientEnd says from where to where a nudge for the client of f goes.
+func clientEnd(f conntrack.Flow) (from, to netip.AddrPort) { return f.Dst, f.Src }
+
+// endpointEnd does so for the endpoint, after the client was reset. The client answers what
+// the endpoint sends then with a reset.
+func endpointEnd(f conntrack.Flow) (from, to netip.AddrPort) { return f.ReplyDst, f.ReplySrc }
+
+// ended returns the flows in before that are not in now.
+func ended(before, now []conntrack.Flow) []conntrack.Flow {
+	type key [3]netip.AddrPort
+	of := func(f conntrack.Flow) key { return key{f.Src, f.Dst, f.ReplySrc} }
+	left := map[key]bool{}
+	for _, f := range now {
+		left[of(f)] = true
+	}
+	return slices.DeleteFunc(slices.Clone(before), func(f conntrack.Flow) bool { return left[of(f)] })
+}
+
+// nudge returns the packet for one end of a connection, with its IP header.
+func nudge(from, to netip.AddrPort) []byte {
 	const ack, protocol, size = 0x10, 6, 20
-	b := binary.BigEndian.AppendUint16(nil, f.Dst.Port())
-	b = binary.BigEndian.AppendUint16(b, f.Src.Port())
+	b := binary.BigEndian.AppendUint16(nil, from.Port())
+	b = binary.BigEndian.AppendUint16(b, to.Port())
 	b = append(append(b, nudgeNumbers...), size/4<<4, ack, 1, 0, 0, 0, 0, 0)
-	ends := append(f.Dst.Addr().AsSlice(), f.Src.Addr().AsSlice()...)
+	ends := append(from.Addr().AsSlice(), to.Addr().AsSlice()...)
 	sum := uint32(protocol + size)
 	for i, c := range slices.Concat(ends, b) { // all have an even length
 		sum += uint32(c) << (8 * (1 - i%2))
@@ -107,7 +125,7 @@ func nudge(f conntrack.Flow) []byte {
 	}
 	binary.BigEndian.PutUint16(b[16:], ^uint16(sum))
 	h := []byte{0x60, 0, 0, 0, 0, size, protocol, 64}
-	if f.Src.Addr().Is4() { // the kernel completes length and checksum, see raw(7)
+	if to.Addr().Is4() { // the kernel completes length and checksum, see raw(7)
 		h = []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, protocol, 0, 0}
 	}
 	return slices.Concat(h, ends, b)

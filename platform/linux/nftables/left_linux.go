@@ -6,6 +6,7 @@ package nftables
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,7 @@ type LeftTable struct {
 	place Leftovers
 	known bool // have is what the table holds
 	have  []element
+	flows []conntrack.Flow
 }
 
 // NewLeftTable returns the table at a LeftPlace.
@@ -31,7 +33,7 @@ func LeftPlace(f service.Family, proxyName string) Leftovers {
 }
 
 // Forget implements orphans.Table.
-func (t *LeftTable) Forget() { t.known, t.have = false, nil }
+func (t *LeftTable) Forget() { t.known, t.have, t.flows = false, nil, nil }
 
 // Set implements orphans.Table. If the table is not as expected, for example since others
 // deleted it, it is made again.
@@ -41,9 +43,10 @@ func (t *LeftTable) Set(flows []conntrack.Flow) error {
 	if len(ops) == 0 && len(want) > 0 { // which fails if the table is gone
 		ops = []op{{verb: addElement, element: want[0]}}
 	}
+	t.nudge(ended(t.flows, flows), endpointEnd)
 	if t.known && t.commit(ops) == nil {
-		t.have = want
-		t.nudge(flows)
+		t.have, t.flows = want, flows
+		t.nudge(flows, clientEnd)
 		return nil
 	}
 	t.Forget()
@@ -53,13 +56,13 @@ func (t *LeftTable) Set(flows []conntrack.Flow) error {
 	if err := t.commit(leftOps(nil, want)); err != nil {
 		return fmt.Errorf("%s: %w", t.place, netlink.NFTHint(err))
 	}
-	t.known, t.have = true, want
-	t.nudge(flows)
+	t.known, t.have, t.flows = true, want, flows
+	t.nudge(flows, clientEnd)
 	return nil
 }
 
-// nudge nudges clients. It needs CAP_NET_RAW, and clients that send do not need it.
-func (t *LeftTable) nudge(flows []conntrack.Flow) {
+// nudge nudges one end of flows. It needs CAP_NET_RAW, and ends that send do not need it.
+func (t *LeftTable) nudge(flows []conntrack.Flow, end func(conntrack.Flow) (from, to netip.AddrPort)) {
 	if len(flows) == 0 {
 		return
 	}
@@ -69,11 +72,12 @@ func (t *LeftTable) nudge(flows []conntrack.Flow) {
 	}
 	defer unix.Close(fd)
 	for _, f := range flows {
-		var to unix.Sockaddr = &unix.SockaddrInet6{Addr: f.Src.Addr().As16()}
-		if f.Src.Addr().Is4() {
-			to = &unix.SockaddrInet4{Addr: f.Src.Addr().As4()}
+		from, at := end(f)
+		var to unix.Sockaddr = &unix.SockaddrInet6{Addr: at.Addr().As16()}
+		if at.Addr().Is4() {
+			to = &unix.SockaddrInet4{Addr: at.Addr().As4()}
 		}
-		_ = unix.Sendto(fd, nudge(f), unix.MSG_DONTWAIT, to) // the next look nudges again
+		_ = unix.Sendto(fd, nudge(from, at), unix.MSG_DONTWAIT, to) // the next look nudges clients again
 	}
 }
 

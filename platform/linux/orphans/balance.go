@@ -37,9 +37,9 @@ type balance struct {
 	before *service.Snapshot // that was followed
 	ports  map[service.Address]asking
 	runs   map[pool]*run
-	// since holds since when there are connections of ports. seen are those of this look.
-	since, seen map[flow]time.Time
-	ending      map[flow]time.Time // since when
+	// open are the connections of ports as of the last look, seen those of this one.
+	open, seen map[flow]conntrack.Flow
+	ending     map[flow]time.Time // since when
 }
 
 // asking is a frontend of a Service that asks.
@@ -83,7 +83,7 @@ func (r *run) interval() time.Duration { return usual * time.Second / time.Durat
 func newBalance(o Options) *balance {
 	return &balance{
 		family: o.Family, log: o.Log, ports: map[service.Address]asking{}, runs: map[pool]*run{},
-		seen: map[flow]time.Time{}, ending: map[flow]time.Time{},
+		seen: map[flow]conntrack.Flow{}, ending: map[flow]time.Time{},
 	}
 }
 
@@ -155,22 +155,21 @@ func (b *balance) see(f conntrack.Flow) {
 	if p, _ := b.find(k.way); p == nil && !ending {
 		return
 	}
-	since := f.Since
-	if since.IsZero() {
-		since = time.Now()
+	if f.Since.IsZero() {
+		f.Since = time.Now()
 	}
-	if known, again := b.since[k]; again && known.Before(since) {
-		since = known
+	if known, again := b.open[k]; again && known.Since.Before(f.Since) {
+		f.Since = known.Since
 	}
-	b.seen[k] = since
+	b.seen[k] = f
 }
 
 // decide picks connections of this look that are to end. It returns those that end, and how
 // many have ended.
 func (b *balance) decide() (flows []conntrack.Flow, gone int) {
-	b.since, b.seen = b.seen, map[flow]time.Time{}
+	b.open, b.seen = b.seen, map[flow]conntrack.Flow{}
 	for k := range b.ending {
-		if _, open := b.since[k]; !open {
+		if _, open := b.open[k]; !open {
 			delete(b.ending, k)
 			gone++
 		}
@@ -178,7 +177,7 @@ func (b *balance) decide() (flows []conntrack.Flow, gone int) {
 	for _, r := range b.runs {
 		r.open = nil
 	}
-	for k := range b.since {
+	for k := range b.open {
 		if _, at := b.find(k.way); b.runs[at] != nil {
 			b.runs[at].open = append(b.runs[at].open, k)
 		}
@@ -190,7 +189,7 @@ func (b *balance) decide() (flows []conntrack.Flow, gone int) {
 	}
 	for k, since := range b.ending {
 		if time.Since(since) < patience {
-			flows = append(flows, conntrack.Flow{Src: k.client, Dst: k.frontend, ReplySrc: k.endpoint})
+			flows = append(flows, b.open[k])
 		}
 	}
 	return flows, gone
@@ -214,14 +213,14 @@ func (b *balance) step(p *service.Port, at pool, r *run) (more bool) {
 		}
 	}
 	quota := min(r.quota(now), again*r.total-r.ended, maxEnding-len(b.ending))
-	slices.SortFunc(r.open, func(x, y flow) int { return b.since[x].Compare(b.since[y]) })
+	slices.SortFunc(r.open, func(x, y flow) int { return b.open[x].Since.Compare(b.open[y].Since) })
 	more, r.next = now.Sub(r.last) < settled, now.Add(restless)
 	for _, k := range r.open {
 		if _, ending := b.ending[k]; ending || counts[k.endpoint] <= share {
 			continue
 		}
 		more, r.next = true, now.Add(pace)
-		if old := b.since[k].Add(p.Rebalance); now.Before(old) {
+		if old := b.open[k].Since.Add(p.Rebalance); now.Before(old) {
 			r.next = old
 			break
 		}
