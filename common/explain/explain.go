@@ -588,6 +588,8 @@ type Server struct {
 
 	// Follower, if set, returns what follows many connections, for a Survey.
 	Follower func() Follower
+	// Notes, if set, has what is to be known of a Service, NAMESPACE/NAME.
+	Notes func(service string) []string
 	// Reaches, if set, reports whether the node has a route to an address.
 	Reaches func(netip.Addr) bool
 	// Waiting, if set, returns the connections to Services of want whose clients wait for a first
@@ -683,6 +685,9 @@ func (s *Server) Answer(ctx context.Context, q Query) (*Explanation, error) {
 	x, c, err := m.Answer(q)
 	if err != nil || !c.To.IsValid() {
 		return x, err
+	}
+	if s.Notes != nil {
+		x.Notes = append(x.Notes, s.Notes(x.Service)...)
 	}
 	walk, err := s.Trace(ctx, m.Snapshot, c)
 	switch {

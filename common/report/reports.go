@@ -81,6 +81,7 @@ type Reports struct {
 	Events       *Events
 	OtherProxies *OtherProxies
 	Silent       *Silent
+	Ended        *Ended
 
 	sink   sink
 	checks *checks
@@ -120,6 +121,7 @@ func New(o Options) *Reports {
 		Health: monitor, Metrics: counts, Services: services, Events: events,
 		OtherProxies: &OtherProxies{health: monitor, events: events, processes: o.Processes, log: o.Log},
 		Silent:       &Silent{uses: o.Tracker.SilentUses, events: events, log: o.Log, reported: map[types.NamespacedName]bool{}},
+		Ended:        &Ended{events: events, log: o.Log, all: map[track.Ending]*ending{}, reported: map[types.NamespacedName]bool{}},
 		checks:       newChecks(servers, services.Failing, o.Unavailable),
 		limits:       &limits{mode: o.Mode, health: monitor, events: events, log: o.Log},
 		node:         o.Node,

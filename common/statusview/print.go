@@ -35,6 +35,7 @@ func (p *printer) overview(d *Answer) {
 	p.sources(&d.Health)
 	p.conditions(&d.Health)
 	p.silent(d.Silent)
+	p.ended(d.Ended)
 	p.line("")
 	p.sentence(d.Summary.text(len(d.Services)), cell{})
 	if len(d.Services) > 0 {
@@ -562,6 +563,7 @@ func (p *printer) services(d *Answer) {
 		p.service(&d.Services[i])
 	}
 	p.silent(d.Silent)
+	p.ended(d.Ended)
 	if len(d.Services) == 0 {
 		p.sentence(d.Summary.text(0), cell{})
 	}

@@ -436,8 +436,12 @@ func (q *Query) evaluate(a *servicestate.Response) *Answer {
 		well = !slices.ContainsFunc(services, func(s servicestate.Service) bool { return blocked(&s, a.Health.BlockedFamilies) })
 	}
 	d.OK = well && d.Summary.NotProgrammed == 0 && d.Summary.Problems == 0 && d.Summary.Unanswered == 0
-	d.Silent = slices.DeleteFunc(d.Silent, func(x servicestate.SilentEndpoint) bool {
-		return !slices.ContainsFunc(services, func(s servicestate.Service) bool { return s.Namespace == x.Namespace && s.Name == x.Name })
+	others := func(namespace, name string) bool {
+		return !slices.ContainsFunc(services, func(s servicestate.Service) bool { return s.Namespace == namespace && s.Name == name })
+	}
+	d.Silent = slices.DeleteFunc(d.Silent, func(x servicestate.SilentEndpoint) bool { return others(x.Namespace, x.Name) })
+	d.Ended = slices.DeleteFunc(d.Ended, func(x servicestate.EndedConnections) bool {
+		return (q.Name != "" || q.Namespace != "") && others(x.Namespace, x.Name)
 	})
 	q.Sort.sort(services)
 	if q.Failing {

@@ -5,6 +5,7 @@ package statusview
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"kubeproxy/common/health/servicestate"
@@ -15,10 +16,7 @@ const mostSilent = 20
 
 // silent prints the endpoints that do not answer.
 func (p *printer) silent(all []servicestate.SilentEndpoint) {
-	shown := len(all)
-	if !p.wide {
-		shown = min(shown, mostSilent)
-	}
+	shown := p.shown(len(all))
 	var rows [][]cell
 	for _, x := range all[:shown] {
 		out := plain("no")
@@ -30,9 +28,38 @@ func (p *printer) silent(all []servicestate.SilentEndpoint) {
 		})
 	}
 	p.section("", "SILENT ENDPOINT|SERVICE|PORT|SINCE|LEFT OUT|WHY", rows)
-	if shown < len(all) {
-		p.line("and %d more; -o wide prints them, -o json too", len(all)-shown)
+	p.more(len(all) - shown)
+}
+
+// shown is how many of all silent endpoints, or the like, are printed.
+func (p *printer) shown(all int) int {
+	if p.wide {
+		return all
 	}
+	return min(all, mostSilent)
+}
+
+func (p *printer) more(n int) {
+	if n > 0 {
+		p.line("and %d more; -o wide prints them, -o json too", n)
+	}
+}
+
+// ended prints connections that ended, or are about to.
+func (p *printer) ended(all []servicestate.EndedConnections) {
+	shown := p.shown(len(all))
+	var rows [][]cell
+	for _, x := range all[:shown] {
+		name := "-" // no Service has it any more
+		if x.Name != "" {
+			name = x.Namespace + "/" + x.Name
+		}
+		rows = append(rows, []cell{
+			plain(sanitize(x.Address)), plain(sanitize(name)), plain(cmp.Or(sanitize(x.Port), "-")), plain(fmt.Sprint(x.Connections)), plain(p.ago(x.Since)), plain(p.ago(x.Last)), plain(sanitize(x.Why)),
+		})
+	}
+	p.section("", "ENDED CONNECTIONS TO|SERVICE|PORT|COUNT|SINCE|LAST|WHY", rows)
+	p.more(len(all) - shown)
 }
 
 // silentChanges describes endpoints that fell silent or are not any more.

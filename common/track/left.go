@@ -57,6 +57,13 @@ type Connection struct {
 	Endpoint service.Address
 }
 
+// Ending is the decision to end connections of a Service port.
+type Ending struct {
+	Connection
+	Why   string // of the endpoint, one clause
+	Count int
+}
+
 // Leaving says whether the endpoint of a Connection left.
 type Leaving uint8
 

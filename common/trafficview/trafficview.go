@@ -40,6 +40,8 @@ type Response struct {
 	traffic.Reading
 	// Silent are endpoints of these Services that do not answer.
 	Silent []servicestate.SilentEndpoint `json:"silentEndpoints,omitempty"`
+	// Ended are connections of them that ended lately.
+	Ended []servicestate.EndedConnections `json:"endedConnections,omitempty"`
 }
 
 // Answer is what -o json prints. New versions may add fields, but must not rename or remove any.
@@ -61,6 +63,8 @@ type Answer struct {
 	Error string `json:"error,omitempty"`
 	// Silent are endpoints of the Services that do not answer, with or without traffic.
 	Silent []servicestate.SilentEndpoint `json:"silentEndpoints,omitempty"`
+	// Ended are connections of them that ended lately.
+	Ended []servicestate.EndedConnections `json:"endedConnections,omitempty"`
 }
 
 // Service is what a Service carries.
@@ -225,7 +229,7 @@ func (q *Query) Follow(ctx context.Context, show func(*Answer) (more bool, err e
 func (q *Query) answer(first, second *Response) *Answer {
 	a := &Answer{
 		Server: q.Server, Mode: second.Mode, Node: second.Node, Time: second.Time, Since: second.Since,
-		Counted: second.Counted, Services: make([]Service, len(second.Services)), Error: second.Error, Silent: second.Silent,
+		Counted: second.Counted, Services: make([]Service, len(second.Services)), Error: second.Error, Silent: second.Silent, Ended: second.Ended,
 	}
 	before := map[[2]string]traffic.Service{}
 	if first != nil && second.Since.Equal(first.Since) {
@@ -294,6 +298,8 @@ type Server struct {
 	Lack      string
 	// Silent, if set, returns the endpoints that do not answer.
 	Silent func() []servicestate.SilentEndpoint
+	// Ended, if set, returns the connections that ended lately.
+	Ended func() []servicestate.EndedConnections
 }
 
 type refusal struct {
@@ -320,11 +326,15 @@ func (s *Server) Handler() http.Handler {
 		r := s.Collector.Read(q.Context(), traffic.Selection{
 			Namespace: v.Get("namespace"), Name: v.Get("name"), Endpoints: v.Get("endpoints") == "true",
 		})
-		a := Response{s.Mode, s.Node, *r, nil}
+		a := Response{Mode: s.Mode, Node: s.Node, Reading: *r}
+		other := func(namespace, name string) bool {
+			return v.Get("namespace") != "" && v.Get("namespace") != namespace || v.Get("name") != "" && v.Get("name") != name
+		}
 		if s.Silent != nil {
-			a.Silent = slices.DeleteFunc(s.Silent(), func(x servicestate.SilentEndpoint) bool {
-				return v.Get("namespace") != "" && v.Get("namespace") != x.Namespace || v.Get("name") != "" && v.Get("name") != x.Name
-			})
+			a.Silent = slices.DeleteFunc(s.Silent(), func(x servicestate.SilentEndpoint) bool { return other(x.Namespace, x.Name) })
+		}
+		if s.Ended != nil {
+			a.Ended = slices.DeleteFunc(s.Ended(), func(x servicestate.EndedConnections) bool { return other(x.Namespace, x.Name) })
 		}
 		health.ReplyJSON(w, http.StatusOK, a)
 	})
@@ -390,22 +400,26 @@ func (v View) head(b *bytes.Buffer, a *Answer) {
 	if a.Error != "" {
 		v.warn(b, "Not everything could be read: "+a.Error)
 	}
-	v.silent(b, a.Silent)
+	var silent, ended []string
+	for _, x := range a.Silent {
+		silent = append(silent, fmt.Sprintf("%s of %s/%s", x.Address, x.Namespace, x.Name))
+	}
+	for _, x := range a.Ended {
+		ended = append(ended, fmt.Sprintf("%d from %s/%s to %s", x.Connections, x.Namespace, x.Name, x.Address))
+	}
+	v.warnOf(b, "No answer", silent) // what is left out carries nothing new
+	v.warnOf(b, "Ended connections", ended)
 	b.WriteString("\n")
 }
 
-// silent names the endpoints that do not answer. What is left out carries nothing new.
-func (v View) silent(b *bytes.Buffer, all []servicestate.SilentEndpoint) {
+// warnOf names the first of all that are something.
+func (v View) warnOf(b *bytes.Buffer, what string, all []string) {
 	const most = 3
-	var names []string
-	for _, x := range all[:min(most, len(all))] {
-		names = append(names, fmt.Sprintf("%s of %s/%s", x.Address, x.Namespace, x.Name))
-	}
 	if n := len(all) - most; n > 0 {
-		names = append(names, fmt.Sprintf("and %d more", n))
+		all = append(all[:most], fmt.Sprintf("and %d more", n))
 	}
 	if len(all) > 0 {
-		v.warn(b, "No answer, see kube-proxy status: "+strings.Join(names, ", "))
+		v.warn(b, what+", see kube-proxy status: "+strings.Join(all, ", "))
 	}
 }
 

@@ -72,7 +72,10 @@ func shopServer() *Server {
 	silent := func() []servicestate.SilentEndpoint {
 		return []servicestate.SilentEndpoint{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "db"}, {Namespace: "other", Name: "db"}}
 	}
-	return &Server{Mode: "userspace", Node: "node-a", Silent: silent, Collector: &traffic.Collector{
+	ended := func() []servicestate.EndedConnections {
+		return []servicestate.EndedConnections{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "db"}}
+	}
+	return &Server{Mode: "userspace", Node: "node-a", Silent: silent, Ended: ended, Collector: &traffic.Collector{
 		Latest: func() *service.Snapshot { return want }, Readers: map[service.Family]traffic.Reader{service.IPv4: &shop{}},
 	}}
 }
@@ -92,11 +95,11 @@ func TestFollow(t *testing.T) {
 	if a.Services[0].Name != "web" || a.Services[0].Connections != 6000 || a.Services[0].Endpoints[0].Connections != 4000 || a.Total.BytesOut != 6e6 {
 		t.Errorf("%+v, want shop/web first, and its busy endpoint", a)
 	}
-	if len(a.Silent) != 3 {
-		t.Errorf("silent are %v, want all of all Services", a.Silent)
+	if len(a.Silent) != 3 || len(a.Ended) != 2 {
+		t.Errorf("silent are %v, ended %v, want all of all Services", a.Silent, a.Ended)
 	}
 	q.Namespace, q.Name = "shop", "db"
-	if one, err := q.read(t.Context()); err != nil || len(one.Silent) != 1 || one.Silent[0] != (servicestate.SilentEndpoint{Namespace: "shop", Name: "db"}) {
+	if one, err := q.read(t.Context()); err != nil || len(one.Silent) != 1 || len(one.Ended) != 1 || one.Silent[0] != (servicestate.SilentEndpoint{Namespace: "shop", Name: "db"}) {
 		t.Errorf("silent of shop/db are %v, %v", one.Silent, err)
 	}
 	per, seconds := a.Services[0].PerSecond.Connections, a.Seconds
@@ -143,11 +146,13 @@ func TestPrint(t *testing.T) {
 	for i := range 5 {
 		a.Silent = append(a.Silent, servicestate.SilentEndpoint{Namespace: "shop", Name: "web", Address: fmt.Sprintf("10.244.0.%d:8080", i+2), LeftOut: true})
 	}
+	a.Ended = []servicestate.EndedConnections{{Namespace: "shop", Name: "db", Address: "10.244.0.9:5432", Connections: 12}}
 	const want = `Node node-a, mode userspace: new connections and bytes since 2026-07-01 11:00:10 UTC. Rates cover
 2.0 seconds up to 12:00:10.
 Not everything could be read: read what IPv6 carries: refused
 No answer, see kube-proxy status: 10.244.0.2:8080 of shop/web, 10.244.0.3:8080 of shop/web,
 10.244.0.4:8080 of shop/web, and 2 more
+Ended connections, see kube-proxy status: 12 from shop/db to 10.244.0.9:5432
 
 SERVICE           CONN/S  CONNECTIONS  IN/S   OUT/S     IN     OUT
 shop/web             9.8       123456   0 B  1.0 GB  999 B  1.2 MB

@@ -443,8 +443,8 @@ type Orphans interface {
 	// InForce receives the snapshot of each round whose rules are at least partly in force.
 	InForce(*service.Snapshot)
 	// Run looks for connections until ctx ends. Without enter, this process may always
-	// change the node. ended counts what ended.
-	Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(orphans, rebalanced int))
+	// change the node. report gets what is to end from now on, and how many connections ended.
+	Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), report func(begun []track.Ending, orphans, rebalanced int))
 }
 
 // Repeater is a Tracer that can read once what is installed, for many connections of a snapshot.

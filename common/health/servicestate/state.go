@@ -670,6 +670,22 @@ type ProxyInfo struct {
 	Accelerated map[string]uint64 `json:"accelerated,omitempty"`
 	// Silent are endpoints that do not answer while others do.
 	Silent []SilentEndpoint `json:"silentEndpoints,omitempty"`
+	// Ended are connections that the proxy ended within the last ten minutes, or is ending.
+	Ended []EndedConnections `json:"endedConnections,omitempty"`
+}
+
+// EndedConnections are connections of a Service port to an endpoint.
+type EndedConnections struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Port      string `json:"port,omitempty"`
+	Address   string `json:"address"` // with its port
+	// Connections are as many as there were. Since is when the first of them had to end, and
+	// Last the last one. Why is about the endpoint.
+	Connections int       `json:"connections"`
+	Since       time.Time `json:"since"`
+	Last        time.Time `json:"last"`
+	Why         string    `json:"why"`
 }
 
 // SilentEndpoint is an endpoint of a Service port that does not answer.

@@ -82,7 +82,7 @@ type Orphans struct {
 	Options
 	tracker *track.Tracker
 	enter   func(context.Context) (leave func(), ok bool)
-	ended   func(orphans, rebalanced int)
+	report  func(begun []track.Ending, orphans, rebalanced int)
 	inForce atomic.Pointer[service.Snapshot]
 	wake    chan struct{}
 
@@ -129,10 +129,10 @@ func (o *Orphans) kick() {
 }
 
 // Run looks for connections until ctx ends. enter returns whether this process may change
-// the node, see lease.Lease; without it, this process always may. ended counts connections
-// that ended after a decision here.
-func (o *Orphans) Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), ended func(orphans, rebalanced int)) {
-	o.tracker, o.enter, o.ended = t, enter, ended
+// the node, see lease.Lease; without it, this process always may. report gets what is decided
+// here, and how many connections ended after that.
+func (o *Orphans) Run(ctx context.Context, t *track.Tracker, enter func(context.Context) (leave func(), ok bool), report func(begun []track.Ending, orphans, rebalanced int)) {
+	o.tracker, o.enter, o.report = t, enter, report
 	t.Subscribe(track.Listener{Changed: o.kick})
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -288,7 +288,7 @@ func (o *Orphans) ask(left map[way]*lost) error {
 	all := slices.Collect(maps.Values(left))
 	asked := make([]track.Connection, len(all))
 	for i, l := range all {
-		asked[i] = track.Connection{Port: l.name(), Endpoint: service.AddressOf(service.TCP, l.endpoint)}
+		asked[i] = l.connection()
 	}
 	leaving, settled := o.tracker.Left(asked)
 	if !settled {
@@ -335,12 +335,12 @@ func (o *Orphans) resolve(ways map[way]*lost, now *service.Snapshot) {
 	}
 }
 
-// name is zero without a port.
-func (l *lost) name() service.PortName {
-	if l.port == nil {
-		return service.PortName{}
+func (l *lost) connection() track.Connection {
+	c := track.Connection{Endpoint: service.AddressOf(service.TCP, l.endpoint)}
+	if l.port != nil {
+		c.Port = l.port.Name
 	}
-	return l.port.Name
+	return c
 }
 
 // The bounds of dials in one look.
@@ -483,7 +483,7 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 	for _, l := range left {
 		dead[l.endpoint], live[l.endpoint] = dead[l.endpoint] || l.stuck, live[l.endpoint] || l.live
 	}
-	fresh := map[cause]int{}
+	fresh := map[track.Ending]int{}
 	for k, f := range open {
 		l := left[k.way]
 		since, begun := o.ending[k]
@@ -494,7 +494,7 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 		default:
 			since = time.Now()
 			o.ending[k] = since
-			fresh[cause{l.endpoint, l.name(), l.why}]++
+			fresh[track.Ending{Connection: l.connection(), Why: l.why}]++
 		}
 		if time.Since(since) < patience {
 			flows = append(flows, f)
@@ -507,12 +507,16 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 			gone++
 		}
 	}
+	var begun []track.Ending
 	if o.change(ctx, flows) {
-		o.logEnding(fresh)
+		for e, n := range fresh {
+			e.Count = n
+			begun = append(begun, e)
+		}
 	} else {
 		o.balance.forget()
 	}
-	o.ended(gone, rebalanced)
+	o.report(begun, gone, rebalanced)
 }
 
 // change sets the table, unless another process programs the node.
@@ -534,25 +538,4 @@ func (o *Orphans) change(ctx context.Context, flows []conntrack.Flow) (changed b
 	}
 	o.failure = text
 	return text == ""
-}
-
-// mostLines bounds the lines of one look in the log.
-const mostLines = 20
-
-// cause is why connections end.
-type cause struct {
-	endpoint netip.AddrPort
-	port     service.PortName
-	why      string
-}
-
-func (o *Orphans) logEnding(fresh map[cause]int) {
-	lines := 0
-	for c, n := range fresh {
-		if lines++; lines > mostLines {
-			o.Log.Info("Ending connections to more endpoints that left", "more", len(fresh)-mostLines)
-			return
-		}
-		o.Log.Info("Ending connections to an endpoint that left", "family", o.Family.String(), "endpoint", c.endpoint.String(), "port", c.port.String(), "connections", n, "why", c.why)
-	}
 }

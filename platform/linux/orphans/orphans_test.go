@@ -6,6 +6,7 @@ package orphans
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/conntrack"
+	"kubeproxy/test/kit"
 )
 
 // node is a node with three Services, whose rules are in force at once.
@@ -40,6 +42,7 @@ type node struct {
 	table     []string
 	rebalance string               // the annotation of web
 	reset     func(conntrack.Flow) // called for each of the table
+	begun     []track.Ending
 	forgot    int
 	standby   bool
 	held      bool // the rules of the latest snapshot are not in force
@@ -73,9 +76,10 @@ func withNode(t *testing.T, test func(*testing.T, *node)) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			n.orphans.Run(ctx, n.Tracker, n.enter, func(k, rebalanced int) {
+			n.orphans.Run(ctx, n.Tracker, n.enter, func(begun []track.Ending, k, rebalanced int) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
+				n.begun = append(n.begun, begun...)
 				n.ended += k
 				n.rebalanced += rebalanced
 			})
@@ -318,6 +322,11 @@ func TestEnd(t *testing.T) {
 		n.after(time.Second)
 		n.flows = slices.Delete(n.flows, 1, 2)
 		n.after(2 * time.Second)
+		begun := map[string]int{}
+		for _, e := range n.begun {
+			begun[fmt.Sprint(e.Port.Name, " ", e.Endpoint.Addr, " ", e.Why)] += e.Count
+		}
+		kit.Same(t, "begun (-want +got)", map[string]int{"web 10.244.0.2 it does not answer": 1, "db 10.244.0.2 the Service asks for it": 1}, begun)
 		if want := []string{dbDead}; !slices.Equal(n.table, want) || n.ended != 1 {
 			t.Errorf("ending %q, %d ended; want %q and 1", n.table, n.ended, want)
 		}

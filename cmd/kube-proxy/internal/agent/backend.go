@@ -499,7 +499,10 @@ func (p *proxy) start(ctx context.Context, group *errgroup.Group, m *member) {
 	group.Go(func() error { return m.watch(ctx) })
 	if m.Orphans != nil {
 		group.Go(func() error {
-			m.Orphans.Run(ctx, p.tracker, p.leaseEnter(), func(n, rebalanced int) { p.reports.Metrics.ConnectionsEnded(m.Family, n, rebalanced) })
+			m.Orphans.Run(ctx, p.tracker, p.leaseEnter(), func(begun []track.Ending, ended, rebalanced int) {
+				p.reports.Metrics.ConnectionsEnded(m.Family, ended, rebalanced)
+				p.reports.Ended.Begun(begun)
+			})
 			return nil
 		})
 	}

@@ -161,7 +161,7 @@ func newCollector(x *Selected, tracker *track.Tracker) *traffic.Collector {
 
 // trafficHandler answers what Services carry.
 func (p *proxy) trafficHandler() http.Handler {
-	s := &trafficview.Server{Mode: string(p.selected.Name), Node: p.node, Collector: p.selected.traffic, Silent: p.reports.Silent.List}
+	s := &trafficview.Server{Mode: string(p.selected.Name), Node: p.node, Collector: p.selected.traffic, Silent: p.reports.Silent.List, Ended: p.reports.Ended.List}
 	switch {
 	case s.Collector != nil:
 	case p.selected.Config.CountTraffic:

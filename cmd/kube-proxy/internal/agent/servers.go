@@ -273,7 +273,7 @@ func (p *proxy) admin() health.Admin {
 	started := time.Now()
 	explainer := &explain.Server{
 		Tracker: p.tracker, Trace: p.trace, Local: isLocal, Interfaces: interfaces, Relays: p.selected.Relays, Pod: p.pod, Probed: p.probed, Reaches: reaches, Waiting: host.Waiting,
-		Follower: p.follower,
+		Follower: p.follower, Notes: r.Ended.Notes,
 	}
 	return health.Admin{
 		Mode:    mode,
@@ -282,7 +282,7 @@ func (p *proxy) admin() health.Admin {
 		Services: r.Services.Handler(func() servicestate.ProxyInfo {
 			return servicestate.ProxyInfo{
 				Mode: mode, Node: p.node, Version: p.process.Build.GitVersion, Started: started.UTC(), Health: r.Health.Report(),
-				Accelerated: byName(accelerated(p.selected.Backends)), Silent: r.Silent.List(),
+				Accelerated: byName(accelerated(p.selected.Backends)), Silent: r.Silent.List(), Ended: r.Ended.List(),
 			}
 		}),
 		Explain: explainer.Handler(),
