@@ -3,8 +3,9 @@
 
 // Package silence decides which endpoints do not answer. Evidence leads to a suspicion,
 // whoever caused it. Then the node dials the endpoint and others of its Service port. Only
-// an endpoint that does not answer while others do counts as silent. It knows no system:
-// others find evidence, dial, and leave endpoints out.
+// an endpoint that does not answer while others do counts as silent. Over UDP and SCTP dials
+// tell of its host. The package knows no system: others find evidence, dial, and leave
+// endpoints out.
 package silence
 
 import (
