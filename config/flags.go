@@ -612,10 +612,10 @@ var ownSwitches = []ownSwitch{
 	},
 	{
 		flag: "second-draw", path: "secondDraw",
-		help:    "a TCP connection whose first packet no endpoint answers within a second gets another endpoint when its client repeats it",
-		windows: "HNS has no timeouts for connections that nobody answered",
+		help:    "a connection over TCP or SCTP whose first packet no endpoint answers within a second gets another endpoint when its client repeats it",
+		windows: "HNS does not tell which connections nobody answers",
 		alone:   "true",
-		effect:  Restart,
+		effect:  Hot,
 		of:      func(s *Switches) pflag.Value { return &s.SecondDraw },
 	},
 	{

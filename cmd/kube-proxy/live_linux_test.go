@@ -97,7 +97,7 @@ func installed(t *testing.T, dir string) bool {
 	_ = m.Load(t.Context(), tracker) // one file may be bad
 	all := true
 	for _, f := range service.Families {
-		b, err := nftables.New(f, nftables.Options{Table: nftables.TableOf(""), MasqueradeBit: 14, DropInvalid: true, SecondDraw: true})
+		b, err := nftables.New(f, nftables.Options{Table: nftables.TableOf(""), MasqueradeBit: 14, DropInvalid: true})
 		kit.Must(t, err)
 		p, err := b.Plan(t.Context(), tracker.Latest())
 		kit.Must(t, err)

@@ -59,6 +59,7 @@ var counters = map[string]metric{
 	"config_reloads_total":         {result, "Changes of the configuration file that were found, by outcome."},
 	"drift_repaired_total":         {backend, "Changes by others that were undone."},
 	"sync_failures_total":          {backend, "Rounds that failed, wholly or for single Service ports."},
+	"second_draws_total":           {family, "Connections that nobody answered within a second, so that the next packet of the client draws an endpoint again."},
 	"orphans_ended_total":          {family, "Connections that were open and ended after their endpoint had left its Service."},
 	"connections_rebalanced_total": {family, "Connections that were open and ended because their endpoint had more than its share."},
 	"events_written_total":         {nil, "Kubernetes Events that the API server accepted."},

@@ -94,6 +94,7 @@ var documented = map[string]string{
 	"kubeproxy_drift_found_total":                            "COUNTER{backend,ip_family}",
 	"kubeproxy_drift_repaired_total":                         "COUNTER{backend,ip_family}",
 	"kubeproxy_sync_failures_total":                          "COUNTER{backend,ip_family}",
+	"kubeproxy_second_draws_total":                           "COUNTER{ip_family}",
 	"kubeproxy_orphans_ended_total":                          "COUNTER{ip_family}",
 	"kubeproxy_connections_rebalanced_total":                 "COUNTER{ip_family}",
 	"kubeproxy_oldest_pending_change_age_seconds":            "GAUGE{ip_family}",
@@ -170,6 +171,7 @@ func fed() *Metrics {
 	m.InForce(service.IPv4, time.Second)
 	m.Conntrack(service.IPv4, time.Second, 3)
 	m.ConnectionsEnded(service.IPv4, 2, 1)
+	m.DrewAgain(service.IPv4)
 	feedClient(m.Client())
 	return m
 }

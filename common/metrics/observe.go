@@ -360,6 +360,11 @@ func (m *Metrics) ConnectionsEnded(f service.Family, orphans, rebalanced int) {
 	m.counters["connections_rebalanced_total"].WithLabelValues(f.String()).Add(float64(rebalanced))
 }
 
+// DrewAgain counts a connection whose entry was deleted because its endpoint did not answer.
+func (m *Metrics) DrewAgain(f service.Family) {
+	m.counters["second_draws_total"].WithLabelValues(f.String()).Inc()
+}
+
 // CleanupFailed counts a failed attempt of b to remove leftover rules of an earlier
 // process. Other stale rules are removed in the round that makes them stale.
 func (m *Metrics) CleanupFailed(b Backend) {

@@ -54,6 +54,7 @@ func (s *suspect) accuse(e Evidence) {
 	}
 	if s.first.IsZero() || s.byNode && s.address.Protocol == service.TCP {
 		s.first, s.byNode = e.At, false
+		s.due = later(s.due, e.At.Add(pace)) // others may accuse it at once
 	}
 	s.port, s.last = e.Port, e.At
 	if e.Kind != Unanswered {
@@ -252,7 +253,7 @@ func (b *Box) begin(ctx context.Context, s *suspect, now time.Time) bool {
 	}
 	x := &batch{of: a, silent: s.silent(), started: now}
 	n := leastDials
-	if s.suspected() && s.dials > 0 {
+	if s.suspected() && (s.dials > 0 || s.flows > 1) {
 		n = max(b.needed(now)-s.dials, 1)
 	}
 	if n+mostControls*controlDials > room {

@@ -160,7 +160,7 @@ func IsBeside(c *config.Config, t takeover.Target) bool {
 // Beside names tables of this proxy that decide nothing for a first packet, as in
 // explain.Walk.Followed.
 func Beside(c *config.Config, f service.Family) []string {
-	return []string{nftables.LeftPlace(f, c.ProxyName).Name(), nftables.RedrawPlace(f, c.ProxyName).Name(), nftables.DrawLeftovers(f, c.ProxyName).Name()}
+	return []string{nftables.LeftPlace(f, c.ProxyName).Name(), nftables.RedrawPlace(f, c.ProxyName).Name()}
 }
 
 // companionTargets lists where what accompanies a mode may have left something.

@@ -428,7 +428,6 @@ func TestIPTablesRestart(t *testing.T) {
 // iptables-restore accepts it, and a proxy that starts then has nothing to write.
 func TestIPTablesRendered(t *testing.T) {
 	eachVariant(t, func(t *testing.T, m mode) {
-		m.flags = append(m.flags, "--second-draw=false") // whose table is not of iptables
 		c := newCluster(t, m)
 		apps := c.matrix()
 		c.save(t, apps...)

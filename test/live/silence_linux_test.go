@@ -308,3 +308,41 @@ func (c *cluster) forge(t *testing.T, source netip.Addr, apps ...app) int {
 	}
 	return sent
 }
+
+// TestStickyClients has the endpoint of a client with session affinity fall silent, and come back while
+// the next one loses every other answer.
+func TestStickyClients(t *testing.T) {
+	for _, name := range faultModes[:2] { // the relay tells itself
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := modeNamed(name)
+			m.plain = true // accelerated sockets do not pass rules
+			stickyClients(t, m)
+		})
+	}
+}
+
+func stickyClients(t *testing.T, m mode) {
+	c := newCluster(t, m)
+	shop := app{name: "shop", number: 10, sticky: 3600, plain: true}.on(c.webs()...)
+	c.start(t, shop)
+	c.awaitProgrammed(t)
+	ask := func() (string, time.Duration) {
+		a, err := c.Host("shopper").Ask(t.Context(), netlab.Query{Proto: "tcp", To: shop.at(service.ClusterIP, service.IPv4), Timeout: time.Minute})
+		if err != nil || a.Outcome != netlab.Answered {
+			t.Errorf("%s, %v", a.Outcome, err)
+		}
+		return a.Backend, a.Took
+	}
+	had, _ := ask()
+	dropWeb(t, c.Host(had))
+	next, took := ask()
+	t.Logf("%s was silent; %s answered after %s", had, next, took) // a busy machine answers no dial in time
+	nft(t, c.Host(had), "delete table inet silent\n")
+	nft(t, c.Host(next), "table inet lossy { chain out { type filter hook output priority 0; tcp flags & (syn|ack) == (syn|ack) numgen inc mod 2 0 drop; }; }\n")
+	for until := time.Now().Add(15 * time.Second); time.Now().Before(until); {
+		if now, _ := ask(); now != next {
+			t.Fatalf("the client went on to %s, although %s answers", now, next)
+		}
+	}
+}

@@ -406,7 +406,7 @@ func (c *cluster) installNFTables(t *testing.T) {
 	want := c.want(t)
 	for _, f := range service.Families {
 		kit.Must(t, c.Node.Do(func() error {
-			b, err := nftables.New(f, nftables.Options{MasqueradeBit: 14, SecondDraw: true})
+			b, err := nftables.New(f, nftables.Options{MasqueradeBit: 14})
 			if err != nil {
 				return err
 			}

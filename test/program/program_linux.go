@@ -255,7 +255,7 @@ type Kernel struct {
 func NewKernel(t testing.TB, h *netlab.Host, bit int) *Kernel {
 	t.Helper()
 	return newKernel(t, h, func(f service.Family) (reconcile.Backend, error) {
-		return nftables.New(f, nftables.Options{MasqueradeBit: cmp.Or(bit, 14), DropInvalid: true, SecondDraw: true})
+		return nftables.New(f, nftables.Options{MasqueradeBit: cmp.Or(bit, 14), DropInvalid: true})
 	})
 }
 

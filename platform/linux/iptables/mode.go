@@ -30,7 +30,7 @@ func Mode() mode.Descriptor {
 		XTables:      true,
 		MetricGroups: []string{metrics.IPTables, metrics.Conntrack},
 		Needs:        "the commands of iptables 1.6.2 or later, legacy or nft",
-		Leaves:       "`KUBE-` chains in tables nat and filter; tables `ip kube-second-draw` and `ip6 kube-second-draw` of nftables",
+		Leaves:       "`KUBE-` chains in tables nat and filter",
 		Section:      SectionOf,
 		Render:       render,
 		Differences: func(want *service.Snapshot, c route.Conn, r mode.Rendering) ([]string, error) {

@@ -7,11 +7,9 @@ import (
 	"context"
 
 	"kubeproxy/common/metrics"
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/takeover"
 	"kubeproxy/config"
-	"kubeproxy/platform/linux/nftables"
 	"kubeproxy/platform/mode"
 )
 
@@ -19,7 +17,7 @@ func system() *mode.System {
 	return &mode.System{
 		Probe:     func(c *config.Config, f service.Family) error { return Probe(f, OptionsOf(c)) },
 		Open:      mode.OpenEach(newOf, complete),
-		Owned:     ownedBeside,
+		Owned:     Owned,
 		Targets:   targets,
 		ReadBack:  mode.ReadBack(newOf),
 		Conntrack: true, Translates: true,
@@ -30,11 +28,8 @@ func newOf(c *config.Config, f service.Family) (*Backend, error) {
 	return New(f, OptionsOf(c))
 }
 
-// complete adds to x a table for a second draw, counters, and what the rules of b cannot do here.
+// complete adds to x counters, and what the rules of b cannot do here.
 func complete(s mode.Setup, x *mode.Backend, b *Backend) error {
-	if s.Config.SecondDraw == config.DrawAgain {
-		x.Backend = reconcile.Both(b, nftables.NewSecondDraw(x.Family, s.Config.ProxyName))
-	}
 	x.LacksLocalhost = b.NeedListeners()
 	x.Packets = func(ctx context.Context) (metrics.Packets, error) {
 		p, err := b.Packets(ctx)
@@ -51,15 +46,6 @@ func complete(s mode.Setup, x *mode.Backend, b *Backend) error {
 func Owned(_ *config.Config, f service.Family) ([]string, error) {
 	v, err := NodeVariant(f)
 	return []string{Leftovers{Variant: v, Family: f}.String()}, err
-}
-
-// ownedBeside are those of mode iptables, with the table for a second draw.
-func ownedBeside(c *config.Config, f service.Family) ([]string, error) {
-	all, err := Owned(c, f)
-	if c.SecondDraw == config.DrawAgain {
-		all = append(all, nftables.DrawLeftovers(f, c.ProxyName).String())
-	}
-	return all, err
 }
 
 func targets(context.Context, mode.Setup) ([]takeover.Target, error) {

@@ -182,9 +182,6 @@ func affinityChains(p *service.Port, o Options) []*chain {
 			chooser.rules = append(chooser.rules, rule{is, affinityDNAT{g.clients, g.port}})
 		}
 		chooser.rules = append(chooser.rules, rule{is, dnat{slotKey, uint32(len(p.EndpointsFor(w))), choiceSet(p, w)}})
-		if p.Name.Protocol == service.TCP {
-			chooser.rules = o.drawsAgain(chooser.rules)
-		}
 		chains = append(chains, chooser,
 			&chain{name: objectName("affinity-cluster", w, p.Name), rules: []rule{{jumpVerdict(markChain)}, {gotoVerdict(chooser.name)}}},
 			&chain{name: objectName("affinity-external", w, p.Name), rules: []rule{{mark{o.mark()}}, {gotoVerdict(chooser.name)}}})

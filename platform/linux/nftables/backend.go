@@ -51,13 +51,6 @@ type Options struct {
 	DropInvalid bool
 	// CountConnections counts connections, see Counters.
 	CountConnections bool
-	// SecondDraw gives a TCP connection another endpoint when its client repeats a first packet
-	// that nobody answered within a second.
-	SecondDraw bool
-	// DrawOnly makes a table that does nothing else, beside the rules of another mode. It is for
-	// NewSecondDraw.
-	DrawOnly bool
-	draw     timeouts // what SecondDraw needs, zero if it is off or the kernel lacks it
 }
 
 func (o Options) table() string { return cmp.Or(o.Table, TableName) }
@@ -87,8 +80,6 @@ type Driver interface {
 	// Liberal reports whether the kernel treats packets outside of the TCP window as
 	// valid (net.netfilter.nf_conntrack_tcp_be_liberal).
 	Liberal() bool
-	// Timeouts returns those for a second draw. The error is why the kernel cannot have them.
-	Timeouts() (timeouts, error)
 	// Watch calls touched whenever another process changes our table, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 	// Suspect names the process that changed our table last. It is empty if that is
@@ -107,8 +98,6 @@ type Backend struct {
 	// have describes what the table holds. It is nil while that is unknown.
 	have    *installed
 	liberal bool // the latest result of Driver.Liberal
-	draw    timeouts
-	lacks   string // why there is no second draw, empty if there is or should be none
 	// readsOnce is as ReadOnce says, and kept what Trace has read then.
 	readsOnce bool
 	kept      *reading
@@ -119,20 +108,7 @@ type Backend struct {
 func (b *Backend) effectiveOptions() Options {
 	o := b.options
 	o.DropInvalid = o.DropInvalid && !b.liberal
-	o.draw = b.draw
 	return o
-}
-
-// readSettings reads the settings of the kernel that options depend on.
-func (b *Backend) readSettings() {
-	b.liberal = b.options.DropInvalid && b.driver.Liberal()
-	if !b.options.SecondDraw {
-		return
-	}
-	var err error
-	if b.draw, err = b.driver.Timeouts(); err != nil {
-		b.lacks = lacksDraw(b.family, err)
-	}
 }
 
 // installed describes a table that matches the desired state, by the inputs that produced
@@ -158,12 +134,7 @@ func (i *installed) layout(p *service.Port) layout {
 // table.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	touched := true
-	if b.have == nil || want == b.have.snapshot { // nothing tells of their changes, and rounds for changes of Services should be short
-		b.readSettings()
-		if b.have != nil && b.have.options.draw != b.draw {
-			b.have = nil
-		}
-	}
+	b.liberal = b.options.DropInvalid && b.driver.Liberal()
 	if b.have != nil {
 		var err error
 		if touched, err = b.driver.Touched(ctx); err != nil {
@@ -235,14 +206,6 @@ func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 		p.next = h
 		return p
 	}
-	if b.options.DrawOnly {
-		for c := range service.Diff(h.snapshot, want, b.family) {
-			if ops := appendElements(nil, drawElements(c.Old), drawElements(c.New)); len(ops) > 0 {
-				p.units = append(p.units, unit{from: layout{port: c.Old}, to: layout{port: c.New}, ops: ops})
-			}
-		}
-		return p
-	}
 	need := h.classes
 	for c := range service.Diff(h.snapshot, want, b.family) {
 		from := h.layout(c.Old)
@@ -261,7 +224,7 @@ func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	if h.snapshot.Node != want.Node || h.options != p.next.options {
 		base = appendChainChanges(base, baseChains(b.family, h.snapshot.Node, h.options), baseChains(b.family, want.Node, p.next.options))
 	}
-	base = appendChain(base, need.without(h.classes).chains(p.next.options)...)
+	base = appendChain(base, need.without(h.classes).chains(b.options)...)
 	if len(base) > 0 {
 		p.units = append([]unit{{ops: base, prerequisite: true}}, p.units...)
 	}

@@ -20,7 +20,6 @@ type table struct {
 	otherFlags bool // it has flags that cannot be cleared
 	chains     map[string]*observedChain
 	sets       map[string]*observedSet
-	objects    map[string]object
 }
 
 // observedChain holds the fingerprints of the rules. A rule of another owner has none,
@@ -93,24 +92,20 @@ type comparison struct {
 	units        []unit
 	chains       map[string]bool // chains to keep
 	sets         map[string]*set // sets to keep
-	objects      map[string]bool // objects to keep
 	staleClients []layout
 	removed      []*service.Port
 	incompatible []string // objects with a wanted name that cannot be changed to what is wanted
 }
 
 func (c *comparison) plan() *plan {
-	f, o := c.backend.family, c.backend.effectiveOptions()
-	c.next = &installed{snapshot: c.want, options: o, slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
-	c.chains, c.sets, c.objects = map[string]bool{}, map[string]*set{}, map[string]bool{}
+	f, o := c.backend.family, c.backend.options
+	c.next = &installed{snapshot: c.want, options: c.backend.effectiveOptions(), slots: map[service.PortName]slots{}, classes: baseClasses, shared: newShared()}
+	c.chains, c.sets = map[string]bool{}, map[string]*set{}
 	if c.table.otherFlags {
 		c.incompatible = append(c.incompatible, "flags of table "+o.table())
 	}
 	if c.table.dormant {
 		c.units = append(c.units, unit{ops: []op{{verb: clearDormant, table: o.table()}}, prerequisite: true})
-	}
-	if o.DrawOnly {
-		return c.planDrawOnly()
 	}
 	var layouts []layout
 	for p := range c.want.Ports(f) {
@@ -123,13 +118,10 @@ func (c *comparison) plan() *plan {
 		c.next.shared.add(p, 1)
 	}
 	c.next.classes = c.next.classes.union(c.observedClasses())
-	for _, x := range o.objects() {
-		c.addObject(x)
-	}
 	for _, s := range o.sets() {
 		c.addSet(&c.baseOps, s)
 	}
-	for _, x := range append(baseChains(f, c.want.Node, o), c.next.classes.chains(o)...) {
+	for _, x := range append(baseChains(f, c.want.Node, c.backend.effectiveOptions()), c.next.classes.chains(o)...) {
 		c.addChain(&c.baseOps, x)
 	}
 	if len(c.baseOps) > 0 {
@@ -141,17 +133,6 @@ func (c *comparison) plan() *plan {
 	c.compareShared()
 	c.deleteExtraneous()
 	return &plan{backend: c.backend, next: c.next, units: c.units, staleClients: c.staleClients, removed: c.removed, fullSync: true}
-}
-
-// addObject records x as wanted, and adds it if it is missing.
-func (c *comparison) addObject(x *object) {
-	c.objects[x.name] = true
-	switch observed, found := c.table.objects[x.name]; {
-	case !found:
-		c.baseOps = append(c.baseOps, op{verb: addObject, object: x})
-	case observed != *x:
-		c.incompatible = append(c.incompatible, "object "+x.name)
-	}
 }
 
 // addSet records s as wanted, and adds it if it is missing.
@@ -208,7 +189,7 @@ func (c *comparison) port(l layout) {
 	for _, s := range affinitySets(l.port) {
 		c.addSet(&ops, s)
 	}
-	for _, x := range affinityChains(l.port, c.next.options) {
+	for _, x := range affinityChains(l.port, c.backend.options) {
 		c.addChain(&ops, x)
 	}
 	if ops = c.compareElements(ops, l.elements()...); len(ops) > 0 {
@@ -286,11 +267,6 @@ func (c *comparison) deleteExtraneous() {
 	for _, name := range slices.Sorted(maps.Keys(c.table.chains)) {
 		if !c.chains[name] {
 			deletions = appendChainDelete(deletions, &chain{name: name})
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.table.objects)) {
-		if x := c.table.objects[name]; !c.objects[name] {
-			deletions = append(deletions, op{verb: delObject, object: &x})
 		}
 	}
 	for part := range slices.Chunk(ops, chunk) {
@@ -405,5 +381,5 @@ func (t *table) clone() *table {
 	for name, s := range t.sets {
 		sets[name] = &observedSet{s.spec, maps.Clone(s.elements)}
 	}
-	return &table{dormant: t.dormant, otherFlags: t.otherFlags, chains: t.chains, sets: sets, objects: t.objects}
+	return &table{dormant: t.dormant, otherFlags: t.otherFlags, chains: t.chains, sets: sets}
 }

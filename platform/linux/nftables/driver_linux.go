@@ -13,7 +13,6 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/platform/linux/netlink"
 	"kubeproxy/platform/linux/packet"
@@ -29,24 +28,7 @@ func New(f service.Family, o Options) (*Backend, error) {
 		d.close()
 		return nil, fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
-	if o.SecondDraw {
-		d.lacksDraw = probe(f, drawFeature())
-	}
 	return &Backend{family: f, options: o, driver: d}, nil
-}
-
-// NewSecondDraw returns the Backend for a second draw in a mode that translates by other rules.
-// On a kernel that cannot have it, its outcomes say so.
-func NewSecondDraw(f service.Family, proxyName string) reconcile.Backend {
-	b, err := New(f, Options{Table: drawTable(proxyName), SecondDraw: true, DrawOnly: true})
-	if err != nil {
-		return noDraw{reason: lacksDraw(f, err)}
-	}
-	if _, err := b.driver.Timeouts(); err != nil {
-		_ = b.Close()
-		return noDraw{reason: lacksDraw(f, err)}
-	}
-	return b
 }
 
 // kernel implements Driver with the running kernel.
@@ -56,7 +38,6 @@ type kernel struct {
 	readSocket, writeSocket *netlink.Socket
 	encoder                 *encoder
 	monitor                 *monitor
-	lacksDraw               error // why there is no second draw
 }
 
 func (k *kernel) open() (err error) {
@@ -185,14 +166,6 @@ func (k *kernel) readOnce(list func(*reader) error) (*table, error) {
 // Touched implements Driver.
 func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.isDirty(), nil }
 
-// Timeouts implements Driver.
-func (k *kernel) Timeouts() (timeouts, error) {
-	if k.lacksDraw != nil {
-		return timeouts{}, k.lacksDraw
-	}
-	return drawTimeouts(func(state string) uint32 { return sysctl.TCPTimeout(sysctl.Host(), state) }), nil
-}
-
 // Liberal implements Driver.
 func (k *kernel) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
@@ -253,14 +226,13 @@ func dial() (*netlink.Socket, error) {
 // supports a table for f. It changes nothing. The error is one sentence that names what
 // is missing.
 func Probe(f service.Family) error {
-	if err := probe(f, nil); err != nil {
+	if err := probe(f); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
 	}
 	return nil
 }
 
-// probe checks what a table needs, or only some ops of it.
-func probe(f service.Family, only []op) error {
+func probe(f service.Family) error {
 	if err := checkFamily(f); err != nil {
 		return err
 	}
@@ -282,9 +254,6 @@ func probe(f service.Family, only []op) error {
 	err = try([]op{{verb: addTable}})
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
 		return err
-	}
-	if only != nil {
-		return try(only)
 	}
 	return probeFeatures(f, try)
 }

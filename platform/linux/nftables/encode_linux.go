@@ -90,11 +90,6 @@ func (e *encoder) op(o *op) error {
 	switch o.verb {
 	case addTable, delTable, clearDormant:
 		e.table(o.verb)
-	case addObject:
-		e.object(o.object)
-	case delObject:
-		e.objectHead(unix.NFT_MSG_DELOBJ, 0, o.object)
-		e.EndMessage()
 	case addSet:
 		e.set(o.set)
 	case delSet:
@@ -147,29 +142,6 @@ func (e *encoder) namedMessage(msg int, table, attr uint16, name string) {
 	e.NetfilterMessage(netlink.NFTType(msg), 0, e.nf, 0)
 	e.Text(table, e.name)
 	e.Text(attr, name)
-	e.EndMessage()
-}
-
-// Attributes of a timeoutObject (kernel: nf_tables.h, nft_ct_timeout_timeout_attributes).
-const timeoutL4, timeoutPolicy = 2, 3
-
-func (e *encoder) objectHead(msg int, flags uint16, x *object) {
-	e.NetfilterMessage(netlink.NFTType(msg), flags, e.nf, 0)
-	e.Text(unix.NFTA_OBJ_TABLE, e.name)
-	e.Text(unix.NFTA_OBJ_NAME, x.name)
-	e.Uint32(unix.NFTA_OBJ_TYPE, x.kind)
-}
-
-func (e *encoder) object(x *object) {
-	e.objectHead(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE|unix.NLM_F_EXCL, x)
-	data := e.Nest(unix.NFTA_OBJ_DATA)
-	e.Bytes(timeoutL4, []byte{unix.IPPROTO_TCP})
-	policy := e.Nest(timeoutPolicy)
-	for i, n := range x.timeouts {
-		e.Uint32(uint16(i+1), n)
-	}
-	e.EndNest(policy)
-	e.EndNest(data)
 	e.EndMessage()
 }
 
@@ -420,8 +392,6 @@ func (e *encoder) action(x packet.Expression) (expr.Any, error) {
 		return &expr.Counter{}, nil
 	case untracked:
 		return &expr.Notrack{}, nil
-	case setTimeouts:
-		return &expr.Objref{Type: timeoutObject, Name: x.object}, nil
 	}
 	return nil, fmt.Errorf("no expression of the kernel for %T", x)
 }

@@ -27,24 +27,21 @@ import (
 
 // fake is a kernel that checks existence, use and duplicates as strictly as the real one.
 type fake struct {
-	family    service.Family
-	table     *fakeTable // nil if there is none
-	touched   bool
-	liberal   bool
-	synRecv   uint32 // by how much a setting is not as usual
-	lacksDraw error
-	commits   int
-	ops       int
-	reads     int
-	done      []string // the ops of transactions, as text
+	family  service.Family
+	table   *fakeTable // nil if there is none
+	touched bool
+	liberal bool
+	commits int
+	ops     int
+	reads   int
+	done    []string // the ops of transactions, as text
 	// refuse, if not nil, may reject a transaction before it changes anything.
 	refuse func(ops []op) error
 }
 
 type fakeTable struct {
-	chains  map[string]*fakeChain
-	sets    map[string]*fakeSet
-	objects map[string]object
+	chains map[string]*fakeChain
+	sets   map[string]*fakeSet
 }
 
 type fakeChain struct {
@@ -92,7 +89,7 @@ func (t *fakeTable) clone() *fakeTable {
 	if t == nil {
 		return nil
 	}
-	c := &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}, objects: maps.Clone(t.objects)}
+	c := &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}}
 	for n, x := range t.chains {
 		c.chains[n] = &fakeChain{x.hook, slices.Clone(x.rules)}
 	}
@@ -107,46 +104,17 @@ func (t *fakeTable) do(o op) (*fakeTable, error) {
 	case o.verb == addTable && t != nil:
 		return t, errExist
 	case o.verb == addTable:
-		return &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}, objects: map[string]object{}}, nil
+		return &fakeTable{chains: map[string]*fakeChain{}, sets: map[string]*fakeSet{}}, nil
 	case t == nil:
 		return t, errNone
 	case o.verb == delTable:
 		return nil, nil
-	case o.object != nil:
-		return t, t.doObject(o)
 	case o.set != nil:
 		return t, t.doSet(o)
 	case o.chain != nil:
 		return t, t.doChain(o)
 	}
 	return t, t.doElement(o)
-}
-
-func (t *fakeTable) doObject(o op) error {
-	existing, found := t.objects[o.object.name]
-	switch {
-	case o.verb == addObject && found:
-		return errExist
-	case o.verb == addObject:
-		t.objects[o.object.name] = *o.object
-	case !found || existing.kind != o.object.kind:
-		return errNone
-	case t.uses(o.object.name):
-		return errBusy
-	default:
-		delete(t.objects, o.object.name)
-	}
-	return nil
-}
-
-// uses reports whether a rule has an object.
-func (t *fakeTable) uses(object string) bool {
-	for _, c := range t.chains {
-		if slices.Contains(slices.Concat(c.rules...), statement(setTimeouts{object})) {
-			return true
-		}
-	}
-	return false
 }
 
 func (t *fakeTable) doSet(o op) error {
@@ -244,10 +212,6 @@ func (t *fakeTable) checkReferences(s statement) error {
 		in = s.in
 	case countConnection:
 		in = s.in
-	case setTimeouts:
-		if _, found := t.objects[s.object]; !found {
-			return fmt.Errorf("no object %s: %w", s.object, errNone)
-		}
 	case verdict:
 		if s.chain != "" && t.chains[s.chain] == nil {
 			return fmt.Errorf("no chain %s: %w", s.chain, errNone)
@@ -265,7 +229,7 @@ func (f *fake) Read(context.Context) (*table, error) {
 	if f.table == nil {
 		return nil, nil
 	}
-	t := &table{chains: map[string]*observedChain{}, sets: map[string]*observedSet{}, objects: maps.Clone(f.table.objects)}
+	t := &table{chains: map[string]*observedChain{}, sets: map[string]*observedSet{}}
 	for n, c := range f.table.chains {
 		observed := &observedChain{hook: c.hook.spec()}
 		for _, r := range c.rules {
@@ -309,15 +273,6 @@ func (f *fake) Element(s *set, key []byte) (*element, error) {
 }
 
 func (f *fake) Liberal() bool { return f.liberal }
-
-func (f *fake) Timeouts() (timeouts, error) {
-	if f.lacksDraw != nil {
-		return timeouts{}, f.lacksDraw
-	}
-	t := drawTimeouts(unknownSetting)
-	t[1] += f.synRecv
-	return t, nil
-}
 
 func (f *fake) Touched(context.Context) (bool, error) { return f.touched, nil }
 
@@ -383,7 +338,7 @@ func TestSuites(t *testing.T) {
 type node struct{ *fake }
 
 func (n *node) Start() reconcile.Backend {
-	return &Backend{family: n.family, options: Options{MasqueradeBit: 14, SecondDraw: true}, driver: n.fake}
+	return &Backend{family: n.family, options: Options{MasqueradeBit: 14}, driver: n.fake}
 }
 
 func (n *node) Fresh() backendtest.Node { return &node{&fake{family: n.family}} }
@@ -407,7 +362,7 @@ func (n *node) Tamper(w generate.Cluster) {
 	}
 	chains := slices.Sorted(maps.Keys(n.table.chains))
 	c := n.table.chains[chains[w.DrawInt("chain", len(chains))]]
-	switch w.DrawInt("kind", 6) {
+	switch w.DrawInt("kind", 5) {
 	case 0:
 		n.table = nil
 	case 1:
@@ -425,14 +380,6 @@ func (n *node) Tamper(w generate.Cluster) {
 		n.table.sets["cluster-ips"].elements[string(key)] = element{in: clusterIPs, key: key}
 		n.table.chains["foreign"] = &fakeChain{}
 		n.table.sets["foreign"] = &fakeSet{&set{name: "foreign"}, map[string]element{}}
-	case 5:
-		n.table.objects["foreign"] = object{name: "foreign", kind: 1}
-		for name, x := range n.table.objects {
-			if w.DrawBool("alter object") {
-				x.timeouts[0]++
-				n.table.objects[name] = x
-			}
-		}
 	}
 }
 
@@ -446,7 +393,6 @@ func (n *node) State() string {
 	for _, name := range slices.Sorted(maps.Keys(n.table.sets)) {
 		fmt.Fprintf(&b, "set %s: %x\n", name, slices.Sorted(maps.Keys(n.table.sets[name].elements)))
 	}
-	fmt.Fprintf(&b, "objects: %v\n", n.table.objects)
 	for _, name := range slices.Sorted(maps.Keys(n.table.chains)) {
 		if !strings.Contains(name, "pick-") && !strings.Contains(name, "cluster-") && !strings.Contains(name, "external-") {
 			fmt.Fprintf(&b, "chain %s:\n", name)

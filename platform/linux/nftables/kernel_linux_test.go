@@ -40,7 +40,7 @@ func inNamespace(t *testing.T, f func()) {
 }
 
 func newKernel(t fataler, f service.Family) *Backend {
-	b, err := New(f, Options{MasqueradeBit: 14, SecondDraw: true})
+	b, err := New(f, Options{MasqueradeBit: 14})
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
@@ -95,7 +95,7 @@ func TestNftReadsTables(t *testing.T) {
 			listing := runNft(t, "", "-s", "list", "table", netlink.FamilyName(w.Family), TableName)
 			runNft(t, "", "-j", "list", "ruleset")
 			runNft(t, "flush ruleset\n"+listing, "-f", "-")
-			text, _ := Render(want, b.effectiveOptions())
+			text, _ := Render(want, b.options)
 			runNft(t, "flush ruleset\n"+text.String(), "-f", "-")
 			again := runNft(t, "", "-s", "list", "table", netlink.FamilyName(w.Family), TableName)
 			if diff := cmp.Diff(blocks(again), blocks(listing)); diff != "" {
@@ -363,7 +363,6 @@ func plain(lines []string) []string {
 // words are what nft lists in other words than it reads, as far as our rules have it.
 var words = strings.NewReplacer(
 	"priority dstnat;", "priority -100;", "priority srcnat;", "priority 100;", "priority filter;", "priority 0;",
-	"protocol tcp;", "protocol tcp", // of a ct timeout, after which nft reads a semicolon and writes none
 )
 
 // listedLines returns the lines of a listing in one form, sorted: nft 1.0.6 orders elements
@@ -479,7 +478,7 @@ func spelled(rules []packet.Rule) (all []string) {
 		text := fmt.Sprintf("%x", r.Text)
 		for _, x := range r.Expressions {
 			switch x.(type) {
-			case recordClient, countConnection, counter, setTimeouts, packet.Passive, packet.Chance:
+			case recordClient, countConnection, counter, packet.Passive, packet.Chance:
 				text += " records"
 			default:
 				text += fmt.Sprintf(" %T%+v", x, x)

@@ -37,10 +37,7 @@ func sectionOf(c *config.Config) mode.Section {
 }
 
 func optionsOf(c *config.Config) Options {
-	return Options{
-		Table: TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal, CountConnections: c.CountTraffic,
-		SecondDraw: c.SecondDraw == config.DrawAgain,
-	}
+	return Options{Table: TableOf(c.ProxyName), MasqueradeBit: int(*c.NFTables.MasqueradeBit), DropInvalid: !c.Conntrack.TCPBeLiberal, CountConnections: c.CountTraffic}
 }
 
 func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {

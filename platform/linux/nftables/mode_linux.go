@@ -44,16 +44,10 @@ func ownTable(c *config.Config, f service.Family) Leftovers {
 	return Leftovers{Family: f, Table: TableOf(c.ProxyName)}
 }
 
-// DrawLeftovers is the table of NewSecondDraw.
-func DrawLeftovers(f service.Family, proxyName string) Leftovers {
-	return Leftovers{Family: f, Table: drawTable(proxyName)}
-}
-
 func targets(_ context.Context, s mode.Setup) ([]takeover.Target, error) {
 	var all []takeover.Target
 	for _, f := range service.Families {
-		all = append(all, takeover.Target{Leftovers: ownTable(s.Config, f), Family: f},
-			takeover.Target{Leftovers: DrawLeftovers(f, s.Config.ProxyName), Family: f})
+		all = append(all, takeover.Target{Leftovers: ownTable(s.Config, f), Family: f})
 		if s.Config.ProxyName == "" {
 			all = append(all, takeover.Target{Leftovers: Leftovers{Family: f, Table: UpstreamTable}, Family: f, Upstream: true})
 		}

@@ -60,7 +60,7 @@ func (p *plan) Empty() bool { return len(p.units) == 0 && len(p.staleClients) ==
 
 // Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
-	out := reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Removed: p.removed, Degraded: p.backend.lacks}
+	out := reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Removed: p.removed}
 	if len(p.drift) > 0 {
 		out.Suspect = p.backend.driver.Suspect()
 	}
@@ -71,7 +71,7 @@ func (p *plan) Outcome() reconcile.Outcome {
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	for _, u := range p.units {
-		for _, o := range u.steps(p.next.options) {
+		for _, o := range u.steps(p.backend.options) {
 			c := reconcile.Change{Text: o.text(p.backend.family)}
 			if of := u.port(); of != nil {
 				c.Port, c.Named = of.Name, o.element.comment == of.Name.String()
@@ -192,7 +192,7 @@ func (a *applier) prepare(u unit) {
 func (a *applier) commit(units []unit) {
 	a.ops = a.ops[:0]
 	for _, u := range units {
-		a.ops = append(a.ops, u.steps(a.plan.next.options)...)
+		a.ops = append(a.ops, u.steps(a.plan.backend.options)...)
 	}
 	err := a.plan.backend.commitOps(a.ctx, a.ops)
 	if err == nil {
@@ -260,7 +260,6 @@ const (
 	delTable verb = iota
 	addTable
 	clearDormant // clears the flag dormant of the table
-	addObject
 	addSet
 	addChain
 	acceptPolicy // of a base chain
@@ -270,7 +269,6 @@ const (
 	addElement
 	delChain
 	delSet
-	delObject
 )
 
 // op is one step of a transaction. The verb determines which fields it uses.
@@ -279,7 +277,6 @@ type op struct {
 	table   string // its name where the verb is about it, empty for TableName
 	set     *set
 	chain   *chain
-	object  *object
 	element element
 }
 
@@ -298,10 +295,6 @@ func (o op) describe(f service.Family, add, del string) string {
 		return add + "table " + cmp.Or(o.table, TableName)
 	case clearDormant:
 		return del + "flag dormant of table " + cmp.Or(o.table, TableName)
-	case addObject:
-		return add + "object " + o.object.name
-	case delObject:
-		return del + "object " + o.object.name
 	case addSet:
 		return add + "set " + o.set.name
 	case delSet:

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/test/generate"
@@ -616,89 +614,6 @@ func TestKernelIsLiberal(t *testing.T) {
 	if k.reads != 1+4 {
 		t.Errorf("the table was read %d times by the same backend, want once", k.reads-4)
 	}
-}
-
-// TestSecondDraw checks that each chain that draws an endpoint for TCP begins with the timeouts for a
-// second draw, that other settings of the kernel are followed in a
-// resync without drift, and that a kernel without such timeouts is named and has none.
-func TestSecondDraw(t *testing.T) {
-	sticky := *simple(1).Port(service.IPv4, service.PortName{Namespace: "shop", Name: "web-000", Protocol: service.TCP})
-	sticky.Affinity = time.Hour
-	datagrams := sticky
-	datagrams.Name = service.PortName{Namespace: "shop", Name: "dns", Protocol: service.UDP}
-	want := service.New(1, &service.Node{NodePorts: service.AnyAddress()}, []*service.Port{&sticky, &datagrams})
-	k := &fake{family: service.IPv4}
-	b := &Backend{family: service.IPv4, options: Options{MasqueradeBit: 14, SecondDraw: true}, driver: k}
-	for i, tt := range []struct {
-		synRecv uint32
-		lacks   error
-		want    string
-	}{
-		{synRecv: 0, want: "syn_sent : 1"},
-		{synRecv: 0, want: "syn_sent : 1"},
-		{synRecv: 30, want: "syn_sent : 1, syn_recv : 90"},
-		{lacks: errNone},
-	} {
-		k.synRecv, k.lacksDraw = tt.synRecv, tt.lacks
-		p, err := b.Plan(t.Context(), want)
-		kit.Must(t, err)
-		if drift := p.Outcome().Drift; len(drift) > 0 || p.Empty() != (i == 1) {
-			t.Errorf("round %d: drift %v, plan\n%s", i, drift, p.Changes())
-		}
-		out := p.Apply(t.Context())
-		if lacks := out.Degraded != ""; out.Err != nil || lacks != (tt.lacks != nil) {
-			t.Errorf("round %d: %v, degraded %q", i, out.Err, out.Degraded)
-		}
-		object := ""
-		for _, x := range k.table.objects {
-			object = x.name
-			if got := x.timeouts.policy(); got != tt.want || len(k.table.objects) != 1 {
-				t.Errorf("round %d: %d objects, one with %s, want %s alone", i, len(k.table.objects), got, tt.want)
-			}
-		}
-		for name, c := range k.table.chains {
-			draws := strings.Contains(name, "pick-") || name == objectName("affinity", service.PolicyCluster, sticky.Name)
-			if has := len(c.rules) > 0 && c.rules[0][0] == statement(setTimeouts{object}); has != (draws && tt.lacks == nil) {
-				t.Errorf("round %d: chain %s has timeouts: %t", i, name, has)
-			}
-		}
-		if plan := planWith(t, k, b.options, want); plan != "" {
-			t.Errorf("round %d: a new backend finds to do:\n%s", i, plan)
-		}
-	}
-}
-
-// TestDrawOnly follows random clusters with the table that other modes have beside their rules: it has each
-// frontend over TCP, and a new backend finds nothing to do, also after somebody altered it.
-func TestDrawOnly(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		w := generate.Cluster{T: t, Family: service.Family(rapid.IntRange(0, 1).Draw(t, "family"))}
-		n := &node{&fake{family: w.Family}}
-		o := Options{Table: drawTable(""), SecondDraw: true, DrawOnly: true}
-		b := &Backend{family: w.Family, options: o, driver: n.fake}
-		for range 3 {
-			want := service.New(1, w.Node(), w.Ports())
-			apply(t, b, want)
-			if rapid.Bool().Draw(t, "tamper") {
-				n.touched = true
-				for _, x := range n.table.chains {
-					x.rules = x.rules[:1]
-				}
-				clear(n.table.sets["frontends"].elements)
-				apply(t, b, want)
-			}
-			all := 0
-			for p := range want.Ports(w.Family) {
-				if p.Name.Protocol == service.TCP {
-					all += len(p.Frontends)
-				}
-			}
-			if has := len(n.table.sets["frontends"].elements) + len(n.table.sets["nodeport-frontends"].elements); has != all {
-				t.Fatalf("%d frontends, want %d", has, all)
-			}
-			generate.RequireNoChange(t, &Backend{family: w.Family, options: o, driver: n.fake}, want)
-		}
-	})
 }
 
 func planWith(t *testing.T, k *fake, o Options, want *service.Snapshot) string {

@@ -60,7 +60,7 @@ func (r *reader) find() error {
 		}
 		r.table = &table{
 			dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, otherFlags: flags&^unix.NFT_TABLE_F_DORMANT != 0,
-			chains: map[string]*observedChain{}, sets: map[string]*observedSet{}, objects: map[string]object{},
+			chains: map[string]*observedChain{}, sets: map[string]*observedSet{},
 		}
 		return nil
 	})
@@ -76,26 +76,6 @@ func (r *reader) readChains() error {
 	if err := r.request(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, nil, r.set); err != nil {
 		return fmt.Errorf("list sets: %w", err)
 	}
-	if err := r.request(unix.NFT_MSG_GETOBJ, unix.NFTA_OBJ_TABLE, nil, r.object); err != nil {
-		return fmt.Errorf("list objects: %w", err)
-	}
-	return nil
-}
-
-func (r *reader) object(body []byte) error {
-	x := object{
-		name: strings.Clone(netlink.Text(netlink.Attribute(body, unix.NFTA_OBJ_NAME))),
-		kind: netlink.Uint32(netlink.Attribute(body, unix.NFTA_OBJ_TYPE)),
-	}
-	data := netlink.Attribute(body, unix.NFTA_OBJ_DATA)
-	if protocol := netlink.Attribute(data, timeoutL4); x.kind == timeoutObject && len(protocol) == 1 && protocol[0] == unix.IPPROTO_TCP {
-		for state, b := range netlink.Attributes(netlink.Attribute(data, timeoutPolicy)) {
-			if state >= 1 && int(state) <= len(x.timeouts) {
-				x.timeouts[state-1] = netlink.Uint32(b)
-			}
-		}
-	}
-	r.table.objects[x.name] = x
 	return nil
 }
 

@@ -24,20 +24,16 @@ import (
 // without tables. Equal snapshots give equal bytes. The text has the syntax of nft, which
 // nft -c -f accepts. The document holds the same statements in one list per chain and set.
 func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
-	if o.SecondDraw && !o.draw.set() {
-		o.draw = drawTimeouts(unknownSetting)
-	}
 	all, docs := reconcile.Families(func(f service.Family) *renderedTable { return renderedAfter(nil, f, want, o) })
 	return all, map[string]any{"tables": docs}
 }
 
 // renderedTable is one table in printable form.
 type renderedTable struct {
-	Family   string         `json:"family"`
-	Name     string         `json:"name"`
-	Timeouts []renderedPart `json:"timeouts,omitempty"`
-	Sets     []renderedPart `json:"sets"`
-	Chains   []renderedPart `json:"chains"`
+	Family string         `json:"family"`
+	Name   string         `json:"name"`
+	Sets   []renderedPart `json:"sets"`
+	Chains []renderedPart `json:"chains"`
 
 	sets    []*set
 	chains  []*chain
@@ -50,7 +46,6 @@ type renderedTable struct {
 type renderedPart struct {
 	Name     string   `json:"name"`
 	Type     string   `json:"type,omitempty"`
-	Policy   string   `json:"policy,omitempty"` // of Timeouts
 	Elements []string `json:"elements,omitempty"`
 	Rules    []string `json:"rules,omitempty"`
 
@@ -62,9 +57,6 @@ type renderedPart struct {
 // chains of size classes stay. t is nil if there is none.
 func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options) *renderedTable {
 	d := &renderedTable{Family: netlink.FamilyName(f), Name: o.table(), family: f, portOf: want.Commented(f, comment)}
-	for _, x := range o.objects() {
-		d.addObject(x)
-	}
 	d.sets = slices.Clone(o.sets())
 	d.chains = baseChains(f, want.Node, o)
 	elements := map[string][]element{} // by set
@@ -103,10 +95,6 @@ func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options
 	return d
 }
 
-func (t *renderedTable) addObject(x *object) {
-	t.Timeouts = append(t.Timeouts, renderedPart{Name: x.name, Policy: x.timeouts.policy(), head: x.text(t.family)})
-}
-
 // addSet adds a set with elements. remark are lines after its declaration.
 func (t *renderedTable) addSet(s *set, elements []element, remark string) {
 	x := renderedPart{Name: s.name, Type: typeof(s.key, t.family), head: s.text(t.family) + remark}
@@ -134,9 +122,6 @@ func (t *renderedTable) Objects() reconcile.Objects {
 	all.Add("table %s %s {\n", t.Family, t.Name)
 	if t.dormant {
 		all.Add("\tflags dormant\n")
-	}
-	for _, x := range t.Timeouts {
-		all.Add("%s", x.head)
 	}
 	for _, x := range slices.Concat(t.Sets, t.Chains) {
 		all.Add("%s", x.head)
@@ -168,7 +153,7 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 	if err != nil {
 		return nil, nil, fmt.Errorf("read table %s: %w", b.name(), err)
 	}
-	b.readSettings()
+	b.liberal = b.options.DropInvalid && b.driver.Liberal()
 	d := renderedAfter(t, b.family, want, b.effectiveOptions())
 	if t != nil {
 		held = d.held(t, b.ruleTexts(t, want)).Objects()
@@ -191,10 +176,6 @@ func (b *Backend) ruleTexts(t *table, want *service.Snapshot) map[string]string 
 // by fingerprint.
 func (t *renderedTable) held(observed *table, rules map[string]string) *renderedTable {
 	h := &renderedTable{Family: t.Family, Name: t.Name, family: t.family, portOf: t.portOf, dormant: observed.dormant}
-	for _, name := range slices.Sorted(maps.Keys(observed.objects)) {
-		x := observed.objects[name]
-		h.addObject(&x)
-	}
 	known := map[string]bool{}
 	for _, s := range t.sets {
 		known[s.name] = true

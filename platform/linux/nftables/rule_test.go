@@ -400,7 +400,6 @@ func TestStatementTexts(t *testing.T) {
 		{reject{tcp: true}, "reject with tcp reset", ""},
 		{reject{}, "reject", ""},
 		{counter{}, "counter", ""},
-		{setTimeouts{"quick"}, `ct timeout set "quick"`, ""},
 		{jumpVerdict("a"), "jump a", ""},
 		{gotoVerdict("a"), "goto a", ""},
 		{verdict{code: verdictReturn}, "return", ""},
@@ -462,8 +461,6 @@ func TestOpTexts(t *testing.T) {
 	}{
 		{op{verb: delTable}, "- table kube-services"},
 		{op{verb: addTable}, "+ table kube-services"},
-		{op{verb: addObject, object: &object{name: "quick"}}, "+ object quick"},
-		{op{verb: delObject, object: &object{name: "quick"}}, "- object quick"},
 		{op{verb: addSet, set: services}, "+ set services"},
 		{op{verb: delSet, set: services}, "- set services"},
 		{op{verb: addChain, chain: c}, "+ chain c"},

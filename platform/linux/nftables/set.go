@@ -605,7 +605,6 @@ func (p *picker) chains(class uint32, o Options) []*chain {
 	for _, mod := range slotModuli(class) {
 		pick.rules = append(pick.rules, rule{dnat{p.targets.key, mod, p.targets}})
 	}
-	pick.rules = o.drawsAgain(pick.rules)
 	chains := []*chain{pick}
 	for _, entry := range []string{"cluster", "external", "nodeport-external"} {
 		if first := p.entries[entry]; first != nil {

@@ -257,7 +257,7 @@ func (b *Backend) reading(ctx context.Context, want *service.Snapshot, c route.C
 	}
 	x := &reading{of: want, observed: &observedRuleset{table: t}}
 	if t != nil {
-		b.readSettings()
+		b.liberal = b.options.DropInvalid && b.driver.Liberal()
 		x.observed.known = known{b, b.knownChains(t, want), b.knownSets(want), map[string]*compiled{}}
 		x.expected = b.expectedRuleset(want, x.observed.known, concerned)
 	}
@@ -285,13 +285,12 @@ func mayConcern(p *service.Port, c route.Conn) bool {
 func (b *Backend) knownChains(t *table, want *service.Snapshot) map[string]*chain {
 	all := (&comparison{table: t}).observedClasses().union(baseClasses)
 	known := map[string]*chain{}
-	o := b.effectiveOptions()
-	list := baseChains(b.family, want.Node, o)
+	list := baseChains(b.family, want.Node, b.effectiveOptions())
 	for p := range want.Ports(b.family) {
-		list = append(list, affinityChains(p, o)...)
+		list = append(list, affinityChains(p, b.options)...)
 		all = all.union(layout{}.next(p).neededClasses())
 	}
-	for _, c := range append(list, all.chains(o)...) {
+	for _, c := range append(list, all.chains(b.options)...) {
 		known[c.name] = c
 	}
 	return known

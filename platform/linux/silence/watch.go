@@ -3,10 +3,12 @@
 
 // Package silence sees which endpoints do not answer: it looks at connection tracking for
 // connections through Services whose first packet got no answer, and dials endpoints.
-// Package common/silence decides what that means.
+// Package common/silence decides what that means. Before the client repeats that packet, the
+// entry is deleted, so that it draws an endpoint again.
 package silence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -16,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubeproxy/common/reconcile"
 	"kubeproxy/common/service"
 	"kubeproxy/common/silence"
 	"kubeproxy/platform/linux/conntrack"
@@ -30,15 +33,29 @@ const (
 	idlePause = 2 * busyPause
 	// lonelyPause is the time between two looks for work if no Service has two endpoints.
 	lonelyPause = 5 * time.Second
-	// share is the part of a processor that looks take at most.
-	share = 100
+	// share is the part of a processor that looks take at most, and hurry while connections
+	// through Services get no answer: rush first, for burst, which is saved up otherwise.
+	share, savings, hurry, rush = 125, 500, 25, 10
+	burst                       = time.Second
+	// urgency is how long one of these connections matters for that.
+	urgency = 2 * time.Second
 
 	// maxEndpoints and maxFlows bound what is kept: endpoints with waiting connections, and
-	// connections of each. maxPorts are looked at for answers, each with maxAnswers
+	// connections of each, or moreFlows of those that may draw again, maxMore in all beyond the
+	// first. maxPorts are looked at for answers, each with maxAnswers
 	// connections: in up to maxWalks of the table by their port numbers, or one of all that
 	// have an answer.
 	maxEndpoints, maxFlows         = 4096, 8
+	moreFlows, maxMore             = 256, 8192
 	maxPorts, maxAnswers, maxWalks = 4, 1 << 15, 2
+
+	// drawAfter is when a connection without an answer draws again. Its client repeats the
+	// first packet after a second (RFC 6298, 2.1), and timers of Linux are never early. It was
+	// seen for drawSeen at least. At most maxDraws do it in each drawPause.
+	drawAfter, drawSeen = 900 * time.Millisecond, 500 * time.Millisecond
+	maxDraws, drawPause = 64, 50 * time.Millisecond
+	// A client draws mostDraws times in drawMemory, as endpoints may be slow.
+	mostDraws, drawMemory = 6, time.Minute
 )
 
 // Watch looks for connections without an answer.
@@ -56,16 +73,27 @@ type Watch struct {
 	// Observe gets each connection without an answer, once, and new ones with an answer to
 	// the ports of Undecided.
 	Observe func(silence.Evidence)
+	// Draws reports whether connections without an answer draw again, and Drawn gets those
+	// that do, with the endpoint that did not answer.
+	Draws func() bool
+	Drawn func(service.Address)
 
 	cpuTime func() time.Duration // that the calling thread has used
 	driver  conntrack.Driver
 	waiting map[service.Address][]*flow // by endpoint
 	fresh   int                         // how many of them are not told yet
+	more    int                         // how many are kept beyond maxFlows
+	draws   []*flow                     // that will draw again, by time
+	drawn   map[client]draws
 	looks   int
+	looked  time.Time // when the latest look began
+	urgent  time.Time // until when looks are
 	known   *service.Snapshot
 	useful  bool          // see isUseful, of known
 	asked   time.Time     // when it was
+	used    time.Duration // see cpuTime
 	owed    time.Duration // until looks have taken no more than their share
+	saved   time.Duration // of the processor
 	second  bool          // the next look is the second of a pair
 	// answered are the connections with an answer to the ports of Undecided, unless they are
 	// too many, by the numbers that the kernel gives them.
@@ -74,40 +102,64 @@ type Watch struct {
 
 // flow is a connection whose client waits.
 type flow struct {
-	client, to netip.AddrPort
-	since      time.Time
-	look       int // the last one that saw it
-	told       bool
+	conntrack.Flow
+	place  int       // among those to its endpoint
+	began  time.Time // at the earliest
+	since  time.Time // of the look that saw it first
+	look   int       // the last one that saw it
+	told   bool
+	drawAt time.Time // when it draws again, zero if it does not
 }
+
+func (f *flow) client() client            { return client{f.Src, f.Dst} }
+func (f *flow) endpoint() service.Address { return service.AddressOf(f.Protocol, f.ReplySrc) }
+
+// client is one that repeats its first packet, and draws how often it drew again.
+type (
+	client struct{ from, to netip.AddrPort }
+	draws  struct {
+		times int
+		at    time.Time // the latest
+	}
+)
 
 // run looks until ctx ends. An error means that this kernel cannot dump its table.
 func (w *Watch) run(ctx context.Context) error {
-	w.waiting = map[service.Address][]*flow{}
+	w.waiting, w.drawn, w.saved, w.used = map[service.Address][]*flow{}, map[client]draws{}, burst, w.cpuTime()
+	w.looked = time.Now().Add(-idlePause)
 	for {
-		before := w.cpuTime()
 		err := w.look(ctx, time.Now())
 		if ctx.Err() != nil || errors.Is(err, errors.ErrUnsupported) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		before := w.used
+		w.used = w.cpuTime()
+		w.drawUntil(ctx, time.Now().Add(w.next(w.used-before)))
+		if ctx.Err() != nil {
 			return nil
-		case <-time.After(w.next(w.cpuTime() - before)):
 		}
 	}
 }
 
 // next returns the time until the next look, after one that took cost. Looks that find
-// connections come in pairs, because the entries may last for a second only: the second one
+// connections come in pairs, because clients repeat their first packet soon: the second one
 // is on credit.
 func (w *Watch) next(cost time.Duration) time.Duration {
+	pause := w.pause()
+	switch urgent := w.looked.Before(w.urgent); {
+	case urgent && w.saved >= cost:
+		w.saved -= cost
+		return max(pause, rush*cost)
+	case urgent:
+		return max(pause, hurry*cost)
+	}
 	w.owed += share * cost
 	w.second = !w.second && w.fresh > 0
-	pause := w.pause()
 	if !w.second {
 		pause = max(pause, w.owed)
 	}
 	w.owed = max(w.owed-pause, 0)
+	w.saved = min(w.saved+pause/savings, burst)
 	return pause
 }
 
@@ -115,7 +167,7 @@ func (w *Watch) pause() time.Duration {
 	switch {
 	case !w.useful:
 		return lonelyPause
-	case w.fresh == 0:
+	case w.fresh == 0 && !w.looked.Before(w.urgent):
 		return idlePause
 	}
 	return busyPause
@@ -127,8 +179,11 @@ func (w *Watch) look(ctx context.Context, now time.Time) error {
 		w.known, w.useful, w.asked = s, w.isUseful(s), now
 	}
 	w.looks++
+	began := w.looked
+	w.looked = now
 	if w.useful {
-		if err := w.driver.Dump(ctx, conntrack.Filter{AllFamilies: true, OneWay: true}, func(x conntrack.Flow) { w.see(x, now) }); err != nil {
+		see := func(x conntrack.Flow) { w.see(x, began, now) }
+		if err := w.driver.Dump(ctx, conntrack.Filter{AllFamilies: true, OneWay: true}, see); err != nil {
 			return err
 		}
 	}
@@ -136,11 +191,12 @@ func (w *Watch) look(ctx context.Context, now time.Time) error {
 	return w.lookForAnswers(ctx, now)
 }
 
-// isUseful reports whether s has a port with two endpoints, so that one can be left out.
+// isUseful reports whether s has a port with two endpoints, so that one can be left out, or
+// drawn instead of the other.
 func (w *Watch) isUseful(s *service.Snapshot) bool {
 	for _, f := range w.Families {
 		for p := range s.Ports(f) {
-			if max(len(p.Cluster), len(p.Local)) > 1 && w.Wanted(p.Name) {
+			if max(len(p.Cluster), len(p.Local)) > 1 && (w.Wanted(p.Name) || p.Name.Protocol != service.UDP && w.Draws()) {
 				return true
 			}
 		}
@@ -149,33 +205,38 @@ func (w *Watch) isUseful(s *service.Snapshot) bool {
 }
 
 // see records an entry of a connection that waits. Its endpoint differs from where the
-// client sent it.
-func (w *Watch) see(x conntrack.Flow, now time.Time) {
+// client sent it. An entry that was deleted may have the ID of the next one.
+func (w *Watch) see(x conntrack.Flow, began, now time.Time) {
 	waits := x.Opening() || x.Protocol == service.UDP && !x.Answered
 	if !waits || x.ReplySrc == x.Dst {
 		return
 	}
 	e := service.AddressOf(x.Protocol, x.ReplySrc)
 	have := w.waiting[e]
-	i := slices.IndexFunc(have, func(f *flow) bool { return f.client == x.Src && f.to == x.Dst })
+	i := slices.IndexFunc(have, func(f *flow) bool { return f.ID == x.ID && f.Src == x.Src && f.Dst == x.Dst && f.look >= w.looks-1 })
 	switch {
 	case i >= 0:
 		have[i].look = w.looks
-	case len(have) < maxFlows && (have != nil || len(w.waiting) < maxEndpoints):
-		w.waiting[e] = append(have, &flow{client: x.Src, to: x.Dst, since: now, look: w.looks})
+	case len(have) >= maxFlows && (len(have) >= moreFlows || w.more >= maxMore || x.Protocol == service.UDP):
+	case have != nil || len(w.waiting) < maxEndpoints:
+		w.waiting[e] = append(have, &flow{Flow: x, place: len(have), began: began, since: now, look: w.looks})
+		if len(have) >= maxFlows {
+			w.more++
+		}
 	}
 }
 
 // tell forgets the connections that wait no more, and tells of those that have waited for
 // long enough.
 func (w *Watch) tell(now time.Time) {
-	due := map[service.Address][]silence.Evidence{} // by frontend
-	w.fresh = 0
+	due := map[service.Address][]*flow{} // by frontend
+	w.fresh, w.more = 0, 0
 	for e, flows := range w.waiting {
 		flows = slices.DeleteFunc(flows, func(f *flow) bool { return f.look != w.looks })
 		if w.waiting[e] = flows; len(flows) == 0 {
 			delete(w.waiting, e)
 		}
+		w.more += max(0, len(flows)-maxFlows)
 		for _, f := range flows {
 			if f.told {
 				continue
@@ -185,43 +246,110 @@ func (w *Watch) tell(now time.Time) {
 				continue
 			}
 			f.told = true
-			to := service.AddressOf(e.Protocol, f.to)
-			due[to] = append(due[to], silence.Evidence{Endpoint: e, Client: f.client.Addr(), At: now, Kind: silence.Unanswered})
+			to := service.AddressOf(e.Protocol, f.Dst)
+			due[to] = append(due[to], f)
 		}
 	}
+	w.draws = slices.DeleteFunc(w.draws, func(f *flow) bool { return f.look != w.looks })
 	if len(due) == 0 {
 		return
 	}
 	for _, f := range w.Families {
 		for p := range w.known.Ports(f) {
-			w.tellOf(p, due)
+			w.tellOf(p, due, now)
 		}
 	}
+	slices.SortFunc(w.draws, func(f, g *flow) int { return f.drawAt.Compare(g.drawAt) })
 }
 
 // tellOf tells of the connections to the frontends of p that lead to one of its endpoints.
 // NodePorts are known by their endpoints, whichever address of the node the client used.
-func (w *Watch) tellOf(p *service.Port, due map[service.Address][]silence.Evidence) {
+func (w *Watch) tellOf(p *service.Port, due map[service.Address][]*flow, now time.Time) {
 	for _, x := range p.Frontends {
 		a := p.Address(x)
 		if x.Addr.IsValid() {
-			w.tellTo(p, due[a])
+			w.tellTo(p, due[a], now)
 			continue
 		}
 		for to, all := range due {
 			if to.OnNode() == a {
-				w.tellTo(p, all)
+				w.tellTo(p, all, now)
 			}
 		}
 	}
 }
 
-func (w *Watch) tellTo(p *service.Port, all []silence.Evidence) {
-	for _, e := range all {
-		if has(p.Cluster, e.Endpoint) || has(p.Local, e.Endpoint) {
-			e.Port = p.Name
-			w.Observe(e)
+func (w *Watch) tellTo(p *service.Port, all []*flow, now time.Time) {
+	for _, f := range all {
+		e := f.endpoint()
+		if has(p.Cluster, e) || has(p.Local, e) {
+			w.Observe(silence.Evidence{Endpoint: e, Port: p.Name, Client: f.Src.Addr(), At: now, Kind: silence.Unanswered})
 		}
+		if p.Name.Protocol != service.UDP && f.drawAt.IsZero() && hasOthers(p, e) && w.Draws() && w.mayDraw(f, now) {
+			w.urgent = now.Add(urgency)
+			f.drawAt = later(f.began.Add(drawAfter), f.since.Add(drawSeen))
+			w.draws = append(w.draws, f)
+		}
+	}
+}
+
+// hasOthers reports whether clients of p, where e is an endpoint, may get another one.
+func hasOthers(p *service.Port, e service.Address) bool {
+	return len(p.Cluster) > 1 && has(p.Cluster, e) || len(p.Local) > 1 && has(p.Local, e) || len(p.Cluster) > 0 && has(p.Draining, e)
+}
+
+func (w *Watch) mayDraw(f *flow, now time.Time) bool {
+	d := w.drawn[f.client()]
+	return d.times < mostDraws || now.Sub(d.at) > drawMemory
+}
+
+// drawUntil deletes entries of connections when it is their time, until end.
+func (w *Watch) drawUntil(ctx context.Context, end time.Time) {
+	earliest, next := time.Time{}, time.Time{}
+	for next.Before(end) {
+		next = end
+		if len(w.draws) > 0 {
+			next = later(w.draws[0].drawAt, earliest)
+		}
+		if !reconcile.Pause(ctx, min(time.Until(next), time.Until(end))) {
+			return
+		}
+		if next.Before(end) {
+			earliest = time.Now().Add(drawPause)
+			w.draw(ctx, time.Now())
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// draw deletes entries whose time it is, unless they got an answer by now. If they are many,
+// the first ones to each endpoint come first.
+func (w *Watch) draw(ctx context.Context, now time.Time) {
+	n, _ := slices.BinarySearchFunc(w.draws, now, func(f *flow, t time.Time) int { return cmp.Or(f.drawAt.Compare(t), -1) })
+	slices.SortStableFunc(w.draws[:n], func(f, g *flow) int { return cmp.Compare(f.place/maxFlows, g.place/maxFlows) })
+	chosen := w.draws[:min(n, maxDraws)]
+	w.draws = w.draws[len(chosen):]
+	entries := make([]conntrack.Flow, len(chosen))
+	for i, f := range chosen {
+		entries[i], f.look = f.Flow, -1
+	}
+	deleted, _ := w.driver.Delete(ctx, entries) // after an error the client has to wait for longer
+	for _, f := range chosen[:deleted] {        // if one was answered, perhaps that one
+		w.Drawn(f.endpoint())
+		d := w.drawn[f.client()]
+		if now.Sub(d.at) > drawMemory {
+			d.times = 0
+		}
+		w.drawn[f.client()] = draws{d.times + 1, now}
+	}
+	if len(w.drawn) > maxMore {
+		maps.DeleteFunc(w.drawn, func(_ client, d draws) bool { return now.Sub(d.at) > drawMemory })
 	}
 }
 

@@ -28,9 +28,12 @@ type table struct {
 	cost  time.Duration
 	churn bool // each look finds other clients
 	err   error
+	// answered means that connections are when somebody wants to delete them.
+	answered bool
 
-	used  time.Duration
-	dumps []time.Time
+	used    time.Duration
+	dumps   []time.Time
+	deleted []deletion
 }
 
 // seen makes what the test wrote visible to whoever takes the lock next.
@@ -51,6 +54,25 @@ func (x *table) Dump(_ context.Context, f conntrack.Filter, each func(conntrack.
 		}
 	}
 	return x.err
+}
+
+func (x *table) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
+	x.seen()
+	n := len(x.flows)
+	for _, f := range flows {
+		x.deleted = append(x.deleted, deletion{f, time.Now()})
+		if x.answered {
+			x.flows = nil
+			return 0, nil
+		}
+		x.flows = slices.DeleteFunc(x.flows, func(y conntrack.Flow) bool { return y.Src == f.Src && y.Dst == f.Dst })
+	}
+	return n - len(x.flows), nil
+}
+
+type deletion struct {
+	conntrack.Flow
+	at time.Time
 }
 
 func at(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
@@ -84,6 +106,8 @@ type watching struct {
 	table *table
 	told  []silence.Evidence
 	ended error
+	once  bool // no second draw
+	drawn int
 	// undecided are endpoints of web.
 	undecided []string
 }
@@ -105,6 +129,8 @@ func watch(t *testing.T, s *service.Snapshot, x *table) *watching {
 			e.At = time.Time{}
 			w.told = append(w.told, e)
 		},
+		Draws:  func() bool { return !w.once },
+		Drawn:  func(service.Address) { w.drawn++ },
 		driver: x, cpuTime: func() time.Duration { return x.used },
 	}
 	w.Undecided = func() map[service.Address]service.PortName {
@@ -248,8 +274,8 @@ func TestAnswers(t *testing.T) {
 
 // TestPace looks at the pauses between looks.
 func TestPace(t *testing.T) {
-	web := port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)
-	waiting := []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}
+	web, unwanted := port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...), port("unwanted", service.TCP, clusterIP("10.96.0.10:80"), webs...)
+	waiting := []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.12:80", webs[0])}
 	for _, tc := range []struct {
 		name string
 		s    *service.Snapshot
@@ -259,15 +285,17 @@ func TestPace(t *testing.T) {
 		{"idle", snapshot(web), &table{}, idlePause},
 		{"connections wait", snapshot(web), &table{flows: waiting, churn: true}, busyPause},
 		{"they are told", snapshot(web), &table{flows: waiting}, idlePause},
-		{"looks are expensive", snapshot(web), &table{flows: waiting, churn: true, cost: 20 * time.Millisecond}, 2 * time.Second},
+		{"looks are expensive", snapshot(web), &table{flows: waiting, churn: true, cost: 20 * time.Millisecond}, 2500 * time.Millisecond},
 		{"the table changes", snapshot(web), &table{err: syscall.EINTR}, idlePause},
 		{"one endpoint", snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs[0])), &table{}, 0},
 		{"UDP", snapshot(port("web", service.UDP, clusterIP("10.96.0.10:80"), webs...)), &table{}, idlePause},
-		{"switched off", snapshot(port("unwanted", service.TCP, clusterIP("10.96.0.10:80"), webs...)), &table{}, 0},
+		{"switched off", snapshot(unwanted), &table{}, 0},
+		{"but for a second draw", snapshot(unwanted), &table{}, idlePause},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := watch(t, tc.s, tc.x)
+				w.once = tc.name == "switched off"
 				w.after(10 * tc.want)
 				switch n := len(tc.x.dumps); {
 				case tc.want == 0 && n == 0:
@@ -279,23 +307,137 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// TestUrgency has expensive looks and one connection without an answer, after which the next looks come
+// soon, and then one each second: they do as long as savings last.
+func TestUrgency(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &table{flows: []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}, cost: 30 * time.Millisecond}
+		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
+		w.after(2 * time.Second)
+		if len(x.deleted) != 1 || len(x.dumps) < 6 || x.dumps[5].Sub(x.dumps[1]) != 4*rush*x.cost {
+			t.Errorf("deleted %v, looks at %v", x.deleted, x.dumps)
+		}
+		for n := range 200 {
+			x.flows = append(x.flows, syn(fmt.Sprintf("10.244.1.9:%d", n+1), "10.96.0.10:80", webs[0]))
+			w.after(time.Second)
+		}
+		if most := burst + 202*time.Second/hurry; x.used > most || len(x.deleted) < 190 {
+			t.Errorf("looks took %s, want %s at most, and saw %d of 201", x.used, most, len(x.deleted))
+		}
+	})
+}
+
+// TestDraws has connections without an answer, and looks at which entries are deleted, and when.
+func TestDraws(t *testing.T) {
+	web := port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)
+	leaving := port("leaving", service.TCP, clusterIP("10.96.0.12:80"), webs[0])
+	leaving.Draining = []service.Endpoint{{Addr: at(webs[1])}}
+	s := snapshot(web, leaving, port("dns", service.UDP, clusterIP("10.96.0.15:53"), webs...), port("one", service.TCP, clusterIP("10.96.0.11:80"), webs[0]), port("unwanted", service.TCP, clusterIP("10.96.0.13:80"), webs...))
+	for _, tc := range []struct {
+		name         string
+		to, endpoint string
+		once         bool
+		draws        int
+	}{
+		{"to a Service", "10.96.0.10:80", webs[0], false, 1},
+		{"got an answer just now", "10.96.0.10:80", webs[0], false, 0},
+		{"to one whose silent endpoints are not looked for", "10.96.0.13:80", webs[0], false, 1},
+		{"to an endpoint that leaves", "10.96.0.12:80", webs[1], false, 1},
+		{"to the only endpoint", "10.96.0.11:80", webs[0], false, 0},
+		{"to no endpoint", "10.96.0.10:80", "10.244.1.4:8080", false, 0},
+		{"to no Service", "10.96.0.14:80", webs[0], false, 0},
+		{"a datagram", "10.96.0.15:53", webs[0], false, 0},
+		{"switched off", "10.96.0.10:80", webs[0], true, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := &table{answered: tc.name == "got an answer just now"}
+				w := watch(t, s, x)
+				w.once = tc.once
+				w.after(3*idlePause + 100*time.Millisecond)
+				began := time.Now()
+				x.flows = []conntrack.Flow{syn("10.244.1.9:1000", tc.to, tc.endpoint)}
+				if tc.name == "a datagram" {
+					x.flows[0].Protocol, x.flows[0].State = service.UDP, 0
+				}
+				w.after(2 * time.Second)
+				if w.drawn != tc.draws || !x.answered && len(x.deleted) != tc.draws {
+					t.Fatalf("%d draws, deleted %v, want %d draws", w.drawn, x.deleted, tc.draws)
+				}
+				for _, d := range x.deleted {
+					if waited := d.at.Sub(began); waited < drawSeen || waited > drawAfter {
+						t.Errorf("deleted after %s", waited)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestSlowEndpoints has a client repeat its packet in vain. Each time the entry is as the one before.
+func TestSlowEndpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &table{}
+		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
+		for range 2 * mostDraws {
+			x.flows = []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}
+			w.after(time.Second)
+		}
+		if w.drawn != mostDraws {
+			t.Errorf("%d draws, want %d", w.drawn, mostDraws)
+		}
+		x.flows = nil
+		w.after(drawMemory)
+		x.flows = []conntrack.Flow{syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])}
+		w.after(time.Second)
+		if w.drawn != mostDraws+1 {
+			t.Errorf("%d draws after a while, want another one", w.drawn)
+		}
+	})
+}
+
+// TestFloodOfDraws has many connections to one endpoint without an answer, and few to another
+// one, which come first.
+func TestFloodOfDraws(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &table{}
+		for c := range moreFlows {
+			x.flows = append(x.flows, syn(fmt.Sprintf("10.244.1.9:%d", c+1), "10.96.0.10:80", webs[0]))
+		}
+		x.flows = append(x.flows, syn("10.244.1.9:1000", "10.96.0.10:80", webs[1]))
+		w := watch(t, snapshot(port("web", service.TCP, clusterIP("10.96.0.10:80"), webs...)), x)
+		w.after(time.Second)
+		if i := slices.IndexFunc(x.deleted, func(d deletion) bool { return d.ReplySrc == at(webs[1]) }); i < 0 || i >= maxDraws {
+			t.Errorf("the other one is at place %d of %d", i, len(x.deleted))
+		}
+		for i, d := range x.deleted {
+			if i >= maxDraws && d.at.Sub(x.deleted[i-maxDraws].at) < drawPause {
+				t.Fatalf("%d are deleted within %s", maxDraws+1, d.at.Sub(x.deleted[i-maxDraws].at))
+			}
+		}
+		if len(x.flows) > 0 {
+			t.Errorf("%d are left", len(x.flows))
+		}
+	})
+}
+
 // TestFlood bounds what is kept of many connections that wait.
 func TestFlood(t *testing.T) {
 	w := &Watch{waiting: map[service.Address][]*flow{}}
 	for i := range 2 * maxEndpoints {
-		for c := range uint16(2 * maxFlows) {
+		for c := range uint16(maxFlows + 4) {
 			x := syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])
 			x.Src = netip.AddrPortFrom(x.Src.Addr(), c+1)
 			x.ReplySrc = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80)
-			w.see(x, time.Now())
+			w.see(x, time.Now(), time.Now())
 		}
 	}
 	kept := 0
 	for _, flows := range w.waiting {
 		kept += len(flows)
 	}
-	if len(w.waiting) != maxEndpoints || kept != maxEndpoints*maxFlows {
-		t.Errorf("%d connections to %d endpoints are kept, want %d to %d", kept, len(w.waiting), maxEndpoints*maxFlows, maxEndpoints)
+	if len(w.waiting) != maxEndpoints || kept < maxEndpoints*maxFlows || kept > maxEndpoints*maxFlows+maxMore {
+		t.Errorf("%d connections to %d endpoints are kept, want %d or up to %d more, to %d", kept, len(w.waiting), maxEndpoints*maxFlows, maxMore, maxEndpoints)
 	}
 }
 

@@ -71,6 +71,8 @@ type Selected struct {
 	relayed     *servicestate.Relayed
 	traffic     *traffic.Collector // nil if nothing is counted
 	silent      *silence.Box       // nil where nothing tells of silent endpoints
+	draws       func() bool        // see mode.Setup
+	drawn       func(service.Address)
 }
 
 // Candidate is a mode that may be selected.
@@ -190,8 +192,8 @@ func (se *Selected) setup(log klog.Logger) mode.Setup {
 		}
 	}
 	s.Silent = func() *silence.Box { return se.silent }
-	s.Draws = func() bool { return se.Config.SecondDraw == config.DrawAgain }
-	s.Drawn = func(service.Address) {}
+	s.Draws = func() bool { return se.draws() }
+	s.Drawn = func(e service.Address) { se.drawn(e) }
 	return s
 }
 
@@ -229,6 +231,10 @@ func (p *proxy) followSilence(ctx context.Context, group *errgroup.Group) {
 		Wanted: func(name service.PortName) bool {
 			return p.tracker.SilentPolicy(types.NamespacedName{Namespace: name.Namespace, Name: name.Name}) != track.SilentOff
 		},
+		Draws: func() bool {
+			return p.selected.System.Translates && p.selected.draws() && (p.lease == nil || !p.lease.State().Standby)
+		},
+		Drawn: p.selected.drawn,
 	}
 	for _, b := range p.selected.Backends {
 		w.Families = append(w.Families, b.Family)

@@ -133,6 +133,8 @@ func (s System) newProxy(ctx context.Context, o *Options, process Process, c *co
 		lease: s.newLease(c.ProxyName, lease.Identity{Mode: string(selected.Name), Version: process.Build.GitVersion}), progress: newProgress(log, sources.Unsynced), log: log,
 	}
 	selected.silent = newBox(c, tracker, p.reports.Silent.Changed)
+	selected.draws = func() bool { return p.active.config().SecondDraw == config.DrawAgain }
+	selected.drawn = func(e service.Address) { p.reports.Metrics.DrewAgain(e.Family) }
 	warnUnknownPods(TrackOptions(selected.Descriptor, c, node), log)
 	return p, nil
 }

@@ -119,7 +119,7 @@ func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain
 	for i := range entries {
 		e := &entries[i]
 		f := explain.Flow{Client: e.Src, Target: e.ReplySrc, Answered: e.Answered, Ended: e.Ended(), HalfOpen: e.Opening(), Stale: e.Stale}
-		f.Fresh = !e.Answered && !f.Ended && (unanswered-int64(e.Expires) <= freshSeconds || e.Opening() && e.Expires <= drawsAgain)
+		f.Fresh = !e.Answered && !f.Ended && unanswered-int64(e.Expires) <= freshSeconds
 		if e.Stale {
 			f.Remedy = remedy(c, e, stale[e.ReplySrc])
 		}
@@ -144,7 +144,7 @@ func Waiting(ctx context.Context, want *service.Snapshot) (map[explain.Wait]stri
 	err := conntrack.Netlink{}.Dump(ctx, conntrack.Filter{AllFamilies: true, OneWay: true}, func(x conntrack.Flow) {
 		to := service.AddressOf(x.Protocol, x.Dst)
 		name := cmp.Or(services[to], services[to.OnNode()])
-		lately := unanswered-int64(x.Expires) <= momentSeconds || x.Expires <= drawsAgain
+		lately := unanswered-int64(x.Expires) <= momentSeconds
 		if name != "" && x.Protocol == service.TCP && x.Opening() && x.Dst != x.ReplySrc && lately && len(all) < most {
 			all[explain.Wait{Client: x.Src, To: x.Dst}] = name
 		}
@@ -154,10 +154,6 @@ func Waiting(ctx context.Context, want *service.Snapshot) (map[explain.Wait]stri
 
 // freshSeconds is how long ago the latest packet of a fresh connection is at most.
 const freshSeconds = 60
-
-// drawsAgain is how many seconds an entry lives at most that waits for a second draw, see
-// package nftables. Others have so little left only at their end.
-const drawsAgain = 1
 
 // unansweredTimeout returns after how many seconds the kernel forgets a connection that got no
 // answer, 0 if that is unknown. See the settings in nf_conntrack-sysctl.rst of the kernel.
