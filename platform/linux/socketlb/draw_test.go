@@ -8,10 +8,12 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 
@@ -176,6 +178,26 @@ func TestAccusedForAWhile(t *testing.T) {
 		time.Sleep(fresh)
 		if got := chosen(); len(got) != 2 {
 			t.Errorf("chosen later: %v", got)
+		}
+	})
+}
+
+// TestKernelShowsNoSockets has a kernel that lacks what shows sockets: the log says so once, and
+// the programs are watched all the same.
+func TestKernelShowsNoSockets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logged []string
+		log := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
+		k := &fake{family: service.IPv4, unseen: errInjected, detached: errInjected}
+		b := New(service.IPv4, k, Options{Watcher: &Watcher{Table: &kernelOf{}, Log: log}})
+		ctx, end := context.WithTimeout(t.Context(), 10*watchPeriod)
+		defer end()
+		touched := 0
+		if err := b.Watch(ctx, func() { touched++ }); err != nil || ctx.Err() == nil || touched < 5 {
+			t.Errorf("%v after %d looks at the programs", err, touched)
+		}
+		if len(logged) != 1 || !strings.Contains(logged[0], errInjected.Error()) {
+			t.Errorf("logged %q", logged)
 		}
 	})
 }

@@ -191,6 +191,7 @@ type fake struct {
 	strays  int
 	unknown string
 	taken   Taken
+	unseen  error    // what Repeats lacks
 	seeds   []uint64 // of the next tables
 }
 
@@ -290,8 +291,10 @@ func (f *fake) Release() {}
 func (f *fake) Taken() (Taken, error) { return f.taken, f.fail("Taken") }
 
 func (f *fake) Repeats(ctx context.Context, _ func(repeat), _ func()) error {
-	<-ctx.Done()
-	return nil
+	if f.unseen == nil {
+		<-ctx.Done()
+	}
+	return f.unseen
 }
 
 // connect does what the programs do, and returns the endpoint with number choice.
