@@ -20,6 +20,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 
+	"kubeproxy/common/service"
 	"kubeproxy/test/kit"
 )
 
@@ -54,6 +55,8 @@ var restricted = map[string]string{
 	"nodePortAddresses":               `{"type": "array", "uniqueItems": true, "items": ` + matching(`^(primary|all|localhost|`+prefix+`)$`) + `}`,
 	"oomScoreAdj":                     `{"type": "integer", "minimum": -1000, "maximum": 1000}`,
 	"portRange":                       matching(`^( *[0-9]+ *([-+] *[0-9]+ *)?)?$`),
+	"selection":                       `{"enum": ["random", "consistent", "consistent-all"]}`,
+	"selectionSlots":                  fmt.Sprintf(`{"type": "integer", "minimum": %d, "maximum": %d}`, service.MinSlots, service.MaxSlots),
 	"silentEndpoints":                 `{"enum": ["on", "observe", "off", true, false]}`, // Helm reads on as true
 	"showHiddenMetricsForVersion":     matching(`^([0-9]+[.][0-9]+)?$`),
 	"winkernel.sourceVip":             ipAddress,
@@ -204,6 +207,7 @@ func TestChartRefusesWhatTheProgramRefuses(t *testing.T) {
 			form: "nodePortAddresses: [%q]",
 		},
 		"portRange":                   {good: []string{"", "0", "80", "1 - 2", "30000+2767", "00080-65535"}, bad: []string{"1-", "-5", "1:2", "a-b"}},
+		"selection":                   {good: []string{"random", "consistent", "consistent-all"}, bad: []string{"", "maglev"}},
 		"silentEndpoints":             {good: []string{"on", "observe", "off"}, bad: []string{"", "ignore"}},
 		"showHiddenMetricsForVersion": {good: []string{"", "1.36"}, bad: []string{"next", "1", "1.36.3"}},
 		"winkernel.sourceVip":         {good: []string{"", "10.0.0.9", "fd00::9"}, bad: []string{"host", "10.0.0.9/32"}},

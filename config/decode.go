@@ -258,6 +258,8 @@ var (
 	_ json.Unmarshaler = (*Acceleration)(nil)
 	_ json.Unmarshaler = (*SecondDraw)(nil)
 	_ json.Unmarshaler = (*SilentEndpoints)(nil)
+	_ json.Unmarshaler = (*Selection)(nil)
+	_ json.Unmarshaler = (*SelectionSlots)(nil)
 )
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
@@ -474,6 +476,10 @@ func describeType(t reflect.Type) string {
 		return "true or false"
 	case reflect.TypeFor[SilentEndpoints]():
 		return wantSilence
+	case reflect.TypeFor[Selection]():
+		return wantSelection
+	case reflect.TypeFor[SelectionSlots]():
+		return wantSlots
 	case reflect.TypeFor[resource.QuantityValue]():
 		return "a quantity such as 64Ki"
 	}

@@ -183,6 +183,9 @@ func TestLoadFromAgain(t *testing.T) {
 // configuration has the field only if it is not as usual.
 func TestSwitches(t *testing.T) {
 	for _, o := range ownSwitches {
+		if o.path == "selectionSlots" {
+			continue // a number, see TestSelectionSlots
+		}
 		other, usual := "true", "false"
 		if !off(o.of(&Switches{})) {
 			other, usual = usual, other
@@ -242,6 +245,26 @@ func (o *ownSwitch) checkField(t *testing.T, other string) {
 	file, err := Parse("f", []byte(head+o.path[:len(o.path)-2]+": true\n"))
 	if err != nil || len(file.Warnings) != 1 || !strings.Contains(file.Warnings[0].Text, o.path) {
 		t.Errorf("%v, %v: want the name that was meant", err, file.Warnings)
+	}
+}
+
+// TestSelectionSlots reads the size of tables, from a flag and from a file.
+func TestSelectionSlots(t *testing.T) {
+	for text, want := range map[string]uint16{"101": 101, "1009": 1009, "65535": 65535} {
+		file, flag := mustLoad(t, Linux, "selectionSlots: "+text+"\n"), mustLoad(t, Linux, "", "--selection-slots="+text)
+		again, err := Parse("again", []byte(written(file)))
+		if file.SelectionSlots.Number() != want || flag.SelectionSlots.Number() != want || err != nil || again.SelectionSlots.Number() != want {
+			t.Errorf("%s: file %s, flag %s, written %s, %v", text, &file.SelectionSlots, &flag.SelectionSlots, &again.SelectionSlots, err)
+		}
+	}
+	for _, text := range []string{"100", "65536", "-1", "many", "2.5", `"1009"`} {
+		_, err := load(t, Linux, "selectionSlots: "+text+"\n")
+		if err == nil || !strings.Contains(err.Error(), "selectionSlots") || !strings.Contains(err.Error(), "want a whole number from 101 to 65535") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if c := Diff(mustLoad(t, Linux, ""), mustLoad(t, Linux, "selectionSlots: 2039\n"), in(NFTables)); len(c) != 1 || c[0].String() != "selectionSlots: 1009 -> 2039" || c[0].Effect != Hot {
+		t.Errorf("a change is %v", c)
 	}
 }
 

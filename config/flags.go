@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kubeproxy/common/printable"
+	"kubeproxy/common/service"
 )
 
 // GroupAnnotation is the pflag annotation with the heading of a flag in a help text.
@@ -454,6 +456,9 @@ type Switches struct {
 	SecondDraw SecondDraw
 	// SilentEndpoints is what becomes of endpoints that do not answer.
 	SilentEndpoints SilentEndpoints
+	// Selection is how connections get an endpoint, and SelectionSlots the size of tables for it.
+	Selection      Selection
+	SelectionSlots SelectionSlots
 }
 
 // Acceleration is whose sockets get their endpoint when they connect. It implements
@@ -584,6 +589,66 @@ func (x *SilentEndpoints) Type() string { return "on|observe|off" }
 // UnmarshalJSON implements json.Unmarshaler.
 func (x *SilentEndpoints) UnmarshalJSON(text []byte) error { return setJSON(x.Set, text) }
 
+// Selection is how connections get an endpoint. It implements pflag.Value and json.Unmarshaler.
+type Selection string
+
+// The values of Selection.
+const (
+	SelectAtRandom      Selection = ""
+	SelectConsistent    Selection = "consistent"     // external addresses and NodePorts
+	SelectConsistentAll Selection = "consistent-all" // ClusterIPs, too
+)
+
+var selections = forms[Selection]{
+	{SelectAtRandom, []string{"random", "false", "f", "0", "no", "n", "off"}},
+	{SelectConsistent, []string{"consistent", "true", "t", "1", "yes", "y", "on"}},
+	{SelectConsistentAll, []string{"consistent-all"}},
+}
+
+const wantSelection = "random, consistent or consistent-all"
+
+// Set implements pflag.Value.
+func (x *Selection) Set(text string) error { return selections.set(x, text, wantSelection) }
+
+// String implements pflag.Value.
+func (x *Selection) String() string { return selections.text(*x) }
+
+// Type implements pflag.Value.
+func (x *Selection) Type() string { return "random|consistent|consistent-all" }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (x *Selection) UnmarshalJSON(text []byte) error { return setJSON(x.Set, text) }
+
+// SelectionSlots is a number of slots, 0 for service.DefaultSlots. It implements pflag.Value and
+// json.Unmarshaler.
+type SelectionSlots uint16
+
+var wantSlots = fmt.Sprintf("a whole number from %d to %d", service.MinSlots, service.MaxSlots)
+
+// Number returns the number of slots.
+func (x SelectionSlots) Number() uint16 { return cmp.Or(uint16(x), service.DefaultSlots) }
+
+// Set implements pflag.Value.
+func (x *SelectionSlots) Set(text string) error {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n < service.MinSlots {
+		return errors.New("want " + wantSlots)
+	}
+	if *x = SelectionSlots(n); n == service.DefaultSlots {
+		*x = 0
+	}
+	return nil
+}
+
+// String implements pflag.Value.
+func (x *SelectionSlots) String() string { return fmt.Sprint(x.Number()) }
+
+// Type implements pflag.Value.
+func (x *SelectionSlots) Type() string { return "uint16" }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (x *SelectionSlots) UnmarshalJSON(text []byte) error { return x.Set(string(text)) }
+
 // ownSwitch is one of Switches: a flag, a field of the file, and why it has no effect on
 // Windows. Its default is the zero value.
 type ownSwitch struct {
@@ -625,6 +690,20 @@ var ownSwitches = []ownSwitch{
 		effect:  Hot,
 		of:      func(s *Switches) pflag.Value { return &s.SilentEndpoints },
 	},
+	{
+		flag: "selection", path: "selection",
+		help:    "how connections get an endpoint: consistent has all nodes with the same endpoints select the same one for the same address and port of a client of an external address or NodePort, consistent-all also of a ClusterIP; mode nftables can do that. The annotation kubeproxy.io/selection of a Service overrides it",
+		windows: "HNS selects endpoints itself",
+		effect:  Hot,
+		of:      func(s *Switches) pflag.Value { return &s.Selection },
+	},
+	{
+		flag: "selection-slots", path: "selectionSlots",
+		help:    "the size of the table of a Service with consistent selection, the same on all nodes; it takes ten slots for an endpoint",
+		windows: "HNS selects endpoints itself",
+		effect:  Hot,
+		of:      func(s *Switches) pflag.Value { return &s.SelectionSlots },
+	},
 }
 
 // onOff is a boolean switch. It implements pflag.Value.
@@ -643,7 +722,7 @@ func (o *onOff) Type() string   { return "bool" }
 func (o *onOff) IsBoolFlag() bool { return true }
 
 // off reports whether a switch is.
-func off(v pflag.Value) bool { return v.String() == "false" || v.String() == "off" }
+func off(v pflag.Value) bool { return slices.Contains([]string{"false", "off", "random"}, v.String()) }
 
 // usual reports whether the switch has its default.
 func (o *ownSwitch) usual(s *Switches) bool { return o.of(s).String() == o.of(&Switches{}).String() }

@@ -245,8 +245,8 @@ type Path struct {
 	Action string `json:"action"` // as in Explanation
 	// Targets are where the connection may go, sorted by address; only with action forward.
 	Targets []Target `json:"targets,omitempty"`
-	// Remembered is the endpoint that the client's last connection had, if session
-	// affinity leads there. Then it is the only target.
+	// Remembered is the endpoint that follows from the client, by session affinity or consistent
+	// selection. Then it is the only target.
 	Remembered string `json:"remembered,omitempty"`
 	// Faults are objects on the path that are not as the proxy makes them.
 	Faults []string `json:"faults,omitempty"`
@@ -320,7 +320,7 @@ type Walk struct {
 	Targets map[netip.AddrPort]bool // whether the address of the client is replaced
 	// ClientUnknown means that the dataplane does not say what Targets should.
 	ClientUnknown bool
-	// Remembered is the target by session affinity, invalid without one.
+	// Remembered is the target that follows from the client, invalid without one.
 	Remembered netip.AddrPort
 	Faults     []string
 	ByDesign   string // as in Path

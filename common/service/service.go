@@ -248,6 +248,7 @@ type Port struct {
 	Listed []netip.Addr
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
+	Consistent         Consistent
 	Affinity           time.Duration // 0 means none; else whole seconds
 	// Rebalance is the age of TCP connections from which they end on endpoints with more
 	// than their share after one was added. 0 means that none ends.

@@ -33,7 +33,7 @@ type builder struct {
 	proxyName      string // see Options
 	notes          notes
 	reason         string // why nothing is served, see unproxied
-	silent         byte   // of its annotation, see silents
+	choices        byte   // see serviceState
 	closesLeft     bool   // see AnnotationClose
 
 	serves   [2]bool       // families the Service has
@@ -53,7 +53,7 @@ func (b *builder) build() []*service.Port {
 		return nil
 	}
 	b.addresses()
-	b.silent = b.readSilent()
+	b.choices = b.readSilent() + 4*b.readSelection()
 	b.closesLeft = closesLeft(b.service, &b.notes)
 	b.taken = make(map[service.Address]string)
 	ports := make([]*service.Port, 0, len(b.service.Spec.Ports))

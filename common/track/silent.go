@@ -32,7 +32,7 @@ const (
 	SilentOn      Silent = "on"      // they get no new connections while others answer
 )
 
-// silents are the choices of a Service, by the byte that is kept of it.
+// silents are the choices of a Service, by the number that is kept of it.
 var silents = [...]Silent{"", SilentOff, SilentObserve, SilentOn}
 
 // readSilent reads the annotation, and returns the place in silents.
@@ -47,7 +47,7 @@ func (b *builder) readSilent() byte {
 
 // silentPolicy returns what holds for the endpoints of s.
 func (t *Tracker) silentPolicy(s *serviceState) Silent {
-	return cmp.Or(silents[s.silent], t.options.SilentEndpoints, SilentOff)
+	return cmp.Or(silents[s.choices%4], t.options.SilentEndpoints, SilentOff)
 }
 
 // SilentPolicy returns what becomes of the endpoints of a Service that do not answer.
@@ -172,7 +172,7 @@ func (t *Tracker) setSilentDefault(to Silent) bool {
 	t.options.SilentEndpoints = to
 	marked := false
 	for _, s := range t.services {
-		if s.silent == 0 && len(t.silent) > 0 {
+		if s.choices%4 == 0 && len(t.silent) > 0 {
 			t.markDirty(s)
 			marked = true
 		}

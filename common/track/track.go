@@ -46,6 +46,9 @@ type Options struct {
 	Listed bool
 	// SilentEndpoints holds for Services without AnnotationSilent.
 	SilentEndpoints Silent
+	// Selection holds for Services without AnnotationSelection, with tables of so many slots.
+	Selection      Selection
+	SelectionSlots uint16
 }
 
 // Listener is notified of what a Tracker finds. Functions that are nil are left out.
@@ -110,7 +113,7 @@ type serviceState struct {
 	misplaced int32
 	dirty     bool
 	selector  bool // the Service has one
-	silent    byte // of its annotation, see silents
+	choices   byte // of its annotations: the place in silents, and four times that in selections
 	// closesLeft is what AnnotationClose says.
 	closesLeft bool
 	labels     string // as labels.Set formats them
@@ -166,7 +169,7 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 		s.selector, s.labels = len(o.Spec.Selector) > 0, labels.Set(o.Labels).String()
 		created := o.CreationTimestamp.Unix()
 		known := s.created == created && (s.want == nil) == (want == nil)
-		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) && s.silent == b.silent && s.closesLeft == b.closesLeft {
+		if known && slices.EqualFunc(s.want, want, sameShape) && slices.Equal(s.notes, notes) && s.choices == b.choices && s.closesLeft == b.closesLeft {
 			return false
 		}
 		t.release(s)
@@ -174,7 +177,7 @@ func (t *Tracker) SetService(o *corev1.Service) bool {
 			t.departures[service.IPv4]++
 			t.departures[service.IPv6]++
 		}
-		s.created, s.want, s.notes, s.silent, s.closesLeft = created, want, notes, b.silent, b.closesLeft
+		s.created, s.want, s.notes, s.choices, s.closesLeft = created, want, notes, b.choices, b.closesLeft
 		t.claim(s)
 		t.markDirty(s)
 		return true
@@ -353,9 +356,10 @@ func (t *Tracker) Reconfigure(o Options) {
 		t.options.NodePorts, t.options.NodePortsPrimary = slices.Clone(o.NodePorts), o.NodePortsPrimary
 		t.options.MasqueradeAll = o.MasqueradeAll
 		now := t.options.node(t.nodeInfo)
-		silent := t.setSilentDefault(o.SilentEndpoints)
+		changed := t.setSilentDefault(o.SilentEndpoints)
+		changed = t.setSelectionDefault(o) || changed
 		if sameNode(before, now) {
-			return silent
+			return changed
 		}
 		// Addresses affect hairpin traffic and, with NodePorts, which addresses are
 		// refused.

@@ -41,7 +41,7 @@ func (t *Tracker) removeService(name types.NamespacedName) bool {
 		return false
 	}
 	t.release(s)
-	s.created, s.selector, s.want, s.notes, s.silent, s.closesLeft = 0, false, nil, nil, 0, false
+	s.created, s.selector, s.want, s.notes, s.choices, s.closesLeft = 0, false, nil, nil, 0, false
 	t.markDirty(s)
 	return true
 }
@@ -259,6 +259,7 @@ func (r *resolver) port(want, old *service.Port) *service.Port {
 		r.notes.add("spec.ports", "%s port %q (%s) has %d endpoints too many: only the first %d by address are served",
 			p.Family, p.Name.Port, p.Name.Protocol, excess, maxEndpoints)
 	}
+	p.Consistent = r.consistent(&p)
 	if old == nil {
 		old = &service.Port{}
 	}
@@ -270,7 +271,7 @@ func (r *resolver) port(want, old *service.Port) *service.Port {
 		p.Listed = reuse(old.Listed, c.listed)
 	}
 	p.LocalReady = r.localReady[p.Family]
-	if sameShape(old, &p) && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Draining, p.Draining) && sameList(old.Listed, p.Listed) {
+	if sameShape(old, &p) && old.Consistent == p.Consistent && old.LocalReady == p.LocalReady && sameList(old.Cluster, p.Cluster) && sameList(old.Local, p.Local) && sameList(old.Draining, p.Draining) && sameList(old.Listed, p.Listed) {
 		return old
 	}
 	return &p

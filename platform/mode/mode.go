@@ -57,6 +57,9 @@ type Descriptor struct {
 	XTables bool
 	// Routes is whether the mode makes routes to the addresses of Services itself.
 	Routes bool
+	// Consistent is whether the mode selects endpoints as service.Consistent says. Others name the
+	// ports that ask for it.
+	Consistent bool
 	// MetricGroups are the words in names of metrics that count the mode, see metrics.NFTables.
 	MetricGroups []string
 	// ListedEndpoints is whether the mode needs to know endpoints that are not ready.

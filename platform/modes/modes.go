@@ -39,6 +39,11 @@ func Open(ctx context.Context, d mode.Descriptor, s mode.Setup) ([]*mode.Backend
 	if err != nil {
 		return nil, nil, err
 	}
+	for _, b := range all {
+		if !d.Consistent {
+			b.Backend = reconcile.Both(b.Backend, &inconsistent{mode: d.Name, family: b.Family})
+		}
+	}
 	accompany(ctx, d, s, all)
 	return all, unavailable, nil
 }
@@ -106,6 +111,10 @@ func Limits(d mode.Descriptor, want *service.Snapshot, r mode.Rendering) ([]stri
 			if out, err = d.Limits(want, f, r); err != nil {
 				return nil, err
 			}
+		}
+		if !d.Consistent {
+			p, _ := (&inconsistent{mode: d.Name, family: f}).Plan(context.Background(), want)
+			out.Err = errors.Join(out.Err, p.Outcome().Err)
 		}
 		if d.ListensOnLocalhost(f) {
 			out.Notes = userspace.LocalhostNotes(want, f)

@@ -139,6 +139,9 @@ func (w Cluster) port(n int) *service.Port {
 	if w.DrawInt("affinity", 3) == 0 {
 		p.Affinity = time.Duration(1+w.DrawInt("timeout", 2)) * time.Hour
 	}
+	if w.DrawInt("consistent", 4) == 0 {
+		p.Consistent = service.Consistent{Slots: []uint16{101, 211}[w.DrawInt("slots", 2)], ClusterIPs: w.DrawBool("with ClusterIPs")}
+	}
 	if p.External == service.PolicyLocal && w.DrawBool("health check") {
 		p.HealthCheck = uint16(30100 + n)
 	}

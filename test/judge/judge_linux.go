@@ -209,7 +209,7 @@ func (j Judge) compare(x Call, v route.Verdict, a netlab.Answer) error {
 // takes reports whether socket acceleration takes a connection that is forwarded.
 func (j Judge) takes(x Call, v route.Verdict) bool {
 	return j.Accelerated && x.Proto == service.TCP && (x.From == j.Lab.Node || OnNode(x.From.IPv4)) &&
-		v.Frontend.Kind == service.ClusterIP && v.Port.Affinity == 0 && !j.Want.Node.MasqueradeAll
+		v.Frontend.Kind == service.ClusterIP && v.Port.Affinity == 0 && !v.Port.SelectsConsistently(service.ClusterIP) && !j.Want.Node.MasqueradeAll
 }
 
 // NodeTowards returns the source address of node-a towards a pod.

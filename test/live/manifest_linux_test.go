@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/test/judge"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
@@ -48,6 +49,8 @@ type app struct {
 	ranges   []string
 	pods     []pod
 	plain    bool // without SCTP, which mode userspace cannot forward
+	// selection is the annotation, empty for none.
+	selection track.Selection
 }
 
 // pod is an endpoint: a host of the lab and its state.
@@ -117,6 +120,9 @@ func (a app) service() *corev1.Service {
 	s := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: a.name},
+	}
+	if a.selection != "" {
+		s.Annotations = map[string]string{track.AnnotationSelection: string(a.selection)}
 	}
 	s.Spec.Type = corev1.ServiceTypeLoadBalancer
 	s.Spec.ExternalTrafficPolicy = a.external

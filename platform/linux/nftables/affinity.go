@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/netlink"
+	"kubeproxy/platform/linux/packet"
 )
 
 // A Port with session affinity owns a few objects for each endpoint list that it uses.
@@ -60,7 +62,7 @@ type group struct {
 // session affinity or does not use w.
 func (l layout) groups(w service.Policy) []group {
 	p := l.port
-	if p == nil || p.Affinity == 0 || !usesList(p, w) {
+	if p == nil || p.Affinity == 0 || !ownsList(p, w) {
 		return nil
 	}
 	var groups []group
@@ -89,104 +91,166 @@ func memberSet(p *service.Port, w service.Policy) *set {
 }
 
 func choiceSet(p *service.Port, w service.Policy) *set {
-	return &set{name: objectName("choices", w, p.Name), kind: targetMap, key: slotKey}
+	return &set{name: objectName("choices", w, p.Name), kind: targetMap, key: slotKey, fixed: p.Consistent.Slots > 0}
 }
 
-// clientChain returns the name of the affinity chain for list w. entry selects the
+// A Port with consistent selection owns a map of slots for each list, and a chain that looks the
+// client's address and port up there by their hash. It has the slots once for all frontends.
+// With session affinity the map is that of the affinity, for the hash of the address.
+
+// ownsChains reports whether frontends of kind k lead to chains that only p uses.
+func ownsChains(p *service.Port, k service.Kind) bool {
+	return p.Affinity > 0 || p.SelectsConsistently(k)
+}
+
+// clientChain returns the name of the chain of the Port for list w. entry selects the
 // variant that marks packets first. An empty entry selects the one that does not mark.
-func (b *builder) clientChain(w service.Policy, entry string) string {
+func clientChain(p *service.Port, w service.Policy, entry string) string {
+	what := "affinity"
+	if p.Affinity == 0 {
+		what = "consistent"
+	}
 	switch entry {
 	case "":
-		return objectName("affinity", w, b.port.Name)
 	case "cluster":
-		return objectName("affinity-cluster", w, b.port.Name)
+		what += "-cluster"
+	default:
+		what += "-external"
 	}
-	return objectName("affinity-external", w, b.port.Name)
+	return objectName(what, w, p.Name)
 }
 
-// usesList reports whether a frontend of p may send traffic to list w.
-func usesList(p *service.Port, w service.Policy) bool {
-	if len(p.EndpointsFor(w)) == 0 {
-		return false
-	}
-	for _, f := range p.Frontends {
-		if p.Policy(f.Kind) == w || w == service.PolicyCluster && f.Kind.External() {
-			return true
-		}
-	}
-	return false
+// ownsList reports whether a frontend of p may send traffic to list w by its own chains.
+func ownsList(p *service.Port, w service.Policy) bool {
+	return len(p.EndpointsFor(w)) > 0 && slices.ContainsFunc(p.Frontends, func(f service.Frontend) bool {
+		return ownsChains(p, f.Kind) && (p.Policy(f.Kind) == w || w == service.PolicyCluster && f.Kind.External())
+	})
 }
 
-// affinityElements adds the elements of the port's own sets, and the elements that send a
+// ownsAny reports whether p, which may be nil, has chains that only it uses.
+func ownsAny(p *service.Port) bool {
+	return p != nil && slices.ContainsFunc(service.Policies[:], func(w service.Policy) bool { return ownsList(p, w) })
+}
+
+// ownElements adds the elements of the port's own sets, and the elements that send a
 // translated connection to the chain that records its client.
-func (b *builder) affinityElements() {
-	if b.port.Affinity == 0 || !b.port.HasEndpoints() {
-		return
-	}
+func (b *builder) ownElements() {
+	p := b.port
 	for _, w := range service.Policies {
-		if !usesList(b.port, w) {
+		if !ownsList(p, w) {
 			continue
 		}
-		members, choices := memberSet(b.port, w), choiceSet(b.port, w)
-		for i := range b.layout.len(w) {
-			to := b.addr(b.at(w, i))
+		l := b.layout
+		if p.Consistent.Slots > 0 {
+			l.slots[w] = service.Table(p.EndpointsFor(w), p.Consistent.Slots)
+		}
+		choices := choiceSet(p, w)
+		for i := range l.len(w) {
+			to := b.addr(l.at(w, i))
 			from := len(b.arena)
 			b.arena = appendSlot(b.arena, uint32(i))
-			b.out = append(b.out,
-				element{in: choices, key: b.take(from), value: to},
-				element{in: members, key: to})
+			b.out = append(b.out, element{in: choices, key: b.take(from), value: to})
+		}
+		if p.Affinity == 0 {
+			continue
+		}
+		members := memberSet(p, w)
+		for _, e := range p.EndpointsFor(w) {
+			b.out = append(b.out, element{in: members, key: b.addr(e.Addr)})
 		}
 	}
-	for i := range b.port.Frontends {
-		f := &b.port.Frontends[i]
+	if p.Affinity == 0 || !p.HasEndpoints() {
+		return
+	}
+	for i := range p.Frontends {
+		f := &p.Frontends[i]
 		in := affinity
 		if f.Kind == service.NodePort {
 			in = nodePortAffinity
 		}
-		b.verdict(in, f, gotoVerdict(objectName("remember", service.PolicyCluster, b.port.Name)))
+		b.verdict(in, f, gotoVerdict(objectName("remember", service.PolicyCluster, p.Name)))
 	}
 }
 
-// affinitySets returns the sets that only p uses.
-func affinitySets(p *service.Port) []*set {
+// ownSets returns the sets that only p uses.
+func ownSets(p *service.Port) []*set {
 	var sets []*set
-	if p == nil || p.Affinity == 0 || !p.HasEndpoints() {
+	if !ownsAny(p) {
 		return nil
 	}
 	for _, w := range service.Policies {
-		if usesList(p, w) {
-			sets = append(sets, memberSet(p, w), choiceSet(p, w))
-			for _, g := range (layout{port: p}).groups(w) {
-				sets = append(sets, g.clients)
-			}
+		if !ownsList(p, w) {
+			continue
+		}
+		sets = append(sets, choiceSet(p, w))
+		if p.Affinity > 0 {
+			sets = append(sets, memberSet(p, w))
+		}
+		for _, g := range (layout{port: p}).groups(w) {
+			sets = append(sets, g.clients)
 		}
 	}
 	return sets
 }
 
-// affinityChains returns the chains that only p uses.
-func affinityChains(p *service.Port, o Options) []*chain {
-	if p == nil || p.Affinity == 0 || !p.HasEndpoints() {
+// ownChains returns the chains that only p uses.
+func ownChains(p *service.Port, o Options) []*chain {
+	if !ownsAny(p) && (p == nil || p.Affinity == 0 || !p.HasEndpoints()) {
 		return nil
 	}
+	var chains []*chain
 	recorder := &chain{name: objectName("remember", service.PolicyCluster, p.Name)}
-	chains := []*chain{recorder}
+	if p.Affinity > 0 {
+		chains = append(chains, recorder)
+	}
 	for _, w := range service.Policies {
-		if !usesList(p, w) {
+		if !ownsList(p, w) {
 			continue
 		}
-		chooser := &chain{name: objectName("affinity", w, p.Name)}
+		chooser := &chain{name: clientChain(p, w, "")}
 		is := isProto{p.Name.Protocol}
 		for _, g := range (layout{port: p}).groups(w) {
 			recorder.rules = append(recorder.rules, rule{toPort{g.port}, lookup{targetFields, memberSet(p, w), false}, recordClient{g.clients}})
 			chooser.rules = append(chooser.rules, rule{is, affinityDNAT{g.clients, g.port}})
 		}
-		chooser.rules = append(chooser.rules, rule{is, dnat{slotKey, uint32(len(p.EndpointsFor(w))), choiceSet(p, w)}})
+		chooser.rules = append(chooser.rules, rule{is, drawOf(p, w)})
 		chains = append(chains, chooser,
-			&chain{name: objectName("affinity-cluster", w, p.Name), rules: []rule{{jumpVerdict(markChain)}, {gotoVerdict(chooser.name)}}},
-			&chain{name: objectName("affinity-external", w, p.Name), rules: []rule{{mark{o.mark()}}, {gotoVerdict(chooser.name)}}})
+			&chain{name: clientChain(p, w, "cluster"), rules: []rule{{jumpVerdict(markChain)}, {gotoVerdict(chooser.name)}}},
+			&chain{name: clientChain(p, w, "external"), rules: []rule{{mark{o.mark()}}, {gotoVerdict(chooser.name)}}})
 	}
 	return chains
+}
+
+// drawOf returns the statement that draws an endpoint for a new client of list w of p.
+func drawOf(p *service.Port, w service.Policy) statement {
+	switch slots := uint32(p.Consistent.Slots); {
+	case slots == 0:
+		return dnat{slotKey, uint32(len(p.EndpointsFor(w))), choiceSet(p, w)}
+	case p.Affinity > 0:
+		return hashDNAT{clientKey, slots, choiceSet(p, w)}
+	default:
+		return hashDNAT{[]field{saddr, sport}, slots, choiceSet(p, w)}
+	}
+}
+
+// hashDNAT translates to the target that a map holds for a hash of the fields, below mod.
+type hashDNAT struct {
+	fields []field
+	mod    uint32
+	in     *set
+}
+
+// hashSeed is the same on every node.
+const hashSeed = 0x6b756265
+
+func (h hashDNAT) text(f service.Family) string {
+	return fmt.Sprintf("dnat %s to jhash %s mod %d seed %#x map @%s", netlink.FamilyName(f), typeof(h.fields, f), h.mod, hashSeed, h.in.name)
+}
+
+func (h hashDNAT) expressions(f service.Family) []packet.Expression {
+	const at = 1
+	hash := packet.Hash{From: register(at), Size: keySize(h.fields, f), To: register(0), Below: h.mod, Seed: hashSeed}
+	return append(append(load(h.fields, at, 0, f), hash), translateTo(h.in, f)...)
 }
 
 // shared counts how many users each shared element has: ClusterIPs, and the endpoints

@@ -186,10 +186,10 @@ func (c *comparison) port(l layout) {
 		return
 	}
 	var ops []op
-	for _, s := range affinitySets(l.port) {
+	for _, s := range ownSets(l.port) {
 		c.addSet(&ops, s)
 	}
-	for _, x := range affinityChains(l.port, c.backend.options) {
+	for _, x := range ownChains(l.port, c.backend.options) {
 		c.addChain(&ops, x)
 	}
 	if ops = c.compareElements(ops, l.elements()...); len(ops) > 0 {
@@ -333,7 +333,7 @@ func (c *comparison) observedLayout(p *service.Port) layout {
 		c.readEndpointList(&l, w, main, func(n int) []byte { return b.key(f, n) })
 	}
 	for _, w := range service.Policies {
-		if p.Affinity > 0 {
+		if p.Affinity > 0 && p.Consistent.Slots == 0 {
 			c.readEndpointList(&l, w, choiceSet(p, w), func(n int) []byte { return appendSlot(nil, uint32(n)) })
 		}
 	}

@@ -349,6 +349,8 @@ func (e *encoder) encoded(x packet.Expression) (expr.Any, error) {
 		return &expr.Ct{Key: expr.CtKey(x.Key), Register: x.To}, nil
 	case packet.Random:
 		return &expr.Numgen{Register: x.To, Modulus: x.Below, Type: unix.NFT_NG_RANDOM}, nil
+	case packet.Hash:
+		return &expr.Hash{SourceRegister: x.From, DestRegister: x.To, Length: uint32(x.Size), Modulus: x.Below, Seed: x.Seed, Type: unix.NFT_HASH_JENKINS}, nil
 	case packet.Fib:
 		return &expr.Fib{Register: x.To, ResultADDRTYPE: x.Type, FlagSADDR: x.Source, FlagDADDR: !x.Source}, nil
 	case packet.Immediate:

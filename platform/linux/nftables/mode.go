@@ -21,6 +21,7 @@ func Mode() mode.Descriptor {
 			},
 		},
 		DefaultRank:  1,
+		Consistent:   true,
 		MetricGroups: []string{metrics.NFTables, metrics.Conntrack},
 		Named:        "the table has the name in its own",
 		Needs:        "nftables in the kernel",

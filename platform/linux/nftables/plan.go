@@ -377,21 +377,21 @@ func portOps(from, to layout, o Options) []op {
 
 // appendAffinityChanges appends the ops for the objects that only one Port uses.
 func appendAffinityChanges(ops []op, from, to *service.Port, o Options) []op {
-	old, next := affinityChains(from, o), affinityChains(to, o)
+	old, next := ownChains(from, o), ownChains(to, o)
 	if len(old) == 0 && len(next) == 0 {
 		return ops
 	}
 	oldSets, nextSets := map[string]*set{}, map[string]*set{}
-	for _, s := range affinitySets(from) {
+	for _, s := range ownSets(from) {
 		oldSets[s.name] = s
 	}
-	for _, s := range affinitySets(to) {
+	for _, s := range ownSets(to) {
 		nextSets[s.name] = s
 		if oldSets[s.name] == nil {
 			ops = append(ops, op{verb: addSet, set: s})
 		}
 	}
-	for _, s := range affinitySets(from) {
+	for _, s := range ownSets(from) {
 		if nextSets[s.name] == nil {
 			ops = append(ops, op{verb: delSet, set: s})
 		}

@@ -75,8 +75,8 @@ func renderedAfter(t *table, f service.Family, want *service.Snapshot, o Options
 		}
 		l = l.next(p)
 		need = need.union(l.neededClasses())
-		d.sets = append(d.sets, affinitySets(p)...)
-		own = append(own, affinityChains(p, o)...)
+		d.sets = append(d.sets, ownSets(p)...)
+		own = append(own, ownChains(p, o)...)
 		shared.add(p, 1)
 		for _, e := range l.elements() {
 			elements[e.in.name] = append(elements[e.in.name], e)

@@ -229,6 +229,8 @@ func (f field) load(reg, mod uint32, family service.Family) packet.Expression {
 		offset += size
 	case proto:
 		return packet.MetaLoad{Key: packet.MetaL4, To: reg}
+	case sport:
+		return packet.PayloadLoad{Base: packet.TransportBase, Size: 2, To: reg}
 	case dport:
 		return packet.PayloadLoad{Base: packet.TransportBase, Offset: 2, Size: 2, To: reg}
 	case slot:
@@ -280,7 +282,12 @@ func value(in *set) packet.Expression {
 }
 
 func (d dnat) expressions(f service.Family) []packet.Expression {
-	return append(load(d.fields, 0, d.mod, f), value(d.in), packet.Translate{Addr: register(0), Port: register(daddr.size(f) / 4)})
+	return append(load(d.fields, 0, d.mod, f), translateTo(d.in, f)...)
+}
+
+// translateTo translates to the target that a map holds for the key in the first registers.
+func translateTo(in *set, f service.Family) []packet.Expression {
+	return []packet.Expression{value(in), packet.Translate{Addr: register(0), Port: register(daddr.size(f) / 4)}}
 }
 
 func (a affinityDNAT) expressions(f service.Family) []packet.Expression {
@@ -626,6 +633,7 @@ const (
 	saddr      field = iota // source address
 	daddr                   // destination address
 	proto                   // transport protocol
+	sport                   // source port
 	dport                   // destination port
 	origSaddr               // the connection's source before any NAT
 	origDaddr               // the connection's destination before any NAT
@@ -646,6 +654,8 @@ func (f field) text(family service.Family) string {
 		return ip + " daddr"
 	case proto:
 		return "meta l4proto"
+	case sport:
+		return "th sport"
 	case dport:
 		return "th dport"
 	case origSaddr:

@@ -514,10 +514,10 @@ var unquotedName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_./-]*$`)
 // affinityNames returns the names of the chains and sets that only p uses.
 func affinityNames(p *service.Port) []string {
 	var names []string
-	for _, s := range affinitySets(p) {
+	for _, s := range ownSets(p) {
 		names = append(names, s.name)
 	}
-	for _, c := range affinityChains(p, Options{}) {
+	for _, c := range ownChains(p, Options{}) {
 		names = append(names, c.name)
 	}
 	return names

@@ -34,6 +34,8 @@ type set struct {
 	key  []field
 	// interval means that each element is a range in its last field.
 	interval bool
+	// fixed means that each slot has to hold what it should, as other nodes do.
+	fixed bool
 	// timeout, if not 0, makes a set that only rules fill. Its elements expire that long
 	// after their last use, and there are at most limit.
 	timeout time.Duration
@@ -219,7 +221,7 @@ func (l layout) changedElements(other layout) []element {
 // sameRoutes reports whether the frontends of both Ports use the same sets and chains.
 func sameRoutes(a, b *service.Port) bool {
 	return a != nil && b != nil && a.Name == b.Name && a.Family == b.Family &&
-		a.Affinity == 0 && b.Affinity == 0 &&
+		!ownsAny(a) && !ownsAny(b) &&
 		a.Internal == b.Internal && a.External == b.External &&
 		slices.EqualFunc(a.Frontends, b.Frontends, service.Frontend.SameAddress)
 }
@@ -233,7 +235,7 @@ func (b *builder) build(size int) []element {
 	for i := range l.port.Frontends {
 		b.frontend(&l.port.Frontends[i])
 	}
-	b.affinityElements()
+	b.ownElements()
 	slices.SortFunc(b.out, element.compare)
 	return b.out
 }
@@ -282,8 +284,8 @@ func (b *builder) pick(p *picker, f *service.Frontend, w service.Policy, entry s
 	if n == 0 {
 		return verdict{code: verdictDrop}
 	}
-	if b.port.Affinity > 0 {
-		return gotoVerdict(b.clientChain(w, entry))
+	if ownsChains(b.port, f.Kind) {
+		return gotoVerdict(clientChain(b.port, w, entry))
 	}
 	known := 0
 	if b.unchanged.port != nil {
@@ -374,10 +376,10 @@ func comment(n service.PortName) string {
 func (l layout) neededClasses() classes {
 	var c classes
 	p := l.port
-	if p.Affinity > 0 {
-		return c
-	}
 	for _, f := range p.Frontends {
+		if ownsChains(p, f.Kind) {
+			continue
+		}
 		pick, in := pickAddr, pickInternal
 		if f.Kind == service.NodePort {
 			pick, in = pickNodePort, pickNodePortInternal
@@ -397,7 +399,9 @@ func (l layout) neededClasses() classes {
 // table.
 type slots [2][]uint16
 
-func (l layout) len(w service.Policy) int { return len(l.port.EndpointsFor(w)) }
+// len is the number of slots of list w, which are as many as endpoints, apart from consistent
+// selection.
+func (l layout) len(w service.Policy) int { return max(len(l.port.EndpointsFor(w)), len(l.slots[w])) }
 
 // at returns the endpoint in slot i of list w.
 func (l layout) at(w service.Policy, i int) netip.AddrPort {

@@ -98,6 +98,9 @@ func (t *tracer) forward(p *packet.Packet, f packet.Finding) {
 		t.hop("map "+t.chosen.name, "the client had %s before", f.To)
 	default:
 		t.hop("map "+t.chosen.name, "%s", explain.OneOf("endpoints", f.Targets))
+		if len(t.chosen.key) == 1 { // a Port's own, where a hash of the client may be the key
+			t.out.Remembered = f.To
+		}
 	}
 	t.quiet = true
 	for _, to := range f.Targets {
@@ -287,7 +290,7 @@ func (b *Backend) knownChains(t *table, want *service.Snapshot) map[string]*chai
 	known := map[string]*chain{}
 	list := baseChains(b.family, want.Node, b.effectiveOptions())
 	for p := range want.Ports(b.family) {
-		list = append(list, affinityChains(p, b.options)...)
+		list = append(list, ownChains(p, b.options)...)
 		all = all.union(layout{}.next(p).neededClasses())
 	}
 	for _, c := range append(list, all.chains(b.options)...) {
@@ -301,7 +304,7 @@ func (b *Backend) knownSets(want *service.Snapshot) map[string]*set {
 	known := map[string]*set{}
 	all := b.options.sets()
 	for p := range want.Ports(b.family) {
-		all = append(all[:len(all):len(all)], affinitySets(p)...)
+		all = append(all[:len(all):len(all)], ownSets(p)...)
 	}
 	for _, s := range all {
 		known[s.name] = s
@@ -452,10 +455,10 @@ func (r *observedRuleset) ask(s *set, key []byte) (element, bool) {
 }
 
 // checkElement compares an expected element with the table. It does not compare the
-// endpoints in slots, because any order is right; Compare of package explain compares them
+// endpoints in slots where any order is right; Compare of package explain compares them
 // as a whole.
 func (r *observedRuleset) checkElement(want element) {
-	if r.table.sets[want.in.name] == nil || want.in.kind == targetMap {
+	if r.table.sets[want.in.name] == nil || want.in.kind == targetMap && !want.in.fixed {
 		return
 	}
 	have, found := r.element(want.in, want.key)
@@ -463,7 +466,7 @@ func (r *observedRuleset) checkElement(want element) {
 	switch {
 	case !found, !bytes.Equal(have.end, want.end):
 		r.fault("%s lacks the element %s", want.in.name, want.text(r.backend.family))
-	case have.verdict != want.verdict:
+	case have.verdict != want.verdict, want.in.fixed && !bytes.Equal(have.value, want.value):
 		r.fault("%s has the element %s, and should have %s", want.in.name, have.text(r.backend.family), want.text(r.backend.family))
 	}
 }
@@ -547,6 +550,7 @@ var purposes = map[string]string{
 
 var prefixPurposes = []struct{ prefix, text string }{
 	{"affinity", "session affinity: the endpoint that the client had, or a random one"},
+	{"consistent", "consistent selection: the endpoint follows from the client's address and port"},
 	{"cluster-", "decide on masquerading, then choose an endpoint"},
 	{"external-", "masquerade it later, then choose an endpoint"},
 	{"nodeport-external-", "masquerade it later, then choose an endpoint"},

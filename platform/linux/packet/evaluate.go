@@ -72,7 +72,13 @@ func (e *evaluator) expression(x Expression) error {
 	case Translate:
 		e.translate(x)
 	case Random:
-		e.choose(x)
+		e.choose(x, "expression numgen")
+	case Hash:
+		if b := e.regs.load(x.From, x.Size); b.isKnown() {
+			e.read(x.To, number(x.Of(b.value), ^uint32(0)), "expression jhash")
+		} else {
+			e.choose(Random{x.To, x.Below}, "expression jhash")
+		}
 	case Reject, Opaque:
 		e.effect.ends = append(e.effect.ends, x)
 	case Extension:
@@ -306,12 +312,12 @@ func (e *evaluator) lookup(x Lookup) error {
 }
 
 // choose loads a random number.
-func (e *evaluator) choose(x Random) {
+func (e *evaluator) choose(x Random, name string) {
 	e.chosen, e.choices = x.To, nil
 	for n := range x.Below {
 		e.choices = append(e.choices, number(n, ^uint32(0)).value)
 	}
-	e.read(x.To, unknown(4), "expression numgen")
+	e.read(x.To, unknown(4), name)
 }
 
 // offer loads the value of one of hits.

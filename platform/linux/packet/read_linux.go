@@ -272,6 +272,9 @@ var chances = map[string]uint16{
 	"rt": unix.NFTA_RT_DREG, "socket": 2, "exthdr": unix.NFTA_EXTHDR_DREG, "xfrm": 1, "tunnel": 2, "inner": 0,
 }
 
+// most bounds the choices that are followed.
+const most = 1 << 16
+
 // decode decodes an expression of a rule.
 func decode(family uint8, name string, data []byte) Expression {
 	switch name {
@@ -287,9 +290,13 @@ func decode(family uint8, name string, data []byte) Expression {
 		return NoTrack{}
 	case "numgen":
 		number := func(attribute uint16) uint32 { return netlink.Uint32(netlink.Attribute(data, attribute)) }
-		const most = 1 << 16 // as there are
 		if below := number(unix.NFTA_NG_MODULUS); below <= most && number(unix.NFTA_NG_TYPE) == unix.NFT_NG_RANDOM && number(unix.NFTA_NG_OFFSET) == 0 {
 			return Random{To: number(unix.NFTA_NG_DREG), Below: below}
+		}
+	case "hash":
+		var x expr.Hash
+		if u := unmarshal(family, name, data, &x); u == nil && x.Type == unix.NFT_HASH_JENKINS && x.Offset == 0 && x.Modulus <= most {
+			return Hash{From: x.SourceRegister, To: x.DestRegister, Size: int(x.Length), Below: x.Modulus, Seed: x.Seed}
 		}
 	case "match", "target": // struct xt_entry_match and xt_entry_target without their headers
 		return Extension{

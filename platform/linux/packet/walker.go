@@ -574,6 +574,14 @@ type Chance struct {
 // Random loads a random number below Below. A Set with Get is asked for all that it may be.
 type Random struct{ To, Below uint32 }
 
+// Hash loads the hash of Size bytes, below Below, as expression jhash of nftables does. If they are
+// not known it is as Random.
+type Hash struct {
+	From, To    uint32
+	Size        int
+	Below, Seed uint32
+}
+
 // State compares the state of the connection with a mask (see stateNames).
 type State struct {
 	Mask uint32

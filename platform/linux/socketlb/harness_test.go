@@ -154,7 +154,7 @@ func (n *fakeNode) Judge(t *rapid.T, want *service.Snapshot, c route.Conn) {
 	}
 	var expected []netip.AddrPort
 	v := route.Decide(want, c)
-	if v.Action == route.Forward && v.Frontend.Kind == service.ClusterIP && v.Port.Affinity == 0 && !want.Node.MasqueradeAll {
+	if v.Action == route.Forward && v.Frontend.Kind == service.ClusterIP && v.Port.Affinity == 0 && !v.Port.SelectsConsistently(service.ClusterIP) && !want.Node.MasqueradeAll {
 		for _, e := range v.Endpoints {
 			expected = append(expected, e.Addr)
 		}

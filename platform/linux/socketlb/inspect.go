@@ -157,6 +157,8 @@ func destination(n *service.Node, c route.Conn, v *route.Verdict) string {
 		return "with masqueradeAll an endpoint must see the address of the node"
 	case v.Port.Affinity != 0:
 		return "the rules know the clients of sessionAffinity"
+	case v.Port.SelectsConsistently(service.ClusterIP):
+		return "the rules select consistently"
 	case len(v.Port.Endpoints(service.ClusterIP)) == 0:
 		return "without endpoints the rules refuse it"
 	}

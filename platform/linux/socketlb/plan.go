@@ -282,11 +282,11 @@ func (b *Backend) lookAround() Others {
 
 // frontendsOf yields the frontends of p that mean the same at connect(2) as in a rule.
 // The rules keep the others: UDP, whose sockets would stay at an endpoint that left;
-// session affinity, of which the rules keep the clients; and lists without an endpoint,
-// which the rules refuse.
+// session affinity, of which the rules keep the clients; consistent selection; and lists
+// without an endpoint, which the rules refuse.
 func frontendsOf(p *service.Port) iter.Seq[change] {
 	return func(yield func(change) bool) {
-		if p == nil || p.Name.Protocol != service.TCP || p.Affinity != 0 || len(p.Endpoints(service.ClusterIP)) == 0 {
+		if p == nil || p.Name.Protocol != service.TCP || p.Affinity != 0 || p.SelectsConsistently(service.ClusterIP) || len(p.Endpoints(service.ClusterIP)) == 0 {
 			return
 		}
 		for _, f := range p.Frontends {

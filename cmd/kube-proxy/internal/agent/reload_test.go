@@ -289,6 +289,7 @@ func TestTrackOptions(t *testing.T) {
 		"masquerade all":     {func(c *config.Config) { c.NFTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true, MasqueradeAll: true}},
 		"for iptables only":  {func(c *config.Config) { c.IPTables.MasqueradeAll = true }, track.Options{NodePortsPrimary: true}},
 		"silent endpoints":   {func(c *config.Config) { c.SilentEndpoints = config.SilentObserved }, track.Options{NodePortsPrimary: true, SilentEndpoints: track.SilentObserve}},
+		"selection":          {func(c *config.Config) { c.Selection, c.SelectionSlots = config.SelectConsistent, 2039 }, track.Options{NodePortsPrimary: true, Selection: track.SelectConsistent, SelectionSlots: 2039}},
 		"iptables":           {func(c *config.Config) { c.Mode, c.IPTables.MasqueradeAll = config.IPTables, true }, track.Options{NodePorts: service.AnyAddress(), MasqueradeAll: true}},
 		"node IP":            {func(c *config.Config) { c.BindAddress = "192.0.2.1" }, track.Options{NodePortsPrimary: true, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}},
 		"no external IPs":    {func(c *config.Config) { c.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false} }, track.Options{NodePortsPrimary: true, IgnoreExternalIPs: true}},
@@ -323,6 +324,9 @@ func TestTrackOptions(t *testing.T) {
 			tt.want.NodeName = "n"
 			if c.OS == config.Linux && tt.want.SilentEndpoints == "" {
 				tt.want.SilentEndpoints = track.SilentOn
+			}
+			if c.OS == config.Linux && tt.want.SelectionSlots == 0 {
+				tt.want.Selection, tt.want.SelectionSlots = track.SelectRandom, service.DefaultSlots
 			}
 			ips := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 			prefixes := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })

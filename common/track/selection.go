@@ -1,0 +1,65 @@
+// Copyright The kubeproxy Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package track
+
+import (
+	"cmp"
+	"slices"
+
+	"kubeproxy/common/service"
+)
+
+// AnnotationSelection of a Service says how its connections get an endpoint, as
+// Options.Selection does for all.
+const AnnotationSelection = "kubeproxy.io/selection"
+
+// Selection says how connections get an endpoint. Empty is SelectRandom.
+type Selection string
+
+// The choices.
+const (
+	SelectRandom        Selection = "random"
+	SelectConsistent    Selection = "consistent"     // see service.Consistent
+	SelectConsistentAll Selection = "consistent-all" // with ClusterIPs
+)
+
+// selections are the choices of a Service, by the number that is kept of it.
+var selections = [...]Selection{"", SelectRandom, SelectConsistent, SelectConsistentAll}
+
+// readSelection reads the annotation, and returns the place in selections.
+func (b *builder) readSelection() byte {
+	text, set := b.service.Annotations[AnnotationSelection]
+	i := slices.Index(selections[1:], Selection(text)) + 1
+	if i == 0 && set {
+		b.notes.add("metadata.annotations["+AnnotationSelection+"]", "%.80q is not random, consistent or consistent-all; the default holds", text)
+	}
+	return byte(i)
+}
+
+// consistent returns what holds for p, a port of the owner whose endpoints were chosen.
+func (r *resolver) consistent(p *service.Port) service.Consistent {
+	how, slots := cmp.Or(selections[r.owner.choices/4], r.tracker.options.Selection), cmp.Or(r.tracker.options.SelectionSlots, service.DefaultSlots)
+	if how != SelectConsistent && how != SelectConsistentAll {
+		return service.Consistent{}
+	}
+	c := &r.tracker.chooser
+	if n, most := max(len(c.cluster), len(c.local)), int(slots)/service.SlotShare; n > most {
+		r.notes.add("spec.ports", "%s port %q (%s) has %d endpoints, and consistent selection with %d slots is for %d at most; they are selected at random",
+			p.Family, p.Name.Port, p.Name.Protocol, n, slots, most)
+		return service.Consistent{}
+	}
+	return service.Consistent{Slots: slots, ClusterIPs: how == SelectConsistentAll}
+}
+
+// setSelectionDefault changes the operator's choice, and reports whether that may matter.
+func (t *Tracker) setSelectionDefault(o Options) bool {
+	if t.options.Selection == o.Selection && t.options.SelectionSlots == o.SelectionSlots {
+		return false
+	}
+	t.options.Selection, t.options.SelectionSlots = o.Selection, o.SelectionSlots
+	for _, s := range t.services {
+		t.markDirty(s)
+	}
+	return len(t.services) > 0
+}
