@@ -55,7 +55,6 @@ func orphans(t *testing.T, m mode) {
 	dies(t, two) // changed the Service
 	c.awaitProgrammed(t, web.on(one, four))
 	p.AwaitLogs(t, `"Ending connections to an endpoint that left"`, "it does not answer", "FAMILY")
-	c.awaitLeft(t, "there", true)
 	lost.checkEnd(t, maxEnd)
 	lines.checkSameServer(t)
 	c.awaitLeft(t, "gone", false)

@@ -250,8 +250,8 @@ func (o *Orphans) dump(ctx context.Context, each func(conntrack.Flow)) error {
 	return err
 }
 
-// errUnsettled means that slices are being read.
-var errUnsettled = errors.New("not all slices are known")
+// errUnsettled means that slices are being read, or that the rules for them are not in force yet.
+var errUnsettled = errors.New("not all slices are known and in force")
 
 // find returns the ways of connections whose endpoints left.
 func (o *Orphans) find(ctx context.Context) (map[way]*lost, error) {
@@ -291,7 +291,7 @@ func (o *Orphans) ask(left map[way]*lost) error {
 		asked[i] = l.connection()
 	}
 	leaving, settled := o.tracker.Left(asked)
-	if !settled {
+	if !settled || !o.current() { // clients that come back must meet the rules for what Left knows
 		return errUnsettled
 	}
 	for i, l := range all {
