@@ -119,3 +119,23 @@ func TestHostOfDatagrams(t *testing.T) {
 		})
 	}
 }
+
+// A policy may drop the SYNs to an endpoint of UDP that answers its clients. One at its address
+// falls silent, and it stays.
+func TestDatagramsWithoutSYNs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newDatagrams(t, service.UDP)
+		defer w.stop()
+		w.node = map[service.Address]string{endpoint(0): "a", over(service.UDP, 0): "a"}
+		w.set(w.dead, true, endpoint(0), over(service.UDP, 0))
+		w.clients(endpoint(0))
+		w.waitFor(t, time.Second, endpoint(0))
+		for range 50 {
+			w.rest(700 * time.Millisecond) // for two looks at connection tracking
+			w.asks(1, true, 0, 1, 2, 3)
+		}
+		if n := len(w.outs[over(service.UDP, 0)]); n > 0 {
+			t.Errorf("silent %d times", n)
+		}
+	})
+}

@@ -272,6 +272,37 @@ func TestAllDead(t *testing.T) {
 	})
 }
 
+// A relay is the only client. What it got from others before they died, too, says nothing.
+func TestAllDeadForRelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 4)
+		defer w.stop()
+		relay := func(all ...service.Address) {
+			for range 8 {
+				for _, a := range all {
+					e := Evidence{Endpoint: a, Port: web, At: time.Now(), Kind: Answered}
+					if w.dead[a] {
+						e.Kind = Unanswered
+					}
+					w.Observe(e)
+				}
+			}
+			w.rest(300 * time.Millisecond)
+		}
+		w.set(w.dead, true, endpoint(0))
+		relay(endpoint(0), endpoint(1), endpoint(2), endpoint(3))
+		w.waitFor(t, time.Second, endpoint(0))
+		relay(endpoint(1), endpoint(2), endpoint(3))
+		w.set(w.dead, true, endpoint(1), endpoint(2), endpoint(3))
+		for range 40 {
+			relay(endpoint(1), endpoint(2), endpoint(3))
+		}
+		if len(w.outs) != 1 {
+			t.Errorf("silent: %v", w.outs)
+		}
+	})
+}
+
 // Losses alone make nothing silent, and what dies meanwhile is found.
 func TestLoss(t *testing.T) {
 	for _, loss := range []float64{0.01, 0.2, 0.36, 0.5} {

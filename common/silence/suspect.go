@@ -434,11 +434,12 @@ func (b *Box) clientsSay(s *suspect, now time.Time) bool {
 	return b.accusers(s) >= enough
 }
 
-// accusers is how many connections got no answer of clients that another endpoint answered.
+// accusers is how many connections got no answer of clients that another endpoint answered
+// since: if all fall silent, the answers before say nothing.
 func (b *Box) accusers(s *suspect) int {
 	n := 0
 	for c, flows := range s.clients {
-		if !b.answers[clientOf{s.port, c}].IsZero() {
+		if b.answers[clientOf{s.port, c}].After(s.first) {
 			n += flows
 		}
 	}
@@ -483,6 +484,9 @@ func (b *Box) suspectOfNode(a service.Address, port service.PortName, now time.T
 	case s == nil:
 		s = &suspect{address: a}
 		b.suspects[a] = s
+		if a.Protocol == service.UDP { // a policy may drop SYNs alone: answers to clients are seen first
+			s.due = now.Add(pause)
+		}
 	case s.suspected():
 		s.undecided, s.due = false, now
 	}
