@@ -30,8 +30,11 @@ func SettingsPlace(f service.Family, name string) Leftovers {
 	return Leftovers{Family: f, Table: strings.TrimSuffix(settingsTable+"-"+name, "-")}
 }
 
-// KeepSettings replaces the text in the table.
+// KeepSettings replaces the text in the table, if it is another one.
 func (l Leftovers) KeepSettings(ctx context.Context, text []byte) error {
+	if has, err := l.Settings(); err == nil && bytes.Equal(has, text) {
+		return nil
+	}
 	var packed bytes.Buffer
 	encoder64 := base64.NewEncoder(base64.StdEncoding, &packed)
 	z := gzip.NewWriter(encoder64)

@@ -539,7 +539,13 @@ func (p *proxy) leaseEnter() func(context.Context) (func(), bool) {
 	if p.lease == nil {
 		return nil
 	}
-	return p.lease.Enter
+	return func(ctx context.Context) (func(), bool) {
+		leave, ok := p.lease.Enter(ctx)
+		if ok {
+			p.keepSettingsOnce(ctx) // before the first rules
+		}
+		return leave, ok
+	}
 }
 
 // runLease runs the lease until end is called. Call end after the last change to the
@@ -557,9 +563,8 @@ func (p *proxy) runLease(ctx context.Context, loops []*reconcile.Loop) (end func
 		if s.Standby == standby {
 			return // loops wait for the first state, and only Standby concerns them
 		}
-		if standby = s.Standby; !standby {
-			p.keepSettings(ctx)
-		}
+		standby = s.Standby
+		p.settingsKept.Store(false)
 		for _, l := range loops {
 			l.Kick()
 		}

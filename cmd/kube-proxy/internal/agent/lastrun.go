@@ -24,6 +24,13 @@ type lastRun struct {
 	Manifests []string `json:",omitempty"`
 }
 
+// keepSettingsOnce is keepSettings, once while this process programs the node.
+func (p *proxy) keepSettingsOnce(ctx context.Context) {
+	if p.settingsKept.CompareAndSwap(false, true) {
+		p.keepSettings(ctx)
+	}
+}
+
 // keepSettings leaves the settings in force. It is called by the proxy that programs the node.
 func (p *proxy) keepSettings(ctx context.Context) {
 	c := *p.active.config()
@@ -40,7 +47,7 @@ func (p *proxy) keepSettings(ctx context.Context) {
 	if r.Config = file.String(); err == nil {
 		var text []byte
 		if text, err = json.Marshal(r); err == nil {
-			err = p.system.KeepSettings(ctx, &c, text)
+			err = p.system.KeepSettings(context.WithoutCancel(ctx), &c, text)
 		}
 	}
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -39,19 +40,20 @@ import (
 // proxy is what the parts of a running proxy share. It is complete before one of them
 // runs.
 type proxy struct {
-	options  *Options
-	process  Process
-	system   System
-	node     string
-	active   *activeConfig
-	selected *Selected
-	request  modeRequest // that led to selected
-	source   source.Source
-	tracker  *track.Tracker
-	reports  *report.Reports
-	lease    *lease.Lease // nil where processes of a node do not meet
-	progress *progress
-	log      klog.Logger
+	options      *Options
+	process      Process
+	system       System
+	node         string
+	active       *activeConfig
+	selected     *Selected
+	request      modeRequest // that led to selected
+	source       source.Source
+	tracker      *track.Tracker
+	reports      *report.Reports
+	lease        *lease.Lease // nil where processes of a node do not meet
+	progress     *progress
+	log          klog.Logger
+	settingsKept atomic.Bool // see keepSettingsOnce
 }
 
 // Run forwards traffic until ctx ends. The rules stay in force after it returns. It
@@ -147,7 +149,7 @@ func (p *proxy) prepareAfterFirstRound(ctx context.Context, group *errgroup.Grou
 	}
 	// The first round needs memory that later rounds do not need.
 	debug.FreeOSMemory()
-	p.keepSettings(ctx)
+	p.keepSettingsOnce(ctx) // without a lease
 	p.followSilence(ctx, group)
 	// The settings of connection tracking exist since its first use, so now at the
 	// latest. See https://docs.kernel.org/networking/nf_conntrack-sysctl.html
@@ -227,11 +229,12 @@ func ThisSystem() System {
 
 // progress logs what a slow start is still waiting for.
 type progress struct {
-	log      klog.Logger
-	mu       sync.Mutex
-	waiting  []string
-	unsynced func() []string // sources that have not been read yet
-	allDone  chan struct{}   // closed when nothing is left
+	log          klog.Logger
+	settingsKept atomic.Bool // see keepSettingsOnce
+	mu           sync.Mutex
+	waiting      []string
+	unsynced     func() []string // sources that have not been read yet
+	allDone      chan struct{}   // closed when nothing is left
 }
 
 // progressInterval is the pause before the first line of progress. It doubles from there
