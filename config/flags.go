@@ -614,7 +614,7 @@ func (x *Selection) Set(text string) error { return selections.set(x, text, want
 func (x *Selection) String() string { return selections.text(*x) }
 
 // Type implements pflag.Value.
-func (x *Selection) Type() string { return "random|consistent|consistent-all" }
+func (x *Selection) Type() string { return "RULE" }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (x *Selection) UnmarshalJSON(text []byte) error { return setJSON(x.Set, text) }
@@ -644,7 +644,7 @@ func (x *SelectionSlots) Set(text string) error {
 func (x *SelectionSlots) String() string { return fmt.Sprint(x.Number()) }
 
 // Type implements pflag.Value.
-func (x *SelectionSlots) Type() string { return "uint16" }
+func (x *SelectionSlots) Type() string { return "NUMBER" }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (x *SelectionSlots) UnmarshalJSON(text []byte) error { return x.Set(string(text)) }
@@ -692,7 +692,7 @@ var ownSwitches = []ownSwitch{
 	},
 	{
 		flag: "selection", path: "selection",
-		help:    "how connections get an endpoint: consistent has all nodes with the same endpoints select the same one for the same address and port of a client of an external address or NodePort, consistent-all also of a ClusterIP; mode nftables can do that. The annotation kubeproxy.io/selection of a Service overrides it",
+		help:    "how connections get an endpoint: random draws one, consistent has all nodes with the same endpoints select the same one for the same address and port of a client of an external address or NodePort, consistent-all also of a ClusterIP; mode nftables can do that. The annotation kubeproxy.io/selection of a Service overrides it",
 		windows: "HNS selects endpoints itself",
 		effect:  Hot,
 		of:      func(s *Switches) pflag.Value { return &s.Selection },
