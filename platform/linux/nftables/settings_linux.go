@@ -32,7 +32,8 @@ func SettingsPlace(f service.Family, name string) Leftovers {
 
 // KeepSettings replaces the text in the table, if it is another one.
 func (l Leftovers) KeepSettings(ctx context.Context, text []byte) error {
-	if has, err := l.Settings(); err == nil && bytes.Equal(has, text) {
+	has, err := l.Settings()
+	if err == nil && bytes.Equal(has, text) {
 		return nil
 	}
 	var packed bytes.Buffer
@@ -44,7 +45,11 @@ func (l Leftovers) KeepSettings(ctx context.Context, text []byte) error {
 	for i := uint32(0); packed.Len() > 0; i++ {
 		ops = append(ops, op{verb: addElement, element: element{in: settings, key: binary.NativeEndian.AppendUint32(nil, i), comment: string(packed.Next(commentSize))}})
 	}
-	err := l.Remove(ctx)
+	if len(has) > 0 {
+		ops, err = append([]op{{verb: delTable}}, ops...), nil
+	} else { // there is no table, or none that can be read
+		err = l.Remove(ctx)
+	}
 	if err == nil {
 		err = l.withSocket(func(s *netlink.Socket, e *encoder) error { return transact(s, e, ops) })
 	}
