@@ -229,12 +229,11 @@ func ThisSystem() System {
 
 // progress logs what a slow start is still waiting for.
 type progress struct {
-	log          klog.Logger
-	settingsKept atomic.Bool // see keepSettingsOnce
-	mu           sync.Mutex
-	waiting      []string
-	unsynced     func() []string // sources that have not been read yet
-	allDone      chan struct{}   // closed when nothing is left
+	log      klog.Logger
+	mu       sync.Mutex
+	waiting  []string
+	unsynced func() []string // sources that have not been read yet
+	allDone  chan struct{}   // closed when nothing is left
 }
 
 // progressInterval is the pause before the first line of progress. It doubles from there
