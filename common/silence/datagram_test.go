@@ -96,7 +96,8 @@ func TestDatagrams(t *testing.T) {
 }
 
 // A silent TCP endpoint has the others at its address dialled, whatever their protocol, and
-// two those on the node. Only those whose host does not answer follow.
+// two those on the node. Only those whose host does not answer follow, over UDP if a client
+// waits, too.
 func TestHostOfDatagrams(t *testing.T) {
 	for _, p := range []service.Protocol{service.UDP, service.SCTP} {
 		t.Run(p.String(), func(t *testing.T) {
@@ -108,10 +109,22 @@ func TestHostOfDatagrams(t *testing.T) {
 					w.node[endpoint(i)], w.node[over(p, i)] = "a", "a"
 				}
 				w.set(w.dead, true, endpoint(0), over(p, 0), over(p, 1))
+				ask := func() {
+					if p == service.UDP {
+						w.asks(1, false, 0, 1)
+						w.asks(1, true, 2, 3)
+					}
+				}
 				w.clients(endpoint(0))
 				w.waitFor(t, time.Second, endpoint(0))
+				ask()
+				w.rest(10 * time.Millisecond)
+				ask()
 				t.Logf("its address after %v", w.waitFor(t, 2*time.Second, endpoint(0), over(p, 0)))
-				w.rest(3 * time.Second)
+				for range 10 {
+					ask()
+					w.rest(300 * time.Millisecond)
+				}
 				w.waitFor(t, 0, endpoint(0), over(p, 0), over(p, 1)) // two of the node
 				w.set(w.dead, false, endpoint(0), over(p, 0), over(p, 1))
 				t.Logf("back after %v", w.waitFor(t, 10*time.Second))

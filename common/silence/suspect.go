@@ -389,7 +389,10 @@ func (b *Box) dialsTell(s *suspect, now time.Time) bool {
 	case s.silent():
 		return !s.clientsOnly
 	}
-	return s.byNode || s.address.Protocol == service.UDP && b.clientsSay(s, now)
+	if s.address.Protocol == service.UDP {
+		return b.clientsSay(s, now)
+	}
+	return s.byNode
 }
 
 // heard is for an undecided endpoint that enough clients accuse.
@@ -416,7 +419,7 @@ func (b *Box) clientsDecide(a service.Address, s *suspect, now time.Time) {
 		s.exonerate(now)
 	case say:
 		b.heard(a, s, now)
-	case s.byNode || now.Sub(s.last) > hold:
+	case s.byNode && !udp || now.Sub(s.last) > hold:
 		s.clear(now)
 	default:
 		s.undecided = true
@@ -425,11 +428,15 @@ func (b *Box) clientsDecide(a service.Address, s *suspect, now time.Time) {
 }
 
 // clientsSay reports whether as many clients accuse s as dials would be needed. Over UDP dials
-// follow, so fewer do.
+// follow, so fewer do, and one where others of the node are silent: a policy may drop SYNs to
+// an endpoint that answers.
 func (b *Box) clientsSay(s *suspect, now time.Time) bool {
 	enough := leastDials
-	if s.address.Protocol != service.UDP {
+	switch {
+	case s.address.Protocol != service.UDP:
 		enough = b.needed(now)
+	case s.byNode:
+		enough = 1
 	}
 	return b.accusers(s) >= enough
 }
@@ -484,9 +491,6 @@ func (b *Box) suspectOfNode(a service.Address, port service.PortName, now time.T
 	case s == nil:
 		s = &suspect{address: a}
 		b.suspects[a] = s
-		if a.Protocol == service.UDP { // a policy may drop SYNs alone: answers to clients are seen first
-			s.due = now.Add(pause)
-		}
 	case s.suspected():
 		s.undecided, s.due = false, now
 	}
