@@ -32,7 +32,16 @@ func (c *cluster) silence(t *testing.T, p *program.Proxy, h *netlab.Host) {
 func (c *cluster) settle(t *testing.T, p *program.Proxy, hosts ...*netlab.Host) {
 	t.Helper()
 	c.deafen(t, false, hosts...)
-	kit.Until(t, "that no endpoint is silent", func() bool { return metric(t, p, "kubeproxy_silent_endpoints") == 0 })
+	var calm time.Time
+	kit.Until(t, "that no endpoint is silent for two seconds, as dials from before may still decide", func() bool {
+		switch silent := metric(t, p, "kubeproxy_silent_endpoints") > 0; {
+		case silent:
+			calm = time.Time{}
+		case calm.IsZero():
+			calm = time.Now()
+		}
+		return !calm.IsZero() && time.Since(calm) > 2*time.Second
+	})
 	c.awaitLeft(t, "gone when all is calm", false)
 }
 
