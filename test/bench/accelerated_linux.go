@@ -589,8 +589,7 @@ const howAccelerated = `
 **The layer** gives a socket its endpoint when it connects. A client in a pod's cgroup connects to all Services in turn;
 **direct** connections go to as many other addresses, in a network without rules. A ratio is the median of 150 rounds, and
 95 % is where the true one is with that probability. **The rules** are those of mode nftables. They make the kernel track
-direct connections, too, so compare the layer above them with those. Mode iptables uses iptables-legacy. A start is the
-median of five; a change is one of 2,000, from the snapshot to the kernel.
+direct connections, too, so compare the layer above them with those. A start is the median of five, a change one of 2,000.
 `
 
 const howKnown = `

@@ -404,9 +404,9 @@ func TestVirtualTables(t *testing.T) {
 	}
 	tables := virtualTables(f, task{})
 	for i, want := range map[int]string{
-		0: "| first program, time |  1.20 s | 1.80 s |        1.50x | <= 1.3x library | missed |\n",
-		1: "| one endpoint replaced, CPU | 11.0 ms | <= 10.0 ms | missed |\n",
-		2: "| connection, last Service, p50                           |   2.0 ms | 3.0 ms |         1.50x |     |    |\n",
+		0: "| first program, time |  1.20 s | 1.80 s |        1.50x | <= 1.3x library, missed |\n",
+		1: "| one endpoint replaced, CPU | 11.0 ms | <= 10.0 ms, missed |\n",
+		2: "| connection, last Service, p50                           |   2.0 ms | 3.0 ms |         1.50x |     |\n",
 	} {
 		if text := tables[i].text(); !strings.Contains(text, want) {
 			t.Errorf("table %d has no row %q:\n%s", i, want, text)
@@ -529,10 +529,10 @@ func TestDocumentKeepsOtherParts(t *testing.T) {
 	}
 	section := func(title, date, during string) string {
 		return "\n## " + title + "\n\n```\ndate    " + date + " 00:00 UTC\ncommit  0123456789ab\nkernel  Linux\ncpu     2\nload    0.50 before, at most " + during + "\n```\n\nHow of " + date + ".\n\n" +
-			"|      |   ours |       aim |        |\n" +
-			"|------|-------:|----------:|-------:|\n" +
-			"| good | 1.00 s | <= 2.00 s |    met |\n" +
-			"| bad  | 3.00 s | <= 2.00 s | missed |\n" +
+			"|      |   ours |               aim |\n" +
+			"|------|-------:|------------------:|\n" +
+			"| good | 1.00 s |    <= 2.00 s, met |\n" +
+			"| bad  | 3.00 s | <= 2.00 s, missed |\n" +
 			"\n### Missed aims\n\n- **bad**: It is slow.\n"
 	}
 	want := "2 aims met, 2 missed.**\n" +

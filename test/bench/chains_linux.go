@@ -301,9 +301,8 @@ func pathRows() []row {
 }
 
 const howChains = `
-The **known layout** is the one that Services have had in iptables for years: one list of all, a chain for each, and a
-chain for each endpoint. Its figures are those of iptables-restore, while **ours** begin at the tracker. The tables have the
-medians of three turns, CPU with all commands. iptables-nft gets two minutes for the layout in one piece.
+The **known layout** is one list of all Services, a chain for each, and a chain for each endpoint. Its figures are those of
+iptables-restore, while **ours** begin at the tracker. The tables have the medians of three turns, CPU with all commands.
 `
 
 // upstreamChains is the layout of kube-proxy's iptables mode for many years: a list of

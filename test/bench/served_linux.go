@@ -264,8 +264,8 @@ func servedRows() []row {
 }
 
 const howServed = `
-The whole program reads a real etcd and kube-apiserver on the same machine, over TLS. A time begins with the request to the
-API server and ends when the kernel reports the change. A peer has the same configuration and objects.
+The whole program reads a real kube-apiserver on the same machine. A time begins with the request to it and ends when the
+kernel reports the change. A peer has the same configuration and objects.
 
 - **one endpoint changed**: with %s Services of 10 endpoints, %d changes, 1.1 s apart.
 - **memory**: with %s Services of 10 endpoints, at rest; then every endpoint is replaced, %d times. Growth is
@@ -558,7 +558,6 @@ func silenceRows() []row {
 
 const howSilence = `
 Two networks with the whole program, in turns: **on** is the default, **off** has ` + "`--silent-endpoints=off --second-draw=false`" + `,
-and a second turn of it shows what is chance. The program that is not measured is stopped. Medians do not show the looks at
-connection tracking, which may take 1 % of a processor. A ratio is the median of 300 rounds,
-and 95 % is where the true one is with that probability.
+and a second turn of it shows what is chance. Medians do not show the looks at connection tracking, which may take 1 % of a
+processor. A ratio is the median of 300 rounds, and 95 % is where the true one is with that probability.
 `
