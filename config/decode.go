@@ -256,9 +256,6 @@ var (
 	_ json.Unmarshaler = (*resource.QuantityValue)(nil)
 	_ json.Unmarshaler = (*logsapi.TimeOrMetaDuration)(nil)
 	_ json.Unmarshaler = (*Acceleration)(nil)
-	_ json.Unmarshaler = (*SecondDraw)(nil)
-	_ json.Unmarshaler = (*SilentEndpoints)(nil)
-	_ json.Unmarshaler = (*Selection)(nil)
 	_ json.Unmarshaler = (*SelectionSlots)(nil)
 )
 
@@ -465,19 +462,14 @@ func showValue(v reflect.Value) string {
 
 // describeType describes the permitted values for a field of type t.
 func describeType(t reflect.Type) string {
+	if c, is := reflect.New(t).Interface().(interface{ forms() forms }); is {
+		return c.forms().want
+	}
 	switch t {
 	case reflect.TypeFor[metav1.Duration]():
 		return "a duration such as 30s or 1h30m"
 	case reflect.TypeFor[logsapi.TimeOrMetaDuration]():
 		return "a duration such as 5s, or nanoseconds"
-	case reflect.TypeFor[Acceleration]():
-		return wantAcceleration
-	case reflect.TypeFor[SecondDraw]():
-		return "true or false"
-	case reflect.TypeFor[SilentEndpoints]():
-		return wantSilence
-	case reflect.TypeFor[Selection]():
-		return wantSelection
 	case reflect.TypeFor[SelectionSlots]():
 		return wantSlots
 	case reflect.TypeFor[resource.QuantityValue]():

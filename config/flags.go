@@ -461,9 +461,12 @@ type Switches struct {
 	SelectionSlots SelectionSlots
 }
 
-// Acceleration is whose sockets get their endpoint when they connect. It implements
-// pflag.Value and json.Unmarshaler. As a boolean, true is AccelerateAll.
-type Acceleration string
+// Choice is the value of a switch with a few values, which W lists. The default is "". It implements
+// pflag.Value and json.Unmarshaler.
+type Choice[W interface{ forms() forms }] string
+
+// Acceleration is whose sockets get their endpoint when they connect.
+type Acceleration = Choice[acceleration]
 
 // The values of Acceleration.
 const (
@@ -472,65 +475,8 @@ const (
 	AccelerateAll  Acceleration = "all"  // pods, too
 )
 
-// forms has the words for each value of a switch with more values than two. The first word is
-// that of output.
-type forms[T ~string] []struct {
-	value T
-	words []string
-}
-
-// set sets v to the value that text stands for. want has the words to name.
-func (f forms[T]) set(v *T, text, want string) error {
-	for _, x := range f {
-		if slices.Contains(x.words, strings.ToLower(text)) {
-			*v = x.value
-			return nil
-		}
-	}
-	return errors.New("want " + want)
-}
-
-func (f forms[T]) text(v T) string {
-	for _, x := range f {
-		if v == x.value {
-			return x.words[0]
-		}
-	}
-	return string(v)
-}
-
-// setJSON calls set with a JSON string.
-func setJSON(set func(string) error, text []byte) error {
-	var s string
-	if err := json.Unmarshal(text, &s); err != nil {
-		return err
-	}
-	return set(s)
-}
-
-var accelerations = forms[Acceleration]{
-	{AccelerateNone, []string{"false", "f", "0", "no", "n", "off"}},
-	{AccelerateNode, []string{"node"}},
-	{AccelerateAll, []string{"all", "true", "t", "1", "yes", "y", "on"}},
-}
-
-const wantAcceleration = "node, all, true for all, or false"
-
-// Set implements pflag.Value.
-func (a *Acceleration) Set(text string) error { return accelerations.set(a, text, wantAcceleration) }
-
-// String implements pflag.Value.
-func (a *Acceleration) String() string { return accelerations.text(*a) }
-
-// Type implements pflag.Value.
-func (a *Acceleration) Type() string { return "node|all" }
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (a *Acceleration) UnmarshalJSON(text []byte) error { return setJSON(a.Set, text) }
-
-// SecondDraw is a boolean switch that is on by default. It implements pflag.Value and
-// json.Unmarshaler.
-type SecondDraw string
+// SecondDraw is a boolean switch that is on by default.
+type SecondDraw = Choice[secondDraw]
 
 // The values of SecondDraw.
 const (
@@ -538,29 +484,8 @@ const (
 	DrawOnce  SecondDraw = "false"
 )
 
-var draws = forms[SecondDraw]{
-	{DrawAgain, []string{"true", "t", "1", "yes", "y", "on"}},
-	{DrawOnce, []string{"false", "f", "0", "no", "n", "off"}},
-}
-
-// Set implements pflag.Value.
-func (d *SecondDraw) Set(text string) error { return draws.set(d, text, "true or false") }
-
-// String implements pflag.Value.
-func (d *SecondDraw) String() string { return draws.text(*d) }
-
-// Type implements pflag.Value.
-func (d *SecondDraw) Type() string { return "bool" }
-
-// IsBoolFlag lets pflag print the switch like its own booleans.
-func (d *SecondDraw) IsBoolFlag() bool { return true }
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (d *SecondDraw) UnmarshalJSON(text []byte) error { return setJSON(d.Set, text) }
-
-// SilentEndpoints is what becomes of endpoints that do not answer while others do. It implements
-// pflag.Value and json.Unmarshaler.
-type SilentEndpoints string
+// SilentEndpoints is what becomes of endpoints that do not answer while others do.
+type SilentEndpoints = Choice[silence]
 
 // The values of SilentEndpoints.
 const (
@@ -569,28 +494,8 @@ const (
 	SilentIgnored  SilentEndpoints = "off"
 )
 
-var silences = forms[SilentEndpoints]{
-	{SilentIgnored, []string{"off", "false", "f", "0", "no", "n"}},
-	{SilentObserved, []string{"observe"}},
-	{SilentLeftOut, []string{"on", "true", "t", "1", "yes", "y"}},
-}
-
-const wantSilence = "on, observe or off"
-
-// Set implements pflag.Value.
-func (x *SilentEndpoints) Set(text string) error { return silences.set(x, text, wantSilence) }
-
-// String implements pflag.Value.
-func (x *SilentEndpoints) String() string { return silences.text(*x) }
-
-// Type implements pflag.Value.
-func (x *SilentEndpoints) Type() string { return "on|observe|off" }
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (x *SilentEndpoints) UnmarshalJSON(text []byte) error { return setJSON(x.Set, text) }
-
-// Selection is how connections get an endpoint. It implements pflag.Value and json.Unmarshaler.
-type Selection string
+// Selection is how connections get an endpoint.
+type Selection = Choice[selection]
 
 // The values of Selection.
 const (
@@ -599,25 +504,76 @@ const (
 	SelectConsistentAll Selection = "consistent-all" // ClusterIPs, too
 )
 
-var selections = forms[Selection]{
-	{SelectAtRandom, []string{"random", "false", "f", "0", "no", "n", "off"}},
-	{SelectConsistent, []string{"consistent", "true", "t", "1", "yes", "y", "on"}},
-	{SelectConsistentAll, []string{"consistent-all"}},
+type acceleration struct{}
+type secondDraw struct{}
+type silence struct{}
+type selection struct{}
+
+// forms says what a Choice may be: for help, for an error, and the words for each value. The first
+// word is that of output.
+type forms struct {
+	help, want string
+	values     []form
 }
 
-const wantSelection = "random, consistent or consistent-all"
+type form struct{ value, words string }
+
+const yes, no = " true t 1 yes y on", " false f 0 no n off"
+
+func (acceleration) forms() forms {
+	return forms{"node|all", "node, all, true for all, or false", []form{{"", no}, {"node", "node"}, {"all", "all" + yes}}}
+}
+
+func (secondDraw) forms() forms {
+	return forms{"bool", "true or false", []form{{"", yes}, {"false", no}}}
+}
+
+func (silence) forms() forms {
+	return forms{"on|observe|off", "on, observe or off", []form{{"off", "off" + no}, {"observe", "observe"}, {"", "on" + yes}}}
+}
+
+func (selection) forms() forms {
+	values := []form{{"", "random" + no}, {"consistent", "consistent" + yes}, {"consistent-all", "consistent-all"}}
+	return forms{"RULE", "random, consistent or consistent-all", values}
+}
+
+func (*Choice[W]) forms() forms {
+	var w W
+	return w.forms()
+}
 
 // Set implements pflag.Value.
-func (x *Selection) Set(text string) error { return selections.set(x, text, wantSelection) }
+func (c *Choice[W]) Set(text string) error {
+	for _, f := range c.forms().values {
+		if slices.Contains(strings.Fields(f.words), strings.ToLower(text)) {
+			*c = Choice[W](f.value)
+			return nil
+		}
+	}
+	return errors.New("want " + c.forms().want)
+}
 
 // String implements pflag.Value.
-func (x *Selection) String() string { return selections.text(*x) }
+func (c *Choice[W]) String() string {
+	for _, f := range c.forms().values {
+		if f.value == string(*c) {
+			return strings.Fields(f.words)[0]
+		}
+	}
+	return string(*c)
+}
 
 // Type implements pflag.Value.
-func (x *Selection) Type() string { return "RULE" }
+func (c *Choice[W]) Type() string { return c.forms().help }
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (x *Selection) UnmarshalJSON(text []byte) error { return setJSON(x.Set, text) }
+func (c *Choice[W]) UnmarshalJSON(text []byte) error {
+	var s string
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	return c.Set(s)
+}
 
 // SelectionSlots is a number of slots, 0 for service.DefaultSlots. It implements pflag.Value and
 // json.Unmarshaler.
