@@ -249,10 +249,9 @@ func (b *build) applyPort(f *Flags, server string, port int32, addr *string) {
 	b.flagged[path] = server + "-port"
 }
 
-// gateValue parses "Name=true,Other=false". Repeated flags accumulate.
+// gateValue parses "Name=true,Other=false". Repeated flags accumulate. It implements pflag.Value.
 type gateValue map[string]bool
 
-// String implements pflag.Value.
 func (g *gateValue) String() string {
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(*g)) {
@@ -261,7 +260,6 @@ func (g *gateValue) String() string {
 	return strings.Join(all, ",")
 }
 
-// Set implements pflag.Value.
 func (g *gateValue) Set(s string) error {
 	for pair := range strings.SplitSeq(s, ",") {
 		if strings.TrimSpace(pair) == "" {
@@ -286,7 +284,6 @@ func (g *gateValue) Set(s string) error {
 	return nil
 }
 
-// Type implements pflag.Value.
 func (g *gateValue) Type() string { return "gates" }
 
 // The headings of a help text.

@@ -17,13 +17,11 @@ import (
 // well.
 var version string
 
-// versionFlag is "", "true" or "raw".
+// versionFlag is "", "true" or "raw". It implements pflag.Value.
 type versionFlag string
 
-// String implements pflag.Value.
 func (v *versionFlag) String() string { return string(*v) }
 
-// Set implements pflag.Value.
 func (v *versionFlag) Set(s string) error {
 	switch s {
 	case "true", "raw":
@@ -36,7 +34,6 @@ func (v *versionFlag) Set(s string) error {
 	return nil
 }
 
-// Type implements pflag.Value.
 func (v *versionFlag) Type() string { return "version" }
 
 // IsBoolFlag lets pflag take the flag without a value.

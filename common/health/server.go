@@ -390,7 +390,7 @@ type responseCache struct {
 	responses []*cachedResponse // oldest first
 }
 
-// cachedResponse is one answer, shared by its readers.
+// cachedResponse is one answer, shared by its readers. It implements http.ResponseWriter.
 type cachedResponse struct {
 	key     string
 	made    time.Time
@@ -400,13 +400,8 @@ type cachedResponse struct {
 	readers map[*http.ResponseController]bool
 }
 
-// Header implements http.ResponseWriter.
-func (c *cachedResponse) Header() http.Header { return c.header }
-
-// WriteHeader implements http.ResponseWriter.
-func (c *cachedResponse) WriteHeader(status int) { c.status = status }
-
-// Write implements http.ResponseWriter.
+func (c *cachedResponse) Header() http.Header         { return c.header }
+func (c *cachedResponse) WriteHeader(status int)      { c.status = status }
 func (c *cachedResponse) Write(b []byte) (int, error) { return c.body.Write(b) }
 
 func cached(h http.Handler) http.Handler { return &responseCache{handler: h} }

@@ -256,7 +256,7 @@ func (s *CheckServers) admits(local net.Addr) bool {
 }
 
 // onceListener allows a second Close, and resets connections to addresses that it does
-// not admit.
+// not admit. It implements net.Listener.
 type onceListener struct {
 	net.Listener
 	admits func(net.Addr) bool
@@ -264,7 +264,6 @@ type onceListener struct {
 	err    error
 }
 
-// Accept implements net.Listener.
 func (l *onceListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -278,7 +277,6 @@ func (l *onceListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener.
 func (l *onceListener) Close() error {
 	l.once.Do(func() { l.err = l.Listener.Close() })
 	return l.err

@@ -327,12 +327,12 @@ func (o *Options) Config() (*rest.Config, error) {
 }
 
 // stayer refuses redirects. The API server sends none for what is asked here, and each request
-// has the token, also one that a redirect leads elsewhere.
+// has the token, also one that a redirect leads elsewhere. It implements http.RoundTripper and
+// utilnet.RoundTripperWrapper.
 type stayer struct{ http.RoundTripper }
 
 var _ utilnet.RoundTripperWrapper = stayer{}
 
-// RoundTrip implements http.RoundTripper.
 func (s stayer) RoundTrip(q *http.Request) (*http.Response, error) {
 	answer, err := s.RoundTripper.RoundTrip(q)
 	if err != nil || answer.StatusCode/100 != 3 {
@@ -342,7 +342,6 @@ func (s stayer) RoundTrip(q *http.Request) (*http.Response, error) {
 	return nil, fmt.Errorf("HTTP status %d, a redirect to %q: want the address of the API server itself", answer.StatusCode, answer.Header.Get("Location"))
 }
 
-// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
 func (s stayer) WrappedRoundTripper() http.RoundTripper { return s.RoundTripper }
 
 // CountRequests counts the requests of this process to the API server in m. client-go

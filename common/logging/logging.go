@@ -83,13 +83,11 @@ func (l *Log) Reconfigure(c *logsapi.LoggingConfiguration) error {
 }
 
 // slogLevel converts klog verbosity to a slog level. klog levels grow with detail, slog
-// levels shrink.
+// levels shrink. It implements flag.Value.
 type slogLevel struct{ slog.LevelVar }
 
-// String implements flag.Value.
 func (l *slogLevel) String() string { return strconv.Itoa(-int(l.Level())) }
 
-// Set implements flag.Value.
 func (l *slogLevel) Set(s string) error {
 	n, err := strconv.ParseUint(s, 10, 31)
 	if err != nil {
@@ -102,10 +100,9 @@ func (l *slogLevel) Set(s string) error {
 // warning begins the text of a warning, as klog has no level between Info and Error.
 const warning = "Warning: "
 
-// warnings gives warnings their level, and takes it from their text.
+// warnings gives warnings their level, and takes it from their text. It implements slog.Handler.
 type warnings struct{ slog.Handler }
 
-// Handle implements slog.Handler.
 func (w warnings) Handle(ctx context.Context, r slog.Record) error {
 	if text, is := strings.CutPrefix(r.Message, warning); is && r.Level == slog.LevelInfo {
 		r.Message, r.Level = text, slog.LevelWarn
@@ -113,11 +110,8 @@ func (w warnings) Handle(ctx context.Context, r slog.Record) error {
 	return w.Handler.Handle(ctx, r)
 }
 
-// WithAttrs implements slog.Handler.
 func (w warnings) WithAttrs(all []slog.Attr) slog.Handler { return warnings{w.Handler.WithAttrs(all)} }
-
-// WithGroup implements slog.Handler.
-func (w warnings) WithGroup(name string) slog.Handler { return warnings{w.Handler.WithGroup(name)} }
+func (w warnings) WithGroup(name string) slog.Handler     { return warnings{w.Handler.WithGroup(name)} }
 
 // LastError writes why the process ends as a line of a log in JSON.
 func LastError(w io.Writer, err error) {
@@ -145,7 +139,7 @@ func OpenFile(path string, megabytes int) io.WriteCloser {
 }
 
 // rotatedFile is a log file. When it is full, it gets the time as a part of its name, and the
-// oldest of these files are removed.
+// oldest of these files are removed. It implements io.Writer and io.Closer.
 type rotatedFile struct {
 	path  string
 	limit int64 // bytes, 0 for none
@@ -156,7 +150,6 @@ type rotatedFile struct {
 	mode fs.FileMode // of the next file
 }
 
-// Write implements io.Writer.
 func (r *rotatedFile) Write(line []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -175,7 +168,6 @@ func (r *rotatedFile) Write(line []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer.
 func (r *rotatedFile) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 )
 
 // observer computes values at each scrape, so that rounds do not count what may never be
-// read.
+// read. It implements prometheus.Collector.
 type observer struct {
 	metrics *Metrics
 	descs   map[string]*prometheus.Desc
@@ -32,7 +32,6 @@ func newObserver(m *Metrics) *observer {
 	return o
 }
 
-// Describe implements prometheus.Collector.
 func (o *observer) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range o.descs {
 		to <- d
@@ -53,7 +52,6 @@ func (s sink) counter(name string, n uint64, labels ...string) {
 	s.to <- prometheus.MustNewConstMetric(s.descs[name], prometheus.CounterValue, float64(n), printables(labels)...)
 }
 
-// Collect implements prometheus.Collector.
 func (o *observer) Collect(to chan<- prometheus.Metric) {
 	s := sink{o.descs, to}
 	o.metrics.mu.Lock()

@@ -187,9 +187,9 @@ func Families[D interface{ Objects() Objects }](document func(service.Family) D)
 // Degraded are used.
 func Both(main, second Backend) Backend { return &both{main, second} }
 
+// both implements Backend.
 type both struct{ main, second Backend }
 
-// Plan implements Backend.
 func (b *both) Plan(ctx context.Context, want *service.Snapshot) (Plan, error) {
 	p, err := b.main.Plan(ctx, want)
 	q, err2 := b.second.Plan(ctx, want)
@@ -206,29 +206,24 @@ func (b *both) Plan(ctx context.Context, want *service.Snapshot) (Plan, error) {
 	return &combinedPlan{p, q}, nil
 }
 
-// Cleanup implements Backend.
 func (b *both) Cleanup(ctx context.Context) error {
 	return errors.Join(b.main.Cleanup(ctx), b.second.Cleanup(ctx))
 }
 
-// Watch implements Backend.
 func (b *both) Watch(ctx context.Context, touched func()) error {
 	return WatchAll(ctx, touched, b.main.Watch, b.second.Watch)
 }
 
-// SetResync implements Backend.
 func (b *both) SetResync(d time.Duration) {
 	b.main.SetResync(d)
 	b.second.SetResync(d)
 }
 
-// Forget implements Backend.
 func (b *both) Forget() {
 	b.main.Forget()
 	b.second.Forget()
 }
 
-// Close implements Backend.
 func (b *both) Close() error { return errors.Join(b.main.Close(), b.second.Close()) }
 
 // failedPlan is the placeholder for a plan whose Plan call failed.
@@ -242,16 +237,10 @@ func (f failedPlan) Apply(context.Context) Outcome { return f.Outcome() }
 // combinedPlan is two plans as one.
 type combinedPlan struct{ main, second Plan }
 
-// Changes implements Plan.
 func (c *combinedPlan) Changes() Changes { return slices.Concat(c.main.Changes(), c.second.Changes()) }
-
-// Empty implements Plan.
-func (c *combinedPlan) Empty() bool { return c.main.Empty() && c.second.Empty() }
-
-// Outcome implements Plan.
+func (c *combinedPlan) Empty() bool      { return c.main.Empty() && c.second.Empty() }
 func (c *combinedPlan) Outcome() Outcome { return c.main.Outcome().with(c.second.Outcome()) }
 
-// Apply implements Plan.
 func (c *combinedPlan) Apply(ctx context.Context) Outcome {
 	first := outcomeOf(ctx, c.main)
 	return first.with(outcomeOf(ctx, c.second))

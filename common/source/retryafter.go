@@ -43,12 +43,11 @@ func RetryAfter(ctx context.Context, err error) time.Duration {
 	return min(asked, MaxRetryAfter)
 }
 
-// retryReader notes what answers ask for.
+// retryReader notes what answers ask for. It implements http.RoundTripper and utilnet.RoundTripperWrapper.
 type retryReader struct{ next http.RoundTripper }
 
 var _ utilnet.RoundTripperWrapper = retryReader{}
 
-// RoundTrip implements http.RoundTripper.
 func (r retryReader) RoundTrip(request *http.Request) (*http.Response, error) {
 	answer, err := r.next.RoundTrip(request)
 	noted, is := request.Context().Value(retryKey{}).(*time.Duration)
@@ -58,7 +57,6 @@ func (r retryReader) RoundTrip(request *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
 func (r retryReader) WrappedRoundTripper() http.RoundTripper { return r.next }
 
 // retryInHeader returns what a header asks for. The client's own retries would obey that,

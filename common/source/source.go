@@ -72,7 +72,7 @@ type Source interface {
 }
 
 // feed delivers one kind of objects. It is the store that a reflector fills. It holds
-// names only, to detect what a new list lacks.
+// names only, to detect what a new list lacks. It implements cache.ReflectorStore.
 type feed struct {
 	kind      string
 	prototype runtime.Object
@@ -127,7 +127,6 @@ func (f *feed) check(list runtime.Object) error {
 	return nil
 }
 
-// Add implements cache.ReflectorStore.
 func (f *feed) Add(o any) error {
 	n, err := nameOf(o)
 	if err != nil {
@@ -139,10 +138,8 @@ func (f *feed) Add(o any) error {
 	return nil
 }
 
-// Update implements cache.ReflectorStore.
 func (f *feed) Update(o any) error { return f.Add(o) }
 
-// Delete implements cache.ReflectorStore.
 func (f *feed) Delete(o any) error {
 	n, err := nameOf(o)
 	if err != nil {

@@ -245,7 +245,7 @@ func isNormalEnd(err error) bool {
 	return errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 
-// timeoutWatch is a watch that ends after too long a silence.
+// timeoutWatch is a watch that ends after too long a silence. It implements apiwatch.Interface.
 type timeoutWatch struct {
 	in      apiwatch.Interface
 	out     chan apiwatch.Event
@@ -257,13 +257,11 @@ type timeoutWatch struct {
 	seen    func(apiwatch.Event)
 }
 
-// Stop implements apiwatch.Interface.
 func (t *timeoutWatch) Stop() {
 	t.stop()
 	t.in.Stop()
 }
 
-// ResultChan implements apiwatch.Interface.
 func (t *timeoutWatch) ResultChan() <-chan apiwatch.Event { return t.out }
 
 // forward passes on events until the watch ends. It returns ErrNoAnswer after too long a

@@ -26,7 +26,6 @@ type inconsistent struct {
 	ports  map[service.PortName]error
 }
 
-// Plan implements reconcile.Backend.
 func (x *inconsistent) Plan(_ context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	if x.ports == nil {
 		x.ports = map[service.PortName]error{}
@@ -47,7 +46,6 @@ func (x *inconsistent) Plan(_ context.Context, want *service.Snapshot) (reconcil
 	return limited{errors.Join(all...)}, nil
 }
 
-// Cleanup implements reconcile.Backend.
 func (*inconsistent) Cleanup(context.Context) error { return nil }
 
 // limited is a plan that changes nothing.

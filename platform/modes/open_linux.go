@@ -265,13 +265,12 @@ func readBackAcceleration(c *config.Config, f service.Family, want *service.Snap
 	return l.ReadBack(want)
 }
 
-// acceleratedTracer follows a connection from connect(2) on.
+// acceleratedTracer follows a connection from connect(2) on. It implements mode.Tracer and mode.Repeater.
 type acceleratedTracer struct {
 	mode.Tracer
 	layer *socketlb.Backend
 }
 
-// Trace implements mode.Tracer.
 func (t *acceleratedTracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	w, err := t.Tracer.Trace(ctx, want, c, local)
 	if err != nil || w == nil {
@@ -283,14 +282,12 @@ func (t *acceleratedTracer) Trace(ctx context.Context, want *service.Snapshot, c
 	return w, nil
 }
 
-// ReadOnce implements mode.Repeater.
 func (t *acceleratedTracer) ReadOnce() {
 	if r, can := t.Tracer.(mode.Repeater); can {
 		r.ReadOnce()
 	}
 }
 
-// Close implements mode.Tracer.
 func (t *acceleratedTracer) Close() error { return errors.Join(t.layer.Close(), t.Tracer.Close()) }
 
 // conntrackCleaner is a mode.Conntrack.
@@ -317,10 +314,8 @@ func newConntrackCleaner(ctx context.Context, b *mode.Backend) *conntrackCleaner
 	return c
 }
 
-// Recheck implements mode.Conntrack.
 func (c *conntrackCleaner) Recheck() { c.recheck.Store(true) }
 
-// Clean implements mode.Conntrack.
 func (c *conntrackCleaner) Clean(ctx context.Context, r reconcile.Result) (int, time.Duration, error) {
 	now := r.Snapshot
 	if c.tracked != nil {

@@ -128,10 +128,9 @@ func (n *Node) read(name string) (string, error) {
 	return trim(b), err
 }
 
-// dryFiles are files that sysctl may write without effect.
+// dryFiles are files that sysctl may write without effect. It implements sysctl.Files.
 type dryFiles struct{ n *Node }
 
-// ReadFile implements sysctl.Files.
 func (d dryFiles) ReadFile(name string) ([]byte, error) { return fs.ReadFile(d.n.Files, name) }
 
 // WriteFile implements sysctl.Files. It succeeds if the file could be written.
@@ -142,7 +141,6 @@ func (d dryFiles) WriteFile(name string, _ []byte) error {
 	return fmt.Errorf("write /%s: %w", name, fs.ErrPermission)
 }
 
-// Writable implements sysctl.Files.
 func (d dryFiles) Writable(name string) bool { return d.n.Writable(name) }
 
 // sockets returns the socket tables of this thread's network namespace, see proc(5).

@@ -18,7 +18,6 @@ import (
 // tableTimeout limits the time that the kernel has for a reply about a table.
 const tableTimeout = 10 * time.Second
 
-// SavedTables implements Driver.
 func (r *runner) SavedTables() []string {
 	if _, nft := r.monitor.(*nftMonitor); !nft {
 		return []string{explain.LegacyTables}
@@ -54,7 +53,6 @@ func (r *runner) Dormant() ([]string, error) {
 	return dormant, nil
 }
 
-// Activate implements Driver.
 func (r *runner) Activate(table string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -170,7 +170,6 @@ func (r *runner) command(ctx context.Context, suffix string, args ...string) *ex
 	return c
 }
 
-// Close implements Driver.
 func (r *runner) Close() {
 	r.monitor.close()
 	if r.lock != nil {
@@ -178,7 +177,6 @@ func (r *runner) Close() {
 	}
 }
 
-// Restore implements Driver.
 func (r *runner) Restore(ctx context.Context, text string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -279,7 +277,6 @@ func tableAt(lines []string) string {
 	return ""
 }
 
-// Save implements Driver.
 func (r *runner) Save(ctx context.Context) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -329,7 +326,7 @@ func (r *runner) Chains(ctx context.Context) oneByOne {
 }
 
 // chainReader reads chains of iptables-nft, by a command each. It asks the kernel first whether
-// there is one, because old versions of the command make the chains that they list.
+// there is one, because old versions of the command make the chains that they list. It implements oneByOne.
 type chainReader struct {
 	*runner
 	ctx        context.Context
@@ -339,7 +336,6 @@ type chainReader struct {
 	err        error
 }
 
-// Has implements oneByOne.
 func (c *chainReader) Has(table, chain string) bool {
 	e := &netlink.Encoder{}
 	e.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETCHAIN), 0, c.family, 0)
@@ -353,7 +349,6 @@ func (c *chainReader) Has(table, chain string) bool {
 	return err == nil
 }
 
-// Read implements oneByOne.
 func (c *chainReader) Read(table, chain string) string {
 	out, err := c.command(c.ctx, "", "-w", lockSeconds, "-t", table, "-S", chain).Output()
 	c.err = errors.Join(c.err, err)
@@ -369,7 +364,6 @@ func (c *chainReader) Read(table, chain string) string {
 	return text
 }
 
-// Close implements oneByOne.
 func (c *chainReader) Close() error {
 	now, err := generation(c.ctx, c.socket)
 	c.socket.Close()
@@ -392,7 +386,6 @@ func generation(ctx context.Context, s *netlink.Socket) (number uint32, err erro
 	return number, err
 }
 
-// Touched implements Driver.
 func (r *runner) Touched(context.Context) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -412,7 +405,6 @@ func (r *runner) Suspect() string {
 // watchEvery is the interval between two calls of Touched in Watch. A call is cheap.
 const watchEvery = 500 * time.Millisecond
 
-// Watch implements Driver.
 func (r *runner) Watch(ctx context.Context, touched func()) error {
 	t := time.NewTicker(watchEvery)
 	defer t.Stop()
@@ -438,14 +430,12 @@ func (r *runner) Watch(ctx context.Context, touched func()) error {
 	}
 }
 
-// Liberal implements Driver.
 func (r *runner) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
 // routeLocalnetPath is the sysctl that allows the kernel to route packets to 127.0.0.0/8
 // (docs.kernel.org/networking/ip-sysctl.html).
 const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// RouteLocalnetEnabled implements Driver.
 func (r *runner) RouteLocalnetEnabled() (bool, error) {
 	text, err := os.ReadFile(routeLocalnetPath)
 	if err != nil || strings.TrimSpace(string(text)) == "1" {
@@ -458,12 +448,10 @@ func (r *runner) RouteLocalnetEnabled() (bool, error) {
 	return false, f.Close()
 }
 
-// EnableRouteLocalnet implements Driver.
 func (r *runner) EnableRouteLocalnet() error {
 	return os.WriteFile(routeLocalnetPath, []byte("1\n"), 0o644)
 }
 
-// DisableRouteLocalnet implements Driver.
 func (r *runner) DisableRouteLocalnet() error { return disableRouteLocalnet() }
 
 // disableRouteLocalnet writes only if the value has to change, because writing may be

@@ -269,7 +269,6 @@ func (l *lock) holder() string {
 // thread.
 const recentPath = "/proc/thread-self/net/xt_recent"
 
-// Recent implements Driver.
 func (r *runner) Recent(list string) (map[netip.Addr]time.Duration, error) {
 	f, err := os.Open(filepath.Join(recentPath, list))
 	if errors.Is(err, fs.ErrNotExist) {

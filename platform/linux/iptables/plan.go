@@ -16,7 +16,7 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// plan is the change from the installed state to a snapshot.
+// plan is the change from the installed state to a snapshot. It implements reconcile.Plan.
 type plan struct {
 	backend         *Backend
 	*stage                     // nil if nothing changes
@@ -30,12 +30,10 @@ type plan struct {
 	fullSync        bool // made from the tables, not from a difference
 }
 
-// Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
 	return (p.stage == nil || p.stage.empty()) && !p.enableLocalnet && !p.disableLocalnet && len(p.dormant) == 0
 }
 
-// Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	b := p.backend
 	out := reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Removed: p.removed, Degraded: b.degradedReason}
@@ -46,7 +44,6 @@ func (p *plan) Outcome() reconcile.Outcome {
 	return out
 }
 
-// Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	if p.stage != nil {
@@ -68,7 +65,6 @@ func (p *plan) Changes() reconcile.Changes {
 // cause.
 var ErrBusy = errors.New("iptables is busy or cannot run")
 
-// Apply implements reconcile.Plan.
 func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	b := p.backend
 	b.rules = reconcile.Rules{Written: perTable()}

@@ -122,12 +122,10 @@ type chainsRead struct {
 	text    strings.Builder
 }
 
-// Has implements packet.Later.
 func (r *chainsRead) Has(c packet.Chain) bool {
 	return !slices.Contains(r.dormant, c.Table) && r.oneByOne.Has(c.Table, c.Name)
 }
 
-// Load implements packet.Later.
 func (r *chainsRead) Load(c packet.Chain, to *packet.Saved) {
 	text := r.Read(c.Table, c.Name)
 	r.text.WriteString(text)
@@ -272,7 +270,6 @@ type chainsExpected struct {
 	more   func(id) // adds chains, if one is missing
 }
 
-// Has implements packet.Later.
 func (e *chainsExpected) Has(c packet.Chain) bool {
 	if _, has := e.chains[idOf(c)]; has {
 		return true
@@ -282,7 +279,6 @@ func (e *chainsExpected) Has(c packet.Chain) bool {
 	return has
 }
 
-// Load implements packet.Later.
 func (e *chainsExpected) Load(c packet.Chain, to *packet.Saved) { to.Append(c, e.chains[idOf(c)]...) }
 
 // node answers for rules that depend on more than the headers of a packet.
@@ -300,7 +296,6 @@ type traceNode struct {
 	lists     map[string]map[netip.Addr]time.Duration // those that were read
 }
 
-// Local implements packet.Node.
 func (n *traceNode) Local(a netip.Addr) bool {
 	if n.companion != nil {
 		return n.companion.Local(a)
@@ -316,7 +311,6 @@ func (n *traceNode) Route(a netip.Addr) (packet.Link, uint8) {
 	return packet.Link{Unknown: true}, 0
 }
 
-// InSet implements packet.Lists.
 func (n *traceNode) InSet(name, fields string, p packet.Packet) packet.Match {
 	if n.companion == nil {
 		return packet.Maybe

@@ -129,7 +129,6 @@ func (k *kernel) close() {
 	}
 }
 
-// Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) map[int]error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -188,7 +187,6 @@ func (k *kernel) do(o *op) error {
 	return err
 }
 
-// Read implements Driver.
 func (k *kernel) Read(context.Context) (*state, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -247,7 +245,6 @@ func (k *kernel) readServers() (map[service.Address]*observedServer, error) {
 	return servers, nil
 }
 
-// Server implements Driver.
 func (k *kernel) Server(_ context.Context, at service.Address) (*observedServer, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -262,7 +259,6 @@ func (k *kernel) Server(_ context.Context, at service.Address) (*observedServer,
 	return &observedServer{server: s, dests: dests, destsKnown: true}, err
 }
 
-// Dests implements Driver.
 func (k *kernel) Dests(_ context.Context, at service.Address) ([]dest, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -277,7 +273,6 @@ func (k *kernel) listDests(at service.Address) ([]dest, error) {
 	return callClient(k, func(a client) ([]dest, error) { return a.listDests(at) })
 }
 
-// NodeAddrs implements Driver.
 func (k *kernel) NodeAddrs(context.Context) ([]netip.Addr, error) {
 	list, err := k.links.AddrList(nil, int(af(k.family)))
 	if err != nil {
@@ -572,7 +567,6 @@ func (o Options) settings(of settingsScope) []setting {
 	return all
 }
 
-// MissingSettings implements Driver.
 func (k *kernel) MissingSettings(_ context.Context, of settingsScope) ([]string, error) {
 	var missing []string
 	for _, s := range k.options.settings(of) {
@@ -605,7 +599,6 @@ func (k *kernel) MissingSettings(_ context.Context, of settingsScope) ([]string,
 // hasTimeouts reports whether o has timeouts to set.
 func (o Options) hasTimeouts() bool { return o.TCP > 0 || o.TCPFin > 0 || o.UDP > 0 }
 
-// ApplySettings implements Driver.
 func (k *kernel) ApplySettings(ctx context.Context, of settingsScope) error {
 	log := klog.FromContext(ctx)
 	for _, s := range k.options.settings(of) {
@@ -679,7 +672,6 @@ func Pending(o Options) ([]string, error) {
 func ceilSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
 func (s setting) path() string { return "/proc/sys/" + s.file }
-
 func (s setting) name() string { return strings.ReplaceAll(s.file, "/", ".") }
 
 func (s setting) current() (string, error) {

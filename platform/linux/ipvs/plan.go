@@ -17,7 +17,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is the change from the kernel state to a snapshot.
+// plan is the change from the kernel state to a snapshot. It implements reconcile.Plan.
 type plan struct {
 	backend         *Backend
 	rules           reconcile.Plan
@@ -76,13 +76,11 @@ func (p *plan) ops() iter.Seq2[*service.Port, op] {
 	}
 }
 
-// Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
 	routes := len(p.deleteRoutes) + len(p.addRoutes) + len(p.addrSetOps)
 	return p.rules.Empty() && len(p.settings) == 0 && len(p.setup) == 0 && len(p.units) == 0 && routes == 0
 }
 
-// Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	rules := p.rules.Outcome()
 	return reconcile.Outcome{
@@ -92,7 +90,6 @@ func (p *plan) Outcome() reconcile.Outcome {
 	}
 }
 
-// Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	for _, s := range p.settings {

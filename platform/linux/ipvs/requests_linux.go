@@ -161,7 +161,6 @@ func (r *requester) encodeDest(d dest) {
 	e.EndNest(begin)
 }
 
-// listServers implements client.
 func (r *requester) listServers() (map[service.Address]*observedServer, error) {
 	servers := map[service.Address]*observedServer{}
 	err := r.query(cmdGetService, unix.NLM_F_DUMP, encodeNothing, func(attrs []byte) error {
@@ -174,7 +173,6 @@ func (r *requester) listServers() (map[service.Address]*observedServer, error) {
 	return servers, err
 }
 
-// getServer implements client.
 func (r *requester) getServer(at service.Address) (server, error) {
 	var x parsedServer
 	err := r.query(cmdGetService, 0, func() { r.encodeServer(at, nil) }, func(attrs []byte) (err error) {
@@ -184,7 +182,6 @@ func (r *requester) getServer(at service.Address) (server, error) {
 	return x.server, err
 }
 
-// listDests implements client.
 func (r *requester) listDests(at service.Address) ([]dest, error) {
 	var dests []dest
 	err := r.query(cmdGetDest, unix.NLM_F_DUMP, func() { r.encodeServer(at, nil) }, func(attrs []byte) error {
@@ -196,7 +193,6 @@ func (r *requester) listDests(at service.Address) ([]dest, error) {
 	return dests, err
 }
 
-// getTimeouts implements client.
 func (r *requester) getTimeouts() (timeouts, error) {
 	var t timeouts
 	err := r.query(cmdGetConfig, 0, encodeNothing, func(attrs []byte) error {
@@ -208,7 +204,6 @@ func (r *requester) getTimeouts() (timeouts, error) {
 	return t, err
 }
 
-// setTimeouts implements client.
 func (r *requester) setTimeouts(t timeouts) error {
 	return r.change(cmdSetConfig, func() {
 		r.message.Native32(attrTCP, uint32(t.tcp/time.Second))

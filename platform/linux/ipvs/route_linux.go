@@ -181,7 +181,6 @@ func (k *kernel) removeDevice(alias string) error {
 	return nil
 }
 
-// Watch implements Driver.
 func (k *kernel) Watch(ctx context.Context, touched func()) error {
 	updates := make(chan netlink.AddrUpdate)
 	done := make(chan struct{})
@@ -260,7 +259,6 @@ func (l links) markRules(f service.Family) ([]markRule, error) {
 	return rules, err
 }
 
-// MarkRules implements Driver.
 func (k *kernel) MarkRules(context.Context) ([]markRule, error) { return k.links.markRules(k.family) }
 
 // SharedMark says by which rule of the node another program uses the masquerade bit of f, empty if none does.

@@ -64,10 +64,8 @@ type installedSets struct {
 	readAt      time.Time
 }
 
-// SetResync implements reconcile.Backend.
 func (r *rules) SetResync(d time.Duration) { r.resync = d }
 
-// Forget implements reconcile.Backend.
 func (r *rules) Forget() {
 	r.installed = nil
 	r.chains.Forget()
@@ -236,7 +234,6 @@ func (r *rules) Watch(ctx context.Context, touched func()) error {
 	return r.chains.Watch(ctx, touched)
 }
 
-// Close implements reconcile.Backend.
 func (r *rules) Close() error { return errors.Join(r.sets.Close(), r.chains.Close()) }
 
 // use says how often an element is needed and what its comment is.
@@ -350,7 +347,7 @@ func (p *rulesPlan) recordInstalled() {
 	p.rules.installed = h
 }
 
-// rulesPlan is the change from the observed sets and chains to a snapshot.
+// rulesPlan is the change from the observed sets and chains to a snapshot. It implements reconcile.Plan.
 type rulesPlan struct {
 	rules        *rules
 	chains       reconcile.Plan
@@ -422,12 +419,10 @@ func (e element) text(f service.Family) string {
 	return fmt.Sprintf("element %s of ipset %s", s.Text(e.Entry), s.Name)
 }
 
-// Empty implements reconcile.Plan.
 func (p *rulesPlan) Empty() bool {
 	return len(p.create) == 0 && p.sets.empty() && p.otherVariant == "" && p.chains.Empty()
 }
 
-// Outcome implements reconcile.Plan.
 func (p *rulesPlan) Outcome() reconcile.Outcome { return p.outcome(p.chains.Outcome()) }
 
 // outcome returns the outcome of p from that of the chains, without Err. It names nothing
@@ -436,7 +431,6 @@ func (p *rulesPlan) outcome(chains reconcile.Outcome) reconcile.Outcome {
 	return reconcile.Outcome{Drift: slices.Concat(p.drift, chains.Drift), Suspect: chains.Suspect, Degraded: chains.Degraded, Rules: chains.Rules}
 }
 
-// Changes implements reconcile.Plan.
 func (p *rulesPlan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	f := p.rules.family

@@ -177,8 +177,7 @@ func newKernelTrace(b *Backend, s *state, view *service.Snapshot) *kernelTrace {
 	return t
 }
 
-func (t *kernelTrace) fault(format string, args ...any) { addFault(&t.faults, format, args...) }
-
+func (t *kernelTrace) fault(format string, args ...any)    { addFault(&t.faults, format, args...) }
 func (t *kernelTrace) setFault(format string, args ...any) { addFault(&t.setFaults, format, args...) }
 
 func addFault(to *[]string, format string, args ...any) {
@@ -200,17 +199,15 @@ func (t *kernelTrace) checkRoute(a netip.Addr) {
 	}
 }
 
-// observedKernel is IPVS as it is.
+// observedKernel is IPVS as it is. It implements iptables.Companion.
 type observedKernel struct{ *kernelTrace }
 
-// Local implements iptables.Companion.
 func (k observedKernel) Local(a netip.Addr) bool {
 	k.checkRoute(a)
 	_, routed := k.routes[a]
 	return routed || k.local(a)
 }
 
-// Server implements iptables.Companion.
 func (k observedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	l := k.checkServer(keyOf(p))
 	if l == nil {
@@ -245,7 +242,6 @@ func (b *Backend) readServer(ctx context.Context, s *state, k service.Address) (
 	return l, err
 }
 
-// InSet implements iptables.Companion.
 func (k observedKernel) InSet(set, fields string, p packet.Packet) packet.Match {
 	have, _ := k.ask(set, fields, p)
 	return have
@@ -303,16 +299,14 @@ func (t *kernelTrace) checkDests(w desiredServer, l *observedServer) {
 	}
 }
 
-// expectedKernel is IPVS as it should be.
+// expectedKernel is IPVS as it should be. It implements iptables.Companion.
 type expectedKernel struct{ *kernelTrace }
 
-// Local implements iptables.Companion.
 func (k expectedKernel) Local(a netip.Addr) bool {
 	k.checkRoute(a)
 	return k.refs[a] > 0 || k.local(a)
 }
 
-// Server implements iptables.Companion.
 func (k expectedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	w, found := k.desired[keyOf(p)]
 	if !found {
@@ -326,7 +320,6 @@ func (k expectedKernel) Server(p packet.Packet) ([]netip.AddrPort, bool) {
 	return to, true
 }
 
-// InSet implements iptables.Companion.
 func (k expectedKernel) InSet(set, fields string, p packet.Packet) packet.Match {
 	_, want := k.ask(set, fields, p)
 	return want

@@ -69,7 +69,6 @@ func dialReader(f service.Family, o Options) (*reader, error) {
 	return (&kernel{family: f, table: o.table(), readSocket: s}).reader(), nil
 }
 
-// Commit implements Driver.
 func (k *kernel) Commit(_ context.Context, ops []op) error {
 	batch, err := k.encoder.batch(ops)
 	if err != nil {
@@ -83,25 +82,19 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	return err
 }
 
-// Suspect implements Driver.
 func (k *kernel) Suspect() string { return k.monitor.suspect() }
 
 // maxReadTries bounds how often a read is restarted because other processes keep changing
 // the ruleset.
 const maxReadTries = 10
 
-// Read implements Driver.
-func (k *kernel) Read(context.Context) (*table, error) { return k.read((*reader).read) }
-
-// ReadChains implements Driver.
+func (k *kernel) Read(context.Context) (*table, error)       { return k.read((*reader).read) }
 func (k *kernel) ReadChains(context.Context) (*table, error) { return k.read((*reader).readChains) }
 
-// Element implements Driver.
 func (k *kernel) Element(s *set, key []byte) (*element, error) {
 	return k.reader().element(s.name, key)
 }
 
-// Rules implements Driver.
 func (k *kernel) Rules(chain string) (all []packet.Rule, err error) {
 	r := k.reader()
 	fill := func() { r.Text(unix.NFTA_RULE_CHAIN, chain) }
@@ -163,13 +156,9 @@ func (k *kernel) readOnce(list func(*reader) error) (*table, error) {
 	return r.table, nil
 }
 
-// Touched implements Driver.
 func (k *kernel) Touched(context.Context) (bool, error) { return k.monitor.isDirty(), nil }
+func (k *kernel) Liberal() bool                         { return sysctl.TCPBeLiberal(sysctl.Host()) }
 
-// Liberal implements Driver.
-func (k *kernel) Liberal() bool { return sysctl.TCPBeLiberal(sysctl.Host()) }
-
-// Watch implements Driver.
 func (k *kernel) Watch(ctx context.Context, touched func()) error {
 	return k.monitor.watch(ctx, touched)
 }

@@ -14,7 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// plan is a list of units. Each unit can fail on its own.
+// plan is a list of units. Each unit can fail on its own. It implements reconcile.Plan.
 type plan struct {
 	backend      *Backend
 	units        []unit
@@ -55,10 +55,8 @@ func (u unit) port() *service.Port {
 	return u.from.port
 }
 
-// Empty implements reconcile.Plan.
 func (p *plan) Empty() bool { return len(p.units) == 0 && len(p.staleClients) == 0 }
 
-// Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	out := reconcile.Outcome{FullSync: p.fullSync, Drift: p.drift, Removed: p.removed}
 	if len(p.drift) > 0 {
@@ -67,7 +65,6 @@ func (p *plan) Outcome() reconcile.Outcome {
 	return out
 }
 
-// Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	for _, u := range p.units {

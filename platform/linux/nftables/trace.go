@@ -45,7 +45,6 @@ type tracer struct {
 // localNode implements packet.Node. Its addresses are all that our rules ask for.
 type localNode func(netip.Addr) bool
 
-// Local implements packet.Node.
 func (l localNode) Local(a netip.Addr) bool { return l(a) }
 
 // Route implements packet.Node. Every address has one.
@@ -189,9 +188,7 @@ func (t *tracer) find(in *set, key []byte) (packet.Element, bool) {
 
 // Set implements packet.Tables. Lookups have their sets.
 func (t *tracer) Set(packet.Chain, string) (*packet.Set, error) { return &packet.Set{}, nil }
-
-// Bases implements packet.Tables.
-func (t *tracer) Bases() []packet.Base { return nil }
+func (t *tracer) Bases() []packet.Base                          { return nil }
 
 func commentText(e element) string {
 	if e.comment == "" {
@@ -312,7 +309,7 @@ func (b *Backend) knownSets(want *service.Snapshot) map[string]*set {
 	return known
 }
 
-// known are our chains and sets as we write them, by name.
+// known are our chains and sets as we write them, by name. It implements ruleset.
 type known struct {
 	backend *Backend
 	chains  map[string]*chain
@@ -339,14 +336,11 @@ func (k known) compiled(c *chain) *compiled {
 	return x
 }
 
-// name implements ruleset.
-func (k known) name() string { return k.backend.name() }
-
-// set implements ruleset.
+func (k known) name() string         { return k.backend.name() }
 func (k known) set(name string) *set { return k.sets[name] }
 
 // observedRuleset is a table of the kernel. It collects the faults of the objects that a
-// packet meets.
+// packet meets. It implements ruleset.
 type observedRuleset struct {
 	known
 	table  *table
@@ -363,7 +357,6 @@ func (r *observedRuleset) fault(format string, args ...any) {
 	}
 }
 
-// rules implements ruleset.
 func (r *observedRuleset) rules(name string) []packet.Rule {
 	observed, known := r.table.chains[name], r.chains[name]
 	switch {
@@ -415,7 +408,6 @@ func (r *observedRuleset) nameRules(known *chain, want []string, observed *obser
 	r.fault("chain %s has %d rules in another order or number than the %d of kube-proxy", known.name, len(observed.fingerprints), len(want))
 }
 
-// element implements ruleset.
 func (r *observedRuleset) element(s *set, key []byte) (element, bool) {
 	observed := r.table.sets[s.name]
 	switch {
@@ -471,7 +463,7 @@ func (r *observedRuleset) checkElement(want element) {
 	}
 }
 
-// expectedRuleset is the table as it should be, with the elements that a packet met.
+// expectedRuleset is the table as it should be, with the elements that a packet met. It implements ruleset.
 type expectedRuleset struct {
 	known
 	elements map[string]map[string]element // by set and key
@@ -500,7 +492,6 @@ func (b *Backend) expectedRuleset(want *service.Snapshot, k known, concerned fun
 	return r
 }
 
-// rules implements ruleset.
 func (r *expectedRuleset) rules(name string) []packet.Rule {
 	if c := r.chains[name]; c != nil {
 		return r.compiled(c).rules
@@ -508,7 +499,6 @@ func (r *expectedRuleset) rules(name string) []packet.Rule {
 	return nil
 }
 
-// element implements ruleset.
 func (r *expectedRuleset) element(s *set, key []byte) (element, bool) {
 	e, found := r.elements[s.name][string(key)]
 	if s.interval {

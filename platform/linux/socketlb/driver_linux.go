@@ -140,7 +140,6 @@ func digest(b []byte) uint64 {
 	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// Adopt implements Driver.
 func (k *kernel) Adopt() (*Memory, error) {
 	numbers, err := k.folders()
 	if err != nil || len(numbers) != 1 {
@@ -222,7 +221,6 @@ func (k *kernel) remember(name string, l link.Link, p *ebpf.Program) error {
 	return err
 }
 
-// Build implements Driver.
 func (k *kernel) Build(frontends, slots int) (*Memory, error) {
 	if err := k.checkFileSystem(); err != nil {
 		return nil, err
@@ -245,7 +243,6 @@ func (k *kernel) Build(frontends, slots int) (*Memory, error) {
 	return k.memory(s.Seed, k.built.Maps, &k.built.mapped)
 }
 
-// Activate implements Driver.
 func (k *kernel) Activate() error {
 	before, err := k.folders()
 	if err != nil {
@@ -370,7 +367,6 @@ func (k *kernel) isHere(l link.Link) bool {
 	return err == nil && info.Cgroup().CgroupId == id
 }
 
-// Attached implements Driver.
 func (k *kernel) Attached() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -397,7 +393,6 @@ type unpinned struct {
 	kernel kernel
 }
 
-// Installed implements Driver.
 func (u *unpinned) Installed() (bool, error) {
 	k := &u.kernel
 	all, err := k.candidates()
@@ -419,7 +414,6 @@ func (u *unpinned) Installed() (bool, error) {
 	return k.Installed()
 }
 
-// Remove implements Driver.
 func (u *unpinned) Remove() error {
 	if u.kernel.netns == 0 { // nothing was found
 		return nil

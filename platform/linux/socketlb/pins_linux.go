@@ -135,7 +135,6 @@ func (k *kernel) detachPinned() error {
 	return errors.Join(errs...)
 }
 
-// Release implements Driver.
 func (k *kernel) Release() {
 	k.mu.Lock()
 	for _, l := range k.links {
@@ -188,7 +187,6 @@ func (k *kernel) memory(seed uint64, maps map[string]*ebpf.Map, mapped *[][]byte
 // has ended, see https://git.kernel.org/linus/1ae80cf31938.
 type fence struct{ outer, inner *ebpf.Map }
 
-// Barrier implements Driver.
 func (k *kernel) Barrier() error {
 	f := &k.fence
 	if f.outer == nil {
@@ -211,7 +209,6 @@ func (k *kernel) Barrier() error {
 	return nil
 }
 
-// Taken implements Driver.
 func (k *kernel) Taken() (t Taken, err error) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, "taken"), &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, os.ErrNotExist) {
@@ -469,7 +466,6 @@ func ofDatagrams(cgroup int, place ebpf.AttachType) int {
 	return len(there.ids)
 }
 
-// Evict implements Driver.
 func (k *kernel) Evict() error {
 	err := k.strays(func(l link.Link) error { return l.Detach() })
 	if errors.Is(err, errHidden) {

@@ -107,12 +107,10 @@ func (p *plan) follow() {
 	}
 }
 
-// Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
 	return !p.remove && p.rebuild == "" && p.moved == "" && !p.evict && len(p.changes) == 0
 }
 
-// Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	switch {
@@ -139,7 +137,6 @@ func (p *plan) Changes() reconcile.Changes {
 	return all
 }
 
-// Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	o := reconcile.Outcome{Drift: p.drift}
 	switch b := p.backend; {
@@ -159,7 +156,6 @@ func (p *plan) Outcome() reconcile.Outcome {
 	return o
 }
 
-// Apply implements reconcile.Plan.
 func (p *plan) Apply(context.Context) reconcile.Outcome {
 	b := p.backend
 	if p.remove {

@@ -137,7 +137,6 @@ func (k *kernel) scopes() (have, want scope, err error) {
 	return have, want, err
 }
 
-// Moved implements Driver.
 func (k *kernel) Moved() (string, error) {
 	switch have, want, err := k.scopes(); {
 	case err != nil:
@@ -460,7 +459,6 @@ func containers(cgroup string) bool { return container.MatchString(filepath.Base
 // cgroup of a container: by its id, or as lxc.payload.NAME and machine-NAME.scope.
 var container = regexp.MustCompile(`[0-9a-f]{64}|^lxc\.payload|^machine-.*\.scope$|^systemd-nspawn@`)
 
-// Inspect implements Driver.
 func (k *kernel) Inspect() (*State, error) {
 	numbers, err := k.folders()
 	if err != nil || len(numbers) == 0 {

@@ -50,7 +50,6 @@ func (r *repeated) between(f service.Family) (from, to netip.AddrPort) {
 	return netip.AddrPortFrom(src, r.FromPort), netip.AddrPortFrom(dst, bits.ReverseBytes16(r.ToPort))
 }
 
-// Repeats implements Driver.
 func (k *kernel) Repeats(ctx context.Context, each func(repeat), idle func()) error {
 	reader, detach, err := watchRepeats()
 	if err != nil {

@@ -91,7 +91,6 @@ func newHost(f service.Family, o Options) host {
 // keepAlive detects within four minutes that a peer has disappeared.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Minute, Interval: 15 * time.Second, Count: 8}
 
-// ListenTCP implements Network.
 func (h host) ListenTCP(port uint16) (*net.TCPListener, error) {
 	c := net.ListenConfig{KeepAliveConfig: keepAlive, Control: h.onListen}
 	c.SetMultipathTCP(false)
@@ -102,7 +101,6 @@ func (h host) ListenTCP(port uint16) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// ListenUDP implements Network.
 func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
 	c := net.ListenConfig{Control: h.onListen}
 	if !h.ports.unset() {
@@ -115,7 +113,6 @@ func (h host) ListenUDP(port uint16) (*net.UDPConn, error) {
 	return l.(*net.UDPConn), nil
 }
 
-// DialTCP implements Network.
 func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TCPConn, error) {
 	var p congestionControl
 	d := net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, address string, c syscall.RawConn) error {
@@ -138,7 +135,6 @@ func (h host) DialTCP(ctx context.Context, to netip.AddrPort, hops int) (*net.TC
 	return conn, err
 }
 
-// DialUDP implements Network.
 func (h host) DialUDP(to netip.AddrPort, hops int) (*net.UDPConn, error) {
 	d := net.Dialer{Control: func(network, address string, c syscall.RawConn) error {
 		if err := h.setMark(network, address, c); err != nil {
@@ -194,7 +190,6 @@ func addressOf(f service.Family, o Options) Address {
 // nodeAddress is an Address that the node has anyway.
 type nodeAddress struct{ netip.Addr }
 
-// Has implements Address.
 func (a nodeAddress) Has() (bool, error) {
 	all, err := net.InterfaceAddrs()
 	return hasAddr(all, a.Addr), err
@@ -207,12 +202,10 @@ func hasAddr(all []net.Addr, a netip.Addr) bool {
 	})
 }
 
-// Add implements Address.
 func (a nodeAddress) Add() error {
 	return errors.New("no interface has it: want an address of this node for listeners, see --bind-address")
 }
 
-// Remove implements Address.
 func (a nodeAddress) Remove() error { return nil }
 
 // loopback is the Address of a real node that has none for listeners.
@@ -220,7 +213,6 @@ type loopback struct{ family service.Family }
 
 const loopbackName = "lo"
 
-// Has implements Address.
 func (l loopback) Has() (bool, error) {
 	lo, err := net.InterfaceByName(loopbackName)
 	if err != nil {
@@ -230,7 +222,6 @@ func (l loopback) Has() (bool, error) {
 	return hasAddr(all, Addrs[l.family]), err
 }
 
-// Add implements Address.
 func (l loopback) Add() error {
 	lo, err := netlink.LinkByName(loopbackName)
 	if err != nil {
@@ -273,7 +264,6 @@ func (l loopback) awaitRoute() error {
 	}
 }
 
-// Remove implements Address.
 func (l loopback) Remove() error {
 	lo, err := netlink.LinkByName(loopbackName)
 	if err != nil {

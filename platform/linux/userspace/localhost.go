@@ -87,7 +87,7 @@ func requestedPort(want *service.Snapshot, p *service.Port) uint16 {
 	return p.NodePort()
 }
 
-// localhostPlan is the change from the open listeners to a snapshot.
+// localhostPlan is the change from the open listeners to a snapshot. It implements reconcile.Plan.
 type localhostPlan struct {
 	*Localhost
 	want    *service.Snapshot
@@ -185,7 +185,6 @@ func (p *localhostPlan) recordApplied() {
 	p.open.Store(int64(len(p.listeners)))
 }
 
-// Empty implements reconcile.Plan.
 func (p *localhostPlan) Empty() bool {
 	return len(p.closes) == 0 && len(p.opens) == 0 && len(p.updates) == 0 && len(p.removed) == 0
 }
@@ -194,7 +193,6 @@ func (p *localhostPlan) Empty() bool {
 // listener.
 func (p *localhostPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{Notes: p.notes} }
 
-// Changes implements reconcile.Plan.
 func (p *localhostPlan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	for _, name := range p.closes {

@@ -94,7 +94,7 @@ func (o Options) udpIdle() time.Duration {
 	return o.UDPIdle
 }
 
-// plan is the change from the installed state to a snapshot.
+// plan is the change from the installed state to a snapshot. It implements reconcile.Plan.
 type plan struct {
 	backend          *Backend
 	want, redirected *service.Snapshot
@@ -109,12 +109,10 @@ type plan struct {
 	comparedAll bool // all Ports were compared, not only the changed ones
 }
 
-// Empty implements reconcile.Plan.
 func (p *plan) Empty() bool {
 	return len(p.changes) == 0 && len(p.opens) == 0 && len(p.closes) == 0 && !p.addrMissing && p.rules.Empty()
 }
 
-// Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	out := p.rules.Outcome()
 	if p.addrMissing && !p.firstRound {
@@ -123,7 +121,6 @@ func (p *plan) Outcome() reconcile.Outcome {
 	return out
 }
 
-// Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	var all reconcile.Changes
 	if p.addrMissing {

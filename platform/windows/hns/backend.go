@@ -302,7 +302,8 @@ func (b *Backend) leftoverError(at *state) error {
 	return fmt.Errorf("still in HNS: %s; once it can be removed, another --cleanup does it", strings.Join(names, ", "))
 }
 
-// plan is the work of one sync. Its changes come from a dry run of the same work.
+// plan is the work of one sync. Its changes come from a dry run of the same work. It implements
+// reconcile.Plan.
 type plan struct {
 	backend *Backend
 	next    *state
@@ -322,7 +323,6 @@ func (p *plan) Empty() bool {
 	return len(p.dry.changes)+len(p.dry.failed)+len(p.limits()) == 0 && p.reserve == nil
 }
 
-// Outcome implements reconcile.Plan.
 func (p *plan) Outcome() reconcile.Outcome {
 	return reconcile.Outcome{
 		Err: errors.Join(portErrors(p.backend.family, p.dry.failed, p.limits())...), FullSync: p.fullSync, Drift: p.drift,
@@ -345,7 +345,6 @@ func (p *plan) limits() map[service.PortName][]error {
 	return all
 }
 
-// Changes implements reconcile.Plan.
 func (p *plan) Changes() reconcile.Changes {
 	if p.reserve == nil {
 		return p.dry.changes

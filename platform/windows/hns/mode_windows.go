@@ -86,17 +86,16 @@ func leftoverTargets(ctx context.Context, s mode.Setup) ([]takeover.Target, erro
 	return all, nil
 }
 
-// ownObjects are the HNS objects that a backend created. Remove finds out which they are.
+// ownObjects are the HNS objects that a backend created. Remove finds out which they are. It
+// implements takeover.Leftovers.
 type ownObjects struct {
 	*Backend
 	family  service.Family
 	removed bool
 }
 
-// String implements takeover.Leftovers.
 func (l *ownObjects) String() string { return "kernelspace " + l.family.String() }
 
-// Find implements takeover.Leftovers.
 func (l *ownObjects) Find(context.Context) (string, error) {
 	if l.removed {
 		return "", nil
@@ -104,7 +103,6 @@ func (l *ownObjects) Find(context.Context) (string, error) {
 	return "all that this proxy made", nil
 }
 
-// Remove implements takeover.Leftovers.
 func (l *ownObjects) Remove(ctx context.Context) error {
 	err := l.Cleanup(ctx)
 	l.removed = err == nil

@@ -49,7 +49,6 @@ func (Pipe) Listen() (lease.Listener, error) {
 // listener implements lease.Listener.
 type listener struct{ net.Listener }
 
-// Accept implements lease.Listener.
 func (l listener) Accept() (*lease.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {

@@ -248,12 +248,11 @@ func Timeout(fs *pflag.FlagSet, to *time.Duration, value time.Duration, usage st
 	fs.Var((*timeLimit)(to), "timeout", usage)
 }
 
-// timeLimit is a flag for a duration above 0.
+// timeLimit is a flag for a duration above 0. It implements pflag.Value.
 type timeLimit time.Duration
 
 var errNoTime = errors.New("want a time above 0, such as 30s or 1h30m")
 
-// Set implements pflag.Value.
 func (t *timeLimit) Set(text string) error {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
@@ -263,11 +262,8 @@ func (t *timeLimit) Set(text string) error {
 	return nil
 }
 
-// String implements pflag.Value.
 func (t *timeLimit) String() string { return time.Duration(*t).String() }
-
-// Type implements pflag.Value.
-func (*timeLimit) Type() string { return "time" }
+func (*timeLimit) Type() string     { return "time" }
 
 // ServiceForms describes how commands take a Service.
 const ServiceForms = `A Service is

@@ -32,13 +32,11 @@ type assigner struct {
 	problem  func(format string, args ...any)
 }
 
-// SetService implements source.Sink.
 func (a *assigner) SetService(s *corev1.Service) bool {
 	a.services = append(a.services, s)
 	return true
 }
 
-// Synced implements source.Sink.
 func (a *assigner) Synced() {
 	a.taken = map[string]bool{}
 	for _, s := range a.services {
