@@ -84,9 +84,10 @@ func (t *Tracker) Departures(f service.Family) uint64 {
 	return t.departures[f]
 }
 
-// Left reports which of the connections lead to endpoints that left. It walks over all
-// slices once. It is not settled while a Batch runs, as slices may be missing meanwhile.
-func (t *Tracker) Left(all []Connection) (leaving []Leaving, settled bool) {
+// Left reports which of the connections lead to endpoints that left, and the nodes of endpoints
+// that are in slices. It walks over all slices once. It is not settled while a Batch runs, as
+// slices may be missing meanwhile.
+func (t *Tracker) Left(all []Connection) (leaving []Leaving, nodes map[service.Address]string, settled bool) {
 	listed := make(map[service.Address]Leaving, len(all))
 	for _, c := range all {
 		listed[c.Endpoint] = LeftAll
@@ -94,16 +95,21 @@ func (t *Tracker) Left(all []Connection) (leaving []Leaving, settled bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.batching || !t.synced {
-		return nil, false
+		return nil, nil, false
 	}
+	nodes = map[service.Address]string{}
 	for _, s := range t.slices {
-		s.eachAddress(func(a service.Address, serves bool) {
-			switch was, asked := listed[a]; {
-			case asked && serves:
+		s.eachAddress(func(a service.Address, e endpoint) {
+			was, asked := listed[a]
+			switch {
+			case !asked:
+				return
+			case e.serves():
 				listed[a] = Stays
 			case was == LeftAll:
 				listed[a] = NotServing
 			}
+			nodes[a] = t.interner.places[e.place].node
 		})
 	}
 	leaving = make([]Leaving, len(all))
@@ -115,28 +121,28 @@ func (t *Tracker) Left(all []Connection) (leaving []Leaving, settled bool) {
 			leaving[i] = listed[c.Endpoint]
 		}
 	}
-	return leaving, true
+	return leaving, nodes, true
 }
 
 // lists reports whether a slice of s has the endpoint.
-func (s *serviceState) lists(endpoint service.Address) (found bool) {
+func (s *serviceState) lists(asked service.Address) (found bool) {
 	for _, x := range s.slices {
-		x.eachAddress(func(a service.Address, _ bool) { found = found || a == endpoint })
+		x.eachAddress(func(a service.Address, _ endpoint) { found = found || a == asked })
 	}
 	return found
 }
 
-// eachAddress calls yield for each port of each endpoint, and says whether the endpoint
-// serves by its conditions.
-func (s *slice) eachAddress(yield func(a service.Address, serves bool)) {
+// eachAddress calls yield for each port of each endpoint.
+func (s *slice) eachAddress(yield func(service.Address, endpoint)) {
 	for i, e := range s.endpoints {
 		a := s.addr(i)
 		for _, p := range s.ports {
-			yield(p.at(a), e.serves())
+			yield(p.at(a), e)
 		}
 	}
 }
 
+// serves reports whether the conditions of e call it ready or serving.
 func (e endpoint) serves() bool { return e.state&(ready|serving) != 0 }
 
 // noteDepartures records whether endpoints of old may not be in fresh, or not serve there.

@@ -48,12 +48,12 @@ func TestLeft(t *testing.T) {
 		connection(1, "10.0.0.1:8080"), connection(2, "10.0.0.2:8080"), connection(1, "10.0.0.2:8080"), connection(2, "10.0.0.3:8080"),
 		connection(1, "10.0.0.1:8081"), connection(9, "10.0.0.1:8080"), {service.PortName{}, service.AddressOf(service.TCP, netip.MustParseAddrPort("10.9.9.9:8080"))},
 	}
-	if _, settled := w.Left(asked); settled {
+	if _, _, settled := w.Left(asked); settled {
 		t.Error("settled before all was read")
 	}
 	w.Synced()
 	w.Batch(func() {
-		if _, settled := w.Left(asked); settled {
+		if _, _, settled := w.Left(asked); settled {
 			t.Error("settled in a batch")
 		}
 	})
@@ -93,7 +93,7 @@ func TestLeft(t *testing.T) {
 			t.Errorf("%s: departures %d, and before %d", step.name, now, seen)
 		}
 		seen = now
-		got, settled := w.Left(asked)
+		got, _, settled := w.Left(asked)
 		if step.want != nil && (!settled || !slices.Equal(got, step.want)) {
 			t.Errorf("%s: %v, %t; want %v", step.name, got, settled, step.want)
 		}
@@ -118,7 +118,7 @@ func (d *departures) check(t *rapid.T) {
 			all = append(all, Connection{name, service.AddressOf(proto, a)})
 		}
 	}
-	known, settled := d.to.Left(all)
+	known, _, settled := d.to.Left(all)
 	if !settled {
 		t.Fatal("not settled")
 	}

@@ -18,6 +18,7 @@ import (
 	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/conntrack"
 	"kubeproxy/platform/linux/nftables"
+	"kubeproxy/platform/linux/sysctl"
 	"kubeproxy/test/kit"
 	"kubeproxy/test/netlab"
 	"kubeproxy/test/program"
@@ -141,17 +142,55 @@ func deadNode(t *testing.T, m mode) {
 	kept.checkSameServer(t)
 }
 
+// TestLateClients checks clients of a dead node that send nothing before its endpoints do not
+// serve. One of them is the only one of its Service. An endpoint that is only too busy for new
+// connections keeps those it has.
+func TestLateClients(t *testing.T) {
+	for _, name := range faultModes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			lateClients(t, modeNamed(name))
+		})
+	}
+}
+
+func lateClients(t *testing.T, m mode) {
+	m.plain = true
+	c := newCluster(t, m)
+	web, only := app{name: "web", number: 10}, app{name: "only", number: 11}
+	one, two, three := c.Host("web-1"), c.Host("web-2"), c.Host("web-3")
+	p := c.start(t, web.on(one, two, three), only.on(three))
+	kept, lost := c.converse(t, "tcp", web, 3).split("web-3")
+	lost = append(lost, c.converse(t, "tcp", only, 2)...)
+	nft(t, two, "table inet busy { chain input { type filter hook input priority 0; tcp dport 8080 tcp flags & (syn | ack) == syn drop; }; }\n")
+	nft(t, three, "table inet dead { chain input { type filter hook input priority 0; meta l4proto tcp drop; }; }\n")
+	c.awaitConnections(t, "at which nothing was acknowledged for two seconds", len(kept)+len(lost), func(x conntrack.Flow) bool {
+		return x.Expires <= sysctl.TCPTimeout(sysctl.Host(), "established")-2
+	})
+	c.save(t, web.on(one).with(two, ended).with(three, ended), only.with(three, ended))
+	lost[:len(lost)/2].checkEnd(t, 2*maxEnd) // while the proxy finds out
+	p.AwaitLogs(t, "nothing on its node answers, and it is not ready", "FAMILY")
+	lost[len(lost)/2:].checkEnd(t, maxEnd)
+	kept.checkSameServer(t)
+}
+
 // awaitWaiting waits until n connections have data that their endpoint has not acknowledged
 // for a while: their clients send it for the fourth time.
 func (c *cluster) awaitWaiting(t *testing.T, n int) {
 	t.Helper()
-	kit.Until(t, "clients that wait", func() bool {
-		waiting := 0
+	c.awaitConnections(t, "whose clients wait", n, func(x conntrack.Flow) bool { return x.Owed && x.Expires <= 298 })
+}
+
+// awaitConnections waits for n connections to endpoints.
+func (c *cluster) awaitConnections(t *testing.T, what string, n int, are func(conntrack.Flow) bool) {
+	t.Helper()
+	kit.Until(t, "connections "+what, func() bool {
+		found := 0
 		kit.Must(t, c.Node.Do(func() error {
 			for _, f := range service.Families {
 				err := conntrack.Netlink{}.Dump(t.Context(), conntrack.Filter{Family: f, Protocol: service.TCP}, func(x conntrack.Flow) {
-					if x.Owed && x.Expires <= 298 && x.ReplySrc.Port() == 8080 {
-						waiting++
+					if x.ReplySrc.Port() == 8080 && are(x) {
+						found++
 					}
 				})
 				if err != nil {
@@ -160,7 +199,7 @@ func (c *cluster) awaitWaiting(t *testing.T, n int) {
 			}
 			return nil
 		}))
-		return waiting >= n
+		return found >= n
 	})
 }
 

@@ -95,7 +95,11 @@ type Orphans struct {
 	pause     time.Duration // until the next look, 0 for no need
 	since     time.Time     // of the first look with a pause
 	failure   string        // of the Table, logged
-	balance   *balance
+	// silent are the hosts of endpoints that do not serve which did not answer the last dials,
+	// asked is when those without clients that wait were dialled.
+	silent  map[netip.Addr]bool
+	asked   time.Time
+	balance *balance
 }
 
 // New returns Orphans that do nothing before Run.
@@ -184,6 +188,7 @@ func (o *Orphans) look(ctx context.Context) {
 			for _, l := range left {
 				l.judge(answers)
 			}
+			o.judgeHosts(left, answers)
 		}
 	}
 	switch {
@@ -199,7 +204,7 @@ func (o *Orphans) look(ctx context.Context) {
 	if o.pause == 0 {
 		o.since = time.Now()
 	}
-	o.pause = min(max(pace, time.Since(o.since)/patient), maxPause)
+	o.pause = o.slower()
 	for _, l := range left {
 		if l.leaving == track.NotServing {
 			o.pause = min(o.pause, restless)
@@ -213,6 +218,11 @@ func (o *Orphans) look(ctx context.Context) {
 	}
 }
 
+// slower is a pause that grows from look to look.
+func (o *Orphans) slower() time.Duration {
+	return min(max(pace, time.Since(o.since)/patient), maxPause)
+}
+
 // verdict is what to do with the connections of a way.
 type verdict uint8
 
@@ -220,7 +230,8 @@ const (
 	keep verdict = iota
 	// endStuck ends those whose endpoint owes an answer to the client.
 	endStuck
-	// endDead ends all if the endpoint owes an answer to one client, and gave none to others.
+	// endDead ends all if the endpoint owes an answer to one client or its host is dead, and
+	// gave none to others.
 	endDead
 	end
 )
@@ -230,6 +241,7 @@ type lost struct {
 	way
 	port    *service.Port // nil if no Service has the frontend any more
 	leaving track.Leaving
+	node    string // empty if the endpoint is in no slice
 	verdict verdict
 	why     string
 	// owes, stuck and live say whether the endpoint owes an answer to a client, for long, and
@@ -290,11 +302,12 @@ func (o *Orphans) ask(left map[way]*lost) error {
 	for i, l := range all {
 		asked[i] = l.connection()
 	}
-	leaving, settled := o.tracker.Left(asked)
+	leaving, nodes, settled := o.tracker.Left(asked)
 	if !settled || !o.current() { // clients that come back must meet the rules for what Left knows
 		return errUnsettled
 	}
 	for i, l := range all {
+		l.node = nodes[asked[i].Endpoint]
 		if l.leaving = leaving[i]; l.leaving == track.Stays {
 			delete(left, l.way)
 		}
@@ -356,13 +369,20 @@ const (
 func (o *Orphans) dial(ctx context.Context, left map[way]*lost) map[netip.AddrPort]bool {
 	moved := time.After(moving)
 	answers := map[netip.AddrPort]bool{}
+	quiet := o.pause == 0 || time.Since(o.asked) >= o.slower()
+	if quiet {
+		o.asked = time.Now()
+	}
 	for _, l := range left {
 		_, known := answers[l.endpoint]
-		if l.leaving == track.LeftService || l.leaving == track.NotServing && !l.owes || !known && len(answers) >= maxDialled {
+		if l.leaving == track.LeftService || l.leaving == track.NotServing && !l.owes && !quiet || !known && len(answers) >= maxDialled {
 			continue
 		}
 		for _, e := range append(l.peers(), l.endpoint) {
 			answers[e] = false
+			if l.leaving == track.NotServing {
+				answers[hostOf(e)] = false
+			}
 		}
 	}
 	var mu sync.Mutex
@@ -405,6 +425,39 @@ func (l *lost) judge(answers map[netip.AddrPort]bool) {
 		l.verdict, l.why = endStuck, "it does not answer its clients"
 	}
 }
+
+// hostOf is a port of the host of an endpoint at which nobody listens, so one that lives refuses.
+func hostOf(e netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(e.Addr(), 1) }
+
+// judgeHosts ends connections to nodes that are dead before a client waits: the endpoints there
+// do not serve, neither they nor their hosts answer in two looks, and another endpoint of a
+// Service and its host do. The host of a busy endpoint refuses, or others of its node answer.
+func (o *Orphans) judgeHosts(left map[way]*lost, answers map[netip.AddrPort]bool) {
+	silent, twice, dead, lives := map[netip.Addr]bool{}, map[*lost]bool{}, map[string]bool{}, map[string]bool{}
+	for _, l := range left {
+		at := hostOf(l.endpoint)
+		answered, asked := answers[at]
+		switch {
+		case l.leaving != track.NotServing:
+		case !asked:
+			silent[at.Addr()] = o.silent[at.Addr()]
+		case answered || answers[l.endpoint] || l.live:
+			lives[l.at()] = true
+		default:
+			silent[at.Addr()], twice[l] = true, o.silent[at.Addr()]
+			dead[l.at()] = dead[l.at()] || twice[l] && slices.ContainsFunc(l.peers(), func(p netip.AddrPort) bool { return answers[p] && answers[hostOf(p)] })
+		}
+	}
+	o.silent = silent
+	for l, is := range twice {
+		if is && dead[l.at()] && !lives[l.at()] {
+			l.verdict, l.why, l.stuck = endDead, "nothing on its node answers, and it is not ready", true
+		}
+	}
+}
+
+// at names the node, or else the host.
+func (l *lost) at() string { return cmp.Or(l.node, l.endpoint.Addr().String()) }
 
 // peers returns endpoints of the same Service port to compare with: those on other nodes
 // if there are any, because policies often admit the own node.

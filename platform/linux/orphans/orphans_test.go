@@ -39,6 +39,8 @@ type node struct {
 	failure   error  // of a dump
 	during    func() // called in the next dump
 	silent    map[string]bool
+	filtered  bool            // hosts but those in refuses answer at the port of the endpoint only
+	refuses   map[string]bool // at other ports than the endpoint's, as a live host does
 	dialled   []string
 	table     []string
 	rebalance string               // the annotation of web
@@ -57,7 +59,7 @@ var frontends = map[string]string{"web": "10.96.0.1:80", "db": "10.96.0.2:80", "
 
 func withNode(t *testing.T, test func(*testing.T, *node)) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &node{Tracker: track.New(track.Options{NodeName: "a"}), silent: map[string]bool{}}
+		n := &node{Tracker: track.New(track.Options{NodeName: "a"}), silent: map[string]bool{}, refuses: map[string]bool{}}
 		n.orphans = New(Options{
 			Family: service.IPv4, Dump: n.dump, Table: n, CPUTime: func() time.Duration { return 0 }, Answers: n.answers, Log: klog.Background(),
 			TCPTimeout: func(state string) uint32 { return map[string]uint32{"established": 86400, "max_retrans": 200}[state] },
@@ -119,6 +121,9 @@ func (n *node) slice(name, terminating string, endpoints ...string) {
 	}
 	for _, a := range endpoints {
 		e := discoveryv1.Endpoint{Addresses: []string{a}}
+		if a != "10.244.0.1" {
+			e.NodeName = new("b")
+		}
 		if a == strings.TrimPrefix(terminating, "!") {
 			e.Conditions.Terminating = &yes
 		}
@@ -140,6 +145,13 @@ func (n *node) dead(endpoint string) {
 	}
 	n.slice("web", "!"+endpoint, members["web"]...)
 	n.slice("db", "!"+endpoint, members["db"]...)
+}
+
+// idle has no client wait.
+func (n *node) idle() {
+	for i := range n.flows {
+		n.flows[i].Owed = false
+	}
 }
 
 func flowTo(name, endpoint string, client uint16) conntrack.Flow {
@@ -197,8 +209,12 @@ func (n *node) dump(_ context.Context, f conntrack.Filter, each func(conntrack.F
 func (n *node) answers(_ context.Context, e netip.AddrPort) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.dialled = append(n.dialled, e.Addr().String())
-	return !n.silent[e.Addr().String()]
+	a := e.Addr().String()
+	if e.Port() != 8080 {
+		return n.refuses[a] || !n.silent[a] && !n.filtered
+	}
+	n.dialled = append(n.dialled, a)
+	return !n.silent[a]
 }
 
 // Set implements Table. It keeps the ports of the clients.
@@ -233,59 +249,85 @@ const (
 	dbDead  = "10.96.0.2 10.244.0.2"
 )
 
+var lookCases = map[string]struct {
+	change func(*node)
+	want   []string
+}{
+	"nothing left": {func(n *node) { n.silent["10.244.0.2"] = true }, nil},
+	"left all and silent": {func(n *node) {
+		n.silent["10.244.0.2"] = true
+		n.slice("web", "", "10.244.0.1")
+		n.slice("db", "", "10.244.0.1")
+	}, []string{webDead, dbDead}},
+	"left all and answers": {func(n *node) {
+		n.slice("web", "", "10.244.0.1")
+		n.slice("db", "", "10.244.0.1")
+	}, []string{dbDead}},
+	"left one of two Services":           {func(n *node) { n.slice("web", "", "10.244.0.1"); n.silent["10.244.0.2"] = true }, nil},
+	"left the Service that asks":         {func(n *node) { n.slice("db", "", "10.244.0.1") }, []string{dbDead}},
+	"terminates":                         {func(n *node) { n.slice("db", "10.244.0.2", "10.244.0.1", "10.244.0.2") }, nil},
+	"terminates for good on a dead node": {func(n *node) { n.dead("10.244.0.2") }, []string{webDead, dbDead}},
+	"one of its clients waits":           {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed = false }, []string{webDead, dbDead}},
+	"one of its clients gets answers":    {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed, n.flows[1].Expires = false, 86399 }, nil},
+	"its clients have just sent":         {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Expires, n.flows[3].Expires = 199, 199 }, []string{webDead, dbDead}},
+	"its clients wait for nothing":       {func(n *node) { n.dead("10.244.0.2"); n.idle() }, []string{webDead, dbDead}},
+	"its host lives, its clients have just sent": {func(n *node) {
+		n.dead("10.244.0.2")
+		n.flows[1].Expires, n.flows[3].Expires, n.refuses["10.244.0.2"] = 199, 199, true
+	}, nil},
+	"its host lives, its clients wait for nothing": {func(n *node) { n.dead("10.244.0.2"); n.idle(); n.refuses["10.244.0.2"] = true }, nil},
+	"no other host refuses":                        {func(n *node) { n.dead("10.244.0.2"); n.idle(); n.filtered = true }, nil},
+	"silent for a moment": {func(n *node) {
+		n.dead("10.244.0.2")
+		n.idle()
+		n.after(pace / 2)
+		n.silent["10.244.0.2"] = false
+	}, nil},
+	"another endpoint of its node answers": {func(n *node) { n.dead("10.244.0.2"); n.idle(); n.slice("other", "!10.244.0.3", "10.244.0.3") }, nil},
+	"the only endpoint of a Service, on a node that is dead": {func(n *node) {
+		n.dead("10.244.0.2")
+		n.silent["10.244.0.3"] = true
+		n.idle()
+		n.slice("other", "!10.244.0.3", "10.244.0.3")
+	}, []string{webDead, dbDead, "10.96.0.3 10.244.0.3"}},
+	"the only endpoint of a Service": {func(n *node) {
+		n.silent["10.244.0.3"] = true
+		n.idle()
+		n.slice("other", "!10.244.0.3", "10.244.0.3")
+	}, nil},
+	"does not serve, and answers":              {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.2"] = false }, nil},
+	"does not serve, nobody answers this node": {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.1"] = true }, nil},
+	"moves to another slice in two steps": {func(n *node) {
+		n.slice("db", "", "10.244.0.1")
+		time.Sleep(moving / 2)
+		n.slice("db", "", members["db"]...)
+	}, nil},
+	"both Services deleted, silent": {func(n *node) {
+		n.silent["10.244.0.2"], n.silent["10.244.0.1"] = true, true
+		n.flows[1].Owed, n.flows[1].Expires = true, 200-overdue // its client waits
+		for _, s := range []string{"web", "db"} {
+			n.DeleteService(types.NamespacedName{Namespace: "ns", Name: s})
+			n.DeleteSlice(types.NamespacedName{Namespace: "ns", Name: s + "-1"})
+		}
+	}, []string{webDead}},
+	"nobody answers this node": {func(n *node) {
+		n.silent["10.244.0.2"], n.silent["10.244.0.1"] = true, true
+		n.slice("web", "", "10.244.0.1")
+		n.slice("db", "", "10.244.0.1")
+	}, []string{dbDead}},
+	"rules not in force": {func(n *node) { n.held = true; n.slice("db", "", "10.244.0.1") }, nil},
+	"leaves during a look, rules not in force": {func(n *node) {
+		n.during = func() { n.held = true; n.slice("db", "", "10.244.0.1") }
+		n.slice("other", "")
+	}, nil},
+	"another process has the node": {func(n *node) { n.standby = true; n.slice("db", "", "10.244.0.1") }, nil},
+	"slices are being read":        {func(n *node) { n.Unread(1); n.slice("db", "", "10.244.0.1") }, nil},
+	"the table cannot be read":     {func(n *node) { n.failure = errors.New("no"); n.slice("db", "", "10.244.0.1") }, nil},
+}
+
 // TestLook checks which connections are ended a second after a change.
 func TestLook(t *testing.T) {
-	for name, tt := range map[string]struct {
-		change func(*node)
-		want   []string
-	}{
-		"nothing left": {func(n *node) { n.silent["10.244.0.2"] = true }, nil},
-		"left all and silent": {func(n *node) {
-			n.silent["10.244.0.2"] = true
-			n.slice("web", "", "10.244.0.1")
-			n.slice("db", "", "10.244.0.1")
-		}, []string{webDead, dbDead}},
-		"left all and answers": {func(n *node) {
-			n.slice("web", "", "10.244.0.1")
-			n.slice("db", "", "10.244.0.1")
-		}, []string{dbDead}},
-		"left one of two Services":                 {func(n *node) { n.slice("web", "", "10.244.0.1"); n.silent["10.244.0.2"] = true }, nil},
-		"left the Service that asks":               {func(n *node) { n.slice("db", "", "10.244.0.1") }, []string{dbDead}},
-		"terminates":                               {func(n *node) { n.slice("db", "10.244.0.2", "10.244.0.1", "10.244.0.2") }, nil},
-		"terminates for good on a dead node":       {func(n *node) { n.dead("10.244.0.2") }, []string{webDead, dbDead}},
-		"one of its clients waits":                 {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed = false }, []string{webDead, dbDead}},
-		"one of its clients gets answers":          {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed, n.flows[1].Expires = false, 86399 }, nil},
-		"its clients have just sent":               {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Expires, n.flows[3].Expires = 199, 199 }, nil},
-		"its clients wait for nothing":             {func(n *node) { n.dead("10.244.0.2"); n.flows[1].Owed, n.flows[3].Owed = false, false }, nil},
-		"does not serve, and answers":              {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.2"] = false }, nil},
-		"does not serve, nobody answers this node": {func(n *node) { n.dead("10.244.0.2"); n.silent["10.244.0.1"] = true }, nil},
-		"moves to another slice in two steps": {func(n *node) {
-			n.slice("db", "", "10.244.0.1")
-			time.Sleep(moving / 2)
-			n.slice("db", "", members["db"]...)
-		}, nil},
-		"both Services deleted, silent": {func(n *node) {
-			n.silent["10.244.0.2"], n.silent["10.244.0.1"] = true, true
-			n.flows[1].Owed, n.flows[1].Expires = true, 200-overdue // its client waits
-			for _, s := range []string{"web", "db"} {
-				n.DeleteService(types.NamespacedName{Namespace: "ns", Name: s})
-				n.DeleteSlice(types.NamespacedName{Namespace: "ns", Name: s + "-1"})
-			}
-		}, []string{webDead}},
-		"nobody answers this node": {func(n *node) {
-			n.silent["10.244.0.2"], n.silent["10.244.0.1"] = true, true
-			n.slice("web", "", "10.244.0.1")
-			n.slice("db", "", "10.244.0.1")
-		}, []string{dbDead}},
-		"rules not in force": {func(n *node) { n.held = true; n.slice("db", "", "10.244.0.1") }, nil},
-		"leaves during a look, rules not in force": {func(n *node) {
-			n.during = func() { n.held = true; n.slice("db", "", "10.244.0.1") }
-			n.slice("other", "")
-		}, nil},
-		"another process has the node": {func(n *node) { n.standby = true; n.slice("db", "", "10.244.0.1") }, nil},
-		"slices are being read":        {func(n *node) { n.Unread(1); n.slice("db", "", "10.244.0.1") }, nil},
-		"the table cannot be read":     {func(n *node) { n.failure = errors.New("no"); n.slice("db", "", "10.244.0.1") }, nil},
-	} {
+	for name, tt := range lookCases {
 		t.Run(name, func(t *testing.T) {
 			withNode(t, func(t *testing.T, n *node) {
 				tt.change(n)
