@@ -129,8 +129,8 @@ Generated from values.yaml and values.schema.json by make manifests.
 
 The chart refuses other names, and values of another form.
 
-| value | form | default | is |
-|---|---|---|---|
+| value | default | is |
+|---|---|---|
 `
 
 // schema is a part of values.schema.json.
@@ -179,11 +179,15 @@ func (r *reference) add(prefix string, mapping *yaml.Node, of schema) {
 		name, is := prefix+key.Value, r.resolve(of.Properties[key.Value])
 		about := comment(key.HeadComment)
 		if value.Kind != yaml.MappingNode || value.Style == yaml.FlowStyle {
-			r.row("`"+name+"`", r.form(is), "`"+inline(value)+"`", cmp.Or(about, is.Description))
+			standard := "`" + inline(value) + "`"
+			if form := r.form(is); strings.HasSuffix(form, "`") { // all that it takes
+				standard += " of " + form
+			}
+			r.row("`"+name+"`", standard, cmp.Or(about, is.Description))
 			continue
 		}
 		if about != "" {
-			r.row("`"+name+"`", "", "", about)
+			r.row("`"+name+"`", "", about)
 		}
 		r.add(name+".", value, is)
 	}

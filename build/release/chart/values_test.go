@@ -381,7 +381,7 @@ func TestPack(t *testing.T) {
 		t.Errorf("images are %v, want %s", got, s.Image)
 	}
 	if !slices.ContainsFunc(c.Files, func(f *helm.File) bool {
-		return f.Name == "README.md" && bytes.Contains(f.Data, []byte("| `image.repository` | string | `\""+s.Image+"\"` |"))
+		return f.Name == "README.md" && bytes.Contains(f.Data, []byte("| `image.repository` | `\""+s.Image+"\"` |"))
 	}) {
 		t.Error("the packed chart has no README, or one with another image")
 	}
