@@ -28,8 +28,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// OS is the operating system that a configuration is for. It may differ from the one that
-// reads it.
+// OS is the system a configuration is for, maybe not the one that reads it.
 type OS string
 
 // The supported systems.
@@ -51,8 +50,7 @@ type Config struct {
 	// IgnoreSourceRanges applies to Windows. It serves load balancer addresses with
 	// loadBalancerSourceRanges to every client. It has a flag but no field.
 	IgnoreSourceRanges bool
-	// UDPIdleTimeout is how long mode userspace keeps a silent UDP client. It has a flag;
-	// its field was removed.
+	// UDPIdleTimeout is how long mode userspace keeps a silent UDP client. Its field was removed.
 	UDPIdleTimeout time.Duration
 	Switches
 	// Overrides lists the flags that replaced a value of the file.
@@ -95,9 +93,8 @@ func join(parts ...string) string {
 	return printable.Text(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": "))
 }
 
-// Load combines the defaults, the file that flags name, if any, and flags. Flags that
-// were given take precedence over the file, and the file over the defaults. The error
-// joins everything that is wrong.
+// Load combines defaults, the file that flags name, if any, and flags: what comes later wins. The
+// error joins everything that is wrong.
 func Load(flags *Flags, os OS) (*Config, error) {
 	data, err := flags.ReadFile()
 	if err != nil {
@@ -125,9 +122,8 @@ func LoadFrom(flags *Flags, os OS, data []byte) (*Config, error) {
 	return c, err
 }
 
-// Refusal describes the consequence of err, which lists all faults of a configuration file
-// with data. A proxy either refuses the file, or only warns unless it runs with
-// --strict-config.
+// Refusal says what err, all faults of a configuration file with data, leads to: a proxy refuses
+// the file, or only warns unless it runs with --strict-config.
 func Refusal(flags Flags, os OS, data []byte, err error) error {
 	flags.StrictConfig = false
 	if _, fatal := LoadFrom(&flags, os, data); fatal == nil && data != nil {
@@ -238,8 +234,7 @@ func (b *build) notef(path, format string, args ...any) {
 	b.notes = append(b.notes, Note{Origin: b.origin(path), Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
-// The proxy modes that settings of the configuration are about, as spelled in files and
-// flags. Flags.Modes has those that exist.
+// The proxy modes in files and flags that settings are about. Flags.Modes has those that exist.
 const (
 	IPTables    v1alpha1.ProxyMode = "iptables"
 	IPVS        v1alpha1.ProxyMode = "ipvs"
@@ -252,15 +247,13 @@ const (
 type Mode struct {
 	Name v1alpha1.ProxyMode
 	OS   OS
-	// Settings lists the settings that the mode uses and not every mode uses, such as
-	// ipvs.scheduler.
+	// Settings lists those that the mode uses and not every mode, such as ipvs.scheduler.
 	Settings []string
 	// Localhost is what answers NodePorts on loopback addresses.
 	Localhost Localhost
 }
 
-// Localhost is what answers NodePorts on loopback addresses, if nodePortAddresses
-// includes them.
+// Localhost is what answers NodePorts on loopback addresses in nodePortAddresses.
 type Localhost uint8
 
 // The ways to answer there.
@@ -409,8 +402,7 @@ func setModeDefaults(c *v1alpha1.KubeProxyConfiguration, given func(path string)
 	setIfZero(&c.Winkernel.RootHnsEndpointName, "cbr0")
 }
 
-// setConntrackDefaults distinguishes 0, which keeps the system's value, from null, which
-// means the default.
+// setConntrackDefaults tells 0, which keeps the system's value, from null, for the default.
 func setConntrackDefaults(c *v1alpha1.KubeProxyConntrackConfiguration) {
 	setIfNil(&c.MaxPerCore, 32768)
 	setIfNil(&c.Min, 131072)
@@ -433,8 +425,7 @@ func setIfNil[T any](p **T, v T) {
 	}
 }
 
-// withPort appends port to an IP address without one. Any other string remains as it is,
-// and is rejected later.
+// withPort appends port to an IP address without one. Other strings are rejected later.
 func withPort(addr string, port int) string {
 	ip, err := netip.ParseAddr(unbracket(addr))
 	if err != nil {

@@ -40,8 +40,7 @@ const (
 type File struct {
 	Name   string
 	Values v1alpha1.KubeProxyConfiguration
-	// Lines maps the path of each key to its line. A key with value null counts as absent
-	// and is not included.
+	// Lines maps the path of each key to its line. A key with null counts as absent.
 	Lines map[string]int
 	// UDPIdleTimeout is a removed field, 0 if the file does not set it.
 	UDPIdleTimeout time.Duration
@@ -61,8 +60,7 @@ type File struct {
 // Strict returns all faults of the file's form, including Warnings.
 func (f *File) Strict() error { return f.strict }
 
-// Parse decodes YAML or JSON. The error joins the faults of the form of data, without
-// Warnings. Values are validated later.
+// Parse decodes YAML or JSON. The error joins faults of form but Warnings; values come later.
 func Parse(name string, data []byte) (*File, error) {
 	name = printable.Text(name)
 	doc, others, err := parseYAML(name, data)
@@ -91,8 +89,7 @@ func Parse(name string, data []byte) (*File, error) {
 	return &d.File, errors.Join(errs...)
 }
 
-// parseYAML returns the first document in data, which must be a mapping, without aliases,
-// and the other documents.
+// parseYAML returns the first document, which must be a mapping, without aliases, and the others.
 func parseYAML(name string, data []byte) (*yaml.Node, []document, error) {
 	all := documents(plainText(data))
 	if len(all) == 0 {
@@ -129,8 +126,7 @@ func (d *decoder) checkOthers(others []document) {
 	}
 }
 
-// syntaxError converts "yaml: line 3: text" to "name:3: text". The text that was parsed
-// begins after some lines of the file.
+// syntaxError converts "yaml: line 3: text" to "name:3: text", for text after some lines.
 func syntaxError(name string, after int, err error) error {
 	if m := regexp.MustCompile(`^yaml: line (\d+): (?s)(.*)$`).FindStringSubmatch(err.Error()); m != nil {
 		line, _ := strconv.Atoi(m[1])
@@ -166,8 +162,7 @@ func (d *decoder) notef(n *yaml.Node, path, format string, args ...any) {
 	d.Notes = append(d.Notes, Note{fmt.Sprintf("%s:%d", d.Name, n.Line), path, fmt.Sprintf(format, args...)})
 }
 
-// checkType checks apiVersion and kind first, because in a file of another kind every
-// field would be unknown.
+// checkType checks apiVersion and kind first: in another kind every field would be unknown.
 func (d *decoder) checkType(root *yaml.Node) {
 	for _, want := range [][2]string{{"apiVersion", apiVersion}, {"kind", kind}} {
 		got := field(root, want[0])
@@ -239,8 +234,7 @@ func (d *decoder) decodeRemoved(key, val *yaml.Node, path string, old removedFie
 	d.leaveOut(key, path, old.why)
 }
 
-// reportDuplicate warns about a duplicate field, and removes the lines of its first
-// value.
+// reportDuplicate warns about a duplicate field, and drops the lines of its first value.
 func (d *decoder) reportDuplicate(key *yaml.Node, path string, first *yaml.Node) {
 	text := fmt.Sprintf("is set twice, first in line %d", first.Line)
 	d.warnf(key, path, "%s", text)
@@ -302,8 +296,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
 	}
 }
 
-// gatesText decodes the feature gates of a file of kube-proxy 1.9 or older, which has them
-// as its flag has them.
+// gatesText decodes feature gates as a flag has them, in files of kube-proxy 1.9 or older.
 func (d *decoder) gatesText(n *yaml.Node, path string) {
 	gates := gateValue{}
 	if err := gates.Set(n.Value); err != nil {
@@ -349,8 +342,7 @@ func setScalar(n *yaml.Node, v reflect.Value) bool {
 	return false
 }
 
-// wholeNumber returns a whole number in decimal digits. Helm writes 1048576 as
-// 1.048576e+06.
+// wholeNumber returns a whole number in decimal. Helm writes 1048576 as 1.048576e+06.
 func wholeNumber(n *yaml.Node) (string, bool) {
 	switch n.ShortTag() {
 	case "!!int":
@@ -433,8 +425,7 @@ func fieldAt(c *v1alpha1.KubeProxyConfiguration, path string) reflect.Value {
 	return v
 }
 
-// paths lists the dotted paths of every field of t, a struct. Sections precede their
-// fields.
+// paths lists the dotted paths of all fields of t, a struct, sections first.
 func paths(t reflect.Type, parent string) []string {
 	var all []string
 	for i := range t.NumField() {
@@ -576,8 +567,7 @@ func (b *build) copyFields(names []string) {
 	}
 }
 
-// noteOther adds notes about settings that are set for the mode other, but not for mine,
-// the present one.
+// noteOther adds notes about settings for the mode other that mine, the present one, lacks.
 func (b *build) noteOther(other, mine string, names []string) {
 	for _, name := range names {
 		if b.differs(other+"."+name) && !b.setsAny(mine, names) {

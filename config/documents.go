@@ -69,8 +69,7 @@ func Find(name string, data []byte) ([]Found, error) {
 	return []Found{{Name: name, Data: data}}, nil
 }
 
-// serverIn returns the address of the API server in a kubeconfig, which is n or in the data of
-// a ConfigMap.
+// serverIn returns the API server's address in a kubeconfig, n itself or a ConfigMap's data.
 func serverIn(n *yaml.Node) string {
 	if clusters := field(n, "clusters"); clusters != nil && len(clusters.Content) > 0 {
 		return scalar(field(field(clusters.Content[0], "cluster"), "server"))
@@ -168,8 +167,7 @@ func inObject(name string, n *yaml.Node) []Found {
 	return found
 }
 
-// ourDocument returns the document of text that is a configuration, or cannot be read and
-// may be one. The text begins at line first.
+// ourDocument returns the document of text, from line first on, that is or may be a configuration.
 func ourDocument(name, text string, first int) (document, bool) {
 	if !strings.Contains(text, kind) && !strings.Contains(text, "kubeProxy:") {
 		return document{}, false
@@ -326,8 +324,7 @@ func scalar(n *yaml.Node) string {
 // plainText returns data in UTF-8 without a byte order mark.
 func plainText(data []byte) string { return string(files.Text(data)) }
 
-// maxExpanded bounds the values that the aliases of a file stand for. A file with all
-// settings has a hundred values.
+// maxExpanded bounds the values that aliases stand for. A file with all settings has a hundred.
 const maxExpanded = 10_000
 
 // expander replaces aliases (*name) and merge keys (<<) by what they stand for.

@@ -315,9 +315,8 @@ type setting struct {
 	someModes               bool   // the setting has no effect in modes that do not list it
 }
 
-// settings holds every flag that has a field. A change requires a restart if no running part
-// can apply it, such as the connection to the API server, or the mark bit, which other
-// programs may use.
+// settings holds every flag that has a field. A change requires a restart if no running part can
+// apply it, as the connection to the API server, or the mark bit, which others may use.
 var settings = []setting{
 	{flag: "proxy-mode", path: "mode", effect: Restart, group: groupGeneral, help: "`MODE` that forwards traffic"}, // see modeHelp
 	{flag: "feature-gates", path: "featureGates", effect: Restart, group: groupGeneral, help: "switch features, such as `NAME=true,OTHER=false`; " + featureHelp()},
@@ -442,8 +441,7 @@ func oldFlags() []deprecatedFlag {
 
 const neverConcerned = "ignored, never concerned the proxy"
 
-// Switches are settings that kube-proxy does not have. It warns of their fields and
-// ignores them.
+// Switches are settings that kube-proxy does not have: it warns of their fields.
 type Switches struct {
 	// CountTraffic counts what Services carry.
 	CountTraffic bool
@@ -602,8 +600,7 @@ func (x *SelectionSlots) Type() string { return "NUMBER" }
 // UnmarshalJSON implements json.Unmarshaler.
 func (x *SelectionSlots) UnmarshalJSON(text []byte) error { return x.Set(string(text)) }
 
-// ownSwitch is one of Switches: a flag, a field of the file, and why it has no effect on
-// Windows. Its default is the zero value.
+// ownSwitch is one of Switches: flag, field, and why it has no effect on Windows.
 type ownSwitch struct {
 	flag, path, help, windows string
 	alone                     string // the value of the flag without one, empty if it needs one

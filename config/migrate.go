@@ -13,9 +13,8 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 )
 
-// Migrate returns a configuration in the form that --config takes, without what has no
-// effect, and lists that. The rest remains as it was written. It is an error if a start on
-// os would refuse the result.
+// Migrate returns a configuration as --config takes it, otherwise as written, without what has no
+// effect, and lists that. It fails if a start on os would refuse the result.
 func Migrate(f Found, modes []Mode, os OS) ([]byte, []Note, error) {
 	file, err := Parse(f.Name, f.Data)
 	if err != nil {

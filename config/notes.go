@@ -61,9 +61,8 @@ func (b *build) noteUnused() {
 	b.noteFamilies()
 }
 
-// noteOtherModes adds a note about a setting that the configured mode does not use and
-// others do. Those that sections iptables and nftables share have notes of their own, see
-// inheritFields.
+// noteOtherModes notes a setting that others than the configured mode use, apart from those of
+// sections iptables and nftables, see inheritFields.
 func (b *build) noteOtherModes(path string) {
 	mode := b.mode()
 	if mode.Name == "" || mode.uses(path) || isOtherOS(b.os, path) || path == "portRange" {
@@ -77,8 +76,7 @@ func (b *build) noteOtherModes(path string) {
 	}
 }
 
-// noteBind adds a note about an address for the listeners of mode userspace: kube-proxy's
-// mode userspace listened there.
+// noteBind notes an address where kube-proxy's mode userspace would listen, and ours does not.
 func (b *build) noteBind() {
 	a, err := service.ParseAddr(b.BindAddress)
 	first, _, ranged := portRange(b.PortRange)
@@ -91,8 +89,7 @@ func (b *build) noteBind() {
 	}
 }
 
-// noteLocalhost adds a note about loopback addresses that are configured to answer NodePorts and do
-// not.
+// noteLocalhost notes loopback addresses that are configured to answer NodePorts and do not.
 func (b *build) noteLocalhost() {
 	r, err := nodePorts(b.NodePortAddresses)
 	if err != nil || b.os != Linux {
@@ -110,8 +107,7 @@ func (b *build) noteLocalhost() {
 	}
 }
 
-// noteNodeName adds a note about a name that no Node can have. The proxy then works
-// correctly, but no endpoint is local to it.
+// noteNodeName notes a name that no Node can have, so that no endpoint is local.
 func (b *build) noteNodeName() {
 	name := normalName(b.HostnameOverride)
 	if name != "" && validation.IsDNS1123Subdomain(name) != nil {
@@ -119,9 +115,8 @@ func (b *build) noteNodeName() {
 	}
 }
 
-// ignoreOtherMode drops a mode of another system from the file, because nodes of several
-// systems may share one file. As a flag such a mode is an error, because a flag is for
-// one process.
+// ignoreOtherMode drops another system's mode from the file, which nodes may share. As a flag it is
+// an error, because a flag is for one process.
 func (b *build) ignoreOtherMode(f *Flags) {
 	if b.Mode == "" || f.changed("proxy-mode") || slices.Contains(ModesOf(b.modes, b.os), b.Mode) {
 		return
@@ -144,8 +139,7 @@ func (b *build) ignoreInterfaces() {
 	}
 }
 
-// noteEmpty adds a note about an address that a flag sets to "". Earlier documentation
-// gave that the meaning of no server.
+// noteEmpty notes an address that a flag sets to "", which once was said to mean no server.
 func (b *build) noteEmpty(f *Flags) {
 	for _, s := range settings {
 		if (s.path == "healthzBindAddress" || s.path == "metricsBindAddress") && f.changed(s.flag) && fieldAt(&b.KubeProxyConfiguration, s.path).IsZero() {

@@ -190,8 +190,7 @@ func (b *build) intRange(path string, v, minValue, maxValue int32) {
 	}
 }
 
-// portRange parses "first-last", "first+count" and "port". An empty string and 0 mean no
-// range.
+// portRange parses "first-last", "first+count" and "port". "" and 0 mean no range.
 func portRange(s string) (first, last int, ok bool) {
 	from, to, single := s, s, true
 	plus := 0
@@ -228,8 +227,7 @@ func list[T ~string](names []T) string {
 	return strings.Join(all, "")
 }
 
-// orColon returns the separator between a fault and the expected value: question, or a
-// colon if that is empty.
+// orColon returns question, or a colon, between a fault and the expected value.
 func orColon(question string) string {
 	if question == "" {
 		return ":"
@@ -237,8 +235,7 @@ func orColon(question string) string {
 	return question
 }
 
-// noteFamilies adds notes about settings that omit an IP family. None is an error,
-// because a cluster may have one family.
+// noteFamilies notes settings that omit an IP family, no error: a cluster may have one.
 func (b *build) noteFamilies() {
 	primary := familyName(b.BindAddress)
 	b.noteNodePorts()
@@ -371,8 +368,7 @@ func (b *build) applyUDPIdle(f *Flags) {
 	b.period(udpIdlePath, b.udpIdle)
 }
 
-// Listeners returns the range of ports for the listeners of mode userspace, or 0 and 0 if
-// the system chooses them.
+// Listeners returns the ports for listeners of mode userspace, 0 and 0 for any.
 func (c *Config) Listeners() (first, last uint16) {
 	from, to, _ := portRange(c.PortRange) // validated when it was read
 	return uint16(from), uint16(to)
@@ -411,8 +407,7 @@ func (c *Config) NodeName(host string) string {
 	return normalName(host)
 }
 
-// NodeIP returns the address that the operator set for the node. It is invalid if the
-// Node object decides.
+// NodeIP returns the address that the operator set for the node, invalid for the Node's.
 func (c *Config) NodeIP() netip.Addr {
 	a, _ := service.ParseAddr(c.BindAddress)
 	if a.IsUnspecified() {
@@ -481,9 +476,8 @@ func (b *build) hostPort(path, s, example string) {
 	}
 }
 
-// checkServersDiffer checks for two servers on the same address. Old versions had one
-// server for everything, so old units have such addresses. Then the health server serves,
-// and the other one waits for the address.
+// checkServersDiffer checks for two servers at one address, as units from the time of one server
+// have. The health server serves, and the other one waits.
 func (b *build) checkServersDiffer() {
 	health, err1 := netip.ParseAddrPort(b.HealthzBindAddress)
 	metrics, err2 := netip.ParseAddrPort(b.MetricsBindAddress)

@@ -10,8 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Write writes every field of c as YAML. Loading that file returns an equal
-// configuration.
+// Write writes every field of c as YAML, from which an equal configuration can be loaded.
 func (c *Config) Write(w io.Writer) error {
 	data, err := yaml.Marshal(c.KubeProxyConfiguration)
 	if err != nil {

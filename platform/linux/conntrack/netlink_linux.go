@@ -27,8 +27,7 @@ func (Netlink) Dump(ctx context.Context, f Filter, each func(Flow)) error {
 // attempts bounds how often a dump that the kernel could not complete is restarted.
 const attempts = 5
 
-// retryDump restarts an interrupted dump. If the kernel rejects the filter, it dumps the
-// whole family.
+// retryDump restarts an interrupted dump, of the whole family if the kernel rejects the filter.
 func retryDump(f Filter, dump func(Filter) error) error {
 	var err error
 	for range attempts {
@@ -58,9 +57,8 @@ func dump(ctx context.Context, f Filter, each func(Flow)) error {
 	return readDump(each, func(handle func(netlink.Message) (bool, error)) error { return s.Receive(ctx, handle) })
 }
 
-// readDump calls each for the entries in the messages that receive passes on. The kernel
-// marks a message if the table changed so that the dump may lack entries (kernel:
-// include/uapi/linux/netlink.h, NLM_F_DUMP_INTR).
+// readDump calls each for the entries that receive passes on. The kernel marks a message if the
+// table changed and entries may lack (kernel: include/uapi/linux/netlink.h, NLM_F_DUMP_INTR).
 func readDump(each func(Flow), receive func(func(netlink.Message) (bool, error)) error) error {
 	interrupted := false
 	err := receive(func(m netlink.Message) (bool, error) {
@@ -103,9 +101,8 @@ func (Netlink) Find(ctx context.Context, p service.Protocol, from, to netip.Addr
 	return f, found, err
 }
 
-// Delete implements Driver. The kernel deletes an entry in any state (kernel:
-// net/netfilter/nf_conntrack_netlink.c, ctnetlink_del_conntrack), so Delete first reads the
-// state of connections again.
+// Delete implements Driver. It reads the state of connections again, as the kernel deletes any
+// (kernel: net/netfilter/nf_conntrack_netlink.c, ctnetlink_del_conntrack).
 func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
 	if !slices.ContainsFunc(flows, func(f Flow) bool { return f.Protocol != service.UDP }) {
 		return deleteAll(ctx, flows)
@@ -121,8 +118,7 @@ func (Netlink) Delete(ctx context.Context, flows []Flow) (int, error) {
 	return deleteAll(ctx, flows)
 }
 
-// protectedIDs returns the IDs of those flows that are connections which must not be
-// deleted by now.
+// protectedIDs returns the IDs of flows that by now are connections to keep.
 func protectedIDs(ctx context.Context, flows []Flow) (map[uint32]bool, error) {
 	var requests [][]byte
 	for _, f := range flows {
@@ -168,8 +164,7 @@ func deleteAll(ctx context.Context, flows []Flow) (int, error) {
 	return n, errors.Join(errs...)
 }
 
-// remove sends all requests at once. The kernel answers the failed ones and the last one,
-// which requests an acknowledgement.
+// remove sends all requests at once. The kernel answers those that fail, and the last one.
 func remove(ctx context.Context, requests [][]byte) (int, []error) {
 	s, err := dial(ctx)
 	if err != nil {
@@ -199,8 +194,7 @@ func remove(ctx context.Context, requests [][]byte) (int, []error) {
 	return n, errs
 }
 
-// Local implements Driver. The result is the same as for "fib daddr type local" in a rule
-// of nft(8).
+// Local implements Driver, as "fib daddr type local" in a rule of nft(8) does.
 func (Netlink) Local(ctx context.Context, addr netip.Addr) (bool, error) {
 	s, err := netlink.Dial(unix.NETLINK_ROUTE, netlink.Options{})
 	if err != nil {
@@ -248,8 +242,7 @@ func missingSocket(err error) error {
 	return err
 }
 
-// send sends all payloads in one datagram, numbered from 1. The last message gets the flags
-// last.
+// send sends payloads in one datagram, numbered from 1. The last one gets the flags last.
 func send(s *netlink.Socket, payloads [][]byte, typ, last uint16) error {
 	var e netlink.Encoder
 	for _, p := range payloads {
@@ -261,8 +254,7 @@ func send(s *netlink.Socket, payloads [][]byte, typ, last uint16) error {
 	return s.Send(e.Buf)
 }
 
-// encodeRoute returns a request for the route to addr: a struct rtmsg and the address, see
-// rtnetlink(7).
+// encodeRoute returns a request for the route to addr: rtmsg and the address (rtnetlink(7)).
 func encodeRoute(addr netip.Addr) []byte {
 	rtmsg := make([]byte, unix.SizeofRtMsg)
 	rtmsg[0], rtmsg[1] = unix.AF_INET, byte(addr.BitLen())

@@ -1,17 +1,14 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack deletes entries of the connection tracking table that send packets to
-// a wrong destination. The kernel translates the destination of a flow once, for its
-// first packet. Later packets follow that entry even after the endpoint or the whole
-// Service was removed. A Reconciler takes snapshots and deletes the entries that became
-// stale. For TCP and SCTP it deletes only entries without a reply: their client keeps
-// sending its first packet to the old destination. Established connections end on their
-// own, so they stay.
+// Package conntrack deletes entries of the connection tracking table that send packets to a wrong
+// destination. The kernel translates a flow's destination once, for its first packet, and later
+// ones follow that entry even after the endpoint or Service was removed. A Reconciler takes
+// snapshots and deletes entries that became stale, for TCP and SCTP only those without a reply,
+// whose client repeats its first packet. Established connections end on their own.
 //
-// The package compares the kernel's table with the desired state. It does not depend on
-// events, so a missed sync does no harm. It deletes only entries to frontends of
-// Services, one by one, and flushes nothing. The backends program the rules for new
+// The kernel's table is compared with the desired state, so a missed sync does no harm. Only
+// entries to frontends of Services are deleted, one by one. Backends program the rules for new
 // flows.
 package conntrack
 
@@ -28,16 +25,13 @@ import (
 // Rule describes which endpoints may answer the flows to one frontend.
 type Rule struct {
 	service.Address
-	// Endpoints are the permitted endpoints, sorted. If there are none, every flow is
-	// stale.
+	// Endpoints are those permitted, sorted. Without any, every flow is stale.
 	Endpoints []netip.AddrPort
-	// OnlyLocal means that clients outside of the cluster may use the endpoints in Local
-	// only, and are not masqueraded. That is the external traffic policy Local. Local is a
-	// part of Endpoints.
+	// OnlyLocal, for external traffic policy Local, means that external clients may use only Local,
+	// a part of Endpoints, and are not masqueraded.
 	OnlyLocal bool
 	Local     []netip.AddrPort
-	// Deleted means that the frontend no longer exists. Then only translated flows are
-	// stale. The others were never flows to a Service.
+	// Deleted means that the frontend is gone. Only translated flows were flows to it.
 	Deleted bool
 }
 
@@ -50,9 +44,8 @@ func All(s *service.Snapshot, f service.Family) []Rule {
 	return all
 }
 
-// Between returns the rules for the changes in family f from one snapshot to the next. If
-// from is nil, it returns All. If the addresses for NodePorts changed, it returns All and
-// the rules for removed frontends.
+// Between returns the rules for changes in family f. Without from it returns All, and with those
+// for removed frontends if the addresses for NodePorts changed.
 func Between(from, to *service.Snapshot, f service.Family) []Rule {
 	if from == nil {
 		return All(to, f)
@@ -71,9 +64,8 @@ func sameNodePorts(a, b *service.Node) bool {
 	return a == b || slices.Equal(a.NodePorts, b.NodePorts) && slices.Equal(a.Addrs, b.Addrs)
 }
 
-// Changes returns the rules for frontends whose flows may be stale after the change from
-// old to new. Either may be nil. These frontends were removed, were added, lost an
-// endpoint, or got their first one.
+// Changes returns the rules for frontends that were removed, were added, lost an endpoint, or got
+// their first one between old and new. Either may be nil.
 func Changes(old, new *service.Port) []Rule {
 	if differOnlyInCluster(old, new) && len(old.Cluster) > 0 {
 		if len(removedEndpoints(old.Cluster, new.Cluster)) == 0 {
@@ -103,8 +95,7 @@ func compareRules(before, after []Rule) []Rule {
 	return changed
 }
 
-// differOnlyInCluster reports whether both Ports have the same frontends, and use only
-// the endpoints in Cluster.
+// differOnlyInCluster reports whether both Ports have the same frontends and use Cluster alone.
 func differOnlyInCluster(a, b *service.Port) bool {
 	return usesOnlyCluster(a) && usesOnlyCluster(b) && a.Family == b.Family && a.Name.Protocol == b.Name.Protocol &&
 		slices.EqualFunc(a.Frontends, b.Frontends, service.Frontend.SameAddress)
@@ -114,8 +105,7 @@ func usesOnlyCluster(p *service.Port) bool {
 	return p != nil && len(p.Draining) == 0 && p.Internal == service.PolicyCluster && p.External == service.PolicyCluster
 }
 
-// removedEndpoints returns the endpoints in before whose addresses are not in after. Both
-// must be sorted.
+// removedEndpoints returns endpoints of before that are not in after. Both are sorted.
 func removedEndpoints(before, after []service.Endpoint) []service.Endpoint {
 	removed, added := service.TrimCommon(before, after)
 	return slices.DeleteFunc(slices.Clone(removed), func(e service.Endpoint) bool {
@@ -124,8 +114,7 @@ func removedEndpoints(before, after []service.Endpoint) []service.Endpoint {
 	})
 }
 
-// invalidates reports whether a flow that was valid with the endpoints before may be
-// stale with after.
+// invalidates reports whether a flow valid with before may be stale with after.
 func invalidates(before, after []netip.AddrPort) bool {
 	if len(before) == 0 {
 		return len(after) > 0
@@ -134,8 +123,7 @@ func invalidates(before, after []netip.AddrPort) bool {
 	return slices.ContainsFunc(removed, func(e netip.AddrPort) bool { return !contains(after, e) })
 }
 
-// rules returns one rule for each frontend of p, in the order of the frontends, and none
-// if p is nil.
+// rules returns a rule for each frontend of p in their order, none for nil.
 func rules(p *service.Port) []Rule {
 	if p == nil {
 		return nil
@@ -238,16 +226,14 @@ type Flow struct {
 	// Zone and ReplyZone are 0 unless the table is divided into zones.
 	Zone, ReplyZone uint16
 	ID              uint32 // assigned by the kernel
-	// Answered means that a reply was seen. State is the kernel's number for the state of
-	// the connection, by protocol.
+	// Answered means that a reply was seen. State is the kernel's number, by protocol.
 	Answered bool
 	State    uint8
 	// Owed means that data of a TCP client is not acknowledged.
 	Owed bool
 	// Expires is in how many seconds the entry ends if no packet comes.
 	Expires uint32
-	// Since is when the entry began. It is zero unless net.netfilter.nf_conntrack_timestamp
-	// is on.
+	// Since is when it began, if net.netfilter.nf_conntrack_timestamp is on.
 	Since time.Time
 }
 
@@ -268,15 +254,13 @@ const (
 // TCPEstablished is the state of a TCP connection that both sides use.
 const TCPEstablished = 3
 
-// Ended reports whether f is a connection that both sides closed, or that was reset. Its entry
-// stays for a while.
+// Ended reports whether both sides closed f, or it was reset. Its entry stays for a while.
 func (f Flow) Ended() bool {
 	return f.Protocol == service.TCP && (f.State == tcpLastAck || f.State == tcpTimeWait || f.State == tcpClose)
 }
 
-// Opening reports whether f is a connection whose client waits for the first reply. With
-// asymmetric routes the kernel may see only one direction of an established connection,
-// but then it saw more than the first packet.
+// Opening reports whether f's client waits for the first reply. By asymmetric routes the kernel may
+// see one direction alone, but then more of it than the first packet.
 func (f Flow) Opening() bool {
 	switch {
 	case f.Answered:
@@ -293,9 +277,8 @@ func (f Flow) protected() bool { return f.Protocol != service.UDP && !f.Opening(
 // translated reports whether the destination was translated.
 func (f Flow) translated() bool { return f.ReplySrc != f.Dst }
 
-// matcher finds stale flows. It merges the rules for one frontend: a flow is valid if any
-// rule permits it. A frontend that moves to another Service thus keeps the flows that are
-// valid for its new owner.
+// matcher finds stale flows. Any rule for a frontend may permit one, so that a frontend that moves
+// to another Service keeps flows that are valid there.
 type matcher struct {
 	verdicts map[service.Address]Rule
 	// isNodePort reports whether packets to the address reach the NodePorts of this node.
@@ -345,8 +328,7 @@ func (m *matcher) stale(f Flow) bool {
 	case !ok || m.permits(&v, f):
 		return false
 	case !f.translated() && (v.Deleted || f.Zone != 0):
-		// Switches such as Open vSwitch track packets in a zone of their own before these
-		// packets reach our rules.
+		// Switches such as Open vSwitch track packets in a zone of their own before ours.
 		return false
 	}
 	return !viaNode || m.isNodePort(f.Protocol, f.Dst)

@@ -20,16 +20,14 @@ type Driver interface {
 	// each more than once for an entry if it had to restart. An error that wraps
 	// errors.ErrUnsupported means that this kernel cannot dump the table.
 	Dump(ctx context.Context, f Filter, each func(Flow)) error
-	// Delete deletes flows and returns the number of deleted entries. A missing entry is
-	// not an error, even if another one replaced it. A connection that got a reply
-	// meanwhile is kept.
+	// Delete deletes flows and returns how many, without error for a missing or replaced one. A
+	// connection that got a reply meanwhile is kept.
 	Delete(ctx context.Context, flows []Flow) (int, error)
 	// Local reports whether addr is a local address of the node.
 	Local(ctx context.Context, addr netip.Addr) (bool, error)
 }
 
-// MissingModuleError means that the kernel lacks the module that gives access to its
-// table. It matches errors.ErrUnsupported.
+// MissingModuleError is the lack of the module for the table. It matches errors.ErrUnsupported.
 type MissingModuleError struct {
 	Module string
 	Err    error // of the kernel
@@ -45,8 +43,7 @@ func (e *MissingModuleError) Is(target error) bool { return target == errors.Err
 // Unwrap returns the error of the kernel.
 func (e *MissingModuleError) Unwrap() error { return e.Err }
 
-// Filter restricts a dump. An invalid Addr and a Port of 0 match everything. Both refer
-// to the original destination.
+// Filter restricts a dump by the original destination. Invalid Addr and Port 0 match all.
 type Filter struct {
 	Family   service.Family
 	Protocol service.Protocol
@@ -57,8 +54,7 @@ type Filter struct {
 	Port uint16
 	// OneWay omits entries with a reply, Answered those without, if the kernel supports that.
 	OneWay, Answered bool
-	// Translated omits entries without a reply, and those whose destination rules did not
-	// translate, if the kernel supports that.
+	// Translated omits entries without reply or translated destination, if the kernel can.
 	Translated bool
 	// AllFamilies asks for the entries of both families, which the kernel finds in one walk.
 	// It filters them by OneWay, Answered and Translated only.
@@ -126,8 +122,7 @@ func (r Rule) isConnection() bool { return r.Protocol != service.UDP }
 // Resync makes the next Sync check every frontend.
 func (r *Reconciler) Resync() { r.datagrams.fullResync, r.connections.fullResync = true, true }
 
-// ResyncAfter returns the time until Sync can do what an earlier call deferred. It
-// returns 0 if nothing is deferred.
+// ResyncAfter returns the time until Sync can do what was deferred, 0 for nothing.
 func (r *Reconciler) ResyncAfter() time.Duration {
 	if r.connections.synced == r.datagrams.synced && r.connections.fullResync == r.datagrams.fullResync {
 		return 0
@@ -140,8 +135,7 @@ func (r *Reconciler) ResyncAfter() time.Duration {
 // A client retries its first packet for minutes, so the search can wait.
 type scanBudget struct{ usedUntil time.Time }
 
-// The search takes up to 1/budgetShare of the time. After an idle period, budgetBurst
-// permits more.
+// The search takes 1/budgetShare of the time, and more after an idle period: budgetBurst.
 const (
 	budgetShare = 50
 	budgetBurst = 10 * time.Second
@@ -178,15 +172,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, rules []Rule, now *service.S
 	return s.deleted, errors.Join(errs...)
 }
 
-// filterLimit is the maximum number of narrow dumps before one dump of the whole protocol
-// is cheaper. The kernel walks the whole table for each dump (kernel:
-// net/netfilter/nf_conntrack_netlink.c, ctnetlink_dump_table), but copying the entries
+// filterLimit is the most narrow dumps before one of the protocol is cheaper: each walks the whole
+// table (kernel: net/netfilter/nf_conntrack_netlink.c, ctnetlink_dump_table), but copying entries
 // costs more.
 const filterLimit = 4
 
-// filters returns the dumps that together show every flow that rules concern: one for
-// each address and NodePort, or for each port in IPv6. If these are too many for a
-// protocol, one dump per family replaces them.
+// filters returns dumps that show every flow of rules: one for each address and NodePort, in IPv6
+// for each port, or for the family if these are too many for a protocol.
 func filters(rules []Rule) []Filter {
 	var all []Filter
 	for _, p := range []service.Protocol{service.UDP, service.TCP, service.SCTP} {
@@ -271,8 +263,7 @@ func (s *sweep) flush(ctx context.Context) {
 	s.found = s.found[:0]
 }
 
-// hostLookup caches, during one sweep, which addresses accept NodePorts, and which clients
-// are outside.
+// hostLookup caches during a sweep which addresses accept NodePorts, and who is outside.
 type hostLookup struct {
 	driver Driver
 	now    *service.Snapshot
@@ -292,9 +283,8 @@ func (h *hostLookup) matcher(ctx context.Context, rules []Rule) *matcher {
 		func(client netip.Addr) bool { return h.isOutside(ctx, client) })
 }
 
-// isOutside reports whether a client is certainly neither a pod nor the node itself. An
-// entry does not tell the interface of its client, so if interfaces tell pods from others,
-// no client counts as outside.
+// isOutside reports whether a client is certainly no pod and not the node. If interfaces tell pods
+// from others, nobody is: entries have none.
 func (h *hostLookup) isOutside(ctx context.Context, client netip.Addr) bool {
 	pods := h.now.Node.Pods
 	if pods.Interface != "" || pods.InterfacePrefix != "" || pods.Contains(client, "") {
@@ -323,8 +313,7 @@ func (h *hostLookup) isLocal(ctx context.Context, addr netip.Addr) bool {
 	return is
 }
 
-// isFrontend reports whether t is itself a frontend, which takes precedence over
-// NodePorts.
+// isFrontend reports whether t is a frontend itself, which precedes NodePorts.
 func (h *hostLookup) isFrontend(t service.Address) bool {
 	known, ok := h.frontends[t]
 	if ok {

@@ -67,8 +67,7 @@ const (
 	filterDstPort  = 1 << 5
 )
 
-// The numbers of the address families, and the size of struct nfgenmsg, which begins with
-// one.
+// The numbers of families, and the size of struct nfgenmsg, which begins with one.
 const (
 	afUnspec     = 0
 	afINET       = 2
@@ -133,13 +132,10 @@ func encodeStatus(e *netlink.Encoder, f Filter) {
 	}
 }
 
-// encodeDelete returns the payload that deletes f and no other entry. The reply tuple
-// distinguishes f from a later entry with the same original tuple and another endpoint.
-// The ID is a hash that covers the original tuple. It distinguishes f from a flow
-// directly to the endpoint.
-//
-// It returns an error if f lacks an address. Without a tuple the kernel would flush the
-// whole table (kernel: net/netfilter/nf_conntrack_netlink.c, ctnetlink_del_conntrack).
+// encodeDelete returns the payload that deletes f alone. The reply tuple tells it from a later
+// entry to another endpoint, the ID, a hash with the original tuple, from a flow directly to the
+// endpoint. Without a tuple the kernel would flush the table (kernel:
+// net/netfilter/nf_conntrack_netlink.c, ctnetlink_del_conntrack), so f must have its addresses.
 func encodeDelete(f Flow) ([]byte, error) {
 	if !f.ReplySrc.IsValid() || !f.ReplyDst.IsValid() {
 		return nil, fmt.Errorf("entry from %s to %s lacks an address", f.ReplySrc, f.ReplyDst)

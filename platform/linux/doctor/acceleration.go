@@ -129,8 +129,7 @@ func (n *Node) detached(f service.Family, p socketlb.Presence, runs bool) doctor
 	return d
 }
 
-// podsMissed looks for a cgroup of all pods that the layer lacks. If there is one, the proxy
-// finds it at its next resync.
+// podsMissed looks for a cgroup of all pods that the layer lacks until the next resync.
 func (n *Node) podsMissed(families []service.Family, there map[service.Family]socketlb.Presence) []doctor.Finding {
 	missed := slices.DeleteFunc(families, func(f service.Family) bool { return !there[f].Known || there[f].Pods })
 	site, err := n.Acceleration.Site()
@@ -152,8 +151,7 @@ const (
 	mountHybrid = "mount -o remount,rw /sys/fs/cgroup && mkdir -p " + hybridRoot + " && mount -t cgroup2 cgroup2 " + hybridRoot
 )
 
-// mountedAs returns whether a line of /proc/self/mounts has a type and, if it is not empty,
-// a mount point, see proc_pid_mounts(5).
+// mountedAs returns whether /proc/self/mounts has a type, and at if given (proc_pid_mounts(5)).
 func mountedAs(mounts, kind, at string) bool {
 	for line := range strings.Lines(mounts) {
 		if field := strings.Fields(line); len(field) > 2 && field[2] == kind && (at == "" || field[1] == at) {
@@ -163,8 +161,7 @@ func mountedAs(mounts, kind, at string) bool {
 	return false
 }
 
-// hiddenPins finds a BPF file system that is mounted over another one, as by mount -a with a
-// line of /etc/fstab where systemd has mounted one.
+// hiddenPins finds a BPF file system over another one, as mount -a makes of a line of /etc/fstab.
 func hiddenPins(mounts string) []doctor.Finding {
 	n := 0
 	for line := range strings.Lines(mounts) {
@@ -267,8 +264,7 @@ func (l *lacks) addMounts(site socketlb.Site, mounts string) {
 // pins is where the BPF file system belongs.
 const pins = "/sys/fs/bpf"
 
-// old returns whether a release of Linux is before a version. One that cannot be read is
-// not.
+// old returns whether a release of Linux is before a version, as far as it can be read.
 func old(release string, major, minor int) bool {
 	var a, b int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n < 2 {

@@ -163,8 +163,7 @@ func (n *Node) entries() ([]packet.Link, error) {
 	return all, err
 }
 
-// dropsAll returns whether the chain certainly drops connections to a port of the node,
-// whatever the interface.
+// dropsAll returns whether the chain drops connections to a node's port on any interface.
 func (c *Chain) dropsAll(entries []packet.Link, port uint16) (bool, error) {
 	for _, in := range entries {
 		p := packet.Unaddressed(local{}, c.family(), service.TCP, port)
@@ -231,8 +230,7 @@ func (n *Node) filters(ctx context.Context, h Hook, each func(*Chain) error) err
 	})
 }
 
-// runtimeLinks begin the names of bridges of container runtimes, which accept only packets of
-// their own networks.
+// runtimeLinks begin the bridges of container runtimes, which accept their own networks alone.
 const runtimeLinks = "docker br- podman"
 
 // forwardPolicy checks that a chain which drops by its policy lets pods through. No mode can
@@ -272,8 +270,7 @@ func (n *Node) forwardPolicy(ctx context.Context) (doctor.Seen, error) {
 	return seen, err
 }
 
-// firewalls checks for firewall services. They are recognized by the names of their chains
-// and tables.
+// firewalls checks for firewall services, known by the names of chains and tables.
 func (n *Node) firewalls(ctx context.Context) (doctor.Seen, error) {
 	names, err := n.Kernel.FirewallNames(ctx)
 	if err != nil {

@@ -26,8 +26,7 @@ import (
 
 func trim(b []byte) string { return strings.TrimSpace(string(b)) }
 
-// forwarding checks that the kernel forwards. IPv6 counts if an interface has an address
-// of it.
+// forwarding checks that the kernel forwards, IPv6 if an interface has an address of it.
 func (n *Node) forwarding(ctx context.Context) (doctor.Seen, error) {
 	if n.all(Mode.relays) {
 		return doctor.NothingToSee("mode userspace relays connections itself"), nil
@@ -264,8 +263,7 @@ func (n *Node) conntrack(context.Context) (doctor.Seen, error) {
 	return seen, nil
 }
 
-// statistics parses /proc/net/stat/nf_conntrack, which has a row for each processor, and
-// sums the columns.
+// statistics sums the columns of /proc/net/stat/nf_conntrack, with a row for each processor.
 func statistics(text string) (map[string]uint64, error) {
 	lines := strings.Split(text, "\n")
 	names := strings.Fields(lines[0])
@@ -399,8 +397,7 @@ func (n *Node) xtablesLock(context.Context) (doctor.Seen, error) {
 	return lockSeen(mounts), nil
 }
 
-// lockSeen decides from the mounts of the process, see proc_pid_mountinfo(5). A
-// container has an overlay as its root.
+// lockSeen decides from mounts (proc_pid_mountinfo(5)). A container has an overlay as its root.
 func lockSeen(mounts string) doctor.Seen {
 	container, covering, kind := false, "", ""
 	for line := range strings.Lines(mounts) {

@@ -69,8 +69,7 @@ type Kernel interface {
 	// FilterChains calls each for the chains that filter packets to this node, and those that
 	// it forwards, and drop what no rule accepts. Their rules can be read meanwhile.
 	FilterChains(ctx context.Context, each func(*Chain) error) error
-	// FirewallNames lists the tables and chains by whose names firewall services are
-	// known.
+	// FirewallNames lists tables and chains by whose names firewall services are known.
 	FirewallNames(context.Context) ([]string, error)
 }
 
@@ -176,8 +175,7 @@ func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 	return seen, nil
 }
 
-// holder names the process of a listener, and how to end it. That is advice, no Fix: somebody
-// needs the program.
+// holder names a listener's process, and advises how to end it: no Fix, as somebody needs it.
 func (n *Node) holder(l proc.Listener) (who, end string) {
 	p, known := proc.BySocketInode(n.Proc, l.Inode)
 	if known {
@@ -190,8 +188,7 @@ func (n *Node) holder(l proc.Listener) (who, end string) {
 	return "a program", fmt.Sprintf("end it, if nobody needs it; its name, on the host: ss -ln%sp 'sport = :%d'", option, l.Addr.Port())
 }
 
-// takenPorts checks that the servers of the proxy can listen. It ignores other service
-// proxies, because otherProxies reports them.
+// takenPorts checks that the proxy's servers can listen, beside proxies that otherProxies reports.
 func (n *Node) takenPorts(ctx context.Context) (doctor.Seen, error) {
 	if n.Answered {
 		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil
@@ -244,8 +241,7 @@ func (n *Node) otherProxies(ctx context.Context) (doctor.Seen, error) {
 	return proxySeen(running, holder, n.ProxyName), nil
 }
 
-// Hung describes the only process of a proxy, see doctor.Silent. Processes of proxies for other
-// Services do not count.
+// Hung describes the only process of a proxy, see doctor.Silent, but of those for other Services.
 func (n *Node) Hung() (what, advice string, several bool) {
 	all := slices.DeleteFunc(n.running(), func(p proc.Process) bool {
 		return namedProxy(p) && (n.ProxyName == "" || !strings.Contains(p.Command, n.ProxyName))
@@ -268,15 +264,13 @@ func (n *Node) running() []proc.Process {
 	return slices.DeleteFunc(proc.ByName(n.Proc, proxyName), isAnotherCommand)
 }
 
-// isAnotherCommand returns whether a process of the program runs a command such as
-// status.
+// isAnotherCommand returns whether a process of the program runs one such as status.
 func isAnotherCommand(p proc.Process) bool {
 	words := strings.Fields(p.Command)
 	return len(words) > 1 && !strings.HasPrefix(words[1], "-")
 }
 
-// proxySeen decides what the processes of service proxies mean. holder is the proxy that
-// holds the lease of this node, nil for none.
+// proxySeen decides what the service proxies that run mean. holder has this node's lease, if any.
 func proxySeen(running []proc.Process, holder *lease.Identity, name string) doctor.Seen {
 	var others []proc.Process
 	for _, p := range running {
@@ -317,8 +311,7 @@ type Target struct {
 	Find     func(context.Context) (string, error)
 }
 
-// leftovers checks for rules of earlier proxies. While a proxy runs, it removes them
-// itself, and its conditions say what it cannot.
+// leftovers checks for earlier proxies' rules. A running proxy removes them, or has a condition.
 func (n *Node) leftovers(ctx context.Context) (doctor.Seen, error) {
 	if _, err := n.Holder(ctx); err == nil || n.Answered {
 		return doctor.NothingToSee("the running proxy removes them; its conditions say what stays"), nil
@@ -426,8 +419,7 @@ func clusterIPs(s *service.Snapshot, f service.Family) []netip.Addr {
 	return all[:min(len(all), mostRoutes)]
 }
 
-// serviceRange returns a range that holds sorted ClusterIPs: the known one, or else the
-// smallest.
+// serviceRange returns the known range of sorted ClusterIPs, or the smallest that holds them.
 func serviceRange(n *service.Node, all []netip.Addr) netip.Prefix {
 	first, last := all[0], all[len(all)-1]
 	for _, x := range n.ServiceCIDRs {

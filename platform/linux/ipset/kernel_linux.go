@@ -22,8 +22,7 @@ import (
 	"kubeproxy/platform/linux/netlink"
 )
 
-// Kernel gives access to the ipsets of a network namespace. It is safe for concurrent
-// use and executes one request at a time.
+// Kernel gives access to a network namespace's ipsets, one request at a time, for any goroutine.
 type Kernel struct {
 	lock   sync.Mutex
 	socket *netlink.Socket
@@ -34,8 +33,7 @@ type Kernel struct {
 // receiveTimeout limits the wait for a reply. The kernel may have to load a type.
 const receiveTimeout = 30 * time.Second
 
-// Open opens a socket in the network namespace of the calling thread. It sends no
-// request yet, so the kernel need not have ipsets.
+// Open opens a socket in this thread's network namespace. The kernel need not have ipsets yet.
 func Open() (*Kernel, error) {
 	s, err := netlink.Dial(unix.NETLINK_NETFILTER, netlink.Options{Timeout: receiveTimeout})
 	if err != nil {
@@ -68,8 +66,7 @@ func requestForAll(command int) *netlink.Encoder {
 	return e
 }
 
-// execute sends a request and calls each, unless it is nil, with the attributes of every
-// reply.
+// execute sends a request and calls each, if set, with the attributes of every reply.
 func (k *Kernel) execute(e *netlink.Encoder, each func(attrs []byte)) error {
 	e.EndMessage()
 	return k.socket.Query(context.Background(), e.Buf, func(m netlink.Message) error {
@@ -125,8 +122,7 @@ func (k *Kernel) create(s Set) error {
 	return describeErrno(err)
 }
 
-// replaceAltered replaces s by an empty set if it is Altered. Rules that refer to s then
-// refer to the new set.
+// replaceAltered replaces s, if it is Altered, by an empty set in all rules.
 func (k *Kernel) replaceAltered(s Set) error {
 	altered := false
 	err := k.dump(headersOnly(request(nl.IPSET_CMD_LIST, s.Name)), func(attrs []byte) { altered = altered || readHeader(attrs).Altered })
@@ -204,12 +200,10 @@ func (k *Kernel) Destroy(name string) error {
 	}
 }
 
-// module exists if the kernel has loaded ipsets, or has them built in: ipsets have a
-// module parameter.
+// module exists if the kernel has ipsets loaded or built in: they have a module parameter.
 const module = "/sys/module/ip_set"
 
-// Present reports whether the kernel has loaded ipsets. A request for ipsets would load
-// them. A type may be missing nonetheless.
+// Present reports whether the kernel has loaded ipsets, which a request would. A type may lack.
 func Present() bool {
 	_, err := os.Stat(module)
 	return !errors.Is(err, fs.ErrNotExist)
@@ -257,15 +251,13 @@ type elementCommand struct {
 	verb    string // for an error, before the set
 }
 
-// Add adds elements. An element that is already present is no error and gets the new
-// comment. If another process made the set without comments, its elements get none.
-// After an error some elements may have been added.
+// Add adds elements. One that is there is no error and gets the new comment, if the set has
+// comments. After an error some may have been added.
 func (k *Kernel) Add(s Set, members []Member) error {
 	return k.changeElements(s, elementCommand{nl.IPSET_CMD_ADD, "add to"}, normalize(members))
 }
 
-// Del deletes elements. A missing element is no error. After an error some elements may
-// have been deleted.
+// Del deletes elements, if they exist. After an error some may have been deleted.
 func (k *Kernel) Del(s Set, entries []Entry) error {
 	members := make([]Member, len(entries))
 	for i, e := range entries {
@@ -305,12 +297,10 @@ func (k *Kernel) batches(s Set, c elementCommand, members []Member) error {
 	return nil
 }
 
-// batchSize is the length at which a batch ends. With the one element that exceeds it, a
-// message stays below 32 KiB.
+// batchSize is where a batch ends. With one more element, a message stays below 32 KiB.
 const batchSize = 31 << 10
 
-// batch executes c with the first members and returns how many they were. It stops at
-// the first one that fails.
+// batch executes c with the first members until one fails, and returns how many they were.
 func (k *Kernel) batch(s Set, c elementCommand, members []Member) (int, error) {
 	e := request(c.command, s.Name)
 	e.Uint32(nl.IPSET_ATTR_LINENO|netByteOrder, 0)
@@ -406,8 +396,7 @@ func headersOnly(e *netlink.Encoder) *netlink.Encoder {
 	return e
 }
 
-// Headers returns all sets, including foreign ones, without their elements. It does not
-// make the kernel load ipsets.
+// Headers returns all sets, foreign ones, too, without elements and without loading ipsets.
 func (k *Kernel) Headers() ([]Header, error) {
 	if !Present() {
 		return nil, nil
@@ -425,8 +414,7 @@ func (k *Kernel) Headers() ([]Header, error) {
 	return heads, nil
 }
 
-// netByteOrder marks a number or an address as being in network byte order. Ipsets
-// require it.
+// netByteOrder marks a number or an address in network byte order, as ipsets require.
 const netByteOrder = netlink.NetByteOrder
 
 func encodeAddr(e *netlink.Encoder, typ uint16, a netip.Addr) {

@@ -1,15 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipset creates, fills, lists and destroys ipsets of the kernel. One iptables
-// rule can match a whole set where it would otherwise need a rule per address, see
-// ipset(8). The input are sets and their elements. Callers decide what they contain. The
-// package uses netlink, so the command ipset need not be installed.
+// Package ipset creates, fills, lists and destroys ipsets of the kernel. One iptables rule can
+// match a whole set where it would need a rule per address, see ipset(8). Callers decide what sets
+// contain. The package uses netlink: the command ipset need not be installed.
 //
-// The calls for ipsets of github.com/vishvananda/netlink v1.3.1 are not used, only its
-// constants. They send one request per element: to add 10,000 elements with comments takes
-// 124 ms of CPU instead of 15 ms, and to list them 490 ms instead of 14 ms. They panic if a
-// reply is not as expected, and cannot list sets without their elements.
+// Of github.com/vishvananda/netlink v1.3.1 only constants are used. Its calls send a request per
+// element: to add 10,000 elements with comments takes 124 ms of CPU instead of 15 ms, to list them
+// 490 ms instead of 14 ms. They panic on unexpected replies, and cannot list sets without elements.
 package ipset
 
 import (
@@ -37,8 +35,7 @@ const (
 // nameSize is the maximum length of a set's name in bytes.
 const nameSize = 31
 
-// maxElements is the maximum number of elements of a set. Kernel memory is used only for
-// existing elements.
+// maxElements is the most elements of a set. Only existing ones take kernel memory.
 const maxElements = 1 << 20
 
 // Set identifies a set. Name has at most 31 bytes.
@@ -83,8 +80,7 @@ type Header struct {
 	Family     service.Family // IPv4 if the type has no family
 	Entries    int            // elements; 0 from old kernels, which do not report it
 	References int            // rules, and sets of type list:set
-	// Altered means that Create did not make the set: it has another maximum number of
-	// elements, a timeout, or other extensions.
+	// Altered means that Create made no such set: maximum, timeout or extensions differ.
 	Altered bool
 }
 
@@ -107,8 +103,7 @@ func Halves(p netip.Prefix) []netip.Prefix {
 	return []netip.Prefix{low, netip.PrefixFrom(high, 1)}
 }
 
-// normalize returns members in a form that a set can hold: prefixes of length 0 are
-// split, and comments are sanitized.
+// normalize returns members as a set can hold them, with /0 split and comments sanitized.
 func normalize(members []Member) []Member {
 	all := make([]Member, 0, len(members))
 	for _, m := range members {
@@ -137,8 +132,7 @@ func (s Set) Text(e Entry) string {
 	return text
 }
 
-// addrText formats a like the C library: the last 32 bits of an IPv6 address that begins
-// with 96 zero bits are in IPv4 format.
+// addrText formats a like the C library, with IPv4 behind 96 zero bits.
 func addrText(a netip.Addr) string {
 	if !a.Is6() {
 		return a.String()
@@ -178,8 +172,7 @@ func (s Set) Write(members []Member, write func(line, comment string)) {
 	}
 }
 
-// commentSize is the maximum length of a comment in bytes (kernel:
-// include/uapi/linux/netfilter/ipset/ip_set.h).
+// commentSize bounds comments (kernel: include/uapi/linux/netfilter/ipset/ip_set.h).
 const commentSize = 255
 
 // Comment returns comment in the form in which the kernel gets it. It replaces the

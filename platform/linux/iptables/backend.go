@@ -39,15 +39,13 @@ type Driver interface {
 	// SavedTables names the tables that Save prints, as explain.Walk has them.
 	SavedTables() []string
 	Activate(table string) error
-	// RouteLocalnetEnabled reports whether the kernel routes packets to loopback
-	// addresses. EnableRouteLocalnet and DisableRouteLocalnet switch that on and off. An
-	// error of RouteLocalnetEnabled means that it cannot be switched on, or that the
-	// setting cannot be read.
+	// RouteLocalnetEnabled reports whether the kernel routes packets to loopback addresses, which
+	// Enable and DisableRouteLocalnet switch. Its error means that this cannot be switched on or
+	// read.
 	RouteLocalnetEnabled() (bool, error)
 	EnableRouteLocalnet() error
 	DisableRouteLocalnet() error
-	// Recent returns how long ago each client was entered in a list of the match recent,
-	// empty if there is no such list.
+	// Recent returns how long ago each client was entered in a list of the match recent.
 	Recent(list string) (map[netip.Addr]time.Duration, error)
 	// Liberal reports whether the kernel accepts packets outside of the TCP window of
 	// their connection as valid (nf_conntrack_tcp_be_liberal, see
@@ -55,15 +53,13 @@ type Driver interface {
 	Liberal() bool
 	// Watch calls touched whenever others change the tables, until ctx is done.
 	Watch(ctx context.Context, touched func()) error
-	// Suspect names the process that changed our chains last. It is empty if that is
-	// unknown.
+	// Suspect names the process that changed our chains last, empty if unknown.
 	Suspect() string
 	// Close releases the kernel resources of the Driver.
 	Close()
 }
 
-// Backend keeps the chains of one family in the desired state. It implements
-// reconcile.Backend.
+// Backend keeps the chains of one family as wanted. It implements reconcile.Backend.
 type Backend struct {
 	reconcile.Base
 	layout
@@ -87,8 +83,7 @@ type Backend struct {
 type installed struct {
 	snapshot *service.Snapshot
 	sums     map[id]sum
-	// retained are entries of an earlier process that an incomplete snapshot does not
-	// contain.
+	// retained are entries of an earlier process that an incomplete snapshot lacks.
 	retained []entry
 }
 
@@ -107,8 +102,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	var p *plan
 	if touched {
-		// The driver reports a change once. Until a plan has been applied, the contents
-		// of the tables are unknown.
+		// The driver reports a change once, so the tables are unknown until a plan was applied.
 		have := b.installed
 		b.installed = nil
 		t, err := b.read(ctx)
@@ -131,8 +125,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	return p, nil
 }
 
-// maxReads limits how often the tables are read again because others change them at the
-// same time.
+// maxReads bounds how often the tables are read again because others change them meanwhile.
 const maxReads = 5
 
 func (b *Backend) read(ctx context.Context) (*observed, error) {
@@ -155,9 +148,8 @@ func (b *Backend) list(ctx context.Context) (string, *observed, error) {
 	return "", nil, fmt.Errorf("read the tables of %s: others changed them meanwhile, %d times in a row", command(b.family), maxReads)
 }
 
-// Cleanup implements reconcile.Backend. It removes every chain that a service proxy of
-// the node has made, and the rules that jump there. A chain that rules of others refer
-// to is flushed and kept, and is reported as an error.
+// Cleanup implements reconcile.Backend. It removes the chains of any service proxy and the rules
+// that jump there. A chain that others refer to is flushed and kept, and is reported as an error.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.installed = nil
 	t, err := b.read(ctx)
@@ -214,8 +206,7 @@ func (b *Backend) planChanges(want *service.Snapshot, settingsChanged bool) *pla
 	return p
 }
 
-// dropRetained removes the keys in has from the retained entries: a Port of the snapshot
-// has them now.
+// dropRetained removes retained entries that a Port of the snapshot has now.
 func (i *installed) dropRetained(has []key) {
 	if len(has) == 0 || len(i.retained) == 0 {
 		return
@@ -270,11 +261,10 @@ func (p Ports) String() string {
 // bound reports whether the relay listens at an address that other programs use, too.
 func (l layout) bound() bool { return l.relays() && l.options.RelayPorts[l.family] != Ports{} }
 
-// guard returns the rules for packets to and from the listeners of a relay. They accept
-// translated packets, which belong to Services, before other rules see them. They drop
-// all others: those of clients that guess a port, and late datagrams to clients whose
-// flow is forgotten. At an address of the node, a port may also belong to a connection
-// that the node began; packets of such connections are not new, so they pass.
+// guard returns the rules for packets to and from the listeners of a relay. They accept translated
+// packets before other rules see them, and drop the rest: of clients that guess a port, and late
+// datagrams of forgotten flows. At an address of the node, packets of connections that the node
+// began pass: they are not new.
 func (l layout) guard() chain {
 	drop := "-j DROP"
 	if l.bound() {
@@ -311,8 +301,7 @@ func (l layout) hidden() string {
 	return "-d " + hostPrefix(l.options.Relay[l.family]) + " -j RETURN"
 }
 
-// Guard puts only the rules of guard in force. A relay at an address that others reach
-// calls it before it opens listeners.
+// Guard puts only the rules of guard in force, before a relay opens listeners that others reach.
 func (b *Backend) Guard(ctx context.Context) error {
 	b.installed = nil
 	t, err := b.read(ctx)
@@ -343,9 +332,8 @@ type pending struct {
 	read     bool              // prefixes have been read
 }
 
-// withPendingNodePorts returns want with the NodePort addresses that the tables use now,
-// while those of the node are pending. t is nil if the tables were not read. The same
-// want returns the same pointer.
+// withPendingNodePorts returns want with the NodePort addresses that the tables t, if read, use
+// now, while those of the node are pending. The same want returns the same pointer.
 func (b *Backend) withPendingNodePorts(want *service.Snapshot, t *observed) *service.Snapshot {
 	v := &b.pending
 	if !want.Node.NodePortsPending[b.family] {
@@ -369,8 +357,7 @@ func (b *Backend) withPendingNodePorts(want *service.Snapshot, t *observed) *ser
 	return v.snapshot
 }
 
-// nodePortsIn reads from the rules in t which addresses answer NodePorts, by rules
-// of ours or of kube-proxy.
+// nodePortsIn reads from rules of ours or of kube-proxy which addresses answer NodePorts.
 func (l layout) nodePortsIn(t *observed) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range l.roots(nat) {

@@ -23,9 +23,8 @@ type jump struct {
 	rule string
 }
 
-// jumps returns the rules that lead from the built-in chains to ours. Each is inserted
-// at the head of its chain. Their order does not matter: a packet with the masquerade
-// mark has been translated, so no rule rejects it.
+// jumps returns the rules from built-in chains to ours. Each is inserted at the head; their order
+// does not matter: what has the masquerade mark was translated, so no rule rejects it.
 func (l layout) jumps() []jump {
 	if r := l.options.Role; r != nil {
 		return r.jumps()
@@ -71,8 +70,7 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 		all = append(all, slices.DeleteFunc(own, func(e entry) bool { return e.lowPriority })...)
 	}
 	all = append(all, lowPriority...)
-	// Of two entries with the same key the first one counts. Desired entries come before
-	// retained ones.
+	// Of two entries with the same key the first counts, so desired ones come first.
 	roots, branches := l.buildTrees(append(all, others...))
 	if r := l.options.Role; r != nil {
 		return append(chainsOf(r.Chains(node, roots[id{nat, r.Root}])), branches...)
@@ -93,15 +91,12 @@ func (l layout) shared(node *service.Node, ports iter.Seq[*service.Port], others
 	return append(append(chains, l.healthChains(node, roots[id{filter, healthPortsChain}])...), branches...)
 }
 
-// MasqueradeRule selects the source port at random. By default the kernel keeps the port
-// of the client. If the first packets of two clients with the same port arrive for one
-// endpoint at the same moment, the kernel drops one of them
-// (kubernetes/kubernetes#76699).
+// MasqueradeRule selects the source port at random. With the client's own port, the kernel drops
+// one of two packets that arrive for one endpoint at once (kubernetes/kubernetes#76699).
 const MasqueradeRule = "-j MASQUERADE --random-fully"
 
-// The rules whose counters are read. loopbackRule has no target, it only counts. A
-// connection to a NodePort of a loopback address always carries the masquerade mark, so
-// few packets reach this rule.
+// The rules whose counters are read. loopbackRule only counts. Connections to NodePorts of loopback
+// addresses carry the masquerade mark, so few packets reach it.
 const (
 	invalidRule  = "-m conntrack --ctstate INVALID -j DROP"
 	loopbackRule = "-m conntrack --ctorigdst 127.0.0.0/8"
@@ -169,8 +164,7 @@ func (l layout) healthChains(node *service.Node, ports []string) []chain {
 	return []chain{{id{filter, healthPortsChain}, ports}, {id{filter, healthChain}, rules}}
 }
 
-// MarkClusterRules mark packets for masquerading that arrive for a ClusterIP and need
-// it. They jump to chain for that.
+// MarkClusterRules send packets for a ClusterIP that need masquerading to chain.
 func MarkClusterRules(f service.Family, node *service.Node, chain string) []string {
 	mark := "-j " + chain
 	switch {
@@ -182,11 +176,10 @@ func MarkClusterRules(f service.Family, node *service.Node, chain string) []stri
 	return nil
 }
 
-// HairpinMatch matches packets whose source is their destination. No other match
-// compares two fields of a packet, so without it each endpoint would need a rule. The
-// classic BPF program (docs.kernel.org/networking/filter.html) loads a word of the
-// source into A, copies it to X, loads the same word of the destination and compares
-// both. It continues with the next word while they are equal.
+// HairpinMatch matches packets whose source is their destination. No other match compares two
+// fields, so each endpoint would need a rule. The classic BPF program
+// (docs.kernel.org/networking/filter.html) loads a word of the source into A, copies it to X, loads
+// the same word of the destination, and goes on to the next while they are equal.
 func HairpinMatch(f service.Family) string {
 	source, words, size := 12, 1, 4
 	if f == service.IPv6 {
@@ -207,9 +200,8 @@ func HairpinMatch(f service.Family) string {
 
 var loopback = [...]netip.Prefix{service.IPv4: netip.MustParsePrefix("127.0.0.0/8"), service.IPv6: netip.MustParsePrefix("::1/128")}
 
-// martianRule protects loopback addresses. Once the kernel routes such addresses for
-// NodePorts, it would also accept packets to them from the network
-// (kubernetes/kubernetes#92315).
+// martianRule protects loopback addresses: once the kernel routes them for NodePorts, it would
+// accept packets to them from the network, too (kubernetes/kubernetes#92315).
 const martianRule = "! -s 127.0.0.0/8 -d 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
 
 // nonLocalSourceRule keeps other hosts from NodePorts on loopback addresses. The DNAT
@@ -308,8 +300,7 @@ func frontendKinds(p *service.Port) (internal, external bool) {
 	return internal, external
 }
 
-// forwardsExternal reports whether some client of an external frontend of p may reach an
-// endpoint.
+// forwardsExternal reports whether an external frontend of p leads any client to an endpoint.
 func forwardsExternal(p *service.Port) bool {
 	_, external := frontendKinds(p)
 	return external && (len(p.Cluster) > 0 || p.External == service.PolicyLocal && len(p.Local) > 0)
@@ -322,9 +313,8 @@ func hostPrefix(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).St
 // rule nor another component may translate it before table filter sees it.
 const jumpAccept = "-j ACCEPT"
 
-// externalRules are for packets to an external frontend. With policy Local, pods and the
-// node itself may reach every endpoint. External clients reach only the endpoints of
-// this node.
+// externalRules are for an external frontend. With policy Local, pods and the node itself reach
+// every endpoint, external clients only those of this node.
 func (l layout) externalRules(p *service.Port, node *service.Node) []string {
 	anywhere := jumpAccept
 	if len(p.Cluster) > 0 {
@@ -373,8 +363,7 @@ func sourceRules(sources []netip.Prefix, then string) []string {
 	return rules
 }
 
-// PodRules apply then to packets from pods, with one rule for each way in which node
-// detects them.
+// PodRules apply then to packets from pods, a rule for each way in which node detects them.
 func PodRules(f service.Family, node *service.Node, then string) []string {
 	switch pods := node.Pods; {
 	case pods.Interface != "":
@@ -401,23 +390,20 @@ func commentOf(text string) string {
 	return "-m comment --comment \"" + text[:min(len(text), 200)] + "\" "
 }
 
-// localnetMark is an empty chain that records that this proxy enabled route_localnet, so
-// that a later process can disable it. Without the rule that protects them, loopback
-// addresses would be reachable from the network (kubernetes/kubernetes#92315). A setting
-// that others made is never changed.
+// localnetMark is an empty chain that records that this proxy enabled route_localnet, so that a
+// later process can disable it: without martianRule, loopback addresses would be reachable from the
+// network. What others set is never changed.
 var localnetMark = id{filter, "KUBE-LOCALNET"}
 
-// readSettings reads the kernel settings that rules depend on. It reports whether one of
-// them has changed.
+// readSettings reads the kernel settings that rules depend on, and reports whether any changed.
 func (b *Backend) readSettings() (changed bool) {
 	was := b.liberal
 	b.liberal = b.options.DropInvalid && !b.relays() && b.driver.Liberal()
 	return b.readLocalnet() || b.liberal != was
 }
 
-// readLocalnet checks whether loopback addresses are or can be routed. It reports
-// whether the result has changed. If they cannot be routed, rules for them would let
-// clients run into timeouts.
+// readLocalnet checks whether loopback addresses are or can be routed, and reports whether that has
+// changed. If they cannot, rules for them would let clients run into timeouts.
 func (b *Backend) readLocalnet() (changed bool) {
 	if b.family != service.IPv4 || !b.options.LocalhostNodePorts || b.relays() {
 		return false
@@ -428,9 +414,8 @@ func (b *Backend) readLocalnet() (changed bool) {
 	return b.noLocalnet != was
 }
 
-// NeedListeners reports whether listeners of the process have to answer NodePorts on
-// loopback addresses, because it may not let the kernel route these. The caller provides
-// listeners if it does.
+// NeedListeners reports whether listeners must answer NodePorts on loopback addresses, because this
+// process may not let the kernel route these.
 func (b *Backend) NeedListeners() bool {
 	b.readLocalnet()
 	b.listeners = b.noLocalnet
@@ -455,8 +440,7 @@ func (b *Backend) planLocalnet(p *plan) {
 	}
 }
 
-// readLocalnetMark looks for the mark in t. If others have removed it, the plan adds it
-// again.
+// readLocalnetMark looks for the mark in t. If others removed it, the plan adds it again.
 func (b *Backend) readLocalnetMark(p *plan, t *observed) {
 	_, there := t.chains[localnetMark]
 	if b.localnetMarked && !there {
@@ -477,8 +461,7 @@ func hasNodePort(s *service.Snapshot, f service.Family) bool {
 	return false
 }
 
-// routeLocalnet enables route_localnet. The rule that protects loopback addresses exists
-// at this point.
+// routeLocalnet enables route_localnet, when the rule that protects loopback addresses exists.
 func (p *plan) routeLocalnet(ctx context.Context) error {
 	if !p.enableLocalnet {
 		return nil
@@ -524,10 +507,9 @@ type root struct {
 	before              []string // rules ahead of the tree
 }
 
-// roots returns those of table. With a relay, table nat has two, because packets of the
-// relay itself must not come back to it. At an address of the node, a listener may have
-// the port number of a NodePort that is refused. So packets that were redirected to a
-// listener do not enter the tree of refusals.
+// roots returns those of table. With a relay, table nat has two: packets of the relay must not come
+// back to it. What was redirected to a listener does not enter the tree of refusals, as the
+// listener may have the port number of a NodePort that is refused.
 func (l layout) roots(table string) []root {
 	if table == filter && l.bound() {
 		return []root{{servicesChain, nodePortsChain, []string{"-m conntrack --ctstate DNAT -j RETURN"}}}
@@ -576,8 +558,7 @@ func NewWith(f service.Family, o Options, d Driver) *Backend {
 	return &Backend{layout: layout{family: f, options: o}, driver: d, rules: reconcile.Rules{Written: perTable()}}
 }
 
-// Replace changes all chains of b to those of want, whatever their present state. It
-// changes all of them or none.
+// Replace changes all chains of b to those of want, whatever is there, or none.
 func (b *Backend) Replace(ctx context.Context, want *service.Snapshot) error {
 	b.installed = nil
 	t, err := b.read(ctx)
@@ -599,8 +580,7 @@ func (b *Backend) program(ctx context.Context, text string) error {
 	return nil
 }
 
-// IsBusy reports whether err means that iptables did not run, rather than that it
-// refused the rules.
+// IsBusy reports whether err means that iptables did not run, and so refused no rules.
 func IsBusy(err error) bool { return errors.Is(err, ErrBusy) }
 
 // Destinations returns the translation targets of the chains in the tables, by chain
@@ -621,8 +601,7 @@ func (b *Backend) Destinations(ctx context.Context) (map[string]netip.AddrPort, 
 	return all, nil
 }
 
-// ChainOf returns the name of the chain that translates to the endpoints of p for
-// policy.
+// ChainOf returns the name of the chain that translates to the endpoints of p for policy.
 func ChainOf(p *service.Port, policy service.Policy) string {
 	if policy == service.PolicyLocal {
 		return portChainName(localPrefix, p)

@@ -23,9 +23,8 @@ type blob struct {
 	hooks  map[int]string // offsets of the built-in chains
 }
 
-// entryLayout holds the offsets inside a rule: the length of addresses and interfaces,
-// and the positions of the target offset, the rule length and the matches. The kernel
-// stores internal fields and counters behind the addresses.
+// entryLayout holds offsets inside a rule. The kernel stores internal fields and counters behind
+// the addresses.
 type entryLayout struct {
 	head, target, next, matches int
 	// masks are the ranges of the masks of addresses and interfaces, as start and end.
@@ -89,8 +88,7 @@ func text(b []byte) string {
 	return string(name)
 }
 
-// chainStart returns the name of the user-defined chain that begins behind r, if there
-// is one.
+// chainStart returns the name of the user-defined chain that begins behind r, if any.
 func (r blobRule) chainStart() (string, bool) {
 	if !bytes.HasPrefix(r.target[targetName:], []byte(errorTarget+"\x00")) {
 		return "", false
@@ -107,8 +105,7 @@ func (r blobRule) jump() (int, bool) {
 	return to, to >= 0
 }
 
-// passes reports whether a rule of a family lets all packets pass, or all packets of a
-// protocol that Services use, see passesAll.
+// passes reports whether a rule lets all packets of a protocol of Services pass, see passesAll.
 func (r blobRule) passes(f service.Family) bool {
 	l := entryLayouts[f]
 	for _, m := range l.masks {
@@ -142,10 +139,9 @@ func (r blobRule) onlyComments() bool {
 	return true
 }
 
-// sum hashes our chains and the rules of the built-in chains that jump to them. It also
-// depends on whether a rule ahead of such a jump lets all packets pass. It does not
-// depend on counters or on chains of others. The result is false if b could not be
-// parsed.
+// sum hashes our chains, the rules of built-in chains that jump to them, and whether a rule ahead
+// of these lets all packets pass; no counters, and no chains of others. It is false if b could not
+// be parsed.
 func (b *blob) sum(seed maphash.Seed) (uint64, bool) {
 	d := &digest{family: b.family, chains: map[int]blobChain{}}
 	d.hash.SetSeed(seed)
@@ -182,8 +178,7 @@ type digest struct {
 	total  uint64
 }
 
-// rule adds r. hook is the name of the built-in chain that begins with r, "" if none
-// does.
+// rule adds r. hook is the name of the built-in chain that begins with r, if one does.
 func (d *digest) rule(r blobRule, hook string) {
 	if hook != "" {
 		d.hook, d.passed = hook, false

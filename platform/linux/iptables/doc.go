@@ -26,30 +26,24 @@ type Options struct {
 	// LocalhostNodePorts makes NodePorts answer on IPv4 loopback addresses, unless the
 	// node's NodePort addresses exclude them.
 	LocalhostNodePorts bool
-	// DropInvalid drops forwarded packets that connection tracking cannot assign to a
-	// connection. Untranslated, such a packet makes its receiver reset the connection
-	// (kubernetes/kubernetes#74839). The option has no effect while
-	// net.netfilter.nf_conntrack_tcp_be_liberal is set: then the kernel accepts packets
-	// outside of the TCP window as valid, apart from resets
-	// (kubernetes/kubernetes#120412).
+	// DropInvalid drops forwarded packets that belong to no tracked connection. Untranslated, they
+	// make their receiver reset the connection (kubernetes/kubernetes#74839). It has no effect
+	// while net.netfilter.nf_conntrack_tcp_be_liberal is set: the kernel then takes packets outside
+	// of the TCP window as valid, apart from resets (kubernetes/kubernetes#120412).
 	DropInvalid bool
-	// Relay is, by family, the address of the node on which a relay listens, invalid if
-	// there is none. With a relay, the endpoints of snapshots are listeners at this
-	// address. Rules redirect connections there, masquerade nothing, and drop all other
-	// packets to this address. Packets of local processes that carry the mark are not
-	// redirected.
-	Relay [2]netip.Addr
-	// RelayPorts, by family, are all ports where that relay may listen, for an address
-	// that other programs use, too. Rules then leave other ports, and connections that
-	// these programs begin, as they are. With the zero value the relay has the whole
+	// Relay is, by family, the address of the node on which a relay listens, invalid if none does.
+	// The endpoints of snapshots are then its listeners. Rules redirect connections there, except
+	// marked ones of local processes, masquerade nothing, and drop all other packets to this
 	// address.
+	Relay [2]netip.Addr
+	// RelayPorts, by family, are all ports of that relay, for an address that other programs use,
+	// too: rules leave their ports and the connections that they begin alone. The zero value means
+	// all.
 	RelayPorts [2]Ports
-	// Bypass is for a relay that is about to end. The endpoints of snapshots are then
-	// those of the Service, and new connections go there, masqueraded as if the relay had
-	// made them. The relay keeps its open connections.
+	// Bypass is for a relay that is about to end, and keeps its open connections. The endpoints are
+	// those of the Service, and new connections go there, masqueraded as if by the relay.
 	Bypass bool
-	// ListSize is how many endpoints a chain may have before it is split, 0 for a size
-	// that suits the kernel.
+	// ListSize is how many endpoints a chain may have before it is split, 0 for the best size.
 	ListSize int
 	// Dir is the directory of the iptables commands. If it is empty, PATH is searched.
 	Dir string

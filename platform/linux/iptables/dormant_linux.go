@@ -101,8 +101,7 @@ func tableFlags(ctx context.Context, s *netlink.Socket, family byte, table strin
 	return flags, err
 }
 
-// setTableFlags sets the flags of an existing table. The kernel accepts changes of
-// nftables only in batches.
+// setTableFlags sets the flags of an existing table, in a batch: nftables changes nothing else.
 func setTableFlags(s *netlink.Socket, family byte, table string, flags uint32) error {
 	e := &netlink.Encoder{}
 	e.NetfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, unix.NFNL_SUBSYS_NFTABLES)

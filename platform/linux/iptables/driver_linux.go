@@ -55,17 +55,15 @@ var _ lister = (*runner)(nil)
 // lockSeconds limits how long the command itself waits for the lock of iptables-legacy.
 const lockSeconds = "5"
 
-// runner is the Driver of a real node. go-iptables (v0.8.0) finds the command and knows
-// its version. It has no iptables-restore and no iptables-save, which make one transaction
-// of a round and one list of a comparison. Its list of a chain takes the lock, so others
-// would find it taken.
+// runner is the Driver of a real node. go-iptables (v0.8.0) finds the command and its version. It
+// has no iptables-restore and iptables-save, which make one transaction of a round and one list of
+// a comparison, and its own list takes the lock.
 type runner struct {
 	family service.Family
 	role   *Role
 	dir    string
 	name   string // of the commands, without suffix
-	// programs are the resolved paths of the commands at the start, by suffix, see
-	// resolvePrograms.
+	// programs are the paths of the commands at the start, by suffix, see resolvePrograms.
 	programs map[string]string
 
 	lock     *lock // nil if we cannot take the lock for the command
@@ -141,8 +139,7 @@ func (r *runner) resolvePrograms() {
 	}
 }
 
-// program returns the path of the iptables program that a command resolves to, "" if it
-// is anything else.
+// program returns the path of the iptables program that a command resolves to, else "".
 func (r *runner) program(suffix string) string {
 	path, err := exec.LookPath(r.path(suffix))
 	if err == nil {
@@ -157,10 +154,9 @@ func (r *runner) program(suffix string) string {
 // path returns the path or name of the command with suffix.
 func (r *runner) path(suffix string) string { return filepath.Join(r.dir, r.name+suffix) }
 
-// command returns a command with its arguments. An administrator can switch the names to
-// the other variant at any time. Then a change that was planned for the tables of one
-// variant would go to those of the other. In this case command uses the program that it
-// found at the start.
+// command returns a command with its arguments. An administrator can switch the names to the other
+// variant at any time, whose tables the change was not planned for. So command uses the program
+// that it found at the start.
 func (r *runner) command(ctx context.Context, suffix string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, r.path(suffix), args...)
 	before, now := r.programs[suffix], r.program(suffix)
@@ -233,12 +229,10 @@ func (r *runner) run(ctx context.Context, text string, args ...string) error {
 	return monitorErr
 }
 
-// errNoSocket is the reason why the command refuses rules that match a set: both
-// variants look up sets through a raw socket.
+// errNoSocket is why the command refuses rules that match a set: it looks up sets by a raw socket.
 var errNoSocket = errors.New("the right CAP_NET_RAW is needed to ask for ipsets")
 
-// restoreError returns the error of iptables-restore for text, with the line that caused
-// it.
+// restoreError returns the error of iptables-restore with the line of text that caused it.
 func restoreError(err error, output, text string) error {
 	output = strings.Join(strings.Fields(output), " ")
 	var exit *exec.ExitError
@@ -292,8 +286,7 @@ func (r *runner) Save(ctx context.Context) (string, error) {
 	return out.String(), nil
 }
 
-// List implements lister. It reads without the lock, so that no other process finds the
-// lock taken.
+// List implements lister. It reads without the lock, so that nobody finds that taken.
 func (r *runner) List(ctx context.Context, table, chain string) (string, error) {
 	c := r.command(ctx, "", "-w", lockSeconds, "-t", table, "-S", chain, "-v")
 	c.Env = append(os.Environ(), noLockEnv)
@@ -454,8 +447,7 @@ func (r *runner) EnableRouteLocalnet() error {
 
 func (r *runner) DisableRouteLocalnet() error { return disableRouteLocalnet() }
 
-// disableRouteLocalnet writes only if the value has to change, because writing may be
-// forbidden.
+// disableRouteLocalnet writes only a change, because writing may be forbidden.
 func disableRouteLocalnet() error {
 	if text, err := os.ReadFile(routeLocalnetPath); err == nil && strings.TrimSpace(string(text)) == "0" {
 		return nil
@@ -481,9 +473,8 @@ func nftChains(f service.Family) ([]id, error) {
 	return all, nil
 }
 
-// legacyChains lists the chains in the tables of iptables-legacy. It reads only tables
-// that exist, because a request for another one would create it (kernel:
-// net/netfilter/x_tables.c, xt_find_table_lock).
+// legacyChains lists the chains of iptables-legacy. It reads only tables that exist: a request
+// makes others (kernel: net/netfilter/x_tables.c, xt_find_table_lock).
 func legacyChains(f service.Family) ([]id, error) {
 	names, err := packet.LegacyNames(f)
 	if err != nil {
@@ -544,11 +535,9 @@ func (l *legacyMonitor) chains(table string) ([]id, error) {
 // which variant a node uses (kubernetes/kubernetes#109059).
 var kubeletChains = []id{{"mangle", "KUBE-IPTABLES-HINT"}, {"mangle", "KUBE-KUBELET-CANARY"}}
 
-// commandPrefix returns the name of the iptables commands for f, without suffix. A
-// container has its own commands, and rules of the wrong variant are not in the tables
-// that all other components of the node use. So if kubelet has used exactly one variant
-// and there are commands for it, the result is that variant. Otherwise it is the short
-// name.
+// commandPrefix returns the name of the iptables commands for f, without suffix. Rules of the wrong
+// variant are not in the tables that all other components use. So it is the variant that kubelet
+// has used, if it was one and there are commands for it, otherwise the short name.
 func commandPrefix(f service.Family) string {
 	var used []string
 	for _, v := range Variants {
@@ -579,9 +568,8 @@ func UsedByKubelet(v Variant) bool {
 	})
 }
 
-// requirements are what the rules of any node need. With a relay, only the first
-// relayRequirements of them are needed. Session affinity also needs the match recent;
-// without it, only Services with affinity are refused.
+// requirements are what the rules of any node need, with a relay only the first relayRequirements.
+// Without the match recent, Services with session affinity are refused.
 var requirements = []Requirement{
 	{"match comment", "xt_comment", nat, "-m comment --comment probe -j RETURN"},
 	{"match tcp", "xt_tcpudp", nat, "-p tcp -m tcp --dport 1 -j RETURN"},
@@ -613,10 +601,9 @@ func (l layout) requirements() []Requirement {
 // probeTimeout limits the run time of a command.
 const probeTimeout = 30 * time.Second
 
-// Probe checks whether the node has an iptables that accepts our rules for f. It changes
-// nothing. The error is one sentence that describes what is missing. Probe tries the
-// rules in a network namespace of its own. If it cannot create one, only the command
-// checks the rules, not the kernel.
+// Probe checks whether the node has an iptables that accepts our rules for f, and says in one
+// sentence what is missing. It tries them in a network namespace of its own. Where it cannot make
+// one, only the command checks them, not the kernel.
 func Probe(f service.Family, o Options) error {
 	return ProbeWith(f, o, func() error { return nil })
 }

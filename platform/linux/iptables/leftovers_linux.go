@@ -28,9 +28,8 @@ const (
 // Variants lists both variants.
 var Variants = [...]Variant{Legacy, NFT}
 
-// NodeVariant returns the variant that a Backend uses: the one of kubelet if there are
-// commands for it, otherwise the one of the command iptables. It runs the command, and
-// returns an error if that fails.
+// NodeVariant returns the variant of a Backend: that of kubelet if there are commands for it,
+// otherwise that of the command iptables, which it runs.
 func NodeVariant(f service.Family) (Variant, error) {
 	out, err := exec.Command(commandPrefix(f), "--version").Output()
 	if err != nil {
@@ -58,8 +57,7 @@ type Leftovers struct {
 // String returns the name of the tables, such as iptables-nft.
 func (l Leftovers) String() string { return command(l.Family) + "-" + string(l.Variant) }
 
-// Find describes the leftovers, "" if there are none. It asks the kernel, so that it
-// works without the commands.
+// Find describes the leftovers, "" if there are none. It asks the kernel, so it needs no commands.
 func (l Leftovers) Find(context.Context) (string, error) {
 	list := legacyChains
 	if l.Variant == NFT {
@@ -122,8 +120,7 @@ func (l Leftovers) restore(ctx context.Context, text string) error {
 	return nil
 }
 
-// path returns the name of the variant's commands without suffix. With a single variant
-// installed, the commands may have only short names.
+// path returns the variant's commands without suffix. A single variant may have only short names.
 func (l Leftovers) path() (string, error) {
 	long := l.String()
 	if _, err := exec.LookPath(long + "-restore"); err == nil {
@@ -159,8 +156,7 @@ func NewCounters(f service.Family, o Options) *Counters {
 	return &Counters{family: f, list: r.saveCounters}
 }
 
-// saveCounters lists table nat with counters. It reads without the lock, so that no other
-// process finds the lock taken.
+// saveCounters lists table nat with counters, without the lock, so that nobody finds that taken.
 func (r *runner) saveCounters(ctx context.Context) (string, error) {
 	c := r.command(ctx, "-save", "-c", "-t", nat)
 	c.Env = append(os.Environ(), noLockEnv)

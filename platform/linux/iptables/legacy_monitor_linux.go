@@ -18,15 +18,14 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// legacyMonitor detects changes in iptables-legacy. The kernel sends no notification of
-// a change. It returns the size of each table at almost no cost. It also returns whole
-// tables, which takes 7 ms for 1,000 Services of ten endpoints and 90 ms for 10,000.
-// Therefore the monitor reads the tables when a size has changed or another process has
-// used the lock, and otherwise as often as readShare allows.
+// legacyMonitor detects changes in iptables-legacy, of which the kernel sends no notification. It
+// returns the size of each table at almost no cost, and whole tables in 7 ms for 1,000 Services of
+// ten endpoints and 90 ms for 10,000. So the monitor reads the tables when a size has changed or
+// another process used the lock, and otherwise as often as readShare allows.
 //
-// A list by iptables-save instead takes 0.24 s of CPU for 10,000 Services, and 0.86 s with
-// its comparison, where a checksum takes 0.12 s. To find a change within maxReadInterval
-// would take a fifth of a processor, not 3 %.
+// A list by iptables-save takes 0.24 s of CPU for 10,000 Services, and 0.86 s with its comparison;
+// a checksum takes 0.12 s. To find a change within maxReadInterval would take a fifth of a
+// processor, not 3 %.
 type legacyMonitor struct {
 	fd, level int
 	family    service.Family
@@ -36,18 +35,15 @@ type legacyMonitor struct {
 
 	infos tableInfos
 	known bool // infos describe the tables as we left them
-	// sum is the checksum of the tables as we left them, valid if sumValid is set. Where
-	// others rarely use the lock, it is computed some time after our change, so that
-	// several changes share one computation. It is not computed if another process has
-	// used the lock in the meantime.
+	// sum is the checksum of the tables as we left them, valid if sumValid is set. Where others
+	// rarely use the lock, several changes share one, some time later. It is not computed if
+	// another process has used the lock meanwhile.
 	sum      uint64
 	sumValid bool
-	// maybeChanged means that another process may have changed the tables since they
-	// were last read.
+	// maybeChanged means that others may have changed the tables since they were last read.
 	maybeChanged bool
-	// uncertain means that one of our changes left the checksum invalid for a while. In
-	// this time another process may have made a change that affects neither a size nor
-	// the lock, and the next checksum includes it.
+	// uncertain means that a change of ours left the checksum invalid for a while. A change of
+	// others in this time that affects neither a size nor the lock would be part of the next one.
 	uncertain bool
 	dirty     bool
 
@@ -62,13 +58,11 @@ const (
 	// uncertainSaveInterval if uncertain is set.
 	saveInterval          = 10 * time.Minute
 	uncertainSaveInterval = time.Minute
-	// othersLockWindow is the time in which a process that used the lock is expected to
-	// use it again.
+	// othersLockWindow is the time in which a process that used the lock may use it again.
 	othersLockWindow = time.Minute
-	// minReadInterval and readShare limit the time spent on checksums. changedReadShare
-	// is the limit while others keep changing the tables. A checksum that costs no more
-	// than cheapRead is never delayed. No foreign change waits longer than
-	// maxReadInterval for a checksum, whatever the cost.
+	// minReadInterval and readShare limit the time spent on checksums, changedReadShare while
+	// others keep changing the tables. One that costs at most cheapRead is never delayed, and none
+	// is for longer than maxReadInterval.
 	minReadInterval  = 2 * time.Second
 	maxReadInterval  = 4 * time.Second
 	readShare        = 100
@@ -90,8 +84,7 @@ const (
 	infoSize   = 80
 )
 
-// The socket options for a tableInfo and for the rules of a table. They are the same for
-// IPv4 and IPv6.
+// The socket options for a tableInfo and for the rules of a table, the same for both families.
 const (
 	getInfo    = 64
 	getEntries = 65
@@ -127,8 +120,7 @@ func newLegacyMonitor(f service.Family, of *Role, l *lock) (*legacyMonitor, erro
 
 func (l *legacyMonitor) close() { _ = unix.Close(l.fd) }
 
-// beginRestore detects changes that others made before ours. We hold the lock at this
-// point.
+// beginRestore detects changes that others made before ours, while we hold the lock.
 func (l *legacyMonitor) beginRestore(int) error {
 	if !l.known || l.dirty {
 		return nil

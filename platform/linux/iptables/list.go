@@ -20,12 +20,11 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// A chain with many endpoints would be written whole for each one that comes or goes:
-// one endpoint changes the probability of every rule before it. And a connection would
-// be compared with half of the rules. So the endpoints of such a list are split into
-// branches by four bits of their checksums, and a branch that is still too large is split
-// again. The shape depends only on the endpoints. One of them changes one branch, and the
-// rules that lead there.
+// A chain with many endpoints would be written whole for each one that comes or goes, as one
+// endpoint changes the probability of every rule before it, and a connection would be compared with
+// half of the rules. So the endpoints are split into branches by four bits of their checksums,
+// again and again where a branch is too large. The shape depends only on the endpoints: one of them
+// changes one branch, and the rules that lead there.
 const (
 	listSize = 64 // a list or branch with more endpoints is split
 	listBits = 4
@@ -49,12 +48,10 @@ type member struct {
 	sum  uint32
 }
 
-// listChains returns the chain that sends a connection to one of the endpoints of p for
-// policy, and its branches. All endpoints have the same probability. With session
-// affinity, a client returns to its previous endpoint.
-//
-// Branches that are the same as in old, which may be nil, are left out with all below
-// them, and are returned as same.
+// listChains returns the chain that sends a connection to one of the endpoints of p for policy,
+// each as likely, and its branches. With session affinity, a client returns to its endpoint.
+// Branches that are the same as in old, which may be nil, are left out with all below them and
+// returned as same.
 func (l layout) listChains(p, old *service.Port, policy service.Policy) (chains []chain, same []id) {
 	t := &list{layout: l, port: p, prefix: clusterPrefix}
 	if policy == service.PolicyLocal {
@@ -90,8 +87,7 @@ func (l layout) listMarks(p *service.Port, policy service.Policy) []string {
 // listSize is how many endpoints a chain may have.
 func (l layout) listSize() int { return cmp.Or(l.options.ListSize, listSize) }
 
-// members returns endpoints in the order of the tree. A list that is not split keeps its
-// order, and so do endpoints with the same checksum.
+// members returns endpoints in the order of the tree. A list that is not split keeps its order.
 func (l *list) members(endpoints []service.Endpoint) []member {
 	all := make([]member, len(endpoints))
 	if len(endpoints) <= l.listSize() {
@@ -154,8 +150,7 @@ func branches(members, was []member, depth int, path string) []branch {
 // stays reports whether the chains of b are the same as before.
 func (l *list) stays(b branch) bool { return l.known && slices.Equal(b.members, b.was) }
 
-// drawing returns the rules that send a connection to one of members, and adds the
-// chains below. The members were there before.
+// drawing returns the rules that send a connection to one of members, and adds the chains below.
 func (l *list) drawing(members, was []member, depth int, path string) []string {
 	if l.isLeaf(members, depth) {
 		return l.draw(nil, members, len(members))
@@ -194,8 +189,7 @@ func (l *list) draw(rules []string, members []member, left int) []string {
 	return rules
 }
 
-// returning returns the rules that send a client to the one of members that it had
-// before, and adds the chains below.
+// returning returns the rules that send a client back to one of members, and adds the chains below.
 func (l *list) returning(members, was []member, depth int, path string) []string {
 	var rules []string
 	if l.isLeaf(members, depth) {
@@ -216,8 +210,7 @@ func (l *list) returning(members, was []member, depth int, path string) []string
 	return rules
 }
 
-// add adds the chain of a branch, and returns its name. kube-proxy removes chains with
-// such names, so the way back to it leaves none.
+// add adds the chain of a branch, and returns its name. kube-proxy removes chains with such names.
 func (l *list) add(kind string, b branch, rules func() []string) string {
 	i := id{nat, hashedName(l.prefix, l.port.Name.String(), l.port.Name.Protocol.String(), kind+b.path)}
 	if l.stays(b) {
@@ -256,8 +249,7 @@ func fullMask(f service.Family) string {
 	return "255.255.255.255"
 }
 
-// entry is an element of a tree: the rules for packets to one address and port, to a
-// NodePort, or to any port of an address.
+// entry is an element of a tree: the rules for an address and port, a NodePort, or any port.
 type entry struct {
 	key
 	rules []string
@@ -292,8 +284,7 @@ func boolToInt(b bool) int {
 	return 0
 }
 
-// compare groups the entries of one tree. Of one address, the entry for all ports comes
-// last.
+// compare groups the entries of a tree. Of one address, that for all ports comes last.
 func (k key) compare(l key) int {
 	return cmp.Or(
 		cmp.Compare(k.table, l.table),
@@ -326,8 +317,7 @@ func (k key) frontend() service.Frontend {
 	return f
 }
 
-// standaloneEntries returns the entries of p. Entries for all ports of an address may
-// occur more than once.
+// standaloneEntries returns the entries of p, maybe several for all ports of one address.
 func standaloneEntries(p *service.Port) []entry {
 	var all []entry
 	about := comment(p)
@@ -406,8 +396,7 @@ func targetChain(p *service.Port, f *service.Frontend) string {
 	return portChainName(clusterPrefix, p)
 }
 
-// rejectRules returns the rules for untranslated packets to f, nil if every client is
-// sent to an endpoint.
+// rejectRules returns the rules for untranslated packets to f, nil if all get an endpoint.
 func rejectRules(p *service.Port, f *service.Frontend) []string {
 	refuse := "-j " + refuseChain
 	const drop = "-j DROP"
@@ -449,8 +438,7 @@ func (i id) compare(j id) int {
 	return cmp.Or(-cmp.Compare(i.table, j.table), cmp.Compare(i.name, j.name))
 }
 
-// chain is a chain with its rules. Each rule is what iptables-save prints after the name
-// of the chain.
+// chain is a chain with its rules, each as iptables-save prints it behind the name of the chain.
 type chain struct {
 	id
 	rules []string
@@ -462,8 +450,7 @@ type sum struct {
 	rules int
 }
 
-// sum is equal for chains that are equal to iptables, whatever their quotation marks
-// are.
+// sum is equal for chains that are equal to iptables, whatever their quotation marks are.
 func (c chain) sum() sum {
 	h := sha256.New()
 	for _, r := range c.rules {
@@ -473,8 +460,7 @@ func (c chain) sum() sum {
 	return sum{[16]byte(h.Sum(nil)), len(c.rules)}
 }
 
-// unquoted returns r without quotation marks, with a separator that no argument
-// contains.
+// unquoted returns r without quotation marks, with a separator that no argument contains.
 func unquoted(r string) string {
 	if !strings.Contains(r, "\"") {
 		return strings.ReplaceAll(r, " ", "\x00")
@@ -527,8 +513,7 @@ var (
 	}
 )
 
-// entryChains are the chains to which some version of a service proxy jumps from the
-// built-in chains.
+// entryChains are those to which some version of a service proxy jumps from built-in chains.
 var entryChains = []string{
 	servicesChain, nodePortsChain, postroutingChain, forwardChain,
 	portalsInChain, portalsOutChain, nodePortsInChain, nodePortsOutChain, healthChain,
@@ -550,8 +535,7 @@ func portChainName(prefix string, p *service.Port) string {
 	return hashedName(prefix, p.Name.String(), p.Name.Protocol.String())
 }
 
-// addrBranch returns the name of the branch for the addresses in p. prefix begins the
-// names of all branches of the tree.
+// addrBranch returns the name of the branch for the addresses in p, which begins with prefix.
 func addrBranch(prefix string, p netip.Prefix) string {
 	if p.Addr().Is4() {
 		return prefix + p.String()
@@ -559,8 +543,7 @@ func addrBranch(prefix string, p netip.Prefix) string {
 	return hashedName(prefix, p.String())
 }
 
-// portBranch returns the name of the branch for the ports from low to high. prefix
-// begins the names of all branches of the tree.
+// portBranch returns the name of the branch for the ports from low to high.
 func portBranch(prefix string, proto service.Protocol, low, high uint16) string {
 	name := prefix + strings.ToUpper(proto.String())
 	if low == 0 && high == 1<<16-1 {

@@ -26,11 +26,10 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// lock is the lock file that all users of iptables-legacy on a node share (iptables(8),
-// option --wait). The proxy takes it instead of the commands, for three reasons. Both
-// tables change under one lock. No other process can change them before we have recorded
-// their state. A wait for the lock can continue after a sync has given up. The file
-// stays open here: whenever another process closes it, that process has used the lock.
+// lock is the lock file of all users of iptables-legacy on a node (iptables(8), option --wait). The
+// proxy takes it in place of the commands: both tables change under one lock, nobody changes them
+// before we recorded their state, and a wait can go on after a sync gave up. The file stays open:
+// when another process closes it, that process has used the lock.
 type lock struct {
 	path  string
 	freed chan struct{} // receives when an abandoned wait has ended
@@ -175,8 +174,7 @@ func (l *lock) open() error {
 	if l.file != nil && err == nil && inode(now) == l.inode {
 		return nil
 	}
-	// Without O_NONBLOCK, a named pipe without a writer would block the sync forever
-	// (fifo(7)).
+	// Without O_NONBLOCK, a named pipe without a writer would block forever (fifo(7)).
 	f, err := os.OpenFile(l.path, os.O_RDONLY|os.O_CREATE|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
@@ -207,8 +205,7 @@ func inode(i os.FileInfo) uint64 {
 	return s.Ino
 }
 
-// passTo runs c under the lock. c inherits the open file, so it keeps the lock even if
-// this process ends (flock(2)).
+// passTo runs c under the lock, which it keeps even if this process ends (flock(2)).
 func (l *lock) passTo(c *exec.Cmd) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -223,8 +220,7 @@ func (l *lock) notifies() bool {
 	return l.open() == nil && l.notify >= 0
 }
 
-// usedByOthers reports whether other processes may have used the lock since the last
-// call.
+// usedByOthers reports whether others may have used the lock since the last call.
 func (l *lock) usedByOthers() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -265,8 +261,7 @@ func (l *lock) holder() string {
 	return unknown
 }
 
-// recentPath has a file for each list of xt_recent, in the network namespace of this
-// thread.
+// recentPath has a file for each list of xt_recent in the network namespace of this thread.
 const recentPath = "/proc/thread-self/net/xt_recent"
 
 func (r *runner) Recent(list string) (map[netip.Addr]time.Duration, error) {
@@ -314,10 +309,9 @@ type tick struct {
 	unit    time.Duration
 }
 
-// ticks returns the present time. The kernel counts ticks since its start, from a number
-// that overflows 32 bits after five minutes (kernel: include/linux/jiffies.h,
-// INITIAL_JIFFIES). The resolution of the coarse clock is one tick (kernel:
-// kernel/time/posix-timers.c, posix_get_coarse_res).
+// ticks returns the present time. The kernel counts ticks from a number that overflows 32 bits
+// after five minutes (kernel: include/linux/jiffies.h, INITIAL_JIFFIES). A tick is the resolution
+// of the coarse clock (kernel: kernel/time/posix-timers.c, posix_get_coarse_res).
 func ticks() (tick, error) {
 	var unit, now unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &unit); err != nil {

@@ -27,8 +27,7 @@ type nftMonitor struct {
 	lastProcess proc.Process // the last process that changed our chains
 }
 
-// nftMonitorBuffer holds the notifications between two reads of the socket. If it
-// overflows, the tables are read.
+// nftMonitorBuffer holds the notifications between two reads. If it overflows, tables are read.
 const nftMonitorBuffer = 8 << 20
 
 func newNFTMonitor(f service.Family, of *Role) (*nftMonitor, error) {
@@ -50,8 +49,7 @@ func newNFTMonitor(f service.Family, of *Role) (*nftMonitor, error) {
 
 func (n *nftMonitor) close() { n.sock.Close() }
 
-// beginRestore filters out the changes of process pid. The port of the first netlink
-// socket of a process is its process ID (netlink(7)).
+// beginRestore filters out the changes of process pid, the port of its first socket (netlink(7)).
 func (n *nftMonitor) beginRestore(pid int) error {
 	n.receive()
 	return n.sock.IgnorePort(uint32(pid))
@@ -110,8 +108,7 @@ func (n *nftMonitor) anyRelevant(b []byte) bool {
 	return found
 }
 
-// recordProcess stores the process of a transaction that concerned our chains. attrs are
-// those of the message that ends the transaction.
+// recordProcess stores who made a transaction that concerned our chains; attrs are of its end.
 func (n *nftMonitor) recordProcess(attrs []byte) {
 	p := proc.Process{
 		PID:     int(netlink.Uint32(netlink.Attribute(attrs, unix.NFTA_GEN_PROC_PID))),
@@ -130,8 +127,7 @@ func (n *nftMonitor) describeLastProcess() string {
 	return n.lastProcess.WithDetails().String()
 }
 
-// isRelevant reports whether a message with these attributes concerns a table of ours,
-// or in it a chain of ours or a built-in chain.
+// isRelevant reports whether a message is about a chain of ours, or a built-in one of our tables.
 func isRelevant(of *Role, kind uint16, attrs []byte) bool {
 	var chain uint16
 	switch kind {

@@ -61,8 +61,7 @@ func (p *plan) Changes() reconcile.Changes {
 	return all
 }
 
-// ErrBusy means that iptables did not run or could not finish. Its input is not the
-// cause.
+// ErrBusy means that iptables did not run or could not finish, whatever its input.
 var ErrBusy = errors.New("iptables is busy or cannot run")
 
 func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
@@ -79,8 +78,7 @@ func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	return out
 }
 
-// program applies the change. If the kernel refuses the complete text, bisect finds the
-// Ports at fault and applies the rest.
+// program applies the change. If the kernel refuses it, bisect finds the Ports at fault.
 func (p *plan) program(ctx context.Context) error {
 	b := p.backend
 	b.installed = nil // after a failure, the next Plan reads the tables
@@ -107,8 +105,7 @@ func (p *plan) program(ctx context.Context) error {
 	return nil
 }
 
-// bisectAndRoute calls bisect. If only some Ports failed, it also enables
-// route_localnet, which the others may need.
+// bisectAndRoute calls bisect. If only some Ports failed, others may need route_localnet.
 func (p *plan) bisectAndRoute(ctx context.Context, refusal error) error {
 	err := p.bisect(ctx, refusal)
 	if !reconcile.OnlyPortErrors(err) {
@@ -134,10 +131,9 @@ func (c *change) empty() bool {
 // text returns c in the format of iptables-restore --noflush.
 func (c *change) text() string { return c.textOf(allTables) }
 
-// removal returns the text of a change that only removes. iptables-restore commits one
-// table after the other. The chains in table filter, which reject untranslated packets,
-// go before those that translate: another component such as IPVS may translate after
-// them.
+// removal returns the text of a change that only removes. iptables-restore commits table after
+// table. Table filter, which rejects what is untranslated, goes first: IPVS may translate after
+// nat.
 func (c *change) removal() string { return c.textOf([]string{filter, nat, mangle}) }
 
 func (c *change) textOf(tables []string) string {
@@ -171,9 +167,8 @@ func (c *change) writeTable(b *strings.Builder, table string) {
 	}
 }
 
-// writeJumps writes the changes of the built-in chains of table. insertAfter counts
-// positions in the present chain, so jumps from a chain where ours are not first are
-// deleted last.
+// writeJumps writes the changes of the built-in chains of table. insertAfter counts positions in
+// the present chain, so jumps behind others are deleted last.
 func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove := func(first bool) {
 		for _, j := range c.deleteJumps {
@@ -196,8 +191,7 @@ func (c *change) writeJumps(body *strings.Builder, table string) {
 	remove(false)
 }
 
-// list describes c, with one change per chain or jump. names has the Ports of chains that
-// only one Port uses.
+// list describes c, a change for each chain or jump. names has the Ports of chains of one Port.
 func (c *change) list(names map[id]service.PortName) reconcile.Changes {
 	var all reconcile.Changes
 	for _, w := range c.writes {
@@ -303,18 +297,15 @@ func (s *stage) recordSums() {
 	}
 }
 
-// passTargets let a packet leave a built-in chain unchanged or translated, so that no
-// later rule sees it. Targets that drop or reject are not listed: if an operator closes
-// a node to everything, no Service may open it again.
+// passTargets let a packet leave a built-in chain before later rules. Those that drop or reject are
+// left out: if an operator closes a node, no Service may open it again.
 var passTargets = []string{"ACCEPT", "RETURN", "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP"}
 
 // passProtocols are the protocols of Services, and all.
 var passProtocols = []string{"tcp", "udp", "sctp", "all"}
 
-// passesAll reports whether a rule lets all packets pass, or all packets of a protocol
-// that Services use. A jump to another chain does not count: other components insert
-// such jumps ahead of ours for good reasons, and are responsible for what those chains
-// do.
+// passesAll reports whether a rule lets all packets of a protocol of Services pass. A jump does not
+// count: others insert jumps ahead of ours for good reasons, and answer for those chains.
 func passesAll(w []string) bool {
 	for len(w) > 1 {
 		switch {
@@ -430,12 +421,10 @@ func (s *splitter) cut() {
 	s.now, s.size = change{}, 0
 }
 
-// maxFailures limits how many Ports may be refused one by one. A higher number means
-// that the tables or the kernel are at fault.
+// maxFailures limits how many Ports may be refused one by one, before all else is at fault.
 const maxFailures = 64
 
-// bisect applies the changes of p in parts, as far as the kernel accepts them. A Port
-// that is refused keeps its old rules.
+// bisect applies what the kernel accepts of p. A Port that is refused keeps its old rules.
 func (p *plan) bisect(ctx context.Context, refusal error) error {
 	b, want := p.backend, p.next.snapshot
 	t, err := b.read(ctx) // one of the tables may have been changed
@@ -489,9 +478,7 @@ func (bi *bisection) recordOwners(want *service.Snapshot) {
 	}
 }
 
-// existingEntries returns the entries that stay although no installed port has them:
-// those of Ports that come later or were refused, and those that an incomplete snapshot
-// does not contain.
+// existingEntries returns the entries that stay although no installed port has them.
 func (bi *bisection) existingEntries() []entry {
 	if !bi.plan.fullSync {
 		return bi.existing

@@ -41,11 +41,9 @@ type Chain struct {
 	Rules []string `json:"rules,omitempty"`
 }
 
-// Render returns the tables of both families that a node would hold for want after a
-// start with empty tables. The output for the same want is the same. The text is the
-// output of iptables-save for such tables, IPv4 first. iptables-restore or
-// ip6tables-restore accept their part of it. The document contains the same rules in a
-// list per chain.
+// Render returns the tables of both families that a node would hold for want after a start with
+// empty tables, as iptables-save prints them, IPv4 first. iptables-restore or ip6tables-restore
+// accept their part. The document has the rules in a list per chain.
 func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
 	return reconcile.Families(func(f service.Family) Tables { return Document(f, want, o) })
 }
@@ -162,13 +160,10 @@ func perTable() map[string]int {
 	return n
 }
 
-// Counters reads how often the rules that translate connections have matched. It
-// implements traffic.Reader.
-//
-// The kernel counts for each rule in any case, and table nat sees one packet of a
-// connection, so a connection costs nothing more. Reading the counters lists table nat,
-// and the cost grows with the number of endpoints. A rule counts from 0 again when its
-// chain is written, for example when the endpoints of the Service change.
+// Counters reads how often the rules that translate connections have matched. It implements
+// traffic.Reader. The kernel counts in any case, and table nat sees one packet of a connection.
+// Reading lists table nat, which costs more with more endpoints. A rule counts from 0 when its
+// chain is written, as when endpoints change.
 type Counters struct {
 	family service.Family
 	list   func(context.Context) (string, error) // table nat with counters, as iptables-save prints it
@@ -211,8 +206,7 @@ func (c *Counters) lists(p *service.Port) []chain {
 	return append(cluster, local...)
 }
 
-// parseTranslation parses "[PACKETS:BYTES] -A CHAIN ... --to-destination ENDPOINT". The
-// endpoint of another line is invalid.
+// parseTranslation parses "[PACKETS:BYTES] -A CHAIN ... --to-destination ENDPOINT".
 func parseTranslation(line string) (chain string, to netip.AddrPort, packets uint64) {
 	const destination = " --to-destination "
 	i := strings.Index(line, destination)
@@ -241,8 +235,7 @@ type Packets struct {
 
 // lister is a Driver that can read counters.
 type lister interface {
-	// List returns the rules of a chain in the format of iptables -S -v. It is safe for
-	// concurrent use.
+	// List returns the rules of a chain as iptables -S -v does. It is safe for concurrent use.
 	List(ctx context.Context, table, chain string) (string, error)
 }
 
@@ -254,13 +247,11 @@ type counts struct {
 	next   time.Time
 }
 
-// countShare limits the time for reading counters to one part in countShare.
-// iptables-legacy reads the whole table to list one chain.
+// countShare bounds the part of the time for counters: iptables-legacy reads whole tables.
 const countShare = 100
 
-// Packets reads the counters of the rules. If reading takes long, it returns the cached
-// result of an earlier call. It is safe for concurrent use. With a relay it returns
-// errors.ErrUnsupported.
+// Packets reads the counters of the rules, or returns earlier ones if that takes long. It is safe
+// for concurrent use. With a relay it returns errors.ErrUnsupported.
 func (b *Backend) Packets(ctx context.Context) (Packets, error) {
 	l, ok := b.driver.(lister)
 	if !ok || b.relays() {
@@ -296,8 +287,7 @@ func (b *Backend) Packets(ctx context.Context) (Packets, error) {
 	return c.latest, c.err
 }
 
-// parseCount returns the number of packets that a rule has matched, 0 if the rule is not
-// in text.
+// parseCount returns how many packets a rule has matched, 0 if it is not in text.
 func parseCount(text, rule string) uint64 {
 	for line := range strings.Lines(text) {
 		_, line, _ = strings.Cut(strings.TrimSpace(strings.TrimPrefix(line, "-A ")), " ")

@@ -11,22 +11,19 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Role is the purpose of a set of chains that add to what something else does with
-// Services. Its chains have names of their own, and do not affect others. All roles but
-// nil refer to objects outside of the tables, see ProbeWith. With nil, the chains
-// implement Services alone.
+// Role is the purpose of chains that add to what something else does with Services. They have names
+// of their own. All roles but nil refer to objects outside of the tables, see ProbeWith. With nil,
+// the chains implement Services alone.
 type Role struct {
 	// Prefix begins the names of the chains, and Branches those of the branches of the tree
 	// of addresses, which begins in the chain Root of table nat.
 	Prefix, Branches, Root string
-	// Jumps are the rules of built-in chains that lead to the chains. They are placed behind
-	// those that lead to chains of no role: during a change of modes the other mode continues
-	// to translate, and to reject what it did not translate.
+	// Jumps are the rules of built-in chains that lead to the chains, behind those to chains of no
+	// role: during a change of modes the other mode goes on to translate and to reject.
 	Jumps []Table
 	// Chains returns the chains except for branches. root are the rules of Root.
 	Chains func(node *service.Node, root []string) []Table
-	// Redirects returns what the tree translates for p, and Addresses where it may do so, now
-	// or in another state.
+	// Redirects returns what the tree translates for p, Addresses where it may ever do so.
 	Redirects func(p *service.Port, node *service.Node) []Redirect
 	Addresses func(p *service.Port, node *service.Node) []service.Address
 	// Purposes say what the rules of a chain do with a packet.
@@ -35,16 +32,14 @@ type Role struct {
 	Needs []Requirement
 }
 
-// Redirect translates packets to From. Of two with the same From, one with low priority
-// does not count.
+// Redirect translates packets to From, unless one without low priority has the same From.
 type Redirect struct {
 	From        service.Address
 	To          netip.AddrPort
 	LowPriority bool
 }
 
-// Requirement is a feature that rules use: its name, the kernel module, and a rule in a
-// table that shows it.
+// Requirement is a feature that rules use, its kernel module, and a rule in a table that shows it.
 type Requirement struct{ Name, Module, Table, Rule string }
 
 // tables returns the tables that hold chains of the role.
@@ -65,16 +60,14 @@ func (r *Role) owns(i id) bool {
 		slices.ContainsFunc(proxyChainPrefixes, func(p string) bool { return strings.HasPrefix(i.name, p) })
 }
 
-// comesAfter reports whether jumps of the role are placed behind jumps to i, a chain of
-// another mode.
+// comesAfter reports whether jumps of the role come behind those to i, a chain of another mode.
 func (r *Role) comesAfter(i id) bool {
 	var alone *Role
 	return r != nil && alone.owns(i)
 }
 
-// isBranch reports whether a chain is a branch of a tree, not its root. kube-proxy has
-// no such chains, so the rest of the name must match, too: other names with the same
-// prefix belong to other components.
+// isBranch reports whether a chain is a branch of a tree, not its root. The rest of the name must
+// match, too: other components have names with the same prefix.
 func (r *Role) isBranch(i id) bool {
 	prefix := addrPrefix
 	if r != nil {
@@ -122,8 +115,7 @@ func chainsOf(all []Table) []chain {
 	return chains
 }
 
-// entries returns the entries of p, which may be nil. Entries for all ports of an
-// address may occur more than once.
+// entries returns the entries of p, which may be nil, maybe several for all ports of an address.
 func (l layout) entries(p *service.Port, node *service.Node) []entry {
 	switch r := l.options.Role; {
 	case p == nil:
@@ -145,8 +137,7 @@ func keyAt(a service.Address) key {
 	return key{table: nat, addr: a.Addr, port: a.Port, proto: a.Protocol}
 }
 
-// keys returns the keys for which p, which may be nil, may have entries, now or in
-// another state.
+// keys returns the keys for which p, which may be nil, may ever have entries.
 func (l layout) keys(p *service.Port, node *service.Node) []key {
 	switch r := l.options.Role; {
 	case p == nil:

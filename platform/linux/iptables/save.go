@@ -27,9 +27,8 @@ type observed struct {
 	// rules counts the rules of each built-in chain. insertAfter is the number of rules
 	// up to the last jump to a chain of another mode.
 	rules, insertAfter map[id]int
-	// passingRule is, by built-in chain, the first rule that lets all packets pass, so
-	// that later rules do not see them. shadowedBy is that rule for the references
-	// behind one, by index.
+	// passingRule is, by built-in chain, the first rule that lets all packets pass. shadowedBy is
+	// that rule for the references behind one, by index.
 	passingRule map[id]string
 	shadowedBy  map[int]string
 	dormant     []string // tables, see Driver
@@ -132,10 +131,9 @@ func (o *observed) missingJumps(jumps []jump) []jump {
 	return missing
 }
 
-// extraJumps returns the rules of built-in chains that jump to chains which stay but are
-// not among jumps: duplicates, and jumps to an entry chain as some service proxy makes
-// them. A rule with another match is left alone, because an operator added it on
-// purpose.
+// extraJumps returns the rules of built-in chains that jump to chains which stay and are not among
+// jumps: duplicates, and jumps to an entry chain as some service proxy makes them. An operator
+// added those with another match on purpose.
 func (o *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 	var more []jump
 	seen := map[jump]bool{}
@@ -156,8 +154,7 @@ func (o *observed) extraJumps(stay map[id]bool, jumps []jump) []jump {
 	return more
 }
 
-// extraneous returns the change that removes the chains that are not in stay, and the
-// rules of the built-in chains that jump there.
+// extraneous returns the change that removes the chains that are not in stay, and jumps there.
 func (o *observed) extraneous(stay map[id]bool) *change {
 	c := &change{}
 	used := map[id]bool{}
@@ -281,8 +278,7 @@ func commonBits(a, b bits) int {
 	return n
 }
 
-// tree builds the chains of entries in one table. The entries are all for addresses, all
-// for NodePorts or all for health checks.
+// tree builds the chains of entries in one table, all for addresses, NodePorts or health checks.
 type tree struct {
 	table  string
 	prefix string // of the names of branches
@@ -334,8 +330,7 @@ func (t *tree) branch(entries []entry, depth int) []string {
 	return []string{match + "-j " + name}
 }
 
-// branchMatch returns the match for the first depth bits of k and the name of their
-// branch.
+// branchMatch returns the match for the first depth bits of k, and the name of their branch.
 func branchMatch(k key, depth int, prefix string) (match, name string) {
 	if k.addr.IsValid() {
 		p := netip.PrefixFrom(k.addr, depth).Masked()
@@ -366,8 +361,7 @@ func (l layout) rootOf(k key) (id, string) {
 	return id{k.table, nodePortsChain}, portPrefix
 }
 
-// buildTrees builds the trees of all entries. It returns the rules at their roots, by
-// chain, and the branches.
+// buildTrees returns the rules at the roots of the trees of entries, by chain, and the branches.
 func (l layout) buildTrees(entries []entry) (roots map[id][]string, branches []chain) {
 	slices.SortStableFunc(entries, func(a, b entry) int { return a.key.compare(b.key) })
 	entries = slices.CompactFunc(entries, func(a, b entry) bool { return a.key == b.key })
@@ -465,8 +459,7 @@ func (o *observed) inOrderOf(d Tables) Tables {
 	return held
 }
 
-// builtIn returns those rules of a built-in chain that jump to our chains: the ones of
-// want first, then the others.
+// builtIn returns the rules of a built-in chain that jump to ours, in the order of want.
 func (o *observed) builtIn(i id, want Chain) Chain {
 	c := Chain{Name: i.name}
 	var others []string
@@ -484,8 +477,7 @@ func (o *observed) builtIn(i id, want Chain) Chain {
 	return c
 }
 
-// spelledAs returns rules with the quotation marks of those in want that are the same to
-// iptables.
+// spelledAs returns rules with the quotation marks of those in want that mean the same.
 func spelledAs(want, rules []string) []string {
 	spelling := map[string]string{}
 	for _, r := range want {
@@ -570,8 +562,7 @@ func removedPorts(f service.Family, entries []entry) []*service.Port {
 	return all
 }
 
-// drift describes how others changed the tables since we installed have. surplus are the
-// jumps that others added.
+// drift describes how others changed the tables since we installed have. surplus are their jumps.
 func drift(t *observed, have *installed, jumps, surplus []jump) []string {
 	var r reconcile.DriftReport
 	add := func(format string, args ...any) { r.Add(func() string { return fmt.Sprintf(format, args...) }) }
@@ -609,8 +600,7 @@ func drift(t *observed, have *installed, jumps, surplus []jump) []string {
 // allTables lists the tables in which a service proxy may have chains.
 var allTables = []string{nat, filter, mangle}
 
-// upstreamChainNames are chains of some version of kube-proxy, in one of its modes, that
-// this proxy does not make.
+// upstreamChainNames are chains of some version of kube-proxy that this proxy does not make.
 var upstreamChainNames = map[string][]string{
 	nat: {
 		"KUBE-PROXY-CANARY", "KUBE-FIREWALL", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT",
@@ -622,12 +612,10 @@ var upstreamChainNames = map[string][]string{
 	mangle: {"KUBE-PROXY-CANARY"},
 }
 
-// sharedWithKubelet are chains that kubelet made until version 1.27. They alone do not
-// prove that a service proxy ran.
+// sharedWithKubelet are chains that kubelet made until 1.27. They alone prove no service proxy.
 var sharedWithKubelet = []id{{nat, markChain}, {nat, postroutingChain}}
 
-// describeLeftovers describes those of all that a service proxy left, "" if there are
-// none.
+// describeLeftovers describes what of all a service proxy left, "" if nothing.
 func describeLeftovers(all []id, of *Role) string {
 	var left []id
 	ours := of != nil

@@ -28,8 +28,7 @@ type Question struct {
 	Conn route.Conn
 	// Local reports whether an address belongs to the node.
 	Local func(netip.Addr) bool
-	// Observed and Expected are the companion objects of the chains in mode ipvs: as they
-	// are, and as they should be. Both are nil in other modes.
+	// Observed and Expected are mode ipvs' objects beside the chains: as they are, and should be.
 	Observed, Expected Companion
 }
 
@@ -50,11 +49,9 @@ func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Con
 	return b.Follow(ctx, Question{Want: want, Conn: c, Local: local})
 }
 
-// Follow is Trace for modes with more than chains.
-//
-// Every chain of ours that the packet meets, or should meet, is compared with the one
-// that we write, as far as rules concern such packets. Rules of others are followed, too.
-// They are a fault if they decide what happens to the connection.
+// Follow is Trace for modes with more than chains. Every chain of ours that the packet meets, or
+// should meet, is compared with the one that we write, as far as it concerns such packets. Rules of
+// others are followed, too, and are a fault if they decide what happens.
 func (b *Backend) Follow(ctx context.Context, q Question) (*explain.Walk, error) {
 	if x := b.readingOfChains(ctx, q.Want); x != nil {
 		if w := b.follow(q, x); x.chains.complete() {
@@ -216,8 +213,7 @@ func Differences(want *service.Snapshot, c route.Conn, o Options) []string {
 	return nil
 }
 
-// byDesign returns why the chains differ from what package route decides, "" if they
-// should not.
+// byDesign returns why the chains differ from what package route decides, "" if they should not.
 func (l layout) byDesign(c route.Conn, want *service.Snapshot, does route.Action) string {
 	if does != route.Pass && !c.To.Addr().IsLoopback() {
 		return ""

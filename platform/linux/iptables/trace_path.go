@@ -15,9 +15,8 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// path is the path of the first packet of a connection through the hooks of the kernel, in the
-// order of Packet.Way.
-// After a translation it has a branch for each destination.
+// path is the path of the first packet of a connection through the hooks, in the order of
+// Packet.Way. After a translation it has a branch for each destination.
 type path struct {
 	layout
 	*traceNode
@@ -145,8 +144,7 @@ func (p *path) pass(pk *packet.Packet, at packet.Hook, tables ...string) bool {
 	return true
 }
 
-// translate runs table nat, which may replace the destination, and follows the packet to
-// each of the new destinations.
+// translate runs table nat, and follows the packet to each destination that it gives.
 func (p *path) translate(pk packet.Packet, at packet.Hook) {
 	var r packet.Finding
 	if !pk.Untracked { // the kernel runs table nat for tracked connections only
@@ -171,8 +169,7 @@ func (p *path) translate(pk packet.Packet, at packet.Hook) {
 	}
 }
 
-// routed follows a packet after table nat. IPVS takes one of the node itself before table filter
-// sees it.
+// routed follows a packet after table nat. IPVS takes those of the node itself before table filter.
 func (p *path) routed(pk packet.Packet, from packet.Hook) {
 	if from != packet.Output || !p.serve(pk) && p.pass(&pk, packet.Output, filter) {
 		p.deliver(pk, from)
@@ -236,8 +233,7 @@ func (p *path) deliver(pk packet.Packet, from packet.Hook) {
 	p.reach(pk, masquerades)
 }
 
-// masquerade runs the chain of table nat that may replace the source. It reports whether the mode
-// does so.
+// masquerade runs the chain that may replace the source, and reports whether the mode does so.
 func (p *path) masquerade(pk *packet.Packet) bool {
 	if pk.Untracked {
 		return false
@@ -288,8 +284,7 @@ func (p *path) show(steps []packet.Step) {
 	}
 }
 
-// withoutBranches leaves out the ways from a list of endpoints to its branches, so that
-// all its endpoints are shown together.
+// withoutBranches leaves out the ways to branches, so that all endpoints are shown together.
 func withoutBranches(steps []packet.Step) []packet.Step {
 	var all []packet.Step
 	leads := false // the step before led to a branch
@@ -342,8 +337,7 @@ func (p *path) leadsOn(r *packet.Rule) bool {
 	return !slices.Contains(w, "--comment") && strings.HasPrefix(targetOf(w), "KUBE-")
 }
 
-// others returns the rules of others that decide what happens to the connection, or may
-// decide it.
+// others returns the rules of others that decide, or may decide, what happens.
 func (p *path) others() []explain.Other {
 	var all []explain.Other
 	for _, e := range p.ends {

@@ -31,8 +31,7 @@ const DrainTimeout = time.Hour
 
 // Options are the settings that concern IPVS alone.
 type Options struct {
-	// MasqueradeBit is the bit of the packet mark, 0 to 31, that selects packets for
-	// masquerading in the chains.
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that selects packets for masquerading.
 	MasqueradeBit int
 	// Scheduler selects among endpoints, see ipvsadm(8). "" means rr.
 	Scheduler string
@@ -56,14 +55,11 @@ func (o Options) excludes(a netip.Addr) bool {
 // Driver is what Backend needs from the kernel, for one family. All methods except Watch
 // are called from one goroutine at a time.
 type Driver interface {
-	// MissingSettings lists the sysctls and timeouts that virtual servers need and that
-	// have another value, one per line.
+	// MissingSettings lists sysctls and timeouts that have another value than virtual servers need.
 	MissingSettings(ctx context.Context, of settingsScope) ([]string, error)
-	// ApplySettings sets them. It returns an error only for a setting without which IPVS
-	// cannot work.
+	// ApplySettings sets them. It fails only for one without which IPVS cannot work.
 	ApplySettings(ctx context.Context, of settingsScope) error
-	// Commit executes ops in order. It returns the errors by index of the op: errExists,
-	// errMissing, or another error.
+	// Commit executes ops in order. It returns errors by index: errExists, errMissing, or another.
 	Commit(ctx context.Context, ops []op) map[int]error
 	// Read returns all virtual servers, including foreign ones, and our routes. The list
 	// may be incomplete if others delete virtual servers meanwhile.
@@ -78,8 +74,7 @@ type Driver interface {
 	NodeAddrs(ctx context.Context) ([]netip.Addr, error)
 	// MarkRules returns the rules of policy routing that ask for the mark of packets.
 	MarkRules(ctx context.Context) ([]markRule, error)
-	// RemoveDevice removes the interface if nothing else uses it. It succeeds if there is
-	// none.
+	// RemoveDevice removes the interface, if there is one and nothing else uses it.
 	RemoveDevice(ctx context.Context) error
 	// Watch calls touched whenever the node's addresses change, until ctx is done.
 	Watch(ctx context.Context, touched func()) error
@@ -92,8 +87,7 @@ type settingsScope uint8
 
 const (
 	scopeStartup settingsScope = iota // all settings
-	// scopeRunning are the settings of IPVS itself. An operator may change the others
-	// after they were applied once.
+	// scopeRunning are those of IPVS itself. The others an operator may change after the start.
 	scopeRunning
 )
 
@@ -123,14 +117,12 @@ type observedServer struct {
 	upstream bool
 }
 
-// Backend keeps the virtual servers of one family in the desired state. It implements
-// reconcile.Backend.
+// Backend keeps the virtual servers of one family as wanted. It implements reconcile.Backend.
 type Backend struct {
 	family  service.Family
 	options Options
 	driver  Driver
-	// rules are the sets and chains. Only tests of virtual servers alone have others than
-	// *rules.
+	// rules are the sets and chains, *rules except in tests of virtual servers alone.
 	rules reconcile.Backend
 	now   func() time.Time
 	// rulesView is what the rules are for, nil if that is not known.
@@ -165,8 +157,7 @@ type installed struct {
 	readAt      time.Time
 }
 
-// resyncDue reports whether the kernel state is to be read again. The timer of the sync
-// period may fire slightly early.
+// resyncDue reports whether to read the kernel again. The timer of the sync period may fire early.
 func (b *Backend) resyncDue(h *installed) bool {
 	return b.now().Sub(h.readAt) >= b.options.SyncPeriod*9/10
 }
@@ -183,9 +174,8 @@ func (b *Backend) SetResync(d time.Duration) {
 	b.rules.SetResync(d)
 }
 
-// Plan implements reconcile.Backend. Its cost is proportional to the difference between
-// want and the last snapshot. It reads the kernel state at least once per sync period,
-// and when the poller requests it.
+// Plan implements reconcile.Backend. Its cost is proportional to the difference between want and
+// the last snapshot, except once per sync period and when the poller requests to read the kernel.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	view, err := b.view(ctx, want)
 	if err != nil {
@@ -241,8 +231,7 @@ type nodeView struct {
 	want       *service.Snapshot // the snapshot it was made from
 }
 
-// view returns want with the real addresses of the node. The same want and addresses
-// return the same pointer.
+// view returns want with the real addresses of the node, the same pointer for the same of both.
 func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	addrs, err := b.driver.NodeAddrs(ctx)
 	if err != nil {
@@ -267,8 +256,7 @@ func (b *Backend) view(ctx context.Context, want *service.Snapshot) (*service.Sn
 	return v.snapshot, nil
 }
 
-// inOrder puts the addresses that the API names first, in the order of the API. The
-// others keep their order.
+// inOrder puts the addresses that the API names first, in its order.
 func inOrder(has, named []netip.Addr) []netip.Addr {
 	var first, rest []netip.Addr
 	for _, a := range named {

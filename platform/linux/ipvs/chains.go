@@ -11,9 +11,8 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// With IPVS, chains are the same for all Services, and ipsets contain the Services that
-// they apply to. A redirected connection needs a rule per Service, because an ipset has
-// no values.
+// With IPVS, chains are the same for all Services, and ipsets hold what they apply to. A redirected
+// connection needs a rule per Service, as an ipset has no values.
 
 // The names of the chains all have the first prefix. kube-vip uses KUBE-VIP-.
 const (
@@ -119,12 +118,10 @@ func (c chainWriter) notIn(set, fields string) string {
 	return "-m set ! --match-set " + setName(c.Family, set) + " " + fields + " "
 }
 
-// nat returns the chains that mark packets for masquerading and redirect to the virtual
-// server with the right endpoints, before IPVS handles the connection. After that no other
-// rule may translate it: an address of a Service never leads to a port that the node uses
-// for other purposes. There is one exception: while an address is not routed to the node
-// yet, or has no virtual servers although it is the node's own, another mode continues to
-// translate.
+// nat returns the chains that mark packets for masquerading and redirect to the virtual server with
+// the right endpoints, before IPVS. After that no other rule may translate: an address of a Service
+// never leads to a port that the node uses otherwise. Only while an address is not routed to the
+// node yet, or is the node's own without virtual servers, another mode goes on to translate.
 func (c chainWriter) nat(node *service.Node, targets []string) []iptables.Chain {
 	return []iptables.Chain{
 		{Name: markChain, Rules: []string{"-j MARK --set-xmark " + c.Marked()}},
@@ -158,8 +155,7 @@ func (c chainWriter) nat(node *service.Node, targets []string) []iptables.Chain 
 	}
 }
 
-// mangle returns the chains that drop connections without a permitted endpoint before IPVS
-// handles them.
+// mangle returns the chains that drop connections without a permitted endpoint, before IPVS.
 func (c chainWriter) mangle(node *service.Node) []iptables.Chain {
 	return []iptables.Chain{
 		{Name: dropInternalChain, Rules: []string{c.in(internalDroppedSet, toPort) + "-j DROP"}},
@@ -175,11 +171,10 @@ func (c chainWriter) mangle(node *service.Node) []iptables.Chain {
 	}
 }
 
-// filter returns the chains that reject connections to Services without endpoints, and
-// packets that no virtual server accepts: an address that the node has for Services only
-// never leads to another listener. Replies pass: with kube-proxy, connections of the node
-// to Services have the address of the Service as source, and they outlive its rules. All
-// packets of health checks are accepted, whatever the policy of INPUT is.
+// filter returns the chains that reject connections to Services without endpoints, and packets that
+// no virtual server accepts, so that addresses of Services never lead to another listener. Replies
+// pass: with kube-proxy, connections of the node have the Service's address as source, and outlive
+// its rules. Health checks are accepted, whatever the policy of INPUT is.
 func (c chainWriter) filter(node *service.Node) []iptables.Chain {
 	refuse := "-j " + refuseChain
 	input := []string{
@@ -200,9 +195,8 @@ func (c chainWriter) filter(node *service.Node) []iptables.Chain {
 	}
 }
 
-// unallocated returns the rules that drop packets to an address of the Service range that
-// no Service has. With a default route they would leave the node for nothing, or loop.
-// Endpoints may be in the range.
+// unallocated returns the rules that drop packets to an address of the Service range that neither a
+// Service nor an endpoint has. They would leave the node by a default route, or loop.
 func (c chainWriter) unallocated(node *service.Node) []string {
 	var rules []string
 	for _, a := range node.EndpointsInServiceCIDRs {

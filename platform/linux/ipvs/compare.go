@@ -64,8 +64,7 @@ func (p *plan) compareAll(ctx context.Context, h *installed) error {
 	return nil
 }
 
-// markKnown records that the installed rules cover the virtual servers of port, which
-// may be nil, see planServer.
+// markKnown records that installed rules cover the servers of port, maybe nil, see planServer.
 func (p *plan) markKnown(port *service.Port, at localNode) {
 	if port == nil {
 		return
@@ -196,8 +195,7 @@ func (p *plan) compareServer(u *unit, l *observedServer, w desiredServer, owned 
 	}
 }
 
-// compareDests plans the change from l's destinations to w's. It returns how many of the
-// other destinations stay for now.
+// compareDests plans the change from l's destinations to w's, and returns how many others stay.
 func (p *plan) compareDests(u *unit, l *observedServer, w desiredServer) (stay int) {
 	k, now := w.key, p.backend.now()
 	held := map[netip.AddrPort]dest{}
@@ -280,8 +278,7 @@ func (p *plan) describeDrift(d failedPorts) []string {
 	return r.Lines()
 }
 
-// causedByOthers reports whether o may be needed because another process made or deleted
-// a virtual server of its own.
+// causedByOthers reports whether another process may have made o necessary.
 func (p *plan) causedByOthers(o op) bool {
 	_, owned := p.backend.owned[o.key]
 	return o.verb == delServerFromSet || o.verb == addServerToSet && !owned
@@ -406,13 +403,12 @@ func entryOf(a service.Address) ipset.Entry {
 	return ipset.Entry{Addr: a.Addr, Protocol: a.Protocol, Port: a.Port}
 }
 
-// fillDests adds to servers the destinations that /proc/net/ip_vs lists. One read
-// returns all of them, while netlink needs a request per virtual server. If other
-// network namespaces have virtual servers, too, a kernel may leave some out: it counts
-// those of all namespaces while it writes, and those of this one where it continues
-// (kernel: net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and ip_vs_info_array). One
-// with https://git.kernel.org/torvalds/c/74455a5b4326 has a table for each namespace. For
-// those that are left out destsKnown stays false.
+// fillDests adds the destinations that /proc/net/ip_vs lists to servers, by one read where netlink
+// needs a request per server. If other network namespaces have virtual servers, a kernel without
+// https://git.kernel.org/torvalds/c/74455a5b4326 may leave some out: it counts those of all
+// namespaces while it writes, and of this one where it continues (kernel:
+// net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_info_seq_next and ip_vs_info_array). Their destsKnown stays
+// false.
 func fillDests(servers map[service.Address]*observedServer, text io.Reader) error {
 	lines := bufio.NewScanner(text)
 	var now *observedServer

@@ -18,8 +18,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// drainingDests are the destinations that drain, by virtual server, with the time when
-// draining began.
+// drainingDests are the destinations that drain, by virtual server, and since when.
 type drainingDests map[service.Address]map[netip.AddrPort]time.Time
 
 func (d drainingDests) clone() drainingDests {
@@ -51,8 +50,7 @@ func (d drainingDests) remove(k service.Address, a netip.AddrPort) {
 	}
 }
 
-// retain removes the destinations of k that are not in held: another process deleted
-// them.
+// retain removes the destinations of k that others deleted, so that held has them no more.
 func (d drainingDests) retain(k service.Address, held []dest) {
 	for a := range d[k] {
 		if !slices.ContainsFunc(held, func(x dest) bool { return x.addr == a }) {
@@ -115,8 +113,7 @@ func (p *plan) serversGainingDests() map[service.Address]bool {
 	return all
 }
 
-// removeDrained plans to delete the destinations that have drained or have reached
-// DrainTimeout.
+// removeDrained plans to delete destinations that have drained, or did for DrainTimeout.
 func (p *plan) removeDrained(ctx context.Context) error {
 	b := p.backend
 	now := b.now()
@@ -187,9 +184,8 @@ func (r drainResult) String() string {
 	return fmt.Sprintf("virtual servers: %d, open connections: %d", r.servers, r.conns)
 }
 
-// drainOwned sets the weight of all destinations of the owned servers to 0. It deletes
-// servers without connections, or all of them once elapsed reaches DrainTimeout, and the
-// addresses that nothing needs any more.
+// drainOwned sets the weight of all destinations of the owned servers to 0, and deletes servers
+// without connections, all of them after DrainTimeout, and addresses that nothing needs any more.
 func drainOwned(ctx context.Context, d Driver, of func(*state) ownedServers, elapsed time.Duration) (drainResult, error) {
 	s, err := d.Read(ctx)
 	if err != nil {
@@ -254,11 +250,10 @@ func (o *observedServer) conns() uint64 {
 // identify it. A foreign one may already exist where a Service needs one. Only a server
 // that we made, or that was seen with our flags, counts as ours later.
 
-// completeOwned adds our virtual servers that are missing in s, and returns how long
-// that took. The kernel sends a dump in several parts and continues at an index that
-// counts the servers of both families (kernel: net/netfilter/ipvs/ip_vs_ctl.c,
-// ip_vs_genl_dump_services). So if one family deletes servers meanwhile, the dump skips
-// some of the other family.
+// completeOwned adds our virtual servers that are missing in s, and returns how long that took. The
+// kernel continues a dump at an index that counts the servers of both families (kernel:
+// net/netfilter/ipvs/ip_vs_ctl.c, ip_vs_genl_dump_services), so it skips some if the other family
+// deletes servers meanwhile.
 func (b *Backend) completeOwned(ctx context.Context, s *state) (time.Duration, error) {
 	start := time.Now()
 	for k := range b.owned {
@@ -276,8 +271,7 @@ func (b *Backend) completeOwned(ctx context.Context, s *state) (time.Duration, e
 	return time.Since(start), nil
 }
 
-// updateOwned records which virtual servers in s are ours. A server that was ours stays
-// ours, even if it was changed.
+// updateOwned records which virtual servers in s are ours, or were and others changed them.
 func (b *Backend) updateOwned(s *state) {
 	if b.owned == nil {
 		b.owned = map[service.Address]bool{}
@@ -323,8 +317,7 @@ func (a *applier) currentRules() (reconcile.Plan, *service.Snapshot, error) {
 	return rules, view, nil
 }
 
-// viewWith returns the view of p with the frontends of the virtual servers undeleted, as
-// the installed rules have them.
+// viewWith returns the view of p with the frontends of undeleted, as installed rules have them.
 func (p *plan) viewWith(undeleted map[service.Address]bool) *service.Snapshot {
 	b, view := p.backend, p.next.view
 	n := neededPorts{plan: p, undeleted: undeleted, found: map[service.Address]bool{}, wanted: map[service.Address]bool{}}
@@ -387,8 +380,7 @@ func (n *neededPorts) keep(old *service.Port) *service.Port {
 	return &kept
 }
 
-// about reports whether a virtual server of frontend f could not be deleted, and whether
-// no Port has f's virtual servers now.
+// about reports whether a server of f could not be deleted, and whether no Port has it now.
 func (n *neededPorts) about(old *service.Port, f service.Frontend) (held, free bool) {
 	one := *old
 	one.Frontends, free = []service.Frontend{f}, true
@@ -404,8 +396,7 @@ func (n *neededPorts) about(old *service.Port, f service.Frontend) (held, free b
 // A Port may fail for a long time, for example if there is a foreign virtual server on
 // its address. Each sync then reads the kernel state of this Port, and of nothing else.
 
-// failedPorts are the Ports that a sync failed for, with the virtual servers that it
-// tried to change.
+// failedPorts are the Ports that a sync failed for, with the servers that it tried to change.
 type failedPorts map[service.PortName][]service.Address
 
 // maxFailedPorts limits them. Reading more servers one by one takes longer than a list.
@@ -470,15 +461,13 @@ func (p *plan) unmarkFailed(h *installed) {
 	}
 }
 
-// recheckSet are the Ports and virtual servers that are compared with the kernel in a
-// sync that compares nothing else.
+// recheckSet is what a sync compares with the kernel that compares nothing else.
 type recheckSet struct {
 	ports map[service.PortName]bool
 	keys  map[service.Address]bool
 }
 
-// portsToRecheck returns the failed Ports of h, and those of cs that share virtual
-// servers with them.
+// portsToRecheck returns the failed Ports of h, and those of cs that share servers with them.
 func (p *plan) portsToRecheck(h *installed, cs []service.Change) recheckSet {
 	d := recheckSet{map[service.PortName]bool{}, map[service.Address]bool{}}
 	take := func(name service.PortName) {
@@ -589,8 +578,7 @@ func (b *Backend) fillNodePorts(ctx context.Context, want *service.Snapshot, v *
 	return nil
 }
 
-// nodePortPrefixes returns those of addrs that have a virtual server in s for a NodePort
-// of want.
+// nodePortPrefixes returns those of addrs that have a server in s for a NodePort of want.
 func (b *Backend) nodePortPrefixes(s *state, want *service.Snapshot, addrs []netip.Addr) []netip.Prefix {
 	var found []netip.Prefix
 	ports, others := map[service.Address]bool{}, map[service.Address]bool{}

@@ -65,8 +65,7 @@ func openRules(f service.Family, o Options) (*rules, error) {
 	return b, nil
 }
 
-// otherVariantLeftovers returns the leftovers in the variant of iptables that the node
-// does not use.
+// otherVariantLeftovers are those in the variant of iptables that the node does not use.
 func otherVariantLeftovers(f service.Family) (takeover.Leftovers, error) {
 	used, err := iptables.NodeVariant(f)
 	if err != nil {
@@ -87,8 +86,7 @@ type kernel struct {
 	// refused are the settings that could not be set. They are not tried again.
 	refused map[string]bool
 
-	// mu guards the following fields: two concurrent requests on one handle of the
-	// library hang.
+	// mu guards the following fields: concurrent requests on one handle of the library hang.
 	mu       sync.Mutex
 	moby     clientCloser
 	reloaded bool          // the module was reloaded, see callClient
@@ -219,8 +217,7 @@ func (k *kernel) Read(context.Context) (*state, error) {
 	return s, nil
 }
 
-// readServers lists virtual servers with their flags, which only netlink returns, and
-// then all destinations at once.
+// readServers lists servers with flags, which only netlink has, then all destinations at once.
 func (k *kernel) readServers() (map[service.Address]*observedServer, error) {
 	if k.requests == nil {
 		return nil, nil
@@ -298,12 +295,10 @@ func (k *kernel) NodeAddrs(context.Context) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// defaultRouteTargets are addresses that only a default route leads to. RFC 2544 and RFC
-// 5180 reserve them for benchmarks.
+// defaultRouteTargets are addresses for benchmarks (RFC 2544, RFC 5180): default routes lead there.
 var defaultRouteTargets = [...]string{"198.18.0.1", "2001:2::1"}
 
-// defaultSource returns the source address of the default route, an invalid address if
-// there is none.
+// defaultSource returns the source address of the default route, an invalid one without.
 func (k *kernel) defaultSource() netip.Addr {
 	routes, err := k.links.RouteGet(net.ParseIP(defaultRouteTargets[k.family]))
 	if err != nil || len(routes) == 0 {
@@ -313,10 +308,9 @@ func (k *kernel) defaultSource() netip.Addr {
 	return a.Unmap()
 }
 
-// isTentative reports whether duplicate address detection for x is under way or has
-// failed. The kernel does not use such an address as source
-// (https://www.rfc-editor.org/rfc/rfc4862, section 5.4). It sends a notification when
-// the state changes.
+// isTentative reports whether duplicate address detection (https://www.rfc-editor.org/rfc/rfc4862,
+// section 5.4) goes on or has failed, so that the kernel does not use x as source. A notification
+// tells of its end.
 func isTentative(x netlink.Addr) bool {
 	return x.Flags&unix.IFA_F_TENTATIVE != 0 && x.Flags&unix.IFA_F_OPTIMISTIC == 0
 }
@@ -325,8 +319,7 @@ func isTentative(x netlink.Addr) bool {
 type client interface {
 	// listServers returns the family's virtual servers, without destinations.
 	listServers() (map[service.Address]*observedServer, error)
-	// getServer returns a virtual server, without destinations. If it does not exist,
-	// the error is unix.ESRCH.
+	// getServer returns a virtual server without destinations, or the error unix.ESRCH.
 	getServer(at service.Address) (server, error)
 	listDests(at service.Address) ([]dest, error)
 	getTimeouts() (timeouts, error)
@@ -356,8 +349,7 @@ func openMobyClient(f service.Family) (*mobyClient, error) {
 	return &mobyClient{h, f}, err
 }
 
-// callClient queries through the library, and through the requester once the module was
-// reloaded, see there.
+// callClient queries through the library, and by the requester once the module was reloaded.
 func callClient[T any](k *kernel, of func(client) (T, error)) (T, error) {
 	if !k.reloaded {
 		answer, err := of(k.moby)
@@ -526,8 +518,7 @@ func genlFamilyID() (id uint16, err error) {
 func ensureLoaded() (uint16, error) {
 	id, err := genlFamilyID()
 	if errors.Is(err, unix.ENOENT) {
-		// With the right capability, the kernel loads the module on request. Some
-		// kernels need the command.
+		// With the right capability, the kernel loads it on request. Some kernels need the command.
 		_ = exec.Command("modprobe", "ip_vs").Run()
 		id, err = genlFamilyID()
 	}
@@ -649,8 +640,7 @@ func Prepare(ctx context.Context, o Options) error {
 	return errors.Join(errs...)
 }
 
-// Pending lists what Prepare would change, one a line. It changes nothing, and loads no
-// module.
+// Pending lists what Prepare would change, one a line. It changes nothing and loads no module.
 func Pending(o Options) ([]string, error) {
 	var lines []string
 	for _, s := range o.settings(scopeStartup) {

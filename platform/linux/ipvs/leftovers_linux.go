@@ -140,8 +140,7 @@ func (l Leftovers) ownedKeys(s *state) []service.Address {
 	return Options{Exclude: l.Exclude}.ownedKeys(s)
 }
 
-// with calls do with a kernel. Without IPVS there are no virtual servers, but routes and
-// addresses may remain.
+// with calls do with a kernel. Without IPVS, routes and addresses may remain.
 func (l Leftovers) with(do func(*kernel) error) error {
 	k := &kernel{family: l.Family}
 	open := k.open
@@ -250,11 +249,9 @@ func withSets(do func(*ipset.Kernel) error) error {
 	return do(k)
 }
 
-// Upstream are the leftovers of kube-proxy's mode ipvs in the network namespace of the
-// calling thread: the addresses of the interface kube-ipvs0, virtual servers on them
-// and, for the ports in its ipsets, on the node's addresses, the ipsets, and the
-// interface. Other virtual servers and sets are not among them. Package iptables handles
-// its iptables rules.
+// Upstream are the leftovers of kube-proxy's mode ipvs in the network namespace of the calling
+// thread: the interface kube-ipvs0, its addresses, virtual servers on them and, for the ports in
+// its ipsets, on the node's, and these ipsets. Package iptables handles its rules.
 type Upstream struct {
 	Family service.Family
 	// Exclude are prefixes in which virtual servers and addresses stay.
@@ -302,8 +299,7 @@ func (u Upstream) Remove(ctx context.Context) error {
 	return err
 }
 
-// Drain stops new connections and removes what no connection needs any more. See
-// Leftovers.Drain.
+// Drain stops new connections and removes what none needs any more, see Leftovers.Drain.
 func (u Upstream) Drain(ctx context.Context, since time.Time) (string, error) {
 	var elapsed time.Duration
 	if !since.IsZero() {
@@ -344,8 +340,7 @@ func (u *upstreamState) destroySets() error {
 	return errors.Join(errs...)
 }
 
-// readUpstream reads what kube-proxy left, without virtual servers. The caller must have
-// exclusive use of k.
+// readUpstream reads what kube-proxy left but servers. The caller must have k for itself.
 func (k *kernel) readUpstream() (*upstreamState, error) {
 	u := &upstreamState{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, ports: map[service.Address]bool{}}
 	if err := u.readSets(k.family); err != nil {
@@ -419,11 +414,9 @@ func (k *kernel) deleteAddr(a netip.Addr) error {
 // detour is the metric of routes that replace others temporarily.
 const detour = metric + 1
 
-// This file sends requests for ipsets itself, because the library panics when a list is
-// interrupted.
+// This file requests ipsets itself: the library panics when a list is interrupted.
 
-// setsModule exists if the kernel has loaded ipsets. A request for them would load the
-// module.
+// setsModule exists if the kernel has loaded ipsets, which a request for them would do.
 const setsModule = "/sys/module/ip_set"
 
 // headersOnly requests a list of sets without elements.
@@ -526,8 +519,7 @@ func attributes(text []byte, typ uint16) [][]byte {
 	return values
 }
 
-// destroySet destroys a set that no rule refers to. It succeeds if the set does not
-// exist.
+// destroySet destroys a set that no rule refers to, if it exists.
 func destroySet(name string) error {
 	_, err := requestIPSet(nl.IPSET_CMD_DESTROY, nameAttr(name))
 	var number unix.Errno

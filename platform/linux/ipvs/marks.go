@@ -54,8 +54,7 @@ func (o Options) sharedMark(f service.Family, rules []markRule) string {
 	return ""
 }
 
-// lookAtMarks shows whether another program uses the masquerade bit. If the rules cannot be
-// read, what is shown stays.
+// lookAtMarks shows whether another program uses the masquerade bit, if that can be read.
 func (b *Backend) lookAtMarks(ctx context.Context) {
 	if b.showSharedMark == nil {
 		return

@@ -55,8 +55,7 @@ func (p *plan) add(u unit) {
 	}
 }
 
-// ops yields all ops of p in order, and the Port that each is for, nil for none in
-// particular.
+// ops yields all ops of p in order, with the Port that each is for, nil for none.
 func (p *plan) ops() iter.Seq2[*service.Port, op] {
 	return func(yield func(*service.Port, op) bool) {
 		parts := []unit{{afterRules: p.setup}}
@@ -105,10 +104,9 @@ func (p *plan) Changes() reconcile.Changes {
 	return append(all, p.rules.Changes()...)
 }
 
-// Apply implements reconcile.Plan. Virtual servers and rules cannot change in one step.
-// For each server schedule decides what changes before the rules and what after, so that
-// connections in between are answered. An address has a route only while everything for
-// it is in force.
+// Apply implements reconcile.Plan. Servers and rules cannot change in one step: schedule decides
+// what of each changes before the rules and what after, so that all connections are answered. An
+// address has a route only while everything for it is in force.
 func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	out := p.Outcome()
 	out.Err = p.program(ctx, &out)
@@ -206,8 +204,7 @@ func (a *applier) routes(ops []op) {
 	}
 }
 
-// routesWithout returns p's routes except those for addresses that only refused Ports
-// have.
+// routesWithout returns p's routes except those for addresses of refused Ports alone.
 func (p *plan) routesWithout(refused map[service.PortName]bool) []op {
 	if len(refused) == 0 {
 		return p.addRoutes
@@ -255,8 +252,7 @@ func joinFailures(ops []op, failed map[int]error) error {
 	return limitErrors(errs)
 }
 
-// ports executes the ops that pick returns for each unit, and records the first failure
-// of each.
+// ports executes what pick returns for each unit, and records the first failure of each.
 func (a *applier) ports(pick func(*unit) []op) {
 	var ops []op
 	var owner []int
@@ -289,8 +285,7 @@ func (a *applier) ports(pick func(*unit) []op) {
 	}
 }
 
-// isFailure reports whether err means that o was not done. A delete of an object that
-// does not exist is no failure.
+// isFailure reports whether err means that o was not done, and not that nothing was to delete.
 func isFailure(o op, err error) bool {
 	deletes := o.verb == delServer || o.verb == delDest || o.verb == delRoute || o.verb == delAddr
 	return err != nil && !(deletes && errors.Is(err, errMissing))
@@ -306,8 +301,7 @@ func limitErrors(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// planChanges fills p with the change from h to p.next, without reading the kernel. cs
-// are the differences.
+// planChanges fills p with cs, the change from h to p.next, without reading the kernel.
 func (p *plan) planChanges(ctx context.Context, h *installed, cs []service.Change) error {
 	p.next.readAt, p.next.addrRefs, p.next.localNode = h.readAt, h.addrRefs, h.localNode
 	p.delta = map[netip.Addr]int{}
@@ -336,8 +330,7 @@ func (p *plan) planChanges(ctx context.Context, h *installed, cs []service.Chang
 	return nil
 }
 
-// handedOver returns the virtual servers that move from one Port to another, as the old
-// Port has them.
+// handedOver returns the servers that move from one Port to another, as the old one has them.
 func (p *plan) handedOver(cs []service.Change) map[service.Address]desiredServer {
 	left := map[service.Address]desiredServer{}
 	for _, c := range cs {
@@ -373,8 +366,7 @@ func countAddrs(counts map[netip.Addr]int, p *service.Port, node *service.Node, 
 	}
 }
 
-// planPort plans the change of one Port. Virtual servers that it takes from or leaves to
-// another Port are in handedOver.
+// planPort plans the change of a Port. Servers that move to or from another are in handedOver.
 func (p *plan) planPort(c service.Change, handedOver map[service.Address]desiredServer) {
 	u := unit{port: c.New}
 	old := map[service.Address]desiredServer{}
@@ -482,8 +474,7 @@ func (u *unit) deleteServer(w desiredServer) {
 	u.afterRules = append(u.afterRules, o)
 }
 
-// removeDest lets a destination drain. For a connectionless protocol it deletes it at
-// once.
+// removeDest lets a destination drain, and deletes one of a connectionless protocol at once.
 func (p *plan) removeDest(k service.Address, x dest) op {
 	if connectionless(k) {
 		return op{verb: delDest, key: k, dest: x}
@@ -559,12 +550,10 @@ type op struct {
 	route  localRoute
 }
 
-// localRoute is a route of type local: it delivers packets to an address to the node
-// itself.
+// localRoute is a route of type local, which delivers packets to the node itself.
 type localRoute struct {
 	addr netip.Addr
-	// source is the source address of the node's own connections to addr. If it is
-	// invalid, the source is addr itself.
+	// source is that of the node's own connections to addr, if invalid addr itself.
 	source netip.Addr
 }
 
@@ -597,8 +586,7 @@ func applyInOrder(ops []op, do func(*op) error) map[int]error {
 	return failed
 }
 
-// addsToSet reports whether a virtual server exists after o was tried with the result
-// err, so that it must be in the set.
+// addsToSet reports whether a server exists after o had the result err, and must be in the set.
 func (o op) addsToSet(err error) bool {
 	switch o.verb {
 	case addServerToSet, addServer, setServer:
@@ -609,8 +597,7 @@ func (o op) addsToSet(err error) bool {
 	return false
 }
 
-// markNotInSet adds err to the failures of those ops whose virtual server must be in the
-// set.
+// markNotInSet adds err to the failures of ops whose virtual server must be in the set.
 func markNotInSet(ops []op, failed map[int]error, err error) {
 	for i := range ops {
 		if ops[i].addsToSet(failed[i]) {
@@ -619,8 +606,7 @@ func markNotInSet(ops []op, failed map[int]error, err error) {
 	}
 }
 
-// removesFromSet reports whether o removes a virtual server from the set. Commit does
-// that before it deletes the server.
+// removesFromSet reports whether o removes a virtual server from the set, before it is deleted.
 func (o op) removesFromSet() bool { return o.verb == delServerFromSet || o.verb == delServer }
 
 // text describes o in one line of a plan.

@@ -70,19 +70,16 @@ type VirtualServer struct {
 	key     service.Address
 }
 
-// schedulerWords are the names in ipvsadm(8) of the flags whose meaning depends on the
-// scheduler.
+// schedulerWords are what ipvsadm(8) calls flags whose meaning depends on the scheduler.
 var schedulerWords = map[uint32]map[string]string{
 	flagSched1: {"mh": "mh-fallback", "sh": "sh-fallback"},
 	flagSched2: {"mh": "mh-port", "sh": "sh-port"},
 }
 
-// Render returns what a node would hold for want in both families after a start from
-// nothing, with exactly the addresses that the snapshot names. The output for the same
-// want is the same. The text has parts for each family, each headed by the command that
-// accepts it: ip, ipvsadm, which does not accept comments, ipset and iptables or
-// ip6tables. The last three have the format of ipvsadm -S, ipset save and iptables-save.
-// The document contains the same in lists.
+// Render returns what a node would hold for want in both families after a start from nothing, with
+// exactly the addresses of the snapshot. The text has parts for each family, each under the command
+// that accepts it: ip, ipvsadm, which takes no comments, ipset, and iptables or ip6tables, in the
+// format of ipvsadm -S, ipset save and iptables-save. The document has it in lists.
 func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
 	return reconcile.Families(func(f service.Family) Document { return NewDocument(f, want, o) })
 }
@@ -108,8 +105,7 @@ func NewDocument(f service.Family, want *service.Snapshot, o Options) Document {
 	return d
 }
 
-// nodeMembers returns the members of the set of the node's own addresses, by the name of the
-// set.
+// nodeMembers returns the members of the set of the node's addresses, by the set's name.
 func nodeMembers(node *service.Node, f service.Family) map[string][]ipset.Member {
 	all := map[string][]ipset.Member{}
 	for _, a := range ownAddrs(node, f) {
@@ -251,9 +247,8 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 	return have.Objects(), would.Objects(), nil
 }
 
-// readBack sets in have the sets and chains that the kernel holds, and in would those that it
-// would hold for want, both in the same order. members are those of sets that depend on
-// virtual servers.
+// readBack sets in have the sets and chains of the kernel, and in would what it would hold for
+// want, in one order. members are those of sets that depend on virtual servers.
 func (r *rules) readBack(ctx context.Context, want *service.Snapshot, members map[string][]ipset.Member, have, would *Document) error {
 	have.portOf = want.Commented(r.family, func(n service.PortName) string { return ipset.Comment(n.String()) })
 	would.portOf = have.portOf
@@ -278,8 +273,7 @@ func (r *rules) readBack(ctx context.Context, want *service.Snapshot, members ma
 	return err
 }
 
-// serverElements returns the elements of the sets that depend on virtual servers. The
-// set of these has those of others, too.
+// serverElements returns the elements of the sets that depend on servers, those of others, too.
 func (b *Backend) serverElements(view *service.Snapshot, s *state) map[string][]ipset.Member {
 	all, at := nodeMembers(view.Node, b.family), newLocalNode(view, b.family)
 	served := map[service.Address]bool{}
@@ -363,8 +357,7 @@ func observedVirtualServer(k service.Address, l *observedServer, of string, dest
 // has virtual servers on these addresses and, for NodePorts, on the node's addresses.
 // Its iptables rules match ipsets, which contain the NodePorts.
 
-// upstreamState is what kube-proxy's mode ipvs left for one family, without virtual
-// servers.
+// upstreamState is what kube-proxy's mode ipvs left for one family, without servers.
 type upstreamState struct {
 	addrs map[netip.Addr]bool      // on Device
 	node  map[netip.Addr]bool      // on other interfaces
@@ -372,8 +365,7 @@ type upstreamState struct {
 	sets  []string                 // names
 }
 
-// owns reports whether kube-proxy made the virtual server k, as far as that can be
-// determined.
+// owns reports whether kube-proxy made the server k, as far as can be told.
 func (u *upstreamState) owns(k service.Address) bool {
 	return u.addrs[k.Addr] || u.node[k.Addr] && u.ports[service.Address{Port: k.Port, Protocol: k.Protocol}]
 }
@@ -401,9 +393,8 @@ var upstreamSets = map[string]string{
 	"KUBE-IPVS-IPS":                  "hash:ip",
 }
 
-// longestSet is the maximum length of the name of an ipset (kernel:
-// include/uapi/linux/netfilter/ipset/ip_set.h, IPSET_MAXNAMELEN). kube-proxy cuts longer
-// ones.
+// longestSet bounds the name of an ipset (kernel: include/uapi/linux/netfilter/ipset/ip_set.h,
+// IPSET_MAXNAMELEN).
 const longestSet = 31
 
 // upstreamSet reports whether kube-proxy has an ipset of this name and type for f. It

@@ -88,8 +88,7 @@ const (
 
 var commands = map[verb]uint8{addServer: 1, setServer: 2, delServer: 3, addDest: 5, setDest: 6, delDest: 7}
 
-// change sends a command with the attributes that encode appends, and waits for the
-// acknowledgement.
+// change sends a command with what encode appends, and waits for the acknowledgement.
 func (r *requester) change(command uint8, encode func()) error {
 	return r.retryOnReload(func() error { return r.socket.Transact(r.encode(command, unix.NLM_F_ACK, encode)) })
 }
@@ -127,8 +126,7 @@ func (r *requester) do(o *op) error {
 	})
 }
 
-// encodeServer appends the key of a virtual server, and the properties in s unless s is
-// nil.
+// encodeServer appends the key of a virtual server, and what s has unless it is nil.
 func (r *requester) encodeServer(at service.Address, s *server) {
 	e := &r.message
 	begin := e.Nest(attrService)
@@ -276,8 +274,7 @@ func parseDestination(attrs []byte, f service.Family) (dest, error) {
 	return x, err
 }
 
-// parseAddr returns the address in an attribute, which always has room for an IPv6
-// address.
+// parseAddr returns the address in an attribute, which always has room for IPv6.
 func parseAddr(v []byte, family uint16) (netip.Addr, error) {
 	n := 4
 	if family == unix.AF_INET6 {
@@ -324,8 +321,7 @@ func (k *kernel) removeFromSet(ops []op) error {
 	return k.deleteEntries(setOf(k.family, virtualServerSet), entries)
 }
 
-// addToSet adds to the set the virtual servers that exist after ops, some of which
-// failed.
+// addToSet adds to the set the servers that exist after ops, of which some failed.
 func (k *kernel) addToSet(ops []op, failed map[int]error) error {
 	var members []ipset.Member
 	for i := range ops {
@@ -359,8 +355,7 @@ func (k *kernel) deleteEntries(s ipset.Set, entries []ipset.Entry) error {
 	return nil
 }
 
-// applySetOp creates the sets of virtual servers and of node addresses, and changes the
-// latter.
+// applySetOp creates the sets of servers and of node addresses, and changes the latter.
 func (k *kernel) applySetOp(o *op) error {
 	servers, addrs := setOf(k.family, virtualServerSet), setOf(k.family, nodeIPSet)
 	e := ipset.Entry{Addr: o.route.addr}
@@ -413,12 +408,9 @@ func (k *kernel) readSets(s *state) error {
 	return nil
 }
 
-// Counters reads the statistics of the virtual servers that are ours. It implements
-// traffic.Reader.
-//
-// The kernel keeps them in any case, so a connection costs nothing more. It adds them up
-// every two seconds, and not at all while net.ipv4.vs.run_estimation is 0 (kernel:
-// net/netfilter/ipvs/ip_vs_est.c; for the setting see
+// Counters reads the statistics of our virtual servers. It implements traffic.Reader. The kernel
+// keeps them in any case, and adds them up every two seconds, never while
+// net.ipv4.vs.run_estimation is 0 (kernel: net/netfilter/ipvs/ip_vs_est.c;
 // https://docs.kernel.org/networking/ipvs-sysctl.html).
 type Counters struct {
 	requests *requester
@@ -433,8 +425,7 @@ type serverCounts struct {
 	dests map[netip.AddrPort]traffic.Counts
 }
 
-// NewCounters returns the Counters of one family, in the network namespace of the calling
-// thread.
+// NewCounters returns the Counters of one family in the calling thread's network namespace.
 func NewCounters(f service.Family) (*Counters, error) {
 	id, err := ensureLoaded()
 	if err != nil {
@@ -484,8 +475,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 	return samples, nil
 }
 
-// readDests reads the statistics of the destinations of a virtual server. It has none if
-// it was deleted meanwhile.
+// readDests reads the statistics of a server's destinations, none if it was deleted meanwhile.
 func (c *Counters) readDests(at service.Address, all traffic.Counts) (serverCounts, error) {
 	s := serverCounts{all, map[netip.AddrPort]traffic.Counts{}}
 	if all == (traffic.Counts{}) {

@@ -27,11 +27,9 @@ import (
 // delivers packets to the node as an address would (ip-route(8)). In addition the route
 // sets the source of the node's own connections, and its protocol identifies the owner.
 const (
-	// routeProtocol identifies our routes. No routing daemon is known to use this
-	// number.
+	// routeProtocol identifies our routes. No routing daemon is known to use it.
 	routeProtocol = 107
-	// metric gives precedence to an address that another process assigns to an
-	// interface.
+	// metric gives precedence to an address that others assign to an interface.
 	metric = 1024
 	// deviceAlias shows that we made the interface.
 	deviceAlias = "addresses of Services, by kube-proxy"
@@ -69,8 +67,7 @@ func (k *kernel) addDevice() error {
 	return nil
 }
 
-// disableIPv6 is 1 on a new interface if that is the default of the node. The interface
-// then accepts no IPv6 routes.
+// disableIPv6 is 1 on a new interface if that is the node's default. It takes no IPv6 routes then.
 var disableIPv6 = setting{file: "net/ipv6/conf/" + Device + "/disable_ipv6", value: "0"}
 
 // usable reports whether l is up and may have routes of k's family. Otherwise the kernel
@@ -114,8 +111,7 @@ func (r localRoute) netlinkRoute(l netlink.Link, metric int) *netlink.Route {
 	return route
 }
 
-// readRoutes reports whether the interface exists and is usable, and returns our routes
-// to it, also if it is not usable.
+// readRoutes reports whether the interface is there and usable, and returns our routes in any case.
 func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	l, err := k.links.LinkByName(Device)
 	var none netlink.LinkNotFoundError
@@ -149,8 +145,7 @@ func (k *kernel) readRoutes() (bool, []localRoute, error) {
 	return usable, routes, nil
 }
 
-// RemoveDevice implements Driver: it removes the interface if we made it and neither
-// family uses it any more.
+// RemoveDevice implements Driver, if we made the interface and no family uses it any more.
 func (k *kernel) RemoveDevice(context.Context) error { return k.removeDevice(deviceAlias) }
 
 // removeDevice removes the interface if it has no addresses and routes and its alias is
@@ -210,8 +205,7 @@ func (k *kernel) Watch(ctx context.Context, touched func()) error {
 	}
 }
 
-// listPath lists the virtual servers in the network namespace of this thread, which may
-// differ from that of the process.
+// listPath lists the servers of this thread's network namespace, maybe not that of the process.
 const listPath = "/proc/thread-self/net/ip_vs"
 
 func readDests(servers map[service.Address]*observedServer) error {
@@ -275,8 +269,7 @@ func SharedMark(f service.Family, bit int) (string, error) {
 	return Options{MasqueradeBit: bit}.sharedMark(f, rules), nil
 }
 
-// maxListAttempts limits the number of interrupted attempts. One takes less than a
-// millisecond.
+// maxListAttempts limits interrupted attempts, of less than a millisecond each.
 const maxListAttempts = 20
 
 // retryInterrupted calls list until it is not interrupted.

@@ -30,11 +30,10 @@ type ipsets interface {
 	Close() error
 }
 
-// rules do what virtual servers cannot, for one family. Ipsets contain the addresses and
-// ports of Services that need special treatment, and chains of iptables match them. The
-// chains reject, drop, mark for masquerading, and redirect clients to another virtual
-// server of the same Service. The Driver fills virtualServerSet and nodeIPSet. It
-// implements reconcile.Backend.
+// rules do what virtual servers cannot, for one family. Ipsets hold the addresses and ports that
+// need special treatment, and chains of iptables match them: they reject, drop, mark for
+// masquerading, and redirect to another server of the Service. The Driver fills virtualServerSet
+// and nodeIPSet. It implements reconcile.Backend.
 type rules struct {
 	family service.Family
 	chains *iptables.Backend
@@ -48,8 +47,7 @@ type rules struct {
 	installed *installedSets
 }
 
-// newRules returns the rules of one family. chains must have the options of
-// Options.chains. It changes nothing yet.
+// newRules returns the rules of one family, with chains that have the options of Options.chains.
 func newRules(f service.Family, chains *iptables.Backend, sets ipsets, now func() time.Time) *rules {
 	return &rules{family: f, chains: chains, sets: sets, now: now}
 }
@@ -71,8 +69,7 @@ func (r *rules) Forget() {
 	r.chains.Forget()
 }
 
-// sizesInterval is the minimum interval between two reads of sizes. The poller
-// requests a sync about as often.
+// sizesInterval is the least time between two reads of sizes, about as the poller asks for.
 const sizesInterval = 2 * time.Second
 
 // Plan implements reconcile.Backend. Its cost is proportional to the difference between
@@ -106,9 +103,8 @@ func (r *rules) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Pla
 	return p, nil
 }
 
-// currentSizes returns the sizes of sets and when they were read. It reads them again
-// after sizesInterval, or if the chains have changed: then the sets may have changed,
-// too.
+// currentSizes returns the sizes of sets and when they were read: after sizesInterval, or if the
+// chains have changed, they are read again.
 func (r *rules) currentSizes(h *installedSets, chains reconcile.Plan) (map[string]int, time.Time, error) {
 	now := r.now()
 	if h != nil && chains.Empty() && now.Sub(h.sizesReadAt) < sizesInterval {
@@ -195,8 +191,7 @@ func (p *rulesPlan) compareAll(ctx context.Context, h *installedSets, sizes map[
 	return nil
 }
 
-// Cleanup implements reconcile.Backend. It removes our chains, and then the sets that
-// they referred to.
+// Cleanup implements reconcile.Backend. It removes our chains, then the sets they referred to.
 func (r *rules) Cleanup(ctx context.Context) error {
 	r.installed = nil
 	if err := r.chains.Cleanup(ctx); err != nil {
@@ -220,8 +215,7 @@ func destroy(f service.Family, d ipsets) error {
 	return errors.Join(errs...)
 }
 
-// isOwned reports whether h is one of our sets for f. A set with the same name but
-// another type or family is foreign.
+// isOwned reports whether h is a set of ours for f, also of our type and family.
 func isOwned(f service.Family, h ipset.Header) bool {
 	return slices.ContainsFunc(allNames(), func(n string) bool {
 		s := setOf(f, n)
@@ -245,8 +239,7 @@ type use struct {
 // commentOf returns the comment of p's elements.
 func commentOf(p *service.Port) string { return ipset.Comment(p.Name.String()) }
 
-// countUses returns the set elements of want. A comment in held stays if it names a Port
-// that needs the element.
+// countUses returns the elements of want. A comment in held stays if its Port needs the element.
 func countUses(f service.Family, want *service.Snapshot, held map[element]use) (localNode, map[element]use) {
 	at, uses := newLocalNode(want, f), map[element]use{}
 	for p := range want.Ports(f) {
@@ -299,8 +292,7 @@ func (p *rulesPlan) planDelta(h *installedSets, changes []service.Change) {
 	p.sets.sort()
 }
 
-// findComments finds comments for renamed elements that no change adds: they are shared
-// with a Port that stays as it is.
+// findComments finds comments for renamed elements that no change adds, as other Ports share them.
 func (p *rulesPlan) findComments() {
 	missing := map[element]bool{}
 	for _, e := range p.sets.rename {
@@ -392,9 +384,8 @@ func diff(have, want map[element]use) difference {
 	return d
 }
 
-// drift describes the foreign changes that make d necessary, without the elements of
-// missing sets. While the snapshot is partial, extra elements may come from an earlier
-// process and are not reported.
+// drift describes the foreign changes that d undoes, without elements of missing sets. While the
+// snapshot is partial, extra elements may be an earlier process's, and do not count.
 func (d difference) drift(f service.Family, missing []string, partial bool) []string {
 	var r reconcile.DriftReport
 	report := func(what string, all []element) {
@@ -534,8 +525,7 @@ func (p *rulesPlan) change(ctx context.Context, of *reconcile.Outcome) error {
 	return err
 }
 
-// refusedFrontends returns the addresses and ports of the Ports that err is about. They
-// stay as they are.
+// refusedFrontends returns the addresses and ports of the Ports that err is about: they stay.
 func (p *rulesPlan) refusedFrontends(err error) map[ipset.Entry]bool {
 	fronts := map[ipset.Entry]bool{}
 	for _, e := range reconcile.PortErrors(err) {
@@ -574,9 +564,8 @@ func (p *rulesPlan) addElements(sets []string, but map[ipset.Entry]bool) error {
 	return nil
 }
 
-// liftsRestriction reports whether a source is deleted because all sources are allowed
-// now: the frontend is no longer restricted. Other sources are deleted before any new
-// rule admits them.
+// liftsRestriction reports whether a source is deleted because all are allowed now. Other sources
+// go before any new rule admits them.
 func (p *rulesPlan) liftsRestriction(e element) bool {
 	_, goes := slices.BinarySearchFunc(p.sets.del, element{restrictedSet, e.frontend()}, element.compare)
 	return goes

@@ -32,8 +32,7 @@ const (
 	healthCheckSet      = "HEALTH-CHECKS"     // where health checks are answered
 )
 
-// setName returns the name of a set in family f. Sets of both families share one
-// namespace.
+// setName returns the name of a set in family f: both families share one namespace.
 func setName(f service.Family, set string) string {
 	if f == service.IPv6 {
 		return "KUBE-VS6-" + set
@@ -97,8 +96,7 @@ func (l localNode) reservedBy(p *service.Port) []service.Address {
 	return all
 }
 
-// reservationsChange reports whether cs change the reservations, and with them what other
-// Ports have.
+// reservationsChange reports whether cs change reservations, and so what other Ports have.
 func (l localNode) reservationsChange(cs []service.Change) bool {
 	return slices.ContainsFunc(cs, func(c service.Change) bool { return !slices.Equal(l.reservedBy(c.Old), l.reservedBy(c.New)) })
 }
@@ -137,8 +135,7 @@ func (e element) compare(o element) int {
 	return cmp.Or(cmp.Compare(e.set, o.set), e.Entry.Compare(o.Entry))
 }
 
-// elements calls add with each set element of p. The same element may occur more than
-// once.
+// elements calls add with each set element of p, some maybe more than once.
 func (l localNode) elements(p *service.Port, add func(element)) {
 	for _, e := range l.healthChecks(p) {
 		add(e)
@@ -163,8 +160,7 @@ func (l localNode) elements(p *service.Port, add func(element)) {
 	}
 }
 
-// healthChecks returns the elements for health checks of p. They are answered where
-// NodePorts are.
+// healthChecks returns the elements for health checks of p, answered where NodePorts are.
 func (l localNode) healthChecks(p *service.Port) []element {
 	if p.HealthCheck == 0 {
 		return nil
@@ -202,10 +198,9 @@ func setsFor(p *service.Port, f *service.Frontend) []string {
 	return nil
 }
 
-// localPolicySets returns the sets for external policy Local, which distinguish internal
-// and external clients. An external virtual server of p has one list of endpoints, see
-// preservesClientIP. Clients that need the other list are redirected to the ClusterIP,
-// which has it.
+// localPolicySets returns the sets for external policy Local, which tell internal clients from
+// external ones. A server of p has one list of endpoints, see preservesClientIP: clients that need
+// the other are redirected to the ClusterIP, which has it.
 func localPolicySets(p *service.Port) []string {
 	var in []string
 	if len(p.Cluster) == 0 {
@@ -236,9 +231,8 @@ func serverEndpoints(p *service.Port, k service.Kind) []service.Endpoint {
 	return p.Cluster
 }
 
-// preservesClientIP reports whether the virtual server for frontends of kind k receives
-// external clients that are not masqueraded. A remote endpoint would reply to them
-// directly.
+// preservesClientIP reports whether external clients of kind k are not masqueraded, so that no
+// remote endpoint may reply to them.
 func preservesClientIP(p *service.Port, k service.Kind) bool {
 	byClusterIP := hasClusterIP(p) && p.Internal == service.PolicyLocal
 	return p.External == service.PolicyLocal && k.External() != byClusterIP

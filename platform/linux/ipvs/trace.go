@@ -18,9 +18,8 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// Trace reads virtual servers, routes, ipsets and chains, and returns what they do with
-// the first packet of c. want is the snapshot that they are for. local reports whether an
-// interface of the node has an address.
+// Trace reads virtual servers, routes, ipsets and chains, and returns what they do with the first
+// packet of c, for the snapshot want. local reports whether an interface has an address.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	t, err := b.kernelTrace(ctx, want)
 	if err != nil {
@@ -247,8 +246,7 @@ func (k observedKernel) InSet(set, fields string, p packet.Packet) packet.Match 
 	return have
 }
 
-// checkServer compares the virtual server at a key with the desired one, and returns it.
-// It returns nil if there is none.
+// checkServer compares the server at a key with the desired one, and returns it, nil without one.
 func (t *kernelTrace) checkServer(at service.Address) *observedServer {
 	l, err := t.read(at)
 	if err != nil {
@@ -273,8 +271,7 @@ func (t *kernelTrace) checkServer(at service.Address) *observedServer {
 	return l
 }
 
-// checkDests compares destinations. A destination of weight 0 drains, which is as it
-// should be unless it is an endpoint.
+// checkDests compares destinations. One of weight 0 drains, as it should unless it is an endpoint.
 func (t *kernelTrace) checkDests(w desiredServer, l *observedServer) {
 	held := map[netip.AddrPort]dest{}
 	for _, d := range l.dests {
@@ -369,8 +366,7 @@ func answer(is bool) packet.Match {
 	return packet.No
 }
 
-// entryFor returns the element that fields of p form in s, and the client if it is one of
-// them.
+// entryFor returns the element that fields of p form in s, and the client if it is one of them.
 func entryFor(s ipset.Set, fields string, p packet.Packet) (e ipset.Entry, from netip.Addr, ok bool) {
 	e.Addr = p.To.Addr()
 	if s.Type != ipset.HashIP {
@@ -382,8 +378,7 @@ func entryFor(s ipset.Set, fields string, p packet.Packet) (e ipset.Entry, from 
 	return e, from, fields == map[ipset.Type]string{ipset.HashIP: "dst", ipset.HashIPPort: "dst,dst", ipset.HashIPPortNet: "dst,dst,src"}[s.Type]
 }
 
-// find returns the element that equals e, or that equals e with a prefix that contains
-// from.
+// find returns the element that equals e, or does so with a prefix that contains from.
 func (all entries) find(e ipset.Entry, from netip.Addr) (ipset.Entry, bool) {
 	for _, x := range all[e] {
 		if from.IsValid() && x.Net.Contains(from) || !from.IsValid() && !x.Net.IsValid() {
@@ -393,8 +388,7 @@ func (all entries) find(e ipset.Entry, from netip.Addr) (ipset.Entry, bool) {
 	return ipset.Entry{}, false
 }
 
-// readSet returns the elements of a set in the kernel, and adds what is wrong with the set. Each
-// set is read once.
+// readSet returns the elements of a set in the kernel, read once, and adds what is wrong with it.
 func (t *kernelTrace) readSet(s ipset.Set) entries {
 	r := t.elements[s.Name]
 	if r == nil {

@@ -1,12 +1,11 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netlink exchanges messages with the kernel as netlink(7) describes them. Encoder
-// writes requests, Messages and Attributes read answers, Socket sends and receives. Callers
-// know the subsystem. The package has what general libraries lack: one acknowledgement for
-// a transaction, one buffer for all answers instead of memory for each attribute, and
-// notifications without those about a caller's own changes. It also has what everybody
-// needs who talks to nf_tables, whatever the tables are for.
+// Package netlink exchanges messages with the kernel as netlink(7) describes them. Encoder writes
+// requests, Messages and Attributes read answers, Socket sends and receives. It has what general
+// libraries lack: one acknowledgement for a transaction, one buffer for all answers, and
+// notifications without those about a caller's own changes; and what all need who talk to
+// nf_tables.
 package netlink
 
 import (
@@ -50,8 +49,7 @@ func Messages(b []byte) iter.Seq2[Message, error] {
 	}
 }
 
-// Netfilter returns the family in the header of netfilter, and what follows this header.
-// Both are zero if m is too short.
+// Netfilter returns the family in the header of netfilter and what follows, zero if m is short.
 func (m Message) Netfilter() (family uint8, attributes []byte) {
 	if len(m.Body) < netfilterHeader {
 		return 0, nil
@@ -72,8 +70,7 @@ const (
 	alignment       = 4
 )
 
-// Attributes yields the type, without flags, and the value of each attribute in b. A
-// truncated attribute ends the sequence.
+// Attributes yields type, without flags, and value of each attribute in b, until one is truncated.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attributeHeader {
@@ -110,8 +107,7 @@ func Text(v []byte) string {
 	return string(v)
 }
 
-// Uint32 returns the number in network byte order at the start of an attribute's value, 0
-// if the value is too short.
+// Uint32 returns the number at the start of a value, in network byte order, 0 if it is short.
 func Uint32(v []byte) uint32 {
 	if len(v) < 4 {
 		return 0
@@ -162,8 +158,7 @@ const (
 	request = 1 // NLM_F_REQUEST
 )
 
-// Encoder encodes messages or bare attributes into one buffer. Ending a message or an
-// attribute fills in its length.
+// Encoder encodes messages or attributes into one buffer. Ending one fills in its length.
 type Encoder struct {
 	Buf []byte
 	// Seq is the sequence number of the last message.
@@ -183,16 +178,14 @@ func (e *Encoder) Message(typ, flags uint16) {
 	e.Buf = binary.NativeEndian.AppendUint32(e.Buf, 0)
 }
 
-// NetfilterMessage begins a message with the header of netfilter. resource is the subsystem
-// for the messages around a batch, otherwise 0.
+// NetfilterMessage begins a message of netfilter. resource is the subsystem around a batch, else 0.
 func (e *Encoder) NetfilterMessage(typ, flags uint16, family uint8, resource uint16) {
 	e.Message(typ, flags)
 	e.Buf = append(e.Buf, family, 0) // NFNETLINK_V0
 	e.Buf = binary.BigEndian.AppendUint16(e.Buf, resource)
 }
 
-// GenericMessage begins a message with the header of generic netlink to a family by its
-// number.
+// GenericMessage begins a message of generic netlink to a family by its number.
 func (e *Encoder) GenericMessage(family, flags uint16, command uint8) {
 	e.Message(family, flags)
 	e.Buf = append(e.Buf, command, 1, 0, 0) // the version, and reserved

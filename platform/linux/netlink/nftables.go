@@ -22,8 +22,7 @@ const (
 	DynsetExprs     = 10   // NFTA_DYNSET_EXPRESSIONS
 )
 
-// The verdicts of netfilter (kernel: include/uapi/linux/netfilter.h), which are also the
-// policies of base chains.
+// Verdicts of netfilter, and policies (kernel: include/uapi/linux/netfilter.h).
 const (
 	Drop   = 0 // NF_DROP
 	Accept = 1 // NF_ACCEPT

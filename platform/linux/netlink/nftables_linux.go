@@ -25,8 +25,7 @@ func NFTFamily(f service.Family) uint8 {
 	return unix.NFPROTO_IPV4
 }
 
-// FamilyNames are the names of nft(8) for the families whose tables see packets of IPv4 or
-// IPv6, by number.
+// FamilyNames are nft(8)'s for families whose tables see packets of IPv4 or IPv6, by number.
 var FamilyNames = map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet"}
 
 // NFTHint adds the usual remedy to an error of the kernel.
@@ -70,8 +69,7 @@ type Base struct {
 	Devices  []string
 }
 
-// Chains lists the chains in tables of a family, or in all tables for unix.NFPROTO_UNSPEC.
-// There are none if the kernel lacks nf_tables.
+// Chains lists the chains of a family, or of all for unix.NFPROTO_UNSPEC, none without nf_tables.
 func Chains(ctx context.Context, s *Socket, family uint8) ([]Chain, error) {
 	e := &Encoder{}
 	e.NetfilterMessage(NFTType(unix.NFT_MSG_GETCHAIN), unix.NLM_F_DUMP, family, 0)

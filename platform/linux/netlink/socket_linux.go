@@ -37,8 +37,7 @@ type Options struct {
 
 const defaultDatagram = 32 << 10
 
-// Dial opens a socket to a subsystem, such as unix.NETLINK_NETFILTER, in the network
-// namespace of the calling thread.
+// Dial opens a socket to a subsystem, as unix.NETLINK_NETFILTER, in this thread's namespace.
 func Dial(protocol int, o Options) (*Socket, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
@@ -97,9 +96,8 @@ func (s *Socket) Send(b []byte) error {
 	return err
 }
 
-// Poll returns a datagram that is queued. It is valid until the next one is received. If
-// there is none, the error is unix.EAGAIN. If the kernel had to drop some, it is
-// unix.ENOBUFS.
+// Poll returns a queued datagram, valid until the next one. The error is unix.EAGAIN if there is
+// none, unix.ENOBUFS if the kernel had to drop some.
 func (s *Socket) Poll() ([]byte, error) {
 	for {
 		n, _, err := unix.Recvfrom(s.fd, s.buf, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
@@ -198,11 +196,10 @@ func wakeAtEnd(ctx context.Context) (fd int, release func(), err error) {
 	}, nil
 }
 
-// Transact sends messages whose last one requests an acknowledgement, and returns the first
+// Transact sends messages of which the last asks for an acknowledgement, and returns the first
 // error. The kernel processes them within sendto (kernel: net/netlink/af_netlink.c,
-// netlink_unicast_kernel), so all answers are queued when that returns. All are read,
-// because the kernel reports a failed commit of netfilter in addition to the answers to
-// messages (kernel: net/netfilter/nfnetlink.c, nfnetlink_rcv_batch).
+// netlink_unicast_kernel), so all answers are queued then. All are read: a failed commit is
+// reported beside them (kernel: net/netfilter/nfnetlink.c, nfnetlink_rcv_batch).
 func (s *Socket) Transact(batch []byte) error {
 	s.drain()
 	if err := s.Send(batch); err != nil {
@@ -258,10 +255,9 @@ func (s *Socket) Query(ctx context.Context, request []byte, each func(Message) e
 // maxAttempts bounds how often a list is requested because it changes each time.
 const maxAttempts = 30
 
-// RetryInterrupted calls list until its error is not ErrInterrupted. The kernel marks a
-// list that changed between two of its parts (NLM_F_DUMP_INTR, see
-// https://docs.kernel.org/userspace-api/netlink/intro.html). Pauses let others complete
-// their changes.
+// RetryInterrupted calls list until its error is not ErrInterrupted: the kernel marks a list that
+// changed between parts (NLM_F_DUMP_INTR, see
+// https://docs.kernel.org/userspace-api/netlink/intro.html). Pauses let others finish.
 func RetryInterrupted(list func() error) error {
 	for n := 1; ; n++ {
 		err := list()
@@ -282,10 +278,9 @@ func (s *Socket) drain() {
 	}
 }
 
-// IgnorePort filters out notifications about changes made through a netlink port. The
-// kernel groups notifications by transaction (kernel: net/netfilter/nf_tables_api.c,
-// nft_commit_notify), so the port of the first message, at offset 12 of its header, applies
-// to all.
+// IgnorePort filters out notifications about changes through a netlink port, by the first
+// message's, at offset 12: the kernel groups them by transaction (kernel:
+// net/netfilter/nf_tables_api.c, nft_commit_notify).
 func (s *Socket) IgnorePort(port uint32) error {
 	// BPF loads words in network byte order. The header is in host byte order.
 	var b [4]byte

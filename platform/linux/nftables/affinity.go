@@ -17,13 +17,11 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// A Port with session affinity owns a few objects for each endpoint list that it uses.
-// One clients map per target port (nearly always there is one port) records which
-// endpoint a client used. The rules fill it after the destination was translated. The
-// members set holds the endpoints. Rules record a client only for a member, so no client
-// returns to an endpoint that was removed. A chain looks the client up first and
-// otherwise picks a random endpoint. The clients map holds addresses without ports,
-// because nft 1.0.6 cannot parse an update statement with an IPv6 address and a port.
+// A Port with session affinity owns a few objects for each endpoint list that it uses. One clients
+// map per target port (nearly always one) records which endpoint a client used, filled after the
+// destination was translated, and only for members of the set of endpoints: no client returns to
+// one that was removed. A chain looks the client up first and otherwise picks a random endpoint.
+// The map has addresses without ports: nft 1.0.6 parses no update with an IPv6 address and a port.
 
 var (
 	slotKey   = []field{slot}
@@ -58,8 +56,7 @@ type group struct {
 	members map[string]bool // the endpoints' addresses, as bytes
 }
 
-// groups returns the groups of w, sorted by port. It returns nil if the Port has no
-// session affinity or does not use w.
+// groups returns the groups of w, sorted by port, nil without affinity or if w is not used.
 func (l layout) groups(w service.Policy) []group {
 	p := l.port
 	if p == nil || p.Affinity == 0 || !ownsList(p, w) {
@@ -78,9 +75,8 @@ func (l layout) groups(w service.Policy) []group {
 	return groups
 }
 
-// clientSet returns the clients map for one target port. Its name contains the timeout,
-// because a kernel without commit 123b99619cca (Linux 6.2) ignores another timeout for an
-// existing map.
+// clientSet returns the clients map for a target port. Its name has the timeout, as kernels without
+// commit 123b99619cca (Linux 6.2) ignore another one for an existing map.
 func clientSet(p *service.Port, w service.Policy, port uint16) *set {
 	name := objectName(fmt.Sprintf("clients-%s-%d", seconds(p.Affinity), port), w, p.Name)
 	return &set{name: name, kind: addrMap, key: clientKey, timeout: p.Affinity, limit: clientLimit}

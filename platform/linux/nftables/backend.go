@@ -74,16 +74,14 @@ type Driver interface {
 	// Touched reports whether another process may have changed our table since the last
 	// call of Read. Commits do not count. It is cheap.
 	Touched(ctx context.Context) (bool, error)
-	// PruneClients deletes those elements of a clients map whose endpoint address is not
-	// in keep.
+	// PruneClients deletes elements of a clients map whose endpoint address is not in keep.
 	PruneClients(ctx context.Context, clients *set, keep map[string]bool) error
 	// Liberal reports whether the kernel treats packets outside of the TCP window as
 	// valid (net.netfilter.nf_conntrack_tcp_be_liberal).
 	Liberal() bool
 	// Watch calls touched whenever another process changes our table, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
-	// Suspect names the process that changed our table last. It is empty if that is
-	// unknown.
+	// Suspect names the process that changed our table last, empty if unknown.
 	Suspect() string
 	// close releases the kernel resources of the Driver.
 	close()
@@ -103,8 +101,7 @@ type Backend struct {
 	kept      *reading
 }
 
-// effectiveOptions returns the options without those that have no effect with the
-// kernel's present settings.
+// effectiveOptions leaves out options without effect with the kernel's present settings.
 func (b *Backend) effectiveOptions() Options {
 	o := b.options
 	o.DropInvalid = o.DropInvalid && !b.liberal
@@ -129,9 +126,8 @@ func (i *installed) layout(p *service.Port) layout {
 	return layout{p, i.slots[p.Name]}
 }
 
-// Plan implements reconcile.Backend. If no other process changed the table, the cost
-// follows the difference between want and the last snapshot. Otherwise Plan reads the
-// table.
+// Plan implements reconcile.Backend. The cost follows the difference between want and the last
+// snapshot. If another process changed the table, Plan reads it.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	touched := true
 	b.liberal = b.options.DropInvalid && b.driver.Liberal()
@@ -147,8 +143,7 @@ func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.P
 	}
 	var p *plan
 	if touched {
-		// The driver reports a change once. What the table holds is unknown until a plan
-		// was applied.
+		// The driver reports a change once, so the table is unknown until a plan was applied.
 		have := b.have
 		b.have = nil
 		t, err := b.driver.Read(ctx)
@@ -197,8 +192,7 @@ func (b *Backend) Close() error {
 
 func (b *Backend) name() string { return netlink.FamilyName(b.family) + " " + b.options.table() }
 
-// planIncremental plans the step from the installed snapshot to want, without reading the
-// table.
+// planIncremental plans the step from the installed snapshot to want without a read.
 func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	p := &plan{backend: b, next: &installed{snapshot: want, options: b.effectiveOptions(), slots: b.have.slots, shared: b.have.shared}}
 	h := b.have
@@ -232,8 +226,7 @@ func (b *Backend) planIncremental(want *service.Snapshot) *plan {
 	return p
 }
 
-// planSharedChanges adds units for the elements that several Ports share, as they
-// follow from the other units of p.
+// planSharedChanges adds units for elements that Ports share, from the other units of p.
 func (p *plan) planSharedChanges() {
 	p.sharedDelta = newShared()
 	for _, u := range p.units {
@@ -252,8 +245,7 @@ func (p *plan) planSharedChanges() {
 	p.units = appendShared(p.units, changes)
 }
 
-// drift describes what other processes changed in a table that held h, by the steps that
-// would restore it.
+// drift describes what others changed in a table that held h, by the steps to restore it.
 func (b *Backend) drift(t *table, h *installed) []string {
 	p := b.compare(t, h.snapshot)
 	var r reconcile.DriftReport
@@ -343,8 +335,7 @@ type kernelFeature struct {
 	modules []string // that usually provide it
 	since   string   // with which version of the kernel, if that is not as old as all
 	ops     []op
-	// dependsOn is a module of a feature that this one needs. While that is missing,
-	// the probe has no result.
+	// dependsOn is a module without which the probe has no result.
 	dependsOn string
 }
 
@@ -373,8 +364,7 @@ func kernelFeatures(f service.Family) []kernelFeature {
 // dnatRule is a rule that selects an endpoint.
 var dnatRule = rule{dnat{endpoints.key, 1, endpoints}}
 
-// completeTable returns the ops that create a table without Services, and the parts that
-// Service ports and session affinity add.
+// completeTable returns the ops for a table without Services, and for the parts of a Port.
 func completeTable(f service.Family) []op {
 	ops := []op{{verb: addTable}}
 	for _, s := range baseSets {

@@ -22,16 +22,14 @@ type table struct {
 	sets       map[string]*observedSet
 }
 
-// observedChain holds the fingerprints of the rules. A rule of another owner has none,
-// and stands as "".
+// observedChain holds the fingerprints of the rules, "" for those of another owner.
 type observedChain struct {
 	hook         string // in the format of hook.spec, "" if it is not a base chain
 	policyDrop   bool   // its policy is drop
 	fingerprints []string
 }
 
-// fingerprint identifies r. The kernel stores it as user data of the rule. It is lost
-// when another process replaces the rule.
+// fingerprint identifies r. It is user data of the rule, and lost when others replace the rule.
 func (r rule) fingerprint(f service.Family) string {
 	sum := sha256.Sum256([]byte(r.text(f)))
 	return string(sum[:8])
@@ -60,9 +58,8 @@ func (b *Backend) planFull(t *table, have *installed, want *service.Snapshot) *p
 	return p
 }
 
-// compare plans the steps from t to want. t is nil if there is no table. compare consumes
-// t. If an object has a wanted name but another kind, the kernel cannot change it, so the
-// plan replaces the whole table.
+// compare plans the steps from t, nil without a table, to want. It consumes t. If a wanted name
+// belongs to another kind of object, which the kernel cannot change, it replaces the table.
 func (b *Backend) compare(t *table, want *service.Snapshot) *plan {
 	var incompatible []string
 	if t != nil {
@@ -170,9 +167,8 @@ func (c *comparison) addChain(ops *[]op, x *chain) {
 	}
 }
 
-// keepsPendingNodePorts reports whether the observed rules exceed the wanted ones only
-// because an earlier process already opened NodePorts on node addresses that are not
-// known yet.
+// keepsPendingNodePorts reports whether observed rules exceed wanted ones only by NodePorts that an
+// earlier process opened on node addresses that are not known yet.
 func (c *comparison) keepsPendingNodePorts(name string, wanted, observed []string) bool {
 	n := len(wanted)
 	return name == dispatchChain && c.want.Node.NodePortsPending[c.backend.family] &&
@@ -218,9 +214,8 @@ func (c *comparison) hasStaleClients(clients *set, members map[string]bool) bool
 	return false
 }
 
-// compareElements compares want with the table. It removes every element it finds from
-// the observed sets, so that only extraneous elements remain there. It appends the ops for
-// missing and different elements.
+// compareElements appends the ops for missing and different elements of want. It removes those it
+// finds from the observed sets, where only extraneous ones remain.
 func (c *comparison) compareElements(ops []op, want ...element) []op {
 	for _, e := range want {
 		observed := c.table.sets[e.in.name]
@@ -301,8 +296,7 @@ func (c *comparison) recordRemovedFrontend(e element) {
 	})
 }
 
-// observedClasses returns the classes whose chains exist. They are kept, because the list
-// that needed them may grow again.
+// observedClasses returns the classes whose chains exist, and stay: the list may grow again.
 func (c *comparison) observedClasses() classes {
 	var observed classes
 	for i, p := range pickers {

@@ -76,16 +76,14 @@ func (k *kernel) Commit(_ context.Context, ops []op) error {
 	}
 	err = k.writeSocket.Transact(batch)
 	k.encoder.release()
-	// Notifications about other processes' large transactions would fill the monitor's
-	// buffer if it were read only once per sync.
+	// Notifications of others' large transactions would fill the buffer between two syncs.
 	k.monitor.notifyIfDirty()
 	return err
 }
 
 func (k *kernel) Suspect() string { return k.monitor.suspect() }
 
-// maxReadTries bounds how often a read is restarted because other processes keep changing
-// the ruleset.
+// maxReadTries bounds how often a read restarts because others keep changing the ruleset.
 const maxReadTries = 10
 
 func (k *kernel) Read(context.Context) (*table, error)       { return k.read((*reader).read) }
@@ -199,8 +197,7 @@ func (k *kernel) close() {
 	}
 }
 
-// socketOptions allow for transactions of 100,000 elements. Smaller datagrams would cost
-// time when a table is read, see README.md.
+// socketOptions allow for transactions of 100,000 elements. Smaller datagrams read slower.
 var socketOptions = netlink.Options{Buffer: 64 << 20, Datagram: 64 << 10}
 
 func dial() (*netlink.Socket, error) {
@@ -211,9 +208,8 @@ func dial() (*netlink.Socket, error) {
 	return s, nil
 }
 
-// Probe checks whether the kernel, in the network namespace of the calling thread,
-// supports a table for f. It changes nothing. The error is one sentence that names what
-// is missing.
+// Probe checks whether the kernel, in this thread's network namespace, supports a table for f. It
+// changes nothing, and says in one sentence what is missing.
 func Probe(f service.Family) error {
 	if err := probe(f); err != nil {
 		return fmt.Errorf("nftables for %s: %w", f, netlink.NFTHint(err))
@@ -259,11 +255,9 @@ func checkFamily(f service.Family) error {
 	return unix.Close(fd)
 }
 
-// monitor receives a notification for every change of nftables in the network namespace.
-// It records whether another process changed our table. The kernel queues the
-// notifications before it completes the request that made the change (kernel:
-// net/netfilter/nf_tables_api.c, nf_tables_commit), so an empty queue means that there was
-// none.
+// monitor receives a notification for every change of nftables in the network namespace, and
+// records whether others changed our table. The kernel queues them before it completes the request
+// (kernel: net/netfilter/nf_tables_api.c, nf_tables_commit): an empty queue means no change.
 type monitor struct {
 	nf   uint8
 	name string // of our table
@@ -276,8 +270,7 @@ type monitor struct {
 	onChange    func() // called when dirty becomes true, nil if there is no watcher
 }
 
-// newMonitor starts to listen to what concerns a table. Changes made through the socket with port
-// own are ours.
+// newMonitor listens to what concerns a table. Changes through the socket with port own are ours.
 func newMonitor(nf uint8, table string, own uint32) (*monitor, error) {
 	s, err := dial()
 	if err != nil {
@@ -302,8 +295,7 @@ func (m *monitor) isDirty() bool {
 	return m.dirty
 }
 
-// notifyIfDirty calls onChange if our table became dirty. It serves callers that do not
-// check the table next.
+// notifyIfDirty calls onChange if our table became dirty, for callers that do not check it next.
 func (m *monitor) notifyIfDirty() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

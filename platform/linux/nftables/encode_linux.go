@@ -17,8 +17,7 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// ruleTag is the type of the user data that holds a rule's fingerprint. nft skips types
-// it does not know.
+// ruleTag is the type of the user data with a rule's fingerprint. nft skips unknown types.
 const ruleTag userdata.Type = 200
 
 // maxList bounds the bytes of elements in one message. The length of the attribute that
@@ -54,8 +53,7 @@ func (e *encoder) release() {
 // opSize is the approximate size of an op in a batch.
 const opSize = 80
 
-// batch returns the messages for ops. The result is valid until the next call. The last
-// message requests an acknowledgement.
+// batch returns the messages for ops, valid until the next call. The last one asks for an answer.
 func (e *encoder) batch(ops []op) ([]byte, error) {
 	if _, err := e.dryRun(ops); err != nil {
 		return nil, err
@@ -242,8 +240,7 @@ func (e *encoder) rule(chain string, r rule) error {
 	return nil
 }
 
-// expr writes one expression. The library does not encode the direction of those ct keys
-// that need one.
+// expr writes an expression. The library leaves out the direction of ct keys that need one.
 func (e *encoder) expr(x packet.Expression) error {
 	elem := e.Nest(unix.NFTA_LIST_ELEM)
 	if ct, ok := x.(packet.ConntrackLoad); ok && ct.Key != packet.CtStatus && ct.Key != packet.CtState && ct.Key != packet.CtDirection {
@@ -269,8 +266,7 @@ func (e *encoder) expr(x packet.Expression) error {
 	return nil
 }
 
-// element appends o to the open message if that one has the same verb, the same set, and
-// room. Otherwise it starts a new message.
+// element appends o to the open message of its verb and set, if there is room, or to a new one.
 func (e *encoder) element(o *op) {
 	if e.list == 0 || e.verb != o.verb || e.in.name != o.element.in.name || len(e.Buf)-e.list > maxList {
 		e.endElements()
@@ -398,11 +394,10 @@ func (e *encoder) action(x packet.Expression) (expr.Any, error) {
 	return nil, fmt.Errorf("no expression of the kernel for %T", x)
 }
 
-// The kernel stores user data with a set and does not interpret it. nft keeps the
-// declaration of the set there. Without it nft could not load its own listing of our maps
-// again. The constants below describe that format, as nft 1.0.6 to 1.1 write and read it:
-// type, length and value, of one byte, one byte and length bytes, with numbers in host
-// byte order.
+// The kernel stores user data with a set, where nft keeps the declaration, without which it could
+// not load its own listing of our maps. The constants describe that format, as nft 1.0.6 to 1.1
+// write and read it: type, length and value, of one byte, one byte and length bytes, numbers in
+// host byte order.
 const (
 	udataKeyOrder   = 0
 	udataDataOrder  = 1
@@ -460,8 +455,7 @@ func typeofField(f field, family service.Family) []byte {
 	return typeofExpr(exprPayload, tlv32(tlv32(nil, 0, header), 1, source))
 }
 
-// typeofFields encodes one field, or several as a concatenation. It also returns the byte
-// order.
+// typeofFields encodes one field, or several as a concatenation, and returns the byte order.
 func typeofFields(fields []field, family service.Family) (desc []byte, order uint32) {
 	if len(fields) == 1 {
 		order = orderBig
@@ -493,8 +487,7 @@ func (s *set) userData(family service.Family) []byte {
 	return tlv32(b, udataDataRange, 0)
 }
 
-// typeID returns nft's number for the type of f. The kernel stores it and does not
-// interpret it.
+// typeID returns nft's number for the type of f, which the kernel does not interpret.
 func (f field) typeID(family service.Family) uint32 {
 	const ipv4Addr, ipv6Addr, inetProto, inetService, integer = 7, 8, 12, 13, 4
 	switch {

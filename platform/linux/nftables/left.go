@@ -14,18 +14,15 @@ import (
 	"kubeproxy/platform/linux/packet"
 )
 
-// A table of its own ends connections to endpoints that left, see package orphans. It is
-// there only while there are such connections, so packets pay for it only then, and in
-// every mode: it sees packets after their destination was translated, whoever did that. In
-// input it sees those of mode ipvs, which translates later.
+// A table of its own ends connections to endpoints that left, see package orphans, in every mode.
+// It is there, and packets pay for it, only while there are such. It sees packets after their
+// destination was translated: in input those of mode ipvs, which translates later.
 //
-// The reset that the kernel makes has the numbers that the client's packet acknowledges,
-// and goes the way of all answers to the client. A SYN begins the next connection of a client
-// port, and passes. A reset of the client's own passes, so that
-// an endpoint that still lives hears of the end.
+// The reset that the kernel makes has the numbers that the client's packet acknowledges, and goes
+// the way of all answers. A SYN, which begins the next connection of the port, passes, and so does
+// the client's own reset: an endpoint that still lives hears of the end.
 
-// LeftTableOf returns the name of the table of the proxy that serves the Services labelled
-// with name.
+// LeftTableOf returns the name of the table of the proxy for Services labelled with name.
 func LeftTableOf(name string) string {
 	const table = "kube-left"
 	if name == "" {
@@ -94,8 +91,7 @@ const nudgeNumbers = "kubeleft" // sequence and acknowledgement
 // clientEnd says from where to where a nudge for the client of f goes.
 func clientEnd(f conntrack.Flow) (from, to netip.AddrPort) { return f.Dst, f.Src }
 
-// endpointEnd does so for the endpoint, after the client was reset. The client answers what
-// the endpoint sends then with a reset.
+// endpointEnd does so for the endpoint, after the client, which then answers it with a reset.
 func endpointEnd(f conntrack.Flow) (from, to netip.AddrPort) { return f.ReplyDst, f.ReplySrc }
 
 // ended returns the flows in before that are not in now.
@@ -131,8 +127,7 @@ func nudge(from, to netip.AddrPort) []byte {
 	return slices.Concat(h, ends, b)
 }
 
-// leftChains returns the chains. They precede those of firewalls, which may drop packets
-// that these rules answer.
+// leftChains returns the chains, before those of firewalls that drop what they answer.
 func leftChains() []*chain {
 	end := rule{
 		established{}, isProto{service.TCP}, fromClient{}, notReset, notSYN, lookup{fields: leftFlows.key, in: leftFlows}, reject{tcp: true},
@@ -159,8 +154,7 @@ func leftElements(flows []conntrack.Flow) []element {
 	return slices.CompactFunc(all, func(a, b element) bool { return a.compare(b) == 0 })
 }
 
-// leftOps returns the ops that change the table from have to want. There is none without
-// elements.
+// leftOps returns the ops from have to want. Without elements there is no table.
 func leftOps(have, want []element) []op {
 	switch {
 	case len(have) == 0 && len(want) == 0:

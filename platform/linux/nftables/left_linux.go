@@ -35,8 +35,7 @@ func LeftPlace(f service.Family, proxyName string) Leftovers {
 // Forget implements orphans.Table.
 func (t *LeftTable) Forget() { t.known, t.have, t.flows = false, nil, nil }
 
-// Set implements orphans.Table. If the table is not as expected, for example since others
-// deleted it, it is made again.
+// Set implements orphans.Table. A table that is not as expected is made again.
 func (t *LeftTable) Set(flows []conntrack.Flow) error {
 	want := leftElements(flows)
 	ops := leftOps(t.have, want)

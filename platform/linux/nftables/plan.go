@@ -27,8 +27,7 @@ type plan struct {
 	fullSync     bool // computed from the table, not from the changed Ports
 }
 
-// unit is a change that takes effect as a whole: the change of one Port, or ops that
-// belong to no Port.
+// unit is a change that takes effect as a whole: of one Port, or of no Port.
 type unit struct {
 	from, to     layout
 	ops          []op           // if not nil, the steps; to then only names the Port
@@ -143,8 +142,7 @@ type applier struct {
 	ops    []op  // of the latest transaction; the next one reuses the memory
 }
 
-// commitAll commits units in transactions of about one chunk. Each prerequisite unit gets
-// its own transaction.
+// commitAll commits units in transactions of about one chunk, prerequisites in their own.
 func (a *applier) commitAll(units []unit) {
 	var group []unit
 	size := 0
@@ -354,8 +352,7 @@ func appendElements(ops []op, have, want []element) []op {
 	return ops
 }
 
-// portOps returns the ops that change one layout of a Port into the next. The port of
-// either may be nil.
+// portOps returns the ops from one layout of a Port to the next. Either port may be nil.
 func portOps(from, to layout, o Options) []op {
 	var have, want []element
 	if sameRoutes(from.port, to.port) {
@@ -396,8 +393,7 @@ func appendAffinityChanges(ops []op, from, to *service.Port, o Options) []op {
 	return appendChainChanges(ops, old, next)
 }
 
-// appendChainChanges appends the ops that change the chains old into next. It compares
-// rules by their text, which is complete.
+// appendChainChanges appends the ops from chains old to next. The text of rules is complete.
 func appendChainChanges(ops []op, old, next []*chain) []op {
 	had := map[string]string{}
 	for _, c := range old {
@@ -435,10 +431,8 @@ func frontendsOnlyIn(p, q *service.Port) []service.Address {
 	return all
 }
 
-// joinMoves orders units so that those between which a frontend moves follow each other
-// and share a transaction. A frontend moves, for example, when a Service port is renamed.
-// Then one unit deletes the element that the other adds, which only works in one
-// transaction.
+// joinMoves orders units so that those between which a frontend moves, as when a Service port is
+// renamed, share a transaction: one deletes the element that the other adds.
 func joinMoves(units []unit) []unit {
 	losing := map[service.Address]int{}
 	for i, u := range units {
@@ -487,8 +481,7 @@ func joinMoves(units []unit) []unit {
 	return all
 }
 
-// splitUnits splits units into two parts, close to the middle. It returns nil if they
-// must stay together.
+// splitUnits splits units close to the middle. It returns nil if they must stay together.
 func splitUnits(units []unit) [][]unit {
 	middle := len(units) / 2
 	for d := range len(units) {

@@ -29,8 +29,7 @@ type reader struct {
 	table *table
 }
 
-// request sends a dump request and passes every answer about our table to each. fill, if
-// not nil, writes further attributes.
+// request dumps, and passes answers about our table to each. fill, if set, writes attributes.
 func (r *reader) request(msg int, tableAttr uint16, fill func(), each func(body []byte) error) error {
 	r.Buf = r.Buf[:0]
 	r.NetfilterMessage(netlink.NFTType(msg), unix.NLM_F_DUMP, r.nf, 0)
@@ -155,11 +154,9 @@ func (r *reader) set(body []byte) error {
 	return nil
 }
 
-// elements reads the elements of a set. The kernel dumps them in parts and resumes by
-// count. The kernel resizes the hash on its own soon after many elements were added. If
-// it does so between two parts, the dump repeats as many elements as it skips (kernel:
-// net/netfilter/nft_set_hash.c, nft_rhash_walk). So a duplicate means that another
-// element is missing.
+// elements reads the elements of a set. The kernel dumps them in parts and resumes by count. If it
+// resizes the hash between two parts, as soon after many additions, it repeats as many as it skips
+// (kernel: net/netfilter/nft_set_hash.c, nft_rhash_walk). So a duplicate means that one is missing.
 func (r *reader) elements(name string, s *observedSet) error {
 	fill := func() { r.Text(unix.NFTA_SET_ELEM_LIST_SET, name) }
 	return r.request(unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_TABLE, fill, func(body []byte) error {
@@ -172,8 +169,7 @@ func (r *reader) elements(name string, s *observedSet) error {
 	})
 }
 
-// element looks for the element of a set with a key, as nft get element does. It returns nil if
-// there is none.
+// element returns the element of a set with a key, as nft get element does, or nil.
 func (r *reader) element(set string, key []byte) (found *element, err error) {
 	r.Buf = r.Buf[:0]
 	r.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETSETELEM), 0, r.nf, 0)
@@ -244,8 +240,7 @@ func decodeVerdict(b []byte) verdict {
 	return v
 }
 
-// generation returns the generation of the ruleset, which every change by any process
-// increments.
+// generation returns the number of the ruleset, which every change increments.
 func (r *reader) generation() (uint32, error) {
 	r.Buf = r.Buf[:0]
 	r.NetfilterMessage(netlink.NFTType(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0)
@@ -265,8 +260,7 @@ func (r *reader) generation() (uint32, error) {
 // UpstreamTable is the table name of upstream kube-proxy.
 const UpstreamTable = "kube-proxy"
 
-// Leftovers is a table that another service proxy may have left in the network namespace
-// of the calling thread.
+// Leftovers is a table that another proxy may have left in this thread's network namespace.
 type Leftovers struct {
 	Family service.Family
 	Table  string
@@ -302,14 +296,11 @@ func (l Leftovers) Find(ctx context.Context) (string, error) {
 	return "the table", nil
 }
 
-// Remove deletes the table and everything in it. It succeeds if there is none.
-//
-// Packets must not meet a partly deleted table. When the kernel deletes a table, it
-// deactivates the elements of maps, and those of sets stay until nobody reads them
-// (kernel: net/netfilter/nf_tables_api.c, nft_delset and nft_mapelem_deactivate). So a
-// ClusterIP would seem to have no such port. Remove therefore first flushes the chains
-// where new connections enter. It deletes the rest after the packets inside the table
-// have left it.
+// Remove deletes the table and everything in it, if it exists. Packets must not meet a partly
+// deleted one: the kernel deactivates the elements of maps first, and those of sets when nobody
+// reads them (kernel: net/netfilter/nf_tables_api.c, nft_delset and nft_mapelem_deactivate), so
+// that a ClusterIP would seem to have no such port. So Remove flushes the chains where connections
+// enter, and deletes the rest when packets have left the table.
 func (l Leftovers) Remove(ctx context.Context) error {
 	err := l.withSocket(func(s *netlink.Socket, e *encoder) error {
 		entries, err := l.entryChains(ctx, s, e)
@@ -373,15 +364,13 @@ func (l Leftovers) withSocket(do func(*netlink.Socket, *encoder) error) error {
 	return do(s, e)
 }
 
-// Counters reads the counts of connections that a table with Options.CountConnections
-// has. It implements traffic.Reader.
+// Counters reads the counts of a table with Options.CountConnections, as a traffic.Reader.
 type Counters struct {
 	reader *reader
 	family service.Family
 }
 
-// NewCounters returns the Counters of one family, in the network namespace of the calling
-// thread.
+// NewCounters returns the Counters of one family in this thread's network namespace.
 func NewCounters(f service.Family, o Options) (*Counters, error) {
 	r, err := dialReader(f, o)
 	if err != nil {
@@ -423,8 +412,7 @@ func (c *Counters) Read(context.Context, *service.Snapshot) ([]traffic.Sample, e
 	return all, nil
 }
 
-// countOf returns the packets of the counter of an element. Only the first packet of a
-// connection gets there.
+// countOf returns the packets of an element's counter, which first packets alone reach.
 func countOf(element []byte) uint64 {
 	x := netlink.Attribute(element, unix.NFTA_SET_ELEM_EXPR)
 	if x == nil {

@@ -16,12 +16,10 @@ import (
 	"kubeproxy/platform/linux/netlink"
 )
 
-// A table of its own leads single connections to another endpoint, see
-// socketlb.Watcher. It is there only while there are such connections, and is asked for new
-// ones alone.
+// A table of its own leads single connections to another endpoint, see socketlb.Watcher. It is
+// there only while there are such, and is asked for new ones alone.
 
-// redrawTable returns the name of the table of the proxy that serves the Services labelled
-// with name.
+// redrawTable returns the name of the table of the proxy for Services labelled with name.
 func redrawTable(name string) string {
 	const table = "kube-redraw"
 	if name == "" {

@@ -143,11 +143,9 @@ func (t *renderedTable) Objects() reconcile.Objects {
 	return all
 }
 
-// ReadBack returns the table that the kernel holds, and the one that it would hold for
-// want, in the text and order of Render. Both are equal if nothing has to change for want.
-//
-// The kernel stores rules as expressions, not as text. So a rule is recognized by its
-// fingerprint: it is printed if this node could have a rule with that fingerprint.
+// ReadBack returns the table of the kernel, and what it would be for want, in the text and order of
+// Render. The kernel stores rules as expressions, so they are recognized by fingerprints: a rule is
+// printed if this node could have one with that fingerprint.
 func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	t, err := b.driver.Read(ctx)
 	if err != nil {
@@ -172,8 +170,7 @@ func (b *Backend) ruleTexts(t *table, want *service.Snapshot) map[string]string 
 	return texts
 }
 
-// held returns the table of the kernel in the order of t. rules are those that are known,
-// by fingerprint.
+// held returns the kernel's table in the order of t. rules are those known, by fingerprint.
 func (t *renderedTable) held(observed *table, rules map[string]string) *renderedTable {
 	h := &renderedTable{Family: t.Family, Name: t.Name, family: t.family, portOf: t.portOf, dormant: observed.dormant}
 	known := map[string]bool{}
@@ -240,21 +237,19 @@ func (t *renderedTable) addObservedChain(name string, h *hook, observed *observe
 	t.Chains = append(t.Chains, x)
 }
 
-// Connections are counted after their destination was translated, in the set connections.
-// The key is the destination that the client dialled and the endpoint. The rules add an
-// element when they first see such a pair. They are in chains of type nat, so they run
-// once for a connection and cost later packets nothing. What else was possible:
+// Connections are counted after their destination was translated, in the set connections, by the
+// dialled destination and the endpoint. Rules add an element for a new pair. They are in chains of
+// type nat, so they run once for a connection. What else was possible:
 //
-//   - A counter on each element of the maps of endpoints. It costs less for a connection,
-//     as the map is looked up anyway. But such an element needs Linux 5.7
-//     (https://git.kernel.org/torvalds/c/339706bc21c1), each endpoint has one for each of
-//     its addresses whether it is used or not, and its count is gone when the endpoint
-//     moves to another slot. A client with session affinity is found in another map.
-//   - Events of connection tracking: the kernel writes a message for each connection of
-//     the node, to a Service or not, and this process has to read it.
-//   - A list of connection tracking from time to time: it lacks connections that began
-//     and ended in between, and net.netfilter.nf_conntrack_acct, which counts bytes,
-//     concerns the whole node.
+// - A counter on each element of the maps of endpoints. It costs less for a connection, but needs
+// Linux 5.7 (https://git.kernel.org/torvalds/c/339706bc21c1), and for each address of each
+// endpoint, used or not; its count is gone when the endpoint moves to another slot, and a client
+// with session affinity is found in another map.
+//
+// - Events of connection tracking: a message for each connection of the node, to a Service or not.
+//
+// - A list of connection tracking from time to time: it lacks what began and ended in between, and
+// net.netfilter.nf_conntrack_acct, which counts bytes, concerns the whole node.
 //
 // Packets and bytes are not counted: rules would have to see every packet.
 
@@ -291,8 +286,7 @@ func countChains(o Options) []*chain {
 	return []*chain{c}
 }
 
-// countingRules lead translated connections to countChain. They come before rules that
-// end the chain.
+// countingRules lead translated connections to countChain, before rules that end the chain.
 func countingRules(o Options) []rule {
 	if !o.CountConnections {
 		return nil

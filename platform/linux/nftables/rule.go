@@ -27,15 +27,13 @@ type statement interface {
 }
 
 type (
-	// lookup matches if the fields are in a plain set. With not it matches if they are
-	// not.
+	// lookup matches if the fields are in a plain set, or with not, if they are not.
 	lookup struct {
 		fields []field
 		in     *set
 		not    bool
 	}
-	// dispatch applies the verdict that a map holds for the fields. Without one the rules
-	// continue.
+	// dispatch applies the verdict that a map has for the fields, if it has one.
 	dispatch struct {
 		fields []field
 		in     *set
@@ -65,8 +63,7 @@ type (
 		prefix netip.Prefix
 		not    bool
 	}
-	// fromInterface matches the input interface. A name that ends in "*" matches all
-	// names with that prefix.
+	// fromInterface matches the input interface. "*" at the end matches all with that prefix.
 	fromInterface struct{ name string }
 	isProto       struct{ proto service.Protocol }
 	// isLocal matches if the address in a field belongs to the node.
@@ -197,9 +194,8 @@ func (r reject) text(service.Family) string {
 	return "reject"
 }
 
-// register returns the number of the n-th register of four bytes. Every fourth one has an
-// older number, which the kernel uses in listings (kernel: net/netfilter/nf_tables_api.c,
-// nft_dump_register).
+// register returns the number of the n-th register of four bytes. Listings have an older one for
+// every fourth (kernel: net/netfilter/nf_tables_api.c, nft_dump_register).
 func register(n int) uint32 {
 	const first, firstShort = 1, 8 // NFT_REG_1 and NFT_REG32_00
 	if n%4 == 0 {
@@ -208,8 +204,7 @@ func register(n int) uint32 {
 	return uint32(firstShort + n)
 }
 
-// load loads fields into consecutive registers, the first into register at. A slot is a
-// random number below mod.
+// load loads fields into registers from at on. A slot is a random number below mod.
 func load(fields []field, at int, mod uint32, family service.Family) []packet.Expression {
 	var out []packet.Expression
 	for _, f := range fields {
@@ -391,8 +386,7 @@ func (r rule) text(f service.Family) string {
 	return strings.Join(parts, " ")
 }
 
-// hook is where packets enter a base chain. A chain of type nat sees only the first
-// packet of each connection, see nft(8).
+// hook is where packets enter a base chain. Type nat sees first packets alone, see nft(8).
 type hook struct {
 	name     string
 	priority int
@@ -433,9 +427,8 @@ func (c *chain) head() string {
 	return text
 }
 
-// dstNAT and srcNAT are netfilter's priorities for the translation of the destination and
-// the source (kernel: include/uapi/linux/netfilter_ipv4.h, NF_IP_PRI_NAT_DST and
-// NF_IP_PRI_NAT_SRC).
+// dstNAT and srcNAT are netfilter's priorities for translation (kernel:
+// include/uapi/linux/netfilter_ipv4.h, NF_IP_PRI_NAT_DST and NF_IP_PRI_NAT_SRC).
 const (
 	dstNAT = -100
 	srcNAT = 100
@@ -492,10 +485,9 @@ func baseChains(f service.Family, node *service.Node, o Options) []*chain {
 	}...)
 }
 
-// filterChains returns chains that see every packet, so there is none unless an option
-// needs it. Connection tracking does not translate the source of a reply outside of the
-// TCP window. The client does not know such a packet and would answer with a reset, see
-// kubernetes/kubernetes#74839.
+// filterChains returns chains that see every packet, none unless an option needs it. Connection
+// tracking translates no reply outside of the TCP window, to which the client, who does not know
+// it, would answer with a reset (kubernetes/kubernetes#74839).
 func filterChains(o Options) []*chain {
 	if !o.DropInvalid {
 		return nil
@@ -505,9 +497,8 @@ func filterChains(o Options) []*chain {
 	}}}
 }
 
-// unallocatedRules drop packets to an address in a Service CIDR that neither a Service
-// nor, as far as is known, a pod has. With a default route such a packet would leave the
-// node for nothing, or come back in a loop.
+// unallocatedRules drop packets to an address in a Service CIDR that neither a Service nor, as far
+// as known, a pod has. By a default route they would leave the node, or loop.
 func unallocatedRules(f service.Family, node *service.Node) []rule {
 	rules := []rule{
 		{translated{}, verdict{code: verdictReturn}},
@@ -570,8 +561,7 @@ func unrelayedRules(f service.Family, node *service.Node) []rule {
 	return []rule{refuseUnrelayed(f)}
 }
 
-// podRules returns rules that run then for traffic from pods, one for each of the ways in
-// which node identifies pods.
+// podRules returns rules that run then for pods, one for each way in which node detects them.
 func podRules(f service.Family, node *service.Node, then ...statement) []rule {
 	var rules []rule
 	add := func(is statement) { rules = append(rules, append(rule{is}, then...)) }
@@ -676,8 +666,7 @@ func (f field) isAddr() bool {
 	return f == saddr || f == daddr || f == origSaddr || f == origDaddr || f == replySaddr
 }
 
-// size returns the number of bytes of f in a key. Each part is padded to a multiple of
-// four.
+// size returns the bytes of f in a key, each part padded to a multiple of four.
 func (f field) size(family service.Family) int {
 	if f.isAddr() && family == service.IPv6 {
 		return 16
@@ -712,8 +701,7 @@ func appendSlot(key []byte, n uint32) []byte {
 	return binary.NativeEndian.AppendUint32(key, n)
 }
 
-// keyText formats a key as nft lists it: "10.96.0.10 . tcp . 80". end is the upper bound
-// of an interval key, otherwise nil.
+// keyText formats a key as nft does: "10.96.0.10 . tcp . 80". end bounds an interval, or is nil.
 func keyText(fields []field, family service.Family, key, end []byte) string {
 	var parts []string
 	for _, f := range fields {
@@ -747,8 +735,7 @@ func partText(f field, b []byte) string {
 	return a.String()
 }
 
-// prefixText formats the range from first to last, which must be a prefix. A single
-// address has no prefix length, as in nft.
+// prefixText formats the prefix from first to last, a single address without length, as nft does.
 func prefixText(first, last []byte) string {
 	a, _ := netip.AddrFromSlice(first)
 	bits := len(first) * 8

@@ -55,8 +55,7 @@ var (
 	endpoints         = &set{name: "endpoints", kind: targetMap, key: []field{daddr, proto, dport, slot}}
 	nodePortEndpoints = &set{name: "nodeport-endpoints", kind: targetMap, key: []field{proto, dport, slot}}
 
-	// Frontends with externalTrafficPolicy Local, as external clients reach them, and as
-	// pods and the node itself do.
+	// Frontends with externalTrafficPolicy Local, for external clients, and for pods and the node.
 	externalClients           = &set{name: "external-clients", kind: verdictMap, key: []field{daddr, proto, dport}}
 	internalClients           = &set{name: "internal-clients", kind: verdictMap, key: []field{daddr, proto, dport}}
 	nodePortExternalClients   = &set{name: "nodeport-external-clients", kind: verdictMap, key: []field{proto, dport}}
@@ -95,8 +94,7 @@ var baseSets = []*set{
 // targetFields are the fields of a value in a targetMap.
 var targetFields = []field{daddr, dport}
 
-// valueFields returns the fields of the values in s, or nil if s has verdicts or no
-// values.
+// valueFields returns the fields of the values in s, nil for verdicts or no values.
 func (s *set) valueFields() []field {
 	switch s.kind {
 	case targetMap:
@@ -107,8 +105,7 @@ func (s *set) valueFields() []field {
 	return nil
 }
 
-// text returns the declaration of s in the syntax of nft, without elements. With typeof,
-// nft can load its own listing again.
+// text declares s in the syntax of nft, without elements. By typeof nft can load its listing again.
 func (s *set) text(family service.Family) string {
 	var b strings.Builder
 	word := "map"
@@ -151,9 +148,8 @@ type element struct {
 	value   []byte  // the value in a targetMap or addrMap
 	verdict verdict // the value in a verdictMap
 	comment string  // shown in listings
-	// catchAll marks the element that matches every key not in the set. expressions marks
-	// an element with expressions that run when it matches. Our own elements have
-	// neither.
+	// catchAll marks the element for every key not in the set, expressions one with expressions for
+	// its matches. Our own have neither.
 	catchAll, expressions bool
 }
 
@@ -206,8 +202,7 @@ func (l layout) size() int {
 	return 1 + len(l.port.Frontends)*(1+len(l.port.Cluster)+len(l.port.Local))
 }
 
-// elements returns all set elements of l, sorted, except those in the sets that Ports
-// share by address.
+// elements returns all set elements of l, sorted, but those that Ports share by address.
 func (l layout) elements() []element {
 	return (&builder{layout: l}).build(l.size())
 }
@@ -240,8 +235,7 @@ func (b *builder) build(size int) []element {
 	return b.out
 }
 
-// builder collects the elements of a layout. Their keys share one arena, which saves
-// 200,000 allocations for 100,000 elements.
+// builder collects elements. One arena for keys saves 200,000 allocations for 100,000 elements.
 type builder struct {
 	layout
 	unchanged layout // see changedElements; without a port otherwise
@@ -253,8 +247,7 @@ type builder struct {
 // take returns the bytes appended to the arena since its length was from.
 func (b *builder) take(from int) []byte { return slices.Clip(b.arena[from:]) }
 
-// key returns the key of f in the sets that are keyed by frontend. It appends slot n,
-// unless n is negative.
+// key returns the key of f in sets by frontend, with slot n unless n is negative.
 func (b *builder) key(f *service.Frontend, n int) []byte {
 	from := len(b.arena)
 	if f.Kind != service.NodePort {
@@ -334,9 +327,8 @@ func (b *builder) route(f *service.Frontend) (*set, verdict) {
 	return in, b.pick(pickIn, f, b.port.Policy(f.Kind), entry)
 }
 
-// routeLocal adds the elements of an external frontend with policy Local. Pods and the
-// node itself use one map, all other clients use the other. It returns the set of the
-// frontend's element.
+// routeLocal adds the elements of an external frontend with policy Local, in a map for pods and the
+// node itself, and one for others. It returns the set of the frontend's element.
 func (b *builder) routeLocal(f *service.Frontend) *set {
 	if f.Kind == service.NodePort {
 		b.verdict(nodePortInternalClients, f, b.pick(pickNodePortInternal, f, service.PolicyCluster, ""))
@@ -394,13 +386,11 @@ func (l layout) neededClasses() classes {
 	return c
 }
 
-// slots assigns endpoints to slots, for each list of a Port. Slot i holds the endpoint
-// with index slots[policy][i]. A nil list means that slot i holds endpoint i, as in a new
-// table.
+// slots assigns endpoints to slots, by policy: slot i holds the endpoint with index
+// slots[policy][i], or i if the list is nil, as in a new table.
 type slots [2][]uint16
 
-// len is the number of slots of list w, which are as many as endpoints, apart from consistent
-// selection.
+// len is the number of slots of list w: that of endpoints, apart from consistent selection.
 func (l layout) len(w service.Policy) int { return max(len(l.port.EndpointsFor(w)), len(l.slots[w])) }
 
 // at returns the endpoint in slot i of list w.
@@ -420,9 +410,8 @@ func (l layout) targets(w service.Policy) []netip.AddrPort {
 	return t
 }
 
-// next assigns the endpoints of p to slots with as few changes from l as possible. An
-// endpoint in a slot below the new length keeps it. The others fill the free slots in
-// order.
+// next assigns the endpoints of p to slots with few changes from l. Those in a slot below the new
+// length keep it; the others fill free slots in order.
 func (l layout) next(p *service.Port) layout {
 	n := layout{port: p}
 	for _, w := range service.Policies {
@@ -439,8 +428,7 @@ func (l layout) next(p *service.Port) layout {
 	return n
 }
 
-// arrange returns the slots for want, which is sorted by address. old holds the previous
-// endpoints in slot order.
+// arrange returns the slots for want, sorted by address, after old, in the order of slots.
 func arrange(old []netip.AddrPort, want []service.Endpoint) []uint16 {
 	const free = -1
 	at := make([]int, len(want)) // slot -> index in want
@@ -529,8 +517,7 @@ func (s *set) spec(f service.Family) setSpec {
 	}
 }
 
-// elementKey identifies an element within a set. No other key is as short as that of a
-// catch-all element.
+// elementKey identifies an element within a set. That of a catch-all element is the shortest.
 func elementKey(e element) string {
 	if e.catchAll {
 		return "*"
@@ -538,14 +525,11 @@ func elementKey(e element) string {
 	return string(e.key) + string(e.end)
 }
 
-// A size class is a power of two. A list of endpoints uses the rules of the smallest
-// class that holds it. These rules draw a random slot below the class size. Slots past
-// the end of the list are empty, and the next rule draws again. Adding or removing an
-// endpoint within the class changes an element of a data map, but no rule and no verdict.
-// That keeps changes cheap: a new goto in a verdict map makes the kernel validate the
-// whole table from its base chains on, while a new element in a data map needs no
-// validation (kernel: net/netfilter/nf_tables_api.c, nft_add_set_elem and
-// nft_table_validate).
+// A size class is a power of two. A list of endpoints uses the rules of the smallest class that
+// holds it, which draw a random slot below the class size. Slots past the end are empty, and the
+// next rule draws again. An endpoint more or less changes an element of a data map, but no rule and
+// no verdict. That is cheap: a new goto in a verdict map makes the kernel validate the whole table
+// (kernel: net/netfilter/nf_tables_api.c, nft_add_set_elem and nft_table_validate).
 
 // maxClass is the size of the largest class.
 const maxClass = 1 << 16

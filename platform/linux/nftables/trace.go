@@ -26,8 +26,7 @@ type ruleset interface {
 	rules(chain string) []packet.Rule
 	// set returns one of our sets, nil if it is none.
 	set(name string) *set
-	// element returns the element of s with this key. For a set of intervals that is the
-	// one that contains the key.
+	// element returns the element of s with this key, or the interval that contains it.
 	element(s *set, key []byte) (element, bool)
 }
 
@@ -197,11 +196,10 @@ func commentText(e element) string {
 	return ", of " + e.comment
 }
 
-// Trace reads the table and says what it does with the first packet of c. want is the
-// snapshot that the table is for. local reports whether an address belongs to the node.
-//
-// If all rules of a chain have our fingerprints, they count as the rules that we write. Otherwise
-// those of the kernel are followed, and are a fault of the Walk. Elements are those of the kernel.
+// Trace reads the table and says what it does with the first packet of c, for the snapshot want.
+// local reports whether an address belongs to the node. If all rules of a chain have our
+// fingerprints, they count as we write them. Otherwise the kernel's are followed, and are a fault
+// of the Walk. Elements are always the kernel's.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	x, err := b.reading(ctx, want, c)
 	if err != nil {
@@ -241,8 +239,7 @@ type reading struct {
 // ReadOnce makes Trace read the table once for a snapshot, for many connections.
 func (b *Backend) ReadOnce() { b.readsOnce = true }
 
-// reading reads the table. For a single connection that is the chains, and then one element
-// after the other.
+// reading reads the table: for a single connection the chains, then element by element.
 func (b *Backend) reading(ctx context.Context, want *service.Snapshot, c route.Conn) (*reading, error) {
 	if b.kept != nil && b.kept.of == want {
 		return b.kept, nil
@@ -345,8 +342,7 @@ type observedRuleset struct {
 	known
 	table  *table
 	faults []string
-	// asked are elements by set and key, nil for those that do not exist. It is nil itself if
-	// the table holds all of them.
+	// asked are elements by set and key, nil for others, or nil itself if the table has all.
 	asked map[string]*element
 	err   error
 }
@@ -379,8 +375,7 @@ func (r *observedRuleset) rules(name string) []packet.Rule {
 	return r.read(name, want.fingerprints, want.rules)
 }
 
-// read reads the rules of a chain. ours are those that we write, with their fingerprints. Others
-// have no text.
+// read reads the rules of a chain. ours, which we write, have fingerprints; others have no text.
 func (r *observedRuleset) read(chain string, fingerprints []string, ours []packet.Rule) []packet.Rule {
 	all, err := r.backend.driver.Rules(chain)
 	r.err = errors.Join(r.err, err)
@@ -446,9 +441,8 @@ func (r *observedRuleset) ask(s *set, key []byte) (element, bool) {
 	return *e, true
 }
 
-// checkElement compares an expected element with the table. It does not compare the
-// endpoints in slots where any order is right; Compare of package explain compares them
-// as a whole.
+// checkElement compares an expected element with the table, not endpoints in slots of any order,
+// which Compare of package explain compares as a whole.
 func (r *observedRuleset) checkElement(want element) {
 	if r.table.sets[want.in.name] == nil || want.in.kind == targetMap && !want.in.fixed {
 		return

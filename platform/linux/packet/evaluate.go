@@ -93,8 +93,7 @@ func (e *evaluator) expression(x Expression) error {
 	return nil
 }
 
-// ask evaluates conditions that nftables does not have as expressions, and those that are not
-// known.
+// ask evaluates conditions that are no expressions of nftables, or not known.
 func (e *evaluator) ask(x Expression) {
 	lists, _ := e.Node.(Lists)
 	m, not, why, random := Maybe, false, "", false
@@ -268,8 +267,7 @@ func either(before, after bits, certainly bool) bits {
 	return r
 }
 
-// lookup looks for a key in a set. If it is not certain which element has it, all of them
-// count.
+// lookup looks for a key in a set. If several elements may have it, all of them count.
 func (e *evaluator) lookup(x Lookup) error {
 	s, why := x.In, e.vague
 	if s == nil {
@@ -388,8 +386,7 @@ func (e *evaluator) translate(x Translate) {
 	e.effect.ends = append(e.effect.ends, x)
 }
 
-// find looks for a key. found says whether an element has it. hits are the elements that
-// have it, or may have it.
+// find looks for a key. hits are the elements that have it, or may have it, as found says.
 func (s *Set) find(key func(size int) bits) (found Match, hits []Element) {
 	var all *Element
 	for i := range s.Elements {
@@ -430,8 +427,7 @@ func (s *Set) sort() {
 	slices.SortFunc(s.Elements, func(a, b Element) int { return bytes.Compare(a.Key, b.Key) })
 }
 
-// inInterval reports whether key is in the interval that element i begins. The next element
-// ends it.
+// inInterval reports whether key is in the interval from element i to the next one.
 func (s *Set) inInterval(i int, key bits) Match {
 	e := s.Elements[i]
 	if e.End {

@@ -8,8 +8,7 @@ import (
 	mathbits "math/bits"
 )
 
-// Of returns the hash of data, scaled as reciprocal_scale of the kernel does (nft_hash.c,
-// nft_jhash_eval).
+// Of returns the hash of data, scaled as by reciprocal_scale (kernel: nft_hash.c, nft_jhash_eval).
 func (h Hash) Of(data []byte) uint32 {
 	return uint32(uint64(jhash(data, h.Seed)) * uint64(h.Below) >> 32)
 }

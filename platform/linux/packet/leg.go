@@ -79,8 +79,7 @@ type Roads interface {
 	ByDefault(netip.Addr) bool
 	// Policies lists the rules of a family in their order.
 	Policies(service.Family) []Policy
-	// Refuses returns the type of the route in a table that matches an address, and its
-	// prefix. The type is 0 if none does.
+	// Refuses returns type and prefix of the route in a table for an address, type 0 for none.
 	Refuses(table uint32, to netip.Addr) (typ uint8, prefix netip.Prefix)
 	// Setting returns a setting below net, "" if there is none.
 	Setting(name string) string
@@ -492,8 +491,7 @@ func (w *ways) strays(l *Leg, r *Road, of netip.AddrPort) bool {
 	return f.doubt
 }
 
-// neighbourAge is how long the answer of the kernel counts that nobody is there. A later packet
-// makes it ask again.
+// neighbourAge is how long the kernel says that nobody is there, before a packet makes it ask.
 const neighbourAge = time.Minute
 
 // next looks at the interface by which l leaves, and at who takes it there.

@@ -48,8 +48,7 @@ type Packet struct {
 	sourceOpen bool
 	// marked means that the mode has marked it for masquerading.
 	marked bool
-	// altered means that a rule changed bytes of it, anywhere that its destination is not
-	// known, apart from the port.
+	// altered means that a rule changed bytes of it, anywhere that its destination is unknown.
 	altered, anywhere bool
 	// unsure is why the packet may go another way from here on, "" if it does not. Rules of type
 	// nat may not see it for unsureNAT.
@@ -62,8 +61,7 @@ func New(n Node, c route.Conn) *Packet {
 	return &Packet{Node: n, Protocol: c.Protocol, From: c.From, Dialled: c.To, To: c.To, mark: number(0, all), ctMark: number(0, all)}
 }
 
-// Unaddressed returns a packet of a tracked connection to a port, 0 if that is not known. Its
-// addresses and mark are not known.
+// Unaddressed returns a packet of a tracked connection to a port, 0 if unknown, as the rest is.
 func Unaddressed(n Node, f service.Family, p service.Protocol, port uint16) *Packet {
 	to := netip.AddrPortFrom(netip.IPv4Unspecified(), port)
 	if f == service.IPv6 {
@@ -78,9 +76,8 @@ func (p *Packet) family() service.Family { return service.FamilyOf(p.To.Addr()) 
 type Link struct {
 	Name  string
 	Index uint32
-	// Unknown means that the packet has an interface, but it is not known which. Guess means
-	// that it may be another one, apart from lo, and from those whose names begin with a word
-	// of Except.
+	// Unknown means that it is not known which interface it has. Guess means that it may be another
+	// one than this, but lo and those that begin with a word of Except.
 	Unknown, Guess bool
 	Except         string
 }
@@ -94,8 +91,7 @@ type Node interface {
 	Route(netip.Addr) (Link, uint8)
 }
 
-// Lists is what a Node may implement: it answers what rules of iptables ask of objects beside
-// them.
+// Lists is what a Node may implement, to answer what rules of iptables ask of other objects.
 type Lists interface {
 	// InSet reports whether fields of p, such as dst,src, are in an ipset.
 	InSet(name, fields string, p Packet) Match
@@ -253,8 +249,7 @@ func (l Link) name() bits {
 	return certain(append([]byte(l.Name), make([]byte, ifNameSize-min(len(l.Name), ifNameSize))...)...)
 }
 
-// Keys of ct, and bits of its state and status (kernel: nf_tables.h, nft_ct_keys, and
-// nf_conntrack_common.h).
+// Keys of ct, and bits of state and status (kernel: nf_tables.h, nf_conntrack_common.h).
 const (
 	CtState      = 0
 	CtDirection  = 1
@@ -372,8 +367,7 @@ func (p *Packet) fib(f Fib) bits {
 	return link.index()
 }
 
-// fibType returns the type of an address. That on one interface may differ, as local
-// addresses do.
+// fibType returns the type of an address. On one interface that of local ones may differ.
 func (p *Packet) fibType(addr netip.Addr, ofInterface bool) bits {
 	mask := p.types(addr)
 	for typ := range uint32(16) {
@@ -396,11 +390,9 @@ const (
 	noRoute     = 1<<6 | 1<<unreachable | 1<<8 | 1<<9 // the ways to say so, as a mask
 )
 
-// types returns the types that an address may have, as a mask. For IPv4 the kernel looks into
-// its table of local addresses only
-// (https://github.com/torvalds/linux/blob/v6.12/net/ipv4/fib_frontend.c, __inet_dev_addr_type).
-// For IPv6 it takes the route
-// (https://github.com/torvalds/linux/blob/v6.12/net/ipv6/netfilter/nft_fib_ipv6.c).
+// types returns the types that an address may have, as a mask. IPv4 has a table of local addresses
+// (https://github.com/torvalds/linux/blob/v6.12/net/ipv4/fib_frontend.c, __inet_dev_addr_type),
+// IPv6 the route (https://github.com/torvalds/linux/blob/v6.12/net/ipv6/netfilter/nft_fib_ipv6.c).
 func (p *Packet) types(addr netip.Addr) uint16 {
 	link, typ := p.Node.Route(addr)
 	switch {
@@ -438,8 +430,7 @@ func certain(b ...byte) bits {
 // unknown returns size bytes of which nothing is known.
 func unknown(size int) bits { return bits{make([]byte, size), make([]byte, size)} }
 
-// number returns a number in the byte order of the machine, of which the bits in known are
-// known.
+// number returns a number in the machine's byte order, of which bits in known are known.
 func number(value, known uint32) bits {
 	return bits{binary.NativeEndian.AppendUint32(nil, value&known), binary.NativeEndian.AppendUint32(nil, known)}
 }

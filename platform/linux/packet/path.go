@@ -17,8 +17,7 @@ import (
 // Connection is a connection, and what the mode does with it.
 type Connection struct {
 	route.Conn
-	// In is the interface by which it enters the node, the zero value for a process of the
-	// node itself.
+	// In is where it enters the node, the zero value for a process of the node itself.
 	In     Link
 	Action route.Action
 	// Targets, Via and Served are as in explain.Walk.
@@ -44,10 +43,8 @@ func (c *Connection) Note() string {
 	return fmt.Sprintf("the rules of others were followed to %d of %d endpoints", mostTargets, len(c.Targets))
 }
 
-// Positions of what the kernel itself does at hooks (kernel:
-// include/uapi/linux/netfilter_ipv4.h). All chains of type nat run at one of two of them,
-// in the order of their priorities (kernel: net/netfilter/nf_nat_proto.c,
-// nf_nat_ipv4_ops).
+// Positions of what the kernel itself does at hooks (kernel: include/uapi/linux/netfilter_ipv4.h).
+// All chains of type nat run at one of two, by priority (kernel: net/netfilter/nf_nat_proto.c).
 const (
 	conntrackPosition  = -200
 	dstNATPosition     = -100
@@ -142,8 +139,7 @@ func (f *follower) follow() {
 	}
 }
 
-// toEach calls step for targets, sorted, with whether the node masquerades there. It reports
-// whether a packet arrived.
+// toEach calls step for targets, sorted, and whether the node masquerades, and reports an arrival.
 func (f *follower) toEach(targets map[netip.AddrPort]bool, step func(netip.AddrPort, bool) bool) bool {
 	arrived := false
 	all := slices.SortedFunc(maps.Keys(targets), netip.AddrPort.Compare)
@@ -163,8 +159,7 @@ func (f *follower) start(to netip.AddrPort) *Packet {
 	return p
 }
 
-// enter follows the packet of the client to an address that it is translated to. It reports
-// whether the packet arrives.
+// enter follows the client's packet to an address after translation, and reports its arrival.
 func (f *follower) enter(to netip.AddrPort, masquerade bool) bool {
 	p := f.start(f.conn.To)
 	s := &stage{follower: f, packet: p, hook: Prerouting, translate: func() bool { return f.translate(p, to) }}
@@ -186,8 +181,7 @@ func (f *follower) enter(to netip.AddrPort, masquerade bool) bool {
 	return f.deliver(p, s.hook, masquerade)
 }
 
-// translate does what the rules of the mode do at the position of DNAT. It reports whether
-// the packet goes on.
+// translate does what the mode does at the position of DNAT, and reports whether p goes on.
 func (f *follower) translate(p *Packet, to netip.AddrPort) bool {
 	switch f.conn.Action {
 	case route.Reject, route.Drop:
@@ -289,8 +283,7 @@ type stage struct {
 	// translate, if set, does what the mode does at the position of DNAT.
 	translate func() bool
 	until     int
-	// settled means that the connection has its addresses, so that chains of type nat do not
-	// run.
+	// settled means that the connection has its addresses: chains of type nat do not run.
 	settled bool
 	// masquerade means that the mode replaces the source at its position.
 	masquerade bool
@@ -329,9 +322,8 @@ func (s *stage) ours() bool {
 	return goesOn
 }
 
-// oursFirst reports whether the rules of the mode come before a base chain. Of two chains of
-// type nat with one priority, the younger one comes first (kernel: net/netfilter/core.c,
-// nf_hook_entries_grow).
+// oursFirst reports whether the mode's rules come before a base chain. Of two of type nat with one
+// priority, the younger is first (kernel: net/netfilter/core.c, nf_hook_entries_grow).
 func (s *stage) oursFirst(at *station) bool {
 	if at.NAT {
 		return at.Priority > dstNATPosition

@@ -116,8 +116,7 @@ func (k *Kernel) list(ctx context.Context, f service.Family, followed []string) 
 // besideNames are the families whose base chains are not followed.
 var besideNames = map[uint8]string{unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev"}
 
-// unfollowed remembers the table of a base chain that is not followed. Chains of family inet at
-// hook ingress belong to devices, too.
+// unfollowed remembers the table of a base chain that is not followed, as inet's at hook ingress.
 func (k *Kernel) unfollowed(x *netlink.Chain) {
 	family := besideNames[x.Family]
 	if x.Family == unix.NFPROTO_INET && x.Base != nil && Hook(x.Base.Hook) > Postrouting {
@@ -363,8 +362,7 @@ func decodeLoad(family uint8, name string, data []byte) Expression {
 	return decodeComputation(family, name, data)
 }
 
-// decodeConntrack decodes the expression ct. That of the library takes the direction, which
-// has one byte, for a number of four.
+// decodeConntrack decodes the expression ct. The library's takes the direction for four bytes.
 func decodeConntrack(data []byte) Expression {
 	key := netlink.Uint32(netlink.Attribute(data, unix.NFTA_CT_KEY))
 	if from := netlink.Attribute(data, unix.NFTA_CT_SREG); from != nil {
@@ -401,8 +399,7 @@ func decodeComputation(family uint8, name string, data []byte) Expression {
 	return Immediate{netlink.Uint32(netlink.Attribute(data, unix.NFTA_IMMEDIATE_DREG)), netlink.Attribute(value, unix.NFTA_DATA_VALUE)}
 }
 
-// objects that decide nothing (kernel: nf_tables.h): counters, helpers, timeouts,
-// expectations and security marks.
+// objects that decide nothing (kernel: nf_tables.h): counters, helpers, timeouts and the like.
 var passiveObjects = []int{1, 3, 7, 8, 9}
 
 // decodeMatch decodes expressions that narrow a rule.

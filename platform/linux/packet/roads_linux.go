@@ -240,8 +240,7 @@ func (s *System) Neighbour(on Link, a netip.Addr) Neighbour {
 	return n
 }
 
-// userHZ are the ticks of a second that the kernel shows to programs (kernel:
-// include/asm-generic/param.h, USER_HZ).
+// userHZ are a second's ticks for programs (kernel: include/asm-generic/param.h, USER_HZ).
 const userHZ = 100
 
 func (s *System) neighbour(on Link, a netip.Addr) Neighbour {

@@ -30,8 +30,7 @@ type system struct {
 	typ  uint8
 }
 
-// Local implements Node. Mode ipvs makes the addresses of Services local by routes, and the
-// node has no such address then.
+// Local implements Node. Mode ipvs makes addresses of Services local by routes alone.
 func (s *System) Local(a netip.Addr) bool {
 	_, typ := s.Route(a)
 	return typ == Local || s.IsLocal(a)
@@ -73,11 +72,9 @@ func (s *System) Entry(name string, client netip.Addr) Link {
 	return Link{Unknown: true}
 }
 
-// LegacyNames lists the tables of iptables-legacy that exist in the network namespace of
-// the calling thread. There are none without the kernel module. The kernel makes the user
-// root of the network namespace the owner of the file that it reads, with mode 0440
-// (kernel: net/netfilter/x_tables.c, xt_proto_init). Other users need CAP_DAC_READ_SEARCH,
-// whatever other capabilities they have
+// LegacyNames lists the tables of iptables-legacy in this thread's network namespace. Root of the
+// namespace owns the file that it reads, with mode 0440 (kernel: net/netfilter/x_tables.c,
+// xt_proto_init): others need CAP_DAC_READ_SEARCH
 // (https://man7.org/linux/man-pages/man7/capabilities.7.html).
 func LegacyNames(f service.Family) ([]string, error) {
 	file := "/proc/thread-self/net/ip_tables_names"

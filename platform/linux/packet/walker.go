@@ -49,8 +49,7 @@ type Finding struct {
 	Doubts   []Doubt
 	// Steps are what the packet has met.
 	Steps []Step
-	// Alone means that no rule of others mattered, and no policy: none may have matched but those
-	// that lead to chains of the mode.
+	// Alone means that no policy and no rule of others mattered, but those that lead to our chains.
 	Alone bool
 	empty bool // it has no rules
 }
@@ -376,8 +375,7 @@ type Tables interface {
 	Set(table Chain, name string) (*Set, error)
 }
 
-// Chain identifies a chain, or with an empty name its table. Those that iptables-save prints
-// have no family.
+// Chain identifies a chain, or without Name its table. Those of iptables-save have no family.
 type Chain struct{ Family, Table, Name string }
 
 // Base is a base chain.
@@ -408,8 +406,7 @@ func (h Hook) String() string {
 	return [...]string{"prerouting", "input", "forward", "output", "postrouting"}[h]
 }
 
-// Rule is a rule of nftables, or one of iptables as iptables-save prints it after the name of
-// its chain.
+// Rule is a rule of nftables, or of iptables as iptables-save prints it after its chain.
 type Rule struct {
 	Handle      uint64
 	Comment     string
@@ -425,11 +422,9 @@ type Set struct {
 	// Get, if set, looks for an element by its key of KeySize bytes, in place of Elements.
 	Get     func(key []byte) (Element, bool)
 	KeySize int
-	// Intervals means that an element with End ends an interval which the one before it
-	// began, as in sets of one field.
+	// Intervals means that an element with End ends the interval of the one before it.
 	Intervals bool
-	// Fields are the lengths of the fields of a key, in bytes. They are empty if there is
-	// one field.
+	// Fields are the lengths of a key's fields in bytes, empty for one field.
 	Fields   []int
 	Elements []Element
 }
@@ -446,8 +441,7 @@ type Element struct {
 	Verdict     *Verdict
 }
 
-// Expression is one of the types below. Those of the kernel that are not among them are
-// Opaque or Chance.
+// Expression is one of the types below. Others of the kernel are Opaque or Chance.
 type Expression any
 
 // PayloadLoad loads bytes of the packet.
@@ -574,8 +568,7 @@ type Chance struct {
 // Random loads a random number below Below. A Set with Get is asked for all that it may be.
 type Random struct{ To, Below uint32 }
 
-// Hash loads the hash of Size bytes, below Below, as expression jhash of nftables does. If they are
-// not known it is as Random.
+// Hash loads the hash of Size bytes, below Below, as jhash of nftables; of unknown bytes as Random.
 type Hash struct {
 	From, To    uint32
 	Size        int

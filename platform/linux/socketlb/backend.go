@@ -52,9 +52,8 @@ type Options struct {
 	Pins string
 }
 
-// NameOf returns Options.Name for a proxy that serves labelled Services. A label may have
-// dots, which the BPF file system refuses in names (kernel: kernel/bpf/inode.c, bpf_lookup),
-// and no plus.
+// NameOf returns Options.Name for a proxy of labelled Services, without the dots of a label, which
+// the BPF file system refuses (kernel: kernel/bpf/inode.c, bpf_lookup), and no plus.
 func NameOf(proxy string) string {
 	if proxy == "" {
 		return Name
@@ -68,16 +67,13 @@ var labels = [...]string{service.IPv4: "ipv4", service.IPv6: "ipv6"}
 // Driver is the access to the kernel that Backend needs, for one family. Its methods are
 // called from one goroutine at a time, except Attached, Repeats and Taken.
 type Driver interface {
-	// Adopt returns the tables that an earlier process left in force, nil if there are
-	// none that this program understands.
+	// Adopt returns the tables of an earlier process in force, nil for none understood here.
 	Adopt() (*Memory, error)
 	// Build returns new tables of a size, which no program reads yet.
 	Build(frontends, slots int) (*Memory, error)
-	// Activate puts the tables of the last Build in force in place of the ones before.
-	// Each connect sees either of them.
+	// Activate puts the last Build in force. Each connect sees it or what was before.
 	Activate() error
-	// Attached returns why the tables are not in force in the kernel, if this process did
-	// not cause that.
+	// Attached returns why the tables are not in force though this process left them so.
 	Attached() error
 	// Moved says how whose sockets are taken differs from what the tables in force say,
 	// because the kubelet has made cgroups since. It is empty if it does not.
@@ -103,9 +99,8 @@ type Driver interface {
 	Release()
 	// Taken returns how many connections were taken.
 	Taken() (Taken, error)
-	// Repeats calls each for the connections of sockets that were taken and repeat their first
-	// packet, and idle when there is none for a while, until ctx ends. An error says what the
-	// kernel lacks.
+	// Repeats calls each for connections of taken sockets that repeat their first packet, idle when
+	// there is none for a while. An error says what the kernel lacks.
 	Repeats(ctx context.Context, each func(repeat), idle func()) error
 }
 
@@ -116,8 +111,7 @@ type Taken struct{ Node, Pods uint64 }
 type Others struct {
 	// Strays counts programs of the layer that an earlier process attached.
 	Strays int
-	// Text names them, or, if this process may not see whose they are, programs of somebody.
-	// It is empty if there are none.
+	// Text names them, or if it is not to be seen whose they are, programs of somebody.
 	Text string
 }
 
@@ -262,8 +256,7 @@ func (b *Backend) Close() error {
 	return nil
 }
 
-// Connections calls each for the TCP connections of a family that the kernel tracks, with
-// the addresses that clients used.
+// Connections calls each for the tracked TCP connections of a family, as clients dialled.
 type Connections func(ctx context.Context, f service.Family, each func(from, to netip.AddrPort)) error
 
 // missed finds out that no connection of pods is taken, whatever the reason: that the
@@ -277,11 +270,9 @@ type missed struct {
 }
 
 const (
-	// fewMissed is how many connections may meet the rules for a reason of their own, as
-	// those of sockets that are bound.
+	// fewMissed is how many connections may meet the rules, as those of bound sockets.
 	fewMissed = 3
-	// missedPause bounds the cost of the looks: 2 % of the time, as of all looks into
-	// connection tracking.
+	// missedPause bounds the looks to 2 % of the time, as all into connection tracking.
 	missedPause = 50
 )
 
@@ -320,8 +311,7 @@ func (m *missed) look(ctx context.Context, b *Backend, want *service.Snapshot) {
 	}
 }
 
-// inPods reports whether an address is that of a pod of this node. Without prefixes nobody
-// knows.
+// inPods reports whether a is that of a pod of this node, if prefixes tell.
 func inPods(n *service.Node, a netip.Addr) bool {
 	return n.Pods.Interface == "" && n.Pods.InterfacePrefix == "" && n.Pods.Contains(a, "pod")
 }
@@ -347,8 +337,7 @@ type Presence struct {
 	Pods             bool
 }
 
-// unavailable is the Driver of a system without what the layer needs. Nothing of the layer
-// can be in such a kernel.
+// unavailable is the Driver of a system that lacks what the layer needs, and so the layer.
 type unavailable struct{ reason error }
 
 func (u unavailable) Adopt() (*Memory, error)         { return nil, nil }
@@ -371,8 +360,7 @@ func (u unavailable) Repeats(context.Context, func(repeat), func()) error { retu
 // UnseenError is why this process cannot tell whether the layer is in the kernel.
 type UnseenError struct {
 	Family service.Family
-	// Likely is whether each place of the programs of the layer has one, whoever attached
-	// it.
+	// Likely is whether all places of the layer's programs have one of anybody.
 	Likely bool
 	// Err is what the kernel answered, if not Likely.
 	Err error
@@ -395,8 +383,7 @@ func suspicion(err error) string {
 	return ""
 }
 
-// known returns err, or nil for an UnseenError. A round must not fail for a layer that this
-// process neither made nor sees.
+// known returns err, or nil for an UnseenError: no round fails for what it neither made nor sees.
 func known(err error) error {
 	if unseen := (*UnseenError)(nil); errors.As(err, &unseen) {
 		return nil

@@ -16,9 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsCookie returns the number of the network namespace of this thread that programs
-// see. Before Linux 5.14, which has SO_NETNS_COOKIE, only programs can ask for it, see
-// https://git.kernel.org/linus/f318903c0bf4.
+// netnsCookie returns this thread's network namespace as programs see it. Before Linux 5.14 with
+// SO_NETNS_COOKIE only they can ask, see https://git.kernel.org/linus/f318903c0bf4.
 func netnsCookie() (uint64, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -35,9 +34,8 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// askProgram lets a program read the network namespace of a UDP socket while it connects
-// to an address that nobody else can know. It is attached to the root of all cgroups for a
-// moment, and lets all other connections pass.
+// askProgram lets a program, for a moment at the root of all cgroups, read the namespace of a UDP
+// socket that connects to an address nobody else can know. It lets all others pass.
 func askProgram(socket int) (uint64, error) {
 	root, err := UnifiedRoot()
 	if err != nil {

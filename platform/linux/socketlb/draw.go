@@ -16,11 +16,10 @@ import (
 	"kubeproxy/platform/linux/conntrack"
 )
 
-// A socket keeps the endpoint that it got at connect(2), also if nobody answers there. But
-// its packets can be led elsewhere: when it has repeated its first packet and got no answer
-// to that one either, a rule for this connection alone names another endpoint, and the entry
-// that connection tracking has of it is deleted. Then the next packet that TCP repeats meets
-// the rule. The socket does not know of it.
+// A socket keeps its endpoint of connect(2), also if nobody answers there. But when it has repeated
+// its first packet in vain, a rule for this connection alone names another endpoint, and its entry
+// of connection tracking is deleted. The next packet that TCP repeats meets the rule, and the
+// socket does not know of it.
 
 // Watcher is what a Backend does about sockets whose endpoint does not answer.
 type Watcher struct {
@@ -30,8 +29,7 @@ type Watcher struct {
 	Silent func() map[service.Address]silence.Record
 	// Flows is connection tracking.
 	Flows Flows
-	// Draws reports whether they get another endpoint, and Drawn gets the endpoint that one of
-	// them had.
+	// Draws reports whether they get another endpoint. Drawn gets the one that one of them had.
 	Draws func() bool
 	Drawn func(service.Address)
 	// Table leads connections elsewhere.
@@ -60,8 +58,7 @@ type Table interface {
 	Remove(context.Context) error
 }
 
-// repeat is a connection of a socket that was taken. Its first packet was sent again settle
-// ago.
+// repeat is a connection of a taken socket whose first packet was sent again settle ago.
 type repeat struct{ from, to, frontend netip.AddrPort }
 
 // attempt is a connection to an endpoint.
@@ -74,8 +71,7 @@ const (
 	stale  = time.Second
 	// perSecond bounds the work for sockets that repeat packets.
 	perSecond = 500
-	// idleTime is how long the Table stays unused before it is removed. All its rules have
-	// expired then.
+	// idleTime is how long the Table stays unused. All its rules have expired then.
 	idleTime = 30 * time.Second
 	// fresh is how long it counts that an endpoint did not answer a connection.
 	fresh = 10 * time.Second

@@ -92,8 +92,7 @@ type built struct {
 	mapped [][]byte
 }
 
-// NewDriver returns the Driver of this system for family f. It changes nothing. If the
-// system lacks something, Build returns what.
+// NewDriver returns this system's Driver for family f. Build tells what the system lacks.
 func NewDriver(f service.Family, o Options) Driver {
 	pins, folder, cgroup := cmp.Or(o.Pins, bpffs), cmp.Or(o.Name, Name), o.Cgroup
 	if _, err := os.Stat(filepath.Join(pins, folder)); o.Off && err != nil {
@@ -131,8 +130,7 @@ func NewDriver(f service.Family, o Options) Driver {
 // version distinguishes programs. Tables are adopted by the same program only.
 func version() uint64 { return digest(object) }
 
-// ownerOf distinguishes the layers of proxies in one network namespace, by the name
-// of their folders.
+// ownerOf distinguishes layers in one network namespace, by the name of their folders.
 func ownerOf(folder string) uint64 { return digest([]byte(folder)) }
 
 func digest(b []byte) uint64 {

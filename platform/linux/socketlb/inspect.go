@@ -20,16 +20,14 @@ type State struct {
 	*Memory
 	// Fault is why not all connections are taken that could be, empty if they are.
 	Fault string
-	// Others is what is attached beside the programs and may decide before them, empty if
-	// nothing is.
+	// Others is what is attached beside the programs and may decide before them.
 	Others string
 	// Pods is whether connections of pods are taken, not only those of the node.
 	Pods bool
 }
 
-// Inspect returns what the kernel has of the layer, nil if there is nothing. It changes
-// nothing. The State is valid until Close. The
-// Backend programs nothing.
+// Inspect returns what the kernel has of the layer, nil for nothing, valid until Close. It changes
+// nothing. The Backend programs nothing.
 func (b *Backend) Inspect() (*State, error) {
 	s, err := b.driver.Inspect()
 	if err != nil {
@@ -38,8 +36,7 @@ func (b *Backend) Inspect() (*State, error) {
 	return s, nil
 }
 
-// endpoints returns where a program leads connections to an address, sorted. It is empty
-// if they are not taken.
+// endpoints returns where a program leads connections to an address, sorted, if it takes them.
 func (s *State) endpoints(to netip.AddrPort) (all []netip.AddrPort, damaged bool) {
 	i, found := s.find(nameOf(to))
 	if !found {
@@ -106,8 +103,7 @@ func (b *Backend) Trace(want *service.Snapshot, c route.Conn, w *explain.Walk) e
 	return nil
 }
 
-// clientOf says which address an endpoint sees where that differs from the one by the rules:
-// nothing masquerades a connection that is taken.
+// clientOf says which address an endpoint sees other than by the rules: nothing masquerades here.
 func clientOf(c route.Conn, endpoints []netip.AddrPort) []string {
 	if slices.ContainsFunc(endpoints, func(e netip.AddrPort) bool { return e.Addr() == c.From }) {
 		return []string{fmt.Sprintf("at connect(2), a client that gets itself as the endpoint keeps its address: the server sees %s", c.From)}

@@ -26,8 +26,7 @@ import (
 	"kubeproxy/common/takeover"
 )
 
-// checkFileSystem returns what the node lacks for pins. Without them the layer would leave
-// the kernel with each stop of the process.
+// checkFileSystem returns what the node lacks for pins, by which the layer outlives the process.
 func (k *kernel) checkFileSystem() error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(k.mount, &s); err != nil {
@@ -234,8 +233,7 @@ func (k *kernel) Taken() (t Taken, err error) {
 type Leftovers struct {
 	Family  service.Family
 	Options Options
-	// Wanted is whether the configuration has the layer. Then it is suspected to be there if
-	// this process may not look.
+	// Wanted is whether the configuration has the layer, and so suspects it where it may not look.
 	Wanted bool
 }
 
@@ -259,8 +257,7 @@ func (l Leftovers) Find(context.Context) (string, error) {
 	return "", nil
 }
 
-// Remove takes the layer out of the kernel. It succeeds if there is none. The error is that
-// of Find if this process may not look.
+// Remove takes the layer out of the kernel, if it is there. It may fail as Find does.
 func (l Leftovers) Remove(context.Context) error {
 	k, err := l.search()
 	if err != nil || k == nil {
@@ -300,9 +297,8 @@ func (l Leftovers) unchecked(err error) error {
 	return err
 }
 
-// search returns a kernel that can tell whether the layer is there, and remove it. That needs
-// less than the layer itself: no cgroups, for instance. It is nil if nothing of the layer can
-// be in this kernel.
+// search returns a kernel that can find and remove the layer, which needs less than to run it, such
+// as no cgroups. It is nil if nothing of the layer can be in this kernel.
 func (l Leftovers) search() (*kernel, error) {
 	o := l.Options
 	folder := cmp.Or(o.Name, Name)
@@ -347,9 +343,8 @@ func kernelName(program string) string { return program[:min(len(program), 15)] 
 // kernel/bpf/syscall.c, bpf_obj_get_next_id).
 var errHidden = errors.New("permission denied")
 
-// attached calls fn for each link of the kernel that attaches a program of this layer, of
-// this family and network namespace, wherever it is pinned. If there may be others, the error
-// is errHidden.
+// attached calls fn for each link, wherever pinned, that attaches a program of this layer, family
+// and network namespace. If there may be others, the error is errHidden.
 func (k *kernel) attached(fn func(link.Link) error) error {
 	all, err := k.candidates()
 	defer func() {
@@ -493,9 +488,8 @@ func (k *kernel) strays(fn func(link.Link) error) error {
 	})
 }
 
-// Others implements Driver. A process that may not list links knows the numbers of all
-// programs at a place, and those of the programs that are pinned here, also by other
-// proxies.
+// Others implements Driver. Who may not list links knows the numbers of all programs at a place,
+// and those that are pinned here, also by other proxies.
 func (k *kernel) Others() (o Others, err error) {
 	err = k.strays(func(link.Link) error {
 		o.Strays++
@@ -543,8 +537,7 @@ func connects(at ebpf.AttachType) bool {
 	return at == ebpf.AttachCGroupInet4Connect || at == ebpf.AttachCGroupInet6Connect
 }
 
-// pinnedPrograms returns the programs of this layer that are attached or pinned, of all
-// families, network namespaces and proxies.
+// pinnedPrograms returns attached or pinned programs of any layer, family and namespace.
 func (k *kernel) pinnedPrograms() map[ebpf.ProgramID]bool {
 	known := map[ebpf.ProgramID]bool{}
 	k.mu.Lock()
@@ -568,9 +561,8 @@ func (k *kernel) pinnedPrograms() map[ebpf.ProgramID]bool {
 	return known
 }
 
-// exclusive says which programs let no other be attached at a place of a cgroup, nil if none
-// do. The kernel answers EPERM, as to a process without rights (kernel: kernel/bpf/cgroup.c,
-// hierarchy_allows_attach and __cgroup_bpf_attach).
+// exclusive says which programs let no other be attached at a place. The kernel answers EPERM, as
+// without rights (kernel: kernel/bpf/cgroup.c, hierarchy_allows_attach and __cgroup_bpf_attach).
 func exclusive(cgroup int, at ebpf.AttachType) error {
 	here, err := programsAt(cgroup, at, 0)
 	if err != nil || len(here.ids) > 0 && here.flags&unix.BPF_F_ALLOW_MULTI != 0 {
@@ -611,8 +603,7 @@ func (k *kernel) lookAt(l link.Link, names map[string]bool) (*candidate, error) 
 	return c, err
 }
 
-// isScope reports whether a map is the scope of this layer. The network namespace and the
-// owner are its first words in every version.
+// isScope reports whether a map is this layer's scope, by namespace and owner, its first words.
 func (k *kernel) isScope(id ebpf.MapID) (bool, error) {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {

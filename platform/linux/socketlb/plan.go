@@ -21,8 +21,7 @@ type plan struct {
 	backend *Backend
 	want    *service.Snapshot
 	remove  bool
-	// rebuild is why new tables are needed, empty if they are not. Then changes does not
-	// count.
+	// rebuild is why new tables are needed, if they are. Then changes does not count.
 	rebuild string
 	moved   string // as Driver.Moved says
 	evict   bool   // what an earlier process attached
@@ -30,8 +29,7 @@ type plan struct {
 	drift   []string
 }
 
-// change is a ClusterIP and port whose connections are taken, with its endpoints. Without
-// any, connections are not taken any more.
+// change is a ClusterIP and port with its endpoints. Without any it is not taken any more.
 type change struct {
 	addr      netip.AddrPort
 	endpoints []service.Endpoint
@@ -52,8 +50,7 @@ func (c change) describe(add, del string) string {
 	return add + fmt.Sprintf("take connections to %s, %s: %s", c.addr, c.port.Name, strings.Join(all, " "))
 }
 
-// compare finds all that differs from the tables. first is whether an earlier process
-// wrote them: then nothing counts as drift.
+// compare finds what differs from the tables. If an earlier process wrote them, nothing is drift.
 func (p *plan) compare(first bool) {
 	b := p.backend
 	if err := b.driver.Attached(); err != nil {
@@ -211,8 +208,7 @@ func (p *plan) write() error {
 	return nil
 }
 
-// seeds is how many tables are tried until each name has a place. It is the first one unless
-// somebody guessed its seed.
+// seeds is how many tables are tried for a place for each name: one, unless its seed was guessed.
 const seeds = 3
 
 // build makes new tables with room to grow, and puts them in force.
@@ -276,10 +272,9 @@ func (b *Backend) lookAround() Others {
 	return o
 }
 
-// frontendsOf yields the frontends of p that mean the same at connect(2) as in a rule.
-// The rules keep the others: UDP, whose sockets would stay at an endpoint that left;
-// session affinity, of which the rules keep the clients; consistent selection; and lists
-// without an endpoint, which the rules refuse.
+// frontendsOf yields the frontends of p that mean the same at connect(2) as in a rule: not UDP,
+// whose sockets would stay at an endpoint that left; session affinity, whose clients the rules
+// keep; consistent selection; and lists without endpoint, which the rules refuse.
 func frontendsOf(p *service.Port) iter.Seq[change] {
 	return func(yield func(change) bool) {
 		if p == nil || p.Name.Protocol != service.TCP || p.Affinity != 0 || p.SelectsConsistently(service.ClusterIP) || len(p.Endpoints(service.ClusterIP)) == 0 {
@@ -313,9 +308,8 @@ func allFrontends(s *service.Snapshot, f service.Family) iter.Seq[change] {
 	}
 }
 
-// allocator hands out slots. A run of slots that was given back may still be read by a
-// program that found it before, so it cools until the driver's barrier, after which no
-// such program runs.
+// allocator hands out slots. A run that was given back may still be read by a program, so it cools
+// until the driver's barrier, after which no such program runs.
 type allocator struct {
 	next, size int // the slots from next on were never used
 	live       int
@@ -328,8 +322,7 @@ func newAllocator(size int) *allocator {
 	return &allocator{size: size, free: map[int][]int{}, cooling: map[int][]int{}}
 }
 
-// runFor returns the length of the run for a list of n. Lists that grow or shrink a
-// little find runs of the same length again.
+// runFor returns the length of the run for a list of n, often the same for about as many.
 func runFor(n int) int {
 	step := 1 << max(bits.Len(uint(n))-3, 0)
 	return (n + step - 1) &^ (step - 1)
@@ -362,8 +355,7 @@ func (a *allocator) give(l list) {
 	a.cooling[run] = append(a.cooling[run], l.first())
 }
 
-// hopeful reports whether a barrier can be worth its time: it frees a good part of the
-// slots, so that the next one is far.
+// hopeful reports whether a barrier is worth its time: it frees many of the slots.
 func (a *allocator) hopeful() bool { return a.cold || a.live <= a.size/2 && len(a.cooling) > 0 }
 
 // cool frees what was given back. It follows a barrier.
@@ -398,9 +390,8 @@ type shown struct {
 	fault     string // of its list
 }
 
-// Objects returns the lists that s asks for in family f, as comments that nft,
-// iptables-restore, ipvsadm and ipset ignore: each frontend, and each of its endpoints in
-// a line of its own, by address.
+// Objects returns the lists that s asks for, as comments that nft, iptables-restore, ipvsadm and
+// ipset ignore: each frontend, and its endpoints line by line.
 func Objects(s *service.Snapshot, f service.Family) reconcile.Objects {
 	var all []shown
 	for x := range allFrontends(s, f) {
@@ -413,9 +404,8 @@ func Objects(s *service.Snapshot, f service.Family) reconcile.Objects {
 	return objects(s, f, "", all)
 }
 
-// ReadBack returns the lists that the kernel has, and those that it would have for want,
-// both as Objects does. Nothing is held if there are no programs, and nothing wanted if the
-// layer is off.
+// ReadBack returns the kernel's lists, none without programs, and those for want, none if the layer
+// is off, as Objects does.
 func (b *Backend) ReadBack(want *service.Snapshot) (held, wanted reconcile.Objects, err error) {
 	if !b.off {
 		wanted = Objects(want, b.family)

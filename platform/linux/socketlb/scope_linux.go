@@ -43,9 +43,8 @@ func (k *kernel) readScope() (s scope, err error) {
 	return s, m.Lookup(uint32(0), &s)
 }
 
-// UnifiedRoot returns where the cgroup hierarchy of version 2 is mounted: the last place
-// that can be reached, as something may be mounted over the others. A place that begins at
-// the root of the node comes first.
+// UnifiedRoot returns where the hierarchy of cgroups v2 is mounted: the last place, which nothing
+// hides, and rather one that begins at the root of the node.
 func UnifiedRoot() (string, error) {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -208,10 +207,8 @@ type attachedPrograms struct {
 	flags uint32 // with which they were attached, 0 for those of several cgroups
 }
 
-// programsAt returns what is attached at a place of a cgroup. With BPF_F_QUERY_EFFECTIVE,
-// those of the cgroups above it count, also if these are not to be seen here.
-// link.QueryPrograms is no help: it takes a process without rights for a kernel that cannot
-// answer.
+// programsAt returns what is attached at a place of a cgroup, with BPF_F_QUERY_EFFECTIVE at those
+// above it, too. link.QueryPrograms takes missing rights for a missing feature.
 func programsAt(cgroup int, at ebpf.AttachType, flags uint32) (attachedPrograms, error) {
 	// Linux writes the last field even if the size does not include it (6.18:
 	// kernel/bpf/cgroup.c, __cgroup_bpf_query).
@@ -231,9 +228,8 @@ func programsAt(cgroup int, at ebpf.AttachType, flags uint32) (attachedPrograms,
 	return attachedPrograms{ids[:query.count], query.attached}, nil
 }
 
-// mostPrograms is how many programs Linux lets be attached at one place of a cgroup (kernel:
-// include/linux/bpf-cgroup-defs.h and kernel/bpf/cgroup.c, BPF_CGROUP_MAX_PROGS), and those of
-// the cgroups above it.
+// mostPrograms bounds the programs at a place of a cgroup and those above (kernel:
+// include/linux/bpf-cgroup-defs.h and kernel/bpf/cgroup.c, BPF_CGROUP_MAX_PROGS).
 const mostPrograms = 64 * 16
 
 // lacking reports whether err is that of a kernel without what the layer consists of.
@@ -269,8 +265,7 @@ const podsDepth = 3
 type place struct {
 	root string // where the hierarchy is mounted
 	own  string // the cgroup of the process below root, empty if it is not there
-	// machine is whether the process has the network of the machine, and known whether
-	// that is known.
+	// machine is whether the process has the machine's network, if that is known.
 	machine, known bool
 }
 
@@ -316,12 +311,9 @@ func cgroupOf(root string, pid int) string {
 	return found
 }
 
-// pods returns the cgroup of all pods of the node of this process, or none. Pods of another
-// cluster may be on the same machine, if the node is a container, or if containers on the
-// node are nodes.
-//
-// A process in a container is in that of a node, of a pod of the node, or of neither. In the
-// last case it has no pods, unless the container is on the network of the machine.
+// pods returns the cgroup of all pods of this process's node, or none. Pods of another cluster may
+// be on the machine, if nodes are containers. A process in a container is in that of a node, of a
+// pod, or of neither: then it has pods only on the network of the machine.
 func (p place) pods() string {
 	container, above := p.ancestor(containers), p.ancestor(hasPods)
 	if container == "" {
@@ -361,8 +353,7 @@ func inContainer(root, cgroup string) bool {
 	return place{root: root, own: cgroup}.ancestor(containers) != ""
 }
 
-// holdsContainer reports whether cgroup is that of a container of one of pods, or directly in
-// one, as bpf/socketlb.c has it.
+// holdsContainer reports whether cgroup is a container's in pods, as bpf/socketlb.c has it.
 func holdsContainer(pods, cgroup string) bool {
 	rel, err := filepath.Rel(pods, cgroup)
 	if err != nil {

@@ -33,8 +33,7 @@ type name [3]uint64
 // words is the number of words in a name of each family.
 var words = [...]int{service.IPv4: 1, service.IPv6: 3}
 
-// bucket is the number of entries in a bucket. A name is in one of two buckets. It equals
-// BUCKET of the programs.
+// bucket is the entries in a bucket, BUCKET of the programs. A name is in one of two.
 const bucket = 8
 
 func nameOf(a netip.AddrPort) name {
@@ -69,8 +68,7 @@ func hash(x uint64) uint64 {
 	return x ^ x>>33
 }
 
-// hash names the two buckets of n. The seed keeps who may choose names from filling those of
-// another.
+// hash names the two buckets of n. The seed keeps those who choose names from filling them.
 func (m *Memory) hash(n name) uint64 {
 	if m.family == service.IPv4 {
 		return hash(n[0] ^ m.seed)
@@ -108,8 +106,7 @@ func (m *Memory) listWord(i int) *uint64 {
 	return &m.frontends[i*w+w-1]
 }
 
-// setList replaces the list of entry i by one store. A program reads the old or the new
-// one.
+// setList replaces the list of entry i by one store: a program reads the old or the new one.
 func (m *Memory) setList(i int, l list) { atomic.StoreUint64(m.listWord(i), uint64(l)) }
 
 // slot returns the endpoint in slot i.
@@ -126,9 +123,8 @@ func (m *Memory) fill(first int, endpoints []service.Endpoint) {
 	}
 }
 
-// find returns the entry of n, or the one that n may have. It returns -1 if both buckets of
-// n are full, which is rare: the emptier one takes a name, and the table grows when half of
-// it is used.
+// find returns the entry of n, or where it may be: the emptier bucket. It is -1 if both are full,
+// which is rare, as the table grows when half of it is used.
 func (m *Memory) find(n name) (i int, found bool) {
 	h := m.hash(n)
 	a, used, found := m.search(n, uint32(h))
@@ -148,8 +144,7 @@ func (m *Memory) find(n name) (i int, found bool) {
 	return a, false
 }
 
-// search returns the entry of n in the bucket that h names, or the first unused one and how
-// many are used.
+// search returns n's entry in bucket h, or the first unused one, and how many are used.
 func (m *Memory) search(n name, h uint32) (i, used int, found bool) {
 	first := int(h) & (m.entries() - 1) &^ (bucket - 1)
 	for used = range bucket {
@@ -163,8 +158,7 @@ func (m *Memory) search(n name, h uint32) (i, used int, found bool) {
 	return -1, bucket, false
 }
 
-// claim writes n into the unused entry i. Its last word comes last: until then the entry
-// counts as unused.
+// claim writes n into the unused entry i. Its last word comes last, and makes it count.
 func (m *Memory) claim(i int, n name) {
 	w := words[m.family]
 	store(m.frontends[i*(w+1):][:w], n)
@@ -221,8 +215,7 @@ const (
 // that names have room to be near the entry that their hash names.
 func entriesFor(n int) int { return 1 << bits.Len(uint(max(3*n, minEntries)-1)) }
 
-// slotsFor returns the number of slots for lists that fill n. The others take changed lists
-// while the old ones cool.
+// slotsFor returns the slots for lists that fill n: changed lists need some while old ones cool.
 func slotsFor(n int) int { return max(2*n, minSlots) }
 
 // set applies c. It returns false if only larger tables have room.
@@ -271,8 +264,7 @@ func (t *tables) replace(i int, l list) {
 	}
 }
 
-// differences lists what would make the tables equal to s. Frontends that s does not have
-// stay while it is incomplete.
+// differences lists what would make the tables equal to s, and what s lacks while incomplete.
 func (t *tables) differences(s *service.Snapshot, f service.Family) []change {
 	var changes []change
 	wanted := make([]uint64, (t.entries()+63)/64)

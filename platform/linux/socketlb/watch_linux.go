@@ -40,8 +40,7 @@ type repeated struct {
 	_                uint32
 }
 
-// between returns the ends of the connection in a family. They are those of another one if
-// the socket has none in it.
+// between returns the connection's ends in a family, of another one if it has none there.
 func (r *repeated) between(f service.Family) (from, to netip.AddrPort) {
 	src, dst := netip.AddrFrom4(r.From4), netip.AddrFrom4(r.To4)
 	if f == service.IPv6 {
@@ -127,12 +126,10 @@ func watchRepeats() (*ringbuf.Reader, func(), error) {
 	return reader, func() { l.Close(); reader.Close() }, nil
 }
 
-// places is the number of places in a set of the table recent. It equals RECENT_PLACES of
-// the programs.
+// places is how many are in a set of the table recent, RECENT_PLACES of the programs.
 const places = 8
 
-// frontendOf returns the frontend of a socket that was taken and connects to an endpoint, as
-// the table recent has it, see bpf/socketlb.c.
+// frontendOf returns the frontend of a taken socket from the table recent, see bpf/socketlb.c.
 func (k *kernel) frontendOf(cookie uint64, to netip.AddrPort) (netip.AddrPort, bool) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(k.dir, "recent"), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {

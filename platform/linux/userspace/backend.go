@@ -22,8 +22,7 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// Address is the one that listeners of a family have, see Addrs. One that is the
-// node's is neither added nor removed.
+// Address is that of a family's listeners, see Addrs. The node's own is neither added nor removed.
 type Address interface {
 	Has() (bool, error)
 	Add() error
@@ -47,15 +46,13 @@ type Backend struct {
 	directory directory                 // of listeners, for others
 	failed    map[service.PortName]bool // at least one of their listeners is missing
 	lastPort  uint16                    // last port that was tried in the range
-	// previousPorts are the ports of an earlier process's listeners, by chain, until the
-	// rules are ours. avoidPorts are the ports that other listeners must not use
-	// meanwhile.
+	// previousPorts are an earlier process's, by chain, until the rules are ours. avoidPorts must
+	// not be used meanwhile.
 	previousPorts map[string]uint16
 	avoidPorts    map[uint16]bool
 
-	// installed is the snapshot in force, nil if that is not known. wanted is that of the
-	// latest sync. redirected is the snapshot that the rules were made for, which any
-	// goroutine may read.
+	// installed is the snapshot in force, nil if not known, wanted the latest sync's, and
+	// redirected that of the rules, which any goroutine may read.
 	installed, wanted *service.Snapshot
 	redirected        atomic.Pointer[service.Snapshot]
 	tracked           tracked
@@ -96,8 +93,7 @@ func NewWith(f service.Family, o Options, p Parts) *Backend {
 // addr is the address of the listeners.
 func (b *Backend) addr() netip.Addr { return b.options.addr(b.family) }
 
-// Plan implements reconcile.Backend. A change of endpoints changes no rule, as long as
-// some are left.
+// Plan implements reconcile.Backend. Endpoints change no rule, as long as some are left.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	if b.previousPorts == nil {
 		if err := b.adopt(ctx); err != nil {
@@ -154,8 +150,7 @@ func (b *Backend) compare(p *plan) {
 	}
 }
 
-// comparePort compares the listeners of the Port with this name. port is nil if it was
-// deleted.
+// comparePort compares the listeners of the Port with this name, nil if it was deleted.
 func (b *Backend) comparePort(p *plan, name service.PortName, port *service.Port) {
 	for _, policy := range service.Policies {
 		k := key{name, policy}
@@ -186,16 +181,14 @@ func (b *Backend) adopt(ctx context.Context) error {
 	return nil
 }
 
-// Forget implements reconcile.Backend. The listeners stay open, because connections
-// pass through them.
+// Forget implements reconcile.Backend. The listeners stay open for their connections.
 func (b *Backend) Forget() {
 	b.rules.Forget()
 	b.installed, b.previousPorts = nil, nil
 	b.redirected.Store(nil)
 }
 
-// Redirected returns the snapshot that the rules are for, whose endpoints are listeners.
-// It is nil before the first sync.
+// Redirected returns the snapshot of the rules, whose endpoints are listeners, nil at first.
 func (b *Backend) Redirected() *service.Snapshot { return b.redirected.Load() }
 
 // Observe calls Limits.Observe. Both families share the limits.
@@ -207,8 +200,7 @@ func (b *Backend) Use() *metrics.Relay { return b.relay.limits.Use() }
 // Limits returns the limits of the relay's open files.
 func (b *Backend) Limits() *Limits { return b.relay.limits }
 
-// Cleanup implements reconcile.Backend. It removes the rules, see
-// iptables.Backend.Cleanup, and the address.
+// Cleanup implements reconcile.Backend: rules, see iptables.Backend.Cleanup, and address go.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.installed, b.guarded = nil, false
 	err := b.rules.Cleanup(ctx)
@@ -269,12 +261,9 @@ var handoverStrategies = [...]handoverStrategy{
 	}},
 }
 
-// HandOver changes the rules so that new connections bypass the relay and go directly to
-// the endpoints of the latest sync. After that this process may end. Listeners stay open
-// for connections that are still arriving. HandOver returns what clients lose until a
-// relay runs again. After an error the rules redirect to the listeners as before.
-//
-// No sync may follow.
+// HandOver makes new connections bypass the relay, to the endpoints of the latest sync, and keeps
+// listeners for those that are still arriving. Then this process may end. It returns what clients
+// lose until a relay runs again. After an error all is as before. No sync may follow.
 func (b *Backend) HandOver(ctx context.Context) (loss string, err error) {
 	if b.wanted == nil {
 		return "", errNotProgrammed
@@ -330,8 +319,7 @@ func pickOne(endpoints []service.Endpoint) []service.Endpoint {
 	return endpoints[i : i+1]
 }
 
-// arrivalGrace is how long a connection may need to reach its listener: until the end of
-// its handshake, or until its datagram is read.
+// arrivalGrace is how long a connection may take to its listener: handshake, or first read.
 const arrivalGrace = 200 * time.Millisecond
 
 // Connections returns the number of TCP connections of the relay, in both families.
@@ -358,8 +346,7 @@ func sleep(ctx context.Context, d time.Duration) {
 const (
 	// moveInterval is the interval in which waiting UDP clients are checked.
 	moveInterval = 100 * time.Millisecond
-	// quietBeforeMove is how long a client that got its reply must be silent. Then none
-	// of its datagrams is in transit.
+	// quietBeforeMove is how long an answered client must be silent to have no datagram in transit.
 	quietBeforeMove = 20 * time.Millisecond
 	// moveBatch is the number of clients that move together.
 	moveBatch = 32
@@ -380,8 +367,7 @@ func (b *Backend) moveClients(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), arrivalGrace)
 	defer cancel()
-	// After the end of the process, the kernel rejects clients that still use a
-	// listener.
+	// After the end of the process, the kernel rejects clients that still use a listener.
 	_, _ = b.deleteFlows(ctx, func(*udpListener, netip.AddrPort) bool { return false })
 	sleep(ctx, quietBeforeMove) // time to forward what is in transit
 }
@@ -437,8 +423,7 @@ func (l *udpListener) hasUnforwarded() bool {
 	return err == nil && hasPacket(raw) || l.forwarding.Load()
 }
 
-// open opens a listener of p: on the port of an earlier process, otherwise on a port of
-// the range, otherwise on a free one.
+// open opens a listener of p: on an earlier process's port, one of the range, or a free one.
 func (b *Backend) open(k key, p *service.Port) error {
 	if err := unsupported(p); err != nil {
 		return err

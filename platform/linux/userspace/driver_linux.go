@@ -29,9 +29,8 @@ import (
 	"kubeproxy/platform/linux/iptables"
 )
 
-// New returns the Backend for one family in the network namespace of the calling thread.
-// All later calls must be in the same namespace. It changes nothing yet. The error
-// describes what the node lacks.
+// New returns one family's Backend in the network namespace of the calling thread, which all later
+// calls need, too. It changes nothing. The error says what the node lacks.
 func New(f service.Family, o Options, l *Limits) (*Backend, error) {
 	d, err := iptables.NewDriver(f, o.Rules)
 	if err != nil {
@@ -49,12 +48,10 @@ func Probe(f service.Family, o Options) error {
 	return iptables.Probe(f, o.rules())
 }
 
-// disableIPv6Path is the sysctl that disables IPv6 on interface lo. The file does not
-// exist without IPv6.
+// disableIPv6Path is the sysctl that disables IPv6 on lo, absent without IPv6.
 const disableIPv6Path = "/proc/sys/net/ipv6/conf/lo/disable_ipv6"
 
-// ipv6Disabled returns the reason why interface lo cannot have an address of f, nil if
-// it can.
+// ipv6Disabled returns why interface lo cannot have an address of f, nil if it can.
 func ipv6Disabled(f service.Family) error {
 	if f != service.IPv6 {
 		return nil
@@ -73,8 +70,7 @@ func ipv6Disabled(f service.Family) error {
 type host struct {
 	mark int
 	at   netip.Addr
-	// ports, if set, is the range of listeners: rules treat datagrams from these ports of
-	// at, if they have the mark, as those of listeners.
+	// ports, if set, is the range of listeners: rules take marked datagrams from there as theirs.
 	ports Range
 	// onListen, if set, is done to the sockets of listeners.
 	onListen func(network, address string, c syscall.RawConn) error
@@ -275,8 +271,7 @@ func (l loopback) Remove() error {
 	return nil
 }
 
-// addr returns the address with attributes that prevent its use as source address of
-// other connections.
+// addr returns the address with attributes that keep it from being a source elsewhere.
 func (l loopback) addr() *netlink.Addr {
 	a := Addrs[l.family]
 	n := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
@@ -289,8 +284,7 @@ func (l loopback) addr() *netlink.Addr {
 	return n
 }
 
-// RaiseFileLimit raises the limit of open files of this process as far as the system
-// allows, and returns the new limit.
+// RaiseFileLimit raises this process's limit of open files as far as possible, and returns it.
 func RaiseFileLimit() (int, error) {
 	var now unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
@@ -309,8 +303,7 @@ func RaiseFileLimit() (int, error) {
 	return int(min(now.Cur, math.MaxInt32)), nil
 }
 
-// Audit checks the rules of one family, which redirect to listeners of another process.
-// It uses only what it reads from the tables.
+// Audit checks a family's rules, which redirect to another process's listeners, by tables alone.
 type Audit struct {
 	reconcile.Base
 	family  service.Family
@@ -318,8 +311,7 @@ type Audit struct {
 	driver  iptables.Driver
 }
 
-// NewAudit returns an Audit of the network namespace of the calling thread. The caller
-// must close it.
+// NewAudit returns an Audit of the calling thread's network namespace, for the caller to close.
 func NewAudit(f service.Family, o Options) (*Audit, error) {
 	d, err := iptables.NewDriver(f, o.Rules)
 	if err != nil {
@@ -335,8 +327,7 @@ type Tracer struct {
 	tables *iptables.Backend // that has what ReadOnce keeps
 }
 
-// NewTracer returns a Tracer for b, in the network namespace of the calling thread. The
-// caller must close it.
+// NewTracer returns a Tracer for b in the calling thread's namespace, for the caller to close.
 func NewTracer(b *Backend) (*Tracer, error) {
 	a, err := NewAudit(b.family, b.options)
 	if err != nil {
@@ -345,8 +336,7 @@ func NewTracer(b *Backend) (*Tracer, error) {
 	return &Tracer{a, b, a.rules()}, nil
 }
 
-// Trace returns what rules and listeners do with the first packet of c, see
-// Backend.TraceWith.
+// Trace returns what rules and listeners do with the first packet of c, see Backend.TraceWith.
 func (t *Tracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	return t.relay.traceWith(ctx, t.tables, want, c, local)
 }
@@ -354,8 +344,7 @@ func (t *Tracer) Trace(ctx context.Context, want *service.Snapshot, c route.Conn
 // ReadOnce makes Trace read the tables once for a snapshot, for many connections.
 func (t *Tracer) ReadOnce() { t.tables.ReadOnce() }
 
-// Plan implements reconcile.Backend. The plan is empty if each Port is redirected
-// correctly to some listener.
+// Plan implements reconcile.Backend. It is empty if each Port is redirected to some listener.
 func (a *Audit) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	redirected, err := a.redirected(ctx, want)
 	if err != nil {
@@ -386,8 +375,7 @@ func (a *Audit) Tracked(ctx context.Context, want *service.Snapshot) (*service.S
 	return service.New(want.Generation, want.Node, ports), nil
 }
 
-// redirected returns want with endpoints replaced by the listeners that the rules
-// redirect to.
+// redirected returns want with the listeners of the rules as endpoints.
 func (a *Audit) redirected(ctx context.Context, want *service.Snapshot) (*service.Snapshot, error) {
 	at, err := a.rules().Destinations(ctx)
 	if err != nil {

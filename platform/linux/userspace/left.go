@@ -49,8 +49,7 @@ func (e *established) add(t *target, client, server *net.TCPConn, abort func()) 
 	}
 }
 
-// each calls yield for each connection, in the form that the kernel gives those that it
-// translates.
+// each calls yield for each connection, as the kernel gives those that it translates.
 func (e *established) each(yield func(conntrack.Flow)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -24,11 +24,9 @@ import (
 // (nf_conntrack_udp_timeout, see docs.kernel.org/networking/nf_conntrack-sysctl.html).
 const localhostUDPIdle = 30 * time.Second
 
-// Localhost relays NodePorts on 127.0.0.1 or ::1 in modes whose rules cannot. The kernel
-// does not route packets to ::1. It routes packets to 127.0.0.1 only with a setting that
-// exposes loopback addresses to the local network (kubernetes/kubernetes#90259).
-// Snapshots go in, listeners of this process come out. Localhost implements
-// reconcile.Backend.
+// Localhost relays NodePorts on 127.0.0.1 or ::1 where rules cannot: the kernel routes no packets
+// to ::1, and to 127.0.0.1 only with a setting that exposes loopback addresses to the local network
+// (kubernetes/kubernetes#90259). It implements reconcile.Backend.
 type Localhost struct {
 	reconcile.Base
 	family service.Family
@@ -60,9 +58,8 @@ func NewLocalhostWith(f service.Family, p LocalhostParts) *Localhost {
 	}
 }
 
-// LocalhostPort returns the port on which the NodePort of p answers on a loopback
-// address of want's node, 0 if it does not. Local clients reach all endpoints, whatever
-// the external policy is.
+// LocalhostPort returns where the NodePort of p answers on a loopback address of want's node, 0 if
+// it does not. Local clients reach all endpoints, whatever the external policy.
 func LocalhostPort(want *service.Snapshot, p *service.Port) uint16 {
 	if p == nil || p.Name.Protocol == service.SCTP || len(p.Cluster) == 0 {
 		return 0
@@ -70,8 +67,7 @@ func LocalhostPort(want *service.Snapshot, p *service.Port) uint16 {
 	return requestedPort(want, p)
 }
 
-// LocalhostLost is LocalhostPort for a port of a protocol that is not relayed. Nobody
-// answers there.
+// LocalhostLost is LocalhostPort for a protocol that is not relayed: nobody answers there.
 func LocalhostLost(want *service.Snapshot, p *service.Port) uint16 {
 	if p == nil || p.Name.Protocol != service.SCTP {
 		return 0
@@ -145,8 +141,7 @@ func (p *localhostPlan) compare(name service.PortName, port *service.Port) {
 	}
 }
 
-// updateNote adds or removes the note for an SCTP port. It never changes a map of notes
-// that was returned before.
+// updateNote adds or removes the note for an SCTP port, in a new map: the old one was returned.
 func (p *localhostPlan) updateNote(name service.PortName, port *service.Port) {
 	lost := LocalhostLost(p.want, port) != 0
 	if _, noted := p.notes[name]; noted == lost {
@@ -189,8 +184,7 @@ func (p *localhostPlan) Empty() bool {
 	return len(p.closes) == 0 && len(p.opens) == 0 && len(p.updates) == 0 && len(p.removed) == 0
 }
 
-// Outcome implements reconcile.Plan. It knows no drift: no other process can close a
-// listener.
+// Outcome implements reconcile.Plan, without drift: nobody else can close a listener.
 func (p *localhostPlan) Outcome() reconcile.Outcome { return reconcile.Outcome{Notes: p.notes} }
 
 func (p *localhostPlan) Changes() reconcile.Changes {
@@ -211,8 +205,7 @@ func (l *Localhost) addrPort(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(service.Localhost(l.family), port)
 }
 
-// Apply implements reconcile.Plan. It closes listeners before it opens others, because a
-// NodePort may move from one Service to another.
+// Apply implements reconcile.Plan. It closes first: a NodePort may move between Services.
 func (p *localhostPlan) Apply(context.Context) reconcile.Outcome {
 	for _, name := range p.closes {
 		p.listeners[name].close()
@@ -283,8 +276,7 @@ func (p *localhostPlan) listenError(number uint16, err error) error {
 // Listeners returns the number of open listeners. It is safe for concurrent use.
 func (l *Localhost) Listeners() int { return int(l.open.Load()) }
 
-// Failures returns how often a listener could not be opened. It is safe for concurrent
-// use.
+// Failures returns how often listeners could not be opened. It is safe for concurrent use.
 func (l *Localhost) Failures() int { return int(l.failures.Load()) }
 
 // Close implements reconcile.Backend. It closes all listeners, as the end of the process does.
@@ -302,16 +294,12 @@ func (l *Localhost) Close() error {
 // Cleanup implements reconcile.Backend. Nothing outlives the process.
 func (l *Localhost) Cleanup(context.Context) error { return l.Close() }
 
-// The hop limit (TTL in IPv4) ends a routing loop. A relay ends one connection and
-// begins another, so each would start with a full hop limit. If the endpoint of a
-// Service is a Service of another node, whose endpoint is a Service of this node, one
-// connection would loop forever. Therefore the relay takes the hop limit of the first
-// packet of a client, reduces it, and uses it for its first packet to the endpoint. The
-// next relay receives nothing else that identifies the client: rules translate its
-// address and port. Rules of the other modes forward packets, and the kernel handles the
-// hop limit. So loops through nodes in different modes end as well.
-//
-// A relay counts as several hops, because each pass uses two open files.
+// The hop limit (TTL in IPv4) ends a routing loop. A relay begins another connection, with a full
+// one, so if the endpoint of a Service is a Service of another node whose endpoint is here, one
+// would loop forever. Therefore the relay reduces the hop limit of the client's first packet and
+// uses it for its first one to the endpoint. The next relay gets nothing else of the client, as
+// rules translate address and port. Rules of other modes forward, and the kernel reduces. A relay
+// counts as several hops, because each pass takes two open files.
 const (
 	defaultHops  = 64 // maximum that a relay uses; no endpoint is more distant
 	hopsPerRelay = 8
@@ -328,10 +316,9 @@ func nextHops(in int) (int, bool) {
 	return out, out >= minHops
 }
 
-// Attempted is told how attempts to reach an endpoint of a Service port end. err is nil for a
-// success, of which those of a port that never failed are left out, and of the kind
-// os.ErrDeadlineExceeded for a first datagram without a prompt reply. Without an endpoint, a
-// client could not be served. It must not block.
+// Attempted is told how attempts to reach an endpoint of a Service port end: err is nil for a
+// success after a failure, of the kind os.ErrDeadlineExceeded for a first datagram without a prompt
+// reply. Without an endpoint, a client could not be served. It must not block.
 type Attempted func(name service.PortName, endpoint netip.AddrPort, err error)
 
 // ObserveAttempts calls f for each attempt. Call it before the first sync.

@@ -29,8 +29,7 @@ func system() *mode.System {
 	}
 }
 
-// open returns backends that share the file limit of the process, also with the listeners
-// on ::1.
+// open returns backends that share the process's file limit, also with listeners on ::1.
 func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.Backend, error) {
 	files, err := RaiseFileLimit()
 	if err != nil {
@@ -64,14 +63,12 @@ func open(_ context.Context, s mode.Setup, families []service.Family) ([]*mode.B
 	})
 }
 
-// newAudit assumes that listeners exist where the rules lead, because only the process
-// that has them knows.
+// newAudit assumes listeners where the rules lead: only their process knows.
 func newAudit(c *config.Config, f service.Family) (*Audit, error) {
 	return NewAudit(f, optionsOf(c))
 }
 
-// owned leaves out the address of an earlier process if the configuration has another
-// address for the listeners.
+// owned leaves out an earlier process's address if listeners have a configured one.
 func owned(c *config.Config, f service.Family) ([]string, error) {
 	all, err := iptables.Owned(c, f)
 	if a := c.ListenAddr(); a.IsValid() && service.FamilyOf(a) == f {

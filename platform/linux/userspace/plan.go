@@ -1,16 +1,13 @@
 // Copyright The kubeproxy Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package userspace implements mode userspace. A service.Snapshot goes in. The package
-// opens listeners for each Service port, redirects connections to them through package
-// iptables, and relays each connection or datagram to an endpoint, for one family per
-// Backend. It also relays NodePorts on loopback addresses for other modes, see Localhost.
-// The snapshot contains which endpoints serve which clients. This package selects among
-// them in turn, implements session affinity, and tries the next endpoint if one does not
-// answer.
-//
-// Only files with the suffix _linux.go need Linux. All other files build and are tested
-// on any system.
+// Package userspace implements mode userspace. A service.Snapshot goes in. The package opens
+// listeners for each Service port, redirects connections to them through package iptables, and
+// relays each connection or datagram to an endpoint, for one family per Backend. It also relays
+// NodePorts on loopback addresses for other modes, see Localhost. The snapshot says which endpoints
+// serve which clients. This package selects in turn, implements session affinity, and tries the
+// next endpoint if one does not answer. Only files with the suffix _linux.go need Linux. All others
+// build and are tested on any system.
 package userspace
 
 import (
@@ -47,15 +44,12 @@ const DefaultUDPIdle = 250 * time.Millisecond
 type Options struct {
 	// Rules are for the iptables chains. Relay and RelayPorts are filled in.
 	Rules iptables.Options
-	// Ports are the ports that listeners may use. With the zero value the system selects
-	// them.
+	// Ports are those that listeners may use, chosen by the system if zero.
 	Ports Range
-	// Listen, by family, is the address of the node that listeners have instead of that
-	// of Addrs, if it is valid. It is used only with Ports, because only these ports of
-	// that address are guarded.
+	// Listen, by family, is the node's address for listeners in place of Addrs, if valid. It needs
+	// Ports, as only these are guarded there.
 	Listen [2]netip.Addr
-	// UDPIdle is how long a UDP client without traffic keeps its endpoint, 0
-	// for DefaultUDPIdle.
+	// UDPIdle is how long a silent UDP client keeps its endpoint, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
 }
 
@@ -151,8 +145,7 @@ func (k key) String() string {
 	return fmt.Sprintf("listener of %s (%s) for policy %s", k.name, k.name.Protocol, k.policy)
 }
 
-// Apply implements reconcile.Plan. Listeners open before rules redirect to them, and
-// close when no rule does any more.
+// Apply implements reconcile.Plan. Listeners are open as long as rules redirect to them.
 func (p *plan) Apply(ctx context.Context) reconcile.Outcome {
 	out := p.Outcome()
 	out.Err = p.change(ctx, &out)
@@ -249,10 +242,8 @@ func (p *plan) updateTargets() {
 	}
 }
 
-// transitional returns p for the time until the rules have changed. The rules still
-// redirect to a listener that is closing. Its clients get what p's policies allow, and
-// never an endpoint of another node for policy Local. If rules cannot be changed, that
-// time has no end.
+// transitional returns p until the rules have changed, if ever: they still redirect to a closing
+// listener. Its clients get what p's policies allow, never a remote endpoint for policy Local.
 func transitional(p *service.Port, closing map[key]bool) *service.Port {
 	m := *p
 	if closing[key{p.Name, service.PolicyLocal}] && p.Internal != service.PolicyLocal && p.External != service.PolicyLocal {
@@ -281,8 +272,7 @@ func (p *plan) open() []error {
 	return errs
 }
 
-// closeLater closes a listener to which no rule redirects any more, after arrivalGrace
-// for connections that are still arriving.
+// closeLater closes a listener without rules after arrivalGrace, for what still arrives.
 func (b *Backend) closeLater(k key) {
 	if l := b.listeners[k]; l != nil {
 		time.AfterFunc(b.relay.arrivalGrace, l.close)
@@ -351,9 +341,8 @@ func (b *Backend) redirectPort(p *service.Port, assumeOpen bool) *service.Port {
 	})
 }
 
-// withListeners returns p for the rules, with a listener for each policy that has
-// endpoints. listener returns its port, or false if there is none; then p has no
-// endpoints for that policy.
+// withListeners returns p for the rules, with a listener for each policy that has endpoints and for
+// which listener returns a port.
 func (o Options) withListeners(p *service.Port, listener func(service.Policy) (uint16, bool)) *service.Port {
 	redirected := &service.Port{
 		Name: p.Name, Family: p.Family, Frontends: p.Frontends,
@@ -391,9 +380,8 @@ func sameRules(p, q *service.Port) bool {
 // a running process has the ports that the system selects.
 var AssumedPorts = Range{40000, 65535}
 
-// Render returns the tables of both families that a node would hold for want after a
-// start from nothing, and what the mode cannot do. The output for the same want is the
-// same.
+// Render returns both families' tables that a node would hold for want after a start from nothing,
+// always the same, and what the mode cannot do.
 func Render(want *service.Snapshot, o Options) (reconcile.Objects, any) {
 	return reconcile.Families(func(f service.Family) iptables.Tables {
 		d, out := Document(f, want, o), Lost(want, f)
@@ -525,8 +513,7 @@ func (t *target) clientClaim(client netip.Prefix, files int) claim {
 	return c
 }
 
-// choose returns an endpoint for a client, one that is not in tried if possible. It
-// returns false if there is no endpoint.
+// choose returns an endpoint for a client, if possible one not in tried, false if there is none.
 func (t *target) choose(policy service.Policy, client netip.Addr, tried []netip.AddrPort) (netip.AddrPort, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -563,8 +550,7 @@ func (r *roundRobin) pick(tried []netip.AddrPort) netip.AddrPort {
 	return e
 }
 
-// forget removes the affinity of client to e, so that its next connection uses another
-// endpoint.
+// forget ends client's affinity to e: its next connection uses another endpoint.
 func (t *target) forget(client netip.Addr, e netip.AddrPort) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -89,8 +89,7 @@ func (co *copier) buffer() *[bufferSize]byte {
 	return new([bufferSize]byte)
 }
 
-// pump copies from src to dst until the end of src, which is no error. It adds the number
-// of bytes to copied, unless that is nil.
+// pump copies from src to dst until its end, which is no error, and counts bytes in copied, if set.
 func (co *copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
 	to, err := dst.SyscallConn()
 	if err != nil {
@@ -226,31 +225,24 @@ func readable(fd uintptr) bool {
 	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 }
 
-// maxUnsent limits the number of unsent bytes in a socket. The kernel would accept
-// several megabytes, which are no longer in any cache of the processor when they are
-// sent.
+// maxUnsent limits a socket's unsent bytes: the kernel would take megabytes, which leave the
+// processor's caches before they are sent.
 const maxUnsent = 512 << 10
 
-// limitUnsent limits the unsent bytes of a socket (TCP_NOTSENT_LOWAT, see
-// tcp_notsent_lowat in docs.kernel.org/networking/ip-sysctl.html). Errors are ignored,
-// because the socket works without the limit.
+// limitUnsent limits unsent bytes (TCP_NOTSENT_LOWAT, see tcp_notsent_lowat in
+// docs.kernel.org/networking/ip-sysctl.html), if it can.
 func limitUnsent(fd uintptr) {
 	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, maxUnsent)
 }
 
-// congestionControl is the system's default congestion control, if that uses pacing, ""
-// otherwise.
-//
-// BBR delays packets by timers to keep remote queues short. Over short distances that
-// costs half of the throughput of a relay: a paced client in front of a paced relay never
-// measures the capacity of the path. A socket that has used pacing once keeps it after
-// its congestion control changes (kernel: net/ipv4/tcp_bbr.c, bbr_init sets
-// sk_pacing_status). So the relay replaces BBR before it connects, and restores the
-// default for remote peers.
+// congestionControl is the system's default congestion control if that uses pacing, otherwise "".
+// BBR delays packets to keep remote queues short. Over short distances that costs half of a relay's
+// throughput: paced client and paced relay never measure the path's capacity. A socket that was
+// paced stays so (kernel: net/ipv4/tcp_bbr.c, bbr_init sets sk_pacing_status). So the relay
+// replaces BBR before it connects, and restores the default for remote peers.
 type congestionControl string
 
-// avoidPacing must be called before a socket is connected. Accepted sockets inherit the
-// setting of their listener.
+// avoidPacing must be called before a socket connects. Accepted sockets inherit the setting.
 func (cc *congestionControl) avoidPacing(fd uintptr) {
 	name, err := unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
 	if err == nil && strings.HasPrefix(name, "bbr") {
@@ -258,8 +250,7 @@ func (cc *congestionControl) avoidPacing(fd uintptr) {
 	}
 }
 
-// replace sets a congestion control that every kernel has and every process may use
-// instead of name.
+// replace sets a congestion control that every kernel has and all processes may use.
 func (cc *congestionControl) replace(fd uintptr, name string) {
 	if unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") == nil {
 		*cc = congestionControl(name)
@@ -275,8 +266,7 @@ func avoidPacingOn(l *net.TCPListener) congestionControl {
 	return p
 }
 
-// restoreIfFar restores the default of a connected socket, unless the round-trip time is
-// less than near.
+// restoreIfFar restores a connected socket's default, unless the round-trip time is below near.
 func (cc congestionControl) restoreIfFar(c syscall.Conn, near time.Duration) {
 	if cc == "" {
 		return
@@ -352,8 +342,7 @@ func receiveHops(c *net.UDPConn) {
 	})
 }
 
-// datagramHops returns the hop limit in the control messages of a datagram, 0 if there
-// is none.
+// datagramHops returns the hop limit in a datagram's control messages, 0 if there is none.
 func datagramHops(control []byte) int {
 	for len(control) > 0 {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)

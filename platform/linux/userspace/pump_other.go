@@ -16,8 +16,7 @@ import (
 // copier copies data between sockets.
 type copier struct{ limits *Limits }
 
-// pump copies from src to dst until the end of src, which is no error. It adds the number
-// of bytes to copied, unless that is nil.
+// pump copies from src to dst until its end, which is no error, and counts bytes in copied, if set.
 func (*copier) pump(dst, src *net.TCPConn, copied *atomic.Uint64) error {
 	n, err := io.Copy(dst, src)
 	add(copied, int(n))

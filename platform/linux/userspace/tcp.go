@@ -20,11 +20,9 @@ import (
 	"kubeproxy/common/traffic"
 )
 
-// Network opens sockets. Connections to endpoints are not subject to the redirecting
-// rules, so that they do not return to the relay.
+// Network opens sockets. Rules do not redirect its connections back to the relay.
 type Network interface {
-	// ListenTCP and ListenUDP listen on the relay's address. With port 0 the system
-	// selects a port.
+	// ListenTCP and ListenUDP listen on the relay's address, port 0 for any port.
 	ListenTCP(port uint16) (*net.TCPListener, error)
 	ListenUDP(port uint16) (*net.UDPConn, error)
 	// DialTCP and DialUDP connect to an endpoint. The first packet of a TCP connection,
@@ -101,8 +99,7 @@ func (r *relay) listen(t *target, policy service.Policy, open func() (socket, er
 // dialTimeouts are those of a real node.
 var dialTimeouts = [...]time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 
-// nearRTT is the upper limit of the round-trip time to a near peer, on the node or in
-// its data centre.
+// nearRTT bounds the round-trip time to a peer on the node or in its data centre.
 const nearRTT = time.Millisecond
 
 // tcpListener relays TCP.
@@ -138,9 +135,8 @@ const filesPerConn = 2
 // The minimum and maximum pause after an error of accept.
 const minBackoff, maxBackoff = 5 * time.Millisecond, time.Second
 
-// accept accepts connections until the listener is closed. It resets clients for which
-// the limits have no files. If they had to wait, a connection that leads back to this
-// relay would wait for itself.
+// accept accepts connections until the listener closes. It resets those without files left: a
+// connection that leads back to this relay would wait for itself.
 func (l *tcpListener) accept() {
 	backoff := minBackoff
 	for {
@@ -221,8 +217,7 @@ func reset(c *net.TCPConn) {
 	_ = c.Close()
 }
 
-// dial connects to an endpoint for a client. It returns nil if none can be reached. It
-// does not retry an endpoint that refuses.
+// dial connects a client to an endpoint, or returns nil. It does not retry one that refuses.
 func (l *tcpListener) dial(client netip.Addr, hops int) *net.TCPConn {
 	var tried, refused []netip.AddrPort
 	var err error
@@ -269,8 +264,7 @@ func exhausted(err error) bool {
 	return false
 }
 
-// ledger counts what the clients of a relay exchange with endpoints. A nil ledger counts
-// nothing. It implements traffic.Reader.
+// ledger counts what clients exchange with endpoints, nothing if nil. It is a traffic.Reader.
 type ledger struct {
 	family service.Family
 
@@ -278,15 +272,13 @@ type ledger struct {
 	accounts map[traffic.Counter]*account
 }
 
-// account counts what one endpoint exchanges with the clients of a Service port. A nil
-// account counts nothing.
+// account counts what an endpoint exchanges with a Service port's clients, nothing if nil.
 type account struct {
 	connections, bytesIn, bytesOut atomic.Uint64
 	read                           traffic.Counts // at the last call of Read
 }
 
-// CountTraffic makes the relay count, and returns the reader of the counts. Call it
-// before the first sync.
+// CountTraffic makes the relay count, and returns the reader, before the first sync.
 func (b *Backend) CountTraffic() traffic.Reader {
 	b.relay.ledger = &ledger{family: b.family, accounts: map[traffic.Counter]*account{}}
 	return b.relay.ledger
@@ -334,8 +326,7 @@ func add(to *atomic.Uint64, n int) {
 // Kinds implements traffic.Reader. A relay of TCP sees bytes, not packets.
 func (l *ledger) Kinds() traffic.Kinds { return traffic.Kinds{Bytes: true} }
 
-// Read implements traffic.Reader. It forgets endpoints that want does not have, once
-// they are quiet.
+// Read implements traffic.Reader. It forgets quiet endpoints that want does not have.
 func (l *ledger) Read(_ context.Context, want *service.Snapshot) ([]traffic.Sample, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

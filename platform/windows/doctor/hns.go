@@ -155,8 +155,7 @@ func (n *Node) sourceVIP(ctx context.Context) (doctor.Seen, error) {
 	})
 }
 
-// vfpService is the driver of the extension of virtual switches into which HNS puts load
-// balancers.
+// vfpService is the driver that puts load balancers of HNS into virtual switches.
 const vfpService = "VfpExt"
 
 // extension checks that the driver runs.
@@ -214,8 +213,7 @@ func (n *Node) directReturn(ctx context.Context) (doctor.Seen, error) {
 const (
 	// widen sets a range that has no NodePorts in it, 30000 to 32767 by default.
 	widen = "netsh int %s set dynamicportrange %s start=32768 num=32767"
-	// nearlyAll is the share of the usual range from which on it counts as used up, where
-	// Windows does not say.
+	// nearlyAll is the share of the usual range that counts as all, where Windows does not say.
 	nearlyAll = 90
 )
 
@@ -320,8 +318,7 @@ type addrRange struct {
 
 const maxCNIConfig = 1 << 20
 
-// firstConfig reads the configuration in a folder that a container runtime uses. It returns nil if there is none that
-// can be read.
+// firstConfig reads the first readable configuration in a folder of a container runtime, else nil.
 func firstConfig(folder string) (path string, c *cniConfig) {
 	entries, _ := os.ReadDir(folder)
 	i := slices.IndexFunc(entries, func(e os.DirEntry) bool {

@@ -114,8 +114,7 @@ func (n *Node) held(ctx context.Context) (hns.Listing, error) {
 	return n.listing, n.err
 }
 
-// withHNS returns a check that is skipped while HNS does not answer, which the first
-// check reports.
+// withHNS skips a check while HNS does not answer, which the first check reports.
 func (n *Node) withHNS(ctx context.Context, look func(hns.Listing) (doctor.Seen, error)) (doctor.Seen, error) {
 	l, err := n.held(ctx)
 	if err != nil {
@@ -141,8 +140,7 @@ func (n *Node) service(ctx context.Context) (doctor.Seen, error) {
 	return doctor.Seen{Findings: []doctor.Finding{f}}, nil
 }
 
-// takenPorts checks that the servers of the proxy can listen. It ignores other service
-// proxies, because otherProxies reports them.
+// takenPorts checks that the proxy's servers can listen, beside proxies that otherProxies reports.
 func (n *Node) takenPorts(context.Context) (doctor.Seen, error) {
 	if n.Answered {
 		return doctor.NothingToSee("the running proxy has them; its conditions say what it lacks"), nil
@@ -166,9 +164,8 @@ func end(pid uint32) string {
 	return fmt.Sprintf("end it, if nobody needs it: taskkill /F /PID %d", pid)
 }
 
-// hiddenListeners checks for programs whose port is the NodePort of a Service. HNS of
-// Windows Server 2019 refuses the load balancer (kubernetes/community#8883), a newer one
-// takes the clients of the program.
+// hiddenListeners checks for programs whose port is a NodePort. HNS of Windows Server 2019 refuses
+// the load balancer (kubernetes/community#8883), a newer one takes the program's clients.
 func (n *Node) hiddenListeners(ctx context.Context) (doctor.Seen, error) {
 	want, err := n.Services(ctx)
 	if err != nil {

@@ -104,8 +104,7 @@ func nssmProgram(service string) (text string) {
 	return text
 }
 
-// maxAbove bounds how many processes above one are looked for: a number may be that of a later process, so there may be a
-// circle.
+// maxAbove bounds the processes above one: numbers are used again, so there may be a circle.
 const maxAbove = 16
 
 // Processes implements Windows.

@@ -41,11 +41,10 @@ func New(h *Host, f service.Family, o Options, resync time.Duration) *Backend {
 	return &Backend{binding: binding{h, f, o, hostMAC}, resync: resync}
 }
 
-// Plan implements reconcile.Backend. While the last listing is fresh enough, its cost
-// follows the difference between want and the last snapshot. A round for the same
-// snapshot is a resync, and lists, unless it is for endpoints that a Service waited for.
-// Changes wait for the first listing, and for one after a doubtful answer, but for no
-// other.
+// Plan implements reconcile.Backend. While the listing is fresh enough, its cost follows the
+// difference between want and the last snapshot. A round for the same snapshot lists, unless it is
+// for endpoints that a Service waited for. Changes wait for the first listing, and for one after a
+// doubtful answer alone.
 func (b *Backend) Plan(ctx context.Context, want *service.Snapshot) (reconcile.Plan, error) {
 	plan := b.planAll
 	switch {
@@ -163,8 +162,7 @@ func (b *Backend) planChanges(ctx context.Context, want *service.Snapshot) (*pla
 	return p, nil
 }
 
-// relist updates the endpoints. The network plugin creates and deletes those of this
-// node.
+// relist updates the endpoints: the network plugin makes and deletes those of this node.
 func (b *Backend) relist(ctx context.Context, next *state) error {
 	next.relisted = b.host.pendingNow()
 	l, err := b.host.driver.List(ctx, Endpoints)
@@ -224,10 +222,9 @@ func (b *Backend) reportNotes(h *state) {
 	}
 }
 
-// Cleanup implements reconcile.Backend. The record and properties that only our objects
-// have identify what is ours. Without the record, load balancers that use only local pods
-// cannot be identified, and stay. The error names what remains of ours, even if HNS
-// reported its deletion.
+// Cleanup implements reconcile.Backend. What is ours is known by the record and properties that
+// only our objects have. Without the record, load balancers of local pods alone stay. The error
+// names what remains, even if HNS reported its deletion.
 func (b *Backend) Cleanup(ctx context.Context) error {
 	b.state = nil
 	l, err := b.host.list(ctx, b.family)
@@ -317,8 +314,7 @@ type plan struct {
 	dry *pass // p.work without effects
 }
 
-// Empty implements reconcile.Plan. Failures and limits are work that is not done, so a plan
-// with only these is not empty.
+// Empty implements reconcile.Plan. Failures and limits are work that is not done, so they count.
 func (p *plan) Empty() bool {
 	return len(p.dry.changes)+len(p.dry.failed)+len(p.limits()) == 0 && p.reserve == nil
 }
@@ -439,8 +435,7 @@ func (p *plan) reserveVIP(ctx context.Context) error {
 	return nil
 }
 
-// finish records what HNS holds now, as far as that is known. A nil pass means that there
-// was nothing to do.
+// finish records what HNS holds now, as far as known. A nil pass had nothing to do.
 func (p *plan) finish(done *pass) {
 	b, next := p.backend, p.next
 	if len(p.changes) > 0 {
@@ -485,8 +480,7 @@ func isTemporary(limits []error) bool {
 	return slices.ContainsFunc(limits, func(err error) bool { return !errors.Is(err, errors.ErrUnsupported) })
 }
 
-// Watch implements reconcile.Backend. Changes by others are found when a listing ends
-// that no round waited for.
+// Watch implements reconcile.Backend. A listing that no round waited for finds others' changes.
 func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	b.host.onListed(b.family, touched)
 	<-ctx.Done()
@@ -494,8 +488,7 @@ func (b *Backend) Watch(ctx context.Context, touched func()) error {
 	return nil
 }
 
-// planListed compares everything with a listing that runs in the background. Until it has
-// ended, changes are planned from the model.
+// planListed compares everything with a listing in the background, and the model until it ends.
 func (b *Backend) planListed(ctx context.Context, want *service.Snapshot) (*plan, error) {
 	h := b.host
 	if h.patience == 0 {

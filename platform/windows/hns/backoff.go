@@ -48,21 +48,18 @@ func serviceNameOf(n service.PortName) serviceName { return serviceName{n.Namesp
 // a port that a program listens on (MicrosoftDocs/Virtualization-Documentation, "Load
 // balancers are plumbed inconsistently across the cluster nodes").
 const (
-	// PortBlockSize is the size that portReservationTest.ps1 of microsoft/SDN uses to
-	// imitate HNS.
+	// PortBlockSize is that of portReservationTest.ps1 of microsoft/SDN, which imitates HNS.
 	PortBlockSize = 64
 	// UsualDynamicPorts is the size of the range by default: 49152 to 65535.
 	UsualDynamicPorts = 16384
 )
 
-// portPoolOf returns the source of ports for load balancers like that at k: the ports of a
-// family and protocol.
+// portPoolOf returns the source of ports for load balancers like that at k: family and protocol.
 func portPoolOf(k service.Address) service.Address {
 	return service.Address{Family: k.Family, Protocol: k.Protocol}
 }
 
-// PortBlocks counts the load balancers in l with the family and protocol of k that have a
-// block of ports.
+// PortBlocks counts load balancers of k's family and protocol that have a block of ports.
 func (l *Listing) PortBlocks(k service.Address) int {
 	n := 0
 	for i := range l.LoadBalancers {
@@ -78,8 +75,7 @@ type refusal struct {
 	backoff
 	want LoadBalancer
 	text string // the error text
-	// portTaken means that HNS reported the port as taken, although no load balancer with
-	// that key was replaced.
+	// portTaken means that HNS called the port taken, though no load balancer had that key.
 	portTaken bool
 }
 
@@ -135,8 +131,7 @@ func (b *backoffs) recordRefusal(lb *LoadBalancer, text string, taken bool) (fir
 	return first
 }
 
-// recentRefusal returns the error text for lb if HNS rejected it so recently that another
-// attempt is pointless.
+// recentRefusal returns the error for lb if HNS rejected it too recently for another attempt.
 func (b *backoffs) recentRefusal(lb *LoadBalancer) (text string, recently bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -144,8 +139,7 @@ func (b *backoffs) recentRefusal(lb *LoadBalancer) (text string, recently bool) 
 	return r.text, known && (r.portTaken || r.want.equal(lb)) && b.now().Before(r.until)
 }
 
-// refusalText returns why HNS refused a load balancer with key k the last time, empty if
-// it did not.
+// refusalText returns why HNS last refused a load balancer with key k, empty if it did not.
 func (b *backoffs) refusalText(k service.Address) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

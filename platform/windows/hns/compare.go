@@ -42,9 +42,8 @@ func (s *state) setLimits(name service.PortName, w DesiredState) {
 	}
 }
 
-// retains reports whether e stays for existing connections although no load balancer
-// needs it. That is so if an EndpointSlice lists its address, its route is correct, and
-// no local pod has the address.
+// retains reports whether e, which no load balancer needs, stays for connections: its route is
+// right, an EndpointSlice lists its address, and no local pod has it.
 func (s *state) retains(e *Endpoint) bool {
 	a := e.Addrs[0]
 	if s.claims.listed[a] == 0 || s.model.endpointAt(a, Local) != nil {
@@ -177,8 +176,7 @@ func addTargets(to map[netip.Addr]Target, targets []Target) {
 	}
 }
 
-// withoutShadowedHealthChecks removes forwarded health checks whose address and port
-// belong to a Service.
+// withoutShadowedHealthChecks removes forwarded health checks at the frontend of a Service.
 func withoutShadowedHealthChecks(units []unit) []unit {
 	plain := map[service.Address]bool{}
 	for _, u := range units {
@@ -192,8 +190,7 @@ func withoutShadowedHealthChecks(units []unit) []unit {
 	return units
 }
 
-// wantedBefore reports whether the previous snapshot contained lb. Then lb is deleted
-// even while the snapshot is incomplete.
+// wantedBefore reports whether the previous snapshot had lb, so that it goes even now.
 func (b *binding) wantedBefore(before, next *state, lb *LoadBalancer) bool {
 	if before == nil {
 		return false
@@ -325,8 +322,7 @@ func (c *changeWork) finish() *work {
 	}
 }
 
-// drift describes what other processes changed in our load balancers and endpoints since
-// before was listed.
+// drift describes what others changed in our load balancers and endpoints since before was listed.
 func (b *binding) drift(before, now *model) []string {
 	var r reconcile.DriftReport
 	for _, lb := range before.balancersOf(b.family) {

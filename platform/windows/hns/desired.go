@@ -14,8 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Site holds the inputs of Desired besides Services: the network and the node. Its fields
-// can be compared one by one.
+// Site is what Desired needs beside Services: network and node. Its fields can be compared.
 type Site struct {
 	Network   Network
 	Version   Version
@@ -23,8 +22,7 @@ type Site struct {
 	NodeIP    netip.Addr // the node's own address in the family
 	HostMAC   string     // of the interface with NodeIP; only on overlay networks
 	SourceVIP netip.Addr
-	// Unavailable is the reason why the family cannot be programmed at all, otherwise "".
-	// If set, Desired returns nothing.
+	// Unavailable is why the family cannot be programmed at all. If set, Desired returns nothing.
 	Unavailable string
 	Options     Options
 }
@@ -34,13 +32,11 @@ type Options struct {
 	// NetworkName is the configured network. If it is empty, EnvName applies, the value
 	// of KUBE_NETWORK. If both are empty, the network is detected.
 	NetworkName, EnvName string
-	// SourceVIP is the address for masquerading on overlay networks. If it is invalid,
-	// the last free one of the subnet is taken.
+	// SourceVIP is the address for masquerading on overlay networks, if invalid the last free one.
 	SourceVIP netip.Addr
 	// DSR enables direct server return for ClusterIPs.
 	DSR bool
-	// ForwardHealthChecks forwards health checks of a load balancer's address to the
-	// node, through the endpoint RootEndpoint.
+	// ForwardHealthChecks forwards load balancers' health checks to the node, through RootEndpoint.
 	ForwardHealthChecks bool
 	RootEndpoint        string
 	// IgnoreSourceRanges serves an address with source ranges to all clients.
@@ -51,8 +47,7 @@ type Options struct {
 	MetricsPort uint16
 }
 
-// DesiredLoadBalancer is a load balancer that should exist. Its ID and Endpoints are not
-// set.
+// DesiredLoadBalancer is a load balancer that should exist, without ID and Endpoints.
 type DesiredLoadBalancer struct {
 	LoadBalancer
 	PortName service.PortName
@@ -66,8 +61,7 @@ type DesiredState struct {
 	LoadBalancers []DesiredLoadBalancer
 	// VIPs are remote endpoints for addresses of the Service itself.
 	VIPs []Target
-	// Listed are addresses whose existing remote endpoints stay. Their pods may still
-	// serve old connections.
+	// Listed are addresses whose remote endpoints stay: their pods may serve old connections.
 	Listed []netip.Addr
 	// Limits are the parts that cannot be programmed, now or at all. The rest can. Notes
 	// describe what works differently from the Service's specification.
@@ -119,8 +113,7 @@ func Desired(p *service.Port, s *Site) DesiredState {
 	return w
 }
 
-// servesSourceRanges records how f, which has source ranges, is handled. It reports
-// whether f is served.
+// servesSourceRanges records how f, which has source ranges, is handled: whether it is served.
 func (s *Site) servesSourceRanges(w *DesiredState, f service.Frontend) bool {
 	if !s.Options.IgnoreSourceRanges {
 		w.addLimit([]service.Frontend{f}, "HNS has no source ranges: %s is not programmed, because everybody could connect", f.Addr)

@@ -15,22 +15,18 @@ import (
 	"kubeproxy/common/service"
 )
 
-// ErrWaiting means that an object of another owner does not exist yet, usually the
-// network.
+// ErrWaiting means that an object of another owner, usually the network, does not exist yet.
 var ErrWaiting = reconcile.ErrWaiting
 
-// NetworkChoice is the chosen network. Log gives the reason for each candidate, one
-// sentence each.
+// NetworkChoice is the chosen network. Log has the reason for each candidate in a sentence.
 type NetworkChoice struct {
 	Network Network
 	Log     []string
 }
 
-// ChooseNetwork returns the network that Services are programmed on: the configured one,
-// otherwise the one in KUBE_NETWORK, otherwise the one that the node's pods use, otherwise
-// the one with the node's podCIDR, otherwise the one with routes to pods of other nodes, otherwise
-// the only one. An overlay of flannel has a second network, External, from its start on
-// (flannel-io/flannel#1111).
+// ChooseNetwork returns the network for Services: the configured one, that in KUBE_NETWORK, that of
+// the node's pods, that with its podCIDR, that with routes to pods of other nodes, or the only one.
+// Overlays of flannel have a second one, External, from the start (flannel-io/flannel#1111).
 func ChooseNetwork(l Listing, o Options, podCIDRs []netip.Prefix) (NetworkChoice, error) {
 	for _, given := range []struct{ name, by string }{
 		{o.NetworkName, "--network-name or winkernel.networkName"}, {o.EnvName, "the environment variable KUBE_NETWORK"},
@@ -147,9 +143,8 @@ func candidateNames(fit []Network, pods map[string]int) string {
 	return strings.Join(names, ", ")
 }
 
-// ChooseSourceVIP returns the source address of load balancers on an overlay network. If
-// it is not reserved yet, it also returns the endpoint to create. If that has no address,
-// HNS chooses one.
+// ChooseSourceVIP returns the source address of load balancers on an overlay, and the endpoint to
+// create if it is not reserved yet. HNS chooses the address if that has none.
 func ChooseSourceVIP(l Listing, n Network, given netip.Addr) (netip.Addr, *Endpoint, error) {
 	if given.IsValid() {
 		if err := checkSourceVIP(l, n, given); err != nil {
@@ -244,8 +239,7 @@ type binding struct {
 	hostMAC func(netip.Addr) (string, error)
 }
 
-// discover returns the site for l, and the endpoint of the source VIP if that does not
-// exist yet.
+// discover returns the site for l, and the endpoint of the source VIP if it does not exist yet.
 func (b *binding) discover(l Listing, node *service.Node) (Site, *Endpoint, error) {
 	s := Site{Version: l.Version, Node: node, Options: b.options}
 	c, err := ChooseNetwork(l, b.options, node.PodCIDRs)
@@ -295,8 +289,7 @@ func nodeIP(node *service.Node, n *Network, f service.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// unavailable returns the reason why family f cannot be programmed on this network, or
-// "".
+// unavailable returns why family f cannot be programmed on this network, or "".
 func (s *Site) unavailable(f service.Family) string {
 	has := func(p netip.Prefix) bool { return service.FamilyOf(p.Addr()) == f }
 	noSubnet := len(s.Network.Subnets) > 0 && !slices.ContainsFunc(s.Network.Subnets, has)

@@ -76,8 +76,7 @@ const (
 	flagIPv6   = 2
 )
 
-// providerPolicy is the type of a policy that names the node behind a network or an
-// endpoint.
+// providerPolicy is the type of a policy with the node behind a network or endpoint.
 const providerPolicy = "ProviderAddress"
 
 // dump is the state of a node's HNS, as HNS's own documents.
@@ -126,8 +125,7 @@ func parseAll[T any](documents []json.RawMessage, field string, parse func([]byt
 	return all, nil
 }
 
-// parseNetwork ignores policies that it cannot parse. HNS has more notations for a subnet
-// than this package needs.
+// parseNetwork ignores policies that it cannot parse, as HNS has more notations for a subnet.
 func parseNetwork(text []byte) (Network, error) {
 	var d networkDocument
 	if err := json.Unmarshal(text, &d); err != nil {
@@ -224,8 +222,7 @@ func (e *Endpoint) document() endpointDocument {
 	return d
 }
 
-// parseBalancer also accepts load balancers of other owners. Those with several addresses
-// or ports have ExtraKeys.
+// parseBalancer also takes others'. Those with several addresses or ports have ExtraKeys.
 func parseBalancer(text []byte) (LoadBalancer, error) {
 	var d balancerDocument
 	if err := json.Unmarshal(text, &d); err != nil {

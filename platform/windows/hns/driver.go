@@ -47,8 +47,7 @@ type Driver interface {
 	DeleteLoadBalancer(ctx context.Context, lb LoadBalancer) error
 }
 
-// The classes of errors. Each needs a different reaction. In particular, an HNS that is
-// not running differs from an empty one.
+// The classes of errors, by the reaction. An HNS that is not running differs from an empty one.
 var (
 	ErrNotFound     = errors.New("not found")
 	ErrNotRunning   = errors.New("HNS is not running")
@@ -107,8 +106,7 @@ type code struct {
 
 const notRunning = "HNS is not running: Start-Service hns starts it"
 
-// codes maps the low half of Win32 errors and the whole HRESULTs of HCN, as in winerror.h
-// (HCN_E_NETWORK_NOT_FOUND and following).
+// codes maps the low half of Win32 errors and whole HRESULTs of HCN, as in winerror.h.
 var codes = map[uint32]code{
 	0x5:        {ErrRefused, "access is denied: run as SYSTEM or as an administrator"},
 	0x1f:       {ErrBusy, "HNS failed, and does not say why"},
@@ -173,8 +171,7 @@ func onlyPending(err error) bool {
 	})
 }
 
-// onlyPostponed reports whether err, and every error it joins, is about what was not
-// tried.
+// onlyPostponed reports whether all that err joins is about what was not tried.
 func onlyPostponed(err error) bool { return errtree.Every(err, isPostponed) }
 
 func isPostponed(err error) bool {
@@ -211,8 +208,7 @@ func isHNSError(err error) bool {
 	return ok
 }
 
-// portErrors returns one PortError for each Service port that failed or has limits,
-// sorted by name.
+// portErrors returns a PortError for each Service port that failed or has limits, by name.
 func portErrors(f service.Family, all ...map[service.PortName][]error) []error {
 	joined := map[service.PortName][]error{}
 	for _, of := range all {
@@ -235,8 +231,7 @@ func degraded(err error) error {
 	return &reconcile.DegradedError{Err: err}
 }
 
-// postponedError is the error for what is not tried now, because HNS rejected it
-// recently.
+// postponedError is for what is not tried now, because HNS rejected it recently.
 type postponedError string
 
 func (p postponedError) Error() string { return string(p) }

@@ -39,8 +39,7 @@ func call(op string, do func() error) (err error) {
 	return nil
 }
 
-// wrapError extracts the code from an error of the library. In most places errors.As does
-// not find it.
+// wrapError extracts the code from an error of the library, where errors.As rarely finds it.
 func wrapError(op string, err error) error {
 	e := &Error{Op: op, Err: err}
 	var answer *hcn.HcnError
@@ -59,8 +58,7 @@ func wrapError(op string, err error) error {
 	return e
 }
 
-// parseCode returns the code at the end of an error text, 0 if there is none. Some errors
-// of the library contain it only there.
+// parseCode returns the code at the end of a text, where alone some errors have it, else 0.
 func parseCode(text string) uint32 {
 	_, code, ok := strings.Cut(text[strings.LastIndexByte(text, '(')+1:], "0x")
 	code, end := strings.CutSuffix(code, ")")
@@ -71,9 +69,8 @@ func parseCode(text string) uint32 {
 	return uint32(n)
 }
 
-// listAttempts bounds how often a listing is restarted. If an object disappears during a
-// listing, the whole listing fails (microsoft/hcsshim, hcn/hcnloadbalancer.go,
-// enumerateLoadBalancers).
+// listAttempts bounds restarts of a listing, which fails if an object disappears meanwhile
+// (microsoft/hcsshim, hcn/hcnloadbalancer.go, enumerateLoadBalancers).
 const listAttempts = 4
 
 func list[T, D any](op string, all func() ([]D, error), parse func([]byte) (T, error)) ([]T, error) {
@@ -218,8 +215,7 @@ var nonPortErrors = []error{
 	windows.ERROR_OPERATION_ABORTED, windows.WSAEINPROGRESS, windows.WSAENOTSOCK, windows.WSAEACCES,
 }
 
-// PortsLeft implements Driver. It reserves a block of ports as HNS does, and releases it
-// at once.
+// PortsLeft implements Driver: it reserves a block of ports as HNS does, and releases it.
 func (driver) PortsLeft(_ context.Context, k service.Address) (bool, error) {
 	var data windows.WSAData
 	if err := windows.WSAStartup(0x202, &data); err != nil {

@@ -17,8 +17,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Host is the HNS of a node, and what this process knows about it. The backends of both
-// families share one Host.
+// Host is the HNS of a node, and what this process knows of it, shared by both families.
 type Host struct {
 	driver   Driver
 	store    Store
@@ -27,8 +26,7 @@ type Host struct {
 	listLock chan struct{} // full during a listing
 	backoffs
 
-	// patience is how long a resync waits for its listing, 0 for as long as it
-	// takes.
+	// patience is how long a resync waits for its listing, 0 for any time.
 	patience time.Duration
 
 	mu           sync.Mutex
@@ -57,8 +55,7 @@ type Host struct {
 	onShortage func(text string)
 }
 
-// NewHost returns the Host of the named node. It calls notify with each decision, one
-// sentence each, once.
+// NewHost returns the Host of the named node. It calls notify once with each decision.
 func NewHost(d Driver, s Store, node string, notify func(string)) *Host {
 	h := &Host{
 		store: s, node: node, notify: notify, backoffs: newBackoffs(), listLock: make(chan struct{}, 1), reported: map[string]bool{}, inPlace: true,
@@ -123,8 +120,7 @@ func (h *Host) owns(id string) bool {
 	return lb || e
 }
 
-// ownedUntilListing reports whether the object with this ID is ours, or was ours until
-// the last listing.
+// ownedUntilListing reports whether the object is ours, or was until the last listing.
 func (h *Host) ownedUntilListing(id string) bool {
 	if h.owns(id) {
 		return true
@@ -134,8 +130,7 @@ func (h *Host) ownedUntilListing(id string) bool {
 	return h.recentlyGone[id]
 }
 
-// isPending reports whether the record contains the intent to create a load balancer with
-// this key.
+// isPending reports whether the record intends a load balancer with this key.
 func (h *Host) isPending(k service.Address) bool {
 	defer h.locked()()
 	_, yes := h.record.Pending[k.String()]
@@ -157,8 +152,7 @@ func (h *Host) recordBalancer(lb *LoadBalancer, purpose string) {
 	}
 }
 
-// markChanged records that our objects changed. The record must be saved, and a listing
-// that began before is outdated.
+// markChanged records that our objects changed: save the record, drop listings of before.
 func (h *Host) markChanged() {
 	h.dirty = true
 	h.writeEpoch++
@@ -231,8 +225,7 @@ func (h *Host) recordPending(keys map[service.Address]service.PortName) {
 	}
 }
 
-// recordedIDs returns the IDs and keys in the record, for the comparison with a listing
-// that begins now.
+// recordedIDs returns the record's IDs and keys, to compare a listing that begins now.
 func (h *Host) recordedIDs() []string {
 	h.load()
 	var all []string
@@ -270,8 +263,7 @@ func (h *Host) pruneRecord(l Listing, known []string) {
 	}
 }
 
-// save writes the record if it changed. An error is only reported: traffic is more
-// important.
+// save writes the record if it changed. Traffic matters more than an error, which is reported.
 func (h *Host) save() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -292,8 +284,7 @@ func (h *Host) save() {
 	h.dirty, h.saveErrText = false, ""
 }
 
-// supportsInPlace reports whether this HNS really applies changes to a load balancer in
-// place.
+// supportsInPlace reports whether this HNS really changes a load balancer in place.
 func (h *Host) supportsInPlace(v Version) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -353,9 +344,8 @@ func (h *Host) noteWrite(objects ...string) {
 	}
 }
 
-// recordWrites is an interception. It notes each write before and after the call, because a
-// listing may begin or end during the call. Objects are listed and returned as they were
-// asked for.
+// recordWrites is an interception that notes writes before and after the call, as a listing may
+// begin or end during it. Objects appear as they were asked for.
 func (h *Host) recordWrites(_ context.Context, r request, do func() (any, error)) (any, error) {
 	var objects []string
 	switch of := r.of.(type) {

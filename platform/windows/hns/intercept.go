@@ -36,8 +36,7 @@ func (r request) String() string {
 	return "list all objects"
 }
 
-// interception makes a call with do, or answers it otherwise. An answer has the type of the
-// method's result.
+// interception makes a call with do, or answers itself with the type of the method's result.
 type interception func(ctx context.Context, r request, do func() (any, error)) (any, error)
 
 // intercept returns a Driver that leaves the calls of d to by.
@@ -139,8 +138,7 @@ const (
 	DeleteBalancer = "delete_load_balancer"
 )
 
-// Operations lists all operations. A listing of everything counts as one call, although
-// HNS receives several.
+// Operations lists all operations. A whole listing counts as one call, though HNS gets several.
 var Operations = []string{
 	opList, opListEndpoints, opFindEndpoint, opCreateEndpoint, opDeleteEndpoint, CreateBalancer, ChangeBalancer, DeleteBalancer,
 }
@@ -178,8 +176,7 @@ func (c *Call) Class() string {
 	return otherError
 }
 
-// Cause returns the cause of the call's error as kube-proxy's metrics name it, "" for
-// success.
+// Cause returns the cause of the call's error as kube-proxy's metrics name it, "" without.
 func (c *Call) Cause() string {
 	var e *Error
 	if c.Err == nil {
@@ -216,9 +213,8 @@ func Metered(d Driver, report func(Call)) Driver {
 	})
 }
 
-// How long HNS may take before the call is reported. A listing makes several calls for
-// each object, other operations make a few. On a node with many load balancers, some take
-// half a minute (kubernetes/kubernetes#109162).
+// How long HNS may take before a call is reported. Listings make several calls for each object.
+// With many load balancers some take half a minute (kubernetes/kubernetes#109162).
 const (
 	slowCallThreshold = 10 * time.Second
 	slowListThreshold = time.Minute
@@ -228,10 +224,9 @@ const (
 	listProgressInterval = 10 * time.Second
 )
 
-// WithTimeout returns a Driver whose calls return when their context ends, even if HNS
-// has not answered. The result of such a call is unknown. It calls reportSlow with a text
-// while HNS does not answer, and with "" once it has. It calls reportProgress as long as
-// work progresses.
+// WithTimeout returns a Driver whose calls end with their context, with an unknown result if HNS
+// did not answer. reportSlow gets a text while HNS does not answer, then "". reportProgress is
+// called as long as work progresses.
 func WithTimeout(d Driver, reportSlow func(text string), reportProgress func()) Driver {
 	return intercept(d, (&timeouts{reportSlow: reportSlow, reportProgress: reportProgress}).await)
 }

@@ -11,8 +11,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// listingTTL is how long the listing of one family also serves the other one, whose sync
-// begins at about the same time.
+// listingTTL is how long a listing serves the other family, too, whose sync begins about then.
 const listingTTL = 2 * time.Second
 
 // list lists everything. A family never receives the same listing twice.
@@ -55,8 +54,7 @@ func (h *Host) onListed(f service.Family, touched func()) {
 	h.touched[f] = touched
 }
 
-// listFor returns the listing that runs or has just ended, else a new one. A family never
-// gets the same one twice.
+// listFor returns the listing that runs or has just ended, never one twice, else a new one.
 func (h *Host) listFor(ctx context.Context, f service.Family) *pendingList {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -90,8 +90,7 @@ func assumed(c *config.Config) (Options, Kind) {
 	return o, L2Bridge
 }
 
-// render prints what a Windows node would hold, and what would change if it is known what
-// its HNS holds.
+// render prints what a node would hold, and what would change if its HNS is known.
 func render(want *service.Snapshot, r mode.Rendering) (reconcile.Objects, any, error) {
 	o := OptionsOf(r.Config)
 	if r.State == "" {

@@ -86,8 +86,7 @@ func leftoverTargets(ctx context.Context, s mode.Setup) ([]takeover.Target, erro
 	return all, nil
 }
 
-// ownObjects are the HNS objects that a backend created. Remove finds out which they are. It
-// implements takeover.Leftovers.
+// ownObjects are a backend's HNS objects, which Remove finds out. It implements takeover.Leftovers.
 type ownObjects struct {
 	*Backend
 	family  service.Family
@@ -109,8 +108,7 @@ func (l *ownObjects) Remove(ctx context.Context) error {
 	return err
 }
 
-// prepare selects the network and reserves the source VIP, for a proxy that lacks the
-// privileges.
+// prepare selects the network and reserves the source VIP, for a proxy without privileges.
 func prepare(ctx context.Context, s mode.Setup) error {
 	h, err := newLoggedHost(ctx, s)
 	if err != nil {

@@ -103,8 +103,7 @@ func (m *model) listed() *model {
 	return m
 }
 
-// endpointNamed returns the endpoint of the network with this name, or nil. It uses only
-// listed endpoints.
+// endpointNamed returns the listed endpoint of the network with this name, or nil.
 func (m *model) endpointNamed(name string) *Endpoint {
 	for _, e := range m.listed().endpoints {
 		if e != nil && e.Name == name && e.Network == m.network {
@@ -114,8 +113,7 @@ func (m *model) endpointNamed(name string) *Endpoint {
 	return nil
 }
 
-// setEntry sets v under k. The zero value means that the entry is deleted, which only a
-// fork must store.
+// setEntry sets v under k. The zero value deletes the entry, which only a fork must store.
 func setEntry[K, V comparable](m *model, of map[K]V, k K, v V) {
 	var none V
 	if v == none && m.base == nil {
@@ -231,8 +229,7 @@ func (m *model) balancersUsing(of map[string]bool) []*LoadBalancer {
 	})
 }
 
-// sortedRemotes returns the network's remote endpoints with an address of family f, in
-// address order. m must not be a fork.
+// sortedRemotes returns the network's remote endpoints of family f by address. m is no fork.
 func (m *model) sortedRemotes(f service.Family) []*Endpoint {
 	var all []*Endpoint
 	for _, e := range m.endpoints {

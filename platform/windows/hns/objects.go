@@ -35,8 +35,7 @@ type Network struct {
 	Gateways []netip.Addr
 	// Routes lead to the pods of other nodes on an overlay network.
 	Routes []Route
-	// Provider is the node's own address under an overlay network, the zero value if HNS
-	// does not provide it.
+	// Provider is the node's own address under an overlay network, if HNS has it.
 	Provider netip.Addr
 }
 
@@ -112,8 +111,7 @@ const (
 	sourceVIPName = "kube-proxy-source-vip"
 )
 
-// CalicoVIPName is the endpoint that Calico makes as a source VIP for service proxies
-// (rancher/rke2, reserveCalicoVIP).
+// CalicoVIPName is Calico's endpoint as source VIP (rancher/rke2, reserveCalicoVIP).
 const CalicoVIPName = "Calico_ep"
 
 // remoteName has dashes for colons: nothing public says that a name of HNS may have them.
@@ -139,8 +137,7 @@ const (
 type Target struct {
 	Addr     netip.Addr // the zero value for Root
 	Location Location
-	// MAC and Provider are set for a remote endpoint. Provider is for overlay networks
-	// only.
+	// MAC and Provider are set for remote endpoints, Provider on overlays alone.
 	MAC      string
 	Provider netip.Addr
 	// needsNodeIP means that replies must return to the node's own address.
@@ -215,8 +212,7 @@ type LoadBalancer struct {
 	DSR          bool
 	Flags        PortFlags
 	Distribution Distribution
-	// Kind is the kind of its frontend, as far as this process knows. HNS does not store
-	// it.
+	// Kind is that of its frontend, as far as known: HNS does not store it.
 	Kind service.Kind
 	// ExtraKeys are further keys. Unsupported marks properties that this package cannot
 	// express. Our own load balancers have neither.
@@ -231,8 +227,7 @@ func (lb *LoadBalancer) equal(b *LoadBalancer) bool {
 		len(lb.ExtraKeys) == 0 && len(b.ExtraKeys) == 0 && lb.Unsupported == b.Unsupported
 }
 
-// withEndpoints returns lb with other endpoints. As far as is known, HNS can change
-// nothing else in place.
+// withEndpoints returns lb with other endpoints. HNS is known to change nothing else in place.
 func (lb *LoadBalancer) withEndpoints(endpoints []string) *LoadBalancer {
 	x := *lb
 	x.Endpoints = endpoints
@@ -260,9 +255,8 @@ func (lb *LoadBalancer) describe() string {
 	return strings.Join(w, " ")
 }
 
-// Use returns the purpose of a load balancer as kube-proxy's metrics name it. For a load
-// balancer that this process did not create, the result may be an external IP or a
-// ClusterIP instead.
+// Use returns a load balancer's purpose as kube-proxy's metrics name it, for those of others maybe
+// an external IP or ClusterIP instead.
 func (lb *LoadBalancer) Use() string {
 	switch {
 	case !lb.Addr.IsValid():
@@ -277,8 +271,7 @@ func (lb *LoadBalancer) Use() string {
 	return "externalip"
 }
 
-// targetPort returns the port to which lb leads k. Of load balancers with several port
-// mappings, only the first one is known.
+// targetPort returns the port to which lb leads k, known for its first port mapping alone.
 func (lb *LoadBalancer) targetPort(k service.Address) (port uint16, known bool) {
 	return lb.TargetPort, k.Port == lb.Port && k.Protocol == lb.Protocol
 }
@@ -301,8 +294,7 @@ type Features struct {
 	Modify bool
 }
 
-// Features returns the capabilities of HNS version v (microsoft/hcsshim,
-// hcn/hcnglobals.go).
+// Features returns what HNS version v can do (microsoft/hcsshim, hcn/hcnglobals.go).
 func (v Version) Features() Features {
 	return Features{
 		RemoteSubnet: v.atLeast(9, 2),
@@ -321,8 +313,7 @@ type Listing struct {
 	LoadBalancers []LoadBalancer
 }
 
-// LoopbackDSR counts the pods in a network, and those of them that can connect to themselves with direct
-// server return.
+// LoopbackDSR counts a network's pods, and those that reach themselves with direct server return.
 func (l *Listing) LoopbackDSR(network string) (pods, ready int) {
 	for i := range l.Endpoints {
 		e := &l.Endpoints[i]

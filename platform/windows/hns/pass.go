@@ -38,14 +38,11 @@ type outcome struct {
 	owned     map[service.Address]bool             // load balancers that are certainly ours now
 	failed    map[service.PortName][]error
 	fatal     error // ends the pass
-	// waiting means that a local endpoint is missing. moved means that it is in another
-	// network, and the network of the model has no local endpoints any more. stale means
-	// that an answer did not match the model. stateUnknown means that a call failed, so
-	// that what HNS holds is unknown. relistEndpoints means that a failure may disappear
-	// after a new listing of endpoints.
+	// waiting means that a local endpoint is missing, moved that it is in another network and the
+	// model's has none any more, stale that an answer did not match the model, stateUnknown that a
+	// call failed, and relistEndpoints that listing endpoints may help.
 	waiting, moved, stale, stateUnknown, relistEndpoints bool
-	// missingByPool counts load balancers that are missing due to a lack of dynamic
-	// ports.
+	// missingByPool counts load balancers that are missing for want of dynamic ports.
 	missingByPool map[service.Address]int
 }
 
@@ -54,8 +51,7 @@ type attempts struct {
 	// released holds endpoints that a load balancer no longer uses, and its Service port.
 	released   map[string]service.PortName
 	createErrs map[netip.Addr]error // endpoints that could not be created
-	// uncertain holds endpoints that a load balancer may use: HNS reported an error for
-	// it, but may have created it.
+	// uncertain has endpoints of a load balancer that HNS may have made despite an error.
 	uncertain map[string]bool
 	// refusedServices holds Services for which HNS rejected a replacement in this pass.
 	// Their other load balancers are not replaced.
@@ -81,8 +77,7 @@ func newDryPass(ctx context.Context, h *Host, s *Site, f service.Family, m *mode
 	return p
 }
 
-// fail records an error of one Service port. If HNS is not running, or the context ended,
-// all ports would fail, so that ends the pass.
+// fail records an error of a Service port. One that all ports would have ends the pass.
 func (p *pass) fail(n service.PortName, err error) {
 	if p.fatal != nil {
 		return
@@ -220,8 +215,7 @@ func (p *pass) update(have, lb *LoadBalancer, n service.PortName) error {
 	return degraded(partialErr)
 }
 
-// isBalancerMissing reports whether the load balancer is missing, and not one of its
-// endpoints.
+// isBalancerMissing reports whether the load balancer is missing, and no endpoint of it.
 func isBalancerMissing(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code != 0x803b0002
@@ -294,10 +288,9 @@ func (p *pass) deleteBalancer(lb *LoadBalancer) error {
 	return err
 }
 
-// createBalancer creates lb. If local pods were deleted, or their switch ports do not
-// exist yet, it creates lb without their endpoints. It returns what it created.
-// partialErr is the reason for missing endpoints. before holds the endpoints of the load
-// balancer that lb replaces.
+// createBalancer creates lb, without endpoints of local pods that are gone or have no switch port
+// yet, and returns what it created. partialErr is why some are missing. before has the endpoints of
+// the load balancer that lb replaces.
 func (p *pass) createBalancer(lb *LoadBalancer, before []string) (created *LoadBalancer, id string, partialErr, err error) {
 	made, err := p.driver.CreateLoadBalancer(p.ctx, *lb)
 	var left []string
@@ -335,9 +328,8 @@ func (p *pass) updateBalancer(lb LoadBalancer, before []string) (sent, got LoadB
 	return lb, got, partialErr, err
 }
 
-// isSwitchPortMissing reports whether HNS rejected a load balancer because one of its
-// endpoints has no switch port yet (HCN_E_PORT_NOT_FOUND, see microsoft/hcsshim#1043).
-// HNS does not name the endpoint.
+// isSwitchPortMissing reports whether some endpoint, HNS does not say which, has no switch port yet
+// (HCN_E_PORT_NOT_FOUND, see microsoft/hcsshim#1043).
 func isSwitchPortMissing(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == 0x803b0007
@@ -352,9 +344,8 @@ func (p *pass) attachedEndpoints(ids, before []string) []string {
 	})
 }
 
-// existingEndpoints returns ids without the local endpoints that no longer exist. The
-// network plugin deletes them without a notification. Until the next listing the Service
-// uses the remaining ones.
+// existingEndpoints returns ids without local endpoints that no longer exist, of which the network
+// plugin does not tell. Until the next listing the Service uses the others.
 func (p *pass) existingEndpoints(ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		e := p.model.endpoint(id)
@@ -371,9 +362,8 @@ func (p *pass) existingEndpoints(ids []string) []string {
 	})
 }
 
-// replaceSkippingBackoff replaces have with lb, without the endpoints in backoff. The
-// load balancer cannot be changed in place, so each attempt to add an endpoint removes
-// the Service's load balancer for a moment.
+// replaceSkippingBackoff replaces have with lb, without the endpoints in backoff: each attempt to
+// add one removes the Service's load balancer for a moment.
 func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName) error {
 	less := lb.withEndpoints(slices.DeleteFunc(slices.Clone(lb.Endpoints), func(id string) bool {
 		return !has(have.Endpoints, id) && p.host.inBackoff(id)
@@ -390,9 +380,8 @@ func (p *pass) replaceSkippingBackoff(have, lb *LoadBalancer, n service.PortName
 	return errors.Join(p.replace(have, less, n), err)
 }
 
-// checkBackoff returns an error if have must not be replaced by lb now. Each attempt
-// leaves the frontend without a load balancer for a moment, or for long if HNS then
-// rejects both lb and have.
+// checkBackoff returns an error if have must not be replaced by lb now. An attempt leaves the
+// frontend without any for a moment, or for long if HNS then rejects both.
 func (p *pass) checkBackoff(have, lb *LoadBalancer, n service.PortName) error {
 	if text, recently := p.host.recentRefusal(lb); recently {
 		return postponedError(fmt.Sprintf("%s; %s leads to %s as before, and is tried again in a while", text, have.Address, p.formatEndpoints(have.Endpoints)))
@@ -424,9 +413,8 @@ func (p *pass) restore(have, lb *LoadBalancer, n service.PortName, err error) er
 	return fmt.Errorf("%w; it leads to %s as before", err, p.formatEndpoints(created.Endpoints))
 }
 
-// explainPortTaken explains an error that does not name the cause. The first time, the
-// backend lists HNS to find a load balancer with that port. If there is none, it retries
-// at growing intervals without listing.
+// explainPortTaken explains an error without a cause. The first time, HNS is listed to find who has
+// that port. If nobody does, it retries at growing intervals without listing.
 func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
 	var e *Error
 	if !errors.As(err, &e) || e.Code != 0x803b0013 || p.dry {
@@ -442,8 +430,7 @@ func (p *pass) explainPortTaken(err error, lb *LoadBalancer) error {
 	return postponedError(err.Error() + "; it is tried again in a while")
 }
 
-// checkPortShortage returns an error if HNS rejected lb, with the error for a port in
-// use, because of a lack of dynamic ports.
+// checkPortShortage returns an error if HNS called a port taken for want of dynamic ports.
 func (p *pass) checkPortShortage(lb *LoadBalancer) error {
 	if lb.DSR || !p.portsExhausted(lb.Address) {
 		return nil
@@ -470,8 +457,7 @@ func (p *pass) portShortageError(lb *LoadBalancer) error {
 		lb.Address, PortBlockSize, strings.ToUpper(lb.Protocol.String()), p.site.portShortageHint(lb.Address)))
 }
 
-// shortageText describes the lack of ports in the pass, without names of Services. For a
-// nil pass it returns "".
+// shortageText describes the pass's lack of ports without names of Services, "" for nil.
 func (p *pass) shortageText() string {
 	if p == nil {
 		return ""
@@ -499,8 +485,7 @@ func leftoverName(purpose string, k service.Address) service.PortName {
 // unknownNamespace is the namespace in a name that stands for no known Service.
 const unknownNamespace = "-"
 
-// addChange adds a change to the plan that a dry pass makes. n is the Service port of a
-// load balancer.
+// addChange adds a change to a dry pass's plan. n is the Service port of a load balancer.
 func (p *pass) addChange(n service.PortName, format string, args ...any) {
 	if !p.dry {
 		return
@@ -539,8 +524,7 @@ func (p *pass) endpointTexts(ids []string) []string {
 	return append(texts, odd...)
 }
 
-// formatDiff formats the difference between two sorted lists of endpoints, by address:
-// before Apply, endpoints have other IDs.
+// formatDiff formats the difference of two sorted lists by address: IDs differ before Apply.
 func (p *pass) formatDiff(from, to []string) string {
 	var parts []string
 	for _, text := range p.endpointTexts(notIn(from, to)) {

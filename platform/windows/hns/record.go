@@ -28,8 +28,7 @@ type Store interface {
 // FileStore is a Store in the file with that path. Save creates its directory.
 type FileStore string
 
-// StateFile returns the path of the file in which a node records its HNS objects. It is in
-// the folder for data of system programs.
+// StateFile returns the path of a node's record, in the folder for data of system programs.
 func StateFile() string {
 	data := os.Getenv("ProgramData")
 	if data == "" {
@@ -93,9 +92,8 @@ func writeFile(path string, b []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// record lists the objects that this proxy created, and their purpose. HNS load balancers
-// have no names. A later process recognises ours by the record, and otherwise by their
-// properties.
+// record lists the objects that this proxy created, and their purpose: load balancers have no
+// names. A later process knows ours by it, and otherwise by their properties.
 type record struct {
 	Version int    `json:"version"`
 	Node    string `json:"node"`
@@ -120,8 +118,7 @@ func newRecord(node string) record {
 	}
 }
 
-// readRecord never fails. note describes what cannot be used. Then our objects are
-// recognised by their properties.
+// readRecord never fails. note says what cannot be used; properties tell our objects then.
 func readRecord(s Store, node string) (r record, note string) {
 	r = newRecord(node)
 	b, err := s.Load()

@@ -17,9 +17,8 @@ import (
 	"kubeproxy/common/service"
 )
 
-// AssumedListing returns what the HNS of a node might hold, for use without a node: a
-// network of kind k and the endpoints of local pods. On an overlay network it adds routes
-// to all other pods, through unspecified nodes.
+// AssumedListing returns what a node's HNS might hold: a network of kind k, endpoints of local pods
+// and, on an overlay, routes to all others through unspecified nodes.
 func AssumedListing(k Kind, want *service.Snapshot, o Options) Listing {
 	n := Network{ID: assumedName, Name: assumedName, Kind: k, Provider: netip.IPv4Unspecified(), Subnets: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}}
 	l := Listing{Version: Version{13, 3}}
@@ -54,9 +53,8 @@ func endpointsIn(want *service.Snapshot) []service.Endpoint {
 	return slices.SortedFunc(maps.Values(all), func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
 }
 
-// Render returns what HNS would hold for want on a node whose HNS holds l. If l was not
-// assumed, the text also says what would change, as the document does. Equal input gives
-// equal bytes.
+// Render returns what HNS that holds l would hold for want. If l was not assumed, text and document
+// say what would change. Equal input gives equal bytes.
 func Render(want *service.Snapshot, l Listing, o Options) (reconcile.Objects, any, error) {
 	d := rendering{Changes: []string{}, Endpoints: []renderedEndpoint{}, LoadBalancers: []renderedBalancer{}, Unsupported: []string{}, Notes: []string{}}
 	for i, f := range service.Families {
@@ -86,8 +84,7 @@ type rendering struct {
 	HNS           string             `json:"hns"`
 	Endpoints     []renderedEndpoint `json:"endpoints"`
 	LoadBalancers []renderedBalancer `json:"loadBalancers"`
-	// Changes are the steps to that state. Unsupported is what HNS cannot provide. Notes are
-	// what works differently.
+	// Changes are the steps there, Unsupported what HNS cannot do, Notes what works differently.
 	Changes     []string `json:"changes"`
 	Unsupported []string `json:"unsupported"`
 	Notes       []string `json:"notes"`
@@ -241,8 +238,7 @@ func (b *Backend) ReadBack(ctx context.Context, want *service.Snapshot) (held, w
 	return p.objects(newDryPass(ctx, b.host, &p.next.site, b.family, p.next.model)), p.objects(p.dry), nil
 }
 
-// objects returns the objects of the model of at: first those of Service ports, then others
-// that this proxy made.
+// objects returns the model's objects at: those of Service ports, then others of this proxy.
 func (p *plan) objects(at *pass) reconcile.Objects {
 	b, d := p.backend, &rendering{}
 	d.addObjects(b.family, p, at)

@@ -18,12 +18,9 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Trace lists HNS and returns what it does with the first packet of c. want is the
-// snapshot that the objects of HNS are for. local reports whether an address belongs to
-// the node. Trace changes nothing.
-//
-// Only Windows knows which address an endpoint sees as the client's, so the Walk leaves
-// that open.
+// Trace lists HNS and returns what it does with the first packet of c, for the snapshot want. local
+// reports whether an address belongs to the node. It changes nothing. Only Windows knows which
+// client an endpoint sees, so the Walk leaves that open.
 func (b *Backend) Trace(ctx context.Context, want *service.Snapshot, c route.Conn, local func(netip.Addr) bool) (*explain.Walk, error) {
 	l, err := b.host.driver.List(ctx, All)
 	if err != nil {
@@ -67,8 +64,7 @@ func Differences(want *service.Snapshot, c route.Conn, l Listing, o Options) ([]
 	return t.out.Notes, nil
 }
 
-// tracer follows a connection through a listing, and compares what it meets with what
-// should be there.
+// tracer follows a connection through a listing, and compares it with what should be there.
 type tracer struct {
 	backend   *Backend
 	want      *service.Snapshot
@@ -100,8 +96,7 @@ func (t *tracer) follow(toNode bool) {
 	t.meet(k.OnNode())
 }
 
-// meet follows the connection to the load balancer with key k. It reports whether there is
-// one.
+// meet follows the connection to the load balancer with key k, and reports whether there is one.
 func (t *tracer) meet(k service.Address) bool {
 	want := t.wanted(k)
 	t.intended = cmp.Or(t.intended, want)
@@ -196,8 +191,7 @@ func (t *tracer) isLeftover(lb *LoadBalancer) bool {
 	return t.backend.isLeftover(&state{model: t.model}, lb)
 }
 
-// address follows a ClusterIP on an overlay network to the remote endpoint for it, by
-// which pods find the node.
+// address follows a ClusterIP on an overlay to its remote endpoint, by which pods find the node.
 func (t *tracer) address(vip netip.Addr) {
 	for p := range t.want.Ports(t.backend.family) {
 		for _, x := range Desired(p, &t.site).VIPs {
@@ -219,8 +213,7 @@ func (t *tracer) address(vip netip.Addr) {
 	}
 }
 
-// limits returns what HNS cannot do for the connection, if that differs from what
-// Kubernetes says.
+// limits returns what HNS cannot do for the connection and Kubernetes would.
 func (t *tracer) limits() {
 	v := route.Decide(t.want, t.conn)
 	var model []netip.AddrPort
@@ -306,8 +299,7 @@ func (t *tracer) explainAbsence(w *DesiredLoadBalancer) {
 
 func (t *tracer) hasEndpoint(x Target) bool { return t.endpointFor(x) != nil }
 
-// endpointFor returns the endpoint that a load balancer to x needs, nil if HNS does not
-// have it.
+// endpointFor returns the endpoint that a load balancer to x needs, nil if HNS lacks it.
 func (t *tracer) endpointFor(x Target) *Endpoint {
 	switch {
 	case x.Location == Root:

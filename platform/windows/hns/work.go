@@ -14,8 +14,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// unit is the work for one Service port: its desired state, and the objects that it no
-// longer needs.
+// unit is the work for a Service port: its desired state, and objects it no longer needs.
 type unit struct {
 	name          service.PortName
 	desired       []DesiredLoadBalancer
@@ -97,8 +96,7 @@ func (p *pass) ensureAll(u unit) {
 	}
 }
 
-// ensure makes HNS hold w. If some endpoints are missing, it uses the others. If all are
-// missing, it changes nothing.
+// ensure makes HNS hold w, with the endpoints that exist, or changes nothing if none does.
 func (p *pass) ensure(w *DesiredLoadBalancer) error {
 	lb := w.LoadBalancer
 	lb.Endpoints = make([]string, 0, len(w.Targets))
@@ -203,8 +201,7 @@ func (p *pass) createEndpoint(t Target) (string, error) {
 	return e.ID, nil
 }
 
-// detach removes endpoints with a wrong route from our load balancers and deletes them,
-// so that correct ones can be created.
+// detach removes endpoints with a wrong route from our load balancers, and deletes them.
 func (p *pass) detach(misrouted []*Endpoint) {
 	if len(misrouted) == 0 {
 		return

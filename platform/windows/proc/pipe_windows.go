@@ -16,22 +16,16 @@ import (
 	"kubeproxy/common/lease"
 )
 
-// PipeName is the name of the pipe by which proxies find each other. Windows lets only
-// administrators create a pipe with this prefix.
+// PipeName is where proxies find each other. The prefix is for administrators alone.
 const PipeName = `\\.\pipe\ProtectedPrefix\Administrators\kube-services\lease`
 
 // adminsOnlySDDL permits only the system and administrators to connect, see
 // https://learn.microsoft.com/windows/win32/secauthz/security-descriptor-string-format.
 const adminsOnlySDDL = "D:P(A;;GA;;;SY)(A;;GA;;;BA)"
 
-// Pipe implements lease.Transport with a named pipe, by which the service proxies
-// of a Windows node find each other. The pipe disappears with its process. Package lease
-// defines what the proxies exchange.
-//
-// The system keeps others out, so that no proof is exchanged that could be sent back or
-// passed on: only administrators can create a pipe with its prefix, and its access list
-// lets only them connect. Bounds for a holder that hangs or keeps the name are those of
-// package lease.
+// Pipe implements lease.Transport with a named pipe, which disappears with its process. Package
+// lease defines what proxies exchange, and bounds for a holder that hangs. Only administrators can
+// create a pipe with its prefix or, by its access list, connect, so no proof is exchanged.
 type Pipe struct{}
 
 // Listen implements lease.Transport.
@@ -66,9 +60,8 @@ func (Pipe) Dial(ctx context.Context) (*lease.Conn, error) {
 	return &lease.Conn{Conn: c}, nil
 }
 
-// Authenticate implements lease.Transport. It trusts every peer, because a process that
-// may create the pipe or connect to it may also program the node. Nothing is exchanged, so
-// there is nothing to send back or to pass on.
+// Authenticate implements lease.Transport. It trusts every peer: whoever may create the pipe or
+// connect to it may program the node, too.
 func (Pipe) Authenticate(c *lease.Conn) error {
 	c.Trusted, c.Peer.PID = true, peerPID(c.Conn)
 	return nil

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// ownerPIDListener requests listeners with their processes, see TCP_TABLE_CLASS in
-// iprtrmib.h.
+// ownerPIDListener requests listeners with processes: TCP_TABLE_CLASS in iprtrmib.h.
 const ownerPIDListener = 3
 
 // tries bounds how often a table is requested that grows meanwhile.
@@ -30,8 +29,7 @@ func Holding(at netip.AddrPort) string {
 	return ""
 }
 
-// List lists the TCP listeners of both families. With an error, it returns those of one
-// family.
+// List lists the TCP listeners of both families, with an error those of one.
 func List() ([]Listener, error) {
 	var all []Listener
 	var errs []error

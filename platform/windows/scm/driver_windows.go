@@ -160,9 +160,8 @@ func withService(name string, access uint32, do func(*mgr.Service) error) error 
 	return do(&mgr.Service{Name: name, Handle: h})
 }
 
-// Run runs work as the service that this process was started as, and returns the error of
-// work. If the process was not started by the SCM, it returns ErrNotStartedBySCM at once.
-// name is used in errors only.
+// Run runs work as the service that the SCM started, and returns its error, or at once
+// ErrNotStartedBySCM. name is used in errors only.
 func Run(ctx context.Context, name string, work Work) error {
 	h := &handler{ctx: ctx, work: work}
 	if err := svc.Run(name, h); err != nil {
@@ -177,8 +176,7 @@ type handler struct {
 	err  error
 }
 
-// The exit codes of a service. The SCM restarts a service that exits with another code
-// than 0.
+// The exit codes of a service. The SCM restarts a service after any but 0.
 const (
 	exitFailed  = 1
 	exitRestart = 2
@@ -240,8 +238,7 @@ const (
 	eventFailed  = 3
 )
 
-// recordEnd writes to the event log how the service ended. It ignores errors, because a
-// log failure must not make the service fail.
+// recordEnd writes to the event log how the service ended, if it can.
 func (e events) recordEnd(err error) {
 	switch {
 	case e.log == nil:

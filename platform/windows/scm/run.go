@@ -31,8 +31,7 @@ func isPath(flag string) bool {
 	return slices.Contains([]string{"config", "kubeconfig", "log-file", "manifests", "tls-cert-file", "tls-private-key-file"}, flag)
 }
 
-// Arguments returns the arguments that give a process the flags of this command line,
-// and mark it as a service.
+// Arguments returns arguments with the flags of this command line that mark a service.
 func Arguments(flags *pflag.FlagSet, abs func(string) (string, error)) ([]string, error) {
 	args := []string{"--windows-service"}
 	var errs []error
@@ -83,8 +82,7 @@ func PrintStatus(w io.Writer, format string, s Status) error {
 	return t.Flush()
 }
 
-// RunsProxy returns whether a service with such a command line runs a service proxy: this
-// program under any name, or kube-proxy.
+// RunsProxy returns whether a command line is of this program under any name, or kube-proxy.
 func RunsProxy(command string) bool {
 	command = strings.ToLower(command)
 	path, _, _ := strings.Cut(command, ".exe")
@@ -101,8 +99,7 @@ var ErrNotWindows = errors.New("service is for Windows: there it installs the pr
 // LogFile is the default log file of a service, in the folder of its data.
 func LogFile(folder, name string) string { return filepath.Join(folder, name+".log") }
 
-// Runner runs the proxy as a service. Its log goes to a file, as a service has no standard
-// error that is read.
+// Runner runs the proxy as a service, with a file as its log: nobody reads standard error.
 type Runner struct {
 	LogFile string
 	MaxSize int // of LogFile, see logging.OpenFile

@@ -52,8 +52,7 @@ type Spec struct {
 	DependsOn []string
 }
 
-// Driver is the access to the service control manager. Its errors are or wrap Windows
-// error codes of type syscall.Errno.
+// Driver is the service control manager. Its errors are or wrap syscall.Errno.
 type Driver interface {
 	Create(Spec) error
 	// Configure sets optional properties: restarts after failures, the event source.
@@ -122,8 +121,7 @@ var explanations = map[syscall.Errno]explanation{
 	syscall.Errno(1115): {nil, "the system is shutting down"},
 }
 
-// explain returns an error with the failed command, the service, the reason and the
-// remedy.
+// explain returns an error with the failed command, the service, the reason and the remedy.
 func explain(doing, name string, err error) error {
 	if err == nil {
 		return nil
@@ -204,8 +202,7 @@ func (m *Manager) Start(ctx context.Context, name string) error {
 			return explain(doing, name, err)
 		case status.State == Running:
 			return nil
-		// The SCM also returns codeRequestTimeout if the process ended before it
-		// connected. Then its exit code is more useful.
+		// The SCM says codeRequestTimeout also of an early end, whose exit code tells more.
 		case status.State == Stopped && timeoutErr != nil && (status.ExitCode == 0 || status.ExitCode == uint32(codeRequestTimeout)):
 			return explain(doing, name, timeoutErr)
 		case status.State == Stopped:
@@ -314,8 +311,7 @@ func (w *wait) more(ctx context.Context) bool {
 // Report is a status report of a service to the SCM.
 type Report struct {
 	State State
-	// CheckPoint increases while the service starts or stops, and shows that it is not
-	// stuck.
+	// CheckPoint increases while the service starts or stops: it is not stuck.
 	CheckPoint uint32
 	// WaitHint is the maximum time until the next report.
 	WaitHint time.Duration
@@ -331,8 +327,7 @@ const (
 // waits for anything after that, the SCM does not need to know.
 type Work func(ctx context.Context, started func()) error
 
-// Supervise runs work and reports its state. When ctx ends, it reports Stopping until
-// work returns.
+// Supervise runs work and reports its state, Stopping from the end of ctx until work returns.
 func Supervise(ctx context.Context, work Work, report func(Report)) error {
 	startedCh := make(chan struct{})
 	ended := make(chan error, 1)
