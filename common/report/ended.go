@@ -18,6 +18,7 @@ import (
 
 	"kubeproxy/common/events"
 	"kubeproxy/common/health/servicestate"
+	"kubeproxy/common/service"
 	"kubeproxy/common/track"
 )
 
@@ -57,25 +58,28 @@ func (e *Ended) Begun(all []track.Ending) {
 	e.forget(now)
 	for i, x := range all {
 		n := x.Count
-		if x.Count = 0; e.all[x] == nil && len(e.all) < mostEnded {
-			e.all[x] = &ending{since: now}
+		x.Count = 0
+		r, known := e.all[x]
+		if !known && len(e.all) < mostEnded {
+			r = &ending{since: now}
+			e.all[x] = r
 		}
-		if r := e.all[x]; r != nil {
+		if r != nil {
 			r.count, r.last = r.count+n, now
 		}
-		if i < endedLines {
-			e.log.Info("Ending connections to an endpoint that left", "family", x.Endpoint.Family.String(), "endpoint", addressOf(x), "port", x.Port.String(), "connections", n, "why", x.Why)
+		if !known && i < endedLines {
+			e.log.Info("Ending connections to an endpoint", "family", x.Endpoint.Family.String(), "endpoint", portEndpoint(x.Port, x.Endpoint).Address, "port", x.Port.String(), "connections", n, "why", x.Why)
 		}
 	}
 	e.mu.Unlock()
 	if n := len(all) - endedLines; n > 0 {
-		e.log.Info("Ending connections to more endpoints that left", "more", n)
+		e.log.Info("Ending connections to more endpoints", "more", n)
 	}
 	e.events.reportEnded(e)
 }
 
-func addressOf(x track.Ending) string {
-	return netip.AddrPortFrom(x.Endpoint.Addr, x.Endpoint.Port).String()
+func portEndpoint(p service.PortName, e service.Address) servicestate.PortEndpoint {
+	return servicestate.PortEndpoint{Namespace: p.Namespace, Name: p.Name, Port: p.Port, Address: netip.AddrPortFrom(e.Addr, e.Port).String()}
 }
 
 // forget removes what is too old to be shown.
@@ -91,12 +95,11 @@ func (e *Ended) List() []servicestate.EndedConnections {
 	var all []servicestate.EndedConnections
 	for x, r := range e.all {
 		all = append(all, servicestate.EndedConnections{
-			Namespace: x.Port.Namespace, Name: x.Port.Name, Port: x.Port.Port, Address: addressOf(x),
-			Connections: r.count, Since: r.since.UTC(), Last: r.last.UTC(), Why: x.Why,
+			PortEndpoint: portEndpoint(x.Port, x.Endpoint), Connections: r.count, Since: r.since.UTC(), Last: r.last.UTC(), Why: x.Why,
 		})
 	}
 	slices.SortFunc(all, func(a, b servicestate.EndedConnections) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Address, b.Address), cmp.Compare(a.Why, b.Why))
+		return cmp.Or(a.Compare(b.PortEndpoint), cmp.Compare(a.Why, b.Why))
 	})
 	return all
 }

@@ -35,7 +35,7 @@ func TestEnded(t *testing.T) {
 		}
 		listed := func(address, why string, count int, last time.Duration) servicestate.EndedConnections {
 			return servicestate.EndedConnections{
-				Namespace: "shop", Name: "web", Port: "http", Address: address, Connections: count, Since: start, Last: start.Add(last), Why: why,
+				PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "web", Port: "http", Address: address}, Connections: count, Since: start, Last: start.Add(last), Why: why,
 			}
 		}
 		e.Begun(nil)

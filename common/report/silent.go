@@ -4,8 +4,6 @@
 package report
 
 import (
-	"cmp"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -79,14 +77,11 @@ func (s *Silent) List() []servicestate.SilentEndpoint {
 		if !silent { // since a moment ago
 			continue
 		}
-		all = append(all, servicestate.SilentEndpoint{
-			Namespace: x.Port.Namespace, Name: x.Port.Name, Port: x.Port.Port, Protocol: x.Port.Protocol.String(),
-			Address: netip.AddrPortFrom(x.Endpoint.Addr, x.Endpoint.Port).String(), LeftOut: x.LeftOut, Since: r.Since.UTC(), Why: r.Why,
-		})
+		e := servicestate.SilentEndpoint{PortEndpoint: portEndpoint(x.Port, x.Endpoint), LeftOut: x.LeftOut, Since: r.Since.UTC(), Why: r.Why}
+		e.Protocol = x.Port.Protocol.String()
+		all = append(all, e)
 	}
-	slices.SortFunc(all, func(a, b servicestate.SilentEndpoint) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Address, b.Address))
-	})
+	slices.SortFunc(all, func(a, b servicestate.SilentEndpoint) int { return a.Compare(b.PortEndpoint) })
 	return all
 }
 

@@ -34,7 +34,7 @@ func TestSilent(t *testing.T) {
 	record := silence.Record{Since: since, Why: "no answer"}
 	listed := func(i byte, name string, out bool) servicestate.SilentEndpoint {
 		return servicestate.SilentEndpoint{
-			Namespace: "shop", Name: name, Port: "http", Protocol: "tcp", Address: fmt.Sprintf("10.244.1.%d:8080", i), LeftOut: out, Since: since, Why: "no answer",
+			PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: name, Port: "http", Protocol: "tcp", Address: fmt.Sprintf("10.244.1.%d:8080", i)}, LeftOut: out, Since: since, Why: "no answer",
 		}
 	}
 	got := recordedEvents(t, func(ev *Events) {

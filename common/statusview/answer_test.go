@@ -112,12 +112,12 @@ func serveStore(t *testing.T, b *servicestate.Store, r health.Report) string {
 	about := servicestate.ProxyInfo{Mode: "nftables", Node: "node-a", Version: "v1.0.0", Started: ago(50 * time.Hour), Health: r}
 	if !r.Healthy {
 		about.Silent = []servicestate.SilentEndpoint{
-			{Namespace: "shop", Name: "broken", Protocol: "tcp", Address: "10.244.1.7:8080", LeftOut: true, Since: ago(75 * time.Second), Why: "3 dials of this node got no answer, and others did"},
-			{Namespace: "shop", Name: "late", Port: "http", Protocol: "tcp", Address: "10.244.1.8:8080", Since: ago(8 * time.Second), Why: "5 connections got no\nanswer, and others did"},
+			{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "broken", Protocol: "tcp", Address: "10.244.1.7:8080"}, LeftOut: true, Since: ago(75 * time.Second), Why: "3 dials of this node got no answer, and others did"},
+			{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "late", Port: "http", Protocol: "tcp", Address: "10.244.1.8:8080"}, Since: ago(8 * time.Second), Why: "5 connections got no\nanswer, and others did"},
 		}
 		about.Ended = []servicestate.EndedConnections{
-			{Address: "10.244.1.9:8080", Connections: 1, Since: ago(time.Hour), Last: ago(9 * time.Minute), Why: "it does not\nanswer"},
-			{Namespace: "shop", Name: "late", Port: "http", Address: "10.244.1.10:8080", Connections: 130, Since: ago(75 * time.Second), Last: ago(8 * time.Second), Why: "the Service asks for it"},
+			{PortEndpoint: servicestate.PortEndpoint{Address: "10.244.1.9:8080"}, Connections: 1, Since: ago(time.Hour), Last: ago(9 * time.Minute), Why: "it does not\nanswer"},
+			{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "late", Port: "http", Address: "10.244.1.10:8080"}, Connections: 130, Since: ago(75 * time.Second), Last: ago(8 * time.Second), Why: "the Service asks for it"},
 		}
 	}
 	admin := health.Admin{Mode: "nftables", Services: b.Handler(func() servicestate.ProxyInfo { return about })}
@@ -419,11 +419,11 @@ func TestWidth(t *testing.T) {
 	a.Summary.add(&s)
 	for range mostSilent + 1 {
 		a.Silent = append(a.Silent, servicestate.SilentEndpoint{
-			Namespace: s.Namespace, Name: name, Port: "port-fifteen-ch", Address: "[2001:db8:1111:2222:3333:4444:5555:7777]:65535", LeftOut: true, Since: at,
+			PortEndpoint: servicestate.PortEndpoint{Namespace: s.Namespace, Name: name, Port: "port-fifteen-ch", Address: "[2001:db8:1111:2222:3333:4444:5555:7777]:65535"}, LeftOut: true, Since: at,
 			Why: strings.Repeat("no answer ", 9),
 		})
 		a.Ended = append(a.Ended, servicestate.EndedConnections{
-			Namespace: s.Namespace, Name: name, Port: "port-fifteen-ch", Address: "[2001:db8:1111:2222:3333:4444:5555:7777]:65535", Connections: 65536, Since: at, Last: at,
+			PortEndpoint: servicestate.PortEndpoint{Namespace: s.Namespace, Name: name, Port: "port-fifteen-ch", Address: "[2001:db8:1111:2222:3333:4444:5555:7777]:65535"}, Connections: 65536, Since: at, Last: at,
 			Why: strings.Repeat("no answer ", 9),
 		})
 	}

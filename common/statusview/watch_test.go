@@ -44,7 +44,7 @@ func state(generation uint64, endpoints ...string) *Answer {
 
 func silentOf(addresses ...string) (all []servicestate.SilentEndpoint) {
 	for _, a := range addresses {
-		all = append(all, servicestate.SilentEndpoint{Namespace: "shop", Name: "web", Protocol: "tcp", Address: a, LeftOut: true, Since: noon, Why: "no answer"})
+		all = append(all, servicestate.SilentEndpoint{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "web", Protocol: "tcp", Address: a}, LeftOut: true, Since: noon, Why: "no answer"})
 	}
 	return all
 }

@@ -70,10 +70,10 @@ func serve(t *testing.T, s *Server) string {
 func shopServer() *Server {
 	want := service.New(1, &service.Node{}, []*service.Port{port("web", "10.244.0.1:8080", "10.244.0.2:8080"), port("db", "10.244.0.3:5432"), port("idle")})
 	silent := func() []servicestate.SilentEndpoint {
-		return []servicestate.SilentEndpoint{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "db"}, {Namespace: "other", Name: "db"}}
+		return []servicestate.SilentEndpoint{{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "web"}}, {PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "db"}}, {PortEndpoint: servicestate.PortEndpoint{Namespace: "other", Name: "db"}}}
 	}
 	ended := func() []servicestate.EndedConnections {
-		return []servicestate.EndedConnections{{Namespace: "shop", Name: "web"}, {Namespace: "shop", Name: "db"}}
+		return []servicestate.EndedConnections{{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "web"}}, {PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "db"}}}
 	}
 	return &Server{Mode: "userspace", Node: "node-a", Silent: silent, Ended: ended, Collector: &traffic.Collector{
 		Latest: func() *service.Snapshot { return want }, Readers: map[service.Family]traffic.Reader{service.IPv4: &shop{}},
@@ -99,7 +99,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("silent are %v, ended %v, want all of all Services", a.Silent, a.Ended)
 	}
 	q.Namespace, q.Name = "shop", "db"
-	if one, err := q.read(t.Context()); err != nil || len(one.Silent) != 1 || len(one.Ended) != 1 || one.Silent[0] != (servicestate.SilentEndpoint{Namespace: "shop", Name: "db"}) {
+	if one, err := q.read(t.Context()); err != nil || len(one.Silent) != 1 || len(one.Ended) != 1 || one.Silent[0] != (servicestate.SilentEndpoint{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "db"}}) {
 		t.Errorf("silent of shop/db are %v, %v", one.Silent, err)
 	}
 	per, seconds := a.Services[0].PerSecond.Connections, a.Seconds
@@ -144,9 +144,9 @@ func TestPrint(t *testing.T) {
 		Error: "read what IPv6 carries: refused",
 	}
 	for i := range 5 {
-		a.Silent = append(a.Silent, servicestate.SilentEndpoint{Namespace: "shop", Name: "web", Address: fmt.Sprintf("10.244.0.%d:8080", i+2), LeftOut: true})
+		a.Silent = append(a.Silent, servicestate.SilentEndpoint{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "web", Address: fmt.Sprintf("10.244.0.%d:8080", i+2)}, LeftOut: true})
 	}
-	a.Ended = []servicestate.EndedConnections{{Namespace: "shop", Name: "db", Address: "10.244.0.9:5432", Connections: 12}}
+	a.Ended = []servicestate.EndedConnections{{PortEndpoint: servicestate.PortEndpoint{Namespace: "shop", Name: "db", Address: "10.244.0.9:5432"}, Connections: 12}}
 	const want = `Node node-a, mode userspace: new connections and bytes since 2026-07-01 11:00:10 UTC. Rates cover
 2.0 seconds up to 12:00:10.
 Not everything could be read: read what IPv6 carries: refused

@@ -55,7 +55,7 @@ func orphans(t *testing.T, m mode) {
 	dies(t, three)
 	dies(t, two) // changed the Service
 	c.awaitProgrammed(t, web.on(one, four))
-	p.AwaitLogs(t, `"Ending connections to an endpoint that left"`, "it does not answer", "FAMILY")
+	p.AwaitLogs(t, `"Ending connections to an endpoint"`, "it does not answer", "FAMILY")
 	lost.checkEnd(t, maxEnd)
 	lines.checkSameServer(t)
 	c.awaitLeft(t, "gone", false)
@@ -312,7 +312,7 @@ func closesConnections(t *testing.T, m mode) {
 	c.save(t, plain.on(one))
 	c.saveAnnotated(t, db.on(one), track.AnnotationClose, track.CloseLeft)
 	written := time.Now()
-	p.AwaitLogs(t, `"Ending connections to an endpoint that left"`, "the Service asks for it", "FAMILY")
+	p.AwaitLogs(t, `"Ending connections to an endpoint"`, "the Service asks for it", "FAMILY")
 	t.Logf("decided %s after the write", time.Since(written).Round(time.Millisecond))
 	lost.checkEnd(t, maxEnd)
 	kept.checkSameServer(t)

@@ -76,6 +76,7 @@ func rebalances(t *testing.T, m mode) {
 	}
 	kept.checkSameServer(t)
 	p.AwaitLogs(t, `"Rebalancing the connections of a Service"`, "FAMILY", "shop/web:lines")
+	p.AwaitLogs(t, `"Ending connections to an endpoint"`, "it has more than its share", "FAMILY")
 	kit.Until(t, "the count of connections that ended", func() bool { return int(metric(t, p, "kubeproxy_connections_rebalanced_total")) >= ends })
 	if n := metric(t, p, "kubeproxy_orphans_ended_total"); n != 0 {
 		t.Errorf("%v orphans ended", n)

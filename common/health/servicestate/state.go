@@ -674,12 +674,23 @@ type ProxyInfo struct {
 	Ended []EndedConnections `json:"endedConnections,omitempty"`
 }
 
-// EndedConnections are connections of a Service port to an endpoint.
-type EndedConnections struct {
+// PortEndpoint names an endpoint of a Service port.
+type PortEndpoint struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Port      string `json:"port,omitempty"`
+	Protocol  string `json:"protocol,omitempty"`
 	Address   string `json:"address"` // with its port
+}
+
+// Compare orders by Service, port and address.
+func (e PortEndpoint) Compare(o PortEndpoint) int {
+	return cmp.Or(cmp.Compare(e.Namespace, o.Namespace), cmp.Compare(e.Name, o.Name), cmp.Compare(e.Port, o.Port), cmp.Compare(e.Address, o.Address))
+}
+
+// EndedConnections are connections to an endpoint, over TCP.
+type EndedConnections struct {
+	PortEndpoint
 	// Connections are as many as there were. Since is when the first of them had to end, and
 	// Last the last one. Why is about the endpoint.
 	Connections int       `json:"connections"`
@@ -688,13 +699,9 @@ type EndedConnections struct {
 	Why         string    `json:"why"`
 }
 
-// SilentEndpoint is an endpoint of a Service port that does not answer.
+// SilentEndpoint is an endpoint that does not answer.
 type SilentEndpoint struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	Port      string `json:"port,omitempty"`
-	Protocol  string `json:"protocol"`
-	Address   string `json:"address"` // with its port
+	PortEndpoint
 	// LeftOut means that it gets no new connections of this Service port. Since is when it was
 	// first seen not to answer, and Why says what was seen.
 	LeftOut bool      `json:"leftOut"`

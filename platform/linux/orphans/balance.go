@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"kubeproxy/common/service"
+	"kubeproxy/common/track"
 	"kubeproxy/platform/linux/conntrack"
 )
 
@@ -164,9 +165,9 @@ func (b *balance) see(f conntrack.Flow) {
 	b.seen[k] = f
 }
 
-// decide picks connections of this look that are to end. It returns those that end, and how
-// many have ended.
-func (b *balance) decide() (flows []conntrack.Flow, gone int) {
+// decide picks connections of this look that are to end, and counts them in fresh. It returns
+// those that end, and how many have ended.
+func (b *balance) decide(fresh map[track.Ending]int) (flows []conntrack.Flow, gone int) {
 	b.open, b.seen = b.seen, map[flow]conntrack.Flow{}
 	for k := range b.ending {
 		if _, open := b.open[k]; !open {
@@ -183,7 +184,7 @@ func (b *balance) decide() (flows []conntrack.Flow, gone int) {
 		}
 	}
 	for at, r := range b.runs {
-		if p := b.before.Port(b.family, at.port); p == nil || p.Rebalance == 0 || !b.step(p, at, r) {
+		if p := b.before.Port(b.family, at.port); p == nil || p.Rebalance == 0 || !b.step(p, at, r, fresh) {
 			delete(b.runs, at)
 		}
 	}
@@ -196,7 +197,7 @@ func (b *balance) decide() (flows []conntrack.Flow, gone int) {
 }
 
 // step picks connections of a run, and reports whether it goes on.
-func (b *balance) step(p *service.Port, at pool, r *run) (more bool) {
+func (b *balance) step(p *service.Port, at pool, r *run, fresh map[track.Ending]int) (more bool) {
 	now, endpoints := time.Now(), p.EndpointsFor(at.policy)
 	if r.total == 0 {
 		r.total, r.paid, r.last = len(r.open), now, now
@@ -231,6 +232,7 @@ func (b *balance) step(p *service.Port, at pool, r *run) (more bool) {
 			b.log.Info("Rebalancing the connections of a Service", "family", b.family.String(), "port", p.Name.String(), "connections", r.total, "endpoints", len(endpoints))
 		}
 		b.ending[k], r.last = now, now
+		fresh[track.Ending{Connection: track.Connection{Port: p.Name, Endpoint: service.AddressOf(service.TCP, k.endpoint)}, Why: "it has more than its share"}]++
 		r.picked, r.paid = append(r.picked, now), r.paid.Add(r.interval())
 		counts[k.endpoint]--
 		quota--

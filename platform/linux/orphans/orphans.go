@@ -514,7 +514,6 @@ func (l *lost) see(f conntrack.Flow, a ages) {
 // end makes the kernel end the connections of left as their verdicts say, those that are to
 // be rebalanced, and no others.
 func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
-	flows, rebalanced := o.balance.decide()
 	open, ages := map[flow]conntrack.Flow{}, o.ages()
 	visit := func(f conntrack.Flow) {
 		k := flowOf(f)
@@ -537,6 +536,7 @@ func (o *Orphans) end(ctx context.Context, left map[way]*lost) {
 		dead[l.endpoint], live[l.endpoint] = dead[l.endpoint] || l.stuck, live[l.endpoint] || l.live
 	}
 	fresh := map[track.Ending]int{}
+	flows, rebalanced := o.balance.decide(fresh)
 	for k, f := range open {
 		l := left[k.way]
 		since, begun := o.ending[k]
