@@ -487,7 +487,7 @@ func (d *Document) order() {
 const pageHead = `# Conformance
 
 In a cluster of three real nodes on one machine. Written by ` + "`make conformance` and `make changes`" + `, nothing by hand;
-docs/conformance.json has all figures, with times, kernels and versions. Mode ipvs ran in a virtual machine.
+docs/conformance.json has all figures, with days, kernels and versions. Mode ipvs ran in a virtual machine.
 
 ## Kubernetes' own tests
 
@@ -502,16 +502,16 @@ var contenders = []string{"kubeproxy", "kube-proxy"}
 func (d *Document) Page() string {
 	var out strings.Builder
 	out.WriteString(pageHead)
-	rows := [][]string{{"specs", "mode", "this proxy", "kube-proxy", "Kubernetes", "day"}}
+	rows := [][]string{{"specs", "mode", "this proxy", "kube-proxy", "Kubernetes"}}
 	var last string
 	for _, r := range d.Runs {
 		if key := r.Selection + r.Part.suffix() + " " + r.setting(); key != last {
 			last = key
-			rows = append(rows, []string{r.Selection + r.Part.suffix(), r.setting(), "", "", "", ""})
+			rows = append(rows, []string{r.Selection + r.Part.suffix(), r.setting(), "", "", ""})
 		}
 		row := rows[len(rows)-1]
 		row[2+slices.Index(contenders, r.Proxy)] = fmt.Sprintf("%d, %d, %d", r.Passed, len(r.Failed), len(r.Skipped))
-		row[4], row[5] = r.Kubernetes, r.On.Format(time.DateOnly)
+		row[4] = r.Kubernetes
 	}
 	out.WriteString(kit.Table(rows) + "\nThe specs:\n\n")
 	for _, s := range Selections {

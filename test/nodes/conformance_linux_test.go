@@ -110,8 +110,8 @@ func TestUpdate(t *testing.T) {
 	}
 	text := kit.ReadFile(t, page)
 	for _, want := range []string{
-		"| network | nftables                          | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
-		"| network | nftables with socket acceleration | 131, 1, 0  |            | v1.36.3    | 2026-01-02 |",
+		"| network | nftables                          | 131, 1, 0  |            | v1.36.3    |",
+		"| network | nftables with socket acceleration | 131, 1, 0  |            | v1.36.3    |",
 		"- why: `one` (kubeproxy in mode nftables, kubeproxy in mode nftables with socket acceleration)\n",
 		"| roll: the DaemonSet rolled      | 2/30; 0 in 1s | 0/40; 0                           |",
 		"- **roll**: no reason is known\n",
