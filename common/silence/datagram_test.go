@@ -56,6 +56,13 @@ func TestDatagrams(t *testing.T) {
 		dials   int            // at most, in a minute
 	}{
 		{"a dead host", func(w *world) { w.asks(1, false, 0, 0); w.asks(1, true, 1, 2, 3) }, []int{0}, true, 200},
+		{"a dead host, and noise of many", func(w *world) {
+			for c := range byte(2 * mostClients) {
+				w.asks(100+c, false, 0)
+			}
+			w.asks(1, false, 0, 0)
+			w.asks(1, true, 1, 2, 3)
+		}, []int{0}, true, 200},
 		{"few requests", func(w *world) { w.asks(1, false, 0); w.asks(1, true, 1, 2, 3) }, []int{0}, true, 200},
 		{"nobody ever answers", func(w *world) { w.asks(1, false, 0, 1, 2, 3) }, []int{0}, false, 0},
 		{"all hosts dead", func(w *world) { w.asks(1, false, 0, 1, 2, 3) }, []int{0, 1, 2, 3}, false, 0},

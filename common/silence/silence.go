@@ -157,9 +157,24 @@ func (b *Box) Observe(e Evidence) {
 			s = &suspect{address: e.Endpoint}
 			b.suspects[e.Endpoint] = s
 		}
+		b.makeRoom(s, e)
 		s.accuse(e)
 	}
 	b.signal()
+}
+
+// makeRoom forgets a client of s that nobody answered lately for one that somebody did, as
+// only these count.
+func (b *Box) makeRoom(s *suspect, e Evidence) {
+	if len(s.clients) < mostClients || b.answers[clientOf{e.Port, e.Client}].IsZero() {
+		return
+	}
+	for c := range s.clients {
+		if b.answers[clientOf{s.port, c}].IsZero() {
+			delete(s.clients, c)
+			return
+		}
+	}
 }
 
 func (b *Box) signal() {

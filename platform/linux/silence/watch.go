@@ -34,17 +34,18 @@ const (
 	// lonelyPause is the time between two looks for work if no Service has two endpoints.
 	lonelyPause = 5 * time.Second
 	// share is the part of a processor that looks take at most, and hurry while connections
-	// through Services get no answer: rush first, for burst, which is saved up otherwise.
+	// through Services get no answer: rush first, for burst, which is saved up otherwise. UDP has
+	// only these savings, which are a part of the share, as many servers answer nobody.
 	share, savings, hurry, rush = 125, 500, 25, 10
 	burst                       = time.Second
 	// urgency is how long one of these connections matters for that.
 	urgency = 2 * time.Second
 
 	// maxEndpoints and maxFlows bound what is kept: endpoints with waiting connections, and
-	// connections of each, or moreFlows of those that may draw again, maxMore in all beyond the
+	// connections of each, or moreFlows while the endpoints have maxMore in all beyond the
 	// first. maxPorts are looked at for answers, each with maxAnswers
 	// connections: in up to maxWalks of the table by their port numbers, or one of all that
-	// have an answer.
+	// have an answer. As many UDP flows that were told are remembered.
 	maxEndpoints, maxFlows         = 4096, 8
 	moreFlows, maxMore             = 256, 8192
 	maxPorts, maxAnswers, maxWalks = 4, 1 << 15, 2
@@ -85,9 +86,11 @@ type Watch struct {
 	more    int                         // how many are kept beyond maxFlows
 	draws   []*flow                     // that will draw again, by time
 	drawn   map[client]draws
+	told    map[uint32]int // the look that saw them last, by the numbers that the kernel gives UDP flows
 	looks   int
 	looked  time.Time // when the latest look began
 	urgent  time.Time // until when looks are
+	likely  time.Time // until when they are as far as savings last
 	known   *service.Snapshot
 	useful  bool          // see isUseful, of known
 	asked   time.Time     // when it was
@@ -125,7 +128,8 @@ type (
 
 // run looks until ctx ends. An error means that this kernel cannot dump its table.
 func (w *Watch) run(ctx context.Context) error {
-	w.waiting, w.drawn, w.saved, w.used = map[service.Address][]*flow{}, map[client]draws{}, burst, w.cpuTime()
+	w.waiting, w.drawn, w.told = map[service.Address][]*flow{}, map[client]draws{}, map[uint32]int{}
+	w.saved, w.used = burst, w.cpuTime()
 	w.looked = time.Now().Add(-idlePause)
 	for {
 		err := w.look(ctx, time.Now())
@@ -147,7 +151,7 @@ func (w *Watch) run(ctx context.Context) error {
 func (w *Watch) next(cost time.Duration) time.Duration {
 	pause := w.pause()
 	switch urgent := w.looked.Before(w.urgent); {
-	case urgent && w.saved >= cost:
+	case w.looked.Before(later(w.urgent, w.likely)) && w.saved >= cost:
 		w.saved -= cost
 		return max(pause, rush*cost)
 	case urgent:
@@ -167,7 +171,7 @@ func (w *Watch) pause() time.Duration {
 	switch {
 	case !w.useful:
 		return lonelyPause
-	case w.fresh == 0 && !w.looked.Before(w.urgent):
+	case w.fresh == 0 && !w.looked.Before(later(w.urgent, w.likely)):
 		return idlePause
 	}
 	return busyPause
@@ -211,13 +215,18 @@ func (w *Watch) see(x conntrack.Flow, began, now time.Time) {
 	if !waits || x.ReplySrc == x.Dst {
 		return
 	}
+	if _, told := w.told[x.ID]; told && x.Protocol == service.UDP {
+		w.told[x.ID] = w.looks
+		return
+	}
 	e := service.AddressOf(x.Protocol, x.ReplySrc)
 	have := w.waiting[e]
 	i := slices.IndexFunc(have, func(f *flow) bool { return f.ID == x.ID && f.Src == x.Src && f.Dst == x.Dst && f.look >= w.looks-1 })
 	switch {
 	case i >= 0:
 		have[i].look = w.looks
-	case len(have) >= maxFlows && (len(have) >= moreFlows || w.more >= maxMore || x.Protocol == service.UDP):
+	case x.Protocol == service.UDP && len(w.told) >= maxAnswers:
+	case len(have) >= maxFlows && (len(have) >= moreFlows || w.more >= maxMore):
 	case have != nil || len(w.waiting) < maxEndpoints:
 		w.waiting[e] = append(have, &flow{Flow: x, place: len(have), began: began, since: now, look: w.looks})
 		if len(have) >= maxFlows {
@@ -246,10 +255,14 @@ func (w *Watch) tell(now time.Time) {
 				continue
 			}
 			f.told = true
+			if e.Protocol == service.UDP { // it waits no more, and makes room for others
+				w.told[f.ID] = w.looks
+			}
 			to := service.AddressOf(e.Protocol, f.Dst)
 			due[to] = append(due[to], f)
 		}
 	}
+	maps.DeleteFunc(w.told, func(_ uint32, look int) bool { return look != w.looks })
 	w.draws = slices.DeleteFunc(w.draws, func(f *flow) bool { return f.look != w.looks })
 	if len(due) == 0 {
 		return
@@ -392,6 +405,11 @@ func (w *Watch) lookForAnswers(ctx context.Context, now time.Time) error {
 		if err := w.driver.Dump(ctx, f, func(x conntrack.Flow) { w.seeAnswer(x, before, now) }); err != nil {
 			w.answered = nil
 			return err
+		}
+	}
+	for x, all := range w.answered {
+		if x.name.Protocol == service.UDP && len(all) > 0 { // else its servers may answer nobody
+			w.likely = now.Add(urgency)
 		}
 	}
 	maps.DeleteFunc(w.answered, func(_ portOf, all map[uint32]bool) bool { return len(all) > maxAnswers })

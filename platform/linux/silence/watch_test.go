@@ -421,9 +421,82 @@ func TestFloodOfDraws(t *testing.T) {
 	})
 }
 
+// datagram is an entry of a client of dns that waits. Its number is its port.
+func datagram(client, endpoint string) conntrack.Flow {
+	f := syn(client, "10.96.0.10:53", endpoint)
+	f.Protocol, f.State, f.ID = service.UDP, 0, uint32(f.Src.Port())
+	return f
+}
+
+// TestNoise has thousands of datagrams that an endpoint ignores, and then one of a client.
+func TestNoise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := &table{}
+		w := watch(t, snapshot(port("dns", service.UDP, clusterIP("10.96.0.10:53"), webs...)), x)
+		for c := range 4000 {
+			if x.flows = append(x.flows, datagram(fmt.Sprintf("10.244.1.9:%d", c+1), webs[0])); c%100 == 99 {
+				w.after(idlePause)
+			}
+		}
+		w.after(2 * idlePause)
+		x.flows = append(x.flows, datagram("10.244.1.10:5000", webs[0]))
+		w.after(2 * idlePause)
+		if n := len(w.told); n != 4001 || w.told[n-1].Client != at("10.244.1.10:0").Addr() {
+			t.Errorf("%d are told, the last one %v", n, w.told[n-1])
+		}
+		x.flows = x.flows[:2]
+		w.after(idlePause)
+		if len(w.told) != 4001 || len(w.Watch.told) != 2 {
+			t.Errorf("%d are told, and %d remembered when there are two", len(w.told), len(w.Watch.told))
+		}
+	})
+}
+
+// TestUrgencyOfDatagrams has expensive looks, and a client of UDP whose datagrams some endpoints
+// do not answer: the next looks come soon as long as savings last, if others answer at all.
+func TestUrgencyOfDatagrams(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			x := &table{cost: 20 * time.Millisecond}
+			w := watch(t, snapshot(port("dns", service.UDP, clusterIP("10.96.0.10:53"), webs...)), x)
+			w.Undecided = func() map[service.Address]service.PortName {
+				if len(w.told) == 0 {
+					return nil
+				}
+				return map[service.Address]service.PortName{service.AddressOf(service.UDP, at(webs[0])): {Namespace: "shop", Name: "dns", Protocol: service.UDP}}
+			}
+			w.after(5 * time.Second)
+			began := time.Now()
+			for i := range 600 {
+				lost, answer := datagram(fmt.Sprintf("10.244.1.9:%d", 2*i+1), webs[0]), datagram(fmt.Sprintf("10.244.1.9:%d", 2*i+2), webs[1])
+				answer.Answered = answered
+				x.flows = append(x.flows[max(0, len(x.flows)-10):], lost, answer)
+				w.after(time.Second)
+				if i != 3 {
+					continue
+				}
+				heard := slices.ContainsFunc(w.told, func(e silence.Evidence) bool { return e.Kind == silence.Answered })
+				if heard != answered || w.saved == burst == answered {
+					t.Errorf("after %s: %v, savings %s; an answer is told: %t, want %t", time.Since(began), w.told, w.saved, heard, answered)
+				}
+			}
+			if most := burst + 605*time.Second/100; x.used > most {
+				t.Errorf("looks took %s in ten minutes, want %s at most", x.used, most)
+			}
+		})
+	}
+}
+
 // TestFlood bounds what is kept of many connections that wait.
 func TestFlood(t *testing.T) {
-	w := &Watch{waiting: map[service.Address][]*flow{}}
+	w := &Watch{waiting: map[service.Address][]*flow{}, told: map[uint32]int{}}
+	for i := range maxAnswers {
+		w.told[uint32(i)+1<<16] = 0
+	}
+	w.see(datagram("10.244.1.9:1000", webs[0]), time.Now(), time.Now())
+	if len(w.waiting) > 0 {
+		t.Errorf("%v is kept although it cannot be remembered", w.waiting)
+	}
 	for i := range 2 * maxEndpoints {
 		for c := range uint16(maxFlows + 4) {
 			x := syn("10.244.1.9:1000", "10.96.0.10:80", webs[0])
