@@ -72,7 +72,7 @@ func round(b *testing.B, x reconcile.Backend, want *service.Snapshot) {
 }
 
 // BenchmarkFlip measures one endpoint that is added to and removed from every port of a
-// Service. docs/modes.md has figures.
+// Service.
 func BenchmarkFlip(b *testing.B) {
 	backends := map[string]func() (reconcile.Backend, error){
 		"nftables":        func() (reconcile.Backend, error) { return nftables.New(service.IPv4, nftables.Options{}) },
