@@ -72,9 +72,8 @@ func withoutSignals(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-// waitForSignal requests a stop at the first signal. It returns an exit code when the
-// process must exit at once: when the stop exceeds its limit, or at a second signal.
-// Programmed rules stay in force in both cases.
+// waitForSignal requests a stop at the first signal. At a second one, or when the stop takes too
+// long, it returns the code to exit with at once. Rules stay in force.
 func (s *shutdown) waitForSignal(signals <-chan os.Signal) (code int) {
 	first := <-signals
 	for s.ignoreSignals.Load() {
@@ -100,8 +99,7 @@ func stopBegan(ctx context.Context) time.Time {
 	return time.Now()
 }
 
-// signalCode is the exit code that shells report for a process ended by a signal: 128
-// plus its number, see "EXIT STATUS" in bash(1).
+// signalCode is the exit code of a process ended by a signal: "EXIT STATUS" in bash(1).
 func signalCode(s os.Signal) int {
 	n, _ := s.(syscall.Signal)
 	return 128 + int(n)
@@ -177,8 +175,7 @@ const exitUsage = 2
 
 var errInterrupted = errors.New("interrupted")
 
-// usageFails sets the exit code for mistakes in arguments, and in flags of commands. Those of
-// the proxy itself have 1, as those of kube-proxy.
+// usageFails sets the exit code for mistakes in commands. The proxy's own is 1, as kube-proxy's.
 func usageFails(cmd *cobra.Command) {
 	coded := func(err error) error {
 		if _, is := errors.AsType[*exit](err); err == nil || is {
@@ -297,8 +294,7 @@ func (o *options) lastError(err error, w io.Writer) error {
 // usualSettings are those that the help of every command lists which takes settings.
 var usualSettings = []string{"config", "manifests", "kubeconfig", "hostname-override", "proxy-mode", "cluster-cidr"}
 
-// registerReading registers the flags for a command that changes nothing: all but those
-// that select an action of the proxy.
+// registerReading registers all flags but those that select an action of the proxy.
 func (o *options) registerReading(fs *pflag.FlagSet) {
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.register(all)
@@ -320,8 +316,7 @@ func registerAssign(fs *pflag.FlagSet, to *[]string) {
 	fs.StringSliceVar(to, "assign-cluster-ips", nil, "assign ClusterIPs from these `CIDRS`, one of each family, and NodePorts to Services in manifests without, such as those of a chart")
 }
 
-// listOnly makes help list the named flags of fs, and refer to kube-proxy --help for the
-// others.
+// listOnly makes help list these flags, and refer to kube-proxy --help for others.
 func listOnly(fs *pflag.FlagSet, names ...string) {
 	fs.VisitAll(func(f *pflag.Flag) {
 		if slices.Contains(names, f.Name) {

@@ -31,8 +31,7 @@ import (
 	"kubeproxy/platform/windows/scm"
 )
 
-// run is the command without a subcommand: one of the actions that end by themselves, or
-// the proxy, until ctx ends.
+// run is the command without a subcommand: an action that ends by itself, or the proxy.
 func run(ctx context.Context, o *options, to streams) error {
 	if !o.dryRun && o.Flags.WriteConfigTo == "" {
 		outliveReaders()
@@ -59,11 +58,9 @@ func run(ctx context.Context, o *options, to streams) error {
 	return nil // the supervisor restarts the process
 }
 
-// outliveReaders has a write to standard output or standard error fail whose reader has
-// ended, such as journald or a log shipper that restarts. Otherwise it would end the process,
-// see https://pkg.go.dev/os/signal#hdr-SIGPIPE. Programs that the process starts do not
-// inherit this, as they would if the signal were ignored. Commands that print and end keep
-// the custom that they end with their reader.
+// outliveReaders has a write fail whose reader, as journald or a log shipper, has ended, where it
+// would end the process: https://pkg.go.dev/os/signal#hdr-SIGPIPE. Programs that the process starts
+// do not inherit this. Commands that print and end do so with their reader.
 func outliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // action is what the command without a subcommand does.
@@ -103,8 +100,7 @@ func (o *options) prepare(ctx context.Context, c *config.Config) error {
 	return errors.Join(host.Prepare(ctx, c), modes.Prepare(ctx, o.Modes.Of(c), agent.Setup(c)))
 }
 
-// rehearse prints what the proxy would change, or --init-only, or what --cleanup would
-// remove.
+// rehearse prints what the proxy, or --init-only, would change, or --cleanup remove.
 func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) error {
 	switch {
 	case o.Flags.Cleanup:
@@ -122,8 +118,7 @@ func (o *options) rehearse(ctx context.Context, c *config.Config, to streams) er
 	return plandiff.View{All: true, Colour: cli.Coloured(to.out), Width: cli.Columns(to.out)}.Print(to.out, found)
 }
 
-// rehearsalTimeout is how much time the API server has to answer. The Node and ServiceCIDRs
-// are waited for 30 s if they cannot be read.
+// rehearsalTimeout is the API server's time to answer: 30 s alone for Node and ServiceCIDRs.
 const rehearsalTimeout = 45 * time.Second
 
 // listPending prints what prepare would change.

@@ -153,8 +153,7 @@ The flags are those that the service will run with. They are checked, and nothin
 is installed if they cannot be used. Paths are made absolute, because a service
 starts in another folder. Without --log-file, the log file is in ProgramData.`
 
-// newServiceInstall returns the command service install. It accepts all flags of the
-// proxy itself.
+// newServiceInstall returns the command service install, with all flags of the proxy.
 func newServiceInstall(s *serviceCommands) *cobra.Command {
 	o := newOptions(s.modes)
 	cmd := &cobra.Command{

@@ -12,9 +12,8 @@ import (
 	"kubeproxy/cmd/kube-proxy/internal/cli"
 )
 
-// version is set by the linker: -X main.version=v1.2.3, followed by the commit and its
-// date, separated by commas, if they are known. The compiler may have recorded these as
-// well.
+// version is set by the linker: -X main.version=v1.2.3, with commit and date after commas, if
+// known, which the compiler may have recorded, too.
 var version string
 
 // versionFlag is "", "true" or "raw". It implements pflag.Value.

@@ -99,8 +99,7 @@ type plugin struct {
 // passed are the flags that kubectl gets.
 var passed = []string{"--context", "--kubeconfig", "--cluster", "--user", "--as", "--request-timeout"}
 
-// parse reads the arguments. Flags behind the command belong to that, except for --node,
-// which kube-proxy does not have.
+// parse reads the arguments. Flags behind the command are its own, but --node is ours.
 func parse(args []string) (*plugin, error) {
 	p := &plugin{selector: "app.kubernetes.io/name=kubeproxy", container: "kube-proxy"}
 	for len(args) > 0 && strings.HasPrefix(args[0], "-") {
@@ -204,9 +203,8 @@ type container struct {
 
 func (p *pod) String() string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
-// notOurs returns why a pod with the labels of the proxy is not one of the chart's, empty if it
-// is. Whoever may create pods can set labels. A pod in the network of the node needs the level
-// "privileged" of Pod Security in its namespace.
+// notOurs returns why a pod with the proxy's labels, which anybody can set, is not one of the
+// chart's. In the node's network it needs Pod Security's level "privileged".
 func (p *pod) notOurs() string {
 	account := p.Metadata.Labels["app.kubernetes.io/name"] // the chart names both after the release
 	switch {
@@ -225,8 +223,7 @@ func (p *pod) notOurs() string {
 	return "no DaemonSet controls it"
 }
 
-// container returns the one of that name, and the program of the proxy in it: on Windows it
-// has a path. Another program is not run.
+// container returns the one of that name, and the path of the proxy's program in it, no other.
 func (p *pod) container(name string) (*container, string, error) {
 	i := slices.IndexFunc(p.Spec.Containers, func(c container) bool { return c.Name == name })
 	if i < 0 {
@@ -419,8 +416,7 @@ func (p *plugin) run(out, problems io.Writer) (err error) {
 	return nil
 }
 
-// flagsFor returns those flags of the proxy that a command of kube-proxy needs to see the
-// node as the proxy does.
+// flagsFor returns the proxy's flags that a command needs to see the node as the proxy does.
 func flagsFor(command string, c *container, node string) []string {
 	var all []string
 	for _, a := range c.Args {

@@ -7,8 +7,7 @@ package condition
 
 import "strings"
 
-// Name is the name of a condition. One that ends in "-" goes on with what it is about, see
-// Of.
+// Name is the name of a condition. One that ends in "-" goes on with what it is about, see Of.
 type Name string
 
 // The conditions. Kinds says of each what it means.

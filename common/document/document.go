@@ -58,8 +58,7 @@ func WriteJSON(w io.Writer, value any) error {
 	return e.Encode(value)
 }
 
-// WriteReadable is WriteJSON for a terminal: <, > and & stay, and foreign text cannot
-// control the terminal.
+// WriteReadable is WriteJSON for a terminal: <, > and & stay, foreign text controls nothing.
 func WriteReadable(w io.Writer, value any) error {
 	e := json.NewEncoder(printable.Writer(w))
 	e.SetEscapeHTML(false)
@@ -323,8 +322,7 @@ func (t *Table) widths(titles []string, measure func(string) int) []int {
 	return widths
 }
 
-// longestPiece returns the length of the longest part of text that Wrap leaves whole if
-// there is room.
+// longestPiece returns the length of the longest part of text that Wrap would leave whole.
 func longestPiece(text string) int {
 	longest := 0
 	for _, word := range strings.Fields(text) {
@@ -335,13 +333,11 @@ func longestPiece(text string) int {
 	return longest
 }
 
-// Wrap breaks text into lines of at most width columns: between words, and a longer word
-// after a comma, else after a slash, else after another sign, else anywhere. There is at
-// least one line.
+// Wrap breaks text into at least one line of at most width columns: between words, and a longer
+// word after a comma, a slash, another sign, or anywhere.
 func Wrap(text string, width int) []string { return wrap(text, width, width) }
 
-// Hang is Wrap, with all lines but the first indented. So no part of text begins a line
-// of its own, whatever is in it.
+// Hang is Wrap, with all lines but the first indented, so that no foreign text begins a line.
 func Hang(text string, width int) []string {
 	const margin = "  "
 	lines := wrap(text, width, width-len(margin))

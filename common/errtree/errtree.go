@@ -38,9 +38,8 @@ func Walk(err error, visit func(error) (descend bool)) {
 	}
 }
 
-// Every reports whether each branch of err's tree has an error for which is returns true.
-// It is false for nil, and for a branch without such an error. is is not called for
-// errors that join others.
+// Every reports whether each branch of err's tree has an error for which is returns true; nil has
+// none. is is not called for errors that join others.
 func Every(err error, is func(error) bool) bool {
 	if err == nil {
 		return false
@@ -62,8 +61,7 @@ func Only(err, target error) bool {
 	return Every(err, func(err error) bool { return errors.Unwrap(err) == nil && errors.Is(err, target) })
 }
 
-// Find returns all errors of type T in err's tree, in the order of Walk. It does not look
-// below an error that it found.
+// Find returns all errors of type T in err's tree, in order, but those below another one.
 func Find[T error](err error) []T {
 	var found []T
 	Walk(err, func(err error) bool {

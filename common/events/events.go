@@ -67,8 +67,7 @@ const (
 type Options struct {
 	Config *rest.Config // of the API server; its rate limits are not used
 	Node   string       // the name of the own Node
-	// Report is called for a failure that is the first of its kind, and again after a
-	// success.
+	// Report is called for a failure that is the first of its kind since a success.
 	Report func(error)
 	// Written is called for each Event that the API server accepted. Dropped is called
 	// for each one that it did not accept, with one of the reasons below.
@@ -86,20 +85,17 @@ const (
 	Unreachable = "unreachable" // the API server was unreachable for too long
 )
 
-// The limits. In the worst case a node writes overallBurst Events at once, and then one
-// per overallEvery.
+// The limits. At worst a node writes overallBurst Events at once, then one per overallEvery.
 const (
 	overallBurst   = 10
 	overallEvery   = 10 * time.Second
 	conditionBurst = 3 // of one topic about one object
 	conditionEvery = 5 * time.Minute
 	maxConditions  = 500
-	// stableTime is how long a condition must last before it is reported. A failure that
-	// the next round fixes is no Event.
+	// stableTime is how long a condition must last: what the next round fixes is no Event.
 	stableTime = 3 * time.Second
-	// retention is how long a condition without a failure is remembered, so that
-	// recurring Events are counted in one. By default API servers delete an Event after
-	// an hour (kube-apiserver --event-ttl).
+	// retention is how long a good condition is remembered, so that recurring Events are counted in
+	// one: API servers delete them after an hour (kube-apiserver --event-ttl).
 	retention = 50 * time.Minute
 	// forbiddenPause is how long nothing is written after the API server forbade it.
 	forbiddenPause = 30 * time.Minute
@@ -251,8 +247,7 @@ func (r *Recorder) add(o Object, t Topic) *condition {
 	return m
 }
 
-// evict removes the conditions that have held for long or, if there is none, the one that
-// has held for longest.
+// evict removes the conditions that have held for long, or if none has, for longest.
 func (r *Recorder) evict(now time.Time) {
 	var oldest *condition
 	for n, list := range r.conditions {
@@ -292,8 +287,7 @@ func (r *Recorder) setConditions(n name, list []*condition) {
 	r.conditions[n] = list
 }
 
-// set records the present state of a condition. A return to the state last reported needs
-// no Event.
+// set records the present state of a condition. The one last reported needs no Event.
 func (r *Recorder) set(m *condition, failed bool, message string) {
 	m.message = message
 	if m.failed == failed {
@@ -444,8 +438,7 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// recordResult records the outcome of writing n for m, which may have changed or been
-// removed meanwhile.
+// recordResult records the outcome of writing n for m, which may have changed meanwhile.
 func (r *Recorder) recordResult(m *condition, n *pendingEvent, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -500,8 +493,7 @@ func retryable(err error) bool {
 // component is the source of the Events, under the name that people search for.
 const component = "kube-proxy"
 
-// maxMessage is below the limit of newer versions of the Event API: kubernetes:
-// pkg/apis/core/validation/events.go.
+// maxMessage is below newer Events' limit: kubernetes: pkg/apis/core/validation/events.go.
 const maxMessage = 1000
 
 // series is an Event in the API server whose count can be increased.
@@ -588,15 +580,13 @@ func (r *Recorder) event(n *pendingEvent, namespace string) *corev1.Event {
 // https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 const maxName = 253
 
-// eventName returns the name of an Event about an object. The number distinguishes it from
-// others.
+// eventName returns the name of an Event about an object, with a number for this one.
 func eventName(o Object, number uint64) string {
 	suffix := fmt.Sprintf(".%016x", number)
 	return strings.TrimRight(o.Name[:min(len(o.Name), maxName-len(suffix))], "-.") + suffix
 }
 
-// sharedName returns a name that is equal on every node for the same Event within an
-// hour.
+// sharedName returns a name that every node gives the same Event within an hour.
 func sharedName(n *pendingEvent) string {
 	h := fnv.New64a()
 	for _, part := range []string{string(n.object.UID), n.object.Kind, n.reason(), n.message, n.now.UTC().Format("2006010215")} {
@@ -605,8 +595,7 @@ func sharedName(n *pendingEvent) string {
 	return eventName(n.object, h.Sum64())
 }
 
-// oneLine returns a message on one line of printable text, and cuts it between two
-// characters. Joined errors have a line each.
+// oneLine returns a message, maybe of joined errors, on one printable line, cut between characters.
 func oneLine(s string) string {
 	s = printable.Text(strings.ReplaceAll(s, "\n", "; "))
 	if len(s) <= maxMessage {

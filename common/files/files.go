@@ -18,10 +18,9 @@ import (
 	"golang.org/x/text/transform"
 )
 
-// Read returns the content of a regular file of at most limit bytes, and the FileInfo of
-// the file that was read. It never blocks for long. It rejects what is not a regular
-// file, even if that has only just replaced a regular file, and it rejects files of
-// kernel file systems such as procfs.
+// Read returns the content of a regular file of at most limit bytes, and its FileInfo. It never
+// blocks for long: what is not regular, even since just now, and files of kernel file systems such
+// as procfs are rejected.
 func Read(path string, limit int64) ([]byte, fs.FileInfo, error) {
 	f, info, err := open(path, limit)
 	if err != nil {
@@ -49,8 +48,7 @@ func Check(path string, limit int64) error {
 	return f.Close()
 }
 
-// open opens a regular file. It rejects a device before opening it, because opening alone
-// activates some devices.
+// open opens a regular file. It rejects devices first, as opening alone activates some.
 func open(path string, limit int64) (*os.File, fs.FileInfo, error) {
 	if err := checkName(path); err != nil {
 		return nil, nil, fmt.Errorf("read %s: %w", path, err)
@@ -116,8 +114,7 @@ func checkWindowsName(path string) error {
 	return nil
 }
 
-// isPortDevice reports whether name is COM or LPT followed by a digit, which may be a
-// superscript digit.
+// isPortDevice reports whether name is COM or LPT and a digit, maybe a superscript one.
 func isPortDevice(name string) bool {
 	digit, com := strings.CutPrefix(name, "COM")
 	if !com {
@@ -152,8 +149,7 @@ type Output struct {
 	made fs.FileInfo // nil for a device or pipe, which stays as it is
 }
 
-// Create makes a new file, or opens a device or a named pipe. What exists otherwise stays as
-// it is, and is an error.
+// Create makes a new file, or opens a device or a named pipe. What else exists is an error.
 func Create(path string, mode fs.FileMode) (*Output, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err == nil {

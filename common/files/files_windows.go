@@ -73,8 +73,7 @@ func Protect(dir string) error {
 	return nil
 }
 
-// trusted are the accounts whose write access is as good as that of this program: SYSTEM, Administrators, and the
-// installer of Windows.
+// trusted are as good writers as this program: SYSTEM, Administrators, the installer of Windows.
 var trusted = []string{"S-1-5-18", "S-1-5-32-544", "S-1-5-80-956008885-3418522649-1831038044-1853292631-2271478464"}
 
 // writing are the rights with which one can change a file or folder, or who may.

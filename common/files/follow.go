@@ -22,8 +22,7 @@ import (
 const (
 	// FollowInterval is the interval of checks if the file cannot be watched.
 	FollowInterval = 10 * time.Second
-	// stableTime is how long a file must stay unchanged before it counts as complete:
-	// editors empty a file before they write it.
+	// stableTime is how long a file must stay unchanged: editors empty one before they write.
 	stableTime = 200 * time.Millisecond
 	// stableMaxWait bounds the wait for a stable file.
 	stableMaxWait = 10 * stableTime
@@ -51,13 +50,11 @@ type Follower struct {
 	Path string
 	// Read reads the file.
 	Read func() ([]byte, error)
-	// Key is the key of the content that Changed received last, at first of the content
-	// that the caller knows.
+	// Key is that of the content that Changed received last, at first of what the caller knows.
 	Key string
 	// Changed receives new content. Its error ends Run.
 	Changed func(context.Context, Content) error
-	// Signals makes Run read the file at once, and pass it to Changed even if it is the
-	// same.
+	// Signals makes Run read the file at once, and pass it to Changed even if it is the same.
 	Signals <-chan os.Signal
 	// WatchFailed receives why changes are noticed late, once for each reason.
 	WatchFailed func(error)
@@ -84,8 +81,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	}
 }
 
-// wait returns when the file is to be checked. now is whether a signal requested it; more
-// is false when ctx ends.
+// wait returns when to check the file; now is whether a signal asked, more is false after ctx.
 func (f *Follower) wait(ctx context.Context, w *Watch) (now, more bool) {
 	done := make(chan struct{})
 	requested := make(chan bool, 1)
@@ -229,8 +225,7 @@ func (w *Watch) concerns(e fsnotify.Event) bool {
 	return w.watchedPaths[name] || w.watchedPaths[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..")
 }
 
-// Wait returns true when it is time to read again: a change has settled, d is over, or
-// Kick was called. It returns false when ctx ends.
+// Wait returns true when to read again: a change has settled, d is over, or Kick was called.
 func (w *Watch) Wait(ctx context.Context, d time.Duration) bool {
 	var events chan fsnotify.Event
 	var errs chan error

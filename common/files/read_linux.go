@@ -19,9 +19,8 @@ func openNonblocking(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 }
 
-// checkNotKernelFile rejects files of kernel file systems. They look like regular files,
-// but a read of /proc/kmsg waits for messages and takes them away from the logging
-// daemon: proc_kmsg(5).
+// checkNotKernelFile rejects files of kernel file systems: a read of /proc/kmsg waits for messages
+// and takes them from the logging daemon (proc_kmsg(5)).
 func checkNotKernelFile(f *os.File) error {
 	var s unix.Statfs_t
 	c, err := f.SyscallConn() // File.Fd would make reads block

@@ -27,9 +27,8 @@ import (
 type Options struct {
 	// Families are those that are programmed.
 	Families []service.Family
-	// SyncPeriod is the longest pause between two rounds. A family is unhealthy if a
-	// change is not in force after twice that time, or if there was no round for that
-	// long.
+	// SyncPeriod is the longest pause between two rounds. A family is unhealthy if a change is not
+	// in force, or no round was, for twice that time.
 	SyncPeriod time.Duration
 	// NodeRequired makes the node ineligible while the API has no Node object for it.
 	// Otherwise a node is ineligible only if it was deleted or is about to be.
@@ -51,8 +50,7 @@ type Source struct {
 	Faults      int    // things that cannot be read or used at present
 }
 
-// Monitor collects events of the proxy and answers from them. All methods may be called
-// from any goroutine.
+// Monitor collects events of the proxy and answers from them. It is safe for concurrent use.
 type Monitor struct {
 	options Options
 
@@ -103,8 +101,7 @@ func (m *Monitor) Configure(o Options) {
 	}
 }
 
-// Queued records that f has something to do from now on. Earlier entries remain, and the
-// oldest one counts.
+// Queued records that f has something to do from now on, if it had nothing before.
 func (m *Monitor) Queued(f service.Family) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,8 +110,7 @@ func (m *Monitor) Queued(f service.Family) {
 	}
 }
 
-// Progress records that the current rounds progress. A long round is no reason to
-// restart.
+// Progress records that the current rounds progress: a long one is no reason to restart.
 func (m *Monitor) Progress() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -123,8 +119,7 @@ func (m *Monitor) Progress() {
 	}
 }
 
-// Result records the outcome of a round for f. A success completes what was queued before
-// the round began, and nothing later.
+// Result records a round for f. A success completes what was queued before the round began.
 func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -142,8 +137,7 @@ func (m *Monitor) Result(f service.Family, r reconcile.Result) {
 	s.waiting = errors.Is(r.Err, reconcile.ErrWaiting)
 	s.failing = !reconcile.OnlyPortErrors(r.Err)
 	if s.failing {
-		// A failure means that something remains to be done, even if nothing was queued:
-		// a resync found drift.
+		// A failure means that something remains, even if nothing was queued: drift of a resync.
 		s.pending.atLeast(r.Start)
 		return
 	}
@@ -199,12 +193,9 @@ func (m *Monitor) SetStandby(holder, fault string) {
 	}
 }
 
-// SetCondition adds a message under a name to every answer, until the name gets an empty
-// message. It is for what needs an operator but does not stop traffic, such as a setting
-// that could not be made.
-//
-// Every client of the health server can read the message, so it must not name Services.
-// Use SetDetailedCondition for messages with names.
+// SetCondition adds a message under a name to every answer, until it gets an empty one. It is for
+// what needs an operator but does not stop traffic. Every client can read it, so it must not name
+// Services, see SetDetailedCondition.
 func (m *Monitor) SetCondition(name condition.Name, message string) {
 	m.SetDetailedCondition(name, message, message)
 }
@@ -280,8 +271,7 @@ func (m *Monitor) Blocking(f service.Family) (all, some map[condition.Name]strin
 	return all, some
 }
 
-// Serving reports whether at least one of families is healthy. Without families, any will
-// do.
+// Serving reports whether at least one of families, or without them any, is healthy.
 func (m *Monitor) Serving(families ...service.Family) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -350,8 +340,7 @@ func (m *Monitor) Report() Report {
 	return r
 }
 
-// deletionTaint is the taint by which the cluster autoscaler announces the deletion of a
-// node: kubernetes/enhancements#3836.
+// deletionTaint announces the deletion by the cluster autoscaler: kubernetes/enhancements#3836.
 const deletionTaint = "ToBeDeletedByClusterAutoscaler"
 
 // node determines whether load balancers should send new connections to this node.
@@ -404,9 +393,8 @@ func (p *pending) add(t time.Time) {
 	p.times = append(p.times, t)
 }
 
-// thinOut removes every second time except the first and the last. The time after a
-// removed one stands in for it. So an age can come out too low by the gap between the
-// two, but no change counts as done too early.
+// thinOut removes every second time except the first and the last. The one after stands in for it:
+// an age can come out too low, but no change counts as done too early.
 func (p *pending) thinOut() {
 	kept := p.times[:1]
 	for i := 1; i < len(p.times); i += 2 {
@@ -455,8 +443,7 @@ type Report struct {
 	// Services, such as a health check that cannot be answered, does not change the status
 	// of an answer: a load balancer would stop using the node for all of them.
 	Blocked []string `json:"blocked,omitempty"`
-	// BlockedFamilies names the IP families of which no traffic flows because of them.
-	// These are not healthy.
+	// BlockedFamilies names those of which no traffic flows because of them. They are not healthy.
 	BlockedFamilies  []string          `json:"blockedFamilies,omitempty"`
 	publicConditions map[string]string // Conditions without names
 }
@@ -499,19 +486,16 @@ type FamilyReport struct {
 	// Waiting means unhealthy because other components have not created something yet. A
 	// new process would wait too. Rounds continue.
 	Waiting bool `json:"waiting,omitempty"`
-	// Busy means unhealthy, but in a round that progresses. A new process would have as
-	// much to do.
+	// Busy means unhealthy, but in a round that progresses. A new process would have as much to do.
 	Busy bool `json:"busy,omitempty"`
-	// Blocked means unhealthy only because no traffic flows though all is programmed. A new
-	// process would not change that.
+	// Blocked means unhealthy only for a reason outside of the process, though all is programmed.
 	Blocked    bool   `json:"blocked,omitempty"`
 	Generation uint64 `json:"generation"` // in force
 	// OldestPending is the time of the oldest change that is not in force, or nil.
 	OldestPending *time.Time `json:"oldestPending,omitempty"`
 	Rounds        int        `json:"rounds"`
-	// FailedPorts counts the Service ports that the latest round could not program. They
-	// do not make the family unhealthy, because one bad Service would take every node out
-	// of service.
+	// FailedPorts counts the Service ports that the latest round could not program. One bad Service
+	// must not make every node unhealthy.
 	FailedPorts   int    `json:"failedPorts"`
 	DriftFound    int    `json:"driftFound"`
 	DriftRepaired int    `json:"driftRepaired"`
@@ -531,8 +515,7 @@ type SourceReport struct {
 	Faults int    `json:"faults,omitempty"`
 }
 
-// maxError bounds the reported part of an error. An error about thousands of ports is
-// long.
+// maxError bounds the reported part of an error, which may be about thousands of ports.
 const maxError = 2000
 
 // alive reports whether no family has a fault that a restart might fix.
@@ -581,8 +564,7 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:maxError], "") + " ..."
 }
 
-// sourceFaults summarizes the faults of sources, "" if there are none. It names no
-// object, because every client can read conditions.
+// sourceFaults summarizes the faults of sources without naming objects: all can read conditions.
 func sourceFaults(sources []SourceReport) string {
 	type fault struct{ names, text string }
 	var all []fault

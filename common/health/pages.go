@@ -37,13 +37,11 @@ type Admin struct {
 	Status *Status
 	// Flags returns the content of /flagz, by name of the flag.
 	Flags func() map[string]string
-	// Profiling serves /debug/pprof/. With a Verbosity it also serves /debug/flags/v,
-	// which accepts PUT.
+	// Profiling serves /debug/pprof/, and with a Verbosity /debug/flags/v, which accepts PUT.
 	Profiling bool
 	Verbosity flag.Value
-	// Exposed serves every part to everybody who reaches the server. Otherwise what has
-	// names of Services, the configuration or internals is for clients on loopback that ask
-	// an address or localhost.
+	// Exposed serves every part to everybody. Otherwise what has names of Services, the
+	// configuration or internals is for clients on loopback that ask an address or localhost.
 	Exposed bool
 }
 
@@ -88,8 +86,7 @@ func (a Admin) Handler() http.Handler {
 	return mux
 }
 
-// zpages adds the pages of https://kep.k8s.io/4827 and https://kep.k8s.io/4828, and
-// /configz.
+// zpages adds those of https://kep.k8s.io/4827 and https://kep.k8s.io/4828, and /configz.
 func (a Admin) zpages(mux *http.ServeMux) {
 	if a.Config != nil {
 		mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
@@ -226,12 +223,11 @@ type Observer struct {
 	Checked func(path string, f service.Family, healthy bool)
 }
 
-// Handler serves /healthz, which also depends on the node's eligibility for load
-// balancers, and /livez, which does not. Both answer with a Report and 200 or 503, for
-// all families or for the one in ?family=, IPv4 or IPv6. The answer is 503 until the
-// first round has succeeded, so a startup probe should precede a liveness probe. A family
-// that waits for other components counts as alive, and so does one in a long round that
-// progresses, and one of which no traffic flows for a reason outside of the process.
+// Handler serves /healthz, which depends on the node's eligibility for load balancers, too, and
+// /livez. Both answer with a Report and 200 or 503, for all families or the one in ?family=. It is
+// 503 until the first round has succeeded, so a startup probe should precede a liveness probe. A
+// family counts as alive that waits for other components, is in a long round that progresses, or is
+// blocked for a reason outside of the process.
 func (m *Monitor) Handler(l Observer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, q *http.Request) { m.answer(w, q, l) })
@@ -273,8 +269,7 @@ func (m *Monitor) notify(l Observer, path string, r Report) {
 	}
 }
 
-// narrowTo reduces r to the family with the given name, in any case. It returns false if
-// there is none.
+// narrowTo reduces r to the family with a name, in any case, and reports whether there is one.
 func (r *Report) narrowTo(name string) bool {
 	for f, s := range r.Status {
 		if strings.EqualFold(f, name) {

@@ -30,8 +30,7 @@ type Server struct {
 	Name    string // for logs and errors, such as "metrics"
 	Addr    string // host:port; [::] is every address of both families, or of the one that there is
 	Handler http.Handler
-	// HardFail makes it an error if the address cannot be bound. Otherwise Run retries
-	// every five seconds.
+	// HardFail makes an address that cannot be bound an error. Otherwise Run retries.
 	HardFail bool
 	// Listening, if set, is called with the address once it is bound.
 	Listening func(net.Addr)
@@ -39,8 +38,7 @@ type Server struct {
 	Attempted func(error)
 	// TLS, if set, makes it a server of HTTPS.
 	TLS *tls.Config
-	// Connections, if set, bounds the number of connections. The default is
-	// MaxConnections.
+	// Connections, if set, bounds the connections, in place of MaxConnections.
 	Connections *Connections
 	// Listen, if set, replaces the system's function.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
@@ -172,8 +170,7 @@ func Serve(ctx context.Context, name string, l net.Listener, h http.Handler, con
 	return fmt.Errorf("%s server: %w", name, err)
 }
 
-// Certificate is a certificate and its key, in files that may be replaced while the
-// servers run.
+// Certificate is a certificate and its key, in files that may be replaced at any time.
 type Certificate struct {
 	certFile, keyFile string
 	report            func(error)
@@ -233,14 +230,12 @@ func (c *Certificate) read() error {
 	return nil
 }
 
-// MaxConnections is the maximum number of connections to a server, if the process may
-// have enough open files.
+// MaxConnections bounds the connections to a server, if the process may open enough files.
 const MaxConnections = 128
 
-// Connections bounds the number of connections to one server, or to several together. A
-// new connection is always accepted. Over the limit, the connection that has been idle
-// for longest is closed, or the oldest if none is idle. This suits probes, which send
-// their request at once and close soon.
+// Connections bounds the connections to one or several servers. A new one is always accepted: over
+// the limit, the one that is idle for longest is closed, or the oldest. This suits probes, which
+// send their request at once and close soon.
 type Connections struct {
 	limit int
 
@@ -271,8 +266,7 @@ var (
 	_ carried      = (*tls.Conn)(nil)
 )
 
-// connState is the ConnState hook of an http.Server. The server calls it with a new
-// connection before it accepts the next one.
+// connState is an http.Server's ConnState hook, called with one connection after the other.
 func (c *Connections) connState(conn net.Conn, state http.ConnState) {
 	if t, ok := carrier(conn).(sendBuffered); ok && state == http.StateNew {
 		_ = t.SetWriteBuffer(sendBuffer)
@@ -352,8 +346,7 @@ func newErrorLog(log klog.Logger, server string) *errorLog {
 // standard returns the log in the form that net/http takes.
 func (e *errorLog) standard() *log.Logger { return log.New(e, "", 0) }
 
-// Write implements io.Writer. A line is about a client, or about a panic of ours, which is
-// always logged.
+// Write implements io.Writer. A line is about a client, or a panic of ours, always logged.
 func (e *errorLog) Write(line []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -374,14 +367,12 @@ func (e *errorLog) Write(line []byte) (int, error) {
 const (
 	// freshFor is how long an answer is reused for equal requests.
 	freshFor = 100 * time.Millisecond
-	// maxShared bounds the memory of answers that clients do not read. A single larger
-	// answer is permitted.
+	// maxShared bounds the memory of answers that clients do not read, but for a single one.
 	maxShared = 4 << 20
 )
 
-// responseCache generates one answer for all equal requests at about the same time, and
-// keeps few answers for clients that do not read. Over the limit it cuts off the readers
-// of the oldest answers.
+// responseCache generates one answer for equal requests at about the same time. Over its limit for
+// answers that clients do not read, it cuts off the readers of the oldest.
 type responseCache struct {
 	handler http.Handler
 

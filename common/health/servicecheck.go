@@ -21,32 +21,26 @@ import (
 // Check is the content of the answers for one Service.
 type Check struct {
 	Namespace, Name string
-	// LocalEndpoints counts, by family, the ready endpoints on this node, without
-	// terminating ones.
+	// LocalEndpoints counts, by family, ready endpoints of this node that do not terminate.
 	LocalEndpoints [2]int
-	// Families are those of the Service, nil for all that are programmed. Endpoints and
-	// health of the family of a probe's connection count, so that a fault of one family
-	// does not affect the answers in the other, and no load balancer sends IPv4 where only
-	// IPv6 has an endpoint.
+	// Families are those of the Service, nil for all that are programmed. Those of the family of a
+	// probe's connection count, so that one family's fault leaves the other alone, and no load
+	// balancer sends IPv4 where only IPv6 has an endpoint.
 	Families []service.Family
-	// Unprogrammed means that this Service could not be programmed, even if the proxy is
-	// otherwise healthy.
+	// Unprogrammed means that this Service could not be programmed, whatever the proxy's health.
 	Unprogrammed bool
 }
 
 // DesiredChecks is everything to be answered.
 type DesiredChecks struct {
-	// Addrs are the node's addresses to listen on. An unspecified one stands for all of
-	// its family.
+	// Addrs are the node's addresses to listen on, an unspecified one for all of its family.
 	Addrs  []netip.Addr
 	Checks map[uint16]Check // by healthCheckNodePort
-	// Within restricts an unspecified address. Connections to addresses outside of these
-	// prefixes are reset.
+	// Within restricts an unspecified address: connections elsewhere are reset.
 	Within []netip.Prefix
 }
 
-// CheckProblem is an address of a Service's check that cannot be bound. It is retried every
-// five seconds and at every Sync.
+// CheckProblem is an address of a check that cannot be bound, and is retried for ever.
 type CheckProblem struct {
 	Namespace, Name string
 	Addr            netip.AddrPort
@@ -56,14 +50,12 @@ type CheckProblem struct {
 // CheckServers holds one listener per address and port. Set the exported fields before use.
 // All methods may be called from any goroutine.
 type CheckServers struct {
-	// Serving reports whether at least one of the families is programmed, see
-	// health.Monitor.Serving. Nil means always.
+	// Serving reports whether one of the families is programmed, as Monitor.Serving. Nil is always.
 	Serving func(families ...service.Family) bool
 	// Report, if set, is called for each Problem when it appears. It is called again with
 	// a nil Err when the Problem is over and the check still exists.
 	Report func(CheckProblem)
-	// Connections bounds the connections to all listeners together. Nil means
-	// health.MaxConnections.
+	// Connections bounds those to all listeners together, nil at health.MaxConnections.
 	Connections *Connections
 	// Listen, if set, replaces the system's function.
 	Listen func(ctx context.Context, network, addr string) (net.Listener, error)
@@ -303,8 +295,7 @@ func (p CheckProblem) subject() string {
 	return "health check of service " + p.Namespace + "/" + p.Name + " on " + p.Addr.String()
 }
 
-// weightHeader is the header that carries the number of local endpoints, as a weight for
-// load balancers.
+// weightHeader carries the number of local endpoints, as a weight for load balancers.
 const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
 // answer is the body of a response.
@@ -317,9 +308,8 @@ type answer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// handler answers every path and method, because load balancers may be configured with
-// any. The status is 200 if this node has ready endpoints and the proxy is healthy, and
-// 503 otherwise.
+// handler answers every path and method, as load balancers may use any: 200 if this node has ready
+// endpoints and the proxy is healthy, else 503.
 func (s *CheckServers) handler(port uint16) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		s.mu.Lock()
@@ -344,8 +334,7 @@ func (s *CheckServers) healthy(c Check, q *http.Request) bool {
 	return !c.Unprogrammed && (s.Serving == nil || s.Serving(c.families(q)...))
 }
 
-// localEndpoints returns the count of the family that matters for q, and the largest one
-// where more than one does.
+// localEndpoints returns the largest count of the families that matter for q.
 func (c Check) localEndpoints(q *http.Request) int {
 	families := c.families(q)
 	if len(families) == 0 {
@@ -358,8 +347,7 @@ func (c Check) localEndpoints(q *http.Request) int {
 	return n
 }
 
-// families returns the families that matter: the one of q's connection if the
-// Service has it, and otherwise all of the Service.
+// families returns that of q's connection if the Service has it, otherwise all of the Service.
 func (c Check) families(q *http.Request) []service.Family {
 	family, ok := arrival(q)
 	if ok && slices.Contains(c.Families, family) {

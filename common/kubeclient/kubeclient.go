@@ -326,9 +326,8 @@ func (o *Options) Config() (*rest.Config, error) {
 	return to, nil
 }
 
-// stayer refuses redirects. The API server sends none for what is asked here, and each request
-// has the token, also one that a redirect leads elsewhere. It implements http.RoundTripper and
-// utilnet.RoundTripperWrapper.
+// stayer refuses redirects, of which the API server sends none here: each request has the token. It
+// implements http.RoundTripper and utilnet.RoundTripperWrapper.
 type stayer struct{ http.RoundTripper }
 
 var _ utilnet.RoundTripperWrapper = stayer{}
@@ -355,9 +354,8 @@ func CountRequests(m *metrics.Metrics) {
 	})
 }
 
-// Outages logs failures to read the API server. It logs each sort of failure when it
-// first appears, and then the number of repetitions at growing intervals. So an outage of
-// an hour takes a dozen lines.
+// Outages logs each sort of failure to read the API server when it first appears, and then the
+// number of repetitions at growing intervals: a dozen lines in an hour.
 type Outages struct {
 	now    func() time.Time
 	remedy func(error) string
@@ -370,23 +368,20 @@ type Outages struct {
 	reasons map[string]*failure
 }
 
-// failure is a sort of failure. Its errors differ only in numbers and in the object of
-// the request.
+// failure is a sort of failure, whose errors differ only in numbers and in the object.
 type failure struct {
 	last, logged time.Time
 	pause        time.Duration
 	repeats      int
 }
 
-// forgetAfter is how long a sort of failure is remembered, and the longest interval
-// between log lines of a lasting one.
+// forgetAfter is how long a sort is remembered, and the longest interval between its lines.
 const forgetAfter = 15 * time.Minute
 
 // firstPause is the first interval between log lines of a lasting failure.
 const firstPause = time.Minute
 
-// NewOutages returns Outages that logs to log. remedy names the remedy for an error, or is
-// empty.
+// NewOutages returns Outages that logs to log. remedy names the remedy for an error, or "".
 func NewOutages(log klog.Logger, remedy func(error) string) *Outages {
 	return &Outages{log: log, now: time.Now, remedy: remedy, failing: map[string]bool{}, reasons: map[string]*failure{}}
 }
@@ -461,8 +456,7 @@ func (o *Outages) Recovered(kind string) {
 	}
 }
 
-// reasonOf returns the sort of a failure. The kind and the numbers of a request, such as
-// ports, do not belong to the sort.
+// reasonOf returns the sort of a failure, without kind and numbers, such as ports, of a request.
 func reasonOf(e *source.ReadError) string {
 	if e.Optional {
 		return e.Kind

@@ -22,8 +22,7 @@ import (
 	"kubeproxy/common/reconcile"
 )
 
-// Identity identifies a proxy process. All of it comes from outside this process, so it
-// must be sanitized.
+// Identity identifies a proxy process. All of it is foreign, so it must be sanitized.
 type Identity struct {
 	// PID is the process ID as this process sees it, or 0 if it cannot see it.
 	PID int `json:"pid,omitempty"`
@@ -48,14 +47,12 @@ type Conn struct {
 
 // Listener holds the name of the lease.
 type Listener interface {
-	// Accept returns the next connection of a process that may be a proxy, as far as the
-	// system knows without a proof.
+	// Accept returns the next connection of what may be a proxy, as far as the system knows.
 	Accept() (*Conn, error)
 	Close() error
 }
 
-// Transport is how proxies of one node find each other. The operating system must release
-// the name when its process ends.
+// Transport is how proxies of one node find each other. A process's end must release the name.
 type Transport interface {
 	// Listen takes the name. The error matches ErrHeld if another process has it.
 	Listen() (Listener, error)
@@ -83,17 +80,14 @@ const (
 	takeTimeout = 30 * time.Second
 	takeTries   = 100
 	takePause   = 20 * time.Millisecond
-	// heartbeat is the interval of a holder's messages. A holder that sends nothing for
-	// heartbeatTimeout counts as gone.
+	// heartbeat is the interval of a holder's messages. After heartbeatTimeout without, it is gone.
 	heartbeat        = 3 * time.Second
 	heartbeatTimeout = 15 * time.Second
-	// retryInterval is the interval of attempts while an unrelated process occupies the
-	// name or the holder does not answer.
+	// retryInterval is between attempts while the holder, or what has the name, does not answer.
 	retryInterval = 5 * time.Second
 	// handoverDelay lets the process that got the lease take the name first.
 	handoverDelay = 200 * time.Millisecond
-	// watchTries bounds the attempts to stand by for a holder that has the name, but does
-	// not send heartbeats.
+	// watchTries bounds the attempts to stand by for a holder that sends no heartbeats.
 	watchTries = 5
 )
 
@@ -114,8 +108,7 @@ type State struct {
 type Lease struct {
 	Transport Transport
 	Self      Identity
-	// Fault, if set, returns why the rules of this process are not in force, empty if
-	// they are. Standbys show it.
+	// Fault, if set, returns why this process's rules are not in force, for standbys to show.
 	Fault func() string
 
 	mu       sync.Mutex
@@ -276,8 +269,7 @@ func (l *Lease) setState(s State) {
 // maxUnproven bounds the connections that have not sent a proof and a request yet.
 const maxUnproven = 128
 
-// places are the connections that have not sent a proof and a request yet. The zero value
-// is ready.
+// places are connections without proof and request so far. The zero value is ready.
 type places struct {
 	mu  sync.Mutex
 	all []*Conn // the oldest first

@@ -25,9 +25,8 @@ const (
 	requestIdentity = "who"   // return the holder's identity
 )
 
-// message is what both sides send: its length in four bytes, then JSON. New versions may
-// add fields, but must not rename or remove any, because the other side may have another
-// version.
+// message is what both sides send: its length in four bytes, then JSON. The other side may have
+// another version, so fields may be added, but not renamed or removed.
 type message struct {
 	Identity Identity `json:"identity"`
 	Request  string   `json:"ask,omitempty"`
@@ -133,8 +132,7 @@ func (l *Lease) exchange(c *Conn, what string, within time.Duration) (message, e
 	return m, nil
 }
 
-// noAnswerError explains why the other side sent no answer. It leaves out the addresses of
-// the connection, which are others each time.
+// noAnswerError explains why there was no answer, without addresses, which always differ.
 func noAnswerError(err error) error {
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		err = op.Err
@@ -177,8 +175,7 @@ func (i Identity) sanitized() Identity {
 	return i
 }
 
-// sanitizedText returns s shortened and without control characters, so that it can
-// neither move a cursor nor fill a log.
+// sanitizedText returns s shortened and printable, so that it cannot fill a log.
 func sanitizedText(s string) string {
 	s = strings.Join(strings.Fields(strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -192,8 +189,7 @@ func sanitizedText(s string) string {
 	return s
 }
 
-// mergedWith returns what a process sent about itself, corrected by what the system
-// reports about it.
+// mergedWith returns what a process said of itself, corrected by what the system says.
 func (i Identity) mergedWith(system Identity) Identity {
 	i.PID = system.PID
 	i.Command = cmp.Or(system.Command, i.Command)

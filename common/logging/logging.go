@@ -34,8 +34,7 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// Log is the logger of the process and those of its settings that can change at run
-// time.
+// Log is the logger of the process, with those of its settings that can change.
 type Log struct {
 	klog.Logger
 	Verbosity flag.Value
@@ -254,11 +253,10 @@ func CaptureCrash(log string) *os.File {
 	return f
 }
 
-// Writer is a log writer that does not block for long. Each Write goes to the
-// output at once and returns when it is written, so a crash loses nothing. If the output
-// blocks, such as a full pipe or a hanging disk, further lines are buffered. When the
-// buffer is full, or the output fails, such as a full disk or a pipe whose reader has ended,
-// lines are dropped and counted. The count follows the next line that is written.
+// Writer is a log writer that does not block for long. Each Write returns when it is written, so a
+// crash loses nothing. If the output blocks, as a full pipe or a hanging disk, lines are buffered.
+// When the buffer is full, or the output fails, as a full disk or a pipe without reader, they are
+// dropped, and the next line that is written has their count behind it.
 type Writer struct {
 	to io.Writer
 
@@ -287,8 +285,7 @@ const (
 	stallBuffer = 1 << 20
 )
 
-// Write implements io.Writer. It returns no error, as there is no other place to report
-// one.
+// Write implements io.Writer. It returns no error: there is no other place to report one.
 func (w *Writer) Write(text []byte) (int, error) {
 	done, wait := w.queue(text)
 	if !wait {
@@ -306,8 +303,7 @@ func (w *Writer) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// queue appends a line to the buffer. done is closed when the line is written; wait is
-// whether to wait for that.
+// queue buffers a line. done is closed when it is written; wait is whether to wait for that.
 func (w *Writer) queue(text []byte) (done chan struct{}, wait bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -28,8 +28,7 @@ import (
 // Namespace begins the name of each metric that is not kube-proxy's alone.
 const Namespace = "kubeproxy"
 
-// The label sets. Those of kube-proxy's metrics must not change. Additional information
-// gets a metric of its own.
+// The label sets. Those of kube-proxy's metrics must not change: more gets a metric of its own.
 var (
 	family   = []string{"ip_family"}
 	backend  = []string{"backend", "ip_family"}
@@ -98,8 +97,7 @@ var observed = map[string]metric{
 	"oldest_pending_change_age_seconds": {family, "Age of the oldest change that is not in force yet, 0 without any."},
 	"source_staleness_seconds":          {[]string{"source"}, "Time since the source was last known to be up to date, or since the start."},
 	"source_synced":                     {[]string{"source"}, "Whether the source has delivered everything that existed at the start."},
-	// By state and reason only: a series for each Service and node would outnumber all
-	// others, and /services has that information.
+	// By state and reason only: a series for each Service and node would outnumber all others.
 	"services":                    {[]string{"state"}, "Services by the state of their worst port."},
 	"unserved_services":           {reason, "Services with an address where clients are not served, by reason."},
 	"skipped_objects":             {reason, "Parts of the cluster's objects that had to be left out, by the faulty field."},
@@ -147,8 +145,7 @@ var kubernetes = map[string]metric{
 	"kubernetes_healthchecks_total": {[]string{"name", "status", "type"}, "Results of health checks."},
 }
 
-// registers are counters about the metrics themselves, which every component has. This
-// program neither hides nor disables any.
+// registers are counters of the metrics themselves, which every component has. None is hidden here.
 var registers = map[string]metric{
 	registered:               {[]string{"stability_level", "deprecated_version"}, "Metrics by stability and the version since when they are deprecated."},
 	"hidden_metrics_total":   {nil, "Deprecated metrics that are hidden."},
@@ -157,8 +154,7 @@ var registers = map[string]metric{
 
 const registered = "registered_metrics_total"
 
-// clients are the metrics of every client of the API server. Histograms have the same
-// buckets as in all other components.
+// clients are every client's of the API server, with the buckets of all other components.
 var clients = map[string]metric{
 	clientRequests:     {[]string{"code", "method", "host"}, "Requests to the API server by status code, method and host; the code is <error> without an answer."},
 	clientRetries:      {[]string{"code", "verb", "host"}, "Requests that were tried again."},
@@ -214,8 +210,7 @@ type Backend struct {
 
 func (b Backend) labels() []string { return []string{b.Mode, b.Family.String()} }
 
-// Client has the metrics of the API client. Its fields implement the hooks of package
-// k8s.io/client-go/tools/metrics.
+// Client has the API client's metrics, as hooks of k8s.io/client-go/tools/metrics.
 type Client struct {
 	Requests     ClientRequests
 	Retries      ClientRetries
@@ -357,23 +352,20 @@ type Observation struct {
 	Silent        Silent
 	// Localhost has the families whose loopback address has listeners.
 	Localhost map[service.Family]Localhost
-	// Accelerated counts the connections that sockets made without translation. It has the
-	// families with socket acceleration.
+	// Accelerated counts the connections that sockets made without translation, if they do.
 	Accelerated map[service.Family]uint64
 	// Unrelayed counts the SCTP packets to NodePorts of the loopback address that rules
 	// refused. It has the families with such rules, or that would have them.
 	Unrelayed map[service.Family]uint64
 }
 
-// Relay is the number of open files that relayed connections use, their limit, and the
-// number of refused clients by reason.
+// Relay is the open files of relayed connections, their limit, and refused clients by reason.
 type Relay struct {
 	Open, Limit int
 	Refused     map[string]uint64
 }
 
-// Silent counts the endpoints that do not answer, how many fell silent, and of how many that is
-// over.
+// Silent counts endpoints that do not answer, that fell silent, and of which that is over.
 type Silent struct {
 	LeftOut, Kept int
 	Fell, Over    uint64
@@ -382,8 +374,7 @@ type Silent struct {
 // Packets are the counters of iptables rules.
 type Packets struct{ Invalid, Loopback uint64 }
 
-// Localhost counts the listeners for NodePorts on a loopback address, and the failures to
-// open one.
+// Localhost counts listeners for NodePorts on a loopback address, and failures to open one.
 type Localhost struct{ Listeners, Failures int }
 
 // Tracked is the number of conntrack entries and their limit.
@@ -455,8 +446,7 @@ func New(o Options) *Metrics {
 	return m
 }
 
-// Observe adds the gauges of Observation. Each scrape calls now, possibly from several
-// goroutines.
+// Observe adds the gauges of Observation. Each scrape calls now, from any goroutine.
 func (m *Metrics) Observe(now func() Observation) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -17,8 +17,7 @@ import (
 	"kubeproxy/common/traffic"
 )
 
-// observer computes values at each scrape, so that rounds do not count what may never be
-// read. It implements prometheus.Collector.
+// observer computes at each scrape what may never be read. It implements prometheus.Collector.
 type observer struct {
 	metrics *Metrics
 	descs   map[string]*prometheus.Desc
@@ -275,8 +274,7 @@ func (m *Metrics) countRestore(family string, r reconcile.Result) {
 	}
 }
 
-// setProgrammed records what is in force. A round that failed as a whole leaves that
-// unknown, so the previous record remains.
+// setProgrammed records what is in force. A round that failed as a whole leaves that unknown.
 func (m *Metrics) setProgrammed(b Backend, r reconcile.Result) {
 	if !reconcile.OnlyPortErrors(r.Err) {
 		return
@@ -339,8 +337,7 @@ func (m *Metrics) setPendingChanges() {
 	m.gauges["sync_proxy_rules_endpoint_changes_pending"].WithLabelValues().Set(float64(m.changes.endpoints))
 }
 
-// InForce observes the time from a change of endpoints in the cluster until it was in
-// force.
+// InForce observes the time from a change of endpoints in the cluster until it was in force.
 func (m *Metrics) InForce(f service.Family, after time.Duration) {
 	m.histograms[networkProgramming].WithLabelValues(f.String()).Observe(after.Seconds())
 }
@@ -351,8 +348,7 @@ func (m *Metrics) Conntrack(f service.Family, took time.Duration, deleted int) {
 	m.counters["conntrack_reconciler_deleted_entries_total"].WithLabelValues(f.String()).Add(float64(deleted))
 }
 
-// ConnectionsEnded counts connections to endpoints that left, and those that ended for
-// balance.
+// ConnectionsEnded counts connections to endpoints that left, and those ended for balance.
 func (m *Metrics) ConnectionsEnded(f service.Family, orphans, rebalanced int) {
 	m.counters["orphans_ended_total"].WithLabelValues(f.String()).Add(float64(orphans))
 	m.counters["connections_rebalanced_total"].WithLabelValues(f.String()).Add(float64(rebalanced))

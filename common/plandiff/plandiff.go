@@ -25,8 +25,7 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Difference is what differs between two states. New versions may add fields to its JSON
-// form, but must not rename or remove any.
+// Difference is between two states. New versions may add JSON fields, but no more.
 type Difference struct {
 	Node string `json:"node"`
 	Mode string `json:"mode"`
@@ -36,18 +35,14 @@ type Difference struct {
 	Same bool   `json:"same"`
 	// Settings are lines about what does not belong to a Service port.
 	Settings []string `json:"settings"`
-	// Ports are the Service ports that differ. They are empty if one state is what the node
-	// has installed: that has no Services.
+	// Ports are the Service ports that differ, unless one state is what the node has installed.
 	Ports []PortChange `json:"ports"`
-	// Affected are the names of the Service ports in Ports and Plan, and of those whose
-	// objects differ.
+	// Affected are the names of Service ports in Ports and Plan, and whose objects differ.
 	Affected []string `json:"affected"`
-	// Plan are the changes that the node would make, one a line, if From is what it has
-	// installed.
+	// Plan are the changes that the node would make from what is installed, one a line.
 	Plan  []string                        `json:"plan"`
 	plans [len(service.Families)][]string // by family
-	// Text is a unified diff of what both states have installed. It is empty if that cannot
-	// be read back.
+	// Text is a unified diff of both states, empty if what is installed cannot be read back.
 	Text string `json:"diff"`
 	// Limits are what the mode does otherwise than the Services of the new state ask, one a line.
 	Limits []string `json:"limits"`
@@ -73,8 +68,7 @@ func (d *Difference) ExitCode() int {
 	return ExitDiffers
 }
 
-// affects adds the names of Service ports to those that are affected. The zero value
-// stands for none.
+// affects adds names of Service ports, without the zero value, to those affected.
 func (d *Difference) affects(all ...service.PortName) {
 	for _, n := range all {
 		if n != (service.PortName{}) {
@@ -313,9 +307,8 @@ func portsByLine(objects reconcile.Objects) []service.PortName {
 	return ports
 }
 
-// numberHunks sets where hunks begin in the new text, and returns the Service ports of the
-// lines that differ. The library leaves out the equal lines between two changes of one
-// hunk, so later hunks would begin too early.
+// numberHunks sets where hunks begin in the new text, and returns the Service ports of lines that
+// differ. The library leaves out equal lines within a hunk, so later ones would begin too early.
 func numberHunks(hunks []*udiff.Hunk, from, to []service.PortName) []service.PortName {
 	var changed []service.PortName
 	added := 0

@@ -96,8 +96,7 @@ func paths(err error) []string {
 	return all
 }
 
-// Writer returns a writer that applies Lines and writes to w. It buffers an incomplete
-// character until the rest arrives.
+// Writer returns a writer that applies Lines, and waits for the rest of a character.
 func Writer(w io.Writer) io.Writer { return &writer{to: w} }
 
 type writer struct {
@@ -127,10 +126,9 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Terminal returns a writer that shows on the terminal w what a process of this program prints
-// on a terminal elsewhere. It is like Writer, but keeps the few codes with which the program
-// colours text and replaces a page (SGR, CUP, EL and ED of ECMA-48), and the returns that a
-// terminal adds to line breaks.
+// Terminal returns a writer that shows on the terminal w what a process of this program prints on
+// one elsewhere. It is like Writer, but keeps the codes for colours and to replace a page (SGR,
+// CUP, EL and ED of ECMA-48), and the returns that a terminal adds to line breaks.
 func Terminal(w io.Writer) io.Writer { return &terminal{to: w, text: Writer(w)} }
 
 type terminal struct {

@@ -19,25 +19,20 @@ import (
 // SetTiming changes some of them later.
 type Loop struct {
 	Backend Backend
-	// Latest returns the snapshot to program. It returns nil until every source has
-	// synced.
+	// Latest returns the snapshot to program, nil until every source has synced.
 	Latest func() *service.Snapshot
 	// Report is called after each round, from the Loop's goroutine.
 	Report func(Result)
 
-	// MinInterval is the least average time between the starts of two rounds. After a
-	// quiet time, Burst rounds may follow one another sooner, but no sooner than
-	// burstGap, so that changes that arrive together are programmed together. A Burst of
-	// 0 counts as 1.
+	// MinInterval is the least average time between the starts of rounds. After a quiet time, Burst
+	// rounds, 0 counting as 1, may follow one another after burstGap, in which changes gather.
 	MinInterval time.Duration
 	Burst       int
-	// CostFactor, if it is not 0, lets cheap rounds follow one another sooner. A round is
-	// charged CostFactor times its duration, and MinInterval at most. With 50, rounds
-	// take at most 2 % of the time.
+	// CostFactor, if set, lets cheap rounds follow sooner: a round is charged CostFactor times its
+	// duration, MinInterval at most. With 50, rounds take at most 2 % of the time.
 	CostFactor int
 	Resync     time.Duration // longest pause between rounds
-	// Grace is how long a round may still run after Run's context has ended. Then the
-	// round's context ends too. Zero means no limit.
+	// Grace is how long a round may go on after Run's context, before its own ends, 0 for ever.
 	Grace time.Duration
 	Retry Backoff // pauses after failed rounds
 	// Drift is the backoff after consecutive rounds that found foreign changes. During
@@ -92,8 +87,7 @@ func (l *Loop) Kick() { signal(l.kick) }
 // Report then gets the latest Result again, with the present time.
 func (l *Loop) SnapshotChanged() { signal(l.changed) }
 
-// DataplaneChanged is like Kick, for a change of the dataplane by another process. If
-// such changes recur, Drift delays the rounds.
+// DataplaneChanged is like Kick, for others' changes. Drift delays rounds if they recur.
 func (l *Loop) DataplaneChanged() { signal(l.drift) }
 
 func signal(c chan struct{}) {
@@ -153,8 +147,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	return nil
 }
 
-// resyncPeriod is the time from one resync to the next. It is shorter during a dispute,
-// so that the end of the dispute is noticed.
+// resyncPeriod is the time to the next resync, shorter in a dispute, to notice its end.
 func (l *Loop) resyncPeriod(r *Result) time.Duration {
 	if r.Contested() {
 		return min(l.Resync, quietPeriod)
@@ -162,8 +155,7 @@ func (l *Loop) resyncPeriod(r *Result) time.Duration {
 	return l.Resync
 }
 
-// enter returns the snapshot to program. It returns nil if there is none or if this
-// process may not program.
+// enter returns the snapshot to program, nil without one or if this process may not.
 func (l *Loop) enter(ctx context.Context, last *lastRound) (want *service.Snapshot, leave func()) {
 	leave = func() {}
 	if want = l.Latest(); want == nil || l.Enter == nil {
@@ -214,8 +206,7 @@ type lastRound struct {
 	lastDrift   time.Time
 }
 
-// record makes r the latest result. If the backend did not get as far as its rules, they
-// are as they were.
+// record makes r the latest result. If r did not get to the rules, they are as they were.
 func (l *lastRound) record(r Result) {
 	if r.Rules == nil {
 		r.Rules = l.result.Rules.unwritten()
@@ -232,8 +223,7 @@ func (l *lastRound) renew(start time.Time) {
 	r.Rules = r.Rules.unwritten()
 }
 
-// trigger is why a round is due: either the dataplane must be checked, or only the
-// snapshot may have changed.
+// trigger is why a round is due: to check the dataplane, or maybe for a new snapshot alone.
 type trigger bool
 
 const (
@@ -250,8 +240,7 @@ type limiter struct {
 	interval   time.Duration
 	burst      int
 	costFactor int
-	// fullBurstAt is when a whole burst is allowed again. Each round delays it by an
-	// interval, or by less if the round was cheap.
+	// fullBurstAt is when a whole burst is allowed again. Rounds delay it by what they cost.
 	fullBurstAt time.Time
 }
 
@@ -259,8 +248,7 @@ func (l *Loop) newLimiter() limiter {
 	return limiter{interval: l.MinInterval, burst: max(l.Burst, 1), costFactor: l.CostFactor}
 }
 
-// nextStart charges a round that began at start and took cost. It returns when the next
-// round may start.
+// nextStart charges a round that began at start and took cost, and returns when to start next.
 func (l *limiter) nextStart(start time.Time, cost time.Duration) time.Time {
 	if l.fullBurstAt.Before(start) {
 		l.fullBurstAt = start
@@ -327,8 +315,7 @@ func (l *Loop) sleep(ctx context.Context, until time.Time, kick, changed, drift 
 
 // Outcome is all that a Backend reports about a round.
 type Outcome struct {
-	// Err joins what failed. It is nil only if the dataplane now matches the snapshot. A
-	// PortError names the port concerned.
+	// Err joins what failed, nil only if the dataplane matches. A PortError names its port.
 	Err error
 	// FullSync means that the whole dataplane was compared, not only what changed.
 	FullSync bool
@@ -342,11 +329,9 @@ type Outcome struct {
 	Removed []*service.Port
 	// Notes describe where the dataplane differs from what Services specify.
 	Notes Notes
-	// Unavailable is why no port of the family is programmed, because this node lacks the
-	// family. It is empty if they are programmed.
+	// Unavailable is why no port is programmed, as this node lacks the family, empty if they are.
 	Unavailable string
-	// Degraded describes the optional feature that the node does not have. It is empty if
-	// there is none.
+	// Degraded describes the optional feature that the node does not have, if any.
 	Degraded string
 	// Rules counts the rules of a dataplane that is written as text, nil for others.
 	Rules *Rules
@@ -371,8 +356,7 @@ func (o *Outcome) Limits(want *service.Snapshot, f service.Family) (unsupported,
 	return unsupported, notes
 }
 
-// Notes are about ports that are in force. They must not be modified after they were
-// returned.
+// Notes are about ports in force. They must not be modified after they were returned.
 type Notes map[service.PortName][]Note
 
 // Note is a difference that an operator should know of.
@@ -412,13 +396,11 @@ type Result struct {
 	Start      time.Time
 	Took       time.Duration
 	Changed    bool // the plan was not empty
-	// DriftRounds is how many rounds found foreign changes, without a quiet minute in
-	// between.
+	// DriftRounds is how many rounds found foreign changes, without a quiet minute between.
 	DriftRounds int
 }
 
-// Done reports whether nothing is left to do: the dataplane matches the snapshot, except
-// for what it will never implement.
+// Done reports whether the dataplane matches the snapshot as far as it ever will.
 func (r *Result) Done() bool { return r.Err == nil || Unsupported(r.Err) }
 
 // quietPeriod is the time without foreign changes that ends a dispute.
@@ -463,8 +445,7 @@ type DriftReport struct {
 	n     int
 }
 
-// Add adds a change. Those after MaxDrift are only counted, so text is not called for them:
-// whoever flushes the rules changes them all.
+// Add adds a change. Those after MaxDrift are only counted: who flushes rules changes all.
 func (r *DriftReport) Add(text func() string) {
 	if r.n++; r.n <= MaxDrift {
 		r.lines = append(r.lines, text())

@@ -20,37 +20,31 @@ import (
 	"kubeproxy/common/service"
 )
 
-// Backend programs one dataplane, such as nftables for IPv4 or HNS. Its methods are
-// called from one goroutine at a time, except Watch, which runs beside the others. A
-// Backend embeds Base for what it does not need.
+// Backend programs one dataplane, such as nftables for IPv4. Its methods are called one at a time,
+// except Watch. It embeds Base for what it does not need.
 type Backend interface {
-	// Plan compares want with the installed state and returns the changes that are still
-	// needed. It changes nothing.
+	// Plan compares want with the installed state and returns the changes. It makes none.
 	Plan(ctx context.Context, want *service.Snapshot) (Plan, error)
 
 	// Cleanup removes everything that any Backend of this kind installed, and nothing
 	// else. That includes leftovers of earlier processes. Nothing to remove is success.
 	Cleanup(ctx context.Context) error
 
-	// Watch calls touched after each change of the dataplane by another process, until
-	// ctx ends. touched returns at once.
+	// Watch calls touched after each change of the dataplane by others, until ctx ends.
 	Watch(ctx context.Context, touched func()) error
 
-	// SetResync sets the longest pause between rounds. It is called between two rounds,
-	// whenever that pause changes.
+	// SetResync sets the longest pause between rounds, whenever that changes between two.
 	SetResync(time.Duration)
 
-	// Forget drops what the Backend remembers of the dataplane, so that the next Plan
-	// lists it like a first one. It is called between two rounds, when another process
-	// has programmed the dataplane.
+	// Forget drops what the Backend remembers, so that the next Plan lists the dataplane: another
+	// process has programmed it since the last round.
 	Forget()
 
 	// Close releases what the Backend holds of the system. The dataplane stays.
 	Close() error
 }
 
-// Base is a Backend without Plan and Cleanup, which detects no changes, remembers nothing
-// and holds nothing.
+// Base is a Backend without Plan and Cleanup, which detects, remembers and holds nothing.
 type Base struct{}
 
 // Watch implements Backend.
@@ -95,27 +89,23 @@ type Plan interface {
 	// Empty reports whether the dataplane already matches. Then Apply is not called.
 	Empty() bool
 
-	// Outcome returns what is known without Apply. For an empty plan that is the outcome
-	// of the round.
+	// Outcome returns what is known without Apply, for an empty plan that of the round.
 	Outcome() Outcome
 
-	// Apply makes the changes. After a failed change it continues where that is safe, and
-	// it joins the errors.
+	// Apply makes the changes, and after a failure those that are safe. It joins the errors.
 	Apply(ctx context.Context) Outcome
 }
 
 // Change is one change of a Plan.
 type Change struct {
 	Text string // one line
-	// Port is the Service port that the change is for, the zero value for none in
-	// particular.
+	// Port is the Service port that the change is for, the zero value for none.
 	Port service.PortName
 	// Named means that Text has the name of Port.
 	Named bool
 }
 
-// String returns the line of a plan for c. It ends in " # " and the name of the Service
-// port, unless the text has the name.
+// String returns the line of a plan, with " # " and the Service port unless the text names it.
 func (c Change) String() string {
 	if c.Named || c.Port == (service.PortName{}) {
 		return c.Text
@@ -143,8 +133,7 @@ func (ch Changes) String() string {
 // Object is a part of what a dataplane holds, or would hold.
 type Object struct {
 	Text string // whole lines
-	// Port is the Service port that the object is for, the zero value for none in
-	// particular.
+	// Port is the Service port that the object is for, the zero value for none.
 	Port service.PortName
 }
 
@@ -181,10 +170,9 @@ func Families[D interface{ Objects() Objects }](document func(service.Family) D)
 	return all, docs
 }
 
-// Both returns a Backend that is main and a second one, which serves a part of the same
-// snapshots. Neither depends on the other: if one fails, the other continues, and the
-// errors are joined. Of the Outcome of the second one, only Err, Drift, Notes and
-// Degraded are used.
+// Both returns a Backend that is main and a second one for a part of the same snapshots. If one
+// fails, the other continues, and the errors are joined. Of the second one's Outcome, Err, Drift,
+// Notes and Degraded are used.
 func Both(main, second Backend) Backend { return &both{main, second} }
 
 // both implements Backend.
@@ -291,8 +279,7 @@ func Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Every calls do after each period until ctx is done. It is for what has to be looked at,
-// because nobody reports its changes.
+// Every calls do after each period until ctx is done, to look at what nobody reports.
 func Every(ctx context.Context, period time.Duration, do func()) error {
 	t := time.NewTicker(period)
 	defer t.Stop()
@@ -340,8 +327,7 @@ func InForce(err error) bool {
 	})
 }
 
-// Unsupported reports whether err consists only of errors.ErrUnsupported, so that a retry
-// is useless.
+// Unsupported reports whether err is errors.ErrUnsupported alone, so that a retry is useless.
 func Unsupported(err error) bool { return errtree.Only(err, errors.ErrUnsupported) }
 
 // PortError is a failure that concerns one Service port only.
@@ -361,15 +347,13 @@ func (e *PortError) Unwrap() error { return e.Err }
 // PortErrors lists the PortErrors in err's tree, in order.
 func PortErrors(err error) []*PortError { return errtree.Find[*PortError](err) }
 
-// RetryablePortErrors lists the PortErrors in err's tree, in order, except those that are
-// Unsupported.
+// RetryablePortErrors lists the PortErrors in err's tree in order, but Unsupported ones.
 func RetryablePortErrors(err error) []*PortError {
 	return slices.DeleteFunc(PortErrors(err), func(e *PortError) bool { return Unsupported(e.Err) })
 }
 
-// OnlyPortErrors reports whether err, if not nil, concerns single Service ports only. That
-// is partial success: everything else of the snapshot is in force. It is so if each branch
-// of err's tree has a PortError, whatever wraps it.
+// OnlyPortErrors reports whether err is nil or about single Service ports, so that everything else
+// is in force: each branch of its tree has a PortError.
 func OnlyPortErrors(err error) bool {
 	return err == nil || errtree.Every(err, func(err error) bool {
 		_, ok := err.(*PortError)

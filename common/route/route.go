@@ -56,8 +56,7 @@ type Verdict struct {
 	from       netip.Addr
 }
 
-// Masquerades reports whether the endpoint e sees an address of the node instead of the
-// client's.
+// Masquerades reports whether e sees an address of the node instead of the client's.
 func (v *Verdict) Masquerades(e service.Endpoint) bool {
 	return v.masquerade || !e.Remote && e.Addr.Addr() == v.from
 }
@@ -110,8 +109,7 @@ func find(want *service.Snapshot, c Conn, family service.Family) (*service.Port,
 	return nodePort, nodeFrontend
 }
 
-// closed returns why a connection concerns no Service: perhaps as it leads to a NodePort
-// that is not served at this address.
+// closed returns why a connection concerns no Service, as a NodePort not served at this address.
 func closed(want *service.Snapshot, c Conn, family service.Family) string {
 	to := c.To.Addr()
 	if c.ToNode && !want.Node.AnswersNodePorts(to) && !to.IsLoopback() {
@@ -140,8 +138,7 @@ func admits(sources []netip.Prefix, from netip.Addr) bool {
 	return sources == nil || slices.ContainsFunc(sources, func(s netip.Prefix) bool { return s.Contains(from) })
 }
 
-// choose sets the endpoints of c and whether its source is masqueraded. The port must
-// have endpoints and admit c.
+// choose sets the endpoints, and whether to masquerade, for a port with some that admits c.
 func choose(v *Verdict, node *service.Node, c Conn) {
 	kind := v.Frontend.Kind
 	pod, own := node.Pods.Contains(c.From, c.Interface), c.Interface == ""

@@ -14,13 +14,11 @@ import (
 type Consistent struct {
 	// Slots is the size of the table, 0 if endpoints are drawn at random.
 	Slots uint16
-	// ClusterIPs says that ClusterIPs select so, too, and not external addresses and NodePorts
-	// alone.
+	// ClusterIPs says that ClusterIPs select so, too, not external addresses and NodePorts alone.
 	ClusterIPs bool
 }
 
-// The bounds of Consistent.Slots. A list of endpoints gets its SlotShare at least, or is drawn from
-// at random.
+// The bounds of Consistent.Slots. A list gets its SlotShare at least, or is drawn from at random.
 const (
 	MinSlots, DefaultSlots, MaxSlots = 101, 1009, 65535
 

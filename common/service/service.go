@@ -62,8 +62,7 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// FamilyOf returns the family of a. A 4-in-6 mapped address counts as IPv6, so callers
-// must unmap addresses from outside first.
+// FamilyOf returns the family of a. Addresses from outside must be unmapped first: 4-in-6 is IPv6.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -87,8 +86,7 @@ func (n PortName) String() string {
 	return s
 }
 
-// ParsePortName reads a name as String writes it, which has no protocol. It returns the
-// zero value for other texts.
+// ParsePortName reads a name as String writes it, without protocol, else the zero value.
 func ParsePortName(text string) PortName {
 	service, port, hasPort := strings.Cut(text, ":")
 	namespace, name, hasName := strings.Cut(service, "/")
@@ -170,8 +168,7 @@ func (a Address) Compare(b Address) int {
 	return cmp.Or(cmp.Compare(a.Family, b.Family), a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 }
 
-// String returns "tcp 10.96.0.10:80", or "tcp node:30080" for a port of the node, with "node6"
-// for IPv6.
+// String returns "tcp 10.96.0.10:80", or "tcp node:30080", with "node6" for IPv6.
 func (a Address) String() string {
 	switch {
 	case a.Addr.IsValid():
@@ -198,8 +195,7 @@ type Endpoint struct {
 	Addr netip.AddrPort
 	// Local means that it runs on this node.
 	Local bool
-	// Remote means that it is known to run on another node. Neither flag is set if the
-	// endpoint's node is unknown.
+	// Remote means that it is known to run elsewhere. Of unknown nodes neither flag is set.
 	Remote bool
 }
 
@@ -223,28 +219,24 @@ func (p Policy) String() string {
 	return "Cluster"
 }
 
-// Port is one Service port in one IP family, with its endpoints already chosen.
-// Readiness, termination, topology and duplicates are resolved before a backend sees it.
-// A Port is read-only once it is in a Snapshot.
+// Port is one Service port in one IP family. Readiness, termination, topology and duplicates are
+// resolved: its endpoints are chosen. It is read-only once it is in a Snapshot.
 type Port struct {
 	Name   PortName
 	Family Family
-	// Frontends contains no two with the same Kind, Addr and Port. No other Port of the
-	// same Snapshot has one of them.
+	// Frontends contains no two with the same Kind, Addr and Port, also none of other Ports.
 	Frontends []Frontend
 	// Cluster serves traffic policy Cluster, Local serves policy Local. Both are sorted
 	// by address and have no duplicates. Local is nil if neither policy is Local. An
 	// endpoint in Local need not be in Cluster, because topology narrows Cluster only.
 	Cluster, Local []Endpoint
-	// Draining endpoints serve, but get no new connections: they terminate while others
-	// are ready, or topology prefers others. Their existing flows may continue. The list
-	// is sorted and disjoint from Cluster and Local. It is kept for UDP only, because UDP
-	// flows have no end of their own.
+	// Draining endpoints serve, but get no new connections: they terminate while others are ready,
+	// or topology prefers others. Their flows may continue. Sorted and disjoint from Cluster and
+	// Local, the list is kept for UDP, whose flows have no end of their own.
 	Draining []Endpoint
-	// Listed are addresses that EndpointSlices list for the port but that are in none of
-	// the lists above, because they are on another node and not ready, terminating or not
-	// preferred. They get no connections. Listed is sorted. It is nil for dataplanes in
-	// which an endpoint is not an object of its own.
+	// Listed are, sorted, other addresses that EndpointSlices list for the port, on other nodes and
+	// not ready, terminating or not preferred. They get no connections. It is nil for dataplanes in
+	// which an endpoint is no object of its own.
 	Listed []netip.Addr
 	// Internal applies to ClusterIP frontends, External to the others.
 	Internal, External Policy
@@ -256,9 +248,8 @@ type Port struct {
 	// KeepVIP requests that packets to a load balancer's address reach only pods of this
 	// node, with that destination address. Dataplanes that cannot do it ignore KeepVIP.
 	KeepVIP bool
-	// HealthCheck is the healthCheckNodePort of the Service, or 0. LocalReady is set only
-	// with it. It counts the Service's ready endpoints on this node, in this family and
-	// over all its ports.
+	// HealthCheck is the healthCheckNodePort of the Service, or 0. LocalReady, set only with it,
+	// counts the Service's ready endpoints on this node, in this family and over all ports.
 	HealthCheck uint16
 	LocalReady  int
 }
@@ -271,9 +262,8 @@ func (p *Port) Policy(k Kind) Policy {
 	return p.Internal
 }
 
-// Endpoints returns the endpoints for traffic to a frontend of kind k. It does not cover
-// pods and the node itself, which reach an external frontend with policy Local through
-// the Cluster endpoints.
+// Endpoints returns the endpoints for traffic to a frontend of kind k, but not that of pods and the
+// node, which reach external frontends with policy Local by Cluster.
 func (p *Port) Endpoints(k Kind) []Endpoint { return p.EndpointsFor(p.Policy(k)) }
 
 // EndpointsFor returns the endpoints for traffic of a policy.
@@ -300,17 +290,15 @@ func (p *Port) NodePort() uint16 {
 	return 0
 }
 
-// HasEndpoints reports whether p has any endpoint. Traffic to a Port without endpoints is
-// rejected, whatever its policy. Traffic to a Port with endpoints is dropped if the
-// policy excludes all of them.
+// HasEndpoints reports whether p has any endpoint. Without one, traffic is rejected, whatever the
+// policy. It is dropped if the policy excludes all.
 func (p *Port) HasEndpoints() bool { return len(p.Cluster) > 0 || len(p.Local) > 0 }
 
 // Node is what forwarding depends on besides Services: properties of the node and the
 // operator's resolved settings. It is read-only once it is in a Snapshot.
 type Node struct {
 	Name string
-	// Addrs are the node's own IPs from the API or the operator, without duplicates. The
-	// primary one of each family comes first.
+	// Addrs are the node's own IPs from the API or the operator, a family's primary one first.
 	Addrs []netip.Addr
 	// PodCIDRs are the ranges that the Node object has for its pods.
 	PodCIDRs []netip.Prefix
@@ -323,9 +311,8 @@ type Node struct {
 	// NodePortsEverywhere means that every address of the node serves NodePorts, whatever
 	// NodePorts says, as on Windows.
 	NodePortsEverywhere bool
-	// NodePortsPending means, by family, that some addresses of the node are not known
-	// yet and that NodePorts lacks them. Backends keep the addresses that an earlier
-	// process programmed.
+	// NodePortsPending means, by family, that NodePorts lacks addresses that are not known yet.
+	// Backends keep those that an earlier process programmed.
 	NodePortsPending [2]bool
 	// ServiceCIDRs are the known ranges that ClusterIPs come from, sorted and disjoint.
 	// Traffic to an address in them that belongs to no Service is dropped.
@@ -349,9 +336,8 @@ func (p LocalPods) Known(f Family) bool {
 	return p.Interface != "" || p.InterfacePrefix != "" || len(InFamily(p.Prefixes, f)) > 0
 }
 
-// Contains reports whether traffic from addr that enters through the interface iface
-// comes from a pod. iface is "" for traffic of the node itself. Contains returns false
-// where p detects nothing.
+// Contains reports whether traffic from addr through the interface iface, "" for the node's own,
+// comes from a pod. It is false where p detects nothing.
 func (p LocalPods) Contains(addr netip.Addr, iface string) bool {
 	switch {
 	case p.Interface != "":
@@ -373,8 +359,7 @@ func InFamily(prefixes []netip.Prefix, f Family) []netip.Prefix {
 	return in
 }
 
-// localhost is the address of each family on which local programs reach NodePorts, where
-// LocalhostNodePorts is true.
+// localhost is where local programs reach NodePorts, where LocalhostNodePorts is true.
 var localhost = [...]netip.Addr{IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), IPv6: netip.IPv6Loopback()}
 
 // Localhost returns 127.0.0.1 or ::1.
@@ -395,9 +380,8 @@ func LoopbackOnly(p netip.Prefix) bool {
 	return p.Masked() == netip.PrefixFrom(netip.IPv6Loopback(), 128)
 }
 
-// AnswersNodePorts reports whether addr serves NodePorts. addr must be an address of the
-// node. It is false for loopback addresses, which have a listener instead, see
-// LocalhostNodePorts.
+// AnswersNodePorts reports whether addr, an address of the node, serves NodePorts. Loopback
+// addresses do not: they have a listener, see LocalhostNodePorts.
 func (n *Node) AnswersNodePorts(addr netip.Addr) bool {
 	if addr.IsLoopback() || n.NodePortsEverywhere {
 		return !addr.IsLoopback()
@@ -414,8 +398,7 @@ func (n *Node) WhyNodePortsClosed(f Family, local []netip.Addr) string {
 	return n.WhyNotNodePorts(f, local)
 }
 
-// WhyNotNodePorts is WhyNodePortsClosed for some of the node's addresses, and without those of
-// loopback.
+// WhyNotNodePorts is WhyNodePortsClosed for some of the node's addresses, without loopback.
 func (n *Node) WhyNotNodePorts(f Family, local []netip.Addr) string {
 	local = slices.DeleteFunc(slices.Clone(local), func(a netip.Addr) bool { return a.IsLoopback() || FamilyOf(a) != f })
 	prefixes := n.NodePortPrefixes(f)
@@ -461,8 +444,7 @@ func (n *Node) NodePortPrefixes(f Family) []netip.Prefix {
 // AnyAddress returns the prefixes 0.0.0.0/0 and ::/0.
 func AnyAddress() []netip.Prefix { return OrAnyAddress(nil) }
 
-// OrAnyAddress returns prefixes. For each family without a prefix it adds the prefix of
-// length zero.
+// OrAnyAddress returns prefixes, with that of length zero for each family without one.
 func OrAnyAddress(prefixes []netip.Prefix) []netip.Prefix {
 	all := slices.Clone(prefixes)
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
@@ -473,8 +455,7 @@ func OrAnyAddress(prefixes []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// IsServiceAddr reports whether addr is in a range that ClusterIPs come from, and no
-// endpoint.
+// IsServiceAddr reports whether addr is in a range of ClusterIPs, and no endpoint.
 func (n *Node) IsServiceAddr(addr netip.Addr) bool {
 	if _, listed := slices.BinarySearchFunc(n.EndpointsInServiceCIDRs, addr, netip.Addr.Compare); listed {
 		return false

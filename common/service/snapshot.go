@@ -13,9 +13,8 @@ import (
 type Snapshot struct {
 	Generation uint64
 	Node       *Node // never nil
-	// Incomplete means that an object could not be read since the start. Then a port that
-	// an earlier process programmed may still be desired although it is missing here, so
-	// backends must leave it in force.
+	// Incomplete means that an object could not be read since the start. A port that an earlier
+	// process programmed may be missing, so backends must leave it in force.
 	Incomplete bool
 	ports      [2]list
 }
@@ -32,8 +31,7 @@ type list struct {
 
 type chunk struct{ ports []*Port } // never empty
 
-// New returns a Snapshot of ports, in any order. No two may have the same
-// name and family.
+// New returns a Snapshot of ports, in any order, no two with the same name and family.
 func New(generation uint64, node *Node, ports []*Port) *Snapshot {
 	s := &Snapshot{Generation: generation, Node: node}
 	for _, f := range Families {
@@ -49,8 +47,7 @@ func New(generation uint64, node *Node, ports []*Port) *Snapshot {
 	return s
 }
 
-// split cuts sorted ports into chunks. Each has room to grow and shrink before balance
-// splits or removes it.
+// split cuts sorted ports into chunks with room before balance splits or removes them.
 func split(ports []*Port) []*chunk {
 	var chunks []*chunk
 	for part := range slices.Chunk(ports, chunkSize) {
@@ -102,8 +99,7 @@ func (l *list) apply(c Change, fresh map[*chunk]bool) {
 	l.balance(i, fresh)
 }
 
-// balance removes chunk i if it is empty, and splits it if it has more than twice the
-// usual size.
+// balance removes chunk i if it is empty, and splits it beyond twice the usual size.
 func (l *list) balance(i int, fresh map[*chunk]bool) {
 	k := l.chunks[i]
 	switch n := len(k.ports); {
@@ -117,8 +113,7 @@ func (l *list) balance(i int, fresh map[*chunk]bool) {
 	}
 }
 
-// find returns the index of the chunk that contains name or where name belongs. It
-// returns -1 if there is no chunk.
+// find returns the index of the chunk that contains name or should, -1 without chunks.
 func (l *list) find(name PortName) int {
 	i, found := slices.BinarySearchFunc(l.chunks, name, func(k *chunk, n PortName) int {
 		return k.ports[0].Name.Compare(n)
@@ -170,8 +165,7 @@ func (s *Snapshot) NodePortsClosed(f Family) bool {
 	return s.Len(f) > 0 && s.Node.NodePortsPending[f]
 }
 
-// Change is a difference between two snapshots. Old is nil for an added
-// port, New for a removed one.
+// Change is between two snapshots. Old is nil for an added port, New for a removed one.
 type Change struct{ Old, New *Port }
 
 // Name returns the name of the port that changed.

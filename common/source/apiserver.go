@@ -30,27 +30,22 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// APIServer is a Source that lists and watches objects of a Kubernetes API server. It
-// stores their names only; the Sink stores what they mean. An outage of the API server
-// deletes nothing.
+// APIServer is a Source that lists and watches objects of a Kubernetes API server. It stores names
+// alone; the Sink stores the rest. An outage deletes nothing.
 type APIServer struct {
 	// Config is how to reach the API server, including rate limits and content type.
 	Config   *rest.Config
 	NodeName string // the Node to deliver
-	// ProxyName is the value of the label on the Services to deliver. Empty selects
-	// Services without the label.
+	// ProxyName is the label value of the Services to deliver, empty for those without.
 	ProxyName string
-	// Report, if set, is called for each failure to list or watch, always with a
-	// *ReadError. The request is then retried. Report, Contact, WatchTimedOut and Restored
-	// may be called from several goroutines.
+	// Report, if set, is called for each failure to list or watch, a *ReadError, which is retried.
+	// Report, Contact, WatchTimedOut and Restored may be called from several goroutines.
 	Report func(error)
 	// Contact, if set, is called at each sign that the API server is alive, with the kind
-	// ("services", "endpointslices", "nodes", "servicecidrs"): the kind was listed, its
-	// watch was granted, or its watch sent an event. Without other events that is a
-	// bookmark per minute. Contact must return at once.
+	// ("services", "endpointslices", "nodes", "servicecidrs") that was listed, whose watch was
+	// granted or sent an event: at least a bookmark per minute. It must return at once.
 	Contact func(kind string)
 	// WatchTimedOut, if set, is called for each watch that sent nothing for WatchTimeout.
-	// The kind is then listed again.
 	WatchTimedOut func(kind string)
 	// Restored, if set, is called when the resource version of a kind goes backwards, as
 	// after etcd was restored from a backup. All kinds are then listed again.
@@ -75,27 +70,23 @@ const (
 	// nodeGrace bounds how long the first snapshot waits for optional objects: the own
 	// Node, which the service account may not be allowed to read, and ServiceCIDRs.
 	nodeGrace = 30 * time.Second
-	// defaultWatchTimeout bounds how long a silent connection is trusted. The HTTP/2
-	// client detects a dead peer with pings (golang.org/x/net/http2
-	// Transport.ReadIdleTimeout), but not one that keeps the connection up and does not
-	// answer.
+	// defaultWatchTimeout bounds how long a silent connection is trusted. The HTTP/2 client detects
+	// a dead peer with pings (golang.org/x/net/http2 Transport.ReadIdleTimeout), but not one that
+	// keeps the connection and does not answer.
 	defaultWatchTimeout = 3 * time.Minute
-	// maxAbsentPause is the longest pause between attempts for a kind that the API server
-	// does not have or does not permit.
+	// maxAbsentPause is the longest pause for a kind that the API server lacks or does not permit.
 	maxAbsentPause = 10 * time.Minute
 	// minAbsentPause is the first such pause.
 	minAbsentPause = 5 * time.Second
-	// minRelistPause and maxRelistPause are the shortest and longest pause before
-	// everything is listed again because it may be outdated, and up to twice as much by
-	// chance.
+	// minRelistPause and maxRelistPause bound the pause before everything is listed again because
+	// it may be outdated, without up to as much by chance.
 	minRelistPause, maxRelistPause = time.Second, 30 * time.Second
 )
 
 // ReadError is a failure to list or watch one kind.
 type ReadError struct {
 	Kind string // as for APIServer.Contact
-	// Optional means that the API server does not have the kind or does not permit it,
-	// and that nothing waits for it.
+	// Optional means that the API server lacks the kind or does not permit it: nothing waits.
 	Optional bool
 	Err      error
 }
@@ -181,8 +172,7 @@ func (a *APIServer) connect(f *feed) {
 	f.from.client = c
 }
 
-// waitFor returns when every feed has delivered what existed at the start. It waits for
-// optional kinds for nodeGrace only.
+// waitFor returns when feeds delivered what existed at the start, optional ones within nodeGrace.
 func waitFor(ctx context.Context, feeds []*feed) {
 	grace := time.NewTimer(nodeGrace)
 	defer grace.Stop()
@@ -328,11 +318,9 @@ func (a *APIServer) feed(
 	}
 }
 
-// requests lists and watches one kind of objects, without the client's own retries. By
-// default the client retries ten times before it reports an error, which takes two
-// minutes without an answer. Then it returns an empty watch instead of one that was never
-// granted: kubernetes/kubernetes#102107. The pacer does what the retries would do for
-// Retry-After.
+// requests lists and watches one kind, without the client's own retries: ten, which take two
+// minutes before an error. Then it returns an empty watch for one that was never granted:
+// kubernetes/kubernetes#102107. The pacer does what they would for Retry-After.
 type requests struct {
 	client  cache.Getter
 	kind    string
@@ -372,19 +360,16 @@ type outage struct {
 	since time.Time
 }
 
-// The intervals begin as the library's pauses, and grow as long: client-go
-// tools/cache/reflector.go.
+// Intervals begin and grow as the library's pauses: client-go tools/cache/reflector.go.
 const (
 	firstInterval = 400 * time.Millisecond
 	lastInterval  = 30 * time.Second // and up to twice as much, by chance
-	// lastSpread bounds the random delay of a kind after another one can be read. It grows
-	// to that with the outage, because in a long one all nodes fail, and then return
-	// together.
+	// lastSpread bounds the random delay of a kind after another one can be read. It grows with the
+	// outage, as from a long one all nodes return together.
 	lastSpread = 10 * time.Second
 )
 
-// floor is the library's pause, which is there in any case. It bounds what counts as no
-// failure, such as versions that expire.
+// floor is the library's own pause. It bounds what counts as no failure, as expired versions.
 var floor = wait.Backoff{Duration: firstInterval, Jitter: 1}
 
 func newPacer() *pacer {
@@ -394,8 +379,7 @@ func newPacer() *pacer {
 	}
 }
 
-// wait returns when the kind may be asked for. A request that waited long for its answer
-// is followed by the next one at once.
+// wait returns when the kind may be asked for: at once, if its last answer took long.
 func (p *pacer) wait(ctx context.Context, kind string) {
 	p.mu.Lock()
 	due, barred := p.barred[kind], p.barred[kind]
@@ -464,8 +448,7 @@ func (p *pacer) read(kind string) {
 	p.over, p.overAt = make(chan struct{}), time.Now()
 }
 
-// forget makes the next request for a kind come at once, unless the API server asked for a
-// pause.
+// forget makes the next request for a kind come at once, if the API server wants no pause.
 func (p *pacer) forget(kind string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

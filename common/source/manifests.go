@@ -19,13 +19,12 @@ import (
 	"kubeproxy/common/printable"
 )
 
-// Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes,
-// ServiceCIDRs and Lists of them as YAML or JSON.
+// Manifests is a Source of files: Services, EndpointSlices, Endpoints, Nodes, ServiceCIDRs and
+// Lists of them as YAML or JSON.
 //
-// It keeps what it has read. A file that cannot be read leaves all its previous objects in
-// force. An object that cannot be parsed leaves its own last good version in force. Both
-// are reported. A duplicate object is reported too: the first one is used, in
-// the order of Paths and then of file names. An object without a namespace is in
+// It keeps what it has read: a file that cannot be read leaves its objects in force, an object that
+// cannot be parsed its last good version. Both are reported, and duplicates, of which the first
+// counts, in the order of Paths and then of file names. An object without a namespace is in
 // "default". Endpoints serve only Services without any EndpointSlice.
 type Manifests struct {
 	// Paths are files and directories. In a directory, its own files with the suffixes
@@ -42,8 +41,7 @@ type Manifests struct {
 	// Contact, if set, is called each time all paths have been read, with the longest
 	// time until the next call, and how many files and directories were never readable.
 	Contact func(every time.Duration, never int)
-	// Note, if set, is called once for each kind of object that is ignored, and for each
-	// directory without a manifest.
+	// Note, if set, is called once for each ignored kind, and each directory without a manifest.
 	Note func(string)
 }
 
@@ -154,8 +152,7 @@ type listing struct {
 	err   error
 }
 
-// list updates l for path. A path that is gone keeps its files, because an unmounted
-// volume must not delete Services.
+// list updates l for path. One that is gone keeps its files: unmounting must not delete Services.
 func (l *listing) list(path string) {
 	info, err := os.Stat(path)
 	if err == nil && !info.IsDir() {
@@ -201,8 +198,7 @@ type file struct {
 	// objects are the good ones of the last good state. problems are the present ones.
 	objects  []object
 	problems []problem
-	// unknown means that the file contains or may contain an object of which no good
-	// version was ever read.
+	// unknown means that the file has or may have an object that was never read well.
 	unknown bool
 	// emptySince is when the file was first found empty after it had objects.
 	emptySince time.Time
@@ -213,9 +209,8 @@ const MaxManifest = 64 << 20
 
 const (
 	maxFile = MaxManifest
-	// mtimeGranularity is the resolution of times in some file systems, with a margin:
-	// they store seconds, or two seconds. A file that was read right after a write can be
-	// written again without a visible change.
+	// mtimeGranularity is the resolution of times in some file systems, up to two seconds, with a
+	// margin: what was read right after a write can be written again without a visible change.
 	mtimeGranularity = 3 * time.Second
 	// emptyGrace is how long an empty file keeps its objects. Shell redirection empties a
 	// file before the command writes to it.
@@ -288,8 +283,7 @@ func (f *file) keepLastGood(what ...rejection) {
 	}
 }
 
-// addProblem records a problem with something in the file. single means that others
-// of its objects can be used.
+// addProblem records a problem with something in the file. single leaves others usable.
 func (f *file) addProblem(b rejection, single bool) {
 	object := f.path
 	if name := b.name(); name != "" {

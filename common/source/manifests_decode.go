@@ -39,8 +39,7 @@ type decoded struct {
 	rejected      []rejection
 	undescribed   []key // of further rejected objects
 	rejectedCount int
-	// unnamed is how many rejected objects have an unknown name. They may be any of those
-	// that are missing.
+	// unnamed is how many rejected objects have no known name, and may be any of those missing.
 	unnamed int
 	tooMuch error // why the rest of the file was not read
 	counted int   // objects of any kind
@@ -48,8 +47,7 @@ type decoded struct {
 	costs   costs
 }
 
-// rejection is an object or a whole document that cannot be used. Its key is zero if it
-// is unknown which object it is.
+// rejection is an object or document that cannot be used, with a zero key if unknown.
 type rejection struct {
 	key   key
 	where string // in the file
@@ -105,8 +103,7 @@ func every[T any](all []T, holds func(T) bool) bool {
 	return !slices.ContainsFunc(all, func(v T) bool { return !holds(v) })
 }
 
-// jsonObjects splits d into one object after another. With an error, it returns those
-// before it.
+// jsonObjects splits d into objects. With an error, it returns those before it.
 func (d document) jsonObjects() (all []document, err error) {
 	line, at := d.line, 0
 	for i := spaces(d.text); i < len(d.text); i += spaces(d.text[i:]) {
@@ -638,9 +635,8 @@ var retired = map[string]bool{"spec.ipFamily": true, "spec.topologyKeys": true, 
 
 var indexes = regexp.MustCompile(`\[\d+\]`)
 
-// tolerate notes unknown fields that another version of Kubernetes may have written, and
-// returns the other errors. An object with a UID comes from an API server, and what a
-// server or a kubelet writes has no typos.
+// tolerate notes unknown fields that another version of Kubernetes may have written, as of an
+// object with a UID from an API server, which has no typos, and returns the other errors.
 func (d *decoder) tolerate(i item, value metav1.Object, strict []error, out *decoded) []error {
 	h := i.header
 	_, node := value.(*corev1.Node)

@@ -81,8 +81,7 @@ type entry struct {
 // maxEntries is more keys than metadata or the top of an object has.
 const maxEntries = 64
 
-// entries returns the keys of the block mapping that text is, without parsing their
-// values. It returns nil for other text.
+// entries returns the keys of the block mapping that text is, without parsing values, else nil.
 func entries(text []byte) []entry {
 	var all []entry
 	margin, start := -1, 0
@@ -169,8 +168,7 @@ const maxKey = 500
 
 func isLetter(c byte) bool { return c|0x20 >= 'a' && c|0x20 <= 'z' }
 
-// isReservedWord reports whether a plain scalar may mean something other than its
-// letters.
+// isReservedWord reports whether a plain scalar may mean something else than its letters.
 func isReservedWord(s string) bool {
 	if len(s) > 5 {
 		return false

@@ -288,8 +288,7 @@ func portKey(p *servicestate.Port) string {
 	return cmp.Or(p.Port, "-") + "/" + p.Protocol + " " + p.Family
 }
 
-// portChanges compares endpoints. Only answers about one Service list them; for others it
-// compares their numbers.
+// portChanges compares endpoints, or in answers without a list of them their numbers.
 func portChanges(was, is *servicestate.Port, add func(string, ...any)) {
 	if was.EndpointList == nil && is.EndpointList == nil {
 		if was.Endpoints != is.Endpoints || was.LocalEndpoints != is.LocalEndpoints {
@@ -388,8 +387,7 @@ func truncateList(words []string, most int) string {
 	return strings.Join(words, ",")
 }
 
-// stateOf returns the state in a table. "programmed" alone would not help a user who
-// cannot connect.
+// stateOf returns the state in a table, where "programmed" alone may mislead.
 func stateOf(s *servicestate.Service) cell {
 	switch {
 	case s.State == servicestate.Failed || s.State == servicestate.Skipped:
@@ -484,8 +482,7 @@ func rangeText(s *servicestate.Service, of func(servicestate.Port) int) string {
 	return fmt.Sprintf("%d-%d", lowest, highest)
 }
 
-// sinceWhen returns since when a Service is in its state: failing or, with the
-// generation, in force.
+// sinceWhen returns since when a Service is failing or, with the generation, in force.
 func sinceWhen(s *servicestate.Service) (generation uint64, since *time.Time) {
 	var failing *time.Time
 	for i := range s.Ports {
@@ -653,8 +650,7 @@ func used(u track.Use) cell {
 	return painted("no", yellow)
 }
 
-// notes prints where the programmed state differs from the spec, with the ports and
-// families concerned.
+// notes prints where the state differs from the spec, with ports and families.
 func (p *printer) notes(s *servicestate.Service) {
 	var rows [][]cell
 	for _, x := range s.Ports {

@@ -40,8 +40,7 @@ type misses struct {
 	logged    time.Time
 }
 
-// Unreached are clients of a port whose connections through the process reached no endpoint,
-// since the last one that did.
+// Unreached are clients of a port that reached no endpoint since the last one that did.
 type Unreached struct {
 	Clients int       `json:"clients"`
 	Error   string    `json:"error"` // of the last one

@@ -29,8 +29,7 @@ import (
 type Service struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// State is the worst state of its ports, or "skipped" if nothing of the Service can
-	// be programmed.
+	// State is the worst of its ports, or "skipped" if nothing of it can be programmed.
 	State    State        `json:"state"`
 	Ports    []Port       `json:"ports"`
 	Problems []FieldError `json:"problems,omitempty"`
@@ -44,8 +43,7 @@ type Service struct {
 type HealthCheck struct {
 	Port           uint16 `json:"port"`           // the healthCheckNodePort
 	LocalEndpoints int    `json:"localEndpoints"` // those that are ready
-	// Error is why it is not answered on every address, or empty. Traffic that arrives is
-	// forwarded anyway.
+	// Error is why it is not answered on every address. Traffic that arrives is forwarded anyway.
 	Error string `json:"error,omitempty"`
 }
 
@@ -80,8 +78,7 @@ type Port struct {
 	Protocol string `json:"protocol"`
 	Family   string `json:"family"`
 	State    State  `json:"state"`
-	// Generation and Since are when the present state came into force. Both are absent if
-	// nothing is in force.
+	// Generation and Since are when the present state came into force, if anything is.
 	Generation uint64     `json:"generation,omitempty"`
 	Since      *time.Time `json:"since,omitempty"`
 	Frontends  []Frontend `json:"frontends"`
@@ -89,14 +86,12 @@ type Port struct {
 	Unreached      *Unreached `json:"unreached,omitempty"`
 	Endpoints      int        `json:"endpoints"` // of policy Cluster
 	LocalEndpoints int        `json:"localEndpoints"`
-	// Error is why the port is not programmed, or not completely if it is limited.
-	// FailingSince is when that began.
+	// Error is why the port is not, or not completely, programmed. FailingSince is when that began.
 	Error        string     `json:"error,omitempty"`
 	FailingSince *time.Time `json:"failingSince,omitempty"`
 	// Notes are differences from what the Service specifies.
 	Notes []string `json:"notes,omitempty"`
-	// EndpointList has each endpoint that EndpointSlices list, and how it is used. It is
-	// only in answers about one Service.
+	// EndpointList has each listed endpoint and how it is used, in answers about one Service alone.
 	EndpointList []track.Candidate `json:"endpointList,omitempty"`
 	// Missed says, if the list is empty, which ready endpoints are for something else.
 	Missed string `json:"missed,omitempty"`
@@ -214,8 +209,7 @@ func (st *Store) unanswered() map[key]string {
 	return all
 }
 
-// setHealthCheck sets the health check from a port. All ports of a Service have the same
-// one.
+// setHealthCheck sets the health check, which all ports of a Service share, from one.
 func (s *Service) setHealthCheck(port *service.Port, err string) {
 	if port.HealthCheck == 0 {
 		return
@@ -258,8 +252,7 @@ func (fs *familyState) ports(want *service.Snapshot, f service.Family) []*servic
 	return all
 }
 
-// worst returns the worst state. It ignores ports of families that are not programmed,
-// unless there are no others.
+// worst returns the worst state of ports whose family is programmed, or if none is, of all.
 func (s *Service) worst() State {
 	var n serviceCounts
 	n.addState(Skipped)
@@ -327,8 +320,7 @@ func (p *Port) inForce(m activation) {
 	p.Generation, p.Since = m.generation, &at
 }
 
-// countLocal counts the endpoints on this node. Local may contain some that Cluster
-// lacks.
+// countLocal counts the endpoints on this node, of which Cluster may lack some.
 func countLocal(p *service.Port) int {
 	n := 0
 	for _, e := range p.Cluster {
@@ -479,16 +471,13 @@ func (s *Summary) add(t serviceCounts) {
 
 // Store holds the state. All methods may be called from any goroutine.
 type Store struct {
-	// Latest, if set, returns the desired snapshot, so that changes without a round yet
-	// are visible. It may return nil.
+	// Latest, if set, returns the desired snapshot or nil, to show changes before their round.
 	Latest func() *service.Snapshot
 	// Problems, if set, returns what could not be used of the Services.
 	Problems func() []track.Problem
-	// Unanswered, if set, returns health checks that load balancers get no answer to.
-	// Each message names an address.
+	// Unanswered, if set, returns health checks without answer. Each message names an address.
 	Unanswered func() []track.Problem
-	// Endpoints, if set, returns how each endpoint of a port is used. It is called for
-	// requests about one Service only.
+	// Endpoints, if set, returns how a port's endpoints are used, for requests about one Service.
 	Endpoints func(service.Family, service.PortName) track.Choice
 	// Labels, if set, returns those of a Service, for requests.
 	Labels func(types.NamespacedName) map[string]string
@@ -532,12 +521,10 @@ type failure struct {
 	cause   error
 }
 
-// inForce reports whether the dataplane has programmed everything of the port that it
-// can, for now or permanently.
+// inForce reports whether all of the port is in force that can be, for now or ever.
 func (f failure) inForce() bool { return reconcile.InForce(f.cause) }
 
-// ProblemFound records that a problem appeared at now. A problem without such a record
-// counts from the first query.
+// ProblemFound records that a problem appeared at now. Others count from the first query.
 func (st *Store) ProblemFound(p track.Problem, now time.Time) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -665,8 +652,7 @@ type ProxyInfo struct {
 	// Generation is that of the desired snapshot. Health has the one in force, by family.
 	Generation uint64        `json:"generation"`
 	Health     health.Report `json:"health"`
-	// Accelerated is how many connections sockets made without translation, by family. It
-	// is empty without socket acceleration.
+	// Accelerated is how many connections sockets made without translation, by family, if they do.
 	Accelerated map[string]uint64 `json:"accelerated,omitempty"`
 	// Silent are endpoints that do not answer while others do.
 	Silent []SilentEndpoint `json:"silentEndpoints,omitempty"`
@@ -719,9 +705,8 @@ type problem struct {
 	Error string `json:"error"`
 }
 
-// Handler serves /services, /services/NAMESPACE and /services/NAMESPACE/NAME. An unknown
-// Service is answered with 404 and the likely reason. about returns everything except the
-// generation.
+// Handler serves /services, /services/NAMESPACE and /services/NAMESPACE/NAME. An unknown Service is
+// answered with 404 and the likely reason. about returns all but the generation.
 func (st *Store) Handler(about func() ProxyInfo) http.Handler {
 	mux := http.NewServeMux()
 	serve := func(w http.ResponseWriter, q *http.Request) {

@@ -37,8 +37,7 @@ import (
 	"kubeproxy/platform/modes"
 )
 
-// firstRetry is the pause after a first failed round. It doubles from there to the sync
-// period.
+// firstRetry is the pause after a first failed round, and doubles up to the sync period.
 const firstRetry = 250 * time.Millisecond
 
 // watchPause is the pause after a failure of the watch.
@@ -151,14 +150,12 @@ func (ca Candidate) configFor(c *config.Config) *config.Config {
 	return &now
 }
 
-// newBackends selects a mode and returns its backends. c decides; if c names no mode, the
-// annotation of the Node decides.
+// newBackends selects a mode, by c or else the Node's annotation, and returns its backends.
 func (o *Options) newBackends(ctx context.Context, c *config.Config, annotated v1alpha1.ProxyMode) (*Selected, error) {
 	return selectMode(klog.FromContext(ctx), o.Candidates(c, annotated), func(w Candidate) (*Selected, error) { return o.open(ctx, c, w) })
 }
 
-// open returns the backends of candidate w, or an error of one sentence if the mode
-// cannot work on this node.
+// open returns the backends of w, or in a sentence why the mode cannot work here.
 func (o *Options) open(ctx context.Context, c *config.Config, w Candidate) (*Selected, error) {
 	if err := o.Modes.CheckNamed(c, w.Descriptor); err != nil {
 		return nil, err
@@ -273,8 +270,7 @@ var (
 	_ nodeReader = (*source.Manifests)(nil)
 )
 
-// newModeRequest reads the Node if no mode is configured. The proxy starts even if the
-// Node cannot be read.
+// newModeRequest reads the Node, if it can, where no mode is configured.
 func newModeRequest(ctx context.Context, c *config.Config, o *Options, from source.Source) modeRequest {
 	w := modeRequest{configured: c.Mode}
 	if reader, is := from.(nodeReader); is && c.Mode == "" && c.OS == config.Linux {
@@ -287,8 +283,7 @@ func newModeRequest(ctx context.Context, c *config.Config, o *Options, from sour
 const (
 	// StopTime bounds a stop from the signal on, if no call hangs.
 	StopTime = 4 * time.Second
-	// handOverTime is the part of StopTime for the redirection of new connections. Open
-	// connections may go on for the rest.
+	// handOverTime is the part of StopTime to redirect new connections. Open ones have the rest.
 	handOverTime = 3 * time.Second
 )
 
@@ -325,8 +320,7 @@ func (p *proxy) shutDown(ctx context.Context) {
 	log.Info(what, "mode", name, "brokenOff", relay.Connections())
 }
 
-// forEachBackend calls do with all backends in parallel. It returns whether all calls
-// returned true by the deadline.
+// forEachBackend calls do for all backends at once, and returns whether all returned true in time.
 func forEachBackend(backends []*mode.Backend, deadline time.Time, do func(context.Context, *mode.Backend) bool) bool {
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
@@ -360,8 +354,7 @@ func handOver(ctx context.Context, log klog.Logger, b *mode.Backend) bool {
 	return true
 }
 
-// newTakeover returns the takeover for b, nil if no targets are known. It removes nothing
-// before the first rounds.
+// newTakeover returns the takeover for b, nil without targets. It waits for the first rounds.
 func (p *proxy) newTakeover(ctx context.Context, b *mode.Backend, kick func()) (*takeover.Takeover, error) {
 	if len(b.Owned) == 0 {
 		return nil, nil
@@ -415,8 +408,7 @@ type member struct {
 	takeover *takeover.Takeover // nil if there is nothing to take over from
 }
 
-// The pauses of repairs after foreign changes, see Drift of reconcile.Loop. Repairs take
-// at most a twentieth of the time.
+// The pauses of repairs, see Drift of reconcile.Loop: they take at most 5 % of the time.
 const (
 	driftPause      = 100 * time.Millisecond
 	driftPauseMax   = time.Second
@@ -533,8 +525,7 @@ func (s System) newLease(proxyName string, as lease.Identity) *lease.Lease {
 	return lease.New(transport, self)
 }
 
-// leaseEnter returns the function that admits this process to program the node, nil if it
-// always may.
+// leaseEnter returns what admits this process to program the node, nil if all may.
 func (p *proxy) leaseEnter() func(context.Context) (func(), bool) {
 	if p.lease == nil {
 		return nil
@@ -548,8 +539,7 @@ func (p *proxy) leaseEnter() func(context.Context) (func(), bool) {
 	}
 }
 
-// runLease runs the lease until end is called. Call end after the last change to the
-// node: another process may program from then on.
+// runLease runs the lease until end, after the last change: then others may program.
 func (p *proxy) runLease(ctx context.Context, loops []*reconcile.Loop) (end func()) {
 	if p.lease == nil {
 		return func() {}

@@ -52,8 +52,7 @@ func accelerated(backends []*mode.Backend) map[service.Family]uint64 {
 	return all
 }
 
-// counted adds to all what read returns for f. A counter that there is not, or that cannot
-// be read, is left out.
+// counted adds to all what read returns for f, if it is there and can be read.
 func counted(all map[service.Family]uint64, f service.Family, read func() (uint64, error)) map[service.Family]uint64 {
 	if read == nil {
 		return all
@@ -108,8 +107,7 @@ func apiOf(from source.Source) *rest.Config {
 	return nil
 }
 
-// observe adds to seen what the backends count. What cannot be read now has its previous
-// value, or is left out.
+// observe adds what the backends count. What cannot be read keeps its value, or is left out.
 func (se *Selected) observe(seen *metrics.Observation) {
 	ctx, cancel := context.WithTimeout(context.Background(), packetsTimeout)
 	defer cancel()
@@ -200,8 +198,7 @@ func (p *proxy) trace(ctx context.Context, want *service.Snapshot, c route.Conn)
 	return w, nil
 }
 
-// Explainer answers questions about a node on which no proxy answers, from what the backends of a
-// mode find there.
+// Explainer answers questions about a node without a proxy, from what a mode's backends find.
 func Explainer(t *track.Tracker, c *config.Config, d mode.Descriptor, backends []*mode.Backend) *explain.Server {
 	trace := func(ctx context.Context, want *service.Snapshot, conn route.Conn) (*explain.Walk, error) {
 		t := newTracing(backends, c)
@@ -311,9 +308,8 @@ func (t *tracing) Close() error {
 	return errors.Join(errs...)
 }
 
-// addRoute says whether the node has a route to the destination of its own processes. The kernel
-// looks for one before any rule translates that (kernel: net/ipv4/tcp_ipv4.c, tcp_v4_connect).
-// What it forwards is translated before.
+// addRoute says whether the node's own processes have a route to the destination, which the kernel
+// looks for before any translation (kernel: net/ipv4/tcp_ipv4.c, tcp_v4_connect).
 func addRoute(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
 	if to := c.To.Addr(); c.Interface == "" && w.Action == route.Forward && !w.Taken && !local(to) {
 		if err := host.Route(to); err != nil {
@@ -322,8 +318,7 @@ func addRoute(w *explain.Walk, c route.Conn, local func(netip.Addr) bool) {
 	}
 }
 
-// addBlocks adds what the proxy knows to keep all traffic of the family of c from flowing. What
-// the node itself sends is not forwarded.
+// addBlocks adds what keeps all traffic of c's family from flowing, as far as the proxy knows.
 func (p *proxy) addBlocks(w *explain.Walk, c route.Conn) {
 	f := service.FamilyOf(c.To.Addr())
 	all, some := p.reports.Health.Blocking(f)
@@ -343,8 +338,7 @@ func (p *proxy) addBlocks(w *explain.Walk, c route.Conn) {
 	}
 }
 
-// pod looks a pod up in the EndpointSlices that refer to it. A service proxy may not read
-// pods themselves.
+// pod looks a pod up in EndpointSlices, as a service proxy may not read pods.
 func (p *proxy) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, string, error) {
 	if len(p.options.Manifests) > 0 {
 		pods := explain.NewPods(track.New(TrackOptions(p.selected.Descriptor, p.active.config(), p.node)))
@@ -390,8 +384,7 @@ func (p *proxy) probed(by string, x *explain.Explanation) {
 		"service", x.Service, "endpoints", len(endpoints), "notDialed", len(more))
 }
 
-// isLocal reports whether an interface of the node has the address a, or a is a loopback
-// address.
+// isLocal reports whether a is an address of an interface, or of loopback.
 func isLocal(a netip.Addr) bool { return a.IsLoopback() || ownAddrs()[a] }
 
 // ownAddrs are the addresses of the interfaces of the node, none if they cannot be read.
@@ -406,10 +399,9 @@ func ownAddrs() map[netip.Addr]bool {
 	return own
 }
 
-// The part of the memory limit that the Go runtime may fill before it collects garbage
-// more often: a percentage, but so little that reserved bytes are left, and at least
-// half. The limit also covers the kernel's memory for rules and sockets, and the pages of
-// the program, of which about 20 MB are in use.
+// The part of the memory limit that the Go runtime fills before it collects garbage more often: a
+// percentage, less reserved bytes, at least half. The limit covers the kernel's memory for rules
+// and sockets, too, and the program's pages, of which about 20 MB are in use.
 const (
 	memoryPercent  = 90
 	memoryReserved = 24 << 20
@@ -422,10 +414,9 @@ func softLimit(limit int64, d mode.Descriptor) int64 {
 	return max(min(limit/100*memoryPercent, limit-memoryReserved), limit/2)
 }
 
-// LimitMemory sets the soft limit of the Go runtime according to the cgroup's memory
-// limit in mode d, unless GOMEMLIMIT is set. Without a soft limit, the heap may double
-// before garbage is collected, and the kernel would kill the process. See
-// https://pkg.go.dev/runtime/debug#SetMemoryLimit.
+// LimitMemory sets the Go runtime's soft limit by the cgroup's memory limit in mode d, unless
+// GOMEMLIMIT is set. Without, the heap may double before garbage is collected, and the kernel kill
+// the process: https://pkg.go.dev/runtime/debug#SetMemoryLimit.
 func LimitMemory(log klog.Logger, root fs.FS, d mode.Descriptor) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return

@@ -37,8 +37,7 @@ import (
 	"kubeproxy/platform/modes"
 )
 
-// proxy is what the parts of a running proxy share. It is complete before one of them
-// runs.
+// proxy is what the parts of a running proxy share, complete before one runs.
 type proxy struct {
 	options      *Options
 	process      Process
@@ -141,8 +140,7 @@ func (s System) newProxy(ctx context.Context, o *Options, process Process, c *co
 	return p, nil
 }
 
-// prepareAfterFirstRound does what can wait for the first rules, and goes on until ctx
-// ends.
+// prepareAfterFirstRound does what can wait for the first rules, until ctx ends.
 func (p *proxy) prepareAfterFirstRound(ctx context.Context, group *errgroup.Group) error {
 	if !p.progress.wait(ctx) {
 		return nil
@@ -236,8 +234,7 @@ type progress struct {
 	allDone  chan struct{}   // closed when nothing is left
 }
 
-// progressInterval is the pause before the first line of progress. It doubles from there
-// to maxProgressInterval.
+// progressInterval is before the first line of progress, and doubles to maxProgressInterval.
 const progressInterval, maxProgressInterval = 2 * time.Second, time.Minute
 
 func newProgress(log klog.Logger, unsynced func() []string) *progress {
@@ -312,8 +309,7 @@ func (o *Options) settingOrigin(flag string) string {
 	return cmp.Or(o.Flags.Config, "the default")
 }
 
-// settingOrDefaultOrigin returns where a setting comes from that has a flag and a
-// default.
+// settingOrDefaultOrigin returns where a setting with flag and default comes from.
 func (o *Options) settingOrDefaultOrigin(flag string) string {
 	switch {
 	case o.FlagSet != nil && o.FlagSet.Changed(flag):

@@ -31,8 +31,7 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-// ErrRestart ends the proxy, so that a new process loads a configuration that this one
-// cannot apply.
+// ErrRestart ends the proxy, so that a new process loads what this one cannot apply.
 var ErrRestart = errors.New("the configuration needs a new process")
 
 // reloader follows the file of --config. It validates the content as a start does,
@@ -44,8 +43,7 @@ type reloader struct {
 	hangup  <-chan os.Signal // check now
 }
 
-// run follows the file until ctx ends. It returns ErrRestart if a change requires a new
-// process. SIGHUP triggers a check at once.
+// run follows the file until ctx ends, at once after SIGHUP, or a change needs ErrRestart.
 func (r *reloader) run(ctx context.Context) error {
 	r.reports.Metrics.Loaded(time.Now())
 	if r.options.Flags.Config == "" {
@@ -54,8 +52,7 @@ func (r *reloader) run(ctx context.Context) error {
 	return r.newFollower().Run(ctx)
 }
 
-// newFollower returns what reads the file when it changes. It knows the content that the
-// start has read.
+// newFollower returns what reads the file when it no longer is as at the start.
 func (r *reloader) newFollower() *filewatch.Follower {
 	return &filewatch.Follower{
 		Path: r.options.Flags.Config, Read: r.options.Flags.ReadFile, Key: r.options.loadedKey, Changed: r.check, Signals: r.hangup,
@@ -65,9 +62,8 @@ func (r *reloader) newFollower() *filewatch.Follower {
 	}
 }
 
-// notifyHangup returns a channel of SIGHUPs, if there is a file to read again, and a
-// function that ends the subscription. Without a subscription, SIGHUP would end the
-// process, see os/signal.
+// notifyHangup returns a channel of SIGHUPs, which otherwise end the process, if there is a file to
+// read again, and a function that ends the subscription.
 func notifyHangup(o *Options) (hangup <-chan os.Signal, stop func()) {
 	if o.Flags.Config == "" {
 		return nil, func() {}
@@ -96,9 +92,8 @@ func (r *reloader) check(ctx context.Context, file filewatch.Content) error {
 	return r.adopt(ctx, c, config.Diff(r.active.config(), c, r.use()))
 }
 
-// newWarnings returns the warnings of c that the configuration in force does not have. A
-// start tolerates warnings, so that the node has a proxy. A reload does not: a misspelt
-// field would undo a setting that is in force.
+// newWarnings returns the warnings of c that are not in force. A start tolerates them, so that the
+// node has a proxy. A reload does not: a misspelt field would undo a setting.
 func (r *reloader) newWarnings(c *config.Config) []*config.FieldError {
 	old := r.active.config().Warnings
 	return slices.DeleteFunc(slices.Clone(c.Warnings), func(w *config.FieldError) bool {
@@ -125,8 +120,7 @@ func (r *reloader) reject(err error) {
 	r.log.Error(err, "The configuration file cannot be used; what is in force stays", "file", r.active.file)
 }
 
-// setCondition is called before the log line about the same fact, so that a reader of the
-// log finds the condition.
+// setCondition precedes the log line, so that a reader of the log finds the condition.
 func (r *reloader) setCondition(text string, what metrics.Reload) {
 	r.reports.Health.SetCondition(condition.Configuration, text)
 	r.reports.Metrics.Reloaded(what, time.Now())
@@ -205,8 +199,7 @@ func (r *reloader) checkStartable(ctx context.Context, c *config.Config) error {
 	return err
 }
 
-// apply passes c to every running part that has settings in it. Only the logger may fail;
-// then nothing has changed.
+// apply passes c to all running parts. Only the logger may fail; then nothing has changed.
 func (r *reloader) apply(ctx context.Context, c *config.Config, changes []config.Change) error {
 	changed := func(prefix string) bool {
 		return slices.ContainsFunc(changes, func(c config.Change) bool {
@@ -251,8 +244,7 @@ func (r *reloader) withMode(c *config.Config) *config.Config {
 // activeConfig is the configuration in force.
 type activeConfig struct {
 	file string // empty without one
-	// prepareRequests receives a value when system settings in the configuration have
-	// changed.
+	// prepareRequests receives a value when configured system settings have changed.
 	prepareRequests chan struct{}
 
 	mu        sync.Mutex
@@ -341,9 +333,8 @@ func TrackOptions(d mode.Descriptor, c *config.Config, node string) track.Option
 	return o
 }
 
-// defaultMinSync is the default of minSyncPeriod. It bounds the work of rounds, but most
-// rounds cost next to nothing. So the default bounds the cost of rounds instead; any
-// other value is used as it is.
+// defaultMinSync is the default of minSyncPeriod, which bounds the work of rounds. As most cost
+// next to nothing, it bounds their cost instead; other values are used as they are.
 const defaultMinSync, defaultCostFactor = time.Second, 50
 
 // timingOf returns the times of rounds in mode d.
@@ -384,8 +375,7 @@ type apiSource struct {
 const (
 	// connectTimeout bounds the wait for the first answer of another API server.
 	connectTimeout = 10 * time.Second
-	// maxConnectPause is the longest pause before a kubeconfig that stays the same is tried again. Every node of
-	// a cluster does so.
+	// maxConnectPause is the longest pause before each node tries the same kubeconfig again.
 	maxConnectPause = time.Minute
 )
 

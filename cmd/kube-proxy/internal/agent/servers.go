@@ -37,8 +37,7 @@ const (
 	metricsServer = "metrics"
 )
 
-// servers runs the HTTP servers of the configuration, and moves them when their addresses
-// change.
+// servers runs the HTTP servers of the configuration, and moves them when it changes.
 type servers struct {
 	group *errgroup.Group
 	// reportListen receives the result of each attempt to listen, nil for success.
@@ -62,9 +61,8 @@ type runningServer struct {
 	done  chan struct{}
 }
 
-// moveBoth runs the servers at the addresses of c. With hardFail, one that is not available
-// ends the group. It moves the health server first, so that it serves if both have the same
-// address, and probes are answered.
+// moveBoth runs the servers at the addresses of c, health first, so that probes are answered if
+// both have the same. With hardFail, one that is not available ends the group.
 func (s *servers) moveBoth(ctx context.Context, c *config.Config, hardFail bool) {
 	s.profile(c)
 	if l := s.move(ctx, health.Server{Name: healthServer, Addr: c.HealthzBindAddress, HardFail: hardFail}); l != nil {

@@ -20,8 +20,7 @@ import (
 	"kubeproxy/config"
 )
 
-// newSource returns the source of Services: manifests if any are named, else the API
-// server.
+// newSource returns the source of Services: manifests if any are named, else the API server.
 func (o *Options) newSource(version string, c *config.Config, node string, sources *report.Sources, log klog.Logger) (source.Source, error) {
 	if len(o.Manifests) > 0 {
 		if c.ClientConnection.Kubeconfig != "" || c.Master != "" {
@@ -93,8 +92,7 @@ func newManifests(paths []string, node string, sources *report.Sources, log klog
 	}
 }
 
-// modeAnnotation is the annotation by which a Node selected its mode before configuration
-// files existed.
+// modeAnnotation selected a Node's mode before configuration files existed.
 const modeAnnotation = "net.experimental.kubernetes.io/proxy-mode"
 
 // nodeModeTimeout bounds how long the start waits for the Node. Without an API server there
@@ -106,8 +104,7 @@ type nodeReader interface {
 	ReadNode(ctx context.Context) (*corev1.Node, error)
 }
 
-// nodeMode returns the mode that the Node asks for, empty if it asks for none of modes or
-// cannot be read. It logs the outcome.
+// nodeMode returns which of modes the Node asks for, if any and it can be read, and logs it.
 func nodeMode(ctx context.Context, from nodeReader, modes []v1alpha1.ProxyMode) v1alpha1.ProxyMode {
 	log := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, nodeModeTimeout)
@@ -127,8 +124,7 @@ func nodeMode(ctx context.Context, from nodeReader, modes []v1alpha1.ProxyMode) 
 	return mode
 }
 
-// modeIn returns the mode in the annotation of n, empty if it is none of modes. It logs an
-// unknown mode.
+// modeIn returns the mode in n's annotation, if it is one of modes, and logs others.
 func modeIn(log klog.Logger, modes []v1alpha1.ProxyMode, n *corev1.Node) v1alpha1.ProxyMode {
 	mode := v1alpha1.ProxyMode(strings.TrimSpace(n.Annotations[modeAnnotation]))
 	if mode != "" && !slices.Contains(modes, mode) {

@@ -47,8 +47,7 @@ func ReadBuild(version string) Build {
 	return b
 }
 
-// treeState returns, as Kubernetes does, whether the commit was built without local
-// changes.
+// treeState returns, as Kubernetes does, whether the commit had no local changes.
 func (b Build) treeState() string {
 	switch {
 	case b.Modified == "true", strings.HasSuffix(b.Version, "-dirty"):

@@ -34,10 +34,8 @@ const HelpWidth = 110
 // forward. The help of kube-proxy itself lists these flags, with what they mean.
 const SettingAnnotation = "setting"
 
-// PrintHelp prints the help of cmd: its description, its commands, and its flags. The usage
-// of cobra has one list of all flags, with lines of up to 414
-// letters. Here each heading of the configuration has a list of its own, which pflag
-// prints.
+// PrintHelp prints cmd's description, commands and flags, those under each heading of the
+// configuration in a list of their own. cobra's one list has lines of up to 414 letters.
 func PrintHelp(cmd *cobra.Command) error {
 	w := &bytes.Buffer{}
 	help(w, cmd)
@@ -80,8 +78,7 @@ func help(w io.Writer, cmd *cobra.Command) {
 	}
 }
 
-// printOwn prints the flags of a command below kube-proxy. The settings of the proxy are
-// some hundred more, which would hide these few.
+// printOwn prints a command's flags without the hundred settings of the proxy.
 func printOwn(w io.Writer, cmd *cobra.Command) {
 	own, settings := pflag.NewFlagSet("", pflag.ContinueOnError), false
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
@@ -99,8 +96,7 @@ func printOwn(w io.Writer, cmd *cobra.Command) {
 	}
 }
 
-// NoArgs accepts flags only. Its error names the command that was meant, or those there
-// are.
+// NoArgs accepts flags only. Its error names the command that was meant, or all.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -116,8 +112,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unexpected argument %.80q: want flags only; %s --help lists them%s", args[0], cmd.CommandPath(), SwitchHint(args[0]))
 }
 
-// CheckCommand returns an error if args begin with a word that is no command, whatever flags
-// follow.
+// CheckCommand refuses args that begin with a word that is no command, whatever follows.
 func CheckCommand(root *cobra.Command, args []string) error {
 	if len(args) == 0 || strings.HasPrefix(args[0], "-") || strings.HasPrefix(args[0], "__") {
 		return nil
@@ -136,8 +131,7 @@ func SwitchHint(word string) string {
 	return "; a switch takes its value after =, as in --NAME=" + word
 }
 
-// OneArg accepts exactly one argument. Its error uses the name in the usage of the
-// command.
+// OneArg accepts one argument. Its error uses the name in the command's usage.
 func OneArg(cmd *cobra.Command, args []string) error {
 	if len(args) == 1 {
 		return nil
@@ -203,8 +197,7 @@ func knownTopic(cmd *cobra.Command, args []string) error {
 	return NoArgs(about, rest)
 }
 
-// FlagError converts an error of pflag into one line with the flag, its value and the
-// values that it accepts.
+// FlagError puts an error of pflag into a line with flag, value and accepted values.
 func FlagError(cmd *cobra.Command, err error) error {
 	if errors.Is(err, pflag.ErrHelp) {
 		return err

@@ -20,8 +20,7 @@ import (
 // NoticeDelay is how long a command may take without a notice.
 const NoticeDelay = 2 * time.Second
 
-// NoticeIfSlow writes text to w if what follows takes long. end cancels that: nothing is
-// written after it returns.
+// NoticeIfSlow writes text to w if what follows takes long, and nothing after end.
 func NoticeIfSlow(w io.Writer, text string) (end func()) {
 	written := make(chan struct{})
 	slow := time.AfterFunc(NoticeDelay, func() {
@@ -43,9 +42,8 @@ func Coloured(w io.Writer) bool {
 // leastColumns is the least width that lines are broken to.
 const leastColumns = 40
 
-// Columns returns how many columns a line written to w may have: as many as $COLUMNS says or
-// as the terminal has. For a program that reads w nothing is wrapped, so a row of a table is a
-// line, and a name is whole.
+// Columns returns how many columns a line to w may have, by $COLUMNS or the terminal. For a program
+// that reads w nothing is wrapped: rows are lines, and names whole.
 func Columns(w io.Writer) int {
 	n, _ := strconv.Atoi(os.Getenv("COLUMNS"))
 	if f, ok := w.(*os.File); ok && n < 1 {
@@ -79,8 +77,7 @@ type Pages struct {
 	begun bool
 }
 
-// Show writes a page in place of the one before, if To is a terminal. Elsewhere pages
-// follow each other with an empty line between.
+// Show replaces the page before on a terminal, and follows it after an empty line elsewhere.
 func (p *Pages) Show(text []byte) error {
 	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K", "\x1b[J"
 	switch {

@@ -35,8 +35,7 @@ type Part struct {
 	What string // in a few words
 	// Tail keeps the end of a part that is too long, instead of its beginning.
 	Tail bool
-	// Collect writes the part. What it wrote before an error is kept. The error may be a
-	// NotHere.
+	// Collect writes the part, also before an error, which may be a NotHere.
 	Collect func(context.Context, io.Writer) error
 	// Details, if set, is called after Collect: what the list of contents says beside What.
 	Details func() string
@@ -64,8 +63,7 @@ type Result struct {
 	Failed []string // names of parts
 }
 
-// Write writes the archive. It returns an error if that cannot be done; a part that fails
-// is in the Result alone.
+// Write writes the archive or fails. A part that fails is in the Result alone.
 func (d *Dump) Write(ctx context.Context, to io.Writer) (*Result, error) {
 	size := &counter{to: to}
 	zip := gzip.NewWriter(size)

@@ -162,8 +162,7 @@ func (c *collector) doctor(ctx context.Context, w io.Writer) error {
 	return doctor.View{All: true}.Text(w, report)
 }
 
-// command is a part that a program of the system prints. It is left out if the program
-// does not exist.
+// command is a part that a program of the system prints, if it exists.
 func command(name, what, program string, args ...string) Part {
 	return Part{Name: name, What: what, Collect: func(ctx context.Context, w io.Writer) error {
 		return run(ctx, w, program, args...)
@@ -239,8 +238,7 @@ func (a *apiClient) secrets() *Secrets {
 	return s
 }
 
-// inKubeconfig returns the secrets of all users of a kubeconfig, also of one that cannot
-// be used.
+// inKubeconfig returns the secrets of all users of a kubeconfig, also of an unusable one.
 func inKubeconfig(path string) [][]byte {
 	var file struct {
 		Clusters []struct{ Cluster map[string]any }
@@ -278,8 +276,7 @@ func content(path string) []byte {
 // mostEvents bounds how many Events are read.
 const mostEvents = "500"
 
-// events reads the Events that service proxies reported. The rights of the proxy itself
-// do not include that.
+// events reads Events of service proxies, which the rights of the proxy do not include.
 func (a *apiClient) events(ctx context.Context, w io.Writer) error {
 	if a.err != nil {
 		return NotHere("there is no API server to ask: " + a.err.Error())

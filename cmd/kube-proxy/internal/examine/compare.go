@@ -37,8 +37,7 @@ const (
 	FromNode = "node" // what the node has installed
 )
 
-// Diff compares the two states of a node: those of manifests or an API server, and what
-// the node has installed. It changes nothing.
+// Diff compares a node of manifests or an API server with what is installed, and changes nothing.
 type Diff struct {
 	Proxy   *agent.Options // as the proxy gets them; Manifests are the state to come
 	Version string         // of this program
@@ -101,8 +100,7 @@ func (o *Diff) Run(ctx context.Context, c *config.Config) (*plandiff.Difference,
 	return x.out, x.compareSnapshots(have, want)
 }
 
-// Installed returns what the node has installed, as text. The snapshot is optional; it
-// adds what some rules are for.
+// Installed returns what the node has installed. A snapshot adds what rules are for.
 func (o *Diff) Installed(ctx context.Context, c *config.Config) (string, error) {
 	x := &comparison{Diff: o, config: c, out: plandiff.New()}
 	if err := x.findLocal(ctx); err != nil {
@@ -129,8 +127,7 @@ func Answer(m explain.Model, q explain.Query, c *config.Config, d mode.Descripto
 	return answer, err
 }
 
-// Explain answers q without a proxy: from the Services of manifests or an API server, and what the
-// node has installed.
+// Explain answers q without a proxy, from manifests or an API server and what is installed.
 func (o *Diff) Explain(ctx context.Context, q explain.Query) (*explain.Explanation, error) {
 	c, err := config.Load(&o.Proxy.Flags, host.OS)
 	if err != nil {
@@ -163,8 +160,7 @@ func (o *Diff) Explain(ctx context.Context, q explain.Query) (*explain.Explanati
 	return answer, err
 }
 
-// explainer returns what answers questions about what the node has installed in a mode. The caller
-// calls end.
+// explainer answers questions about what a mode has installed, until the caller calls end.
 func explainer(ctx context.Context, c *config.Config, d mode.Descriptor, families []service.Family, t *track.Tracker) (s *explain.Server, end func(), err error) {
 	now := *c
 	now.Mode = d.Name
@@ -230,8 +226,7 @@ func nameOf(sources []string) string {
 	}
 }
 
-// read returns the content of sources, which are paths or API. local means that the node is this
-// one.
+// read returns the content of sources, paths or API, on this node if local.
 func (c *comparison) read(ctx context.Context, sources []string, local bool) (*service.Snapshot, error) {
 	r := reading.Reader{Config: c.config, Mode: c.mode, Node: c.node, Version: c.Version, Local: local, Report: c.Report, Assign: c.Assign, Contents: c.contents, Wrap: c.wrap}
 	if len(sources) == 0 || len(sources) == 1 && sources[0] == FromAPI {

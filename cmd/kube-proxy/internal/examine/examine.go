@@ -206,8 +206,7 @@ func (e *Examination) lacking(ctx context.Context, server *doctor.Cluster) strin
 // notKept is about rules that are there without settings.
 const notKept = "; what is programmed here has no table kube-settings with its settings, so those of this command count"
 
-// resume completes the flags of the command by the settings with which the proxy last ran here. It
-// says what it took, or why nothing.
+// resume completes flags by the last proxy's settings here, and says what it took, or why nothing.
 func (o *Options) resume(c *config.Config) (now *config.Config, note string) {
 	if o.BeforeStart || o.Proxy.Flags.Config != "" {
 		return c, ""
@@ -233,8 +232,7 @@ func (o *Options) resume(c *config.Config) (now *config.Config, note string) {
 // ofProcess begin the names of settings that no rule depends on.
 var ofProcess = []string{"clientConnection", "logging", "healthz", "metrics", "enableProfiling", "configSync", "showHidden", "bindAddressHardFail", "oomScoreAdj", "mode", "conntrack.m", "conntrack.tcpE", "conntrack.tcpC", "conntrack.udp"}
 
-// differing lists the settings that the running proxy has otherwise than the configuration. It is
-// empty if none answers.
+// differing lists the settings that the running proxy, if one answers, has otherwise.
 func (e *Examination) differing(ctx context.Context) (all []string) {
 	if e.proxy.Answer == nil {
 		return nil
@@ -267,15 +265,13 @@ func significant(all []config.Change) []config.Change {
 	})
 }
 
-// Mode returns the mode that is examined first: the configured one, that of the running
-// proxy, or the one that would be selected.
+// Mode returns the mode to examine first: the configured, the proxy's, or the one to select.
 func (e *Examination) Mode() mode.Descriptor { return e.modes[0] }
 
 // Node returns the name of the node.
 func (e *Examination) Node() string { return e.node }
 
-// Families returns those that the node can serve in Mode, and why it cannot serve the
-// others.
+// Families returns those that the node can serve in Mode, and why it cannot serve others.
 func (e *Examination) Families() (all []service.Family, lacking []string) {
 	return e.families(e.Mode())
 }
@@ -334,9 +330,8 @@ func (e *Examination) installed(ctx context.Context) (best mode.Descriptor, foun
 	return best, most > 0
 }
 
-// examined returns the modes to examine: all, the configured one, that of the running
-// proxy or of the rules that a dead one left, or the one that would be selected. If none works,
-// it is the best one.
+// examined returns the modes to examine: all, the configured one, that of the running proxy or of a
+// dead one's rules, the one that would be selected, or the best.
 func (e *Examination) examined(ctx context.Context) mode.Table {
 	c, d := e.config, e.options
 	switch {

@@ -17,8 +17,7 @@ import (
 	"kubeproxy/common/statusview"
 )
 
-// survey returns what asks the running proxy for a survey, once. Without one, the objects come from
-// manifests or the API server.
+// survey asks the running proxy once, or else has objects from manifests or the API server.
 func (e *Examination) survey(server *doctor.Cluster) func(context.Context) (*explain.Survey, string, error) {
 	type result struct {
 		survey *explain.Survey

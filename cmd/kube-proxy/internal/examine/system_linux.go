@@ -83,8 +83,7 @@ func acceleration(x *Examination) linuxdoctor.Acceleration {
 	return a
 }
 
-// foreignTargets lists where other modes or proxies may have left rules. Socket
-// acceleration has a check of its own.
+// foreignTargets lists where others may have left rules, without socket acceleration's check.
 func foreignTargets(ctx context.Context, x *Examination) ([]linuxdoctor.Target, error) {
 	all, err := x.targets(ctx)
 	if err != nil {

@@ -35,8 +35,7 @@ type Preparation struct {
 	Health   *health.Monitor
 }
 
-// LeaseHolder returns the function that asks which proxy programs the node, see
-// lease.QueryHolder.
+// LeaseHolder returns what asks which proxy programs the node, see lease.QueryHolder.
 func LeaseHolder(proxyName string) func(context.Context) (lease.Identity, error) {
 	transport, _ := LeaseTransport(proxyName)
 	return func(ctx context.Context) (lease.Identity, error) {
@@ -50,8 +49,7 @@ func LeaseHolder(proxyName string) func(context.Context) (lease.Identity, error)
 // hostPollInterval is how often the addresses and listeners of the node are read.
 const hostPollInterval = 10 * time.Second
 
-// Watch reads the addresses and listeners of the node into t: once before it returns, and
-// then in group until ctx ends.
+// Watch reads the node's addresses and listeners into t: once, then in group until ctx ends.
 func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klog.Logger) {
 	w := newHostWatch()
 	poll := func() {
@@ -66,8 +64,7 @@ func Watch(ctx context.Context, group *errgroup.Group, t *track.Tracker, log klo
 	group.Go(func() error { return reconcile.Every(ctx, hostPollInterval, poll) })
 }
 
-// ReadOnce reads the addresses and listeners of the node into t, once. Without it t knows
-// only what the Node says.
+// ReadOnce reads the node's addresses and listeners into t, which has the Node's otherwise.
 func ReadOnce(t *track.Tracker) {
 	if h, err := newHostWatch().poll(); err == nil {
 		t.SetHost(h)

@@ -62,8 +62,7 @@ func settingsError(all []sysctl.Outcome) error {
 		len(missing), len(all), strings.Join(missing, "; "))
 }
 
-// KeepPrepared applies the system settings until all succeed, and shows failures as
-// conditions.
+// KeepPrepared applies system settings until all succeed, with conditions for failures.
 func KeepPrepared(ctx context.Context, with Preparation) {
 	p := &nodePreparer{files: sysctl.Host(), log: klog.FromContext(ctx), condition: with.Health.SetCondition}
 	if !with.Mode.Relays {
@@ -88,9 +87,8 @@ func usedFamilies(s *service.Snapshot) []service.Family {
 	return used
 }
 
-// settingsRetry is the pause before failed settings are tried again. forwardingInterval
-// is the interval for settings that other programs own: the proxy only reads these, as a
-// hint for operators who search for lost traffic.
+// settingsRetry is between tries of failed settings, forwardingInterval between looks at those of
+// other programs, which are a hint for who searches lost traffic.
 const (
 	settingsRetry      = time.Minute
 	forwardingInterval = 5 * time.Second
@@ -115,9 +113,8 @@ type nodePreparer struct {
 	reported   map[string]string // by setting
 }
 
-// run returns when ctx ends. It never writes a setting again that was once right: an
-// operator may have changed it on purpose. It only writes settings again whose desired
-// value changes.
+// run returns when ctx ends. It writes a setting that was right again only for another value: an
+// operator may have changed it on purpose.
 func (p *nodePreparer) run(ctx context.Context, with Preparation, families func() []service.Family) {
 	applied, next := false, time.Now()
 	for {
@@ -153,8 +150,7 @@ func (p *nodePreparer) report(all []sysctl.Outcome) bool {
 	return ok
 }
 
-// withdrawAll clears all reported conditions, as some settings may no longer be
-// configured.
+// withdrawAll clears all conditions, as settings may no longer be configured.
 func (p *nodePreparer) withdrawAll() {
 	for name := range p.reported {
 		p.setCondition(name, "", false)
@@ -162,8 +158,7 @@ func (p *nodePreparer) withdrawAll() {
 	p.reported = nil
 }
 
-// withdrawUnused clears the conditions about forwarding of families that are not used any
-// more.
+// withdrawUnused clears conditions about forwarding of families that are not used any more.
 func (p *nodePreparer) withdrawUnused(used []service.Family) {
 	for _, f := range service.Families {
 		if slices.Contains(used, f) {
@@ -178,8 +173,7 @@ func (p *nodePreparer) withdrawUnused(used []service.Family) {
 	}
 }
 
-// setCondition shows the fault of a setting, or clears it if text is empty. stops is whether
-// nothing is forwarded because of it.
+// setCondition shows or, if text is empty, clears a fault; stops is whether nothing is forwarded.
 func (p *nodePreparer) setCondition(name, text string, stops bool) {
 	condition := condition.Setting.Of(name)
 	f, forwards := sysctl.IsForwarding(name)
@@ -231,14 +225,12 @@ func Settings(c *config.Config) sysctl.Settings {
 	}
 }
 
-// PendingSettings lists the system settings that Prepare would change, one a line, and
-// changes none.
+// PendingSettings lists the system settings that Prepare would change, one a line.
 func PendingSettings(c *config.Config) []string {
 	return changes(sysctl.Apply(readOnlyFiles{sysctl.Host()}, Settings(c)))
 }
 
-// PendingScore is PendingSettings for what applies to the process of the proxy, which
-// Prepare does not set.
+// PendingScore does so for the process of the proxy, which Prepare does not set.
 func PendingScore(c *config.Config) []string {
 	return changes([]sysctl.Outcome{sysctl.OOMScore(readOnlyFiles{sysctl.Host()}, int(*c.OOMScoreAdj))})
 }

@@ -51,9 +51,8 @@ func (p place) run(fn func()) error {
 	return p.within(fn)
 }
 
-// Probe dials the endpoints of x that get connections, from here and, if it is a pod of this
-// node, from the client. Then it dials the destination, from the client if possible. It adds
-// to x what it finds.
+// Probe dials the endpoints of x that get connections, from here and from a client that is a pod of
+// this node, then the destination, and adds to x what it finds.
 func Probe(ctx context.Context, x *explain.Explanation) error {
 	client, err := netip.ParseAddr(x.Source)
 	if err != nil { // the Service is not served at all

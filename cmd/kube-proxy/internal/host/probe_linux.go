@@ -22,8 +22,7 @@ import (
 	"kubeproxy/common/explain"
 )
 
-// oneSYN lets TCP repeat its first packet once at most, where the process is so late that the
-// timeout does not prevent that. See tcp(7).
+// oneSYN bounds repeats of the first packet for a process too late for the timeout (tcp(7)).
 func oneSYN(network, _ string, c syscall.RawConn) error {
 	if network != "tcp4" && network != "tcp6" {
 		return nil
@@ -31,8 +30,7 @@ func oneSYN(network, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_SYNCNT, 1) })
 }
 
-// namespaceOf returns what runs a function in the network namespace that has the address a,
-// nil if that is this one.
+// namespaceOf returns what runs a function where address a is, nil if that is here.
 func namespaceOf(a netip.Addr) (within func(func()) error, end func(), err error) {
 	end = func() {}
 	if has, err := hasAddr(a); err != nil || has {
@@ -59,8 +57,7 @@ func inNamespace(f *os.File, fn func()) error {
 	return <-result
 }
 
-// findNamespace looks for the network namespace with an address: in those of processes, and
-// those that have a name for ip-netns(8).
+// findNamespace looks for the network namespace of an address: processes', and ip-netns(8)'s.
 func findNamespace(a netip.Addr) (*os.File, error) {
 	own, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -168,9 +165,8 @@ const closedPort = 33434
 // packetTimeout is how long to wait for the ICMP message about a datagram.
 const packetTimeout = 300 * time.Millisecond
 
-// probePackets finds out whether packets as large as conn would send them arrive at the other
-// side. It sends datagrams to a closed port there, marked not to be fragmented, for which the
-// other side answers an ICMP message. A small one before and after shows that it does. What
+// probePackets finds out whether packets as large as conn's arrive: datagrams that must not be
+// fragmented, to a closed port, which answers by ICMP, as small ones before and after show. What
 // comes back over conn is not tested.
 func probePackets(ctx context.Context, conn net.Conn) *explain.Packets {
 	to := netip.AddrPortFrom(conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), closedPort)

@@ -54,8 +54,7 @@ func Processes() string {
 	return printable.Join(proc.ByName(os.DirFS("/proc"), "kube-proxy"), ", ")
 }
 
-// FilesLimit returns how many files this process may open, false if that is unknown. See
-// RLIMIT_NOFILE in getrlimit(2).
+// FilesLimit returns how many files this process may open, if known (RLIMIT_NOFILE).
 func FilesLimit() (uint64, bool) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
@@ -68,9 +67,8 @@ func sockets() fs.FS { return os.DirFS("/proc/thread-self/net") }
 // hiddenInterval is the pause between two checks of WatchHiddenListeners.
 const hiddenInterval = time.Minute
 
-// WatchHiddenListeners checks regularly, until ctx ends, for listeners of programs on the
-// node that NodePorts hide. Such a fault is otherwise silent: the program listens, but
-// its clients reach a Service.
+// WatchHiddenListeners checks, until ctx ends, for listeners of programs that NodePorts hide: the
+// program listens, but its clients reach a Service, and nothing tells.
 func WatchHiddenListeners(ctx context.Context, t *track.Tracker, to *health.Monitor) {
 	log := klog.FromContext(ctx)
 	latest := ""
@@ -104,8 +102,7 @@ func hiddenListeners(s *service.Snapshot, found []proc.Listener) string {
 		len(all), first.Port.Name.Namespace, first.Port.Name.Name, first.Listener.Addr, first.Listener.Protocol)
 }
 
-// Flows returns the connections of the client of c to its destination that connection
-// tracking knows. want is the snapshot in force.
+// Flows returns tracked connections of c's client to its destination, for the snapshot want.
 func Flows(ctx context.Context, want *service.Snapshot, c route.Conn) ([]explain.Flow, error) {
 	entries, err := conntrack.Entries(ctx, conntrack.Netlink{}, want, conntrack.Client{Protocol: c.Protocol, From: c.From, To: c.To})
 	stale := map[netip.AddrPort]int{}
@@ -186,8 +183,7 @@ var routeTypes = map[int]string{unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREAC
 // refusedRoutes are the errors that stand for a type of route, over IPv4, see ip-route(8).
 var refusedRoutes = map[unix.Errno]int{unix.EINVAL: unix.RTN_BLACKHOLE, unix.EHOSTUNREACH: unix.RTN_UNREACHABLE, unix.EACCES: unix.RTN_PROHIBIT}
 
-// Route asks for the way of packets of the node to an address. The error is that of the kernel if
-// there is no route.
+// Route asks for the way of the node's packets to an address, with the kernel's error for none.
 func Route(to netip.Addr) error {
 	all, err := netlink.RouteGet(to.AsSlice())
 	for errno, t := range refusedRoutes {
@@ -207,16 +203,14 @@ func Route(to netip.Addr) error {
 	return nil
 }
 
-// Forwards reports whether the node forwards packets of a family by now. Conditions say so
-// seconds later.
+// Forwards reports whether the node forwards a family by now, before conditions do.
 func Forwards(f service.Family) bool {
 	return !slices.ContainsFunc(sysctl.Forwarding(sysctl.Host(), f), func(o sysctl.Outcome) bool {
 		return o.Action == sysctl.Failed || o.Action == sysctl.Mismatch
 	})
 }
 
-// Others are the rules of others on the node. It reads them when they are asked for the first
-// time. The zero value is ready.
+// Others are the rules of others on the node, read when first asked for.
 type Others struct {
 	Most int // of the targets of a connection are followed, 0 for many
 	node *packet.System
@@ -263,9 +257,8 @@ func (o *Others) tables(ctx context.Context, w *explain.Walk, family service.Fam
 	return t, nil
 }
 
-// Add follows c through the rules of others, and adds to w what they do with it. w is what the
-// mode does. local reports whether an address belongs to the node, marks are the bits of the
-// mark that the mode sets.
+// Add follows c through the rules of others, and adds to w, what the mode does, what they do. local
+// reports whether an address belongs to the node, marks are the mode's bits of the mark.
 func (o *Others) Add(ctx context.Context, w *explain.Walk, c route.Conn, local func(netip.Addr) bool, marks uint32) error {
 	t, err := o.tables(ctx, w, service.FamilyOf(c.To.Addr()))
 	if err != nil {

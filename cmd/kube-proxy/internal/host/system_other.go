@@ -14,8 +14,7 @@ import (
 	"kubeproxy/platform/mode"
 )
 
-// OS is the system that configurations are checked for on systems that cannot run the
-// proxy.
+// OS is the system that configurations are for where the proxy cannot run.
 const OS = config.Linux
 
 // Privileges is empty, as there is nothing to clean up.

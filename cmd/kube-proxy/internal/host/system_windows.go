@@ -31,8 +31,7 @@ func KeepPrepared(context.Context, Preparation) {}
 // Tracked returns nothing.
 func Tracked() *metrics.Tracked { return nil }
 
-// LeaseTransport returns the transport by which service proxies of a node find each
-// other, and the identity of this one.
+// LeaseTransport returns how service proxies of a node find each other, and this one.
 func LeaseTransport(string) (lease.Transport, lease.Identity) {
 	return proc.Pipe{}, lease.Identity{OwnPID: os.Getpid(), Command: strings.Join(os.Args, " ")}
 }
@@ -46,8 +45,7 @@ func PendingSettings(*config.Config) []string { return nil }
 // PendingScore returns nothing, as there is no such score.
 func PendingScore(*config.Config) []string { return nil }
 
-// listeningSockets returns nothing: HNS itself prevents a load balancer and a socket on
-// one port.
+// listeningSockets returns nothing: HNS keeps load balancers and sockets apart.
 func listeningSockets() ([]track.Socket, error) { return nil, nil }
 
 // PortHolder names the process that listens on the TCP port at, empty if that is unknown.

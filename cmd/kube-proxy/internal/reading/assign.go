@@ -141,8 +141,7 @@ func (a *assigner) assignNodePorts(s *corev1.Service) {
 	}
 }
 
-// pick returns the first free one of n values, from where the name of the Service leads
-// to, and takes it. It returns "" if all are taken.
+// pick takes the first free one of n values, from where the Service's name leads, if any.
 func pick(s *corev1.Service, what string, n int, value func(int) (string, bool), taken map[string]bool) string {
 	h := fnv.New32a()
 	fmt.Fprintf(h, "%s/%s/%s", s.Namespace, s.Name, what)

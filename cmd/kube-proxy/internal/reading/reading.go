@@ -39,8 +39,7 @@ type Reader struct {
 	Mode    mode.Descriptor
 	Node    string
 	Version string // of this program
-	// Local means that the node is the one of this process. Then its addresses and the
-	// ports of its programs are used, too.
+	// Local means that the node is this one: its addresses and programs' ports are used, too.
 	Local bool
 	// Report, if set, receives the faults of objects, a line each.
 	Report func(line string)

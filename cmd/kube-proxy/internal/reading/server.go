@@ -83,9 +83,8 @@ func (s *Server) Address() (string, error) {
 	return statusview.DialAddress(c.MetricsBindAddress)
 }
 
-// containerProxy returns the arguments of the proxy in whose container this process runs, as
-// kubectl exec starts it: the proxy is process 1 there. It returns nil elsewhere: which of the
-// proxies of a host is meant is not to be guessed.
+// containerProxy returns the arguments of the proxy in whose container this process runs by kubectl
+// exec: process 1 there. Which of a host's is meant is not to be guessed.
 func containerProxy(proc fs.FS, self int) []string {
 	line, err := fs.ReadFile(proc, "1/cmdline") // see proc_pid_cmdline(5)
 	if err != nil || self == 1 {
@@ -101,8 +100,7 @@ func containerProxy(proc fs.FS, self int) []string {
 	return args[1:]
 }
 
-// configOf returns the configuration of a proxy with these arguments, nil if it cannot be
-// read, or if they are those of another command.
+// configOf returns a proxy's configuration by its arguments, nil for others.
 func configOf(args []string, modes mode.Table) *config.Config {
 	flags := config.Flags{Modes: modes.Config()}
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -118,8 +116,7 @@ func configOf(args []string, modes mode.Table) *config.Config {
 	return c
 }
 
-// proxyHere returns the configuration of the proxy in whose container this process runs, nil
-// if there is none.
+// proxyHere returns the configuration of the proxy of this container, nil if there is none.
 func proxyHere(modes mode.Table) *config.Config {
 	args := containerProxy(os.DirFS("/proc"), os.Getpid())
 	if args == nil {
@@ -164,8 +161,7 @@ func (t *Top) check() error {
 	return cli.CheckOutput(t.format, asTable)
 }
 
-// Run asks, and writes answers to out. With --watch it goes on until ctx ends, which is
-// no error.
+// Run asks, and writes answers to out, with --watch until ctx ends, which is no error.
 func (t *Top) Run(ctx context.Context, out, notices io.Writer) error {
 	err := t.check()
 	if err == nil {
@@ -210,16 +206,14 @@ type Client struct {
 	// Kubeconfig is the file that the user names. Without one, it is that of kubectl: the
 	// one in $KUBECONFIG, else ~/.kube/config, else the account of the pod.
 	Kubeconfig string
-	// PodAddresses and PodNode are those of the pod of the question, if the user named them.
-	// Then nobody looks it up.
+	// PodAddresses and PodNode are those of the question's pod, if the user named them.
 	PodAddresses []netip.Addr
 	PodNode      string
 	// Probes means that the caller will dial what the answer has.
 	Probes bool
 }
 
-// Explain asks. The proxy knows the pods that EndpointSlices refer to. Others are looked
-// up with the rights of the user.
+// Explain asks. Pods that EndpointSlices do not refer to are looked up with the user's rights.
 func (c Client) Explain(ctx context.Context, q explain.Query) (*explain.Explanation, error) {
 	question := url.Values{"source": {q.Source}, "destination": {q.Destination}, "interface": {q.Interface}}
 	if c.Probes {
@@ -288,8 +282,7 @@ func (c Client) namePod(ctx context.Context, source string, question url.Values)
 	return nil
 }
 
-// pod returns the addresses of a pod and its node. The error says which right the user
-// lacks.
+// pod returns a pod's addresses and node, or which right the user lacks.
 func (c Client) pod(ctx context.Context, id types.NamespacedName) ([]netip.Addr, string, error) {
 	to, err := c.apiServer()
 	if err != nil {

@@ -112,8 +112,7 @@ const (
 // waitPause is the time between two questions of --wait.
 const waitPause = time.Second
 
-// ask returns an answer, with --wait the first one that meets the condition, or the last one
-// there was in time.
+// ask returns an answer, with --wait the first that meets the condition, or the last in time.
 func (s *Status) ask(ctx context.Context) (*statusview.Answer, error) {
 	last, err := s.Query.Ask(ctx)
 	for s.until != "" && !s.met(last) && reconcile.Pause(ctx, waitPause) {
