@@ -7,14 +7,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"kubeproxy/common/service"
+	"kubeproxy/platform/linux/proc"
 )
 
 // System asks the running system.
@@ -110,4 +114,267 @@ func LegacyTables(ctx context.Context, f service.Family) ([]*Legacy, error) {
 		all = append(all, l)
 	}
 	return all, nil
+}
+
+// roads are what System remembers for Roads.
+type roads struct {
+	handle    *netlink.Handle // one socket for all questions, nil before the first
+	asked     map[Leg]answer
+	byDefault map[netip.Addr]bool
+	policies  map[service.Family][]Policy
+	devices   map[string]Device
+	links     map[int]Link
+	listeners []proc.Listener
+	unlisted  error
+	waited    bool // for neighbours
+	// neighbours are those of an interface, by its index and the family.
+	neighbours map[[2]int][]netlink.Neigh
+}
+
+// answer is that of Road.
+type answer struct {
+	road    Road
+	refusal Refusal
+}
+
+// kernel returns the socket for questions.
+func (s *System) kernel() *netlink.Handle {
+	if s.handle == nil {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			h = &netlink.Handle{} // opens a socket for each question
+		}
+		s.handle = h
+	}
+	return s.handle
+}
+
+// Close closes what s has opened.
+func (s *System) Close() {
+	if s.handle != nil {
+		s.handle.Close()
+	}
+}
+
+// refusals are the errors of the kernel that say why there is no route.
+var refusals = map[unix.Errno]Refusal{
+	unix.EHOSTUNREACH: Unreachable, unix.EINVAL: Invalid, unix.EXDEV: Invalid, unix.EACCES: Prohibited, unix.ENETUNREACH: NoRoute,
+}
+
+// Road implements Roads. It asks once for each leg.
+func (s *System) Road(l Leg) (Road, Refusal) {
+	l.Reply = false // does not matter
+	a, known := s.asked[l]
+	if !known {
+		a.road, a.refusal = s.ask(l)
+		if s.asked == nil {
+			s.asked = map[Leg]answer{}
+		}
+		s.asked[l] = a
+	}
+	return a.road, a.refusal
+}
+
+func (s *System) ask(l Leg) (Road, Refusal) {
+	all, err := s.kernel().RouteGetWithOptions(l.To.AsSlice(), &netlink.RouteGetOptions{IifIndex: int(l.In.Index), SrcAddr: l.From.AsSlice(), Mark: l.Mark})
+	for errno, refusal := range refusals {
+		if errors.Is(err, errno) {
+			return Road{}, refusal
+		}
+	}
+	if err != nil || len(all) == 0 {
+		return Road{}, Failed
+	}
+	r := &all[0]
+	road := Road{Type: uint8(r.Type), Out: s.link(r.LinkIndex), Table: uint32(r.Table)}
+	road.Gateway, _ = netip.AddrFromSlice(r.Gw)
+	if via, is := r.Via.(*netlink.Via); is && !road.Gateway.IsValid() {
+		road.Gateway, _ = netip.AddrFromSlice(via.Addr)
+	}
+	road.Source, _ = netip.AddrFromSlice(r.Src)
+	road.Gateway, road.Source = road.Gateway.Unmap(), road.Source.Unmap()
+	if l.In.Index != 0 {
+		road.Source = netip.Addr{} // the kernel repeats that of the question
+	}
+	return road, 0
+}
+
+func (s *System) link(index int) Link {
+	l, known := s.roads.links[index]
+	if !known {
+		l = link(index)
+		if s.links == nil {
+			s.links = map[int]Link{}
+		}
+		s.links[index] = l
+	}
+	return l
+}
+
+// ByDefault implements Roads.
+func (s *System) ByDefault(to netip.Addr) bool {
+	is, known := s.byDefault[to]
+	if !known {
+		all, err := s.kernel().RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+		is = err == nil && len(all) > 0 && (all[0].Dst == nil || prefixOf(all[0].Dst).Bits() == 0)
+		if s.byDefault == nil {
+			s.byDefault = map[netip.Addr]bool{}
+		}
+		s.byDefault[to] = is
+	}
+	return is
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), ones)
+}
+
+func familyOf(f service.Family) int {
+	if f == service.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// Policies implements Roads.
+func (s *System) Policies(f service.Family) []Policy {
+	if all, known := s.policies[f]; known {
+		return all
+	}
+	var all []Policy
+	rules, _ := s.kernel().RuleList(familyOf(f)) // none: the kernel lacks rules
+	for i := range rules {
+		r := &rules[i]
+		p := Policy{
+			Priority: r.Priority, From: prefixOf(r.Src), To: prefixOf(r.Dst), In: r.IifName, Mark: r.Mark, Not: r.Invert, Table: uint32(r.Table), Refuses: r.Table == 0 && r.Goto <= 0,
+			Narrow: r.OifName != "" || r.Dport != nil || r.Sport != nil || r.IPProto != 0 || r.UIDRange != nil || r.Tos != 0 || r.Goto > 0 ||
+				r.SuppressPrefixlen >= 0 || r.SuppressIfgroup >= 0,
+		}
+		if r.Mask != nil {
+			p.Mask = *r.Mask
+		}
+		// The rule of all VRFs looks like that, and the library does not tell them apart.
+		p.Narrow = p.Narrow || p.Refuses && !p.From.IsValid() && !p.To.IsValid() && p.In == "" && p.Mask == 0
+		all = append(all, p)
+	}
+	if s.policies == nil {
+		s.policies = map[service.Family][]Policy{}
+	}
+	s.policies[f] = all
+	return all
+}
+
+// Refuses implements Roads.
+func (s *System) Refuses(table uint32, to netip.Addr) (typ uint8, best netip.Prefix) {
+	all, _ := s.kernel().RouteListFiltered(familyOf(service.FamilyOf(to)), &netlink.Route{Table: int(table)}, netlink.RT_FILTER_TABLE)
+	for i := range all {
+		p := prefixOf(all[i].Dst)
+		if !p.IsValid() {
+			p = netip.PrefixFrom(to, 0).Masked()
+		}
+		if p.Contains(to) && (typ == 0 || p.Bits() > best.Bits()) {
+			typ, best = uint8(all[i].Type), p
+		}
+	}
+	return typ, best
+}
+
+// Setting implements Roads.
+func (s *System) Setting(name string) string {
+	text, err := os.ReadFile("/proc/sys/net/" + name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// Device implements Roads.
+func (s *System) Device(name string) Device {
+	if d, known := s.devices[name]; known {
+		return d
+	}
+	var d Device
+	if l, err := s.kernel().LinkByName(name); err == nil {
+		d = Device{Bridge: l.Type() == "bridge", NoCarrier: l.Attrs().RawFlags&unix.IFF_LOWER_UP == 0}
+		if l.Attrs().MasterIndex != 0 {
+			d.Master = s.link(l.Attrs().MasterIndex).Name
+		}
+		if d.Bridge {
+			d.Networks = s.networks(l)
+		}
+	}
+	if s.devices == nil {
+		s.devices = map[string]Device{}
+	}
+	s.devices[name] = d
+	return d
+}
+
+// networks returns those of the addresses of an interface.
+func (s *System) networks(l netlink.Link) (all []netip.Prefix) {
+	addrs, _ := s.kernel().AddrList(l, unix.AF_UNSPEC) // none: no pods are in one
+	for i := range addrs {
+		all = append(all, prefixOf(addrs[i].IPNet))
+	}
+	return all
+}
+
+// resolving is how long the answer of a neighbour may take.
+const resolving = 100 * time.Millisecond
+
+// Neighbour implements Roads. While the kernel asks, it looks a second time, once for all.
+func (s *System) Neighbour(on Link, a netip.Addr) Neighbour {
+	n := s.neighbour(on, a)
+	if n.Asking && !s.waited {
+		time.Sleep(resolving)
+		s.waited, s.neighbours = true, nil
+		n = s.neighbour(on, a)
+	}
+	return n
+}
+
+// userHZ are a second's ticks for programs (kernel: include/asm-generic/param.h, USER_HZ).
+const userHZ = 100
+
+func (s *System) neighbour(on Link, a netip.Addr) Neighbour {
+	key := [2]int{int(on.Index), familyOf(service.FamilyOf(a))}
+	all, known := s.neighbours[key]
+	if !known {
+		all, _ = s.kernel().NeighList(key[0], key[1]) // none: nothing is known
+		if s.neighbours == nil {
+			s.neighbours = map[[2]int][]netlink.Neigh{}
+		}
+		s.neighbours[key] = all
+	}
+	for i := range all {
+		n := &all[i]
+		if at, ok := netip.AddrFromSlice(n.IP); ok && at.Unmap() == a {
+			return Neighbour{
+				Failed: n.State&unix.NUD_FAILED != 0, Asking: n.State&unix.NUD_INCOMPLETE != 0,
+				Age: time.Duration(n.Updated) * time.Second / userHZ,
+			}
+		}
+	}
+	return Neighbour{}
+}
+
+// Listens implements Roads. The sockets of SCTP are not known.
+func (s *System) Listens(p service.Protocol, at netip.AddrPort) (listens, known bool) {
+	if p == service.SCTP {
+		return false, false
+	}
+	if s.listeners == nil && s.unlisted == nil {
+		s.listeners, s.unlisted = proc.Listeners(os.DirFS("/proc/thread-self/net"))
+	}
+	for _, l := range s.listeners {
+		if l.Protocol == p && l.ConflictsWith(at) {
+			return true, true
+		}
+	}
+	return false, s.unlisted == nil
 }

@@ -7,8 +7,8 @@
 // snapshot already names the endpoints of each frontend. The network plugin creates
 // networks and the endpoints of local pods. Only the driver calls Windows. All other
 // files build, and are tested, on any system. A file knows only those before it, in this
-// order: objects, model, document, driver, intercept, metrics, record, desired, backoff,
-// host, listing, discover, pass, work, compare, backend, render, trace, mode.
+// order: objects, model, document, driver, intercept, record, desired, backoff, host, discover,
+// pass, work, compare, backend, render, trace, mode.
 package hns
 
 import (
